@@ -1,0 +1,48 @@
+"""Relaxed speculative decoding for Hugging Face `generate()`.
+
+`import hf_diversed` teaches `model.generate` the arguments `diversed_head=` and `verifier=`, and does nothing else. Set
+HF_DIVERSED_NO_HOOK=1 to import without the hook.
+"""
+
+import os
+
+from hf_diversed._version import __version__
+from hf_diversed.generation.decoding import diversed_decoding
+from hf_diversed.generation.hook import attach, detach, install_hook, uninstall_hook
+from hf_diversed.generation.recording import record_stats
+from hf_diversed.head import DiversedHead, DiversedHeadConfig
+from hf_diversed.outputs import GenerateDiversedOutput, SpeculativeStats
+from hf_diversed.verifiers import (
+    VERIFIERS,
+    DiversedVerifier,
+    LenientVerifier,
+    LosslessVerifier,
+    SpecCascadeVerifier,
+    StaticEnsembleVerifier,
+    Verifier,
+)
+
+
+__all__ = [
+    "VERIFIERS",
+    "DiversedHead",
+    "DiversedHeadConfig",
+    "DiversedVerifier",
+    "GenerateDiversedOutput",
+    "LenientVerifier",
+    "LosslessVerifier",
+    "SpecCascadeVerifier",
+    "SpeculativeStats",
+    "StaticEnsembleVerifier",
+    "Verifier",
+    "__version__",
+    "attach",
+    "detach",
+    "diversed_decoding",
+    "install_hook",
+    "record_stats",
+    "uninstall_hook",
+]
+
+if os.environ.get("HF_DIVERSED_NO_HOOK", "") in ("", "0"):
+    install_hook()

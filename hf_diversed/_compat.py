@@ -1,0 +1,165 @@
+"""Everything that depends on how transformers (and peft) are built inside. Nothing else probes their objects.
+
+Written against transformers 5.23; `tests/test_compat.py` names what breaks when a release moves one of these.
+"""
+
+import inspect
+
+import torch
+from transformers import GenerationConfig, PreTrainedModel
+from transformers.distributed.fsdp import is_fsdp_managed_module
+from transformers.generation import logits_process as lp
+from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria, StoppingCriteriaList
+from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
+
+
+MASKED_ATTENTION = ("sdpa", "eager")
+LAYER_TYPES = {"full_attention", "sliding_attention"}
+
+# Each position by itself: these see neither the prefix nor the row, so a whole block goes through in one call.
+POINTWISE_PROCESSORS = frozenset(
+    {
+        lp.TemperatureLogitsWarper,
+        lp.TopKLogitsWarper,
+        lp.TopPLogitsWarper,
+        lp.MinPLogitsWarper,
+        lp.TypicalLogitsWarper,
+        lp.EpsilonLogitsWarper,
+        lp.EtaLogitsWarper,
+        lp.SuppressTokensLogitsProcessor,
+        lp.InfNanRemoveLogitsProcessor,
+        lp.LogitNormalization,
+    }
+)
+
+# Call a model, count their calls, or belong to other modalities: wrong on rows of different lengths.
+REFUSED_PROCESSORS = {
+    lp.UnbatchedClassifierFreeGuidanceLogitsProcessor: "it runs the model itself, one token at a time (`guidance_scale`)",
+    lp.ClassifierFreeGuidanceLogitsProcessor: "it expects a doubled batch",
+    lp.SynthIDTextWatermarkLogitsProcessor: "it counts its calls (SynthID watermark)",
+    lp.WhisperTimeStampLogitsProcessor: "it is made for speech",
+    lp.AlternatingCodebooksLogitsProcessor: "it is made for audio codebooks",
+    lp.BarkEosPrioritizerLogitsProcessor: "it is made for audio",
+    lp.DiaClassifierFreeGuidanceLogitsProcessor: "it is made for audio",
+    lp.DiaEOSChannelFilterLogitsProcessor: "it is made for audio",
+    lp.DiaEOSDelayPatternLogitsProcessor: "it is made for audio",
+    lp.WhisperNoSpeechDetection: "it is made for speech",
+}
+
+# Bias added per attention head from absolute key positions; a ragged 4D mask cannot carry it.
+_ALIBI_MODEL_TYPES = {"bloom", "mpt"}
+
+
+def text_config(model: torch.nn.Module):
+    return model.config.get_text_config(decoder=True)
+
+
+def num_layers(model: torch.nn.Module) -> int:
+    return text_config(model).num_hidden_layers
+
+
+def layer_types(model: torch.nn.Module) -> list[str]:
+    """Attention kinds the config lists; empty for models that have one kind only."""
+    return list(getattr(text_config(model), "layer_types", None) or [])
+
+
+def mask_windows(model: torch.nn.Module) -> dict[str, int | None] | int | None:
+    """Sliding window of each mask the model takes, in the form `RaggedCache` wants it.
+
+    Mirrors `create_masks_for_generate`: a config that lists layer types means a model that takes a dict of masks.
+    """
+    window = getattr(text_config(model), "sliding_window", None)
+    types = layer_types(model)
+    if types:
+        return {kind: window if kind == "sliding_attention" else None for kind in sorted(set(types))}
+    return window
+
+
+def uses_alibi(model: torch.nn.Module) -> bool:
+    config = text_config(model)
+    return config.model_type in _ALIBI_MODEL_TYPES or bool(getattr(config, "alibi", False))
+
+
+def is_chunked(model: torch.nn.Module) -> bool:
+    return getattr(text_config(model), "attention_chunk_size", None) is not None
+
+
+def is_stateful(model: torch.nn.Module) -> bool:
+    """Recurrent or convolutional state that cannot be rolled back."""
+    return bool(getattr(base_model(model), "_is_stateful", False))
+
+
+def attention_implementation(model: torch.nn.Module) -> str:
+    return text_config(model)._attn_implementation
+
+
+def base_model(model: torch.nn.Module) -> torch.nn.Module:
+    """The transformers model inside a PEFT wrapper, or the model itself."""
+    return model if isinstance(model, PreTrainedModel) else getattr(model, "get_base_model", lambda: model)()
+
+
+def prompt_learning_adapter(model: torch.nn.Module) -> str | None:
+    """Name of the active PEFT method if it adds virtual tokens (prompt, prefix, p-tuning), else None.
+
+    `PeftModel.generate` calls the inner model's `generate` and leaves its own `prepare_inputs_for_generation` there: that
+    bound method is how the inner model knows it is wrapped.
+    """
+    wrapper = getattr(vars(model).get("prepare_inputs_for_generation"), "__self__", model)
+    config = getattr(wrapper, "active_peft_config", None)
+    return str(config.peft_type) if config is not None and config.is_prompt_learning else None
+
+
+def hidden_width(model: torch.nn.Module) -> int:
+    """Width of what the output embedding sees; `config.hidden_size` differs from it where a model projects out."""
+    return model.get_output_embeddings().weight.shape[1]
+
+
+def vocab_size(model: torch.nn.Module) -> int:
+    return text_config(model).vocab_size
+
+
+def supports_logits_to_keep(model: torch.nn.Module) -> bool:
+    return "logits_to_keep" in inspect.signature(base_model(model).forward).parameters
+
+
+def is_sharded(model: torch.nn.Module) -> bool:
+    """Parameters spread over processes (ZeRO-3, FSDP): every forward would need all of them in step."""
+    return is_deepspeed_zero3_enabled() or is_fsdp_managed_module(model)
+
+
+def is_user_cache(cache) -> bool:
+    return bool(getattr(cache, "_is_user_defined", False))
+
+
+def pad_token_id(config: GenerationConfig) -> int:
+    """The pad id as `generate` prepared it; 0 where neither pad nor EOS is known and nothing ever needs padding."""
+    return 0 if config._pad_token_tensor is None else int(config._pad_token_tensor)
+
+
+def model_name(model: torch.nn.Module) -> str:
+    """Hub id or folder the model was loaded from; empty for models built from a config."""
+    return base_model(model).name_or_path
+
+
+def max_lengths(criteria: StoppingCriteriaList) -> list[int]:
+    return [criterion.max_length for criterion in criteria if type(criterion) is MaxLengthCriteria]
+
+
+def eos_ids(criteria: StoppingCriteriaList) -> list[torch.Tensor]:
+    return [criterion.eos_token_id for criterion in criteria if type(criterion) is EosTokenCriteria]
+
+
+def prefix_criteria(criteria: StoppingCriteriaList) -> StoppingCriteriaList:
+    """The criteria that have to be called: all but length and EOS."""
+    return StoppingCriteriaList([c for c in criteria if type(c) not in (MaxLengthCriteria, EosTokenCriteria)])
+
+
+def config_entry(config: GenerationConfig | None, name: str):
+    """An attribute of a generation config as its author set it (entries of ours travel there too); None if unset."""
+    return vars(config).get(name) if config is not None else None
+
+
+def explicit_draft_length(config: GenerationConfig) -> int | None:
+    """`num_assistant_tokens` if somebody set it; upstream fills in a default of its own that nobody chose."""
+    silent = GenerationConfig._get_default_generation_params()["num_assistant_tokens"]
+    return None if config.num_assistant_tokens == silent else config.num_assistant_tokens

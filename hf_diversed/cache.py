@@ -1,0 +1,146 @@
+"""A preallocated key/value cache whose rows stand at different lengths, with its masks. Knows nothing of what tokens mean.
+
+Column c of the cache holds the token in column c of the id buffer, for every row. Rolling a row back is not an operation: the
+next block is written over the rejected columns, and no query ever sees a column to the right of its own.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+
+_ALIGNMENT = 256
+
+
+@dataclass
+class WriteWindow:
+    """Where the next forward writes and how far it may look; shared by all layers of one cache.
+
+    Attributes:
+        start: first column of the block (of its leftmost row).
+        visible: number of columns that attention gets to see, beginning at column 0.
+        columns: long `[B, Q]`, the columns per row; None where every row writes `start:visible`.
+    """
+
+    start: int = 0
+    visible: int = 0
+    columns: torch.Tensor | None = None
+
+
+class RaggedLayer(CacheLayerMixin):
+    """Keys and values of one attention layer, `[B, heads, capacity, head_dim]`. Sliding windows are left to the mask."""
+
+    is_sliding = False
+
+    def __init__(self, window: WriteWindow, limit: int):
+        super().__init__()
+        self.window = window
+        self.limit = limit
+
+    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        self.dtype, self.device = key_states.dtype, key_states.device
+        self.keys, self.values = key_states[:, :, :0], value_states[:, :, :0]
+        self.is_initialized = True
+
+    def _reserve(self, columns: int) -> None:
+        if columns <= self.keys.shape[2]:
+            return
+        # Doubling keeps copies rare without paying for `max_length` up front.
+        aligned = -(-columns // _ALIGNMENT) * _ALIGNMENT
+        capacity = min(self.limit, max(2 * self.keys.shape[2], aligned))
+        self.keys, self.values = _grown(self.keys, capacity), _grown(self.values, capacity)
+
+    def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *args, **kwargs):
+        """Write `[B, heads, Q, head_dim]` where the window says; return the visible keys and values."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        start, visible, columns = self.window.start, self.window.visible, self.window.columns
+        self._reserve(visible)
+        if columns is None:
+            self.keys[:, :, start:visible] = key_states
+            self.values[:, :, start:visible] = value_states
+        else:
+            columns = columns.to(key_states.device)
+            rows = torch.arange(len(columns), device=columns.device)[:, None]
+            self.keys.transpose(1, 2)[rows, columns] = key_states.transpose(1, 2)
+            self.values.transpose(1, 2)[rows, columns] = value_states.transpose(1, 2)
+        return self.keys[:, :, :visible], self.values[:, :, :visible]
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.window.visible, 0
+
+    def get_seq_length(self) -> int:
+        return self.window.start
+
+    def get_max_length(self) -> int:
+        return self.limit
+
+
+class RaggedCache(Cache):
+    """One `RaggedLayer` per attention layer, and the masks that make a ragged block causal.
+
+    Args:
+        num_layers: attention layers of the model.
+        limit: columns the longest row can ever need.
+        prompt_mask: bool `[B, S]`, False at padding; None where nothing is padded.
+        windows: the sliding window of every mask the model expects (None: full attention). A dict, by layer type, for models
+            that mix several; a single value for models that take one mask.
+    """
+
+    def __init__(
+        self,
+        num_layers: int,
+        limit: int,
+        prompt_mask: torch.Tensor | None,
+        windows: dict[str, int | None] | int | None,
+    ):
+        self.window = WriteWindow()
+        super().__init__(layers=[RaggedLayer(self.window, limit) for _ in range(num_layers)])
+        self._windows = windows
+        self._real = None
+        if prompt_mask is not None:
+            generated = prompt_mask.new_ones(prompt_mask.shape[0], limit - prompt_mask.shape[1])
+            self._real = torch.cat([prompt_mask, generated], dim=1)[:, None, :]
+
+    def open(self, starts: torch.Tensor, first: int, last: int, length: int) -> torch.Tensor:
+        """Place the next block: row i writes columns `starts[i] .. starts[i] + length - 1`.
+
+        Args:
+            starts: long `[B]`. `first` and `last` are its minimum and maximum, known to the host.
+            length: Q, tokens per row.
+
+        Returns:
+            long `[B, Q]`, the columns.
+        """
+        columns = starts[:, None] + torch.arange(length, device=starts.device)
+        self.window.start, self.window.visible = first, last + length
+        self.window.columns = None if first == last else columns
+        return columns
+
+    def mask(self, columns: torch.Tensor, dtype: torch.dtype) -> torch.Tensor | dict[str, torch.Tensor]:
+        """Additive masks for the open block, `[B, 1, Q, visible]`: 0 where a query may look, the dtype's minimum elsewhere.
+
+        Additive and not bool: eager attention adds what it is given and would ignore a bool mask without a word.
+        """
+        keys = torch.arange(self.window.visible, device=columns.device)
+        distance = columns[:, :, None] - keys
+        allowed = distance >= 0
+        if self._real is not None:
+            allowed = allowed & self._real[:, :, : self.window.visible]
+
+        def additive(window: int | None) -> torch.Tensor:
+            seen = allowed if window is None else allowed & (distance < window)
+            blocked = torch.zeros(seen.shape, dtype=dtype, device=seen.device)
+            return blocked.masked_fill_(~seen, torch.finfo(dtype).min)[:, None]
+
+        if isinstance(self._windows, dict):
+            return {layer_type: additive(window) for layer_type, window in self._windows.items()}
+        return additive(self._windows)
+
+
+def _grown(states: torch.Tensor, capacity: int) -> torch.Tensor:
+    # Zeros and not empty memory: a masked weight of 0 times nan would still be nan.
+    larger = states.new_zeros(*states.shape[:2], capacity, states.shape[3])
+    larger[:, :, : states.shape[2]] = states
+    return larger

@@ -1,0 +1,1 @@
+"""Drafting, verifying and the hook that plugs both into `generate`."""

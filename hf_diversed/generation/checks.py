@@ -1,0 +1,109 @@
+"""What relaxed decoding refuses, by name and before any forward pass."""
+
+import torch
+from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel
+
+from hf_diversed import _compat
+
+
+_TEXT_INPUTS = {"attention_mask", "position_ids", "use_cache", "logits_to_keep"}
+# Multimodal processors send these along with plain text; all zeros says "text only".
+_TEXT_MARKERS = {"token_type_ids", "mm_token_type_ids"}
+
+
+def check_model(model: PreTrainedModel, role: str) -> None:
+    """Refuse models whose cache cannot be rolled back row by row. `role` is "target" or "draft"."""
+    name = type(_compat.base_model(model)).__name__
+    if model.config.is_encoder_decoder:
+        raise ValueError(
+            f"the {role} {name} is an encoder-decoder model; relaxed decoding serves decoder-only models."
+        )
+    foreign = sorted(set(_compat.layer_types(model)) - _compat.LAYER_TYPES)
+    if _compat.is_stateful(model) or foreign or _compat.is_chunked(model):
+        kinds = ", ".join(foreign) or ("chunked attention" if _compat.is_chunked(model) else "recurrent state")
+        raise ValueError(
+            f"the {role} {name} has layers that cannot be rolled back ({kinds}); "
+            "use a model with full or sliding-window attention only."
+        )
+    if _compat.uses_alibi(model):
+        raise ValueError(
+            f"the {role} {name} uses ALiBi, which needs equal row lengths; use a model with other positions."
+        )
+    implementation = _compat.attention_implementation(model)
+    if implementation not in _compat.MASKED_ATTENTION:
+        raise ValueError(
+            f"the {role} {name} runs attn_implementation={implementation!r}, which takes no 4D mask; "
+            'load it with attn_implementation="sdpa" (or "eager").'
+        )
+    adapter = _compat.prompt_learning_adapter(model)
+    if adapter is not None:
+        raise ValueError(
+            f"the {role} {name} carries a prompt-learning adapter ({adapter}), whose virtual tokens this loop does not "
+            "feed; merge it, or use a LoRA-like adapter."
+        )
+    if _compat.is_sharded(model):
+        raise ValueError(f"the {role} {name} is sharded over processes (ZeRO-3 or FSDP); gather it before generating.")
+
+
+def check_config(config: GenerationConfig) -> None:
+    """Refuse decoding modes that contradict a verifier."""
+    if (config.num_beams or 1) > 1:
+        raise ValueError(
+            f"num_beams must be 1 with a verifier, got {config.num_beams}; a drafted block follows one path."
+        )
+    if config.use_cache is False:
+        raise ValueError("use_cache must be True: speculative decoding re-reads the prefix from the cache.")
+    modes = {
+        "assistant_ensemble_weight": "pass verifier=StaticEnsembleVerifier(weight) instead",
+        "prompt_lookup_num_tokens": "prompt lookup has no draft model; drop it or drop the verifier",
+        "assistant_early_exit": "early-exit self-drafting is not served; pass an assistant_model",
+    }
+    for name, advice in modes.items():
+        value = getattr(config, name)
+        if value is not None:
+            raise ValueError(f"{name}={value!r} cannot be combined with a verifier: {advice}.")
+    if config.token_healing:
+        raise ValueError(
+            "token_healing rewrites the prompt, which the draft would not see; heal the prompt beforehand."
+        )
+    for name in ("output_attentions", "output_hidden_states"):
+        if getattr(config, name) and config.return_dict_in_generate:
+            raise ValueError(
+                f"{name}=True is not collected over ragged blocks; run the model on the returned sequences."
+            )
+
+
+def check_inputs(model_kwargs: dict) -> None:
+    """Refuse model inputs that the loop would not feed."""
+    if model_kwargs.get("inputs_embeds") is not None:
+        raise ValueError("inputs_embeds are not served: the draft needs token ids. Pass input_ids.")
+    if _compat.is_user_cache(model_kwargs.get("past_key_values")):
+        raise ValueError(
+            "past_key_values are not served: rows get their own cache. Pass the whole prompt as input_ids."
+        )
+    for name, value in model_kwargs.items():
+        if value is None or name in _TEXT_INPUTS or name == "past_key_values":
+            continue
+        if name in _TEXT_MARKERS and not bool(torch.as_tensor(value).any()):
+            continue
+        if name == "mm_encoder_outputs" and all(output is None for output in value.values()):
+            continue
+        raise ValueError(f"the model input {name!r} is not served: drafting and verifying are text only. Drop it.")
+
+
+def check_processors(processors: LogitsProcessorList) -> None:
+    for processor in processors:
+        reason = _compat.REFUSED_PROCESSORS.get(type(processor))
+        if reason is not None:
+            raise ValueError(f"{type(processor).__name__} cannot be used with a verifier: {reason}.")
+
+
+def check_tokenizers(tokenizer, assistant_tokenizer) -> None:
+    """Refuse a draft with another tokenizer, where both are known. Padded embeddings of one tokenizer are fine."""
+    if tokenizer is None or assistant_tokenizer is None or tokenizer is assistant_tokenizer:
+        return
+    if tokenizer.get_vocab() != assistant_tokenizer.get_vocab():
+        raise ValueError(
+            "target and draft have different tokenizers; a verifier compares their laws token by token. "
+            "Use a draft from the same family, or upstream's assisted decoding without a verifier."
+        )

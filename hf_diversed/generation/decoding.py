@@ -1,0 +1,276 @@
+"""The round loop: draft a block, verify it in one target forward, keep what the verifier keeps."""
+
+from dataclasses import dataclass, replace
+
+import torch
+from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
+from transformers.generation.streamers import BaseStreamer
+
+from hf_diversed import _compat
+from hf_diversed.generation import checks
+from hf_diversed.generation.drafting import DiversedCandidateGenerator
+from hf_diversed.generation.processing import BlockProcessor, RaggedRows, StopTracker
+from hf_diversed.generation.ragged_model import RaggedModel
+from hf_diversed.generation.recording import RoundLog, ScoreCollector, describe_round
+from hf_diversed.outputs import (
+    DecodingContext,
+    DraftOutput,
+    GenerateDiversedOutput,
+    TargetOutput,
+    Verdict,
+    VerifyOutput,
+)
+from hf_diversed.sampling import count_accepted, draw, first_true, total_variation
+from hf_diversed.verifiers.base import Verifier
+
+
+DEFAULT_NUM_ASSISTANT_TOKENS = 5
+
+
+@torch.no_grad()
+def diversed_decoding(
+    model: PreTrainedModel,
+    input_ids: torch.LongTensor,
+    logits_processor: LogitsProcessorList,
+    stopping_criteria: StoppingCriteriaList,
+    generation_config: GenerationConfig,
+    *,
+    assistant_model: PreTrainedModel | None = None,
+    verifier: Verifier | None = None,
+    num_assistant_tokens: int | None = None,
+    output_token_records: bool = False,
+    streamer: BaseStreamer | None = None,
+    **model_kwargs,
+) -> GenerateDiversedOutput | torch.LongTensor:
+    """Speculative decoding under any verifier, for batches whose rows advance at their own pace.
+
+    Has the signature of upstream's decoding methods: the hook hands it to `generate` as `custom_generate=`, and so can you.
+
+    Args:
+        model: the target. `input_ids`: long `[B, S]`, left-padded.
+        assistant_model: the draft. `verifier`: the rule that accepts or replaces its tokens.
+        num_assistant_tokens: gamma, drafts per round; None for the verifier's own preference, or 5.
+        output_token_records: also return `TokenRecords` (needs `return_dict_in_generate=True`).
+        streamer: gets every round's tokens once, in order; batch size 1 only.
+
+    Returns:
+        long `[B, S + T]`, or `GenerateDiversedOutput` with `return_dict_in_generate=True`.
+
+    Raises:
+        ValueError: before any forward pass, for everything `generation/checks.py` lists.
+
+    Example:
+        ```python
+        loop = functools.partial(diversed_decoding, assistant_model=draft, verifier=StaticEnsembleVerifier(0.7))
+        model.generate(**inputs, custom_generate=loop)
+        ```
+    """
+    _check(model, assistant_model, verifier, generation_config, logits_processor, model_kwargs, streamer, input_ids)
+    plan = _plan(input_ids, stopping_criteria, generation_config, num_assistant_tokens, verifier)
+    rows, stops, processor = plan.rows, plan.stops, BlockProcessor(logits_processor)
+    target, drafter = _models(model, assistant_model, verifier, processor, plan, model_kwargs)
+    log, scores, raw_logits, state = RoundLog(), plan.score_collector(), plan.logit_collector(), None
+
+    target.prefill(input_ids[:, :-1], generation_config.prefill_chunk_size)
+    drafter.prefill(generation_config.prefill_chunk_size)
+
+    while rows.running:
+        starts, gammas = rows.lengths, plan.draft_lengths()
+        q = drafter.propose(gammas)
+        p = _score_block(target, processor, rows, q, gammas, plan.keep_raw_logits)
+        verdict = None if q is None else verifier(rows.view(max(starts), starts), q, p, state)
+        outcome = _settle(verdict, q, p, gammas, stops, plan.do_sample)
+        rows.write(outcome.num_accepted, outcome.next_token)
+
+        drafted, accepted, emitted, ended = _to_host(outcome)
+        emitted = [count if end is None else 0 for count, end in zip(emitted, rows.ends)]
+        if scores is not None:
+            scores.add(p.scores, starts, emitted)
+        if raw_logits is not None:
+            raw_logits.add(p.raw_logits, starts, emitted)
+        if verdict is not None and output_token_records and verdict.tv is None:
+            verdict = replace(verdict, tv=total_variation(p.probs()[:, :-1], q.probs()))
+        log.append(
+            starts,
+            drafted,
+            accepted,
+            verdict,
+            describe_round(q, p, verdict, outcome) if output_token_records else None,
+        )
+
+        rows.advance(emitted)
+        stops.update(ended, plan.max_length, scores.before if scores is not None else None)
+        if streamer is not None:
+            streamer.put(rows.ids[0, starts[0] : rows.ends[0] or rows.lengths[0]].cpu())
+        if verdict is not None:
+            drafter.rewind(all_accepted=any(accepted[row] == q.tokens.shape[1] for row in rows.running))
+            state = None if verdict.state is None else verdict.state[rows.row_index, outcome.num_accepted]
+
+    if streamer is not None:
+        streamer.end()
+    stats = log.stats(rows.ends, target.num_forwards, drafter.model.num_forwards)
+    if not generation_config.return_dict_in_generate:
+        return rows.finished()
+    width = max(rows.ends)
+    return GenerateDiversedOutput(
+        sequences=rows.finished(),
+        scores=None if scores is None else scores.before(width),
+        logits=None if raw_logits is None else raw_logits.before(width),
+        stats=stats,
+        token_records=log.token_records(rows.ends, rows.prompt_length) if output_token_records else None,
+    )
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """What is settled before the first round."""
+
+    rows: RaggedRows
+    stops: StopTracker
+    gamma: int
+    max_length: int
+    do_sample: bool
+    output_scores: bool
+    output_logits: bool
+    keep_raw_logits: bool
+
+    def draft_lengths(self) -> list[int]:
+        """gamma_i: a row never drafts past its last token but one, so that a batch ends its rounds where single runs do."""
+        return [
+            min(self.gamma, self.max_length - length - 1) if end is None else 0
+            for length, end in zip(self.rows.lengths, self.rows.ends)
+        ]
+
+    def score_collector(self) -> ScoreCollector | None:
+        return ScoreCollector(self.rows.prompt_length) if self.output_scores else None
+
+    def logit_collector(self) -> ScoreCollector | None:
+        return ScoreCollector(self.rows.prompt_length) if self.output_logits else None
+
+
+def _check(model, assistant_model, verifier, config, processors, model_kwargs, streamer, input_ids) -> None:
+    if assistant_model is None:
+        raise ValueError("a verifier needs a draft to verify: pass assistant_model=.")
+    if not isinstance(verifier, Verifier):
+        raise TypeError(
+            f"verifier must be a Verifier, got {type(verifier).__name__}; see hf_diversed.verifiers.VERIFIERS."
+        )
+    checks.check_model(model, "target")
+    checks.check_model(assistant_model, "draft")
+    checks.check_config(config)
+    checks.check_inputs(model_kwargs)
+    checks.check_processors(processors)
+    if streamer is not None and input_ids.shape[0] > 1:
+        raise ValueError(f"streamers take batch size 1, got {input_ids.shape[0]}: rows advance at their own pace.")
+    if verifier.greedy_only and config.do_sample:
+        raise ValueError(f"{type(verifier).__name__} is defined for greedy decoding only; pass do_sample=False.")
+    verifier.check(
+        DecodingContext(
+            batch_size=input_ids.shape[0],
+            temperature=(1.0 if config.temperature is None else config.temperature) if config.do_sample else 0.0,
+            target_hidden_size=_compat.hidden_width(model),
+            draft_hidden_size=_compat.hidden_width(assistant_model),
+            target_name=_compat.model_name(model),
+            draft_name=_compat.model_name(assistant_model),
+        )
+    )
+
+
+def _plan(input_ids, criteria, config, num_assistant_tokens, verifier) -> _Plan:
+    chosen = (num_assistant_tokens, _compat.explicit_draft_length(config), verifier.num_assistant_tokens)
+    gamma = next((count for count in chosen if count is not None), DEFAULT_NUM_ASSISTANT_TOKENS)
+    if not isinstance(gamma, int) or gamma < 1:
+        raise ValueError(f"num_assistant_tokens must be an integer >= 1, got {gamma!r}; 3 to 8 suit most pairs.")
+    max_length = min([config.max_length, *_compat.max_lengths(criteria)])
+    eos_ids = _compat.eos_ids(criteria)
+    pad = _compat.pad_token_id(config)
+    rows = RaggedRows(input_ids, max_length + gamma, int(eos_ids[0].flatten()[0]) if eos_ids else None, pad)
+    output_logits = bool(config.return_dict_in_generate and config.output_logits)
+    return _Plan(
+        rows=rows,
+        stops=StopTracker(rows, criteria, eos_ids),
+        gamma=gamma,
+        max_length=max_length,
+        do_sample=config.do_sample,
+        output_scores=bool(config.return_dict_in_generate and config.output_scores),
+        output_logits=output_logits,
+        keep_raw_logits=output_logits or verifier.needs_raw_logits,
+    )
+
+
+def _models(model, assistant_model, verifier, processor, plan, model_kwargs):
+    """The target and the drafter over their own caches."""
+    rows = plan.rows
+    prompt_mask = model_kwargs.get("attention_mask")
+    if prompt_mask is None:
+        positions = torch.arange(rows.prompt_length, device=rows.ids.device).expand(len(rows.ends), -1)
+    else:
+        positions = (prompt_mask.long().cumsum(-1) - 1).clamp_min(0)
+    given = model_kwargs.get("position_ids")
+    if given is not None and given.shape == positions.shape:
+        positions = given
+    options = {
+        "prompt_mask": prompt_mask,
+        "position_ids": positions,
+        "limit": plan.max_length + plan.gamma,
+        "last_position": plan.max_length - 1,
+        "keep_hidden": verifier.needs_hidden_states,
+    }
+    drafter = DiversedCandidateGenerator(
+        assistant_model,
+        rows,
+        processor,
+        vocab_size=_compat.vocab_size(model),
+        num_assistant_tokens=plan.gamma,
+        do_sample=plan.do_sample,
+        keep_raw_logits=verifier.needs_raw_logits,
+        is_eos=plan.stops.is_eos if len(rows.ends) == 1 else None,
+        **options,
+    )
+    return RaggedModel(model, **options), drafter
+
+
+def _score_block(target, processor, rows, q: DraftOutput | None, gammas: list[int], keep_raw: bool) -> TargetOutput:
+    """One target forward over every row's last token and its drafts."""
+    block = rows.last(1) if q is None else torch.cat([rows.last(1), q.tokens], dim=1)
+    width = block.shape[1]
+    logits, hidden = target(block, rows.lengths_tensor - 1, [length - 1 for length in rows.lengths], keep=width)
+    logits = logits.to(rows.ids.device)
+    counts = [min(gamma + 1, width) if end is None else 0 for gamma, end in zip(gammas, rows.ends)]
+    # Processors may write in place; raw logits that somebody wants are kept out of their reach.
+    scores = processor(rows, logits.clone() if keep_raw else logits, offset=0, counts=counts)
+    return TargetOutput(scores, hidden, logits if keep_raw else None)
+
+
+def _settle(
+    verdict: Verdict | None,
+    q: DraftOutput | None,
+    p: TargetOutput,
+    gammas: list[int],
+    stops: StopTracker,
+    do_sample: bool,
+) -> VerifyOutput:
+    """Flip the coins and draw the next token, in upstream's order: one block of uniforms, then one multinomial."""
+    num_drafted = torch.tensor(gammas, device=p.scores.device)
+    own_law = p.probs if do_sample else p.at
+    if verdict is None or q is None:
+        uniforms, num_accepted = None, torch.zeros_like(num_drafted)
+        law, on_draft = own_law(num_accepted), torch.zeros_like(num_drafted, dtype=torch.bool)
+    else:
+        is_eos = stops.is_eos(q.tokens)
+        num_drafted = torch.minimum(num_drafted, first_true(is_eos) + 1)
+        uniforms = torch.rand_like(verdict.accept_prob) if do_sample else torch.full_like(verdict.accept_prob, 0.5)
+        num_accepted = count_accepted(verdict.accept_prob, uniforms, num_drafted)
+        all_kept = num_accepted >= num_drafted
+        last = num_accepted.clamp_max(q.tokens.shape[1] - 1)
+        law = torch.where(all_kept[:, None], own_law(num_accepted), verdict.replacement(last))
+        on_draft = all_kept & is_eos.any(-1) & (num_drafted == first_true(is_eos) + 1)
+    next_token = draw(law, torch.empty_like(law).exponential_() if do_sample else None)
+    ended = on_draft | stops.is_eos(next_token)
+    return VerifyOutput(num_drafted, num_accepted, next_token, num_accepted + 1 - on_draft.long(), ended, uniforms)
+
+
+def _to_host(outcome: VerifyOutput) -> list[list[int]]:
+    """(drafted, accepted, emitted, ended) per row: the one host sync of a round."""
+    fields = (outcome.num_drafted, outcome.num_accepted, outcome.num_emitted, outcome.ended.long())
+    return torch.stack(fields).tolist()

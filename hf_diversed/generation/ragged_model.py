@@ -1,0 +1,81 @@
+"""One causal language model run over rows of different lengths: the only place that calls a model's forward."""
+
+import torch
+from transformers import PreTrainedModel
+
+from hf_diversed import _compat
+from hf_diversed.cache import RaggedCache
+
+
+class RaggedModel:
+    """A model, its cache, and the masks and positions that go with them.
+
+    Args:
+        model: a causal LM (a PEFT wrapper will do).
+        prompt_mask: long `[B, S]`, 0 at left padding; None where nothing is padded.
+        position_ids: long `[B, S]`, positions of the prompt.
+        limit: columns the longest row may ever occupy, leftover drafts included.
+        last_position: column of the last token that can be emitted; later columns reuse its position, so that learned
+            position tables are never read past their end.
+        keep_hidden: also return the last hidden states.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        prompt_mask: torch.Tensor | None,
+        position_ids: torch.Tensor,
+        limit: int,
+        last_position: int,
+        keep_hidden: bool,
+    ):
+        self.model = model
+        self.device = model.device
+        self.keep_hidden = keep_hidden
+        self.num_forwards = 0
+        self._prompt_mask = None if prompt_mask is None else prompt_mask.to(self.device)
+        self._position_ids = position_ids.to(self.device)
+        self._shift = self._position_ids[:, -1:] - (position_ids.shape[1] - 1)
+        self.last_position = last_position
+        real = None if self._prompt_mask is None else self._prompt_mask.bool()
+        self._cache = RaggedCache(_compat.num_layers(model), limit, real, _compat.mask_windows(model))
+        self._can_trim_logits = _compat.supports_logits_to_keep(model)
+
+    def prefill(self, input_ids: torch.Tensor, chunk_size: int | None = None) -> None:
+        """Fill the cache with prompt ids (long `[B, N]`, N may be 0). The model builds its own masks here."""
+        length = input_ids.shape[1]
+        for start in range(0, length, chunk_size or max(length, 1)):
+            stop = min(start + (chunk_size or length), length)
+            self._cache.open(torch.full_like(self._position_ids[:, 0], start), start, start, stop - start)
+            mask = None if self._prompt_mask is None else self._prompt_mask[:, :stop]
+            self._forward(input_ids[:, start:stop], mask, self._position_ids[:, start:stop], keep=1, hidden=False)
+
+    def __call__(
+        self, tokens: torch.Tensor, starts: torch.Tensor, host_starts: list[int], keep: int
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Run `tokens` (long `[B, Q]`), row i at columns `starts[i] ..`, over everything the cache holds before them.
+
+        Returns:
+            logits float32 `[B, keep, V]` of the last `keep` positions, and their hidden states `[B, keep, D]` if asked for.
+        """
+        columns = self._cache.open(starts.to(self.device), min(host_starts), max(host_starts), tokens.shape[1])
+        mask = self._cache.mask(columns, self.model.dtype)
+        positions = columns.clamp_max(self.last_position) + self._shift
+        return self._forward(tokens, mask, positions, keep, hidden=self.keep_hidden)
+
+    def _forward(self, tokens, mask, positions, keep: int, hidden: bool):
+        self.num_forwards += 1
+        extra = {"logits_to_keep": keep} if self._can_trim_logits else {}
+        if hidden:
+            extra["output_hidden_states"] = True
+        outputs = self.model(
+            input_ids=tokens.to(self.device),
+            attention_mask=mask,
+            position_ids=positions,
+            past_key_values=self._cache,
+            use_cache=True,
+            return_dict=True,
+            **extra,
+        )
+        logits = outputs.logits[:, -keep:].float()
+        return logits, outputs.hidden_states[-1][:, -keep:] if hidden else None

@@ -1,0 +1,222 @@
+"""Bookkeeping of a call: rounds into statistics, positions into token records and scores. Never steers decoding."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, fields
+
+import torch
+import torch.nn.functional as F
+
+from hf_diversed.outputs import (
+    SOURCES,
+    DraftOutput,
+    SpeculativeStats,
+    TargetOutput,
+    TokenRecords,
+    Verdict,
+    VerifyOutput,
+)
+from hf_diversed.sampling import acceptance
+
+
+_DRAFT, _RESIDUAL, _BONUS = range(len(SOURCES))
+_COLLECTOR: ContextVar[SpeculativeStats | None] = ContextVar("hf_diversed_stats", default=None)
+
+
+@contextmanager
+def record_stats() -> Iterator[SpeculativeStats]:
+    """Sum up the statistics of every relaxed `generate` call in the block, for callers that only get a tensor back.
+
+    The collector is bound to the current context: start threads with `contextvars.copy_context().run` to be counted.
+
+    Example:
+        ```python
+        with hf_diversed.record_stats() as stats:
+            pipe("Question: ...", diversed_head=head)
+        print(stats.acceptance_rate)
+        ```
+    """
+    stats = SpeculativeStats()
+    token = _COLLECTOR.set(stats)
+    try:
+        yield stats
+    finally:
+        _COLLECTOR.reset(token)
+
+
+@dataclass
+class Round:
+    """One round: host lists of length B, and what the rule reported at the drafted positions, `[B, G]`."""
+
+    starts: list[int]
+    drafted: list[int]
+    accepted: list[int]
+    num_positions: int
+    weight: torch.Tensor | None
+    tv: torch.Tensor | None
+    records: "RoundRecords | None"
+
+
+@dataclass
+class RoundRecords:
+    """Everything about one round's G + 1 positions, `[B, G + 1]` each, in the layout of `TokenRecords`."""
+
+    tokens: torch.Tensor
+    source: torch.Tensor
+    relaxed: torch.Tensor
+    weight: torch.Tensor
+    p: torch.Tensor
+    q: torch.Tensor
+    tv: torch.Tensor
+
+
+class ScoreCollector:
+    """Per generated column one `[B, V]` tensor, as `generate` returns scores; zeros where a row has nothing to say."""
+
+    def __init__(self, prompt_length: int):
+        self.prompt_length = prompt_length
+        self.columns: list[torch.Tensor] = []
+
+    def add(self, scores: torch.Tensor, starts: list[int], emitted: list[int]) -> None:
+        """File scores `[B, N, V]`: position k of row i belongs to column `starts[i] + k`, for k < `emitted[i]`."""
+        for row, (start, count) in enumerate(zip(starts, emitted)):
+            for k in range(count):
+                column = start + k - self.prompt_length
+                while len(self.columns) <= column:
+                    self.columns.append(torch.zeros_like(scores[:, 0]))
+                self.columns[column][row] = scores[row, k]
+
+    def before(self, column: int) -> tuple[torch.Tensor, ...]:
+        """Scores of all generated tokens left of `column` of the id buffer."""
+        return tuple(self.columns[: column - self.prompt_length])
+
+
+class RoundLog:
+    """Collects rounds during decoding and settles the accounts at the end, when every row's true end is known."""
+
+    def __init__(self) -> None:
+        self.rounds: list[Round] = []
+
+    def append(
+        self,
+        starts: list[int],
+        drafted: list[int],
+        accepted: list[int],
+        verdict: Verdict | None,
+        records: RoundRecords | None = None,
+    ) -> None:
+        """File one round; `verdict` is None for a round without drafts."""
+        if verdict is None:
+            self.rounds.append(Round(starts, drafted, accepted, 0, None, None, records))
+        else:
+            count = verdict.accept_prob.shape[1]
+            self.rounds.append(Round(starts, drafted, accepted, count, verdict.weight, verdict.tv, records))
+
+    def stats(self, ends: list[int], target_forwards: int, draft_forwards: int) -> SpeculativeStats:
+        """Totals with `per_row`; also added to the running `record_stats` block, if there is one."""
+        per_row = [
+            SpeculativeStats(target_forwards=target_forwards, draft_forwards=draft_forwards) for _ in range(len(ends))
+        ]
+        for entry in self.rounds:
+            weight = None if entry.weight is None else entry.weight.tolist()
+            tv = None if entry.tv is None else entry.tv.tolist()
+            for row, (counters, end) in enumerate(zip(per_row, ends)):
+                verified = _count(counters, entry, row, end)
+                _average(counters, weight and weight[row][:verified], tv and tv[row][:verified])
+        total = SpeculativeStats()
+        for counters in per_row:
+            total.add(counters)
+        total.target_forwards, total.draft_forwards, total.per_row = target_forwards, draft_forwards, per_row
+        if (collector := _COLLECTOR.get()) is not None:
+            collector.add(total)
+        return total
+
+    def token_records(self, ends: list[int], prompt_length: int) -> TokenRecords:
+        """Scatter the rounds' records into `[B, T]`, cutting every row at its end."""
+        shape = (len(ends), max(ends) - prompt_length)
+        nan = torch.full(shape, float("nan"))
+        merged = {f.name: nan.clone() for f in fields(TokenRecords)}
+        merged["tokens"] = torch.zeros(shape, dtype=torch.long)
+        merged["source"] = torch.full(shape, -1, dtype=torch.int8)
+        merged["relaxed"] = torch.zeros(shape, dtype=torch.bool)
+        for entry in self.rounds:
+            for row, (start, end) in enumerate(zip(entry.starts, ends)):
+                count = min(entry.accepted[row] + 1, end - start)
+                begin = start - prompt_length
+                for name, target in merged.items() if count > 0 else ():
+                    target[row, begin : begin + count] = getattr(entry.records, name)[row, :count].to(target.dtype)
+        return TokenRecords(**merged)
+
+
+def _count(counters: SpeculativeStats, entry: Round, row: int, end: int) -> int:
+    """Add one row's share of one round and return its verified positions.
+
+    What the row's end cuts off is neither drafted nor accepted.
+    """
+    room = end - entry.starts[row]
+    if room <= 0:
+        return 0
+    kept, drafted = entry.accepted[row], entry.drafted[row]
+    if room <= kept:  # the end lies on an accepted draft
+        kept = drafted = room
+    rejected = int(kept < drafted)
+    counters.num_rounds += 1
+    counters.num_drafted += drafted
+    counters.num_accepted += kept
+    counters.num_rejected += rejected
+    counters.num_emitted += min(kept + 1, room)
+    counters.accepted_per_position += [0] * (entry.num_positions - len(counters.accepted_per_position))
+    for position in range(kept):
+        counters.accepted_per_position[position] += 1
+    return kept + rejected
+
+
+def _average(counters: SpeculativeStats, weight: list[float] | None, tv: list[float] | None) -> None:
+    if weight is not None:
+        counters.weight_sum += sum(weight)
+        counters.weight_count += len(weight)
+    if tv is not None:
+        counters.tv_sum += sum(tv)
+        counters.tv_count += len(tv)
+    if weight is not None and tv is not None:
+        counters.bias_sum += sum((1.0 - w) * distance for w, distance in zip(weight, tv))
+        counters.bias_count += len(tv)
+
+
+def describe_round(
+    draft: DraftOutput | None, target: TargetOutput, verdict: Verdict | None, outcome: VerifyOutput
+) -> RoundRecords:
+    """Records of one round at its G + 1 positions; those behind the emitted tokens are meaningless."""
+    batch_size = outcome.next_token.shape[0]
+    if draft is None or verdict is None:
+        p = target.prob(outcome.next_token[:, None])
+        nan = torch.full_like(p, float("nan"))
+        bonus = torch.full((batch_size, 1), _BONUS)
+        return RoundRecords(outcome.next_token[:, None], bonus, torch.zeros_like(bonus).bool(), nan, p, nan, nan)
+    positions = torch.arange(draft.tokens.shape[1] + 1, device=draft.tokens.device)
+    at_end = positions == outcome.num_accepted[:, None]
+    is_bonus = at_end & (outcome.num_accepted >= outcome.num_drafted)[:, None]
+    tokens = torch.where(at_end, outcome.next_token[:, None], F.pad(draft.tokens, (0, 1)))
+    p = target.prob(tokens)
+    nan = torch.full_like(p, float("nan"))
+    q = F.pad(draft.prob(tokens[:, :-1]), (0, 1), value=float("nan")).masked_fill(is_bonus, float("nan"))
+    source = torch.full_like(tokens, _DRAFT).masked_fill(at_end, _RESIDUAL).masked_fill(is_bonus, _BONUS)
+
+    def at_drafts(values: torch.Tensor | None) -> torch.Tensor:
+        return nan if values is None else F.pad(values, (0, 1), value=float("nan")).masked_fill(is_bonus, float("nan"))
+
+    return RoundRecords(
+        tokens, source, _is_relaxed(draft, target, outcome), at_drafts(verdict.weight), p, q, at_drafts(verdict.tv)
+    )
+
+
+def _is_relaxed(draft: DraftOutput, target: TargetOutput, outcome: VerifyOutput) -> torch.Tensor:
+    """bool `[B, G + 1]`: accepted drafts that lossless verification, with the same coin, would have rejected."""
+    count = draft.tokens.shape[1]
+    if draft.sampled:
+        refused = outcome.uniforms >= acceptance(target.prob(draft.tokens), draft.prob(draft.tokens))
+    else:
+        refused = target.scores[:, :count].argmax(-1) != draft.tokens
+    accepted = torch.arange(count, device=refused.device) < outcome.num_accepted[:, None]
+    return F.pad(refused & accepted, (0, 1))

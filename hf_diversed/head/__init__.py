@@ -1,0 +1,13 @@
+"""The head: predicts the weight on the target at every drafted position."""
+
+from transformers import AutoConfig, AutoModel
+
+from hf_diversed.head.configuration_diversed import DiversedHeadConfig
+from hf_diversed.head.loading import load_head
+from hf_diversed.head.modeling_diversed import DiversedHead
+
+
+AutoConfig.register(DiversedHeadConfig.model_type, DiversedHeadConfig, exist_ok=True)
+AutoModel.register(DiversedHeadConfig, DiversedHead, exist_ok=True)
+
+__all__ = ["DiversedHead", "DiversedHeadConfig", "load_head"]

@@ -1,0 +1,82 @@
+"""Configuration of a head: its shape, and the pair, task and settings it was made for."""
+
+from transformers import PreTrainedConfig
+
+
+HEAD_TYPES = ("linear", "mlp")
+FEATURES = ("hidden", "distribution", "both")
+
+
+class DiversedHeadConfig(PreTrainedConfig):
+    """Describes a `DiversedHead`.
+
+    Args:
+        target_hidden_size: width of what the target's output embedding sees (`get_output_embeddings().weight.shape[1]`).
+        draft_hidden_size: the same for the draft.
+        head_type: "linear" or "mlp" (one hidden layer of `intermediate_size` GELU units).
+        features: "hidden" (both models' last hidden states), "distribution" (seven figures on p and q, see
+            `distribution_features`; needs no hidden states) or "both".
+        normalize: bring each hidden state to zero mean and unit variance before it enters; off for converted heads.
+        task: what the head was trained on. `mixing`: what it mixes; "probs" is the only value.
+        num_assistant_tokens: draft length it was trained with, the default for generation.
+        training_temperature: temperature of its rollouts, 0 for greedy; None if unknown.
+        base_model_name_or_path, base_model_revision: the target. assistant_model_name_or_path, assistant_model_revision: the draft.
+        vocab_size: of the target; None if unknown.
+
+    Raises:
+        ValueError: on a width or head size below 1, or an unknown `head_type`, `features` or `mixing`.
+    """
+
+    model_type = "diversed_head"
+
+    def __init__(
+        self,
+        target_hidden_size: int = 1,
+        draft_hidden_size: int = 1,
+        head_type: str = "linear",
+        features: str = "hidden",
+        intermediate_size: int = 64,
+        normalize: bool = True,
+        mixing: str = "probs",
+        task: str | None = None,
+        num_assistant_tokens: int | None = None,
+        training_temperature: float | None = None,
+        base_model_name_or_path: str | None = None,
+        base_model_revision: str | None = None,
+        assistant_model_name_or_path: str | None = None,
+        assistant_model_revision: str | None = None,
+        vocab_size: int | None = None,
+        **kwargs,
+    ):
+        _check_choice("head_type", head_type, HEAD_TYPES)
+        _check_choice("features", features, FEATURES)
+        _check_choice("mixing", mixing, ("probs",))
+        sizes = {
+            "target_hidden_size": target_hidden_size,
+            "draft_hidden_size": draft_hidden_size,
+            "intermediate_size": intermediate_size,
+        }
+        for name, value in sizes.items():
+            if not isinstance(value, int) or value < 1:
+                raise ValueError(f"{name} must be an integer >= 1, got {value!r}.")
+        self.target_hidden_size = target_hidden_size
+        self.draft_hidden_size = draft_hidden_size
+        self.head_type = head_type
+        self.features = features
+        self.intermediate_size = intermediate_size
+        self.normalize = normalize
+        self.mixing = mixing
+        self.task = task
+        self.num_assistant_tokens = num_assistant_tokens
+        self.training_temperature = training_temperature
+        self.base_model_name_or_path = base_model_name_or_path
+        self.base_model_revision = base_model_revision
+        self.assistant_model_name_or_path = assistant_model_name_or_path
+        self.assistant_model_revision = assistant_model_revision
+        self.vocab_size = vocab_size
+        super().__init__(**kwargs)
+
+
+def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}.")

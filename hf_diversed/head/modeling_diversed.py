@@ -1,0 +1,124 @@
+"""The head itself: a few thousand parameters on top of two frozen models."""
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from transformers import PreTrainedModel
+
+from hf_diversed.head.configuration_diversed import DiversedHeadConfig
+
+
+NUM_DISTRIBUTION_FEATURES = 7
+_MAX_LOG_RATIO = 20.0
+
+
+class DiversedHead(PreTrainedModel):
+    """Predicts the logit of w, the weight on the target, at a position; w = sigmoid(logit) (arXiv 2604.07622).
+
+    Everything it sees belongs to the prefix, never to the drafted token: only so `w p + (1 - w) q` is a law. It computes in
+    float32 whatever its own or the base models' dtype, on its own device. A fresh head says w = 0.5 everywhere.
+
+    Example:
+        ```python
+        head = DiversedHead.from_pretrained("org/head-mbpp")
+        model.generate(**inputs, assistant_model=draft, diversed_head=head)
+        ```
+    """
+
+    config_class = DiversedHeadConfig
+    config: DiversedHeadConfig
+    base_model_prefix = ""
+    main_input_name = "target_hidden"
+    _no_split_modules: list[str] = []
+
+    def __init__(self, config: DiversedHeadConfig):
+        super().__init__(config)
+        width = NUM_DISTRIBUTION_FEATURES if config.features != "hidden" else 0
+        if config.features != "distribution":
+            width += config.target_hidden_size + config.draft_hidden_size
+        self.dense = nn.Linear(width, config.intermediate_size) if config.head_type == "mlp" else None
+        self.out = nn.Linear(width if self.dense is None else config.intermediate_size, 1)
+        self.post_init()
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        if module is self.out:
+            nn.init.zeros_(module.weight)
+            nn.init.zeros_(module.bias)
+        elif isinstance(module, nn.Linear):
+            nn.init.normal_(module.weight, std=module.in_features**-0.5)
+            nn.init.zeros_(module.bias)
+
+    @property
+    def needs_hidden_states(self) -> bool:
+        return self.config.features != "distribution"
+
+    @property
+    def needs_distributions(self) -> bool:
+        return self.config.features != "hidden"
+
+    def forward(
+        self,
+        target_hidden: torch.Tensor | None,
+        draft_hidden: torch.Tensor | None,
+        features: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Compute the logit of the weight on the target.
+
+        Args:
+            target_hidden: `[..., Dp]`, any float dtype and device: what the target's output embedding saw. None for
+                `features="distribution"`. `draft_hidden`: `[..., Dq]`, the same for the draft.
+            features: float32 `[..., 7]` from `distribution_features`; None for `features="hidden"`.
+
+        Returns:
+            float32 `[...]`, on the head's device.
+
+        Raises:
+            ValueError: if an input the configuration calls for is missing or has another width.
+        """
+        parts = []
+        if self.needs_hidden_states:
+            widths = (self.config.target_hidden_size, self.config.draft_hidden_size)
+            for name, hidden, width in zip(("target_hidden", "draft_hidden"), (target_hidden, draft_hidden), widths):
+                hidden = self._door(name, hidden, width)
+                parts.append(F.layer_norm(hidden, (width,)) if self.config.normalize else hidden)
+        if self.needs_distributions:
+            parts.append(self._door("features", features, NUM_DISTRIBUTION_FEATURES))
+        values = torch.cat(parts, dim=-1)
+        if self.dense is not None:
+            values = F.gelu(F.linear(values, self.dense.weight.float(), self.dense.bias.float()))
+        return F.linear(values, self.out.weight.float(), self.out.bias.float()).squeeze(-1)
+
+    def _door(self, name: str, values: torch.Tensor | None, width: int) -> torch.Tensor:
+        if values is None or values.shape[-1] != width:
+            given = "nothing" if values is None else f"width {values.shape[-1]}"
+            raise ValueError(f"{name} must have width {width} for features={self.config.features!r}, got {given}.")
+        return values.to(device=self.device, dtype=torch.float32)
+
+
+def distribution_features(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
+    """Seven figures on two laws: both entropies (nats), both top probabilities, TV(p, q), KL(p || q), same argmax or not.
+
+    KL is bounded by cutting log(p / q) at 20 nats, so truncated supports stay finite; it enters as log(1 + KL).
+
+    Args:
+        p, q: float32 `[..., V]`, the processed laws.
+
+    Returns:
+        float32 `[..., 7]`.
+    """
+    tiny = torch.finfo(p.dtype).tiny
+    log_p, log_q = p.clamp_min(tiny).log(), q.clamp_min(tiny).log()
+    kl = (p * (log_p - log_q).clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO)).sum(-1).clamp_min(0.0)
+    top_p, best_p = p.max(-1)
+    top_q, best_q = q.max(-1)
+    figures = (
+        -(p * log_p).sum(-1),
+        -(q * log_q).sum(-1),
+        top_p,
+        top_q,
+        torch.clamp(p - q, min=0.0).sum(-1),
+        torch.log1p(kl),
+        (best_p == best_q).float(),
+    )
+    return torch.stack(figures, dim=-1)

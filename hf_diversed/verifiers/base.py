@@ -1,0 +1,89 @@
+"""The verifier contract: a callable on ids and scores, like a LogitsProcessor, but over a drafted block."""
+
+from collections.abc import Callable
+
+import torch
+
+from hf_diversed.outputs import DecodingContext, DraftOutput, TargetOutput, Verdict
+from hf_diversed.sampling import residual
+
+
+class Verifier:
+    """Decides which drafted tokens to keep and what law replaces the first rejected one.
+
+    A verifier sees tensors and returns tensors: it never calls a model, touches a cache or draws a random number. Subclasses
+    implement `__call__`, or derive from `LawVerifier` and only choose the law to verify against.
+
+    Attributes:
+        needs_hidden_states: ask for `hidden` on both outputs.
+        needs_raw_logits: ask for `raw_logits` on both outputs.
+        greedy_only: refuse sampling before the first forward pass.
+        num_assistant_tokens: draft length the rule was made for, used where the caller names none.
+    """
+
+    needs_hidden_states = False
+    needs_raw_logits = False
+    greedy_only = False
+    num_assistant_tokens: int | None = None
+
+    def check(self, context: DecodingContext) -> None:
+        """Refuse, before any forward pass, what this rule cannot serve. Raises ValueError."""
+
+    def __call__(
+        self, input_ids: torch.Tensor, draft: DraftOutput, target: TargetOutput, state: torch.Tensor | None = None
+    ) -> Verdict:
+        """Judge one block.
+
+        Args:
+            input_ids: long `[B, L]`, the ids so far; rows shorter than L are filled up after their end.
+            draft: the draft's tokens and law at G positions. `target`: the target's law at G + 1 positions.
+            state: what this rule returned last round for the drafts that were accepted, `[B, ...]`; None in the first round.
+        """
+        raise NotImplementedError(f"{type(self).__name__} must implement __call__ (or derive from LawVerifier)")
+
+    def __repr__(self) -> str:
+        shown = ", ".join(f"{name}={value!r}" for name, value in vars(self).items() if not name.startswith("_"))
+        return f"{type(self).__name__}({shown})"
+
+
+class LawVerifier(Verifier):
+    """Rules of the kind "choose a law v, then verify exactly against it": subclasses only implement `law`.
+
+    Sampling: accept x with probability min(1, v(x) / q(x)), replace by norm(max(v - q, 0)). Greedy: accept x iff it is v's
+    argmax, else replace it by that argmax. Either way the emitted law is v at drafted positions (arXiv 2211.17192).
+    """
+
+    def law(self, draft: DraftOutput, target: TargetOutput) -> torch.Tensor:
+        """The verification law v: float32 `[B, G, V]`, each row summing to one."""
+        raise NotImplementedError(f"{type(self).__name__} must implement law")
+
+    def __call__(
+        self, input_ids: torch.Tensor, draft: DraftOutput, target: TargetOutput, state: torch.Tensor | None = None
+    ) -> Verdict:
+        v = self.law(draft, target)
+        rows = torch.arange(v.shape[0], device=v.device)
+        if not draft.sampled:
+            return Verdict((v.argmax(-1) == draft.tokens).float(), lambda positions: v[rows, positions])
+        chosen = v.gather(-1, draft.tokens[..., None]).squeeze(-1)
+        accept_prob = torch.clamp(chosen / draft.prob(draft.tokens).clamp_min(torch.finfo(v.dtype).tiny), max=1.0)
+        return Verdict(
+            accept_prob,
+            lambda positions: residual(v[rows, positions], draft.probs(positions), fallback=target.probs(positions)),
+        )
+
+
+def target_residual(draft: DraftOutput, target: TargetOutput) -> Callable[[torch.Tensor], torch.Tensor]:
+    """The replacement law max(p - q, 0), which lossless, mixing and lenient verification share; p where it is empty."""
+
+    def law(positions: torch.Tensor) -> torch.Tensor:
+        p = target.probs(positions)
+        return residual(p, draft.probs(positions), fallback=p)
+
+    return law
+
+
+def check_range(name: str, value: float, low: float, high: float, advice: str) -> float:
+    """Return `value` as a float, or raise ValueError naming the parameter, its range, what was given and what to do."""
+    if not low <= value <= high:  # also refuses nan
+        raise ValueError(f"`{name}` must lie in [{low:g}, {high:g}], got {value!r}. {advice}")
+    return float(value)

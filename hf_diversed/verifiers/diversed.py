@@ -1,0 +1,123 @@
+"""DIVERSED: a learned weight per position (arXiv 2604.07622), with a quality dial and a bias cap."""
+
+import torch
+from transformers.utils import logging
+
+from hf_diversed.head import DiversedHead
+from hf_diversed.head.modeling_diversed import distribution_features
+from hf_diversed.outputs import DecodingContext, DraftOutput, TargetOutput
+from hf_diversed.sampling import total_variation
+from hf_diversed.verifiers.base import check_range
+from hf_diversed.verifiers.mixture import MixtureVerifier
+
+
+logger = logging.get_logger(__name__)
+
+
+class DiversedVerifier(MixtureVerifier):
+    """Verify against v = w p + (1 - w) q with w predicted by a head from both models' states at the position.
+
+    Args:
+        head: the trained `DiversedHead`.
+        quality: in [0, 1], one value or one per row. 0 accepts every draft, 0.5 is the head as trained, 1 is lossless.
+        max_bias: in [0, 1], one value or one per row: raises w until TV(v, p) <= max_bias at every drafted token, after
+            `quality`. In greedy decoding it keeps p(emitted) >= max p - 2 max_bias.
+
+    Raises:
+        ValueError: on values out of range or, before the first forward, on hidden sizes that are not the head's.
+    """
+
+    def __init__(
+        self,
+        head: DiversedHead,
+        quality: float | list[float] | torch.Tensor = 0.5,
+        max_bias: float | list[float] | torch.Tensor | None = None,
+    ):
+        if not isinstance(head, DiversedHead):
+            raise TypeError(f"head must be a DiversedHead, got {type(head).__name__}; load one with from_pretrained.")
+        self.head = head
+        self.quality = _values("quality", quality, "0 accepts every draft, 0.5 is the head as trained, 1 is lossless.")
+        self.max_bias = None if max_bias is None else _values("max_bias", max_bias, "0 is lossless, 1 caps nothing.")
+
+    @property
+    def needs_hidden_states(self) -> bool:
+        return self.head.needs_hidden_states
+
+    @property
+    def num_assistant_tokens(self) -> int | None:
+        return self.head.config.num_assistant_tokens
+
+    def check(self, context: DecodingContext) -> None:
+        config = self.head.config
+        for role, expected, found in (
+            ("target", config.target_hidden_size, context.target_hidden_size),
+            ("draft", config.draft_hidden_size, context.draft_hidden_size),
+        ):
+            if self.needs_hidden_states and expected != found:
+                raise ValueError(
+                    f"the head was made for a {role} of hidden size {expected}, got {found}; "
+                    f"use the {role} it was trained with ({config.base_model_name_or_path} / "
+                    f"{config.assistant_model_name_or_path}) or train a head for this pair."
+                )
+        for name, values in (("diversed_quality", self.quality), ("diversed_max_bias", self.max_bias)):
+            if values is not None and context.batch_size % len(values):
+                raise ValueError(f"{name} must be one value or one per row ({context.batch_size}), got {len(values)}.")
+        self._warn_on_other_use(context)
+
+    def _warn_on_other_use(self, context: DecodingContext) -> None:
+        config = self.head.config
+        for role, expected, found in (
+            ("target", config.base_model_name_or_path, context.target_name),
+            ("draft", config.assistant_model_name_or_path, context.draft_name),
+            ("temperature", config.training_temperature, context.temperature),
+        ):
+            if expected not in (None, "") and found not in (None, "") and expected != found:
+                logger.warning_once(f"this head was trained for {role} {expected}, and is used with {found}.")
+
+    def weights(self, draft: DraftOutput, target: TargetOutput) -> tuple[torch.Tensor, torch.Tensor | None]:
+        device, batch_size = draft.tokens.device, draft.tokens.shape[0]
+        features, tv = None, None
+        if self.head.needs_distributions or self.max_bias is not None:
+            p, q = target.probs()[:, :-1], draft.probs()
+            tv = total_variation(p, q)
+            features = distribution_features(p, q) if self.head.needs_distributions else None
+        target_hidden = None if target.hidden is None else target.hidden[:, :-1]
+        weight = torch.sigmoid(self.head(target_hidden, draft.hidden, features)).to(device)
+        weight = apply_quality(weight, _per_row(self.quality, batch_size, device))
+        if self.max_bias is not None and tv is not None:
+            weight = cap_bias(weight, tv, _per_row(self.max_bias, batch_size, device))
+        return weight, tv
+
+
+def apply_quality(weight: torch.Tensor, quality: torch.Tensor) -> torch.Tensor:
+    """Move a weight towards 0 (quality 0) or 1 (quality 1), linearly and exactly at 0, 0.5 and 1.
+
+    Args:
+        weight: float32 `[B, G]` in [0, 1]. `quality`: float32, broadcasts.
+    """
+    permissive = 2.0 * quality * weight
+    strict = weight + (2.0 * quality - 1.0) * (1.0 - weight)
+    return torch.where(quality <= 0.5, permissive, strict).clamp(0.0, 1.0).masked_fill(quality >= 1.0, 1.0)
+
+
+def cap_bias(weight: torch.Tensor, tv: torch.Tensor, max_bias: torch.Tensor) -> torch.Tensor:
+    """Raise a weight until (1 - weight) * tv <= max_bias.
+
+    Args:
+        weight, tv: float32 `[B, G]`. `max_bias`: float32, broadcasts.
+    """
+    floor = 1.0 - max_bias / tv.clamp_min(torch.finfo(tv.dtype).tiny)
+    return torch.maximum(weight, floor.clamp(0.0, 1.0))
+
+
+def _values(name: str, given: float | list[float] | torch.Tensor, advice: str) -> list[float]:
+    values = torch.as_tensor(given, dtype=torch.float64).flatten().tolist()
+    if not values:
+        raise ValueError(f"`{name}` must be one value or one per row, got none. {advice}")
+    return [check_range(name, value, 0.0, 1.0, advice) for value in values]
+
+
+def _per_row(values: list[float], batch_size: int, device: torch.device) -> torch.Tensor:
+    """float32 `[B, 1]`; repeated in place for `num_return_sequences`, as `generate` repeats the prompts."""
+    column = torch.tensor(values, dtype=torch.float32, device=device)
+    return column.repeat_interleave(batch_size // len(values))[:, None]

@@ -1,0 +1,35 @@
+"""Lenience (arXiv 2211.17192, appendix A.5)."""
+
+import torch
+
+from hf_diversed.outputs import DraftOutput, TargetOutput, Verdict
+from hf_diversed.sampling import acceptance
+from hf_diversed.verifiers.base import Verifier, check_range, target_residual
+
+
+class LenientVerifier(Verifier):
+    """Keep x with probability min(1, p(x) / (lenience * q(x))), else draw from norm(max(p - q, 0)).
+
+    The emitted law never exceeds p / lenience. Greedy: keep x iff p(x) >= lenience * max p, p at temperature 1; else argmax p.
+
+    Args:
+        lenience: in (0, 1]; 1 is lossless. (Some papers write alpha = 1 - lenience.)
+    """
+
+    def __init__(self, lenience: float):
+        advice = "It must be above 0; 1 is lossless, smaller accepts more."
+        self.lenience = check_range("lenience", lenience, 0.0, 1.0, advice)
+        if self.lenience == 0.0:
+            raise ValueError(f"`lenience` must lie in (0, 1], got {lenience!r}. {advice}")
+
+    def __call__(
+        self, input_ids: torch.Tensor, draft: DraftOutput, target: TargetOutput, state: torch.Tensor | None = None
+    ) -> Verdict:
+        p = target.prob(draft.tokens)
+        if draft.sampled:
+            return Verdict(acceptance(p, self.lenience * draft.prob(draft.tokens)), target_residual(draft, target))
+        best, best_token = target.scores[:, :-1].max(dim=-1)
+        top = torch.exp(best - target.log_normalizer[:, :-1])
+        # The argmax is kept by name: rounding must not lose it at lenience 1, nor keep its neighbour.
+        kept = (draft.tokens == best_token) | ((p >= self.lenience * top) & (self.lenience < 1.0))
+        return Verdict(kept.float(), target.at)

@@ -1,0 +1,22 @@
+"""Lossless speculative sampling (arXiv 2211.17192, algorithm 1)."""
+
+import torch
+
+from hf_diversed.outputs import DraftOutput, TargetOutput, Verdict
+from hf_diversed.sampling import acceptance
+from hf_diversed.verifiers.base import Verifier, target_residual
+
+
+class LosslessVerifier(Verifier):
+    """Keep x with probability min(1, p(x) / q(x)), else draw from norm(max(p - q, 0)): the output follows p exactly.
+
+    Greedy: keep x iff it is the target's argmax.
+    """
+
+    def __call__(
+        self, input_ids: torch.Tensor, draft: DraftOutput, target: TargetOutput, state: torch.Tensor | None = None
+    ) -> Verdict:
+        if not draft.sampled:
+            best = target.scores[:, : draft.tokens.shape[1]].argmax(dim=-1)
+            return Verdict((best == draft.tokens).float(), target.at)
+        return Verdict(acceptance(target.prob(draft.tokens), draft.prob(draft.tokens)), target_residual(draft, target))

@@ -1,0 +1,31 @@
+"""Static ensemble: one weight everywhere (arXiv 2604.07622; upstream's `assistant_ensemble_weight`)."""
+
+import torch
+
+from hf_diversed.outputs import DraftOutput, TargetOutput
+from hf_diversed.verifiers.base import check_range
+from hf_diversed.verifiers.mixture import MixtureVerifier
+
+
+class StaticEnsembleVerifier(MixtureVerifier):
+    """Verify against v = weight * p + (1 - weight) * q with a constant weight on the target.
+
+    Accepts a draft with probability 1 - weight * TV(p, q) on average and moves v away from p by (1 - weight) * TV(p, q):
+    no other law accepts more at that distance.
+
+    Args:
+        weight: in [0, 1]. 1 is lossless, 0 accepts every draft.
+
+    Example:
+        ```python
+        model.generate(**inputs, assistant_model=draft, verifier=StaticEnsembleVerifier(0.7))
+        ```
+    """
+
+    def __init__(self, weight: float):
+        self.weight = check_range(
+            "weight", weight, 0.0, 1.0, "1 is lossless, 0 accepts every draft; 0.7 is a good start."
+        )
+
+    def weights(self, draft: DraftOutput, target: TargetOutput) -> tuple[torch.Tensor, None]:
+        return torch.full(draft.tokens.shape, self.weight, dtype=torch.float32, device=draft.tokens.device), None
