@@ -93,9 +93,11 @@ def check_inputs(model_kwargs: dict) -> None:
 
 def check_processors(processors: LogitsProcessorList) -> None:
     for processor in processors:
-        reason = _compat.REFUSED_PROCESSORS.get(type(processor))
-        if reason is not None:
-            raise ValueError(f"{type(processor).__name__} cannot be used with a verifier: {reason}.")
+        for refused, reason in _compat.REFUSED_PROCESSORS.items():
+            if isinstance(processor, refused):
+                raise ValueError(
+                    f"{type(processor).__name__} cannot be used with a verifier: {reason}. Drop it, or drop the verifier."
+                )
 
 
 def check_tokenizers(tokenizer, assistant_tokenizer) -> None:

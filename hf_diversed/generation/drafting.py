@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from transformers import LogitsProcessorList, PreTrainedModel
 from transformers.generation.candidate_generator import CandidateGenerator
 
+from hf_diversed import _compat
 from hf_diversed.generation.processing import BlockProcessor, RaggedRows
 from hf_diversed.generation.ragged_model import RaggedModel
 from hf_diversed.outputs import DraftOutput
@@ -42,7 +43,9 @@ class DiversedCandidateGenerator(CandidateGenerator):
         is_eos: Callable[[torch.Tensor], torch.Tensor] | None = None,
         **model_options,
     ):
-        self.model = RaggedModel(assistant_model, **model_options)
+        known_ids = _compat.vocab_size(assistant_model)
+        max_id = known_ids - 1 if known_ids < vocab_size else None
+        self.model = RaggedModel(assistant_model, **model_options, max_id=max_id)
         self.rows = rows
         self.processor = processor
         self.vocab_size = vocab_size

@@ -18,6 +18,8 @@ class RaggedModel:
         last_position: column of the last token that can be emitted; later columns reuse its position, so that learned
             position tables are never read past their end.
         keep_hidden: also return the last hidden states.
+        max_id: highest id the model can embed; anything above is fed as this one. A draft padded less than its target has
+            never seen those ids, and neither has anyone: they are padding.
     """
 
     def __init__(
@@ -28,11 +30,14 @@ class RaggedModel:
         limit: int,
         last_position: int,
         keep_hidden: bool,
+        max_id: int | None = None,
     ):
         self.model = model
         self.device = model.device
+        self._dtype = model.dtype  # both are searched for among all parameters: once is enough
         self.keep_hidden = keep_hidden
         self.num_forwards = 0
+        self._max_id = max_id
         self._prompt_mask = None if prompt_mask is None else prompt_mask.to(self.device)
         self._position_ids = position_ids.to(self.device)
         self._shift = self._position_ids[:, -1:] - (position_ids.shape[1] - 1)
@@ -59,17 +64,20 @@ class RaggedModel:
             logits float32 `[B, keep, V]` of the last `keep` positions, and their hidden states `[B, keep, D]` if asked for.
         """
         columns = self._cache.open(starts.to(self.device), min(host_starts), max(host_starts), tokens.shape[1])
-        mask = self._cache.mask(columns, self.model.dtype)
+        mask = self._cache.mask(columns, self._dtype)
         positions = columns.clamp_max(self.last_position) + self._shift
         return self._forward(tokens, mask, positions, keep, hidden=self.keep_hidden)
 
     def _forward(self, tokens, mask, positions, keep: int, hidden: bool):
         self.num_forwards += 1
+        tokens = tokens.to(self.device)
+        if self._max_id is not None:
+            tokens = tokens.clamp_max(self._max_id)
         extra = {"logits_to_keep": keep} if self._can_trim_logits else {}
         if hidden:
             extra["output_hidden_states"] = True
         outputs = self.model(
-            input_ids=tokens.to(self.device),
+            input_ids=tokens,
             attention_mask=mask,
             position_ids=positions,
             past_key_values=self._cache,
