@@ -32,9 +32,9 @@ $(VENV)/.torch: constraints.txt
 	touch $@
 
 $(VENV)/.base: $(VENV)/.torch pyproject.toml
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e . -c constraints.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[demo]" -c constraints.txt
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.base
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[dev]" -c constraints.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[demo,dev]" -c constraints.txt
 	touch $@

@@ -1,7 +1,7 @@
 """Relaxed speculative decoding for Hugging Face `generate()`.
 
-`import hf_diversed` teaches `model.generate` the arguments `diversed_head=` and `verifier=`, and does nothing else. Set
-HF_DIVERSED_NO_HOOK=1 to import without the hook.
+`import hf_diversed` teaches `model.generate` the arguments `diversed_head=` and `verifier=`, and does nothing else.
+Set HF_DIVERSED_NO_HOOK=1 to import without the hook.
 """
 
 import os
@@ -21,6 +21,7 @@ from hf_diversed.verifiers import (
     StaticEnsembleVerifier,
     Verifier,
 )
+from hf_diversed.zoo import load_demo_pair
 
 
 __all__ = [
@@ -40,6 +41,7 @@ __all__ = [
     "detach",
     "diversed_decoding",
     "install_hook",
+    "load_demo_pair",
     "record_stats",
     "uninstall_hook",
 ]

@@ -34,7 +34,7 @@ POINTWISE_PROCESSORS = frozenset(
 
 # Call a model, count their calls, or belong to other modalities: wrong on rows of different lengths.
 REFUSED_PROCESSORS = {
-    lp.UnbatchedClassifierFreeGuidanceLogitsProcessor: "it runs the model itself, one token at a time (`guidance_scale`)",
+    lp.UnbatchedClassifierFreeGuidanceLogitsProcessor: "it runs the model itself, token by token (`guidance_scale`)",
     lp.ClassifierFreeGuidanceLogitsProcessor: "it expects a doubled batch",
     lp.SynthIDTextWatermarkLogitsProcessor: "it counts its calls (SynthID watermark)",
     lp.WhisperTimeStampLogitsProcessor: "it is made for speech",
@@ -50,20 +50,20 @@ REFUSED_PROCESSORS = {
 _ALIBI_MODEL_TYPES = {"bloom", "mpt"}
 
 
-def text_config(model: torch.nn.Module):
+def text_config(model: PreTrainedModel):
     return model.config.get_text_config(decoder=True)
 
 
-def num_layers(model: torch.nn.Module) -> int:
+def num_layers(model: PreTrainedModel) -> int:
     return text_config(model).num_hidden_layers
 
 
-def layer_types(model: torch.nn.Module) -> list[str]:
+def layer_types(model: PreTrainedModel) -> list[str]:
     """Attention kinds the config lists; empty for models that have one kind only."""
     return list(getattr(text_config(model), "layer_types", None) or [])
 
 
-def mask_windows(model: torch.nn.Module) -> dict[str, int | None] | int | None:
+def mask_windows(model: PreTrainedModel) -> dict[str, int | None] | int | None:
     """Sliding window of each mask the model takes, in the form `RaggedCache` wants it.
 
     Mirrors `create_masks_for_generate`: a config that lists layer types means a model that takes a dict of masks.
@@ -75,54 +75,54 @@ def mask_windows(model: torch.nn.Module) -> dict[str, int | None] | int | None:
     return window
 
 
-def uses_alibi(model: torch.nn.Module) -> bool:
+def uses_alibi(model: PreTrainedModel) -> bool:
     config = text_config(model)
     return config.model_type in _ALIBI_MODEL_TYPES or bool(getattr(config, "alibi", False))
 
 
-def is_chunked(model: torch.nn.Module) -> bool:
+def is_chunked(model: PreTrainedModel) -> bool:
     return getattr(text_config(model), "attention_chunk_size", None) is not None
 
 
-def is_stateful(model: torch.nn.Module) -> bool:
+def is_stateful(model: PreTrainedModel) -> bool:
     """Recurrent or convolutional state that cannot be rolled back."""
     return bool(getattr(base_model(model), "_is_stateful", False))
 
 
-def attention_implementation(model: torch.nn.Module) -> str:
+def attention_implementation(model: PreTrainedModel) -> str:
     return text_config(model)._attn_implementation
 
 
-def base_model(model: torch.nn.Module) -> torch.nn.Module:
+def base_model(model: PreTrainedModel) -> PreTrainedModel:
     """The transformers model inside a PEFT wrapper, or the model itself."""
     return model if isinstance(model, PreTrainedModel) else getattr(model, "get_base_model", lambda: model)()
 
 
-def prompt_learning_adapter(model: torch.nn.Module) -> str | None:
+def prompt_learning_adapter(model: PreTrainedModel) -> str | None:
     """Name of the active PEFT method if it adds virtual tokens (prompt, prefix, p-tuning), else None.
 
-    `PeftModel.generate` calls the inner model's `generate` and leaves its own `prepare_inputs_for_generation` there: that
-    bound method is how the inner model knows it is wrapped.
+    `PeftModel.generate` calls the inner model's `generate` and leaves its own `prepare_inputs_for_generation` there:
+    that bound method is how the inner model knows it is wrapped.
     """
     wrapper = getattr(vars(model).get("prepare_inputs_for_generation"), "__self__", model)
     config = getattr(wrapper, "active_peft_config", None)
     return str(config.peft_type) if config is not None and config.is_prompt_learning else None
 
 
-def hidden_width(model: torch.nn.Module) -> int:
+def hidden_width(model: PreTrainedModel) -> int:
     """Width of what the output embedding sees; `config.hidden_size` differs from it where a model projects out."""
     return model.get_output_embeddings().weight.shape[1]
 
 
-def vocab_size(model: torch.nn.Module) -> int:
+def vocab_size(model: PreTrainedModel) -> int:
     return text_config(model).vocab_size
 
 
-def supports_logits_to_keep(model: torch.nn.Module) -> bool:
+def supports_logits_to_keep(model: PreTrainedModel) -> bool:
     return "logits_to_keep" in inspect.signature(base_model(model).forward).parameters
 
 
-def is_sharded(model: torch.nn.Module) -> bool:
+def is_sharded(model: PreTrainedModel) -> bool:
     """Parameters spread over processes (ZeRO-3, FSDP): every forward would need all of them in step."""
     return is_deepspeed_zero3_enabled() or is_fsdp_managed_module(model)
 
@@ -136,7 +136,7 @@ def pad_token_id(config: GenerationConfig) -> int:
     return 0 if config._pad_token_tensor is None else int(config._pad_token_tensor)
 
 
-def model_name(model: torch.nn.Module) -> str:
+def model_name(model: PreTrainedModel) -> str:
     """Hub id or folder the model was loaded from; empty for models built from a config."""
     return base_model(model).name_or_path
 
@@ -147,6 +147,11 @@ def max_lengths(criteria: StoppingCriteriaList) -> list[int]:
 
 def eos_ids(criteria: StoppingCriteriaList) -> list[torch.Tensor]:
     return [criterion.eos_token_id for criterion in criteria if type(criterion) is EosTokenCriteria]
+
+
+def pads_stopped_rows(criteria: StoppingCriteriaList) -> bool:
+    """Whether `generate` pads rows that have stopped: if any criterion knows an EOS. Else they run on till all stop."""
+    return any(hasattr(criterion, "eos_token_id") for criterion in criteria)
 
 
 def prefix_criteria(criteria: StoppingCriteriaList) -> StoppingCriteriaList:

@@ -1,7 +1,9 @@
-"""A preallocated key/value cache whose rows stand at different lengths, with its masks. Knows nothing of what tokens mean.
+"""A preallocated key/value cache whose rows stand at different lengths, with its masks. Knows nothing of what tokens
+mean.
 
-Column c of the cache holds the token in column c of the id buffer, for every row. Rolling a row back is not an operation: the
-next block is written over the rejected columns, and no query ever sees a column to the right of its own.
+Column c of the cache holds the token in column c of the id buffer, for every row. Rolling a row back is not an
+operation: the next block is written over the rejected columns, and no query ever sees a column to the right of its
+    own.
 """
 
 from dataclasses import dataclass
@@ -29,7 +31,7 @@ class WriteWindow:
 
 
 class RaggedLayer(CacheLayerMixin):
-    """Keys and values of one attention layer, `[B, heads, capacity, head_dim]`. Sliding windows are left to the mask."""
+    """Keys and values of one attention layer, `[B, heads, capacity, head_dim]`; windows are left to the mask."""
 
     is_sliding = False
 
@@ -84,8 +86,8 @@ class RaggedCache(Cache):
         num_layers: attention layers of the model.
         limit: columns the longest row can ever need.
         prompt_mask: bool `[B, S]`, False at padding; None where nothing is padded.
-        windows: the sliding window of every mask the model expects (None: full attention). A dict, by layer type, for models
-            that mix several; a single value for models that take one mask.
+        windows: the sliding window of every mask the model expects (None: full attention). A dict, by layer type, for
+            models that mix several; a single value for models that take one mask.
     """
 
     def __init__(
@@ -119,7 +121,8 @@ class RaggedCache(Cache):
         return columns
 
     def mask(self, columns: torch.Tensor, dtype: torch.dtype) -> torch.Tensor | dict[str, torch.Tensor]:
-        """Additive masks for the open block, `[B, 1, Q, visible]`: 0 where a query may look, the dtype's minimum elsewhere.
+        """Additive masks for the open block, `[B, 1, Q, visible]`: 0 where a query may look, the dtype's minimum
+        elsewhere.
 
         Additive and not bool: eager attention adds what it is given and would ignore a bool mask without a word.
         """

@@ -70,9 +70,10 @@ class Verdict:
     """What a rule decides about one block.
 
     Attributes:
-        accept_prob: float32 `[B, G]`, probability of keeping each draft given that all before it were kept (0 or 1 when greedy).
-        replacement: maps long `[B]` (position of the first rejection) to the unnormalised law `[B, V]` that the replacing
-            token is drawn from; when greedy, to any `[B, V]` whose argmax is that token.
+        accept_prob: float32 `[B, G]`, probability of keeping each draft given that all before it were kept (0 or 1
+            when greedy).
+        replacement: maps long `[B]` (position of the first rejection) to the unnormalised law `[B, V]` that the
+            replacing token is drawn from; when greedy, to any `[B, V]` whose argmax is that token.
         weight: float32 `[B, G]`, weight on the target, for rules that mix; else None.
         tv: float32 `[B, G]`, TV(p, q), where the rule computed it; else None.
         state: `[B, G + 1, ...]`, the rule's memory after 0..G accepted drafts; else None.
@@ -105,6 +106,10 @@ class VerifyOutput:
     ended: torch.Tensor
     uniforms: torch.Tensor | None
 
+    def to_host(self) -> list[list[int]]:
+        """`num_drafted`, `num_accepted`, `num_emitted` and `ended` as lists of length B, in one transfer."""
+        return torch.stack([self.num_drafted, self.num_accepted, self.num_emitted, self.ended.long()]).tolist()
+
 
 @dataclass(frozen=True)
 class DecodingContext:
@@ -126,9 +131,9 @@ def _ratio(numerator: float, denominator: float) -> float:
 class SpeculativeStats:
     """Counters of one row, or their sum over rows and calls. Rates are properties, so sums stay exact.
 
-    A round is one target forward on a drafted block; rounds and emitted tokens are counted per row, so a batch of B rows adds
-    up to B rounds per target forward; prefill is no round. What EOS, a stop or the length cuts off is neither drafted nor
-    accepted. Means run over verified positions: the accepted ones and the rejected one.
+    A round is one target forward on a drafted block; rounds and emitted tokens are counted per row, so a batch of B
+    rows adds up to B rounds per target forward; prefill is no round. What EOS, a stop or the length cuts off is
+    neither drafted nor accepted. Means run over verified positions: the accepted ones and the rejected one.
     """
 
     num_rounds: int = 0
@@ -149,7 +154,7 @@ class SpeculativeStats:
 
     @property
     def acceptance_rate(self) -> float:
-        """Accepted / drafted, as DIVERSED and vLLM count it. Falls with the draft length. nan if nothing was drafted."""
+        """Accepted / drafted, as DIVERSED and vLLM count it; falls with the draft length. nan without drafts."""
         return _ratio(self.num_accepted, self.num_drafted)
 
     @property
@@ -241,8 +246,9 @@ class TokenRecords:
 class GenerateDiversedOutput(GenerateDecoderOnlyOutput):
     """What `generate` returns under a verifier with `return_dict_in_generate=True`.
 
-    `sequences`, `scores` and `logits` are as upstream's: the target's processed scores and raw logits for every emitted token,
-    zeros after a row's end. `past_key_values` is None: rows stand at different lengths, no stock cache could be continued from it.
+    `sequences`, `scores` and `logits` are as upstream's: the target's processed scores and raw logits for every
+    emitted token, zeros after a row's end. `past_key_values` is None: rows stand at different lengths, no stock cache
+    could be continued from it.
 
     Attributes:
         stats: acceptance counters for the whole batch, with `per_row`.

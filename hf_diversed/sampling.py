@@ -1,6 +1,7 @@
 """Accept, residual and bonus: the arithmetic of speculative sampling on plain tensors.
 
-Knows nothing of models, caches or tokenizers. Randomness is an argument everywhere, so that every law can be enumerated.
+Knows nothing of models, caches or tokenizers. Randomness is an argument everywhere, so that every law can be
+enumerated.
 Letters: B batch, G drafted positions, V vocabulary. Probabilities are float32.
 """
 
@@ -18,7 +19,8 @@ def acceptance(p: torch.Tensor, q: torch.Tensor, weight: torch.Tensor | float = 
         q: float, same shape. Draft probability of the drafted token.
         weight: float or tensor that broadcasts, in [0, 1]. Weight on the target.
     """
-    # A denormal q overflows p / q, and 0 * inf is nan: the ratio is bounded, and weight 0 keeps the token whatever q is.
+    # A denormal q overflows p / q, and 0 * inf is nan: the ratio is bounded, and weight 0 keeps the token whatever q
+    # is.
     ratio = p / q.clamp_min(torch.finfo(q.dtype).tiny)
     return torch.clamp(1.0 - weight + weight * ratio, max=1.0)
 

@@ -1,6 +1,7 @@
 """Tiny random models of real architectures, built from configs. `sharpen` makes greedy decoding unambiguous."""
 
 import copy
+import re
 
 import torch
 import transformers as tf
@@ -20,6 +21,8 @@ _BASE = {
     "pad_token_id": PAD,
     "eos_token_id": EOS,
     "bos_token_id": BOS,
+    # Tied, a random model's residual stream says "the same token again".
+    "tie_word_embeddings": False,
 }
 _GEMMA = {"head_dim": 8, "query_pre_attn_scalar": 8, "sliding_window": 8}
 _VISION = {
@@ -32,16 +35,23 @@ _VISION = {
 }
 
 
+_QUERIES_OR_KEYS = re.compile("q_proj|k_proj|qkv|query_key_value|c_attn|q_a_proj|q_b_proj|kv_a_proj|kv_b_proj")
+
+
 def _gemma3_vision():
     text = {**_BASE, **_GEMMA, "layer_types": ["sliding_attention", "full_attention"], "model_type": "gemma3_text"}
-    config = tf.Gemma3Config(text_config=text, vision_config=_VISION, mm_tokens_per_image=4, image_token_index=3)
+    config = tf.Gemma3Config(
+        text_config=text, vision_config=_VISION, mm_tokens_per_image=4, image_token_index=3, tie_word_embeddings=False
+    )
     return tf.Gemma3ForConditionalGeneration(config)
 
 
 ARCHITECTURES = {
     "llama": lambda: tf.LlamaForCausalLM(tf.LlamaConfig(**_BASE)),
     "qwen2": lambda: tf.Qwen2ForCausalLM(tf.Qwen2Config(**_BASE)),
-    "qwen3": lambda: tf.Qwen3ForCausalLM(tf.Qwen3Config(**_BASE, head_dim=8)),
+    "qwen3": lambda: tf.Qwen3ForCausalLM(
+        tf.Qwen3Config(**_BASE, head_dim=8, use_sliding_window=True, sliding_window=8, max_window_layers=1)
+    ),
     "qwen3_moe": lambda: tf.Qwen3MoeForCausalLM(
         tf.Qwen3MoeConfig(**_BASE, head_dim=8, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16)
     ),
@@ -54,7 +64,53 @@ ARCHITECTURES = {
     "phi3": lambda: tf.Phi3ForCausalLM(tf.Phi3Config(**_BASE, sliding_window=8)),
     "granite": lambda: tf.GraniteForCausalLM(tf.GraniteConfig(**_BASE)),
     "olmo2": lambda: tf.Olmo2ForCausalLM(tf.Olmo2Config(**_BASE)),
-    "cohere": lambda: tf.CohereForCausalLM(tf.CohereConfig(**_BASE)),
+    "cohere": lambda: tf.CohereForCausalLM(tf.CohereConfig(**_BASE, logit_scale=1.0)),
+    "cohere2": lambda: tf.Cohere2ForCausalLM(
+        tf.Cohere2Config(
+            **_BASE, logit_scale=1.0, sliding_window=8, layer_types=["sliding_attention", "full_attention"]
+        )
+    ),
+    "gpt_oss": lambda: tf.GptOssForCausalLM(
+        tf.GptOssConfig(
+            **_BASE,
+            head_dim=8,
+            num_local_experts=4,
+            num_experts_per_tok=2,
+            sliding_window=8,
+            layer_types=["sliding_attention", "full_attention"],
+            rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+        )
+    ),
+    "deepseek_v3": lambda: tf.DeepseekV3ForCausalLM(
+        tf.DeepseekV3Config(
+            **{**_BASE, "num_key_value_heads": 4},
+            moe_intermediate_size=16,
+            n_routed_experts=4,
+            n_group=2,
+            topk_group=1,
+            num_experts_per_tok=2,
+            n_shared_experts=1,
+            first_k_dense_replace=1,
+            kv_lora_rank=16,
+            q_lora_rank=16,
+            qk_rope_head_dim=8,
+            qk_nope_head_dim=8,
+            v_head_dim=12,
+        )
+    ),
+    "gpt_bigcode": lambda: tf.GPTBigCodeForCausalLM(
+        tf.GPTBigCodeConfig(
+            vocab_size=VOCAB_SIZE,
+            n_embd=32,
+            n_layer=2,
+            n_head=4,
+            n_positions=128,
+            pad_token_id=PAD,
+            eos_token_id=EOS,
+            bos_token_id=BOS,
+            tie_word_embeddings=False,
+        )
+    ),
     "glm": lambda: tf.GlmForCausalLM(tf.GlmConfig(**_BASE, head_dim=8)),
     "stablelm": lambda: tf.StableLmForCausalLM(tf.StableLmConfig(**_BASE)),
     "starcoder2": lambda: tf.Starcoder2ForCausalLM(tf.Starcoder2Config(**_BASE, sliding_window=8)),
@@ -69,6 +125,7 @@ ARCHITECTURES = {
             pad_token_id=PAD,
             eos_token_id=EOS,
             bos_token_id=BOS,
+            tie_word_embeddings=False,
         )
     ),
     "gpt_neox": lambda: tf.GPTNeoXForCausalLM(tf.GPTNeoXConfig(**_without("num_key_value_heads"))),
@@ -81,7 +138,9 @@ ARCHITECTURES = {
         )
     ),
     "falcon": lambda: tf.FalconForCausalLM(
-        tf.FalconConfig(**_without("num_key_value_heads", "intermediate_size"), alibi=False, new_decoder_architecture=True)
+        tf.FalconConfig(
+            **_without("num_key_value_heads", "intermediate_size"), alibi=False, new_decoder_architecture=True
+        )
     ),
 }
 
@@ -91,7 +150,7 @@ def _without(*names: str) -> dict:
 
 
 def tiny_model(architecture: str = "llama", seed: int = 0, attention: str = "sdpa"):
-    """A random model in eval mode whose laws are peaked enough that greedy decoding has no near ties."""
+    """A random model in eval mode whose greedy text wanders about and has no near ties."""
     torch.manual_seed(seed)
     model = ARCHITECTURES[architecture]().eval()
     model.set_attn_implementation(attention)
@@ -100,15 +159,27 @@ def tiny_model(architecture: str = "llama", seed: int = 0, attention: str = "sdp
     return model
 
 
-def sharpen(model, factor: float = 8.0) -> None:
-    """Scale matrices up from the library's small initialisation; random models otherwise predict almost uniformly."""
+def sharpen(model, gain: float = 3.0) -> None:
+    """Scale every matrix to keep its input's scale; queries and keys to double it, the output embedding `gain`-fold.
+
+    At the library's own initialisation a random model predicts almost uniformly, and repeats one token for ever.
+    """
+    output = model.get_output_embeddings().weight
     with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.ndim >= 2:
-                parameter.mul_(factor)
+        for name, parameter in model.named_parameters():
+            if parameter.ndim < 2:
+                continue
+            scale = parameter.shape[-1] ** -0.5
+            if parameter is output:
+                scale *= gain
+            elif parameter is model.get_input_embeddings().weight:
+                scale = 1.0
+            elif _QUERIES_OR_KEYS.search(name):
+                scale *= 2.0
+            parameter.mul_(scale / parameter.std().clamp_min(1e-6))
 
 
-def tiny_draft(model, noise: float = 0.05, seed: int = 1):
+def tiny_draft(model, noise: float = 0.06, seed: int = 1):
     """A copy of `model` with perturbed weights: agrees with it often, but not always."""
     draft = copy.deepcopy(model)
     generator = torch.Generator().manual_seed(seed)

@@ -26,9 +26,7 @@ def check_model(model: PreTrainedModel, role: str) -> None:
             "use a model with full or sliding-window attention only."
         )
     if _compat.uses_alibi(model):
-        raise ValueError(
-            f"the {role} {name} uses ALiBi, which needs equal row lengths; use a model with other positions."
-        )
+        raise ValueError(f"the {role} {name} uses ALiBi, which needs equal row lengths; use rotary positions.")
     implementation = _compat.attention_implementation(model)
     if implementation not in _compat.MASKED_ATTENTION:
         raise ValueError(
@@ -42,7 +40,7 @@ def check_model(model: PreTrainedModel, role: str) -> None:
             "feed; merge it, or use a LoRA-like adapter."
         )
     if _compat.is_sharded(model):
-        raise ValueError(f"the {role} {name} is sharded over processes (ZeRO-3 or FSDP); gather it before generating.")
+        raise ValueError(f"the {role} {name} is sharded over processes (ZeRO-3 or FSDP); gather it first.")
 
 
 def check_config(config: GenerationConfig) -> None:
@@ -63,9 +61,7 @@ def check_config(config: GenerationConfig) -> None:
         if value is not None:
             raise ValueError(f"{name}={value!r} cannot be combined with a verifier: {advice}.")
     if config.token_healing:
-        raise ValueError(
-            "token_healing rewrites the prompt, which the draft would not see; heal the prompt beforehand."
-        )
+        raise ValueError("token_healing rewrites the prompt behind the draft's back; heal the prompt beforehand.")
     for name in ("output_attentions", "output_hidden_states"):
         if getattr(config, name) and config.return_dict_in_generate:
             raise ValueError(
@@ -96,7 +92,7 @@ def check_processors(processors: LogitsProcessorList) -> None:
         for refused, reason in _compat.REFUSED_PROCESSORS.items():
             if isinstance(processor, refused):
                 raise ValueError(
-                    f"{type(processor).__name__} cannot be used with a verifier: {reason}. Drop it, or drop the verifier."
+                    f"{type(processor).__name__} cannot be used with a verifier: {reason}. Drop one of them."
                 )
 
 

@@ -41,10 +41,11 @@ def diversed_decoding(
     output_token_records: bool = False,
     streamer: BaseStreamer | None = None,
     **model_kwargs,
-) -> GenerateDiversedOutput | torch.LongTensor:
+) -> GenerateDiversedOutput | torch.Tensor:
     """Speculative decoding under any verifier, for batches whose rows advance at their own pace.
 
-    Has the signature of upstream's decoding methods: the hook hands it to `generate` as `custom_generate=`, and so can you.
+    Has the signature of upstream's decoding methods: the hook hands it to `generate` as `custom_generate=`, and so can
+    you.
 
     Args:
         model: the target. `input_ids`: long `[B, S]`, left-padded.
@@ -65,11 +66,13 @@ def diversed_decoding(
         model.generate(**inputs, custom_generate=loop)
         ```
     """
-    _check(model, assistant_model, verifier, generation_config, logits_processor, model_kwargs, streamer, input_ids)
+    draft, verifier = _require(assistant_model, verifier)
+    _check(model, draft, verifier, generation_config, logits_processor, model_kwargs, streamer, input_ids)
     plan = _plan(input_ids, stopping_criteria, generation_config, num_assistant_tokens, verifier)
     rows, stops, processor = plan.rows, plan.stops, BlockProcessor(logits_processor)
-    target, drafter = _models(model, assistant_model, verifier, processor, plan, model_kwargs)
-    log, scores, raw_logits, state = RoundLog(), plan.score_collector(), plan.logit_collector(), None
+    target, drafter = _models(model, draft, verifier, processor, plan, model_kwargs)
+    scores, raw_logits = (ScoreCollector(rows.prompt_length) for _ in range(2))
+    log, state = RoundLog(), None
 
     target.prefill(input_ids[:, :-1], generation_config.prefill_chunk_size)
     drafter.prefill(generation_config.prefill_chunk_size)
@@ -82,42 +85,38 @@ def diversed_decoding(
         outcome = _settle(verdict, q, p, gammas, stops, plan.do_sample)
         rows.write(outcome.num_accepted, outcome.next_token)
 
-        drafted, accepted, emitted, ended = _to_host(outcome)
+        # The one host sync of a round.
+        drafted, accepted, emitted, ended = outcome.to_host()
         emitted = [count if end is None else 0 for count, end in zip(emitted, rows.ends)]
-        if scores is not None:
+        if plan.output_scores:
             scores.add(p.scores, starts, emitted)
-        if raw_logits is not None:
+        if plan.output_logits and p.raw_logits is not None:
             raw_logits.add(p.raw_logits, starts, emitted)
-        if verdict is not None and output_token_records and verdict.tv is None:
+        if output_token_records and verdict is not None and q is not None and verdict.tv is None:
             verdict = replace(verdict, tv=total_variation(p.probs()[:, :-1], q.probs()))
-        log.append(
-            starts,
-            drafted,
-            accepted,
-            verdict,
-            describe_round(q, p, verdict, outcome) if output_token_records else None,
-        )
+        records = describe_round(q, p, verdict, outcome) if output_token_records else None
+        log.append(starts, drafted, accepted, verdict, records)
 
         rows.advance(emitted)
-        stops.update(ended, plan.max_length, scores.before if scores is not None else None)
+        stops.update(ended, plan.max_length, scores.before if plan.output_scores else None)
         if streamer is not None:
             streamer.put(rows.ids[0, starts[0] : rows.ends[0] or rows.lengths[0]].cpu())
         if verdict is not None:
-            drafter.rewind(all_accepted=any(accepted[row] == q.tokens.shape[1] for row in rows.running))
+            drafter.rewind(all_accepted=any(accepted[row] == verdict.accept_prob.shape[1] for row in rows.running))
             state = None if verdict.state is None else verdict.state[rows.row_index, outcome.num_accepted]
 
     if streamer is not None:
         streamer.end()
-    stats = log.stats(rows.ends, target.num_forwards, drafter.model.num_forwards)
+    ends = rows.final_ends()
+    stats = log.stats(ends, target.num_forwards, drafter.model.num_forwards)
     if not generation_config.return_dict_in_generate:
         return rows.finished()
-    width = max(rows.ends)
     return GenerateDiversedOutput(
         sequences=rows.finished(),
-        scores=None if scores is None else scores.before(width),
-        logits=None if raw_logits is None else raw_logits.before(width),
+        scores=scores.before(max(ends)) if plan.output_scores else None,
+        logits=raw_logits.before(max(ends)) if plan.output_logits else None,
         stats=stats,
-        token_records=log.token_records(rows.ends, rows.prompt_length) if output_token_records else None,
+        token_records=log.token_records(ends, rows.prompt_length) if output_token_records else None,
     )
 
 
@@ -135,28 +134,24 @@ class _Plan:
     keep_raw_logits: bool
 
     def draft_lengths(self) -> list[int]:
-        """gamma_i: a row never drafts past its last token but one, so that a batch ends its rounds where single runs do."""
+        """gamma_i: no row drafts past its last token but one, so that rounds end where they do in single runs."""
         return [
             min(self.gamma, self.max_length - length - 1) if end is None else 0
             for length, end in zip(self.rows.lengths, self.rows.ends)
         ]
 
-    def score_collector(self) -> ScoreCollector | None:
-        return ScoreCollector(self.rows.prompt_length) if self.output_scores else None
 
-    def logit_collector(self) -> ScoreCollector | None:
-        return ScoreCollector(self.rows.prompt_length) if self.output_logits else None
-
-
-def _check(model, assistant_model, verifier, config, processors, model_kwargs, streamer, input_ids) -> None:
-    if assistant_model is None:
+def _require(draft: PreTrainedModel | None, verifier: Verifier | None) -> tuple[PreTrainedModel, Verifier]:
+    if draft is None:
         raise ValueError("a verifier needs a draft to verify: pass assistant_model=.")
     if not isinstance(verifier, Verifier):
-        raise TypeError(
-            f"verifier must be a Verifier, got {type(verifier).__name__}; see hf_diversed.verifiers.VERIFIERS."
-        )
+        raise TypeError(f"verifier must be a Verifier, got {type(verifier).__name__}; see hf_diversed.VERIFIERS.")
+    return draft, verifier
+
+
+def _check(model, draft, verifier, config, processors, model_kwargs, streamer, input_ids) -> None:
     checks.check_model(model, "target")
-    checks.check_model(assistant_model, "draft")
+    checks.check_model(draft, "draft")
     checks.check_config(config)
     checks.check_inputs(model_kwargs)
     checks.check_processors(processors)
@@ -169,9 +164,9 @@ def _check(model, assistant_model, verifier, config, processors, model_kwargs, s
             batch_size=input_ids.shape[0],
             temperature=(1.0 if config.temperature is None else config.temperature) if config.do_sample else 0.0,
             target_hidden_size=_compat.hidden_width(model),
-            draft_hidden_size=_compat.hidden_width(assistant_model),
+            draft_hidden_size=_compat.hidden_width(draft),
             target_name=_compat.model_name(model),
-            draft_name=_compat.model_name(assistant_model),
+            draft_name=_compat.model_name(draft),
         )
     )
 
@@ -198,7 +193,7 @@ def _plan(input_ids, criteria, config, num_assistant_tokens, verifier) -> _Plan:
     )
 
 
-def _models(model, assistant_model, verifier, processor, plan, model_kwargs):
+def _models(model, draft, verifier, processor, plan, model_kwargs):
     """The target and the drafter over their own caches."""
     rows = plan.rows
     prompt_mask = model_kwargs.get("attention_mask")
@@ -217,7 +212,7 @@ def _models(model, assistant_model, verifier, processor, plan, model_kwargs):
         "keep_hidden": verifier.needs_hidden_states,
     }
     drafter = DiversedCandidateGenerator(
-        assistant_model,
+        draft,
         rows,
         processor,
         vocab_size=_compat.vocab_size(model),
@@ -268,9 +263,3 @@ def _settle(
     next_token = draw(law, torch.empty_like(law).exponential_() if do_sample else None)
     ended = on_draft | stops.is_eos(next_token)
     return VerifyOutput(num_drafted, num_accepted, next_token, num_accepted + 1 - on_draft.long(), ended, uniforms)
-
-
-def _to_host(outcome: VerifyOutput) -> list[list[int]]:
-    """(drafted, accepted, emitted, ended) per row: the one host sync of a round."""
-    fields = (outcome.num_drafted, outcome.num_accepted, outcome.num_emitted, outcome.ended.long())
-    return torch.stack(fields).tolist()

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
-from transformers import LogitsProcessorList, PreTrainedModel
+from transformers import PreTrainedModel
 from transformers.generation.candidate_generator import CandidateGenerator
 
 from hf_diversed import _compat
@@ -24,10 +24,12 @@ class DiversedCandidateGenerator(CandidateGenerator):
         assistant_model: the draft.
         rows: the batch's ids; drafted tokens are written behind each row's length.
         processor: what turns the draft's logits into the scores of q.
-        vocab_size: V of the target. Ids that only the draft has are cut before its softmax; ids it lacks get probability 0.
+        vocab_size: V of the target. Ids that only the draft has are cut before its softmax; ids it lacks get
+            probability 0.
         num_assistant_tokens: gamma.
         do_sample: draw from q, or take its argmax.
-        is_eos: given at batch size 1, where drafting stops behind an EOS. It costs a host sync per step, and saves the steps.
+        is_eos: given at batch size 1, where drafting stops behind an EOS. It costs a host sync per step, and saves the
+            steps.
         model_options: remaining arguments of `RaggedModel`.
     """
 
@@ -53,7 +55,7 @@ class DiversedCandidateGenerator(CandidateGenerator):
         self.do_sample = do_sample
         self.keep_raw_logits = keep_raw_logits
         self.is_eos = is_eos
-        self._behind: int | None = None
+        self._behind = 0  # nothing read yet
         self._fed = 0
 
     def prefill(self, chunk_size: int | None = None) -> None:
@@ -61,13 +63,14 @@ class DiversedCandidateGenerator(CandidateGenerator):
         self.model.prefill(self.rows.ids[:, : self.rows.prompt_length - 1], chunk_size)
         self._behind = 1
 
-    def get_candidates(self, input_ids: torch.LongTensor, **kwargs) -> tuple[torch.LongTensor, torch.Tensor | None]:
+    def get_candidates(self, input_ids: torch.Tensor, **kwargs) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Upstream's contract: ids with candidates appended, `[B, L + gamma]`, and the scores of q, `[B, gamma, V]`.
 
-        All rows of `input_ids` (long `[B, L]`) stand at the same length. What the cache already holds of them is reused.
+        All rows of `input_ids` (long `[B, L]`) stand at the same length. What the cache already holds of them is
+        reused.
         """
         rows, length = self.rows, input_ids.shape[1]
-        if self._behind is None:
+        if self._behind == 0:
             self.prefill()
         else:
             agreed = int(first_true(rows.ids[:, :length] != input_ids).min())
@@ -81,7 +84,7 @@ class DiversedCandidateGenerator(CandidateGenerator):
         return torch.cat([input_ids, drafted.tokens], dim=1), drafted.scores
 
     def rewind(self, all_accepted: bool) -> None:
-        """Tell the generator how the last round ended: the last draft was never fed, so a fully accepted row lags by two."""
+        """Say how the last round ended. Its last draft was never fed: a fully accepted row lags by two."""
         self._behind = 2 if all_accepted else 1
 
     def propose(self, counts: list[int]) -> DraftOutput | None:

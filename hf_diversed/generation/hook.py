@@ -1,4 +1,5 @@
-"""The only file that touches `GenerationMixin`: it teaches `generate` the arguments `diversed_head=` and `verifier=`."""
+"""The only file that touches `GenerationMixin`: it teaches `generate` the arguments `diversed_head=` and
+`verifier=`."""
 
 import copy
 import functools
@@ -14,7 +15,7 @@ from hf_diversed import _compat
 from hf_diversed.generation import checks
 from hf_diversed.generation.decoding import diversed_decoding
 from hf_diversed.head import DiversedHead, load_head
-from hf_diversed.verifiers import VERIFIERS, DiversedVerifier, Verifier
+from hf_diversed.verifiers import DiversedVerifier, Verifier, build_verifier
 
 
 @dataclass
@@ -56,7 +57,7 @@ class Attachment:
             detach(model)
 
 
-_ATTACHED: "weakref.WeakKeyDictionary[PreTrainedModel, Attachment]" = weakref.WeakKeyDictionary()
+_ATTACHED: "weakref.WeakKeyDictionary[torch.nn.Module, Attachment]" = weakref.WeakKeyDictionary()
 _MARK = "_hf_diversed_original"
 
 
@@ -72,8 +73,9 @@ def attach(
 ) -> Attachment:
     """Make every later `model.generate(...)` decode with this draft and rule, for callers that cannot pass them.
 
-    Nothing is stored on the model: `state_dict`, `save_pretrained`, `deepcopy` and pickle do not change. Arguments of a call
-    win over what is attached; `diversed_quality` and `diversed_max_bias` may also come from the call's generation config.
+    Nothing is stored on the model: `state_dict`, `save_pretrained`, `deepcopy` and pickle do not change. Arguments of
+    a call win over what is attached; `diversed_quality` and `diversed_max_bias` may also come from the call's
+    generation config.
 
     Example:
         ```python
@@ -112,7 +114,7 @@ def install_hook() -> None:
             return original(self, *args, **kwargs)
         return _generate_relaxed(original, self, attachment, args, kwargs)
 
-    generate.__signature__ = _extended_signature(original)
+    generate.__signature__ = _extended_signature(original)  # type: ignore[attr-defined]
     setattr(generate, _MARK, original)
     GenerationMixin.generate = generate
 
@@ -180,7 +182,7 @@ class _Call:
         self.model, self.arguments, self.extra = model, arguments, extra
 
     def setting(self, name: str):
-        """A value set by keyword, by the call's generation config or by the model's, in that order; None if nowhere."""
+        """A value set by keyword, by the call's generation config or by the model's, in that order; or None."""
         configs = (self.arguments.get("generation_config"), self.model.generation_config)
         return _first(self.extra.get(name), *(_compat.config_entry(config, name) for config in configs))
 
@@ -209,7 +211,7 @@ class _Call:
         self.arguments["stopping_criteria"] = criteria
         self.extra.pop("stop_strings", None)
         config = self.arguments.get("generation_config")
-        if _compat.config_entry(config, "stop_strings") is not None:
+        if config is not None and _compat.config_entry(config, "stop_strings") is not None:
             self.arguments["generation_config"] = _without_stop_strings(config)
         if _compat.config_entry(self.model.generation_config, "stop_strings") is not None:
             # Upstream re-reads the model's own config. A shallow twin shares every weight and leaves the model alone.
@@ -221,11 +223,11 @@ class _Call:
 def resolve_verifier(
     diversed_head: "DiversedHead | str | None",
     verifier: Verifier | str | None,
-    quality=None,
-    max_bias=None,
+    quality: float | list[float] | torch.Tensor | None = None,
+    max_bias: float | list[float] | torch.Tensor | None = None,
     device: torch.device | None = None,
-) -> Verifier:
-    """Build the rule that `generate` was asked for. Raises ValueError on contradictions, naming the registry's rules."""
+) -> Verifier | None:
+    """Build the rule that `generate` was asked for. Raises ValueError on contradictions and unknown names."""
     if diversed_head is not None and verifier is not None:
         raise ValueError("diversed_head= and verifier= both choose the rule; pass only one of them.")
     if diversed_head is not None:
@@ -237,12 +239,7 @@ def resolve_verifier(
             "DiversedVerifier(head, quality=..., max_bias=...) yourself."
         )
     if isinstance(verifier, str):
-        if verifier not in VERIFIERS:
-            raise ValueError(f"unknown verifier {verifier!r}; registered are {', '.join(sorted(VERIFIERS))}.")
-        try:
-            return VERIFIERS[verifier]()
-        except TypeError as error:
-            raise ValueError(f"verifier={verifier!r} needs parameters: pass an instance ({error}).") from error
+        return build_verifier(verifier)
     return verifier
 
 

@@ -1,7 +1,7 @@
 """Logits processors and stopping criteria over rows of different lengths.
 
-Both were written for rows of equal length: `processor(input_ids[:, :l], scores)`, one column after the other. Here every call
-still looks like that; the result is used for the rows that stand at column l.
+Both were written for rows of equal length: `processor(input_ids[:, :l], scores)`, one column after the other. Here
+every call still looks like that; the result is used for the rows that stand at column l.
 """
 
 import torch
@@ -61,19 +61,23 @@ class RaggedRows:
         filled = torch.where(behind >= 0, self.pad_id, shown)
         return torch.where((behind == 0) & open_rows, self._eos_id, filled)
 
+    def final_ends(self) -> list[int]:
+        """Every row's end, once all have one."""
+        return [end for end in self.ends if end is not None]
+
     def finished(self) -> torch.Tensor:
         """All sequences, long `[B, S + T]`: each row up to its end, then pads."""
-        width = max(end for end in self.ends if end is not None)
+        ends = torch.tensor(self.final_ends(), device=self.ids.device)
+        width = max(self.final_ends())
         columns = torch.arange(width, device=self.ids.device)
-        ends = torch.tensor(self.ends, device=self.ids.device)
         return torch.where(columns < ends[:, None], self.ids[:, :width], self.pad_id)
 
 
 class BlockProcessor:
     """A `LogitsProcessorList` for blocks of positions.
 
-    Warpers that look at one position alone run over the whole block. All others are taken to read the row's prefix, and are
-    called once per column with every row, in the list's order.
+    Warpers that look at one position alone run over the whole block. All others are taken to read the row's prefix,
+    and are called once per column with every row, in the list's order.
     """
 
     def __init__(self, processors: LogitsProcessorList):
@@ -118,15 +122,16 @@ class BlockProcessor:
 class StopTracker:
     """Finds each row's end. Length and EOS are read off the block; every other criterion is called column by column.
 
-    A criterion may keep state and index rows, so it sees what plain `generate` would show it: one call per column, in order,
-    every row with its true ids. A column is therefore checked once all running rows have reached it; a row that ran ahead
-    past its stop is cut back. That costs no round: the batch lasts as long as its slowest row either way.
+    A criterion may keep state and index rows, so it sees what plain `generate` would show it: one call per column, in
+    order, every row with its true ids. A column is therefore checked once all running rows have reached it; a row that
+    ran ahead past its stop is cut back. That costs no round: the batch lasts as long as its slowest row either way.
     """
 
     def __init__(self, rows: RaggedRows, criteria: StoppingCriteriaList, eos_ids: list[torch.Tensor]):
         self.rows = rows
         self.criteria = _compat.prefix_criteria(criteria)
         self.eos_ids = torch.cat([ids.flatten() for ids in eos_ids]).to(rows.ids.device) if eos_ids else None
+        self._pads = _compat.pads_stopped_rows(criteria)
         self._checked = rows.prompt_length
         self._stopped: set[int] = set()
 
@@ -136,7 +141,7 @@ class StopTracker:
             return torch.zeros_like(tokens, dtype=torch.bool)
         return torch.isin(tokens, self.eos_ids)
 
-    def update(self, ended: list[bool], max_length: int, scores=None) -> None:
+    def update(self, ended: list[int], max_length: int, scores=None) -> None:
         """Mark the rows that ended in this round: by EOS (`ended`), by length, or by a criterion.
 
         Args:
@@ -159,10 +164,10 @@ class StopTracker:
         seen = [length if end is None else end for length, end in zip(rows.lengths, rows.ends)]
         verdict = self.criteria(rows.view(column, seen), scores(column) if scores is not None else None).tolist()
         self._stopped |= {row for row, stop in enumerate(verdict) if stop and column <= seen[row]}
-        if self.eos_ids is None and len(self._stopped) < len(rows.lengths):
+        if not self._pads and len(self._stopped) < len(rows.lengths):
             return  # Without an EOS to pad with, plain `generate` lets stopped rows run on until all have stopped.
         for row in self._stopped:
             end = rows.ends[row]
             rows.ends[row] = column if end is None else min(end, column)
-        if self.eos_ids is not None:
+        if self._pads:
             self._stopped.clear()

@@ -18,7 +18,8 @@ class RaggedModel:
         last_position: column of the last token that can be emitted; later columns reuse its position, so that learned
             position tables are never read past their end.
         keep_hidden: also return the last hidden states.
-        max_id: highest id the model can embed; anything above is fed as this one. A draft padded less than its target has
+        max_id: highest id the model can embed; anything above is fed as this one. A draft padded less than its target
+            has
             never seen those ids, and neither has anyone: they are padding.
     """
 
@@ -61,7 +62,8 @@ class RaggedModel:
         """Run `tokens` (long `[B, Q]`), row i at columns `starts[i] ..`, over everything the cache holds before them.
 
         Returns:
-            logits float32 `[B, keep, V]` of the last `keep` positions, and their hidden states `[B, keep, D]` if asked for.
+            logits float32 `[B, keep, V]` of the last `keep` positions, and their hidden states `[B, keep, D]` if asked
+            for.
         """
         columns = self._cache.open(starts.to(self.device), min(host_starts), max(host_starts), tokens.shape[1])
         mask = self._cache.mask(columns, self._dtype)

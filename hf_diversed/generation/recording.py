@@ -214,7 +214,7 @@ def describe_round(
 def _is_relaxed(draft: DraftOutput, target: TargetOutput, outcome: VerifyOutput) -> torch.Tensor:
     """bool `[B, G + 1]`: accepted drafts that lossless verification, with the same coin, would have rejected."""
     count = draft.tokens.shape[1]
-    if draft.sampled:
+    if outcome.uniforms is not None and draft.sampled:
         refused = outcome.uniforms >= acceptance(target.prob(draft.tokens), draft.prob(draft.tokens))
     else:
         refused = target.scores[:, :count].argmax(-1) != draft.tokens

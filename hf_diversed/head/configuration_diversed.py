@@ -11,7 +11,8 @@ class DiversedHeadConfig(PreTrainedConfig):
     """Describes a `DiversedHead`.
 
     Args:
-        target_hidden_size: width of what the target's output embedding sees (`get_output_embeddings().weight.shape[1]`).
+        target_hidden_size: width of what the target's output embedding sees
+            (`get_output_embeddings().weight.shape[1]`).
         draft_hidden_size: the same for the draft.
         head_type: "linear" or "mlp" (one hidden layer of `intermediate_size` GELU units).
         features: "hidden" (both models' last hidden states), "distribution" (seven figures on p and q, see
@@ -20,7 +21,8 @@ class DiversedHeadConfig(PreTrainedConfig):
         task: what the head was trained on. `mixing`: what it mixes; "probs" is the only value.
         num_assistant_tokens: draft length it was trained with, the default for generation.
         training_temperature: temperature of its rollouts, 0 for greedy; None if unknown.
-        base_model_name_or_path, base_model_revision: the target. assistant_model_name_or_path, assistant_model_revision: the draft.
+        base_model_name_or_path, base_model_revision: the target. assistant_model_name_or_path,
+            assistant_model_revision: the draft.
         vocab_size: of the target; None if unknown.
 
     Raises:
@@ -28,6 +30,8 @@ class DiversedHeadConfig(PreTrainedConfig):
     """
 
     model_type = "diversed_head"
+    # Declared, because transformers saves no undeclared field that bears a generation parameter's name.
+    num_assistant_tokens: int | None = None
 
     def __init__(
         self,

@@ -9,13 +9,14 @@ from hf_diversed.head.modeling_diversed import DiversedHead
 
 
 def load_head(name: str, device: torch.device | str | None = None) -> DiversedHead:
-    """Load a head from a folder or the Hub ("org/name" or "org/name@revision"), kept in a small cache by name and device.
+    """Load a head from a folder or the Hub ("org/name" or "org/name@revision"), kept in a small cache by name and
+    device.
 
     A folder is read again once its weights change.
     """
     folder = Path(name)
     if folder.is_dir():
-        stamp = max(path.stat().st_mtime_ns for path in folder.iterdir())
+        stamp = max((path.stat().st_mtime_ns for path in folder.iterdir()), default=0)
         return _load(name, None, str(device or "cpu"), stamp)
     repo_id, _, revision = name.partition("@")
     return _load(repo_id, revision or None, str(device or "cpu"), 0)
@@ -23,4 +24,4 @@ def load_head(name: str, device: torch.device | str | None = None) -> DiversedHe
 
 @lru_cache(maxsize=8)
 def _load(name: str, revision: str | None, device: str, stamp: int) -> DiversedHead:
-    return DiversedHead.from_pretrained(name, revision=revision or "main", use_safetensors=True).to(device).eval()
+    return DiversedHead.from_pretrained(name, revision=revision or "main").to(device).eval()

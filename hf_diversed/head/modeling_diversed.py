@@ -15,8 +15,9 @@ _MAX_LOG_RATIO = 20.0
 class DiversedHead(PreTrainedModel):
     """Predicts the logit of w, the weight on the target, at a position; w = sigmoid(logit) (arXiv 2604.07622).
 
-    Everything it sees belongs to the prefix, never to the drafted token: only so `w p + (1 - w) q` is a law. It computes in
-    float32 whatever its own or the base models' dtype, on its own device. A fresh head says w = 0.5 everywhere.
+    Everything it sees belongs to the prefix, never to the drafted token: only so `w p + (1 - w) q` is a law. It
+    computes in float32 whatever its own or the base models' dtype, on its own device. A fresh head says w = 0.5
+    everywhere.
 
     Example:
         ```python
@@ -29,7 +30,6 @@ class DiversedHead(PreTrainedModel):
     config: DiversedHeadConfig
     base_model_prefix = ""
     main_input_name = "target_hidden"
-    _no_split_modules: list[str] = []
 
     def __init__(self, config: DiversedHeadConfig):
         super().__init__(config)
@@ -39,6 +39,11 @@ class DiversedHead(PreTrainedModel):
         self.dense = nn.Linear(width, config.intermediate_size) if config.head_type == "mlp" else None
         self.out = nn.Linear(width if self.dense is None else config.intermediate_size, 1)
         self.post_init()
+
+    @classmethod
+    def from_pretrained(cls, *args, **kwargs) -> "DiversedHead":
+        """Load as any `PreTrainedModel` does, but from safetensors only: a pickle could run code."""
+        return super().from_pretrained(*args, **{**kwargs, "use_safetensors": True})
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -97,7 +102,8 @@ class DiversedHead(PreTrainedModel):
 
 
 def distribution_features(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
-    """Seven figures on two laws: both entropies (nats), both top probabilities, TV(p, q), KL(p || q), same argmax or not.
+    """Seven figures on two laws: both entropies (nats), both top probabilities, TV(p, q), KL(p || q), same argmax or
+    not.
 
     KL is bounded by cutting log(p / q) at 20 nats, so truncated supports stay finite; it enters as log(1 + KL).
 

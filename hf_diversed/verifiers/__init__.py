@@ -10,11 +10,37 @@ from hf_diversed.verifiers.static_ensemble import StaticEnsembleVerifier
 
 VERIFIERS: dict[str, type[Verifier]] = {
     "lossless": LosslessVerifier,
-    "static_ensemble": StaticEnsembleVerifier,
+    "static": StaticEnsembleVerifier,
     "diversed": DiversedVerifier,
     "lenience": LenientVerifier,
     "spec_cascade": SpecCascadeVerifier,
 }
+
+
+def build_verifier(spec: str) -> Verifier:
+    """Build a rule from its name and parameters, "name" or "name:value:value": "lossless", "static:0.7",
+    "spec_cascade:chow:0.3".
+
+    Raises:
+        ValueError: for an unknown name, or parameters that the rule does not take.
+    """
+    name, *values = spec.split(":")
+    if name not in VERIFIERS:
+        raise ValueError(f"unknown verifier {name!r}; registered are {', '.join(sorted(VERIFIERS))}.")
+    try:
+        return VERIFIERS[name](*map(_number_or_text, values))
+    except TypeError as error:
+        raise ValueError(
+            f"verifier {spec!r} lacks or has wrong parameters ({error}); pass an instance instead."
+        ) from error
+
+
+def _number_or_text(value: str) -> float | str:
+    try:
+        return float(value)
+    except ValueError:
+        return value
+
 
 __all__ = [
     "VERIFIERS",
@@ -25,4 +51,5 @@ __all__ = [
     "SpecCascadeVerifier",
     "StaticEnsembleVerifier",
     "Verifier",
+    "build_verifier",
 ]

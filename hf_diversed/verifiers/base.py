@@ -11,8 +11,8 @@ from hf_diversed.sampling import residual
 class Verifier:
     """Decides which drafted tokens to keep and what law replaces the first rejected one.
 
-    A verifier sees tensors and returns tensors: it never calls a model, touches a cache or draws a random number. Subclasses
-    implement `__call__`, or derive from `LawVerifier` and only choose the law to verify against.
+    A verifier sees tensors and returns tensors: it never calls a model, touches a cache or draws a random number.
+    Subclasses implement `__call__`, or derive from `LawVerifier` and only choose the law to verify against.
 
     Attributes:
         needs_hidden_states: ask for `hidden` on both outputs.
@@ -37,7 +37,8 @@ class Verifier:
         Args:
             input_ids: long `[B, L]`, the ids so far; rows shorter than L are filled up after their end.
             draft: the draft's tokens and law at G positions. `target`: the target's law at G + 1 positions.
-            state: what this rule returned last round for the drafts that were accepted, `[B, ...]`; None in the first round.
+            state: what this rule returned last round for the drafts that were accepted, `[B, ...]`; None in the first
+                round.
         """
         raise NotImplementedError(f"{type(self).__name__} must implement __call__ (or derive from LawVerifier)")
 
@@ -49,8 +50,9 @@ class Verifier:
 class LawVerifier(Verifier):
     """Rules of the kind "choose a law v, then verify exactly against it": subclasses only implement `law`.
 
-    Sampling: accept x with probability min(1, v(x) / q(x)), replace by norm(max(v - q, 0)). Greedy: accept x iff it is v's
-    argmax, else replace it by that argmax. Either way the emitted law is v at drafted positions (arXiv 2211.17192).
+    Sampling: accept x with probability min(1, v(x) / q(x)), replace by norm(max(v - q, 0)). Greedy: accept x iff it is
+    v's argmax, else replace it by that argmax. Either way the emitted law is v at drafted positions (arXiv
+    2211.17192).
     """
 
     def law(self, draft: DraftOutput, target: TargetOutput) -> torch.Tensor:
@@ -73,7 +75,7 @@ class LawVerifier(Verifier):
 
 
 def target_residual(draft: DraftOutput, target: TargetOutput) -> Callable[[torch.Tensor], torch.Tensor]:
-    """The replacement law max(p - q, 0), which lossless, mixing and lenient verification share; p where it is empty."""
+    """The replacement law max(p - q, 0) that lossless, mixing and lenient rules share; p where it is empty."""
 
     def law(positions: torch.Tensor) -> torch.Tensor:
         p = target.probs(positions)
@@ -83,7 +85,7 @@ def target_residual(draft: DraftOutput, target: TargetOutput) -> Callable[[torch
 
 
 def check_range(name: str, value: float, low: float, high: float, advice: str) -> float:
-    """Return `value` as a float, or raise ValueError naming the parameter, its range, what was given and what to do."""
+    """Return `value` as a float, or raise ValueError naming parameter, range, what was given and what to do."""
     if not low <= value <= high:  # also refuses nan
         raise ValueError(f"`{name}` must lie in [{low:g}, {high:g}], got {value!r}. {advice}")
     return float(value)

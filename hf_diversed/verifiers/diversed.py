@@ -20,8 +20,8 @@ class DiversedVerifier(MixtureVerifier):
     Args:
         head: the trained `DiversedHead`.
         quality: in [0, 1], one value or one per row. 0 accepts every draft, 0.5 is the head as trained, 1 is lossless.
-        max_bias: in [0, 1], one value or one per row: raises w until TV(v, p) <= max_bias at every drafted token, after
-            `quality`. In greedy decoding it keeps p(emitted) >= max p - 2 max_bias.
+        max_bias: in [0, 1], one value or one per row: raises w until TV(v, p) <= max_bias at every drafted token,
+            after `quality`. In greedy decoding it keeps p(emitted) >= max p - 2 max_bias.
 
     Raises:
         ValueError: on values out of range or, before the first forward, on hidden sizes that are not the head's.
@@ -36,16 +36,10 @@ class DiversedVerifier(MixtureVerifier):
         if not isinstance(head, DiversedHead):
             raise TypeError(f"head must be a DiversedHead, got {type(head).__name__}; load one with from_pretrained.")
         self.head = head
+        self.needs_hidden_states = head.needs_hidden_states
+        self.num_assistant_tokens = head.config.num_assistant_tokens
         self.quality = _values("quality", quality, "0 accepts every draft, 0.5 is the head as trained, 1 is lossless.")
         self.max_bias = None if max_bias is None else _values("max_bias", max_bias, "0 is lossless, 1 caps nothing.")
-
-    @property
-    def needs_hidden_states(self) -> bool:
-        return self.head.needs_hidden_states
-
-    @property
-    def num_assistant_tokens(self) -> int | None:
-        return self.head.config.num_assistant_tokens
 
     def check(self, context: DecodingContext) -> None:
         config = self.head.config

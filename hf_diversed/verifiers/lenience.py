@@ -10,7 +10,8 @@ from hf_diversed.verifiers.base import Verifier, check_range, target_residual
 class LenientVerifier(Verifier):
     """Keep x with probability min(1, p(x) / (lenience * q(x))), else draw from norm(max(p - q, 0)).
 
-    The emitted law never exceeds p / lenience. Greedy: keep x iff p(x) >= lenience * max p, p at temperature 1; else argmax p.
+    The emitted law never exceeds p / lenience. Greedy: keep x iff p(x) >= lenience * max p, p at temperature 1; else
+    argmax p.
 
     Args:
         lenience: in (0, 1]; 1 is lossless. (Some papers write alpha = 1 - lenience.)

@@ -10,8 +10,9 @@ from hf_diversed.verifiers.base import Verifier, target_residual
 class MixtureVerifier(Verifier):
     """Base of the mixing rules; subclasses implement `weights`.
 
-    Sampling needs p(x), q(x) and w at the drafted tokens only; norm(max(v - q, 0)) = norm(max(p - q, 0)) does not depend on w.
-    Greedy decoding keeps x iff it is the argmax of v, both laws taken at temperature 1, and replaces it by that argmax.
+    Sampling needs p(x), q(x) and w at the drafted tokens only; norm(max(v - q, 0)) = norm(max(p - q, 0)) does not
+    depend on w. Greedy decoding keeps x iff it is the argmax of v, both laws taken at temperature 1, and replaces it
+    by that argmax.
     """
 
     def weights(self, draft: DraftOutput, target: TargetOutput) -> tuple[torch.Tensor, torch.Tensor | None]:

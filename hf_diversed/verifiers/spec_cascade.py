@@ -10,8 +10,9 @@ from hf_diversed.sampling import total_variation
 from hf_diversed.verifiers.base import LawVerifier, check_range
 
 
-# Each gate sees raw draft and target probabilities `[B, G, V]`, TV of the processed laws `[B, G, 1]` and alpha, and says where
-# (`[B, G, 1]`: the whole position; `[B, G, V]`: single tokens) the draft's law is kept. Equation numbers are the paper's.
+# Each gate sees raw draft and target probabilities `[B, G, V]`, TV of the processed laws `[B, G, 1]` and alpha, and
+# says where (`[B, G, 1]`: the whole position; `[B, G, V]`: single tokens) the draft's law is kept. Equation numbers
+# are the paper's.
 _ROW_GATES: dict[str, Callable] = {
     "chow": lambda q, p, tv, alpha: _top(q) >= 1.0 - alpha,  # eq. 2
     "diff": lambda q, p, tv, alpha: _top(q) >= _top(p) - alpha,  # eq. 5
@@ -36,8 +37,8 @@ class SpecCascadeVerifier(LawVerifier):
     """Exact verification against a cascaded law pi.
 
     Row rules set pi = q where a confidence gate opens, else p. Token rules keep a set S of tokens:
-    pi(x) = q(x) [x in S] + eta p(x), eta = sum of q outside S. Gates read raw probabilities (temperature 1, no warpers); pi is
-    made of the processed laws (one-hot when greedy).
+    pi(x) = q(x) [x in S] + eta p(x), eta = sum of q outside S. Gates read raw probabilities (temperature 1, no
+    warpers); pi is made of the processed laws (one-hot when greedy).
 
     Args:
         rule: "chow", "diff", "opt", "token_v1", "token_v2" or "token_v3".

@@ -10,8 +10,8 @@ from hf_diversed.verifiers.mixture import MixtureVerifier
 class StaticEnsembleVerifier(MixtureVerifier):
     """Verify against v = weight * p + (1 - weight) * q with a constant weight on the target.
 
-    Accepts a draft with probability 1 - weight * TV(p, q) on average and moves v away from p by (1 - weight) * TV(p, q):
-    no other law accepts more at that distance.
+    Accepts a draft with probability 1 - weight * TV(p, q) on average and moves v away from p by (1 - weight) * TV(p,
+    q): no other law accepts more at that distance.
 
     Args:
         weight: in [0, 1]. 1 is lossless, 0 accepts every draft.

@@ -1,0 +1,6 @@
+"""The `hf-diversed` command."""
+
+from hf_diversed.cli.main import app
+
+
+__all__ = ["app"]

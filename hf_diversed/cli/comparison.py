@@ -1,0 +1,157 @@
+"""Run the same prompts through several decoding methods and measure each. Prints nothing but progress."""
+
+import copy
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import track
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from hf_diversed.head import DiversedHead
+from hf_diversed.outputs import SpeculativeStats, TokenRecords
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Target, draft and their tokenizer."""
+
+    target: PreTrainedModel
+    draft: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What all methods share. Temperature 0 is greedy; top_k and top_p are off: p and q are the models' own laws."""
+
+    max_new_tokens: int
+    gamma: int
+    temperature: float
+    seed: int
+
+    def generation_kwargs(self) -> dict[str, Any]:
+        if self.temperature == 0:
+            return {"max_new_tokens": self.max_new_tokens, "do_sample": False}
+        sampling = {"do_sample": True, "temperature": self.temperature, "top_k": 0, "top_p": 1.0}
+        return {"max_new_tokens": self.max_new_tokens, **sampling}
+
+
+@dataclass(frozen=True)
+class Method:
+    """A row of the comparison.
+
+    Attributes:
+        kwargs: what `generate` gets besides prompts and settings; None for plain decoding.
+        upstream: run upstream's assisted decoding instead of ours.
+        batch_size: prompts per call.
+    """
+
+    label: str
+    kwargs: dict[str, Any] | None
+    upstream: bool = False
+    batch_size: int = 1
+
+
+@dataclass
+class Row:
+    """What one method did: texts, seconds, tokens and target forwards; statistics where the method reports them."""
+
+    label: str
+    texts: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+    num_tokens: int = 0
+    target_forwards: int = 0
+    batch_size: int = 1
+    stats: SpeculativeStats | None = None
+    records: TokenRecords | None = None
+
+
+def demo_methods(head: DiversedHead, head_label: str) -> list[Method]:
+    """The demo's rows, from plain decoding to a batch of eight."""
+    diversed = {"diversed_head": head}
+    return [
+        Method("plain decoding", None),
+        Method("transformers, assistant_ensemble_weight=0.7", {"assistant_ensemble_weight": 0.7}, upstream=True),
+        Method("lossless", {"verifier": "lossless"}),
+        Method("static ensemble, w = 0.7", {"verifier": "static:0.7"}),
+        Method("static ensemble, w = 0.3", {"verifier": "static:0.3"}),
+        Method(head_label, diversed),
+        Method(f"{head_label}, batch of 8", diversed, batch_size=8),
+    ]
+
+
+def compare(pair: Pair, methods: list[Method], prompts: list[str], settings: Settings, console: Console) -> list[Row]:
+    """Measure every method on every prompt, each after a short warm-up, under the same seeds."""
+    rows = []
+    for method in track(methods, description="decoding", console=console, transient=True):
+        measure(pair, method, prompts[:1], Settings(8, settings.gamma, settings.temperature, settings.seed))
+        rows.append(measure(pair, method, prompts, settings))
+    return rows
+
+
+def measure(pair: Pair, method: Method, prompts: list[str], settings: Settings, records: bool = False) -> Row:
+    """Run one method over all prompts. Every call is seeded by its place, so one prompt does not move the next."""
+    row = Row(method.label, batch_size=method.batch_size)
+    for start in range(0, len(prompts), method.batch_size):
+        batch = prompts[start : start + method.batch_size]
+        inputs = pair.tokenizer(batch, return_tensors="pt", padding=True).to(pair.target.device)
+        inputs.pop("token_type_ids", None)
+        torch.manual_seed(settings.seed + start)
+        _run(pair, method, inputs, settings, records, row)
+    return row
+
+
+def _run(pair: Pair, method: Method, inputs, settings: Settings, records: bool, row: Row) -> None:
+    kwargs = settings.generation_kwargs() | {"return_dict_in_generate": True} | (method.kwargs or {})
+    if method.upstream:
+        kwargs["assistant_model"] = _constant_draft(pair.draft, settings.gamma)
+    elif method.kwargs is not None:
+        kwargs |= {"assistant_model": pair.draft, "num_assistant_tokens": settings.gamma}
+        kwargs["output_token_records"] = records
+    with _counted_forwards(pair.target) as forwards:
+        began = time.perf_counter()
+        out = pair.target.generate(**inputs, **kwargs)
+        row.seconds += time.perf_counter() - began
+    row.target_forwards += forwards[0]
+    new = out.sequences[:, inputs["input_ids"].shape[1] :]
+    row.num_tokens += int(_lengths(new, pair.tokenizer).sum())
+    row.texts += pair.tokenizer.batch_decode(new, skip_special_tokens=True)
+    if method.kwargs is not None and not method.upstream:
+        row.stats = row.stats or SpeculativeStats()
+        row.stats.add(out.stats)
+        row.records = out.token_records
+
+
+def _lengths(tokens: torch.Tensor, tokenizer: PreTrainedTokenizerBase) -> torch.Tensor:
+    """Generated tokens per row, the first EOS included."""
+    ended = tokens == tokenizer.eos_token_id
+    return (ended.cumsum(-1) - ended.long() == 0).sum(-1)
+
+
+def _constant_draft(draft: PreTrainedModel, gamma: int) -> PreTrainedModel:
+    """A shallow twin of the draft with its draft length pinned: upstream reads it from there only."""
+    twin = copy.copy(draft)
+    twin.generation_config = copy.deepcopy(draft.generation_config)
+    twin.generation_config.num_assistant_tokens = gamma
+    twin.generation_config.num_assistant_tokens_schedule = "constant"
+    twin.generation_config.assistant_confidence_threshold = 0.0
+    return twin
+
+
+@contextmanager
+def _counted_forwards(model: PreTrainedModel) -> Iterator[list[int]]:
+    count = [0]
+
+    def hook(module, args, kwargs):
+        count[0] += 1
+
+    handle = model.register_forward_pre_hook(hook, with_kwargs=True)
+    try:
+        yield count
+    finally:
+        handle.remove()

@@ -1,0 +1,128 @@
+"""Commands and their options; the work is done in `comparison`, the looks in `rendering`."""
+
+from typing import Annotated
+
+import torch
+import typer
+from rich.console import Console
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.utils import logging
+
+from hf_diversed.cli.comparison import Method, Pair, Settings, compare, demo_methods, measure
+from hf_diversed.cli.rendering import comparison_table, source_legend, token_text
+from hf_diversed.generation.hook import resolve_verifier
+from hf_diversed.head import DiversedHead, DiversedHeadConfig
+from hf_diversed.zoo import load_demo_pair
+from hf_diversed.zoo.corpus import FAMILIES, held_out_examples
+
+
+app = typer.Typer(
+    help="Relaxed speculative decoding for Hugging Face models.", no_args_is_help=True, add_completion=False
+)
+console = Console()
+
+Seed = Annotated[int, typer.Option(help="Seed of the prompts and of sampling.")]
+Gamma = Annotated[int, typer.Option("--num-assistant-tokens", min=1, help="Drafts per round.")]
+NewTokens = Annotated[int, typer.Option("--max-new-tokens", min=1, help="Longest answer.")]
+Temperature = Annotated[float, typer.Option(min=0.0, help="0 decodes greedily.")]
+
+
+@app.command()
+def demo(
+    num_prompts: Annotated[int, typer.Option(min=1, help="Held-out prompts to answer.")] = 8,
+    seed: Seed = 0,
+    gamma: Gamma = 5,
+    max_new_tokens: NewTokens = 128,
+    temperature: Temperature = 1.0,
+) -> None:
+    """Compare decoding methods on the embedded pair: offline, about a minute on a laptop."""
+    logging.set_verbosity_error()
+    loaded = load_demo_pair()
+    pair = Pair(loaded.target, loaded.draft, loaded.tokenizer)
+    examples = held_out_examples("math", num_prompts, seed)
+    settings = Settings(max_new_tokens, gamma, temperature, seed)
+    head, head_label = loaded.heads.get("math"), "DIVERSED, head 'math'"
+    if head is None:
+        head, head_label = _fresh_head(pair), "DIVERSED, untrained head (w = 0.5)"
+    methods = demo_methods(head, head_label)
+    console.print(
+        f"[bold]{num_prompts} held-out word problems[/], temperature {temperature:g}, {gamma} drafts per round\n"
+    )
+    rows = compare(pair, methods, [example.prompt for example in examples], settings, console)
+    score = FAMILIES["math"].score
+    right = [sum(score(text, example) for text, example in zip(row.texts, examples)) for row in rows]
+    console.print(comparison_table(rows, right, num_prompts))
+    shown = measure(pair, Method(head_label, {"diversed_head": head}), [examples[0].prompt], settings, records=True)
+    console.print(f"\n[bold]{examples[0].prompt}[/]", end="", highlight=False)
+    console.print(token_text(loaded.tokenizer, shown.records))
+    console.print("\n", source_legend())
+
+
+@app.command()
+def generate(
+    prompt: Annotated[str, typer.Option(help="What to continue.")],
+    target: Annotated[str | None, typer.Option(help="Hub id or folder; the embedded pair if left out.")] = None,
+    draft: Annotated[str | None, typer.Option(help="Hub id or folder of the draft.")] = None,
+    head: Annotated[str | None, typer.Option(help="Hub id or folder of a DiversedHead.")] = None,
+    verifier: Annotated[str | None, typer.Option(help='Another rule, for example "static:0.7".')] = None,
+    quality: Annotated[float | None, typer.Option(min=0.0, max=1.0, help="0 accepts all, 1 is lossless.")] = None,
+    max_bias: Annotated[float | None, typer.Option(min=0.0, max=1.0, help="Cap on TV(v, p) per token.")] = None,
+    chat: Annotated[bool, typer.Option(help="Wrap the prompt in the tokenizer's chat template.")] = False,
+    compare_with_plain: Annotated[
+        bool, typer.Option("--compare/--no-compare", help="Also time other methods.")
+    ] = True,
+    device: Annotated[str | None, typer.Option(help="cuda, mps or cpu; the best one by default.")] = None,
+    seed: Seed = 0,
+    gamma: Gamma = 5,
+    max_new_tokens: NewTokens = 128,
+    temperature: Temperature = 1.0,
+) -> None:
+    """Continue a prompt with any pair and rule; shows where every token came from."""
+    logging.set_verbosity_error()
+    try:
+        pair = _load_pair(target, draft, device)
+        if head is None and verifier is None:
+            verifier = "static:0.7"
+        rule = resolve_verifier(head, verifier, quality, max_bias, pair.target.device)
+        settings = Settings(max_new_tokens, gamma, temperature, seed)
+        text = _chat_prompt(pair, prompt) if chat else prompt
+        method = Method(head or verifier or "", {"verifier": rule})
+        shown = measure(pair, method, [text], settings, records=True)
+        console.print(prompt, end="", style="bold", highlight=False)
+        console.print(token_text(pair.tokenizer, shown.records))
+        console.print("\n", source_legend())
+        if compare_with_plain:
+            others = [Method("plain decoding", None), Method("lossless", {"verifier": "lossless"}), method]
+            console.print(comparison_table(compare(pair, others, [text], settings, console)))
+        else:
+            console.print(comparison_table([shown]))
+    except (ValueError, OSError) as error:
+        console.print(f"[red]{error}[/]", highlight=False)
+        raise typer.Exit(2) from error
+
+
+def _load_pair(target: str | None, draft: str | None, device: str | None) -> Pair:
+    if (target is None) != (draft is None):
+        raise ValueError("--target and --draft go together: pass both, or neither for the embedded pair.")
+    if target is None or draft is None:
+        loaded = load_demo_pair()
+        return Pair(loaded.target, loaded.draft, loaded.tokenizer)
+    device = device or _best_device()
+    models = [AutoModelForCausalLM.from_pretrained(name, dtype="auto", device_map=device) for name in (target, draft)]
+    return Pair(models[0].eval(), models[1].eval(), AutoTokenizer.from_pretrained(target, padding_side="left"))
+
+
+def _best_device() -> str:
+    if torch.cuda.is_available():
+        return "cuda"
+    return "mps" if torch.backends.mps.is_available() else "cpu"
+
+
+def _chat_prompt(pair: Pair, prompt: str) -> str:
+    messages = [{"role": "user", "content": prompt}]
+    return str(pair.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+
+
+def _fresh_head(pair: Pair) -> DiversedHead:
+    widths = [model.get_output_embeddings().weight.shape[1] for model in (pair.target, pair.draft)]
+    return DiversedHead(DiversedHeadConfig(*widths)).eval()

@@ -1,0 +1,68 @@
+"""How results look in a terminal."""
+
+import math
+
+from rich.table import Table
+from rich.text import Text
+from transformers import PreTrainedTokenizerBase
+
+from hf_diversed.cli.comparison import Row
+from hf_diversed.outputs import SOURCES, TokenRecords
+
+
+STYLES = {
+    "draft": ("green", "accepted draft"),
+    "relaxed": ("black on yellow", "relaxed: the target alone would have rejected it"),
+    "residual": ("red", "residual: the target's correction"),
+    "bonus": ("blue", "bonus: the target's next token"),
+}
+
+
+def comparison_table(rows: list[Row], right: list[float] | None = None, num_prompts: int = 0) -> Table:
+    """One line per method; `right` adds a column of right answers out of `num_prompts`."""
+    table = Table(header_style="bold")
+    table.add_column("method")
+    headers = ["accepted / drafted", "tokens per target forward", "tokens/s", "vs plain"]
+    for header in headers + (["right answers"] if right is not None else []):
+        table.add_column(header, justify="right")
+    plain = next((_speed(row) for row in rows if row.stats is None), float("nan"))
+    for index, row in enumerate(rows):
+        # Rows of a batch share their forward, so the count is taken per row.
+        per_forward = row.num_tokens / row.target_forwards / row.batch_size
+        acceptance = "-" if row.stats is None else f"{row.stats.acceptance_rate:.1%}"
+        cells = [row.label, acceptance, f"{per_forward:.2f}", f"{_speed(row):.0f}", _times(_speed(row) / plain)]
+        if right is not None:
+            cells.append(f"{right[index]:g} of {num_prompts}")
+        table.add_row(*cells)
+    return table
+
+
+def token_text(tokenizer: PreTrainedTokenizerBase, records: TokenRecords | None) -> Text:
+    """The first row's tokens, coloured by source."""
+    text = Text()
+    if records is None:
+        return text
+    special = set(tokenizer.all_special_ids)
+    for token, source, relaxed in zip(records.tokens[0], records.source[0], records.relaxed[0]):
+        if source < 0 or int(token) in special:
+            continue
+        kind = "relaxed" if relaxed else SOURCES[int(source)]
+        text.append(tokenizer.decode([int(token)]), style=STYLES[kind][0])
+    return text
+
+
+def source_legend() -> Text:
+    """What the colours of `token_text` mean."""
+    text = Text()
+    for style, meaning in STYLES.values():
+        text.append(f" {meaning} ", style=style)
+        text.append("  ")
+    return text
+
+
+def _speed(row: Row) -> float:
+    return row.num_tokens / row.seconds
+
+
+def _times(ratio: float) -> str:
+    return "-" if math.isnan(ratio) else f"{ratio:.2f}x"

@@ -1,0 +1,225 @@
+"""Every supported architecture against plain `generate` and against plain forwards, on ragged left-padded batches."""
+
+import contextlib
+import itertools
+
+import peft
+import pytest
+import torch
+
+from hf_diversed import (
+    DiversedHead,
+    DiversedHeadConfig,
+    DiversedVerifier,
+    LosslessVerifier,
+    StaticEnsembleVerifier,
+    _compat,
+)
+from hf_diversed.generation.ragged_model import RaggedModel
+from tests import tiny
+
+
+EAGER_ONLY = {"gemma2", "gpt_oss"}
+ALSO_EAGER = ("llama", "qwen3", "gemma3_text", "gpt2", "opt")
+CASES = [(name, "eager" if name in EAGER_ONLY else "sdpa") for name in tiny.ARCHITECTURES]
+CASES += [(name, "eager") for name in ALSO_EAGER]
+
+PROMPT, NEW, GAMMA = 9, 12, 4  # 21 tokens in all: well beyond the sliding windows of 8
+
+
+@pytest.fixture(scope="module", params=CASES, ids="-".join)
+def pair(request):
+    architecture, attention = request.param
+    target = tiny.tiny_model(architecture, attention=attention)
+    assert _compat.attention_implementation(target) == attention
+    return target, tiny.tiny_draft(target)
+
+
+def decode(target, draft, inputs, verifier, **kwargs):
+    return target.generate(
+        **inputs,
+        assistant_model=draft,
+        verifier=verifier,
+        num_assistant_tokens=GAMMA,
+        return_dict_in_generate=True,
+        do_sample=False,
+        **{"max_new_tokens": NEW, **kwargs},
+    )
+
+
+def single(inputs, row):
+    """One row by itself, without its padding."""
+    return {"input_ids": inputs["input_ids"][row : row + 1, inputs["attention_mask"][row].bool()]}
+
+
+def random_head(target, draft):
+    """A head whose weights spread over most of (0, 1)."""
+    head = DiversedHead(
+        DiversedHeadConfig(
+            target_hidden_size=_compat.hidden_width(target), draft_hidden_size=_compat.hidden_width(draft)
+        )
+    )
+    torch.nn.init.normal_(head.out.weight, std=0.3, generator=torch.Generator().manual_seed(0))
+    return head.eval()
+
+
+def test_lossless_greedy_is_plain_generate(pair):
+    """Catches a wrong mask, position, window or cache column in one architecture: text would drift."""
+    target, draft = pair
+    inputs = tiny.ragged_batch(4, PROMPT)
+    plain = target.generate(**inputs, max_new_tokens=NEW, do_sample=False)
+    ours = decode(target, draft, inputs, LosslessVerifier())
+    assert torch.equal(ours.sequences, plain)
+    # Not vacuous: the text varies, and drafts were both accepted and rejected.
+    assert len(set(plain[:, PROMPT:].flatten().tolist())) >= 8
+    assert ours.stats.num_accepted > 0
+    assert ours.stats.num_rejected > 0
+
+    alone = single(inputs, 2)
+    plain = target.generate(**alone, max_new_tokens=NEW, do_sample=False)
+    assert torch.equal(decode(target, draft, alone, LosslessVerifier()).sequences, plain)
+
+
+@pytest.mark.parametrize("rule", ["static", "head"])
+def test_ragged_batch_is_its_single_runs(pair, rule):
+    """Catches rounds that end elsewhere in a batch than alone: relaxed laws depend on where a round ends."""
+    target, _ = pair
+    draft, inputs, new = tiny.tiny_draft(target, noise=0.35), tiny.ragged_batch(4, PROMPT), 7
+    verifier = StaticEnsembleVerifier(0.3) if rule == "static" else DiversedVerifier(random_head(target, draft))
+    batch = decode(target, draft, inputs, verifier, max_new_tokens=new)
+    for row in range(4):
+        prompt = single(inputs, row)
+        alone = decode(target, draft, prompt, verifier, max_new_tokens=new)
+        emitted = alone.sequences[0, prompt["input_ids"].shape[1] :].tolist()
+        assert batch.sequences[row, PROMPT:].tolist() == emitted + [tiny.PAD] * (
+            batch.sequences.shape[1] - PROMPT - len(emitted)
+        )
+        assert counters(batch.stats.per_row[row]) == counters(alone.stats)
+    assert batch.stats.num_accepted > 0
+    assert batch.stats.num_rejected > 0
+
+
+def counters(stats):
+    return stats.num_rounds, stats.num_drafted, stats.num_accepted, stats.num_rejected, stats.num_emitted
+
+
+@contextlib.contextmanager
+def output_embedding_inputs(model):
+    seen = []
+    hook = model.get_output_embeddings().register_forward_pre_hook(lambda module, args: seen.append(args[0]))
+    try:
+        yield seen
+    finally:
+        hook.remove()
+
+
+@torch.no_grad()
+def test_logits_after_rollback_are_fresh_logits(pair):
+    """Catches stale keys of rejected drafts, shifted positions and windows counted in the wrong row's columns.
+
+    Every round writes a wrong block, longer than the right one, and then the right one over it, at ragged starts. What
+    the wrong block wrote further right stays in the cache, as after a rejection.
+    """
+    target, _ = pair
+    inputs, total, width = tiny.ragged_batch(4, PROMPT), 26, 4
+    generator = torch.Generator().manual_seed(7)
+    future = torch.randint(4, tiny.VOCAB_SIZE, (4, total + width - PROMPT), generator=generator)
+    ids, mask = torch.cat([inputs["input_ids"], future], dim=1), inputs["attention_mask"]
+    positions = (mask.cumsum(-1) - 1).clamp_min(0)
+    model = RaggedModel(target, mask, positions, total + 2 * width, total + 2 * width, keep_hidden=True)
+    model.prefill(ids[:, : PROMPT - 1], chunk_size=3)
+
+    rows = torch.arange(4)[:, None]
+    starts, steps = [PROMPT - 1] * 4, itertools.cycle([[4, 1, 2, 3], [1, 4, 3, 1], [2, 2, 1, 4]])
+    logits = torch.full((4, total, tiny.VOCAB_SIZE), float("nan"))
+    while min(starts) < total - width:
+        at = torch.tensor(starts)
+        wrong = torch.randint(4, tiny.VOCAB_SIZE, (4, width + 1), generator=generator)
+        model(wrong, at, starts, keep=1)
+        columns = at[:, None] + torch.arange(width)
+        with output_embedding_inputs(target) as seen:
+            block, hidden = model(ids[rows, columns], at, starts, keep=width)
+        assert torch.equal(hidden, seen[0][:, -width:])
+        logits[rows, columns] = block
+        starts = [min(start + step, total - width) for start, step in zip(starts, next(steps))]
+
+    for row in range(4):
+        real = int((mask[row] == 0).sum())
+        fresh = target(ids[row : row + 1, real : total - width], use_cache=False).logits[0]
+        got = logits[row, PROMPT - 1 : total - width]
+        torch.testing.assert_close(got, fresh[PROMPT - 1 - real :], atol=2e-4, rtol=1e-4)
+        assert fresh.std() > 0.5  # sharp enough for a wrong key to show
+
+
+@torch.no_grad()
+def test_sliding_windows_matter():
+    """Guards the guard: the distant past must be out of sight, else the rollback test proves little about windows."""
+    for name in ("mistral", "phi3", "starcoder2"):  # one mask, every layer sliding: reach 2 * 7 tokens back at most
+        model = tiny.tiny_model(name)
+        ids = torch.randint(4, tiny.VOCAB_SIZE, (1, 30), generator=torch.Generator().manual_seed(0))
+        changed = ids.clone()
+        changed[0, 0] = 3
+        before, after = model(ids).logits, model(changed).logits
+        torch.testing.assert_close(before[:, -1], after[:, -1])
+        assert not torch.allclose(before[:, 5], after[:, 5], atol=1e-2)
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "mistral"])
+def test_prompt_of_one_token(name):
+    """Catches prefill of nothing: with one prompt token there is no column before the first block."""
+    target = tiny.tiny_model(name)
+    draft = tiny.tiny_draft(target)
+    for ids in (torch.tensor([[5]]), torch.tensor([[5], [9], [17]])):
+        plain = target.generate(input_ids=ids, max_new_tokens=NEW, do_sample=False)
+        assert torch.equal(decode(target, draft, {"input_ids": ids}, LosslessVerifier()).sequences, plain)
+
+
+def test_learned_positions_are_not_read_past_their_table():
+    """Catches drafts behind the last token that index GPT-2's position table out of range (an IndexError on CPU)."""
+    target = tiny.tiny_model("gpt2")
+    draft = tiny.tiny_draft(target)
+    limit = target.config.n_positions
+    inputs = tiny.ragged_batch(2, limit - 6)
+    plain = target.generate(**inputs, max_length=limit, do_sample=False)
+    ours = decode(target, draft, inputs, LosslessVerifier(), max_new_tokens=None, max_length=limit)
+    assert torch.equal(ours.sequences, plain)
+
+
+def test_multimodal_model_with_text():
+    """Catches refusing the all-zero `token_type_ids` that multimodal processors send along with plain text."""
+    target = tiny.tiny_model("gemma3_multimodal")
+    draft = tiny.tiny_draft(target)
+    inputs = tiny.ragged_batch(2, PROMPT)
+    plain = target.generate(**inputs, max_new_tokens=NEW, do_sample=False)
+    inputs["token_type_ids"] = torch.zeros_like(inputs["input_ids"])
+    assert torch.equal(decode(target, draft, inputs, LosslessVerifier()).sequences, plain)
+
+
+def test_text_draft_for_a_multimodal_target():
+    """Catches handing the target's arguments to a draft of another class: Gemma3 with vision, draft without."""
+    target = tiny.tiny_model("gemma3_multimodal")
+    draft = tiny.tiny_model("gemma3_text", seed=3)
+    draft.load_state_dict(
+        {name: target.state_dict()[name.replace("model.", "model.language_model.", 1)] for name in draft.state_dict()}
+    )
+    draft = tiny.tiny_draft(draft)
+    inputs = tiny.ragged_batch(2, PROMPT)
+    plain = target.generate(**inputs, max_new_tokens=NEW, do_sample=False)
+    ours = decode(target, draft, inputs, LosslessVerifier())
+    assert torch.equal(ours.sequences, plain)
+    assert ours.stats.num_accepted > 0
+
+
+# peft 0.21 asks transformers 5.23 for the deprecated `is_gradient_checkpointing` (peft_model.py, PeftModel.__init__).
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+def test_lora_target_and_draft():
+    """Catches a PEFT wrapper whose adapter is skipped, or whose inner model is not recognised as the target."""
+    config = peft.LoraConfig(task_type="CAUSAL_LM", r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
+    torch.manual_seed(0)
+    target = peft.get_peft_model(tiny.tiny_model("llama"), config).eval()
+    draft = tiny.tiny_draft(target)
+    inputs = tiny.ragged_batch(3, PROMPT)
+    plain = target.generate(**inputs, max_new_tokens=NEW, do_sample=False)
+    with target.disable_adapter():
+        assert not torch.equal(target.generate(**inputs, max_new_tokens=NEW, do_sample=False), plain)
+    assert torch.equal(decode(target, draft, inputs, LosslessVerifier()).sequences, plain)

@@ -1,0 +1,326 @@
+"""Where rows end: EOS, length, stop strings, time and users' criteria, in the middle of blocks and on ragged rows."""
+
+import copy
+import time
+from functools import partial
+from types import SimpleNamespace
+
+import pytest
+import torch
+import transformers as tf
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
+from transformers.generation import stopping_criteria as sc
+
+from hf_diversed import LosslessVerifier, StaticEnsembleVerifier
+from tests import tiny
+
+
+PROMPT, NEW, GAMMA = 9, 10, 4
+STEPS = range(1, 8)  # ends on every position of a block, and in the block after
+
+
+@pytest.fixture(scope="module")
+def target():
+    return tiny.tiny_model("llama", seed=23)  # its text varies and has no pad in it
+
+
+@pytest.fixture(scope="module", params=["perfect", "noisy"])
+def pair(request, target):
+    """A draft whose blocks are accepted whole, so that ends fall inside them, and one that makes rows ragged."""
+    return target, target if request.param == "perfect" else tiny.tiny_draft(target)
+
+
+@pytest.fixture(scope="module")
+def text(target):
+    """The greedy text without any end, `[4, NEW]`."""
+    return plain(target, eos_token_id=None)[:, PROMPT:]
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    """One word per id; spaces between words."""
+    words = {"<pad>": tiny.PAD, "<eos>": tiny.EOS, "<bos>": tiny.BOS, "abcdef": 3}
+    words |= {f"w{token:02d}": token for token in range(4, tiny.VOCAB_SIZE)}
+    model = Tokenizer(WordLevel(words, unk_token="<pad>"))
+    model.pre_tokenizer = WhitespaceSplit()
+    return tf.PreTrainedTokenizerFast(tokenizer_object=model, pad_token="<pad>", eos_token="<eos>", bos_token="<bos>")
+
+
+def plain(target, **kwargs):
+    return target.generate(**tiny.ragged_batch(4, PROMPT), **{"max_new_tokens": NEW, "do_sample": False, **kwargs})
+
+
+def relaxed(pair, verifier=None, **kwargs):
+    target, draft = pair
+    rule = {"assistant_model": draft, "verifier": verifier or LosslessVerifier(), "num_assistant_tokens": GAMMA}
+    return plain(target, **rule, return_dict_in_generate=True, **kwargs)
+
+
+def check_stats(pair, out):
+    """What an end cuts off does not count: every emitted token counts once, and a perfect draft loses nothing."""
+    target, draft = pair
+    emitted = int(out.sequences[:, PROMPT:].ne(tiny.PAD).sum())
+    assert out.stats.num_emitted == emitted
+    if draft is target:
+        assert out.stats.num_drafted == out.stats.num_accepted
+        assert out.stats.num_rejected == 0
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_eos_inside_a_block(pair, text, step):
+    """Catches tokens emitted behind an EOS that was drafted and accepted, and rows that do not end there."""
+    eos = [tiny.EOS, int(text[0, step - 1]), int(text[2, -step])]
+    expected = plain(pair[0], eos_token_id=eos)
+    assert expected[0, PROMPT:].ne(tiny.PAD).sum() <= step
+    out = relaxed(pair, eos_token_id=eos)
+    assert out.sequences.tolist() == expected.tolist()
+    check_stats(pair, out)
+
+
+@pytest.mark.parametrize("new", STEPS)
+def test_length_cut(pair, new):
+    """Catches blocks that overrun `max_length`, and drafts behind the last token being counted."""
+    expected = plain(pair[0], max_new_tokens=new)
+    assert expected.shape[1] == PROMPT + new
+    out = relaxed(pair, max_new_tokens=new)
+    assert out.sequences.tolist() == expected.tolist()
+    check_stats(pair, out)
+    by_length = relaxed(pair, max_new_tokens=None, max_length=PROMPT + new).sequences
+    assert by_length.tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("new", [3, 5])
+def test_users_max_length_criterion_replaces_the_configs(pair, new):
+    """Catches taking the smaller of two lengths: upstream lets a passed MaxLengthCriteria win, longer or not."""
+    criteria = tf.StoppingCriteriaList([tf.MaxLengthCriteria(PROMPT + new)])
+    expected = plain(pair[0], max_new_tokens=4, stopping_criteria=criteria)
+    assert expected.shape[1] == PROMPT + new
+    assert relaxed(pair, max_new_tokens=4, stopping_criteria=criteria).sequences.tolist() == expected.tolist()
+
+
+@pytest.fixture
+def own_config(target, monkeypatch):
+    """The target's generation config, free to be changed."""
+    monkeypatch.setattr(target, "generation_config", copy.deepcopy(target.generation_config))
+    return target.generation_config
+
+
+@pytest.mark.parametrize("source", ["kwarg", "passed config", "model config"])
+@pytest.mark.parametrize("step", STEPS)
+def test_stop_strings_inside_a_block(pair, text, tokenizer, own_config, source, step):
+    """Catches stop strings that end in the middle of an accepted block and are looked for at its edge only.
+
+    Also: strings that stand only in the passed or in the model's generation config; both must stay as they were.
+    """
+    target = pair[0]
+    stops = [tokenizer.decode(text[0, step - 1 : step + 1])[:-1], tokenizer.decode(text[3, 4:5])]
+    kwargs = {"tokenizer": tokenizer}
+    if source == "kwarg":
+        kwargs["stop_strings"] = stops
+    elif source == "passed config":
+        kwargs["generation_config"] = tf.GenerationConfig(stop_strings=stops, pad_token_id=tiny.PAD)
+    else:
+        own_config.stop_strings = stops
+    expected = plain(target, **kwargs)
+    assert expected[0, PROMPT:].ne(tiny.PAD).sum() <= step + 1
+
+    configs = [config for config in (own_config, kwargs.get("generation_config")) if config is not None]
+    before = [config.to_dict() for config in configs]
+    out = relaxed(pair, **kwargs)
+    assert out.sequences.tolist() == expected.tolist()
+    check_stats(pair, out)
+    assert [config.to_dict() for config in configs] == before
+    assert target.generation_config is own_config
+
+
+def test_one_stop_string_and_no_tokenizer(pair, text, tokenizer, own_config):
+    """Catches a bare string being read letter by letter, and a missing tokenizer surfacing after the first forward."""
+    stop = tokenizer.decode(text[1, 3:4])
+    expected = plain(pair[0], stop_strings=stop, tokenizer=tokenizer)
+    assert relaxed(pair, stop_strings=stop, tokenizer=tokenizer).sequences.tolist() == expected.tolist()
+    for config in ({"stop_strings": stop}, {}):
+        own_config.stop_strings = None if config else stop
+        before = own_config.to_dict()
+        with pytest.raises(ValueError, match="tokenizer"):
+            relaxed(pair, **config)
+        assert own_config.to_dict() == before
+
+
+def test_stop_strings_beside_users_criteria(pair, text, tokenizer):
+    """Catches the caller's own criteria list growing by our stop-string criterion, or being replaced by it."""
+    stop, eos = tokenizer.decode(text[1, 3:4]), int(text[2, 5])
+    mine = tf.StoppingCriteriaList([StopAfter(8)])
+    expected = plain(pair[0], stop_strings=stop, tokenizer=tokenizer, stopping_criteria=mine, eos_token_id=eos)
+    mine = tf.StoppingCriteriaList([StopAfter(8)])
+    out = relaxed(pair, stop_strings=stop, tokenizer=tokenizer, stopping_criteria=mine, eos_token_id=eos)
+    assert out.sequences.tolist() == expected.tolist()
+    assert len(mine) == 1
+
+
+class StopAfter(tf.StoppingCriteria):
+    """A user's criterion whose state indexes rows: row i stops at column number count + 2 i, or after certain ids."""
+
+    def __init__(self, count, ids=()):
+        self.count, self.ids, self.columns, self.seen = count, set(ids), [], [0] * 4
+
+    def __call__(self, input_ids, scores, **kwargs):
+        assert input_ids.shape[0] == 4
+        self.columns.append(input_ids.shape[1])
+        for row, last in enumerate(input_ids[:, -1].tolist()):
+            self.seen[row] += 1 if last not in self.ids else 100
+        return torch.tensor([seen >= self.count + 2 * row for row, seen in enumerate(self.seen)])
+
+
+@pytest.mark.parametrize("eos", [tiny.EOS, None], ids=["eos", "no eos"])
+@pytest.mark.parametrize("count", [1, 2, 3, 5, 8])
+def test_stateful_user_criterion(pair, text, count, eos):
+    """Catches columns skipped, repeated or shown out of order to a criterion that counts its calls per row.
+
+    Without any EOS plain `generate` has nothing to pad with: it lets stopped rows run on until all have stopped.
+    """
+    make = partial(StopAfter, count, ids=[int(text[3, 4])])
+    theirs, mine = make(), make()
+    expected = plain(pair[0], stopping_criteria=tf.StoppingCriteriaList([theirs]), eos_token_id=eos)
+    out = relaxed(pair, stopping_criteria=tf.StoppingCriteriaList([mine]), eos_token_id=eos)
+    assert out.sequences.tolist() == expected.tolist()
+    assert mine.columns == theirs.columns == list(range(PROMPT + 1, expected.shape[1] + 1))
+    assert mine.seen == theirs.seen
+    if eos is None:
+        assert expected.ne(tiny.PAD)[0].all()
+    else:
+        check_stats(pair, out)
+
+
+def test_criterion_with_eos_ids_of_its_own(pair):
+    """Catches rows running on behind a criterion that carries `eos_token_id`: upstream pads them, EOS or not."""
+
+    class Named(StopAfter):
+        eos_token_id = 5
+
+    expected = plain(pair[0], stopping_criteria=tf.StoppingCriteriaList([Named(2)]), eos_token_id=None)
+    assert not expected[0, PROMPT + 2 :].any()
+    out = relaxed(pair, stopping_criteria=tf.StoppingCriteriaList([Named(2)]), eos_token_id=None)
+    assert out.sequences.tolist() == expected.tolist()
+
+
+class MultiTokenEOSCriteria(tf.StoppingCriteria):
+    """lm-eval's criterion (lm_eval/models/utils_hf.py), which decodes the last few generated tokens only."""
+
+    def __init__(self, sequence, tokenizer, initial_decoder_input_length, batch_size, as_tensor):
+        self.initial_decoder_input_length = initial_decoder_input_length
+        self.done_tracker = [False] * batch_size
+        self.sequence = sequence
+        self.sequence_id_len = len(tokenizer.encode(sequence, add_special_tokens=False)) + 2
+        self.tokenizer = tokenizer
+        self.as_tensor = as_tensor
+
+    def __call__(self, input_ids, scores, **kwargs):
+        lookback_ids_batch = input_ids[:, self.initial_decoder_input_length :][:, -self.sequence_id_len :]
+        lookback_tokens_batch = self.tokenizer.batch_decode(lookback_ids_batch)
+        for i, done in enumerate(self.done_tracker):
+            if not done:
+                self.done_tracker[i] = self.sequence in lookback_tokens_batch[i]
+        return torch.tensor(self.done_tracker) if self.as_tensor else False not in self.done_tracker
+
+
+@pytest.mark.parametrize("as_tensor", [True, False], ids=["per row", "all rows"])
+@pytest.mark.parametrize("eos", [tiny.EOS, None], ids=["eos", "no eos"])
+def test_lm_eval_criterion(pair, text, tokenizer, as_tensor, eos):
+    """Catches a stop string inside an accepted block being missed: lm-eval reads only the last len(stop) + 2 ids."""
+    for row, step in ((0, 1), (1, 4), (2, 6)):
+        stops = [tokenizer.decode(text[row, step : step + 2]), tokenizer.decode(text[(row + 1) % 4, 3:4])]
+        make = [partial(MultiTokenEOSCriteria, stop, tokenizer, PROMPT, 4, as_tensor) for stop in stops]
+        theirs, mine = [tf.StoppingCriteriaList([m() for m in make]) for _ in range(2)]
+        expected = plain(pair[0], stopping_criteria=theirs, eos_token_id=eos)
+        out = relaxed(pair, stopping_criteria=mine, eos_token_id=eos)
+        assert out.sequences.tolist() == expected.tolist()
+        assert [m.done_tracker for m in mine] == [t.done_tracker for t in theirs]
+        assert any(any(m.done_tracker) for m in mine)
+
+
+@pytest.mark.parametrize("limit", [0.5, 3.5, 6.5])
+def test_max_time(pair, monkeypatch, limit):
+    """Catches a time limit that is only looked at between blocks. The clock ticks once per look."""
+
+    def ticking(**extra):
+        ticks = iter(range(1000))
+        monkeypatch.setattr(sc, "time", SimpleNamespace(time=lambda: next(ticks), **extra))
+
+    ticking()
+    expected = plain(pair[0], max_time=limit)
+    assert expected.shape[1] == PROMPT + int(limit) + 1
+    ticking()
+    assert relaxed(pair, max_time=limit).sequences.tolist() == expected.tolist()
+
+
+def test_max_time_in_real_time(pair):
+    """Catches a limit that never comes: an expired clock leaves one token, as in plain `generate`."""
+    expired = tf.StoppingCriteriaList([tf.MaxTimeCriteria(1.0, initial_timestamp=time.time() - 60)])
+    assert relaxed(pair, stopping_criteria=expired).sequences.shape[1] == PROMPT + 1
+
+
+class StopWhenSure(tf.StoppingCriteria):
+    def __call__(self, input_ids, scores, **kwargs):
+        assert len(scores) == input_ids.shape[1] - PROMPT
+        return scores[-1].softmax(-1).amax(-1) > 0.8
+
+
+def test_criterion_that_reads_scores(pair):
+    """Catches scores handed over a block at a time, or of rows that ran ahead: the last ones must be the column's."""
+    kwargs = {"output_scores": True, "eos_token_id": tiny.EOS}
+    criteria = tf.StoppingCriteriaList([StopWhenSure()])
+    expected = plain(pair[0], stopping_criteria=criteria, return_dict_in_generate=True, **kwargs).sequences
+    assert expected[:, -1].eq(tiny.PAD).any()
+    assert relaxed(pair, stopping_criteria=criteria, **kwargs).sequences.tolist() == expected.tolist()
+
+
+def test_confidence_criterion_at_batch_one(pair):
+    """Catches upstream's own score-reading criterion (it returns a bare bool, for one row) being fed other scores."""
+    target, draft = pair
+    lengths = set()
+    for threshold in (0.1, 0.21, 0.23):
+        kwargs = {"input_ids": tiny.ragged_batch(1, PROMPT)["input_ids"], "max_new_tokens": NEW, "do_sample": False}
+        kwargs |= {"stopping_criteria": tf.StoppingCriteriaList([sc.ConfidenceCriteria(threshold)])}
+        kwargs |= {"return_dict_in_generate": True, "output_scores": True}
+        expected = target.generate(**kwargs).sequences
+        out = target.generate(**kwargs, assistant_model=draft, verifier=LosslessVerifier())
+        assert out.sequences.tolist() == expected.tolist()
+        lengths.add(expected.shape[1])
+    assert len(lengths) > 1
+
+
+def test_users_eos_criterion(pair, text):
+    """Catches ignoring EOS ids that only a passed criterion knows, beside those of the config or without any."""
+    for eos in (tiny.EOS, None):
+        criteria = tf.StoppingCriteriaList([sc.EosTokenCriteria([int(text[0, 2]), int(text[2, 5])])])
+        expected = plain(pair[0], stopping_criteria=criteria, eos_token_id=eos)
+        assert expected[0, -1] == tiny.PAD
+        assert relaxed(pair, stopping_criteria=criteria, eos_token_id=eos).sequences.tolist() == expected.tolist()
+
+
+def test_every_criterion_of_transformers_is_tested_here():
+    """Catches a release that adds a stopping criterion nobody decided about."""
+    members = [member for member in vars(sc).values() if isinstance(member, type)]
+    known = {m for m in members if issubclass(m, sc.StoppingCriteria) and m is not sc.StoppingCriteria}
+    assert known == {
+        sc.MaxLengthCriteria,
+        sc.MaxTimeCriteria,
+        sc.StopStringCriteria,
+        sc.EosTokenCriteria,
+        sc.ConfidenceCriteria,
+    }
+
+
+def test_relaxed_rows_end_as_they_do_alone(target, text, tokenizer):
+    """Catches rounds cut otherwise in a batch than alone when a criterion ends rows: relaxed laws would differ."""
+    draft, inputs = tiny.tiny_draft(target, noise=0.35), tiny.ragged_batch(4, PROMPT)
+    rule = {"assistant_model": draft, "verifier": StaticEnsembleVerifier(0.3), "num_assistant_tokens": GAMMA}
+    ends = {"stop_strings": [tokenizer.decode(text[0, 5:6]), tokenizer.decode(text[3, 3:4])], "tokenizer": tokenizer}
+    ends |= {"max_new_tokens": NEW, "do_sample": False, "eos_token_id": [tiny.EOS, int(text[1, 6])]}
+    batch = target.generate(**inputs, **rule, **ends)
+    for row in range(4):
+        prompt = inputs["input_ids"][row : row + 1, inputs["attention_mask"][row].bool()]
+        alone = target.generate(input_ids=prompt, **rule, **ends)[0, prompt.shape[1] :].tolist()
+        assert batch[row, PROMPT:].tolist() == alone + [tiny.PAD] * (batch.shape[1] - PROMPT - len(alone))

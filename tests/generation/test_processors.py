@@ -1,0 +1,280 @@
+"""Every logits processor of transformers: over ragged rows it acts as it does in plain `generate`, or is refused."""
+
+import pytest
+import torch
+import transformers as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers.generation import logits_process as lp
+
+from hf_diversed import LosslessVerifier, StaticEnsembleVerifier, _compat
+from hf_diversed.generation.processing import BlockProcessor, RaggedRows
+from tests import tiny
+
+
+PROMPT, NEW, GAMMA = 9, 10, 4
+
+
+@pytest.fixture(scope="module")
+def pair():
+    """A pair whose greedy rows end at different columns: two tokens of its own text are made EOS ids."""
+    target = tiny.tiny_model("llama", seed=23)
+    text = target.generate(**tiny.ragged_batch(4, PROMPT), max_new_tokens=NEW, do_sample=False)[:, PROMPT:]
+    eos = [tiny.EOS, int(text[1, 4]), int(text[3, 6])]
+    target.generation_config.eos_token_id = eos
+    ends = [int(torch.isin(row, torch.tensor(eos)).long().cumsum(0).eq(0).sum()) for row in text]
+    assert len(set(ends)) >= 3, ends
+    return target, tiny.tiny_draft(target)
+
+
+def run(model, inputs, **kwargs):
+    settings = {"max_new_tokens": NEW, "do_sample": False, "return_dict_in_generate": True, **kwargs}
+    return model.generate(**inputs, **settings, output_scores=True, output_logits=True)
+
+
+def relaxed(pair, inputs, verifier=None, **kwargs):
+    target, draft = pair
+    rule = {"assistant_model": draft, "verifier": verifier or LosslessVerifier(), "num_assistant_tokens": GAMMA}
+    return run(target, inputs, **rule, **kwargs)
+
+
+def assert_same(ours, plain, prompt=PROMPT, raw=True):
+    """Same tokens; same processed scores and raw logits wherever a token was emitted."""
+    assert ours.sequences.tolist() == plain.sequences.tolist()
+    assert len(ours.scores) == len(ours.logits) == len(plain.scores) == plain.sequences.shape[1] - prompt
+    for step, emitted in enumerate(plain.sequences[:, prompt:].ne(tiny.PAD).T):
+        for mine, theirs in [(ours.scores, plain.scores)] + [(ours.logits, plain.logits)] * raw:
+            torch.testing.assert_close(mine[step][emitted], theirs[step][emitted], atol=1e-4, rtol=1e-4)
+
+
+def acts(out):
+    return any(not torch.equal(after, before) for after, before in zip(out.scores, out.logits))
+
+
+class Upset(tf.LogitsProcessor):
+    """Puts an infinity and a nan where `InfNanRemoveLogitsProcessor` has to deal with them."""
+
+    def __call__(self, input_ids, scores):
+        rows = torch.arange(len(scores))
+        scores = scores.index_put((rows, (input_ids[:, -1] * 7) % tiny.VOCAB_SIZE), torch.tensor(torch.inf))
+        return scores.index_put((rows, (input_ids[:, -2] * 5) % tiny.VOCAB_SIZE), torch.tensor(torch.nan))
+
+
+def allowed(batch_id, ids):
+    """Tokens congruent to something that depends on the row, the length and the last id."""
+    return [token for token in range(3, tiny.VOCAB_SIZE) if (token + batch_id + len(ids) + int(ids[-1])) % 3]
+
+
+def one(processor):
+    return {"logits_processor": tf.LogitsProcessorList([processor])}
+
+
+# What to pass to `generate`, per class. Warpers that `generate` only builds for sampling come as instances.
+SERVED = {
+    lp.MinLengthLogitsProcessor: {"min_length": PROMPT + 7},
+    lp.MinNewTokensLengthLogitsProcessor: {"min_new_tokens": 7},
+    lp.TemperatureLogitsWarper: one(lp.TemperatureLogitsWarper(0.7)),
+    lp.RepetitionPenaltyLogitsProcessor: {"repetition_penalty": 1.8},
+    lp.EncoderRepetitionPenaltyLogitsProcessor: {"encoder_repetition_penalty": 1.8},
+    lp.TopPLogitsWarper: one(lp.TopPLogitsWarper(0.5)),
+    lp.TopKLogitsWarper: one(lp.TopKLogitsWarper(3)),
+    lp.TopHLogitsWarper: one(lp.TopHLogitsWarper(0.4)),
+    lp.MinPLogitsWarper: one(lp.MinPLogitsWarper(0.2)),
+    lp.TypicalLogitsWarper: one(lp.TypicalLogitsWarper(0.4)),
+    lp.EpsilonLogitsWarper: one(lp.EpsilonLogitsWarper(0.05)),
+    lp.EtaLogitsWarper: one(lp.EtaLogitsWarper(0.1)),
+    lp.NoRepeatNGramLogitsProcessor: {"no_repeat_ngram_size": 1},
+    lp.EncoderNoRepeatNGramLogitsProcessor: {"encoder_no_repeat_ngram_size": 1},
+    lp.SequenceBiasLogitsProcessor: {"sequence_bias": [[[token], -4.0] for token in range(4, 64, 3)]},
+    lp.NoBadWordsLogitsProcessor: {"bad_words_ids": [[token] for token in range(4, 64, 3)]},
+    lp.PrefixConstrainedLogitsProcessor: {"prefix_allowed_tokens_fn": allowed},
+    lp.ForcedBOSTokenLogitsProcessor: {"forced_bos_token_id": tiny.BOS},
+    lp.ForcedEOSTokenLogitsProcessor: {"forced_eos_token_id": tiny.EOS, "max_new_tokens": 4},
+    lp.InfNanRemoveLogitsProcessor: {
+        "logits_processor": tf.LogitsProcessorList([Upset(), lp.InfNanRemoveLogitsProcessor()])
+    },
+    lp.ExponentialDecayLengthPenalty: {"exponential_decay_length_penalty": (2, 1.6)},
+    lp.LogitNormalization: {"renormalize_logits": True},
+    lp.SuppressTokensAtBeginLogitsProcessor: {"begin_suppress_tokens": list(range(4, 64, 2))},
+    lp.SuppressTokensLogitsProcessor: {"suppress_tokens": list(range(4, 64, 3))},
+    lp.WatermarkLogitsProcessor: {"watermarking_config": tf.WatermarkingConfig(bias=4.0, greenlist_ratio=0.3)},
+}
+# Further settings of the same classes, where the first does not show all they do.
+MORE = {
+    "sequence_bias_pairs": {"sequence_bias": [[[a, b], 6.0] for a in range(4, 64) for b in (a // 2, 63 - a // 3)]},
+    "bad_words_pairs": {"bad_words_ids": [[a, b] for a in range(4, 64) for b in range(3 + a % 3, 64, 3)]},
+    "no_repeat_bigrams": {"no_repeat_ngram_size": 2, "suppress_tokens": list(range(6, 64))},
+    "watermark_selfhash": {
+        "watermarking_config": tf.WatermarkingConfig(bias=4.0, seeding_scheme="selfhash", context_width=3),
+        "max_new_tokens": 4,
+    },
+    "several": {
+        "repetition_penalty": 1.3,
+        "no_repeat_ngram_size": 2,
+        "min_new_tokens": 4,
+        "renormalize_logits": True,
+        "prefix_allowed_tokens_fn": allowed,
+        "exponential_decay_length_penalty": (4, 1.3),
+        "logits_processor": tf.LogitsProcessorList([lp.TopKLogitsWarper(20)]),
+    },
+}
+CASES = [pytest.param(kwargs, id=cls.__name__) for cls, kwargs in SERVED.items()]
+CASES += [pytest.param(kwargs, id=name) for name, kwargs in MORE.items()]
+
+
+def test_table_covers_every_processor_of_transformers():
+    """Catches a release that adds a processor nobody decided about: it would be called per column, right or wrong."""
+    members = [member for member in vars(lp).values() if isinstance(member, type)]
+    known = {m for m in members if issubclass(m, lp.LogitsProcessor) and m is not lp.LogitsProcessor}
+    assert len(known) >= 30
+    assert set(SERVED) | set(_compat.REFUSED_PROCESSORS) == known
+    assert not set(SERVED) & set(_compat.REFUSED_PROCESSORS)
+    assert set(SERVED) > _compat.POINTWISE_PROCESSORS
+
+
+@pytest.mark.parametrize("kwargs", CASES)
+def test_ragged_lossless_is_plain_generate(pair, kwargs):
+    """Catches a processor that sees other lengths, drafts or leftovers instead of what plain `generate` shows."""
+    inputs, prompt = tiny.ragged_batch(4, PROMPT), PROMPT
+    if "forced_bos_token_id" in kwargs:  # acts at the very first column only
+        inputs, prompt = {"input_ids": torch.tensor([[5], [9], [17], [33]])}, 1
+    plain = run(pair[0], inputs, **kwargs)
+    ours = relaxed(pair, inputs, **kwargs)
+    assert acts(plain)
+    assert_same(ours, plain, prompt)
+    assert ours.stats.num_drafted > 0
+
+
+@pytest.mark.parametrize("cls", _compat.REFUSED_PROCESSORS, ids=lambda cls: cls.__name__)
+@pytest.mark.parametrize("derived", [False, True], ids=["itself", "subclass"])
+def test_refused_by_name(pair, cls, derived):
+    """Catches processors that call models or count calls slipping into the loop, also under a subclass's name."""
+    cls = type("Mine", (cls,), {}) if derived else cls
+    with pytest.raises(ValueError, match=cls.__name__):
+        relaxed(pair, tiny.ragged_batch(2, PROMPT), **one(cls.__new__(cls)))
+
+
+class Bias(tf.LogitsProcessor):
+    """A user's processor: depends on the row and its whole prefix; multiplies, so its place in the list matters."""
+
+    def __init__(self, salt):
+        self.salt = salt
+
+    def __call__(self, input_ids, scores):
+        generator = torch.Generator()
+        factors = []
+        for row, ids in enumerate(input_ids.tolist()):
+            generator.manual_seed(hash((self.salt, row, *ids)) % 2**31)
+            factors.append(0.3 + torch.rand(scores.shape[1], generator=generator))
+        return scores * torch.stack(factors) + self.salt
+
+
+class InPlaceBias(Bias):
+    def __call__(self, input_ids, scores):
+        scores.copy_(super().__call__(input_ids, scores))
+        return scores
+
+
+def test_order_is_kept(pair):
+    """Catches pointwise warpers hoisted out of the list: a prefix processor between two of them stays there."""
+    inputs = tiny.ragged_batch(4, PROMPT)
+    chain = [lp.TopKLogitsWarper(12), Bias(1), lp.TemperatureLogitsWarper(0.5), Bias(2), lp.TopKLogitsWarper(6)]
+    outputs = []
+    for order in (chain, chain[::-1], [chain[i] for i in (1, 0, 4, 3, 2)]):
+        kwargs = {"logits_processor": tf.LogitsProcessorList(order)}
+        plain = run(pair[0], inputs, **kwargs)
+        assert_same(relaxed(pair, inputs, **kwargs), plain)
+        outputs.append(plain)
+    firsts = [out.scores[0] for out in outputs]
+    assert not torch.allclose(firsts[0], firsts[1])
+    assert not torch.allclose(firsts[0], firsts[2])
+
+
+def test_raw_logits_stay_raw(pair):
+    """Catches an in-place processor reaching the raw logits; upstream has that bug, so the reference copies."""
+    inputs = tiny.ragged_batch(4, PROMPT)
+    plain = run(pair[0], inputs, **one(Bias(3)))
+    ours = relaxed(pair, inputs, **one(InPlaceBias(3)))
+    assert acts(plain)
+    assert_same(ours, plain)
+
+
+def test_scores_without_processors_do_not_alias_logits(pair):
+    """Catches scores and logits sharing memory: a user's change to one would show in the other."""
+    out = relaxed(pair, tiny.ragged_batch(4, PROMPT))
+    assert_same(out, run(pair[0], tiny.ragged_batch(4, PROMPT)))
+    before = out.logits[0].clone()
+    out.scores[0].zero_()
+    assert torch.equal(out.logits[0], before)
+
+
+@pytest.mark.parametrize("weight", [0.0, 0.5])
+def test_constraints_hold_for_accepted_drafts(pair, weight):
+    """Catches a draft whose logits go unprocessed: at weight 0 its tokens are all accepted, even forbidden ones."""
+    inputs = tiny.ragged_batch(4, PROMPT)
+    bad = [[token] for token in range(4, 64, 3)]
+    out = relaxed(
+        pair,
+        inputs,
+        StaticEnsembleVerifier(weight),
+        prefix_allowed_tokens_fn=allowed,
+        bad_words_ids=bad,
+        min_new_tokens=NEW,
+    )
+    assert out.stats.num_accepted > 0
+    for row, ids in enumerate(out.sequences):
+        for column in range(PROMPT, PROMPT + NEW):
+            token = int(ids[column])
+            assert [token] not in bad
+            assert token in allowed(row, ids[:column])
+
+
+def test_processor_sees_what_plain_generate_shows(pair):
+    """Catches calls with a part of the rows, with drafts of other rows, or with finished rows not padded."""
+
+    class Spy(tf.LogitsProcessor):
+        def __call__(self, input_ids, scores):
+            assert input_ids.shape[0] == scores.shape[0] == 4
+            calls.append(input_ids.clone())
+            return scores
+
+    target, _ = pair
+    inputs = tiny.ragged_batch(4, PROMPT)
+    calls = []
+    plain = run(target, inputs, **one(Spy())).sequences
+    calls = []
+    relaxed(pair, inputs, **one(Spy()))
+    assert {ids.shape[1] for ids in calls} >= set(range(PROMPT, plain.shape[1]))
+    for column in range(PROMPT, plain.shape[1]):
+        shown = [ids for ids in calls if ids.shape[1] == column]
+        for row in range(4):
+            if plain[row, column] != tiny.PAD:  # the row emitted something here: some call showed its true prefix
+                assert any(torch.equal(ids[row], plain[row, :column]) for ids in shown)
+    final = plain[:, :-1]
+    ended = [row for row in range(4) if final[row, -1] == tiny.PAD]
+    assert ended
+    last = calls[-1]
+    for row in ended:
+        assert last[row].tolist() == (plain[row].tolist() + [tiny.PAD] * NEW)[: last.shape[1]]
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(data=st.data(), batch=st.integers(1, 4), block=st.integers(1, 5), offset=st.integers(0, 3))
+def test_block_is_the_processor_row_by_row(data, batch, block, offset):
+    """Catches wrong columns for rows, offsets or counts, on any raggedness: each position alone is the reference."""
+    prompt, vocab = 3, 11
+    generator = torch.Generator().manual_seed(data.draw(st.integers(0, 1000)))
+    rows = RaggedRows(torch.randint(4, vocab, (batch, prompt), generator=generator), 24, eos_id=1, pad_id=0)
+    rows.ids[:, prompt:] = torch.randint(4, vocab, (batch, 24 - prompt), generator=generator)
+    rows.advance([data.draw(st.integers(0, 6)) for _ in range(batch)])
+    counts = [data.draw(st.integers(0, block)) for _ in range(batch)]
+    scores = torch.randn(batch, block, vocab, generator=generator)
+    chain = [lp.TopKLogitsWarper(7), Bias(1), lp.TemperatureLogitsWarper(0.5), InPlaceBias(2)]
+    given_scores = scores.clone()
+    got = BlockProcessor(tf.LogitsProcessorList(chain))(rows, scores, offset, counts)
+    assert torch.equal(scores, given_scores)
+    for row in range(batch):
+        for k in range(counts[row]):
+            ids = rows.ids[:, : rows.lengths[row] + offset + k]
+            expected = tf.LogitsProcessorList(chain)(ids, given_scores[:, k].clone())
+            torch.testing.assert_close(got[row, k], expected[row])

@@ -1,0 +1,144 @@
+"""Blocks, counters and rates."""
+
+import json
+import math
+
+import pytest
+import torch
+
+from hf_diversed.outputs import SpeculativeStats
+from tests.verifier_cases import GAMMA, VOCAB, make_block
+
+
+def test_blocks_agree_with_softmax():
+    """Catches probabilities of the wrong position, row or token, and a normaliser that skips truncated scores."""
+    draft, target = make_block()
+    for block in (draft, target):
+        rows, positions, _ = block.scores.shape
+        law = torch.softmax(block.scores.double(), dim=-1)
+        torch.testing.assert_close(block.probs().double(), law, rtol=1e-5, atol=1e-7)
+        for token in range(VOCAB):
+            tokens = torch.full((rows, positions), token)
+            torch.testing.assert_close(block.prob(tokens).double(), law[..., token], rtol=1e-5, atol=1e-7)
+
+
+def test_prob_reads_the_first_positions():
+    """Catches the target's bonus position shifted onto the drafts: its block is one longer than their tokens."""
+    draft, target = make_block("random")
+    expected = torch.softmax(target.scores, -1)[:, :GAMMA].gather(-1, draft.tokens[..., None])[..., 0]
+    assert target.prob(draft.tokens).shape == draft.tokens.shape
+    torch.testing.assert_close(target.prob(draft.tokens), expected)
+
+
+def test_one_position_per_row():
+    """Catches one row's position used for all rows."""
+    _, target = make_block("random", rows=3)
+    positions = torch.tensor([3, 0, 1])
+    for row, position in enumerate(positions):
+        assert torch.equal(target.at(positions)[row], target.scores[row, position])
+        torch.testing.assert_close(target.probs(positions)[row], torch.softmax(target.scores[row, position], -1))
+
+
+def rows() -> list[SpeculativeStats]:
+    return [
+        SpeculativeStats(
+            num_rounds=4,
+            num_drafted=10,
+            num_accepted=6,
+            num_rejected=2,
+            num_emitted=9,
+            target_forwards=4,
+            draft_forwards=11,
+            accepted_per_position=[4, 2],
+            weight_sum=2.0,
+            weight_count=8,
+            tv_sum=1.0,
+            tv_count=8,
+            bias_sum=0.4,
+            bias_count=8,
+        ),
+        SpeculativeStats(
+            num_rounds=1,
+            num_drafted=5,
+            num_accepted=3,
+            num_rejected=1,
+            num_emitted=4,
+            accepted_per_position=[1, 1, 1],
+            weight_sum=3.0,
+            weight_count=4,
+        ),
+    ]
+
+
+def test_counters_add_up():
+    """Catches a counter that is forgotten when rows or calls are summed, and positions cut to the shorter list."""
+    first, second = rows()
+    total = SpeculativeStats(per_row=[first])
+    total.add(first)
+    total.add(SpeculativeStats(per_row=[second]))
+    total.add(second)
+    assert total == SpeculativeStats(
+        num_rounds=5,
+        num_drafted=15,
+        num_accepted=9,
+        num_rejected=3,
+        num_emitted=13,
+        target_forwards=4,
+        draft_forwards=11,
+        accepted_per_position=[5, 3, 1],
+        weight_sum=5.0,
+        weight_count=12,
+        tv_sum=1.0,
+        tv_count=8,
+        bias_sum=0.4,
+        bias_count=8,
+        per_row=[first, second],
+    )
+    assert [first, second] == rows()  # what was added is left alone
+
+
+@pytest.mark.parametrize(
+    ("rate", "expected"),
+    [
+        ("acceptance_rate", 6 / 10),
+        ("verified_acceptance_rate", 6 / 8),
+        ("block_efficiency", 9 / 4),
+        ("acceptance_rate_per_position", [1.0, 0.5]),
+        ("mean_weight", 0.25),
+        ("mean_tv", 0.125),
+        ("mean_bias", 0.05),
+    ],
+)
+def test_rates(rate: str, expected):
+    """Catches a rate over the wrong denominator, and a crash or a 0 where nothing was counted."""
+    assert getattr(rows()[0], rate) == pytest.approx(expected)
+    nothing = getattr(SpeculativeStats(), rate)
+    assert nothing == [] or math.isnan(nothing)
+
+
+def test_sums_keep_rates_exact():
+    """Catches averaged rates: a short row must not weigh as much as a long one."""
+    total, second = rows()
+    total.add(second)
+    assert total.acceptance_rate == 9 / 15
+    assert total.mean_weight == pytest.approx(5 / 12)
+    assert total.mean_tv == 0.125  # over the row that knows it
+
+
+def test_to_dict_names():
+    """Catches renamed keys: cards, benchmarks and AIPerf's schema read these."""
+    assert json.loads(json.dumps(rows()[0].to_dict())) == {
+        "num_spec_steps": 4,
+        "num_draft_tokens": 10,
+        "num_accepted_draft_tokens": 6,
+        "draft_acceptance_rate": 0.6,
+        "mean_acceptance_length": 2.25,
+        "num_accepted_tokens_per_pos": [4, 2],
+        "verified_acceptance_rate": 0.75,
+        "num_emitted": 9,
+        "target_forwards": 4,
+        "draft_forwards": 11,
+        "mean_weight": 0.25,
+        "mean_tv": 0.125,
+        "mean_bias": 0.05,
+    }

@@ -1,0 +1,99 @@
+"""The arithmetic on plain tensors: every corner by enumeration."""
+
+import itertools
+
+import pytest
+import torch
+
+from hf_diversed.sampling import acceptance, count_accepted, draw, first_true, residual, total_variation
+
+
+DENORMAL = 1e-42
+PROBABILITIES = torch.tensor([0.0, DENORMAL, 1e-30, 1e-6, 0.2, 0.5, 1.0])
+
+
+def test_acceptance_is_min_1_v_over_q():
+    """Catches a mixture with the weights swapped, a missing clamp, and a weight that does not broadcast."""
+    positive = PROBABILITIES[2:]
+    p, q = torch.cartesian_prod(PROBABILITIES, positive).unbind(-1)
+    weight = torch.tensor([0.0, 0.1, 0.5, 0.9, 1.0])[:, None]
+    v = weight.double() * p.double() + (1.0 - weight.double()) * q.double()
+    expected = (v / q.double()).clamp_max(1.0)
+    torch.testing.assert_close(acceptance(p, q, weight).double(), expected, rtol=0.0, atol=1e-6)
+
+
+def test_acceptance_at_weight_zero_is_exactly_one():
+    """Catches 0 * inf and 0 / 0: nan compares false with any coin, so a permissive rule would reject."""
+    p, q = torch.cartesian_prod(PROBABILITIES, PROBABILITIES).unbind(-1)
+    assert (acceptance(p, q, 0.0) == 1.0).all()
+    assert (acceptance(p, q, torch.zeros_like(p)) == 1.0).all()
+
+
+def test_acceptance_at_weight_one_is_exactly_the_lossless_ratio():
+    """Catches a mixing formula that rounds differently from plain speculative sampling: one seed, other tokens."""
+    p, q = torch.cartesian_prod(PROBABILITIES, PROBABILITIES[2:]).unbind(-1)
+    assert torch.equal(acceptance(p, q), (p / q).clamp_max(1.0))
+    assert (acceptance(torch.zeros(3), PROBABILITIES[:3]) == 0.0).all()
+
+
+def test_residual_is_the_surplus_or_the_fallback():
+    """Catches negative mass, one row's fallback given to all, and an empty law where v and q agree."""
+    v = torch.tensor([[0.5, 0.3, 0.2], [0.2, 0.3, 0.5], [0.6, 0.4, 0.0]])
+    q = torch.tensor([[0.2, 0.5, 0.3], [0.2, 0.3, 0.5], [0.0, 0.0, 1.0]])
+    fallback = torch.tensor([[9.0, 9.0, 9.0], [0.1, 0.9, 0.0], [9.0, 9.0, 9.0]])
+    expected = torch.tensor([[0.3, 0.0, 0.0], [0.1, 0.9, 0.0], [0.6, 0.4, 0.0]])
+    torch.testing.assert_close(residual(v, q, fallback), expected)
+
+
+def test_count_accepted_over_all_coins():
+    """Catches a count that skips a rejection, or that goes on past a row's drafted tokens."""
+    flips = list(itertools.product([False, True], repeat=4))
+    for num_drafted in range(5):
+        expected = [next((i for i, kept in enumerate(row) if not kept or i == num_drafted), 4) for row in flips]
+        uniforms = 0.9 - 0.8 * torch.tensor(flips).float()  # 0.9 rejects, 0.1 accepts
+        found = count_accepted(torch.full((16, 4), 0.5), uniforms, torch.full((16,), num_drafted))
+        assert found.tolist() == expected
+
+
+def test_count_accepted_reads_every_row_by_itself():
+    """Catches one row's probabilities, coins or draft length used for another."""
+    accept_prob = torch.tensor([[0.9, 0.1, 0.9], [0.3, 0.9, 0.9], [0.9, 0.9, 0.9], [0.9, 0.9, 0.9]])
+    uniforms = torch.tensor([[0.5, 0.5, 0.5], [0.4, 0.1, 0.1], [0.5, 0.5, 0.5], [0.5, 0.5, 0.95]])
+    assert count_accepted(accept_prob, uniforms, torch.tensor([3, 3, 1, 3])).tolist() == [1, 0, 1, 2]
+
+
+def test_coins_at_the_ends():
+    """Catches `<=` where `<` is due: a coin of 0 must not keep an impossible token, nor a coin lose a certain one."""
+    largest = torch.nextafter(torch.tensor(1.0), torch.tensor(0.0))
+    accept_prob = torch.tensor([[0.0], [1.0], [1.0]])
+    uniforms = torch.tensor([[0.0], [0.0], [largest]])
+    assert count_accepted(accept_prob, uniforms, torch.ones(3, dtype=torch.long)).tolist() == [0, 1, 1]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_draw_is_torch_multinomial(seed: int):
+    """Catches draws that leave upstream's stream of random numbers: one seed would give other tokens."""
+    law = torch.rand(6, 50, generator=torch.Generator().manual_seed(99)) ** 4
+    law[:, ::3] = 0.0
+    law[1:] /= law[1:].sum(-1, keepdim=True)  # normalised or not
+    noise = torch.empty_like(law).exponential_(generator=torch.Generator().manual_seed(seed))
+    expected = torch.multinomial(law, 1, generator=torch.Generator().manual_seed(seed)).squeeze(-1)
+    assert torch.equal(draw(law, noise), expected)
+
+
+def test_draw_without_noise_is_the_argmax():
+    """Catches greedy decoding of scores that are negative or -inf being treated as a law."""
+    assert draw(torch.tensor([[-3.0, -1.0, -torch.inf], [0.0, 0.2, 0.7]]), None).tolist() == [1, 2]
+
+
+def test_total_variation():
+    """Catches a missing factor 1/2, or TV summed over the batch."""
+    p = torch.tensor([[0.5, 0.5, 0.0], [0.1, 0.2, 0.7], [1.0, 0.0, 0.0]])
+    q = torch.tensor([[0.0, 0.5, 0.5], [0.1, 0.2, 0.7], [0.0, 0.5, 0.5]])
+    torch.testing.assert_close(total_variation(p, q), torch.tensor([0.5, 0.0, 1.0]))
+
+
+def test_first_true():
+    """Catches the index 0 that an argmax reports where there is none, and the last True taken for the first."""
+    flags = torch.tensor([[False, True, True], [False, False, False], [True, False, True]])
+    assert first_true(flags).tolist() == [1, 3, 0]

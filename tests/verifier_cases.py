@@ -1,0 +1,257 @@
+"""Every registered rule in a few settings, with the law it must emit: the one table behind the matrix tests.
+
+A new rule adds its rows to `VERIFIER_CASES`. Reference laws are written in float64, from the papers' formulas.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+
+from hf_diversed.head import DiversedHead, DiversedHeadConfig
+from hf_diversed.outputs import DraftOutput, TargetOutput
+from hf_diversed.verifiers import (
+    DiversedVerifier,
+    LenientVerifier,
+    LosslessVerifier,
+    SpecCascadeVerifier,
+    StaticEnsembleVerifier,
+    Verifier,
+)
+
+
+GAMMA, VOCAB = 3, 6
+TARGET_WIDTH, DRAFT_WIDTH = 4, 3
+TEMPERATURE = 0.8
+
+
+@dataclass(frozen=True)
+class Laws:
+    """What a reference formula may look at: float64 `[B, G, V]`; `weight` is the rule's own, `[B, G, 1]`, or None."""
+
+    p: torch.Tensor
+    q: torch.Tensor
+    raw_p: torch.Tensor
+    raw_q: torch.Tensor
+    weight: torch.Tensor | None = None
+
+    @classmethod
+    def of(cls, draft: DraftOutput, target: TargetOutput, weight: torch.Tensor | None = None) -> "Laws":
+        scores = (target.scores[:, :-1], draft.scores, target.raw_logits[:, :-1], draft.raw_logits)
+        laws = [torch.softmax(values.double(), dim=-1) for values in scores]
+        return cls(*laws, weight=None if weight is None else weight.double()[..., None])
+
+
+def total_variation(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return 0.5 * (a - b).abs().sum(-1)
+
+
+def lossless_law(laws: Laws) -> torch.Tensor:
+    return laws.p
+
+
+def mixture_law(laws: Laws) -> torch.Tensor:
+    return laws.weight * laws.p + (1.0 - laws.weight) * laws.q
+
+
+def lenient_law(laws: Laws, lenience: float) -> torch.Tensor:
+    kept = torch.minimum(laws.q, laws.p / lenience)
+    surplus = (laws.p - laws.q).clamp_min(0.0)
+    return kept + (1.0 - kept.sum(-1, keepdim=True)) * F.normalize(surplus, p=1.0, dim=-1)
+
+
+def cascade_law(laws: Laws, rule: str, alpha: float) -> torch.Tensor:
+    top_p, top_q = laws.raw_p.amax(-1, keepdim=True), laws.raw_q.amax(-1, keepdim=True)
+    tv = total_variation(laws.p, laws.q)[..., None]
+    kept = {
+        "chow": top_q >= 1.0 - alpha,
+        "diff": top_q >= top_p - alpha,
+        "opt": top_q >= top_p - alpha * tv,
+        "token_v1": laws.raw_q >= top_p - alpha,
+        "token_v2": laws.raw_p >= top_p - alpha,
+        "token_v3": laws.raw_p >= (1.0 - alpha) * top_p,
+    }[rule]
+    return laws.q * kept + (laws.q * ~kept).sum(-1, keepdim=True) * laws.p
+
+
+def best(laws: Laws, law: Callable[[Laws], torch.Tensor]) -> torch.Tensor:
+    return law(laws).argmax(-1)
+
+
+def lenient_best(laws: Laws, lenience: float) -> torch.Tensor:
+    if lenience == 1.0:  # lossless: of several best tokens only the target's own
+        return best(laws, lossless_law)
+    drafted, top = laws.q.argmax(-1, keepdim=True), laws.p.max(-1)
+    return torch.where(laws.p.gather(-1, drafted)[..., 0] >= lenience * top.values, drafted[..., 0], top.indices)
+
+
+def cascade_best(laws: Laws, rule: str, alpha: float) -> torch.Tensor:
+    one_hot = {name: F.one_hot(getattr(laws, name).argmax(-1), laws.p.shape[-1]).double() for name in ("p", "q")}
+    return cascade_law(replace(laws, **one_hot), rule, alpha).argmax(-1)
+
+
+def random_head(head_type: str = "linear", features: str = "hidden") -> DiversedHead:
+    """A tiny head whose weights on the target spread over (0, 1)."""
+    config = DiversedHeadConfig(TARGET_WIDTH, DRAFT_WIDTH, head_type=head_type, features=features, intermediate_size=5)
+    head = DiversedHead(config).eval()
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for parameter in head.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator))
+    return head
+
+
+@dataclass(frozen=True)
+class VerifierCase:
+    """One rule in one setting.
+
+    Attributes:
+        rule: its key in `VERIFIERS`. `make`: builds the verifier.
+        law: what sampling must emit, `[B, G, V]`. `greedy`: the token greedy decoding must emit, `[B, G]`.
+    """
+
+    id: str
+    rule: str
+    make: Callable[[], Verifier]
+    law: Callable[[Laws], torch.Tensor]
+    greedy: Callable[[Laws], torch.Tensor]
+
+
+def _lossless() -> VerifierCase:
+    return VerifierCase("lossless", "lossless", LosslessVerifier, lossless_law, partial(best, law=lossless_law))
+
+
+def _static(weight: float) -> VerifierCase:
+    make = partial(StaticEnsembleVerifier, weight)
+    return VerifierCase(f"static-{weight}", "static", make, mixture_law, partial(best, law=mixture_law))
+
+
+def _diversed(id: str, head_type: str = "linear", features: str = "hidden", **settings) -> VerifierCase:
+    def make() -> DiversedVerifier:
+        return DiversedVerifier(random_head(head_type, features), **settings)
+
+    return VerifierCase(f"diversed-{id}", "diversed", make, mixture_law, partial(best, law=mixture_law))
+
+
+def _lenient(lenience: float) -> VerifierCase:
+    return VerifierCase(
+        f"lenience-{lenience}",
+        "lenience",
+        partial(LenientVerifier, lenience),
+        partial(lenient_law, lenience=lenience),
+        partial(lenient_best, lenience=lenience),
+    )
+
+
+def _cascade(rule: str, alpha: float) -> VerifierCase:
+    setting = {"rule": rule, "alpha": alpha}
+    return VerifierCase(
+        f"{rule}{alpha:+}",
+        "spec_cascade",
+        partial(SpecCascadeVerifier, **setting),
+        partial(cascade_law, **setting),
+        partial(cascade_best, **setting),
+    )
+
+
+VERIFIER_CASES = [
+    _lossless(),
+    _static(0.0),
+    _static(0.3),
+    _static(1.0),
+    _diversed("linear"),
+    _diversed("mlp", "mlp"),
+    _diversed("distribution", features="distribution"),
+    _diversed("both", "mlp", "both"),
+    _diversed("quality-0", quality=0.0),
+    _diversed("quality-0.25", quality=0.25),
+    _diversed("quality-0.75", quality=0.75),
+    _diversed("quality-1", quality=1.0),
+    _diversed("max-bias-0.1", quality=0.25, max_bias=0.1),
+    _diversed("max-bias-0", quality=0.0, max_bias=0.0),
+    _lenient(1.0),
+    _lenient(0.5),
+    _lenient(0.1),
+    _cascade("chow", 0.4),
+    _cascade("diff", 0.1),
+    _cascade("diff", -1.0),
+    _cascade("opt", 0.25),
+    _cascade("token_v1", 0.3),
+    _cascade("token_v2", 0.2),
+    _cascade("token_v3", 0.0),
+    _cascade("token_v3", 0.5),
+]
+
+# random: full supports. truncated: each law keeps its own three best tokens. disjoint: no token in common.
+# ties: scores on an integer grid. denormal: probabilities down to 1e-42. equal: p = q.
+KINDS = ("random", "truncated", "disjoint", "ties", "denormal", "equal")
+
+
+def make_block(*kinds: str, sampled: bool = True, rows: int = 2, seed: int = 0) -> tuple[DraftOutput, TargetOutput]:
+    """Random laws with hidden states and raw logits, `rows` rows of each kind (default: all); tokens are argmax q."""
+    generator = torch.Generator().manual_seed(seed)
+    scores = [_scores(kind, rows, generator) for kind in kinds or KINDS]
+    raw_q, raw_p, q, p = (torch.cat(parts) for parts in zip(*scores))
+    draft_hidden = torch.randn(len(q), GAMMA, DRAFT_WIDTH, generator=generator)
+    target_hidden = torch.randn(len(p), GAMMA + 1, TARGET_WIDTH, generator=generator)
+    draft = DraftOutput(q, draft_hidden, raw_q, tokens=q.argmax(-1), sampled=sampled)
+    return draft, TargetOutput(p, target_hidden, raw_p)
+
+
+def _scores(kind: str, rows: int, generator: torch.Generator) -> tuple[torch.Tensor, ...]:
+    """Raw logits of draft and target, then both again as temperature and truncation leave them."""
+    normal = partial(torch.randn, generator=generator)
+    raw_q, raw_p = 2.0 * normal(rows, GAMMA, VOCAB), 2.0 * normal(rows, GAMMA + 1, VOCAB)
+    if kind == "equal":
+        raw_p[:, :-1] = raw_q
+    if kind == "ties":
+        raw_q, raw_p = raw_q.round(), raw_p.round()
+    if kind == "denormal":
+        raw_q, raw_p = (raw - 76.0 * (normal(raw.shape) > 0.3) for raw in (raw_q, raw_p))
+    q, p = raw_q / TEMPERATURE, raw_p / TEMPERATURE
+    if kind == "truncated":
+        q, p = (scores.where(scores >= scores.topk(3).values[..., -1:], -torch.inf) for scores in (q, p))
+    if kind == "disjoint":
+        q[..., ::2], p[..., 1::2] = -torch.inf, -torch.inf
+    return raw_q, raw_p, q, p
+
+
+@dataclass(frozen=True)
+class Enumeration:
+    """A rule's answer to every token it could be handed: float64, `[B, G, V]`; `weight`, `tv`: `[B, G]` or None."""
+
+    accept: torch.Tensor
+    replacement: torch.Tensor  # [B, G, V, V]: the normalised law that replaces token x, for every x
+    emitted: torch.Tensor
+    weight: torch.Tensor | None
+    tv: torch.Tensor | None
+
+
+def enumerate_law(verifier: Verifier, draft: DraftOutput, target: TargetOutput) -> Enumeration:
+    """Hand `verifier` every token at every position and add up what sampling would emit, without drawing anything."""
+    batch, gamma, vocab = draft.scores.shape
+    tokens = torch.arange(vocab).repeat(batch)[:, None].expand(-1, gamma)
+    draft, target = replace(_repeated(draft, vocab), tokens=tokens), _repeated(target, vocab)
+    verdict = verifier(torch.zeros(batch * vocab, 1, dtype=torch.long), draft, target)
+
+    def per_token(values: torch.Tensor) -> torch.Tensor:
+        return values.double().unflatten(0, (batch, vocab)).movedim(1, 2)
+
+    accept = per_token(verdict.accept_prob)
+    unnormalised = [verdict.replacement(torch.full((batch * vocab,), position)) for position in range(gamma)]
+    replacement = per_token(torch.stack(unnormalised, dim=1))
+    replacement = replacement / replacement.sum(-1, keepdim=True)
+    q = per_token(draft.scores)[..., 0, :].softmax(-1)
+    emitted = q * accept + torch.einsum("bgx,bgxv->bgv", q * (1.0 - accept), replacement)
+    weight, tv = (None if values is None else per_token(values)[..., 0] for values in (verdict.weight, verdict.tv))
+    return Enumeration(accept, replacement, emitted, weight, tv)
+
+
+def _repeated(block, count: int):
+    tensors = {item.name: getattr(block, item.name) for item in fields(block)}
+    return replace(
+        block,
+        **{name: value.repeat_interleave(count, 0) for name, value in tensors.items() if torch.is_tensor(value)},
+    )

@@ -1,0 +1,188 @@
+"""The corners: equal laws, zero and denormal probabilities, ties, both ends of every dial."""
+
+import pytest
+import torch
+from hypothesis import given, note, settings
+from hypothesis import strategies as st
+
+from hf_diversed.outputs import DraftOutput, TargetOutput
+from hf_diversed.verifiers import (
+    DiversedVerifier,
+    LenientVerifier,
+    LosslessVerifier,
+    SpecCascadeVerifier,
+    StaticEnsembleVerifier,
+    Verifier,
+)
+from tests.verifier_cases import (
+    DRAFT_WIDTH,
+    GAMMA,
+    TARGET_WIDTH,
+    VERIFIER_CASES,
+    Laws,
+    VerifierCase,
+    enumerate_law,
+    make_block,
+    random_head,
+)
+
+
+ROUNDING = 1e-6
+LOSSLESS = {
+    "static": lambda: StaticEnsembleVerifier(1.0),
+    "quality": lambda: DiversedVerifier(random_head(), quality=1.0),
+    "max_bias": lambda: DiversedVerifier(random_head(), quality=0.0, max_bias=0.0),
+    "lenience": lambda: LenientVerifier(1.0),
+    "cascade": lambda: SpecCascadeVerifier("diff", -1.0),
+}
+PERMISSIVE = {
+    "static": lambda: StaticEnsembleVerifier(0.0),
+    "quality": lambda: DiversedVerifier(random_head(), quality=0.0),
+}
+# Token cascades keep q on a set and p outside of it, which is not q even where p = q.
+AGREEING = [case for case in VERIFIER_CASES if not case.id.startswith("token")]
+
+
+def greedy_tokens(verifier: Verifier, draft: DraftOutput, target: TargetOutput) -> torch.Tensor:
+    """What greedy decoding emits at every position: the kept draft or its replacement, long `[B, G]`."""
+    verdict = verifier(draft.tokens, draft, target)
+    rows, gamma = draft.tokens.shape
+    replacing = [verdict.replacement(torch.full((rows,), position)).argmax(-1) for position in range(gamma)]
+    return torch.where(verdict.accept_prob == 1.0, draft.tokens, torch.stack(replacing, dim=1))
+
+
+@pytest.mark.parametrize("case", AGREEING, ids=lambda case: case.id)
+def test_equal_laws_accept_everything(case: VerifierCase):
+    """Catches a residual of rounding noise, or 0 / 0, where p = q: all is kept, and the fallback is p."""
+    draft, target = make_block("equal")
+    found = enumerate_law(case.make(), draft, target)
+    assert found.accept.min() >= 1.0 - ROUNDING
+    torch.testing.assert_close(found.replacement, Laws.of(draft, target).p[:, :, None].expand_as(found.replacement))
+
+
+@pytest.mark.parametrize("case", VERIFIER_CASES, ids=lambda case: case.id)
+def test_equal_laws_accept_everything_greedily(case: VerifierCase):
+    """Catches a greedy rule that turns down the draft's token though it is the target's own."""
+    draft, target = make_block("equal", sampled=False, rows=8)
+    assert (case.make()(draft.tokens, draft, target).accept_prob == 1.0).all()
+
+
+@pytest.mark.parametrize("sampled", [True, False])
+@pytest.mark.parametrize("name", PERMISSIVE)
+def test_weight_zero_accepts_exactly_everything(name: str, sampled: bool):
+    """Catches 0 * inf: a denormal or vanished q(x) overflows p / q, and a nan coin rejects what w = 0 must keep."""
+    draft, target = make_block(sampled=sampled)
+    verifier = PERMISSIVE[name]()
+    assert (verifier(draft.tokens, draft, target).accept_prob == 1.0).all()
+    assert not sampled or (enumerate_law(verifier, draft, target).accept == 1.0).all()
+
+
+@pytest.mark.parametrize("name", LOSSLESS)
+def test_strict_end_is_lossless(name: str):
+    """Catches a dial that stops short of its strict end: (1 - w) q left over, or a gate that still opens."""
+    draft, target = make_block()
+    exact, found = (enumerate_law(verifier, draft, target) for verifier in (LosslessVerifier(), LOSSLESS[name]()))
+    torch.testing.assert_close(found.accept, exact.accept, rtol=0.0, atol=ROUNDING)
+    torch.testing.assert_close(found.emitted, exact.emitted, rtol=0.0, atol=ROUNDING)
+
+
+@pytest.mark.parametrize("name", LOSSLESS)
+def test_strict_end_is_lossless_greedily(name: str):
+    """Catches greedy decoding at w = 1, lenience 1, ... that is not plain greedy decoding, ties included."""
+    draft, target = make_block(sampled=False, rows=8)
+    assert torch.equal(greedy_tokens(LOSSLESS[name](), draft, target), target.scores[:, :-1].argmax(-1))
+
+
+@pytest.mark.parametrize("name", LOSSLESS)
+def test_strict_end_follows_scores_that_softmax_cannot_tell_apart(name: str):
+    """Catches greedy decoding by probabilities: scores 0 and 1e-9 give one float32 probability, but one argmax."""
+    p, q = torch.tensor([0.0, 1e-9, -3.0]), torch.tensor([2.0, 1.0, 0.0])
+    p, q = p.expand(1, GAMMA + 1, -1), q.expand(1, GAMMA, -1)
+    assert torch.softmax(p, -1)[0, 0, 0] == torch.softmax(p, -1)[0, 0, 1]
+    hidden = torch.ones(1, GAMMA + 1, TARGET_WIDTH), torch.ones(1, GAMMA, DRAFT_WIDTH)
+    draft = DraftOutput(q, hidden[1], raw_logits=q, tokens=q.argmax(-1), sampled=False)
+    assert (greedy_tokens(LOSSLESS[name](), draft, TargetOutput(p, hidden[0], raw_logits=p)) == 1).all()
+
+
+@pytest.mark.parametrize("name", PERMISSIVE)
+def test_permissive_end_follows_the_draft_where_softmax_cannot(name: str):
+    """Catches w = 0 rejecting the draft's own argmax because softmax rounded its score to a neighbour's."""
+    q = torch.tensor([0.0, 1e-9, -3.0]).expand(1, GAMMA, -1)
+    p = torch.tensor([5.0, 0.0, 0.0]).expand(1, GAMMA + 1, -1)
+    hidden = torch.ones(1, GAMMA + 1, TARGET_WIDTH), torch.ones(1, GAMMA, DRAFT_WIDTH)
+    draft = DraftOutput(q, hidden[1], tokens=q.argmax(-1), sampled=False)
+    assert (greedy_tokens(PERMISSIVE[name](), draft, TargetOutput(p, hidden[0])) == 1).all()
+
+
+@pytest.mark.parametrize("max_bias", [0.05, 0.2])
+def test_greedy_max_bias_bounds_the_loss(max_bias: float):
+    """Catches a cap that greedy decoding ignores: it then emits tokens worse than the best by more than 2 max_bias."""
+    draft, target = make_block(sampled=False, rows=100)
+    p = Laws.of(draft, target).p
+
+    def worst_loss(**settings) -> float:
+        emitted = greedy_tokens(DiversedVerifier(random_head(), quality=0.1, **settings), draft, target)
+        return (p.amax(-1) - p.gather(-1, emitted[..., None])[..., 0]).max()
+
+    assert worst_loss(max_bias=max_bias) <= 2.0 * max_bias + ROUNDING < worst_loss()
+
+
+@pytest.mark.parametrize("alpha", [0.2, 0.5, 0.8])
+def test_greedy_token_v3_is_lenience(alpha: float):
+    """Catches a gate on processed laws, or alpha taken for lenience: greedy TokenV3 is lenience 1 - alpha on raw p."""
+    draft, target = make_block(sampled=False, rows=50)
+    unwarped = TargetOutput(target.raw_logits)
+    # Temperature keeps the argmax; truncation may not, so lenience judges the same drafts against raw p.
+    lenient = LenientVerifier(1.0 - alpha)(draft.tokens, draft, unwarped)
+    cascade = SpecCascadeVerifier("token_v3", alpha)(
+        draft.tokens, draft, TargetOutput(target.raw_logits, raw_logits=target.raw_logits)
+    )
+    assert torch.equal(cascade.accept_prob, lenient.accept_prob)
+    assert 0.0 < cascade.accept_prob.mean() < 1.0
+
+
+POSITIONS, VOCAB = 6, 5
+score = st.one_of(st.just(-torch.inf), st.sampled_from([0.0, 1.0, -95.0, -102.0]), st.floats(-120, 40, width=32))
+law = st.lists(score, min_size=VOCAB, max_size=VOCAB).filter(lambda scores: max(scores) > -torch.inf)
+laws = st.lists(law, min_size=POSITIONS, max_size=POSITIONS)
+search = settings(max_examples=50, deadline=None, derandomize=True)  # 300 pairs of laws
+RULES = {case: case.make() for case in VERIFIER_CASES}
+
+
+def block_of(p: list, q: list, sampled: bool) -> tuple[DraftOutput, TargetOutput]:
+    """One row with these scores; raw logits are flatter and untruncated, as before temperature and warpers."""
+    p, q = torch.tensor([[*p, p[-1]]]), torch.tensor([q])
+    raw_p, raw_q = (scores.clamp_min(-60.0) / 2.0 for scores in (p, q))
+    target_hidden = torch.linspace(-1.0, 1.0, TARGET_WIDTH).expand(*p.shape[:2], -1)
+    draft_hidden = torch.linspace(-1.0, 1.0, DRAFT_WIDTH).expand(*q.shape[:2], -1)
+    draft = DraftOutput(q, draft_hidden, raw_q, tokens=q.argmax(-1), sampled=sampled)
+    return draft, TargetOutput(p, target_hidden, raw_p)
+
+
+@search
+@given(laws, laws)
+def test_no_sampled_law_breaks(p, q):
+    """Catches nan, inf, negative or vanished mass on laws with zeros, ties and denormals, a replacement outside of p's
+    support, and a law bent by them."""
+    draft, target = block_of(p, q, sampled=True)
+    impossible = target.probs()[:, :-1, None] == 0.0
+    for case, verifier in RULES.items():
+        note(case.id)
+        found = enumerate_law(verifier, draft, target)
+        assert ((found.accept >= 0.0) & (found.accept <= 1.0)).all()
+        assert (found.replacement >= 0.0).all()  # nan fails this, also that of an empty law
+        assert (found.replacement.where(impossible, 0.0) == 0.0).all()
+        if case.rule != "spec_cascade":  # in float64, its gates may tip the other way
+            expected = case.law(Laws.of(draft, target, found.weight))
+            torch.testing.assert_close(found.emitted, expected, rtol=0.0, atol=1e-5)
+
+
+@search
+@given(laws, laws)
+def test_no_greedy_choice_breaks(p, q):
+    """Catches coins other than 0 and 1, and a rejected token that is emitted all the same."""
+    draft, target = block_of(p, q, sampled=False)
+    for case, verifier in RULES.items():
+        note(case.id)
+        kept = verifier(draft.tokens, draft, target).accept_prob
+        assert torch.equal(kept, (greedy_tokens(verifier, draft, target) == draft.tokens).float())

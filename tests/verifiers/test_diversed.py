@@ -1,0 +1,206 @@
+"""The learned rule: its dial, its cap, what it asks of the head and what it refuses."""
+
+import logging
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hf_diversed.head import DiversedHead, DiversedHeadConfig
+from hf_diversed.outputs import DecodingContext
+from hf_diversed.sampling import total_variation
+from hf_diversed.verifiers import DiversedVerifier
+from hf_diversed.verifiers.diversed import apply_quality, cap_bias
+from tests.verifier_cases import DRAFT_WIDTH, GAMMA, TARGET_WIDTH, make_block, random_head
+
+
+CONTEXT = DecodingContext(
+    batch_size=4,
+    temperature=0.0,
+    target_hidden_size=TARGET_WIDTH,
+    draft_hidden_size=DRAFT_WIDTH,
+    target_name="org/target",
+    draft_name="org/draft",
+)
+
+unit = st.floats(0.0, 1.0, width=32)
+search = settings(max_examples=200, deadline=None, derandomize=True)
+
+
+def head_for(**settings) -> DiversedHead:
+    return DiversedHead(DiversedHeadConfig(TARGET_WIDTH, DRAFT_WIDTH, **settings))
+
+
+def weights(verifier: DiversedVerifier, rows: int = 4, **block) -> torch.Tensor:
+    draft, target = make_block("random", rows=rows, **block)
+    return verifier(draft.tokens, draft, target).weight
+
+
+@search
+@given(unit)
+def test_dial_is_exact_at_both_ends_and_in_the_middle(weight: float):
+    """Catches a dial that rounds: quality 0.5 must be the head itself, 1 lossless and 0 permissive to the last bit."""
+    weight = torch.tensor(weight)
+    ends = apply_quality(weight, torch.tensor([0.0, 0.5, 1.0]))
+    assert torch.equal(ends, torch.stack([torch.tensor(0.0), weight, torch.tensor(1.0)]))
+
+
+@search
+@given(unit, unit, unit)
+def test_dial_is_monotone(weight: float, lower: float, upper: float):
+    """Catches a jump where the dial's two halves meet, and a weight outside [0, 1]."""
+    lower, upper = sorted((lower, upper))
+    dialled = apply_quality(torch.tensor(weight), torch.tensor([0.0, lower, upper, 1.0]))
+    assert (dialled.diff() >= 0.0).all()
+
+
+def test_dial_is_linear():
+    """Catches a dial in logits: it is dead on a saturated head, where these weights would not move."""
+    found = apply_quality(torch.tensor([0.999, 0.2]), torch.tensor([[0.25], [0.75]]))
+    torch.testing.assert_close(found, torch.tensor([[0.4995, 0.1], [0.9995, 0.6]]))
+
+
+@search
+@given(unit, unit, unit)
+def test_cap_raises_the_weight_no_further_than_needed(weight: float, tv: float, max_bias: float):
+    """Catches a cap that does not hold, that lowers a weight, or that is stricter than what was asked for."""
+    weight, tv, max_bias = (torch.tensor(value) for value in (weight, tv, max_bias))
+    capped = cap_bias(weight, tv, max_bias)
+    assert weight <= capped <= 1.0
+    assert (1.0 - capped) * tv <= max_bias + 1e-6
+    if capped > weight:
+        torch.testing.assert_close((1.0 - capped) * tv, max_bias, rtol=0.0, atol=1e-6)
+
+
+def test_quality_and_cap_per_row():
+    """Catches one row's setting applied to the batch, and rows in the wrong order."""
+    settings = [(0.0, 1.0), (0.25, 0.05), (0.9, 1.0), (0.5, 0.0)]
+    qualities, caps = zip(*settings)
+    together = weights(DiversedVerifier(random_head(), list(qualities), list(caps)))
+    for row, (quality, cap) in enumerate(settings):
+        alone = weights(DiversedVerifier(random_head(), quality, cap))
+        assert torch.equal(together[row], alone[row])
+    assert len(set(map(tuple, together.tolist()))) == 4
+
+
+@pytest.mark.parametrize("given", [[0.2, 0.8], torch.tensor([0.2, 0.8])])
+def test_settings_repeat_with_the_prompts(given):
+    """Catches tiling instead of interleaving: num_return_sequences=2 turns prompts a, b into a, a, b, b."""
+    expected = weights(DiversedVerifier(random_head(), [0.2, 0.2, 0.8, 0.8], [0.1, 0.1, 0.3, 0.3]))
+    assert torch.equal(weights(DiversedVerifier(random_head(), given, [0.1, 0.3])), expected)
+
+
+def test_cap_comes_after_the_dial():
+    """Catches the cap applied first, so that a low quality undoes it."""
+    draft, target = make_block("random")
+    verdict = DiversedVerifier(random_head(), quality=0.0, max_bias=0.1)(draft.tokens, draft, target)
+    tv = total_variation(target.probs()[:, :-1], draft.probs())
+    torch.testing.assert_close((1.0 - verdict.weight) * tv, tv.clamp_max(0.1))
+
+
+def test_weights_read_their_own_position():
+    """Catches an off-by-one: w belongs to the states that produced its position's laws, the bonus state to none."""
+    draft, target = make_block("random")
+    verifier = DiversedVerifier(random_head("mlp", "both"))
+    before = verifier(draft.tokens, draft, target).weight
+    for name, block, count in (("target", target, GAMMA + 1), ("draft", draft, GAMMA)):
+        for position in range(count):
+            hidden = block.hidden.clone()
+            hidden[:, position, 0] += 3.0
+            changed = {"draft": draft, "target": target, name: replace(block, hidden=hidden)}
+            after = verifier(draft.tokens, **changed).weight
+            assert torch.equal((after != before).any(0), torch.arange(GAMMA) == position), (name, position)
+
+
+def test_distribution_head_needs_no_hidden_states():
+    """Catches forward passes made to return hidden states that nobody reads, or their absence breaking the rule."""
+    draft, target = make_block("random")
+    verifier = DiversedVerifier(random_head(features="distribution"))
+    assert not verifier.needs_hidden_states
+    assert DiversedVerifier(random_head()).needs_hidden_states
+    seen = verifier(draft.tokens, draft, target).weight
+    unseen = verifier(draft.tokens, replace(draft, hidden=None), replace(target, hidden=None)).weight
+    assert torch.equal(seen, unseen)
+    verifier.check(replace(CONTEXT, target_hidden_size=99, draft_hidden_size=99))
+
+
+def test_prefers_the_draft_length_of_its_training():
+    """Catches a head trained at one draft length and run at another without anybody having asked for it."""
+    assert DiversedVerifier(head_for(num_assistant_tokens=3)).num_assistant_tokens == 3
+    assert DiversedVerifier(head_for()).num_assistant_tokens is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"target_hidden_size": 99}, r"a target of hidden size 4, got 99; .*org/big / org/small"),
+        ({"draft_hidden_size": 98}, r"a draft of hidden size 3, got 98; .*org/big / org/small"),
+        ({"batch_size": 3}, r"diversed_quality must be one value or one per row \(3\), got 2"),
+    ],
+)
+def test_refuses_before_the_first_forward(changes: dict, message: str):
+    """Catches a head of another pair that only fails, or worse runs, in the middle of a generation."""
+    head = head_for(base_model_name_or_path="org/big", assistant_model_name_or_path="org/small")
+    with pytest.raises(ValueError, match=message):
+        DiversedVerifier(head, quality=[0.2, 0.8]).check(replace(CONTEXT, **changes))
+
+
+def test_refuses_caps_that_fit_no_row():
+    """Catches a per-row cap that is checked as if it were the quality."""
+    with pytest.raises(ValueError, match=r"diversed_max_bias must be one value or one per row \(4\), got 3"):
+        DiversedVerifier(head_for(), max_bias=[0.1, 0.2, 0.3]).check(CONTEXT)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"quality": 1.5}, r"`quality` must lie in \[0, 1\], got 1.5. 0 accepts every draft"),
+        ({"quality": [0.5, float("nan")]}, r"`quality` must lie in \[0, 1\], got nan"),
+        ({"quality": []}, "`quality` must be one value or one per row, got none"),
+        ({"max_bias": -0.1}, r"`max_bias` must lie in \[0, 1\], got -0.1. 0 is lossless"),
+    ],
+)
+def test_refuses_values_out_of_range(arguments: dict, message: str):
+    """Catches a setting that makes v no law."""
+    with pytest.raises(ValueError, match=message):
+        DiversedVerifier(head_for(), **arguments)
+
+
+def test_refuses_what_is_no_head():
+    """Catches a head given by name where an object is due: it would fail at the first attribute instead."""
+    with pytest.raises(TypeError, match="head must be a DiversedHead, got str; load one with from_pretrained"):
+        DiversedVerifier("org/head-mbpp")
+
+
+@pytest.mark.parametrize(
+    ("made_for", "message"),
+    [
+        ({"base_model_name_or_path": "org/other-target"}, "target org/other-target, and is used with org/target"),
+        ({"assistant_model_name_or_path": "org/other-draft"}, "draft org/other-draft, and is used with org/draft"),
+        ({"training_temperature": 0.9}, "temperature 0.9, and is used with 0.0"),
+    ],
+)
+def test_warns_once_about_another_use(made_for: dict, message: str, caplog):
+    """Catches a head moved silently to a pair or temperature it never saw, and a log flooded by one line per call."""
+    logging.Logger.warning_once.cache_clear()  # transformers' own method: it remembers messages for the whole process
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            DiversedVerifier(head_for(**made_for)).check(CONTEXT)
+    assert [record.message for record in caplog.records] == [f"this head was trained for {message}."]
+
+
+@pytest.mark.parametrize(
+    ("made_for", "context"),
+    [
+        ({"base_model_name_or_path": "org/target", "training_temperature": 0.0}, {}),
+        ({}, {}),
+        ({"base_model_name_or_path": "org/third-target"}, {"target_name": ""}),
+    ],
+)
+def test_stays_silent_on_its_own_or_unknown_pair(made_for: dict, context: dict, caplog):
+    """Catches warnings about models that have no name: every model built from a config would set one off."""
+    with caplog.at_level(logging.WARNING):
+        DiversedVerifier(head_for(**made_for)).check(replace(CONTEXT, **context))
+    assert not caplog.records
