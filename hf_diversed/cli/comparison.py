@@ -109,7 +109,7 @@ def measure(pair: Pair, method: Method, prompts: list[str], settings: Settings, 
 def _run(pair: Pair, method: Method, inputs, settings: Settings, records: bool, row: Row) -> None:
     kwargs = settings.generation_kwargs() | {"return_dict_in_generate": True} | (method.kwargs or {})
     if method.upstream:
-        kwargs["assistant_model"] = _constant_draft(pair.draft, settings.gamma)
+        kwargs["assistant_model"] = constant_draft(pair.draft, settings.gamma)
     elif method.kwargs is not None:
         kwargs |= {"assistant_model": pair.draft, "num_assistant_tokens": settings.gamma}
         kwargs["output_token_records"] = records
@@ -133,7 +133,7 @@ def _lengths(tokens: torch.Tensor, tokenizer: PreTrainedTokenizerBase) -> torch.
     return (ended.cumsum(-1) - ended.long() == 0).sum(-1)
 
 
-def _constant_draft(draft: PreTrainedModel, gamma: int) -> PreTrainedModel:
+def constant_draft(draft: PreTrainedModel, gamma: int) -> PreTrainedModel:
     """A shallow twin of the draft with its draft length pinned: upstream reads it from there only."""
     twin = copy.copy(draft)
     twin.generation_config = copy.deepcopy(draft.generation_config)

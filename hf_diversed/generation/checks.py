@@ -16,7 +16,7 @@ def check_model(model: PreTrainedModel, role: str) -> None:
     name = type(_compat.base_model(model)).__name__
     if model.config.is_encoder_decoder:
         raise ValueError(
-            f"the {role} {name} is an encoder-decoder model; relaxed decoding serves decoder-only models."
+            f"the {role} {name} is an encoder-decoder model, which relaxed decoding does not serve; use a decoder-only one."
         )
     foreign = sorted(set(_compat.layer_types(model)) - _compat.LAYER_TYPES)
     if _compat.is_stateful(model) or foreign or _compat.is_chunked(model):
@@ -55,10 +55,15 @@ def check_config(config: GenerationConfig) -> None:
         "assistant_ensemble_weight": "pass verifier=StaticEnsembleVerifier(weight) instead",
         "prompt_lookup_num_tokens": "prompt lookup has no draft model; drop it or drop the verifier",
         "assistant_early_exit": "early-exit self-drafting is not served; pass an assistant_model",
+        "use_mtp": "multi-token heads draft by themselves; drop it or drop the verifier",
+        "penalty_alpha": "contrastive search is a decoding loop of its own; drop it or drop the verifier",
+        "dola_layers": "DoLa is a decoding loop of its own; drop it or drop the verifier",
+        "force_words_ids": "constrained beam search is a decoding loop of its own; drop it or drop the verifier",
+        "constraints": "constrained beam search is a decoding loop of its own; drop it or drop the verifier",
     }
     for name, advice in modes.items():
         value = getattr(config, name)
-        if value is not None:
+        if value not in (None, False):
             raise ValueError(f"{name}={value!r} cannot be combined with a verifier: {advice}.")
     if config.token_healing:
         raise ValueError("token_healing rewrites the prompt behind the draft's back; heal the prompt beforehand.")

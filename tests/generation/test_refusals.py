@@ -160,8 +160,8 @@ generate, with_head = (partial(partial, method) for method in (BENCH.generate, B
 
 ROWS = [
     # models
-    *as_target_and_draft("encoder-decoder", t5, "T5ForConditionalGeneration", "encoder-decoder", "use a decoder-only"),
-    *as_target_and_draft("Mamba", mamba, "MambaForCausalLM", "recurrent state", "use a model with full or sliding"),
+    *as_target_and_draft("encoder-decoder", t5, "T5ForConditionalGeneration", "use a decoder-only"),
+    *as_target_and_draft("Mamba", mamba, "MambaForCausalLM", "linear_attention", "use a model with full or sliding"),
     *as_target_and_draft("Qwen3-Next", qwen3_next, "Qwen3Next", "linear_attention", "use a model with full"),
     *as_target_and_draft("LFM2", lfm2, "Lfm2ForCausalLM", "conv", "use a model with full or sliding-window"),
     *as_target_and_draft("Llama 4", llama4, "Llama4ForCausalLM", "chunked", "use a model with full or sliding-window"),
@@ -192,15 +192,17 @@ ROWS = [
     Row("early exit", generate(assistant_early_exit=1), ["assistant_early_exit=1", "pass an assistant_model"]),
     Row("multi-token heads", generate(use_mtp=True), ["use_mtp=True", "drop"]),
     Row("contrastive search", generate(penalty_alpha=0.6, top_k=4), ["penalty_alpha=0.6", "drop"]),
+    Row("forced words", generate(force_words_ids=[[5]]), ["force_words_ids=[[5]]", "drop"]),
+    Row("constraints", generate(constraints=["x"]), ["constraints=['x']", "drop"]),
     Row("DoLa", generate(dola_layers="high"), ["dola_layers='high'", "drop"]),
     Row("no cache", generate(use_cache=False), ["use_cache", "must be True"]),
     Row("paged cache", generate(cache_implementation="paged"), ['cache_implementation="paged"', "drop it"]),
     Row("token healing", generate(token_healing=True), ["token_healing", "heal the prompt beforehand"]),
-    Row("guidance", generate(guidance_scale=1.5), ["guidance_scale", "Classifier", "Drop it"]),
+    Row("guidance", generate(guidance_scale=1.5), ["guidance_scale", "Classifier", "Drop one"]),
     Row(
         "SynthID",
         generate(watermarking_config=tf.SynthIDTextWatermarkingConfig(keys=[1, 2], ngram_len=3)),
-        ["SynthID", "counts its calls", "Drop it"],
+        ["SynthID", "counts its calls", "Drop one"],
     ),
     Row(
         "attentions",
@@ -212,7 +214,7 @@ ROWS = [
         generate(output_hidden_states=True, return_dict_in_generate=True),
         ["output_hidden_states", "run the model on the returned sequences"],
     ),
-    Row("hub method", generate(custom_generate="org/repo"), ["custom_generate", "org/repo", "only one"]),
+    Row("hub method", generate(custom_generate="org/repo"), ["custom_generate", "only one"]),
     Row("another loop", generate(custom_generate=lambda *a, **k: None), ["custom_generate", "only one"]),
     Row("streamed batch", generate(streamer=Streamer()), ["streamer", "batch size 1", "got 2"]),
     Row("sampling a greedy rule", generate(verifier=GreedyOnly(), do_sample=True), ["GreedyOnly", "do_sample=False"]),
@@ -243,7 +245,7 @@ ROWS = [
     Row("head without draft", with_head(assistant_model=MISSING), ["diversed_head", "pass assistant_model="]),
     Row("verifier without draft", generate(assistant_model=None), ["verifier", "pass assistant_model="]),
     Row("head and verifier", generate(diversed_head=BENCH.head), ["diversed_head=", "verifier=", "only one"]),
-    Row("unknown rule", generate(verifier="losless"), ["'losless'", "lossless", "static_ensemble"]),
+    Row("unknown rule", generate(verifier="losless"), ["'losless'", *hf_diversed.VERIFIERS]),
     Row(
         "rule without weight",
         generate(verifier="static_ensemble"),
@@ -333,6 +335,8 @@ def test_modes_set_in_the_models_own_config(entry, monkeypatch):
     assert ran == []
 
 
+# as above
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
 def test_prompt_tuning_is_seen_through_peft_generate(monkeypatch):
     """Guards a row of the table: `PeftModel.generate` calls the inner model's `generate`, which must still notice."""
     seen = []
@@ -343,8 +347,3 @@ def test_prompt_tuning_is_seen_through_peft_generate(monkeypatch):
     with pytest.raises(ValueError, match="prompt-learning"):
         BENCH.generate(prompt_tuned())
     assert seen == [tf.LlamaForCausalLM]
-
-
-test_prompt_tuning_is_seen_through_peft_generate = pytest.mark.filterwarnings(
-    "ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"
-)(test_prompt_tuning_is_seen_through_peft_generate)

@@ -1,0 +1,127 @@
+"""Time our loop against upstream's assisted decoding on the embedded pair: same weight, same draft length, one process.
+
+    python benchmarks/against_upstream.py --output results/against_upstream.json
+
+Runs alternate and figures are ratios of medians, because machines are noisy. At batch 1 both loops draw the same tokens from
+the same seed, so seconds per round compare directly; throughput at larger batches is in tokens per second.
+"""
+
+import argparse
+import json
+import statistics
+import time
+from pathlib import Path
+
+import torch
+from transformers.utils import logging
+
+from hf_diversed import StaticEnsembleVerifier, load_demo_pair
+from hf_diversed.cli.comparison import constant_draft
+from hf_diversed.provenance import provenance
+from hf_diversed.zoo.corpus import held_out_examples
+
+
+BATCH_SIZES = (1, 4, 8)
+
+
+def main() -> None:
+    arguments = _arguments()
+    logging.set_verbosity_error()
+    if arguments.threads:
+        torch.set_num_threads(arguments.threads)
+    pair = load_demo_pair()
+    prompts = [example.prompt for example in held_out_examples("math", max(BATCH_SIZES), arguments.seed)]
+    runs = {"upstream": _upstream(pair, prompts, arguments)}
+    runs |= {f"ours, batch {size}": _ours(pair, prompts[:size], arguments) for size in BATCH_SIZES}
+    samples: dict[str, list[tuple[float, int]]] = {name: [] for name in runs}
+    for repeat in range(arguments.repeats + 1):
+        for name, run in runs.items():
+            torch.manual_seed(arguments.seed + repeat)
+            began = time.perf_counter()
+            tokens = run()
+            if repeat > 0:  # the first turn warms up
+                samples[name].append((time.perf_counter() - began, tokens))
+    record = _record(samples, arguments) | {"provenance": provenance(arguments.seed)}
+    Path(arguments.output).write_text(json.dumps(record, indent=2) + "\n")
+    print(json.dumps({key: value for key, value in record.items() if key != "provenance"}, indent=2))
+
+
+def _record(samples, arguments) -> dict:
+    """Per repeat, ours over upstream's; then the median and the middle half over repeats."""
+    per_round = [ours[0] / theirs[0] for ours, theirs in zip(samples["ours, batch 1"], samples["upstream"])]
+    same_tokens = [ours[1] == theirs[1] for ours, theirs in zip(samples["ours, batch 1"], samples["upstream"])]
+    throughput = {
+        str(size): _spread([_rate(a) / _rate(b) for a, b in zip(samples[f"ours, batch {size}"], samples["upstream"])])
+        for size in BATCH_SIZES
+    }
+    return {
+        "weight": arguments.weight,
+        "num_assistant_tokens": arguments.gamma,
+        "max_new_tokens": arguments.max_new_tokens,
+        "repeats": arguments.repeats,
+        "same_number_of_tokens_at_batch_1": all(same_tokens),
+        "round_cost_ratio": _spread(per_round),
+        "throughput_ratio_by_batch": throughput,
+    }
+
+
+def _ours(pair, prompts, arguments):
+    inputs = pair.tokenizer(prompts, return_tensors="pt", padding=True)
+    verifier = StaticEnsembleVerifier(arguments.weight)
+
+    def run() -> int:
+        out = pair.target.generate(
+            **inputs,
+            assistant_model=pair.draft,
+            verifier=verifier,
+            num_assistant_tokens=arguments.gamma,
+            return_dict_in_generate=True,
+            **_sampling(pair, arguments),
+        )
+        return out.stats.num_emitted
+
+    return run
+
+
+def _upstream(pair, prompts, arguments):
+    inputs = pair.tokenizer(prompts[:1], return_tensors="pt")
+    draft = constant_draft(pair.draft, arguments.gamma)
+
+    def run() -> int:
+        out = pair.target.generate(
+            **inputs, assistant_model=draft, assistant_ensemble_weight=arguments.weight, **_sampling(pair, arguments)
+        )
+        return out.shape[1] - inputs["input_ids"].shape[1]
+
+    return run
+
+
+def _sampling(pair, arguments) -> dict:
+    # Every run goes the full length: an EOS would end batch rows at different times and blur the ratio.
+    length = {"max_new_tokens": arguments.max_new_tokens, "min_new_tokens": arguments.max_new_tokens}
+    return {**length, "do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0}
+
+
+def _rate(sample: tuple[float, int]) -> float:
+    return sample[1] / sample[0]
+
+
+def _spread(values: list[float]) -> dict:
+    low, median, high = statistics.quantiles(values, n=4)
+    return {"median": round(median, 4), "quartiles": [round(low, 4), round(high, 4)]}
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", default="results/against_upstream.json")
+    parser.add_argument("--repeats", type=int, default=21)
+    parser.add_argument("--weight", type=float, default=0.7)
+    parser.add_argument("--gamma", type=int, default=5)
+    parser.add_argument("--max-new-tokens", type=int, default=64)
+    parser.add_argument("--threads", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=0)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,28 @@
+"""A batch of prompts of different lengths, each with its own quality, and statistics per row."""
+
+import torch
+
+from hf_diversed import DiversedHead, DiversedHeadConfig, load_demo_pair
+from hf_diversed.zoo.corpus import held_out_examples
+
+
+torch.manual_seed(0)
+pair = load_demo_pair()
+sizes = [model.get_output_embeddings().weight.shape[1] for model in (pair.target, pair.draft)]
+head = pair.heads.get("math") or DiversedHead(DiversedHeadConfig(*sizes))
+
+prompts = [example.prompt for example in held_out_examples("math", 4, seed=0)]
+inputs = pair.tokenizer(prompts, return_tensors="pt", padding=True)  # the tokenizer pads on the left
+out = pair.target.generate(
+    **inputs,
+    assistant_model=pair.draft,
+    diversed_head=head,
+    diversed_quality=[0.0, 0.4, 0.8, 1.0],
+    do_sample=True,
+    top_k=0,
+    max_new_tokens=100,
+    return_dict_in_generate=True,
+)
+for row, stats in enumerate(out.stats.per_row):
+    print(f"row {row}: accepted {stats.acceptance_rate:.1%}, {stats.block_efficiency:.2f} tokens per round")
+print(f"all: accepted {out.stats.acceptance_rate:.1%} in {out.stats.target_forwards} target forwards")

@@ -1,0 +1,31 @@
+"""Relaxed speculative decoding in five lines, on the embedded pair (offline).
+
+With models from the Hub, replace the pair by `AutoModelForCausalLM.from_pretrained(...)` twice and the head by
+`DiversedHead.from_pretrained("org/head")`.
+"""
+
+import torch
+
+from hf_diversed import DiversedHead, DiversedHeadConfig, load_demo_pair
+
+
+torch.manual_seed(0)
+pair = load_demo_pair()
+sizes = [model.get_output_embeddings().weight.shape[1] for model in (pair.target, pair.draft)]
+head = pair.heads.get("math") or DiversedHead(DiversedHeadConfig(*sizes))  # untrained: w = 0.5 everywhere
+
+question = "Question: Mia has 12 apples and Leo has 3 times as many. How many apples do they have together?\nAnswer:"
+inputs = pair.tokenizer(question, return_tensors="pt")
+for quality in (0.0, 0.5, 1.0):
+    out = pair.target.generate(
+        **inputs,
+        assistant_model=pair.draft,
+        diversed_head=head,
+        diversed_quality=quality,
+        do_sample=True,
+        top_k=0,
+        max_new_tokens=100,
+        return_dict_in_generate=True,
+    )
+    answer = pair.tokenizer.decode(out.sequences[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
+    print(f"quality {quality:.1f}  accepted {out.stats.acceptance_rate:5.1%} {answer}")

@@ -1,0 +1,42 @@
+"""Where a number came from: command, code version, library versions, machine. Goes beside every result."""
+
+import platform
+import subprocess
+import sys
+from datetime import datetime, timezone
+from importlib.metadata import version
+from pathlib import Path
+
+import torch
+
+
+_PACKAGES = ("torch", "transformers", "accelerate", "peft", "tokenizers", "safetensors", "huggingface-hub", "numpy")
+
+
+def provenance(seed: int | None = None) -> dict:
+    """JSON-ready record of this run: argv (without folders), git commit, versions, device, threads, UTC time and seed."""
+    return {
+        "argv": [Path(argument).name if "/" in argument else argument for argument in sys.argv],
+        "git_commit": _git_commit(),
+        "versions": {"python": platform.python_version(), **{name: version(name) for name in _PACKAGES}},
+        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else f"cpu ({platform.machine()})",
+        "threads": torch.get_num_threads(),
+        "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "seed": seed,
+    }
+
+
+def _git_commit() -> str | None:
+    """Commit of the checkout this package lies in, "-dirty" if files differ from it; None outside a checkout."""
+    here = Path(__file__).parent
+    try:
+        described = subprocess.run(
+            ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"],
+            cwd=here,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return described.stdout.strip()
