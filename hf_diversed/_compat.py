@@ -150,7 +150,7 @@ def eos_ids(criteria: StoppingCriteriaList) -> list[torch.Tensor]:
 
 
 def pads_stopped_rows(criteria: StoppingCriteriaList) -> bool:
-    """Whether `generate` pads rows that have stopped: if any criterion knows an EOS. Else they run on till all stop."""
+    """Whether `generate` pads rows that have stopped: if any criterion knows an EOS. Else they run on to the end."""
     return any(hasattr(criterion, "eos_token_id") for criterion in criteria)
 
 

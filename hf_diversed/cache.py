@@ -100,6 +100,8 @@ class RaggedCache(Cache):
         self.window = WriteWindow()
         super().__init__(layers=[RaggedLayer(self.window, limit) for _ in range(num_layers)])
         self._windows = windows
+        self._limit = limit
+        self._columns = torch.empty(0, dtype=torch.long)
         self._real = None
         if prompt_mask is not None:
             generated = prompt_mask.new_ones(prompt_mask.shape[0], limit - prompt_mask.shape[1])
@@ -115,7 +117,9 @@ class RaggedCache(Cache):
         Returns:
             long `[B, Q]`, the columns.
         """
-        columns = starts[:, None] + torch.arange(length, device=starts.device)
+        if len(self._columns) == 0:
+            self._columns = torch.arange(self._limit, device=starts.device)
+        columns = starts[:, None] + self._columns[:length]
         self.window.start, self.window.visible = first, last + length
         self.window.columns = None if first == last else columns
         return columns
@@ -126,16 +130,16 @@ class RaggedCache(Cache):
 
         Additive and not bool: eager attention adds what it is given and would ignore a bool mask without a word.
         """
-        keys = torch.arange(self.window.visible, device=columns.device)
-        distance = columns[:, :, None] - keys
-        allowed = distance >= 0
+        keys, columns = self._columns[: self.window.visible], columns[:, :, None]
+        allowed = keys <= columns
         if self._real is not None:
             allowed = allowed & self._real[:, :, : self.window.visible]
+        seen = torch.zeros((), dtype=dtype, device=columns.device)
+        hidden = torch.full_like(seen, torch.finfo(dtype).min)
 
         def additive(window: int | None) -> torch.Tensor:
-            seen = allowed if window is None else allowed & (distance < window)
-            blocked = torch.zeros(seen.shape, dtype=dtype, device=seen.device)
-            return blocked.masked_fill_(~seen, torch.finfo(dtype).min)[:, None]
+            inside = allowed if window is None else allowed & (keys > columns - window)
+            return torch.where(inside, seen, hidden)[:, None]
 
         if isinstance(self._windows, dict):
             return {layer_type: additive(window) for layer_type, window in self._windows.items()}

@@ -16,7 +16,7 @@ def check_model(model: PreTrainedModel, role: str) -> None:
     name = type(_compat.base_model(model)).__name__
     if model.config.is_encoder_decoder:
         raise ValueError(
-            f"the {role} {name} is an encoder-decoder model, which relaxed decoding does not serve; use a decoder-only one."
+            f"the {role} {name} is an encoder-decoder model, which is not served here; use a decoder-only one."
         )
     foreign = sorted(set(_compat.layer_types(model)) - _compat.LAYER_TYPES)
     if _compat.is_stateful(model) or foreign or _compat.is_chunked(model):
@@ -36,8 +36,8 @@ def check_model(model: PreTrainedModel, role: str) -> None:
     adapter = _compat.prompt_learning_adapter(model)
     if adapter is not None:
         raise ValueError(
-            f"the {role} {name} carries a prompt-learning adapter ({adapter}), whose virtual tokens this loop does not "
-            "feed; merge it, or use a LoRA-like adapter."
+            f"the {role} {name} carries a prompt-learning adapter ({adapter}), whose virtual tokens this loop does "
+            "not feed; use a LoRA-like adapter."
         )
     if _compat.is_sharded(model):
         raise ValueError(f"the {role} {name} is sharded over processes (ZeRO-3 or FSDP); gather it first.")

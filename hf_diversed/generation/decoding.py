@@ -252,14 +252,14 @@ def _settle(
         uniforms, num_accepted = None, torch.zeros_like(num_drafted)
         law, on_draft = own_law(num_accepted), torch.zeros_like(num_drafted, dtype=torch.bool)
     else:
-        is_eos = stops.is_eos(q.tokens)
-        num_drafted = torch.minimum(num_drafted, first_true(is_eos) + 1)
+        first_eos = first_true(stops.is_eos(q.tokens))
+        num_drafted = torch.minimum(num_drafted, first_eos + 1)
         uniforms = torch.rand_like(verdict.accept_prob) if do_sample else torch.full_like(verdict.accept_prob, 0.5)
         num_accepted = count_accepted(verdict.accept_prob, uniforms, num_drafted)
         all_kept = num_accepted >= num_drafted
         last = num_accepted.clamp_max(q.tokens.shape[1] - 1)
         law = torch.where(all_kept[:, None], own_law(num_accepted), verdict.replacement(last))
-        on_draft = all_kept & is_eos.any(-1) & (num_drafted == first_true(is_eos) + 1)
+        on_draft = all_kept & (first_eos < num_drafted)
     next_token = draw(law, torch.empty_like(law).exponential_() if do_sample else None)
     ended = on_draft | stops.is_eos(next_token)
     return VerifyOutput(num_drafted, num_accepted, next_token, num_accepted + 1 - on_draft.long(), ended, uniforms)

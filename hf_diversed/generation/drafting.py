@@ -98,7 +98,8 @@ class DiversedCandidateGenerator(CandidateGenerator):
         """
         steps: list[tuple] = []
         for step in range(max(counts)):
-            steps.append(self._step(step, counts))
+            feed = steps[-1][0][:, None] if steps else self.rows.last(self._behind)
+            steps.append(self._step(step, feed, counts))
             if self.is_eos is not None and bool(self.is_eos(steps[-1][0]).all()):
                 break
         self._fed = max(self.rows.lengths) + len(steps) - 1
@@ -113,13 +114,9 @@ class DiversedCandidateGenerator(CandidateGenerator):
             sampled=self.do_sample,
         )
 
-    def _step(self, step: int, counts: list[int]):
-        rows = self.rows
-        if step == 0:
-            feed, behind = rows.last(self._behind), self._behind
-        else:
-            feed, behind = rows.ids[rows.row_index, rows.lengths_tensor + step - 1][:, None], 1
-        offset = step - behind
+    def _step(self, step: int, feed: torch.Tensor, counts: list[int]):
+        """Draft one token per row from `feed`, the ids `[B, 1 or 2]` that end `step` columns behind the row's length."""
+        rows, offset = self.rows, step - feed.shape[1]
         logits, hidden = self.model(feed, rows.lengths_tensor + offset, [n + offset for n in rows.lengths], keep=1)
         raw = self._to_target_vocabulary(logits).to(rows.ids.device)
         scores = self.processor(rows, raw, offset=step, counts=[int(step < count) for count in counts])

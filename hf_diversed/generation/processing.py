@@ -36,7 +36,7 @@ class RaggedRows:
 
     def write(self, offsets: torch.Tensor | int, tokens: torch.Tensor) -> None:
         """Put one token per row (long `[B]`) `offsets` columns behind the row's length."""
-        self.ids[self.row_index, self.lengths_tensor + offsets] = tokens
+        self.ids.scatter_(1, (self.lengths_tensor + offsets)[:, None], tokens[:, None])
 
     def last(self, count: int) -> torch.Tensor:
         """The last `count` ids of every row, long `[B, count]`."""
@@ -139,7 +139,7 @@ class StopTracker:
         """bool, same shape as `tokens`."""
         if self.eos_ids is None:
             return torch.zeros_like(tokens, dtype=torch.bool)
-        return torch.isin(tokens, self.eos_ids)
+        return (tokens[..., None] == self.eos_ids).any(dim=-1)
 
     def update(self, ended: list[int], max_length: int, scores=None) -> None:
         """Mark the rows that ended in this round: by EOS (`ended`), by length, or by a criterion.

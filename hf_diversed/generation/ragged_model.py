@@ -40,9 +40,11 @@ class RaggedModel:
         self.num_forwards = 0
         self._max_id = max_id
         self._prompt_mask = None if prompt_mask is None else prompt_mask.to(self.device)
-        self._position_ids = position_ids.to(self.device)
-        self._shift = self._position_ids[:, -1:] - (position_ids.shape[1] - 1)
         self.last_position = last_position
+        position_ids = position_ids.to(self.device)
+        generated = torch.arange(limit - position_ids.shape[1], device=self.device)
+        room = last_position - position_ids.shape[1]
+        self._positions = torch.cat([position_ids, position_ids[:, -1:] + 1 + generated.clamp_max(room)], dim=1)
         real = None if self._prompt_mask is None else self._prompt_mask.bool()
         self._cache = RaggedCache(_compat.num_layers(model), limit, real, _compat.mask_windows(model))
         self._can_trim_logits = _compat.supports_logits_to_keep(model)
@@ -52,9 +54,9 @@ class RaggedModel:
         length = input_ids.shape[1]
         for start in range(0, length, chunk_size or max(length, 1)):
             stop = min(start + (chunk_size or length), length)
-            self._cache.open(torch.full_like(self._position_ids[:, 0], start), start, start, stop - start)
+            self._cache.open(torch.full_like(self._positions[:, 0], start), start, start, stop - start)
             mask = None if self._prompt_mask is None else self._prompt_mask[:, :stop]
-            self._forward(input_ids[:, start:stop], mask, self._position_ids[:, start:stop], keep=1, hidden=False)
+            self._forward(input_ids[:, start:stop], mask, self._positions[:, start:stop], keep=1, hidden=False)
 
     def __call__(
         self, tokens: torch.Tensor, starts: torch.Tensor, host_starts: list[int], keep: int
@@ -67,8 +69,7 @@ class RaggedModel:
         """
         columns = self._cache.open(starts.to(self.device), min(host_starts), max(host_starts), tokens.shape[1])
         mask = self._cache.mask(columns, self._dtype)
-        positions = columns.clamp_max(self.last_position) + self._shift
-        return self._forward(tokens, mask, positions, keep, hidden=self.keep_hidden)
+        return self._forward(tokens, mask, self._positions.gather(1, columns), keep, hidden=self.keep_hidden)
 
     def _forward(self, tokens, mask, positions, keep: int, hidden: bool):
         self.num_forwards += 1

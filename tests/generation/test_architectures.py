@@ -174,6 +174,19 @@ def test_prompt_of_one_token(name):
         assert torch.equal(decode(target, draft, {"input_ids": ids}, LosslessVerifier()).sequences, plain)
 
 
+@pytest.mark.parametrize("name", ["llama", "mistral", "gemma3_text"])
+@pytest.mark.parametrize("chunk", [1, 3, 20])
+def test_prefill_in_chunks(name, chunk):
+    """Catches chunks written to, or masked for, the wrong columns; chunks of nothing but padding are among them."""
+    target = tiny.tiny_model(name)
+    inputs = tiny.ragged_batch(4, PROMPT)
+    plain = target.generate(**inputs, max_new_tokens=6, do_sample=False)
+    ours = decode(
+        target, tiny.tiny_draft(target), inputs, LosslessVerifier(), max_new_tokens=6, prefill_chunk_size=chunk
+    )
+    assert torch.equal(ours.sequences, plain)
+
+
 def test_learned_positions_are_not_read_past_their_table():
     """Catches drafts behind the last token that index GPT-2's position table out of range (an IndexError on CPU)."""
     target = tiny.tiny_model("gpt2")

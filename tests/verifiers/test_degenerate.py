@@ -141,17 +141,18 @@ def test_greedy_token_v3_is_lenience(alpha: float):
     assert 0.0 < cascade.accept_prob.mean() < 1.0
 
 
-POSITIONS, VOCAB = 6, 5
-score = st.one_of(st.just(-torch.inf), st.sampled_from([0.0, 1.0, -95.0, -102.0]), st.floats(-120, 40, width=32))
+ROWS, VOCAB = 6, 5
+# Zero, denormal, tiny and ordinary probabilities, with ties and near ties.
+score = st.sampled_from([-torch.inf, -120.0, -103.0, -95.0, -88.0, -30.0, -3.0, 0.0, 1e-7, 0.5, 1.0, 40.0])
 law = st.lists(score, min_size=VOCAB, max_size=VOCAB).filter(lambda scores: max(scores) > -torch.inf)
-laws = st.lists(law, min_size=POSITIONS, max_size=POSITIONS)
+laws = st.lists(law, min_size=ROWS, max_size=ROWS)
 search = settings(max_examples=50, deadline=None, derandomize=True)  # 300 pairs of laws
 RULES = {case: case.make() for case in VERIFIER_CASES}
 
 
 def block_of(p: list, q: list, sampled: bool) -> tuple[DraftOutput, TargetOutput]:
-    """One row with these scores; raw logits are flatter and untruncated, as before temperature and warpers."""
-    p, q = torch.tensor([[*p, p[-1]]]), torch.tensor([q])
+    """One drafted position in every row; raw logits are flatter and untruncated, as before temperature and warpers."""
+    p, q = torch.tensor(p)[:, None].repeat(1, 2, 1), torch.tensor(q)[:, None]
     raw_p, raw_q = (scores.clamp_min(-60.0) / 2.0 for scores in (p, q))
     target_hidden = torch.linspace(-1.0, 1.0, TARGET_WIDTH).expand(*p.shape[:2], -1)
     draft_hidden = torch.linspace(-1.0, 1.0, DRAFT_WIDTH).expand(*q.shape[:2], -1)

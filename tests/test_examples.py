@@ -1,0 +1,25 @@
+"""Every example runs as a user would run it."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+EXAMPLES = sorted((Path(__file__).parent.parent / "examples").glob("*.py"))
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
+def test_example_runs(path, tmp_path):
+    """Catches an example that the API has left behind."""
+    environment = {**os.environ, "PYTHONPATH": str(path.parent.parent), "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run([sys.executable, str(path)], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "accepted" in done.stdout
+
+
+def test_there_are_examples():
+    """Catches a glob that finds nothing."""
+    assert {path.name for path in EXAMPLES} >= {"quickstart.py", "batched.py", "custom_verifier.py"}
