@@ -115,7 +115,17 @@ def hidden_width(model: PreTrainedModel) -> int:
 
 
 def vocab_size(model: PreTrainedModel) -> int:
-    return text_config(model).vocab_size
+    """Width of the logits; a resized embedding may be ahead of the config."""
+    return model.get_output_embeddings().weight.shape[0]
+
+
+def known_ids(model: PreTrainedModel) -> int:
+    """Ids the model can embed."""
+    return model.get_input_embeddings().weight.shape[0]
+
+
+def is_multimodal(model: PreTrainedModel) -> bool:
+    return text_config(model) is not model.config
 
 
 def supports_logits_to_keep(model: PreTrainedModel) -> bool:

@@ -26,15 +26,27 @@ class BlockOutput:
     raw_logits: torch.Tensor | None = None
 
     @cached_property
+    def _top_and_log_mass(self) -> tuple[torch.Tensor, torch.Tensor]:
+        # Kept apart: the difference of a large score and a large log-sum-exp would lose the digits a probability needs.
+        top = self.scores.amax(dim=-1)
+        return top, torch.log(torch.exp(self.scores - top[..., None]).sum(dim=-1))
+
+    @property
     def log_normalizer(self) -> torch.Tensor:
         """float32 `[B, N]`: log-sum-exp of `scores`."""
-        return torch.logsumexp(self.scores, dim=-1)
+        top, log_mass = self._top_and_log_mass
+        return top + log_mass
+
+    def top_prob(self) -> torch.Tensor:
+        """Highest probability at every position: float32 `[B, N]`."""
+        return torch.exp(-self._top_and_log_mass[1])
 
     def prob(self, tokens: torch.Tensor) -> torch.Tensor:
         """Probability of `tokens` (long `[B, M]`, M <= N) at the first M positions: float32 `[B, M]`."""
         count = tokens.shape[1]
+        top, log_mass = self._top_and_log_mass
         chosen = self.scores[:, :count].gather(-1, tokens[..., None]).squeeze(-1)
-        return torch.exp(chosen - self.log_normalizer[:, :count])
+        return torch.exp(chosen - top[:, :count] - log_mass[:, :count])
 
     def at(self, positions: torch.Tensor) -> torch.Tensor:
         """Scores at one position per row (long `[B]`): `[B, V]`."""
@@ -201,8 +213,8 @@ class SpeculativeStats:
                 setattr(self, item.name, mine + theirs)
 
     def to_dict(self) -> dict:
-        """JSON-ready counters and rates, under AIPerf's engine-neutral names where it has one."""
-        return {
+        """Counters and rates for strict JSON (None where a rate is nan), under AIPerf's names where it has one."""
+        values = {
             "num_spec_steps": self.num_rounds,
             "num_draft_tokens": self.num_drafted,
             "num_accepted_draft_tokens": self.num_accepted,
@@ -217,6 +229,7 @@ class SpeculativeStats:
             "mean_tv": self.mean_tv,
             "mean_bias": self.mean_bias,
         }
+        return {name: None if value != value else value for name, value in values.items()}
 
 
 SOURCES = ("draft", "residual", "bonus")

@@ -2,6 +2,7 @@
 
 import torch
 from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel
+from transformers.generation.streamers import BaseStreamer
 
 from hf_diversed import _compat
 
@@ -9,6 +10,21 @@ from hf_diversed import _compat
 _TEXT_INPUTS = {"attention_mask", "position_ids", "use_cache", "logits_to_keep"}
 # Multimodal processors send these along with plain text; all zeros says "text only".
 _TEXT_MARKERS = {"token_type_ids", "mm_token_type_ids"}
+
+
+def check_call(
+    model: PreTrainedModel,
+    draft: PreTrainedModel,
+    config: GenerationConfig,
+    model_kwargs: dict,
+    processors: LogitsProcessorList,
+) -> None:
+    """Everything below that can be said once `generate` has prepared a call. Raises ValueError."""
+    check_model(model, "target")
+    check_model(draft, "draft")
+    check_config(config)
+    check_inputs(model, model_kwargs)
+    check_processors(processors)
 
 
 def check_model(model: PreTrainedModel, role: str) -> None:
@@ -74,7 +90,7 @@ def check_config(config: GenerationConfig) -> None:
             )
 
 
-def check_inputs(model_kwargs: dict) -> None:
+def check_inputs(model: PreTrainedModel, model_kwargs: dict) -> None:
     """Refuse model inputs that the loop would not feed."""
     if model_kwargs.get("inputs_embeds") is not None:
         raise ValueError("inputs_embeds are not served: the draft needs token ids. Pass input_ids.")
@@ -85,7 +101,7 @@ def check_inputs(model_kwargs: dict) -> None:
     for name, value in model_kwargs.items():
         if value is None or name in _TEXT_INPUTS or name == "past_key_values":
             continue
-        if name in _TEXT_MARKERS and not bool(torch.as_tensor(value).any()):
+        if name in _TEXT_MARKERS and _compat.is_multimodal(model) and not bool(torch.as_tensor(value).any()):
             continue
         if name == "mm_encoder_outputs" and all(output is None for output in value.values()):
             continue
@@ -99,6 +115,11 @@ def check_processors(processors: LogitsProcessorList) -> None:
                 raise ValueError(
                     f"{type(processor).__name__} cannot be used with a verifier: {reason}. Drop one of them."
                 )
+
+
+def check_streamer(streamer: BaseStreamer | None, batch_size: int) -> None:
+    if streamer is not None and batch_size > 1:
+        raise ValueError(f"streamers take batch size 1, got {batch_size}: rows advance at their own pace.")
 
 
 def check_tokenizers(tokenizer, assistant_tokenizer) -> None:

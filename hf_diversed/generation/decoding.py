@@ -67,7 +67,9 @@ def diversed_decoding(
         ```
     """
     draft, verifier = _require(assistant_model, verifier)
-    _check(model, draft, verifier, generation_config, logits_processor, model_kwargs, streamer, input_ids)
+    checks.check_call(model, draft, generation_config, model_kwargs, logits_processor)
+    checks.check_streamer(streamer, batch_size=input_ids.shape[0])
+    _check_rule(verifier, model, draft, generation_config, batch_size=input_ids.shape[0])
     plan = _plan(input_ids, stopping_criteria, generation_config, num_assistant_tokens, verifier)
     rows, stops, processor = plan.rows, plan.stops, BlockProcessor(logits_processor)
     target, drafter = _models(model, draft, verifier, processor, plan, model_kwargs)
@@ -149,19 +151,12 @@ def _require(draft: PreTrainedModel | None, verifier: Verifier | None) -> tuple[
     return draft, verifier
 
 
-def _check(model, draft, verifier, config, processors, model_kwargs, streamer, input_ids) -> None:
-    checks.check_model(model, "target")
-    checks.check_model(draft, "draft")
-    checks.check_config(config)
-    checks.check_inputs(model_kwargs)
-    checks.check_processors(processors)
-    if streamer is not None and input_ids.shape[0] > 1:
-        raise ValueError(f"streamers take batch size 1, got {input_ids.shape[0]}: rows advance at their own pace.")
+def _check_rule(verifier: Verifier, model, draft, config: GenerationConfig, batch_size: int) -> None:
     if verifier.greedy_only and config.do_sample:
         raise ValueError(f"{type(verifier).__name__} is defined for greedy decoding only; pass do_sample=False.")
     verifier.check(
         DecodingContext(
-            batch_size=input_ids.shape[0],
+            batch_size=batch_size,
             temperature=(1.0 if config.temperature is None else config.temperature) if config.do_sample else 0.0,
             target_hidden_size=_compat.hidden_width(model),
             draft_hidden_size=_compat.hidden_width(draft),

@@ -45,7 +45,7 @@ class DiversedCandidateGenerator(CandidateGenerator):
         is_eos: Callable[[torch.Tensor], torch.Tensor] | None = None,
         **model_options,
     ):
-        known_ids = _compat.vocab_size(assistant_model)
+        known_ids = _compat.known_ids(assistant_model)
         max_id = known_ids - 1 if known_ids < vocab_size else None
         self.model = RaggedModel(assistant_model, **model_options, max_id=max_id)
         self.rows = rows

@@ -83,10 +83,6 @@ class BlockProcessor:
     def __init__(self, processors: LogitsProcessorList):
         self.processors = list(processors)
 
-    @property
-    def reads_prefix(self) -> bool:
-        return any(type(p) not in _compat.POINTWISE_PROCESSORS for p in self.processors)
-
     def __call__(self, rows: RaggedRows, scores: torch.Tensor, offset: int, counts: list[int]) -> torch.Tensor:
         """Process scores float32 `[B, N, V]`, position k of row i following its first `lengths[i] + offset + k` ids.
 

@@ -30,55 +30,38 @@ class DiversedHeadConfig(PreTrainedConfig):
     """
 
     model_type = "diversed_head"
-    # Declared, because transformers saves no undeclared field that bears a generation parameter's name.
-    num_assistant_tokens: int | None = None
 
-    def __init__(
-        self,
-        target_hidden_size: int = 1,
-        draft_hidden_size: int = 1,
-        head_type: str = "linear",
-        features: str = "hidden",
-        intermediate_size: int = 64,
-        normalize: bool = True,
-        mixing: str = "probs",
-        task: str | None = None,
-        num_assistant_tokens: int | None = None,
-        training_temperature: float | None = None,
-        base_model_name_or_path: str | None = None,
-        base_model_revision: str | None = None,
-        assistant_model_name_or_path: str | None = None,
-        assistant_model_revision: str | None = None,
-        vocab_size: int | None = None,
-        **kwargs,
-    ):
-        _check_choice("head_type", head_type, HEAD_TYPES)
-        _check_choice("features", features, FEATURES)
-        _check_choice("mixing", mixing, ("probs",))
-        sizes = {
-            "target_hidden_size": target_hidden_size,
-            "draft_hidden_size": draft_hidden_size,
-            "intermediate_size": intermediate_size,
-        }
-        for name, value in sizes.items():
+    target_hidden_size: int = 1
+    draft_hidden_size: int = 1
+    head_type: str = "linear"
+    features: str = "hidden"
+    intermediate_size: int = 64
+    normalize: bool = True
+    mixing: str = "probs"
+    task: str | None = None
+    num_assistant_tokens: int | None = None
+    training_temperature: float | None = None
+    base_model_name_or_path: str | None = None
+    base_model_revision: str | None = None
+    assistant_model_name_or_path: str | None = None
+    assistant_model_revision: str | None = None
+    vocab_size: int | None = None
+
+    def __init__(self, target_hidden_size: int = 1, draft_hidden_size: int = 1, **kwargs):
+        # transformers would generate a constructor that takes keywords only; the two sizes may come by position.
+        sizes = {"target_hidden_size": target_hidden_size, "draft_hidden_size": draft_hidden_size}
+        names = DiversedHeadConfig.__annotations__
+        settings = {name: kwargs.pop(name, getattr(type(self), name)) for name in names if name not in sizes}
+        super().__init__(**kwargs)
+        for name, value in (sizes | settings).items():
+            setattr(self, name, value)
+        _check_choice("head_type", self.head_type, HEAD_TYPES)
+        _check_choice("features", self.features, FEATURES)
+        _check_choice("mixing", self.mixing, ("probs",))
+        for name in (*sizes, "intermediate_size"):
+            value = getattr(self, name)
             if not isinstance(value, int) or value < 1:
                 raise ValueError(f"{name} must be an integer >= 1, got {value!r}.")
-        self.target_hidden_size = target_hidden_size
-        self.draft_hidden_size = draft_hidden_size
-        self.head_type = head_type
-        self.features = features
-        self.intermediate_size = intermediate_size
-        self.normalize = normalize
-        self.mixing = mixing
-        self.task = task
-        self.num_assistant_tokens = num_assistant_tokens
-        self.training_temperature = training_temperature
-        self.base_model_name_or_path = base_model_name_or_path
-        self.base_model_revision = base_model_revision
-        self.assistant_model_name_or_path = assistant_model_name_or_path
-        self.assistant_model_revision = assistant_model_revision
-        self.vocab_size = vocab_size
-        super().__init__(**kwargs)
 
 
 def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:

@@ -91,7 +91,7 @@ def apply_quality(weight: torch.Tensor, quality: torch.Tensor) -> torch.Tensor:
     """
     permissive = 2.0 * quality * weight
     strict = weight + (2.0 * quality - 1.0) * (1.0 - weight)
-    return torch.where(quality <= 0.5, permissive, strict).clamp(0.0, 1.0).masked_fill(quality >= 1.0, 1.0)
+    return torch.where(quality <= 0.5, permissive, strict)
 
 
 def cap_bias(weight: torch.Tensor, tv: torch.Tensor, max_bias: torch.Tensor) -> torch.Tensor:

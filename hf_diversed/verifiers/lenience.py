@@ -29,8 +29,7 @@ class LenientVerifier(Verifier):
         p = target.prob(draft.tokens)
         if draft.sampled:
             return Verdict(acceptance(p, self.lenience * draft.prob(draft.tokens)), target_residual(draft, target))
-        best, best_token = target.scores[:, :-1].max(dim=-1)
-        top = torch.exp(best - target.log_normalizer[:, :-1])
+        best, top = target.scores[:, :-1].argmax(dim=-1), target.top_prob()[:, :-1]
         # The argmax is kept by name: rounding must not lose it at lenience 1, nor keep its neighbour.
-        kept = (draft.tokens == best_token) | ((p >= self.lenience * top) & (self.lenience < 1.0))
+        kept = (draft.tokens == best) | ((p >= self.lenience * top) & (self.lenience < 1.0))
         return Verdict(kept.float(), target.at)

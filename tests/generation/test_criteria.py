@@ -206,6 +206,26 @@ def test_stateful_user_criterion(pair, text, count, eos):
         check_stats(pair, out)
 
 
+class StopOn(tf.StoppingCriteria):
+    """A criterion without memory: true at certain ids, and false again behind them."""
+
+    def __init__(self, ids):
+        self.ids = torch.tensor(ids)
+
+    def __call__(self, input_ids, scores, **kwargs):
+        return torch.isin(input_ids[:, -1], self.ids)
+
+
+@pytest.mark.parametrize("eos", [tiny.EOS, None], ids=["eos", "no eos"])
+def test_criterion_without_memory(pair, text, eos):
+    """Catches forgetting that a row has stopped: without any EOS it runs on, and stays stopped all the same."""
+    criteria = tf.StoppingCriteriaList([StopOn([int(text[row, step]) for row, step in enumerate((2, 6, 4, 1))])])
+    expected = plain(pair[0], stopping_criteria=criteria, eos_token_id=eos)
+    assert PROMPT + 5 <= expected.shape[1] < PROMPT + NEW
+    out = relaxed(pair, stopping_criteria=criteria, eos_token_id=eos)
+    assert out.sequences.tolist() == expected.tolist()
+
+
 def test_criterion_with_eos_ids_of_its_own(pair):
     """Catches rows running on behind a criterion that carries `eos_token_id`: upstream pads them, EOS or not."""
 

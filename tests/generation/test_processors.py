@@ -199,6 +199,27 @@ def test_raw_logits_stay_raw(pair):
     assert_same(ours, plain)
 
 
+def test_raw_logits_for_rules_stay_raw(pair):
+    """Catches an in-place processor reaching the raw logits that cascade rules gate on, the draft's or target's."""
+
+    class Raw(LosslessVerifier):
+        needs_raw_logits = True
+
+        def __call__(self, input_ids, draft, target, state=None):
+            seen.append((draft.raw_logits.clone(), target.raw_logits.clone()))
+            return super().__call__(input_ids, draft, target, state)
+
+    runs = []
+    for processor in (Bias(3), InPlaceBias(3)):
+        seen = []
+        relaxed(pair, tiny.ragged_batch(1, PROMPT), Raw(), **one(processor))
+        runs.append(seen)
+    assert len(runs[0]) == len(runs[1]) > 1
+    for copied, in_place in zip(*runs):
+        for mine, theirs in zip(in_place, copied):
+            torch.testing.assert_close(mine, theirs)
+
+
 def test_scores_without_processors_do_not_alias_logits(pair):
     """Catches scores and logits sharing memory: a user's change to one would show in the other."""
     out = relaxed(pair, tiny.ragged_batch(4, PROMPT))
@@ -230,7 +251,10 @@ def test_constraints_hold_for_accepted_drafts(pair, weight):
 
 
 def test_processor_sees_what_plain_generate_shows(pair):
-    """Catches calls with a part of the rows, with drafts of other rows, or with finished rows not padded."""
+    """Catches calls with a part of the rows, with another row's drafts, or with rows that do not look finished there.
+
+    A row that has not come as far as the column shows its ids, an EOS and pads, so that a grammar leaves it alone.
+    """
 
     class Spy(tf.LogitsProcessor):
         def __call__(self, input_ids, scores):
@@ -250,6 +274,11 @@ def test_processor_sees_what_plain_generate_shows(pair):
         for row in range(4):
             if plain[row, column] != tiny.PAD:  # the row emitted something here: some call showed its true prefix
                 assert any(torch.equal(ids[row], plain[row, :column]) for ids in shown)
+    padded = [ids.tolist() for call in calls for ids in call if ids[-1] == tiny.PAD]
+    assert padded
+    for ids in padded:
+        end = next(index for index in range(len(ids), 0, -1) if ids[index - 1] != tiny.PAD)
+        assert ids[end - 1] in target.generation_config.eos_token_id
     final = plain[:, :-1]
     ended = [row for row in range(4) if final[row, -1] == tiny.PAD]
     assert ended
@@ -270,6 +299,7 @@ def test_block_is_the_processor_row_by_row(data, batch, block, offset):
     counts = [data.draw(st.integers(0, block)) for _ in range(batch)]
     scores = torch.randn(batch, block, vocab, generator=generator)
     chain = [lp.TopKLogitsWarper(7), Bias(1), lp.TemperatureLogitsWarper(0.5), InPlaceBias(2)]
+    chain = data.draw(st.permutations(chain))
     given_scores = scores.clone()
     got = BlockProcessor(tf.LogitsProcessorList(chain))(rows, scores, offset, counts)
     assert torch.equal(scores, given_scores)

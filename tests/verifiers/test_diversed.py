@@ -26,7 +26,7 @@ CONTEXT = DecodingContext(
 )
 
 unit = st.floats(0.0, 1.0, width=32)
-search = settings(max_examples=200, deadline=None, derandomize=True)
+search = settings(max_examples=100, deadline=None, derandomize=True)
 
 
 def head_for(**settings) -> DiversedHead:

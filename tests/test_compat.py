@@ -1,0 +1,274 @@
+"""One test per assumption about transformers and peft. A failure here names what a release has moved."""
+
+import inspect
+
+import peft
+import pytest
+import torch
+import transformers as tf
+from transformers.cache_utils import Cache, CacheLayerMixin
+from transformers.generation import logits_process as lp
+from transformers.masking_utils import LAYER_PATTERN_TO_MASK_FUNCTION_MAPPING, create_masks_for_generate
+
+from hf_diversed import _compat
+from hf_diversed.cache import RaggedCache
+from hf_diversed.generation import checks
+from tests import tiny
+
+
+EAGER_ONLY = {"gemma2", "gpt_oss"}
+# peft 0.21 asks transformers 5.23 for the deprecated `is_gradient_checkpointing` (peft_model.py, PeftModel.__init__).
+peft_asks_for_a_deprecated_name = pytest.mark.filterwarnings(
+    "ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"
+)
+
+
+@pytest.fixture(scope="module")
+def llama():
+    return tiny.tiny_model("llama")
+
+
+@pytest.fixture(scope="module", params=tiny.ARCHITECTURES)
+def model(request):
+    return tiny.tiny_model(request.param, attention="eager" if request.param in EAGER_ONLY else "sdpa")
+
+
+def prepared(model, **kwargs):
+    """What `generate` hands to a custom loop."""
+    seen = {}
+
+    def loop(model, input_ids, logits_processor, stopping_criteria, generation_config, **model_kwargs):
+        seen.update(config=generation_config, criteria=stopping_criteria, kwargs=model_kwargs)
+        return input_ids
+
+    model.generate(**{**tiny.ragged_batch(2, 6), "max_new_tokens": 3, **kwargs}, custom_generate=loop)
+    return seen
+
+
+def test_masks_are_those_transformers_would_build(model):
+    """Breaks `mask_windows`: dict or single mask, its keys, and which keys each query sees, for every architecture."""
+    config, (batch, length) = _compat.text_config(model), (2, 20)
+    attention_mask = torch.ones(batch, length, dtype=torch.long)
+    attention_mask[1, :3] = 0
+    before, config._attn_implementation = (
+        config._attn_implementation,
+        "eager",
+    )  # sdpa leaves out masks it does not need
+    try:
+        theirs = create_masks_for_generate(config, torch.zeros(batch, length, 32), attention_mask, None)
+    finally:
+        config._attn_implementation = before
+    cache = RaggedCache(1, length, attention_mask.bool(), _compat.mask_windows(model))
+    ours = cache.mask(cache.open(torch.zeros(batch, dtype=torch.long), 0, 0, length), torch.float32)
+    assert isinstance(ours, dict) == isinstance(theirs, dict)
+    if not isinstance(ours, dict):
+        ours, theirs = {"all": ours}, {"all": theirs}
+    assert ours.keys() == theirs.keys()
+    for kind in ours:
+        real = attention_mask.bool()[:, None]  # what padding itself attends to is nobody's business
+        torch.testing.assert_close(ours[kind][real.expand(ours[kind].shape[:3])], theirs[kind][real])
+
+
+def test_forward_takes_the_arguments_of_the_loop(model):
+    """Breaks `RaggedModel`: 4D masks with positions and a foreign cache, `logits_to_keep`, the last hidden state."""
+    parameters = inspect.signature(model.forward).parameters
+    assert {"input_ids", "attention_mask", "position_ids", "past_key_values", "use_cache"} <= set(parameters)
+    ids = tiny.ragged_batch(1, 7)["input_ids"]
+    keep = {"logits_to_keep": 2} if _compat.supports_logits_to_keep(model) else {}
+    with torch.no_grad():
+        out = model(ids, use_cache=False, output_hidden_states=True, **keep)
+    assert out.logits.shape[1] == (2 if keep else 7)
+    assert out.hidden_states[-1].shape == (1, 7, _compat.hidden_width(model))
+    assert out.logits.shape[-1] == _compat.vocab_size(model) == tiny.VOCAB_SIZE
+
+
+def test_config_names_hold_for_every_architecture(model):
+    """Breaks `num_layers` and friends where an old config spells them otherwise (GPT-2: `n_layer`)."""
+    with torch.no_grad():
+        cache = model(tiny.ragged_batch(1, 3)["input_ids"], use_cache=True).past_key_values
+    assert len(cache.layers) == _compat.num_layers(model) == 2
+    assert not _compat.is_stateful(model)
+    assert not _compat.is_chunked(model)
+    assert not _compat.uses_alibi(model)
+    assert not _compat.is_sharded(model)
+    assert _compat.attention_implementation(model) in _compat.MASKED_ATTENTION
+    assert set(_compat.layer_types(model)) <= _compat.LAYER_TYPES
+    checks.check_model(model, "target")
+
+
+def test_some_models_do_trim_logits(llama):
+    """Breaks `supports_logits_to_keep`: renamed, it would quietly compute the whole logit matrix."""
+    assert _compat.supports_logits_to_keep(llama)
+
+
+def test_hidden_width_is_what_the_output_embedding_sees():
+    """Breaks heads: OPT projects 32 down to 16 before its output embedding, and `config.hidden_size` says 32."""
+    model = tiny.tiny_model("opt")
+    assert (_compat.hidden_width(model), model.config.hidden_size) == (16, 32)
+
+
+def test_attention_implementation_reaches_nested_configs():
+    """Breaks the refusal of flash attention on multimodal models, whose text config is a part of another."""
+    model = tiny.tiny_model("gemma3_multimodal", attention="eager")
+    assert _compat.attention_implementation(model) == "eager"
+    assert _compat.text_config(model) is model.config.text_config
+
+
+def test_layer_types_known_to_transformers():
+    """Breaks the refusal of layers that cannot be rolled back: a new kind must be looked at before it is served."""
+    kinds = set(LAYER_PATTERN_TO_MASK_FUNCTION_MAPPING)
+    assert kinds >= _compat.LAYER_TYPES
+    assert {"chunked_attention", "linear_attention"} <= kinds - _compat.LAYER_TYPES
+    config = tf.LlamaConfig(num_hidden_layers=1)
+    for kind in kinds - _compat.LAYER_TYPES:
+        model = tiny.tiny_model("llama")
+        model.config.layer_types = [kind, "full_attention"]
+        with pytest.raises(ValueError, match=kind):
+            checks.check_model(model, "target")
+    assert not hasattr(config, "layer_types")  # else `mask_windows` would build a dict for every Llama
+
+
+def test_marks_of_models_that_cannot_be_rolled_back():
+    """Breaks `is_stateful`, `is_chunked` and `uses_alibi`: the class attribute and config entries they read."""
+    assert tf.PreTrainedModel._is_stateful is False
+    assert tf.MambaForCausalLM._is_stateful
+    assert tf.Qwen3NextForCausalLM._is_stateful
+    assert tf.Llama4TextConfig(num_hidden_layers=1).attention_chunk_size
+    assert {tf.BloomConfig.model_type, tf.MptConfig.model_type} == _compat._ALIBI_MODEL_TYPES
+    assert tf.FalconConfig(alibi=True).alibi
+    assert not tf.FalconConfig().alibi
+
+
+def test_cache_base_classes():
+    """Breaks `RaggedLayer`: a new abstract method, or `Cache` no longer taking ready-made layers."""
+    abstract = CacheLayerMixin.__abstractmethods__
+    assert abstract <= {"lazy_initialization", "update", "get_mask_sizes", "get_seq_length", "get_max_length"}
+    assert "layers" in inspect.signature(Cache.__init__).parameters
+    cache = RaggedCache(2, 8, None, None)
+    cache.open(torch.tensor([0]), 0, 0, 3)
+    keys, values = cache.update(torch.ones(1, 1, 3, 2), torch.ones(1, 1, 3, 2), 1)
+    assert keys.shape == values.shape == (1, 1, 3, 2)
+
+
+def test_user_caches_are_marked(llama):
+    """Breaks the refusal of `past_key_values`: `generate` makes a cache of its own, and marks the caller's."""
+    assert not _compat.is_user_cache(prepared(llama)["kwargs"].get("past_key_values"))
+    mine = tf.DynamicCache(config=llama.config)
+    assert _compat.is_user_cache(prepared(llama, past_key_values=mine)["kwargs"]["past_key_values"])
+
+
+@pytest.mark.parametrize(("pad", "eos", "expected"), [(0, [7, 8], 0), (None, [7, 8], 7), (None, None, 0)])
+def test_pad_id(llama, pad, eos, expected, monkeypatch):
+    """Breaks padding of finished rows: the prepared pad id lives in a private entry of the generation config."""
+    monkeypatch.setattr(llama, "generation_config", tf.GenerationConfig(pad_token_id=pad, eos_token_id=eos))
+    assert _compat.pad_token_id(prepared(llama)["config"]) == expected
+
+
+def test_prepared_criteria(llama):
+    """Breaks reading length and EOS off a block: the criteria's attributes, and which are left to be called."""
+    mine = tf.MaxTimeCriteria(60.0)
+    criteria = prepared(llama, eos_token_id=[5, 6], stopping_criteria=tf.StoppingCriteriaList([mine]))["criteria"]
+    assert _compat.max_lengths(criteria) == [9]
+    assert [ids.tolist() for ids in _compat.eos_ids(criteria)] == [[5, 6]]
+    assert list(_compat.prefix_criteria(criteria)) == [mine]
+    assert _compat.pads_stopped_rows(criteria)
+    assert not _compat.pads_stopped_rows(_compat.prefix_criteria(criteria))
+
+
+def test_silent_draft_length(llama):
+    """Breaks the default of 5: `generate` fills in a draft length of its own, which is not the user's choice."""
+    assert _compat.config_entry(tf.GenerationConfig(), "num_assistant_tokens") is None
+    config = prepared(llama)["config"]
+    assert config.num_assistant_tokens == 20
+    assert _compat.explicit_draft_length(config) is None
+    config = prepared(llama, generation_config=tf.GenerationConfig(num_assistant_tokens=7))["config"]
+    assert _compat.explicit_draft_length(config) == 7
+
+
+def test_own_entries_travel_in_a_generation_config(tmp_path):
+    """Breaks `diversed_quality` for callers that can only send JSON: unknown entries must be kept and saved."""
+    tf.GenerationConfig(diversed_quality=0.3).save_pretrained(tmp_path)
+    loaded = tf.GenerationConfig.from_pretrained(tmp_path)
+    assert _compat.config_entry(loaded, "diversed_quality") == 0.3
+    assert _compat.config_entry(loaded, "diversed_max_bias") is None
+    assert _compat.config_entry(None, "diversed_quality") is None
+
+
+def test_unset_entries_of_a_generation_config_are_none():
+    """Breaks "was it set": a default filled in by the constructor would look like somebody's choice."""
+    config = tf.GenerationConfig()
+    names = ["stop_strings", "token_healing", "cache_implementation", "num_beams", "use_cache"]
+    names += ["assistant_ensemble_weight", "prompt_lookup_num_tokens", "assistant_early_exit", "use_mtp"]
+    names += ["penalty_alpha", "dola_layers", "force_words_ids", "constraints"]
+    assert all(name in vars(config) for name in names)
+    assert not any(vars(config)[name] for name in names)
+
+
+@peft_asks_for_a_deprecated_name
+def test_peft_wrappers():
+    """Breaks PEFT targets and drafts: the inner model, the adapter's kind, the trace `PeftModel.generate` leaves."""
+    lora = peft.get_peft_model(tiny.tiny_model("llama"), peft.LoraConfig(task_type="CAUSAL_LM", r=2))
+    assert type(_compat.base_model(lora)) is tf.LlamaForCausalLM
+    assert _compat.prompt_learning_adapter(lora) is None
+    assert _compat.num_layers(lora) == 2
+    assert _compat.hidden_width(lora) == 32
+    assert _compat.supports_logits_to_keep(lora)
+    assert not _compat.is_sharded(lora)
+
+    prompt = peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2)
+    wrapped = peft.get_peft_model(tiny.tiny_model("llama"), prompt)
+    assert "PROMPT_TUNING" in _compat.prompt_learning_adapter(wrapped)
+    inner = _compat.base_model(wrapped)
+    inner.prepare_inputs_for_generation = wrapped.prepare_inputs_for_generation  # as PeftModel.generate does
+    assert "PROMPT_TUNING" in _compat.prompt_learning_adapter(inner)
+    assert "prepare_inputs_for_generation = self.prepare_inputs_for_generation" in inspect.getsource(
+        peft.PeftModelForCausalLM.generate
+    )
+
+
+def test_model_names(llama, tmp_path):
+    """Breaks the "trained for another model" warning: where a model remembers what it was loaded from."""
+    assert _compat.model_name(llama) == ""
+    llama.save_pretrained(tmp_path)
+    assert _compat.model_name(tf.LlamaForCausalLM.from_pretrained(tmp_path)) == str(tmp_path)
+
+
+POINTWISE = [
+    lp.TemperatureLogitsWarper(0.7),
+    lp.TopKLogitsWarper(3),
+    lp.TopPLogitsWarper(0.6),
+    lp.MinPLogitsWarper(0.1),
+    lp.TypicalLogitsWarper(0.5),
+    lp.EpsilonLogitsWarper(0.03),
+    lp.EtaLogitsWarper(0.03),
+    lp.SuppressTokensLogitsProcessor([3, 5]),
+    lp.InfNanRemoveLogitsProcessor(),
+    lp.LogitNormalization(),
+]
+
+
+@pytest.mark.parametrize("processor", POINTWISE, ids=lambda processor: type(processor).__name__)
+def test_pointwise_processors_are_pointwise(processor):
+    """Breaks running them over a whole block: one that looks at the ids, at its neighbours, or writes in place."""
+    generator = torch.Generator().manual_seed(0)
+    scores = 3 * torch.randn(6, 11, generator=generator)
+    scores[2, 4], scores[3, 1] = torch.inf, torch.nan
+    scores = scores if isinstance(processor, lp.InfNanRemoveLogitsProcessor) else scores.nan_to_num(0.0, 9.0)
+    given = scores.clone()
+    together = processor(torch.zeros(6, 1, dtype=torch.long), scores)
+    torch.testing.assert_close(scores, given, equal_nan=True, atol=0, rtol=0)
+    assert not torch.equal(together, given)
+    for row in range(6):
+        ids = torch.randint(11, (1, 7), generator=generator)
+        torch.testing.assert_close(processor(ids, given[row : row + 1])[0], together[row])
+
+
+def test_every_pointwise_processor_is_tested():
+    """Guards the list above: a class added to `POINTWISE_PROCESSORS` must be shown to be pointwise."""
+    assert {type(processor) for processor in POINTWISE} == _compat.POINTWISE_PROCESSORS
+
+
+def test_sharding_probes_exist(llama):
+    """Breaks `is_sharded`: both functions have moved between modules before."""
+    assert _compat.is_deepspeed_zero3_enabled() is False
+    assert _compat.is_fsdp_managed_module(llama) is False
