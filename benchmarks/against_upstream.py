@@ -1,9 +1,10 @@
-"""Time our loop against upstream's assisted decoding on the embedded pair: same weight, same draft length, one process.
+"""Time our loop against upstream's assisted decoding on the embedded pair: same weight, same draft
+length, one process.
 
     python benchmarks/against_upstream.py --output results/against_upstream.json
 
-Runs alternate and figures are ratios of medians, because machines are noisy. At batch 1 both loops draw the same tokens from
-the same seed, so seconds per round compare directly; throughput at larger batches is in tokens per second.
+Runs alternate and figures are ratios, because machines are noisy. At batch 1 both loops draw the same tokens from one
+seed, so seconds per round compare directly; throughput at larger batches is in tokens per second.
 """
 
 import argparse

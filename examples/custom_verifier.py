@@ -19,7 +19,9 @@ class ConfidentDraftVerifier(LawVerifier):
 
 torch.manual_seed(0)
 pair = load_demo_pair()
-inputs = pair.tokenizer("Question: Ben has 40 coins and gives away 15. How many are left?\nAnswer:", return_tensors="pt")
+inputs = pair.tokenizer(
+    "Question: Ben has 40 coins and gives away 15. How many are left?\nAnswer:", return_tensors="pt"
+)
 for threshold in (1.1, 0.9, 0.5):
     out = pair.target.generate(
         **inputs,

@@ -27,7 +27,7 @@ class BlockOutput:
 
     @cached_property
     def _top_and_log_mass(self) -> tuple[torch.Tensor, torch.Tensor]:
-        # Kept apart: the difference of a large score and a large log-sum-exp would lose the digits a probability needs.
+        # Kept apart: the difference of a large score and a large log-sum-exp loses the digits a probability needs.
         top = self.scores.amax(dim=-1)
         return top, torch.log(torch.exp(self.scores - top[..., None]).sum(dim=-1))
 

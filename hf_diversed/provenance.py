@@ -14,7 +14,7 @@ _PACKAGES = ("torch", "transformers", "accelerate", "peft", "tokenizers", "safet
 
 
 def provenance(seed: int | None = None) -> dict:
-    """JSON-ready record of this run: argv (without folders), git commit, versions, device, threads, UTC time and seed."""
+    """JSON-ready record of this run: argv (without folders), commit, versions, device, threads, time, seed."""
     return {
         "argv": [Path(argument).name if "/" in argument else argument for argument in sys.argv],
         "git_commit": _git_commit(),

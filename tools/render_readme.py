@@ -1,10 +1,9 @@
 """Write the README's figures from the JSON results. `--check` only says whether they agree.
 
-    python tools/render_readme.py [--check]
+python tools/render_readme.py [--check]
 """
 
 import json
-import re
 import sys
 from pathlib import Path
 
@@ -21,13 +20,14 @@ def speed() -> str:
     for size, spread in record["throughput_ratio_by_batch"].items():
         lines.append(f"| tokens per second, batch {size} against upstream's batch 1 | {_spread(spread)} |")
     source = record["provenance"]
-    lines += [
-        "",
+    versions = source["versions"]
+    setting = (
         f"Median (quartiles) of {record['repeats']} alternating runs in one process; w = {record['weight']}, "
-        f"{record['num_assistant_tokens']} drafts per round, {record['max_new_tokens']} new tokens; {source['device']}, "
-        f"{source['threads']} threads, torch {source['versions']['torch']}, transformers {source['versions']['transformers']}.",
-    ]
-    return "\n".join(lines)
+        f"{record['num_assistant_tokens']} drafts per round, {record['max_new_tokens']} new tokens; "
+        f"{source['device']}, {source['threads']} threads, torch {versions['torch']}, "
+        f"transformers {versions['transformers']}."
+    )
+    return "\n".join([*lines, "", setting])
 
 
 def _spread(spread: dict) -> str:
@@ -42,7 +42,8 @@ def render(text: str) -> str:
     """The README with every marked section replaced."""
     for name, section in SECTIONS.items():
         begin, end = f"<!-- begin:{name} -->", f"<!-- end:{name} -->"
-        text = re.sub(f"{begin}.*?{end}", lambda match: f"{begin}\n{section()}\n{end}", text, flags=re.DOTALL)
+        before, rest = text.split(begin)
+        text = f"{before}{begin}\n{section()}\n{end}{rest.split(end, 1)[1]}"
     return text
 
 

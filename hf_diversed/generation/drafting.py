@@ -115,7 +115,7 @@ class DiversedCandidateGenerator(CandidateGenerator):
         )
 
     def _step(self, step: int, feed: torch.Tensor, counts: list[int]):
-        """Draft one token per row from `feed`, the ids `[B, 1 or 2]` that end `step` columns behind the row's length."""
+        """Draft a token per row from `feed`, ids `[B, 1 or 2]` that end `step` columns behind the row's length."""
         rows, offset = self.rows, step - feed.shape[1]
         logits, hidden = self.model(feed, rows.lengths_tensor + offset, [n + offset for n in rows.lengths], keep=1)
         raw = self._to_target_vocabulary(logits).to(rows.ids.device)
