@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from transformers.utils import logging
 
-from hf_diversed import StaticEnsembleVerifier, load_demo_pair
+from hf_diversed import SpeculativeStats, StaticEnsembleVerifier, load_demo_pair, record_stats
 from hf_diversed.cli.comparison import constant_draft
 from hf_diversed.provenance import provenance
 from hf_diversed.zoo.corpus import held_out_examples
@@ -28,29 +28,32 @@ BATCH_SIZES = (1, 4, 8)
 def main() -> None:
     arguments = _arguments()
     logging.set_verbosity_error()
+    Path(arguments.output).parent.mkdir(parents=True, exist_ok=True)
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
     pair = load_demo_pair()
     prompts = [example.prompt for example in held_out_examples("math", max(BATCH_SIZES), arguments.seed)]
     runs = {"upstream": _upstream(pair, prompts, arguments)}
     runs |= {f"ours, batch {size}": _ours(pair, prompts[:size], arguments) for size in BATCH_SIZES}
-    samples: dict[str, list[tuple[float, int]]] = {name: [] for name in runs}
-    for repeat in range(arguments.repeats + 1):
-        for name, run in runs.items():
-            torch.manual_seed(arguments.seed + repeat)
-            began = time.perf_counter()
-            tokens = run()
-            if repeat > 0:  # the first turn warms up
-                samples[name].append((time.perf_counter() - began, tokens))
-    record = _record(samples, arguments) | {"provenance": provenance(arguments.seed)}
+    samples: dict[str, list[tuple[float, list]]] = {name: [] for name in runs}
+    with record_stats() as stats:
+        for repeat in range(arguments.repeats + 1):
+            for name, run in runs.items():
+                torch.manual_seed(arguments.seed + repeat)
+                began = time.perf_counter()
+                tokens = run()
+                if repeat > 0:  # the first turn warms up
+                    samples[name].append((time.perf_counter() - began, tokens))
+    record = _record(samples, stats, arguments) | {"provenance": provenance(arguments.seed)}
     Path(arguments.output).write_text(json.dumps(record, indent=2) + "\n")
     print(json.dumps({key: value for key, value in record.items() if key != "provenance"}, indent=2))
 
 
-def _record(samples, arguments) -> dict:
+def _record(samples, stats: SpeculativeStats, arguments) -> dict:
     """Per repeat, ours over upstream's; then the median and the middle half over repeats."""
-    per_round = [ours[0] / theirs[0] for ours, theirs in zip(samples["ours, batch 1"], samples["upstream"])]
-    same_tokens = [ours[1] == theirs[1] for ours, theirs in zip(samples["ours, batch 1"], samples["upstream"])]
+    pairs = list(zip(samples["ours, batch 1"], samples["upstream"]))
+    if any(ours[1] != theirs[1] for ours, theirs in pairs):
+        raise RuntimeError("the loops drew different tokens from one seed: their rounds cannot be compared")
     throughput = {
         str(size): _spread([_rate(a) / _rate(b) for a, b in zip(samples[f"ours, batch {size}"], samples["upstream"])])
         for size in BATCH_SIZES
@@ -60,8 +63,9 @@ def _record(samples, arguments) -> dict:
         "num_assistant_tokens": arguments.gamma,
         "max_new_tokens": arguments.max_new_tokens,
         "repeats": arguments.repeats,
-        "same_number_of_tokens_at_batch_1": all(same_tokens),
-        "round_cost_ratio": _spread(per_round),
+        "round_cost_ratio": _spread([ours[0] / theirs[0] for ours, theirs in pairs]),
+        "acceptance_rate": round(stats.acceptance_rate, 4),
+        "block_efficiency": round(stats.block_efficiency, 4),
         "throughput_ratio_by_batch": throughput,
     }
 
@@ -70,16 +74,15 @@ def _ours(pair, prompts, arguments):
     inputs = pair.tokenizer(prompts, return_tensors="pt", padding=True)
     verifier = StaticEnsembleVerifier(arguments.weight)
 
-    def run() -> int:
+    def run() -> list:
         out = pair.target.generate(
             **inputs,
             assistant_model=pair.draft,
             verifier=verifier,
             num_assistant_tokens=arguments.gamma,
-            return_dict_in_generate=True,
-            **_sampling(pair, arguments),
+            **_sampling(arguments),
         )
-        return out.stats.num_emitted
+        return out[:, inputs["input_ids"].shape[1] :].tolist()
 
     return run
 
@@ -88,23 +91,23 @@ def _upstream(pair, prompts, arguments):
     inputs = pair.tokenizer(prompts[:1], return_tensors="pt")
     draft = constant_draft(pair.draft, arguments.gamma)
 
-    def run() -> int:
+    def run() -> list:
         out = pair.target.generate(
-            **inputs, assistant_model=draft, assistant_ensemble_weight=arguments.weight, **_sampling(pair, arguments)
+            **inputs, assistant_model=draft, assistant_ensemble_weight=arguments.weight, **_sampling(arguments)
         )
-        return out.shape[1] - inputs["input_ids"].shape[1]
+        return out[:, inputs["input_ids"].shape[1] :].tolist()
 
     return run
 
 
-def _sampling(pair, arguments) -> dict:
+def _sampling(arguments) -> dict:
     # Every run goes the full length: an EOS would end batch rows at different times and blur the ratio.
     length = {"max_new_tokens": arguments.max_new_tokens, "min_new_tokens": arguments.max_new_tokens}
     return {**length, "do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0}
 
 
-def _rate(sample: tuple[float, int]) -> float:
-    return sample[1] / sample[0]
+def _rate(sample: tuple[float, list]) -> float:
+    return sum(map(len, sample[1])) / sample[0]
 
 
 def _spread(values: list[float]) -> dict:

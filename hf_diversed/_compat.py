@@ -5,7 +5,6 @@ Written against transformers 5.23; `tests/test_compat.py` names what breaks when
 
 import inspect
 
-import torch
 from transformers import GenerationConfig, PreTrainedModel
 from transformers.distributed.fsdp import is_fsdp_managed_module
 from transformers.generation import logits_process as lp
@@ -132,6 +131,12 @@ def supports_logits_to_keep(model: PreTrainedModel) -> bool:
     return "logits_to_keep" in inspect.signature(base_model(model).forward).parameters
 
 
+def forward_inputs(model: PreTrainedModel) -> set[str]:
+    """What the model's forward takes besides ids and generation settings: masks, positions, pixels, audio."""
+    named = set(inspect.signature(base_model(model).forward).parameters)
+    return named - {"self", "input_ids", "kwargs", *vars(GenerationConfig())}
+
+
 def is_sharded(model: PreTrainedModel) -> bool:
     """Parameters spread over processes (ZeRO-3, FSDP): every forward would need all of them in step."""
     return is_deepspeed_zero3_enabled() or is_fsdp_managed_module(model)
@@ -155,8 +160,9 @@ def max_lengths(criteria: StoppingCriteriaList) -> list[int]:
     return [criterion.max_length for criterion in criteria if type(criterion) is MaxLengthCriteria]
 
 
-def eos_ids(criteria: StoppingCriteriaList) -> list[torch.Tensor]:
-    return [criterion.eos_token_id for criterion in criteria if type(criterion) is EosTokenCriteria]
+def eos_ids(criteria: StoppingCriteriaList) -> list[int]:
+    tensors = [criterion.eos_token_id for criterion in criteria if type(criterion) is EosTokenCriteria]
+    return [token for ids in tensors for token in ids.flatten().tolist()]
 
 
 def pads_stopped_rows(criteria: StoppingCriteriaList) -> bool:

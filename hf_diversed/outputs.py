@@ -17,7 +17,8 @@ class BlockOutput:
 
     Attributes:
         scores: float32 `[B, N, V]`, logits after all processors.
-        hidden: `[B, N, D]` in the model's dtype, what the output embedding saw; None unless the rule asks for it.
+        hidden: `[B, N, D]`, what the output embedding saw, in the model's dtype and on its device; None unless asked
+            for.
         raw_logits: float32 `[B, N, V]`, logits before any processor; None unless asked for.
     """
 
@@ -125,9 +126,14 @@ class VerifyOutput:
 
 @dataclass(frozen=True)
 class DecodingContext:
-    """What a rule may check before the first forward pass. Temperature is 0 for greedy decoding."""
+    """What a rule may check before the first forward pass.
+
+    `batch_size` rows come from `num_prompts` prompts (`num_return_sequences` each); temperature is 0 when greedy.
+    """
 
     batch_size: int
+    num_prompts: int
+    vocab_size: int
     temperature: float
     target_hidden_size: int
     draft_hidden_size: int

@@ -169,7 +169,7 @@ def test_prepared_criteria(llama):
     mine = tf.MaxTimeCriteria(60.0)
     criteria = prepared(llama, eos_token_id=[5, 6], stopping_criteria=tf.StoppingCriteriaList([mine]))["criteria"]
     assert _compat.max_lengths(criteria) == [9]
-    assert [ids.tolist() for ids in _compat.eos_ids(criteria)] == [[5, 6]]
+    assert _compat.eos_ids(criteria) == [5, 6]
     assert list(_compat.prefix_criteria(criteria)) == [mine]
     assert _compat.pads_stopped_rows(criteria)
     assert not _compat.pads_stopped_rows(_compat.prefix_criteria(criteria))
@@ -199,7 +199,7 @@ def test_unset_entries_of_a_generation_config_are_none():
     config = tf.GenerationConfig()
     names = ["stop_strings", "token_healing", "cache_implementation", "num_beams", "use_cache"]
     names += ["assistant_ensemble_weight", "prompt_lookup_num_tokens", "assistant_early_exit", "use_mtp"]
-    names += ["penalty_alpha", "dola_layers", "force_words_ids", "constraints"]
+    names += ["speculation_type", "penalty_alpha", "dola_layers", "force_words_ids", "constraints"]
     assert all(name in vars(config) for name in names)
     assert not any(vars(config)[name] for name in names)
 

@@ -23,7 +23,8 @@ def speed() -> str:
     versions = source["versions"]
     setting = (
         f"Median (quartiles) of {record['repeats']} alternating runs in one process; w = {record['weight']}, "
-        f"{record['num_assistant_tokens']} drafts per round, {record['max_new_tokens']} new tokens; "
+        f"{record['num_assistant_tokens']} drafts per round, {record['max_new_tokens']} new tokens, acceptance rate "
+        f"{record['acceptance_rate']:.0%}; "
         f"{source['device']}, {source['threads']} threads, torch {versions['torch']}, "
         f"transformers {versions['transformers']}."
     )

@@ -1,6 +1,9 @@
 """The `hf-diversed` command."""
 
-from hf_diversed.cli.main import app
+try:
+    from hf_diversed.cli.main import app
+except ModuleNotFoundError as error:  # a base install comes without the terminal packages
+    raise SystemExit(f"the command line needs {error.name}: pip install 'hf-diversed[demo]'") from error
 
 
 __all__ = ["app"]

@@ -12,17 +12,19 @@ from rich.console import Console
 from rich.progress import track
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from hf_diversed.generation.decoding import DEFAULT_NUM_ASSISTANT_TOKENS
 from hf_diversed.head import DiversedHead
 from hf_diversed.outputs import SpeculativeStats, TokenRecords
 
 
 @dataclass(frozen=True)
 class Pair:
-    """Target, draft and their tokenizer."""
+    """Target, draft and their tokenizer. Prompts from a chat template bring their own special tokens."""
 
     target: PreTrainedModel
     draft: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
+    add_special_tokens: bool = True
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,7 @@ class Settings:
     """What all methods share. Temperature 0 is greedy; top_k and top_p are off: p and q are the models' own laws."""
 
     max_new_tokens: int
-    gamma: int
+    gamma: int | None
     temperature: float
     seed: int
 
@@ -59,14 +61,13 @@ class Method:
 
 @dataclass
 class Row:
-    """What one method did: texts, seconds, tokens and target forwards; statistics where the method reports them."""
+    """What one method did; `row_forwards` counts a target forward once per row, `stats` is None where unreported."""
 
     label: str
     texts: list[str] = field(default_factory=list)
     seconds: float = 0.0
     num_tokens: int = 0
-    target_forwards: int = 0
-    batch_size: int = 1
+    row_forwards: int = 0
     stats: SpeculativeStats | None = None
     records: TokenRecords | None = None
 
@@ -96,10 +97,11 @@ def compare(pair: Pair, methods: list[Method], prompts: list[str], settings: Set
 
 def measure(pair: Pair, method: Method, prompts: list[str], settings: Settings, records: bool = False) -> Row:
     """Run one method over all prompts. Every call is seeded by its place, so one prompt does not move the next."""
-    row = Row(method.label, batch_size=method.batch_size)
+    row = Row(method.label)
     for start in range(0, len(prompts), method.batch_size):
         batch = prompts[start : start + method.batch_size]
-        inputs = pair.tokenizer(batch, return_tensors="pt", padding=True).to(pair.target.device)
+        options = {"padding": len(batch) > 1, "add_special_tokens": pair.add_special_tokens}
+        inputs = pair.tokenizer(batch, return_tensors="pt", **options).to(pair.target.device)
         inputs.pop("token_type_ids", None)
         torch.manual_seed(settings.seed + start)
         _run(pair, method, inputs, settings, records, row)
@@ -109,17 +111,18 @@ def measure(pair: Pair, method: Method, prompts: list[str], settings: Settings, 
 def _run(pair: Pair, method: Method, inputs, settings: Settings, records: bool, row: Row) -> None:
     kwargs = settings.generation_kwargs() | {"return_dict_in_generate": True} | (method.kwargs or {})
     if method.upstream:
-        kwargs["assistant_model"] = constant_draft(pair.draft, settings.gamma)
+        kwargs["assistant_model"] = constant_draft(pair.draft, settings.gamma or DEFAULT_NUM_ASSISTANT_TOKENS)
     elif method.kwargs is not None:
-        kwargs |= {"assistant_model": pair.draft, "num_assistant_tokens": settings.gamma}
-        kwargs["output_token_records"] = records
+        kwargs |= {"assistant_model": pair.draft, "output_token_records": records}
+        if settings.gamma is not None:
+            kwargs["num_assistant_tokens"] = settings.gamma
     with _counted_forwards(pair.target) as forwards:
         began = time.perf_counter()
         out = pair.target.generate(**inputs, **kwargs)
         row.seconds += time.perf_counter() - began
-    row.target_forwards += forwards[0]
+    row.row_forwards += forwards[0] * len(inputs["input_ids"])
     new = out.sequences[:, inputs["input_ids"].shape[1] :]
-    row.num_tokens += int(_lengths(new, pair.tokenizer).sum())
+    row.num_tokens += int(_lengths(new, pair.target.generation_config.eos_token_id).sum())
     row.texts += pair.tokenizer.batch_decode(new, skip_special_tokens=True)
     if method.kwargs is not None and not method.upstream:
         row.stats = row.stats or SpeculativeStats()
@@ -127,9 +130,9 @@ def _run(pair: Pair, method: Method, inputs, settings: Settings, records: bool, 
         row.records = out.token_records
 
 
-def _lengths(tokens: torch.Tensor, tokenizer: PreTrainedTokenizerBase) -> torch.Tensor:
+def _lengths(tokens: torch.Tensor, eos_ids: int | list[int] | None) -> torch.Tensor:
     """Generated tokens per row, the first EOS included."""
-    ended = tokens == tokenizer.eos_token_id
+    ended = torch.isin(tokens, torch.tensor([] if eos_ids is None else eos_ids, device=tokens.device))
     return (ended.cumsum(-1) - ended.long() == 0).sum(-1)
 
 

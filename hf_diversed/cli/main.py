@@ -5,6 +5,7 @@ from typing import Annotated
 import torch
 import typer
 from rich.console import Console
+from rich.text import Text
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging
 
@@ -53,7 +54,7 @@ def demo(
     right = [sum(score(text, example) for text, example in zip(row.texts, examples)) for row in rows]
     console.print(comparison_table(rows, right, num_prompts))
     shown = measure(pair, Method(head_label, {"diversed_head": head}), [examples[0].prompt], settings, records=True)
-    console.print(f"\n[bold]{examples[0].prompt}[/]", end="", highlight=False)
+    console.print(Text(f"\n{examples[0].prompt}", style="bold"), end="")
     console.print(token_text(loaded.tokenizer, shown.records))
     console.print("\n", source_legend())
 
@@ -73,14 +74,16 @@ def generate(
     ] = True,
     device: Annotated[str | None, typer.Option(help="cuda, mps or cpu; the best one by default.")] = None,
     seed: Seed = 0,
-    gamma: Gamma = 5,
+    gamma: Annotated[
+        int | None, typer.Option("--num-assistant-tokens", min=1, help="Drafts per round; the head's own, or 5.")
+    ] = None,
     max_new_tokens: NewTokens = 128,
     temperature: Temperature = 1.0,
 ) -> None:
     """Continue a prompt with any pair and rule; shows where every token came from."""
     logging.set_verbosity_error()
     try:
-        pair = _load_pair(target, draft, device)
+        pair = _load_pair(target, draft, device, chat)
         if head is None and verifier is None:
             verifier = "static:0.7"
         rule = resolve_verifier(head, verifier, quality, max_bias, pair.target.device)
@@ -88,7 +91,7 @@ def generate(
         text = _chat_prompt(pair, prompt) if chat else prompt
         method = Method(head or verifier or "", {"verifier": rule})
         shown = measure(pair, method, [text], settings, records=True)
-        console.print(prompt, end="", style="bold", highlight=False)
+        console.print(Text(prompt, style="bold"), end="")
         console.print(token_text(pair.tokenizer, shown.records))
         console.print("\n", source_legend())
         if compare_with_plain:
@@ -97,11 +100,11 @@ def generate(
         else:
             console.print(comparison_table([shown]))
     except (ValueError, OSError) as error:
-        console.print(f"[red]{error}[/]", highlight=False)
+        console.print(Text(str(error), style="red"))
         raise typer.Exit(2) from error
 
 
-def _load_pair(target: str | None, draft: str | None, device: str | None) -> Pair:
+def _load_pair(target: str | None, draft: str | None, device: str | None, chat: bool) -> Pair:
     if (target is None) != (draft is None):
         raise ValueError("--target and --draft go together: pass both, or neither for the embedded pair.")
     if target is None or draft is None:
@@ -109,7 +112,8 @@ def _load_pair(target: str | None, draft: str | None, device: str | None) -> Pai
         return Pair(loaded.target, loaded.draft, loaded.tokenizer)
     device = device or _best_device()
     models = [AutoModelForCausalLM.from_pretrained(name, dtype="auto", device_map=device) for name in (target, draft)]
-    return Pair(models[0].eval(), models[1].eval(), AutoTokenizer.from_pretrained(target, padding_side="left"))
+    tokenizer = AutoTokenizer.from_pretrained(target, padding_side="left")
+    return Pair(models[0].eval(), models[1].eval(), tokenizer, add_special_tokens=not chat)
 
 
 def _best_device() -> str:

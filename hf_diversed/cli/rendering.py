@@ -27,8 +27,7 @@ def comparison_table(rows: list[Row], right: list[float] | None = None, num_prom
         table.add_column(header, justify="right")
     plain = next((_speed(row) for row in rows if row.stats is None), float("nan"))
     for index, row in enumerate(rows):
-        # Rows of a batch share their forward, so the count is taken per row.
-        per_forward = row.num_tokens / row.target_forwards / row.batch_size
+        per_forward = row.num_tokens / row.row_forwards
         acceptance = "-" if row.stats is None else f"{row.stats.acceptance_rate:.1%}"
         cells = [row.label, acceptance, f"{per_forward:.2f}", f"{_speed(row):.0f}", _times(_speed(row) / plain)]
         if right is not None:
@@ -43,11 +42,18 @@ def token_text(tokenizer: PreTrainedTokenizerBase, records: TokenRecords | None)
     if records is None:
         return text
     special = set(tokenizer.all_special_ids)
+    ids: list[int] = []
+    shown = ""
     for token, source, relaxed in zip(records.tokens[0], records.source[0], records.relaxed[0]):
         if source < 0 or int(token) in special:
             continue
+        ids.append(int(token))
+        # Decoded with what precedes it: a token alone may lose its space, or be half a character.
+        spelled = str(tokenizer.decode(ids))
         kind = "relaxed" if relaxed else SOURCES[int(source)]
-        text.append(tokenizer.decode([int(token)]), style=STYLES[kind][0])
+        if not spelled.endswith("\ufffd"):
+            text.append(spelled[len(shown) :], style=STYLES[kind][0])
+            shown = spelled
     return text
 
 

@@ -8,6 +8,8 @@ from hf_diversed import _compat
 
 
 _TEXT_INPUTS = {"attention_mask", "position_ids", "use_cache", "logits_to_keep"}
+# Embeddings of one tokenizer are padded to round sizes; two tokenizers differ by more than this, or by more than 1%.
+_LARGEST_PADDING = 512
 # Multimodal processors send these along with plain text; all zeros says "text only".
 _TEXT_MARKERS = {"token_type_ids", "mm_token_type_ids"}
 
@@ -25,6 +27,7 @@ def check_call(
     check_config(config)
     check_inputs(model, model_kwargs)
     check_processors(processors)
+    check_vocabularies(model, draft)
 
 
 def check_model(model: PreTrainedModel, role: str) -> None:
@@ -61,6 +64,7 @@ def check_model(model: PreTrainedModel, role: str) -> None:
 
 def check_config(config: GenerationConfig) -> None:
     """Refuse decoding modes that contradict a verifier."""
+    check_cache_implementation(config.cache_implementation)
     if (config.num_beams or 1) > 1:
         raise ValueError(
             f"num_beams must be 1 with a verifier, got {config.num_beams}; a drafted block follows one path."
@@ -72,6 +76,7 @@ def check_config(config: GenerationConfig) -> None:
         "prompt_lookup_num_tokens": "prompt lookup has no draft model; drop it or drop the verifier",
         "assistant_early_exit": "early-exit self-drafting is not served; pass an assistant_model",
         "use_mtp": "multi-token heads draft by themselves; drop it or drop the verifier",
+        "speculation_type": "the assistant model drafts as a causal LM; drop it or drop the verifier",
         "penalty_alpha": "contrastive search is a decoding loop of its own; drop it or drop the verifier",
         "dola_layers": "DoLa is a decoding loop of its own; drop it or drop the verifier",
         "force_words_ids": "constrained beam search is a decoding loop of its own; drop it or drop the verifier",
@@ -88,6 +93,17 @@ def check_config(config: GenerationConfig) -> None:
             raise ValueError(
                 f"{name}=True is not collected over ragged blocks; run the model on the returned sequences."
             )
+
+
+def check_cache_implementation(name: str | None) -> None:
+    """Refuse caches that were chosen for what ours does not do; the others are replaced by ours without loss."""
+    if name == "paged":
+        raise ValueError('cache_implementation="paged" is continuous batching, which has no verifier; drop it.')
+    if name in ("offloaded", "offloaded_static", "quantized"):
+        raise ValueError(
+            f"cache_implementation={name!r} is not served: rows of different lengths need a cache of their own, on "
+            "the device and at full precision. Drop it."
+        )
 
 
 def check_inputs(model: PreTrainedModel, model_kwargs: dict) -> None:
@@ -115,6 +131,16 @@ def check_processors(processors: LogitsProcessorList) -> None:
                 raise ValueError(
                     f"{type(processor).__name__} cannot be used with a verifier: {reason}. Drop one of them."
                 )
+
+
+def check_vocabularies(model: PreTrainedModel, draft: PreTrainedModel) -> None:
+    """Refuse vocabularies that differ by more than the padding of one tokenizer's embedding."""
+    target_size, draft_size = _compat.vocab_size(model), _compat.vocab_size(draft)
+    if abs(target_size - draft_size) > max(_LARGEST_PADDING, max(target_size, draft_size) // 100):
+        raise ValueError(
+            f"target and draft have vocabularies of {target_size} and {draft_size} ids, which is more than padding: a "
+            "verifier needs one tokenizer for both. Use a draft from the same family."
+        )
 
 
 def check_streamer(streamer: BaseStreamer | None, batch_size: int) -> None:

@@ -45,7 +45,7 @@ def diversed_decoding(
     """Speculative decoding under any verifier, for batches whose rows advance at their own pace.
 
     Has the signature of upstream's decoding methods: the hook hands it to `generate` as `custom_generate=`, and so can
-    you.
+    you. Bind draft, verifier, streamer and stop-string criteria to it first: `generate` passes none of them on.
 
     Args:
         model: the target. `input_ids`: long `[B, S]`, left-padded.
@@ -69,6 +69,8 @@ def diversed_decoding(
     draft, verifier = _require(assistant_model, verifier)
     checks.check_call(model, draft, generation_config, model_kwargs, logits_processor)
     checks.check_streamer(streamer, batch_size=input_ids.shape[0])
+    if output_token_records and not generation_config.return_dict_in_generate:
+        raise ValueError("output_token_records=True needs return_dict_in_generate=True to return them.")
     _check_rule(verifier, model, draft, generation_config, batch_size=input_ids.shape[0])
     plan = _plan(input_ids, stopping_criteria, generation_config, num_assistant_tokens, verifier)
     rows, stops, processor = plan.rows, plan.stops, BlockProcessor(logits_processor)
@@ -84,7 +86,7 @@ def diversed_decoding(
         q = drafter.propose(gammas)
         p = _score_block(target, processor, rows, q, gammas, plan.keep_raw_logits)
         verdict = None if q is None else verifier(rows.view(max(starts), starts), q, p, state)
-        outcome = _settle(verdict, q, p, gammas, stops, plan.do_sample)
+        outcome = _settle(verdict, q, p, gammas, rows, plan.do_sample)
         rows.write(outcome.num_accepted, outcome.next_token)
 
         # The one host sync of a round.
@@ -145,7 +147,10 @@ class _Plan:
 
 def _require(draft: PreTrainedModel | None, verifier: Verifier | None) -> tuple[PreTrainedModel, Verifier]:
     if draft is None:
-        raise ValueError("a verifier needs a draft to verify: pass assistant_model=.")
+        raise ValueError(
+            "a verifier needs a draft to verify: pass assistant_model= (without the hook, bind it with "
+            "functools.partial: `generate` does not hand it on)."
+        )
     if not isinstance(verifier, Verifier):
         raise TypeError(f"verifier must be a Verifier, got {type(verifier).__name__}; see hf_diversed.VERIFIERS.")
     return draft, verifier
@@ -157,6 +162,8 @@ def _check_rule(verifier: Verifier, model, draft, config: GenerationConfig, batc
     verifier.check(
         DecodingContext(
             batch_size=batch_size,
+            num_prompts=batch_size // (config.num_return_sequences or 1),
+            vocab_size=_compat.vocab_size(model),
             temperature=(1.0 if config.temperature is None else config.temperature) if config.do_sample else 0.0,
             target_hidden_size=_compat.hidden_width(model),
             draft_hidden_size=_compat.hidden_width(draft),
@@ -171,14 +178,13 @@ def _plan(input_ids, criteria, config, num_assistant_tokens, verifier) -> _Plan:
     gamma = next((count for count in chosen if count is not None), DEFAULT_NUM_ASSISTANT_TOKENS)
     if not isinstance(gamma, int) or gamma < 1:
         raise ValueError(f"num_assistant_tokens must be an integer >= 1, got {gamma!r}; 3 to 8 suit most pairs.")
-    max_length = min([config.max_length, *_compat.max_lengths(criteria)])
-    eos_ids = _compat.eos_ids(criteria)
-    pad = _compat.pad_token_id(config)
-    rows = RaggedRows(input_ids, max_length + gamma, int(eos_ids[0].flatten()[0]) if eos_ids else None, pad)
+    # A MaxLengthCriteria of the caller's stands in the list instead of the config's.
+    max_length = min(_compat.max_lengths(criteria), default=config.max_length)
+    rows = RaggedRows(input_ids, max_length + gamma, _compat.eos_ids(criteria), _compat.pad_token_id(config))
     output_logits = bool(config.return_dict_in_generate and config.output_logits)
     return _Plan(
         rows=rows,
-        stops=StopTracker(rows, criteria, eos_ids),
+        stops=StopTracker(rows, criteria),
         gamma=gamma,
         max_length=max_length,
         do_sample=config.do_sample,
@@ -214,7 +220,7 @@ def _models(model, draft, verifier, processor, plan, model_kwargs):
         num_assistant_tokens=plan.gamma,
         do_sample=plan.do_sample,
         keep_raw_logits=verifier.needs_raw_logits,
-        is_eos=plan.stops.is_eos if len(rows.ends) == 1 else None,
+        is_eos=rows.is_eos if len(rows.ends) == 1 else None,
         **options,
     )
     return RaggedModel(model, **options), drafter
@@ -227,8 +233,7 @@ def _score_block(target, processor, rows, q: DraftOutput | None, gammas: list[in
     logits, hidden = target(block, rows.lengths_tensor - 1, [length - 1 for length in rows.lengths], keep=width)
     logits = logits.to(rows.ids.device)
     counts = [min(gamma + 1, width) if end is None else 0 for gamma, end in zip(gammas, rows.ends)]
-    # Processors may write in place; raw logits that somebody wants are kept out of their reach.
-    scores = processor(rows, logits.clone() if keep_raw else logits, offset=0, counts=counts)
+    scores = processor(rows, logits, offset=0, counts=counts)
     return TargetOutput(scores, hidden, logits if keep_raw else None)
 
 
@@ -237,7 +242,7 @@ def _settle(
     q: DraftOutput | None,
     p: TargetOutput,
     gammas: list[int],
-    stops: StopTracker,
+    rows: RaggedRows,
     do_sample: bool,
 ) -> VerifyOutput:
     """Flip the coins and draw the next token, in upstream's order: one block of uniforms, then one multinomial."""
@@ -247,7 +252,7 @@ def _settle(
         uniforms, num_accepted = None, torch.zeros_like(num_drafted)
         law, on_draft = own_law(num_accepted), torch.zeros_like(num_drafted, dtype=torch.bool)
     else:
-        first_eos = first_true(stops.is_eos(q.tokens))
+        first_eos = first_true(rows.is_eos(q.tokens))
         num_drafted = torch.minimum(num_drafted, first_eos + 1)
         uniforms = torch.rand_like(verdict.accept_prob) if do_sample else torch.full_like(verdict.accept_prob, 0.5)
         num_accepted = count_accepted(verdict.accept_prob, uniforms, num_drafted)
@@ -256,5 +261,5 @@ def _settle(
         law = torch.where(all_kept[:, None], own_law(num_accepted), verdict.replacement(last))
         on_draft = all_kept & (first_eos < num_drafted)
     next_token = draw(law, torch.empty_like(law).exponential_() if do_sample else None)
-    ended = on_draft | stops.is_eos(next_token)
+    ended = on_draft | rows.is_eos(next_token)
     return VerifyOutput(num_drafted, num_accepted, next_token, num_accepted + 1 - on_draft.long(), ended, uniforms)

@@ -1,9 +1,9 @@
-"""The only file that touches `GenerationMixin`: it teaches `generate` the arguments `diversed_head=` and
-`verifier=`."""
+"""The only file that touches `GenerationMixin`: teaches `generate` the arguments `diversed_head=` and `verifier=`."""
 
 import copy
 import functools
 import inspect
+import os
 import weakref
 from dataclasses import dataclass, fields
 from typing import Any
@@ -22,7 +22,7 @@ from hf_diversed.verifiers import DiversedVerifier, Verifier, build_verifier
 class Options:
     """The arguments that the hook adds to `generate`."""
 
-    diversed_head: "DiversedHead | str | None" = None
+    diversed_head: "DiversedHead | str | os.PathLike | None" = None
     verifier: Verifier | str | None = None
     diversed_quality: float | list[float] | torch.Tensor | None = None
     diversed_max_bias: float | list[float] | torch.Tensor | None = None
@@ -32,8 +32,8 @@ class Options:
     def pop_from(cls, kwargs: dict) -> "Options":
         return cls(**{name: kwargs.pop(name, None) for name in OPTION_NAMES})
 
-    def given(self) -> list[str]:
-        return [name for name in OPTION_NAMES if getattr(self, name) is not None]
+    def names_a_rule(self) -> bool:
+        return self.diversed_head is not None or self.verifier is not None
 
 
 OPTION_NAMES = tuple(item.name for item in fields(Options))
@@ -41,30 +41,34 @@ OPTION_NAMES = tuple(item.name for item in fields(Options))
 
 @dataclass
 class Attachment:
-    """A draft and a rule kept beside a model; a context manager that detaches on exit."""
+    """A draft and a rule kept beside a model; as a context manager, on exit gives back what was attached before."""
 
     model_ref: "weakref.ref[PreTrainedModel]"
     assistant_model: PreTrainedModel
     options: Options
-    num_assistant_tokens: int | None = None
+    num_assistant_tokens: int | None
+    previous: "Attachment | None"
 
     def __enter__(self) -> "Attachment":
         return self
 
     def __exit__(self, *exc_info) -> None:
         model = self.model_ref()
-        if model is not None:
-            detach(model)
+        if model is None or _ATTACHED.get(model) is not self:
+            return
+        detach(model)
+        if self.previous is not None:
+            _ATTACHED[model] = self.previous
 
 
 _ATTACHED: "weakref.WeakKeyDictionary[torch.nn.Module, Attachment]" = weakref.WeakKeyDictionary()
-_MARK = "_hf_diversed_original"
+_HOOK = "_hf_diversed_hook"
 
 
 def attach(
     model: PreTrainedModel,
     assistant_model: PreTrainedModel,
-    diversed_head: "DiversedHead | str | None" = None,
+    diversed_head: "DiversedHead | str | os.PathLike | None" = None,
     *,
     verifier: Verifier | str | None = None,
     num_assistant_tokens: int | None = None,
@@ -73,9 +77,8 @@ def attach(
 ) -> Attachment:
     """Make every later `model.generate(...)` decode with this draft and rule, for callers that cannot pass them.
 
-    Nothing is stored on the model: `state_dict`, `save_pretrained`, `deepcopy` and pickle do not change. Arguments of
-    a call win over what is attached; `diversed_quality` and `diversed_max_bias` may also come from the call's
-    generation config.
+    Nothing is stored on the model: `state_dict`, `save_pretrained`, `deepcopy` and pickle do not change. What a call
+    names, by keyword or in its generation config, wins over what is attached.
 
     Example:
         ```python
@@ -89,9 +92,11 @@ def attach(
     for candidate, role in ((model, "target"), (assistant_model, "draft")):
         checks.check_model(candidate, role)
     install_hook()
-    attachment = Attachment(weakref.ref(model), assistant_model, options, num_assistant_tokens)
-    _ATTACHED[_compat.base_model(model)] = attachment
-    return attachment
+    inner = _compat.base_model(model)
+    _ATTACHED[inner] = Attachment(
+        weakref.ref(inner), assistant_model, options, num_assistant_tokens, previous=_ATTACHED.get(inner)
+    )
+    return _ATTACHED[inner]
 
 
 def detach(model: PreTrainedModel) -> None:
@@ -102,28 +107,51 @@ def detach(model: PreTrainedModel) -> None:
 def install_hook() -> None:
     """Wrap `GenerationMixin.generate`, once. `import hf_diversed` does it unless HF_DIVERSED_NO_HOOK=1."""
     original = GenerationMixin.generate
-    if hasattr(original, _MARK):
+    if any(_HOOK in vars(layer) and vars(layer)[_HOOK] is layer for layer in _layers(original)):
         return
 
     @functools.wraps(original)
     def generate(self, *args, **kwargs):
         attachment = _ATTACHED.get(self)
-        if attachment is None and not any(kwargs.get(name) is not None for name in OPTION_NAMES):
-            for name in OPTION_NAMES:
-                kwargs.pop(name, None)
+        options = Options.pop_from(kwargs)
+        if attachment is None and not options.names_a_rule():
+            _refuse_options_without_a_rule(options)
             return original(self, *args, **kwargs)
-        return _generate_relaxed(original, self, attachment, args, kwargs)
+        return _generate_relaxed(original, self, attachment, options, args, kwargs)
 
     generate.__signature__ = _extended_signature(original)  # type: ignore[attr-defined]
-    setattr(generate, _MARK, original)
+    setattr(generate, _HOOK, generate)  # a wrapper around ours inherits the attribute, but is not its value
     GenerationMixin.generate = generate
 
 
 def uninstall_hook() -> None:
-    """Give `GenerationMixin.generate` back; does nothing if the hook is not installed."""
-    original = getattr(GenerationMixin.generate, _MARK, None)
-    if original is not None:
-        GenerationMixin.generate = original
+    """Give `GenerationMixin.generate` back; does nothing if the hook is not installed.
+
+    Raises:
+        RuntimeError: if somebody has wrapped the hooked method since; theirs would be lost.
+    """
+    current = GenerationMixin.generate
+    hook = vars(current).get(_HOOK)
+    if hook is None:
+        return
+    if hook is not current:
+        raise RuntimeError("GenerationMixin.generate was wrapped again after hf_diversed; undo that wrapper first.")
+    GenerationMixin.generate = current.__wrapped__
+
+
+def _layers(function):
+    """A function and what it wraps, from the outside in."""
+    while function is not None:
+        yield function
+        function = getattr(function, "__wrapped__", None)
+
+
+def _refuse_options_without_a_rule(options: Options) -> None:
+    given = [name for name in OPTION_NAMES if getattr(options, name) not in (None, False)]
+    if given:
+        raise ValueError(
+            f"{', '.join(given)} acts on relaxed decoding only: pass diversed_head= or verifier= as well."
+        )
 
 
 def _extended_signature(original) -> inspect.Signature:
@@ -136,37 +164,25 @@ def _extended_signature(original) -> inspect.Signature:
     return signature.replace(parameters=[*named, *added, var_keyword])
 
 
-def _generate_relaxed(original, model: PreTrainedModel, attachment: Attachment | None, args, kwargs):
+def _generate_relaxed(original, model: PreTrainedModel, attachment: Attachment | None, options: Options, args, kwargs):
     """Bind draft, rule and streamer into the loop and let upstream prepare everything else."""
-    options = Options.pop_from(kwargs)
     arguments = inspect.signature(original).bind(model, *args, **kwargs).arguments
     extra = arguments.pop("kwargs", {})
-    call = _Call(model, arguments, extra)
+    call = _Call(model, arguments, extra, attachment)
     draft = arguments.pop("assistant_model", None)
-    if attachment is not None:
-        draft = attachment.assistant_model if draft is None else draft
-        options = _merged(options, attachment.options)
+    if draft is None and attachment is not None:
+        draft = attachment.assistant_model
     if draft is None:
-        raise ValueError(f"{', '.join(options.given())} needs a draft model to verify: pass assistant_model=.")
+        raise ValueError("diversed_head= and verifier= need a draft to verify: pass assistant_model= as well.")
     checks.check_model(model, "target")
     checks.check_model(draft, "draft")
     call.refuse_other_modes()
     checks.check_tokenizers(extra.get("tokenizer"), extra.pop("assistant_tokenizer", None))
-    verifier = resolve_verifier(
-        options.diversed_head,
-        options.verifier,
-        quality=_first(options.diversed_quality, call.setting("diversed_quality")),
-        max_bias=_first(options.diversed_max_bias, call.setting("diversed_max_bias")),
-        device=model.device,
-    )
-    attached_length = None if attachment is None else attachment.num_assistant_tokens
     loop = functools.partial(
         diversed_decoding,
         assistant_model=draft,
-        verifier=verifier,
-        num_assistant_tokens=_first(
-            extra.pop("num_assistant_tokens", None), attached_length, call.setting("num_assistant_tokens")
-        ),
+        verifier=call.verifier(options),
+        num_assistant_tokens=call.draft_length(),
         output_token_records=bool(options.output_token_records),
         streamer=arguments.get("streamer"),
     )
@@ -176,27 +192,60 @@ def _generate_relaxed(original, model: PreTrainedModel, attachment: Attachment |
 
 
 class _Call:
-    """One `generate` call as bound arguments, and where its settings may come from."""
+    """One `generate` call as bound arguments, and where its settings may come from.
 
-    def __init__(self, model: PreTrainedModel, arguments: dict[str, Any], extra: dict[str, Any]):
-        self.model, self.arguments, self.extra = model, arguments, extra
+    What was passed decides: keyword, the call's generation config, what is attached, the model's own config.
+    """
+
+    def __init__(
+        self, model: PreTrainedModel, arguments: dict[str, Any], extra: dict[str, Any], attachment: Attachment | None
+    ):
+        self.model, self.arguments, self.extra, self.attachment = model, arguments, extra, attachment
+
+    def named(self, name: str):
+        """A value that this call names, by keyword or in its generation config; or None."""
+        config = self.arguments.get("generation_config")
+        return _first(self.extra.get(name), _compat.config_entry(config, name))
 
     def setting(self, name: str):
-        """A value set by keyword, by the call's generation config or by the model's, in that order; or None."""
-        configs = (self.arguments.get("generation_config"), self.model.generation_config)
-        return _first(self.extra.get(name), *(_compat.config_entry(config, name) for config in configs))
+        """The same, or what the model's own generation config says."""
+        return _first(self.named(name), _compat.config_entry(self.model.generation_config, name))
+
+    def draft_length(self) -> int | None:
+        attached = None if self.attachment is None else self.attachment.num_assistant_tokens
+        length = _first(self.named("num_assistant_tokens"), attached, self.setting("num_assistant_tokens"))
+        self.extra.pop("num_assistant_tokens", None)
+        return length
+
+    def verifier(self, options: Options) -> Verifier | None:
+        """The rule of the call, or the attached one; the dial of a configuration only matters to heads."""
+        attached = Options() if self.attachment is None else self.attachment.options
+        rule = options if options.names_a_rule() else attached
+        quality, max_bias = options.diversed_quality, options.diversed_max_bias
+        if rule.diversed_head is not None:
+            quality, max_bias = (
+                _first(
+                    getattr(options, name),
+                    self.named(name),
+                    getattr(attached, name) if rule is attached else None,
+                    self.setting(name),
+                )
+                for name in ("diversed_quality", "diversed_max_bias")
+            )
+        return resolve_verifier(rule.diversed_head, rule.verifier, quality, max_bias, self.model.device)
 
     def refuse_other_modes(self) -> None:
         """What upstream would act on before it reaches the loop."""
         other_loop = self.arguments.get("custom_generate")
         if other_loop is not None and other_loop is not diversed_decoding:
             raise ValueError(
-                "custom_generate cannot be combined with diversed_head= or verifier=; pass only one of them."
+                f"custom_generate={other_loop!r} cannot be combined with diversed_head= or verifier=; pass one."
             )
         if self.setting("token_healing"):
             raise ValueError("token_healing rewrites the prompt behind the draft's back; heal the prompt beforehand.")
-        if self.setting("cache_implementation") == "paged":
-            raise ValueError('cache_implementation="paged" is continuous batching, which has no verifier; drop it.')
+        checks.check_cache_implementation(self.setting("cache_implementation"))
+        inputs = _compat.forward_inputs(self.model)
+        checks.check_inputs(self.model, {name: value for name, value in self.extra.items() if name in inputs})
 
     def take_over_stop_strings(self) -> None:
         """Turn stop strings into a criterion here: upstream loses the tokenizer on the way to a custom loop."""
@@ -221,17 +270,19 @@ class _Call:
 
 
 def resolve_verifier(
-    diversed_head: "DiversedHead | str | None",
+    diversed_head: "DiversedHead | str | os.PathLike | None",
     verifier: Verifier | str | None,
     quality: float | list[float] | torch.Tensor | None = None,
     max_bias: float | list[float] | torch.Tensor | None = None,
     device: torch.device | None = None,
 ) -> Verifier | None:
-    """Build the rule that `generate` was asked for. Raises ValueError on contradictions and unknown names."""
+    """Build the rule that was asked for. Raises ValueError on contradictions and unknown names."""
     if diversed_head is not None and verifier is not None:
         raise ValueError("diversed_head= and verifier= both choose the rule; pass only one of them.")
     if diversed_head is not None:
-        head = load_head(diversed_head, device) if isinstance(diversed_head, str) else diversed_head
+        head = diversed_head
+        if isinstance(diversed_head, (str, os.PathLike)):
+            head = load_head(os.fspath(diversed_head), device)
         return DiversedVerifier(head, quality=0.5 if quality is None else quality, max_bias=max_bias)
     if quality is not None or max_bias is not None:
         raise ValueError(
@@ -241,16 +292,6 @@ def resolve_verifier(
     if isinstance(verifier, str):
         return build_verifier(verifier)
     return verifier
-
-
-def _merged(options: Options, attached: Options) -> Options:
-    """The call's options over the attached ones; a rule named by the call replaces the attached rule altogether."""
-    if options.diversed_head is None and options.verifier is None:
-        options.diversed_head, options.verifier = attached.diversed_head, attached.verifier
-    for name in ("diversed_quality", "diversed_max_bias"):
-        if getattr(options, name) is None and options.diversed_head is not None:
-            setattr(options, name, getattr(attached, name))
-    return options
 
 
 def _without_stop_strings(config: GenerationConfig) -> GenerationConfig:

@@ -5,6 +5,7 @@ every call still looks like that; the result is used for the rows that stand at 
 """
 
 import torch
+import torch.nn.functional as F
 from transformers import LogitsProcessorList, StoppingCriteriaList
 
 from hf_diversed import _compat
@@ -19,7 +20,7 @@ class RaggedRows:
         ends: per row, the length at which it finished; None while it runs.
     """
 
-    def __init__(self, input_ids: torch.Tensor, capacity: int, eos_id: int | None, pad_id: int):
+    def __init__(self, input_ids: torch.Tensor, capacity: int, eos_ids: list[int], pad_id: int):
         batch_size, self.prompt_length = input_ids.shape
         self.ids = torch.full((batch_size, capacity), pad_id, dtype=torch.long, device=input_ids.device)
         self.ids[:, : self.prompt_length] = input_ids
@@ -28,7 +29,8 @@ class RaggedRows:
         self.ends: list[int | None] = [None] * batch_size
         self.row_index = torch.arange(batch_size, device=input_ids.device)
         self.pad_id = pad_id
-        self._eos_id = pad_id if eos_id is None else eos_id
+        self._eos_id = eos_ids[0] if eos_ids else pad_id
+        self._eos_ids = torch.tensor(eos_ids, device=input_ids.device) if eos_ids else None
 
     @property
     def running(self) -> list[int]:
@@ -60,6 +62,21 @@ class RaggedRows:
         open_rows = torch.tensor([end is None for end in self.ends], device=shown.device)[:, None]
         filled = torch.where(behind >= 0, self.pad_id, shown)
         return torch.where((behind == 0) & open_rows, self._eos_id, filled)
+
+    def drafted_view(self, column: int, valid: list[int]) -> torch.Tensor:
+        """`view`, with pads behind a drafted EOS as well: what was drafted there is never emitted."""
+        shown = self.view(column, valid)
+        if self._eos_ids is None:
+            return shown
+        eos = self.is_eos(shown[:, self.prompt_length :]).long()
+        behind = F.pad(eos.cumsum(dim=-1) - eos > 0, (self.prompt_length, 0))
+        return shown.masked_fill(behind, self.pad_id)
+
+    def is_eos(self, tokens: torch.Tensor) -> torch.Tensor:
+        """bool, same shape as `tokens`."""
+        if self._eos_ids is None:
+            return torch.zeros_like(tokens, dtype=torch.bool)
+        return (tokens[..., None] == self._eos_ids).any(dim=-1)
 
     def final_ends(self) -> list[int]:
         """Every row's end, once all have one."""
@@ -102,6 +119,7 @@ class BlockProcessor:
     def _by_column(processor, rows: RaggedRows, scores: torch.Tensor, offset: int, counts: list[int]) -> torch.Tensor:
         starts = [length + offset for length in rows.lengths]
         valid = [start + max(count - 1, 0) for start, count in zip(starts, counts)]
+        valid = [length if end is None else min(length, end) for length, end in zip(valid, rows.ends)]
         columns = sorted({start + k for start, count in zip(starts, counts) for k in range(count)})
         result = scores.clone()
         for column in columns:
@@ -109,7 +127,7 @@ class BlockProcessor:
             here = [row for row, start in enumerate(starts) if 0 <= column - start < counts[row]]
             index = torch.tensor(steps, device=scores.device)
             # A copy: a processor may write into the scores it is given.
-            processed = processor(rows.view(column, valid), scores[rows.row_index, index])
+            processed = processor(rows.drafted_view(column, valid), scores[rows.row_index, index])
             standing = torch.tensor(here, device=scores.device)
             result[standing, index[standing]] = processed[standing]
         return result
@@ -123,19 +141,12 @@ class StopTracker:
     ran ahead past its stop is cut back. That costs no round: the batch lasts as long as its slowest row either way.
     """
 
-    def __init__(self, rows: RaggedRows, criteria: StoppingCriteriaList, eos_ids: list[torch.Tensor]):
+    def __init__(self, rows: RaggedRows, criteria: StoppingCriteriaList):
         self.rows = rows
         self.criteria = _compat.prefix_criteria(criteria)
-        self.eos_ids = torch.cat([ids.flatten() for ids in eos_ids]).to(rows.ids.device) if eos_ids else None
         self._pads = _compat.pads_stopped_rows(criteria)
         self._checked = rows.prompt_length
         self._stopped: set[int] = set()
-
-    def is_eos(self, tokens: torch.Tensor) -> torch.Tensor:
-        """bool, same shape as `tokens`."""
-        if self.eos_ids is None:
-            return torch.zeros_like(tokens, dtype=torch.bool)
-        return (tokens[..., None] == self.eos_ids).any(dim=-1)
 
     def update(self, ended: list[int], max_length: int, scores=None) -> None:
         """Mark the rows that ended in this round: by EOS (`ended`), by length, or by a criterion.

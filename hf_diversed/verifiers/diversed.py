@@ -53,9 +53,16 @@ class DiversedVerifier(MixtureVerifier):
                     f"use the {role} it was trained with ({config.base_model_name_or_path} / "
                     f"{config.assistant_model_name_or_path}) or train a head for this pair."
                 )
+        if config.vocab_size not in (None, context.vocab_size):
+            raise ValueError(
+                f"the head was made for a vocabulary of {config.vocab_size} ids, got {context.vocab_size}; "
+                "use the target it was trained with or train a head for this pair."
+            )
         for name, values in (("diversed_quality", self.quality), ("diversed_max_bias", self.max_bias)):
-            if values is not None and context.batch_size % len(values):
-                raise ValueError(f"{name} must be one value or one per row ({context.batch_size}), got {len(values)}.")
+            if values is not None and len(values) not in (1, context.num_prompts, context.batch_size):
+                raise ValueError(
+                    f"{name} must be one value or one per prompt ({context.num_prompts}), got {len(values)}."
+                )
         self._warn_on_other_use(context)
 
     def _warn_on_other_use(self, context: DecodingContext) -> None:

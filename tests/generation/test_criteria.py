@@ -93,12 +93,7 @@ def test_length_cut(pair, new):
 
 @pytest.mark.parametrize(
     "new",
-    [
-        3,
-        pytest.param(
-            5, marks=pytest.mark.xfail(strict=True, reason="decoding.py takes the smaller one of both lengths")
-        ),
-    ],
+    [3, 5],
 )
 def test_users_max_length_criterion_replaces_the_configs(pair, new):
     """Catches taking the smaller of two lengths: upstream lets a passed MaxLengthCriteria win, longer or not."""

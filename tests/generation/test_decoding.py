@@ -151,7 +151,7 @@ def test_candidate_generator_works_inside_upstream(pair, monkeypatch):
         limit = generation_config.max_length + GAMMA
         return DiversedCandidateGenerator(
             draft,
-            RaggedRows(input_ids, limit, EOS, PAD),
+            RaggedRows(input_ids, limit, [EOS], PAD),
             BlockProcessor(LogitsProcessorList(logits_processor)),
             vocab_size=64,
             num_assistant_tokens=GAMMA,
@@ -294,8 +294,8 @@ def test_padded_vocabularies(extra, do_sample):
     if not do_sample:
         plain = target.generate(**ragged_batch(), max_new_tokens=20, do_sample=False)
         assert torch.equal(out.sequences, plain)
-    elif extra > 0:
-        assert out.stats.acceptance_rate > 0.99
+    else:
+        assert out.stats.acceptance_rate > (0.99 if extra > 0 else 0.5)
 
 
 def test_num_return_sequences_and_row_quality(pair, head):
@@ -343,7 +343,10 @@ def test_half_precision(pair):
     target, draft = (copy.deepcopy(model).to(torch.bfloat16) for model in pair)
     torch.manual_seed(0)
     head = DiversedHead(DiversedHeadConfig(target_hidden_size=32, draft_hidden_size=32, features="both"))
+    call = {**ragged_batch(), "max_new_tokens": 12, "do_sample": False}
+    plain = target.generate(**call)
     out = target.generate(
-        **ragged_batch(), assistant_model=draft, diversed_head=head, do_sample=True, max_new_tokens=12
+        **call, assistant_model=draft, diversed_head=head, diversed_quality=1.0, return_dict_in_generate=True
     )
-    assert out.shape[1] <= 21
+    assert torch.equal(out.sequences, plain)
+    assert out.stats.num_drafted > 0

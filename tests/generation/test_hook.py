@@ -16,10 +16,11 @@ import torch
 from peft import LoraConfig, get_peft_model
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import GenerationConfig, GenerationMixin, PreTrainedTokenizerFast, pipeline
+from transformers.generation.streamers import BaseStreamer
 
 import hf_diversed
 from hf_diversed import DiversedHead, DiversedHeadConfig, StaticEnsembleVerifier, diversed_decoding
-from tests.tiny import PAD, VOCAB_SIZE, ragged_batch, tiny_draft, tiny_model
+from tests.tiny import EOS, PAD, VOCAB_SIZE, ragged_batch, tiny_draft, tiny_model
 
 
 @pytest.fixture(scope="module")
@@ -177,10 +178,18 @@ def test_nothing_of_the_users_is_changed(pair):
 
     def snapshot():
         return [
-            (model.generation_config.to_dict(), set(vars(model)), len(model._forward_hooks))
+            (
+                model.generation_config.to_dict(),
+                model.config.to_dict(),
+                set(vars(model)),
+                sum(len(module._forward_hooks) + len(module._forward_pre_hooks) for module in model.modules()),
+            )
             for model in (target, draft)
         ]
 
+    # Upstream installs its own hooks on the first call that asks for hidden states, and keeps them.
+    for model in (target, draft):
+        model(ragged_batch()["input_ids"], output_hidden_states=True)
     before = snapshot()
     target.generate(**ragged_batch(), assistant_model=draft, diversed_head=make_head(), **SAMPLED)
     assert snapshot() == before
@@ -294,6 +303,124 @@ def test_text_generation_pipeline(pair, tokenizer):
     assert stats.num_drafted > 0
 
 
+def test_call_wins_over_attached_wins_over_the_models_config(pair):
+    """Catches a server's default that no request can override, and one that a checkpoint's config beats."""
+    target, draft = pair
+    config = GenerationConfig(max_new_tokens=12, do_sample=True, top_k=0, pad_token_id=PAD, num_assistant_tokens=2)
+    config.diversed_quality = 0.0
+    target.generation_config.diversed_quality = 0.7
+    try:
+        with hf_diversed.attach(target, draft, make_head(), diversed_quality=1.0, num_assistant_tokens=6):
+            for call, weight, gamma in (({"generation_config": config}, 0.0, 2), (SAMPLED, 1.0, 6)):
+                with hf_diversed.record_stats() as stats:
+                    target.generate(**ragged_batch(), **call)
+                assert stats.mean_weight == pytest.approx(weight)
+                assert len(stats.accepted_per_position) == gamma
+        out = target.generate(
+            **ragged_batch(), assistant_model=draft, verifier="lossless", return_dict_in_generate=True, **SAMPLED
+        )
+        assert out.stats.num_drafted > 0  # a dial in the model's config is no error for a rule without one
+    finally:
+        del target.generation_config.diversed_quality
+
+
+def test_attachments_nest(pair):
+    """Catches an inner block that takes the outer attachment away with it."""
+    target, draft = pair
+    with hf_diversed.attach(target, draft, verifier="lossless"):
+        with hf_diversed.attach(target, draft, verifier="static:0.0"):
+            pass
+        with hf_diversed.record_stats() as stats:
+            target.generate(**ragged_batch(), **SAMPLED)
+        assert 0 < stats.acceptance_rate < 1
+    with hf_diversed.record_stats() as stats:
+        target.generate(**ragged_batch(), **SAMPLED)
+    assert stats.num_rounds == 0
+
+
+def test_streamer_through_the_custom_generate_door(pair):
+    """Catches a streamer that hears the prompt and then nothing."""
+    target, draft = pair
+    heard = []
+
+    class Streamer(BaseStreamer):
+        def put(self, value):
+            heard.extend(value.flatten().tolist())
+
+        def end(self):
+            heard.append(None)
+
+    loop = functools.partial(
+        diversed_decoding, assistant_model=draft, verifier=StaticEnsembleVerifier(0.5), streamer=Streamer()
+    )
+    out = target.generate(ragged_batch()["input_ids"][:1], custom_generate=loop, **SAMPLED)
+    assert heard == [*out[0, 9:].tolist(), None]
+
+
+def test_prefix_functions_only_see_text_that_could_be(pair):
+    """Catches drafts that are shown behind the EOS of a row that has finished."""
+    target, draft = pair
+
+    def allowed(row, prefix):
+        generated = prefix[9:].tolist()
+        if EOS in generated:
+            assert set(generated[generated.index(EOS) :]) <= {EOS, PAD}, generated
+        return list(range(1, VOCAB_SIZE))
+
+    for seed in range(3):
+        torch.manual_seed(seed)
+        out = target.generate(
+            **ragged_batch(seed=seed),
+            assistant_model=draft,
+            verifier="lossless",
+            prefix_allowed_tokens_fn=allowed,
+            max_new_tokens=24,
+            do_sample=True,
+            temperature=4.0,
+            top_k=0,
+        )
+    assert (out == EOS).any()
+
+
+def test_refusals_of_what_would_be_ignored(pair, tmp_path):
+    """Catches options without a rule, rows without a value, and pairs that do not belong together."""
+    target, draft = pair
+    call = {**ragged_batch(), "assistant_model": draft, "max_new_tokens": 4}
+    with pytest.raises(ValueError, match="pass diversed_head= or verifier="):
+        target.generate(**call, output_token_records=True)
+    prompt = {"input_ids": ragged_batch()["input_ids"][:1], "assistant_model": draft, "max_new_tokens": 4}
+    assert target.generate(**prompt, output_token_records=False).shape == (1, 13)
+    with pytest.raises(ValueError, match=r"one per prompt \(4\), got 2"):
+        target.generate(**call, diversed_head=make_head(), diversed_quality=[0.0, 1.0])
+    with pytest.raises(ValueError, match="vocabulary of 99 ids, got 64"):
+        target.generate(**call, diversed_head=make_head(vocab_size=99))
+    stranger = copy.deepcopy(draft)
+    stranger.resize_token_embeddings(64 + 600, mean_resizing=False)
+    with pytest.raises(ValueError, match="64 and 664 ids"):
+        target.generate(**{**call, "assistant_model": stranger}, verifier="lossless")
+    make_head().save_pretrained(tmp_path)
+    assert target.generate(**call, diversed_head=tmp_path).shape[0] == 4  # a pathlib.Path is a folder too
+
+
+def test_wrapped_by_others(pair):
+    """Catches a hook that takes somebody else's wrapper for its own and throws it away."""
+    ours = GenerationMixin.generate
+
+    @functools.wraps(ours)
+    def theirs(self, *args, **kwargs):
+        return ours(self, *args, **kwargs)
+
+    GenerationMixin.generate = theirs
+    try:
+        hf_diversed.install_hook()
+        assert GenerationMixin.generate is theirs
+        with pytest.raises(RuntimeError, match="wrapped again"):
+            hf_diversed.uninstall_hook()
+        assert GenerationMixin.generate is theirs
+    finally:
+        GenerationMixin.generate = ours
+
+
 def test_positional_arguments(pair):
     """Catches a hook that only understands keywords."""
     target, draft = pair
@@ -322,6 +449,7 @@ def test_token_records(pair):
     assert int((records.source == 0).sum()) == out.stats.num_accepted
     assert int(real.sum()) == out.stats.num_emitted
     drafted = records.source == 0
+    assert records.relaxed.any()
     assert not records.relaxed[~drafted].any()
     assert bool((records.p[records.relaxed] < records.q[records.relaxed]).all())
     assert not records.weight[drafted].isnan().any()

@@ -293,7 +293,7 @@ def test_block_is_the_processor_row_by_row(data, batch, block, offset):
     """Catches wrong columns for rows, offsets or counts, on any raggedness: each position alone is the reference."""
     prompt, vocab = 3, 11
     generator = torch.Generator().manual_seed(data.draw(st.integers(0, 1000)))
-    rows = RaggedRows(torch.randint(4, vocab, (batch, prompt), generator=generator), 24, eos_id=1, pad_id=0)
+    rows = RaggedRows(torch.randint(4, vocab, (batch, prompt), generator=generator), 24, eos_ids=[1], pad_id=0)
     rows.ids[:, prompt:] = torch.randint(4, vocab, (batch, 24 - prompt), generator=generator)
     rows.advance([data.draw(st.integers(0, 6)) for _ in range(batch)])
     counts = [data.draw(st.integers(0, block)) for _ in range(batch)]

@@ -17,6 +17,8 @@ from tests.verifier_cases import DRAFT_WIDTH, GAMMA, TARGET_WIDTH, make_block, r
 
 
 CONTEXT = DecodingContext(
+    num_prompts=4,
+    vocab_size=64,
     batch_size=4,
     temperature=0.0,
     target_hidden_size=TARGET_WIDTH,
@@ -137,7 +139,7 @@ def test_prefers_the_draft_length_of_its_training():
     [
         ({"target_hidden_size": 99}, r"a target of hidden size 4, got 99; .*org/big / org/small"),
         ({"draft_hidden_size": 98}, r"a draft of hidden size 3, got 98; .*org/big / org/small"),
-        ({"batch_size": 3}, r"diversed_quality must be one value or one per row \(3\), got 2"),
+        ({"batch_size": 3, "num_prompts": 3}, r"diversed_quality must be one value or one per prompt \(3\), got 2"),
     ],
 )
 def test_refuses_before_the_first_forward(changes: dict, message: str):
@@ -149,7 +151,7 @@ def test_refuses_before_the_first_forward(changes: dict, message: str):
 
 def test_refuses_caps_that_fit_no_row():
     """Catches a per-row cap that is checked as if it were the quality."""
-    with pytest.raises(ValueError, match=r"diversed_max_bias must be one value or one per row \(4\), got 3"):
+    with pytest.raises(ValueError, match=r"diversed_max_bias must be one value or one per prompt \(4\), got 3"):
         DiversedVerifier(head_for(), max_bias=[0.1, 0.2, 0.3]).check(CONTEXT)
 
 
