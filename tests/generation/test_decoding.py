@@ -295,7 +295,7 @@ def test_padded_vocabularies(extra, do_sample):
         plain = target.generate(**ragged_batch(), max_new_tokens=20, do_sample=False)
         assert torch.equal(out.sequences, plain)
     else:
-        assert out.stats.acceptance_rate > (0.99 if extra > 0 else 0.5)
+        assert out.stats.acceptance_rate > (0.99 if extra > 0 else 0.1)
 
 
 def test_num_return_sequences_and_row_quality(pair, head):

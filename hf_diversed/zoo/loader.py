@@ -1,0 +1,61 @@
+"""Load the embedded pair from package data. Knows nothing of how it was trained."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM, PreTrainedTokenizerFast
+
+
+if TYPE_CHECKING:
+    from hf_diversed.head import DiversedHead
+
+WEIGHTS = Path(__file__).parent / "weights"
+
+
+@dataclass(frozen=True)
+class DemoPair:
+    """A target and a draft of one vocabulary, in float32 and in eval mode, with the heads trained for them.
+
+    Args:
+        tokenizer: pads on the left and starts every encoding with one BOS.
+        heads: by task, a family of `zoo.corpus.FAMILIES`; empty while none is packaged.
+    """
+
+    tokenizer: PreTrainedTokenizerFast
+    target: LlamaForCausalLM
+    draft: LlamaForCausalLM
+    heads: dict[str, "DiversedHead"]
+
+
+def load_demo_pair(folder: Path = WEIGHTS) -> DemoPair:
+    """Load the pair that comes with the package; needs no network.
+
+    Args:
+        folder: another pair, as written by `python -m hf_diversed.zoo.train`.
+
+    Example:
+
+    ```python
+    pair = load_demo_pair()
+    prompt = "Question: Mia has 12 apples. Leo has 3 times as many. How many apples do they have together?\\nAnswer:"
+    inputs = pair.tokenizer(prompt, return_tensors="pt")
+    output = pair.target.generate(**inputs, assistant_model=pair.draft, do_sample=True, max_new_tokens=120)
+    ```
+    """
+    return DemoPair(
+        tokenizer=AutoTokenizer.from_pretrained(folder / "tokenizer"),
+        target=AutoModelForCausalLM.from_pretrained(folder / "target", dtype=torch.float32).eval(),
+        draft=AutoModelForCausalLM.from_pretrained(folder / "draft", dtype=torch.float32).eval(),
+        heads=_load_heads(folder / "heads"),
+    )
+
+
+def _load_heads(folder: Path) -> dict[str, "DiversedHead"]:
+    paths = sorted(folder.iterdir()) if folder.is_dir() else []
+    if not paths:
+        return {}
+    from hf_diversed.head import DiversedHead  # here, as the pair is of use without any head
+
+    return {path.name: DiversedHead.from_pretrained(path).eval() for path in paths}

@@ -1,0 +1,77 @@
+"""What the pair is made of and how long it is trained: every number of the recipe, as data."""
+
+from dataclasses import dataclass, field
+
+from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+
+@dataclass(frozen=True)
+class ModelRecipe:
+    """Size and schedule of one model of the pair.
+
+    Args:
+        style: whose phrase habits its training text has, a key of `corpus.STYLES`.
+        steps: optimizer steps, each over `batch` examples.
+        batch: examples in a step.
+        learning_rate: reached after `warmup` steps, then reduced to zero over the last share `decay` of the steps.
+    """
+
+    style: str
+    hidden_size: int
+    intermediate_size: int
+    layers: int
+    heads: int
+    steps: int
+    learning_rate: float
+    batch: int = 32
+    warmup: int = 100
+    decay: float = 0.35
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """The whole recipe.
+
+    Args:
+        models: the models by role.
+        families: task families and their weights in the mix.
+        prompt_weight: weight of prompt tokens in the loss, relative to completion tokens.
+        number_weight: the same for digits in the completion: wording is learned soon, arithmetic takes most steps.
+        save_every: steps between checkpoints.
+    """
+
+    seed: int = 0
+    families: dict[str, float] = field(default_factory=lambda: {"math": 1.0, "drills": 1.0})
+    vocab_size: int = 1024
+    tokenizer_examples: int = 20_000
+    prompt_weight: float = 0.1
+    number_weight: float = 4.0
+    save_every: int = 100
+    models: dict[str, ModelRecipe] = field(
+        default_factory=lambda: {
+            "target": ModelRecipe("target", 256, 640, layers=4, heads=4, steps=1600, learning_rate=5e-3),
+            "draft": ModelRecipe("draft", 96, 256, layers=3, heads=4, steps=800, learning_rate=6e-3),
+        }
+    )
+
+
+def build_model(recipe: ModelRecipe, tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
+    """Make the untrained model in float32, its special tokens set and its generation settings otherwise neutral."""
+    special = {
+        "pad_token_id": tokenizer.pad_token_id,
+        "bos_token_id": tokenizer.bos_token_id,
+        "eos_token_id": tokenizer.eos_token_id,
+    }
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=recipe.hidden_size,
+        intermediate_size=recipe.intermediate_size,
+        num_hidden_layers=recipe.layers,
+        num_attention_heads=recipe.heads,
+        max_position_embeddings=1024,
+        tie_word_embeddings=True,
+        **special,
+    )
+    model = LlamaForCausalLM(config)
+    model.generation_config = GenerationConfig(**special)
+    return model

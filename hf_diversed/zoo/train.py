@@ -1,0 +1,167 @@
+"""Train the embedded pair from scratch: `python -m hf_diversed.zoo.train --output DIR [--seed N]`.
+
+Writes `DIR/{tokenizer,target,draft}/` and `DIR/training.json`. A run that was killed goes on from its last checkpoint
+in `DIR/checkpoints/` and ends in the same weights: step `s` sees the same batch whenever it is run.
+"""
+
+import argparse
+import dataclasses
+import hashlib
+import json
+import platform
+import time
+from itertools import islice
+from pathlib import Path
+
+import torch
+import transformers
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+from transformers import AutoTokenizer, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from hf_diversed.zoo.corpus import STYLES, training_examples
+from hf_diversed.zoo.measure import measure_pair
+from hf_diversed.zoo.muon import Muon
+from hf_diversed.zoo.recipe import ModelRecipe, Recipe, build_model
+from hf_diversed.zoo.stream import IGNORED, batches
+from hf_diversed.zoo.tokenizer import train_tokenizer
+
+
+def main(argv: list[str] | None = None) -> None:
+    recipe, output = _parse_arguments(argv)
+    train_pair(recipe, output)
+
+
+def train_pair(recipe: Recipe, output: Path) -> dict:
+    """Train tokenizer and models, save them in half precision, measure them as saved; return the provenance."""
+    tokenizer = _make_tokenizer(recipe, output / "tokenizer")
+    figures = {}
+    for role in ("draft", "target"):
+        model, figures[role] = train_model(recipe, role, tokenizer, output / "checkpoints")
+        model.half().save_pretrained(output / role)
+        figures[role]["parameters"] = model.num_parameters()
+        figures[role]["sha256"] = hashlib.sha256((output / role / "model.safetensors").read_bytes()).hexdigest()
+    provenance = {
+        "recipe": dataclasses.asdict(recipe),
+        "training": figures,
+        "held_out": measure_pair(output, recipe),
+        "versions": {
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "transformers": transformers.__version__,
+        },
+        "threads": torch.get_num_threads(),
+    }
+    (output / "training.json").write_text(json.dumps(provenance, indent=2) + "\n")
+    return provenance
+
+
+def train_model(
+    recipe: Recipe, role: str, tokenizer: PreTrainedTokenizerFast, checkpoints: Path
+) -> tuple[LlamaForCausalLM, dict]:
+    """Train one model of the pair, from its checkpoint if there is one.
+
+    Returns:
+        The model in float32 and its figures: steps, tokens seen, seconds (over all runs), mean of the last 100 losses.
+    """
+    settings = recipe.models[role]
+    torch.manual_seed(recipe.seed)
+    model = build_model(settings, tokenizer).train()
+    optimizers = _make_optimizers(model, settings)
+    figures = {"steps": 0, "tokens": 0, "seconds": 0.0, "cpu_seconds": 0.0, "losses": []}
+    path = checkpoints / f"{role}.pt"
+    if path.exists():
+        figures = _load(path, model, optimizers)
+    started, started_cpu = time.perf_counter(), time.process_time()
+    for batch in islice(batches(recipe, role, tokenizer, figures["steps"]), settings.steps - figures["steps"]):
+        loss = _train_step(model, optimizers, batch, settings, figures["steps"])
+        figures["steps"] += 1
+        figures["tokens"] += int((batch["input_ids"] != tokenizer.pad_token_id).sum())
+        figures["losses"] = [*figures["losses"][-99:], loss]
+        if figures["steps"] % recipe.save_every == 0 or figures["steps"] == settings.steps:
+            now, now_cpu = time.perf_counter(), time.process_time()
+            figures["seconds"] += now - started
+            figures["cpu_seconds"] += now_cpu - started_cpu
+            started, started_cpu = now, now_cpu
+            _save(path, model, optimizers, figures)
+            mean = sum(figures["losses"]) / len(figures["losses"])
+            print(
+                f"{role} step {figures['steps']}/{settings.steps} loss {mean:.4f} {figures['seconds']:.0f} s",
+                flush=True,
+            )
+    losses = figures.pop("losses")
+    return model.eval(), figures | {"final_loss": sum(losses) / len(losses)}
+
+
+def _train_step(
+    model: LlamaForCausalLM, optimizers: list, batch: dict[str, Tensor], settings: ModelRecipe, step: int
+) -> float:
+    """Take one step and return the loss per completion token."""
+    scale = min(1.0, (step + 1) / settings.warmup, (settings.steps - step) / (settings.decay * settings.steps))
+    logits = model(input_ids=batch["input_ids"][:, :-1], use_cache=False).logits
+    losses = cross_entropy(
+        logits.flatten(0, 1), batch["labels"][:, 1:].flatten(), reduction="none", ignore_index=IGNORED
+    )
+    weights = batch["weights"][:, 1:].flatten()
+    (losses @ weights / weights.sum()).backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["lr"] = settings.learning_rate * scale
+        optimizer.step()
+        optimizer.zero_grad()
+    completion = weights >= 1.0
+    return losses.detach()[completion].mean().item()
+
+
+def _make_optimizers(model: LlamaForCausalLM, settings: ModelRecipe) -> list[torch.optim.Optimizer]:
+    """Muon for the weight matrices of the layers, Adam for the embedding and the norms."""
+    matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and "layers" in name]
+    others = [p for name, p in model.named_parameters() if p.ndim != 2 or "layers" not in name]
+    return [
+        Muon(matrices, lr=settings.learning_rate),
+        torch.optim.AdamW(others, lr=settings.learning_rate, weight_decay=0.0, betas=(0.9, 0.98), fused=True),
+    ]
+
+
+def _save(path: Path, model: LlamaForCausalLM, optimizers: list, figures: dict) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_suffix(".tmp")
+    states = [optimizer.state_dict() for optimizer in optimizers]
+    torch.save({"model": model.state_dict(), "optimizers": states, "figures": figures}, unfinished)
+    unfinished.replace(path)  # atomic: a kill leaves the old checkpoint or the new one
+
+
+def _load(path: Path, model: LlamaForCausalLM, optimizers: list) -> dict:
+    checkpoint = torch.load(path, weights_only=True)
+    model.load_state_dict(checkpoint["model"])
+    for optimizer, state in zip(optimizers, checkpoint["optimizers"], strict=True):
+        optimizer.load_state_dict(state)
+    return checkpoint["figures"]
+
+
+def _make_tokenizer(recipe: Recipe, folder: Path) -> PreTrainedTokenizerFast:
+    """Learn the tokenizer from the target's kind of text, or take the one already in `folder`."""
+    if not folder.exists():
+        stream = training_examples(recipe.families, STYLES["target"], f"{recipe.seed}/tokenizer")
+        texts = (example.prompt + example.completion for example in islice(stream, recipe.tokenizer_examples))
+        train_tokenizer(texts, recipe.vocab_size).save_pretrained(folder)
+    return AutoTokenizer.from_pretrained(folder)
+
+
+def _parse_arguments(argv: list[str] | None) -> tuple[Recipe, Path]:
+    default = Recipe()
+    parser = argparse.ArgumentParser(prog="python -m hf_diversed.zoo.train", description=__doc__.splitlines()[0])
+    parser.add_argument("--output", type=Path, required=True, help="folder for the pair and its checkpoints")
+    parser.add_argument("--seed", type=int, default=default.seed)
+    for role, model in default.models.items():
+        parser.add_argument(f"--{role}-steps", type=int, default=model.steps)
+    arguments = vars(parser.parse_args(argv))
+    models = {
+        role: dataclasses.replace(model, steps=arguments[f"{role}_steps"]) for role, model in default.models.items()
+    }
+    return dataclasses.replace(default, seed=arguments["seed"], models=models), arguments["output"]
+
+
+if __name__ == "__main__":
+    main()

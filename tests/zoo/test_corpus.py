@@ -1,0 +1,109 @@
+"""The corpus: deterministic, split cleanly, and right about its own arithmetic."""
+
+import random
+import re
+from itertools import islice
+
+import pytest
+
+from hf_diversed.zoo.corpus import FAMILIES, STYLES, held_out_examples, is_held_out, training_examples
+from hf_diversed.zoo.corpus.math_plans import PLANS
+from hf_diversed.zoo.corpus.wording import Style, pick, write
+
+
+EQUATION = re.compile(r"(\d+)([-+*/])(\d+)=(\d+)")
+CONSTANTS = {"half": 2, "five": 5, "all four sides": 2, "around it": 2}  # numbers that a question says in words
+
+
+def math_examples(style: str, count: int, seed: str = "test") -> list:
+    return list(islice(training_examples({"math": 1.0}, STYLES[style], seed), count))
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_a_seed_fixes_the_stream(style):
+    assert math_examples(style, 50) == math_examples(style, 50)
+    assert math_examples(style, 50) != math_examples(style, 50, seed="other")
+    assert held_out_examples("math", 20, seed=1) == held_out_examples("math", 20, seed=1)
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_training_never_yields_a_held_out_key(style):
+    assert not any(is_held_out(example.key) for example in math_examples(style, 500))
+
+
+def test_held_out_examples_are_held_out_and_distinct():
+    keys = [example.key for example in held_out_examples("math", 40, seed=0)]
+    assert all(is_held_out(key) for key in keys)
+    assert len(set(keys)) == 40
+
+
+def test_the_key_is_blind_to_wording():
+    """Catches a split that puts one problem on one side and its paraphrase on the other."""
+    keys = [FAMILIES["math"].sample(random.Random(5), Style()).key for _ in range(2)]
+    assert keys[0] == keys[1]
+    name, *rest = keys[0].split("/")
+    assert name == "math"
+    assert len(rest) >= 7  # plan, two operands or more, five entities
+
+
+def test_at_least_forty_plans_and_all_are_drawn():
+    assert len({plan.name for plan in PLANS}) == len(PLANS) >= 40
+    drawn = {example.key.split("/")[1] for style in STYLES for example in math_examples(style, 400)}
+    assert drawn == {plan.name for plan in PLANS}
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_equations_are_true_and_lead_from_the_question_to_the_answer(style):
+    """Every equation holds and uses numbers known by then only; the last one gives the answer."""
+    for example in math_examples(style, 400):
+        known = {int(number) for number in re.findall(r"\d+", example.prompt)}
+        known |= {value for words, value in CONSTANTS.items() if words in example.prompt}
+        equations = EQUATION.findall(example.completion)
+        assert len(equations) >= 2
+        for left, operator, right, result in equations:
+            assert {int(left), int(right)} <= known, example
+            assert {
+                "+": int(left) + int(right) == int(result),
+                "-": int(left) - int(right) == int(result),
+                "*": int(left) * int(right) == int(result),
+                "/": int(right) * int(result) == int(left),
+            }[operator], example
+            known.add(int(result))
+        assert example.completion.endswith(f"The answer is {equations[-1][3]}.")
+        assert FAMILIES["math"].score(example.completion, example) == 1.0
+
+
+def test_score_wants_the_right_number_at_the_end():
+    example = held_out_examples("math", 1, seed=3)[0]
+    score = FAMILIES["math"].score
+    assert score(f" So be it. The answer is {example.answer}.\n", example) == 1.0
+    assert score(f" The answer is {int(example.answer) + 1}.", example) == 0.0
+    assert score(f" The answer is {example.answer}. Or not.", example) == 0.0
+    assert score("", example) == 0.0
+
+
+def test_habits_decide_which_words_are_frequent():
+    """With 4000 draws a share is off by 0.05 with probability below 1e-9 (Hoeffding: 2 exp(-20))."""
+    rng = random.Random(0)
+    for habit in (-0.9, 0.0, 0.9):
+        share = sum(pick(rng, 2, habit) == 0 for _ in range(4000)) / 4000
+        assert share == pytest.approx(1 / (1 + 2.718281828**-habit), abs=0.05)
+
+
+def test_templates_nest_and_refuse_loose_brackets():
+    texts = {write("(a|b (c|$d)|)", {"d": "(x|y)"}, random.Random(seed), Style()) for seed in range(60)}
+    assert texts == {"a", "b c", "b x", "b y", ""}
+    for wrong in ("(a|b", "(a))", "(a)|b"):
+        with pytest.raises(ValueError, match="unbalanced"):
+            write(wrong, {}, random.Random(0), Style())
+
+
+def test_drills_hold():
+    """Catches a drill that teaches wrong sums, and a score that lets them pass."""
+    drills = FAMILIES["drills"]
+    rng = random.Random(3)
+    for _ in range(200):
+        example = drills.sample(rng, STYLES["target"])
+        assert drills.score(example.prompt + example.completion, example) == 1.0
+    assert drills.score("1+1=3, 8/4=2", example) == 0.5
+    assert drills.score("no sums", example) == 0.0

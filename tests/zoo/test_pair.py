@@ -1,0 +1,82 @@
+"""The packaged pair: what the loader gives, how big it is, and that it is the pair its provenance describes."""
+
+import hashlib
+import json
+from itertools import islice
+
+import pytest
+import torch
+from transformers import AutoTokenizer
+
+from hf_diversed.zoo import load_demo_pair
+from hf_diversed.zoo.corpus import STYLES, held_out_examples, training_examples
+from hf_diversed.zoo.loader import WEIGHTS
+from hf_diversed.zoo.measure import accuracy, complete
+
+
+@pytest.fixture(scope="module")
+def pair():
+    return load_demo_pair()
+
+
+@pytest.fixture(scope="module")
+def provenance():
+    return json.loads((WEIGHTS / "training.json").read_text())
+
+
+def test_models_are_float32_of_the_stated_size(pair, provenance):
+    for role, model in (("target", pair.target), ("draft", pair.draft)):
+        assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
+        assert not model.training
+        assert model.num_parameters() == provenance["training"][role]["parameters"]
+        assert model.config.vocab_size == len(pair.tokenizer)
+    assert 5 <= pair.target.num_parameters() / pair.draft.num_parameters() <= 12
+
+
+def test_generation_settings_are_neutral(pair):
+    for model in (pair.target, pair.draft):
+        settings = model.generation_config
+        assert (settings.pad_token_id, settings.bos_token_id, settings.eos_token_id) == (
+            pair.tokenizer.pad_token_id,
+            pair.tokenizer.bos_token_id,
+            pair.tokenizer.eos_token_id,
+        )
+        assert settings.do_sample is settings.temperature is settings.top_k is settings.top_p is None
+
+
+def test_weights_are_those_of_the_provenance(provenance):
+    for role in ("target", "draft"):
+        digest = hashlib.sha256((WEIGHTS / role / "model.safetensors").read_bytes()).hexdigest()
+        assert digest == provenance["training"][role]["sha256"]
+
+
+def test_package_data_stays_small():
+    assert sum(path.stat().st_size for path in WEIGHTS.rglob("*") if path.is_file()) <= 15e6
+
+
+def test_tokenizer_gives_text_back():
+    tokenizer = AutoTokenizer.from_pretrained(WEIGHTS / "tokenizer")
+    stream = training_examples({"math": 1.0}, STYLES["draft"], "round trip")
+    texts = [example.prompt + example.completion for example in islice(stream, 200)]
+    for text in [*texts, "  två  spaces ,\tand 007\n\n", "naïve 数 🙂", ""]:
+        ids = tokenizer(text).input_ids
+        assert ids[0] == tokenizer.bos_token_id
+        assert tokenizer.bos_token_id not in ids[1:]
+        assert tokenizer.eos_token_id not in ids
+        assert tokenizer.decode(ids, skip_special_tokens=True) == text
+
+
+def test_tokenizer_splits_digits_and_pads_left(pair):
+    tokenizer = pair.tokenizer
+    assert tokenizer.tokenize("12+345=357")[-11:] == list("12+345=357")[-11:]
+    assert len({tokenizer.pad_token_id, tokenizer.bos_token_id, tokenizer.eos_token_id}) == 3
+    batch = tokenizer(["a", "a longer one"], padding=True).input_ids
+    assert batch[0][0] == tokenizer.pad_token_id
+    assert all(len(token) == 1 for token in tokenizer.get_vocab() if any(char.isdigit() for char in token))
+
+
+def test_target_solves_held_out_problems(pair):
+    """A target that is right with probability 0.6 fails this with probability 2e-6 (Binomial(40, 0.6) < 10)."""
+    examples = held_out_examples("math", 40, seed=11)
+    completions = complete(pair.target, pair.tokenizer, [example.prompt for example in examples])
+    assert accuracy(completions, examples) >= 10 / 40

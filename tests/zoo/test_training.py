@@ -1,0 +1,71 @@
+"""The recipe: a run that was killed ends where an unbroken one ends."""
+
+import dataclasses
+import json
+
+import pytest
+import torch
+
+from hf_diversed.zoo import train
+from hf_diversed.zoo.loader import WEIGHTS
+from hf_diversed.zoo.recipe import ModelRecipe, Recipe
+from hf_diversed.zoo.stream import CHUNK, batches, chunk_examples
+from hf_diversed.zoo.tokenizer import train_tokenizer
+
+
+STEPS = CHUNK + 4  # so that the stream crosses into its second chunk
+TINY = Recipe(
+    save_every=5,
+    models={
+        "target": ModelRecipe("target", 16, 32, layers=1, heads=2, steps=STEPS, learning_rate=1e-2, batch=2, warmup=3)
+    },
+)
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return train_tokenizer([example.prompt for example in chunk_examples(TINY, "target", 0)], vocab_size=300)
+
+
+def test_a_killed_run_ends_in_the_same_weights(tokenizer, tmp_path, monkeypatch):
+    """Catches state left out of the checkpoint: optimizer, step of the schedule, place in the data."""
+    unbroken, figures = train.train_model(TINY, "target", tokenizer, tmp_path / "unbroken")
+    take_step = train._train_step
+
+    def killed_at_18(model, optimizers, batch, settings, step):
+        if step == 18:
+            raise KeyboardInterrupt
+        return take_step(model, optimizers, batch, settings, step)
+
+    monkeypatch.setattr(train, "_train_step", killed_at_18)
+    with pytest.raises(KeyboardInterrupt):
+        train.train_model(TINY, "target", tokenizer, tmp_path / "killed")
+    monkeypatch.setattr(train, "_train_step", take_step)
+    resumed, resumed_figures = train.train_model(TINY, "target", tokenizer, tmp_path / "killed")
+
+    assert resumed.state_dict().keys() == unbroken.state_dict().keys()
+    for name, weight in unbroken.state_dict().items():
+        assert torch.equal(weight, resumed.state_dict()[name]), name
+    for field in ("steps", "tokens", "final_loss"):
+        assert resumed_figures[field] == figures[field]
+
+
+def test_a_step_sees_the_same_batch_whenever_it_is_run(tokenizer):
+    for (_, whole), from_18 in zip(
+        [item for item in zip(range(STEPS), batches(TINY, "target", tokenizer, 0)) if item[0] >= 18],
+        batches(TINY, "target", tokenizer, 18),
+    ):
+        assert all(torch.equal(whole[name], from_18[name]) for name in whole)
+
+
+def test_loss_weights(tokenizer):
+    """Padding weighs nothing, prompts little, and digits of a completion most."""
+    batch = next(batches(TINY, "target", tokenizer, 0))
+    weights = {0.0, TINY.prompt_weight, 1.0, TINY.number_weight}
+    assert sorted(batch["weights"].unique().tolist()) == pytest.approx(sorted(weights))
+    assert torch.equal(batch["labels"] == -100, batch["weights"] == 0)
+
+
+def test_provenance_records_the_checked_in_recipe():
+    recorded = json.loads((WEIGHTS / "training.json").read_text())["recipe"]
+    assert recorded == dataclasses.asdict(Recipe())
