@@ -82,7 +82,7 @@ def _ours(pair, prompts, arguments):
             num_assistant_tokens=arguments.gamma,
             **_sampling(arguments),
         )
-        return out[:, inputs["input_ids"].shape[1] :].tolist()
+        return _tokens(pair, inputs, out)
 
     return run
 
@@ -95,15 +95,25 @@ def _upstream(pair, prompts, arguments):
         out = pair.target.generate(
             **inputs, assistant_model=draft, assistant_ensemble_weight=arguments.weight, **_sampling(arguments)
         )
-        return out[:, inputs["input_ids"].shape[1] :].tolist()
+        return _tokens(pair, inputs, out)
 
     return run
 
 
 def _sampling(arguments) -> dict:
-    # Every run goes the full length: an EOS would end batch rows at different times and blur the ratio.
-    length = {"max_new_tokens": arguments.max_new_tokens, "min_new_tokens": arguments.max_new_tokens}
-    return {**length, "do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0}
+    return {
+        "max_new_tokens": arguments.max_new_tokens,
+        "do_sample": True,
+        "temperature": 1.0,
+        "top_k": 0,
+        "top_p": 1.0,
+    }
+
+
+def _tokens(pair, inputs, out) -> list[list[int]]:
+    """Generated ids per row, without pads."""
+    rows = out[:, inputs["input_ids"].shape[1] :].tolist()
+    return [[token for token in row if token != pair.tokenizer.pad_token_id] for row in rows]
 
 
 def _rate(sample: tuple[float, list]) -> float:
@@ -121,7 +131,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=21)
     parser.add_argument("--weight", type=float, default=0.7)
     parser.add_argument("--gamma", type=int, default=5)
-    parser.add_argument("--max-new-tokens", type=int, default=64)
+    parser.add_argument("--max-new-tokens", type=int, default=128)
     parser.add_argument("--threads", type=int, default=0)
     parser.add_argument("--seed", type=int, default=0)
     return parser.parse_args()
