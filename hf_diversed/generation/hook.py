@@ -280,10 +280,9 @@ def resolve_verifier(
     if diversed_head is not None and verifier is not None:
         raise ValueError("diversed_head= and verifier= both choose the rule; pass only one of them.")
     if diversed_head is not None:
-        head = diversed_head
         if isinstance(diversed_head, (str, os.PathLike)):
-            head = load_head(os.fspath(diversed_head), device)
-        return DiversedVerifier(head, quality=0.5 if quality is None else quality, max_bias=max_bias)
+            diversed_head = load_head(os.fspath(diversed_head), device)
+        return DiversedVerifier(diversed_head, quality=0.5 if quality is None else quality, max_bias=max_bias)
     if quality is not None or max_bias is not None:
         raise ValueError(
             "diversed_quality and diversed_max_bias act on a head: pass diversed_head=, or build "

@@ -19,7 +19,7 @@ class Muon(torch.optim.Optimizer):
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
 
     @torch.no_grad()
-    def step(self, closure: None = None) -> None:
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
         for group in self.param_groups:
             by_shape = defaultdict(list)
             for parameter in group["params"]:
@@ -31,8 +31,10 @@ class Muon(torch.optim.Optimizer):
         nesterov = []
         for parameter in parameters:
             velocity = self.state[parameter].setdefault("velocity", torch.zeros_like(parameter))
-            velocity.lerp_(parameter.grad, 1 - group["momentum"])
-            nesterov.append(parameter.grad.lerp(velocity, group["momentum"]))
+            gradient = parameter.grad
+            assert gradient is not None
+            velocity.lerp_(gradient, 1 - group["momentum"])
+            nesterov.append(gradient.lerp(velocity, group["momentum"]))
         scale = 0.2 * max(parameters[0].shape) ** 0.5
         for parameter, update in zip(parameters, orthogonalize(torch.stack(nesterov)), strict=True):
             parameter.mul_(1 - group["lr"] * group["weight_decay"])

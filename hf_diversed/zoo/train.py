@@ -12,6 +12,7 @@ import platform
 import time
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import torch
 import transformers
@@ -35,7 +36,7 @@ def main(argv: list[str] | None = None) -> None:
 def train_pair(recipe: Recipe, output: Path) -> dict:
     """Train tokenizer and models, save them in half precision, measure them as saved; return the provenance."""
     tokenizer = _make_tokenizer(recipe, output / "tokenizer")
-    figures = {}
+    figures: dict[str, dict[str, Any]] = {}
     for role in ("draft", "target"):
         model, figures[role] = train_model(recipe, role, tokenizer, output / "checkpoints")
         model.half().save_pretrained(output / role)
@@ -68,7 +69,7 @@ def train_model(
     torch.manual_seed(recipe.seed)
     model = build_model(settings, tokenizer).train()
     optimizers = _make_optimizers(model, settings)
-    figures = {"steps": 0, "tokens": 0, "seconds": 0.0, "cpu_seconds": 0.0, "losses": []}
+    figures: dict[str, Any] = {"steps": 0, "tokens": 0, "seconds": 0.0, "cpu_seconds": 0.0, "losses": []}
     path = checkpoints / f"{role}.pt"
     if path.exists():
         figures = _load(path, model, optimizers)

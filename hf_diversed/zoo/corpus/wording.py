@@ -73,7 +73,7 @@ def _parse(template: str) -> tuple:
             stack[-1][-1].append(options)
         else:
             stack[-1][-1].append(piece)
-    (options, *still_open) = stack
-    if still_open or len(options) > 1 or ")" in options[0]:
+    outermost, *still_open = stack
+    if still_open or len(outermost) > 1 or ")" in outermost[0]:
         raise ValueError(f"unbalanced brackets, or a choice outside brackets, in {template!r}")
-    return tuple(options[0])
+    return tuple(outermost[0])
