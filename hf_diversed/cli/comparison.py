@@ -77,12 +77,12 @@ def demo_methods(head: DiversedHead, head_label: str) -> list[Method]:
     diversed = {"diversed_head": head}
     return [
         Method("plain decoding", None),
-        Method("transformers, assistant_ensemble_weight=0.7", {"assistant_ensemble_weight": 0.7}, upstream=True),
+        Method("upstream assisted, w = 0.7", {"assistant_ensemble_weight": 0.7}, upstream=True),
         Method("lossless", {"verifier": "lossless"}),
-        Method("static ensemble, w = 0.7", {"verifier": "static:0.7"}),
-        Method("static ensemble, w = 0.3", {"verifier": "static:0.3"}),
+        Method("static, w = 0.7", {"verifier": "static:0.7"}),
+        Method("static, w = 0.3", {"verifier": "static:0.3"}),
         Method(head_label, diversed),
-        Method(f"{head_label}, batch of 8", diversed, batch_size=8),
+        Method(f"{head_label}, batch 8", diversed, batch_size=8),
     ]
 
 

@@ -42,13 +42,15 @@ def demo(
     pair = Pair(loaded.target, loaded.draft, loaded.tokenizer)
     examples = held_out_examples("math", num_prompts, seed)
     settings = Settings(max_new_tokens, gamma, temperature, seed)
-    head, head_label = loaded.heads.get("math"), "DIVERSED, head 'math'"
+    head, head_label = loaded.heads.get("math"), "DIVERSED (math)"
     if head is None:
-        head, head_label = _fresh_head(pair), "DIVERSED, untrained head (w = 0.5)"
+        head, head_label = _fresh_head(pair), "DIVERSED (untrained)"
     methods = demo_methods(head, head_label)
     console.print(
         f"[bold]{num_prompts} held-out word problems[/], temperature {temperature:g}, {gamma} drafts per round\n"
     )
+    if not loaded.heads:
+        console.print("The pair comes without trained heads yet: an untrained one says w = 0.5 everywhere.\n")
     rows = compare(pair, methods, [example.prompt for example in examples], settings, console)
     score = FAMILIES["math"].score
     right = [sum(score(text, example) for text, example in zip(row.texts, examples)) for row in rows]

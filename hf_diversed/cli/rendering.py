@@ -2,6 +2,7 @@
 
 import math
 
+from rich import box
 from rich.table import Table
 from rich.text import Text
 from transformers import PreTrainedTokenizerBase
@@ -19,11 +20,14 @@ STYLES = {
 
 
 def comparison_table(rows: list[Row], right: list[float] | None = None, num_prompts: int = 0) -> Table:
-    """One line per method; `right` adds a column of right answers out of `num_prompts`."""
-    table = Table(header_style="bold")
-    table.add_column("method")
-    headers = ["accepted / drafted", "tokens per target forward", "tokens/s", "vs plain"]
-    for header in headers + (["right answers"] if right is not None else []):
+    """One line per method, within 80 columns.
+
+    "accepted" is accepted / drafted, "forward" a forward of the target; `right` adds answers out of `num_prompts`.
+    """
+    table = Table(header_style="bold", box=box.SIMPLE)
+    table.add_column("method", no_wrap=True)
+    headers = ["accepted", "tokens per\nforward", "tokens/s", "vs\nplain"]
+    for header in headers + (["right"] if right is not None else []):
         table.add_column(header, justify="right")
     plain = next((_speed(row) for row in rows if row.stats is None), float("nan"))
     for index, row in enumerate(rows):
@@ -31,7 +35,7 @@ def comparison_table(rows: list[Row], right: list[float] | None = None, num_prom
         acceptance = "-" if row.stats is None else f"{row.stats.acceptance_rate:.1%}"
         cells = [row.label, acceptance, f"{per_forward:.2f}", f"{_speed(row):.0f}", _times(_speed(row) / plain)]
         if right is not None:
-            cells.append(f"{right[index]:g} of {num_prompts}")
+            cells.append(f"{right[index]:g}/{num_prompts}")
         table.add_row(*cells)
     return table
 

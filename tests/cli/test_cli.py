@@ -15,10 +15,10 @@ def test_demo_prints_a_row_per_method():
     """Catches a method that fails or vanishes from the table, and an example without its prompt."""
     result = run("demo", "--num-prompts", "1", "--max-new-tokens", "24")
     assert result.exit_code == 0, result.output
-    methods = ("plain decoding", "assistant_ensemble_weight=0.7", "lossless", "static ensemble", "DIVERSED", "of 8")
+    methods = ("plain decoding", "upstream assisted", "lossless", "static", "DIVERSED", "batch 8")
     for words in methods:
         assert words in result.output
-    assert "of 1" in result.output
+    assert "/1" in result.output
     assert "Question:" in result.output
 
 
