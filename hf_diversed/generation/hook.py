@@ -147,7 +147,8 @@ def _layers(function):
 
 
 def _refuse_options_without_a_rule(options: Options) -> None:
-    given = [name for name in OPTION_NAMES if getattr(options, name) not in (None, False)]
+    values = {name: getattr(options, name) for name in OPTION_NAMES}
+    given = [name for name, value in values.items() if value is not None and value is not False]
     if given:
         raise ValueError(
             f"{', '.join(given)} acts on relaxed decoding only: pass diversed_head= or verifier= as well."

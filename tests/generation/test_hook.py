@@ -388,6 +388,9 @@ def test_refusals_of_what_would_be_ignored(pair, tmp_path):
     call = {**ragged_batch(), "assistant_model": draft, "max_new_tokens": 4}
     with pytest.raises(ValueError, match="pass diversed_head= or verifier="):
         target.generate(**call, output_token_records=True)
+    for quality in (0.0, torch.tensor([0.5])):
+        with pytest.raises(ValueError, match="diversed_quality acts on relaxed decoding only"):
+            target.generate(**call, diversed_quality=quality)
     prompt = {"input_ids": ragged_batch()["input_ids"][:1], "assistant_model": draft, "max_new_tokens": 4}
     assert target.generate(**prompt, output_token_records=False).shape == (1, 13)
     with pytest.raises(ValueError, match=r"one per prompt \(4\), got 2"):
