@@ -3,7 +3,7 @@
 import torch
 
 from hf_diversed import DiversedHead, DiversedHeadConfig, load_demo_pair
-from hf_diversed.zoo.corpus import held_out_examples
+from hf_diversed.corpus import held_out_examples
 
 
 torch.manual_seed(0)

@@ -89,6 +89,7 @@ class Verdict:
             replacing token is drawn from; when greedy, to any `[B, V]` whose argmax is that token.
         weight: float32 `[B, G]`, weight on the target, for rules that mix; else None.
         tv: float32 `[B, G]`, TV(p, q), where the rule computed it; else None.
+        inputs: what `weight` was computed from, by name, `[B, G, ...]`, for rules told to keep it; else None.
         state: `[B, G + 1, ...]`, the rule's memory after 0..G accepted drafts; else None.
     """
 
@@ -96,6 +97,7 @@ class Verdict:
     replacement: Callable[[torch.Tensor], torch.Tensor]
     weight: torch.Tensor | None = None
     tv: torch.Tensor | None = None
+    inputs: dict[str, torch.Tensor] | None = None
     state: torch.Tensor | None = None
 
 
@@ -250,6 +252,8 @@ class TokenRecords:
         relaxed: bool, a draft that was accepted though the target alone would have rejected it (`u > p / q`).
         weight, p, q, tv: float32; the weight on the target, both models' probability of the token and TV(p, q).
             nan where there is none: weight and tv exist at drafted positions, q at no bonus token.
+        inputs: what the rule computed its weights from, by name, `[B, T, ...]` in their own dtype, zeros where there
+            is no weight; None unless the rule keeps it.
     """
 
     tokens: torch.Tensor
@@ -259,6 +263,7 @@ class TokenRecords:
     p: torch.Tensor
     q: torch.Tensor
     tv: torch.Tensor
+    inputs: dict[str, torch.Tensor] | None = None
 
 
 @dataclass

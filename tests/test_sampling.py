@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 
-from hf_diversed.sampling import acceptance, count_accepted, draw, first_true, residual, total_variation
+from hf_diversed.sampling import acceptance, count_accepted, draw, draw_noise, first_true, residual, total_variation
 
 
 DENORMAL = 1e-42
@@ -79,6 +79,31 @@ def test_draw_is_torch_multinomial(seed: int):
     noise = torch.empty_like(law).exponential_(generator=torch.Generator().manual_seed(seed))
     expected = torch.multinomial(law, 1, generator=torch.Generator().manual_seed(seed)).squeeze(-1)
     assert torch.equal(draw(law, noise), expected)
+
+
+def test_draw_by_inversion_follows_the_law():
+    """Catches an interval of uniforms that belongs to the wrong token: every token's share of an even grid of N
+    uniforms is within 1/N of its probability, and tokens of probability 0 get none, at the ends as well."""
+    law = torch.tensor([0.0, 0.3, 0.0, 0.05, 2e-4, 0.65, 0.0]) * 3.7
+    grid = torch.arange(0, 1, 1 / 4096)
+    grid[-1] = 1 - 2**-24
+    tokens = draw(law.expand(len(grid), -1), grid[:, None])
+    shares = torch.bincount(tokens, minlength=len(law)) / len(grid)
+    torch.testing.assert_close(shares, law / law.sum(), atol=1 / 4096 + 1e-6, rtol=0)
+    assert set(tokens.tolist()) == {1, 3, 4, 5}
+
+
+def test_noise_has_the_shape_of_the_draw():
+    """Catches a single row that leaves upstream's stream of random numbers, and a batch whose rows share one."""
+    torch.manual_seed(0)
+    law = torch.softmax(torch.randn(1, 40), dim=-1)
+    expected = torch.multinomial(law, 1)
+    torch.manual_seed(0)
+    torch.randn(1, 40)
+    assert torch.equal(draw(law, draw_noise(law)), expected.squeeze(-1))
+    noise = draw_noise(law.expand(64, -1))
+    assert noise.shape == (64, 1)
+    assert len(noise.unique()) > 60
 
 
 def test_draw_without_noise_is_the_argmax():

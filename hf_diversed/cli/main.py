@@ -1,5 +1,8 @@
 """Commands and their options; the work is done in `comparison`, the looks in `rendering`."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
 from typing import Annotated
 
 import torch
@@ -11,10 +14,11 @@ from transformers.utils import logging
 
 from hf_diversed.cli.comparison import Method, Pair, Settings, compare, demo_methods, measure
 from hf_diversed.cli.rendering import comparison_table, source_legend, token_text
+from hf_diversed.corpus import held_out_examples
 from hf_diversed.generation.hook import resolve_verifier
 from hf_diversed.head import DiversedHead, DiversedHeadConfig
+from hf_diversed.tasks import get_task
 from hf_diversed.zoo import load_demo_pair
-from hf_diversed.zoo.corpus import FAMILIES, held_out_examples
 
 
 app = typer.Typer(
@@ -52,8 +56,8 @@ def demo(
     if not loaded.heads:
         console.print("The pair comes without trained heads yet: an untrained one says w = 0.5 everywhere.\n")
     rows = compare(pair, methods, [example.prompt for example in examples], settings, console)
-    score = FAMILIES["math"].score
-    right = [sum(score(text, example) for text, example in zip(row.texts, examples)) for row in rows]
+    records = [asdict(example) for example in examples]
+    right = [sum(get_task("math").score_batch(row.texts, records)) for row in rows]
     console.print(comparison_table(rows, right, num_prompts))
     shown = measure(pair, Method(head_label, {"diversed_head": head}), [examples[0].prompt], settings, records=True)
     console.print(Text(f"\n{examples[0].prompt}", style="bold"), end="")
@@ -84,7 +88,7 @@ def generate(
 ) -> None:
     """Continue a prompt with any pair and rule; shows where every token came from."""
     logging.set_verbosity_error()
-    try:
+    with _errors_in_words():
         pair = _load_pair(target, draft, device, chat)
         if head is None and verifier is None:
             verifier = "static:0.7"
@@ -101,6 +105,22 @@ def generate(
             console.print(comparison_table(compare(pair, others, [text], settings, console)))
         else:
             console.print(comparison_table([shown]))
+
+
+@app.command(add_help_option=False, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def train(context: typer.Context) -> None:
+    """Train a head for a task and a pair: hf-diversed train --task math --output_dir head-math."""
+    from hf_diversed.cli.train import train as run  # here, as it takes seconds to import
+
+    with _errors_in_words():
+        run(context.args)
+
+
+@contextmanager
+def _errors_in_words() -> Iterator[None]:
+    """What was refused is said in a line, without a traceback."""
+    try:
+        yield
     except (ValueError, OSError) as error:
         console.print(Text(str(error), style="red"))
         raise typer.Exit(2) from error
@@ -130,5 +150,4 @@ def _chat_prompt(pair: Pair, prompt: str) -> str:
 
 
 def _fresh_head(pair: Pair) -> DiversedHead:
-    widths = [model.get_output_embeddings().weight.shape[1] for model in (pair.target, pair.draft)]
-    return DiversedHead(DiversedHeadConfig(*widths)).eval()
+    return DiversedHead(DiversedHeadConfig.for_pair(pair.target, pair.draft)).eval()

@@ -20,7 +20,7 @@ from hf_diversed.outputs import (
     Verdict,
     VerifyOutput,
 )
-from hf_diversed.sampling import count_accepted, draw, first_true, total_variation
+from hf_diversed.sampling import count_accepted, draw, draw_noise, first_true, total_variation
 from hf_diversed.verifiers.base import Verifier
 
 
@@ -260,6 +260,6 @@ def _settle(
         last = num_accepted.clamp_max(q.tokens.shape[1] - 1)
         law = torch.where(all_kept[:, None], own_law(num_accepted), verdict.replacement(last))
         on_draft = all_kept & (first_eos < num_drafted)
-    next_token = draw(law, torch.empty_like(law).exponential_() if do_sample else None)
+    next_token = draw(law, draw_noise(law) if do_sample else None)
     ended = on_draft | rows.is_eos(next_token)
     return VerifyOutput(num_drafted, num_accepted, next_token, num_accepted + 1 - on_draft.long(), ended, uniforms)

@@ -11,7 +11,7 @@ from hf_diversed import _compat
 from hf_diversed.generation.processing import BlockProcessor, RaggedRows
 from hf_diversed.generation.ragged_model import RaggedModel
 from hf_diversed.outputs import DraftOutput
-from hf_diversed.sampling import draw, first_true
+from hf_diversed.sampling import draw, draw_noise, first_true
 
 
 class DiversedCandidateGenerator(CandidateGenerator):
@@ -122,7 +122,7 @@ class DiversedCandidateGenerator(CandidateGenerator):
         scores = self.processor(rows, raw, offset=step, counts=[int(step < count) for count in counts])
         if self.do_sample:
             law = torch.softmax(scores[:, 0], dim=-1)
-            tokens = draw(law, torch.empty_like(law).exponential_())
+            tokens = draw(law, draw_noise(law))
         else:
             tokens = draw(scores[:, 0], None)
         rows.write(step, tokens)

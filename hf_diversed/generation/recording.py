@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -69,6 +69,7 @@ class RoundRecords:
     p: torch.Tensor
     q: torch.Tensor
     tv: torch.Tensor
+    inputs: dict[str, torch.Tensor] | None = None
 
 
 class ScoreCollector:
@@ -136,17 +137,24 @@ class RoundLog:
         """Scatter the rounds' records into `[B, T]`, cutting every row at its end."""
         shape = (len(ends), max(ends) - prompt_length)
         nan = torch.full(shape, float("nan"))
-        merged = {f.name: nan.clone() for f in fields(TokenRecords)}
+        merged = {name: nan.clone() for name in ("weight", "p", "q", "tv")}
         merged["tokens"] = torch.zeros(shape, dtype=torch.long)
         merged["source"] = torch.full(shape, -1, dtype=torch.int8)
         merged["relaxed"] = torch.zeros(shape, dtype=torch.bool)
+        inputs: dict[str, torch.Tensor] = {}
         for entry in self.rounds:
-            for row, (start, end) in enumerate(zip(entry.starts, ends)):
-                count = min(entry.accepted[row] + 1, end - start)
-                begin = start - prompt_length
-                for name, target in merged.items() if count > 0 else ():
-                    target[row, begin : begin + count] = getattr(entry.records, name)[row, :count].to(target.dtype)
-        return TokenRecords(**merged)
+            assert entry.records is not None
+            begin = torch.tensor(entry.starts) - prompt_length
+            room = torch.tensor(ends) - torch.tensor(entry.starts)
+            count = torch.minimum(torch.tensor(entry.accepted) + 1, room)
+            rows, positions = (torch.arange(entry.records.tokens.shape[1]) < count[:, None]).nonzero(as_tuple=True)
+            columns = begin[rows] + positions
+            for name, values in merged.items():
+                values[rows, columns] = getattr(entry.records, name).cpu()[rows, positions].to(values.dtype)
+            for name, given in (entry.records.inputs or {}).items():
+                kept = inputs.setdefault(name, torch.zeros(*shape, *given.shape[2:], dtype=given.dtype))
+                kept[rows, columns] = given.cpu()[rows, positions]
+        return TokenRecords(**merged, inputs=inputs or None)
 
 
 def _count(counters: SpeculativeStats, entry: Round, row: int, end: int) -> int:
@@ -206,9 +214,11 @@ def describe_round(
     def at_drafts(values: torch.Tensor | None) -> torch.Tensor:
         return nan if values is None else F.pad(values, (0, 1), value=float("nan")).masked_fill(is_bonus, float("nan"))
 
-    return RoundRecords(
-        tokens, source, _is_relaxed(draft, target, outcome), at_drafts(verdict.weight), p, q, at_drafts(verdict.tv)
-    )
+    inputs = verdict.inputs and {
+        name: F.pad(values, (0,) * (2 * values.ndim - 3) + (1,)) for name, values in verdict.inputs.items()
+    }
+    relaxed = _is_relaxed(draft, target, outcome)
+    return RoundRecords(tokens, source, relaxed, at_drafts(verdict.weight), p, q, at_drafts(verdict.tv), inputs)
 
 
 def _is_relaxed(draft: DraftOutput, target: TargetOutput, outcome: VerifyOutput) -> torch.Tensor:

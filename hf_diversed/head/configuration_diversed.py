@@ -1,6 +1,8 @@
 """Configuration of a head: its shape, and the pair, task and settings it was made for."""
 
-from transformers import PreTrainedConfig
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from hf_diversed import _compat
 
 
 HEAD_TYPES = ("linear", "mlp")
@@ -62,6 +64,17 @@ class DiversedHeadConfig(PreTrainedConfig):
             value = getattr(self, name)
             if not isinstance(value, int) or value < 1:
                 raise ValueError(f"{name} must be an integer >= 1, got {value!r}.")
+
+
+    @classmethod
+    def for_pair(cls, target: PreTrainedModel, draft: PreTrainedModel, **kwargs) -> "DiversedHeadConfig":
+        """Return the configuration that fits a pair: its widths, vocabulary and names; `kwargs` set the rest."""
+        about_pair = {
+            "vocab_size": _compat.vocab_size(target),
+            "base_model_name_or_path": _compat.model_name(target) or None,
+            "assistant_model_name_or_path": _compat.model_name(draft) or None,
+        }
+        return cls(_compat.hidden_width(target), _compat.hidden_width(draft), **(about_pair | kwargs))
 
 
 def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:

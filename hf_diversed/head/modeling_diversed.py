@@ -64,8 +64,8 @@ class DiversedHead(PreTrainedModel):
 
     def forward(
         self,
-        target_hidden: torch.Tensor | None,
-        draft_hidden: torch.Tensor | None,
+        target_hidden: torch.Tensor | None = None,
+        draft_hidden: torch.Tensor | None = None,
         features: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Compute the logit of the weight on the target.

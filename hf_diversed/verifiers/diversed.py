@@ -8,7 +8,7 @@ from hf_diversed.head.modeling_diversed import distribution_features
 from hf_diversed.outputs import DecodingContext, DraftOutput, TargetOutput
 from hf_diversed.sampling import total_variation
 from hf_diversed.verifiers.base import check_range
-from hf_diversed.verifiers.mixture import MixtureVerifier
+from hf_diversed.verifiers.mixture import MixtureVerifier, Weights
 
 
 logger = logging.get_logger(__name__)
@@ -23,9 +23,14 @@ class DiversedVerifier(MixtureVerifier):
         max_bias: in [0, 1], one value or one per row: raises w until TV(v, p) <= max_bias at every drafted token,
             after `quality`. In greedy decoding it keeps p(emitted) >= max p - 2 max_bias.
 
+    Attributes:
+        keeps_inputs: put what the head saw into every `Verdict`, and so into the token records; training reads it.
+
     Raises:
         ValueError: on values out of range or, before the first forward, on hidden sizes that are not the head's.
     """
+
+    keeps_inputs = False
 
     def __init__(
         self,
@@ -75,19 +80,23 @@ class DiversedVerifier(MixtureVerifier):
             if expected not in (None, "") and found not in (None, "") and expected != found:
                 logger.warning_once(f"this head was trained for {role} {expected}, and is used with {found}.")
 
-    def weights(self, draft: DraftOutput, target: TargetOutput) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def weights(self, draft: DraftOutput, target: TargetOutput) -> Weights:
         device, batch_size = draft.tokens.device, draft.tokens.shape[0]
-        features, tv = None, None
+        inputs: dict[str, torch.Tensor] = {}
+        tv = None
+        if self.head.needs_hidden_states:
+            assert target.hidden is not None and draft.hidden is not None
+            inputs |= {"target_hidden": target.hidden[:, :-1], "draft_hidden": draft.hidden}
         if self.head.needs_distributions or self.max_bias is not None:
             p, q = target.probs()[:, :-1], draft.probs()
             tv = total_variation(p, q)
-            features = distribution_features(p, q) if self.head.needs_distributions else None
-        target_hidden = None if target.hidden is None else target.hidden[:, :-1]
-        weight = torch.sigmoid(self.head(target_hidden, draft.hidden, features)).to(device)
+            if self.head.needs_distributions:
+                inputs["features"] = distribution_features(p, q)
+        weight = torch.sigmoid(self.head(**inputs)).to(device)
         weight = apply_quality(weight, _per_row(self.quality, batch_size, device))
         if self.max_bias is not None and tv is not None:
             weight = cap_bias(weight, tv, _per_row(self.max_bias, batch_size, device))
-        return weight, tv
+        return Weights(weight, tv, inputs if self.keeps_inputs else None)
 
 
 def apply_quality(weight: torch.Tensor, quality: torch.Tensor) -> torch.Tensor:

@@ -4,7 +4,7 @@ import torch
 
 from hf_diversed.outputs import DraftOutput, TargetOutput
 from hf_diversed.verifiers.base import check_range
-from hf_diversed.verifiers.mixture import MixtureVerifier
+from hf_diversed.verifiers.mixture import MixtureVerifier, Weights
 
 
 class StaticEnsembleVerifier(MixtureVerifier):
@@ -27,5 +27,5 @@ class StaticEnsembleVerifier(MixtureVerifier):
             "weight", weight, 0.0, 1.0, "1 is lossless, 0 accepts every draft; 0.7 is a good start."
         )
 
-    def weights(self, draft: DraftOutput, target: TargetOutput) -> tuple[torch.Tensor, None]:
-        return torch.full(draft.tokens.shape, self.weight, dtype=torch.float32, device=draft.tokens.device), None
+    def weights(self, draft: DraftOutput, target: TargetOutput) -> Weights:
+        return Weights(torch.full(draft.tokens.shape, self.weight, dtype=torch.float32, device=draft.tokens.device))

@@ -20,7 +20,7 @@ class DemoPair:
 
     Args:
         tokenizer: pads on the left and starts every encoding with one BOS.
-        heads: by task, a family of `zoo.corpus.FAMILIES`; empty while none is packaged.
+        heads: by task, a family of `corpus.FAMILIES`; empty while none is packaged.
     """
 
     tokenizer: PreTrainedTokenizerFast
@@ -46,10 +46,16 @@ def load_demo_pair(folder: Path = WEIGHTS) -> DemoPair:
     """
     return DemoPair(
         tokenizer=AutoTokenizer.from_pretrained(folder / "tokenizer"),
-        target=AutoModelForCausalLM.from_pretrained(folder / "target", dtype=torch.float32).eval(),
-        draft=AutoModelForCausalLM.from_pretrained(folder / "draft", dtype=torch.float32).eval(),
+        target=_load_model(folder / "target"),
+        draft=_load_model(folder / "draft"),
         heads=_load_heads(folder / "heads"),
     )
+
+
+def _load_model(folder: Path) -> LlamaForCausalLM:
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    model.name_or_path = ""  # a path on this machine says nothing of a model that has no name on the Hub
+    return model
 
 
 def _load_heads(folder: Path) -> dict[str, "DiversedHead"]:

@@ -9,7 +9,7 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 from hf_diversed.generation.decoding import DEFAULT_NUM_ASSISTANT_TOKENS
 from hf_diversed.generation.hook import install_hook
 from hf_diversed.generation.recording import record_stats
-from hf_diversed.zoo.corpus import FAMILIES, Example, held_out_examples
+from hf_diversed.corpus import FAMILIES, Example, held_out_examples
 from hf_diversed.zoo.loader import DemoPair, load_demo_pair
 from hf_diversed.zoo.recipe import Recipe
 from hf_diversed.zoo.stream import CHUNK, chunk_examples

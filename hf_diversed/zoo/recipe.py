@@ -36,12 +36,12 @@ class Recipe:
         models: the models by role.
         families: task families and their weights in the mix.
         prompt_weight: weight of prompt tokens in the loss, relative to completion tokens.
-        number_weight: the same for digits in the completion: wording is learned soon, arithmetic takes most steps.
+        number_weight: the same for digits in the completion: wording is learned soon, numbers take most steps.
         save_every: steps between checkpoints.
     """
 
     seed: int = 0
-    families: dict[str, float] = field(default_factory=lambda: {"math": 1.0, "drills": 1.0})
+    families: dict[str, float] = field(default_factory=lambda: {"math": 1.0, "summary": 0.25, "code": 0.25, "drills": 0.2})
     vocab_size: int = 1024
     tokenizer_examples: int = 20_000
     prompt_weight: float = 0.1
@@ -50,7 +50,7 @@ class Recipe:
     models: dict[str, ModelRecipe] = field(
         default_factory=lambda: {
             "target": ModelRecipe("target", 256, 640, layers=4, heads=4, steps=1600, learning_rate=5e-3),
-            "draft": ModelRecipe("draft", 96, 256, layers=3, heads=4, steps=800, learning_rate=6e-3),
+            "draft": ModelRecipe("draft", 96, 256, layers=3, heads=4, steps=1500, learning_rate=6e-3),
         }
     )
 

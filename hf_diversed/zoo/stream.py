@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
-from hf_diversed.zoo.corpus import STYLES, Example, training_examples
+from hf_diversed.corpus import FAMILIES, STYLES, Example, training_examples
 from hf_diversed.zoo.recipe import Recipe
 
 
@@ -30,25 +30,38 @@ def batches(recipe: Recipe, role: str, tokenizer: PreTrainedTokenizerFast, start
         examples = chunk_examples(recipe, role, step // CHUNK)
         prompts = tokenizer([example.prompt for example in examples]).input_ids
         completions = tokenizer([example.completion for example in examples], add_special_tokens=False).input_ids
-        rows = sorted(zip(prompts, completions), key=lambda row: len(row[0]) + len(row[1]))
+        rows = [
+            (prompt + completion + [tokenizer.eos_token_id], _weigh(example, prompt, completion, recipe, tokenizer))
+            for example, prompt, completion in zip(examples, prompts, completions)
+        ]
+        rows.sort(key=lambda row: len(row[0]))
         order = torch.randperm(CHUNK, generator=torch.Generator().manual_seed(step // CHUNK)).tolist()
         for index in order[step % CHUNK :]:
-            yield _collate(rows[index * settings.batch : (index + 1) * settings.batch], recipe, tokenizer)
+            yield _collate(rows[index * settings.batch : (index + 1) * settings.batch], tokenizer.pad_token_id)
             step += 1
 
 
-def _collate(
-    rows: list[tuple[list[int], list[int]]], recipe: Recipe, tokenizer: PreTrainedTokenizerFast
-) -> dict[str, Tensor]:
-    """Pad rows of (prompt, completion) on the right, where causal attention needs no mask, and weigh their tokens."""
-    width = max(len(prompt) + len(completion) for prompt, completion in rows) + 1
-    ids = torch.full((len(rows), width), tokenizer.pad_token_id)
-    weights = torch.zeros(len(rows), width)
-    for row, (prompt, completion) in enumerate(rows):
-        length = len(prompt) + len(completion) + 1
-        ids[row, :length] = torch.tensor([*prompt, *completion, tokenizer.eos_token_id])
-        weights[row, : len(prompt)] = recipe.prompt_weight
-        weights[row, len(prompt) : length] = 1.0
-    digits = torch.tensor(tokenizer.convert_tokens_to_ids(list("0123456789")))
-    weights[torch.isin(ids, digits) & (weights == 1.0)] = recipe.number_weight
+def _weigh(
+    example: Example, prompt: list[int], completion: list[int], recipe: Recipe, tokenizer: PreTrainedTokenizerFast
+) -> list[float]:
+    """Loss weights of prompt, completion and EOS: digits weigh more than words, and what is drawn at random little."""
+    results_only = FAMILIES[example.key.split("/")[0]].results_only
+    digits = set(tokenizer.convert_tokens_to_ids(list("0123456789")))
+    equals = tokenizer.convert_tokens_to_ids("=")
+    weights = [recipe.prompt_weight] * len(prompt)
+    is_result = False
+    for token in completion:
+        is_result = token == equals or (is_result and token in digits)
+        if token in digits and (is_result or not results_only):
+            weights.append(recipe.number_weight)
+        else:
+            weights.append(recipe.prompt_weight if results_only else 1.0)
+    return [*weights, 1.0]
+
+
+def _collate(rows: list[tuple[list[int], list[float]]], pad_token_id: int) -> dict[str, Tensor]:
+    """Pad rows of (ids, weights) on the right, where causal attention needs no mask."""
+    width = max(len(row) for row, _ in rows)
+    ids = torch.tensor([row + [pad_token_id] * (width - len(row)) for row, _ in rows])
+    weights = torch.tensor([weights + [0.0] * (width - len(weights)) for _, weights in rows])
     return {"input_ids": ids, "labels": ids.masked_fill(weights == 0, IGNORED), "weights": weights}

@@ -1,7 +1,8 @@
 """Train the embedded pair from scratch: `python -m hf_diversed.zoo.train --output DIR [--seed N]`.
 
 Writes `DIR/{tokenizer,target,draft}/` and `DIR/training.json`. A run that was killed goes on from its last checkpoint
-in `DIR/checkpoints/` and ends in the same weights: step `s` sees the same batch whenever it is run.
+in `DIR/checkpoints/` and ends in the same weights: step `s` sees the same batch whenever it is run. What the pair is
+worth is measured afterwards: `python -m hf_diversed.zoo.measure DIR`.
 """
 
 import argparse
@@ -20,8 +21,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import AutoTokenizer, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from hf_diversed.zoo.corpus import STYLES, training_examples
-from hf_diversed.zoo.measure import measure_pair
+from hf_diversed.corpus import STYLES, training_examples
 from hf_diversed.zoo.muon import Muon
 from hf_diversed.zoo.recipe import ModelRecipe, Recipe, build_model
 from hf_diversed.zoo.stream import IGNORED, batches
@@ -34,7 +34,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def train_pair(recipe: Recipe, output: Path) -> dict:
-    """Train tokenizer and models, save them in half precision, measure them as saved; return the provenance."""
+    """Train tokenizer and models and save them in half precision; return the provenance."""
     tokenizer = _make_tokenizer(recipe, output / "tokenizer")
     figures: dict[str, dict[str, Any]] = {}
     for role in ("draft", "target"):
@@ -45,7 +45,6 @@ def train_pair(recipe: Recipe, output: Path) -> dict:
     provenance = {
         "recipe": dataclasses.asdict(recipe),
         "training": figures,
-        "held_out": measure_pair(output, recipe),
         "versions": {
             "python": platform.python_version(),
             "torch": torch.__version__,

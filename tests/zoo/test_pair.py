@@ -9,7 +9,7 @@ import torch
 from transformers import AutoTokenizer
 
 from hf_diversed.zoo import load_demo_pair
-from hf_diversed.zoo.corpus import STYLES, held_out_examples, training_examples
+from hf_diversed.corpus import STYLES, held_out_examples, training_examples
 from hf_diversed.zoo.loader import WEIGHTS
 from hf_diversed.zoo.measure import accuracy, complete
 

@@ -23,7 +23,7 @@ class Style:
     plan_habit: float = 0.0
 
 
-STYLES = {"target": Style(habit=0.9), "draft": Style(habit=-0.9, plan_habit=-0.7)}
+STYLES = {"target": Style(habit=1.4), "draft": Style(habit=-1.4, plan_habit=-0.7)}
 
 _SLOT = re.compile(r"\$(\w+)")
 _PIECE = re.compile(r"[^()|]+|[()|]")

@@ -6,9 +6,9 @@ from itertools import islice
 
 import pytest
 
-from hf_diversed.zoo.corpus import FAMILIES, STYLES, held_out_examples, is_held_out, training_examples
-from hf_diversed.zoo.corpus.math_plans import PLANS
-from hf_diversed.zoo.corpus.wording import Style, pick, write
+from hf_diversed.corpus import FAMILIES, STYLES, held_out_examples, is_held_out, training_examples
+from hf_diversed.corpus.math_plans import PLANS
+from hf_diversed.corpus.wording import Style, pick, write
 
 
 EQUATION = re.compile(r"(\d+)([-+*/])(\d+)=(\d+)")

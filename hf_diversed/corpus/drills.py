@@ -5,15 +5,13 @@ model of a few million parameters learn to compute within the hour.
 """
 
 import random
-import re
 
-from hf_diversed.zoo.corpus.base import Example, Family
-from hf_diversed.zoo.corpus.wording import Style
+from hf_diversed.corpus.base import Example, Family
+from hf_diversed.corpus.wording import Style
 
 
 LARGEST = 99
 _EQUATIONS_PER_LINE = 12
-_EQUATION = re.compile(r"(\d+)([-+*/])(\d+)=(\d+)")
 
 
 def sample(rng: random.Random, style: Style) -> Example:
@@ -23,13 +21,6 @@ def sample(rng: random.Random, style: Style) -> Example:
     return Example(
         prompt, "".join(f", {e}" for e in equations[1:]) + ".", answer="", key=f"drills/{' '.join(equations)}"
     )
-
-
-def score(completion: str, example: Example) -> float:
-    """Share of the completion's equations that hold; 0 where there is none."""
-    found = _EQUATION.findall(completion)
-    right = sum(_holds(int(a), operator, int(b), int(result)) for a, operator, b, result in found)
-    return right / len(found) if found else 0.0
 
 
 def _equation(rng: random.Random) -> str:
@@ -46,10 +37,4 @@ def _equation(rng: random.Random) -> str:
     return f"{factor}*{other}={product}" if operator == "*" else f"{product}/{factor}={other}"
 
 
-def _holds(a: int, operator: str, b: int, result: int) -> bool:
-    if operator == "/":
-        return b != 0 and a == b * result
-    return result == {"+": a + b, "-": a - b, "*": a * b}[operator]
-
-
-DRILLS = Family(sample=sample, score=score)
+DRILLS = Family(sample=sample, results_only=True)

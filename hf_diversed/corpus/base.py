@@ -5,7 +5,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from hf_diversed.zoo.corpus.wording import Style
+from hf_diversed.corpus.wording import Style
 
 
 HELD_OUT_SHARE = 1 / 16
@@ -18,7 +18,7 @@ class Example:
     Args:
         prompt: what a model is given.
         completion: a right continuation, leading space included, EOS not included.
-        answer: what `score` looks for.
+        answer: what a task's score compares with: a number, a sentence, or lines of tests.
         key: what the example says, whatever its wording: the split hashes it, so a paraphrase never crosses over.
     """
 
@@ -34,11 +34,11 @@ class Family:
 
     Args:
         sample: draws one example in a given style, from either side of the split.
-        score: how right a completion is, in [0, 1].
+        results_only: of a completion only the digits behind an equals sign can be known; the rest is drawn at random.
     """
 
     sample: Callable[[random.Random, Style], Example]
-    score: Callable[[str, Example], float]
+    results_only: bool = False
 
 
 def is_held_out(key: str) -> bool:

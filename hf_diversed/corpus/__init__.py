@@ -1,21 +1,23 @@
-"""Procedural training text for the embedded pair: task families, their held-out split and their streams.
+"""Procedural text for the embedded pair: task families, their held-out split and their streams.
 
-A family is one module with a `sample` and a `score` (see `base.Family`) and one line in `FAMILIES`; the recipe
-mixes families by weight and knows nothing else about them.
+A family is one module with a `sample` (see `base.Family`) and one line in `FAMILIES`; the recipe mixes families by
+weight. How right a completion is, is the business of `hf_diversed.tasks`.
 """
 
 import random
 from collections.abc import Iterator, Mapping
 
-from hf_diversed.zoo.corpus.base import Example, Family, is_held_out
-from hf_diversed.zoo.corpus.drills import DRILLS
-from hf_diversed.zoo.corpus.math import MATH
-from hf_diversed.zoo.corpus.wording import STYLES, Style
+from hf_diversed.corpus.base import Example, Family, is_held_out
+from hf_diversed.corpus.code import CODE
+from hf_diversed.corpus.drills import DRILLS
+from hf_diversed.corpus.math import MATH
+from hf_diversed.corpus.summary import SUMMARY
+from hf_diversed.corpus.wording import STYLES, Style
 
 
 __all__ = ["FAMILIES", "STYLES", "Example", "Family", "Style", "held_out_examples", "is_held_out", "training_examples"]
 
-FAMILIES: dict[str, Family] = {"math": MATH, "drills": DRILLS}
+FAMILIES: dict[str, Family] = {"math": MATH, "summary": SUMMARY, "code": CODE, "drills": DRILLS}
 
 
 def training_examples(mix: Mapping[str, float], style: Style, seed: str) -> Iterator[Example]:

@@ -1,0 +1,23 @@
+"""Quality beside acceptance and cost: methods over a task's prompts, with bounds clustered by prompt."""
+
+from hf_diversed.evaluation.evaluate import evaluate, report
+from hf_diversed.evaluation.intervals import Bootstrap, Estimate
+from hf_diversed.evaluation.journal import Results, read_results
+from hf_diversed.evaluation.methods import Method, build_methods
+from hf_diversed.evaluation.settings import EvaluationSettings
+from hf_diversed.evaluation.summary import static_gain, summarize
+
+
+__all__ = [
+    "Bootstrap",
+    "Estimate",
+    "EvaluationSettings",
+    "Method",
+    "Results",
+    "build_methods",
+    "evaluate",
+    "read_results",
+    "report",
+    "static_gain",
+    "summarize",
+]

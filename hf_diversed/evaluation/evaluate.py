@@ -1,0 +1,195 @@
+"""Run methods over a task's prompts, batch by batch, and keep what is done: quality beside acceptance and cost."""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from tqdm import tqdm
+
+from hf_diversed import _compat
+from hf_diversed.evaluation.decoding import Decoded, Decoder, Pair, Task
+from hf_diversed.evaluation.journal import Journal, Results, read_results, write_json
+from hf_diversed.evaluation.methods import HeadLike, Method, MethodLike, build_methods
+from hf_diversed.evaluation.settings import EvaluationSettings, plan_batches
+from hf_diversed.evaluation.summary import summarize
+from hf_diversed.provenance import provenance
+
+
+REPORT = "evaluation.json"
+_WARM_UP_TOKENS = 8
+
+
+def evaluate(
+    pair: Pair,
+    task: Task,
+    examples: Sequence[dict],
+    methods: Sequence[MethodLike],
+    settings: EvaluationSettings | None = None,
+    *,
+    head: HeadLike | None = None,
+    output: Path | str | None = None,
+) -> list[dict]:
+    """Measure quality, acceptance and cost of several methods on the same prompts under the same seeds.
+
+    Args:
+        pair: `target`, `draft` and `tokenizer`. task: prompts and scores. examples: the task's records.
+        methods: names or (label, verifier) pairs, see `build_methods`. head: what "diversed" means.
+        output: a folder. Every finished call is kept there, so an interrupted evaluation continues where it stopped
+            and gives the same table; methods may be added later; several processes (`settings.rank` of
+            `settings.world_size`) share it. Once nothing is missing, `evaluation.json` is written there:
+            {"records": [...], "provenance": {...}}.
+
+    Returns:
+        One record per method, see `summarize`, and per method that the folder had before. No records while other
+        processes have calls to finish: the last one gets them, or `report` does later.
+
+    Raises:
+        ValueError: before anything is written, on unknown methods, a head of another pair, or an output folder that
+            holds results of other settings.
+
+    Example:
+        ```python
+        pair = load_demo_pair()
+        records = evaluate(pair, task, examples, ["ar", "sd", "static:0.7"], EvaluationSettings(num_examples=100))
+        ```
+    """
+    settings = settings or EvaluationSettings()
+    built = build_methods(methods, head, pair.target.device)
+    examples = list(examples)[: settings.num_examples]
+    if not examples:
+        raise ValueError("`examples` must hold at least one record, got none.")
+    if settings.world_size > 1 and output is None:
+        raise ValueError(f"world_size = {settings.world_size} needs `output`: processes meet in that folder.")
+    run = _Run(pair, task, examples, built, settings)
+    labels = [method.label for method in built]
+    if output is None:
+        return summarize(run.complete(None), labels)
+    results = run.complete(Path(output))
+    if results.missing(labels):
+        return []
+    others = [label for label in results.labels() if label not in labels and not results.missing([label])]
+    return report(output, labels + others)
+
+
+def report(output: Path | str, labels: Sequence[str] | None = None) -> list[dict]:
+    """Summarise an output folder, all processes' files together, and write its `evaluation.json`.
+
+    Args:
+        labels: which methods; None for all that the folder has.
+
+    Raises:
+        ValueError: if calls are missing, or files differ in their settings.
+    """
+    results = read_results(output)
+    records = summarize(results, labels)
+    seed = results.header["settings"]["seed"]
+    source = provenance(seed) | {"evaluation": results.header, "rules": _rules(results)}
+    write_json(Path(output) / REPORT, {"records": records, "provenance": source})
+    return records
+
+
+def _rules(results: Results) -> dict[str, str]:
+    return {entry["method"]: entry["rule"] for entry in results.entries.values()}
+
+
+class _Run:
+    """One process' share of an evaluation."""
+
+    def __init__(
+        self, pair: Pair, task: Task, examples: list[dict], methods: list[Method], settings: EvaluationSettings
+    ):
+        self.task, self.examples, self.methods, self.settings = task, examples, methods, settings
+        self.decoder = Decoder(pair, task, settings)
+        prompts = [task.prompt(example) for example in examples]
+        self.prompts = self.decoder.encode(prompts)
+        self.batches = plan_batches([len(prompt) for prompt in self.prompts], settings.batch_size)
+        self.header = {
+            "task": task.name,
+            "metric": task.metric,
+            "n": len(examples),
+            "num_batches": len(self.batches),
+            "max_new_tokens": self.decoder.max_new_tokens,
+            "stop_strings": self.decoder.stop_strings,
+            "target": _model_identity(pair.target),
+            "draft": _model_identity(pair.draft),
+            "data": _digest([prompts, examples]),
+            "settings": settings.identity(),
+        }
+
+    def complete(self, folder: Path | None) -> Results:
+        """Run every call of this process that is not done yet: all methods on one batch, then the next."""
+        results = Results(self.header) if folder is None else read_results(folder, self.header)
+        self._check_rules(results)
+        mine = range(self.settings.rank, len(self.batches), self.settings.world_size)
+        open_calls = set(results.missing(method.label for method in self.methods))
+        calls = [
+            (method, batch, sample)
+            for batch in mine
+            for sample in range(self.settings.samples_per_prompt)
+            for method in self.methods
+            if (method.label, batch, sample) in open_calls
+        ]
+        self._warm_up(calls)
+        journal = None if folder is None else Journal(folder, self.settings.rank, self.header)
+        disable = None if self.settings.progress is None else not self.settings.progress
+        for call in tqdm(calls, desc=f"evaluating {self.task.name}", unit="call", disable=disable):
+            entry = self._entry(*call)
+            results.add(entry)
+            if journal is not None:
+                journal.append(entry)
+        # What other processes have finished meanwhile counts, too.
+        return results if folder is None else read_results(folder, self.header)
+
+    def _warm_up(self, calls: list[tuple[Method, int, int]]) -> None:
+        """A few tokens with each method: first calls are slow, and a method that does not fit fails at once."""
+        for method in {call[0].label: call[0] for call in calls}.values():
+            prompts = [self.prompts[index] for index in self.batches[calls[0][1]]]
+            self.decoder(method, prompts, seed=0, max_new_tokens=min(_WARM_UP_TOKENS, self.decoder.max_new_tokens))
+
+    def _entry(self, method: Method, batch: int, sample: int) -> dict:
+        """Decode and score one batch; ready for JSON."""
+        indices = self.batches[batch]
+        seed = self.settings.call_seed(batch, sample)
+        decoded: Decoded = self.decoder(method, [self.prompts[index] for index in indices], seed)
+        scores = self.task.score_batch(decoded.rows["text"], [self.examples[index] for index in indices])
+        if len(scores) != len(indices) or not all(0.0 <= score <= 1.0 for score in scores):
+            raise ValueError(
+                f"task {self.task.name!r} must give one score in [0, 1] per completion, got {scores!r} for "
+                f"{len(indices)} completions."
+            )
+        return {
+            "method": method.label,
+            "rule": method.rule,
+            "static_weight": method.static_weight,
+            "batch": batch,
+            "sample": sample,
+            "seconds": decoded.seconds,
+            "rows": {"prompt": list(indices), "score": [float(score) for score in scores], **decoded.rows},
+        }
+
+    def _check_rules(self, results: Results) -> None:
+        found = _rules(results)
+        for method in self.methods:
+            if found.get(method.label, method.rule) != method.rule:
+                raise ValueError(
+                    f"the output folder holds {method.label!r} as {found[method.label]}, got {method.rule}; choose "
+                    "another label or folder."
+                )
+
+
+def _model_identity(model) -> dict:
+    """Enough to notice another model; a local folder by its name only."""
+    name = _compat.model_name(model)
+    config = dict(model.generation_config.to_diff_dict())
+    config.pop("transformers_version", None)
+    return {
+        "name": Path(name).name if Path(name).is_dir() else name,
+        "parameters": model.num_parameters(),
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "generation_config": json.loads(json.dumps(config, default=str)),
+    }
+
+
+def _digest(value) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()[:16]

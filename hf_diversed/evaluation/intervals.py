@@ -1,0 +1,102 @@
+"""Bootstrap clustered by prompt, vectorised: ratios, means, paired differences, distance to a curve. Pure numpy.
+
+Samples of one prompt resemble each other, so prompts are drawn with replacement, each with all its samples. One matrix
+of counts serves every method: methods ran on the same prompts and are compared within a replicate.
+
+Letters: P prompts, R replicates, K points of a curve.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+
+# Replicates that a curve cannot judge are left out of its interval; with more than this share of them there is none.
+MAX_OUTSIDE = 0.05
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A statistic with percentile bounds at one level; nan where it is not defined.
+
+    Attributes:
+        value: on the prompts themselves.
+        low, high: two-sided bounds. lower, upper: one-sided bounds, each holding by itself at the level.
+        outside: share of replicates in which the statistic is not defined.
+    """
+
+    value: float
+    low: float
+    high: float
+    lower: float
+    upper: float
+    outside: float = 0.0
+
+
+class Bootstrap:
+    """Resamples of P prompts. A statistic is an array `[R + 1]`: on the prompts themselves, then once per replicate.
+
+    Combine statistics by arithmetic on these arrays before `estimate`: a difference of two of them is paired.
+    Bounds are percentiles, so a statistic that does not vary over the prompts (every answer right) gets bounds of
+    width 0: they say nothing there.
+
+    Args:
+        num_prompts: P. `replicates`: R. Memory is 8 (R + 1) P bytes.
+        seed: same seed, same resamples.
+    """
+
+    def __init__(self, num_prompts: int, replicates: int = 2000, seed: int = 0):
+        for name, value in (("num_prompts", num_prompts), ("replicates", replicates)):
+            if value < 1:
+                raise ValueError(f"`{name}` must be >= 1, got {value}; 2000 replicates suit 95% bounds.")
+        drawn = np.random.default_rng(seed).integers(num_prompts, size=(replicates, num_prompts))
+        cells = drawn + num_prompts * np.arange(replicates)[:, None]
+        counts = np.bincount(cells.ravel(), minlength=replicates * num_prompts).reshape(replicates, num_prompts)
+        self.counts = np.concatenate([np.ones((1, num_prompts)), counts])
+
+    def totals(self, per_prompt: np.ndarray) -> np.ndarray:
+        """Sums over prompts: `[P]` -> `[R + 1]`."""
+        return self.counts @ np.asarray(per_prompt, dtype=np.float64)
+
+    def ratio(self, numerators: np.ndarray, denominators: np.ndarray) -> np.ndarray:
+        """Ratio of sums, both `[P]` -> `[R + 1]`; nan where the denominators sum to 0.
+
+        Means are ratios, too: sums of scores over numbers of samples.
+        """
+        return _divide(self.totals(numerators), self.totals(denominators))
+
+    @staticmethod
+    def estimate(statistic: np.ndarray, level: float = 0.95) -> Estimate:
+        """Value and percentile bounds of a statistic `[R + 1]`."""
+        value, replicates = float(statistic[0]), statistic[1:]
+        known = replicates[~np.isnan(replicates)]
+        outside = 1.0 - len(known) / len(replicates)
+        if np.isnan(value) or outside > MAX_OUTSIDE:
+            return Estimate(value, np.nan, np.nan, np.nan, np.nan, outside)
+        tail = 1.0 - level
+        low, high, lower, upper = np.quantile(known, [tail / 2, 1.0 - tail / 2, tail, 1.0 - tail])
+        return Estimate(value, float(low), float(high), float(lower), float(upper), outside)
+
+
+def interpolate(at: np.ndarray, x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """Piecewise linear curve through the points (x, y), another one in every replicate.
+
+    Args:
+        at: `[R + 1]`, where to read each replicate's curve. `x`, `y`: `[R + 1, K]`, its points in any order.
+
+    Returns:
+        `[R + 1]`; nan beyond the curve's ends, never extrapolated. Of points that share their x, the mean of two
+        neighbours.
+    """
+    order = np.argsort(x, axis=1, kind="stable")
+    x, y = np.take_along_axis(x, order, 1), np.take_along_axis(y, order, 1)
+    left = np.clip((x <= at[:, None]).sum(1) - 1, 0, x.shape[1] - 2)[:, None]
+    (x0, x1), (y0, y1) = ([np.take_along_axis(values, left + k, 1)[:, 0] for k in (0, 1)] for values in (x, y))
+    share = np.where(x1 > x0, _divide(at - x0, x1 - x0), 0.5)
+    inside = (at >= x[:, 0]) & (at <= x[:, -1])
+    return np.where(inside, y0 + share * (y1 - y0), np.nan)
+
+
+def _divide(numerators: np.ndarray, denominators: np.ndarray) -> np.ndarray:
+    known = denominators != 0
+    return np.where(known, numerators / np.where(known, denominators, 1.0), np.nan)

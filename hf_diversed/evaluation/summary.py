@@ -1,0 +1,192 @@
+"""From the rows of finished calls to one record per method, with bounds clustered by prompt."""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from hf_diversed.evaluation.decoding import COUNTERS
+from hf_diversed.evaluation.intervals import Bootstrap, Estimate, interpolate
+from hf_diversed.evaluation.journal import Results
+from hf_diversed.evaluation.methods import LOSSLESS, PLAIN
+
+
+REPLICATES = 2000
+_SHARED = ("temperature", "top_k", "top_p", "num_assistant_tokens", "samples_per_prompt", "seed", "batch_size")
+
+
+class MethodTable:
+    """One method's rows, and their sums per prompt (`sums[name]`, float64 `[P]`)."""
+
+    def __init__(self, results: Results, label: str):
+        entries = [entry for (method, _, _), entry in sorted(results.entries.items()) if method == label]
+        self.label = label
+        self.static_weight: float | None = entries[0]["static_weight"]
+        self.seconds = math.fsum(entry["seconds"] for entry in entries)
+        self.rows = {name: [x for entry in entries for x in entry["rows"][name]] for name in entries[0]["rows"]}
+        prompts, num_prompts = np.array(self.rows["prompt"]), results.header["n"]
+        self.sums = {
+            name: np.bincount(prompts, np.array(self.rows[name], dtype=np.float64), num_prompts)
+            for name in ("score", "tokens", "relaxed", *COUNTERS)
+            if name in self.rows
+        }
+        self.sums["rows"] = np.bincount(prompts, minlength=num_prompts).astype(np.float64)
+
+    def rate(self, numerator: str, *denominators: str) -> float | None:
+        """Ratio of two totals; None where there is nothing to count."""
+        if not {numerator, *denominators} <= self.sums.keys():
+            return None
+        below = sum(float(self.sums[name].sum()) for name in denominators)
+        return float(self.sums[numerator].sum()) / below if below else None
+
+    def accepted_per_position(self) -> list[float] | None:
+        """Share of rounds in which draft position j was accepted."""
+        if "accepted_per_position" not in self.rows:
+            return None
+        rounds = float(self.sums["num_rounds"].sum())
+        counts = self.rows["accepted_per_position"]
+        width = max(map(len, counts))
+        return [sum(row[j] for row in counts if j < len(row)) / rounds for j in range(width)]
+
+    def mean_score(self, relaxed: bool) -> float | None:
+        """Quality of the completions that have relaxed tokens, or of those that have none; None without any."""
+        if "relaxed" not in self.rows:
+            return None
+        chosen = [
+            score for score, count in zip(self.rows["score"], self.rows["relaxed"]) if bool(count > 0) == relaxed
+        ]
+        return math.fsum(chosen) / len(chosen) if chosen else None
+
+    def max_bias(self) -> float | None:
+        return max((bias for bias in self.rows.get("max_bias", []) if bias is not None), default=None)
+
+
+def summarize(results: Results, labels: Sequence[str] | None = None, replicates: int = REPLICATES) -> list[dict]:
+    """One record per method, ready for strict JSON; what a method does not have is None.
+
+    `*_ci` are two-sided 95% bounds from a bootstrap over prompts. `quality_drop` is the `reference` ("ar", else "sd")
+    minus the method on the same prompts; 95% of the time it lies below `quality_drop_upper`. `static_gain` is as in
+    the function of that name. Rates count as in `SpeculativeStats`; `relaxed_share` is per generated token,
+    `mean_bias` and `max_bias` go over verified positions; times are those of batched calls, all processes added up.
+
+    Args:
+        labels: which methods; None for all that there are.
+
+    Raises:
+        ValueError: if calls of these methods are missing.
+    """
+    tables, bootstrap = _prepare(results, labels, replicates)
+    reference = next((tables[label] for label in (PLAIN, LOSSLESS) if label in tables), None)
+    return [
+        {
+            "method": label,
+            "task": results.header["task"],
+            "metric": results.header["metric"],
+            "n": results.header["n"],
+            "max_new_tokens": results.header["max_new_tokens"],
+            **{name: results.header["settings"][name] for name in _SHARED},
+            **_quality(table, reference, bootstrap),
+            **_acceptance(table, bootstrap),
+            **_cost(table, tables.get(PLAIN)),
+            **_static_gain(table, list(tables.values()), bootstrap),
+        }
+        for label, table in tables.items()
+    ]
+
+
+def static_gain(results: Results, label: str, replicates: int = REPLICATES) -> dict:
+    """Quality of a method minus that of the static curve at the method's acceptance rate.
+
+    The curve is piecewise linear through (acceptance rate, quality) of all methods with a constant weight, lossless
+    as weight 1 included; method and curve are recomputed jointly in every replicate.
+
+    Returns:
+        `static_gain`, `static_gain_ci`, `static_gain_lower` (one-sided 95%) and `static_gain_outside`: share of
+        replicates whose acceptance lies beyond the curve's ends. They are left out; with more than `MAX_OUTSIDE` of
+        them the bounds are None, and beyond the ends the gain itself is. All are None for the curve's own methods,
+        for "ar", and with fewer than two points.
+    """
+    if label not in results.labels():
+        raise ValueError(f"no method {label!r} in these results; they have {', '.join(results.labels())}.")
+    tables, bootstrap = _prepare(results, None, replicates)
+    return _static_gain(tables[label], list(tables.values()), bootstrap)
+
+
+def _prepare(
+    results: Results, labels: Sequence[str] | None, replicates: int
+) -> tuple[dict[str, MethodTable], Bootstrap]:
+    labels = results.labels() if labels is None else labels
+    missing = results.missing(labels)
+    if missing or not labels:
+        first = f", the first of them (method, batch, sample) = {missing[0]}" if missing else ""
+        raise ValueError(f"{len(missing)} calls are missing{first}; run `evaluate` until all ranks are done.")
+    bootstrap = Bootstrap(results.header["n"], replicates, results.header["settings"]["seed"])
+    return {label: MethodTable(results, label) for label in labels}, bootstrap
+
+
+def _quality(table: MethodTable, reference: MethodTable | None, bootstrap: Bootstrap) -> dict:
+    quality = bootstrap.ratio(table.sums["score"], table.sums["rows"])
+    values = _with_bounds("quality", bootstrap.estimate(quality))
+    values |= {"quality_relaxed": table.mean_score(True), "quality_unrelaxed": table.mean_score(False)}
+    if reference is None or reference is table:
+        nothing = {"quality_drop": None, "quality_drop_ci": None, "quality_drop_upper": None}
+        return values | {"reference": None} | nothing
+    drop = bootstrap.estimate(bootstrap.ratio(reference.sums["score"], reference.sums["rows"]) - quality)
+    upper = {"quality_drop_upper": _number(drop.upper)}
+    return values | {"reference": reference.label} | _with_bounds("quality_drop", drop) | upper
+
+
+def _acceptance(table: MethodTable, bootstrap: Bootstrap) -> dict:
+    rate = {"acceptance_rate": None, "acceptance_rate_ci": None}
+    if "num_drafted" in table.sums:
+        ratio = bootstrap.ratio(table.sums["num_accepted"], table.sums["num_drafted"])
+        rate = _with_bounds("acceptance_rate", bootstrap.estimate(ratio))
+    return rate | {
+        "verified_acceptance_rate": table.rate("num_accepted", "num_accepted", "num_rejected"),
+        "block_efficiency": table.rate("tokens", "num_rounds"),
+        "accepted_per_position": table.accepted_per_position(),
+        "mean_weight": table.rate("weight_sum", "weight_count"),
+        "mean_tv": table.rate("tv_sum", "tv_count"),
+        "mean_bias": table.rate("bias_sum", "bias_count"),
+        "max_bias": table.max_bias(),
+        "relaxed_share": table.rate("relaxed", "tokens"),
+    }
+
+
+def _cost(table: MethodTable, plain: MethodTable | None) -> dict:
+    mean_tokens = table.rate("tokens", "rows")
+    plain_tokens = None if plain is None else plain.rate("tokens", "rows")
+    num_rows, num_tokens = (float(table.sums[name].sum()) for name in ("rows", "tokens"))
+    return {
+        "mean_tokens": mean_tokens,
+        "length_ratio": mean_tokens / plain_tokens if mean_tokens is not None and plain_tokens else None,
+        "seconds_per_sample": table.seconds / num_rows,
+        "tokens_per_second": num_tokens / table.seconds if table.seconds else None,
+    }
+
+
+def _static_gain(table: MethodTable, tables: list[MethodTable], bootstrap: Bootstrap) -> dict:
+    names = ("static_gain", "static_gain_ci", "static_gain_lower", "static_gain_outside")
+    curve = list({other.static_weight: other for other in tables if other.static_weight is not None}.values())
+    if len(curve) < 2 or table.static_weight is not None or "num_drafted" not in table.sums:
+        return dict.fromkeys(names)
+    *points, (rate, quality) = (
+        (
+            bootstrap.ratio(other.sums["num_accepted"], other.sums["num_drafted"]),
+            bootstrap.ratio(other.sums["score"], other.sums["rows"]),
+        )
+        for other in [*curve, table]
+    )
+    rates, qualities = (np.stack(values, axis=1) for values in zip(*points))
+    gain = bootstrap.estimate(quality - interpolate(rate, rates, qualities))
+    bounds = _with_bounds("static_gain", gain)
+    return bounds | {"static_gain_lower": _number(gain.lower), "static_gain_outside": gain.outside}
+
+
+def _with_bounds(name: str, estimate: Estimate) -> dict:
+    low, high = _number(estimate.low), _number(estimate.high)
+    return {name: _number(estimate.value), f"{name}_ci": None if low is None else [low, high]}
+
+
+def _number(value: float) -> float | None:
+    return None if math.isnan(value) else value

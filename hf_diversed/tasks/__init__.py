@@ -1,0 +1,54 @@
+"""The tasks, by name. A new task is one file here and one line below; `hf_diversed.tasks.rewards` makes rewards of
+them."""
+
+from hf_diversed.tasks.base import HubSource, Record, Task, choose_shots
+from hf_diversed.tasks.cnndm import CnnDailyMail
+from hf_diversed.tasks.code import Code
+from hf_diversed.tasks.execution import CodeTask
+from hf_diversed.tasks.gsm8k import Gsm8k
+from hf_diversed.tasks.humaneval import HumanEval
+from hf_diversed.tasks.loading import load_records
+from hf_diversed.tasks.math import Math
+from hf_diversed.tasks.mbpp import Mbpp, MbppSanitized
+from hf_diversed.tasks.summary import Summary
+from hf_diversed.tasks.wmt import Wmt
+from hf_diversed.tasks.xsum import XSum
+
+
+TASKS: dict[str, type[Task]] = {
+    "gsm8k": Gsm8k,
+    "cnndm": CnnDailyMail,
+    "xsum": XSum,
+    "mbpp": Mbpp,
+    "mbpp_sanitized": MbppSanitized,
+    "humaneval": HumanEval,
+    "wmt": Wmt,
+    "math": Math,
+    "summary": Summary,
+    "code": Code,
+}
+
+
+def get_task(name: str, *, allow_code_execution: bool = False, unsafe_code_execution: bool = False) -> Task:
+    """Return a task by its name. The flags say whether the tasks that run code may (see `CodeTask`); the others have
+    no use for them.
+
+    Raises:
+        ValueError: for an unknown name.
+    """
+    if name not in TASKS:
+        raise ValueError(f"unknown task {name!r}; registered are {', '.join(sorted(TASKS))}.")
+    task = TASKS[name]
+    return task(allow_code_execution, unsafe_code_execution) if issubclass(task, CodeTask) else task()
+
+
+__all__ = [
+    "TASKS",
+    "CodeTask",
+    "HubSource",
+    "Record",
+    "Task",
+    "choose_shots",
+    "get_task",
+    "load_records",
+]

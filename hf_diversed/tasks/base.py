@@ -1,0 +1,141 @@
+"""What every task provides: prompts, references, and a score that is training reward and evaluation metric at once."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+
+Record = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class HubSource:
+    """Where the records of a task lie on the Hub: a dataset id and its config, None for the only one."""
+
+    dataset: str
+    config: str | None = None
+
+
+class Task:
+    """A data set with its prompts and its score. A subclass sets the attributes and defines `prompt`, `reference` and
+    `score`; a record is a mapping with the data set's own columns.
+
+    Attributes:
+        name: key in `TASKS`.
+        metric: what the score is called in tables: "accuracy", "rouge2", "bleu" or "pass@1".
+        source: where the records lie on the Hub; None for an embedded task, which draws its own.
+        splits: splits that exist.
+        columns: columns that a record must have. `"a|b"` means either, `"a.b"` the entry `b` of a mapping in `a`.
+        score_columns: those that `score` reads.
+        max_new_tokens: length that holds all but a few references.
+        stop_strings: where a plain prompt's completion starts the next shot; `score` cuts there, and a decoder may
+            stop there. Not meant for chat prompts, whose turn ends by itself.
+    """
+
+    name: str
+    metric: str
+    source: HubSource | None = None
+    splits: tuple[str, ...]
+    columns: tuple[str, ...]
+    score_columns: tuple[str, ...]
+    max_new_tokens: int
+    stop_strings: tuple[str, ...] = ()
+
+    def prompt(self, record: Record) -> str:
+        """Return the zero-shot prompt."""
+        raise NotImplementedError
+
+    def reference(self, record: Record) -> str:
+        """Return a right continuation of the prompt, with the white space that separates the two."""
+        raise NotImplementedError
+
+    def score(self, completion: str, record: Record) -> float:
+        """Return how right a completion is, in [0, 1]."""
+        raise NotImplementedError
+
+    def score_batch(self, completions: Sequence[str], records: Sequence[Record]) -> list[float]:
+        """Return one score per completion; completion `i` answers record `i`."""
+        check_lengths(completions, records)
+        return [self.score(completion, record) for completion, record in zip(completions, records)]
+
+    def corpus_score(self, completions: Sequence[str], records: Sequence[Record]) -> float:
+        """Return the metric of a whole test set, in [0, 1]: the mean score, unless the metric is no mean."""
+        scores = self.score_batch(completions, records)
+        if not scores:
+            raise ValueError(f"task {self.name!r} needs at least one completion for a corpus score, got none.")
+        return sum(scores) / len(scores)
+
+    def few_shot_prompt(self, record: Record, shots: Sequence[Record] = ()) -> str:
+        """Return the plain prompt after solved records, separated by blank lines."""
+        self._check_shots(record, shots)
+        solved = [(self.prompt(shot) + self.reference(shot)).rstrip() for shot in shots]
+        return "\n\n".join([*solved, self.prompt(record)])
+
+    def chat_prompt(self, record: Record, tokenizer: PreTrainedTokenizerBase, shots: Sequence[Record] = ()) -> str:
+        """Return the prompt in the tokenizer's chat template, solved records as earlier turns. The text holds the
+        template's special tokens: tokenize it with `add_special_tokens=False`.
+
+        Raises:
+            ValueError: if the tokenizer has no chat template.
+        """
+        self._check_shots(record, shots)
+        if tokenizer.chat_template is None:
+            raise ValueError(
+                f"a chat prompt of task {self.name!r} needs a tokenizer with a chat template, and this one has none. "
+                "Use the plain prompt, or the tokenizer of an instruction-tuned model."
+            )
+        messages = []
+        for shot in shots:
+            question, answer = self.chat_turn(shot)
+            messages += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+        messages.append({"role": "user", "content": self.chat_turn(record)[0]})
+        return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+
+    def chat_turn(self, record: Record) -> tuple[str, str]:
+        """Return what the user says and what the assistant should answer."""
+        return self.prompt(record).rstrip(), self.reference(record).strip()
+
+    def trim(self, completion: str) -> str:
+        """Cut a completion at the first stop string."""
+        ends = [completion.find(stop) for stop in self.stop_strings]
+        return completion[: min((end for end in ends if end >= 0), default=None)]
+
+    def missing_columns(self, record: Record, columns: Sequence[str] | None = None) -> list[str]:
+        """Return which columns a record lacks, of those required by default."""
+        return [name for name in (self.columns if columns is None else columns) if lookup(record, name) is None]
+
+    def _check_shots(self, record: Record, shots: Sequence[Record]) -> None:
+        if any(shot == record for shot in shots):
+            raise ValueError(f"the shots of task {self.name!r} hold the record itself, and so its answer; drop it.")
+
+
+def choose_shots(pool: Sequence[Record], n: int, record: Record) -> list[Record]:
+    """Return the first `n` records of a pool that are not the one to be answered.
+
+    Raises:
+        ValueError: if `n` is negative or the pool too small.
+    """
+    others = [shot for shot in pool if shot != record]
+    if not 0 <= n <= len(others):
+        raise ValueError(f"`n` shots must lie in [0, {len(others)}], the other records of the pool, got {n}.")
+    return others[:n]
+
+
+def lookup(record: Record, column: str) -> Any:
+    """Return the value of a column, None where there is none. `"a|b"` is the first of the two that is there, `"a.b"`
+    the entry `b` of the mapping in `a`."""
+    for name in column.split("|"):
+        value: Any = record
+        for part in name.split("."):
+            value = value.get(part) if isinstance(value, Mapping) else None
+        if value is not None:
+            return value
+    return None
+
+
+def check_lengths(completions: Sequence[str], records: Sequence[Record]) -> None:
+    """Refuse a batch whose completions and records do not pair up."""
+    if len(completions) != len(records):
+        raise ValueError(f"got {len(completions)} completions for {len(records)} records; pass one record each.")

@@ -1,0 +1,18 @@
+"""Small functions over lists, for the embedded pair."""
+
+from hf_diversed.tasks.base import Record
+from hf_diversed.tasks.code_extraction import extract_code
+from hf_diversed.tasks.embedded import EmbeddedTask
+from hf_diversed.tasks.execution import CodeTask, check_tests
+
+
+class Code(CodeTask, EmbeddedTask):
+    """The answer is a line per test, each a whole `assert` statement; the tests import nothing."""
+
+    name = "code"
+    max_new_tokens = 128
+    stop_strings = ("\nTask:",)
+
+    def program(self, completion: str, record: Record) -> str:
+        check_tests(self.name, [record["answer"]])
+        return f"{extract_code(completion)}\n{record['answer']}\n"

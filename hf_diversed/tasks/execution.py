@@ -1,0 +1,65 @@
+"""What the code tasks share: programs made of completions, run in the sandbox, a batch at a time."""
+
+from collections.abc import Sequence
+
+from hf_diversed.sandbox import run_programs
+from hf_diversed.tasks.base import Record, Task, check_lengths
+
+
+class CodeTask(Task):
+    """A task whose score is pass@1: 1.0 if the completion passes the record's tests, else 0.0. A subclass defines
+    `program` in place of `score`.
+
+    Args:
+        allow_code_execution: running what a model wrote is asked for, never assumed.
+        unsafe_code_execution: run it even where the sandbox cannot isolate it.
+    """
+
+    metric = "pass@1"
+
+    def __init__(self, allow_code_execution: bool = False, unsafe_code_execution: bool = False):
+        if unsafe_code_execution and not allow_code_execution:
+            raise ValueError(
+                "`unsafe_code_execution` needs `allow_code_execution`; it says how code is run, not whether."
+            )
+        self.allow_code_execution = allow_code_execution
+        self.unsafe_code_execution = unsafe_code_execution
+
+    def program(self, completion: str, record: Record) -> str:
+        """Return a program that runs to its end exactly if the completion passes the record's tests."""
+        raise NotImplementedError
+
+    def score(self, completion: str, record: Record) -> float:
+        return self.score_batch([completion], [record])[0]
+
+    def score_batch(self, completions: Sequence[str], records: Sequence[Record]) -> list[float]:
+        """Run all completions in one call of the sandbox.
+
+        Raises:
+            ValueError: if running code was not allowed.
+            SandboxUnavailable: where code cannot be isolated and `unsafe_code_execution` is not given.
+        """
+        check_lengths(completions, records)
+        if not self.allow_code_execution:
+            raise ValueError(
+                f"task {self.name!r} runs code that a model wrote, which must be allowed: pass "
+                f"`--allow-code-execution`, or get_task({self.name!r}, allow_code_execution=True)."
+            )
+        programs = [self.program(completion, record) for completion, record in zip(completions, records)]
+        if not programs:
+            return []
+        return [float(result.passed) for result in run_programs(programs, unsafe=self.unsafe_code_execution)]
+
+    def chat_turn(self, record: Record) -> tuple[str, str]:
+        return self.prompt(record).rstrip(), fenced(self.reference(record))
+
+
+def fenced(code: str) -> str:
+    """Return code as a chat model writes it."""
+    return f"```python\n{code.strip()}\n```"
+
+
+def check_tests(task: str, tests: Sequence[str]) -> None:
+    """Refuse a record without tests: every completion would pass it."""
+    if not any(test.strip() for test in tests):
+        raise ValueError(f"a record of task {task!r} has no tests, so any completion would pass; drop the record.")

@@ -1,0 +1,41 @@
+"""HumanEval: function bodies for a given signature and docstring."""
+
+from hf_diversed.tasks.base import HubSource, Record
+from hf_diversed.tasks.code_extraction import extract_code
+from hf_diversed.tasks.execution import CodeTask, check_tests, fenced
+
+
+_NEXT_DEFINITIONS = ("def ", "class ", "@", "import ", "from ", "if ", "#", '"""', "print(", "assert ")
+
+
+class HumanEval(CodeTask):
+    """Columns `prompt`, `canonical_solution`, `test` (defines `check`) and `entry_point`.
+
+    A completion is a body, which ends where the next thing at the margin begins, or a function written anew, which
+    then overrides the signature of the prompt.
+    """
+
+    name = "humaneval"
+    source = HubSource("openai/openai_humaneval")
+    splits = ("test",)
+    columns = ("prompt", "canonical_solution", "test", "entry_point")
+    score_columns = ("prompt", "test", "entry_point")
+    max_new_tokens = 384
+    stop_strings = tuple(f"\n{start}" for start in _NEXT_DEFINITIONS)
+
+    def prompt(self, record: Record) -> str:
+        return record["prompt"].replace("\r\n", "\n")
+
+    def reference(self, record: Record) -> str:
+        return record["canonical_solution"].replace("\r\n", "\n")
+
+    def program(self, completion: str, record: Record) -> str:
+        check_tests(self.name, [record["test"]])
+        body = completion.lstrip("\r\n").startswith((" ", "\t"))
+        code = extract_code(completion, _NEXT_DEFINITIONS) if body else extract_code(completion)
+        parts = [self.prompt(record) + code, record["test"], f"check({record['entry_point']})"]
+        return "\n".join(parts).replace("\r\n", "\n") + "\n"
+
+    def chat_turn(self, record: Record) -> tuple[str, str]:
+        question = f"Complete this Python function. Answer with the whole function.\n\n{fenced(self.prompt(record))}"
+        return question, fenced(self.prompt(record) + self.reference(record))

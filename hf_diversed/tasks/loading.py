@@ -1,0 +1,95 @@
+"""Records of a task: from a file, from the Hub, or drawn by the embedded corpus."""
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+from hf_diversed.tasks.base import Task
+from hf_diversed.tasks.embedded import EmbeddedTask
+
+
+def load_records(
+    task: Task, split: str, n: int | None = None, seed: int = 0, data_file: str | Path | None = None
+) -> list[dict[str, Any]]:
+    """Load the records of a split.
+
+    Args:
+        task: whose records.
+        split: one of `task.splits`; not looked at when `data_file` is given, which is one split by itself.
+        n: how many. Fewer than there are means the first `n` in an order shuffled by `seed`; None means all, in their
+            own order. The embedded tasks have no end and need it.
+        seed: of the shuffle, or of the embedded corpus.
+        data_file: JSON Lines in the data set's own columns, read instead of the task's source.
+
+    Raises:
+        ValueError: for a split that does not exist, more records than there are, missing columns, broken JSON.
+    """
+    if n is not None and n < 1:
+        raise ValueError(f"`n` must be at least 1, got {n}. Leave it out for all records.")
+    if data_file is not None:
+        return _choose(_read_lines(Path(data_file), task), n, seed, str(data_file))
+    if split not in task.splits:
+        raise ValueError(f"`split` of task {task.name!r} must be one of {', '.join(task.splits)}, got {split!r}.")
+    if isinstance(task, EmbeddedTask):
+        if n is None:
+            raise ValueError(f"task {task.name!r} draws its records without end; say how many with `n`.")
+        return task.draw(split, n, seed)
+    return _from_hub(task, split, n, seed)
+
+
+def _read_lines(path: Path, task: Task) -> list[dict[str, Any]]:
+    if not path.is_file():
+        raise ValueError(f"`data_file` must be a JSON Lines file, got {str(path)!r}, which is none.")
+    records = []
+    with path.open(encoding="utf-8-sig") as lines:
+        for number, line in enumerate(lines, start=1):
+            if line.strip():
+                records.append(_read_line(line, f"line {number} of {path}", task))
+    if not records:
+        raise ValueError(f"`data_file` {str(path)!r} holds no records.")
+    return records
+
+
+def _read_line(line: str, where: str, task: Task) -> dict[str, Any]:
+    try:
+        record = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{where} is no JSON: {error}. Write one object per line.") from error
+    if not isinstance(record, dict):
+        raise ValueError(f"{where} must hold a JSON object, got {line.strip()[:60]}.")
+    _check_columns(record, where, task)
+    return record
+
+
+def _from_hub(task: Task, split: str, n: int | None, seed: int) -> list[dict[str, Any]]:
+    if task.source is None:
+        raise ValueError(f"task {task.name!r} has no source on the Hub; pass `data_file`.")
+    try:
+        import datasets
+    except ImportError as error:
+        raise ImportError("data sets of the Hub are read by datasets; install hf-diversed[train].") from error
+    rows = datasets.load_dataset(task.source.dataset, task.source.config, split=split)
+    where = f"{split} of {task.source.dataset}"
+    # Indices are chosen before rows are read: some of these sets have millions.
+    chosen = [dict(row) for row in rows.select(_choose(list(range(len(rows))), n, seed, where))]
+    for record in chosen:
+        _check_columns(record, where, task)
+    return chosen
+
+
+def _choose(items: list, n: int | None, seed: int, where: str) -> list:
+    if n is None or n == len(items):
+        return items
+    if n > len(items):
+        raise ValueError(f"`n` must be at most {len(items)}, all there are in {where}, got {n}.")
+    order = list(items)
+    random.Random(seed).shuffle(order)
+    return order[:n]
+
+
+def _check_columns(record: dict[str, Any], where: str, task: Task) -> None:
+    if missing := task.missing_columns(record):
+        raise ValueError(
+            f"{where} lacks {', '.join(map(repr, missing))}, which task {task.name!r} needs; it has {sorted(record)}."
+        )

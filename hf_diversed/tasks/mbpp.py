@@ -1,0 +1,44 @@
+"""MBPP: short Python functions, three assertions each."""
+
+from hf_diversed.tasks.base import HubSource, Record, lookup
+from hf_diversed.tasks.code_extraction import extract_code
+from hf_diversed.tasks.execution import CodeTask, check_tests
+
+
+class Mbpp(CodeTask):
+    """The full set: columns `text`, `code`, `test_list` and maybe `test_setup_code`. A test is a whole statement that
+    begins with `assert`. Reads the columns of the sanitized set as well."""
+
+    name = "mbpp"
+    source = HubSource("google-research-datasets/mbpp", "full")
+    splits = ("train", "validation", "test", "prompt")
+    columns = ("text|prompt", "code", "test_list")
+    score_columns = ("test_list",)
+    max_new_tokens = 256
+    stop_strings = ("\nWrite a Python function to solve", "\nif __name__", "\nprint(", "\nassert ")
+
+    def prompt(self, record: Record) -> str:
+        """Return the prompt of the paper's code, with a cue at its end: else a model goes on writing tests."""
+        text, tests = lookup(record, "text|prompt"), "\n".join(record["test_list"])
+        return (
+            f"Write a Python function to solve the following problem:\n\n{text}\n\n"
+            f"Your solution should pass these tests:\n{tests}\n\nSolution:\n"
+        )
+
+    def reference(self, record: Record) -> str:
+        return record["code"].replace("\r\n", "\n").strip() + "\n"
+
+    def program(self, completion: str, record: Record) -> str:
+        """Put the setup behind the code, since it uses the classes defined there, and the tests behind both."""
+        tests = record["test_list"]
+        check_tests(self.name, tests)
+        setup = lookup(record, "test_setup_code|test_imports") or ""
+        lines = [setup] if isinstance(setup, str) else setup
+        return "\n".join([extract_code(completion), *lines, *tests]).replace("\r\n", "\n") + "\n"
+
+
+class MbppSanitized(Mbpp):
+    """The hand-checked part: columns `prompt`, `code`, `test_list` and maybe `test_imports`."""
+
+    name = "mbpp_sanitized"
+    source = HubSource("google-research-datasets/mbpp", "sanitized")

@@ -1,0 +1,122 @@
+"""The number that a worked-out answer ends in, as an exact fraction. Text is matched, never evaluated."""
+
+import logging
+import re
+from fractions import Fraction
+from functools import lru_cache
+from importlib.util import find_spec
+
+
+_LONGEST_NUMBER = 100  # Python refuses to read integers of thousands of digits, which a looping model does write
+_LONGEST_EXPRESSION = 80
+_UNSIGNED = r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|(?<![.\d])\.\d+"
+_NUMBER = re.compile(rf"(?P<sign>(?<![\w)-])-)?(?P<top>{_UNSIGNED})(?:/(?P<bottom>{_UNSIGNED}))?", re.ASCII)
+_MARKED = re.compile(r"####[ \t*]*(?=[-.\d\\])([^\n]*)")
+_STATED = re.compile(r"\banswer\b[^.\n]{0,40}?(?:\bis\b|:|=)(?=([^\n]*))", re.IGNORECASE)
+_SENTENCE_END = re.compile(r"[.!?](?:\s|$)")
+_WORDS = re.compile(r"\\(?:text|textbf|textit|mathrm|mathbf)\s*\{([^{}]*)\}")
+_ARITHMETIC = re.compile(
+    r"(?:\\(?:frac|dfrac|tfrac|cdot|times|div|left|right)(?![A-Za-z])|[\d\s.+*/(){}-])+", re.ASCII
+)
+
+logger = logging.getLogger(__name__)
+
+
+def extract_number(text: str) -> Fraction | None:
+    r"""Return the number that a completion gives as its answer, None if there is none.
+
+    In this order: the first line marked `#### x` (what follows it is a model that runs on), the last `\boxed{x}`, the
+    last `answer is x` or `answer: x`, the last number. Thousands separators, currency and percent signs, trailing
+    periods and LaTeX spacing are no part of it; of an equation the right-hand side counts.
+    """
+    text = _normalise(text)
+    for statement in _MARKED.findall(text):
+        if (number := _of_statement(statement)) is not None:
+            return number
+    box = _last_box(text)
+    if box is not None and (number := _of_box(box)) is not None:
+        return number
+    for statement in reversed(_STATED.findall(text)):
+        if (number := _of_statement(_SENTENCE_END.split(statement, maxsplit=1)[0])) is not None:
+            return number
+    found = list(_NUMBER.finditer(text))
+    return _value(found[-1]) if found else None
+
+
+def parse_number(text: str) -> Fraction | None:
+    """Return the number that a text consists of, None if it is anything else."""
+    match = _NUMBER.fullmatch(_normalise(text).strip().rstrip("."))
+    return _value(match) if match else None
+
+
+def _normalise(text: str) -> str:
+    text = text.replace("\N{MINUS SIGN}", "-").replace("{,}", ",").replace("\\%", "").replace("%", "")
+    text = re.sub(r"\\[!,;]", "", text).replace("\\$", "$")
+    return text.replace("-$", "-").replace("$", " ")
+
+
+def _value(match: re.Match[str]) -> Fraction | None:
+    if len(match[0]) > _LONGEST_NUMBER:
+        return None
+    top, bottom = (Fraction(part.replace(",", "")) for part in (match["top"], match["bottom"] or "1"))
+    if bottom == 0:
+        return None
+    return -top / bottom if match["sign"] else top / bottom
+
+
+def _of_statement(statement: str) -> Fraction | None:
+    match = _NUMBER.search(statement.rpartition("=")[2])
+    return _value(match) if match else None
+
+
+def _last_box(text: str) -> str | None:
+    """Return what stands in the last `\\boxed{}`, braces paired; up to the end if the completion was cut there."""
+    start = text.rfind("\\boxed{")
+    if start < 0:
+        return None
+    depth, begin = 0, start + len("\\boxed{")
+    for position in range(begin, len(text)):
+        depth += {"{": 1, "}": -1}.get(text[position], 0)
+        if depth < 0:
+            return text[begin:position]
+    return text[begin:]
+
+
+def _of_box(box: str) -> Fraction | None:
+    content = _WORDS.sub(r" \1 ", box).rpartition("=")[2].strip()
+    if (number := parse_number(content)) is not None:
+        return number
+    if len(content) <= _LONGEST_EXPRESSION and _ARITHMETIC.fullmatch(content):
+        return _of_expression(content)
+    return _of_statement(content) if "\\" not in content else None
+
+
+def _of_expression(latex: str) -> Fraction | None:
+    r"""Compute short arithmetic such as `\frac{3}{4}` or `2 \times 6` with math-verify, which knows LaTeX's grammar.
+
+    Only fractions and the four operations arrive here: without powers, factorials and the like, a short expression
+    cannot take long, so math-verify's timeouts, which need signals and the main thread, are left off.
+    """
+    if find_spec("math_verify") is None:
+        _say_once("math-verify is not installed, so answers such as \\boxed{\\frac{1}{2}} count as wrong; "
+                  "install hf-diversed[train].")  # fmt: skip
+        return None
+    import math_verify
+    import sympy
+
+    # Its warning about missing timeouts is answered above.
+    logging.getLogger("math_verify.parser").addFilter(_is_no_timeout_warning)
+    parsed = math_verify.parse(f"${latex}$", parsing_timeout=None)
+    if not parsed or not isinstance(parsed[0], sympy.Expr):
+        return None
+    value = sympy.nsimplify(parsed[0].doit(), rational=True)
+    return Fraction(int(value.p), int(value.q)) if isinstance(value, sympy.Rational) else None
+
+
+def _is_no_timeout_warning(record: logging.LogRecord) -> bool:
+    return "parsing_timeout" not in str(record.msg)
+
+
+@lru_cache(maxsize=1)
+def _say_once(message: str) -> None:
+    logger.warning(message)

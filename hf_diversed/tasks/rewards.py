@@ -1,0 +1,181 @@
+"""Rewards in TRL's shape: plain functions `(completions, **columns) -> list[float | None]`.
+
+A reward is called with keywords: `prompts`, `completions`, `completion_ids`, and every other column of the data set as
+a list, one entry per completion. Completions are strings, or lists of chat messages. None skips a sample.
+"""
+
+import importlib
+import inspect
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from hf_diversed.tasks import get_task
+from hf_diversed.tasks.base import Record, Task
+
+
+RewardFunc = Callable[..., list[float | None]]
+_NO_COLUMNS = {"prompts", "completions", "completion_ids"}
+
+
+def completion_text(completion: str | Sequence[dict[str, Any]]) -> str:
+    """Return the text of a completion, of a chat the content of the last message.
+
+    Raises:
+        TypeError: for anything else.
+    """
+    if isinstance(completion, str):
+        return completion
+    if isinstance(completion, Sequence) and completion and isinstance(completion[-1], dict):
+        content = completion[-1].get("content")
+        if isinstance(content, str):
+            return content
+    raise TypeError(f"a completion must be text or a list of messages with text content, got {completion!r}.")
+
+
+def task_reward(task: Task) -> RewardFunc:
+    """Return the score of a task as a reward, named as the task is. It reads `task.score_columns`; a sample without a
+    value there gets None, as in a mix of data sets. A column `prompt`, which TRL keeps to itself, is read from
+    `prompts` where these are text.
+
+    Raises:
+        ValueError: when called without one of the columns.
+    """
+
+    def reward(completions: Sequence[Any], **columns: Any) -> list[float | None]:
+        texts = [completion_text(completion) for completion in completions]
+        records = _records(task, columns, len(texts))
+        scored = [i for i, record in enumerate(records) if not task.missing_columns(record, task.score_columns)]
+        scores = task.score_batch([texts[i] for i in scored], [records[i] for i in scored])
+        found: list[float | None] = [None] * len(texts)
+        for index, score in zip(scored, scores):
+            found[index] = score
+        return found
+
+    reward.__name__ = reward.__qualname__ = task.name
+    return reward
+
+
+def load_reward(
+    spec: str | RewardFunc, *, allow_code_execution: bool = False, unsafe_code_execution: bool = False
+) -> RewardFunc:
+    """Return the reward that a text names: "task:gsm8k", or a function by its dotted path. A callable is returned.
+
+    Raises:
+        ValueError: if there is no such task, module or function.
+        TypeError: if the path leads to something that cannot be called.
+    """
+    if callable(spec):
+        return spec
+    if spec.startswith("task:"):
+        name = spec.removeprefix("task:")
+        return task_reward(
+            get_task(name, allow_code_execution=allow_code_execution, unsafe_code_execution=unsafe_code_execution)
+        )
+    module, _, name = spec.rpartition(".")
+    if not all(part.isidentifier() for part in spec.split(".")) or not module:
+        raise ValueError(f'a reward must be "task:name" or "package.module.function", got {spec!r}.')
+    function = _import(module, name, spec)
+    if not callable(function):
+        raise TypeError(f"reward {spec!r} must be a function, got {type(function).__name__}.")
+    return function
+
+
+def call_reward(function: RewardFunc, completions: Sequence[Any], **columns: Any) -> list[float | None]:
+    """Call a reward and check what it returns; NaN counts as None.
+
+    Raises:
+        ValueError: if it is not one number or None per completion.
+    """
+    name = _name(function)
+    values = function(completions=completions, **columns)
+    if inspect.iscoroutine(values):
+        values.close()
+        raise ValueError(f"reward {name!r} is async, which is not supported; pass a plain function.")
+    if not isinstance(values, Sequence) or isinstance(values, str) or len(values) != len(completions):
+        got = f"{len(values)} values" if isinstance(values, Sequence) else type(values).__name__
+        raise ValueError(f"reward {name!r} must return a list of {len(completions)}, one per completion, got {got}.")
+    return [_number(value, name) for value in values]
+
+
+def combine_rewards(functions: Sequence[RewardFunc], weights: Sequence[float] | None = None) -> RewardFunc:
+    """Return the weighted sum of rewards as one reward. A None is left out of its sample's sum; a sample with nothing
+    but None gets None.
+
+    Args:
+        functions: at least one.
+        weights: one per function; all 1 by default.
+
+    Raises:
+        ValueError: for no functions, or another number of weights, or weights that are not finite.
+    """
+    functions = list(functions)
+    weights = [1.0] * len(functions) if weights is None else [float(weight) for weight in weights]
+    if not functions:
+        raise ValueError("`functions` must hold at least one reward, got none.")
+    if len(weights) != len(functions):
+        raise ValueError(f"`weights` must hold {len(functions)}, one per reward, got {len(weights)}.")
+    if not all(map(math.isfinite, weights)):
+        raise ValueError(f"`weights` must be finite, got {weights}.")
+
+    def combined(completions: Sequence[Any], **columns: Any) -> list[float | None]:
+        rows = [call_reward(function, completions, **columns) for function in functions]
+        return [_weighted_sum(values, weights) for values in zip(*rows)]
+
+    combined.__name__ = combined.__qualname__ = "+".join(map(_name, functions))
+    return combined
+
+
+def _weighted_sum(values: Sequence[float | None], weights: Sequence[float]) -> float | None:
+    terms = [weight * value for value, weight in zip(values, weights) if value is not None]
+    return sum(terms) if terms else None
+
+
+def _number(value: Any, name: str) -> float | None:
+    if value is None:
+        return None
+    try:
+        number = float(value)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"reward {name!r} must return numbers or None, got {value!r}.") from error
+    if math.isinf(number):
+        raise ValueError(f"reward {name!r} must return finite numbers or None, got {number}.")
+    return None if math.isnan(number) else number
+
+
+def _records(task: Task, columns: dict[str, Any], count: int) -> list[Record]:
+    """Turn columns into records, after a look at whether those that the score reads are there."""
+    prompts = columns.get("prompts", ())
+    lists = {name: values for name, values in columns.items() if name not in _NO_COLUMNS and _is_list(values, count)}
+    if _is_list(prompts, count) and all(isinstance(prompt, str) for prompt in prompts):
+        lists.setdefault("prompt", prompts)
+    for column in task.score_columns:
+        names = [name.partition(".")[0] for name in column.split("|")]
+        if not any(name in lists for name in names):
+            raise ValueError(
+                f"the reward of task {task.name!r} needs column {' or '.join(map(repr, names))}, a list with one "
+                f"entry for each of the {count} completions; such columns are {sorted(lists)}."
+            )
+    return [{name: values[index] for name, values in lists.items()} for index in range(count)]
+
+
+def _is_list(values: Any, count: int) -> bool:
+    return isinstance(values, Sequence) and not isinstance(values, str) and len(values) == count
+
+
+def _import(module: str, name: str, spec: str) -> Any:
+    try:
+        imported = importlib.import_module(module)
+    except ImportError as error:
+        raise ValueError(
+            f"module {module!r} of reward {spec!r} cannot be imported ({error}); install it, or put its folder on "
+            "PYTHONPATH."
+        ) from error
+    try:
+        return getattr(imported, name)
+    except AttributeError as error:
+        raise ValueError(f"reward {spec!r} does not exist: module {module!r} has no {name!r}.") from error
+
+
+def _name(function: RewardFunc) -> str:
+    return function.__name__ if inspect.isroutine(function) else type(function).__name__

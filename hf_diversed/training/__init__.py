@@ -1,0 +1,7 @@
+"""Training of heads: rollouts of the decoding loop, an objective over its coins, and a `Trainer` around both."""
+
+from hf_diversed.training.arguments import DiversedConfig
+from hf_diversed.training.trainer import DiversedTrainer
+
+
+__all__ = ["DiversedConfig", "DiversedTrainer"]

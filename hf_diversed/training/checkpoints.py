@@ -1,0 +1,60 @@
+"""Checkpoints that count only when complete: a marker with every file's hash is written last, by atomic rename."""
+
+import hashlib
+import json
+import os
+from pathlib import Path
+
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
+
+
+MARKER = "complete.json"
+
+
+def seal(folder: Path) -> None:
+    """Declare a checkpoint complete. What is written to it later makes it damaged."""
+    hashes = {str(path.relative_to(folder)): _digest(path) for path in sorted(folder.rglob("*")) if path.is_file()}
+    hashes.pop(MARKER, None)
+    unfinished = folder / f".{MARKER}"
+    with open(unfinished, "w") as file:
+        json.dump({"sha256": hashes}, file, indent=2)
+        file.flush()
+        os.fsync(file.fileno())
+    unfinished.replace(folder / MARKER)
+
+
+def damage(folder: Path) -> str | None:
+    """What is wrong with a checkpoint, in words; None if it is complete."""
+    try:
+        hashes = json.loads((folder / MARKER).read_text())["sha256"]
+    except FileNotFoundError:
+        return f"its save was interrupted (no {MARKER})"
+    except (ValueError, KeyError, TypeError):
+        return f"its {MARKER} cannot be read"
+    for name, digest in hashes.items():
+        path = folder / name
+        if not path.is_file():
+            return f"{name} is missing"
+        if _digest(path) != digest:
+            return f"{name} was changed after the save"
+    return None
+
+
+def newest_complete(output_dir: Path) -> tuple[Path | None, dict[Path, str]]:
+    """The newest complete checkpoint of a run, or None, and the damaged ones that are newer, with what is wrong."""
+    damaged = {}
+    for folder in sorted(output_dir.glob(f"{PREFIX_CHECKPOINT_DIR}-*"), key=_step, reverse=True):
+        problem = damage(folder)
+        if problem is None:
+            return folder, damaged
+        damaged[folder] = problem
+    return None, damaged
+
+
+def _step(folder: Path) -> int:
+    number = folder.name.rpartition("-")[2]
+    return int(number) if number.isdigit() else -1
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()

@@ -1,0 +1,79 @@
+"""How much acceptance is worth: a coefficient that rises while quality holds and falls when it drops too far."""
+
+import math
+
+from transformers import TrainerCallback
+from transformers.trainer_callback import ExportableState
+
+
+class ConstraintCallback(TrainerCallback, ExportableState):
+    """Keeps c, the reward that full acceptance is worth, and adapts it by dual ascent to "the reward may fall at most
+    `max_drop` below the target's own".
+
+    The drop is a running mean over the last `window` rollouts. After each batch of rollouts log c moves by at most
+    `learning_rate` in proportion to the slack. Three guards keep it from winding up while a strict head has quality
+    to spare: c is bounded, a full step is taken only once the window is full, and c does not rise while acceptance
+    itself still does. Its state travels with every checkpoint.
+
+    Args:
+        max_drop: tolerated drop of the mean reward. coef: c at the start, bounded by `low` and `high`.
+        fixed: leave c alone and only keep the running means.
+    """
+
+    def __init__(
+        self,
+        max_drop: float = 0.01,
+        coef: float = 0.3,
+        low: float = 0.01,
+        high: float = 1.0,
+        learning_rate: float = 0.2,
+        window: int = 2048,
+        fixed: bool = False,
+    ):
+        self.max_drop, self.coef, self.low, self.high = max_drop, coef, low, high
+        self.learning_rate, self.window, self.fixed = learning_rate, window, fixed
+        self.batches: list[list[float]] = []  # [rollouts, mean drop, mean acceptance], the newest last
+
+    def update(self, num_rollouts: int, drop: float, acceptance: float) -> None:
+        """Take note of one batch of rollouts: its mean drop against the target and its mean acceptance."""
+        self.batches.append([num_rollouts, drop, acceptance])
+        while sum(count for count, *_ in self.batches[1:]) >= self.window:
+            self.batches.pop(0)
+        if self.fixed:
+            return
+        slack = (self.max_drop - self.drop) / max(self.max_drop, 1e-3)
+        move = self.learning_rate * min(max(slack, -1.0), 1.0) * self.filled
+        if move > 0 and self._acceptance_rises():
+            return
+        self.coef = min(max(self.coef * math.exp(move), self.low), self.high)
+
+    @property
+    def drop(self) -> float:
+        """Running mean of the drop; nan before the first rollouts."""
+        return self._mean(self.batches, 1)
+
+    @property
+    def filled(self) -> float:
+        """Share of the window that has been seen."""
+        return min(sum(count for count, *_ in self.batches) / self.window, 1.0)
+
+    def _acceptance_rises(self) -> bool:
+        middle = len(self.batches) // 2
+        if middle == 0:
+            return True
+        return self._mean(self.batches[middle:], 2) > self._mean(self.batches[:middle], 2) + _STALLED
+
+    @staticmethod
+    def _mean(batches: list[list[float]], column: int) -> float:
+        total = sum(count for count, *_ in batches)
+        return sum(batch[0] * batch[column] for batch in batches) / total if total else math.nan
+
+    def state(self) -> dict:
+        names = ("max_drop", "low", "high", "learning_rate", "window", "fixed")
+        return {
+            "args": {name: getattr(self, name) for name in names},
+            "attributes": {"coef": self.coef, "batches": [list(batch) for batch in self.batches]},
+        }
+
+
+_STALLED = 0.005  # a smaller gain between the halves of the window is no rise

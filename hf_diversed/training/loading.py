@@ -1,0 +1,47 @@
+"""The frozen pair and the head that a run starts with."""
+
+import math
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from hf_diversed import _compat
+from hf_diversed.head import DiversedHead, DiversedHeadConfig
+from hf_diversed.training.arguments import DiversedConfig
+
+
+def load_frozen(model: PreTrainedModel | str, args: DiversedConfig) -> PreTrainedModel:
+    """Return a model in eval mode and without gradients; a name is loaded onto this process's device."""
+    if isinstance(model, str):
+        options = {"dtype": "auto", "device_map": {"": args.device}} | (args.model_init_kwargs or {})
+        model = AutoModelForCausalLM.from_pretrained(model, **options)
+    return model.eval().requires_grad_(False)
+
+
+def load_tokenizer(target: PreTrainedModel | str) -> PreTrainedTokenizerBase:
+    """Return the target's tokenizer, padding on the left."""
+    name = target if isinstance(target, str) else _compat.model_name(target)
+    if not name:
+        raise ValueError("a target without a name tells nothing of its tokenizer; pass processing_class=.")
+    tokenizer = AutoTokenizer.from_pretrained(name, padding_side="left")
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer
+
+
+def fresh_head(target: PreTrainedModel, draft: PreTrainedModel, args: DiversedConfig) -> DiversedHead:
+    """Return a head for a pair that says `args.initial_weight` everywhere."""
+    config = DiversedHeadConfig.for_pair(
+        target,
+        draft,
+        head_type=args.head_type,
+        features=args.head_features,
+        num_assistant_tokens=args.num_assistant_tokens,
+        training_temperature=args.temperature,
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(args.seed)
+        head = DiversedHead(config)
+    with torch.no_grad():
+        head.out.bias.fill_(math.log(args.initial_weight / (1.0 - args.initial_weight)))
+    return head

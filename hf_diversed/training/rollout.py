@@ -1,0 +1,187 @@
+"""Rollouts: the decoding loop with recording on, turned into the decisions and head inputs that updates need.
+
+There is no second loop here: sampling is `generate` with a verifier, and what it recorded is only rearranged.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+from transformers import BatchEncoding, PreTrainedModel, PreTrainedTokenizerBase
+
+from hf_diversed.generation.hook import install_hook
+from hf_diversed.head import DiversedHead
+from hf_diversed.outputs import SOURCES, SpeculativeStats, TokenRecords
+from hf_diversed.training.objective import Decisions
+from hf_diversed.verifiers import DiversedVerifier
+
+
+Prompt = str | list[dict[str, str]]
+
+
+@dataclass(frozen=True)
+class SamplingSettings:
+    """How rollouts are drawn. The whole vocabulary by default: truncation makes w useless where p and q differ."""
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    num_assistant_tokens: int = 5
+    max_new_tokens: int = 128
+    batch_size: int = 128
+    stop_strings: tuple[str, ...] = ()
+
+
+@dataclass(eq=False)
+class Rollouts:
+    """B completions and the M decisions behind them.
+
+    Attributes:
+        completions: text. completion_ids: token ids, EOS included. finished: whether EOS or a stop string was reached.
+        decisions: see `objective.Decisions`. inputs: what the head saw at each decision, by name, `[M, ...]`.
+    """
+
+    completions: list[str]
+    completion_ids: list[list[int]]
+    finished: list[bool]
+    decisions: Decisions
+    inputs: dict[str, torch.Tensor]
+    stats: SpeculativeStats = field(repr=False)
+
+
+class RecordingVerifier(DiversedVerifier):
+    """DIVERSED as trained, with the head's inputs kept for training."""
+
+    keeps_inputs = True
+
+
+class Sampler:
+    """Draws completions from a pair, in batches, each under a seed of its own.
+
+    Args:
+        target, draft: frozen models. tokenizer: pads on the left.
+    """
+
+    def __init__(
+        self,
+        target: PreTrainedModel,
+        draft: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        settings: SamplingSettings,
+    ):
+        self.target, self.draft, self.tokenizer, self.settings = target, draft, tokenizer, settings
+        install_hook()
+
+    def relaxed(self, prompts: Sequence[Prompt], head: DiversedHead, seed: int) -> Rollouts:
+        """Draw one completion per prompt by the decoding process under `head`."""
+        parts: list[tuple[list[int], Rollouts]] = []
+        for order, inputs in self._batches(prompts):
+            with _seeded(seed + len(parts)):
+                output = self.target.generate(
+                    **inputs,
+                    **self._options(),
+                    assistant_model=self.draft,
+                    verifier=RecordingVerifier(head),
+                    num_assistant_tokens=self.settings.num_assistant_tokens,
+                    return_dict_in_generate=True,
+                    output_token_records=True,
+                )
+            parts.append((order, self._read(output.token_records, output.stats)))
+        return _join(parts)
+
+    def plain(self, prompts: Sequence[Prompt], seed: int) -> list[str]:
+        """Draw one completion per prompt from the target alone."""
+        completions = [""] * len(prompts)
+        for number, (order, inputs) in enumerate(self._batches(prompts)):
+            with _seeded(seed + number):
+                sequences = self.target.generate(**inputs, **self._options())
+            texts = self.tokenizer.batch_decode(sequences[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
+            for index, text in zip(order, texts):
+                completions[index] = text
+        return completions
+
+    def _options(self) -> dict:
+        settings = self.settings
+        options = {
+            "do_sample": True,
+            "temperature": settings.temperature,
+            "top_k": settings.top_k,
+            "top_p": settings.top_p,
+            "max_new_tokens": settings.max_new_tokens,
+        }
+        if settings.stop_strings:
+            options |= {"stop_strings": list(settings.stop_strings), "tokenizer": self.tokenizer}
+        return options
+
+    def _batches(self, prompts: Sequence[Prompt]) -> Iterator[tuple[list[int], BatchEncoding]]:
+        """Yield (indices into `prompts`, model inputs), prompts of like length together, so that little is padding."""
+        texts, special = self._render(prompts)
+        lengths = [len(ids) for ids in self.tokenizer(texts, add_special_tokens=special).input_ids]
+        order = sorted(range(len(texts)), key=lengths.__getitem__)
+        for start in range(0, len(order), self.settings.batch_size):
+            part = order[start : start + self.settings.batch_size]
+            inputs = self.tokenizer(
+                [texts[index] for index in part], return_tensors="pt", padding=True, add_special_tokens=special
+            )
+            inputs.pop("token_type_ids", None)
+            yield part, inputs.to(self.target.device)
+
+    def _render(self, prompts: Sequence[Prompt]) -> tuple[list[str], bool]:
+        """The prompts as text, and whether the tokenizer still has to add its special tokens."""
+        if isinstance(prompts[0], str):
+            return [str(prompt) for prompt in prompts], True
+        rendered = [
+            self.tokenizer.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True)
+            for prompt in prompts
+        ]
+        return [str(text) for text in rendered], False
+
+    def _read(self, records: TokenRecords, stats: SpeculativeStats) -> Rollouts:
+        """Completions and decisions of one batch, from its token records."""
+        emitted = records.source >= 0
+        rows, columns = (emitted & (records.source != SOURCES.index("bonus"))).nonzero(as_tuple=True)
+        decisions = Decisions(
+            sequence=rows,
+            target_prob=records.p[rows, columns],
+            draft_prob=records.q[rows, columns],
+            tv=records.tv[rows, columns],
+            accepted=records.source[rows, columns] == SOURCES.index("draft"),
+            num_sequences=len(records.tokens),
+        )
+        ids = [tokens[kept].tolist() for tokens, kept in zip(records.tokens, emitted)]
+        return Rollouts(
+            completions=self.tokenizer.batch_decode(ids, skip_special_tokens=True),
+            completion_ids=ids,
+            finished=[len(row) < self.settings.max_new_tokens for row in ids],
+            decisions=decisions,
+            inputs={name: values[rows, columns] for name, values in (records.inputs or {}).items()},
+            stats=stats,
+        )
+
+
+def _join(parts: list[tuple[list[int], Rollouts]]) -> Rollouts:
+    """One `Rollouts` in the order of the prompts out of batches in another."""
+    size = sum(len(order) for order, _ in parts)
+    completions, ids, finished = [""] * size, [[] for _ in range(size)], [False] * size
+    stats, sequences = SpeculativeStats(), []
+    for order, part in parts:
+        for place, *values in zip(order, part.completions, part.completion_ids, part.finished):
+            completions[place], ids[place], finished[place] = values
+        stats.add(part.stats)
+        sequences.append(torch.tensor(order)[part.decisions.sequence])
+    columns = {
+        name: torch.cat([getattr(part.decisions, name) for _, part in parts])
+        for name in ("target_prob", "draft_prob", "tv", "accepted")
+    }
+    inputs = {name: torch.cat([part.inputs[name] for _, part in parts]) for name in parts[0][1].inputs}
+    decisions = Decisions(sequence=torch.cat(sequences), num_sequences=size, **columns)
+    return Rollouts(completions, ids, finished, decisions, inputs, stats)
+
+
+@contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    """Draw under `seed` and leave the caller's random state alone."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        yield

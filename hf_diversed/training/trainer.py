@@ -1,0 +1,416 @@
+"""`DiversedTrainer`: trains a head for a frozen pair and a reward, on transformers' `Trainer`."""
+
+import dataclasses
+import hashlib
+import json
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate.utils import gather_object
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, rotate_checkpoints
+from transformers.utils import logging
+
+from hf_diversed.head import DiversedHead
+from hf_diversed.provenance import provenance
+from hf_diversed.tasks.rewards import RewardFunc, call_reward, load_reward
+from hf_diversed.training.arguments import DiversedConfig
+from hf_diversed.training.checkpoints import damage, newest_complete, seal
+from hf_diversed.training.constraint import ConstraintCallback
+from hf_diversed.training.loading import fresh_head, load_frozen, load_tokenizer
+from hf_diversed.training.objective import Decisions, LossSettings, accepted_share, center, diversed_loss
+from hf_diversed.training.prompts import RolloutOrder
+from hf_diversed.training.references import ReferenceRewards
+from hf_diversed.training.rollout import Rollouts, Sampler, SamplingSettings
+
+
+logger = logging.get_logger(__name__)
+Rows = Sequence[dict[str, Any]]
+
+
+@dataclasses.dataclass(eq=False)
+class _Batch:
+    """Rollouts of this device with what their updates share: advantages `[B]`, logits `[M]` they were drawn with."""
+
+    decisions: Decisions
+    inputs: dict[str, torch.Tensor]
+    advantage: torch.Tensor
+    old_logit: torch.Tensor
+
+
+class DiversedTrainer(Trainer):
+    """Trains a `DiversedHead` on rollouts of speculative decoding: reward by the score of the decoding process, plus
+    acceptance (arXiv 2604.07622; the objective is `training/objective.py`).
+
+    The models are frozen and stay outside `self.model`, so checkpoints hold the head alone. Unless
+    `args.acceptance_coef` is set, the run is constrained: see `DiversedConfig` and `ConstraintCallback`. With
+    `eval_dataset` and `load_best_model_at_end`, what remains is the head of highest acceptance that kept the
+    constraint there.
+
+    Args:
+        target, draft: models, or names or folders to load them from (with `args.model_init_kwargs`).
+        head: to go on from; a new one by `args.head_features` and `args.head_type` if left out.
+        reward_funcs: one or more functions `(completions, **columns) -> list[float | None]`, or their names: see
+            `tasks.rewards.load_reward`.
+        train_dataset, eval_dataset: rows with a "prompt", text or chat messages, and the columns that rewards read.
+        processing_class: the tokenizer, padding on the left; the target's if left out.
+        task: noted in the head's configuration. stop_strings: where a completion ends, beside EOS.
+
+    Example:
+        ```python
+        trainer = DiversedTrainer(target, draft, reward_funcs="task:gsm8k", args=config, train_dataset=rows)
+        trainer.train()
+        trainer.save_model("head-gsm8k")
+        ```
+    """
+
+    _tag_names = ("diversed",)
+
+    def __init__(
+        self,
+        target: PreTrainedModel | str,
+        draft: PreTrainedModel | str,
+        head: DiversedHead | None = None,
+        *,
+        reward_funcs: RewardFunc | str | Sequence[RewardFunc | str],
+        args: DiversedConfig,
+        train_dataset: Rows,
+        eval_dataset: Rows | None = None,
+        processing_class: PreTrainedTokenizerBase | None = None,
+        task: str | None = None,
+        stop_strings: Sequence[str] = (),
+        **kwargs,
+    ):
+        several = isinstance(reward_funcs, Sequence) and not isinstance(reward_funcs, str)
+        self.reward_funcs = [load_reward(function) for function in (reward_funcs if several else [reward_funcs])]
+        self.reward_weights = args.reward_weights or [1.0] * len(self.reward_funcs)
+        if len(self.reward_weights) != len(self.reward_funcs):
+            raise ValueError(
+                f"reward_weights must hold {len(self.reward_funcs)}, one per reward, got {len(self.reward_weights)}."
+            )
+        _check_rows("train_dataset", train_dataset)
+        if eval_dataset is not None:
+            _check_rows("eval_dataset", eval_dataset)
+        tokenizer = processing_class or load_tokenizer(target)
+        target, draft = (load_frozen(model, args) for model in (target, draft))
+        head = head or fresh_head(target, draft, args)
+        head.config.task = task or head.config.task
+        settings = SamplingSettings(
+            temperature=args.temperature,
+            top_k=args.top_k,
+            top_p=args.top_p,
+            num_assistant_tokens=args.num_assistant_tokens,
+            max_new_tokens=args.max_completion_length,
+            batch_size=args.generation_batch_size,
+            stop_strings=tuple(stop_strings),
+        )
+        self.sampler = Sampler(target, draft, tokenizer, settings)
+        self.references: ReferenceRewards | None = None
+        self.seconds = dict.fromkeys(("reference", "rollout", "reward", "evaluation", "save"), 0.0)
+        self._batch: _Batch | None = None
+        self._metrics: dict[str, list[float]] = {}
+        constraint = ConstraintCallback(
+            max_drop=args.max_quality_drop,
+            coef=args.acceptance_coef_init if args.acceptance_coef is None else args.acceptance_coef,
+            low=args.acceptance_coef_min,
+            high=args.acceptance_coef_max,
+            learning_rate=args.dual_learning_rate,
+            window=args.dual_window,
+            fixed=not args.constrained,
+        )
+        kwargs["callbacks"] = [*(kwargs.get("callbacks") or ()), constraint]
+        super().__init__(
+            head,
+            args,
+            data_collator=list,
+            train_dataset=train_dataset,
+            eval_dataset=eval_dataset,
+            **kwargs,
+        )
+        self.model_accepts_loss_kwargs = False
+
+    @property
+    def constraint(self) -> ConstraintCallback:
+        """The multiplier and its running means; a resume puts another object in its place, hence looked up."""
+        return next(cb for cb in self.callback_handler.callbacks if isinstance(cb, ConstraintCallback))
+
+    # Rollouts and updates
+
+    def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs):
+        """Train, from a complete checkpoint if asked to: True for the newest of `output_dir`, or its folder.
+
+        Raises:
+            ValueError: if the named checkpoint is damaged, or, for True, if there are none but damaged ones.
+        """
+        if resume_from_checkpoint is True:
+            resume_from_checkpoint = self._newest_checkpoint()
+        elif resume_from_checkpoint and (problem := damage(Path(resume_from_checkpoint))):
+            raise ValueError(
+                f"checkpoint {resume_from_checkpoint} is damaged: {problem}. Pass True to go on from the newest "
+                "complete one."
+            )
+        self._began = time.perf_counter()
+        if self.args.constrained:
+            self._measure_references([*self.train_dataset, *(self.eval_dataset or ())])
+        return super().train(resume_from_checkpoint=resume_from_checkpoint or None, **kwargs)
+
+    def _get_train_sampler(self, train_dataset=None) -> RolloutOrder:
+        args = self.args
+        return RolloutOrder(
+            num_prompts=len(self.train_dataset),
+            batch_size=args.per_device_train_batch_size * args.world_size,
+            num_generations=args.num_generations,
+            num_iterations=args.num_iterations,
+            num_updates=args.max_steps,
+            seed=args.seed if args.data_seed is None else args.data_seed,
+        )
+
+    def _prepare_inputs(self, inputs: Rows) -> _Batch:
+        """Prompts become rollouts at the first of the updates that share them."""
+        if self.state.global_step % self.args.num_iterations == 0 or self._batch is None:
+            self._batch = self._roll_out(inputs)
+        return self._batch
+
+    def _roll_out(self, rows: Rows) -> _Batch:
+        with self._timed("rollout"):
+            prompts = [row["prompt"] for row in rows]
+            rollouts = self.sampler.relaxed(prompts, self.model, self._seed("rollout", self.state.global_step))
+        with self._timed("reward"):
+            facts = self._facts(rows, rollouts)
+        first = self.args.process_index * len(rows)
+        facts = _merged(gather_object([facts]))
+        valid = torch.tensor([reward is not None for reward in facts["reward"]])
+        if not valid.any():
+            raise ValueError("every reward of a batch of rollouts is None: nothing can be learned from it.")
+        rewards = torch.tensor([reward or 0.0 for reward in facts["reward"]])
+        if self.args.normalize_advantages:
+            rewards = rewards + self.constraint.coef * torch.tensor(facts["accepted"])
+        advantage = torch.zeros_like(rewards)
+        advantage[valid] = center(rewards[valid], normalize=self.args.normalize_advantages)
+        self._note(facts)
+        device = self.model.device
+        with torch.no_grad():
+            inputs = {name: values.to(device) for name, values in rollouts.inputs.items()}
+            old_logit = self.model(**inputs)
+        return _Batch(
+            rollouts.decisions.to(device), inputs, advantage[first : first + len(rows)].to(device), old_logit
+        )
+
+    def compute_loss(self, model, inputs: _Batch, return_outputs: bool = False, num_items_in_batch=None):
+        """The loss of one update over this device's rollouts; costs no forward of the pair."""
+        settings = LossSettings(
+            acceptance_coef=0.0 if self.args.normalize_advantages else self.constraint.coef,
+            kl_coef=self.args.kl_coef,
+            clip_range=self.args.clip_range,
+        )
+        logit = model(**inputs.inputs)
+        loss, metrics = diversed_loss(logit, inputs.old_logit, inputs.decisions, inputs.advantage, settings)
+        for name, value in metrics.items():
+            self._metrics.setdefault(name, []).append(value.item())
+        return (loss, {"logit": logit}) if return_outputs else loss
+
+    def _facts(self, rows: Rows, rollouts: Rollouts) -> dict[str, list]:
+        """What is known of each rollout: reward, in all and by function, drop against the target, acceptance."""
+        chat = [[{"role": "assistant", "content": text}] for text in rollouts.completions]
+        completions = rollouts.completions if isinstance(rows[0]["prompt"], str) else chat
+        facts = self._rewards(rows, completions, rollouts.completion_ids)
+        if self.references is not None:
+            own = [self.references[row["prompt"]] for row in rows]
+            facts["drop"] = [None if got is None else best - got for best, got in zip(own, facts["reward"])]
+        counts = rollouts.stats
+        return facts | {
+            "accepted": accepted_share(rollouts.decisions).tolist(),
+            "length": [len(ids) for ids in rollouts.completion_ids],
+            "clipped": [float(not finished) for finished in rollouts.finished],
+            "counts": [(counts.num_accepted, counts.num_drafted, counts.num_emitted, counts.num_rounds)],
+        }
+
+    def _rewards(self, rows: Rows, completions: Sequence, completion_ids: Sequence | None = None) -> dict[str, list]:
+        """Rewards of completions, the weighted sum and by function, in TRL's calling convention."""
+        columns = {name: [row[name] for row in rows] for name in rows[0] if name != "prompt"}
+        columns |= {"prompts": [row["prompt"] for row in rows], "completion_ids": completion_ids}
+        found = {
+            f"rewards/{function.__name__}": call_reward(function, completions, **columns)
+            for function in self.reward_funcs
+        }
+        weighted = [
+            [weight * value for value, weight in zip(values, self.reward_weights) if value is not None]
+            for values in zip(*found.values())
+        ]
+        return {"reward": [sum(values) if values else None for values in weighted], **found}
+
+    def _note(self, facts: dict[str, list]) -> None:
+        """Log one batch of rollouts of all devices, and let the multiplier see it."""
+        drops = _known(facts.get("drop", []))
+        if drops:
+            self.constraint.update(len(drops), sum(drops) / len(drops), _mean(facts["accepted"]))
+            self._log_value("quality_drop", self.constraint.drop)
+        accepted, drafted, emitted, rounds = (sum(column) for column in zip(*facts["counts"]))
+        self._log_value("acceptance_coef", self.constraint.coef)
+        self._log_value("acceptance_rate", accepted / max(drafted, 1))
+        self._log_value("block_efficiency", emitted / max(rounds, 1))
+        rewards = torch.tensor(_known(facts["reward"]))
+        self._log_value("reward_std", rewards.std(correction=0).item())
+        self._log_value("completions/mean_length", _mean(facts["length"]))
+        self._log_value("completions/clipped_ratio", _mean(facts["clipped"]))
+        for name, values in facts.items():
+            if name.startswith("reward"):
+                self._log_value(name if name == "reward" else f"{name}/mean", _mean(_known(values)))
+
+    def _measure_references(self, rows: Rows) -> None:
+        """Measure the target's own reward on every prompt that has none yet; stored as it goes."""
+        args = self.args
+        self.references = ReferenceRewards(
+            Path(args.output_dir) / "reference_rewards.json",
+            {
+                "target": self.model.config.base_model_name_or_path,
+                "rewards": [function.__name__ for function in self.reward_funcs],
+                "reward_weights": self.reward_weights,
+                "generations": args.reference_generations,
+                "seed": args.seed,
+                **dataclasses.asdict(self.sampler.settings),
+            },
+        )
+        by_prompt = {json.dumps(row["prompt"]): row for row in reversed(rows)}
+        todo = [by_prompt[json.dumps(prompt)] for prompt in self.references.missing([row["prompt"] for row in rows])]
+        portion = max(1, 8 * args.generation_batch_size * args.world_size // args.reference_generations)
+        for start in range(0, len(todo), portion):
+            with self._timed("reference"):
+                mine = todo[start : start + portion][args.process_index :: args.world_size]
+                mine = [row for row in mine for _ in range(args.reference_generations)]
+                texts = self.sampler.plain([row["prompt"] for row in mine], self._seed("reference", start))
+                rewards = self._rewards(mine, texts)["reward"] if mine else []
+            gathered = gather_object(list(zip([row["prompt"] for row in mine], rewards)))
+            self.references.add(*zip(*gathered))
+            if self.is_world_process_zero():
+                self.references.save()
+
+    # Evaluation
+
+    def evaluate(self, eval_dataset: Rows | None = None, ignore_keys=None, metric_key_prefix: str = "eval") -> dict:
+        """Decode every evaluation prompt once, always under the same seed.
+
+        Returns:
+            Reward, acceptance rate, block efficiency, and `objective`, by which the best head is chosen: in a
+            constrained run acceptance where the mean drop is within `max_quality_drop`, minus the drop elsewhere;
+            else reward plus c times acceptance.
+        """
+        rows = list(self.eval_dataset if eval_dataset is None else eval_dataset)
+        if self.args.constrained:
+            self._measure_references(rows)
+        mine = rows[self.args.process_index :: self.args.world_size]
+        with self._timed("evaluation"):
+            rollouts = self.sampler.relaxed([row["prompt"] for row in mine], self.model, self._seed("evaluation", 0))
+            facts = _merged(gather_object([self._facts(mine, rollouts)]))
+        accepted, drafted, emitted, rounds = (sum(column) for column in zip(*facts["counts"]))
+        metrics = {
+            "reward": _mean(_known(facts["reward"])),
+            "acceptance_rate": accepted / max(drafted, 1),
+            "block_efficiency": emitted / max(rounds, 1),
+        }
+        if self.args.constrained:
+            metrics["quality_drop"] = _mean(_known(facts["drop"]))
+            kept = metrics["quality_drop"] <= self.args.max_quality_drop
+            metrics["objective"] = metrics["acceptance_rate"] if kept else -metrics["quality_drop"]
+        else:
+            metrics["objective"] = metrics["reward"] + self.constraint.coef * metrics["acceptance_rate"]
+        metrics = {f"{metric_key_prefix}_{name}": value for name, value in metrics.items()}
+        self.log(metrics)
+        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        return metrics
+
+    # Logs and checkpoints
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        if "loss" in logs:
+            logs |= {name: _mean(values) for name, values in self._metrics.items()}
+            logs |= {f"time/{name}": round(value, 2) for name, value in self._time_spent().items()}
+            self._metrics.clear()
+        super().log(logs, start_time)
+
+    def _time_spent(self) -> dict[str, float]:
+        """Seconds of this run by phase; updates are what is left."""
+        return self.seconds | {"update": time.perf_counter() - self._began - sum(self.seconds.values())}
+
+    @contextmanager
+    def _timed(self, phase: str) -> Iterator[None]:
+        began = time.perf_counter()
+        yield
+        self.seconds[phase] += time.perf_counter() - began
+
+    def _log_value(self, name: str, value: float) -> None:
+        self._metrics.setdefault(name, []).append(value)
+
+    def _seed(self, purpose: str, number: int) -> int:
+        """A seed of its own for every purpose, place and device: a resumed run draws what an unbroken one draws."""
+        text = f"{self.args.seed}/{purpose}/{number}/{self.args.process_index}"
+        return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=6).digest(), "big")
+
+    def floating_point_ops(self, inputs) -> int:
+        return 0
+
+    def _save(self, output_dir: str | None = None, state_dict=None) -> None:
+        """Write the head and its provenance; nothing pickled."""
+        folder = Path(output_dir or self.args.output_dir)
+        self.model.save_pretrained(folder)
+        ours = {item.name for item in dataclasses.fields(DiversedConfig)} & set(DiversedConfig.__annotations__)
+        record = provenance(self.args.seed) | {
+            "training": {name: getattr(self.args, name) for name in sorted(ours)},
+            "rewards": [function.__name__ for function in self.reward_funcs],
+            "step": self.state.global_step,
+            "acceptance_coef": self.constraint.coef,
+            "num_prompts": len(self.train_dataset),
+            "world_size": self.args.world_size,
+        }
+        (folder / "provenance.json").write_text(json.dumps(record, indent=2, default=str) + "\n")
+
+    def _save_checkpoint(self, model, trial) -> None:
+        """Save, declare complete, and only then let older checkpoints go."""
+        limit, self.args.save_total_limit = self.args.save_total_limit, None
+        with self._timed("save"):
+            try:
+                super()._save_checkpoint(model, trial)
+            finally:
+                self.args.save_total_limit = limit
+            self.accelerator.wait_for_everyone()
+            if self.args.should_save:
+                seal(Path(self.args.output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}")
+                rotate_checkpoints(
+                    output_dir=self.args.output_dir,
+                    save_total_limit=limit,
+                    best_model_checkpoint=self.state.best_model_checkpoint,
+                    use_mtime=True,
+                )
+
+    def _newest_checkpoint(self) -> str | None:
+        found, damaged = newest_complete(Path(self.args.output_dir))
+        for folder, problem in damaged.items():
+            logger.warning(f"{folder.name} is damaged ({problem}) and is passed over.")
+        if found is None and damaged:
+            raise ValueError(
+                f"no checkpoint in {self.args.output_dir} is complete: {', '.join(sorted(f.name for f in damaged))} "
+                "were damaged. Remove them to start anew."
+            )
+        return None if found is None else str(found)
+
+
+def _check_rows(name: str, rows: Rows) -> None:
+    if len(rows) == 0 or "prompt" not in rows[0]:
+        raise ValueError(f'{name} must hold rows with a "prompt", got {sorted(rows[0]) if len(rows) else "no row"}.')
+
+
+def _merged(everyone: list[dict[str, list]]) -> dict[str, list]:
+    """The facts of all devices, in the order of their ranks."""
+    return {name: [value for facts in everyone for value in facts[name]] for name in everyone[0]}
+
+
+def _known(values: Sequence[float | None]) -> list[float]:
+    return [value for value in values if value is not None]
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else float("nan")

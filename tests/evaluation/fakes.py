@@ -1,0 +1,67 @@
+"""A pair of tiny random models with a tokenizer of one character per id, and a task over it."""
+
+import string
+from dataclasses import dataclass, field
+
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+from tests import tiny
+
+
+CHARACTERS = (string.ascii_letters + string.digits)[: tiny.VOCAB_SIZE - 3]
+
+
+@dataclass(frozen=True)
+class TinyPair:
+    target: PreTrainedModel
+    draft: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+
+
+def tiny_pair() -> TinyPair:
+    target = tiny.tiny_model()
+    draft = tiny.tiny_draft(target)
+    # More than one, and letters too: at random, the end of a text comes late.
+    target.generation_config.eos_token_id = [tiny.EOS, 10, 25, 40, 55]
+    return TinyPair(target, draft, character_tokenizer())
+
+
+def character_tokenizer() -> PreTrainedTokenizerFast:
+    special = {tiny.PAD: "<pad>", tiny.EOS: "<eos>", tiny.BOS: "<bos>"}
+    names = [special.get(index) or CHARACTERS[index - 3] for index in range(tiny.VOCAB_SIZE)]
+    tokenizer = Tokenizer(models.WordLevel({name: index for index, name in enumerate(names)}, unk_token="<pad>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), behavior="isolated")
+    tokenizer.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>", bos_token="<bos>", padding_side="right"
+    )
+
+
+class Interrupted(Exception):
+    """Stands for a killed process."""
+
+
+@dataclass
+class LetterTask:
+    """Scores the share of lower-case letters. `calls_left` counts down to an interruption."""
+
+    stop_strings: list[str] = field(default_factory=list)
+    max_new_tokens: int = 6
+    calls_left: int = 10**6
+    num_calls: int = 0
+    name: str = "letters"
+    metric: str = "share of lower case"
+
+    def prompt(self, record: dict) -> str:
+        return record["text"]
+
+    def score_batch(self, completions: list[str], records: list[dict]) -> list[float]:
+        if self.num_calls >= self.calls_left:
+            raise Interrupted
+        self.num_calls += 1
+        return [sum(char.islower() for char in text) / max(len(text), 1) for text in completions]
+
+
+def examples(count: int) -> list[dict]:
+    return [{"text": CHARACTERS[3 * i : 3 * i + 3 + i % 4] + CHARACTERS[i]} for i in range(count)]

@@ -1,0 +1,321 @@
+"""The evaluation loop on tiny random models: what it records, that it can be stopped, shared out and continued."""
+
+import json
+import math
+
+import pytest
+import torch
+
+from hf_diversed import DiversedHead, DiversedHeadConfig, attach
+from hf_diversed.evaluation import EvaluationSettings, evaluate, read_results, report, static_gain, summarize
+from hf_diversed.evaluation.settings import plan_batches
+from hf_diversed.verifiers import StaticEnsembleVerifier
+from tests.evaluation.fakes import Interrupted, LetterTask, TinyPair, examples, tiny_pair
+
+
+METHODS = ["ar", "sd", "static:0.5", "static:0.0", "diversed"]
+FEW = ["ar", "static:0.5"]
+TIMES = ("seconds_per_sample", "tokens_per_second")
+ALWAYS = {
+    *("method", "task", "metric", "n", "samples_per_prompt", "quality", "quality_ci", "mean_tokens", "length_ratio"),
+    *("temperature", "top_k", "top_p", "num_assistant_tokens", "seed", "batch_size", "max_new_tokens", *TIMES),
+}
+SPECULATIVE = {
+    *("acceptance_rate", "acceptance_rate_ci", "verified_acceptance_rate", "block_efficiency"),
+    "accepted_per_position",
+}
+RECORDED = {"mean_tv", "relaxed_share"}
+MIXING = {"mean_weight", "mean_bias", "max_bias"}
+REFERRED = {"quality_drop", "quality_drop_ci", "quality_drop_upper", "reference"}
+GAIN = {"static_gain", "static_gain_ci", "static_gain_lower", "static_gain_outside"}
+SPLIT = {"quality_relaxed", "quality_unrelaxed"}
+
+
+@pytest.fixture(scope="module")
+def pair() -> TinyPair:
+    return tiny_pair()
+
+
+@pytest.fixture(scope="module")
+def head() -> DiversedHead:
+    torch.manual_seed(0)
+    return DiversedHead(DiversedHeadConfig(32, 32)).eval()
+
+
+def settings(**changes) -> EvaluationSettings:
+    return EvaluationSettings(**{"batch_size": 3, "num_assistant_tokens": 2, **changes})
+
+
+def timeless(records: list[dict]) -> list[dict]:
+    return [{name: value for name, value in record.items() if name not in TIMES} for record in records]
+
+
+def rows(folder, column: str) -> dict:
+    """One column of all finished calls."""
+    return {key: entry["rows"][column] for key, entry in read_results(folder).entries.items()}
+
+
+@pytest.fixture(scope="module")
+def whole(pair, head, tmp_path_factory):
+    """An uninterrupted evaluation in one process: its records and its folder."""
+    folder = tmp_path_factory.mktemp("whole")
+    chosen = settings(samples_per_prompt=2, records=True)
+    return evaluate(pair, LetterTask(), examples(5), METHODS, chosen, head=head, output=folder), folder
+
+
+@pytest.fixture(scope="module")
+def few(pair, tmp_path_factory):
+    """The same with two methods and without records."""
+    folder = tmp_path_factory.mktemp("few")
+    return evaluate(pair, LetterTask(), examples(5), FEW, settings(samples_per_prompt=2), output=folder), folder
+
+
+def test_every_field_is_there(whole):
+    """Catches fields that go missing, nan in JSON, and numbers where a method has none."""
+    records, folder = whole
+    every = ALWAYS | SPECULATIVE | RECORDED | MIXING | REFERRED | GAIN | SPLIT
+    for record in records:
+        method = record["method"]
+        expected = set(ALWAYS)
+        expected |= SPECULATIVE | RECORDED | REFERRED if method != "ar" else set()
+        expected |= MIXING if method.startswith(("static", "diversed")) else set()
+        assert record.keys() == every
+        known = {name for name, value in record.items() if value is not None}
+        assert expected <= known <= expected | GAIN | SPLIT, method
+        numbers = [value for value in record.values() if isinstance(value, float)]
+        assert all(math.isfinite(value) for value in numbers)
+        low, high = record["quality_ci"]
+        assert low <= record["quality"] <= high
+    assert [record["method"] for record in records] == METHODS
+    written = json.loads((folder / "evaluation.json").read_text())
+    assert written["records"] == records
+    assert written["provenance"]["evaluation"]["settings"]["samples_per_prompt"] == 2
+    assert written["provenance"]["rules"]["static:0.5"] == "StaticEnsembleVerifier(weight=0.5)"
+    assert {"versions", "git_commit", "device"} <= written["provenance"].keys()
+
+
+def test_records_say_what_happened(whole):
+    """Catches statistics of other rows, of other methods, or with the wrong denominator."""
+    records, folder = whole
+    entries = read_results(folder).entries
+    assert len(entries) == len(METHODS) * 2 * 2
+    for record in records:
+        mine = [entry["rows"] for (method, _, _), entry in entries.items() if method == record["method"]]
+        column = {name: [value for part in mine for value in part[name]] for name in mine[0]}
+        assert sorted(column["prompt"]) == sorted([*range(5), *range(5)])
+        assert record["quality"] == pytest.approx(sum(column["score"]) / 10)
+        assert record["mean_tokens"] == pytest.approx(sum(column["tokens"]) / 10)
+        assert record["length_ratio"] == pytest.approx(record["mean_tokens"] / records[0]["mean_tokens"])
+        if record["method"] == "ar":
+            continue
+        accepted, drafted = sum(column["num_accepted"]), sum(column["num_drafted"])
+        assert record["acceptance_rate"] == pytest.approx(accepted / drafted)
+        assert record["verified_acceptance_rate"] == pytest.approx(accepted / (accepted + sum(column["num_rejected"])))
+        assert record["block_efficiency"] == pytest.approx(sum(column["tokens"]) / sum(column["num_rounds"]))
+        assert sum(record["accepted_per_position"]) * sum(column["num_rounds"]) == pytest.approx(accepted)
+        assert record["relaxed_share"] == pytest.approx(sum(column["relaxed"]) / sum(column["tokens"]))
+        assert record["quality_drop"] == pytest.approx(records[0]["quality"] - record["quality"])
+    by_name = {record["method"]: record for record in records}
+    assert by_name["sd"]["relaxed_share"] == 0
+    assert by_name["sd"]["quality_unrelaxed"] == pytest.approx(by_name["sd"]["quality"])
+    assert by_name["static:0.0"]["acceptance_rate"] == 1
+    assert by_name["static:0.0"]["mean_bias"] == pytest.approx(by_name["static:0.0"]["mean_tv"])
+    assert by_name["static:0.5"]["max_bias"] >= by_name["static:0.5"]["mean_bias"] > 0
+
+
+def test_gain_over_the_static_curve(whole):
+    """Catches a curve of other points: the head at w = 1/2 everywhere is static:0.5, so it gains nothing."""
+    records, folder = whole
+    by_name = {record["method"]: record for record in records}
+    assert by_name["diversed"]["static_gain"] == pytest.approx(0.0, abs=1e-9)
+    assert all(by_name[name]["static_gain"] is None for name in ("ar", "sd", "static:0.5"))
+    results = read_results(folder)
+    assert static_gain(results, "diversed") == {name: by_name["diversed"][name] for name in GAIN}
+    with pytest.raises(ValueError, match="nobody"):
+        static_gain(results, "nobody")
+
+
+def test_without_plain_decoding(whole):
+    """Catches a reference that is not there."""
+    records = summarize(read_results(whole[1]), ["sd", "diversed"])
+    assert [record["reference"] for record in records] == [None, "sd"]
+    assert [record["length_ratio"] for record in records] == [None, None]
+    alone = summarize(read_results(whole[1]), ["diversed"])[0]
+    assert alone["reference"] is alone["quality_drop"] is alone["static_gain"] is None
+
+
+@pytest.mark.parametrize("calls", [1, 4, 7])
+def test_an_interrupted_run_gives_the_same_table(pair, few, tmp_path, calls):
+    """Catches seeds that depend on what ran before, calls done twice, and a torn line that ends the story."""
+    chosen = settings(samples_per_prompt=2)
+    with pytest.raises(Interrupted):
+        evaluate(pair, LetterTask(calls_left=calls), examples(5), FEW, chosen, output=tmp_path)
+    path = tmp_path / "batches-0.jsonl"
+    content = path.read_bytes()
+    assert content.count(b"\n") == 1 + calls
+    path.write_bytes(content[:-20])  # killed while it wrote the last line
+    task = LetterTask()
+    records = evaluate(pair, task, examples(5), FEW, chosen, output=tmp_path)
+    assert task.num_calls == len(FEW) * 2 * 2 - calls + 1
+    assert timeless(records) == timeless(few[0])
+    assert rows(tmp_path, "text") == rows(few[1], "text")
+    done = LetterTask()
+    assert evaluate(pair, done, examples(5), FEW, chosen, output=tmp_path) == records
+    assert done.num_calls == 0
+
+
+def test_two_processes_give_the_table_of_one(pair, few, tmp_path):
+    """Catches batches done twice or by nobody, and files that are not merged."""
+    chosen = [settings(samples_per_prompt=2, rank=rank, world_size=2) for rank in (0, 1)]
+    first = evaluate(pair, LetterTask(), examples(5), FEW, chosen[0], output=tmp_path)
+    assert first == []
+    with pytest.raises(ValueError, match="4 calls are missing"):
+        report(tmp_path)
+    second = evaluate(pair, LetterTask(), examples(5), FEW, chosen[1], output=tmp_path)
+    assert sorted(path.name for path in tmp_path.glob("*.jsonl")) == ["batches-0.jsonl", "batches-1.jsonl"]
+    assert timeless(second) == timeless(few[0])
+    assert report(tmp_path) == second
+
+
+def test_methods_may_be_added_later(pair, few, tmp_path):
+    """Catches a second method that lacks the first one's prompts and seeds, or throws its results away."""
+    chosen = settings(samples_per_prompt=2)
+    evaluate(pair, LetterTask(), examples(5), ["ar"], chosen, output=tmp_path)
+    task = LetterTask()
+    records = evaluate(pair, task, examples(5), ["static:0.5"], chosen, output=tmp_path)
+    assert [record["method"] for record in records] == ["static:0.5", "ar"]
+    assert records[0]["reference"] == "ar"
+    assert task.num_calls == 4
+    assert timeless(records[::-1]) == timeless(few[0])
+
+
+@pytest.mark.parametrize(
+    ("changes", "count", "words"),
+    [
+        ({"batch_size": 2}, 4, ["batch_size: 3 there, 2 here"]),
+        ({"temperature": 0.5}, 4, ["temperature"]),
+        ({"max_new_tokens": 5}, 4, ["max_new_tokens: 6 there, 5 here"]),
+        ({}, 3, ["data", "n: 4 there, 3 here"]),
+    ],
+)
+def test_other_settings_are_refused(pair, tmp_path, changes, count, words):
+    """Catches two experiments in one table."""
+    evaluate(pair, LetterTask(), examples(4), ["ar"], settings(), output=tmp_path)
+    before = (tmp_path / "batches-0.jsonl").read_bytes()
+    with pytest.raises(ValueError) as error:
+        evaluate(pair, LetterTask(), examples(count), ["ar"], settings(**changes), output=tmp_path)
+    assert all(word in str(error.value) for word in [*words, "choose another output folder"])
+    assert (tmp_path / "batches-0.jsonl").read_bytes() == before
+
+
+def test_another_rule_under_one_label_is_refused(pair, tmp_path):
+    for weight in (0.5, 0.5):
+        rule = ("mine", StaticEnsembleVerifier(weight))
+        evaluate(pair, LetterTask(), examples(4), [rule], settings(), output=tmp_path)
+    with pytest.raises(ValueError, match=r"'mine' as StaticEnsembleVerifier\(weight=0.5\)"):
+        evaluate(pair, LetterTask(), examples(4), [("mine", StaticEnsembleVerifier(0.4))], settings(), output=tmp_path)
+
+
+def test_a_broken_line_is_named(pair, tmp_path):
+    """Catches a damaged file passing for a torn one."""
+    evaluate(pair, LetterTask(), examples(4), ["ar"], settings(), output=tmp_path)
+    path = tmp_path / "batches-0.jsonl"
+    path.write_text(path.read_text().replace('"batch": 1', '"batch" 1'))
+    with pytest.raises(ValueError, match=r"batches-0.jsonl, line 3"):
+        report(tmp_path)
+    with pytest.raises(ValueError, match="holds no results"):
+        report(tmp_path / "elsewhere")
+
+
+@pytest.mark.parametrize("stop_strings", [[], ["q", "Z"]])
+@pytest.mark.parametrize("pad_is_eos", [False, True])
+def test_greedy_lossless_is_plain_decoding(pair, tmp_path, stop_strings, pad_is_eos):
+    """Catches lengths that count padding or lose the EOS: plain decoding only shows padding behind its end."""
+    if pad_is_eos:
+        pair = TinyPair(pair.target, pair.draft, tiny_pair().tokenizer)
+        pair.tokenizer.pad_token = pair.tokenizer.eos_token
+    task = LetterTask(stop_strings=stop_strings, max_new_tokens=16)
+    records = evaluate(pair, task, examples(6), ["ar", "sd"], settings(temperature=0), output=tmp_path)
+    for column in ("text", "tokens", "score"):
+        found = rows(tmp_path, column)
+        assert [found["ar", batch, 0] for batch in range(2)] == [found["sd", batch, 0] for batch in range(2)]
+    lengths = [length for part in rows(tmp_path, "tokens").values() for length in part]
+    assert min(lengths) < max(lengths) == 16  # some rows end early
+    assert records[1]["quality_drop"] == 0
+    assert records[1]["length_ratio"] == 1
+
+
+def test_token_records_change_no_token(few, whole):
+    """Catches recording that draws random numbers or touches a law."""
+    recorded = rows(whole[1], "text")
+    assert rows(few[1], "text") == {key: text for key, text in recorded.items() if key[0] in FEW}
+    assert "relaxed" not in read_results(few[1]).entries["static:0.5", 0, 0]["rows"]
+
+
+def test_seeds_are_the_methods_own_place(pair, whole):
+    """Catches two samples of one prompt under one seed, and methods under different ones."""
+    texts = rows(whole[1], "text")
+    assert texts["ar", 0, 0] != texts["ar", 0, 1]
+    # w = 1/2 by a head and by a constant: one seed, one text
+    calls = [(batch, sample) for batch in (0, 1) for sample in (0, 1)]
+    assert all(texts[("diversed", *call)] == texts[("static:0.5", *call)] for call in calls)
+    seeds = {settings(seed=seed).call_seed(b, s) for seed in range(3) for b in range(5) for s in range(5)}
+    assert len(seeds) == 75
+    assert all(0 <= seed < 2**63 for seed in seeds)
+
+
+def test_batches_hold_prompts_of_similar_length():
+    assert plan_batches([5, 1, 5, 3, 1], 2) == [[1, 4], [3, 0], [2]]
+
+
+def test_bad_scores_are_refused(pair, tmp_path):
+    """Catches percent, and lists that lost a completion."""
+
+    class Percent(LetterTask):
+        def score_batch(self, completions, records):
+            return [100.0] * len(completions)
+
+    class Short(LetterTask):
+        def score_batch(self, completions, records):
+            return [0.0]
+
+    for task in (Percent(), Short()):
+        with pytest.raises(ValueError, match=r"one score in \[0, 1\]"):
+            evaluate(pair, task, examples(4), ["ar"], settings())
+
+
+def test_an_attached_draft_is_no_plain_decoding(pair):
+    with attach(pair.target, pair.draft, verifier="static:0.0"), pytest.raises(ValueError, match="detach"):
+        evaluate(pair, LetterTask(), examples(4), ["ar"], settings())
+
+
+def test_a_head_of_another_pair_is_refused_before_anything_is_written(pair, tmp_path):
+    other = DiversedHead(DiversedHeadConfig(16, 32)).eval()
+    with pytest.raises(ValueError, match="hidden size 16"):
+        evaluate(pair, LetterTask(), examples(4), ["ar", "diversed"], settings(), head=other, output=tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"num_examples": 0}, "num_examples"),
+        ({"temperature": -1}, "temperature"),
+        ({"temperature": float("nan")}, "temperature"),
+        ({"top_p": 0.0}, "top_p"),
+        ({"batch_size": 0}, "batch_size"),
+        ({"max_new_tokens": 0}, "max_new_tokens"),
+        ({"rank": 2, "world_size": 2}, "rank"),
+        ({"temperature": 0, "samples_per_prompt": 2}, "samples_per_prompt"),
+    ],
+)
+def test_settings_are_checked(changes, words):
+    with pytest.raises(ValueError, match=f"`{words}`"):
+        EvaluationSettings(**changes)
+
+
+def test_calls_that_cannot_work_are_refused(pair):
+    with pytest.raises(ValueError, match="at least one record"):
+        evaluate(pair, LetterTask(), [], ["ar"], settings())
+    with pytest.raises(ValueError, match="needs `output`"):
+        evaluate(pair, LetterTask(), examples(4), ["ar"], settings(world_size=2))

@@ -1,0 +1,93 @@
+"""Methods by name, and what is refused."""
+
+import pytest
+import torch
+
+from hf_diversed import DiversedHead, DiversedHeadConfig
+from hf_diversed.evaluation import build_methods
+from hf_diversed.verifiers import (
+    DiversedVerifier,
+    LosslessVerifier,
+    SpecCascadeVerifier,
+    StaticEnsembleVerifier,
+    Verifier,
+)
+
+
+@pytest.fixture
+def head() -> DiversedHead:
+    torch.manual_seed(0)
+    return DiversedHead(DiversedHeadConfig(4, 4)).eval()
+
+
+def test_names(head):
+    """Catches a name that builds another rule, and static points missing from the curve."""
+    names = ["ar", "sd", "lossless", "static:0.7", "spec_cascade:token_v3:0.5", "diversed", "diversed@0.25"]
+    methods = build_methods([*names, ("mine", StaticEnsembleVerifier(0.2))], head)
+    assert [method.label for method in methods] == [*names, "mine"]
+    kinds = [type(None), LosslessVerifier, LosslessVerifier, StaticEnsembleVerifier, SpecCascadeVerifier]
+    assert [type(method.verifier) for method in methods[:5]] == kinds
+    assert [method.static_weight for method in methods] == [None, 1.0, 1.0, 0.7, None, None, None, 0.2]
+    assert [method.verifier.quality for method in methods[5:7]] == [[0.5], [0.25]]
+    assert build_methods(methods) == methods
+
+
+def test_heads_by_name(head, tmp_path):
+    """Catches a revision taken for a dial, and the given head in the place of the named one."""
+    folder = tmp_path / "head@v2"
+    head.save_pretrained(folder)
+    plain, dialled = build_methods([f"diversed:{folder}", f"diversed:{folder}@0.75"], DiversedHead(head.config))
+    for method, quality in ((plain, 0.5), (dialled, 0.75)):
+        assert isinstance(method.verifier, DiversedVerifier)
+        assert method.verifier.quality == [quality]
+        assert torch.equal(next(method.verifier.head.parameters()), next(head.parameters()))
+    assert build_methods(["diversed"], folder)[0].verifier.head is plain.verifier.head
+
+
+def test_rules_in_words_follow_the_head(head):
+    """Catches results of one head continued with another: equal words must mean equal decoding."""
+    before = build_methods(["diversed"], head)[0].rule
+    assert build_methods(["diversed"], head)[0].rule == before
+    assert build_methods(["diversed@0.6"], head)[0].rule != before
+    with torch.no_grad():
+        next(head.parameters()).add_(1e-3)
+    assert build_methods(["diversed"], head)[0].rule != before
+
+
+def test_rules_in_words_hold_no_addresses():
+    """Catches a rule of the user's that no restart recognises."""
+
+    class Mine(Verifier):
+        def __init__(self):
+            self.helper = object()
+
+    assert "0x" not in build_methods([("mine", Mine())])[0].rule
+
+
+@pytest.mark.parametrize(
+    ("specs", "words"),
+    [
+        ([], ["at least one", "none"]),
+        (["sd", "sd"], ["different labels", "sd"]),
+        (["nucleus:0.7"], ["nucleus:0.7", "ar, sd", "static"]),
+        (["static"], ["static", "parameters"]),
+        (["static:1.5"], ["weight", "1.5"]),
+        (["static:0.7@0.5"], ["parameters", "0.7@0.5"]),
+        (["ar:1"], ["ar:1"]),
+        (["diversed"], ["needs a head", "head="]),
+        (["diversed@0.5"], ["needs a head"]),
+        (["diversed:"], ["diversed:<folder"]),
+        (["diversed@high"], ["diversed@high", "quality"]),
+        (["diversed@1.5"], ["quality", "1.5"]),
+        ([("ar", LosslessVerifier())], ["ar", "taken"]),
+    ],
+)
+def test_refusals(specs, words, head):
+    with pytest.raises((ValueError, TypeError)) as error:
+        build_methods(specs, head if specs == ["diversed@1.5"] else None)
+    assert all(word in str(error.value) for word in words), str(error.value)
+
+
+def test_a_pair_needs_a_verifier():
+    with pytest.raises(TypeError, match=r"mine.*Verifier.*str"):
+        build_methods([("mine", "static:0.7")])

@@ -1,0 +1,117 @@
+"""The attack table against every kind of jail, as root and as an ordinary user. No torch in these processes."""
+
+import functools
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+import hf_diversed.sandbox
+from hf_diversed.sandbox import describe_isolation
+from tests.sandbox.attacks import ATTACKS, ORDINARY, WITH_PROCESSES
+
+
+NOBODY = 65534
+JAILS = [("self", "namespaces"), ("nobody", "namespaces"), ("nobody", "landlock")]
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="namespaces and Landlock are Linux's")
+
+
+@functools.cache
+def interpreter_for_nobody() -> str | None:
+    """Root's own interpreter is often under /root, which nobody can enter."""
+    for python in (sys.executable, "/usr/bin/python3", "/usr/local/bin/python3"):
+        command = [python, "-I", "-c", "import sys, ctypes; sys.exit(sys.version_info < (3, 10))"]
+        try:
+            if (
+                subprocess.run(
+                    command, user=NOBODY, group=NOBODY, extra_groups=[], stderr=subprocess.DEVNULL
+                ).returncode
+                == 0
+            ):
+                return python
+        except OSError:
+            continue
+    return None
+
+
+@functools.cache
+def attack(user: str, mode: str) -> dict:
+    """Run the whole table once. The host script sees a copy of the package, so an ordinary user can read it too."""
+    python, identity = sys.executable, {}
+    if user == "nobody" and os.geteuid() == 0:
+        python = interpreter_for_nobody()
+        identity = {"user": NOBODY, "group": NOBODY, "extra_groups": []}
+        if python is None:
+            pytest.skip("no Python >= 3.10 that uid 65534 may execute")
+    elif user == "nobody" and mode == "namespaces":
+        pytest.skip("not root: the same as the run as oneself")
+    folder = Path(tempfile.mkdtemp(prefix="attacked-"))
+    try:
+        folder.chmod(0o755)
+        sources = Path(hf_diversed.sandbox.__file__).parent
+        shutil.copytree(sources, folder / "hf_diversed" / "sandbox", ignore=shutil.ignore_patterns("__pycache__"))
+        for name in ("attacks.py", "attack_host.py"):
+            shutil.copy(Path(__file__).parent / name, folder / name)
+        ground = folder / "ground"
+        ground.mkdir()
+        if identity:
+            for path in [folder, *folder.rglob("*")]:
+                os.chown(path, NOBODY, NOBODY)
+        command = [python, "-B", "attack_host.py", str(folder / "hf_diversed"), mode, str(ground)]
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120, **identity)
+        if "SandboxUnavailable" in done.stderr:
+            pytest.skip(f"this machine gives no {mode} jail: {done.stderr.splitlines()[-1]}")
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="module", params=JAILS, ids="-".join)
+def outcome(request):
+    return attack(*request.param)
+
+
+def test_no_attack_passes(outcome):
+    assert outcome["attacks"].keys() == ATTACKS.keys()
+    assert [name for name, (passed, *_) in outcome["attacks"].items() if passed] == []
+
+
+def test_host_is_untouched(outcome):
+    assert outcome["touched"] == []
+
+
+def test_ordinary_programs_pass(outcome):
+    failed = {name: result for name, result in outcome["ordinary"].items() if not result[0]}
+    assert failed == {}
+    assert ORDINARY.keys() <= outcome["ordinary"].keys() <= ORDINARY.keys() | WITH_PROCESSES.keys()
+
+
+def test_attacks_end_for_the_right_reason(outcome):
+    """A jail in which nothing works would also let no attack pass."""
+    reasons = {name: reason for name, (_, reason, _) in outcome["attacks"].items()}
+    for name in ("endless_loop", "endless_sleep", "flood"):
+        assert reasons[name] == "timeout"
+    assert reasons["sys_exit"] == "did not run to its end (SystemExit: 0)"
+    for name in ("giant_allocation", "growing_list"):
+        assert "MemoryError" in reasons[name]
+    for name in ("read_secret", "overwrite", "delete", "connect", "new_user_namespace", "kill_victim"):
+        assert reasons[name].startswith("exit 1: "), name
+        assert not reasons[name].startswith("exit 1: SyntaxError"), name
+
+
+def test_isolation_is_described(outcome):
+    isolation = outcome["isolation"]
+    assert isolation["mode"] in ("namespaces", "landlock")
+    assert isolation["seccomp"] is True
+    assert isolation["uid"] != 0
+
+
+def test_isolation_of_this_process():
+    assert set(describe_isolation()) >= {"mode", "landlock_abi", "seccomp", "uid", "uid_dropped"}
