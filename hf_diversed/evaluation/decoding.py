@@ -1,7 +1,7 @@
 """Decode one batch of prompts with one method and take its measurements, a list per quantity."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -37,8 +37,8 @@ class Task(Protocol):
     def stop_strings(self) -> Sequence[str]: ...
     @property
     def max_new_tokens(self) -> int: ...
-    def prompt(self, record: dict) -> str: ...
-    def score_batch(self, completions: list[str], records: list[dict]) -> list[float]: ...
+    def prompt(self, record: Mapping[str, Any]) -> str: ...
+    def score_batch(self, completions: Sequence[str], records: Sequence[Mapping[str, Any]]) -> list[float]: ...
 
 
 # Counters that are summed over rows and prompts, by their names in `SpeculativeStats`.

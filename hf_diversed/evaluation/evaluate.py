@@ -2,8 +2,9 @@
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from tqdm import tqdm
 
@@ -23,7 +24,7 @@ _WARM_UP_TOKENS = 8
 def evaluate(
     pair: Pair,
     task: Task,
-    examples: Sequence[dict],
+    examples: Sequence[Mapping[str, Any]],
     methods: Sequence[MethodLike],
     settings: EvaluationSettings | None = None,
     *,
@@ -97,7 +98,12 @@ class _Run:
     """One process' share of an evaluation."""
 
     def __init__(
-        self, pair: Pair, task: Task, examples: list[dict], methods: list[Method], settings: EvaluationSettings
+        self,
+        pair: Pair,
+        task: Task,
+        examples: list[Mapping[str, Any]],
+        methods: list[Method],
+        settings: EvaluationSettings,
     ):
         self.task, self.examples, self.methods, self.settings = task, examples, methods, settings
         self.decoder = Decoder(pair, task, settings)

@@ -121,4 +121,4 @@ def _check_header(path: Path, found: dict, expected: dict) -> None:
 
 def _flat(header: dict) -> dict:
     """Settings and the rest on one level; a value in force wins over the setting that may leave it to the task."""
-    return {name: value for name, value in header.items() if name != "settings"}
+    return header.get("settings", {}) | {name: value for name, value in header.items() if name != "settings"}

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
@@ -80,18 +81,22 @@ class Task:
         Raises:
             ValueError: if the tokenizer has no chat template.
         """
-        self._check_shots(record, shots)
         if tokenizer.chat_template is None:
             raise ValueError(
                 f"a chat prompt of task {self.name!r} needs a tokenizer with a chat template, and this one has none. "
                 "Use the plain prompt, or the tokenizer of an instruction-tuned model."
             )
+        messages = self.chat_messages(record, shots)
+        return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+
+    def chat_messages(self, record: Record, shots: Sequence[Record] = ()) -> list[dict[str, str]]:
+        """Return the prompt as messages, solved records as earlier turns."""
+        self._check_shots(record, shots)
         messages = []
         for shot in shots:
             question, answer = self.chat_turn(shot)
             messages += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
-        messages.append({"role": "user", "content": self.chat_turn(record)[0]})
-        return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+        return [*messages, {"role": "user", "content": self.chat_turn(record)[0]}]
 
     def chat_turn(self, record: Record) -> tuple[str, str]:
         """Return what the user says and what the assistant should answer."""
@@ -117,10 +122,12 @@ def choose_shots(pool: Sequence[Record], n: int, record: Record) -> list[Record]
     Raises:
         ValueError: if `n` is negative or the pool too small.
     """
-    others = [shot for shot in pool if shot != record]
-    if not 0 <= n <= len(others):
-        raise ValueError(f"`n` shots must lie in [0, {len(others)}], the other records of the pool, got {n}.")
-    return others[:n]
+    if n < 0:
+        raise ValueError(f"`n` shots must be at least 0, got {n}.")
+    shots = list(islice((shot for shot in pool if shot != record), n))
+    if len(shots) < n:
+        raise ValueError(f"`n` shots must be at most {len(shots)}, the other records of the pool, got {n}.")
+    return shots
 
 
 def lookup(record: Record, column: str) -> Any:

@@ -1,6 +1,6 @@
 """HumanEval: function bodies for a given signature and docstring."""
 
-from hf_diversed.tasks.base import HubSource, Record
+from hf_diversed.tasks.base import HubSource, Record, lookup
 from hf_diversed.tasks.code_extraction import extract_code
 from hf_diversed.tasks.execution import CodeTask, check_tests, fenced
 
@@ -12,19 +12,20 @@ class HumanEval(CodeTask):
     """Columns `prompt`, `canonical_solution`, `test` (defines `check`) and `entry_point`.
 
     A completion is a body, which ends where the next thing at the margin begins, or a function written anew, which
-    then overrides the signature of the prompt.
+    then overrides the signature of the prompt. Where a training row's `prompt` is a rendered one, with shots or chat
+    turns, `task_prompt` holds the record's own.
     """
 
     name = "humaneval"
     source = HubSource("openai/openai_humaneval")
     splits = ("test",)
     columns = ("prompt", "canonical_solution", "test", "entry_point")
-    score_columns = ("prompt", "test", "entry_point")
+    score_columns = ("task_prompt|prompt", "test", "entry_point")
     max_new_tokens = 384
     stop_strings = tuple(f"\n{start}" for start in _NEXT_DEFINITIONS)
 
     def prompt(self, record: Record) -> str:
-        return record["prompt"].replace("\r\n", "\n")
+        return lookup(record, "task_prompt|prompt").replace("\r\n", "\n")
 
     def reference(self, record: Record) -> str:
         return record["canonical_solution"].replace("\r\n", "\n")

@@ -18,6 +18,7 @@ _WORDS = re.compile(r"\\(?:text|textbf|textit|mathrm|mathbf)\s*\{([^{}]*)\}")
 _ARITHMETIC = re.compile(
     r"(?:\\(?:frac|dfrac|tfrac|cdot|times|div|left|right)(?![A-Za-z])|[\d\s.+*/(){}-])+", re.ASCII
 )
+_BEYOND_ARITHMETIC = re.compile(r"[\\^_!]")
 
 logger = logging.getLogger(__name__)
 
@@ -25,17 +26,16 @@ logger = logging.getLogger(__name__)
 def extract_number(text: str) -> Fraction | None:
     r"""Return the number that a completion gives as its answer, None if there is none.
 
-    In this order: the first line marked `#### x` (what follows it is a model that runs on), the last `\boxed{x}`, the
-    last `answer is x` or `answer: x`, the last number. Thousands separators, currency and percent signs, trailing
+    In this order: the first line marked `#### x` (what follows it is a model that runs on), the last `\boxed{x}` that
+    is not empty, the last `answer is x` or `answer: x`, the last number. Thousands separators, currency and percent signs, trailing
     periods and LaTeX spacing are no part of it; of an equation the right-hand side counts.
     """
     text = _normalise(text)
     for statement in _MARKED.findall(text):
         if (number := _of_statement(statement)) is not None:
             return number
-    box = _last_box(text)
-    if box is not None and (number := _of_box(box)) is not None:
-        return number
+    if box := _last_box(text).strip():
+        return _of_box(box)
     for statement in reversed(_STATED.findall(text)):
         if (number := _of_statement(_SENTENCE_END.split(statement, maxsplit=1)[0])) is not None:
             return number
@@ -69,11 +69,11 @@ def _of_statement(statement: str) -> Fraction | None:
     return _value(match) if match else None
 
 
-def _last_box(text: str) -> str | None:
+def _last_box(text: str) -> str:
     """Return what stands in the last `\\boxed{}`, braces paired; up to the end if the completion was cut there."""
     start = text.rfind("\\boxed{")
     if start < 0:
-        return None
+        return ""
     depth, begin = 0, start + len("\\boxed{")
     for position in range(begin, len(text)):
         depth += {"{": 1, "}": -1}.get(text[position], 0)
@@ -88,7 +88,7 @@ def _of_box(box: str) -> Fraction | None:
         return number
     if len(content) <= _LONGEST_EXPRESSION and _ARITHMETIC.fullmatch(content):
         return _of_expression(content)
-    return _of_statement(content) if "\\" not in content else None
+    return None if _BEYOND_ARITHMETIC.search(content) else _of_statement(content)
 
 
 def _of_expression(latex: str) -> Fraction | None:

@@ -1,85 +1,61 @@
-"""What a saved pair is worth on held-out prompts: right answers and acceptance at temperature 1, text seen before."""
+"""What a saved pair is worth on held-out prompts: `python -m hf_diversed.zoo.measure DIR` adds it to training.json."""
 
+import argparse
+import json
 from collections.abc import Iterable
 from pathlib import Path
 
-import torch
-from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
-
-from hf_diversed.generation.decoding import DEFAULT_NUM_ASSISTANT_TOKENS
+from hf_diversed.corpus import Example
+from hf_diversed.evaluation import EvaluationSettings, evaluate
 from hf_diversed.generation.hook import install_hook
-from hf_diversed.generation.recording import record_stats
-from hf_diversed.corpus import FAMILIES, Example, held_out_examples
+from hf_diversed.tasks import get_task, load_records
 from hf_diversed.zoo.loader import DemoPair, load_demo_pair
-from hf_diversed.zoo.recipe import Recipe
+from hf_diversed.zoo.recipe import ModelRecipe, Recipe
 from hf_diversed.zoo.stream import CHUNK, chunk_examples
 
 
-FAMILY = "math"
-RULES = ("lossless", "static:0.7", "static:0.5", "static:0.3")
-MAX_NEW_TOKENS = 160
+TASKS = ("math", "summary", "code")
+METHODS = ("ar", "sd", "static:0.7", "static:0.5", "static:0.3")
 NGRAM = 8
-_BATCH = 50
+_FIELDS = ("quality", "quality_ci", "acceptance_rate", "verified_acceptance_rate", "block_efficiency", "mean_tokens")
 
 
-def measure_pair(folder: Path, recipe: Recipe, n: int = 500, seed: int = 0) -> dict:
-    """Measure a pair saved in `folder` on `n` held-out word problems.
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m hf_diversed.zoo.measure", description=__doc__)
+    parser.add_argument("folder", type=Path, help="as written by `python -m hf_diversed.zoo.train`")
+    parser.add_argument("--n", type=int, default=500, help="held-out prompts per task")
+    arguments = parser.parse_args(argv)
+    path = arguments.folder / "training.json"
+    record = json.loads(path.read_text())
+    roles = {role: ModelRecipe(**model) for role, model in record["recipe"]["models"].items()}
+    recipe = Recipe(**(record["recipe"] | {"models": roles}))
+    record["held_out"] = measure_pair(load_demo_pair(arguments.folder), recipe, arguments.n)
+    path.write_text(json.dumps(record, indent=2) + "\n")
+
+
+def measure_pair(pair: DemoPair, recipe: Recipe, n: int, seed: int = 0) -> dict:
+    """Measure a pair at temperature 1.
 
     Returns:
-        `target` and `draft`: share of right answers by plain sampling. `rules`: for each verifier the same share, with
-        `acceptance_rate` (accepted / drafted), `verified_acceptance_rate` and `block_efficiency` at
-        `num_assistant_tokens` drafts per round. `repeated_8grams`: share of the problems' distinct word 8-grams, over
-        prompt and completion, that the training text of either model contains.
+        The settings, and by task the records of `METHODS` and of "draft" alone, with `repeated_8grams`: share of the
+        records' distinct word 8-grams, over prompt and completion, that the training text of either model contains.
     """
-    pair = load_demo_pair(folder)
-    examples = held_out_examples(FAMILY, n, seed)
-    prompts = [example.prompt for example in examples]
-    return {
-        "n": n,
-        "seed": seed,
-        "num_assistant_tokens": DEFAULT_NUM_ASSISTANT_TOKENS,
-        "target": accuracy(complete(pair.target, pair.tokenizer, prompts, seed), examples),
-        "draft": accuracy(complete(pair.draft, pair.tokenizer, prompts, seed), examples),
-        "rules": {rule: _measure_rule(pair, rule, examples, seed) for rule in RULES},
-        f"repeated_{NGRAM}grams": repeated_ngrams(examples, _training_text(recipe)),
-    }
-
-
-def accuracy(completions: list[str], examples: list[Example]) -> float:
-    """Mean score of the completions; each example's own family judges."""
-    scores = [
-        FAMILIES[example.key.split("/")[0]].score(completion, example)
-        for completion, example in zip(completions, examples, strict=True)
-    ]
-    return sum(scores) / len(scores)
-
-
-def complete(
-    model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, prompts: list[str], seed: int = 0, **kwargs
-) -> list[str]:
-    """Sample one completion per prompt at temperature 1 from the full law; `kwargs` go to `generate`."""
-    torch.manual_seed(seed)
-    completions = []
-    for start in range(0, len(prompts), _BATCH):
-        inputs = tokenizer(prompts[start : start + _BATCH], return_tensors="pt", padding=True)
-        sequences = model.generate(
-            **inputs, do_sample=True, temperature=1.0, top_k=0, top_p=1.0, max_new_tokens=MAX_NEW_TOKENS, **kwargs
-        )
-        completions += tokenizer.batch_decode(sequences[:, inputs.input_ids.shape[1] :], skip_special_tokens=True)
-    return completions
-
-
-def _measure_rule(pair: DemoPair, rule: str, examples: list[Example], seed: int) -> dict[str, float]:
     install_hook()
-    prompts = [example.prompt for example in examples]
-    with record_stats() as stats:
-        completions = complete(pair.target, pair.tokenizer, prompts, seed, assistant_model=pair.draft, verifier=rule)
-    return {
-        "right": accuracy(completions, examples),
-        "acceptance_rate": stats.acceptance_rate,
-        "verified_acceptance_rate": stats.verified_acceptance_rate,
-        "block_efficiency": stats.block_efficiency,
-    }
+    settings = EvaluationSettings(num_examples=n, seed=seed, batch_size=64)
+    found = {"n": n, "seed": seed, "num_assistant_tokens": settings.num_assistant_tokens, "tasks": {}}
+    for name in TASKS:
+        task = get_task(name, allow_code_execution=True)
+        records = load_records(task, "test", n, seed)
+        rows = {row["method"]: row for row in evaluate(pair, task, records, METHODS, settings)}
+        draft_alone = DemoPair(pair.tokenizer, pair.draft, pair.draft, {})
+        rows["draft"] = evaluate(draft_alone, task, records, ["ar"], settings)[0]
+        examples = [Example(**record) for record in records]
+        found["tasks"][name] = {
+            "metric": task.metric,
+            "methods": {label: {name: row[name] for name in _FIELDS} for label, row in rows.items()},
+            f"repeated_{NGRAM}grams": repeated_ngrams(examples, _training_text(recipe)),
+        }
+    return found
 
 
 def repeated_ngrams(examples: list[Example], training: Iterable[Example]) -> float:
@@ -98,3 +74,7 @@ def _training_text(recipe: Recipe) -> Iterable[Example]:
 def _ngrams(example: Example) -> set[tuple[str, ...]]:
     words = (example.prompt + example.completion).split()
     return {tuple(words[i : i + NGRAM]) for i in range(len(words) - NGRAM + 1)}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,6 +1,5 @@
 """The attack table against every kind of jail, as root and as an ordinary user. No torch in these processes."""
 
-import functools
 import json
 import os
 import shutil
@@ -22,7 +21,6 @@ JAILS = [("self", "namespaces"), ("nobody", "namespaces"), ("nobody", "landlock"
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="namespaces and Landlock are Linux's")
 
 
-@functools.cache
 def interpreter_for_nobody() -> str | None:
     """Root's own interpreter is often under /root, which nobody can enter."""
     for python in (sys.executable, "/usr/bin/python3", "/usr/local/bin/python3"):
@@ -40,7 +38,6 @@ def interpreter_for_nobody() -> str | None:
     return None
 
 
-@functools.cache
 def attack(user: str, mode: str) -> dict:
     """Run the whole table once. The host script sees a copy of the package, so an ordinary user can read it too."""
     python, identity = sys.executable, {}
@@ -73,27 +70,22 @@ def attack(user: str, mode: str) -> dict:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-@pytest.fixture(scope="module", params=JAILS, ids="-".join)
-def outcome(request):
-    return attack(*request.param)
-
-
-def test_no_attack_passes(outcome):
+def no_attack_passes(outcome: dict) -> None:
     assert outcome["attacks"].keys() == ATTACKS.keys()
     assert [name for name, (passed, *_) in outcome["attacks"].items() if passed] == []
 
 
-def test_host_is_untouched(outcome):
+def host_is_untouched(outcome: dict) -> None:
     assert outcome["touched"] == []
 
 
-def test_ordinary_programs_pass(outcome):
+def ordinary_programs_pass(outcome: dict) -> None:
     failed = {name: result for name, result in outcome["ordinary"].items() if not result[0]}
     assert failed == {}
     assert ORDINARY.keys() <= outcome["ordinary"].keys() <= ORDINARY.keys() | WITH_PROCESSES.keys()
 
 
-def test_attacks_end_for_the_right_reason(outcome):
+def attacks_end_for_the_right_reason(outcome: dict) -> None:
     """A jail in which nothing works would also let no attack pass."""
     reasons = {name: reason for name, (_, reason, _) in outcome["attacks"].items()}
     for name in ("endless_loop", "endless_sleep", "flood"):
@@ -106,11 +98,22 @@ def test_attacks_end_for_the_right_reason(outcome):
         assert not reasons[name].startswith("exit 1: SyntaxError"), name
 
 
-def test_isolation_is_described(outcome):
+def isolation_is_described(outcome: dict) -> None:
     isolation = outcome["isolation"]
     assert isolation["mode"] in ("namespaces", "landlock")
     assert isolation["seccomp"] is True
     assert isolation["uid"] != 0
+
+
+@pytest.mark.parametrize(("user", "mode"), JAILS)
+def test_jail(user, mode):
+    """One test per jail: under pytest-xdist the table then runs once, wherever that is."""
+    outcome = attack(user, mode)
+    no_attack_passes(outcome)
+    host_is_untouched(outcome)
+    ordinary_programs_pass(outcome)
+    attacks_end_for_the_right_reason(outcome)
+    isolation_is_described(outcome)
 
 
 def test_isolation_of_this_process():

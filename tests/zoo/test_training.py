@@ -60,10 +60,20 @@ def test_a_step_sees_the_same_batch_whenever_it_is_run(tokenizer):
 
 def test_loss_weights(tokenizer):
     """Padding weighs nothing, prompts little, and digits of a completion most."""
-    batch = next(batches(TINY, "target", tokenizer, 0))
+    batch = next(batches(dataclasses.replace(TINY, families={"math": 1.0}), "target", tokenizer, 0))
     weights = {0.0, TINY.prompt_weight, 1.0, TINY.number_weight}
     assert sorted(batch["weights"].unique().tolist()) == pytest.approx(sorted(weights))
     assert torch.equal(batch["labels"] == -100, batch["weights"] == 0)
+
+
+def test_of_a_drill_only_results_weigh(tokenizer):
+    """Catches loss on operands, which are drawn at random: no model can know them, and they drown what it can learn."""
+    batch = next(batches(dataclasses.replace(TINY, families={"drills": 1.0}), "target", tokenizer, 0))
+    for ids, weights in zip(batch["input_ids"], batch["weights"]):
+        text = tokenizer.convert_ids_to_tokens(ids)
+        heavy = [index for index, weight in enumerate(weights) if weight == TINY.number_weight]
+        assert all(text[index - 1] == "=" or (index - 1 in heavy) for index in heavy)
+        assert len([index for index in heavy if text[index - 1] == "="]) == 11
 
 
 def test_provenance_records_the_checked_in_recipe():

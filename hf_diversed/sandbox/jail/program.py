@@ -188,9 +188,9 @@ def _run_to_its_end(execute, code, namespace, write, status, secret) -> None:
 def _explain(error: BaseException, source: bytes) -> bytes:
     """One line for a person. The program's exception may misbehave when it is looked at."""
     name = type(error).__name__
-    if isinstance(error, SystemExit):
-        return f"did not run to its end (SystemExit: {error.code!r:.100})".encode("utf-8", "replace")
     try:
+        if isinstance(error, SystemExit):
+            return f"did not run to its end (SystemExit: {repr(error.code)[:100]})".encode("utf-8", "replace")
         message = " ".join(str(error).split())
         line = _failing_line(error, source)
     except BaseException:
