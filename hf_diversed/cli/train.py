@@ -8,7 +8,7 @@ import yaml
 from transformers import HfArgumentParser
 
 from hf_diversed.head import DiversedHead
-from hf_diversed.tasks import TASKS, get_task
+from hf_diversed.tasks import TASKS, Task, get_task
 from hf_diversed.tasks.loading import load_records
 from hf_diversed.tasks.rewards import load_reward
 from hf_diversed.tasks.rows import prompt_rows
@@ -79,12 +79,7 @@ def build_trainer(arguments: TrainArguments, config: DiversedConfig) -> Diversed
         "unsafe_code_execution": arguments.unsafe_code_execution,
     }
     task = get_task(arguments.task, **execution)
-    train_rows = _rows(arguments, task, "train", arguments.num_prompts, arguments.data_file, config.seed)
-    eval_rows = None
-    if config.eval_strategy != "no":
-        eval_rows = _rows(
-            arguments, task, arguments.eval_split, arguments.num_eval_prompts, arguments.eval_data_file, config.seed
-        )
+    train_rows, eval_rows = load_rows(arguments, task, config.seed, held_out=config.eval_strategy != "no")
     models: dict[str, Any] = {"target": arguments.target, "draft": arguments.draft}
     if arguments.target is None:
         pair = load_demo_pair()
@@ -102,14 +97,28 @@ def build_trainer(arguments: TrainArguments, config: DiversedConfig) -> Diversed
     )
 
 
-def _rows(arguments: TrainArguments, task, split: str, n: int, data_file: str | None, seed: int) -> list[dict]:
+def load_rows(
+    arguments: TrainArguments, task: Task, seed: int, held_out: bool
+) -> tuple[list[dict], list[dict] | None]:
+    """Rows to train on and held-out rows, disjoint also where both come from the training split or one file."""
+    n, n_eval = arguments.num_prompts, arguments.num_eval_prompts if held_out else 0
+    shared = n_eval and not arguments.eval_data_file and (arguments.data_file or arguments.eval_split == "train")
+    records = _load(task, "train", n + n_eval if shared else n, seed, arguments.data_file)
+    if shared:
+        n_eval = min(n_eval, len(records) // 2)  # a small file is halved
+        records, evaluation = records[: len(records) - n_eval], records[len(records) - n_eval :]
+    elif n_eval:
+        evaluation = _load(task, arguments.eval_split, n_eval, seed, arguments.eval_data_file)
+    style = {"pool": records, "shots": arguments.shots, "chat": arguments.chat}
+    train_rows = prompt_rows(task, records, **style)
+    return train_rows, prompt_rows(task, evaluation, **style) if n_eval else None
+
+
+def _load(task: Task, split: str, n: int, seed: int, data_file: str | None) -> list[dict]:
+    """At most `n` records: a file may have fewer."""
     if data_file is not None:
-        n = min(n, len(load_records(task, split, None, data_file=data_file)))
-    records = load_records(task, split, n, seed, data_file)
-    pool = records
-    if arguments.shots and split != "train":
-        pool = load_records(task, "train", max(n, arguments.shots + 1), seed, arguments.data_file)
-    return prompt_rows(task, records, pool=pool, shots=arguments.shots, chat=arguments.chat)
+        n = min(n, len(load_records(task, split, data_file=data_file)))
+    return load_records(task, split, n, seed, data_file)
 
 
 def _read_config(path: str) -> dict[str, Any]:
