@@ -1,19 +1,17 @@
 """Commands and their options; the work is done in `comparison`, the looks in `rendering`."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Annotated
 
-import torch
 import typer
-from rich.console import Console
 from rich.text import Text
-from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging
 
 from hf_diversed.cli.comparison import Method, Pair, Settings, compare, demo_methods, measure
+from hf_diversed.cli.evaluate import evaluate
+from hf_diversed.cli.models import load_pair
 from hf_diversed.cli.rendering import comparison_table, source_legend, token_text
+from hf_diversed.cli.terminal import console, errors_in_words
 from hf_diversed.corpus import held_out_examples
 from hf_diversed.generation.hook import resolve_verifier
 from hf_diversed.head import DiversedHead, DiversedHeadConfig
@@ -24,7 +22,7 @@ from hf_diversed.zoo import load_demo_pair
 app = typer.Typer(
     help="Relaxed speculative decoding for Hugging Face models.", no_args_is_help=True, add_completion=False
 )
-console = Console()
+app.command()(evaluate)
 
 Seed = Annotated[int, typer.Option(help="Seed of the prompts and of sampling.")]
 Gamma = Annotated[int, typer.Option("--num-assistant-tokens", min=1, help="Drafts per round.")]
@@ -88,8 +86,8 @@ def generate(
 ) -> None:
     """Continue a prompt with any pair and rule; shows where every token came from."""
     logging.set_verbosity_error()
-    with _errors_in_words():
-        pair = _load_pair(target, draft, device, chat)
+    with errors_in_words():
+        pair = load_pair(target, draft, device, chat)
         if head is None and verifier is None:
             verifier = "static:0.7"
         rule = resolve_verifier(head, verifier, quality, max_bias, pair.target.device)
@@ -110,38 +108,10 @@ def generate(
 @app.command(add_help_option=False, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def train(context: typer.Context) -> None:
     """Train a head for a task and a pair: hf-diversed train --task math --output_dir head-math."""
-    from hf_diversed.cli.train import train as run  # here, as it takes seconds to import
+    with errors_in_words():
+        from hf_diversed.cli.train import train as run  # here, as it needs packages of the extra "train"
 
-    with _errors_in_words():
         run(context.args)
-
-
-@contextmanager
-def _errors_in_words() -> Iterator[None]:
-    """What was refused is said in a line, without a traceback."""
-    try:
-        yield
-    except (ValueError, OSError) as error:
-        console.print(Text(str(error), style="red"))
-        raise typer.Exit(2) from error
-
-
-def _load_pair(target: str | None, draft: str | None, device: str | None, chat: bool) -> Pair:
-    if (target is None) != (draft is None):
-        raise ValueError("--target and --draft go together: pass both, or neither for the embedded pair.")
-    if target is None or draft is None:
-        loaded = load_demo_pair()
-        return Pair(loaded.target, loaded.draft, loaded.tokenizer)
-    device = device or _best_device()
-    models = [AutoModelForCausalLM.from_pretrained(name, dtype="auto", device_map=device) for name in (target, draft)]
-    tokenizer = AutoTokenizer.from_pretrained(target, padding_side="left")
-    return Pair(models[0].eval(), models[1].eval(), tokenizer, add_special_tokens=not chat)
-
-
-def _best_device() -> str:
-    if torch.cuda.is_available():
-        return "cuda"
-    return "mps" if torch.backends.mps.is_available() else "cpu"
 
 
 def _chat_prompt(pair: Pair, prompt: str) -> str:

@@ -1,6 +1,7 @@
 """`hf-diversed train`: a task, a pair and a few numbers to a head in a folder."""
 
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -109,9 +110,8 @@ def load_rows(
         records, evaluation = records[: len(records) - n_eval], records[len(records) - n_eval :]
     elif n_eval:
         evaluation = _load(task, arguments.eval_split, n_eval, seed, arguments.eval_data_file)
-    style = {"pool": records, "shots": arguments.shots, "chat": arguments.chat}
-    train_rows = prompt_rows(task, records, **style)
-    return train_rows, prompt_rows(task, evaluation, **style) if n_eval else None
+    rows = partial(prompt_rows, task, pool=records, shots=arguments.shots, chat=arguments.chat)
+    return rows(records), rows(evaluation) if n_eval else None
 
 
 def _load(task: Task, split: str, n: int, seed: int, data_file: str | None) -> list[dict]:

@@ -41,7 +41,7 @@ CHANGES = {
     "add": Part("$k (plus|more than) ", "v + k", lambda v, k: v + k),
     "times": Part("$k times ", "k * v", lambda v, k: k * v),
 }
-GATHERINGS = {
+GATHERINGS: dict[str, tuple[str, Callable[[list[int]], object]]] = {
     "sum": ("the (sum|total) of ", sum),
     "largest": ("the (largest|maximum) of ", max),
     "smallest": ("the (smallest|minimum) of ", min),
@@ -105,7 +105,7 @@ def _tests(
     name: str, gathering: str, change: Part, condition: Part, amount: int, bound: int, rng: random.Random
 ) -> list[str]:
     """Assertions on lists of which some numbers pass the filter and others do not, unless all do."""
-    tests = []
+    tests: list[str] = []
     while len(tests) < _TESTS:
         numbers = [rng.randint(1, 20) for _ in range(6)]
         passed = [change.run(v, amount) for v in numbers if condition.run(v, bound)]

@@ -26,9 +26,10 @@ logger = logging.getLogger(__name__)
 def extract_number(text: str) -> Fraction | None:
     r"""Return the number that a completion gives as its answer, None if there is none.
 
-    In this order: the first line marked `#### x` (what follows it is a model that runs on), the last `\boxed{x}` that
-    is not empty, the last `answer is x` or `answer: x`, the last number. Thousands separators, currency and percent signs, trailing
-    periods and LaTeX spacing are no part of it; of an equation the right-hand side counts.
+    In this order: the first line marked `#### x` (what follows it is a model that runs on), the last `\boxed{x}` if
+    it is not empty, the last `answer is x` or `answer: x`, the last number. Thousands separators, currency and percent
+    signs, trailing periods and LaTeX spacing are no part of it; of an equation the right-hand side counts. A box that
+    holds no number counts as none, rather than to guess from what is left.
     """
     text = _normalise(text)
     for statement in _MARKED.findall(text):

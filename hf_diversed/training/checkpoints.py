@@ -42,7 +42,7 @@ def damage(folder: Path) -> str | None:
 
 def newest_complete(output_dir: Path) -> tuple[Path | None, dict[Path, str]]:
     """The newest complete checkpoint of a run, or None, and the damaged ones that are newer, with what is wrong."""
-    damaged = {}
+    damaged: dict[Path, str] = {}
     for folder in sorted(output_dir.glob(f"{PREFIX_CHECKPOINT_DIR}-*"), key=_step, reverse=True):
         problem = damage(folder)
         if problem is None:

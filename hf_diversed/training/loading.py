@@ -13,7 +13,10 @@ from hf_diversed.training.arguments import DiversedConfig
 def load_frozen(model: PreTrainedModel | str, args: DiversedConfig) -> PreTrainedModel:
     """Return a model in eval mode and without gradients; a name is loaded onto this process's device."""
     if isinstance(model, str):
-        options = {"dtype": "auto", "device_map": {"": args.device}} | (args.model_init_kwargs or {})
+        given = args.model_init_kwargs or {}
+        if isinstance(given, str):
+            raise ValueError(f"model_init_kwargs must be a JSON object or a dict, got {given!r}.")
+        options = {"dtype": "auto", "device_map": {"": args.device}} | given
         model = AutoModelForCausalLM.from_pretrained(model, **options)
     return model.eval().requires_grad_(False)
 

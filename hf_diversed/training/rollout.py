@@ -6,6 +6,7 @@ There is no second loop here: sampling is `generate` with a verifier, and what i
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from transformers import BatchEncoding, PreTrainedModel, PreTrainedTokenizerBase
@@ -103,7 +104,7 @@ class Sampler:
 
     def _options(self) -> dict:
         settings = self.settings
-        options = {
+        options: dict[str, Any] = {
             "do_sample": True,
             "temperature": settings.temperature,
             "top_k": settings.top_k,
@@ -163,11 +164,11 @@ class Sampler:
 def _join(parts: list[tuple[list[int], Rollouts]]) -> Rollouts:
     """One `Rollouts` in the order of the prompts out of batches in another."""
     size = sum(len(order) for order, _ in parts)
-    completions, ids, finished = [""] * size, [[] for _ in range(size)], [False] * size
+    rows: list[tuple[str, list[int], bool]] = [("", [], False)] * size
     stats, sequences = SpeculativeStats(), []
     for order, part in parts:
-        for place, *values in zip(order, part.completions, part.completion_ids, part.finished):
-            completions[place], ids[place], finished[place] = values
+        for place, row in zip(order, zip(part.completions, part.completion_ids, part.finished)):
+            rows[place] = row
         stats.add(part.stats)
         sequences.append(torch.tensor(order)[part.decisions.sequence])
     columns = {
@@ -176,6 +177,7 @@ def _join(parts: list[tuple[list[int], Rollouts]]) -> Rollouts:
     }
     inputs = {name: torch.cat([part.inputs[name] for _, part in parts]) for name in parts[0][1].inputs}
     decisions = Decisions(sequence=torch.cat(sequences), num_sequences=size, **columns)
+    completions, ids, finished = (list(column) for column in zip(*rows))
     return Rollouts(completions, ids, finished, decisions, inputs, stats)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from accelerate.utils import gather_object
-from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer, TrainerControl
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, rotate_checkpoints
 from transformers.utils import logging
 
@@ -69,6 +69,7 @@ class DiversedTrainer(Trainer):
     """
 
     _tag_names = ("diversed",)
+    control: TrainerControl
 
     def __init__(
         self,
@@ -85,8 +86,9 @@ class DiversedTrainer(Trainer):
         stop_strings: Sequence[str] = (),
         **kwargs,
     ):
-        several = isinstance(reward_funcs, Sequence) and not isinstance(reward_funcs, str)
-        self.reward_funcs = [load_reward(function) for function in (reward_funcs if several else [reward_funcs])]
+        single = isinstance(reward_funcs, str) or callable(reward_funcs)
+        functions: Any = [reward_funcs] if single else reward_funcs
+        self.reward_funcs = [load_reward(function) for function in functions]
         self.reward_weights = args.reward_weights or [1.0] * len(self.reward_funcs)
         if len(self.reward_weights) != len(self.reward_funcs):
             raise ValueError(
@@ -231,7 +233,7 @@ class DiversedTrainer(Trainer):
 
     def _rewards(self, rows: Rows, completions: Sequence, completion_ids: Sequence | None = None) -> dict[str, list]:
         """Rewards of completions, the weighted sum and by function, in TRL's calling convention."""
-        columns = {name: [row[name] for row in rows] for name in rows[0] if name != "prompt"}
+        columns: dict[str, Any] = {name: [row[name] for row in rows] for name in rows[0] if name != "prompt"}
         columns |= {"prompts": [row["prompt"] for row in rows], "completion_ids": completion_ids}
         found = {
             f"rewards/{function.__name__}": call_reward(function, completions, **columns)
@@ -284,8 +286,8 @@ class DiversedTrainer(Trainer):
                 mine = [row for row in mine for _ in range(args.reference_generations)]
                 texts = self.sampler.plain([row["prompt"] for row in mine], self._seed("reference", start))
                 rewards = self._rewards(mine, texts)["reward"] if mine else []
-            gathered = gather_object(list(zip([row["prompt"] for row in mine], rewards)))
-            self.references.add(*zip(*gathered))
+            gathered = gather_object([(row["prompt"], reward) for row, reward in zip(mine, rewards)])
+            self.references.add([prompt for prompt, _ in gathered], [reward for _, reward in gathered])
             if self.is_world_process_zero():
                 self.references.save()
 

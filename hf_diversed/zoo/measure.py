@@ -42,7 +42,7 @@ def measure_pair(pair: DemoPair, recipe: Recipe, n: int, seed: int = 0) -> dict:
     """
     install_hook()
     settings = EvaluationSettings(num_examples=n, seed=seed, batch_size=64)
-    found = {"n": n, "seed": seed, "num_assistant_tokens": settings.num_assistant_tokens, "tasks": {}}
+    found: dict[str, dict] = {}
     for name in TASKS:
         task = get_task(name, allow_code_execution=True)
         records = load_records(task, "test", n, seed)
@@ -50,12 +50,12 @@ def measure_pair(pair: DemoPair, recipe: Recipe, n: int, seed: int = 0) -> dict:
         draft_alone = DemoPair(pair.tokenizer, pair.draft, pair.draft, {})
         rows["draft"] = evaluate(draft_alone, task, records, ["ar"], settings)[0]
         examples = [Example(**record) for record in records]
-        found["tasks"][name] = {
+        found[name] = {
             "metric": task.metric,
             "methods": {label: {name: row[name] for name in _FIELDS} for label, row in rows.items()},
             f"repeated_{NGRAM}grams": repeated_ngrams(examples, _training_text(recipe)),
         }
-    return found
+    return {"n": n, "seed": seed, "num_assistant_tokens": settings.num_assistant_tokens, "tasks": found}
 
 
 def repeated_ngrams(examples: list[Example], training: Iterable[Example]) -> float:

@@ -1,0 +1,21 @@
+"""Where commands print, and how they say what went wrong."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+
+console = Console()
+
+
+@contextmanager
+def errors_in_words() -> Iterator[None]:
+    """Say in a line, without a traceback, what was refused; the command exits with 2."""
+    try:
+        yield
+    except (ValueError, OSError) as error:
+        console.print(Text(str(error), style="red"))
+        raise typer.Exit(2) from error

@@ -1,0 +1,61 @@
+"""The program inside a completion."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hf_diversed.tasks.code_extraction import STOP_POINTS, extract_code
+
+
+CODE = "def f(x):\n    return x\n"
+
+
+@pytest.mark.parametrize(
+    "completion",
+    [
+        CODE,
+        CODE.replace("\n", "\r\n"),
+        f"```python\n{CODE}```",
+        f"```python\r\n{CODE}```\r\nDone.",
+        f"```\n{CODE}```",
+        f"```py\n{CODE}",
+        f"Here is it:\n\n```python\n{CODE}```\nIt returns x.\n```python\nprint(f(1))\n```",
+        f" Sure!\n ```python\n{CODE} ```",
+        f"{CODE}```\nThis closes what the prompt had opened.\n```python\n1/0\n```",
+        f"```python\n{CODE}if __name__ == '__main__':\n    f(input())\n```",
+        *(f"{CODE}{stop} rest\nof it" for stop in STOP_POINTS),
+    ],
+)
+def test_finds_the_code(completion: str):
+    """Catches prose in a program, the block of a model that runs on, and calls of the model's own behind the code."""
+    assert extract_code(completion) == CODE
+
+
+@pytest.mark.parametrize("start", ["    return x\n", "\treturn x\n", "import re\n", "from a.b import c\n", "R = 3\n"])
+def test_text_that_begins_as_code_is_code(start: str):
+    """Catches a body thrown away for a fenced block further down, which answers something else."""
+    assert extract_code(f"{start}\n\nNow a test:\n```python\n1/0\n```") == f"{start}\n\nNow a test:\n"
+
+
+@pytest.mark.parametrize("start", ["from here on we do this:", "if x == 3, then:", "Import this:", "define f:"])
+def test_prose_that_looks_like_code_is_prose(start: str):
+    """Catches an answer thrown away since the sentence before it begins with a keyword."""
+    assert extract_code(f"{start}\n```python\n{CODE}```") == CODE
+
+
+def test_stop_points_count_at_the_margin_only():
+    """Catches a function cut at a print or an assertion of its own."""
+    code = "def f(x):\n    print(x)\n    assert x\n    return 'Question:'\n"
+    assert extract_code(code) == code
+    assert extract_code(f"```python\nprint(1)\nassert True\n{CODE}```") == f"print(1)\nassert True\n{CODE}"
+    assert extract_code("print(1)") == ""
+    assert extract_code(f"{CODE}def g(): pass", ["def "]) == ""
+    assert extract_code(f"    return 1\n{CODE}", ["def "]) == "    return 1\n"
+
+
+@given(st.text(alphabet="`\n\rdef x():if __name_print", max_size=60))
+def test_any_text_gives_a_piece_of_it(text: str):
+    """Catches invented code, and a crash on the odd text of an untrained model."""
+    code = extract_code(text)
+    assert code in text.replace("\r\n", "\n").replace("\r", "\n")
+    assert "\r" not in code

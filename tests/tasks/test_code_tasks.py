@@ -1,0 +1,167 @@
+"""Programs of the code tasks and the way they are run."""
+
+from dataclasses import dataclass
+
+import pytest
+
+from hf_diversed.sandbox import describe_isolation
+from hf_diversed.tasks import execution, get_task
+from hf_diversed.tasks.embedded import EmbeddedTask
+
+
+NAMES = ["mbpp", "mbpp_sanitized", "humaneval", "code"]
+RIGHT = "def double(x):\n    return 2 * x\n"
+WRONG = "def double(x):\n    return x\n"
+RECORDS = {
+    "mbpp": {
+        "text": "Double x.",
+        "code": RIGHT.replace("\n", "\r\n"),
+        "test_list": ["assert double(1) == 2", "assert double(THREE) == 6"],
+        "test_setup_code": "THREE = double(3) // 2\r\n",
+    },
+    "mbpp_sanitized": {
+        "prompt": "Double x.",
+        "code": RIGHT,
+        "test_list": ["assert double(1) == 2", "assert double(math.floor(1.5)) == 2"],
+        "test_imports": ["import math", "import sys"],
+    },
+    "humaneval": {
+        "prompt": 'import math\r\n\r\n\r\ndef double(x):\r\n    """Return twice x."""\r\n',
+        "canonical_solution": "    return 2 * math.floor(x)\n",
+        "test": "def check(candidate):\n    assert candidate(1) == 2\n",
+        "entry_point": "double",
+    },
+    "code": {"prompt": "Task: double\nCode:\n", "completion": RIGHT, "answer": "assert double(1) == 2\nassert True"},
+}
+
+
+@dataclass
+class Outcome:
+    passed: bool
+    reason: str = ""
+
+
+class FakeSandbox:
+    """Runs programs in this process, which is fine for programs written here, and keeps what it was asked."""
+
+    def __init__(self):
+        self.calls: list[tuple[list[str], dict]] = []
+
+    def __call__(self, programs, **options):
+        self.calls.append((list(programs), options))
+        return [Outcome(self._passes(program)) for program in programs]
+
+    @staticmethod
+    def _passes(program: str) -> bool:
+        try:
+            exec(program, {"__name__": "__main__"})
+        except BaseException:
+            return False
+        return True
+
+
+@pytest.fixture
+def sandbox(monkeypatch: pytest.MonkeyPatch) -> FakeSandbox:
+    fake = FakeSandbox()
+    monkeypatch.setattr(execution, "run_programs", fake)
+    return fake
+
+
+def allowed(name: str):
+    return get_task(name, allow_code_execution=True)
+
+
+def runnable(name: str):
+    """The task with the sandbox as this machine has it: the programs of these tests are our own."""
+    unsafe = "unavailable" in describe_isolation()
+    return get_task(name, allow_code_execution=True, unsafe_code_execution=unsafe)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_batch_is_one_call(name: str, sandbox: FakeSandbox):
+    """Catches a sandbox started for every completion, scores out of order, and references that do not pass."""
+    task, record = allowed(name), RECORDS[name]
+    right = task.reference(record)
+    scores = task.score_batch([right, "nonsense here", right, WRONG], [record] * 4)
+    assert scores == [1.0, 0.0, 1.0, 0.0]
+    assert [len(programs) for programs, _ in sandbox.calls] == [4]
+    assert task.score(right, record) == 1.0
+    assert task.score_batch([], []) == []
+    assert len(sandbox.calls) == 2
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_answers_of_a_chat_model_pass_too(name: str, sandbox: FakeSandbox):
+    """Catches a fence that ends up in the program, and a function written anew that is pasted into its own body."""
+    task, record = allowed(name), RECORDS[name]
+    answer = task.chat_turn(record)[1]
+    assert answer.startswith("```python\n")
+    assert task.score_batch([f"Of course:\n\n{answer}\nEnjoy!", RIGHT], [record] * 2) == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_code_is_run_only_when_allowed(name: str, sandbox: FakeSandbox):
+    """Catches a model's code run because somebody chose a task."""
+    for score in (get_task(name).score, lambda text, record: get_task(name).score_batch([text], [record])):
+        with pytest.raises(ValueError, match=f"task '{name}' runs code that a model wrote.*`--allow-code-execution`"):
+            score(RIGHT, RECORDS[name])
+    assert not sandbox.calls
+    assert get_task(name).prompt(RECORDS[name])
+
+
+def test_isolation_is_given_up_only_when_asked(sandbox: FakeSandbox):
+    """Catches the weaker mode as the default, or as a way to allow what was not allowed."""
+    unsafe = get_task("code", allow_code_execution=True, unsafe_code_execution=True)
+    for task in (allowed("code"), unsafe):
+        task.score(RIGHT, RECORDS["code"])
+    assert [options["unsafe"] for _, options in sandbox.calls] == [False, True]
+    with pytest.raises(ValueError, match="`unsafe_code_execution` needs `allow_code_execution`"):
+        get_task("code", unsafe_code_execution=True)
+    assert get_task("gsm8k", allow_code_execution=True, unsafe_code_execution=True).name == "gsm8k"
+
+
+def test_programs():
+    """Catches setup before the classes that it uses, tests prefixed with a second `assert`, a check that nobody calls,
+    Windows line ends."""
+    assert allowed("mbpp").program(RIGHT, RECORDS["mbpp"]) == (
+        f"{RIGHT}\nTHREE = double(3) // 2\n\nassert double(1) == 2\nassert double(THREE) == 6\n"
+    )
+    assert allowed("mbpp").program(RIGHT, RECORDS["mbpp_sanitized"]).startswith(f"{RIGHT}\nimport math\nimport sys\n")
+    assert allowed("humaneval").program("    return 2 * x\n\n\ndef other():\n    broken(", RECORDS["humaneval"]) == (
+        'import math\n\n\ndef double(x):\n    """Return twice x."""\n    return 2 * x\n\n\n\n'
+        "def check(candidate):\n    assert candidate(1) == 2\n\ncheck(double)\n"
+    )
+    assert allowed("code").program(f"{RIGHT}\nTask: next", RECORDS["code"]) == (
+        f"{RIGHT}\n\nassert double(1) == 2\nassert True\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "changed"),
+    [
+        ("mbpp", {"test_list": []}),
+        ("mbpp_sanitized", {"test_list": [" "]}),
+        ("humaneval", {"test": ""}),
+        ("code", {"answer": "\n"}),
+    ],
+)
+def test_refuses_records_without_tests(name: str, changed: dict, sandbox: FakeSandbox):
+    """Catches a record that any completion passes."""
+    with pytest.raises(ValueError, match=f"a record of task '{name}' has no tests"):
+        allowed(name).score(RIGHT, RECORDS[name] | changed)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_in_the_real_sandbox(name: str):
+    """Catches a sandbox that is called in another way than it is written."""
+    task, record = runnable(name), RECORDS[name]
+    completions = [task.reference(record), WRONG, "import sys\nsys.exit(0)\n"]
+    assert task.score_batch(completions, [record] * 3) == [1.0, 0.0, 0.0]
+
+
+def test_references_of_the_corpus_pass():
+    """Catches tests that the corpus's own code fails."""
+    task = runnable("code")
+    assert isinstance(task, EmbeddedTask)
+    records = task.draw("test", 8, seed=0)
+    assert task.score_batch([task.reference(record) for record in records], records) == [1.0] * 8

@@ -1,0 +1,152 @@
+"""Records from files, from the Hub and from the corpus."""
+
+import json
+import sys
+from pathlib import Path
+
+import datasets
+import pytest
+
+from hf_diversed.tasks import TASKS, get_task, load_records
+
+
+def write(path: Path, *lines) -> Path:
+    path.write_text("".join((line if isinstance(line, str) else json.dumps(line)) + "\n" for line in lines))
+    return path
+
+
+def rows(n: int) -> list[dict]:
+    return [{"question": f"q{i}", "answer": f"#### {i}", "extra": i} for i in range(n)]
+
+
+def test_reads_a_data_file_in_order(tmp_path: Path):
+    """Catches columns that are dropped, and all records in an order that is not the file's."""
+    path = write(tmp_path / "a.jsonl", *rows(5))
+    assert load_records(get_task("gsm8k"), "train", data_file=path) == rows(5)
+    assert load_records(get_task("gsm8k"), "train", 5, seed=3, data_file=str(path)) == rows(5)
+
+
+def test_fewer_records_are_drawn_by_the_seed(tmp_path: Path):
+    """Catches the head of a sorted file taken for a sample, and a sample that changes from run to run."""
+    path, task = write(tmp_path / "a.jsonl", *rows(30)), get_task("gsm8k")
+    drawn = load_records(task, "train", 20, seed=1, data_file=path)
+    assert drawn == load_records(task, "train", 20, seed=1, data_file=path)
+    assert drawn[:5] == load_records(task, "train", 5, seed=1, data_file=path)
+    assert drawn != load_records(task, "train", 20, seed=2, data_file=path)
+    assert drawn != rows(20)
+    numbers = [record["extra"] for record in drawn]
+    assert len(set(numbers)) == 20
+    assert set(numbers) <= set(range(30))
+
+
+def test_reads_odd_but_valid_lines(tmp_path: Path):
+    """Catches a byte order mark, empty lines, and a line separator inside a text that ends a line for `splitlines`."""
+    path = tmp_path / "a.jsonl"
+    text = json.dumps({"question": "a\u2028b", "answer": "#### 1"}, ensure_ascii=False)
+    path.write_text(f"\ufeff{text}\r\n\n{text}", encoding="utf-8")
+    assert [record["question"] for record in load_records(get_task("gsm8k"), "x", data_file=path)] == ["a\u2028b"] * 2
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        (
+            [{"question": "q", "answer": "a"}, '{"question": '],
+            r"line 2 of .*a\.jsonl is no JSON: .*one object per line",
+        ),
+        (["", {"question": "q"}], r"line 2 of .* lacks 'answer', which task 'gsm8k' needs; it has \['question'\]"),
+        ([{"answer": None}], "lacks 'question', 'answer'"),
+        (["[1, 2]"], r"line 1 of .* must hold a JSON object, got \[1, 2\]"),
+        ([""], "holds no records"),
+    ],
+)
+def test_refuses_broken_files(tmp_path: Path, lines: list, message: str):
+    """Catches a fault of the file found only by a KeyError in the middle of a run, without the line."""
+    with pytest.raises(ValueError, match=message):
+        load_records(get_task("gsm8k"), "train", data_file=write(tmp_path / "a.jsonl", *lines))
+
+
+@pytest.mark.parametrize(
+    ("name", "split", "options", "message"),
+    [
+        ("gsm8k", "validation", {}, "`split` of task 'gsm8k' must be one of train, test, got 'validation'"),
+        ("humaneval", "train", {}, "must be one of test, got 'train'"),
+        ("math", "dev", {"n": 1}, "must be one of train, validation, test, got 'dev'"),
+        ("math", "test", {}, "task 'math' draws its records without end; say how many with `n`"),
+        ("math", "test", {"n": 0}, "`n` must be at least 1, got 0"),
+        ("gsm8k", "test", {"data_file": "/nowhere/a.jsonl"}, "must be a JSON Lines file, got '/nowhere/a.jsonl'"),
+    ],
+)
+def test_refuses_what_does_not_exist(name: str, split: str, options: dict, message: str):
+    """Catches another split given in place of a missing one, and a download before the fault is found."""
+    with pytest.raises(ValueError, match=message):
+        load_records(get_task(name), split, **options)
+
+
+def test_refuses_more_records_than_the_file_has(tmp_path: Path):
+    """Catches a table that says 100 prompts and counts 90."""
+    with pytest.raises(ValueError, match=r"`n` must be at most 2, all there are in .*a\.jsonl, got 3"):
+        load_records(get_task("gsm8k"), "test", 3, data_file=write(tmp_path / "a.jsonl", *rows(2)))
+
+
+@pytest.mark.parametrize(
+    ("name", "split", "expected"),
+    [
+        ("gsm8k", "train", ("openai/gsm8k", "main")),
+        ("cnndm", "validation", ("abisee/cnn_dailymail", "3.0.0")),
+        ("xsum", "test", ("EdinburghNLP/xsum", None)),
+        ("mbpp", "prompt", ("google-research-datasets/mbpp", "full")),
+        ("mbpp_sanitized", "test", ("google-research-datasets/mbpp", "sanitized")),
+        ("humaneval", "test", ("openai/openai_humaneval", None)),
+        ("wmt", "test", ("wmt/wmt14", "de-en")),
+    ],
+)
+def test_asks_the_hub_for_the_right_set(monkeypatch: pytest.MonkeyPatch, name: str, split: str, expected: tuple):
+    """Catches a wrong id, config or split, rows in another order than a file's, and rows that are no dicts."""
+    asked = []
+    columns = [column.split("|")[0].split(".")[0] for column in TASKS[name].columns]
+    data = [{column: f"{column} {i}" for column in columns} for i in range(9)]
+    if name == "wmt":
+        data = [{"translation": {"de": f"{i}", "en": f"{i}"}} for i in range(9)]
+
+    def load_dataset(dataset, config, *, split):
+        asked.append((dataset, config, split))
+        return datasets.Dataset.from_list(data)
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    task = get_task(name)
+    assert load_records(task, split) == data
+    some = load_records(task, split, 4, seed=2)
+    assert asked == [(*expected, split)] * 2
+    assert len(some) == 4
+    assert all(record in data for record in some)
+    assert some != data[:4]
+
+
+def test_a_file_and_the_hub_are_sampled_alike(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    """Catches results of a downloaded set that cannot be repeated from a file of it."""
+    monkeypatch.setattr(datasets, "load_dataset", lambda *args, split: datasets.Dataset.from_list(rows(9)))
+    task, path = get_task("gsm8k"), write(tmp_path / "a.jsonl", *rows(9))
+    assert load_records(task, "test", 4, seed=5) == load_records(task, "test", 4, seed=5, data_file=path)
+
+
+def test_refuses_a_hub_set_whose_columns_have_changed(monkeypatch: pytest.MonkeyPatch):
+    """Catches a renamed column found only by a KeyError in the middle of a run."""
+    data = datasets.Dataset.from_list([{"question": "q", "solution": "s"}])
+    monkeypatch.setattr(datasets, "load_dataset", lambda *args, split: data)
+    with pytest.raises(ValueError, match=r"test of openai/gsm8k lacks 'answer', .* it has \['question', 'solution'\]"):
+        load_records(get_task("gsm8k"), "test")
+
+
+def test_says_what_to_install(monkeypatch: pytest.MonkeyPatch):
+    """Catches a missing optional package that shows as a bare ModuleNotFoundError."""
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(ImportError, match=r"install hf-diversed\[train\]"):
+        load_records(get_task("gsm8k"), "test")
+
+
+def test_embedded_records_need_nothing():
+    """Catches an embedded task that is drawn from another split or seed than asked for."""
+    task = get_task("math")
+    assert load_records(task, "test", 3, seed=4) == task.draw("test", 3, 4)  # type: ignore[attr-defined]
+    assert load_records(task, "test", 3, seed=4) != load_records(task, "validation", 3, seed=4)

@@ -1,0 +1,191 @@
+"""Prompts and their shots, chat turns, stop strings, the registry."""
+
+import pytest
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from transformers import PreTrainedTokenizerFast
+
+from hf_diversed.tasks import TASKS, CodeTask, choose_shots, get_task
+from hf_diversed.tasks.base import lookup
+from hf_diversed.tasks.embedded import EmbeddedTask
+from hf_diversed.tasks.rows import prompt_rows
+
+
+RECORDS = {
+    "gsm8k": {"question": "How many are 2 and 3?", "answer": "2+3 = <<2+3=5>>5\n#### 5"},
+    "cnndm": {"article": "It rained.", "highlights": "Rain .\nMore rain ."},
+    "xsum": {"document": "It rained.", "summary": "Rain came."},
+    "mbpp": {"text": "Double x.", "code": "def f(x):\r\n    return 2*x", "test_list": ["assert f(1)==2"]},
+    "mbpp_sanitized": {"prompt": "Double x.", "code": "def f(x):\n    return 2*x", "test_list": ["assert f(1)==2"]},
+    "humaneval": {
+        "prompt": 'def f(x):\n    """Double x."""\n',
+        "canonical_solution": "    return 2 * x\n",
+        "test": "def check(g):\n    assert g(1) == 2\n",
+        "entry_point": "f",
+    },
+    "wmt": {"translation": {"de": "Es regnet.", "en": "It rains."}},
+    "math": {"prompt": "Question: 1 and 1?\nAnswer:", "completion": " 1+1=2. The answer is 2.", "answer": "2"},
+    "summary": {"prompt": "Article: It rained.\nSummary:", "completion": " Rain.", "answer": "Rain."},
+    "code": {"prompt": "Task: f\nCode:\n", "completion": "def f(): pass\n", "answer": "assert f() is None"},
+}
+PROMPTS = {
+    "gsm8k": "Question: How many are 2 and 3?\n\nAnswer:",
+    "cnndm": "Summarize the following article:\n\nArticle: It rained.\n\nSummary:",
+    "xsum": "Write a concise summary of the following document:\n\nDocument: It rained.\n\nSummary:",
+    "mbpp": "Write a Python function to solve the following problem:\n\nDouble x.\n\n"
+    "Your solution should pass these tests:\nassert f(1)==2\n\nSolution:\n",
+    "humaneval": 'def f(x):\n    """Double x."""\n',
+    "wmt": "Translate the following German sentence into English:\n\nGerman: Es regnet.\n\nEnglish:",
+    "math": "Question: 1 and 1?\nAnswer:",
+    "summary": "Article: It rained.\nSummary:",
+    "code": "Task: f\nCode:\n",
+}
+PROMPTS["mbpp_sanitized"] = PROMPTS["mbpp"]
+REFERENCES = {
+    "gsm8k": " 2+3 = 5\n#### 5",
+    "cnndm": " Rain .\nMore rain .",
+    "xsum": " Rain came.",
+    "mbpp": "def f(x):\n    return 2*x\n",
+    "mbpp_sanitized": "def f(x):\n    return 2*x\n",
+    "humaneval": "    return 2 * x\n",
+    "wmt": " It rains.",
+    "math": " 1+1=2. The answer is 2.",
+    "summary": " Rain.",
+    "code": "def f(): pass\n",
+}
+
+
+def other(name: str, mark: str) -> dict:
+    """The record with something added that tells it from the first."""
+    column = {"wmt": "translation", "mbpp": "text"}.get(name, next(iter(RECORDS[name])))
+    value = RECORDS[name][column]
+    return RECORDS[name] | {column: {**value, "de": mark} if name == "wmt" else mark + value}
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_prompt_and_reference(name: str):
+    """Catches a cue that is lost, a reference glued to the prompt, calculator notes, Windows line ends."""
+    task = get_task(name)
+    assert task.prompt(RECORDS[name]) == PROMPTS[name]
+    assert task.reference(RECORDS[name]) == REFERENCES[name]
+    assert not task.missing_columns(RECORDS[name])
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_registry_names_are_the_tasks_names(name: str):
+    """Catches a task registered under the name of another, or with a source but no splits."""
+    task = get_task(name)
+    assert type(task) is TASKS[name]
+    assert task.name == name
+    assert task.metric in {"accuracy", "rouge2", "bleu", "pass@1"}
+    assert task.splits
+    assert (task.source is None) == isinstance(task, EmbeddedTask)
+    assert (task.metric == "pass@1") == isinstance(task, CodeTask)
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_a_model_that_starts_the_next_shot_is_cut(name: str):
+    """Catches stop strings that do not occur where the next shot begins, so that its text would be scored too."""
+    task, record = get_task(name), RECORDS[name]
+    shots = [other(name, "A"), other(name, "B")]
+    prompt = task.few_shot_prompt(record, shots)
+    assert prompt.endswith("\n\n" + PROMPTS[name])
+    assert prompt.count(REFERENCES[name].rstrip()) == 2
+    whole = task.few_shot_prompt(other(name, "C"), [record])
+    runaway = whole[len(PROMPTS[name]) :]  # what a model writes that goes on with another shot
+    assert task.trim(runaway).rstrip() == REFERENCES[name].rstrip()
+
+
+def test_shots_are_separated_by_blank_lines():
+    """Catches shots in the wrong order, and line ends of code that add to the blank line."""
+    task = get_task("mbpp")
+    first, second = PROMPTS["mbpp"].replace("Double", "ADouble"), PROMPTS["mbpp"]
+    assert task.few_shot_prompt(RECORDS["mbpp"], [other("mbpp", "A")]) == (
+        f"{first}def f(x):\n    return 2*x\n\n{second}"
+    )
+
+
+def test_trim_cuts_at_the_first_of_several():
+    """Catches a cut at the first listed stop string instead of the first that occurs."""
+    task = get_task("mbpp")
+    assert task.trim("x\nassert a\nprint(b)\nassert c") == "x"
+    assert task.trim("x\nprint(b)\nassert c") == "x"
+    assert task.trim("no stop: assert") == "no stop: assert"
+
+
+def test_the_record_is_no_shot_of_its_own():
+    """Catches a prompt that contains its own answer."""
+    task, record = get_task("gsm8k"), RECORDS["gsm8k"]
+    with pytest.raises(ValueError, match="the shots of task 'gsm8k' hold the record itself"):
+        task.few_shot_prompt(record, [dict(record)])
+    with pytest.raises(ValueError, match="the shots of task 'gsm8k' hold the record itself"):
+        task.chat_messages(record, [dict(record)])
+    pool = [{"question": str(i)} for i in range(4)]
+    assert choose_shots(pool, 3, {"question": "1"}) == [pool[0], pool[2], pool[3]]
+    assert choose_shots(pool, 2, {"question": "9"}) == pool[:2]
+    assert choose_shots(pool, 0, pool[0]) == []
+    with pytest.raises(ValueError, match="`n` shots must be at most 3, the other records of the pool, got 4"):
+        choose_shots(pool, 4, pool[0])
+    with pytest.raises(ValueError, match="`n` shots must be at least 0, got -1"):
+        choose_shots(pool, -1, pool[0])
+
+
+def test_chat_prompt_uses_the_template():
+    """Catches shots squeezed into one turn, and a prompt that does not open the assistant's turn."""
+    template = (
+        "{% for m in messages %}<{{ m.role }}>{{ m.content }}</>{% endfor %}"
+        "{% if add_generation_prompt %}<assistant>{% endif %}"
+    )
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel({"?": 0}, unk_token="?")))
+    task, record = get_task("gsm8k"), RECORDS["gsm8k"]
+    with pytest.raises(ValueError, match="a chat prompt of task 'gsm8k' needs a tokenizer with a chat template"):
+        task.chat_prompt(record, tokenizer)
+    tokenizer.chat_template = template
+    assert task.chat_prompt(record, tokenizer, [other("gsm8k", "A")]) == (
+        "<user>Question: AHow many are 2 and 3?\n\nAnswer:</><assistant>2+3 = 5\n#### 5</>"
+        f"<user>{PROMPTS['gsm8k']}</><assistant>"
+    )
+
+
+def test_chat_turns_of_code_are_fenced():
+    """Catches a bare signature as a user's message, and answers of a form that no chat model is used to."""
+    question, answer = get_task("humaneval").chat_turn(RECORDS["humaneval"])
+    assert question.startswith("Complete this Python function.")
+    assert question.endswith('```python\ndef f(x):\n    """Double x."""\n```')
+    assert answer == '```python\ndef f(x):\n    """Double x."""\n    return 2 * x\n```'
+    assert get_task("mbpp").chat_turn(RECORDS["mbpp"]) == (
+        PROMPTS["mbpp"].rstrip(),
+        "```python\ndef f(x):\n    return 2*x\n```",
+    )
+
+
+def test_rows_keep_a_prompt_of_the_record():
+    """Catches a signature that is lost once shots or chat turns stand in its place."""
+    task, pool = get_task("humaneval"), [RECORDS["humaneval"], other("humaneval", "# A\n")]
+    for chat in (False, True):
+        first, second = prompt_rows(task, pool, pool=pool, shots=1, chat=chat)
+        assert first["task_prompt"] == RECORDS["humaneval"]["prompt"]
+        assert second["task_prompt"] == pool[1]["prompt"]
+        assert task.program("    return 1", first) == task.program("    return 1", pool[0])
+    plain = prompt_rows(get_task("gsm8k"), [RECORDS["gsm8k"]])
+    assert plain == [RECORDS["gsm8k"] | {"prompt": PROMPTS["gsm8k"]}]
+    assert prompt_rows(get_task("gsm8k"), [RECORDS["gsm8k"]], chat=True)[0]["prompt"] == [
+        {"role": "user", "content": PROMPTS["gsm8k"]}
+    ]
+
+
+def test_lookup_reads_alternatives_and_nested_columns():
+    """Catches an empty alternative that hides the other, and a path into something that is no mapping."""
+    assert lookup({"prompt": "p"}, "text|prompt") == "p"
+    assert lookup({"text": None, "prompt": "p"}, "text|prompt") == "p"
+    assert lookup({"text": "t", "prompt": "p"}, "text|prompt") == "t"
+    assert lookup({"a": {"b": ""}}, "a.b") == ""
+    assert lookup({"a": "b"}, "a.b") is None
+    assert get_task("wmt").missing_columns({"translation": {"de": "x"}}) == ["translation.en"]
+    assert get_task("mbpp").missing_columns({"code": "x"}) == ["text|prompt", "test_list"]
+
+
+def test_refuses_unknown_names():
+    """Catches a typing error that ends in a KeyError without the names that exist."""
+    with pytest.raises(ValueError, match="unknown task 'gsm8'; registered are cnndm, code, gsm8k, humaneval, math"):
+        get_task("gsm8")

@@ -1,0 +1,196 @@
+"""Rewards: what they are called with, what they may return, how they add up."""
+
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hf_diversed.tasks import execution, get_task
+from hf_diversed.tasks.rewards import call_reward, combine_rewards, completion_text, load_reward, task_reward
+
+
+def chat(text: str) -> list[dict[str, str]]:
+    return [{"role": "tool", "content": "#### 1"}, {"role": "assistant", "content": text}]
+
+
+def test_reads_text_and_chats():
+    """Catches the first message scored in place of the last."""
+    assert completion_text("text") == "text"
+    assert completion_text(chat("last")) == "last"
+    for odd in ([], [{"role": "assistant"}], [{"content": ["part"]}], 3, ["text"], None):
+        with pytest.raises(TypeError, match="a completion must be text or a list of messages"):
+            completion_text(odd)
+
+
+@pytest.mark.parametrize("form", [str, chat])
+def test_a_task_is_a_reward(form):
+    """Catches columns paired with the wrong completion, and chats that are not unpacked."""
+    reward = task_reward(get_task("gsm8k"))
+    values = reward(
+        prompts=["a", "b", "c"],
+        completions=[form("#### 5"), form("#### 6"), form("#### 7")],
+        completion_ids=[[1], [2], [3]],
+        answer=["#### 5", "#### 5", "#### 7"],
+        trainer_state=object(),
+        note="three letters are no column",
+    )
+    assert values == [1.0, 0.0, 1.0]
+    assert reward.__name__ == "gsm8k"
+
+
+def test_samples_without_a_gold_answer_are_skipped():
+    """Catches a crash, or a score of 0, for the rows of another data set in a mix."""
+    reward = task_reward(get_task("gsm8k"))
+    assert reward(completions=["#### 1", "#### 2", "#### 3"], answer=["#### 1", None, "#### 4"]) == [1.0, None, 0.0]
+    nested = task_reward(get_task("wmt"))
+    assert nested(completions=["a", "b"], translation=[{"de": "x"}, {"de": "x", "en": "b"}])[0] is None
+
+
+@pytest.mark.parametrize("columns", [{}, {"answer": ["#### 1"]}, {"answer": "#### 1"}, {"question": ["a", "b"]}])
+def test_a_missing_column_is_named(columns: dict):
+    """Catches a data set with a renamed column, all of whose rewards would be skipped."""
+    with pytest.raises(ValueError, match=r"reward of task 'gsm8k' needs column 'answer', .* 2 completions"):
+        task_reward(get_task("gsm8k"))(prompts=["p", "p"], completions=["a", "b"], **columns)
+
+
+def test_code_rewards_run_a_batch_at_once(monkeypatch: pytest.MonkeyPatch):
+    """Catches a sandbox per sample, and HumanEval without the signature that TRL passes as `prompts` only."""
+    calls = []
+
+    def run_programs(programs, *, unsafe):
+        calls.append(list(programs))
+        return [type("Result", (), {"passed": "return 2" in program})() for program in programs]
+
+    monkeypatch.setattr(execution, "run_programs", run_programs)
+    reward = load_reward("task:humaneval", allow_code_execution=True)
+    columns = {"test": ["def check(f): pass"] * 2, "entry_point": ["f", "g"]}
+    completions = ["    return 2\n", "    return 3\n"]
+    signatures = ["def f():\n", "def g():\n"]
+    assert reward(prompts=signatures, completions=completions, **columns) == [1.0, 0.0]
+    assert reward(prompts=["shots"] * 2, task_prompt=signatures, completions=completions, **columns) == [1.0, 0.0]
+    assert len(calls) == 2
+    assert calls[0] == calls[1]
+    assert calls[0][1].startswith("def g():\n    return 3\n")
+    with pytest.raises(ValueError, match="needs column 'task_prompt' or 'prompt'"):
+        reward(prompts=[chat("a"), chat("b")], completions=completions, **columns)
+
+
+def test_loads_tasks_functions_and_paths(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    """Catches a permission to run code that is lost on the way, and a function other than the one named."""
+    (tmp_path / "my_rewards.py").write_text(
+        "def short(completions, **columns):\n    return [-1.0] * len(completions)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    assert load_reward("my_rewards.short")(completions=["a"]) == [-1.0]
+    assert load_reward("task:math")(completions=["The answer is 3."], answer=["3"]) == [1.0]
+    assert load_reward(len) is len
+    with pytest.raises(ValueError, match="--allow-code-execution"):
+        load_reward("task:code")(completions=["x"], answer=["assert x"])
+    monkeypatch.setattr(execution, "run_programs", lambda programs, unsafe: [type("R", (), {"passed": unsafe})])
+    flags = {"allow_code_execution": True, "unsafe_code_execution": True}
+    assert load_reward("task:code", **flags)(completions=["x"], answer=["assert x"]) == [1.0]
+    sys.modules.pop("my_rewards", None)
+
+
+@pytest.mark.parametrize(
+    ("spec", "error", "message"),
+    [
+        ("task:gsm9k", ValueError, "unknown task 'gsm9k'; registered are"),
+        ("length", ValueError, 'a reward must be "task:name" or "package.module.function", got \'length\''),
+        ("", ValueError, 'a reward must be "task:name"'),
+        ("a..b", ValueError, 'a reward must be "task:name"'),
+        ("./rewards.py", ValueError, 'a reward must be "task:name"'),
+        ("no_such_package.reward", ValueError, "module 'no_such_package' .* cannot be imported .* PYTHONPATH"),
+        ("json.no_such_function", ValueError, "module 'json' has no 'no_such_function'"),
+        ("math.pi", TypeError, "reward 'math.pi' must be a function, got float"),
+    ],
+)
+def test_refuses_paths_that_lead_nowhere(spec: str, error: type[Exception], message: str):
+    """Catches a typing error in a config that ends in a traceback of the import machinery."""
+    with pytest.raises(error, match=message):
+        load_reward(spec)
+
+
+def constant(*values):
+    def reward(completions, **columns):
+        return list(values)
+
+    return reward
+
+
+async def waits(completions, **columns):
+    return [1.0] * len(completions)
+
+
+@pytest.mark.parametrize(
+    ("reward", "message"),
+    [
+        (constant(1.0), r"reward 'reward' must return a list of 2, one per completion, got 1 values"),
+        (constant(1.0, 2.0, 3.0), "got 3 values"),
+        (lambda completions, **columns: 1.0, "must return a list of 2, one per completion, got float"),
+        (lambda completions, **columns: None, "got NoneType"),
+        (lambda completions, **columns: "ab", "must return a list of 2"),
+        (constant("good", 1.0), "must return numbers or None, got 'good'"),
+        (constant(1.0, float("inf")), "must return finite numbers or None, got inf"),
+        (waits, "reward 'waits' is async, which is not supported"),
+    ],
+)
+def test_refuses_odd_returns(reward, message: str):
+    """Catches rewards that are paired with the wrong samples since one is missing."""
+    for call in (lambda: call_reward(reward, ["a", "b"]), lambda: combine_rewards([reward])(completions=["a", "b"])):
+        with pytest.raises(ValueError, match=message):
+            call()
+
+
+def test_passes_everything_by_keyword():
+    """Catches a user's reward that is written for TRL and called otherwise."""
+    seen = {}
+
+    def reward(*, prompts, completions, completion_ids, answer):
+        seen.update(prompts=prompts, completions=completions, completion_ids=completion_ids, answer=answer)
+        return [True]
+
+    given_columns = {"prompts": ["p"], "completion_ids": [[1]], "answer": ["a"]}
+    assert combine_rewards([reward])(completions=["c"], **given_columns) == [1.0]
+    assert seen == given_columns | {"completions": ["c"]}
+
+
+def test_sums_what_is_there():
+    """Catches None counted as 0 where all are None, weights in the wrong order, NaN that spreads."""
+    nan = float("nan")
+    first, second = constant(1.0, None, None, nan, 0.0), constant(2.0, 4.0, None, 3.0, nan)
+    combined = combine_rewards([first, second], [1.0, 0.5])
+    assert combined(completions=["x"] * 5) == [2.0, 2.0, None, 1.5, 0.0]
+    assert combine_rewards([first, second])(completions=["x"] * 5) == [3.0, 4.0, None, 3.0, 0.0]
+    assert combine_rewards([len_reward, task_reward(get_task("math"))]).__name__ == "len_reward+math"
+
+
+def len_reward(completions, **columns):
+    return [len(completion) for completion in completions]
+
+
+@given(st.lists(st.lists(st.none() | st.integers(-9, 9), min_size=3, max_size=3), min_size=1, max_size=4))
+def test_is_the_weighted_sum(table: list[list[int | None]]):
+    """Catches a sum over samples in place of functions."""
+    weights = [2.0**index for index in range(len(table))]
+    combined = combine_rewards([constant(*row) for row in table], weights)(completions=["x"] * 3)
+    for sample, value in enumerate(combined):
+        known = [weight * row[sample] for weight, row in zip(weights, table) if row[sample] is not None]
+        assert value == (sum(known) if known else None)
+
+
+@pytest.mark.parametrize(
+    ("functions", "weights", "message"),
+    [
+        ([len_reward], [1.0, 2.0], "`weights` must hold 1, one per reward, got 2"),
+        ([len_reward, len_reward], [], "`weights` must hold 2, one per reward, got 0"),
+        ([], None, "`functions` must hold at least one reward, got none"),
+        ([len_reward], [float("nan")], "`weights` must be finite"),
+    ],
+)
+def test_refuses_weights_that_do_not_fit(functions: list, weights: list | None, message: str):
+    """Catches a reward that counts for nothing since its weight is missing."""
+    with pytest.raises(ValueError, match=message):
+        combine_rewards(functions, weights)

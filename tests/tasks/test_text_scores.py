@@ -1,0 +1,161 @@
+"""Scores of the tasks that compare text: the number of gsm8k and math, ROUGE-2, BLEU."""
+
+import pytest
+import sacrebleu
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hf_diversed.tasks import get_task
+from hf_diversed.tasks.rouge import rouge2
+
+
+def gsm8k(completion: str, gold: str) -> float:
+    return get_task("gsm8k").score(completion, {"answer": f"Some <<1+1=2>>2 words.\n#### {gold}"})
+
+
+@pytest.mark.parametrize(
+    ("completion", "gold", "score"),
+    [
+        (" 2+3 = 5\n#### 5", "5", 1.0),
+        (" So 12.0 in all.", "12", 1.0),
+        (" So 12.5 in all.", "12", 0.0),
+        ("#### $1,000", "1,000", 1.0),
+        ("#### 5", "-5", 0.0),
+        (r"\boxed{\frac{4}{2}}", "2", 1.0),
+        (" #### 5\n\nQuestion: And 7?\n\nAnswer: 8", "5", 1.0),
+        (" So 5.\n\nQuestion: And 7?\n\nAnswer: 8", "5", 1.0),
+        (" So 5.\n\nQuestion: And 7?\n\nAnswer: 8", "8", 0.0),
+        (" no idea", "5", 0.0),
+        ("", "5", 0.0),
+    ],
+)
+def test_gsm8k_compares_numbers(completion: str, gold: str, score: float):
+    """Catches numbers compared as text, and the answer of a question that the model made up itself."""
+    assert gsm8k(completion, gold) == score
+
+
+@pytest.mark.parametrize("answer", ["The answer is 5.", "####", "#### five", "#### 5 or 6"])
+def test_gsm8k_refuses_records_without_a_gold_number(answer: str):
+    """Catches a gold answer of None, which every completion without a number would match."""
+    with pytest.raises(ValueError, match=r"`answer` of task 'gsm8k' must end in '#### N', got"):
+        get_task("gsm8k").score("none", {"answer": answer})
+
+
+@pytest.mark.parametrize(
+    ("completion", "score"),
+    [
+        (" 3+4=7. The answer is 7.", 1.0),
+        (" The answer is 7. \n", 1.0),
+        (" The answer is 8.", 0.0),
+        (" The answer is 17.", 0.0),
+        (" The answer is 7", 0.0),
+        (" The answer is 7. And more.", 0.0),
+        (" It is 7.", 0.0),
+        (" The answer is 8. The answer is 7.", 1.0),
+        (" The answer is 7.\nQuestion: next\nAnswer: The answer is 9.", 1.0),
+        ("", 0.0),
+    ],
+)
+def test_math_wants_the_last_sentence(completion: str, score: float):
+    """Catches a right number anywhere in the text taken for an answer."""
+    assert get_task("math").score(completion, {"answer": "7"}) == score
+
+
+def test_rouge_counts_bigrams():
+    """Catches precision or recall in place of their mean, unigrams, case and stems that matter."""
+    assert rouge2("the cat sat on", "the cat sat") == pytest.approx(0.8)
+    assert rouge2("the cat sat", "the cat sat on") == pytest.approx(0.8)
+    assert rouge2("sat cat the", "the cat sat") == 0.0
+    assert rouge2("The cats, sitting", "the cat sits") == 1.0
+    assert rouge2("", "the cat sat") == 0.0
+
+
+@pytest.mark.parametrize(
+    ("name", "column", "stop"),
+    [
+        ("cnndm", "highlights", "\n\nArticle: the cat sat"),
+        ("xsum", "summary", "\n\nDocument: the cat sat"),
+        ("summary", "answer", "\n\nArticle: the cat sat"),
+    ],
+)
+def test_summaries_are_scored_up_to_the_next_shot(name: str, column: str, stop: str):
+    """Catches a runaway that lowers the score of a right summary, or raises that of a wrong one."""
+    task, record = get_task(name), {column: "the cat sat"}
+    assert task.score(" the cat sat" + stop, record) == 1.0
+    assert task.score(" a dog ran" + stop, record) == 0.0
+    assert task.score(" the cat sat on", record) == pytest.approx(0.8)
+
+
+def test_xsum_scores_32_words_and_cnndm_all():
+    """Catches a cut of characters or tokens, one word more or less, and a cut where none belongs."""
+    words = [f"w{i}" for i in range(40)]
+    record = {"summary": " ".join(words[:32]), "highlights": " ".join(words[:32])}
+    assert get_task("xsum").score(" ".join(words), record) == 1.0
+    assert get_task("xsum").score(" ".join(words[:31]), record) < 1.0
+    assert get_task("xsum").score(" ".join(words[:31] + ["x"]), record) < 1.0
+    assert get_task("cnndm").score(" ".join(words), record) < 1.0
+
+
+def wmt(english: str) -> dict:
+    return {"translation": {"de": "Die Katze", "en": english}}
+
+
+def test_wmt_is_bleu_as_a_share():
+    """Catches BLEU in percent beside rewards of 0 to 1, and a perfect match just above 1."""
+    task = get_task("wmt")
+    english = "the cat sat on the mat today"
+    assert task.score(english, wmt(english)) == 1.0
+    completion = "the cat sat on a mat today"
+    expected = sacrebleu.sentence_bleu(completion, [english]).score / 100
+    assert task.score(completion, wmt(english)) == expected
+    assert 0.2 < expected < 0.9
+    assert task.score("", wmt(english)) == 0.0
+
+
+def test_wmt_takes_the_first_line_with_text():
+    """Catches explanations after a translation that count as part of it."""
+    task, record = get_task("wmt"), wmt("the cat sat on the mat")
+    for text in (" the cat sat on the mat\nIt is a cat.", "\n\nthe cat sat on the mat", "the cat sat on the mat\r\n"):
+        assert task.score(text, record) == 1.0
+    assert task.score("\n\nGerman: x\n\nEnglish: the cat sat on the mat", record) == 0.0
+
+
+def test_corpus_bleu_is_no_mean():
+    """Catches the mean of sentence scores reported as the BLEU of a corpus."""
+    task = get_task("wmt")
+    records = [wmt("the cat sat on the mat"), wmt("a dog ran over the wide road in town")]
+    texts = ["the cat sat on the mat\nmore", "one dog ran over the road in a town"]
+    first_lines = ["the cat sat on the mat", texts[1]]
+    expected = sacrebleu.corpus_bleu(first_lines, [[r["translation"]["en"] for r in records]]).score / 100
+    assert task.corpus_score(texts, records) == expected
+    assert expected != pytest.approx(sum(task.score_batch(texts, records)) / 2)
+
+
+def test_corpus_score_is_the_mean_otherwise():
+    """Catches a sum, and a batch of another size than its records."""
+    task = get_task("math")
+    records = [{"answer": "1"}, {"answer": "2"}, {"answer": "3"}]
+    texts = ["The answer is 1.", "The answer is 3.", "The answer is 3."]
+    assert task.score_batch(texts, records) == [1.0, 0.0, 1.0]
+    assert task.corpus_score(texts, records) == pytest.approx(2 / 3)
+    for name in ("math", "wmt", "code"):
+        with pytest.raises(ValueError, match="got 2 completions for 3 records"):
+            get_task(name).corpus_score(texts[:2], records)
+    for name in ("math", "wmt"):
+        with pytest.raises(ValueError, match=f"task '{name}' needs at least one completion for a corpus score"):
+            get_task(name).corpus_score([], [])
+
+
+@given(st.text(max_size=80), st.text(min_size=1, max_size=80))
+def test_scores_stay_in_range(completion: str, reference: str):
+    """Catches a crash or a score outside [0, 1] on the odd text of an untrained model."""
+    records = {
+        "cnndm": {"highlights": reference},
+        "xsum": {"summary": reference},
+        "summary": {"answer": reference},
+        "wmt": wmt(reference),
+        "gsm8k": {"answer": "#### 3"},
+        "math": {"answer": "3"},
+    }
+    for name, record in records.items():
+        assert 0.0 <= get_task(name).score(completion, record) <= 1.0
