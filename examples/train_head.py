@@ -14,6 +14,7 @@ def main() -> None:
     parser.add_argument("--output-dir", default="head-math")
     parser.add_argument("--max-steps", type=int, default=40, help="updates, four to a batch of rollouts")
     parser.add_argument("--rollouts", type=int, default=128, help="rollouts in a batch")
+    parser.add_argument("--num-prompts", type=int, default=256, help="prompts to train on")
     parser.add_argument("--num-examples", type=int, default=64, help="held-out prompts for the comparison")
     options = parser.parse_args()
 
@@ -29,7 +30,7 @@ def main() -> None:
             max_quality_drop=0.01,
             save_strategy="no",
         ),
-        train_dataset=prompt_rows(task, load_records(task, "train", 256)),
+        train_dataset=prompt_rows(task, load_records(task, "train", options.num_prompts)),
         processing_class=pair.tokenizer,
         task="math",
     )

@@ -69,6 +69,12 @@ class RaggedLayer(CacheLayerMixin):
             self.values.transpose(1, 2)[rows, columns] = value_states.transpose(1, 2)
         return self.keys[:, :, :visible], self.values[:, :, :visible]
 
+    def keep(self, rows: torch.Tensor) -> None:
+        """Drop all rows but these."""
+        if self.is_initialized:
+            rows = rows.to(self.keys.device)
+            self.keys, self.values = self.keys[rows], self.values[rows]
+
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return self.window.visible, 0
 
@@ -123,6 +129,13 @@ class RaggedCache(Cache):
         self.window.start, self.window.visible = first, last + length
         self.window.columns = None if first == last else columns
         return columns
+
+    def keep(self, rows: torch.Tensor) -> None:
+        """Drop all rows but these (long, ascending)."""
+        for layer in self.layers:
+            layer.keep(rows)
+        if self._real is not None:
+            self._real = self._real[rows]
 
     def mask(self, columns: torch.Tensor, dtype: torch.dtype) -> torch.Tensor | dict[str, torch.Tensor]:
         """Additive masks for the open block, `[B, 1, Q, visible]`: 0 where a query may look, the dtype's minimum

@@ -57,8 +57,8 @@ def count_accepted(accept_prob: torch.Tensor, uniforms: torch.Tensor, num_drafte
 def draw_noise(law: torch.Tensor) -> torch.Tensor:
     """The random numbers that `draw` needs for a law `[B, V]`.
 
-    A single row gets V of them, as `torch.multinomial` does, so that one seed gives upstream's tokens; more rows get one
-    each, which is some thirty times cheaper.
+    A single row gets V of them, as `torch.multinomial` does, so that one seed gives upstream's tokens; more rows get
+    one each, which is some thirty times cheaper.
     """
     if law.shape[0] == 1:
         return torch.empty_like(law).exponential_()

@@ -25,6 +25,7 @@ from hf_diversed.verifiers.base import Verifier
 
 
 DEFAULT_NUM_ASSISTANT_TOKENS = 5
+_SHRINK_BELOW = 0.75  # share of running rows; each time the caches are copied, which costs less than a round
 
 
 @torch.no_grad()
@@ -77,6 +78,8 @@ def diversed_decoding(
     target, drafter = _models(model, draft, verifier, processor, plan, model_kwargs)
     scores, raw_logits = (ScoreCollector(rows.prompt_length) for _ in range(2))
     log, state = RoundLog(), None
+    # Whoever reads other rows, or has something to say about each, finds them where they were.
+    may_shrink = not (verifier.per_row or processor.reads_prefix or stops.criteria or plan.collects_columns)
 
     target.prefill(input_ids[:, :-1], generation_config.prefill_chunk_size)
     drafter.prefill(generation_config.prefill_chunk_size)
@@ -99,7 +102,7 @@ def diversed_decoding(
         if output_token_records and verdict is not None and q is not None and verdict.tv is None:
             verdict = replace(verdict, tv=total_variation(p.probs()[:, :-1], q.probs()))
         records = describe_round(q, p, verdict, outcome) if output_token_records else None
-        log.append(starts, drafted, accepted, verdict, records)
+        log.append(rows.origins, starts, drafted, accepted, verdict, records)
 
         rows.advance(emitted)
         stops.update(ended, plan.max_length, scores.before if plan.output_scores else None)
@@ -108,6 +111,8 @@ def diversed_decoding(
         if verdict is not None:
             drafter.rewind(all_accepted=any(accepted[row] == verdict.accept_prob.shape[1] for row in rows.running))
             state = None if verdict.state is None else verdict.state[rows.row_index, outcome.num_accepted]
+        if may_shrink and 0 < len(kept := rows.running) <= _SHRINK_BELOW * len(rows.ends):
+            state = _shrink(torch.tensor(kept, device=rows.ids.device), rows, target, drafter, state)
 
     if streamer is not None:
         streamer.end()
@@ -124,6 +129,14 @@ def diversed_decoding(
     )
 
 
+def _shrink(kept: torch.Tensor, rows: RaggedRows, target, drafter, state: torch.Tensor | None):
+    """Drop finished rows, which would be decoded on for nothing; returns what is left of the rule's state."""
+    rows.keep(kept)
+    target.keep(kept)
+    drafter.model.keep(kept)
+    return None if state is None else state[kept]
+
+
 @dataclass(frozen=True)
 class _Plan:
     """What is settled before the first round."""
@@ -136,6 +149,10 @@ class _Plan:
     output_scores: bool
     output_logits: bool
     keep_raw_logits: bool
+
+    @property
+    def collects_columns(self) -> bool:
+        return self.output_scores or self.output_logits
 
     def draft_lengths(self) -> list[int]:
         """gamma_i: no row drafts past its last token but one, so that rounds end where they do in single runs."""

@@ -16,6 +16,7 @@ class RaggedRows:
 
     Attributes:
         ids: long `[B, capacity]`; behind a row's length stand drafts or leftovers.
+        origins: which row of the batch each of these is; rows that have finished may be dropped (`keep`).
         prompt_length: S. `lengths`: columns in use per row, on the host; `lengths_tensor`: the same, long `[B]`.
         ends: per row, the length at which it finished; None while it runs.
     """
@@ -28,6 +29,8 @@ class RaggedRows:
         self.lengths_tensor = torch.full((batch_size,), self.prompt_length, device=input_ids.device)
         self.ends: list[int | None] = [None] * batch_size
         self.row_index = torch.arange(batch_size, device=input_ids.device)
+        self.origins = list(range(batch_size))
+        self._all_ids, self._all_ends = self.ids, self.ends
         self.pad_id = pad_id
         self._eos_id = eos_ids[0] if eos_ids else pad_id
         self._eos_ids = torch.tensor(eos_ids, device=input_ids.device) if eos_ids else None
@@ -49,6 +52,23 @@ class RaggedRows:
         """Lengthen every row by its number of new tokens, already written."""
         self.lengths = [length + count for length, count in zip(self.lengths, emitted)]
         self.lengths_tensor = torch.tensor(self.lengths, device=self.ids.device)
+
+    def keep(self, rows: torch.Tensor) -> None:
+        """Go on with these rows (long, ascending) only; the others, finished, keep what they have."""
+        self._file()
+        kept = rows.tolist()
+        self.ids, self.lengths_tensor = self.ids[rows], self.lengths_tensor[rows]
+        self.origins, self.lengths, self.ends = (
+            [x[row] for row in kept] for x in (self.origins, self.lengths, self.ends)
+        )
+        self.row_index = self.row_index[: len(kept)]
+
+    def _file(self) -> None:
+        """Put what the present rows hold where the whole batch is kept."""
+        if self.ids is not self._all_ids:
+            self._all_ids[torch.tensor(self.origins, device=self.ids.device)] = self.ids
+            for origin, end in zip(self.origins, self.ends):
+                self._all_ends[origin] = end
 
     def view(self, column: int, valid: list[int]) -> torch.Tensor:
         """`ids[:, :column]` as plain `generate` would show it.
@@ -79,15 +99,16 @@ class RaggedRows:
         return (tokens[..., None] == self._eos_ids).any(dim=-1)
 
     def final_ends(self) -> list[int]:
-        """Every row's end, once all have one."""
-        return [end for end in self.ends if end is not None]
+        """The end of every row of the batch, once all have one."""
+        self._file()
+        return [end for end in self._all_ends if end is not None]
 
     def finished(self) -> torch.Tensor:
         """All sequences, long `[B, S + T]`: each row up to its end, then pads."""
         ends = torch.tensor(self.final_ends(), device=self.ids.device)
         width = max(self.final_ends())
         columns = torch.arange(width, device=self.ids.device)
-        return torch.where(columns < ends[:, None], self.ids[:, :width], self.pad_id)
+        return torch.where(columns < ends[:, None], self._all_ids[:, :width], self.pad_id)
 
 
 class BlockProcessor:
@@ -99,6 +120,11 @@ class BlockProcessor:
 
     def __init__(self, processors: LogitsProcessorList):
         self.processors = list(processors)
+
+    @property
+    def reads_prefix(self) -> bool:
+        """Whether some processor is called column by column with every row of the batch."""
+        return any(type(processor) not in _compat.POINTWISE_PROCESSORS for processor in self.processors)
 
     def __call__(self, rows: RaggedRows, scores: torch.Tensor, offset: int, counts: list[int]) -> torch.Tensor:
         """Process scores float32 `[B, N, V]`, position k of row i following its first `lengths[i] + offset + k` ids.

@@ -58,6 +58,12 @@ class RaggedModel:
             mask = None if self._prompt_mask is None else self._prompt_mask[:, :stop]
             self._forward(input_ids[:, start:stop], mask, self._positions[:, start:stop], keep=1, hidden=False)
 
+    def keep(self, rows: torch.Tensor) -> None:
+        """Go on with these rows (long, ascending) of the batch only."""
+        rows = rows.to(self.device)
+        self._positions = self._positions[rows]
+        self._cache.keep(rows)
+
     def __call__(
         self, tokens: torch.Tensor, starts: torch.Tensor, host_starts: list[int], keep: int
     ) -> tuple[torch.Tensor, torch.Tensor | None]:

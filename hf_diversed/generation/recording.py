@@ -47,8 +47,9 @@ def record_stats() -> Iterator[SpeculativeStats]:
 
 @dataclass
 class Round:
-    """One round: host lists of length B, and what the rule reported at the drafted positions, `[B, G]`."""
+    """One round: which rows of the batch took part and what happened to each; `weight`, `tv` by row and draft."""
 
+    rows: list[int]
     starts: list[int]
     drafted: list[int]
     accepted: list[int]
@@ -101,6 +102,7 @@ class RoundLog:
 
     def append(
         self,
+        rows: list[int],
         starts: list[int],
         drafted: list[int],
         accepted: list[int],
@@ -109,10 +111,10 @@ class RoundLog:
     ) -> None:
         """File one round; `verdict` is None for a round without drafts."""
         if verdict is None:
-            self.rounds.append(Round(starts, drafted, accepted, 0, None, None, records))
+            self.rounds.append(Round(rows, starts, drafted, accepted, 0, None, None, records))
         else:
             count = verdict.accept_prob.shape[1]
-            self.rounds.append(Round(starts, drafted, accepted, count, verdict.weight, verdict.tv, records))
+            self.rounds.append(Round(rows, starts, drafted, accepted, count, verdict.weight, verdict.tv, records))
 
     def stats(self, ends: list[int], target_forwards: int, draft_forwards: int) -> SpeculativeStats:
         """Totals with `per_row`; also added to the running `record_stats` block, if there is one."""
@@ -122,8 +124,9 @@ class RoundLog:
         for entry in self.rounds:
             weight = None if entry.weight is None else entry.weight.tolist()
             tv = None if entry.tv is None else entry.tv.tolist()
-            for row, (counters, end) in enumerate(zip(per_row, ends)):
-                verified = _count(counters, entry, row, end)
+            for row, origin in enumerate(entry.rows):
+                counters = per_row[origin]
+                verified = _count(counters, entry, row, ends[origin])
                 _average(counters, weight and weight[row][:verified], tv and tv[row][:verified])
         total = SpeculativeStats()
         for counters in per_row:
@@ -145,15 +148,16 @@ class RoundLog:
         for entry in self.rounds:
             assert entry.records is not None
             begin = torch.tensor(entry.starts) - prompt_length
-            room = torch.tensor(ends) - torch.tensor(entry.starts)
+            origins = torch.tensor(entry.rows)
+            room = torch.tensor(ends)[origins] - torch.tensor(entry.starts)
             count = torch.minimum(torch.tensor(entry.accepted) + 1, room)
             rows, positions = (torch.arange(entry.records.tokens.shape[1]) < count[:, None]).nonzero(as_tuple=True)
             columns = begin[rows] + positions
             for name, values in merged.items():
-                values[rows, columns] = getattr(entry.records, name).cpu()[rows, positions].to(values.dtype)
+                values[origins[rows], columns] = getattr(entry.records, name).cpu()[rows, positions].to(values.dtype)
             for name, given in (entry.records.inputs or {}).items():
                 kept = inputs.setdefault(name, torch.zeros(*shape, *given.shape[2:], dtype=given.dtype))
-                kept[rows, columns] = given.cpu()[rows, positions]
+                kept[origins[rows], columns] = given.cpu()[rows, positions]
         return TokenRecords(**merged, inputs=inputs or None)
 
 

@@ -13,20 +13,21 @@ MARKER = "complete.json"
 
 def seal(folder: Path) -> None:
     """Declare a checkpoint complete. What is written to it later makes it damaged."""
-    hashes = {str(path.relative_to(folder)): _digest(path) for path in sorted(folder.rglob("*")) if path.is_file()}
-    hashes.pop(MARKER, None)
-    unfinished = folder / f".{MARKER}"
+    marker, unfinished = folder / MARKER, folder / f".{MARKER}"
+    # Both may be left over from an interrupted save to the same folder.
+    files = [path for path in sorted(folder.rglob("*")) if path.is_file() and path not in (marker, unfinished)]
+    hashes = {str(path.relative_to(folder)): _digest(path) for path in files}
     with open(unfinished, "w") as file:
         json.dump({"sha256": hashes}, file, indent=2)
         file.flush()
         os.fsync(file.fileno())
-    unfinished.replace(folder / MARKER)
+    unfinished.replace(marker)
 
 
 def damage(folder: Path) -> str | None:
     """What is wrong with a checkpoint, in words; None if it is complete."""
     try:
-        hashes = json.loads((folder / MARKER).read_text())["sha256"]
+        hashes = dict(json.loads((folder / MARKER).read_text())["sha256"])
     except FileNotFoundError:
         return f"its save was interrupted (no {MARKER})"
     except (ValueError, KeyError, TypeError):

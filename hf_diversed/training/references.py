@@ -18,7 +18,7 @@ class ReferenceRewards:
 
     def __init__(self, path: Path, settings: dict):
         self.path, self.settings = path, json.loads(json.dumps(settings))
-        self.rewards: dict[str, float] = {}
+        self.rewards: dict[str, float | None] = {}
         if path.exists():
             stored = json.loads(path.read_text())
             if stored["settings"] != self.settings:
@@ -29,20 +29,21 @@ class ReferenceRewards:
                 )
             self.rewards = stored["rewards"]
 
-    def __getitem__(self, prompt: object) -> float:
+    def __getitem__(self, prompt: object) -> float | None:
         return self.rewards[_key(prompt)]
 
     def missing(self, prompts: list) -> list:
-        """The distinct prompts without a reward yet, in order."""
+        """The distinct prompts that were not measured yet, in order."""
         return [prompt for key, prompt in {_key(p): p for p in prompts}.items() if key not in self.rewards]
 
     def add(self, prompts: list, rewards: list[float | None]) -> None:
-        """Take the mean over a prompt's rewards; a prompt occurs once per completion. None is left out."""
-        found: dict[str, list[float]] = {}
+        """Take the mean over a prompt's rewards; a prompt occurs once per completion. None is left out, and a prompt
+        with nothing else has None."""
+        found: dict[str, list[float]] = {_key(prompt): [] for prompt in prompts}
         for prompt, reward in zip(prompts, rewards):
             if reward is not None:
-                found.setdefault(_key(prompt), []).append(reward)
-        self.rewards |= {key: sum(values) / len(values) for key, values in found.items()}
+                found[_key(prompt)].append(reward)
+        self.rewards |= {key: sum(values) / len(values) if values else None for key, values in found.items()}
 
     def save(self) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)

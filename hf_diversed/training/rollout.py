@@ -72,10 +72,12 @@ class Sampler:
         settings: SamplingSettings,
     ):
         self.target, self.draft, self.tokenizer, self.settings = target, draft, tokenizer, settings
+        eos = target.generation_config.eos_token_id
+        self._eos = set(eos) if isinstance(eos, list) else {eos}
         install_hook()
 
     def relaxed(self, prompts: Sequence[Prompt], head: DiversedHead, seed: int) -> Rollouts:
-        """Draw one completion per prompt by the decoding process under `head`."""
+        """Draw one completion per prompt by the decoding process under `head`; at least one prompt."""
         parts: list[tuple[list[int], Rollouts]] = []
         for order, inputs in self._batches(prompts):
             with _seeded(seed + len(parts)):
@@ -91,16 +93,25 @@ class Sampler:
             parts.append((order, self._read(output.token_records, output.stats)))
         return _join(parts)
 
-    def plain(self, prompts: Sequence[Prompt], seed: int) -> list[str]:
-        """Draw one completion per prompt from the target alone."""
+    def plain(self, prompts: Sequence[Prompt], seed: int) -> tuple[list[str], list[list[int]]]:
+        """Draw one completion per prompt from the target alone: text and token ids."""
         completions = [""] * len(prompts)
+        completion_ids: list[list[int]] = [[] for _ in prompts]
         for number, (order, inputs) in enumerate(self._batches(prompts)):
             with _seeded(seed + number):
                 sequences = self.target.generate(**inputs, **self._options())
-            texts = self.tokenizer.batch_decode(sequences[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
-            for index, text in zip(order, texts):
-                completions[index] = text
-        return completions
+            drawn = [self._until_end(row) for row in sequences[:, inputs["input_ids"].shape[1] :].tolist()]
+            for index, ids, text in zip(order, drawn, self.tokenizer.batch_decode(drawn, skip_special_tokens=True)):
+                completions[index], completion_ids[index] = text, ids
+        return completions, completion_ids
+
+    def _until_end(self, ids: list[int]) -> list[int]:
+        """A row of `generate` without what pads it: up to its EOS, or to its last token of another kind."""
+        padding = self.tokenizer.pad_token_id
+        first_eos = next((place for place, token in enumerate(ids) if token in self._eos), None)
+        if first_eos is not None:
+            return ids[: first_eos + 1]
+        return ids[: max((place + 1 for place, token in enumerate(ids) if token != padding), default=0)]
 
     def _options(self) -> dict:
         settings = self.settings
@@ -117,6 +128,8 @@ class Sampler:
 
     def _batches(self, prompts: Sequence[Prompt]) -> Iterator[tuple[list[int], BatchEncoding]]:
         """Yield (indices into `prompts`, model inputs), prompts of like length together, so that little is padding."""
+        if not prompts:
+            return
         texts, special = self._render(prompts)
         lengths = [len(ids) for ids in self.tokenizer(texts, add_special_tokens=special).input_ids]
         order = sorted(range(len(texts)), key=lengths.__getitem__)
@@ -154,7 +167,7 @@ class Sampler:
         return Rollouts(
             completions=self.tokenizer.batch_decode(ids, skip_special_tokens=True),
             completion_ids=ids,
-            finished=[len(row) < self.settings.max_new_tokens for row in ids],
+            finished=[len(row) < self.settings.max_new_tokens or row[-1] in self._eos for row in ids],
             decisions=decisions,
             inputs={name: values[rows, columns] for name, values in (records.inputs or {}).items()},
             stats=stats,
@@ -171,6 +184,8 @@ def _join(parts: list[tuple[list[int], Rollouts]]) -> Rollouts:
             rows[place] = row
         stats.add(part.stats)
         sequences.append(torch.tensor(order)[part.decisions.sequence])
+    places = [place for order, _ in parts for place in order]
+    stats.per_row = [row for _, row in sorted(zip(places, stats.per_row), key=lambda pair: pair[0])]
     columns = {
         name: torch.cat([getattr(part.decisions, name) for _, part in parts])
         for name in ("target_prob", "draft_prob", "tv", "accepted")

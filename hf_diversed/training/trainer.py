@@ -2,6 +2,7 @@
 
 import dataclasses
 import hashlib
+import inspect
 import json
 import time
 from collections.abc import Iterator, Sequence
@@ -89,6 +90,7 @@ class DiversedTrainer(Trainer):
         single = isinstance(reward_funcs, str) or callable(reward_funcs)
         functions: Any = [reward_funcs] if single else reward_funcs
         self.reward_funcs = [load_reward(function) for function in functions]
+        self.reward_names = _names(self.reward_funcs)
         self.reward_weights = args.reward_weights or [1.0] * len(self.reward_funcs)
         if len(self.reward_weights) != len(self.reward_funcs):
             raise ValueError(
@@ -98,6 +100,8 @@ class DiversedTrainer(Trainer):
         if eval_dataset is not None:
             _check_rows("eval_dataset", eval_dataset)
         tokenizer = processing_class or load_tokenizer(target)
+        if tokenizer.padding_side != "left":
+            raise ValueError(f'processing_class must have padding_side="left", got {tokenizer.padding_side!r}.')
         target, draft = (load_frozen(model, args) for model in (target, draft))
         head = head or fresh_head(target, draft, args)
         head.config.task = task or head.config.task
@@ -155,7 +159,7 @@ class DiversedTrainer(Trainer):
                 f"checkpoint {resume_from_checkpoint} is damaged: {problem}. Pass True to go on from the newest "
                 "complete one."
             )
-        self._began = time.perf_counter()
+        self._began, self.seconds = time.perf_counter(), dict.fromkeys(self.seconds, 0.0)
         if self.args.constrained:
             self._measure_references([*self.train_dataset, *(self.eval_dataset or ())])
         return super().train(resume_from_checkpoint=resume_from_checkpoint or None, **kwargs)
@@ -217,12 +221,12 @@ class DiversedTrainer(Trainer):
 
     def _facts(self, rows: Rows, rollouts: Rollouts) -> dict[str, list]:
         """What is known of each rollout: reward, in all and by function, drop against the target, acceptance."""
-        chat = [[{"role": "assistant", "content": text}] for text in rollouts.completions]
-        completions = rollouts.completions if isinstance(rows[0]["prompt"], str) else chat
-        facts = self._rewards(rows, completions, rollouts.completion_ids)
+        facts = self._rewards(rows, rollouts.completions, rollouts.completion_ids)
         if self.references is not None:
             own = [self.references[row["prompt"]] for row in rows]
-            facts["drop"] = [None if got is None else best - got for best, got in zip(own, facts["reward"])]
+            facts["drop"] = [
+                None if best is None or got is None else best - got for best, got in zip(own, facts["reward"])
+            ]
         counts = rollouts.stats
         return facts | {
             "accepted": accepted_share(rollouts.decisions).tolist(),
@@ -231,13 +235,15 @@ class DiversedTrainer(Trainer):
             "counts": [(counts.num_accepted, counts.num_drafted, counts.num_emitted, counts.num_rounds)],
         }
 
-    def _rewards(self, rows: Rows, completions: Sequence, completion_ids: Sequence | None = None) -> dict[str, list]:
+    def _rewards(self, rows: Rows, texts: list[str], completion_ids: list[list[int]]) -> dict[str, list]:
         """Rewards of completions, the weighted sum and by function, in TRL's calling convention."""
+        chat = [[{"role": "assistant", "content": text}] for text in texts]
+        completions = texts if isinstance(rows[0]["prompt"], str) else chat
         columns: dict[str, Any] = {name: [row[name] for row in rows] for name in rows[0] if name != "prompt"}
         columns |= {"prompts": [row["prompt"] for row in rows], "completion_ids": completion_ids}
         found = {
-            f"rewards/{function.__name__}": call_reward(function, completions, **columns)
-            for function in self.reward_funcs
+            f"rewards/{name}": call_reward(function, completions, **columns)
+            for name, function in zip(self.reward_names, self.reward_funcs)
         }
         weighted = [
             [weight * value for value, weight in zip(values, self.reward_weights) if value is not None]
@@ -270,7 +276,7 @@ class DiversedTrainer(Trainer):
             Path(args.output_dir) / "reference_rewards.json",
             {
                 "target": self.model.config.base_model_name_or_path,
-                "rewards": [function.__name__ for function in self.reward_funcs],
+                "rewards": self.reward_names,
                 "reward_weights": self.reward_weights,
                 "generations": args.reference_generations,
                 "seed": args.seed,
@@ -284,8 +290,10 @@ class DiversedTrainer(Trainer):
             with self._timed("reference"):
                 mine = todo[start : start + portion][args.process_index :: args.world_size]
                 mine = [row for row in mine for _ in range(args.reference_generations)]
-                texts = self.sampler.plain([row["prompt"] for row in mine], self._seed("reference", start))
-                rewards = self._rewards(mine, texts)["reward"] if mine else []
+                # What was measured before, not in this process: a measurement that goes on draws as an unbroken one.
+                seed = self._seed("reference", len(self.references.rewards))
+                drawn = self.sampler.plain([row["prompt"] for row in mine], seed)
+                rewards = self._rewards(mine, *drawn)["reward"] if mine else []
             gathered = gather_object([(row["prompt"], reward) for row, reward in zip(mine, rewards)])
             self.references.add([prompt for prompt, _ in gathered], [reward for _, reward in gathered])
             if self.is_world_process_zero():
@@ -306,8 +314,7 @@ class DiversedTrainer(Trainer):
             self._measure_references(rows)
         mine = rows[self.args.process_index :: self.args.world_size]
         with self._timed("evaluation"):
-            rollouts = self.sampler.relaxed([row["prompt"] for row in mine], self.model, self._seed("evaluation", 0))
-            facts = _merged(gather_object([self._facts(mine, rollouts)]))
+            facts = _merged(gather_object([self._evaluated(mine)] if mine else []))
         accepted, drafted, emitted, rounds = (sum(column) for column in zip(*facts["counts"]))
         metrics = {
             "reward": _mean(_known(facts["reward"])),
@@ -324,6 +331,10 @@ class DiversedTrainer(Trainer):
         self.log(metrics)
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
+
+    def _evaluated(self, rows: Rows) -> dict[str, list]:
+        prompts = [row["prompt"] for row in rows]
+        return self._facts(rows, self.sampler.relaxed(prompts, self.model, self._seed("evaluation", 0)))
 
     # Logs and checkpoints
 
@@ -357,12 +368,14 @@ class DiversedTrainer(Trainer):
 
     def _save(self, output_dir: str | None = None, state_dict=None) -> None:
         """Write the head and its provenance; nothing pickled."""
+        if not self.args.should_save:
+            return
         folder = Path(output_dir or self.args.output_dir)
         self.model.save_pretrained(folder)
         ours = {item.name for item in dataclasses.fields(DiversedConfig)} & set(DiversedConfig.__annotations__)
         record = provenance(self.args.seed) | {
             "training": {name: getattr(self.args, name) for name in sorted(ours)},
-            "rewards": [function.__name__ for function in self.reward_funcs],
+            "rewards": self.reward_names,
             "step": self.state.global_step,
             "acceptance_coef": self.constraint.coef,
             "num_prompts": len(self.train_dataset),
@@ -403,6 +416,12 @@ class DiversedTrainer(Trainer):
 def _check_rows(name: str, rows: Rows) -> None:
     if len(rows) == 0 or "prompt" not in rows[0]:
         raise ValueError(f'{name} must hold rows with a "prompt", got {sorted(rows[0]) if len(rows) else "no row"}.')
+
+
+def _names(functions: Sequence[RewardFunc]) -> list[str]:
+    """What rewards are called in logs; namesakes are numbered."""
+    names = [f.__name__ if inspect.isroutine(f) else type(f).__name__ for f in functions]
+    return [name if names.count(name) == 1 else f"{name}_{index}" for index, name in enumerate(names)]
 
 
 def _merged(everyone: list[dict[str, list]]) -> dict[str, list]:

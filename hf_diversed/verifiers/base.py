@@ -18,12 +18,14 @@ class Verifier:
         needs_hidden_states: ask for `hidden` on both outputs.
         needs_raw_logits: ask for `raw_logits` on both outputs.
         greedy_only: refuse sampling before the first forward pass.
+        per_row: the rule has settings per row, so that finished rows must stay where they are.
         num_assistant_tokens: draft length the rule was made for, used where the caller names none.
     """
 
     needs_hidden_states = False
     needs_raw_logits = False
     greedy_only = False
+    per_row = False
     num_assistant_tokens: int | None = None
 
     def check(self, context: DecodingContext) -> None:

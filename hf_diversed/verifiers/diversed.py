@@ -45,6 +45,7 @@ class DiversedVerifier(MixtureVerifier):
         self.num_assistant_tokens = head.config.num_assistant_tokens
         self.quality = _values("quality", quality, "0 accepts every draft, 0.5 is the head as trained, 1 is lossless.")
         self.max_bias = None if max_bias is None else _values("max_bias", max_bias, "0 is lossless, 1 caps nothing.")
+        self.per_row = len(self.quality) > 1 or len(self.max_bias or [0.0]) > 1
 
     def check(self, context: DecodingContext) -> None:
         config = self.head.config
@@ -85,7 +86,8 @@ class DiversedVerifier(MixtureVerifier):
         inputs: dict[str, torch.Tensor] = {}
         tv = None
         if self.head.needs_hidden_states:
-            assert target.hidden is not None and draft.hidden is not None
+            assert target.hidden is not None
+            assert draft.hidden is not None
             inputs |= {"target_hidden": target.hidden[:, :-1], "draft_hidden": draft.hidden}
         if self.head.needs_distributions or self.max_bias is not None:
             p, q = target.probs()[:, :-1], draft.probs()

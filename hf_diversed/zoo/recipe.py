@@ -41,7 +41,9 @@ class Recipe:
     """
 
     seed: int = 0
-    families: dict[str, float] = field(default_factory=lambda: {"math": 1.0, "summary": 0.25, "code": 0.25, "drills": 0.2})
+    families: dict[str, float] = field(
+        default_factory=lambda: {"math": 1.0, "summary": 0.25, "code": 0.25, "drills": 0.2}
+    )
     vocab_size: int = 1024
     tokenizer_examples: int = 20_000
     prompt_weight: float = 0.1

@@ -11,6 +11,7 @@ from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, Logits
 from transformers.generation.streamers import BaseStreamer
 
 from hf_diversed import DiversedHead, DiversedHeadConfig, DiversedVerifier, LosslessVerifier, StaticEnsembleVerifier
+from hf_diversed.generation import decoding
 from hf_diversed.generation.drafting import DiversedCandidateGenerator
 from hf_diversed.generation.processing import BlockProcessor, RaggedRows
 from hf_diversed.verifiers import LenientVerifier, SpecCascadeVerifier
@@ -350,3 +351,40 @@ def test_half_precision(pair):
     )
     assert torch.equal(out.sequences, plain)
     assert out.stats.num_drafted > 0
+
+
+@pytest.mark.parametrize("verifier", [LosslessVerifier(), StaticEnsembleVerifier(0.3)], ids=["lossless", "static"])
+def test_dropping_finished_rows_changes_nothing(pair, verifier, monkeypatch):
+    """Catches a row that gets another one's cache, mask or account once finished rows have left the batch."""
+    inputs = ragged_batch(8)
+    first = relaxed(pair, verifier, inputs).sequences[:, inputs["input_ids"].shape[1] :]
+    eos = first[[0, 2, 5], [3, 7, 12]].tolist()  # rows now end in different rounds
+    whole, shrunk = [], []
+    for share, outputs in ((0.0, whole), (1.0, shrunk)):
+        monkeypatch.setattr(decoding, "_SHRINK_BELOW", share)
+        outputs.append(relaxed(pair, verifier, inputs, eos_token_id=eos, output_token_records=True))
+    assert len({row.num_emitted for row in whole[0].stats.per_row}) >= 3
+    assert torch.equal(whole[0].sequences, shrunk[0].sequences)
+    for alone, mine in zip(whole[0].stats.per_row, shrunk[0].stats.per_row):
+        for name in ("num_rounds", "num_drafted", "num_accepted", "num_rejected", "accepted_per_position", "tv_count"):
+            assert getattr(alone, name) == getattr(mine, name)
+        assert mine.tv_sum == pytest.approx(alone.tv_sum, rel=1e-4)
+    for name in ("tokens", "source", "relaxed"):
+        assert torch.equal(getattr(whole[0].token_records, name), getattr(shrunk[0].token_records, name))
+    for name in ("p", "q", "tv"):
+        torch.testing.assert_close(
+            getattr(whole[0].token_records, name), getattr(shrunk[0].token_records, name), equal_nan=True
+        )
+
+
+def test_rows_with_settings_of_their_own_stay(pair, head, monkeypatch):
+    """Catches a dial that moves to another row when finished rows leave."""
+    monkeypatch.setattr(decoding, "_SHRINK_BELOW", 1.0)
+    inputs = ragged_batch(4)
+    dials = [0.0, 0.3, 0.8, 1.0]
+    eos = relaxed(pair, LosslessVerifier(), inputs).sequences[[3, 1], [-17, -12]].tolist()
+    together = relaxed(pair, DiversedVerifier(head, dials), inputs, eos_token_id=eos)
+    for row, dial in enumerate(dials):
+        alone = {name: values[row : row + 1] for name, values in inputs.items()}
+        expected = relaxed(pair, DiversedVerifier(head, dial), alone, eos_token_id=eos).sequences[0]
+        assert torch.equal(together.sequences[row, : len(expected)], expected)

@@ -3,8 +3,8 @@
 import pytest
 
 from hf_diversed.corpus import is_held_out
-from hf_diversed.tasks import get_task
 from hf_diversed.tasks import embedded as embedded_module
+from hf_diversed.tasks import get_task
 
 
 NAMES = ["math", "summary", "code"]

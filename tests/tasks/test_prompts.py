@@ -59,7 +59,7 @@ def other(name: str, mark: str) -> dict:
     """The record with something added that tells it from the first."""
     column = {"wmt": "translation", "mbpp": "text"}.get(name, next(iter(RECORDS[name])))
     value = RECORDS[name][column]
-    return RECORDS[name] | {column: {**value, "de": mark} if name == "wmt" else mark + value}
+    return RECORDS[name] | {column: {**value, "de": mark} if name == "wmt" else value.replace(" ", f" {mark}", 1)}
 
 
 @pytest.mark.parametrize("name", TASKS)
@@ -99,7 +99,7 @@ def test_a_model_that_starts_the_next_shot_is_cut(name: str):
 def test_shots_are_separated_by_blank_lines():
     """Catches shots in the wrong order, and line ends of code that add to the blank line."""
     task = get_task("mbpp")
-    first, second = PROMPTS["mbpp"].replace("Double", "ADouble"), PROMPTS["mbpp"]
+    first, second = PROMPTS["mbpp"].replace("Double x", "Double Ax"), PROMPTS["mbpp"]
     assert task.few_shot_prompt(RECORDS["mbpp"], [other("mbpp", "A")]) == (
         f"{first}def f(x):\n    return 2*x\n\n{second}"
     )
@@ -142,7 +142,7 @@ def test_chat_prompt_uses_the_template():
         task.chat_prompt(record, tokenizer)
     tokenizer.chat_template = template
     assert task.chat_prompt(record, tokenizer, [other("gsm8k", "A")]) == (
-        "<user>Question: AHow many are 2 and 3?\n\nAnswer:</><assistant>2+3 = 5\n#### 5</>"
+        "<user>Question: How Amany are 2 and 3?\n\nAnswer:</><assistant>2+3 = 5\n#### 5</>"
         f"<user>{PROMPTS['gsm8k']}</><assistant>"
     )
 
@@ -161,7 +161,7 @@ def test_chat_turns_of_code_are_fenced():
 
 def test_rows_keep_a_prompt_of_the_record():
     """Catches a signature that is lost once shots or chat turns stand in its place."""
-    task, pool = get_task("humaneval"), [RECORDS["humaneval"], other("humaneval", "# A\n")]
+    task, pool = get_task("humaneval"), [RECORDS["humaneval"], other("humaneval", "A")]
     for chat in (False, True):
         first, second = prompt_rows(task, pool, pool=pool, shots=1, chat=chat)
         assert first["task_prompt"] == RECORDS["humaneval"]["prompt"]

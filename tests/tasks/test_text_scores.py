@@ -92,7 +92,7 @@ def test_xsum_scores_32_words_and_cnndm_all():
     record = {"summary": " ".join(words[:32]), "highlights": " ".join(words[:32])}
     assert get_task("xsum").score(" ".join(words), record) == 1.0
     assert get_task("xsum").score(" ".join(words[:31]), record) < 1.0
-    assert get_task("xsum").score(" ".join(words[:31] + ["x"]), record) < 1.0
+    assert get_task("xsum").score(" ".join([*words[:31], "x"]), record) < 1.0
     assert get_task("cnndm").score(" ".join(words), record) < 1.0
 
 

@@ -1,0 +1,477 @@
+"""Tuning of the draft, so that it agrees more with the target on a task: LoRA on transformers' `Trainer`.
+
+The result is a peft adapter that serves as `assistant_model`. Knows nothing of heads and verifiers.
+"""
+
+import bisect
+import copy
+import json
+import random
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from accelerate.utils import gather_object
+from peft import LoraConfig, PeftModel, TaskType, get_peft_model
+from torch.nn.functional import cross_entropy
+from torch.nn.utils.rnn import pad_sequence
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer, TrainingArguments
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
+from transformers.utils import logging
+
+from hf_diversed import _compat
+from hf_diversed.generation.checks import check_vocabularies
+from hf_diversed.provenance import provenance
+from hf_diversed.sampling import total_variation
+from hf_diversed.training.checkpoints import newest_complete, seal
+from hf_diversed.training.loading import load_frozen
+
+
+logger = logging.get_logger(__name__)
+Row = Mapping[str, Any]
+Ids = tuple[int, ...]
+MODES = ("distill", "supervised")
+DIVERGENCES = ("kl", "tv")
+_IGNORED = -100  # label of what has no loss: prompt and padding
+
+
+@dataclass
+class DraftTuningConfig(TrainingArguments):
+    """`TrainingArguments` plus the adapter, what it is tuned towards, and how the target's completions are drawn.
+
+    Raises:
+        ValueError: on a value out of range, and on a setting that the chosen mode would ignore.
+    """
+
+    _VALID_DICT_FIELDS: ClassVar[list[str]] = [*TrainingArguments._VALID_DICT_FIELDS, "model_init_kwargs"]
+
+    per_device_train_batch_size: int = field(default=8, metadata={"help": "Completions per device and update."})
+    learning_rate: float = field(default=2e-4, metadata={"help": "Of AdamW, on the adapter."})
+    lr_scheduler_type: str = field(default="cosine", metadata={"help": "As in transformers."})
+
+    mode: str = field(
+        default="distill",
+        metadata={
+            "help": '"distill": towards the target\'s laws on its completions; "supervised": to the references.'
+        },
+    )
+    divergence: str = field(
+        default="kl", metadata={"help": 'Of distillation: "kl" is KL(p||q); "tv" is what acceptance loses, TV(p, q).'}
+    )
+    lora_r: int = field(default=16, metadata={"help": "Rank of the adapter."})
+    lora_alpha: int = field(default=32, metadata={"help": "Scale of the adapter is lora_alpha / lora_r."})
+    lora_dropout: float = field(default=0.0, metadata={"help": "On the adapter's input."})
+    lora_target_modules: list[str] = field(
+        default_factory=lambda: ["all-linear"],
+        metadata={"help": 'Names of the layers that get one; "all-linear" is all but the output.'},
+    )
+    temperature: float = field(default=1.0, metadata={"help": "Of the target's completions, and of both laws."})
+    max_completion_length: int = field(default=128, metadata={"help": "Longest completion in tokens."})
+    num_samples_per_prompt: int = field(default=1, metadata={"help": "The target's completions per prompt."})
+    generation_batch_size: int = field(default=128, metadata={"help": "Completions of the target drawn together."})
+    merge: bool = field(default=False, metadata={"help": 'Also write draft and adapter as one model, in "merged".'})
+    resume: bool = field(default=False, metadata={"help": "Go on from the newest complete checkpoint."})
+    model_init_kwargs: dict | str | None = field(default=None, metadata={"help": "For models given by name (JSON)."})
+
+    dataloader_pin_memory: bool = field(default=False, metadata={"help": "Off: batches are small."})
+    remove_unused_columns: bool = field(default=False, metadata={"help": "Off: there are none."})
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if isinstance(self.lora_target_modules, str):
+            self.lora_target_modules = [self.lora_target_modules]
+        for name, choices in (("mode", MODES), ("divergence", DIVERGENCES)):
+            if getattr(self, name) not in choices:
+                raise ValueError(f"{name} must be one of {', '.join(choices)}, got {getattr(self, name)!r}.")
+        for name, low, high in _RANGES:
+            if not low <= getattr(self, name) <= high:
+                raise ValueError(f"{name} must lie in [{low:g}, {high:g}], got {getattr(self, name)!r}.")
+        if not 0 < self.temperature < float("inf"):
+            raise ValueError(
+                f"temperature must be above 0, got {self.temperature!r}: greedy laws have no gradient. A draft tuned "
+                "at temperature 1 also serves greedy decoding."
+            )
+        if not self.lora_target_modules:
+            raise ValueError('lora_target_modules must name at least one layer; "all-linear" takes all of them.')
+        if self.mode == "supervised" and self.divergence != "kl":
+            raise ValueError(
+                f'divergence={self.divergence!r} needs mode="distill", got mode="supervised", whose loss is the cross '
+                "entropy of the references; drop one of them."
+            )
+        if self.mode == "distill" and self.label_smoothing_factor:
+            raise ValueError(
+                f'label_smoothing_factor needs mode="supervised", got {self.label_smoothing_factor!r} with '
+                'mode="distill", which has laws for labels; drop one of them.'
+            )
+
+
+_RANGES = (
+    ("lora_r", 1, float("inf")),
+    ("lora_alpha", 1, float("inf")),
+    ("lora_dropout", 0.0, 0.99),
+    ("max_completion_length", 1, float("inf")),
+    ("num_samples_per_prompt", 1, float("inf")),
+    ("generation_batch_size", 1, float("inf")),
+)
+
+
+def tune_draft(
+    target: PreTrainedModel | str | None,
+    draft: PreTrainedModel | str,
+    tokenizer: PreTrainedTokenizerBase,
+    rows: Sequence[Row],
+    args: DraftTuningConfig,
+    stop_strings: Sequence[str] = (),
+) -> PeftModel:
+    """Tune a draft with LoRA and save the adapter, with `provenance.json`, in `args.output_dir`.
+
+    Distillation draws completions of the target once, by plain `generate`, and keeps them in `target_samples.jsonl`
+    there. As peft does, the adapter's layers are put into `draft` itself; its own weights stay as they are, and
+    `unload()` on the result gives it back.
+
+    Args:
+        target: whose laws to learn; never changed. Not looked at by `mode="supervised"`, so None will do.
+        rows: a "prompt" each, text or chat messages, and for `mode="supervised"` a "completion" in text, which gets
+            an EOS.
+        stop_strings: where the target's completions end, beside EOS.
+
+    Returns:
+        The tuned draft in eval mode, an `assistant_model` as it is.
+
+    Raises:
+        ValueError: for rows that lack something, vocabularies of two tokenizers, a tokenizer without EOS, and samples
+            in `output_dir` that were drawn under other settings.
+
+    Example:
+        ```python
+        tuned = tune_draft(target, draft, tokenizer, rows, DraftTuningConfig("draft-math", max_steps=200))
+        target.generate(**inputs, assistant_model=tuned, diversed_head=head)
+        ```
+    """
+    _check(rows, tokenizer, args)
+    draft = load_frozen(draft, args)
+    if args.mode == "distill":
+        if target is None:
+            raise ValueError('mode="distill" needs a target to learn from; pass one, or take mode="supervised".')
+        target = load_frozen(target, args)
+        check_vocabularies(target, draft)
+        prompts = [_encode_prompt(tokenizer, row["prompt"]) for row in rows]
+        completions = sample_completions(target, tokenizer, prompts, args, stop_strings)
+        examples = [_example(prompt, ids) for prompt in prompts for ids in completions[prompt]]
+    else:
+        target, end = None, _end_ids(draft, tokenizer)
+        examples = [_supervised_example(tokenizer, row, end, args.max_completion_length) for row in rows]
+        _check_known(examples, draft)
+    names = args.lora_target_modules
+    lora = LoraConfig(
+        task_type=TaskType.CAUSAL_LM,
+        r=args.lora_r,
+        lora_alpha=args.lora_alpha,
+        lora_dropout=args.lora_dropout,
+        target_modules="all-linear" if names == ["all-linear"] else names,
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(args.seed)
+        model = get_peft_model(draft, lora)
+    trainer = DraftTuner(model, target, args, examples)
+    trainer.train(resume_from_checkpoint=args.resume_from_checkpoint or (_newest(args) if args.resume else None))
+    trainer.save_model()
+    trainer.save_state()
+    if args.merge and args.should_save:
+        folder = Path(args.output_dir) / "merged"
+        # A copy, since taking a merged adapter out again would leave rounding errors in the draft.
+        copy.deepcopy(model).merge_and_unload().save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+    return model.eval()
+
+
+class DraftTuner(Trainer):
+    """Cross entropy or divergence on completion tokens, as a mean over those of a batch. Checkpoints hold the adapter
+    alone, and count as complete only once sealed.
+
+    Args:
+        model: the draft with its adapter. target: frozen; None in supervised mode.
+        examples: `input_ids` and `labels`, lists of equal length.
+    """
+
+    def __init__(
+        self, model: PeftModel, target: PreTrainedModel | None, args: DraftTuningConfig, examples: list[dict]
+    ):
+        super().__init__(model, args, data_collator=collate, train_dataset=examples)
+        self.target = target
+        self.model_accepts_loss_kwargs = False
+        self._acceptance: list[float] = []
+
+    def compute_loss(self, model, inputs, return_outputs: bool = False, num_items_in_batch=None):
+        """Loss of one batch; the laws of prompt positions are not even computed."""
+        labels = inputs["labels"][:, 1:]
+        first = int((labels != _IGNORED).any(0).int().argmax())
+        labels = labels[:, first:]
+        kept = labels != _IGNORED
+        # Ids beyond the draft's embedding are padding of the target's; in decoding too it reads its last one instead.
+        ids = inputs["input_ids"].clamp_max(_compat.known_ids(self.model) - 1)
+        draft_logits = _logits(model, self.model, ids, inputs["attention_mask"], first)[kept]
+        if self.target is None:
+            smoothing = self.args.label_smoothing_factor
+            loss = cross_entropy(draft_logits.float(), labels[kept], label_smoothing=smoothing)
+        else:
+            device = self.target.device
+            ids, mask = inputs["input_ids"].to(device), inputs["attention_mask"].to(device)
+            with torch.no_grad():
+                target_logits = _logits(self.target, self.target, ids, mask, first)[kept.to(device)]
+            target_logits = target_logits.to(draft_logits.device)
+            distances = divergences(target_logits, draft_logits, self.args.temperature)
+            loss = distances[self.args.divergence].mean()
+            self._acceptance.append(1.0 - distances["tv"].mean().item())
+        return (loss, {"logits": draft_logits}) if return_outputs else loss
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        if "loss" in logs and self._acceptance:
+            logs["acceptance"] = sum(self._acceptance) / len(self._acceptance)
+            self._acceptance.clear()
+        super().log(logs, start_time)
+
+    def _save(self, output_dir: str | None = None, state_dict=None) -> None:
+        """Write the adapter and its provenance; nothing pickled."""
+        folder = Path(output_dir or self.args.output_dir)
+        # "auto" would look the draft up on the Hub.
+        self.model.save_pretrained(folder, save_embedding_layers=False)
+        ours = {item.name for item in fields(DraftTuningConfig)} & set(DraftTuningConfig.__annotations__)
+        record = provenance(self.args.seed) | {
+            "tuning": {name: getattr(self.args, name) for name in sorted(ours)},
+            "target": None if self.target is None else _public_name(self.target),
+            "draft": _public_name(self.model),
+            "step": self.state.global_step,
+            "num_completions": len(self.train_dataset),
+            "world_size": self.args.world_size,
+        }
+        (folder / "provenance.json").write_text(json.dumps(record, indent=2, default=str) + "\n")
+
+    def _save_checkpoint(self, model, trial) -> None:
+        super()._save_checkpoint(model, trial)
+        self.accelerator.wait_for_everyone()
+        if self.args.should_save:
+            seal(Path(self.args.output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}")
+
+
+def divergences(
+    target_logits: torch.Tensor, draft_logits: torch.Tensor, temperature: float
+) -> dict[str, torch.Tensor]:
+    """Compare next-token laws whose vocabularies may be padded to different sizes: ids that only the draft has are cut
+    before its softmax, those that only the target has have q = 0, and p is untouched.
+
+    Args:
+        target_logits: float `[N, Vp]`. draft_logits: float `[N, Vq]`.
+
+    Returns:
+        "tv", float32 `[N]`: TV(p, q), what a lossless verifier rejects (arXiv 2211.17192). "kl", float32 `[N]`:
+        KL(p||q) over the ids that both have, as it is infinite beyond.
+    """
+    common = min(target_logits.shape[-1], draft_logits.shape[-1])
+    log_p = (target_logits.float() / temperature).log_softmax(-1)[..., :common]
+    log_q = (draft_logits[..., :common].float() / temperature).log_softmax(-1)
+    p = log_p.exp()
+    # In this order: q has all its mass on the common ids, p may not.
+    return {"tv": total_variation(log_q.exp(), p), "kl": (p * (log_p - log_q)).sum(-1)}
+
+
+def sample_completions(
+    target: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: Iterable[Ids],
+    args: DraftTuningConfig,
+    stop_strings: Sequence[str] = (),
+) -> dict[Ids, list[Ids]]:
+    """Draw `args.num_samples_per_prompt` completions of the target per prompt, or read them from
+    `target_samples.jsonl` in `args.output_dir`, which grows batch by batch.
+
+    Returns:
+        Token ids by the prompt's token ids; an EOS that was drawn is the last of them.
+
+    Raises:
+        ValueError: if the file was made under other settings.
+    """
+    path = Path(args.output_dir) / "target_samples.jsonl"
+    settings = {name: getattr(args, name) for name in _SAMPLING} | {
+        "target": _compat.model_name(target),
+        "target_weights": _fingerprint(target),
+        "stop_strings": list(stop_strings),
+    }
+    found = _read_samples(path, settings)
+    missing = sorted({*prompts} - found.keys(), key=lambda prompt: (len(prompt), prompt))
+    portion = max(1, args.generation_batch_size // args.num_samples_per_prompt) * args.world_size
+    for start in range(0, len(missing), portion):
+        mine = missing[start : start + portion][args.process_index :: args.world_size]
+        drawn = gather_object(list(zip(mine, _draw(target, tokenizer, mine, args, stop_strings) if mine else [])))
+        found |= dict(drawn)
+        if args.process_index == 0:
+            _append(path, [{"prompt_ids": prompt, "completion_ids": completions} for prompt, completions in drawn])
+    return found
+
+
+_SAMPLING = ("temperature", "max_completion_length", "num_samples_per_prompt", "seed")
+
+
+def collate(examples: Sequence[dict[str, list[int]]]) -> dict[str, torch.Tensor]:
+    """Pad to the right, where no model sees it: `input_ids`, `attention_mask` and `labels`, long `[B, S + T]`."""
+    ids = [torch.tensor(example["input_ids"]) for example in examples]
+    labels = [torch.tensor(example["labels"]) for example in examples]
+    return {
+        "input_ids": pad_sequence(ids, batch_first=True),
+        "attention_mask": pad_sequence([torch.ones_like(row) for row in ids], batch_first=True),
+        "labels": pad_sequence(labels, batch_first=True, padding_value=_IGNORED),
+    }
+
+
+def _logits(model, unwrapped: PreTrainedModel, ids: torch.Tensor, mask: torch.Tensor, first: int) -> torch.Tensor:
+    """Logits `[B, L - 1 - first, V]` of the positions from `first` on but the last one, which predicts nothing."""
+    width = ids.shape[1] - first
+    narrow = {"logits_to_keep": width} if _compat.supports_logits_to_keep(unwrapped) else {}
+    return model(input_ids=ids, attention_mask=mask, use_cache=False, **narrow).logits[:, -width:-1]
+
+
+def _draw(target, tokenizer, prompts: list[Ids], args: DraftTuningConfig, stop_strings) -> list[list[Ids]]:
+    """Completions of one batch of prompts, under a seed of its own: a resumed run draws what an unbroken one draws."""
+    n = args.num_samples_per_prompt
+    end = _end_ids(target, tokenizer)
+    pad = end[0] if tokenizer.pad_token_id is None else tokenizer.pad_token_id
+    rows = [torch.tensor(prompt) for prompt in prompts for _ in range(n)]
+    ids = pad_sequence(rows, batch_first=True, padding_value=pad, padding_side="left")
+    mask = pad_sequence([torch.ones_like(row) for row in rows], batch_first=True, padding_side="left")
+    stops = {"stop_strings": list(stop_strings), "tokenizer": tokenizer} if stop_strings else {}
+    with torch.random.fork_rng():
+        torch.manual_seed(random.Random(f"{args.seed}/{prompts}").getrandbits(48))
+        sequences = target.generate(
+            input_ids=ids.to(target.device),
+            attention_mask=mask.to(target.device),
+            do_sample=True,
+            temperature=args.temperature,
+            top_k=0,
+            top_p=1.0,
+            max_new_tokens=args.max_completion_length,
+            eos_token_id=end,
+            pad_token_id=pad,
+            **stops,
+        )
+    drawn = [
+        _until_stop(_until_end(row, end), tokenizer, stop_strings) for row in sequences[:, ids.shape[1] :].tolist()
+    ]
+    return [drawn[start : start + n] for start in range(0, len(drawn), n)]
+
+
+def _until_end(ids: Sequence[int], end: list[int]) -> Ids:
+    """The ids up to their first EOS, that one included."""
+    stop = next((place + 1 for place, token in enumerate(ids) if token in end), None)
+    return tuple(ids[:stop])
+
+
+def _until_stop(ids: Ids, tokenizer: PreTrainedTokenizerBase, stop_strings: Sequence[str]) -> Ids:
+    """The ids up to the token that completes a stop string: `generate` pads from there, perhaps with an EOS."""
+
+    def stopped(length: int) -> bool:
+        text = tokenizer.decode(ids[:length])
+        return any(stop in text for stop in stop_strings)
+
+    return ids[: bisect.bisect_left(range(len(ids)), True, key=stopped)]
+
+
+def _end_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """What ends a completion: the tokenizer's EOS first, then what else the model's generation config names."""
+    others = model.generation_config.eos_token_id
+    others = [] if others is None else [others] if isinstance(others, int) else list(others)
+    return list(dict.fromkeys([tokenizer.eos_token_id, *others]))
+
+
+def _encode_prompt(tokenizer: PreTrainedTokenizerBase, prompt) -> Ids:
+    if isinstance(prompt, str):
+        return tuple(tokenizer(prompt).input_ids)
+    return tuple(tokenizer(_rendered(tokenizer, prompt), add_special_tokens=False).input_ids)
+
+
+def _rendered(tokenizer: PreTrainedTokenizerBase, messages, add_generation_prompt: bool = True) -> str:
+    return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=add_generation_prompt))
+
+
+def _supervised_example(tokenizer, row: Row, end: list[int], longest: int) -> dict[str, list[int]]:
+    """Prompt and reference, which ends with EOS unless it had to be cut."""
+    prompt, reference = row["prompt"], row["completion"]
+    if not isinstance(prompt, str):
+        opened = _rendered(tokenizer, prompt)
+        turn = _rendered(tokenizer, [*prompt, {"role": "assistant", "content": reference}], False)
+        if not turn.startswith(opened):
+            raise ValueError(
+                "the chat template writes an answer otherwise than it asks for one, so no reference can follow the "
+                'prompt; use plain prompts, or mode="distill".'
+            )
+        reference = turn[len(opened) :]
+    ids = _until_end(tokenizer(reference, add_special_tokens=False).input_ids, end)
+    if not ids or ids[-1] not in end:
+        ids = (*ids, end[0])
+    return _example(_encode_prompt(tokenizer, prompt), ids[:longest])
+
+
+def _example(prompt: Ids, completion: Ids) -> dict[str, list[int]]:
+    return {"input_ids": [*prompt, *completion], "labels": [_IGNORED] * len(prompt) + list(completion)}
+
+
+def _check(rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase, args: DraftTuningConfig) -> None:
+    columns = ("prompt",) if args.mode == "distill" else ("prompt", "completion")
+    if len(rows) == 0:
+        raise ValueError("rows must hold at least one, got none.")
+    for number, row in enumerate(rows):
+        if lacking := [name for name in columns if name not in row]:
+            raise ValueError(f"row {number} lacks {', '.join(map(repr, lacking))}; it has {sorted(row)}.")
+    if tokenizer.eos_token_id is None:
+        raise ValueError("the tokenizer must have an EOS token, got none: completions would have no end. Set one.")
+
+
+def _check_known(examples: list[dict], draft: PreTrainedModel) -> None:
+    known, largest = _compat.known_ids(draft), max(max(example["input_ids"]) for example in examples)
+    if largest >= known:
+        raise ValueError(
+            f"token ids must be below {known}, all that the draft can embed, got {largest}: use the draft's tokenizer."
+        )
+
+
+def _read_samples(path: Path, settings: dict) -> dict[Ids, list[Ids]]:
+    """Samples by prompt; a file that is not there is begun, a line that a crash tore apart is dropped."""
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _append(path, [{"settings": settings}])
+        return {}
+    content = path.read_text(encoding="utf-8")
+    whole = content[: content.rfind("\n") + 1]
+    if whole != content:
+        path.write_text(whole, encoding="utf-8")
+    header, *lines = map(json.loads, whole.splitlines() or [json.dumps({"settings": {}})])
+    if changed := sorted(name for name in settings if header["settings"].get(name) != settings[name]):
+        raise ValueError(
+            f"{path.name} holds completions that were drawn with other settings ({', '.join(changed)}); use another "
+            "output_dir, or remove the file to draw them again."
+        )
+    return {tuple(line["prompt_ids"]): [tuple(ids) for ids in line["completion_ids"]] for line in lines}
+
+
+def _append(path: Path, lines: list[dict]) -> None:
+    with path.open("a", encoding="utf-8") as file:
+        file.write("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def _fingerprint(model: PreTrainedModel) -> str:
+    """Tells models without a name apart: by a few entries of the output embedding."""
+    return f"{model.get_output_embeddings().weight[:64, :64].cpu().double().abs().sum():.6g}"
+
+
+def _public_name(model) -> str:
+    """Hub id, or the last part of a folder on this machine."""
+    name = _compat.model_name(model)
+    return Path(name).name if Path(name).is_dir() else name
+
+
+def _newest(args: DraftTuningConfig) -> str | None:
+    found, damaged = newest_complete(Path(args.output_dir))
+    for folder, problem in damaged.items():
+        logger.warning(f"{folder.name} is damaged ({problem}) and is passed over.")
+    return None if found is None else str(found)

@@ -1,0 +1,168 @@
+"""Runs that get killed: `python -m tests.training.driver FOLDER SEED KILLS`, for test_resume.py.
+
+Imports once, then forks a child per attempt, which trains until it is done or gets SIGKILL. Children say where they are
+over a pipe. Prints one line of JSON: the kills, and the folders of the finished runs.
+"""
+
+import json
+import os
+import random
+import select
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from hf_diversed.training import checkpoints, references, trainer as trainer_module
+from tests.training import runs
+
+
+# No thread may run when a child is forked.
+torch.set_num_threads(1)
+
+STEPS = 24
+SETTINGS = {
+    "max_steps": STEPS,
+    "acceptance_coef": None,
+    "generation_batch_size": 4,
+    "reference_generations": 4,  # two portions of eight prompts
+    "eval_strategy": "steps",
+    "load_best_model_at_end": True,
+    "metric_for_best_model": "reward",  # keeps changing hands
+    "save_total_limit": 3,
+    "learning_rate": 0.3,
+}
+# Where a child can be told to stop and wait for its death; all but the first lie inside a save.
+PAUSES = ("reference", "weights", "optimizer", "seal", "marker", "rotation")
+KILLED = -signal.SIGKILL
+
+
+def train(folder: Path, resume: bool, pause: str | None, tell: Callable[[str], None]) -> None:
+    """One attempt. `pause` is where it stands still the first time it gets there."""
+    _install(tell, pause)
+    trainer = runs.trainer(folder, eval_dataset=runs.rows()[:6], **SETTINGS)
+    trainer.train(resume_from_checkpoint=resume)
+    trainer.save_model(str(folder / "final"))
+    state = {"constraint": trainer.constraint.state(), "references": trainer.references.rewards}
+    state["log"] = [{k: v for k, v in line.items() if "time" not in k} for line in trainer.state.log_history]
+    state["best"] = [trainer.state.best_metric, trainer.state.best_global_step]
+    (folder / "final.json").write_text(json.dumps(state))
+
+
+def _install(tell: Callable[[str], None], pause: str | None) -> None:
+    """Make every place of interest known, and stand still at one of them."""
+
+    def at(place: str) -> None:
+        tell(place)
+        if place == pause:
+            signal.pause()
+
+    def before(owner, name: str, place: str) -> None:
+        inner = getattr(owner, name)
+
+        def wrapped(*args, **kwargs):
+            at(place)
+            return inner(*args, **kwargs)
+
+        setattr(owner, name, wrapped)
+
+    def after(owner, name: str, place: str) -> None:
+        inner = getattr(owner, name)
+
+        def wrapped(*args, **kwargs):
+            result = inner(*args, **kwargs)
+            at(place)
+            return result
+
+        setattr(owner, name, wrapped)
+
+    DiversedTrainer = trainer_module.DiversedTrainer
+    after(references.ReferenceRewards, "save", "reference")
+    before(DiversedTrainer, "_save_checkpoint", "save")
+    after(DiversedTrainer, "_save", "weights")
+    after(DiversedTrainer, "_save_optimizer_and_scheduler", "optimizer")
+    before(trainer_module, "seal", "seal")
+    before(checkpoints.os, "fsync", "marker")
+    before(trainer_module, "rotate_checkpoints", "rotation")
+    after(DiversedTrainer, "_save_checkpoint", "saved")
+
+
+def attempt(folder: Path, resume: bool, pause: str | None = None, delay: float | None = None) -> tuple[int, list[str]]:
+    """Fork, and kill the child at `pause`, or `delay` seconds after it began to train, unless it ended before.
+
+    Returns:
+        The child's exit status, `KILLED` if it was killed, and the places it told of.
+    """
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            os.close(reading)
+            train(folder, resume, pause, lambda place: os.write(writing, f"{place} ".encode()) and None)
+            status = 0
+        finally:
+            os._exit(status)
+    os.close(writing)
+    deadline = None if delay is None else time.monotonic() + delay
+    told = b""
+    while True:
+        left = None if deadline is None else max(deadline - time.monotonic(), 0.0)
+        ready = select.select([reading], [], [], left)[0]
+        data = os.read(reading, 4096) if ready else b""
+        told += data
+        if not data or (pause is not None and pause in told.decode().split()):
+            break
+    if not ready or data:
+        os.kill(child, signal.SIGKILL)
+    while data := os.read(reading, 4096):
+        told += data
+    os.close(reading)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), told.decode().split()
+
+
+def in_save(places: list[str]) -> bool:
+    """Whether a save had begun that did not end."""
+    return places.count("save") > places.count("saved")
+
+
+def main(folder: Path, seed: int, num_kills: int) -> dict:
+    """Run once undisturbed, then kill and resume until there were enough kills and the last run came to its end."""
+    began = time.monotonic()
+    status, _ = attempt(folder / "unbroken", resume=False)
+    assert status == 0
+    duration = time.monotonic() - began
+    choose = random.Random(seed)
+    plan: list[str | None] = [*PAUSES, *[None] * (num_kills - len(PAUSES))]
+    # The measurement of the references comes first or never.
+    plan = plan[:1] + choose.sample(plan[1:], len(plan) - 1)
+    kills, finished = [], []
+    while plan or not finished:
+        run = folder / f"broken-{len(finished)}"
+        status = KILLED
+        while status == KILLED:
+            pause = plan[0] if plan else None
+            delay = choose.uniform(0.0, 3 * duration / num_kills) if plan and pause is None else None
+            began = time.monotonic()
+            status, places = attempt(run, resume=_can_resume(run), pause=pause, delay=delay)
+            if status == KILLED:
+                seconds = round(time.monotonic() - began, 3)
+                kills.append({"pause": pause, "seconds": seconds, "in_save": in_save(places), "places": places})
+                plan.pop(0)
+        assert status == 0, f"{run.name} failed"
+        finished.append(run.name)
+    return {"duration": duration, "kills": kills, "finished": finished}
+
+
+def _can_resume(run: Path) -> bool:
+    """With nothing but an interrupted first save there is nothing to go on from, which `train` refuses."""
+    found, damaged = checkpoints.newest_complete(run)
+    return found is not None or not damaged
+
+
+if __name__ == "__main__":
+    given, seed, num_kills = sys.argv[1:]
+    print(json.dumps(main(Path(given), int(seed), int(num_kills))))

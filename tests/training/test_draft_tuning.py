@@ -1,0 +1,484 @@
+"""Draft tuning on tiny models: what has loss, what it moves, what is written, and that the result drafts."""
+
+import copy
+import json
+
+import pytest
+import torch
+import transformers as tf
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from peft import PeftModel
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from torch.nn.functional import cross_entropy
+
+import hf_diversed
+from hf_diversed import load_demo_pair
+from hf_diversed.cli.tune_draft import tune
+from hf_diversed.training import draft_tuning
+from hf_diversed.training.draft_tuning import (
+    DraftTuner,
+    DraftTuningConfig,
+    collate,
+    divergences,
+    sample_completions,
+    tune_draft,
+)
+from tests.tiny import BOS, EOS, PAD, VOCAB_SIZE, ragged_batch, tiny_draft, tiny_model
+
+
+LENGTH = 12
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    words = {f"w{i}": i for i in range(VOCAB_SIZE)}
+    backend = Tokenizer(models.WordLevel(words, unk_token="w3"))
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    backend.post_processor = processors.TemplateProcessing(single="w2 $A", special_tokens=[("w2", BOS)])
+    tokens = {"pad_token": f"w{PAD}", "eos_token": f"w{EOS}", "bos_token": f"w{BOS}"}
+    return tf.PreTrainedTokenizerFast(
+        tokenizer_object=backend, padding_side="left", model_input_names=["input_ids", "attention_mask"], **tokens
+    )
+
+
+@pytest.fixture(scope="module")
+def target():
+    return tiny_model("llama")
+
+
+@pytest.fixture
+def draft(target):
+    return tiny_draft(target, noise=0.5)
+
+
+def make_rows(n: int, seed: int = 0) -> list[dict]:
+    """Prompts of 2 to 5 words; every reference counts up from the prompt's last word."""
+    generator = torch.Generator().manual_seed(seed)
+    rows = []
+    for number in range(n):
+        words = torch.randint(4, VOCAB_SIZE - 8, (2 + number % 4,), generator=generator).tolist()
+        rows.append(
+            {
+                "prompt": " ".join(f"w{word}" for word in words),
+                "completion": " ".join(f"w{words[-1] + step}" for step in range(1, 4)),
+            }
+        )
+    return rows
+
+
+def config(folder, **options) -> DraftTuningConfig:
+    quick = {
+        "max_completion_length": LENGTH,
+        "learning_rate": 1e-2,
+        "max_steps": 12,
+        "save_strategy": "no",
+        "disable_tqdm": True,
+        "use_cpu": True,
+        "logging_strategy": "no",
+    }
+    return DraftTuningConfig(output_dir=str(folder), **(quick | options))
+
+
+@torch.no_grad()
+def mean_loss(model, tokenizer, rows) -> float:
+    """Cross entropy of the references with their EOS, written apart from the code under test."""
+    losses = []
+    for row in rows:
+        prompt = tokenizer(row["prompt"]).input_ids
+        whole = [*prompt, *tokenizer(row["completion"], add_special_tokens=False).input_ids, EOS]
+        logits = model(torch.tensor([whole])).logits[0, len(prompt) - 1 : -1]
+        losses.append(cross_entropy(logits, torch.tensor(whole[len(prompt) :])).item())
+    return sum(losses) / len(losses)
+
+
+@torch.no_grad()
+def agreement(target, draft, samples) -> float:
+    """Mean of sum(min(p, q)) over the completion tokens of samples, one by one."""
+    shares = []
+    for prompt, completions in samples.items():
+        for completion in completions:
+            ids = torch.tensor([[*prompt, *completion]])
+            p, q = (model(ids).logits[0, len(prompt) - 1 : -1].softmax(-1) for model in (target, draft))
+            shares.append(torch.minimum(p, q).sum(-1).mean().item())
+    return sum(shares) / len(shares)
+
+
+# What is learned
+
+
+def test_supervised_lowers_the_cross_entropy_of_references_only_by_the_adapter(tokenizer, draft, tmp_path):
+    """Catches a loss of the wrong sign or shift, a missing EOS, and base weights that train along."""
+    rows, before = make_rows(16), copy.deepcopy(draft.state_dict())
+    untuned = mean_loss(draft, tokenizer, rows)
+    tuned = tune_draft(None, draft, tokenizer, rows, config(tmp_path, mode="supervised"))
+    assert mean_loss(tuned, tokenizer, rows) < 0.6 * untuned
+    assert not tuned.training
+    base = tuned.unload()
+    for name, value in base.state_dict().items():
+        assert torch.equal(value, before[name]), name
+
+
+@pytest.mark.parametrize("divergence", ["kl", "tv"])
+def test_distillation_raises_agreement_on_unseen_samples(tokenizer, target, draft, tmp_path, divergence):
+    """Catches a divergence of the wrong sign, laws of shifted positions, and a target that trains along."""
+    rows, before = make_rows(48), copy.deepcopy(target.state_dict())
+    unseen = {tuple(tokenizer(row["prompt"]).input_ids) for row in make_rows(24, seed=1)}
+    held_out = sample_completions(target, tokenizer, unseen, config(tmp_path / "held_out"))
+    untuned = agreement(target, draft, held_out)
+    args = config(tmp_path, divergence=divergence, max_steps=24, per_device_train_batch_size=16)
+    tuned = tune_draft(target, draft, tokenizer, rows, args)
+    assert agreement(target, tuned, held_out) > untuned + 0.1
+    for name, value in target.state_dict().items():
+        assert torch.equal(value, before[name]), name
+
+
+def test_logged_acceptance_and_loss_are_those_of_the_batch(tokenizer, target, draft, tmp_path):
+    """Catches padding or prompts in the means: the first logged numbers are enumerated row by row."""
+    rows = make_rows(6)
+    args = config(
+        tmp_path,
+        divergence="tv",
+        max_steps=1,
+        per_device_train_batch_size=6,
+        logging_strategy="steps",
+        logging_steps=1,
+    )
+    tuned = tune_draft(target, copy.deepcopy(draft), tokenizer, rows, args)
+    history = json.loads((tmp_path / "trainer_state.json").read_text())["log_history"][0]
+    samples = sample_completions(target, tokenizer, [tuple(tokenizer(r["prompt"]).input_ids) for r in rows], args)
+    shares = torch.cat(
+        [
+            torch.minimum(
+                *(m(torch.tensor([[*k, *c]])).logits[0, len(k) - 1 : -1].softmax(-1) for m in (target, draft))
+            )
+            .sum(-1)
+            .detach()
+            for k, completions in samples.items()
+            for c in completions
+        ]
+    )
+    assert history["acceptance"] == pytest.approx(shares.mean().item(), abs=1e-5)
+    assert history["loss"] == pytest.approx(1.0 - shares.mean().item(), abs=1e-4)
+    assert tuned.active_adapters == ["default"]
+
+
+# What has loss
+
+
+@pytest.mark.parametrize("mode", ["supervised", "distill"])
+def test_prompts_and_padding_have_no_loss(target, draft, tmp_path, mode):
+    """Catches unmasked prompts, labels off by one, and a first completion token that is left out: the gradient with
+    respect to the logits is nonzero exactly where the next token is one of the completion."""
+    prompts, lengths = [3, 5, 2], [4, 1, 3]
+    generator = torch.Generator().manual_seed(0)
+    examples = []
+    for prompt, length in zip(prompts, lengths):
+        ids = torch.randint(4, VOCAB_SIZE, (prompt + length,), generator=generator).tolist()
+        examples.append({"input_ids": ids, "labels": [-100] * prompt + ids[prompt:]})
+    args = config(tmp_path, mode=mode)
+    trainer = DraftTuner(draft, target if mode == "distill" else None, args, examples)
+    kept = {}
+    draft.requires_grad_(True)
+    draft.lm_head.register_forward_hook(
+        lambda _, inputs, output: (output.retain_grad(), kept.update(logits=output))[1]
+    )
+    trainer.compute_loss(draft, collate(examples)).backward()
+    width = max(p + n for p, n in zip(prompts, lengths))
+    touched = torch.zeros(3, width, dtype=torch.bool)
+    touched[:, width - kept["logits"].shape[1] :] = kept["logits"].grad.abs().sum(-1) > 0
+    for row, (prompt, length) in enumerate(zip(prompts, lengths)):
+        expected = [prompt - 1 <= place < prompt + length - 1 for place in range(width)]
+        assert touched[row].tolist() == expected
+
+
+def test_collate_pads_to_the_right():
+    batch = collate([{"input_ids": [5, 6, 7], "labels": [-100, 6, 7]}, {"input_ids": [8], "labels": [8]}])
+    assert batch["input_ids"].tolist() == [[5, 6, 7], [8, 0, 0]]
+    assert batch["attention_mask"].tolist() == [[1, 1, 1], [1, 0, 0]]
+    assert batch["labels"].tolist() == [[-100, 6, 7], [8, -100, -100]]
+
+
+def supervised_examples(monkeypatch, draft, tokenizer, rows, args) -> list[dict]:
+    """What `tune_draft` would train on."""
+    seen = []
+
+    class Stop(Exception):
+        pass
+
+    def refuse(model, target, args, examples):
+        seen.extend(examples)
+        raise Stop
+
+    monkeypatch.setattr(draft_tuning, "DraftTuner", refuse)
+    with pytest.raises(Stop):
+        tune_draft(None, draft, tokenizer, rows, args)
+    return seen
+
+
+def test_references_end_with_eos_unless_cut(monkeypatch, tokenizer, draft, tmp_path):
+    """Catches a BOS in the middle, an EOS that is missing or follows a cut, and text after an EOS of the reference."""
+    rows = [{"prompt": "w9", "completion": text} for text in ("w5 w6", "w5 w6 w7 w8", "w5 w1 w6", "")]
+    args = config(tmp_path, mode="supervised", max_completion_length=3)
+    examples = supervised_examples(monkeypatch, draft, tokenizer, rows, args)
+    assert [e["labels"] for e in examples] == [[-100, -100, *ids] for ids in ([5, 6, EOS], [5, 6, 7], [5, EOS], [EOS])]
+    assert [e["input_ids"][:2] for e in examples] == [[BOS, 9]] * 4
+
+
+def test_chat_references_are_the_turn_that_the_template_writes(monkeypatch, tokenizer, draft, tmp_path):
+    """Catches a BOS twice, a turn that starts within the prompt, and the line break behind its end."""
+    chat = copy.deepcopy(tokenizer)
+    chat.chat_template = (
+        "w2 {% for m in messages %}{{ 'w30 ' if m.role == 'user' else 'w31 ' }}{{ m.content }} w1 w32 {% endfor %}"
+        "{% if add_generation_prompt %}w31 {% endif %}"
+    )
+    row = {"prompt": [{"role": "user", "content": "w9"}], "completion": "w5"}
+    (example,) = supervised_examples(monkeypatch, draft, chat, [row], config(tmp_path, mode="supervised"))
+    assert example["input_ids"] == [BOS, 30, 9, EOS, 32, 31, 5, EOS]
+    assert example["labels"] == [-100] * 6 + [5, EOS]
+    chat.chat_template = chat.chat_template.replace("w31 {% endif", "w33 {% endif")
+    with pytest.raises(ValueError, match="otherwise than it asks"):
+        tune_draft(None, draft, chat, [row], config(tmp_path, mode="supervised"))
+
+
+# Divergences
+
+LOGITS = st.lists(st.floats(-6, 6, width=32), min_size=6, max_size=6).map(torch.tensor)
+
+
+@settings(deadline=None)
+@given(LOGITS, LOGITS, st.integers(-2, 2), st.sampled_from([0.5, 1.0, 2.0]))
+def test_divergences_against_their_definitions(p_logits, q_logits, padding, temperature):
+    """Catches a swapped order, a forgotten temperature, and vocabularies of different size that are cut wrongly."""
+    p_logits, q_logits = p_logits[: 6 + min(padding, 0)], q_logits[: 6 - max(padding, 0)]
+    found = divergences(p_logits[None], q_logits[None], temperature)
+    common = min(len(p_logits), len(q_logits))
+    p = torch.softmax(p_logits.double() / temperature, -1)
+    q = torch.softmax(q_logits[:common].double() / temperature, -1)
+    kl = (p[:common] * (p[:common] / q).log()).sum()
+    assert found["kl"].item() == pytest.approx(kl.item(), abs=1e-4)
+    q = torch.cat([q, q.new_zeros(len(p) - common)])
+    assert found["tv"].item() == pytest.approx(((p - q).abs().sum() / 2).item(), abs=1e-5)
+
+
+@pytest.mark.parametrize("more", ["target", "draft"])
+def test_padded_vocabularies(tokenizer, target, draft, tmp_path, more):
+    """Catches an embedding that is asked for ids it has not: a padded target really draws them here."""
+    larger = {"target": copy.deepcopy(target), "draft": draft}[more]
+    larger.resize_token_embeddings(VOCAB_SIZE + 16, mean_resizing=False)
+    pair = {"target": target, "draft": draft} | {more: larger}
+    tuned = tune_draft(**pair, tokenizer=tokenizer, rows=make_rows(8), args=config(tmp_path, max_steps=2))
+    assert all(value.isfinite().all() for value in tuned.state_dict().values())
+    drawn = [json.loads(line) for line in (tmp_path / "target_samples.jsonl").read_text().splitlines()[1:]]
+    largest = max(token for line in drawn for ids in line["completion_ids"] for token in ids)
+    assert (largest >= VOCAB_SIZE) == (more == "target")
+
+
+# The target's completions
+
+
+def test_completions_follow_the_law_of_the_target(tokenizer, target, tmp_path):
+    """Catches prompts padded on the wrong side, and warpers of the target's own generation config: all completions of
+    two tokens are counted against the enumerated law. False alarm below 1e-4 (bound on TV at 2000 draws)."""
+    target = copy.deepcopy(target)
+    target.generation_config.top_k = 2
+    prompts = [tuple(tokenizer(text).input_ids) for text in ("w9", "w4 w5 w6 w7")]
+    args = config(tmp_path, max_completion_length=1, num_samples_per_prompt=2000, temperature=0.5)
+    samples = sample_completions(target, tokenizer, prompts, args)
+    for prompt in prompts:
+        with torch.no_grad():
+            law = (target(torch.tensor([prompt])).logits[0, -1] / 0.5).softmax(-1)
+        counts = torch.bincount(torch.tensor(samples[prompt]).flatten(), minlength=VOCAB_SIZE)
+        # E TV <= sum(sqrt(p(1-p)/n))/2, and McDiarmid: P(TV > E TV + t) <= exp(-2 n t^2), t = 0.05.
+        bound = (law * (1 - law) / 2000).sqrt().sum() / 2 + 0.05
+        assert (counts / 2000 - law).abs().sum() / 2 < bound
+
+
+def test_completions_are_cut_behind_eos_and_stop_strings(tokenizer):
+    """Catches pads in completions, a lost EOS, and an EOS out of the padding behind a stop string."""
+    assert draft_tuning._until_end([5, EOS, PAD, PAD], [EOS]) == (5, EOS)
+    assert draft_tuning._until_end([5, 6, 7], [EOS]) == (5, 6, 7)
+    assert draft_tuning._until_end([5, 9, EOS], [EOS, 9]) == (5, 9)
+    assert draft_tuning._until_stop((5, 6, 7, EOS), tokenizer, ["w6 w7"]) == (5, 6, 7)
+    assert draft_tuning._until_stop((5, 6, 7), tokenizer, ["w7"]) == (5, 6, 7)
+    assert draft_tuning._until_stop((5, 6, 7), tokenizer, ["w8"]) == (5, 6, 7)
+    assert draft_tuning._until_stop((5, 6), tokenizer, []) == (5, 6)
+
+
+def test_completions_end_at_stop_strings(tokenizer, target, tmp_path):
+    prompts = [tuple(tokenizer(row["prompt"]).input_ids) for row in make_rows(8)]
+    free = sample_completions(target, tokenizer, prompts, config(tmp_path / "free"))
+    stop = free[prompts[0]][0][3]
+    cut = sample_completions(target, tokenizer, prompts, config(tmp_path / "cut"), stop_strings=[f"w{stop}"])
+    for completions in cut.values():
+        assert stop not in completions[0][:-1]
+    assert any(completions[0][-1] == stop for completions in cut.values())
+
+
+def test_completions_are_drawn_once_and_a_broken_run_goes_on(monkeypatch, tokenizer, target, tmp_path):
+    """Catches completions that are drawn again on resume, torn lines, and a resumed run that draws something else."""
+    prompts = [tuple(tokenizer(row["prompt"]).input_ids) for row in make_rows(10)]
+    args = config(tmp_path, generation_batch_size=4, num_samples_per_prompt=2)
+    samples = sample_completions(target, tokenizer, [*prompts, prompts[0]], args)
+    assert set(samples) == set(prompts)
+    assert all(len(completions) == 2 for completions in samples.values())
+    path = tmp_path / "target_samples.jsonl"
+    lines = path.read_text().splitlines(keepends=True)
+    assert len(lines) == 1 + len(set(prompts))
+
+    calls = []
+    original = target.generate
+    monkeypatch.setattr(target, "generate", lambda **inputs: calls.append(inputs) or original(**inputs))
+    assert sample_completions(target, tokenizer, prompts, args) == samples
+    assert not calls
+
+    path.write_text("".join(lines[:5]) + lines[5][:-9])
+    assert sample_completions(target, tokenizer, prompts, args) == samples
+    assert len(calls) == 3
+    assert path.read_text() == "".join(lines)
+
+    other = config(tmp_path, generation_batch_size=4, num_samples_per_prompt=2, temperature=0.7, seed=5)
+    with pytest.raises(ValueError, match=r"other settings \(seed, temperature\)"):
+        sample_completions(target, tokenizer, prompts, other)
+    with pytest.raises(ValueError, match=r"other settings \(target_weights\)"):
+        sample_completions(tiny_model("llama", seed=3), tokenizer, prompts, args)
+
+
+# What is written
+
+
+def test_adapter_loads_and_drafts(tokenizer, target, draft, tmp_path):
+    """Catches an adapter that loses something on disk, that decoding ignores, or that names places on this machine."""
+    base = copy.deepcopy(draft)
+    tuned = tune_draft(target, draft, tokenizer, make_rows(8), config(tmp_path, max_steps=3, merge=True))
+    written = {path.name for path in tmp_path.iterdir()}
+    assert {"adapter_config.json", "adapter_model.safetensors", "provenance.json"} <= written
+    assert not any(name.endswith((".bin", ".pt", ".pkl")) for name in written)
+    assert json.loads((tmp_path / "adapter_config.json").read_text())["base_model_name_or_path"] in (None, "")
+    assert json.loads((tmp_path / "provenance.json").read_text())["tuning"]["mode"] == "distill"
+
+    loaded = PeftModel.from_pretrained(copy.deepcopy(base), tmp_path).eval()
+    merged = tf.AutoModelForCausalLM.from_pretrained(tmp_path / "merged").eval()
+    batch = ragged_batch()
+    with torch.no_grad():
+        logits = tuned(**batch).logits
+        assert torch.equal(loaded(**batch).logits, logits)
+        assert torch.allclose(merged(**batch).logits, logits, atol=1e-4)
+        assert not torch.allclose(base(**batch).logits, logits, atol=1e-2)
+
+    settings = {"max_new_tokens": 12, "do_sample": False}
+    plain = target.generate(**batch, **settings)
+    accepted = []
+    for model in (loaded, merged, base):
+        with hf_diversed.record_stats() as stats:
+            assert torch.equal(target.generate(**batch, **settings, assistant_model=model, verifier="lossless"), plain)
+        accepted.append(stats.num_accepted)
+    assert accepted[0] == accepted[1] != accepted[2]
+
+
+def test_resume_goes_on_from_the_newest_complete_checkpoint(tokenizer, target, draft, tmp_path):
+    """Catches a resumed run that starts anew, or from a damaged checkpoint."""
+    base = copy.deepcopy(draft)
+    options = {"save_strategy": "steps", "save_steps": 2, "max_steps": 4, "lr_scheduler_type": "constant"}
+    whole = tune_draft(target, draft, tokenizer, make_rows(8), config(tmp_path, **options))
+    (tmp_path / "checkpoint-4" / "complete.json").unlink()
+    again = tune_draft(target, copy.deepcopy(base), tokenizer, make_rows(8), config(tmp_path, **options, resume=True))
+    for (name, value), other in zip(whole.state_dict().items(), again.state_dict().values()):
+        assert torch.allclose(value, other, atol=1e-6), name
+    state = json.loads((tmp_path / "trainer_state.json").read_text())
+    assert state["global_step"] == 4
+
+
+# Errors
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"mode": "both"}, "mode must be one of distill, supervised, got 'both'"),
+        ({"divergence": "js"}, "divergence must be one of kl, tv"),
+        ({"lora_r": 0}, "lora_r must lie in"),
+        ({"lora_dropout": 1.0}, "lora_dropout must lie in"),
+        ({"temperature": 0.0}, "temperature must be above 0"),
+        ({"temperature": float("nan")}, "temperature must be above 0"),
+        ({"max_completion_length": 0}, "max_completion_length must lie in"),
+        ({"num_samples_per_prompt": 0}, "num_samples_per_prompt must lie in"),
+        ({"lora_target_modules": []}, "at least one layer"),
+        ({"mode": "supervised", "divergence": "tv"}, 'needs mode="distill"'),
+        ({"label_smoothing_factor": 0.1}, 'needs mode="supervised"'),
+    ],
+)
+def test_settings_are_checked(tmp_path, options, words):
+    with pytest.raises(ValueError, match=words):
+        config(tmp_path, **options)
+
+
+def test_layers_by_name(tokenizer, draft, tmp_path):
+    args = config(tmp_path, mode="supervised", lora_target_modules="q_proj", max_steps=1)
+    tuned = tune_draft(None, draft, tokenizer, make_rows(2), args)
+    assert {name.split(".")[-4] for name in tuned.state_dict() if "lora" in name} == {"q_proj"}
+
+
+def test_calls_are_checked(tokenizer, target, draft, tmp_path):
+    """Catches mistakes that would show only after an hour of drawing."""
+    args, supervised = config(tmp_path), config(tmp_path, mode="supervised")
+    rows = make_rows(2)
+    with pytest.raises(ValueError, match="at least one"):
+        tune_draft(target, draft, tokenizer, [], args)
+    with pytest.raises(ValueError, match="row 1 lacks 'completion'; it has"):
+        tune_draft(target, draft, tokenizer, [rows[0], {"prompt": "w5"}], supervised)
+    with pytest.raises(ValueError, match="needs a target"):
+        tune_draft(None, draft, tokenizer, rows, args)
+    endless = copy.deepcopy(tokenizer)
+    endless.eos_token = None
+    with pytest.raises(ValueError, match="EOS token"):
+        tune_draft(target, draft, endless, rows, args)
+    foreign = copy.deepcopy(draft)
+    foreign.resize_token_embeddings(VOCAB_SIZE + 1000, mean_resizing=False)
+    with pytest.raises(ValueError, match="more than padding"):
+        tune_draft(target, foreign, tokenizer, rows, args)
+    draft.resize_token_embeddings(8)
+    with pytest.raises(ValueError, match="must be below 8"):
+        tune_draft(None, draft, tokenizer, rows, supervised)
+    assert not (tmp_path / "target_samples.jsonl").exists()
+
+
+# The command
+
+
+def test_command_tunes_the_embedded_draft(tmp_path):
+    """Catches options that get lost, and a path of this machine in what is written beside the adapter."""
+    folder, run = tmp_path / "draft", tmp_path / "run.yaml"
+    run.write_text(yaml.safe_dump({"task": "math", "num_prompts": 4, "max_steps": 9, "learning_rate": "1e-3"}))
+    quick = "--max_completion_length 8 --max_steps 1 --lora_r 2 --use_cpu --disable_tqdm true --save_strategy no"
+    tuned = tune([f"--config={run}", "--output_dir", str(folder), *quick.split()])
+    record = json.loads((folder / "provenance.json").read_text())
+    assert record["tuning"]["learning_rate"] == pytest.approx(1e-3)
+    assert (record["step"], record["num_completions"]) == (1, 4)
+    assert tuned.peft_config["default"].r == 2
+    package = str(next(iter(hf_diversed.__path__)))
+    for path in folder.rglob("*"):
+        if path.suffix in (".json", ".md", ".jsonl"):
+            assert package not in path.read_text(), path.name
+    pair = load_demo_pair()
+    loaded = PeftModel.from_pretrained(pair.draft, folder)
+    inputs = pair.tokenizer("Question: 2 plus 3?\nAnswer:", return_tensors="pt")
+    output = pair.target.generate(**inputs, assistant_model=loaded, verifier="lossless", max_new_tokens=4)
+    assert output.shape[1] > inputs.input_ids.shape[1]
+
+
+@pytest.mark.parametrize(
+    ("settings", "arguments", "words"),
+    [
+        ({"nonsense": 1}, [], "options that do not exist: nonsense"),
+        ([1], [], "must hold a mapping"),
+        ({}, ["--draft", "alone"], "go together"),
+        ({}, ["--mode", "none"], "mode must be one of"),
+    ],
+)
+def test_command_refuses(tmp_path, settings, arguments, words):
+    run = tmp_path / "run.yaml"
+    run.write_text(yaml.safe_dump(settings))
+    with pytest.raises(ValueError, match=words):
+        tune(["--task", "math", "--config", str(run), "--output_dir", str(tmp_path), *arguments])
