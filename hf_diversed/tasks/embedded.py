@@ -52,7 +52,8 @@ class EmbeddedTask(Task):
             fruitless += 1
             if fruitless > _PATIENCE:
                 raise ValueError(
-                    f"`n` must be at most {len(records)}, all there are in {self.name!r}/{split}, got {n}."
+                    f"`n` must be at most {len(records)}, got {n}: {_PATIENCE} more draws found nothing new in "
+                    f"{self.name!r}/{split}."
                 )
         return list(records.values())
 

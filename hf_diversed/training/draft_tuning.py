@@ -236,8 +236,12 @@ class DraftTuner(Trainer):
     def _save(self, output_dir: str | None = None, state_dict=None) -> None:
         """Write the adapter and its provenance; nothing pickled."""
         folder = Path(output_dir or self.args.output_dir)
+        card = folder / "README.md"
+        written_by_user = card.exists()
         # "auto" would look the draft up on the Hub.
         self.model.save_pretrained(folder, save_embedding_layers=False)
+        if not written_by_user:
+            card.unlink(missing_ok=True)  # peft's is an empty form but for the folder that the draft was loaded from
         ours = {item.name for item in fields(DraftTuningConfig)} & set(DraftTuningConfig.__annotations__)
         record = provenance(self.args.seed) | {
             "tuning": {name: getattr(self.args, name) for name in sorted(ours)},

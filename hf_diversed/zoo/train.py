@@ -39,7 +39,7 @@ def train_pair(recipe: Recipe, output: Path) -> dict:
     figures: dict[str, dict[str, Any]] = {}
     for role in ("draft", "target"):
         model, figures[role] = train_model(recipe, role, tokenizer, output / "checkpoints")
-        model.half().save_pretrained(output / role)
+        save_model(model, recipe.models[role], output / role)
         figures[role]["parameters"] = model.num_parameters()
         figures[role]["sha256"] = hashlib.sha256((output / role / "model.safetensors").read_bytes()).hexdigest()
     provenance = {
@@ -54,6 +54,13 @@ def train_pair(recipe: Recipe, output: Path) -> dict:
     }
     (output / "training.json").write_text(json.dumps(provenance, indent=2) + "\n")
     return provenance
+
+
+def save_model(model: LlamaForCausalLM, settings: ModelRecipe, folder: Path) -> None:
+    """Sharpen a trained model as its recipe says, and save it in half precision."""
+    with torch.no_grad():
+        model.model.norm.weight.mul_(settings.sharpness)
+    model.half().save_pretrained(folder)
 
 
 def train_model(

@@ -23,12 +23,12 @@ from tests.training import runs
 # No thread may run when a child is forked.
 torch.set_num_threads(1)
 
-STEPS = 24
+STEPS = 16
 SETTINGS = {
     "max_steps": STEPS,
     "acceptance_coef": None,
-    "generation_batch_size": 4,
-    "reference_generations": 4,  # two portions of eight prompts
+    "max_completion_length": 6,
+    "reference_generations": 8,  # two portions of eight prompts
     "eval_strategy": "steps",
     "load_best_model_at_end": True,
     "metric_for_best_model": "reward",  # keeps changing hands
@@ -43,7 +43,7 @@ KILLED = -signal.SIGKILL
 def train(folder: Path, resume: bool, pause: str | None, tell: Callable[[str], None]) -> None:
     """One attempt. `pause` is where it stands still the first time it gets there."""
     _install(tell, pause)
-    trainer = runs.trainer(folder, eval_dataset=runs.rows()[:6], **SETTINGS)
+    trainer = runs.trainer(folder, eval_dataset=runs.rows()[:4], **SETTINGS)
     trainer.train(resume_from_checkpoint=resume)
     trainer.save_model(str(folder / "final"))
     state = {"constraint": trainer.constraint.state(), "references": trainer.references.rewards}
@@ -131,6 +131,7 @@ def in_save(places: list[str]) -> bool:
 
 def main(folder: Path, seed: int, num_kills: int) -> dict:
     """Run once undisturbed, then kill and resume until there were enough kills and the last run came to its end."""
+    _warm_up(folder / "unused")
     began = time.monotonic()
     status, _ = attempt(folder / "unbroken", resume=False)
     assert status == 0
@@ -155,6 +156,13 @@ def main(folder: Path, seed: int, num_kills: int) -> dict:
         assert status == 0, f"{run.name} failed"
         finished.append(run.name)
     return {"duration": duration, "kills": kills, "finished": finished}
+
+
+def _warm_up(folder: Path) -> None:
+    """Import what is imported late, once for all children. No backward pass, which could start threads."""
+    trainer = runs.trainer(folder)
+    trainer.create_optimizer_and_scheduler(STEPS)
+    trainer.sampler.relaxed(["a"], trainer.model, seed=0)
 
 
 def _can_resume(run: Path) -> bool:

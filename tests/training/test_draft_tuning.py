@@ -127,7 +127,7 @@ def test_distillation_raises_agreement_on_unseen_samples(tokenizer, target, draf
     unseen = {tuple(tokenizer(row["prompt"]).input_ids) for row in make_rows(24, seed=1)}
     held_out = sample_completions(target, tokenizer, unseen, config(tmp_path / "held_out"))
     untuned = agreement(target, draft, held_out)
-    args = config(tmp_path, divergence=divergence, max_steps=24, per_device_train_batch_size=16)
+    args = config(tmp_path, divergence=divergence, max_steps=20, per_device_train_batch_size=12)
     tuned = tune_draft(target, draft, tokenizer, rows, args)
     assert agreement(target, tuned, held_out) > untuned + 0.1
     for name, value in target.state_dict().items():
@@ -306,14 +306,15 @@ def test_completions_are_cut_behind_eos_and_stop_strings(tokenizer):
     assert draft_tuning._until_stop((5, 6), tokenizer, []) == (5, 6)
 
 
-def test_completions_end_at_stop_strings(tokenizer, target, tmp_path):
-    prompts = [tuple(tokenizer(row["prompt"]).input_ids) for row in make_rows(8)]
-    free = sample_completions(target, tokenizer, prompts, config(tmp_path / "free"))
-    stop = free[prompts[0]][0][3]
-    cut = sample_completions(target, tokenizer, prompts, config(tmp_path / "cut"), stop_strings=[f"w{stop}"])
-    for completions in cut.values():
-        assert stop not in completions[0][:-1]
-    assert any(completions[0][-1] == stop for completions in cut.values())
+def test_completions_end_at_stop_strings(tmp_path):
+    """Catches stop strings that are not handed on. Words cannot be matched within words, hence the embedded pair."""
+    pair = load_demo_pair()
+    prompts = [tuple(pair.tokenizer(f"Question: 2 plus {number}?\nAnswer:").input_ids) for number in range(3, 7)]
+    free = sample_completions(pair.target, pair.tokenizer, prompts, config(tmp_path / "free"))
+    stop = pair.tokenizer.decode(free[prompts[0]][0][3:4])
+    cut = sample_completions(pair.target, pair.tokenizer, prompts, config(tmp_path / "cut"), stop_strings=[stop])
+    assert all(stop not in pair.tokenizer.decode(completion[:-1]) for (completion,) in cut.values())
+    assert any(len(cut[prompt][0]) < len(free[prompt][0]) for prompt in prompts)
 
 
 def test_completions_are_drawn_once_and_a_broken_run_goes_on(monkeypatch, tokenizer, target, tmp_path):
@@ -457,10 +458,9 @@ def test_command_tunes_the_embedded_draft(tmp_path):
     assert record["tuning"]["learning_rate"] == pytest.approx(1e-3)
     assert (record["step"], record["num_completions"]) == (1, 4)
     assert tuned.peft_config["default"].r == 2
-    package = str(next(iter(hf_diversed.__path__)))
-    for path in folder.rglob("*"):
-        if path.suffix in (".json", ".md", ".jsonl"):
-            assert package not in path.read_text(), path.name
+    package = next(iter(hf_diversed.__path__))
+    texts = [path for path in folder.rglob("*") if path.suffix in (".json", ".md", ".jsonl")]
+    assert not [path.name for path in texts if package in path.read_text()]
     pair = load_demo_pair()
     loaded = PeftModel.from_pretrained(pair.draft, folder)
     inputs = pair.tokenizer("Question: 2 plus 3?\nAnswer:", return_tensors="pt")

@@ -1,0 +1,6 @@
+"""What a head shows on the Hub."""
+
+from hf_diversed.hub.card import render_card
+
+
+__all__ = ["render_card"]

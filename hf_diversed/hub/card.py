@@ -1,0 +1,331 @@
+"""The model card of a head, rendered from its configuration and the JSON of its evaluation and training. Measures
+nothing and asks no network."""
+
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import EvalResult, ModelCard, ModelCardData
+from huggingface_hub.errors import HFValidationError
+from huggingface_hub.utils import validate_repo_id
+
+from hf_diversed.evaluation.methods import LOSSLESS, PLAIN
+from hf_diversed.head import DiversedHeadConfig
+from hf_diversed.tasks import TASKS, HubSource
+
+
+TEMPLATE = Path(__file__).parent / "templates" / "head_card.md"
+DIVERSED = "diversed"
+AS_TRAINED = 0.5  # the dial of "diversed" without "@"
+
+_DIAL = re.compile(rf"{DIVERSED}@(\d*\.?\d+)")  # of the head itself; "diversed:<source>" may be another one
+_STATIC = re.compile(r"static:(\d*\.?\d+)")
+_SEEN = {
+    "hidden": "the last hidden states of both models",
+    "distribution": "seven figures on the two distributions",
+    "both": "the last hidden states of both models and seven figures on the two distributions",
+}
+_SETTINGS = (
+    "learning_rate", "lr_scheduler_type", "max_steps", "num_iterations", "per_device_train_batch_size",
+    "num_generations", "num_assistant_tokens", "temperature", "top_k", "top_p", "max_completion_length",
+    "initial_weight", "clip_range", "kl_coef", "normalize_advantages", "dual_learning_rate", "dual_window",
+    "reference_generations",
+)  # fmt: skip
+
+
+def render_card(
+    config: DiversedHeadConfig,
+    evaluation: Mapping[str, Any],
+    training: Mapping[str, Any],
+    repo_id: str | None = None,
+) -> str:
+    """Render the README.md of a head: YAML front matter and Markdown.
+
+    Figures come from the two records only. One that is missing shows as "-" in a table and takes its sentence along.
+
+    Args:
+        evaluation: what `evaluate` writes, {"records": [...], "provenance": {...}}, with a record "diversed", besides
+            any of "ar", "sd", "static:<weight>" and "diversed@<quality>"; {} for a head that was not evaluated.
+            "transfer" may add a list of such reports on other tasks.
+        training: what the trainer writes beside a head as provenance.json; {} if nobody knows.
+        repo_id: where the card will lie on the Hub.
+
+    Raises:
+        ValueError: if there are records but none of the head.
+
+    Example:
+        ```python
+        text = render_card(head.config, json.loads(report.read_text()), json.loads(provenance.read_text()), "org/head")
+        ```
+    """
+    records = {record["method"]: record for record in evaluation.get("records") or []}
+    own = _own_record(records)
+    name = repo_id.split("/")[-1] if repo_id else "-".join(filter(None, ("diversed", config.task)))
+    card = ModelCard.from_template(
+        _metadata(config, own, name),
+        template_path=str(TEMPLATE),
+        name=name,
+        config=config,
+        repo_id=repo_id,
+        own=own,
+        **_about_pair(config, evaluation),
+        **_about_results(records, own, evaluation),
+        **_about_training(training),
+        points=_points,
+    )
+    return str(card).rstrip("\n") + "\n"
+
+
+# Front matter
+
+
+def _metadata(config: DiversedHeadConfig, own: Mapping[str, Any], name: str) -> ModelCardData:
+    """What the Hub reads. No id is made up: without one on the Hub the field is left out."""
+    pair = [_hub_id(config.base_model_name_or_path), _hub_id(config.assistant_model_name_or_path)]
+    base_model = [model for model in pair if model] if all(pair) else None
+    source = _hub_source(config.task)
+    results = _eval_results(own)
+    return ModelCardData(
+        # Our own name would show no code snippet and count no downloads before huggingface.js lists it; the file
+        # format is that of transformers.
+        library_name="transformers",
+        pipeline_tag="text-generation",
+        license="apache-2.0",
+        base_model=base_model,
+        base_model_relation="adapter" if base_model else None,
+        datasets=None if source is None else [source.dataset],
+        tags=["diversed", "speculative-decoding", "arxiv:2604.07622"],
+        model_name=name if results else None,
+        eval_results=results or None,
+    )
+
+
+def _eval_results(own: Mapping[str, Any]) -> list[EvalResult]:
+    """The head's figures for `model-index`, which wants a dataset of the Hub: embedded tasks have none."""
+    source = _hub_source(own.get("task"))
+    if source is None:
+        return []
+    figures = (
+        (own.get("metric"), own.get("quality"), f"{own.get('metric')} (mean over completions)"),
+        ("acceptance_rate", own.get("acceptance_rate"), "accepted / drafted tokens"),
+        ("block_efficiency", own.get("block_efficiency"), "tokens per target forward"),
+    )
+    return [
+        EvalResult(
+            task_type="text-generation",
+            dataset_type=source.dataset,
+            dataset_name=source.dataset,
+            dataset_config=source.config,
+            metric_type=metric,
+            metric_value=value,
+            metric_name=label,
+        )
+        for metric, value, label in figures
+        if metric is not None and value is not None
+    ]
+
+
+def _hub_id(name: str | None) -> str | None:
+    """The name if it can be one of the Hub: "org/model", and no folder on this machine."""
+    if name is None or name.count("/") != 1 or Path(name).exists():
+        return None
+    try:
+        validate_repo_id(name)
+    except HFValidationError:
+        return None
+    return name
+
+
+def _shown(name: str | None) -> str | None:
+    """A model's name without the folders of this machine."""
+    return _hub_id(name) or (Path(name).name if name else None)
+
+
+def _hub_source(task: str | None) -> HubSource | None:
+    return TASKS[task].source if task in TASKS else None
+
+
+# What the template fills in. Tables are lists of rows of text, the header first; empty where nothing is to be shown
+
+
+def _about_pair(config: DiversedHeadConfig, evaluation: Mapping[str, Any]) -> dict[str, Any]:
+    target, draft = config.base_model_name_or_path, config.assistant_model_name_or_path
+    task = config.task if config.task in TASKS else None
+    return {
+        # A head without a task of ours came from elsewhere, and its pair is unknown.
+        "embedded": not target and not draft and task is not None and _hub_source(task) is None,
+        "target": _shown(target) or "the-target",
+        "draft": _shown(draft) or "the-draft",
+        "pair": _pair(config, evaluation),
+        "seen": _SEEN[config.features],
+    }
+
+
+def _about_results(
+    records: Mapping[str, Mapping[str, Any]], own: Mapping[str, Any], evaluation: Mapping[str, Any]
+) -> dict[str, Any]:
+    return {
+        "results": _results(records, own),
+        "source_of_results": _hub_source(own.get("task")),
+        "setting": _setting(own),
+        "evaluated_with": _made_with(evaluation.get("provenance") or {}),
+        "dial": _dial(records, own),
+        "transfer": _transfer(evaluation.get("transfer") or []),
+    }
+
+
+def _about_training(training: Mapping[str, Any]) -> dict[str, Any]:
+    settings = training.get("training") or {}
+    return {
+        "training": training,
+        "command": shlex.join(training.get("argv") or []),
+        "rollouts": _rollouts(training),
+        "constrained": settings.get("acceptance_coef") is None,
+        "training_settings": ", ".join(
+            f"`{name}` {settings[name]}" for name in _SETTINGS if settings.get(name) is not None
+        ),
+        "trained_with": _made_with(training),
+    }
+
+
+def _own_record(records: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any]:
+    if not records:
+        return {}
+    for label in (DIVERSED, f"{DIVERSED}@{AS_TRAINED}"):
+        if label in records:
+            return records[label]
+    raise ValueError(
+        f'the evaluation must have a record of the head, method "{DIVERSED}", got {", ".join(records)}; evaluate it '
+        "with `hf-diversed evaluate --methods ar,sd,static:0.5,diversed`."
+    )
+
+
+def _pair(config: DiversedHeadConfig, evaluation: Mapping[str, Any]) -> list[list[str]]:
+    measured = (evaluation.get("provenance") or {}).get("evaluation") or {}
+    names = {
+        "target": (config.base_model_name_or_path, config.base_model_revision),
+        "draft": (config.assistant_model_name_or_path, config.assistant_model_revision),
+    }
+    rows = [["", "model", "revision", "parameters", "dtype"]]
+    for role, (name, revision) in names.items():
+        model, hub_id = measured.get(role) or {}, _hub_id(name)
+        shown = f"[{hub_id}](https://huggingface.co/{hub_id})" if hub_id else _shown(name) or "-"
+        count = model.get("parameters")
+        parameters = "-" if count is None else f"{count / 1e6:,.2f} M"
+        rows.append([role, shown, revision or "-", parameters, model.get("dtype") or "-"])
+    columns = [column for column in zip(*rows) if column[1:] != ("-", "-")]
+    return [list(row) for row in zip(*columns)] if len(columns) > 1 else []
+
+
+def _results(records: Mapping[str, Mapping[str, Any]], own: Mapping[str, Any]) -> list[list[str]]:
+    if not records:
+        return []
+    statics = {float(match[1]): label for label in records if (match := _STATIC.fullmatch(label))}
+    names = {PLAIN: "target alone (`ar`)", LOSSLESS: "lossless (`sd`)"}
+    names |= {statics[weight]: f"`{statics[weight]}`" for weight in sorted(statics, reverse=True)}
+    rows = [["method", *_figure_names(own), "accepted / verified", "tokens per round", "mean weight"]]
+    for record, name in [*((records.get(label), name) for label, name in names.items()), (own, "**DIVERSED**")]:
+        if record is not None:
+            tail = [_percent(record.get("verified_acceptance_rate")), _number(record.get("block_efficiency"))]
+            rows.append([name, *_figures(record), *tail, _number(record.get("mean_weight"))])
+    return rows
+
+
+def _dial(records: Mapping[str, Mapping[str, Any]], own: Mapping[str, Any]) -> list[list[str]]:
+    """Settings of the dial from permissive to strict, the head as trained among them."""
+    dials = {float(match[1]): record for label, record in records.items() if (match := _DIAL.fullmatch(label))}
+    dials[AS_TRAINED] = own
+    if len(dials) < 2:
+        return []
+    header = ["`diversed_quality`", *_figure_names(own), "tokens per round"]
+    return [header] + [
+        [f"{dial:g}", *_figures(dials[dial]), _number(dials[dial].get("block_efficiency"))] for dial in sorted(dials)
+    ]
+
+
+def _transfer(reports: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+    rows = []
+    for report in reports:
+        own = _own_record({record["method"]: record for record in report["records"]})
+        if own:
+            rows.append([own["task"], own["metric"], _count(own.get("n")), *_figures(own)])
+    return [["task", "metric", "prompts", *_figure_names({"metric": "quality"})], *rows] if rows else []
+
+
+def _figure_names(own: Mapping[str, Any]) -> list[str]:
+    return [own.get("metric") or "quality", "drop", "accepted / drafted"]
+
+
+def _figures(record: Mapping[str, Any]) -> list[str]:
+    return [_bounded(record, name) for name in ("quality", "quality_drop", "acceptance_rate")]
+
+
+# Sentences' parts
+
+
+def _setting(own: Mapping[str, Any]) -> str:
+    """What was measured, without what the record does not say."""
+    samples = own.get("samples_per_prompt")
+    shown = (
+        ("{} prompts", own.get("n")),
+        ("{} completion each" if samples == 1 else "{} completions each", samples),
+        ("temperature {}", own.get("temperature")),
+        ("top_k {}", own.get("top_k")),
+        ("top_p {}", own.get("top_p")),
+        ("gamma {} (drafts per round)", own.get("num_assistant_tokens")),
+        ("at most {} new tokens", own.get("max_new_tokens")),
+        ("seed {}", own.get("seed")),
+    )
+    return ", ".join(text.format(value) for text, value in shown if value is not None)
+
+
+def _made_with(record: Mapping[str, Any]) -> str:
+    """Commit, machine, versions and time of a provenance record."""
+    versions = ", ".join(f"{name} {version}" for name, version in (record.get("versions") or {}).items())
+    shown = (
+        ("commit `{}`", record.get("git_commit")),
+        ("{}", record.get("device")),
+        ("{} CPU threads", record.get("threads")),
+        ("{}", versions or None),
+        ("{}", record.get("time")),
+    )
+    return "; ".join(text.format(value) for text, value in shown if value is not None)
+
+
+def _rollouts(training: Mapping[str, Any]) -> int | None:
+    """Rollouts drawn for the whole run, on all devices."""
+    settings: dict[str, Any] = {"world_size": training.get("world_size"), **(training.get("training") or {})}
+    names = ("max_steps", "num_iterations", "per_device_train_batch_size", "world_size")
+    if any(settings.get(name) is None for name in names):
+        return None
+    max_steps, num_iterations, batch, world_size = (settings[name] for name in names)
+    return max_steps // num_iterations * batch * world_size
+
+
+# Numbers
+
+
+def _percent(value: float | None) -> str:
+    return "-" if value is None else f"{round(value, 3) + 0.0:.1%}"  # + 0.0: no "-0.0%"
+
+
+def _points(value: float | None) -> str:
+    """A difference of two rates, with its sign."""
+    return "-" if value is None else f"{100 * (round(value, 3) + 0.0):+.1f}"
+
+
+def _bounded(record: Mapping[str, Any], name: str) -> str:
+    value, bounds = record.get(name), record.get(f"{name}_ci")
+    if value is None or bounds is None:
+        return _percent(value)
+    return f"{_percent(value)} ({_percent(bounds[0])} to {_percent(bounds[1])})"
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
+
+
+def _count(value: int | None) -> str:
+    return "-" if value is None else str(value)

@@ -1,0 +1,341 @@
+"""Cards of heads: what the Hub reads, and that every figure comes from the records. Figures here are made up."""
+
+import copy
+import json
+import math
+import re
+import sys
+
+import pytest
+import yaml
+from huggingface_hub import ModelCard
+
+import hf_diversed
+from hf_diversed.head import DiversedHead, DiversedHeadConfig
+from hf_diversed.hub import render_card
+from hf_diversed.provenance import provenance
+from hf_diversed.zoo import load_demo_pair
+from tools import render_cards
+
+
+EMBEDDED = DiversedHeadConfig(256, 96, features="distribution", task="math", num_assistant_tokens=5)
+HUB = DiversedHeadConfig(
+    4096,
+    1024,
+    task="gsm8k",
+    base_model_name_or_path="Qwen/Qwen3-8B",
+    base_model_revision="0123abc",
+    assistant_model_name_or_path="Qwen/Qwen3-0.6B",
+)
+REPO = "org/head-gsm8k"
+MADE_WITH = provenance()  # asks git, which takes its time
+SIZES = {"target": 8190735360, "draft": 596049920}
+
+
+def make_record(method: str, place: int, **given) -> dict:
+    """A record in which every figure is unlike any other of `make_evaluation`."""
+    quality, rate = 0.8111 - 0.0301 * place, 0.6222 + 0.0407 * place
+    record = {
+        "method": method,
+        "task": "gsm8k",
+        "metric": "accuracy",
+        "n": 437,
+        "samples_per_prompt": 3,
+        "max_new_tokens": 96,
+        "temperature": 0.7,
+        "top_k": 0,
+        "top_p": 1.0,
+        "num_assistant_tokens": 6,
+        "seed": 1234,
+        "quality": quality,
+        "quality_ci": [quality - 0.023, quality + 0.024],
+        "reference": "ar",
+        "quality_drop": 0.8111 - quality,
+        "quality_drop_ci": [0.7911 - quality, 0.8311 - quality],
+        "acceptance_rate": rate,
+        "acceptance_rate_ci": [rate - 0.011, rate + 0.012],
+        "verified_acceptance_rate": rate + 0.1,
+        "block_efficiency": 3.517 + 0.21 * place,
+        "mean_weight": 0.973 - 0.1 * place,
+        "static_gain": None,
+        "static_gain_ci": None,
+    }
+    return record | given
+
+
+def make_evaluation(task: str = "gsm8k") -> dict:
+    nothing = dict.fromkeys(
+        name for name in make_record("ar", 0) if name.startswith(("reference", "quality_drop", "acc", "ver", "block"))
+    )
+    records = [
+        make_record("ar", 0, **nothing, mean_weight=None),
+        make_record("diversed", 2, static_gain=0.0357, static_gain_ci=[0.0048, 0.0661]),
+        make_record("static:0.3", 4),
+        make_record("static:0.7", 3),
+        make_record("sd", 1),
+    ]
+    models = {role: {"name": "", "parameters": count, "dtype": "torch.bfloat16"} for role, count in SIZES.items()}
+    return {
+        "records": [record | {"task": task} for record in records],
+        "provenance": MADE_WITH | {"evaluation": models},
+    }
+
+
+def make_training() -> dict:
+    settings = {"max_steps": 160, "num_iterations": 4, "per_device_train_batch_size": 256, "learning_rate": 0.0375}
+    settings |= {"acceptance_coef": None, "max_quality_drop": 0.0125, "model_init_kwargs": {"cache_dir": "/data/me"}}
+    return MADE_WITH | {
+        "argv": ["hf-diversed", "train", "--task", "gsm8k"],
+        "seed": 77,
+        "training": settings,
+        "rewards": ["gsm8k"],
+        "step": 160,
+        "acceptance_coef": 0.2346,
+        "num_prompts": 1024,
+        "world_size": 2,
+    }
+
+
+def own_record(evaluation: dict) -> dict:
+    return next(record for record in evaluation["records"] if record["method"] == "diversed")
+
+
+def snippet_of(text: str) -> str:
+    return re.search("```python\n(.*?)```", text, re.DOTALL)[1]
+
+
+def test_front_matter_is_what_the_hub_reads():
+    """Catches ids that are lost or invented, and YAML that the Hub's own parser reads otherwise."""
+    text = render_card(HUB, make_evaluation(), make_training(), REPO)
+    card = ModelCard(text)
+    assert str(card) == text
+    assert card.data.base_model == ["Qwen/Qwen3-8B", "Qwen/Qwen3-0.6B"]
+    assert card.data.datasets == ["openai/gsm8k"]
+    assert card.data.tags == ["diversed", "speculative-decoding", "arxiv:2604.07622"]
+    assert (card.data.library_name, card.data.license) == ("transformers", "apache-2.0")
+    front = yaml.safe_load(text.split("---\n")[1])
+    assert front == card.data.to_dict() == ModelCard(str(card)).data.to_dict()
+
+
+def test_model_index_gives_the_results_back():
+    """Catches figures of another method, and rounded ones, in what leaderboards read."""
+    evaluation = make_evaluation()
+    own = own_record(evaluation)
+    data = ModelCard(render_card(HUB, evaluation, {}, REPO)).data
+    assert data.model_name == "head-gsm8k"
+    assert {result.metric_type: result.metric_value for result in data.eval_results} == {
+        "accuracy": own["quality"],
+        "acceptance_rate": own["acceptance_rate"],
+        "block_efficiency": own["block_efficiency"],
+    }
+    for result in data.eval_results:
+        assert (result.dataset_type, result.dataset_config) == ("openai/gsm8k", "main")
+        assert (result.dataset_split, result.verified, result.source_url) == (None, None, None)
+
+
+def test_embedded_pair_names_nothing_on_the_hub():
+    """Catches a base model, data set or leaderboard entry for what only exists in the package."""
+    text = render_card(EMBEDDED, make_evaluation("math"), make_training())
+    front = yaml.safe_load(text.split("---\n")[1])
+    assert not {"base_model", "base_model_relation", "datasets", "model-index"} & set(front)
+    assert "the embedded pair of hf_diversed" in text
+    assert "huggingface.co" not in text
+
+
+@pytest.mark.parametrize("name", [None, "", "draft", "/home/me/models/draft", "../models/draft", "tests/hub"])
+def test_folders_are_no_base_models(name, monkeypatch):
+    """Catches a local folder shown as a Hub id, or with where it lies."""
+    monkeypatch.chdir(render_cards.ROOT)
+    config = DiversedHeadConfig(
+        8, 8, task="gsm8k", base_model_name_or_path="Qwen/Qwen3-8B", assistant_model_name_or_path=name
+    )
+    text = render_card(config, {}, {}, REPO)
+    assert "base_model" not in yaml.safe_load(text.split("---\n")[1])
+    assert "me/models" not in text
+    assert "tests/hub" not in text
+
+
+@pytest.mark.parametrize("method", ["ar", "sd", "static:0.7", "static:0.3", "diversed"])
+def test_every_figure_comes_from_its_record(method):
+    """Catches typed figures, and a row filled from another row: a changed figure changes that row and no other."""
+    shown = [
+        "quality",
+        "quality_drop",
+        "acceptance_rate",
+        "verified_acceptance_rate",
+        "block_efficiency",
+        "mean_weight",
+    ]
+    evaluation = make_evaluation()
+    before = render_card(HUB, evaluation, {}, REPO).split("## Results")[1].splitlines()
+    for name in shown:
+        changed = copy.deepcopy(evaluation)
+        record = next(record for record in changed["records"] if record["method"] == method)
+        record[name] = 0.4321
+        after = render_card(HUB, changed, {}, REPO).split("## Results")[1].splitlines()
+        differing = [new for old, new in zip(before, after, strict=True) if old != new]
+        assert len(differing) == 1
+        assert "43.2%" in differing[0] or "0.43" in differing[0]
+        label = "**DIVERSED**" if method == "diversed" else f"`{method}`"
+        assert label in differing[0]
+
+
+def test_results_table():
+    """Catches rows out of order, wrong columns, and intervals at the wrong figure."""
+    table = [line for line in render_card(HUB, make_evaluation(), {}, REPO).splitlines() if line.startswith("| ")]
+    start = next(index for index, line in enumerate(table) if line.startswith("| method"))
+    header, *rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in table[start:])
+    assert header == [
+        "method", "accuracy", "drop", "accepted / drafted", "accepted / verified", "tokens per round", "mean weight",
+    ]  # fmt: skip
+    names = ["target alone (`ar`)", "lossless (`sd`)", "`static:0.7`", "`static:0.3`", "**DIVERSED**"]
+    assert [row[0] for row in rows] == names
+    assert rows[0] == [names[0], "81.1% (78.8% to 83.5%)", "-", "-", "-", "-", "-"]
+    assert rows[-1] == [
+        names[-1], "75.1% (72.8% to 77.5%)", "6.0% (4.0% to 8.0%)", "70.4% (69.3% to 71.6%)", "80.4%", "3.94", "0.77",
+    ]  # fmt: skip
+
+
+def test_setting_and_gain_are_said():
+    text = render_card(HUB, make_evaluation(), {}, REPO)
+    assert (
+        "437 prompts, 3 completions each, temperature 0.7, top_k 0, top_p 1.0, gamma 6 (drafts per round), at most 96 "
+        "new tokens, seed 1234." in text
+    )
+    assert "by +3.6 points of accuracy (95% interval +0.5 to +6.6)" in text
+    assert "The drop is the target alone minus the method" in text
+    assert "| target | [Qwen/Qwen3-8B](https://huggingface.co/Qwen/Qwen3-8B) | 0123abc | 8,190.74 M |" in text
+
+
+def test_what_is_missing_shows_as_a_dash_and_says_nothing():
+    """Catches "None" in a card, and sentences about figures that nobody measured."""
+    evaluation = make_evaluation()
+    evaluation["records"] = [
+        {name: record[name] if name in ("method", "task") else None for name in record}
+        for record in evaluation["records"]
+    ]
+    text = render_card(HUB, evaluation, {"training": {}, "argv": None, "seed": None}, REPO)
+    assert "| **DIVERSED** | - | - | - | - | - | - |" in text
+    assert ModelCard(text).data.eval_results is None
+    for words in ("None", "differs from the curve", "The drop is", "seed", "Rollouts", "Constraint", "constraint"):
+        assert words not in text
+    own_record(evaluation).update(static_gain=-0.0121, metric="accuracy")
+    text = render_card(HUB, evaluation, {}, REPO)
+    assert "by -1.2 points of accuracy; the curve" in text
+    keys = ("method", "task")
+    bare = {"records": [{key: record[key] for key in keys} for record in evaluation["records"]]}
+    assert "| **DIVERSED** | - | - | - | - | - | - |" in render_card(HUB, bare, {}, REPO)
+
+
+def test_nothing_recorded():
+    """A converted head: nobody knows how it was trained, and nobody has measured it."""
+    text = render_card(DiversedHeadConfig(8, 8), {}, {})
+    assert "No evaluation of this head is recorded." in text
+    assert "How this head was trained is not recorded." in text
+    assert "Which pair it was made for is not recorded" in text
+    assert "embedded" not in text
+    assert "None" not in text
+    assert "model-index" not in text
+
+
+def test_training_is_said():
+    training = make_training()
+    text = render_card(HUB, {}, training, REPO)
+    for words in (
+        "- Rollouts: 20480 of 1024 prompts.",  # 160 / 4 * 256 * 2
+        "mean reward at most 0.0125 below",
+        "ended at 0.235.",
+        "`learning_rate` 0.0375",
+        "- Seed: 77.",
+        f"torch {training['versions']['torch']}",
+    ):
+        assert words in text
+    training["training"]["acceptance_coef"] = 0.45
+    text = render_card(HUB, {}, training, REPO)
+    assert "- No constraint: acceptance had the fixed coefficient 0.45." in text
+    assert "0.235" not in text
+
+
+def test_dial_and_transfer_only_with_data():
+    evaluation = make_evaluation()
+    assert "quality dial" not in render_card(HUB, evaluation, {}, REPO)
+    assert "Other tasks" not in render_card(HUB, evaluation, {}, REPO)
+    evaluation["records"] += [make_record("diversed@0.75", 1), make_record("diversed@0", 5)]
+    evaluation["transfer"] = [{"records": [make_record("diversed", 6, task="mbpp", metric="pass@1", n=257)]}]
+    text = render_card(HUB, evaluation, {}, REPO)
+    assert re.findall(r"^\| (0[.\d]*) \|", text, re.MULTILINE) == ["0", "0.5", "0.75"]
+    assert "| mbpp | pass@1 | 257 | 63.0% (60.8% to 65.5%)" in text
+
+
+def test_records_of_other_heads_are_refused():
+    """Catches a card that shows no line of the head it is about, or that of another head."""
+    evaluation = {"records": [make_record("sd", 1), make_record("diversed:org/other", 2)]}
+    with pytest.raises(ValueError, match=r'method "diversed", got sd, diversed:org/other'):
+        render_card(HUB, evaluation, {}, REPO)
+
+
+def test_no_path_of_this_machine(monkeypatch, tmp_path):
+    """Catches folders from the command line, the settings or the configuration."""
+    given = ["/opt/bin/hf-diversed", "train", "--output_dir", str(tmp_path), f"--data_file={tmp_path}/x.jsonl"]
+    monkeypatch.setattr(sys, "argv", given)
+    config = DiversedHeadConfig(
+        8, 8, base_model_name_or_path=str(tmp_path / "t"), assistant_model_name_or_path=str(tmp_path / "d")
+    )
+    text = render_card(config, make_evaluation(), make_training() | {"argv": provenance()["argv"]})
+    assert "hf-diversed train --output_dir" in text
+    assert "x.jsonl" in text
+    for path in (str(tmp_path), "/opt", "/data", "/tmp", "/home", str(render_cards.ROOT)):
+        assert path not in text
+
+
+@pytest.mark.parametrize(("config", "repo_id"), [(EMBEDDED, None), (HUB, REPO), (HUB, None)])
+@pytest.mark.parametrize("temperature", [None, 0.0, 0.7])
+def test_how_to_use_compiles(config, repo_id, temperature):
+    evaluation = make_evaluation(config.task)
+    own_record(evaluation)["temperature"] = temperature
+    snippet = snippet_of(render_card(config, evaluation, {}, repo_id))
+    compile(snippet, "card", "exec")
+    assert ("do_sample=False" in snippet) == (temperature == 0)
+    assert ("temperature=0.7" in snippet) == (temperature == 0.7)
+    if repo_id:
+        assert f'DiversedHead.from_pretrained("{repo_id}")' in snippet
+
+
+def test_how_to_use_runs(monkeypatch, capsys):
+    """Catches a snippet that no longer fits the library; an untrained head stands in for the packaged one."""
+    pair = load_demo_pair()
+    pair.heads["math"] = DiversedHead(DiversedHeadConfig.for_pair(pair.target, pair.draft))
+    monkeypatch.setattr(hf_diversed, "load_demo_pair", lambda: pair)
+    exec(compile(snippet_of(render_card(EMBEDDED, make_evaluation("math"), {})), "card", "exec"), {})
+    rate, efficiency = map(float, capsys.readouterr().out.splitlines()[-1].split())
+    assert 0 <= rate <= 1 <= efficiency
+
+
+def test_packaged_cards_agree_with_results():
+    """Catches figures typed by hand, and results without `python tools/render_cards.py`."""
+    assert render_cards.differing() == []
+
+
+def test_tool_writes_and_checks(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(render_cards, "ROOT", tmp_path)
+    monkeypatch.setattr(sys, "argv", ["render_cards.py", "--check"])
+    assert render_cards.main() == 0  # no heads yet
+    folder = tmp_path / "hf_diversed" / "zoo" / "weights" / "heads" / "math"
+    EMBEDDED.save_pretrained(folder)
+    (folder / "provenance.json").write_text(json.dumps(make_training()))
+    assert render_cards.main() == 0  # a head without results yet
+    results = tmp_path / "results" / "heads" / "math.json"
+    results.parent.mkdir(parents=True)
+    results.write_text(json.dumps(make_evaluation("math")))
+    assert render_cards.main() == 1
+    assert "model_cards/embedded-math/README.md differs" in capsys.readouterr().out
+    monkeypatch.setattr(sys, "argv", ["render_cards.py"])
+    assert render_cards.main() == 0
+    monkeypatch.setattr(sys, "argv", ["render_cards.py", "--check"])
+    assert render_cards.main() == 0
+    changed = make_evaluation("math")
+    own_record(changed)["quality"] = math.pi / 4
+    results.write_text(json.dumps(changed))
+    assert render_cards.main() == 1
+    results.unlink()
+    assert render_cards.main() == 1  # a card without results behind it

@@ -1,0 +1,90 @@
+"""Settings of a run: defaults that work, and what is refused before anything is loaded."""
+
+import json
+from dataclasses import fields
+
+import pytest
+from transformers import HfArgumentParser, TrainingArguments
+
+from hf_diversed.training import DiversedConfig
+from tests.training.runs import config
+
+
+def test_defaults_are_valid(tmp_path):
+    """Catches a default that its own checks refuse."""
+    found = DiversedConfig(output_dir=str(tmp_path), report_to="none")
+    assert found.constrained
+    assert found.max_steps % found.num_iterations == found.save_steps % found.num_iterations == 0
+
+
+def test_is_training_arguments_in_trl_s_words(tmp_path):
+    """Catches a setting renamed away from TRL's vocabulary, in which people know it."""
+    words = {"num_generations", "num_iterations", "max_completion_length", "temperature", "top_k", "top_p"}
+    words |= {"reward_weights", "generation_batch_size", "model_init_kwargs"}
+    assert words <= {item.name for item in fields(DiversedConfig)}
+    assert isinstance(config(tmp_path), TrainingArguments)
+
+
+@pytest.mark.parametrize("item", fields(DiversedConfig), ids=lambda item: item.name)
+def test_every_setting_of_ours_has_help(item):
+    """Catches a setting that `hf-diversed train --help` would show without a word."""
+    if item.name in DiversedConfig.__annotations__:
+        assert item.metadata["help"]
+
+
+REFUSED = [
+    ("temperature", {"temperature": 0.0}, "greedy rollouts have no score function"),
+    ("top_p", {"top_p": 1.5}, r"top_p must lie in \[0, 1\], got 1.5"),
+    ("top_k", {"top_k": -1}, "top_k must lie"),
+    ("num_generations", {"num_generations": 0}, "num_generations must lie"),
+    ("num_iterations", {"num_iterations": 0}, "num_iterations must lie"),
+    ("num_assistant_tokens", {"num_assistant_tokens": 0}, "num_assistant_tokens must lie"),
+    ("max_completion_length", {"max_completion_length": 1}, "max_completion_length must lie"),
+    ("generation_batch_size", {"generation_batch_size": 0}, "generation_batch_size must lie"),
+    ("reference_generations", {"reference_generations": 0}, "reference_generations must lie"),
+    ("acceptance_coef", {"acceptance_coef": -0.1}, "acceptance_coef must lie"),
+    ("acceptance_coef_init", {"acceptance_coef_init": 2.0}, "acceptance_coef_init must lie between"),
+    ("dual_window", {"dual_window": 1999}, r"dual_window must lie in \[2000, inf\], got 1999"),
+    ("dual_learning_rate", {"dual_learning_rate": 1.5}, "dual_learning_rate must lie"),
+    ("max_quality_drop", {"max_quality_drop": -0.01}, "max_quality_drop must lie"),
+    ("clip_range", {"clip_range": 1.1}, "clip_range must lie"),
+    ("kl_coef", {"kl_coef": -1.0}, "kl_coef must lie"),
+    ("initial_weight", {"initial_weight": 1.0}, "initial_weight must lie"),
+    ("nan", {"kl_coef": float("nan")}, "kl_coef must lie"),
+    ("accumulation", {"gradient_accumulation_steps": 2}, "gradient_accumulation_steps must be 1, got 2"),
+    ("torn group", {"num_generations": 3}, "per_device_train_batch_size must be a multiple of num_generations=3"),
+    ("end inside", {"max_steps": 5}, "max_steps must be a positive multiple of num_iterations=2, got 5"),
+    ("no end", {"max_steps": -1}, "max_steps must be a positive multiple"),
+    ("save inside", {"save_steps": 3}, "save_steps must be a positive multiple"),
+    ("save by ratio", {"save_steps": 0.5}, "save_steps must be a positive multiple"),
+    ("evaluation inside", {"eval_steps": 3}, "eval_steps must be a positive multiple"),
+]
+
+
+@pytest.mark.parametrize(("settings", "message"), [case[1:] for case in REFUSED], ids=[case[0] for case in REFUSED])
+def test_refused(tmp_path, settings: dict, message: str):
+    """Catches a setting that would only fail, or silently do nothing, hours into a run."""
+    with pytest.raises(ValueError, match=message):
+        config(tmp_path, **settings)
+
+
+def test_constrained_unless_a_coefficient_is_given(tmp_path):
+    """Catches 0, a legal coefficient, taken for none."""
+    assert config(tmp_path, acceptance_coef=None).constrained
+    assert not config(tmp_path, acceptance_coef=0.0).constrained
+
+
+def test_from_the_command_line(tmp_path):
+    """Catches a field whose annotation the parser cannot read."""
+    argv = ["--output_dir", str(tmp_path), "--model_init_kwargs", json.dumps({"dtype": "float32"})]
+    argv += ["--reward_weights", "1", "0.5", "--acceptance_coef", "0.2", "--report_to", "none"]
+    (found,) = HfArgumentParser(DiversedConfig).parse_args_into_dataclasses(argv)
+    assert found.model_init_kwargs == {"dtype": "float32"}
+    assert found.reward_weights == [1.0, 0.5]
+    assert found.acceptance_coef == 0.2
+
+
+def test_survives_json(tmp_path):
+    """Catches a setting that cannot be written beside a checkpoint, as the provenance is."""
+    found = json.loads(config(tmp_path, reward_weights=[1.0, 2.0]).to_json_string())
+    assert found["reward_weights"] == [1.0, 2.0]

@@ -1,0 +1,169 @@
+"""The multiplier: which way it moves, what keeps it from winding up, and that its state survives."""
+
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hf_diversed.training.arguments import MIN_WINDOW
+from hf_diversed.training.constraint import ConstraintCallback
+
+
+WINDOW = 100
+search = settings(max_examples=100, deadline=None, derandomize=True)
+batches = st.lists(st.tuples(st.integers(1, 80), st.floats(-1.0, 1.0), st.floats(0.0, 1.0)), min_size=1, max_size=40)
+
+
+def constraint(**given) -> ConstraintCallback:
+    return ConstraintCallback(**{"window": WINDOW, "max_drop": 0.1, **given})
+
+
+def feed(callback: ConstraintCallback, drop: float, times: int, acceptance: float = 0.8) -> list[float]:
+    """c after each of `times` full windows with the same figures."""
+    found = []
+    for _ in range(times):
+        callback.update(WINDOW, drop, acceptance)
+        found.append(callback.coef)
+    return found
+
+
+def test_falls_when_the_drop_is_too_large_and_rises_when_it_is_not():
+    """Catches an inverted sign: too large a drop must make acceptance worth less."""
+    falling, rising = constraint(), constraint()
+    assert feed(falling, 0.2, 3) == sorted(feed(constraint(), 0.2, 3), reverse=True)
+    assert falling.coef < 0.3
+    for _ in range(6):
+        rising.update(WINDOW // 2, 0.0, 0.8)
+    assert rising.coef > 0.3
+
+
+def test_stays_at_the_bound_of_the_constraint():
+    """Catches a multiplier that goes on moving where the constraint is met with equality."""
+    assert feed(constraint(), 0.1, 5) == pytest.approx([0.3] * 5)
+
+
+@search
+@given(batches, st.floats(0.0, 1.0), st.floats(0.0, 0.3))
+def test_stays_within_its_bounds_and_its_pace(given, rate: float, max_drop: float):
+    """Catches an unbounded step: one disastrous batch must not throw c away, and nothing leads out of [low, high]."""
+    callback = constraint(low=0.05, high=0.6, learning_rate=rate, max_drop=max_drop)
+    for count, drop, acceptance in given:
+        before = callback.coef
+        callback.update(count, drop, acceptance)
+        assert 0.05 <= callback.coef <= 0.6
+        assert abs(math.log(callback.coef / before)) <= rate + 1e-9
+
+
+@search
+@given(batches)
+def test_mean_runs_over_the_last_window(given):
+    """Catches a window that forgets too early (less than the window is left) or too late, and unweighted means."""
+    callback = constraint()
+    for count, drop, acceptance in given:
+        callback.update(count, drop, acceptance)
+    kept = callback.batches
+    assert kept == [list(batch) for batch in given[-len(kept) :]]
+    total = sum(count for count, *_ in kept)
+    assert total >= min(WINDOW, sum(count for count, *_ in given))
+    assert sum(count for count, *_ in kept[1:]) < WINDOW
+    assert callback.drop == pytest.approx(sum(count * drop for count, drop, _ in kept) / total)
+
+
+def test_moves_slowly_before_the_window_is_full():
+    """Catches full steps on a handful of rollouts, whose mean is noise."""
+    early, full = constraint(), constraint()
+    early.update(WINDOW // 10, 1.0, 0.5)
+    full.update(WINDOW, 1.0, 0.5)
+    assert math.log(early.coef / 0.3) == pytest.approx(math.log(full.coef / 0.3) / 10)
+
+
+def test_does_not_rise_while_acceptance_rises():
+    """Catches wind-up at the start, when a strict head has quality to spare and acceptance is on its way anyhow."""
+    callback = constraint(window=10 * WINDOW)
+    for step in range(10):
+        callback.update(WINDOW, 0.0, 0.3 + 0.05 * step)
+    assert callback.coef == 0.3
+    for _ in range(10):
+        callback.update(WINDOW, 0.0, 0.8)
+    assert callback.coef > 0.3
+
+
+def test_falls_even_while_acceptance_rises():
+    """Catches the guard above applied to both directions: quality that is lost must be answered at once."""
+    callback = constraint(window=10 * WINDOW)
+    for step in range(4):
+        callback.update(WINDOW, 0.5, 0.3 + 0.1 * step)
+    assert callback.coef < 0.3
+
+
+def test_one_batch_tells_no_trend():
+    """Catches a rise on the very first batch, when nothing is known of the way acceptance goes."""
+    callback = constraint()
+    callback.update(WINDOW, 0.0, 0.5)
+    assert callback.coef == 0.3
+
+
+def test_recovers_from_its_upper_bound():
+    """Catches wind-up: after long slack at the bound the first windows of too large a drop must already lower c."""
+    callback = constraint(high=0.5, window=2 * WINDOW)
+    feed(callback, 0.0, 100)
+    assert callback.coef == 0.5
+    assert feed(callback, 0.5, 2)[-1] < 0.5
+
+
+def test_settles_where_the_drop_is_tolerated():
+    """Catches dual ascent that diverges or settles elsewhere: the drop of this world grows with c, and trails it."""
+    callback = ConstraintCallback(max_drop=0.02, window=MIN_WINDOW, learning_rate=0.2)
+    coef, drops = callback.coef, []
+    for _ in range(600):
+        coef += 0.2 * (callback.coef - coef)  # the head follows within a few updates
+        drops.append(0.05 * coef)
+        callback.update(256, drops[-1], 0.5 + 0.4 * coef)
+    assert sum(drops[-200:]) / 200 == pytest.approx(0.02, abs=0.004)
+
+
+def test_fixed_one_only_keeps_the_means():
+    """Catches a fixed coefficient that drifts."""
+    callback = constraint(fixed=True, coef=0.0)
+    assert feed(callback, 0.9, 5) == [0.0] * 5
+    assert callback.drop == pytest.approx(0.9)
+
+
+@pytest.mark.parametrize("max_drop", [0.0, 1e-6])
+def test_no_tolerance_at_all(max_drop: float):
+    """Catches a division by zero where no drop is allowed, and a c that rises at a drop of exactly that."""
+    assert feed(constraint(max_drop=max_drop), 0.0, 3)[-1] == pytest.approx(0.3, rel=0.01)
+    assert feed(constraint(max_drop=max_drop), 0.01, 3)[-1] < 0.2
+
+
+def test_knows_nothing_before_the_first_batch():
+    assert math.isnan(constraint().drop)
+    assert constraint().filled == 0.0
+
+
+@search
+@given(batches, batches)
+def test_state_is_all_there_is(before, after):
+    """Catches state that is left out of a checkpoint: a restored multiplier must go on to the last bit."""
+    one = constraint(coef=0.2, low=0.02, high=0.9, learning_rate=0.3)
+    for batch in before:
+        one.update(*batch)
+    state = one.state()
+    other = ConstraintCallback(**state["args"])
+    for name, value in state["attributes"].items():
+        setattr(other, name, value)
+    assert other.state() == state
+    for batch in after:
+        one.update(*batch)
+        other.update(*batch)
+    assert other.state() == one.state()
+
+
+def test_state_is_a_copy():
+    """Catches a checkpoint's state that goes on changing after it was taken."""
+    callback = constraint()
+    callback.update(10, 0.1, 0.5)
+    state = callback.state()
+    callback.update(10, 0.9, 0.5)
+    assert state["attributes"]["batches"] == [[10, 0.1, 0.5]]

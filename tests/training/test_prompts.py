@@ -1,0 +1,71 @@
+"""In which order prompts are rolled out."""
+
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hf_diversed.training.prompts import RolloutOrder
+
+
+search = settings(max_examples=60, deadline=None, derandomize=True)
+
+
+def order(num_prompts=7, batch_size=8, num_generations=2, num_iterations=3, num_updates=12, seed=0) -> RolloutOrder:
+    return RolloutOrder(num_prompts, batch_size, num_generations, num_iterations, num_updates, seed)
+
+
+def groups(sampler: RolloutOrder) -> list[list[int]]:
+    """Indices by update."""
+    indices = list(sampler)
+    return [indices[start : start + sampler.batch_size] for start in range(0, len(indices), sampler.batch_size)]
+
+
+@search
+@given(st.integers(1, 20), st.integers(1, 5), st.integers(1, 4), st.integers(1, 3), st.integers(1, 5))
+def test_length_is_that_of_the_run(prompts: int, per_batch: int, generations: int, iterations: int, rollouts: int):
+    """Catches a data loader that ends before the run does, or a second epoch that begins anew."""
+    sampler = order(prompts, per_batch * generations, generations, iterations, iterations * rollouts)
+    assert len(list(sampler)) == len(sampler) == per_batch * generations * iterations * rollouts
+
+
+def test_updates_of_one_rollout_see_the_same_prompts():
+    """Catches an update that would be paired with the prompts of other rollouts after a resume."""
+    found = groups(order())
+    assert all(found[k] == found[k - k % 3] for k in range(12))
+    assert found[0] != found[3]
+
+
+def test_a_prompts_generations_are_adjacent():
+    """Catches a group torn apart, so that its devices would not hold whole groups."""
+    for group in groups(order()):
+        assert group[::2] == group[1::2]
+
+
+def test_prompts_take_turns():
+    """Catches prompts drawn with replacement: all must come up before one comes up again."""
+    found = [index for group in groups(order(num_updates=42))[::3] for index in group[::2]]
+    assert len(found) == 56
+    assert [sorted(found[start : start + 7]) for start in range(0, 56, 7)] == [list(range(7))] * 8
+    assert len({tuple(found[start : start + 7]) for start in range(0, 56, 7)}) > 1
+
+
+def test_fewer_prompts_than_a_batch_holds():
+    """Catches an endless or failing draw for a handful of prompts."""
+    for group in groups(order(num_prompts=3, batch_size=12)):
+        assert set(Counter(group).values()) <= {4}
+
+
+def test_order_is_a_function_of_the_seed():
+    """Catches an order that depends on how often it was asked for, which a resume could not reproduce."""
+    sampler = order()
+    assert list(sampler) == list(sampler) == list(order())
+    assert list(order(seed=1)) != list(order())
+
+
+@pytest.mark.parametrize("more", [15, 60])
+def test_a_longer_run_begins_as_a_shorter_one(more: int):
+    """Catches an order that depends on the length of the run, so that none could be prolonged."""
+    short = list(order())
+    assert list(order(num_updates=more))[: len(short)] == short

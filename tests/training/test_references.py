@@ -1,0 +1,75 @@
+"""The store of the target's own rewards."""
+
+import json
+
+import pytest
+
+from hf_diversed.training.references import ReferenceRewards
+
+
+SETTINGS = {"target": "org/target", "generations": 2, "stop_strings": ("\n",)}
+CHAT = [{"role": "user", "content": "Why?"}]
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "new" / "reference_rewards.json"
+
+
+def test_mean_over_a_prompts_completions(path):
+    """Catches a last value that overwrites the others, and a None that counts as 0."""
+    store = ReferenceRewards(path, SETTINGS)
+    store.add(["a", "b", "a", "b"], [1.0, None, 0.0, 0.5])
+    assert (store["a"], store["b"]) == (0.5, 0.5)
+
+
+def test_prompt_without_any_reward_is_known_to_have_none(path):
+    """Catches a KeyError in the middle of a run, and a measurement that is repeated at every resume."""
+    store = ReferenceRewards(path, SETTINGS)
+    store.add(["a", "a"], [None, None])
+    assert store["a"] is None
+    assert store.missing(["a"]) == []
+
+
+def test_missing_are_distinct_and_in_order(path):
+    """Catches a prompt that is measured twice, or an order that depends on hashes."""
+    store = ReferenceRewards(path, SETTINGS)
+    store.add(["b"], [1.0])
+    assert store.missing(["c", "b", CHAT, "a", "c", CHAT]) == ["c", CHAT, "a"]
+
+
+def test_survives_the_process(path):
+    """Catches settings that do not equal themselves once read back (a tuple), and values that lose digits."""
+    store = ReferenceRewards(path, SETTINGS)
+    store.add(["a", CHAT, "none"], [1 / 3, 0.1 + 0.2, None])
+    store.save()
+    other = ReferenceRewards(path, SETTINGS)
+    assert (other["a"], other[CHAT], other["none"]) == (1 / 3, 0.1 + 0.2, None)
+    assert [found.name for found in path.parent.iterdir()] == [path.name]
+
+
+def test_chat_prompts_are_told_apart_by_content(path):
+    """Catches keys that depend on the order of a message's fields, or on its role alone."""
+    store = ReferenceRewards(path, SETTINGS)
+    store.add([CHAT, [{"role": "user", "content": "How?"}]], [0.0, 1.0])
+    assert store[[{"content": "Why?", "role": "user"}]] == 0.0
+    assert store.missing(["Why?"]) == ["Why?"]
+
+
+def test_other_settings_are_refused_by_name(path):
+    """Catches rewards of another target or reward, which would silently shift the constraint."""
+    ReferenceRewards(path, SETTINGS).save()
+    with pytest.raises(ValueError, match=r"other settings \(generations, target\); use another output_dir"):
+        ReferenceRewards(path, {**SETTINGS, "target": "org/other", "generations": 4})
+
+
+def test_interrupted_save_leaves_the_old_file(path, monkeypatch):
+    """Catches a file that is written in place: half of it would be there after a kill."""
+    store = ReferenceRewards(path, SETTINGS)
+    store.add(["a"], [1.0])
+    store.save()
+    store.add(["b"], [0.0])
+    monkeypatch.setattr(type(path), "replace", lambda *_: pytest.fail("stop here", pytrace=False))
+    with pytest.raises(pytest.fail.Exception):
+        store.save()
+    assert len(json.loads(path.read_text())["rewards"]) == 1

@@ -1,0 +1,101 @@
+"""Runs that are killed with SIGKILL and resumed end exactly where an undisturbed run ends."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import torch
+
+from hf_diversed.training.checkpoints import damage
+from tests.training.driver import PAUSES
+
+
+NUM_KILLS = 12
+SEED = 5
+REPOSITORY = Path(__file__).parents[2]
+
+
+class Runs(NamedTuple):
+    """Where an undisturbed and a disturbed run ended, and what happened in between."""
+
+    unbroken: Path
+    broken: list[Path]
+    kills: list[dict]
+
+
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory) -> Runs:
+    folder = tmp_path_factory.mktemp("runs")
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+    command = [sys.executable, "-m", "tests.training.driver", str(folder), str(SEED), str(NUM_KILLS)]
+    done = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr[-3000:]
+    report = json.loads(done.stdout.splitlines()[-1])
+    return Runs(folder / "unbroken", [folder / name for name in report["finished"]], report["kills"])
+
+
+def test_kills_hit_where_it_hurts(killed):
+    """Catches a driver that kills too few, or never inside a save or while the target's own rewards are measured."""
+    assert len(killed.kills) >= 10
+    assert sum(kill["in_save"] for kill in killed.kills) >= 3
+    assert {kill["pause"] for kill in killed.kills} >= set(PAUSES)
+    assert any(kill["pause"] is None and not kill["in_save"] for kill in killed.kills)
+
+
+def test_last_head_is_bitwise_that_of_the_unbroken_run(killed):
+    """Catches rollouts that depend on where the process started, and a best head forgotten or taken from an
+    interrupted save."""
+    for run in killed.broken:
+        for folder in ("final", "checkpoint-16"):
+            found, expected = ((path / folder / "model.safetensors").read_bytes() for path in (run, killed.unbroken))
+            assert found == expected
+
+
+@pytest.mark.parametrize("name", ["optimizer.pt", "scheduler.pt", "rng_state.pth"])
+def test_state_files_are_bitwise_those_of_the_unbroken_run(killed, name: str):
+    """Catches an optimizer, a learning rate or a random state that starts anew."""
+    for run in killed.broken:
+        found, expected = (_load(path / "checkpoint-16" / name) for path in (run, killed.unbroken))
+        assert _plain(found) == _plain(expected)
+
+
+def test_multiplier_references_and_log_are_those_of_the_unbroken_run(killed):
+    """Catches a coefficient or running mean that is lost, references drawn under other seeds after an interruption,
+    and log lines that are missing or come twice."""
+    expected = json.loads((killed.unbroken / "final.json").read_text())
+    assert len(expected["constraint"]["attributes"]["batches"]) == 8
+    assert len(expected["references"]) == 10
+    for run in killed.broken:
+        found = json.loads((run / "final.json").read_text())
+        for part, value in expected.items():
+            assert found[part] == value, part
+
+
+def test_same_checkpoints_remain_and_all_are_complete(killed):
+    """Catches the remains of an interrupted save that are sealed with it, and a rotation that counts damaged ones."""
+    expected = sorted(path.name for path in killed.unbroken.glob("checkpoint-*"))
+    for run in (killed.unbroken, *killed.broken):
+        found = {path.name: damage(path) for path in run.glob("checkpoint-*")}
+        assert found == dict.fromkeys(expected)
+
+
+def _load(path: Path):
+    return torch.load(path, weights_only=False)  # numpy's random state is no tensor
+
+
+def _plain(value):
+    """Tensors as bytes, so that == compares bits."""
+    if isinstance(value, torch.Tensor):
+        return value.dtype, tuple(value.shape), value.numpy().tobytes()
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return value
