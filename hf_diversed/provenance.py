@@ -16,7 +16,7 @@ _PACKAGES = ("torch", "transformers", "accelerate", "peft", "tokenizers", "safet
 def provenance(seed: int | None = None) -> dict:
     """JSON-ready record of this run: argv (without folders), commit, versions, device, threads, time, seed."""
     return {
-        "argv": [Path(argument).name if "/" in argument else argument for argument in sys.argv],
+        "argv": [_without_folders(argument) for argument in sys.argv],
         "git_commit": _git_commit(),
         "versions": {"python": platform.python_version(), **{name: version(name) for name in _PACKAGES}},
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else f"cpu ({platform.machine()})",
@@ -24,6 +24,12 @@ def provenance(seed: int | None = None) -> dict:
         "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "seed": seed,
     }
+
+
+def _without_folders(argument: str) -> str:
+    """An argument with the folders of absolute paths cut off; Hub ids and relative paths stay."""
+    option, equals, value = argument.rpartition("=")
+    return f"{option}{equals}{Path(value).name if Path(value).is_absolute() else value}"
 
 
 def _git_commit() -> str | None:

@@ -14,13 +14,13 @@ from hf_diversed.hub import render_card
 ROOT = Path(__file__).parent.parent
 
 
-def cards(root: Path = ROOT) -> dict[Path, str]:
+def cards() -> dict[Path, str]:
     """The card of every packaged head that has results, by its file."""
     found = {}
-    for folder in sorted((root / "hf_diversed" / "zoo" / "weights" / "heads").glob("*/")):
-        results = root / "results" / "heads" / f"{folder.name}.json"
+    for folder in sorted((ROOT / "hf_diversed" / "zoo" / "weights" / "heads").glob("*/")):
+        results = ROOT / "results" / "heads" / f"{folder.name}.json"
         if results.is_file():
-            found[root / "model_cards" / f"embedded-{folder.name}" / "README.md"] = render_card(
+            found[ROOT / "model_cards" / f"embedded-{folder.name}" / "README.md"] = render_card(
                 DiversedHeadConfig.from_pretrained(folder),
                 evaluation=json.loads(results.read_text()),
                 training=json.loads((folder / "provenance.json").read_text()),
@@ -28,10 +28,10 @@ def cards(root: Path = ROOT) -> dict[Path, str]:
     return found
 
 
-def differing(root: Path = ROOT) -> list[Path]:
+def differing() -> list[Path]:
     """Cards that are missing, out of date, or of a head that is gone."""
-    expected = cards(root)
-    present = {path: path.read_text() for path in (root / "model_cards").glob("embedded-*/README.md")}
+    expected = cards()
+    present = {path: path.read_text() for path in (ROOT / "model_cards").glob("embedded-*/README.md")}
     return sorted(path for path in expected.keys() | present.keys() if expected.get(path) != present.get(path))
 
 

@@ -287,7 +287,7 @@ def _made_with(record: Mapping[str, Any]) -> str:
     shown = (
         ("commit `{}`", record.get("git_commit")),
         ("{}", record.get("device")),
-        ("{} CPU threads", record.get("threads")),
+        ("CPU threads: {}", record.get("threads")),
         ("{}", versions or None),
         ("{}", record.get("time")),
     )
@@ -308,12 +308,16 @@ def _rollouts(training: Mapping[str, Any]) -> int | None:
 
 
 def _percent(value: float | None) -> str:
-    return "-" if value is None else f"{round(value, 3) + 0.0:.1%}"  # + 0.0: no "-0.0%"
+    return "-" if value is None else _unsigned_zero(f"{value:.1%}", "-0.0%")
 
 
-def _points(value: float | None) -> str:
+def _points(value: float) -> str:
     """A difference of two rates, with its sign."""
-    return "-" if value is None else f"{100 * (round(value, 3) + 0.0):+.1f}"
+    return _unsigned_zero(f"{100 * value:+.1f}", "-0.0", "+0.0")
+
+
+def _unsigned_zero(text: str, *zeros: str) -> str:
+    return text[1:] if text in zeros else text
 
 
 def _bounded(record: Mapping[str, Any], name: str) -> str:

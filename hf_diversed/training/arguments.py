@@ -55,7 +55,7 @@ class DiversedConfig(TrainingArguments):
     acceptance_coef_max: float = field(default=1.0, metadata={"help": "Largest c of a constrained run."})
     dual_learning_rate: float = field(default=0.2, metadata={"help": "Largest change of log c per rollout."})
     dual_window: int = field(default=2048, metadata={"help": f"Rollouts in the running mean, at least {MIN_WINDOW}."})
-    reference_generations: int = field(default=2, metadata={"help": "Plain completions per prompt for its baseline."})
+    reference_generations: int = field(default=2, metadata={"help": "Of the target, per prompt, as yardstick."})
 
     clip_range: float = field(default=0.2, metadata={"help": "PPO's epsilon for the importance ratios."})
     kl_coef: float = field(default=0.0, metadata={"help": "Reward that one nat of KL to the target costs."})

@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 class ReferenceRewards:
-    """Mean reward of the target's plain completions by prompt, kept in a file.
+    """Mean reward of the target's own completions by prompt, kept in a file.
 
     Args:
         path: JSON file; read if it is there. settings: what the rewards depend on beside the prompt; a file made under

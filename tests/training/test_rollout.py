@@ -1,0 +1,313 @@
+"""Rollouts against an independent account: fresh forwards of both models, and the loop's own counters."""
+
+from typing import NamedTuple
+
+import pytest
+import torch
+
+from hf_diversed.head import DiversedHead, DiversedHeadConfig
+from hf_diversed.head.modeling_diversed import distribution_features
+from hf_diversed.outputs import SOURCES
+from hf_diversed.training.rollout import Rollouts, Sampler, SamplingSettings
+from tests.tiny import BOS, EOS, tiny_draft, tiny_model
+from tests.training import runs
+
+
+MAX_NEW = 12
+TEMPERATURE = 0.8
+PROMPTS = ["mnop? qrs", "a", "def 1", "zz", "ghi = 22 + 3", "0", "bc", "e"]
+
+
+class Spy(Sampler):
+    """Keeps the token records that the rollouts were read from."""
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.records = []
+
+    def _read(self, records, stats):
+        self.records.append(records)
+        return super()._read(records, stats)
+
+
+class Drawn(NamedTuple):
+    """Rollouts with all that an account of them needs."""
+
+    sampler: Spy
+    head: DiversedHead
+    rollouts: Rollouts
+    positions: list[list[int]]  # of each rollout's decisions, in the order of the decisions
+
+
+def make_head(target, draft, features: str = "both", bias: float = 0.0) -> DiversedHead:
+    """A head whose weights differ from place to place."""
+    head = DiversedHead(DiversedHeadConfig.for_pair(target, draft, features=features))
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        head.out.weight.normal_(std=0.4, generator=generator)
+        head.out.bias.fill_(bias)
+    return head
+
+
+def make_sampler(target=None, draft=None, **settings) -> Spy:
+    if target is None:
+        target, draft = runs.pair()
+    settings = {"max_new_tokens": MAX_NEW, "num_assistant_tokens": 3, "temperature": TEMPERATURE, **settings}
+    return Spy(target, draft, runs.tokenizer(), SamplingSettings(**{"batch_size": 3, **settings}))
+
+
+def draw(architecture: str = "llama", features: str = "both", prompts=PROMPTS, bias: float = 0.0, **settings) -> Drawn:
+    target = tiny_model(architecture)
+    draft = tiny_draft(target, noise=0.3)
+    sampler, head = make_sampler(target, draft, **settings), make_head(target, draft, features, bias)
+    rollouts = sampler.relaxed(prompts, head, seed=1)
+    # Batches hold the prompts by length; their rows in that order.
+    lengths = [len(ids) for ids in sampler.tokenizer(prompts).input_ids]
+    order = sorted(range(len(prompts)), key=lengths.__getitem__)
+    positions: list[list[int]] = [[] for _ in prompts]
+    rows = [row for records in sampler.records for row in records.source.tolist()]
+    for place, row in zip(order, rows):
+        positions[place] = [column for column, source in enumerate(row) if SOURCES[source] != "bonus" and source >= 0]
+    return Drawn(sampler, head, rollouts, positions)
+
+
+@pytest.fixture(scope="module")
+def drawn() -> Drawn:
+    return draw()
+
+
+def fresh(model, prompt_ids: list[int], completion: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Laws `[T, V]` and hidden states `[T, D]` that produced each token of a completion, by one plain forward."""
+    ids = torch.tensor([prompt_ids + completion])
+    with torch.no_grad():
+        output = model(ids, output_hidden_states=True)
+    place = slice(len(prompt_ids) - 1, -1)
+    return torch.softmax(output.logits[0, place] / TEMPERATURE, -1), output.hidden_states[-1][0, place]
+
+
+@pytest.mark.parametrize(("architecture", "features"), [("llama", "both"), ("gpt2", "both"), ("llama", "distribution")])
+def test_decisions_are_those_of_a_fresh_forward(architecture: str, features: str):
+    """Catches probabilities, distances or head inputs of a neighbouring position, of another row or of rejected
+    drafts, and raw laws where processed ones belong."""
+    drawn = draw(architecture, features)
+    decisions, inputs = drawn.rollouts.decisions, drawn.rollouts.inputs
+    assert set(inputs) == {"features"} | ({"target_hidden", "draft_hidden"} if features == "both" else set())
+    for row, ids in enumerate(drawn.rollouts.completion_ids):
+        prompt = drawn.sampler.tokenizer(PROMPTS[row]).input_ids
+        p, target_hidden = fresh(drawn.sampler.target, prompt, ids)
+        q, draft_hidden = fresh(drawn.sampler.draft, prompt, ids)
+        mine, places = decisions.sequence == row, torch.tensor(drawn.positions[row])
+        tokens = torch.tensor(ids)[places]
+        expected = {
+            "target_prob": p[places, tokens],
+            "draft_prob": q[places, tokens],
+            "tv": 0.5 * (p - q).abs().sum(-1)[places],
+        }
+        for name, values in expected.items():
+            torch.testing.assert_close(getattr(decisions, name)[mine], values, rtol=0.0, atol=1e-4)
+        known = {
+            "features": distribution_features(p, q),
+            "target_hidden": target_hidden,
+            "draft_hidden": draft_hidden,
+        }
+        for name, values in inputs.items():
+            torch.testing.assert_close(values[mine], known[name][places], rtol=0.0, atol=2e-3)
+
+
+def test_counts_are_those_of_the_statistics(drawn):
+    """Catches bonus tokens or cut-off drafts that count as decisions, rejections that do not, and statistics whose
+    rows are not those of the prompts."""
+    decisions, stats = drawn.rollouts.decisions, drawn.rollouts.stats
+    accepted = torch.bincount(decisions.sequence[decisions.accepted], minlength=len(PROMPTS))
+    rejected = torch.bincount(decisions.sequence[~decisions.accepted], minlength=len(PROMPTS))
+    assert accepted.tolist() == [row.num_accepted for row in stats.per_row]
+    assert rejected.tolist() == [row.num_rejected for row in stats.per_row]
+    assert (int(accepted.sum()), int(rejected.sum())) == (stats.num_accepted, stats.num_rejected)
+    assert min(stats.num_accepted, stats.num_rejected) > 10
+
+
+def test_bonus_tokens_are_no_decisions(drawn):
+    """Catches a bonus token, drawn from p whatever w is, that the head would be blamed for."""
+    decisions, stats = drawn.rollouts.decisions, drawn.rollouts.stats
+    bonus = sum((records.source == SOURCES.index("bonus")).sum().item() for records in drawn.sampler.records)
+    assert bonus > 5
+    assert len(decisions.sequence) == sum(map(len, drawn.rollouts.completion_ids)) - bonus
+    assert decisions.counts().tolist() == list(map(len, drawn.positions))
+    assert stats.num_emitted == sum(map(len, drawn.rollouts.completion_ids))
+
+
+def test_weights_follow_from_the_recorded_inputs(drawn):
+    """Catches inputs of another position than the weight's: the importance ratios would not start at 1."""
+    with torch.no_grad():
+        found = torch.sigmoid(drawn.head(**drawn.rollouts.inputs))
+    expected, first = torch.zeros_like(found), 0
+    for records in drawn.sampler.records:
+        kept = (records.source >= 0) & (records.source != SOURCES.index("bonus"))
+        count = int(kept.sum())
+        expected[first : first + count] = records.weight[kept]
+        first += count
+    torch.testing.assert_close(found, expected, rtol=0.0, atol=1e-5)
+    assert found.std() > 0.02
+
+
+def test_coins_fall_as_the_recorded_laws_say():
+    """Catches accept flags of other positions. The count of rejections less the sum of w TV is a martingale; beyond 4.5
+    standard deviations with probability below 1e-5, and the seed is fixed."""
+    drawn = draw(prompts=PROMPTS * 12, batch_size=96)
+    decisions = drawn.rollouts.decisions
+    with torch.no_grad():
+        rejection = torch.sigmoid(drawn.head(**drawn.rollouts.inputs)) * decisions.tv
+    surprise = (~decisions.accepted).float().sum() - rejection.sum()
+    assert surprise.abs() < 4.5 * (rejection * (1 - rejection)).sum().sqrt()
+    # The rejected: p > q at the token that took the place.
+    assert (decisions.target_prob > decisions.draft_prob)[~decisions.accepted].all()
+
+
+@pytest.mark.parametrize(("bias", "accepted"), [(-100.0, True), (100.0, False)], ids=["permissive", "strict"])
+def test_weight_at_its_ends(bias: float, accepted: bool):
+    """Catches weight and its complement swapped: at 0 nothing is rejected, at 1 a draft with q > p often is."""
+    decisions = draw(bias=bias).rollouts.decisions
+    assert decisions.accepted.all().item() == accepted
+
+
+def test_completions_come_in_the_order_of_the_prompts():
+    """Catches completions that stay sorted by the length of the prompts: each would be scored as another's."""
+    sampler = make_sampler()
+    head = make_head(sampler.target, sampler.draft)
+    together = sampler.relaxed(PROMPTS, head, seed=1)
+    order = sorted(range(len(PROMPTS)), key=lambda index: len(PROMPTS[index]))
+    for number, start in enumerate(range(0, len(order), 3)):
+        part = order[start : start + 3]
+        alone = sampler.relaxed([PROMPTS[index] for index in part], head, seed=1 + number)
+        assert alone.completion_ids == [together.completion_ids[index] for index in part]
+        assert alone.completions == [together.completions[index] for index in part]
+        mine = torch.cat([(together.decisions.sequence == index).nonzero()[:, 0] for index in part])
+        assert torch.equal(together.decisions.target_prob[mine], alone.decisions.target_prob)
+
+
+def test_text_is_that_of_the_ids(drawn):
+    """Catches special tokens in what a reward reads."""
+    for text, ids in zip(drawn.rollouts.completions, drawn.rollouts.completion_ids):
+        assert 1 <= len(ids) <= MAX_NEW
+        assert text == drawn.sampler.tokenizer.decode([token for token in ids if token > 3 or token == 3])
+        assert "<eos>" not in text
+
+
+def test_seed_decides():
+    """Catches rollouts that depend on the global random state, which a resumed run does not share."""
+    sampler = make_sampler()
+    head = make_head(sampler.target, sampler.draft)
+    torch.manual_seed(1)
+    one = sampler.relaxed(PROMPTS, head, seed=7)
+    torch.manual_seed(2)
+    same, other = sampler.relaxed(PROMPTS, head, seed=7), sampler.relaxed(PROMPTS, head, seed=8)
+    assert one.completion_ids == same.completion_ids != other.completion_ids
+    assert torch.equal(one.decisions.tv, same.decisions.tv)
+    torch.manual_seed(3)
+    assert sampler.lossless(PROMPTS, seed=7) == sampler.lossless(PROMPTS, seed=7) != sampler.lossless(PROMPTS, seed=8)
+
+
+def test_global_random_state_is_left_alone():
+    """Catches a draw that advances the caller's generator: data order and dropout would depend on it."""
+    sampler = make_sampler()
+    torch.manual_seed(0)
+    before = torch.get_rng_state()
+    sampler.relaxed(PROMPTS, make_head(sampler.target, sampler.draft), seed=1)
+    sampler.lossless(PROMPTS, seed=1)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def frequent_token(sampler: Spy) -> int:
+    """A token that reference completions are full of, so that it makes a good EOS."""
+    _, ids = sampler.lossless(PROMPTS * 4, seed=0)
+    return torch.bincount(torch.tensor([token for row in ids for token in row])).argmax().item()
+
+
+def with_eos(token: int, **settings) -> Spy:
+    target, draft = runs.pair()
+    for model in (target, draft):
+        model.generation_config.eos_token_id = [EOS, token]
+    return make_sampler(target, draft, **settings)
+
+
+@pytest.mark.parametrize("lossless", [True, False], ids=["lossless", "relaxed"])
+def test_ends_at_eos(lossless: bool):
+    """Catches padding or tokens behind EOS among a completion's ids, and a completion that ends with EOS at the very
+    last place and counts as clipped."""
+    token = frequent_token(make_sampler())
+    sampler = with_eos(token)
+    head = make_head(sampler.target, sampler.draft)
+    prompts = PROMPTS * 6
+    if lossless:
+        ids, finished = sampler.lossless(prompts, seed=1)[1], None
+    else:
+        rollouts = sampler.relaxed(prompts, head, seed=1)
+        ids, finished = rollouts.completion_ids, rollouts.finished
+    ended = [row[-1] in (EOS, token) for row in ids]
+    assert 5 < sum(ended) < len(ended)
+    assert all(row.count(token) == int(row[-1] == token) for row in ids)
+    assert all(end or len(row) == MAX_NEW for row, end in zip(ids, ended))
+    assert any(end and len(row) == MAX_NEW for row, end in zip(ids, ended))
+    assert finished in (None, ended)
+
+
+def test_stop_strings_end_a_rollout():
+    """Catches stop strings that reach reference completions only, or neither."""
+    token = frequent_token(make_sampler())
+    stop = runs.tokenizer().decode([token])
+    sampler = make_sampler(stop_strings=(stop,))
+    rollouts = sampler.relaxed(PROMPTS, make_head(sampler.target, sampler.draft), seed=1)
+    texts, ids = sampler.lossless(PROMPTS, seed=1)
+    for found, places in ((rollouts.completions, rollouts.completion_ids), (texts, ids)):
+        assert any(text.endswith(stop) and len(row) < MAX_NEW for text, row in zip(found, places))
+        assert all(stop not in text[:-1] for text in found)
+    # No coin of what the stop cut off is left.
+    counts = rollouts.decisions.counts()
+    assert all(count <= len(row) for count, row in zip(counts.tolist(), rollouts.completion_ids))
+
+
+def test_plain_draws_from_the_target_alone():
+    """Catches reference rewards that are measured under the draft's influence."""
+    sampler = make_sampler()
+    calls = []
+    with sampler.draft.register_forward_pre_hook(lambda *_: calls.append(1)):
+        texts, ids = sampler.lossless(PROMPTS, seed=1)
+    assert calls == []
+    assert [sampler.tokenizer.decode(row, skip_special_tokens=True) for row in ids] == texts
+
+
+def test_no_prompts(recwarn):
+    """Catches a process of a distributed run that fails because no prompt was left for it."""
+    assert make_sampler().plain([], seed=1) == ([], [])
+
+
+def seen_prompts(sampler: Spy, prompts) -> list[list[int]]:
+    return [
+        ids[mask.bool()].tolist()
+        for _, inputs in sampler._batches(prompts)
+        for ids, mask in zip(inputs.input_ids, inputs.attention_mask)
+    ]
+
+
+def test_chat_prompts_get_the_template_and_nothing_twice():
+    """Catches a chat prompt without its generation prompt, or with a second BOS in front."""
+    sampler = make_sampler()
+    chat = [{"role": "user", "content": "hi"}]
+    text = "user: hi\nassistant: "
+    assert seen_prompts(sampler, [chat]) == [sampler.tokenizer(text, add_special_tokens=False).input_ids]
+    assert seen_prompts(sampler, ["hi"]) == [[BOS, *sampler.tokenizer("hi", add_special_tokens=False).input_ids]]
+
+
+def test_chat_prompts_decode():
+    """Catches a path that serves text prompts only."""
+    sampler = make_sampler()
+    chats = [[{"role": "user", "content": content}] for content in ("hi", "why so?", "a")]
+    rollouts = sampler.relaxed(chats, make_head(sampler.target, sampler.draft), seed=1)
+    assert len(rollouts.completions) == 3
+    assert rollouts.decisions.counts().min() > 0
+
+
+def test_truncation_reaches_the_laws():
+    """Catches top_k or top_p that is accepted and ignored: with one token left p(y) is 0 or 1."""
+    decisions = draw(top_k=1).rollouts.decisions
+    assert set(decisions.target_prob.tolist()) <= {0.0, 1.0}
