@@ -105,13 +105,29 @@ def generate(
             console.print(comparison_table([shown]))
 
 
-@app.command(add_help_option=False, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+# Their options, over a hundred, are those of dataclasses, which parse and explain themselves.
+_PARSED_ELSEWHERE: dict = {
+    "add_help_option": False,
+    "context_settings": {"allow_extra_args": True, "ignore_unknown_options": True},
+}
+
+
+@app.command(**_PARSED_ELSEWHERE)
 def train(context: typer.Context) -> None:
     """Train a head for a task and a pair: hf-diversed train --task math --output_dir head-math."""
     with errors_in_words():
         from hf_diversed.cli.train import train as run  # here, as it needs packages of the extra "train"
 
         run(context.args)
+
+
+@app.command(**_PARSED_ELSEWHERE)
+def tune_draft(context: typer.Context) -> None:
+    """Tune the draft towards its target, with LoRA: hf-diversed tune-draft --task math --output_dir draft-math."""
+    with errors_in_words():
+        from hf_diversed.cli.tune_draft import tune
+
+        tune(context.args)
 
 
 def _chat_prompt(pair: Pair, prompt: str) -> str:

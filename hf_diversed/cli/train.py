@@ -2,19 +2,18 @@
 
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-import yaml
-from transformers import HfArgumentParser
-
+from hf_diversed.cli.options import check_pair, parse_options, read_records
 from hf_diversed.head import DiversedHead
 from hf_diversed.tasks import TASKS, Task, get_task
-from hf_diversed.tasks.loading import load_records
 from hf_diversed.tasks.rewards import load_reward
 from hf_diversed.tasks.rows import prompt_rows
 from hf_diversed.training import DiversedConfig, DiversedTrainer
 from hf_diversed.zoo import load_demo_pair
+
+
+DEFAULTS = {"eval_strategy": "steps", "load_best_model_at_end": True, "output_dir": "head"}
 
 
 @dataclass
@@ -42,7 +41,7 @@ class TrainArguments:
 
 def train(argv: list[str]) -> DiversedTrainer:
     """Parse, train, and leave the head in `output_dir`."""
-    arguments, config = parse(argv)
+    arguments, config = parse_options((TrainArguments, DiversedConfig), argv, "hf-diversed train", **DEFAULTS)
     trainer = build_trainer(arguments, config)
     trainer.train(resume_from_checkpoint=arguments.resume or None)
     trainer.save_model(config.output_dir)
@@ -50,31 +49,9 @@ def train(argv: list[str]) -> DiversedTrainer:
     return trainer
 
 
-def parse(argv: list[str]) -> tuple[TrainArguments, DiversedConfig]:
-    """Read the options; `--config run.yaml` gives defaults in their names, and the command line wins.
-
-    Raises:
-        ValueError: for an option in the file that does not exist.
-    """
-    parser = HfArgumentParser((TrainArguments, DiversedConfig), prog="hf-diversed train")
-    parser.add_argument("--config", help="YAML file with any of these options.")
-    parser.set_defaults(eval_strategy="steps", load_best_model_at_end=True, output_dir="head")
-    if "--config" in argv:
-        defaults = _read_config(argv[argv.index("--config") + 1])
-        known = {action.dest for action in parser._actions}
-        if unknown := sorted(set(defaults) - known):
-            raise ValueError(f"the config names options that do not exist: {', '.join(unknown)}; see --help.")
-        parser.set_defaults(**defaults)
-        for action in parser._actions:
-            action.required = action.required and action.dest not in defaults
-    arguments, config, _ = parser.parse_args_into_dataclasses(argv, look_for_args_file=False)
-    return arguments, config
-
-
 def build_trainer(arguments: TrainArguments, config: DiversedConfig) -> DiversedTrainer:
     """Load pair, records and rewards."""
-    if (arguments.target is None) != (arguments.draft is None):
-        raise ValueError("--target and --draft go together: pass both, or neither for the embedded pair.")
+    check_pair(arguments.target, arguments.draft)
     execution = {
         "allow_code_execution": arguments.allow_code_execution,
         "unsafe_code_execution": arguments.unsafe_code_execution,
@@ -104,25 +81,11 @@ def load_rows(
     """Rows to train on and held-out rows, disjoint also where both come from the training split or one file."""
     n, n_eval = arguments.num_prompts, arguments.num_eval_prompts if held_out else 0
     shared = n_eval and not arguments.eval_data_file and (arguments.data_file or arguments.eval_split == "train")
-    records = _load(task, "train", n + n_eval if shared else n, seed, arguments.data_file)
+    records = read_records(task, "train", n + n_eval if shared else n, seed, arguments.data_file)
     if shared:
         n_eval = min(n_eval, len(records) // 2)  # a small file is halved
         records, evaluation = records[: len(records) - n_eval], records[len(records) - n_eval :]
     elif n_eval:
-        evaluation = _load(task, arguments.eval_split, n_eval, seed, arguments.eval_data_file)
+        evaluation = read_records(task, arguments.eval_split, n_eval, seed, arguments.eval_data_file)
     rows = partial(prompt_rows, task, pool=records, shots=arguments.shots, chat=arguments.chat)
     return rows(records), rows(evaluation) if n_eval else None
-
-
-def _load(task: Task, split: str, n: int, seed: int, data_file: str | None) -> list[dict]:
-    """At most `n` records: a file may have fewer."""
-    if data_file is not None:
-        n = min(n, len(load_records(task, split, data_file=data_file)))
-    return load_records(task, split, n, seed, data_file)
-
-
-def _read_config(path: str) -> dict[str, Any]:
-    found = yaml.safe_load(Path(path).read_text())
-    if not isinstance(found, dict):
-        raise ValueError(f"{path} must hold a mapping from option to value.")
-    return found

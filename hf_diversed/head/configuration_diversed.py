@@ -65,7 +65,6 @@ class DiversedHeadConfig(PreTrainedConfig):
             if not isinstance(value, int) or value < 1:
                 raise ValueError(f"{name} must be an integer >= 1, got {value!r}.")
 
-
     @classmethod
     def for_pair(cls, target: PreTrainedModel, draft: PreTrainedModel, **kwargs) -> "DiversedHeadConfig":
         """Return the configuration that fits a pair: its widths, vocabulary and names; `kwargs` set the rest."""

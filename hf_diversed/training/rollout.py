@@ -60,6 +60,9 @@ class RecordingVerifier(DiversedVerifier):
 class Sampler:
     """Draws completions from a pair, in batches, each under a seed of its own.
 
+    Attributes:
+        verifier_class: makes the rule of a rollout from the head.
+
     Args:
         target, draft: frozen models. tokenizer: pads on the left.
     """
@@ -71,6 +74,7 @@ class Sampler:
         tokenizer: PreTrainedTokenizerBase,
         settings: SamplingSettings,
     ):
+        self.verifier_class: type[RecordingVerifier] = RecordingVerifier
         self.target, self.draft, self.tokenizer, self.settings = target, draft, tokenizer, settings
         eos = target.generation_config.eos_token_id
         self._eos = set(eos) if isinstance(eos, list) else {eos}
@@ -80,7 +84,7 @@ class Sampler:
         """Draw one completion per prompt by the decoding process under `head`; at least one prompt."""
         parts: list[tuple[list[int], Rollouts]] = []
         for order, inputs in self._batches(prompts):
-            output = self._generate(inputs, seed + len(parts), RecordingVerifier(head), output_token_records=True)
+            output = self._generate(inputs, seed + len(parts), self.verifier_class(head), output_token_records=True)
             assert output.token_records is not None
             assert output.stats is not None
             parts.append((order, self._read(output.token_records, output.stats)))

@@ -83,6 +83,17 @@ class DiversedVerifier(MixtureVerifier):
 
     def weights(self, draft: DraftOutput, target: TargetOutput) -> Weights:
         device, batch_size = draft.tokens.device, draft.tokens.shape[0]
+        inputs, tv = self.head_inputs(draft, target)
+        weight = torch.sigmoid(self.head(**inputs)).to(device)
+        weight = apply_quality(weight, _per_row(self.quality, batch_size, device))
+        if self.max_bias is not None and tv is not None:
+            weight = cap_bias(weight, tv, _per_row(self.max_bias, batch_size, device))
+        return Weights(weight, tv, inputs if self.keeps_inputs else None)
+
+    def head_inputs(
+        self, draft: DraftOutput, target: TargetOutput
+    ) -> tuple[dict[str, torch.Tensor], torch.Tensor | None]:
+        """What the head sees, by the names of its arguments, and TV(p, q) `[B, G]` where something needs it."""
         inputs: dict[str, torch.Tensor] = {}
         tv = None
         if self.head.needs_hidden_states:
@@ -94,11 +105,7 @@ class DiversedVerifier(MixtureVerifier):
             tv = total_variation(p, q)
             if self.head.needs_distributions:
                 inputs["features"] = distribution_features(p, q)
-        weight = torch.sigmoid(self.head(**inputs)).to(device)
-        weight = apply_quality(weight, _per_row(self.quality, batch_size, device))
-        if self.max_bias is not None and tv is not None:
-            weight = cap_bias(weight, tv, _per_row(self.max_bias, batch_size, device))
-        return Weights(weight, tv, inputs if self.keeps_inputs else None)
+        return inputs, tv
 
 
 def apply_quality(weight: torch.Tensor, quality: torch.Tensor) -> torch.Tensor:

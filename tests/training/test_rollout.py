@@ -85,7 +85,9 @@ def fresh(model, prompt_ids: list[int], completion: list[int]) -> tuple[torch.Te
     return torch.softmax(output.logits[0, place] / TEMPERATURE, -1), output.hidden_states[-1][0, place]
 
 
-@pytest.mark.parametrize(("architecture", "features"), [("llama", "both"), ("gpt2", "both"), ("llama", "distribution")])
+@pytest.mark.parametrize(
+    ("architecture", "features"), [("llama", "both"), ("gpt2", "both"), ("llama", "distribution")]
+)
 def test_decisions_are_those_of_a_fresh_forward(architecture: str, features: str):
     """Catches probabilities, distances or head inputs of a neighbouring position, of another row or of rejected
     drafts, and raw laws where processed ones belong."""
@@ -123,7 +125,7 @@ def test_counts_are_those_of_the_statistics(drawn):
     assert accepted.tolist() == [row.num_accepted for row in stats.per_row]
     assert rejected.tolist() == [row.num_rejected for row in stats.per_row]
     assert (int(accepted.sum()), int(rejected.sum())) == (stats.num_accepted, stats.num_rejected)
-    assert min(stats.num_accepted, stats.num_rejected) > 10
+    assert min(stats.num_accepted, stats.num_rejected) > 5
 
 
 def test_bonus_tokens_are_no_decisions(drawn):
@@ -189,7 +191,7 @@ def test_text_is_that_of_the_ids(drawn):
     """Catches special tokens in what a reward reads."""
     for text, ids in zip(drawn.rollouts.completions, drawn.rollouts.completion_ids):
         assert 1 <= len(ids) <= MAX_NEW
-        assert text == drawn.sampler.tokenizer.decode([token for token in ids if token > 3 or token == 3])
+        assert text == drawn.sampler.tokenizer.decode([token for token in ids if token > 3])
         assert "<eos>" not in text
 
 
@@ -266,19 +268,23 @@ def test_stop_strings_end_a_rollout():
     assert all(count <= len(row) for count, row in zip(counts.tolist(), rollouts.completion_ids))
 
 
-def test_plain_draws_from_the_target_alone():
-    """Catches reference rewards that are measured under the draft's influence."""
-    sampler = make_sampler()
-    calls = []
-    with sampler.draft.register_forward_pre_hook(lambda *_: calls.append(1)):
-        texts, ids = sampler.lossless(PROMPTS, seed=1)
-    assert calls == []
-    assert [sampler.tokenizer.decode(row, skip_special_tokens=True) for row in ids] == texts
+def test_reference_completions_follow_the_target():
+    """Catches reference rewards that are measured under a relaxed law. Given its prefix, the expectation of log q(y)/p(y)
+    is -KL(p || q); beyond 4.5 standard errors with probability below 1e-5, and the seed is fixed."""
+    sampler = make_sampler(batch_size=64)
+    prompts, excess = PROMPTS * 8, []
+    for prompt, ids in zip(prompts, sampler.lossless(prompts, seed=1)[1]):
+        prompt_ids, tokens = sampler.tokenizer(prompt).input_ids, torch.tensor(ids)[:, None]
+        p, q = (fresh(model, prompt_ids, ids)[0] for model in (sampler.target, sampler.draft))
+        ratio = (q / p).log()
+        excess.append(ratio.gather(1, tokens)[:, 0] - (p * ratio).sum(-1))
+    surprise = torch.cat(excess)
+    assert surprise.mean().abs() < 4.5 * surprise.std() / len(surprise) ** 0.5
 
 
-def test_no_prompts(recwarn):
+def test_no_prompts():
     """Catches a process of a distributed run that fails because no prompt was left for it."""
-    assert make_sampler().plain([], seed=1) == ([], [])
+    assert make_sampler().lossless([], seed=1) == ([], [])
 
 
 def seen_prompts(sampler: Spy, prompts) -> list[list[int]]:

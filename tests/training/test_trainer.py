@@ -1,0 +1,511 @@
+"""The trainer as a whole: what it learns, logs, saves, refuses, and leaves alone."""
+
+import copy
+import json
+import logging
+import math
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import EarlyStoppingCallback, TrainerCallback
+
+from hf_diversed.head import DiversedHead
+from hf_diversed.training.checkpoints import damage
+from tests.tiny import EOS
+from tests.training import runs
+
+
+def zero(completions, **columns):
+    return [0.0] * len(completions)
+
+
+def history(trainer, name: str) -> list[float]:
+    return [line[name] for line in trainer.state.log_history if name in line]
+
+
+class Watch(TrainerCallback):
+    """Calls a function after every update."""
+
+    def __init__(self, look):
+        self.look, self.seen = look, []
+
+    def on_step_end(self, args, state, control, **kwargs):
+        self.seen.append(self.look())
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory):
+    """A constrained run with evaluation that came to its end."""
+    models = runs.pair()
+    before = [copy.deepcopy(model.state_dict()) for model in models]
+    trainer = runs.trainer(
+        tmp_path_factory.mktemp("run"),
+        [runs.letters, zero],
+        models=models,
+        eval_dataset=runs.rows()[:3],
+        acceptance_coef=None,
+        reward_weights=[1.0, 2.0],
+        eval_strategy="steps",
+        load_best_model_at_end=True,
+        learning_rate=0.3,
+        max_steps=6,
+    )
+    trainer.train()
+    return trainer, before
+
+
+# What it leaves alone
+
+
+def test_models_are_frozen_and_unchanged(done):
+    """Catches a gradient, an update or a lasting hook on target or draft."""
+    trainer, before = done
+    for model, state in zip((trainer.sampler.target, trainer.sampler.draft), before):
+        assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+        assert all(parameter.grad is None and not parameter.requires_grad for parameter in model.parameters())
+        assert not model.training
+
+
+def test_trains_the_head_alone(done):
+    """Catches base models that became submodules: they would be optimised, moved, and saved with every checkpoint."""
+    trainer, _ = done
+    assert isinstance(trainer.model, DiversedHead)
+    optimised = sum(p.numel() for group in trainer.optimizer.param_groups for p in group["params"])
+    assert optimised == sum(p.numel() for p in trainer.model.parameters()) == 8
+
+
+def test_updates_do_no_forward_of_the_pair(tmp_path):
+    """Catches an update that decodes or scores again: all of an iteration's updates share one rollout."""
+    models, calls = runs.pair(), [0, 0]
+
+    def count(index):
+        def hook(*_):
+            calls[index] += 1
+
+        return hook
+
+    for index, model in enumerate(models):
+        model.register_forward_pre_hook(count(index))
+    watch = Watch(lambda: tuple(calls))
+    runs.trainer(
+        tmp_path, models=models, callbacks=[watch], num_iterations=3, max_steps=6, save_steps=6, eval_steps=6
+    ).train()
+    one, two = watch.seen[0], watch.seen[3]
+    assert watch.seen == [one] * 3 + [two] * 3
+    assert min(one) > 0
+    assert min(two[0] - one[0], two[1] - one[1]) > 0
+
+
+# What it logs
+
+
+def test_log_has_trl_s_names(done):
+    """Catches a metric under another name than TRL's dashboards and callbacks look for."""
+    trainer, _ = done
+    names = {"loss", "learning_rate", "grad_norm", "reward", "reward_std", "rewards/letters/mean", "rewards/zero/mean"}
+    names |= {"completions/mean_length", "completions/clipped_ratio", "kl"}
+    names |= {"acceptance_rate", "block_efficiency", "acceptance_coef", "quality_drop", "weight", "clip_fraction"}
+    names |= {f"time/{phase}" for phase in ("reference", "rollout", "reward", "evaluation", "save", "update")}
+    for line in (line for line in trainer.state.log_history if "loss" in line):
+        assert names <= set(line)
+        assert all(math.isfinite(value) for value in line.values())
+        assert min(value for name, value in line.items() if name.startswith("time/")) >= 0
+
+
+def test_log_reaches_callbacks(tmp_path):
+    """Catches metrics that stay in the trainer: report_to works through on_log."""
+    seen = []
+
+    class Reporter(TrainerCallback):
+        def on_log(self, args, state, control, logs=None, **kwargs):
+            seen.append(dict(logs))
+
+    runs.trainer(tmp_path, callbacks=[Reporter()], max_steps=2).train()
+    assert "rewards/letters/mean" in seen[0]
+
+
+def test_times_start_anew_with_every_run(tmp_path):
+    """Catches seconds of an earlier run that make the updates' share of this one negative."""
+    trainer = runs.trainer(tmp_path, max_steps=2)
+    trainer.seconds["rollout"] = 1e6
+    trainer.train()
+    assert history(trainer, "time/update")[-1] >= 0
+
+
+# Rewards
+
+
+def rewarded(tmp_path, reward_funcs, **settings):
+    """Facts of one batch of rollouts."""
+    trainer = runs.trainer(tmp_path, reward_funcs, **settings)
+    trainer.train()
+    return trainer
+
+
+def test_rewards_are_called_as_trl_calls_them(tmp_path):
+    """Catches a column that does not arrive, or is not in the order of the completions."""
+    seen = []
+
+    def reward(completions, prompts, completion_ids, number, **columns):
+        seen.append(columns)
+        assert len(completions) == len(prompts) == len(completion_ids) == len(number) == 8
+        assert [runs.PROMPTS[index] for index in number] == prompts
+        for text, ids in zip(completions, completion_ids):
+            assert text == runs.tokenizer().decode(ids, skip_special_tokens=True)
+        return [0.0] * 8
+
+    rewarded(tmp_path, reward, max_steps=2)
+    assert len(seen) == 1
+
+
+def test_weighted_sum_of_several_rewards(tmp_path):
+    """Catches weights that are ignored or applied to the wrong reward, and a None that counts as 0."""
+
+    def first(completions, **columns):
+        return [1.0, None] * (len(completions) // 2)
+
+    def second(completions, **columns):
+        return [10.0, 10.0, None, None] * (len(completions) // 4)
+
+    trainer = rewarded(tmp_path, [first, second], reward_weights=[2.0, 0.1], max_steps=2)
+    # 2 + 1, 1, 2 and nothing at all.
+    assert history(trainer, "reward") == pytest.approx([2.0])
+    assert history(trainer, "rewards/first/mean") == [1.0]
+    assert history(trainer, "rewards/second/mean") == [10.0]
+    assert trainer._batch.advantage.tolist() == pytest.approx([1.0, -1.0, 0.0, 0.0] * 2)
+
+
+def test_namesakes_and_nameless_are_kept_apart(tmp_path):
+    """Catches one of two lambdas that is dropped without a word, and an object that has no __name__."""
+
+    class Constant:
+        def __call__(self, completions, **columns):
+            return [4.0] * len(completions)
+
+    one, two = (lambda completions, value=value, **columns: [value] * len(completions) for value in (1.0, 2.0))
+    trainer = rewarded(tmp_path, [one, two, Constant()], max_steps=2)
+    assert history(trainer, "reward") == [7.0]
+    assert history(trainer, "rewards/Constant/mean") == [4.0]
+    assert len([name for name in trainer.state.log_history[0] if name.startswith("rewards/")]) == 3
+
+
+@pytest.mark.parametrize("coef", [0.3, None], ids=["fixed", "constrained"])
+def test_none_everywhere_is_an_error(tmp_path, coef):
+    """Catches a run that goes on without any reward at all."""
+    trainer = runs.trainer(tmp_path, lambda completions, **columns: [None] * len(completions), acceptance_coef=coef)
+    with pytest.raises(ValueError, match="every reward of a batch of rollouts is None"):
+        trainer.train()
+
+
+def test_prompt_without_reward_in_a_constrained_run(tmp_path):
+    """Catches a run that fails on a prompt which has no reference reward to compare with."""
+
+    def some(completions, number, **columns):
+        return [None if index == 0 else 1.0 for index in number]
+
+    trainer = rewarded(tmp_path, some, acceptance_coef=None, max_steps=2)
+    assert trainer.references["a"] is None
+    assert history(trainer, "quality_drop") == [0.0]
+
+
+@pytest.mark.parametrize("coef", [0.3, None], ids=["fixed", "constrained"])
+def test_chat_rewards_get_messages_everywhere(tmp_path, coef):
+    """Catches rewards that get messages for rollouts, but bare text or no ids while references are measured."""
+    seen = []
+
+    def reward(completions, completion_ids, prompts, **columns):
+        for completion, ids, prompt in zip(completions, completion_ids, prompts):
+            assert [message["role"] for message in completion] == ["assistant"]
+            assert isinstance(completion[0]["content"], str)
+            assert len(ids) >= 1
+            assert prompt[0]["role"] == "user"
+        seen.append(len(completions))
+        return [1.0] * len(completions)
+
+    chats = [{"prompt": [{"role": "user", "content": text}]} for text in runs.PROMPTS[:4]]
+    rewarded(tmp_path, reward, train_dataset=chats, acceptance_coef=coef, max_steps=2)
+    assert seen == ([8] if coef else [8, 8])
+
+
+# What it learns
+
+
+def test_constant_reward_leaves_acceptance_to_grow(tmp_path):
+    """Catches the acceptance term with the wrong sign: with nothing to lose, the head must become permissive."""
+    trainer = rewarded(tmp_path, zero, learning_rate=0.2, max_steps=16, save_steps=16, logging_steps=4)
+    weight = history(trainer, "weight")
+    assert weight == sorted(weight, reverse=True)
+    assert weight[-1] < 0.2
+    acceptance = history(trainer, "acceptance_rate")
+    assert acceptance[-1] > acceptance[0]
+
+
+def poisoned_pair():
+    """A pair whose draft says an odd token wherever the target would say one of its frequent ones."""
+    target, draft = runs.pair(noise=0.05)
+    head = draft.get_output_embeddings().weight
+    odd = head.shape[0] - 1
+    with torch.no_grad():
+        for model in (target, draft):
+            model.get_output_embeddings().weight[EOS] = 0.0
+        target.get_output_embeddings().weight[odd] = 0.0
+        # On average over the others: a logit that is always among the higher ones, whatever the state.
+        head[odd] = 1.5 * head[10]
+    return target, draft, runs.tokenizer().decode([odd])
+
+
+def test_punished_tokens_make_the_head_stricter(tmp_path):
+    """Catches a score with the wrong sign, or advantages of other rollouts: what only the draft would say costs reward,
+    so the weight on the target must rise."""
+    target, draft, odd = poisoned_pair()
+
+    def clean(completions, **columns):
+        return [-float(text.count(odd)) for text in completions]
+
+    trainer = runs.trainer(
+        tmp_path,
+        clean,
+        models=(target, draft),
+        acceptance_coef=0.0,
+        learning_rate=0.2,
+        max_steps=16,
+        save_steps=16,
+        logging_steps=4,
+        per_device_train_batch_size=64,
+        generation_batch_size=64,
+        num_generations=8,
+    )
+    trainer.train()
+    weight, reward = history(trainer, "weight"), history(trainer, "reward")
+    assert weight[-1] > 0.7
+    assert reward[-1] > 0.5 * reward[0]
+
+
+def test_normalised_advantages_hold_the_acceptance_term(tmp_path):
+    """Catches acceptance that is counted twice, or not at all, when advantages are divided by their std."""
+    trainer = rewarded(tmp_path, zero, normalize_advantages=True, max_steps=2)
+    advantage = trainer._batch.advantage
+    assert advantage.mean().abs() < 1e-6
+    assert advantage.square().mean() == pytest.approx(1.0)
+    decisions = trainer._batch.decisions
+    rejections = torch.bincount(decisions.sequence[~decisions.accepted], minlength=8) / decisions.counts()
+    assert torch.corrcoef(torch.stack([advantage, -rejections]))[0, 1] == pytest.approx(1.0)
+
+
+def test_kl_costs_reward(tmp_path):
+    """Catches a KL term that is logged but not paid for."""
+    weights = []
+    for coef in (0.0, 2.0):
+        trainer = rewarded(tmp_path / str(coef), zero, kl_coef=coef, acceptance_coef=0.0, learning_rate=0.1)
+        weights.append(history(trainer, "weight")[-1])
+    assert weights[1] > weights[0] + 0.01
+
+
+def test_fresh_head_starts_at_the_asked_weight(tmp_path):
+    trainer = runs.trainer(tmp_path, initial_weight=0.8, learning_rate=0.0, max_steps=2, head_features="both")
+    trainer.train()
+    assert history(trainer, "weight") == pytest.approx([0.8])
+
+
+# Evaluation and the best head
+
+
+def test_evaluation_is_reproducible_and_complete(done):
+    """Catches evaluations under different seeds, which compare luck and not heads."""
+    trainer, _ = done
+    one, two = trainer.evaluate(), trainer.evaluate()
+    assert one == two
+    names = ("reward", "acceptance_rate", "block_efficiency", "quality_drop", "objective")
+    assert set(one) == {f"eval_{name}" for name in names}
+    assert set(trainer.evaluate(runs.rows()[3:5], metric_key_prefix="test")) == {f"test_{name}" for name in names}
+
+
+def test_best_head_is_what_remains(done):
+    """Catches a best head by another metric, or one that was never loaded back."""
+    trainer, _ = done
+    objectives = history(trainer, "eval_objective")[:3]
+    assert trainer.state.best_metric == max(objectives)
+    best = trainer.state.best_model_checkpoint
+    assert best.endswith(f"checkpoint-{2 * (objectives.index(max(objectives)) + 1)}")
+    stored = load_file(f"{best}/model.safetensors")
+    assert all(torch.equal(value, stored[name]) for name, value in trainer.model.state_dict().items())
+
+
+def test_early_stopping(tmp_path):
+    """Catches an evaluation that callbacks do not hear of."""
+    trainer = runs.trainer(
+        tmp_path,
+        zero,
+        eval_dataset=runs.rows()[:2],
+        eval_strategy="steps",
+        load_best_model_at_end=True,
+        learning_rate=0.0,
+        max_steps=20,
+        callbacks=[EarlyStoppingCallback(early_stopping_patience=1)],
+    )
+    trainer.train()
+    assert trainer.state.global_step == 4
+
+
+# Checkpoints
+
+
+def test_checkpoint_holds_the_head_alone(done):
+    """Catches base models or pickled arguments in a checkpoint, and one without provenance or seal."""
+    trainer, _ = done
+    checkpoint = f"{trainer.args.output_dir}/checkpoint-6"
+    assert set(load_file(f"{checkpoint}/model.safetensors")) == {"out.weight", "out.bias"}
+    head = DiversedHead.from_pretrained(checkpoint)
+    assert head.config.num_assistant_tokens == 3
+    assert head.config.training_temperature == 1.0
+    folder = trainer._newest_checkpoint()
+    assert folder == checkpoint
+    listed = json.loads((runs.Path(checkpoint) / "complete.json").read_text())["sha256"]
+    assert {"model.safetensors", "optimizer.pt", "trainer_state.json", "provenance.json"} <= set(listed)
+    assert "training_args.bin" not in listed
+    assert sum((runs.Path(checkpoint) / name).stat().st_size for name in listed) < 100_000
+
+
+def test_provenance_tells_how_it_came_about(done):
+    trainer, _ = done
+    found = json.loads((runs.Path(trainer.args.output_dir) / "checkpoint-4" / "provenance.json").read_text())
+    assert found["step"] == 4
+    assert found["seed"] == runs.TINY["seed"]
+    assert found["rewards"] == ["letters", "zero"]
+    assert found["training"]["reward_weights"] == [1.0, 2.0]
+    assert found["training"]["num_assistant_tokens"] == 3
+    assert {"versions", "git_commit", "argv", "world_size", "num_prompts", "acceptance_coef"} <= set(found)
+
+
+def test_resume_names_the_damaged_and_goes_on(done, tmp_path, caplog):
+    """Catches a resume from an interrupted save, or one that starts anew without a word."""
+    trainer = runs.trainer(tmp_path, max_steps=6)
+    trainer.train()
+    (tmp_path / "checkpoint-6" / "complete.json").unlink()
+    (tmp_path / "checkpoint-4" / "optimizer.pt").write_bytes(b"")
+    expected = {name: value.clone() for name, value in trainer.model.state_dict().items()}
+    again, steps = runs.trainer(tmp_path, max_steps=6), []
+    again.add_callback(Watch(lambda: steps.append(again.state.global_step)))
+    with caplog.at_level(logging.WARNING):
+        again.train(resume_from_checkpoint=True)
+    assert "checkpoint-6 is damaged (its save was interrupted" in caplog.text
+    assert "checkpoint-4 is damaged (optimizer.pt was changed" in caplog.text
+    assert steps == [3, 4, 5, 6]
+    assert all(torch.equal(value, expected[name]) for name, value in again.model.state_dict().items())
+    assert damage(tmp_path / "checkpoint-6") is None
+
+
+def test_resume_from_a_named_damaged_one_is_refused(tmp_path):
+    trainer = runs.trainer(tmp_path, max_steps=2)
+    trainer.train()
+    (tmp_path / "checkpoint-2" / "model.safetensors").unlink()
+    with pytest.raises(ValueError, match=r"checkpoint-2 is damaged: model.safetensors is missing. Pass True"):
+        trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+    with pytest.raises(ValueError, match="no checkpoint in .* is complete: checkpoint-2 were damaged"):
+        trainer.train(resume_from_checkpoint=True)
+
+
+def test_resume_without_checkpoints_starts(tmp_path):
+    """Catches a job script with resume always on that fails at its first start."""
+    trainer = runs.trainer(tmp_path, max_steps=2)
+    trainer.train(resume_from_checkpoint=True)
+    assert trainer.state.global_step == 2
+
+
+def test_old_checkpoints_go_only_after_the_new_one_is_sealed(tmp_path, monkeypatch):
+    """Catches rotation before the seal: a kill in between would leave nothing to go on from."""
+    from hf_diversed.training import trainer as module
+
+    complete, inner = [], module.seal
+
+    def look(folder):
+        complete.append(sum(damage(path) is None for path in tmp_path.glob("checkpoint-*")))
+        inner(folder)
+
+    monkeypatch.setattr(module, "seal", look)
+    runs.trainer(tmp_path, max_steps=6, save_total_limit=1).train()
+    assert complete == [0, 1, 1]
+    assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-6"]
+
+
+# What it is given
+
+
+def test_models_by_name(tmp_path):
+    """Catches names that only work for models already loaded, and a tokenizer that would pad on the right."""
+    target, draft = runs.pair()
+    for name, model in (("target", target), ("draft", draft)):
+        model.save_pretrained(tmp_path / name)
+    tokenizer = runs.tokenizer()
+    tokenizer.padding_side = "right"
+    tokenizer.save_pretrained(tmp_path / "target")
+    trainer = runs.DiversedTrainer(
+        str(tmp_path / "target"),
+        str(tmp_path / "draft"),
+        reward_funcs="tests.training.runs.letters",
+        args=runs.config(tmp_path / "run", max_steps=2, model_init_kwargs={"dtype": "float32"}),
+        train_dataset=runs.rows(),
+    )
+    trainer.train()
+    assert trainer.model.config.base_model_name_or_path == str(tmp_path / "target")
+    assert trainer.model.config.assistant_model_name_or_path == str(tmp_path / "draft")
+    assert trainer.sampler.tokenizer.padding_side == "left"
+    assert history(trainer, "reward") == history(rewarded(tmp_path / "other", runs.letters, max_steps=2), "reward")
+
+
+def test_head_to_go_on_from(done, tmp_path):
+    """Catches a given head that is replaced by a new one."""
+    trained, _ = done
+    head = copy.deepcopy(trained.model)
+    trainer = runs.trainer(tmp_path, head=head, task="gsm8k")
+    assert trainer.model is head
+    assert head.config.task == "gsm8k"
+
+
+REFUSED = {
+    "no rows": ({"train_dataset": []}, 'train_dataset must hold rows with a "prompt", got no row'),
+    "no prompt": ({"train_dataset": [{"text": "a"}]}, r"with a \"prompt\", got \['text'\]"),
+    "no eval prompt": ({"eval_dataset": [{"text": "a"}]}, "eval_dataset must hold rows"),
+    "weights": ({"reward_weights": [1.0, 2.0]}, "reward_weights must hold 1, one per reward, got 2"),
+}
+
+
+@pytest.mark.parametrize(("settings", "message"), REFUSED.values(), ids=REFUSED)
+def test_refused(tmp_path, settings: dict, message: str):
+    """Catches a mistake that would only show after the models were loaded and rolled out."""
+    with pytest.raises(ValueError, match=message):
+        runs.trainer(tmp_path, **settings)
+
+
+def test_unknown_rewards_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="does not exist"):
+        runs.trainer(tmp_path, "tests.training.runs.nothing")
+
+
+def test_right_padding_is_refused(tmp_path, monkeypatch):
+    """Catches rollouts that go on behind padding, which no error would tell of."""
+    tokenizer = runs.tokenizer()
+    tokenizer.padding_side = "right"
+    monkeypatch.setattr(runs, "tokenizer", lambda: tokenizer)
+    with pytest.raises(ValueError, match="must have padding_side=\"left\", got 'right'"):
+        runs.trainer(tmp_path)
+
+
+def test_nameless_target_needs_a_tokenizer(tmp_path):
+    with pytest.raises(ValueError, match="pass processing_class="):
+        runs.DiversedTrainer(*runs.pair(), reward_funcs=zero, args=runs.config(tmp_path), train_dataset=runs.rows())
+
+
+def test_references_are_measured_once(tmp_path):
+    """Catches a resumed or repeated run that measures the target's own rewards again, or under other settings."""
+    first = runs.trainer(tmp_path, acceptance_coef=None, max_steps=2)
+    first.train()
+    second = runs.trainer(tmp_path, acceptance_coef=None, max_steps=2)
+    second.sampler.lossless = lambda *_: pytest.fail("measured again")
+    second.train()
+    assert second.references.rewards == first.references.rewards
+    assert set(first.references.missing([*runs.PROMPTS, "new"])) == {"new"}
+    other = runs.trainer(tmp_path, zero, acceptance_coef=None, max_steps=2)
+    with pytest.raises(ValueError, match=r"other settings \(rewards\)"):
+        other.train()
