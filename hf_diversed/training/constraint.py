@@ -11,9 +11,9 @@ class ConstraintCallback(TrainerCallback, ExportableState):
     `max_drop` below the target's own".
 
     The drop is a running mean over the last `window` rollouts. After each batch of rollouts log c moves by at most
-    `learning_rate` in proportion to the slack. Three guards keep it from winding up while a strict head has quality
-    to spare: c is bounded, a full step is taken only once the window is full, and c does not rise while acceptance
-    itself still does. Its state travels with every checkpoint.
+    `learning_rate` in proportion to the slack. Three guards keep it from winding up, or down, while the head is still on
+    its way: c is bounded, a full step is taken only once the window is full, and c stays where it is while acceptance
+    rises by itself, or the drop shrinks by itself. Its state travels with every checkpoint.
 
     Args:
         max_drop: tolerated drop of the mean reward. coef: c at the start, bounded by `low` and `high`.
@@ -42,9 +42,9 @@ class ConstraintCallback(TrainerCallback, ExportableState):
         if self.fixed:
             return
         slack = (self.max_drop - self.drop) / max(self.max_drop, 1e-3)
-        move = self.learning_rate * min(max(slack, -1.0), 1.0) * self.filled
-        if move > 0 and self._acceptance_rises():
+        if self._under_way(slack > 0):
             return
+        move = self.learning_rate * min(max(slack, -1.0), 1.0) * self.filled
         self.coef = min(max(self.coef * math.exp(move), self.low), self.high)
 
     @property
@@ -57,11 +57,15 @@ class ConstraintCallback(TrainerCallback, ExportableState):
         """Share of the window that has been seen."""
         return min(sum(count for count, *_ in self.batches) / self.window, 1.0)
 
-    def _acceptance_rises(self) -> bool:
+    def _under_way(self, rise: bool) -> bool:
+        """Whether what a rise of c is for, more acceptance, or a fall, less of a drop, is happening without it."""
         middle = len(self.batches) // 2
         if middle == 0:
             return True
-        return self._mean(self.batches[middle:], 2) > self._mean(self.batches[:middle], 2) + _STALLED
+        early, late = self.batches[:middle], self.batches[middle:]
+        if rise:
+            return self._mean(late, 2) > self._mean(early, 2) + _STALLED
+        return self._mean(late, 1) < self._mean(early, 1) - _STALLED
 
     @staticmethod
     def _mean(batches: list[list[float]], column: int) -> float:
@@ -76,4 +80,4 @@ class ConstraintCallback(TrainerCallback, ExportableState):
         }
 
 
-_STALLED = 0.005  # a smaller gain between the halves of the window is no rise
+_STALLED = 0.005  # a smaller change between the halves of the window is none

@@ -100,7 +100,8 @@ class Sampler:
             new = output.sequences[:, inputs["input_ids"].shape[1] :].tolist()
             for index, row, counters in zip(order, new, output.stats.per_row):
                 ids[index] = row[: counters.num_emitted]
-        return self.tokenizer.batch_decode(ids, skip_special_tokens=True), ids
+        # Of no rows `batch_decode` makes one empty text.
+        return self.tokenizer.batch_decode(ids, skip_special_tokens=True) if ids else [], ids
 
     def _generate(self, inputs: BatchEncoding, seed: int, verifier: Verifier, **kwargs) -> GenerateDiversedOutput:
         with _seeded(seed):

@@ -54,9 +54,7 @@ def load_demo_pair(folder: Path = WEIGHTS) -> DemoPair:
 
 def _load_model(folder: Path) -> LlamaForCausalLM:
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    model.name_or_path = model.config._name_or_path = (
-        ""  # a path on this machine says nothing of a model that has no name on the Hub
-    )
+    model.name_or_path = model.config._name_or_path = ""  # it has no name on the Hub, and a path is none
     return model
 
 

@@ -1,7 +1,7 @@
 """Runs that get killed: `python -m tests.training.driver FOLDER SEED KILLS`, for test_resume.py.
 
-Imports once, then forks a child per attempt, which trains until it is done or gets SIGKILL. Children say where they are
-over a pipe. Prints one line of JSON: the kills, and the folders of the finished runs.
+Imports once, then forks a child per attempt, which trains until it is done or gets SIGKILL. Children say where they
+are over a pipe. Prints one line of JSON: the kills, and the folders of the finished runs.
 """
 
 import json
@@ -16,7 +16,8 @@ from pathlib import Path
 
 import torch
 
-from hf_diversed.training import checkpoints, references, trainer as trainer_module
+from hf_diversed.training import checkpoints, references
+from hf_diversed.training import trainer as trainer_module
 from tests.training import runs
 
 

@@ -1,4 +1,4 @@
-"""A run small enough for tests: a random pair of real architecture, a tokenizer of single characters, a few prompts."""
+"""A run small enough for tests: a random pair of a real architecture, a tokenizer of characters, a few prompts."""
 
 import string
 from pathlib import Path

@@ -256,8 +256,8 @@ def poisoned_pair():
 
 
 def test_punished_tokens_make_the_head_stricter(tmp_path):
-    """Catches a score with the wrong sign, or advantages of other rollouts: what only the draft would say costs reward,
-    so the weight on the target must rise."""
+    """Catches a score with the wrong sign, or advantages of other rollouts: what only the draft would say costs
+    reward, so the weight on the target must rise."""
     target, draft, odd = poisoned_pair()
 
     def clean(completions, **columns):
@@ -317,8 +317,9 @@ def test_evaluation_is_reproducible_and_complete(done):
     one, two = trainer.evaluate(), trainer.evaluate()
     assert one == two
     names = ("reward", "acceptance_rate", "block_efficiency", "quality_drop", "objective")
-    assert set(one) == {f"eval_{name}" for name in names}
-    assert set(trainer.evaluate(runs.rows()[3:5], metric_key_prefix="test")) == {f"test_{name}" for name in names}
+    assert set(one) == {f"eval_{name}" for name in names} | {"epoch"}
+    test = trainer.evaluate(runs.rows()[3:5], metric_key_prefix="test")
+    assert set(test) == {f"test_{name}" for name in names} | {"epoch"}
 
 
 def test_best_head_is_what_remains(done):
@@ -402,7 +403,7 @@ def test_resume_from_a_named_damaged_one_is_refused(tmp_path):
     (tmp_path / "checkpoint-2" / "model.safetensors").unlink()
     with pytest.raises(ValueError, match=r"checkpoint-2 is damaged: model.safetensors is missing. Pass True"):
         trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
-    with pytest.raises(ValueError, match="no checkpoint in .* is complete: checkpoint-2 were damaged"):
+    with pytest.raises(ValueError, match=r"no checkpoint in .* is complete: checkpoint-2 were damaged"):
         trainer.train(resume_from_checkpoint=True)
 
 
