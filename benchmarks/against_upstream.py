@@ -18,8 +18,8 @@ from transformers.utils import logging
 
 from hf_diversed import SpeculativeStats, StaticEnsembleVerifier, load_demo_pair, record_stats
 from hf_diversed.cli.comparison import constant_draft
-from hf_diversed.provenance import provenance
 from hf_diversed.corpus import held_out_examples
+from hf_diversed.provenance import provenance
 
 
 BATCH_SIZES = (1, 4, 8)

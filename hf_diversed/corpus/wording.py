@@ -23,7 +23,8 @@ class Style:
     plan_habit: float = 0.0
 
 
-STYLES = {"target": Style(habit=1.4), "draft": Style(habit=-1.4, plan_habit=-0.7)}
+# The target is at home in every wording, as a large model is; the draft has habits, and sees some plans rarely.
+STYLES = {"target": Style(habit=0.5), "draft": Style(habit=-1.8, plan_habit=-0.7)}
 
 _SLOT = re.compile(r"\$(\w+)")
 _PIECE = re.compile(r"[^()|]+|[()|]")

@@ -5,7 +5,7 @@ from hf_diversed.evaluation.intervals import Bootstrap, Estimate
 from hf_diversed.evaluation.journal import Results, read_results
 from hf_diversed.evaluation.methods import Method, build_methods
 from hf_diversed.evaluation.settings import EvaluationSettings
-from hf_diversed.evaluation.summary import static_gain, summarize
+from hf_diversed.evaluation.summary import compare, static_gain, summarize
 
 
 __all__ = [
@@ -15,6 +15,7 @@ __all__ = [
     "Method",
     "Results",
     "build_methods",
+    "compare",
     "evaluate",
     "read_results",
     "report",

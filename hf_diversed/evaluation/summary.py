@@ -112,6 +112,16 @@ def static_gain(results: Results, label: str, replicates: int = REPLICATES) -> d
     return _static_gain(tables[label], list(tables.values()), bootstrap)
 
 
+def compare(results: Results, label: str, other: str, replicates: int = REPLICATES) -> dict:
+    """Acceptance rate and quality of a method minus those of another on the same prompts, with 95% bounds."""
+    tables, bootstrap = _prepare(results, [label, other], replicates)
+    found: dict = {"method": label, "minus": other}
+    for name, above, below in (("acceptance_rate", "num_accepted", "num_drafted"), ("quality", "score", "rows")):
+        mine, theirs = (bootstrap.ratio(tables[key].sums[above], tables[key].sums[below]) for key in (label, other))
+        found |= _with_bounds(name, bootstrap.estimate(mine - theirs))
+    return found
+
+
 def _prepare(
     results: Results, labels: Sequence[str] | None, replicates: int
 ) -> tuple[dict[str, MethodTable], Bootstrap]:

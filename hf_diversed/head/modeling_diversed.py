@@ -10,6 +10,7 @@ from hf_diversed.head.configuration_diversed import DiversedHeadConfig
 
 NUM_DISTRIBUTION_FEATURES = 7
 _MAX_LOG_RATIO = 20.0
+_LEAST_STD = 1e-3  # an input that hardly varied must not be blown up when it does
 
 
 class DiversedHead(PreTrainedModel):
@@ -18,6 +19,9 @@ class DiversedHead(PreTrainedModel):
     Everything it sees belongs to the prefix, never to the drafted token: only so `w p + (1 - w) q` is a law. It
     computes in float32 whatever its own or the base models' dtype, on its own device. A fresh head says w = 0.5
     everywhere.
+
+    Attributes:
+        input_mean, input_std: float32 `[width]`, by which inputs are standardised; 0 and 1 until `standardize`.
 
     Example:
         ```python
@@ -38,6 +42,10 @@ class DiversedHead(PreTrainedModel):
             width += config.target_hidden_size + config.draft_hidden_size
         self.dense = nn.Linear(width, config.intermediate_size) if config.head_type == "mlp" else None
         self.out = nn.Linear(width if self.dense is None else config.intermediate_size, 1)
+        self.input_mean: torch.Tensor
+        self.input_std: torch.Tensor
+        self.register_buffer("input_mean", torch.zeros(width))
+        self.register_buffer("input_std", torch.ones(width))
         self.post_init()
 
     @classmethod
@@ -47,7 +55,10 @@ class DiversedHead(PreTrainedModel):
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        if module is self.out:
+        if module is self:
+            nn.init.zeros_(self.input_mean)
+            nn.init.ones_(self.input_std)
+        elif module is self.out:
             nn.init.zeros_(module.weight)
             nn.init.zeros_(module.bias)
         elif isinstance(module, nn.Linear):
@@ -81,6 +92,31 @@ class DiversedHead(PreTrainedModel):
         Raises:
             ValueError: if an input the configuration calls for is missing or has another width.
         """
+        values = self._values(target_hidden, draft_hidden, features)
+        values = (values - self.input_mean.float()) / self.input_std.float()
+        if self.dense is not None:
+            values = F.gelu(F.linear(values, self.dense.weight.float(), self.dense.bias.float()))
+        return F.linear(values, self.out.weight.float(), self.out.bias.float()).squeeze(-1)
+
+    @torch.no_grad()
+    def standardize(
+        self,
+        target_hidden: torch.Tensor | None = None,
+        draft_hidden: torch.Tensor | None = None,
+        features: torch.Tensor | None = None,
+    ) -> None:
+        """Take mean and standard deviation of inputs `[M, ...]`, as of `forward`, as those of all inputs to come.
+
+        Training does so once: weights of inputs that vary around zero can grow without moving the bias.
+        """
+        values = self._values(target_hidden, draft_hidden, features)
+        self.input_mean.copy_(values.mean(dim=0))
+        self.input_std.copy_(values.std(dim=0, correction=0).clamp_min(_LEAST_STD))
+
+    def _values(
+        self, target_hidden: torch.Tensor | None, draft_hidden: torch.Tensor | None, features: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Everything the configuration calls for, in one float32 vector `[..., width]`."""
         parts = []
         if self.needs_hidden_states:
             widths = (self.config.target_hidden_size, self.config.draft_hidden_size)
@@ -89,10 +125,7 @@ class DiversedHead(PreTrainedModel):
                 parts.append(F.layer_norm(hidden, (width,)) if self.config.normalize else hidden)
         if self.needs_distributions:
             parts.append(self._door("features", features, NUM_DISTRIBUTION_FEATURES))
-        values = torch.cat(parts, dim=-1)
-        if self.dense is not None:
-            values = F.gelu(F.linear(values, self.dense.weight.float(), self.dense.bias.float()))
-        return F.linear(values, self.out.weight.float(), self.out.bias.float()).squeeze(-1)
+        return torch.cat(parts, dim=-1)
 
     def _door(self, name: str, values: torch.Tensor | None, width: int) -> torch.Tensor:
         if values is None or values.shape[-1] != width:

@@ -11,9 +11,9 @@ class ConstraintCallback(TrainerCallback, ExportableState):
     `max_drop` below the target's own".
 
     The drop is a running mean over the last `window` rollouts. After each batch of rollouts log c moves by at most
-    `learning_rate` in proportion to the slack. Three guards keep it from winding up, or down, while the head is still on
-    its way: c is bounded, a full step is taken only once the window is full, and c stays where it is while acceptance
-    rises by itself, or the drop shrinks by itself. Its state travels with every checkpoint.
+    `learning_rate` in proportion to the slack. Three guards keep it from winding up, or down, while the head is still
+    on its way: c is bounded, a full step is taken only once the window is full, and c stays where it is while
+    acceptance rises by itself, or the drop shrinks by itself. Its state travels with every checkpoint.
 
     Args:
         max_drop: tolerated drop of the mean reward. coef: c at the start, bounded by `low` and `high`.
@@ -37,7 +37,8 @@ class ConstraintCallback(TrainerCallback, ExportableState):
     def update(self, num_rollouts: int, drop: float, acceptance: float) -> None:
         """Take note of one batch of rollouts: its mean drop against the target and its mean acceptance."""
         self.batches.append([num_rollouts, drop, acceptance])
-        while sum(count for count, *_ in self.batches[1:]) >= self.window:
+        # Two at least: one batch that fills the window would show no trend, and c would never move.
+        while len(self.batches) > 2 and sum(count for count, *_ in self.batches[1:]) >= self.window:
             self.batches.pop(0)
         if self.fixed:
             return

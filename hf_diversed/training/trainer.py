@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate.utils import gather_object
+from accelerate.utils import broadcast, gather_object
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer, TrainerControl
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, rotate_checkpoints
 from transformers.utils import logging
@@ -103,6 +103,7 @@ class DiversedTrainer(Trainer):
         if tokenizer.padding_side != "left":
             raise ValueError(f'processing_class must have padding_side="left", got {tokenizer.padding_side!r}.')
         target, draft = (load_frozen(model, args) for model in (target, draft))
+        self._fresh = head is None
         head = head or fresh_head(target, draft, args)
         head.config.task = task or head.config.task
         settings = SamplingSettings(
@@ -199,12 +200,20 @@ class DiversedTrainer(Trainer):
         advantage[valid] = center(rewards[valid], normalize=self.args.normalize_advantages)
         self._note(facts)
         device = self.model.device
+        inputs = {name: values.to(device) for name, values in rollouts.inputs.items()}
+        if self.state.global_step == 0 and self._fresh:
+            self._standardize(inputs)
         with torch.no_grad():
-            inputs = {name: values.to(device) for name, values in rollouts.inputs.items()}
             old_logit = self.model(**inputs)
         return _Batch(
             rollouts.decisions.to(device), inputs, advantage[first : first + len(rows)].to(device), old_logit
         )
+
+    def _standardize(self, inputs: dict[str, torch.Tensor]) -> None:
+        """Scale a new head's inputs by the first rollouts; its weights are zero still, so nothing it said changes."""
+        self.model.standardize(**inputs)
+        for values in (self.model.input_mean, self.model.input_std):
+            values.copy_(broadcast(values))
 
     def compute_loss(self, model, inputs: _Batch, return_outputs: bool = False, num_items_in_batch=None):
         """The loss of one update over this device's rollouts; costs no forward of the pair."""

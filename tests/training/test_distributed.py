@@ -17,17 +17,9 @@ from tests.training import runs
 
 REPOSITORY = Path(__file__).parents[2]
 # Not --cpu, which starts one process only; the worker's use_cpu=True keeps it off any GPU.
-LAUNCH = [
-    "--multi_gpu",
-    "--num_machines",
-    "1",
-    "--num_processes",
-    "2",
-    "--mixed_precision",
-    "no",
-    "--dynamo_backend",
-    "no",
-]
+LAUNCH = ["--multi_gpu", "--num_machines", "1", "--num_processes", "2"]
+LAUNCH += ["--mixed_precision", "no", "--dynamo_backend", "no"]
+COLUMNS = ("target_prob", "draft_prob", "tv", "accepted")
 
 
 @pytest.fixture(scope="module")

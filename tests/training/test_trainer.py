@@ -356,7 +356,8 @@ def test_checkpoint_holds_the_head_alone(done):
     """Catches base models or pickled arguments in a checkpoint, and one without provenance or seal."""
     trainer, _ = done
     checkpoint = f"{trainer.args.output_dir}/checkpoint-6"
-    assert set(load_file(f"{checkpoint}/model.safetensors")) == {"out.weight", "out.bias"}
+    assert set(load_file(f"{checkpoint}/model.safetensors")) == set(trainer.model.state_dict())
+    assert trainer.model.num_parameters() == 8
     head = DiversedHead.from_pretrained(checkpoint)
     assert head.config.num_assistant_tokens == 3
     assert head.config.training_temperature == 1.0

@@ -1,4 +1,4 @@
-"""One process of a distributed run: `accelerate launch ... -m tests.training.worker FOLDER`, for test_distributed.py."""
+"""One process of a run under `accelerate launch -m tests.training.worker FOLDER`, for test_distributed.py."""
 
 import sys
 from pathlib import Path
@@ -27,8 +27,8 @@ class Recorded(DiversedTrainer):
         self.batches, self.gradients, self.num_drawn = [], [], 0
 
     def _roll_out(self, rows):
-        start = {name: value.clone() for name, value in self.model.state_dict().items()}
         batch = super()._roll_out(rows)
+        start = {name: value.clone() for name, value in self.model.state_dict().items()}
         self.num_drawn += len(rows)
         record = {"batch": batch, "head": start, "coef": self.constraint.coef}
         self.batches.append(record | {"prompts": [row["prompt"] for row in rows]})
