@@ -11,6 +11,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 TRAINING = ROOT / "hf_diversed" / "zoo" / "weights" / "training.json"
 SPEED = ROOT / "results" / "against_upstream.json"
+HEADS = ROOT / "results" / "heads"
 
 
 def speed() -> str:
@@ -37,24 +38,65 @@ def pair() -> str:
     record = json.loads(TRAINING.read_text())
     held_out, target, draft = record["held_out"], record["training"]["target"], record["training"]["draft"]
     cpu = (target["cpu_seconds"] + draft["cpu_seconds"]) / 60
-    sizes = f"Target {target['parameters'] / 1e6:.1f} M parameters, draft {draft['parameters'] / 1e6:.2f} M."
+    tasks = held_out["tasks"]
+    repeated = ", ".join(f"{values['repeated_8grams']:.0%} ({name})" for name, values in tasks.items())
     lines = [
-        f"{sizes} Training took {target['seconds'] / 60:.0f} and {draft['seconds'] / 60:.0f} minutes on a two-core "
-        f"machine beside other work ({cpu:.0f} minutes of CPU time in all). On {held_out['n']} held-out problems "
-        f"at temperature 1, {held_out['num_assistant_tokens']} drafts per round; {held_out['repeated_8grams']:.1%} of "
-        "their word 8-grams occur in the training text:",
+        f"Target {target['parameters'] / 1e6:.1f} M parameters, draft {draft['parameters'] / 1e6:.2f} M; training "
+        f"took {cpu:.0f} minutes of CPU time. On {held_out['n']} held-out prompts per task at temperature 1, "
+        f"{held_out['num_assistant_tokens']} drafts per round, quality (accuracy, ROUGE-2, pass@1) and acceptance "
+        f"(accepted / drafted). Of the prompts' word 8-grams {repeated} occur in the training text.",
         "",
-        "| method | right answers | accepted / drafted | accepted / verified | tokens per round |",
-        "|---|---|---|---|---|",
-        f"| target alone | {held_out['target']:.1%} | - | - | 1 |",
-        f"| draft alone | {held_out['draft']:.1%} | - | - | - |",
+        "| method | " + " | ".join(f"{name}: quality | accepted" for name in tasks) + " |",
+        "|---|" + "---|" * (2 * len(tasks)),
     ]
-    for rule, row in held_out["rules"].items():
-        lines.append(
-            f"| `{rule}` | {row['right']:.1%} | {row['acceptance_rate']:.1%} | {row['verified_acceptance_rate']:.1%} "
-            f"| {row['block_efficiency']:.2f} |"
-        )
+    labels = {"ar": "target alone", "draft": "draft alone", "sd": "`lossless`"}
+    for method in ("ar", "draft", "sd", "static:0.7", "static:0.5", "static:0.3"):
+        rows = [values["methods"][method] for values in tasks.values()]
+        cells = " | ".join(f"{row['quality']:.1%} | {_share(row['acceptance_rate'])}" for row in rows)
+        lines.append(f"| {labels.get(method, f'`{method}`')} | {cells} |")
     return "\n".join(lines)
+
+
+def heads() -> str:
+    """What the packaged heads do on held-out prompts."""
+    lines = []
+    for path in sorted(HEADS.glob("*.json")):
+        rows = {row["method"]: row for row in json.loads(path.read_text())["records"]}
+        first = rows["diversed"]
+        lines += [
+            f"**{path.stem}** ({first['n']} held-out prompts x {first['samples_per_prompt']} samples, temperature "
+            f"{first['temperature']:g}, {first['num_assistant_tokens']} drafts per round; 95% bounds clustered by "
+            "prompt):",
+            "",
+            f"| method | {first['metric']} | below the target | accepted / drafted | tokens per round |",
+            "|---|---|---|---|---|",
+        ]
+        for method, row in rows.items():
+            if "@" not in method and ":" not in method.removeprefix("static:"):
+                lines.append(
+                    f"| `{method}` | {_bounded(row, 'quality')} | {_bounded(row, 'quality_drop')} "
+                    f"| {_bounded(row, 'acceptance_rate')} | {_number(row['block_efficiency'])} |"
+                )
+        if first.get("static_gain") is not None:
+            gain = _bounded(first, "static_gain")
+            lines += ["", f"Quality above the static curve at the same acceptance: {gain}."]
+        lines.append("")
+    return "\n".join(lines).strip()
+
+
+def _bounded(row: dict, name: str) -> str:
+    value, bounds = row[name], row[f"{name}_ci"]
+    if value is None:
+        return "-"
+    return f"{value:.1%}" + ("" if bounds is None else f" ({bounds[0]:.1%} to {bounds[1]:.1%})")
+
+
+def _share(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1%}"
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
 
 
 def _spread(spread: dict) -> str:
@@ -62,7 +104,7 @@ def _spread(spread: dict) -> str:
     return f"{spread['median']:.2f} ({low:.2f} to {high:.2f})"
 
 
-SECTIONS = {"pair": pair, "speed": speed}
+SECTIONS = {"heads": heads, "pair": pair, "speed": speed}
 
 
 def render(text: str) -> str:

@@ -47,6 +47,7 @@ def evaluate(
     with errors_in_words():
         install_hook()
         judge = get_task(task, allow_code_execution=allow_code_execution, unsafe_code_execution=unsafe_code_execution)
+        judge.check_scoring()
         pair = load_demo_pair() if target is None and draft is None else load_pair(target, draft, device)
         chosen = head if head is not None else getattr(pair, "heads", {}).get(task)
         settings = EvaluationSettings(

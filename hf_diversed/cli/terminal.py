@@ -7,6 +7,8 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from hf_diversed.sandbox import SandboxUnavailable
+
 
 console = Console()
 
@@ -16,6 +18,6 @@ def errors_in_words() -> Iterator[None]:
     """Say in a line, without a traceback, what was refused; the command exits with 2."""
     try:
         yield
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, SandboxUnavailable) as error:
         console.print(Text(str(error), style="red"))
         raise typer.Exit(2) from error

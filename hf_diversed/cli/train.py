@@ -57,6 +57,8 @@ def build_trainer(arguments: TrainArguments, config: DiversedConfig) -> Diversed
         "unsafe_code_execution": arguments.unsafe_code_execution,
     }
     task = get_task(arguments.task, **execution)
+    if arguments.reward_funcs is None:
+        task.check_scoring()
     train_rows, eval_rows = load_rows(arguments, task, config.seed, held_out=config.eval_strategy != "no")
     models: dict[str, Any] = {"target": arguments.target, "draft": arguments.draft}
     if arguments.target is None:

@@ -56,6 +56,9 @@ class Task:
         """Return how right a completion is, in [0, 1]."""
         raise NotImplementedError
 
+    def check_scoring(self) -> None:
+        """Refuse, before anything is decoded, what scoring would refuse."""
+
     def score_batch(self, completions: Sequence[str], records: Sequence[Record]) -> list[float]:
         """Return one score per completion; completion `i` answers record `i`."""
         check_lengths(completions, records)

@@ -29,6 +29,18 @@ class CodeTask(Task):
         """Return a program that runs to its end exactly if the completion passes the record's tests."""
         raise NotImplementedError
 
+    def check_scoring(self) -> None:
+        """Raise ValueError if running code was not allowed, SandboxUnavailable where it cannot be isolated."""
+        self._check_allowed()
+        run_programs(["pass"], unsafe=self.unsafe_code_execution)
+
+    def _check_allowed(self) -> None:
+        if not self.allow_code_execution:
+            raise ValueError(
+                f"task {self.name!r} runs code that a model wrote, which must be allowed: pass "
+                f"`--allow-code-execution`, or get_task({self.name!r}, allow_code_execution=True)."
+            )
+
     def score(self, completion: str, record: Record) -> float:
         return self.score_batch([completion], [record])[0]
 
@@ -40,11 +52,7 @@ class CodeTask(Task):
             SandboxUnavailable: where code cannot be isolated and `unsafe_code_execution` is not given.
         """
         check_lengths(completions, records)
-        if not self.allow_code_execution:
-            raise ValueError(
-                f"task {self.name!r} runs code that a model wrote, which must be allowed: pass "
-                f"`--allow-code-execution`, or get_task({self.name!r}, allow_code_execution=True)."
-            )
+        self._check_allowed()
         programs = [self.program(completion, record) for completion, record in zip(completions, records)]
         if not programs:
             return []

@@ -31,7 +31,7 @@ def folder(tmp_path_factory) -> Path:
         port = str(probe.getsockname()[1])
     command = [sys.executable, "-m", "accelerate.commands.launch", *LAUNCH, "--main_process_port", port]
     command += ["-m", "tests.training.worker", str(folder)]
-    done = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr[-3000:]
     return folder
 

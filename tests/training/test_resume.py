@@ -33,7 +33,7 @@ def killed(tmp_path_factory) -> Runs:
     folder = tmp_path_factory.mktemp("runs")
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
     command = [sys.executable, "-m", "tests.training.driver", str(folder), str(SEED), str(NUM_KILLS)]
-    done = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=600)
+    done = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr[-3000:]
     report = json.loads(done.stdout.splitlines()[-1])
     return Runs(folder / "unbroken", [folder / name for name in report["finished"]], report["kills"])
