@@ -3,17 +3,14 @@
 The result is a peft adapter that serves as `assistant_model`. Knows nothing of heads and verifiers.
 """
 
-import bisect
 import copy
 import json
-import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
-from accelerate.utils import gather_object
 from peft import LoraConfig, PeftModel, TaskType, get_peft_model
 from torch.nn.functional import cross_entropy
 from torch.nn.utils.rnn import pad_sequence
@@ -27,11 +24,11 @@ from hf_diversed.provenance import provenance
 from hf_diversed.sampling import total_variation
 from hf_diversed.training.checkpoints import newest_complete, seal
 from hf_diversed.training.loading import load_frozen
+from hf_diversed.training.target_samples import Ids, end_ids, sample_completions, until_end
 
 
 logger = logging.get_logger(__name__)
 Row = Mapping[str, Any]
-Ids = tuple[int, ...]
 MODES = ("distill", "supervised")
 DIVERGENCES = ("kl", "tv")
 _IGNORED = -100  # label of what has no loss: prompt and padding
@@ -161,7 +158,7 @@ def tune_draft(
         completions = sample_completions(target, tokenizer, prompts, args, stop_strings)
         examples = [_example(prompt, ids) for prompt in prompts for ids in completions[prompt]]
     else:
-        target, end = None, _end_ids(draft, tokenizer)
+        target, end = None, end_ids(draft, tokenizer)
         examples = [_supervised_example(tokenizer, row, end, args.max_completion_length) for row in rows]
         _check_known(examples, draft)
     names = args.lora_target_modules
@@ -281,43 +278,6 @@ def divergences(
     return {"tv": total_variation(log_q.exp(), p), "kl": (p * (log_p - log_q)).sum(-1)}
 
 
-def sample_completions(
-    target: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    prompts: Iterable[Ids],
-    args: DraftTuningConfig,
-    stop_strings: Sequence[str] = (),
-) -> dict[Ids, list[Ids]]:
-    """Draw `args.num_samples_per_prompt` completions of the target per prompt, or read them from
-    `target_samples.jsonl` in `args.output_dir`, which grows batch by batch.
-
-    Returns:
-        Token ids by the prompt's token ids; an EOS that was drawn is the last of them.
-
-    Raises:
-        ValueError: if the file was made under other settings.
-    """
-    path = Path(args.output_dir) / "target_samples.jsonl"
-    settings = {name: getattr(args, name) for name in _SAMPLING} | {
-        "target": _compat.model_name(target),
-        "target_weights": _fingerprint(target),
-        "stop_strings": list(stop_strings),
-    }
-    found = _read_samples(path, settings)
-    missing = sorted({*prompts} - found.keys(), key=lambda prompt: (len(prompt), prompt))
-    portion = max(1, args.generation_batch_size // args.num_samples_per_prompt) * args.world_size
-    for start in range(0, len(missing), portion):
-        mine = missing[start : start + portion][args.process_index :: args.world_size]
-        drawn = gather_object(list(zip(mine, _draw(target, tokenizer, mine, args, stop_strings) if mine else [])))
-        found |= dict(drawn)
-        if args.process_index == 0:
-            _append(path, [{"prompt_ids": prompt, "completion_ids": completions} for prompt, completions in drawn])
-    return found
-
-
-_SAMPLING = ("temperature", "max_completion_length", "num_samples_per_prompt", "seed")
-
-
 def collate(examples: Sequence[dict[str, list[int]]]) -> dict[str, torch.Tensor]:
     """Pad to the right, where no model sees it: `input_ids`, `attention_mask` and `labels`, long `[B, S + T]`."""
     ids = [torch.tensor(example["input_ids"]) for example in examples]
@@ -334,58 +294,6 @@ def _logits(model, unwrapped: PreTrainedModel, ids: torch.Tensor, mask: torch.Te
     width = ids.shape[1] - first
     narrow = {"logits_to_keep": width} if _compat.supports_logits_to_keep(unwrapped) else {}
     return model(input_ids=ids, attention_mask=mask, use_cache=False, **narrow).logits[:, -width:-1]
-
-
-def _draw(target, tokenizer, prompts: list[Ids], args: DraftTuningConfig, stop_strings) -> list[list[Ids]]:
-    """Completions of one batch of prompts, under a seed of its own: a resumed run draws what an unbroken one draws."""
-    n = args.num_samples_per_prompt
-    end = _end_ids(target, tokenizer)
-    pad = end[0] if tokenizer.pad_token_id is None else tokenizer.pad_token_id
-    rows = [torch.tensor(prompt) for prompt in prompts for _ in range(n)]
-    ids = pad_sequence(rows, batch_first=True, padding_value=pad, padding_side="left")
-    mask = pad_sequence([torch.ones_like(row) for row in rows], batch_first=True, padding_side="left")
-    stops = {"stop_strings": list(stop_strings), "tokenizer": tokenizer} if stop_strings else {}
-    with torch.random.fork_rng():
-        torch.manual_seed(random.Random(f"{args.seed}/{prompts}").getrandbits(48))
-        sequences = target.generate(
-            input_ids=ids.to(target.device),
-            attention_mask=mask.to(target.device),
-            do_sample=True,
-            temperature=args.temperature,
-            top_k=0,
-            top_p=1.0,
-            max_new_tokens=args.max_completion_length,
-            eos_token_id=end,
-            pad_token_id=pad,
-            **stops,
-        )
-    drawn = [
-        _until_stop(_until_end(row, end), tokenizer, stop_strings) for row in sequences[:, ids.shape[1] :].tolist()
-    ]
-    return [drawn[start : start + n] for start in range(0, len(drawn), n)]
-
-
-def _until_end(ids: Sequence[int], end: list[int]) -> Ids:
-    """The ids up to their first EOS, that one included."""
-    stop = next((place + 1 for place, token in enumerate(ids) if token in end), None)
-    return tuple(ids[:stop])
-
-
-def _until_stop(ids: Ids, tokenizer: PreTrainedTokenizerBase, stop_strings: Sequence[str]) -> Ids:
-    """The ids up to the token that completes a stop string: `generate` pads from there, perhaps with an EOS."""
-
-    def stopped(length: int) -> bool:
-        text = tokenizer.decode(ids[:length])
-        return any(stop in text for stop in stop_strings)
-
-    return ids[: bisect.bisect_left(range(len(ids)), True, key=stopped)]
-
-
-def _end_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """What ends a completion: the tokenizer's EOS first, then what else the model's generation config names."""
-    others = model.generation_config.eos_token_id
-    others = [] if others is None else [others] if isinstance(others, int) else list(others)
-    return list(dict.fromkeys([tokenizer.eos_token_id, *others]))
 
 
 def _encode_prompt(tokenizer: PreTrainedTokenizerBase, prompt) -> Ids:
@@ -410,7 +318,7 @@ def _supervised_example(tokenizer, row: Row, end: list[int], longest: int) -> di
                 'prompt; use plain prompts, or mode="distill".'
             )
         reference = turn[len(opened) :]
-    ids = _until_end(tokenizer(reference, add_special_tokens=False).input_ids, end)
+    ids = until_end(tokenizer(reference, add_special_tokens=False).input_ids, end)
     if not ids or ids[-1] not in end:
         ids = (*ids, end[0])
     return _example(_encode_prompt(tokenizer, prompt), ids[:longest])
@@ -437,35 +345,6 @@ def _check_known(examples: list[dict], draft: PreTrainedModel) -> None:
         raise ValueError(
             f"token ids must be below {known}, all that the draft can embed, got {largest}: use the draft's tokenizer."
         )
-
-
-def _read_samples(path: Path, settings: dict) -> dict[Ids, list[Ids]]:
-    """Samples by prompt; a file that is not there is begun, a line that a crash tore apart is dropped."""
-    if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        _append(path, [{"settings": settings}])
-        return {}
-    content = path.read_text(encoding="utf-8")
-    whole = content[: content.rfind("\n") + 1]
-    if whole != content:
-        path.write_text(whole, encoding="utf-8")
-    header, *lines = map(json.loads, whole.splitlines() or [json.dumps({"settings": {}})])
-    if changed := sorted(name for name in settings if header["settings"].get(name) != settings[name]):
-        raise ValueError(
-            f"{path.name} holds completions that were drawn with other settings ({', '.join(changed)}); use another "
-            "output_dir, or remove the file to draw them again."
-        )
-    return {tuple(line["prompt_ids"]): [tuple(ids) for ids in line["completion_ids"]] for line in lines}
-
-
-def _append(path: Path, lines: list[dict]) -> None:
-    with path.open("a", encoding="utf-8") as file:
-        file.write("".join(json.dumps(line) + "\n" for line in lines))
-
-
-def _fingerprint(model: PreTrainedModel) -> str:
-    """Tells models without a name apart: by a few entries of the output embedding."""
-    return f"{model.get_output_embeddings().weight[:64, :64].cpu().double().abs().sum():.6g}"
 
 
 def _public_name(model) -> str:

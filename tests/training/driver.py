@@ -48,7 +48,9 @@ def train(folder: Path, resume: bool, pause: str | None, tell: Callable[[str], N
     trainer.train(resume_from_checkpoint=resume)
     trainer.save_model(str(folder / "final"))
     state = {"constraint": trainer.constraint.state(), "references": trainer.references.rewards}
-    state["log"] = [{k: v for k, v in line.items() if "time" not in k} for line in trainer.state.log_history]
+    # The last line is of this process alone, from where it began.
+    log = trainer.state.log_history[:-1]
+    state["log"] = [{name: value for name, value in line.items() if "time/" not in name} for line in log]
     state["best"] = [trainer.state.best_metric, trainer.state.best_global_step]
     (folder / "final.json").write_text(json.dumps(state))
 
@@ -147,7 +149,7 @@ def main(folder: Path, seed: int, num_kills: int) -> dict:
         status = KILLED
         while status == KILLED:
             pause = plan[0] if plan else None
-            delay = choose.uniform(0.0, 3 * duration / num_kills) if plan and pause is None else None
+            delay = choose.uniform(0.0, duration / 2) if plan and pause is None else None
             began = time.monotonic()
             status, places = attempt(run, resume=_can_resume(run), pause=pause, delay=delay)
             if status == KILLED:

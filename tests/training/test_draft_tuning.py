@@ -16,7 +16,7 @@ from torch.nn.functional import cross_entropy
 import hf_diversed
 from hf_diversed import load_demo_pair
 from hf_diversed.cli.tune_draft import tune
-from hf_diversed.training import draft_tuning
+from hf_diversed.training import draft_tuning, target_samples
 from hf_diversed.training.draft_tuning import (
     DraftTuner,
     DraftTuningConfig,
@@ -298,13 +298,13 @@ def test_completions_follow_the_law_of_the_target(tokenizer, target, tmp_path):
 
 def test_completions_are_cut_behind_eos_and_stop_strings(tokenizer):
     """Catches pads in completions, a lost EOS, and an EOS out of the padding behind a stop string."""
-    assert draft_tuning._until_end([5, EOS, PAD, PAD], [EOS]) == (5, EOS)
-    assert draft_tuning._until_end([5, 6, 7], [EOS]) == (5, 6, 7)
-    assert draft_tuning._until_end([5, 9, EOS], [EOS, 9]) == (5, 9)
-    assert draft_tuning._until_stop((5, 6, 7, EOS), tokenizer, ["w6 w7"]) == (5, 6, 7)
-    assert draft_tuning._until_stop((5, 6, 7), tokenizer, ["w7"]) == (5, 6, 7)
-    assert draft_tuning._until_stop((5, 6, 7), tokenizer, ["w8"]) == (5, 6, 7)
-    assert draft_tuning._until_stop((5, 6), tokenizer, []) == (5, 6)
+    assert target_samples.until_end([5, EOS, PAD, PAD], [EOS]) == (5, EOS)
+    assert target_samples.until_end([5, 6, 7], [EOS]) == (5, 6, 7)
+    assert target_samples.until_end([5, 9, EOS], [EOS, 9]) == (5, 9)
+    assert target_samples._until_stop((5, 6, 7, EOS), tokenizer, ["w6 w7"]) == (5, 6, 7)
+    assert target_samples._until_stop((5, 6, 7), tokenizer, ["w7"]) == (5, 6, 7)
+    assert target_samples._until_stop((5, 6, 7), tokenizer, ["w8"]) == (5, 6, 7)
+    assert target_samples._until_stop((5, 6), tokenizer, []) == (5, 6)
 
 
 def test_completions_end_at_stop_strings(tmp_path):

@@ -1,0 +1,137 @@
+"""Completions that the target draws for its draft to learn from, kept in a file."""
+
+import bisect
+import json
+import random
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from accelerate.utils import gather_object
+from torch.nn.utils.rnn import pad_sequence
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from hf_diversed import _compat
+
+
+if TYPE_CHECKING:
+    from hf_diversed.training.draft_tuning import DraftTuningConfig
+
+Ids = tuple[int, ...]
+_SAMPLING = ("temperature", "max_completion_length", "num_samples_per_prompt", "seed")
+
+
+def sample_completions(
+    target: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: Iterable[Ids],
+    args: "DraftTuningConfig",
+    stop_strings: Sequence[str] = (),
+) -> dict[Ids, list[Ids]]:
+    """Draw `args.num_samples_per_prompt` completions of the target per prompt, or read them from
+    `target_samples.jsonl` in `args.output_dir`, which grows batch by batch.
+
+    Returns:
+        Token ids by the prompt's token ids; an EOS that was drawn is the last of them.
+
+    Raises:
+        ValueError: if the file was made under other settings.
+    """
+    path = Path(args.output_dir) / "target_samples.jsonl"
+    settings = {name: getattr(args, name) for name in _SAMPLING} | {
+        "target": _compat.model_name(target),
+        "target_weights": _fingerprint(target),
+        "stop_strings": list(stop_strings),
+    }
+    found = _read_samples(path, settings)
+    missing = sorted({*prompts} - found.keys(), key=lambda prompt: (len(prompt), prompt))
+    portion = max(1, args.generation_batch_size // args.num_samples_per_prompt) * args.world_size
+    for start in range(0, len(missing), portion):
+        mine = missing[start : start + portion][args.process_index :: args.world_size]
+        drawn = gather_object(list(zip(mine, _draw(target, tokenizer, mine, args, stop_strings) if mine else [])))
+        found |= dict(drawn)
+        if args.process_index == 0:
+            _append(path, [{"prompt_ids": prompt, "completion_ids": completions} for prompt, completions in drawn])
+    return found
+
+
+def _draw(target, tokenizer, prompts: list[Ids], args: "DraftTuningConfig", stop_strings) -> list[list[Ids]]:
+    """Completions of one batch of prompts, under a seed of its own: a resumed run draws what an unbroken one draws."""
+    n = args.num_samples_per_prompt
+    end = end_ids(target, tokenizer)
+    pad = end[0] if tokenizer.pad_token_id is None else tokenizer.pad_token_id
+    rows = [torch.tensor(prompt) for prompt in prompts for _ in range(n)]
+    ids = pad_sequence(rows, batch_first=True, padding_value=pad, padding_side="left")
+    mask = pad_sequence([torch.ones_like(row) for row in rows], batch_first=True, padding_side="left")
+    stops = {"stop_strings": list(stop_strings), "tokenizer": tokenizer} if stop_strings else {}
+    with torch.random.fork_rng():
+        torch.manual_seed(random.Random(f"{args.seed}/{prompts}").getrandbits(48))
+        sequences = target.generate(
+            input_ids=ids.to(target.device),
+            attention_mask=mask.to(target.device),
+            do_sample=True,
+            temperature=args.temperature,
+            top_k=0,
+            top_p=1.0,
+            max_new_tokens=args.max_completion_length,
+            eos_token_id=end,
+            pad_token_id=pad,
+            **stops,
+        )
+    drawn = [
+        _until_stop(until_end(row, end), tokenizer, stop_strings) for row in sequences[:, ids.shape[1] :].tolist()
+    ]
+    return [drawn[start : start + n] for start in range(0, len(drawn), n)]
+
+
+def until_end(ids: Sequence[int], end: list[int]) -> Ids:
+    """The ids up to their first EOS, that one included."""
+    stop = next((place + 1 for place, token in enumerate(ids) if token in end), None)
+    return tuple(ids[:stop])
+
+
+def _until_stop(ids: Ids, tokenizer: PreTrainedTokenizerBase, stop_strings: Sequence[str]) -> Ids:
+    """The ids up to the token that completes a stop string: `generate` pads from there, perhaps with an EOS."""
+
+    def stopped(length: int) -> bool:
+        text = tokenizer.decode(ids[:length])
+        return any(stop in text for stop in stop_strings)
+
+    return ids[: bisect.bisect_left(range(len(ids)), True, key=stopped)]
+
+
+def end_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """What ends a completion: the tokenizer's EOS first, then what else the model's generation config names."""
+    others = model.generation_config.eos_token_id
+    others = [] if others is None else [others] if isinstance(others, int) else list(others)
+    return list(dict.fromkeys([tokenizer.eos_token_id, *others]))
+
+
+def _read_samples(path: Path, settings: dict) -> dict[Ids, list[Ids]]:
+    """Samples by prompt; a file that is not there is begun, a line that a crash tore apart is dropped."""
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _append(path, [{"settings": settings}])
+        return {}
+    content = path.read_text(encoding="utf-8")
+    whole = content[: content.rfind("\n") + 1]
+    if whole != content:
+        path.write_text(whole, encoding="utf-8")
+    header, *lines = map(json.loads, whole.splitlines() or [json.dumps({"settings": {}})])
+    if changed := sorted(name for name in settings if header["settings"].get(name) != settings[name]):
+        raise ValueError(
+            f"{path.name} holds completions that were drawn with other settings ({', '.join(changed)}); use another "
+            "output_dir, or remove the file to draw them again."
+        )
+    return {tuple(line["prompt_ids"]): [tuple(ids) for ids in line["completion_ids"]] for line in lines}
+
+
+def _append(path: Path, lines: list[dict]) -> None:
+    with path.open("a", encoding="utf-8") as file:
+        file.write("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def _fingerprint(model: PreTrainedModel) -> str:
+    """Tells models without a name apart: by a few entries of the output embedding."""
+    return f"{model.get_output_embeddings().weight[:64, :64].cpu().double().abs().sum():.6g}"
