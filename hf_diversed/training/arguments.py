@@ -106,7 +106,8 @@ class DiversedConfig(TrainingArguments):
             )
         for name in ("max_steps", "save_steps", "eval_steps"):
             steps = getattr(self, name)
-            if steps is not None and (steps < 1 or steps % self.num_iterations):
+            used = getattr(self, name.replace("_steps", "_strategy"), "steps") == "steps"
+            if used and steps is not None and (steps < 1 or steps % self.num_iterations):
                 raise ValueError(
                     f"{name} must be a positive multiple of num_iterations={self.num_iterations}, got {steps!r}: "
                     "between two rollouts nothing can be resumed."

@@ -20,7 +20,7 @@ from hf_diversed.head import DiversedHead
 from hf_diversed.provenance import provenance
 from hf_diversed.tasks.rewards import RewardFunc, call_reward, load_reward
 from hf_diversed.training.arguments import DiversedConfig
-from hf_diversed.training.checkpoints import damage, newest_complete, seal
+from hf_diversed.training.checkpoints import MARKER, damage, newest_complete, seal
 from hf_diversed.training.constraint import ConstraintCallback
 from hf_diversed.training.loading import fresh_head, load_frozen, load_tokenizer
 from hf_diversed.training.objective import Decisions, LossSettings, accepted_share, center, diversed_loss
@@ -103,6 +103,8 @@ class DiversedTrainer(Trainer):
         if tokenizer.padding_side != "left":
             raise ValueError(f'processing_class must have padding_side="left", got {tokenizer.padding_side!r}.')
         target, draft = (load_frozen(model, args) for model in (target, draft))
+        if args.n_gpu > 1:
+            args._n_gpu = 1  # DataParallel would tear groups of rollouts apart; `accelerate launch` uses more devices
         self._fresh = head is None
         head = head or fresh_head(target, draft, args)
         head.config.task = task or head.config.task
@@ -151,7 +153,8 @@ class DiversedTrainer(Trainer):
         """Train, from a complete checkpoint if asked to: True for the newest of `output_dir`, or its folder.
 
         Raises:
-            ValueError: if the named checkpoint is damaged, or, for True, if there are none but damaged ones.
+            ValueError: if the named checkpoint is damaged, or, for True, if there are none but damaged ones. A first
+                save that was interrupted is none of them: the run starts anew.
         """
         if resume_from_checkpoint is True:
             resume_from_checkpoint = self._newest_checkpoint()
@@ -414,7 +417,7 @@ class DiversedTrainer(Trainer):
         found, damaged = newest_complete(Path(self.args.output_dir))
         for folder, problem in damaged.items():
             logger.warning(f"{folder.name} is damaged ({problem}) and is passed over.")
-        if found is None and damaged:
+        if found is None and any((folder / MARKER).exists() for folder in damaged):
             raise ValueError(
                 f"no checkpoint in {self.args.output_dir} is complete: {', '.join(sorted(f.name for f in damaged))} "
                 "were damaged. Remove them to start anew."

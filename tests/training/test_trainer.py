@@ -233,10 +233,9 @@ def test_chat_rewards_get_messages_everywhere(tmp_path, coef):
 
 def test_constant_reward_leaves_acceptance_to_grow(tmp_path):
     """Catches the acceptance term with the wrong sign: with nothing to lose, the head must become permissive."""
-    trainer = rewarded(tmp_path, zero, learning_rate=0.2, max_steps=16, save_steps=16, logging_steps=4)
+    trainer = rewarded(tmp_path, zero, learning_rate=0.5, max_steps=16, save_steps=16, logging_steps=4)
     weight = history(trainer, "weight")
-    assert weight == sorted(weight, reverse=True)
-    assert weight[-1] < 0.2
+    assert weight[-1] < weight[0] - 0.1
     acceptance = history(trainer, "acceptance_rate")
     assert acceptance[-1] > acceptance[0]
 
@@ -278,7 +277,7 @@ def test_punished_tokens_make_the_head_stricter(tmp_path):
     )
     trainer.train()
     weight, reward = history(trainer, "weight"), history(trainer, "reward")
-    assert weight[-1] > 0.7
+    assert weight[-1] > weight[0] + 0.03 > 0.53
     assert reward[-1] > 0.5 * reward[0]
 
 
@@ -297,9 +296,11 @@ def test_kl_costs_reward(tmp_path):
     """Catches a KL term that is logged but not paid for."""
     weights = []
     for coef in (0.0, 2.0):
-        trainer = rewarded(tmp_path / str(coef), zero, kl_coef=coef, acceptance_coef=0.0, learning_rate=0.1)
+        trainer = rewarded(
+            tmp_path / str(coef), zero, kl_coef=coef, acceptance_coef=0.0, learning_rate=0.3, max_steps=8
+        )
         weights.append(history(trainer, "weight")[-1])
-    assert weights[1] > weights[0] + 0.01
+    assert weights[1] > weights[0] + 0.02
 
 
 def test_fresh_head_starts_at_the_asked_weight(tmp_path):
@@ -406,6 +407,17 @@ def test_resume_from_a_named_damaged_one_is_refused(tmp_path):
         trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
     with pytest.raises(ValueError, match=r"no checkpoint in .* is complete: checkpoint-2 were damaged"):
         trainer.train(resume_from_checkpoint=True)
+
+
+def test_an_interrupted_first_save_is_no_obstacle(tmp_path, caplog):
+    """Catches a job script with resume always on that is stuck once it was killed inside its first save."""
+    trainer = runs.trainer(tmp_path, max_steps=2)
+    trainer.train()
+    (tmp_path / "checkpoint-2" / "complete.json").unlink()
+    with caplog.at_level(logging.WARNING):
+        trainer.train(resume_from_checkpoint=True)
+    assert "checkpoint-2 is damaged (its save was interrupted" in caplog.text
+    assert damage(tmp_path / "checkpoint-2") is None
 
 
 def test_resume_without_checkpoints_starts(tmp_path):
