@@ -112,3 +112,27 @@ def _figures(p: list[float], q: list[float]) -> list[float]:
     tv = 0.5 * sum(abs(a - b) for a, b in zip(p, q))
     same_best = float(p.index(max(p)) == q.index(max(q)))
     return [*entropies, max(p), max(q), tv, math.log1p(kl), same_best]
+
+
+def test_standardize_scales_inputs_and_travels_with_the_head(tmp_path):
+    """Catches a scale that is lost on the way to disk, one that blows up a constant input, and one over the wrong
+    axis."""
+    torch.manual_seed(0)
+    head = DiversedHead(DiversedHeadConfig(4, 3, features="both"))
+    torch.nn.init.normal_(head.out.weight)
+    inputs = {
+        "target_hidden": torch.randn(50, 4),
+        "draft_hidden": torch.randn(50, 3),
+        "features": torch.randn(50, 7) * 5 + 2,
+    }
+    inputs["features"][:, 3] = 0.25
+    head.standardize(**inputs)
+    values = (head._values(**inputs) - head.input_mean) / head.input_std
+    torch.testing.assert_close(values.mean(0), torch.zeros(14), atol=1e-5, rtol=0)
+    varying = [i for i in range(14) if i != 10]
+    torch.testing.assert_close(values.std(0, correction=0)[varying], torch.ones(13))
+    assert values[:, 10].abs().max() < 1e-3
+    expected = values @ head.out.weight[0] + head.out.bias
+    torch.testing.assert_close(head(**inputs), expected)
+    head.save_pretrained(tmp_path)
+    assert torch.equal(DiversedHead.from_pretrained(tmp_path)(**inputs), head(**inputs))
