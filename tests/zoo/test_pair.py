@@ -9,9 +9,10 @@ import torch
 from transformers import AutoTokenizer
 
 from hf_diversed.zoo import load_demo_pair
-from hf_diversed.corpus import STYLES, held_out_examples, training_examples
+from hf_diversed.corpus import STYLES, training_examples
+from hf_diversed.evaluation import EvaluationSettings, evaluate
+from hf_diversed.tasks import get_task, load_records
 from hf_diversed.zoo.loader import WEIGHTS
-from hf_diversed.zoo.measure import accuracy, complete
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +77,20 @@ def test_tokenizer_splits_digits_and_pads_left(pair):
 
 
 def test_target_solves_held_out_problems(pair):
-    """A target that is right with probability 0.6 fails this with probability 2e-6 (Binomial(40, 0.6) < 10)."""
-    examples = held_out_examples("math", 40, seed=11)
-    completions = complete(pair.target, pair.tokenizer, [example.prompt for example in examples])
-    assert accuracy(completions, examples) >= 10 / 40
+    """A target that is right with probability 0.75 fails this with probability 4e-5 (Binomial(40, 0.75) < 20)."""
+    task = get_task("math")
+    row = evaluate(pair, task, load_records(task, "test", 40, seed=11), ["ar"], EvaluationSettings(batch_size=40))[0]
+    assert row["quality"] >= 20 / 40
+
+
+def test_every_packaged_head_relaxes_and_keeps_most(pair):
+    """Catches a head of another pair, and one that fell back to always-draft or always-target."""
+    assert pair.heads
+    for name, head in pair.heads.items():
+        assert head.config.task == name
+        settings = EvaluationSettings(batch_size=32, num_examples=32)
+        task = get_task(name, allow_code_execution=True)
+        methods = ["sd", "diversed", "static:0.0"]
+        rows = evaluate(pair, task, load_records(task, "test", 32, seed=12), methods, settings, head=head)
+        lossless, relaxed, always = (row["acceptance_rate"] for row in rows)
+        assert lossless < relaxed < always == 1.0
