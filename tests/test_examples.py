@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 
-SHORTER = {"train_head.py": "--max-steps 4 --rollouts 16 --num-prompts 8 --num-examples 4".split()}
+SHORTER = {"train_head.py": ["--max-steps", "4", "--rollouts", "16", "--num-prompts", "8", "--num-examples", "4"]}
 EXAMPLES = sorted((Path(__file__).parent.parent / "examples").glob("*.py"))
 
 
