@@ -67,7 +67,7 @@ def test_loss_weights(tokenizer):
 
 
 def test_of_a_drill_only_results_weigh(tokenizer):
-    """Catches loss on operands, which are drawn at random: nobody can know them, and they drown what can be learned."""
+    """Catches loss on operands, which are drawn at random: they drown what can be learned."""
     batch = next(batches(dataclasses.replace(TINY, families={"drills": 1.0}), "target", tokenizer, 0))
     for ids, weights in zip(batch["input_ids"], batch["weights"]):
         text = tokenizer.convert_ids_to_tokens(ids)
