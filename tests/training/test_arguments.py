@@ -57,7 +57,7 @@ REFUSED = [
     ("no end", {"max_steps": -1}, "max_steps must be a positive multiple"),
     ("save inside", {"save_steps": 3}, "save_steps must be a positive multiple"),
     ("save by ratio", {"save_steps": 0.5}, "save_steps must be a positive multiple"),
-    ("evaluation inside", {"eval_steps": 3}, "eval_steps must be a positive multiple"),
+    ("evaluation inside", {"eval_strategy": "steps", "eval_steps": 3}, "eval_steps must be a positive multiple"),
 ]
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from itertools import islice
 
 import pytest
 import torch
@@ -60,10 +61,14 @@ def test_a_step_sees_the_same_batch_whenever_it_is_run(tokenizer):
 
 def test_loss_weights(tokenizer):
     """Padding weighs nothing, prompts little, and digits of a completion most."""
-    batch = next(batches(dataclasses.replace(TINY, families={"math": 1.0}), "target", tokenizer, 0))
+    stream = batches(dataclasses.replace(TINY, families={"math": 1.0}), "target", tokenizer, 0)
+    found = list(islice(stream, CHUNK))
     weights = {0.0, TINY.prompt_weight, 1.0, TINY.number_weight}
-    assert sorted(batch["weights"].unique().tolist()) == pytest.approx(sorted(weights))
-    assert torch.equal(batch["labels"] == -100, batch["weights"] == 0)
+    seen = torch.cat([batch["weights"].flatten() for batch in found]).unique()
+    assert seen.tolist() == pytest.approx(sorted(weights))
+    for batch in found:
+        assert torch.equal(batch["labels"] == -100, batch["weights"] == 0)
+        assert torch.equal(batch["input_ids"] == tokenizer.pad_token_id, batch["weights"] == 0)
 
 
 def test_of_a_drill_only_results_weigh(tokenizer):
