@@ -4,6 +4,7 @@ Written against transformers 5.23; `tests/test_compat.py` names what breaks when
 """
 
 import inspect
+from pathlib import Path
 
 from transformers import GenerationConfig, PreTrainedModel
 from transformers.distributed.fsdp import is_fsdp_managed_module
@@ -154,6 +155,12 @@ def pad_token_id(config: GenerationConfig) -> int:
 def model_name(model: PreTrainedModel) -> str:
     """Hub id or folder the model was loaded from; empty for models built from a config."""
     return base_model(model).name_or_path
+
+
+def public_name(model: PreTrainedModel) -> str:
+    """Hub id, or the last part of a folder on this machine."""
+    name = model_name(model)
+    return Path(name).name if Path(name).is_dir() else name
 
 
 def max_lengths(criteria: StoppingCriteriaList) -> list[int]:

@@ -7,6 +7,8 @@ import json
 import sys
 from pathlib import Path
 
+from hf_diversed.evaluation.formatting import number, percent, with_bounds
+
 
 ROOT = Path(__file__).parent.parent
 TRAINING = ROOT / "hf_diversed" / "zoo" / "weights" / "training.json"
@@ -52,7 +54,7 @@ def pair() -> str:
     labels = {"ar": "target alone", "draft": "draft alone", "sd": "`lossless`"}
     for method in ("ar", "draft", "sd", "static:0.7", "static:0.5", "static:0.3"):
         rows = [values["methods"][method] for values in tasks.values()]
-        cells = " | ".join(f"{row['quality']:.1%} | {_share(row['acceptance_rate'])}" for row in rows)
+        cells = " | ".join(f"{row['quality']:.1%} | {percent(row['acceptance_rate'])}" for row in rows)
         lines.append(f"| {labels.get(method, f'`{method}`')} | {cells} |")
     return "\n".join(lines)
 
@@ -74,29 +76,14 @@ def heads() -> str:
         for method, row in rows.items():
             if "@" not in method and ":" not in method.removeprefix("static:"):
                 lines.append(
-                    f"| `{method}` | {_bounded(row, 'quality')} | {_bounded(row, 'quality_drop')} "
-                    f"| {_bounded(row, 'acceptance_rate')} | {_number(row['block_efficiency'])} |"
+                    f"| `{method}` | {with_bounds(row, 'quality')} | {with_bounds(row, 'quality_drop')} "
+                    f"| {with_bounds(row, 'acceptance_rate')} | {number(row['block_efficiency'])} |"
                 )
         if first.get("static_gain") is not None:
-            gain = _bounded(first, "static_gain")
+            gain = with_bounds(first, "static_gain")
             lines += ["", f"Quality above the static curve at the same acceptance: {gain}."]
         lines.append("")
     return "\n".join(lines).strip()
-
-
-def _bounded(row: dict, name: str) -> str:
-    value, bounds = row[name], row[f"{name}_ci"]
-    if value is None:
-        return "-"
-    return f"{value:.1%}" + ("" if bounds is None else f" ({bounds[0]:.1%} to {bounds[1]:.1%})")
-
-
-def _share(value: float | None) -> str:
-    return "-" if value is None else f"{value:.1%}"
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}"
 
 
 def _spread(spread: dict) -> str:

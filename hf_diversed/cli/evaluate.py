@@ -15,6 +15,7 @@ from hf_diversed.cli.terminal import console, errors_in_words
 from hf_diversed.evaluation import EvaluationSettings
 from hf_diversed.evaluation import evaluate as run
 from hf_diversed.evaluation.evaluate import REPORT
+from hf_diversed.evaluation.formatting import number, percent, with_bounds
 from hf_diversed.generation.hook import install_hook
 from hf_diversed.tasks import TASKS, get_task, load_records
 from hf_diversed.zoo import load_demo_pair
@@ -82,20 +83,12 @@ def results_table(rows: list[dict]) -> Table:
     for header in ("accepted", "accepted,\nverified", "tokens per\nround", rows[0]["metric"], "below\nreference"):
         table.add_column(header, justify="right")
     for row in rows:
-        rate, efficiency = row["verified_acceptance_rate"], row["block_efficiency"]
         table.add_row(
             row["method"],
-            _with_bounds(row, "acceptance_rate"),
-            "-" if rate is None else f"{rate:.1%}",
-            "-" if efficiency is None else f"{efficiency:.2f}",
-            _with_bounds(row, "quality"),
-            _with_bounds(row, "quality_drop"),
+            with_bounds(row, "acceptance_rate"),
+            percent(row["verified_acceptance_rate"]),
+            number(row["block_efficiency"]),
+            with_bounds(row, "quality"),
+            with_bounds(row, "quality_drop"),
         )
     return table
-
-
-def _with_bounds(row: dict, name: str) -> str:
-    value, bounds = row[name], row[f"{name}_ci"]
-    if value is None:
-        return "-"
-    return f"{value:.1%}" + ("" if bounds is None else f" ({bounds[0]:.1%} to {bounds[1]:.1%})")

@@ -186,11 +186,10 @@ class _Run:
 
 def _model_identity(model) -> dict:
     """Enough to notice another model; a local folder by its name only."""
-    name = _compat.model_name(model)
     config = dict(model.generation_config.to_diff_dict())
     config.pop("transformers_version", None)
     return {
-        "name": Path(name).name if Path(name).is_dir() else name,
+        "name": _compat.public_name(model),
         "parameters": model.num_parameters(),
         "dtype": str(model.dtype).removeprefix("torch."),
         "generation_config": json.loads(json.dumps(config, default=str)),

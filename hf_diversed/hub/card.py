@@ -11,6 +11,7 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
 
+from hf_diversed.evaluation.formatting import number, percent, with_bounds
 from hf_diversed.evaluation.methods import LOSSLESS, PLAIN
 from hf_diversed.head import DiversedHeadConfig
 from hf_diversed.tasks import TASKS, HubSource
@@ -228,8 +229,8 @@ def _results(records: Mapping[str, Mapping[str, Any]], own: Mapping[str, Any]) -
     rows = [["method", *_figure_names(own), "accepted / verified", "tokens per round", "mean weight"]]
     for record, name in [*((records.get(label), name) for label, name in names.items()), (own, "**DIVERSED**")]:
         if record is not None:
-            tail = [_percent(record.get("verified_acceptance_rate")), _number(record.get("block_efficiency"))]
-            rows.append([name, *_figures(record), *tail, _number(record.get("mean_weight"))])
+            tail = [percent(record.get("verified_acceptance_rate")), number(record.get("block_efficiency"))]
+            rows.append([name, *_figures(record), *tail, number(record.get("mean_weight"))])
     return rows
 
 
@@ -241,7 +242,7 @@ def _dial(records: Mapping[str, Mapping[str, Any]], own: Mapping[str, Any]) -> l
         return []
     header = ["`diversed_quality`", *_figure_names(own), "tokens per round"]
     return [header] + [
-        [f"{dial:g}", *_figures(dials[dial]), _number(dials[dial].get("block_efficiency"))] for dial in sorted(dials)
+        [f"{dial:g}", *_figures(dials[dial]), number(dials[dial].get("block_efficiency"))] for dial in sorted(dials)
     ]
 
 
@@ -259,7 +260,7 @@ def _figure_names(own: Mapping[str, Any]) -> list[str]:
 
 
 def _figures(record: Mapping[str, Any]) -> list[str]:
-    return [_bounded(record, name) for name in ("quality", "quality_drop", "acceptance_rate")]
+    return [with_bounds(record, name) for name in ("quality", "quality_drop", "acceptance_rate")]
 
 
 # Sentences' parts
@@ -307,10 +308,6 @@ def _rollouts(training: Mapping[str, Any]) -> int | None:
 # Numbers
 
 
-def _percent(value: float | None) -> str:
-    return "-" if value is None else _unsigned_zero(f"{value:.1%}", "-0.0%")
-
-
 def _points(value: float) -> str:
     """A difference of two rates, with its sign."""
     return _unsigned_zero(f"{100 * value:+.1f}", "-0.0", "+0.0")
@@ -318,17 +315,6 @@ def _points(value: float) -> str:
 
 def _unsigned_zero(text: str, *zeros: str) -> str:
     return text[1:] if text in zeros else text
-
-
-def _bounded(record: Mapping[str, Any], name: str) -> str:
-    value, bounds = record.get(name), record.get(f"{name}_ci")
-    if value is None or bounds is None:
-        return _percent(value)
-    return f"{_percent(value)} ({_percent(bounds[0])} to {_percent(bounds[1])})"
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}"
 
 
 def _count(value: int | None) -> str:

@@ -1,11 +1,12 @@
 """Settings of a training run, in TRL's vocabulary where it has a word."""
 
-from dataclasses import dataclass, field
-from typing import ClassVar
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar
 
 from transformers import TrainingArguments
 
 from hf_diversed.head.configuration_diversed import FEATURES, HEAD_TYPES
+from hf_diversed.verifiers.base import check_range
 
 
 MIN_WINDOW = 2000
@@ -82,8 +83,8 @@ class DiversedConfig(TrainingArguments):
         super().__post_init__()
         for name, low, high in _RANGES:
             value = getattr(self, name)
-            if value is not None and not low <= value <= high:
-                raise ValueError(f"{name} must lie in [{low:g}, {high:g}], got {value!r}.")
+            if value is not None:
+                check_range(name, value, low, high)
         if not self.temperature > 0:
             raise ValueError(
                 f"temperature must be above 0, got {self.temperature!r}: greedy rollouts have no score function. "
@@ -112,6 +113,12 @@ class DiversedConfig(TrainingArguments):
                     f"{name} must be a positive multiple of num_iterations={self.num_iterations}, got {steps!r}: "
                     "between two rollouts nothing can be resumed."
                 )
+
+
+def own_settings(config: TrainingArguments) -> dict[str, Any]:
+    """What a subclass of `TrainingArguments` declares itself, for provenance: all that a run of ours depends on."""
+    names = {item.name for item in fields(config)} & set(type(config).__annotations__)
+    return {name: getattr(config, name) for name in sorted(names)}
 
 
 _RANGES = (

@@ -6,8 +6,10 @@ import os
 from pathlib import Path
 
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
+from transformers.utils import logging
 
 
+logger = logging.get_logger(__name__)
 MARKER = "complete.json"
 
 
@@ -50,6 +52,24 @@ def newest_complete(output_dir: Path) -> tuple[Path | None, dict[Path, str]]:
             return folder, damaged
         damaged[folder] = problem
     return None, damaged
+
+
+def resume_point(output_dir: Path) -> str | None:
+    """The folder to go on from, None to start anew; damaged checkpoints that are passed over are named.
+
+    Raises:
+        ValueError: if there are none but damaged ones. A first save that was interrupted is not counted: nothing is
+            lost by starting anew.
+    """
+    found, damaged = newest_complete(output_dir)
+    for folder, problem in damaged.items():
+        logger.warning(f"{folder.name} is damaged ({problem}) and is passed over.")
+    if found is None and any((folder / MARKER).exists() for folder in damaged):
+        raise ValueError(
+            f"no checkpoint in {output_dir} is complete: {', '.join(sorted(f.name for f in damaged))} were damaged. "
+            "Remove them to start anew."
+        )
+    return None if found is None else str(found)
 
 
 def _step(folder: Path) -> int:

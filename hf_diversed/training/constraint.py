@@ -22,12 +22,12 @@ class ConstraintCallback(TrainerCallback, ExportableState):
 
     def __init__(
         self,
-        max_drop: float = 0.01,
-        coef: float = 0.3,
-        low: float = 0.01,
-        high: float = 1.0,
-        learning_rate: float = 0.2,
-        window: int = 2048,
+        max_drop: float,
+        coef: float,
+        low: float,
+        high: float,
+        learning_rate: float,
+        window: int,
         fixed: bool = False,
     ):
         self.max_drop, self.coef, self.low, self.high = max_drop, coef, low, high
@@ -74,10 +74,10 @@ class ConstraintCallback(TrainerCallback, ExportableState):
         return sum(batch[0] * batch[column] for batch in batches) / total if total else math.nan
 
     def state(self) -> dict:
-        names = ("max_drop", "low", "high", "learning_rate", "window", "fixed")
+        names = ("max_drop", "coef", "low", "high", "learning_rate", "window", "fixed")
         return {
             "args": {name: getattr(self, name) for name in names},
-            "attributes": {"coef": self.coef, "batches": [list(batch) for batch in self.batches]},
+            "attributes": {"batches": [list(batch) for batch in self.batches]},
         }
 
 

@@ -6,7 +6,7 @@ The result is a peft adapter that serves as `assistant_model`. Knows nothing of 
 import copy
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -16,18 +16,18 @@ from torch.nn.functional import cross_entropy
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer, TrainingArguments
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
-from transformers.utils import logging
 
 from hf_diversed import _compat
 from hf_diversed.generation.checks import check_vocabularies
 from hf_diversed.provenance import provenance
 from hf_diversed.sampling import total_variation
-from hf_diversed.training.checkpoints import newest_complete, seal
+from hf_diversed.training.arguments import own_settings
+from hf_diversed.training.checkpoints import resume_point, seal
 from hf_diversed.training.loading import load_frozen
 from hf_diversed.training.target_samples import Ids, end_ids, sample_completions, until_end
+from hf_diversed.verifiers.base import check_range
 
 
-logger = logging.get_logger(__name__)
 Row = Mapping[str, Any]
 MODES = ("distill", "supervised")
 DIVERGENCES = ("kl", "tv")
@@ -83,8 +83,7 @@ class DraftTuningConfig(TrainingArguments):
             if getattr(self, name) not in choices:
                 raise ValueError(f"{name} must be one of {', '.join(choices)}, got {getattr(self, name)!r}.")
         for name, low, high in _RANGES:
-            if not low <= getattr(self, name) <= high:
-                raise ValueError(f"{name} must lie in [{low:g}, {high:g}], got {getattr(self, name)!r}.")
+            check_range(name, getattr(self, name), low, high)
         if not 0 < self.temperature < float("inf"):
             raise ValueError(
                 f"temperature must be above 0, got {self.temperature!r}: greedy laws have no gradient. A draft tuned "
@@ -173,7 +172,10 @@ def tune_draft(
         torch.manual_seed(args.seed)
         model = get_peft_model(draft, lora)
     trainer = DraftTuner(model, target, args, examples)
-    trainer.train(resume_from_checkpoint=args.resume_from_checkpoint or (_newest(args) if args.resume else None))
+    trainer.train(
+        resume_from_checkpoint=args.resume_from_checkpoint
+        or (resume_point(Path(args.output_dir)) if args.resume else None)
+    )
     trainer.save_model()
     trainer.save_state()
     if args.merge and args.should_save:
@@ -239,11 +241,10 @@ class DraftTuner(Trainer):
         self.model.save_pretrained(folder, save_embedding_layers=False)
         if not written_by_user:
             card.unlink(missing_ok=True)  # peft's is an empty form but for the folder that the draft was loaded from
-        ours = {item.name for item in fields(DraftTuningConfig)} & set(DraftTuningConfig.__annotations__)
         record = provenance(self.args.seed) | {
-            "tuning": {name: getattr(self.args, name) for name in sorted(ours)},
-            "target": None if self.target is None else _public_name(self.target),
-            "draft": _public_name(self.model),
+            "tuning": own_settings(self.args),
+            "target": None if self.target is None else _compat.public_name(self.target),
+            "draft": _compat.public_name(self.model),
             "step": self.state.global_step,
             "num_completions": len(self.train_dataset),
             "world_size": self.args.world_size,
@@ -345,16 +346,3 @@ def _check_known(examples: list[dict], draft: PreTrainedModel) -> None:
         raise ValueError(
             f"token ids must be below {known}, all that the draft can embed, got {largest}: use the draft's tokenizer."
         )
-
-
-def _public_name(model) -> str:
-    """Hub id, or the last part of a folder on this machine."""
-    name = _compat.model_name(model)
-    return Path(name).name if Path(name).is_dir() else name
-
-
-def _newest(args: DraftTuningConfig) -> str | None:
-    found, damaged = newest_complete(Path(args.output_dir))
-    for folder, problem in damaged.items():
-        logger.warning(f"{folder.name} is damaged ({problem}) and is passed over.")
-    return None if found is None else str(found)

@@ -19,8 +19,8 @@ from transformers.utils import logging
 from hf_diversed.head import DiversedHead
 from hf_diversed.provenance import provenance
 from hf_diversed.tasks.rewards import RewardFunc, call_reward, load_reward
-from hf_diversed.training.arguments import DiversedConfig
-from hf_diversed.training.checkpoints import MARKER, damage, newest_complete, seal
+from hf_diversed.training.arguments import DiversedConfig, own_settings
+from hf_diversed.training.checkpoints import damage, resume_point, seal
 from hf_diversed.training.constraint import ConstraintCallback
 from hf_diversed.training.loading import fresh_head, load_frozen, load_tokenizer
 from hf_diversed.training.objective import Decisions, LossSettings, accepted_share, center, diversed_loss
@@ -157,7 +157,7 @@ class DiversedTrainer(Trainer):
                 save that was interrupted is none of them: the run starts anew.
         """
         if resume_from_checkpoint is True:
-            resume_from_checkpoint = self._newest_checkpoint()
+            resume_from_checkpoint = resume_point(Path(self.args.output_dir))
         elif resume_from_checkpoint and (problem := damage(Path(resume_from_checkpoint))):
             raise ValueError(
                 f"checkpoint {resume_from_checkpoint} is damaged: {problem}. Pass True to go on from the newest "
@@ -166,7 +166,14 @@ class DiversedTrainer(Trainer):
         self._began, self.seconds = time.perf_counter(), dict.fromkeys(self.seconds, 0.0)
         if self.args.constrained:
             self._measure_references([*self.train_dataset, *(self.eval_dataset or ())])
-        return super().train(resume_from_checkpoint=resume_from_checkpoint or None, **kwargs)
+        output = super().train(resume_from_checkpoint=resume_from_checkpoint or None, **kwargs)
+        best = self.state.best_metric
+        if self.args.constrained and best is not None and best <= 0:
+            logger.warning(
+                f"no head kept the drop within max_quality_drop={self.args.max_quality_drop} on the evaluation "
+                f"prompts; the smallest was {-best:.4f}. Train longer, or tolerate more."
+            )
+        return output
 
     def _get_train_sampler(self, train_dataset=None) -> RolloutOrder:
         args = self.args
@@ -384,9 +391,8 @@ class DiversedTrainer(Trainer):
             return
         folder = Path(output_dir or self.args.output_dir)
         self.model.save_pretrained(folder)
-        ours = {item.name for item in dataclasses.fields(DiversedConfig)} & set(DiversedConfig.__annotations__)
         record = provenance(self.args.seed) | {
-            "training": {name: getattr(self.args, name) for name in sorted(ours)},
+            "training": own_settings(self.args),
             "rewards": self.reward_names,
             "step": self.state.global_step,
             "acceptance_coef": self.constraint.coef,
@@ -412,17 +418,6 @@ class DiversedTrainer(Trainer):
                     best_model_checkpoint=self.state.best_model_checkpoint,
                     use_mtime=True,
                 )
-
-    def _newest_checkpoint(self) -> str | None:
-        found, damaged = newest_complete(Path(self.args.output_dir))
-        for folder, problem in damaged.items():
-            logger.warning(f"{folder.name} is damaged ({problem}) and is passed over.")
-        if found is None and any((folder / MARKER).exists() for folder in damaged):
-            raise ValueError(
-                f"no checkpoint in {self.args.output_dir} is complete: {', '.join(sorted(f.name for f in damaged))} "
-                "were damaged. Remove them to start anew."
-            )
-        return None if found is None else str(found)
 
 
 def _check_rows(name: str, rows: Rows) -> None:

@@ -86,8 +86,8 @@ def target_residual(draft: DraftOutput, target: TargetOutput) -> Callable[[torch
     return law
 
 
-def check_range(name: str, value: float, low: float, high: float, advice: str) -> float:
+def check_range(name: str, value: float, low: float, high: float, advice: str = "") -> float:
     """Return `value` as a float, or raise ValueError naming parameter, range, what was given and what to do."""
     if not low <= value <= high:  # also refuses nan
-        raise ValueError(f"`{name}` must lie in [{low:g}, {high:g}], got {value!r}. {advice}")
+        raise ValueError(f"`{name}` must lie in [{low:g}, {high:g}], got {value!r}. {advice}".rstrip())
     return float(value)

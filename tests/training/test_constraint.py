@@ -16,7 +16,8 @@ batches = st.lists(st.tuples(st.integers(1, 80), st.floats(-1.0, 1.0), st.floats
 
 
 def constraint(**given) -> ConstraintCallback:
-    return ConstraintCallback(**{"window": WINDOW, "max_drop": 0.1, **given})
+    usual = {"max_drop": 0.1, "coef": 0.3, "low": 0.01, "high": 1.0, "learning_rate": 0.2, "window": WINDOW}
+    return ConstraintCallback(**(usual | given))
 
 
 def feed(callback: ConstraintCallback, drop: float, times: int, acceptance: float = 0.8) -> list[float]:
@@ -135,7 +136,7 @@ def test_recovers_from_its_upper_bound():
 
 def test_settles_where_the_drop_is_tolerated():
     """Catches dual ascent that diverges or settles elsewhere: the drop of this world grows with c, and trails it."""
-    callback = ConstraintCallback(max_drop=0.02, window=MIN_WINDOW, learning_rate=0.2)
+    callback = constraint(max_drop=0.02, window=MIN_WINDOW)
     coef, drops = callback.coef, []
     for _ in range(600):
         coef += 0.2 * (callback.coef - coef)  # the head follows within a few updates

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from transformers import EarlyStoppingCallback, TrainerCallback
 
 from hf_diversed.head import DiversedHead
-from hf_diversed.training.checkpoints import damage
+from hf_diversed.training.checkpoints import damage, resume_point
 from tests.tiny import EOS
 from tests.training import runs
 
@@ -362,7 +362,7 @@ def test_checkpoint_holds_the_head_alone(done):
     head = DiversedHead.from_pretrained(checkpoint)
     assert head.config.num_assistant_tokens == 3
     assert head.config.training_temperature == 1.0
-    folder = trainer._newest_checkpoint()
+    folder = resume_point(runs.Path(trainer.args.output_dir))
     assert folder == checkpoint
     listed = json.loads((runs.Path(checkpoint) / "complete.json").read_text())["sha256"]
     assert {"model.safetensors", "optimizer.pt", "trainer_state.json", "provenance.json"} <= set(listed)

@@ -1,0 +1,22 @@
+"""How figures of a record are written in tables, cards and the README: one way, so that they can be compared."""
+
+from collections.abc import Mapping
+from typing import Any
+
+
+def percent(value: float | None) -> str:
+    """`0.5` as "50.0%", None as "-"."""
+    return "-" if value is None else f"{value:.1%}".replace("-0.0%", "0.0%")
+
+
+def with_bounds(record: Mapping[str, Any], name: str) -> str:
+    """A figure of a record with its 95% bounds, where it has any."""
+    value, bounds = record.get(name), record.get(f"{name}_ci")
+    if value is None or bounds is None:
+        return percent(value)
+    return f"{percent(value)} ({percent(bounds[0])} to {percent(bounds[1])})"
+
+
+def number(value: float | None) -> str:
+    """Two decimals, None as "-"."""
+    return "-" if value is None else f"{value:.2f}"
