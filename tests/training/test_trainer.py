@@ -1,8 +1,6 @@
 """The trainer as a whole: what it learns, logs, saves, refuses, and leaves alone."""
 
 import copy
-import json
-import logging
 import math
 
 import pytest
@@ -11,48 +9,12 @@ from safetensors.torch import load_file
 from transformers import EarlyStoppingCallback, TrainerCallback
 
 from hf_diversed.head import DiversedHead
-from hf_diversed.training.checkpoints import damage, resume_point
 from tests.tiny import EOS
 from tests.training import runs
 
 
-def zero(completions, **columns):
-    return [0.0] * len(completions)
-
-
 def history(trainer, name: str) -> list[float]:
     return [line[name] for line in trainer.state.log_history if name in line]
-
-
-class Watch(TrainerCallback):
-    """Calls a function after every update."""
-
-    def __init__(self, look):
-        self.look, self.seen = look, []
-
-    def on_step_end(self, args, state, control, **kwargs):
-        self.seen.append(self.look())
-
-
-@pytest.fixture(scope="module")
-def done(tmp_path_factory):
-    """A constrained run with evaluation that came to its end."""
-    models = runs.pair()
-    before = [copy.deepcopy(model.state_dict()) for model in models]
-    trainer = runs.trainer(
-        tmp_path_factory.mktemp("run"),
-        [runs.letters, zero],
-        models=models,
-        eval_dataset=runs.rows()[:3],
-        acceptance_coef=None,
-        reward_weights=[1.0, 2.0],
-        eval_strategy="steps",
-        load_best_model_at_end=True,
-        learning_rate=0.3,
-        max_steps=6,
-    )
-    trainer.train()
-    return trainer, before
 
 
 # What it leaves alone
@@ -87,7 +49,7 @@ def test_updates_do_no_forward_of_the_pair(tmp_path):
 
     for index, model in enumerate(models):
         model.register_forward_pre_hook(count(index))
-    watch = Watch(lambda: tuple(calls))
+    watch = runs.Watch(lambda: tuple(calls))
     runs.trainer(
         tmp_path, models=models, callbacks=[watch], num_iterations=3, max_steps=6, save_steps=6, eval_steps=6
     ).train()
@@ -233,7 +195,7 @@ def test_chat_rewards_get_messages_everywhere(tmp_path, coef):
 
 def test_constant_reward_leaves_acceptance_to_grow(tmp_path):
     """Catches the acceptance term with the wrong sign: with nothing to lose, the head must become permissive."""
-    trainer = rewarded(tmp_path, zero, learning_rate=0.5, max_steps=16, save_steps=16, logging_steps=4)
+    trainer = rewarded(tmp_path, runs.zero, learning_rate=0.5, max_steps=16, save_steps=16, logging_steps=4)
     weight = history(trainer, "weight")
     assert weight[-1] < weight[0] - 0.1
     acceptance = history(trainer, "acceptance_rate")
@@ -283,7 +245,7 @@ def test_punished_tokens_make_the_head_stricter(tmp_path):
 
 def test_normalised_advantages_hold_the_acceptance_term(tmp_path):
     """Catches acceptance that is counted twice, or not at all, when advantages are divided by their std."""
-    trainer = rewarded(tmp_path, zero, normalize_advantages=True, max_steps=2)
+    trainer = rewarded(tmp_path, runs.zero, normalize_advantages=True, max_steps=2)
     advantage = trainer._batch.advantage
     assert advantage.mean().abs() < 1e-6
     assert advantage.square().mean() == pytest.approx(1.0)
@@ -297,7 +259,7 @@ def test_kl_costs_reward(tmp_path):
     weights = []
     for coef in (0.0, 2.0):
         trainer = rewarded(
-            tmp_path / str(coef), zero, kl_coef=coef, acceptance_coef=0.0, learning_rate=0.3, max_steps=8
+            tmp_path / str(coef), runs.zero, kl_coef=coef, acceptance_coef=0.0, learning_rate=0.3, max_steps=8
         )
         weights.append(history(trainer, "weight")[-1])
     assert weights[1] > weights[0] + 0.02
@@ -338,7 +300,7 @@ def test_early_stopping(tmp_path):
     """Catches an evaluation that callbacks do not hear of."""
     trainer = runs.trainer(
         tmp_path,
-        zero,
+        runs.zero,
         eval_dataset=runs.rows()[:2],
         eval_strategy="steps",
         load_best_model_at_end=True,
@@ -348,99 +310,6 @@ def test_early_stopping(tmp_path):
     )
     trainer.train()
     assert trainer.state.global_step == 4
-
-
-# Checkpoints
-
-
-def test_checkpoint_holds_the_head_alone(done):
-    """Catches base models or pickled arguments in a checkpoint, and one without provenance or seal."""
-    trainer, _ = done
-    checkpoint = f"{trainer.args.output_dir}/checkpoint-6"
-    assert set(load_file(f"{checkpoint}/model.safetensors")) == set(trainer.model.state_dict())
-    assert trainer.model.num_parameters() == 8
-    head = DiversedHead.from_pretrained(checkpoint)
-    assert head.config.num_assistant_tokens == 3
-    assert head.config.training_temperature == 1.0
-    folder = resume_point(runs.Path(trainer.args.output_dir))
-    assert folder == checkpoint
-    listed = json.loads((runs.Path(checkpoint) / "complete.json").read_text())["sha256"]
-    assert {"model.safetensors", "optimizer.pt", "trainer_state.json", "provenance.json"} <= set(listed)
-    assert "training_args.bin" not in listed
-    assert sum((runs.Path(checkpoint) / name).stat().st_size for name in listed) < 100_000
-
-
-def test_provenance_tells_how_it_came_about(done):
-    trainer, _ = done
-    found = json.loads((runs.Path(trainer.args.output_dir) / "checkpoint-4" / "provenance.json").read_text())
-    assert found["step"] == 4
-    assert found["seed"] == runs.TINY["seed"]
-    assert found["rewards"] == ["letters", "zero"]
-    assert found["training"]["reward_weights"] == [1.0, 2.0]
-    assert found["training"]["num_assistant_tokens"] == 3
-    assert {"versions", "git_commit", "argv", "world_size", "num_prompts", "acceptance_coef"} <= set(found)
-
-
-def test_resume_names_the_damaged_and_goes_on(done, tmp_path, caplog):
-    """Catches a resume from an interrupted save, or one that starts anew without a word."""
-    trainer = runs.trainer(tmp_path, max_steps=6)
-    trainer.train()
-    (tmp_path / "checkpoint-6" / "complete.json").unlink()
-    (tmp_path / "checkpoint-4" / "optimizer.pt").write_bytes(b"")
-    expected = {name: value.clone() for name, value in trainer.model.state_dict().items()}
-    again, steps = runs.trainer(tmp_path, max_steps=6), []
-    again.add_callback(Watch(lambda: steps.append(again.state.global_step)))
-    with caplog.at_level(logging.WARNING):
-        again.train(resume_from_checkpoint=True)
-    assert "checkpoint-6 is damaged (its save was interrupted" in caplog.text
-    assert "checkpoint-4 is damaged (optimizer.pt was changed" in caplog.text
-    assert steps == [3, 4, 5, 6]
-    assert all(torch.equal(value, expected[name]) for name, value in again.model.state_dict().items())
-    assert damage(tmp_path / "checkpoint-6") is None
-
-
-def test_resume_from_a_named_damaged_one_is_refused(tmp_path):
-    trainer = runs.trainer(tmp_path, max_steps=2)
-    trainer.train()
-    (tmp_path / "checkpoint-2" / "model.safetensors").unlink()
-    with pytest.raises(ValueError, match=r"checkpoint-2 is damaged: model.safetensors is missing. Pass True"):
-        trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
-    with pytest.raises(ValueError, match=r"no checkpoint in .* is complete: checkpoint-2 were damaged"):
-        trainer.train(resume_from_checkpoint=True)
-
-
-def test_an_interrupted_first_save_is_no_obstacle(tmp_path, caplog):
-    """Catches a job script with resume always on that is stuck once it was killed inside its first save."""
-    trainer = runs.trainer(tmp_path, max_steps=2)
-    trainer.train()
-    (tmp_path / "checkpoint-2" / "complete.json").unlink()
-    with caplog.at_level(logging.WARNING):
-        trainer.train(resume_from_checkpoint=True)
-    assert "checkpoint-2 is damaged (its save was interrupted" in caplog.text
-    assert damage(tmp_path / "checkpoint-2") is None
-
-
-def test_resume_without_checkpoints_starts(tmp_path):
-    """Catches a job script with resume always on that fails at its first start."""
-    trainer = runs.trainer(tmp_path, max_steps=2)
-    trainer.train(resume_from_checkpoint=True)
-    assert trainer.state.global_step == 2
-
-
-def test_old_checkpoints_go_only_after_the_new_one_is_sealed(tmp_path, monkeypatch):
-    """Catches rotation before the seal: a kill in between would leave nothing to go on from."""
-    from hf_diversed.training import trainer as module
-
-    complete, inner = [], module.seal
-
-    def look(folder):
-        complete.append(sum(damage(path) is None for path in tmp_path.glob("checkpoint-*")))
-        inner(folder)
-
-    monkeypatch.setattr(module, "seal", look)
-    runs.trainer(tmp_path, max_steps=6, save_total_limit=1).train()
-    assert complete == [0, 1, 1]
-    assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-6"]
 
 
 # What it is given
@@ -508,7 +377,9 @@ def test_right_padding_is_refused(tmp_path, monkeypatch):
 
 def test_nameless_target_needs_a_tokenizer(tmp_path):
     with pytest.raises(ValueError, match="pass processing_class="):
-        runs.DiversedTrainer(*runs.pair(), reward_funcs=zero, args=runs.config(tmp_path), train_dataset=runs.rows())
+        runs.DiversedTrainer(
+            *runs.pair(), reward_funcs=runs.zero, args=runs.config(tmp_path), train_dataset=runs.rows()
+        )
 
 
 def test_references_are_measured_once(tmp_path):
@@ -520,6 +391,6 @@ def test_references_are_measured_once(tmp_path):
     second.train()
     assert second.references.rewards == first.references.rewards
     assert set(first.references.missing([*runs.PROMPTS, "new"])) == {"new"}
-    other = runs.trainer(tmp_path, zero, acceptance_coef=None, max_steps=2)
+    other = runs.trainer(tmp_path, runs.zero, acceptance_coef=None, max_steps=2)
     with pytest.raises(ValueError, match=r"other settings \(rewards\)"):
         other.train()
