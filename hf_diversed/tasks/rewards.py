@@ -98,32 +98,39 @@ def call_reward(function: RewardFunc, completions: Sequence[Any], **columns: Any
     return [_number(value, name) for value in values]
 
 
-def combine_rewards(functions: Sequence[RewardFunc], weights: Sequence[float] | None = None) -> RewardFunc:
-    """Return the weighted sum of rewards as one reward. A None is left out of its sample's sum; a sample with nothing
+class RewardSum:
+    """The weighted sum of rewards, and each by its name. A None is left out of its sample's sum; a sample with nothing
     but None gets None.
 
     Args:
-        functions: at least one.
+        functions: at least one, or their names as in `load_reward`; namesakes are numbered.
         weights: one per function; all 1 by default.
 
     Raises:
         ValueError: for no functions, or another number of weights, or weights that are not finite.
     """
-    functions = list(functions)
-    weights = [1.0] * len(functions) if weights is None else [float(weight) for weight in weights]
-    if not functions:
-        raise ValueError("`functions` must hold at least one reward, got none.")
-    if len(weights) != len(functions):
-        raise ValueError(f"`weights` must hold {len(functions)}, one per reward, got {len(weights)}.")
-    if not all(map(math.isfinite, weights)):
-        raise ValueError(f"`weights` must be finite, got {weights}.")
 
-    def combined(completions: Sequence[Any], **columns: Any) -> list[float | None]:
-        rows = [call_reward(function, completions, **columns) for function in functions]
-        return [_weighted_sum(values, weights) for values in zip(*rows)]
+    def __init__(self, functions: Sequence[RewardFunc | str], weights: Sequence[float] | None = None):
+        self.functions = [load_reward(function) for function in functions]
+        self.weights = [1.0] * len(self.functions) if weights is None else [float(weight) for weight in weights]
+        if not self.functions:
+            raise ValueError("`functions` must hold at least one reward, got none.")
+        if len(self.weights) != len(self.functions):
+            raise ValueError(
+                f"reward_weights must hold {len(self.functions)}, one per reward, got {len(self.weights)}."
+            )
+        if not all(map(math.isfinite, self.weights)):
+            raise ValueError(f"reward_weights must be finite, got {self.weights}.")
+        names = [_name(function) for function in self.functions]
+        self.names = [name if names.count(name) == 1 else f"{name}_{index}" for index, name in enumerate(names)]
 
-    combined.__name__ = combined.__qualname__ = "+".join(map(_name, functions))
-    return combined
+    def __call__(self, completions: Sequence[Any], **columns: Any) -> dict[str, list[float | None]]:
+        """Return lists of one entry per completion: "reward", the sum, and "rewards/<name>" of every function."""
+        found = [call_reward(function, completions, **columns) for function in self.functions]
+        return {
+            "reward": [_weighted_sum(values, self.weights) for values in zip(*found)],
+            **{f"rewards/{name}": values for name, values in zip(self.names, found)},
+        }
 
 
 def _weighted_sum(values: Sequence[float | None], weights: Sequence[float]) -> float | None:

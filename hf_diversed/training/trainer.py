@@ -2,7 +2,6 @@
 
 import dataclasses
 import hashlib
-import inspect
 import json
 import time
 from collections.abc import Iterator, Sequence
@@ -18,7 +17,7 @@ from transformers.utils import logging
 
 from hf_diversed.head import DiversedHead
 from hf_diversed.provenance import provenance
-from hf_diversed.tasks.rewards import RewardFunc, call_reward, load_reward
+from hf_diversed.tasks.rewards import RewardFunc, RewardSum
 from hf_diversed.training.arguments import DiversedConfig, own_settings
 from hf_diversed.training.checkpoints import damage, resume_point, seal
 from hf_diversed.training.constraint import ConstraintCallback
@@ -89,13 +88,7 @@ class DiversedTrainer(Trainer):
     ):
         single = isinstance(reward_funcs, str) or callable(reward_funcs)
         functions: Any = [reward_funcs] if single else reward_funcs
-        self.reward_funcs = [load_reward(function) for function in functions]
-        self.reward_names = _names(self.reward_funcs)
-        self.reward_weights = args.reward_weights or [1.0] * len(self.reward_funcs)
-        if len(self.reward_weights) != len(self.reward_funcs):
-            raise ValueError(
-                f"reward_weights must hold {len(self.reward_funcs)}, one per reward, got {len(self.reward_weights)}."
-            )
+        self.reward = RewardSum(functions, args.reward_weights)
         _check_rows("train_dataset", train_dataset)
         if eval_dataset is not None:
             _check_rows("eval_dataset", eval_dataset)
@@ -260,15 +253,7 @@ class DiversedTrainer(Trainer):
         completions = texts if isinstance(rows[0]["prompt"], str) else chat
         columns: dict[str, Any] = {name: [row[name] for row in rows] for name in rows[0] if name != "prompt"}
         columns |= {"prompts": [row["prompt"] for row in rows], "completion_ids": completion_ids}
-        found = {
-            f"rewards/{name}": call_reward(function, completions, **columns)
-            for name, function in zip(self.reward_names, self.reward_funcs)
-        }
-        weighted = [
-            [weight * value for value, weight in zip(values, self.reward_weights) if value is not None]
-            for values in zip(*found.values())
-        ]
-        return {"reward": [sum(values) if values else None for values in weighted], **found}
+        return self.reward(completions, **columns)
 
     def _note(self, facts: dict[str, list]) -> None:
         """Log one batch of rollouts of all devices, and let the multiplier see it."""
@@ -295,8 +280,8 @@ class DiversedTrainer(Trainer):
             Path(args.output_dir) / "reference_rewards.json",
             {
                 "target": self.model.config.base_model_name_or_path,
-                "rewards": self.reward_names,
-                "reward_weights": self.reward_weights,
+                "rewards": self.reward.names,
+                "reward_weights": self.reward.weights,
                 "generations": args.reference_generations,
                 "seed": args.seed,
                 **dataclasses.asdict(self.sampler.settings),
@@ -393,7 +378,7 @@ class DiversedTrainer(Trainer):
         self.model.save_pretrained(folder)
         record = provenance(self.args.seed) | {
             "training": own_settings(self.args),
-            "rewards": self.reward_names,
+            "rewards": self.reward.names,
             "step": self.state.global_step,
             "acceptance_coef": self.constraint.coef,
             "num_prompts": len(self.train_dataset),
@@ -423,12 +408,6 @@ class DiversedTrainer(Trainer):
 def _check_rows(name: str, rows: Rows) -> None:
     if len(rows) == 0 or "prompt" not in rows[0]:
         raise ValueError(f'{name} must hold rows with a "prompt", got {sorted(rows[0]) if len(rows) else "no row"}.')
-
-
-def _names(functions: Sequence[RewardFunc]) -> list[str]:
-    """What rewards are called in logs; namesakes are numbered."""
-    names = [f.__name__ if inspect.isroutine(f) else type(f).__name__ for f in functions]
-    return [name if names.count(name) == 1 else f"{name}_{index}" for index, name in enumerate(names)]
 
 
 def _merged(everyone: list[dict[str, list]]) -> dict[str, list]:

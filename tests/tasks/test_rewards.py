@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hf_diversed.tasks import execution, get_task
-from hf_diversed.tasks.rewards import call_reward, combine_rewards, completion_text, load_reward, task_reward
+from hf_diversed.tasks.rewards import RewardSum, call_reward, completion_text, load_reward, task_reward
 
 
 def chat(text: str) -> list[dict[str, str]]:
@@ -139,7 +139,7 @@ async def waits(completions, **columns):
 )
 def test_refuses_odd_returns(reward, message: str):
     """Catches rewards that are paired with the wrong samples since one is missing."""
-    for call in (lambda: call_reward(reward, ["a", "b"]), lambda: combine_rewards([reward])(completions=["a", "b"])):
+    for call in (lambda: call_reward(reward, ["a", "b"]), lambda: RewardSum([reward])(completions=["a", "b"])):
         with pytest.raises(ValueError, match=message):
             call()
 
@@ -153,7 +153,7 @@ def test_passes_everything_by_keyword():
         return [True]
 
     given_columns = {"prompts": ["p"], "completion_ids": [[1]], "answer": ["a"]}
-    assert combine_rewards([reward])(completions=["c"], **given_columns) == [1.0]
+    assert RewardSum([reward])(completions=["c"], **given_columns)["reward"] == [1.0]
     assert seen == given_columns | {"completions": ["c"]}
 
 
@@ -161,10 +161,11 @@ def test_sums_what_is_there():
     """Catches None counted as 0 where all are None, weights in the wrong order, NaN that spreads."""
     nan = float("nan")
     first, second = constant(1.0, None, None, nan, 0.0), constant(2.0, 4.0, None, 3.0, nan)
-    combined = combine_rewards([first, second], [1.0, 0.5])
-    assert combined(completions=["x"] * 5) == [2.0, 2.0, None, 1.5, 0.0]
-    assert combine_rewards([first, second])(completions=["x"] * 5) == [3.0, 4.0, None, 3.0, 0.0]
-    assert combine_rewards([len_reward, task_reward(get_task("math"))]).__name__ == "len_reward+math"
+    weighted = RewardSum([first, second], [1.0, 0.5])(completions=["x"] * 5)
+    assert weighted["reward"] == [2.0, 2.0, None, 1.5, 0.0]
+    assert weighted["rewards/reward_1"] == [2.0, 4.0, None, 3.0, None]
+    assert RewardSum([first, second])(completions=["x"] * 5)["reward"] == [3.0, 4.0, None, 3.0, 0.0]
+    assert RewardSum([len_reward, task_reward(get_task("math"))]).names == ["len_reward", "math"]
 
 
 def len_reward(completions, **columns):
@@ -175,7 +176,7 @@ def len_reward(completions, **columns):
 def test_is_the_weighted_sum(table: list[list[int | None]]):
     """Catches a sum over samples in place of functions."""
     weights = [2.0**index for index in range(len(table))]
-    combined = combine_rewards([constant(*row) for row in table], weights)(completions=["x"] * 3)
+    combined = RewardSum([constant(*row) for row in table], weights)(completions=["x"] * 3)["reward"]
     for sample, value in enumerate(combined):
         known = [weight * row[sample] for weight, row in zip(weights, table) if row[sample] is not None]
         assert value == (sum(known) if known else None)
@@ -184,13 +185,13 @@ def test_is_the_weighted_sum(table: list[list[int | None]]):
 @pytest.mark.parametrize(
     ("functions", "weights", "message"),
     [
-        ([len_reward], [1.0, 2.0], "`weights` must hold 1, one per reward, got 2"),
-        ([len_reward, len_reward], [], "`weights` must hold 2, one per reward, got 0"),
+        ([len_reward], [1.0, 2.0], "reward_weights must hold 1, one per reward, got 2"),
+        ([len_reward, len_reward], [], "reward_weights must hold 2, one per reward, got 0"),
         ([], None, "`functions` must hold at least one reward, got none"),
-        ([len_reward], [float("nan")], "`weights` must be finite"),
+        ([len_reward], [float("nan")], "reward_weights must be finite"),
     ],
 )
 def test_refuses_weights_that_do_not_fit(functions: list, weights: list | None, message: str):
     """Catches a reward that counts for nothing since its weight is missing."""
     with pytest.raises(ValueError, match=message):
-        combine_rewards(functions, weights)
+        RewardSum(functions, weights)
