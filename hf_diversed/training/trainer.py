@@ -382,6 +382,7 @@ class DiversedTrainer(Trainer):
             "step": self.state.global_step,
             "acceptance_coef": self.constraint.coef,
             "num_prompts": len(self.train_dataset),
+            "num_eval_prompts": len(self.eval_dataset or ()),
             "world_size": self.args.world_size,
         }
         (folder / "provenance.json").write_text(json.dumps(record, indent=2, default=str) + "\n")

@@ -1,0 +1,96 @@
+"""Does a tuned draft help, and does DIVERSED still help then? Untuned, supervised and distilled drafts of one task.
+
+python benchmarks/draft_tuning.py math --samples-per-prompt 2
+
+For every draft: acceptance and quality of lossless decoding, and of DIVERSED with a head that was trained for this
+draft under the settings of the packaged head. The paper's ablation is in its table of tuned drafts (arXiv 2604.07622).
+Writes results/drafts-TASK.json. Two processes with RANK and WORLD_SIZE share the drafts.
+"""
+
+import argparse
+import dataclasses
+import json
+import os
+from pathlib import Path
+
+from variants import Variant, train
+
+from hf_diversed import DiversedHead, load_demo_pair
+from hf_diversed.cli.options import supervised_rows
+from hf_diversed.evaluation import EvaluationSettings, evaluate
+from hf_diversed.provenance import provenance
+from hf_diversed.tasks import get_task, load_records
+from hf_diversed.training.draft_tuning import DraftTuningConfig, tune_draft
+
+
+MODES = ("untuned", "supervised", "distill")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("task")
+    parser.add_argument("--num-prompts", type=int, default=2048, help="Prompts that drafts are tuned on")
+    parser.add_argument("--num-examples", type=int, default=1000)
+    parser.add_argument("--samples-per-prompt", type=int, default=1)
+    parser.add_argument("--batch-size", type=int, default=250)
+    parser.add_argument("--set", type=json.loads, default={}, help="JSON of training settings for every head")
+    parser.add_argument("--output", type=Path, help="results/drafts-TASK.json by default")
+    options = parser.parse_args()
+    output = options.output or Path("results") / f"drafts-{options.task}.json"
+    folder = output.with_suffix(".parts")
+    task = get_task(options.task, allow_code_execution=True)
+    settings = EvaluationSettings(
+        num_examples=options.num_examples,
+        samples_per_prompt=options.samples_per_prompt,
+        batch_size=options.batch_size,
+    )
+    rank, world_size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+    for mode in MODES[rank::world_size]:
+        pair = load_demo_pair()
+        if mode != "untuned":
+            draft = tuned(mode, pair, task, folder / mode / "draft", options.num_prompts)
+            pair = dataclasses.replace(pair, draft=draft, heads={})
+            train(Variant(), pair, task, folder / mode / "head", options.set)
+            pair = dataclasses.replace(pair, heads={task.name: DiversedHead.from_pretrained(folder / mode / "head")})
+        examples = load_records(task, "test", options.num_examples)
+        evaluate(
+            pair,
+            task,
+            examples,
+            ["ar", "sd", "diversed"],
+            settings,
+            head=pair.heads[task.name].eval(),
+            output=folder / mode / "evaluation",
+        )
+    reports = {mode: folder / mode / "evaluation" / "evaluation.json" for mode in MODES}
+    if not all(path.exists() for path in reports.values()):
+        print("Other processes are still at work; the last one writes the results.")
+        return
+    rows = [
+        {"draft": mode, **record}
+        for mode, path in reports.items()
+        for record in json.loads(path.read_text())["records"]
+    ]
+    output.write_text(json.dumps({"records": rows, "provenance": provenance(settings.seed)}, indent=1) + "\n")
+    for row in rows:
+        print(row["draft"], row["method"], row["acceptance_rate"], row["quality"], row["quality_drop_ci"])
+
+
+def tuned(mode: str, pair, task, folder: Path, num_prompts: int):
+    """The draft with an adapter tuned on the task's training prompts, merged; `resume` finds a finished one."""
+    config = DraftTuningConfig(
+        output_dir=str(folder),
+        mode=mode,
+        resume=True,
+        num_train_epochs=2,
+        per_device_train_batch_size=16,
+        learning_rate=1e-3,
+        use_cpu=True,
+        report_to="none",
+    )
+    rows = supervised_rows(task, load_records(task, "train", num_prompts, config.seed), 0, False)
+    return tune_draft(pair.target, pair.draft, pair.tokenizer, rows, config, task.stop_strings).merge_and_unload()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,150 @@
+"""Heads trained as the packaged head of a task was, but for one thing, and evaluated beside it on the same prompts.
+
+python benchmarks/variants.py controls math --samples-per-prompt 10
+
+controls: is it the head, or would any weight do? "constant" sees nothing, so only its bias learns; "shuffled" sees
+what belongs to other positions. features: what should a head see, and of which shape should it be? starts: does the
+weight it starts from matter? Writes results/STUDY-TASK.json. Several processes with RANK and WORLD_SIZE share the
+heads and then the evaluation: run it again, or let the others wait, until all heads are there.
+"""
+
+import argparse
+import json
+import os
+import shutil
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hf_diversed import DiversedHead, load_demo_pair
+from hf_diversed.evaluation import EvaluationSettings, compare, evaluate, read_results
+from hf_diversed.head.configuration_diversed import FEATURES, HEAD_TYPES
+from hf_diversed.provenance import provenance
+from hf_diversed.tasks import get_task, load_records
+from hf_diversed.tasks.rewards import task_reward
+from hf_diversed.tasks.rows import prompt_rows
+from hf_diversed.training import DiversedConfig, DiversedTrainer
+from hf_diversed.training.rollout import RecordingVerifier
+from hf_diversed.zoo.loader import WEIGHTS
+
+
+class ConstantVerifier(RecordingVerifier):
+    """The head sees zeros."""
+
+    def head_inputs(self, draft, target):
+        inputs, tv = super().head_inputs(draft, target)
+        return {name: torch.zeros_like(values) for name, values in inputs.items()}, tv
+
+
+class ShuffledVerifier(RecordingVerifier):
+    """The head sees inputs of other positions: the same law of inputs, without what they say."""
+
+    def head_inputs(self, draft, target):
+        inputs, tv = super().head_inputs(draft, target)
+        order = torch.randperm(draft.tokens.numel())
+        return {name: values.flatten(0, 1)[order].view_as(values) for name, values in inputs.items()}, tv
+
+
+@dataclass(frozen=True)
+class Variant:
+    """What differs from the packaged head: settings of the training, or the rule that shows the head its inputs."""
+
+    settings: dict[str, Any] = field(default_factory=dict)
+    verifier: type[RecordingVerifier] = RecordingVerifier
+
+
+STUDIES = {
+    "controls": {"constant": Variant(verifier=ConstantVerifier), "shuffled": Variant(verifier=ShuffledVerifier)},
+    "features": {
+        f"{features}-{shape}": Variant({"head_features": features, "head_type": shape})
+        for features in FEATURES
+        for shape in HEAD_TYPES
+    },
+    "starts": {f"start-{weight}": Variant({"initial_weight": weight}) for weight in (0.1, 0.5, 0.9)},
+}
+REFERENCES = "reference_rewards.json"
+
+
+def main() -> None:
+    options = parse_arguments()
+    folder = options.output.with_suffix(".parts")
+    rank, world_size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+    pair, task = load_demo_pair(), get_task(options.task, allow_code_execution=True)
+    study = STUDIES[options.study]
+    for name in list(study)[rank::world_size]:
+        train(study[name], pair, task, folder / name, options.set)
+    if not all((folder / name / "config.json").exists() for name in study):
+        print("Other processes still train; run this again for the evaluation.")
+        return
+    methods: list = ["ar", "sd", "diversed"]
+    for name, variant in study.items():
+        head = DiversedHead.from_pretrained(folder / name).eval()
+        methods.append((name, variant.verifier(head)))
+    settings = EvaluationSettings(
+        num_examples=options.num_examples,
+        samples_per_prompt=options.samples_per_prompt,
+        batch_size=options.batch_size,
+        rank=rank,
+        world_size=world_size,
+    )
+    examples = load_records(task, "test", options.num_examples)
+    rows = evaluate(pair, task, examples, methods, settings, head=pair.heads[task.name], output=folder)
+    if rows:
+        differences = [compare(read_results(folder), "diversed", name) for name in study]
+        record = {"records": rows, "differences": differences, "provenance": provenance(settings.seed)}
+        options.output.write_text(json.dumps(record, indent=1) + "\n")
+        print(json.dumps(differences, indent=1))
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("study", choices=STUDIES)
+    parser.add_argument("task")
+    parser.add_argument("--num-examples", type=int, default=1000)
+    parser.add_argument("--samples-per-prompt", type=int, default=10)
+    parser.add_argument("--batch-size", type=int, default=250)
+    parser.add_argument("--set", type=json.loads, default={}, help="JSON of training settings for every variant")
+    parser.add_argument("--output", type=Path, help="results/STUDY-TASK.json by default")
+    options = parser.parse_args()
+    options.output = options.output or Path("results") / f"{options.study}-{options.task}.json"
+    return options
+
+
+def train(variant: Variant, pair, task, folder: Path, changes: dict[str, Any]) -> None:
+    """Train a head under the settings that the packaged head's provenance names, unless `folder` has it."""
+    if (folder / "config.json").exists():
+        return
+    packaged = WEIGHTS / "heads" / task.name
+    source = json.loads((packaged / "provenance.json").read_text())
+    settings = {name: value for name, value in source["training"].items() if value is not None}
+    settings |= {"eval_strategy": "steps", "load_best_model_at_end": True} | changes | variant.settings
+    numbers = {"train": source["num_prompts"], "validation": source["num_eval_prompts"]}
+    rows = {
+        split: prompt_rows(task, load_records(task, split, number, source["seed"]))
+        for split, number in numbers.items()
+    }
+    trainer = DiversedTrainer(
+        pair.target,
+        pair.draft,
+        reward_funcs=task_reward(task),
+        args=DiversedConfig(**settings, output_dir=str(folder), seed=source["seed"], use_cpu=True),
+        train_dataset=rows["train"],
+        eval_dataset=rows["validation"],
+        processing_class=pair.tokenizer,
+        task=task.name,
+        stop_strings=task.stop_strings,
+    )
+    # The target's own rewards are the same for all; the first head's measurement serves the others.
+    measured = next(folder.parent.glob(f"*/{REFERENCES}"), None)
+    if measured is not None and not (folder / REFERENCES).exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(measured, folder / REFERENCES)
+    trainer.sampler.verifier_class = variant.verifier
+    trainer.train(resume_from_checkpoint=True)
+    trainer.save_model(str(folder))
+
+
+if __name__ == "__main__":
+    main()
