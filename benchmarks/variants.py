@@ -119,6 +119,7 @@ def train(variant: Variant, pair, task, folder: Path, changes: dict[str, Any]) -
     packaged = WEIGHTS / "heads" / task.name
     source = json.loads((packaged / "provenance.json").read_text())
     settings = {name: value for name, value in source["training"].items() if value is not None}
+    settings["per_device_train_batch_size"] *= source["world_size"]  # here one process draws them all
     settings |= {"eval_strategy": "steps", "load_best_model_at_end": True} | changes | variant.settings
     numbers = {"train": source["num_prompts"], "validation": source["num_eval_prompts"]}
     rows = {

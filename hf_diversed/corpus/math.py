@@ -29,13 +29,13 @@ _POSITIONS = {
     "middle": "(Then|Next|After that|Now|From there)",
     "last": "(Finally|In the end|At last|So|That way)",
 }
-_SENTENCES = (
-    "($when, $what (is|comes to|works out to|must be) $equation $unit."
-    "|$when, we (get|have|find|see) $equation $unit (for|as) $what."
-    "|$what (is|equals|comes to|turns out to be) $equation $unit."
-    "|(Since|Because|As) $equation, $what (is|comes to|must be) $value $unit."
-    "|$doing (gives|makes|leads to|means) $equation $unit, (and that is|which is|so much is) $what."
-    "|$when, (we|let us|one can) $do: $equation $unit(| for $what).)"
+_FORMS = (
+    "$when, $what (is|comes to|works out to|must be) $equation $unit.",
+    "$when, we (get|have|find|see) $equation $unit (for|as) $what.",
+    "$what (is|equals|comes to|turns out to be) $equation $unit.",
+    "(Since|Because|As) $equation, $what (is|comes to|must be) $value $unit.",
+    "$doing (gives|makes|leads to|means) $equation $unit, (and that is|which is|so much is) $what.",
+    "$when, (we|let us|one can) $do: $equation $unit(| for $what).",
 )
 _DOING = {
     "+": "(Adding|Putting together|Summing) $left and $right",
@@ -82,7 +82,7 @@ def _sentence(step: Step, result: str, slots: dict[str, str], rng: random.Random
     if operator in "+*" and pick(rng, 2, style.habit):
         first, second = second, first
     return write(
-        _SENTENCES,
+        _FORMS[_pick_form(rng, style)],
         slots
         | {
             "what": step.meaning,
@@ -97,6 +97,12 @@ def _sentence(step: Step, result: str, slots: dict[str, str], rng: random.Random
         rng,
         style,
     )
+
+
+def _pick_form(rng: random.Random, style: Style) -> int:
+    if style.forms is None:
+        return pick(rng, len(_FORMS), style.habit)
+    return rng.choices(range(len(_FORMS)), style.forms)[0]
 
 
 def _draw_operands(plan: Plan, rng: random.Random) -> tuple[dict[str, int], dict[str, int]]:

@@ -17,14 +17,21 @@ class Style:
         habit: option `i` of `k` has weight `exp(-habit * i / (k - 1))`. 0 is even-handed, positive prefers the options
             listed first, negative those listed last.
         plan_habit: the same for the choice among the sentence plans of a family.
+        forms: weights of the six forms of a sentence with an equation; None for those of `habit`.
     """
 
     habit: float = 0.0
     plan_habit: float = 0.0
+    forms: tuple[float, ...] | None = None
 
 
-# The target is at home in every wording, as a large model is; the draft has habits, and sees some plans rarely.
-STYLES = {"target": Style(habit=0.5), "draft": Style(habit=-1.8, plan_habit=-0.7)}
+# The target is at home in every wording, as a large model is; the draft has habits, and sees some plans rarely. It
+# mostly writes an equation before it says what for: forms that name the operation first would make a choice of words a
+# choice of what is computed.
+STYLES = {
+    "target": Style(habit=0.5),
+    "draft": Style(habit=-1.8, plan_habit=-0.7, forms=(1.0, 5.0, 1.0, 3.0, 0.3, 0.3)),
+}
 
 _SLOT = re.compile(r"\$(\w+)")
 _PIECE = re.compile(r"[^()|]+|[()|]")

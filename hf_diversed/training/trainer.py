@@ -193,14 +193,9 @@ class DiversedTrainer(Trainer):
             facts = self._facts(rows, rollouts)
         first = self.args.process_index * len(rows)
         facts = _merged(gather_object([facts]))
-        valid = torch.tensor([reward is not None for reward in facts["reward"]])
-        if not valid.any():
+        if all(reward is None for reward in facts["reward"]):
             raise ValueError("every reward of a batch of rollouts is None: nothing can be learned from it.")
-        rewards = torch.tensor([reward or 0.0 for reward in facts["reward"]])
-        if self.args.normalize_advantages:
-            rewards = rewards + self.constraint.coef * torch.tensor(facts["accepted"])
-        advantage = torch.zeros_like(rewards)
-        advantage[valid] = center(rewards[valid], normalize=self.args.normalize_advantages)
+        advantage = self._advantages(facts)
         self._note(facts)
         device = self.model.device
         inputs = {name: values.to(device) for name, values in rollouts.inputs.items()}
@@ -211,6 +206,19 @@ class DiversedTrainer(Trainer):
         return _Batch(
             rollouts.decisions.to(device), inputs, advantage[first : first + len(rows)].to(device), old_logit
         )
+
+    def _advantages(self, facts: dict[str, list]) -> torch.Tensor:
+        """Centred rewards of all devices, 0 where there is none. Where the target's own reward on the prompt is known
+        it is taken off first: a baseline that knows the prompt alone biases nothing, and hard prompts add no noise."""
+        gains = facts["reward"] if self.references is None else [_negative(drop) for drop in facts["drop"]]
+        valid = torch.tensor([gain is not None for gain in gains])
+        values = torch.tensor([gain or 0.0 for gain in gains])
+        if self.args.normalize_advantages:
+            values = values + self.constraint.coef * torch.tensor(facts["accepted"])
+        advantage = torch.zeros_like(values)
+        if valid.any():
+            advantage[valid] = center(values[valid], normalize=self.args.normalize_advantages)
+        return advantage
 
     def _standardize(self, inputs: dict[str, torch.Tensor]) -> None:
         """Scale a new head's inputs by the first rollouts; its weights are zero still, so nothing it said changes."""
@@ -414,6 +422,10 @@ def _check_rows(name: str, rows: Rows) -> None:
 def _merged(everyone: list[dict[str, list]]) -> dict[str, list]:
     """The facts of all devices, in the order of their ranks."""
     return {name: [value for facts in everyone for value in facts[name]] for name in everyone[0]}
+
+
+def _negative(value: float | None) -> float | None:
+    return None if value is None else -value
 
 
 def _known(values: Sequence[float | None]) -> list[float]:

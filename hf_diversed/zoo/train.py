@@ -69,16 +69,20 @@ def train_model(
     """Train one model of the pair, from its checkpoint if there is one.
 
     Returns:
-        The model in float32 and its figures: steps, tokens seen, seconds (over all runs), mean of the last 100 losses.
+        The model in float32 and its figures: steps, tokens seen, seconds (over all runs), mean of the last 100 losses,
+        and schedules: more than one if it was made longer on the way, which one run cannot repeat.
     """
     settings = recipe.models[role]
     torch.manual_seed(recipe.seed)
     model = build_model(settings, tokenizer).train()
     optimizers = _make_optimizers(model, settings)
-    figures: dict[str, Any] = {"steps": 0, "tokens": 0, "seconds": 0.0, "cpu_seconds": 0.0, "losses": []}
+    figures: dict[str, Any] = dict.fromkeys(("steps", "tokens", "seconds", "cpu_seconds"), 0)
+    figures |= {"schedules": [], "losses": []}
     path = checkpoints / f"{role}.pt"
     if path.exists():
         figures = _load(path, model, optimizers)
+    if not figures["schedules"] or figures["schedules"][-1]["steps"] != settings.steps:
+        figures["schedules"].append({"from_step": figures["steps"], "steps": settings.steps})
     started, started_cpu = time.perf_counter(), time.process_time()
     for batch in islice(batches(recipe, role, tokenizer, figures["steps"]), settings.steps - figures["steps"]):
         loss = _train_step(model, optimizers, batch, settings, figures["steps"])

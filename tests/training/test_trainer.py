@@ -171,6 +171,17 @@ def test_prompt_without_reward_in_a_constrained_run(tmp_path):
     assert history(trainer, "quality_drop") == [0.0]
 
 
+@pytest.mark.parametrize(("coef", "known"), [(0.3, False), (None, True)], ids=["fixed", "constrained"])
+def test_hard_prompts_are_no_news_where_the_target_finds_them_hard_too(tmp_path, coef, known):
+    """Catches a baseline that is added, or left out: what the prompt alone decides must move nothing."""
+
+    def easy(completions, number, **columns):
+        return [float(index) for index in number]
+
+    trainer = rewarded(tmp_path, easy, acceptance_coef=coef, max_steps=2)
+    assert bool((trainer._batch.advantage == 0.0).all()) == known
+
+
 @pytest.mark.parametrize("coef", [0.3, None], ids=["fixed", "constrained"])
 def test_chat_rewards_get_messages_everywhere(tmp_path, coef):
     """Catches rewards that get messages for rollouts, but bare text or no ids while references are measured."""

@@ -47,8 +47,17 @@ def test_a_killed_run_ends_in_the_same_weights(tokenizer, tmp_path, monkeypatch)
     assert resumed.state_dict().keys() == unbroken.state_dict().keys()
     for name, weight in unbroken.state_dict().items():
         assert torch.equal(weight, resumed.state_dict()[name]), name
-    for field in ("steps", "tokens", "final_loss"):
+    for field in ("steps", "tokens", "final_loss", "schedules"):
         assert resumed_figures[field] == figures[field]
+    assert figures["schedules"] == [{"from_step": 0, "steps": STEPS}]
+
+
+def test_a_run_that_was_made_longer_says_so(tokenizer, tmp_path):
+    """Catches a schedule that no single run has, under a recipe that looks as if one had."""
+    for steps in (2, 3):
+        models = {"target": dataclasses.replace(TINY.models["target"], steps=steps)}
+        _, figures = train.train_model(dataclasses.replace(TINY, models=models), "target", tokenizer, tmp_path)
+    assert figures["schedules"] == [{"from_step": 0, "steps": 2}, {"from_step": 2, "steps": 3}]
 
 
 def test_a_step_sees_the_same_batch_whenever_it_is_run(tokenizer):
