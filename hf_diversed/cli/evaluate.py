@@ -1,6 +1,5 @@
 """`hf-diversed evaluate`: quality, acceptance and cost of several methods on one task."""
 
-import os
 import shutil
 import tempfile
 from pathlib import Path
@@ -10,47 +9,42 @@ import typer
 from rich import box
 from rich.table import Table
 
-from hf_diversed.cli.models import load_pair
+from hf_diversed.cli import evaluation_options as options
 from hf_diversed.cli.terminal import console, errors_in_words
 from hf_diversed.evaluation import EvaluationSettings
 from hf_diversed.evaluation import evaluate as run
 from hf_diversed.evaluation.evaluate import REPORT
 from hf_diversed.evaluation.formatting import number, percent, with_bounds
-from hf_diversed.generation.hook import install_hook
-from hf_diversed.tasks import TASKS, get_task, load_records
-from hf_diversed.zoo import load_demo_pair
+from hf_diversed.tasks import load_records
 
 
 def evaluate(
-    task: Annotated[str, typer.Option(help=f"One of {', '.join(TASKS)}.")],
+    task: options.TaskName,
     methods: Annotated[str, typer.Option(help="Separated by commas: ar, sd, static:0.5, diversed, diversed@0.7 ...")],
-    target: Annotated[str | None, typer.Option(help="Hub id or folder; the embedded pair if left out.")] = None,
-    draft: Annotated[str | None, typer.Option(help="Hub id or folder of the draft.")] = None,
-    head: Annotated[str | None, typer.Option(help='What "diversed" means; the embedded head of the task.')] = None,
-    num_examples: Annotated[int, typer.Option(min=1, help="Prompts.")] = 500,
-    samples_per_prompt: Annotated[int, typer.Option(min=1, help="Completions of each prompt.")] = 1,
-    split: Annotated[str, typer.Option(help="Split of the task.")] = "test",
-    data_file: Annotated[str | None, typer.Option(help="JSON Lines in the task's columns, instead.")] = None,
-    seed: Annotated[int, typer.Option(help="Of prompts, sampling and intervals.")] = 0,
-    temperature: Annotated[float, typer.Option(min=0.0, help="0 decodes greedily.")] = 1.0,
-    top_k: Annotated[int, typer.Option(min=0, help="0 keeps the whole vocabulary.")] = 0,
-    top_p: Annotated[float, typer.Option(help="1 keeps the whole vocabulary.")] = 1.0,
+    target: options.Target = None,
+    draft: options.Draft = None,
+    head: options.Head = None,
+    num_examples: options.NumExamples = 500,
+    samples_per_prompt: options.SamplesPerPrompt = 1,
+    split: options.Split = "test",
+    data_file: options.DataFile = None,
+    seed: options.Seed = 0,
+    temperature: options.Temperature = 1.0,
+    top_k: options.TopK = 0,
+    top_p: options.TopP = 1.0,
     num_assistant_tokens: Annotated[int, typer.Option(min=1, help="Drafts per round.")] = 5,
-    batch_size: Annotated[int, typer.Option(min=1, help="Prompts decoded together.")] = 16,
-    max_new_tokens: Annotated[int | None, typer.Option(min=1, help="Longest answer; the task's own.")] = None,
-    records: Annotated[bool, typer.Option(help="Also measure TV, bias and relaxed tokens (slower).")] = False,
-    device: Annotated[str | None, typer.Option(help="cuda, mps or cpu; the best one by default.")] = None,
+    batch_size: options.BatchSize = 16,
+    max_new_tokens: options.MaxNewTokens = None,
+    records: options.Records = False,
+    device: options.Device = None,
     output: Annotated[Path | None, typer.Option(help="JSON file; what is done is kept in a folder beside it.")] = None,
-    allow_code_execution: Annotated[bool, typer.Option(help="Let code tasks run completions, isolated.")] = False,
-    unsafe_code_execution: Annotated[bool, typer.Option(help="Also where nothing isolates them.")] = False,
+    allow_code_execution: options.AllowCode = False,
+    unsafe_code_execution: options.UnsafeCode = False,
 ) -> None:
     """Measure methods on the same prompts under the same seeds; an interrupted run goes on where it stopped."""
     with errors_in_words():
-        install_hook()
-        judge = get_task(task, allow_code_execution=allow_code_execution, unsafe_code_execution=unsafe_code_execution)
-        judge.check_scoring()
-        pair = load_demo_pair() if target is None and draft is None else load_pair(target, draft, device)
-        chosen = head if head is not None else getattr(pair, "heads", {}).get(task)
+        judge = options.load_task(task, allow_code_execution, unsafe_code_execution)
+        pair, chosen = options.load_models(target, draft, head, device, task)
         settings = EvaluationSettings(
             num_examples=num_examples,
             samples_per_prompt=samples_per_prompt,
@@ -62,13 +56,12 @@ def evaluate(
             batch_size=batch_size,
             max_new_tokens=max_new_tokens,
             records=records,
-            rank=int(os.environ.get("RANK", 0)),
-            world_size=int(os.environ.get("WORLD_SIZE", 1)),
         )
         examples = load_records(judge, split, num_examples, seed, data_file)
+        share = options.process_share(settings)
         with tempfile.TemporaryDirectory() as scratch:
             folder = Path(scratch) if output is None else output.with_suffix(".parts")
-            rows = run(pair, judge, examples, methods.split(","), settings, head=chosen, output=folder)
+            rows = run(pair, judge, examples, methods.split(","), share, head=chosen, output=folder)
             if not rows:
                 return  # other processes are still at work; the last one reports
             if output is not None:

@@ -9,6 +9,7 @@ from transformers.utils import logging
 
 from hf_diversed.cli.comparison import Method, Pair, Settings, compare, demo_methods, measure
 from hf_diversed.cli.evaluate import evaluate
+from hf_diversed.cli.frontier import frontier
 from hf_diversed.cli.models import load_pair
 from hf_diversed.cli.rendering import comparison_table, source_legend, token_text
 from hf_diversed.cli.terminal import console, errors_in_words
@@ -23,6 +24,7 @@ app = typer.Typer(
     help="Relaxed speculative decoding for Hugging Face models.", no_args_is_help=True, add_completion=False
 )
 app.command()(evaluate)
+app.command()(frontier)
 
 Seed = Annotated[int, typer.Option(help="Seed of the prompts and of sampling.")]
 Gamma = Annotated[int, typer.Option("--num-assistant-tokens", min=1, help="Drafts per round.")]

@@ -1,0 +1,83 @@
+"""`hf-diversed frontier`: families of rules swept over their parameter on one task."""
+
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from hf_diversed.cli import evaluation_options as options
+from hf_diversed.cli.evaluate import results_table
+from hf_diversed.cli.terminal import console, errors_in_words
+from hf_diversed.evaluation import EvaluationSettings
+from hf_diversed.evaluation.frontier import FRONTIER
+from hf_diversed.evaluation.frontier import frontier as run
+from hf_diversed.tasks import load_records
+
+
+def frontier(
+    task: options.TaskName,
+    rules: Annotated[
+        str, typer.Option(help="Families, separated by commas; values of one behind colons, as in static:0.3:0.7.")
+    ] = "static,lenience,spec_cascade,diversed",
+    target: options.Target = None,
+    draft: options.Draft = None,
+    head: options.Head = None,
+    num_examples: options.NumExamples = 500,
+    samples_per_prompt: options.SamplesPerPrompt = 1,
+    split: options.Split = "test",
+    data_file: options.DataFile = None,
+    seed: options.Seed = 0,
+    temperature: options.Temperature = 1.0,
+    num_assistant_tokens: Annotated[
+        str, typer.Option(help="Drafts per round; of several (3,5,7) all but 5 are for the static weights alone.")
+    ] = "5",
+    batch_size: options.BatchSize = 16,
+    max_new_tokens: options.MaxNewTokens = None,
+    device: options.Device = None,
+    output: Annotated[Path | None, typer.Option(help="JSON file; what is done is kept in a folder beside it.")] = None,
+    allow_code_execution: options.AllowCode = False,
+    unsafe_code_execution: options.UnsafeCode = False,
+) -> None:
+    """Sweep static weights, lenience, SpecCascade's alpha and the dial of a head; `hf-diversed plot` draws them."""
+    with errors_in_words():
+        judge = options.load_task(task, allow_code_execution, unsafe_code_execution)
+        lengths = _whole_numbers(num_assistant_tokens)
+        settings = EvaluationSettings(
+            num_examples=num_examples,
+            samples_per_prompt=samples_per_prompt,
+            seed=seed,
+            temperature=temperature,
+            batch_size=batch_size,
+            max_new_tokens=max_new_tokens,
+        )
+        pair, chosen = options.load_models(target, draft, head, device, task)
+        examples = load_records(judge, split, num_examples, seed, data_file)
+        share = options.process_share(settings)
+        with tempfile.TemporaryDirectory() as scratch:
+            folder = Path(scratch) if output is None else output.with_suffix(".parts")
+            rows = run(
+                pair,
+                judge,
+                examples,
+                rules.split(","),
+                share,
+                num_assistant_tokens=lengths,
+                head=chosen,
+                output=folder,
+            )
+            if not rows:
+                return  # other processes are still at work; the last one reports
+            if output is not None:
+                shutil.copyfile(folder / FRONTIER, output)
+        for length in dict.fromkeys(row["num_assistant_tokens"] for row in rows):
+            console.print(f"{length} drafts per round")
+            console.print(results_table([row for row in rows if row["num_assistant_tokens"] == length]))
+
+
+def _whole_numbers(text: str) -> list[int]:
+    try:
+        return [int(word) for word in text.split(",")]
+    except ValueError as error:
+        raise ValueError(f"--num-assistant-tokens must be whole numbers, got {text!r}; for example 3,5,7.") from error

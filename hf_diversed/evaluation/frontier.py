@@ -1,0 +1,152 @@
+"""Sweep families of rules over their one parameter on one task: the points that make up a quality-acceptance front."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from hf_diversed.evaluation.decoding import Pair, Task
+from hf_diversed.evaluation.evaluate import REPORT, evaluate
+from hf_diversed.evaluation.journal import write_json
+from hf_diversed.evaluation.methods import LOSSLESS, PLAIN, HeadLike
+from hf_diversed.evaluation.settings import EvaluationSettings
+from hf_diversed.generation.decoding import DEFAULT_NUM_ASSISTANT_TOKENS
+
+
+FRONTIER = "frontier.json"
+STATIC, DIVERSED = "static", "diversed"
+AS_TRAINED = 0.5  # the dial of a head that is named without one
+
+# What each family is swept over unless values are given. Lossless decoding closes every curve on its strict side.
+FAMILIES: dict[str, tuple[float, ...]] = {
+    STATIC: (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9),
+    "lenience": (0.05, 0.1, 0.2, 0.3, 0.5, 0.7),
+    "spec_cascade:chow": (0.05, 0.1, 0.2, 0.4, 0.6, 0.8),
+    "spec_cascade:diff": (-0.2, -0.1, 0.0, 0.1, 0.2, 0.4),
+    "spec_cascade:opt": (-0.2, -0.1, 0.0, 0.1, 0.25, 0.5),
+    "spec_cascade:token_v1": (0.1, 0.3, 0.5, 0.7, 0.9),
+    "spec_cascade:token_v2": (0.1, 0.3, 0.5, 0.7, 0.9),
+    "spec_cascade:token_v3": (0.1, 0.35, 0.5, 0.65, 0.8, 0.95),
+    DIVERSED: (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9),
+}
+_SHORT = {"spec_cascade": "spec_cascade:token_v3"}
+
+
+def expand(rules: Sequence[str]) -> list[str]:
+    """Expand families into methods of `build_methods`, "ar" and "sd" before them.
+
+    Args:
+        rules: names in `FAMILIES` ("spec_cascade" is its token_v3), with values behind them or the family's own:
+            "static", "static:0.3:0.7", "diversed:0.25:0.5:0.75", "spec_cascade:opt:0:0.1".
+
+    Raises:
+        ValueError: on unknown families, values that are no numbers, and families or values that come twice.
+    """
+    methods = [PLAIN, LOSSLESS]
+    for rule in rules:
+        family, values = _parse(rule)
+        mark = "@" if family == DIVERSED else ":"
+        methods += [f"{family}{mark}{value:g}" for value in values]
+    twice = sorted({method for method in methods if methods.count(method) > 1})
+    if twice:
+        raise ValueError(f"`rules` must not sweep a point twice, got {', '.join(twice)} more than once.")
+    if len(methods) == 2:
+        raise ValueError(f"`rules` must name at least one family, got none; known are {', '.join(FAMILIES)}.")
+    return methods
+
+
+def family_of(method: str) -> tuple[str, float | None]:
+    """Family and parameter of a method by its label: "static:0.7" is ("static", 0.7), "diversed" ("diversed", 0.5).
+
+    A method without a parameter, or of a name of the user's, is a family of its own.
+    """
+    if method.split(":")[0].split("@")[0] == DIVERSED:
+        name, mark, dial = method.rpartition("@")
+        quality = _number(dial) if mark else None
+        return (method, AS_TRAINED) if quality is None else (name, quality)
+    name, colon, last = method.rpartition(":")
+    value = _number(last) if colon else None
+    return (method, None) if value is None else (name, value)
+
+
+def with_families(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The records, each with `family` and `parameter`."""
+    return [{**record, **dict(zip(("family", "parameter"), family_of(record["method"])))} for record in records]
+
+
+def frontier(
+    pair: Pair,
+    task: Task,
+    examples: Sequence[Mapping[str, Any]],
+    rules: Sequence[str],
+    settings: EvaluationSettings | None = None,
+    *,
+    num_assistant_tokens: Sequence[int] = (DEFAULT_NUM_ASSISTANT_TOKENS,),
+    head: HeadLike | None = None,
+    output: Path | str | None = None,
+) -> list[dict]:
+    """Sweep families of rules; every point is a method of one `evaluate`, so all share prompts and seeds.
+
+    Args:
+        rules: see `expand`. The rest is as in `evaluate`.
+        num_assistant_tokens: draft lengths, in the place of the settings' own. All rules run at 5, or at the first
+            one if 5 is not among them; the others are for the static curve alone.
+        output: a folder, with one of an evaluation in it per draft length. Once nothing is missing, `frontier.json`
+            is written there: {"records": [...], "provenance": {...}}.
+
+    Returns:
+        The records of `evaluate`, each with `family` and `parameter`; none while other processes have calls to finish.
+
+    Raises:
+        ValueError: as `expand` and `evaluate` do, or on draft lengths that come twice or none.
+    """
+    methods, lengths = expand(rules), list(num_assistant_tokens)
+    if not lengths or len(set(lengths)) < len(lengths):
+        raise ValueError(f"`num_assistant_tokens` must hold different draft lengths, got {lengths}.")
+    main = DEFAULT_NUM_ASSISTANT_TOKENS if DEFAULT_NUM_ASSISTANT_TOKENS in lengths else lengths[0]
+    static = [method for method in methods if family_of(method)[0] in (PLAIN, LOSSLESS, STATIC)]
+    runs = {
+        length: replace(settings or EvaluationSettings(), num_assistant_tokens=length)
+        for length in sorted(lengths, key=lambda length: length != main)
+    }
+    chosen = {length: methods if length == main else static for length in runs}
+
+    def sweep(length: int) -> list[dict]:
+        folder = None if output is None else Path(output) / f"gamma-{length}"
+        return evaluate(pair, task, examples, chosen[length], runs[length], head=head, output=folder)
+
+    parts = {length: sweep(length) for length in runs}
+    # What other processes had open then may be done by now: the last one of all finds every part complete.
+    parts = {length: part or sweep(length) for length, part in parts.items()}
+    if not all(parts.values()):
+        return []
+    records = with_families([record for part in parts.values() for record in part])
+    if output is not None:
+        source = json.loads((Path(output) / f"gamma-{main}" / REPORT).read_text(encoding="utf-8"))["provenance"]
+        write_json(Path(output) / FRONTIER, {"records": records, "provenance": source})
+    return records
+
+
+def _parse(rule: str) -> tuple[str, tuple[float, ...]]:
+    """Family and values of one entry of `rules`."""
+    words = rule.strip().split(":")
+    count = next((place for place, word in enumerate(words) if _number(word) is not None), len(words))
+    name = ":".join(words[:count])
+    family = _SHORT.get(name, name)
+    if family not in FAMILIES:
+        raise ValueError(
+            f"unknown family {name!r} in {rule!r}; known are {', '.join([*FAMILIES, *_SHORT])}, with values as in "
+            "static:0.3:0.7."
+        )
+    values = [_number(word) for word in words[count:]]
+    if None in values:
+        raise ValueError(f"values of a family must be numbers, got {rule!r}; for example {family}:0.3:0.7.")
+    return family, tuple(value for value in values if value is not None) or FAMILIES[family]
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
