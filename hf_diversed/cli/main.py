@@ -11,6 +11,7 @@ from hf_diversed.cli.comparison import Method, Pair, Settings, compare, demo_met
 from hf_diversed.cli.evaluate import evaluate
 from hf_diversed.cli.frontier import frontier
 from hf_diversed.cli.models import load_pair
+from hf_diversed.cli.plot import plot
 from hf_diversed.cli.rendering import comparison_table, source_legend, token_text
 from hf_diversed.cli.terminal import console, errors_in_words
 from hf_diversed.corpus import held_out_examples
@@ -25,6 +26,7 @@ app = typer.Typer(
 )
 app.command()(evaluate)
 app.command()(frontier)
+app.command()(plot)
 
 Seed = Annotated[int, typer.Option(help="Seed of the prompts and of sampling.")]
 Gamma = Annotated[int, typer.Option("--num-assistant-tokens", min=1, help="Drafts per round.")]

@@ -1,0 +1,106 @@
+"""Records of evaluations as the curves that figures and tables show. Knows no matplotlib.
+
+A curve is what one file holds of one task under one temperature and draft length; points of different runs are never
+joined.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hf_diversed.evaluation.frontier import STATIC, family_of
+from hf_diversed.evaluation.methods import LOSSLESS, PLAIN
+
+
+Record = Mapping[str, Any]
+
+_NEEDED = {
+    *("method", "task", "metric", "n", "samples_per_prompt", "temperature", "num_assistant_tokens", "batch_size"),
+    *("quality", "quality_ci", "acceptance_rate", "acceptance_rate_ci", "seconds_per_sample"),
+}
+
+
+@dataclass(frozen=True)
+class Curve:
+    """What one file, whose stem is `source`, holds of one setting.
+
+    Attributes:
+        plain: plain decoding of the target; None if it was not measured.
+        families: records by family, each in the order of its parameter. The static one ends in lossless decoding.
+    """
+
+    source: str
+    task: str
+    temperature: float
+    num_assistant_tokens: int
+    plain: Record | None
+    families: Mapping[str, Sequence[Record]]
+
+    @property
+    def static(self) -> list[Record]:
+        """The static curve by acceptance rate, as `static_gain` interpolates it."""
+        return sorted(self.families.get(STATIC, ()), key=lambda record: record["acceptance_rate"])
+
+
+def read_records(path: Path | str) -> list[dict[str, Any]]:
+    """Read the records of `hf-diversed evaluate` or `frontier`.
+
+    Raises:
+        ValueError: on a file that holds no such results, naming it.
+    """
+    try:
+        content = json.loads(Path(path).read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is no JSON ({error}); pass results of hf-diversed evaluate or frontier.") from error
+    records = content.get("records") if isinstance(content, dict) else None
+    if not isinstance(records, list) or not records or not all(isinstance(record, dict) for record in records):
+        raise ValueError(f'{path} holds no evaluation results (no "records"); hf-diversed evaluate writes them.')
+    missing = sorted(_NEEDED - set.intersection(*map(set, records)))
+    if missing:
+        raise ValueError(f"{path} holds no evaluation results: its records lack {', '.join(missing)}.")
+    return records
+
+
+def read_curves(path: Path | str) -> list[Curve]:
+    """Read a file into curves.
+
+    Raises:
+        ValueError: as `read_records`, and on a transfer matrix: its rows differ in their head and not in a parameter.
+    """
+    records = read_records(path)
+    if any("trained_on" in record for record in records):
+        raise ValueError(f"{path} holds a transfer matrix, which is a table and no curve.")
+    return to_curves(records, Path(path).stem)
+
+
+def to_curves(records: Sequence[Record], source: str) -> list[Curve]:
+    """Group the records of one file by task, temperature and draft length."""
+    groups: dict[tuple, list[Record]] = {}
+    for record in records:
+        groups.setdefault((record["task"], record["temperature"], record["num_assistant_tokens"]), []).append(record)
+    return [Curve(source, *setting, *_families(members)) for setting, members in groups.items()]
+
+
+def weight(record: Record) -> float:
+    """The constant weight on the target of a point on the static curve."""
+    family, parameter = family_of(record["method"])
+    return 1.0 if family == LOSSLESS or parameter is None else parameter
+
+
+def _families(records: Sequence[Record]) -> tuple[Record | None, dict[str, list[Record]]]:
+    plain, families = None, {}
+    for record in records:
+        family, _ = family_of(record["method"])
+        if family == PLAIN:
+            plain = record
+        elif record["acceptance_rate"] is not None:  # None where nothing was drafted
+            families.setdefault(STATIC if family == LOSSLESS else family, []).append(record)
+    for name, members in families.items():
+        members.sort(key=weight if name == STATIC else _parameter)
+    return plain, families
+
+
+def _parameter(record: Record) -> float:
+    return family_of(record["method"])[1] or 0.0

@@ -1,0 +1,287 @@
+"""Figures of evaluation results, for print: quality, acceptance, weight and time against each other.
+
+A picture depends on the records alone: on no clock, no matplotlibrc of the user's, and no pyplot.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import cycle
+from pathlib import Path
+
+import matplotlib.style
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patheffects import withStroke
+
+from hf_diversed.evaluation.curves import Curve, Record, weight
+from hf_diversed.evaluation.frontier import DIVERSED, STATIC, family_of
+
+
+_METADATA: dict[str, dict] = {"png": {"Software": None}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}
+FORMATS = tuple(_METADATA)
+
+# Okabe and Ito's colours, safe for the colour-blind; markers and dashes differ, too, for print in grey.
+_STYLES = {
+    STATIC: ("#0072B2", "o", "-"),
+    DIVERSED: ("#D55E00", "D", "-"),
+    "lenience": ("#009E73", "s", "--"),
+    "spec_cascade:token_v3": ("#CC79A7", "^", ":"),
+}
+_OTHERS = (("#56B4E9", "v", "-."), ("#E69F00", "P", "--"), ("#000000", "X", ":"), ("#999999", "h", "-."))
+_NAMES = {STATIC: "static (w, 1: lossless)", DIVERSED: "DIVERSED (dial)", "lenience": "lenience"}
+_MM = 1 / 25.4
+_LOOK = {
+    "figure.figsize": (110 * _MM, 82 * _MM),
+    "figure.constrained_layout.use": True,
+    "font.size": 8,
+    "axes.titlesize": 7,
+    "axes.titlelocation": "left",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "#E5E5E5",
+    "grid.linewidth": 0.5,
+    "lines.linewidth": 1.0,
+    "lines.markersize": 4,
+    "legend.frameon": False,
+    "legend.fontsize": 7,
+    "savefig.dpi": 300,
+    "svg.hashsalt": "hf_diversed",
+}
+_ACCEPTANCE = "acceptance rate, accepted / drafted (%)"
+_THIN = 0.8
+
+
+@contextmanager
+def _look() -> Iterator[None]:
+    """Matplotlib's defaults and ours on top; what the user has set comes back afterwards."""
+    with matplotlib.style.context(["default", _LOOK]):
+        yield
+
+
+def draw(curves: Sequence[Curve]) -> tuple[dict[str, Figure], list[str]]:
+    """Draw every figure that the curves hold the data of.
+
+    Returns:
+        Figures by name, `<source>-quality-acceptance` and so on, and a sentence for each that was left out.
+    """
+    figures: dict[str, Figure] = {}
+    skipped: list[str] = []
+    for source in dict.fromkeys(curve.source for curve in curves):
+        mine = [curve for curve in curves if curve.source == source]
+        compared = [curve for curve in mine if len(curve.static) > 1 and len(curve.families) > 1]
+        for kind, make in _PER_CURVE.items():
+            for curve in compared:
+                setting = f"-{curve.task}-t{curve.temperature:g}-g{curve.num_assistant_tokens}"
+                figures[f"{source}-{kind}{setting if len(compared) > 1 else ''}"] = make(curve)
+            if not compared:
+                skipped.append(f"{source}: no {kind}, which needs two static weights and another rule.")
+        groups: dict[tuple, list[Curve]] = {}
+        for curve in mine:
+            if len(curve.static) > 2:
+                groups.setdefault((curve.task, curve.temperature), []).append(curve)
+        for (task, temperature), members in groups.items():
+            setting = f"-{task}-t{temperature:g}" if len(groups) > 1 else ""
+            figures[f"{source}-acceptance-weight{setting}"] = acceptance_weight(members)
+        if not groups:
+            skipped.append(f"{source}: no acceptance-weight, which needs three static weights.")
+    timed = [curve for curve in curves if curve.plain is not None and len(curve.static) > 1]
+    if timed:
+        figures["time-acceptance"] = time_acceptance(timed)
+    else:
+        skipped.append('no time-acceptance, which needs "ar" and two static weights in one file.')
+    return figures, skipped
+
+
+@_look()
+def quality_acceptance(curve: Curve) -> Figure:
+    """Quality against acceptance rate; the static points are joined as `static_gain` interpolates them."""
+    figure, axes = _axes(_title(curve))
+    for name, style in _styles(curve):
+        records = curve.static if name == STATIC else curve.families[name]
+        x, y = _percent(records, "acceptance_rate"), _percent(records, "quality")
+        _intervals(axes, x, y, style[0], x_of=records, y_of=records)
+        _line(axes, x, y, style, _label(name))
+        _name_points(axes, name, records, x, y)
+    if curve.plain is not None:
+        quality = 100 * curve.plain["quality"]
+        if curve.plain["quality_ci"] is not None:
+            low, high = curve.plain["quality_ci"]
+            axes.axhspan(100 * low, 100 * high, color="0.92", zorder=0, linewidth=0)
+        axes.axhline(quality, color="black", linewidth=_THIN, linestyle=(0, (6, 3)), label="target alone")
+    axes.set_xlabel(_ACCEPTANCE)
+    axes.set_ylabel(_quality_label(curve))
+    _legend(figure, axes)
+    return figure
+
+
+@_look()
+def quality_time(curve: Curve) -> Figure:
+    """Quality against wall time per sample in the run's own batches; plain decoding is a point like the others."""
+    figure, axes = _axes(_title(curve))
+    points: list[tuple[str, tuple, Sequence[Record]]] = [
+        (name, style, curve.families[name]) for name, style in _styles(curve)
+    ]
+    if curve.plain is not None:
+        points.append(("target alone", ("#000000", "*", "none"), [curve.plain]))
+    for name, style, records in points:
+        x, y = [1e3 * record["seconds_per_sample"] for record in records], _percent(records, "quality")
+        _intervals(axes, x, y, style[0], y_of=records)
+        _line(axes, x, y, style, _label(name))
+        _name_points(axes, name, records, x, y, rising=True)
+    axes.set_xlabel(f"time per sample, {points[0][2][0]['batch_size']} prompts at once (ms)")
+    axes.set_ylabel(_quality_label(curve))
+    _legend(figure, axes)
+    return figure
+
+
+@_look()
+def acceptance_weight(curves: Sequence[Curve]) -> Figure:
+    """Acceptance rate against the static weight by draft length, each with the chord between its ends."""
+    curves = sorted(curves, key=lambda curve: curve.num_assistant_tokens)
+    figure, axes = _axes(_title(curves[0], gamma=False))
+    for curve, style in zip(curves, cycle([*_STYLES.values(), *_OTHERS])):
+        records = curve.families[STATIC]
+        x, y = [weight(record) for record in records], _percent(records, "acceptance_rate")
+        _intervals(axes, x, y, style[0], y_of=records, y_name="acceptance_rate")
+        _line(axes, x, y, (*style[:2], "-"), f"{curve.num_assistant_tokens} drafts per round")
+        axes.plot([x[0], x[-1]], [y[0], y[-1]], color=style[0], linestyle=":", linewidth=_THIN)
+    axes.plot([], [], color="0.3", linestyle=":", linewidth=_THIN, label="straight line")
+    axes.set_xlabel("weight w on the target")
+    axes.set_ylabel(_ACCEPTANCE)
+    _legend(figure, axes)
+    return figure
+
+
+@_look()
+def time_acceptance(curves: Sequence[Curve]) -> Figure:
+    """Time per sample over plain decoding's in the same run, against acceptance: static weights joined, dials hollow.
+
+    The paper's figure of this name scales every curve to [0, 1]; a ratio keeps what was gained.
+    """
+    figure, axes = _axes("joined: static weights; hollow: DIVERSED at its dials")
+    for curve, label, style in zip(curves, _different_labels(curves), cycle([*_STYLES.values(), *_OTHERS])):
+        assert curve.plain is not None
+        plain = curve.plain["seconds_per_sample"]
+        for records, hollow in ((curve.static, False), (curve.families.get(DIVERSED, []), True)):
+            x, y = _percent(records, "acceptance_rate"), [record["seconds_per_sample"] / plain for record in records]
+            line = _line(axes, x, y, (*style[:2], "none" if hollow else style[2]), "" if hollow else label)
+            if hollow:
+                line.set_markerfacecolor("white")
+    axes.axhline(1.0, color="black", linewidth=_THIN, linestyle=(0, (6, 3)), label="plain decoding")
+    axes.set_ylim(bottom=0.0)
+    axes.set_xlabel(_ACCEPTANCE)
+    axes.set_ylabel("time per sample / plain decoding")
+    _legend(figure, axes)
+    return figure
+
+
+_PER_CURVE: dict[str, Callable[[Curve], Figure]] = {
+    "quality-acceptance": quality_acceptance,
+    "quality-time": quality_time,
+}
+
+
+@_look()
+def save(figure: Figure, path: Path, made_of: str | None = None) -> None:
+    """Write a figure in the format that the file's name says; the same figure gives the same bytes.
+
+    Args:
+        made_of: goes into the file's metadata ("Description"; "Subject" of a PDF).
+
+    Raises:
+        ValueError: for a format other than `FORMATS`.
+    """
+    kind = path.suffix.removeprefix(".")
+    if kind not in FORMATS:
+        raise ValueError(f"figures are written as {', '.join(FORMATS)}, got {path.name!r}.")
+    metadata = dict(_METADATA[kind])
+    if made_of is not None:
+        metadata["Subject" if kind == "pdf" else "Description"] = made_of
+    figure.savefig(path, metadata=metadata)
+
+
+def _axes(title: str) -> tuple[Figure, Axes]:
+    figure = Figure()
+    axes = figure.add_subplot()
+    axes.set_title(title)
+    return figure, axes
+
+
+def _title(curve: Curve, gamma: bool = True) -> str:
+    first = next(iter(curve.families.values()))[0]
+    samples = f" x {first['samples_per_prompt']} samples" if first["samples_per_prompt"] > 1 else ""
+    words = [f"{curve.task}, {first['n']} prompts{samples}", f"temperature {curve.temperature:g}"]
+    return ", ".join([*words, *([f"{curve.num_assistant_tokens} drafts per round"] if gamma else []), "95% intervals"])
+
+
+def _styles(curve: Curve) -> Iterator[tuple[str, tuple[str, str, str]]]:
+    """Families with colour, marker and line: the known ones always the same, others in turn. Static goes below."""
+    others = cycle(_OTHERS)
+    for name in sorted(curve.families, key=lambda name: [*_STYLES, name].index(name)):
+        yield name, _STYLES.get(name) or next(others)
+
+
+def _label(name: str) -> str:
+    family, _, rule = name.partition(":")
+    return f"SpecCascade {rule}" if family == "spec_cascade" else _NAMES.get(name, name)
+
+
+def _quality_label(curve: Curve) -> str:
+    return f"{next(iter(curve.families.values()))[0]['metric']} (%)"
+
+
+def _percent(records: Sequence[Record], name: str) -> list[float]:
+    return [100 * record[name] for record in records]
+
+
+def _line(axes: Axes, x: Sequence[float], y: Sequence[float], style: tuple[str, str, str], label: str):
+    colour, marker, line = style
+    size = 7 if marker == "*" else None
+    return axes.plot(x, y, color=colour, marker=marker, markersize=size, linestyle=line, label=label or "_")[0]
+
+
+def _intervals(axes: Axes, x, y, colour: str, *, y_of, y_name: str = "quality", x_of=None) -> None:
+    """Thin 95% bars; a point without bounds has none."""
+    errors = {"yerr": _distances(y_of, y_name)}
+    if x_of is not None:
+        errors["xerr"] = _distances(x_of, "acceptance_rate")
+    axes.errorbar(x, y, **errors, fmt="none", ecolor=colour, elinewidth=0.6, alpha=0.5, label="_")
+
+
+def _distances(records: Sequence[Record], name: str) -> list[list[float]]:
+    bounds = [(record[name], *(record[f"{name}_ci"] or (record[name], record[name]))) for record in records]
+    return [[100 * max(value - low, 0.0) for value, low, _ in bounds], [100 * max(h - v, 0.0) for v, _, h in bounds]]
+
+
+def _name_points(axes: Axes, name: str, records: Sequence[Record], x, y, *, rising: bool = False) -> None:
+    """Write the parameter at the points of the two families that a reader compares: static below its line, the dial
+    above its own, aside from where a rising or falling line runs."""
+    if name not in (STATIC, DIVERSED):
+        return
+    up, right = (1, not rising) if name == DIVERSED else (-1, rising)
+    options = {"ha": "left" if right else "right", "va": "bottom" if up > 0 else "top", "fontsize": 6}
+    for record, *point in zip(records, x, y):
+        value = weight(record) if name == STATIC else family_of(record["method"])[1]
+        text = axes.annotate(f"{value:g}", point, (3 if right else -3, 3 * up), textcoords="offset points", **options)
+        text.set(color=_STYLES[name][0], path_effects=[withStroke(linewidth=1.5, foreground="white")])
+
+
+def _different_labels(curves: Sequence[Curve]) -> list[str]:
+    """The shortest names that tell the curves apart: task, then draft length and temperature, then the file."""
+    for parts in (
+        "{0.task}",
+        "{0.task}, {0.num_assistant_tokens} drafts",
+        "{0.task}, {0.num_assistant_tokens} drafts, T = {0.temperature:g}",
+    ):
+        labels = [parts.format(curve) for curve in curves]
+        if len(set(labels)) == len(labels):
+            return labels
+    return [f"{label} ({curve.source})" for label, curve in zip(labels, curves)]
+
+
+def _legend(figure: Figure, axes: Axes) -> None:
+    """Above the axes, so that it covers no point."""
+    handles, labels = axes.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside upper left", ncols=3, columnspacing=1.2, handlelength=2.6)
