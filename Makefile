@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 WORKERS ?= 2
 
-.PHONY: demo test quality format clean
+.PHONY: demo test quality format results clean
 
 demo: $(VENV)/.base
 	$(BIN)/hf-diversed demo
@@ -21,6 +21,12 @@ quality: $(VENV)/.dev
 format: $(VENV)/.dev
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+# Figures, README and cards from the JSON in results/; says what makes those that are missing.
+results: $(VENV)/.dev
+	$(BIN)/python -m tools.render_results
+	$(BIN)/python -m tools.render_cards
+	$(BIN)/python -m tools.render_readme
 
 clean:
 	rm -rf $(VENV)

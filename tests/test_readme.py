@@ -12,7 +12,7 @@ README = (ROOT / "README.md").read_text()
 
 
 def test_figures_are_rendered_from_results():
-    """Catches figures typed by hand, and results without `python tools/render_readme.py`."""
+    """Catches figures typed by hand, and results without `make results`."""
     assert render(README) == README
     for name in ("pair", "speed"):
         section = re.search(f"<!-- begin:{name} -->(.*?)<!-- end:{name} -->", README, re.DOTALL)

@@ -1,6 +1,6 @@
 """Write the cards of the embedded pair's heads from their JSON results. `--check` only says whether they agree.
 
-python tools/render_cards.py [--check]
+python -m tools.render_cards [--check]
 """
 
 import json
@@ -39,7 +39,7 @@ def main() -> int:
     if "--check" in sys.argv[1:]:
         paths = differing()
         for path in paths:
-            print(f"{path.relative_to(ROOT)} differs from the results; run python tools/render_cards.py")
+            print(f"{path.relative_to(ROOT)} differs from the results; run python -m tools.render_cards")
         return int(bool(paths))
     for path, text in cards().items():
         path.parent.mkdir(parents=True, exist_ok=True)

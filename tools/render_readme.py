@@ -1,6 +1,6 @@
 """Write the README's figures from the JSON results. `--check` only says whether they agree.
 
-python tools/render_readme.py [--check]
+python -m tools.render_readme [--check]
 """
 
 import json
@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from hf_diversed.evaluation.formatting import number, percent, with_bounds
+from tools.render_results import results
 
 
 ROOT = Path(__file__).parent.parent
@@ -91,7 +92,7 @@ def _spread(spread: dict) -> str:
     return f"{spread['median']:.2f} ({low:.2f} to {high:.2f})"
 
 
-SECTIONS = {"heads": heads, "pair": pair, "speed": speed}
+SECTIONS = {"heads": heads, "pair": pair, "results": results, "speed": speed}
 
 
 def render(text: str) -> str:

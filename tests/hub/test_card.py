@@ -320,7 +320,7 @@ def test_how_to_use_runs(monkeypatch, capsys):
 
 
 def test_packaged_cards_agree_with_results():
-    """Catches figures typed by hand, and results without `python tools/render_cards.py`."""
+    """Catches figures typed by hand, and results without `python -m tools.render_cards`."""
     assert render_cards.differing() == []
 
 

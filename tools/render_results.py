@@ -1,0 +1,200 @@
+"""The README's results: tables and the frontier's picture from JSON in `results/`. `render_readme.py` puts them there.
+
+python -m tools.render_results draws the picture and says which results are missing and what makes them.
+"""
+
+import hashlib
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+from hf_diversed.evaluation.curves import read_records, to_curves
+from hf_diversed.evaluation.formatting import percent, with_bounds
+from hf_diversed.evaluation.frontier import DIVERSED, family_of
+
+
+RESULTS = Path(__file__).parent.parent / "results"
+PICTURE = "frontier-math.png"
+TASKS = ("math", "summary", "code")
+
+_METHODS = "ar,sd,lenience:0.5,spec_cascade:token_v3:0.5,static:0.5,diversed"
+_RUN = f"hf-diversed evaluate --methods {_METHODS} --task"
+# What makes each file.
+COMMANDS = {
+    "math.json": f"{_RUN} math --num-examples 10000",
+    "summary.json": f"{_RUN} summary --num-examples 1000",
+    "code.json": f"{_RUN} code --num-examples 1000 --allow-code-execution",
+    "frontier-math.json": "hf-diversed frontier --task math --num-examples 2500 --num-assistant-tokens 3,5,7",
+    "math-t0.json": f"{_RUN} math --num-examples 1000 --temperature 0",
+    "math-t0.1.json": f"{_RUN} math --num-examples 1000 --temperature 0.1",
+    "math-g3.json": f"{_RUN} math --num-examples 1000 --num-assistant-tokens 3",
+    "math-g7.json": f"{_RUN} math --num-examples 1000 --num-assistant-tokens 7",
+    "transfer.json": "python benchmarks/transfer.py",
+}
+Record = Mapping[str, Any]
+
+
+def results(folder: Path = RESULTS) -> str:
+    """The section."""
+    parts = [_methods_and_tasks(folder), _frontier(folder), _transfer(folder), *_sweeps(folder)]
+    return "\n\n".join(parts)
+
+
+def missing(folder: Path = RESULTS) -> list[str]:
+    """A sentence with the command for every file that is not there."""
+    return [_how_to_make(name) for name in COMMANDS if not (folder / name).is_file()]
+
+
+def draw_picture(folder: Path = RESULTS) -> None:
+    """Draw the frontier, marked with a digest of the records that it shows."""
+    from hf_diversed.evaluation.plots import quality_acceptance, save  # the only place that needs matplotlib
+
+    records = read_records(folder / "frontier-math.json")
+    save(quality_acceptance(_front(records)), folder / PICTURE, made_of=_digest(folder))
+
+
+def picture_is_current(folder: Path = RESULTS) -> bool:
+    """Whether the picture was drawn from the results beside it; also if there is neither."""
+    source, picture = folder / "frontier-math.json", folder / PICTURE
+    if not source.is_file() or not picture.is_file():
+        return source.is_file() == picture.is_file()
+    with Image.open(picture) as image:
+        return image.info.get("Description") == _digest(folder)
+
+
+def pivot(records: Iterable[Record], row: str, column: str, head: str) -> str:
+    """Markdown table of "accepted / quality", one cell per record; rows and columns in the order of the records.
+
+    Args:
+        row, column: fields of a record. `head`: what stands above the rows' names.
+
+    Raises:
+        ValueError: if two records share a cell.
+    """
+    cells: dict[tuple, str] = {}
+    for record in records:
+        key = (record[row], record[column])
+        if key in cells:
+            raise ValueError(f"two records for {row} {key[0]!r} and {column} {key[1]!r}: a table has room for one.")
+        cells[key] = f"{percent(record['acceptance_rate'])} / {percent(record['quality'])}"
+    rows, columns = (list(dict.fromkeys(key[axis] for key in cells)) for axis in (0, 1))
+    lines = [f"| {head} | " + " | ".join(_plain(value) for value in columns) + " |", "|---|" + "---|" * len(columns)]
+    for name in rows:
+        lines.append(f"| `{_plain(name)}` | " + " | ".join(cells.get((name, value), "") for value in columns) + " |")
+    return "\n".join(lines)
+
+
+def _methods_and_tasks(folder: Path) -> str:
+    """The paper's Table 1."""
+    records, gaps = _read(folder, [f"{task}.json" for task in TASKS])
+    if not records:
+        return "\n\n".join(gaps)
+    first = records[0]
+    metrics = ", ".join(
+        dict.fromkeys(f"{record['task']}: {record['metric']}, n = {_samples(record)}" for record in records)
+    )
+    note = (
+        f"Accepted / drafted and quality ({metrics}) at temperature {first['temperature']:g}, "
+        f"{first['num_assistant_tokens']} drafts per round. {_widest(records)}"
+    )
+    return "\n\n".join([note, pivot(records, "method", "task", "method"), *gaps])
+
+
+def _frontier(folder: Path) -> str:
+    """Picture, and where the dial stands above the static curve."""
+    records, gaps = _read(folder, ["frontier-math.json"])
+    if gaps:
+        return gaps[0]
+    front = _front(records)
+    dials = [record for name in front.families if name.split(":")[0] == DIVERSED for record in front.families[name]]
+    above = [record for record in dials if (record.get("static_gain_ci") or (-1.0,))[0] > 0]
+    lines = [f"![Quality against acceptance on {front.task}](results/{PICTURE})", ""]
+    lines.append(
+        f"On {front.task} ({_samples(dials[0] if dials else records[0])} samples), {len(above)} of {len(dials)} dial "
+        "settings of DIVERSED lie above the interpolated static curve with their lower 95% bound."
+    )
+    if above:
+        lines += ["", "| dial | accepted / drafted | quality | above the static curve |", "|---|---|---|---|"]
+    for record in above:
+        figures = " | ".join(with_bounds(record, name) for name in ("acceptance_rate", "quality", "static_gain"))
+        lines.append(f"| {family_of(record['method'])[1]:g} | {figures} |")
+    return "\n".join(lines)
+
+
+def _transfer(folder: Path) -> str:
+    """Heads by the task they were trained on, against the task they are used on."""
+    records, gaps = _read(folder, ["transfer.json"])
+    if gaps:
+        return gaps[0]
+    note = f"A head on other tasks than its own (accepted / quality, n = {_samples(records[0])}). {_widest(records)}"
+    return "\n\n".join([note, pivot(records, "trained_on", "tested_on", "trained on, tested on:")])
+
+
+def _sweeps(folder: Path) -> list[str]:
+    """Temperatures and draft lengths on math; the main run is one column of each."""
+    parts = []
+    for column, files, words in (
+        ("temperature", ("math-t0.json", "math-t0.1.json", "math.json"), "Temperature"),
+        ("num_assistant_tokens", ("math-g3.json", "math.json", "math-g7.json"), "Drafts per round"),
+    ):
+        records, gaps = _read(folder, files)
+        if records:
+            note = f"{words} on math (accepted / quality), with the head that was trained at temperature 1."
+            parts.append("\n\n".join([f"{note} {_widest(records)}", pivot(records, "method", column, "method")]))
+        parts += [gap for gap in gaps if gap != _how_to_make("math.json")]  # which is said above
+    return parts
+
+
+def _read(folder: Path, names: Sequence[str]) -> tuple[list[dict[str, Any]], list[str]]:
+    """Records of the files that are there, and a sentence for each that is not."""
+    there = [name for name in names if (folder / name).is_file()]
+    records = [record for name in there for record in read_records(folder / name)]
+    return records, [_how_to_make(name) for name in names if name not in there]
+
+
+def _how_to_make(name: str) -> str:
+    return f"Not measured yet: `{COMMANDS[name]} --output results/{name}`."
+
+
+def _front(records: Sequence[Record]):
+    """The curve with most families: other draft lengths are static only."""
+    return max(to_curves(records, "frontier-math"), key=lambda curve: len(curve.families))
+
+
+def _digest(folder: Path) -> str:
+    return hashlib.sha256((folder / "frontier-math.json").read_bytes()).hexdigest()
+
+
+def _samples(record: Record) -> str:
+    return f"{record['n'] * record['samples_per_prompt']:,}"
+
+
+def _widest(records: Sequence[Record]) -> str:
+    """The largest half-width of the bounds, in points, for tables that have no room for all of them."""
+    widths = {}
+    for name in ("acceptance_rate", "quality"):
+        bounds = [record[f"{name}_ci"] for record in records if record[f"{name}_ci"] is not None]
+        widths[name] = max((100 * (high - low) / 2 for low, high in bounds), default=0.0)
+    return (
+        f"95% bounds, clustered by prompt, are at most {widths['acceptance_rate']:.1f} (accepted) and "
+        f"{widths['quality']:.1f} (quality) points wide to either side."
+    )
+
+
+def _plain(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def main() -> int:
+    for sentence in missing():
+        print(sentence)
+    if (RESULTS / "frontier-math.json").is_file():
+        draw_picture()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
