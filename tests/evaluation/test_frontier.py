@@ -1,0 +1,94 @@
+"""Families into methods and back, and a sweep over several draft lengths."""
+
+import json
+
+import pytest
+
+from hf_diversed.evaluation import EvaluationSettings
+from hf_diversed.evaluation.frontier import FAMILIES, expand, family_of, frontier
+from hf_diversed.evaluation.methods import build_methods
+from tests.evaluation.fakes import LetterTask, examples, tiny_pair
+
+
+def test_families_expand_into_methods():
+    """Catches a dial written as a rule's parameter, lost references and values that are not the family's own."""
+    assert expand(["static:0.3:0.7", "diversed:0.25", "spec_cascade:0.5", "spec_cascade:opt:-0.1"]) == [
+        *("ar", "sd", "static:0.3", "static:0.7", "diversed@0.25"),
+        *("spec_cascade:token_v3:0.5", "spec_cascade:opt:-0.1"),
+    ]
+    for family, values in FAMILIES.items():
+        methods = expand([family])
+        assert [family_of(method) for method in methods[2:]] == [(family, value) for value in values]
+        if family != "diversed":
+            assert len(build_methods(methods)) == len(values) + 2  # every default lies in its rule's range
+
+
+@pytest.mark.parametrize(
+    ("method", "expected"),
+    [
+        ("ar", ("ar", None)),
+        ("sd", ("sd", None)),
+        ("static:0.7", ("static", 0.7)),
+        ("spec_cascade:token_v3:0.5", ("spec_cascade:token_v3", 0.5)),
+        ("diversed", ("diversed", 0.5)),
+        ("diversed@0.25", ("diversed", 0.25)),
+        ("diversed:org/head@main", ("diversed:org/head@main", 0.5)),
+        ("diversed:org/head@main@0.7", ("diversed:org/head@main", 0.7)),
+        ("mine", ("mine", None)),
+    ],
+)
+def test_family_of_a_method(method, expected):
+    """Catches a revision taken for a dial, and a head without a dial that falls out of its curve."""
+    assert family_of(method) == expected
+
+
+@pytest.mark.parametrize(
+    ("rules", "words"),
+    [
+        ([], ["at least one", "static"]),
+        (["magic"], ["magic", "lenience"]),
+        (["spec_cascade:v9:0.5"], ["spec_cascade:v9", "token_v3"]),
+        (["static:0.5:high"], ["numbers", "static:0.5:high"]),
+        (["static:0.5", "static:0.5"], ["static:0.5", "more than once"]),
+        (["spec_cascade", "spec_cascade:token_v3"], ["more than once"]),
+    ],
+)
+def test_refused_rules(rules, words):
+    with pytest.raises(ValueError) as error:
+        expand(rules)
+    assert all(word in str(error.value) for word in words)
+
+
+def test_sweep_over_draft_lengths(tmp_path):
+    """Catches rules at the wrong draft length, records of one length under another's name, and lost points."""
+    settings = EvaluationSettings(batch_size=4, num_assistant_tokens=9)
+    arguments = (tiny_pair(), LetterTask(), examples(4), ["static:0:0.5", "lenience:0.5"], settings)
+    records = frontier(*arguments, num_assistant_tokens=[2, 5], output=tmp_path)
+    found = [(record["num_assistant_tokens"], record["family"], record["parameter"]) for record in records]
+    static = [("ar", None), ("sd", None), ("static", 0.0), ("static", 0.5)]
+    assert found == [(5, *point) for point in [*static, ("lenience", 0.5)]] + [(2, *point) for point in static]
+    for record in records[1:]:
+        assert record["method"] == "ar" or len(record["accepted_per_position"]) <= record["num_assistant_tokens"]
+    written = json.loads((tmp_path / "frontier.json").read_text())
+    assert written["records"] == records
+    assert written["provenance"]["evaluation"]["settings"]["num_assistant_tokens"] == 5
+    task = LetterTask()
+    again = frontier(arguments[0], task, *arguments[2:], num_assistant_tokens=[2, 5], output=tmp_path)
+    assert again == records
+    assert task.num_calls == 0
+    for lengths in ([], [5, 5]):
+        with pytest.raises(ValueError, match="num_assistant_tokens"):
+            frontier(*arguments, num_assistant_tokens=lengths)
+
+
+def test_the_last_process_reports(tmp_path):
+    """Catches a sweep that nobody reports: what one process left open at first is done when the other ends."""
+    shared = [EvaluationSettings(batch_size=2, rank=rank, world_size=2) for rank in (0, 1)]
+    first, last = (
+        frontier(
+            tiny_pair(), LetterTask(), examples(4), ["static:0.5"], mine, num_assistant_tokens=[3, 2], output=tmp_path
+        )
+        for mine in shared
+    )
+    assert first == []
+    assert len(last) == 6

@@ -1,0 +1,165 @@
+"""Figures by the data of their artists, and files by their bytes."""
+
+import json
+import sys
+from pathlib import Path
+
+import matplotlib
+import pytest
+from typer.testing import CliRunner
+
+from hf_diversed.cli import app
+from hf_diversed.evaluation.curves import read_curves, to_curves
+from hf_diversed.evaluation.plots import (
+    acceptance_weight,
+    draw,
+    quality_acceptance,
+    quality_time,
+    save,
+    time_acceptance,
+)
+from tests.evaluation.measured import record, sweep
+
+
+@pytest.fixture
+def curve():
+    return to_curves(sweep(), "file")[0]
+
+
+def lines(figure) -> dict[str, list]:
+    """The named lines of a figure: their points, rounded."""
+    (axes,) = figure.axes
+    points = {line.get_label(): line.get_xydata().round(6).tolist() for line in axes.lines}
+    return {label: found for label, found in points.items() if not label.startswith("_")}
+
+
+def words(figure) -> list[str]:
+    return [text.get_text() for text in figure.axes[0].texts]
+
+
+def test_quality_against_acceptance(curve):
+    """Catches swapped axes, fractions for percent, a static curve without lossless, and bars on the wrong side."""
+    figure = quality_acceptance(curve)
+    found = lines(figure)
+    assert found["static (w, 1: lossless)"] == [[60, 85], [70, 60], [90, 40]]
+    assert found["DIVERSED (dial)"] == [[90, 41], [70, 84]]
+    assert found["lenience"] == [[75, 55]]
+    assert [y for _, y in found["target alone"]] == [86, 86]
+    assert words(figure) == ["1", "0.7", "0.2", "0.3", "0.7"]
+    (axes,) = figure.axes
+    across, up = (collection.get_segments() for collection in axes.collections[:2])
+    assert across[0].round(6).tolist() == [[58, 85], [61, 85]]
+    assert up[0].round(6).tolist() == [[60, 80], [60, 88]]
+    assert axes.get_xlabel() == "acceptance rate, accepted / drafted (%)"
+    assert axes.get_ylabel() == "accuracy (%)"
+    assert "math, 100 prompts, temperature 1, 5 drafts" in axes.get_title(loc="left")
+
+
+def test_quality_against_time(curve):
+    found = lines(quality_time(curve))
+    assert found["static (w, 1: lossless)"] == [[200, 40], [250, 60], [300, 85]]
+    assert found["target alone"] == [[400, 86]]
+
+
+def test_acceptance_against_weight():
+    """Catches draft lengths that are joined, and lossless at another weight than 1."""
+    curves = to_curves(sweep() + sweep(num_assistant_tokens=3), "file")
+    figure = acceptance_weight(curves)
+    found = lines(figure)
+    expected = [[0.2, 90], [0.7, 70], [1, 60]]
+    assert list(found) == ["3 drafts per round", "5 drafts per round", "straight line"]
+    assert found["3 drafts per round"] == found["5 drafts per round"] == expected
+    chords = [line for line in figure.axes[0].lines if line.get_linestyle() == ":" and len(line.get_xdata())]
+    assert [chord.get_xydata().round(6).tolist() for chord in chords] == [[expected[0], expected[-1]]] * 2
+
+
+def test_time_against_acceptance():
+    """Catches times over another run's plain decoding, and curves that share a name."""
+    curves = to_curves(sweep() + sweep(task="code"), "a") + to_curves(sweep(), "b")
+    found = lines(time_acceptance(curves))
+    assert [label for label in found if label != "plain decoding"] == [
+        "math, 5 drafts, T = 1 (a)",
+        "code, 5 drafts, T = 1 (a)",
+        "math, 5 drafts, T = 1 (b)",
+    ]
+    assert found["math, 5 drafts, T = 1 (b)"] == [[60, 0.75], [70, 0.625], [90, 0.5]]
+    assert list(lines(time_acceptance(curves[:2]))) == ["math", "code", "plain decoding"]
+
+
+def test_styles_differ_without_colour(curve):
+    """Catches families that only colour tells apart, and one family in two looks."""
+    looks = [(line.get_marker(), line.get_color()) for line in quality_acceptance(curve).axes[0].lines]
+    markers, colours = zip(*looks)
+    assert len(set(markers)) == len(set(colours)) == len(looks)
+
+
+def test_what_is_missing_is_said(curve):
+    """Catches empty figures."""
+    figures, skipped = draw(to_curves([record("ar", None, 0.9), record("diversed", 0.7, 0.8)], "small"))
+    assert figures == {}
+    assert len(skipped) == 4
+    figures, skipped = draw(to_curves(sweep() + sweep(task="code"), "two"))
+    assert skipped == []
+    assert "two-quality-acceptance-code-t1-g5" in figures
+    without = to_curves([row for row in sweep() if row["method"] != "ar"], "bare")
+    figures, skipped = draw(without)
+    assert set(figures) == {"bare-quality-acceptance", "bare-quality-time", "bare-acceptance-weight"}
+    assert "target alone" not in lines(figures["bare-quality-acceptance"])
+    assert len(skipped) == 1
+
+
+def test_points_without_bounds_are_drawn(curve):
+    """Catches None taken for a bound."""
+    rows = [{**row, "quality_ci": None, "acceptance_rate_ci": None} for row in sweep()]
+    assert lines(quality_acceptance(to_curves(rows, "file")[0])) == lines(quality_acceptance(curve))
+
+
+@pytest.mark.parametrize("kind", ["png", "svg", "pdf"])
+def test_files_are_the_same_bytes(curve, tmp_path, kind):
+    """Catches timestamps, random ids, and a look that the user's settings change."""
+    save(quality_time(curve), tmp_path / f"a.{kind}")
+    before = dict(matplotlib.rcParams)
+    with matplotlib.rc_context({"font.size": 30, "lines.linewidth": 9}):
+        save(quality_time(curve), tmp_path / f"b.{kind}")
+    assert (tmp_path / f"a.{kind}").read_bytes() == (tmp_path / f"b.{kind}").read_bytes()
+    assert dict(matplotlib.rcParams) == before
+    assert "matplotlib.pyplot" not in sys.modules or not matplotlib.pyplot.get_fignums()
+    with pytest.raises(ValueError, match=r"png, svg, pdf.*a\.gif"):
+        save(quality_time(curve), tmp_path / "a.gif")
+
+
+def write(path: Path, content) -> Path:
+    path.write_text(content if isinstance(content, str) else json.dumps(content))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("{", "no JSON"),
+        ({"speed": 1}, 'no "records"'),
+        ([1], 'no "records"'),
+        ({"records": []}, 'no "records"'),
+        ({"records": [{"method": "ar"}]}, "lack .*quality"),
+        ({"records": [{**record("ar", None, 0.5), "trained_on": "math"}]}, "transfer"),
+    ],
+)
+def test_other_files_are_refused_by_name(tmp_path, content, said):
+    with pytest.raises(ValueError, match=f"other.json.*{said}"):
+        read_curves(write(tmp_path / "other.json", content))
+
+
+def test_command(tmp_path):
+    """Catches a file of another kind that stops the others, and figures that overwrite each other."""
+    good = write(tmp_path / "front.json", {"records": sweep()})
+    other = write(tmp_path / "speed.json", {"speed": 1})
+    output = tmp_path / "figures"
+    result = CliRunner().invoke(app, ["plot", str(good), str(other), "--output", str(output), "--format", "svg"])
+    assert result.exit_code == 0, result.output
+    assert "speed.json" in result.output.replace("\n", "")
+    names = ["front-acceptance-weight", "front-quality-acceptance", "front-quality-time", "time-acceptance"]
+    assert sorted(path.name for path in output.iterdir()) == [f"{name}.svg" for name in names]
+    for arguments in ([str(other)], [str(good), str(good)], [str(good), "--format", "gif"]):
+        result = CliRunner().invoke(app, ["plot", *arguments, "--output", str(tmp_path / "none")])
+        assert result.exit_code == 2, result.output
+    assert not (tmp_path / "none").exists()

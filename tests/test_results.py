@@ -1,0 +1,79 @@
+"""The README's results section, rendered from made-up results."""
+
+import json
+import shlex
+
+import pytest
+from typer.testing import CliRunner
+
+from hf_diversed.cli import app
+from tests.evaluation.measured import record, sweep
+from tools import render_results
+from tools.render_results import COMMANDS, draw_picture, missing, picture_is_current, pivot, results
+
+
+def write(folder, **files):
+    for name, records in files.items():
+        (folder / f"{name}.json").write_text(json.dumps({"records": records}))
+
+
+def test_without_results_the_commands_are_named(tmp_path):
+    """Catches a section that is silently empty."""
+    text = results(tmp_path)
+    for name, command in COMMANDS.items():
+        assert text.count(f"{command} --output results/{name}") == 1
+    assert len(missing(tmp_path)) == len(COMMANDS)
+
+
+def test_section(tmp_path):
+    """Catches figures in other cells, dials above the curve by their point only, and sweeps without the main run."""
+    rows = [record("ar", None, 0.9), record("sd", 0.6, 0.89)]
+    write(tmp_path, math=rows, summary=[{**row, "task": "summary", "quality": 0.5} for row in rows])
+    write(tmp_path, **{"frontier-math": sweep() + sweep(num_assistant_tokens=3)[:4]})
+    write(tmp_path, **{"math-t0": [{**rows[1], "temperature": 0.0, "quality": 0.7}]})
+    heads = [("math", "math", 0.8), ("math", "code", 0.2), ("code", "math", 0.3), ("code", "code", 0.6)]
+    cells = [record("diversed", 0.7, q, trained_on=a, tested_on=b) for a, b, q in heads]
+    write(tmp_path, transfer=cells)
+    text = results(tmp_path)
+    assert "| method | math | summary |\n|---|---|---|\n| `ar` | - / 90.0% | - / 50.0% |\n" in text
+    assert "![Quality against acceptance on math](results/frontier-math.png)" in text
+    assert "1 of 2 dial" in text
+    assert "| 0.7 | 70.0% (68.0% to 71.0%) | 84.0% (79.0% to 87.0%) | 24.0% (20.0% to 30.0%) |" in text
+    assert (
+        "| math | code |\n|---|---|---|\n| `math` | 70.0% / 80.0% | 70.0% / 20.0% |\n| `code` | 70.0% / 30.0%" in text
+    )
+    assert (
+        "| method | 0 | 1 |\n|---|---|---|\n| `sd` | 60.0% / 70.0% | 60.0% / 89.0% |\n| `ar` |  | - / 90.0% |" in text
+    )
+    assert "at most 1.5 (accepted) and 4.0 (quality) points" in text
+    assert "code.json" in text
+    assert len(missing(tmp_path)) == len(COMMANDS) - 5
+
+
+def test_cells_hold_one_record():
+    with pytest.raises(ValueError, match="two records"):
+        pivot([record("sd", 0.5, 0.5), record("sd", 0.6, 0.6)], "method", "task", "method")
+
+
+def test_the_picture_says_what_it_was_made_of(tmp_path):
+    """Catches a picture of other results than those beside it."""
+    assert picture_is_current(tmp_path)
+    write(tmp_path, **{"frontier-math": sweep()})
+    assert not picture_is_current(tmp_path)
+    draw_picture(tmp_path)
+    assert picture_is_current(tmp_path)
+    write(tmp_path, **{"frontier-math": sweep()[:-1]})
+    assert not picture_is_current(tmp_path)
+
+
+def test_the_committed_picture_is_current():
+    assert picture_is_current(render_results.RESULTS)
+
+
+@pytest.mark.parametrize("name", [name for name in COMMANDS if name != "transfer.json"])
+def test_commands_are_commands(name):
+    """Catches options that are not there: each command gets as far as a task that nobody has."""
+    words = shlex.split(COMMANDS[name])[1:]
+    words[words.index("--task") + 1] = "nothing"
+    result = CliRunner().invoke(app, words)
+    assert "unknown task" in result.output, result.output
