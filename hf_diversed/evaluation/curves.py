@@ -77,7 +77,7 @@ def read_curves(path: Path | str) -> list[Curve]:
 
 def to_curves(records: Sequence[Record], source: str) -> list[Curve]:
     """Group the records of one file by task, temperature and draft length."""
-    groups: dict[tuple, list[Record]] = {}
+    groups: dict[tuple[str, float, int], list[Record]] = {}
     for record in records:
         groups.setdefault((record["task"], record["temperature"], record["num_assistant_tokens"]), []).append(record)
     return [Curve(source, *setting, *_families(members)) for setting, members in groups.items()]
@@ -90,7 +90,8 @@ def weight(record: Record) -> float:
 
 
 def _families(records: Sequence[Record]) -> tuple[Record | None, dict[str, list[Record]]]:
-    plain, families = None, {}
+    plain: Record | None = None
+    families: dict[str, list[Record]] = {}
     for record in records:
         family, _ = family_of(record["method"])
         if family == PLAIN:

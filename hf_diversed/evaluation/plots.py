@@ -244,10 +244,9 @@ def _line(axes: Axes, x: Sequence[float], y: Sequence[float], style: tuple[str, 
 
 def _intervals(axes: Axes, x, y, colour: str, *, y_of, y_name: str = "quality", x_of=None) -> None:
     """Thin 95% bars; a point without bounds has none."""
-    errors = {"yerr": _distances(y_of, y_name)}
-    if x_of is not None:
-        errors["xerr"] = _distances(x_of, "acceptance_rate")
-    axes.errorbar(x, y, **errors, fmt="none", ecolor=colour, elinewidth=0.6, alpha=0.5, label="_")
+    across = None if x_of is None else _distances(x_of, "acceptance_rate")
+    up = _distances(y_of, y_name)
+    axes.errorbar(x, y, xerr=across, yerr=up, fmt="none", ecolor=colour, elinewidth=0.6, alpha=0.5, label="_")
 
 
 def _distances(records: Sequence[Record], name: str) -> list[list[float]]:
@@ -261,11 +260,13 @@ def _name_points(axes: Axes, name: str, records: Sequence[Record], x, y, *, risi
     if name not in (STATIC, DIVERSED):
         return
     up, right = (1, not rising) if name == DIVERSED else (-1, rising)
-    options = {"ha": "left" if right else "right", "va": "bottom" if up > 0 else "top", "fontsize": 6}
-    for record, *point in zip(records, x, y):
+    for record, at, height in zip(records, x, y):
         value = weight(record) if name == STATIC else family_of(record["method"])[1]
-        text = axes.annotate(f"{value:g}", point, (3 if right else -3, 3 * up), textcoords="offset points", **options)
-        text.set(color=_STYLES[name][0], path_effects=[withStroke(linewidth=1.5, foreground="white")])
+        text = axes.annotate(
+            f"{value:g}", (at, height), (3 if right else -3, 3 * up), textcoords="offset points", fontsize=6
+        )
+        text.set(ha="left" if right else "right", va="bottom" if up > 0 else "top", color=_STYLES[name][0])
+        text.set_path_effects([withStroke(linewidth=1.5, foreground="white")])
 
 
 def _different_labels(curves: Sequence[Curve]) -> list[str]:
