@@ -8,6 +8,7 @@ from rich.text import Text
 from transformers.utils import logging
 
 from hf_diversed.cli.comparison import Method, Pair, Settings, compare, demo_methods, measure
+from hf_diversed.cli.convert import convert
 from hf_diversed.cli.evaluate import evaluate
 from hf_diversed.cli.frontier import frontier
 from hf_diversed.cli.models import load_pair
@@ -27,6 +28,7 @@ app = typer.Typer(
 app.command()(evaluate)
 app.command()(frontier)
 app.command()(plot)
+app.command()(convert)
 
 Seed = Annotated[int, typer.Option(help="Seed of the prompts and of sampling.")]
 Gamma = Annotated[int, typer.Option("--num-assistant-tokens", min=1, help="Drafts per round.")]

@@ -1,0 +1,120 @@
+"""Heads of the authors' code (github.com/comeusr/diversed) as `DiversedHead`s.
+
+Theirs is `nn.Linear(Dq + Dp, 2)` on the draft's and the target's last hidden states, in this order, under a softmax
+whose second entry weighs the target. The softmax of two logits is the sigmoid of their difference.
+"""
+
+import json
+import os
+import pickle
+from pathlib import Path
+
+import torch
+
+from hf_diversed.head.configuration_diversed import DiversedHeadConfig
+from hf_diversed.head.modeling_diversed import DiversedHead
+
+
+WEIGHTS_NAME, CONFIG_NAME = "ensemble_head.bin", "ensemble_config.json"
+_WEIGHT, _BIAS = "summary.weight", "summary.bias"
+# Theirs to ours, of what `ensemble_config.json` may say.
+_CONFIG_KEYS = {
+    "target_hidden_size": "target_hidden_size",
+    "draft_hidden_size": "draft_hidden_size",
+    "target_model_path": "base_model_name_or_path",
+    "draft_model_path": "assistant_model_name_or_path",
+}
+
+
+def convert_head(
+    path: str | os.PathLike, target_hidden_size: int | None = None, draft_hidden_size: int | None = None, **config
+) -> DiversedHead:
+    """Read a head of the authors' code.
+
+    Args:
+        path: `ensemble_head.bin`, or the folder it is in. An `ensemble_config.json` beside it is read as well; what is
+            passed here wins over it.
+        target_hidden_size, draft_hidden_size: the file only says their sum, so one of them must be known.
+        config: other entries of `DiversedHeadConfig`.
+
+    Returns:
+        a float32 head on the CPU, in eval mode, that takes hidden states as they are (`normalize=False`).
+
+    Raises:
+        ValueError: if the file is no such head, holds anything but tensors, or does not fit the sizes.
+        FileNotFoundError: if there is no such file.
+
+    Example:
+        ```python
+        convert_head("ensemble_head.bin", target_hidden_size=4096).save_pretrained("head")
+        ```
+    """
+    path = Path(path)
+    path = path / WEIGHTS_NAME if path.is_dir() else path
+    weight, bias = _read_weights(path)
+    known = _read_config(path.with_name(CONFIG_NAME))
+    given = {"target_hidden_size": target_hidden_size, "draft_hidden_size": draft_hidden_size, **config}
+    known |= {name: value for name, value in given.items() if value is not None}
+    known |= _widths(weight.shape[1], known.get("target_hidden_size"), known.get("draft_hidden_size"))
+    head = DiversedHead(DiversedHeadConfig(**{**known, "normalize": False})).eval()
+    of_draft, of_target = (weight[1] - weight[0]).split([known["draft_hidden_size"], known["target_hidden_size"]])
+    with torch.no_grad():
+        head.out.weight.copy_(torch.cat([of_target, of_draft])[None])
+        head.out.bias.copy_((bias[1] - bias[0])[None])
+    return head
+
+
+def _read_weights(path: Path) -> tuple[torch.Tensor, torch.Tensor]:
+    """Weight `[2, Dq + Dp]` and bias `[2]`, float32."""
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} does not exist; pass the authors' {WEIGHTS_NAME} or the folder it is in.")
+    try:
+        found = torch.load(path, map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
+        raise ValueError(
+            f"{path} holds more than tensors, or is damaged, and was not loaded: a pickle could run code. Save the "
+            f"head's state_dict as {WEIGHTS_NAME} again, where it comes from."
+        ) from error
+    found = found if isinstance(found, dict) else {type(found).__name__: found}
+    if set(found) != {_WEIGHT, _BIAS} or not all(map(torch.is_tensor, found.values())):
+        names = ", ".join(f"{name} ({type(value).__name__})" for name, value in found.items())
+        raise ValueError(
+            f"{path} must hold the tensors {_WEIGHT} and {_BIAS}, got {names or 'nothing'}; it is no head of the "
+            "authors' code."
+        )
+    weight, bias = found[_WEIGHT], found[_BIAS]
+    if weight.ndim != 2 or weight.shape[0] != 2 or bias.shape != (2,):
+        raise ValueError(
+            f"{_WEIGHT} and {_BIAS} must have shapes [2, width] and [2], got {list(weight.shape)} and "
+            f"{list(bias.shape)}; only heads with one linear layer can be converted."
+        )
+    return weight.float(), bias.float()
+
+
+def _read_config(path: Path) -> dict:
+    if not path.is_file():
+        return {}
+    try:
+        found = json.loads(path.read_text())
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path} is not JSON ({error}); mend it, or remove it and pass the hidden sizes.") from error
+    if not isinstance(found, dict):
+        raise ValueError(f"{path} must hold an object, got {type(found).__name__}.")
+    return {ours: found[theirs] for theirs, ours in _CONFIG_KEYS.items() if found.get(theirs) is not None}
+
+
+def _widths(width: int, target: int | None, draft: int | None) -> dict[str, int]:
+    """Both hidden sizes, where at least one is known and they add up to the head's width."""
+    if target is None and draft is None:
+        raise ValueError(
+            f"the head is {width} wide, which is both hidden sizes together: pass target_hidden_size or "
+            f"draft_hidden_size, or put {CONFIG_NAME} beside the file."
+        )
+    target = width - draft if target is None else target  # type: ignore[operator]
+    draft = width - target if draft is None else draft
+    if min(target, draft) < 1 or target + draft != width:
+        raise ValueError(
+            f"target_hidden_size and draft_hidden_size must be at least 1 and add up to {width}, got {target} and "
+            f"{draft}; name the pair that the head was trained for."
+        )
+    return {"target_hidden_size": target, "draft_hidden_size": draft}
