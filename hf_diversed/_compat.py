@@ -3,9 +3,11 @@
 Written against transformers 5.23; `tests/test_compat.py` names what breaks when a release moves one of these.
 """
 
+import copy
 import inspect
 from pathlib import Path
 
+from torch import nn
 from transformers import GenerationConfig, PreTrainedModel
 from transformers.distributed.fsdp import is_fsdp_managed_module
 from transformers.generation import logits_process as lp
@@ -16,8 +18,8 @@ from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 MASKED_ATTENTION = ("sdpa", "eager")
 LAYER_TYPES = {"full_attention", "sliding_attention"}
 
-# Each position by itself: these see neither the prefix nor the row, so a whole block goes through in one call.
-POINTWISE_PROCESSORS = frozenset(
+# Reshape a law and never mean to forbid a token; what they cut depends on scores, not on the prefix.
+WARPERS = frozenset(
     {
         lp.TemperatureLogitsWarper,
         lp.TopKLogitsWarper,
@@ -26,11 +28,15 @@ POINTWISE_PROCESSORS = frozenset(
         lp.TypicalLogitsWarper,
         lp.EpsilonLogitsWarper,
         lp.EtaLogitsWarper,
-        lp.SuppressTokensLogitsProcessor,
-        lp.InfNanRemoveLogitsProcessor,
-        lp.LogitNormalization,
     }
 )
+
+# Each position by itself: these see neither the prefix nor the row, so a whole block goes through in one call.
+POINTWISE_PROCESSORS = WARPERS | {
+    lp.SuppressTokensLogitsProcessor,
+    lp.InfNanRemoveLogitsProcessor,
+    lp.LogitNormalization,
+}
 
 # Call a model, count their calls, or belong to other modalities: wrong on rows of different lengths.
 REFUSED_PROCESSORS = {
@@ -136,6 +142,43 @@ def forward_inputs(model: PreTrainedModel) -> set[str]:
     """What the model's forward takes besides ids and generation settings: masks, positions, pixels, audio."""
     named = set(inspect.signature(base_model(model).forward).parameters)
     return named - {"self", "input_ids", "kwargs", *vars(GenerationConfig())}
+
+
+def first_layers(model: PreTrainedModel, count: int) -> PreTrainedModel:
+    """A view of a model that goes from its first layers straight to the final norm and the output embedding.
+
+    It shares every parameter and buffer, and nothing else: configs and modules are its own, so that the model's layer
+    count, attributes and hooks stay as they are. (Upstream's early exit rewrites `config.num_hidden_layers` of the
+    model during a call, which other threads see, and which models that do not read it while running ignore.)
+
+    Raises:
+        ValueError: if the model's forward is bound to it from outside, or its layers cannot be told.
+    """
+    model = base_model(model)
+    decoder, name = model.get_decoder(), type(model).__name__
+    stacks = [x for x in decoder.children() if isinstance(x, nn.ModuleList) and len(x) == num_layers(model)]
+    if len(stacks) != 1 or any("forward" in vars(module) for module in (model, model.base_model, decoder)):
+        raise ValueError(
+            f"{name} cannot be left early: its layers are no plain list, or its forward is bound to it from outside "
+            "(torch.compile, or accelerate's device_map). Pass an assistant_model."
+        )
+    view = _view(model, stacks[0], count)
+    view.config = copy.deepcopy(model.config)
+    config = text_config(view)
+    if layer_types(model):
+        config.layer_types = layer_types(model)[:count]
+    config.num_hidden_layers = count
+    view.get_decoder().config = config
+    return view
+
+
+def _view(module: nn.Module, stack: nn.Module, count: int):
+    """The module tree again over the same parameters and buffers, with the first `count` layers of `stack`."""
+    twin = copy.copy(module)
+    children = list(module._modules.items())[: count if module is stack else None]
+    twin._modules = {name: child and _view(child, stack, count) for name, child in children}
+    twin._forward_hooks, twin._forward_pre_hooks = module._forward_hooks.copy(), module._forward_pre_hooks.copy()
+    return twin
 
 
 def is_sharded(model: PreTrainedModel) -> bool:

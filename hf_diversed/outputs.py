@@ -131,6 +131,7 @@ class DecodingContext:
     """What a rule may check before the first forward pass.
 
     `batch_size` rows come from `num_prompts` prompts (`num_return_sequences` each); temperature is 0 when greedy.
+    Without a draft model (prompt lookup) `draft_hidden_size` is None and `draft_name` is empty.
     """
 
     batch_size: int
@@ -138,7 +139,7 @@ class DecodingContext:
     vocab_size: int
     temperature: float
     target_hidden_size: int
-    draft_hidden_size: int
+    draft_hidden_size: int | None
     target_name: str
     draft_name: str
 

@@ -16,18 +16,23 @@ _TEXT_MARKERS = {"token_type_ids", "mm_token_type_ids"}
 
 def check_call(
     model: PreTrainedModel,
-    draft: PreTrainedModel,
+    draft: PreTrainedModel | None,
     config: GenerationConfig,
     model_kwargs: dict,
     processors: LogitsProcessorList,
 ) -> None:
-    """Everything below that can be said once `generate` has prepared a call. Raises ValueError."""
+    """Everything below that can be said once `generate` has prepared a call. Raises ValueError.
+
+    `draft` is the assistant model; None where drafts come from the text or from the target itself.
+    """
     check_model(model, "target")
-    check_model(draft, "draft")
     check_config(config)
+    check_drafts(model, draft, config)
     check_inputs(model, model_kwargs)
     check_processors(processors)
-    check_vocabularies(model, draft)
+    if draft is not None:
+        check_model(draft, "draft")
+        check_vocabularies(model, draft)
 
 
 def check_model(model: PreTrainedModel, role: str) -> None:
@@ -73,8 +78,6 @@ def check_config(config: GenerationConfig) -> None:
         raise ValueError("use_cache must be True: speculative decoding re-reads the prefix from the cache.")
     modes = {
         "assistant_ensemble_weight": "pass verifier=StaticEnsembleVerifier(weight) instead",
-        "prompt_lookup_num_tokens": "prompt lookup has no draft model; drop it or drop the verifier",
-        "assistant_early_exit": "early-exit self-drafting is not served; pass an assistant_model",
         "use_mtp": "multi-token heads draft by themselves; drop it or drop the verifier",
         "speculation_type": "the assistant model drafts as a causal LM; drop it or drop the verifier",
         "penalty_alpha": "contrastive search is a decoding loop of its own; drop it or drop the verifier",
@@ -93,6 +96,29 @@ def check_config(config: GenerationConfig) -> None:
             raise ValueError(
                 f"{name}=True is not collected over ragged blocks; run the model on the returned sequences."
             )
+
+
+def check_drafts(model: PreTrainedModel, draft: PreTrainedModel | None, config: GenerationConfig) -> None:
+    """Refuse a call that names no source of drafts, or two, or one out of range."""
+    named = {name: getattr(config, name) for name in ("prompt_lookup_num_tokens", "assistant_early_exit")}
+    sources = ([] if draft is None else ["assistant_model"]) + [f"{n}={v!r}" for n, v in named.items() if v is not None]
+    if not sources:
+        raise ValueError(
+            "a verifier needs a draft to verify: pass assistant_model= (without the hook, bind it with "
+            "functools.partial: `generate` does not hand it on), prompt_lookup_num_tokens= or assistant_early_exit=."
+        )
+    if len(sources) > 1:
+        raise ValueError(f"{' and '.join(sources)} are two sources of drafts; pass only one.")
+    for name in (*named, "max_matching_ngram_size"):
+        value = getattr(config, name)
+        if value is not None and (not isinstance(value, int) or value < 1):
+            raise ValueError(f"{name} must be an integer >= 1, got {value!r}.")
+    exit_layer, layers = config.assistant_early_exit, _compat.num_layers(model)
+    if exit_layer is not None and exit_layer >= layers:
+        raise ValueError(
+            f"assistant_early_exit must be below the model's {layers} layers, got {exit_layer}: with all of them the "
+            "draft would be the target."
+        )
 
 
 def check_cache_implementation(name: str | None) -> None:

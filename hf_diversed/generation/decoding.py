@@ -8,8 +8,9 @@ from transformers.generation.streamers import BaseStreamer
 
 from hf_diversed import _compat
 from hf_diversed.generation import checks
-from hf_diversed.generation.drafting import DiversedCandidateGenerator
+from hf_diversed.generation.drafting import DiversedCandidateGenerator, Drafter
 from hf_diversed.generation.processing import BlockProcessor, RaggedRows, StopTracker
+from hf_diversed.generation.prompt_lookup import PromptLookupDrafter
 from hf_diversed.generation.ragged_model import RaggedModel
 from hf_diversed.generation.recording import RoundLog, ScoreCollector, describe_round
 from hf_diversed.outputs import (
@@ -25,6 +26,7 @@ from hf_diversed.verifiers.base import Verifier
 
 
 DEFAULT_NUM_ASSISTANT_TOKENS = 5
+_UPSTREAM_NGRAM_SIZE = 2  # of prompt lookup, where the config says nothing
 _SHRINK_BELOW = 0.75  # share of running rows; each time the caches are copied, which costs less than a round
 
 
@@ -50,7 +52,9 @@ def diversed_decoding(
 
     Args:
         model: the target. `input_ids`: long `[B, S]`, left-padded.
-        assistant_model: the draft. `verifier`: the rule that accepts or replaces its tokens.
+        assistant_model: the draft; None where the generation config names another source of drafts:
+            `prompt_lookup_num_tokens` (the text itself) or `assistant_early_exit` (the target's first layers).
+        verifier: the rule that accepts or replaces drafted tokens.
         num_assistant_tokens: gamma, drafts per round; None for the verifier's own preference, or 5.
         output_token_records: also return `TokenRecords` (needs `return_dict_in_generate=True`).
         streamer: gets every round's tokens once, in order; batch size 1 only.
@@ -67,11 +71,14 @@ def diversed_decoding(
         model.generate(**inputs, custom_generate=loop)
         ```
     """
-    draft, verifier = _require(assistant_model, verifier)
-    checks.check_call(model, draft, generation_config, model_kwargs, logits_processor)
+    verifier = _require(verifier)
+    checks.check_call(model, assistant_model, generation_config, model_kwargs, logits_processor)
     checks.check_streamer(streamer, batch_size=input_ids.shape[0])
     if output_token_records and not generation_config.return_dict_in_generate:
         raise ValueError("output_token_records=True needs return_dict_in_generate=True to return them.")
+    draft = assistant_model
+    if generation_config.assistant_early_exit is not None:
+        draft = _compat.first_layers(model, generation_config.assistant_early_exit)
     _check_rule(verifier, model, draft, generation_config, batch_size=input_ids.shape[0])
     plan = _plan(input_ids, stopping_criteria, generation_config, num_assistant_tokens, verifier)
     rows, stops, processor = plan.rows, plan.stops, BlockProcessor(logits_processor)
@@ -85,8 +92,8 @@ def diversed_decoding(
     drafter.prefill(generation_config.prefill_chunk_size)
 
     while rows.running:
-        starts, gammas = rows.lengths, plan.draft_lengths()
-        q = drafter.propose(gammas)
+        starts = rows.lengths
+        q, gammas = drafter.propose(plan.draft_lengths())
         p = _score_block(target, processor, rows, q, gammas, plan.keep_raw_logits)
         verdict = None if q is None else verifier(rows.view(max(starts), starts), q, p, state)
         outcome = _settle(verdict, q, p, gammas, rows, plan.do_sample)
@@ -117,7 +124,7 @@ def diversed_decoding(
     if streamer is not None:
         streamer.end()
     ends = rows.final_ends()
-    stats = log.stats(ends, target.num_forwards, drafter.model.num_forwards)
+    stats = log.stats(ends, target.num_forwards, drafter.num_forwards)
     if not generation_config.return_dict_in_generate:
         return rows.finished()
     return GenerateDiversedOutput(
@@ -129,11 +136,11 @@ def diversed_decoding(
     )
 
 
-def _shrink(kept: torch.Tensor, rows: RaggedRows, target, drafter, state: torch.Tensor | None):
+def _shrink(kept: torch.Tensor, rows: RaggedRows, target: RaggedModel, drafter: Drafter, state: torch.Tensor | None):
     """Drop finished rows, which would be decoded on for nothing; returns what is left of the rule's state."""
     rows.keep(kept)
     target.keep(kept)
-    drafter.model.keep(kept)
+    drafter.keep(kept)
     return None if state is None else state[kept]
 
 
@@ -149,6 +156,7 @@ class _Plan:
     output_scores: bool
     output_logits: bool
     keep_raw_logits: bool
+    max_ngram_size: int
 
     @property
     def collects_columns(self) -> bool:
@@ -162,20 +170,28 @@ class _Plan:
         ]
 
 
-def _require(draft: PreTrainedModel | None, verifier: Verifier | None) -> tuple[PreTrainedModel, Verifier]:
-    if draft is None:
-        raise ValueError(
-            "a verifier needs a draft to verify: pass assistant_model= (without the hook, bind it with "
-            "functools.partial: `generate` does not hand it on)."
-        )
+def _require(verifier: Verifier | None) -> Verifier:
     if not isinstance(verifier, Verifier):
         raise TypeError(f"verifier must be a Verifier, got {type(verifier).__name__}; see hf_diversed.VERIFIERS.")
-    return draft, verifier
+    return verifier
 
 
-def _check_rule(verifier: Verifier, model, draft, config: GenerationConfig, batch_size: int) -> None:
+def _check_rule(
+    verifier: Verifier, model: PreTrainedModel, draft: PreTrainedModel | None, config: GenerationConfig, batch_size: int
+) -> None:
+    name = type(verifier).__name__
     if verifier.greedy_only and config.do_sample:
-        raise ValueError(f"{type(verifier).__name__} is defined for greedy decoding only; pass do_sample=False.")
+        raise ValueError(f"{name} is defined for greedy decoding only; pass do_sample=False.")
+    if draft is None and verifier.needs_hidden_states:
+        raise ValueError(
+            f"{name} reads the draft's hidden states, and looked-up tokens (prompt_lookup_num_tokens) have none; use "
+            'a head with features="distribution", or an assistant_model.'
+        )
+    if draft is None and verifier.needs_draft_confidence:
+        raise ValueError(
+            f"{verifier!r} reads how sure the draft is, and looked-up tokens (prompt_lookup_num_tokens) do not say; "
+            "use a rule that reads p and the drafted token, or an assistant_model."
+        )
     verifier.check(
         DecodingContext(
             batch_size=batch_size,
@@ -183,16 +199,22 @@ def _check_rule(verifier: Verifier, model, draft, config: GenerationConfig, batc
             vocab_size=_compat.vocab_size(model),
             temperature=(1.0 if config.temperature is None else config.temperature) if config.do_sample else 0.0,
             target_hidden_size=_compat.hidden_width(model),
-            draft_hidden_size=_compat.hidden_width(draft),
+            draft_hidden_size=None if draft is None else _compat.hidden_width(draft),
             target_name=_compat.model_name(model),
-            draft_name=_compat.model_name(draft),
+            draft_name="" if draft is None else _compat.model_name(draft),
         )
     )
 
 
 def _plan(input_ids, criteria, config, num_assistant_tokens, verifier) -> _Plan:
-    chosen = (num_assistant_tokens, _compat.explicit_draft_length(config), verifier.num_assistant_tokens)
+    looked_up = config.prompt_lookup_num_tokens
+    chosen = (looked_up, num_assistant_tokens, _compat.explicit_draft_length(config), verifier.num_assistant_tokens)
     gamma = next((count for count in chosen if count is not None), DEFAULT_NUM_ASSISTANT_TOKENS)
+    if looked_up is not None and num_assistant_tokens not in (None, looked_up):
+        raise ValueError(
+            f"prompt_lookup_num_tokens={looked_up} is the draft length, num_assistant_tokens={num_assistant_tokens} "
+            "another; pass only the first."
+        )
     if not isinstance(gamma, int) or gamma < 1:
         raise ValueError(f"num_assistant_tokens must be an integer >= 1, got {gamma!r}; 3 to 8 suit most pairs.")
     # A MaxLengthCriteria of the caller's stands in the list instead of the config's.
@@ -208,10 +230,11 @@ def _plan(input_ids, criteria, config, num_assistant_tokens, verifier) -> _Plan:
         output_scores=bool(config.return_dict_in_generate and config.output_scores),
         output_logits=output_logits,
         keep_raw_logits=output_logits or verifier.needs_raw_logits,
+        max_ngram_size=config.max_matching_ngram_size or _UPSTREAM_NGRAM_SIZE,
     )
 
 
-def _models(model, draft, verifier, processor, plan, model_kwargs):
+def _models(model, draft, verifier, processor, plan, model_kwargs) -> tuple[RaggedModel, Drafter]:
     """The target and the drafter over their own caches."""
     rows = plan.rows
     prompt_mask = model_kwargs.get("attention_mask")
@@ -229,6 +252,11 @@ def _models(model, draft, verifier, processor, plan, model_kwargs):
         "last_position": plan.max_length - 1,
         "keep_hidden": verifier.needs_hidden_states,
     }
+    target = RaggedModel(model, **options)
+    if draft is None:
+        return target, PromptLookupDrafter(
+            rows, processor, prompt_mask, _compat.vocab_size(model), plan.gamma, plan.max_ngram_size, plan.do_sample
+        )
     drafter = DiversedCandidateGenerator(
         draft,
         rows,
@@ -240,7 +268,7 @@ def _models(model, draft, verifier, processor, plan, model_kwargs):
         is_eos=rows.is_eos if len(rows.ends) == 1 else None,
         **options,
     )
-    return RaggedModel(model, **options), drafter
+    return target, drafter
 
 
 def _score_block(target, processor, rows, q: DraftOutput | None, gammas: list[int], keep_raw: bool) -> TargetOutput:

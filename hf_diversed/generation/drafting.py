@@ -1,6 +1,7 @@
 """Drafting: gamma cheap steps of the draft model for a whole batch. Does not verify."""
 
 from collections.abc import Callable
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -12,6 +13,37 @@ from hf_diversed.generation.processing import BlockProcessor, RaggedRows
 from hf_diversed.generation.ragged_model import RaggedModel
 from hf_diversed.outputs import DraftOutput
 from hf_diversed.sampling import draw, draw_noise, first_true
+
+
+class Drafter(Protocol):
+    """What the loop asks of whatever proposes tokens.
+
+    Attributes:
+        num_forwards: forward passes of a draft model so far.
+    """
+
+    @property
+    def num_forwards(self) -> int: ...
+
+    def prefill(self, chunk_size: int | None = None) -> None:
+        """Read all of the prompt but its last token."""
+
+    def propose(self, counts: list[int]) -> tuple[DraftOutput | None, list[int]]:
+        """Draft for every row and write the tokens behind it.
+
+        Args:
+            counts: per row, how many of its drafts will be looked at; 0 for finished rows.
+
+        Returns:
+            tokens and processed scores of q, on the rows' device, or None if nothing was drafted; and per row how
+            many of the tokens are drafts of its own, at most its count. The others only fill up the block.
+        """
+
+    def rewind(self, all_accepted: bool) -> None:
+        """Say how the round ended: whether some running row's drafts were all accepted."""
+
+    def keep(self, rows: torch.Tensor) -> None:
+        """Go on with these rows (long, ascending) of the batch only."""
 
 
 class DiversedCandidateGenerator(CandidateGenerator):
@@ -78,24 +110,25 @@ class DiversedCandidateGenerator(CandidateGenerator):
         rows.ids[:, :length] = input_ids
         rows.advance([length - rows.lengths[0]] * len(rows.lengths))
         room = self.model.last_position - length
-        drafted = self.propose([min(self.num_assistant_tokens, room)] * len(rows.lengths))
+        drafted, _ = self.propose([min(self.num_assistant_tokens, room)] * len(rows.lengths))
         if drafted is None:
             return input_ids, None
         return torch.cat([input_ids, drafted.tokens], dim=1), drafted.scores
+
+    @property
+    def num_forwards(self) -> int:
+        return self.model.num_forwards
+
+    def keep(self, rows: torch.Tensor) -> None:
+        """Go on with these rows (long, ascending) of the batch only."""
+        self.model.keep(rows)
 
     def rewind(self, all_accepted: bool) -> None:
         """Say how the last round ended. Its last draft was never fed: a fully accepted row lags by two."""
         self._behind = 2 if all_accepted else 1
 
-    def propose(self, counts: list[int]) -> DraftOutput | None:
-        """Draft `max(counts)` tokens for every row and write them behind it.
-
-        Args:
-            counts: per row, how many of its drafts will be looked at; 0 for finished rows.
-
-        Returns:
-            tokens and processed scores of q, on the rows' device; None if nothing is to be drafted.
-        """
+    def propose(self, counts: list[int]) -> tuple[DraftOutput | None, list[int]]:
+        """Draft `max(counts)` tokens for every row; see `Drafter.propose`."""
         steps: list[tuple] = []
         for step in range(max(counts)):
             feed = steps[-1][0][:, None] if steps else self.rows.last(self._behind)
@@ -104,15 +137,16 @@ class DiversedCandidateGenerator(CandidateGenerator):
                 break
         self._fed = max(self.rows.lengths) + len(steps) - 1
         if not steps:
-            return None
+            return None, counts
         tokens, scores, raw, hidden = zip(*steps)
-        return DraftOutput(
+        draft = DraftOutput(
             scores=torch.cat(scores, dim=1),
             hidden=torch.cat(hidden, dim=1) if self.model.keep_hidden else None,
             raw_logits=torch.cat(raw, dim=1) if self.keep_raw_logits else None,
             tokens=torch.stack(tokens, dim=1),
             sampled=self.do_sample,
         )
+        return draft, counts
 
     def _step(self, step: int, feed: torch.Tensor, counts: list[int]):
         """Draft a token per row from `feed`, ids `[B, 1 or 2]` that end `step` columns behind the row's length."""

@@ -170,13 +170,10 @@ def _generate_relaxed(original, model: PreTrainedModel, attachment: Attachment |
     arguments = inspect.signature(original).bind(model, *args, **kwargs).arguments
     extra = arguments.pop("kwargs", {})
     call = _Call(model, arguments, extra, attachment)
-    draft = arguments.pop("assistant_model", None)
-    if draft is None and attachment is not None:
-        draft = attachment.assistant_model
-    if draft is None:
-        raise ValueError("diversed_head= and verifier= need a draft to verify: pass assistant_model= as well.")
+    draft = call.draft()
     checks.check_model(model, "target")
-    checks.check_model(draft, "draft")
+    if draft is not None:
+        checks.check_model(draft, "draft")
     call.refuse_other_modes()
     checks.check_tokenizers(extra.get("tokenizer"), extra.pop("assistant_tokenizer", None))
     loop = functools.partial(
@@ -211,6 +208,19 @@ class _Call:
     def setting(self, name: str):
         """The same, or what the model's own generation config says."""
         return _first(self.named(name), _compat.config_entry(self.model.generation_config, name))
+
+    def draft(self) -> PreTrainedModel | None:
+        """The assistant model, or None where the call drafts without one: from its own text or its own layers."""
+        draft = self.arguments.pop("assistant_model", None)
+        modes = ("prompt_lookup_num_tokens", "assistant_early_exit")
+        if draft is None and self.attachment is not None and all(self.named(mode) is None for mode in modes):
+            draft = self.attachment.assistant_model
+        if draft is None and all(self.setting(mode) is None for mode in modes):
+            raise ValueError(
+                "diversed_head= and verifier= need a draft to verify: pass assistant_model= as well (or "
+                "prompt_lookup_num_tokens= or assistant_early_exit=)."
+            )
+        return draft
 
     def draft_length(self) -> int | None:
         attached = None if self.attachment is None else self.attachment.num_assistant_tokens

@@ -4,9 +4,11 @@ Both were written for rows of equal length: `processor(input_ids[:, :l], scores)
 every call still looks like that; the result is used for the rows that stand at column l.
 """
 
+from collections.abc import Container, Iterable
+
 import torch
 import torch.nn.functional as F
-from transformers import LogitsProcessorList, StoppingCriteriaList
+from transformers import LogitsProcessor, StoppingCriteriaList
 
 from hf_diversed import _compat
 
@@ -19,6 +21,7 @@ class RaggedRows:
         origins: which row of the batch each of these is; rows that have finished may be dropped (`keep`).
         prompt_length: S. `lengths`: columns in use per row, on the host; `lengths_tensor`: the same, long `[B]`.
         ends: per row, the length at which it finished; None while it runs.
+        eos_ids: long `[E]`, on the host; None where there is no EOS.
     """
 
     def __init__(self, input_ids: torch.Tensor, capacity: int, eos_ids: list[int], pad_id: int):
@@ -33,6 +36,7 @@ class RaggedRows:
         self._all_ids, self._all_ends = self.ids, self.ends
         self.pad_id = pad_id
         self._eos_id = eos_ids[0] if eos_ids else pad_id
+        self.eos_ids = torch.tensor(eos_ids) if eos_ids else None
         self._eos_ids = torch.tensor(eos_ids, device=input_ids.device) if eos_ids else None
 
     @property
@@ -118,8 +122,12 @@ class BlockProcessor:
     and are called once per column with every row, in the list's order.
     """
 
-    def __init__(self, processors: LogitsProcessorList):
+    def __init__(self, processors: Iterable[LogitsProcessor]):
         self.processors = list(processors)
+
+    def without(self, types: Container[type]) -> "BlockProcessor":
+        """The same without processors of these types."""
+        return BlockProcessor(x for x in self.processors if type(x) not in types)
 
     @property
     def reads_prefix(self) -> bool:

@@ -17,6 +17,7 @@ class Verifier:
     Attributes:
         needs_hidden_states: ask for `hidden` on both outputs.
         needs_raw_logits: ask for `raw_logits` on both outputs.
+        needs_draft_confidence: the rule reads how sure the draft is. Looked-up tokens, whose q is one-hot, do not say.
         greedy_only: refuse sampling before the first forward pass.
         per_row: the rule has settings per row, so that finished rows must stay where they are.
         num_assistant_tokens: draft length the rule was made for, used where the caller names none.
@@ -24,6 +25,7 @@ class Verifier:
 
     needs_hidden_states = False
     needs_raw_logits = False
+    needs_draft_confidence = False
     greedy_only = False
     per_row = False
     num_assistant_tokens: int | None = None
@@ -45,7 +47,7 @@ class Verifier:
         raise NotImplementedError(f"{type(self).__name__} must implement __call__ (or derive from LawVerifier)")
 
     def __repr__(self) -> str:
-        shown = ", ".join(f"{name}={value!r}" for name, value in vars(self).items() if not name.startswith("_"))
+        shown = ", ".join(f"{name}={value!r}" for name, value in vars(self).items() if not name.startswith(("_", "needs_")))
         return f"{type(self).__name__}({shown})"
 
 

@@ -10,6 +10,7 @@ from hf_diversed.sampling import total_variation
 from hf_diversed.verifiers.base import LawVerifier, check_range
 
 
+_GATES_ON_DRAFT = {"chow", "diff", "opt", "token_v1"}
 # Each gate sees raw draft and target probabilities `[B, G, V]`, TV of the processed laws `[B, G, 1]` and alpha, and
 # says where (`[B, G, 1]`: the whole position; `[B, G, V]`: single tokens) the draft's law is kept. Equation numbers
 # are the paper's.
@@ -53,6 +54,7 @@ class SpecCascadeVerifier(LawVerifier):
         low, high, advice = _ALPHA_RANGES[rule]
         self.rule = rule
         self.alpha = check_range("alpha", alpha, low, high, advice)
+        self.needs_draft_confidence = rule in _GATES_ON_DRAFT
 
     def law(self, draft: DraftOutput, target: TargetOutput) -> torch.Tensor:
         if draft.sampled:

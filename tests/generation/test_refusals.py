@@ -13,7 +13,14 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from transformers.generation.streamers import BaseStreamer
 
 import hf_diversed
-from hf_diversed import DiversedHead, DiversedHeadConfig, LosslessVerifier, StaticEnsembleVerifier, _compat
+from hf_diversed import (
+    DiversedHead,
+    DiversedHeadConfig,
+    LosslessVerifier,
+    SpecCascadeVerifier,
+    StaticEnsembleVerifier,
+    _compat,
+)
 from tests import tiny
 
 
@@ -157,7 +164,15 @@ def as_target_and_draft(name, make, *words):
     ]
 
 
+def bound():
+    """As torch.compile and accelerate's dispatch leave a model: calling a view of it would call the model."""
+    model = tiny.tiny_model("llama", seed=5)
+    model.forward = model.forward
+    return model
+
+
 generate, with_head = (partial(partial, method) for method in (BENCH.generate, BENCH.with_head))
+looking_up = partial(generate, assistant_model=MISSING, **{"prompt_lookup_num_tokens": 3})
 
 ROWS = [
     # models
@@ -184,13 +199,56 @@ ROWS = [
         generate(generation_config=tf.GenerationConfig(num_beams=3, max_length=12)),
         ["num_beams", "3"],
     ),
-    Row("prompt lookup", generate(prompt_lookup_num_tokens=3), ["prompt_lookup_num_tokens=3", "drop it"]),
+    Row(
+        "prompt lookup and a draft",
+        generate(prompt_lookup_num_tokens=3),
+        ["assistant_model and prompt_lookup_num_tokens=3", "pass only one"],
+    ),
+    Row("no lookup length", looking_up(prompt_lookup_num_tokens=0), ["prompt_lookup_num_tokens", ">= 1", "got 0"]),
+    Row("no n-gram", looking_up(max_matching_ngram_size=0), ["max_matching_ngram_size", ">= 1", "got 0"]),
+    Row("two draft lengths", looking_up(num_assistant_tokens=5), ["=3", "=5", "pass only the first"]),
+    Row("two samples looked up", looking_up(num_return_sequences=2, do_sample=True), ["num_return_sequences", "1"]),
+    Row(
+        "hidden states of looked-up tokens",
+        looking_up(verifier=MISSING, diversed_head=BENCH.head),
+        ["DiversedVerifier", "hidden states", 'features="distribution"', "assistant_model"],
+    ),
+    *(
+        Row(
+            f"{rule} on looked-up tokens",
+            looking_up(verifier=SpecCascadeVerifier(rule, 0.3)),
+            [rule, "how sure the draft is", "assistant_model"],
+        )
+        for rule in ("chow", "diff", "opt", "token_v1")
+    ),
     Row(
         "upstream's ensemble",
         generate(assistant_ensemble_weight=0.4),
         ["assistant_ensemble_weight=0.4", "StaticEnsembleVerifier"],
     ),
-    Row("early exit", generate(assistant_early_exit=1), ["assistant_early_exit=1", "pass an assistant_model"]),
+    Row(
+        "early exit and a draft",
+        generate(assistant_early_exit=1),
+        ["assistant_model and assistant_early_exit=1", "pass only one"],
+    ),
+    Row(
+        "early exit and prompt lookup",
+        looking_up(assistant_early_exit=1),
+        ["prompt_lookup_num_tokens=3 and assistant_early_exit=1", "pass only one"],
+    ),
+    *(
+        Row(
+            f"early exit {layer}",
+            generate(assistant_model=MISSING, assistant_early_exit=layer),
+            ["assistant_early_exit", f"got {layer}", words],
+        )
+        for layer, words in ((0, ">= 1"), (2, "below the model's 2 layers"), (5, "below the model's 2 layers"))
+    ),
+    Row(
+        "early exit of a bound forward",
+        lambda: BENCH.generate(bound(), assistant_model=MISSING, assistant_early_exit=1),
+        ["LlamaForCausalLM", "bound to it from outside", "Pass an assistant_model"],
+    ),
     Row("multi-token heads", generate(use_mtp=True), ["use_mtp=True", "drop"]),
     Row("DFlash draft", generate(speculation_type="dflash"), ["speculation_type='dflash'", "drop"]),
     Row("contrastive search", generate(penalty_alpha=0.6, top_k=4), ["penalty_alpha=0.6", "drop"]),
@@ -320,6 +378,8 @@ def test_the_bench_itself_is_served():
     with modules_run() as ran:
         assert BENCH.generate().shape == (2, 10)
         assert BENCH.with_head(diversed_quality=[0.1, 0.9]).shape == (2, 10)
+        assert BENCH.generate(assistant_model=MISSING, prompt_lookup_num_tokens=3).shape == (2, 10)
+        assert BENCH.generate(assistant_model=MISSING, assistant_early_exit=1).shape == (2, 10)
         assert BENCH.generate(BENCH.multimodal, assistant_model=BENCH.multimodal).shape == (2, 10)
     assert {"LlamaForCausalLM", "Gemma3ForConditionalGeneration"} <= set(ran)
     same = Words("a", "b"), Words("a", "b")

@@ -1,0 +1,95 @@
+"""Drafting by prompt lookup: what followed the text's last words where they stood before. No model; does not verify."""
+
+import torch
+from transformers.generation.candidate_generator import PromptLookupCandidateGenerator
+
+from hf_diversed import _compat
+from hf_diversed.generation.processing import BlockProcessor, RaggedRows
+from hf_diversed.outputs import DraftOutput
+
+
+class PromptLookupDrafter:
+    """Proposes, for every row of a batch, what upstream's prompt lookup would propose for that row alone.
+
+    q is one-hot: the drafted token has probability 1. It depends on the prefix only, so `w p + (1 - w) q` is a law.
+    A row without a match drafts nothing in that round. A draft ends before the first EOS, and before the first token
+    that a processor forbids (where this is the very first token, upstream would look for another match).
+
+    Args:
+        rows: the batch's ids; drafted tokens are written behind each row's length.
+        processor: of the call; what forbids tokens outright is asked, warpers are not.
+        prompt_mask: long `[B, S]`, 0 at left padding, which is no text; None where nothing is padded.
+        vocab_size: V of the target.
+        num_tokens: gamma. max_ngram_size: how many of the last ids to look for, at most.
+        do_sample: what the verifier is told of the tokens' origin.
+    """
+
+    num_forwards = 0
+
+    def __init__(
+        self,
+        rows: RaggedRows,
+        processor: BlockProcessor,
+        prompt_mask: torch.Tensor | None,
+        vocab_size: int,
+        num_tokens: int,
+        max_ngram_size: int,
+        do_sample: bool,
+    ):
+        self.rows = rows
+        self.vocab_size = vocab_size
+        self.do_sample = do_sample
+        self._first = [0] * len(rows.lengths)
+        if prompt_mask is not None:
+            self._first = (prompt_mask != 0).long().argmax(dim=-1).tolist()
+        self._bans = processor.without(_compat.WARPERS)
+        self._lookup = PromptLookupCandidateGenerator(
+            eos_token_id=rows.eos_ids,
+            num_output_tokens=num_tokens,
+            max_matching_ngram_size=max_ngram_size,
+            max_length=rows.ids.shape[1],
+        )
+
+    def prefill(self, chunk_size: int | None = None) -> None:
+        """Nothing to read ahead."""
+
+    def rewind(self, all_accepted: bool) -> None:
+        """Nothing to take back."""
+
+    def keep(self, rows: torch.Tensor) -> None:
+        self._first = [self._first[row] for row in rows.tolist()]
+
+    def propose(self, counts: list[int]) -> tuple[DraftOutput | None, list[int]]:
+        """See `Drafter.propose`."""
+        rows = self.rows
+        # The lookup decides on the host, row by row: one transfer, not one per comparison.
+        ids = rows.ids[:, : max(rows.lengths)].cpu()
+        found = [self._look_up(ids[row, : rows.lengths[row]], row, count) for row, count in enumerate(counts)]
+        found_counts = [len(tokens) for tokens in found]
+        if not any(found_counts):
+            return None, found_counts
+        tokens = torch.nn.utils.rnn.pad_sequence(found, batch_first=True, padding_value=rows.pad_id)
+        tokens = tokens.to(rows.ids.device)
+        for step, column in enumerate(tokens.unbind(dim=1)):
+            rows.write(step, column)
+        scores = torch.full((*tokens.shape, self.vocab_size), -torch.inf, device=tokens.device)
+        scores.scatter_(-1, tokens[..., None], 0.0)
+        draft = DraftOutput(scores, raw_logits=scores, tokens=tokens, sampled=self.do_sample)
+        return draft, self._before_bans(tokens, found_counts)
+
+    def _look_up(self, ids: torch.Tensor, row: int, count: int) -> torch.Tensor:
+        """Up to `count` ids that may follow `ids`, long `[N]`."""
+        text = ids[None, self._first[row] :]
+        if count < 1:
+            return text[0, :0]
+        candidates, _ = self._lookup.get_candidates(text)
+        return candidates[0, text.shape[1] :][:count]
+
+    def _before_bans(self, tokens: torch.Tensor, counts: list[int]) -> list[int]:
+        """How many of each row's tokens stand before the first one that a processor forbids."""
+        if not self._bans.processors:
+            return counts
+        even = torch.zeros(*tokens.shape, self.vocab_size, device=tokens.device)
+        allowed = self._bans(self.rows, even, offset=0, counts=counts).gather(-1, tokens[..., None]).squeeze(-1)
+        kept = (allowed > torch.finfo(allowed.dtype).min).long().cumprod(dim=-1).sum(dim=-1).tolist()
+        return [min(count, allowed) for count, allowed in zip(counts, kept)]

@@ -1,0 +1,312 @@
+"""Verification of looked-up drafts: upstream's matches, the laws that a one-hot q gives, rows with nothing to match."""
+
+import functools
+from collections import Counter, defaultdict
+
+import pytest
+import torch
+import torch.nn.functional as F
+from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, LogitsProcessorList
+from transformers.generation.candidate_generator import PromptLookupCandidateGenerator
+from transformers.generation.logits_process import NoBadWordsLogitsProcessor, TopPLogitsWarper
+
+import hf_diversed
+from hf_diversed import DiversedHead, DiversedHeadConfig, LosslessVerifier, StaticEnsembleVerifier, diversed_decoding
+from hf_diversed.generation import decoding
+from hf_diversed.generation.processing import BlockProcessor, RaggedRows
+from hf_diversed.generation.prompt_lookup import PromptLookupDrafter
+from hf_diversed.outputs import DraftOutput
+from hf_diversed.verifiers import LenientVerifier, SpecCascadeVerifier
+from tests.tiny import EOS, PAD, ragged_batch, tiny_draft, tiny_model
+from tests.verifier_cases import VERIFIER_CASES, Laws, enumerate_law, make_block
+
+
+GAMMA = 4
+
+
+@pytest.fixture(scope="module")
+def target():
+    return tiny_model("llama")
+
+
+def repetitive_batch(batch_size=4, length=16):
+    """Left-padded prompts that say everything twice."""
+    batch = ragged_batch(batch_size, length // 2)
+    ids = torch.cat([batch["input_ids"], batch["input_ids"]], dim=1)
+    mask = torch.cat([batch["attention_mask"], torch.ones_like(batch["attention_mask"])], dim=1)
+    return {"input_ids": torch.where(ids == PAD, torch.where(mask == 1, 7, PAD), ids), "attention_mask": mask}
+
+
+def lookup(target, verifier, inputs, **kwargs):
+    settings = {"max_new_tokens": 24, "do_sample": False, "return_dict_in_generate": True}
+    given = {**settings, "prompt_lookup_num_tokens": GAMMA, **kwargs}
+    return target.generate(**inputs, verifier=verifier, **given)
+
+
+def distribution_head():
+    torch.manual_seed(3)
+    head = DiversedHead(DiversedHeadConfig(32, 32, features="distribution"))
+    torch.nn.init.normal_(head.out.weight, std=0.5)
+    return head.eval()
+
+
+RULES = {
+    "lossless": LosslessVerifier(),
+    "static 0.7": StaticEnsembleVerifier(0.7),
+    "lenience 0.1": LenientVerifier(0.1),
+    "token_v3 0.9": SpecCascadeVerifier("token_v3", 0.9),
+    "diversed": hf_diversed.DiversedVerifier(distribution_head(), quality=0.4, max_bias=0.6),
+}
+
+
+@pytest.mark.parametrize("ngram_size", [1, 3])
+def test_lossless_greedy_is_plain_generate(target, ngram_size):
+    """Invariant 1 over looked-up drafts. Catches blocks that are read at the wrong columns where rows find different
+    numbers of tokens."""
+    inputs = repetitive_batch()
+    out = lookup(target, "lossless", inputs, max_matching_ngram_size=ngram_size)
+    assert torch.equal(out.sequences, target.generate(**inputs, max_new_tokens=24, do_sample=False))
+    assert out.stats.num_accepted > 0
+    assert out.stats.draft_forwards == 0
+    assert len({row.num_drafted for row in out.stats.per_row}) > 1
+
+
+@pytest.mark.parametrize(("name", "share"), [*((name, 1.0) for name in RULES), ("static 0.7", 0.0)])
+def test_ragged_batch_is_its_single_runs(target, name, share, monkeypatch):
+    """Invariant 2. Catches padding that is looked up as text, a row's draft cut by another's, filler that counts as
+    drafted, and rows that take over another's padding once finished rows have left (share 1)."""
+    monkeypatch.setattr(decoding, "_SHRINK_BELOW", share)
+    inputs = repetitive_batch()
+    free = lookup(target, RULES[name], inputs).sequences[:, 16:]
+    eos = free[[0, 2], [5, 11]].tolist()  # rows end in different rounds
+    together = lookup(target, RULES[name], inputs, eos_token_id=eos)
+    assert together.stats.num_drafted > together.stats.num_accepted > 0
+    for row, mine in enumerate(together.stats.per_row):
+        prompt = inputs["input_ids"][row, inputs["attention_mask"][row].bool()][None]
+        alone = lookup(target, RULES[name], {"input_ids": prompt}, eos_token_id=eos)
+        new = alone.sequences[0, prompt.shape[1] :]
+        assert torch.equal(together.sequences[row, 16 : 16 + len(new)], new)
+        for count in ("num_rounds", "num_drafted", "num_accepted", "num_rejected", "num_emitted"):
+            assert getattr(mine, count) == getattr(alone.stats, count), count
+
+
+@pytest.mark.parametrize("ngram_size", [None, 3])
+def test_looks_up_what_upstream_looks_up(target, ngram_size, monkeypatch):
+    """Catches another match, length or n-gram size than upstream's: the same prefixes must give the same candidates."""
+    calls = []
+    inner = PromptLookupCandidateGenerator.get_candidates
+
+    def spy(self, input_ids, **kwargs):
+        candidates, _ = inner(self, input_ids, **kwargs)
+        calls.append((input_ids[0].tolist(), candidates[0, input_ids.shape[1] :].tolist()))
+        return candidates, None
+
+    monkeypatch.setattr(PromptLookupCandidateGenerator, "get_candidates", spy)
+    kwargs = {"prompt_lookup_num_tokens": GAMMA, "max_matching_ngram_size": ngram_size}
+    for seed in range(3):
+        prompt = {"input_ids": ragged_batch(seed=seed)["input_ids"][:1].repeat(1, 2)}
+        theirs = target.generate(**prompt, max_new_tokens=24, do_sample=False, **kwargs)
+        expected = calls.copy()
+        calls.clear()
+        ours = lookup(target, "lossless", prompt, **kwargs).sequences
+        # Where one token is left nothing can be drafted: upstream asks all the same, and drops the answer.
+        limit = prompt["input_ids"].shape[1] + 23
+        assert calls == [call for call in expected if len(call[0]) < limit]
+        assert torch.equal(ours, theirs)
+        calls.clear()
+
+
+def drafter_over(rows_of_ids, processors=(), vocab_size=32, mask=None, **kwargs):
+    rows = RaggedRows(torch.tensor(rows_of_ids), 32, [EOS], PAD)
+    settings = {"num_tokens": 3, "max_ngram_size": 2, "do_sample": False, **kwargs}
+    processor = BlockProcessor(LogitsProcessorList(processors))
+    return PromptLookupDrafter(rows, processor, mask, vocab_size, **settings), rows
+
+
+BLOCK = [
+    [9, 5, 6, 7, 8, 5, 6],  # (5, 6) stood before 7, 8, 5
+    [9, 5, 6, 7, 8, 5, 6],  # the same, with room for two
+    [9, 8, 7, 6, 5, 4, 3],  # no word twice
+    [5, 6, EOS, 7, 8, 5, 6],  # what followed begins with EOS
+    [4, 5, 6, 7, EOS, 5, 6],  # EOS in second place
+    [9, 5, 6, 7, 8, 5, 6],  # finished
+]
+
+
+def test_proposal_by_hand():
+    """Catches wrong counts, filler with a count, laws that are not one-hot, and tokens that processors cannot see."""
+    drafter, rows = drafter_over(BLOCK)
+    draft, counts = drafter.propose([3, 2, 3, 3, 3, 0])
+    assert counts == [3, 2, 0, 0, 1, 0]
+    expected = [[7, 8, 5], [7, 8, PAD], [PAD] * 3, [PAD] * 3, [7, PAD, PAD], [PAD] * 3]
+    assert draft.tokens.tolist() == expected
+    assert torch.equal(draft.probs(), F.one_hot(draft.tokens, 32).float())
+    assert torch.equal(draft.prob(draft.tokens), torch.ones(6, 3))
+    assert rows.ids[0, :10].tolist() == [*BLOCK[0], 7, 8, 5]
+    assert rows.lengths == [7] * 6
+    drafter.keep(torch.tensor([2, 3]))
+    rows.keep(torch.tensor([2, 3]))
+    assert drafter.propose([3, 3]) == (None, [0, 0])
+
+
+def test_padding_is_no_text():
+    """Catches a match inside the padding, and another row's padding after rows have left."""
+    ids = [[9, 4, 4, 8, 5, 8, 4], [8, 4, 7, 6, 5, 8, 4]]
+    mask = torch.tensor([[0, 0, 0, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1, 1]])
+    drafter, rows = drafter_over(ids, mask=mask)
+    draft, counts = drafter.propose([3, 3])
+    assert counts == [0, 3]
+    assert draft.tokens[1].tolist() == [7, 6, 5]
+    drafter.keep(torch.tensor([1]))
+    rows.keep(torch.tensor([1]))
+    assert drafter.propose([3])[1] == [3]
+
+
+@pytest.mark.parametrize(("banned", "count"), [(7, 0), (8, 1), (5, 2), (3, 3)])
+def test_forbidden_tokens_end_a_draft(banned, count):
+    """Catches a relaxed rule that would keep what a processor forbids, and warpers that cut drafts at random."""
+    processors = [NoBadWordsLogitsProcessor([[banned]], eos_token_id=EOS), TopPLogitsWarper(0.1)]
+    drafter, _ = drafter_over(BLOCK[:1], processors)
+    assert drafter.propose([3])[1] == [count]
+
+
+def test_forbidden_tokens_are_never_emitted(target):
+    """The same over the loop, with the rule that keeps every draft and a processor that reads the prefix."""
+    out = lookup(target, StaticEnsembleVerifier(0.0), repetitive_batch(), no_repeat_ngram_size=3, max_new_tokens=40)
+    assert out.stats.num_accepted > 0
+    for ids, mask in zip(out.sequences.tolist(), repetitive_batch()["attention_mask"]):
+        text = ids[int(mask.argmax()) :]
+        text = text[: text.index(EOS)] if EOS in text else text
+        written = Counter(zip(text, text[1:], text[2:]))
+        prompt = text[: int(mask.sum())]
+        allowed = Counter(zip(prompt, prompt[1:], prompt[2:]))
+        assert all(count <= max(1, allowed[ngram]) for ngram, count in written.items())
+
+
+SERVED = [case for case in VERIFIER_CASES if not (case.make().needs_hidden_states or case.make().needs_draft_confidence)]
+
+
+def one_hot_block(sampled=True):
+    """The blocks of the matrix tests with q replaced by a one-hot law, likely and unlikely tokens alike."""
+    draft, target = make_block()
+    tokens = torch.randint(draft.scores.shape[-1], draft.tokens.shape, generator=torch.Generator().manual_seed(5))
+    scores = torch.where(F.one_hot(tokens, draft.scores.shape[-1]) == 1, 0.0, -torch.inf)
+    return DraftOutput(scores, None, scores, tokens=tokens, sampled=sampled), target
+
+
+@pytest.mark.parametrize("case", SERVED, ids=lambda case: case.id)
+def test_emitted_law(case):
+    """Catches 0 * inf and -inf - -inf under a one-hot q, and any law but v: by enumeration, no Monte Carlo."""
+    draft, target = one_hot_block()
+    found = enumerate_law(case.make(), draft, target)
+    law = case.law(Laws.of(draft, target, found.weight))
+    assert law.isfinite().all()
+    torch.testing.assert_close(found.emitted, law, rtol=0.0, atol=1e-6)
+
+
+@pytest.mark.parametrize("case", SERVED, ids=lambda case: case.id)
+def test_greedy_token(case):
+    """The same at temperature 0: the kept draft, or what replaces it, is the rule's own token."""
+    draft, target = one_hot_block(sampled=False)
+    verdict = case.make()(torch.zeros(len(draft.tokens), 1, dtype=torch.long), draft, target)
+    replaced = [verdict.replacement(torch.full((len(draft.tokens),), g)).argmax(-1) for g in range(3)]
+    emitted = torch.where(verdict.accept_prob == 1.0, draft.tokens, torch.stack(replaced, dim=1))
+    weight = verdict.weight
+    expected = case.greedy(Laws.of(draft, target, weight))
+    # v = w p + (1 - w) q may tie to rounding, where w p(x) + 1 - w = w max p.
+    if weight is not None:
+        laws = Laws.of(draft, target, weight)
+        v = laws.weight * laws.p + (1.0 - laws.weight) * laws.q
+        tied = v.topk(2).values.diff(dim=-1).abs()[..., 0] < 1e-6
+        expected = torch.where(tied, emitted, expected)
+    assert torch.equal(emitted, expected)
+
+
+def test_rules_without_draft_confidence_are_served():
+    """Guards the table above: an empty list of cases would pass."""
+    assert {case.rule for case in SERVED} >= {"lossless", "static", "diversed", "lenience", "spec_cascade"}
+
+
+def _matches(text, gamma):
+    """Prompt lookup by its definition: the first place where the last two, else the last one, ids stood before."""
+    for size in (2, 1):
+        for start in range(len(text) - size):
+            if text[start : start + size] == text[-size:]:
+                return text[start + size :][:gamma]
+    return ()
+
+
+def _process_law(law, weight, gamma, remaining, prefix):
+    """Exact law of the process over looked-up drafts: {tokens: probability}."""
+    total = defaultdict(float)
+    drafts = _matches(prefix, min(gamma, remaining - 1))
+
+    def emit(emitted, probability):
+        if len(emitted) == remaining:
+            total[emitted] += probability
+            return
+        for tail, share in _process_law(law, weight, gamma, remaining - len(emitted), prefix + emitted).items():
+            total[emitted + tail] += probability * share
+
+    kept = 1.0
+    for position, drafted in enumerate(drafts):
+        p = law(prefix + drafts[:position])
+        for token in range(len(p)):
+            if token != drafted:
+                emit((*drafts[:position], token), kept * weight * float(p[token]))
+        kept *= 1.0 - weight + weight * float(p[drafted])
+    p = law(prefix + drafts)
+    for token in range(len(p)):
+        emit((*drafts, token), kept * float(p[token]))
+    return total
+
+
+@pytest.mark.parametrize("weight", [0.5, 1.0])
+def test_end_to_end_law(weight):
+    """Three tokens follow the process's exact law: v where the text had something to say, p elsewhere.
+
+    3,000 rows; that any of 27 frequencies deviates by more than 5 standard errors has probability below 27 * 6e-7 =
+    2e-5 under the right law. Catches v taken where nothing was drafted, and a residual that keeps the draft's token.
+    """
+    torch.manual_seed(2)
+    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
+    config = LlamaConfig(vocab_size=3, **sizes, pad_token_id=None, eos_token_id=None, bos_token_id=None)
+    model = LlamaForCausalLM(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(20.0 if parameter.ndim == 2 else 1.0)
+
+    @functools.cache
+    @torch.no_grad()
+    def law(prefix):
+        return torch.softmax(model(torch.tensor([prefix])).logits[0, -1].double(), -1)
+
+    prompt, count = (0, 1, 0, 2), 3_000
+    ids = torch.tensor([prompt]).expand(count, -1)
+    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    settings = {"prompt_lookup_num_tokens": 2, "max_new_tokens": 3, "do_sample": True, "top_k": 0}
+    out = lookup(model, StaticEnsembleVerifier(weight), inputs, **settings)
+    exact = _process_law(law, weight, 2, 3, prompt)
+    assert sum(exact.values()) == pytest.approx(1.0, abs=1e-9)
+    assert 0.1 < out.stats.acceptance_rate < 0.95
+    seen = Counter(map(tuple, out.sequences[:, 4:].tolist()))
+    for tokens, probability in exact.items():
+        error = (probability * (1 - probability) / count) ** 0.5
+        assert abs(seen[tokens] / count - probability) < 5 * error + 1e-12, tokens
+
+
+def test_other_doors(target):
+    """Catches a source of drafts that only the keyword names: attached pairs, configs and the loop itself."""
+    inputs = repetitive_batch(2)
+    expected = lookup(target, "lossless", inputs).stats
+    call = {"max_new_tokens": 24, "do_sample": False, "return_dict_in_generate": True}
+    with hf_diversed.attach(target, tiny_draft(target), verifier="lossless"):
+        assert target.generate(**inputs, **call).stats.draft_forwards > 0
+        named = target.generate(**inputs, **call, prompt_lookup_num_tokens=GAMMA).stats
+    config = GenerationConfig(**call, prompt_lookup_num_tokens=GAMMA, pad_token_id=PAD, eos_token_id=EOS)
+    configured = target.generate(**inputs, generation_config=config, verifier="lossless").stats
+    loop = functools.partial(diversed_decoding, verifier=LosslessVerifier())
+    direct = target.generate(**inputs, **call, prompt_lookup_num_tokens=GAMMA, custom_generate=loop).stats
+    assert named == configured == direct == expected
+    records = lookup(target, "static:0.5", inputs, output_token_records=True).token_records
+    assert (records.q[records.source == 0] == 1.0).all()
