@@ -101,7 +101,9 @@ def check_config(config: GenerationConfig) -> None:
 def check_drafts(model: PreTrainedModel, draft: PreTrainedModel | None, config: GenerationConfig) -> None:
     """Refuse a call that names no source of drafts, or two, or one out of range."""
     named = {name: getattr(config, name) for name in ("prompt_lookup_num_tokens", "assistant_early_exit")}
-    sources = ([] if draft is None else ["assistant_model"]) + [f"{n}={v!r}" for n, v in named.items() if v is not None]
+    sources = ([] if draft is None else ["assistant_model"]) + [
+        f"{n}={v!r}" for n, v in named.items() if v is not None
+    ]
     if not sources:
         raise ValueError(
             "a verifier needs a draft to verify: pass assistant_model= (without the hook, bind it with "

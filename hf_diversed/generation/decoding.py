@@ -177,7 +177,11 @@ def _require(verifier: Verifier | None) -> Verifier:
 
 
 def _check_rule(
-    verifier: Verifier, model: PreTrainedModel, draft: PreTrainedModel | None, config: GenerationConfig, batch_size: int
+    verifier: Verifier,
+    model: PreTrainedModel,
+    draft: PreTrainedModel | None,
+    config: GenerationConfig,
+    batch_size: int,
 ) -> None:
     name = type(verifier).__name__
     if verifier.greedy_only and config.do_sample:

@@ -1,4 +1,4 @@
-"""Drafting by prompt lookup: what followed the text's last words where they stood before. No model; does not verify."""
+"""Drafting by prompt lookup: what followed the text's last words where they stood before. Does not verify."""
 
 import torch
 from transformers.generation.candidate_generator import PromptLookupCandidateGenerator

@@ -47,7 +47,9 @@ class Verifier:
         raise NotImplementedError(f"{type(self).__name__} must implement __call__ (or derive from LawVerifier)")
 
     def __repr__(self) -> str:
-        shown = ", ".join(f"{name}={value!r}" for name, value in vars(self).items() if not name.startswith(("_", "needs_")))
+        shown = ", ".join(
+            f"{name}={value!r}" for name, value in vars(self).items() if not name.startswith(("_", "needs_"))
+        )
         return f"{type(self).__name__}({shown})"
 
 

@@ -94,7 +94,10 @@ def written(content: bytes):
     ("write", "words"),
     [
         (saved({"summary.weight": torch.zeros(2, WIDTH)}), ["summary.bias", "got summary.weight"]),
-        (saved({"weight": torch.zeros(2, WIDTH), "bias": torch.zeros(2)}), ["summary.weight", "got weight (Tensor), bias"]),
+        (
+            saved({"weight": torch.zeros(2, WIDTH), "bias": torch.zeros(2)}),
+            ["summary.weight", "got weight (Tensor), bias"],
+        ),
         (saved(torch.zeros(2, WIDTH)), ["summary.weight", "Tensor"]),
         (saved({"summary.weight": torch.zeros(3, WIDTH), "summary.bias": torch.zeros(3)}), ["[3, 19]", "[2]"]),
         (saved({"summary.weight": torch.zeros(2, WIDTH), "summary.bias": torch.zeros(1)}), ["[1]", "[2]"]),
@@ -109,7 +112,7 @@ def written(content: bytes):
 def test_refuses_other_files(write, words, tmp_path):
     """Catches code that runs from a pickle, and tracebacks about shapes from the middle of a conversion."""
     write(tmp_path / "ensemble_head.bin")
-    with pytest.raises(ValueError, match="ensemble_head.bin|summary.weight") as raised:
+    with pytest.raises(ValueError, match=r"ensemble_head\.bin|summary\.weight") as raised:
         convert_head(tmp_path, target_hidden_size=TARGET_WIDTH)
     assert not RunsCode.ran
     assert all(word in str(raised.value) for word in words), raised.value
@@ -135,11 +138,11 @@ def test_refuses_sizes_that_do_not_fit(folder, sizes, words):
 def test_refuses_broken_config(folder, content):
     """Catches a config that is skipped because it could not be read."""
     (folder / "ensemble_config.json").write_text(content)
-    with pytest.raises(ValueError, match="ensemble_config.json"):
+    with pytest.raises(ValueError, match=r"ensemble_config\.json"):
         convert_head(folder, target_hidden_size=TARGET_WIDTH)
 
 
 def test_missing_file_is_named(tmp_path):
     """Catches an empty head made up where there is no file."""
-    with pytest.raises(FileNotFoundError, match="ensemble_head.bin"):
+    with pytest.raises(FileNotFoundError, match=r"ensemble_head\.bin"):
         convert_head(tmp_path)

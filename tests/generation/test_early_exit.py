@@ -1,0 +1,100 @@
+"""Drafts from the target's own first layers: the view that computes them, and the loop over it."""
+
+import copy
+
+import pytest
+import torch
+
+from hf_diversed import DiversedHead, DiversedHeadConfig, DiversedVerifier, StaticEnsembleVerifier, _compat
+from tests.reference import naive_decoding
+from tests.tiny import EOS, PAD, ragged_batch, tiny_model
+
+
+ARCHITECTURES = ["llama", "gemma3_text", "gemma3_multimodal", "gpt2", "opt", "qwen3_moe"]
+
+
+def exits_early(target, verifier, inputs, **kwargs):
+    settings = {"max_new_tokens": 16, "do_sample": False, "return_dict_in_generate": True, "num_assistant_tokens": 3}
+    return target.generate(**inputs, verifier=verifier, assistant_early_exit=1, **{**settings, **kwargs})
+
+
+@torch.no_grad()
+def upstream_logits(model, ids, layers):
+    """Upstream's early exit: the layer count of the model's own config, changed for the time of a call."""
+    config = model.get_decoder().config
+    saved, config.num_hidden_layers = config.num_hidden_layers, layers
+    try:
+        return model(ids, use_cache=False).logits
+    finally:
+        config.num_hidden_layers = saved
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@torch.no_grad()
+def test_view_leaves_after_its_layers(architecture):
+    """Catches a view that runs every layer (upstream does, where a model does not read its config while running), or
+    leaves out the final norm."""
+    model = tiny_model(architecture)
+    ids = ragged_batch()["input_ids"][:2].clamp_min(4)
+    view = _compat.first_layers(model, 1)
+    other = copy.deepcopy(model)
+    for parameter in [p for name, p in other.named_parameters() if "layers.1." in name or "h.1." in name]:
+        parameter.normal_()
+    assert not torch.allclose(other(ids).logits, model(ids).logits, atol=1e-2)
+    assert torch.equal(_compat.first_layers(other, 1)(ids).logits, view(ids).logits)
+    assert not torch.allclose(view(ids).logits, model(ids).logits, atol=1e-2)
+    if architecture in ("llama", "gemma3_text", "qwen3_moe"):
+        assert torch.equal(view(ids).logits, upstream_logits(model, ids, 1))
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gemma3_text", "gpt2"])
+def test_lossless_greedy_is_plain_generate(architecture):
+    """Invariant 1. Catches a view and a target that write into one cache, or masks of a layer that is not there."""
+    target, inputs = tiny_model(architecture), ragged_batch()
+    out = exits_early(target, "lossless", inputs)
+    assert torch.equal(out.sequences, target.generate(**inputs, max_new_tokens=16, do_sample=False))
+    assert out.stats.draft_forwards > out.stats.target_forwards
+    assert 0 < out.stats.num_accepted < out.stats.num_drafted
+
+
+@pytest.mark.parametrize("rule", ["static", "diversed"])
+def test_fast_path_equals_naive_reference(rule):
+    """Invariants 2 and 12: rows are their single runs, and heads see the hidden states of the early exit."""
+    target = tiny_model("llama")
+    torch.manual_seed(3)
+    head = DiversedHead(DiversedHeadConfig(32, 32)).eval()
+    torch.nn.init.normal_(head.out.weight, std=0.5)
+    verifier = {"static": StaticEnsembleVerifier(0.5), "diversed": DiversedVerifier(head)}[rule]
+    inputs = ragged_batch()
+    fast = exits_early(target, verifier, inputs).sequences
+    view = _compat.first_layers(target, 1)
+    for row in range(4):
+        prompt = inputs["input_ids"][row, inputs["attention_mask"][row].bool()][None]
+        with torch.no_grad():
+            naive = naive_decoding(target, view, verifier, prompt, max_new_tokens=16, gamma=3, eos_id=EOS)
+        new = naive[0, prompt.shape[1] :]
+        assert torch.equal(fast[row, 9 : 9 + len(new)], new)
+        assert (fast[row, 9 + len(new) :] == PAD).all()
+
+
+def test_model_stays_as_it_was():
+    """Invariant 13. Catches a changed layer count, and upstream's output hooks left on layers that the model shares:
+    the model would then report every hidden state twice."""
+    target = tiny_model("llama")
+    head = DiversedHead(DiversedHeadConfig(32, 32))
+
+    def snapshot():
+        hooks = sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in target.modules())
+        return target.config.to_dict(), [set(vars(m)) for m in target.modules()], hooks
+
+    view = _compat.first_layers(target, 1)
+    before = snapshot()
+    ids = ragged_batch()["input_ids"]
+    assert len(view(ids, output_hidden_states=True).hidden_states) == 2
+    assert snapshot() == before
+    assert {p.data_ptr() for p in view.parameters()} < {p.data_ptr() for p in target.parameters()}
+    exits_early(target, DiversedVerifier(head), ragged_batch())
+    assert target.config.to_dict() == before[0]
+    assert len(target(ids, output_hidden_states=True).hidden_states) == 3
+    exits_early(target, DiversedVerifier(head), ragged_batch())
+    assert len(target(ids, output_hidden_states=True).hidden_states) == 3
