@@ -155,6 +155,7 @@ class SpeculativeStats:
     A round is one target forward on a drafted block; rounds and emitted tokens are counted per row, so a batch of B
     rows adds up to B rounds per target forward; prefill is no round. What EOS, a stop or the length cuts off is
     neither drafted nor accepted. Means run over verified positions: the accepted ones and the rejected one.
+    `expected_accepted_sum` is what the rounds' drafts let expect of `num_accepted` before their coins were flipped.
     """
 
     num_rounds: int = 0
@@ -171,6 +172,7 @@ class SpeculativeStats:
     tv_count: int = 0
     bias_sum: float = 0.0
     bias_count: int = 0
+    expected_accepted_sum: float = 0.0
     per_row: list["SpeculativeStats"] = field(default_factory=list, repr=False)
 
     @property
@@ -187,6 +189,16 @@ class SpeculativeStats:
     def block_efficiency(self) -> float:
         """Emitted tokens per round, the residual or bonus token included: between 1 and the draft length + 1."""
         return _ratio(self.num_emitted, self.num_rounds)
+
+    @property
+    def accepted_length(self) -> float:
+        """Accepted drafts per round, without the residual or bonus token: between 0 and the draft length."""
+        return _ratio(self.num_accepted, self.num_rounds)
+
+    @property
+    def expected_accepted_length(self) -> float:
+        """What theory says of `accepted_length`: mean over rounds of `sum_n prod_{t <= n} min(1, v_t / q_t)`."""
+        return _ratio(self.expected_accepted_sum, self.num_rounds)
 
     @property
     def acceptance_rate_per_position(self) -> list[float]:

@@ -56,6 +56,7 @@ def rows() -> list[SpeculativeStats]:
             tv_count=8,
             bias_sum=0.4,
             bias_count=8,
+            expected_accepted_sum=7.0,
         ),
         SpeculativeStats(
             num_rounds=1,
@@ -66,6 +67,7 @@ def rows() -> list[SpeculativeStats]:
             accepted_per_position=[1, 1, 1],
             weight_sum=3.0,
             weight_count=4,
+            expected_accepted_sum=2.5,
         ),
     ]
 
@@ -92,6 +94,7 @@ def test_counters_add_up():
         tv_count=8,
         bias_sum=0.4,
         bias_count=8,
+        expected_accepted_sum=9.5,
         per_row=[first, second],
     )
     assert [first, second] == rows()  # what was added is left alone
@@ -103,6 +106,8 @@ def test_counters_add_up():
         ("acceptance_rate", 6 / 10),
         ("verified_acceptance_rate", 6 / 8),
         ("block_efficiency", 9 / 4),
+        ("accepted_length", 6 / 4),
+        ("expected_accepted_length", 7 / 4),
         ("acceptance_rate_per_position", [1.0, 0.5]),
         ("mean_weight", 0.25),
         ("mean_tv", 0.125),

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, StoppingCriteriaList, StopStringCriteria
 
+from hf_diversed.evaluation.memory import read_peak, start_peak
 from hf_diversed.evaluation.methods import Method
 from hf_diversed.evaluation.settings import EvaluationSettings
 from hf_diversed.generation.decoding import diversed_decoding
@@ -53,15 +54,19 @@ COUNTERS = (
     "tv_count",
     "bias_sum",
     "bias_count",
+    "expected_accepted_sum",
 )
 
 
 @dataclass(frozen=True)
 class Decoded:
-    """One call: `rows` has lists of length B, `seconds` is the wall time of `generate`."""
+    """One call: `rows` has lists of length B, `cost` what `generate` took.
+
+    `cost` holds `seconds` of wall time, `peak_memory_bytes` and `peak_memory_kind` (see `memory`).
+    """
 
     rows: dict[str, list]
-    seconds: float
+    cost: dict[str, Any]
 
 
 class Decoder:
@@ -103,19 +108,21 @@ class Decoder:
                 output_token_records=self.settings.records,
             )
         torch.manual_seed(seed)
+        start_peak(self.pair.target.device)
         began = time.perf_counter()
         output = self.pair.target.generate(**inputs, **kwargs)
         new = output.sequences[:, inputs["input_ids"].shape[1] :].tolist()  # waits for the device, too
-        seconds = time.perf_counter() - began
+        cost: dict[str, Any] = {"seconds": time.perf_counter() - began}
+        cost["peak_memory_bytes"], cost["peak_memory_kind"] = read_peak(self.pair.target.device)
         if method.verifier is None:
             if isinstance(output, GenerateDiversedOutput):
                 raise ValueError('a draft is attached to the target, so "ar" is not plain decoding; detach it first.')
-            return Decoded(self._rows(new, [self._plain_length(row) for row in new]), seconds)
+            return Decoded(self._rows(new, [self._plain_length(row) for row in new]), cost)
         lengths = [stats.num_emitted for stats in output.stats.per_row]
         rows = self._rows(new, lengths) | _counter_columns(output.stats.per_row)
         if output.token_records is not None:
             rows |= _record_columns(output.token_records)
-        return Decoded(rows, seconds)
+        return Decoded(rows, cost)
 
     def _padded(self, prompts: list[list[int]]) -> dict[str, torch.Tensor]:
         """Left-padded here: some tokenizers have no pad token, or pad on the right."""

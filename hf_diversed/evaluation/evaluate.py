@@ -170,7 +170,7 @@ class _Run:
             "static_weight": method.static_weight,
             "batch": batch,
             "sample": sample,
-            "seconds": decoded.seconds,
+            **decoded.cost,
             "rows": {"prompt": list(indices), "score": [float(score) for score in scores], **decoded.rows},
         }
 

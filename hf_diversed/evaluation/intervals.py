@@ -6,7 +6,9 @@ of counts serves every method: methods ran on the same prompts and are compared 
 Letters: P prompts, R replicates, K points of a curve.
 """
 
+import math
 from dataclasses import dataclass
+from statistics import NormalDist
 
 import numpy as np
 
@@ -38,7 +40,7 @@ class Bootstrap:
 
     Combine statistics by arithmetic on these arrays before `estimate`: a difference of two of them is paired.
     Bounds are percentiles, so a statistic that does not vary over the prompts (every answer right) gets bounds of
-    width 0: they say nothing there.
+    width 0: they say nothing there. `wilson` does, for rates of single samples.
 
     Args:
         num_prompts: P. `replicates`: R. Memory is 8 (R + 1) P bytes.
@@ -76,6 +78,15 @@ class Bootstrap:
         tail = 1.0 - level
         low, high, lower, upper = np.quantile(known, [tail / 2, 1.0 - tail / 2, tail, 1.0 - tail])
         return Estimate(value, float(low), float(high), float(lower), float(upper), outside)
+
+
+def wilson(successes: int, trials: int, level: float = 0.95) -> tuple[float, float]:
+    """Bounds on a probability from independent trials (Wilson 1927, JASA 22:209); not of width 0 at 0 and at 1."""
+    z = NormalDist().inv_cdf(0.5 + level / 2)
+    rate, scale = successes / trials, 1.0 + z * z / trials
+    centre = (rate + z * z / (2 * trials)) / scale
+    half = z / scale * math.sqrt(rate * (1.0 - rate) / trials + z * z / (4 * trials * trials))
+    return max(0.0, centre - half), min(1.0, centre + half)
 
 
 def interpolate(at: np.ndarray, x: np.ndarray, y: np.ndarray) -> np.ndarray:

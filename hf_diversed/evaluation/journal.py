@@ -20,8 +20,8 @@ class Results:
 
     Attributes:
         header: settings, task, models, prompts: what every entry was made under.
-        entries: by (method, batch, sample), one finished call: `rule`, `static_weight`, `seconds`, and `rows`, lists
-            with one value per completion.
+        entries: by (method, batch, sample), one finished call: `rule`, `static_weight`, `seconds`,
+            `peak_memory_bytes` and `_kind`, and `rows`, lists with one value per completion.
     """
 
     header: dict

@@ -23,6 +23,7 @@ class EvaluationSettings:
             it is part of the experiment.
         max_new_tokens: longest answer; None for the task's own.
         add_special_tokens: False for prompts that bring their own, as those of a chat template.
+        split: where the examples come from; only noted, and compared when a run continues.
         records: also keep token records: tv, bias and relaxed tokens. Changes no token, costs time.
         rank, world_size: this process takes every `world_size`-th batch from `rank` on.
         progress: show a bar; None for "if this is a terminal".
@@ -41,6 +42,7 @@ class EvaluationSettings:
     batch_size: int = 16
     max_new_tokens: int | None = None
     add_special_tokens: bool = True
+    split: str | None = None
     records: bool = False
     rank: int = field(default=0, metadata=_NO_IDENTITY)
     world_size: int = field(default=1, metadata=_NO_IDENTITY)

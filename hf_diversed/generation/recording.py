@@ -18,6 +18,7 @@ from hf_diversed.outputs import (
     VerifyOutput,
 )
 from hf_diversed.sampling import acceptance
+from hf_diversed.theory import expected_accepted
 
 
 _DRAFT, _RESIDUAL, _BONUS = range(len(SOURCES))
@@ -47,16 +48,26 @@ def record_stats() -> Iterator[SpeculativeStats]:
 
 @dataclass
 class Round:
-    """One round: which rows of the batch took part and what happened to each; `weight`, `tv` by row and draft."""
+    """One round: which rows of the batch took part and what happened to each; tensors by row and draft."""
 
     rows: list[int]
     starts: list[int]
     drafted: list[int]
     accepted: list[int]
-    num_positions: int
+    accept_prob: torch.Tensor | None
     weight: torch.Tensor | None
     tv: torch.Tensor | None
     records: "RoundRecords | None"
+
+    @property
+    def num_positions(self) -> int:
+        return 0 if self.accept_prob is None else self.accept_prob.shape[1]
+
+    def expected_accepted(self) -> list[float]:
+        """Per row, the accepted drafts to expect from the acceptance probabilities of all its drafts."""
+        if self.accept_prob is None:
+            return [0.0] * len(self.rows)
+        return expected_accepted(self.accept_prob.cpu(), torch.tensor(self.drafted)).tolist()
 
 
 @dataclass
@@ -111,10 +122,10 @@ class RoundLog:
     ) -> None:
         """File one round; `verdict` is None for a round without drafts."""
         if verdict is None:
-            self.rounds.append(Round(rows, starts, drafted, accepted, 0, None, None, records))
+            self.rounds.append(Round(rows, starts, drafted, accepted, None, None, None, records))
         else:
-            count = verdict.accept_prob.shape[1]
-            self.rounds.append(Round(rows, starts, drafted, accepted, count, verdict.weight, verdict.tv, records))
+            said = verdict.accept_prob, verdict.weight, verdict.tv
+            self.rounds.append(Round(rows, starts, drafted, accepted, *said, records))
 
     def stats(self, ends: list[int], target_forwards: int, draft_forwards: int) -> SpeculativeStats:
         """Totals with `per_row`; also added to the running `record_stats` block, if there is one."""
@@ -124,9 +135,10 @@ class RoundLog:
         for entry in self.rounds:
             weight = None if entry.weight is None else entry.weight.tolist()
             tv = None if entry.tv is None else entry.tv.tolist()
+            expected = entry.expected_accepted()
             for row, origin in enumerate(entry.rows):
                 counters = per_row[origin]
-                verified = _count(counters, entry, row, ends[origin])
+                verified = _count(counters, entry, row, ends[origin], expected[row])
                 _average(counters, weight and weight[row][:verified], tv and tv[row][:verified])
         total = SpeculativeStats()
         for counters in per_row:
@@ -161,10 +173,11 @@ class RoundLog:
         return TokenRecords(**merged, inputs=inputs or None)
 
 
-def _count(counters: SpeculativeStats, entry: Round, row: int, end: int) -> int:
+def _count(counters: SpeculativeStats, entry: Round, row: int, end: int, expected: float) -> int:
     """Add one row's share of one round and return its verified positions.
 
-    What the row's end cuts off is neither drafted nor accepted.
+    What the row's end cuts off is neither drafted nor accepted. `expected` knows EOS and the length, but not where
+    drafts that were never kept would have met another stop; taking off just what a stop did cut keeps it unbiased.
     """
     room = end - entry.starts[row]
     if room <= 0:
@@ -178,6 +191,7 @@ def _count(counters: SpeculativeStats, entry: Round, row: int, end: int) -> int:
     counters.num_accepted += kept
     counters.num_rejected += rejected
     counters.num_emitted += min(kept + 1, room)
+    counters.expected_accepted_sum += expected - (entry.accepted[row] - kept)
     counters.accepted_per_position += [0] * (entry.num_positions - len(counters.accepted_per_position))
     for position in range(kept):
         counters.accepted_per_position[position] += 1

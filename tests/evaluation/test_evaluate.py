@@ -15,20 +15,22 @@ from tests.evaluation.fakes import Interrupted, LetterTask, TinyPair, examples, 
 
 METHODS = ["ar", "sd", "static:0.5", "static:0.0", "diversed"]
 FEW = ["ar", "static:0.5"]
-TIMES = ("seconds_per_sample", "tokens_per_second")
+TIMES = ("seconds_per_sample", "tokens_per_second", "peak_memory_bytes", "peak_memory_kind")
 ALWAYS = {
     *("method", "task", "metric", "n", "samples_per_prompt", "quality", "quality_ci", "mean_tokens", "length_ratio"),
     *("temperature", "top_k", "top_p", "num_assistant_tokens", "seed", "batch_size", "max_new_tokens", *TIMES),
 }
 SPECULATIVE = {
     *("acceptance_rate", "acceptance_rate_ci", "verified_acceptance_rate", "block_efficiency"),
-    "accepted_per_position",
+    *("accepted_per_position", "accepted_length", "accepted_length_exact", "accepted_length_iid"),
+    "accepted_length_z",
 }
 RECORDED = {"mean_tv", "relaxed_share"}
 MIXING = {"mean_weight", "mean_bias", "max_bias"}
 REFERRED = {"quality_drop", "quality_drop_ci", "quality_drop_upper", "reference"}
 GAIN = {"static_gain", "static_gain_ci", "static_gain_lower", "static_gain_outside"}
 SPLIT = {"quality_relaxed", "quality_unrelaxed"}
+NOT_HERE = {"quality_wilson_ci", "split"}
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +75,7 @@ def few(pair, tmp_path_factory):
 def test_every_field_is_there(whole):
     """Catches fields that go missing, nan in JSON, and numbers where a method has none."""
     records, folder = whole
-    every = ALWAYS | SPECULATIVE | RECORDED | MIXING | REFERRED | GAIN | SPLIT
+    every = ALWAYS | SPECULATIVE | RECORDED | MIXING | REFERRED | GAIN | SPLIT | NOT_HERE
     for record in records:
         method = record["method"]
         expected = set(ALWAYS)

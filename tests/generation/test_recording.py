@@ -1,0 +1,96 @@
+"""Rounds into statistics: what the acceptance probabilities let expect of the accepted drafts."""
+
+import pytest
+import torch
+
+from hf_diversed.evaluation import EvaluationSettings, evaluate
+from hf_diversed.generation import recording
+from hf_diversed.generation.recording import RoundLog
+from hf_diversed.head import DiversedHead, DiversedHeadConfig
+from hf_diversed.outputs import Verdict
+from hf_diversed.theory import expected_accepted
+from tests.evaluation.fakes import LetterTask, TinyPair, examples, tiny_pair
+
+
+@pytest.fixture(scope="module")
+def pair() -> TinyPair:
+    return tiny_pair()
+
+
+@pytest.fixture(scope="module")
+def head() -> DiversedHead:
+    """Weights all over (0, 1)."""
+    torch.manual_seed(0)
+    head = DiversedHead(DiversedHeadConfig(32, 32)).eval()
+    with torch.no_grad():
+        for parameter in head.parameters():
+            parameter.copy_(torch.randn_like(parameter))
+    return head
+
+
+def measure(pair: TinyPair, head: DiversedHead, **changes) -> dict[str, dict]:
+    """A thousand rows (if no more is said) of each method on the tiny pair in one call, by method."""
+    stop_strings, methods = changes.pop("stop_strings", []), changes.pop("methods", ["sd", "static:0.3", "diversed"])
+    options = EvaluationSettings(**{"num_examples": 1000, "batch_size": 1000, "num_assistant_tokens": 4} | changes)
+    task = LetterTask(stop_strings=stop_strings, max_new_tokens=12)
+    records = evaluate(pair, task, examples(10) * 100, methods, options, head=head)
+    return {record["method"]: record for record in records}
+
+
+def test_expected_by_hand():
+    """Catches the drafts behind a rejection left out, a row's expectation filed under another row, drafts beyond EOS
+    or the length expected, rounds behind a row's end counted, and an end on an accepted draft that the expectation
+    does not know of."""
+    log = RoundLog()
+    accept = torch.tensor([[0.5, 1.0, 0.5], [1.0, 0.5, 1.0], [0.5, 0.5, 0.5]])
+    verdict = Verdict(accept, replacement=lambda positions: positions)
+    # Row 0 rejects at once, row 2 drafts one token, row 1 keeps all three but ends behind the second one.
+    log.append([0, 2, 1], [10, 10, 10], [3, 1, 3], [0, 1, 3], Verdict(accept[[0, 2, 1]], verdict.replacement))
+    log.append([0, 2, 1], [11, 12, 14], [3, 3, 3], [1, 0, 2], verdict)
+    log.append([0, 2], [13, 13], [0, 0], [0, 0], None)
+    stats = log.stats([14, 12, 14], target_forwards=3, draft_forwards=6)
+    first, second, third = (row.expected_accepted_sum for row in stats.per_row)
+    assert first == pytest.approx((0.5 + 0.5 + 0.25) + (0.5 + 0.5 + 0.25))
+    assert second == pytest.approx((1.0 + 0.5 + 0.5) - 1.0)
+    assert third == pytest.approx(0.5 + (1.0 + 0.5 + 0.5))
+    assert [row.num_accepted for row in stats.per_row] == [1, 2, 1]
+    assert [row.num_rounds for row in stats.per_row] == [3, 1, 3]
+    assert stats.expected_accepted_length == pytest.approx((first + second + third) / 7)
+
+
+def test_greedy_is_expected_exactly(pair, head):
+    """Catches a prediction from other laws than those that decide."""
+    records = measure(pair, head, temperature=0, num_examples=10)
+    for record in records.values():
+        assert record["accepted_length_exact"] == record["accepted_length"]
+        assert record["accepted_length_z"] == 0.0
+    assert 0.0 < records["static:0.3"]["accepted_length"] < 4.0
+
+
+@pytest.mark.parametrize("stop_strings", [[], list("abcdefghijklm")], ids=["eos", "stop strings"])
+def test_measured_and_expected_length_agree(pair, head, stop_strings):
+    """Catches acceptance that does not follow min(1, v / q), and drafts that a stop, EOS or the length cuts off on one
+    side only. False alarms: |z| > 4 in one of 16,000 for each of six figures, 4e-4 in all; the seed is fixed."""
+    for record in measure(pair, head, stop_strings=stop_strings).values():
+        assert abs(record["accepted_length_z"]) <= 4.0, record
+        assert record["accepted_length_exact"] == pytest.approx(record["accepted_length"], abs=0.1)
+
+
+def test_wrong_predictions_are_caught(pair, head, monkeypatch):
+    """Catches a z that is small whatever is predicted: steps too certain, shifted by one, or drafts beyond
+    EOS and the length."""
+
+    def too_certain(accept_prob, num_drafted):
+        return expected_accepted(accept_prob**0.7, num_drafted)
+
+    def one_step_late(accept_prob, num_drafted):
+        return expected_accepted(torch.cat([torch.ones_like(accept_prob[:, :1]), accept_prob[:, :-1]], 1), num_drafted)
+
+    def beyond_the_end(accept_prob, num_drafted):
+        return expected_accepted(accept_prob)
+
+    for wrong in (too_certain, one_step_late, beyond_the_end):
+        monkeypatch.setattr(recording, "expected_accepted", wrong)
+        z = measure(pair, head, methods=["static:0.3"])["static:0.3"]["accepted_length_z"]
+        print(wrong, z)
+        assert z < -4.0

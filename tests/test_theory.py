@@ -1,0 +1,183 @@
+"""The theory against enumeration of small vocabularies: every draft, every coin, in float64."""
+
+import itertools
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hf_diversed.theory import (
+    ForwardTimes,
+    best_gamma,
+    expected_acceptance,
+    expected_accepted,
+    expected_speedup,
+    iid_accepted_length,
+    pareto_excess,
+    pareto_front,
+    reject_and_bias,
+)
+from tests.verifier_cases import Laws, cascade_law, lenient_law
+
+
+VOCAB = 3
+TOLERANCE = 1e-12
+seeds = st.integers(0, 2**32 - 1)
+
+
+def random_laws(seed: int, *shape: int) -> list[torch.Tensor]:
+    """Two sharp random laws of the given shape, the last axis the vocabulary."""
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.softmax(3.0 * torch.randn(*shape, generator=generator).double(), dim=-1) for _ in range(2)]
+
+
+def context_tables(seed: int, length: int) -> dict[tuple[int, ...], list[torch.Tensor]]:
+    """(q, v) for every prefix of drafts: laws that depend on all that came before."""
+    prefixes = [prefix for n in range(length) for prefix in itertools.product(range(VOCAB), repeat=n)]
+    return {prefix: random_laws(seed + index, VOCAB) for index, prefix in enumerate(prefixes)}
+
+
+def enumerated_length(tables: dict, length: int) -> float:
+    """Mean number of accepted drafts over all drafts and all outcomes of the coins, as the round is played."""
+    total = 0.0
+    for drafts in itertools.product(range(VOCAB), repeat=length):
+        steps = [(tables[drafts[:n]], drafts[n]) for n in range(length)]
+        drawn = math.prod(float(q[x]) for (q, _), x in steps)
+        coins = [min(1.0, float(v[x] / q[x])) for (q, v), x in steps]
+        for flips in itertools.product((True, False), repeat=length):
+            chance = math.prod(coin if kept else 1.0 - coin for coin, kept in zip(coins, flips))
+            total += drawn * chance * len(list(itertools.takewhile(bool, flips)))
+    return total
+
+
+@pytest.mark.parametrize("length", [1, 2, 3])
+@given(seed=seeds)
+@settings(max_examples=15, deadline=None)
+def test_expected_length_is_that_of_all_drafts_and_coins(length: int, seed: int):
+    """Catches a product that starts late or leaves out earlier steps, means taken before products, and steps taken to
+    be independent: context decides these laws."""
+    tables = context_tables(seed, length)
+    expected = enumerated_length(tables, length)
+    drafts = list(itertools.product(range(VOCAB), repeat=length))
+    laws = [[(*tables[path[:n]], path[n]) for n in range(length)] for path in drafts]
+    accept = torch.stack([torch.stack([(v[x] / q[x]).clamp_max(1.0) for q, v, x in path]) for path in laws])
+    drawn = torch.stack([torch.stack([q[x] for q, _, x in path]).prod() for path in laws])
+    assert float(drawn @ expected_accepted(accept)) == pytest.approx(expected, abs=TOLERANCE)
+    # The same as sums of min(q, v) over prefixes.
+    overlap = torch.stack([torch.stack([torch.minimum(q, v)[x] for q, v, x in path]) for path in laws])
+    by_prefix = sum(
+        float({path[:n]: product[n - 1] for path, product in zip(drafts, overlap.cumprod(-1))}[prefix])
+        for n in range(1, length + 1)
+        for prefix in itertools.product(range(VOCAB), repeat=n)
+    )
+    assert by_prefix == pytest.approx(expected, abs=TOLERANCE)
+
+
+def test_expected_accepted_counts_what_was_drafted():
+    """Catches drafts that EOS or the length cut off being expected all the same, rows mixed up, and nan that comes
+    from positions nobody computed."""
+    accept_prob = torch.tensor([[0.5, 0.5, 1.0], [1.0, 0.0, 1.0], [0.25, float("nan"), 1.0], [0.5, 0.5, 0.5]])
+    found = expected_accepted(accept_prob, torch.tensor([3, 3, 1, 0]))
+    assert found.tolist() == [0.5 + 0.25 + 0.25, 1.0, 0.25, 0.0]
+    assert found.dtype == torch.float64
+    assert expected_accepted(accept_prob[0]) == 1.0
+
+
+@given(seed=seeds, weight=st.floats(0.0, 1.0))
+@settings(max_examples=50, deadline=None)
+def test_acceptance_is_one_minus_w_tv(seed: int, weight: float):
+    """Catches a weight on the draft, and TV without its factor 1/2."""
+    p, q = random_laws(seed, 4, 5)
+    v = weight * p + (1.0 - weight) * q
+    torch.testing.assert_close(
+        expected_acceptance(p, q, weight), torch.minimum(q, v).sum(-1), rtol=0, atol=TOLERANCE
+    )
+
+
+@given(rate=st.floats(0.0, 1.0), gamma=st.integers(0, 12))
+def test_iid_length_is_the_sum_of_powers(rate: float, gamma: int):
+    """Catches a formula that divides by 0 at rate 1 or loses its digits near it, and a sum that starts at rate^0."""
+    expected = math.fsum(rate**n for n in range(1, gamma + 1))
+    assert iid_accepted_length(rate, gamma) == pytest.approx(expected, rel=1e-9, abs=TOLERANCE)
+
+
+def test_iid_length_at_its_ends():
+    assert iid_accepted_length(0.0, 5) == 0.0
+    assert iid_accepted_length(1.0, 4.5) == 4.5
+    assert iid_accepted_length(1.0 - 1e-12, 5) == pytest.approx(5.0, abs=1e-9)
+    assert iid_accepted_length(0.5, 1.5) == pytest.approx(1.0 - 0.5**1.5)
+    for rate, gamma, name in ((1.1, 5, "rate"), (float("nan"), 5, "rate"), (0.5, -1, "gamma")):
+        with pytest.raises(ValueError, match=f"`{name}`"):
+            iid_accepted_length(rate, gamma)
+
+
+@given(seed=seeds, weight=st.floats(0.0, 1.0), lenience=st.floats(0.01, 1.0))
+@settings(max_examples=100, deadline=None)
+def test_mixtures_and_lenience_lie_on_the_front(seed: int, weight: float, lenience: float):
+    """Catches bias and rejection mixed up (their sum would not tell), and an excess measured to another law."""
+    p, q = random_laws(seed, 4, 6)
+    mixed = weight * p + (1.0 - weight) * q
+    for found, best in zip(reject_and_bias(mixed, p, q), pareto_front(p, q, weight)):
+        torch.testing.assert_close(found, best, rtol=0, atol=TOLERANCE)
+    for law in (mixed, lenient_law(Laws(p, q, p, q), lenience), p, q):
+        assert pareto_excess(law, p, q).abs().max() <= TOLERANCE
+
+
+def test_other_rules_lie_behind_the_front():
+    """Catches an excess that is 0 for everything: mixed logits and SpecCascade's token_v3 leave the segment between
+    p and q, by as much as arithmetic says."""
+    p, q = random_laws(0, 2000, 6)
+    mixed_logits = torch.softmax(0.5 * p.log() + 0.5 * q.log(), dim=-1)
+    token_v3 = cascade_law(Laws(p, q, p, q), "token_v3", 0.5)
+    for law in (mixed_logits, token_v3):
+        excess = pareto_excess(law, p, q)
+        beyond = torch.maximum(law - torch.maximum(p, q), torch.minimum(p, q) - law).clamp_min(0.0)
+        torch.testing.assert_close(excess, beyond.sum(-1), rtol=0, atol=TOLERANCE)
+        assert excess.min() >= -TOLERANCE
+        assert (excess > 1e-3).double().mean() > 0.5
+        assert excess.max() > 0.05
+
+
+@given(seed=seeds)
+@settings(max_examples=30, deadline=None)
+def test_no_law_lies_before_the_front(seed: int):
+    p, q = random_laws(seed, 20, 4)
+    law, _ = random_laws(seed + 1, 20, 4)
+    assert pareto_excess(law, p, q).min() >= -TOLERANCE
+
+
+def test_speedup_by_hand():
+    """Catches the bonus token forgotten, drafts paid once instead of gamma times, and a forgotten overhead."""
+    assert expected_speedup(3.0, 5, ForwardTimes(1.0, 0.1)) == pytest.approx(4.0 / 1.5)
+    times = ForwardTimes(target=0.020, draft=0.002, extra_position=0.001, overhead=0.005)
+    assert times.round(5) == pytest.approx(0.040)
+    assert expected_speedup(3.0, 5, times) == pytest.approx(4.0 * 0.020 / 0.040)
+    assert expected_speedup(0.0, 0, ForwardTimes(1.0, 0.1)) == 1.0
+
+
+def test_best_gamma():
+    """Catches the last length taken for the best, and an index that is off by one."""
+    survival = [0.8**n for n in range(1, 31)]
+    for ratio in (0.0, 0.02, 0.1, 0.5, 2.0):
+        times = ForwardTimes(1.0, ratio)
+        speeds = [expected_speedup(iid_accepted_length(0.8, gamma), gamma, times) for gamma in range(1, 31)]
+        gamma, speedup = best_gamma(survival, times)
+        assert speedup == pytest.approx(max(speeds))
+        assert gamma == 1 + speeds.index(max(speeds))
+    assert best_gamma(survival, ForwardTimes(1.0, 0.0))[0] == 30
+    assert best_gamma(survival, ForwardTimes(1.0, 2.0)) == (1, pytest.approx(1.8 / 3.0))
+    assert best_gamma([0.9, 0.9, 0.0], ForwardTimes(1.0, 0.1))[0] == 2
+
+
+@pytest.mark.parametrize("survival", [[], [0.5, 0.6], [1.1], [-0.1], [float("nan")]])
+def test_survival_is_checked(survival):
+    with pytest.raises(ValueError, match="`survival`"):
+        best_gamma(survival, ForwardTimes(1.0, 0.1))
+
+
+@pytest.mark.parametrize("changes", [{"target": 0.0}, {"draft": -1.0}, {"overhead": math.nan}, {"target": math.inf}])
+def test_times_are_checked(changes):
+    with pytest.raises(ValueError, match=f"`{next(iter(changes))}`"):
+        ForwardTimes(**{"target": 1.0, "draft": 0.1, **changes})
