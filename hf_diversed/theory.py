@@ -66,9 +66,7 @@ def reject_and_bias(v: torch.Tensor, p: torch.Tensor, q: torch.Tensor) -> tuple[
     return total_variation(q, v), total_variation(v, p)
 
 
-def pareto_front(
-    p: torch.Tensor, q: torch.Tensor, weight: torch.Tensor | float
-) -> tuple[torch.Tensor, torch.Tensor]:
+def pareto_front(p: torch.Tensor, q: torch.Tensor, weight: torch.Tensor | float) -> tuple[torch.Tensor, torch.Tensor]:
     """The best pairs of rejection probability and bias: `weight TV(p, q)` and `(1 - weight) TV(p, q)`.
 
     No law rejects less at the same bias; `weight` from 0 to 1 runs along the whole front.

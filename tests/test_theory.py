@@ -91,9 +91,7 @@ def test_acceptance_is_one_minus_w_tv(seed: int, weight: float):
     """Catches a weight on the draft, and TV without its factor 1/2."""
     p, q = random_laws(seed, 4, 5)
     v = weight * p + (1.0 - weight) * q
-    torch.testing.assert_close(
-        expected_acceptance(p, q, weight), torch.minimum(q, v).sum(-1), rtol=0, atol=TOLERANCE
-    )
+    torch.testing.assert_close(expected_acceptance(p, q, weight), torch.minimum(q, v).sum(-1), rtol=0, atol=TOLERANCE)
 
 
 @given(rate=st.floats(0.0, 1.0), gamma=st.integers(0, 12))

@@ -1,7 +1,9 @@
 """`hf-diversed evaluate`: quality, acceptance and cost of several methods on one task."""
 
-import shutil
+import itertools
 import tempfile
+from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -11,10 +13,9 @@ from rich.table import Table
 
 from hf_diversed.cli import evaluation_options as options
 from hf_diversed.cli.terminal import console, errors_in_words
-from hf_diversed.evaluation import EvaluationSettings
-from hf_diversed.evaluation import evaluate as run
-from hf_diversed.evaluation.evaluate import REPORT
+from hf_diversed.evaluation import EvaluationSettings, markdown_table, sweep
 from hf_diversed.evaluation.formatting import number, percent, with_bounds
+from hf_diversed.evaluation.markdown import setting
 from hf_diversed.tasks import load_records
 
 
@@ -29,15 +30,16 @@ def evaluate(
     split: options.Split = "test",
     data_file: options.DataFile = None,
     seed: options.Seed = 0,
-    temperature: options.Temperature = 1.0,
+    temperature: Annotated[str, typer.Option(help="0 decodes greedily; several as in 0,0.1,1.")] = "1.0",
     top_k: options.TopK = 0,
     top_p: options.TopP = 1.0,
-    num_assistant_tokens: Annotated[int, typer.Option(min=1, help="Drafts per round.")] = 5,
+    num_assistant_tokens: Annotated[str, typer.Option(help="Drafts per round; several as in 3,5,7.")] = "5",
     batch_size: options.BatchSize = 16,
     max_new_tokens: options.MaxNewTokens = None,
     records: options.Records = False,
     device: options.Device = None,
     output: Annotated[Path | None, typer.Option(help="JSON file; what is done is kept in a folder beside it.")] = None,
+    markdown: Annotated[Path | None, typer.Option(help="File for a table of acceptance and quality.")] = None,
     allow_code_execution: options.AllowCode = False,
     unsafe_code_execution: options.UnsafeCode = False,
 ) -> None:
@@ -49,24 +51,45 @@ def evaluate(
             num_examples=num_examples,
             samples_per_prompt=samples_per_prompt,
             seed=seed,
-            temperature=temperature,
             top_k=top_k,
             top_p=top_p,
-            num_assistant_tokens=num_assistant_tokens,
             batch_size=batch_size,
             max_new_tokens=max_new_tokens,
             records=records,
+            split=split if data_file is None else Path(data_file).name,
         )
+        temperatures = options.numbers("--temperature", temperature, float)
+        gammas = options.numbers("--num-assistant-tokens", num_assistant_tokens, int)
+        variants = [
+            replace(options.process_share(settings), temperature=t, num_assistant_tokens=gamma)
+            for t, gamma in itertools.product(temperatures, gammas)
+        ]
         examples = load_records(judge, split, num_examples, seed, data_file)
-        share = options.process_share(settings)
         with tempfile.TemporaryDirectory() as scratch:
-            folder = Path(scratch) if output is None else output.with_suffix(".parts")
-            rows = run(pair, judge, examples, methods.split(","), share, head=chosen, output=folder)
-            if not rows:
-                return  # other processes are still at work; the last one reports
-            if output is not None:
-                shutil.copyfile(folder / REPORT, output)
-        console.print(results_table(rows))
+            parts = _folders(Path(scratch) if output is None else output.with_suffix(".parts"), variants)
+            rows = sweep(pair, judge, examples, methods.split(","), parts, head=chosen, output=output)
+        if not rows:
+            return  # other processes are still at work; the last one reports
+        if markdown is not None:
+            markdown.write_text(markdown_table(rows), encoding="utf-8")
+        _show(rows)
+
+
+def _folders(root: Path, variants: list[EvaluationSettings]) -> dict[Path, EvaluationSettings]:
+    """Where each variant's calls are kept: in the folder itself, or in one below it for each of several."""
+    if len(variants) == 1:
+        return {root: variants[0]}
+    return {root / f"temperature-{item.temperature:g}_gamma-{item.num_assistant_tokens}": item for item in variants}
+
+
+def _show(rows: list[dict]) -> None:
+    """Two tables for every temperature and draft length."""
+    for words, chosen in itertools.groupby(rows, key=setting):
+        group = list(chosen)
+        console.print(f"[bold]{words[0].upper()}{words[1:]}[/]")
+        console.print(results_table(group))
+        if any(row["acceptance_rate"] is not None for row in group):
+            console.print(accepted_length_table(group))
 
 
 def results_table(rows: list[dict]) -> Table:
@@ -84,4 +107,18 @@ def results_table(rows: list[dict]) -> Table:
             with_bounds(row, "quality"),
             with_bounds(row, "quality_drop"),
         )
+    return table
+
+
+def accepted_length_table(rows: Iterable[dict]) -> Table:
+    """One line per drafted method: accepted drafts per round, and what theory says of them."""
+    table = Table(header_style="bold", box=box.SIMPLE)
+    table.add_column("method", no_wrap=True)
+    headers = ("accepted\nper round", "predicted,\nexact", "predicted,\ni.i.d.", "standard errors\nfrom exact")
+    for header in headers:
+        table.add_column(header, justify="right")
+    names = ("accepted_length", "accepted_length_exact", "accepted_length_iid", "accepted_length_z")
+    for row in rows:
+        if row["acceptance_rate"] is not None:
+            table.add_row(row["method"], *(number(row[name]) for name in names))
     return table

@@ -1,8 +1,9 @@
 """Options and set-up that the measuring commands share: which pair, head and prompts, and how they are decoded."""
 
 import os
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import typer
 
@@ -15,6 +16,7 @@ from hf_diversed.tasks import TASKS, Task, get_task
 from hf_diversed.zoo import load_demo_pair
 
 
+Value = TypeVar("Value", int, float)
 TaskName = Annotated[str, typer.Option("--task", help=f"One of {', '.join(TASKS)}.")]
 Target = Annotated[str | None, typer.Option(help="Hub id or folder; the embedded pair if left out.")]
 Draft = Annotated[str | None, typer.Option(help="Hub id or folder of the draft.")]
@@ -56,3 +58,14 @@ def load_models(
 def process_share(settings: EvaluationSettings) -> EvaluationSettings:
     """The settings for this process of those that `accelerate launch` or torchrun started."""
     return replace(settings, rank=int(os.environ.get("RANK", 0)), world_size=int(os.environ.get("WORLD_SIZE", 1)))
+
+
+def numbers(option: str, text: str, kind: Callable[[str], Value]) -> list[Value]:
+    """The distinct values of an option that takes several, separated by commas."""
+    try:
+        values = [kind(part) for part in text.split(",")]
+    except ValueError as error:
+        raise ValueError(f"{option} must be a number, or several separated by commas, got {text!r}.") from error
+    if len(set(values)) < len(values):
+        raise ValueError(f"{option} must not name a value twice, got {text!r}.")
+    return values

@@ -43,7 +43,7 @@ def frontier(
     """Sweep static weights, lenience, SpecCascade's alpha and the dial of a head; `hf-diversed plot` draws them."""
     with errors_in_words():
         judge = options.load_task(task, allow_code_execution, unsafe_code_execution)
-        lengths = _whole_numbers(num_assistant_tokens)
+        lengths = options.numbers("--num-assistant-tokens", num_assistant_tokens, int)
         settings = EvaluationSettings(
             num_examples=num_examples,
             samples_per_prompt=samples_per_prompt,
@@ -74,10 +74,3 @@ def frontier(
         for length in dict.fromkeys(row["num_assistant_tokens"] for row in rows):
             console.print(f"{length} drafts per round")
             console.print(results_table([row for row in rows if row["num_assistant_tokens"] == length]))
-
-
-def _whole_numbers(text: str) -> list[int]:
-    try:
-        return [int(word) for word in text.split(",")]
-    except ValueError as error:
-        raise ValueError(f"--num-assistant-tokens must be whole numbers, got {text!r}; for example 3,5,7.") from error

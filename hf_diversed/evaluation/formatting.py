@@ -19,4 +19,4 @@ def with_bounds(record: Mapping[str, Any], name: str) -> str:
 
 def number(value: float | None) -> str:
     """Two decimals, None as "-"."""
-    return "-" if value is None else f"{value:.2f}"
+    return "-" if value is None else f"{value:.2f}".replace("-0.00", "0.00")

@@ -13,7 +13,16 @@ from hf_diversed.theory import iid_accepted_length
 
 
 REPLICATES = 2000
-_SHARED = ("temperature", "top_k", "top_p", "num_assistant_tokens", "samples_per_prompt", "seed", "batch_size", "split")
+_SHARED = (
+    "temperature",
+    "top_k",
+    "top_p",
+    "num_assistant_tokens",
+    "samples_per_prompt",
+    "seed",
+    "batch_size",
+    "split",
+)
 _ROUNDING = 1e-5  # accepted drafts per round that float32 probabilities may be off by
 
 
@@ -79,9 +88,9 @@ def summarize(results: Results, labels: Sequence[str] | None = None, replicates:
     for single samples that are right or wrong.
 
     `accepted_length` is accepted drafts per round, `accepted_length_exact` what the drafts' acceptance probabilities
-    predict of it, `accepted_length_iid` what the verified acceptance rate and the mean draft length predict as if steps
-    were independent. `accepted_length_z` is measured minus exact, paired by round, over its standard error clustered
-    by prompt: beyond 4 in one of 16,000 evaluations, if the theory holds.
+    predict of it, `accepted_length_iid` what the verified acceptance rate and the mean draft length predict as if
+    steps were independent. `accepted_length_z` is measured minus exact, paired by round, over its standard error
+    clustered by prompt: beyond 4 in one of 16,000 evaluations, if the theory holds.
 
     Args:
         labels: which methods; None for all that there are.

@@ -8,6 +8,7 @@ import torch
 
 from hf_diversed import DiversedHead, DiversedHeadConfig, attach
 from hf_diversed.evaluation import EvaluationSettings, evaluate, read_results, report, static_gain, summarize
+from hf_diversed.evaluation.intervals import wilson
 from hf_diversed.evaluation.settings import plan_batches
 from hf_diversed.verifiers import StaticEnsembleVerifier
 from tests.evaluation.fakes import Interrupted, LetterTask, TinyPair, examples, tiny_pair
@@ -268,6 +269,47 @@ def test_seeds_are_the_methods_own_place(pair, whole):
 
 def test_batches_hold_prompts_of_similar_length():
     assert plan_batches([5, 1, 5, 3, 1], 2) == [[1, 4], [3, 0], [2]]
+
+
+def test_old_journals_lack_columns(pair, whole, tmp_path):
+    """Catches a sum over the new half of a table, where an earlier version wrote the other half, and a crash."""
+    for path in whole[1].glob("*.jsonl"):
+        header, *lines = map(json.loads, path.read_text().splitlines())
+        del header["settings"]["split"]
+        for entry in lines[: len(lines) // 2]:
+            entry["rows"].pop("expected_accepted_sum", None)
+            del entry["peak_memory_bytes"], entry["peak_memory_kind"]
+        (tmp_path / path.name).write_text("".join(json.dumps(line) + "\n" for line in (header, *lines)))
+    chosen = settings(samples_per_prompt=2, records=True)
+    task = LetterTask()
+    records = evaluate(pair, task, examples(5), METHODS[:-1], chosen, output=tmp_path)
+    assert task.num_calls == 0
+    unknown = {"accepted_length_exact", "accepted_length_z", "peak_memory_bytes", "peak_memory_kind"}
+    expected = [record for record in whole[0] if record["method"] != "diversed"]
+    assert timeless(records[:4]) == timeless([record | dict.fromkeys(unknown) for record in expected])
+    assert all(record[name] is None for record in records for name in unknown)
+    with pytest.raises(ValueError, match="split: None there, 'test' here"):
+        other = settings(samples_per_prompt=2, records=True, split="test")
+        evaluate(pair, LetterTask(), examples(5), METHODS[:-1], other, output=tmp_path)
+
+
+def test_wilson_bounds_and_memory(pair):
+    """Catches Wilson bounds for scores that are no yes or no, or for several samples of a prompt; a peak in KiB."""
+
+    class OneEach(LetterTask):
+        def score_batch(self, completions, records):
+            return [float(record["text"][0] in "abc") for record in records]
+
+    record = evaluate(pair, OneEach(), examples(5), ["ar"], settings(split="test"))[0]
+    wins = sum(example["text"][0] in "abc" for example in examples(5))
+    assert record["quality_wilson_ci"] == pytest.approx(list(wilson(wins, 5)))
+    assert record["split"] == "test"
+    assert record["peak_memory_kind"] == "process_resident"
+    assert 50 * 2**20 < record["peak_memory_bytes"] < 2**40
+    assert (
+        evaluate(pair, OneEach(), examples(5), ["ar"], settings(samples_per_prompt=2))[0]["quality_wilson_ci"] is None
+    )
+    assert evaluate(pair, LetterTask(), examples(5), ["ar"], settings())[0]["quality_wilson_ci"] is None
 
 
 def test_bad_scores_are_refused(pair, tmp_path):

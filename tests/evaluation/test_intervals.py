@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from hf_diversed.evaluation.intervals import MAX_OUTSIDE, Bootstrap, interpolate
+from hf_diversed.evaluation.intervals import MAX_OUTSIDE, Bootstrap, interpolate, wilson
 
 
 def draws(num_prompts: int, replicates: int, seed: int) -> list[np.ndarray]:
@@ -135,3 +135,16 @@ def test_undefined_statistics():
 def test_sizes_are_checked(arguments):
     with pytest.raises(ValueError, match="must be >= 1"):
         Bootstrap(**arguments)
+
+
+def test_wilson_solves_its_equation():
+    """Catches a one-sided quantile and a wrong centre: at its bounds, the observed rate is z standard errors off."""
+    for successes, trials in ((0, 10), (3, 10), (10, 10), (861, 1000)):
+        low, high = wilson(successes, trials)
+        for bound in (low, high):
+            if 0.0 < bound < 1.0:
+                off = abs(successes / trials - bound) / np.sqrt(bound * (1 - bound) / trials)
+                assert off == pytest.approx(1.959964, rel=1e-5)
+        assert 0.0 <= low <= successes / trials <= high <= 1.0
+    assert wilson(10, 10)[0] == pytest.approx(0.7225, abs=1e-4)
+    assert wilson(0, 10) == (0.0, pytest.approx(0.2775, abs=1e-4))

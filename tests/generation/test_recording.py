@@ -92,5 +92,4 @@ def test_wrong_predictions_are_caught(pair, head, monkeypatch):
     for wrong in (too_certain, one_step_late, beyond_the_end):
         monkeypatch.setattr(recording, "expected_accepted", wrong)
         z = measure(pair, head, methods=["static:0.3"])["static:0.3"]["accepted_length_z"]
-        print(wrong, z)
         assert z < -4.0

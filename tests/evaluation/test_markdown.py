@@ -1,0 +1,56 @@
+"""The table in the paper's layout, from records of several evaluations."""
+
+import pytest
+
+from hf_diversed.evaluation import markdown_table, merge_reports
+
+
+def record(method: str, task: str, accepted: float | None, quality: float, **changes) -> dict:
+    shown = {"method": method, "task": task, "metric": f"{task} score", "n": 100, "samples_per_prompt": 2}
+    rates = {"acceptance_rate": accepted, "acceptance_rate_ci": None if accepted is None else [0.1, 0.9]}
+    figures = {"quality": quality, "quality_ci": [0.2, 0.8], "temperature": 1.0, "num_assistant_tokens": 5}
+    return {**shown, **rates, **figures, **changes}
+
+
+def test_methods_by_tasks():
+    """Catches cells under another task's head, and a method that shifts them where it did not run."""
+    rows = [record("ar", "math", None, 0.7), record("sd", "math", 0.445, 0.67)]
+    rows += [record("sd", "code", 0.263, 0.53, n=50), record("diversed", "code", 0.85, 0.53)]
+    assert markdown_table(rows) == (
+        "Temperature 1, 5 drafts per round; prompts x samples: 100 x 2 (math), 50 x 2 (code).\n"
+        "\n"
+        "| method | math: accepted | math score | code: accepted | code score |\n"
+        "|---|---:|---:|---:|---:|\n"
+        "| `ar` | - | 70.0% | - | - |\n"
+        "| `sd` | 44.5% | 67.0% | 26.3% | 53.0% |\n"
+        "| `diversed` | - | - | 85.0% | 53.0% |\n"
+    )
+    assert "| 44.5% (10.0% to 90.0%) | 67.0% (20.0% to 80.0%) |" in markdown_table(rows, bounds=True)
+
+
+def test_a_table_for_every_setting():
+    """Catches temperatures and draft lengths that overwrite each other, and one cell claimed twice."""
+    rows = [record("sd", "math", 0.4, 0.6, temperature=t, num_assistant_tokens=g) for t in (0.0, 0.1) for g in (3, 5)]
+    text = markdown_table(rows)
+    assert text.count("| method |") == 4
+    assert text.index("Temperature 0, 5 drafts") < text.index("Temperature 0.1, 3 drafts")
+    with pytest.raises(ValueError, match="'sd' does on 'math' at temperature 0, 3 drafts per round"):
+        markdown_table([*rows, rows[0]])
+    with pytest.raises(ValueError, match="at least one record"):
+        markdown_table([])
+
+
+def test_reports_are_merged():
+    """Catches records of the first report only, and one evaluation's settings standing for all."""
+    reports = [
+        {"records": [n], "provenance": {"seed": 7, "evaluation": {"n": n}, "rules": {"sd": str(n)}}} for n in (1, 2)
+    ]
+    assert merge_reports(reports[:1]) == reports[0]
+    assert merge_reports(reports) == {
+        "records": [1, 2],
+        "provenance": {
+            "seed": 7,
+            "evaluations": [{"n": 1}, {"n": 2}],
+            "rules_of_evaluations": [{"sd": "1"}, {"sd": "2"}],
+        },
+    }

@@ -1,0 +1,53 @@
+"""Several settings in one result: continued, and shared by processes."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from hf_diversed.evaluation import EvaluationSettings, evaluate, sweep
+from tests.evaluation.fakes import Interrupted, LetterTask, examples, tiny_pair
+from tests.evaluation.test_evaluate import timeless
+
+
+METHODS = ["ar", "static:0.5"]
+SETTINGS = [EvaluationSettings(batch_size=3, num_assistant_tokens=gamma) for gamma in (2, 3)]
+
+
+@pytest.fixture(scope="module")
+def pair():
+    return tiny_pair()
+
+
+def parts(folder, **changes) -> dict:
+    return {folder / str(item.num_assistant_tokens): replace(item, **changes) for item in SETTINGS}
+
+
+def test_a_sweep_is_its_evaluations(pair, tmp_path):
+    """Catches settings that leak into the next part, and an interrupted sweep that starts over."""
+    output = tmp_path / "sweep.json"
+    with pytest.raises(Interrupted):
+        sweep(pair, LetterTask(calls_left=5), examples(5), METHODS, parts(tmp_path), output=output)
+    assert not output.exists()
+    task = LetterTask()
+    records = sweep(pair, task, examples(5), METHODS, parts(tmp_path), output=output)
+    assert task.num_calls == 3
+    alone = [record for item in SETTINGS for record in evaluate(pair, LetterTask(), examples(5), METHODS, item)]
+    assert timeless(records) == timeless(alone)
+    written = json.loads(output.read_text())
+    assert written["records"] == records
+    gammas = [header["settings"]["num_assistant_tokens"] for header in written["provenance"]["evaluations"]]
+    assert gammas == [2, 3]
+
+
+def test_the_last_process_reports(pair, tmp_path):
+    """Catches a sweep without a report: the process that ends last did not have the last call of every part."""
+    shares = [parts(tmp_path, rank=rank, world_size=2) for rank in (0, 1)]
+    output = tmp_path / "sweep.json"
+    (first, second), ahead = SETTINGS, replace(SETTINGS[0], rank=1, world_size=2)
+    assert [first.num_assistant_tokens, second.num_assistant_tokens] == [2, 3]
+    assert sweep(pair, LetterTask(), examples(5), METHODS, shares[0], output=output) == []
+    evaluate(pair, LetterTask(), examples(5), METHODS, ahead, output=tmp_path / "2")
+    records = sweep(pair, LetterTask(), examples(5), METHODS, shares[1], output=output)
+    assert [record["num_assistant_tokens"] for record in records] == [2, 2, 3, 3]
+    assert json.loads(output.read_text())["records"] == records
