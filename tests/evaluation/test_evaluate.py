@@ -288,8 +288,8 @@ def test_old_journals_lack_columns(pair, whole, tmp_path):
     expected = [record for record in whole[0] if record["method"] != "diversed"]
     assert timeless(records[:4]) == timeless([record | dict.fromkeys(unknown) for record in expected])
     assert all(record[name] is None for record in records for name in unknown)
+    other = settings(samples_per_prompt=2, records=True, split="test")
     with pytest.raises(ValueError, match="split: None there, 'test' here"):
-        other = settings(samples_per_prompt=2, records=True, split="test")
         evaluate(pair, LetterTask(), examples(5), METHODS[:-1], other, output=tmp_path)
 
 
