@@ -44,10 +44,22 @@ def test_the_last_process_reports(pair, tmp_path):
     """Catches a sweep without a report: the process that ends last did not have the last call of every part."""
     shares = [parts(tmp_path, rank=rank, world_size=2) for rank in (0, 1)]
     output = tmp_path / "sweep.json"
-    (first, second), ahead = SETTINGS, replace(SETTINGS[0], rank=1, world_size=2)
-    assert [first.num_assistant_tokens, second.num_assistant_tokens] == [2, 3]
-    assert sweep(pair, LetterTask(), examples(5), METHODS, shares[0], output=output) == []
-    evaluate(pair, LetterTask(), examples(5), METHODS, ahead, output=tmp_path / "2")
-    records = sweep(pair, LetterTask(), examples(5), METHODS, shares[1], output=output)
+    early, late = tmp_path / "2", tmp_path / "3"
+    evaluate(pair, LetterTask(), examples(5), METHODS, shares[0][late], output=late)
+
+    class Overtaken(LetterTask):
+        def score_batch(self, completions, records):
+            if self.num_calls == len(METHODS):  # this process has left the early part, which the other one ends now
+                evaluate(pair, LetterTask(), examples(5), METHODS, shares[0][early], output=early)
+            return super().score_batch(completions, records)
+
+    records = sweep(pair, Overtaken(), examples(5), METHODS, shares[1], output=output)
     assert [record["num_assistant_tokens"] for record in records] == [2, 2, 3, 3]
     assert json.loads(output.read_text())["records"] == records
+
+
+def test_nothing_is_reported_too_early(pair, tmp_path):
+    """Catches a file that holds the first process' share only."""
+    output = tmp_path / "sweep.json"
+    assert sweep(pair, LetterTask(), examples(5), METHODS, parts(tmp_path, world_size=2), output=output) == []
+    assert not output.exists()
