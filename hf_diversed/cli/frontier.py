@@ -51,6 +51,7 @@ def frontier(
             temperature=temperature,
             batch_size=batch_size,
             max_new_tokens=max_new_tokens,
+            split=split if data_file is None else Path(data_file).name,
         )
         pair, chosen = options.load_models(target, draft, head, device, task)
         examples = load_records(judge, split, num_examples, seed, data_file)
