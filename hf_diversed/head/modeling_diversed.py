@@ -9,6 +9,7 @@ from hf_diversed.head.configuration_diversed import DiversedHeadConfig
 
 
 NUM_DISTRIBUTION_FEATURES = 7
+TOTAL_VARIATION = 4  # its place among them
 _MAX_LOG_RATIO = 20.0
 _LEAST_STD = 1e-3  # an input that hardly varied must not be blown up when it does
 
@@ -37,8 +38,11 @@ class DiversedHead(PreTrainedModel):
 
     def __init__(self, config: DiversedHeadConfig):
         super().__init__(config)
-        width = NUM_DISTRIBUTION_FEATURES if config.features != "hidden" else 0
-        if config.features != "distribution":
+        # Plain attributes: configs are slow to read, and these are read in every round.
+        self.needs_hidden_states = config.features != "distribution"
+        self.needs_distributions = config.features != "hidden"
+        width = NUM_DISTRIBUTION_FEATURES if self.needs_distributions else 0
+        if self.needs_hidden_states:
             width += config.target_hidden_size + config.draft_hidden_size
         self.dense = nn.Linear(width, config.intermediate_size) if config.head_type == "mlp" else None
         self.out = nn.Linear(width if self.dense is None else config.intermediate_size, 1)
@@ -64,14 +68,6 @@ class DiversedHead(PreTrainedModel):
         elif isinstance(module, nn.Linear):
             nn.init.normal_(module.weight, std=module.in_features**-0.5)
             nn.init.zeros_(module.bias)
-
-    @property
-    def needs_hidden_states(self) -> bool:
-        return self.config.features != "distribution"
-
-    @property
-    def needs_distributions(self) -> bool:
-        return self.config.features != "hidden"
 
     def forward(
         self,
@@ -131,7 +127,7 @@ class DiversedHead(PreTrainedModel):
         if values is None or values.shape[-1] != width:
             given = "nothing" if values is None else f"width {values.shape[-1]}"
             raise ValueError(f"{name} must have width {width} for features={self.config.features!r}, got {given}.")
-        return values.to(device=self.device, dtype=torch.float32)
+        return values.to(device=self.out.weight.device, dtype=torch.float32)
 
 
 def distribution_features(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:

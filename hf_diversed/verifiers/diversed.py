@@ -4,7 +4,7 @@ import torch
 from transformers.utils import logging
 
 from hf_diversed.head import DiversedHead
-from hf_diversed.head.modeling_diversed import distribution_features
+from hf_diversed.head.modeling_diversed import TOTAL_VARIATION, distribution_features
 from hf_diversed.outputs import DecodingContext, DraftOutput, TargetOutput
 from hf_diversed.sampling import total_variation
 from hf_diversed.verifiers.base import check_range
@@ -12,6 +12,7 @@ from hf_diversed.verifiers.mixture import MixtureVerifier, Weights
 
 
 logger = logging.get_logger(__name__)
+_AS_TRAINED = 0.5
 
 
 class DiversedVerifier(MixtureVerifier):
@@ -85,7 +86,8 @@ class DiversedVerifier(MixtureVerifier):
         device, batch_size = draft.tokens.device, draft.tokens.shape[0]
         inputs, tv = self.head_inputs(draft, target)
         weight = torch.sigmoid(self.head(**inputs)).to(device)
-        weight = apply_quality(weight, _per_row(self.quality, batch_size, device))
+        if any(value != _AS_TRAINED for value in self.quality):
+            weight = apply_quality(weight, _per_row(self.quality, batch_size, device))
         if self.max_bias is not None and tv is not None:
             weight = cap_bias(weight, tv, _per_row(self.max_bias, batch_size, device))
         return Weights(weight, tv, inputs if self.keeps_inputs else None)
@@ -102,9 +104,11 @@ class DiversedVerifier(MixtureVerifier):
             inputs |= {"target_hidden": target.hidden[:, :-1], "draft_hidden": draft.hidden}
         if self.head.needs_distributions or self.max_bias is not None:
             p, q = target.probs()[:, :-1], draft.probs()
-            tv = total_variation(p, q)
             if self.head.needs_distributions:
                 inputs["features"] = distribution_features(p, q)
+                tv = inputs["features"][..., TOTAL_VARIATION]
+            else:
+                tv = total_variation(p, q)
         return inputs, tv
 
 
