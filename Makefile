@@ -4,13 +4,19 @@ VENV := .venv
 BIN := $(VENV)/bin
 WORKERS ?= 2
 
-.PHONY: demo test quality format results clean
+.PHONY: demo test bench quality format results clean
 
 demo: $(VENV)/.base
 	$(BIN)/hf-diversed demo
 
 test: $(VENV)/.dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS)
+
+# A few minutes: the embedded pair, then its shapes at hidden size 1024 at a given acceptance.
+bench: $(VENV)/.base
+	$(BIN)/hf-diversed benchmark --batch-sizes 1,4 --repeats 3 --max-new-tokens 48
+	$(BIN)/hf-diversed benchmark --random-weights --target-config embedded-1024-target \
+		--draft-config embedded-1024-draft --acceptance 0.8 --batch-sizes 1 --repeats 3 --max-new-tokens 48
 
 quality: $(VENV)/.dev
 	$(BIN)/ruff format --check .

@@ -64,6 +64,11 @@ def num_layers(model: PreTrainedModel) -> int:
     return text_config(model).num_hidden_layers
 
 
+def max_positions(model: PreTrainedModel) -> int | None:
+    """Positions the model was made for; None where its config does not say."""
+    return getattr(text_config(model), "max_position_embeddings", None)
+
+
 def layer_types(model: PreTrainedModel) -> list[str]:
     """Attention kinds the config lists; empty for models that have one kind only."""
     return list(getattr(text_config(model), "layer_types", None) or [])

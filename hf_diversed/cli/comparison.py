@@ -1,6 +1,5 @@
 """Run the same prompts through several decoding methods and measure each. Prints nothing but progress."""
 
-import copy
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,6 +11,7 @@ from rich.console import Console
 from rich.progress import track
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from hf_diversed.evaluation.upstream import constant_draft, generated_lengths
 from hf_diversed.generation.decoding import DEFAULT_NUM_ASSISTANT_TOKENS
 from hf_diversed.head import DiversedHead
 from hf_diversed.outputs import SpeculativeStats, TokenRecords
@@ -122,28 +122,12 @@ def _run(pair: Pair, method: Method, inputs, settings: Settings, records: bool, 
         row.seconds += time.perf_counter() - began
     row.row_forwards += forwards[0] * len(inputs["input_ids"])
     new = out.sequences[:, inputs["input_ids"].shape[1] :]
-    row.num_tokens += int(_lengths(new, pair.target.generation_config.eos_token_id).sum())
+    row.num_tokens += int(generated_lengths(new, pair.target.generation_config.eos_token_id).sum())
     row.texts += pair.tokenizer.batch_decode(new, skip_special_tokens=True)
     if method.kwargs is not None and not method.upstream:
         row.stats = row.stats or SpeculativeStats()
         row.stats.add(out.stats)
         row.records = out.token_records
-
-
-def _lengths(tokens: torch.Tensor, eos_ids: int | list[int] | None) -> torch.Tensor:
-    """Generated tokens per row, the first EOS included."""
-    ended = torch.isin(tokens, torch.tensor([] if eos_ids is None else eos_ids, device=tokens.device))
-    return (ended.cumsum(-1) - ended.long() == 0).sum(-1)
-
-
-def constant_draft(draft: PreTrainedModel, gamma: int) -> PreTrainedModel:
-    """A shallow twin of the draft with its draft length pinned: upstream reads it from there only."""
-    twin = copy.copy(draft)
-    twin.generation_config = copy.deepcopy(draft.generation_config)
-    twin.generation_config.num_assistant_tokens = gamma
-    twin.generation_config.num_assistant_tokens_schedule = "constant"
-    twin.generation_config.assistant_confidence_threshold = 0.0
-    return twin
 
 
 @contextmanager

@@ -7,6 +7,7 @@ import typer
 from rich.text import Text
 from transformers.utils import logging
 
+from hf_diversed.cli.benchmark import benchmark
 from hf_diversed.cli.comparison import Method, Pair, Settings, compare, demo_methods, measure
 from hf_diversed.cli.convert import convert
 from hf_diversed.cli.evaluate import evaluate
@@ -29,6 +30,7 @@ app.command()(evaluate)
 app.command()(frontier)
 app.command()(plot)
 app.command()(convert)
+app.command()(benchmark)
 
 Seed = Annotated[int, typer.Option(help="Seed of the prompts and of sampling.")]
 Gamma = Annotated[int, typer.Option("--num-assistant-tokens", min=1, help="Drafts per round.")]

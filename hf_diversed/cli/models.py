@@ -18,13 +18,13 @@ def load_pair(target: str | None, draft: str | None, device: str | None = None, 
     if target is None or draft is None:
         loaded = load_demo_pair()
         return Pair(loaded.target, loaded.draft, loaded.tokenizer)
-    device = device or _best_device()
+    device = device or best_device()
     models = [AutoModelForCausalLM.from_pretrained(name, dtype="auto", device_map=device) for name in (target, draft)]
     tokenizer = AutoTokenizer.from_pretrained(target, padding_side="left")
     return Pair(models[0].eval(), models[1].eval(), tokenizer, add_special_tokens=not chat)
 
 
-def _best_device() -> str:
+def best_device() -> str:
     if torch.cuda.is_available():
         return "cuda"
     return "mps" if torch.backends.mps.is_available() else "cpu"

@@ -1,0 +1,176 @@
+"""`hf-diversed benchmark`: speed of several methods, its parts and its limit, on a pair or on bare shapes."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich import box
+from rich.table import Table
+from transformers import PreTrainedModel
+from transformers.utils import logging
+
+from hf_diversed.cli.models import best_device, load_pair
+from hf_diversed.cli.terminal import console, errors_in_words
+from hf_diversed.corpus import held_out_examples
+from hf_diversed.evaluation.benchmark import BenchmarkSettings, random_model, shape_names
+from hf_diversed.evaluation.benchmark import benchmark as run
+from hf_diversed.evaluation.formatting import number, percent
+from hf_diversed.evaluation.journal import write_json
+from hf_diversed.zoo import load_demo_pair
+
+
+_METHODS = "ar,upstream,upstream:0.7,sd,static:0.7"
+_DTYPES = ("float32", "bfloat16", "float16")
+
+
+def benchmark(
+    methods: Annotated[
+        str | None, typer.Option(help="ar, upstream, upstream:0.7, sd, static:0.7, diversed, fresh:both ...")
+    ] = None,
+    target: Annotated[str | None, typer.Option(help="Hub id or folder; the embedded pair if left out.")] = None,
+    draft: Annotated[str | None, typer.Option(help="Hub id or folder of the draft.")] = None,
+    head: Annotated[str | None, typer.Option(help='What "diversed" means; the embedded math head.')] = None,
+    random_weights: Annotated[bool, typer.Option(help="Build the pair from configurations, without weights.")] = False,
+    target_config: Annotated[str | None, typer.Option(help=f"config.json, or {', '.join(shape_names())}.")] = None,
+    draft_config: Annotated[str | None, typer.Option(help="The same for the draft.")] = None,
+    num_layers: Annotated[int | None, typer.Option(min=1, help="At most so many layers of either.")] = None,
+    acceptance: Annotated[str | None, typer.Option(help="Given acceptance: 0.8, or a rate per position.")] = None,
+    batch_sizes: Annotated[str, typer.Option(help="Rows; upstream takes one.")] = "1,4,8,16",
+    context_lengths: Annotated[str | None, typer.Option(help="Prompt tokens; 0: the prompts as they are.")] = None,
+    draft_lengths: Annotated[str, typer.Option(help="Drafts per round.")] = "5",
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens per row.")] = 64,
+    repeats: Annotated[int, typer.Option(min=1, help="Timed turns, after one that warms up.")] = 7,
+    temperature: Annotated[float, typer.Option(min=0.0, help="0 decodes greedily.")] = 1.0,
+    seed: Annotated[int, typer.Option(help="Of weights, prompts and sampling.")] = 0,
+    breakdown: Annotated[bool, typer.Option(help="Also time the parts of a round.")] = True,
+    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads.")] = None,
+    dtype: Annotated[str | None, typer.Option(help="Of random weights; bfloat16 on CUDA, else float32.")] = None,
+    device: Annotated[str | None, typer.Option(help="cuda, mps or cpu; the best one by default.")] = None,
+    output: Annotated[Path | None, typer.Option(help="JSON file.")] = None,
+) -> None:
+    """Time decoding methods in turns in one process: medians, ratios, parts of a round and the bandwidth limit."""
+    logging.set_verbosity_error()
+    with errors_in_words():
+        if threads is not None:
+            torch.set_num_threads(threads)
+        settings = BenchmarkSettings(
+            batch_sizes=_integers("batch-sizes", batch_sizes),
+            context_lengths=_integers("context-lengths", context_lengths or ("128" if random_weights else "0")),
+            draft_lengths=_integers("draft-lengths", draft_lengths),
+            max_new_tokens=max_new_tokens,
+            repeats=repeats,
+            temperature=temperature,
+            acceptance=None if acceptance is None else tuple(_numbers("acceptance", acceptance)),
+            seed=seed,
+            breakdown=breakdown,
+        )
+        if random_weights or target_config or draft_config:
+            if not random_weights or target_config is None or draft_config is None or target or draft:
+                raise ValueError("--random-weights, --target-config and --draft-config go together, without a pair.")
+            models = _random_pair((target_config, draft_config), num_layers, dtype, device, seed)
+            prompts, default = None, "fresh:both,fresh:distribution"
+        else:
+            if num_layers is not None or dtype is not None:
+                raise ValueError("--num-layers and --dtype shape random weights; pass --random-weights as well.")
+            models, chosen, prompts = _trained_pair(target, draft, device, max(settings.batch_sizes), seed)
+            head = head or chosen
+            default = "fresh:both" if head is None else "diversed"
+        names = (methods or f"{_METHODS},{default}").split(",")
+        report = run(*models, names, settings, head=head, prompts=prompts)
+        report["provenance"]["num_layers"] = num_layers
+        if output is not None:
+            output.parent.mkdir(parents=True, exist_ok=True)
+            write_json(output, report)
+        for table in (results_table(report["records"]), breakdown_table(report["records"])):
+            if table.row_count:
+                console.print(table)
+        console.print(
+            "Upstream's assisted decoding takes one row, so it has no others; given acceptance acts on ours only."
+        )
+
+
+def _trained_pair(target: str | None, draft: str | None, device: str | None, num_prompts: int, seed: int):
+    """Models, head and encoded prompts."""
+    pair: Any = load_demo_pair() if target is None and draft is None else load_pair(target, draft, device)
+    texts = [example.prompt for example in held_out_examples("math", num_prompts, seed)]
+    head = getattr(pair, "heads", {}).get("math")
+    return (pair.target, pair.draft), head, [list(ids) for ids in pair.tokenizer(texts)["input_ids"]]
+
+
+def _random_pair(
+    configs: tuple[str, str], num_layers: int | None, dtype: str | None, device: str | None, seed: int
+) -> list[PreTrainedModel]:
+    device = device or best_device()
+    dtype = dtype or ("bfloat16" if device.startswith("cuda") else "float32")
+    if dtype not in _DTYPES:
+        raise ValueError(f"--dtype must be one of {', '.join(_DTYPES)}, got {dtype!r}.")
+    kind = getattr(torch, dtype)
+    return [
+        random_model(config, num_layers=num_layers, dtype=kind, device=device, seed=seed + role)
+        for role, config in enumerate(configs)
+    ]
+
+
+def _numbers(option: str, text: str) -> list[float]:
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError:
+        raise ValueError(f"--{option} must be numbers separated by commas, got {text!r}.") from None
+
+
+def _integers(option: str, text: str) -> tuple[int, ...]:
+    values = _numbers(option, text)
+    if any(value != int(value) for value in values):
+        raise ValueError(f"--{option} must be integers separated by commas, got {text!r}.")
+    return tuple(int(value) for value in values)
+
+
+def results_table(records: list[dict]) -> Table:
+    """One line per method and point; medians over the turns."""
+    table = Table(header_style="bold", box=box.SIMPLE)
+    table.add_column("method", no_wrap=True)
+    headers = ("rows", "context", "drafts", "accepted", "tokens per\nround", "ms per\nround", "of limit")
+    speeds = ("tokens/s", "x plain", "round /\nupstream's", "round /\nlossless", "head, % of\nround", "peak, GB")
+    for header in headers + speeds:
+        table.add_column(header, justify="right")
+    for row in records:
+        peak = row["peak_memory_bytes"]
+        table.add_row(
+            row["method"],
+            *(str(row[name] or "-") for name in ("batch_size", "context_length", "num_assistant_tokens")),
+            percent(row["acceptance_rate"]),
+            number(row["block_efficiency"]),
+            number(_median(row["ms_per_round"])),
+            percent(row["limit_ms"] / _median(row["ms_per_round"])),
+            number(_median(row["tokens_per_second"])),
+            number(_ratio(row, "plain", "tokens_per_second")),
+            number(_ratio(row, "upstream", "ms_per_round") if row["batch_size"] == 1 else None),
+            number(_ratio(row, "lossless", "ms_per_round")),
+            number(_median(row["head_percent"])),
+            number(None if peak is None else peak / 1e9),
+        )
+    return table
+
+
+def breakdown_table(records: list[dict]) -> Table:
+    """Mean milliseconds of a round by phase, for our methods."""
+    rows = [row for row in records if row["breakdown"] is not None]
+    table = Table(title="ms per round, by part", title_justify="left", header_style="bold", box=box.SIMPLE)
+    table.add_column("method", no_wrap=True)
+    phases = list(rows[0]["breakdown"]) if rows else []
+    for header in ("rows", "context", "drafts", *(phase.replace("_", "\n") for phase in phases), "sum"):
+        table.add_column(header, justify="right")
+    for row in rows:
+        times = [row["breakdown"][phase] for phase in phases]
+        place = (str(row[name] or "-") for name in ("batch_size", "context_length", "num_assistant_tokens"))
+        table.add_row(row["method"], *place, *map(number, [*times, sum(times)]))
+    return table
+
+
+def _median(spread: dict | None) -> float | None:
+    return None if spread is None else spread["median"]
+
+
+def _ratio(row: dict, reference: str, figure: str) -> float | None:
+    return _median(row["ratios"].get(reference, {}).get(figure))

@@ -1,0 +1,275 @@
+"""Time contenders in turns in one process, and report medians, quartiles and ratios."""
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from tqdm import tqdm
+from transformers import PreTrainedModel
+
+from hf_diversed import _compat
+from hf_diversed.evaluation.benchmark.contenders import UPSTREAM, Contender, Run, Runner, build_contenders
+from hf_diversed.evaluation.benchmark.hardware import copy_bandwidth, peak_memory, weight_bytes
+from hf_diversed.evaluation.benchmark.settings import PROMPTS_AS_GIVEN, BenchmarkSettings, Point
+from hf_diversed.evaluation.benchmark.timing import PHASES, Phases
+from hf_diversed.evaluation.methods import LOSSLESS, PLAIN, HeadLike
+from hf_diversed.provenance import provenance
+
+
+LIMIT = "bandwidth limit"
+_STATIC = "static"
+
+
+@dataclass(frozen=True)
+class Record:
+    """One line of the table; what a method does not have is None. `*` marks a spread: median and quartiles.
+
+    Attributes:
+        method, implementation: "transformers" for plain and upstream's decoding, "hf_diversed", or "machine" for the
+            bandwidth limit: bytes of weights read per round over the speed of a large copy.
+        batch_size, context_length, num_assistant_tokens: the point; plain decoding has no drafts.
+        ms_per_round*: from the end of a target forward to the end of the next, per run the median; a token of plain
+            decoding. Prefill is not in it. seconds*, tokens_per_second*: of whole calls, prefill included.
+        block_efficiency: tokens per row and round. acceptance_rate: accepted / drafted; upstream reports none.
+        ratios: to "plain" (same point), "upstream" (one row; for a static rule with its weight) and "lossless" (same
+            point): `seconds`*, `ms_per_round`* and `tokens_per_second`*, turn by turn.
+        same_tokens_as_upstream: whether every turn drew upstream's tokens, so that their rounds are the same.
+        breakdown: mean ms per round by phase, in separate runs that `breakdown_cost` says how much slower.
+        head_percent*: share of a round that computing the head's weight takes.
+        peak_memory_bytes: weights included. limit_ms: the bandwidth limit at this draft length.
+    """
+
+    method: str
+    implementation: str
+    batch_size: int
+    context_length: int
+    num_assistant_tokens: int | None
+    ms_per_round: dict | None = None
+    seconds: dict | None = None
+    tokens_per_second: dict | None = None
+    block_efficiency: float | None = None
+    acceptance_rate: float | None = None
+    ratios: dict[str, dict] = field(default_factory=dict)
+    same_tokens_as_upstream: bool | None = None
+    breakdown: dict[str, float] | None = None
+    breakdown_cost: float | None = None
+    head_percent: dict | None = None
+    peak_memory_bytes: int | None = None
+    limit_ms: float | None = None
+
+
+@dataclass
+class Case:
+    """A contender at a point, with what its turns gave."""
+
+    contender: Contender
+    point: Point
+    runs: list[Run] = field(default_factory=list)
+    phases: list[Phases] = field(default_factory=list)
+    peak_memory_bytes: int | None = None
+
+    @property
+    def place(self) -> tuple:
+        """Where it stands; for plain decoding, whatever the draft length."""
+        gamma = None if self.contender.is_plain else self.point.num_assistant_tokens
+        return (self.contender.label, self.point.batch_size, self.point.context_length, gamma)
+
+
+def benchmark(
+    target: PreTrainedModel,
+    draft: PreTrainedModel,
+    methods: Sequence[str],
+    settings: BenchmarkSettings | None = None,
+    *,
+    head: HeadLike | None = None,
+    prompts: list[list[int]] | None = None,
+) -> dict:
+    """Time methods against each other.
+
+    Args:
+        methods: names, see `build_contenders`. head: what "diversed" means.
+        prompts: encoded prompts, which other context lengths are cut from; None for ids at random.
+
+    Returns:
+        {"records": [...], "provenance": {...}} for strict JSON, the fields of `Record`; the last records are the
+        bandwidth limits.
+
+    Raises:
+        ValueError: before anything is timed, on unknown methods, a context length without prompts or beyond what the
+            models can take.
+
+    Example:
+        ```python
+        target, draft = (random_model(f"embedded-1024-{role}") for role in ("target", "draft"))
+        settings = BenchmarkSettings(batch_sizes=(1,), acceptance=(0.8,))
+        report = benchmark(target, draft, ["ar", "upstream", "sd", "fresh:both"], settings)
+        ```
+    """
+    settings = settings or BenchmarkSettings()
+    _check_contexts(target, draft, settings, prompts)
+    contenders = build_contenders(methods, target, draft, head, settings.acceptance)
+    cases = _cases(contenders, settings)
+    runner = Runner(target, draft, settings, prompts)
+    _take_turns(cases, runner, settings)
+    bandwidth = copy_bandwidth(target.device)
+    records = [_record(case, cases, _limit_ms(target, draft, case, bandwidth)) for case in cases]
+    source = provenance(settings.seed) | {
+        "benchmark": asdict(settings),
+        "target": _shape(target),
+        "draft": _shape(draft),
+        "copy_bytes_per_second": bandwidth,
+    }
+    return {"records": [asdict(record) for record in [*records, *_limits(records)]], "provenance": source}
+
+
+def _check_contexts(target, draft, settings: BenchmarkSettings, prompts: list[list[int]] | None) -> None:
+    if prompts is None and PROMPTS_AS_GIVEN in settings.context_lengths:
+        raise ValueError("`context_lengths` has 0, the prompts as given, and there are none; choose a length >= 2.")
+    given = max(map(len, prompts)) if prompts else 0
+    needed = max(length or given for length in settings.context_lengths) + settings.max_new_tokens
+    for role, model in (("target", target), ("draft", draft)):
+        most = _compat.max_positions(model)
+        if most is not None and needed > most:
+            raise ValueError(
+                f"the {role} takes {most} positions, and `context_lengths` with `max_new_tokens` needs {needed}; "
+                "choose less."
+            )
+
+
+def _cases(contenders: list[Contender], settings: BenchmarkSettings) -> list[Case]:
+    found: dict[tuple, Case] = {}
+    for point in settings.points():
+        for contender in contenders:
+            if contender.runs_at(point):
+                case = Case(contender, point)
+                found.setdefault(case.place, case)
+    if not found:
+        raise ValueError("nothing to time: upstream's assisted decoding takes one row, and `batch_sizes` lacks 1.")
+    return list(found.values())
+
+
+def _take_turns(cases: list[Case], runner: Runner, settings: BenchmarkSettings) -> None:
+    """All cases, again and again: what slows the machine down for a while slows all of them down."""
+    disable = None if settings.progress is None else not settings.progress
+    turns = [(repeat, case) for repeat in range(settings.repeats + 1) for case in cases]
+    for repeat, case in tqdm(turns, desc="benchmark", unit="run", disable=disable):
+        seed = settings.seed + repeat
+        with peak_memory(runner.target.device) as peak:
+            run = runner(case.contender, case.point, seed)
+        by_phase = settings.breakdown and case.contender.verifier is not None
+        phases = runner.phases(case.contender, case.point, seed) if by_phase else None
+        if repeat == 0:  # the first turn warms up
+            continue
+        case.runs.append(run)
+        case.peak_memory_bytes = peak.num_bytes
+        if phases is not None:
+            case.phases.append(phases)
+
+
+_FIGURES: dict[str, Callable[[Run], float]] = {
+    "seconds": lambda run: run.seconds,
+    "ms_per_round": lambda run: statistics.median(run.rounds_ms),
+    "tokens_per_second": lambda run: run.num_tokens / run.seconds,
+}
+
+
+def _record(case: Case, cases: list[Case], limit_ms: float) -> Record:
+    label, batch_size, context_length, gamma = case.place
+    references = {name: other for name, place in _references(case).items() for other in cases if other.place == place}
+    upstream = references.get("upstream")
+    comparable = upstream is not None and case.contender.verifier is not None and batch_size == 1
+    stats = [run.stats for run in case.runs if run.stats is not None]
+    drafted, accepted = (sum(getattr(s, name) for s in stats) for name in ("num_drafted", "num_accepted"))
+    row_rounds = sum(s.num_rounds for s in stats) or sum(run.rounds for run in case.runs) * batch_size
+    return Record(
+        method=label,
+        implementation=case.contender.implementation,
+        batch_size=batch_size,
+        context_length=context_length,
+        num_assistant_tokens=gamma,
+        **{name: spread([figure(run) for run in case.runs]) for name, figure in _FIGURES.items()},
+        block_efficiency=None if gamma is None else sum(run.num_tokens for run in case.runs) / row_rounds,
+        acceptance_rate=accepted / drafted if drafted else None,
+        ratios={name: _ratios(case, other) for name, other in references.items()},
+        same_tokens_as_upstream=_same_tokens(case, upstream) if comparable else None,
+        **_parts(case),
+        peak_memory_bytes=case.peak_memory_bytes,
+        limit_ms=limit_ms,
+    )
+
+
+def _references(case: Case) -> dict[str, tuple]:
+    """What a case is compared with, by place; itself is no comparison."""
+    label, batch_size, context_length, gamma = case.place
+    if case.contender.is_plain:
+        return {}
+    weight = label.removeprefix(f"{_STATIC}:") if label.startswith(f"{_STATIC}:") else None
+    places = {"plain": (PLAIN, batch_size, context_length, None)}
+    if not case.contender.upstream:
+        name = UPSTREAM if weight is None else f"{UPSTREAM}:{weight}"
+        places["upstream"] = (name, 1, context_length, gamma)
+        if weight is None:
+            places["lossless"] = (LOSSLESS, batch_size, context_length, gamma)
+    return {name: place for name, place in places.items() if place != case.place}
+
+
+def _ratios(case: Case, reference: Case) -> dict[str, dict]:
+    return {
+        name: spread([figure(mine) / figure(other) for mine, other in zip(case.runs, reference.runs)])
+        for name, figure in _FIGURES.items()
+    }
+
+
+def _same_tokens(case: Case, other: Case) -> bool:
+    return all(mine.tokens == theirs.tokens for mine, theirs in zip(case.runs, other.runs))
+
+
+def _parts(case: Case) -> dict[str, Any]:
+    if not case.phases:
+        return {}
+    rounds = sum(phases.rounds for phases in case.phases)
+    breakdown = {name: sum(phases.ms[name] for phases in case.phases) / rounds for name in PHASES}
+    plain = sum(sum(run.rounds_ms) for run in case.runs) / sum(len(run.rounds_ms) for run in case.runs)
+    heads = [100.0 * phases.ms["head"] / sum(phases.ms.values()) for phases in case.phases]
+    return {
+        "breakdown": breakdown,
+        "breakdown_cost": sum(breakdown.values()) / plain,
+        "head_percent": spread(heads) if breakdown["head"] else None,
+    }
+
+
+def spread(values: Sequence[float]) -> dict:
+    """Median and quartiles, of one value that value."""
+    low, median, high = statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else values * 3
+    return {"median": median, "quartiles": [low, high]}
+
+
+def _limit_ms(target: PreTrainedModel, draft: PreTrainedModel, case: Case, bandwidth: float) -> float:
+    drafts = 0 if case.contender.is_plain else case.point.num_assistant_tokens
+    return 1e3 * (weight_bytes(target) + drafts * weight_bytes(draft)) / bandwidth
+
+
+def _limits(records: list[Record]) -> list[Record]:
+    """The limit as rows of its own: a token of plain decoding, and a round at each draft length."""
+    limits: dict[int | None, Record] = {}
+    for record in records:
+        gamma, limit = record.num_assistant_tokens, record.limit_ms
+        found = Record(LIMIT, "machine", 1, record.context_length, gamma, ms_per_round=spread([limit]), limit_ms=limit)
+        limits.setdefault(gamma, found)
+    return list(limits.values())
+
+
+def _shape(model: PreTrainedModel) -> dict[str, Any]:
+    config = _compat.text_config(model)
+    return {
+        "model_type": config.model_type,
+        "name": _compat.public_name(model) or None,
+        "hidden_size": config.hidden_size,
+        "num_hidden_layers": config.num_hidden_layers,
+        "vocab_size": config.vocab_size,
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "weight_bytes_per_forward": weight_bytes(model),
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "device": str(model.device),
+    }

@@ -1,0 +1,68 @@
+"""Acceptance by decree, for speed at a given acceptance rate where no trained pair is at hand.
+
+For benchmarks only: what it lets through is noise, and `VERIFIERS` does not know it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from hf_diversed.outputs import DecodingContext, DraftOutput, TargetOutput, Verdict
+from hf_diversed.verifiers import Verifier
+from hf_diversed.verifiers.base import check_range
+
+
+class OuterVerifier(Verifier):
+    """Base of what wraps a rule: asks for what the rule asks for, and checks what it checks."""
+
+    def __init__(self, inner: Verifier):
+        self.inner = inner
+        self.needs_hidden_states = inner.needs_hidden_states
+        self.needs_raw_logits = inner.needs_raw_logits
+        self.greedy_only = inner.greedy_only
+        self.per_row = inner.per_row
+        self.num_assistant_tokens = inner.num_assistant_tokens
+
+    def check(self, context: DecodingContext) -> None:
+        self.inner.check(context)
+
+    def __call__(
+        self, input_ids: torch.Tensor, draft: DraftOutput, target: TargetOutput, state: torch.Tensor | None = None
+    ) -> Verdict:
+        return self.inner(input_ids, draft, target, state)
+
+
+class SyntheticVerifier(OuterVerifier):
+    """Run a rule in full, then accept at given rates instead.
+
+    Args:
+        inner: the rule whose arithmetic is executed; rejected drafts are replaced by its law.
+        acceptance: in [0, 1], P(draft j is kept | all before it were): one for all positions or one for each. The
+            unconditional rates of vLLM's `synthetic` are the running products.
+
+    Raises:
+        ValueError: on rates out of range, before the first forward where decoding is greedy (nothing would be drawn),
+            and on a draft longer than the list.
+    """
+
+    def __init__(self, inner: Verifier, acceptance: float | Sequence[float]):
+        super().__init__(inner)
+        rates = [acceptance] if isinstance(acceptance, (int, float)) else list(acceptance)
+        self.acceptance = [check_range("acceptance", rate, 0.0, 1.0) for rate in rates]
+
+    def check(self, context: DecodingContext) -> None:
+        super().check(context)
+        if context.temperature == 0:
+            raise ValueError("synthetic acceptance needs coins, and greedy decoding flips none: pass do_sample=True.")
+
+    def __call__(
+        self, input_ids: torch.Tensor, draft: DraftOutput, target: TargetOutput, state: torch.Tensor | None = None
+    ) -> Verdict:
+        verdict = super().__call__(input_ids, draft, target, state)
+        count = draft.tokens.shape[1]
+        rates = self.acceptance * count if len(self.acceptance) == 1 else self.acceptance[:count]
+        if len(rates) < count:
+            raise ValueError(f"acceptance has {len(rates)} rates for {count} drafts per round; give one, or one each.")
+        accept_prob = verdict.accept_prob.new_tensor(rates).expand_as(verdict.accept_prob)
+        return replace(verdict, accept_prob=accept_prob)

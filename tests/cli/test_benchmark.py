@@ -1,0 +1,70 @@
+"""`hf-diversed benchmark`, run in process on shapes of a few kilobytes."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from hf_diversed.cli import app
+from tests import tiny
+
+
+@pytest.fixture
+def configs(tmp_path) -> dict[str, str]:
+    tiny.ARCHITECTURES["llama"]().config.save_pretrained(tmp_path)
+    path = str(tmp_path / "config.json")
+    return {"--target-config": path, "--draft-config": path}
+
+
+def run(options: dict[str, str], *flags: str):
+    parts = [part for option in options.items() for part in option]
+    return CliRunner().invoke(app, ["benchmark", *parts, *flags], env={"COLUMNS": "250"})
+
+
+def test_random_weights_end_to_end(configs, tmp_path):
+    """Catches options that never arrive, and a table that fails on a method without drafts."""
+    output = tmp_path / "new" / "benchmark.json"
+    options = {
+        "--methods": "ar,upstream,sd,fresh:both,fresh:distribution",
+        "--acceptance": "0.9,0.8,0.7",
+        "--batch-sizes": "1,2",
+        "--context-lengths": "8,16",
+        "--draft-lengths": "3,2",
+        "--max-new-tokens": "12",
+        "--repeats": "1",
+        "--num-layers": "1",
+        "--device": "cpu",
+        "--output": str(output),
+    }
+    result = run(configs | options, "--random-weights")
+    assert result.exit_code == 0, result.output
+    for words in ("fresh:distribution", "bandwidth limit", "ms per round, by part", "takes one row"):
+        assert words in result.output
+    report = json.loads(output.read_text())
+    assert report["provenance"]["num_layers"] == report["provenance"]["target"]["num_hidden_layers"] == 1
+    assert report["provenance"]["benchmark"]["acceptance"] == [0.9, 0.8, 0.7]
+    found = {
+        (row["batch_size"], row["context_length"], row["num_assistant_tokens"])
+        for row in report["records"]
+        if row["method"] == "sd"
+    }
+    assert found == {(1, 8, 3), (2, 8, 3), (1, 16, 3), (1, 8, 2)}
+
+
+@pytest.mark.parametrize(
+    ("options", "flags", "words"),
+    [
+        ({"--target-config": "qwen3-8b"}, (), "go together"),
+        ({}, ("--random-weights",), "go together"),
+        ({"--target-config": "no-such", "--draft-config": "qwen3-8b"}, ("--random-weights",), "no configuration"),
+        ({"--num-layers": "2"}, (), "shape random weights"),
+        ({"--batch-sizes": "one"}, (), "numbers separated by commas"),
+        ({"--batch-sizes": "1.5"}, (), "integers separated by commas"),
+        ({"--acceptance": "2"}, (), "[0, 1]"),
+    ],
+)
+def test_bad_options_are_messages(options, flags, words):
+    """Catches tracebacks where a sentence would do."""
+    result = run(options, *flags)
+    assert result.exit_code == 2, result.output
+    assert words in result.output

@@ -1,0 +1,357 @@
+"""Speed measurements: what is timed, what is compared with what, and what is refused."""
+
+import functools
+import json
+
+import pytest
+import torch
+
+from hf_diversed import VERIFIERS, LosslessVerifier, StaticEnsembleVerifier
+from hf_diversed.evaluation.benchmark import (
+    BenchmarkSettings,
+    Point,
+    SyntheticVerifier,
+    benchmark,
+    copy_bandwidth,
+    random_model,
+    shape_names,
+)
+from hf_diversed.evaluation.benchmark import timing
+from hf_diversed.evaluation.benchmark.contenders import Run, Runner, build_contenders
+from hf_diversed.evaluation.benchmark.hardware import weight_bytes
+from hf_diversed.evaluation.benchmark.measure import Case, _ratios, spread
+from hf_diversed.evaluation.benchmark.timing import PHASES
+from hf_diversed.generation.decoding import diversed_decoding
+from hf_diversed.verifiers.base import Verifier
+from tests import tiny
+from tests.verifier_cases import make_block
+
+
+# Of the checkpoints on the Hub, without the vision tower; Gemma's tables have 64 rows more than its tokenizer.
+PARAMETERS = {
+    "llama-3.1-8b": 8_030_261_248,
+    "llama-3.2-1b": 1_235_814_400,
+    "qwen3-8b": 8_190_735_360,
+    "qwen3-0.6b": 596_049_920,
+    "gemma-3-12b": 11_765_788_416 + 64 * 3840,
+    "gemma-3-4b": 3_880_099_328 + 64 * 2560,
+}
+METHODS = ["ar", "upstream", "upstream:0.7", "sd", "static:0.7", "fresh:both"]
+
+
+@pytest.fixture(scope="module")
+def pair():
+    target = tiny.tiny_model()
+    return target, tiny.tiny_draft(target)
+
+
+@pytest.fixture(scope="module")
+def report(pair) -> dict:
+    """Without a given acceptance, as upstream has none."""
+    settings = BenchmarkSettings(
+        batch_sizes=(1, 3), context_lengths=(8,), draft_lengths=(3,), max_new_tokens=16, repeats=2, progress=False
+    )
+    return benchmark(*pair, METHODS, settings)
+
+
+def record(report: dict, method: str, batch_size: int = 1) -> dict:
+    (found,) = [row for row in report["records"] if (row["method"], row["batch_size"]) == (method, batch_size)]
+    return found
+
+
+# Acceptance by decree
+
+
+@pytest.mark.parametrize("rule", [LosslessVerifier(), StaticEnsembleVerifier(0.5)])
+def test_synthetic_rates_are_conditional_and_the_rule_still_runs(rule):
+    """Catches unconditional rates, a list that is cut at the wrong end, and a residual that the rule did not make."""
+    draft, target = make_block(rows=2)
+    rows, count = draft.tokens.shape
+    verdict = SyntheticVerifier(rule, [0.9, 0.5, 0.25, 0.1])(None, draft, target)
+    torch.testing.assert_close(verdict.accept_prob, torch.tensor([[0.9, 0.5, 0.25, 0.1][:count]]).expand(rows, -1))
+    positions = torch.zeros(rows, dtype=torch.long)
+    torch.testing.assert_close(verdict.replacement(positions), rule(None, draft, target).replacement(positions))
+    assert (SyntheticVerifier(rule, 0.4)(None, draft, target).accept_prob == 0.4).all()
+
+
+def test_accepted_counts_follow_the_given_rates(pair):
+    """Catches rates that never reach the loop's coins. Both bounds are 5 standard errors: false alarm below 1e-5."""
+    rates = [0.9, 0.5]
+    loop = functools.partial(
+        diversed_decoding,
+        assistant_model=pair[1],
+        verifier=SyntheticVerifier(LosslessVerifier(), rates),
+        num_assistant_tokens=2,
+    )
+    torch.manual_seed(0)
+    inputs = {"input_ids": torch.full((32, 4), 5), "attention_mask": torch.ones(32, 4, dtype=torch.long)}
+    sampling = {"do_sample": True, "top_k": 0, "max_new_tokens": 60, "eos_token_id": None, "pad_token_id": 0}
+    out = pair[0].generate(**inputs, **sampling, custom_generate=loop, return_dict_in_generate=True)
+    first, both = out.stats.accepted_per_position
+    # The last rounds of a row may draft less than two tokens: at most two rounds per row.
+    rounds, slack = out.stats.num_rounds, 2 * 32
+    for count, trials, rate in ((first, rounds, rates[0]), (both, first, rates[1])):
+        error = 5 * (rate * (1 - rate) * trials) ** 0.5
+        assert rate * (trials - slack) - error < count < rate * trials + error
+
+
+def test_synthetic_is_no_public_rule():
+    """Catches noise on offer as text."""
+    assert not any(issubclass(rule, SyntheticVerifier) for rule in VERIFIERS.values())
+
+
+def test_synthetic_asks_for_what_its_rule_asks_for():
+    """Catches a head timed without hidden states, and checks that are lost on the way."""
+
+    class Demanding(Verifier):
+        needs_hidden_states = needs_raw_logits = greedy_only = per_row = True
+        num_assistant_tokens = 3
+
+        def check(self, context):
+            raise ValueError("asked")
+
+    outer = SyntheticVerifier(Demanding(), 0.5)
+    flags = ("needs_hidden_states", "needs_raw_logits", "greedy_only", "per_row", "num_assistant_tokens")
+    assert [getattr(outer, name) for name in flags] == [True, True, True, True, 3]
+    with pytest.raises(ValueError, match="asked"):
+        outer.check(None)
+
+
+def test_synthetic_refuses():
+    """Catches rates out of range and positions without a rate."""
+    with pytest.raises(ValueError, match=r"acceptance.*\[0, 1\]"):
+        SyntheticVerifier(LosslessVerifier(), 1.5)
+    with pytest.raises(ValueError, match="2 rates for 3 drafts"):
+        SyntheticVerifier(LosslessVerifier(), [0.5, 0.5])(None, *make_block(rows=1))
+
+
+# What is timed
+
+
+def test_phases_add_up_to_the_run(pair):
+    """Catches time that is counted twice or lost, a prefill inside of rounds, and a phase that is never entered."""
+    settings = BenchmarkSettings(context_lengths=(16,), draft_lengths=(3,), max_new_tokens=24, acceptance=(0.7,))
+    runner = Runner(*pair, settings, None)
+    (contender,) = build_contenders(["fresh:both"], *pair, None, settings.acceptance)
+    point = Point(2, 16, 3)
+    began = runner.watch.mark()
+    phases = runner.phases(contender, point, seed=0)
+    (wall,) = runner.watch.milliseconds([began, runner.watch.mark()])
+    assert sum(phases.ms.values()) + phases.before_ms == pytest.approx(wall, rel=0.1, abs=5.0)
+    assert phases.round_ms * phases.rounds == pytest.approx(sum(phases.ms.values()))
+    assert tuple(phases.ms) == PHASES
+    assert all(value > 0 for value in phases.ms.values())
+    assert phases.before_ms > 0
+    assert phases.rounds == runner(contender, point, seed=0).rounds
+
+
+def test_timing_leaves_no_trace(pair):
+    """Catches hooks and wrappers that outlive a run, an aborted one included."""
+    settings = BenchmarkSettings(context_lengths=(8,), draft_lengths=(3,), max_new_tokens=12)
+    runner = Runner(*pair, settings, None)
+    methods = [getattr(owner, name) for owner, name, _ in timing._METHODS]
+    propose = timing.DiversedCandidateGenerator.propose
+
+    class Failing(Verifier):
+        def __call__(self, *args, **kwargs):
+            raise RuntimeError("aborted")
+
+    (contender,) = build_contenders(["sd"], *pair)
+    object.__setattr__(contender, "verifier", Failing())
+    for call in (runner, runner.phases):
+        with pytest.raises(RuntimeError, match="aborted"):
+            call(contender, Point(1, 8, 3), 0)
+    assert [getattr(owner, name) for owner, name, _ in timing._METHODS] == methods
+    assert timing.DiversedCandidateGenerator.propose is propose
+    assert all(not model._forward_hooks and not model._forward_pre_hooks for model in pair)
+    assert pair[0].generation_config.eos_token_id == tiny.EOS
+
+
+def test_rounds_are_counted_without_prefill(pair):
+    """Catches a prefill among the rounds, by the numbers of forwards that plain decoding and our loop must make."""
+    settings = BenchmarkSettings(context_lengths=(8,), draft_lengths=(3,), max_new_tokens=16, acceptance=(1.0,))
+    runner = Runner(*pair, settings, None)
+    plain, ours = build_contenders(["ar", "sd"], *pair, None, settings.acceptance)
+    point = Point(1, 8, 3)
+    run = runner(plain, point, 0)
+    assert (run.rounds, len(run.rounds_ms), run.num_tokens) == (16, 15, 16)
+    run = runner(ours, point, 0)
+    assert (run.rounds, len(run.rounds_ms), run.num_tokens) == (4, 3, 16)
+
+
+def test_prompts(pair):
+    """Catches rows that are all the same, a wrong length, and given prompts that are cut."""
+    runner = Runner(*pair, BenchmarkSettings(max_new_tokens=64), [[4, 5, 6], [7, 8]])
+    assert runner._prompt_rows(Point(3, 0, 5)) == [[4, 5, 6], [7, 8], [4, 5, 6]]
+    assert runner._prompt_rows(Point(2, 4, 5)) == [[4, 5, 6, 7], [8, 4, 5, 6]]
+    inputs = runner._inputs(Point(2, 0, 5))
+    assert inputs["input_ids"].tolist() == [[4, 5, 6], [tiny.PAD, 7, 8]]
+    assert inputs["attention_mask"].tolist() == [[1, 1, 1], [0, 1, 1]]
+
+
+# What is reported
+
+
+def test_points_vary_one_setting_at_a_time():
+    """Catches a full product, which would take hours, and a sweep away from the base point."""
+    settings = BenchmarkSettings(batch_sizes=(1, 4), context_lengths=(64, 128), draft_lengths=(5, 3))
+    assert settings.points() == [Point(1, 64, 5), Point(4, 64, 5), Point(1, 128, 5), Point(1, 64, 3)]
+
+
+def test_records(report):
+    """Catches missing methods and figures, upstream at a batch it cannot serve, and JSON that is not strict."""
+    assert json.loads(json.dumps(report, allow_nan=False)) == report
+    places = {(row["method"], row["batch_size"]) for row in report["records"] if row["implementation"] != "machine"}
+    assert places == {(name, size) for name in METHODS for size in (1, 3) if size == 1 or "upstream" not in name}
+    for name in METHODS:
+        row = record(report, name)
+        assert row["ms_per_round"]["median"] > 0
+        low, high = row["seconds"]["quartiles"]
+        assert low <= row["seconds"]["median"] <= high
+        assert row["num_assistant_tokens"] == (None if name == "ar" else 3)
+        ours = row["implementation"] == "hf_diversed"
+        assert (row["breakdown"] is not None) == (row["acceptance_rate"] is not None) == ours
+        if name != "ar":
+            assert 1 <= row["block_efficiency"] <= 4
+    assert 0 < record(report, "fresh:both")["head_percent"]["median"] < 100
+    assert record(report, "sd")["head_percent"] is None
+    source = report["provenance"]
+    assert source["target"]["hidden_size"] == 32
+    assert source["benchmark"]["repeats"] == 2
+    assert {"versions", "device", "threads", "copy_bytes_per_second"} <= source.keys()
+
+
+def test_ours_draws_upstreams_tokens(report):
+    """Catches rounds compared over different texts."""
+    for name in ("sd", "static:0.7"):
+        assert record(report, name)["same_tokens_as_upstream"] is True
+    assert record(report, "sd", 3)["same_tokens_as_upstream"] is None
+
+
+def test_ratios_are_to_the_right_reference(report):
+    """Catches a static rule compared with lossless upstream, and ratios upside down."""
+    assert record(report, "ar")["ratios"] == {}
+    assert record(report, "sd")["ratios"].keys() == {"plain", "upstream"}
+    assert record(report, "fresh:both", 3)["ratios"].keys() == {"plain", "upstream", "lossless"}
+    assert record(report, "upstream")["ratios"].keys() == {"plain"}
+    # Two turns: the median is the mean of both, and a ratio of seconds lies between those of the turns.
+    mine, theirs = record(report, "static:0.7"), record(report, "upstream:0.7")
+    low, high = (mine["seconds"]["quartiles"][i] / theirs["seconds"]["quartiles"][1 - i] for i in (0, 1))
+    assert 0.5 * low < mine["ratios"]["upstream"]["seconds"]["median"] < 2 * high
+
+
+def test_ratios_are_mine_over_theirs(pair):
+    """Catches ratios upside down, on times that are given."""
+    (contender,) = build_contenders(["sd"], *pair)
+    fast, slow = (
+        Case(contender, Point(1, 8, 3), [Run(seconds, [seconds, 10.0, 0.1], 3, [[1] * 6], None)])
+        for seconds in (1.0, 2.0)
+    )
+    found = _ratios(slow, fast)
+    assert {name: value["median"] for name, value in found.items()} == {
+        "seconds": 2.0,
+        "ms_per_round": 2.0,
+        "tokens_per_second": 0.5,
+    }
+
+
+def test_spread():
+    """Catches quartiles beyond the values, and a single turn that fails."""
+    assert spread([1.0, 2.0, 3.0]) == {"median": 2.0, "quartiles": [1.5, 2.5]}
+    assert spread([4.0]) == {"median": 4.0, "quartiles": [4.0, 4.0]}
+
+
+def test_limit_counts_the_bytes_that_are_read(report, pair):
+    """Catches an input embedding that counts as read, tied ones counted twice, and drafts counted once."""
+    target, draft = pair
+    table = target.get_input_embeddings().weight.numel()
+    assert weight_bytes(target) == 4 * (sum(p.numel() for p in target.parameters()) - table)
+    tied = random_model("embedded-1024-draft", num_layers=1, device="meta")
+    assert weight_bytes(tied) == 4 * sum(p.numel() for p in tied.parameters())
+    bandwidth = report["provenance"]["copy_bytes_per_second"]
+    limits = {row["num_assistant_tokens"]: row["limit_ms"] for row in report["records"] if row["method"][0] == "b"}
+    assert limits[None] == pytest.approx(1e3 * weight_bytes(target) / bandwidth)
+    assert limits[3] == pytest.approx(1e3 * (weight_bytes(target) + 3 * weight_bytes(draft)) / bandwidth)
+    assert record(report, "sd")["limit_ms"] == limits[3]
+
+
+def test_copy_bandwidth_is_in_bytes_per_second():
+    """Catches milliseconds taken for seconds: machines copy between 0.1 and 10,000 GB per second."""
+    assert 1e8 < copy_bandwidth(torch.device("cpu"), num_bytes=2**22, repeats=3) < 1e13
+
+
+# Shapes
+
+
+@pytest.mark.parametrize(("name", "count"), PARAMETERS.items())
+def test_shapes_have_the_parameters_of_the_real_models(name, count):
+    """Catches a wrong field in a shipped configuration."""
+    assert sum(parameter.numel() for parameter in random_model(name, device="meta").parameters()) == count
+
+
+def test_random_models(tmp_path):
+    """Catches layers that are not cut, layer types of another number, weights that differ between runs."""
+    assert {"embedded-1024-target", *PARAMETERS} <= set(shape_names())
+    gemma = random_model("gemma-3-4b", num_layers=2, device="meta")
+    assert (gemma.config.num_hidden_layers, len(gemma.config.layer_types)) == (2, 2)
+    config = tiny.ARCHITECTURES["gemma3_multimodal"]().config
+    config.save_pretrained(tmp_path)
+    text = random_model(tmp_path / "config.json", num_layers=1, seed=3)
+    assert (text.config.num_hidden_layers, text.config.hidden_size) == (1, 32)
+    again = random_model(tmp_path / "config.json", num_layers=1, seed=3)
+    assert all(torch.equal(a, b) for a, b in zip(text.parameters(), again.parameters()))
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"batch_sizes": ()}, "batch_sizes"),
+        ({"batch_sizes": (0,)}, "batch_sizes.*>= 1"),
+        ({"draft_lengths": (5, 5)}, "repeat"),
+        ({"context_lengths": (1,)}, "context_lengths"),
+        ({"repeats": 0}, "repeats.*>= 1"),
+        ({"max_new_tokens": 17}, "max_new_tokens.*>= 18"),
+        ({"acceptance": (1.2,)}, r"\[0, 1\]"),
+        ({"acceptance": ()}, r"\[0, 1\]"),
+        ({"acceptance": (0.5, 0.5)}, r"one per draft \(5\), got 2"),
+        ({"acceptance": (0.5,), "temperature": 0.0}, "greedy"),
+    ],
+)
+def test_settings_refuse(settings, words):
+    """Catches settings that would fail, or mean nothing, after minutes."""
+    with pytest.raises(ValueError, match=words):
+        BenchmarkSettings(**settings)
+
+
+@pytest.mark.parametrize(
+    ("methods", "settings", "words"),
+    [
+        (["nonsense"], {}, "unknown method"),
+        (["upstream:x"], {}, "weight in"),
+        (["upstream:2"], {}, "must lie in"),
+        (["fresh:nonsense"], {}, "features must be one of"),
+        (["sd", "sd"], {}, "different methods"),
+        ([], {}, "at least one"),
+        (["diversed"], {}, "needs a head"),
+        (["upstream"], {"batch_sizes": (2,)}, "one row"),
+        (["sd"], {"context_lengths": (0,)}, "context_lengths"),
+        (["sd"], {"context_lengths": (100,)}, "takes 128 positions.*needs 164"),
+    ],
+)
+def test_benchmark_refuses(pair, methods, settings, words):
+    """Catches what would fail after minutes."""
+    with pytest.raises(ValueError, match=words):
+        benchmark(*pair, methods, BenchmarkSettings(**{"context_lengths": (8,), **settings}))
+
+
+@pytest.mark.parametrize("content", ["[1]", "{", '{"model_type": "llama"}', None])
+def test_random_model_refuses(tmp_path, content):
+    """Catches tracebacks about keys where a file is no configuration."""
+    path = tmp_path / "config.json"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(ValueError, match=r"config\.json"):
+        random_model(path)
