@@ -216,9 +216,10 @@ def _twin(model: PreTrainedModel, stops_at_eos: bool) -> PreTrainedModel:
     """A shallow twin with a generation config of its own: the models are the caller's."""
     twin = copy.copy(model)
     twin.generation_config = copy.deepcopy(model.generation_config)
-    twin.generation_config.pad_token_id = _pad_id(model)
     if not stops_at_eos:
         twin.generation_config.eos_token_id = None
+        # Upstream masks pads among generated tokens in its draft, and would go on from another prefix than ours.
+        twin.generation_config.pad_token_id = None
     return twin
 
 

@@ -16,7 +16,7 @@ _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 _RESET_PEAK = "5"
 
 
-def copy_bandwidth(device: torch.device, num_bytes: int = 2**28, repeats: int = 9) -> float:
+def copy_bandwidth(device: torch.device, num_bytes: int = 2**28, repeats: int = 5) -> float:
     """Bytes per second that a large copy moves (read and written), the best of several: the practical limit."""
     source = torch.ones(num_bytes, dtype=torch.uint8, device=device)
     destination = torch.empty_like(source)
