@@ -17,7 +17,7 @@ class DiversedHeadConfig(PreTrainedConfig):
             (`get_output_embeddings().weight.shape[1]`).
         draft_hidden_size: the same for the draft.
         head_type: "linear" or "mlp" (one hidden layer of `intermediate_size` GELU units).
-        features: "hidden" (both models' last hidden states), "distribution" (seven figures on p and q, see
+        features: "hidden" (both models' last hidden states), "distribution" (eight figures on p and q, see
             `distribution_features`; needs no hidden states) or "both".
         normalize: bring each hidden state to zero mean and unit variance before it enters; off for converted heads.
         task: what the head was trained on. `mixing`: what it mixes; "probs" is the only value.

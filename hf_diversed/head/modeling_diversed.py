@@ -8,7 +8,9 @@ from transformers import PreTrainedModel
 from hf_diversed.head.configuration_diversed import DiversedHeadConfig
 
 
-NUM_DISTRIBUTION_FEATURES = 7
+NUM_DISTRIBUTION_FEATURES = 8
+_IMPLAUSIBLE = 0.01
+_LEAST_MASS = 1e-3
 TOTAL_VARIATION = 4  # its place among them
 _MAX_LOG_RATIO = 20.0
 _LEAST_STD = 1e-3  # an input that hardly varied must not be blown up when it does
@@ -80,7 +82,7 @@ class DiversedHead(PreTrainedModel):
         Args:
             target_hidden: `[..., Dp]`, any float dtype and device: what the target's output embedding saw. None for
                 `features="distribution"`. `draft_hidden`: `[..., Dq]`, the same for the draft.
-            features: float32 `[..., 7]` from `distribution_features`; None for `features="hidden"`.
+            features: float32 `[..., 8]` from `distribution_features`; None for `features="hidden"`.
 
         Returns:
             float32 `[...]`, on the head's device.
@@ -131,16 +133,18 @@ class DiversedHead(PreTrainedModel):
 
 
 def distribution_features(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
-    """Seven figures on two laws: both entropies (nats), both top probabilities, TV(p, q), KL(p || q), same argmax or
-    not.
+    """Eight figures on two laws: both entropies (nats), both top probabilities, TV(p, q), KL(p || q), same argmax or
+    not, and the draft's mass on tokens that are implausible to the target (p below 1%): what a permissive weight would
+    let in, where TV also counts mere preferences among plausible tokens.
 
-    KL is bounded by cutting log(p / q) at 20 nats, so truncated supports stay finite; it enters as log(1 + KL).
+    KL is bounded by cutting log(p / q) at 20 nats, so truncated supports stay finite; it enters as log(1 + KL), the
+    implausible mass as its log above 1e-3.
 
     Args:
         p, q: float32 `[..., V]`, the processed laws.
 
     Returns:
-        float32 `[..., 7]`.
+        float32 `[..., 8]`.
     """
     tiny = torch.finfo(p.dtype).tiny
     log_p, log_q = p.clamp_min(tiny).log(), q.clamp_min(tiny).log()
@@ -155,5 +159,6 @@ def distribution_features(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
         torch.clamp(p - q, min=0.0).sum(-1),
         torch.log1p(kl),
         (best_p == best_q).float(),
+        (torch.where(p < _IMPLAUSIBLE, q, 0.0).sum(-1) + _LEAST_MASS).log(),
     )
     return torch.stack(figures, dim=-1)

@@ -25,8 +25,8 @@ _DIAL = re.compile(rf"{DIVERSED}@(\d*\.?\d+)")  # of the head itself; "diversed:
 _STATIC = re.compile(r"static:(\d*\.?\d+)")
 _SEEN = {
     "hidden": "the last hidden states of both models",
-    "distribution": "seven figures on the two distributions",
-    "both": "the last hidden states of both models and seven figures on the two distributions",
+    "distribution": "eight figures on the two distributions",
+    "both": "the last hidden states of both models and eight figures on the two distributions",
 }
 _SETTINGS = (
     "learning_rate", "lr_scheduler_type", "max_steps", "num_iterations", "per_device_train_batch_size",

@@ -75,13 +75,13 @@ def test_normalize_can_be_switched_off():
         ("hidden", "target_hidden", torch.ones(2, 7), "target_hidden must have width 4 .*'hidden', got width 7"),
         ("hidden", "draft_hidden", torch.ones(2, 4), "draft_hidden must have width 3 .*'hidden', got width 4"),
         ("both", "draft_hidden", None, "draft_hidden must have width 3 .*'both', got nothing"),
-        ("distribution", "features", torch.ones(2, 3), "features must have width 7 .*'distribution', got width 3"),
-        ("both", "features", None, "features must have width 7 .*'both', got nothing"),
+        ("distribution", "features", torch.ones(2, 3), "features must have width 8 .*'distribution', got width 3"),
+        ("both", "features", None, "features must have width 8 .*'both', got nothing"),
     ],
 )
 def test_refuses_inputs_of_another_width(features: str, name: str, given: torch.Tensor | None, message: str):
     """Catches a head of another pair: swapped or wrong states must fail by name, not deep inside a matrix product."""
-    right = {"target_hidden": torch.ones(2, 4), "draft_hidden": torch.ones(2, 3), "features": torch.ones(2, 7)}
+    right = {"target_hidden": torch.ones(2, 4), "draft_hidden": torch.ones(2, 3), "features": torch.ones(2, 8)}
     with pytest.raises(ValueError, match=message):
         random_head(features=features)(**{**right, name: given})
 
@@ -111,7 +111,8 @@ def _figures(p: list[float], q: list[float]) -> list[float]:
     kl = sum(a * log_ratio(a, b) for a, b in zip(p, q) if a > 0.0)
     tv = 0.5 * sum(abs(a - b) for a, b in zip(p, q))
     same_best = float(p.index(max(p)) == q.index(max(q)))
-    return [*entropies, max(p), max(q), tv, math.log1p(kl), same_best]
+    implausible = sum(b for a, b in zip(p, q) if a < 0.01)
+    return [*entropies, max(p), max(q), tv, math.log1p(kl), same_best, math.log(implausible + 1e-3)]
 
 
 def test_standardize_scales_inputs_and_travels_with_the_head(tmp_path):
@@ -123,7 +124,7 @@ def test_standardize_scales_inputs_and_travels_with_the_head(tmp_path):
     inputs = {
         "target_hidden": torch.randn(50, 4),
         "draft_hidden": torch.randn(50, 3),
-        "features": torch.randn(50, 7) * 5 + 2,
+        "features": torch.randn(50, 8) * 5 + 2,
     }
     inputs["features"][:, 3] = 0.25
     head.standardize(**inputs)
