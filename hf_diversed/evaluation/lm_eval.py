@@ -1,0 +1,160 @@
+"""The lm-evaluation-harness on relaxed decoding, for its generation tasks.
+
+    python -m hf_diversed.evaluation.lm_eval run --model hf-diversed --tasks gsm8k --batch_size 8 \\
+        --model_args pretrained=org/target,assistant=org/draft,head=org/head,quality=0.5
+
+is `lm-eval run` with one model class more. Releases that look for plugins find it without this command.
+"""
+
+import logging
+from collections import defaultdict
+from typing import Any
+
+from transformers import AutoModelForCausalLM
+
+from hf_diversed.evaluation.formatting import number, percent
+from hf_diversed.evaluation.methods import LOSSLESS, Method, build_methods
+from hf_diversed.generation.hook import install_hook
+from hf_diversed.generation.recording import record_stats
+from hf_diversed.outputs import SpeculativeStats
+from hf_diversed.zoo.loader import WEIGHTS
+
+
+try:
+    from lm_eval.__main__ import cli_evaluate
+    from lm_eval.api.instance import Instance
+    from lm_eval.api.registry import register_model
+    from lm_eval.models.huggingface import HFLM
+except ModuleNotFoundError as error:
+    words = f"the lm-evaluation-harness needs {error.name}: pip install 'hf-diversed[eval]'"
+    raise (SystemExit if __name__ == "__main__" else ImportError)(words) from error
+
+
+EMBEDDED = "embedded"
+logger = logging.getLogger("lm_eval.hf_diversed")  # below theirs, so that it is shown beside theirs
+
+
+@register_model("hf-diversed")
+class DiversedLM(HFLM):
+    """`HFLM` that decodes with a draft and a rule, and reports the rule's statistics per task.
+
+    They are logged after each task and stand in the results file, under "hf_diversed" of its "config". Sampled tasks
+    keep lm-eval's convention: what `--gen_kwargs` leave out, the target's generation config decides.
+
+    Args:
+        pretrained, assistant: Hub ids or folders of target and draft; "embedded" and None are the embedded pair.
+        head: Hub id or folder of a head, or the task of an embedded one.
+        method: as of `hf-diversed evaluate`: "sd", "static:0.7", "diversed" ...; "diversed" if there is a head, else
+            "sd". "ar" is the target alone.
+        quality: dial of a head, in [0, 1]; as good as "@0.7" behind the method.
+        num_assistant_tokens: drafts per round; the head's own, or 5.
+        hflm_args: those of `HFLM`. The draft takes over the target's dtype and device.
+
+    Raises:
+        ValueError: before a model is loaded, on a method that does not exist or arguments that do not go together;
+            before any forward, on a head of another pair and on tasks that ask for likelihoods.
+    """
+
+    def __init__(
+        self,
+        pretrained: str = EMBEDDED,
+        assistant: str | None = None,
+        head: str | None = None,
+        method: str | None = None,
+        quality: float | None = None,
+        num_assistant_tokens: int | None = None,
+        **hflm_args: Any,
+    ) -> None:
+        spec = _method_name(method, head, quality)
+        if pretrained == EMBEDDED:
+            if assistant is not None:
+                raise ValueError(
+                    "pretrained= and assistant= go together: name both, or neither for the embedded pair."
+                )
+            pretrained, assistant = str(WEIGHTS / "target"), str(WEIGHTS / "draft")
+            hflm_args = {"tokenizer": str(WEIGHTS / "tokenizer"), "dtype": "float32"} | hflm_args
+            if head is not None and (WEIGHTS / "heads" / head).is_dir():
+                head = str(WEIGHTS / "heads" / head)
+        plain = build_methods([spec], head)[0].verifier is None  # now, as loading the models takes longer
+        if assistant is None and not plain:
+            raise ValueError(f"method {spec!r} needs a draft to verify: name it with assistant=.")
+        super().__init__(pretrained, **hflm_args)
+        install_hook()
+        self.method: Method = build_methods([spec], head, self.model.device)[0]
+        self.named = {"assistant": assistant, "head": head, "num_assistant_tokens": num_assistant_tokens}
+        self.stats: dict[str, SpeculativeStats] = defaultdict(SpeculativeStats)
+        self.options: dict[str, Any] = {}
+        if not plain:
+            trusted = bool(hflm_args.get("trust_remote_code"))
+            draft = AutoModelForCausalLM.from_pretrained(
+                assistant, dtype=self.model.dtype, trust_remote_code=trusted
+            ).to(self.model.device)
+            self.options = {"assistant_model": draft.eval(), "verifier": self.method.verifier}
+            self.options["num_assistant_tokens"] = num_assistant_tokens
+
+    def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
+        """Answer task by task, so that each has its own statistics; those of all processes come together on one."""
+        tasks: dict[str, list[int]] = defaultdict(list)
+        for index, request in enumerate(requests):
+            tasks[str(request.task_name)].append(index)
+        answers: list[str] = [""] * len(requests)
+        found: dict[str, SpeculativeStats] = {}
+        for task, indices in tasks.items():
+            with record_stats() as found[task]:
+                texts = super().generate_until([requests[index] for index in indices], disable_tqdm)
+            for index, text in zip(indices, texts):
+                answers[index] = text
+        for process in self.gather_object(found) or []:
+            for task, stats in process.items():
+                self.stats[task].add(stats)
+        for task in tasks:
+            self._log(task)
+        return answers
+
+    def _model_generate(self, context, max_length: int, stop: list[str], **generation_kwargs):
+        # By `stop_strings` a row stops for itself; by lm-eval's own criteria the batch goes on until the last row
+        # stops, and statistics would count what is cut off afterwards.
+        if stop := [text for text in stop if text]:
+            generation_kwargs |= {"stop_strings": stop, "tokenizer": self.tokenizer}
+        return super()._model_generate(context, max_length, stop=[], **self.options | generation_kwargs)
+
+    def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False):
+        """Refuse: likelihoods are the target's, whatever the rule."""
+        names = ", ".join(sorted({str(request.task_name) for request in requests}))
+        raise ValueError(
+            f"hf-diversed serves generation tasks only, and {names} asks for likelihoods. They are the target's alone, "
+            "no draft or rule takes part in them; measure them with --model hf."
+        )
+
+    loglikelihood_rolling = loglikelihood
+
+    def get_model_info(self) -> dict:
+        """What lm-eval writes into the "config" of its results: the models, the rule, and statistics by task."""
+        rule = {"method": self.method.label, "rule": self.method.rule, **self.named}
+        tasks = {task: {"num_samples": len(stats.per_row)} | stats.to_dict() for task, stats in self.stats.items()}
+        return super().get_model_info() | {"hf_diversed": rule | {"tasks": tasks}}
+
+    def _log(self, task: str) -> None:
+        if (stats := self.stats.get(task)) is None or not stats.num_rounds:
+            return
+        values = stats.to_dict()
+        logger.info(
+            "%s with %s: acceptance rate %s, block efficiency %s, mean weight %s",
+            task,
+            self.method.label,
+            percent(values["draft_acceptance_rate"]),
+            number(values["mean_acceptance_length"]),
+            number(values["mean_weight"]),
+        )
+
+
+def _method_name(method: str | None, head: str | None, quality: float | None) -> str:
+    """The name that `build_methods` reads."""
+    spec = method or (LOSSLESS if head is None else "diversed")
+    if not spec.startswith("diversed") and (head is not None or quality is not None):
+        raise ValueError(f"head= and quality= act on method diversed only, got method={spec}; leave them out.")
+    return spec if quality is None else f"{spec}@{quality}"
+
+
+if __name__ == "__main__":
+    cli_evaluate()

@@ -1,0 +1,207 @@
+"""The harness' own command on the embedded pair, and what the model class refuses."""
+
+import json
+import os
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import hf_diversed
+from hf_diversed import DiversedHead, DiversedHeadConfig
+from hf_diversed.cli import app
+from hf_diversed.tasks import get_task, load_records
+from hf_diversed.zoo.loader import WEIGHTS
+
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # what importing the harness warns of is not ours to fix
+    from lm_eval.api.instance import Instance
+
+    from hf_diversed.evaluation import lm_eval as harness
+
+
+ROOT = Path(hf_diversed.__file__).parent.parent
+NUM_PROMPTS = 16
+TASK = """
+task: word_problems
+dataset_path: json
+dataset_kwargs: {data_files: {test: RECORDS}}
+output_type: generate_until
+test_split: test
+doc_to_text: prompt
+doc_to_target: answer
+generation_kwargs: {until: ["\\nQuestion:"], max_gen_toks: 128, do_sample: false}
+filter_list:
+  - name: final-answer
+    filter:
+      - {function: regex, regex_pattern: 'The answer is (\\d+)\\.\\s*$'}
+      - {function: take_first}
+metric_list:
+  - {metric: exact_match, aggregation: mean, higher_is_better: true}
+"""
+
+
+@pytest.fixture(scope="module")
+def records(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("records") / "records.jsonl"
+    drawn = load_records(get_task("math"), "test", NUM_PROMPTS, seed=0)
+    path.write_text("".join(json.dumps(record) + "\n" for record in drawn))
+    return path
+
+
+def run_command(folder: Path, *arguments: str) -> subprocess.CompletedProcess:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HOME": str(folder / "hub"), "OMP_NUM_THREADS": "1"}
+    environment |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
+    command = [sys.executable, "-m", "hf_diversed.evaluation.lm_eval", *arguments]
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+
+
+def requests(records: Path, count: int, task: str = "word_problems", **options) -> list[Instance]:
+    prompts = [json.loads(line)["prompt"] for line in records.read_text().splitlines()[:count]]
+    options = {"until": ["\nQuestion:"], "max_gen_toks": 24} | options
+    return [Instance("generate_until", {}, (text, options), 0, (task, index, 1)) for index, text in enumerate(prompts)]
+
+
+def test_command_agrees_with_evaluate(records, tmp_path):
+    """Catches a draft, a rule or stop strings that do not reach the loop, prompts encoded otherwise, answers out of
+    order, statistics that count what is cut off, and a results file without them."""
+    (tmp_path / "words.yaml").write_text(TASK.replace("RECORDS", str(records)))
+    options = (
+        "--model hf-diversed --tasks word_problems --include_path . --device cpu --batch_size 4 --output_path out"
+    )
+    done = run_command(tmp_path, "run", *options.split())
+    assert done.returncode == 0, done.stderr
+    assert "word_problems with sd: acceptance rate" in done.stderr
+    (written,) = (tmp_path / "out").rglob("results_*.json")
+    found = json.loads(written.read_text())
+    stats = found["config"]["hf_diversed"]["tasks"]["word_problems"]
+
+    output = tmp_path / "evaluation.json"
+    options = f"--task math --methods sd --temperature 0 --batch-size 4 --num-examples {NUM_PROMPTS}"
+    result = CliRunner().invoke(
+        app, ["evaluate", *options.split(), "--data-file", str(records), "--output", str(output)]
+    )
+    assert result.exit_code == 0, result.output
+    (expected,) = json.loads(output.read_text())["records"]
+    assert 0 < expected["quality"] < 1
+    assert found["results"]["word_problems"]["exact_match,final-answer"] == pytest.approx(expected["quality"])
+    assert stats["num_samples"] == NUM_PROMPTS
+    assert stats["draft_acceptance_rate"] == pytest.approx(expected["acceptance_rate"])
+    assert stats["mean_acceptance_length"] == pytest.approx(expected["block_efficiency"])
+
+
+def test_statistics_by_task(records):
+    """Catches statistics of one task in another's, answers that change places with them, and options that are lost."""
+    lm = harness.DiversedLM(method="static:0.5", num_assistant_tokens=3, device="cpu", batch_size=2)
+    sampled = {"do_sample": True, "temperature": 1.0, "top_k": 0}
+    greedy, drawn = requests(records, 3, "greedy"), requests(records, 2, "drawn", **sampled)
+    mixed = [greedy[0], drawn[0], greedy[1], drawn[1], greedy[2]]
+    answers = lm.generate_until(mixed, disable_tqdm=True)
+    assert [answers[0], answers[2], answers[4]] == lm.generate_until(greedy, disable_tqdm=True)
+    info = lm.get_model_info()["hf_diversed"]
+    assert info["method"] == "static:0.5"
+    assert {task: stats["num_samples"] for task, stats in info["tasks"].items()} == {"greedy": 6, "drawn": 2}
+    for stats in info["tasks"].values():
+        assert stats["mean_weight"] == pytest.approx(0.5)
+        assert 0 < stats["draft_acceptance_rate"] < 1
+        assert 1 < stats["mean_acceptance_length"] <= 4
+        assert len(stats["num_accepted_tokens_per_pos"]) == 3
+
+
+def test_a_row_stops_at_its_own_stop(records):
+    """Catches rows that go on until the last one of the batch stops: they would count in the statistics."""
+    lm = harness.DiversedLM(device="cpu", batch_size=4)
+    alone = harness.DiversedLM(device="cpu", batch_size=1)
+    # Letters that come at different places in different rows.
+    asked = requests(records, 4, until=["er", "."], max_gen_toks=32)
+    assert lm.generate_until(asked, disable_tqdm=True) == alone.generate_until(asked, disable_tqdm=True)
+    assert lm.stats["word_problems"].num_emitted == alone.stats["word_problems"].num_emitted < 4 * 32
+
+
+def test_plain_decoding_and_lossless_agree(records):
+    """Catches "ar" that runs with a draft, and a lossless rule that is none."""
+    plain = harness.DiversedLM(method="ar", device="cpu", batch_size=4)
+    lossless = harness.DiversedLM(pretrained="embedded", device="cpu", batch_size=4)
+    asked = requests(records, 4)
+    assert plain.generate_until(asked, disable_tqdm=True) == lossless.generate_until(asked, disable_tqdm=True)
+    assert plain.stats["word_problems"].num_rounds == 0 < lossless.stats["word_problems"].num_rounds
+
+
+def test_the_dial_reaches_the_head(records):
+    """Catches quality= that is dropped, heads that only load by folder, and a draft in another dtype."""
+    folder = str(WEIGHTS / "heads" / "math")
+    models = [
+        harness.DiversedLM(head=head, quality=quality, device="cpu", batch_size=4, dtype="bfloat16")
+        for head, quality in (("math", 0), ("math", 0.5), (folder, 1))
+    ]
+    rates = []
+    for lm in models:
+        assert lm.options["assistant_model"].dtype == lm.model.dtype
+        lm.generate_until(requests(records, 4), disable_tqdm=True)
+        rates.append(lm.stats["word_problems"].acceptance_rate)
+    assert rates[0] == 1.0 > rates[2]
+    assert [lm.method.verifier.quality for lm in models] == [[0.0], [0.5], [1.0]]
+
+
+@pytest.mark.parametrize("kind", ["loglikelihood", "loglikelihood_rolling"])
+def test_likelihoods_are_refused(kind, monkeypatch):
+    """Catches a score of the target alone that is sold as one of the rule."""
+    lm = harness.DiversedLM(device="cpu")
+    monkeypatch.setattr(lm.model, "forward", lambda **_: pytest.fail("a forward pass"))
+    request = Instance(kind, {}, ("Question:", " 2"), 0, ("hellaswag", 0, 1))
+    with pytest.raises(ValueError, match="generation tasks only, and hellaswag asks"):
+        getattr(lm, kind)([request])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"method": "nonsense"}, "unknown method 'nonsense'"),
+        ({"method": "static:2"}, "must lie in"),
+        ({"method": "diversed"}, "needs a head"),
+        ({"method": "static:0.5", "quality": 0.5}, "act on method diversed only"),
+        ({"method": "sd", "head": "math"}, "act on method diversed only"),
+        ({"head": "math", "quality": 2}, "must lie in"),
+        ({"assistant": "org/draft"}, "go together"),
+        ({"pretrained": "org/target"}, "needs a draft"),
+    ],
+)
+def test_arguments_that_do_not_fit(arguments, words, monkeypatch):
+    """Catches mistakes that show only after the models have been loaded, or never."""
+    monkeypatch.setattr(harness.HFLM, "__init__", lambda *_, **__: pytest.fail("the model is loaded"))
+    with pytest.raises(ValueError, match=words):
+        harness.DiversedLM(**arguments)
+
+
+def test_a_head_of_another_pair_is_refused(records, tmp_path, monkeypatch):
+    """Catches a head that reads the wrong columns of the hidden states."""
+    DiversedHead(DiversedHeadConfig(8, 4)).save_pretrained(tmp_path)
+    lm = harness.DiversedLM(head=str(tmp_path), device="cpu")
+    monkeypatch.setattr(lm.model, "forward", lambda **_: pytest.fail("a forward pass"))
+    with pytest.raises(ValueError, match="the head was made for a target of hidden size 8"):
+        lm.generate_until(requests(records, 1), disable_tqdm=True)
+
+
+WITHOUT_THE_HARNESS = """
+import runpy, sys
+sys.modules["lm_eval"] = None
+import hf_diversed.cli
+try:
+    import hf_diversed.evaluation.lm_eval
+except ImportError as error:
+    print(error)
+runpy.run_module("hf_diversed.evaluation.lm_eval", run_name="__main__")
+"""
+
+
+def test_without_the_harness():
+    """Catches a missing package that nobody is told how to install, and a harness that everybody has to install."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", WITHOUT_THE_HARNESS], env=environment, capture_output=True, text=True)
+    assert done.returncode == 1
+    for words in (done.stdout, done.stderr):
+        assert words.strip() == "the lm-evaluation-harness needs lm_eval: pip install 'hf-diversed[eval]'"
