@@ -122,8 +122,8 @@ class DiversedLM(HFLM):
         """Refuse: likelihoods are the target's, whatever the rule."""
         names = ", ".join(sorted({str(request.task_name) for request in requests}))
         raise ValueError(
-            f"hf-diversed serves generation tasks only, and {names} asks for likelihoods. They are the target's alone, "
-            "no draft or rule takes part in them; measure them with --model hf."
+            f"hf-diversed serves generation tasks only, and {names} asks for likelihoods. They are the target's, "
+            "and no draft or rule takes part in them; measure them with --model hf."
         )
 
     loglikelihood_rolling = loglikelihood
