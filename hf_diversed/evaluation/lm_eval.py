@@ -26,7 +26,7 @@ try:
     from lm_eval.api.registry import register_model
     from lm_eval.models.huggingface import HFLM
 except ModuleNotFoundError as error:
-    words = f"the lm-evaluation-harness needs {error.name}: pip install 'hf-diversed[eval]'"
+    words = f"the lm-evaluation-harness is not complete here ({error}): pip install 'hf-diversed[eval]'"
     raise (SystemExit if __name__ == "__main__" else ImportError)(words) from error
 
 
