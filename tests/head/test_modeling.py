@@ -129,9 +129,9 @@ def test_standardize_scales_inputs_and_travels_with_the_head(tmp_path):
     inputs["features"][:, 3] = 0.25
     head.standardize(**inputs)
     values = (head._values(**inputs) - head.input_mean) / head.input_std
-    torch.testing.assert_close(values.mean(0), torch.zeros(14), atol=1e-5, rtol=0)
-    varying = [i for i in range(14) if i != 10]
-    torch.testing.assert_close(values.std(0, correction=0)[varying], torch.ones(13))
+    torch.testing.assert_close(values.mean(0), torch.zeros(15), atol=1e-5, rtol=0)
+    varying = [i for i in range(15) if i != 10]
+    torch.testing.assert_close(values.std(0, correction=0)[varying], torch.ones(14))
     assert values[:, 10].abs().max() < 1e-3
     expected = values @ head.out.weight[0] + head.out.bias
     torch.testing.assert_close(head(**inputs), expected)
