@@ -14,11 +14,17 @@ from hf_diversed.head import DiversedHead, DiversedHeadConfig
 from hf_diversed.outputs import GenerateDiversedOutput, SpeculativeStats
 from hf_diversed.verifiers import (
     VERIFIERS,
+    CactusVerifier,
+    ContrastiveVerifier,
     DiversedVerifier,
+    FuzzyVerifier,
     LenientVerifier,
     LosslessVerifier,
+    LossyVerifier,
     SpecCascadeVerifier,
     StaticEnsembleVerifier,
+    TopKRelaxedVerifier,
+    TypicalAcceptanceVerifier,
     Verifier,
 )
 from hf_diversed.zoo import load_demo_pair
@@ -26,15 +32,21 @@ from hf_diversed.zoo import load_demo_pair
 
 __all__ = [
     "VERIFIERS",
+    "CactusVerifier",
+    "ContrastiveVerifier",
     "DiversedHead",
     "DiversedHeadConfig",
     "DiversedVerifier",
+    "FuzzyVerifier",
     "GenerateDiversedOutput",
     "LenientVerifier",
     "LosslessVerifier",
+    "LossyVerifier",
     "SpecCascadeVerifier",
     "SpeculativeStats",
     "StaticEnsembleVerifier",
+    "TopKRelaxedVerifier",
+    "TypicalAcceptanceVerifier",
     "Verifier",
     "__version__",
     "attach",

@@ -13,11 +13,17 @@ import torch.nn.functional as F
 from hf_diversed.head import DiversedHead, DiversedHeadConfig
 from hf_diversed.outputs import DraftOutput, TargetOutput
 from hf_diversed.verifiers import (
+    CactusVerifier,
+    ContrastiveVerifier,
     DiversedVerifier,
+    FuzzyVerifier,
     LenientVerifier,
     LosslessVerifier,
+    LossyVerifier,
     SpecCascadeVerifier,
     StaticEnsembleVerifier,
+    TopKRelaxedVerifier,
+    TypicalAcceptanceVerifier,
     Verifier,
 )
 
@@ -76,6 +82,74 @@ def cascade_law(laws: Laws, rule: str, alpha: float) -> torch.Tensor:
     return laws.q * kept + (laws.q * ~kept).sum(-1, keepdim=True) * laws.p
 
 
+def lossy_law(laws: Laws, alpha: float, beta: float | None) -> torch.Tensor:
+    ceiling = laws.p / (1.0 - alpha)
+    kept = torch.minimum(laws.q, ceiling)
+    if beta is not None:
+        surplus = (laws.p / beta - laws.q).clamp_min(0.0)
+        surplus = torch.where(surplus.sum(-1, keepdim=True) > 0.0, surplus, laws.p)
+        return kept + (1.0 - kept.sum(-1, keepdim=True)) * F.normalize(surplus, p=1.0, dim=-1)
+    low, high = torch.zeros_like(kept[..., :1]), torch.ones_like(kept[..., :1])
+    for _ in range(60):
+        middle = 0.5 * (low + high)
+        short = torch.maximum(kept, middle * laws.p).sum(-1, keepdim=True) < 1.0
+        low, high = torch.where(short, middle, low), torch.where(short, high, middle)
+    return torch.maximum(kept, high * laws.p)
+
+
+def fuzzy_law(laws: Laws, threshold: float, divergence: str) -> torch.Tensor:
+    def kl(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return torch.where(a > 0.0, a * (a.log() - b.log()), 0.0).sum(-1)
+
+    middle = 0.5 * (laws.p + laws.q)
+    distance = {
+        "kl": kl(laws.p, laws.q),
+        "js": 0.5 * (kl(laws.p, middle) + kl(laws.q, middle)),
+        "tv": total_variation(laws.p, laws.q),
+    }[divergence]
+    return torch.where((distance <= threshold)[..., None], laws.q, laws.p)
+
+
+def contrastive_law(laws: Laws, beta: float, alpha: float) -> torch.Tensor:
+    smallest = laws.q.where(laws.q > 0.0, 1.0).amin(-1, keepdim=True)
+    contrast = laws.p ** (1.0 + beta) * torch.maximum(laws.q, smallest) ** -beta
+    plausible = (laws.p > 0.0) & (laws.p >= alpha * laws.p.amax(-1, keepdim=True))
+    return F.normalize(contrast * plausible, p=1.0, dim=-1)
+
+
+def cactus_law(laws: Laws, delta: float) -> torch.Tensor:
+    emitted = torch.zeros_like(laws.p)
+    for x in range(laws.p.shape[-1]):
+        p, q = laws.p[..., x], laws.q[..., x]
+        raised = (p + (2.0 * delta * p * (1.0 - p)).clamp_min(0.0).sqrt()).clamp_max(1.0)
+        conditioned = laws.p * torch.where(p < 1.0, (1.0 - raised) / (1.0 - p), 0.0)[..., None]
+        conditioned[..., x] = raised
+        surplus = (conditioned - laws.q).clamp_min(0.0)
+        surplus = torch.where(surplus.sum(-1, keepdim=True) > 0.0, surplus, laws.p)
+        emitted[..., x] += torch.minimum(q, raised)
+        emitted += (q - raised).clamp_min(0.0)[..., None] * F.normalize(surplus, p=1.0, dim=-1)
+    return emitted
+
+
+def gated_law(laws: Laws, gate: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+    """Drafts behind the gate are kept, all others replaced by a draw from p."""
+    kept = gate(laws.p)
+    return laws.q * kept + (laws.q * ~kept).sum(-1, keepdim=True) * laws.p
+
+
+def typical_gate(p: torch.Tensor, epsilon: float, delta: float) -> torch.Tensor:
+    entropy = -torch.where(p > 0.0, p * p.log(), 0.0).sum(-1, keepdim=True)
+    return p > (delta * torch.exp(-entropy)).clamp_max(epsilon)
+
+
+def top_k_gate(p: torch.Tensor, top_k: int, delta: float) -> torch.Tensor:
+    is_best = F.one_hot(p.argmax(-1), p.shape[-1]).bool()
+    if top_k == 1:
+        return is_best
+    rank = (p[..., None, :] > p[..., :, None]).sum(-1)
+    return is_best | ((rank < top_k) & (p >= p.amax(-1, keepdim=True) - delta))
+
+
 def best(laws: Laws, law: Callable[[Laws], torch.Tensor]) -> torch.Tensor:
     return law(laws).argmax(-1)
 
@@ -85,6 +159,17 @@ def lenient_best(laws: Laws, lenience: float) -> torch.Tensor:
         return best(laws, lossless_law)
     drafted, top = laws.q.argmax(-1, keepdim=True), laws.p.max(-1)
     return torch.where(laws.p.gather(-1, drafted)[..., 0] >= lenience * top.values, drafted[..., 0], top.indices)
+
+
+def fuzzy_best(laws: Laws, threshold: float, divergence: str) -> torch.Tensor:
+    """Which law is followed is decided on whole laws, and what it says best is emitted."""
+    return best(laws, partial(fuzzy_law, threshold=threshold, divergence=divergence))
+
+
+def top_k_best(laws: Laws, top_k: int, delta: float) -> torch.Tensor:
+    drafted = laws.q.argmax(-1, keepdim=True)
+    kept = top_k_gate(laws.p, top_k, delta).gather(-1, drafted)[..., 0]
+    return torch.where(kept, drafted[..., 0], laws.p.argmax(-1))
 
 
 def cascade_best(laws: Laws, rule: str, alpha: float) -> torch.Tensor:
@@ -110,6 +195,8 @@ class VerifierCase:
     Attributes:
         rule: its key in `VERIFIERS`. `make`: builds the verifier.
         law: what sampling must emit, `[B, G, V]`. `greedy`: the token greedy decoding must emit, `[B, G]`.
+        maximal: no other rule with the same law accepts more. `gated`: a threshold decides, which rounding may tip.
+        agreeing: all is accepted where p = q.
     """
 
     id: str
@@ -117,6 +204,9 @@ class VerifierCase:
     make: Callable[[], Verifier]
     law: Callable[[Laws], torch.Tensor]
     greedy: Callable[[Laws], torch.Tensor]
+    maximal: bool = True
+    gated: bool = False
+    agreeing: bool = True
 
 
 def _lossless() -> VerifierCase:
@@ -153,6 +243,88 @@ def _cascade(rule: str, alpha: float) -> VerifierCase:
         partial(SpecCascadeVerifier, **setting),
         partial(cascade_law, **setting),
         partial(cascade_best, **setting),
+        gated=True,
+        # Token cascades keep q on a set and p outside of it, which is not q even where p = q.
+        agreeing=not rule.startswith("token"),
+    )
+
+
+def _lossy(alpha: float, beta: float | None = None) -> VerifierCase:
+    return VerifierCase(
+        f"lossy-{alpha}-{beta}",
+        "lossy",
+        partial(LossyVerifier, alpha, beta),
+        partial(lossy_law, alpha=alpha, beta=beta),
+        partial(lenient_best, lenience=1.0 - alpha),
+        # With little left of p / beta the replacement is p, even where that was cut off: rounding says when.
+        maximal=beta is None or beta <= 1.0,
+        gated=beta is not None and beta > 1.0,
+    )
+
+
+def _fuzzy(threshold: float, divergence: str) -> VerifierCase:
+    setting = {"threshold": threshold, "divergence": divergence}
+    return VerifierCase(
+        f"fuzzy-{divergence}-{threshold}",
+        "fuzzy",
+        partial(FuzzyVerifier, **setting),
+        partial(fuzzy_law, **setting),
+        partial(fuzzy_best, **setting),
+        gated=True,
+    )
+
+
+def _contrastive(beta: float, alpha: float) -> VerifierCase:
+    setting = {"beta": beta, "alpha": alpha}
+    law = partial(contrastive_law, **setting)
+    return VerifierCase(
+        f"contrastive-{beta}-{alpha}",
+        "contrastive",
+        partial(ContrastiveVerifier, **setting),
+        law,
+        partial(best, law=law),
+        gated=True,
+        agreeing=alpha == 0.0,
+    )
+
+
+def _cactus(delta: float) -> VerifierCase:
+    return VerifierCase(
+        f"cactus-{delta}",
+        "cactus",
+        partial(CactusVerifier, delta),
+        partial(cactus_law, delta=delta),
+        partial(best, law=lossless_law),
+        maximal=delta == 0.0,
+        agreeing=False,  # all is accepted, but the law behind it is not p
+    )
+
+
+def _typical(epsilon: float, delta: float) -> VerifierCase:
+    setting = {"epsilon": epsilon, "delta": delta}
+    return VerifierCase(
+        f"typical-{epsilon}-{delta}",
+        "typical",
+        partial(TypicalAcceptanceVerifier, **setting),
+        partial(gated_law, gate=partial(typical_gate, **setting)),
+        partial(best, law=lossless_law),
+        maximal=False,
+        gated=True,
+        agreeing=False,
+    )
+
+
+def _top_k_relaxed(top_k: int, delta: float) -> VerifierCase:
+    setting = {"top_k": top_k, "delta": delta}
+    return VerifierCase(
+        f"top-k-{top_k}-{delta}",
+        "top_k_relaxed",
+        partial(TopKRelaxedVerifier, **setting),
+        partial(gated_law, gate=partial(top_k_gate, **setting)),
+        partial(top_k_best, **setting),
+        maximal=False,
+        gated=True,
+        agreeing=False,
     )
 
 
@@ -174,6 +346,11 @@ VERIFIER_CASES = [
     _lenient(1.0),
     _lenient(0.5),
     _lenient(0.1),
+    _lossy(0.0),
+    _lossy(0.3),
+    _lossy(0.9),
+    _lossy(0.5, 0.6),
+    _lossy(0.5, 20.0),
     _cascade("chow", 0.4),
     _cascade("diff", 0.1),
     _cascade("diff", -1.0),
@@ -183,6 +360,21 @@ VERIFIER_CASES = [
     _cascade("token_v2", 0.2),
     _cascade("token_v3", 0.0),
     _cascade("token_v3", 0.5),
+    _fuzzy(0.5, "kl"),
+    _fuzzy(0.1, "js"),
+    _fuzzy(0.4, "tv"),
+    _fuzzy(0.0, "js"),
+    _contrastive(0.5, 0.1),
+    _contrastive(0.1, 0.0),
+    _contrastive(0.0, 1.0),
+    _cactus(0.0),
+    _cactus(0.1),
+    _cactus(10.0),
+    _typical(0.09, 0.3),
+    _typical(0.3, 0.6),
+    _top_k_relaxed(1, 0.0),
+    _top_k_relaxed(3, 0.3),
+    _top_k_relaxed(10, 0.6),
 ]
 
 # random: full supports. truncated: each law keeps its own three best tokens. disjoint: no token in common.

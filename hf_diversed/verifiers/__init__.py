@@ -1,11 +1,17 @@
 """The rules, by name. A new rule is one file here, one line below, one row in `tests/verifier_cases.py`."""
 
 from hf_diversed.verifiers.base import LawVerifier, Verifier
+from hf_diversed.verifiers.cactus import CactusVerifier
+from hf_diversed.verifiers.contrastive import ContrastiveVerifier
 from hf_diversed.verifiers.diversed import DiversedVerifier
+from hf_diversed.verifiers.fuzzy import FuzzyVerifier
 from hf_diversed.verifiers.lenience import LenientVerifier
 from hf_diversed.verifiers.lossless import LosslessVerifier
+from hf_diversed.verifiers.lossy import LossyVerifier
 from hf_diversed.verifiers.spec_cascade import SpecCascadeVerifier
 from hf_diversed.verifiers.static_ensemble import StaticEnsembleVerifier
+from hf_diversed.verifiers.top_k_relaxed import TopKRelaxedVerifier
+from hf_diversed.verifiers.typical import TypicalAcceptanceVerifier
 
 
 VERIFIERS: dict[str, type[Verifier]] = {
@@ -13,7 +19,13 @@ VERIFIERS: dict[str, type[Verifier]] = {
     "static": StaticEnsembleVerifier,
     "diversed": DiversedVerifier,
     "lenience": LenientVerifier,
+    "lossy": LossyVerifier,
     "spec_cascade": SpecCascadeVerifier,
+    "fuzzy": FuzzyVerifier,
+    "contrastive": ContrastiveVerifier,
+    "cactus": CactusVerifier,
+    "typical": TypicalAcceptanceVerifier,
+    "top_k_relaxed": TopKRelaxedVerifier,
 }
 
 
@@ -44,12 +56,18 @@ def _number_or_text(value: str) -> float | str:
 
 __all__ = [
     "VERIFIERS",
+    "CactusVerifier",
+    "ContrastiveVerifier",
     "DiversedVerifier",
+    "FuzzyVerifier",
     "LawVerifier",
     "LenientVerifier",
     "LosslessVerifier",
+    "LossyVerifier",
     "SpecCascadeVerifier",
     "StaticEnsembleVerifier",
+    "TopKRelaxedVerifier",
+    "TypicalAcceptanceVerifier",
     "Verifier",
     "build_verifier",
 ]

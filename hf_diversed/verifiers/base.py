@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 import torch
+import torch.nn.functional as F
 
 from hf_diversed.outputs import DecodingContext, DraftOutput, TargetOutput, Verdict
 from hf_diversed.sampling import residual
@@ -90,8 +91,27 @@ def target_residual(draft: DraftOutput, target: TargetOutput) -> Callable[[torch
     return law
 
 
+def decoding_laws(draft: DraftOutput, target: TargetOutput) -> tuple[torch.Tensor, torch.Tensor]:
+    """q and p at the drafted positions, float32 `[B, G, V]` each; one-hot when greedy."""
+    if draft.sampled:
+        return draft.probs(), target.probs()[:, :-1]
+    return one_hot_best(draft.scores), one_hot_best(target.scores[:, :-1])
+
+
+def one_hot_best(scores: torch.Tensor) -> torch.Tensor:
+    """All mass on the argmax: float32, the shape of `scores`."""
+    return F.one_hot(scores.argmax(-1), scores.shape[-1]).float()
+
+
 def check_range(name: str, value: float, low: float, high: float, advice: str = "") -> float:
     """Return `value` as a float, or raise ValueError naming parameter, range, what was given and what to do."""
     if not low <= value <= high:  # also refuses nan
         raise ValueError(f"`{name}` must lie in [{low:g}, {high:g}], got {value!r}. {advice}".rstrip())
     return float(value)
+
+
+def check_count(name: str, value: float, advice: str = "") -> int:
+    """Return `value` as an int of at least 1, or raise ValueError. Whole floats count: command lines send them."""
+    if not value >= 1 or not float(value).is_integer():
+        raise ValueError(f"`{name}` must be an integer >= 1, got {value!r}. {advice}".rstrip())
+    return int(value)

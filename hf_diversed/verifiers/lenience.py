@@ -1,5 +1,7 @@
 """Lenience (arXiv 2211.17192, appendix A.5)."""
 
+from collections.abc import Callable
+
 import torch
 
 from hf_diversed.outputs import DraftOutput, TargetOutput, Verdict
@@ -26,10 +28,20 @@ class LenientVerifier(Verifier):
     def __call__(
         self, input_ids: torch.Tensor, draft: DraftOutput, target: TargetOutput, state: torch.Tensor | None = None
     ) -> Verdict:
-        p = target.prob(draft.tokens)
-        if draft.sampled:
-            return Verdict(acceptance(p, self.lenience * draft.prob(draft.tokens)), target_residual(draft, target))
-        best, top = target.scores[:, :-1].argmax(dim=-1), target.top_prob()[:, :-1]
-        # The argmax is kept by name: rounding must not lose it at lenience 1, nor keep its neighbour.
-        kept = (draft.tokens == best) | ((p >= self.lenience * top) & (self.lenience < 1.0))
-        return Verdict(kept.float(), target.at)
+        return lenient_verdict(draft, target, self.lenience, target_residual(draft, target))
+
+
+def lenient_verdict(
+    draft: DraftOutput,
+    target: TargetOutput,
+    lenience: float,
+    replacement: Callable[[torch.Tensor], torch.Tensor],
+) -> Verdict:
+    """Accept leniently; `replacement` is the law that sampling draws a rejected token's substitute from."""
+    p = target.prob(draft.tokens)
+    if draft.sampled:
+        return Verdict(acceptance(p, lenience * draft.prob(draft.tokens)), replacement)
+    best, top = target.scores[:, :-1].argmax(dim=-1), target.top_prob()[:, :-1]
+    # The argmax is kept by name: rounding must not lose it at lenience 1, nor keep its neighbour.
+    kept = (draft.tokens == best) | ((p >= lenience * top) & (lenience < 1.0))
+    return Verdict(kept.float(), target.at)

@@ -17,6 +17,11 @@ class LosslessVerifier(Verifier):
         self, input_ids: torch.Tensor, draft: DraftOutput, target: TargetOutput, state: torch.Tensor | None = None
     ) -> Verdict:
         if not draft.sampled:
-            best = target.scores[:, : draft.tokens.shape[1]].argmax(dim=-1)
-            return Verdict((best == draft.tokens).float(), target.at)
+            return greedy_verdict(draft, target)
         return Verdict(acceptance(target.prob(draft.tokens), draft.prob(draft.tokens)), target_residual(draft, target))
+
+
+def greedy_verdict(draft: DraftOutput, target: TargetOutput) -> Verdict:
+    """Keep what is the target's argmax, replace by it: plain greedy decoding."""
+    best = target.scores[:, : draft.tokens.shape[1]].argmax(dim=-1)
+    return Verdict((best == draft.tokens).float(), target.at)

@@ -3,11 +3,10 @@
 from collections.abc import Callable
 
 import torch
-import torch.nn.functional as F
 
 from hf_diversed.outputs import DraftOutput, TargetOutput
 from hf_diversed.sampling import total_variation
-from hf_diversed.verifiers.base import LawVerifier, check_range
+from hf_diversed.verifiers.base import LawVerifier, check_range, decoding_laws
 
 
 _GATES_ON_DRAFT = {"chow", "diff", "opt", "token_v1"}
@@ -57,10 +56,7 @@ class SpecCascadeVerifier(LawVerifier):
         self.needs_draft_confidence = rule in _GATES_ON_DRAFT
 
     def law(self, draft: DraftOutput, target: TargetOutput) -> torch.Tensor:
-        if draft.sampled:
-            q, p = draft.probs(), target.probs()[:, :-1]
-        else:
-            q, p = _one_hot(draft.scores), _one_hot(target.scores[:, :-1])
+        q, p = decoding_laws(draft, target)
         if draft.raw_logits is None or target.raw_logits is None:
             raise ValueError("SpecCascadeVerifier needs raw logits on both outputs.")
         raw_q, raw_p = torch.softmax(draft.raw_logits, -1), torch.softmax(target.raw_logits[:, :-1], -1)
@@ -74,7 +70,3 @@ class SpecCascadeVerifier(LawVerifier):
 
 def _top(probs: torch.Tensor) -> torch.Tensor:
     return probs.max(dim=-1, keepdim=True).values
-
-
-def _one_hot(scores: torch.Tensor) -> torch.Tensor:
-    return F.one_hot(scores.argmax(-1), scores.shape[-1]).float()

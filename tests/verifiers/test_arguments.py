@@ -4,7 +4,18 @@ from dataclasses import replace
 
 import pytest
 
-from hf_diversed.verifiers import LenientVerifier, SpecCascadeVerifier, StaticEnsembleVerifier, build_verifier
+from hf_diversed.verifiers import (
+    CactusVerifier,
+    ContrastiveVerifier,
+    FuzzyVerifier,
+    LenientVerifier,
+    LossyVerifier,
+    SpecCascadeVerifier,
+    StaticEnsembleVerifier,
+    TopKRelaxedVerifier,
+    TypicalAcceptanceVerifier,
+    build_verifier,
+)
 from tests.verifier_cases import make_block
 
 
@@ -18,6 +29,18 @@ from tests.verifier_cases import make_block
         (lambda: SpecCascadeVerifier("token_v4"), "`rule` must be one of chow, .*, token_v3, got 'token_v4'"),
         (lambda: SpecCascadeVerifier("chow", -0.1), r"`alpha` must lie in \[0, 1\], got -0.1"),
         (lambda: SpecCascadeVerifier("diff", 1.1), r"`alpha` must lie in \[-1, 1\], got 1.1"),
+        (lambda: LossyVerifier(1.0), r"`alpha` must lie in \[0, 1\), got 1.0. It must be below 1"),
+        (lambda: LossyVerifier(0.5, 0.4), r"`beta` must lie in \[0.5, inf\], got 0.4. None balances the mass"),
+        (lambda: FuzzyVerifier(-0.1), r"`threshold` must lie in \[0, inf\], got -0.1"),
+        (lambda: FuzzyVerifier(0.1, "renyi"), "`divergence` must be one of kl, js, tv, got 'renyi'"),
+        (lambda: ContrastiveVerifier(-1.0), r"`beta` must lie in \[0, inf\], got -1.0"),
+        (lambda: ContrastiveVerifier(0.5, 2), r"`alpha` must lie in \[0, 1\], got 2"),
+        (lambda: CactusVerifier(-0.1), r"`delta` must lie in \[0, inf\], got -0.1"),
+        (lambda: TypicalAcceptanceVerifier(1.1), r"`epsilon` must lie in \[0, 1\], got 1.1"),
+        (lambda: TypicalAcceptanceVerifier(delta=-1), r"`delta` must lie in \[0, inf\], got -1"),
+        (lambda: TopKRelaxedVerifier(0), "`top_k` must be an integer >= 1, got 0"),
+        (lambda: TopKRelaxedVerifier(1.5), "`top_k` must be an integer >= 1, got 1.5"),
+        (lambda: TopKRelaxedVerifier(3, 1.5), r"`delta` must lie in \[0, 1\], got 1.5"),
         (lambda: SpecCascadeVerifier("opt", float("nan")), r"`alpha` must lie in \[-inf, inf\], got nan"),
     ],
 )
@@ -42,6 +65,12 @@ def test_cascade_asks_for_raw_logits():
         ("lossless", "LosslessVerifier()"),
         ("static:0.7", "StaticEnsembleVerifier(weight=0.7)"),
         ("spec_cascade:chow:0.3", "SpecCascadeVerifier(rule='chow', alpha=0.3)"),
+        ("lossy:0.3", "LossyVerifier(alpha=0.3, beta=None)"),
+        ("fuzzy:0.2:kl", "FuzzyVerifier(threshold=0.2, divergence='kl')"),
+        ("contrastive", "ContrastiveVerifier(beta=0.5, alpha=0.1)"),
+        ("cactus:0.1", "CactusVerifier(delta=0.1)"),
+        ("typical", "TypicalAcceptanceVerifier(epsilon=0.09, delta=0.3)"),
+        ("top_k_relaxed:10:0.6", "TopKRelaxedVerifier(top_k=10, delta=0.6)"),
     ],
 )
 def test_builds_a_rule_from_text(spec: str, expected: str):
@@ -52,7 +81,7 @@ def test_builds_a_rule_from_text(spec: str, expected: str):
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("strict", "unknown verifier 'strict'; registered are diversed, lenience, lossless"),
+        ("strict", "unknown verifier 'strict'; registered are .*, lossless, .*, static"),
         ("static", "verifier 'static' lacks or has wrong parameters"),
         ("lossless:1", "verifier 'lossless:1' lacks or has wrong parameters"),
         ("static:2", r"`weight` must lie in \[0, 1\], got 2.0"),

@@ -1,0 +1,42 @@
+"""Cactus (arXiv 2604.04987): raise the drafted token's target probability as far as a divergence budget allows."""
+
+import torch
+
+from hf_diversed.outputs import DraftOutput, TargetOutput, Verdict
+from hf_diversed.sampling import acceptance, residual
+from hf_diversed.verifiers.base import Verifier, check_range
+from hf_diversed.verifiers.lossless import greedy_verdict
+
+
+class CactusVerifier(Verifier):
+    """Verify x against H_x, the target with x raised to p~(x) = min(1, p(x) + sqrt(2 delta p(x) (1 - p(x)))).
+
+    All other tokens keep their proportions. Keeps x with probability min(1, p~(x) / q(x)), else draws from
+    norm(max(H_x - q, 0)). As H_x depends on the proposal, what is emitted is no single law's exact sampling. Greedy:
+    lossless.
+
+    Args:
+        delta: at least 0, the divergence allowed per token in nats (to second order); 0 is lossless.
+    """
+
+    def __init__(self, delta: float):
+        self.delta = check_range("delta", delta, 0.0, float("inf"), "0 is lossless; 0.1 to 1 are usual.")
+
+    def __call__(
+        self, input_ids: torch.Tensor, draft: DraftOutput, target: TargetOutput, state: torch.Tensor | None = None
+    ) -> Verdict:
+        if not draft.sampled:
+            return greedy_verdict(draft, target)
+        p = target.prob(draft.tokens).clamp_max(1.0)  # rounding must not make 1 - p negative
+        p = torch.where(p < torch.finfo(p.dtype).tiny, 0.0, p)  # nor the root raise what softmax may round to 0
+        raised = (p + torch.sqrt(2.0 * self.delta * p * (1.0 - p))).clamp_max(1.0)
+        # Where p(x) = 1 there is nothing else to scale; x is then never rejected.
+        others = (1.0 - raised) / (1.0 - p).clamp_min(torch.finfo(p.dtype).tiny)
+
+        def replacement(positions: torch.Tensor) -> torch.Tensor:
+            at = positions[:, None]
+            law = target.probs(positions)
+            conditioned = (law * others.gather(1, at)).scatter(-1, draft.tokens.gather(1, at), raised.gather(1, at))
+            return residual(conditioned, draft.probs(positions), fallback=law)
+
+        return Verdict(acceptance(raised, draft.prob(draft.tokens)), replacement)

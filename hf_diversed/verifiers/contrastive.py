@@ -1,0 +1,35 @@
+"""Speculative contrastive decoding (arXiv 2311.08981): sharpen the target by what the draft gets wrong."""
+
+import torch
+
+from hf_diversed.outputs import DraftOutput, TargetOutput
+from hf_diversed.verifiers.base import LawVerifier, check_range, one_hot_best
+
+
+class ContrastiveVerifier(LawVerifier):
+    """Exact verification against pi, the softmax of (1 + beta) z_p - beta z_q over the plausible tokens.
+
+    z are the processed scores and plausible are the tokens with p(x) >= alpha * max p. The output follows pi, not p,
+    on purpose. Greedy: the best plausible token. A token that the draft's warpers cut away counts with the lowest
+    score they kept: how much further down it was is not known.
+
+    Args:
+        beta: at least 0, strength of the contrast; 0 leaves the target alone.
+        alpha: in [0, 1], plausibility threshold; 1 leaves only the target's best token. The defaults are those of
+            contrastive decoding for reasoning (arXiv 2309.09117).
+    """
+
+    def __init__(self, beta: float = 0.5, alpha: float = 0.1):
+        self.beta = check_range("beta", beta, 0.0, float("inf"), "0 leaves the target alone; 0.1 to 1 are usual.")
+        self.alpha = check_range("alpha", alpha, 0.0, 1.0, "0 lets every token take part; 0.1 is usual.")
+
+    def law(self, draft: DraftOutput, target: TargetOutput) -> torch.Tensor:
+        scores = self._scores(draft, target)
+        return torch.softmax(scores, dim=-1) if draft.sampled else one_hot_best(scores)
+
+    def _scores(self, draft: DraftOutput, target: TargetOutput) -> torch.Tensor:
+        p, z_p, z_q = target.probs()[:, :-1], target.scores[:, :-1], draft.scores
+        plausible = (p > 0.0) & (p >= self.alpha * p.amax(-1, keepdim=True))
+        lowest = z_q.masked_fill(z_q == -torch.inf, torch.inf).amin(-1, keepdim=True)
+        contrast = z_p + self.beta * (z_p - torch.maximum(z_q, lowest))
+        return contrast.masked_fill(~plausible, -torch.inf)

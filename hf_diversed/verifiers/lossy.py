@@ -1,0 +1,59 @@
+"""Lossy speculative sampling with two parameters (arXiv 2405.19261, table 1; "mentored decoding")."""
+
+import torch
+
+from hf_diversed.outputs import DraftOutput, TargetOutput, Verdict
+from hf_diversed.sampling import residual
+from hf_diversed.verifiers.base import Verifier, check_range
+from hf_diversed.verifiers.lenience import lenient_verdict
+
+
+class LossyVerifier(Verifier):
+    """Keep x with probability min(1, p(x) / ((1 - alpha) q(x))), else draw from norm(max(p / beta - q, 0)).
+
+    With the balancing beta the emitted law is q clamped to [p / beta, p / (1 - alpha)]: as much is added as was cut.
+    Greedy: keep x iff p(x) >= (1 - alpha) * max p, p at temperature 1; else argmax p.
+
+    Args:
+        alpha: in [0, 1); 0 is lossless (with beta = 1 or None), larger accepts more.
+        beta: at least 1 - alpha; None balances the mass at every position, 1 is lenience 1 - alpha. Where p / beta
+            lies below q everywhere, the replacement is drawn from p.
+    """
+
+    def __init__(self, alpha: float, beta: float | None = None):
+        advice = "It must be below 1; 0 is lossless, larger accepts more."
+        self.alpha = check_range("alpha", alpha, 0.0, 1.0, advice)
+        if self.alpha == 1.0:
+            raise ValueError(f"`alpha` must lie in [0, 1), got {alpha!r}. {advice}")
+        advice = "None balances the mass, 1 is lenience 1 - alpha."
+        self.beta = None if beta is None else check_range("beta", beta, 1.0 - self.alpha, float("inf"), advice)
+
+    def __call__(
+        self, input_ids: torch.Tensor, draft: DraftOutput, target: TargetOutput, state: torch.Tensor | None = None
+    ) -> Verdict:
+        def replacement(positions: torch.Tensor) -> torch.Tensor:
+            p, q = target.probs(positions), draft.probs(positions)
+            scale = balancing_scale(p, q, 1.0 - self.alpha) if self.beta is None else 1.0 / self.beta
+            return residual(scale * p, q, fallback=p)
+
+        return lenient_verdict(draft, target, 1.0 - self.alpha, replacement)
+
+
+def balancing_scale(p: torch.Tensor, q: torch.Tensor, lenience: float) -> torch.Tensor:
+    """The s in [0, 1] with sum max(s p - q, 0) = sum max(q - p / lenience, 0): what is cut off q comes back.
+
+    Args:
+        p, q: float32 `[..., V]`.
+
+    Returns:
+        float32 `[..., 1]`.
+    """
+    cut = torch.clamp(q - p / lenience, min=0.0).sum(-1, keepdim=True)
+    # The left side is linear in s between the ratios q / p; without p there is nothing to add.
+    ratio = torch.where(p > 0.0, q / p, torch.inf)
+    ratio, order = ratio.sort(dim=-1)
+    below_p, below_q = (law.gather(-1, order).cumsum(-1) for law in (p, q))
+    reached = torch.where(ratio < torch.inf, ratio * below_p - below_q, torch.inf)  # the left side at s = ratio
+    last = ((reached <= cut).sum(-1, keepdim=True) - 1).clamp_min(0)
+    scale = (cut + below_q.gather(-1, last)) / below_p.gather(-1, last).clamp_min(torch.finfo(p.dtype).tiny)
+    return scale.clamp(0.0, 1.0)

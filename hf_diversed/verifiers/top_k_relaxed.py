@@ -1,0 +1,37 @@
+"""Relaxed acceptance as TensorRT-LLM offers it for thinking phases: near the top is good enough."""
+
+import torch
+
+from hf_diversed.outputs import DraftOutput, TargetOutput, Verdict
+from hf_diversed.verifiers.base import Verifier, check_count, check_range
+
+
+class TopKRelaxedVerifier(Verifier):
+    """Keep x iff it is among the target's `top_k` best tokens and p(x) >= max p - delta.
+
+    A rejected token is replaced by a draw from p; greedy by argmax p. At the defaults greedy decoding is lossless;
+    sampling is not at any setting, as the target's best token is always kept. See
+    https://nvidia.github.io/TensorRT-LLM (MTP, `use_relaxed_acceptance_for_thinking`), and `PhaseVerifier` for the
+    limit to a thinking phase.
+
+    Args:
+        top_k: at least 1, `relaxed_topk`. delta: in [0, 1], `relaxed_delta`; 10 and 0.6 are its documented example.
+    """
+
+    def __init__(self, top_k: int = 1, delta: float = 0.0):
+        self.top_k = check_count("top_k", top_k, "1 keeps the target's best token only.")
+        self.delta = check_range(
+            "delta", delta, 0.0, 1.0, "0 keeps only tokens as likely as the best, 1 all of the k."
+        )
+
+    def __call__(
+        self, input_ids: torch.Tensor, draft: DraftOutput, target: TargetOutput, state: torch.Tensor | None = None
+    ) -> Verdict:
+        scores = target.scores[:, :-1]
+        chosen = scores.gather(-1, draft.tokens[..., None])
+        among_best = (scores > chosen).sum(-1) < self.top_k
+        near = target.prob(draft.tokens) >= target.top_prob()[:, :-1] - self.delta
+        # Of several best tokens one is the target's own; only with top_k = 1 do the others not count.
+        is_best = draft.tokens == scores.argmax(-1)
+        kept = is_best | (among_best & near & (self.top_k > 1))
+        return Verdict(kept.float(), target.probs if draft.sampled else target.at)

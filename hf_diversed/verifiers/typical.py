@@ -1,0 +1,31 @@
+"""Typical acceptance (Medusa, arXiv 2401.10774, section 3.3.1): keep what the target finds plausible enough."""
+
+import torch
+
+from hf_diversed.outputs import DraftOutput, TargetOutput, Verdict
+from hf_diversed.verifiers.base import Verifier, check_range
+from hf_diversed.verifiers.lossless import greedy_verdict
+
+
+class TypicalAcceptanceVerifier(Verifier):
+    """Keep x iff p(x) > min(epsilon, delta * exp(-H(p))), else draw from p.
+
+    H is the entropy of p in nats: the less the target knows, the less it takes. q plays no part. Greedy: lossless.
+
+    Args:
+        epsilon: in [0, 1], `posterior_threshold`: above it every token is kept.
+        delta: at least 0, `posterior_alpha`; the defaults are those of Medusa's `medusa_generate`.
+    """
+
+    def __init__(self, epsilon: float = 0.09, delta: float = 0.3):
+        self.epsilon = check_range("epsilon", epsilon, 0.0, 1.0, "Smaller accepts more; 0.09 is Medusa's.")
+        self.delta = check_range("delta", delta, 0.0, float("inf"), "Smaller accepts more; about sqrt(epsilon).")
+
+    def __call__(
+        self, input_ids: torch.Tensor, draft: DraftOutput, target: TargetOutput, state: torch.Tensor | None = None
+    ) -> Verdict:
+        if not draft.sampled:
+            return greedy_verdict(draft, target)
+        entropy = torch.special.entr(target.probs()[:, :-1]).sum(-1)
+        threshold = (self.delta * torch.exp(-entropy)).clamp_max(self.epsilon)
+        return Verdict((target.prob(draft.tokens) > threshold).float(), target.probs)
