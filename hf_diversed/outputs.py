@@ -67,10 +67,18 @@ class DraftOutput(BlockOutput):
     Attributes:
         tokens: long `[B, G]`.
         sampled: whether the tokens were drawn from q (True) or are its argmax (greedy decoding).
+        active: bool `[B, G]`, the positions that the rule decides; all unless given. Drafts behind a row's draft
+            length, or behind its first drafted EOS, are none, nor are those that another rule decides. Rules that
+            judge every position by itself may ignore it.
     """
 
     tokens: torch.Tensor = field(kw_only=True)
     sampled: bool = field(kw_only=True)
+    active: torch.Tensor = field(kw_only=True, default=None)  # type: ignore[assignment]
+
+    def __post_init__(self) -> None:
+        if self.active is None:
+            object.__setattr__(self, "active", torch.ones_like(self.tokens, dtype=torch.bool))
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,14 +91,18 @@ class Verdict:
     """What a rule decides about one block.
 
     Attributes:
-        accept_prob: float32 `[B, G]`, probability of keeping each draft given that all before it were kept (0 or 1
-            when greedy).
+        accept_prob: float32 `[B, G]`, probability of keeping each draft given the block and that all drafts before
+            it were kept (0 or 1 when greedy).
         replacement: maps long `[B]` (position of the first rejection) to the unnormalised law `[B, V]` that the
             replacing token is drawn from; when greedy, to any `[B, V]` whose argmax is that token.
         weight: float32 `[B, G]`, weight on the target, for rules that mix; else None.
         tv: float32 `[B, G]`, TV(p, q), where the rule computed it; else None.
         inputs: what `weight` was computed from, by name, `[B, G, ...]`, for rules told to keep it; else None.
-        state: `[B, G + 1, ...]`, the rule's memory after 0..G accepted drafts; else None.
+        state: `[B, G + 1, state_width]`, the rule's memory after a round with 0..G accepted drafts; else None.
+        law: gives the law that sampling emits at the drafted positions, float32 `[B, G, V]`, for rules with one
+            (`Verifier.has_law`); else None.
+        strict_prob: float32 `[B, G]`, the part of `accept_prob` with which a lossless rule of the same kind would have
+            kept the draft too; None where that is token-wise, min(1, p / q).
     """
 
     accept_prob: torch.Tensor
@@ -99,6 +111,8 @@ class Verdict:
     tv: torch.Tensor | None = None
     inputs: dict[str, torch.Tensor] | None = None
     state: torch.Tensor | None = None
+    law: Callable[[], torch.Tensor] | None = None
+    strict_prob: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,13 +13,17 @@ import torch.nn.functional as F
 from hf_diversed.head import DiversedHead, DiversedHeadConfig
 from hf_diversed.outputs import DraftOutput, TargetOutput
 from hf_diversed.verifiers import (
+    BlockVerifier,
     CactusVerifier,
     ContrastiveVerifier,
     DiversedVerifier,
+    FLyVerifier,
     FuzzyVerifier,
     LenientVerifier,
     LosslessVerifier,
     LossyVerifier,
+    PhaseVerifier,
+    RegretBudgetVerifier,
     SpecCascadeVerifier,
     StaticEnsembleVerifier,
     TopKRelaxedVerifier,
@@ -194,7 +198,8 @@ class VerifierCase:
 
     Attributes:
         rule: its key in `VERIFIERS`. `make`: builds the verifier.
-        law: what sampling must emit, `[B, G, V]`. `greedy`: the token greedy decoding must emit, `[B, G]`.
+        law: what sampling must emit, `[B, G, V]`; None for rules that judge blocks, which have tests of their own.
+        greedy: the token greedy decoding must emit, `[B, G]`; None for the same rules.
         maximal: no other rule with the same law accepts more. `gated`: a threshold decides, which rounding may tip.
         agreeing: all is accepted where p = q.
     """
@@ -202,8 +207,8 @@ class VerifierCase:
     id: str
     rule: str
     make: Callable[[], Verifier]
-    law: Callable[[Laws], torch.Tensor]
-    greedy: Callable[[Laws], torch.Tensor]
+    law: Callable[[Laws], torch.Tensor] | None
+    greedy: Callable[[Laws], torch.Tensor] | None
     maximal: bool = True
     gated: bool = False
     agreeing: bool = True
@@ -328,6 +333,11 @@ def _top_k_relaxed(top_k: int, delta: float) -> VerifierCase:
     )
 
 
+def _joint(id: str, rule: str, make: Callable[[], Verifier]) -> VerifierCase:
+    return VerifierCase(id, rule, make, law=None, greedy=None)
+
+
+BEGIN, END = 4, 5  # of the phases
 VERIFIER_CASES = [
     _lossless(),
     _static(0.0),
@@ -375,7 +385,23 @@ VERIFIER_CASES = [
     _top_k_relaxed(1, 0.0),
     _top_k_relaxed(3, 0.3),
     _top_k_relaxed(10, 0.6),
+    _joint("regret", "regret_budget", partial(RegretBudgetVerifier, 2.0, 0.8, 2)),
+    _joint("regret-0", "regret_budget", partial(RegretBudgetVerifier, 0.0)),
+    _joint("fly", "fly", FLyVerifier),
+    _joint("fly-1", "fly", partial(FLyVerifier, 0.1, 1)),
+    _joint("block", "block", BlockVerifier),
+    _joint("block-static-0.4", "block", lambda: BlockVerifier(StaticEnsembleVerifier(0.4))),
+    _joint("block-token_v3", "block", lambda: BlockVerifier(SpecCascadeVerifier("token_v3", 0.5))),
+    _joint("phase-top-k", "phase", lambda: PhaseVerifier(TopKRelaxedVerifier(5, 0.6), begin=BEGIN, end=END)),
+    _joint(
+        "phase-fly-budget",
+        "phase",
+        lambda: PhaseVerifier(FLyVerifier(), StaticEnsembleVerifier(0.3, bias_budget=0.5), begin=BEGIN, end=END),
+    ),
+    _joint("static-budget", "static", lambda: StaticEnsembleVerifier(0.2, bias_budget=0.3)),
+    _joint("diversed-budget", "diversed", lambda: DiversedVerifier(random_head(), quality=0.2, bias_budget=0.5)),
 ]
+LAW_CASES = [case for case in VERIFIER_CASES if case.law is not None]
 
 # random: full supports. truncated: each law keeps its own three best tokens. disjoint: no token in common.
 # ties: scores on an integer grid. denormal: probabilities down to 1e-42. equal: p = q.

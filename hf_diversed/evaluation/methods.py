@@ -121,7 +121,7 @@ def _is_number(text: str) -> bool:
 
 def _method(label: str, verifier: Verifier | None) -> Method:
     static_weight = None
-    if isinstance(verifier, StaticEnsembleVerifier):
+    if isinstance(verifier, StaticEnsembleVerifier) and verifier.max_bias is verifier.bias_budget is None:
         static_weight = verifier.weight
     elif isinstance(verifier, LosslessVerifier):
         static_weight = 1.0
@@ -131,10 +131,12 @@ def _method(label: str, verifier: Verifier | None) -> Method:
 def describe(verifier: Verifier) -> str:
     """The rule, its parameters and a digest of every module it holds."""
     shown = []
-    for name, value in vars(verifier).items():
-        if not name.startswith("_"):
+    for name, value in verifier.settings().items():
+        if isinstance(value, Verifier):
+            text = describe(value)
+        else:
             text = _digest(value) if isinstance(value, torch.nn.Module) else repr(value)
-            shown.append(f"{name}={re.sub(' at 0x[0-9a-f]+', '', text)}")  # an address does not survive a restart
+        shown.append(f"{name}={re.sub(' at 0x[0-9a-f]+', '', text)}")  # an address does not survive a restart
     return f"{type(verifier).__name__}({', '.join(shown)})"
 
 

@@ -94,9 +94,10 @@ def diversed_decoding(
     while rows.running:
         starts = rows.lengths
         q, gammas = drafter.propose(plan.draft_lengths())
+        q = _activate(q, gammas, rows)
         p = _score_block(target, processor, rows, q, gammas, plan.keep_raw_logits)
         verdict = None if q is None else verifier(rows.view(max(starts), starts), q, p, state)
-        outcome = _settle(verdict, q, p, gammas, rows, plan.do_sample)
+        outcome = _settle(verdict, q, p, rows, plan.do_sample)
         rows.write(outcome.num_accepted, outcome.next_token)
 
         # The one host sync of a round.
@@ -286,29 +287,31 @@ def _score_block(target, processor, rows, q: DraftOutput | None, gammas: list[in
     return TargetOutput(scores, hidden, logits if keep_raw else None)
 
 
+def _activate(q: DraftOutput | None, gammas: list[int], rows: RaggedRows) -> DraftOutput | None:
+    """Mark the drafts that count: up to each row's gamma or its first drafted EOS."""
+    if q is None:
+        return None
+    counts = torch.minimum(torch.tensor(gammas, device=q.tokens.device), first_true(rows.is_eos(q.tokens)) + 1)
+    return replace(q, active=torch.arange(q.tokens.shape[1], device=q.tokens.device) < counts[:, None])
+
+
 def _settle(
-    verdict: Verdict | None,
-    q: DraftOutput | None,
-    p: TargetOutput,
-    gammas: list[int],
-    rows: RaggedRows,
-    do_sample: bool,
+    verdict: Verdict | None, q: DraftOutput | None, p: TargetOutput, rows: RaggedRows, do_sample: bool
 ) -> VerifyOutput:
     """Flip the coins and draw the next token, in upstream's order: one block of uniforms, then one multinomial."""
-    num_drafted = torch.tensor(gammas, device=p.scores.device)
     own_law = p.probs if do_sample else p.at
     if verdict is None or q is None:
-        uniforms, num_accepted = None, torch.zeros_like(num_drafted)
+        num_drafted = torch.zeros(len(p.scores), dtype=torch.long, device=p.scores.device)
+        uniforms, num_accepted = None, num_drafted
         law, on_draft = own_law(num_accepted), torch.zeros_like(num_drafted, dtype=torch.bool)
     else:
-        first_eos = first_true(rows.is_eos(q.tokens))
-        num_drafted = torch.minimum(num_drafted, first_eos + 1)
+        num_drafted = q.active.sum(dim=-1)
         uniforms = torch.rand_like(verdict.accept_prob) if do_sample else torch.full_like(verdict.accept_prob, 0.5)
         num_accepted = count_accepted(verdict.accept_prob, uniforms, num_drafted)
         all_kept = num_accepted >= num_drafted
         last = num_accepted.clamp_max(q.tokens.shape[1] - 1)
         law = torch.where(all_kept[:, None], own_law(num_accepted), verdict.replacement(last))
-        on_draft = all_kept & (first_eos < num_drafted)
+        on_draft = all_kept & (rows.is_eos(q.tokens) & q.active).any(dim=-1)
     next_token = draw(law, draw_noise(law) if do_sample else None)
     ended = on_draft | rows.is_eos(next_token)
     return VerifyOutput(num_drafted, num_accepted, next_token, num_accepted + 1 - on_draft.long(), ended, uniforms)

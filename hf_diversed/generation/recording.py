@@ -200,14 +200,16 @@ def _count(counters: SpeculativeStats, entry: Round, row: int, end: int, expecte
 
 def _average(counters: SpeculativeStats, weight: list[float] | None, tv: list[float] | None) -> None:
     if weight is not None:
-        counters.weight_sum += sum(weight)
-        counters.weight_count += len(weight)
+        known = [w for w in weight if w == w]  # nan where a rule without weights decided
+        counters.weight_sum += sum(known)
+        counters.weight_count += len(known)
     if tv is not None:
         counters.tv_sum += sum(tv)
         counters.tv_count += len(tv)
     if weight is not None and tv is not None:
-        counters.bias_sum += sum((1.0 - w) * distance for w, distance in zip(weight, tv))
-        counters.bias_count += len(tv)
+        biases = [(1.0 - w) * distance for w, distance in zip(weight, tv) if w == w]
+        counters.bias_sum += sum(biases)
+        counters.bias_count += len(biases)
 
 
 def describe_round(
@@ -235,15 +237,18 @@ def describe_round(
     inputs = verdict.inputs and {
         name: F.pad(values, (0,) * (2 * values.ndim - 3) + (1,)) for name, values in verdict.inputs.items()
     }
-    relaxed = _is_relaxed(draft, target, outcome)
+    relaxed = _is_relaxed(draft, target, verdict, outcome)
     return RoundRecords(tokens, source, relaxed, at_drafts(verdict.weight), p, q, at_drafts(verdict.tv), inputs)
 
 
-def _is_relaxed(draft: DraftOutput, target: TargetOutput, outcome: VerifyOutput) -> torch.Tensor:
+def _is_relaxed(draft: DraftOutput, target: TargetOutput, verdict: Verdict, outcome: VerifyOutput) -> torch.Tensor:
     """bool `[B, G + 1]`: accepted drafts that lossless verification, with the same coin, would have rejected."""
     count = draft.tokens.shape[1]
     if outcome.uniforms is not None and draft.sampled:
-        refused = outcome.uniforms >= acceptance(target.prob(draft.tokens), draft.prob(draft.tokens))
+        strict = verdict.strict_prob
+        if strict is None:
+            strict = acceptance(target.prob(draft.tokens), draft.prob(draft.tokens))
+        refused = outcome.uniforms >= strict
     else:
         refused = target.scores[:, :count].argmax(-1) != draft.tokens
     accepted = torch.arange(count, device=refused.device) < outcome.num_accepted[:, None]

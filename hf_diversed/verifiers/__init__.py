@@ -1,13 +1,17 @@
 """The rules, by name. A new rule is one file here, one line below, one row in `tests/verifier_cases.py`."""
 
 from hf_diversed.verifiers.base import LawVerifier, Verifier
+from hf_diversed.verifiers.block import BlockVerifier
 from hf_diversed.verifiers.cactus import CactusVerifier
 from hf_diversed.verifiers.contrastive import ContrastiveVerifier
 from hf_diversed.verifiers.diversed import DiversedVerifier
+from hf_diversed.verifiers.fly import FLyVerifier
 from hf_diversed.verifiers.fuzzy import FuzzyVerifier
 from hf_diversed.verifiers.lenience import LenientVerifier
 from hf_diversed.verifiers.lossless import LosslessVerifier
 from hf_diversed.verifiers.lossy import LossyVerifier
+from hf_diversed.verifiers.phase import PhaseVerifier
+from hf_diversed.verifiers.regret_budget import RegretBudgetVerifier
 from hf_diversed.verifiers.spec_cascade import SpecCascadeVerifier
 from hf_diversed.verifiers.static_ensemble import StaticEnsembleVerifier
 from hf_diversed.verifiers.top_k_relaxed import TopKRelaxedVerifier
@@ -26,12 +30,16 @@ VERIFIERS: dict[str, type[Verifier]] = {
     "cactus": CactusVerifier,
     "typical": TypicalAcceptanceVerifier,
     "top_k_relaxed": TopKRelaxedVerifier,
+    "regret_budget": RegretBudgetVerifier,
+    "fly": FLyVerifier,
+    "block": BlockVerifier,
+    "phase": PhaseVerifier,
 }
 
 
 def build_verifier(spec: str) -> Verifier:
     """Build a rule from its name and parameters, "name" or "name:value:value": "lossless", "static:0.7",
-    "spec_cascade:chow:0.3".
+    "spec_cascade:chow:0.3". The parameter may be another rule: "block:static:0.7".
 
     Raises:
         ValueError: for an unknown name, or parameters that the rule does not take.
@@ -40,6 +48,8 @@ def build_verifier(spec: str) -> Verifier:
     if name not in VERIFIERS:
         raise ValueError(f"unknown verifier {name!r}; registered are {', '.join(sorted(VERIFIERS))}.")
     try:
+        if values and values[0] in VERIFIERS:
+            return VERIFIERS[name](build_verifier(":".join(values)))
         return VERIFIERS[name](*map(_number_or_text, values))
     except TypeError as error:
         raise ValueError(
@@ -56,14 +66,18 @@ def _number_or_text(value: str) -> float | str:
 
 __all__ = [
     "VERIFIERS",
+    "BlockVerifier",
     "CactusVerifier",
     "ContrastiveVerifier",
     "DiversedVerifier",
+    "FLyVerifier",
     "FuzzyVerifier",
     "LawVerifier",
     "LenientVerifier",
     "LosslessVerifier",
     "LossyVerifier",
+    "PhaseVerifier",
+    "RegretBudgetVerifier",
     "SpecCascadeVerifier",
     "StaticEnsembleVerifier",
     "TopKRelaxedVerifier",

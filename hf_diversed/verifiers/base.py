@@ -21,6 +21,9 @@ class Verifier:
         needs_draft_confidence: the rule reads how sure the draft is. Looked-up tokens, whose q is one-hot, do not say.
         greedy_only: refuse sampling before the first forward pass.
         per_row: the rule has settings per row, so that finished rows must stay where they are.
+        has_law: sampling emits one law at the drafted positions, and every `Verdict` gives it.
+        couples_positions: the chance of keeping a draft depends on the drafts behind it as well.
+        state_width: how many numbers the rule remembers per row from round to round.
         num_assistant_tokens: draft length the rule was made for, used where the caller names none.
     """
 
@@ -29,6 +32,9 @@ class Verifier:
     needs_draft_confidence = False
     greedy_only = False
     per_row = False
+    has_law = False
+    couples_positions = False
+    state_width = 0
     num_assistant_tokens: int | None = None
 
     def check(self, context: DecodingContext) -> None:
@@ -42,16 +48,18 @@ class Verifier:
         Args:
             input_ids: long `[B, L]`, the ids so far; rows shorter than L are filled up after their end.
             draft: the draft's tokens and law at G positions. `target`: the target's law at G + 1 positions.
-            state: what this rule returned last round for the drafts that were accepted, `[B, ...]`; None in the first
-                round.
+            state: what this rule returned last round for the drafts that were accepted, `[B, state_width]`; None in
+                the first round.
         """
         raise NotImplementedError(f"{type(self).__name__} must implement __call__ (or derive from LawVerifier)")
 
     def __repr__(self) -> str:
-        shown = ", ".join(
-            f"{name}={value!r}" for name, value in vars(self).items() if not name.startswith(("_", "needs_"))
-        )
+        shown = ", ".join(f"{name}={value!r}" for name, value in self.settings().items())
         return f"{type(self).__name__}({shown})"
+
+    def settings(self) -> dict[str, object]:
+        """What tells this rule from others of its class, by name."""
+        return {name: value for name, value in vars(self).items() if not name.startswith(("_", "needs_"))}
 
 
 class LawVerifier(Verifier):
@@ -61,6 +69,8 @@ class LawVerifier(Verifier):
     v's argmax, else replace it by that argmax. Either way the emitted law is v at drafted positions (arXiv
     2211.17192).
     """
+
+    has_law = True
 
     def law(self, draft: DraftOutput, target: TargetOutput) -> torch.Tensor:
         """The verification law v: float32 `[B, G, V]`, each row summing to one."""
@@ -72,13 +82,34 @@ class LawVerifier(Verifier):
         v = self.law(draft, target)
         rows = torch.arange(v.shape[0], device=v.device)
         if not draft.sampled:
-            return Verdict((v.argmax(-1) == draft.tokens).float(), lambda positions: v[rows, positions])
+            accepted = (v.argmax(-1) == draft.tokens).float()
+            return Verdict(accepted, lambda positions: v[rows, positions], law=lambda: v)
         chosen = v.gather(-1, draft.tokens[..., None]).squeeze(-1)
         accept_prob = torch.clamp(chosen / draft.prob(draft.tokens).clamp_min(torch.finfo(v.dtype).tiny), max=1.0)
         return Verdict(
             accept_prob,
             lambda positions: residual(v[rows, positions], draft.probs(positions), fallback=target.probs(positions)),
+            law=lambda: v,
         )
+
+
+class CompositeVerifier(Verifier):
+    """Base of rules made of other rules: asks for what any of them asks for."""
+
+    def __init__(self, *parts: Verifier):
+        for part in parts:
+            if not isinstance(part, Verifier):
+                raise TypeError(f"{type(self).__name__} takes verifiers, got {type(part).__name__}; pass an instance.")
+        self._parts = parts
+        for name in ("needs_hidden_states", "needs_raw_logits", "greedy_only", "per_row"):
+            setattr(self, name, any(getattr(part, name) for part in parts))
+        self.num_assistant_tokens = next(
+            (part.num_assistant_tokens for part in parts if part.num_assistant_tokens is not None), None
+        )
+
+    def check(self, context: DecodingContext) -> None:
+        for part in self._parts:
+            part.check(context)
 
 
 def target_residual(draft: DraftOutput, target: TargetOutput) -> Callable[[torch.Tensor], torch.Tensor]:

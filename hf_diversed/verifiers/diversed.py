@@ -6,9 +6,14 @@ from transformers.utils import logging
 from hf_diversed.head import DiversedHead
 from hf_diversed.head.modeling_diversed import TOTAL_VARIATION, distribution_features
 from hf_diversed.outputs import DecodingContext, DraftOutput, TargetOutput
-from hf_diversed.sampling import total_variation
-from hf_diversed.verifiers.base import check_range
-from hf_diversed.verifiers.mixture import MixtureVerifier, Weights
+from hf_diversed.verifiers.mixture import (
+    MixtureVerifier,
+    Values,
+    Weights,
+    check_row_values,
+    per_row,
+    per_row_values,
+)
 
 
 logger = logging.get_logger(__name__)
@@ -21,8 +26,7 @@ class DiversedVerifier(MixtureVerifier):
     Args:
         head: the trained `DiversedHead`.
         quality: in [0, 1], one value or one per row. 0 accepts every draft, 0.5 is the head as trained, 1 is lossless.
-        max_bias: in [0, 1], one value or one per row: raises w until TV(v, p) <= max_bias at every drafted token,
-            after `quality`. In greedy decoding it keeps p(emitted) >= max p - 2 max_bias.
+        max_bias, bias_budget: one value or one per row, see `MixtureVerifier`; both act after `quality`.
 
     Attributes:
         keeps_inputs: put what the head saw into every `Verdict`, and so into the token records; training reads it.
@@ -36,17 +40,20 @@ class DiversedVerifier(MixtureVerifier):
     def __init__(
         self,
         head: DiversedHead,
-        quality: float | list[float] | torch.Tensor = 0.5,
-        max_bias: float | list[float] | torch.Tensor | None = None,
+        quality: Values = 0.5,
+        max_bias: Values | None = None,
+        bias_budget: Values | None = None,
     ):
         if not isinstance(head, DiversedHead):
             raise TypeError(f"head must be a DiversedHead, got {type(head).__name__}; load one with from_pretrained.")
+        super().__init__(max_bias, bias_budget)
         self.head = head
         self.needs_hidden_states = head.needs_hidden_states
         self.num_assistant_tokens = head.config.num_assistant_tokens
-        self.quality = _values("quality", quality, "0 accepts every draft, 0.5 is the head as trained, 1 is lossless.")
-        self.max_bias = None if max_bias is None else _values("max_bias", max_bias, "0 is lossless, 1 caps nothing.")
-        self.per_row = len(self.quality) > 1 or len(self.max_bias or [0.0]) > 1
+        self.quality = per_row_values(
+            "quality", quality, "0 accepts every draft, 0.5 is the head as trained, 1 is lossless."
+        )
+        self.per_row = self.per_row or len(self.quality) > 1
 
     def check(self, context: DecodingContext) -> None:
         config = self.head.config
@@ -65,11 +72,8 @@ class DiversedVerifier(MixtureVerifier):
                 f"the head was made for a vocabulary of {config.vocab_size} ids, got {context.vocab_size}; "
                 "use the target it was trained with or train a head for this pair."
             )
-        for name, values in (("diversed_quality", self.quality), ("diversed_max_bias", self.max_bias)):
-            if values is not None and len(values) not in (1, context.num_prompts, context.batch_size):
-                raise ValueError(
-                    f"{name} must be one value or one per prompt ({context.num_prompts}), got {len(values)}."
-                )
+        check_row_values(context, diversed_quality=self.quality)
+        super().check(context)
         self._warn_on_other_use(context)
 
     def _warn_on_other_use(self, context: DecodingContext) -> None:
@@ -87,9 +91,7 @@ class DiversedVerifier(MixtureVerifier):
         inputs, tv = self.head_inputs(draft, target)
         weight = torch.sigmoid(self.head(**inputs)).to(device)
         if any(value != _AS_TRAINED for value in self.quality):
-            weight = apply_quality(weight, _per_row(self.quality, batch_size, device))
-        if self.max_bias is not None and tv is not None:
-            weight = cap_bias(weight, tv, _per_row(self.max_bias, batch_size, device))
+            weight = apply_quality(weight, per_row(self.quality, batch_size, device))
         return Weights(weight, tv, inputs if self.keeps_inputs else None)
 
     def head_inputs(
@@ -102,13 +104,10 @@ class DiversedVerifier(MixtureVerifier):
             assert target.hidden is not None
             assert draft.hidden is not None
             inputs |= {"target_hidden": target.hidden[:, :-1], "draft_hidden": draft.hidden}
-        if self.head.needs_distributions or self.max_bias is not None:
+        if self.head.needs_distributions:
             p, q = target.probs()[:, :-1], draft.probs()
-            if self.head.needs_distributions:
-                inputs["features"] = distribution_features(p, q)
-                tv = inputs["features"][..., TOTAL_VARIATION]
-            else:
-                tv = total_variation(p, q)
+            inputs["features"] = distribution_features(p, q)
+            tv = inputs["features"][..., TOTAL_VARIATION]
         return inputs, tv
 
 
@@ -121,26 +120,3 @@ def apply_quality(weight: torch.Tensor, quality: torch.Tensor) -> torch.Tensor:
     permissive = 2.0 * quality * weight
     strict = weight + (2.0 * quality - 1.0) * (1.0 - weight)
     return torch.where(quality <= 0.5, permissive, strict)
-
-
-def cap_bias(weight: torch.Tensor, tv: torch.Tensor, max_bias: torch.Tensor) -> torch.Tensor:
-    """Raise a weight until (1 - weight) * tv <= max_bias.
-
-    Args:
-        weight, tv: float32 `[B, G]`. `max_bias`: float32, broadcasts.
-    """
-    floor = 1.0 - max_bias / tv.clamp_min(torch.finfo(tv.dtype).tiny)
-    return torch.maximum(weight, floor.clamp(0.0, 1.0))
-
-
-def _values(name: str, given: float | list[float] | torch.Tensor, advice: str) -> list[float]:
-    values = torch.as_tensor(given, dtype=torch.float64).flatten().tolist()
-    if not values:
-        raise ValueError(f"`{name}` must be one value or one per row, got none. {advice}")
-    return [check_range(name, value, 0.0, 1.0, advice) for value in values]
-
-
-def _per_row(values: list[float], batch_size: int, device: torch.device) -> torch.Tensor:
-    """float32 `[B, 1]`; repeated in place for `num_return_sequences`, as `generate` repeats the prompts."""
-    column = torch.tensor(values, dtype=torch.float32, device=device)
-    return column.repeat_interleave(batch_size // len(values))[:, None]

@@ -13,12 +13,18 @@ class LosslessVerifier(Verifier):
     Greedy: keep x iff it is the target's argmax.
     """
 
+    has_law = True
+
     def __call__(
         self, input_ids: torch.Tensor, draft: DraftOutput, target: TargetOutput, state: torch.Tensor | None = None
     ) -> Verdict:
         if not draft.sampled:
             return greedy_verdict(draft, target)
-        return Verdict(acceptance(target.prob(draft.tokens), draft.prob(draft.tokens)), target_residual(draft, target))
+        return Verdict(
+            acceptance(target.prob(draft.tokens), draft.prob(draft.tokens)),
+            target_residual(draft, target),
+            law=lambda: target.probs()[:, :-1],
+        )
 
 
 def greedy_verdict(draft: DraftOutput, target: TargetOutput) -> Verdict:

@@ -1,12 +1,16 @@
 """Verification against `v = w p + (1 - w) q`, for any rule that supplies a weight per position (arXiv 2604.07622)."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
+import torch.nn.functional as F
 
-from hf_diversed.outputs import DraftOutput, TargetOutput, Verdict
-from hf_diversed.sampling import acceptance
-from hf_diversed.verifiers.base import Verifier, target_residual
+from hf_diversed.outputs import DecodingContext, DraftOutput, TargetOutput, Verdict
+from hf_diversed.sampling import acceptance, total_variation
+from hf_diversed.verifiers.base import Verifier, check_range, target_residual
+
+
+Values = float | list[float] | torch.Tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,7 +33,38 @@ class MixtureVerifier(Verifier):
     Sampling needs p(x), q(x) and w at the drafted tokens only; norm(max(v - q, 0)) = norm(max(p - q, 0)) does not
     depend on w. Greedy decoding keeps x iff it is the argmax of v, both laws taken at temperature 1, and replaces it
     by that argmax.
+
+    Args:
+        max_bias: in [0, 1], one value or one per row: raises w until TV(v, p) <= max_bias at every drafted token,
+            after everything else. In greedy decoding it keeps p(emitted) >= max p - 2 max_bias.
+        bias_budget: at least 0, one value or one per row: the sum of TV(v, p) over a sequence never exceeds it. It is
+            spent as it comes, and once it is gone w is 1. The law of a whole sampled sequence then stays within it of
+            the target's, in total variation.
     """
+
+    has_law = True
+
+    def __init__(self, max_bias: Values | None = None, bias_budget: Values | None = None):
+        self.max_bias = (
+            None if max_bias is None else per_row_values("max_bias", max_bias, "0 is lossless, 1 caps nothing.")
+        )
+        advice = "0 is lossless; 1 and more bounds nothing that total variation could tell."
+        self.bias_budget = (
+            None if bias_budget is None else per_row_values("bias_budget", bias_budget, advice, high=float("inf"))
+        )
+        self.per_row = max(len(self.max_bias or []), len(self.bias_budget or [])) > 1
+        self.state_width = 0 if self.bias_budget is None else 1  # bias so far
+
+    def check(self, context: DecodingContext) -> None:
+        check_row_values(context, diversed_max_bias=self.max_bias, diversed_bias_budget=self.bias_budget)
+
+    def settings(self) -> dict[str, object]:
+        limits = ("max_bias", "bias_budget")
+        return {
+            name: value
+            for name, value in super().settings().items()
+            if name not in ("per_row", "state_width") and not (name in limits and value is None)
+        }
 
     def weights(self, draft: DraftOutput, target: TargetOutput) -> Weights:
         """The weight at every drafted position.
@@ -41,12 +76,17 @@ class MixtureVerifier(Verifier):
     def __call__(
         self, input_ids: torch.Tensor, draft: DraftOutput, target: TargetOutput, state: torch.Tensor | None = None
     ) -> Verdict:
-        said = self.weights(draft, target)
+        said, state = self._limit(self.weights(draft, target), draft, target, state)
         weight = said.weight
+
+        def law() -> torch.Tensor:
+            return torch.lerp(draft.probs(), target.probs()[:, :-1], weight[..., None])
+
+        known = {"weight": weight, "tv": said.tv, "inputs": said.inputs, "state": state, "law": law}
         if draft.sampled:
             accept_prob = acceptance(target.prob(draft.tokens), draft.prob(draft.tokens), weight)
-            return Verdict(accept_prob, target_residual(draft, target), weight, said.tv, said.inputs)
-        v = torch.lerp(draft.probs(), target.probs()[:, :-1], weight[..., None])
+            return Verdict(accept_prob, target_residual(draft, target), **known)
+        v = law()
         # The ends follow the scores: softmax can round two different scores to one probability.
         best = torch.where(weight == 1.0, target.scores[:, :-1].argmax(-1), v.argmax(-1))
         best = torch.where(weight == 0.0, draft.tokens, best)
@@ -55,4 +95,84 @@ class MixtureVerifier(Verifier):
         def one_hot_best(positions: torch.Tensor) -> torch.Tensor:
             return torch.zeros_like(v[:, 0]).scatter_(-1, best[rows, positions, None], 1.0)
 
-        return Verdict((best == draft.tokens).float(), one_hot_best, weight, said.tv, said.inputs)
+        return Verdict((best == draft.tokens).float(), one_hot_best, **known)
+
+    def _limit(
+        self, said: Weights, draft: DraftOutput, target: TargetOutput, state: torch.Tensor | None
+    ) -> tuple[Weights, torch.Tensor | None]:
+        """Raise the weights to what `max_bias` and `bias_budget` allow; also the budget's new state."""
+        if self.max_bias is None and self.bias_budget is None:
+            return said, None
+        tv = total_variation(target.probs()[:, :-1], draft.probs()) if said.tv is None else said.tv
+        weight, (batch_size, device) = said.weight, (len(tv), tv.device)
+        if self.max_bias is not None:
+            weight = cap_bias(weight, tv, per_row(self.max_bias, batch_size, device))
+        if self.bias_budget is not None:
+            budget = per_row(self.bias_budget, batch_size, device, _accurate(device))
+            spent = torch.zeros_like(budget) if state is None else state
+            weight, total = spend_bias(weight, tv, draft.active, budget, spent)
+            state = F.pad(total, (0, 1), mode="replicate")[..., None]  # a rejected position has spent its bias, too
+        return replace(said, weight=weight, tv=tv), state
+
+
+def cap_bias(weight: torch.Tensor, tv: torch.Tensor, max_bias: torch.Tensor) -> torch.Tensor:
+    """Raise a weight until (1 - weight) * tv <= max_bias.
+
+    Args:
+        weight, tv: float32 `[B, G]`. `max_bias`: float32, broadcasts.
+    """
+    floor = 1.0 - max_bias / tv.clamp_min(torch.finfo(tv.dtype).tiny)
+    return torch.maximum(weight, floor.clamp(0.0, 1.0))
+
+
+def spend_bias(
+    weight: torch.Tensor, tv: torch.Tensor, active: torch.Tensor, budget: torch.Tensor, spent: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Raise weights from where a budget runs out, so that the sum of (1 - weight) * tv stays within it.
+
+    Args:
+        weight, tv: float32 `[B, G]`. active: bool `[B, G]`; elsewhere nothing is spent.
+        budget, spent: `[B, 1]`, in the precision to account in.
+
+    Returns:
+        float32 `[B, G]`, and the sum spent after each position, `[B, G]` in the precision of `budget`.
+    """
+    exact_weight, exact_tv = weight.to(budget.dtype), tv.to(budget.dtype)
+    wanted = torch.where(active, (1.0 - exact_weight) * exact_tv, 0.0)
+    # Spending as it comes: after each position the sum of the wishes, or all there is.
+    reached = torch.minimum(spent + wanted.cumsum(-1), budget)
+    allowed = reached.diff(dim=-1, prepend=spent).clamp_min(0.0)
+    floor = 1.0 - allowed / exact_tv.clamp_min(torch.finfo(torch.float32).tiny)
+    rounded = floor.clamp(0.0, 1.0).float()
+    up = torch.nextafter(rounded, torch.ones_like(rounded))
+    rounded = torch.where(rounded.to(floor.dtype) < floor, up, rounded)  # never down: that would overspend
+    limited = torch.where(allowed < wanted, torch.maximum(weight, rounded), weight)
+    biases = torch.where(active, (1.0 - limited.to(budget.dtype)) * exact_tv, 0.0)
+    return limited, spent + biases.cumsum(-1)
+
+
+def per_row_values(name: str, given: Values, advice: str, high: float = 1.0) -> list[float]:
+    """A setting as a list of one value or one per row, each in [0, high]. Raises ValueError."""
+    values = torch.as_tensor(given, dtype=torch.float64).flatten().tolist()
+    if not values:
+        raise ValueError(f"`{name}` must be one value or one per row, got none. {advice}")
+    return [check_range(name, value, 0.0, high, advice) for value in values]
+
+
+def check_row_values(context: DecodingContext, **settings: list[float] | None) -> None:
+    """Refuse settings that fit neither all rows nor each. Raises ValueError."""
+    for name, values in settings.items():
+        if values is not None and len(values) not in (1, context.num_prompts, context.batch_size):
+            raise ValueError(f"{name} must be one value or one per prompt ({context.num_prompts}), got {len(values)}.")
+
+
+def per_row(
+    values: list[float], batch_size: int, device: torch.device, dtype: torch.dtype = torch.float32
+) -> torch.Tensor:
+    """`[B, 1]`; repeated in place for `num_return_sequences`, as `generate` repeats the prompts."""
+    column = torch.tensor(values, dtype=dtype, device=device)
+    return column.repeat_interleave(batch_size // len(values))[:, None]
+
+
+def _accurate(device: torch.device) -> torch.dtype:
+    return torch.float32 if device.type == "mps" else torch.float64  # which has no float64

@@ -4,7 +4,7 @@ import torch
 
 from hf_diversed.outputs import DraftOutput, TargetOutput
 from hf_diversed.verifiers.base import check_range
-from hf_diversed.verifiers.mixture import MixtureVerifier, Weights
+from hf_diversed.verifiers.mixture import MixtureVerifier, Values, Weights
 
 
 class StaticEnsembleVerifier(MixtureVerifier):
@@ -15,6 +15,7 @@ class StaticEnsembleVerifier(MixtureVerifier):
 
     Args:
         weight: in [0, 1]. 1 is lossless, 0 accepts every draft.
+        max_bias, bias_budget: see `MixtureVerifier`.
 
     Example:
         ```python
@@ -22,7 +23,8 @@ class StaticEnsembleVerifier(MixtureVerifier):
         ```
     """
 
-    def __init__(self, weight: float):
+    def __init__(self, weight: float, max_bias: Values | None = None, bias_budget: Values | None = None):
+        super().__init__(max_bias, bias_budget)
         self.weight = check_range(
             "weight", weight, 0.0, 1.0, "1 is lossless, 0 accepts every draft; 0.7 is a good start."
         )

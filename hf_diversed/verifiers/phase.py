@@ -1,0 +1,115 @@
+"""A rule for the span between two tokens and another one outside of it, as serving engines offer for thinking."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+
+from hf_diversed.outputs import DraftOutput, TargetOutput, Verdict
+from hf_diversed.sampling import acceptance, total_variation
+from hf_diversed.verifiers.base import CompositeVerifier, Verifier
+from hf_diversed.verifiers.lossless import LosslessVerifier
+
+
+class PhaseVerifier(CompositeVerifier):
+    """Verify with `inside` behind a `begin` token, up to and including the next `end`, and with `outside` elsewhere.
+
+    Every row has its phase, and every drafted position its own: `begin` and `end` may stand in the prompt, be drafted,
+    or come as a residual or bonus token. Each rule keeps its own state and is charged only for what it decides.
+
+    Args:
+        inside, outside: any rules. begin, end: token ids; they must differ.
+
+    Example:
+        ```python
+        begin, end = tokenizer.convert_tokens_to_ids(["<think>", "</think>"])
+        rule = PhaseVerifier(TopKRelaxedVerifier(10, 0.6), begin=begin, end=end)
+        ```
+    """
+
+    def __init__(self, inside: Verifier, outside: Verifier | None = None, *, begin: int, end: int):
+        self.inside, self.outside = inside, LosslessVerifier() if outside is None else outside
+        super().__init__(self.inside, self.outside)
+        for name, token in (("begin", begin), ("end", end)):
+            if not isinstance(token, int) or token < 0:
+                raise ValueError(f"`{name}` must be a token id, got {token!r}; see convert_tokens_to_ids.")
+        if begin == end:
+            raise ValueError(f"`begin` and `end` must be different tokens, got {begin} for both.")
+        self.begin, self.end = begin, end
+        self.couples_positions = any(part.couples_positions for part in self._parts)
+        self.has_law = all(part.has_law for part in self._parts)
+        # Whether the row is inside, how many ids it has, and what both rules remember.
+        self.state_width = 2 + self.inside.state_width + self.outside.state_width
+
+    def settings(self) -> dict[str, object]:
+        return {name: getattr(self, name) for name in ("inside", "outside", "begin", "end")}
+
+    def __call__(
+        self, input_ids: torch.Tensor, draft: DraftOutput, target: TargetOutput, state: torch.Tensor | None = None
+    ) -> Verdict:
+        started, lengths, states = self._recall(input_ids, state)
+        inside = self._phases(started, draft.tokens)
+        here = inside[:, :-1]
+        verdicts = [
+            part(input_ids, replace(draft, active=draft.active & mine), target, memory)
+            for part, mine, memory in zip(self._parts, (here, ~here), states)
+        ]
+        accepted = torch.arange(inside.shape[1], device=inside.device)
+        lengths = lengths[:, None] + accepted + 1  # one more token comes behind the accepted drafts
+        own = torch.stack([inside.float(), lengths.float()], dim=-1)
+        memories = [verdict.state for verdict in verdicts if verdict.state is not None]
+        return _merge(here, verdicts, draft, target, state=torch.cat([own, *memories], dim=-1))
+
+    def _recall(
+        self, input_ids: torch.Tensor, state: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor | None]]:
+        """The phase and length of every row, `[B]` each, and the state of both rules."""
+        if state is None:  # the first round: all rows are as long as the prompts
+            outside = torch.zeros_like(input_ids[:, 0], dtype=torch.bool)
+            phase = self._phases(outside, input_ids)[:, -1]
+            return phase, torch.full_like(input_ids[:, 0], input_ids.shape[1]), [None, None]
+        own, *rest = state.split([2, self.inside.state_width, self.outside.state_width], dim=-1)
+        lengths = own[:, 1].long()
+        newest = input_ids.gather(1, lengths[:, None] - 1)  # what came behind the accepted drafts
+        phase = self._phases(own[:, 0] > 0, newest)[:, -1]
+        return phase, lengths, [memory if memory.shape[-1] else None for memory in rest]
+
+    def _phases(self, started: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+        """Whether a row is inside before and after each token: bool `[B, N + 1]` from bool `[B]` and long `[B, N]`."""
+        # The last mark counts: odd numbers open, even ones close, later ones are larger.
+        places = 2 * torch.arange(1, tokens.shape[1] + 1, device=tokens.device)
+        marks = torch.where(tokens == self.begin, places + 1, torch.where(tokens == self.end, places, 0))
+        return torch.cat([started[:, None].long(), marks], dim=1).cummax(dim=1).values % 2 == 1
+
+
+def _merge(
+    here: torch.Tensor, verdicts: list[Verdict], draft: DraftOutput, target: TargetOutput, state: torch.Tensor
+) -> Verdict:
+    """One verdict out of two: the first where `here`, bool `[B, G]`."""
+    inside, outside = verdicts
+    rows = torch.arange(len(here), device=here.device)
+
+    def either(name: str, default: Callable[[], torch.Tensor]) -> torch.Tensor | None:
+        values = [getattr(verdict, name) for verdict in (inside, outside)]
+        if all(value is None for value in values):
+            return None
+        return torch.where(here, *(default() if value is None else value for value in values))
+
+    def replacement(positions: torch.Tensor) -> torch.Tensor:
+        laws = (verdict.replacement(positions) for verdict in (inside, outside))
+        return torch.where(here[rows, positions, None], *laws)
+
+    def law() -> torch.Tensor:
+        assert inside.law is not None
+        assert outside.law is not None
+        return torch.where(here[..., None], inside.law(), outside.law())
+
+    return Verdict(
+        torch.where(here, inside.accept_prob, outside.accept_prob),
+        replacement,
+        weight=either("weight", lambda: torch.full(here.shape, float("nan"), device=here.device)),
+        tv=either("tv", lambda: total_variation(target.probs()[:, :-1], draft.probs())),
+        state=state,
+        law=law if inside.law is not None and outside.law is not None else None,
+        strict_prob=either("strict_prob", lambda: acceptance(target.prob(draft.tokens), draft.prob(draft.tokens))),
+    )

@@ -1,0 +1,135 @@
+"""The law of a whole decoding process under any rule, by enumeration: every draft, coin and replacement.
+
+Models are tables: random scores for every prefix of a three-token vocabulary.
+"""
+
+import itertools
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+
+from hf_diversed.outputs import DraftOutput, TargetOutput, Verdict
+from hf_diversed.verifiers import Verifier
+
+
+VOCAB = 3
+Tokens = tuple[int, ...]
+Law = Callable[["Tables", Tokens], torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Tables:
+    """A random pair: scores of p and q, float32 `[V]`, for every prefix."""
+
+    seed: int
+    spread: float = 1.5
+
+    def scores(self, model: int, prefix: Tokens) -> torch.Tensor:
+        return _scores(self.seed, self.spread, model, prefix)
+
+    def p(self, prefix: Tokens) -> torch.Tensor:
+        return torch.softmax(self.scores(0, prefix).double(), -1)
+
+    def q(self, prefix: Tokens) -> torch.Tensor:
+        return torch.softmax(self.scores(1, prefix).double(), -1)
+
+
+@cache
+def _scores(seed: int, spread: float, model: int, prefix: Tokens) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(hash((seed, model, prefix)) % 2**31)
+    return spread * torch.randn(VOCAB, generator=generator)
+
+
+@dataclass(frozen=True)
+class Block:
+    """All drafts of one round: `paths` of G tokens, their chances under q, and the rule's verdict on each."""
+
+    paths: list[Tokens]
+    chances: torch.Tensor
+    verdict: Verdict
+
+    def kept(self) -> torch.Tensor:
+        """float64 `[N, G + 1]`: the chance that exactly 0..G drafts of a path are kept."""
+        reached = torch.cat(
+            [torch.ones(len(self.paths), 1).double(), self.verdict.accept_prob.double().cumprod(-1)], dim=-1
+        )
+        return torch.cat([reached[:, :-1] - reached[:, 1:], reached[:, -1:]], dim=-1)
+
+    def expected_accepted(self) -> float:
+        counts = torch.arange(self.kept().shape[1]).double()
+        return float(self.chances @ (self.kept() @ counts))
+
+
+def judge(rule: Verifier, tables: Tables, prefix: Tokens, gamma: int, state: torch.Tensor | None = None) -> Block:
+    """Hand a rule every possible block of `gamma` drafts behind `prefix`, which starts with a prompt token."""
+    paths = list(itertools.product(range(VOCAB), repeat=gamma))
+    q = torch.stack([torch.stack([tables.scores(1, prefix + x[:i]) for i in range(gamma)]) for x in paths])
+    p = torch.stack([torch.stack([tables.scores(0, prefix + x[:i]) for i in range(gamma + 1)]) for x in paths])
+    tokens = torch.tensor(paths)
+    chances = torch.softmax(q.double(), -1).gather(-1, tokens[..., None])[..., 0].prod(-1)
+    draft = DraftOutput(q, raw_logits=q, tokens=tokens, sampled=True)
+    memory = None if state is None else state.expand(len(paths), -1)
+    ids = torch.tensor([prefix]).expand(len(paths), -1)
+    return Block(paths, chances, rule(ids, draft, TargetOutput(p, raw_logits=p), memory))
+
+
+def rounds(
+    rule: Verifier, tables: Tables, prefix: Tokens, gamma: int, state: torch.Tensor | None, bonus: Law
+) -> Iterator[tuple[Tokens, float, torch.Tensor | None]]:
+    """Every outcome of one round: the tokens it adds, its chance, the rule's new state."""
+    if gamma == 0:
+        for token, share in enumerate(bonus(tables, prefix).tolist()):
+            yield (token,), share, state
+        return
+    block = judge(rule, tables, prefix, gamma, state)
+    kept = block.kept()
+    for count in range(gamma + 1):
+        if count < gamma:
+            law = block.verdict.replacement(torch.full((len(block.paths),), count)).double()
+            law = law / law.sum(-1, keepdim=True)
+        for row, path in enumerate(block.paths):
+            chance = float(block.chances[row] * kept[row, count])
+            if chance <= 0.0:
+                continue
+            memory = None if block.verdict.state is None else block.verdict.state[row : row + 1, count]
+            following = law[row] if count < gamma else bonus(tables, prefix + path)
+            for token, share in enumerate(following.tolist()):
+                yield (*path[:count], token), chance * share, memory
+
+
+def process_law(
+    rule: Verifier, tables: Tables, gamma: int, length: int, prefix: Tokens = (0,), bonus: Law = Tables.p
+) -> dict[Tokens, float]:
+    """The law of `length` tokens behind `prefix`; rounds draft as `generate` does, never past the last token but one."""
+    nodes: dict[tuple, float] = {(prefix, None): 1.0}
+    memories: dict = {None: None}
+    total: dict[Tokens, float] = defaultdict(float)
+    while nodes:
+        (here, key), chance = nodes.popitem()
+        left = length - (len(here) - len(prefix))
+        if left == 0:
+            total[here[len(prefix) :]] += chance
+            continue
+        for added, share, state in rounds(rule, tables, here, min(gamma, left - 1), memories[key], bonus):
+            name = None if state is None else tuple(state.flatten().tolist())
+            memories[name] = state
+            node = (here + added, name)
+            nodes[node] = nodes.get(node, 0.0) + chance * share
+    return dict(total)
+
+
+def product_law(law: Law, tables: Tables, length: int, prefix: Tokens = (0,)) -> dict[Tokens, float]:
+    """The law of `length` tokens that all follow `law`."""
+    total = {}
+    for tokens in itertools.product(range(VOCAB), repeat=length):
+        chances = [float(law(tables, prefix + tokens[:i])[token]) for i, token in enumerate(tokens)]
+        total[tokens] = float(torch.tensor(chances).double().prod())
+    return total
+
+
+def distance(a: dict[Tokens, float], b: dict[Tokens, float]) -> float:
+    """Total variation."""
+    return 0.5 * sum(abs(a.get(tokens, 0.0) - b.get(tokens, 0.0)) for tokens in a.keys() | b.keys())

@@ -1,0 +1,299 @@
+"""Rules that judge a block as a whole, or remember: whole processes by enumeration, and naive scans."""
+
+import itertools
+
+import pytest
+import torch
+
+from hf_diversed.outputs import DraftOutput, TargetOutput, Verdict
+from hf_diversed.verifiers import (
+    BlockVerifier,
+    ContrastiveVerifier,
+    FLyVerifier,
+    FuzzyVerifier,
+    LenientVerifier,
+    LosslessVerifier,
+    PhaseVerifier,
+    RegretBudgetVerifier,
+    StaticEnsembleVerifier,
+    TypicalAcceptanceVerifier,
+    Verifier,
+)
+from hf_diversed.verifiers.base import CompositeVerifier
+from hf_diversed.verifiers.fly import forgiving_acceptance
+from tests.verifier_cases import BEGIN, END, VOCAB, make_block
+from tests.verifiers.process import Tables, distance, judge, process_law, product_law
+
+
+ROUNDING = 1e-6
+SEEDS = range(12)
+
+
+def mixture(weight: float):
+    return lambda tables, prefix: weight * tables.p(prefix) + (1.0 - weight) * tables.q(prefix)
+
+
+def random_drafts(draft: DraftOutput, seed: int = 0, **changes) -> DraftOutput:
+    """The same block with drafts that are not all the draft's best."""
+    tokens = torch.randint(VOCAB, draft.tokens.shape, generator=torch.Generator().manual_seed(seed))
+    best = torch.rand(tokens.shape, generator=torch.Generator().manual_seed(seed + 1)) < 0.5
+    settings = {"scores": draft.scores, "tokens": torch.where(best, draft.tokens, tokens), "sampled": draft.sampled}
+    return DraftOutput(**{**settings, **changes})
+
+
+@pytest.mark.parametrize(("gamma", "length"), [(1, 3), (2, 3), (3, 4)])
+@pytest.mark.parametrize("spread", [0.5, 3.0])
+def test_block_verification_emits_the_target(gamma: int, length: int, spread: float):
+    """Catches a wrong h or residual, the first instead of the longest kept prefix, and coins that do not telescope."""
+    for seed in SEEDS:
+        tables = Tables(seed, spread)
+        found = process_law(BlockVerifier(), tables, gamma, length)
+        assert distance(found, product_law(Tables.p, tables, length)) < ROUNDING
+
+
+@pytest.mark.parametrize("weight", [0.0, 0.3, 0.7])
+def test_relaxed_block_emits_v(weight: float):
+    """Catches p left in the coupling where v is due. The bonus must be v's, which only enumeration can give it."""
+    rule = BlockVerifier(StaticEnsembleVerifier(weight))
+    for seed, gamma in itertools.product(SEEDS, (1, 2)):
+        found = process_law(rule, Tables(seed), gamma, 3, bonus=mixture(weight))
+        assert distance(found, product_law(mixture(weight), Tables(seed), 3)) < ROUNDING
+
+
+@pytest.mark.parametrize(
+    "rule", [LosslessVerifier(), StaticEnsembleVerifier(0.4), FuzzyVerifier(0.05), ContrastiveVerifier()], ids=repr
+)
+def test_block_verification_keeps_at_least_as_much(rule: Verifier):
+    """Catches a coupling that is exact but wasteful."""
+    gains = []
+    for seed, gamma in itertools.product(range(40), (1, 2, 3)):
+        token_wise, block_wise = (judge(r, Tables(seed), (0,), gamma) for r in (rule, BlockVerifier(rule)))
+        gains.append(block_wise.expected_accepted() - token_wise.expected_accepted())
+        assert gains[-1] > -ROUNDING
+        assert gamma > 1 or abs(gains[-1]) < ROUNDING
+    assert max(gains) > 0.01
+
+
+def test_block_reports_what_its_rule_reports():
+    """Catches lost weights, and lossless verification whose drafts count as relaxed because its coins are not p / q."""
+    draft, target = make_block()
+    verdict = BlockVerifier(StaticEnsembleVerifier(0.4))(draft.tokens, draft, target)
+    assert (verdict.weight == 0.4).all()
+    assert (verdict.strict_prob <= verdict.accept_prob + ROUNDING).float().mean() > 0.8
+    lossless = BlockVerifier()(draft.tokens, draft, target)
+    assert torch.equal(lossless.strict_prob, lossless.accept_prob)
+
+
+def naive_fly(own: list[bool], forgivable: list[bool], window: int) -> int:
+    """How many drafts are kept, coin by coin."""
+    for i, kept in enumerate(own):
+        behind = own[i + 1 : i + 1 + window]
+        if not (kept or (forgivable[i] and len(behind) == window and all(behind))):
+            return i
+    return len(own)
+
+
+@pytest.mark.parametrize("window", [1, 2, 3])
+def test_fly_is_the_scan_of_its_coins(window: int):
+    """Catches windows that reach past the block, forgiveness inside of a window, and a wrong share of own keeps."""
+    generator = torch.Generator().manual_seed(window)
+    for count, _ in itertools.product(range(1, 6), range(4)):
+        native = torch.rand(1, count, generator=generator)
+        forgivable = torch.rand(1, count, generator=generator) < 0.7
+        reached, by_coin = torch.zeros(count).double(), torch.zeros(count).double()
+        for own in itertools.product([True, False], repeat=count):
+            chance = torch.where(torch.tensor(own), native[0], 1.0 - native[0]).double().prod()
+            kept = naive_fly(list(own), forgivable[0].tolist(), window)
+            reached[:kept] += chance
+            by_coin[:kept] += chance * torch.tensor(own[:kept]).double()
+        accept, strict = forgiving_acceptance(native, forgivable, torch.ones_like(forgivable), window)
+        torch.testing.assert_close(accept[0].double().cumprod(-1), reached, rtol=0.0, atol=ROUNDING)
+        before = torch.cat([torch.ones(1).double(), reached[:-1]])
+        torch.testing.assert_close(strict[0].double() * before, by_coin, rtol=0.0, atol=ROUNDING)
+
+
+def test_fly_gate():
+    """Catches an entropy over the whole law, in bits, or compared the wrong way round; and p(x) = 0 forgiven."""
+    p = torch.tensor([[0.5, 0.3, 0.1, 0.05, 0.05, 0.0]]).log().expand(1, 4, -1)
+    entropy = -sum(x * torch.tensor(x).log() for x in (0.5, 0.3, 0.1))
+    for token, threshold, expected in ((1, entropy - 1e-4, 1.0), (1, entropy + 1e-4, 0.0), (5, 0.1, 0.0)):
+        tokens = torch.tensor([[token, 0, 0]])
+        draft = DraftOutput(torch.zeros(1, 3, 6), tokens=tokens, sampled=False)
+        verdict = FLyVerifier(float(threshold), 2)(tokens, draft, TargetOutput(p))
+        assert verdict.accept_prob[0, 0] == expected
+
+
+def test_positions_of_other_rules_part_blocks():
+    """Catches a window or a block that reaches into positions which another rule decides."""
+    draft, target = make_block("random", rows=8)
+    active = torch.tensor([[True, False, True]]).expand_as(draft.tokens)
+    for rule in (BlockVerifier(), FLyVerifier(0.0, 1)):
+        parted = rule(draft.tokens, random_drafts(draft, active=active), target).accept_prob
+        alone = LosslessVerifier()(draft.tokens, random_drafts(draft), target).accept_prob
+        torch.testing.assert_close(parted[:, ::2], alone[:, ::2], rtol=0.0, atol=ROUNDING)
+
+
+def naive_regret(scores, tokens, spent: float, budget: float, max_regret: float, max_mismatches: int) -> tuple:
+    """How many drafts are kept, and the regret after them."""
+    mismatches = 0
+    for i, (row, token) in enumerate(zip(scores, tokens)):
+        if token == int(row.argmax()):
+            continue
+        regret = float(row.max() - row[token])
+        mismatches += 1
+        affordable = spent + regret <= budget and regret / (len(tokens) - i) <= max_regret
+        if not affordable or mismatches > max_mismatches or min(budget, max_regret) == 0.0:
+            return i, spent
+        spent += regret
+    return len(tokens), spent
+
+
+@pytest.mark.parametrize("setting", [(4.0, 9.0, 3), (4.0, 0.5, 3), (9.0, 9.0, 1), (0.0, 9.0, 3), (9.0, 0.0, 3)])
+def test_regret_is_the_scan_of_a_block(setting):
+    """Catches regret that is not summed over rounds, a limit that ignores what is left of the block, and mismatches
+    counted across rounds."""
+    draft, target = make_block("random", "ties", sampled=False, rows=20)
+    rule, spent, kept_any = RegretBudgetVerifier(*setting), torch.zeros(40, 1), 0
+    for seed in range(3):
+        drafts = random_drafts(draft, seed)
+        verdict = rule(drafts.tokens, drafts, target, None if seed == 0 else spent)
+        kept = verdict.accept_prob.long().cumprod(-1).sum(-1)
+        now = verdict.state[torch.arange(40), kept]
+        for row in range(40):
+            expected = naive_regret(target.scores[row, :-1], drafts.tokens[row].tolist(), float(spent[row]), *setting)
+            assert kept[row] == expected[0]
+            assert float(now[row]) == pytest.approx(expected[1], abs=1e-5)
+        spent, kept_any = now, kept_any + int(kept.sum())
+    assert kept_any > 20
+    assert (spent <= setting[0]).all()
+
+
+@pytest.mark.parametrize("gamma", [1, 2])
+@pytest.mark.parametrize("budget", [0.0, 0.05, 0.2, 0.6])
+@pytest.mark.parametrize("wrap", [lambda rule: rule, BlockVerifier], ids=["token-wise", "block"])
+def test_bias_budget_bounds_the_law_of_sequences(wrap, gamma: int, budget: float):
+    """Catches a budget per round or per token, a rejected position that costs nothing, and a state read too early."""
+    used = []
+    for seed in SEEDS:
+        tables = Tables(seed, 2.0)
+        rule = wrap(StaticEnsembleVerifier(0.1, bias_budget=budget))
+        used.append(distance(process_law(rule, tables, gamma, 3), product_law(Tables.p, tables, 3)))
+    assert max(used) <= budget + ROUNDING
+    assert max(used) >= 0.5 * budget  # and it is there to be spent
+
+
+def test_bias_budget_is_spent_to_the_end_and_no_further():
+    """Catches rounding that overspends, and weights raised before they need to be."""
+    draft, target = make_block("random", rows=30)
+    rule, spent = StaticEnsembleVerifier(0.25, bias_budget=0.7), None
+    total = torch.zeros(30).double()
+    for _ in range(4):
+        verdict = rule(draft.tokens, draft, target, spent)
+        biases = (1.0 - verdict.weight.double()) * verdict.tv.double()
+        free = total[:, None] + biases.cumsum(-1) < 0.7 - ROUNDING
+        assert (verdict.weight[free] == 0.25).all()
+        total, spent = total + biases.sum(-1), verdict.state[:, -1]
+        assert (total <= 0.7 + 1e-12).all()
+        torch.testing.assert_close(spent[:, 0], total)
+    assert (total > 0.7 - ROUNDING).float().mean() > 0.9
+
+
+class ScanningPhase(CompositeVerifier):
+    """The phases again, from the ids alone: no state, one position after the other."""
+
+    def __init__(self, inside: Verifier, outside: Verifier, begin: int, end: int):
+        super().__init__(inside, outside)
+        self.begin, self.end = begin, end
+
+    def __call__(self, input_ids, draft, target, state=None) -> Verdict:
+        both = [part(input_ids, draft, target) for part in self._parts]
+        here = torch.zeros_like(draft.active)
+        for row, ids in enumerate(torch.cat([input_ids, draft.tokens], dim=1).tolist()):
+            for i in range(draft.tokens.shape[1]):
+                marks = [token for token in ids[: input_ids.shape[1] + i] if token in (self.begin, self.end)]
+                here[row, i] = bool(marks) and marks[-1] == self.begin
+        rows = torch.arange(len(here))
+
+        def replacement(positions):
+            return torch.where(here[rows, positions, None], *(verdict.replacement(positions) for verdict in both))
+
+        return Verdict(torch.where(here, *(verdict.accept_prob for verdict in both)), replacement)
+
+
+@pytest.mark.parametrize("gamma", [1, 2, 3])
+@pytest.mark.parametrize("prefix", [(0,), (0, 1), (1, 2, 0), (2, 1, 1)])
+def test_phases_follow_the_tokens(gamma: int, prefix: tuple):
+    """Catches a phase that misses a residual, bonus or prompt token, that counts rejected drafts, that starts with the
+    begin token itself, or ends before the end token."""
+    parts = StaticEnsembleVerifier(0.1), TypicalAcceptanceVerifier(0.3, 0.6)
+    for seed in range(3):
+        found = process_law(PhaseVerifier(*parts, begin=1, end=2), Tables(seed), gamma, 4, prefix)
+        assert distance(found, process_law(ScanningPhase(*parts, 1, 2), Tables(seed), gamma, 4, prefix)) < ROUNDING
+
+
+def test_phases_charge_each_rule_for_its_own():
+    """Catches a budget that is spent by tokens of the other phase, or lost on the way through it."""
+    draft, target = make_block("random", rows=20)
+    begun = torch.tensor([[0, BEGIN]]).expand(20, -1)
+    rule = PhaseVerifier(
+        StaticEnsembleVerifier(0.0, bias_budget=0.3), StaticEnsembleVerifier(0.5), begin=BEGIN, end=END
+    )
+    tokens = torch.tensor([[0, END, 1]]).expand(20, -1)
+    drafts = random_drafts(draft, tokens=tokens)
+    verdict = rule(begun, drafts, target)
+    assert torch.equal(verdict.state[:, :, 0], torch.tensor([[1.0, 1.0, 0.0, 0.0]]).expand(20, -1).double())
+    biases = (1.0 - verdict.weight.double()) * verdict.tv.double()
+    expected = torch.stack([biases[:, 0], biases[:, :2].sum(-1), biases[:, :2].sum(-1), biases[:, :2].sum(-1)], dim=1)
+    torch.testing.assert_close(verdict.state[:, :, 2], expected)
+    assert (verdict.weight[:, 2] == 0.5).all()
+    later = rule(torch.cat([begun, tokens, tokens[:, :1]], dim=1), drafts, target, verdict.state[:, 3])
+    assert (later.weight == 0.5).all()
+    torch.testing.assert_close(later.state[:, -1, 2], expected[:, -1])
+
+
+def test_phases_report_what_is_defined():
+    """Catches a weight made up for a rule without one, and a TV lost with it."""
+    draft, target = make_block("random")
+    ids = torch.tensor([[BEGIN], [END]])
+    rule = PhaseVerifier(StaticEnsembleVerifier(0.2, max_bias=0.9), begin=BEGIN, end=END)
+    verdict = rule(ids, random_drafts(draft, tokens=torch.zeros_like(draft.tokens)), target)
+    assert (verdict.weight[0] >= 0.2).all()
+    assert verdict.weight[1].isnan().all()
+    assert verdict.tv.isfinite().all()
+    assert PhaseVerifier(TypicalAcceptanceVerifier(), begin=1, end=2)(ids, draft, target).weight is None
+
+
+def test_phase_over_couplings():
+    """Catches a block rule that goes on counting where the phase has ended."""
+
+    for seed in range(4):
+        rule = PhaseVerifier(BlockVerifier(), begin=1, end=2)
+        for prefix in ((0,), (0, 1)):
+            found = process_law(rule, Tables(seed), 3, 4, prefix)
+            assert distance(found, product_law(Tables.p, Tables(seed), 4, prefix)) < ROUNDING
+
+
+def test_composites_ask_for_what_their_parts_need():
+    """Catches a cascade without raw logits, or a greedy rule that is let into sampling, behind another rule's name."""
+    assert PhaseVerifier(RegretBudgetVerifier(1.0), begin=1, end=2).greedy_only
+    assert PhaseVerifier(LosslessVerifier(), begin=1, end=2).needs_raw_logits is False
+    assert repr(BlockVerifier(StaticEnsembleVerifier(0.5))) == "BlockVerifier(rule=StaticEnsembleVerifier(weight=0.5))"
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda: BlockVerifier(LenientVerifier(0.5)), ValueError, "needs a rule with a law .*, got LenientVerifier"),
+        (lambda: BlockVerifier("lossless"), TypeError, "takes verifiers, got str"),
+        (lambda: PhaseVerifier("static", begin=1, end=2), TypeError, "takes verifiers, got str"),
+        (lambda: PhaseVerifier(LosslessVerifier(), begin=1, end=1), ValueError, "different tokens, got 1 for both"),
+        (lambda: PhaseVerifier(LosslessVerifier(), begin=-1, end=1), ValueError, "`begin` must be a token id, got -1"),
+        (lambda: RegretBudgetVerifier(-1), ValueError, r"`budget` must lie in \[0, inf\], got -1"),
+        (lambda: FLyVerifier(window_size=0), ValueError, "`window_size` must be an integer >= 1, got 0"),
+        (lambda: StaticEnsembleVerifier(0.5, bias_budget=-1), ValueError, r"`bias_budget` must lie in \[0, inf\]"),
+    ],
+)
+def test_refuses_what_makes_no_rule(make, error, message: str):
+    """Catches a rule that only fails, or misbehaves, in the middle of a generation."""
+    with pytest.raises(error, match=message):
+        make()
