@@ -3,7 +3,7 @@
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from hf_diversed.evaluation.upstream import constant_draft, generated_lengths
 from hf_diversed.generation.decoding import DEFAULT_NUM_ASSISTANT_TOKENS
 from hf_diversed.head import DiversedHead
 from hf_diversed.outputs import SpeculativeStats, TokenRecords
+from hf_diversed.verifiers import DiversedVerifier, PhaseVerifier, StaticEnsembleVerifier, build_verifier
 
 
 @dataclass(frozen=True)
@@ -49,13 +50,14 @@ class Method:
 
     Attributes:
         kwargs: what `generate` gets besides prompts and settings; None for plain decoding.
-        upstream: run upstream's assisted decoding instead of ours.
+        upstream: run upstream's assisted decoding instead of ours. greedy: whatever the settings' temperature.
         batch_size: prompts per call.
     """
 
     label: str
     kwargs: dict[str, Any] | None
     upstream: bool = False
+    greedy: bool = False
     batch_size: int = 1
 
 
@@ -86,6 +88,31 @@ def demo_methods(head: DiversedHead, head_label: str) -> list[Method]:
     ]
 
 
+ALL_RULES = (
+    *("static:0.7", "static:0.3", "lenience:0.5", "lossy:0.5", "spec_cascade:token_v3:0.5", "fuzzy:0.2:js"),
+    *("contrastive:0.5:0.1", "cactus:0.25", "typical", "top_k_relaxed:10:0.6", "fly:0.3:2", "block"),
+    *("block:static:0.7", "regret_budget:2"),
+)
+
+
+def all_methods(head: DiversedHead, head_label: str, begin: int, end: int) -> list[Method]:
+    """Every rule in a usual setting; between two tokens, and lossless outside of them, the static one."""
+    phase = PhaseVerifier(StaticEnsembleVerifier(0.3), begin=begin, end=end)
+    budget = DiversedVerifier(head, bias_budget=1.0)
+    rules = [build_verifier(spec) for spec in ALL_RULES]
+    return [
+        Method("plain decoding", None),
+        Method("lossless", {"verifier": "lossless"}),
+        *(
+            Method(spec + (" (greedy)" if rule.greedy_only else ""), {"verifier": rule}, greedy=rule.greedy_only)
+            for spec, rule in zip(ALL_RULES, rules)
+        ),
+        Method("phase: static:0.3 in one line", {"verifier": phase}),
+        Method(head_label, {"diversed_head": head}),
+        Method("DIVERSED, bias_budget 1", {"verifier": budget}),
+    ]
+
+
 def compare(pair: Pair, methods: list[Method], prompts: list[str], settings: Settings, console: Console) -> list[Row]:
     """Measure every method on every prompt, each after a short warm-up, under the same seeds."""
     rows = []
@@ -109,6 +136,8 @@ def measure(pair: Pair, method: Method, prompts: list[str], settings: Settings, 
 
 
 def _run(pair: Pair, method: Method, inputs, settings: Settings, records: bool, row: Row) -> None:
+    if method.greedy:
+        settings = replace(settings, temperature=0.0)
     kwargs = settings.generation_kwargs() | {"return_dict_in_generate": True} | (method.kwargs or {})
     if method.upstream:
         kwargs["assistant_model"] = constant_draft(pair.draft, settings.gamma or DEFAULT_NUM_ASSISTANT_TOKENS)

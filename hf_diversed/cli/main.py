@@ -10,6 +10,7 @@ from transformers.utils import logging
 from hf_diversed.cli.benchmark import benchmark
 from hf_diversed.cli.comparison import Method, Pair, Settings, compare, demo_methods, measure
 from hf_diversed.cli.convert import convert
+from hf_diversed.cli.comparison import Method, Pair, Settings, all_methods, compare, demo_methods, measure
 from hf_diversed.cli.evaluate import evaluate
 from hf_diversed.cli.frontier import frontier
 from hf_diversed.cli.models import load_pair
@@ -45,6 +46,7 @@ def demo(
     gamma: Gamma = 5,
     max_new_tokens: NewTokens = 128,
     temperature: Temperature = 1.0,
+    every_rule: Annotated[bool, typer.Option("--all", help="Every rule of the library instead of a few.")] = False,
 ) -> None:
     """Compare decoding methods on the embedded pair: offline, about a minute on a laptop."""
     logging.set_verbosity_error()
@@ -56,6 +58,10 @@ def demo(
     if head is None:
         head, head_label = _fresh_head(pair), "DIVERSED (untrained)"
     methods = demo_methods(head, head_label)
+    if every_rule:
+        # The problems have no thinking phase; their lines stand in for one.
+        begin, end = (pair.tokenizer.convert_tokens_to_ids(token) for token in PHASE_TOKENS)
+        methods = all_methods(head, head_label, begin, end)
     console.print(
         f"[bold]{num_prompts} held-out word problems[/], temperature {temperature:g}, {gamma} drafts per round\n"
     )

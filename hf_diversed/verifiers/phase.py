@@ -70,7 +70,8 @@ class PhaseVerifier(CompositeVerifier):
             return phase, torch.full_like(input_ids[:, 0], input_ids.shape[1]), [None, None]
         own, *rest = state.split([2, self.inside.state_width, self.outside.state_width], dim=-1)
         lengths = own[:, 1].long()
-        newest = input_ids.gather(1, lengths[:, None] - 1)  # what came behind the accepted drafts
+        # What came behind the accepted drafts; finished rows, which get nothing any more, may read anything.
+        newest = input_ids.gather(1, (lengths - 1).clamp_max(input_ids.shape[1] - 1)[:, None])
         phase = self._phases(own[:, 0] > 0, newest)[:, -1]
         return phase, lengths, [memory if memory.shape[-1] else None for memory in rest]
 

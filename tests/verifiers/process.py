@@ -103,7 +103,7 @@ def rounds(
 def process_law(
     rule: Verifier, tables: Tables, gamma: int, length: int, prefix: Tokens = (0,), bonus: Law = Tables.p
 ) -> dict[Tokens, float]:
-    """The law of `length` tokens behind `prefix`; rounds draft as `generate` does, never past the last token but one."""
+    """The law of `length` tokens behind `prefix`; no round drafts past the last token but one, as in `generate`."""
     nodes: dict[tuple, float] = {(prefix, None): 1.0}
     memories: dict = {None: None}
     total: dict[Tokens, float] = defaultdict(float)

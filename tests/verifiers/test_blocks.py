@@ -26,7 +26,7 @@ from tests.verifiers.process import Tables, distance, judge, process_law, produc
 
 
 ROUNDING = 1e-6
-SEEDS = range(12)
+SEEDS = range(4)
 
 
 def mixture(weight: float):
@@ -66,7 +66,7 @@ def test_relaxed_block_emits_v(weight: float):
 def test_block_verification_keeps_at_least_as_much(rule: Verifier):
     """Catches a coupling that is exact but wasteful."""
     gains = []
-    for seed, gamma in itertools.product(range(40), (1, 2, 3)):
+    for seed, gamma in itertools.product(range(15), (1, 2, 3)):
         token_wise, block_wise = (judge(r, Tables(seed), (0,), gamma) for r in (rule, BlockVerifier(rule)))
         gains.append(block_wise.expected_accepted() - token_wise.expected_accepted())
         assert gains[-1] > -ROUNDING
@@ -75,7 +75,7 @@ def test_block_verification_keeps_at_least_as_much(rule: Verifier):
 
 
 def test_block_reports_what_its_rule_reports():
-    """Catches lost weights, and lossless verification whose drafts count as relaxed because its coins are not p / q."""
+    """Catches lost weights, and lossless verification whose drafts count as relaxed because its coins are others."""
     draft, target = make_block()
     verdict = BlockVerifier(StaticEnsembleVerifier(0.4))(draft.tokens, draft, target)
     assert (verdict.weight == 0.4).all()

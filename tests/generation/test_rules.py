@@ -1,0 +1,143 @@
+"""Every rule through the loop at every temperature, against the naive reference under the same random numbers."""
+
+from functools import cache
+
+import pytest
+import torch
+from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+
+from hf_diversed import DiversedHead, DiversedHeadConfig, DiversedVerifier
+from hf_diversed.generation import decoding, drafting
+from hf_diversed.verifiers import VERIFIERS, BlockVerifier, PhaseVerifier, StaticEnsembleVerifier, build_verifier
+from tests.reference import Randomness, naive_decoding
+from tests.tiny import EOS, PAD, ragged_batch, tiny_draft, tiny_model
+
+
+GAMMA, NEW_TOKENS = 3, 8
+
+
+@cache
+def pair():
+    target = tiny_model("llama")
+    return target, tiny_draft(target, noise=0.15)
+
+
+@cache
+def head() -> DiversedHead:
+    torch.manual_seed(3)
+    head = DiversedHead(DiversedHeadConfig(target_hidden_size=32, draft_hidden_size=32))
+    torch.nn.init.normal_(head.out.weight, std=0.3)
+    return head
+
+
+RULES = {
+    "diversed": lambda: DiversedVerifier(head(), quality=0.4, bias_budget=1.5),
+    "phase": lambda: PhaseVerifier(StaticEnsembleVerifier(0.1, bias_budget=1.0), begin=21, end=34),
+    "block-budget": lambda: BlockVerifier(StaticEnsembleVerifier(0.1, bias_budget=1.0)),
+}
+SPECS = [
+    *("lossless", "static:0.3", "lenience:0.2", "lossy:0.5", "spec_cascade:token_v3:0.6", "fuzzy:0.3:kl"),
+    *("contrastive", "cactus:0.3", "typical", "top_k_relaxed:5:0.5", "regret_budget:3", "fly:0.2:1", "block"),
+]
+SETTINGS = [
+    (temperature, warped) for temperature in (0.0, 0.7, 1.0) for warped in (False, True) if temperature or not warped
+]
+
+
+def make(name: str):
+    return RULES[name]() if name in RULES else build_verifier(name)
+
+
+def test_every_rule_is_run():
+    """Catches a rule that is registered, but never seen in the loop."""
+    assert {name.split(":")[0] for name in [*RULES, *SPECS]} >= set(VERIFIERS)
+
+
+@cache
+def forward(model, ids: tuple[int, ...]):
+    """Raw logits and last hidden states of one row; rules and settings share many prefixes."""
+    out = model(torch.tensor([ids]), output_hidden_states=True)
+    return out.logits.float(), out.hidden_states[-1]
+
+
+class Recorder:
+    """Keeps the random numbers that the loop draws, in its order."""
+
+    def __init__(self, monkeypatch):
+        self.drawn: list[tuple[str, torch.Tensor]] = []
+        for kind, module in (("draft", drafting), ("next", decoding)):
+            monkeypatch.setattr(module, "draw_noise", self._kept(kind, module.draw_noise))
+        monkeypatch.setattr(torch, "rand_like", self._kept("coins", torch.rand_like))
+
+    def _kept(self, kind: str, function):
+        def draw(*args):
+            self.drawn.append((kind, function(*args)))
+            return self.drawn[-1][1]
+
+        return draw
+
+    def of_row(self, row: int) -> Randomness:
+        """What fell to one row: a round after the other, each closed by the noise of its next token."""
+        rounds, drafts, coins = [], [], None
+        for kind, values in self.drawn:
+            own = values[row : row + 1]
+            if kind == "draft":
+                drafts.append(own)
+            elif kind == "coins":
+                coins = own
+            else:
+                rounds.append((drafts, coins, own))
+                drafts, coins = [], None
+        return Randomness(rounds)
+
+
+@pytest.mark.parametrize("name", [*RULES, *SPECS])
+def test_loop_equals_naive_reference(name: str, monkeypatch):
+    """Invariant 12 for every rule. Catches state that does not follow a row, drafts of one row judged by another's
+    draft length, a law taken before its processors, and any error of caches, masks and offsets."""
+    monkeypatch.setattr(decoding, "_SHRINK_BELOW", 0.0)  # rows stay where their random numbers are
+    for rows in (1, 4):
+        batch = ragged_batch(batch_size=rows)
+        for temperature, warped in SETTINGS:
+            verifier = make(name)
+            if verifier.greedy_only and temperature:
+                continue
+            _compare(verifier, batch, temperature, warped, Recorder(monkeypatch))
+            monkeypatch.undo()
+            monkeypatch.setattr(decoding, "_SHRINK_BELOW", 0.0)
+
+
+def _compare(verifier, batch, temperature: float, warped: bool, recorder: Recorder) -> None:
+    target, draft = pair()
+    sampling = {"do_sample": True, "temperature": temperature, "top_k": 12 if warped else 0}
+    sampling["top_p"] = 0.9 if warped else 1.0
+    warpers = LogitsProcessorList()
+    if temperature:
+        warpers += [TemperatureLogitsWarper(temperature)] if temperature != 1.0 else []
+        warpers += [TopKLogitsWarper(12), TopPLogitsWarper(0.9)] if warped else []
+    torch.manual_seed(5)
+    fast = target.generate(
+        **batch,
+        assistant_model=draft,
+        verifier=verifier,
+        num_assistant_tokens=GAMMA,
+        max_new_tokens=NEW_TOKENS,
+        **(sampling if temperature else {"do_sample": False}),
+    )
+    width = batch["input_ids"].shape[1]
+    for row in range(0, len(fast), 2):  # of four rows two that stand at different lengths
+        prompt = batch["input_ids"][row, batch["attention_mask"][row].bool()][None]
+        naive = naive_decoding(
+            lambda ids, **kwargs: forward(target, tuple(ids[0].tolist())),
+            lambda ids, **kwargs: forward(draft, tuple(ids[0].tolist())),
+            verifier,
+            prompt,
+            max_new_tokens=NEW_TOKENS,
+            gamma=GAMMA,
+            eos_id=EOS,
+            process=lambda scores: warpers(None, scores),
+            randomness=recorder.of_row(row) if temperature else None,
+        )
+        new = naive[0, prompt.shape[1] :]
+        assert torch.equal(fast[row, width : width + len(new)], new), (verifier, row, temperature, warped)
+        assert (fast[row, width + len(new) :] == PAD).all()
