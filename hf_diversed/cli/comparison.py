@@ -107,7 +107,7 @@ def all_methods(head: DiversedHead, head_label: str, begin: int, end: int) -> li
             Method(spec + (" (greedy)" if rule.greedy_only else ""), {"verifier": rule}, greedy=rule.greedy_only)
             for spec, rule in zip(ALL_RULES, rules)
         ),
-        Method("phase: static:0.3 in one line", {"verifier": phase}),
+        Method("static:0.3, first sentence", {"verifier": phase}),
         Method(head_label, {"diversed_head": head}),
         Method("DIVERSED, bias_budget 1", {"verifier": budget}),
     ]

@@ -33,6 +33,8 @@ app.command()(plot)
 app.command()(convert)
 app.command()(benchmark)
 
+PHASE_TOKENS = (":", ".")
+
 Seed = Annotated[int, typer.Option(help="Seed of the prompts and of sampling.")]
 Gamma = Annotated[int, typer.Option("--num-assistant-tokens", min=1, help="Drafts per round.")]
 NewTokens = Annotated[int, typer.Option("--max-new-tokens", min=1, help="Longest answer.")]
@@ -59,7 +61,7 @@ def demo(
         head, head_label = _fresh_head(pair), "DIVERSED (untrained)"
     methods = demo_methods(head, head_label)
     if every_rule:
-        # The problems have no thinking phase; their lines stand in for one.
+        # The problems have no thinking phase; the answer's first sentence stands in for one.
         begin, end = (pair.tokenizer.convert_tokens_to_ids(token) for token in PHASE_TOKENS)
         methods = all_methods(head, head_label, begin, end)
     console.print(

@@ -49,7 +49,7 @@ def build_verifier(spec: str) -> Verifier:
         raise ValueError(f"unknown verifier {name!r}; registered are {', '.join(sorted(VERIFIERS))}.")
     try:
         if values and values[0] in VERIFIERS:
-            return VERIFIERS[name](build_verifier(":".join(values)))
+            return VERIFIERS[name](*[build_verifier(":".join(values))])
         return VERIFIERS[name](*map(_number_or_text, values))
     except TypeError as error:
         raise ValueError(

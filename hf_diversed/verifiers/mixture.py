@@ -1,6 +1,7 @@
 """Verification against `v = w p + (1 - w) q`, for any rule that supplies a weight per position (arXiv 2604.07622)."""
 
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -82,10 +83,10 @@ class MixtureVerifier(Verifier):
         def law() -> torch.Tensor:
             return torch.lerp(draft.probs(), target.probs()[:, :-1], weight[..., None])
 
-        known = {"weight": weight, "tv": said.tv, "inputs": said.inputs, "state": state, "law": law}
+        verdict = partial(Verdict, weight=weight, tv=said.tv, inputs=said.inputs, state=state, law=law)
         if draft.sampled:
             accept_prob = acceptance(target.prob(draft.tokens), draft.prob(draft.tokens), weight)
-            return Verdict(accept_prob, target_residual(draft, target), **known)
+            return verdict(accept_prob, target_residual(draft, target))
         v = law()
         # The ends follow the scores: softmax can round two different scores to one probability.
         best = torch.where(weight == 1.0, target.scores[:, :-1].argmax(-1), v.argmax(-1))
@@ -95,7 +96,7 @@ class MixtureVerifier(Verifier):
         def one_hot_best(positions: torch.Tensor) -> torch.Tensor:
             return torch.zeros_like(v[:, 0]).scatter_(-1, best[rows, positions, None], 1.0)
 
-        return Verdict((best == draft.tokens).float(), one_hot_best, **known)
+        return verdict((best == draft.tokens).float(), one_hot_best)
 
     def _limit(
         self, said: Weights, draft: DraftOutput, target: TargetOutput, state: torch.Tensor | None

@@ -94,11 +94,12 @@ def _merge(
         values = [getattr(verdict, name) for verdict in (inside, outside)]
         if all(value is None for value in values):
             return None
-        return torch.where(here, *(default() if value is None else value for value in values))
+        first, second = (default() if value is None else value for value in values)
+        return torch.where(here, first, second)
 
     def replacement(positions: torch.Tensor) -> torch.Tensor:
-        laws = (verdict.replacement(positions) for verdict in (inside, outside))
-        return torch.where(here[rows, positions, None], *laws)
+        laws = inside.replacement(positions), outside.replacement(positions)
+        return torch.where(here[rows, positions, None], laws[0], laws[1])
 
     def law() -> torch.Tensor:
         assert inside.law is not None

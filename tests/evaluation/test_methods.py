@@ -6,6 +6,7 @@ import torch
 from hf_diversed import DiversedHead, DiversedHeadConfig
 from hf_diversed.evaluation import build_methods
 from hf_diversed.verifiers import (
+    BlockVerifier,
     DiversedVerifier,
     LosslessVerifier,
     SpecCascadeVerifier,
@@ -52,6 +53,21 @@ def test_rules_in_words_follow_the_head(head):
     with torch.no_grad():
         next(head.parameters()).add_(1e-3)
     assert build_methods(["diversed"], head)[0].rule != before
+
+
+def test_rules_in_words_follow_a_head_inside_of_another_rule(head):
+    """Catches a head that is told by its shape only once another rule stands around it."""
+    rule = ("mine", BlockVerifier(DiversedVerifier(head)))
+    before = build_methods([rule])[0].rule
+    with torch.no_grad():
+        next(head.parameters()).add_(1e-3)
+    assert build_methods([rule])[0].rule != before
+
+
+def test_bounded_weights_are_no_points_of_the_static_curve():
+    """Catches a curve through points whose weight is not what their label says."""
+    methods = build_methods(["static:0.3", "static:0.3:0.1"])
+    assert [method.static_weight for method in methods] == [0.3, None]
 
 
 def test_rules_in_words_hold_no_addresses():

@@ -71,6 +71,11 @@ def test_cascade_asks_for_raw_logits():
         ("cactus:0.1", "CactusVerifier(delta=0.1)"),
         ("typical", "TypicalAcceptanceVerifier(epsilon=0.09, delta=0.3)"),
         ("top_k_relaxed:10:0.6", "TopKRelaxedVerifier(top_k=10, delta=0.6)"),
+        ("regret_budget:2", "RegretBudgetVerifier(budget=2.0, max_regret=inf, max_mismatches=None)"),
+        ("fly", "FLyVerifier(entropy_threshold=0.3, window_size=None, top_k=3)"),
+        ("static:0.7:0.2:1.5", "StaticEnsembleVerifier(max_bias=[0.2], bias_budget=[1.5], weight=0.7)"),
+        ("block", "BlockVerifier(rule=LosslessVerifier())"),
+        ("block:static:0.7", "BlockVerifier(rule=StaticEnsembleVerifier(weight=0.7))"),
     ],
 )
 def test_builds_a_rule_from_text(spec: str, expected: str):
@@ -85,6 +90,8 @@ def test_builds_a_rule_from_text(spec: str, expected: str):
         ("static", "verifier 'static' lacks or has wrong parameters"),
         ("lossless:1", "verifier 'lossless:1' lacks or has wrong parameters"),
         ("static:2", r"`weight` must lie in \[0, 1\], got 2.0"),
+        ("phase:static:0.7", "verifier 'phase:static:0.7' lacks or has wrong parameters"),
+        ("block:lossy:0.5", "needs a rule with a law"),
         ("diversed:org/head", "head must be a DiversedHead, got str"),
     ],
 )
