@@ -141,3 +141,46 @@ def _compare(verifier, batch, temperature: float, warped: bool, recorder: Record
         new = naive[0, prompt.shape[1] :]
         assert torch.equal(fast[row, width : width + len(new)], new), (verifier, row, temperature, warped)
         assert (fast[row, width + len(new) :] == PAD).all()
+
+
+def _sampled(verifier, **kwargs):
+    target, draft = pair()
+    torch.manual_seed(0)
+    settings = {"do_sample": True, "top_k": 0, "max_new_tokens": 24, "return_dict_in_generate": True, **kwargs}
+    return target.generate(**ragged_batch(), assistant_model=draft, verifier=verifier, **settings)
+
+
+def test_lossless_blocks_relax_nothing():
+    """Catches drafts that count as relaxed because the block's coins are not those of p / q."""
+    assert not _sampled(BlockVerifier(), output_token_records=True).token_records.relaxed.any()
+    relaxed = _sampled(BlockVerifier(StaticEnsembleVerifier(0.3)), output_token_records=True).token_records.relaxed
+    assert 0 < relaxed.sum() < relaxed.numel() / 2
+
+
+@pytest.mark.parametrize("do_sample", [True, False])
+def test_statistics_account_for_the_budget(do_sample: bool):
+    """Catches a budget that leaves the row it belongs to, or a sum that is not what was spent, also with finished rows
+    leaving the batch."""
+    out = _sampled(StaticEnsembleVerifier(0.1, bias_budget=0.4), do_sample=do_sample)
+    spent = [row.bias_sum for row in out.stats.per_row]
+    assert max(spent) <= 0.4 + 1e-12
+    assert min(spent) > 0.0
+    assert out.stats.bias_sum == pytest.approx(sum(spent))
+    own = _sampled(StaticEnsembleVerifier(0.1, bias_budget=[0.0, 0.1, 0.2, 9.0]), do_sample=do_sample)
+    for row, budget in zip(own.stats.per_row, (0.0, 0.1, 0.2, 9.0)):
+        assert row.bias_sum <= budget + 1e-12
+    assert own.stats.per_row[3].mean_weight == pytest.approx(0.1)
+
+
+def test_statistics_count_only_what_a_phase_defines():
+    """Catches nan in a sum where a rule without weights decided, and a weight made up for it."""
+    rule = PhaseVerifier(StaticEnsembleVerifier(0.1, bias_budget=9.0), begin=21, end=34)
+    inputs = ragged_batch()
+    inputs["input_ids"][:2, -1] = 21
+    target, draft = pair()
+    torch.manual_seed(0)
+    settings = {"do_sample": True, "top_k": 0, "max_new_tokens": 24, "return_dict_in_generate": True}
+    stats = target.generate(**inputs, assistant_model=draft, verifier=rule, **settings).stats
+    assert stats.mean_weight == pytest.approx(0.1)
+    assert 0 < stats.weight_count < stats.num_accepted + stats.num_rejected == stats.tv_count
+    assert stats.bias_count == stats.weight_count
