@@ -166,15 +166,15 @@ def test_statistics_account_for_the_budget(do_sample: bool):
     assert max(spent) <= 0.4 + 1e-12
     assert min(spent) > 0.0
     assert out.stats.bias_sum == pytest.approx(sum(spent))
-    own = _sampled(StaticEnsembleVerifier(0.1, bias_budget=[0.0, 0.1, 0.2, 9.0]), do_sample=do_sample)
-    for row, budget in zip(own.stats.per_row, (0.0, 0.1, 0.2, 9.0)):
+    own = _sampled(StaticEnsembleVerifier(0.1, bias_budget=[0.0, 0.1, 0.2, 99.0]), do_sample=do_sample)
+    for row, budget in zip(own.stats.per_row, (0.0, 0.1, 0.2, 99.0)):
         assert row.bias_sum <= budget + 1e-12
     assert own.stats.per_row[3].mean_weight == pytest.approx(0.1)
 
 
 def test_statistics_count_only_what_a_phase_defines():
     """Catches nan in a sum where a rule without weights decided, and a weight made up for it."""
-    rule = PhaseVerifier(StaticEnsembleVerifier(0.1, bias_budget=9.0), begin=21, end=34)
+    rule = PhaseVerifier(StaticEnsembleVerifier(0.1, bias_budget=99.0), begin=21, end=34)
     inputs = ragged_batch()
     inputs["input_ids"][:2, -1] = 21
     target, draft = pair()

@@ -228,7 +228,7 @@ def test_no_block_breaks(p, q):
             verdict = verifier(draft.tokens, draft, target)
             assert ((verdict.accept_prob >= 0.0) & (verdict.accept_prob <= 1.0)).all()
             for values in (verdict.strict_prob, verdict.tv, verdict.state):
-                assert values is None or values.isfinite().all()
+                assert values is None or not values.isnan().any()  # regret without end is no error: it is rejected
             for position in range(GAMMA):
                 law = verdict.replacement(torch.full((len(draft.tokens),), position))
                 assert not law.isnan().any()
