@@ -10,6 +10,7 @@ from rich.table import Table
 from transformers import PreTrainedModel
 from transformers.utils import logging
 
+from hf_diversed.cli import evaluation_options as options
 from hf_diversed.cli.models import best_device, load_pair
 from hf_diversed.cli.terminal import console, errors_in_words
 from hf_diversed.corpus import held_out_examples
@@ -54,14 +55,15 @@ def benchmark(
     with errors_in_words():
         if threads is not None:
             torch.set_num_threads(threads)
+        contexts = context_lengths or ("128" if random_weights else "0")
         settings = BenchmarkSettings(
-            batch_sizes=_integers("batch-sizes", batch_sizes),
-            context_lengths=_integers("context-lengths", context_lengths or ("128" if random_weights else "0")),
-            draft_lengths=_integers("draft-lengths", draft_lengths),
+            batch_sizes=tuple(options.numbers("--batch-sizes", batch_sizes, int)),
+            context_lengths=tuple(options.numbers("--context-lengths", contexts, int)),
+            draft_lengths=tuple(options.numbers("--draft-lengths", draft_lengths, int)),
             max_new_tokens=max_new_tokens,
             repeats=repeats,
             temperature=temperature,
-            acceptance=None if acceptance is None else tuple(_numbers("acceptance", acceptance)),
+            acceptance=None if acceptance is None else tuple(options.numbers("--acceptance", acceptance, float)),
             seed=seed,
             breakdown=breakdown,
         )
@@ -77,7 +79,7 @@ def benchmark(
             head = head or chosen
             default = "fresh:both" if head is None else "diversed"
         names = (methods or f"{_METHODS},{default}").split(",")
-        report = run(*models, names, settings, head=head, prompts=prompts)
+        report = run(models[0], models[1], names, settings, head=head, prompts=prompts)
         report["provenance"]["num_layers"] = num_layers
         if output is not None:
             output.parent.mkdir(parents=True, exist_ok=True)
@@ -110,20 +112,6 @@ def _random_pair(
         random_model(config, num_layers=num_layers, dtype=kind, device=device, seed=seed + role)
         for role, config in enumerate(configs)
     ]
-
-
-def _numbers(option: str, text: str) -> list[float]:
-    try:
-        return [float(part) for part in text.split(",")]
-    except ValueError:
-        raise ValueError(f"--{option} must be numbers separated by commas, got {text!r}.") from None
-
-
-def _integers(option: str, text: str) -> tuple[int, ...]:
-    values = _numbers(option, text)
-    if any(value != int(value) for value in values):
-        raise ValueError(f"--{option} must be integers separated by commas, got {text!r}.")
-    return tuple(int(value) for value in values)
 
 
 def results_table(records: list[dict]) -> Table:

@@ -8,9 +8,8 @@ from rich.text import Text
 from transformers.utils import logging
 
 from hf_diversed.cli.benchmark import benchmark
-from hf_diversed.cli.comparison import Method, Pair, Settings, compare, demo_methods, measure
-from hf_diversed.cli.convert import convert
 from hf_diversed.cli.comparison import Method, Pair, Settings, all_methods, compare, demo_methods, measure
+from hf_diversed.cli.convert import convert
 from hf_diversed.cli.evaluate import evaluate
 from hf_diversed.cli.frontier import frontier
 from hf_diversed.cli.models import load_pair

@@ -178,21 +178,22 @@ def _record(case: Case, cases: list[Case], limit_ms: float) -> Record:
     label, batch_size, context_length, gamma = case.place
     references = {name: other for name, place in _references(case).items() for other in cases if other.place == place}
     upstream = references.get("upstream")
-    comparable = upstream is not None and case.contender.verifier is not None and batch_size == 1
+    comparable = case.contender.verifier is not None and batch_size == 1
     stats = [run.stats for run in case.runs if run.stats is not None]
     drafted, accepted = (sum(getattr(s, name) for s in stats) for name in ("num_drafted", "num_accepted"))
     row_rounds = sum(s.num_rounds for s in stats) or sum(run.rounds for run in case.runs) * batch_size
+    figures: dict[str, Any] = {name: spread([figure(run) for run in case.runs]) for name, figure in _FIGURES.items()}
     return Record(
         method=label,
         implementation=case.contender.implementation,
         batch_size=batch_size,
         context_length=context_length,
         num_assistant_tokens=gamma,
-        **{name: spread([figure(run) for run in case.runs]) for name, figure in _FIGURES.items()},
+        **figures,
         block_efficiency=None if gamma is None else sum(run.num_tokens for run in case.runs) / row_rounds,
         acceptance_rate=accepted / drafted if drafted else None,
         ratios={name: _ratios(case, other) for name, other in references.items()},
-        same_tokens_as_upstream=_same_tokens(case, upstream) if comparable else None,
+        same_tokens_as_upstream=_same_tokens(case, upstream) if upstream is not None and comparable else None,
         **_parts(case),
         peak_memory_bytes=case.peak_memory_bytes,
         limit_ms=limit_ms,
@@ -241,7 +242,9 @@ def _parts(case: Case) -> dict[str, Any]:
 
 def spread(values: Sequence[float]) -> dict:
     """Median and quartiles, of one value that value."""
-    low, median, high = statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else values * 3
+    if len(values) == 1:
+        return {"median": values[0], "quartiles": [values[0], values[0]]}
+    low, median, high = statistics.quantiles(values, n=4, method="inclusive")
     return {"median": median, "quartiles": [low, high]}
 
 
@@ -255,6 +258,7 @@ def _limits(records: list[Record]) -> list[Record]:
     limits: dict[int | None, Record] = {}
     for record in records:
         gamma, limit = record.num_assistant_tokens, record.limit_ms
+        assert limit is not None
         found = Record(LIMIT, "machine", 1, record.context_length, gamma, ms_per_round=spread([limit]), limit_ms=limit)
         limits.setdefault(gamma, found)
     return list(limits.values())
