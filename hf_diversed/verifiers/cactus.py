@@ -28,8 +28,9 @@ class CactusVerifier(Verifier):
         if not draft.sampled:
             return greedy_verdict(draft, target)
         p = target.prob(draft.tokens).clamp_max(1.0)  # rounding must not make 1 - p negative
-        p = torch.where(p < torch.finfo(p.dtype).tiny, 0.0, p)  # nor the root raise what softmax may round to 0
-        raised = (p + torch.sqrt(2.0 * self.delta * p * (1.0 - p))).clamp_max(1.0)
+        gain = torch.sqrt(2.0 * self.delta * p * (1.0 - p))
+        # A root must not raise what softmax may as well round to 0.
+        raised = (p + torch.where(p < torch.finfo(p.dtype).tiny, 0.0, gain)).clamp_max(1.0)
         # Where p(x) = 1 there is nothing else to scale; x is then never rejected.
         others = (1.0 - raised) / (1.0 - p).clamp_min(torch.finfo(p.dtype).tiny)
 
