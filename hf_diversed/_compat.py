@@ -5,11 +5,13 @@ Written against transformers 5.23; `tests/test_compat.py` names what breaks when
 
 import copy
 import inspect
+import re
 from pathlib import Path
 
 from torch import nn
 from transformers import GenerationConfig, PreTrainedModel
 from transformers.distributed.fsdp import is_fsdp_managed_module
+from transformers.dynamic_module_utils import TRANSFORMERS_DYNAMIC_MODULE_NAME, _sanitize_module_name
 from transformers.generation import logits_process as lp
 from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria, StoppingCriteriaList
 from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
@@ -209,6 +211,26 @@ def public_name(model: PreTrainedModel) -> str:
     """Hub id, or the last part of a folder on this machine."""
     name = model_name(model)
     return Path(name).name if Path(name).is_dir() else name
+
+
+def script_origin(script: str) -> tuple[str, str | None] | None:
+    """Where a custom_generate script was read from, by its place in the cache of modules, all that it is told.
+
+    Returns:
+        The repository as `module_name` spells it, and the commit; a folder's name and None; None for a script that
+        lies somewhere else.
+    """
+    parts = Path(script).parts
+    if TRANSFORMERS_DYNAMIC_MODULE_NAME not in parts:
+        return None
+    start = len(parts) - parts[::-1].index(TRANSFORMERS_DYNAMIC_MODULE_NAME)
+    *name, version = parts[start : len(parts) - len(("custom_generate", "generate.py"))]
+    return "/".join(name), version if re.fullmatch("[0-9a-f]{40}", version) else None
+
+
+def module_name(repo_id: str) -> str:
+    """A Hub id as the cache of modules spells it: every part a Python name."""
+    return "/".join(_sanitize_module_name(part) for part in repo_id.split("/"))
 
 
 def max_lengths(criteria: StoppingCriteriaList) -> list[int]:

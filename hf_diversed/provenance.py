@@ -3,9 +3,11 @@
 import platform
 import subprocess
 import sys
+from collections.abc import Mapping
 from datetime import datetime, timezone
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -16,7 +18,7 @@ _PACKAGES = ("torch", "transformers", "accelerate", "peft", "tokenizers", "safet
 def provenance(seed: int | None = None) -> dict:
     """JSON-ready record of this run: argv (without folders), commit, versions, device, threads, time, seed."""
     return {
-        "argv": [_without_folders(argument) for argument in sys.argv],
+        "argv": without_folders(sys.argv),
         "git_commit": _git_commit(),
         "versions": {"python": platform.python_version(), **{name: version(name) for name in _PACKAGES}},
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else f"cpu ({platform.machine()})",
@@ -26,8 +28,17 @@ def provenance(seed: int | None = None) -> dict:
     }
 
 
+def without_folders(value: Any) -> Any:
+    """A JSON value with the folders of absolute paths cut off, also behind "--option="; Hub ids and relative paths
+    stay."""
+    if isinstance(value, Mapping):
+        return {key: without_folders(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [without_folders(item) for item in value]
+    return _without_folders(value) if isinstance(value, str) else value
+
+
 def _without_folders(argument: str) -> str:
-    """An argument with the folders of absolute paths cut off; Hub ids and relative paths stay."""
     option, equals, value = argument.rpartition("=")
     return f"{option}{equals}{Path(value).name if Path(value).is_absolute() else value}"
 

@@ -3,28 +3,25 @@
 python -m tools.render_cards [--check]
 """
 
-import json
 import sys
 from pathlib import Path
 
-from hf_diversed.head import DiversedHeadConfig
-from hf_diversed.hub import render_card
+from hf_diversed.head import DiversedHead
+from hf_diversed.hub import publication, read_records
+from hf_diversed.hub.files import CARD
 
 
 ROOT = Path(__file__).parent.parent
 
 
 def cards() -> dict[Path, str]:
-    """The card of every packaged head that has results, by its file."""
+    """The card of every packaged head that has results, by its file, as a push would publish it."""
     found = {}
     for folder in sorted((ROOT / "hf_diversed" / "zoo" / "weights" / "heads").glob("*/")):
         results = ROOT / "results" / "heads" / f"{folder.name}.json"
         if results.is_file():
-            found[ROOT / "model_cards" / f"embedded-{folder.name}" / "README.md"] = render_card(
-                DiversedHeadConfig.from_pretrained(folder),
-                evaluation=json.loads(results.read_text()),
-                training=json.loads((folder / "provenance.json").read_text()),
-            )
+            files = publication(DiversedHead.from_pretrained(folder), read_records(folder, results))
+            found[ROOT / "model_cards" / f"embedded-{folder.name}" / CARD] = files[CARD].decode()
     return found
 
 

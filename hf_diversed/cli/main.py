@@ -14,6 +14,7 @@ from hf_diversed.cli.evaluate import evaluate
 from hf_diversed.cli.frontier import frontier
 from hf_diversed.cli.models import load_pair
 from hf_diversed.cli.plot import plot
+from hf_diversed.cli.publish import card, info, push
 from hf_diversed.cli.rendering import comparison_table, source_legend, token_text
 from hf_diversed.cli.terminal import console, errors_in_words
 from hf_diversed.corpus import held_out_examples
@@ -26,11 +27,8 @@ from hf_diversed.zoo import load_demo_pair
 app = typer.Typer(
     help="Relaxed speculative decoding for Hugging Face models.", no_args_is_help=True, add_completion=False
 )
-app.command()(evaluate)
-app.command()(frontier)
-app.command()(plot)
-app.command()(convert)
-app.command()(benchmark)
+for command in (evaluate, frontier, plot, benchmark, convert, push, card, info):
+    app.command()(command)
 
 PHASE_TOKENS = (":", ".")
 

@@ -135,12 +135,13 @@ def describe(verifier: Verifier) -> str:
         if isinstance(value, Verifier):
             text = describe(value)
         else:
-            text = _digest(value) if isinstance(value, torch.nn.Module) else repr(value)
+            text = module_digest(value) if isinstance(value, torch.nn.Module) else repr(value)
         shown.append(f"{name}={re.sub(' at 0x[0-9a-f]+', '', text)}")  # an address does not survive a restart
     return f"{type(verifier).__name__}({', '.join(shown)})"
 
 
-def _digest(module: torch.nn.Module) -> str:
+def module_digest(module: torch.nn.Module) -> str:
+    """Class and weights in a few letters: equal letters, equal weights."""
     digest = hashlib.sha256()
     for name, tensor in sorted(module.state_dict().items()):
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())

@@ -35,6 +35,9 @@ class Options:
     def names_a_rule(self) -> bool:
         return self.diversed_head is not None or self.verifier is not None
 
+    def given(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if value is not None}
+
 
 OPTION_NAMES = tuple(item.name for item in fields(Options))
 
@@ -115,6 +118,8 @@ def install_hook() -> None:
         attachment = _ATTACHED.get(self)
         options = Options.pop_from(kwargs)
         if attachment is None and not options.names_a_rule():
+            if isinstance(kwargs.get("custom_generate"), str):  # a script of the Hub may bring the rule
+                return original(self, *args, **kwargs, **options.given())
             _refuse_options_without_a_rule(options)
             return original(self, *args, **kwargs)
         return _generate_relaxed(original, self, attachment, options, args, kwargs)
@@ -147,8 +152,7 @@ def _layers(function):
 
 
 def _refuse_options_without_a_rule(options: Options) -> None:
-    values = {name: getattr(options, name) for name in OPTION_NAMES}
-    given = [name for name, value in values.items() if value is not None and value is not False]
+    given = [name for name, value in options.given().items() if value is not False]
     if given:
         raise ValueError(
             f"{', '.join(given)} acts on relaxed decoding only: pass diversed_head= or verifier= as well."

@@ -2,26 +2,30 @@
 
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from hf_diversed.head.modeling_diversed import DiversedHead
 
 
-def load_head(name: str, device: torch.device | str | None = None) -> DiversedHead:
+def load_head(name: str, device: torch.device | str | None = None, **hub: Any) -> DiversedHead:
     """Load a head from a folder or the Hub ("org/name" or "org/name@revision"), kept in a small cache by name and
     device.
 
     A folder is read again once its weights change.
+
+    Args:
+        hub: where and how to download, as in `from_pretrained`: token, cache_dir, local_files_only, force_download.
     """
     folder = Path(name)
     if folder.is_dir():
         stamp = max((path.stat().st_mtime_ns for path in folder.iterdir()), default=0)
         return _load(name, None, str(device or "cpu"), stamp)
     repo_id, _, revision = name.partition("@")
-    return _load(repo_id, revision or None, str(device or "cpu"), 0)
+    return _load(repo_id, revision or None, str(device or "cpu"), 0, **hub)
 
 
 @lru_cache(maxsize=8)
-def _load(name: str, revision: str | None, device: str, stamp: int) -> DiversedHead:
-    return DiversedHead.from_pretrained(name, revision=revision or "main").to(device).eval()
+def _load(name: str, revision: str | None, device: str, stamp: int, **hub: Any) -> DiversedHead:
+    return DiversedHead.from_pretrained(name, revision=revision or "main", **hub).to(device).eval()

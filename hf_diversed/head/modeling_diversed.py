@@ -1,10 +1,16 @@
 """The head itself: a few thousand parameters on top of two frozen models."""
 
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
 import torch
 import torch.nn.functional as F
+from huggingface_hub import CommitInfo
 from torch import nn
 from transformers import PreTrainedModel
 
+from hf_diversed.head import pulling
 from hf_diversed.head.configuration_diversed import DiversedHeadConfig
 
 
@@ -55,9 +61,64 @@ class DiversedHead(PreTrainedModel):
         self.post_init()
 
     @classmethod
-    def from_pretrained(cls, *args, **kwargs) -> "DiversedHead":
-        """Load as any `PreTrainedModel` does, but from safetensors only: a pickle could run code."""
-        return super().from_pretrained(*args, **{**kwargs, "use_safetensors": True})
+    def from_pretrained(cls, name, *args, config=None, subfolder: str = "", **kwargs) -> "DiversedHead":
+        """Load as any `PreTrainedModel` does, but only what is a head, whole, and in safetensors.
+
+        Args:
+            name: folder, or id on the Hub; then with `revision`, `token`, `cache_dir`, `local_files_only` and
+                `force_download` as usual.
+            subfolder: where in it the head lies. `config`: other than the one beside the weights.
+
+        Raises:
+            OSError: if there is no such head, it cannot be reached, or its files are damaged or of another model.
+
+        Example:
+            ```python
+            head = DiversedHead.from_pretrained("org/head-mbpp", revision="v1")
+            ```
+        """
+        hub = {key: kwargs.pop(key) for key in pulling.HUB_ARGUMENTS if kwargs.get(key) is not None}
+        folder = pulling.find_files(name, (pulling.CONFIG, pulling.WEIGHTS), subfolder, **hub)
+        found = pulling.read_config(name, folder, cls.config_class.model_type)
+        if config is None:
+            config, kwargs = cls.config_class.from_dict(found, return_unused_kwargs=True, **kwargs)
+        pulling.check_weights(name, folder, {key: tuple(t.shape) for key, t in cls(config).state_dict().items()})
+        loaded = super().from_pretrained(folder, *args, **{**kwargs, "config": config, "use_safetensors": True})
+        head = loaded[0] if isinstance(loaded, tuple) else loaded  # output_loading_info
+        head.name_or_path = head.config._name_or_path = str(name)
+        return loaded
+
+    def push_to_hub(
+        self,
+        repo_id: str,
+        *,
+        evaluation: Mapping[str, Any] | str | Path | None = None,
+        training: Mapping[str, Any] | str | Path | None = None,
+        license: str = "apache-2.0",
+        tags: Sequence[str] = (),
+        **destination: Any,
+    ) -> CommitInfo:
+        """Publish the head in one commit: configuration, weights, a card with results, and `custom_generate/`.
+
+        Args:
+            evaluation: what `hf-diversed evaluate --output` wrote, or its file; without it the card shows no figures.
+            training: the provenance.json that the trainer wrote, or its content.
+            license, tags: for the card, as the Hub spells them.
+            destination: `private`, `revision`, `create_pr`, `token`, `commit_message` and `commit_description`, as in
+                transformers.
+
+        Raises:
+            ValueError: if the evaluation is of other weights. PushError: if the Hub refuses or cannot be reached.
+
+        Example:
+            ```python
+            head.push_to_hub("org/head-mbpp", evaluation="mbpp.json", training="head-mbpp/provenance.json")
+            ```
+        """
+        from hf_diversed.hub import Destination, HeadRecords, push, read_json  # above this layer: the only door up
+
+        records = HeadRecords(read_json(evaluation), read_json(training), tuple(tags or ()), license)
+        return push(self, records, Destination(repo_id, **destination))
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:

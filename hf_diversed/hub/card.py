@@ -7,21 +7,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import EvalResult, ModelCard, ModelCardData
-from huggingface_hub.errors import HFValidationError
-from huggingface_hub.utils import validate_repo_id
+from huggingface_hub import ModelCard
 
 from hf_diversed.evaluation.formatting import number, percent, with_bounds
 from hf_diversed.evaluation.methods import LOSSLESS, PLAIN
 from hf_diversed.head import DiversedHeadConfig
-from hf_diversed.tasks import TASKS, HubSource
+from hf_diversed.hub.metadata import DOOR_TAG, card_data, dials, hub_id, hub_source, own_record, public_name
+from hf_diversed.hub.records import LICENSE
+from hf_diversed.tasks import TASKS
 
 
 TEMPLATE = Path(__file__).parent / "templates" / "head_card.md"
-DIVERSED = "diversed"
-AS_TRAINED = 0.5  # the dial of "diversed" without "@"
-
-_DIAL = re.compile(rf"{DIVERSED}@(\d*\.?\d+)")  # of the head itself; "diversed:<source>" may be another one
 _STATIC = re.compile(r"static:(\d*\.?\d+)")
 _SEEN = {
     "hidden": "the last hidden states of both models",
@@ -41,6 +37,8 @@ def render_card(
     evaluation: Mapping[str, Any],
     training: Mapping[str, Any],
     repo_id: str | None = None,
+    tags: Sequence[str] = (),
+    license: str = LICENSE,
 ) -> str:
     """Render the README.md of a head: YAML front matter and Markdown.
 
@@ -51,7 +49,7 @@ def render_card(
             any of "ar", "sd", "static:<weight>" and "diversed@<quality>"; {} for a head that was not evaluated.
             "transfer" may add a list of such reports on other tasks.
         training: what the trainer writes beside a head as provenance.json; {} if nobody knows.
-        repo_id: where the card will lie on the Hub.
+        repo_id: where the card will lie on the Hub. tags: more than every head has. license: as the Hub spells it.
 
     Raises:
         ValueError: if there are records but none of the head.
@@ -62,10 +60,11 @@ def render_card(
         ```
     """
     records = {record["method"]: record for record in evaluation.get("records") or []}
-    own = _own_record(records)
+    own = own_record(records)
+    tags = [*([DOOR_TAG] if repo_id else []), *tags]
     name = repo_id.split("/")[-1] if repo_id else "-".join(filter(None, ("diversed", config.task)))
     card = ModelCard.from_template(
-        _metadata(config, own, name),
+        card_data(config, own, name, tags, license),
         template_path=str(TEMPLATE),
         name=name,
         config=config,
@@ -79,75 +78,6 @@ def render_card(
     return str(card).rstrip("\n") + "\n"
 
 
-# Front matter
-
-
-def _metadata(config: DiversedHeadConfig, own: Mapping[str, Any], name: str) -> ModelCardData:
-    """What the Hub reads. No id is made up: without one on the Hub the field is left out."""
-    pair = [_hub_id(config.base_model_name_or_path), _hub_id(config.assistant_model_name_or_path)]
-    base_model = [model for model in pair if model] if all(pair) else None
-    source = _hub_source(config.task)
-    results = _eval_results(own)
-    return ModelCardData(
-        # Our own name would show no code snippet and count no downloads before huggingface.js lists it; the file
-        # format is that of transformers.
-        library_name="transformers",
-        pipeline_tag="text-generation",
-        license="apache-2.0",
-        base_model=base_model,
-        base_model_relation="adapter" if base_model else None,
-        datasets=None if source is None else [source.dataset],
-        tags=["diversed", "speculative-decoding", "arxiv:2604.07622"],
-        model_name=name if results else None,
-        eval_results=results or None,
-    )
-
-
-def _eval_results(own: Mapping[str, Any]) -> list[EvalResult]:
-    """The head's figures for `model-index`, which wants a dataset of the Hub: embedded tasks have none."""
-    source = _hub_source(own.get("task"))
-    if source is None:
-        return []
-    figures = (
-        (own.get("metric"), own.get("quality"), f"{own.get('metric')} (mean over completions)"),
-        ("acceptance_rate", own.get("acceptance_rate"), "accepted / drafted tokens"),
-        ("block_efficiency", own.get("block_efficiency"), "tokens per target forward"),
-    )
-    return [
-        EvalResult(
-            task_type="text-generation",
-            dataset_type=source.dataset,
-            dataset_name=source.dataset,
-            dataset_config=source.config,
-            metric_type=metric,
-            metric_value=value,
-            metric_name=label,
-        )
-        for metric, value, label in figures
-        if metric is not None and value is not None
-    ]
-
-
-def _hub_id(name: str | None) -> str | None:
-    """The name if it can be one of the Hub: "org/model", and no folder on this machine."""
-    if name is None or name.count("/") != 1 or Path(name).exists():
-        return None
-    try:
-        validate_repo_id(name)
-    except HFValidationError:
-        return None
-    return name
-
-
-def _shown(name: str | None) -> str | None:
-    """A model's name without the folders of this machine."""
-    return _hub_id(name) or (Path(name).name if name else None)
-
-
-def _hub_source(task: str | None) -> HubSource | None:
-    return TASKS[task].source if task in TASKS else None
-
-
 # What the template fills in. Tables are lists of rows of text, the header first; empty where nothing is to be shown
 
 
@@ -156,9 +86,9 @@ def _about_pair(config: DiversedHeadConfig, evaluation: Mapping[str, Any]) -> di
     task = config.task if config.task in TASKS else None
     return {
         # A head without a task of ours came from elsewhere, and its pair is unknown.
-        "embedded": not target and not draft and task is not None and _hub_source(task) is None,
-        "target": _shown(target) or "the-target",
-        "draft": _shown(draft) or "the-draft",
+        "embedded": not target and not draft and task is not None and hub_source(task) is None,
+        "target": public_name(target) or "the-target",
+        "draft": public_name(draft) or "the-draft",
         "pair": _pair(config, evaluation),
         "seen": _SEEN[config.features],
     }
@@ -169,7 +99,7 @@ def _about_results(
 ) -> dict[str, Any]:
     return {
         "results": _results(records, own),
-        "source_of_results": _hub_source(own.get("task")),
+        "source_of_results": hub_source(own.get("task")),
         "setting": _setting(own),
         "evaluated_with": _made_with(evaluation.get("provenance") or {}),
         "dial": _dial(records, own),
@@ -191,18 +121,6 @@ def _about_training(training: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _own_record(records: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any]:
-    if not records:
-        return {}
-    for label in (DIVERSED, f"{DIVERSED}@{AS_TRAINED}"):
-        if label in records:
-            return records[label]
-    raise ValueError(
-        f'the evaluation must have a record of the head, method "{DIVERSED}", got {", ".join(records)}; evaluate it '
-        "with `hf-diversed evaluate --methods ar,sd,static:0.5,diversed`."
-    )
-
-
 def _pair(config: DiversedHeadConfig, evaluation: Mapping[str, Any]) -> list[list[str]]:
     measured = (evaluation.get("provenance") or {}).get("evaluation") or {}
     names = {
@@ -211,8 +129,8 @@ def _pair(config: DiversedHeadConfig, evaluation: Mapping[str, Any]) -> list[lis
     }
     rows = [["", "model", "revision", "parameters", "dtype"]]
     for role, (name, revision) in names.items():
-        model, hub_id = measured.get(role) or {}, _hub_id(name)
-        shown = f"[{hub_id}](https://huggingface.co/{hub_id})" if hub_id else _shown(name) or "-"
+        model, found = measured.get(role) or {}, hub_id(name)
+        shown = f"[{found}](https://huggingface.co/{found})" if found else public_name(name) or "-"
         count = model.get("parameters")
         parameters = "-" if count is None else f"{count / 1e6:,.2f} M"
         rows.append([role, shown, revision or "-", parameters, model.get("dtype") or "-"])
@@ -236,20 +154,19 @@ def _results(records: Mapping[str, Mapping[str, Any]], own: Mapping[str, Any]) -
 
 def _dial(records: Mapping[str, Mapping[str, Any]], own: Mapping[str, Any]) -> list[list[str]]:
     """Settings of the dial from permissive to strict, the head as trained among them."""
-    dials = {float(match[1]): record for label, record in records.items() if (match := _DIAL.fullmatch(label))}
-    dials[AS_TRAINED] = own
-    if len(dials) < 2:
+    found = dials(records)
+    if len(found) < 2:
         return []
     header = ["`diversed_quality`", *_figure_names(own), "tokens per round"]
     return [header] + [
-        [f"{dial:g}", *_figures(dials[dial]), number(dials[dial].get("block_efficiency"))] for dial in sorted(dials)
+        [f"{dial:g}", *_figures(record), number(record.get("block_efficiency"))] for dial, record in found.items()
     ]
 
 
 def _transfer(reports: Sequence[Mapping[str, Any]]) -> list[list[str]]:
     rows = []
     for report in reports:
-        own = _own_record({record["method"]: record for record in report["records"]})
+        own = own_record({record["method"]: record for record in report["records"]})
         if own:
             rows.append([own["task"], own["metric"], _count(own.get("n")), *_figures(own)])
     return [["task", "metric", "prompts", *_figure_names({"metric": "quality"})], *rows] if rows else []

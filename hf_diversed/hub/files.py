@@ -1,0 +1,75 @@
+"""All files of a head's repository, made from the head and its records. Asks no network."""
+
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from hf_diversed.evaluation.methods import module_digest
+from hf_diversed.head import DiversedHead, DiversedHeadConfig
+from hf_diversed.head.pulling import CONFIG, WEIGHTS
+from hf_diversed.hub.card import render_card
+from hf_diversed.hub.door import PublishedHead, door_files, fingerprint
+from hf_diversed.hub.metadata import RESULTS_FOLDER, dials, public_name, result_files
+from hf_diversed.hub.records import EVALUATION, TRAINING, HeadRecords
+from hf_diversed.provenance import without_folders
+
+
+CARD = "README.md"
+
+
+def publication(
+    head: DiversedHead, records: HeadRecords, repo_id: str | None = None, revision: str | None = None
+) -> dict[str, bytes]:
+    """Return what is published of a head, by path in its repository; nothing that names a folder of this machine.
+
+    Args:
+        repo_id: where it will lie. None for a head that has no place on the Hub: then there is no `custom_generate/`,
+            which would have to name it.
+        revision: the branch, "main" by default.
+
+    Raises:
+        ValueError: if the evaluation was made with other weights, or holds no record of the head.
+    """
+    _check_measured(head, records)
+    evaluation, training = without_folders(records.evaluation), without_folders(records.training)
+    with tempfile.TemporaryDirectory() as folder:
+        head.save_pretrained(folder)
+        weights = (Path(folder) / WEIGHTS).read_bytes()
+        settings = json.loads((Path(folder) / CONFIG).read_text())
+    for name in ("base_model_name_or_path", "assistant_model_name_or_path"):
+        settings[name] = public_name(settings.get(name))
+    config = DiversedHeadConfig.from_dict(settings)
+    texts = {
+        CONFIG: json.dumps(settings, indent=2, sort_keys=True) + "\n",
+        CARD: render_card(config, evaluation, training, repo_id, records.tags, records.license),
+        **({EVALUATION: _json(evaluation)} if evaluation else {}),
+        **({TRAINING: _json(training)} if training else {}),
+        **result_files(evaluation),
+    }
+    if repo_id is not None:
+        texts |= door_files(PublishedHead(repo_id, revision or "main", fingerprint(config, head)))
+    return {WEIGHTS: weights} | {path: text.encode() for path, text in texts.items()}
+
+
+def is_outdated(path: str, files: dict[str, bytes]) -> bool:
+    """Whether a file of an earlier push must go: records and results that are no longer behind the head."""
+    ours = path in (EVALUATION, TRAINING) or path.startswith((f"{RESULTS_FOLDER}/", "custom_generate/"))
+    return ours and path not in files
+
+
+def _check_measured(head: DiversedHead, records: HeadRecords) -> None:
+    """Refuse figures of another head. Older reports do not say what they were made with."""
+    rules = (records.evaluation.get("provenance") or {}).get("rules") or {}
+    found = dials({record["method"]: record for record in records.evaluation.get("records") or []})
+    digest = module_digest(head)
+    for label in {record["method"] for record in found.values()} & rules.keys():
+        if digest not in rules[label]:
+            raise ValueError(
+                f"the evaluation was made with other weights than this head's ({digest} is not in {rules[label]}); "
+                "evaluate this head, or publish it without an evaluation."
+            )
+
+
+def _json(value: dict[str, Any]) -> str:
+    return json.dumps(value, indent=2) + "\n"

@@ -1,0 +1,157 @@
+"""What the Hub itself reads of a head: the card's front matter, and evaluation results in files of their own. No id is
+made up: what is not on the Hub is left out."""
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from huggingface_hub import EvalResult, EvalResultEntry, ModelCardData, eval_result_entries_to_yaml
+from huggingface_hub.errors import HFValidationError
+from huggingface_hub.utils import validate_repo_id
+
+from hf_diversed.head import DiversedHeadConfig
+from hf_diversed.hub.records import LICENSE
+from hf_diversed.tasks import TASKS, HubSource
+
+
+DIVERSED = "diversed"
+AS_TRAINED = 0.5  # the dial of "diversed" without "@"
+TAGS = ("diversed", "speculative-decoding", "arxiv:2604.07622")
+DOOR_TAG = "custom_generate"
+RESULTS_FOLDER = ".eval_results"
+
+_DIAL = re.compile(rf"{DIVERSED}@(\d*\.?\d+)")  # of the head itself; "diversed:<source>" may be another one
+
+Record = Mapping[str, Any]
+
+
+def card_data(
+    config: DiversedHeadConfig, own: Record, name: str, tags: Sequence[str] = (), license: str = LICENSE
+) -> ModelCardData:
+    """Return the front matter: `own` is the record of the head as trained, {} if it was not measured."""
+    pair = [hub_id(config.base_model_name_or_path), hub_id(config.assistant_model_name_or_path)]
+    base_model = [model for model in pair if model] if all(pair) else None
+    source = hub_source(config.task)
+    results = _eval_results(own)
+    return ModelCardData(
+        # Our own name would show no code snippet and count no downloads before huggingface.js lists it; the file
+        # format is that of transformers.
+        library_name="transformers",
+        pipeline_tag="text-generation",
+        license=license,
+        base_model=base_model,
+        base_model_relation="adapter" if base_model else None,
+        datasets=None if source is None else [source.dataset],
+        metrics=[own["metric"]] if results and own.get("metric") else None,
+        tags=list(dict.fromkeys([*TAGS, *tags])),
+        model_name=name if results else None,
+        eval_results=results or None,
+    )
+
+
+def result_files(evaluation: Mapping[str, Any]) -> dict[str, str]:
+    """Return `.eval_results/*.yaml`, the form that leaderboards read: the head as trained, and every other setting of
+    its dial in a file of its own. Figures of the target alone or of other rules are not the head's.
+
+    Figures are in percent, as on the leaderboards; of a task without a dataset on the Hub there are none.
+    """
+    records = {record["method"]: record for record in evaluation.get("records") or []}
+    date = (evaluation.get("provenance") or {}).get("time")
+    files = {}
+    for dial, record in dials(records).items():
+        source = hub_source(record.get("task"))
+        if source is None or record.get("quality") is None:
+            continue
+        entry = EvalResultEntry(
+            dataset_id=source.dataset,
+            task_id="default",
+            value=round(100 * record["quality"], 4),
+            date=date,
+            notes=_notes(dial, record),
+        )
+        suffix = "" if dial == AS_TRAINED else f"-quality-{dial:g}"
+        text = yaml.safe_dump(eval_result_entries_to_yaml([entry]), sort_keys=False, allow_unicode=True, width=1000)
+        files[f"{RESULTS_FOLDER}/{record['task']}{suffix}.yaml"] = text
+    return files
+
+
+def own_record(records: Mapping[str, Record]) -> Record:
+    """Return the record of the head as trained; {} if nothing was measured. Raises ValueError if others were."""
+    if not records:
+        return {}
+    for label in (DIVERSED, f"{DIVERSED}@{AS_TRAINED}"):
+        if label in records:
+            return records[label]
+    raise ValueError(
+        f'the evaluation must have a record of the head, method "{DIVERSED}", got {", ".join(records)}; evaluate it '
+        "with `hf-diversed evaluate --methods ar,sd,static:0.5,diversed`."
+    )
+
+
+def dials(records: Mapping[str, Record]) -> dict[float, Record]:
+    """Return the head's records by its dial, from permissive to strict, the head as trained among them."""
+    if not records:
+        return {}
+    found = {float(match[1]): record for label, record in records.items() if (match := _DIAL.fullmatch(label))}
+    found[AS_TRAINED] = own_record(records)
+    return dict(sorted(found.items()))
+
+
+def hub_id(name: str | None) -> str | None:
+    """Return the name if it can be one of the Hub: "org/model", and no folder on this machine."""
+    if name is None or name.count("/") != 1 or Path(name).exists():
+        return None
+    try:
+        validate_repo_id(name)
+    except HFValidationError:
+        return None
+    return name
+
+
+def public_name(name: str | None) -> str | None:
+    """Return a model's name without the folders of this machine."""
+    return hub_id(name) or (Path(name).name if name else None)
+
+
+def hub_source(task: str | None) -> HubSource | None:
+    return TASKS[task].source if task in TASKS else None
+
+
+def _eval_results(own: Record) -> list[EvalResult]:
+    """The head's figures for `model-index`, which wants a dataset of the Hub: embedded tasks have none."""
+    source = hub_source(own.get("task"))
+    if source is None:
+        return []
+    figures = (
+        (own.get("metric"), own.get("quality"), f"{own.get('metric')} (mean over completions)"),
+        ("acceptance_rate", own.get("acceptance_rate"), "accepted / drafted tokens"),
+        ("block_efficiency", own.get("block_efficiency"), "tokens per target forward"),
+    )
+    return [
+        EvalResult(
+            task_type="text-generation",
+            dataset_type=source.dataset,
+            dataset_name=source.dataset,
+            dataset_config=source.config,
+            metric_type=metric,
+            metric_value=value,
+            metric_name=label,
+        )
+        for metric, value, label in figures
+        if metric is not None and value is not None
+    ]
+
+
+def _notes(dial: float, record: Record) -> str:
+    """How it was measured, and what it cost: a figure of relaxed decoding says nothing without its acceptance."""
+    rate = record.get("acceptance_rate")
+    parts = (
+        f"DIVERSED relaxed speculative decoding, diversed_quality {dial:g}",
+        f"{record['metric']}" if record.get("metric") else None,
+        f"{record['n']} prompts" if record.get("n") is not None else None,
+        f"temperature {record['temperature']}" if record.get("temperature") is not None else None,
+        f"{rate:.1%} of drafted tokens accepted" if rate is not None else None,
+    )
+    return ", ".join(part for part in parts if part)

@@ -1,0 +1,35 @@
+"""The real huggingface_hub client, pointed at a Hub on loopback, with caches of its own and no waiting."""
+
+import pytest
+import transformers.dynamic_module_utils
+import transformers.utils.hub
+from huggingface_hub import constants, hf_api
+from huggingface_hub.utils import _http, close_session
+
+from hf_diversed.head import loading
+from tests.hub.loopback import WRITER, LoopbackHub
+
+
+@pytest.fixture
+def hub(monkeypatch, tmp_path):
+    """A fresh Hub; this process is logged in as the owner of "org"."""
+    with LoopbackHub() as server:
+        point_client_at(server.endpoint, monkeypatch, tmp_path / "cache")
+        monkeypatch.setenv("HF_TOKEN", WRITER)
+        yield server
+        close_session()
+
+
+def point_client_at(endpoint: str, monkeypatch, cache) -> None:
+    """HF_ENDPOINT and the like are read at import, once for all tests: set what they were read into."""
+    template = endpoint + "/{repo_id}/resolve/{revision}/{filename}"
+    replaced = {"ENDPOINT": endpoint, "HUGGINGFACE_CO_URL_TEMPLATE": template, "HF_HUB_CACHE": str(cache)}
+    replaced |= {"HF_HUB_OFFLINE": False, "HF_HUB_DISABLE_XET": True, "HF_TOKEN_PATH": str(cache / "token")}
+    for name, value in replaced.items():
+        monkeypatch.setattr(constants, name, value)
+    monkeypatch.setattr(hf_api.api, "endpoint", endpoint)
+    monkeypatch.setattr(transformers.utils.hub, "_hf_api", None)
+    monkeypatch.setattr(transformers.dynamic_module_utils, "HF_MODULES_CACHE", str(cache / "modules"))
+    monkeypatch.setattr(_http.time, "sleep", lambda seconds: None)  # between retries
+    close_session()
+    loading._load.cache_clear()
