@@ -1,0 +1,274 @@
+"""Publishing with the real huggingface_hub client, against a Hub on loopback. Figures are made up."""
+
+import json
+
+import pytest
+import torch
+import yaml
+from huggingface_hub import HfApi, ModelCard, parse_eval_result_entries
+from huggingface_hub.errors import HfHubHTTPError
+
+from hf_diversed import DiversedHead
+from hf_diversed.evaluation.methods import module_digest
+from hf_diversed.hub import PushError
+from tests.hub.loopback import DROP, LOSE_ANSWER, READER
+from tests.hub.test_card import HUB, make_evaluation, make_record, make_training
+
+
+REPO = "org/head-gsm8k"
+STEPS = ("create", "info", "validate", "preupload", "batch", "upload", "verify", "commit")
+FILES = {
+    ".eval_results/gsm8k.yaml",
+    "README.md",
+    "config.json",
+    "custom_generate/generate.py",
+    "custom_generate/requirements.txt",
+    "evaluation.json",
+    "model.safetensors",
+    "provenance.json",
+}
+
+
+def make_head(seed: int = 0, **settings) -> DiversedHead:
+    torch.manual_seed(seed)
+    config = HUB.to_dict() | {"target_hidden_size": 8, "draft_hidden_size": 4} | settings
+    head = DiversedHead(type(HUB).from_dict(config)).eval()
+    torch.nn.init.normal_(head.out.weight)
+    return head
+
+
+def records() -> dict:
+    return {"evaluation": make_evaluation(), "training": make_training()}
+
+
+def ours(hub, repo_id: str = REPO, revision: str = "main") -> dict[str, bytes]:
+    return {path: content for path, content in hub.files(repo_id, revision).items() if path != ".gitattributes"}
+
+
+def test_push_and_pull_elsewhere(hub, tmp_path):
+    """Catches a file that is missing or too much, a second commit, and weights or a card that change on the way."""
+    head = make_head()
+    commit = head.push_to_hub(REPO, **records())
+    assert set(ours(hub)) == FILES
+    assert HfApi().list_repo_files(REPO) == sorted({*FILES, ".gitattributes"})
+    assert [c.title for c in hub.repositories[REPO].commits] == ["initial commit", "Upload DiversedHead"]
+    assert commit.oid == hub.repositories[REPO].at("main").sha
+    pulled = DiversedHead.from_pretrained(REPO, cache_dir=tmp_path / "elsewhere")
+    assert module_digest(pulled) == module_digest(head)
+    assert pulled.config.to_dict() | {"_name_or_path": ""} == head.config.to_dict() | {
+        "_name_or_path": "", "architectures": ["DiversedHead"], "dtype": pulled.config.to_dict()["dtype"],
+    }  # fmt: skip
+    assert pulled.name_or_path == REPO
+
+
+def test_card_pulled_back_is_the_card_rendered(hub):
+    """Catches a card that upstream overwrites, or that the Hub's own parser reads otherwise."""
+    from hf_diversed.hub import HeadRecords, publication
+
+    make_head().push_to_hub(REPO, tags=["mine"], license="mit", **records())
+    card = ModelCard.load(REPO)
+    expected = publication(make_head(), HeadRecords(**records(), tags=("mine",), license="mit"), REPO)
+    assert str(card).encode() == expected["README.md"] == hub.files(REPO)["README.md"]
+    assert card.data.base_model == ["Qwen/Qwen3-8B", "Qwen/Qwen3-0.6B"]
+    assert card.data.license == "mit"
+    assert {"mine", "custom_generate", "diversed"} <= set(card.data.tags)
+    own = make_evaluation()["records"][1]
+    assert card.data.eval_results[0].metric_value == own["quality"]
+
+
+def test_results_are_for_leaderboards(hub):
+    """Catches figures of other methods in the head's name, and files that the Hub's parser refuses."""
+    evaluation = make_evaluation()
+    evaluation["records"].append(make_record("diversed@0.75", 1))
+    make_head().push_to_hub(REPO, evaluation=evaluation)
+    files = {path: content for path, content in hub.files(REPO).items() if path.startswith(".eval_results/")}
+    assert set(files) == {".eval_results/gsm8k.yaml", ".eval_results/gsm8k-quality-0.75.yaml"}
+    for path, method in ((".eval_results/gsm8k.yaml", "diversed"), (".eval_results/gsm8k-quality-0.75.yaml", "@0.75")):
+        (entry,) = parse_eval_result_entries(yaml.safe_load(files[path]))
+        record = next(record for record in evaluation["records"] if record["method"].endswith(method))
+        assert (entry.dataset_id, entry.task_id) == ("openai/gsm8k", "default")
+        assert entry.value == pytest.approx(100 * record["quality"])
+        assert entry.date == evaluation["provenance"]["time"]
+        assert "437 prompts" in entry.notes
+        assert f"{record['acceptance_rate']:.1%}" in entry.notes
+
+
+def test_nothing_but_the_head_is_sent(hub, tmp_path, monkeypatch):
+    """Catches pickles and other files of a training folder, and folders of this machine in what is published."""
+    from typer.testing import CliRunner
+
+    from hf_diversed.cli import app
+
+    head = make_head(base_model_name_or_path=str(tmp_path / "my-target"))
+    head.save_pretrained(tmp_path)
+    for name in ("training_args.bin", "trainer_state.json", "optimizer.pt", "notes.txt"):
+        (tmp_path / name).write_text("private")
+    training = make_training() | {"argv": ["hf-diversed", "train", f"--output_dir={tmp_path}"]}
+    training["training"]["model_init_kwargs"] = {"cache_dir": str(tmp_path / "models")}
+    (tmp_path / "provenance.json").write_text(json.dumps(training))
+    (tmp_path / "evaluation.json").write_text(json.dumps(make_evaluation()))
+    result = CliRunner().invoke(app, ["push", str(tmp_path), REPO, "--tags", "one,two", "--commit-message", "Here"])
+    assert result.exit_code == 0, result.output
+    assert f"{hub.endpoint}/{REPO}/commit/" in result.output
+    assert set(ours(hub)) == FILES
+    assert hub.repositories[REPO].at("main").title == "Here"
+    assert {"one", "two"} <= set(ModelCard(hub.files(REPO)["README.md"].decode()).data.tags)
+    for path, content in hub.files(REPO).items():
+        assert str(tmp_path).encode() not in content, path
+    assert json.loads(hub.files(REPO)["config.json"])["base_model_name_or_path"] == "my-target"
+
+
+def test_no_figures_without_a_record(hub):
+    """Catches results, or a results file, that nobody measured."""
+    make_head().push_to_hub(REPO)
+    assert set(ours(hub)) == FILES - {".eval_results/gsm8k.yaml", "evaluation.json", "provenance.json"}
+    assert "No evaluation of this head is recorded." in hub.files(REPO)["README.md"].decode()
+
+
+def test_outdated_results_go(hub):
+    """Catches figures of the last head that stay beside a new one; files of others must stay."""
+    make_head().push_to_hub(REPO, **records())
+    files = hub.repositories[REPO].at("main").files
+    files["figure.png"] = b"theirs"
+    make_head(seed=1).push_to_hub(REPO)
+    assert set(ours(hub)) == FILES - {".eval_results/gsm8k.yaml", "evaluation.json", "provenance.json"} | {
+        "figure.png"
+    }
+    assert len(hub.repositories[REPO].commits) == 3
+
+
+def test_figures_of_another_head_are_refused(hub):
+    """Catches a card that shows what other weights achieved; nothing may be sent then."""
+    evaluation = make_evaluation()
+    rule = "DiversedVerifier(head={}, quality=[0.5])"
+    evaluation["provenance"] = evaluation["provenance"] | {
+        "rules": {"diversed": rule.format(module_digest(make_head()))}
+    }
+    with pytest.raises(ValueError, match="other weights"):
+        make_head(seed=1).push_to_hub(REPO, evaluation=evaluation)
+    assert hub.log == []
+    make_head().push_to_hub(REPO, evaluation=evaluation)
+    evaluation["records"] = [record for record in evaluation["records"] if record["method"] != "diversed"]
+    with pytest.raises(ValueError, match="must have a record of the head"):
+        make_head().push_to_hub(REPO, evaluation=evaluation)
+
+
+def test_private_branch_and_bare_name(hub):
+    """Catches options that never reach the Hub, and a card that names a repository other than its own."""
+    make_head().push_to_hub("head", private=True, revision="v2", commit_message="Two")
+    repository = hub.repositories["org/head"]
+    assert repository.private
+    assert set(repository.branches) == {"main", "v2"}
+    assert repository.at("v2").title == "Two"
+    assert "README.md" not in repository.at("main").files
+    assert 'from_pretrained("org/head")' in repository.at("v2").files["README.md"].decode()
+    assert b'revision="v2"' in repository.at("v2").files["custom_generate/generate.py"]
+    make_head(seed=1).push_to_hub("org/head", revision="v2")  # the branch is there already
+    assert len(repository.commits) == 3
+
+
+def test_pull_request_by_somebody_else(hub):
+    """Catches a pull request that asks for rights which its author does not have, or that changes main."""
+    make_head().push_to_hub(REPO)
+    before = hub.repositories[REPO].at("main")
+    commit = make_head(seed=1).push_to_hub(REPO, create_pr=True, token=READER)
+    assert commit.pr_url == f"{hub.endpoint}/{REPO}/discussions/1"
+    assert hub.repositories[REPO].at("main") is before
+    assert ours(hub, revision="refs/pr/1")["model.safetensors"] != before.files["model.safetensors"]
+    make_head(seed=2).push_to_hub(REPO, revision="main", create_pr=True, token=READER)
+    assert "refs/pr/2" in hub.repositories[REPO].branches
+    with pytest.raises(PushError, match="403"):
+        make_head(seed=1).push_to_hub(REPO, token=READER)
+
+
+def test_somebody_else_was_faster(hub, monkeypatch):
+    """Catches two pushes at once that leave a mixture: what was read must be what is committed to."""
+    make_head().push_to_hub(REPO)
+    read = HfApi.model_info
+
+    def model_info(self, *args, **kwargs):
+        found = read(self, *args, **kwargs)
+        repository = hub.repositories[REPO]
+        if len(repository.commits) == 2:
+            repository.commit("main", {**repository.at("main").files, "new": b""}, "faster")
+        return found
+
+    monkeypatch.setattr(HfApi, "model_info", model_info)
+    with pytest.raises(PushError, match="A commit has happened since"):
+        make_head(seed=1).push_to_hub(REPO)
+    assert hub.repositories[REPO].at("main").title == "faster"
+    make_head(seed=1).push_to_hub(REPO)
+
+
+@pytest.mark.parametrize("fault", [401, 403, 404, 429, 500, DROP])
+@pytest.mark.parametrize("step", STEPS)
+def test_nothing_is_half_published(hub, step, fault):
+    """Catches a failure that leaves some files visible, says nothing of what is there, or spoils the next attempt."""
+    hub.fail(step, fault)
+    with pytest.raises(PushError, match=f"pushing to {REPO} failed while") as caught:
+        make_head().push_to_hub(REPO, **records())
+    assert caught.value.__cause__ is not None
+    if isinstance(fault, int) and step not in ("validate", "upload"):
+        assert isinstance(caught.value.__cause__, (HfHubHTTPError, RuntimeError))
+    said = str(caught.value)
+    if step == "create":
+        assert "Nothing was uploaded." in said
+        assert REPO not in hub.repositories
+    else:
+        assert [commit.title for commit in hub.repositories[REPO].commits] == ["initial commit"]
+        assert ours(hub) == {}
+        assert ("nothing was uploaded to it" if step == "info" else "No commit was made") in said
+    hub.recover()
+    make_head().push_to_hub(REPO, **records())
+    assert set(ours(hub)) == FILES
+    assert len(hub.repositories[REPO].commits) == 2
+
+
+@pytest.mark.parametrize("step", ["create", "upload", "commit"])
+def test_lost_answers(hub, step):
+    """Catches a second commit, or a false "nothing happened", where only the Hub's answer got lost."""
+    hub.fail(step, LOSE_ANSWER)
+    with pytest.raises(PushError) as caught:
+        make_head().push_to_hub(REPO, **records())
+    if step == "commit":
+        assert f"There is a new commit, {hub.repositories[REPO].at('main').sha}" in str(caught.value)
+    hub.recover()
+    commit = make_head().push_to_hub(REPO, **records())
+    assert commit.oid == hub.repositories[REPO].at("main").sha
+    assert len(hub.repositories[REPO].commits) == 2
+    assert set(ours(hub)) == FILES
+
+
+def test_hub_gone_and_pull_request_lost(hub):
+    """Catches a claim about the Hub that nobody could check."""
+    hub.fail("commit", LOSE_ANSWER)
+    with pytest.raises(PushError, match="main of org/head-gsm8k is as it was") as caught:
+        make_head().push_to_hub(REPO, create_pr=True)
+    assert f"{hub.endpoint}/{REPO}/discussions" in str(caught.value)
+    info = hub.repositories[REPO]
+    hub.repositories["org/other"] = info
+    hub.fail("commit", DROP)
+    hub.fail("info", 500, times=0)
+    hub._faults["info"] = [500] * 20 + [None]  # the last is popped first: reading works once, then no more
+    with pytest.raises(PushError, match="Whether the commit was made is not known"):
+        make_head().push_to_hub(REPO)
+
+
+def test_short_faults_are_waited_out(hub):
+    """Catches a push that gives up where the client's own retries would do."""
+    for step in ("preupload", "batch", "upload", "verify"):
+        hub.fail(step, 500, times=2)
+    make_head().push_to_hub(REPO)
+    assert len(hub.repositories[REPO].commits) == 2
+
+
+def test_errors_are_a_line_in_the_terminal(hub, tmp_path):
+    from typer.testing import CliRunner
+
+    from hf_diversed.cli import app
+
+    make_head().save_pretrained(tmp_path)
+    result = CliRunner().invoke(app, ["push", str(tmp_path), "visitor/head"])
+    assert result.exit_code == 2
+    assert "Nothing was uploaded" in result.output
+    assert "Traceback" not in result.output
