@@ -82,7 +82,9 @@ class DiversedHead(PreTrainedModel):
         found = pulling.read_config(name, folder, cls.config_class.model_type)
         if config is None:
             config, kwargs = cls.config_class.from_dict(found, return_unused_kwargs=True, **kwargs)
-        pulling.check_weights(name, folder, {key: tuple(t.shape) for key, t in cls(config).state_dict().items()})
+        with torch.device("meta"):  # nothing drawn: a head that is loaded late must not change what a seed gives
+            shapes = {key: tuple(tensor.shape) for key, tensor in cls(config).state_dict().items()}
+        pulling.check_weights(name, folder, shapes)
         loaded = super().from_pretrained(folder, *args, **{**kwargs, "config": config, "use_safetensors": True})
         head = loaded[0] if isinstance(loaded, tuple) else loaded  # output_loading_info
         head.name_or_path = head.config._name_or_path = str(name)

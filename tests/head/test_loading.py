@@ -46,6 +46,13 @@ def test_refuses_pickles(load, folder):
         load(str(folder))
 
 
+def test_loading_draws_no_random_numbers(folder):
+    """Catches a seed that gives other tokens when a call has to load its head first."""
+    before = torch.get_rng_state()
+    DiversedHead.from_pretrained(folder)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 def test_cache_keeps_the_object(folder):
     """Catches a head read from disk at every call, and one left in training mode."""
     first = load_head(str(folder))

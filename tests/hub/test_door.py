@@ -1,0 +1,175 @@
+"""`custom_generate="org/head"`: the script in a head's repository, run by transformers as it runs anybody's."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from huggingface_hub import constants, snapshot_download
+
+from hf_diversed import DiversedHead, DiversedHeadConfig, load_demo_pair, uninstall_hook
+from hf_diversed.hub import PublishedHead, generate_with
+from hf_diversed.hub.door import SCRIPT
+from tests.hub.loopback import READER
+from tests.hub.test_card import snippet_of
+
+
+REPO = "org/head.v1-math"  # its name is no name of Python
+ROOT = Path(__file__).parent.parent.parent
+
+
+@pytest.fixture(scope="module")
+def pair():
+    return load_demo_pair()
+
+
+@pytest.fixture
+def installed(monkeypatch, tmp_path):
+    """transformers asks for the installed distribution, which a run from a checkout may lack."""
+    info = tmp_path / "installed" / "hf_diversed-99.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: hf-diversed\nVersion: 99.0\n")
+    monkeypatch.syspath_prepend(str(info.parent))
+    return info.parent
+
+
+def make_head(pair, bias: float = 0.0) -> DiversedHead:
+    head = DiversedHead(DiversedHeadConfig.for_pair(pair.target, pair.draft, task="math")).eval()
+    torch.nn.init.constant_(head.out.bias, bias)
+    return head
+
+
+def decode(pair, **kwargs) -> list[int]:
+    inputs = pair.tokenizer("Question: Mia has 12 apples. Leo has 3 times as many.", return_tensors="pt")
+    torch.manual_seed(0)
+    options = {"do_sample": True, "top_k": 0, "max_new_tokens": 24, "num_assistant_tokens": 3}
+    return pair.target.generate(**inputs, assistant_model=pair.draft, **options, **kwargs)[0].tolist()
+
+
+def through_door(pair, name=REPO, **kwargs) -> list[int]:
+    return decode(pair, custom_generate=str(name), trust_remote_code=True, **kwargs)
+
+
+def test_decodes_with_the_published_head(hub, installed, pair):
+    """Catches another head, another rule, or arguments that the door swallows."""
+    heads = {bias: make_head(pair, bias) for bias in (-30.0, 30.0)}
+    for bias, head in heads.items():
+        head.push_to_hub(REPO)
+        assert through_door(pair) == decode(pair, diversed_head=head), bias
+    expected = decode(pair, diversed_head=heads[30.0], diversed_quality=0.0)
+    assert expected != decode(pair, diversed_head=heads[30.0])
+    assert through_door(pair, diversed_quality=0.0) == expected
+    first = hub.repositories[REPO].commits[1].sha
+    assert through_door(pair, revision=first) == decode(pair, diversed_head=heads[-30.0])  # that commit's head
+    with pytest.raises(ValueError, match="trust_remote_code"):
+        decode(pair, custom_generate=REPO)
+
+
+def test_token_and_offline(hub, installed, pair, monkeypatch):
+    """Catches a private head that its own script cannot load, and a second call that needs the network."""
+    make_head(pair).push_to_hub(REPO, private=True)
+    monkeypatch.delenv("HF_TOKEN")
+    with pytest.raises(OSError, match="not a local folder"):
+        through_door(pair, token=READER)
+    expected = through_door(pair, token="hf_writer")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert through_door(pair) == expected
+
+
+def test_copies_do_not_decode_with_the_old_head(hub, installed, pair):
+    """Catches the silent use of the head a copied script was written for, on the Hub and in what it loads."""
+    make_head(pair).push_to_hub(REPO)
+    hub.add("org/copy", dict(hub.files(REPO)))
+    with pytest.raises(ValueError, match=rf"copied from {REPO}.*push the head to its new repository"):
+        through_door(pair, "org/copy")
+    make_head(pair, 1.0).push_to_hub("org/copy")  # writes a script of its own
+    assert through_door(pair, "org/copy") == decode(pair, diversed_head="org/copy")
+    changed = dict(hub.files(REPO)) | {"model.safetensors": hub.files("org/copy")["model.safetensors"]}
+    hub.repositories[REPO].commit("main", changed, "weights by hand")
+    with pytest.raises(ValueError, match="is not the one that its custom_generate script was written for"):
+        through_door(pair)
+
+
+def test_config_is_part_of_the_fingerprint(hub, installed, pair):
+    """Catches a script that accepts another pair's or task's head of the same weights."""
+    make_head(pair).push_to_hub(REPO)
+    config = hub.files(REPO)["config.json"].replace(b'"task": "math"', b'"task": "code"')
+    hub.repositories[REPO].commit("main", dict(hub.files(REPO)) | {"config.json": config}, "task by hand")
+    with pytest.raises(ValueError, match="is not the one"):
+        through_door(pair)
+
+
+def test_a_folder_is_warned_of(hub, installed, pair, tmp_path, caplog, monkeypatch):
+    """Catches a changed folder whose script quietly decodes with what is on the Hub."""
+    from hf_diversed.hub import door
+
+    said = []
+    monkeypatch.setattr(door.logger, "warning_once", said.append)
+    make_head(pair).push_to_hub(REPO)
+    folder = snapshot_download(REPO, local_dir=tmp_path / "folder")
+    assert through_door(pair, folder) == decode(pair, diversed_head=REPO)
+    assert f"the head is that of {REPO} on the Hub" in said[0]
+
+
+def test_contradictions_and_a_script_elsewhere(hub, pair, tmp_path):
+    make_head(pair).push_to_hub(REPO)
+    scope: dict = {"__file__": str(tmp_path / "generate.py")}
+    exec(hub.files(REPO)[SCRIPT], scope)
+    inputs = pair.tokenizer("1 plus 1", return_tensors="pt")
+    out = scope["generate"](pair.target, **inputs, assistant_model=pair.draft, max_new_tokens=4)
+    assert out.shape[1] > inputs["input_ids"].shape[1]
+    with pytest.raises(ValueError, match="pass it without verifier="):
+        generate_with(PublishedHead(REPO, "main", ""), "x.py", pair.target, verifier="lossless")
+    with pytest.raises(ValueError, match="pass assistant_model="):
+        scope["generate"](pair.target, **inputs)
+
+
+def test_another_process_without_our_import(hub, installed, pair, tmp_path):
+    """Catches a door, or a card, that only works where this test suite has prepared the ground: a fresh process, its
+    own cache, HF_ENDPOINT, and nothing but transformers imported."""
+    for name in ("target", "draft"):
+        getattr(pair, name).save_pretrained(tmp_path / name)
+        pair.tokenizer.save_pretrained(tmp_path / name)
+        hub.add(f"org/{name}", tmp_path / name)
+    head = make_head(pair, 2.0)
+    head.config.task = "gsm8k"
+    head.config.base_model_name_or_path, head.config.assistant_model_name_or_path = "org/target", "org/draft"
+    head.push_to_hub(REPO)
+    snippet = snippet_of(hub.files(REPO)["README.md"].decode())
+    program = f"""
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+target, draft = (AutoModelForCausalLM.from_pretrained(name) for name in ("org/target", "org/draft"))
+inputs = AutoTokenizer.from_pretrained("org/target")("Question: 2 plus 3?", return_tensors="pt")
+torch.manual_seed(0)
+options = dict(do_sample=True, max_new_tokens=8)
+one = target.generate(**inputs, assistant_model=draft, custom_generate="{REPO}", trust_remote_code=True, **options)
+torch.manual_seed(0)
+two = target.generate(**inputs, assistant_model=draft, diversed_head="{REPO}", **options)
+print("same", one.tolist() == two.tolist())
+{snippet}
+print("end of the card")
+"""
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith(("HF_", "TRANSFORMERS_"))
+    } | {
+        "HF_ENDPOINT": hub.endpoint,
+        "HF_HOME": str(tmp_path / "home"),
+        "HF_HUB_DISABLE_XET": "1",
+        "PYTHONPATH": f"{ROOT}{os.pathsep}{installed}",
+    }
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "same True" in done.stdout
+    assert "end of the card" in done.stdout
+
+
+def test_works_without_the_hook(hub, installed, pair):
+    """Catches a door that needs the import-time hook, which a user may have switched off."""
+    make_head(pair).push_to_hub(REPO)
+    expected = decode(pair, diversed_head=REPO)
+    uninstall_hook()
+    assert through_door(pair) == expected  # and the hook is back, as after `attach`
+    assert decode(pair, diversed_head=REPO) == expected

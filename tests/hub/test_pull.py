@@ -1,0 +1,149 @@
+"""Pulling heads with the real huggingface_hub client, against a Hub on loopback."""
+
+import json
+
+import pytest
+import torch
+from huggingface_hub import constants
+from transformers import AutoModel, LlamaConfig
+
+from hf_diversed import DiversedHead
+from hf_diversed.evaluation.methods import module_digest
+from hf_diversed.head import load_head
+from tests.hub.loopback import DROP, READER
+from tests.verifier_cases import random_head
+
+
+REPO = "org/head"
+
+
+@pytest.fixture
+def folder(hub, tmp_path):
+    """A head in a folder, and the same at REPO."""
+    path = tmp_path / "head"
+    random_head("mlp", "both").save_pretrained(path)
+    hub.add(REPO, path)
+    return path
+
+
+def test_every_way_to_name_a_head(hub, folder, tmp_path):
+    """Catches arguments that are dropped on the way: another revision, cache or folder would be read."""
+    other = random_head("linear", "hidden")
+    other.save_pretrained(tmp_path / "nested" / "inner")
+    hub.add("org/nested", tmp_path / "nested")
+    repository = hub.repositories[REPO]
+    first = repository.at("main").sha
+    repository.commit("v2", hub.files("org/nested") and _flat(hub.files("org/nested")), "another one")
+    digests = {name: module_digest(DiversedHead.from_pretrained(folder)) for name in ("main",)}
+    assert module_digest(DiversedHead.from_pretrained(str(folder))) == digests["main"]
+    assert module_digest(DiversedHead.from_pretrained(REPO)) == digests["main"]
+    assert module_digest(DiversedHead.from_pretrained(REPO, revision=first)) == digests["main"]
+    assert module_digest(AutoModel.from_pretrained(REPO)) == digests["main"]
+    assert module_digest(load_head(f"{REPO}@v2")) == module_digest(other)
+    assert module_digest(DiversedHead.from_pretrained(REPO, revision="v2")) == module_digest(other)
+    assert module_digest(DiversedHead.from_pretrained("org/nested", subfolder="inner")) == module_digest(other)
+    assert module_digest(DiversedHead.from_pretrained(tmp_path / "nested", subfolder="inner")) == module_digest(other)
+    cache = tmp_path / "my cache"
+    DiversedHead.from_pretrained(REPO, cache_dir=cache)
+    assert list(cache.glob("models--org--head/snapshots/*/model.safetensors"))
+    assert DiversedHead.from_pretrained(REPO, num_assistant_tokens=9).config.num_assistant_tokens == 9
+    assert DiversedHead.from_pretrained(REPO, dtype=torch.bfloat16).dtype == torch.bfloat16
+
+
+def _flat(files: dict[str, bytes]) -> dict[str, bytes]:
+    return {path.rsplit("/", 1)[-1]: content for path, content in files.items()}
+
+
+def test_private_heads_need_the_token(hub, folder, monkeypatch):
+    """Catches a token that does not reach the Hub."""
+    hub.add("org/private", folder, private=True)
+    monkeypatch.delenv("HF_TOKEN")
+    for token in (None, READER):
+        with pytest.raises(OSError, match=r"org/private does not exist or is private.*hf auth login"):
+            DiversedHead.from_pretrained("org/private", token=token)
+    DiversedHead.from_pretrained("org/private", token="hf_writer")
+
+
+def test_offline_uses_the_cache(hub, folder, monkeypatch):
+    """Catches a look at the network where it is switched off, and a cached head that is not found."""
+    DiversedHead.from_pretrained(REPO)
+    hub.log.clear()
+    DiversedHead.from_pretrained(REPO, local_files_only=True)
+    with pytest.raises(OSError, match=r"org/none is not in the cache.*local_files_only"):
+        DiversedHead.from_pretrained("org/none", local_files_only=True)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    DiversedHead.from_pretrained(REPO)
+    with pytest.raises(OSError, match=r"org/none is not in the cache.*HF_HUB_OFFLINE"):
+        DiversedHead.from_pretrained("org/none")
+    assert hub.log == []
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "words"),
+    [
+        ("org/none", {}, r"org/none is no folder, and http.*/org/none does not exist or is private"),
+        ("org/gated", {"token": READER}, "org/gated is gated: ask for access at http.*/org/gated"),
+        (REPO, {"revision": "v9"}, "org/head has no revision 'v9'"),
+        ("/no/such/folder", {}, "'/no/such/folder' is no folder, and cannot be a head of the Hub"),
+        ("", {}, "'' is no folder"),
+        ("org/llama", {}, "org/llama holds no head: the model_type .* must be 'diversed_head', got 'llama'"),
+        ("org/list", {}, "must be 'diversed_head', got None"),
+        ("org/torn", {}, "config.json of org/torn is no JSON"),
+        ("org/cut", {}, "model.safetensors of org/cut is damaged or cut off.*force_download=True"),
+        ("org/empty", {}, "model.safetensors of org/empty is damaged or cut off"),
+        ("org/garbage", {}, "model.safetensors of org/garbage is damaged or cut off"),
+        ("org/other", {}, r"does not fit its config.json: dense.bias is missing, must be \(64,\)"),
+        ("org/pickle", {}, "no file named model.safetensors.*a pickle could run code"),
+        ("org/no-config", {}, "no file named config.json"),
+        (REPO, {"subfolder": "inner"}, "no file named config.json"),
+    ],
+)
+def test_what_is_no_head_is_said(hub, folder, name, arguments, words):
+    """Catches tracebacks from deep inside, and a head that is quietly filled with random weights."""
+    good = hub.files(REPO)
+    config, weights = good["config.json"], good["model.safetensors"]
+    hub.add("org/gated", folder, gated=True)
+    llama = json.dumps(LlamaConfig(num_hidden_layers=1).to_dict(), default=str).encode()
+    hub.add("org/llama", good | {"config.json": llama})
+    hub.add("org/list", good | {"config.json": b"[]"})
+    hub.add("org/torn", good | {"config.json": config[:40]})
+    hub.add("org/cut", good | {"model.safetensors": weights[:-7]})
+    hub.add("org/empty", good | {"model.safetensors": b""})
+    hub.add("org/garbage", good | {"model.safetensors": b"\xff" * 99})
+    hub.add("org/other", good | {"model.safetensors": _weights(random_head("linear", "both"), folder)})
+    hub.add("org/pickle", {"config.json": config, "pytorch_model.bin": weights})
+    hub.add("org/no-config", {"model.safetensors": weights})
+    with pytest.raises(OSError, match=f"(?s){words}"):
+        DiversedHead.from_pretrained(name, **arguments)
+
+
+def _weights(head: DiversedHead, folder) -> bytes:
+    head.save_pretrained(folder / "other")
+    return (folder / "other" / "model.safetensors").read_bytes()
+
+
+def test_no_code_of_the_repository_runs(hub, folder, tmp_path):
+    """Catches remote code: a head is two files of numbers, whatever else its repository holds."""
+    marker = tmp_path / "ran"
+    evil = f"open({str(marker)!r}, 'w')\n".encode()
+    config = json.loads(hub.files(REPO)["config.json"])
+    config["auto_map"] = {"AutoModel": "modeling_evil.Evil", "AutoConfig": "modeling_evil.EvilConfig"}
+    files = hub.files(REPO) | {"config.json": json.dumps(config).encode(), "modeling_evil.py": evil}
+    hub.add("org/evil", files | {"custom_generate/generate.py": evil, "pytorch_model.bin": evil})
+    hub.log.clear()
+    DiversedHead.from_pretrained("org/evil")
+    DiversedHead.from_pretrained("org/evil", trust_remote_code=True)
+    assert not marker.exists()
+    assert hub.log.count("download") == 1
+
+
+@pytest.mark.parametrize("step", ["info", "tree", "resolve", "download"])
+@pytest.mark.parametrize("fault", [401, 403, 404, 429, 500, DROP])
+def test_faults_are_said_and_pass(hub, folder, step, fault):
+    """Catches a failed download that is taken for a head, remembered, or told as something else."""
+    hub.fail(step, fault)
+    with pytest.raises(OSError, match=f"{REPO} .*{hub.endpoint}"):
+        DiversedHead.from_pretrained(REPO)
+    hub.recover()
+    hub.fail("download", DROP, times=1)  # once: the client goes on by itself
+    assert module_digest(DiversedHead.from_pretrained(REPO)) == module_digest(random_head("mlp", "both"))
