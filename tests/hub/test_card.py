@@ -1,5 +1,6 @@
 """Cards of heads: what the Hub reads, and that every figure comes from the records. Figures here are made up."""
 
+import ast
 import copy
 import json
 import math
@@ -111,7 +112,8 @@ def test_front_matter_is_what_the_hub_reads():
     assert str(card) == text
     assert card.data.base_model == ["Qwen/Qwen3-8B", "Qwen/Qwen3-0.6B"]
     assert card.data.datasets == ["openai/gsm8k"]
-    assert card.data.tags == ["diversed", "speculative-decoding", "arxiv:2604.07622"]
+    assert card.data.tags == ["diversed", "speculative-decoding", "arxiv:2604.07622", "custom_generate"]
+    assert card.data.metrics == ["accuracy"]
     assert (card.data.library_name, card.data.license) == ("transformers", "apache-2.0")
     front = yaml.safe_load(text.split("---\n")[1])
     assert front == card.data.to_dict() == ModelCard(str(card)).data.to_dict()
@@ -137,7 +139,8 @@ def test_embedded_pair_names_nothing_on_the_hub():
     """Catches a base model, data set or leaderboard entry for what only exists in the package."""
     text = render_card(EMBEDDED, make_evaluation("math"), make_training())
     front = yaml.safe_load(text.split("---\n")[1])
-    assert not {"base_model", "base_model_relation", "datasets", "model-index"} & set(front)
+    assert not {"base_model", "base_model_relation", "datasets", "metrics", "model-index"} & set(front)
+    assert "custom_generate" not in text  # it would have to name a repository
     assert "the embedded pair of hf_diversed" in text
     assert "huggingface.co" not in text
 
@@ -305,6 +308,8 @@ def test_how_to_use_compiles(config, repo_id, temperature):
     compile(snippet, "card", "exec")
     assert ("do_sample=False" in snippet) == (temperature == 0)
     assert ("temperature=0.7" in snippet) == (temperature == 0.7)
+    statements = ast.parse(snippet).body
+    assert sum(not isinstance(line, (ast.Import, ast.ImportFrom)) for line in statements) <= 5
     if repo_id:
         assert f'DiversedHead.from_pretrained("{repo_id}")' in snippet
 
@@ -315,8 +320,17 @@ def test_how_to_use_runs(monkeypatch, capsys):
     pair.heads["math"] = DiversedHead(DiversedHeadConfig.for_pair(pair.target, pair.draft))
     monkeypatch.setattr(hf_diversed, "load_demo_pair", lambda: pair)
     exec(compile(snippet_of(render_card(EMBEDDED, make_evaluation("math"), {})), "card", "exec"), {})
-    rate, efficiency = map(float, capsys.readouterr().out.splitlines()[-1].split())
-    assert 0 <= rate <= 1 <= efficiency
+    assert "Question: " in capsys.readouterr().out
+
+
+def test_sections():
+    """Catches a card that leaves out what a reader must know before using a head."""
+    text = render_card(HUB, make_evaluation(), make_training(), REPO)
+    titles = ["What it does", "The pair", "How to use", "Results", "Training", "Limits", "Citation"]
+    assert re.findall(r"(?m)^## (.*)$", text) == titles
+    assert "acceptance transfers to other tasks and quality does not" in text
+    assert "hf-diversed train --task gsm8k" in text
+    assert "\n## " not in text.replace("\n\n## ", "")  # a heading in the middle of a paragraph is none
 
 
 def test_packaged_cards_agree_with_results():
@@ -329,7 +343,7 @@ def test_tool_writes_and_checks(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(sys, "argv", ["render_cards.py", "--check"])
     assert render_cards.main() == 0  # no heads yet
     folder = tmp_path / "hf_diversed" / "zoo" / "weights" / "heads" / "math"
-    EMBEDDED.save_pretrained(folder)
+    DiversedHead(EMBEDDED).save_pretrained(folder)
     (folder / "provenance.json").write_text(json.dumps(make_training()))
     assert render_cards.main() == 0  # a head without results yet
     results = tmp_path / "results" / "heads" / "math.json"

@@ -1,0 +1,74 @@
+"""`hf-diversed card` and `info` on a head in a folder; `push` is tested with the Hub."""
+
+import json
+
+import pytest
+from huggingface_hub import ModelCard
+from typer.testing import CliRunner
+
+from hf_diversed.cli import app
+from hf_diversed.head import DiversedHead
+from tests.hub.test_card import HUB, make_evaluation, make_training
+
+
+def run(*arguments: str):
+    return CliRunner().invoke(app, list(arguments), env={"COLUMNS": "200"})
+
+
+@pytest.fixture
+def folder(tmp_path):
+    DiversedHead(HUB).save_pretrained(tmp_path)
+    (tmp_path / "provenance.json").write_text(json.dumps(make_training()))
+    (tmp_path / "evaluation.json").write_text(json.dumps(make_evaluation()))
+    return tmp_path
+
+
+def test_card_is_written(folder, tmp_path):
+    """Catches records beside the head that do not reach the card, and options that are dropped."""
+    result = run("card", str(folder), "--repo", "org/head-gsm8k", "--license", "mit", "--tags", "one, two")
+    assert result.exit_code == 0, result.output
+    data = ModelCard.load(folder / "README.md").data
+    assert (data.license, data.model_name) == ("mit", "head-gsm8k")
+    assert data.tags[-2:] == ["one", "two"]
+    other = tmp_path / "other.json"
+    other.write_text(json.dumps({"records": [make_evaluation()["records"][1] | {"quality": 0.1234}]}))
+    output = tmp_path / "card.md"
+    assert run("card", str(folder), "--evaluation", str(other), "--output", str(output)).exit_code == 0
+    assert "12.3%" in output.read_text()
+
+
+def test_info_shows_pair_sizes_task_and_results(folder):
+    """Catches a figure that is left out or of another row."""
+    result = run("info", str(folder))
+    assert result.exit_code == 0, result.output
+    sizes = ("8,190.74 M", "596.05 M", "4096", "1024", "5,121 parameters")
+    models = ("Qwen/Qwen3-8B@0123abc", "Qwen/Qwen3-0.6B")
+    for words in (*sizes, *models, "gsm8k", "linear", "static:0.7", "75.1%", "70.4%", "hf-diversed train"):
+        assert words in result.output, words
+
+
+def test_info_without_records(tmp_path):
+    DiversedHead(type(HUB)(8, 8)).save_pretrained(tmp_path)
+    result = run("info", str(tmp_path))
+    assert result.exit_code == 0, result.output
+    assert "No results" in result.output
+    assert "None" not in result.output
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("{", "is no JSON"),
+        ("[]", "must hold a JSON object"),
+        ('{"records": [{"method": "sd"}]}', "record of the head"),
+    ],
+)
+def test_bad_records_are_messages(folder, content, words):
+    """Catches tracebacks where a sentence would do."""
+    (folder / "evaluation.json").write_text(content)
+    result = run("card", str(folder))
+    assert result.exit_code == 2, result.output
+    assert words in result.output.replace("\n", " ")
+    missing = run("info", "/no/such/head")
+    assert missing.exit_code == 2
+    assert "is no folder" in missing.output
