@@ -18,7 +18,7 @@ def cards() -> dict[Path, str]:
     """The card of every packaged head that has results, by its file, as a push would publish it."""
     found = {}
     for folder in sorted((ROOT / "hf_diversed" / "zoo" / "weights" / "heads").glob("*/")):
-        results = ROOT / "results" / "heads" / f"{folder.name}.json"
+        results = ROOT / "results" / f"{folder.name}.json"
         if results.is_file():
             files = publication(DiversedHead.from_pretrained(folder), read_records(folder, results))
             found[ROOT / "model_cards" / f"embedded-{folder.name}" / CARD] = files[CARD].decode()

@@ -8,13 +8,13 @@ import sys
 from pathlib import Path
 
 from hf_diversed.evaluation.formatting import number, percent, with_bounds
-from tools.render_results import results
+from tools.render_results import RESULTS, results
 
 
 ROOT = Path(__file__).parent.parent
 TRAINING = ROOT / "hf_diversed" / "zoo" / "weights" / "training.json"
-SPEED = ROOT / "results" / "against_upstream.json"
-HEADS = ROOT / "results" / "heads"
+SPEED = RESULTS / "against_upstream.json"
+HEADS = ROOT / "hf_diversed" / "zoo" / "weights" / "heads"
 
 
 def speed() -> str:
@@ -63,7 +63,9 @@ def pair() -> str:
 def heads() -> str:
     """What the packaged heads do on held-out prompts."""
     lines = []
-    for path in sorted(HEADS.glob("*.json")):
+    for path in sorted(RESULTS / f"{folder.name}.json" for folder in HEADS.iterdir()):
+        if not path.is_file():
+            continue  # `results` says what makes it
         rows = {row["method"]: row for row in json.loads(path.read_text())["records"]}
         first = rows["diversed"]
         lines += [

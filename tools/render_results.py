@@ -11,6 +11,7 @@ from typing import Any
 
 from PIL import Image
 
+from hf_diversed.evaluation import markdown_table
 from hf_diversed.evaluation.curves import read_records, to_curves
 from hf_diversed.evaluation.formatting import percent, with_bounds
 from hf_diversed.evaluation.frontier import DIVERSED, family_of
@@ -20,19 +21,21 @@ RESULTS = Path(__file__).parent.parent / "results"
 PICTURE = "frontier-math.png"
 TASKS = ("math", "summary", "code")
 
-_METHODS = "ar,sd,lenience:0.5,spec_cascade:token_v3:0.5,static:0.5,diversed"
-_RUN = f"hf-diversed evaluate --methods {_METHODS} --task"
+_RUN = "hf-diversed evaluate --num-examples 1000 --batch-size 250"
+_RULES = "--methods ar,sd,lenience:0.3,spec_cascade:token_v3:0.5,static:0.7,static:0.5,static:0.4,static:0.3,diversed"
+_MATH = "--methods ar,sd,static:0.5,static:0.4,diversed"
+_SWEEP = f"{_RUN} --task math --methods ar,sd,static:0.5,diversed"
 # What makes each file.
 COMMANDS = {
-    "math.json": f"{_RUN} math --num-examples 10000",
-    "summary.json": f"{_RUN} summary --num-examples 1000",
-    "code.json": f"{_RUN} code --num-examples 1000 --allow-code-execution",
-    "frontier-math.json": "hf-diversed frontier --task math --num-examples 2500 --num-assistant-tokens 3,5,7",
-    "math-t0.json": f"{_RUN} math --num-examples 1000 --temperature 0",
-    "math-t0.1.json": f"{_RUN} math --num-examples 1000 --temperature 0.1",
-    "math-g3.json": f"{_RUN} math --num-examples 1000 --num-assistant-tokens 3",
-    "math-g7.json": f"{_RUN} math --num-examples 1000 --num-assistant-tokens 7",
-    "transfer.json": "python benchmarks/transfer.py",
+    "math.json": f"{_RUN} --task math {_MATH} --samples-per-prompt 10 --records",
+    "summary.json": f"{_RUN} --task summary {_RULES}",
+    "code.json": f"{_RUN} --task code {_RULES} --allow-code-execution",
+    "frontier-math.json": "hf-diversed frontier --task math --num-examples 1000 --batch-size 250",
+    "math-t0.json": f"{_SWEEP} --temperature 0",
+    "math-t0.1.json": f"{_SWEEP} --temperature 0.1",
+    "math-g3.json": f"{_SWEEP} --num-assistant-tokens 3",
+    "math-g7.json": f"{_SWEEP} --num-assistant-tokens 7",
+    "transfer.json": "python benchmarks/transfer.py --batch-size 250",
 }
 Record = Mapping[str, Any]
 
@@ -100,7 +103,7 @@ def _methods_and_tasks(folder: Path) -> str:
         f"Accepted / drafted and quality ({metrics}) at temperature {first['temperature']:g}, "
         f"{first['num_assistant_tokens']} drafts per round. {_widest(records)}"
     )
-    return "\n\n".join([note, pivot(records, "method", "task", "method"), *gaps])
+    return "\n\n".join([note, markdown_table(records), *gaps])
 
 
 def _frontier(folder: Path) -> str:

@@ -346,7 +346,7 @@ def test_tool_writes_and_checks(monkeypatch, tmp_path, capsys):
     DiversedHead(EMBEDDED).save_pretrained(folder)
     (folder / "provenance.json").write_text(json.dumps(make_training()))
     assert render_cards.main() == 0  # a head without results yet
-    results = tmp_path / "results" / "heads" / "math.json"
+    results = tmp_path / "results" / "math.json"
     results.parent.mkdir(parents=True)
     results.write_text(json.dumps(make_evaluation("math")))
     assert render_cards.main() == 1
