@@ -71,8 +71,8 @@ def diversed_decoding(
         model.generate(**inputs, custom_generate=loop)
         ```
     """
-    verifier = _require(verifier)
     checks.check_call(model, assistant_model, generation_config, model_kwargs, logits_processor)
+    verifier = _require(verifier)
     checks.check_streamer(streamer, batch_size=input_ids.shape[0])
     if output_token_records and not generation_config.return_dict_in_generate:
         raise ValueError("output_token_records=True needs return_dict_in_generate=True to return them.")
