@@ -9,7 +9,7 @@ import os
 from hf_diversed._version import __version__
 from hf_diversed.generation.decoding import diversed_decoding
 from hf_diversed.generation.hook import attach, detach, install_hook, uninstall_hook
-from hf_diversed.generation.recording import record_stats
+from hf_diversed.generation.recording import RoundStreamer, record_stats
 from hf_diversed.head import DiversedHead, DiversedHeadConfig
 from hf_diversed.outputs import GenerateDiversedOutput, SpeculativeStats
 from hf_diversed.verifiers import (
@@ -50,6 +50,7 @@ __all__ = [
     "LossyVerifier",
     "PhaseVerifier",
     "RegretBudgetVerifier",
+    "RoundStreamer",
     "SpecCascadeVerifier",
     "SpeculativeStats",
     "StaticEnsembleVerifier",

@@ -12,7 +12,7 @@ from hf_diversed.generation.drafting import DiversedCandidateGenerator, Drafter
 from hf_diversed.generation.processing import BlockProcessor, RaggedRows, StopTracker
 from hf_diversed.generation.prompt_lookup import PromptLookupDrafter
 from hf_diversed.generation.ragged_model import RaggedModel
-from hf_diversed.generation.recording import RoundLog, ScoreCollector, describe_round
+from hf_diversed.generation.recording import RoundLog, RoundStreamer, ScoreCollector, describe_round
 from hf_diversed.outputs import (
     DecodingContext,
     DraftOutput,
@@ -57,7 +57,7 @@ def diversed_decoding(
         verifier: the rule that accepts or replaces drafted tokens.
         num_assistant_tokens: gamma, drafts per round; None for the verifier's own preference, or 5.
         output_token_records: also return `TokenRecords` (needs `return_dict_in_generate=True`).
-        streamer: gets every round's tokens once, in order; batch size 1 only.
+        streamer: gets every round's tokens once, in order; a `RoundStreamer` also their records. Batch size 1 only.
 
     Returns:
         long `[B, S + T]`, or `GenerateDiversedOutput` with `return_dict_in_generate=True`.
@@ -85,6 +85,7 @@ def diversed_decoding(
     target, drafter = _models(model, draft, verifier, processor, plan, model_kwargs)
     scores, raw_logits = (ScoreCollector(rows.prompt_length) for _ in range(2))
     log, state = RoundLog(), None
+    keep_records = output_token_records or isinstance(streamer, RoundStreamer)
     # Whoever reads other rows, or has something to say about each, finds them where they were.
     may_shrink = not (verifier.per_row or processor.reads_prefix or stops.criteria or plan.collects_columns)
 
@@ -107,15 +108,17 @@ def diversed_decoding(
             scores.add(p.scores, starts, emitted)
         if plan.output_logits and p.raw_logits is not None:
             raw_logits.add(p.raw_logits, starts, emitted)
-        if output_token_records and verdict is not None and q is not None and verdict.tv is None:
+        if keep_records and verdict is not None and q is not None and verdict.tv is None:
             verdict = replace(verdict, tv=total_variation(p.probs()[:, :-1], q.probs()))
-        records = describe_round(q, p, verdict, outcome) if output_token_records else None
+        records = describe_round(q, p, verdict, outcome) if keep_records else None
         log.append(rows.origins, starts, drafted, accepted, verdict, records)
 
         rows.advance(emitted)
         stops.update(ended, plan.max_length, scores.before if plan.output_scores else None)
         if streamer is not None:
-            streamer.put(rows.ids[0, starts[0] : rows.ends[0] or rows.lengths[0]].cpu())
+            end = rows.ends[0] or rows.lengths[0]
+            streamer.put(rows.ids[0, starts[0] : end].cpu())
+            log.stream(streamer, end, target.num_forwards, drafter.model.num_forwards)
         if verdict is not None:
             drafter.rewind(all_accepted=any(accepted[row] == verdict.accept_prob.shape[1] for row in rows.running))
             state = None if verdict.state is None else verdict.state[rows.row_index, outcome.num_accepted]

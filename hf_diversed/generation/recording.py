@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
+from transformers.generation.streamers import BaseStreamer
 
 from hf_diversed.outputs import (
     SOURCES,
@@ -105,11 +106,37 @@ class ScoreCollector:
         return tuple(self.columns[: column - self.prompt_length])
 
 
+class RoundStreamer(BaseStreamer):
+    """A streamer that is told where tokens came from: `generate(..., streamer=...)`, batch size 1.
+
+    Override `put_round`. Plain decoding has no rounds; it calls `put` as it does with any streamer: once with the
+    prompt, then with every token.
+
+    Example:
+        ```python
+        class Printer(hf_diversed.RoundStreamer):
+            def put_round(self, records, stats):
+                print(records.tokens.tolist(), f"{stats.num_accepted} of {stats.num_drafted} accepted")
+        ```
+    """
+
+    def put_round(self, records: TokenRecords, stats: SpeculativeStats) -> None:
+        """Receive one round as it ends: its tokens, `[1, N]`, and what it adds to the statistics of the call."""
+        raise NotImplementedError
+
+    def put(self, value: torch.Tensor) -> None:
+        """Receive the prompt, then tokens; does nothing."""
+
+    def end(self) -> None:
+        """Hear that decoding ended; does nothing."""
+
+
 class RoundLog:
     """Collects rounds during decoding and settles the accounts at the end, when every row's true end is known."""
 
     def __init__(self) -> None:
         self.rounds: list[Round] = []
+        self._streamed = (0, 0)
 
     def append(
         self,
@@ -127,50 +154,70 @@ class RoundLog:
             said = verdict.accept_prob, verdict.weight, verdict.tv
             self.rounds.append(Round(rows, starts, drafted, accepted, *said, records))
 
+    def stream(self, streamer: BaseStreamer, end: int, target_forwards: int, draft_forwards: int) -> None:
+        """Tell a `RoundStreamer` of the last round, cut at `end`; other streamers hear of tokens only."""
+        if not isinstance(streamer, RoundStreamer):
+            return
+        latest = self.rounds[-1:]
+        before, self._streamed = self._streamed, (target_forwards, draft_forwards)
+        stats = sum_up(latest, [end], target_forwards - before[0], draft_forwards - before[1])
+        streamer.put_round(merge_records(latest, [end], latest[0].starts[0]), stats)
+
     def stats(self, ends: list[int], target_forwards: int, draft_forwards: int) -> SpeculativeStats:
         """Totals with `per_row`; also added to the running `record_stats` block, if there is one."""
-        per_row = [
-            SpeculativeStats(target_forwards=target_forwards, draft_forwards=draft_forwards) for _ in range(len(ends))
-        ]
-        for entry in self.rounds:
-            weight = None if entry.weight is None else entry.weight.tolist()
-            tv = None if entry.tv is None else entry.tv.tolist()
-            expected = entry.expected_accepted()
-            for row, origin in enumerate(entry.rows):
-                counters = per_row[origin]
-                verified = _count(counters, entry, row, ends[origin], expected[row])
-                _average(counters, weight and weight[row][:verified], tv and tv[row][:verified])
-        total = SpeculativeStats()
-        for counters in per_row:
-            total.add(counters)
-        total.target_forwards, total.draft_forwards, total.per_row = target_forwards, draft_forwards, per_row
+        total = sum_up(self.rounds, ends, target_forwards, draft_forwards)
         if (collector := _COLLECTOR.get()) is not None:
             collector.add(total)
         return total
 
     def token_records(self, ends: list[int], prompt_length: int) -> TokenRecords:
-        """Scatter the rounds' records into `[B, T]`, cutting every row at its end."""
-        shape = (len(ends), max(ends) - prompt_length)
-        nan = torch.full(shape, float("nan"))
-        merged = {name: nan.clone() for name in ("weight", "p", "q", "tv")}
-        merged["tokens"] = torch.zeros(shape, dtype=torch.long)
-        merged["source"] = torch.full(shape, -1, dtype=torch.int8)
-        merged["relaxed"] = torch.zeros(shape, dtype=torch.bool)
-        inputs: dict[str, torch.Tensor] = {}
-        for entry in self.rounds:
-            assert entry.records is not None
-            begin = torch.tensor(entry.starts) - prompt_length
-            origins = torch.tensor(entry.rows)
-            room = torch.tensor(ends)[origins] - torch.tensor(entry.starts)
-            count = torch.minimum(torch.tensor(entry.accepted) + 1, room)
-            rows, positions = (torch.arange(entry.records.tokens.shape[1]) < count[:, None]).nonzero(as_tuple=True)
-            columns = begin[rows] + positions
-            for name, values in merged.items():
-                values[origins[rows], columns] = getattr(entry.records, name).cpu()[rows, positions].to(values.dtype)
-            for name, given in (entry.records.inputs or {}).items():
-                kept = inputs.setdefault(name, torch.zeros(*shape, *given.shape[2:], dtype=given.dtype))
-                kept[origins[rows], columns] = given.cpu()[rows, positions]
-        return TokenRecords(**merged, inputs=inputs or None)
+        """Everything about every generated token."""
+        return merge_records(self.rounds, ends, prompt_length)
+
+
+def sum_up(rounds: list[Round], ends: list[int], target_forwards: int, draft_forwards: int) -> SpeculativeStats:
+    """Totals of some rounds, with `per_row`; what lies behind a row's end does not count."""
+    per_row = [
+        SpeculativeStats(target_forwards=target_forwards, draft_forwards=draft_forwards) for _ in range(len(ends))
+    ]
+    for entry in rounds:
+        weight = None if entry.weight is None else entry.weight.tolist()
+        tv = None if entry.tv is None else entry.tv.tolist()
+        expected = entry.expected_accepted()
+        for row, origin in enumerate(entry.rows):
+            counters = per_row[origin]
+            verified = _count(counters, entry, row, ends[origin], expected[row])
+            _average(counters, weight and weight[row][:verified], tv and tv[row][:verified])
+    total = SpeculativeStats()
+    for counters in per_row:
+        total.add(counters)
+    total.target_forwards, total.draft_forwards, total.per_row = target_forwards, draft_forwards, per_row
+    return total
+
+
+def merge_records(rounds: list[Round], ends: list[int], prompt_length: int) -> TokenRecords:
+    """Scatter the rounds' records into `[B, T]`, cutting every row at its end."""
+    shape = (len(ends), max(ends) - prompt_length)
+    nan = torch.full(shape, float("nan"))
+    merged = {name: nan.clone() for name in ("weight", "p", "q", "tv")}
+    merged["tokens"] = torch.zeros(shape, dtype=torch.long)
+    merged["source"] = torch.full(shape, -1, dtype=torch.int8)
+    merged["relaxed"] = torch.zeros(shape, dtype=torch.bool)
+    inputs: dict[str, torch.Tensor] = {}
+    for entry in rounds:
+        assert entry.records is not None
+        begin = torch.tensor(entry.starts) - prompt_length
+        origins = torch.tensor(entry.rows)
+        room = torch.tensor(ends)[origins] - torch.tensor(entry.starts)
+        count = torch.minimum(torch.tensor(entry.accepted) + 1, room)
+        rows, positions = (torch.arange(entry.records.tokens.shape[1]) < count[:, None]).nonzero(as_tuple=True)
+        columns = begin[rows] + positions
+        for name, values in merged.items():
+            values[origins[rows], columns] = getattr(entry.records, name).cpu()[rows, positions].to(values.dtype)
+        for name, given in (entry.records.inputs or {}).items():
+            kept = inputs.setdefault(name, torch.zeros(*shape, *given.shape[2:], dtype=given.dtype))
+            kept[origins[rows], columns] = given.cpu()[rows, positions]
+    return TokenRecords(**merged, inputs=inputs or None)
 
 
 def _count(counters: SpeculativeStats, entry: Round, row: int, end: int, expected: float) -> int:

@@ -1,0 +1,91 @@
+"""Rounds as they are streamed against the records and statistics of the whole call."""
+
+import math
+from dataclasses import fields
+
+import pytest
+import torch
+
+import hf_diversed
+from hf_diversed import RoundStreamer, SpeculativeStats
+from tests.tiny import ragged_batch, tiny_draft, tiny_model
+
+
+@pytest.fixture(scope="module")
+def pair():
+    target = tiny_model("llama")
+    return target, tiny_draft(target)
+
+
+class _Listener(RoundStreamer):
+    def __init__(self):
+        self.rounds, self.tokens, self.ended = [], [], 0
+
+    def put_round(self, records, stats):
+        self.rounds.append((records, stats))
+
+    def put(self, value):
+        self.tokens += value.flatten().tolist()
+
+    def end(self):
+        self.ended += 1
+
+
+def _generate(pair, **kwargs):
+    target, draft = pair
+    settings = {"max_new_tokens": 24, "num_assistant_tokens": 4, "do_sample": True, "top_k": 0}
+    torch.manual_seed(0)
+    prompt = ragged_batch()["input_ids"][:1]
+    return prompt, target.generate(prompt, assistant_model=draft, **(settings | kwargs))
+
+
+STOPS = [lambda ids, scores: torch.tensor([ids.shape[1] >= 18])]
+
+
+@pytest.mark.parametrize("extra", [{}, {"stopping_criteria": STOPS}, {"do_sample": False}, {"max_new_tokens": 1}])
+def test_streamed_rounds_add_up_to_the_call(pair, extra):
+    """Catches a round told twice or not at all, tokens behind a stop inside a block, and prefill that no round owns."""
+    listener = _Listener()
+    prompt, out = _generate(
+        pair,
+        verifier="static:0.5",
+        streamer=listener,
+        return_dict_in_generate=True,
+        output_token_records=True,
+        **extra,
+    )
+    for item in fields(out.token_records):
+        whole = getattr(out.token_records, item.name)
+        if whole is not None:
+            parts = torch.cat([getattr(records, item.name) for records, _ in listener.rounds], dim=1)
+            assert torch.equal(parts.nan_to_num(-9.0), whole.nan_to_num(-9.0)), item.name
+    assert listener.tokens == out.sequences[0].tolist()
+    total = SpeculativeStats()
+    for _, stats in listener.rounds:
+        assert stats.num_rounds == 1
+        total.add(stats)
+    for name, value in out.stats.to_dict().items():
+        expected = pytest.approx(value) if isinstance(value, float) else value
+        assert total.to_dict()[name] == expected, name
+    assert listener.ended == 1
+
+
+def test_streaming_asks_for_nothing_else(pair):
+    """Catches a streamer that needs return_dict_in_generate, changes the tokens, or is counted twice by
+    `record_stats`."""
+    listener = _Listener()
+    _, silent = _generate(pair, verifier="static:0.5")
+    with hf_diversed.record_stats() as stats:
+        _, streamed = _generate(pair, verifier="static:0.5", streamer=listener)
+    assert torch.equal(silent, streamed)
+    assert stats.num_rounds == len(listener.rounds)
+    assert all(not math.isnan(entry.mean_weight) for _, entry in listener.rounds if entry.num_drafted)
+    assert any(records.relaxed.any() for records, _ in listener.rounds)
+
+
+def test_plain_decoding_has_no_rounds(pair):
+    """Catches a streamer that upstream cannot use."""
+    target, _ = pair
+    prompt, listener = ragged_batch()["input_ids"][:1], _Listener()
+    out = target.generate(prompt, max_new_tokens=5, streamer=listener)
+    assert (listener.rounds, listener.ended, listener.tokens) == ([], 1, out[0].tolist())
