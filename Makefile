@@ -4,10 +4,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 WORKERS ?= 2
 
-.PHONY: demo test bench quality format results clean
+.PHONY: demo space test test-browser bench quality format results clean
 
 demo: $(VENV)/.base
 	$(BIN)/hf-diversed demo
+
+space: $(VENV)/.serve
+	$(BIN)/python examples/space/app.py
 
 test: $(VENV)/.dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS)
@@ -17,6 +20,10 @@ bench: $(VENV)/.base
 	$(BIN)/hf-diversed benchmark --batch-sizes 1,4 --repeats 3 --max-new-tokens 48
 	$(BIN)/hf-diversed benchmark --random-weights --target-config embedded-1024-target \
 		--draft-config embedded-1024-draft --acceptance 0.8 --batch-sizes 1 --repeats 3 --max-new-tokens 48
+
+# Drives the Chromium of the system, as `apt-get install chromium` puts it there.
+test-browser: $(VENV)/.dev $(VENV)/.serve
+	$(BIN)/python -m pytest tests/browser
 
 quality: $(VENV)/.dev
 	$(BIN)/ruff format --check .
@@ -49,4 +56,8 @@ $(VENV)/.base: $(VENV)/.torch pyproject.toml
 
 $(VENV)/.dev: $(VENV)/.base
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[demo,dev]" -c constraints.txt
+	touch $@
+
+$(VENV)/.serve: $(VENV)/.base
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[demo,serve]" -c constraints.txt
 	touch $@

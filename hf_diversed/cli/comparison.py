@@ -1,7 +1,7 @@
 """Run the same prompts through several decoding methods and measure each. Prints nothing but progress."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -20,12 +20,14 @@ from hf_diversed.verifiers import DiversedVerifier, PhaseVerifier, StaticEnsembl
 
 @dataclass(frozen=True)
 class Pair:
-    """Target, draft and their tokenizer. Prompts from a chat template bring their own special tokens."""
+    """Target, draft, their tokenizer and the heads that come with them, by task. Prompts from a chat template bring
+    their own special tokens."""
 
     target: PreTrainedModel
     draft: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
     add_special_tokens: bool = True
+    heads: Mapping[str, DiversedHead] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

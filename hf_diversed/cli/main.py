@@ -12,13 +12,12 @@ from hf_diversed.cli.comparison import Method, Pair, Settings, all_methods, comp
 from hf_diversed.cli.convert import convert
 from hf_diversed.cli.evaluate import evaluate
 from hf_diversed.cli.frontier import frontier
-from hf_diversed.cli.models import load_pair
+from hf_diversed.cli.generate import generate
 from hf_diversed.cli.plot import plot
 from hf_diversed.cli.publish import card, info, push
 from hf_diversed.cli.rendering import comparison_table, source_legend, token_text
 from hf_diversed.cli.terminal import console, errors_in_words
 from hf_diversed.corpus import held_out_examples
-from hf_diversed.generation.hook import resolve_verifier
 from hf_diversed.head import DiversedHead, DiversedHeadConfig
 from hf_diversed.tasks import get_task
 from hf_diversed.zoo import load_demo_pair
@@ -27,7 +26,7 @@ from hf_diversed.zoo import load_demo_pair
 app = typer.Typer(
     help="Relaxed speculative decoding for Hugging Face models.", no_args_is_help=True, add_completion=False
 )
-for command in (evaluate, frontier, plot, benchmark, convert, push, card, info):
+for command in (generate, evaluate, frontier, plot, benchmark, convert, push, card, info):
     app.command()(command)
 
 PHASE_TOKENS = (":", ".")
@@ -76,48 +75,6 @@ def demo(
     console.print("\n", source_legend())
 
 
-@app.command()
-def generate(
-    prompt: Annotated[str, typer.Option(help="What to continue.")],
-    target: Annotated[str | None, typer.Option(help="Hub id or folder; the embedded pair if left out.")] = None,
-    draft: Annotated[str | None, typer.Option(help="Hub id or folder of the draft.")] = None,
-    head: Annotated[str | None, typer.Option(help="Hub id or folder of a DiversedHead.")] = None,
-    verifier: Annotated[str | None, typer.Option(help='Another rule, for example "static:0.7".')] = None,
-    quality: Annotated[float | None, typer.Option(min=0.0, max=1.0, help="0 accepts all, 1 is lossless.")] = None,
-    max_bias: Annotated[float | None, typer.Option(min=0.0, max=1.0, help="Cap on TV(v, p) per token.")] = None,
-    chat: Annotated[bool, typer.Option(help="Wrap the prompt in the tokenizer's chat template.")] = False,
-    compare_with_plain: Annotated[
-        bool, typer.Option("--compare/--no-compare", help="Also time other methods.")
-    ] = True,
-    device: Annotated[str | None, typer.Option(help="cuda, mps or cpu; the best one by default.")] = None,
-    seed: Seed = 0,
-    gamma: Annotated[
-        int | None, typer.Option("--num-assistant-tokens", min=1, help="Drafts per round; the head's own, or 5.")
-    ] = None,
-    max_new_tokens: NewTokens = 128,
-    temperature: Temperature = 1.0,
-) -> None:
-    """Continue a prompt with any pair and rule; shows where every token came from."""
-    logging.set_verbosity_error()
-    with errors_in_words():
-        pair = load_pair(target, draft, device, chat)
-        if head is None and verifier is None:
-            verifier = "static:0.7"
-        rule = resolve_verifier(head, verifier, quality, max_bias, pair.target.device)
-        settings = Settings(max_new_tokens, gamma, temperature, seed)
-        text = _chat_prompt(pair, prompt) if chat else prompt
-        method = Method(head or verifier or "", {"verifier": rule})
-        shown = measure(pair, method, [text], settings, records=True)
-        console.print(Text(prompt, style="bold"), end="")
-        console.print(token_text(pair.tokenizer, shown.records))
-        console.print("\n", source_legend())
-        if compare_with_plain:
-            others = [Method("plain decoding", None), Method("lossless", {"verifier": "lossless"}), method]
-            console.print(comparison_table(compare(pair, others, [text], settings, console)))
-        else:
-            console.print(comparison_table([shown]))
-
-
 # Their options, over a hundred, are those of dataclasses, which parse and explain themselves.
 _PARSED_ELSEWHERE: dict = {
     "add_help_option": False,
@@ -141,11 +98,6 @@ def tune_draft(context: typer.Context) -> None:
         from hf_diversed.cli.tune_draft import tune
 
         tune(context.args)
-
-
-def _chat_prompt(pair: Pair, prompt: str) -> str:
-    messages = [{"role": "user", "content": prompt}]
-    return str(pair.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
 
 
 def _fresh_head(pair: Pair) -> DiversedHead:

@@ -17,7 +17,7 @@ def load_pair(target: str | None, draft: str | None, device: str | None = None, 
         raise ValueError("--target and --draft go together: pass both, or neither for the embedded pair.")
     if target is None or draft is None:
         loaded = load_demo_pair()
-        return Pair(loaded.target, loaded.draft, loaded.tokenizer)
+        return Pair(loaded.target, loaded.draft, loaded.tokenizer, heads=loaded.heads)
     device = device or best_device()
     models = [AutoModelForCausalLM.from_pretrained(name, dtype="auto", device_map=device) for name in (target, draft)]
     tokenizer = AutoTokenizer.from_pretrained(target, padding_side="left")

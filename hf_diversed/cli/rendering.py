@@ -8,15 +8,8 @@ from rich.text import Text
 from transformers import PreTrainedTokenizerBase
 
 from hf_diversed.cli.comparison import Row
-from hf_diversed.outputs import SOURCES, TokenRecords
-
-
-STYLES = {
-    "draft": ("green", "accepted draft"),
-    "relaxed": ("black on yellow", "relaxed: the target alone would have rejected it"),
-    "residual": ("red", "residual: the target's correction"),
-    "bonus": ("blue", "bonus: the target's next token"),
-}
+from hf_diversed.outputs import SpeculativeStats, TokenRecords
+from hf_diversed.token_view import ORIGINS, TARGET, Piece, TokenReader
 
 
 def comparison_table(rows: list[Row], right: list[float] | None = None, num_prompts: int = 0) -> Table:
@@ -41,33 +34,34 @@ def comparison_table(rows: list[Row], right: list[float] | None = None, num_prom
 
 
 def token_text(tokenizer: PreTrainedTokenizerBase, records: TokenRecords | None) -> Text:
-    """The first row's tokens, coloured by source."""
-    text = Text()
-    if records is None:
-        return text
-    special = set(tokenizer.all_special_ids)
-    ids: list[int] = []
-    shown = ""
-    for token, source, relaxed in zip(records.tokens[0], records.source[0], records.relaxed[0]):
-        if source < 0 or int(token) in special:
-            continue
-        ids.append(int(token))
-        # Decoded with what precedes it: a token alone may lose its space, or be half a character.
-        spelled = str(tokenizer.decode(ids))
-        kind = "relaxed" if relaxed else SOURCES[int(source)]
-        if not spelled.endswith("\ufffd"):
-            text.append(spelled[len(shown) :], style=STYLES[kind][0])
-            shown = spelled
-    return text
+    """The first row's tokens, coloured by origin."""
+    return Text() if records is None else pieces_text(TokenReader(tokenizer).read(records))
+
+
+def pieces_text(pieces: list[Piece]) -> Text:
+    """Pieces, coloured by origin."""
+    return Text.assemble(*((piece.text, ORIGINS[piece.origin].style) for piece in pieces))
 
 
 def source_legend() -> Text:
     """What the colours of `token_text` mean."""
     text = Text()
-    for style, meaning in STYLES.values():
-        text.append(f" {meaning} ", style=style)
-        text.append("  ")
+    for name, origin in ORIGINS.items():
+        if name != TARGET:
+            text.append(f" {origin.meaning} ", style=origin.style)
+            text.append("  ")
     return text
+
+
+def stats_line(label: str, stats: SpeculativeStats, seconds: float) -> str:
+    """A call in one line; the rates of the draft only where there was one."""
+    parts = [f"{stats.num_emitted} tokens in {seconds:.2f} s ({stats.num_emitted / seconds:.0f} tokens/s)"]
+    if stats.num_drafted:
+        parts.append(f"{stats.acceptance_rate:.1%} of {stats.num_drafted} drafts accepted")
+    parts.append(f"{stats.block_efficiency:.2f} tokens per target forward")
+    if not math.isnan(stats.mean_weight):
+        parts.append(f"mean w {stats.mean_weight:.2f}")
+    return f"{label}: {', '.join(parts)}"
 
 
 def _speed(row: Row) -> float:

@@ -11,6 +11,7 @@ from hf_diversed.sandbox import SandboxUnavailable
 
 
 console = Console()
+notes = Console(stderr=True)  # beside the output proper, which may go into a pipe
 
 
 @contextmanager

@@ -1,10 +1,16 @@
 """The command line, run in process on the embedded pair."""
 
+from types import SimpleNamespace
+
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from hf_diversed import DiversedHead, DiversedHeadConfig, load_demo_pair
 from hf_diversed.cli import app
+from hf_diversed.cli.rendering import token_text
+from hf_diversed.outputs import TokenRecords
+from hf_diversed.token_view import ORIGINS
 
 
 def run(*arguments: str):
@@ -22,12 +28,62 @@ def test_demo_prints_a_row_per_method():
     assert "Question:" in result.output
 
 
-def test_generate_on_the_embedded_pair():
-    prompt = "Question: 2 plus 3?\nAnswer:"
-    result = run("generate", "--prompt", prompt, "--verifier", "static:0.5", "--max-new-tokens", "12")
+PROMPT = "Question: 2 plus 3?\nAnswer:"
+
+
+@pytest.mark.parametrize(
+    ("method", "words"),
+    [
+        ("ar", ["ar: ", "1.00 tokens per target forward"]),
+        ("sd", ["sd: ", "drafts accepted", "relaxed:"]),
+        ("static:0.5", ["static:0.5: ", "mean w 0.50"]),
+        (None, ["diversed: ", "mean w"]),
+    ],
+)
+def test_generate_prints_text_and_then_statistics(method, words):
+    """Catches a method that does not stream, tokens lost or told twice, and escape codes or notes in a pipe."""
+    chosen = [] if method is None else ["--method", method]
+    settings = ["--max-new-tokens", "12", "--seed", "3"]
+    result = run("generate", PROMPT, *chosen, *settings)
     assert result.exit_code == 0, result.output
-    assert "static:0.5" in result.output
-    assert "lossless" in result.output
+    for part in words:
+        assert part in result.stderr
+    assert ("drafts accepted" in result.stderr) == (method != "ar")
+    assert "\x1b" not in result.stdout
+    pair = load_demo_pair()
+    torch.manual_seed(3)
+    inputs = pair.tokenizer(PROMPT, return_tensors="pt")
+    rule = {
+        "ar": {},
+        "sd": {"assistant_model": pair.draft, "verifier": "lossless"},
+        None: {"assistant_model": pair.draft, "diversed_head": pair.heads["math"]},
+    }.get(method, {"assistant_model": pair.draft, "verifier": method})
+    out = pair.target.generate(**inputs, **rule, do_sample=True, top_k=0, max_new_tokens=12)
+    text = pair.tokenizer.decode(out[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
+    assert result.stdout == text + "\n"
+
+
+def test_generate_turns_the_dial():
+    """Catches options that never reach the rule."""
+    accepted = []
+    for options in (["--quality", "0"], ["--quality", "0", "--max-bias", "0"]):
+        result = run("generate", PROMPT, *options, "--gamma", "3", "--max-new-tokens", "24")
+        assert "diversed@0: " in result.stderr, result.output
+        accepted.append("100.0% of " in result.stderr)
+    assert accepted == [True, False]
+
+
+def test_tokens_have_colours():
+    """Catches tokens without their colours, and model output read as markup."""
+    records = TokenRecords(
+        tokens=torch.tensor([[5, 6]]),
+        source=torch.tensor([[0, 1]], dtype=torch.int8),
+        relaxed=torch.tensor([[True, False]]),
+        **dict.fromkeys(("weight", "p", "q", "tv"), torch.full((1, 2), float("nan"))),
+    )
+    text = token_text(SimpleNamespace(all_special_ids=[], decode=lambda ids: "[red]" * len(ids)), records)
+    assert text.plain == "[red][red]"
+    assert [span.style for span in text.spans] == [ORIGINS["relaxed"].style, ORIGINS["residual"].style]
 
 
 def test_generate_with_folders(tmp_path):
@@ -40,7 +96,7 @@ def test_generate_with_folders(tmp_path):
     DiversedHead(DiversedHeadConfig(*widths)).save_pretrained(tmp_path / "head")
     paths = {name: str(tmp_path / name) for name in ("target", "draft", "head")}
     options = [part for name, path in paths.items() for part in (f"--{name}", path)]
-    result = run("generate", "--prompt", "2 plus 3?", *options, "--max-new-tokens", "8", "--no-compare")
+    result = run("generate", "2 plus 3?", *options, "--max-new-tokens", "8")
     assert result.exit_code == 0, result.output
 
 
@@ -48,15 +104,21 @@ def test_generate_with_folders(tmp_path):
     ("arguments", "words"),
     [
         (["--target", "only-one"], "go together"),
-        (["--verifier", "nonsense"], "unknown verifier"),
-        (["--verifier", "static:2"], "must lie in"),
-        (["--verifier", "static:0.5", "--quality", "0.5"], "act on a head"),
+        (["--method", "nonsense"], "unknown verifier"),
+        (["--method", "static:2"], "must lie in"),
+        (["--method", "static:0.5", "--quality", "0.5"], "act on a head"),
+        (["--method", "ar", "--max-bias", "0.5"], "act on a head"),
+        (["--method", "diversed", "--task", "poetry"], "needs a head"),
         (["--head", "/no/such/folder"], "/no/such/folder"),
     ],
 )
 def test_bad_options_are_messages(arguments, words):
     """Catches tracebacks where a sentence would do."""
-    result = run("generate", "--prompt", "x", *arguments)
+    result = run("generate", "x", *arguments)
     assert result.exit_code == 2, result.output
     assert words in result.output
     assert "Traceback" not in result.output
+
+
+def test_empty_prompt_is_refused():
+    assert "empty" in run("generate", "  ").output

@@ -44,9 +44,9 @@ STOPS = [lambda ids, scores: torch.tensor([ids.shape[1] >= 18])]
 
 @pytest.mark.parametrize("extra", [{}, {"stopping_criteria": STOPS}, {"do_sample": False}, {"max_new_tokens": 1}])
 def test_streamed_rounds_add_up_to_the_call(pair, extra):
-    """Catches a round told twice or not at all, tokens behind a stop inside a block, and prefill that no round owns."""
+    """Catches a round told twice or not at all, tokens behind a stop inside a block, and lost forwards."""
     listener = _Listener()
-    prompt, out = _generate(
+    _, out = _generate(
         pair,
         verifier="static:0.5",
         streamer=listener,
