@@ -1,0 +1,165 @@
+"""The pair, the rule a visitor chose, and decoding that reports while it runs. Knows nothing of pages."""
+
+import os
+import queue
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from hf_diversed import (
+    DiversedHead,
+    DiversedVerifier,
+    LosslessVerifier,
+    SpeculativeStats,
+    StaticEnsembleVerifier,
+    Verifier,
+    load_demo_pair,
+)
+from hf_diversed.token_view import Piece, PieceStreamer
+
+
+PLAIN, LOSSLESS, STATIC, DIVERSED = METHODS = ("Plain", "Lossless", "Static mix", "DIVERSED")
+SECONDS_PER_FRAME = 0.05
+LONGEST_PROMPT = 20_000  # characters; longer ones are not even tokenized
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Models, tokenizer and the heads known for them, by task; the key "" serves every task."""
+
+    tokenizer: PreTrainedTokenizerBase
+    target: PreTrainedModel
+    draft: PreTrainedModel
+    heads: dict[str, DiversedHead]
+    embedded: bool
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What a visitor asked for."""
+
+    prompt: str
+    task: str
+    method: str
+    quality: float
+    weight: float
+    max_bias: float
+    gamma: int
+    temperature: float
+    max_new_tokens: int
+    seed: int
+    head: str
+
+
+@dataclass
+class Run:
+    """A decoding so far; seconds count from its start to its latest token."""
+
+    pieces: list[Piece] = field(default_factory=list)
+    stats: SpeculativeStats = field(default_factory=SpeculativeStats)
+    seconds: float = 0.0
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.stats.num_emitted / self.seconds if self.seconds else float("nan")
+
+
+def load_pair() -> Pair:
+    """The pair of HF_DIVERSED_TARGET, _DRAFT and _HEAD, or the embedded one."""
+    target, draft, head = (os.environ.get(f"HF_DIVERSED_{name}") for name in ("TARGET", "DRAFT", "HEAD"))
+    if (target is None) != (draft is None):
+        raise ValueError("HF_DIVERSED_TARGET and HF_DIVERSED_DRAFT go together: set both, or neither.")
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    named = {} if head is None else {"": DiversedHead.from_pretrained(head).to(device).eval()}
+    if target is None or draft is None:
+        pair = load_demo_pair()
+        heads = {task: trained.to(device) for task, trained in pair.heads.items()}
+        return Pair(pair.tokenizer, pair.target.to(device), pair.draft.to(device), heads | named, embedded=True)
+    models = [AutoModelForCausalLM.from_pretrained(name, dtype="auto").to(device).eval() for name in (target, draft)]
+    tokenizer = AutoTokenizer.from_pretrained(target, padding_side="left")
+    return Pair(tokenizer, *models, named, embedded=False)
+
+
+def choose_rule(pair: Pair, choice: Choice) -> Verifier | None:
+    """The rule of a choice; None for the target alone. Raises ValueError, in words for visitors."""
+    if choice.method == DIVERSED:
+        max_bias = None if choice.max_bias >= 1 else choice.max_bias
+        return DiversedVerifier(_find_head(pair, choice), choice.quality, max_bias)
+    rules = {PLAIN: None, LOSSLESS: LosslessVerifier(), STATIC: StaticEnsembleVerifier(choice.weight)}
+    return rules[choice.method]
+
+
+def tokenize(pair: Pair, choice: Choice) -> dict[str, torch.Tensor]:
+    """The prompt as ids, in the chat template where there is one. Raises ValueError where it is empty or too long."""
+    if not choice.prompt.strip():
+        raise ValueError("The prompt is empty. Write one, or take an example.")
+    room = pair.target.config.get_text_config().max_position_embeddings - choice.max_new_tokens
+    if len(choice.prompt) > LONGEST_PROMPT:
+        raise ValueError(f"The prompt is too long: {len(choice.prompt)} characters, of {LONGEST_PROMPT} at most.")
+    text, templated = choice.prompt, pair.tokenizer.chat_template is not None
+    if templated:
+        messages = [{"role": "user", "content": text}]
+        text = pair.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    inputs = pair.tokenizer(text, return_tensors="pt", add_special_tokens=not templated)
+    if (length := inputs["input_ids"].shape[1]) > room:
+        raise ValueError(f"The prompt is too long: {length} tokens, where {room} fit beside the answer.")
+    return {name: inputs[name].to(pair.target.device) for name in ("input_ids", "attention_mask")}
+
+
+def decode(pair: Pair, inputs: dict[str, torch.Tensor], verifier: Verifier | None, choice: Choice) -> Iterator[Run]:
+    """Decode in a thread and yield the same `Run` as it grows; a visitor who leaves stops it."""
+    run, events, abandoned = Run(), queue.SimpleQueue(), threading.Event()
+
+    def hear(pieces: list[Piece], stats: SpeculativeStats) -> None:
+        if abandoned.is_set():
+            raise InterruptedError
+        events.put((pieces, stats, time.perf_counter() - began))
+
+    def work() -> None:
+        try:
+            torch.manual_seed(choice.seed)
+            pair.target.generate(**kwargs, streamer=PieceStreamer(pair.tokenizer, hear, plain=verifier is None))
+            events.put(None)
+        except Exception as error:  # raised again where the visitor is
+            events.put(error)
+
+    kwargs = inputs | {"max_new_tokens": choice.max_new_tokens, "do_sample": choice.temperature > 0}
+    if choice.temperature > 0:
+        kwargs |= {"temperature": choice.temperature, "top_k": 0, "top_p": 1.0}
+    if verifier is not None:
+        kwargs |= {"assistant_model": pair.draft, "verifier": verifier, "num_assistant_tokens": choice.gamma}
+    began = time.perf_counter()
+    worker = threading.Thread(target=work, daemon=True)
+    worker.start()
+    try:
+        while (event := events.get()) is not None:
+            if isinstance(event, Exception):
+                raise event
+            pieces, stats, run.seconds = event
+            run.pieces += pieces
+            run.stats.add(stats)
+            if events.empty():  # what is already there comes in one frame
+                yield run
+                time.sleep(SECONDS_PER_FRAME)
+        yield run
+    finally:
+        abandoned.set()
+        worker.join()
+
+
+def _find_head(pair: Pair, choice: Choice) -> DiversedHead:
+    name = choice.head.strip()
+    if not name:
+        if head := pair.heads.get(choice.task, pair.heads.get("")):
+            return head
+        known = f"; there is one for {', '.join(pair.heads)}" if pair.heads else ""
+        raise ValueError(f"There is no head for {choice.task!r} yet{known}. Name one, or choose another method.")
+    try:
+        return DiversedHead.from_pretrained(name).to(pair.target.device).eval()
+    except (OSError, ValueError) as error:
+        reason = str(error).splitlines()[0]
+        raise ValueError(f"The head {name!r} could not be loaded. {reason}") from error

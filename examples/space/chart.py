@@ -1,0 +1,155 @@
+"""The measured front as an SVG: quality over acceptance, with a dot where the dial stands."""
+
+import json
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+
+HERE = Path(__file__).parent
+WIDTH, HEIGHT = 460, 300
+LEFT, RIGHT, TOP, BOTTOM = 48, 14, 14, 44
+
+
+@dataclass(frozen=True)
+class Point:
+    """One measurement: the parameter of its family, accepted / drafted, and the task's score."""
+
+    parameter: float
+    acceptance: float
+    quality: float
+
+
+@dataclass(frozen=True)
+class Front:
+    """Measured curves by family, in the order of their parameter; both end in lossless decoding.
+
+    Attributes:
+        target: quality of the target alone. `metric`, `num_prompts`: what was measured, and on how many prompts.
+    """
+
+    curves: dict[str, list[Point]]
+    target: float
+    metric: str
+    num_prompts: int
+
+
+def load_front(task: str, folders: tuple[Path, ...] = (HERE, HERE.parents[1] / "results")) -> Front | None:
+    """Read the newest kind of measurement there is for a task; None if there is none."""
+    for folder in folders:
+        for name in (f"frontier-{task}.json", f"heads/{task}.json"):
+            if (folder / name).is_file():
+                return build_front(json.loads((folder / name).read_text())["records"])
+    return None
+
+
+def build_front(records: list[dict]) -> Front:
+    """Sort records by the method in their label: "ar", "sd", "static:0.7", "diversed", "diversed@0.7"."""
+    curves: dict[str, list[Point]] = {"static": [], "diversed": []}
+    by_method = {record["method"]: record for record in records}
+    for method, record in by_method.items():
+        if record["acceptance_rate"] is None:
+            continue
+        family, _, value = method.replace("@", ":").partition(":")
+        for name in curves if method == "sd" else [family] if family in curves else []:
+            parameter = 1.0 if method == "sd" else float(value or 0.5)
+            curves[name].append(Point(parameter, record["acceptance_rate"], record["quality"]))
+    ordered = {name: sorted(points, key=lambda point: point.parameter) for name, points in curves.items()}
+    plain = by_method.get("ar") or by_method["sd"]
+    return Front(ordered, plain["quality"], plain["metric"], plain["n"])
+
+
+def interpolate(points: list[Point], parameter: float) -> Point:
+    """The curve at a parameter, linear between measurements; its end beyond them."""
+    parameter = min(max(parameter, points[0].parameter), points[-1].parameter)
+    for low, high in pairwise(points):
+        if parameter <= high.parameter:
+            share = (parameter - low.parameter) / ((high.parameter - low.parameter) or 1.0)
+            return Point(
+                parameter,
+                low.acceptance + share * (high.acceptance - low.acceptance),
+                low.quality + share * (high.quality - low.quality),
+            )
+    return points[-1]
+
+
+def front_chart(front: Front | None, family: str | None, parameter: float) -> str:
+    """The chart; `family` None is decoding without a draft, which has no acceptance and so no dot."""
+    if front is None or not any(front.curves.values()):
+        return (
+            '<section class="panel"><h3>Quality against acceptance</h3><em class="empty">Not measured.</em></section>'
+        )
+    points = front.curves.get(family or "")
+    dot = interpolate(points, parameter) if points else None
+    scale = _Scale(front)
+    drawn = [scale.axes(front.metric), scale.target(front.target)]
+    drawn += [scale.curve(name, points) for name, points in front.curves.items() if points]
+    drawn += [scale.dot(dot)] if dot else []
+    words = f"{front.target:.1%} {front.metric}, nothing drafted"
+    if dot:
+        words = f"about {dot.quality:.1%} {front.metric} with {dot.acceptance:.1%} of drafts accepted"
+        if points and parameter < points[0].parameter:
+            words += f" (nothing measured below {points[0].parameter:g})"
+    keys = {"diversed": "DIVERSED", "static": "static mix", "target": "target alone"}
+    legend = "".join(f'<span class="key"><i class="line {name}"></i>{label}</span>' for name, label in keys.items())
+    return (
+        f'<section class="panel chart"><h3>Quality against acceptance</h3><div class="legend">{legend}</div>'
+        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{words}">{"".join(drawn)}</svg>'
+        f'<p class="hint"><b>{words}</b><br>measured on {front.num_prompts} held-out prompts, '
+        "straight lines in between</p></section>"
+    )
+
+
+class _Scale:
+    """Maps measurements to the picture, which shows what was measured and a margin."""
+
+    def __init__(self, front: Front):
+        points = [point for curve in front.curves.values() for point in curve]
+        self.x = _round_range([point.acceptance for point in points])
+        self.y = _round_range([point.quality for point in points] + [front.target])
+
+    def place(self, acceptance: float, quality: float) -> tuple[float, float]:
+        (left, right), (low, high) = self.x, self.y
+        x = LEFT + (acceptance - left) / (right - left) * (WIDTH - LEFT - RIGHT)
+        y = HEIGHT - BOTTOM - (quality - low) / (high - low) * (HEIGHT - TOP - BOTTOM)
+        return round(x, 1), round(y, 1)
+
+    def axes(self, metric: str) -> str:
+        parts = []
+        for value in _ticks(*self.x):
+            x, y = self.place(value, self.y[0])
+            parts.append(f'<path class="grid" d="M{x} {TOP}V{y}"/><text x="{x}" y="{y + 16}">{value:.0%}</text>')
+        for value in _ticks(*self.y):
+            x, y = self.place(self.x[0], value)
+            label = f'<text class="end" x="{x - 7}" y="{y + 4}">{value:.0%}</text>'
+            parts.append(f'<path class="grid" d="M{x} {y}H{WIDTH - RIGHT}"/>{label}')
+        middle = (LEFT + WIDTH - RIGHT) / 2
+        parts.append(f'<text x="{middle}" y="{HEIGHT - 8}">drafts accepted</text>')
+        height = (TOP + HEIGHT - BOTTOM) / 2
+        parts.append(f'<text transform="translate(11 {height}) rotate(-90)">{metric}</text>')
+        return "".join(parts)
+
+    def target(self, quality: float) -> str:
+        x, y = self.place(self.x[0], quality)
+        return f'<path class="target" d="M{x} {y}H{WIDTH - RIGHT}"/>'
+
+    def curve(self, name: str, points: list[Point]) -> str:
+        places = [self.place(point.acceptance, point.quality) for point in points]
+        line = " ".join(f"{x},{y}" for x, y in places)
+        marks = "".join(f'<circle class="{name}" cx="{x}" cy="{y}" r="3"/>' for x, y in places)
+        return f'<polyline class="{name}" points="{line}"/>{marks}'
+
+    def dot(self, point: Point) -> str:
+        x, y = self.place(point.acceptance, point.quality)
+        return f'<circle class="halo" cx="{x}" cy="{y}" r="12"/><circle class="dot" cx="{x}" cy="{y}" r="7"/>'
+
+
+def _round_range(values: list[float]) -> tuple[float, float]:
+    """The values and a margin, out to multiples of 5%, within [0, 1]."""
+    low, high = min(values) - 0.02, max(values) + 0.02
+    return max(0.0, (low // 0.05) * 0.05), min(1.0, -((-high) // 0.05) * 0.05)
+
+
+def _ticks(low: float, high: float) -> list[float]:
+    step = 0.1 if high - low <= 0.6 else 0.2
+    return [step * number for number in range(11) if low - 1e-9 <= step * number <= high + 1e-9]

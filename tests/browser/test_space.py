@@ -1,0 +1,196 @@
+"""The Space, started as `make space` does and driven in Debian's Chromium. Not part of `make test`."""
+
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Page, expect, sync_playwright
+
+
+ROOT = Path(__file__).parents[2]
+APP = ROOT / "examples" / "space" / "app.py"
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+PATIENCE = 60_000  # milliseconds, for a busy machine
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory):
+    """A running Space; whatever it says is shown if it dies."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    log = tmp_path_factory.mktemp("space") / "log"
+    environment = os.environ | {
+        "PYTHONPATH": str(ROOT),
+        "HF_HUB_OFFLINE": "1",
+        "GRADIO_SERVER_PORT": str(port),
+        "OMP_NUM_THREADS": "1",
+    }
+    with log.open("w") as output:
+        server = subprocess.Popen([sys.executable, str(APP)], env=environment, stdout=output, stderr=output)
+        try:
+            url = f"http://127.0.0.1:{port}"
+            _wait_for(url, server, log)
+            yield url
+            assert "Traceback" not in log.read_text(), log.read_text()
+        finally:
+            server.terminate()
+            server.wait()
+
+
+def _wait_for(url: str, server: subprocess.Popen, log: Path) -> None:
+    for _ in range(480):
+        assert server.poll() is None, log.read_text()
+        try:
+            urllib.request.urlopen(url).close()
+            return
+        except OSError:
+            time.sleep(0.25)
+    raise AssertionError(log.read_text())
+
+
+@pytest.fixture(scope="module")
+def browser():
+    assert CHROMIUM, "the browser tests need Chromium: apt-get install chromium"
+    with sync_playwright() as playwright:
+        running = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield running
+        running.close()
+
+
+@pytest.fixture
+def page(browser, address):
+    """A desktop page whose console stays clean, and that asks nobody but its own server for anything."""
+    context = browser.new_context(viewport={"width": 1280, "height": 900})
+    page, complaints = context.new_page(), []
+    page.set_default_timeout(PATIENCE)
+    page.on("console", lambda message: complaints.append(message.text) if message.type == "error" else None)
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.on(
+        "response", lambda answer: complaints.append(f"{answer.status} {answer.url}") if answer.status > 399 else 0
+    )
+    page.on("request", lambda request: None if _is_local(request.url, address) else complaints.append(request.url))
+    page.goto(address)
+    expect(page.locator("#generate")).to_be_visible(timeout=PATIENCE)
+    yield page
+    context.close()
+    assert complaints == []
+
+
+def _is_local(url: str, address: str) -> bool:
+    return url.startswith((address, "data:", "blob:"))
+
+
+def _set(page: Page, control: str, value: float) -> None:
+    """Move a slider as a keyboard would."""
+    page.locator(f"{control} input[type=number]").fill(str(value))
+    page.locator(f"{control} input[type=number]").press("Tab")
+
+
+def _generate(page: Page) -> None:
+    """Press the button and wait until target and method are both done."""
+    page.locator("#generate").click()
+    expect(page.locator('[data-tile="ratio"] strong')).to_have_text(re.compile(r"\d"), timeout=PATIENCE)
+
+
+def _shorten(page: Page) -> None:
+    page.get_by_text("More settings").click()
+    _set(page, "#length", 24)
+
+
+def _dot(page: Page) -> tuple[str | None, str | None]:
+    dot = page.locator("#chart circle.dot")
+    return dot.get_attribute("cx"), dot.get_attribute("cy")
+
+
+def test_generate_shows_colours_and_figures(page):
+    """Catches panels that stay empty, colours that are not there, and figures that never arrive."""
+    _shorten(page)
+    _generate(page)
+    expect(page.locator("#sources .tok").first).to_be_visible()
+    colours = {
+        token.evaluate("node => getComputedStyle(node).backgroundColor")
+        for token in page.locator("#sources .tok").all()
+    }
+    assert len(colours) >= 2
+    assert "rgba(0, 0, 0, 0)" not in colours
+    assert page.locator("#weights .tok.w").count() > 0
+    source, weights = page.locator("#sources .text").inner_text(), page.locator("#weights .text").inner_text()
+    assert source == weights
+    for tile in ("speed", "accepted", "forward"):
+        expect(page.locator(f'[data-tile="{tile}"] strong')).to_have_text(re.compile(r"\d"))
+    assert len(page.locator("#plain .text").inner_text()) > 10
+    assert "accepted draft" in page.locator("#sources .tok.draft").first.get_attribute("title")
+
+
+def test_the_dial_moves_the_dot_and_the_acceptance(page):
+    """Catches a slider that is not connected to the chart or does not reach the rule."""
+    _shorten(page)
+    before = _dot(page)
+    _set(page, "#quality", 1)
+    page.wait_for_function(
+        "before => document.querySelector('#chart circle.dot').getAttribute('cx') != before", arg=before[0]
+    )
+    expect(page.locator("#hint")).to_contain_text("exactly the target")
+    assert _dot(page) != before
+    _generate(page)
+    assert page.locator("#sources .tok.relaxed").count() == 0  # the dial at 1 is lossless
+    _set(page, "#quality", 0)
+    expect(page.locator("#hint")).to_contain_text("accepts every draft")
+    page.locator("#generate").click()
+    expect(page.locator('[data-tile="accepted"] strong')).to_have_text("100%")
+
+
+def test_methods_have_their_own_controls(page):
+    """Catches dials that a method does not have, and a method that does not decode."""
+    _shorten(page)
+    page.get_by_label("Static mix").check()
+    expect(page.locator("#weight")).to_be_visible()
+    expect(page.locator("#quality")).to_be_hidden()
+    page.get_by_label("Plain", exact=True).check()
+    expect(page.locator("#weight")).to_be_hidden()
+    expect(page.locator("#chart circle.dot")).to_have_count(0)
+    _generate(page)
+    assert page.locator("#sources .tok.target").count() > 5
+    expect(page.locator('[data-tile="forward"] strong')).to_have_text("1.00")
+
+
+@pytest.mark.parametrize(
+    ("control", "value", "words"),
+    [
+        ("#prompt textarea", " ", "empty"),
+        ("#prompt textarea", "many words " * 1500, "too long"),
+        ("#prompt textarea", "many words " * 3000, "too long"),
+        ("#head input, #head textarea", "no such <b>head</b>", "could not be loaded"),
+        ("#head input, #head textarea", "nobody/nothing", "could not be loaded"),
+    ],
+    ids=["empty", "tokens", "characters", "nonsense", "unknown"],
+)
+def test_bad_input_is_a_message(page, control, value, words):
+    """Catches tracebacks, toasts with "Error", and visitors' markup in the page."""
+    page.get_by_text("More settings").click()
+    page.locator(control).fill(value)
+    page.locator("#generate").click()
+    notice = page.locator("#message .notice")
+    expect(notice).to_contain_text(words)
+    assert page.locator("#message b").count() == 0
+    assert "Traceback" not in page.content()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_phone_does_not_scroll_sideways(browser, address, scheme):
+    """Catches an element that is wider than the screen, and text without contrast in either scheme."""
+    context = browser.new_context(viewport={"width": 390, "height": 844}, color_scheme=scheme)
+    page = context.new_page()
+    page.goto(address)
+    expect(page.locator("#chart svg")).to_be_visible(timeout=PATIENCE)
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    assert page.evaluate("document.body.classList.contains('dark')") == (scheme == "dark")
+    context.close()
