@@ -124,4 +124,6 @@ THEME = gr.themes.Base(primary_hue="emerald", neutral_hue="slate", radius_size="
 )
 
 if __name__ == "__main__":
+    if PAIR.target.device.type == "cpu":  # what is slow only once should not be in a visitor's figures
+        list(generate("Once", "", STATIC, 0.5, 0.5, 1, 5, 1.0, 8, 0, ""))
     build().queue().launch(theme=THEME, css_paths=Path(__file__).parent / "style.css", ssr_mode=False, footer_links=[])

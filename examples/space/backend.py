@@ -51,7 +51,7 @@ class Choice:
     gamma: int
     temperature: float
     max_new_tokens: int
-    seed: int
+    seed: int | None
     head: str
 
 
@@ -121,7 +121,7 @@ def decode(pair: Pair, inputs: dict[str, torch.Tensor], verifier: Verifier | Non
 
     def work() -> None:
         try:
-            torch.manual_seed(choice.seed)
+            torch.manual_seed(choice.seed or 0)  # an emptied field is None
             pair.target.generate(**kwargs, streamer=PieceStreamer(pair.tokenizer, hear, plain=verifier is None))
             events.put(None)
         except Exception as error:  # raised again where the visitor is

@@ -1,0 +1,145 @@
+"""What the Space shows, without a browser: `tests/browser` drives the page itself."""
+
+import json
+import math
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from hf_diversed import SpeculativeStats
+from hf_diversed.outputs import TokenRecords
+from hf_diversed.token_view import ORIGINS, Piece, PieceStreamer, TokenReader
+
+
+SPACE = Path(__file__).parent.parent / "examples" / "space"
+NAN = math.nan
+
+
+@pytest.fixture
+def space(monkeypatch):
+    """The Space's own modules, which stand beside its app."""
+    monkeypatch.syspath_prepend(str(SPACE))
+    import backend
+    import chart
+    import rendering
+
+    return SimpleNamespace(backend=backend, chart=chart, rendering=rendering)
+
+
+def record(method: str, acceptance: float | None, quality: float) -> dict:
+    return {"method": method, "acceptance_rate": acceptance, "quality": quality, "metric": "accuracy", "n": 10}
+
+
+RECORDS = [
+    record("ar", None, 0.9),
+    record("sd", 0.6, 0.88),
+    record("static:0.5", 0.8, 0.5),
+    record("diversed@0.75", 0.7, 0.86),
+    record("diversed", 0.8, 0.8),
+    record("spec_cascade:token_v3:0.5", 0.8, 0.7),
+]
+
+
+def test_front_is_read_by_method(space):
+    """Catches "diversed" without its 0.5, lossless on one curve only, and another rule's points on a curve."""
+    front = space.chart.build_front(RECORDS)
+    assert [point.parameter for point in front.curves["diversed"]] == [0.5, 0.75, 1.0]
+    assert [point.parameter for point in front.curves["static"]] == [0.5, 1.0]
+    assert (front.target, front.num_prompts) == (0.9, 10)
+
+
+@pytest.mark.parametrize(
+    ("parameter", "acceptance", "quality"),
+    [(0.5, 0.8, 0.8), (0.75, 0.7, 0.86), (0.625, 0.75, 0.83), (0.9, 0.64, 0.872), (1.0, 0.6, 0.88), (0.1, 0.8, 0.8)],
+)
+def test_dial_between_measurements(space, parameter, acceptance, quality):
+    """Catches a dot off the line, on the wrong segment, or extrapolated."""
+    point = space.chart.interpolate(space.chart.build_front(RECORDS).curves["diversed"], parameter)
+    assert (point.acceptance, point.quality) == pytest.approx((acceptance, quality))
+
+
+def test_chart_says_what_was_measured(space):
+    """Catches a dot for a method without drafts, and a number below the lowest measurement without a word."""
+    front = space.chart.build_front(RECORDS)
+    shown = space.chart.front_chart(front, "diversed", 0.5)
+    assert 'class="dot"' in shown
+    assert "80.0% accuracy with 80.0% of drafts accepted" in shown
+    assert "nothing measured below 0.5" in space.chart.front_chart(front, "diversed", 0.2)
+    assert 'class="dot"' not in space.chart.front_chart(front, None, 0.0)
+    assert "Not measured" in space.chart.front_chart(None, "diversed", 0.5)
+
+
+def test_front_comes_from_the_results(space, tmp_path):
+    """Catches a reader that the results have left behind, and a frontier that does not win over a head's figures."""
+    assert space.chart.load_front("math").num_prompts >= 100
+    assert space.chart.load_front("poetry") is None
+    (tmp_path / "heads").mkdir()
+    for name, target in (("heads/math.json", 0.1), ("frontier-math.json", 0.2)):
+        (tmp_path / name).write_text(json.dumps({"records": [record("ar", None, target)]}))
+        assert space.chart.load_front("math", (tmp_path,)).target == target
+
+
+def test_model_output_is_no_markup(space):
+    """Catches a model that writes a script into the page."""
+    run = space.backend.Run([Piece("<script>", "draft", 0.25, 0.5, 0.5), Piece("</b>", "bonus")], SpeculativeStats())
+    for panel in (
+        space.rendering.source_panel(run, "DIVERSED"),
+        space.rendering.weight_panel(run, "DIVERSED"),
+        space.rendering.plain_panel(run),
+        space.rendering.notice("<script>"),
+    ):
+        assert "<script>" not in panel
+        assert "&lt;script&gt;" in panel
+    assert "--w:0.250" in space.rendering.weight_panel(run, "DIVERSED")
+    assert ORIGINS["bonus"].color in space.rendering.source_panel(run, "DIVERSED")
+
+
+def test_figures(space):
+    """Catches figures that are swapped, and nan on the page."""
+    stats = SpeculativeStats(num_rounds=10, num_drafted=50, num_accepted=30, num_emitted=40)
+    run = space.backend.Run([Piece("x", "relaxed", 0.1)], stats, seconds=2.0)
+    plain = space.backend.Run([], SpeculativeStats(num_rounds=10, num_emitted=10), seconds=1.0)
+    shown = space.rendering.tiles(run, plain, "DIVERSED")
+    for value in ("20", "plain 10", "2.00x", "60%", "30 of 50", "4.00", "1"):
+        assert f">{value}<" in shown, value
+    assert "nan" not in space.rendering.tiles(None, None, "Plain")
+    assert "nan" not in space.rendering.tiles(plain, plain, "Plain")
+
+
+def records(tokens: list[int], source: list[int], relaxed: list[bool]) -> TokenRecords:
+    numbers = torch.tensor([[0.5] + [NAN] * (len(tokens) - 1)])
+    return TokenRecords(
+        torch.tensor([tokens]), torch.tensor([source], dtype=torch.int8), torch.tensor([relaxed]), *[numbers] * 4
+    )
+
+
+def test_tokens_are_spelled_in_context():
+    """Catches lost spaces, half characters, special tokens as text, and rounds that are spelled without the last."""
+    pieces = {1: b"caf", 2: b"\xc3", 3: b"\xa9", 4: b" x", 9: b"</s>"}
+    tokenizer = SimpleNamespace(
+        all_special_ids=[9], decode=lambda ids: b"".join(pieces[token] for token in ids).decode(errors="replace")
+    )
+    reader = TokenReader(tokenizer)
+    first = reader.read(records([1, 2], [0, 0], [True, False]))
+    second = reader.read(records([3, 4, 9, 1], [1, 2, 2, -1], [False] * 4))
+    assert [(piece.text, piece.origin) for piece in first + second] == [
+        ("caf", "relaxed"),
+        ("é", "residual"),
+        (" x", "bonus"),
+    ]
+    assert (first[0].weight, second[1].weight) == (0.5, None)
+
+
+def test_plain_tokens_are_rounds_of_one():
+    """Catches the prompt among the answer, and relaxed decoding told twice."""
+    tokenizer = SimpleNamespace(all_special_ids=[], decode=lambda ids: "a" * len(ids))
+    for plain, expected in ((True, ["a", "a"]), (False, [])):
+        heard, total = [], SpeculativeStats()
+        streamer = PieceStreamer(tokenizer, lambda pieces, stats: (heard.extend(pieces), total.add(stats)), plain)  # noqa: B023
+        for value in (torch.tensor([[5, 6, 7]]), torch.tensor([8]), torch.tensor([9])):
+            streamer.put(value)
+        assert [piece.text for piece in heard] == expected
+        assert total.num_emitted == len(expected)
+    assert math.isnan(total.acceptance_rate)
