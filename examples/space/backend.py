@@ -22,7 +22,7 @@ from hf_diversed import (
 from hf_diversed.token_view import Piece, PieceStreamer
 
 
-PLAIN, LOSSLESS, STATIC, DIVERSED = METHODS = ("Plain", "Lossless", "Static mix", "DIVERSED")
+PLAIN, LOSSLESS, STATIC, DIVERSED = METHODS = ("Plain", "Lossless", "Static", "DIVERSED")
 SECONDS_PER_FRAME = 0.05
 LONGEST_PROMPT = 20_000  # characters; longer ones are not even tokenized
 

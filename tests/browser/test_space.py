@@ -155,7 +155,7 @@ def test_the_dial_moves_the_dot_and_the_acceptance(page):
 def test_methods_have_their_own_controls(page):
     """Catches dials that a method does not have, and a method that does not decode."""
     _shorten(page)
-    page.get_by_label("Static mix").check()
+    page.get_by_label("Static", exact=True).check()
     expect(page.locator("#weight")).to_be_visible()
     expect(page.locator("#quality")).to_be_hidden()
     page.get_by_label("Plain", exact=True).check()
