@@ -118,7 +118,7 @@ def diversed_decoding(
         if streamer is not None:
             end = rows.ends[0] or rows.lengths[0]
             streamer.put(rows.ids[0, starts[0] : end].cpu())
-            log.stream(streamer, end, target.num_forwards, drafter.model.num_forwards)
+            log.stream(streamer, end, target.num_forwards, drafter.num_forwards)
         if verdict is not None:
             drafter.rewind(all_accepted=any(accepted[row] == verdict.accept_prob.shape[1] for row in rows.running))
             state = None if verdict.state is None else verdict.state[rows.row_index, outcome.num_accepted]

@@ -114,6 +114,7 @@ class DiversedTrainer(Trainer):
         self.references: ReferenceRewards | None = None
         self.seconds = dict.fromkeys(("reference", "rollout", "reward", "evaluation", "save"), 0.0)
         self._batch: _Batch | None = None
+        self._step_of_head: int | None = None  # where the best head was loaded at the end
         self._metrics: dict[str, list[float]] = {}
         constraint = ConstraintCallback(
             max_drop=args.max_quality_drop,
@@ -159,7 +160,10 @@ class DiversedTrainer(Trainer):
         self._began, self.seconds = time.perf_counter(), dict.fromkeys(self.seconds, 0.0)
         if self.args.constrained:
             self._measure_references([*self.train_dataset, *(self.eval_dataset or ())])
+        self._step_of_head = None
         output = super().train(resume_from_checkpoint=resume_from_checkpoint or None, **kwargs)
+        if self.args.load_best_model_at_end:
+            self._step_of_head = self.state.best_global_step
         best = self.state.best_metric
         if self.args.constrained and best is not None and best <= 0:
             logger.warning(
@@ -387,7 +391,7 @@ class DiversedTrainer(Trainer):
         record = provenance(self.args.seed) | {
             "training": own_settings(self.args),
             "rewards": self.reward.names,
-            "step": self.state.global_step,
+            "step": self.state.global_step if self._step_of_head is None else self._step_of_head,
             "acceptance_coef": self.constraint.coef,
             "num_prompts": len(self.train_dataset),
             "num_eval_prompts": len(self.eval_dataset or ()),

@@ -17,7 +17,7 @@ def test_checkpoint_holds_the_head_alone(done):
     trainer, _ = done
     checkpoint = f"{trainer.args.output_dir}/checkpoint-6"
     assert set(load_file(f"{checkpoint}/model.safetensors")) == set(trainer.model.state_dict())
-    assert trainer.model.num_parameters() == 8
+    assert trainer.model.num_parameters() == 9
     head = DiversedHead.from_pretrained(checkpoint)
     assert head.config.num_assistant_tokens == 3
     assert head.config.training_temperature == 1.0
@@ -38,6 +38,15 @@ def test_provenance_tells_how_it_came_about(done):
     assert found["training"]["reward_weights"] == [1.0, 2.0]
     assert found["training"]["num_assistant_tokens"] == 3
     assert {"versions", "git_commit", "argv", "world_size", "num_prompts", "acceptance_coef"} <= set(found)
+
+
+def test_the_final_head_says_which_step_it_is_of(done, tmp_path):
+    """Catches the best head, loaded at the end, under the number of the last step."""
+    trainer, _ = done
+    trainer.save_model(str(tmp_path))
+    best = runs.Path(trainer.state.best_model_checkpoint)
+    assert json.loads((tmp_path / "provenance.json").read_text())["step"] == int(best.name.removeprefix("checkpoint-"))
+    assert (tmp_path / "model.safetensors").read_bytes() == (best / "model.safetensors").read_bytes()
 
 
 def test_resume_names_the_damaged_and_goes_on(done, tmp_path, caplog):
