@@ -33,7 +33,7 @@ class DiversedConfig(TrainingArguments):
     num_generations: int = field(default=4, metadata={"help": "Rollouts per prompt."})
     num_iterations: int = field(default=4, metadata={"help": "Updates per rollout."})
     max_steps: int = field(default=160, metadata={"help": "Updates in all; rollouts are max_steps / num_iterations."})
-    learning_rate: float = field(default=0.1, metadata={"help": "Of Adam, on the head's few parameters."})
+    learning_rate: float = field(default=0.2, metadata={"help": "Of Adam, on the head's few parameters."})
     lr_scheduler_type: str = field(default="linear", metadata={"help": "As in transformers."})
     max_grad_norm: float = field(default=0.0, metadata={"help": "0 clips no gradients; ratios are clipped instead."})
 
@@ -51,7 +51,7 @@ class DiversedConfig(TrainingArguments):
         default=None, metadata={"help": "Reward that full acceptance is worth; None adapts it to the constraint."}
     )
     max_quality_drop: float = field(default=0.01, metadata={"help": "Absolute drop below the target's own reward."})
-    acceptance_coef_init: float = field(default=1.0, metadata={"help": "c at the start of a constrained run."})
+    acceptance_coef_init: float = field(default=0.2, metadata={"help": "c at the start of a constrained run."})
     acceptance_coef_min: float = field(default=0.05, metadata={"help": "Least c of a constrained run."})
     acceptance_coef_max: float = field(default=1.5, metadata={"help": "Largest c of a constrained run."})
     dual_learning_rate: float = field(default=0.2, metadata={"help": "Largest change of log c per rollout."})
