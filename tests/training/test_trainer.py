@@ -34,7 +34,7 @@ def test_trains_the_head_alone(done):
     trainer, _ = done
     assert isinstance(trainer.model, DiversedHead)
     optimised = sum(p.numel() for group in trainer.optimizer.param_groups for p in group["params"])
-    assert optimised == sum(p.numel() for p in trainer.model.parameters()) == 8
+    assert optimised == sum(p.numel() for p in trainer.model.parameters()) == 9
 
 
 def test_updates_do_no_forward_of_the_pair(tmp_path):
