@@ -75,8 +75,7 @@ def test_front_comes_from_the_results(space, tmp_path):
     """Catches a reader that the results have left behind, and a frontier that does not win over a head's figures."""
     assert space.chart.load_front("math").num_prompts >= 100
     assert space.chart.load_front("poetry") is None
-    (tmp_path / "heads").mkdir()
-    for name, target in (("heads/math.json", 0.1), ("frontier-math.json", 0.2)):
+    for name, target in (("math.json", 0.1), ("frontier-math.json", 0.2)):
         (tmp_path / name).write_text(json.dumps({"records": [record("ar", None, target)]}))
         assert space.chart.load_front("math", (tmp_path,)).target == target
 

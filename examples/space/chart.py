@@ -37,7 +37,7 @@ class Front:
 def load_front(task: str, folders: tuple[Path, ...] = (HERE, HERE.parents[1] / "results")) -> Front | None:
     """Read the newest kind of measurement there is for a task; None if there is none."""
     for folder in folders:
-        for name in (f"frontier-{task}.json", f"heads/{task}.json"):
+        for name in (f"frontier-{task}.json", f"{task}.json"):
             if (folder / name).is_file():
                 return build_front(json.loads((folder / name).read_text())["records"])
     return None

@@ -19,6 +19,8 @@ class ContrastiveVerifier(LawVerifier):
             contrastive decoding for reasoning (arXiv 2309.09117).
     """
 
+    needs_draft_confidence = True
+
     def __init__(self, beta: float = 0.5, alpha: float = 0.1):
         self.beta = check_range("beta", beta, 0.0, float("inf"), "0 leaves the target alone; 0.1 to 1 are usual.")
         self.alpha = check_range("alpha", alpha, 0.0, 1.0, "0 lets every token take part; 0.1 is usual.")

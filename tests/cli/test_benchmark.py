@@ -58,8 +58,8 @@ def test_random_weights_end_to_end(configs, tmp_path):
         ({}, ("--random-weights",), "go together"),
         ({"--target-config": "no-such", "--draft-config": "qwen3-8b"}, ("--random-weights",), "no configuration"),
         ({"--num-layers": "2"}, (), "shape random weights"),
-        ({"--batch-sizes": "one"}, (), "numbers separated by commas"),
-        ({"--batch-sizes": "1.5"}, (), "integers separated by commas"),
+        ({"--batch-sizes": "one"}, (), "several separated by commas"),
+        ({"--batch-sizes": "1.5"}, (), "several separated by commas"),
         ({"--acceptance": "2"}, (), "[0, 1]"),
     ],
 )

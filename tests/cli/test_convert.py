@@ -50,5 +50,5 @@ def test_bad_arguments_are_messages(folder, arguments, words):
     file, *options = arguments
     result = convert(folder / file, folder / "head", *options)
     assert result.exit_code == 2, result.output
-    assert words in " ".join(result.output.split())
+    assert "".join(words.split()) in "".join(result.output.split())  # wherever the terminal wraps
     assert not (folder / "head").exists()

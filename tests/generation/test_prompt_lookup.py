@@ -18,7 +18,7 @@ from hf_diversed.generation.prompt_lookup import PromptLookupDrafter
 from hf_diversed.outputs import DraftOutput
 from hf_diversed.verifiers import LenientVerifier, SpecCascadeVerifier
 from tests.tiny import EOS, PAD, ragged_batch, tiny_draft, tiny_model
-from tests.verifier_cases import VERIFIER_CASES, Laws, enumerate_law, make_block
+from tests.verifier_cases import LAW_CASES, Laws, enumerate_law, make_block
 
 
 GAMMA = 4
@@ -80,7 +80,7 @@ def test_ragged_batch_is_its_single_runs(target, name, share, monkeypatch):
     free = lookup(target, RULES[name], inputs).sequences[:, 16:]
     eos = free[[0, 2], [5, 11]].tolist()  # rows end in different rounds
     together = lookup(target, RULES[name], inputs, eos_token_id=eos)
-    assert together.stats.num_drafted > together.stats.num_accepted > 0
+    assert together.stats.num_drafted >= together.stats.num_accepted > 0
     for row, mine in enumerate(together.stats.per_row):
         prompt = inputs["input_ids"][row, inputs["attention_mask"][row].bool()][None]
         alone = lookup(target, RULES[name], {"input_ids": prompt}, eos_token_id=eos)
@@ -184,7 +184,7 @@ def test_forbidden_tokens_are_never_emitted(target):
 
 
 SERVED = [
-    case for case in VERIFIER_CASES if not (case.make().needs_hidden_states or case.make().needs_draft_confidence)
+    case for case in LAW_CASES if not (case.make().needs_hidden_states or case.make().needs_draft_confidence)
 ]
 
 
