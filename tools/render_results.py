@@ -22,7 +22,7 @@ PICTURE = "frontier-math.png"
 TASKS = ("math", "summary", "code")
 
 _RUN = "hf-diversed evaluate --num-examples 1000 --batch-size 250"
-_RULES = "--methods ar,sd,lenience:0.3,spec_cascade:token_v3:0.5,static:0.7,static:0.5,static:0.4,static:0.3,diversed"
+_RULES = "--methods ar,sd,lenience:0.3,spec_cascade:token_v3:0.5,static:0.9,static:0.7,static:0.5,static:0.3,diversed"
 _MATH = "--methods ar,sd,static:0.5,static:0.4,diversed"
 _SWEEP = f"{_RUN} --task math --methods ar,sd,static:0.5,diversed"
 # What makes each file.
@@ -30,7 +30,8 @@ COMMANDS = {
     "math.json": f"{_RUN} --task math {_MATH} --samples-per-prompt 10 --records",
     "summary.json": f"{_RUN} --task summary {_RULES}",
     "code.json": f"{_RUN} --task code {_RULES} --allow-code-execution",
-    "frontier-math.json": "hf-diversed frontier --task math --rules static,lenience:0.1:0.3:0.5,diversed "
+    "frontier-math.json": "hf-diversed frontier --task math --rules "
+    "static:0:0.2:0.3:0.4:0.5:0.6:0.7:0.8,lenience:0.3,diversed "
     "--num-examples 1000 --batch-size 250",
     "math-t0.json": f"{_SWEEP} --temperature 0",
     "math-t0.1.json": f"{_SWEEP} --temperature 0.1",
