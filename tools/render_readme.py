@@ -85,8 +85,21 @@ def heads() -> str:
         if first.get("static_gain") is not None:
             gain = with_bounds(first, "static_gain")
             lines += ["", f"Quality above the static curve at the same acceptance: {gain}."]
-        lines.append("")
+        lines += ["", _training(path.stem), ""]
     return "\n".join(lines).strip()
+
+
+def _training(task: str) -> str:
+    """How long the head took, from the log of its run."""
+    log = json.loads((RESULTS / "training" / f"{task}.json").read_text())["log_history"]
+    source = json.loads((HEADS / task / "provenance.json").read_text())
+    times = [line for line in log if "time/rollout" in line][-1]
+    spent = {name.removeprefix("time/"): value for name, value in times.items() if name.startswith("time/")}
+    shares = ", ".join(f"{name} {value / sum(spent.values()):.0%}" for name, value in spent.items() if name != "save")
+    return (
+        f"Trained in {sum(spent.values()) / 60:.0f} minutes by {source['world_size']} process(es) of one thread on a "
+        f"busy machine ({shares}); shipped is step {source['step']} of {source['training']['max_steps']}."
+    )
 
 
 def _spread(spread: dict) -> str:
