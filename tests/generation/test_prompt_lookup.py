@@ -183,9 +183,7 @@ def test_forbidden_tokens_are_never_emitted(target):
         assert all(count <= max(1, allowed[ngram]) for ngram, count in written.items())
 
 
-SERVED = [
-    case for case in LAW_CASES if not (case.make().needs_hidden_states or case.make().needs_draft_confidence)
-]
+SERVED = [case for case in LAW_CASES if not (case.make().needs_hidden_states or case.make().needs_draft_confidence)]
 
 
 def one_hot_block(sampled=True):
