@@ -71,12 +71,12 @@ def _choose_rule(
     method = method or ("static:0.7" if head is None else "diversed")
     if method != "diversed":
         rule = {PLAIN: None, LOSSLESS: "lossless"}.get(method, method)
-        return method, resolve_verifier(None, rule, quality, max_bias)
+        return method, resolve_verifier(None, rule, quality=quality, max_bias=max_bias)
     if head is None:
         embedded = f", or name a --task that has one: {', '.join(pair.heads)}" if pair.heads else ""
         raise ValueError(f"--method diversed needs a head: pass --head{embedded}.")
     label = method if quality is None else f"{method}@{quality:g}"
-    return label, resolve_verifier(head, None, quality, max_bias, pair.target.device)
+    return label, resolve_verifier(head, None, pair.target.device, quality=quality, max_bias=max_bias)
 
 
 def _prompt_ids(pair: Pair, prompt: str, chat: bool) -> dict[str, torch.Tensor]:

@@ -26,6 +26,7 @@ class Options:
     verifier: Verifier | str | None = None
     diversed_quality: float | list[float] | torch.Tensor | None = None
     diversed_max_bias: float | list[float] | torch.Tensor | None = None
+    diversed_bias_budget: float | list[float] | torch.Tensor | None = None
     output_token_records: bool | None = None
 
     @classmethod
@@ -40,6 +41,7 @@ class Options:
 
 
 OPTION_NAMES = tuple(item.name for item in fields(Options))
+DIALS = ("quality", "max_bias", "bias_budget")  # of DiversedVerifier; `generate` knows them as diversed_quality ...
 
 
 @dataclass
@@ -77,6 +79,7 @@ def attach(
     num_assistant_tokens: int | None = None,
     diversed_quality: float | None = None,
     diversed_max_bias: float | None = None,
+    diversed_bias_budget: float | None = None,
 ) -> Attachment:
     """Make every later `model.generate(...)` decode with this draft and rule, for callers that cannot pass them.
 
@@ -89,7 +92,7 @@ def attach(
             pipeline("text-generation", model=model, tokenizer=tokenizer)("Question: ...")
         ```
     """
-    options = Options(diversed_head, verifier, diversed_quality, diversed_max_bias)
+    options = Options(diversed_head, verifier, diversed_quality, diversed_max_bias, diversed_bias_budget)
     if (diversed_head is None) == (verifier is None):
         raise ValueError("attach needs exactly one of diversed_head= and verifier=.")
     for candidate, role in ((model, "target"), (assistant_model, "draft")):
@@ -236,18 +239,14 @@ class _Call:
         """The rule of the call, or the attached one; the dial of a configuration only matters to heads."""
         attached = Options() if self.attachment is None else self.attachment.options
         rule = options if options.names_a_rule() else attached
-        quality, max_bias = options.diversed_quality, options.diversed_max_bias
+        dials = {dial: getattr(options, f"diversed_{dial}") for dial in DIALS}
         if rule.diversed_head is not None:
-            quality, max_bias = (
-                _first(
-                    getattr(options, name),
-                    self.named(name),
-                    getattr(attached, name) if rule is attached else None,
-                    self.setting(name),
-                )
-                for name in ("diversed_quality", "diversed_max_bias")
-            )
-        return resolve_verifier(rule.diversed_head, rule.verifier, quality, max_bias, self.model.device)
+            dials = {dial: self._dial(f"diversed_{dial}", options, attached, rule is attached) for dial in DIALS}
+        return resolve_verifier(rule.diversed_head, rule.verifier, self.model.device, **dials)
+
+    def _dial(self, name: str, options: Options, attached: Options, uses_attached: bool):
+        beside = getattr(attached, name) if uses_attached else None
+        return _first(getattr(options, name), self.named(name), beside, self.setting(name))
 
     def refuse_other_modes(self) -> None:
         """What upstream would act on before it reaches the loop."""
@@ -287,21 +286,25 @@ class _Call:
 def resolve_verifier(
     diversed_head: "DiversedHead | str | os.PathLike | None",
     verifier: Verifier | str | None,
-    quality: float | list[float] | torch.Tensor | None = None,
-    max_bias: float | list[float] | torch.Tensor | None = None,
     device: torch.device | None = None,
+    **dials: float | list[float] | torch.Tensor | None,
 ) -> Verifier | None:
-    """Build the rule that was asked for. Raises ValueError on contradictions and unknown names."""
+    """Build the rule that was asked for; `dials` as `DiversedVerifier` has them, None for its own default.
+
+    Raises:
+        ValueError: on contradictions, on unknown names, and on dials without a head.
+    """
     if diversed_head is not None and verifier is not None:
         raise ValueError("diversed_head= and verifier= both choose the rule; pass only one of them.")
+    dials = {name: value for name, value in dials.items() if value is not None}
     if diversed_head is not None:
         if isinstance(diversed_head, (str, os.PathLike)):
             diversed_head = load_head(os.fspath(diversed_head), device)
-        return DiversedVerifier(diversed_head, quality=0.5 if quality is None else quality, max_bias=max_bias)
-    if quality is not None or max_bias is not None:
+        return DiversedVerifier(diversed_head, **dials)
+    if dials:
         raise ValueError(
-            "diversed_quality and diversed_max_bias act on a head: pass diversed_head=, or build "
-            "DiversedVerifier(head, quality=..., max_bias=...) yourself."
+            f"{' and '.join(f'diversed_{name}' for name in dials)} can only act on a head: pass diversed_head=, or "
+            "build DiversedVerifier(head, quality=..., max_bias=..., bias_budget=...) yourself."
         )
     if isinstance(verifier, str):
         return build_verifier(verifier)

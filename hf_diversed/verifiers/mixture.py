@@ -57,7 +57,7 @@ class MixtureVerifier(Verifier):
         self.state_width = 0 if self.bias_budget is None else 1  # bias so far
 
     def check(self, context: DecodingContext) -> None:
-        check_row_values(context, diversed_max_bias=self.max_bias, bias_budget=self.bias_budget)
+        check_row_values(context, diversed_max_bias=self.max_bias, diversed_bias_budget=self.bias_budget)
 
     def settings(self) -> dict[str, object]:
         limits = ("max_bias", "bias_budget")

@@ -81,7 +81,7 @@ def test_install_is_idempotent_and_uninstall_restores():
     hf_diversed.install_hook()
     assert GenerationMixin.generate is once
     names = inspect.signature(once).parameters
-    assert {"diversed_head", "verifier", "diversed_quality", "diversed_max_bias"} <= set(names)
+    assert {"diversed_head", "verifier", "diversed_quality", "diversed_max_bias", "diversed_bias_budget"} <= set(names)
     assert set(inspect.signature(stock).parameters) < set(names)
 
 
@@ -150,6 +150,25 @@ def test_dial_travels_in_generation_config(pair):
         target.generate(**ragged_batch(), generation_config=config)
     assert stats.acceptance_rate == 1.0
     assert stats.mean_weight == 0.0
+
+
+@pytest.mark.parametrize("door", ["keyword", "generation config", "attachment"])
+def test_bias_budget_has_the_same_doors(pair, door):
+    """Catches a budget that is taken and not spent: per row it must bind, and its sum must come back."""
+    target, draft = pair
+    call = {**ragged_batch(), **SAMPLED, "max_new_tokens": 24, "return_dict_in_generate": True}
+    given = {"diversed_head": make_head(), "diversed_quality": 0.1}
+    limit = {"diversed_bias_budget": 0.3}
+    if door == "keyword":
+        out = target.generate(**call, assistant_model=draft, **given, **limit)
+    elif door == "generation config":
+        config = GenerationConfig(pad_token_id=PAD, **limit, **SAMPLED)
+        out = target.generate(**call, generation_config=config, assistant_model=draft, **given)
+    else:
+        with hf_diversed.attach(target, draft, **given, **limit):
+            out = target.generate(**call)
+    for row in out.stats.per_row:
+        assert row.bias_sum == pytest.approx(0.3, abs=1e-6)
 
 
 def test_draft_length_comes_from_whoever_named_one(pair):
