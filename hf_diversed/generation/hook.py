@@ -296,14 +296,14 @@ def resolve_verifier(
     """
     if diversed_head is not None and verifier is not None:
         raise ValueError("diversed_head= and verifier= both choose the rule; pass only one of them.")
-    dials = {name: value for name, value in dials.items() if value is not None}
+    given: dict[str, Any] = {name: value for name, value in dials.items() if value is not None}
     if diversed_head is not None:
         if isinstance(diversed_head, (str, os.PathLike)):
             diversed_head = load_head(os.fspath(diversed_head), device)
-        return DiversedVerifier(diversed_head, **dials)
-    if dials:
+        return DiversedVerifier(diversed_head, **given)
+    if given:
         raise ValueError(
-            f"{' and '.join(f'diversed_{name}' for name in dials)} can only act on a head: pass diversed_head=, or "
+            f"{' and '.join(f'diversed_{name}' for name in given)} can only act on a head: pass diversed_head=, or "
             "build DiversedVerifier(head, quality=..., max_bias=..., bias_budget=...) yourself."
         )
     if isinstance(verifier, str):

@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import json
+import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -18,18 +19,19 @@ from transformers.utils import logging
 from hf_diversed.head import DiversedHead
 from hf_diversed.provenance import provenance
 from hf_diversed.tasks.rewards import RewardFunc, RewardSum
+from hf_diversed.training import warm_start
 from hf_diversed.training.arguments import DiversedConfig, own_settings
 from hf_diversed.training.checkpoints import damage, resume_point, seal
 from hf_diversed.training.constraint import ConstraintCallback
 from hf_diversed.training.loading import fresh_head, load_frozen, load_tokenizer
-from hf_diversed.training.objective import Decisions, LossSettings, accepted_share, center, diversed_loss
+from hf_diversed.training.objective import Decisions, LossSettings, center, diversed_loss
 from hf_diversed.training.prompts import RolloutOrder
 from hf_diversed.training.references import ReferenceRewards
-from hf_diversed.training.rollout import Rollouts, Sampler, SamplingSettings
+from hf_diversed.training.rollout import Sampler, SamplingSettings
+from hf_diversed.training.scoring import Rows, Scorer, known, mean, merged
 
 
 logger = logging.get_logger(__name__)
-Rows = Sequence[dict[str, Any]]
 
 
 @dataclasses.dataclass(eq=False)
@@ -88,7 +90,7 @@ class DiversedTrainer(Trainer):
     ):
         single = isinstance(reward_funcs, str) or callable(reward_funcs)
         functions: Any = [reward_funcs] if single else reward_funcs
-        self.reward = RewardSum(functions, args.reward_weights)
+        self.scorer = Scorer(RewardSum(functions, args.reward_weights))
         _check_rows("train_dataset", train_dataset)
         if eval_dataset is not None:
             _check_rows("eval_dataset", eval_dataset)
@@ -111,8 +113,7 @@ class DiversedTrainer(Trainer):
             stop_strings=tuple(stop_strings),
         )
         self.sampler = Sampler(target, draft, tokenizer, settings)
-        self.references: ReferenceRewards | None = None
-        self.seconds = dict.fromkeys(("reference", "rollout", "reward", "evaluation", "save"), 0.0)
+        self.seconds = dict.fromkeys(("reference", "warmup", "rollout", "reward", "evaluation", "save"), 0.0)
         self._batch: _Batch | None = None
         self._step_of_head: int | None = None  # where the best head was loaded at the end
         self._metrics: dict[str, list[float]] = {}
@@ -172,6 +173,31 @@ class DiversedTrainer(Trainer):
             )
         return output
 
+    def _warm_up(self) -> None:
+        """Fit a new head to what its own rollouts say of each token's harm, a few times over; see `warm_start`."""
+        args, num_prompts = self.args, len(self.train_dataset)
+        size = args.per_device_train_batch_size
+        evidence: list[warm_start.Evidence] = []
+        for number in range(args.warmup_rounds):
+            for portion in range(math.ceil(args.warmup_rollouts / args.world_size / size)):
+                first = (portion * args.world_size + args.process_index) * size
+                chosen = [index % num_prompts for index in range(first, first + size)]
+                rows = [self.train_dataset[index] for index in chosen]
+                seed = self._seed(f"warmup {number}", portion)
+                rollouts = self.sampler.relaxed([row["prompt"] for row in rows], self.model, seed)
+                rewards = self.scorer.facts(rows, rollouts)["reward"]
+                decisions, inputs = rollouts.to(self.model.device)
+                if not evidence:
+                    self._standardize(inputs)
+                    fresh = warm_start.state(self.model)
+                with torch.no_grad():
+                    weight = torch.sigmoid(self.model(**inputs))
+                evidence.append(warm_start.collect(weight, decisions, inputs, rewards, chosen))
+            self.model.load_state_dict(fresh)
+            everything = warm_start.join(evidence)
+            loss = warm_start.fit(self.model, everything, args.warmup_acceptance_coef, self.accelerator)
+            self.log({"warmup_loss": loss, "warmup_reward": everything.reward.nanmean().item()})
+
     def _get_train_sampler(self, train_dataset=None) -> RolloutOrder:
         args = self.args
         return RolloutOrder(
@@ -185,6 +211,9 @@ class DiversedTrainer(Trainer):
 
     def _prepare_inputs(self, inputs: Rows) -> _Batch:
         """Prompts become rollouts at the first of the updates that share them."""
+        if self.state.global_step == 0 and self._fresh and self.args.warmup_rollouts and self._batch is None:
+            with self._timed("warmup"):
+                self._warm_up()
         if self.state.global_step % self.args.num_iterations == 0 or self._batch is None:
             self._batch = self._roll_out(inputs)
         return self._batch
@@ -194,27 +223,24 @@ class DiversedTrainer(Trainer):
             prompts = [row["prompt"] for row in rows]
             rollouts = self.sampler.relaxed(prompts, self.model, self._seed("rollout", self.state.global_step))
         with self._timed("reward"):
-            facts = self._facts(rows, rollouts)
+            facts = self.scorer.facts(rows, rollouts)
         first = self.args.process_index * len(rows)
-        facts = _merged(gather_object([facts]))
+        facts = merged(gather_object([facts]))
         if all(reward is None for reward in facts["reward"]):
             raise ValueError("every reward of a batch of rollouts is None: nothing can be learned from it.")
         advantage = self._advantages(facts)
         self._note(facts)
-        device = self.model.device
-        inputs = {name: values.to(device) for name, values in rollouts.inputs.items()}
-        if self.state.global_step == 0 and self._fresh:
+        decisions, inputs = rollouts.to(self.model.device)
+        if self.state.global_step == 0 and self._fresh and not self.args.warmup_rollouts:
             self._standardize(inputs)
         with torch.no_grad():
             old_logit = self.model(**inputs)
-        return _Batch(
-            rollouts.decisions.to(device), inputs, advantage[first : first + len(rows)].to(device), old_logit
-        )
+        return _Batch(decisions, inputs, advantage[first : first + len(rows)].to(old_logit.device), old_logit)
 
     def _advantages(self, facts: dict[str, list]) -> torch.Tensor:
         """Centred rewards of all devices, 0 where there is none. Where the target's own reward on the prompt is known
         it is taken off first: a baseline that knows the prompt alone biases nothing, and hard prompts add no noise."""
-        gains = facts["reward"] if self.references is None else [_negative(drop) for drop in facts["drop"]]
+        gains = facts["reward"] if self.scorer.references is None else [_negative(drop) for drop in facts["drop"]]
         valid = torch.tensor([gain is not None for gain in gains])
         values = torch.tensor([gain or 0.0 for gain in gains])
         if self.args.normalize_advantages:
@@ -243,77 +269,53 @@ class DiversedTrainer(Trainer):
             self._metrics.setdefault(name, []).append(value.item())
         return (loss, {"logit": logit}) if return_outputs else loss
 
-    def _facts(self, rows: Rows, rollouts: Rollouts) -> dict[str, list]:
-        """What is known of each rollout: reward, in all and by function, drop against the target, acceptance."""
-        facts = self._rewards(rows, rollouts.completions, rollouts.completion_ids)
-        if self.references is not None:
-            own = [self.references[row["prompt"]] for row in rows]
-            facts["drop"] = [
-                None if best is None or got is None else best - got for best, got in zip(own, facts["reward"])
-            ]
-        counts = rollouts.stats
-        return facts | {
-            "accepted": accepted_share(rollouts.decisions).tolist(),
-            "length": [len(ids) for ids in rollouts.completion_ids],
-            "clipped": [float(not finished) for finished in rollouts.finished],
-            "counts": [(counts.num_accepted, counts.num_drafted, counts.num_emitted, counts.num_rounds)],
-        }
-
-    def _rewards(self, rows: Rows, texts: list[str], completion_ids: list[list[int]]) -> dict[str, list]:
-        """Rewards of completions, the weighted sum and by function, in TRL's calling convention."""
-        chat = [[{"role": "assistant", "content": text}] for text in texts]
-        completions = texts if isinstance(rows[0]["prompt"], str) else chat
-        columns: dict[str, Any] = {name: [row[name] for row in rows] for name in rows[0] if name != "prompt"}
-        columns |= {"prompts": [row["prompt"] for row in rows], "completion_ids": completion_ids}
-        return self.reward(completions, **columns)
-
     def _note(self, facts: dict[str, list]) -> None:
         """Log one batch of rollouts of all devices, and let the multiplier see it."""
-        drops = _known(facts.get("drop", []))
+        drops = known(facts.get("drop", []))
         if drops:
-            self.constraint.update(len(drops), sum(drops) / len(drops), _mean(facts["accepted"]))
+            self.constraint.update(len(drops), sum(drops) / len(drops), mean(facts["accepted"]))
             self._log_value("quality_drop", self.constraint.drop)
         accepted, drafted, emitted, rounds = (sum(column) for column in zip(*facts["counts"]))
         self._log_value("acceptance_coef", self.constraint.coef)
         self._log_value("acceptance_rate", accepted / max(drafted, 1))
         self._log_value("block_efficiency", emitted / max(rounds, 1))
-        rewards = torch.tensor(_known(facts["reward"]))
+        rewards = torch.tensor(known(facts["reward"]))
         self._log_value("reward_std", rewards.std(correction=0).item())
-        self._log_value("completions/mean_length", _mean(facts["length"]))
-        self._log_value("completions/clipped_ratio", _mean(facts["clipped"]))
+        self._log_value("completions/mean_length", mean(facts["length"]))
+        self._log_value("completions/clipped_ratio", mean(facts["clipped"]))
         for name, values in facts.items():
             if name.startswith("reward"):
-                self._log_value(name if name == "reward" else f"{name}/mean", _mean(_known(values)))
+                self._log_value(name if name == "reward" else f"{name}/mean", mean(known(values)))
 
     def _measure_references(self, rows: Rows) -> None:
         """Measure the target's own reward on every prompt that has none yet; stored as it goes."""
         args = self.args
-        self.references = ReferenceRewards(
+        references = self.scorer.references = ReferenceRewards(
             Path(args.output_dir) / "reference_rewards.json",
             {
                 "target": self.model.config.base_model_name_or_path,
-                "rewards": self.reward.names,
-                "reward_weights": self.reward.weights,
+                "rewards": self.scorer.reward.names,
+                "reward_weights": self.scorer.reward.weights,
                 "generations": args.reference_generations,
                 "seed": args.seed,
                 **dataclasses.asdict(self.sampler.settings),
             },
         )
         by_prompt = {json.dumps(row["prompt"]): row for row in reversed(rows)}
-        todo = [by_prompt[json.dumps(prompt)] for prompt in self.references.missing([row["prompt"] for row in rows])]
+        todo = [by_prompt[json.dumps(prompt)] for prompt in references.missing([row["prompt"] for row in rows])]
         portion = max(1, 8 * args.generation_batch_size * args.world_size // args.reference_generations)
         for start in range(0, len(todo), portion):
             with self._timed("reference"):
                 mine = todo[start : start + portion][args.process_index :: args.world_size]
                 mine = [row for row in mine for _ in range(args.reference_generations)]
                 # What was measured before, not in this process: a measurement that goes on draws as an unbroken one.
-                seed = self._seed("reference", len(self.references.rewards))
+                seed = self._seed("reference", len(references.rewards))
                 drawn = self.sampler.lossless([row["prompt"] for row in mine], seed)
-                rewards = self._rewards(mine, *drawn)["reward"] if mine else []
+                rewards = self.scorer.rewards(mine, *drawn)["reward"] if mine else []
             gathered = gather_object([(row["prompt"], reward) for row, reward in zip(mine, rewards)])
-            self.references.add([prompt for prompt, _ in gathered], [reward for _, reward in gathered])
+            references.add([prompt for prompt, _ in gathered], [reward for _, reward in gathered])
             if self.is_world_process_zero():
-                self.references.save()
+                references.save()
 
     # Evaluation
 
@@ -330,15 +332,15 @@ class DiversedTrainer(Trainer):
             self._measure_references(rows)
         mine = rows[self.args.process_index :: self.args.world_size]
         with self._timed("evaluation"):
-            facts = _merged(gather_object([self._evaluated(mine)] if mine else []))
+            facts = merged(gather_object([self._evaluated(mine)] if mine else []))
         accepted, drafted, emitted, rounds = (sum(column) for column in zip(*facts["counts"]))
         metrics = {
-            "reward": _mean(_known(facts["reward"])),
+            "reward": mean(known(facts["reward"])),
             "acceptance_rate": accepted / max(drafted, 1),
             "block_efficiency": emitted / max(rounds, 1),
         }
         if self.args.constrained:
-            metrics["quality_drop"] = _mean(_known(facts["drop"]))
+            metrics["quality_drop"] = mean(known(facts["drop"]))
             kept = metrics["quality_drop"] <= self.args.max_quality_drop
             metrics["objective"] = metrics["acceptance_rate"] if kept else -metrics["quality_drop"]
         else:
@@ -350,13 +352,13 @@ class DiversedTrainer(Trainer):
 
     def _evaluated(self, rows: Rows) -> dict[str, list]:
         prompts = [row["prompt"] for row in rows]
-        return self._facts(rows, self.sampler.relaxed(prompts, self.model, self._seed("evaluation", 0)))
+        return self.scorer.facts(rows, self.sampler.relaxed(prompts, self.model, self._seed("evaluation", 0)))
 
     # Logs and checkpoints
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         if "loss" in logs:
-            logs |= {name: _mean(values) for name, values in self._metrics.items()}
+            logs |= {name: mean(values) for name, values in self._metrics.items()}
             logs |= {f"time/{name}": round(value, 2) for name, value in self._time_spent().items()}
             self._metrics.clear()
         super().log(logs, start_time)
@@ -390,7 +392,7 @@ class DiversedTrainer(Trainer):
         self.model.save_pretrained(folder)
         record = provenance(self.args.seed) | {
             "training": own_settings(self.args),
-            "rewards": self.reward.names,
+            "rewards": self.scorer.reward.names,
             "step": self.state.global_step if self._step_of_head is None else self._step_of_head,
             "acceptance_coef": self.constraint.coef,
             "num_prompts": len(self.train_dataset),
@@ -423,18 +425,5 @@ def _check_rows(name: str, rows: Rows) -> None:
         raise ValueError(f'{name} must hold rows with a "prompt", got {sorted(rows[0]) if len(rows) else "no row"}.')
 
 
-def _merged(everyone: list[dict[str, list]]) -> dict[str, list]:
-    """The facts of all devices, in the order of their ranks."""
-    return {name: [value for facts in everyone for value in facts[name]] for name in everyone[0]}
-
-
 def _negative(value: float | None) -> float | None:
     return None if value is None else -value
-
-
-def _known(values: Sequence[float | None]) -> list[float]:
-    return [value for value in values if value is not None]
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values) if values else float("nan")

@@ -28,6 +28,7 @@ STEPS = 16
 SETTINGS = {
     "max_steps": STEPS,
     "acceptance_coef": None,
+    "warmup_rollouts": 16,
     "max_completion_length": 6,
     "reference_generations": 8,  # two portions of eight prompts
     "eval_strategy": "steps",
@@ -47,7 +48,7 @@ def train(folder: Path, resume: bool, pause: str | None, tell: Callable[[str], N
     trainer = runs.trainer(folder, eval_dataset=runs.rows()[:4], **SETTINGS)
     trainer.train(resume_from_checkpoint=resume)
     trainer.save_model(str(folder / "final"))
-    state = {"constraint": trainer.constraint.state(), "references": trainer.references.rewards}
+    state = {"constraint": trainer.constraint.state(), "references": trainer.scorer.references.rewards}
     # The last line is of this process alone, from where it began.
     log = trainer.state.log_history[:-1]
     state["log"] = [{name: value for name, value in line.items() if "time/" not in name} for line in log]

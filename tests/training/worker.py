@@ -40,17 +40,23 @@ class Recorded(DiversedTrainer):
         return loss
 
 
-def main(folder: Path) -> None:
+def run(folder: Path, **settings) -> Recorded:
     trainer = Recorded(
         *runs.pair(),
         reward_funcs=runs.letters,
-        args=runs.config(folder, **SETTINGS),
+        args=runs.config(folder, **SETTINGS | settings),
         train_dataset=runs.rows(PROMPTS),
         eval_dataset=runs.rows(PROMPTS[:1]),  # the second process has nothing to evaluate
         processing_class=runs.tokenizer(),
     )
     trainer.train()
+    return trainer
+
+
+def main(folder: Path) -> None:
+    trainer = run(folder)
     trainer.save_model(str(folder / "final"))
+    warmed = run(folder / "warmed", warmup_rollouts=32, max_steps=2)
     record = {
         "world_size": trainer.args.world_size,
         "backend": trainer.accelerator.state.backend,
@@ -59,9 +65,10 @@ def main(folder: Path) -> None:
         "gradients": trainer.gradients,
         "num_drawn": trainer.num_drawn,
         "constraint": trainer.constraint.state(),
-        "references": trainer.references.rewards,
-        "missing": trainer.references.missing(PROMPTS),
+        "references": trainer.scorer.references.rewards,
+        "missing": trainer.scorer.references.missing(PROMPTS),
         "history": trainer.state.log_history,
+        "warmed": warmed.batches[0]["head"],
     }
     torch.save(record, folder / f"rank-{trainer.args.process_index}.pt")
 

@@ -1,0 +1,63 @@
+"""What rollouts were worth: rewards, what the target alone gets on the same prompts, acceptance."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from hf_diversed.tasks.rewards import RewardSum
+from hf_diversed.training.objective import accepted_share
+from hf_diversed.training.references import ReferenceRewards
+from hf_diversed.training.rollout import Rollouts
+
+
+Rows = Sequence[dict[str, Any]]
+
+
+class Scorer:
+    """Rewards completions in TRL's calling convention.
+
+    Attributes:
+        references: the target's own rewards; None until something is compared with them.
+    """
+
+    def __init__(self, reward: RewardSum):
+        self.reward = reward
+        self.references: ReferenceRewards | None = None
+
+    def rewards(self, rows: Rows, texts: list[str], completion_ids: list[list[int]]) -> dict[str, list]:
+        """Rewards of completions: "reward", the weighted sum, and by function."""
+        chat = [[{"role": "assistant", "content": text}] for text in texts]
+        completions = texts if isinstance(rows[0]["prompt"], str) else chat
+        columns: dict[str, Any] = {name: [row[name] for row in rows] for name in rows[0] if name != "prompt"}
+        columns |= {"prompts": [row["prompt"] for row in rows], "completion_ids": completion_ids}
+        return self.reward(completions, **columns)
+
+    def facts(self, rows: Rows, rollouts: Rollouts) -> dict[str, list]:
+        """What is known of each rollout: rewards, drop against the target, acceptance, length."""
+        facts = self.rewards(rows, rollouts.completions, rollouts.completion_ids)
+        if self.references is not None:
+            own = [self.references[row["prompt"]] for row in rows]
+            facts["drop"] = [
+                None if best is None or got is None else best - got for best, got in zip(own, facts["reward"])
+            ]
+        counts = rollouts.stats
+        return facts | {
+            "accepted": accepted_share(rollouts.decisions).tolist(),
+            "length": [len(ids) for ids in rollouts.completion_ids],
+            "clipped": [float(not finished) for finished in rollouts.finished],
+            "counts": [(counts.num_accepted, counts.num_drafted, counts.num_emitted, counts.num_rounds)],
+        }
+
+
+def merged(everyone: list[dict[str, list]]) -> dict[str, list]:
+    """The facts of all devices, in the order of their ranks."""
+    return {name: [value for facts in everyone for value in facts[name]] for name in everyone[0]}
+
+
+def known(values: Sequence[float | None]) -> list[float]:
+    """Those that are not None."""
+    return [value for value in values if value is not None]
+
+
+def mean(values: Sequence[float]) -> float:
+    """The mean; nan of nothing."""
+    return sum(values) / len(values) if values else float("nan")
