@@ -4,8 +4,9 @@ python benchmarks/variants.py controls math --samples-per-prompt 10
 
 controls: is it the head, or would any weight do? "constant" sees nothing, so only its bias learns; "shuffled" sees
 what belongs to other positions. features: what should a head see, and of which shape should it be? starts: does the
-weight it starts from matter? Writes results/STUDY-TASK.json. Several processes with RANK and WORLD_SIZE share the
-heads and then the evaluation: run it again, or let the others wait, until all heads are there.
+weight it starts from matter, and does the fit before the first update? Writes results/STUDY-TASK.json. Several
+processes with RANK and WORLD_SIZE share the heads and then the evaluation: run it again, until all heads are there.
+What all studies of a task compare with is evaluated once.
 """
 
 import argparse
@@ -62,14 +63,16 @@ STUDIES = {
         for features in FEATURES
         for shape in HEAD_TYPES
     },
-    "starts": {f"start-{weight}": Variant({"initial_weight": weight}) for weight in (0.1, 0.5, 0.9)},
+    "starts": {f"start-{weight}": Variant({"initial_weight": weight}) for weight in (0.1, 0.5, 0.9)}
+    | {"not-fitted": Variant({"warmup_rollouts": 0})},
 }
+BESIDE = ["ar", "sd", "static:0.9", "static:0.7", "static:0.5", "static:0.4", "diversed"]
 REFERENCES = "reference_rewards.json"
 
 
 def main() -> None:
     options = parse_arguments()
-    folder = options.output.with_suffix(".parts")
+    folder = options.output.parent / f"variants-{options.task}.parts"
     rank, world_size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     pair, task = load_demo_pair(), get_task(options.task, allow_code_execution=True)
     study = STUDIES[options.study]
@@ -78,7 +81,7 @@ def main() -> None:
     if not all((folder / name / "config.json").exists() for name in study):
         print("Other processes still train; run this again for the evaluation.")
         return
-    methods: list = ["ar", "sd", "diversed"]
+    methods: list = list(BESIDE)
     for name, variant in study.items():
         head = DiversedHead.from_pretrained(folder / name).eval()
         methods.append((name, variant.verifier(head)))
@@ -90,9 +93,12 @@ def main() -> None:
         world_size=world_size,
     )
     examples = load_records(task, "test", options.num_examples)
-    rows = evaluate(pair, task, examples, methods, settings, head=pair.heads[task.name], output=folder)
+    done = folder / "evaluation"
+    rows = evaluate(pair, task, examples, methods, settings, head=pair.heads[task.name], output=done)
     if rows:
-        differences = [compare(read_results(folder), "diversed", name) for name in study]
+        differences = [compare(read_results(done), "diversed", name) for name in study]
+        labels = [*BESIDE, *study]
+        rows = [row for row in rows if row["method"] in labels]
         record = {"records": rows, "differences": differences, "provenance": provenance(settings.seed)}
         options.output.write_text(json.dumps(record, indent=1) + "\n")
         print(json.dumps(differences, indent=1))

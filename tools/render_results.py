@@ -15,6 +15,7 @@ from hf_diversed.evaluation import markdown_table
 from hf_diversed.evaluation.curves import read_records, to_curves
 from hf_diversed.evaluation.formatting import percent, with_bounds
 from hf_diversed.evaluation.frontier import DIVERSED, family_of
+from tools import render_studies
 
 
 RESULTS = Path(__file__).parent.parent / "results"
@@ -37,6 +38,7 @@ COMMANDS = {
     "math-g3.json": f"{_SWEEP} --num-assistant-tokens 3",
     "math-g7.json": f"{_SWEEP} --num-assistant-tokens 7",
     "transfer.json": "python benchmarks/transfer.py --batch-size 250",
+    **render_studies.COMMANDS,
 }
 Record = Mapping[str, Any]
 
@@ -44,7 +46,8 @@ Record = Mapping[str, Any]
 def results(folder: Path = RESULTS) -> str:
     """The section."""
     parts = [_methods_and_tasks(folder), _frontier(folder), _transfer(folder), *_sweeps(folder)]
-    return "\n\n".join(parts)
+    gaps = [_how_to_make(name) for name in render_studies.COMMANDS if not (folder / name).is_file()]
+    return "\n\n".join([*parts, *render_studies.studies(folder), *gaps])
 
 
 def missing(folder: Path = RESULTS) -> list[str]:

@@ -1,0 +1,97 @@
+"""The README's studies of heads on math: what they must see, where they are strict, and drafts that were tuned."""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from hf_diversed.evaluation.formatting import number, percent, with_bounds
+
+
+COMMANDS = {
+    "controls-math.json": "python benchmarks/variants.py controls math",
+    "features-math.json": "python benchmarks/variants.py features math",
+    "starts-math.json": "python benchmarks/variants.py starts math",
+    "roles-math.json": "python benchmarks/weights_by_role.py",
+    "drafts-math.json": "python benchmarks/draft_tuning.py math",
+}
+_INTRODUCTIONS = {
+    "controls-math.json": "A head that sees nothing, and one that sees what belongs to other positions",
+    "features-math.json": "What a head sees, and its shape",
+    "starts-math.json": "The weight that a head starts from, and one that is not fitted before its first update",
+}
+Record = Mapping[str, Any]
+
+
+def studies(folder: Path) -> list[str]:
+    """Those that were made, in the order of `COMMANDS`."""
+    return [_render(name, json.loads((folder / name).read_text())) for name in COMMANDS if (folder / name).is_file()]
+
+
+def _render(name: str, found: Mapping[str, Any]) -> str:
+    if name == "roles-math.json":
+        return _roles(found["roles"], found["n"])
+    if name == "drafts-math.json":
+        return _drafts(found["records"])
+    beside = {difference["minus"]: difference for difference in found["differences"]}
+    records = [record for record in found["records"] if record["method"] in {"diversed", *beside}]
+    words = f"{_INTRODUCTIONS[name]} ({_prompts(records)}; `diversed` is the packaged head)"
+    return f"{words}:\n\n{_heads(records, beside)}"
+
+
+def _heads(records: Iterable[Record], beside: Mapping[str, Record]) -> str:
+    header = (
+        "head",
+        "accepted / drafted",
+        "quality",
+        "above the static curve",
+        "`diversed` accepts more by",
+        "is better by",
+    )
+    rows = (
+        [
+            f"`{record['method']}`",
+            *(with_bounds(record, name) for name in ("acceptance_rate", "quality", "static_gain")),
+            *(with_bounds(beside.get(record["method"], {}), name) for name in ("acceptance_rate", "quality")),
+        ]
+        for record in records
+    )
+    return _table(header, rows)
+
+
+def _drafts(records: Sequence[Record]) -> str:
+    rows = [
+        [
+            record["draft"],
+            f"`{record['method']}`",
+            *(with_bounds(record, name) for name in ("acceptance_rate", "quality")),
+        ]
+        for record in records
+        if record["method"] != "ar"
+    ]
+    words = f"Drafts tuned on the task or towards the target, each with a head of its own ({_prompts(records)}):"
+    return f"{words}\n\n{_table(('draft', 'method', 'accepted / drafted', 'quality'), rows)}"
+
+
+def _roles(roles: Mapping[str, Mapping[str, float]], num_prompts: int) -> str:
+    header = ("token", "mean w", "mean TV(p, q)", "share from the draft", "verified tokens")
+    rows = (
+        [
+            role,
+            number(row["mean_weight"]),
+            number(row["mean_tv"]),
+            percent(row["accepted_share"]),
+            f"{row['tokens']:,}",
+        ]
+        for role, row in roles.items()
+    )
+    return f"Where the math head is strict ({num_prompts:,} prompts):\n\n{_table(header, rows)}"
+
+
+def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
+    return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)])
+
+
+def _prompts(records: Sequence[Record]) -> str:
+    return f"{records[0]['n']:,} prompts x {records[0]['samples_per_prompt']}"
