@@ -6,9 +6,12 @@ import re
 import torch
 import transformers as tf
 
+from hf_diversed import DiversedHead, DiversedHeadConfig
+
 
 VOCAB_SIZE = 64
 PAD, EOS, BOS = 0, 1, 2
+SAMPLED = {"max_new_tokens": 12, "do_sample": True, "top_k": 0}
 
 _BASE = {
     "vocab_size": VOCAB_SIZE,
@@ -199,3 +202,11 @@ def ragged_batch(batch_size: int = 4, length: int = 9, seed: int = 0) -> dict[st
         padding = (2 * row) % (length - 1)
         ids[row, :padding], mask[row, :padding] = PAD, 0
     return {"input_ids": ids, "attention_mask": mask}
+
+
+def tiny_head(seed: int = 0, **config) -> DiversedHead:
+    """A head for `tiny_model` and `tiny_draft` whose weights are all over (0, 1)."""
+    torch.manual_seed(seed)
+    head = DiversedHead(DiversedHeadConfig(target_hidden_size=32, draft_hidden_size=32, **config))
+    torch.nn.init.normal_(head.out.weight, std=0.3)
+    return head

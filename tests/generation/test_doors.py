@@ -1,0 +1,154 @@
+"""The doors into the loop beside keywords: custom_generate, attachments, pipelines, adapters, streamers."""
+
+import copy
+import functools
+import pickle
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast, pipeline
+from transformers.generation.streamers import BaseStreamer
+
+import hf_diversed
+from hf_diversed import StaticEnsembleVerifier, diversed_decoding
+from tests.tiny import SAMPLED, VOCAB_SIZE, ragged_batch, tiny_draft, tiny_head, tiny_model
+
+
+@pytest.fixture(scope="module")
+def pair():
+    target = tiny_model("llama")
+    return target, tiny_draft(target)
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    words = {f"w{i}": i for i in range(VOCAB_SIZE)}
+    raw = Tokenizer(models.WordLevel(words, unk_token="w3"))
+    raw.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return PreTrainedTokenizerFast(tokenizer_object=raw, pad_token="w0", eos_token="w1", bos_token="w2")
+
+
+def test_head_as_object_folder_and_kwarg_spellings(pair, tmp_path):
+    """Catches a head that is loaded differently by name than it is used as an object."""
+    target, draft = pair
+    head = tiny_head()
+    head.save_pretrained(tmp_path)
+    results = []
+    for given in (head, str(tmp_path), str(tmp_path)):
+        torch.manual_seed(0)
+        results.append(target.generate(**ragged_batch(), assistant_model=draft, diversed_head=given, **SAMPLED))
+    assert torch.equal(results[0], results[1])
+    assert torch.equal(results[0], results[2])
+
+
+def test_custom_generate_door(pair):
+    """Catches a loop that only works through the hook."""
+    target, draft = pair
+    verifier = StaticEnsembleVerifier(0.5)
+    torch.manual_seed(0)
+    hooked = target.generate(**ragged_batch(), assistant_model=draft, verifier=verifier, **SAMPLED)
+    hf_diversed.uninstall_hook()
+    try:
+        torch.manual_seed(0)
+        loop = functools.partial(diversed_decoding, assistant_model=draft, verifier=verifier)
+        assert torch.equal(target.generate(**ragged_batch(), custom_generate=loop, **SAMPLED), hooked)
+        with pytest.raises(ValueError, match="assistant_model"):
+            target.generate(**ragged_batch(), custom_generate=diversed_decoding, **SAMPLED)
+    finally:
+        hf_diversed.install_hook()
+
+
+def test_streamer_through_the_custom_generate_door(pair):
+    """Catches a streamer that hears the prompt and then nothing."""
+    target, draft = pair
+    heard = []
+
+    class Streamer(BaseStreamer):
+        def put(self, value):
+            heard.extend(value.flatten().tolist())
+
+        def end(self):
+            heard.append(None)
+
+    loop = functools.partial(
+        diversed_decoding, assistant_model=draft, verifier=StaticEnsembleVerifier(0.5), streamer=Streamer()
+    )
+    out = target.generate(ragged_batch()["input_ids"][:1], custom_generate=loop, **SAMPLED)
+    assert heard == [*out[0, 9:].tolist(), None]
+
+
+def test_attach_serves_callers_that_pass_nothing(pair):
+    """Catches state on the model: everything that copies or saves it must not change while a draft is attached."""
+    target, draft = tiny_model("llama"), pair[1]
+    head = tiny_head()
+    plain = target.generate(**ragged_batch(), max_new_tokens=12, do_sample=False)
+    keys, size = set(target.state_dict()), len(pickle.dumps(target))
+    with hf_diversed.attach(target, draft, head), hf_diversed.record_stats() as stats:
+        assert set(target.state_dict()) == keys
+        assert len(pickle.dumps(target)) == size
+        torch.manual_seed(0)
+        attached = target.generate(**ragged_batch(), **SAMPLED)
+        twin = copy.deepcopy(target)
+        assert torch.equal(twin.generate(**ragged_batch(), max_new_tokens=12, do_sample=False), plain)
+    torch.manual_seed(0)
+    passed = target.generate(**ragged_batch(), assistant_model=draft, diversed_head=head, **SAMPLED)
+    assert torch.equal(attached, passed)
+    assert stats.num_drafted > 0
+    assert torch.equal(target.generate(**ragged_batch(), max_new_tokens=12, do_sample=False), plain)
+
+
+def test_attachments_nest(pair):
+    """Catches an inner block that takes the outer attachment away with it."""
+    target, draft = pair
+    with hf_diversed.attach(target, draft, verifier="lossless"):
+        with hf_diversed.attach(target, draft, verifier="static:0.0"):
+            pass
+        with hf_diversed.record_stats() as stats:
+            target.generate(**ragged_batch(), **SAMPLED)
+        assert 0 < stats.acceptance_rate < 1
+    with hf_diversed.record_stats() as stats:
+        target.generate(**ragged_batch(), **SAMPLED)
+    assert stats.num_rounds == 0
+
+
+def test_text_generation_pipeline(pair, tokenizer):
+    """Catches pipeline arguments (`assistant_tokenizer` among them) that our checks trip over."""
+    target, draft = pair
+    settings = {"max_new_tokens": 12, "do_sample": False, "return_full_text": False}
+    prompt = "w10 w20 w30"
+    plain = pipeline("text-generation", model=target, tokenizer=tokenizer)(prompt, **settings)
+    assisted = pipeline(
+        "text-generation", model=target, tokenizer=tokenizer, assistant_model=draft, assistant_tokenizer=tokenizer
+    )
+    with hf_diversed.record_stats() as stats:
+        relaxed = assisted(prompt, diversed_head=tiny_head(), diversed_quality=1.0, **settings)
+    assert relaxed == plain
+    assert stats.num_drafted > 0
+    with hf_diversed.attach(target, draft, verifier="lossless"), hf_diversed.record_stats() as stats:
+        attached = pipeline("text-generation", model=target, tokenizer=tokenizer)(prompt, **settings)
+    assert attached == plain
+    assert stats.num_drafted > 0
+
+
+@pytest.mark.parametrize("wrapped", ["target", "draft", "both"])
+def test_lora_adapters(pair, wrapped):
+    """Catches forwards that bypass the adapter, and PEFT's own `generate` losing our arguments."""
+    config = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM", init_lora_weights=False)
+    target, draft = copy.deepcopy(pair[0]), copy.deepcopy(pair[1])
+    if wrapped != "draft":
+        torch.manual_seed(5)
+        target = get_peft_model(target, config)
+    if wrapped != "target":
+        draft = get_peft_model(draft, config)
+    plain = target.generate(**ragged_batch(), max_new_tokens=16, do_sample=False)
+    bare = pair[0].generate(**ragged_batch(), max_new_tokens=16, do_sample=False)
+    assert torch.equal(plain, bare) == (wrapped == "draft")
+    ours = target.generate(
+        **ragged_batch(), assistant_model=draft, verifier="lossless", max_new_tokens=16, do_sample=False
+    )
+    assert torch.equal(ours, plain)
+    with hf_diversed.attach(target, draft, verifier="lossless"), hf_diversed.record_stats() as stats:
+        target.generate(**ragged_batch(), max_new_tokens=4, do_sample=False)
+    assert stats.num_rounds > 0

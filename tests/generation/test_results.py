@@ -1,0 +1,91 @@
+"""What comes back beside tokens: statistics of a call and of a block of calls, token records."""
+
+import functools
+import io
+import threading
+from contextvars import copy_context
+
+import pytest
+import torch
+
+import hf_diversed
+from tests.tiny import SAMPLED, ragged_batch, tiny_draft, tiny_head, tiny_model
+
+
+@pytest.fixture(scope="module")
+def pair():
+    target = tiny_model("llama")
+    return target, tiny_draft(target)
+
+
+def test_record_stats_collects_calls_and_nests(pair):
+    """Catches counters that leak out of their block, or threads that report into someone else's."""
+    target, draft = pair
+    call = functools.partial(target.generate, **ragged_batch(), assistant_model=draft, verifier="lossless", **SAMPLED)
+    with hf_diversed.record_stats() as outer:
+        call()
+        with hf_diversed.record_stats() as inner:
+            call()
+        first = outer.num_rounds
+        thread = threading.Thread(target=copy_context().run, args=(call,))
+        thread.start()
+        thread.join()
+        assert outer.num_rounds > first
+    assert inner.num_rounds > 0
+    assert len(inner.per_row) == 4
+    assert len(outer.per_row) == 8
+    total = outer.num_rounds
+    call()
+    assert outer.num_rounds == total
+
+
+def test_stats_survive_json_and_pickle(pair):
+    """Catches tensors left in the counters."""
+    import json
+
+    target, draft = pair
+    out = target.generate(
+        **ragged_batch(), assistant_model=draft, verifier="lossless", return_dict_in_generate=True, **SAMPLED
+    )
+    assert json.loads(json.dumps(out.stats.to_dict()))["num_draft_tokens"] == out.stats.num_drafted
+    buffer = io.BytesIO()
+    torch.save(out.stats.to_dict(), buffer)
+    assert out.past_key_values is None
+
+
+def test_token_records(pair):
+    """Catches records that are shifted against the tokens, or sources that do not add up to the statistics."""
+    target, draft = pair
+    out = target.generate(
+        **ragged_batch(),
+        assistant_model=draft,
+        diversed_head=tiny_head(),
+        output_token_records=True,
+        return_dict_in_generate=True,
+        **SAMPLED,
+    )
+    records, new = out.token_records, out.sequences[:, 9:]
+    real = records.source >= 0
+    assert torch.equal(records.tokens[real], new[real])
+    assert int((records.source == 0).sum()) == out.stats.num_accepted
+    assert int(real.sum()) == out.stats.num_emitted
+    drafted = records.source == 0
+    assert records.relaxed.any()
+    assert not records.relaxed[~drafted].any()
+    assert bool((records.p[records.relaxed] < records.q[records.relaxed]).all())
+    assert not records.weight[drafted].isnan().any()
+    assert records.weight[records.source == 2].isnan().all()
+    assert 0 < out.stats.mean_bias < out.stats.mean_tv
+    with torch.no_grad():
+        full = torch.softmax(target(**_with_mask(out.sequences, ragged_batch()["attention_mask"])).logits, -1)
+    p = full[:, 8:-1].gather(-1, new[..., None]).squeeze(-1)
+    assert torch.allclose(records.p[real], p[real], atol=1e-4)
+
+
+def _with_mask(sequences, mask):
+    mask = torch.cat([mask, torch.ones(len(mask), sequences.shape[1] - mask.shape[1], dtype=mask.dtype)], dim=1)
+    return {
+        "input_ids": sequences,
+        "attention_mask": mask,
+        "position_ids": (mask.cumsum(-1) - 1).clamp_min(0),
+    }

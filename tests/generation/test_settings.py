@@ -1,0 +1,110 @@
+"""Where a call's settings come from: keyword, generation config, attachment, the model's own config, the head."""
+
+import pytest
+import torch
+from transformers import GenerationConfig
+
+import hf_diversed
+from tests.tiny import EOS, PAD, SAMPLED, VOCAB_SIZE, ragged_batch, tiny_draft, tiny_head, tiny_model
+
+
+@pytest.fixture(scope="module")
+def pair():
+    target = tiny_model("llama")
+    return target, tiny_draft(target)
+
+
+def test_dial_travels_in_generation_config(pair):
+    """JSON callers send scalars only. Catches a dial that is read from keywords alone."""
+    target, draft = pair
+    config = GenerationConfig(max_new_tokens=12, do_sample=True, top_k=0, pad_token_id=PAD)
+    config.diversed_quality = 0.0
+    with hf_diversed.attach(target, draft, tiny_head()), hf_diversed.record_stats() as stats:
+        target.generate(**ragged_batch(), generation_config=config)
+    assert stats.acceptance_rate == 1.0
+    assert stats.mean_weight == 0.0
+
+
+@pytest.mark.parametrize("door", ["keyword", "generation config", "attachment"])
+def test_bias_budget_has_the_same_doors(pair, door):
+    """Catches a budget that is taken and not spent: per row it must bind, and its sum must come back."""
+    target, draft = pair
+    call = {**ragged_batch(), **SAMPLED, "max_new_tokens": 24, "return_dict_in_generate": True}
+    given = {"diversed_head": tiny_head(), "diversed_quality": 0.1}
+    limit = {"diversed_bias_budget": 0.3}
+    if door == "keyword":
+        out = target.generate(**call, assistant_model=draft, **given, **limit)
+    elif door == "generation config":
+        config = GenerationConfig(pad_token_id=PAD, **limit, **SAMPLED)
+        out = target.generate(**call, generation_config=config, assistant_model=draft, **given)
+    else:
+        with hf_diversed.attach(target, draft, **given, **limit):
+            out = target.generate(**call)
+    for row in out.stats.per_row:
+        assert row.bias_sum == pytest.approx(0.3, abs=1e-6)
+
+
+def test_draft_length_comes_from_whoever_named_one(pair):
+    """Catches upstream's silent 20: keyword, then the user's config, then the head's, then 5."""
+    target, draft = pair
+
+    def drafted_per_round(head, **kwargs):
+        call = {"max_new_tokens": 40, "do_sample": False, "diversed_quality": 0.0, "return_dict_in_generate": True}
+        prompt = {"input_ids": ragged_batch()["input_ids"][:1]}
+        out = target.generate(**prompt, assistant_model=draft, diversed_head=head, **(call | kwargs))
+        return len(out.stats.accepted_per_position)
+
+    assert drafted_per_round(tiny_head()) == 5
+    assert drafted_per_round(tiny_head(num_assistant_tokens=3)) == 3
+    assert drafted_per_round(tiny_head(num_assistant_tokens=3), num_assistant_tokens=7) == 7
+    target.generation_config.num_assistant_tokens = 6
+    try:
+        assert drafted_per_round(tiny_head(num_assistant_tokens=3)) == 6
+    finally:
+        target.generation_config.num_assistant_tokens = None
+
+
+def test_call_wins_over_attached_wins_over_the_models_config(pair):
+    """Catches a server's default that no request can override, and one that a checkpoint's config beats."""
+    target, draft = pair
+    config = GenerationConfig(max_new_tokens=12, do_sample=True, top_k=0, pad_token_id=PAD, num_assistant_tokens=2)
+    config.diversed_quality = 0.0
+    target.generation_config.diversed_quality = 0.7
+    try:
+        with hf_diversed.attach(target, draft, tiny_head(), diversed_quality=1.0, num_assistant_tokens=6):
+            for call, weight, gamma in (({"generation_config": config}, 0.0, 2), (SAMPLED, 1.0, 6)):
+                with hf_diversed.record_stats() as stats:
+                    target.generate(**ragged_batch(), **call)
+                assert stats.mean_weight == pytest.approx(weight)
+                assert len(stats.accepted_per_position) == gamma
+        out = target.generate(
+            **ragged_batch(), assistant_model=draft, verifier="lossless", return_dict_in_generate=True, **SAMPLED
+        )
+        assert out.stats.num_drafted > 0  # a dial in the model's config is no error for a rule without one
+    finally:
+        del target.generation_config.diversed_quality
+
+
+def test_prefix_functions_only_see_text_that_could_be(pair):
+    """Catches drafts that are shown behind the EOS of a row that has finished."""
+    target, draft = pair
+
+    def allowed(row, prefix):
+        generated = prefix[9:].tolist()
+        if EOS in generated:
+            assert set(generated[generated.index(EOS) :]) <= {EOS, PAD}, generated
+        return list(range(1, VOCAB_SIZE))
+
+    for seed in range(3):
+        torch.manual_seed(seed)
+        out = target.generate(
+            **ragged_batch(seed=seed),
+            assistant_model=draft,
+            verifier="lossless",
+            prefix_allowed_tokens_fn=allowed,
+            max_new_tokens=24,
+            do_sample=True,
+            temperature=4.0,
+            top_k=0,
+        )
+    assert (out == EOS).any()
