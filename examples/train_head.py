@@ -27,7 +27,6 @@ def main() -> None:
             output_dir=options.output_dir,
             max_steps=options.max_steps,
             per_device_train_batch_size=options.rollouts,
-            warmup_rollouts=16 * options.rollouts,
             max_quality_drop=0.01,
             save_strategy="no",
         ),

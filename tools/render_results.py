@@ -24,15 +24,14 @@ TASKS = ("math", "summary", "code")
 
 _RUN = "hf-diversed evaluate --num-examples 1000 --batch-size 250"
 _RULES = "--methods ar,sd,lenience:0.3,spec_cascade:token_v3:0.5,static:0.9,static:0.7,static:0.5,static:0.3,diversed"
-_MATH = "--methods ar,sd,static:0.5,static:0.4,diversed"
+_MATH = f"{_RULES},static:0.4,diversed@0.6,diversed@0.7"
 _SWEEP = f"{_RUN} --task math --methods ar,sd,static:0.5,diversed"
 # What makes each file.
 COMMANDS = {
     "math.json": f"{_RUN} --task math {_MATH} --samples-per-prompt 10 --records",
     "summary.json": f"{_RUN} --task summary {_RULES}",
     "code.json": f"{_RUN} --task code {_RULES} --allow-code-execution",
-    "frontier-math.json": "hf-diversed frontier --task math --num-examples 500 --batch-size 250 --rules "
-    "static:0.3:0.5:0.7,diversed:0.1:0.3:0.5:0.6:0.7:0.8:0.9",
+    "frontier-math.json": "hf-diversed frontier --task math --num-examples 1000 --batch-size 250",
     "math-t0.json": f"{_SWEEP} --temperature 0",
     "math-t0.1.json": f"{_SWEEP} --temperature 0.1",
     "math-g3.json": f"{_SWEEP} --num-assistant-tokens 3",

@@ -18,7 +18,7 @@ COMMANDS = {
 _INTRODUCTIONS = {
     "controls-math.json": "A head that sees nothing, and one that sees what belongs to other positions",
     "features-math.json": "What a head sees, and its shape",
-    "starts-math.json": "The weight that a head starts from, and one that is not fitted before its first update",
+    "starts-math.json": "The weight that a head starts from",
 }
 Record = Mapping[str, Any]
 

@@ -153,20 +153,8 @@ class DiversedHead(PreTrainedModel):
         Raises:
             ValueError: if an input the configuration calls for is missing or has another width.
         """
-        return self.logit(self.standardized(target_hidden, draft_hidden, features))
-
-    def standardized(
-        self,
-        target_hidden: torch.Tensor | None = None,
-        draft_hidden: torch.Tensor | None = None,
-        features: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """Bring everything the head sees, as `forward` takes it, into one float32 vector `[..., width]`."""
         values = self._values(target_hidden, draft_hidden, features)
-        return (values - self.input_mean.float()) / self.input_std.float()
-
-    def logit(self, values: torch.Tensor) -> torch.Tensor:
-        """Compute the logit `[...]` from standardised inputs `[..., width]`: all of the head that is trained."""
+        values = (values - self.input_mean.float()) / self.input_std.float()
         if self.dense is not None:
             values = F.gelu(F.linear(values, self.dense.weight.float(), self.dense.bias.float()))
         return F.linear(values, self.out.weight.float(), self.out.bias.float()).squeeze(-1)

@@ -32,8 +32,8 @@ class DiversedConfig(TrainingArguments):
     per_device_eval_batch_size: int = field(default=128, metadata={"help": "Rows decoded together, in evaluation."})
     num_generations: int = field(default=4, metadata={"help": "Rollouts per prompt."})
     num_iterations: int = field(default=4, metadata={"help": "Updates per rollout."})
-    max_steps: int = field(default=120, metadata={"help": "Updates in all; rollouts are max_steps / num_iterations."})
-    learning_rate: float = field(default=0.02, metadata={"help": "Of Adam; 0.2 for a head of eight inputs."})
+    max_steps: int = field(default=160, metadata={"help": "Updates in all; rollouts are max_steps / num_iterations."})
+    learning_rate: float = field(default=0.2, metadata={"help": "Of Adam, on the head's few parameters."})
     lr_scheduler_type: str = field(default="linear", metadata={"help": "As in transformers."})
     max_grad_norm: float = field(default=0.0, metadata={"help": "0 clips no gradients; ratios are clipped instead."})
 
@@ -43,24 +43,15 @@ class DiversedConfig(TrainingArguments):
     top_p: float = field(default=1.0, metadata={"help": "Of the rollouts; 1 keeps the whole vocabulary."})
     max_completion_length: int = field(default=128, metadata={"help": "Longest rollout in tokens."})
 
-    head_features: str = field(default="both", metadata={"help": f"What a new head sees: {FEATURES}."})
+    head_features: str = field(default="distribution", metadata={"help": f"What a new head sees: {FEATURES}."})
     head_type: str = field(default="linear", metadata={"help": f"Shape of a new head: {HEAD_TYPES}."})
     initial_weight: float = field(default=0.5, metadata={"help": "Weight on the target that a new head starts from."})
-
-    warmup_rollouts: int = field(
-        default=4096, metadata={"help": "Rollouts a round that a new head is first fitted to; 0 starts from scratch."}
-    )
-    warmup_rounds: int = field(default=2, metadata={"help": "Rounds of them: the first at initial_weight."})
-    warmup_acceptance_coef: float = field(
-        default=1.0,
-        metadata={"help": "Reward that full acceptance is worth to the fit, which errs on the strict side."},
-    )
 
     acceptance_coef: float | None = field(
         default=None, metadata={"help": "Reward that full acceptance is worth; None adapts it to the constraint."}
     )
     max_quality_drop: float = field(default=0.01, metadata={"help": "Absolute drop below the target's own reward."})
-    acceptance_coef_init: float = field(default=0.1, metadata={"help": "c at the start of a constrained run."})
+    acceptance_coef_init: float = field(default=0.2, metadata={"help": "c at the start of a constrained run."})
     acceptance_coef_min: float = field(default=0.05, metadata={"help": "Least c of a constrained run."})
     acceptance_coef_max: float = field(default=1.5, metadata={"help": "Largest c of a constrained run."})
     dual_learning_rate: float = field(default=0.2, metadata={"help": "Largest change of log c per rollout."})
@@ -133,9 +124,6 @@ def own_settings(config: TrainingArguments) -> dict[str, Any]:
 _RANGES = (
     ("generation_batch_size", 1, float("inf")),
     ("num_generations", 1, float("inf")),
-    ("warmup_rollouts", 0, float("inf")),
-    ("warmup_rounds", 1, float("inf")),
-    ("warmup_acceptance_coef", 0.0, float("inf")),
     ("num_iterations", 1, float("inf")),
     ("num_assistant_tokens", 1, float("inf")),
     ("max_completion_length", 2, float("inf")),

@@ -50,10 +50,6 @@ class Rollouts:
     inputs: dict[str, torch.Tensor]
     stats: SpeculativeStats = field(repr=False)
 
-    def to(self, device: torch.device) -> tuple[Decisions, dict[str, torch.Tensor]]:
-        """Decisions and inputs on the device of what learns from them."""
-        return self.decisions.to(device), {name: values.to(device) for name, values in self.inputs.items()}
-
 
 class RecordingVerifier(DiversedVerifier):
     """DIVERSED as trained, with the head's inputs kept for training."""

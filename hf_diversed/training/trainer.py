@@ -3,7 +3,6 @@
 import dataclasses
 import hashlib
 import json
-import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -19,7 +18,6 @@ from transformers.utils import logging
 from hf_diversed.head import DiversedHead
 from hf_diversed.provenance import provenance
 from hf_diversed.tasks.rewards import RewardFunc, RewardSum
-from hf_diversed.training import warm_start
 from hf_diversed.training.arguments import DiversedConfig, own_settings
 from hf_diversed.training.checkpoints import damage, resume_point, seal
 from hf_diversed.training.constraint import ConstraintCallback
@@ -113,7 +111,7 @@ class DiversedTrainer(Trainer):
             stop_strings=tuple(stop_strings),
         )
         self.sampler = Sampler(target, draft, tokenizer, settings)
-        self.seconds = dict.fromkeys(("reference", "warmup", "rollout", "reward", "evaluation", "save"), 0.0)
+        self.seconds = dict.fromkeys(("reference", "rollout", "reward", "evaluation", "save"), 0.0)
         self._batch: _Batch | None = None
         self._step_of_head: int | None = None  # where the best head was loaded at the end
         self._metrics: dict[str, list[float]] = {}
@@ -173,31 +171,6 @@ class DiversedTrainer(Trainer):
             )
         return output
 
-    def _warm_up(self) -> None:
-        """Fit a new head to what its own rollouts say of each token's harm, a few times over; see `warm_start`."""
-        args, num_prompts = self.args, len(self.train_dataset)
-        size = args.per_device_train_batch_size
-        evidence: list[warm_start.Evidence] = []
-        for number in range(args.warmup_rounds):
-            for portion in range(math.ceil(args.warmup_rollouts / args.world_size / size)):
-                first = (portion * args.world_size + args.process_index) * size
-                chosen = [index % num_prompts for index in range(first, first + size)]
-                rows = [self.train_dataset[index] for index in chosen]
-                seed = self._seed(f"warmup {number}", portion)
-                rollouts = self.sampler.relaxed([row["prompt"] for row in rows], self.model, seed)
-                rewards = self.scorer.facts(rows, rollouts)["reward"]
-                decisions, inputs = rollouts.to(self.model.device)
-                if not evidence:
-                    self._standardize(inputs)
-                    fresh = warm_start.state(self.model)
-                with torch.no_grad():
-                    weight = torch.sigmoid(self.model(**inputs))
-                evidence.append(warm_start.collect(weight, decisions, inputs, rewards, chosen))
-            self.model.load_state_dict(fresh)
-            everything = warm_start.join(evidence)
-            loss = warm_start.fit(self.model, everything, args.warmup_acceptance_coef, self.accelerator)
-            self.log({"warmup_loss": loss, "warmup_reward": everything.reward.nanmean().item()})
-
     def _get_train_sampler(self, train_dataset=None) -> RolloutOrder:
         args = self.args
         return RolloutOrder(
@@ -211,9 +184,6 @@ class DiversedTrainer(Trainer):
 
     def _prepare_inputs(self, inputs: Rows) -> _Batch:
         """Prompts become rollouts at the first of the updates that share them."""
-        if self.state.global_step == 0 and self._fresh and self.args.warmup_rollouts and self._batch is None:
-            with self._timed("warmup"):
-                self._warm_up()
         if self.state.global_step % self.args.num_iterations == 0 or self._batch is None:
             self._batch = self._roll_out(inputs)
         return self._batch
@@ -230,12 +200,14 @@ class DiversedTrainer(Trainer):
             raise ValueError("every reward of a batch of rollouts is None: nothing can be learned from it.")
         advantage = self._advantages(facts)
         self._note(facts)
-        decisions, inputs = rollouts.to(self.model.device)
-        if self.state.global_step == 0 and self._fresh and not self.args.warmup_rollouts:
+        device = self.model.device
+        decisions = rollouts.decisions.to(device)
+        inputs = {name: values.to(device) for name, values in rollouts.inputs.items()}
+        if self.state.global_step == 0 and self._fresh:
             self._standardize(inputs)
         with torch.no_grad():
             old_logit = self.model(**inputs)
-        return _Batch(decisions, inputs, advantage[first : first + len(rows)].to(old_logit.device), old_logit)
+        return _Batch(decisions, inputs, advantage[first : first + len(rows)].to(device), old_logit)
 
     def _advantages(self, facts: dict[str, list]) -> torch.Tensor:
         """Centred rewards of all devices, 0 where there is none. Where the target's own reward on the prompt is known

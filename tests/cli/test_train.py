@@ -36,7 +36,6 @@ SMALLER = {
     "num_iterations": 2,
     "per_device_train_batch_size": 2,
     "num_generations": 2,
-    "warmup_rollouts": 2,
     "generation_batch_size": 2,
     "num_prompts": 2,
     "num_eval_prompts": 2,

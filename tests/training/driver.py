@@ -28,7 +28,6 @@ STEPS = 16
 SETTINGS = {
     "max_steps": STEPS,
     "acceptance_coef": None,
-    "warmup_rollouts": 16,
     "max_completion_length": 6,
     "reference_generations": 8,  # two portions of eight prompts
     "eval_strategy": "steps",

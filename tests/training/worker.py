@@ -40,23 +40,17 @@ class Recorded(DiversedTrainer):
         return loss
 
 
-def run(folder: Path, **settings) -> Recorded:
+def main(folder: Path) -> None:
     trainer = Recorded(
         *runs.pair(),
         reward_funcs=runs.letters,
-        args=runs.config(folder, **SETTINGS | settings),
+        args=runs.config(folder, **SETTINGS),
         train_dataset=runs.rows(PROMPTS),
         eval_dataset=runs.rows(PROMPTS[:1]),  # the second process has nothing to evaluate
         processing_class=runs.tokenizer(),
     )
     trainer.train()
-    return trainer
-
-
-def main(folder: Path) -> None:
-    trainer = run(folder)
     trainer.save_model(str(folder / "final"))
-    warmed = run(folder / "warmed", warmup_rollouts=32, max_steps=2)
     record = {
         "world_size": trainer.args.world_size,
         "backend": trainer.accelerator.state.backend,
@@ -68,7 +62,6 @@ def main(folder: Path) -> None:
         "references": trainer.scorer.references.rewards,
         "missing": trainer.scorer.references.missing(PROMPTS),
         "history": trainer.state.log_history,
-        "warmed": warmed.batches[0]["head"],
     }
     torch.save(record, folder / f"rank-{trainer.args.process_index}.pt")
 
