@@ -11,8 +11,9 @@ from typing import Any
 
 import torch
 from accelerate.utils import broadcast, gather_object
+from huggingface_hub import CommitInfo
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer, TrainerControl
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, rotate_checkpoints
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, HubStrategy, rotate_checkpoints
 from transformers.utils import logging
 
 from hf_diversed.head import DiversedHead
@@ -372,6 +373,46 @@ class DiversedTrainer(Trainer):
             "world_size": self.args.world_size,
         }
         (folder / "provenance.json").write_text(json.dumps(record, indent=2, default=str) + "\n")
+
+    def push_to_hub(
+        self,
+        commit_message: str | None = "End of training",
+        blocking: bool = True,
+        token: str | None = None,
+        revision: str | None = None,
+        private: bool | None = None,
+        **kwargs,
+    ) -> CommitInfo | None:
+        """Publish the head and how it was trained, as `DiversedHead.push_to_hub` does: one commit, nothing pickled.
+
+        Args:
+            blocking: has no effect; a head is small. kwargs: `evaluation`, `license`, `tags` and the like, see there.
+
+        Returns:
+            The commit; None on all processes but the first.
+        """
+        args = self.args
+        self.save_model(_internal_call=True)
+        if not self.is_world_process_zero():
+            return None
+        return self.model.push_to_hub(
+            self.hub_model_id or args.hub_model_id or Path(args.output_dir).absolute().name,
+            training=Path(args.output_dir) / "provenance.json",
+            commit_message=commit_message,
+            token=token or args.hub_token,
+            revision=revision or args.hub_revision,
+            private=args.hub_private_repo if private is None else private,
+            **kwargs,
+        )
+
+    def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
+        """Publish the head of a checkpoint; the checkpoint itself, which holds pickles, stays here."""
+        if self.args.hub_strategy == HubStrategy.END:
+            return
+        try:
+            self.push_to_hub(commit_message=f"Training in progress, step {self.state.global_step}")
+        except OSError as error:
+            logger.warning(f"training goes on, though its head could not be published: {error}")
 
     def _save_checkpoint(self, model, trial) -> None:
         """Save, declare complete, and only then let older checkpoints go."""

@@ -1,0 +1,41 @@
+"""The trainer's own ways to the Hub, which upstream would fill with pickles and a card of its own."""
+
+import pytest
+
+from hf_diversed import DiversedHead
+from hf_diversed.hub import PushError
+from tests.training import runs
+
+
+REPO = "org/head-letters"
+FILES = {"README.md", "config.json", "model.safetensors", "provenance.json"}
+FILES |= {f"custom_generate/{name}" for name in ("generate.py", "requirements.txt")}
+
+
+def published(hub) -> set[str]:
+    return set(hub.files(REPO)) - {".gitattributes"}
+
+
+def test_training_publishes_heads(hub, tmp_path):
+    """Catches training_args.bin, optimizer states and upstream's card, at a checkpoint or at the end."""
+    trainer = runs.trainer(tmp_path, push_to_hub=True, hub_model_id=REPO, max_steps=4, save_steps=2)
+    trainer.train()
+    assert published(hub) == FILES
+    titles = [commit.title for commit in hub.repositories[REPO].commits]
+    assert titles == ["initial commit", *(f"Training in progress, step {step}" for step in (2, 4))]
+    trainer.push_to_hub()
+    assert published(hub) == FILES
+    pulled = DiversedHead.from_pretrained(REPO, cache_dir=tmp_path / "elsewhere")
+    assert all((value == trainer.model.state_dict()[name]).all() for name, value in pulled.state_dict().items())
+    assert "DiversedTrainer" not in hub.files(REPO)["README.md"].decode()
+
+
+def test_a_hub_that_is_away_does_not_end_a_training(hub, tmp_path, caplog):
+    """Catches hours of training lost to a push at a checkpoint; the last push must say that it failed."""
+    trainer = runs.trainer(tmp_path, push_to_hub=True, hub_model_id=REPO, max_steps=2, save_steps=2)
+    hub.fail("commit", 403, times=10)
+    trainer.train()
+    assert "training goes on" in caplog.text
+    assert (tmp_path / "checkpoint-2" / "complete.json").exists()
+    with pytest.raises(PushError):
+        trainer.push_to_hub()
