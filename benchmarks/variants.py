@@ -102,7 +102,11 @@ def main() -> None:
         differences = [compare(read_results(done), "diversed", name) for name in study]
         labels = [*BESIDE, *study]
         rows = [row for row in rows if row["method"] in labels]
-        record = {"records": rows, "differences": differences, "provenance": provenance(settings.seed)}
+        record = {
+            "records": rows,
+            "differences": differences,
+            "provenance": provenance(settings.seed, pair.target.device),
+        }
         options.output.write_text(json.dumps(record, indent=1) + "\n")
         print(json.dumps(differences, indent=1))
 

@@ -14,6 +14,7 @@ from tools.render_results import RESULTS, results
 ROOT = Path(__file__).parent.parent
 TRAINING = ROOT / "hf_diversed" / "zoo" / "weights" / "training.json"
 SPEED = RESULTS / "against_upstream.json"
+LARGER = RESULTS / "embedded-1024.json"
 HEADS = ROOT / "hf_diversed" / "zoo" / "weights" / "heads"
 
 
@@ -33,7 +34,29 @@ def speed() -> str:
         f"{source['device']}, {source['threads']} threads, torch {versions['torch']}, "
         f"transformers {versions['transformers']}."
     )
-    return "\n".join([*lines, "", setting])
+    return "\n".join([*lines, "", setting, "", *_larger_shapes()])
+
+
+def _larger_shapes() -> list[str]:
+    """The pair's shapes at hidden size 1024, without weights: what a round costs, and a head's part in it."""
+    found = json.loads(LARGER.read_text())
+    records, source = found["records"], found["provenance"]
+    first = records[0]
+    lines = [
+        f"The pair's shapes at hidden size 1024 with random weights, {first['num_assistant_tokens']} drafts a round, "
+        f"a given acceptance of {source['benchmark']['acceptance'][0]:g} per draft; medians (quartiles) of "
+        f"{source['benchmark']['repeats']} alternating runs on {source['device']}:",
+        "",
+        "| method | ms per round | tokens/s over plain decoding | head, % of a round |",
+        "|---|---|---|---|",
+    ]
+    for record in records:
+        gain = record["ratios"].get("plain", {}).get("tokens_per_second")
+        cells = [
+            _spread(figure) if figure else "-" for figure in (record["ms_per_round"], gain, record["head_percent"])
+        ]
+        lines.append(f"| `{record['method']}` | {' | '.join(cells)} |")
+    return lines
 
 
 def pair() -> str:
@@ -77,7 +100,7 @@ def heads() -> str:
             "|---|---|---|---|---|",
         ]
         for method, row in rows.items():
-            if "@" not in method and ":" not in method.removeprefix("static:"):
+            if ":" not in method.removeprefix("static:"):
                 lines.append(
                     f"| `{method}` | {with_bounds(row, 'quality')} | {with_bounds(row, 'quality_drop')} "
                     f"| {with_bounds(row, 'acceptance_rate')} | {number(row['block_efficiency'])} |"

@@ -85,7 +85,7 @@ def report(output: Path | str, labels: Sequence[str] | None = None) -> list[dict
     results = read_results(output)
     records = summarize(results, labels)
     seed = results.header["settings"]["seed"]
-    source = provenance(seed) | {"evaluation": results.header, "rules": _rules(results)}
+    source = provenance(seed, results.header["device"]) | {"evaluation": results.header, "rules": _rules(results)}
     write_json(Path(output) / REPORT, {"records": records, "provenance": source})
     return records
 
@@ -119,6 +119,7 @@ class _Run:
             "stop_strings": self.decoder.stop_strings,
             "target": _model_identity(pair.target),
             "draft": _model_identity(pair.draft),
+            "device": pair.target.device.type,
             "data": _digest([prompts, examples]),
             "settings": settings.identity(),
         }

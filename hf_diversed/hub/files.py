@@ -12,7 +12,7 @@ from hf_diversed.hub.card import render_card
 from hf_diversed.hub.door import PublishedHead, door_files, fingerprint
 from hf_diversed.hub.metadata import RESULTS_FOLDER, dials, public_name, result_files
 from hf_diversed.hub.records import EVALUATION, TRAINING, HeadRecords
-from hf_diversed.provenance import without_folders
+from hf_diversed.provenance import publishable
 
 
 CARD = "README.md"
@@ -32,7 +32,7 @@ def publication(
         ValueError: if the evaluation was made with other weights, or holds no record of the head.
     """
     _check_measured(head, records)
-    evaluation, training = without_folders(records.evaluation), without_folders(records.training)
+    evaluation, training = publishable(records.evaluation), publishable(records.training)
     with tempfile.TemporaryDirectory() as folder:
         head.save_pretrained(folder)
         weights = (Path(folder) / WEIGHTS).read_bytes()

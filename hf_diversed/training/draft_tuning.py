@@ -19,7 +19,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from hf_diversed import _compat
 from hf_diversed.generation.checks import check_vocabularies
-from hf_diversed.provenance import provenance
+from hf_diversed.provenance import provenance, publishable
 from hf_diversed.sampling import total_variation
 from hf_diversed.training.arguments import own_settings
 from hf_diversed.training.checkpoints import resume_point, seal
@@ -241,8 +241,8 @@ class DraftTuner(Trainer):
         self.model.save_pretrained(folder, save_embedding_layers=False)
         if not written_by_user:
             card.unlink(missing_ok=True)  # peft's is an empty form but for the folder that the draft was loaded from
-        record = provenance(self.args.seed) | {
-            "tuning": own_settings(self.args),
+        record = provenance(self.args.seed, self.model.device) | {
+            "tuning": publishable(own_settings(self.args)),
             "target": None if self.target is None else _compat.public_name(self.target),
             "draft": _compat.public_name(self.model),
             "step": self.state.global_step,

@@ -17,7 +17,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, HubStrategy, rotat
 from transformers.utils import logging
 
 from hf_diversed.head import DiversedHead
-from hf_diversed.provenance import provenance
+from hf_diversed.provenance import provenance, publishable
 from hf_diversed.tasks.rewards import RewardFunc, RewardSum
 from hf_diversed.training.arguments import DiversedConfig, own_settings
 from hf_diversed.training.checkpoints import damage, resume_point, seal
@@ -363,8 +363,8 @@ class DiversedTrainer(Trainer):
             return
         folder = Path(output_dir or self.args.output_dir)
         self.model.save_pretrained(folder)
-        record = provenance(self.args.seed) | {
-            "training": own_settings(self.args),
+        record = provenance(self.args.seed, self.sampler.target.device) | {
+            "training": publishable(own_settings(self.args)),
             "rewards": self.scorer.reward.names,
             "step": self.state.global_step if self._step_of_head is None else self._step_of_head,
             "acceptance_coef": self.constraint.coef,

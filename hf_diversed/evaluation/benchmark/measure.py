@@ -114,7 +114,7 @@ def benchmark(
     _take_turns(cases, runner, settings)
     bandwidth = copy_bandwidth(target.device)
     records = [_record(case, cases, _limit_ms(target, draft, case, bandwidth)) for case in cases]
-    source = provenance(settings.seed) | {
+    source = provenance(settings.seed, target.device) | {
         "benchmark": asdict(settings),
         "target": _shape(target),
         "draft": _shape(draft),
