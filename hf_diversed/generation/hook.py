@@ -41,6 +41,7 @@ class Options:
 
 
 OPTION_NAMES = tuple(item.name for item in fields(Options))
+_DRAFT_MODES = ("prompt_lookup_num_tokens", "assistant_early_exit")
 DIALS = ("quality", "max_bias", "bias_budget")  # of DiversedVerifier; `generate` knows them as diversed_quality ...
 
 
@@ -53,8 +54,10 @@ class Attachment:
     options: Options
     num_assistant_tokens: int | None
     previous: "Attachment | None"
+    entered: bool = False
 
     def __enter__(self) -> "Attachment":
+        self.entered = True
         return self
 
     def __exit__(self, *exc_info) -> None:
@@ -97,11 +100,14 @@ def attach(
         raise ValueError("attach needs exactly one of diversed_head= and verifier=.")
     for candidate, role in ((model, "target"), (assistant_model, "draft")):
         checks.check_model(candidate, role)
+    if verifier is not None:
+        resolve_verifier(None, verifier, **{dial: getattr(options, f"diversed_{dial}") for dial in DIALS})
     install_hook()
     inner = _compat.base_model(model)
-    _ATTACHED[inner] = Attachment(
-        weakref.ref(inner), assistant_model, options, num_assistant_tokens, previous=_ATTACHED.get(inner)
-    )
+    previous = _ATTACHED.get(inner)
+    if previous is not None and not previous.entered:
+        previous.previous = None  # replaced for good: who attaches again and again must not keep every draft
+    _ATTACHED[inner] = Attachment(weakref.ref(inner), assistant_model, options, num_assistant_tokens, previous)
     return _ATTACHED[inner]
 
 
@@ -216,13 +222,16 @@ class _Call:
         """The same, or what the model's own generation config says."""
         return _first(self.named(name), _compat.config_entry(self.model.generation_config, name))
 
+    def drafts_alone(self) -> bool:
+        """Whether the call itself asks for drafts from its own text or its own layers."""
+        return any(self.named(mode) is not None for mode in _DRAFT_MODES)
+
     def draft(self) -> PreTrainedModel | None:
-        """The assistant model, or None where the call drafts without one: from its own text or its own layers."""
+        """The assistant model, or None where the call drafts without one."""
         draft = self.arguments.pop("assistant_model", None)
-        modes = ("prompt_lookup_num_tokens", "assistant_early_exit")
-        if draft is None and self.attachment is not None and all(self.named(mode) is None for mode in modes):
+        if draft is None and self.attachment is not None and not self.drafts_alone():
             draft = self.attachment.assistant_model
-        if draft is None and all(self.setting(mode) is None for mode in modes):
+        if draft is None and all(self.setting(mode) is None for mode in _DRAFT_MODES):
             raise ValueError(
                 "diversed_head= and verifier= need a draft to verify: pass assistant_model= as well (or "
                 "prompt_lookup_num_tokens= or assistant_early_exit=)."
@@ -230,7 +239,9 @@ class _Call:
         return draft
 
     def draft_length(self) -> int | None:
-        attached = None if self.attachment is None else self.attachment.num_assistant_tokens
+        attached = None
+        if self.attachment is not None and not self.drafts_alone():
+            attached = self.attachment.num_assistant_tokens
         length = _first(self.named("num_assistant_tokens"), attached, self.setting("num_assistant_tokens"))
         self.extra.pop("num_assistant_tokens", None)
         return length

@@ -2,7 +2,9 @@
 
 import copy
 import functools
+import gc
 import pickle
+import weakref
 
 import pytest
 import torch
@@ -152,3 +154,39 @@ def test_lora_adapters(pair, wrapped):
     with hf_diversed.attach(target, draft, verifier="lossless"), hf_diversed.record_stats() as stats:
         target.generate(**ragged_batch(), max_new_tokens=4, do_sample=False)
     assert stats.num_rounds > 0
+
+
+def test_attachments_refuse_what_they_would_ignore(pair):
+    """Catches a cap that is taken and never applied, and a rule that fails with the first request only."""
+    target, draft = pair
+    for limit in ("diversed_max_bias", "diversed_bias_budget", "diversed_quality"):
+        with pytest.raises(ValueError, match=f"{limit} can only act on a head"):
+            hf_diversed.attach(target, draft, verifier="static:0.5", **{limit: 0.05})
+    with pytest.raises(ValueError, match="nonsense"):
+        hf_diversed.attach(target, draft, verifier="nonsense")
+    with hf_diversed.record_stats() as stats:
+        target.generate(**ragged_batch(), **SAMPLED)
+    assert stats.num_rounds == 0  # and nothing stays attached
+
+
+def test_attached_draft_lengths_are_for_the_attached_draft(pair):
+    """Catches a call that looks its drafts up, and is told that it passed two lengths."""
+    target, draft = pair
+    with hf_diversed.attach(target, draft, verifier="static:0.5", num_assistant_tokens=3):
+        with hf_diversed.record_stats() as stats:
+            target.generate(**ragged_batch(), **SAMPLED | {"max_new_tokens": 24}, prompt_lookup_num_tokens=6)
+        assert len(stats.accepted_per_position) == 6
+
+
+def test_attaching_again_lets_older_drafts_go(pair):
+    """Catches a server that swaps drafts and keeps all of them."""
+    target = pair[0]
+    drafts = [copy.deepcopy(pair[1]) for _ in range(4)]
+    seen = [weakref.ref(draft) for draft in drafts]
+    try:
+        while drafts:
+            hf_diversed.attach(target, drafts.pop(0), verifier="lossless")
+        gc.collect()
+        assert sum(ref() is not None for ref in seen) <= 2  # the attached one, and the one that `with` would give back
+    finally:
+        hf_diversed.detach(target)
