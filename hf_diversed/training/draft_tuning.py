@@ -14,15 +14,14 @@ import torch
 from peft import LoraConfig, PeftModel, TaskType, get_peft_model
 from torch.nn.functional import cross_entropy
 from torch.nn.utils.rnn import pad_sequence
-from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer, TrainingArguments
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainingArguments
 
 from hf_diversed import _compat
 from hf_diversed.generation.checks import check_vocabularies
 from hf_diversed.provenance import provenance, publishable
 from hf_diversed.sampling import total_variation
 from hf_diversed.training.arguments import own_settings
-from hf_diversed.training.checkpoints import resume_point, seal
+from hf_diversed.training.checkpoints import SealedCheckpoints, resume_point
 from hf_diversed.training.loading import load_frozen
 from hf_diversed.training.target_samples import Ids, end_ids, sample_completions, until_end
 from hf_diversed.verifiers.base import check_range
@@ -77,6 +76,8 @@ class DraftTuningConfig(TrainingArguments):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.push_to_hub:
+            raise ValueError("push_to_hub must be off: publish the tuned draft with its own `push_to_hub`.")
         if isinstance(self.lora_target_modules, str):
             self.lora_target_modules = [self.lora_target_modules]
         for name, choices in (("mode", MODES), ("divergence", DIVERGENCES)):
@@ -186,7 +187,7 @@ def tune_draft(
     return model.eval()
 
 
-class DraftTuner(Trainer):
+class DraftTuner(SealedCheckpoints):
     """Cross entropy or divergence on completion tokens, as a mean over those of a batch. Checkpoints hold the adapter
     alone, and count as complete only once sealed.
 
@@ -250,12 +251,6 @@ class DraftTuner(Trainer):
             "world_size": self.args.world_size,
         }
         (folder / "provenance.json").write_text(json.dumps(record, indent=2, default=str) + "\n")
-
-    def _save_checkpoint(self, model, trial) -> None:
-        super()._save_checkpoint(model, trial)
-        self.accelerator.wait_for_everyone()
-        if self.args.should_save:
-            seal(Path(self.args.output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}")
 
 
 def divergences(

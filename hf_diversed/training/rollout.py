@@ -6,11 +6,11 @@ There is no second loop here: sampling is `generate` with a verifier, and what i
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from transformers import BatchEncoding, PreTrainedModel, PreTrainedTokenizerBase
 
+from hf_diversed.evaluation.settings import sampling_kwargs
 from hf_diversed.generation.hook import install_hook
 from hf_diversed.head import DiversedHead
 from hf_diversed.outputs import SOURCES, GenerateDiversedOutput, SpeculativeStats, TokenRecords
@@ -117,13 +117,8 @@ class Sampler:
 
     def _options(self) -> dict:
         settings = self.settings
-        options: dict[str, Any] = {
-            "do_sample": True,
-            "temperature": settings.temperature,
-            "top_k": settings.top_k,
-            "top_p": settings.top_p,
-            "max_new_tokens": settings.max_new_tokens,
-        }
+        options = sampling_kwargs(settings.temperature, settings.top_k, settings.top_p)
+        options["max_new_tokens"] = settings.max_new_tokens
         if settings.stop_strings:
             options |= {"stop_strings": list(settings.stop_strings), "tokenizer": self.tokenizer}
         return options

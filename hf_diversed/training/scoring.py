@@ -27,7 +27,8 @@ class Scorer:
         """Rewards of completions: "reward", the weighted sum, and by function."""
         chat = [[{"role": "assistant", "content": text}] for text in texts]
         completions = texts if isinstance(rows[0]["prompt"], str) else chat
-        columns: dict[str, Any] = {name: [row[name] for row in rows] for name in rows[0] if name != "prompt"}
+        names = {name: None for row in rows for name in row if name != "prompt"}  # rows of several tasks differ
+        columns: dict[str, Any] = {name: [row.get(name) for row in rows] for name in names}
         columns |= {"prompts": [row["prompt"] for row in rows], "completion_ids": completion_ids}
         return self.reward(completions, **columns)
 

@@ -13,6 +13,8 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_diversed import _compat
+from hf_diversed.evaluation.settings import sampling_kwargs
+from hf_diversed.training.loading import fingerprint
 
 
 if TYPE_CHECKING:
@@ -41,7 +43,7 @@ def sample_completions(
     path = Path(args.output_dir) / "target_samples.jsonl"
     settings = {name: getattr(args, name) for name in _SAMPLING} | {
         "target": _compat.model_name(target),
-        "target_weights": _fingerprint(target),
+        "target_weights": fingerprint(target),
         "stop_strings": list(stop_strings),
     }
     found = _read_samples(path, settings)
@@ -70,10 +72,7 @@ def _draw(target, tokenizer, prompts: list[Ids], args: "DraftTuningConfig", stop
         sequences = target.generate(
             input_ids=ids.to(target.device),
             attention_mask=mask.to(target.device),
-            do_sample=True,
-            temperature=args.temperature,
-            top_k=0,
-            top_p=1.0,
+            **sampling_kwargs(args.temperature),
             max_new_tokens=args.max_completion_length,
             eos_token_id=end,
             pad_token_id=pad,
@@ -130,8 +129,3 @@ def _read_samples(path: Path, settings: dict) -> dict[Ids, list[Ids]]:
 def _append(path: Path, lines: list[dict]) -> None:
     with path.open("a", encoding="utf-8") as file:
         file.write("".join(json.dumps(line) + "\n" for line in lines))
-
-
-def _fingerprint(model: PreTrainedModel) -> str:
-    """Tells models without a name apart: by a few entries of the output embedding."""
-    return f"{model.get_output_embeddings().weight[:64, :64].cpu().double().abs().sum():.6g}"

@@ -10,19 +10,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate.utils import broadcast, gather_object
+from accelerate.utils import broadcast, broadcast_object_list, gather_object
 from huggingface_hub import CommitInfo
-from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer, TrainerControl
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, HubStrategy, rotate_checkpoints
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerControl
+from transformers.trainer_utils import HubStrategy
 from transformers.utils import logging
 
 from hf_diversed.head import DiversedHead
 from hf_diversed.provenance import provenance, publishable
 from hf_diversed.tasks.rewards import RewardFunc, RewardSum
 from hf_diversed.training.arguments import DiversedConfig, own_settings
-from hf_diversed.training.checkpoints import damage, resume_point, seal
+from hf_diversed.training.checkpoints import SealedCheckpoints, damage, resume_point
 from hf_diversed.training.constraint import ConstraintCallback
-from hf_diversed.training.loading import fresh_head, load_frozen, load_tokenizer
+from hf_diversed.training.loading import fingerprint, fresh_head, load_frozen, load_tokenizer
 from hf_diversed.training.objective import Decisions, LossSettings, center, diversed_loss
 from hf_diversed.training.prompts import RolloutOrder
 from hf_diversed.training.references import ReferenceRewards
@@ -43,7 +43,7 @@ class _Batch:
     old_logit: torch.Tensor
 
 
-class DiversedTrainer(Trainer):
+class DiversedTrainer(SealedCheckpoints):
     """Trains a `DiversedHead` on rollouts of speculative decoding: reward by the score of the decoding process, plus
     acceptance (arXiv 2604.07622; the objective is `training/objective.py`).
 
@@ -260,13 +260,14 @@ class DiversedTrainer(Trainer):
             if name.startswith("reward"):
                 self._log_value(name if name == "reward" else f"{name}/mean", mean(known(values)))
 
-    def _measure_references(self, rows: Rows) -> None:
-        """Measure the target's own reward on every prompt that has none yet; stored as it goes."""
+    def _stored_references(self) -> ReferenceRewards:
+        """What an interrupted run has measured, as the first process finds it: others may not see its disk."""
         args = self.args
-        references = self.scorer.references = ReferenceRewards(
+        references = ReferenceRewards(
             Path(args.output_dir) / "reference_rewards.json",
             {
                 "target": self.model.config.base_model_name_or_path,
+                "target_weights": fingerprint(self.sampler.target),
                 "rewards": self.scorer.reward.names,
                 "reward_weights": self.scorer.reward.weights,
                 "generations": args.reference_generations,
@@ -274,6 +275,14 @@ class DiversedTrainer(Trainer):
                 **dataclasses.asdict(self.sampler.settings),
             },
         )
+        references.rewards = broadcast_object_list([references.rewards])[0]
+        return references
+
+    def _measure_references(self, rows: Rows) -> None:
+        """Measure the target's own reward on every prompt that has none yet; stored as it goes."""
+        args = self.args
+        references = self.scorer.references or self._stored_references()
+        self.scorer.references = references
         by_prompt = {json.dumps(row["prompt"]): row for row in reversed(rows)}
         todo = [by_prompt[json.dumps(prompt)] for prompt in references.missing([row["prompt"] for row in rows])]
         portion = max(1, 8 * args.generation_batch_size * args.world_size // args.reference_generations)
@@ -415,27 +424,14 @@ class DiversedTrainer(Trainer):
             logger.warning(f"training goes on, though its head could not be published: {error}")
 
     def _save_checkpoint(self, model, trial) -> None:
-        """Save, declare complete, and only then let older checkpoints go."""
-        limit, self.args.save_total_limit = self.args.save_total_limit, None
         with self._timed("save"):
-            try:
-                super()._save_checkpoint(model, trial)
-            finally:
-                self.args.save_total_limit = limit
-            self.accelerator.wait_for_everyone()
-            if self.args.should_save:
-                seal(Path(self.args.output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}")
-                rotate_checkpoints(
-                    output_dir=self.args.output_dir,
-                    save_total_limit=limit,
-                    best_model_checkpoint=self.state.best_model_checkpoint,
-                    use_mtime=True,
-                )
+            super()._save_checkpoint(model, trial)
 
 
 def _check_rows(name: str, rows: Rows) -> None:
-    if len(rows) == 0 or "prompt" not in rows[0]:
-        raise ValueError(f'{name} must hold rows with a "prompt", got {sorted(rows[0]) if len(rows) else "no row"}.')
+    without = next((row for row in rows if "prompt" not in row), None) if len(rows) else {}
+    if without is not None:
+        raise ValueError(f'{name} must hold rows with a "prompt", got {sorted(without) if len(rows) else "no row"}.')
 
 
 def _negative(value: float | None) -> float | None:

@@ -87,9 +87,9 @@ def _install(tell: Callable[[str], None], pause: str | None) -> None:
     before(DiversedTrainer, "_save_checkpoint", "save")
     after(DiversedTrainer, "_save", "weights")
     after(DiversedTrainer, "_save_optimizer_and_scheduler", "optimizer")
-    before(trainer_module, "seal", "seal")
+    before(checkpoints, "seal", "seal")
     before(checkpoints.os, "fsync", "marker")
-    before(trainer_module, "rotate_checkpoints", "rotation")
+    before(checkpoints, "rotate_checkpoints", "rotation")
     after(DiversedTrainer, "_save_checkpoint", "saved")
 
 

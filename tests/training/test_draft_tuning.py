@@ -411,6 +411,7 @@ def test_resume_goes_on_from_the_newest_complete_checkpoint(monkeypatch, tokeniz
         ({"lora_target_modules": []}, "at least one layer"),
         ({"mode": "supervised", "divergence": "tv"}, 'needs mode="distill"'),
         ({"label_smoothing_factor": 0.1}, 'needs mode="supervised"'),
+        ({"push_to_hub": True}, "publish the tuned draft with its own"),
     ],
 )
 def test_settings_are_checked(tmp_path, options, words):

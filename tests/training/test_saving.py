@@ -97,7 +97,7 @@ def test_resume_without_checkpoints_starts(tmp_path):
 
 def test_old_checkpoints_go_only_after_the_new_one_is_sealed(tmp_path, monkeypatch):
     """Catches rotation before the seal: a kill in between would leave nothing to go on from."""
-    from hf_diversed.training import trainer as module
+    from hf_diversed.training import checkpoints as module
 
     complete, inner = [], module.seal
 

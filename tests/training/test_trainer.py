@@ -358,6 +358,7 @@ def test_head_to_go_on_from(done, tmp_path):
 
 
 REFUSED = {
+    "a later row": ({"train_dataset": [{"prompt": "a"}, {"text": "b"}]}, "must hold rows with a"),
     "no rows": ({"train_dataset": []}, 'train_dataset must hold rows with a "prompt", got no row'),
     "no prompt": ({"train_dataset": [{"text": "a"}]}, r"with a \"prompt\", got \['text'\]"),
     "no eval prompt": ({"eval_dataset": [{"text": "a"}]}, "eval_dataset must hold rows"),
@@ -405,3 +406,37 @@ def test_references_are_measured_once(tmp_path):
     other = runs.trainer(tmp_path, runs.zero, acceptance_coef=None, max_steps=2)
     with pytest.raises(ValueError, match=r"other settings \(rewards\)"):
         other.train()
+
+
+def test_rows_of_several_tasks(tmp_path):
+    """Catches a column of one task that the rows of another lack: `task_reward` gives those None."""
+    rows = [{"prompt": "a", "number": 1}, {"prompt": "bc", "article": "text"}, {"prompt": "l", "number": 3}]
+    seen = []
+
+    def reward(completions, number, article, **columns):
+        seen.extend(zip(number, article))
+        return [0.5] * len(completions)
+
+    runs.trainer(tmp_path, reward, train_dataset=rows, max_steps=2, save_steps=2).train()
+    assert set(seen) <= {(1, None), (None, "text"), (3, None)}
+    assert len(set(seen)) > 1
+
+
+def test_rollouts_leave_a_models_own_penalties_aside(tmp_path):
+    """Catches heads that are trained under another law than they are evaluated under."""
+    target, draft = runs.pair()
+    target.generation_config.repetition_penalty = 50.0
+    trainer = runs.trainer(tmp_path, models=(target, draft))
+    plain = runs.trainer(tmp_path, models=runs.pair())
+    prompts = runs.PROMPTS[:6]
+    assert trainer.sampler.lossless(prompts, seed=1) == plain.sampler.lossless(prompts, seed=1)
+
+
+def test_references_of_another_target_are_refused(tmp_path):
+    """Catches rewards of a model without a name that are taken for those of the next one."""
+    settings = {"acceptance_coef": None, "max_steps": 2, "save_steps": 2}
+    runs.trainer(tmp_path, **settings).train()
+    target, draft = runs.pair()
+    target.get_output_embeddings().weight.data.mul_(1.5)
+    with pytest.raises(ValueError, match="target_weights"):
+        runs.trainer(tmp_path, models=(target, draft), **settings).train()
