@@ -71,6 +71,7 @@ STUDIES = {
 }
 BESIDE = ["ar", "sd", "static:0.9", "static:0.7", "static:0.5", "static:0.4", "diversed"]
 REFERENCES = "reference_rewards.json"
+DONE = "provenance.json"  # written last
 
 
 def main() -> None:
@@ -81,7 +82,7 @@ def main() -> None:
     study = STUDIES[options.study]
     for name in list(study)[rank::world_size]:
         train(study[name], pair, task, folder / name, options.set)
-    if not all((folder / name / "config.json").exists() for name in study):
+    if not all((folder / name / DONE).exists() for name in study):
         print("Other processes still train; run this again for the evaluation.")
         return
     methods: list = list(BESIDE)
@@ -127,7 +128,7 @@ def parse_arguments() -> argparse.Namespace:
 
 def train(variant: Variant, pair, task, folder: Path, changes: dict[str, Any]) -> None:
     """Train a head under the settings that the packaged head's provenance names, unless `folder` has it."""
-    if (folder / "config.json").exists():
+    if (folder / DONE).exists():
         return
     packaged = WEIGHTS / "heads" / task.name
     source = json.loads((packaged / "provenance.json").read_text())

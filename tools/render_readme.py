@@ -120,8 +120,8 @@ def _training(task: str) -> str:
     spent = {name.removeprefix("time/"): value for name, value in times.items() if name.startswith("time/")}
     shares = ", ".join(f"{name} {value / sum(spent.values()):.0%}" for name, value in spent.items() if name != "save")
     return (
-        f"Trained in {sum(spent.values()) / 60:.0f} minutes by {source['world_size']} process(es) of one thread on a "
-        f"busy machine ({shares}); shipped is step {source['step']} of {source['training']['max_steps']}."
+        f"Trained in {sum(spent.values()) / 60:.0f} minutes by {source['world_size']} process(es) of "
+        f"{source['threads']} thread(s) ({shares}); shipped is step {source['step']} of {source['training']['max_steps']}."
     )
 
 
