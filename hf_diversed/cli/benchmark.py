@@ -1,7 +1,7 @@
 """`hf-diversed benchmark`: speed of several methods, its parts and its limit, on a pair or on bare shapes."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 import typer
@@ -18,7 +18,6 @@ from hf_diversed.evaluation.benchmark import BenchmarkSettings, random_model, sh
 from hf_diversed.evaluation.benchmark import benchmark as run
 from hf_diversed.evaluation.formatting import number, percent
 from hf_diversed.evaluation.journal import write_json
-from hf_diversed.zoo import load_demo_pair
 
 
 _METHODS = "ar,upstream,upstream:0.7,sd,static:0.7"
@@ -94,10 +93,9 @@ def benchmark(
 
 def _trained_pair(target: str | None, draft: str | None, device: str | None, num_prompts: int, seed: int):
     """Models, head and encoded prompts."""
-    pair: Any = load_demo_pair() if target is None and draft is None else load_pair(target, draft, device)
+    pair = load_pair(target, draft, device)
     texts = [example.prompt for example in held_out_examples("math", num_prompts, seed)]
-    head = getattr(pair, "heads", {}).get("math")
-    return (pair.target, pair.draft), head, [list(ids) for ids in pair.tokenizer(texts)["input_ids"]]
+    return (pair.target, pair.draft), pair.heads.get("math"), [list(ids) for ids in pair.tokenizer(texts)["input_ids"]]
 
 
 def _random_pair(

@@ -29,6 +29,9 @@ def evaluate(
     samples_per_prompt: options.SamplesPerPrompt = 1,
     split: options.Split = "test",
     data_file: options.DataFile = None,
+    shots: options.Shots = 0,
+    shots_file: options.ShotsFile = None,
+    chat: options.Chat = False,
     seed: options.Seed = 0,
     temperature: Annotated[str, typer.Option(help="0 decodes greedily; several as in 0,0.1,1.")] = "1.0",
     top_k: options.TopK = 0,
@@ -46,7 +49,7 @@ def evaluate(
     """Measure methods on the same prompts under the same seeds; an interrupted run goes on where it stopped."""
     with errors_in_words():
         judge = options.load_task(task, allow_code_execution, unsafe_code_execution)
-        pair, chosen = options.load_models(target, draft, head, device, task)
+        pair, chosen = options.load_models(target, draft, head, device, task, chat)
         settings = EvaluationSettings(
             num_examples=num_examples,
             samples_per_prompt=samples_per_prompt,
@@ -55,6 +58,7 @@ def evaluate(
             top_p=top_p,
             batch_size=batch_size,
             max_new_tokens=max_new_tokens,
+            add_special_tokens=not chat,
             records=records,
             split=split if data_file is None else Path(data_file).name,
         )
@@ -65,9 +69,10 @@ def evaluate(
             for t, gamma in itertools.product(temperatures, gammas)
         ]
         examples = load_records(judge, split, num_examples, seed, data_file)
+        asked = options.prompted(judge, pair, shots, shots_file, chat, seed)
         with tempfile.TemporaryDirectory() as scratch:
             parts = _folders(Path(scratch) if output is None else output.with_suffix(".parts"), variants)
-            rows = sweep(pair, judge, examples, methods.split(","), parts, head=chosen, output=output)
+            rows = sweep(pair, asked, examples, methods.split(","), parts, head=chosen, output=output)
         if not rows:
             return  # other processes are still at work; the last one reports
         if markdown is not None:

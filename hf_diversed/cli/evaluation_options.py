@@ -12,8 +12,7 @@ from hf_diversed.evaluation import EvaluationSettings
 from hf_diversed.evaluation.decoding import Pair
 from hf_diversed.evaluation.methods import HeadLike
 from hf_diversed.generation.hook import install_hook
-from hf_diversed.tasks import TASKS, Task, get_task
-from hf_diversed.zoo import load_demo_pair
+from hf_diversed.tasks import TASKS, PromptedTask, Task, get_task, load_records
 
 
 Value = TypeVar("Value", int, float)
@@ -25,6 +24,9 @@ NumExamples = Annotated[int, typer.Option(min=1, help="Prompts.")]
 SamplesPerPrompt = Annotated[int, typer.Option(min=1, help="Completions of each prompt.")]
 Split = Annotated[str, typer.Option(help="Split of the task.")]
 DataFile = Annotated[str | None, typer.Option(help="JSON Lines in the task's columns, instead.")]
+Shots = Annotated[int, typer.Option(min=0, help="Solved examples before every prompt, of the training split.")]
+ShotsFile = Annotated[str | None, typer.Option(help="JSON Lines whose first records they are, instead.")]
+Chat = Annotated[bool, typer.Option("--chat", help="Prompts in the tokenizer's chat template, without stop strings.")]
 Seed = Annotated[int, typer.Option(help="Of prompts, sampling and intervals.")]
 Temperature = Annotated[float, typer.Option(min=0.0, help="0 decodes greedily.")]
 TopK = Annotated[int, typer.Option(min=0, help="0 keeps the whole vocabulary.")]
@@ -45,14 +47,30 @@ def load_task(name: str, allow_code_execution: bool, unsafe_code_execution: bool
 
 
 def load_models(
-    target: str | None, draft: str | None, head: str | None, device: str | None, task: str
+    target: str | None, draft: str | None, head: str | None, device: str | None, task: str, chat: bool = False
 ) -> tuple[Pair, HeadLike | None]:
-    """The pair, and what "diversed" means: the head that was named, or the embedded pair's own for the task."""
+    """The pair, and what "diversed" means: the head that was named, or the embedded pair's own for the task.
+
+    Raises:
+        ValueError: as `load_pair` does.
+    """
     install_hook()
-    if target is None and draft is None:
-        embedded = load_demo_pair()
-        return embedded, head if head is not None else embedded.heads.get(task)
-    return load_pair(target, draft, device), head
+    pair = load_pair(target, draft, device, chat)
+    return pair, head if head is not None else pair.heads.get(task)
+
+
+def prompted(task: Task, pair: Pair, shots: int, shots_file: str | None, chat: bool, seed: int) -> PromptedTask:
+    """The task under the prompts of `hf-diversed train` with the same options. Its shots are those of training if the
+    seed is the same, or the file and all of it was trained on.
+
+    Raises:
+        ValueError: if there are too few records to take the shots from, or for a file without shots.
+    """
+    if shots_file is not None and not shots:
+        raise ValueError("--shots-file says where solved examples come from; pass --shots as well.")
+    # Of a split, one more than shots: a record never is its own example.
+    pool = load_records(task, "train", shots + 1 if shots_file is None else None, seed, shots_file) if shots else []
+    return PromptedTask(task, pair.tokenizer, pool=pool, shots=shots, chat=chat)
 
 
 def process_share(settings: EvaluationSettings) -> EvaluationSettings:

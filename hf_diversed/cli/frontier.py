@@ -28,6 +28,9 @@ def frontier(
     samples_per_prompt: options.SamplesPerPrompt = 1,
     split: options.Split = "test",
     data_file: options.DataFile = None,
+    shots: options.Shots = 0,
+    shots_file: options.ShotsFile = None,
+    chat: options.Chat = False,
     seed: options.Seed = 0,
     temperature: options.Temperature = 1.0,
     num_assistant_tokens: Annotated[
@@ -51,16 +54,18 @@ def frontier(
             temperature=temperature,
             batch_size=batch_size,
             max_new_tokens=max_new_tokens,
+            add_special_tokens=not chat,
             split=split if data_file is None else Path(data_file).name,
         )
-        pair, chosen = options.load_models(target, draft, head, device, task)
+        pair, chosen = options.load_models(target, draft, head, device, task, chat)
         examples = load_records(judge, split, num_examples, seed, data_file)
+        asked = options.prompted(judge, pair, shots, shots_file, chat, seed)
         share = options.process_share(settings)
         with tempfile.TemporaryDirectory() as scratch:
             folder = Path(scratch) if output is None else output.with_suffix(".parts")
             rows = run(
                 pair,
-                judge,
+                asked,
                 examples,
                 rules.split(","),
                 share,

@@ -4,13 +4,13 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from hf_diversed.cli.models import load_pair
 from hf_diversed.cli.options import check_pair, parse_options, read_records
 from hf_diversed.head import DiversedHead
 from hf_diversed.tasks import TASKS, Task, get_task
 from hf_diversed.tasks.rewards import load_reward
 from hf_diversed.tasks.rows import prompt_rows
 from hf_diversed.training import DiversedConfig, DiversedTrainer
-from hf_diversed.zoo import load_demo_pair
 
 
 DEFAULTS = {"eval_strategy": "steps", "load_best_model_at_end": True, "output_dir": "head"}
@@ -43,7 +43,7 @@ def train(argv: list[str]) -> DiversedTrainer:
     """Parse, train, and leave the head in `output_dir`."""
     arguments, config = parse_options((TrainArguments, DiversedConfig), argv, "hf-diversed train", **DEFAULTS)
     trainer = build_trainer(arguments, config)
-    trainer.train(resume_from_checkpoint=arguments.resume or None)
+    trainer.train(resume_from_checkpoint=config.resume_from_checkpoint or arguments.resume or None)
     trainer.save_model(config.output_dir)
     trainer.save_state()
     return trainer
@@ -62,7 +62,7 @@ def build_trainer(arguments: TrainArguments, config: DiversedConfig) -> Diversed
     train_rows, eval_rows = load_rows(arguments, task, config.seed, held_out=config.eval_strategy != "no")
     models: dict[str, Any] = {"target": arguments.target, "draft": arguments.draft}
     if arguments.target is None:
-        pair = load_demo_pair()
+        pair = load_pair(None, None, config.device)
         models = {"target": pair.target, "draft": pair.draft, "processing_class": pair.tokenizer}
     names = arguments.reward_funcs or [f"task:{task.name}"]
     return DiversedTrainer(

@@ -4,11 +4,11 @@ from dataclasses import dataclass, field
 
 from peft import PeftModel
 
+from hf_diversed.cli.models import load_pair
 from hf_diversed.cli.options import check_pair, parse_options, read_records, supervised_rows
 from hf_diversed.tasks import TASKS, get_task
 from hf_diversed.training.draft_tuning import DraftTuningConfig, tune_draft
 from hf_diversed.training.loading import load_tokenizer
-from hf_diversed.zoo import load_demo_pair
 
 
 @dataclass
@@ -34,7 +34,7 @@ def tune(argv: list[str]) -> PeftModel:
     records = read_records(task, "train", arguments.num_prompts, config.seed, arguments.data_file)
     rows = supervised_rows(task, records, arguments.shots, arguments.chat)
     if arguments.target is None:
-        pair = load_demo_pair()
+        pair = load_pair(None, None, config.device)
         target, draft, tokenizer = pair.target, pair.draft, pair.tokenizer
     else:
         target, draft, tokenizer = arguments.target, arguments.draft, load_tokenizer(arguments.target)

@@ -34,7 +34,8 @@ def evaluate(
     """Measure quality, acceptance and cost of several methods on the same prompts under the same seeds.
 
     Args:
-        pair: `target`, `draft` and `tokenizer`. task: prompts and scores. examples: the task's records.
+        pair: `target`, `draft` and `tokenizer`. task: prompts and scores; `PromptedTask` gives it shots or a chat
+            template. examples: the task's records.
         methods: names or (label, verifier) pairs, see `build_methods`. head: what "diversed" means.
         output: a folder. Every finished call is kept there, so an interrupted evaluation continues where it stopped
             and gives the same table; methods may be added later; several processes (`settings.rank` of
@@ -122,6 +123,7 @@ class _Run:
             "device": pair.target.device.type,
             "data": _digest([prompts, examples]),
             "settings": settings.identity(),
+            **getattr(task, "prompt_format", {}),  # a plain task has none, and so the header of earlier folders
         }
 
     def complete(self, folder: Path | None) -> Results:

@@ -10,6 +10,7 @@ from hf_diversed.tasks.humaneval import HumanEval
 from hf_diversed.tasks.loading import load_records
 from hf_diversed.tasks.math import Math
 from hf_diversed.tasks.mbpp import Mbpp, MbppSanitized
+from hf_diversed.tasks.prompted import PromptedTask
 from hf_diversed.tasks.summary import Summary
 from hf_diversed.tasks.wmt import Wmt
 from hf_diversed.tasks.xsum import XSum
@@ -46,6 +47,7 @@ __all__ = [
     "TASKS",
     "CodeTask",
     "HubSource",
+    "PromptedTask",
     "Record",
     "Task",
     "choose_shots",

@@ -6,6 +6,10 @@ import pytest
 from typer.testing import CliRunner
 
 from hf_diversed.cli import app
+from hf_diversed.cli.train import TrainArguments, load_rows
+from hf_diversed.evaluation.decoding import Decoder
+from hf_diversed.tasks import get_task
+from hf_diversed.training.rollout import Sampler, SamplingSettings
 
 
 CALL = ["evaluate", "--task", "math", "--methods", "ar,static:0.5", "--num-examples", "2", "--max-new-tokens", "6"]
@@ -50,3 +54,72 @@ def test_bad_lists_are_refused_in_words(options, words):
     result = run(*options)
     assert result.exit_code == 2, result.output
     assert words in " ".join(result.output.split())
+
+
+def pair_options(folder) -> list[str]:
+    return ["--target", str(folder / "target"), "--draft", str(folder / "draft"), "--device", "cpu"]
+
+
+@pytest.mark.parametrize("command", ["evaluate", "frontier"])
+@pytest.mark.parametrize("from_file", [False, True])
+@pytest.mark.parametrize("chat", [False, True])
+@pytest.mark.parametrize("shots", [0, 2])
+def test_prompts_are_those_of_training(command, from_file, chat, shots, folder, tmp_path, monkeypatch):
+    """Catches a head that is measured on other prompts than it was trained on: other shots, plain text for a chat, a
+    second BOS, and stop strings where training had none."""
+    calls = []
+    entry = "evaluate.sweep" if command == "evaluate" else "frontier.run"
+    monkeypatch.setattr(f"hf_diversed.cli.{entry}", lambda *args, **_: calls.append(args) or [])
+    data = None
+    options = ["--task", "math", "--num-examples", "4", "--seed", "7", "--split", "train", "--shots", str(shots)]
+    if from_file:
+        data = str(tmp_path / "data.jsonl")
+        with open(data, "w") as file:
+            file.writelines(json.dumps(record) + "\n" for record in get_task("math").draw("train", 4, seed=0))
+        options += ["--data-file", data, *(["--shots-file", data] if shots else [])]
+    options += ["--chat"] if chat else []
+    methods = ["--methods", "ar"] if command == "evaluate" else ["--rules", "static"]
+    result = CliRunner().invoke(app, [command, *methods, *options, *pair_options(folder)])
+    assert result.exit_code == 0, result.output
+    ((pair, task, examples, _, last),) = calls
+    settings = next(iter(last.values())) if command == "evaluate" else last
+    decoder = Decoder(pair, task, settings)
+    found = decoder.encode([task.prompt(example) for example in examples])
+
+    arguments = TrainArguments("math", data_file=data, num_prompts=4, shots=shots, chat=chat)
+    rows, _ = load_rows(arguments, get_task("math"), 7, held_out=False)
+    sampler = Sampler(pair.target, pair.draft, pair.tokenizer, SamplingSettings(batch_size=1))
+    expected = {
+        order[0]: inputs.input_ids[0].tolist() for order, inputs in sampler._batches([r["prompt"] for r in rows])
+    }
+    assert found == [expected[index] for index in range(4)]
+    assert decoder.stop_strings == ([] if chat else list(get_task("math").stop_strings))
+
+
+@pytest.mark.parametrize("command", ["evaluate", "frontier"])
+def test_formats_of_prompts_never_mix(command, folder, tmp_path):
+    """Catches results of two prompt formats in one folder, a format that provenance does not name, and a header of
+    plain prompts that earlier folders do not have."""
+    methods = ["--methods", "ar"] if command == "evaluate" else ["--rules", "static:0.5"]
+    output = tmp_path / "chat.json"
+    options = ["--task", "math", *methods, "--num-examples", "2", "--max-new-tokens", "3", *pair_options(folder)]
+    call = [command, *options, "--output"]
+    result = CliRunner().invoke(app, [*call, str(output), "--chat", "--shots", "1"])
+    assert result.exit_code == 0, result.output
+    header = json.loads(output.read_text())["provenance"]["evaluation"]
+    assert (header["chat"], header["shots"], header["stop_strings"]) == (True, 1, [])
+    for other, words in (["--chat"], "shots: 1 there, 0 here"), ([], "chat: True there, None here"):
+        result = CliRunner().invoke(app, [*call, str(output), *other])
+        assert result.exit_code == 2, result.output
+        assert words in " ".join(result.output.split())
+    plain = tmp_path / "plain.json"
+    result = CliRunner().invoke(app, [*call, str(plain)])
+    assert result.exit_code == 0, result.output
+    assert not {"chat", "shots"} & json.loads(plain.read_text())["provenance"]["evaluation"].keys()
+
+
+def test_shots_file_without_shots_is_refused():
+    """Catches an option that does nothing."""
+    result = run("--shots-file", "data.jsonl")
+    assert result.exit_code == 2, result.output
+    assert "pass --shots as well" in result.output

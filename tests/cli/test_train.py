@@ -3,11 +3,10 @@
 import dataclasses
 import json
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
-import torch
 import yaml
-from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 from typer.testing import CliRunner
 
 from hf_diversed import DiversedHead
@@ -16,7 +15,6 @@ from hf_diversed.cli.options import parse_options
 from hf_diversed.cli.train import TrainArguments, load_rows, train
 from hf_diversed.tasks import get_task
 from hf_diversed.training import DiversedConfig
-from hf_diversed.zoo.loader import WEIGHTS
 
 
 RECIPES = sorted((Path(__file__).parents[2] / "examples" / "recipes").glob("*.yaml"))
@@ -46,29 +44,6 @@ SMALLER = {
     "disable_tqdm": True,
     "model_init_kwargs": "{}",
 }
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """A tiny pair with a tokenizer that has a chat template."""
-    folder = tmp_path_factory.mktemp("pair")
-    tokenizer = AutoTokenizer.from_pretrained(WEIGHTS / "tokenizer")
-    tokenizer.chat_template = "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
-    for seed, name in enumerate(("target", "draft")):
-        torch.manual_seed(seed)
-        config = LlamaConfig(
-            vocab_size=len(tokenizer),
-            hidden_size=16,
-            intermediate_size=32,
-            num_hidden_layers=1,
-            num_attention_heads=2,
-            bos_token_id=tokenizer.bos_token_id,
-            eos_token_id=tokenizer.eos_token_id,
-            pad_token_id=tokenizer.pad_token_id,
-        )
-        LlamaForCausalLM(config).save_pretrained(folder / name)
-        tokenizer.save_pretrained(folder / name)
-    return folder
 
 
 def options_for(folder: Path, output: Path, task: str) -> list[str]:
@@ -114,6 +89,23 @@ def test_recipe_runs(path, folder, tmp_path):
     record = json.loads((tmp_path / "head" / "provenance.json").read_text())
     assert (record["training"]["top_k"], record["training"]["top_p"]) == (0, 1.0)
     assert not list((tmp_path / "head").rglob("training_args.bin"))
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ([], None),
+        (["--resume"], True),
+        (["--resume_from_checkpoint", "head/checkpoint-8"], "head/checkpoint-8"),
+        (["--resume", "--resume_from_checkpoint", "head/checkpoint-8"], "head/checkpoint-8"),
+    ],
+)
+def test_resumes_where_it_is_told_to(monkeypatch, options, expected, tmp_path):
+    """Catches an option of upstream's that parses and does nothing: the run would start anew."""
+    trainer = Mock()
+    monkeypatch.setattr("hf_diversed.cli.train.build_trainer", lambda arguments, config: trainer)
+    train(["--task", "math", "--output_dir", str(tmp_path), *options])
+    trainer.train.assert_called_once_with(resume_from_checkpoint=expected)
 
 
 def test_command_line_wins_over_the_config(tmp_path):

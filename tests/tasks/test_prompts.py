@@ -5,7 +5,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 
-from hf_diversed.tasks import TASKS, CodeTask, choose_shots, get_task
+from hf_diversed.tasks import TASKS, CodeTask, PromptedTask, choose_shots, get_task
 from hf_diversed.tasks.base import lookup
 from hf_diversed.tasks.embedded import EmbeddedTask
 from hf_diversed.tasks.rows import prompt_rows
@@ -172,6 +172,23 @@ def test_rows_keep_a_prompt_of_the_record():
     assert prompt_rows(get_task("gsm8k"), [RECORDS["gsm8k"]], chat=True)[0]["prompt"] == [
         {"role": "user", "content": PROMPTS["gsm8k"]}
     ]
+
+
+def test_prompted_tasks_are_the_task_unless_asked():
+    """Catches a plain prompt that changes on its way, so that results of earlier folders no longer continue, a score
+    of another task, and stop strings that end a chat turn."""
+    task, record = get_task("gsm8k"), RECORDS["gsm8k"]
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel({"?": 0}, unk_token="?")))
+    plain = PromptedTask(task, tokenizer)
+    assert (plain.prompt(record), plain.prompt_format) == (task.prompt(record), {})
+    for name in ("name", "metric", "max_new_tokens", "stop_strings"):
+        assert getattr(plain, name) == getattr(task, name)
+    chat = PromptedTask(task, tokenizer, chat=True)
+    assert chat.stop_strings == ()
+    for mine in (plain, chat):
+        assert mine.score_batch(["#### 5", "#### 6"], [record, record]) == [1.0, 0.0]
+    with pytest.raises(ValueError, match="`n` shots must be at most 1"):
+        PromptedTask(task, tokenizer, pool=[record, other("gsm8k", "A")], shots=2).prompt(record)
 
 
 def test_lookup_reads_alternatives_and_nested_columns():

@@ -1,0 +1,30 @@
+"""A pair in folders, as commands name one."""
+
+import pytest
+import torch
+from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+from hf_diversed.zoo.loader import WEIGHTS
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory):
+    """A tiny pair with a tokenizer that has a chat template."""
+    folder = tmp_path_factory.mktemp("pair")
+    tokenizer = AutoTokenizer.from_pretrained(WEIGHTS / "tokenizer")
+    tokenizer.chat_template = "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
+    for seed, name in enumerate(("target", "draft")):
+        torch.manual_seed(seed)
+        config = LlamaConfig(
+            vocab_size=len(tokenizer),
+            hidden_size=16,
+            intermediate_size=32,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            bos_token_id=tokenizer.bos_token_id,
+            eos_token_id=tokenizer.eos_token_id,
+            pad_token_id=tokenizer.pad_token_id,
+        )
+        LlamaForCausalLM(config).save_pretrained(folder / name)
+        tokenizer.save_pretrained(folder / name)
+    return folder

@@ -1,0 +1,74 @@
+"""Where commands put the pair: on the device that was named, or the best one."""
+
+import pytest
+import torch
+from transformers import LlamaForCausalLM
+
+from hf_diversed import DiversedHead
+from hf_diversed.cli import benchmark, evaluation_options, models
+from hf_diversed.cli.train import train
+from hf_diversed.cli.tune_draft import tune
+
+
+@pytest.fixture
+def moves(monkeypatch):
+    """Class and device of every `.to(device)`; nothing moves, so that any device will do."""
+    found = []
+
+    def to(module, device, *_, **__):
+        found.append((type(module), str(device)))
+        return module
+
+    monkeypatch.setattr(torch.nn.Module, "to", to)
+    return found
+
+
+def load_pair(device):
+    return models.load_pair(None, None, device)
+
+
+def load_models(device):
+    return evaluation_options.load_models(None, None, None, device, "math")
+
+
+def trained_pair(device):
+    return benchmark._trained_pair(None, None, device, 1, 0)
+
+
+@pytest.mark.parametrize("load", [load_pair, load_models, trained_pair])
+@pytest.mark.parametrize("device", ["cuda:1", None])
+def test_the_embedded_pair_goes_where_it_is_told(load, device, moves, monkeypatch):
+    """Catches a --device that only named pairs obey, and heads that stay behind."""
+    monkeypatch.setattr(models, "best_device", lambda: "mps")
+    load(device)
+    assert {where for _, where in moves} == {device or "mps"}
+    kinds = [kind for kind, _ in moves]
+    assert kinds.count(LlamaForCausalLM) == 2
+    assert kinds.count(DiversedHead) == len(models.load_demo_pair().heads)
+
+
+@pytest.mark.parametrize(("command", "builder"), [(train, "train.DiversedTrainer"), (tune, "tune_draft.tune_draft")])
+def test_training_has_the_embedded_pair_on_its_own_device(command, builder, moves, monkeypatch, tmp_path):
+    """Catches a head that trains on one device with its pair on another."""
+
+    class Built(Exception):
+        pass
+
+    def build(*args, **kwargs):
+        raise Built
+
+    monkeypatch.setattr(f"hf_diversed.cli.{builder}", build)
+    monkeypatch.setattr("transformers.TrainingArguments.device", torch.device("cuda:1"))
+    options = ["--num_prompts", "4", "--output_dir", str(tmp_path)]
+    with pytest.raises(Built):
+        command(["--task", "math", *options, *(["--num_eval_prompts", "4"] if command is train else [])])
+    assert [where for kind, where in moves if kind is LlamaForCausalLM] == ["cuda:1"] * 2
+
+
+def test_chat_without_a_template_is_refused_before_models_load(tmp_path):
+    """Catches minutes of loading before a refusal; there are no models in this folder."""
+    tokenizer = models.load_pair(None, None, "cpu").tokenizer
+    tokenizer.save_pretrained(tmp_path)
+    for name in (None, str(tmp_path)):
+        with pytest.raises(ValueError, match="--chat needs a tokenizer with a chat template"):
+            models.load_pair(name, name, "cpu", chat=True)
