@@ -121,7 +121,8 @@ def _training(task: str) -> str:
     shares = ", ".join(f"{name} {value / sum(spent.values()):.0%}" for name, value in spent.items() if name != "save")
     return (
         f"Trained in {sum(spent.values()) / 60:.0f} minutes by {source['world_size']} process(es) of "
-        f"{source['threads']} thread(s) ({shares}); shipped is step {source['step']} of {source['training']['max_steps']}."
+        f"{source['threads']} thread(s) ({shares}); shipped is step {source['step']} "
+        f"of {source['training']['max_steps']}."
     )
 
 
