@@ -70,11 +70,13 @@ class DraftOutput(BlockOutput):
         active: bool `[B, G]`, the positions that the rule decides; all unless given. Drafts behind a row's draft
             length, or behind its first drafted EOS, are none, nor are those that another rule decides. Rules that
             judge every position by itself may ignore it.
+        lengths: long `[B]`, how many ids each row has so far; None where all have as many as there are columns.
     """
 
     tokens: torch.Tensor = field(kw_only=True)
     sampled: bool = field(kw_only=True)
     active: torch.Tensor = field(kw_only=True, default=None)  # type: ignore[assignment]
+    lengths: torch.Tensor | None = field(kw_only=True, default=None)
 
     def __post_init__(self) -> None:
         if self.active is None:

@@ -291,11 +291,12 @@ def _score_block(target, processor, rows, q: DraftOutput | None, gammas: list[in
 
 
 def _activate(q: DraftOutput | None, gammas: list[int], rows: RaggedRows) -> DraftOutput | None:
-    """Mark the drafts that count: up to each row's gamma or its first drafted EOS."""
+    """Say where drafts begin and which count: up to each row's gamma or its first drafted EOS."""
     if q is None:
         return None
     counts = torch.minimum(torch.tensor(gammas, device=q.tokens.device), first_true(rows.is_eos(q.tokens)) + 1)
-    return replace(q, active=torch.arange(q.tokens.shape[1], device=q.tokens.device) < counts[:, None])
+    active = torch.arange(q.tokens.shape[1], device=q.tokens.device) < counts[:, None]
+    return replace(q, active=active, lengths=rows.lengths_tensor)
 
 
 def _settle(

@@ -22,7 +22,6 @@ class Verifier:
         greedy_only: refuse sampling before the first forward pass.
         per_row: the rule has settings per row, so that finished rows must stay where they are.
         has_law: sampling emits one law at the drafted positions, and every `Verdict` gives it.
-        couples_positions: the chance of keeping a draft depends on the drafts behind it as well.
         state_width: how many numbers the rule remembers per row from round to round.
         num_assistant_tokens: draft length the rule was made for, used where the caller names none.
     """
@@ -33,7 +32,6 @@ class Verifier:
     greedy_only = False
     per_row = False
     has_law = False
-    couples_positions = False
     state_width = 0
     num_assistant_tokens: int | None = None
 
@@ -46,10 +44,10 @@ class Verifier:
         """Judge one block.
 
         Args:
-            input_ids: long `[B, L]`, the ids so far; rows shorter than L are filled up after their end.
+            input_ids: long `[B, L]`, the ids so far; rows with fewer, `draft.lengths`, are filled up.
             draft: the draft's tokens and law at G positions. `target`: the target's law at G + 1 positions.
-            state: what this rule returned last round for the drafts that were accepted, `[B, state_width]`; None in
-                the first round.
+            state: what this rule returned at its last call for the drafts that were accepted, `[B, state_width]`; None
+                at the first one. Rounds in which no row has drafts call no rule, but lengthen rows.
         """
         raise NotImplementedError(f"{type(self).__name__} must implement __call__ (or derive from LawVerifier)")
 
@@ -101,7 +99,7 @@ class CompositeVerifier(Verifier):
             if not isinstance(part, Verifier):
                 raise TypeError(f"{type(self).__name__} takes verifiers, got {type(part).__name__}; pass an instance.")
         self._parts = parts
-        for name in ("needs_hidden_states", "needs_raw_logits", "greedy_only", "per_row"):
+        for name in ("needs_hidden_states", "needs_raw_logits", "needs_draft_confidence", "greedy_only", "per_row"):
             setattr(self, name, any(getattr(part, name) for part in parts))
         self.num_assistant_tokens = next(
             (part.num_assistant_tokens for part in parts if part.num_assistant_tokens is not None), None

@@ -23,8 +23,6 @@ class BlockVerifier(CompositeVerifier):
         rule: any rule with a law (lossless, mixing, cascades, fuzzy, contrastive); lossless by default.
     """
 
-    couples_positions = True
-
     def __init__(self, rule: Verifier | None = None):
         self.rule = LosslessVerifier() if rule is None else rule
         super().__init__(self.rule)

@@ -11,6 +11,9 @@ from hf_diversed.verifiers.base import CompositeVerifier, Verifier
 from hf_diversed.verifiers.lossless import LosslessVerifier
 
 
+_NO_TOKEN = -1
+
+
 class PhaseVerifier(CompositeVerifier):
     """Verify with `inside` behind a `begin` token, up to and including the next `end`, and with `outside` elsewhere.
 
@@ -18,7 +21,7 @@ class PhaseVerifier(CompositeVerifier):
     or come as a residual or bonus token. Each rule keeps its own state and is charged only for what it decides.
 
     Args:
-        inside, outside: any rules. begin, end: token ids; they must differ.
+        inside, outside: any rules. begin, end: token ids; they must differ. Padding on the left counts as text.
 
     Example:
         ```python
@@ -36,10 +39,8 @@ class PhaseVerifier(CompositeVerifier):
         if begin == end:
             raise ValueError(f"`begin` and `end` must be different tokens, got {begin} for both.")
         self.begin, self.end = begin, end
-        self.couples_positions = any(part.couples_positions for part in self._parts)
         self.has_law = all(part.has_law for part in self._parts)
-        # Whether the row is inside, how many ids it has, and what both rules remember.
-        self.state_width = 2 + self.inside.state_width + self.outside.state_width
+        self.state_width = self.inside.state_width + self.outside.state_width
 
     def settings(self) -> dict[str, object]:
         return {name: getattr(self, name) for name in ("inside", "outside", "begin", "end")}
@@ -47,33 +48,32 @@ class PhaseVerifier(CompositeVerifier):
     def __call__(
         self, input_ids: torch.Tensor, draft: DraftOutput, target: TargetOutput, state: torch.Tensor | None = None
     ) -> Verdict:
-        started, lengths, states = self._recall(input_ids, state)
-        inside = self._phases(started, draft.tokens)
+        inside = self._phases(self._started(input_ids, draft.lengths), draft.tokens)
         here = inside[:, :-1]
         verdicts = [
             part(input_ids, replace(draft, active=draft.active & mine), target, memory)
-            for part, mine, memory in zip(self._parts, (here, ~here), states)
+            for part, mine, memory in zip(self._parts, (here, ~here), self._memories(state))
         ]
-        accepted = torch.arange(inside.shape[1], device=inside.device)
-        lengths = lengths[:, None] + accepted + 1  # one more token comes behind the accepted drafts
-        own = torch.stack([inside.float(), lengths.float()], dim=-1)
         memories = [verdict.state for verdict in verdicts if verdict.state is not None]
-        return _merge(here, verdicts, draft, target, state=torch.cat([own, *memories], dim=-1))
+        return _merge(here, verdicts, draft, target, state=torch.cat(memories, dim=-1) if memories else None)
 
-    def _recall(
-        self, input_ids: torch.Tensor, state: torch.Tensor | None
-    ) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor | None]]:
-        """The phase and length of every row, `[B]` each, and the state of both rules."""
-        if state is None:  # the first round: all rows are as long as the prompts
-            outside = torch.zeros_like(input_ids[:, 0], dtype=torch.bool)
-            phase = self._phases(outside, input_ids)[:, -1]
-            return phase, torch.full_like(input_ids[:, 0], input_ids.shape[1]), [None, None]
-        own, *rest = state.split([2, self.inside.state_width, self.outside.state_width], dim=-1)
-        lengths = own[:, 1].long()
-        # What came behind the accepted drafts; finished rows, which get nothing any more, may read anything.
-        newest = input_ids.gather(1, (lengths - 1).clamp_max(input_ids.shape[1] - 1)[:, None])
-        phase = self._phases(own[:, 0] > 0, newest)[:, -1]
-        return phase, lengths, [memory if memory.shape[-1] else None for memory in rest]
+    def _started(self, input_ids: torch.Tensor, lengths: torch.Tensor | None) -> torch.Tensor:
+        """Whether each row is inside behind its last id: bool `[B]`.
+
+        Read from the ids and not remembered: in rounds without drafts rows grow, too, and no rule is called.
+        """
+        if lengths is not None:
+            columns = torch.arange(input_ids.shape[1], device=input_ids.device)
+            input_ids = torch.where(columns < lengths[:, None], input_ids, _NO_TOKEN)
+        outside = torch.zeros_like(input_ids[:, 0], dtype=torch.bool)
+        return self._phases(outside, input_ids)[:, -1]
+
+    def _memories(self, state: torch.Tensor | None) -> list[torch.Tensor | None]:
+        """The state of both rules."""
+        if state is None:
+            return [None, None]
+        memories = state.split([part.state_width for part in self._parts], dim=-1)
+        return [memory if memory.shape[-1] else None for memory in memories]
 
     def _phases(self, started: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
         """Whether a row is inside before and after each token: bool `[B, N + 1]` from bool `[B]` and long `[B, N]`."""
@@ -84,7 +84,7 @@ class PhaseVerifier(CompositeVerifier):
 
 
 def _merge(
-    here: torch.Tensor, verdicts: list[Verdict], draft: DraftOutput, target: TargetOutput, state: torch.Tensor
+    here: torch.Tensor, verdicts: list[Verdict], draft: DraftOutput, target: TargetOutput, state: torch.Tensor | None
 ) -> Verdict:
     """One verdict out of two: the first where `here`, bool `[B, G]`."""
     inside, outside = verdicts

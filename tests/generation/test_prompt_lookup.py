@@ -1,6 +1,7 @@
 """Verification of looked-up drafts: upstream's matches, the laws that a one-hot q gives, rows without a match."""
 
 import functools
+import itertools
 from collections import Counter, defaultdict
 
 import pytest
@@ -16,7 +17,7 @@ from hf_diversed.generation import decoding
 from hf_diversed.generation.processing import BlockProcessor, RaggedRows
 from hf_diversed.generation.prompt_lookup import PromptLookupDrafter
 from hf_diversed.outputs import DraftOutput
-from hf_diversed.verifiers import LenientVerifier, SpecCascadeVerifier
+from hf_diversed.verifiers import LenientVerifier, PhaseVerifier, SpecCascadeVerifier
 from tests.tiny import EOS, PAD, ragged_batch, tiny_draft, tiny_model
 from tests.verifier_cases import LAW_CASES, Laws, enumerate_law, make_block
 
@@ -285,6 +286,47 @@ def test_end_to_end_law(weight):
     for tokens, probability in exact.items():
         error = (probability * (1 - probability) / count) ** 0.5
         assert abs(seen[tokens] / count - probability) < 5 * error + 1e-12, tokens
+
+
+def test_phases_end_in_rounds_without_drafts(target, monkeypatch):
+    """Behind the end token decoding is plain, whichever round brought it. Catches a phase that misses what is emitted
+    while the rule is not called, and one that counts ids wrongly from then on."""
+    quiet, inner = set(), PromptLookupDrafter.propose
+
+    def spy(self, counts):
+        draft, found = inner(self, counts)
+        if draft is None:
+            quiet.add(self.rows.lengths[0])
+        return draft, found
+
+    monkeypatch.setattr(PromptLookupDrafter, "propose", spy)
+    begin, ends_in_quiet = 63, 0
+    for seed, end in itertools.product(range(2), range(2, begin)):
+        quiet.clear()
+        said = ragged_batch(seed=seed)["input_ids"][:1].repeat(1, 2)
+        prompt = torch.cat([torch.tensor([[begin]]), said], dim=1)
+        rule = PhaseVerifier(StaticEnsembleVerifier(0.0), begin=begin, end=end)
+        ids = lookup(target, rule, {"input_ids": prompt, "attention_mask": torch.ones_like(prompt)}).sequences
+        ends = [column for column in range(prompt.shape[1], ids.shape[1] - 1) if ids[0, column] == end]
+        if end in prompt or not ends or begin in ids[0, ends[0] :]:
+            continue
+        ends_in_quiet += ends[0] in quiet
+        start = ids[:, : ends[0] + 1]
+        plain = {"input_ids": start, "attention_mask": torch.ones_like(start)}
+        assert torch.equal(ids, target.generate(**plain, max_length=ids.shape[1], do_sample=False)), (seed, end)
+    assert ends_in_quiet > 0
+
+
+@pytest.mark.parametrize(("begin", "end"), [(9, EOS), (9, PAD), (PAD, 9), (EOS, 9)])
+def test_phases_of_short_rows(target, begin, end):
+    """Catches what short rows are filled up with, EOS and pads, read as tokens of theirs."""
+    ids = repetitive_batch()["input_ids"].masked_fill(repetitive_batch()["input_ids"] <= EOS, 7)
+    ids[:, 8] = 9
+    rule = PhaseVerifier(StaticEnsembleVerifier(0.0), begin=begin, end=end)
+    together = lookup(target, rule, {"input_ids": ids}).sequences
+    for row, prompt in enumerate(ids):
+        alone = lookup(target, rule, {"input_ids": prompt[None]}).sequences[0]
+        assert torch.equal(together[row, : len(alone)], alone)
 
 
 def test_other_doors(target):

@@ -21,6 +21,8 @@ from hf_diversed import (
     StaticEnsembleVerifier,
     _compat,
 )
+from hf_diversed.evaluation.benchmark import SyntheticVerifier
+from hf_diversed.verifiers import BlockVerifier, ContrastiveVerifier, PhaseVerifier
 from tests import tiny
 
 
@@ -220,6 +222,15 @@ ROWS = [
             [rule, "how sure the draft is", "assistant_model"],
         )
         for rule in ("chow", "diff", "opt", "token_v1")
+    ),
+    *(
+        Row(f"{name} on looked-up tokens", looking_up(verifier=rule), [words, "how sure the draft is"])
+        for name, rule, words in (
+            ("block of a cascade", "block:spec_cascade:chow:0.3", "BlockVerifier(rule=SpecCascadeVerifier("),
+            ("block of contrasts", BlockVerifier(ContrastiveVerifier()), "BlockVerifier(rule=ContrastiveVerifier("),
+            ("phase", PhaseVerifier(LosslessVerifier(), ContrastiveVerifier(), begin=3, end=4), "PhaseVerifier("),
+            ("given acceptance", SyntheticVerifier(ContrastiveVerifier(), 0.5), "SyntheticVerifier("),
+        )
     ),
     Row(
         "upstream's ensemble",

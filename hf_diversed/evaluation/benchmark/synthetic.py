@@ -20,6 +20,7 @@ class OuterVerifier(Verifier):
         self.inner = inner
         self.needs_hidden_states = inner.needs_hidden_states
         self.needs_raw_logits = inner.needs_raw_logits
+        self.needs_draft_confidence = inner.needs_draft_confidence
         self.greedy_only = inner.greedy_only
         self.per_row = inner.per_row
         self.num_assistant_tokens = inner.num_assistant_tokens
