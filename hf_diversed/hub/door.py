@@ -58,8 +58,13 @@ def generate(model, **kwargs):
 
 
 def fingerprint(config: DiversedHeadConfig, head: DiversedHead) -> str:
-    """A digest of what a head is: its configuration, without what transformers adds, and its weights."""
-    own = {name: getattr(config, name) for name in DiversedHeadConfig.__annotations__ if name != "model_type"}
+    """A digest of what a head is: its configuration, without what transformers adds, and its weights.
+
+    Defaults are left out: fields that later versions add must not change it. Neither, then, may a default ever change.
+    """
+    names = [name for name in DiversedHeadConfig.__annotations__ if name != "model_type"]
+    given = {name: getattr(config, name) for name in names}
+    own = {name: value for name, value in given.items() if value != getattr(DiversedHeadConfig, name)}
     text = json.dumps([own, module_digest(head)], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 

@@ -11,7 +11,7 @@ from huggingface_hub import constants, snapshot_download
 
 from hf_diversed import DiversedHead, DiversedHeadConfig, load_demo_pair, uninstall_hook
 from hf_diversed.hub import PublishedHead, generate_with
-from hf_diversed.hub.door import SCRIPT
+from hf_diversed.hub.door import SCRIPT, fingerprint
 from tests.hub.loopback import READER
 from tests.hub.test_card import snippet_of
 
@@ -99,6 +99,17 @@ def test_config_is_part_of_the_fingerprint(hub, installed, pair):
     hub.repositories[REPO].commit("main", dict(hub.files(REPO)) | {"config.json": config}, "task by hand")
     with pytest.raises(ValueError, match="is not the one"):
         through_door(pair)
+
+
+def test_a_later_version_knows_the_head_again(pair, monkeypatch):
+    """Catches a digest that changes with every field a later version adds, so that published scripts refuse."""
+    head = make_head(pair)
+    published = fingerprint(head.config, head)
+    written = head.config.to_dict()
+    monkeypatch.setitem(DiversedHeadConfig.__annotations__, "depth", int)
+    monkeypatch.setattr(DiversedHeadConfig, "depth", 1, raising=False)
+    assert fingerprint(DiversedHeadConfig(**written), head) == published
+    assert fingerprint(DiversedHeadConfig(**written, depth=2), head) != published
 
 
 def test_a_folder_is_warned_of(hub, installed, pair, tmp_path, caplog, monkeypatch):
