@@ -55,6 +55,7 @@ def benchmark(
         if threads is not None:
             torch.set_num_threads(threads)
         contexts = context_lengths or ("128" if random_weights else "0")
+        rates = None if acceptance is None else options.numbers("--acceptance", acceptance, float, distinct=False)
         settings = BenchmarkSettings(
             batch_sizes=tuple(options.numbers("--batch-sizes", batch_sizes, int)),
             context_lengths=tuple(options.numbers("--context-lengths", contexts, int)),
@@ -62,7 +63,7 @@ def benchmark(
             max_new_tokens=max_new_tokens,
             repeats=repeats,
             temperature=temperature,
-            acceptance=None if acceptance is None else tuple(options.numbers("--acceptance", acceptance, float)),
+            acceptance=None if rates is None else tuple(rates),
             seed=seed,
             breakdown=breakdown,
         )

@@ -78,12 +78,12 @@ def process_share(settings: EvaluationSettings) -> EvaluationSettings:
     return replace(settings, rank=int(os.environ.get("RANK", 0)), world_size=int(os.environ.get("WORLD_SIZE", 1)))
 
 
-def numbers(option: str, text: str, kind: Callable[[str], Value]) -> list[Value]:
-    """The distinct values of an option that takes several, separated by commas."""
+def numbers(option: str, text: str, kind: Callable[[str], Value], distinct: bool = True) -> list[Value]:
+    """The values of an option that takes several, separated by commas; each once if `distinct`."""
     try:
         values = [kind(part) for part in text.split(",")]
     except ValueError as error:
         raise ValueError(f"{option} must be a number, or several separated by commas, got {text!r}.") from error
-    if len(set(values)) < len(values):
+    if distinct and len(set(values)) < len(values):
         raise ValueError(f"{option} must not name a value twice, got {text!r}.")
     return values

@@ -26,7 +26,7 @@ def test_random_weights_end_to_end(configs, tmp_path):
     output = tmp_path / "new" / "benchmark.json"
     options = {
         "--methods": "ar,upstream,sd,fresh:both,fresh:distribution",
-        "--acceptance": "0.9,0.8,0.7",
+        "--acceptance": "0.9,0.8,0.8",
         "--batch-sizes": "1,2",
         "--context-lengths": "8,16",
         "--draft-lengths": "3,2",
@@ -42,7 +42,7 @@ def test_random_weights_end_to_end(configs, tmp_path):
         assert words in result.output
     report = json.loads(output.read_text())
     assert report["provenance"]["num_layers"] == report["provenance"]["target"]["num_hidden_layers"] == 1
-    assert report["provenance"]["benchmark"]["acceptance"] == [0.9, 0.8, 0.7]
+    assert report["provenance"]["benchmark"]["acceptance"] == [0.9, 0.8, 0.8]
     found = {
         (row["batch_size"], row["context_length"], row["num_assistant_tokens"])
         for row in report["records"]
@@ -60,6 +60,7 @@ def test_random_weights_end_to_end(configs, tmp_path):
         ({"--num-layers": "2"}, (), "shape random weights"),
         ({"--batch-sizes": "one"}, (), "several separated by commas"),
         ({"--batch-sizes": "1.5"}, (), "several separated by commas"),
+        ({"--batch-sizes": "2,2"}, (), "not name a value twice"),
         ({"--acceptance": "2"}, (), "[0, 1]"),
     ],
 )
