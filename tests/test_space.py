@@ -28,8 +28,10 @@ def space(monkeypatch):
     return SimpleNamespace(backend=backend, chart=chart, rendering=rendering)
 
 
-def record(method: str, acceptance: float | None, quality: float) -> dict:
-    return {"method": method, "acceptance_rate": acceptance, "quality": quality, "metric": "accuracy", "n": 10}
+def record(method: str, acceptance: float | None, quality: float, num_drafts: int = 5) -> dict:
+    setting = {"task": "math", "temperature": 1.0, "num_assistant_tokens": num_drafts}
+    measured = {"acceptance_rate": acceptance, "quality": quality, "metric": "accuracy", "n": 10}
+    return {"method": method, **setting, **measured}
 
 
 RECORDS = [
@@ -48,6 +50,20 @@ def test_front_is_read_by_method(space):
     assert [point.parameter for point in front.curves["diversed"]] == [0.5, 0.75, 1.0]
     assert [point.parameter for point in front.curves["static"]] == [0.5, 1.0]
     assert (front.target, front.num_prompts) == (0.9, 10)
+
+
+def test_front_is_that_of_one_draft_length(space):
+    """Catches points of other draft lengths, which are static only, on the curve or in its place."""
+    others = [record(row["method"], row["acceptance_rate"], 0.1, 3) for row in RECORDS[:3]]
+    front = space.chart.build_front(RECORDS)
+    assert space.chart.build_front(RECORDS + others) == space.chart.build_front(others + RECORDS) == front
+
+
+def test_front_of_named_heads(space):
+    """Catches a label that is not read as the library writes it, and another head's points under the dial."""
+    named = [record(f"diversed:org/head{mark}", 0.9, 0.1) for mark in ("", "@0.5", "@main@0.7")]
+    assert space.chart.build_front(RECORDS + named) == space.chart.build_front(RECORDS)
+    assert [point.parameter for point in space.chart.build_front(RECORDS[:2] + named).curves["diversed"]] == [1.0]
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
+from hf_diversed.evaluation.curves import Record, to_curves
+from hf_diversed.evaluation.frontier import family_of
+
 
 HERE = Path(__file__).parent
 WIDTH, HEIGHT = 460, 300
@@ -39,24 +42,26 @@ def load_front(task: str, folders: tuple[Path, ...] = (HERE, HERE.parents[1] / "
     for folder in folders:
         for name in (f"frontier-{task}.json", f"{task}.json"):
             if (folder / name).is_file():
-                return build_front(json.loads((folder / name).read_text())["records"])
+                return build_front(json.loads((folder / name).read_text())["records"], name)
     return None
 
 
-def build_front(records: list[dict]) -> Front:
-    """Sort records by the method in their label: "ar", "sd", "static:0.7", "diversed", "diversed@0.7"."""
-    curves: dict[str, list[Point]] = {"static": [], "diversed": []}
-    by_method = {record["method"]: record for record in records}
-    for method, record in by_method.items():
-        if record["acceptance_rate"] is None:
-            continue
-        family, _, value = method.replace("@", ":").partition(":")
-        for name in curves if method == "sd" else [family] if family in curves else []:
-            parameter = 1.0 if method == "sd" else float(value or 0.5)
-            curves[name].append(Point(parameter, record["acceptance_rate"], record["quality"]))
-    ordered = {name: sorted(points, key=lambda point: point.parameter) for name, points in curves.items()}
-    plain = by_method.get("ar") or by_method["sd"]
-    return Front(ordered, plain["quality"], plain["metric"], plain["n"])
+def build_front(records: list[dict], source: str = "records") -> Front:
+    """Sort records of one draft length, that with most families, by family: others were measured for "static" only."""
+    curve = max(to_curves(records, source), key=lambda curve: len(curve.families))
+    strict = [record for record in curve.families.get("static", ()) if record["method"] == "sd"]
+    found = {"static": curve.families.get("static", ()), "diversed": [*curve.families.get("diversed", ()), *strict]}
+    curves = {
+        name: [Point(_parameter(record), record["acceptance_rate"], record["quality"]) for record in members]
+        for name, members in found.items()
+    }
+    plain = curve.plain or strict[0]
+    return Front(curves, plain["quality"], plain["metric"], plain["n"])
+
+
+def _parameter(record: Record) -> float:
+    """Where a record lies on its curve; lossless decoding ends every one."""
+    return 1.0 if record["method"] == "sd" else family_of(record["method"])[1] or 0.0
 
 
 def interpolate(points: list[Point], parameter: float) -> Point:

@@ -67,7 +67,8 @@ def read_curves(path: Path | str) -> list[Curve]:
     """Read a file into curves.
 
     Raises:
-        ValueError: as `read_records`, and on a transfer matrix: its rows differ in their head and not in a parameter.
+        ValueError: as `read_records` and `to_curves`, and on a transfer matrix: its rows differ in their head and not
+            in a parameter.
     """
     records = read_records(path)
     if any("trained_on" in record for record in records):
@@ -76,10 +77,21 @@ def read_curves(path: Path | str) -> list[Curve]:
 
 
 def to_curves(records: Sequence[Record], source: str) -> list[Curve]:
-    """Group the records of one file by task, temperature and draft length."""
+    """Group the records of one file by task, temperature and draft length.
+
+    Raises:
+        ValueError: if a group holds a method twice: what tells the two apart, such as another draft, makes no curve.
+    """
     groups: dict[tuple[str, float, int], list[Record]] = {}
     for record in records:
         groups.setdefault((record["task"], record["temperature"], record["num_assistant_tokens"]), []).append(record)
+    for (task, temperature, gamma), members in groups.items():
+        methods = [record["method"] for record in members]
+        if twice := sorted({method for method in methods if methods.count(method) > 1}):
+            raise ValueError(
+                f"{source} holds {', '.join(twice)} more than once for {task} at temperature {temperature:g} and "
+                f"{gamma} drafts per round: a curve has one point of each. Pass what differs in files of its own."
+            )
     return [Curve(source, *setting, *_families(members)) for setting, members in groups.items()]
 
 

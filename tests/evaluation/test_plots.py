@@ -114,6 +114,14 @@ def test_points_without_bounds_are_drawn(curve):
     assert lines(quality_acceptance(to_curves(rows, "file")[0])) == lines(quality_acceptance(curve))
 
 
+def test_a_method_twice_is_no_curve():
+    """Catches the results of several drafts, which only "draft" tells apart, joined to one curve."""
+    rows = [{"draft": draft, **row} for draft in ("untuned", "distill") for row in sweep()]
+    with pytest.raises(ValueError, match=r"drafts-math holds ar, diversed@0\.3.* more than once for math.*5 drafts"):
+        to_curves(rows, "drafts-math")
+    assert len(to_curves(rows[:7], "drafts-math")) == 1
+
+
 @pytest.mark.parametrize("kind", ["png", "svg", "pdf"])
 def test_files_are_the_same_bytes(curve, tmp_path, kind):
     """Catches timestamps, random ids, and a look that the user's settings change."""
