@@ -47,7 +47,6 @@ def render_card(
     Args:
         evaluation: what `evaluate` writes, {"records": [...], "provenance": {...}}, with a record "diversed", besides
             any of "ar", "sd", "static:<weight>" and "diversed@<quality>"; {} for a head that was not evaluated.
-            "transfer" may add a list of such reports on other tasks.
         training: what the trainer writes beside a head as provenance.json; {} if nobody knows.
         repo_id: where the card will lie on the Hub. tags: more than every head has. license: as the Hub spells it.
 
@@ -103,7 +102,6 @@ def _about_results(
         "setting": _setting(own),
         "evaluated_with": _made_with(evaluation.get("provenance") or {}),
         "dial": _dial(records, own),
-        "transfer": _transfer(evaluation.get("transfer") or []),
     }
 
 
@@ -161,15 +159,6 @@ def _dial(records: Mapping[str, Mapping[str, Any]], own: Mapping[str, Any]) -> l
     return [header] + [
         [f"{dial:g}", *_figures(record), number(record.get("block_efficiency"))] for dial, record in found.items()
     ]
-
-
-def _transfer(reports: Sequence[Mapping[str, Any]]) -> list[list[str]]:
-    rows = []
-    for report in reports:
-        own = own_record({record["method"]: record for record in report["records"]})
-        if own:
-            rows.append([own["task"], own["metric"], _count(own.get("n")), *_figures(own)])
-    return [["task", "metric", "prompts", *_figure_names({"metric": "quality"})], *rows] if rows else []
 
 
 def _figure_names(own: Mapping[str, Any]) -> list[str]:
@@ -232,7 +221,3 @@ def _points(value: float) -> str:
 
 def _unsigned_zero(text: str, *zeros: str) -> str:
     return text[1:] if text in zeros else text
-
-
-def _count(value: int | None) -> str:
-    return "-" if value is None else str(value)

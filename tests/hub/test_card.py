@@ -267,15 +267,12 @@ def test_no_negative_zero():
     assert "by 0.0 points" in text
 
 
-def test_dial_and_transfer_only_with_data():
+def test_dial_only_with_data():
     evaluation = make_evaluation()
     assert "quality dial" not in render_card(HUB, evaluation, {}, REPO)
-    assert "Other tasks" not in render_card(HUB, evaluation, {}, REPO)
     evaluation["records"] += [make_record("diversed@0.75", 1), make_record("diversed@0", 5)]
-    evaluation["transfer"] = [{"records": [make_record("diversed", 7, task="mbpp", metric="pass@1", n=257)]}]
     text = render_card(HUB, evaluation, {}, REPO)
     assert re.findall(r"^\| (0[.\d]*) \|", text, re.MULTILINE) == ["0", "0.5", "0.75"]
-    assert "| mbpp | pass@1 | 257 | 60.0% (57.7% to 62.4%)" in text
 
 
 def test_records_of_other_heads_are_refused():
