@@ -44,7 +44,8 @@ def main() -> None:
         samples_per_prompt=options.samples_per_prompt,
         batch_size=options.batch_size,
     )
-    rank, world_size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+    # Taken away: a training that sees them would wait for the other processes.
+    rank, world_size = (int(os.environ.pop(name, default)) for name, default in (("RANK", 0), ("WORLD_SIZE", 1)))
     for mode in MODES[rank::world_size]:
         pair = load_demo_pair()
         if mode != "untuned":

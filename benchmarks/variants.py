@@ -77,7 +77,8 @@ DONE = "provenance.json"  # written last
 def main() -> None:
     options = parse_arguments()
     folder = options.output.parent / f"variants-{options.task}.parts"
-    rank, world_size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+    # Taken away: a training that sees them would wait for the other processes.
+    rank, world_size = (int(os.environ.pop(name, default)) for name, default in (("RANK", 0), ("WORLD_SIZE", 1)))
     pair, task = load_demo_pair(), get_task(options.task, allow_code_execution=True)
     study = STUDIES[options.study]
     for name in list(study)[rank::world_size]:
