@@ -24,6 +24,10 @@ def take(browser: Browser, address: str, name: str) -> None:
     page.goto(address)
     page.locator("#generate").click(timeout=_PATIENCE)
     expect(page.locator('[data-tile="ratio"] strong')).to_have_text(re.compile(r"\d"), timeout=_PATIENCE)
+    before = None
+    while (text := page.locator("#plain .text").inner_text()) != before:  # the comparison still grows
+        before = text
+        page.wait_for_timeout(2_000)
     page.screenshot(path=FOLDER / f"{name}.png", full_page=True)
     context.close()
 

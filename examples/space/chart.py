@@ -11,7 +11,7 @@ from hf_diversed.evaluation.frontier import family_of
 
 HERE = Path(__file__).parent
 WIDTH, HEIGHT = 460, 300
-LEFT, RIGHT, TOP, BOTTOM = 48, 14, 14, 44
+LEFT, RIGHT, TOP, BOTTOM = 48, 22, 14, 44
 
 
 @dataclass(frozen=True)
