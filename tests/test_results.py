@@ -55,12 +55,15 @@ def test_studies(tmp_path):
     rows = [record("sd", 0.6, 0.89), record("diversed", 0.8, 0.9), record("constant", 0.65, 0.7)]
     difference = {"acceptance_rate": 0.15, "acceptance_rate_ci": [0.1, 0.2], "quality": 0.2, "quality_ci": [0.1, 0.3]}
     differences = [{"method": "diversed", "minus": "constant", **difference}]
-    (tmp_path / "controls-math.json").write_text(json.dumps({"records": rows, "differences": differences}))
+    (tmp_path / "controls-math.json").write_text(
+        json.dumps({"records": rows, "differences": differences, "provenance": {"argv": ["x", "--set", "{}"]}})
+    )
     role = {"tokens": 1234, "mean_weight": 0.25, "mean_tv": 0.5, "accepted_share": 0.75}
     (tmp_path / "roles-math.json").write_text(json.dumps({"roles": {"wording": role}, "n": 500}))
     drafts = [record("ar", None, 0.9, draft="untuned"), record("sd", 0.7, 0.6, draft="distill")]
     write(tmp_path, **{"drafts-math": drafts})
     text = results(tmp_path)
+    assert "the others trained with `{}`)" in text
     assert "| `constant` | 65.0% (63.0% to 66.0%) | 70.0%" in text
     assert "| - | 15.0% (10.0% to 20.0%) | 20.0% (10.0% to 30.0%) |" in text
     assert "| `diversed` | 80.0%" in text

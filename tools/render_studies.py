@@ -35,7 +35,9 @@ def _render(name: str, found: Mapping[str, Any]) -> str:
         return _drafts(found["records"])
     beside = {difference["minus"]: difference for difference in found["differences"]}
     records = [record for record in found["records"] if record["method"] in {"diversed", *beside}]
-    words = f"{_INTRODUCTIONS[name]} ({_prompts(records)}; `diversed` is the packaged head)"
+    argv = found["provenance"]["argv"]
+    changes = f", the others trained with `{argv[argv.index('--set') + 1]}`" if "--set" in argv else ""
+    words = f"{_INTRODUCTIONS[name]} ({_prompts(records)}; `diversed` is the packaged head{changes})"
     return f"{words}:\n\n{_heads(records, beside)}"
 
 
