@@ -40,12 +40,13 @@ def speed() -> str:
 def _larger_shapes() -> list[str]:
     """The pair's shapes at hidden size 1024, without weights: what a round costs, and a head's part in it."""
     found = json.loads(LARGER.read_text())
-    records, source = found["records"], found["provenance"]
-    first = records[0]
+    records = [record for record in found["records"] if record["method"] != "bandwidth limit"]
+    source, drafted = found["provenance"], records[-1]
     lines = [
-        f"The pair's shapes at hidden size 1024 with random weights, {first['num_assistant_tokens']} drafts a round, "
-        f"a given acceptance of {source['benchmark']['acceptance'][0]:g} per draft; medians (quartiles) of "
-        f"{source['benchmark']['repeats']} alternating runs on {source['device']}:",
+        "The pair's shapes at hidden size 1024 with random weights, "
+        f"{drafted['num_assistant_tokens']} drafts per round, a given acceptance of "
+        f"{source['benchmark']['acceptance'][0]:g} per draft; medians (quartiles) of "
+        f"{source['benchmark']['repeats']} alternating runs on {source['device']}, {source['threads']} thread(s):",
         "",
         "| method | ms per round | tokens/s over plain decoding | head, % of a round |",
         "|---|---|---|---|",
