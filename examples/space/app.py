@@ -52,14 +52,15 @@ def generate(*values) -> Iterator[tuple[str, str, str, str, str]]:
         if verifier is not None:
             for plain in decode(PAIR, inputs, None, choice):
                 yield _page(run, plain, method)
-        yield _page(run, plain, method)
+        yield _page(run, plain, method, done=True)
     except (ValueError, OSError) as error:
         yield notice(str(error)), *(gr.skip() for _ in range(4))
 
 
-def _page(run, plain, method: str) -> tuple[str, str, str, str, str]:
+def _page(run, plain, method: str, done: bool = False) -> tuple[str, str, str, str, str]:
+    """Notice, figures and panels; the comparison with plain decoding waits until that is done."""
     panels = source_panel(run, method), weight_panel(run, method), plain_panel(plain)
-    return notice(), tiles(run, plain, method), *panels
+    return notice(), tiles(run, plain if done else None, method), *panels
 
 
 def turn(task: str, method: str, quality: float, weight: float) -> tuple[str, str]:
