@@ -72,9 +72,7 @@ def main() -> None:
         for mode, path in reports.items()
         for record in json.loads(path.read_text())["records"]
     ]
-    output.write_text(
-        json.dumps({"records": rows, "provenance": provenance(settings.seed, pair.target.device)}, indent=1) + "\n"
-    )
+    output.write_text(json.dumps({"records": rows, "provenance": provenance(settings.seed)}, indent=1) + "\n")
     for row in rows:
         print(row["draft"], row["method"], row["acceptance_rate"], row["quality"], row["quality_drop_ci"])
 

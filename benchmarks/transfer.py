@@ -33,7 +33,7 @@ def main() -> None:
             (record,) = evaluate(pair, task, examples, ["diversed"], settings, head=head, output=folder)
             records.append({"trained_on": trained_on, "tested_on": tested_on, **record})
             print(json.dumps({name: records[-1][name] for name in ("trained_on", "tested_on", "quality")}))
-    write_json(options.output, {"records": records, "provenance": provenance(options.seed, pair.target.device)})
+    write_json(options.output, {"records": records, "provenance": provenance(options.seed)})
 
 
 if __name__ == "__main__":

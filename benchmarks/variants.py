@@ -4,9 +4,9 @@ python benchmarks/variants.py controls math --samples-per-prompt 10
 
 controls: is it the head, or would any weight do? "constant" sees nothing, so only its bias learns; "shuffled" sees
 what belongs to other positions. features: what should a head see, and of which shape should it be? starts: does the
-weight it starts from matter? Writes results/STUDY-TASK.json. Several
-processes with RANK and WORLD_SIZE share the heads and then the evaluation: run it again, until all heads are there.
-What all studies of a task compare with is evaluated once.
+weight it starts from matter? Writes results/STUDY-TASK.json. Several processes with RANK and WORLD_SIZE share the
+heads and then the evaluation: run it again, until all heads are there. What all studies of a task compare with is
+evaluated once.
 """
 
 import argparse
@@ -107,7 +107,7 @@ def main() -> None:
         record = {
             "records": rows,
             "differences": differences,
-            "provenance": provenance(settings.seed, pair.target.device),
+            "provenance": provenance(settings.seed),
         }
         options.output.write_text(json.dumps(record, indent=1) + "\n")
         print(json.dumps(differences, indent=1))

@@ -44,10 +44,7 @@ def main() -> None:
     )
     found = measure(output.token_records, pair.tokenizer)
     options.output.write_text(
-        json.dumps(
-            {"roles": found, "n": len(prompts), "provenance": provenance(options.seed, pair.target.device)}, indent=1
-        )
-        + "\n"
+        json.dumps({"roles": found, "n": len(prompts), "provenance": provenance(options.seed)}, indent=1) + "\n"
     )
     print(json.dumps(found, indent=1))
 

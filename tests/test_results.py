@@ -73,6 +73,16 @@ def test_studies(tmp_path):
     assert "untuned" not in text
 
 
+@pytest.mark.parametrize("name", [name for name in COMMANDS if (render_results.RESULTS / name).is_file()])
+def test_commands_made_the_committed_results(name):
+    """Catches results of another command than the one that is named as theirs."""
+    argv = json.loads((render_results.RESULTS / name).read_text())["provenance"]["argv"]
+    if "--output" in argv:
+        del argv[argv.index("--output") : argv.index("--output") + 2]
+    words = [word for word in shlex.split(COMMANDS[name]) if word not in ("hf-diversed", "python")]
+    assert sorted(argv if argv[0] == words[0] else argv[1:]) == sorted(words)
+
+
 def test_cells_hold_one_record():
     with pytest.raises(ValueError, match="two records"):
         pivot([record("sd", 0.5, 0.5), record("sd", 0.6, 0.6)], "method", "task", "method")

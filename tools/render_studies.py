@@ -8,10 +8,11 @@ from typing import Any
 from hf_diversed.evaluation.formatting import number, percent, with_bounds
 
 
+_VARIANT = "python benchmarks/variants.py {} math --samples-per-prompt 1 --set "
 COMMANDS = {
-    "controls-math.json": "python benchmarks/variants.py controls math",
-    "features-math.json": "python benchmarks/variants.py features math",
-    "starts-math.json": "python benchmarks/variants.py starts math",
+    "controls-math.json": _VARIANT.format("controls") + """'{"max_steps":80,"eval_steps":40,"save_steps":40}'""",
+    "features-math.json": _VARIANT.format("features") + """'{"max_steps":80,"eval_steps":80,"save_steps":80}'""",
+    "starts-math.json": _VARIANT.format("starts") + """'{"max_steps":80,"eval_steps":40,"save_steps":40}'""",
     "roles-math.json": "python benchmarks/weights_by_role.py",
     "drafts-math.json": "python benchmarks/draft_tuning.py math",
 }

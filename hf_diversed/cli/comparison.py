@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.progress import track
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from hf_diversed.evaluation.settings import sampling_kwargs
 from hf_diversed.evaluation.upstream import constant_draft, generated_lengths
 from hf_diversed.generation.decoding import DEFAULT_NUM_ASSISTANT_TOKENS
 from hf_diversed.head import DiversedHead
@@ -40,10 +41,7 @@ class Settings:
     seed: int
 
     def generation_kwargs(self) -> dict[str, Any]:
-        if self.temperature == 0:
-            return {"max_new_tokens": self.max_new_tokens, "do_sample": False}
-        sampling = {"do_sample": True, "temperature": self.temperature, "top_k": 0, "top_p": 1.0}
-        return {"max_new_tokens": self.max_new_tokens, **sampling}
+        return {"max_new_tokens": self.max_new_tokens, **sampling_kwargs(self.temperature)}
 
 
 @dataclass(frozen=True)

@@ -16,16 +16,10 @@ from hf_diversed.generation.drafting import DiversedCandidateGenerator
 from hf_diversed.generation.processing import BlockProcessor, RaggedRows
 from hf_diversed.verifiers import LenientVerifier, SpecCascadeVerifier
 from tests.reference import naive_decoding
-from tests.tiny import BOS, EOS, PAD, ragged_batch, tiny_draft, tiny_model
+from tests.tiny import BOS, EOS, PAD, ragged_batch, tiny_model
 
 
 GAMMA = 4
-
-
-@pytest.fixture(scope="module")
-def pair():
-    target = tiny_model("llama")
-    return target, tiny_draft(target)
 
 
 @pytest.fixture(scope="module")

@@ -15,13 +15,7 @@ from transformers.generation.streamers import BaseStreamer
 
 import hf_diversed
 from hf_diversed import StaticEnsembleVerifier, diversed_decoding
-from tests.tiny import SAMPLED, VOCAB_SIZE, ragged_batch, tiny_draft, tiny_head, tiny_model
-
-
-@pytest.fixture(scope="module")
-def pair():
-    target = tiny_model("llama")
-    return target, tiny_draft(target)
+from tests.tiny import SAMPLED, VOCAB_SIZE, ragged_batch, tiny_head, tiny_model
 
 
 @pytest.fixture(scope="module")

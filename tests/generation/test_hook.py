@@ -13,13 +13,7 @@ import torch
 from transformers import GenerationConfig, GenerationMixin
 
 import hf_diversed
-from tests.tiny import PAD, SAMPLED, ragged_batch, tiny_draft, tiny_head, tiny_model
-
-
-@pytest.fixture(scope="module")
-def pair():
-    target = tiny_model("llama")
-    return target, tiny_draft(target)
+from tests.tiny import PAD, SAMPLED, ragged_batch, tiny_head
 
 
 def test_without_our_arguments_nothing_changes(pair):

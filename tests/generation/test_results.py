@@ -5,17 +5,10 @@ import io
 import threading
 from contextvars import copy_context
 
-import pytest
 import torch
 
 import hf_diversed
-from tests.tiny import SAMPLED, ragged_batch, tiny_draft, tiny_head, tiny_model
-
-
-@pytest.fixture(scope="module")
-def pair():
-    target = tiny_model("llama")
-    return target, tiny_draft(target)
+from tests.tiny import SAMPLED, ragged_batch, tiny_head
 
 
 def test_record_stats_collects_calls_and_nests(pair):

@@ -5,13 +5,7 @@ import torch
 from transformers import GenerationConfig
 
 import hf_diversed
-from tests.tiny import EOS, PAD, SAMPLED, VOCAB_SIZE, ragged_batch, tiny_draft, tiny_head, tiny_model
-
-
-@pytest.fixture(scope="module")
-def pair():
-    target = tiny_model("llama")
-    return target, tiny_draft(target)
+from tests.tiny import EOS, PAD, SAMPLED, VOCAB_SIZE, ragged_batch, tiny_head
 
 
 def test_dial_travels_in_generation_config(pair):

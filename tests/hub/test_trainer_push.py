@@ -27,7 +27,7 @@ def test_training_publishes_heads(hub, tmp_path):
     assert published(hub) == FILES
     pulled = DiversedHead.from_pretrained(REPO, cache_dir=tmp_path / "elsewhere")
     assert all((value == trainer.model.state_dict()[name]).all() for name, value in pulled.state_dict().items())
-    assert "DiversedTrainer" not in hub.files(REPO)["README.md"].decode()
+    assert "generated_from_trainer" not in hub.files(REPO)["README.md"].decode()
 
 
 def test_a_hub_that_is_away_does_not_end_a_training(hub, tmp_path, caplog):
