@@ -1,5 +1,7 @@
 """`hf-diversed benchmark`: speed of several methods, its parts and its limit, on a pair or on bare shapes."""
 
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -16,6 +18,8 @@ from hf_diversed.cli.terminal import console, errors_in_words
 from hf_diversed.corpus import held_out_examples
 from hf_diversed.evaluation.benchmark import BenchmarkSettings, random_model, shape_names
 from hf_diversed.evaluation.benchmark import benchmark as run
+from hf_diversed.evaluation.benchmark.measure import LIMIT
+from hf_diversed.evaluation.benchmark.timing import PHASES
 from hf_diversed.evaluation.formatting import number, percent
 from hf_diversed.evaluation.journal import write_json
 
@@ -84,9 +88,8 @@ def benchmark(
         if output is not None:
             output.parent.mkdir(parents=True, exist_ok=True)
             write_json(output, report)
-        for table in (results_table(report["records"]), breakdown_table(report["records"])):
-            if table.row_count:
-                console.print(table)
+        for table in tables(report["records"]):
+            console.print(table)
         console.print(
             "Upstream's assisted decoding takes one row, so it has no others; given acceptance acts on ours only."
         )
@@ -113,45 +116,39 @@ def _random_pair(
     ]
 
 
-def results_table(records: list[dict]) -> Table:
-    """One line per method and point; medians over the turns."""
-    table = Table(header_style="bold", box=box.SIMPLE)
-    table.add_column("method", no_wrap=True)
-    headers = ("rows", "context", "drafts", "accepted", "tokens per\nround", "ms per\nround", "of limit")
-    speeds = ("tokens/s", "x plain", "round /\nupstream's", "round /\nlossless", "head, % of\nround", "peak, GB")
-    for header in headers + speeds:
-        table.add_column(header, justify="right")
+def tables(records: list[dict]) -> Iterator[Table]:
+    """Speed, rounds and parts of a round of every point, medians over the turns: each fits 80 columns."""
+    for place, rows in _by_place(records).items():
+        yield _table(_title(*place), _SPEED, [row for row in rows if row["tokens_per_second"] is not None])
+        yield _table("rounds", _ROUND, rows)
+        ours = [row for row in rows if row["breakdown"] is not None]
+        if ours:
+            yield _table("ms per round, by part", _PARTS, ours)
+
+
+def _by_place(records: list[dict]) -> dict[tuple, list[dict]]:
+    """Records by rows, context and drafts; what drafts nothing stands beside every draft length."""
+    places: dict[tuple, list[dict]] = {}
     for row in records:
-        peak = row["peak_memory_bytes"]
-        table.add_row(
-            row["method"],
-            *(str(row[name] or "-") for name in ("batch_size", "context_length", "num_assistant_tokens")),
-            percent(row["acceptance_rate"]),
-            number(row["block_efficiency"]),
-            number(_median(row["ms_per_round"])),
-            percent(row["limit_ms"] / _median(row["ms_per_round"])),
-            number(_median(row["tokens_per_second"])),
-            number(_ratio(row, "plain", "tokens_per_second")),
-            number(_ratio(row, "upstream", "ms_per_round") if row["batch_size"] == 1 else None),
-            number(_ratio(row, "lossless", "ms_per_round")),
-            number(_median(row["head_percent"])),
-            number(None if peak is None else peak / 1e9),
-        )
-    return table
+        places.setdefault((row["batch_size"], row["context_length"], row["num_assistant_tokens"]), []).append(row)
+    plain = {place: places.pop(place) for place in list(places) if place[-1] is None}
+    beside = {place[:2]: [row for row in rows if row["method"] != LIMIT] for place, rows in plain.items()}
+    return {place: beside.get(place[:2], []) + rows for place, rows in places.items()} or plain
 
 
-def breakdown_table(records: list[dict]) -> Table:
-    """Mean milliseconds of a round by phase, for our methods."""
-    rows = [row for row in records if row["breakdown"] is not None]
-    table = Table(title="ms per round, by part", title_justify="left", header_style="bold", box=box.SIMPLE)
+def _title(rows: int, context: int, drafts: int | None) -> str:
+    return f"rows {rows}, context {context or 'as given'}, drafts {drafts or '-'}"
+
+
+def _table(title: str, columns: dict[str, Callable[[dict], str]], rows: list[dict]) -> Table:
+    table = Table(
+        title=title, title_justify="left", header_style="bold", box=box.SIMPLE, padding=(0, 1, 0, 0), show_edge=False
+    )
     table.add_column("method", no_wrap=True)
-    phases = list(rows[0]["breakdown"]) if rows else []
-    for header in ("rows", "context", "drafts", *(phase.replace("_", "\n") for phase in phases), "sum"):
+    for header in columns:
         table.add_column(header, justify="right")
     for row in rows:
-        times = [row["breakdown"][phase] for phase in phases]
-        place = (str(row[name] or "-") for name in ("batch_size", "context_length", "num_assistant_tokens"))
-        table.add_row(row["method"], *place, *map(number, [*times, sum(times)]))
+        table.add_row(row["method"], *(figure(row) for figure in columns.values()))
     return table
 
 
@@ -161,3 +158,27 @@ def _median(spread: dict | None) -> float | None:
 
 def _ratio(row: dict, reference: str, figure: str) -> float | None:
     return _median(row["ratios"].get(reference, {}).get(figure))
+
+
+def _part(phase: str, row: dict) -> str:
+    return number(row["breakdown"][phase])
+
+
+_SPEED: dict[str, Callable[[dict], str]] = {
+    "accepted": lambda row: percent(row["acceptance_rate"]),
+    "tokens per\nround": lambda row: number(row["block_efficiency"]),
+    "tokens/s": lambda row: number(_median(row["tokens_per_second"])),
+    "x plain": lambda row: number(_ratio(row, "plain", "tokens_per_second")),
+    "peak, GB": lambda row: number(row["peak_memory_bytes"] and row["peak_memory_bytes"] / 1e9),
+}
+_ROUND: dict[str, Callable[[dict], str]] = {
+    "ms": lambda row: number(_median(row["ms_per_round"])),
+    "of limit": lambda row: percent(row["limit_ms"] / row["ms_per_round"]["median"]),
+    "x upstream's": lambda row: number(_ratio(row, "upstream", "ms_per_round") if row["batch_size"] == 1 else None),
+    "x lossless": lambda row: number(_ratio(row, "lossless", "ms_per_round")),
+    "head": lambda row: "-" if row["head_percent"] is None else percent(row["head_percent"]["median"] / 100),
+}
+_PARTS: dict[str, Callable[[dict], str]] = {
+    **{phase.removesuffix("_forward"): partial(_part, phase) for phase in PHASES},
+    "sum": lambda row: number(sum(row["breakdown"].values())),
+}

@@ -18,11 +18,11 @@ def configs(tmp_path) -> dict[str, str]:
 
 def run(options: dict[str, str], *flags: str):
     parts = [part for option in options.items() for part in option]
-    return CliRunner().invoke(app, ["benchmark", *parts, *flags], env={"COLUMNS": "250"})
+    return CliRunner().invoke(app, ["benchmark", *parts, *flags], env={"COLUMNS": "80"})
 
 
 def test_random_weights_end_to_end(configs, tmp_path):
-    """Catches options that never arrive, and a table that fails on a method without drafts."""
+    """Catches options that never arrive, tables that fail on a method without drafts, and figures cut to "1…"."""
     output = tmp_path / "new" / "benchmark.json"
     options = {
         "--methods": "ar,upstream,sd,fresh:both,fresh:distribution",
@@ -40,6 +40,7 @@ def test_random_weights_end_to_end(configs, tmp_path):
     assert result.exit_code == 0, result.output
     for words in ("fresh:distribution", "bandwidth limit", "ms per round, by part", "takes one row"):
         assert words in result.output
+    assert "…" not in result.output
     report = json.loads(output.read_text())
     assert report["provenance"]["num_layers"] == report["provenance"]["target"]["num_hidden_layers"] == 1
     assert report["provenance"]["benchmark"]["acceptance"] == [0.9, 0.8, 0.8]
