@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, StoppingCriteriaList, StopStringCriteria
 
-from hf_diversed.evaluation.memory import read_peak, start_peak
+from hf_diversed.evaluation.memory import peak_memory
 from hf_diversed.evaluation.methods import Method
 from hf_diversed.evaluation.settings import EvaluationSettings
 from hf_diversed.generation.decoding import diversed_decoding
@@ -108,12 +108,12 @@ class Decoder:
                 output_token_records=self.settings.records,
             )
         torch.manual_seed(seed)
-        start_peak(self.pair.target.device)
-        began = time.perf_counter()
-        output = self.pair.target.generate(**inputs, **kwargs)
-        new = output.sequences[:, inputs["input_ids"].shape[1] :].tolist()  # waits for the device, too
-        cost: dict[str, Any] = {"seconds": time.perf_counter() - began}
-        cost["peak_memory_bytes"], cost["peak_memory_kind"] = read_peak(self.pair.target.device)
+        with peak_memory(self.pair.target.device) as peak:
+            began = time.perf_counter()
+            output = self.pair.target.generate(**inputs, **kwargs)
+            new = output.sequences[:, inputs["input_ids"].shape[1] :].tolist()  # waits for the device, too
+            seconds = time.perf_counter() - began
+        cost = {"seconds": seconds, "peak_memory_bytes": peak.num_bytes, "peak_memory_kind": peak.kind}
         if method.verifier is None:
             if isinstance(output, GenerateDiversedOutput):
                 raise ValueError('a draft is attached to the target, so "ar" is not plain decoding; detach it first.')

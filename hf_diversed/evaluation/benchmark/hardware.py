@@ -1,19 +1,9 @@
-"""What the machine allows: bandwidth, the bytes a round must read, and the memory a run took."""
-
-import re
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
-from pathlib import Path
+"""What the machine allows: its bandwidth, and the bytes that a round must read."""
 
 import torch
 from transformers import PreTrainedModel
 
 from hf_diversed.evaluation.benchmark.timing import Stopwatch
-
-
-_STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
-_RESET_PEAK = "5"
 
 
 def copy_bandwidth(device: torch.device, num_bytes: int = 2**28, repeats: int = 5) -> float:
@@ -35,34 +25,3 @@ def weight_bytes(model: PreTrainedModel) -> int:
     tied = embedding is model.get_output_embeddings().weight
     parameters = [p for p in model.parameters() if tied or p is not embedding]
     return sum(parameter.numel() * parameter.element_size() for parameter in parameters)
-
-
-@dataclass
-class PeakMemory:
-    """Highest memory in use within a block: of the allocator on CUDA, resident on Linux, None elsewhere."""
-
-    num_bytes: int | None = None
-
-
-@contextmanager
-def peak_memory(device: torch.device) -> Iterator[PeakMemory]:
-    """Measure the peak of a block, weights and all else that was there before included."""
-    peak = PeakMemory()
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
-        yield peak
-        peak.num_bytes = torch.cuda.max_memory_allocated(device)
-        return
-    measurable = _reset_resident_peak()
-    yield peak
-    if measurable and (found := re.search(r"VmHWM:\s+(\d+) kB", _STATUS.read_text())):
-        peak.num_bytes = int(found[1]) * 1024
-
-
-def _reset_resident_peak() -> bool:
-    """Linux keeps one peak per process, and resets it on request where the container lets it."""
-    try:
-        _CLEAR.write_text(_RESET_PEAK)
-    except OSError:
-        return False
-    return _STATUS.exists()

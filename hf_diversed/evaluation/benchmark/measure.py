@@ -10,9 +10,10 @@ from transformers import PreTrainedModel
 
 from hf_diversed import _compat
 from hf_diversed.evaluation.benchmark.contenders import UPSTREAM, Contender, Run, Runner, build_contenders
-from hf_diversed.evaluation.benchmark.hardware import copy_bandwidth, peak_memory, weight_bytes
+from hf_diversed.evaluation.benchmark.hardware import copy_bandwidth, weight_bytes
 from hf_diversed.evaluation.benchmark.settings import PROMPTS_AS_GIVEN, BenchmarkSettings, Point
 from hf_diversed.evaluation.benchmark.timing import PHASES, Phases
+from hf_diversed.evaluation.memory import peak_memory
 from hf_diversed.evaluation.methods import LOSSLESS, PLAIN, HeadLike
 from hf_diversed.provenance import provenance
 
