@@ -13,7 +13,10 @@ class ConstraintCallback(TrainerCallback, ExportableState):
     The drop is a running mean over the last `window` rollouts. After each batch of rollouts log c moves by at most
     `learning_rate` in proportion to the slack. Three guards keep it from winding up, or down, while the head is still
     on its way: c is bounded, a full step is taken only once the window is full, and c stays where it is while
-    acceptance rises by itself, or the drop shrinks by itself. Its state travels with every checkpoint.
+    acceptance rises by itself, or the drop shrinks by itself. A fourth acts at once: what acceptance is worth shrinks
+    to nothing as the last two batches go beyond the bound, the proportional term of arXiv 2007.03964. A head that
+    starts near the draft rejects too little to learn by, and any acceptance term drives it further.
+    Its state travels with every checkpoint.
 
     Args:
         max_drop: tolerated drop of the mean reward. coef: c at the start, bounded by `low` and `high`.
@@ -49,6 +52,14 @@ class ConstraintCallback(TrainerCallback, ExportableState):
         self.coef = min(max(self.coef * math.exp(move), self.low), self.high)
 
     @property
+    def worth(self) -> float:
+        """c, less what the newest rollouts are beyond the bound: nothing where they miss it by `_LOST`."""
+        if self.fixed or not self.batches:
+            return self.coef
+        excess = self._mean(self.batches[-2:], 1) - self.max_drop
+        return self.coef * min(max(1.0 - excess / _LOST, 0.0), 1.0)
+
+    @property
     def drop(self) -> float:
         """Running mean of the drop; nan before the first rollouts."""
         return self._mean(self.batches, 1)
@@ -81,4 +92,5 @@ class ConstraintCallback(TrainerCallback, ExportableState):
         }
 
 
+_LOST = 0.1
 _STALLED = 0.005  # a smaller change between the halves of the window is none

@@ -217,7 +217,7 @@ class DiversedTrainer(SealedCheckpoints):
         valid = torch.tensor([gain is not None for gain in gains])
         values = torch.tensor([gain or 0.0 for gain in gains])
         if self.args.normalize_advantages:
-            values = values + self.constraint.coef * torch.tensor(facts["accepted"])
+            values = values + self.constraint.worth * torch.tensor(facts["accepted"])
         advantage = torch.zeros_like(values)
         if valid.any():
             advantage[valid] = center(values[valid], normalize=self.args.normalize_advantages)
@@ -232,7 +232,7 @@ class DiversedTrainer(SealedCheckpoints):
     def compute_loss(self, model, inputs: _Batch, return_outputs: bool = False, num_items_in_batch=None):
         """The loss of one update over this device's rollouts; costs no forward of the pair."""
         settings = LossSettings(
-            acceptance_coef=0.0 if self.args.normalize_advantages else self.constraint.coef,
+            acceptance_coef=0.0 if self.args.normalize_advantages else self.constraint.worth,
             kl_coef=self.args.kl_coef,
             clip_range=self.args.clip_range,
         )
@@ -248,6 +248,7 @@ class DiversedTrainer(SealedCheckpoints):
         if drops:
             self.constraint.update(len(drops), sum(drops) / len(drops), mean(facts["accepted"]))
             self._log_value("quality_drop", self.constraint.drop)
+            self._log_value("acceptance_worth", self.constraint.worth)
         accepted, drafted, emitted, rounds = (sum(column) for column in zip(*facts["counts"]))
         self._log_value("acceptance_coef", self.constraint.coef)
         self._log_value("acceptance_rate", accepted / max(drafted, 1))

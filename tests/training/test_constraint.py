@@ -189,3 +189,23 @@ def test_state_is_a_copy():
     state = callback.state()
     callback.update(10, 0.9, 0.5)
     assert state["attributes"]["batches"] == [[10, 0.1, 0.5]]
+
+
+def test_acceptance_is_worth_nothing_far_beyond_the_bound():
+    """Catches an acceptance term that drives a head on which rejects too little to learn by."""
+    callback = constraint()
+    assert callback.worth == 0.3
+    callback.update(WINDOW, 0.15, 0.9)
+    assert callback.worth == pytest.approx(callback.coef / 2)
+    callback.update(WINDOW, 0.9, 0.9)
+    assert callback.worth == 0.0 < callback.coef
+
+
+def test_worth_forgets_sooner_than_the_window():
+    """Catches a head that is back within the bound and still pays for old rollouts."""
+    callback = constraint(window=10 * WINDOW)
+    for drop in (0.9, 0.9, 0.0, 0.05):
+        callback.update(WINDOW, drop, 0.9)
+    assert callback.drop > 0.1
+    assert callback.worth == callback.coef
+    assert constraint(fixed=True).worth == 0.3

@@ -107,7 +107,7 @@ def test_gradient_is_that_of_the_whole_batch(ranks, folder):
     inputs = {name: torch.cat([batch.inputs[name] for batch in batches]) for name in batches[0].inputs}
     old_logit = torch.cat([batch.old_logit for batch in batches])
     advantage = torch.cat([batch.advantage for batch in batches])
-    settings = LossSettings(acceptance_coef=ranks[0]["batches"][0]["coef"], clip_range=0.2)
+    settings = LossSettings(acceptance_coef=ranks[0]["batches"][0]["worth"], clip_range=0.2)
     diversed_loss(head(**inputs), old_logit, whole, advantage, settings)[0].backward()
     for name, parameter in head.named_parameters():
         for rank in ranks:

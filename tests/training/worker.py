@@ -30,7 +30,7 @@ class Recorded(DiversedTrainer):
         batch = super()._roll_out(rows)
         start = {name: value.clone() for name, value in self.model.state_dict().items()}
         self.num_drawn += len(rows)
-        record = {"batch": batch, "head": start, "coef": self.constraint.coef}
+        record = {"batch": batch, "head": start, "worth": self.constraint.worth}
         self.batches.append(record | {"prompts": [row["prompt"] for row in rows]})
         return batch
 
