@@ -33,6 +33,7 @@ def generate(
     ] = None,
     quality: Annotated[float | None, typer.Option(min=0.0, max=1.0, help="0 accepts all, 1 is lossless.")] = None,
     max_bias: Annotated[float | None, typer.Option(min=0.0, max=1.0, help="Cap on TV(v, p) per token.")] = None,
+    bias_budget: Annotated[float | None, typer.Option(min=0.0, help="Most TV(v, p), summed over the answer.")] = None,
     gamma: Annotated[
         int | None,
         typer.Option("--gamma", "--num-assistant-tokens", min=1, help="Drafts per round; the head's own, or 5."),
@@ -51,7 +52,8 @@ def generate(
             raise ValueError("the prompt is empty; say what to continue.")
         install_hook()
         pair = load_pair(target, draft, device, chat)
-        label, verifier = _choose_rule(pair, method, head or pair.heads.get(task), quality, max_bias)
+        dials = {"quality": quality, "max_bias": max_bias, "bias_budget": bias_budget}
+        label, verifier = _choose_rule(pair, method, head or pair.heads.get(task), dials)
         notes.print(Text(prompt, style="bold"), end="", soft_wrap=True)
         stats, seconds = _stream(
             pair, _prompt_ids(pair, prompt, chat), verifier, Settings(max_new_tokens, gamma, temperature, seed)
@@ -60,9 +62,7 @@ def generate(
         notes.print(Text(stats_line(label, stats, seconds), style="bold"), soft_wrap=True)
 
 
-def _choose_rule(
-    pair: Pair, method: str | None, head: Any, quality: float | None, max_bias: float | None
-) -> tuple[str, Verifier | None]:
+def _choose_rule(pair: Pair, method: str | None, head: Any, dials: dict[str, Any]) -> tuple[str, Verifier | None]:
     """The rule of a method and what to call it; None decodes with the target alone.
 
     Raises:
@@ -71,12 +71,12 @@ def _choose_rule(
     method = method or ("static:0.7" if head is None else "diversed")
     if method != "diversed":
         rule = {PLAIN: None, LOSSLESS: "lossless"}.get(method, method)
-        return method, resolve_verifier(None, rule, quality=quality, max_bias=max_bias)
+        return method, resolve_verifier(None, rule, **dials)
     if head is None:
         embedded = f", or name a --task that has one: {', '.join(pair.heads)}" if pair.heads else ""
         raise ValueError(f"--method diversed needs a head: pass --head{embedded}.")
-    label = method if quality is None else f"{method}@{quality:g}"
-    return label, resolve_verifier(head, None, pair.target.device, quality=quality, max_bias=max_bias)
+    label = method if dials["quality"] is None else f"{method}@{dials['quality']:g}"
+    return label, resolve_verifier(head, None, pair.target.device, **dials)
 
 
 def _prompt_ids(pair: Pair, prompt: str, chat: bool) -> dict[str, torch.Tensor]:

@@ -13,6 +13,7 @@ from hf_diversed.cli.convert import convert
 from hf_diversed.cli.evaluate import evaluate
 from hf_diversed.cli.frontier import frontier
 from hf_diversed.cli.generate import generate
+from hf_diversed.cli.models import load_pair
 from hf_diversed.cli.plot import plot
 from hf_diversed.cli.publish import card, info, push
 from hf_diversed.cli.rendering import comparison_table, source_legend, token_text
@@ -20,7 +21,6 @@ from hf_diversed.cli.terminal import console, errors_in_words
 from hf_diversed.corpus import held_out_examples
 from hf_diversed.head import DiversedHead, DiversedHeadConfig
 from hf_diversed.tasks import get_task
-from hf_diversed.zoo import load_demo_pair
 
 
 app = typer.Typer(
@@ -45,14 +45,14 @@ def demo(
     max_new_tokens: NewTokens = 128,
     temperature: Temperature = 1.0,
     every_rule: Annotated[bool, typer.Option("--all", help="Every rule of the library instead of a few.")] = False,
+    device: Annotated[str | None, typer.Option(help="cuda, mps or cpu; the best one by default.")] = None,
 ) -> None:
     """Compare decoding methods on the embedded pair: offline, about a minute on a laptop."""
     logging.set_verbosity_error()
-    loaded = load_demo_pair()
-    pair = Pair(loaded.target, loaded.draft, loaded.tokenizer)
+    pair = load_pair(None, None, device)
     examples = held_out_examples("math", num_prompts, seed)
     settings = Settings(max_new_tokens, gamma, temperature, seed)
-    head, head_label = loaded.heads.get("math"), "DIVERSED (math)"
+    head, head_label = pair.heads.get("math"), "DIVERSED (math)"
     if head is None:
         head, head_label = _fresh_head(pair), "DIVERSED (untrained)"
     methods = demo_methods(head, head_label)
@@ -63,7 +63,7 @@ def demo(
     console.print(
         f"[bold]{num_prompts} held-out word problems[/], temperature {temperature:g}, {gamma} drafts per round\n"
     )
-    if not loaded.heads:
+    if not pair.heads:
         console.print("The pair comes without trained heads yet: an untrained one says w = 0.5 everywhere.\n")
     rows = compare(pair, methods, [example.prompt for example in examples], settings, console)
     records = [asdict(example) for example in examples]
@@ -71,7 +71,7 @@ def demo(
     console.print(comparison_table(rows, right, num_prompts))
     shown = measure(pair, Method(head_label, {"diversed_head": head}), [examples[0].prompt], settings, records=True)
     console.print(Text(f"\n{examples[0].prompt}", style="bold"), end="")
-    console.print(token_text(loaded.tokenizer, shown.records))
+    console.print(token_text(pair.tokenizer, shown.records))
     console.print("\n", source_legend())
 
 

@@ -66,11 +66,11 @@ def test_generate_prints_text_and_then_statistics(method, words):
 def test_generate_turns_the_dial():
     """Catches options that never reach the rule."""
     accepted = []
-    for options in (["--quality", "0"], ["--quality", "0", "--max-bias", "0"]):
-        result = run("generate", PROMPT, *options, "--gamma", "3", "--max-new-tokens", "24")
+    for options in ([], ["--max-bias", "0"], ["--bias-budget", "0"]):
+        result = run("generate", PROMPT, "--quality", "0", *options, "--gamma", "3", "--max-new-tokens", "24")
         assert "diversed@0: " in result.stderr, result.output
         accepted.append("100.0% of " in result.stderr)
-    assert accepted == [True, False]
+    assert accepted == [True, False, False]
 
 
 def test_tokens_have_colours():
