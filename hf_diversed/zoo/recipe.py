@@ -55,9 +55,9 @@ class Recipe:
     models: dict[str, ModelRecipe] = field(
         default_factory=lambda: {
             "target": ModelRecipe(
-                "target", 256, 640, layers=4, heads=4, steps=2600, learning_rate=5e-3, sharpness=1.8
+                "target", 256, 640, layers=4, heads=4, steps=4500, learning_rate=5e-3, sharpness=1.8
             ),
-            "draft": ModelRecipe("draft", 96, 256, layers=3, heads=4, steps=1100, learning_rate=6e-3),
+            "draft": ModelRecipe("draft", 96, 256, layers=3, heads=4, steps=1500, learning_rate=6e-3),
         }
     )
 

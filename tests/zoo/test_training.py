@@ -30,7 +30,7 @@ def tokenizer():
 
 def test_a_killed_run_ends_in_the_same_weights(tokenizer, tmp_path, monkeypatch):
     """Catches state left out of the checkpoint: optimizer, step of the schedule, place in the data."""
-    unbroken, figures = train.train_model(TINY, "target", tokenizer, tmp_path / "unbroken")
+    unbroken, figures = train.train_model(TINY, "target", tokenizer, tmp_path / "unbroken", compiled=False)
     take_step = train._train_step
 
     def killed_at_18(model, optimizers, batch, settings, step):
@@ -40,9 +40,9 @@ def test_a_killed_run_ends_in_the_same_weights(tokenizer, tmp_path, monkeypatch)
 
     monkeypatch.setattr(train, "_train_step", killed_at_18)
     with pytest.raises(KeyboardInterrupt):
-        train.train_model(TINY, "target", tokenizer, tmp_path / "killed")
+        train.train_model(TINY, "target", tokenizer, tmp_path / "killed", compiled=False)
     monkeypatch.setattr(train, "_train_step", take_step)
-    resumed, resumed_figures = train.train_model(TINY, "target", tokenizer, tmp_path / "killed")
+    resumed, resumed_figures = train.train_model(TINY, "target", tokenizer, tmp_path / "killed", compiled=False)
 
     assert resumed.state_dict().keys() == unbroken.state_dict().keys()
     for name, weight in unbroken.state_dict().items():
@@ -56,7 +56,8 @@ def test_a_run_that_was_made_longer_says_so(tokenizer, tmp_path):
     """Catches a schedule that no single run has, under a recipe that looks as if one had."""
     for steps in (2, 3):
         models = {"target": dataclasses.replace(TINY.models["target"], steps=steps)}
-        _, figures = train.train_model(dataclasses.replace(TINY, models=models), "target", tokenizer, tmp_path)
+        recipe = dataclasses.replace(TINY, models=models)
+        _, figures = train.train_model(recipe, "target", tokenizer, tmp_path, compiled=False)
     assert figures["schedules"] == [{"from_step": 0, "steps": 2}, {"from_step": 2, "steps": 3}]
 
 
