@@ -49,6 +49,7 @@ _DO = {
     "*": "(multiply|scale|repeat) $left by $right",
     "/": "(divide|split|cut) $left by $right",
 }
+_SWAP_HABIT = 0.5  # of both styles: which number comes first is no choice of words
 _OPENING = "(|We go step by step.|Here is how.|Let us work it out.)"
 
 
@@ -79,7 +80,7 @@ def sample(rng: random.Random, style: Style) -> Example:
 def _sentence(step: Step, result: str, slots: dict[str, str], rng: random.Random, style: Style) -> str:
     left, operator, right = step.expression[0], step.expression[1], step.expression[2]
     first, second = slots[left], slots.get(right, right)
-    if operator in "+*" and pick(rng, 2, style.habit):
+    if operator in "+*" and pick(rng, 2, _SWAP_HABIT):
         first, second = second, first
     return write(
         _FORMS[_pick_form(rng, style)],

@@ -30,7 +30,7 @@ class Style:
 # choice of what is computed.
 STYLES = {
     "target": Style(habit=0.5),
-    "draft": Style(habit=-2.8, plan_habit=-0.7, forms=(1.0, 5.0, 1.0, 3.0, 0.3, 0.3)),
+    "draft": Style(habit=-3.2, plan_habit=-0.7, forms=(1.0, 5.0, 1.0, 3.0, 0.3, 0.3)),
 }
 
 _SLOT = re.compile(r"\$(\w+)")

@@ -35,6 +35,7 @@ class DiversedConfig(TrainingArguments):
     max_steps: int = field(default=160, metadata={"help": "Updates in all; rollouts are max_steps / num_iterations."})
     learning_rate: float = field(default=0.2, metadata={"help": "Of Adam, on the head's few parameters."})
     lr_scheduler_type: str = field(default="linear", metadata={"help": "As in transformers."})
+    warmup_steps: float = field(default=16, metadata={"help": "Adam's first steps follow the noise of one batch."})
     max_grad_norm: float = field(default=0.0, metadata={"help": "0 clips no gradients; ratios are clipped instead."})
 
     num_assistant_tokens: int = field(default=5, metadata={"help": "Drafts per round (gamma)."})

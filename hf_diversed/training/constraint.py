@@ -92,5 +92,5 @@ class ConstraintCallback(TrainerCallback, ExportableState):
         }
 
 
-_LOST = 0.1
+_LOST = 0.3
 _STALLED = 0.005  # a smaller change between the halves of the window is none

@@ -195,7 +195,7 @@ def test_acceptance_is_worth_nothing_far_beyond_the_bound():
     """Catches an acceptance term that drives a head on which rejects too little to learn by."""
     callback = constraint()
     assert callback.worth == 0.3
-    callback.update(WINDOW, 0.15, 0.9)
+    callback.update(WINDOW, 0.25, 0.9)
     assert callback.worth == pytest.approx(callback.coef / 2)
     callback.update(WINDOW, 0.9, 0.9)
     assert callback.worth == 0.0 < callback.coef
