@@ -24,7 +24,7 @@ TASKS = ("math", "summary", "code")
 
 _RUN = "hf-diversed evaluate --num-examples 1000 --batch-size 250"
 _RULES = "--methods ar,sd,lenience:0.3,spec_cascade:token_v3:0.5,static:0.9,static:0.7,static:0.5,static:0.3,diversed"
-_MATH = f"{_RULES},static:0.4,diversed@0.6,diversed@0.7"
+_MATH = "--methods ar,sd,lenience:0.3,static:0.5,static:0.4,static:0.3,diversed"
 _SWEEP = f"{_RUN} --task math --methods ar,sd,static:0.5,diversed"
 # What makes each file.
 COMMANDS = {
