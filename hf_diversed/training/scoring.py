@@ -1,5 +1,7 @@
 """What rollouts were worth: rewards, what the target alone gets on the same prompts, acceptance."""
 
+import math
+import statistics
 from collections.abc import Sequence
 from typing import Any
 
@@ -62,3 +64,8 @@ def known(values: Sequence[float | None]) -> list[float]:
 def mean(values: Sequence[float]) -> float:
     """The mean; nan of nothing."""
     return sum(values) / len(values) if values else float("nan")
+
+
+def standard_error(values: Sequence[float]) -> float:
+    """Of their mean; 0 where there are too few to tell."""
+    return statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else 0.0

@@ -27,7 +27,7 @@ from hf_diversed.training.objective import Decisions, LossSettings, center, dive
 from hf_diversed.training.prompts import RolloutOrder
 from hf_diversed.training.references import ReferenceRewards
 from hf_diversed.training.rollout import Sampler, SamplingSettings
-from hf_diversed.training.scoring import Rows, Scorer, known, mean, merged
+from hf_diversed.training.scoring import Rows, Scorer, known, mean, merged, standard_error
 
 
 logger = logging.get_logger(__name__)
@@ -167,8 +167,9 @@ class DiversedTrainer(SealedCheckpoints):
         best = self.state.best_metric
         if self.args.constrained and best is not None and best <= 0:
             logger.warning(
-                f"no head kept the drop within max_quality_drop={self.args.max_quality_drop} on the evaluation "
-                f"prompts; the smallest was {-best:.4f}. Train longer, or tolerate more."
+                f"no head kept the drop, plus its standard error, within max_quality_drop="
+                f"{self.args.max_quality_drop} on the evaluation prompts; the smallest was {-best:.4f}. Train longer, "
+                "evaluate on more prompts, or tolerate more."
             )
         return output
 
@@ -307,8 +308,8 @@ class DiversedTrainer(SealedCheckpoints):
 
         Returns:
             Reward, acceptance rate, block efficiency, and `objective`, by which the best head is chosen: in a
-            constrained run acceptance where the mean drop is within `max_quality_drop`, minus the drop elsewhere;
-            else reward plus c times acceptance.
+            constrained run acceptance where the mean drop plus its standard error (over prompts) is within
+            `max_quality_drop`, minus that sum elsewhere; else reward plus c times acceptance.
         """
         rows = list(self.eval_dataset if eval_dataset is None else eval_dataset)
         if self.args.constrained:
@@ -323,9 +324,11 @@ class DiversedTrainer(SealedCheckpoints):
             "block_efficiency": emitted / max(rounds, 1),
         }
         if self.args.constrained:
-            metrics["quality_drop"] = mean(known(facts["drop"]))
-            kept = metrics["quality_drop"] <= self.args.max_quality_drop
-            metrics["objective"] = metrics["acceptance_rate"] if kept else -metrics["quality_drop"]
+            drops = known(facts["drop"])
+            metrics["quality_drop"], metrics["quality_drop_error"] = mean(drops), standard_error(drops)
+            # The best of several noisy means is flattered; the margin keeps luck from choosing.
+            likely = metrics["quality_drop"] + metrics["quality_drop_error"]
+            metrics["objective"] = metrics["acceptance_rate"] if likely <= self.args.max_quality_drop else -likely
         else:
             metrics["objective"] = metrics["reward"] + self.constraint.coef * metrics["acceptance_rate"]
         metrics = {f"{metric_key_prefix}_{name}": value for name, value in metrics.items()}

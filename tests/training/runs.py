@@ -22,6 +22,7 @@ TINY = {
     "num_generations": 2,
     "num_iterations": 2,
     "max_steps": 4,
+    "warmup_steps": 0,
     "max_completion_length": 10,
     "num_assistant_tokens": 3,
     "save_steps": 2,

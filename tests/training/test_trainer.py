@@ -290,10 +290,24 @@ def test_evaluation_is_reproducible_and_complete(done):
     trainer, _ = done
     one, two = trainer.evaluate(), trainer.evaluate()
     assert one == two
-    names = ("reward", "acceptance_rate", "block_efficiency", "quality_drop", "objective")
+    names = ("reward", "acceptance_rate", "block_efficiency", "quality_drop", "quality_drop_error", "objective")
     assert set(one) == {f"eval_{name}" for name in names} | {"epoch"}
     test = trainer.evaluate(runs.rows()[3:5], metric_key_prefix="test")
     assert set(test) == {f"test_{name}" for name in names} | {"epoch"}
+
+
+def test_luck_does_not_choose(tmp_path, monkeypatch):
+    """Catches a head that is taken for a mean drop whose noise alone would hide a large one."""
+    trainer = runs.trainer(tmp_path, eval_dataset=runs.rows()[:4], acceptance_coef=None, max_quality_drop=0.1)
+
+    def evaluated(drops: list[float]) -> float:
+        facts = {"reward": [1.0] * 4, "drop": drops, "counts": [(3, 4, 4, 1)]}
+        monkeypatch.setattr(trainer, "_evaluated", lambda rows: facts)
+        return trainer.evaluate()["eval_objective"]
+
+    assert evaluated([0.05] * 4) == 0.75
+    assert evaluated([0.3, -0.3, 0.3, -0.3]) == pytest.approx(-(0.12**0.5) / 2)
+    assert evaluated([0.2, None, 0.2, 0.2]) == pytest.approx(-0.2)
 
 
 def test_best_head_is_what_remains(done):
