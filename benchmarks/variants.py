@@ -67,7 +67,7 @@ STUDIES = {
         for features in FEATURES
         for shape in HEAD_TYPES
     },
-    "starts": {f"start-{weight}": Variant({"initial_weight": weight}) for weight in (0.1, 0.9)},  # the packaged: 0.5
+    "starts": {f"start-{weight}": Variant({"initial_weight": weight}) for weight in (0.1, 0.5, 0.9)},
 }
 BESIDE = ["ar", "sd", "static:0.9", "static:0.7", "static:0.5", "static:0.4", "diversed"]
 REFERENCES = "reference_rewards.json"

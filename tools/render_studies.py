@@ -11,10 +11,12 @@ from hf_diversed.evaluation.formatting import number, percent, with_bounds
 _VARIANT = "python benchmarks/variants.py {} math --samples-per-prompt 1 --set "
 COMMANDS = {
     "controls-math.json": _VARIANT.format("controls") + """'{"max_steps":80,"eval_steps":40,"save_steps":40}'""",
-    "features-math.json": _VARIANT.format("features") + """'{"max_steps":80,"eval_steps":80,"save_steps":80}'""",
-    "starts-math.json": _VARIANT.format("starts") + """'{"max_steps":80,"eval_steps":40,"save_steps":40}'""",
+    "features-math.json": _VARIANT.format("features") + """'{"max_steps":80,"eval_steps":40,"save_steps":40}'""",
+    "starts-math.json": _VARIANT.format("starts")
+    + """'{"max_quality_drop":0.01,"max_steps":120,"eval_steps":20,"save_steps":20}'""",
     "roles-math.json": "python benchmarks/weights_by_role.py",
-    "drafts-math.json": "python benchmarks/draft_tuning.py math",
+    "drafts-math.json": "python benchmarks/draft_tuning.py math --set "
+    """'{"max_steps":80,"eval_steps":40,"save_steps":40}'""",
 }
 _INTRODUCTIONS = {
     "controls-math.json": "A head that sees nothing, and one that sees what belongs to other positions",
