@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from datetime import datetime, timezone
+from enum import Enum
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,8 @@ def publishable(value: Any) -> Any:
             else publishable(item)
             for option, item in zip(before, value)
         ]
+    if isinstance(value, Enum):
+        return publishable(value.value)
     return _publishable_text(value) if isinstance(value, str) else value
 
 

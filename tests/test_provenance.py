@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from transformers import SchedulerType
 
 from hf_diversed.provenance import provenance, publishable
 
@@ -50,3 +51,9 @@ def test_device_is_that_of_the_models():
         assert provenance(0, "cpu")["device"].startswith("cpu (")
         assert provenance(0)["device"].startswith("cpu (")
         assert provenance(0, "cuda:1")["device"] == "Accelerator cuda:1"
+
+
+def test_choices_are_recorded_by_their_values():
+    """Catches "SchedulerType.LINEAR" in a record, which no training accepts again."""
+    assert publishable({"lr_scheduler_type": SchedulerType.LINEAR}) == {"lr_scheduler_type": "linear"}
+    assert type(publishable(SchedulerType.LINEAR)) is str
