@@ -69,7 +69,8 @@ def pair() -> str:
     repeated = ", ".join(f"{values['repeated_8grams']:.0%} ({name})" for name, values in tasks.items())
     lines = [
         f"Target {target['parameters'] / 1e6:.1f} M parameters, draft {draft['parameters'] / 1e6:.2f} M; training "
-        f"took {minutes:.0f} minutes with {record['threads']} thread(s). On {held_out['n']} held-out prompts per task at temperature 1, "
+        f"took {minutes:.0f} minutes with {record['threads']} thread(s). "
+        f"On {held_out['n']} held-out prompts per task at temperature 1, "
         f"{held_out['num_assistant_tokens']} drafts per round, quality (accuracy, ROUGE-2, pass@1) and acceptance "
         f"(accepted / drafted). Of the prompts' word 8-grams {repeated} occur in the training text.",
         "",

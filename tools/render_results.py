@@ -31,7 +31,8 @@ COMMANDS = {
     "math.json": f"{_RUN} --task math {_MATH} --samples-per-prompt 10 --records",
     "summary.json": f"{_RUN} --task summary {_RULES}",
     "code.json": f"{_RUN} --task code {_RULES} --allow-code-execution",
-    "frontier-math.json": "hf-diversed frontier --task math --num-examples 500 --batch-size 250",
+    "frontier-math.json": "hf-diversed frontier --task math --rules static,diversed,lenience,spec_cascade "
+    "--num-examples 500 --batch-size 250",
     "math-t0.json": f"{_SWEEP} --temperature 0",
     "math-t0.1.json": f"{_SWEEP} --temperature 0.1",
     "math-g3.json": f"{_SWEEP} --num-assistant-tokens 3",

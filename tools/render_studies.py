@@ -13,7 +13,7 @@ COMMANDS = {
     "controls-math.json": _VARIANT.format("controls") + """'{"max_steps":80,"eval_steps":40,"save_steps":40}'""",
     "features-math.json": _VARIANT.format("features") + """'{"max_steps":80,"eval_steps":40,"save_steps":40}'""",
     "starts-math.json": _VARIANT.format("starts")
-    + """'{"max_quality_drop":0.01,"max_steps":120,"eval_steps":20,"save_steps":20}'""",
+    + """'{"max_quality_drop":0.01,"max_steps":80,"eval_steps":20,"save_steps":20}'""",
     "roles-math.json": "python benchmarks/weights_by_role.py",
     "drafts-math.json": "python benchmarks/draft_tuning.py math --set "
     """'{"max_steps":80,"eval_steps":40,"save_steps":40}'""",
