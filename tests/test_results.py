@@ -45,6 +45,7 @@ def test_section(tmp_path):
     assert (
         "| method | 0 | 1 |\n|---|---|---|\n| `sd` | 60.0% / 70.0% | 60.0% / 89.0% |\n| `ar` |  | - / 90.0% |" in text
     )
+    assert "Drafts per round on math" not in text, "one draft length is no sweep"
     assert "at most 1.5 (accepted) and 4.0 (quality) points" in text
     assert "code.json" in text
     assert len(missing(tmp_path)) == len(COMMANDS) - 5

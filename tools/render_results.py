@@ -148,7 +148,7 @@ def _sweeps(folder: Path) -> list[str]:
         ("num_assistant_tokens", ("math-g3.json", "math.json", "math-g7.json"), "Drafts per round"),
     ):
         records, gaps = _read(folder, files)
-        if records:
+        if len({record[column] for record in records}) > 1:  # the main run alone is no sweep
             note = f"{words} on math (accepted / quality), with the head that was trained at temperature 1."
             parts.append("\n\n".join([f"{note} {_widest(records)}", pivot(records, "method", column, "method")]))
         parts += [gap for gap in gaps if gap != _how_to_make("math.json")]  # which is said above

@@ -2,8 +2,8 @@
 
 Writes `DIR/{tokenizer,target,draft}/` and `DIR/training.json`. A run that was killed goes on from its last checkpoint
 in `DIR/checkpoints/` and ends in the same weights: step `s` sees the same batch whenever it is run. Steps are
-compiled, which makes them twice as fast; `--no-compile` is for machines without a C++ compiler. What the pair is worth
-is measured afterwards: `python -m hf_diversed.zoo.measure DIR`.
+compiled; `--no-compile` is for machines without a C++ compiler. What the pair is worth is measured afterwards:
+`python -m hf_diversed.zoo.measure DIR`.
 """
 
 import argparse
