@@ -5,8 +5,8 @@ python benchmarks/variants.py controls math --samples-per-prompt 10
 controls: is it the head, or would any weight do? "constant" sees nothing, so only its bias learns; "shuffled" sees
 what belongs to other positions. features: what should a head see, and of which shape should it be? starts: does the
 weight it starts from matter? Writes results/STUDY-TASK.json. Several processes with RANK and WORLD_SIZE share the
-heads and then the evaluation: run it again, until all heads are there. What all studies of a task compare with is
-evaluated once.
+heads and then the evaluation: run it again, until all heads are there. What all studies of a task with as many samples
+compare with is evaluated once.
 """
 
 import argparse
@@ -69,7 +69,7 @@ STUDIES = {
     },
     "starts": {f"start-{weight}": Variant({"initial_weight": weight}) for weight in (0.1, 0.5, 0.9)},
 }
-BESIDE = ["ar", "sd", "static:0.9", "static:0.7", "static:0.5", "static:0.4", "diversed"]
+BESIDE = ["ar", "sd", "static:0.9", "static:0.7", "static:0.5", "static:0.4", "static:0.3", "diversed"]
 REFERENCES = "reference_rewards.json"
 DONE = "provenance.json"  # written last
 
@@ -98,7 +98,7 @@ def main() -> None:
         world_size=world_size,
     )
     examples = load_records(task, "test", options.num_examples)
-    done = folder / "evaluation"
+    done = folder / f"evaluation-x{options.samples_per_prompt}"
     rows = evaluate(pair, task, examples, methods, settings, head=pair.heads[task.name], output=done)
     if rows:
         differences = [compare(read_results(done), "diversed", name) for name in study]

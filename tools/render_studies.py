@@ -8,12 +8,12 @@ from typing import Any
 from hf_diversed.evaluation.formatting import number, percent, with_bounds
 
 
-_VARIANT = "python benchmarks/variants.py {} math --samples-per-prompt 1 --set "
+_VARIANT = "python benchmarks/variants.py {} math --samples-per-prompt {} --set "
 COMMANDS = {
-    "controls-math.json": _VARIANT.format("controls") + """'{"max_steps":80,"eval_steps":40,"save_steps":40}'""",
-    "features-math.json": _VARIANT.format("features") + """'{"max_steps":80,"eval_steps":40,"save_steps":40}'""",
-    "starts-math.json": _VARIANT.format("starts")
-    + """'{"max_quality_drop":0.01,"max_steps":80,"eval_steps":20,"save_steps":20}'""",
+    "controls-math.json": _VARIANT.format("controls", 1) + """'{"max_steps":80,"eval_steps":40,"save_steps":40}'""",
+    "features-math.json": _VARIANT.format("features", 1) + """'{"max_steps":80,"eval_steps":40,"save_steps":40}'""",
+    "starts-math.json": _VARIANT.format("starts", 3)
+    + """'{"max_quality_drop":0.01,"max_steps":160,"eval_steps":40,"save_steps":40}'""",
     "roles-math.json": "python benchmarks/weights_by_role.py",
     "drafts-math.json": "python benchmarks/draft_tuning.py math --set "
     """'{"max_steps":80,"eval_steps":40,"save_steps":40}'""",
@@ -23,6 +23,11 @@ _INTRODUCTIONS = {
     "features-math.json": "What a head sees, and its shape",
     "starts-math.json": "The weight that a head starts from",
 }
+_PAPERS_DRAFTS = (
+    "The paper's ablation (arXiv 2604.07622; Llama pair, GSM8K, accepted / accuracy): at temperature 1 a tuned draft "
+    "takes lossless decoding from 44.6% / 67% to 66.4% / 67%, and DIVERSED reaches 72.6% / 67% without tuning; at 0.1 "
+    "tuning takes it from 66.4% / 76% to 52.8% / 76%, and DIVERSED reaches 89.1% / 76%."
+)
 Record = Mapping[str, Any]
 
 
@@ -75,7 +80,8 @@ def _drafts(records: Sequence[Record]) -> str:
         if record["method"] != "ar"
     ]
     words = f"Drafts tuned on the task or towards the target, each with a head of its own ({_prompts(records)}):"
-    return f"{words}\n\n{_table(('draft', 'method', 'accepted / drafted', 'quality'), rows)}"
+    table = _table(("draft", "method", "accepted / drafted", "quality"), rows)
+    return f"{words}\n\n{table}\n\n{_PAPERS_DRAFTS}"
 
 
 def _roles(roles: Mapping[str, Mapping[str, float]], num_prompts: int) -> str:
