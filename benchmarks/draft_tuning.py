@@ -3,7 +3,8 @@
 python benchmarks/draft_tuning.py math --samples-per-prompt 2
 
 For every draft: acceptance and quality of lossless decoding, and of DIVERSED with a head that was trained for this
-draft under the settings of the packaged head. The paper's ablation is in its table of tuned drafts (arXiv 2604.07622).
+draft under the settings of the packaged head and `--set`. The paper's ablation is in its table of tuned drafts
+(arXiv 2604.07622).
 Writes results/drafts-TASK.json. Two processes with RANK and WORLD_SIZE share the drafts.
 """
 
@@ -13,7 +14,7 @@ import json
 import os
 from pathlib import Path
 
-from variants import Variant, train
+from variants import Variant, claim, train
 
 from hf_diversed import DiversedHead, load_demo_pair
 from hf_diversed.cli.options import supervised_rows
@@ -49,10 +50,11 @@ def main() -> None:
     for mode in MODES[rank::world_size]:
         pair = load_demo_pair()
         if mode != "untuned":
+            claim(folder / mode, {"num_prompts": options.num_prompts})
             draft = tuned(mode, pair, task, folder / mode / "draft", options.num_prompts)
-            pair = dataclasses.replace(pair, draft=draft, heads={})
-            train(Variant(), pair, task, folder / mode / "head", options.set)
-            pair = dataclasses.replace(pair, heads={task.name: DiversedHead.from_pretrained(folder / mode / "head")})
+            pair = dataclasses.replace(pair, draft=draft)
+        train(Variant(), pair, task, folder / mode / "head", options.set)
+        head = DiversedHead.from_pretrained(folder / mode / "head").eval()
         examples = load_records(task, "test", options.num_examples)
         evaluate(
             pair,
@@ -60,7 +62,7 @@ def main() -> None:
             examples,
             ["ar", "sd", "diversed"],
             settings,
-            head=pair.heads[task.name].eval(),
+            head=head,
             output=folder / mode / "evaluation",
         )
     reports = {mode: folder / mode / "evaluation" / "evaluation.json" for mode in MODES}

@@ -1,4 +1,4 @@
-"""Heads trained as the packaged head of a task was, but for one thing, and evaluated beside it on the same prompts.
+"""Heads trained as the packaged head of a task was, but for one thing and `--set`, and evaluated beside it.
 
 python benchmarks/variants.py controls math --samples-per-prompt 10
 
@@ -127,15 +127,30 @@ def parse_arguments() -> argparse.Namespace:
     return options
 
 
+def claim(folder: Path, settings: dict[str, Any]) -> None:
+    """Note what is made in a folder before it is begun, and refuse a folder where something else was."""
+    path = folder / "settings.json"
+    if not path.exists() and not (folder / DONE).exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(settings, indent=1) + "\n")
+    if not path.exists() or json.loads(path.read_text()) != settings:
+        raise ValueError(f"{folder} holds what was made under other settings; move it away to make it anew.")
+
+
 def train(variant: Variant, pair, task, folder: Path, changes: dict[str, Any]) -> None:
-    """Train a head under the settings that the packaged head's provenance names, unless `folder` has it."""
-    if (folder / DONE).exists():
-        return
+    """Train a head under the settings that the packaged head's provenance names, unless `folder` has it.
+
+    Raises:
+        ValueError: if `folder` has a head, or the beginning of one, of other settings.
+    """
     packaged = WEIGHTS / "heads" / task.name
     source = json.loads((packaged / "provenance.json").read_text())
     settings = {name: value for name, value in source["training"].items() if value is not None}
     settings["per_device_train_batch_size"] *= source["world_size"]  # here one process draws them all
     settings |= {"eval_strategy": "steps", "load_best_model_at_end": True} | changes | variant.settings
+    claim(folder, settings)
+    if (folder / DONE).exists():
+        return
     numbers = {"train": source["num_prompts"], "validation": source["num_eval_prompts"]}
     rows = {
         split: prompt_rows(task, load_records(task, split, number, source["seed"]))

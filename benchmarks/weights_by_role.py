@@ -2,8 +2,9 @@
 
 python benchmarks/weights_by_role.py --num-examples 500
 
-Roles: "result" digits stand behind an equals sign or in the last sentence and decide the answer; "operand" digits and
-"operator" signs stand before it and say what is computed; all else is "wording". Writes results/roles-math.json.
+Roles: "result" digits stand behind an equals sign or in the last sentence and decide the answer; "operand" digits
+stand elsewhere and say what is computed, or a result again in words; "operator" signs stand in equations; all else is
+"wording". Writes results/roles-math.json.
 """
 
 import argparse

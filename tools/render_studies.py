@@ -40,11 +40,10 @@ def _render(name: str, found: Mapping[str, Any]) -> str:
     if name == "roles-math.json":
         return _roles(found["roles"], found["n"])
     if name == "drafts-math.json":
-        return _drafts(found["records"])
+        return _drafts(found["records"], found["provenance"]["argv"])
     beside = {difference["minus"]: difference for difference in found["differences"]}
     records = [record for record in found["records"] if record["method"] in {"diversed", *beside}]
-    argv = found["provenance"]["argv"]
-    changes = f", the others trained with `{argv[argv.index('--set') + 1]}`" if "--set" in argv else ""
+    changes = _changes(found["provenance"]["argv"], ", the others trained with")
     words = f"{_INTRODUCTIONS[name]} ({_prompts(records)}; `diversed` is the packaged head{changes})"
     return f"{words}:\n\n{_heads(records, beside)}"
 
@@ -69,7 +68,12 @@ def _heads(records: Iterable[Record], beside: Mapping[str, Record]) -> str:
     return _table(header, rows)
 
 
-def _drafts(records: Sequence[Record]) -> str:
+def _changes(argv: Sequence[str], words: str) -> str:
+    """What a study's heads were trained with beside the packaged head's settings."""
+    return f"{words} `{argv[argv.index('--set') + 1]}`" if "--set" in argv else ""
+
+
+def _drafts(records: Sequence[Record], argv: Sequence[str]) -> str:
     rows = [
         [
             record["draft"],
@@ -79,7 +83,8 @@ def _drafts(records: Sequence[Record]) -> str:
         for record in records
         if record["method"] != "ar"
     ]
-    words = f"Drafts tuned on the task or towards the target, each with a head of its own ({_prompts(records)}):"
+    changes = _changes(argv, ", trained with")
+    words = f"Tuned drafts (LoRA), each with a head of its own{changes} ({_prompts(records)}):"
     table = _table(("draft", "method", "accepted / drafted", "quality"), rows)
     return f"{words}\n\n{table}\n\n{_PAPERS_DRAFTS}"
 

@@ -49,7 +49,6 @@ def evaluate(
     """Measure methods on the same prompts under the same seeds; an interrupted run goes on where it stopped."""
     with errors_in_words():
         judge = options.load_task(task, allow_code_execution, unsafe_code_execution)
-        pair, chosen = options.load_models(target, draft, head, device, task, chat)
         settings = EvaluationSettings(
             num_examples=num_examples,
             samples_per_prompt=samples_per_prompt,
@@ -65,9 +64,10 @@ def evaluate(
         temperatures = options.numbers("--temperature", temperature, float)
         gammas = options.numbers("--num-assistant-tokens", num_assistant_tokens, int)
         variants = [
-            replace(options.process_share(settings), temperature=t, num_assistant_tokens=gamma)
+            replace(options.process_share(settings, output), temperature=t, num_assistant_tokens=gamma)
             for t, gamma in itertools.product(temperatures, gammas)
         ]
+        pair, chosen = options.load_models(target, draft, head, device, task, chat)
         examples = load_records(judge, split, num_examples, seed, data_file)
         asked = options.prompted(judge, pair, shots, shots_file, chat, seed)
         with tempfile.TemporaryDirectory() as scratch:

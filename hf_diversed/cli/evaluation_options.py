@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Annotated, TypeVar
 
 import typer
@@ -73,9 +74,16 @@ def prompted(task: Task, pair: Pair, shots: int, shots_file: str | None, chat: b
     return PromptedTask(task, pair.tokenizer, pool=pool, shots=shots, chat=chat)
 
 
-def process_share(settings: EvaluationSettings) -> EvaluationSettings:
-    """The settings for this process of those that `accelerate launch` or torchrun started."""
-    return replace(settings, rank=int(os.environ.get("RANK", 0)), world_size=int(os.environ.get("WORLD_SIZE", 1)))
+def process_share(settings: EvaluationSettings, output: Path | None) -> EvaluationSettings:
+    """The settings for this process of those that `accelerate launch` or torchrun started.
+
+    Raises:
+        ValueError: if there are several, and no `output` for them to meet at.
+    """
+    world_size = int(os.environ.get("WORLD_SIZE", 1))
+    if world_size > 1 and output is None:
+        raise ValueError(f"--output must name a file for {world_size} processes (WORLD_SIZE): they meet beside it.")
+    return replace(settings, rank=int(os.environ.get("RANK", 0)), world_size=world_size)
 
 
 def numbers(option: str, text: str, kind: Callable[[str], Value], distinct: bool = True) -> list[Value]:

@@ -57,10 +57,10 @@ def frontier(
             add_special_tokens=not chat,
             split=split if data_file is None else Path(data_file).name,
         )
+        share = options.process_share(settings, output)
         pair, chosen = options.load_models(target, draft, head, device, task, chat)
         examples = load_records(judge, split, num_examples, seed, data_file)
         asked = options.prompted(judge, pair, shots, shots_file, chat, seed)
-        share = options.process_share(settings)
         with tempfile.TemporaryDirectory() as scratch:
             folder = Path(scratch) if output is None else output.with_suffix(".parts")
             rows = run(

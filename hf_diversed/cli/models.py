@@ -1,5 +1,7 @@
 """The pair that a command works on."""
 
+import os
+
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -31,8 +33,9 @@ def load_pair(target: str | None, draft: str | None, device: Device | None = Non
 
 
 def best_device() -> str:
+    """The accelerator, of several the one that belongs to this process of `accelerate launch` or torchrun."""
     if torch.cuda.is_available():
-        return "cuda"
+        return f"cuda:{os.environ.get('LOCAL_RANK', 0)}"
     return "mps" if torch.backends.mps.is_available() else "cpu"
 
 

@@ -112,11 +112,20 @@ def _about_training(training: Mapping[str, Any]) -> dict[str, Any]:
         "command": shlex.join(training.get("argv") or []),
         "rollouts": _rollouts(training),
         "constrained": settings.get("acceptance_coef") is None,
+        "kept": constraint_kept(training),
         "training_settings": ", ".join(
             f"`{name}` {settings[name]}" for name in _SETTINGS if settings.get(name) is not None
         ),
         "trained_with": _made_with(training),
     }
+
+
+def constraint_kept(training: Mapping[str, Any]) -> bool | None:
+    """Whether the head that `training` describes kept its constraint on the evaluation prompts; None if unknown."""
+    measured, bound = training.get("validation") or {}, (training.get("training") or {}).get("max_quality_drop")
+    if bound is None or "quality_drop_error" not in measured:
+        return None
+    return measured["quality_drop"] + measured["quality_drop_error"] <= bound
 
 
 def _pair(config: DiversedHeadConfig, evaluation: Mapping[str, Any]) -> list[list[str]]:

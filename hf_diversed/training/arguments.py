@@ -22,7 +22,8 @@ class DiversedConfig(TrainingArguments):
 
     Raises:
         ValueError: on a value out of range, on a batch that does not hold whole groups, on a save or evaluation that
-            would fall between two rollouts, and on gradient accumulation.
+            would fall between two rollouts, on evaluations without a checkpoint to load the best head from, and on
+            gradient accumulation.
     """
 
     _VALID_DICT_FIELDS: ClassVar[list[str]] = [*TrainingArguments._VALID_DICT_FIELDS, "model_init_kwargs"]
@@ -114,6 +115,12 @@ class DiversedConfig(TrainingArguments):
                     f"{name} must be a positive multiple of num_iterations={self.num_iterations}, got {steps!r}: "
                     "between two rollouts nothing can be resumed."
                 )
+        by_steps = self.eval_strategy == "steps" and self.save_strategy == "steps"
+        if self.load_best_model_at_end and by_steps and self.eval_steps != self.save_steps:
+            raise ValueError(
+                f"eval_steps must equal save_steps={self.save_steps:g} with load_best_model_at_end, got "
+                f"{self.eval_steps!r}: the best head is loaded from its checkpoint."
+            )
 
 
 def own_settings(config: TrainingArguments) -> dict[str, Any]:
@@ -124,6 +131,7 @@ def own_settings(config: TrainingArguments) -> dict[str, Any]:
 
 _RANGES = (
     ("generation_batch_size", 1, float("inf")),
+    ("per_device_eval_batch_size", 1, float("inf")),
     ("num_generations", 1, float("inf")),
     ("num_iterations", 1, float("inf")),
     ("num_assistant_tokens", 1, float("inf")),

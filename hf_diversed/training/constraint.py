@@ -37,6 +37,12 @@ class ConstraintCallback(TrainerCallback, ExportableState):
         self.learning_rate, self.window, self.fixed = learning_rate, window, fixed
         self.batches: list[list[float]] = []  # [rollouts, mean drop, mean acceptance], the newest last
 
+    def go_on_from(self, other: "ConstraintCallback") -> None:
+        """Take over what a run has seen and where its c was; bounds and window stay this run's own."""
+        self.batches = other.batches
+        if not self.fixed:
+            self.coef = min(max(other.coef, self.low), self.high)
+
     def update(self, num_rollouts: int, drop: float, acceptance: float) -> None:
         """Take note of one batch of rollouts: its mean drop against the target and its mean acceptance."""
         self.batches.append([num_rollouts, drop, acceptance])

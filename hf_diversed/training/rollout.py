@@ -80,10 +80,16 @@ class Sampler:
         self._eos = set(eos) if isinstance(eos, list) else {eos}
         install_hook()
 
-    def relaxed(self, prompts: Sequence[Prompt], head: DiversedHead, seed: int) -> Rollouts:
-        """Draw one completion per prompt by the decoding process under `head`; at least one prompt."""
+    def relaxed(
+        self, prompts: Sequence[Prompt], head: DiversedHead, seed: int, batch_size: int | None = None
+    ) -> Rollouts:
+        """Draw one completion per prompt by the decoding process under `head`; at least one prompt.
+
+        Args:
+            batch_size: rows decoded together; None for that of the settings.
+        """
         parts: list[tuple[list[int], Rollouts]] = []
-        for order, inputs in self._batches(prompts):
+        for order, inputs in self._batches(prompts, batch_size):
             output = self._generate(inputs, seed + len(parts), self.verifier_class(head), output_token_records=True)
             assert output.token_records is not None
             assert output.stats is not None
@@ -123,15 +129,18 @@ class Sampler:
             options |= {"stop_strings": list(settings.stop_strings), "tokenizer": self.tokenizer}
         return options
 
-    def _batches(self, prompts: Sequence[Prompt]) -> Iterator[tuple[list[int], BatchEncoding]]:
+    def _batches(
+        self, prompts: Sequence[Prompt], batch_size: int | None = None
+    ) -> Iterator[tuple[list[int], BatchEncoding]]:
         """Yield (indices into `prompts`, model inputs), prompts of like length together, so that little is padding."""
         if not prompts:
             return
         texts, special = self._render(prompts)
         lengths = [len(ids) for ids in self.tokenizer(texts, add_special_tokens=special).input_ids]
         order = sorted(range(len(texts)), key=lengths.__getitem__)
-        for start in range(0, len(order), self.settings.batch_size):
-            part = order[start : start + self.settings.batch_size]
+        size = batch_size or self.settings.batch_size
+        for start in range(0, len(order), size):
+            part = order[start : start + size]
             inputs = self.tokenizer(
                 [texts[index] for index in part], return_tensors="pt", padding=True, add_special_tokens=special
             )

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-from accelerate.utils import gather_object
+from accelerate.utils import broadcast_object_list, gather_object
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -46,7 +46,9 @@ def sample_completions(
         "target_weights": fingerprint(target),
         "stop_strings": list(stop_strings),
     }
-    found = _read_samples(path, settings)
+    # As the first process finds the file: others may not see its disk.
+    found = _read_samples(path, settings) if args.process_index == 0 else {}
+    found = broadcast_object_list([found])[0]
     missing = sorted({*prompts} - found.keys(), key=lambda prompt: (len(prompt), prompt))
     portion = max(1, args.generation_batch_size // args.num_samples_per_prompt) * args.world_size
     for start in range(0, len(missing), portion):

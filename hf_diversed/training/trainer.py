@@ -116,7 +116,7 @@ class DiversedTrainer(SealedCheckpoints):
         self._batch: _Batch | None = None
         self._step_of_head: int | None = None  # where the best head was loaded at the end
         self._metrics: dict[str, list[float]] = {}
-        constraint = ConstraintCallback(
+        self.constraint = ConstraintCallback(
             max_drop=args.max_quality_drop,
             coef=args.acceptance_coef_init if args.acceptance_coef is None else args.acceptance_coef,
             low=args.acceptance_coef_min,
@@ -125,7 +125,7 @@ class DiversedTrainer(SealedCheckpoints):
             window=args.dual_window,
             fixed=not args.constrained,
         )
-        kwargs["callbacks"] = [*(kwargs.get("callbacks") or ()), constraint]
+        kwargs["callbacks"] = [*(kwargs.get("callbacks") or ()), self.constraint]
         super().__init__(
             head,
             args,
@@ -135,11 +135,6 @@ class DiversedTrainer(SealedCheckpoints):
             **kwargs,
         )
         self.model_accepts_loss_kwargs = False
-
-    @property
-    def constraint(self) -> ConstraintCallback:
-        """The multiplier and its running means; a resume puts another object in its place, hence looked up."""
-        return next(cb for cb in self.callback_handler.callbacks if isinstance(cb, ConstraintCallback))
 
     # Rollouts and updates
 
@@ -162,7 +157,7 @@ class DiversedTrainer(SealedCheckpoints):
             self._measure_references([*self.train_dataset, *(self.eval_dataset or ())])
         self._step_of_head = None
         output = super().train(resume_from_checkpoint=resume_from_checkpoint or None, **kwargs)
-        if self.args.load_best_model_at_end:
+        if self.args.load_best_model_at_end and self.state.best_model_checkpoint:
             self._step_of_head = self.state.best_global_step
         best = self.state.best_metric
         if self.args.constrained and best is not None and best <= 0:
@@ -338,15 +333,17 @@ class DiversedTrainer(SealedCheckpoints):
 
     def _evaluated(self, rows: Rows) -> dict[str, list]:
         prompts = [row["prompt"] for row in rows]
-        return self.scorer.facts(rows, self.sampler.relaxed(prompts, self.model, self._seed("evaluation", 0)))
+        size = self.args.per_device_eval_batch_size
+        return self.scorer.facts(rows, self.sampler.relaxed(prompts, self.model, self._seed("evaluation", 0), size))
 
     # Logs and checkpoints
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         if "loss" in logs:
             logs |= {name: mean(values) for name, values in self._metrics.items()}
-            logs |= {f"time/{name}": round(value, 2) for name, value in self._time_spent().items()}
             self._metrics.clear()
+        if "loss" in logs or "train_runtime" in logs:  # the latter is the last line, after the last evaluation
+            logs |= {f"time/{name}": round(value, 2) for name, value in self._time_spent().items()}
         super().log(logs, start_time)
 
     def _time_spent(self) -> dict[str, float]:
@@ -376,16 +373,26 @@ class DiversedTrainer(SealedCheckpoints):
             return
         folder = Path(output_dir or self.args.output_dir)
         self.model.save_pretrained(folder)
+        step = self.state.global_step if self._step_of_head is None else self._step_of_head
         record = provenance(self.args.seed, self.sampler.target.device) | {
             "training": publishable(own_settings(self.args)),
             "rewards": self.scorer.reward.names,
-            "step": self.state.global_step if self._step_of_head is None else self._step_of_head,
+            "step": step,
+            "validation": self._validation(step),
             "acceptance_coef": self.constraint.coef,
             "num_prompts": len(self.train_dataset),
             "num_eval_prompts": len(self.eval_dataset or ()),
             "world_size": self.args.world_size,
         }
         (folder / "provenance.json").write_text(json.dumps(record, indent=2, default=str) + "\n")
+
+    def _validation(self, step: int) -> dict[str, float] | None:
+        """What the evaluation at `step` measured, by name; None if there was none."""
+        lines = (line for line in self.state.log_history if line["step"] == step and "eval_objective" in line)
+        found = next(lines, None)
+        if found is None:
+            return None
+        return {name.removeprefix("eval_"): value for name, value in found.items() if name.startswith("eval_")}
 
     def push_to_hub(
         self,
@@ -426,6 +433,14 @@ class DiversedTrainer(SealedCheckpoints):
             self.push_to_hub(commit_message=f"Training in progress, step {self.state.global_step}")
         except OSError as error:
             logger.warning(f"training goes on, though its head could not be published: {error}")
+
+    def _load_callback_state(self) -> None:
+        """The multiplier goes on from the checkpoint, under this run's settings: who resumes may tolerate more."""
+        super()._load_callback_state()
+        restored = next(cb for cb in self.callback_handler.callbacks if isinstance(cb, ConstraintCallback))
+        self.constraint.go_on_from(restored)
+        self.callback_handler.remove_callback(restored)
+        self.callback_handler.add_callback(self.constraint)
 
     def _save_checkpoint(self, model, trial) -> None:
         with self._timed("save"):

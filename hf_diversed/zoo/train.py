@@ -72,6 +72,9 @@ def train_model(
     Returns:
         The model in float32 and its figures: steps, tokens seen, seconds (over all runs), mean of the last 100 losses,
         and schedules: more than one if it was made longer on the way, which one run cannot repeat.
+
+    Raises:
+        ValueError: if the checkpoint belongs to another recipe, or is beyond this one's last step.
     """
     settings = recipe.models[role]
     torch.manual_seed(recipe.seed)
@@ -83,7 +86,7 @@ def train_model(
     figures |= {"schedules": [], "losses": []}
     path = checkpoints / f"{role}.pt"
     if path.exists():
-        figures = _load(path, model, optimizers)
+        figures = _load(path, model, optimizers, recipe, role)
     if not figures["schedules"] or figures["schedules"][-1]["steps"] != settings.steps:
         figures["schedules"].append({"from_step": figures["steps"], "steps": settings.steps})
     started, started_cpu = time.perf_counter(), time.process_time()
@@ -97,7 +100,7 @@ def train_model(
             figures["seconds"] += now - started
             figures["cpu_seconds"] += now_cpu - started_cpu
             started, started_cpu = now, now_cpu
-            _save(path, model, optimizers, figures)
+            _save(path, model, optimizers, figures, _identity(recipe, role))
             mean = sum(figures["losses"]) / len(figures["losses"])
             print(
                 f"{role} step {figures['steps']}/{settings.steps} loss {mean:.4f} {figures['seconds']:.0f} s",
@@ -139,16 +142,29 @@ def _make_optimizers(model: LlamaForCausalLM, settings: ModelRecipe) -> list[tor
     ]
 
 
-def _save(path: Path, model: LlamaForCausalLM, optimizers: list, figures: dict) -> None:
+def _identity(recipe: Recipe, role: str) -> dict:
+    """What a checkpoint depends on: all of the recipe but how long it goes on, and the other model."""
+    own = dataclasses.asdict(recipe)
+    own["models"] = {name: value for name, value in own["models"][role].items() if name != "steps"}
+    return {name: value for name, value in own.items() if name != "save_every"}
+
+
+def _save(path: Path, model: LlamaForCausalLM, optimizers: list, figures: dict, identity: dict) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_suffix(".tmp")
     states = [optimizer.state_dict() for optimizer in optimizers]
-    torch.save({"model": model.state_dict(), "optimizers": states, "figures": figures}, unfinished)
+    checkpoint = {"model": model.state_dict(), "optimizers": states, "figures": figures, "recipe": identity}
+    torch.save(checkpoint, unfinished)
     unfinished.replace(path)  # atomic: a kill leaves the old checkpoint or the new one
 
 
-def _load(path: Path, model: LlamaForCausalLM, optimizers: list) -> dict:
+def _load(path: Path, model: LlamaForCausalLM, optimizers: list, recipe: Recipe, role: str) -> dict:
     checkpoint = torch.load(path, weights_only=True)
+    if checkpoint.get("recipe") != _identity(recipe, role):
+        raise ValueError(f"{path} was trained by another recipe; use another --output, or remove it to begin anew.")
+    done, steps = checkpoint["figures"]["steps"], recipe.models[role].steps
+    if done > steps:
+        raise ValueError(f"--{role}-steps must be at least {done}, the steps of {path}, got {steps}.")
     model.load_state_dict(checkpoint["model"])
     for optimizer, state in zip(optimizers, checkpoint["optimizers"], strict=True):
         optimizer.load_state_dict(state)

@@ -56,6 +56,16 @@ def test_bad_lists_are_refused_in_words(options, words):
     assert words in " ".join(result.output.split())
 
 
+@pytest.mark.parametrize("command", ["evaluate", "frontier"])
+def test_several_processes_need_a_place_to_meet(command, monkeypatch):
+    """Catches processes that each measure their share, print nothing and forget it."""
+    monkeypatch.setattr("hf_diversed.cli.evaluation_options.load_models", None)  # refused before models are loaded
+    options = ["--task", "math", *(["--methods", "ar"] if command == "evaluate" else [])]
+    result = CliRunner().invoke(app, [command, *options], env={"COLUMNS": "100", "WORLD_SIZE": "2", "RANK": "1"})
+    assert result.exit_code == 2, result.output
+    assert "--output must name a file for 2 processes" in " ".join(result.output.split())
+
+
 def pair_options(folder) -> list[str]:
     return ["--target", str(folder / "target"), "--draft", str(folder / "draft"), "--device", "cpu"]
 

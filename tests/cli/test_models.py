@@ -23,6 +23,16 @@ def moves(monkeypatch):
     return found
 
 
+@pytest.mark.parametrize(("rank", "device"), [(None, "cuda:0"), ("3", "cuda:3")])
+def test_processes_of_one_machine_take_a_gpu_each(rank, device, monkeypatch):
+    """Catches a launch over eight GPUs that loads eight pairs onto the first."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    if rank is not None:
+        monkeypatch.setenv("LOCAL_RANK", rank)
+    assert models.best_device() == device
+
+
 def load_pair(device):
     return models.load_pair(None, None, device)
 

@@ -253,6 +253,13 @@ def test_training_is_said():
         f"torch {training['versions']['torch']}",
     ):
         assert words in text
+    assert "evaluation prompts" not in text
+    training["validation"] = {"quality_drop": 0.0075, "quality_drop_error": 0.004, "acceptance_rate": 0.8125}
+    for error, words in ((0.004, "was kept."), (0.006, "was not kept.")):
+        training["validation"]["quality_drop_error"] = error
+        text = render_card(HUB, {}, training, REPO)
+        assert f"drop 0.0075 with a standard error of {error:.4f}, acceptance rate 0.812" in text
+        assert words in text
     training["training"]["acceptance_coef"] = 0.45
     text = render_card(HUB, {}, training, REPO)
     assert "- No constraint: acceptance had the fixed coefficient 0.45." in text

@@ -58,6 +58,11 @@ REFUSED = [
     ("save inside", {"save_steps": 3}, "save_steps must be a positive multiple"),
     ("save by ratio", {"save_steps": 0.5}, "save_steps must be a positive multiple"),
     ("evaluation inside", {"eval_strategy": "steps", "eval_steps": 3}, "eval_steps must be a positive multiple"),
+    (
+        "best of unsaved",
+        {"eval_strategy": "steps", "eval_steps": 2, "save_steps": 4, "load_best_model_at_end": True},
+        "eval_steps must equal save_steps=4 with load_best_model_at_end, got 2",
+    ),
 ]
 
 

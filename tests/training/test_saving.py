@@ -37,6 +37,9 @@ def test_provenance_tells_how_it_came_about(done):
     assert found["rewards"] == ["letters", "zero"]
     assert found["training"]["reward_weights"] == [1.0, 2.0]
     assert found["training"]["num_assistant_tokens"] == 3
+    logged = next(line for line in trainer.state.log_history if line["step"] == 4 and "eval_objective" in line)
+    assert found["validation"]["quality_drop"] == logged["eval_quality_drop"]
+    assert found["validation"].keys() >= {"reward", "acceptance_rate", "quality_drop_error", "objective"}
     assert {"versions", "git_commit", "argv", "world_size", "num_prompts", "acceptance_coef"} <= set(found)
 
 
@@ -65,6 +68,22 @@ def test_resume_names_the_damaged_and_goes_on(done, tmp_path, caplog):
     assert steps == [3, 4, 5, 6]
     assert all(torch.equal(value, expected[name]) for name, value in again.model.state_dict().items())
     assert damage(tmp_path / "checkpoint-6") is None
+
+
+def test_who_resumes_may_tolerate_more(tmp_path):
+    """Catches bounds of the interrupted run that outlive it, unseen beside the new ones in log and provenance, and a
+    running mean that they take along when they go."""
+    first = runs.trainer(tmp_path, acceptance_coef=None, max_quality_drop=0.01, max_steps=4)
+    first.train()
+    again = runs.trainer(tmp_path, acceptance_coef=None, max_quality_drop=0.2, acceptance_coef_max=0.25, max_steps=6)
+    again.train(resume_from_checkpoint=True)
+    assert again.constraint in again.callback_handler.callbacks
+    assert (again.constraint.max_drop, again.constraint.high) == (0.2, 0.25)
+    assert again.constraint.batches[:2] == first.constraint.batches
+    assert len(again.constraint.batches) == 3
+    fixed = runs.trainer(tmp_path, acceptance_coef=0.7, max_steps=8)
+    fixed.train(resume_from_checkpoint=True)
+    assert fixed.constraint.worth == 0.7
 
 
 def test_resume_from_a_named_damaged_one_is_refused(tmp_path):

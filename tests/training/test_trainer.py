@@ -75,6 +75,14 @@ def test_log_has_trl_s_names(done):
         assert min(value for name, value in line.items() if name.startswith("time/")) >= 0
 
 
+def test_last_line_counts_the_last_evaluation(done):
+    """Catches a run that is reported shorter than it was by what follows its last update."""
+    trainer, _ = done
+    last = next(line for line in trainer.state.log_history if "train_runtime" in line)
+    updates = [line for line in trainer.state.log_history if "loss" in line]
+    assert last["time/evaluation"] > updates[-1]["time/evaluation"]
+
+
 def test_log_reaches_callbacks(tmp_path):
     """Catches metrics that stay in the trainer: report_to works through on_log."""
     seen = []
@@ -294,6 +302,22 @@ def test_evaluation_is_reproducible_and_complete(done):
     assert set(one) == {f"eval_{name}" for name in names} | {"epoch"}
     test = trainer.evaluate(runs.rows()[3:5], metric_key_prefix="test")
     assert set(test) == {f"test_{name}" for name in names} | {"epoch"}
+
+
+def test_evaluation_decodes_as_many_rows_together_as_it_is_told(tmp_path, monkeypatch):
+    """Catches a batch size that is accepted and ignored: who lowers it is out of memory."""
+    trainer = runs.trainer(tmp_path, eval_dataset=runs.rows()[:5], per_device_eval_batch_size=2, max_steps=2)
+    seen, inner = [], trainer.sampler._generate
+
+    def generate(inputs, *rest, **options):
+        seen.append(len(inputs["input_ids"]))
+        return inner(inputs, *rest, **options)
+
+    monkeypatch.setattr(trainer.sampler, "_generate", generate)
+    trainer.evaluate()
+    assert seen == [2, 2, 1]
+    trainer.train()
+    assert seen[3:] == [8]
 
 
 def test_luck_does_not_choose(tmp_path, monkeypatch):

@@ -61,6 +61,25 @@ def test_a_run_that_was_made_longer_says_so(tokenizer, tmp_path):
     assert figures["schedules"] == [{"from_step": 0, "steps": 2}, {"from_step": 2, "steps": 3}]
 
 
+@pytest.mark.parametrize(
+    ("recipe", "words"),
+    [
+        (dataclasses.replace(TINY, seed=1), "was trained by another recipe"),
+        (
+            dataclasses.replace(TINY, models={"target": dataclasses.replace(TINY.models["target"], steps=1)}),
+            "--target-steps must be at least 2, the steps of .*, got 1",
+        ),
+    ],
+    ids=["another seed", "too few steps"],
+)
+def test_a_checkpoint_of_another_run_is_refused(tokenizer, tmp_path, recipe, words):
+    """Catches weights of one recipe that are signed with another."""
+    short = dataclasses.replace(TINY, models={"target": dataclasses.replace(TINY.models["target"], steps=2)})
+    train.train_model(short, "target", tokenizer, tmp_path, compiled=False)
+    with pytest.raises(ValueError, match=words):
+        train.train_model(recipe, "target", tokenizer, tmp_path, compiled=False)
+
+
 def test_a_step_sees_the_same_batch_whenever_it_is_run(tokenizer):
     for (_, whole), from_18 in zip(
         [item for item in zip(range(STEPS), batches(TINY, "target", tokenizer, 0)) if item[0] >= 18],
