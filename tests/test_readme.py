@@ -1,10 +1,13 @@
 """The README says what the results say, and what the code is."""
 
+import json
 import re
 from pathlib import Path
 
+import pytest
+
 import hf_diversed
-from tools.render_readme import render
+from tools.render_readme import HEADS, RESULTS, render
 
 
 ROOT = Path(__file__).parent.parent
@@ -18,6 +21,20 @@ def test_figures_are_rendered_from_results():
         section = re.search(f"<!-- begin:{name} -->(.*?)<!-- end:{name} -->", README, re.DOTALL)
         assert section is not None
         assert re.search(r"\d", section.group(1))
+
+
+@pytest.mark.parametrize("head", sorted(HEADS.iterdir()), ids=lambda path: path.name)
+def test_packaged_heads_are_what_their_runs_chose(head):
+    """Catches a head picked by hand, and a log of another run beside it."""
+    made, log = (json.loads(path.read_text()) for path in (head / "provenance.json", _log(head.name)))
+    assert made["step"] == log["best_global_step"]
+    assert made["training"]["max_steps"] == log["global_step"]
+    chosen = next(line for line in log["log_history"] if line["step"] == made["step"] and "eval_objective" in line)
+    assert made["validation"]["objective"] == chosen["eval_objective"] == log["best_metric"]
+
+
+def _log(task: str) -> Path:
+    return RESULTS / "training" / f"{task}.json"
 
 
 def test_every_rule_has_a_line():

@@ -29,7 +29,8 @@ def test_section(tmp_path):
     """Catches figures in other cells, dials above the curve by their point only, and sweeps without the main run."""
     rows = [record("ar", None, 0.9), record("sd", 0.6, 0.89)]
     write(tmp_path, math=rows, summary=[{**row, "task": "summary", "quality": 0.5} for row in rows])
-    write(tmp_path, **{"frontier-math": sweep() + sweep(num_assistant_tokens=3)[:4]})
+    other = record("lenience:0.4", 0.75, 0.55, static_gain=0.05, static_gain_ci=[-0.02, 0.09])
+    write(tmp_path, **{"frontier-math": [*sweep(), other, *sweep(num_assistant_tokens=3)[:4]]})
     write(tmp_path, **{"math-t0": [{**rows[1], "temperature": 0.0, "quality": 0.7}]})
     heads = [("math", "math", 0.8), ("math", "code", 0.2), ("code", "math", 0.3), ("code", "code", 0.6)]
     cells = [record("diversed", 0.7, q, trained_on=a, tested_on=b) for a, b, q in heads]
@@ -38,7 +39,8 @@ def test_section(tmp_path):
     assert "| `ar` | - | 90.0% | - | 50.0% |\n| `sd` | 60.0% | 89.0% | 60.0% | 50.0% |" in text
     assert "![Quality against acceptance on math](results/frontier-math.png)" in text
     assert "1 of 2 dial" in text
-    assert "| 0.7 | 70.0% (68.0% to 71.0%) | 84.0% (79.0% to 87.0%) | 24.0% (20.0% to 30.0%) |" in text
+    assert "| `diversed@0.7` | 70.0% (68.0% to 71.0%) | 84.0% (79.0% to 87.0%) | 24.0% (20.0% to 30.0%) |" in text
+    assert "| `lenience:0.4` | 75.0% (73.0% to 76.0%) | 55.0% (50.0% to 58.0%) | 5.0% (-2.0% to 9.0%) |" in text
     assert (
         "| math | code |\n|---|---|---|\n| `math` | 70.0% / 80.0% | 70.0% / 20.0% |\n| `code` | 70.0% / 30.0%" in text
     )
@@ -62,7 +64,9 @@ def test_studies(tmp_path):
     role = {"tokens": 1234, "mean_weight": 0.25, "mean_tv": 0.5, "accepted_share": 0.75}
     (tmp_path / "roles-math.json").write_text(json.dumps({"roles": {"wording": role}, "n": 500}))
     drafts = [record("ar", None, 0.9, draft="untuned"), record("sd", 0.7, 0.6, draft="distill")]
-    write(tmp_path, **{"drafts-math": drafts})
+    (tmp_path / "drafts-math.json").write_text(
+        json.dumps({"records": drafts, "provenance": {"argv": ["x", "--set", '{"max_steps":8}']}})
+    )
     text = results(tmp_path)
     assert "the others trained with `{}`)" in text
     assert "| `constant` | 65.0% (63.0% to 66.0%) | 70.0%" in text
@@ -71,6 +75,7 @@ def test_studies(tmp_path):
     assert "| `sd` | 60.0%" not in text
     assert "| wording | 0.25 | 0.50 | 75.0% | 1,234 |" in text
     assert "| distill | `sd` | 70.0% (68.0% to 71.0%) | 60.0%" in text
+    assert 'each with a head of its own, trained with `{"max_steps":8}` (' in text
     assert "untuned" not in text
 
 

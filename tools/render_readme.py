@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from hf_diversed.evaluation.formatting import number, percent, with_bounds
+from hf_diversed.hub.card import constraint_kept
 from tools.render_results import RESULTS, results
 
 
@@ -72,7 +73,7 @@ def pair() -> str:
         f"took {minutes:.0f} minutes with {record['threads']} thread(s). "
         f"On {held_out['n']} held-out prompts per task at temperature 1, "
         f"{held_out['num_assistant_tokens']} drafts per round, quality (accuracy, ROUGE-2, pass@1) and acceptance "
-        f"(accepted / drafted). Of the prompts' word 8-grams {repeated} occur in the training text.",
+        f"(accepted / drafted). Of the prompts' and references' word 8-grams {repeated} occur in the training text.",
         "",
         "| method | " + " | ".join(f"{name}: quality | accepted" for name in tasks) + " |",
         "|---|" + "---|" * (2 * len(tasks)),
@@ -119,12 +120,16 @@ def _training(task: str) -> str:
     log = json.loads((RESULTS / "training" / f"{task}.json").read_text())["log_history"]
     source = json.loads((HEADS / task / "provenance.json").read_text())
     times = [line for line in log if "time/rollout" in line][-1]
+    measured, kept = source["validation"], constraint_kept(source)
     spent = {name.removeprefix("time/"): value for name, value in times.items() if name.startswith("time/")}
     shares = ", ".join(f"{name} {value / sum(spent.values()):.0%}" for name, value in spent.items() if name != "save")
     return (
         f"Trained in {sum(spent.values()) / 60:.0f} minutes by {source['world_size']} process(es) of "
-        f"{source['threads']} thread(s) ({shares}); shipped is step {source['step']} "
-        f"of {source['training']['max_steps']}."
+        f"{source['threads']} thread(s) ({shares}). Shipped is step {source['step']} of "
+        f"{source['training']['max_steps']}: on {source['num_eval_prompts']:,} evaluation prompts its drop was "
+        f"{100 * measured['quality_drop']:.1f} points, standard error {100 * measured['quality_drop_error']:.1f}; "
+        f"the bound of {100 * source['training']['max_quality_drop']:.1f} on their sum was "
+        f"{'' if kept else 'not '}kept."
     )
 
 

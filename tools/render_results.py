@@ -14,7 +14,7 @@ from PIL import Image
 from hf_diversed.evaluation import markdown_table
 from hf_diversed.evaluation.curves import read_records, to_curves
 from hf_diversed.evaluation.formatting import percent, with_bounds
-from hf_diversed.evaluation.frontier import DIVERSED, family_of
+from hf_diversed.evaluation.frontier import DIVERSED
 from tools import render_studies
 
 
@@ -111,23 +111,24 @@ def _methods_and_tasks(folder: Path) -> str:
 
 
 def _frontier(folder: Path) -> str:
-    """Picture, and where the dial stands above the static curve."""
+    """Picture, and where the dial, and rules that need no head, stand against the static curve."""
     records, gaps = _read(folder, ["frontier-math.json"])
     if gaps:
         return gaps[0]
     front = _front(records)
     dials = [record for name in front.families if name.split(":")[0] == DIVERSED for record in front.families[name]]
+    others = [record for record in records if record.get("static_gain") is not None and record not in dials]
     above = [record for record in dials if (record.get("static_gain_ci") or (-1.0,))[0] > 0]
     lines = [f"![Quality against acceptance on {front.task}](results/{PICTURE})", ""]
     lines.append(
         f"On {front.task} ({_samples(dials[0] if dials else records[0])} samples), {len(above)} of {len(dials)} dial "
         "settings of DIVERSED lie above the interpolated static curve with their lower 95% bound."
     )
-    if above:
-        lines += ["", "| dial | accepted / drafted | quality | above the static curve |", "|---|---|---|---|"]
-    for record in above:
+    if above or others:
+        lines += ["", "| method | accepted / drafted | quality | above the static curve |", "|---|---|---|---|"]
+    for record in [*above, *others]:
         figures = " | ".join(with_bounds(record, name) for name in ("acceptance_rate", "quality", "static_gain"))
-        lines.append(f"| {family_of(record['method'])[1]:g} | {figures} |")
+        lines.append(f"| `{record['method']}` | {figures} |")
     return "\n".join(lines)
 
 
