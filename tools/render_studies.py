@@ -11,7 +11,7 @@ from hf_diversed.evaluation.formatting import number, percent, with_bounds
 _VARIANT = "python benchmarks/variants.py {} math --samples-per-prompt {} --set "
 COMMANDS = {
     "controls-math.json": _VARIANT.format("controls", 1) + """'{"max_steps":80,"eval_steps":40,"save_steps":40}'""",
-    "features-math.json": _VARIANT.format("features", 1) + """'{"max_steps":80,"eval_steps":40,"save_steps":40}'""",
+    "features-math.json": _VARIANT.format("features", 3) + """'{"max_steps":80,"eval_steps":40,"save_steps":40}'""",
     "starts-math.json": _VARIANT.format("starts", 3)
     + """'{"max_quality_drop":0.01,"max_steps":160,"eval_steps":40,"save_steps":40}'""",
     "roles-math.json": "python benchmarks/weights_by_role.py",
