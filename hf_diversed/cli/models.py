@@ -35,7 +35,8 @@ def load_pair(target: str | None, draft: str | None, device: Device | None = Non
 def best_device() -> str:
     """The accelerator, of several the one that belongs to this process of `accelerate launch` or torchrun."""
     if torch.cuda.is_available():
-        return f"cuda:{os.environ.get('LOCAL_RANK', 0)}"
+        # A launcher may show each process its own GPU alone, whatever its rank.
+        return f"cuda:{int(os.environ.get('LOCAL_RANK', 0)) % torch.cuda.device_count()}"
     return "mps" if torch.backends.mps.is_available() else "cpu"
 
 
