@@ -23,9 +23,7 @@ def moves(monkeypatch):
     return found
 
 
-@pytest.mark.parametrize(
-    ("rank", "visible", "device"), [(None, 8, "cuda:0"), ("3", 8, "cuda:3"), ("3", 1, "cuda:0")]
-)
+@pytest.mark.parametrize(("rank", "visible", "device"), [(None, 8, "cuda:0"), ("3", 8, "cuda:3"), ("3", 1, "cuda:0")])
 def test_processes_of_one_machine_take_a_gpu_each(rank, visible, device, monkeypatch):
     """Catches a launch over eight GPUs that loads eight pairs onto the first, and one that sees its own alone."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
