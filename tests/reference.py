@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from hf_diversed.outputs import DraftOutput, TargetOutput
+from hf_diversed.blocks import DraftOutput, TargetOutput
 from hf_diversed.sampling import draw
 
 

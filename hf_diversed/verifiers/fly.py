@@ -2,7 +2,7 @@
 
 import torch
 
-from hf_diversed.outputs import DraftOutput, TargetOutput, Verdict
+from hf_diversed.blocks import DraftOutput, TargetOutput, Trace, Verdict
 from hf_diversed.verifiers.base import Verifier, check_count, check_range
 from hf_diversed.verifiers.lossless import LosslessVerifier
 
@@ -35,7 +35,7 @@ class FLyVerifier(Verifier):
         window = self.window_size or max(1, min(6, draft.tokens.shape[1] - 1))
         forgivable = unsure & (target.prob(draft.tokens) > 0.0)
         accept_prob, strict_prob = forgiving_acceptance(native.accept_prob, forgivable, draft.active, window)
-        return Verdict(accept_prob, native.replacement, strict_prob=strict_prob)
+        return Verdict(accept_prob, native.replacement, trace=Trace(strict_prob=strict_prob))
 
 
 def forgiving_acceptance(
