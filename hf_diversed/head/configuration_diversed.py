@@ -113,7 +113,9 @@ class DiversedHeadConfig(PreTrainedConfig):
         names = DiversedHeadConfig.__annotations__
         settings = {name: kwargs.pop(name, getattr(type(self), name)) for name in names if name not in sizes}
         if foreign := sorted(kwargs.keys() - _RULES.keys() - _IGNORED):
-            logger.warning("The configuration of a head has no use for %.500s: left out.", ", ".join(map(repr, foreign)))
+            logger.warning(
+                "The configuration of a head has no use for %.500s: left out.", ", ".join(map(repr, foreign))
+            )
         super().__init__(**{name: value for name, value in kwargs.items() if name in _RULES})
         for name, value in (sizes | settings).items():
             setattr(self, name, value)
