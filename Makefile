@@ -17,7 +17,8 @@ test: $(VENV)/.dev
 
 # Twelve kills of a training run, at chosen places and at random moments, and all that can go wrong around one.
 faults: $(VENV)/.dev
-	HF_DIVERSED_KILLS=12 OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/training/test_resume.py tests/training/test_faults.py
+	HF_DIVERSED_KILLS=12 OMP_NUM_THREADS=1 $(BIN)/python -m pytest \
+		tests/training/test_resume.py tests/training/test_faults.py tests/training/test_faults_inputs.py
 
 # A few minutes: the embedded pair, then its shapes at hidden size 1024 at a given acceptance.
 bench: $(VENV)/.base
