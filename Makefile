@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 WORKERS ?= 2
 
-.PHONY: demo space test test-browser bench quality format results clean
+.PHONY: demo space test test-browser families fuzz bench quality format results clean
 
 demo: $(VENV)/.base
 	$(BIN)/hf-diversed demo
@@ -14,6 +14,10 @@ space: $(VENV)/.serve
 
 test: $(VENV)/.dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS)
+
+# Every causal class of transformers, in small, against plain generate; some minutes, then a table.
+families: $(VENV)/.dev
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/families -n $(WORKERS) -m ""
 
 # A few minutes: the embedded pair, then its shapes at hidden size 1024 at a given acceptance.
 bench: $(VENV)/.base
