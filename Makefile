@@ -19,6 +19,10 @@ test: $(VENV)/.dev
 families: $(VENV)/.dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/families -n $(WORKERS) -m ""
 
+# The loop against the naive reference, 2,000 random calls.
+fuzz: $(VENV)/.dev
+	FUZZ_CASES=2000 OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/fuzz -n $(WORKERS)
+
 # A few minutes: the embedded pair, then its shapes at hidden size 1024 at a given acceptance.
 bench: $(VENV)/.base
 	$(BIN)/hf-diversed benchmark --batch-sizes 1,4 --repeats 3 --max-new-tokens 48

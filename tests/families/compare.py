@@ -86,6 +86,9 @@ def prepare(model: PreTrainedModel) -> None:
             elif not (parameter.isfinite().all() and parameter.std() > 0):
                 parameter.normal_()
     sharpen(model)
+    for module in model.modules():
+        if isinstance(module, torch.nn.Embedding):  # positions must be heard
+            module.weight.data /= module.weight.std()
     model.generation_config = GenerationConfig(pad_token_id=PAD, suppress_tokens=[PAD, MARKER])
 
 
