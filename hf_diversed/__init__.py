@@ -7,8 +7,9 @@ Set HF_DIVERSED_NO_HOOK=1 to import without the hook.
 import os
 
 from hf_diversed._version import __version__
+from hf_diversed.generation.attachment import detach
 from hf_diversed.generation.decoding import diversed_decoding
-from hf_diversed.generation.hook import attach, detach, install_hook, uninstall_hook
+from hf_diversed.generation.hook import attach, install_hook, uninstall_hook
 from hf_diversed.generation.recording import RoundStreamer, record_stats
 from hf_diversed.head import DiversedHead, DiversedHeadConfig
 from hf_diversed.outputs import GenerateDiversedOutput, SpeculativeStats

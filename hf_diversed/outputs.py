@@ -127,6 +127,7 @@ class VerifyOutput:
         next_token: long `[B]`, the residual token at the first rejection, or the bonus token behind all drafts.
         num_emitted: long `[B]`: `num_accepted + 1`, or `num_accepted` where the last accepted draft is EOS.
         ended: bool `[B]`, an EOS was emitted.
+        faults: long `[B]`, what is wrong with the numbers that these tokens hang on; 0 for nothing.
         uniforms: float32 `[B, G]`, the coins; None without drafts.
     """
 
@@ -135,11 +136,13 @@ class VerifyOutput:
     next_token: torch.Tensor
     num_emitted: torch.Tensor
     ended: torch.Tensor
+    faults: torch.Tensor
     uniforms: torch.Tensor | None
 
     def to_host(self) -> list[list[int]]:
-        """`num_drafted`, `num_accepted`, `num_emitted` and `ended` as lists of length B, in one transfer."""
-        return torch.stack([self.num_drafted, self.num_accepted, self.num_emitted, self.ended.long()]).tolist()
+        """`num_drafted`, `num_accepted`, `num_emitted`, `ended`, `faults` as lists of length B, in one transfer."""
+        said = (self.num_drafted, self.num_accepted, self.num_emitted, self.ended.long(), self.faults)
+        return torch.stack(said).tolist()
 
 
 @dataclass(frozen=True)

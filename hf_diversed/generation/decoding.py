@@ -9,6 +9,7 @@ from transformers.generation.streamers import BaseStreamer
 from hf_diversed import _compat
 from hf_diversed.generation import checks
 from hf_diversed.generation.drafting import DiversedCandidateGenerator, Drafter
+from hf_diversed.generation.judging import find_faults, refuse_faults
 from hf_diversed.generation.processing import BlockProcessor, RaggedRows, StopTracker
 from hf_diversed.generation.prompt_lookup import PromptLookupDrafter
 from hf_diversed.generation.ragged_model import RaggedModel
@@ -71,7 +72,8 @@ def diversed_decoding(
         model.generate(**inputs, custom_generate=loop)
         ```
     """
-    checks.check_call(model, assistant_model, generation_config, model_kwargs, logits_processor)
+    checks.check_call(model, assistant_model, input_ids, generation_config, model_kwargs, logits_processor)
+    checks.warn_of_no_effect(generation_config, assistant_model)
     verifier = _require(verifier)
     checks.check_streamer(streamer, batch_size=input_ids.shape[0])
     if output_token_records and not generation_config.return_dict_in_generate:
@@ -80,7 +82,8 @@ def diversed_decoding(
     if generation_config.assistant_early_exit is not None:
         draft = _compat.first_layers(model, generation_config.assistant_early_exit)
     _check_rule(verifier, model, draft, generation_config, batch_size=input_ids.shape[0])
-    plan = _plan(input_ids, stopping_criteria, generation_config, num_assistant_tokens, verifier)
+    gamma = _draft_length(generation_config, num_assistant_tokens, verifier, assistant_model)
+    plan = _plan(input_ids, stopping_criteria, generation_config, gamma, verifier)
     rows, stops, processor = plan.rows, plan.stops, BlockProcessor(logits_processor)
     target, drafter = _models(model, draft, verifier, processor, plan, model_kwargs)
     scores, raw_logits = (ScoreCollector(rows.prompt_length) for _ in range(2))
@@ -102,7 +105,8 @@ def diversed_decoding(
         rows.write(outcome.num_accepted, outcome.next_token)
 
         # The one host sync of a round.
-        drafted, accepted, emitted, ended = outcome.to_host()
+        drafted, accepted, emitted, ended, faults = outcome.to_host()
+        refuse_faults([fault for fault, end in zip(faults, rows.ends) if end is None], verifier)
         emitted = [count if end is None else 0 for count, end in zip(emitted, rows.ends)]
         if plan.output_scores:
             scores.add(p.scores, starts, emitted)
@@ -214,19 +218,29 @@ def _check_rule(
     )
 
 
-def _plan(input_ids, criteria, config, num_assistant_tokens, verifier) -> _Plan:
+def _draft_length(
+    config: GenerationConfig, num_assistant_tokens: int | None, verifier: Verifier, draft: PreTrainedModel | None
+) -> int:
+    """gamma: from the call, then from the rule, then from where upstream reads it, the draft's own configuration."""
     looked_up = config.prompt_lookup_num_tokens
-    chosen = (looked_up, num_assistant_tokens, _compat.explicit_draft_length(config), verifier.num_assistant_tokens)
-    gamma = next((count for count in chosen if count is not None), DEFAULT_NUM_ASSISTANT_TOKENS)
     if looked_up is not None and num_assistant_tokens not in (None, looked_up):
         raise ValueError(
             f"prompt_lookup_num_tokens={looked_up} is the draft length, num_assistant_tokens={num_assistant_tokens} "
             "another; pass only the first."
         )
+    of_draft = None if draft is None else _compat.config_entry(draft.generation_config, "num_assistant_tokens")
+    of_call = (looked_up, num_assistant_tokens, _compat.explicit_draft_length(config))
+    chosen = (*of_call, verifier.num_assistant_tokens, of_draft)
+    gamma = next((count for count in chosen if count is not None), DEFAULT_NUM_ASSISTANT_TOKENS)
     if not isinstance(gamma, int) or gamma < 1:
         raise ValueError(f"num_assistant_tokens must be an integer >= 1, got {gamma!r}; 3 to 8 suit most pairs.")
+    return gamma
+
+
+def _plan(input_ids, criteria, config, gamma: int, verifier) -> _Plan:
     # A MaxLengthCriteria of the caller's stands in the list instead of the config's.
     max_length = min(_compat.max_lengths(criteria), default=config.max_length)
+    gamma = min(gamma, max(max_length - input_ids.shape[1] - 1, 1))  # no round has room for more
     rows = RaggedRows(input_ids, max_length + gamma, _compat.eos_ids(criteria), _compat.pad_token_id(config))
     output_logits = bool(config.return_dict_in_generate and config.output_logits)
     return _Plan(
@@ -251,8 +265,8 @@ def _models(model, draft, verifier, processor, plan, model_kwargs) -> tuple[Ragg
     else:
         positions = (prompt_mask.long().cumsum(-1) - 1).clamp_min(0)
     given = model_kwargs.get("position_ids")
-    if given is not None and given.shape == positions.shape:
-        positions = given
+    if given is not None and given.ndim == 2:
+        positions = given.expand_as(positions)
     options = {
         "prompt_mask": prompt_mask,
         "position_ids": positions,
@@ -318,4 +332,6 @@ def _settle(
         on_draft = all_kept & (rows.is_eos(q.tokens) & q.active).any(dim=-1)
     next_token = draw(law, draw_noise(law) if do_sample else None)
     ended = on_draft | rows.is_eos(next_token)
-    return VerifyOutput(num_drafted, num_accepted, next_token, num_accepted + 1 - on_draft.long(), ended, uniforms)
+    faults = find_faults(q, p, verdict, num_accepted)
+    num_emitted = num_accepted + 1 - on_draft.long()
+    return VerifyOutput(num_drafted, num_accepted, next_token, num_emitted, ended, faults, uniforms)

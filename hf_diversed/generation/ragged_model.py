@@ -33,8 +33,8 @@ class RaggedModel:
         keep_hidden: bool,
         max_id: int | None = None,
     ):
-        self.model = model
-        self.device = model.device
+        self.model = _compat.recording_view(model) if keep_hidden else model
+        self.device = _compat.device(model) or position_ids.device
         self._dtype = model.dtype  # both are searched for among all parameters: once is enough
         self.keep_hidden = keep_hidden
         self.num_forwards = 0

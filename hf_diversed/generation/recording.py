@@ -23,14 +23,15 @@ from hf_diversed.theory import expected_accepted
 
 
 _DRAFT, _RESIDUAL, _BONUS = range(len(SOURCES))
-_COLLECTOR: ContextVar[SpeculativeStats | None] = ContextVar("hf_diversed_stats", default=None)
+_COLLECTORS: ContextVar[tuple[SpeculativeStats, ...]] = ContextVar("hf_diversed_stats", default=())
 
 
 @contextmanager
 def record_stats() -> Iterator[SpeculativeStats]:
     """Sum up the statistics of every relaxed `generate` call in the block, for callers that only get a tensor back.
 
-    The collector is bound to the current context: start threads with `contextvars.copy_context().run` to be counted.
+    Blocks may be nested; each counts. They are bound to the current context: start threads with
+    `contextvars.copy_context().run` to be counted.
 
     Example:
         ```python
@@ -40,11 +41,11 @@ def record_stats() -> Iterator[SpeculativeStats]:
         ```
     """
     stats = SpeculativeStats()
-    token = _COLLECTOR.set(stats)
+    token = _COLLECTORS.set((*_COLLECTORS.get(), stats))
     try:
         yield stats
     finally:
-        _COLLECTOR.reset(token)
+        _COLLECTORS.reset(token)
 
 
 @dataclass
@@ -164,9 +165,9 @@ class RoundLog:
         streamer.put_round(merge_records(latest, [end], latest[0].starts[0]), stats)
 
     def stats(self, ends: list[int], target_forwards: int, draft_forwards: int) -> SpeculativeStats:
-        """Totals with `per_row`; also added to the running `record_stats` block, if there is one."""
+        """Totals with `per_row`; also added to every `record_stats` block that this call runs in."""
         total = sum_up(self.rounds, ends, target_forwards, draft_forwards)
-        if (collector := _COLLECTOR.get()) is not None:
+        for collector in _COLLECTORS.get():
             collector.add(total)
         return total
 

@@ -80,7 +80,8 @@ class LawVerifier(Verifier):
         v = self.law(draft, target)
         rows = torch.arange(v.shape[0], device=v.device)
         if not draft.sampled:
-            accepted = (v.argmax(-1) == draft.tokens).float()
+            mass, best = v.max(dim=-1)
+            accepted = keep_best(best, draft.tokens, mass)
             return Verdict(accepted, lambda positions: v[rows, positions], law=lambda: v)
         chosen = v.gather(-1, draft.tokens[..., None]).squeeze(-1)
         accept_prob = torch.clamp(chosen / draft.prob(draft.tokens).clamp_min(torch.finfo(v.dtype).tiny), max=1.0)
@@ -108,6 +109,15 @@ class CompositeVerifier(Verifier):
     def check(self, context: DecodingContext) -> None:
         for part in self._parts:
             part.check(context)
+
+
+def keep_best(best: torch.Tensor, tokens: torch.Tensor, mass: torch.Tensor) -> torch.Tensor:
+    """Greedy acceptance, float32 `[B, G]`: 1 where a token is the best one, else 0; nan where the law is none.
+
+    Args:
+        best, tokens: long `[B, G]`. mass: float32 `[B, G]`, what the law gives to its best token.
+    """
+    return torch.where(mass.isfinite(), (best == tokens).float(), float("nan"))
 
 
 def target_residual(draft: DraftOutput, target: TargetOutput) -> Callable[[torch.Tensor], torch.Tensor]:

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from hf_diversed.outputs import DecodingContext, DraftOutput, TargetOutput, Verdict
 from hf_diversed.sampling import acceptance, total_variation
-from hf_diversed.verifiers.base import Verifier, check_range, target_residual
+from hf_diversed.verifiers.base import Verifier, check_range, keep_best, target_residual
 
 
 Values = float | list[float] | torch.Tensor
@@ -89,14 +89,15 @@ class MixtureVerifier(Verifier):
             return verdict(accept_prob, target_residual(draft, target))
         v = law()
         # The ends follow the scores: softmax can round two different scores to one probability.
-        best = torch.where(weight == 1.0, target.scores[:, :-1].argmax(-1), v.argmax(-1))
+        mass, best = v.max(dim=-1)
+        best = torch.where(weight == 1.0, target.scores[:, :-1].argmax(-1), best)
         best = torch.where(weight == 0.0, draft.tokens, best)
         rows = torch.arange(v.shape[0], device=v.device)
 
         def one_hot_best(positions: torch.Tensor) -> torch.Tensor:
             return torch.zeros_like(v[:, 0]).scatter_(-1, best[rows, positions, None], 1.0)
 
-        return verdict((best == draft.tokens).float(), one_hot_best)
+        return verdict(keep_best(best, draft.tokens, mass), one_hot_best)
 
     def _limit(
         self, said: Weights, draft: DraftOutput, target: TargetOutput, state: torch.Tensor | None

@@ -137,7 +137,7 @@ def test_logits_after_rollback_are_fresh_logits(pair):
         wrong = torch.randint(4, tiny.VOCAB_SIZE, (4, width + 1), generator=generator)
         model(wrong, at, starts, keep=1)
         columns = at[:, None] + torch.arange(width)
-        with output_embedding_inputs(target) as seen:
+        with output_embedding_inputs(model.model) as seen:
             block, hidden = model(ids[rows, columns], at, starts, keep=width)
         assert torch.equal(hidden, seen[0][:, -width:])
         logits[rows, columns] = block
