@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, seed, settings
 
-from hf_diversed import SpeculativeStats
+from hf_diversed import FLyVerifier, SpeculativeStats
 from hf_diversed._compat import WARPERS
 from hf_diversed.generation import decoding, drafting
 from tests.fuzz.strategies import Case, cases, pair
@@ -77,6 +77,13 @@ def test_loop_equals_naive_reference(piece: int):
     """Catches what no table of cases foresees: two settings that are right by themselves and wrong together."""
     options = settings(max_examples=PER_PIECE, deadline=None, database=None, suppress_health_check=list(HealthCheck))
     seed(piece)(options(given(cases())(check)))()
+
+
+def test_fly_counts_its_window_in_each_row():
+    """Catches a window that follows the longest draft of the batch instead of the row's own."""
+    rule, prompts = FLyVerifier(0.0, None, 1), ((0,), (0,), (1,))
+    sampled = {"do_sample": True, "temperature": 0.8, "top_k": 0, "top_p": 1.0}
+    check(Case(rule, (rule,) * 3, 5, 0.05, prompts, 3, 8, (), 1, sampled, seed=0))
 
 
 def check(case: Case) -> None:
