@@ -81,16 +81,21 @@ class DraftOutput(BlockOutput):
             length, or behind its first drafted EOS, are none, nor are those that another rule decides. Rules that
             judge every position by itself may ignore it.
         lengths: long `[B]`, how many ids each row has so far; None where all have as many as there are columns.
+        num_drafted: long `[B]`, each row's drafts that count, whichever rule decides them; as `active` says unless
+            given.
     """
 
     tokens: torch.Tensor = field(kw_only=True)
     sampled: bool = field(kw_only=True)
     active: torch.Tensor = field(kw_only=True, default=None)  # type: ignore[assignment]
     lengths: torch.Tensor | None = field(kw_only=True, default=None)
+    num_drafted: torch.Tensor = field(kw_only=True, default=None)  # type: ignore[assignment]
 
     def __post_init__(self) -> None:
         if self.active is None:
             self.active = torch.ones_like(self.tokens, dtype=torch.bool)
+        if self.num_drafted is None:
+            self.num_drafted = self.active.sum(dim=-1)
 
 
 @dataclass(eq=False)

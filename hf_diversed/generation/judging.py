@@ -46,7 +46,7 @@ def judge(
         num_accepted, on_draft = num_drafted, torch.zeros_like(num_drafted, dtype=torch.bool)
         law = own_law(num_accepted)
     else:
-        verdict, num_drafted = memory.ask(verifier, input_ids, draft, target), draft.active.sum(dim=-1)
+        verdict, num_drafted = memory.ask(verifier, input_ids, draft, target), draft.num_drafted
         uniforms = torch.full_like(verdict.accept_prob, 0.5) if coins.uniforms is None else coins.uniforms
         num_accepted = count_accepted(verdict.accept_prob, uniforms, num_drafted)
         all_kept = num_accepted >= num_drafted

@@ -138,7 +138,7 @@ def _compare(verifier, batch, temperature: float, warped: bool, recorder: Record
             max_new_tokens=NEW_TOKENS,
             gamma=GAMMA,
             eos_id=EOS,
-            process=lambda scores: warpers(None, scores),
+            process=warpers,
             randomness=recorder.of_row(row) if temperature else None,
         )
         new = naive[0, prompt.shape[1] :]
