@@ -81,7 +81,7 @@ def test_block_reports_what_its_rule_reports():
     assert (verdict.trace.weight == 0.4).all()
     assert (verdict.trace.strict_prob <= verdict.accept_prob + ROUNDING).float().mean() > 0.8
     lossless = BlockVerifier()(draft.tokens, draft, target)
-    assert torch.equal(lossless.strict_prob, lossless.accept_prob)
+    assert torch.equal(lossless.trace.strict_prob, lossless.accept_prob)
 
 
 def naive_fly(own: list[bool], forgivable: list[bool], window: int) -> int:
