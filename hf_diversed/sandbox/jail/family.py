@@ -4,6 +4,10 @@ The limit on address space is each process's own, so 32 children of one program 
 launcher adds up, every 20 ms. Between two looks a program can exceed the limit by what the machine's cores can fill in
 that time (some 40 MB each). What no process maps is not counted: the scratch directory (64 MiB at most) and buffers of
 pipes. The filter refuses what would hold memory without a mapping (memfd, System V segments and queues).
+
+Why no cgroup, which would count exactly: a group that one may create and limit is the exception (containers mount the
+tree read-only, a login session's own group takes no new controllers, older machines keep memory in version 1), so this
+sum has to be there anyway, and has to hold.
 """
 
 import os
@@ -53,12 +57,15 @@ class Family:
 
     def held_bytes(self, processes: list[str], limit: int) -> int:
         """What these hold, in memory and swap. Shared pages count once, where it matters for the limit."""
-        held = [self._kilobytes(f"{process}/status", "VmRSS", "VmSwap") or 0 for process in processes]
-        if 1024 * sum(held) > limit:
-            # A proportional share costs the kernel a walk over the pages.
-            shares = [self._kilobytes(f"{process}/smaps_rollup", "Pss", "SwapPss") for process in processes]
-            held = [whole if share is None else share for whole, share in zip(held, shares)]
-        return 1024 * sum(held)
+        held = sum(self._plainly_held(process) for process in processes)
+        if 1024 * held > limit:
+            # A proportional share costs the kernel a walk over the pages. Whoever shows none may just have ended.
+            shares = ((process, self._kilobytes(f"{process}/smaps_rollup", "Pss", "SwapPss")) for process in processes)
+            held = sum(self._plainly_held(process) if share is None else share for process, share in shares)
+        return 1024 * held
+
+    def _plainly_held(self, process: str) -> int:
+        return self._kilobytes(f"{process}/status", "VmRSS", "VmSwap") or 0
 
     def _threads(self, pid: str) -> list[str]:
         try:
