@@ -66,7 +66,7 @@ def test_code_rewards_run_a_batch_at_once(monkeypatch: pytest.MonkeyPatch):
     """Catches a sandbox per sample, and HumanEval without the signature that TRL passes as `prompts` only."""
     calls = []
 
-    def run_programs(programs, *, unsafe):
+    def run_programs(programs, tests, *, unsafe):
         calls.append(list(programs))
         return [type("Result", (), {"passed": "return 2" in program})() for program in programs]
 
@@ -95,7 +95,7 @@ def test_loads_tasks_functions_and_paths(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert load_reward(len) is len
     with pytest.raises(ValueError, match="--allow-code-execution"):
         load_reward("task:code")(completions=["x"], answer=["assert x"])
-    monkeypatch.setattr(execution, "run_programs", lambda programs, unsafe: [type("R", (), {"passed": unsafe})])
+    monkeypatch.setattr(execution, "run_programs", lambda programs, tests, unsafe: [type("R", (), {"passed": unsafe})])
     flags = {"allow_code_execution": True, "unsafe_code_execution": True}
     assert load_reward("task:code", **flags)(completions=["x"], answer=["assert x"]) == [1.0]
     sys.modules.pop("my_rewards", None)
