@@ -246,7 +246,7 @@ def test_phases_charge_each_rule_for_its_own():
     torch.testing.assert_close(verdict.state[:, :, 0], expected)
     assert (verdict.trace.weight[:, 2] == 0.5).all()
     later = rule(torch.cat([begun, tokens, tokens[:, :1]], dim=1), drafts, target, verdict.state[:, 3])
-    assert (later.weight == 0.5).all()
+    assert (later.trace.weight == 0.5).all()
     torch.testing.assert_close(later.state[:, -1, 0], expected[:, -1])
 
 
@@ -259,7 +259,7 @@ def test_phases_report_what_is_defined():
     assert (verdict.trace.weight[0] >= 0.2).all()
     assert verdict.trace.weight[1].isnan().all()
     assert verdict.trace.tv.isfinite().all()
-    assert PhaseVerifier(TypicalAcceptanceVerifier(), begin=1, end=2)(ids, draft, target).weight is None
+    assert PhaseVerifier(TypicalAcceptanceVerifier(), begin=1, end=2)(ids, draft, target).trace.weight is None
 
 
 def test_phase_over_couplings():

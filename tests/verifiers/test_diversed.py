@@ -38,7 +38,7 @@ def head_for(**settings) -> DiversedHead:
 
 def weights(verifier: DiversedVerifier, rows: int = 4, **block) -> torch.Tensor:
     draft, target = make_block("random", rows=rows, **block)
-    return verifier(draft.tokens, draft, target).weight
+    return verifier(draft.tokens, draft, target).trace.weight
 
 
 @search
@@ -107,13 +107,13 @@ def test_weights_read_their_own_position():
     """Catches an off-by-one: w belongs to the states that produced its position's laws, the bonus state to none."""
     draft, target = make_block("random")
     verifier = DiversedVerifier(random_head("mlp", "both"))
-    before = verifier(draft.tokens, draft, target).weight
+    before = verifier(draft.tokens, draft, target).trace.weight
     for name, block, count in (("target", target, GAMMA + 1), ("draft", draft, GAMMA)):
         for position in range(count):
             hidden = block.hidden.clone()
             hidden[:, position, 0] += 3.0
             changed = {"draft": draft, "target": target, name: replace(block, hidden=hidden)}
-            after = verifier(draft.tokens, **changed).weight
+            after = verifier(draft.tokens, **changed).trace.weight
             assert torch.equal((after != before).any(0), torch.arange(GAMMA) == position), (name, position)
 
 
@@ -123,8 +123,8 @@ def test_distribution_head_needs_no_hidden_states():
     verifier = DiversedVerifier(random_head(features="distribution"))
     assert not verifier.needs_hidden_states
     assert DiversedVerifier(random_head()).needs_hidden_states
-    seen = verifier(draft.tokens, draft, target).weight
-    unseen = verifier(draft.tokens, replace(draft, hidden=None), replace(target, hidden=None)).weight
+    seen = verifier(draft.tokens, draft, target).trace.weight
+    unseen = verifier(draft.tokens, replace(draft, hidden=None), replace(target, hidden=None)).trace.weight
     assert torch.equal(seen, unseen)
     verifier.check(replace(CONTEXT, target_hidden_size=99, draft_hidden_size=99))
 
