@@ -1,6 +1,6 @@
 """Does something once a module has been imported, and never imports it for that. Standard library only.
 
-`import hf_diversed` has business with transformers, whose import takes seconds; who only asks for `--help` pays nothing.
+`import hf_diversed` has business with transformers, whose import takes seconds: who only asks for help shall not wait.
 """
 
 import importlib
@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from importlib.abc import MetaPathFinder
 from types import ModuleType
+from typing import Any
 
 
 _CALLBACKS: dict[str, Callable[[ModuleType], None]] = {}
@@ -24,7 +25,7 @@ class _Watcher(MetaPathFinder):
         specs = (finder.find_spec(name, path, target) for finder in behind if hasattr(finder, "find_spec"))
         spec = next((spec for spec in specs if spec is not None), None)
         if spec is not None and spec.loader is not None:
-            spec.loader.exec_module = _and_call_back(name, spec.loader.exec_module)
+            spec.loader.exec_module = _and_call_back(name, spec.loader.exec_module)  # type: ignore[method-assign]
         return spec
 
 
@@ -49,7 +50,7 @@ def unwatch(name: str) -> None:
         sys.meta_path.remove(_WATCHER)
 
 
-def _and_call_back(name: str, execute: Callable[[ModuleType], None]) -> Callable[[ModuleType], None]:
+def _and_call_back(name: str, execute: Callable[[ModuleType], None]) -> Any:
     def exec_module(module: ModuleType) -> None:
         execute(module)
         callback = _CALLBACKS.get(name)  # it may be gone by now
