@@ -1,8 +1,8 @@
 """Relaxed speculative decoding for Hugging Face `generate()`.
 
-`import hf_diversed` teaches `model.generate` the arguments `diversed_head=` and `verifier=`, and does nothing else: it does
-not even import torch and transformers, which come with the first name that needs them. Whichever is imported first,
-`generate` of every model knows the arguments. Set HF_DIVERSED_NO_HOOK=1 to import without the hook.
+`import hf_diversed` teaches `model.generate` the arguments `diversed_head=` and `verifier=`, and does nothing else. It
+loads neither torch nor transformers: they come with the first name that needs them, and `generate` of every model
+knows the arguments, whichever is imported first. Set HF_DIVERSED_NO_HOOK=1 to import without the hook.
 """
 
 import os

@@ -6,7 +6,8 @@ import pytest
 from typer.testing import CliRunner
 
 from hf_diversed.cli import app
-from hf_diversed.cli.train import TrainArguments, load_rows
+from hf_diversed.cli.train import load_rows
+from hf_diversed.cli.train_options import TrainArguments
 from hf_diversed.evaluation.decoding import Decoder
 from hf_diversed.tasks import get_task
 from hf_diversed.training.rollout import Sampler, SamplingSettings
@@ -59,7 +60,7 @@ def test_bad_lists_are_refused_in_words(options, words):
 @pytest.mark.parametrize("command", ["evaluate", "frontier"])
 def test_several_processes_need_a_place_to_meet(command, monkeypatch):
     """Catches processes that each measure their share, print nothing and forget it."""
-    monkeypatch.setattr("hf_diversed.cli.evaluation_options.load_models", None)  # refused before models are loaded
+    monkeypatch.setattr("hf_diversed.cli.preparing.load_models", None)  # refused before models are loaded
     options = ["--task", "math", *(["--methods", "ar"] if command == "evaluate" else [])]
     result = CliRunner().invoke(app, [command, *options], env={"COLUMNS": "100", "WORLD_SIZE": "2", "RANK": "1"})
     assert result.exit_code == 2, result.output
@@ -78,8 +79,8 @@ def test_prompts_are_those_of_training(command, from_file, chat, shots, folder, 
     """Catches a head that is measured on other prompts than it was trained on: other shots, plain text for a chat, a
     second BOS, and stop strings where training had none."""
     calls = []
-    entry = "evaluate.sweep" if command == "evaluate" else "frontier.run"
-    monkeypatch.setattr(f"hf_diversed.cli.{entry}", lambda *args, **_: calls.append(args) or [])
+    entry = "sweep" if command == "evaluate" else "frontier.frontier"
+    monkeypatch.setattr(f"hf_diversed.evaluation.{entry}", lambda *args, **_: calls.append(args) or [])
     data = None
     options = ["--task", "math", "--num-examples", "4", "--seed", "7", "--split", "train", "--shots", str(shots)]
     if from_file:
@@ -96,7 +97,7 @@ def test_prompts_are_those_of_training(command, from_file, chat, shots, folder, 
     decoder = Decoder(pair, task, settings)
     found = decoder.encode([task.prompt(example) for example in examples])
 
-    arguments = TrainArguments("math", data_file=data, num_prompts=4, shots=shots, chat=chat)
+    arguments = TrainArguments("math", data_file=data, num_examples=4, shots=shots, chat=chat)
     rows, _ = load_rows(arguments, get_task("math"), 7, held_out=False)
     sampler = Sampler(pair.target, pair.draft, pair.tokenizer, SamplingSettings(batch_size=1))
     expected = {

@@ -5,7 +5,7 @@ import torch
 from transformers import LlamaForCausalLM
 
 from hf_diversed import DiversedHead
-from hf_diversed.cli import benchmark, evaluation_options, models
+from hf_diversed.cli import benchmark, models, preparing
 from hf_diversed.cli.train import train
 from hf_diversed.cli.tune_draft import tune
 
@@ -20,6 +20,7 @@ def moves(monkeypatch):
         return module
 
     monkeypatch.setattr(torch.nn.Module, "to", to)
+    monkeypatch.setattr(models, "check_device", lambda device: None)
     return found
 
 
@@ -39,11 +40,11 @@ def load_pair(device):
 
 
 def load_models(device):
-    return evaluation_options.load_models(None, None, None, device, "math")
+    return preparing.load_models(None, None, None, device, "math")
 
 
 def trained_pair(device):
-    return benchmark._trained_pair(None, None, device, 1, 0)
+    return benchmark._trained_pair(None, None, device, None, 1, 0)
 
 
 @pytest.mark.parametrize("load", [load_pair, load_models, trained_pair])
@@ -70,9 +71,9 @@ def test_training_has_the_embedded_pair_on_its_own_device(command, builder, move
 
     monkeypatch.setattr(f"hf_diversed.cli.{builder}", build)
     monkeypatch.setattr("transformers.TrainingArguments.device", torch.device("cuda:1"))
-    options = ["--num_prompts", "4", "--output_dir", str(tmp_path)]
+    options = ["--num-examples", "4", "--output_dir", str(tmp_path)]
     with pytest.raises(Built):
-        command(["--task", "math", *options, *(["--num_eval_prompts", "4"] if command is train else [])])
+        command(["--task", "math", *options, *(["--num-eval-examples", "4"] if command is train else [])])
     assert [where for kind, where in moves if kind is LlamaForCausalLM] == ["cuda:1"] * 2
 
 
