@@ -62,7 +62,7 @@ def _usage(name: str) -> str:
     if any(item.kind is item.KEYWORD_ONLY and item.default is item.empty for item in parameters):
         return f"it takes what text cannot say: build {VERIFIERS[name].__name__} in Python and pass the instance"
     words = (f":{item.name}" if item.default is item.empty else f"[:{item.name}]" for item in parameters)
-    return f"it reads {name}{''.join(words)}"
+    return f"it reads {name}{''.join(words)}; or pass an instance"
 
 
 def _number_or_text(value: str) -> float | str:
