@@ -8,6 +8,7 @@ import inspect
 import re
 from pathlib import Path
 
+import torch
 from torch import nn
 from transformers import GenerationConfig, PreTrainedModel
 from transformers.distributed.fsdp import is_fsdp_managed_module
@@ -63,7 +64,9 @@ def text_config(model: PreTrainedModel):
 
 
 def num_layers(model: PreTrainedModel) -> int:
-    return text_config(model).num_hidden_layers
+    """Layers of the decoder; where a config describes an encoder as well, `num_hidden_layers` may be the encoder's."""
+    config = text_config(model)
+    return getattr(config, "decoder_layers", None) or config.num_hidden_layers
 
 
 def max_positions(model: PreTrainedModel) -> int | None:
@@ -102,12 +105,49 @@ def is_stateful(model: PreTrainedModel) -> bool:
     return bool(getattr(base_model(model), "_is_stateful", False))
 
 
+def takes_position_ids(model: PreTrainedModel) -> bool:
+    """Whether positions can be given row by row; the others (Bart's kin) count them from the cache, alike for all."""
+    return "position_ids" in _forward_parameters(model)
+
+
+def counts_from_last_key(model: PreTrainedModel) -> bool:
+    """Local attention that places every query at the end of the keys, wherever its row stands."""
+    config = text_config(model)
+    return config.model_type == "gpt_neo" and "local" in config.attention_layers
+
+
+def recomputes_activations(model: PreTrainedModel) -> bool:
+    """Gradient checkpointing in training mode, under which the layers drop the cache."""
+    return any(m.training and getattr(m, "gradient_checkpointing", False) for m in base_model(model).modules())
+
+
+def reads_token_types(model: PreTrainedModel) -> bool:
+    """Whether token types of all zeros differ from none: where they are looked up among the tokens (GPT-2's kin)."""
+    if "token_type_ids" not in _forward_parameters(model):
+        return False
+    return not (is_multimodal(model) or hasattr(text_config(model), "type_vocab_size"))
+
+
+def device(model: PreTrainedModel) -> torch.device | None:
+    """Where the model takes its inputs; None for a model without weights, which lie on "meta" and cannot run.
+
+    An offloaded model is on "meta" as well; accelerate's hooks bring each layer to where it is executed.
+    """
+    if model.device.type != "meta":
+        return model.device
+    hooks = [vars(module)["_hf_hook"] for module in base_model(model).modules() if "_hf_hook" in vars(module)]
+    each = [single for hook in hooks for single in getattr(hook, "hooks", [hook])]
+    places = (getattr(hook, "execution_device", None) for hook in each)
+    return next((torch.device(place) for place in places if place is not None), None)
+
+
 def attention_implementation(model: PreTrainedModel) -> str:
     return text_config(model)._attn_implementation
 
 
 def base_model(model: PreTrainedModel) -> PreTrainedModel:
-    """The transformers model inside a PEFT wrapper, or the model itself."""
+    """The transformers model inside a wrapper of torch.compile or PEFT, or the model itself."""
+    model = getattr(model, "_orig_mod", model)
     return model if isinstance(model, PreTrainedModel) else getattr(model, "get_base_model", lambda: model)()
 
 
@@ -137,18 +177,22 @@ def known_ids(model: PreTrainedModel) -> int:
     return model.get_input_embeddings().weight.shape[0]
 
 
+def _forward_parameters(model: PreTrainedModel):
+    """By the class: what is bound to an instance from outside takes anything and hands it on."""
+    return inspect.signature(type(base_model(model)).forward).parameters
+
+
 def is_multimodal(model: PreTrainedModel) -> bool:
     return text_config(model) is not model.config
 
 
 def supports_logits_to_keep(model: PreTrainedModel) -> bool:
-    return "logits_to_keep" in inspect.signature(base_model(model).forward).parameters
+    return "logits_to_keep" in _forward_parameters(model)
 
 
 def forward_inputs(model: PreTrainedModel) -> set[str]:
     """What the model's forward takes besides ids and generation settings: masks, positions, pixels, audio."""
-    named = set(inspect.signature(base_model(model).forward).parameters)
-    return named - {"self", "input_ids", "kwargs", *vars(GenerationConfig())}
+    return set(_forward_parameters(model)) - {"self", "input_ids", "kwargs", *vars(GenerationConfig())}
 
 
 def first_layers(model: PreTrainedModel, count: int) -> PreTrainedModel:
@@ -179,13 +223,24 @@ def first_layers(model: PreTrainedModel, count: int) -> PreTrainedModel:
     return view
 
 
-def _view(module: nn.Module, stack: nn.Module, count: int):
+def _view(module: nn.Module, stack: nn.Module | None = None, count: int | None = None):
     """The module tree again over the same parameters and buffers, with the first `count` layers of `stack`."""
     twin = copy.copy(module)
     children = list(module._modules.items())[: count if module is stack else None]
     twin._modules = {name: child and _view(child, stack, count) for name, child in children}
     twin._forward_hooks, twin._forward_pre_hooks = module._forward_hooks.copy(), module._forward_pre_hooks.copy()
     return twin
+
+
+def recording_view(model: PreTrainedModel) -> PreTrainedModel:
+    """A view of a model to ask for hidden states: the hooks that upstream installs to record them stay on the view.
+
+    On the model they would outlive the call, and cannot be pickled. Where the forward is bound to the model from
+    outside (torch.compile, accelerate), a view of it would run the model all the same, so it is used as it is.
+    """
+    if any("forward" in vars(module) for module in model.modules()):
+        return model
+    return _view(model)
 
 
 def is_sharded(model: PreTrainedModel) -> bool:
@@ -257,7 +312,12 @@ def config_entry(config: GenerationConfig | None, name: str):
     return vars(config).get(name) if config is not None else None
 
 
+def silent_default(name: str):
+    """What upstream fills in for an entry of a generation config that nobody chose."""
+    return GenerationConfig._get_default_generation_params()[name]
+
+
 def explicit_draft_length(config: GenerationConfig) -> int | None:
-    """`num_assistant_tokens` if somebody set it; upstream fills in a default of its own that nobody chose."""
-    silent = GenerationConfig._get_default_generation_params()["num_assistant_tokens"]
-    return None if config.num_assistant_tokens == silent else config.num_assistant_tokens
+    """`num_assistant_tokens` if somebody set it, in a config that `generate` has prepared."""
+    length = config.num_assistant_tokens
+    return None if length == silent_default("num_assistant_tokens") else length

@@ -1,11 +1,16 @@
 """A naive speculative decoder to compare the fast path with: one row, no cache, no batching, full forwards only."""
 
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 import torch
 
-from hf_diversed.outputs import DraftOutput, TargetOutput
+from hf_diversed.blocks import DraftOutput, TargetOutput, Verdict
+from hf_diversed.outputs import SpeculativeStats
 from hf_diversed.sampling import draw
+
+
+Process = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 @dataclass
@@ -13,6 +18,35 @@ class Randomness:
     """The random numbers of one row by round: noise of each draft, coins, noise of the next token."""
 
     rounds: list[tuple[list[torch.Tensor], torch.Tensor | None, torch.Tensor]]
+
+
+@dataclass
+class Lookup:
+    """Stands in for a draft model: what followed the first earlier place of the row's last words.
+
+    `bans` maps ids `[1, L]` to the tokens that may not follow, bool `[V]`.
+    """
+
+    vocab_size: int
+    num_tokens: int
+    max_ngram_size: int
+    bans: Callable[[torch.Tensor], torch.Tensor]
+
+    def find(self, ids: torch.Tensor, room: int, eos_ids: Collection[int]) -> list[int]:
+        """At most `room` tokens, up to the first EOS or ban; none where the last words stand nowhere else."""
+        text, allowed = ids[0].tolist(), []
+        for token in self._continuation(text)[:room]:
+            if token in eos_ids or self.bans(torch.tensor([text + allowed]))[token]:
+                break
+            allowed.append(token)
+        return allowed
+
+    def _continuation(self, text: list[int]) -> list[int]:
+        for size in range(min(self.max_ngram_size, len(text) - 1), 0, -1):
+            for start in range(len(text) - size):
+                if text[start : start + size] == text[-size:]:
+                    return text[start + size : start + size + self.num_tokens]
+        return []
 
 
 @torch.no_grad()
@@ -23,45 +57,90 @@ def naive_decoding(
     input_ids,
     max_new_tokens,
     gamma,
-    eos_id=None,
-    process=lambda scores: scores,
+    eos_id: int | Collection[int] | None = None,
+    process: Process = lambda ids, scores: scores,
     randomness: Randomness | None = None,
+    stats: SpeculativeStats | None = None,
 ):
     """Relaxed decoding of one unpadded row (long `[1, S]`); returns long `[1, S + T]`.
 
-    Greedy without `randomness`. Models give `.logits` and `.hidden_states`, or both as a pair; `process` maps scores
-    `[N, V]`.
+    Greedy without `randomness`. Models give `.logits` and `.hidden_states`, or both as a pair; `draft` may be a
+    `Lookup`. `process` maps ids `[1, L]` and the scores `[1, V]` that follow them. Counts into `stats`.
     """
+    eos_ids = eos_id if isinstance(eos_id, Collection) else () if eos_id is None else (eos_id,)
     ids, limit, state, number = input_ids, input_ids.shape[1] + max_new_tokens, None, 0
     sampled = randomness is not None
     while ids.shape[1] < limit:
         noises, coins, last_noise = randomness.rounds[number] if sampled else ([], None, None)
-        block, steps, number = ids, [], number + 1
-        for step in range(min(gamma, limit - ids.shape[1] - 1)):
-            raw, hidden = _read(draft, block)
-            scores = process(raw[0, -1:])
-            steps.append((scores[None], hidden[:, -1:], raw[:, -1:]))
-            law = torch.softmax(scores, -1) if sampled else scores
-            block = torch.cat([block, draw(law, noises[step] if sampled else None)[:, None]], dim=1)
-            if block[0, -1] == eos_id:
-                break
-        count, kept = len(steps), 0
+        room, number = min(gamma, limit - ids.shape[1] - 1), number + 1
+        if isinstance(draft, Lookup):
+            block, q = _look_up(draft, ids, draft.find(ids, room, eos_ids), sampled)
+        else:
+            block, q = _draft(draft, ids, room, eos_ids, process, noises if sampled else None)
+        count, kept = block.shape[1] - ids.shape[1], 0
         raw, hidden = (values[:, -count - 1 :] for values in _read(target, block))
-        p = TargetOutput(process(raw[0])[None], hidden, raw)
+        scores = [process(block[:, : ids.shape[1] + k], raw[0, k : k + 1]) for k in range(count + 1)]
+        p, verdict = TargetOutput(torch.stack(scores, dim=1), hidden, raw), None
         if count:
-            scores, hidden, raw = (torch.cat(parts, dim=1) for parts in zip(*steps))
-            q = DraftOutput(scores, hidden, raw, tokens=block[:, -count:], sampled=sampled)
             verdict = verifier(ids, q, p, state)
             while kept < count and (coins[0, kept] if sampled else 0.5) < verdict.accept_prob[0, kept]:
                 kept += 1
             state = None if verdict.state is None else verdict.state[:, kept]
         here = torch.tensor([kept])
         law = verdict.replacement(here) if kept < count else (p.probs(here) if sampled else p.at(here))
-        ids = torch.cat([block[:, : ids.shape[1] + kept], draw(law, last_noise)[:, None]], dim=1)
-        new = ids[0, input_ids.shape[1] :].tolist()
-        if eos_id in new:
-            return ids[:, : input_ids.shape[1] + new.index(eos_id) + 1]
+        ended = 0 < kept == count and int(block[0, -1]) in eos_ids
+        ids = block[:, : ids.shape[1] + kept]
+        if not ended:
+            ids = torch.cat([ids, draw(law, last_noise)[:, None]], dim=1)
+        if stats is not None:
+            stats.add(_round_stats(verdict, count, kept, emitted=kept + (not ended)))
+        if ended or int(ids[0, -1]) in eos_ids:
+            return ids
     return ids
+
+
+def _draft(model, ids, room, eos_ids, process, noises) -> tuple[torch.Tensor, DraftOutput | None]:
+    """Draft token by token, up to an EOS; greedy where there are no noises."""
+    block, steps = ids, []
+    for step in range(room):
+        raw, hidden = _read(model, block)
+        scores = process(block, raw[0, -1:])
+        steps.append((scores[None], hidden[:, -1:], raw[:, -1:]))
+        token = draw(scores, None) if noises is None else draw(torch.softmax(scores, -1), noises[step])
+        block = torch.cat([block, token[:, None]], dim=1)
+        if int(token) in eos_ids:
+            break
+    if not steps:
+        return block, None
+    scores, hidden, raw = (torch.cat(parts, dim=1) for parts in zip(*steps))
+    return block, DraftOutput(scores, hidden, raw, tokens=block[:, ids.shape[1] :], sampled=noises is not None)
+
+
+def _look_up(lookup: Lookup, ids, found: list[int], sampled: bool) -> tuple[torch.Tensor, DraftOutput | None]:
+    """One-hot laws of the tokens that were found."""
+    if not found:
+        return ids, None
+    tokens = torch.tensor([found])
+    scores = torch.full((1, len(found), lookup.vocab_size), -torch.inf).scatter(-1, tokens[..., None], 0.0)
+    return torch.cat([ids, tokens], dim=1), DraftOutput(scores, raw_logits=scores, tokens=tokens, sampled=sampled)
+
+
+def _round_stats(verdict: Verdict | None, count: int, kept: int, emitted: int) -> SpeculativeStats:
+    """The counters of one round; means run over the drafts that were judged: the kept ones and the refused one."""
+    judged = kept + (kept < count)
+    stats = SpeculativeStats(1, count, kept, judged - kept, emitted, accepted_per_position=[1] * kept)
+    if verdict is None:
+        return stats
+    stats.expected_accepted_sum = float(verdict.accept_prob[0, :count].cumprod(-1).sum())
+    nothing = [float("nan")] * judged
+    weights = nothing if verdict.trace.weight is None else verdict.trace.weight[0, :judged].tolist()
+    tvs = nothing if verdict.trace.tv is None else verdict.trace.tv[0, :judged].tolist()
+    biases = [(1.0 - weight) * tv for weight, tv in zip(weights, tvs)]
+    for name, values in (("weight", weights), ("tv", tvs), ("bias", biases)):
+        known = [value for value in values if value == value]
+        setattr(stats, f"{name}_sum", sum(known))
+        setattr(stats, f"{name}_count", len(known))
+    return stats
 
 
 def _read(model, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

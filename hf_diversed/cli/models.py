@@ -89,7 +89,7 @@ def check_together(target: str, draft: str, tokenizer) -> None:
     models = [without_weights(name) for name in (target, draft)]
     try:
         for model, role in zip(models, ("target", "draft")):
-            checks.check_model(model, role)
+            checks.check_architecture(model, role)
         checks.check_vocabularies(*models)
     except ValueError as error:
         raise ValueError(f"--target {target} --draft {draft}: {error}") from error

@@ -65,7 +65,7 @@ def card(
     head, records = _read(folder, evaluation, license, tags)
     path = output or folder / CARD
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(publication(head, records, repo)[CARD])
+    path.write_bytes(publication(head, records, repo, folder=str(folder))[CARD])
     console.print(Text(str(path)), soft_wrap=True)
 
 

@@ -3,25 +3,28 @@
 import torch
 from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel
 from transformers.generation.streamers import BaseStreamer
+from transformers.utils import logging
 
 from hf_diversed import _compat
 
 
+logger = logging.get_logger(__name__)
 _TEXT_INPUTS = {"attention_mask", "position_ids", "use_cache", "logits_to_keep"}
 # Embeddings of one tokenizer are padded to round sizes; two tokenizers differ by more than this, or by more than 1%.
 _LARGEST_PADDING = 512
-# Multimodal processors send these along with plain text; all zeros says "text only".
-_TEXT_MARKERS = {"token_type_ids", "mm_token_type_ids"}
+# Tokenizers and multimodal processors send these along with plain text; all zeros says "text only".
+TEXT_MARKERS = {"token_type_ids", "mm_token_type_ids"}
 
 
 def check_call(
     model: PreTrainedModel,
     draft: PreTrainedModel | None,
+    input_ids: torch.Tensor,
     config: GenerationConfig,
     model_kwargs: dict,
     processors: LogitsProcessorList,
 ) -> None:
-    """Everything below that can be said once `generate` has prepared a call. Raises ValueError.
+    """Everything below that can be said once `generate` has prepared a call. Raises ValueError or TypeError.
 
     `draft` is the assistant model; None where drafts come from the text or from the target itself.
     """
@@ -29,14 +32,22 @@ def check_call(
     check_config(config)
     check_drafts(model, draft, config)
     check_inputs(model, model_kwargs)
+    check_shapes(input_ids, model_kwargs)
     check_processors(processors)
+    check_rows(model, "target", len(input_ids))
     if draft is not None:
         check_model(draft, "draft")
+        check_rows(draft, "draft", len(input_ids))
         check_vocabularies(model, draft)
 
 
-def check_model(model: PreTrainedModel, role: str) -> None:
+def check_architecture(model: PreTrainedModel, role: str) -> None:
     """Refuse models whose cache cannot be rolled back row by row. `role` is "target" or "draft"."""
+    if not isinstance(_compat.base_model(model), PreTrainedModel):
+        raise TypeError(
+            f"the {role} must be a model of transformers (or a PEFT model around one), got {type(model).__name__}; "
+            "load it with AutoModelForCausalLM.from_pretrained."
+        )
     name = type(_compat.base_model(model)).__name__
     if model.config.is_encoder_decoder:
         raise ValueError(
@@ -57,6 +68,19 @@ def check_model(model: PreTrainedModel, role: str) -> None:
             f"the {role} {name} runs attn_implementation={implementation!r}, which takes no 4D mask; "
             'load it with attn_implementation="sdpa" (or "eager").'
         )
+
+
+def check_model(model: PreTrainedModel, role: str) -> None:
+    """`check_architecture`, and refuse models that stand in a state that cannot decode."""
+    check_architecture(model, role)
+    name = type(_compat.base_model(model)).__name__
+    if _compat.device(model) is None:
+        raise ValueError(f"the {role} {name} has no weights (its device is meta); load it with from_pretrained.")
+    if _compat.recomputes_activations(model):
+        raise ValueError(
+            f"the {role} {name} is in training mode with gradient checkpointing, which drops the cache; call "
+            "model.eval() or model.gradient_checkpointing_disable() first."
+        )
     adapter = _compat.prompt_learning_adapter(model)
     if adapter is not None:
         raise ValueError(
@@ -65,6 +89,40 @@ def check_model(model: PreTrainedModel, role: str) -> None:
         )
     if _compat.is_sharded(model):
         raise ValueError(f"the {role} {name} is sharded over processes (ZeRO-3 or FSDP); gather it first.")
+
+
+def check_rows(model: PreTrainedModel, role: str, batch_size: int) -> None:
+    """Refuse several rows for models that cannot be told where each of them stands."""
+    if batch_size == 1:
+        return
+    name, reason = type(_compat.base_model(model)).__name__, None
+    if not _compat.takes_position_ids(model):
+        reason = "takes no position_ids and counts positions from the cache"
+    elif _compat.counts_from_last_key(model):
+        reason = "has local attention that counts its window from the end of the cache"
+    if reason is not None:
+        raise ValueError(
+            f"the {role} {name} {reason}, which is wrong for rows of different lengths: batch size must be 1, got "
+            f"{batch_size}; decode the prompts one by one."
+        )
+
+
+def check_shapes(input_ids: torch.Tensor, model_kwargs: dict) -> None:
+    """Refuse masks and positions that do not fit the prompts, and prompts without rows."""
+    expected = tuple(input_ids.shape)
+    if input_ids.ndim != 2 or 0 in expected:
+        raise ValueError(f"input_ids must be [batch, length] with at least one row and one id, got {list(expected)}.")
+    for name in ("attention_mask", "position_ids"):
+        value = model_kwargs.get(name)
+        if value is None or tuple(value.shape) == expected:
+            continue
+        # `generate` makes positions of one row for all, or one plane per axis for models that see pictures.
+        if name == "position_ids" and value.shape[-1] == expected[-1] and (value.ndim == 3 or len(value) == 1):
+            continue
+        raise ValueError(
+            f"{name} must have the shape of input_ids, {list(expected)}, got {list(value.shape)}; pass what the "
+            "tokenizer returned beside the ids."
+        )
 
 
 def check_config(config: GenerationConfig) -> None:
@@ -111,7 +169,7 @@ def check_drafts(model: PreTrainedModel, draft: PreTrainedModel | None, config: 
         )
     if len(sources) > 1:
         raise ValueError(f"{' and '.join(sources)} are two sources of drafts; pass only one.")
-    for name in (*named, "max_matching_ngram_size"):
+    for name in (*named, "max_matching_ngram_size", "prefill_chunk_size"):
         value = getattr(config, name)
         if value is not None and (not isinstance(value, int) or value < 1):
             raise ValueError(f"{name} must be an integer >= 1, got {value!r}.")
@@ -145,7 +203,7 @@ def check_inputs(model: PreTrainedModel, model_kwargs: dict) -> None:
     for name, value in model_kwargs.items():
         if value is None or name in _TEXT_INPUTS or name == "past_key_values":
             continue
-        if name in _TEXT_MARKERS and _compat.is_multimodal(model) and not bool(torch.as_tensor(value).any()):
+        if name in TEXT_MARKERS and not _compat.reads_token_types(model) and not torch.as_tensor(value).any():
             continue
         if name == "mm_encoder_outputs" and all(output is None for output in value.values()):
             continue
@@ -171,9 +229,27 @@ def check_vocabularies(model: PreTrainedModel, draft: PreTrainedModel) -> None:
         )
 
 
-def check_streamer(streamer: BaseStreamer | None, batch_size: int) -> None:
+def check_watching(streamer: BaseStreamer | None, records: bool, config: GenerationConfig, batch_size: int) -> None:
+    """Refuse streams of several rows, and records that nobody gets."""
     if streamer is not None and batch_size > 1:
         raise ValueError(f"streamers take batch size 1, got {batch_size}: rows advance at their own pace.")
+    if records and not config.return_dict_in_generate:
+        raise ValueError("output_token_records=True needs return_dict_in_generate=True to return them.")
+
+
+def warn_of_no_effect(config: GenerationConfig, draft: PreTrainedModel | None) -> None:
+    """Say once which settings of upstream's drafting do nothing here, where the call or the draft names them."""
+    named = [config] if draft is None else [config, draft.generation_config]
+    schedules = {_compat.config_entry(each, "num_assistant_tokens_schedule") for each in named}
+    thresholds = {_compat.config_entry(each, "assistant_confidence_threshold") for each in named}
+    idle = {
+        "num_assistant_tokens_schedule": schedules - {None, "constant"},
+        "assistant_confidence_threshold": thresholds
+        - {None, 0.0, _compat.silent_default("assistant_confidence_threshold")},
+    }
+    for name, values in idle.items():
+        for value in values:
+            logger.warning_once(f"{name}={value!r} has no effect with a verifier: every round drafts the same length.")
 
 
 def check_tokenizers(tokenizer, assistant_tokenizer) -> None:

@@ -4,8 +4,6 @@ import copy
 import functools
 import inspect
 import os
-import weakref
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,41 +11,16 @@ from transformers import GenerationConfig, PreTrainedModel, StoppingCriteriaList
 
 from hf_diversed import _compat
 from hf_diversed.generation import checks
+from hf_diversed.generation.attachment import Attached, Attachment, attached_to, keep_beside
 from hf_diversed.generation.decoding import diversed_decoding
-from hf_diversed.generation.patching import Options, install_hook
+from hf_diversed.generation.options import Options
+from hf_diversed.generation.patching import install_hook, stock_signature
 from hf_diversed.head import DiversedHead, load_head
 from hf_diversed.verifiers import DiversedVerifier, Verifier, build_verifier
 
 
 _DRAFT_MODES = ("prompt_lookup_num_tokens", "assistant_early_exit")
 DIALS = ("quality", "max_bias", "bias_budget")  # of DiversedVerifier; `generate` knows them as diversed_quality ...
-
-
-@dataclass
-class Attachment:
-    """A draft and a rule kept beside a model; as a context manager, on exit gives back what was attached before."""
-
-    model_ref: "weakref.ref[PreTrainedModel]"
-    assistant_model: PreTrainedModel
-    options: Options
-    num_assistant_tokens: int | None
-    previous: "Attachment | None"
-    entered: bool = False
-
-    def __enter__(self) -> "Attachment":
-        self.entered = True
-        return self
-
-    def __exit__(self, *exc_info) -> None:
-        model = self.model_ref()
-        if model is None or _ATTACHED.get(model) is not self:
-            return
-        detach(model)
-        if self.previous is not None:
-            _ATTACHED[model] = self.previous
-
-
-_ATTACHED: "weakref.WeakKeyDictionary[torch.nn.Module, Attachment]" = weakref.WeakKeyDictionary()
 
 
 def attach(
@@ -63,6 +36,8 @@ def attach(
 ) -> Attachment:
     """Make every later `model.generate(...)` decode with this draft and rule, for callers that cannot pass them.
 
+    As a context manager it holds for the thread or task that entered, until the block ends; threads started inside
+    see it if they run in `contextvars.copy_context()`. Called without `with` it holds in every thread, until `detach`.
     Nothing is stored on the model: `state_dict`, `save_pretrained`, `deepcopy` and pickle do not change. What a call
     names, by keyword or in its generation config, wins over what is attached.
 
@@ -80,22 +55,12 @@ def attach(
     if verifier is not None:
         resolve_verifier(None, verifier, **{dial: getattr(options, f"diversed_{dial}") for dial in DIALS})
     install_hook()
-    inner = _compat.base_model(model)
-    previous = _ATTACHED.get(inner)
-    if previous is not None and not previous.entered:
-        previous.previous = None  # replaced for good: who attaches again and again must not keep every draft
-    _ATTACHED[inner] = Attachment(weakref.ref(inner), assistant_model, options, num_assistant_tokens, previous)
-    return _ATTACHED[inner]
-
-
-def detach(model: PreTrainedModel) -> None:
-    """Undo `attach`; does nothing if nothing is attached."""
-    _ATTACHED.pop(_compat.base_model(model), None)
+    return keep_beside(_compat.base_model(model), Attached(assistant_model, options, num_assistant_tokens))
 
 
 def dispatch(original, model: PreTrainedModel, args: tuple, kwargs: dict[str, Any]):
     """One call of the hooked `generate`: relaxed decoding where it or an attachment names a rule, else upstream's."""
-    attachment = _ATTACHED.get(model)
+    attachment = attached_to(model)
     options = Options.pop_from(kwargs)
     if attachment is None and not options.names_a_rule():
         if isinstance(kwargs.get("custom_generate"), str):  # a script of the Hub may bring the rule
@@ -113,9 +78,12 @@ def _refuse_options_without_a_rule(options: Options) -> None:
         )
 
 
-def _generate_relaxed(original, model: PreTrainedModel, attachment: Attachment | None, options: Options, args, kwargs):
+def _generate_relaxed(original, model: PreTrainedModel, attachment: Attached | None, options: Options, args, kwargs):
     """Bind draft, rule and streamer into the loop and let upstream prepare everything else."""
-    arguments = inspect.signature(original).bind(model, *args, **kwargs).arguments
+    signature = inspect.signature(original)
+    if "assistant_model" not in signature.parameters:  # a wrapper of somebody's that takes anything
+        signature = stock_signature()
+    arguments = signature.bind(model, *args, **kwargs).arguments
     extra = arguments.pop("kwargs", {})
     call = _Call(model, arguments, extra, attachment)
     draft = call.draft()
@@ -134,7 +102,7 @@ def _generate_relaxed(original, model: PreTrainedModel, attachment: Attachment |
     )
     call.take_over_stop_strings()
     arguments["custom_generate"] = loop
-    return original(**call.arguments, **extra)
+    return original(arguments.pop("self"), **arguments, **extra)
 
 
 class _Call:
@@ -144,7 +112,7 @@ class _Call:
     """
 
     def __init__(
-        self, model: PreTrainedModel, arguments: dict[str, Any], extra: dict[str, Any], attachment: Attachment | None
+        self, model: PreTrainedModel, arguments: dict[str, Any], extra: dict[str, Any], attachment: Attached | None
     ):
         self.model, self.arguments, self.extra, self.attachment = model, arguments, extra, attachment
 
@@ -156,6 +124,10 @@ class _Call:
     def setting(self, name: str):
         """The same, or what the model's own generation config says."""
         return _first(self.named(name), _compat.config_entry(self.model.generation_config, name))
+
+    def prompts(self) -> torch.Tensor | None:
+        """The ids as they were passed; None where upstream makes up a first token."""
+        return _first(self.arguments.get("inputs"), self.extra.get("input_ids"))
 
     def drafts_alone(self) -> bool:
         """Whether the call itself asks for drafts from its own text or its own layers."""
@@ -205,7 +177,12 @@ class _Call:
             raise ValueError("token_healing rewrites the prompt behind the draft's back; heal the prompt beforehand.")
         checks.check_cache_implementation(self.setting("cache_implementation"))
         inputs = _compat.forward_inputs(self.model)
-        checks.check_inputs(self.model, {name: value for name, value in self.extra.items() if name in inputs})
+        named = inputs | checks.TEXT_MARKERS
+        checks.check_inputs(self.model, {name: value for name, value in self.extra.items() if name in named})
+        if (prompts := self.prompts()) is not None:
+            checks.check_shapes(prompts, self.extra)
+        for name in checks.TEXT_MARKERS - inputs:  # all zeros; upstream would refuse the argument
+            self.extra.pop(name, None)
 
     def take_over_stop_strings(self) -> None:
         """Turn stop strings into a criterion here: upstream loses the tokenizer on the way to a custom loop."""

@@ -6,49 +6,19 @@ stands in `hook.py`, which the first call loads.
 
 import functools
 import inspect
-import os
 import sys
 import threading
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
 
 from hf_diversed._after_import import unwatch, watch
+from hf_diversed.generation.options import Options
 
 
-if TYPE_CHECKING:
-    import torch
-
-    from hf_diversed.head import DiversedHead
-    from hf_diversed.verifiers import Verifier
-
-
-@dataclass
-class Options:
-    """The arguments that the hook adds to `generate`."""
-
-    diversed_head: "DiversedHead | str | os.PathLike | None" = None
-    verifier: "Verifier | str | None" = None
-    diversed_quality: "float | list[float] | torch.Tensor | None" = None
-    diversed_max_bias: "float | list[float] | torch.Tensor | None" = None
-    diversed_bias_budget: "float | list[float] | torch.Tensor | None" = None
-    output_token_records: bool | None = None
-
-    @classmethod
-    def pop_from(cls, kwargs: dict) -> "Options":
-        return cls(**{name: kwargs.pop(name, None) for name in OPTION_NAMES})
-
-    def names_a_rule(self) -> bool:
-        return self.diversed_head is not None or self.verifier is not None
-
-    def given(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if value is not None}
-
-
-OPTION_NAMES = tuple(item.name for item in fields(Options))
 _UPSTREAM = "transformers.generation.utils"
 _HOOK = "_hf_diversed_hook"
 _LOCK = threading.Lock()
+_STOCK: list[inspect.Signature] = []  # of `generate` as it was when it was first seen
 
 
 def install_hook() -> None:
@@ -76,9 +46,16 @@ def uninstall_hook() -> None:
     unwatch(_UPSTREAM)
 
 
+def stock_signature() -> inspect.Signature:
+    """Of upstream's `generate`, also where a wrapper that takes anything hides it."""
+    return _STOCK[0]
+
+
 def _wrap(upstream: ModuleType) -> None:
     with _LOCK:
         original = upstream.GenerationMixin.generate
+        if not _STOCK:
+            _STOCK.append(inspect.signature(original))
         if any(_HOOK in vars(layer) and vars(layer)[_HOOK] is layer for layer in _layers(original)):
             return
 

@@ -2,7 +2,7 @@
 
 import torch
 
-from hf_diversed.outputs import DraftOutput, TargetOutput, Verdict
+from hf_diversed.blocks import DraftOutput, TargetOutput, Verdict
 from hf_diversed.sampling import acceptance, residual
 from hf_diversed.verifiers.base import Verifier, check_range
 from hf_diversed.verifiers.lossless import greedy_verdict
@@ -20,7 +20,7 @@ class CactusVerifier(Verifier):
     """
 
     def __init__(self, delta: float):
-        self.delta = check_range("delta", delta, 0.0, float("inf"), "0 is lossless; 0.1 to 1 are usual.")
+        self.delta = check_range("delta", delta, 0.0, 1e3, "0 is lossless; 0.1 to 1 are usual.")
 
     def __call__(
         self, input_ids: torch.Tensor, draft: DraftOutput, target: TargetOutput, state: torch.Tensor | None = None

@@ -2,7 +2,7 @@
 
 import torch
 
-from hf_diversed.outputs import DraftOutput, TargetOutput
+from hf_diversed.blocks import DraftOutput, TargetOutput
 from hf_diversed.verifiers.base import LawVerifier, check_range, one_hot_best
 
 
@@ -22,7 +22,7 @@ class ContrastiveVerifier(LawVerifier):
     needs_draft_confidence = True
 
     def __init__(self, beta: float = 0.5, alpha: float = 0.1):
-        self.beta = check_range("beta", beta, 0.0, float("inf"), "0 leaves the target alone; 0.1 to 1 are usual.")
+        self.beta = check_range("beta", beta, 0.0, 1e3, "0 leaves the target alone; 0.1 to 1 are usual.")
         self.alpha = check_range("alpha", alpha, 0.0, 1.0, "0 lets every token take part; 0.1 is usual.")
 
     def law(self, draft: DraftOutput, target: TargetOutput) -> torch.Tensor:

@@ -1,6 +1,7 @@
 """What relaxed decoding does not serve is refused by name, with advice, and before any module has run."""
 
 import contextlib
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -93,6 +94,36 @@ def attending(name):
     model = tiny.tiny_model("llama", seed=5)
     model.config._attn_implementation = name
     return model
+
+
+BART = {"d_model": 16, "decoder_attention_heads": 2, "decoder_ffn_dim": 16, "is_decoder": True, "encoder_layers": 1}
+
+
+def bart():
+    config = tf.BartConfig(vocab_size=tiny.VOCAB_SIZE, decoder_layers=2, is_encoder_decoder=False, **BART)
+    return tf.BartForCausalLM(config).eval()
+
+
+def gpt_neo():
+    sizes = {"hidden_size": 16, "num_layers": 2, "num_heads": 2, "window_size": 4}
+    kinds = [[["global", "local"], 1]]
+    return tf.GPTNeoForCausalLM(tf.GPTNeoConfig(vocab_size=tiny.VOCAB_SIZE, attention_types=kinds, **sizes)).eval()
+
+
+def recomputing():
+    model = tiny.tiny_model("llama", seed=5).train()
+    with warnings.catch_warnings():  # the name that all versions know is deprecated
+        warnings.simplefilter("ignore", FutureWarning)
+        model.gradient_checkpointing_enable()
+    return model
+
+
+def without_weights():
+    return tiny.tiny_model("llama", seed=5).to("meta")
+
+
+def types_of_tokens(count):
+    return torch.full((2, 6), count)
 
 
 class GreedyOnly(LosslessVerifier):
@@ -192,6 +223,12 @@ ROWS = [
         for name in ("flash_attention_2", "flex_attention", "paged|sdpa")
         for row in as_target_and_draft(name, partial(attending, name), name, 'attn_implementation="sdpa"')
     ),
+    *as_target_and_draft("Bart's decoder", bart, "BartForCausalLM", "position_ids", "batch size must be 1, got 2"),
+    *as_target_and_draft("GPT-Neo", gpt_neo, "GPTNeoForCausalLM", "window", "batch size must be 1, got 2"),
+    *as_target_and_draft("recomputing", recomputing, "gradient checkpointing", "model.eval()"),
+    *as_target_and_draft("weightless", without_weights, "meta", "from_pretrained"),
+    Row("draft by name", generate(assistant_model="org/draft"), ["draft", "str", "from_pretrained"], TypeError),
+    Row("draft of torch", generate(assistant_model=torch.nn.Linear(2, 2)), ["draft", "Linear"], TypeError),
     Row("ZeRO-3", generate(), ["target", "sharded", "ZeRO-3", "gather"], patch=("is_deepspeed_zero3_enabled", True)),
     Row("FSDP", generate(), ["target", "sharded", "FSDP", "gather"], patch=("is_fsdp_managed_module", True)),
     # modes
@@ -309,6 +346,29 @@ ROWS = [
         lambda: BENCH.generate(BENCH.multimodal, token_type_ids=torch.eye(2, 6).long()),
         ["'token_type_ids'", "text only", "Drop it"],
     ),
+    *(
+        Row(
+            f"mask {shape}",
+            generate(attention_mask=torch.ones(shape, dtype=torch.long)),
+            ["attention_mask", "[2, 6]", f"got {shape}", "tokenizer"],
+        )
+        for shape in ([2, 4], [3, 6], [1, 6], [2, 9])
+    ),
+    Row(
+        "positions of another length",
+        generate(position_ids=torch.arange(4).expand(2, -1)),
+        ["position_ids", "[2, 6]", "got [2, 4]"],
+    ),
+    Row(
+        "no rows", generate(input_ids=torch.ones(0, 6).long(), attention_mask=MISSING), ["at least one row", "[0, 6]"]
+    ),
+    Row("types of tokens", generate(token_type_ids=types_of_tokens(1)), ["'token_type_ids'", "Drop it"]),
+    Row(
+        "types of tokens that are looked up",
+        lambda: BENCH.generate(tiny.tiny_model("gpt2"), token_type_ids=types_of_tokens(0)),
+        ["'token_type_ids'", "Drop it"],
+    ),
+    Row("no chunk", generate(prefill_chunk_size=0), ["prefill_chunk_size", ">= 1", "got 0"]),
     Row(
         "two tokenizers",
         generate(tokenizer=Words("a", "b"), assistant_tokenizer=Words("b", "a")),

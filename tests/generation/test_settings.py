@@ -5,6 +5,7 @@ import torch
 from transformers import GenerationConfig
 
 import hf_diversed
+from hf_diversed.generation import checks
 from tests.tiny import EOS, PAD, SAMPLED, VOCAB_SIZE, ragged_batch, tiny_head
 
 
@@ -102,3 +103,53 @@ def test_prefix_functions_only_see_text_that_could_be(pair):
             top_k=0,
         )
     assert (out == EOS).any()
+
+
+@pytest.mark.parametrize(("head_says", "expected"), [(None, 2), (3, 3)])
+def test_a_drafts_own_length_comes_after_the_heads(pair, head_says, expected, monkeypatch):
+    """Catches the place where upstream reads the draft length, ignored without a word."""
+    target, draft = pair
+    monkeypatch.setattr(draft.generation_config, "num_assistant_tokens", 2, raising=False)
+    call = {"max_new_tokens": 24, "do_sample": False, "diversed_quality": 0.0, "return_dict_in_generate": True}
+    head = tiny_head(num_assistant_tokens=head_says)
+    out = target.generate(**ragged_batch(1), assistant_model=draft, diversed_head=head, **call)
+    assert len(out.stats.accepted_per_position) == expected
+    assert draft.generation_config.num_assistant_tokens == 2
+
+
+def test_settings_of_upstreams_drafting_say_that_they_do_nothing(pair, caplog, monkeypatch):
+    """Catches a schedule or a confidence threshold that is taken and dropped, by keyword or in the draft's config."""
+    target, draft = pair
+    said = []
+    monkeypatch.setattr(checks.logger, "warning_once", said.append)
+    call = {**ragged_batch(), "assistant_model": draft, "verifier": "lossless", "max_new_tokens": 4}
+    target.generate(**call)
+    target.generate(**call, num_assistant_tokens_schedule="constant")
+    assert said == []
+    target.generate(**call, num_assistant_tokens_schedule="heuristic", assistant_confidence_threshold=0.7)
+    assert ["num_assistant_tokens_schedule='heuristic'" in said[0], "confidence_threshold=0.7" in said[1]] == [
+        True
+    ] * 2
+    monkeypatch.setattr(draft.generation_config, "assistant_confidence_threshold", 0.6, raising=False)
+    target.generate(**call)
+    assert "assistant_confidence_threshold=0.6" in said[2]
+
+
+@pytest.mark.parametrize("drafts", ["assistant_model", "prompt_lookup_num_tokens"])
+def test_draft_lengths_beyond_the_room_cost_nothing(pair, drafts):
+    """Catches a head's config that names a billion drafts and has the ids' buffer allocated for them."""
+    target, draft = pair
+    length = 10**9
+    given = {"num_assistant_tokens": length, drafts: draft}
+    if drafts != "assistant_model":
+        given = {drafts: length}
+    call = {**ragged_batch(), "max_new_tokens": 6, "do_sample": False}
+    assert torch.equal(target.generate(**call, **given, verifier="lossless"), target.generate(**call))
+
+
+def test_token_types_of_plain_text_are_dropped(pair):
+    """Catches tokenizers that return `token_type_ids` for every model: all zeros say nothing."""
+    target, draft = pair
+    call = {**ragged_batch(), "assistant_model": draft, "verifier": "lossless", "max_new_tokens": 6}
+    zeros = torch.zeros_like(call["input_ids"])
+    assert torch.equal(target.generate(**call, token_type_ids=zeros), target.generate(**call))

@@ -1,0 +1,89 @@
+"""Drafts and rules kept beside models, for callers that only call `generate(**json)`: what holds where, how long."""
+
+import threading
+import weakref
+from contextvars import ContextVar
+from dataclasses import dataclass
+
+import torch
+from transformers import PreTrainedModel
+
+from hf_diversed import _compat
+from hf_diversed.generation.options import Options
+
+
+@dataclass(frozen=True, eq=False)
+class Attached:
+    """What `attach` keeps beside a model."""
+
+    assistant_model: PreTrainedModel
+    options: Options
+    num_assistant_tokens: int | None
+
+
+class Attachment:
+    """What `attach` returns. Entered as a context manager, it holds for the block instead of for every thread."""
+
+    def __init__(self, model: torch.nn.Module, attached: Attached):
+        self._model_ref, self._attached = weakref.ref(model), attached
+
+    def __enter__(self) -> "Attachment":
+        model = self._model_ref()
+        with _LOCK:
+            entries = [] if model is None else _STANDING.get(model, [])
+            entries[:] = [entry for entry in entries if entry.attached is not self._attached]
+        _ENTERED.set((*_ENTERED.get(), (self._model_ref, self._attached)))
+        return self
+
+    def __exit__(self, *exc_info) -> None:
+        _ENTERED.set(tuple(entered for entered in _ENTERED.get() if entered[1] is not self._attached))
+
+
+@dataclass(frozen=True)
+class _Standing:
+    """What holds in every thread. Once its handle is gone nobody can enter it: what it replaced never comes back."""
+
+    attached: Attached
+    handle: "weakref.ref[Attachment]"
+
+
+# Blocks that were entered, innermost last: every thread and task has a context of its own and sees only its own.
+_ENTERED: ContextVar[tuple[tuple[weakref.ref, Attached], ...]] = ContextVar("hf_diversed_attached", default=())
+_STANDING: "weakref.WeakKeyDictionary[torch.nn.Module, list[_Standing]]" = weakref.WeakKeyDictionary()  # newest last
+_LOCK = threading.Lock()
+
+
+def keep_beside(model: torch.nn.Module, attached: Attached) -> Attachment:
+    """Let `attached` hold for a model in every thread, until something else does or its handle is entered."""
+    handle = Attachment(model, attached)
+    with _LOCK:
+        entries = _STANDING.setdefault(model, [])
+        _forget_replaced(entries)
+        entries.append(_Standing(attached, weakref.ref(handle)))
+    return handle
+
+
+def attached_to(model: torch.nn.Module) -> Attached | None:
+    """What holds for a model here: the innermost block's, else what holds in every thread."""
+    for model_ref, attached in reversed(_ENTERED.get()):
+        if model_ref() is model:
+            return attached
+    if not _STANDING.get(model):
+        return None
+    with _LOCK:
+        entries = _STANDING.get(model, [])
+        _forget_replaced(entries)
+        return entries[-1].attached if entries else None
+
+
+def _forget_replaced(entries: list[_Standing]) -> None:
+    settled = [index for index, entry in enumerate(entries) if entry.handle() is None]
+    del entries[: settled[-1] if settled else 0]
+
+
+def detach(model: PreTrainedModel) -> None:
+    """Undo `attach`, in every thread and in the blocks that this one is in; does nothing if nothing is attached."""
+    inner = _compat.base_model(model)
+    with _LOCK:
+        _STANDING.pop(inner, None)
+    _ENTERED.set(tuple(entered for entered in _ENTERED.get() if entered[0]() is not inner))

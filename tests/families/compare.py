@@ -1,0 +1,187 @@
+"""Lossless greedy decoding of a small model against plain `generate`: row by row, in a batch, and left-padded."""
+
+import traceback
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from transformers import GenerationConfig, PreTrainedModel
+
+import hf_diversed
+from hf_diversed import LosslessVerifier, SpeculativeStats
+from tests.families.shrink import MARKER
+from tests.tiny import PAD, VOCAB_SIZE, ragged_batch, sharpen, tiny_draft
+
+
+ROWS, PROMPT, NEW, GAMMA = 5, 9, 24, 4  # 33 tokens in all: four times the sliding windows
+NOISES = (0.06, 0.15, 0.02, 0.4)  # of the draft, until it is neither always right nor always wrong
+KINDS = ("equal", "refused", "upstream", "wrong")  # from good to bad
+_PACKAGE = str(Path(hf_diversed.__file__).parent)
+
+
+@dataclass
+class Outcome:
+    """What became of one layout.
+
+    Attributes:
+        kind: of `KINDS`. Refused is by name and before a forward; upstream is where plain `generate` fails by itself.
+        unjudged: rows that plain `generate` decodes in two ways, alone and in a batch, and ours in a third.
+    """
+
+    kind: str
+    detail: str = ""
+    unjudged: list[int] = field(default_factory=list)
+
+
+@dataclass
+class Family:
+    """What became of a model: `alone` a row by itself, `batch` several of one length, `padded` of many lengths."""
+
+    alone: Outcome
+    batch: Outcome
+    padded: Outcome
+    acceptance: float = 0.0
+    is_ragged: bool = False
+
+    @property
+    def outcomes(self) -> tuple[Outcome, ...]:
+        return self.alone, self.batch, self.padded
+
+    @property
+    def kind(self) -> str:
+        """One word where the layouts agree, else three."""
+        kinds = [outcome.kind for outcome in self.outcomes]
+        if "wrong" in kinds:
+            return "wrong"
+        return kinds[0] if len(set(kinds)) == 1 else ", ".join(kinds)
+
+    @property
+    def detail(self) -> str:
+        return "; ".join(dict.fromkeys(outcome.detail for outcome in self.outcomes if outcome.detail))
+
+    @property
+    def is_tested(self) -> bool:
+        """Whether drafts were both taken and refused, and rows drifted apart: else being equal proves little."""
+        return 0.1 < self.acceptance < 0.98 and (self.is_ragged or self.batch.kind != "equal")
+
+
+def examine(model: PreTrainedModel) -> Family:
+    """Compare in every layout, with the first draft that is worth it."""
+    prepare(model)
+    for noise in NOISES:
+        family = _compare(model, tiny_draft(model, noise))
+        if family.kind in ("refused", "wrong", "upstream") or family.is_tested:
+            break
+    return family
+
+
+def prepare(model: PreTrainedModel) -> None:
+    """Give the model wandering text without near ties."""
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim < 2:
+                parameter.nan_to_num_().add_(0.1 * torch.randn_like(parameter))
+            elif not (parameter.isfinite().all() and parameter.std() > 0):
+                parameter.normal_()
+    sharpen(model)
+    for module in model.modules():
+        if isinstance(module, torch.nn.Embedding):  # positions must be heard
+            module.weight.data /= module.weight.std()
+    model.generation_config = GenerationConfig(pad_token_id=PAD, suppress_tokens=[PAD, MARKER])
+
+
+def _compare(target: PreTrainedModel, draft: PreTrainedModel) -> Family:
+    ids = torch.randint(4, VOCAB_SIZE, (ROWS, PROMPT), generator=torch.Generator().manual_seed(1))
+    mask = ragged_batch(ROWS, PROMPT)["attention_mask"]
+    even = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    stats: list[SpeculativeStats] = []
+    alone = [_judge(target, draft, _row(even, row), stats) for row in range(2)]
+    batch = _judge(target, draft, even, stats)
+    padded = _judge(target, draft, {"input_ids": ids.where(mask == 1, PAD), "attention_mask": mask}, stats)
+    return Family(
+        alone=max(alone, key=lambda outcome: KINDS.index(outcome.kind)),
+        batch=batch,
+        padded=padded,
+        acceptance=stats[-1].acceptance_rate if stats else 0.0,
+        is_ragged=len({row.num_accepted for row in stats[-1].per_row}) > 1 if stats else False,
+    )
+
+
+def _row(inputs: dict[str, torch.Tensor], row: int) -> dict[str, torch.Tensor]:
+    """One row without its padding."""
+    ids = inputs["input_ids"][row : row + 1, inputs["attention_mask"][row].bool()]
+    return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+
+
+def _plain(target: PreTrainedModel, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
+    """The new ids, long `[B, NEW]`."""
+    ids = target.generate(**inputs, max_new_tokens=NEW, do_sample=False)
+    return ids[:, inputs["input_ids"].shape[1] :]
+
+
+def _judge(target, draft, inputs, stats: list[SpeculativeStats]) -> Outcome:
+    """Decode `inputs` both ways, whatever either raises: that is what is looked for. Ours adds to `stats`."""
+    with _counted(target, draft) as forwards:
+        try:
+            out = target.generate(
+                **inputs,
+                assistant_model=draft,
+                verifier=LosslessVerifier(),
+                num_assistant_tokens=GAMMA,
+                max_new_tokens=NEW,
+                do_sample=False,
+                return_dict_in_generate=True,
+            )
+        except Exception as error:
+            failure, name = error, type(target).__name__
+            if _is_refusal(error, name) and not forwards:
+                return Outcome("refused", str(error))
+        else:
+            failure = None
+            stats.append(out.stats)
+    try:
+        rows = [_plain(target, _row(inputs, row))[0] for row in range(len(inputs["input_ids"]))]
+        together = _plain(target, inputs)
+    except Exception as error:
+        return Outcome("upstream", f"plain generate: {_say(error)}")
+    if failure is not None:
+        return Outcome("wrong", f"after {len(forwards)} forwards: {_say(failure)}")
+    return _settle(out.sequences[:, inputs["input_ids"].shape[1] :], rows, together)
+
+
+def _settle(ours: torch.Tensor, rows: list[torch.Tensor], together: torch.Tensor) -> Outcome:
+    """Equal to what upstream says of every row, as far as it says one thing."""
+    agrees = [torch.equal(alone, batched) for alone, batched in zip(rows, together)]
+    right = [torch.equal(got, alone) or torch.equal(got, batched) for got, alone, batched in zip(ours, rows, together)]
+    wrong = [row for row, (same, good) in enumerate(zip(agrees, right)) if same and not good]
+    unjudged = [row for row, (same, good) in enumerate(zip(agrees, right)) if not (same or good)]
+    if wrong:
+        first = int((ours[wrong[0]] != together[wrong[0]]).nonzero()[0])
+        return Outcome("wrong", f"rows {wrong} of {len(rows)}, row {wrong[0]} from new token {first} on", unjudged)
+    return Outcome("equal", "", unjudged)
+
+
+@contextmanager
+def _counted(*models: PreTrainedModel):
+    """A list that grows with every forward of these models."""
+    seen: list[str] = []
+    hooks = [model.register_forward_pre_hook(lambda *_: seen.append("forward")) for model in models]
+    try:
+        yield seen
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _is_refusal(error: Exception, name: str) -> bool:
+    """A ValueError that this library raised itself and that names the model."""
+    raised_in = traceback.extract_tb(error.__traceback__)[-1].filename
+    return isinstance(error, ValueError) and raised_in.startswith(_PACKAGE) and name in str(error)
+
+
+def _say(error: Exception) -> str:
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    said = " ".join(str(error).split())[:160]
+    return f"{type(error).__name__}: {said} ({Path(frame.filename).name}:{frame.lineno})"

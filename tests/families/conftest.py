@@ -1,0 +1,23 @@
+"""Prints the table of families at the end of a full run, also from several processes."""
+
+from collections import defaultdict
+
+from tests.families.test_families import SAMPLE
+
+
+def pytest_terminal_summary(terminalreporter):
+    reports = [report for reports in terminalreporter.stats.values() for report in reports]
+    found = dict(
+        value
+        for report in reports
+        for name, value in getattr(report, "user_properties", ())  # warnings have none
+        if name == "family"
+    )
+    if len(found) <= len(SAMPLE):
+        return
+    names = defaultdict(list)
+    for model_type, kind in found.items():
+        names[kind].append(model_type)
+    terminalreporter.section(f"{len(found)} model types: alone, in a batch, left-padded")
+    for kind in sorted(names, key=lambda kind: -len(names[kind])):
+        terminalreporter.write_line(f"{len(names[kind]):4d} {kind}: {' '.join(sorted(names[kind]))}")

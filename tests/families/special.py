@@ -1,0 +1,98 @@
+"""What shrinking by name cannot know of single families, and what is expected of those that are not served in full."""
+
+_QSA = {
+    "indexer_n_heads": 2,
+    "indexer_kv_heads": 1,
+    "indexer_head_dim": 16,
+    "indexer_budget": 8,
+    "indexer_compress_ratio": 2,
+}
+_DOTS3 = {
+    "swa_num_attention_heads": 4,
+    "swa_num_key_value_heads": 4,
+    "swa_q_lora_rank": 16,
+    "swa_kv_lora_rank": 16,
+    "swa_head_dim": 16,
+    "swa_qk_nope_head_dim": 8,
+    "swa_v_head_dim": 16,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 8,
+    "sliding_window": 8,
+}
+_HYBRID = {"layers_block_type": ["linear_attention", "hybrid"]}
+_ROPE = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [4, 2, 2]}
+
+# Settings, by model type: mostly what a config class leaves to the files on the Hub.
+FIXED = {
+    "cohere_compass_text": {"layer_types": ["full_attention"] * 2, "rope_parameters": {"full_attention": _ROPE}},
+    "dbrx": {"attn_config": {"rope_theta": 1e4, "clip_qkv": 8.0, "kv_n_heads": 2}},
+    "deepseek_v2": {"num_experts_per_tok": 2, "n_group": 1, "topk_group": 1},
+    # Equal tokens tie in its choice of keys: behind the window upstream's own cached and full forwards differ.
+    "doge": {"keep_window_size": 128},
+    "dots1": {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1},
+    "dots3_note": {"text_config": _DOTS3, "vision_config": {"mlp_layer_types": ["dense", "sparse"]}},
+    "dots3_note_text": _DOTS3,
+    "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
+    "hunyuan_v1_dense": {"head_dim": 16},
+    "hunyuan_v1_moe": {"head_dim": 16},
+    "lfm2": {"full_attn_idxs": [1]},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"], "num_dense_layers": 0},
+    "mamba2": {"head_dim": 32},
+    "ministral": {"head_dim": 16},
+    # Upstream's prefill looks past the window that its cache cuts to from then on; ours keeps to the window.
+    "moshi": {"sliding_window": 128},
+    "nemotron": {"head_dim": 16, "num_key_value_heads": 2},
+    "qwen4_exp": {"text_config": _QSA},
+    "qwen4_exp_text": _QSA,
+    "reformer": {"axial_pos_embds_dim": (16, 48), "axial_pos_shape": (16, 8)},
+    "xmod": {"default_language": "en_XX"},
+    "zamba": _HYBRID,
+    "zamba2": _HYBRID,
+}
+
+# Neither plain nor relaxed: no model comes of the class's own config, or plain `generate` does not run it.
+UNTESTABLE = {
+    "blt": "plain generate asks its config for layers that only its parts have",
+    "gemma3n": "its vision tower needs timm; gemma3n_text stands for it",
+    "gemma4_assistant": "reads the keys of its target: no model by itself",
+    "gemma4_unified_assistant": "reads the keys of its target: no model by itself",
+    "musicgen": "the class is its decoder's, the config that of three models; emits audio",
+    "musicgen_melody": "the class is its decoder's, the config that of three models; emits audio",
+}
+
+# Right for a single row, refused for several: their forward takes no positions (two hand them on, which it does not
+# say), or a window is counted from the end of the cache.
+SINGLE_ROW = {
+    "bart",
+    "bigbird_pegasus",
+    "blenderbot",
+    "blenderbot-small",
+    "gpt_neo",
+    "marian",
+    "mbart",
+    "moss_transcribe_diarize",
+    "mvp",
+    "pegasus",
+    "plbart",
+    "roformer",
+    "trocr",
+    "whisper",
+}
+
+# Refused whatever the batch, by a word of what is said: layers that cannot be rolled back, most of them.
+_REFUSED = {
+    "ALiBi": ("bloom", "mpt"),
+    "recurrent state": ("rwkv", "xlstm"),
+    "linear_attention": (
+        *("bailing_hybrid", "bamba", "falcon_mamba", "granitemoehybrid", "jamba", "kimi_linear", "mamba", "mamba2"),
+        *("minimax", "nemotron_h", "olmo_hybrid", "qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_5_text"),
+        *("qwen3_next", "qwen4_exp", "qwen4_exp_text", "recurrent_gemma", "zamba", "zamba2"),
+    ),
+    "hybrid": ("falcon_h1", "inkling2_text", "inkling_text", "zaya"),
+    "conv": ("lfm2", "lfm2_moe", "lfm3"),
+    "chunked_attention": ("llama4", "llama4_text"),
+    "indexed_attention": (*("axk2", "deepseek_v32", "dots3_note", "dots3_note_text", "glm_moe_dsa", "hy_v4"),),
+    "compressed_sparse_attention": ("deepseek_v4",),
+    "": ("cpmant", "openai-gpt", "prophetnet", "reformer", "xlm", "xlnet"),
+}
+REFUSED = {name: word for word, names in _REFUSED.items() for name in names}

@@ -1,0 +1,49 @@
+"""Every causal class of transformers' own mapping, in small: decoded as plain `generate` does, or refused by name.
+
+A sample runs with the other tests, all of them with `make families`, which prints the table.
+"""
+
+import pytest
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from tests.families.compare import examine
+from tests.families.shrink import small_model
+from tests.families.special import FIXED, REFUSED, SINGLE_ROW, UNTESTABLE
+
+
+# Of each kind: caches of latents, learned and looked-up positions, encoders, sinks; refused, and refused in batches.
+SAMPLE = {
+    *("bert", "biogpt", "ctrl", "deepseek_v3", "gemma2", "granite_swa", "whisper"),
+    *("bloom", "deepseek_v32", "lfm2", "llama4_text", "openai-gpt", "rwkv", "zamba2"),
+    *("bart", "gpt_neo"),
+}
+CASES = [
+    pytest.param(name, marks=() if name in SAMPLE else pytest.mark.slow) for name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+]
+
+
+def expected(model_type: str) -> str:
+    if model_type in REFUSED:
+        return "refused"
+    return "equal, refused, refused" if model_type in SINGLE_ROW else "equal"
+
+
+@pytest.mark.filterwarnings("ignore")  # upstream's models warn of themselves, each in its own words
+@pytest.mark.parametrize("model_type", CASES)
+def test_family_is_plain_generate_or_refused(model_type: str, record_property):
+    """Catches a class that is decoded wrongly without a word, or crashes half-way instead of being refused by name."""
+    if model_type in UNTESTABLE:
+        record_property("family", (model_type, f"not testable: {UNTESTABLE[model_type]}"))
+        pytest.skip(UNTESTABLE[model_type])
+    family = examine(small_model(model_type))
+    record_property("family", (model_type, family.kind))
+    assert family.kind == expected(model_type), f"{model_type} is {family.kind}: {family.detail}"
+    assert REFUSED.get(model_type, "") in family.detail
+    assert family.kind == "refused" or family.is_tested, f"acceptance {family.acceptance}, ragged {family.is_ragged}"
+    assert not any(outcome.unjudged for outcome in family.outcomes), "plain generate itself says two things"
+
+
+def test_tables_name_what_exists():
+    """Catches entries for classes that a release of transformers has renamed or dropped."""
+    assert {*FIXED, *REFUSED, *SINGLE_ROW, *UNTESTABLE, *SAMPLE} <= set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+    assert not set(REFUSED) & (SINGLE_ROW | set(UNTESTABLE))

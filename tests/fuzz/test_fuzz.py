@@ -1,0 +1,157 @@
+"""The loop against the naive reference: any rule, batch, processors, end and source of drafts, under the same coins.
+
+150 cases run with the other tests; FUZZ_CASES=2000 asks for more, in pieces of 150 with a seed each (`make fuzz`).
+"""
+
+import os
+from functools import partial
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, seed, settings
+from transformers import LogitsProcessorList
+
+from hf_diversed import FLyVerifier, SpeculativeStats, diversed_decoding
+from hf_diversed._compat import WARPERS
+from hf_diversed.generation import decoding
+from hf_diversed.generation.rows import RaggedRows
+from hf_diversed.sampling import Dice
+from tests.fuzz.strategies import Case, cases, pair
+from tests.reference import Lookup, Randomness, naive_decoding
+from tests.tiny import PAD
+
+
+PER_PIECE = 150
+PIECES = -(-int(os.environ.get("FUZZ_CASES", PER_PIECE)) // PER_PIECE)
+COUNTERS = ("num_rounds", "num_drafted", "num_accepted", "num_rejected", "num_emitted", "weight_count", "tv_count")
+SUMS = ("weight_sum", "tv_sum", "bias_sum", "expected_accepted_sum")
+
+
+class Recorder(Dice):
+    """Listens to the loop: its random numbers in their order, which rows it went on with, and its processors."""
+
+    def __init__(self, monkeypatch):
+        self.events: list[tuple[str, torch.Tensor | None]] = []
+        self.processors: list = []
+        keep, make_plan = RaggedRows.keep, decoding.make_plan
+
+        def listening_keep(rows, kept):
+            self.events.append(("kept", kept))
+            return keep(rows, kept)
+
+        def listening_plan(*args):
+            self.processors = next(list(argument) for argument in args if isinstance(argument, LogitsProcessorList))
+            return make_plan(*args)
+
+        monkeypatch.setattr(RaggedRows, "keep", listening_keep)
+        monkeypatch.setattr(decoding, "make_plan", listening_plan)
+
+    def draft_noise(self, law):
+        self.events.append(("draft", super().draft_noise(law)))
+        return self.events[-1][1]
+
+    def flip(self, scores):
+        coins = super().flip(scores)
+        self.events += [("coins", coins.uniforms), ("next", coins.noise)]
+        return coins
+
+    def of_row(self, row: int) -> Randomness:
+        """What fell to one row of the batch, wherever it stood: rounds, each closed by the noise of its next token."""
+        rounds, drafts, coins = [], [], None
+        for kind, values in self.events:
+            if kind == "kept":
+                if row not in values.tolist():
+                    break
+                row = values.tolist().index(row)
+            elif kind == "draft":
+                drafts.append(values[row : row + 1])
+            elif kind == "coins":
+                coins = None if values is None else values[row : row + 1]
+            else:
+                rounds.append((drafts, coins, values[row : row + 1]))
+                drafts, coins = [], None
+        return Randomness(rounds)
+
+
+@pytest.mark.parametrize("piece", range(PIECES))
+def test_loop_equals_naive_reference(piece: int):
+    """Catches what no table of cases foresees: two settings that are right by themselves and wrong together."""
+    options = settings(max_examples=PER_PIECE, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+    seed(piece)(options(given(cases())(check)))()
+
+
+def test_fly_counts_its_window_in_each_row():
+    """Catches a window that follows the longest draft of the batch instead of the row's own."""
+    rule, prompts = FLyVerifier(0.0, None, 1), ((0,), (0,), (1,))
+    sampled = {"do_sample": True, "temperature": 0.8, "top_k": 0, "top_p": 1.0}
+    check(Case(rule, (rule,) * 3, 5, 0.05, prompts, 3, 8, (), 1, sampled, seed=0))
+
+
+def check(case: Case) -> None:
+    target, draft = pair(case.vocab_size, case.noise)
+    width = max(map(len, case.prompts))
+    pads = [width - len(prompt) for prompt in case.prompts]
+    source, named = {"assistant_model": draft, "num_assistant_tokens": case.gamma}, {}
+    if case.lookup_ngram is not None:
+        named = {"prompt_lookup_num_tokens": case.gamma, "max_matching_ngram_size": case.lookup_ngram}
+        source = {}
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        recorder = Recorder(monkeypatch)
+        torch.manual_seed(case.seed)
+        fast = target.generate(
+            input_ids=torch.tensor([[PAD] * pad + [*prompt] for pad, prompt in zip(pads, case.prompts)]),
+            attention_mask=torch.tensor([[0] * pad + [1] * (width - pad) for pad in pads]),
+            custom_generate=partial(diversed_decoding, verifier=case.rule, dice=recorder, **source),
+            max_new_tokens=case.max_new_tokens,
+            eos_token_id=list(case.eos_ids) or None,
+            return_dict_in_generate=True,
+            **named,
+            **case.settings,
+        )
+    for row, pad in enumerate(pads):
+        tokens, stats = _naive(case, row, pad, recorder)
+        assert fast.sequences[row, width:].tolist() == tokens + [PAD] * (fast.sequences.shape[1] - width - len(tokens))
+        _compare_stats(fast.stats.per_row[row], stats)
+
+
+def _naive(case: Case, row: int, pad: int, recorder: Recorder) -> tuple[list[int], SpeculativeStats]:
+    """New tokens and counters of one row by itself. Processors read the padded prompt, as in plain `generate`."""
+
+    def process(ids: torch.Tensor, scores: torch.Tensor, processors=recorder.processors) -> torch.Tensor:
+        # As often as the batch has rows: some processors of upstream know whose prompt is how long.
+        shown = torch.cat([torch.full((1, pad), PAD), ids], dim=1).repeat(len(case.prompts), 1)
+        scores = scores.repeat(len(case.prompts), 1)
+        for processor in processors:
+            scores = processor(shown, scores)
+        return scores[row : row + 1]
+
+    def bans(ids: torch.Tensor) -> torch.Tensor:
+        hard = [processor for processor in recorder.processors if type(processor) not in WARPERS]
+        return process(ids, torch.zeros(1, case.vocab_size), hard)[0] <= torch.finfo(torch.float32).min
+
+    target, draft = pair(case.vocab_size, case.noise)
+    if case.lookup_ngram is not None:
+        draft = Lookup(case.vocab_size, case.gamma, case.lookup_ngram, bans)
+    prompt, stats = torch.tensor([case.prompts[row]]), SpeculativeStats()
+    ids = naive_decoding(
+        target,
+        draft,
+        case.alone[row],
+        prompt,
+        case.max_new_tokens,
+        case.gamma,
+        case.eos_ids,
+        process,
+        recorder.of_row(row) if case.settings["do_sample"] else None,
+        stats,
+    )
+    return ids[0, prompt.shape[1] :].tolist(), stats
+
+
+def _compare_stats(fast: SpeculativeStats, naive: SpeculativeStats) -> None:
+    assert [getattr(fast, name) for name in COUNTERS] == [getattr(naive, name) for name in COUNTERS]
+    accepted = fast.accepted_per_position
+    assert accepted[: len(naive.accepted_per_position)] == naive.accepted_per_position
+    assert not any(accepted[len(naive.accepted_per_position) :])
+    for name in SUMS:
+        assert getattr(fast, name) == pytest.approx(getattr(naive, name), abs=1e-4), name

@@ -1,0 +1,143 @@
+"""Where an attachment holds: in every thread, or in the block of whoever entered it."""
+
+import asyncio
+import contextvars
+import copy
+import pickle
+import threading
+
+import pytest
+import torch
+
+import hf_diversed
+from tests.tiny import ragged_batch, tiny_head
+
+
+RULES = ("static:0.0", "lossless")
+
+
+@pytest.fixture
+def decode(pair):
+    """Tells by the text which rule a caller that passes nothing gets: its name, or "plain"."""
+    target, draft = pair
+    call = {**ragged_batch(), "max_new_tokens": 16, "do_sample": False}
+    expected = {rule: target.generate(**call, assistant_model=draft, verifier=rule) for rule in RULES}
+    with hf_diversed.record_stats() as stats:
+        expected["plain"] = target.generate(**call)
+    assert stats.num_rounds == 0
+    assert not torch.equal(expected["static:0.0"], expected["lossless"])
+
+    def run() -> str:
+        with hf_diversed.record_stats() as stats:
+            text = target.generate(**call)
+        rule = next(rule for rule in RULES if torch.equal(text, expected[rule]))
+        return rule if stats.num_rounds else "plain"
+
+    return run
+
+
+def in_a_thread(run, context=None):
+    heard = []
+    wrapped = (lambda: heard.append(run())) if context is None else (lambda: heard.append(context.run(run)))
+    thread = threading.Thread(target=wrapped)
+    thread.start()
+    thread.join()
+    return heard[0]
+
+
+def test_threads_in_blocks_of_their_own_keep_their_rules(pair, decode):
+    """Catches attachments shared by a process: both threads used to decode with the last one's rule."""
+    target, draft = pair
+    inside, done, heard = threading.Barrier(2), threading.Barrier(2), {}
+
+    def work(rule):
+        with hf_diversed.attach(target, draft, verifier=rule):
+            inside.wait()
+            heard[rule] = decode()
+            done.wait()
+
+    threads = [threading.Thread(target=work, args=(rule,)) for rule in RULES]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert heard == {rule: rule for rule in RULES}
+    assert decode() == "plain"
+
+
+def test_tasks_in_blocks_of_their_own_keep_their_rules(pair, decode):
+    """Catches a thread-local: the tasks of one event loop share a thread."""
+    target, draft = pair
+
+    async def work(rule):
+        with hf_diversed.attach(target, draft, verifier=rule):
+            await asyncio.sleep(0)
+            return decode()
+
+    async def both():
+        return await asyncio.gather(*map(work, RULES))
+
+    assert tuple(asyncio.run(both())) == RULES
+
+
+def test_who_sees_a_block(pair, decode):
+    """Catches a block that other threads fall into, and one that a thread cannot be let into."""
+    target, draft = pair
+    with hf_diversed.attach(target, draft, verifier="static:0.0"):
+        assert decode() == "static:0.0"
+        assert in_a_thread(decode) == "plain"
+        assert in_a_thread(decode, contextvars.copy_context()) == "static:0.0"
+
+
+def test_outside_a_block_every_thread_sees_it(pair, decode):
+    """Catches an attachment that the threads of a server do not see; and a block that does not come first."""
+    target, draft = pair
+    hf_diversed.attach(target, draft, verifier="static:0.0")
+    try:
+        assert in_a_thread(decode) == "static:0.0"
+        with hf_diversed.attach(target, draft, verifier="lossless"):
+            assert decode() == "lossless"
+            assert in_a_thread(decode) == "static:0.0"  # what the block replaced is back for all others
+        assert decode() == "static:0.0"
+        with hf_diversed.attach(target, draft, verifier="lossless"):
+            hf_diversed.detach(target)
+            assert decode() == "plain"
+        assert decode() == "plain"
+    finally:
+        hf_diversed.detach(target)
+
+
+def test_blocks_left_out_of_order(pair, decode):
+    """Catches a stack that restores by position: generators and exit stacks may leave the outer block first."""
+    target, draft = pair
+    outer, inner = (hf_diversed.attach(target, draft, verifier=rule) for rule in RULES)
+    outer.__enter__()
+    inner.__enter__()
+    outer.__exit__(None, None, None)
+    assert decode() == "lossless"
+    inner.__exit__(None, None, None)
+    assert decode() == "plain"
+
+
+def test_nested_records_both_count(pair):
+    """Catches an inner `record_stats` block that hides its calls from the outer one."""
+    target, draft = pair
+    with hf_diversed.record_stats() as outer:
+        with hf_diversed.record_stats() as inner:
+            target.generate(**ragged_batch(), assistant_model=draft, verifier="lossless", max_new_tokens=6)
+        target.generate(**ragged_batch(), assistant_model=draft, verifier="lossless", max_new_tokens=6)
+    assert inner.num_emitted > 0
+    assert outer.num_rounds > inner.num_rounds
+    assert len(outer.per_row) == 2 * len(inner.per_row) == 8
+
+
+@pytest.mark.parametrize("early_exit", [False, True])
+def test_models_can_be_pickled_after_hidden_states_were_read(pair, early_exit):
+    """Catches upstream's recording hooks left on the models: they cannot be pickled, and outlive the call."""
+    target, draft = (copy.deepcopy(model) for model in pair)
+    own_draft = {"assistant_early_exit": 1} if early_exit else {"assistant_model": draft}
+    for _ in range(2):
+        target.generate(**ragged_batch(), **own_draft, diversed_head=tiny_head(), max_new_tokens=4)
+    for model in (target, draft):
+        assert not any(module._forward_hooks for module in model.modules())
+        pickle.loads(pickle.dumps(model))

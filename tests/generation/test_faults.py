@@ -1,0 +1,124 @@
+"""Numbers that are not finite end a call with the name of whoever made them, before anything is emitted."""
+
+import copy
+import math
+
+import pytest
+import torch
+from transformers.generation.streamers import BaseStreamer
+
+import hf_diversed
+from hf_diversed.verifiers import DiversedVerifier, LawVerifier, PhaseVerifier, build_verifier
+from tests.tiny import ragged_batch, tiny_head
+
+
+def spoilt(model, value: float, first: int = 2):
+    """A copy whose logits are `value` in one column from its `first`-th forward pass on; the first is the prompt's."""
+    model = copy.deepcopy(model)
+    calls = []
+
+    def spoil(module, inputs, outputs):
+        calls.append(None)
+        if len(calls) >= first:
+            outputs.logits = outputs.logits.clone()
+            outputs.logits[..., 7] = value
+        return outputs
+
+    model.register_forward_hook(spoil)
+    return model
+
+
+class Heard(BaseStreamer):
+    def __init__(self):
+        self.puts = []
+
+    def put(self, value):
+        self.puts.append(value)
+
+    def end(self):
+        pass
+
+
+@pytest.mark.parametrize("do_sample", [False, True])
+@pytest.mark.parametrize(
+    "rule", ["lossless", "static:0.5", "lenience:0.5", "fuzzy:0.1", "block:static:0.5", "typical:0.3:0.3"]
+)
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+@pytest.mark.parametrize("culprit", ["target", "draft"])
+def test_a_models_faults_are_named(pair, culprit, value, rule, do_sample):
+    """Catches nan logits that become token 0 (greedy) or V - 1 (sampled) for ever, and the wrong model accused."""
+    target, draft = (spoilt(m, value) if role == culprit else m for role, m in zip(("target", "draft"), pair))
+    call = {"assistant_model": draft, "verifier": rule, "max_new_tokens": 12, "do_sample": do_sample}
+    torch.manual_seed(0)
+    with pytest.raises(FloatingPointError, match=f"the {culprit}'s scores are not finite"):
+        target.generate(**ragged_batch(3), **call)
+
+
+def test_nothing_is_emitted_once_a_number_is_wrong(pair):
+    """Catches a check behind the streamer: what was streamed must be the text without the fault."""
+    target, draft = pair
+    prompt = {name: values[:1] for name, values in ragged_batch().items()}
+    call = {"assistant_model": draft, "verifier": "lossless", "max_new_tokens": 24, "do_sample": False}
+    whole, heard = target.generate(**prompt, **call), Heard()
+    with pytest.raises(FloatingPointError):
+        spoilt(target, math.nan, first=4).generate(**prompt, **call, streamer=heard)
+    streamed = torch.cat([put.flatten() for put in heard.puts])
+    assert 9 < len(streamed) < whole.shape[1]
+    assert torch.equal(streamed, whole[0, : len(streamed)])
+
+
+@pytest.mark.parametrize("do_sample", [False, True])
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_heads_faults_are_its_rules(pair, value, do_sample):
+    """Catches weights gone wrong in memory (a training that diverged), alone and inside another rule."""
+    target, draft = pair
+    head = tiny_head()
+    head.out.weight.data.fill_(value)
+    rule = DiversedVerifier(head)
+    for verifier in (rule, PhaseVerifier(rule, rule, begin=5, end=6)):
+        with pytest.raises(FloatingPointError, match=f"{type(verifier).__name__} gave an acceptance"):
+            target.generate(
+                **ragged_batch(), assistant_model=draft, verifier=verifier, max_new_tokens=8, do_sample=do_sample
+            )
+
+
+class Nowhere(LawVerifier):
+    def law(self, draft, target):
+        return draft.probs() * math.nan
+
+
+@pytest.mark.parametrize("do_sample", [False, True])
+def test_a_users_rule_without_a_law_is_named(pair, do_sample):
+    """Catches a law of nan, whose argmax is token 0."""
+    target, draft = pair
+    with pytest.raises(FloatingPointError, match="Nowhere"):
+        target.generate(
+            **ragged_batch(), assistant_model=draft, verifier=Nowhere(), max_new_tokens=8, do_sample=do_sample
+        )
+
+
+def test_what_no_token_hangs_on_is_let_be(pair):
+    """Catches a check of whole blocks: behind a rejection, and in rows that have finished, anything may stand."""
+    target, draft = pair
+    prompts = ragged_batch()
+    call = {"assistant_model": draft, "max_new_tokens": 24, "do_sample": False}
+    expected = target.generate(**prompts, **call, verifier="lossless")
+
+    class Spoiling(type(build_verifier("lossless"))):
+        """Turns what stands behind each row's first rejection into nan, as a fault there would."""
+
+        def __call__(self, input_ids, draft, target, state=None):
+            verdict = super().__call__(input_ids, draft, target, state)
+            kept = (verdict.accept_prob * draft.active).cumprod(-1).sum(-1, keepdim=True)
+            columns = torch.arange(draft.tokens.shape[1])
+            draft.scores.masked_fill_((columns > kept)[..., None], math.nan)
+            return verdict
+
+    assert torch.equal(target.generate(**prompts, **call, verifier=Spoiling()), expected)
+
+
+@pytest.mark.parametrize("spec", ["contrastive:inf", "cactus:inf", "contrastive:nan", "lenience:nan", "static:nan"])
+def test_settings_that_are_no_numbers_are_refused(spec):
+    """Catches an infinite contrast, whose law is nan."""
+    with pytest.raises(ValueError, match="must lie in"):
+        hf_diversed.verifiers.build_verifier(spec)

@@ -1,0 +1,150 @@
+"""Many calls in one process, of every sort and failing too: nothing may pile up, and nothing may stay behind."""
+
+import copy
+import gc
+import resource
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import StoppingCriteria
+
+import hf_diversed
+from hf_diversed import BlockVerifier, DiversedVerifier, RegretBudgetVerifier, RoundStreamer, StaticEnsembleVerifier
+from tests.tiny import SAMPLED, ragged_batch, tiny_draft, tiny_head, tiny_model
+
+
+GROWTH = 1.02
+FAILING = 5
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks", "_state_dict_hooks")
+GREEDY = {"max_new_tokens": 12, "do_sample": False}
+
+
+class Interrupted(Exception):
+    """What breaks off a call half-way."""
+
+
+class Interrupt(StoppingCriteria):
+    """Raises at the fourth new token."""
+
+    def __call__(self, input_ids, scores, **kwargs):
+        if input_ids.shape[1] > 12:
+            raise Interrupted
+        return torch.zeros(len(input_ids), dtype=torch.bool)
+
+
+class Listener(RoundStreamer):
+    """Hears of rounds and keeps nothing."""
+
+    def put_round(self, records, stats):
+        assert stats.num_rounds == 1
+
+
+def broken_forward(*_):
+    raise Interrupted
+
+
+def interrupted_forward(target, draft, **kwargs) -> None:
+    """A draft that fails in its forward; the hook is the test's own, and goes again."""
+    hook = draft.model.layers[0].register_forward_pre_hook(broken_forward)
+    try:
+        target.generate(assistant_model=draft, verifier="lossless", **kwargs)
+    finally:
+        hook.remove()
+
+
+def interrupted_attachment(target, draft, head, **kwargs) -> None:
+    with hf_diversed.attach(target, draft, head), hf_diversed.record_stats():
+        target.generate(stopping_criteria=[Interrupt()], **kwargs)
+
+
+def attached(target, draft, head, **kwargs) -> None:
+    with hf_diversed.attach(target, draft, head, num_assistant_tokens=3, diversed_quality=0.7):
+        with hf_diversed.record_stats() as stats:
+            target.generate(**kwargs)
+        assert stats.num_rounds > 0
+        with hf_diversed.attach(target, draft, verifier="static:0.5"):
+            target.generate(**kwargs)
+
+
+def attached_for_good(target, draft, head, **kwargs) -> None:
+    for quality in (0.2, 0.8):
+        hf_diversed.attach(target, draft, head, diversed_quality=quality)
+    target.generate(**kwargs)
+    hf_diversed.detach(target)
+
+
+def sorts_of_calls(target, draft, heads) -> list:
+    """Functions that call `generate`, each in another way; `FAILING` of them fail."""
+    batch, one = ragged_batch(3), ragged_batch(1)
+    named = {"assistant_model": draft, **batch}
+    records = {"return_dict_in_generate": True, "output_token_records": True, "output_scores": True}
+    return [
+        lambda: target.generate(**named, **GREEDY, verifier="lossless"),
+        lambda: target.generate(**named, **SAMPLED, verifier=StaticEnsembleVerifier(0.4, bias_budget=0.5)),
+        lambda: target.generate(**named, **SAMPLED, diversed_head=heads[0], diversed_quality=[0.1, 0.5, 1.0]),
+        lambda: target.generate(**named, **GREEDY, verifier=DiversedVerifier(heads[1], max_bias=0.2), **records),
+        lambda: target.generate(**named, **SAMPLED, verifier=BlockVerifier(), output_logits=True, **records),
+        lambda: target.generate(**named, **GREEDY, verifier=RegretBudgetVerifier(2.0), repetition_penalty=1.2),
+        lambda: target.generate(**one, assistant_model=draft, **SAMPLED, verifier="static:0.5", streamer=Listener()),
+        lambda: target.generate(**batch, **GREEDY, verifier="lossless", prompt_lookup_num_tokens=3),
+        lambda: target.generate(**batch, **SAMPLED, verifier="static:0.5", assistant_early_exit=1),
+        lambda: target.generate(**batch, **SAMPLED),
+        lambda: attached(target, draft, heads[0], **batch, **GREEDY),
+        lambda: attached_for_good(target, draft, heads[1], **batch, **SAMPLED),
+        lambda: target.generate(**named, **GREEDY, verifier="lossless", stopping_criteria=[Interrupt()]),
+        lambda: interrupted_forward(target, draft, **batch, **GREEDY),
+        lambda: interrupted_attachment(target, draft, heads[0], **batch, **GREEDY),
+        lambda: target.generate(**named, max_new_tokens=4, num_beams=2, verifier="lossless"),
+        lambda: target.generate(**batch, **GREEDY, verifier="lossless"),
+    ]
+
+
+def traces(**models) -> dict[str, object]:
+    """What a call could leave on a model, by place: hooks, attributes of modules, changed configs."""
+    found: dict[str, object] = {}
+    for role, model in models.items():
+        found[f"{role}.config"] = copy.deepcopy(model.config.to_dict())
+        if model.can_generate():
+            found[f"{role}.generation_config"] = copy.deepcopy(model.generation_config.to_dict())
+        for name, module in model.named_modules():
+            found[f"{role}.{name}: attributes"] = sorted(vars(module))
+            found |= {f"{role}.{name}: {hooks}": len(vars(module)[hooks]) for hooks in HOOKS}
+    return found
+
+
+def footprint() -> tuple[int, int]:
+    """Bytes in memory, and tensors alive."""
+    gc.collect()
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * resource.getpagesize(), sum(issubclass(type(thing), torch.Tensor) for thing in gc.get_objects())
+
+
+@pytest.mark.parametrize(("rounds", "settled"), [(12, 3), pytest.param(59, 12, marks=pytest.mark.slow)])
+def test_nothing_piles_up_or_stays_behind(rounds: int, settled: int):
+    """Catches a hook, an attachment, a changed config or a cache that outlives its call, also where the call fails.
+
+    A round is 17 calls; from the round after which allocators have settled to the last one memory may not grow.
+    """
+    target = tiny_model("llama")
+    draft, heads = tiny_draft(target), (tiny_head(), tiny_head(features="distribution"))
+    models = {"target": target, "draft": draft, "head": heads[0], "other_head": heads[1]}
+    before, plain = traces(**models), target.generate(**ragged_batch(3), **GREEDY)
+    sorts, failures, footprints = sorts_of_calls(target, draft, heads), 0, {}
+    for number in range(1, rounds + 1):
+        for call in sorts:
+            try:
+                call()
+            except (Interrupted, ValueError):
+                failures += 1
+        if number in (settled, rounds):
+            footprints[number] = footprint()
+    assert failures == FAILING * rounds
+    (early, few), (late, many) = footprints[settled], footprints[rounds]
+    assert late <= GROWTH * early, f"memory grew from {early} to {late} bytes"
+    assert many <= few, f"{many - few} more tensors are alive"
+    left = {place: now for place, now in traces(**models).items() if now != before[place]}
+    assert not left
+    with hf_diversed.record_stats() as stats:
+        assert torch.equal(target.generate(**ragged_batch(3), **GREEDY), plain)
+    assert stats.num_rounds == 0
