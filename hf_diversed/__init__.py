@@ -1,39 +1,48 @@
 """Relaxed speculative decoding for Hugging Face `generate()`.
 
-`import hf_diversed` teaches `model.generate` the arguments `diversed_head=` and `verifier=`, and does nothing else.
-Set HF_DIVERSED_NO_HOOK=1 to import without the hook.
+`import hf_diversed` teaches `model.generate` the arguments `diversed_head=` and `verifier=`, and does nothing else. It
+loads neither torch nor transformers: they come with the first name that needs them, and `generate` of every model
+knows the arguments, whichever is imported first. Set HF_DIVERSED_NO_HOOK=1 to import without the hook.
 """
 
 import os
+import sys
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
+from hf_diversed._after_import import watch
 from hf_diversed._version import __version__
-from hf_diversed.generation.attachment import detach
-from hf_diversed.generation.decoding import diversed_decoding
-from hf_diversed.generation.hook import attach, install_hook, uninstall_hook
-from hf_diversed.generation.observing import RoundStreamer
-from hf_diversed.generation.recording import record_stats
-from hf_diversed.head import DiversedHead, DiversedHeadConfig
-from hf_diversed.outputs import GenerateDiversedOutput, SpeculativeStats
-from hf_diversed.verifiers import (
-    VERIFIERS,
-    BlockVerifier,
-    CactusVerifier,
-    ContrastiveVerifier,
-    DiversedVerifier,
-    FLyVerifier,
-    FuzzyVerifier,
-    LenientVerifier,
-    LosslessVerifier,
-    LossyVerifier,
-    PhaseVerifier,
-    RegretBudgetVerifier,
-    SpecCascadeVerifier,
-    StaticEnsembleVerifier,
-    TopKRelaxedVerifier,
-    TypicalAcceptanceVerifier,
-    Verifier,
-)
-from hf_diversed.zoo import load_demo_pair
+from hf_diversed.generation.patching import install_hook, uninstall_hook
+
+
+if TYPE_CHECKING:
+    from hf_diversed.generation.attachment import detach
+    from hf_diversed.generation.decoding import diversed_decoding
+    from hf_diversed.generation.hook import attach
+    from hf_diversed.generation.observing import RoundStreamer
+    from hf_diversed.generation.recording import record_stats
+    from hf_diversed.head import DiversedHead, DiversedHeadConfig
+    from hf_diversed.outputs import GenerateDiversedOutput, SpeculativeStats
+    from hf_diversed.verifiers import (
+        VERIFIERS,
+        BlockVerifier,
+        CactusVerifier,
+        ContrastiveVerifier,
+        DiversedVerifier,
+        FLyVerifier,
+        FuzzyVerifier,
+        LenientVerifier,
+        LosslessVerifier,
+        LossyVerifier,
+        PhaseVerifier,
+        RegretBudgetVerifier,
+        SpecCascadeVerifier,
+        StaticEnsembleVerifier,
+        TopKRelaxedVerifier,
+        TypicalAcceptanceVerifier,
+        Verifier,
+    )
+    from hf_diversed.zoo import load_demo_pair
 
 
 __all__ = [
@@ -69,5 +78,41 @@ __all__ = [
     "uninstall_hook",
 ]
 
+_HOMES = {
+    "hf_diversed.generation.attachment": ("detach",),
+    "hf_diversed.generation.decoding": ("diversed_decoding",),
+    "hf_diversed.generation.hook": ("attach",),
+    "hf_diversed.generation.observing": ("RoundStreamer",),
+    "hf_diversed.generation.recording": ("record_stats",),
+    "hf_diversed.head": ("DiversedHead", "DiversedHeadConfig"),
+    "hf_diversed.outputs": ("GenerateDiversedOutput", "SpeculativeStats"),
+    "hf_diversed.zoo": ("load_demo_pair",),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+# What could always be reached as an attribute, without an import of its own.
+_MODULES = frozenset({"generation", "head", "outputs", "sampling", "theory", "verifiers", "zoo"})
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return import_module(f"{__name__}.{name}")
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(_HOME_OF.get(name, f"{__name__}.verifiers")), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, *_MODULES})
+
+
+def _register_heads(_: object) -> None:
+    """`AutoModel.from_pretrained` of a head needs no import but this package's either."""
+    if "hf_diversed.head" not in sys.modules:  # else it is done, or another thread is at it and must not be waited for
+        import_module("hf_diversed.head")
+
+
+watch("transformers.models.auto.modeling_auto", _register_heads)
 if os.environ.get("HF_DIVERSED_NO_HOOK", "") in ("", "0"):
     install_hook()

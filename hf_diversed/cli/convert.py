@@ -1,16 +1,12 @@
 """`hf-diversed convert`: a head of the authors' code to a folder that `DiversedHead.from_pretrained` reads."""
 
+from pathlib import Path
 from typing import Annotated
 
-import torch
 import typer
 from rich.text import Text
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from hf_diversed.cli.options import check_pair
-from hf_diversed.cli.terminal import console, errors_in_words
-from hf_diversed.head import DiversedHeadConfig
-from hf_diversed.head.conversion import convert_head
+from hf_diversed.cli.terminal import console
 
 
 Width = Annotated[int | None, typer.Option(min=1, help="Width of what that model's output embedding sees.")]
@@ -25,18 +21,31 @@ def convert(
     draft: Annotated[str | None, typer.Option(help="Hub id or folder; only its config is read.")] = None,
 ) -> None:
     """Convert a head of the authors' code; sizes from an ensemble_config.json beside it, from a pair, or as given."""
-    with errors_in_words():
-        check_pair(target, draft)
-        known = {}
-        if target is not None and draft is not None:
-            config = DiversedHeadConfig.for_pair(_without_weights(target), _without_weights(draft))
-            known = {name: getattr(config, name) for name in _OF_A_PAIR}
-        sizes = {"target_hidden_size": target_hidden_size, "draft_hidden_size": draft_hidden_size}
-        head = convert_head(file, **known | {name: size for name, size in sizes.items() if size is not None})
-        head.save_pretrained(output)
-        config = head.config
-        widths = f"target {config.target_hidden_size}, draft {config.draft_hidden_size}"
-        console.print(Text(f"{output}: hidden sizes {widths}, {head.num_parameters():,} parameters"))
+    from hf_diversed.cli.models import check_pair, without_weights
+    from hf_diversed.cli.preparing import check_output
+    from hf_diversed.head import DiversedHeadConfig
+    from hf_diversed.head.conversion import CONFIG_NAME, WEIGHTS_NAME, convert_head
+
+    check_pair(target, draft)
+    check_output("OUTPUT", Path(output), folder=True)
+    known = {}
+    if target is not None and draft is not None:
+        config = DiversedHeadConfig.for_pair(without_weights(target), without_weights(draft))
+        known = {name: getattr(config, name) for name in _OF_A_PAIR}
+    sizes = {"target_hidden_size": target_hidden_size, "draft_hidden_size": draft_hidden_size}
+    known |= {name: size for name, size in sizes.items() if size is not None}
+    weights = Path(file) / WEIGHTS_NAME if Path(file).is_dir() else Path(file)
+    if not known and weights.is_file() and not (weights.parent / CONFIG_NAME).is_file():
+        raise ValueError(
+            f"{weights} holds one matrix as wide as both hidden sizes together, so one of them must be known, as an "
+            "integer of at least 1: pass --target-hidden-size 4096 --draft-hidden-size 2048 (Llama 3.1 8B with "
+            f"Llama 3.2 1B), or --target and --draft, or put {CONFIG_NAME} beside the file."
+        )
+    head = convert_head(file, **known)
+    head.save_pretrained(output)
+    config = head.config
+    widths = f"target {config.target_hidden_size}, draft {config.draft_hidden_size}"
+    console.print(Text(f"{output}: hidden sizes {widths}, {head.num_parameters():,} parameters"), soft_wrap=True)
 
 
 _OF_A_PAIR = (
@@ -46,12 +55,3 @@ _OF_A_PAIR = (
     "base_model_name_or_path",
     "assistant_model_name_or_path",
 )
-
-
-def _without_weights(name: str) -> PreTrainedModel:
-    """The model's shapes alone: a config may not say what the output embedding sees."""
-    config = AutoConfig.from_pretrained(name)
-    with torch.device("meta"):
-        model: PreTrainedModel = AutoModelForCausalLM.from_config(config)
-    model.name_or_path = name
-    return model

@@ -8,12 +8,7 @@ from typing import Annotated
 import typer
 
 from hf_diversed.cli import evaluation_options as options
-from hf_diversed.cli.evaluate import results_table
-from hf_diversed.cli.terminal import console, errors_in_words
-from hf_diversed.evaluation import EvaluationSettings
-from hf_diversed.evaluation.frontier import FRONTIER
-from hf_diversed.evaluation.frontier import frontier as run
-from hf_diversed.tasks import load_records
+from hf_diversed.cli.terminal import console
 
 
 def frontier(
@@ -39,44 +34,46 @@ def frontier(
     batch_size: options.BatchSize = 16,
     max_new_tokens: options.MaxNewTokens = None,
     device: options.Device = None,
+    dtype: options.Dtype = None,
     output: Annotated[Path | None, typer.Option(help="JSON file; what is done is kept in a folder beside it.")] = None,
     allow_code_execution: options.AllowCode = False,
     unsafe_code_execution: options.UnsafeCode = False,
 ) -> None:
     """Sweep static weights, lenience, SpecCascade's alpha and the dial of a head; `hf-diversed plot` draws them."""
-    with errors_in_words():
-        judge = options.load_task(task, allow_code_execution, unsafe_code_execution)
-        lengths = options.numbers("--num-assistant-tokens", num_assistant_tokens, int)
-        settings = EvaluationSettings(
-            num_examples=num_examples,
-            samples_per_prompt=samples_per_prompt,
-            seed=seed,
-            temperature=temperature,
-            batch_size=batch_size,
-            max_new_tokens=max_new_tokens,
-            add_special_tokens=not chat,
-            split=split if data_file is None else Path(data_file).name,
-        )
-        share = options.process_share(settings, output)
-        pair, chosen = options.load_models(target, draft, head, device, task, chat)
-        examples = load_records(judge, split, num_examples, seed, data_file)
-        asked = options.prompted(judge, pair, shots, shots_file, chat, seed)
-        with tempfile.TemporaryDirectory() as scratch:
-            folder = Path(scratch) if output is None else output.with_suffix(".parts")
-            rows = run(
-                pair,
-                asked,
-                examples,
-                rules.split(","),
-                share,
-                num_assistant_tokens=lengths,
-                head=chosen,
-                output=folder,
-            )
-            if not rows:
-                return  # other processes are still at work; the last one reports
-            if output is not None:
-                shutil.copyfile(folder / FRONTIER, output)
-        for length in dict.fromkeys(row["num_assistant_tokens"] for row in rows):
-            console.print(f"{length} drafts per round")
-            console.print(results_table([row for row in rows if row["num_assistant_tokens"] == length]))
+    from hf_diversed.cli import preparing
+    from hf_diversed.cli.tables import results_table
+    from hf_diversed.evaluation import EvaluationSettings
+    from hf_diversed.evaluation.frontier import FRONTIER, expand
+    from hf_diversed.evaluation.frontier import frontier as run
+    from hf_diversed.tasks import load_records
+
+    judge = preparing.load_task(task, allow_code_execution, unsafe_code_execution)
+    lengths = preparing.numbers("--num-assistant-tokens", num_assistant_tokens, int)
+    settings = EvaluationSettings(
+        num_examples=num_examples,
+        samples_per_prompt=samples_per_prompt,
+        seed=seed,
+        temperature=temperature,
+        batch_size=batch_size,
+        max_new_tokens=max_new_tokens,
+        add_special_tokens=not chat,
+        split=split if data_file is None else Path(data_file).name,
+    )
+    share = preparing.process_share(settings, output)
+    families = rules.split(",")
+    preparing.check_methods("--rules", expand(families), target, head, task)
+    preparing.check_output("--output", output)
+    examples = load_records(judge, split, num_examples, seed, data_file)
+    pool = preparing.load_shots(judge, shots, shots_file, seed)
+    pair, chosen = preparing.load_models(target, draft, head, device, task, chat, dtype)
+    asked = preparing.prompted(judge, pair, pool, shots, chat)
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch) if output is None else output.with_suffix(".parts")
+        rows = run(pair, asked, examples, families, share, num_assistant_tokens=lengths, head=chosen, output=folder)
+        if not rows:
+            return  # other processes are still at work; the last one reports
+        if output is not None:
+            shutil.copyfile(folder / FRONTIER, output)
+    for length in dict.fromkeys(row["num_assistant_tokens"] for row in rows):
+        console.print(f"{length} drafts per round")
+        console.print(results_table([row for row in rows if row["num_assistant_tokens"] == length]))

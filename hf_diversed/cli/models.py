@@ -3,32 +3,46 @@
 import os
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from hf_diversed.cli.comparison import Pair
+from hf_diversed.generation import checks
 from hf_diversed.zoo import load_demo_pair
 
 
 Device = torch.device | str
+DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
-def load_pair(target: str | None, draft: str | None, device: Device | None = None, chat: bool = False) -> Pair:
+def load_pair(
+    target: str | None,
+    draft: str | None,
+    device: Device | None = None,
+    chat: bool = False,
+    dtype: str | None = None,
+) -> Pair:
     """Load a pair by name, or the embedded one with its heads, onto a device; the best one if left out.
 
+    Args:
+        dtype: of `DTYPES`; None for the one that the weights were saved in.
+
     Raises:
-        ValueError: if only one of the two is named, or for `chat` and a tokenizer without a chat template; both
-            before a named model is loaded.
+        ValueError: if only one of the two is named, for a device that is not here, for models that cannot decode
+            together, or for `chat` and a tokenizer without a chat template; all before a named model is loaded.
     """
-    if (target is None) != (draft is None):
-        raise ValueError("--target and --draft go together: pass both, or neither for the embedded pair.")
+    check_pair(target, draft)
+    if device is not None:
+        check_device(device)
+    kind = check_dtype(dtype)
     device = device or best_device()
     if target is None or draft is None:
-        pair = _embedded_pair(device)
+        pair = _embedded_pair(device, kind)
         _check_chat(pair.tokenizer, chat)
         return pair
     tokenizer = AutoTokenizer.from_pretrained(target, padding_side="left")
     _check_chat(tokenizer, chat)
-    models = [AutoModelForCausalLM.from_pretrained(name, dtype="auto", device_map=device) for name in (target, draft)]
+    check_together(target, draft, tokenizer)
+    models = [AutoModelForCausalLM.from_pretrained(name, dtype=kind, device_map=device) for name in (target, draft)]
     return Pair(models[0].eval(), models[1].eval(), tokenizer, add_special_tokens=not chat)
 
 
@@ -40,10 +54,72 @@ def best_device() -> str:
     return "mps" if torch.backends.mps.is_available() else "cpu"
 
 
-def _embedded_pair(device: Device) -> Pair:
+def check_pair(target: str | None, draft: str | None) -> None:
+    if (target is None) != (draft is None):
+        raise ValueError(
+            "--target and --draft go together: pass both, for example --target Qwen/Qwen3-8B --draft "
+            "Qwen/Qwen3-0.6B, or neither for the embedded pair."
+        )
+
+
+def check_device(device: Device) -> None:
+    """Refuse a device that torch does not know, or that is not here."""
+    try:
+        torch.empty(1, device=device).item()
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise ValueError(
+            f"--device must be cpu, or an accelerator that is here, as in cuda, cuda:1 or mps; got {str(device)!r}: "
+            f"{reason}"
+        ) from error
+
+
+def check_dtype(dtype: str | None) -> torch.dtype | str:
+    """The dtype of a name, for `from_pretrained`."""
+    if dtype is None or dtype == "auto":
+        return "auto"
+    if dtype not in DTYPES:
+        raise ValueError(f"--dtype must be one of {', '.join(DTYPES)}, got {dtype!r}.")
+    kind: torch.dtype = getattr(torch, dtype)
+    return kind
+
+
+def check_together(target: str, draft: str, tokenizer) -> None:
+    """Refuse two models that no rule could decode with, by their shapes and tokenizers, without their weights."""
+    models = [without_weights(name) for name in (target, draft)]
+    try:
+        for model, role in zip(models, ("target", "draft")):
+            checks.check_architecture(model, role)
+        checks.check_vocabularies(*models)
+    except ValueError as error:
+        raise ValueError(f"--target {target} --draft {draft}: {error}") from error
+    try:
+        drafts = AutoTokenizer.from_pretrained(draft).get_vocab()
+    except (OSError, ValueError):
+        return  # a draft may come without one: the target's is used
+    shared = sum(tokenizer.get_vocab().get(token) == index for token, index in drafts.items())
+    if 2 * shared < len(drafts):  # one tokenizer with a few tokens added is one
+        raise ValueError(
+            f"--target {target} --draft {draft}: of the draft's {len(drafts):,} tokens only {shared:,} have their id "
+            "in the target's tokenizer. Use a draft from the same family."
+        )
+
+
+def without_weights(name: str) -> PreTrainedModel:
+    """The model's shapes alone: a config may not say what the output embedding sees."""
+    config = AutoConfig.from_pretrained(name)
+    with torch.device("meta"):
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(config)
+    model.name_or_path = name
+    return model
+
+
+def _embedded_pair(device: Device, dtype: torch.dtype | str) -> Pair:
     loaded = load_demo_pair()
-    loaded.target.to(device)
-    loaded.draft.to(device)
+    for model in (loaded.target, loaded.draft):
+        model.to(device)
+        if isinstance(dtype, torch.dtype):
+            model.to(dtype)
     return Pair(
         loaded.target,
         loaded.draft,

@@ -1,12 +1,13 @@
 """What the training commands share: dataclasses as options with a YAML file behind them, and rows of a task."""
 
 import argparse
+import dataclasses
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import yaml
-from transformers import HfArgumentParser
+from transformers import HfArgumentParser, TrainingArguments
 
 from hf_diversed.tasks.base import Task
 from hf_diversed.tasks.loading import load_records
@@ -15,7 +16,7 @@ from hf_diversed.tasks.rows import prompt_rows
 
 def parse_options(classes: Iterable[type], argv: list[str], prog: str, **defaults: Any) -> tuple:
     """Read dataclasses from the command line; `--config run.yaml` gives defaults in their names, and the command line
-    wins.
+    wins. Hyphens and underscores are one, in the file as well.
 
     Args:
         defaults: other than those of the dataclasses.
@@ -23,26 +24,53 @@ def parse_options(classes: Iterable[type], argv: list[str], prog: str, **default
     Raises:
         ValueError: for an option in the file that does not exist.
     """
-    parser = HfArgumentParser(tuple(classes), prog=prog)
+    parser = HfArgumentParser(tuple(classes), prog=prog, usage=f"{prog} [options]; --help lists them")
     parser.add_argument("--config", help="YAML file with any of these options.")
     parser.set_defaults(**defaults)
     first = argparse.ArgumentParser(prog=prog, add_help=False, allow_abbrev=False)
     first.add_argument("--config")
     path = first.parse_known_args(argv)[0].config
     if path is not None:
-        found = _read_config(path)
-        if unknown := sorted(set(found) - {action.dest for action in parser._actions}):
+        found, unknown = _by_destination(_read_config(path), parser)
+        if unknown:
             raise ValueError(f"the config names options that do not exist: {', '.join(unknown)}; see --help.")
         parser.set_defaults(**found)
         for action in parser._actions:
             action.required = action.required and action.dest not in found
+    _spell_with_hyphens(parser)
     *parsed, _ = parser.parse_args_into_dataclasses(argv, look_for_args_file=False)
     return tuple(parsed)
 
 
-def check_pair(target: str | None, draft: str | None) -> None:
-    if (target is None) != (draft is None):
-        raise ValueError("--target and --draft go together: pass both, or neither for the embedded pair.")
+def upstream_help(ours: Iterable[type]) -> str:
+    """What the options of transformers' trainer mean, but for those that `ours` explain."""
+    parser = HfArgumentParser(TrainingArguments, usage=argparse.SUPPRESS, add_help=False)
+    _spell_with_hyphens(parser)
+    explained = {item.name for section in ours for item in dataclasses.fields(section)}
+    for action in parser._actions:
+        if action.dest in explained:
+            action.help = argparse.SUPPRESS
+    return parser.format_help().replace("options:", "of transformers' trainer:", 1)
+
+
+def resume_point_of(given: str | bool | None, resume: bool) -> str | bool | None:
+    """Where a run goes on from: a checkpoint's folder, True for the newest complete one, None for the start.
+
+    Args:
+        given: what `--resume-from-checkpoint` says; "true" is what scripts of transformers take. resume: `--resume`.
+
+    Raises:
+        ValueError: for a folder that is none.
+    """
+    words = "" if given is None else str(given)
+    if words.lower() in ("", "false", "true"):
+        return True if resume or words.lower() == "true" else None
+    if not Path(words).is_dir():
+        raise ValueError(
+            f"--resume-from-checkpoint must name the folder of a checkpoint, got {words!r}, which is none; --resume "
+            "goes on from the newest complete one of --output-dir."
+        )
+    return words
 
 
 def read_records(task: Task, split: str, n: int, seed: int, data_file: str | None) -> list[dict[str, Any]]:
@@ -57,6 +85,21 @@ def supervised_rows(task: Task, records: list[dict[str, Any]], shots: int, chat:
     references = [task.chat_turn(record)[1] if chat else task.reference(record) for record in records]
     rows = prompt_rows(task, records, pool=records, shots=shots, chat=chat)
     return [{"prompt": row["prompt"], "completion": reference} for row, reference in zip(rows, references)]
+
+
+def _spell_with_hyphens(parser: argparse.ArgumentParser) -> None:
+    """Show every option as it is written elsewhere; what is parsed stays the same, underscores included."""
+    for action in parser._actions:
+        spelled = [option for option in action.option_strings if "_" not in option]
+        action.option_strings = spelled[:1] if spelled and action.dest != "help" else action.option_strings
+
+
+def _by_destination(found: dict[str, Any], parser: argparse.ArgumentParser) -> tuple[dict[str, Any], list[str]]:
+    """Values of a file by the name that the parser stores them under, and the names that it does not know."""
+    known = {option: action.dest for action in parser._actions for option in action.option_strings}
+    named = {f"--{name}".replace("_", "-"): (name, value) for name, value in found.items()}
+    unknown = sorted(name for option, (name, _) in named.items() if option not in known)
+    return {known[option]: value for option, (_, value) in named.items() if option in known}, unknown
 
 
 def _read_config(path: str) -> dict[str, Any]:

@@ -1,12 +1,15 @@
 """`hf-diversed plot`: results to figures."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hf_diversed.cli.terminal import console, errors_in_words
-from hf_diversed.evaluation.curves import Curve, read_curves
+from hf_diversed.cli.terminal import console, notes
+
+
+if TYPE_CHECKING:
+    from hf_diversed.evaluation.curves import Curve
 
 
 def plot(
@@ -15,26 +18,30 @@ def plot(
     formats: Annotated[str, typer.Option("--format", help="png, svg, pdf; several separated by commas.")] = "png",
 ) -> None:
     """Draw quality against acceptance and time, acceptance against w, and time against acceptance."""
-    with errors_in_words():
-        drawing = _drawing()
-        kinds = formats.split(",")
-        if unknown := [kind for kind in kinds if kind not in drawing.FORMATS]:
-            raise ValueError(f"--format must be of {', '.join(drawing.FORMATS)}, got {', '.join(unknown)}.")
-        figures, skipped = drawing.draw(_read(results))
-        for sentence in skipped:
-            console.print(sentence, markup=False)
-        if not figures:
-            raise ValueError("nothing to draw: no file holds the points of a figure.")
-        output.mkdir(parents=True, exist_ok=True)
-        for name, figure in figures.items():
-            for kind in kinds:
-                path = output / f"{name}.{kind}"
-                drawing.save(figure, path)
-                console.print(str(path), markup=False)
+    from hf_diversed.cli.preparing import check_output
+    from hf_diversed.evaluation import plots as drawing
+
+    kinds = formats.split(",")
+    if unknown := [kind for kind in kinds if kind not in drawing.FORMATS]:
+        raise ValueError(f"--format must be of {', '.join(drawing.FORMATS)}, got {', '.join(unknown)}.")
+    check_output("--output", output, folder=True)
+    figures, skipped = drawing.draw(_read(results))
+    for sentence in skipped:
+        notes.print(sentence, markup=False)
+    if not figures:
+        raise ValueError("nothing to draw: no file holds the points of a figure.")
+    output.mkdir(parents=True, exist_ok=True)
+    for name, figure in figures.items():
+        for kind in kinds:
+            path = output / f"{name}.{kind}"
+            drawing.save(figure, path)
+            console.print(str(path), markup=False, soft_wrap=True)
 
 
-def _read(paths: list[Path]) -> list[Curve]:
+def _read(paths: list[Path]) -> "list[Curve]":
     """Curves of all files; one that holds no results, as `results/*.json` may match, is named and left out."""
+    from hf_diversed.evaluation.curves import read_curves
+
     curves: list[Curve] = []
     stems = [path.stem for path in paths]
     if twice := sorted({stem for stem in stems if stems.count(stem) > 1}):
@@ -43,13 +50,5 @@ def _read(paths: list[Path]) -> list[Curve]:
         try:
             curves += read_curves(path)
         except ValueError as error:
-            console.print(f"left out: {error}", style="red", markup=False)
+            notes.print(f"left out: {error}", style="red", markup=False)
     return curves
-
-
-def _drawing():
-    try:
-        from hf_diversed.evaluation import plots
-    except ModuleNotFoundError as error:
-        raise ValueError(f"figures need {error.name}: pip install 'hf-diversed[eval]'") from error
-    return plots

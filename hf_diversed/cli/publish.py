@@ -3,26 +3,26 @@
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from hf_diversed.cli.evaluate import results_table
-from hf_diversed.cli.terminal import console, errors_in_words
-from hf_diversed.head import DiversedHead
-from hf_diversed.hub import Destination, publication, read_records
-from hf_diversed.hub import push as publish
-from hf_diversed.hub.files import CARD
-from hf_diversed.hub.records import EVALUATION, LICENSE, HeadRecords
+from hf_diversed.cli.terminal import console, notes
+
+
+if TYPE_CHECKING:
+    from hf_diversed.head import DiversedHead
+    from hf_diversed.hub import HeadRecords
 
 
 Folder = Annotated[Path, typer.Argument(exists=True, file_okay=False, help="Head as the trainer saves it.")]
 Evaluation = Annotated[
-    Path | None, typer.Option(exists=True, dir_okay=False, help=f"Report of `evaluate`; FOLDER/{EVALUATION}.")
+    Path | None, typer.Option(exists=True, dir_okay=False, help="Report of `evaluate`; FOLDER/evaluation.json.")
 ]
+LICENSE = "apache-2.0"  # also of `hub.records.HeadRecords`
 License = Annotated[str, typer.Option(help="For the card, as the Hub spells it.")]
 Tags = Annotated[str, typer.Option(help="More tags for the card, separated by commas.")]
 
@@ -40,11 +40,12 @@ def push(
     token: Annotated[str | None, typer.Option(help="Instead of the one of `hf auth login`.")] = None,
 ) -> None:
     """Publish a head with its card, results and provenance, in one commit; nothing else of the folder is sent."""
-    with errors_in_words():
-        head, records = _read(folder, evaluation, license, tags)
-        to = Destination(repo, private, revision, create_pr, token, commit_message)
-        commit = publish(head, records, to)
-        console.print(Text(commit.pr_url or commit.commit_url), soft_wrap=True)
+    from hf_diversed.hub import Destination
+    from hf_diversed.hub import push as publish
+
+    head, records = _read(folder, evaluation, license, tags)
+    commit = publish(head, records, Destination(repo, private, revision, create_pr, token, commit_message))
+    console.print(Text(commit.pr_url or commit.commit_url), soft_wrap=True)
 
 
 def card(
@@ -53,14 +54,19 @@ def card(
     repo: Annotated[str | None, typer.Option(help="Hub id that the head will have.")] = None,
     license: License = LICENSE,
     tags: Tags = "",
-    output: Annotated[Path | None, typer.Option(help=f"FOLDER/{CARD} by default.")] = None,
+    output: Annotated[Path | None, typer.Option(help="FOLDER/README.md by default.")] = None,
 ) -> None:
     """Render the model card that a push would publish."""
-    with errors_in_words():
-        head, records = _read(folder, evaluation, license, tags)
-        path = output or folder / CARD
-        path.write_bytes(publication(head, records, repo, folder=str(folder))[CARD])
-        console.print(Text(str(path)), soft_wrap=True)
+    from hf_diversed.cli.preparing import check_output
+    from hf_diversed.hub import publication
+    from hf_diversed.hub.files import CARD
+
+    check_output("--output", output)
+    head, records = _read(folder, evaluation, license, tags)
+    path = output or folder / CARD
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(publication(head, records, repo, folder=str(folder))[CARD])
+    console.print(Text(str(path)), soft_wrap=True)
 
 
 def info(
@@ -70,15 +76,22 @@ def info(
     token: Annotated[str | None, typer.Option(help="Instead of the one of `hf auth login`.")] = None,
 ) -> None:
     """Show a head's pair, sizes, task and results."""
-    with errors_in_words():
-        hub = {name: value for name, value in (("revision", revision), ("token", token)) if value is not None}
-        loaded, records = DiversedHead.from_pretrained(head, **hub), read_records(head, evaluation, **hub)
-        console.print(about_table(loaded, records))
-        rows = records.evaluation.get("records") or []
-        console.print(results_table(rows) if rows else f"No results: there is no {EVALUATION} beside it.")
+    from hf_diversed.cli.tables import results_table
+    from hf_diversed.head import DiversedHead
+    from hf_diversed.hub import read_records
+    from hf_diversed.hub.records import EVALUATION
+
+    hub = {name: value for name, value in (("revision", revision), ("token", token)) if value is not None}
+    loaded, records = DiversedHead.from_pretrained(head, **hub), read_records(head, evaluation, **hub)
+    console.print(about_table(loaded, records))
+    rows = records.evaluation.get("records") or []
+    if rows:
+        console.print(results_table(rows))
+    else:
+        notes.print(f"No results: there is no {EVALUATION} beside it.")
 
 
-def about_table(head: DiversedHead, records: HeadRecords) -> Table:
+def about_table(head: "DiversedHead", records: "HeadRecords") -> Table:
     """What a head is and belongs to, a line each; what nobody recorded is left out."""
     config = head.config
     measured = (records.evaluation.get("provenance") or {}).get("evaluation") or {}
@@ -107,7 +120,10 @@ def _model(name: str | None, revision: str | None, measured: Mapping[str, Any] |
     return ", ".join(part for part in parts if part) or None
 
 
-def _read(folder: Path, evaluation: Path | None, license: str, tags: str) -> tuple[DiversedHead, HeadRecords]:
+def _read(folder: Path, evaluation: Path | None, license: str, tags: str) -> "tuple[DiversedHead, HeadRecords]":
+    from hf_diversed.head import DiversedHead
+    from hf_diversed.hub import read_records
+
     records = read_records(folder, evaluation)
     chosen = tuple(tag.strip() for tag in tags.split(",") if tag.strip())
     return DiversedHead.from_pretrained(folder), replace(records, license=license, tags=chosen)

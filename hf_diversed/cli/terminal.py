@@ -1,24 +1,78 @@
 """Where commands print, and how they say what went wrong."""
 
-from collections.abc import Iterator
+import functools
+import inspect
+import traceback
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.text import Text
 
-from hf_diversed.sandbox import SandboxUnavailable
+
+console = Console()  # results, which may go into a file or a pipe; everything else goes to `notes`
+notes = Console(stderr=True)
+
+USAGE, FAILURE = 2, 1  # exit codes: what was asked for cannot be, or could not be done
+
+# Which extra of the package brings a module; what an import names is a module, and not what pip installs.
+EXTRAS = {
+    "datasets": "train",
+    "lm_eval": "eval",
+    "math_verify": "train",
+    "matplotlib": "eval",
+    "rouge_score": "train",
+    "sacrebleu": "train",
+    "yaml": "train",
+}
+
+Debug = Annotated[bool, typer.Option("--debug", help="Show the trace of an error.")]
 
 
-console = Console()
-notes = Console(stderr=True)  # beside the output proper, which may go into a pipe
+def command(function: Callable[..., None]) -> Callable[..., None]:
+    """Add `--debug` to a command, and say its errors in words."""
+
+    @functools.wraps(function)
+    def run(*args: Any, debug: bool = False, **kwargs: Any) -> None:
+        with errors_in_words(debug):
+            function(*args, **kwargs)
+
+    signature = inspect.signature(function)
+    added = inspect.Parameter("debug", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Debug)
+    run.__signature__ = signature.replace(parameters=[*signature.parameters.values(), added])  # type: ignore[attr-defined]
+    run.__annotations__ = {**function.__annotations__, "debug": Debug}
+    return run
 
 
 @contextmanager
-def errors_in_words() -> Iterator[None]:
-    """Say in a line, without a traceback, what was refused; the command exits with 2."""
+def errors_in_words(debug: bool = False) -> Iterator[None]:
+    """Say on standard error, without a traceback unless `debug`, what was refused or failed, and exit."""
     try:
         yield
-    except (ValueError, OSError, SandboxUnavailable) as error:
-        console.print(Text(str(error), style="red"))
-        raise typer.Exit(2) from error
+    except (typer.Exit, typer.Abort):
+        raise
+    except (ValueError, TypeError) as error:
+        _tell(str(error), debug)
+        raise typer.Exit(USAGE) from error
+    except ImportError as error:
+        _tell(_what_to_install(error), debug)
+        raise typer.Exit(FAILURE) from error
+    except OSError as error:
+        _tell(str(error), debug)
+        raise typer.Exit(FAILURE) from error
+    except (RuntimeError, AssertionError) as error:  # of torch: no memory left, no such kernel, built without CUDA
+        _tell(f"{type(error).__name__}: {error}" + ("" if debug else "\n--debug shows where."), debug)
+        raise typer.Exit(FAILURE) from error
+
+
+def _tell(sentence: str, debug: bool) -> None:
+    if debug:
+        traceback.print_exc()
+    notes.print(Text(sentence, style="red"), soft_wrap=True)
+
+
+def _what_to_install(error: ImportError) -> str:
+    extra = EXTRAS.get((error.name or "").partition(".")[0])
+    return str(error) if extra is None else f'{error.name} is not installed: pip install "hf-diversed[{extra}]"'

@@ -15,6 +15,7 @@ import numpy as np
 
 # Replicates that a curve cannot judge are left out of its interval; with more than this share of them there is none.
 MAX_OUTSIDE = 0.05
+_ROUNDING = 1e-9  # statistics this close are the same
 
 
 @dataclass(frozen=True)
@@ -39,8 +40,8 @@ class Bootstrap:
     """Resamples of P prompts. A statistic is an array `[R + 1]`: on the prompts themselves, then once per replicate.
 
     Combine statistics by arithmetic on these arrays before `estimate`: a difference of two of them is paired.
-    Bounds are percentiles, so a statistic that does not vary over the prompts (every answer right) gets bounds of
-    width 0: they say nothing there. `wilson` does, for rates of single samples.
+    Bounds of `estimate` are percentiles, so a statistic that does not vary over the prompts (every answer wrong) gets
+    bounds of width 0, which say nothing; those of `estimate_mean` do.
 
     Args:
         num_prompts: P. `replicates`: R. Memory is 8 (R + 1) P bytes.
@@ -78,6 +79,28 @@ class Bootstrap:
         tail = 1.0 - level
         low, high, lower, upper = np.quantile(known, [tail / 2, 1.0 - tail / 2, tail, 1.0 - tail])
         return Estimate(value, float(low), float(high), float(lower), float(upper), outside)
+
+    def estimate_mean(self, statistic: np.ndarray, low: float, high: float, level: float = 0.95) -> Estimate:
+        """`estimate` for a mean over prompts of values in [low, high], also where all prompts have the same value.
+
+        The replicates are all alike then. That none of P prompts has another value leaves another one a probability
+        of at most Wilson's bound on 0 of P, and the mean as much room towards either end. For rates of 0 and 1 this
+        is Wilson's interval with the prompts as trials.
+        """
+        found = self.estimate(statistic, level)
+        if np.isnan(found.low) or np.ptp(statistic[~np.isnan(statistic)]) > _ROUNDING:
+            return found
+        trials = self.counts.shape[1]
+        two_sided, one_sided = (wilson(0, trials, confidence)[1] for confidence in (level, 2.0 * level - 1.0))
+        below, above = found.value - low, high - found.value
+        return Estimate(
+            found.value,
+            found.value - two_sided * below,
+            found.value + two_sided * above,
+            found.value - one_sided * below,
+            found.value + one_sided * above,
+            found.outside,
+        )
 
 
 def wilson(successes: int, trials: int, level: float = 0.95) -> tuple[float, float]:

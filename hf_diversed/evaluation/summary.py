@@ -143,7 +143,7 @@ def compare(results: Results, label: str, other: str, replicates: int = REPLICAT
     found: dict = {"method": label, "minus": other}
     for name, above, below in (("acceptance_rate", "num_accepted", "num_drafted"), ("quality", "score", "rows")):
         mine, theirs = (bootstrap.ratio(tables[key].sums[above], tables[key].sums[below]) for key in (label, other))
-        found |= _with_bounds(name, bootstrap.estimate(mine - theirs))
+        found |= _with_bounds(name, bootstrap.estimate_mean(mine - theirs, -1.0, 1.0))
     return found
 
 
@@ -161,12 +161,13 @@ def _prepare(
 
 def _quality(table: MethodTable, reference: MethodTable | None, bootstrap: Bootstrap) -> dict:
     quality = bootstrap.ratio(table.sums["score"], table.sums["rows"])
-    values = _with_bounds("quality", bootstrap.estimate(quality))
+    values = _with_bounds("quality", bootstrap.estimate_mean(quality, 0.0, 1.0))
     values |= {"quality_relaxed": table.mean_score(True), "quality_unrelaxed": table.mean_score(False)}
     if reference is None or reference is table:
         nothing = {"quality_drop": None, "quality_drop_ci": None, "quality_drop_upper": None}
         return values | {"reference": None} | nothing
-    drop = bootstrap.estimate(bootstrap.ratio(reference.sums["score"], reference.sums["rows"]) - quality)
+    better = bootstrap.ratio(reference.sums["score"], reference.sums["rows"])
+    drop = bootstrap.estimate_mean(better - quality, -1.0, 1.0)
     upper = {"quality_drop_upper": _number(drop.upper)}
     return values | {"reference": reference.label} | _with_bounds("quality_drop", drop) | upper
 
@@ -181,7 +182,7 @@ def _acceptance(table: MethodTable, bootstrap: Bootstrap) -> dict:
     rate = {"acceptance_rate": None, "acceptance_rate_ci": None}
     if "num_drafted" in table.sums:
         ratio = bootstrap.ratio(table.sums["num_accepted"], table.sums["num_drafted"])
-        rate = _with_bounds("acceptance_rate", bootstrap.estimate(ratio))
+        rate = _with_bounds("acceptance_rate", bootstrap.estimate_mean(ratio, 0.0, 1.0))
     return rate | {
         "verified_acceptance_rate": table.rate("num_accepted", "num_accepted", "num_rejected"),
         "block_efficiency": table.rate("tokens", "num_rounds"),

@@ -1,40 +1,15 @@
 """Drafts and rules kept beside models, for callers that only call `generate(**json)`: what holds where, how long."""
 
-import os
 import threading
 import weakref
 from contextvars import ContextVar
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from transformers import PreTrainedModel
 
 from hf_diversed import _compat
-from hf_diversed.head import DiversedHead
-from hf_diversed.verifiers import Verifier
-
-
-@dataclass
-class Options:
-    """The arguments that the hook adds to `generate`."""
-
-    diversed_head: "DiversedHead | str | os.PathLike | None" = None
-    verifier: Verifier | str | None = None
-    diversed_quality: float | list[float] | torch.Tensor | None = None
-    diversed_max_bias: float | list[float] | torch.Tensor | None = None
-    diversed_bias_budget: float | list[float] | torch.Tensor | None = None
-    output_token_records: bool | None = None
-
-    @classmethod
-    def pop_from(cls, kwargs: dict) -> "Options":
-        return cls(**{name: kwargs.pop(name, None) for name in (item.name for item in fields(cls))})
-
-    def names_a_rule(self) -> bool:
-        return self.diversed_head is not None or self.verifier is not None
-
-    def given(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if value is not None}
+from hf_diversed.generation.options import Options
 
 
 @dataclass(frozen=True, eq=False)

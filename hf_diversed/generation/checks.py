@@ -41,7 +41,7 @@ def check_call(
         check_vocabularies(model, draft)
 
 
-def check_model(model: PreTrainedModel, role: str) -> None:
+def check_architecture(model: PreTrainedModel, role: str) -> None:
     """Refuse models whose cache cannot be rolled back row by row. `role` is "target" or "draft"."""
     if not isinstance(_compat.base_model(model), PreTrainedModel):
         raise TypeError(
@@ -68,6 +68,12 @@ def check_model(model: PreTrainedModel, role: str) -> None:
             f"the {role} {name} runs attn_implementation={implementation!r}, which takes no 4D mask; "
             'load it with attn_implementation="sdpa" (or "eager").'
         )
+
+
+def check_model(model: PreTrainedModel, role: str) -> None:
+    """`check_architecture`, and refuse models that stand in a state that cannot decode."""
+    check_architecture(model, role)
+    name = type(_compat.base_model(model)).__name__
     if _compat.device(model) is None:
         raise ValueError(f"the {role} {name} has no weights (its device is meta); load it with from_pretrained.")
     if _compat.recomputes_activations(model):

@@ -1,28 +1,26 @@
-"""The only file that touches `GenerationMixin`: teaches `generate` the arguments `diversed_head=` and `verifier=`."""
+"""What `generate` does with the arguments `diversed_head=` and `verifier=`; `patching.py` puts it there."""
 
 import copy
 import functools
 import inspect
 import os
-from dataclasses import fields
 from typing import Any
 
 import torch
-from transformers import GenerationConfig, GenerationMixin, PreTrainedModel, StoppingCriteriaList, StopStringCriteria
+from transformers import GenerationConfig, PreTrainedModel, StoppingCriteriaList, StopStringCriteria
 
 from hf_diversed import _compat
 from hf_diversed.generation import checks
-from hf_diversed.generation.attachment import Attached, Attachment, Options, attached_to, keep_beside
+from hf_diversed.generation.attachment import Attached, Attachment, attached_to, keep_beside
 from hf_diversed.generation.decoding import diversed_decoding
+from hf_diversed.generation.options import Options
+from hf_diversed.generation.patching import install_hook, stock_signature
 from hf_diversed.head import DiversedHead, load_head
 from hf_diversed.verifiers import DiversedVerifier, Verifier, build_verifier
 
 
-OPTION_NAMES = tuple(item.name for item in fields(Options))
 _DRAFT_MODES = ("prompt_lookup_num_tokens", "assistant_early_exit")
 DIALS = ("quality", "max_bias", "bias_budget")  # of DiversedVerifier; `generate` knows them as diversed_quality ...
-_HOOK = "_hf_diversed_hook"
-_SIGNATURE = inspect.signature(GenerationMixin.generate)
 
 
 def attach(
@@ -60,48 +58,16 @@ def attach(
     return keep_beside(_compat.base_model(model), Attached(assistant_model, options, num_assistant_tokens))
 
 
-def install_hook() -> None:
-    """Wrap `GenerationMixin.generate`, once. `import hf_diversed` does it unless HF_DIVERSED_NO_HOOK=1."""
-    original = GenerationMixin.generate
-    if any(_HOOK in vars(layer) and vars(layer)[_HOOK] is layer for layer in _layers(original)):
-        return
-
-    @functools.wraps(original)
-    def generate(self, *args, **kwargs):
-        attachment = attached_to(self)
-        options = Options.pop_from(kwargs)
-        if attachment is None and not options.names_a_rule():
-            if isinstance(kwargs.get("custom_generate"), str):  # a script of the Hub may bring the rule
-                return original(self, *args, **kwargs, **options.given())
-            _refuse_options_without_a_rule(options)
-            return original(self, *args, **kwargs)
-        return _generate_relaxed(original, self, attachment, options, args, kwargs)
-
-    generate.__signature__ = _extended_signature(original)  # type: ignore[attr-defined]
-    setattr(generate, _HOOK, generate)  # a wrapper around ours inherits the attribute, but is not its value
-    GenerationMixin.generate = generate
-
-
-def uninstall_hook() -> None:
-    """Give `GenerationMixin.generate` back; does nothing if the hook is not installed.
-
-    Raises:
-        RuntimeError: if somebody has wrapped the hooked method since; theirs would be lost.
-    """
-    current = GenerationMixin.generate
-    hook = vars(current).get(_HOOK)
-    if hook is None:
-        return
-    if hook is not current:
-        raise RuntimeError("GenerationMixin.generate was wrapped again after hf_diversed; undo that wrapper first.")
-    GenerationMixin.generate = current.__wrapped__
-
-
-def _layers(function):
-    """A function and what it wraps, from the outside in."""
-    while function is not None:
-        yield function
-        function = getattr(function, "__wrapped__", None)
+def dispatch(original, model: PreTrainedModel, args: tuple, kwargs: dict[str, Any]):
+    """One call of the hooked `generate`: relaxed decoding where it or an attachment names a rule, else upstream's."""
+    attachment = attached_to(model)
+    options = Options.pop_from(kwargs)
+    if attachment is None and not options.names_a_rule():
+        if isinstance(kwargs.get("custom_generate"), str):  # a script of the Hub may bring the rule
+            return original(model, *args, **kwargs, **options.given())
+        _refuse_options_without_a_rule(options)
+        return original(model, *args, **kwargs)
+    return _generate_relaxed(original, model, attachment, options, args, kwargs)
 
 
 def _refuse_options_without_a_rule(options: Options) -> None:
@@ -112,21 +78,11 @@ def _refuse_options_without_a_rule(options: Options) -> None:
         )
 
 
-def _extended_signature(original) -> inspect.Signature:
-    signature = inspect.signature(original)
-    *named, var_keyword = signature.parameters.values()
-    added = [
-        inspect.Parameter(item.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=item.type)
-        for item in fields(Options)
-    ]
-    return signature.replace(parameters=[*named, *added, var_keyword])
-
-
 def _generate_relaxed(original, model: PreTrainedModel, attachment: Attached | None, options: Options, args, kwargs):
     """Bind draft, rule and streamer into the loop and let upstream prepare everything else."""
     signature = inspect.signature(original)
     if "assistant_model" not in signature.parameters:  # a wrapper of somebody's that takes anything
-        signature = _SIGNATURE
+        signature = stock_signature()
     arguments = signature.bind(model, *args, **kwargs).arguments
     extra = arguments.pop("kwargs", {})
     call = _Call(model, arguments, extra, attachment)

@@ -1,8 +1,26 @@
 """Training of heads: rollouts of the decoding loop, an objective over its coins, and a `Trainer` around both."""
 
-from hf_diversed.training.arguments import DiversedConfig
-from hf_diversed.training.draft_tuning import DraftTuningConfig, tune_draft
-from hf_diversed.training.trainer import DiversedTrainer
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
+
+if TYPE_CHECKING:
+    from hf_diversed.training.arguments import DiversedConfig
+    from hf_diversed.training.draft_tuning import DraftTuningConfig, tune_draft
+    from hf_diversed.training.trainer import DiversedTrainer
 
 __all__ = ["DiversedConfig", "DiversedTrainer", "DraftTuningConfig", "tune_draft"]
+
+_HOME_OF = {
+    "DiversedConfig": "arguments",
+    "DiversedTrainer": "trainer",
+    "DraftTuningConfig": "draft_tuning",
+    "tune_draft": "draft_tuning",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Names with their modules, at first use: `settings.py` alone needs neither torch nor transformers."""
+    if name not in _HOME_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOME_OF[name]}"), name)

@@ -6,7 +6,7 @@ The result is a peft adapter that serves as `assistant_model`. Knows nothing of 
 import copy
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -25,6 +25,7 @@ from hf_diversed.training.checkpoints import SealedCheckpoints, resume_point
 from hf_diversed.training.loading import load_frozen
 from hf_diversed.training.prompts import check_context
 from hf_diversed.training.run_folder import sole_run
+from hf_diversed.training.settings import DraftTuningSettings
 from hf_diversed.training.target_samples import Ids, end_ids, sample_completions, until_end
 from hf_diversed.verifiers.base import check_range
 
@@ -36,7 +37,7 @@ _IGNORED = -100  # label of what has no loss: prompt and padding
 
 
 @dataclass
-class DraftTuningConfig(TrainingArguments):
+class DraftTuningConfig(DraftTuningSettings, TrainingArguments):
     """`TrainingArguments` plus the adapter, what it is tuned towards, and how the target's completions are drawn.
 
     Raises:
@@ -44,37 +45,6 @@ class DraftTuningConfig(TrainingArguments):
     """
 
     _VALID_DICT_FIELDS: ClassVar[list[str]] = [*TrainingArguments._VALID_DICT_FIELDS, "model_init_kwargs"]
-
-    per_device_train_batch_size: int = field(default=8, metadata={"help": "Completions per device and update."})
-    learning_rate: float = field(default=2e-4, metadata={"help": "Of AdamW, on the adapter."})
-    lr_scheduler_type: str = field(default="cosine", metadata={"help": "As in transformers."})
-
-    mode: str = field(
-        default="distill",
-        metadata={
-            "help": '"distill": towards the target\'s laws on its completions; "supervised": to the references.'
-        },
-    )
-    divergence: str = field(
-        default="kl", metadata={"help": 'Of distillation: "kl" is KL(p||q); "tv" is what acceptance loses, TV(p, q).'}
-    )
-    lora_r: int = field(default=16, metadata={"help": "Rank of the adapter."})
-    lora_alpha: int = field(default=32, metadata={"help": "Scale of the adapter is lora_alpha / lora_r."})
-    lora_dropout: float = field(default=0.0, metadata={"help": "On the adapter's input."})
-    lora_target_modules: list[str] = field(
-        default_factory=lambda: ["all-linear"],
-        metadata={"help": 'Names of the layers that get one; "all-linear" is all but the output.'},
-    )
-    temperature: float = field(default=1.0, metadata={"help": "Of the target's completions, and of both laws."})
-    max_completion_length: int = field(default=128, metadata={"help": "Longest completion in tokens."})
-    num_samples_per_prompt: int = field(default=1, metadata={"help": "The target's completions per prompt."})
-    generation_batch_size: int = field(default=128, metadata={"help": "Completions of the target drawn together."})
-    merge: bool = field(default=False, metadata={"help": 'Also write draft and adapter as one model, in "merged".'})
-    resume: bool = field(default=False, metadata={"help": "Go on from the newest complete checkpoint."})
-    model_init_kwargs: dict | str | None = field(default=None, metadata={"help": "For models given by name (JSON)."})
-
-    dataloader_pin_memory: bool = field(default=False, metadata={"help": "Off: batches are small."})
-    remove_unused_columns: bool = field(default=False, metadata={"help": "Off: there are none."})
 
     def __post_init__(self) -> None:
         super().__post_init__()

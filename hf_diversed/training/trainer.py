@@ -166,8 +166,8 @@ class DiversedTrainer(SealedCheckpoints):
                 resume_from_checkpoint = resume_point(Path(self.args.output_dir))
             elif resume_from_checkpoint and (problem := damage(Path(resume_from_checkpoint))):
                 raise ValueError(
-                    f"checkpoint {resume_from_checkpoint} is damaged: {problem}. Pass True to go on from the newest "
-                    "complete one."
+                    f"checkpoint {resume_from_checkpoint} is damaged: {problem}. Pass True (--resume on the command "
+                    "line) to go on from the newest complete one."
                 )
             return self._train(resume_from_checkpoint or None, **kwargs)
 

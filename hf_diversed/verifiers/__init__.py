@@ -1,5 +1,7 @@
 """The rules, by name. A new rule is one file here, one line below, one row in `tests/verifier_cases.py`."""
 
+import inspect
+
 from hf_diversed.verifiers.base import LawVerifier, Verifier
 from hf_diversed.verifiers.block import BlockVerifier
 from hf_diversed.verifiers.cactus import CactusVerifier
@@ -52,9 +54,15 @@ def build_verifier(spec: str) -> Verifier:
             return VERIFIERS[name](*[build_verifier(":".join(values))])
         return VERIFIERS[name](*map(_number_or_text, values))
     except TypeError as error:
-        raise ValueError(
-            f"verifier {spec!r} lacks or has wrong parameters ({error}); pass an instance instead."
-        ) from error
+        raise ValueError(f"verifier {spec!r} lacks or has wrong parameters ({error}); {_usage(name)}.") from error
+
+
+def _usage(name: str) -> str:
+    parameters = inspect.signature(VERIFIERS[name]).parameters.values()
+    if any(item.kind is item.KEYWORD_ONLY and item.default is item.empty for item in parameters):
+        return f"it takes what text cannot say: build {VERIFIERS[name].__name__} in Python and pass the instance"
+    words = (f":{item.name}" if item.default is item.empty else f"[:{item.name}]" for item in parameters)
+    return f"it reads {name}{''.join(words)}; or pass an instance"
 
 
 def _number_or_text(value: str) -> float | str:

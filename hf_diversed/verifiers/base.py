@@ -198,13 +198,13 @@ def one_hot_best(scores: torch.Tensor) -> torch.Tensor:
 
 def check_range(name: str, value: float, low: float, high: float, advice: str = "") -> float:
     """Return `value` as a float, or raise ValueError naming parameter, range, what was given and what to do."""
-    if not low <= value <= high:  # also refuses nan
+    if isinstance(value, str) or not low <= value <= high:  # also refuses nan
         raise ValueError(f"`{name}` must lie in [{low:g}, {high:g}], got {value!r}. {advice}".rstrip())
     return float(value)
 
 
 def check_count(name: str, value: float, advice: str = "") -> int:
     """Return `value` as an int of at least 1, or raise ValueError. Whole floats count: command lines send them."""
-    if not value >= 1 or not float(value).is_integer():
+    if isinstance(value, str) or not value >= 1 or not float(value).is_integer():
         raise ValueError(f"`{name}` must be an integer >= 1, got {value!r}. {advice}".rstrip())
     return int(value)

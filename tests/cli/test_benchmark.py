@@ -58,15 +58,21 @@ def test_random_weights_end_to_end(configs, tmp_path):
         ({"--target-config": "qwen3-8b"}, (), "go together"),
         ({}, ("--random-weights",), "go together"),
         ({"--target-config": "no-such", "--draft-config": "qwen3-8b"}, ("--random-weights",), "no configuration"),
-        ({"--num-layers": "2"}, (), "shape random weights"),
+        ({"--num-layers": "2"}, (), "shapes random weights"),
+        ({"--dtype": "float7"}, (), "--dtype must be one of"),
+        ({"--methods": "static:abc"}, (), "--methods static:abc: `weight` must lie in [0, 1], got 'abc'"),
+        ({"--methods": "upstream:2"}, (), "For example --methods upstream:0.7"),
+        ({"--output": "/dev/null/here/x.json"}, (), "--output /dev/null/here/x.json cannot be written"),
         ({"--batch-sizes": "one"}, (), "several separated by commas"),
         ({"--batch-sizes": "1.5"}, (), "several separated by commas"),
         ({"--batch-sizes": "2,2"}, (), "not name a value twice"),
         ({"--acceptance": "2"}, (), "[0, 1]"),
     ],
 )
-def test_bad_options_are_messages(options, flags, words):
-    """Catches tracebacks where a sentence would do."""
+def test_bad_options_are_messages(options, flags, words, monkeypatch):
+    """Catches tracebacks where a sentence would do, and a pair that is loaded in vain."""
+    if "--dtype" not in options:
+        monkeypatch.setattr("hf_diversed.cli.models.load_pair", None)
     result = run(options, *flags)
     assert result.exit_code == 2, result.output
-    assert words in result.output
+    assert words in result.stderr

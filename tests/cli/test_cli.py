@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 
 from hf_diversed import DiversedHead, DiversedHeadConfig, load_demo_pair
 from hf_diversed.cli import app
+from hf_diversed.cli.models import load_pair
 from hf_diversed.cli.rendering import token_text
 from hf_diversed.outputs import TokenRecords
 from hf_diversed.token_view import ORIGINS
@@ -19,7 +20,7 @@ def run(*arguments: str):
 
 def test_demo_prints_a_row_per_method():
     """Catches a method that fails or vanishes from the table, and an example without its prompt."""
-    result = run("demo", "--num-prompts", "1", "--max-new-tokens", "24")
+    result = run("demo", "--num-examples", "1", "--max-new-tokens", "24")
     assert result.exit_code == 0, result.output
     methods = ("plain decoding", "upstream assisted", "lossless", "static", "DIVERSED", "batch 8")
     for words in methods:
@@ -67,7 +68,9 @@ def test_generate_turns_the_dial():
     """Catches options that never reach the rule."""
     accepted = []
     for options in ([], ["--max-bias", "0"], ["--bias-budget", "0"]):
-        result = run("generate", PROMPT, "--quality", "0", *options, "--gamma", "3", "--max-new-tokens", "24")
+        result = run(
+            "generate", PROMPT, "--quality", "0", *options, "--num-assistant-tokens", "3", "--max-new-tokens", "24"
+        )
         assert "diversed@0: " in result.stderr, result.output
         accepted.append("100.0% of " in result.stderr)
     assert accepted == [True, False, False]
@@ -96,7 +99,7 @@ def test_generate_with_folders(tmp_path):
     DiversedHead(DiversedHeadConfig(*widths)).save_pretrained(tmp_path / "head")
     paths = {name: str(tmp_path / name) for name in ("target", "draft", "head")}
     options = [part for name, path in paths.items() for part in (f"--{name}", path)]
-    result = run("generate", "2 plus 3?", *options, "--max-new-tokens", "8")
+    result = run("generate", "2 plus 3?", *options, "--max-new-tokens", "8", "--dtype", "float32")
     assert result.exit_code == 0, result.output
 
 
@@ -109,16 +112,44 @@ def test_generate_with_folders(tmp_path):
         (["--method", "static:0.5", "--quality", "0.5"], "act on a head"),
         (["--method", "ar", "--max-bias", "0.5"], "act on a head"),
         (["--method", "diversed", "--task", "poetry"], "needs a head"),
-        (["--head", "/no/such/folder"], "/no/such/folder"),
+        (["--method", "static:abc"], "--method static:abc: `weight` must lie in [0, 1], got 'abc'"),
+        (["--method", "static:abc"], "For example --method static:0.7."),
+        (["--method", "static"], "it reads static:weight[:max_bias][:bias_budget]"),
+        (["--method", "phase"], "build PhaseVerifier in Python"),
+        (["--target", "x", "--draft", "y", "--method", "diversed"], "pass --head FOLDER_OR_HUB_ID."),
+        (["--device", "cudaa"], "--device must be cpu, or an accelerator that is here"),
+        (["--device", "meta"], "got 'meta'"),
+        (["--dtype", "float7"], "--dtype must be one of auto, float32, bfloat16, float16, got 'float7'"),
     ],
 )
-def test_bad_options_are_messages(arguments, words):
-    """Catches tracebacks where a sentence would do."""
+def test_bad_options_are_messages(arguments, words, monkeypatch):
+    """Catches tracebacks where a sentence would do, sentences in the output, and models loaded in vain."""
+    monkeypatch.setattr("hf_diversed.cli.models.load_demo_pair", None)
     result = run("generate", "x", *arguments)
     assert result.exit_code == 2, result.output
-    assert words in result.output
-    assert "Traceback" not in result.output
+    assert words in result.stderr
+    assert "Traceback" not in result.stderr
+    assert result.stdout == ""
 
 
 def test_empty_prompt_is_refused():
-    assert "empty" in run("generate", "  ").output
+    """Catches the error in the place of the text: `generate "" >out`."""
+    result = run("generate", "  ")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "empty" in result.stderr
+
+
+def test_missing_head_is_a_failure(monkeypatch):
+    """Catches the pair loaded before its head is looked for."""
+    monkeypatch.setattr("hf_diversed.cli.models.load_demo_pair", None)
+    result = run("generate", "x", "--head", "/no/such/folder")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "/no/such/folder" in result.stderr
+
+
+def test_dtype_of_the_pair():
+    """Catches a --dtype that only named models obey."""
+    assert load_pair(None, None, "cpu", dtype="bfloat16").target.dtype is torch.bfloat16
+    assert load_pair(None, None, "cpu").draft.dtype is torch.float32
+    result = run("generate", "2 plus 3?", "--dtype", "bfloat16", "--device", "cpu", "--max-new-tokens", "4")
+    assert result.exit_code == 0, result.stderr

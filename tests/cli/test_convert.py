@@ -1,5 +1,8 @@
 """`hf-diversed convert` on a file in the authors' format, written here."""
 
+import shlex
+from pathlib import Path
+
 import pytest
 import torch
 from typer.testing import CliRunner
@@ -39,10 +42,10 @@ def test_sizes_of_a_pair(folder):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["ensemble_head.bin"], "pass target_hidden_size"),
+        (["ensemble_head.bin"], "pass --target-hidden-size 4096 --draft-hidden-size 2048"),
+        (["."], "pass --target-hidden-size"),
         (["ensemble_head.bin", "--target", "one"], "go together"),
         (["ensemble_head.bin", "--target-hidden-size", "48"], "add up to 48"),
-        (["nothing.bin"], "nothing.bin does not exist"),
     ],
 )
 def test_bad_arguments_are_messages(folder, arguments, words):
@@ -52,3 +55,29 @@ def test_bad_arguments_are_messages(folder, arguments, words):
     assert result.exit_code == 2, result.output
     assert "".join(words.split()) in "".join(result.output.split())  # wherever the terminal wraps
     assert not (folder / "head").exists()
+
+
+def test_missing_file_is_a_failure(folder):
+    result = convert(folder / "nothing.bin", folder / "head")
+    assert result.exit_code == 1
+    assert "nothing.bin does not exist" in result.stderr.replace("\n", "")
+
+
+def test_output_that_is_a_file(folder):
+    """Catches a conversion whose result cannot be written."""
+    result = convert(folder / "ensemble_head.bin", folder / "ensemble_head.bin", "--target-hidden-size", "32")
+    assert result.exit_code == 2
+    assert "OUTPUT must name a folder" in result.stderr
+
+
+def test_the_line_of_the_readme(folder, tmp_path):
+    """Catches a line that ends in a refusal on the authors' checkpoint: bfloat16, 2048 + 4096 wide, no config."""
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    line = next(line for line in readme.splitlines() if line.startswith("hf-diversed convert"))
+    _, _, file, output, *options = shlex.split(line, comments=True)
+    state = {"summary.weight": torch.randn(2, 6144).bfloat16(), "summary.bias": torch.zeros(2).bfloat16()}
+    torch.save(state, tmp_path / file)
+    result = convert(tmp_path / file, tmp_path / output, *options)
+    assert result.exit_code == 0, result.output
+    config = DiversedHead.from_pretrained(tmp_path / output).config
+    assert (config.target_hidden_size, config.draft_hidden_size) == (4096, 2048)

@@ -6,8 +6,10 @@ import pytest
 from typer.testing import CliRunner
 
 from hf_diversed.cli import app
-from hf_diversed.cli.train import TrainArguments, load_rows
+from hf_diversed.cli.train import load_rows
+from hf_diversed.cli.train_options import TrainArguments
 from hf_diversed.evaluation.decoding import Decoder
+from hf_diversed.evaluation.intervals import wilson
 from hf_diversed.tasks import get_task
 from hf_diversed.training.rollout import Sampler, SamplingSettings
 
@@ -59,7 +61,7 @@ def test_bad_lists_are_refused_in_words(options, words):
 @pytest.mark.parametrize("command", ["evaluate", "frontier"])
 def test_several_processes_need_a_place_to_meet(command, monkeypatch):
     """Catches processes that each measure their share, print nothing and forget it."""
-    monkeypatch.setattr("hf_diversed.cli.evaluation_options.load_models", None)  # refused before models are loaded
+    monkeypatch.setattr("hf_diversed.cli.preparing.load_models", None)  # refused before models are loaded
     options = ["--task", "math", *(["--methods", "ar"] if command == "evaluate" else [])]
     result = CliRunner().invoke(app, [command, *options], env={"COLUMNS": "100", "WORLD_SIZE": "2", "RANK": "1"})
     assert result.exit_code == 2, result.output
@@ -78,8 +80,8 @@ def test_prompts_are_those_of_training(command, from_file, chat, shots, folder, 
     """Catches a head that is measured on other prompts than it was trained on: other shots, plain text for a chat, a
     second BOS, and stop strings where training had none."""
     calls = []
-    entry = "evaluate.sweep" if command == "evaluate" else "frontier.run"
-    monkeypatch.setattr(f"hf_diversed.cli.{entry}", lambda *args, **_: calls.append(args) or [])
+    entry = "sweep" if command == "evaluate" else "frontier.frontier"
+    monkeypatch.setattr(f"hf_diversed.evaluation.{entry}", lambda *args, **_: calls.append(args) or [])
     data = None
     options = ["--task", "math", "--num-examples", "4", "--seed", "7", "--split", "train", "--shots", str(shots)]
     if from_file:
@@ -96,7 +98,7 @@ def test_prompts_are_those_of_training(command, from_file, chat, shots, folder, 
     decoder = Decoder(pair, task, settings)
     found = decoder.encode([task.prompt(example) for example in examples])
 
-    arguments = TrainArguments("math", data_file=data, num_prompts=4, shots=shots, chat=chat)
+    arguments = TrainArguments("math", data_file=data, num_examples=4, shots=shots, chat=chat)
     rows, _ = load_rows(arguments, get_task("math"), 7, held_out=False)
     sampler = Sampler(pair.target, pair.draft, pair.tokenizer, SamplingSettings(batch_size=1))
     expected = {
@@ -133,3 +135,56 @@ def test_shots_file_without_shots_is_refused():
     result = run("--shots-file", "data.jsonl")
     assert result.exit_code == 2, result.output
     assert "pass --shots as well" in result.output
+
+
+def test_nobody_right_is_not_a_certainty(tmp_path):
+    """Catches 0.0% (0.0% to 0.0%) of two prompts, in the table and in the file: the bootstrap is degenerate there."""
+    output = tmp_path / "all.json"
+    result = run("--output", str(output), "--temperature", "0", "--num-examples", "8", "--max-new-tokens", "2")
+    assert result.exit_code == 0, result.stderr
+    plain, static = json.loads(output.read_text())["records"]
+    high = wilson(0, 8)[1]
+    for row in (plain, static):
+        assert row["quality"] == 0.0
+        assert row["quality_ci"] == pytest.approx([0.0, high])
+    assert static["quality_drop_ci"] == pytest.approx([-high, high])
+    assert result.stdout.count("32.4%)") == 3
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--methods", "static:abc"], "--methods static:abc: `weight` must lie in [0, 1], got 'abc'"),
+        (["--methods", "ar,ar"], "different labels"),
+        (["--task", "gsm8k", "--methods", "diversed@0.5"], "--methods diversed@0.5 needs a head: pass --head"),
+        (["--split", "training"], "`split` of task 'math' must be one of"),
+        (["--data-file", "nothing.jsonl"], "`data_file` must be a JSON Lines file"),
+        (["--output", "."], "--output must name a file"),
+        (["--output", "/dev/null/x/y.json"], "--output /dev/null/x/y.json cannot be written"),
+        (["--markdown", "/dev/null/x.md"], "--markdown /dev/null/x.md cannot be written"),
+        (["--device", "cudaa"], "--device must be cpu"),
+        (["--dtype", "half"], "--dtype must be one of"),
+        (["--target", "x"], "--target and --draft go together"),
+    ],
+)
+def test_refused_before_the_pair_is_loaded(options, words, monkeypatch):
+    """Catches minutes of loading before a refusal, and a sentence in the place of results."""
+    monkeypatch.setattr("hf_diversed.cli.models.load_demo_pair", None)
+    result = run(*options)
+    assert (result.exit_code, result.stdout) == (2, ""), result.output
+    assert words in " ".join(result.stderr.split())
+
+
+def test_markdown_in_a_new_folder(tmp_path):
+    """Catches a table that is lost, after the evaluation, for want of a folder."""
+    path = tmp_path / "new" / "table.md"
+    assert run("--markdown", str(path), "--dtype", "float32").exit_code == 0
+    assert "static:0.5" in path.read_text()
+
+
+def test_frontier_checks_its_rules_first(monkeypatch):
+    monkeypatch.setattr("hf_diversed.cli.models.load_demo_pair", None)
+    for rules, words in (("static:2", "--rules static:2: `weight` must lie in [0, 1]"), ("magic", "unknown family")):
+        result = CliRunner().invoke(app, ["frontier", "--task", "math", "--rules", rules])
+        assert (result.exit_code, result.stdout) == (2, "")
+        assert words in result.stderr

@@ -1,11 +1,14 @@
 """Where commands put the pair: on the device that was named, or the best one."""
 
+import json
+
 import pytest
 import torch
-from transformers import LlamaForCausalLM
+from tokenizers import Tokenizer
+from transformers import BloomConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from hf_diversed import DiversedHead
-from hf_diversed.cli import benchmark, evaluation_options, models
+from hf_diversed.cli import benchmark, models, preparing
 from hf_diversed.cli.train import train
 from hf_diversed.cli.tune_draft import tune
 
@@ -20,6 +23,7 @@ def moves(monkeypatch):
         return module
 
     monkeypatch.setattr(torch.nn.Module, "to", to)
+    monkeypatch.setattr(models, "check_device", lambda device: None)
     return found
 
 
@@ -39,11 +43,11 @@ def load_pair(device):
 
 
 def load_models(device):
-    return evaluation_options.load_models(None, None, None, device, "math")
+    return preparing.load_models(None, None, None, device, "math")
 
 
 def trained_pair(device):
-    return benchmark._trained_pair(None, None, device, 1, 0)
+    return benchmark._trained_pair(None, None, device, None, 1, 0)
 
 
 @pytest.mark.parametrize("load", [load_pair, load_models, trained_pair])
@@ -70,9 +74,9 @@ def test_training_has_the_embedded_pair_on_its_own_device(command, builder, move
 
     monkeypatch.setattr(f"hf_diversed.cli.{builder}", build)
     monkeypatch.setattr("transformers.TrainingArguments.device", torch.device("cuda:1"))
-    options = ["--num_prompts", "4", "--output_dir", str(tmp_path)]
+    options = ["--num-examples", "4", "--output_dir", str(tmp_path)]
     with pytest.raises(Built):
-        command(["--task", "math", *options, *(["--num_eval_prompts", "4"] if command is train else [])])
+        command(["--task", "math", *options, *(["--num-eval-examples", "4"] if command is train else [])])
     assert [where for kind, where in moves if kind is LlamaForCausalLM] == ["cuda:1"] * 2
 
 
@@ -83,3 +87,47 @@ def test_chat_without_a_template_is_refused_before_models_load(tmp_path):
     for name in (None, str(tmp_path)):
         with pytest.raises(ValueError, match="--chat needs a tokenizer with a chat template"):
             models.load_pair(name, name, "cpu", chat=True)
+
+
+def shapes(folder, tokenizer, config) -> str:
+    """A model of which there is no more than its configuration and tokenizer: who loads its weights fails."""
+    config.save_pretrained(folder)
+    if tokenizer is not None:
+        tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
+def llama(**sizes) -> LlamaConfig:
+    small = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+    return LlamaConfig(**small | sizes)
+
+
+def test_models_that_cannot_decode_together_are_refused_before_they_load(tmp_path):
+    """Catches gigabytes that are loaded for a pair of two vocabularies, of two tokenizers, or with ALiBi."""
+    tokenizer = models.load_pair(None, None, "cpu").tokenizer
+    size = len(tokenizer)
+    target = shapes(tmp_path / "target", tokenizer, llama(vocab_size=size))
+    spelled = json.loads(tokenizer.backend_tokenizer.to_str())
+    spelled["model"]["vocab"] = {token: size - 1 - index for token, index in spelled["model"]["vocab"].items()}
+    spelled["added_tokens"] = []
+    shuffled = PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(json.dumps(spelled)))
+    bloom = BloomConfig(vocab_size=size, hidden_size=8, n_layer=1, n_head=2)
+    for name, draft, words in (
+        ("wide", shapes(tmp_path / "wide", None, llama(vocab_size=size + 999)), "have vocabularies of"),
+        ("other", shapes(tmp_path / "other", shuffled, llama(vocab_size=size)), "in the target's tokenizer"),
+        ("alibi", shapes(tmp_path / "alibi", tokenizer, bloom), "uses ALiBi"),
+    ):
+        with pytest.raises(ValueError, match=words) as refused:
+            models.load_pair(target, draft, "cpu")
+        assert str(refused.value).startswith(f"--target {target} --draft {tmp_path / name}: ")
+    good = shapes(tmp_path / "draft", None, llama(vocab_size=size))  # without a tokenizer: the target's is used
+    with pytest.raises(OSError, match="no file named model"):
+        models.load_pair(target, good, "cpu")
+
+
+@pytest.mark.parametrize("device", ["cudaa", "meta", "cuda:99", "mps:7"])
+def test_devices_that_are_not_here(device):
+    """Catches an AssertionError of a torch without CUDA, and a RuntimeError of a device that it never heard of."""
+    with pytest.raises(ValueError, match="--device must be cpu, or an accelerator that is here"):
+        models.check_device(device)
+    models.check_device("cpu")

@@ -2,19 +2,24 @@
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
 import yaml
+from transformers import TrainingArguments
 from typer.testing import CliRunner
 
 from hf_diversed import DiversedHead
 from hf_diversed.cli import app
 from hf_diversed.cli.options import parse_options
-from hf_diversed.cli.train import TrainArguments, load_rows, train
+from hf_diversed.cli.train import load_rows, train
+from hf_diversed.cli.train_options import TrainArguments, TuneDraftArguments
+from hf_diversed.cli.training_commands import _without_debug
 from hf_diversed.tasks import get_task
 from hf_diversed.training import DiversedConfig
+from hf_diversed.training.settings import DraftTuningSettings, HeadTrainingSettings
 
 
 RECIPES = sorted((Path(__file__).parents[2] / "examples" / "recipes").glob("*.yaml"))
@@ -35,8 +40,8 @@ SMALLER = {
     "per_device_train_batch_size": 2,
     "num_generations": 2,
     "generation_batch_size": 2,
-    "num_prompts": 2,
-    "num_eval_prompts": 2,
+    "num_examples": 2,
+    "num_eval_examples": 2,
     "max_completion_length": 6,
     "reference_generations": 1,
     "save_steps": 2,
@@ -96,16 +101,51 @@ def test_recipe_runs(path, folder, tmp_path):
     [
         ([], None),
         (["--resume"], True),
-        (["--resume_from_checkpoint", "head/checkpoint-8"], "head/checkpoint-8"),
-        (["--resume", "--resume_from_checkpoint", "head/checkpoint-8"], "head/checkpoint-8"),
+        (["--resume_from_checkpoint", "checkpoint-8"], "checkpoint-8"),
+        (["--resume", "--resume-from-checkpoint", "checkpoint-8"], "checkpoint-8"),
+        (["--resume_from_checkpoint", "True"], True),
+        (["--resume-from-checkpoint", "true"], True),
+        (["--resume_from_checkpoint", "False"], None),
+        (["--config", "run.yaml"], True),
     ],
 )
 def test_resumes_where_it_is_told_to(monkeypatch, options, expected, tmp_path):
-    """Catches an option of upstream's that parses and does nothing: the run would start anew."""
+    """Catches an option of upstream's that parses and does nothing: the run would start anew; and a folder "True"."""
     trainer = Mock()
+    monkeypatch.chdir(tmp_path)
+    Path("checkpoint-8").mkdir()
+    Path("run.yaml").write_text("resume_from_checkpoint: true\n")
     monkeypatch.setattr("hf_diversed.cli.train.build_trainer", lambda arguments, config: trainer)
     train(["--task", "math", "--output_dir", str(tmp_path), *options])
     trainer.train.assert_called_once_with(resume_from_checkpoint=expected)
+
+
+@pytest.mark.parametrize("command", ["train", "tune-draft"])
+def test_checkpoint_that_is_not_there(command, tmp_path):
+    """Catches "its save was interrupted", said of a folder that never was, after the pair was loaded."""
+    options = ["--task", "math", "--output-dir", str(tmp_path), "--resume-from-checkpoint", str(tmp_path / "no")]
+    result = CliRunner().invoke(app, [command, *options])
+    assert result.exit_code == 2, result.output
+    assert "--resume goes on from the newest complete one" in result.stderr
+
+
+@pytest.mark.parametrize("command", ["train", "tune-draft"])
+def test_standard_output_gets_the_folder_alone(command, tmp_path, folder):
+    """Catches logs, which the trainer prints, in what a script reads; and a --dtype that does not arrive."""
+    options = ["--max-steps", "2", "--num-examples", "2", "--max-completion-length", "4", "--dtype", "bfloat16"]
+    pair = ["--target", str(folder / "target"), "--draft", str(folder / "draft"), "--use-cpu", "true"]
+    options += ["--logging-steps", "1", "--disable-tqdm", "true", "--report-to", "none", "--save-steps", "2"]
+    if command == "train":
+        sizes = {"num-iterations": 2, "per-device-train-batch-size": 2, "num-generations": 2, "eval-steps": 2}
+        sizes |= {"num_eval_prompts": 2, "reference_generations": 1}  # spelled as before
+        options += [f"--{name}={value}" for name, value in sizes.items()]
+    result = CliRunner().invoke(app, [command, "--task", "math", "--output-dir", str(tmp_path), *pair, *options])
+    assert result.exit_code == 0, result.stderr
+    assert result.stdout == f"{tmp_path}\n"
+    assert "'loss'" in result.stderr
+    made = json.loads((tmp_path / "provenance.json").read_text())
+    settings = made["training" if command == "train" else "tuning"]
+    assert settings["model_init_kwargs"]["dtype"] == "bfloat16"
 
 
 def test_command_line_wins_over_the_config(tmp_path):
@@ -122,23 +162,58 @@ def test_held_out_rows_are_never_trained_on(tmp_path):
     """Catches a head that is chosen on its own training prompts, where both come from one file or one split."""
     path = tmp_path / "data.jsonl"
     path.write_text("".join(json.dumps({"question": f"Q{n}", "answer": f"#### {n}"}) + "\n" for n in range(10)))
-    arguments = TrainArguments(task="gsm8k", data_file=str(path), num_prompts=8, num_eval_prompts=4)
+    arguments = TrainArguments(task="gsm8k", data_file=str(path), num_examples=8, num_eval_examples=4)
     train_rows, eval_rows = load_rows(arguments, get_task("gsm8k"), seed=0, held_out=True)
     assert not {row["question"] for row in train_rows} & {row["question"] for row in eval_rows}
     assert (len(train_rows), len(eval_rows)) == (6, 4)
-    arguments = TrainArguments(task="math", num_prompts=20, num_eval_prompts=20)
+    arguments = TrainArguments(task="math", num_examples=20, num_eval_examples=20)
     train_rows, eval_rows = load_rows(arguments, get_task("math"), seed=0, held_out=True)
     assert not {row["key"] for row in train_rows} & {row["key"] for row in eval_rows}
 
 
-@pytest.mark.parametrize("command", ["train", "tune-draft"])
-def test_help_explains_every_option(command):
-    """Catches an option of ours without a word on what it does."""
+SECTIONS = {"train": (TrainArguments, HeadTrainingSettings), "tune-draft": (TuneDraftArguments, DraftTuningSettings)}
+
+
+@pytest.mark.parametrize("command", SECTIONS)
+def test_help_explains_every_option_of_ours(command):
+    """Catches an option of ours without a word on what it does, and transformers' hundred in front of them."""
     result = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "200"})
     assert result.exit_code == 0
-    for item in dataclasses.fields(TrainArguments) if command == "train" else ():
-        assert f"--{item.name}" in result.output
-        assert item.metadata["help"][:30] in " ".join(result.output.split())
+    shown = " ".join(result.stdout.split())
+    for item in (item for section in SECTIONS[command] for item in dataclasses.fields(section)):
+        assert f"--{item.name.replace('_', '-')} " in shown
+        assert item.metadata["help"][:30] in shown
+    assert "--adam-beta1" not in shown
+    assert "--help-all" in shown
+    assert not re.search("--[a-z]+_", shown)
+
+
+def test_help_all_shows_the_trainers_options_behind_ours():
+    """Catches an option shown twice, in two spellings, or not at all."""
+    shown = CliRunner().invoke(app, ["train", "--help-all"], env={"COLUMNS": "200"}).stdout
+    assert shown.index("--max-quality-drop") < shown.index("of transformers' trainer:") < shown.index("--adam-beta1")
+    assert len(re.findall(r"^  --learning-rate", shown, re.MULTILINE)) == 1
+    assert not re.search(r"^ +--[a-z]+_", shown, re.MULTILINE)
+    ours = {item.name for section in SECTIONS["train"] for item in dataclasses.fields(section)}
+    for item in dataclasses.fields(TrainingArguments):
+        option = item.name.replace("_", "-")
+        assert re.search(rf"^  --{option}\b", shown, re.MULTILINE) or item.name in ours, option
+
+
+def test_options_of_a_file_in_either_spelling(tmp_path):
+    """Catches a file whose hyphens are unknown options, and one that may name what does not exist."""
+    path = tmp_path / "run.yaml"
+    path.write_text("task: math\nmax-quality-drop: 0.05\nnum_prompts: 3\nnum-eval-examples: 4\n")
+    arguments, config = parse_options((TrainArguments, DiversedConfig), [f"--config={path}"], "test")
+    assert (arguments.num_examples, arguments.num_eval_examples, config.max_quality_drop) == (3, 4, 0.05)
+
+
+def test_debug_of_ours_and_of_the_trainers(tmp_path):
+    """Catches a flag that swallows upstream's option of that name."""
+    assert _without_debug(["--task", "math", "--debug"]) == (["--task", "math"], True)
+    assert _without_debug(["--debug", "--task", "math"]) == (["--task", "math"], True)
+    argv = ["--debug", "underflow_overflow"]
+    assert _without_debug(argv) == (argv, False)
 
 
 def test_refusals_come_in_words(tmp_path):
@@ -148,6 +223,8 @@ def test_refusals_come_in_words(tmp_path):
         (["train", "--task", "poetry"], "poetry"),
         (["train", "--task", "code"], "allow-code-execution"),
         (["train", "--task", "math", "--temperature", "0"], "temperature must be above 0"),
+        (["train", "--task", "math", "--dtype", "float7"], "--dtype must be one of"),
+        (["train", "--task", "math", "--reward-funcs", "no.such.module"], "no.such"),
         (["evaluate", "--task", "math", "--methods", "magic"], "unknown method"),
         (["evaluate", "--task", "code", "--methods", "ar", "--num-examples", "1"], "code"),
     ):

@@ -148,3 +148,51 @@ def test_wilson_solves_its_equation():
         assert 0.0 <= low <= high <= 1.0
     assert wilson(10, 10)[0] == pytest.approx(0.7225, abs=1e-4)
     assert wilson(0, 10) == pytest.approx((0.0, 0.2775), abs=1e-4)
+
+
+@pytest.mark.parametrize(("value", "expected"), [(0.0, (0.0, 8)), (1.0, (8, 8))])
+def test_outcomes_that_are_all_equal(value, expected):
+    """Catches "0 of 8 right" with bounds of width 0: the bootstrap has nothing to draw from, and Wilson's has."""
+    right, ones = np.full(8, 4 * value), np.full(8, 4.0)  # four samples a prompt: the trials are still 8 prompts
+    bootstrap = Bootstrap(8, 50)
+    found = bootstrap.estimate_mean(bootstrap.ratio(right, ones), 0.0, 1.0)
+    assert found.value == value
+    assert (found.low, found.high) == pytest.approx(wilson(*expected), abs=1e-12)
+    assert (found.lower, found.upper) == pytest.approx(wilson(*expected, level=0.9), abs=1e-12)
+    assert found.high - found.low > 0.3
+
+
+def test_differences_that_are_all_equal():
+    """Catches "no drop, for certain" of two methods that agree on 8 prompts, and bounds beyond what can be."""
+    bootstrap = Bootstrap(8, 50)
+    unseen = wilson(0, 8)[1]
+    same = bootstrap.estimate_mean(np.zeros(51), -1.0, 1.0)
+    assert (same.low, same.high) == pytest.approx((-unseen, unseen))
+    worst = bootstrap.estimate_mean(np.ones(51), -1.0, 1.0)
+    assert (worst.low, worst.high) == pytest.approx((1 - 2 * unseen, 1.0))
+
+
+def test_outcomes_that_differ_keep_their_percentiles(sums):
+    """Catches Wilson's bounds where the bootstrap has something to say, and where a statistic is undefined."""
+    accepted, drafted, _, _ = sums
+    bootstrap = Bootstrap(23, 40, seed=7)
+    ratio = bootstrap.ratio(accepted[0], drafted[0])
+    assert bootstrap.estimate_mean(ratio, 0.0, 1.0) == bootstrap.estimate(ratio)
+    nothing = bootstrap.estimate_mean(bootstrap.ratio(np.zeros(23), np.zeros(23)), 0.0, 1.0)
+    assert np.isnan([nothing.value, nothing.low, nothing.upper]).all()
+
+
+def test_coverage_where_few_are_right():
+    """Catches bounds that exclude the truth whenever nobody is right: at 8 prompts and a rate of 0.05, two times in
+    three. 400 experiments at coverage 0.95 show 359 or fewer with probability 2e-5; the seeds are fixed."""
+    generator = np.random.default_rng(3)
+    covered = naive = 0
+    for seed in range(400):
+        right = generator.binomial(1, 0.05, size=8).astype(float)
+        bootstrap = Bootstrap(8, 200, seed)
+        ratio = bootstrap.ratio(right, np.ones(8))
+        found, plain = bootstrap.estimate_mean(ratio, 0.0, 1.0), bootstrap.estimate(ratio)
+        covered += found.low <= 0.05 <= found.high
+        naive += plain.low <= 0.05 <= plain.high
+    assert covered >= 360
+    assert naive < 200

@@ -269,6 +269,6 @@ def test_errors_are_a_line_in_the_terminal(hub, tmp_path):
 
     make_head().save_pretrained(tmp_path)
     result = CliRunner().invoke(app, ["push", str(tmp_path), "visitor/head"])
-    assert result.exit_code == 2
+    assert result.exit_code == 1
     assert "Nothing was uploaded" in result.output
     assert "Traceback" not in result.output

@@ -6,7 +6,10 @@ from dataclasses import fields
 import pytest
 from transformers import HfArgumentParser, TrainingArguments
 
+from hf_diversed.head.configuration_diversed import FEATURES, HEAD_TYPES
 from hf_diversed.training import DiversedConfig
+from hf_diversed.training.arguments import own_settings
+from hf_diversed.training.settings import HeadTrainingSettings
 from tests.training.runs import config
 
 
@@ -25,11 +28,27 @@ def test_is_training_arguments_in_trl_s_words(tmp_path):
     assert isinstance(config(tmp_path), TrainingArguments)
 
 
-@pytest.mark.parametrize("item", fields(DiversedConfig), ids=lambda item: item.name)
+@pytest.mark.parametrize("item", fields(HeadTrainingSettings), ids=lambda item: item.name)
 def test_every_setting_of_ours_has_help(item):
-    """Catches a setting that `hf-diversed train --help` would show without a word."""
-    if item.name in DiversedConfig.__annotations__:
-        assert item.metadata["help"]
+    """Catches a setting that `hf-diversed train --help` would show without a word, and one that upstream overrides."""
+    assert item.metadata["help"]
+    (merged,) = (other for other in fields(DiversedConfig) if other.name == item.name)
+    assert merged.default == item.default
+
+
+def test_help_names_the_choices():
+    """Catches choices in words that are not those that a head takes."""
+    words = {item.name: item.metadata["help"] for item in fields(HeadTrainingSettings)}
+    for choice in FEATURES:
+        assert choice in words["head_features"]
+    for choice in HEAD_TYPES:
+        assert choice in words["head_type"]
+
+
+def test_settings_that_go_into_provenance(tmp_path):
+    """Catches a setting of ours left out of what is recorded, and transformers' hundred recorded with it."""
+    names = {item.name for item in fields(HeadTrainingSettings)}
+    assert set(own_settings(config(tmp_path))) == names
 
 
 REFUSED = [

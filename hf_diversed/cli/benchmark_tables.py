@@ -1,0 +1,79 @@
+"""Timings as tables: speed, rounds, and the parts of a round."""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+from rich import box
+from rich.table import Table
+
+from hf_diversed.evaluation.benchmark.measure import LIMIT
+from hf_diversed.evaluation.benchmark.timing import PHASES
+from hf_diversed.evaluation.formatting import number, percent
+
+
+def tables(records: list[dict]) -> Iterator[Table]:
+    """Speed, rounds and parts of a round of every point, medians over the turns: each fits 80 columns."""
+    for place, rows in _by_place(records).items():
+        yield _table(_title(*place), _SPEED, [row for row in rows if row["tokens_per_second"] is not None])
+        yield _table("rounds", _ROUND, rows)
+        ours = [row for row in rows if row["breakdown"] is not None]
+        if ours:
+            yield _table("ms per round, by part", _PARTS, ours)
+
+
+def _by_place(records: list[dict]) -> dict[tuple, list[dict]]:
+    """Records by rows, context and drafts; what drafts nothing stands beside every draft length."""
+    places: dict[tuple, list[dict]] = {}
+    for row in records:
+        places.setdefault((row["batch_size"], row["context_length"], row["num_assistant_tokens"]), []).append(row)
+    plain = {place: places.pop(place) for place in list(places) if place[-1] is None}
+    beside = {place[:2]: [row for row in rows if row["method"] != LIMIT] for place, rows in plain.items()}
+    return {place: beside.get(place[:2], []) + rows for place, rows in places.items()} or plain
+
+
+def _title(rows: int, context: int, drafts: int | None) -> str:
+    return f"rows {rows}, context {context or 'as given'}, drafts {drafts or '-'}"
+
+
+def _table(title: str, columns: dict[str, Callable[[dict], str]], rows: list[dict]) -> Table:
+    table = Table(
+        title=title, title_justify="left", header_style="bold", box=box.SIMPLE, padding=(0, 1, 0, 0), show_edge=False
+    )
+    table.add_column("method", no_wrap=True)
+    for header in columns:
+        table.add_column(header, justify="right")
+    for row in rows:
+        table.add_row(row["method"], *(figure(row) for figure in columns.values()))
+    return table
+
+
+def _median(spread: dict | None) -> float | None:
+    return None if spread is None else spread["median"]
+
+
+def _ratio(row: dict, reference: str, figure: str) -> float | None:
+    return _median(row["ratios"].get(reference, {}).get(figure))
+
+
+def _part(phase: str, row: dict) -> str:
+    return number(row["breakdown"][phase])
+
+
+_SPEED: dict[str, Callable[[dict], str]] = {
+    "accepted": lambda row: percent(row["acceptance_rate"]),
+    "tokens per\nround": lambda row: number(row["block_efficiency"]),
+    "tokens/s": lambda row: number(_median(row["tokens_per_second"])),
+    "x plain": lambda row: number(_ratio(row, "plain", "tokens_per_second")),
+    "peak, GB": lambda row: number(row["peak_memory_bytes"] and row["peak_memory_bytes"] / 1e9),
+}
+_ROUND: dict[str, Callable[[dict], str]] = {
+    "ms": lambda row: number(_median(row["ms_per_round"])),
+    "of limit": lambda row: percent(row["limit_ms"] / row["ms_per_round"]["median"]),
+    "x upstream's": lambda row: number(_ratio(row, "upstream", "ms_per_round") if row["batch_size"] == 1 else None),
+    "x lossless": lambda row: number(_ratio(row, "lossless", "ms_per_round")),
+    "head": lambda row: "-" if row["head_percent"] is None else percent(row["head_percent"]["median"] / 100),
+}
+_PARTS: dict[str, Callable[[dict], str]] = {
+    **{phase.removesuffix("_forward"): partial(_part, phase) for phase in PHASES},
+    "sum": lambda row: number(sum(row["breakdown"].values())),
+}

@@ -1,0 +1,149 @@
+"""What the measuring commands prepare: which pair, head, methods and prompts, and where results go. Whatever can be
+refused without the models is refused before they load."""
+
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TypeVar
+
+from hf_diversed.cli.comparison import ALL_RULES
+from hf_diversed.cli.models import load_pair
+from hf_diversed.evaluation import EvaluationSettings
+from hf_diversed.evaluation.benchmark.contenders import FRESH, UPSTREAM
+from hf_diversed.evaluation.decoding import Pair
+from hf_diversed.evaluation.methods import HeadLike, build_methods
+from hf_diversed.generation.hook import install_hook
+from hf_diversed.tasks import PromptedTask, Record, Task, get_task, load_records
+from hf_diversed.verifiers import build_verifier
+from hf_diversed.zoo.loader import WEIGHTS
+
+
+Value = TypeVar("Value", int, float)
+
+
+def load_task(name: str, allow_code_execution: bool, unsafe_code_execution: bool) -> Task:
+    """A task that can score what models write; refused here, before anything is decoded."""
+    task = get_task(name, allow_code_execution=allow_code_execution, unsafe_code_execution=unsafe_code_execution)
+    task.check_scoring()
+    return task
+
+
+def check_methods(option: str, specs: Sequence[str], target: str | None, head: str | None, task: str = "math") -> None:
+    """Refuse methods that could not be built, with the heads that they name.
+
+    Raises:
+        ValueError: naming the option, what was given, and an example.
+    """
+    embedded = WEIGHTS / "heads" / task
+    chosen: HeadLike | None = embedded if head is None and target is None and embedded.is_dir() else head
+    for spec in specs:
+        if chosen is None and spec.partition("@")[0] == "diversed":
+            raise ValueError(
+                f"{option} {spec} needs a head: pass --head FOLDER_OR_HUB_ID, or name it as in diversed:org/head@0.5."
+            )
+        with naming(option, spec):
+            build_methods([spec], chosen)
+    if specs:
+        build_methods(specs, chosen)
+
+
+def check_contenders(option: str, specs: Sequence[str], target: str | None, head: str | None) -> None:
+    """`check_methods` for what a benchmark times; an untrained head ("fresh:both") is made for the pair, later."""
+    for spec in specs:
+        kind, colon, weight = spec.partition(":")
+        if kind == UPSTREAM and colon:
+            with naming(option, spec):
+                build_verifier(f"static:{weight}")
+    check_methods(option, [spec for spec in specs if spec.partition(":")[0] not in (UPSTREAM, FRESH)], target, head)
+
+
+@contextmanager
+def naming(option: str, spec: str) -> Iterator[None]:
+    """Say which option named the rule that is refused, and how such a one is written."""
+    try:
+        yield
+    except ValueError as error:
+        example = _EXAMPLES.get(spec.partition(":")[0], ALL_RULES[0])
+        raise ValueError(f"{option} {spec}: {error} For example {option} {example}.") from error
+
+
+_EXAMPLES = {rule.partition(":")[0]: rule for rule in reversed(ALL_RULES)} | {UPSTREAM: f"{UPSTREAM}:0.7"}
+
+
+def check_output(option: str, path: Path | None, folder: bool = False) -> None:
+    """Refuse a place where nothing can be written, before hours of work; leaves nothing there."""
+    if path is None:
+        return
+    if path.exists() and path.is_dir() != folder:
+        raise ValueError(f"{option} must name a {'folder' if folder else 'file'}, got {path}, which is none.")
+    there = next(place for place in (path.absolute(), *path.absolute().parents) if place.exists())
+    try:
+        if there.is_dir():
+            tempfile.TemporaryFile(dir=there).close()
+        else:  # a file, or in the place of a folder
+            (path if path.exists() else there / path.name).open("ab").close()
+    except OSError as error:
+        raise ValueError(f"{option} {path} cannot be written: {error}.") from error
+
+
+def load_models(
+    target: str | None,
+    draft: str | None,
+    head: str | None,
+    device: str | None,
+    task: str,
+    chat: bool = False,
+    dtype: str | None = None,
+) -> tuple[Pair, HeadLike | None]:
+    """The pair, and what "diversed" means: the head that was named, or the embedded pair's own for the task.
+
+    Raises:
+        ValueError: as `load_pair` does.
+    """
+    install_hook()
+    pair = load_pair(target, draft, device, chat, dtype)
+    return pair, head if head is not None else pair.heads.get(task)
+
+
+def load_shots(task: Task, shots: int, shots_file: str | None, seed: int) -> list[dict]:
+    """Records to take solved examples from. Those of training if the seed is the same, or the file and all of it was
+    trained on.
+
+    Raises:
+        ValueError: if there are too few records to take the shots from, or for a file without shots.
+    """
+    if shots_file is not None and not shots:
+        raise ValueError("--shots-file says where solved examples come from; pass --shots as well.")
+    # Of a split, one more than shots: a record never is its own example.
+    return load_records(task, "train", shots + 1 if shots_file is None else None, seed, shots_file) if shots else []
+
+
+def prompted(task: Task, pair: Pair, pool: Sequence[Record], shots: int, chat: bool) -> PromptedTask:
+    """The task under the prompts of `hf-diversed train` with the same options."""
+    return PromptedTask(task, pair.tokenizer, pool=pool, shots=shots, chat=chat)
+
+
+def process_share(settings: EvaluationSettings, output: Path | None) -> EvaluationSettings:
+    """The settings for this process of those that `accelerate launch` or torchrun started.
+
+    Raises:
+        ValueError: if there are several, and no `output` for them to meet at.
+    """
+    world_size = int(os.environ.get("WORLD_SIZE", 1))
+    if world_size > 1 and output is None:
+        raise ValueError(f"--output must name a file for {world_size} processes (WORLD_SIZE): they meet beside it.")
+    return replace(settings, rank=int(os.environ.get("RANK", 0)), world_size=world_size)
+
+
+def numbers(option: str, text: str, kind: Callable[[str], Value], distinct: bool = True) -> list[Value]:
+    """The values of an option that takes several, separated by commas; each once if `distinct`."""
+    try:
+        values = [kind(part) for part in text.split(",")]
+    except ValueError as error:
+        raise ValueError(f"{option} must be a number, or several separated by commas, got {text!r}.") from error
+    if distinct and len(set(values)) < len(values):
+        raise ValueError(f"{option} must not name a value twice, got {text!r}.")
+    return values
