@@ -59,6 +59,12 @@ REFUSED_PROCESSORS = {
 _ALIBI_MODEL_TYPES = {"bloom", "mpt"}
 
 
+_ODD_CACHES = {
+    "cpmant": "puts tokens of its own before the prompt",
+    "prophetnet": "reads one token at a time behind its cache",
+}
+
+
 def text_config(model: PreTrainedModel):
     return model.config.get_text_config(decoder=True)
 
@@ -108,6 +114,13 @@ def is_stateful(model: PreTrainedModel) -> bool:
 def takes_position_ids(model: PreTrainedModel) -> bool:
     """Whether positions can be given row by row; the others (Bart's kin) count them from the cache, alike for all."""
     return "position_ids" in _forward_parameters(model)
+
+
+def cannot_verify(model: PreTrainedModel) -> str | None:
+    """Why the model cannot read a drafted block behind a cached prefix; None if it can."""
+    if "past_key_values" not in _forward_parameters(model):  # the first GPT reads the whole text every time
+        return "takes no past_key_values"
+    return _ODD_CACHES.get(text_config(model).model_type)
 
 
 def counts_from_last_key(model: PreTrainedModel) -> bool:

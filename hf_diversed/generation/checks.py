@@ -53,6 +53,11 @@ def check_architecture(model: PreTrainedModel, role: str) -> None:
         raise ValueError(
             f"the {role} {name} is an encoder-decoder model, which is not served here; use a decoder-only one."
         )
+    if (reason := _compat.cannot_verify(model)) is not None:
+        raise ValueError(
+            f"the {role} {name} {reason}, and so cannot read drafted tokens behind what it has cached; use a model "
+            "that can."
+        )
     foreign = sorted(set(_compat.layer_types(model)) - _compat.LAYER_TYPES)
     if _compat.is_stateful(model) or foreign or _compat.is_chunked(model):
         kinds = ", ".join(foreign) or ("chunked attention" if _compat.is_chunked(model) else "recurrent state")
