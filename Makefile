@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 WORKERS ?= 2
 
-.PHONY: demo space test test-browser families fuzz bench quality format results clean
+.PHONY: demo space test test-browser faults families fuzz bench quality format results clean
 
 demo: $(VENV)/.base
 	$(BIN)/hf-diversed demo
@@ -14,6 +14,11 @@ space: $(VENV)/.serve
 
 test: $(VENV)/.dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS)
+
+# Twelve kills of a training run, at chosen places and at random moments, and all that can go wrong around one.
+faults: $(VENV)/.dev
+	HF_DIVERSED_KILLS=12 OMP_NUM_THREADS=1 $(BIN)/python -m pytest \
+		tests/training/test_resume.py tests/training/test_faults.py tests/training/test_faults_inputs.py
 
 # Every causal class of transformers, in small, against plain generate; some minutes, then a table.
 families: $(VENV)/.dev

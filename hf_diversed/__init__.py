@@ -10,7 +10,8 @@ from hf_diversed._version import __version__
 from hf_diversed.generation.attachment import detach
 from hf_diversed.generation.decoding import diversed_decoding
 from hf_diversed.generation.hook import attach, install_hook, uninstall_hook
-from hf_diversed.generation.recording import RoundStreamer, record_stats
+from hf_diversed.generation.observing import RoundStreamer
+from hf_diversed.generation.recording import record_stats
 from hf_diversed.head import DiversedHead, DiversedHeadConfig
 from hf_diversed.outputs import GenerateDiversedOutput, SpeculativeStats
 from hf_diversed.verifiers import (

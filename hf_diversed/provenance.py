@@ -1,10 +1,12 @@
 """Where a number came from: command, code version, library versions, machine. Goes beside every result."""
 
+import json
 import platform
 import re
 import subprocess
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import datetime, timezone
 from enum import Enum
 from importlib.metadata import version
@@ -16,9 +18,27 @@ import torch
 
 _PACKAGES = ("torch", "transformers", "accelerate", "peft", "tokenizers", "safetensors", "huggingface-hub", "numpy")
 _BLANK = "***"
-_SECRET = re.compile(r"(token|key|secret|password)$", re.IGNORECASE)
-_SECRET_IN_JSON = re.compile(r"""(["'][\w-]*(?:token|key|secret|password)["']\s*:\s*["'])[^"']*""", re.IGNORECASE)
-_HUB_TOKEN = re.compile(r"\bhf_[A-Za-z0-9]{16,}\b")
+# Names of secrets, in lower case with single underscores; and of tokens that are text.
+_SECRET = re.compile(r"secret|passw(or)?d|passphrase|credential")
+_OFTEN_SECRET = re.compile(r"(token|apikey)$|(^|_)(key|auth|authorization|pwd)$")
+_OF_TEXT = re.compile(r"(^|_)(bos|eos|pad|unk|sep|cls|mask|per)_token$")
+# Inside a text: "name=", "name:", '"name":' and "--name ", and what may follow.
+_NAME = re.compile(r"""(?P<option>--?[\w.-]+)\s+|(?P<name>[\w.-]+)\\?["']?\s*[=:]\s*""")
+_VALUE = re.compile(
+    r"""(?:(?:Bearer|Basic)\s+)?(?:"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'|\{[^}]*\}|\[[^\]]*\]|\([^)]*\)|[^\s,;&)}\]]+)""",
+    re.IGNORECASE,
+)
+_NO_SECRETS = ("none", "null", "true", "false")
+_USER = re.compile(r"(?<=\w://)[^\s/]+(?=@)")
+_HUB_TOKEN = re.compile(r"hf_[A-Za-z0-9]{16,}")
+_PART = r"""[^\s/\\,;:"'=()\[\]{}<>]+"""
+_PATH = re.compile(
+    rf"file://[^\s,;\"']+"
+    rf"|(?<![\w/.])~[\w.-]*(?:/{_PART})+"
+    rf"|(?<![\w.~/<-])/{_PART}(?:/{_PART})+"
+    rf"|(?<![\w/])(?:\.\./)+(?:{_PART}/)*(?:home|Users|root)/{_PART}(?:/{_PART})*"
+    rf"|\b[A-Za-z]:(?:\\+{_PART})+"
+)
 
 
 def provenance(seed: int | None = None, device: torch.device | str | None = None) -> dict:
@@ -39,32 +59,71 @@ def provenance(seed: int | None = None, device: torch.device | str | None = None
 
 
 def publishable(value: Any) -> Any:
-    """A JSON value without what is nobody's business: folders of absolute paths, also behind "--option=", and secrets,
-    by the name of their option or key or by their looks. Hub ids and relative paths stay."""
+    """A JSON value without what is nobody's business: folders of absolute paths and of anybody's home, and secrets, by
+    the name of their option or key, by the place of a password in an address, or by their looks. Hub ids and relative
+    paths stay, and so do numbers."""
     if isinstance(value, Mapping):
         return {
-            key: _BLANK if _SECRET.search(str(key)) and isinstance(item, str) else publishable(item)
+            publishable(key): _BLANK if _is_secret(str(key), item) else publishable(item)
             for key, item in value.items()
         }
     if isinstance(value, (list, tuple)):
-        before = [None, *value]
         return [
-            _BLANK
-            if isinstance(option, str) and option.startswith("-") and _SECRET.search(option)
-            else publishable(item)
-            for option, item in zip(before, value)
+            _BLANK if _is_secret_option(option, item) else publishable(item)
+            for option, item in zip([None, *value], value)
         ]
     if isinstance(value, Enum):
         return publishable(value.value)
     return _publishable_text(value) if isinstance(value, str) else value
 
 
-def _publishable_text(argument: str) -> str:
-    option, equals, value = argument.rpartition("=")
-    if equals and _SECRET.search(option):
-        return f"{option}={_BLANK}"
-    argument = f"{option}{equals}{Path(value).name if Path(value).is_absolute() else value}"
-    return _HUB_TOKEN.sub(_BLANK, _SECRET_IN_JSON.sub(rf"\1{_BLANK}", argument))
+def _is_secret(name: str, value: Any) -> bool:
+    """Whether a value of that name must not be shown."""
+    words = re.sub(r"[^a-z0-9]+", "_", re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()).strip("_")
+    if _SECRET.search(words):
+        found = "/" not in name  # a head may be called that
+    else:
+        found = (
+            bool(_OFTEN_SECRET.search(words)) and not _OF_TEXT.search(words) and not isinstance(value, (int, float))
+        )
+    return found and str(value).lower() not in _NO_SECRETS
+
+
+def _is_secret_option(option: Any, item: Any) -> bool:
+    """Whether an argument is the value of the option before it, and secret."""
+    if not isinstance(option, str) or not option.startswith("-") or str(item).startswith("--"):
+        return False
+    return option == "-t" or _is_secret(option, item)
+
+
+def _publishable_text(text: str) -> str:
+    name, equals, value = text.partition("=")
+    if equals and (name.startswith("-") or name.isupper()) and _is_secret(name, value):
+        return f"{name}={_BLANK}"  # whatever is in it, spaces and commas too
+    if text.startswith(("{", "[")):
+        with suppress(ValueError, RecursionError):
+            found = json.loads(text)
+            return text if (shown := publishable(found)) == found else json.dumps(shown)
+    text = _HUB_TOKEN.sub(_BLANK, _USER.sub(_BLANK, _without_named_secrets(text)))
+    option, equals, value = text.rpartition("=")
+    if Path(value).is_absolute():
+        text = f"{option}{equals}{Path(value).name}"
+    return _PATH.sub(lambda match: re.split(r"[/\\]+", match[0].rstrip("/"))[-1], text)
+
+
+def _without_named_secrets(text: str) -> str:
+    parts, end = [], 0
+    for match in _NAME.finditer(text):
+        value = _VALUE.match(text, match.end())
+        name = match["option"] or match["name"]
+        if value is None or match.start() < end or not _is_secret(name, value[0]):
+            continue
+        if match["option"] and value[0].startswith("--"):
+            continue
+        quote = value[0][0] if value[0][0] in "\"'" else ""
+        parts += [text[end : match.end()], quote, _BLANK, quote]
+        end = value.end()
+    return "".join(parts) + text[end:]
 
 
 def _device_name(device: torch.device) -> str:

@@ -5,6 +5,8 @@ enumerated.
 Letters: B batch, G drafted positions, V vocabulary. Probabilities are float32.
 """
 
+from dataclasses import dataclass
+
 import torch
 
 
@@ -63,6 +65,32 @@ def draw_noise(law: torch.Tensor) -> torch.Tensor:
     if law.shape[0] == 1:
         return torch.empty_like(law).exponential_()
     return torch.rand(law.shape[0], 1, device=law.device, dtype=law.dtype)
+
+
+@dataclass(frozen=True)
+class Coins:
+    """The random numbers that settle one round; all None when greedy.
+
+    Attributes:
+        uniforms: float32 `[B, G]` in [0, 1), one per draft; None without drafts. noise: of the next token, see `draw`.
+    """
+
+    uniforms: torch.Tensor | None = None
+    noise: torch.Tensor | None = None
+
+
+class Dice:
+    """Draws a call's random numbers from torch's generator: at batch size 1 in upstream's order and shapes."""
+
+    def draft_noise(self, law: torch.Tensor) -> torch.Tensor:
+        """Noise to draw one drafted token per row with, from laws `[B, V]`."""
+        return draw_noise(law)
+
+    def flip(self, scores: torch.Tensor) -> Coins:
+        """The coins of a round with the target's `scores`, `[B, G + 1, V]`."""
+        num_drafts = scores.shape[1] - 1
+        uniforms = torch.rand(len(scores), num_drafts, device=scores.device) if num_drafts else None
+        return Coins(uniforms, draw_noise(scores[:, 0]))
 
 
 def draw(law: torch.Tensor, noise: torch.Tensor | None) -> torch.Tensor:

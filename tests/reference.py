@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 import torch
 
-from hf_diversed.outputs import DraftOutput, SpeculativeStats, TargetOutput, Verdict
+from hf_diversed.blocks import DraftOutput, TargetOutput, Verdict
+from hf_diversed.outputs import SpeculativeStats
 from hf_diversed.sampling import draw
 
 
@@ -132,8 +133,8 @@ def _round_stats(verdict: Verdict | None, count: int, kept: int, emitted: int) -
         return stats
     stats.expected_accepted_sum = float(verdict.accept_prob[0, :count].cumprod(-1).sum())
     nothing = [float("nan")] * judged
-    weights = nothing if verdict.weight is None else verdict.weight[0, :judged].tolist()
-    tvs = nothing if verdict.tv is None else verdict.tv[0, :judged].tolist()
+    weights = nothing if verdict.trace.weight is None else verdict.trace.weight[0, :judged].tolist()
+    tvs = nothing if verdict.trace.tv is None else verdict.trace.tv[0, :judged].tolist()
     biases = [(1.0 - weight) * tv for weight, tv in zip(weights, tvs)]
     for name, values in (("weight", weights), ("tv", tvs), ("bias", biases)):
         known = [value for value in values if value == value]

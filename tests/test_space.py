@@ -2,15 +2,20 @@
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
+from huggingface_hub.utils import close_session
 
 from hf_diversed import SpeculativeStats
 from hf_diversed.outputs import TokenRecords
 from hf_diversed.token_view import ORIGINS, Piece, PieceStreamer, TokenReader
+from tests.hub.conftest import point_client_at
+from tests.hub.loopback import WRITER, LoopbackHub
+from tests.verifier_cases import random_head
 
 
 SPACE = Path(__file__).parent.parent / "examples" / "space"
@@ -121,6 +126,75 @@ def test_figures(space):
         assert f">{value}<" in shown, value
     assert "nan" not in space.rendering.tiles(None, None, "Plain")
     assert "nan" not in space.rendering.tiles(plain, plain, "Plain")
+
+
+def choice(space, **given):
+    settings = {"prompt": "x", "task": "math", "method": "DIVERSED", "quality": 0.5, "weight": 0.5, "max_bias": 1.0}
+    settings |= {"gamma": 5, "temperature": 1.0, "max_new_tokens": 8, "seed": 0, "head": ""}
+    return space.backend.Choice(**settings | given)
+
+
+@pytest.fixture
+def pair(space):
+    """A pair of which only the device, the length and the heads matter."""
+    text_config = SimpleNamespace(max_position_embeddings=64)
+    target = SimpleNamespace(device="cpu", config=SimpleNamespace(get_text_config=lambda: text_config))
+    return space.backend.Pair(SimpleNamespace(chat_template=None), target, None, {}, embedded=False)
+
+
+def test_visitors_name_heads_of_the_hub_only(space, pair, monkeypatch, tmp_path):
+    """Catches a visitor who reads folders of the machine, its owner's private heads, or fills its disk."""
+    random_head().save_pretrained(tmp_path / "org" / "here")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_TOKEN", WRITER)
+    with LoopbackHub() as hub:
+        point_client_at(hub.endpoint, monkeypatch, tmp_path / "cache")
+        hub.add("org/head", tmp_path / "org" / "here")
+        hub.add("org/private", tmp_path / "org" / "here", private=True)
+        hub.add("org/heavy", hub.files("org/head") | {"model.safetensors": bytes(300_000)})
+        hub.add("org/llama", {"config.json": b'{"model_type": "llama"}', "model.safetensors": bytes(300_000)})
+        for name in ("org/head", "org/head@main", " org/head "):
+            assert space.backend.choose_rule(pair, choice(space, head=name)).head.config.target_hidden_size > 1
+        hub.log.clear()
+        for name in (
+            "org/here",
+            str(tmp_path / "org/here"),
+            "./org/here",
+            "../org/here",
+            "~/x",
+            "head",
+            "a/b/c",
+            "file:///x",
+        ):
+            with pytest.raises(ValueError, match=r"could not be loaded\. Name one of the Hub, as org/name"):
+                space.backend.choose_rule(pair, choice(space, head=name))
+        assert hub.log == []
+        for name, words in (
+            ("org/private", "is private"),
+            ("org/heavy", "has 300,000 bytes"),
+            ("org/llama", "'llama'"),
+        ):
+            with pytest.raises(ValueError, match=f"'{name}' could not be loaded.*{words}"):
+                space.backend.choose_rule(pair, choice(space, head=name))
+        assert "download" not in hub.log
+        close_session()
+    assert not list((tmp_path / "cache").glob("models--*"))
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"prompt": " "}, "prompt is empty"),
+        ({"prompt": "x" * 20_001}, "20001 characters, of 20000 at most"),
+        ({"prompt": "x" * 57}, "57 tokens, where 56 fit beside the answer"),
+    ],
+)
+def test_prompts_are_capped(space, pair, given, words):
+    """Catches a prompt that is tokenized, or decoded, however long it is."""
+    tokenizer = lambda text, **_: {"input_ids": torch.ones(1, len(text))}  # noqa: E731
+    tokenizer.chat_template = None
+    with pytest.raises(ValueError, match=words):
+        space.backend.tokenize(replace(pair, tokenizer=tokenizer), choice(space, **given))
 
 
 def records(tokens: list[int], source: list[int], relaxed: list[bool]) -> TokenRecords:

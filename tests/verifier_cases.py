@@ -10,8 +10,8 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 
+from hf_diversed.blocks import DraftOutput, TargetOutput
 from hf_diversed.head import DiversedHead, DiversedHeadConfig
-from hf_diversed.outputs import DraftOutput, TargetOutput
 from hf_diversed.verifiers import (
     BlockVerifier,
     CactusVerifier,
@@ -464,12 +464,14 @@ def enumerate_law(verifier: Verifier, draft: DraftOutput, target: TargetOutput) 
     replacement = replacement / replacement.sum(-1, keepdim=True)
     q = per_token(draft.scores)[..., 0, :].softmax(-1)
     emitted = q * accept + torch.einsum("bgx,bgxv->bgv", q * (1.0 - accept), replacement)
-    weight, tv = (None if values is None else per_token(values)[..., 0] for values in (verdict.weight, verdict.tv))
+    weight, tv = (
+        None if values is None else per_token(values)[..., 0] for values in (verdict.trace.weight, verdict.trace.tv)
+    )
     return Enumeration(accept, replacement, emitted, weight, tv)
 
 
 def _repeated(block, count: int):
-    tensors = {item.name: getattr(block, item.name) for item in fields(block)}
+    tensors = {item.name: getattr(block, item.name) for item in fields(block) if item.init}
     return replace(
         block,
         **{name: value.repeat_interleave(count, 0) for name, value in tensors.items() if torch.is_tensor(value)},

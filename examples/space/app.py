@@ -20,7 +20,20 @@ except ImportError:
 
 
 import gradio as gr
-from backend import DIVERSED, LOSSLESS, METHODS, PLAIN, STATIC, Choice, Run, choose_rule, decode, load_pair, tokenize
+from backend import (
+    DIVERSED,
+    LONGEST_PROMPT,
+    LOSSLESS,
+    METHODS,
+    PLAIN,
+    STATIC,
+    Choice,
+    Run,
+    choose_rule,
+    decode,
+    load_pair,
+    tokenize,
+)
 from chart import front_chart, load_front
 from rendering import dial_hint, notice, plain_panel, source_panel, tiles, weight_panel
 
@@ -83,8 +96,9 @@ def build() -> gr.Blocks:
         with gr.Row():
             with gr.Column(scale=2, min_width=320):
                 task = gr.Radio(TASKS, value="math", label="Task", elem_id="task")
+                longest = f"Prompt (at most {LONGEST_PROMPT:,} characters)"
                 prompt = gr.Textbox(
-                    held_out_examples("math", 1, 0)[0].prompt, label="Prompt", lines=4, elem_id="prompt"
+                    held_out_examples("math", 1, 0)[0].prompt, label=longest, lines=4, elem_id="prompt"
                 )
                 another = gr.Button("Another example", size="sm", elem_id="another")
                 method = gr.Radio(METHODS, value=DIVERSED, label="Method", elem_id="method")
@@ -101,7 +115,8 @@ def build() -> gr.Blocks:
                     temperature = gr.Slider(0, 1.5, 1, step=0.1, label="Temperature (0: greedy)")
                     length = gr.Slider(8, 256, 128, step=8, label="Longest answer, in tokens", elem_id="length")
                     seed = gr.Number(0, label="Seed", precision=0, minimum=0)
-                    head = gr.Textbox("", label="Head: Hub id or folder (empty: the task's own)", elem_id="head")
+                    about = "A public head of the Hub, as org/name: no folders, and no files larger than a head's."
+                    head = gr.Textbox("", label="Head (empty: the task's own)", info=about, elem_id="head")
             with gr.Column(scale=3, min_width=320):
                 message = gr.HTML("", elem_id="message")
                 figures = gr.HTML(tiles(None, None, ""), elem_id="figures")

@@ -2,6 +2,7 @@
 
 import os
 import queue
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ from hf_diversed import (
     Verifier,
     load_demo_pair,
 )
+from hf_diversed.hub.metadata import hub_id
 from hf_diversed.token_view import Piece, PieceStreamer
 
 
@@ -158,8 +160,16 @@ def _find_head(pair: Pair, choice: Choice) -> DiversedHead:
             return head
         known = f"; there is one for {', '.join(pair.heads)}" if pair.heads else ""
         raise ValueError(f"There is no head for {choice.task!r} yet{known}. Name one, or choose another method.")
+    repo_id, _, revision = name.partition("@")
+    if hub_id(repo_id) is None:
+        raise ValueError(
+            f"The head {name!r} could not be loaded. Name one of the Hub, as org/name or org/name@revision."
+        )
     try:
-        return DiversedHead.from_pretrained(name).to(pair.target.device).eval()
+        # Neither the folders of this machine nor its owner's private heads are a visitor's, and no download stays.
+        with tempfile.TemporaryDirectory() as cache:
+            head = DiversedHead.from_pretrained(repo_id, revision=revision or "main", token=False, cache_dir=cache)
+        return head.to(pair.target.device).eval()
     except (OSError, ValueError) as error:
         reason = str(error).splitlines()[0]
         raise ValueError(f"The head {name!r} could not be loaded. {reason}") from error

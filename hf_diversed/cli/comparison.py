@@ -13,7 +13,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_diversed.evaluation.settings import sampling_kwargs
 from hf_diversed.evaluation.upstream import constant_draft, generated_lengths
-from hf_diversed.generation.decoding import DEFAULT_NUM_ASSISTANT_TOKENS
+from hf_diversed.generation.planning import DEFAULT_NUM_ASSISTANT_TOKENS
 from hf_diversed.head import DiversedHead
 from hf_diversed.outputs import SpeculativeStats, TokenRecords
 from hf_diversed.verifiers import DiversedVerifier, PhaseVerifier, StaticEnsembleVerifier, build_verifier

@@ -59,7 +59,7 @@ def card(
     with errors_in_words():
         head, records = _read(folder, evaluation, license, tags)
         path = output or folder / CARD
-        path.write_bytes(publication(head, records, repo)[CARD])
+        path.write_bytes(publication(head, records, repo, folder=str(folder))[CARD])
         console.print(Text(str(path)), soft_wrap=True)
 
 

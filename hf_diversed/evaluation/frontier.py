@@ -11,7 +11,7 @@ from hf_diversed.evaluation.evaluate import REPORT, evaluate
 from hf_diversed.evaluation.journal import write_json
 from hf_diversed.evaluation.methods import LOSSLESS, PLAIN, HeadLike
 from hf_diversed.evaluation.settings import EvaluationSettings
-from hf_diversed.generation.decoding import DEFAULT_NUM_ASSISTANT_TOKENS
+from hf_diversed.generation.planning import DEFAULT_NUM_ASSISTANT_TOKENS
 
 
 FRONTIER = "frontier.json"

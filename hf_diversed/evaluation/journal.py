@@ -6,12 +6,43 @@ is dropped, so its call is simply done again.
 
 import json
 import os
-from collections.abc import Iterable
+import shutil
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 
 _FILES = "batches-*.jsonl"
+
+
+class WriteError(OSError):
+    """A file that could not be written; says which, why, and what to do."""
+
+
+@contextmanager
+def writing(path: Path, *also: type[Exception]) -> Iterator[None]:
+    """Turn what goes wrong in the block into a `WriteError` about `path`: the system's own words may name no file.
+
+    Args:
+        also: what else than an `OSError` a failed write raises in this block.
+    """
+    failures: tuple[type[Exception], ...] = (OSError, *also)
+    try:
+        yield
+    except WriteError:
+        raise
+    except failures as error:
+        raise WriteError(
+            f"{path} could not be written: {error}. {_room(path)}Free some space, or choose a folder that can be "
+            "written to, and run it again; what was complete before is kept."
+        ) from error
+
+
+def _room(path: Path) -> str:
+    """How much is free where `path` should go; nothing where that is unknown, too."""
+    there = next((folder for folder in path.parents if folder.is_dir()), None)
+    return "" if there is None else f"{shutil.disk_usage(there).free / 2**20:.1f} MiB are free there. "
 
 
 @dataclass
@@ -46,16 +77,15 @@ class Journal:
     """The file that one process appends to, in a folder that several may share."""
 
     def __init__(self, folder: Path, rank: int, header: dict):
-        folder.mkdir(parents=True, exist_ok=True)
         self.path = folder / f"batches-{rank}.jsonl"
-        if self.path.exists():
-            _drop_torn_line(self.path)
+        with writing(self.path):
+            folder.mkdir(parents=True, exist_ok=True)
+            drop_torn_line(self.path)
         if not self.path.exists() or self.path.stat().st_size == 0:
             self.append(header)
 
     def append(self, value: dict) -> None:
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(value, allow_nan=False) + "\n")
+        append_lines(self.path, [value])
 
 
 def read_results(folder: Path | str, header: dict | None = None) -> Results:
@@ -65,16 +95,19 @@ def read_results(folder: Path | str, header: dict | None = None) -> Results:
         header: what they must have been made under; None for "the same as each other".
 
     Raises:
-        ValueError: on a file of other settings, an unreadable line before the last, or a folder without results.
+        ValueError: on a file of other settings, a line that is no entry, or a folder without results. The torn line
+            of an interrupted call, at the end of a file, is none.
     """
     results = None if header is None else Results(header)
     for path in sorted(Path(folder).glob(_FILES)):
-        lines = _read_lines(path)
+        lines = read_lines(path)
         if not lines:
             continue
         results = results or Results(lines[0])
         _check_header(path, lines[0], results.header)
-        for entry in lines[1:]:
+        for number, entry in enumerate(lines[1:], start=2):
+            if missing := _KEY - entry.keys():
+                raise ValueError(f"{path}, line {number} lacks {', '.join(sorted(missing))}; {_REMOVE}")
             results.add(entry)
     if results is None:
         raise ValueError(f"{folder} holds no results ({_FILES}); run an evaluation with this output folder first.")
@@ -82,25 +115,54 @@ def read_results(folder: Path | str, header: dict | None = None) -> Results:
 
 
 def write_json(path: Path, value: dict) -> None:
-    """Write strict JSON in one move: who reads it never sees half of it."""
+    """Write strict JSON in one move: who reads it never sees half of it, not even after a power failure.
+
+    Raises:
+        WriteError: if that fails; what was there before is left, and nothing else.
+    """
+    text = json.dumps(value, indent=1, allow_nan=False) + "\n"
     part = path.with_name(f"{path.name}.{os.getpid()}.part")
-    part.write_text(json.dumps(value, indent=1, allow_nan=False) + "\n", encoding="utf-8")
-    part.replace(path)
+    with writing(path):
+        try:
+            with part.open("w", encoding="utf-8") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            part.replace(path)
+        except OSError:
+            part.unlink(missing_ok=True)
+            raise
 
 
-def _read_lines(path: Path) -> list[dict]:
-    *lines, _torn = path.read_text(encoding="utf-8").split("\n")
+def append_lines(path: Path, values: Iterable[dict]) -> None:
+    """Append one line of strict JSON for each value."""
+    with writing(path), path.open("a", encoding="utf-8") as file:
+        file.write("".join(json.dumps(value, allow_nan=False) + "\n" for value in values))
+
+
+def read_lines(path: Path) -> list[dict]:
+    """Read what `append_lines` wrote; what follows the last line's end was interrupted, and is left out.
+
+    Raises:
+        ValueError: on a whole line that is damaged.
+    """
+    *lines, _torn = path.read_bytes().split(b"\n")
     values = []
     for number, line in enumerate(lines, start=1):
         try:
-            values.append(json.loads(line))
-        except json.JSONDecodeError as error:
-            raise ValueError(f"{path}, line {number} is no JSON ({error}); remove the line or the file.") from error
+            value = json.loads(line)
+        except ValueError as error:  # also for bytes that are no text
+            raise ValueError(f"{path}, line {number} is no JSON ({error}); {_REMOVE}") from error
+        if not isinstance(value, dict):
+            raise ValueError(f"{path}, line {number} must be a JSON object, got {value!r}; {_REMOVE}")
+        values.append(value)
     return values
 
 
-def _drop_torn_line(path: Path) -> None:
-    """A process that was killed while writing leaves a line without its end."""
+def drop_torn_line(path: Path) -> None:
+    """Cut what a process that was killed while writing left behind the last line's end; no file is fine, too."""
+    if not path.exists():
+        return
     content = path.read_bytes()
     whole = content.rfind(b"\n") + 1
     if whole < len(content):
@@ -122,3 +184,7 @@ def _check_header(path: Path, found: dict, expected: dict) -> None:
 def _flat(header: dict) -> dict:
     """Settings and the rest on one level; a value in force wins over the setting that may leave it to the task."""
     return header.get("settings", {}) | {name: value for name, value in header.items() if name != "settings"}
+
+
+_KEY = {"method", "batch", "sample"}
+_REMOVE = "remove the line, so that it is done again, or the file."

@@ -223,9 +223,12 @@ def check_vocabularies(model: PreTrainedModel, draft: PreTrainedModel) -> None:
         )
 
 
-def check_streamer(streamer: BaseStreamer | None, batch_size: int) -> None:
+def check_watching(streamer: BaseStreamer | None, records: bool, config: GenerationConfig, batch_size: int) -> None:
+    """Refuse streams of several rows, and records that nobody gets."""
     if streamer is not None and batch_size > 1:
         raise ValueError(f"streamers take batch size 1, got {batch_size}: rows advance at their own pace.")
+    if records and not config.return_dict_in_generate:
+        raise ValueError("output_token_records=True needs return_dict_in_generate=True to return them.")
 
 
 def warn_of_no_effect(config: GenerationConfig, draft: PreTrainedModel | None) -> None:

@@ -1,6 +1,5 @@
 """Drafting: gamma cheap steps of the draft model for a whole batch. Does not verify."""
 
-from collections.abc import Callable
 from typing import Protocol
 
 import torch
@@ -9,10 +8,11 @@ from transformers import PreTrainedModel
 from transformers.generation.candidate_generator import CandidateGenerator
 
 from hf_diversed import _compat
-from hf_diversed.generation.processing import BlockProcessor, RaggedRows
+from hf_diversed.blocks import DraftOutput
+from hf_diversed.generation.processing import BlockProcessor
 from hf_diversed.generation.ragged_model import RaggedModel
-from hf_diversed.outputs import DraftOutput
-from hf_diversed.sampling import draw, draw_noise, first_true
+from hf_diversed.generation.rows import PerRow, RaggedRows
+from hf_diversed.sampling import Dice, draw, first_true
 
 
 class Drafter(Protocol):
@@ -28,7 +28,7 @@ class Drafter(Protocol):
     def prefill(self, chunk_size: int | None = None) -> None:
         """Read all of the prompt but its last token."""
 
-    def propose(self, counts: list[int]) -> tuple[DraftOutput | None, list[int]]:
+    def propose(self, counts: PerRow) -> tuple[DraftOutput | None, PerRow]:
         """Draft for every row and write the tokens behind it.
 
         Args:
@@ -46,11 +46,17 @@ class Drafter(Protocol):
         """Go on with these rows (long, ascending) of the batch only."""
 
 
-class DiversedCandidateGenerator(CandidateGenerator):
-    """Proposes tokens with a draft model, from its own cache and its own forward loop, for every row of a batch.
+def active_drafts(rows: RaggedRows, tokens: torch.Tensor, counts: PerRow) -> torch.Tensor:
+    """Which drafts count, bool `[B, G]`: up to each row's number of them, or its first drafted EOS."""
+    reach = torch.minimum(counts.device, first_true(rows.is_eos(tokens)) + 1)
+    return torch.arange(tokens.shape[1], device=tokens.device) < reach[:, None]
 
-    Inside `diversed_decoding` it is driven by `propose`. It also keeps the contract of upstream's candidate generators
-    (`get_candidates`), so at batch size 1 it can stand in upstream's assisted decoding.
+
+class DiversedCandidateGenerator(CandidateGenerator):
+    """Proposes tokens with any draft model, from its own cache and its own forward loop, for every row of a batch.
+
+    Named after upstream's candidate generators, whose contract it keeps; it knows nothing of DIVERSED's rule. The loop
+    drives it by `propose`; by `get_candidates` it can stand in upstream's assisted decoding at batch size 1.
 
     Args:
         assistant_model: the draft.
@@ -59,9 +65,7 @@ class DiversedCandidateGenerator(CandidateGenerator):
         vocab_size: V of the target. Ids that only the draft has are cut before its softmax; ids it lacks get
             probability 0.
         num_assistant_tokens: gamma.
-        do_sample: draw from q, or take its argmax.
-        is_eos: given at batch size 1, where drafting stops behind an EOS. It costs a host sync per step, and saves the
-            steps.
+        dice: draws from q; None to take its argmax.
         model_options: remaining arguments of `RaggedModel`.
     """
 
@@ -72,9 +76,8 @@ class DiversedCandidateGenerator(CandidateGenerator):
         processor: BlockProcessor,
         vocab_size: int,
         num_assistant_tokens: int,
-        do_sample: bool,
+        dice: Dice | None,
         keep_raw_logits: bool = False,
-        is_eos: Callable[[torch.Tensor], torch.Tensor] | None = None,
         **model_options,
     ):
         known_ids = _compat.known_ids(assistant_model)
@@ -84,9 +87,11 @@ class DiversedCandidateGenerator(CandidateGenerator):
         self.processor = processor
         self.vocab_size = vocab_size
         self.num_assistant_tokens = num_assistant_tokens
-        self.do_sample = do_sample
+        self.dice = dice
         self.keep_raw_logits = keep_raw_logits
-        self.is_eos = is_eos
+        # A single row stops drafting behind an EOS, as upstream does, where looking for one costs nothing: on a
+        # device every look would make the host wait.
+        self._stops_early = len(rows.ids) == 1 and rows.ids.device.type == "cpu"
         self._behind = 0  # nothing read yet
         self._fed = 0
 
@@ -108,9 +113,10 @@ class DiversedCandidateGenerator(CandidateGenerator):
             agreed = int(first_true(rows.ids[:, :length] != input_ids).min())
             self._behind = length - min(agreed, self._fed, length - 1)
         rows.ids[:, :length] = input_ids
-        rows.advance([length - rows.lengths[0]] * len(rows.lengths))
-        room = self.model.last_position - length
-        drafted, _ = self.propose([min(self.num_assistant_tokens, room)] * len(rows.lengths))
+        further = length - rows.lengths.host[0]
+        rows.advance(PerRow([further] * len(input_ids), torch.full_like(rows.lengths.device, further)))
+        room = min(self.num_assistant_tokens, self.model.last_position - length)
+        drafted, _ = self.propose(PerRow([room] * len(input_ids), torch.full_like(rows.lengths.device, room)))
         if drafted is None:
             return input_ids, None
         return torch.cat([input_ids, drafted.tokens], dim=1), drafted.scores
@@ -127,38 +133,40 @@ class DiversedCandidateGenerator(CandidateGenerator):
         """Say how the last round ended. Its last draft was never fed: a fully accepted row lags by two."""
         self._behind = 2 if all_accepted else 1
 
-    def propose(self, counts: list[int]) -> tuple[DraftOutput | None, list[int]]:
+    def propose(self, counts: PerRow) -> tuple[DraftOutput | None, PerRow]:
         """Draft `max(counts)` tokens for every row; see `Drafter.propose`."""
+        rows = self.rows
         steps: list[tuple] = []
-        for step in range(max(counts)):
-            feed = steps[-1][0][:, None] if steps else self.rows.last(self._behind)
+        for step in range(max(counts.host)):
+            feed = steps[-1][0][:, None] if steps else rows.last(self._behind)
             steps.append(self._step(step, feed, counts))
-            if self.is_eos is not None and bool(self.is_eos(steps[-1][0]).all()):
+            if self._stops_early and bool(rows.is_eos(steps[-1][0]).all()):
                 break
-        self._fed = max(self.rows.lengths) + len(steps) - 1
+        self._fed = max(rows.lengths.host) + len(steps) - 1
         if not steps:
             return None, counts
         tokens, scores, raw, hidden = zip(*steps)
+        drafted = torch.stack(tokens, dim=1)
         draft = DraftOutput(
             scores=torch.cat(scores, dim=1),
             hidden=torch.cat(hidden, dim=1) if self.model.keep_hidden else None,
             raw_logits=torch.cat(raw, dim=1) if self.keep_raw_logits else None,
-            tokens=torch.stack(tokens, dim=1),
-            sampled=self.do_sample,
+            tokens=drafted,
+            sampled=self.dice is not None,
+            active=active_drafts(rows, drafted, counts),
+            lengths=rows.lengths.device,
         )
         return draft, counts
 
-    def _step(self, step: int, feed: torch.Tensor, counts: list[int]):
+    def _step(self, step: int, feed: torch.Tensor, counts: PerRow):
         """Draft a token per row from `feed`, ids `[B, 1 or 2]` that end `step` columns behind the row's length."""
-        rows, offset = self.rows, step - feed.shape[1]
-        logits, hidden = self.model(feed, rows.lengths_tensor + offset, [n + offset for n in rows.lengths], keep=1)
+        rows = self.rows
+        logits, hidden = self.model(feed, rows.lengths + (step - feed.shape[1]), keep=1)
         raw = self._to_target_vocabulary(logits).to(rows.ids.device)
-        scores = self.processor(rows, raw, offset=step, counts=[int(step < count) for count in counts])
-        if self.do_sample:
-            law = torch.softmax(scores[:, 0], dim=-1)
-            tokens = draw(law, draw_noise(law))
-        else:
-            tokens = draw(scores[:, 0], None)
+        here = PerRow([int(step < count) for count in counts.host], (counts.device > step).long())
+        scores = self.processor(rows, raw, offset=step, counts=here)
+        law = scores[:, 0] if self.dice is None else torch.softmax(scores[:, 0], dim=-1)
+        tokens = draw(law, None if self.dice is None else self.dice.draft_noise(law))
         rows.write(step, tokens)
         return tokens, scores, raw, hidden
 

@@ -1,8 +1,68 @@
-"""One round's outcome: what the rule says, how the coins fall, which token follows. Tensors in, tensors out."""
+"""One round's outcome: what the rule says, how the coins fall, which token follows. Tensors in, tensors out.
+
+Knows nothing of models, caches or the host, and draws nothing: this is the part of a round that can be compiled.
+"""
+
+from dataclasses import dataclass
 
 import torch
 
-from hf_diversed.outputs import DraftOutput, TargetOutput, Verdict
+from hf_diversed.blocks import DraftOutput, TargetOutput, Verdict, VerifyOutput
+from hf_diversed.generation.rows import is_one_of
+from hf_diversed.sampling import Coins, count_accepted, draw
+from hf_diversed.verifiers.base import Memory, Verifier
+
+
+@dataclass(frozen=True, eq=False)
+class Round:
+    """Everything about one round; `draft` and `verdict` are None where no row had drafts."""
+
+    draft: DraftOutput | None
+    target: TargetOutput
+    coins: Coins
+    verdict: Verdict | None
+    outcome: VerifyOutput
+
+
+def judge(
+    verifier: Verifier,
+    input_ids: torch.Tensor,
+    draft: DraftOutput | None,
+    target: TargetOutput,
+    memory: Memory,
+    eos_ids: torch.Tensor | None,
+    coins: Coins,
+) -> Round:
+    """Ask the rule about a block, let the coins decide how much of it is kept, and draw the next token.
+
+    Args:
+        input_ids: long `[B, L]`, the ids so far. draft: None where no row has drafts; then no rule is asked.
+        memory: what the rule knows of each row. eos_ids: long `[E]`, on the device; None where there are none.
+        coins: all None for greedy decoding.
+    """
+    own_law = target.at if coins.noise is None else target.probs
+    if draft is None:
+        verdict, num_drafted = None, torch.zeros_like(target.scores[:, 0, 0], dtype=torch.long)
+        num_accepted, on_draft = num_drafted, torch.zeros_like(num_drafted, dtype=torch.bool)
+        law = own_law(num_accepted)
+    else:
+        verdict, num_drafted = memory.ask(verifier, input_ids, draft, target), draft.num_drafted
+        uniforms = torch.full_like(verdict.accept_prob, 0.5) if coins.uniforms is None else coins.uniforms
+        num_accepted = count_accepted(verdict.accept_prob, uniforms, num_drafted)
+        all_kept = num_accepted >= num_drafted
+        last = num_accepted.clamp_max(draft.tokens.shape[1] - 1)
+        law = torch.where(all_kept[:, None], own_law(num_accepted), verdict.replacement(last))
+        on_draft = all_kept & (is_one_of(draft.tokens, eos_ids) & draft.active).any(dim=-1)
+    next_token = draw(law, coins.noise)
+    outcome = VerifyOutput(
+        num_drafted=num_drafted,
+        num_accepted=num_accepted,
+        next_token=next_token,
+        num_emitted=num_accepted + 1 - on_draft.long(),
+        ended=on_draft | is_one_of(next_token, eos_ids),
+        faults=find_faults(draft, target, verdict, num_accepted),
+    )
+    return Round(draft, target, coins, verdict, outcome)
 
 
 # What a row's numbers can suffer from, as its part of a round's one transfer says it; 0 is nothing.
@@ -28,16 +88,10 @@ def find_faults(
     positions = torch.arange(target.scores.shape[1], device=num_accepted.device)
     reached = positions <= num_accepted[:, None]
     # The best score tells of all: nan and inf carry over to it, and it is -inf where every token is forbidden.
-    fault = strikes(target.scores.amax(dim=-1), reached).long()
+    fault = strikes(target.top, reached).long()
     if draft is None or verdict is None:
         return fault
     verified = reached[:, :-1] & draft.active
     later = torch.where(strikes(verdict.accept_prob, verified), 3, fault)
-    later = torch.where(strikes(draft.scores.amax(dim=-1), verified), 2, later)
+    later = torch.where(strikes(draft.top, verified), 2, later)
     return torch.where(fault > 0, fault, later)
-
-
-def refuse_faults(faults: list[int], rule: object) -> None:
-    """Stop before anything is emitted that no model meant. Raises FloatingPointError."""
-    if any(faults):
-        raise FloatingPointError(FAULTS[min(fault for fault in faults if fault)].format(rule=type(rule).__name__))

@@ -4,8 +4,10 @@ import torch
 from transformers.generation.candidate_generator import PromptLookupCandidateGenerator
 
 from hf_diversed import _compat
-from hf_diversed.generation.processing import BlockProcessor, RaggedRows
-from hf_diversed.outputs import DraftOutput
+from hf_diversed.blocks import DraftOutput
+from hf_diversed.generation.drafting import active_drafts
+from hf_diversed.generation.processing import BlockProcessor
+from hf_diversed.generation.rows import PerRow, RaggedRows
 
 
 class PromptLookupDrafter:
@@ -39,7 +41,7 @@ class PromptLookupDrafter:
         self.rows = rows
         self.vocab_size = vocab_size
         self.do_sample = do_sample
-        self._first = [0] * len(rows.lengths)
+        self._first = [0] * len(rows.ids)
         if prompt_mask is not None:
             self._first = (prompt_mask != 0).long().argmax(dim=-1).tolist()
         self._bans = processor.without(_compat.WARPERS)
@@ -59,23 +61,32 @@ class PromptLookupDrafter:
     def keep(self, rows: torch.Tensor) -> None:
         self._first = [self._first[row] for row in rows.tolist()]
 
-    def propose(self, counts: list[int]) -> tuple[DraftOutput | None, list[int]]:
+    def propose(self, counts: PerRow) -> tuple[DraftOutput | None, PerRow]:
         """See `Drafter.propose`."""
-        rows = self.rows
+        rows, lengths = self.rows, self.rows.lengths.host
         # The lookup decides on the host, row by row: one transfer, not one per comparison.
-        ids = rows.ids[:, : max(rows.lengths)].cpu()
-        found = [self._look_up(ids[row, : rows.lengths[row]], row, count) for row, count in enumerate(counts)]
-        found_counts = [len(tokens) for tokens in found]
-        if not any(found_counts):
-            return None, found_counts
+        ids = rows.ids[:, : max(lengths)].cpu()
+        found = [self._look_up(ids[row, : lengths[row]], row, count) for row, count in enumerate(counts.host)]
+        lookups = [len(tokens) for tokens in found]
+        own = PerRow(lookups, torch.tensor(lookups, device=rows.ids.device))
+        if not any(lookups):
+            return None, own
         tokens = torch.nn.utils.rnn.pad_sequence(found, batch_first=True, padding_value=rows.pad_id)
         tokens = tokens.to(rows.ids.device)
         for step, column in enumerate(tokens.unbind(dim=1)):
             rows.write(step, column)
         scores = torch.full((*tokens.shape, self.vocab_size), -torch.inf, device=tokens.device)
         scores.scatter_(-1, tokens[..., None], 0.0)
-        draft = DraftOutput(scores, raw_logits=scores, tokens=tokens, sampled=self.do_sample)
-        return draft, self._before_bans(tokens, found_counts)
+        own = self._before_bans(tokens, own)
+        draft = DraftOutput(
+            scores,
+            raw_logits=scores,
+            tokens=tokens,
+            sampled=self.do_sample,
+            active=active_drafts(rows, tokens, own),
+            lengths=rows.lengths.device,
+        )
+        return draft, own
 
     def _look_up(self, ids: torch.Tensor, row: int, count: int) -> torch.Tensor:
         """Up to `count` ids that may follow `ids`, long `[N]`."""
@@ -85,11 +96,12 @@ class PromptLookupDrafter:
         candidates, _ = self._lookup.get_candidates(text)
         return candidates[0, text.shape[1] :][:count]
 
-    def _before_bans(self, tokens: torch.Tensor, counts: list[int]) -> list[int]:
+    def _before_bans(self, tokens: torch.Tensor, counts: PerRow) -> PerRow:
         """How many of each row's tokens stand before the first one that a processor forbids."""
         if not self._bans.processors:
             return counts
         even = torch.zeros(*tokens.shape, self.vocab_size, device=tokens.device)
         allowed = self._bans(self.rows, even, offset=0, counts=counts).gather(-1, tokens[..., None]).squeeze(-1)
-        kept = (allowed > torch.finfo(allowed.dtype).min).long().cumprod(dim=-1).sum(dim=-1).tolist()
-        return [min(count, allowed) for count, allowed in zip(counts, kept)]
+        kept = (allowed > torch.finfo(allowed.dtype).min).long().cumprod(dim=-1).sum(dim=-1)
+        kept = torch.minimum(kept, counts.device)
+        return PerRow(kept.tolist(), kept)

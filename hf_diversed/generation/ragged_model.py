@@ -5,6 +5,7 @@ from transformers import PreTrainedModel
 
 from hf_diversed import _compat
 from hf_diversed.cache import RaggedCache
+from hf_diversed.generation.rows import PerRow
 
 
 class RaggedModel:
@@ -64,16 +65,15 @@ class RaggedModel:
         self._positions = self._positions[rows]
         self._cache.keep(rows)
 
-    def __call__(
-        self, tokens: torch.Tensor, starts: torch.Tensor, host_starts: list[int], keep: int
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def __call__(self, tokens: torch.Tensor, starts: PerRow, keep: int) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Run `tokens` (long `[B, Q]`), row i at columns `starts[i] ..`, over everything the cache holds before them.
 
         Returns:
             logits float32 `[B, keep, V]` of the last `keep` positions, and their hidden states `[B, keep, D]` if asked
             for.
         """
-        columns = self._cache.open(starts.to(self.device), min(host_starts), max(host_starts), tokens.shape[1])
+        first, last = min(starts.host), max(starts.host)
+        columns = self._cache.open(starts.device.to(self.device), first, last, tokens.shape[1])
         mask = self._cache.mask(columns, self._dtype)
         return self._forward(tokens, mask, self._positions.gather(1, columns), keep, hidden=self.keep_hidden)
 

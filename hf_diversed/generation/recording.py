@@ -7,18 +7,12 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from transformers.generation.streamers import BaseStreamer
 
-from hf_diversed.outputs import (
-    SOURCES,
-    DraftOutput,
-    SpeculativeStats,
-    TargetOutput,
-    TokenRecords,
-    Verdict,
-    VerifyOutput,
-)
-from hf_diversed.sampling import acceptance
+from hf_diversed.blocks import DraftOutput, Trace
+from hf_diversed.generation.committing import Tally
+from hf_diversed.generation.judging import Round
+from hf_diversed.outputs import SOURCES, SpeculativeStats, TokenRecords
+from hf_diversed.sampling import acceptance, total_variation
 from hf_diversed.theory import expected_accepted
 
 
@@ -49,7 +43,7 @@ def record_stats() -> Iterator[SpeculativeStats]:
 
 
 @dataclass
-class Round:
+class LoggedRound:
     """One round: which rows of the batch took part and what happened to each; tensors by row and draft."""
 
     rows: list[int]
@@ -86,83 +80,26 @@ class RoundRecords:
     inputs: dict[str, torch.Tensor] | None = None
 
 
-class ScoreCollector:
-    """Per generated column one `[B, V]` tensor, as `generate` returns scores; zeros where a row has nothing to say."""
-
-    def __init__(self, prompt_length: int):
-        self.prompt_length = prompt_length
-        self.columns: list[torch.Tensor] = []
-
-    def add(self, scores: torch.Tensor, starts: list[int], emitted: list[int]) -> None:
-        """File scores `[B, N, V]`: position k of row i belongs to column `starts[i] + k`, for k < `emitted[i]`."""
-        for row, (start, count) in enumerate(zip(starts, emitted)):
-            for k in range(count):
-                column = start + k - self.prompt_length
-                while len(self.columns) <= column:
-                    self.columns.append(torch.zeros_like(scores[:, 0]))
-                self.columns[column][row] = scores[row, k]
-
-    def before(self, column: int) -> tuple[torch.Tensor, ...]:
-        """Scores of all generated tokens left of `column` of the id buffer."""
-        return tuple(self.columns[: column - self.prompt_length])
-
-
-class RoundStreamer(BaseStreamer):
-    """A streamer that is told where tokens came from: `generate(..., streamer=...)`, batch size 1.
-
-    Override `put_round`. Plain decoding has no rounds; it calls `put` as it does with any streamer: once with the
-    prompt, then with every token.
-
-    Example:
-        ```python
-        class Printer(hf_diversed.RoundStreamer):
-            def put_round(self, records, stats):
-                print(records.tokens.tolist(), f"{stats.num_accepted} of {stats.num_drafted} accepted")
-        ```
-    """
-
-    def put_round(self, records: TokenRecords, stats: SpeculativeStats) -> None:
-        """Receive one round as it ends: its tokens, `[1, N]`, and what it adds to the statistics of the call."""
-        raise NotImplementedError
-
-    def put(self, value: torch.Tensor) -> None:
-        """Receive the prompt, then tokens; does nothing."""
-
-    def end(self) -> None:
-        """Hear that decoding ended; does nothing."""
-
-
 class RoundLog:
     """Collects rounds during decoding and settles the accounts at the end, when every row's true end is known."""
 
     def __init__(self) -> None:
-        self.rounds: list[Round] = []
-        self._streamed = (0, 0)
+        self.rounds: list[LoggedRound] = []
+        self._told = (0, 0)
 
-    def append(
-        self,
-        rows: list[int],
-        starts: list[int],
-        drafted: list[int],
-        accepted: list[int],
-        verdict: Verdict | None,
-        records: RoundRecords | None = None,
-    ) -> None:
-        """File one round; `verdict` is None for a round without drafts."""
-        if verdict is None:
-            self.rounds.append(Round(rows, starts, drafted, accepted, None, None, None, records))
-        else:
-            said = verdict.accept_prob, verdict.weight, verdict.tv
-            self.rounds.append(Round(rows, starts, drafted, accepted, *said, records))
+    def append(self, origins: list[int], tally: Tally, trace: Trace | None, accept_prob, records=None) -> None:
+        """File one round of the rows `origins`; `trace` and `accept_prob` are None for a round without drafts."""
+        told = (None, None) if trace is None else (trace.weight, trace.tv)
+        self.rounds.append(
+            LoggedRound(origins, tally.starts, tally.drafted, tally.accepted, accept_prob, *told, records)
+        )
 
-    def stream(self, streamer: BaseStreamer, end: int, target_forwards: int, draft_forwards: int) -> None:
-        """Tell a `RoundStreamer` of the last round, cut at `end`; other streamers hear of tokens only."""
-        if not isinstance(streamer, RoundStreamer):
-            return
+    def latest(self, end: int, target_forwards: int, draft_forwards: int) -> tuple[TokenRecords, SpeculativeStats]:
+        """The last round alone, cut at `end`: its records, and what it adds to the statistics. For a single row."""
         latest = self.rounds[-1:]
-        before, self._streamed = self._streamed, (target_forwards, draft_forwards)
+        before, self._told = self._told, (target_forwards, draft_forwards)
         stats = sum_up(latest, [end], target_forwards - before[0], draft_forwards - before[1])
-        streamer.put_round(merge_records(latest, [end], latest[0].starts[0]), stats)
+        return merge_records(latest, [end], latest[0].starts[0]), stats
 
     def stats(self, ends: list[int], target_forwards: int, draft_forwards: int) -> SpeculativeStats:
         """Totals with `per_row`; also added to every `record_stats` block that this call runs in."""
@@ -176,7 +113,7 @@ class RoundLog:
         return merge_records(self.rounds, ends, prompt_length)
 
 
-def sum_up(rounds: list[Round], ends: list[int], target_forwards: int, draft_forwards: int) -> SpeculativeStats:
+def sum_up(rounds: list[LoggedRound], ends: list[int], target_forwards: int, draft_forwards: int) -> SpeculativeStats:
     """Totals of some rounds, with `per_row`; what lies behind a row's end does not count."""
     per_row = [
         SpeculativeStats(target_forwards=target_forwards, draft_forwards=draft_forwards) for _ in range(len(ends))
@@ -196,7 +133,7 @@ def sum_up(rounds: list[Round], ends: list[int], target_forwards: int, draft_for
     return total
 
 
-def merge_records(rounds: list[Round], ends: list[int], prompt_length: int) -> TokenRecords:
+def merge_records(rounds: list[LoggedRound], ends: list[int], prompt_length: int) -> TokenRecords:
     """Scatter the rounds' records into `[B, T]`, cutting every row at its end."""
     shape = (len(ends), max(ends) - prompt_length)
     nan = torch.full(shape, float("nan"))
@@ -221,7 +158,7 @@ def merge_records(rounds: list[Round], ends: list[int], prompt_length: int) -> T
     return TokenRecords(**merged, inputs=inputs or None)
 
 
-def _count(counters: SpeculativeStats, entry: Round, row: int, end: int, expected: float) -> int:
+def _count(counters: SpeculativeStats, entry: LoggedRound, row: int, end: int, expected: float) -> int:
     """Add one row's share of one round and return its verified positions.
 
     What the row's end cuts off is neither drafted nor accepted. `expected` knows EOS and the length, but not where
@@ -260,10 +197,9 @@ def _average(counters: SpeculativeStats, weight: list[float] | None, tv: list[fl
         counters.bias_count += len(biases)
 
 
-def describe_round(
-    draft: DraftOutput | None, target: TargetOutput, verdict: Verdict | None, outcome: VerifyOutput
-) -> RoundRecords:
+def describe_round(round: Round) -> RoundRecords:
     """Records of one round at its G + 1 positions; those behind the emitted tokens are meaningless."""
+    draft, target, verdict, outcome = round.draft, round.target, round.verdict, round.outcome
     batch_size = outcome.next_token.shape[0]
     if draft is None or verdict is None:
         p = target.prob(outcome.next_token[:, None])
@@ -282,22 +218,25 @@ def describe_round(
     def at_drafts(values: torch.Tensor | None) -> torch.Tensor:
         return nan if values is None else F.pad(values, (0, 1), value=float("nan")).masked_fill(is_bonus, float("nan"))
 
-    inputs = verdict.inputs and {
-        name: F.pad(values, (0,) * (2 * values.ndim - 3) + (1,)) for name, values in verdict.inputs.items()
+    trace = verdict.trace
+    inputs = trace.inputs and {
+        name: F.pad(values, (0,) * (2 * values.ndim - 3) + (1,)) for name, values in trace.inputs.items()
     }
-    relaxed = _is_relaxed(draft, target, verdict, outcome)
-    return RoundRecords(tokens, source, relaxed, at_drafts(verdict.weight), p, q, at_drafts(verdict.tv), inputs)
+    tv = total_variation(target.probs()[:, :-1], draft.probs()) if trace.tv is None else trace.tv
+    relaxed = _is_relaxed(draft, round)
+    return RoundRecords(tokens, source, relaxed, at_drafts(trace.weight), p, q, at_drafts(tv), inputs)
 
 
-def _is_relaxed(draft: DraftOutput, target: TargetOutput, verdict: Verdict, outcome: VerifyOutput) -> torch.Tensor:
+def _is_relaxed(draft: DraftOutput, round: Round) -> torch.Tensor:
     """bool `[B, G + 1]`: accepted drafts that lossless verification, with the same coin, would have rejected."""
-    count = draft.tokens.shape[1]
-    if outcome.uniforms is not None and draft.sampled:
-        strict = verdict.strict_prob
+    assert round.verdict is not None
+    count, target = draft.tokens.shape[1], round.target
+    if round.coins.uniforms is not None:
+        strict = round.verdict.trace.strict_prob
         if strict is None:
             strict = acceptance(target.prob(draft.tokens), draft.prob(draft.tokens))
-        refused = outcome.uniforms >= strict
+        refused = round.coins.uniforms >= strict
     else:
         refused = target.scores[:, :count].argmax(-1) != draft.tokens
-    accepted = torch.arange(count, device=refused.device) < outcome.num_accepted[:, None]
+    accepted = torch.arange(count, device=refused.device) < round.outcome.num_accepted[:, None]
     return F.pad(refused & accepted, (0, 1))

@@ -1,12 +1,69 @@
 """Configuration of a head: its shape, and the pair, task and settings it was made for."""
 
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
 from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.utils import logging
 
 from hf_diversed import _compat
 
 
+logger = logging.get_logger(__name__)
+
 HEAD_TYPES = ("linear", "mlp")
 FEATURES = ("hidden", "distribution", "both")
+_DTYPES = ("float32", "float16", "bfloat16", "float64")
+_TORCH_DTYPES = tuple(getattr(torch, name) for name in _DTYPES)
+
+Rule = tuple[str, Callable[[Any], bool]]  # what a value must be, in words and as a test
+
+
+def _integer(most: int, optional: bool = False) -> Rule:
+    words = f"an integer from 1 to {most}{', or None' if optional else ''}"
+    return words, lambda value: (optional and value is None) or (type(value) is int and 1 <= value <= most)
+
+
+def _choice(*choices: Any) -> Rule:
+    words = f"one of {', '.join(map(repr, choices))}"
+    return words, lambda value: any(type(value) is type(choice) and value == choice for choice in choices)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+_WIDTH, _TEXT = _integer(2**17), ("a string or None", lambda value: value is None or isinstance(value, str))
+# All that a configuration may hold. Whoever publishes a head writes it, so nothing else reaches transformers' loaders.
+_RULES: dict[str, Rule] = {
+    "target_hidden_size": _WIDTH,
+    "draft_hidden_size": _WIDTH,
+    "head_type": _choice(*HEAD_TYPES),
+    "features": _choice(*FEATURES),
+    "intermediate_size": _integer(2**14),
+    "normalize": _choice(True, False),
+    "mixing": _choice("probs"),
+    "task": _TEXT,
+    "num_assistant_tokens": _integer(64, optional=True),
+    "training_temperature": (
+        "a number >= 0, or None",
+        lambda value: value is None or (_is_number(value) and 0 <= value < math.inf),
+    ),
+    "base_model_name_or_path": _TEXT,
+    "base_model_revision": _TEXT,
+    "assistant_model_name_or_path": _TEXT,
+    "assistant_model_revision": _TEXT,
+    "vocab_size": _integer(2**24, optional=True),
+    "dtype": (
+        f"one of {', '.join(_DTYPES)}, or None",
+        lambda value: value is None or value in _DTYPES + _TORCH_DTYPES,
+    ),
+    "architectures": ("a list or None", lambda value: value is None or isinstance(value, list)),
+}
+# What transformers writes, or passes, of its own accord; a head has no use for it.
+_IGNORED = {*PreTrainedConfig().to_dict(), "name_or_path", "torch_dtype", "use_cache"} - _RULES.keys()
 
 
 class DiversedHeadConfig(PreTrainedConfig):
@@ -21,14 +78,15 @@ class DiversedHeadConfig(PreTrainedConfig):
             `distribution_features`; needs no hidden states) or "both".
         normalize: bring each hidden state to zero mean and unit variance before it enters; off for converted heads.
         task: what the head was trained on. `mixing`: what it mixes; "probs" is the only value.
-        num_assistant_tokens: draft length it was trained with, the default for generation.
+        num_assistant_tokens: draft length it was trained with, 1 to 64, the default for generation.
         training_temperature: temperature of its rollouts, 0 for greedy; None if unknown.
         base_model_name_or_path, base_model_revision: the target. assistant_model_name_or_path,
             assistant_model_revision: the draft.
         vocab_size: of the target; None if unknown.
+        kwargs: `dtype` and `architectures`, as in `PreTrainedConfig`; all others are left out, with a warning.
 
     Raises:
-        ValueError: on a width or head size below 1, or an unknown `head_type`, `features` or `mixing`.
+        ValueError: on a value of another kind or out of its range, here and wherever one is set later.
     """
 
     model_type = "diversed_head"
@@ -54,16 +112,20 @@ class DiversedHeadConfig(PreTrainedConfig):
         sizes = {"target_hidden_size": target_hidden_size, "draft_hidden_size": draft_hidden_size}
         names = DiversedHeadConfig.__annotations__
         settings = {name: kwargs.pop(name, getattr(type(self), name)) for name in names if name not in sizes}
-        super().__init__(**kwargs)
+        if foreign := sorted(kwargs.keys() - _RULES.keys() - _IGNORED):
+            logger.warning(
+                "The configuration of a head has no use for %.500s: left out.", ", ".join(map(repr, foreign))
+            )
+        super().__init__(**{name: value for name, value in kwargs.items() if name in _RULES})
         for name, value in (sizes | settings).items():
             setattr(self, name, value)
-        _check_choice("head_type", self.head_type, HEAD_TYPES)
-        _check_choice("features", self.features, FEATURES)
-        _check_choice("mixing", self.mixing, ("probs",))
-        for name in (*sizes, "intermediate_size"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or value < 1:
-                raise ValueError(f"{name} must be an integer >= 1, got {value!r}.")
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in _RULES:
+            words, holds = _RULES[name]
+            if not holds(value):
+                raise ValueError(f"{name} must be {words}, got {value!r:.200}.")
+        super().__setattr__(name, value)
 
     @classmethod
     def for_pair(cls, target: PreTrainedModel, draft: PreTrainedModel, **kwargs) -> "DiversedHeadConfig":
@@ -74,8 +136,3 @@ class DiversedHeadConfig(PreTrainedConfig):
             "assistant_model_name_or_path": _compat.model_name(draft) or None,
         }
         return cls(_compat.hidden_width(target), _compat.hidden_width(draft), **(about_pair | kwargs))
-
-
-def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}.")

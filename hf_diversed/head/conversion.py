@@ -88,6 +88,9 @@ def _read_weights(path: Path) -> tuple[torch.Tensor, torch.Tensor]:
             f"{_WEIGHT} and {_BIAS} must have shapes [2, width] and [2], got {list(weight.shape)} and "
             f"{list(bias.shape)}; only heads with one linear layer can be converted."
         )
+    for name, values in ((_WEIGHT, weight), (_BIAS, bias)):
+        if not (values.is_floating_point() and values.isfinite().all()):
+            raise ValueError(f"{name} in {path} must hold finite floats; this head cannot have decoded anything.")
     return weight.float(), bias.float()
 
 
@@ -95,8 +98,8 @@ def _read_config(path: Path) -> dict:
     if not path.is_file():
         return {}
     try:
-        found = json.loads(path.read_text())
-    except json.JSONDecodeError as error:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not JSON ({error}); mend it, or remove it and pass the hidden sizes.") from error
     if not isinstance(found, dict):
         raise ValueError(f"{path} must hold an object, got {type(found).__name__}.")
@@ -110,6 +113,9 @@ def _widths(width: int, target: int | None, draft: int | None) -> dict[str, int]
             f"the head is {width} wide, which is both hidden sizes together: pass target_hidden_size or "
             f"draft_hidden_size, or put {CONFIG_NAME} beside the file."
         )
+    for name, size in (("target_hidden_size", target), ("draft_hidden_size", draft)):
+        if size is not None and type(size) is not int:
+            raise ValueError(f"{name} must be an integer, got {size!r:.200}.")
     target = width - draft if target is None else target  # type: ignore[operator]
     draft = width - target if draft is None else draft
     if min(target, draft) < 1 or target + draft != width:

@@ -70,7 +70,9 @@ class DiversedHead(PreTrainedModel):
             subfolder: where in it the head lies. `config`: other than the one beside the weights.
 
         Raises:
-            OSError: if there is no such head, it cannot be reached, or its files are damaged or of another model.
+            OSError: if there is no such head, it cannot be reached, or its files are damaged, too large, of another
+                model, or hold values that no head can have. A repository's weights are downloaded only once its
+                configuration is known to be a head's, and their size to fit it.
 
         Example:
             ```python
@@ -78,15 +80,20 @@ class DiversedHead(PreTrainedModel):
             ```
         """
         hub = {key: kwargs.pop(key) for key in pulling.HUB_ARGUMENTS if kwargs.get(key) is not None}
-        folder = pulling.find_files(name, (pulling.CONFIG, pulling.WEIGHTS), subfolder, **hub)
-        found = pulling.read_config(name, folder, cls.config_class.model_type)
+        hub = pulling.pin(name, **hub)
+        found = pulling.read_config(name, subfolder, cls.config_class.model_type, **hub)
         if config is None:
-            config, kwargs = cls.config_class.from_dict(found, return_unused_kwargs=True, **kwargs)
+            try:
+                config, kwargs = cls.config_class.from_dict(found, return_unused_kwargs=True, **kwargs)
+            except ValueError as error:
+                raise OSError(f"{pulling.CONFIG} of {name} cannot be used: {error}") from error
         with torch.device("meta"):  # nothing drawn: a head that is loaded late must not change what a seed gives
             shapes = {key: tuple(tensor.shape) for key, tensor in cls(config).state_dict().items()}
-        pulling.check_weights(name, folder, shapes)
-        loaded = super().from_pretrained(folder, *args, **{**kwargs, "config": config, "use_safetensors": True})
+        weights = pulling.read_weights(name, subfolder, shapes, **hub)
+        # No name: by one, transformers would look for adapters, other weights and more beside these.
+        loaded = super().from_pretrained(None, *args, config=config, state_dict=weights, **kwargs)
         head = loaded[0] if isinstance(loaded, tuple) else loaded  # output_loading_info
+        head._check_numbers(name)
         head.name_or_path = head.config._name_or_path = str(name)
         return loaded
 
@@ -121,6 +128,15 @@ class DiversedHead(PreTrainedModel):
 
         records = HeadRecords(read_json(evaluation), read_json(training), tuple(tags or ()), license)
         return push(self, records, Destination(repo_id, **destination))
+
+    def _check_numbers(self, name: str | Path) -> None:
+        """One number that is not finite makes every weight on the target so, and what is then emitted is no answer."""
+        state = self.state_dict()
+        wrong = [f"{key} must be finite" for key, values in state.items() if not values.isfinite().all()]
+        if not (state["input_std"] > 0).all():
+            wrong.append("input_std must be above 0, as inputs are divided by it")
+        if wrong:
+            raise OSError(f"{pulling.WEIGHTS} of {name} cannot be used as {self.dtype}: {'; '.join(wrong)}.")
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:

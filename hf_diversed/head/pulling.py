@@ -1,25 +1,33 @@
-"""Where a head's two files come from, and what is wrong with them if they are not a head's. Reads no pickle and runs
-no code of a repository."""
+"""Where a head's two files come from, and what is wrong with them if they are not a head's. Reads no pickle, runs no
+code of a repository, and downloads nothing that is larger than a head's file can be."""
 
 import json
+import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import constants, snapshot_download
+import torch
+from huggingface_hub import HfApi, constants, hf_hub_download, snapshot_download
 from huggingface_hub.errors import (
+    EntryNotFoundError,
     GatedRepoError,
     HFValidationError,
     LocalEntryNotFoundError,
     RepositoryNotFoundError,
     RevisionNotFoundError,
+    RevisionResolutionError,
 )
 from safetensors import SafetensorError, safe_open
 
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 HUB_ARGUMENTS = ("cache_dir", "force_download", "local_files_only", "revision", "token")
+LARGEST_CONFIG, LARGEST_WEIGHTS = 2**20, 2**30  # bytes
+_BYTES_PER_NUMBER, _LEEWAY = 4, 4  # float32, and how many times more or less a file may hold
+_LARGEST_HEADER = 2**16  # bytes of a safetensors file before its numbers, far above what a head's few tensors need
+_FLOATS = ("F16", "BF16", "F32", "F64")
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -44,26 +52,63 @@ def find_files(name: str | Path, files: tuple[str, ...], subfolder: str = "", **
         raise OSError(_in_words(str(name), hub, error)) from error
 
 
-def read_config(name: str | Path, folder: Path, model_type: str) -> dict[str, Any]:
-    """Read config.json and check that it is of this type of model. Raises OSError."""
+def pin(name: str | Path, **hub: Any) -> dict[str, Any]:
+    """Return `hub` with the commit that its revision stands for now: all files come from one. Raises OSError."""
+    _check_name(name)
+    if os.path.isdir(name):
+        return hub
+    where = {key: hub[key] for key in ("cache_dir", "local_files_only", "revision", "token") if key in hub}
     try:
-        found = json.loads(_existing(name, folder, CONFIG).read_text())
-    except ValueError as error:
-        raise OSError(f"{CONFIG} of {name} is no JSON: {error}") from error
+        return hub | {"revision": HfApi().resolve_revision(str(name), **where).resolved}
+    except Exception as error:
+        raise OSError(_in_words(str(name), hub, error)) from error
+
+
+def read_config(name: str | Path, subfolder: str, model_type: str, **hub: Any) -> dict[str, Any]:
+    """Read config.json and check that it is of this type of model.
+
+    Args:
+        name: folder or Hub id. subfolder: where in it the file lies. hub: as `pin` returned it.
+
+    Raises:
+        OSError: if it cannot be reached, or is too large, damaged or of another model.
+    """
+    path = _find(name, CONFIG, subfolder, (0, LARGEST_CONFIG), hub)
+    if path.stat().st_size > LARGEST_CONFIG:
+        raise OSError(_not_the_size(name, CONFIG, path.stat().st_size, (0, LARGEST_CONFIG)))
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise OSError(f"{CONFIG} of {name} is no JSON, or nested too deep: {error}") from error
     found_type = found.get("model_type") if isinstance(found, dict) else None
     if found_type != model_type:
         raise OSError(
-            f"{name} holds no head: the model_type in its {CONFIG} must be {model_type!r}, got {found_type!r}."
+            f"{name} holds no head: the model_type in its {CONFIG} must be {model_type!r}, got {found_type!r:.200}."
         )
     return found
 
 
-def check_weights(name: str | Path, folder: Path, expected: Shapes) -> None:
-    """Check that the weights are whole and that there is one for every parameter. Raises OSError."""
-    path = _existing(name, folder, WEIGHTS)
+def read_weights(name: str | Path, subfolder: str, expected: Shapes, **hub: Any) -> dict[str, torch.Tensor]:
+    """Read the weights, on the CPU, and check that they are whole and that there is one for every parameter.
+
+    Args:
+        name: folder or Hub id. subfolder: where in it the file lies. hub: as `pin` returned it.
+        expected: the shapes that its configuration gives. What is far from their size is not downloaded.
+
+    Raises:
+        OSError: if they cannot be reached, or are damaged or of another model.
+    """
+    count = sum(math.prod(shape) for shape in expected.values())
+    most = min(count * _BYTES_PER_NUMBER * _LEEWAY + _LARGEST_HEADER, LARGEST_WEIGHTS)
+    path = _find(name, WEIGHTS, subfolder, (count * _BYTES_PER_NUMBER // _LEEWAY, most), hub)
     try:
         with safe_open(path, framework="pt") as file:
-            found = {key: tuple(file.get_slice(key).get_shape()) for key in file.keys()}  # noqa: SIM118 not a dict
+            slices = {key: file.get_slice(key) for key in file.keys()}  # noqa: SIM118 not a dict
+            found = {key: tuple(part.get_shape()) for key, part in slices.items()}
+            others = {key: part.get_dtype() for key, part in slices.items() if part.get_dtype() not in _FLOATS}
+            fits = found == dict(expected) and not others
+            # Copies: the file itself may be written again while the head is in use.
+            weights = {key: file.get_tensor(key).clone() for key in found} if fits else {}
     except SafetensorError as error:
         raise OSError(
             f"{WEIGHTS} of {name} is damaged or cut off ({error}). Get it again: from_pretrained(..., "
@@ -74,15 +119,41 @@ def check_weights(name: str | Path, folder: Path, expected: Shapes) -> None:
         for key in sorted(found.keys() | expected.keys())
         if found.get(key) != expected.get(key)
     ]
+    differences += [f"{key} is of type {kind}, must be one of {', '.join(_FLOATS)}" for key, kind in others.items()]
     if differences:
         raise OSError(f"{WEIGHTS} of {name} does not fit its {CONFIG}: {'; '.join(differences)}.")
+    return weights
 
 
-def _existing(name: str | Path, folder: Path, file: str) -> Path:
-    if not (folder / file).is_file():
-        hint = " Weights in other formats are not read: a pickle could run code." if file == WEIGHTS else ""
-        raise OSError(f"{name} holds no head: there is no file named {file}.{hint}")
-    return folder / file
+def _find(name: str | Path, file: str, subfolder: str, sizes: tuple[int, int], hub: Mapping[str, Any]) -> Path:
+    """The path of a file here or in the cache; downloaded only if the Hub states a size, in bytes, within `sizes`."""
+    if os.path.isdir(name):
+        path = Path(name) / subfolder / file
+        if not path.is_file():
+            raise OSError(_missing(name, file))
+        return path
+    try:
+        stated = hf_hub_download(str(name), file, subfolder=subfolder, dry_run=True, **hub)
+        if stated.is_cached or sizes[0] <= stated.file_size <= sizes[1]:
+            return Path(hf_hub_download(str(name), file, subfolder=subfolder, **hub))
+    except Exception as error:
+        missing = isinstance(error, EntryNotFoundError) and not isinstance(error, LocalEntryNotFoundError)
+        raise OSError(_missing(name, file) if missing else _in_words(str(name), hub, error)) from error
+    raise OSError(f"{_not_the_size(name, file, stated.file_size, sizes)} It was not downloaded.")
+
+
+def _check_name(name: Any) -> None:
+    if not isinstance(name, (str, os.PathLike)):
+        raise TypeError(f"a head is named by a folder or an id of the Hub, got {name!r:.200} ({type(name).__name__}).")
+
+
+def _missing(name: str | Path, file: str) -> str:
+    hint = " Weights in other formats are not read: a pickle could run code." if file == WEIGHTS else ""
+    return f"{name} holds no head: there is no file named {file}.{hint}"
+
+
+def _not_the_size(name: str | Path, file: str, size: int, sizes: tuple[int, int]) -> str:
+    return f"{name} holds no head: its {file} has {size:,} bytes, where {sizes[0]:,} to {sizes[1]:,} can be right."
 
 
 def _in_words(name: str, hub: Mapping[str, Any], error: Exception) -> str:
@@ -99,7 +170,7 @@ def _in_words(name: str, hub: Mapping[str, Any], error: Exception) -> str:
         )
     if isinstance(error, RevisionNotFoundError):
         return f"{name} has no revision {hub.get('revision')!r}: see {page}/commits for those it has."
-    if isinstance(error, LocalEntryNotFoundError):
+    if isinstance(error, (LocalEntryNotFoundError, RevisionResolutionError)):
         reason = error.__cause__ or "looking it up is switched off: local_files_only or HF_HUB_OFFLINE"
         return f"{name} is not in the cache and was not downloaded from {page} ({reason})."
     return f"{name} could not be downloaded from {page}: {type(error).__name__}: {error}"

@@ -7,13 +7,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import ModelCard
+from markupsafe import Markup
 
 from hf_diversed.evaluation.formatting import number, percent, with_bounds
 from hf_diversed.evaluation.methods import LOSSLESS, PLAIN
 from hf_diversed.head import DiversedHeadConfig
+from hf_diversed.hub.markdown import code, one_line, render, text
 from hf_diversed.hub.metadata import DOOR_TAG, card_data, dials, hub_id, hub_source, own_record, public_name
 from hf_diversed.hub.records import LICENSE
+from hf_diversed.provenance import publishable
 from hf_diversed.tasks import TASKS
 
 
@@ -43,8 +45,10 @@ def render_card(
     """Render the README.md of a head: YAML front matter and Markdown.
 
     Figures come from the two records only. One that is missing shows as "-" in a table and takes its sentence along.
+    What configuration and records say is shown as text, or as a literal in the Python block, whatever it is.
 
     Args:
+        config: of the head. Its `name_or_path`, if any, is the folder that the card names where there is no `repo_id`.
         evaluation: what `evaluate` writes, {"records": [...], "provenance": {...}}, with a record "diversed", besides
             any of "ar", "sd", "static:<weight>" and "diversed@<quality>"; {} for a head that was not evaluated.
         training: what the trainer writes beside a head as provenance.json; {} if nobody knows.
@@ -62,22 +66,24 @@ def render_card(
     own = own_record(records)
     tags = [*([DOOR_TAG] if repo_id else []), *tags]
     name = repo_id.split("/")[-1] if repo_id else "-".join(filter(None, ("diversed", config.task)))
-    card = ModelCard.from_template(
-        card_data(config, own, name, tags, license),
-        template_path=str(TEMPLATE),
+    card = render(
+        TEMPLATE,
+        card_data=Markup(card_data(config, own, name, tags, license).to_yaml()),
         name=name,
         config=config,
         repo_id=repo_id,
+        source=repo_id or publishable(config.name_or_path),
         own=own,
         **_about_pair(config, evaluation),
+        **_about_decoding(config, own, training.get("training") or {}),
         **_about_results(records, own, evaluation),
         **_about_training(training),
         points=_points,
     )
-    return str(card).rstrip("\n") + "\n"
+    return card.rstrip("\n") + "\n"
 
 
-# What the template fills in. Tables are lists of rows of text, the header first; empty where nothing is to be shown
+# What the template fills in. Tables are lists of rows, the header first; empty where nothing is to be shown
 
 
 def _about_pair(config: DiversedHeadConfig, evaluation: Mapping[str, Any]) -> dict[str, Any]:
@@ -90,6 +96,19 @@ def _about_pair(config: DiversedHeadConfig, evaluation: Mapping[str, Any]) -> di
         "draft": public_name(draft) or "the-draft",
         "pair": _pair(config, evaluation),
         "seen": _SEEN[config.features],
+    }
+
+
+def _about_decoding(config: DiversedHeadConfig, own: Mapping[str, Any], trained: Mapping[str, Any]) -> dict[str, Any]:
+    """How the head was trained to decode; what nobody recorded, as it was evaluated."""
+    known = {"temperature": config.training_temperature}
+    sampling = {}
+    for name in ("temperature", "top_k", "top_p"):
+        given = (record.get(name) for record in (trained, known, own))
+        sampling[name] = next((value for value in given if value is not None), None)
+    return {
+        "sampling": sampling,
+        "max_new_tokens": own.get("max_new_tokens") or trained.get("max_completion_length") or 128,
     }
 
 
@@ -109,12 +128,12 @@ def _about_training(training: Mapping[str, Any]) -> dict[str, Any]:
     settings = training.get("training") or {}
     return {
         "training": training,
-        "command": shlex.join(training.get("argv") or []),
+        "command": Markup(one_line(shlex.join(map(str, training.get("argv") or [])))),
         "rollouts": _rollouts(training),
         "constrained": settings.get("acceptance_coef") is None,
         "kept": constraint_kept(training),
-        "training_settings": ", ".join(
-            f"`{name}` {settings[name]}" for name in _SETTINGS if settings.get(name) is not None
+        "training_settings": Markup(
+            ", ".join(f"`{name}` {text(settings[name])}" for name in _SETTINGS if settings.get(name) is not None)
         ),
         "trained_with": _made_with(training),
     }
@@ -137,7 +156,7 @@ def _pair(config: DiversedHeadConfig, evaluation: Mapping[str, Any]) -> list[lis
     rows = [["", "model", "revision", "parameters", "dtype"]]
     for role, (name, revision) in names.items():
         model, found = measured.get(role) or {}, hub_id(name)
-        shown = f"[{found}](https://huggingface.co/{found})" if found else public_name(name) or "-"
+        shown = Markup(f"[{found}](https://huggingface.co/{found})") if found else public_name(name) or "-"
         count = model.get("parameters")
         parameters = "-" if count is None else f"{count / 1e6:,.2f} M"
         rows.append([role, shown, revision or "-", parameters, model.get("dtype") or "-"])
@@ -149,10 +168,13 @@ def _results(records: Mapping[str, Mapping[str, Any]], own: Mapping[str, Any]) -
     if not records:
         return []
     statics = {float(match[1]): label for label in records if (match := _STATIC.fullmatch(label))}
-    names = {PLAIN: "target alone (`ar`)", LOSSLESS: "lossless (`sd`)"}
-    names |= {statics[weight]: f"`{statics[weight]}`" for weight in sorted(statics, reverse=True)}
+    names = {PLAIN: Markup("target alone (`ar`)"), LOSSLESS: Markup("lossless (`sd`)")}
+    names |= {statics[weight]: code(statics[weight]) for weight in sorted(statics, reverse=True)}
     rows = [["method", *_figure_names(own), "accepted / verified", "tokens per round", "mean weight"]]
-    for record, name in [*((records.get(label), name) for label, name in names.items()), (own, "**DIVERSED**")]:
+    for record, name in [
+        *((records.get(label), name) for label, name in names.items()),
+        (own, Markup("**DIVERSED**")),
+    ]:
         if record is not None:
             tail = [percent(record.get("verified_acceptance_rate")), number(record.get("block_efficiency"))]
             rows.append([name, *_figures(record), *tail, number(record.get("mean_weight"))])
@@ -164,7 +186,7 @@ def _dial(records: Mapping[str, Mapping[str, Any]], own: Mapping[str, Any]) -> l
     found = dials(records)
     if len(found) < 2:
         return []
-    header = ["`diversed_quality`", *_figure_names(own), "tokens per round"]
+    header = [Markup("`diversed_quality`"), *_figure_names(own), "tokens per round"]
     return [header] + [
         [f"{dial:g}", *_figures(record), number(record.get("block_efficiency"))] for dial, record in found.items()
     ]
@@ -194,20 +216,20 @@ def _setting(own: Mapping[str, Any]) -> str:
         ("at most {} new tokens", own.get("max_new_tokens")),
         ("seed {}", own.get("seed")),
     )
-    return ", ".join(text.format(value) for text, value in shown if value is not None)
+    return ", ".join(words.format(value) for words, value in shown if value is not None)
 
 
 def _made_with(record: Mapping[str, Any]) -> str:
     """Commit, machine, versions and time of a provenance record."""
-    versions = ", ".join(f"{name} {version}" for name, version in (record.get("versions") or {}).items())
+    commit, versions = record.get("git_commit"), record.get("versions") or {}
     shown = (
-        ("commit `{}`", record.get("git_commit")),
+        ("commit {}", None if commit is None else code(commit)),
         ("{}", record.get("device")),
         ("CPU threads: {}", record.get("threads")),
-        ("{}", versions or None),
+        ("{}", ", ".join(f"{name} {version}" for name, version in versions.items()) or None),
         ("{}", record.get("time")),
     )
-    return "; ".join(text.format(value) for text, value in shown if value is not None)
+    return Markup("; ".join(words.format(text(value)) for words, value in shown if value is not None))
 
 
 def _rollouts(training: Mapping[str, Any]) -> int | None:

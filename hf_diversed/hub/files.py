@@ -19,7 +19,11 @@ CARD = "README.md"
 
 
 def publication(
-    head: DiversedHead, records: HeadRecords, repo_id: str | None = None, revision: str | None = None
+    head: DiversedHead,
+    records: HeadRecords,
+    repo_id: str | None = None,
+    revision: str | None = None,
+    folder: str | None = None,
 ) -> dict[str, bytes]:
     """Return what is published of a head, by path in its repository; nothing that names a folder of this machine.
 
@@ -27,19 +31,22 @@ def publication(
         repo_id: where it will lie. None for a head that has no place on the Hub: then there is no `custom_generate/`,
             which would have to name it.
         revision: the branch, "main" by default.
+        folder: where the head lies on this machine, for the card of one without `repo_id`; only the last part of an
+            absolute path is shown. None for the heads that come with the package.
 
     Raises:
         ValueError: if the evaluation was made with other weights, or holds no record of the head.
     """
     _check_measured(head, records)
     evaluation, training = publishable(records.evaluation), publishable(records.training)
-    with tempfile.TemporaryDirectory() as folder:
-        head.save_pretrained(folder)
-        weights = (Path(folder) / WEIGHTS).read_bytes()
-        settings = json.loads((Path(folder) / CONFIG).read_text())
+    with tempfile.TemporaryDirectory() as written:
+        head.save_pretrained(written)
+        weights = (Path(written) / WEIGHTS).read_bytes()
+        settings = json.loads((Path(written) / CONFIG).read_text())
     for name in ("base_model_name_or_path", "assistant_model_name_or_path"):
         settings[name] = public_name(settings.get(name))
     config = DiversedHeadConfig.from_dict(settings)
+    config.name_or_path = folder or ""
     texts = {
         CONFIG: json.dumps(settings, indent=2, sort_keys=True) + "\n",
         CARD: render_card(config, evaluation, training, repo_id, records.tags, records.license),

@@ -52,8 +52,8 @@ def read_json(given: Mapping[str, Any] | str | Path | None) -> Mapping[str, Any]
         return given or {}
     try:
         found = json.loads(Path(given).read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{given} is no JSON: {error}") from error
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{given} is no JSON, or nested too deep: {error}") from error
     if not isinstance(found, dict):
         raise ValueError(f"{given} must hold a JSON object, got {type(found).__name__}.")
     return found

@@ -1,14 +1,15 @@
-"""One program, one fresh interpreter: starts the jail, hands it the program and a secret, reads the report.
+"""One program, one fresh interpreter: starts the jail, hands it the program and its tests, reads the report.
 
 The launcher is a new process made by exec and not by fork alone, so the caller may have loaded torch and run threads.
 """
 
 import ast
+import builtins
 import functools
 import os
-import secrets
 import shutil
 import subprocess
+import symtable
 import sys
 import sysconfig
 import tempfile
@@ -16,9 +17,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 
-TOKEN_BYTES = 32
 # The launcher ends a program by itself; this is for a launcher that hangs. Wall-clock seconds on top of the timeout.
 _GRACE = 30.0
+_STARTED = b"started\n"
 _START = "import sys; sys.path.insert(0, sys.argv.pop(1)); from jail.main import main; main(sys.argv[1:])"
 _LIBRARIES = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/nix/store", "/gnu/store")
 _SYSTEM_FILES = ("/etc/ld.so.cache", "/etc/localtime", "/usr/share/zoneinfo")
@@ -26,7 +27,7 @@ _SYSTEM_FILES = ("/etc/ld.so.cache", "/etc/localtime", "/usr/share/zoneinfo")
 
 @dataclass(frozen=True)
 class Limits:
-    """Wall-clock seconds for the program, bytes of address space for each of its processes."""
+    """Wall-clock seconds; bytes of address space for each process, and of memory for all processes together."""
 
     timeout: float
     memory_bytes: int
@@ -37,9 +38,12 @@ class Report:
     """What the launcher saw.
 
     Attributes:
-        ended: "exit N", "killed by signal N", "timeout", or "unavailable" where the jail was not set up.
-        completed: the secret came back, so the program's last statement was reached.
-        detail: the program's exception, or why the jail was not set up; empty if there is nothing to say.
+        ended: "passed", "exit N", "killed by signal N", "timeout", "failed its tests", "left N processes running",
+            "wrote to the launcher's descriptor", "more than N MiB in all its processes", "killed with its launcher",
+            or "unavailable" where the jail was not set up. That is known before the program starts, so no program can
+            bring it about.
+        completed: the program's first process reached its last statement, and its tests, if any, passed.
+        detail: the exception, or why the jail was not set up; empty if there is nothing to say.
         output: the first 4 KiB that the program printed.
         facts: what the jail consists of, by name.
     """
@@ -51,22 +55,41 @@ class Report:
     facts: dict = field(default_factory=dict)
 
 
-def launch(program: str, mode: str, limits: Limits) -> Report:
-    """Run `program` in a jail of kind `mode`: "namespaces", "landlock" or "unsafe"."""
-    token = secrets.token_bytes(TOKEN_BYTES)
+def launch(program: str, mode: str, limits: Limits, tests: str = "") -> Report:
+    """Run `program`, and `tests` beside it, in a jail of kind `mode`: "namespaces", "landlock" or "unsafe".
+
+    Raises:
+        SyntaxError, ValueError: the tests are no Python.
+    """
+    source = program.encode("utf-8", "surrogatepass")
+    request = f"{' '.join(names_of_the_program(tests))}\n{tests}".encode("utf-8", "surrogatepass") if tests else b""
     scratch = tempfile.mkdtemp(prefix="hf-diversed-")
     try:
-        return _talk(_command(mode, limits, os.path.realpath(scratch)), token, program, limits.timeout + _GRACE)
+        sizes = [str(len(source)), "tested" if tests else "plain"]
+        arguments = [mode, str(limits.timeout), str(limits.memory_bytes), *sizes, os.path.realpath(scratch)]
+        return _talk(arguments, source + request, limits.timeout + _GRACE)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def _command(mode: str, limits: Limits, scratch: str) -> list[str]:
-    arguments = [mode, str(limits.timeout), str(limits.memory_bytes), scratch, *readable_paths()]
-    return [interpreter(), "-I", "-S", "-c", _START, str(Path(__file__).parent), *arguments]
+def names_of_the_program(tests: str) -> list[str]:
+    """The names that the tests use and do not define. Builtins are the program's only where nothing else is: a test of
+    a function called `sum` means that one, and in `abs(f(1) - 0.5) < 1e-6` it is Python's own `abs` that counts."""
+    top = symtable.symtable(tests, "<tests>", "exec")
+    defined = {symbol.get_name() for symbol in top.get_symbols() if symbol.is_assigned() or symbol.is_imported()}
+    defined |= {symbol.get_name() for symbol in top.get_symbols() if symbol.is_namespace()}
+    used, tables = set(), [top]
+    while tables:
+        table = tables.pop()
+        tables += table.get_children()
+        symbols = [symbol for symbol in table.get_symbols() if symbol.is_referenced()]
+        used |= {symbol.get_name() for symbol in symbols if table is top or symbol.is_global()}
+    wanted = used - defined
+    return sorted(wanted - set(dir(builtins)) or wanted)
 
 
-def _talk(command: list[str], token: bytes, program: str, patience: float) -> Report:
+def _talk(arguments: list[str], request: bytes, patience: float) -> Report:
+    command = [interpreter(), "-I", "-S", "-c", _START, str(Path(__file__).parent), *arguments, *readable_paths()]
     with subprocess.Popen(
         command,
         stdin=subprocess.PIPE,
@@ -77,19 +100,18 @@ def _talk(command: list[str], token: bytes, program: str, patience: float) -> Re
         start_new_session=True,  # the terminal's Ctrl-C is for the caller, who then cleans up
     ) as process:
         try:
-            answer, complaint = process.communicate(token + program.encode("utf-8", "surrogatepass"), patience)
+            answer, complaint = process.communicate(request, patience)
         except subprocess.TimeoutExpired:
             return Report("timeout")
         finally:
             # The jail dies with its launcher (parent-death signal).
             process.kill()
-    if not answer:
+    report = answer.removeprefix(_STARTED)
+    if not report and answer:
+        return Report("killed with its launcher")
+    if not report:
         return Report("unavailable", detail=complaint.decode(errors="replace").strip()[-500:] or "the launcher died")
-    ended, said, output, facts = ast.literal_eval(answer.decode())
-    completed = token in said
-    # Programs can write there too, as noise; what counts is the secret.
-    honest = ended == "unavailable" or said.startswith((b"exit 1: ", b"did not run to its end "))
-    detail = said.decode("utf-8", "replace")[:500] if honest and not completed else ""
+    ended, completed, detail, output, facts = ast.literal_eval(report.decode())
     return Report(ended, completed, detail, output.decode("utf-8", "replace"), facts)
 
 

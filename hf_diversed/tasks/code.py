@@ -3,7 +3,7 @@
 from hf_diversed.tasks.base import Record
 from hf_diversed.tasks.code_extraction import extract_code
 from hf_diversed.tasks.embedded import EmbeddedTask
-from hf_diversed.tasks.execution import CodeTask, check_tests
+from hf_diversed.tasks.execution import CodeTask, joined_tests
 
 
 class Code(CodeTask, EmbeddedTask):
@@ -14,5 +14,7 @@ class Code(CodeTask, EmbeddedTask):
     stop_strings = ("\nTask:",)
 
     def program(self, completion: str, record: Record) -> str:
-        check_tests(self.name, [record["answer"]])
-        return f"{extract_code(completion)}\n{record['answer']}\n"
+        return extract_code(completion)
+
+    def tests(self, record: Record) -> str:
+        return joined_tests(self.name, [record["answer"]])

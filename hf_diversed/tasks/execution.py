@@ -1,4 +1,8 @@
-"""What the code tasks share: programs made of completions, run in the sandbox, a batch at a time."""
+"""What the code tasks share: programs made of completions and their tests, run in the sandbox, a batch at a time.
+
+The tests are not part of the program: they run beside it, where it cannot change or read them. What that proves, and
+what a score may still be inflated by, stands in `hf_diversed.sandbox.runner`.
+"""
 
 from collections.abc import Sequence
 
@@ -8,7 +12,7 @@ from hf_diversed.tasks.base import Record, Task, check_lengths
 
 class CodeTask(Task):
     """A task whose score is pass@1: 1.0 if the completion passes the record's tests, else 0.0. A subclass defines
-    `program` in place of `score`.
+    `program` and `tests` in place of `score`.
 
     Args:
         allow_code_execution: running what a model wrote is asked for, never assumed.
@@ -26,7 +30,15 @@ class CodeTask(Task):
         self.unsafe_code_execution = unsafe_code_execution
 
     def program(self, completion: str, record: Record) -> str:
-        """Return a program that runs to its end exactly if the completion passes the record's tests."""
+        """Return the program that a completion means, without tests."""
+        raise NotImplementedError
+
+    def tests(self, record: Record) -> str:
+        """Return statements that fail unless the program is right; names that they do not define are the program's.
+
+        Raises:
+            ValueError: if the record has no tests.
+        """
         raise NotImplementedError
 
     def check_scoring(self) -> None:
@@ -56,7 +68,8 @@ class CodeTask(Task):
         programs = [self.program(completion, record) for completion, record in zip(completions, records)]
         if not programs:
             return []
-        return [float(result.passed) for result in run_programs(programs, unsafe=self.unsafe_code_execution)]
+        tests = [self.tests(record) for record in records]
+        return [float(result.passed) for result in run_programs(programs, tests, unsafe=self.unsafe_code_execution)]
 
     def chat_turn(self, record: Record) -> tuple[str, str]:
         return self.prompt(record).rstrip(), fenced(self.reference(record))
@@ -67,7 +80,8 @@ def fenced(code: str) -> str:
     return f"```python\n{code.strip()}\n```"
 
 
-def check_tests(task: str, tests: Sequence[str]) -> None:
-    """Refuse a record without tests: every completion would pass it."""
+def joined_tests(task: str, tests: Sequence[str]) -> str:
+    """Join a record's tests, and refuse a record without: every completion would pass it."""
     if not any(test.strip() for test in tests):
         raise ValueError(f"a record of task {task!r} has no tests, so any completion would pass; drop the record.")
+    return "\n".join(tests).replace("\r\n", "\n") + "\n"

@@ -2,7 +2,7 @@
 
 from hf_diversed.tasks.base import HubSource, Record, lookup
 from hf_diversed.tasks.code_extraction import extract_code
-from hf_diversed.tasks.execution import CodeTask, check_tests, fenced
+from hf_diversed.tasks.execution import CodeTask, fenced, joined_tests
 
 
 _NEXT_DEFINITIONS = ("def ", "class ", "@", "import ", "from ", "if ", "#", '"""', "print(", "assert ")
@@ -31,11 +31,16 @@ class HumanEval(CodeTask):
         return record["canonical_solution"].replace("\r\n", "\n")
 
     def program(self, completion: str, record: Record) -> str:
-        check_tests(self.name, [record["test"]])
         body = completion.lstrip("\r\n").startswith((" ", "\t"))
         code = extract_code(completion, _NEXT_DEFINITIONS) if body else extract_code(completion)
-        parts = [self.prompt(record) + code, record["test"], f"check({record['entry_point']})"]
-        return "\n".join(parts).replace("\r\n", "\n") + "\n"
+        return self.prompt(record) + code
+
+    def tests(self, record: Record) -> str:
+        """Put what the prompt defines above the function before the tests: some of them use it (`poly`,
+        `encode_cyclic`), and the program could have redefined it."""
+        test, function = joined_tests(self.name, [record["test"]]), record["entry_point"]
+        above = self.prompt(record).rpartition(f"def {function}(")[0]
+        return f"{above}\n{test}\ncheck({function})\n"
 
     def chat_turn(self, record: Record) -> tuple[str, str]:
         question = f"Complete this Python function. Answer with the whole function.\n\n{fenced(self.prompt(record))}"

@@ -2,7 +2,7 @@
 
 from hf_diversed.tasks.base import HubSource, Record, lookup
 from hf_diversed.tasks.code_extraction import extract_code
-from hf_diversed.tasks.execution import CodeTask, check_tests
+from hf_diversed.tasks.execution import CodeTask, joined_tests
 
 
 class Mbpp(CodeTask):
@@ -29,12 +29,14 @@ class Mbpp(CodeTask):
         return record["code"].replace("\r\n", "\n").strip() + "\n"
 
     def program(self, completion: str, record: Record) -> str:
-        """Put the setup behind the code, since it uses the classes defined there, and the tests behind both."""
-        tests = record["test_list"]
-        check_tests(self.name, tests)
+        return extract_code(completion)
+
+    def tests(self, record: Record) -> str:
+        """Put the setup, which may use classes of the program, before the tests."""
+        tests = joined_tests(self.name, record["test_list"])
         setup = lookup(record, "test_setup_code|test_imports") or ""
         lines = [setup] if isinstance(setup, str) else setup
-        return "\n".join([extract_code(completion), *lines, *tests]).replace("\r\n", "\n") + "\n"
+        return "\n".join([*lines, tests]).replace("\r\n", "\n")
 
 
 class MbppSanitized(Mbpp):

@@ -8,6 +8,7 @@ import importlib
 import inspect
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from hf_diversed.tasks import get_task
@@ -16,6 +17,10 @@ from hf_diversed.tasks.base import Record, Task
 
 RewardFunc = Callable[..., list[float | None]]
 _NO_COLUMNS = {"prompts", "completions", "completion_ids"}
+
+
+class RewardError(ValueError):
+    """A reward that raised, or returned what is no reward; the message names it and, where it can, the prompt."""
 
 
 def completion_text(completion: str | Sequence[dict[str, Any]]) -> str:
@@ -82,20 +87,27 @@ def load_reward(
 
 
 def call_reward(function: RewardFunc, completions: Sequence[Any], **columns: Any) -> list[float | None]:
-    """Call a reward and check what it returns; NaN counts as None.
+    """Call a reward and check what it returns.
 
     Raises:
-        ValueError: if it is not one number or None per completion.
+        RewardError: if it raises, or does not return one finite number or None per completion. To find the completion
+            that makes a reward raise, halves of the batch are tried again, as many completions in all as it holds.
     """
     name = _name(function)
-    values = function(completions=completions, **columns)
+    try:
+        values = function(completions=completions, **columns)
+    except Exception as error:  # a user's function may raise anything
+        raise RewardError(
+            f"reward {name!r} raised {type(error).__name__}: {error}; {_culprit(function, completions, columns)}. "
+            "Mend the reward, or let it return None to skip such a completion."
+        ) from error
     if inspect.iscoroutine(values):
         values.close()
-        raise ValueError(f"reward {name!r} is async, which is not supported; pass a plain function.")
+        raise RewardError(f"reward {name!r} is async, which is not supported; pass a plain function.")
     if not isinstance(values, Sequence) or isinstance(values, str) or len(values) != len(completions):
         got = f"{len(values)} values" if isinstance(values, Sequence) else type(values).__name__
-        raise ValueError(f"reward {name!r} must return a list of {len(completions)}, one per completion, got {got}.")
-    return [_number(value, name) for value in values]
+        raise RewardError(f"reward {name!r} must return a list of {len(completions)}, one per completion, got {got}.")
+    return [_number(value, name, partial(_place, index, completions, columns)) for index, value in enumerate(values)]
 
 
 class RewardSum:
@@ -138,16 +150,54 @@ def _weighted_sum(values: Sequence[float | None], weights: Sequence[float]) -> f
     return sum(terms) if terms else None
 
 
-def _number(value: Any, name: str) -> float | None:
+def _number(value: Any, name: str, place: Callable[[], str]) -> float | None:
     if value is None:
         return None
     try:
         number = float(value)
     except (TypeError, ValueError) as error:
-        raise ValueError(f"reward {name!r} must return numbers or None, got {value!r}.") from error
-    if math.isinf(number):
-        raise ValueError(f"reward {name!r} must return finite numbers or None, got {number}.")
-    return None if math.isnan(number) else number
+        raise RewardError(f"reward {name!r} must return numbers or None, got {value!r} {place()}.") from error
+    if not math.isfinite(number):
+        raise RewardError(
+            f"reward {name!r} must return finite numbers or None, got {number} {place()}; None skips a completion."
+        )
+    return number
+
+
+def _culprit(function: RewardFunc, completions: Sequence[Any], columns: dict[str, Any]) -> str:
+    """Where a call raises, in words. The halves of the batch are tried in turn, so a slow reward takes no longer than
+    it took for the whole."""
+
+    def raises(low: int, high: int) -> bool:
+        part = {
+            name: values[low:high] if _is_list(values, len(completions)) else values
+            for name, values in columns.items()
+        }
+        try:
+            function(completions=completions[low:high], **part)
+        except Exception:  # as above
+            return True
+        return False
+
+    low, high, seen = 0, len(completions), True
+    while high - low > 1:
+        middle = (low + high) // 2
+        seen = raises(low, middle)
+        low, high = (low, middle) if seen else (middle, high)
+    if seen or raises(low, high):
+        return _place(low, completions, columns)
+    return f"for a batch of {len(completions)} completions, though for none alone"
+
+
+def _place(index: int, completions: Sequence[Any], columns: dict[str, Any]) -> str:
+    prompts = columns.get("prompts", ())
+    prompt = f" of prompt {_excerpt(prompts[index])}" if _is_list(prompts, len(completions)) else ""
+    return f"for completion {_excerpt(completions[index])}{prompt}"
+
+
+def _excerpt(item: Any) -> str:
+    shown = repr(item)
+    return shown if len(shown) <= _EXCERPT else f"{shown[:_EXCERPT]}..."
 
 
 def _records(task: Task, columns: dict[str, Any], count: int) -> list[Record]:
@@ -186,3 +236,6 @@ def _import(module: str, name: str, spec: str) -> Any:
 
 def _name(function: RewardFunc) -> str:
     return function.__name__ if inspect.isroutine(function) else type(function).__name__
+
+
+_EXCERPT = 200

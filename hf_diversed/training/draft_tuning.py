@@ -23,6 +23,8 @@ from hf_diversed.sampling import total_variation
 from hf_diversed.training.arguments import own_settings
 from hf_diversed.training.checkpoints import SealedCheckpoints, resume_point
 from hf_diversed.training.loading import load_frozen
+from hf_diversed.training.prompts import check_context
+from hf_diversed.training.run_folder import sole_run
 from hf_diversed.training.target_samples import Ids, end_ids, sample_completions, until_end
 from hf_diversed.verifiers.base import check_range
 
@@ -138,8 +140,9 @@ def tune_draft(
         The tuned draft in eval mode, an `assistant_model` as it is.
 
     Raises:
-        ValueError: for rows that lack something, vocabularies of two tokenizers, a tokenizer without EOS, and samples
-            in `output_dir` that were drawn under other settings.
+        ValueError: for rows that lack something or are beyond a model's context, vocabularies of two tokenizers, a
+            tokenizer without EOS, and samples in `output_dir` that were drawn under other settings.
+        OSError: if another run is training in `output_dir`, or a file there cannot be written.
 
     Example:
         ```python
@@ -148,6 +151,11 @@ def tune_draft(
         ```
     """
     _check(rows, tokenizer, args)
+    with sole_run(args):
+        return _tune(target, draft, tokenizer, rows, args, stop_strings)
+
+
+def _tune(target, draft, tokenizer, rows, args: DraftTuningConfig, stop_strings) -> PeftModel:
     draft = load_frozen(draft, args)
     if args.mode == "distill":
         if target is None:
@@ -155,12 +163,20 @@ def tune_draft(
         target = load_frozen(target, args)
         check_vocabularies(target, draft)
         prompts = [_encode_prompt(tokenizer, row["prompt"]) for row in rows]
+        models = {"target": target, "draft": draft}
+        check_context("rows", [len(prompt) for prompt in prompts], args.max_completion_length, models)
         completions = sample_completions(target, tokenizer, prompts, args, stop_strings)
         examples = [_example(prompt, ids) for prompt in prompts for ids in completions[prompt]]
     else:
         target, end = None, end_ids(draft, tokenizer)
         examples = [_supervised_example(tokenizer, row, end, args.max_completion_length) for row in rows]
         _check_known(examples, draft)
+        check_context(
+            "rows",
+            [example["labels"].count(_IGNORED) for example in examples],
+            args.max_completion_length,
+            {"draft": draft},
+        )
     names = args.lora_target_modules
     lora = LoraConfig(
         task_type=TaskType.CAUSAL_LM,

@@ -1,9 +1,38 @@
-"""In which order prompts are rolled out."""
+"""Which prompts can be rolled out, and in which order."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch.utils.data import Sampler
+from transformers import PreTrainedModel
+
+from hf_diversed import _compat
+
+
+def check_context(name: str, lengths: Sequence[int], new_tokens: int, models: dict[str, PreTrainedModel]) -> None:
+    """Refuse prompts that leave too little of a model's context.
+
+    Args:
+        name: of the data set. lengths: tokens by prompt. new_tokens: longest completion. models: by what to call them.
+
+    Raises:
+        ValueError: naming the first such prompt, its length and the limit; and for a prompt without tokens.
+    """
+    if 0 in lengths:
+        raise ValueError(f"prompt {lengths.index(0)} of {name} has no tokens; leave it out, or write something there.")
+    contexts = {model: most for model, most in ((n, _compat.max_positions(m)) for n, m in models.items()) if most}
+    if not contexts:
+        return
+    narrowest = min(contexts, key=contexts.__getitem__)
+    limit = contexts[narrowest] - new_tokens
+    too_long = [index for index, length in enumerate(lengths) if length > limit]
+    if too_long:
+        first = too_long[0]
+        raise ValueError(
+            f"prompt {first} of {name} has {lengths[first]} tokens; at most {limit} fit, as the {narrowest} has "
+            f"{contexts[narrowest]} positions and a completion takes up to {new_tokens}. {len(too_long)} of "
+            f"{len(lengths)} prompts are too long: leave them out, shorten them, or lower max_completion_length."
+        )
 
 
 class RolloutOrder(Sampler[int]):

@@ -109,6 +109,13 @@ class Sampler:
         # Of no rows `batch_decode` makes one empty text.
         return self.tokenizer.batch_decode(ids, skip_special_tokens=True) if ids else [], ids
 
+    def lengths(self, prompts: Sequence[Prompt]) -> list[int]:
+        """Tokens of each prompt."""
+        if not prompts:
+            return []
+        texts, special = self._render(prompts)
+        return [len(ids) for ids in self.tokenizer(texts, add_special_tokens=special).input_ids]
+
     def _generate(self, inputs: BatchEncoding, seed: int, verifier: Verifier, **kwargs) -> GenerateDiversedOutput:
         with _seeded(seed):
             return self.target.generate(
@@ -136,8 +143,7 @@ class Sampler:
         if not prompts:
             return
         texts, special = self._render(prompts)
-        lengths = [len(ids) for ids in self.tokenizer(texts, add_special_tokens=special).input_ids]
-        order = sorted(range(len(texts)), key=lengths.__getitem__)
+        order = sorted(range(len(texts)), key=self.lengths(prompts).__getitem__)
         size = batch_size or self.settings.batch_size
         for start in range(0, len(order), size):
             part = order[start : start + size]

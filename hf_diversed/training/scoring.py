@@ -2,10 +2,12 @@
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from hf_diversed.tasks.rewards import RewardSum
+from accelerate.utils import gather_object
+
+from hf_diversed.tasks.rewards import RewardError, RewardSum
 from hf_diversed.training.objective import accepted_share
 from hf_diversed.training.references import ReferenceRewards
 from hf_diversed.training.rollout import Rollouts
@@ -49,6 +51,19 @@ class Scorer:
             "clipped": [float(not finished) for finished in rollouts.finished],
             "counts": [(counts.num_accepted, counts.num_drafted, counts.num_emitted, counts.num_rounds)],
         }
+
+
+def gathered(make: Callable[[], list]) -> list:
+    """What all devices make, one after the other. A reward that fails on one of them fails on all: the others would
+    wait for it for ever."""
+    try:
+        mine = make()
+    except RewardError as error:
+        mine = [error]
+    found = gather_object(mine)
+    if failed := next((item for item in found if isinstance(item, RewardError)), None):
+        raise failed
+    return found
 
 
 def merged(everyone: list[dict[str, list]]) -> dict[str, list]:

@@ -1,7 +1,6 @@
 """Completions that the target draws for its draft to learn from, kept in a file."""
 
 import bisect
-import json
 import random
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_diversed import _compat
+from hf_diversed.evaluation.journal import append_lines, drop_torn_line, read_lines, writing
 from hf_diversed.evaluation.settings import sampling_kwargs
 from hf_diversed.training.loading import fingerprint
 
@@ -56,7 +56,9 @@ def sample_completions(
         drawn = gather_object(list(zip(mine, _draw(target, tokenizer, mine, args, stop_strings) if mine else [])))
         found |= dict(drawn)
         if args.process_index == 0:
-            _append(path, [{"prompt_ids": prompt, "completion_ids": completions} for prompt, completions in drawn])
+            append_lines(
+                path, [{"prompt_ids": prompt, "completion_ids": completions} for prompt, completions in drawn]
+            )
     return found
 
 
@@ -111,23 +113,16 @@ def end_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[
 
 def _read_samples(path: Path, settings: dict) -> dict[Ids, list[Ids]]:
     """Samples by prompt; a file that is not there is begun, a line that a crash tore apart is dropped."""
-    if not path.exists():
+    with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        _append(path, [{"settings": settings}])
-        return {}
-    content = path.read_text(encoding="utf-8")
-    whole = content[: content.rfind("\n") + 1]
-    if whole != content:
-        path.write_text(whole, encoding="utf-8")
-    header, *lines = map(json.loads, whole.splitlines() or [json.dumps({"settings": {}})])
-    if changed := sorted(name for name in settings if header["settings"].get(name) != settings[name]):
+        drop_torn_line(path)
+    if not path.exists() or path.stat().st_size == 0:
+        append_lines(path, [{"settings": settings}])
+    header, *lines = read_lines(path)
+    made_under = header.get("settings", {})
+    if changed := sorted(name for name in settings if made_under.get(name) != settings[name]):
         raise ValueError(
             f"{path.name} holds completions that were drawn with other settings ({', '.join(changed)}); use another "
             "output_dir, or remove the file to draw them again."
         )
     return {tuple(line["prompt_ids"]): [tuple(ids) for ids in line["completion_ids"]] for line in lines}
-
-
-def _append(path: Path, lines: list[dict]) -> None:
-    with path.open("a", encoding="utf-8") as file:
-        file.write("".join(json.dumps(line) + "\n" for line in lines))

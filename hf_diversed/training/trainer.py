@@ -10,24 +10,26 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate.utils import broadcast, broadcast_object_list, gather_object
+from accelerate.utils import broadcast, broadcast_object_list
 from huggingface_hub import CommitInfo
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerControl
-from transformers.trainer_utils import HubStrategy
+from transformers.trainer_utils import HubStrategy, IntervalStrategy
 from transformers.utils import logging
 
 from hf_diversed.head import DiversedHead
 from hf_diversed.provenance import provenance, publishable
-from hf_diversed.tasks.rewards import RewardFunc, RewardSum
+from hf_diversed.tasks.rewards import RewardError, RewardFunc, RewardSum
 from hf_diversed.training.arguments import DiversedConfig, own_settings
 from hf_diversed.training.checkpoints import SealedCheckpoints, damage, resume_point
 from hf_diversed.training.constraint import ConstraintCallback
 from hf_diversed.training.loading import fingerprint, fresh_head, load_frozen, load_tokenizer
 from hf_diversed.training.objective import Decisions, LossSettings, center, diversed_loss
-from hf_diversed.training.prompts import RolloutOrder
+from hf_diversed.training.prompts import RolloutOrder, check_context
 from hf_diversed.training.references import ReferenceRewards
+from hf_diversed.training.rescue import Rescue
 from hf_diversed.training.rollout import Sampler, SamplingSettings
-from hf_diversed.training.scoring import Rows, Scorer, known, mean, merged, standard_error
+from hf_diversed.training.run_folder import check_writable, sole_run
+from hf_diversed.training.scoring import Rows, Scorer, gathered, known, mean, merged, standard_error
 
 
 logger = logging.get_logger(__name__)
@@ -93,9 +95,17 @@ class DiversedTrainer(SealedCheckpoints):
         _check_rows("train_dataset", train_dataset)
         if eval_dataset is not None:
             _check_rows("eval_dataset", eval_dataset)
+        elif args.eval_strategy != IntervalStrategy.NO:
+            raise ValueError(
+                f'eval_strategy="{args.eval_strategy.value}" needs eval_dataset, got none; of a data file with one '
+                'prompt none can be held out. Pass held-out prompts, or eval_strategy="no" and '
+                "load_best_model_at_end=False."
+            )
         tokenizer = processing_class or load_tokenizer(target)
         if tokenizer.padding_side != "left":
             raise ValueError(f'processing_class must have padding_side="left", got {tokenizer.padding_side!r}.')
+        if args.should_save:
+            check_writable(Path(args.output_dir))
         target, draft = (load_frozen(model, args) for model in (target, draft))
         if args.n_gpu > 1:
             args._n_gpu = 1  # DataParallel would tear groups of rollouts apart; `accelerate launch` uses more devices
@@ -135,6 +145,10 @@ class DiversedTrainer(SealedCheckpoints):
             **kwargs,
         )
         self.model_accepts_loss_kwargs = False
+        self._rescue = Rescue(self)
+        self.add_callback(self._rescue)
+        self._check_context("train_dataset", train_dataset)
+        self._check_context("eval_dataset", eval_dataset or ())
 
     # Rollouts and updates
 
@@ -144,19 +158,28 @@ class DiversedTrainer(SealedCheckpoints):
         Raises:
             ValueError: if the named checkpoint is damaged, or, for True, if there are none but damaged ones. A first
                 save that was interrupted is none of them: the run starts anew.
+            RewardError: if a reward fails. What was trained up to there is saved as a checkpoint first.
+            OSError: if another run is training in `output_dir`, or a file there cannot be written.
         """
-        if resume_from_checkpoint is True:
-            resume_from_checkpoint = resume_point(Path(self.args.output_dir))
-        elif resume_from_checkpoint and (problem := damage(Path(resume_from_checkpoint))):
-            raise ValueError(
-                f"checkpoint {resume_from_checkpoint} is damaged: {problem}. Pass True to go on from the newest "
-                "complete one."
-            )
+        with sole_run(self.args):
+            if resume_from_checkpoint is True:
+                resume_from_checkpoint = resume_point(Path(self.args.output_dir))
+            elif resume_from_checkpoint and (problem := damage(Path(resume_from_checkpoint))):
+                raise ValueError(
+                    f"checkpoint {resume_from_checkpoint} is damaged: {problem}. Pass True to go on from the newest "
+                    "complete one."
+                )
+            return self._train(resume_from_checkpoint or None, **kwargs)
+
+    def _train(self, resume_from_checkpoint: str | None, **kwargs):
         self._began, self.seconds = time.perf_counter(), dict.fromkeys(self.seconds, 0.0)
         if self.args.constrained:
             self._measure_references([*self.train_dataset, *(self.eval_dataset or ())])
         self._step_of_head = None
-        output = super().train(resume_from_checkpoint=resume_from_checkpoint or None, **kwargs)
+        try:
+            output = super().train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)
+        except RewardError as error:
+            raise self._rescue.save(error) from error
         if self.args.load_best_model_at_end and self.state.best_model_checkpoint:
             self._step_of_head = self.state.best_global_step
         best = self.state.best_metric
@@ -190,11 +213,10 @@ class DiversedTrainer(SealedCheckpoints):
             prompts = [row["prompt"] for row in rows]
             rollouts = self.sampler.relaxed(prompts, self.model, self._seed("rollout", self.state.global_step))
         with self._timed("reward"):
-            facts = self.scorer.facts(rows, rollouts)
+            facts = merged(gathered(lambda: [self.scorer.facts(rows, rollouts)]))
         first = self.args.process_index * len(rows)
-        facts = merged(gather_object([facts]))
         if all(reward is None for reward in facts["reward"]):
-            raise ValueError("every reward of a batch of rollouts is None: nothing can be learned from it.")
+            raise RewardError("every reward of a batch of rollouts is None: nothing can be learned from it.")
         advantage = self._advantages(facts)
         self._note(facts)
         device = self.model.device
@@ -276,25 +298,26 @@ class DiversedTrainer(SealedCheckpoints):
         return references
 
     def _measure_references(self, rows: Rows) -> None:
-        """Measure the target's own reward on every prompt that has none yet; stored as it goes."""
+        """Measure the target's own reward on every prompt that has none yet."""
         args = self.args
         references = self.scorer.references or self._stored_references()
         self.scorer.references = references
-        by_prompt = {json.dumps(row["prompt"]): row for row in reversed(rows)}
-        todo = [by_prompt[json.dumps(prompt)] for prompt in references.missing([row["prompt"] for row in rows])]
         portion = max(1, 8 * args.generation_batch_size * args.world_size // args.reference_generations)
-        for start in range(0, len(todo), portion):
-            with self._timed("reference"):
-                mine = todo[start : start + portion][args.process_index :: args.world_size]
-                mine = [row for row in mine for _ in range(args.reference_generations)]
-                # What was measured before, not in this process: a measurement that goes on draws as an unbroken one.
-                seed = self._seed("reference", len(references.rewards))
-                drawn = self.sampler.lossless([row["prompt"] for row in mine], seed)
-                rewards = self.scorer.rewards(mine, *drawn)["reward"] if mine else []
-            gathered = gather_object([(row["prompt"], reward) for row, reward in zip(mine, rewards)])
-            references.add([prompt for prompt, _ in gathered], [reward for _, reward in gathered])
-            if self.is_world_process_zero():
-                references.save()
+        with self._timed("reference"):
+            references.measure(rows, self._reference_rewards, portion, save=self.is_world_process_zero())
+
+    def _reference_rewards(self, rows: Rows, number: int) -> list[tuple[Any, float | None]]:
+        """Prompt and reward of each completion that the target alone draws, on all devices together."""
+        args = self.args
+        mine = [row for row in rows[args.process_index :: args.world_size] for _ in range(args.reference_generations)]
+        prompts = [row["prompt"] for row in mine]
+        drawn = self.sampler.lossless(prompts, self._seed("reference", number))
+        return gathered(lambda: list(zip(prompts, self.scorer.rewards(mine, *drawn)["reward"])) if mine else [])
+
+    def _check_context(self, name: str, rows: Rows) -> None:
+        models = {"target": self.sampler.target, "draft": self.sampler.draft}
+        lengths = self.sampler.lengths([row["prompt"] for row in rows])
+        check_context(name, lengths, self.args.max_completion_length, models)
 
     # Evaluation
 
@@ -311,7 +334,7 @@ class DiversedTrainer(SealedCheckpoints):
             self._measure_references(rows)
         mine = rows[self.args.process_index :: self.args.world_size]
         with self._timed("evaluation"):
-            facts = merged(gather_object([self._evaluated(mine)] if mine else []))
+            facts = merged(gathered(lambda: [self._evaluated(mine)] if mine else []))
         accepted, drafted, emitted, rounds = (sum(column) for column in zip(*facts["counts"]))
         metrics = {
             "reward": mean(known(facts["reward"])),

@@ -1,11 +1,12 @@
 """The verifier contract: a callable on ids and scores, like a LogitsProcessor, but over a drafted block."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 import torch
 import torch.nn.functional as F
 
-from hf_diversed.outputs import DecodingContext, DraftOutput, TargetOutput, Verdict
+from hf_diversed.blocks import DecodingContext, DraftOutput, TargetOutput, Trace, Verdict
 from hf_diversed.sampling import residual
 
 
@@ -20,7 +21,6 @@ class Verifier:
         needs_raw_logits: ask for `raw_logits` on both outputs.
         needs_draft_confidence: the rule reads how sure the draft is. Looked-up tokens, whose q is one-hot, do not say.
         greedy_only: refuse sampling before the first forward pass.
-        per_row: the rule has settings per row, so that finished rows must stay where they are.
         has_law: sampling emits one law at the drafted positions, and every `Verdict` gives it.
         state_width: how many numbers the rule remembers per row from round to round.
         num_assistant_tokens: draft length the rule was made for, used where the caller names none.
@@ -30,13 +30,19 @@ class Verifier:
     needs_raw_logits = False
     needs_draft_confidence = False
     greedy_only = False
-    per_row = False
     has_law = False
     state_width = 0
     num_assistant_tokens: int | None = None
 
     def check(self, context: DecodingContext) -> None:
         """Refuse, before any forward pass, what this rule cannot serve. Raises ValueError."""
+
+    def dials(self, batch_size: int, device: torch.device) -> dict[str, torch.Tensor]:
+        """Settings that rows may have of their own, by name: `[B, 1]` each; none by default.
+
+        The loop keeps them with the rows and hands them back as `dials=`; a rule with none is called without.
+        """
+        return {}
 
     def __call__(
         self, input_ids: torch.Tensor, draft: DraftOutput, target: TargetOutput, state: torch.Tensor | None = None
@@ -82,14 +88,42 @@ class LawVerifier(Verifier):
         if not draft.sampled:
             mass, best = v.max(dim=-1)
             accepted = keep_best(best, draft.tokens, mass)
-            return Verdict(accepted, lambda positions: v[rows, positions], law=lambda: v)
+            return Verdict(accepted, lambda positions: v[rows, positions], trace=Trace(law=lambda: v))
         chosen = v.gather(-1, draft.tokens[..., None]).squeeze(-1)
         accept_prob = torch.clamp(chosen / draft.prob(draft.tokens).clamp_min(torch.finfo(v.dtype).tiny), max=1.0)
         return Verdict(
             accept_prob,
             lambda positions: residual(v[rows, positions], draft.probs(positions), fallback=target.probs(positions)),
-            law=lambda: v,
+            trace=Trace(law=lambda: v),
         )
+
+
+@dataclass(eq=False)
+class Memory:
+    """What a rule knows of each row beside its ids: what it was told, and what it remembers from round to round.
+
+    Attributes:
+        dials: see `Verifier.dials`. state: `[B, state_width]`; None before the first round, and for rules without one.
+    """
+
+    dials: dict[str, torch.Tensor] = field(default_factory=dict)
+    state: torch.Tensor | None = None
+
+    def ask(self, verifier: Verifier, input_ids: torch.Tensor, draft: DraftOutput, target: TargetOutput) -> Verdict:
+        """The rule's verdict on a block."""
+        told = {"dials": self.dials} if self.dials else {}
+        return verifier(input_ids, draft, target, self.state, **told)
+
+    def learn(self, verdict: Verdict | None, num_accepted: torch.Tensor) -> None:
+        """Remember a round in which `num_accepted` drafts were kept, long `[B]`; nothing where no rule was asked."""
+        if verdict is not None:
+            rows = torch.arange(len(num_accepted), device=num_accepted.device)
+            self.state = None if verdict.state is None else verdict.state[rows, num_accepted]
+
+    def keep(self, rows: torch.Tensor) -> None:
+        """Go on with these rows (long, ascending) of the batch only."""
+        self.dials = {name: values[rows] for name, values in self.dials.items()}
+        self.state = None if self.state is None else self.state[rows]
 
 
 class CompositeVerifier(Verifier):
@@ -100,7 +134,7 @@ class CompositeVerifier(Verifier):
             if not isinstance(part, Verifier):
                 raise TypeError(f"{type(self).__name__} takes verifiers, got {type(part).__name__}; pass an instance.")
         self._parts = parts
-        for name in ("needs_hidden_states", "needs_raw_logits", "needs_draft_confidence", "greedy_only", "per_row"):
+        for name in ("needs_hidden_states", "needs_raw_logits", "needs_draft_confidence", "greedy_only"):
             setattr(self, name, any(getattr(part, name) for part in parts))
         self.num_assistant_tokens = next(
             (part.num_assistant_tokens for part in parts if part.num_assistant_tokens is not None), None
@@ -109,6 +143,26 @@ class CompositeVerifier(Verifier):
     def check(self, context: DecodingContext) -> None:
         for part in self._parts:
             part.check(context)
+
+    def dials(self, batch_size: int, device: torch.device) -> dict[str, torch.Tensor]:
+        named = enumerate(part.dials(batch_size, device) for part in self._parts)
+        return {f"{index}.{name}": values for index, dials in named for name, values in dials.items()}
+
+    def ask_parts(
+        self,
+        input_ids: torch.Tensor,
+        drafts: Sequence[DraftOutput],
+        target: TargetOutput,
+        states: Sequence[torch.Tensor | None],
+        dials: dict[str, torch.Tensor] | None,
+    ) -> list[Verdict]:
+        """Every part's verdict: on a draft of its own, with its own state and its own dials."""
+        verdicts = []
+        for index, (part, draft, state) in enumerate(zip(self._parts, drafts, states)):
+            start = f"{index}."
+            own = {name[len(start) :]: x for name, x in (dials or {}).items() if name.startswith(start)}
+            verdicts.append(Memory(own, state).ask(part, input_ids, draft, target))
+        return verdicts
 
 
 def keep_best(best: torch.Tensor, tokens: torch.Tensor, mass: torch.Tensor) -> torch.Tensor:

@@ -5,7 +5,7 @@ from dataclasses import replace
 import torch
 import torch.nn.functional as F
 
-from hf_diversed.outputs import DraftOutput, TargetOutput, Verdict
+from hf_diversed.blocks import DraftOutput, TargetOutput, Verdict
 from hf_diversed.sampling import residual
 from hf_diversed.verifiers.base import CompositeVerifier, Verifier
 from hf_diversed.verifiers.lossless import LosslessVerifier
@@ -37,13 +37,18 @@ class BlockVerifier(CompositeVerifier):
         return {"rule": self.rule}
 
     def __call__(
-        self, input_ids: torch.Tensor, draft: DraftOutput, target: TargetOutput, state: torch.Tensor | None = None
+        self,
+        input_ids: torch.Tensor,
+        draft: DraftOutput,
+        target: TargetOutput,
+        state: torch.Tensor | None = None,
+        dials: dict[str, torch.Tensor] | None = None,
     ) -> Verdict:
-        verdict = self.rule(input_ids, draft, target, state)
+        (verdict,) = self.ask_parts(input_ids, [draft], target, [state], dials)
         if not draft.sampled:
             return verdict
-        assert verdict.law is not None
-        v, q = verdict.law(), draft.probs()
+        assert verdict.trace.law is not None
+        v, q = verdict.trace.law(), draft.probs()
         accept_prob, reach = block_acceptance(v, q, draft)
         p = target.probs()[:, :-1]
         strict_prob, _ = block_acceptance(p, q, draft)
@@ -53,7 +58,8 @@ class BlockVerifier(CompositeVerifier):
             scaled = reach[rows, positions, None] * v[rows, positions]
             return residual(scaled, q[rows, positions], fallback=p[rows, positions])
 
-        return replace(verdict, accept_prob=accept_prob, replacement=replacement, strict_prob=strict_prob)
+        trace = replace(verdict.trace, strict_prob=strict_prob)
+        return Verdict(accept_prob, replacement, verdict.state, trace)
 
 
 def block_acceptance(v: torch.Tensor, q: torch.Tensor, draft: DraftOutput) -> tuple[torch.Tensor, torch.Tensor]:

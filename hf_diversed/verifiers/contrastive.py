@@ -2,7 +2,7 @@
 
 import torch
 
-from hf_diversed.outputs import DraftOutput, TargetOutput
+from hf_diversed.blocks import DraftOutput, TargetOutput
 from hf_diversed.verifiers.base import LawVerifier, check_range, one_hot_best
 
 

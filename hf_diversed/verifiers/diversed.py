@@ -3,9 +3,9 @@
 import torch
 from transformers.utils import logging
 
+from hf_diversed.blocks import DecodingContext, DraftOutput, TargetOutput
 from hf_diversed.head import DiversedHead
 from hf_diversed.head.modeling_diversed import TOTAL_VARIATION, distribution_features
-from hf_diversed.outputs import DecodingContext, DraftOutput, TargetOutput
 from hf_diversed.verifiers.mixture import (
     MixtureVerifier,
     Values,
@@ -53,7 +53,6 @@ class DiversedVerifier(MixtureVerifier):
         self.quality = per_row_values(
             "quality", quality, "0 accepts every draft, 0.5 is the head as trained, 1 is lossless."
         )
-        self.per_row = self.per_row or len(self.quality) > 1
 
     def check(self, context: DecodingContext) -> None:
         config = self.head.config
@@ -86,12 +85,17 @@ class DiversedVerifier(MixtureVerifier):
             if expected not in (None, "") and found not in (None, "") and expected != found:
                 logger.warning_once(f"this head was trained for {role} {expected}, and is used with {found}.")
 
-    def weights(self, draft: DraftOutput, target: TargetOutput) -> Weights:
-        device, batch_size = draft.tokens.device, draft.tokens.shape[0]
-        inputs, tv = self.head_inputs(draft, target)
-        weight = torch.sigmoid(self.head(**inputs)).to(device)
+    def dials(self, batch_size: int, device: torch.device) -> dict[str, torch.Tensor]:
+        dials = super().dials(batch_size, device)
         if any(value != _AS_TRAINED for value in self.quality):
-            weight = apply_quality(weight, per_row(self.quality, batch_size, device))
+            dials["quality"] = per_row(self.quality, batch_size, device)
+        return dials
+
+    def weights(self, draft: DraftOutput, target: TargetOutput, dials: dict[str, torch.Tensor]) -> Weights:
+        inputs, tv = self.head_inputs(draft, target)
+        weight = torch.sigmoid(self.head(**inputs)).to(draft.tokens.device)
+        if "quality" in dials:
+            weight = apply_quality(weight, dials["quality"])
         return Weights(weight, tv, inputs if self.keeps_inputs else None)
 
     def head_inputs(

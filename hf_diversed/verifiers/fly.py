@@ -1,8 +1,9 @@
 """FLy (arXiv 2511.22972): forgive a rejection where the target is unsure and agrees with what follows."""
 
 import torch
+import torch.nn.functional as F
 
-from hf_diversed.outputs import DraftOutput, TargetOutput, Verdict
+from hf_diversed.blocks import DraftOutput, TargetOutput, Trace, Verdict
 from hf_diversed.verifiers.base import Verifier, check_count, check_range
 from hf_diversed.verifiers.lossless import LosslessVerifier
 
@@ -32,14 +33,16 @@ class FLyVerifier(Verifier):
         native = LosslessVerifier()(input_ids, draft, target)
         best = target.probs()[:, :-1].topk(min(self.top_k, target.scores.shape[-1]), dim=-1).values
         unsure = torch.special.entr(best).sum(-1) >= self.entropy_threshold
-        window = self.window_size or max(1, min(6, draft.tokens.shape[1] - 1))
+        # As many as fit behind the first draft of the row, not of the longest one beside it.
+        fitting = (draft.num_drafted - 1).clamp(1, 6)
+        window = fitting if self.window_size is None else torch.full_like(fitting, self.window_size)
         forgivable = unsure & (target.prob(draft.tokens) > 0.0)
         accept_prob, strict_prob = forgiving_acceptance(native.accept_prob, forgivable, draft.active, window)
-        return Verdict(accept_prob, native.replacement, strict_prob=strict_prob)
+        return Verdict(accept_prob, native.replacement, trace=Trace(strict_prob=strict_prob))
 
 
 def forgiving_acceptance(
-    native: torch.Tensor, forgivable: torch.Tensor, active: torch.Tensor, window: int
+    native: torch.Tensor, forgivable: torch.Tensor, active: torch.Tensor, window: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Chance of keeping each draft, given those before it, if a rejection may be made up for by the drafts behind it.
 
@@ -49,32 +52,36 @@ def forgiving_acceptance(
 
     Args:
         native: float32 `[B, G]`. forgivable, active: bool `[B, G]`; a window must lie in active positions.
+        window: long `[B]`; a row whose window is as wide as the block, or wider, is forgiven nothing.
 
     Returns:
         the chances, and the part of each in which the draft's own coin kept it; float32 `[B, G]` each.
     """
     count = native.shape[1]
     # runs[k][:, i]: the chance that the k active drafts behind i are all kept by their own coins.
-    runs = [torch.ones_like(native)]
-    for k in range(1, window + 1):
-        behind = torch.zeros_like(native)
-        behind[:, : max(count - k, 0)] = (native * active)[:, k:]
+    # clear[k][:, i]: whether there are so many behind it.
+    runs, clear = [torch.ones_like(native)], [torch.ones_like(active)]
+    for k in range(1, count):
+        behind, open_behind = F.pad((native * active)[:, k:], (0, k)), F.pad(active[:, k:], (0, k))
         runs.append(runs[-1] * behind)
-    fits = torch.zeros_like(active)
-    if count > window:
-        fits[:, : count - window] = active.unfold(1, window + 1, 1).all(-1)
-    owing = [torch.ones_like(native[:, 0])] + [torch.zeros_like(native[:, 0])] * window
+        clear.append(clear[-1] & open_behind)
+    sizes = [window == c for c in range(count)]
+    fits = torch.stack([size[:, None] & there for size, there in zip(sizes, clear)]).any(dim=0)
+    owing = [torch.ones_like(native[:, 0])] + [torch.zeros_like(native[:, 0])] * (count - 1)
     previous = torch.ones_like(native[:, 0])
     accept, strict = [], []
     for i in range(count):
         own, open_here = native[:, i], active[:, i]
         forgiven = owing[0] * (1.0 - own) * (forgivable[:, i] & fits[:, i])
-        paid = [(owing[0] + owing[1]) * own] + [chance * own for chance in owing[2:]] + [forgiven]
+        paid = [chance * own for chance in (*owing[1:], torch.zeros_like(own))]
+        paid[0] = paid[0] + owing[0] * own
+        paid = [chance + forgiven * size for chance, size in zip(paid, sizes)]
         # Where another rule decides nothing is owed, as windows do not reach there, and all starts anew.
-        fresh = [torch.ones_like(own)] + [torch.zeros_like(own)] * window
+        fresh = [torch.ones_like(own)] + [torch.zeros_like(own)] * (count - 1)
         owing = [torch.where(open_here, a, b) for a, b in zip(paid, fresh)]
-        kept = sum(owing[c] * runs[c][:, i] for c in range(window + 1))
-        by_coin = kept - owing[window] * runs[window][:, i]
+        terms = [owing[c] * runs[c][:, i] for c in range(count)]
+        kept = sum(terms)
+        by_coin = kept - sum(term * size for term, size in zip(terms, sizes))
         safe = previous.clamp_min(torch.finfo(native.dtype).tiny)
         accept.append((kept / safe).clamp_max(1.0))
         strict.append((by_coin / safe).clamp_max(1.0))

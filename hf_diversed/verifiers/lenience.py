@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import torch
 
-from hf_diversed.outputs import DraftOutput, TargetOutput, Verdict
+from hf_diversed.blocks import DraftOutput, TargetOutput, Verdict
 from hf_diversed.sampling import acceptance
 from hf_diversed.verifiers.base import Verifier, check_range, target_residual
 

@@ -2,7 +2,7 @@
 
 import torch
 
-from hf_diversed.outputs import DraftOutput, TargetOutput, Verdict
+from hf_diversed.blocks import DraftOutput, TargetOutput, Trace, Verdict
 from hf_diversed.sampling import acceptance
 from hf_diversed.verifiers.base import Verifier, target_residual
 
@@ -23,7 +23,7 @@ class LosslessVerifier(Verifier):
         return Verdict(
             acceptance(target.prob(draft.tokens), draft.prob(draft.tokens)),
             target_residual(draft, target),
-            law=lambda: target.probs()[:, :-1],
+            trace=Trace(law=lambda: target.probs()[:, :-1]),
         )
 
 

@@ -1,12 +1,11 @@
 """Verification against `v = w p + (1 - w) q`, for any rule that supplies a weight per position (arXiv 2604.07622)."""
 
 from dataclasses import dataclass, replace
-from functools import partial
 
 import torch
 import torch.nn.functional as F
 
-from hf_diversed.outputs import DecodingContext, DraftOutput, TargetOutput, Verdict
+from hf_diversed.blocks import DecodingContext, DraftOutput, TargetOutput, Trace, Verdict
 from hf_diversed.sampling import acceptance, total_variation
 from hf_diversed.verifiers.base import Verifier, check_range, keep_best, target_residual
 
@@ -20,7 +19,7 @@ class Weights:
 
     Attributes:
         weight: float32 `[B, G]` in [0, 1], on the target.
-        tv: float32 `[B, G]`, TV(p, q), if it was needed on the way. inputs: see `Verdict.inputs`.
+        tv: float32 `[B, G]`, TV(p, q), if it was needed on the way. inputs: see `Trace.inputs`.
     """
 
     weight: torch.Tensor
@@ -53,7 +52,6 @@ class MixtureVerifier(Verifier):
         self.bias_budget = (
             None if bias_budget is None else per_row_values("bias_budget", bias_budget, advice, high=float("inf"))
         )
-        self.per_row = max(len(self.max_bias or []), len(self.bias_budget or [])) > 1
         self.state_width = 0 if self.bias_budget is None else 1  # bias so far
 
     def check(self, context: DecodingContext) -> None:
@@ -64,29 +62,43 @@ class MixtureVerifier(Verifier):
         return {
             name: value
             for name, value in super().settings().items()
-            if name not in ("per_row", "state_width") and not (name in limits and value is None)
+            if name != "state_width" and not (name in limits and value is None)
         }
 
-    def weights(self, draft: DraftOutput, target: TargetOutput) -> Weights:
-        """The weight at every drafted position.
+    def dials(self, batch_size: int, device: torch.device) -> dict[str, torch.Tensor]:
+        dials = {}
+        if self.max_bias is not None:
+            dials["max_bias"] = per_row(self.max_bias, batch_size, device)
+        if self.bias_budget is not None:
+            dials["bias_budget"] = per_row(self.bias_budget, batch_size, device, _accurate(device))
+        return dials
+
+    def weights(self, draft: DraftOutput, target: TargetOutput, dials: dict[str, torch.Tensor]) -> Weights:
+        """The weight at every drafted position; `dials` are those of this rule, `[B, 1]` each.
 
         The weight may depend on the prefix only, never on the drafted token: otherwise v is no law.
         """
         raise NotImplementedError(f"{type(self).__name__} must implement weights")
 
     def __call__(
-        self, input_ids: torch.Tensor, draft: DraftOutput, target: TargetOutput, state: torch.Tensor | None = None
+        self,
+        input_ids: torch.Tensor,
+        draft: DraftOutput,
+        target: TargetOutput,
+        state: torch.Tensor | None = None,
+        dials: dict[str, torch.Tensor] | None = None,
     ) -> Verdict:
-        said, state = self._limit(self.weights(draft, target), draft, target, state)
+        dials = self.dials(len(draft.tokens), draft.tokens.device) if dials is None else dials
+        said, state = limit_bias(self.weights(draft, target, dials), draft, target, state, dials)
         weight = said.weight
 
         def law() -> torch.Tensor:
             return torch.lerp(draft.probs(), target.probs()[:, :-1], weight[..., None])
 
-        verdict = partial(Verdict, weight=weight, tv=said.tv, inputs=said.inputs, state=state, law=law)
+        trace = Trace(weight=weight, tv=said.tv, inputs=said.inputs, law=law)
         if draft.sampled:
             accept_prob = acceptance(target.prob(draft.tokens), draft.prob(draft.tokens), weight)
-            return verdict(accept_prob, target_residual(draft, target))
+            return Verdict(accept_prob, target_residual(draft, target), state, trace)
         v = law()
         # The ends follow the scores: softmax can round two different scores to one probability.
         mass, best = v.max(dim=-1)
@@ -97,24 +109,29 @@ class MixtureVerifier(Verifier):
         def one_hot_best(positions: torch.Tensor) -> torch.Tensor:
             return torch.zeros_like(v[:, 0]).scatter_(-1, best[rows, positions, None], 1.0)
 
-        return verdict(keep_best(best, draft.tokens, mass), one_hot_best)
+        return Verdict(keep_best(best, draft.tokens, mass), one_hot_best, state, trace)
 
-    def _limit(
-        self, said: Weights, draft: DraftOutput, target: TargetOutput, state: torch.Tensor | None
-    ) -> tuple[Weights, torch.Tensor | None]:
-        """Raise the weights to what `max_bias` and `bias_budget` allow; also the budget's new state."""
-        if self.max_bias is None and self.bias_budget is None:
-            return said, None
-        tv = total_variation(target.probs()[:, :-1], draft.probs()) if said.tv is None else said.tv
-        weight, (batch_size, device) = said.weight, (len(tv), tv.device)
-        if self.max_bias is not None:
-            weight = cap_bias(weight, tv, per_row(self.max_bias, batch_size, device))
-        if self.bias_budget is not None:
-            budget = per_row(self.bias_budget, batch_size, device, _accurate(device))
-            spent = torch.zeros_like(budget) if state is None else state
-            weight, total = spend_bias(weight, tv, draft.active, budget, spent)
-            state = F.pad(total, (0, 1), mode="replicate")[..., None]  # a rejected position has spent its bias, too
-        return replace(said, weight=weight, tv=tv), state
+
+def limit_bias(
+    said: Weights,
+    draft: DraftOutput,
+    target: TargetOutput,
+    state: torch.Tensor | None,
+    dials: dict[str, torch.Tensor],
+) -> tuple[Weights, torch.Tensor | None]:
+    """Raise weights to what `max_bias` and `bias_budget` among the dials allow; also the budget's new state."""
+    if "max_bias" not in dials and "bias_budget" not in dials:
+        return said, None
+    tv = total_variation(target.probs()[:, :-1], draft.probs()) if said.tv is None else said.tv
+    weight, state_after = said.weight, None
+    if "max_bias" in dials:
+        weight = cap_bias(weight, tv, dials["max_bias"])
+    if "bias_budget" in dials:
+        budget = dials["bias_budget"]
+        spent = torch.zeros_like(budget) if state is None else state
+        weight, total = spend_bias(weight, tv, draft.active, budget, spent)
+        state_after = F.pad(total, (0, 1), mode="replicate")[..., None]  # a rejected position has spent its bias, too
+    return replace(said, weight=weight, tv=tv), state_after
 
 
 def cap_bias(weight: torch.Tensor, tv: torch.Tensor, max_bias: torch.Tensor) -> torch.Tensor:

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import torch
 
-from hf_diversed.outputs import DraftOutput, TargetOutput, Verdict
+from hf_diversed.blocks import DraftOutput, TargetOutput, Trace, Verdict
 from hf_diversed.sampling import acceptance, total_variation
 from hf_diversed.verifiers.base import CompositeVerifier, Verifier
 from hf_diversed.verifiers.lossless import LosslessVerifier
@@ -46,14 +46,17 @@ class PhaseVerifier(CompositeVerifier):
         return {name: getattr(self, name) for name in ("inside", "outside", "begin", "end")}
 
     def __call__(
-        self, input_ids: torch.Tensor, draft: DraftOutput, target: TargetOutput, state: torch.Tensor | None = None
+        self,
+        input_ids: torch.Tensor,
+        draft: DraftOutput,
+        target: TargetOutput,
+        state: torch.Tensor | None = None,
+        dials: dict[str, torch.Tensor] | None = None,
     ) -> Verdict:
         inside = self._phases(self._started(input_ids, draft.lengths), draft.tokens)
         here = inside[:, :-1]
-        verdicts = [
-            part(input_ids, replace(draft, active=draft.active & mine), target, memory)
-            for part, mine, memory in zip(self._parts, (here, ~here), self._memories(state))
-        ]
+        drafts = [replace(draft, active=draft.active & mine) for mine in (here, ~here)]
+        verdicts = self.ask_parts(input_ids, drafts, target, self._memories(state), dials)
         memories = [verdict.state for verdict in verdicts if verdict.state is not None]
         return _merge(here, verdicts, draft, target, state=torch.cat(memories, dim=-1) if memories else None)
 
@@ -91,7 +94,7 @@ def _merge(
     rows = torch.arange(len(here), device=here.device)
 
     def either(name: str, default: Callable[[], torch.Tensor]) -> torch.Tensor | None:
-        values = [getattr(verdict, name) for verdict in (inside, outside)]
+        values = [getattr(verdict.trace, name) for verdict in (inside, outside)]
         if all(value is None for value in values):
             return None
         first, second = (default() if value is None else value for value in values)
@@ -102,16 +105,15 @@ def _merge(
         return torch.where(here[rows, positions, None], laws[0], laws[1])
 
     def law() -> torch.Tensor:
-        assert inside.law is not None
-        assert outside.law is not None
-        return torch.where(here[..., None], inside.law(), outside.law())
+        assert inside.trace.law is not None
+        assert outside.trace.law is not None
+        return torch.where(here[..., None], inside.trace.law(), outside.trace.law())
 
-    return Verdict(
-        torch.where(here, inside.accept_prob, outside.accept_prob),
-        replacement,
+    trace = Trace(
         weight=either("weight", lambda: torch.full(here.shape, float("nan"), device=here.device)),
         tv=either("tv", lambda: total_variation(target.probs()[:, :-1], draft.probs())),
-        state=state,
-        law=law if inside.law is not None and outside.law is not None else None,
+        inputs=inside.trace.inputs if inside.trace.inputs is not None else outside.trace.inputs,
+        law=law if inside.trace.law is not None and outside.trace.law is not None else None,
         strict_prob=either("strict_prob", lambda: acceptance(target.prob(draft.tokens), draft.prob(draft.tokens))),
     )
+    return Verdict(torch.where(here, inside.accept_prob, outside.accept_prob), replacement, state, trace)

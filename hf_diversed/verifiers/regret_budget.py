@@ -3,7 +3,7 @@
 import torch
 import torch.nn.functional as F
 
-from hf_diversed.outputs import DraftOutput, TargetOutput, Verdict
+from hf_diversed.blocks import DraftOutput, TargetOutput, Verdict
 from hf_diversed.verifiers.base import Verifier, check_count, check_range
 from hf_diversed.verifiers.lossless import greedy_verdict
 

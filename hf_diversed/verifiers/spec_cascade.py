@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import torch
 
-from hf_diversed.outputs import DraftOutput, TargetOutput
+from hf_diversed.blocks import DraftOutput, TargetOutput
 from hf_diversed.sampling import total_variation
 from hf_diversed.verifiers.base import LawVerifier, check_range, decoding_laws
 

@@ -2,7 +2,7 @@
 
 import torch
 
-from hf_diversed.outputs import DraftOutput, TargetOutput
+from hf_diversed.blocks import DraftOutput, TargetOutput
 from hf_diversed.verifiers.base import check_range
 from hf_diversed.verifiers.mixture import MixtureVerifier, Values, Weights
 
@@ -29,5 +29,5 @@ class StaticEnsembleVerifier(MixtureVerifier):
             "weight", weight, 0.0, 1.0, "1 is lossless, 0 accepts every draft; 0.7 is a good start."
         )
 
-    def weights(self, draft: DraftOutput, target: TargetOutput) -> Weights:
+    def weights(self, draft: DraftOutput, target: TargetOutput, dials: dict[str, torch.Tensor]) -> Weights:
         return Weights(torch.full(draft.tokens.shape, self.weight, dtype=torch.float32, device=draft.tokens.device))

@@ -2,7 +2,7 @@
 
 import torch
 
-from hf_diversed.outputs import DraftOutput, TargetOutput, Verdict
+from hf_diversed.blocks import DraftOutput, TargetOutput, Verdict
 from hf_diversed.verifiers.base import Verifier, check_range
 from hf_diversed.verifiers.lossless import greedy_verdict
 

@@ -171,6 +171,8 @@ def test_bad_input_is_a_message(page):
     page.get_by_text("More settings").click()
     prompt, head = page.locator("#prompt textarea"), page.locator("#head input, #head textarea")
     good, notice = prompt.input_value(), page.locator("#message .notice")
+    expect(page.locator("#prompt")).to_contain_text("at most 20,000 characters")
+    expect(page.locator("#head")).to_contain_text("no folders, and no files larger than a head's")
     for control, value, words in (
         (prompt, " ", "prompt is empty"),
         (prompt, "many words " * 1500, "tokens, where"),

@@ -37,6 +37,19 @@ def test_card_is_written(folder, tmp_path):
     assert "12.3%" in output.read_text()
 
 
+def test_card_shows_the_head_in_the_folder(tmp_path, monkeypatch):
+    """Catches a card whose snippet decodes with the packaged head of the same task."""
+    monkeypatch.chdir(tmp_path)
+    config = type(HUB)(256, 96, features="distribution", task="math", training_temperature=0.0)
+    DiversedHead(config).save_pretrained("runs/mine")
+    for named in ("runs/mine", str(tmp_path / "runs" / "mine")):
+        assert run("card", named).exit_code == 0
+        text = (tmp_path / "runs" / "mine" / "README.md").read_text()
+        assert f'head = DiversedHead.from_pretrained("{named[-9:] if named == "runs/mine" else "mine"}")' in text
+        assert "do_sample=False" in text
+        assert str(tmp_path) not in text
+
+
 def test_info_shows_pair_sizes_task_and_results(folder):
     """Catches a figure that is left out or of another row."""
     result = run("info", str(folder))

@@ -104,14 +104,14 @@ def test_synthetic_asks_for_what_its_rule_asks_for():
     """Catches a head timed without hidden states, and checks that are lost on the way."""
 
     class Demanding(Verifier):
-        needs_hidden_states = needs_raw_logits = needs_draft_confidence = greedy_only = per_row = True
+        needs_hidden_states = needs_raw_logits = needs_draft_confidence = greedy_only = True
         num_assistant_tokens = 3
 
         def check(self, context):
             raise ValueError("asked")
 
     outer = SyntheticVerifier(Demanding(), 0.5)
-    flags = ("needs_hidden_states", "needs_raw_logits", "needs_draft_confidence", "greedy_only", "per_row")
+    flags = ("needs_hidden_states", "needs_raw_logits", "needs_draft_confidence", "greedy_only")
     assert all(getattr(outer, name) for name in flags)
     assert outer.num_assistant_tokens == 3
     with pytest.raises(ValueError, match="asked"):

@@ -4,14 +4,18 @@
 """
 
 import os
+from functools import partial
 
 import pytest
 import torch
 from hypothesis import HealthCheck, given, seed, settings
+from transformers import LogitsProcessorList
 
-from hf_diversed import FLyVerifier, SpeculativeStats
+from hf_diversed import FLyVerifier, SpeculativeStats, diversed_decoding
 from hf_diversed._compat import WARPERS
-from hf_diversed.generation import decoding, drafting
+from hf_diversed.generation import decoding
+from hf_diversed.generation.rows import RaggedRows
+from hf_diversed.sampling import Dice
 from tests.fuzz.strategies import Case, cases, pair
 from tests.reference import Lookup, Randomness, naive_decoding
 from tests.tiny import PAD
@@ -23,36 +27,33 @@ COUNTERS = ("num_rounds", "num_drafted", "num_accepted", "num_rejected", "num_em
 SUMS = ("weight_sum", "tv_sum", "bias_sum", "expected_accepted_sum")
 
 
-class Recorder:
+class Recorder(Dice):
     """Listens to the loop: its random numbers in their order, which rows it went on with, and its processors."""
 
     def __init__(self, monkeypatch):
-        self.events: list[tuple[str, torch.Tensor]] = []
+        self.events: list[tuple[str, torch.Tensor | None]] = []
         self.processors: list = []
-        self._listen(monkeypatch, drafting, "draw_noise", "draft")
-        self._listen(monkeypatch, decoding, "draw_noise", "next")
-        self._listen(monkeypatch, torch, "rand_like", "coins")
-        shrink, block_processor = decoding._shrink, decoding.BlockProcessor
+        keep, make_plan = RaggedRows.keep, decoding.make_plan
 
-        def listening_shrink(kept, *args):
+        def listening_keep(rows, kept):
             self.events.append(("kept", kept))
-            return shrink(kept, *args)
+            return keep(rows, kept)
 
-        def listening_processor(processors):
-            self.processors = list(processors)
-            return block_processor(processors)
+        def listening_plan(*args):
+            self.processors = next(list(argument) for argument in args if isinstance(argument, LogitsProcessorList))
+            return make_plan(*args)
 
-        monkeypatch.setattr(decoding, "_shrink", listening_shrink)
-        monkeypatch.setattr(decoding, "BlockProcessor", listening_processor)
+        monkeypatch.setattr(RaggedRows, "keep", listening_keep)
+        monkeypatch.setattr(decoding, "make_plan", listening_plan)
 
-    def _listen(self, monkeypatch, module, name: str, kind: str) -> None:
-        function = getattr(module, name)
+    def draft_noise(self, law):
+        self.events.append(("draft", super().draft_noise(law)))
+        return self.events[-1][1]
 
-        def listening(*args):
-            self.events.append((kind, function(*args)))
-            return self.events[-1][1]
-
-        monkeypatch.setattr(module, name, listening)
+    def flip(self, scores):
+        coins = super().flip(scores)
+        self.events += [("coins", coins.uniforms), ("next", coins.noise)]
+        return coins
 
     def of_row(self, row: int) -> Randomness:
         """What fell to one row of the batch, wherever it stood: rounds, each closed by the noise of its next token."""
@@ -65,7 +66,7 @@ class Recorder:
             elif kind == "draft":
                 drafts.append(values[row : row + 1])
             elif kind == "coins":
-                coins = values[row : row + 1]
+                coins = None if values is None else values[row : row + 1]
             else:
                 rounds.append((drafts, coins, values[row : row + 1]))
                 drafts, coins = [], None
@@ -90,20 +91,21 @@ def check(case: Case) -> None:
     target, draft = pair(case.vocab_size, case.noise)
     width = max(map(len, case.prompts))
     pads = [width - len(prompt) for prompt in case.prompts]
-    source = {"assistant_model": draft, "num_assistant_tokens": case.gamma}
+    source, named = {"assistant_model": draft, "num_assistant_tokens": case.gamma}, {}
     if case.lookup_ngram is not None:
-        source = {"prompt_lookup_num_tokens": case.gamma, "max_matching_ngram_size": case.lookup_ngram}
+        named = {"prompt_lookup_num_tokens": case.gamma, "max_matching_ngram_size": case.lookup_ngram}
+        source = {}
     with pytest.MonkeyPatch.context() as monkeypatch:
         recorder = Recorder(monkeypatch)
         torch.manual_seed(case.seed)
         fast = target.generate(
             input_ids=torch.tensor([[PAD] * pad + [*prompt] for pad, prompt in zip(pads, case.prompts)]),
             attention_mask=torch.tensor([[0] * pad + [1] * (width - pad) for pad in pads]),
-            verifier=case.rule,
+            custom_generate=partial(diversed_decoding, verifier=case.rule, dice=recorder, **source),
             max_new_tokens=case.max_new_tokens,
             eos_token_id=list(case.eos_ids) or None,
             return_dict_in_generate=True,
-            **source,
+            **named,
             **case.settings,
         )
     for row, pad in enumerate(pads):

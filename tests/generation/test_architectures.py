@@ -16,6 +16,7 @@ from hf_diversed import (
     _compat,
 )
 from hf_diversed.generation.ragged_model import RaggedModel
+from hf_diversed.generation.rows import PerRow
 from tests import tiny
 
 
@@ -135,10 +136,10 @@ def test_logits_after_rollback_are_fresh_logits(pair):
     while min(starts) < total - width:
         at = torch.tensor(starts)
         wrong = torch.randint(4, tiny.VOCAB_SIZE, (4, width + 1), generator=generator)
-        model(wrong, at, starts, keep=1)
+        model(wrong, PerRow(starts, at), keep=1)
         columns = at[:, None] + torch.arange(width)
         with output_embedding_inputs(model.model) as seen:
-            block, hidden = model(ids[rows, columns], at, starts, keep=width)
+            block, hidden = model(ids[rows, columns], PerRow(starts, at), keep=width)
         assert torch.equal(hidden, seen[0][:, -width:])
         logits[rows, columns] = block
         starts = [min(start + step, total - width) for start, step in zip(starts, next(steps))]

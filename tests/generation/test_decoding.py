@@ -146,11 +146,11 @@ def test_candidate_generator_works_inside_upstream(pair, monkeypatch):
         limit = generation_config.max_length + GAMMA
         return DiversedCandidateGenerator(
             draft,
-            RaggedRows(input_ids, limit, [EOS], PAD),
+            RaggedRows(input_ids, generation_config.max_length, GAMMA, [EOS], PAD),
             BlockProcessor(LogitsProcessorList(logits_processor)),
             vocab_size=64,
             num_assistant_tokens=GAMMA,
-            do_sample=False,
+            dice=None,
             prompt_mask=None,
             position_ids=torch.arange(input_ids.shape[1])[None],
             limit=limit,

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from transformers.generation import logits_process as lp
 
 from hf_diversed import LosslessVerifier, StaticEnsembleVerifier, _compat
-from hf_diversed.generation.processing import BlockProcessor, RaggedRows
+from hf_diversed.generation.processing import BlockProcessor
+from hf_diversed.generation.rows import PerRow, RaggedRows
 from tests import tiny
 
 
@@ -287,24 +288,28 @@ def test_processor_sees_what_plain_generate_shows(pair):
         assert last[row].tolist() == (plain[row].tolist() + [tiny.PAD] * NEW)[: last.shape[1]]
 
 
+def known(numbers: list[int]) -> PerRow:
+    return PerRow(numbers, torch.tensor(numbers))
+
+
 @settings(max_examples=25, deadline=None, derandomize=True)
 @given(data=st.data(), batch=st.integers(1, 4), block=st.integers(1, 5), offset=st.integers(0, 3))
 def test_block_is_the_processor_row_by_row(data, batch, block, offset):
     """Catches wrong columns for rows, offsets or counts, on any raggedness: each position alone is the reference."""
     prompt, vocab = 3, 11
     generator = torch.Generator().manual_seed(data.draw(st.integers(0, 1000)))
-    rows = RaggedRows(torch.randint(4, vocab, (batch, prompt), generator=generator), 24, eos_ids=[1], pad_id=0)
+    rows = RaggedRows(torch.randint(4, vocab, (batch, prompt), generator=generator), 24, 0, eos_ids=[1], pad_id=0)
     rows.ids[:, prompt:] = torch.randint(4, vocab, (batch, 24 - prompt), generator=generator)
-    rows.advance([data.draw(st.integers(0, 6)) for _ in range(batch)])
+    rows.advance(known([data.draw(st.integers(0, 6)) for _ in range(batch)]))
     counts = [data.draw(st.integers(0, block)) for _ in range(batch)]
     scores = torch.randn(batch, block, vocab, generator=generator)
     chain = [lp.TopKLogitsWarper(7), Bias(1), lp.TemperatureLogitsWarper(0.5), InPlaceBias(2)]
     chain = data.draw(st.permutations(chain))
     given_scores = scores.clone()
-    got = BlockProcessor(tf.LogitsProcessorList(chain))(rows, scores, offset, counts)
+    got = BlockProcessor(tf.LogitsProcessorList(chain))(rows, scores, offset, known(counts))
     assert torch.equal(scores, given_scores)
     for row in range(batch):
         for k in range(counts[row]):
-            ids = rows.ids[:, : rows.lengths[row] + offset + k]
+            ids = rows.ids[:, : rows.lengths.host[row] + offset + k]
             expected = tf.LogitsProcessorList(chain)(ids, given_scores[:, k].clone())
             torch.testing.assert_close(got[row, k], expected[row])

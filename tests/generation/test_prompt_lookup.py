@@ -13,10 +13,11 @@ from transformers.generation.logits_process import NoBadWordsLogitsProcessor, To
 
 import hf_diversed
 from hf_diversed import DiversedHead, DiversedHeadConfig, LosslessVerifier, StaticEnsembleVerifier, diversed_decoding
+from hf_diversed.blocks import DraftOutput
 from hf_diversed.generation import decoding
-from hf_diversed.generation.processing import BlockProcessor, RaggedRows
+from hf_diversed.generation.processing import BlockProcessor
 from hf_diversed.generation.prompt_lookup import PromptLookupDrafter
-from hf_diversed.outputs import DraftOutput
+from hf_diversed.generation.rows import PerRow, RaggedRows
 from hf_diversed.verifiers import LenientVerifier, PhaseVerifier, SpecCascadeVerifier
 from tests.tiny import EOS, PAD, ragged_batch, tiny_draft, tiny_model
 from tests.verifier_cases import LAW_CASES, Laws, enumerate_law, make_block
@@ -117,8 +118,12 @@ def test_looks_up_what_upstream_looks_up(target, ngram_size, monkeypatch):
         calls.clear()
 
 
+def known(numbers: list[int]) -> PerRow:
+    return PerRow(numbers, torch.tensor(numbers))
+
+
 def drafter_over(rows_of_ids, processors=(), vocab_size=32, mask=None, **kwargs):
-    rows = RaggedRows(torch.tensor(rows_of_ids), 32, [EOS], PAD)
+    rows = RaggedRows(torch.tensor(rows_of_ids), 32, 0, [EOS], PAD)
     settings = {"num_tokens": 3, "max_ngram_size": 2, "do_sample": False, **kwargs}
     processor = BlockProcessor(LogitsProcessorList(processors))
     return PromptLookupDrafter(rows, processor, mask, vocab_size, **settings), rows
@@ -137,17 +142,18 @@ BLOCK = [
 def test_proposal_by_hand():
     """Catches wrong counts, filler with a count, laws that are not one-hot, and tokens that processors cannot see."""
     drafter, rows = drafter_over(BLOCK)
-    draft, counts = drafter.propose([3, 2, 3, 3, 3, 0])
-    assert counts == [3, 2, 0, 0, 1, 0]
+    draft, counts = drafter.propose(known([3, 2, 3, 3, 3, 0]))
+    assert counts.host == counts.device.tolist() == [3, 2, 0, 0, 1, 0]
     expected = [[7, 8, 5], [7, 8, PAD], [PAD] * 3, [PAD] * 3, [7, PAD, PAD], [PAD] * 3]
     assert draft.tokens.tolist() == expected
     assert torch.equal(draft.probs(), F.one_hot(draft.tokens, 32).float())
     assert torch.equal(draft.prob(draft.tokens), torch.ones(6, 3))
     assert rows.ids[0, :10].tolist() == [*BLOCK[0], 7, 8, 5]
-    assert rows.lengths == [7] * 6
+    assert rows.lengths.host == [7] * 6
     drafter.keep(torch.tensor([2, 3]))
     rows.keep(torch.tensor([2, 3]))
-    assert drafter.propose([3, 3]) == (None, [0, 0])
+    draft, counts = drafter.propose(known([3, 3]))
+    assert (draft, counts.host) == (None, [0, 0])
 
 
 def test_padding_is_no_text():
@@ -155,12 +161,12 @@ def test_padding_is_no_text():
     ids = [[9, 4, 4, 8, 5, 8, 4], [8, 4, 7, 6, 5, 8, 4]]
     mask = torch.tensor([[0, 0, 0, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1, 1]])
     drafter, rows = drafter_over(ids, mask=mask)
-    draft, counts = drafter.propose([3, 3])
-    assert counts == [0, 3]
+    draft, counts = drafter.propose(known([3, 3]))
+    assert counts.host == [0, 3]
     assert draft.tokens[1].tolist() == [7, 6, 5]
     drafter.keep(torch.tensor([1]))
     rows.keep(torch.tensor([1]))
-    assert drafter.propose([3])[1] == [3]
+    assert drafter.propose(known([3]))[1].host == [3]
 
 
 @pytest.mark.parametrize(("banned", "count"), [(7, 0), (8, 1), (5, 2), (3, 3)])
@@ -168,7 +174,7 @@ def test_forbidden_tokens_end_a_draft(banned, count):
     """Catches a relaxed rule that would keep what a processor forbids, and warpers that cut drafts at random."""
     processors = [NoBadWordsLogitsProcessor([[banned]], eos_token_id=EOS), TopPLogitsWarper(0.1)]
     drafter, _ = drafter_over(BLOCK[:1], processors)
-    assert drafter.propose([3])[1] == [count]
+    assert drafter.propose(known([3]))[1].host == [count]
 
 
 def test_forbidden_tokens_are_never_emitted(target):
@@ -212,7 +218,7 @@ def test_greedy_token(case):
     verdict = case.make()(torch.zeros(len(draft.tokens), 1, dtype=torch.long), draft, target)
     replaced = [verdict.replacement(torch.full((len(draft.tokens),), g)).argmax(-1) for g in range(3)]
     emitted = torch.where(verdict.accept_prob == 1.0, draft.tokens, torch.stack(replaced, dim=1))
-    assert torch.equal(emitted, case.greedy(Laws.of(draft, target, verdict.weight)))
+    assert torch.equal(emitted, case.greedy(Laws.of(draft, target, verdict.trace.weight)))
 
 
 def test_rules_without_draft_confidence_are_served():
@@ -296,7 +302,7 @@ def test_phases_end_in_rounds_without_drafts(target, monkeypatch):
     def spy(self, counts):
         draft, found = inner(self, counts)
         if draft is None:
-            quiet.add(self.rows.lengths[0])
+            quiet.add(self.rows.lengths.host[0])
         return draft, found
 
     monkeypatch.setattr(PromptLookupDrafter, "propose", spy)

@@ -3,11 +3,12 @@
 import pytest
 import torch
 
+from hf_diversed.blocks import Trace
 from hf_diversed.evaluation import EvaluationSettings, evaluate
 from hf_diversed.generation import recording
+from hf_diversed.generation.committing import Tally
 from hf_diversed.generation.recording import RoundLog
 from hf_diversed.head import DiversedHead, DiversedHeadConfig
-from hf_diversed.outputs import Verdict
 from hf_diversed.theory import expected_accepted
 from tests.evaluation.fakes import LetterTask, TinyPair, examples, tiny_pair
 
@@ -43,11 +44,13 @@ def test_expected_by_hand():
     does not know of."""
     log = RoundLog()
     accept = torch.tensor([[0.5, 1.0, 0.5], [1.0, 0.5, 1.0], [0.5, 0.5, 0.5]])
-    verdict = Verdict(accept, replacement=lambda positions: positions)
     # Row 0 rejects at once, row 2 drafts one token, row 1 keeps all three but ends behind the second one.
-    log.append([0, 2, 1], [10, 10, 10], [3, 1, 3], [0, 1, 3], Verdict(accept[[0, 2, 1]], verdict.replacement))
-    log.append([0, 2, 1], [11, 12, 14], [3, 3, 3], [1, 0, 2], verdict)
-    log.append([0, 2], [13, 13], [0, 0], [0, 0], None)
+    for starts, drafted, accepted, probabilities in (
+        ([10, 10, 10], [3, 1, 3], [0, 1, 3], accept[[0, 2, 1]]),
+        ([11, 12, 14], [3, 3, 3], [1, 0, 2], accept),
+    ):
+        log.append([0, 2, 1], Tally(starts, drafted, accepted, [1, 1, 1]), Trace(), probabilities)
+    log.append([0, 2], Tally([13, 13], [0, 0], [0, 0], [1, 1]), None, None)
     stats = log.stats([14, 12, 14], target_forwards=3, draft_forwards=6)
     first, second, third = (row.expected_accepted_sum for row in stats.per_row)
     assert first == pytest.approx((0.5 + 0.5 + 0.25) + (0.5 + 0.5 + 0.25))

@@ -1,13 +1,14 @@
 """Every rule through the loop at every temperature, against the naive reference under the same random numbers."""
 
-from functools import cache
+from functools import cache, partial
 
 import pytest
 import torch
 from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from hf_diversed import DiversedHead, DiversedHeadConfig, DiversedVerifier
-from hf_diversed.generation import decoding, drafting
+from hf_diversed.generation import decoding
+from hf_diversed.sampling import Dice
 from hf_diversed.verifiers import VERIFIERS, BlockVerifier, PhaseVerifier, StaticEnsembleVerifier, build_verifier
 from tests.reference import Randomness, naive_decoding
 from tests.tiny import EOS, PAD, ragged_batch, tiny_draft, tiny_model
@@ -60,27 +61,26 @@ def forward(model, ids: tuple[int, ...]):
     return out.logits.float(), out.hidden_states[-1]
 
 
-class Recorder:
+class Recorder(Dice):
     """Keeps the random numbers that the loop draws, in its order."""
 
-    def __init__(self, monkeypatch):
+    def __init__(self):
         self.drawn: list[tuple[str, torch.Tensor]] = []
-        for kind, module in (("draft", drafting), ("next", decoding)):
-            monkeypatch.setattr(module, "draw_noise", self._kept(kind, module.draw_noise))
-        monkeypatch.setattr(torch, "rand_like", self._kept("coins", torch.rand_like))
 
-    def _kept(self, kind: str, function):
-        def draw(*args):
-            self.drawn.append((kind, function(*args)))
-            return self.drawn[-1][1]
+    def draft_noise(self, law):
+        self.drawn.append(("draft", super().draft_noise(law)))
+        return self.drawn[-1][1]
 
-        return draw
+    def flip(self, scores):
+        coins = super().flip(scores)
+        self.drawn += [("coins", coins.uniforms), ("next", coins.noise)]
+        return coins
 
     def of_row(self, row: int) -> Randomness:
         """What fell to one row: a round after the other, each closed by the noise of its next token."""
         rounds, drafts, coins = [], [], None
         for kind, values in self.drawn:
-            own = values[row : row + 1]
+            own = None if values is None else values[row : row + 1]
             if kind == "draft":
                 drafts.append(own)
             elif kind == "coins":
@@ -102,9 +102,7 @@ def test_loop_equals_naive_reference(name: str, monkeypatch):
             verifier = make(name)
             if verifier.greedy_only and temperature:
                 continue
-            _compare(verifier, batch, temperature, warped, Recorder(monkeypatch))
-            monkeypatch.undo()
-            monkeypatch.setattr(decoding, "_SHRINK_BELOW", 0.0)
+            _compare(verifier, batch, temperature, warped, Recorder())
 
 
 def _compare(verifier, batch, temperature: float, warped: bool, recorder: Recorder) -> None:
@@ -116,11 +114,16 @@ def _compare(verifier, batch, temperature: float, warped: bool, recorder: Record
         warpers += [TemperatureLogitsWarper(temperature)] if temperature != 1.0 else []
         warpers += [TopKLogitsWarper(12), TopPLogitsWarper(0.9)] if warped else []
     torch.manual_seed(5)
-    fast = target.generate(
-        **batch,
+    loop = partial(
+        decoding.diversed_decoding,
         assistant_model=draft,
         verifier=verifier,
         num_assistant_tokens=GAMMA,
+        dice=recorder,
+    )
+    fast = target.generate(
+        **batch,
+        custom_generate=loop,
         max_new_tokens=NEW_TOKENS,
         **(sampling if temperature else {"do_sample": False}),
     )

@@ -1,27 +1,138 @@
 """What a head's configuration refuses and remembers."""
 
+import json
+import math
+import re
+
 import pytest
-from transformers import AutoConfig
+import torch
+from transformers import AutoConfig, AutoModel
+from transformers.utils import logging
 
-from hf_diversed.head import DiversedHeadConfig
+from hf_diversed.head import DiversedHead, DiversedHeadConfig, configuration_diversed
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"target_hidden_size": 0}, "target_hidden_size must be an integer >= 1, got 0"),
-        ({"draft_hidden_size": -3}, "draft_hidden_size must be an integer >= 1, got -3"),
-        ({"draft_hidden_size": 2.5}, "draft_hidden_size must be an integer >= 1, got 2.5"),
-        ({"intermediate_size": None}, "intermediate_size must be an integer >= 1, got None"),
-        ({"head_type": "conv"}, "head_type must be one of 'linear', 'mlp', got 'conv'"),
-        ({"features": "logits"}, "features must be one of 'hidden', 'distribution', 'both', got 'logits'"),
-        ({"mixing": "logits"}, "mixing must be one of 'probs', got 'logits'"),
-    ],
-)
+WIDTH = "must be an integer from 1 to 131072, got"
+GAMMA = "num_assistant_tokens must be an integer from 1 to 64, or None, got"
+REFUSED = [
+    ({"target_hidden_size": 0}, f"target_hidden_size {WIDTH} 0"),
+    ({"target_hidden_size": 10**12}, f"target_hidden_size {WIDTH} 1000000000000"),
+    ({"target_hidden_size": "32"}, f"target_hidden_size {WIDTH} '32'"),
+    ({"target_hidden_size": True}, f"target_hidden_size {WIDTH} True"),
+    ({"draft_hidden_size": -3}, f"draft_hidden_size {WIDTH} -3"),
+    ({"draft_hidden_size": 2.5}, f"draft_hidden_size {WIDTH} 2.5"),
+    ({"draft_hidden_size": math.nan}, f"draft_hidden_size {WIDTH} nan"),
+    ({"intermediate_size": None}, "intermediate_size must be an integer from 1 to 16384, got None"),
+    ({"head_type": "conv"}, "head_type must be one of 'linear', 'mlp', got 'conv'"),
+    ({"head_type": ["linear"]}, r"head_type must be one of 'linear', 'mlp', got \['linear'\]"),
+    ({"features": "logits"}, "features must be one of 'hidden', 'distribution', 'both', got 'logits'"),
+    ({"mixing": "logits"}, "mixing must be one of 'probs', got 'logits'"),
+    ({"normalize": 1}, "normalize must be one of True, False, got 1"),
+    ({"num_assistant_tokens": 10**9}, f"{GAMMA} 1000000000"),
+    ({"num_assistant_tokens": 65}, f"{GAMMA} 65"),
+    ({"num_assistant_tokens": 0}, f"{GAMMA} 0"),
+    ({"num_assistant_tokens": -3}, f"{GAMMA} -3"),
+    ({"num_assistant_tokens": "5"}, f"{GAMMA} '5'"),
+    ({"num_assistant_tokens": True}, f"{GAMMA} True"),
+    ({"num_assistant_tokens": 5.0}, f"{GAMMA} 5.0"),
+    ({"training_temperature": "x"}, "training_temperature must be a number >= 0, or None, got 'x'"),
+    ({"training_temperature": -0.5}, "training_temperature must be a number >= 0, or None, got -0.5"),
+    ({"training_temperature": math.inf}, "training_temperature must be a number >= 0, or None, got inf"),
+    ({"vocab_size": "64"}, "vocab_size must be an integer from 1 to 16777216, or None, got '64'"),
+    ({"task": ["math"]}, r"task must be a string or None, got \['math'\]"),
+    ({"base_model_name_or_path": {}}, "base_model_name_or_path must be a string or None, got {}"),
+    ({"dtype": "os"}, "dtype must be one of float32, float16, bfloat16, float64, or None, got 'os'"),
+    ({"dtype": "int8"}, "dtype must be one of float32, .* got 'int8'"),
+    ({"architectures": "DiversedHead"}, "architectures must be a list or None, got 'DiversedHead'"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), REFUSED)
 def test_refuses_bad_values(arguments: dict, message: str):
-    """Catches a bad configuration that only fails later, as a shape error inside torch."""
+    """Catches a bad configuration that only fails later: as a shape error inside torch, or as a host out of memory."""
     with pytest.raises(ValueError, match=message):
         DiversedHeadConfig(**arguments)
+
+
+@pytest.mark.parametrize(("arguments", "message"), REFUSED)
+def test_refuses_them_in_a_file(arguments: dict, message: str, tmp_path):
+    """Catches a head's configuration that reaches the decoding unread, and an error that does not say whose it is."""
+    DiversedHead(DiversedHeadConfig(8, 8)).save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"dtype": None} | arguments))
+    with pytest.raises(OSError, match=f"config.json of .* cannot be used: {message}"):
+        DiversedHead.from_pretrained(tmp_path)
+
+
+def test_refuses_them_later():
+    """Catches a check that only the constructor makes: `from_pretrained(..., num_assistant_tokens=10**9)` sets it."""
+    config = DiversedHeadConfig(8, 8, num_assistant_tokens=64)
+    with pytest.raises(ValueError, match=f"{GAMMA} 1000000000"):
+        config.num_assistant_tokens = 10**9
+    with pytest.raises(ValueError, match=f"{GAMMA} 1000000000"):
+        DiversedHeadConfig.from_dict(config.to_dict(), num_assistant_tokens=10**9)
+    assert config.num_assistant_tokens == 64
+
+
+def test_every_entry_has_a_rule():
+    """Catches an entry that is added without saying what it may be."""
+    assert set(DiversedHeadConfig.__annotations__) - {"model_type"} <= configuration_diversed._RULES.keys()
+
+
+FOREIGN = {
+    "attn_implementation": "evil/kernel",
+    "_attn_implementation": "evil/kernel",
+    "_attn_implementation_internal": "evil/kernel",
+    "experts_implementation": "evil/kernel",
+    "quantization_config": {"quant_method": "gptq", "bits": 4},
+    "num_labels": 3_000_000,
+    "auto_map": {"AutoModel": "evil--x.Y"},
+    "transformers_weights": "../../other.safetensors",
+    "base_model_tp_plan": {"out": "colwise"},
+    "use_kernels": True,
+    "sub_configs": {"a": 1},
+    "to_dict": "x",
+    "__class__": "x",
+    "_commit_hash": "../../x",
+}
+WRITTEN = {
+    "id2label": "x",
+    "label2id": {},
+    "return_dict": True,
+    "use_cache": False,
+    "name_or_path": "/x",
+    "torch_dtype": "os",
+}
+
+
+@pytest.mark.parametrize("load", [DiversedHead.from_pretrained, AutoModel.from_pretrained])
+def test_other_entries_are_left_out(load, tmp_path, caplog, monkeypatch):
+    """Catches entries of a stranger's config.json that steer transformers' loaders: kernels, quantisers, files."""
+    monkeypatch.setattr(logging.get_logger("transformers"), "propagate", True)
+    head = DiversedHead(DiversedHeadConfig(8, 8, task="math"))
+    head.save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | FOREIGN | WRITTEN))
+    (tmp_path / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "base_model_name_or_path": "evil"}))
+    loaded = load(tmp_path)
+    (record,) = caplog.records
+    assert record.getMessage().startswith("The configuration of a head has no use for ")
+    assert re.findall("'(.*?)'", record.getMessage()) == sorted(FOREIGN)
+    assert type(loaded.config) is DiversedHeadConfig
+    assert loaded.config.task == "math"
+    assert not {"quantization_config", "auto_map", "transformers_weights"} & loaded.config.to_dict().keys()
+    assert len(loaded.config.id2label) == 2
+    assert all((value == loaded.state_dict()[name]).all() for name, value in head.state_dict().items())
+
+
+def test_what_transformers_writes_is_no_news(caplog, monkeypatch):
+    """Catches a warning at every head that was saved or copied as usual."""
+    monkeypatch.setattr(logging.get_logger("transformers"), "propagate", True)
+    config = DiversedHeadConfig(8, 8, dtype="bfloat16", architectures=["DiversedHead"])
+    again = DiversedHeadConfig.from_dict(config.to_dict())
+    assert again.to_dict() == config.to_dict()
+    assert again.dtype is torch.bfloat16
+    assert caplog.records == []
 
 
 def test_auto_config_round_trip(tmp_path):

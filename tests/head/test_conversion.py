@@ -103,6 +103,8 @@ def written(content: bytes):
         (saved({"summary.weight": torch.zeros(2, WIDTH), "summary.bias": torch.zeros(1)}), ["[1]", "[2]"]),
         (saved({"summary.weight": torch.zeros(2 * WIDTH), "summary.bias": torch.zeros(2)}), ["[38]", "[2, width]"]),
         (saved({"summary.weight": [[0.0]], "summary.bias": torch.zeros(2)}), ["summary.weight", "list"]),
+        (saved({"summary.weight": torch.full((2, WIDTH), torch.nan), "summary.bias": torch.zeros(2)}), ["finite"]),
+        (saved({"summary.weight": torch.zeros(2, WIDTH), "summary.bias": torch.tensor([0, 1])}), ["finite floats"]),
         (saved(RunsCode()), ["more than tensors", "could run code"]),
         (written(pickle.dumps(RunsCode(), protocol=2)), ["more than tensors", "could run code"]),
         (written(b""), ["damaged"]),
@@ -134,12 +136,12 @@ def test_refuses_sizes_that_do_not_fit(folder, sizes, words):
     assert all(word in str(raised.value) for word in words), raised.value
 
 
-@pytest.mark.parametrize("content", ["{", "[]"])
+@pytest.mark.parametrize("content", ["{", "[]", "[" * 10**5, '{"target_hidden_size": "12"}'])
 def test_refuses_broken_config(folder, content):
     """Catches a config that is skipped because it could not be read."""
     (folder / "ensemble_config.json").write_text(content)
-    with pytest.raises(ValueError, match=r"ensemble_config\.json"):
-        convert_head(folder, target_hidden_size=TARGET_WIDTH)
+    with pytest.raises(ValueError, match=r"ensemble_config\.json|target_hidden_size must be an integer, got '12'"):
+        convert_head(folder, draft_hidden_size=DRAFT_WIDTH)
 
 
 def test_missing_file_is_named(tmp_path):

@@ -1,9 +1,13 @@
 """Heads on disk and by name."""
 
+import json
+import math
 import os
+import re
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoModel
 
 from hf_diversed.head import DiversedHead, load_head, loading
@@ -44,6 +48,94 @@ def test_refuses_pickles(load, folder):
     torch.save(random_head("mlp", "both").state_dict(), folder / "pytorch_model.bin")
     with pytest.raises(OSError, match=r"no file named model\.safetensors"):
         load(str(folder))
+
+
+def _with(folder, name: str, values: torch.Tensor) -> None:
+    path = folder / "model.safetensors"
+    save_file(load_file(path) | {name: values}, path, metadata={"format": "pt"})
+
+
+@pytest.mark.parametrize("load", [DiversedHead.from_pretrained, AutoModel.from_pretrained, load_head])
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("out.weight", math.nan, "out.weight must be finite"),
+        ("out.bias", math.inf, "out.bias must be finite"),
+        ("dense.weight", -math.inf, "dense.weight must be finite"),
+        ("input_mean", math.nan, "input_mean must be finite"),
+        ("input_std", math.nan, "input_std must be finite; input_std must be above 0"),
+        ("input_std", 0.0, "input_std must be above 0, as inputs are divided by it"),
+        ("input_std", -1.0, "input_std must be above 0"),
+    ],
+)
+def test_numbers_that_decode_nothing_are_refused(folder, load, name, value, words):
+    """Catches a head whose weight on the target is never a number: greedy decoding then emits token 0 for ever."""
+    values = load_file(folder / "model.safetensors")[name]
+    values.view(-1)[-1] = value
+    _with(folder, name, values)
+    with pytest.raises(OSError, match=rf"model\.safetensors of .* cannot be used as torch\.float32: {words}"):
+        load(str(folder))
+
+
+def test_numbers_are_looked_at_as_they_are_used(folder):
+    """Catches weights that are finite in the file only, and a deviation that half precision rounds to zero."""
+    _with(folder, "input_std", load_file(folder / "model.safetensors")["input_std"] * 1e-9)
+    DiversedHead.from_pretrained(folder)
+    with pytest.raises(OSError, match=r"cannot be used as torch\.float16: input_std must be above 0"):
+        DiversedHead.from_pretrained(folder, dtype=torch.float16)
+
+
+@pytest.mark.parametrize("kind", [torch.int64, torch.complex64, torch.float8_e4m3fn, torch.bool])
+def test_other_types_of_numbers_are_refused(folder, kind):
+    """Catches weights that are cast without a word: integers, or the real part of complex numbers."""
+    _with(folder, "out.bias", torch.zeros(1).to(kind))
+    with pytest.raises(OSError, match=r"out\.bias is of type \w+, must be one of F16, BF16, F32, F64"):
+        DiversedHead.from_pretrained(folder)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (
+            lambda good: good[:-1] + b', "j": "' + b"x" * 2**20 + b'"}',
+            r"config\.json has 1,\d+,\d+ bytes, where 0 to 1,048,576",
+        ),
+        (lambda good: good[:-1] + b', "j": ' + b"[" * 10**5 + b"]" * 10**5 + b"}", "nested too deep"),
+        (lambda good: good[:40], "is no JSON"),
+        (lambda good: b"\xff" + good, "is no JSON"),
+        (lambda good: b"[]", "must be 'diversed_head', got None"),
+        (lambda good: good.replace(b"diversed_head", b"llama"), "must be 'diversed_head', got 'llama'"),
+    ],
+)
+def test_broken_configurations_are_said(folder, content, words):
+    """Catches tracebacks of the JSON reader, and a file that fills the memory before anybody looks at it."""
+    path = folder / "config.json"
+    path.write_bytes(content(path.read_bytes().rstrip()))
+    with pytest.raises(OSError, match=words):
+        DiversedHead.from_pretrained(folder)
+
+
+@pytest.mark.parametrize("name", [None, 3, ["a"], b"head"])
+def test_names_are_text_or_paths(name):
+    """Catches a number taken for a file descriptor, or for an id of the Hub."""
+    with pytest.raises(TypeError, match=f"named by a folder or an id of the Hub, got {re.escape(repr(name))}"):
+        DiversedHead.from_pretrained(name)
+
+
+def test_adapters_beside_a_head_are_not_read(folder):
+    """Catches a file beside the head that makes transformers build, or fetch, something else."""
+    (folder / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "base_model_name_or_path": "evil/x"}))
+    assert_same(DiversedHead.from_pretrained(folder), random_head("mlp", "both"))
+
+
+def test_a_head_may_be_written_over_its_own_file(folder):
+    """Catches weights that are the file's own bytes in memory: saving the head again would change it."""
+    head = DiversedHead.from_pretrained(folder)
+    before = {name: values.clone() for name, values in head.state_dict().items()}
+    path = folder / "model.safetensors"
+    with path.open("r+b") as file:
+        file.write(b"\0" * path.stat().st_size)
+    assert all(torch.equal(values, before[name]) for name, values in head.state_dict().items())
 
 
 def test_loading_draws_no_random_numbers(folder):

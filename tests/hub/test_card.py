@@ -10,10 +10,11 @@ import sys
 import pytest
 import yaml
 from huggingface_hub import ModelCard
+from markdown_it import MarkdownIt
 
 import hf_diversed
 from hf_diversed.head import DiversedHead, DiversedHeadConfig
-from hf_diversed.hub import render_card
+from hf_diversed.hub import HeadRecords, markdown, publication, render_card
 from hf_diversed.provenance import provenance
 from hf_diversed.zoo import load_demo_pair
 from tools import render_cards
@@ -316,6 +317,103 @@ def test_how_to_use_compiles(config, repo_id, temperature):
     assert sum(not isinstance(line, (ast.Import, ast.ImportFrom)) for line in statements) <= 5
     if repo_id:
         assert f'DiversedHead.from_pretrained("{repo_id}")' in snippet
+
+
+EVIL = (
+    "x`\n\n<script>alert(1)</script>\n# Title\n[a](javascript:alert(1)) ![i](http://evil/x.png) | b | \\| <img src=x>"
+)
+CODE = 'm"); import os; os.system("echo pwned")#\n```\n<b>'
+
+
+def hostile(words: str) -> tuple[DiversedHeadConfig, dict, dict]:
+    """A card's three sources with the same words wherever there is room for any."""
+    names = ("base_model_name_or_path", "assistant_model_name_or_path", "base_model_revision", "task")
+    own = make_record("diversed", 2) | dict.fromkeys(
+        ("task", "metric", "n", "temperature", "top_k", "top_p", "max_new_tokens", "seed", "reference"), words
+    )
+    made_with = {"git_commit": words, "device": words, "threads": words, "time": words, "versions": {words: words}}
+    measured = {"target": {"dtype": words, "parameters": 5}}
+    training = make_training() | made_with | {"argv": ["train", words], "rewards": [words], "seed": words}
+    training["training"] = training["training"] | {"top_k": words, "lr_scheduler_type": words}
+    config = DiversedHeadConfig(8, 8, **dict.fromkeys(names, words))
+    return config, {"records": [own], "provenance": made_with | {"evaluation": measured}}, training
+
+
+@pytest.mark.parametrize("repo_id", [REPO, None])
+@pytest.mark.parametrize("words", [EVIL, CODE, "d|e\n---\nlicense: evil\n---\n", "it's", "\\"])
+def test_names_are_neither_markup_nor_code(words, repo_id):
+    """Catches a name in a configuration or a record that becomes a script, a link, a table's column, front matter or a
+    line of the Python that readers copy."""
+    config, evaluation, training = hostile(words)
+    text, plain = render_card(config, evaluation, training, repo_id), render_card(*hostile("word"), repo_id)
+    assert ModelCard(text).data.to_dict() == ModelCard(plain).data.to_dict()
+    shapes = [_shape(MarkdownIt("commonmark", {"html": True}).enable("table").parse(card)) for card in (text, plain)]
+    assert shapes[0] == shapes[1]
+    assert not {"html_block", "html_inline", "image"} & {kind for kind, _ in shapes[0]}
+    trees = [ast.parse(snippet_of(card)) for card in (text, plain)]
+    kinds = [[type(node) for node in ast.walk(tree)] for tree in trees]
+    assert kinds[0] == kinds[1]
+    if words == CODE:
+        assert any(isinstance(node, ast.Constant) and node.value == words for node in ast.walk(trees[0]))
+
+
+def _shape(tokens) -> list[tuple[str, str]]:
+    """Blocks, links, images and HTML of a parsed card; what merely marks words is left out."""
+    found = []
+    for token in tokens:
+        if token.type not in ("text", "softbreak", "code_inline"):
+            found.append((token.type, str(token.attrs.get("href", ""))))
+        found += _shape(token.children or [])
+    return found
+
+
+def test_words_as_they_read():
+    """Catches escapes that a reader would see in ordinary names, and marks that are left as they are."""
+    for words in (
+        "pass@1",
+        "exact_match",
+        "cpu (x86_64)",
+        "Qwen/Qwen3-8B",
+        "NVIDIA H100 80GB HBM3",
+        "+0.5",
+        0.25,
+        "-",
+    ):
+        assert markdown.text(words) == str(words)
+    assert markdown.text("a|b`c\n<d>&[e]\u2028*f*") == r"a\|b\`c &lt;d&gt;&amp;\[e\] \*f\*"
+    assert markdown.code("org/head.v1") == "`org/head.v1`"
+    assert markdown.code("a`<b>") == r"a\`&lt;b&gt;"
+    for value in ('a"b', "<b>`", ["`<"], "é\u2028\n", "\\", 0.5, None, True, [1, "x"]):
+        assert ast.literal_eval(markdown.python(value)) == value
+
+
+def test_sampling_is_that_of_training():
+    """Catches a snippet that samples as the head was evaluated, or anyhow, where it is known how it was trained."""
+    training, evaluation = make_training(), make_evaluation()
+    training["training"] |= {"temperature": 0.8, "top_k": 20, "top_p": 0.95, "max_completion_length": 77}
+    snippet = snippet_of(render_card(HUB, evaluation, training))
+    assert "do_sample=True,\n    temperature=0.8,\n    top_k=20,\n    top_p=0.95,\n    max_new_tokens=96,\n" in snippet
+    assert "top_p=0.95,\n    max_new_tokens=77,\n" in snippet_of(render_card(HUB, {}, training))
+    config = DiversedHeadConfig(8, 8, training_temperature=0.0)
+    assert "do_sample=False,\n    max_new_tokens=128,\n" in snippet_of(render_card(config, {}, {}))
+    assert "do_sample=False,\n    max_new_tokens=96,\n" in snippet_of(render_card(config, evaluation, {}))
+    training["training"]["temperature"] = 0.0
+    assert "do_sample=False,\n    max_new_tokens=77,\n" in snippet_of(render_card(HUB, {}, training))
+
+
+@pytest.mark.parametrize("config", [EMBEDDED, HUB])
+def test_a_head_on_disk_is_the_one_shown(config, tmp_path):
+    """Catches a card that decodes with the packaged head of the same task, or names a folder of this machine."""
+    head = DiversedHead(config)
+    for folder, shown in ((str(tmp_path / "head-7"), "head-7"), ("runs/head-7", "runs/head-7"), ("~/a/b", "b")):
+        card = publication(head, HeadRecords(), folder=folder)["README.md"].decode()
+        assert f'head = DiversedHead.from_pretrained("{shown}")\n' in snippet_of(card)
+        assert "pair.heads" not in card
+        compile(snippet_of(card), "card", "exec")
+    assert (
+        'DiversedHead.from_pretrained("org/head")'
+        in publication(head, HeadRecords(), "org/head", folder="x")["README.md"].decode()
+    )
 
 
 def test_how_to_use_runs(monkeypatch, capsys):

@@ -9,7 +9,7 @@ from transformers import AutoModel, LlamaConfig
 
 from hf_diversed import DiversedHead
 from hf_diversed.evaluation.methods import module_digest
-from hf_diversed.head import load_head
+from hf_diversed.head import load_head, pulling
 from tests.hub.loopback import DROP, READER
 from tests.verifier_cases import random_head
 
@@ -90,7 +90,11 @@ def test_offline_uses_the_cache(hub, folder, monkeypatch):
         ("org/list", {}, "must be 'diversed_head', got None"),
         ("org/torn", {}, "config.json of org/torn is no JSON"),
         ("org/cut", {}, "model.safetensors of org/cut is damaged or cut off.*force_download=True"),
-        ("org/empty", {}, "model.safetensors of org/empty is damaged or cut off"),
+        (
+            "org/empty",
+            {},
+            "org/empty holds no head: its model.safetensors has 0 bytes, where .* It was not downloaded",
+        ),
         ("org/garbage", {}, "model.safetensors of org/garbage is damaged or cut off"),
         ("org/other", {}, r"does not fit its config.json: dense.bias is missing, must be \(5,\)"),
         ("org/pickle", {}, "no file named model.safetensors.*a pickle could run code"),
@@ -109,7 +113,7 @@ def test_what_is_no_head_is_said(hub, folder, name, arguments, words):
     hub.add("org/torn", good | {"config.json": config[:40]})
     hub.add("org/cut", good | {"model.safetensors": weights[:-7]})
     hub.add("org/empty", good | {"model.safetensors": b""})
-    hub.add("org/garbage", good | {"model.safetensors": b"\xff" * 99})
+    hub.add("org/garbage", good | {"model.safetensors": b"\xff" * len(weights)})
     hub.add("org/other", good | {"model.safetensors": _weights(random_head("linear", "both"), folder)})
     hub.add("org/pickle", {"config.json": config, "pytorch_model.bin": weights})
     hub.add("org/no-config", {"model.safetensors": weights})
@@ -137,7 +141,62 @@ def test_no_code_of_the_repository_runs(hub, folder, tmp_path):
     assert hub.log.count("download") == 1
 
 
-@pytest.mark.parametrize("step", ["info", "tree", "resolve", "download"])
+def test_weights_of_another_model_are_not_downloaded(hub, folder, tmp_path):
+    """Catches a visitor's word that downloads any model: what config.json says is known before the weights come."""
+    files = {"config.json": b'{"model_type": "llama"}', "model.safetensors": bytes(300_000)}
+    hub.add("org/llama", files)
+    with pytest.raises(OSError, match="must be 'diversed_head', got 'llama'"):
+        DiversedHead.from_pretrained("org/llama")
+    hub.add(
+        "org/bad", hub.files(REPO) | {"config.json": b'{"model_type": "diversed_head", "num_assistant_tokens": "5"}'}
+    )
+    with pytest.raises(OSError, match=r"config.json of org/bad cannot be used: num_assistant_tokens must be"):
+        DiversedHead.from_pretrained("org/bad")
+    assert "download" not in hub.log
+
+
+@pytest.mark.parametrize(
+    ("file", "size"), [("model.safetensors", 300_000), ("model.safetensors", 20), ("config.json", 2**20 + 1)]
+)
+def test_files_of_another_size_are_not_downloaded(hub, folder, tmp_path, file, size):
+    """Catches a file that calls itself a head's and fills the disk."""
+    content = hub.files(REPO)[file][:size].ljust(size)
+    hub.add("org/heavy", hub.files(REPO) | {file: content})
+    hub.log.clear()
+    with pytest.raises(OSError, match=rf"{file} has {size:,} bytes, where .* It was not downloaded"):
+        DiversedHead.from_pretrained("org/heavy")
+    assert "download" not in hub.log
+    assert all(path.read_bytes() != content for path in (tmp_path / "cache").rglob("*") if path.is_file())
+
+
+def test_all_files_come_from_one_commit(hub, folder, monkeypatch):
+    """Catches the weights of a push that comes between the two downloads."""
+    pulling_config, other = pulling.read_config, random_head("linear", "hidden")
+
+    def read_config(*args, **kwargs):
+        found = pulling_config(*args, **kwargs)
+        other.save_pretrained(folder)
+        hub.repositories[REPO].commit("main", _flat({p.name: p.read_bytes() for p in folder.iterdir()}), "faster")
+        return found
+
+    monkeypatch.setattr(pulling, "read_config", read_config)
+    assert module_digest(DiversedHead.from_pretrained(REPO)) == module_digest(random_head("mlp", "both"))
+
+
+def test_damaged_files_are_got_again(hub, folder, tmp_path):
+    """Catches a size check that holds a damaged file in the cache against the download that would mend it."""
+    DiversedHead.from_pretrained(REPO)
+    (weights,) = (tmp_path / "cache").glob("models--org--head/snapshots/*/model.safetensors")
+    weights.resolve().write_bytes(b"")
+    with pytest.raises(OSError, match=r"damaged or cut off.*force_download=True"):
+        DiversedHead.from_pretrained(REPO)
+    DiversedHead.from_pretrained(REPO, force_download=True)
+    hub.log.clear()
+    DiversedHead.from_pretrained(REPO)
+    assert hub.log == ["info"]  # nothing is fetched, or asked for, that is there
+
+
+@pytest.mark.parametrize("step", ["info", "resolve", "download"])
 @pytest.mark.parametrize("fault", [401, 403, 404, 429, 500, DROP])
 def test_faults_are_said_and_pass(hub, folder, step, fault):
     """Catches a failed download that is taken for a head, remembered, or told as something else."""

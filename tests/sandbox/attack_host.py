@@ -15,7 +15,7 @@ import time
 import types
 from pathlib import Path
 
-from attacks import ATTACKS, ENDLESS, ORDINARY, WITH_PROCESSES
+from attacks import AGAINST_TESTS, ATTACKS, ENDLESS, ORDINARY, TESTED, TESTS, WITH_PROCESSES
 
 
 def main(package: str, mode: str, scratch: str) -> None:
@@ -49,6 +49,9 @@ def main(package: str, mode: str, scratch: str) -> None:
     broken = dict(zip(quick, sandbox.run_programs([attacks[name] for name in quick], timeout=20.0, workers=2)))
     broken |= zip(ENDLESS, sandbox.run_programs([attacks[name] for name in ENDLESS], timeout=0.7, workers=4))
     fine = sandbox.run_programs(list(ordinary.values()), timeout=20.0, workers=2)
+    cheats = list(AGAINST_TESTS.values())
+    cheated = sandbox.run_programs(cheats, [TESTS] * len(cheats), timeout=5.0, workers=4)
+    tested = sandbox.run_programs(*map(list, zip(*TESTED.values())), timeout=20.0, workers=2)
     seconds = time.monotonic() - started
     touched = [f"file {name}" for name, *_ in before ^ snapshot(outside, Path(package))]
     touched += [f"left behind: {path.name}" for path in temporary.iterdir()]
@@ -57,8 +60,10 @@ def main(package: str, mode: str, scratch: str) -> None:
     touched += [name for name, server in (("tcp", tcp), ("udp", udp), ("unix", unix)) if reached(server)]
     victim.communicate(b"\n")
     result = {
-        "attacks": {name: [r.passed, r.reason, r.output[:300]] for name, r in broken.items()},
-        "ordinary": {name: [r.passed, r.reason, r.output[:300]] for name, r in zip(ordinary, fine)},
+        "attacks": shown(broken, broken.values()),
+        "ordinary": shown(ordinary, fine),
+        "against_tests": shown(AGAINST_TESTS, cheated),
+        "tested": shown(TESTED, tested),
         "touched": touched,
         "isolation": sandbox.describe_isolation(),
         "seconds": seconds,
@@ -74,6 +79,10 @@ def load(package: str, mode: str) -> types.ModuleType:
     isolation = importlib.import_module("hf_diversed.sandbox.isolation")
     isolation.MODES = (mode,)
     return importlib.import_module("hf_diversed.sandbox")
+
+
+def shown(names, results) -> dict:
+    return {name: [result.passed, result.reason, result.output[:300]] for name, result in zip(names, results)}
 
 
 def filled(source: str, words: dict) -> str:

@@ -72,7 +72,92 @@ for thing in [*frame.f_locals.values(), *frame.f_globals.values()]:
         thing(lambda *a: None, None, None, frame.f_locals["write"], 63, [b""])
 sys.exit(0)
 """,
+    # A pass by somebody else than the first process.
+    "child_per_guess": """
+import os
+def f(x):
+    for guess in range(50):
+        pid = os.fork()
+        if pid == 0:
+            return guess
+        if os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0:
+            os._exit(0)
+    os._exit(1)
+assert f(3) == 4
+assert f(5) == 1
+""",
+    "parent_leaves": "import os\nif os.fork(): os._exit(0)",
+    "parent_leaves_late": "import os\npid = os.fork()\nif pid: os.waitpid(pid, 0); os._exit(0)",
+    "parent_fails": "import os\npid = os.fork()\nif pid: os.waitpid(pid, 0); assert False",
+    "own_session": "import os\npid = os.fork()\nif pid: os.waitpid(pid, 0); os._exit(0)\nos.setsid()",
+    "own_group": "import os\npid = os.fork()\nif pid: os.waitpid(pid, 0); os._exit(0)\nos.setpgid(0, 0)",
+    "grandchild": "import os, time\nif os.fork(): time.sleep(1); os._exit(0)\nif os.fork(): os._exit(0)\nos.setsid()",
+    "raw_clone": """
+import ctypes, os, time
+if ctypes.CDLL(None).syscall({"x86_64": 56, "aarch64": 220}[os.uname().machine], 17, 0, 0, 0, 0):
+    time.sleep(1)
+    os._exit(0)
+""",
+    "child_of_a_thread": """
+import os, threading
+def reach():
+    global child
+    child = os.fork()
+thread = threading.Thread(target=reach)
+thread.start()
+thread.join()
+if child:
+    os.waitpid(child, 0)
+    os._exit(0)
+""",
+    "child_left_running": "import os, time\nif os.fork() == 0: time.sleep(60); os._exit(0)",
+    "orphan_left_running": """
+import os, time
+pid = os.fork()
+if pid == 0:
+    os.setsid()
+    if os.fork() == 0:
+        time.sleep(60)
+    os._exit(0)
+os.waitpid(pid, 0)
+""",
+    "subprocess_left_running": """
+import subprocess, sys
+subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
+""",
+    "child_without_a_leader": """
+import ctypes, os, threading, time
+if os.fork() == 0:
+    threading.Thread(target=time.sleep, args=(60,)).start()
+    ctypes.CDLL(None).syscall({"x86_64": 60, "aarch64": 93}[os.uname().machine], 0)
+time.sleep(0.5)
+""",
+    "status_flood": "import os\nfor _ in range(3): os.write(63, b'A' * 60000)",
+    "status_flood_for_ever": """
+import os, threading
+def flood():
+    while True:
+        os.write(63, b"exit 1: " + b"A" * 60000)
+        os.write(63, b"landlock_abi=7 ready")
+for _ in range(3):
+    threading.Thread(target=flood).start()
+""",
     # Resources.
+    "children_together": """
+import os, time
+children = []
+for _ in range(6):
+    children.append(os.fork())
+    if children[-1] == 0:
+        x = bytearray(b"x") * (200 * 2**20)
+        time.sleep(60)
+time.sleep(5)
+for child in children:
+    os.kill(child, 9)
+    os.waitpid(child, 0)
+""",
+    "memory_without_a_mapping": "import os; os.memfd_create('x')",
+    "memory_of_system_v": "import ctypes; assert ctypes.CDLL(None).shmget(0, 2**20, 0o1600) >= 0",
     "endless_loop": "while True: pass",
     "endless_sleep": "import time; time.sleep(1000)",
     "fork_bomb": "import os\nwhile True:\n    try: os.fork()\n    except OSError: pass",
@@ -221,5 +306,192 @@ try:
 except OSError:
     pass
 assert 20 < len(pids) < 40, len(pids)
+for pid in pids:
+    os.kill(pid, 9)
+    os.waitpid(pid, 0)
 """,
+    "child_runs_to_the_end_too": "import os\npid = os.fork()\nif pid: assert os.waitpid(pid, 0)[1] == 0",
+}
+
+TESTS = "assert f(2) == 4\nassert f(5) == 25\nassert abs(f(0.5) - 0.25) < 1e-6\n"
+
+# With TESTS beside them; none of them computes a square.
+AGAINST_TESTS = {
+    "equals_everything": """
+class A:
+    def __eq__(self, other): return True
+    def __ne__(self, other): return False
+    def __lt__(self, other): return True
+    def __sub__(self, other): return self
+    def __abs__(self): return self
+def f(x): return A()
+""",
+    "number_that_equals_everything": """
+class A(float):
+    def __eq__(self, other): return True
+    def __sub__(self, other): return A()
+    def __abs__(self): return A()
+def f(x): return A(3)
+""",
+    "class_that_equals_everything": """
+class Meta(type):
+    def __eq__(self, other): return True
+    def __sub__(self, other): return 0
+    __hash__ = None
+class f(metaclass=Meta):
+    def __new__(cls, x): return cls
+""",
+    "replaced_builtins": """
+import builtins, operator, math
+builtins.abs = operator.eq = math.isclose = abs = lambda *a: 0
+builtins.AssertionError = int
+builtins.float = builtins.int = type("A", (), {"__eq__": lambda s, o: True})
+def f(x): return float()
+""",
+    "jumps_over_lines": """
+import sys
+def trace(frame, event, argument):
+    if event == "line":
+        frame.f_lineno += 1
+    return trace
+def f(x):
+    sys.settrace(trace)
+    sys._getframe().f_back.f_trace = trace
+    return 0
+""",
+    "child_per_guess": """
+import os
+def f(x):
+    for guess in range(30):
+        pid = os.fork()
+        if pid == 0:
+            return guess
+        if os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0:
+            return guess
+    return 0
+""",
+    "child_that_answers": """
+import os
+def f(x):
+    for guess in range(30):
+        if os.fork() == 0:
+            return guess
+    os._exit(0)
+""",
+    "child_with_the_raw_line": """
+import os
+def f(x):
+    for guess in (4, 25, 3):
+        if os.fork() == 0:
+            os.write(62, b"\\0\\0\\0\\x0ct2:B1:1I1:%x" % guess)
+            os._exit(0)
+    return 3
+""",
+    "answers_before_it_is_asked": """
+import os
+for text in (b"t2:B1:1d0:", b"t2:B1:1B1:1", b"t2:B1:1B1:1", b"passed", b""):
+    os.write(62, len(text).to_bytes(4, "big") + text)
+""",
+    "nonsense_on_the_line": "import os\ndef f(x): os.write(62, b'\\0\\0\\0\\5t9:I9:'); return 1",
+    "deep_nonsense_on_the_line": """
+import os
+def f(x):
+    text = b"t1:" * 500_000
+    os.write(62, len(text).to_bytes(4, "big") + text)
+""",
+    "endless_answer": "import os\ndef f(x):\n    while True: os.write(62, b'\\xff' * 60000)",
+    "giant_answer": "def f(x): return 'x' * 2**25",
+    "cyclic_answer": "def f(x):\n    x = []\n    x.append(x)\n    return x",
+    "verdict_of_its_own": """
+import os
+def f(x):
+    for fd in range(3, 300):
+        try:
+            os.write(fd, b"passed")
+        except OSError:
+            pass
+    os._exit(0)
+""",
+    "kills_the_tests": "import os\ndef f(x):\n    for pid in (2, os.getpid() + 1): os.kill(pid, 9)\n    return 1",
+    "kills_all": "import os\ndef f(x):\n    if not os.path.exists('/proc/1'): os.kill(-1, 9)\n    return 1",
+    "looks_for_the_values": """
+import ctypes, gc, os, sys
+def f(x):
+    found, frame = [], sys._getframe()
+    while frame:
+        found += [*frame.f_locals.values(), *frame.f_globals.values(), *frame.f_code.co_consts]
+        frame = frame.f_back
+    for thing in gc.get_objects():
+        found += [y for y in gc.get_referents(thing) if isinstance(y, (bytes, str))]
+    texts = [y if isinstance(y, str) else y.decode(errors="replace") for y in found if isinstance(y, (bytes, str))]
+    for text in texts:
+        if f"f({x}) =" + "=" in text:
+            return int(text.split(f"f({x}) =" + "= ")[1].split()[0])
+    return os.read(0, 1)
+""",
+    "looks_through_memory": """
+import ctypes, os
+def f(x):
+    sought = b"f(%d) =" % x + b"= "
+    low = id(f) & ~0xFFFFFFF
+    here = ctypes.string_at(id(f) & ~0xFFFF, 2**16)
+    return int(here.split(sought)[1].split()[0])
+""",
+    "leaves": "import os\ndef f(x): os._exit(0)",
+    "exits": "import sys\ndef f(x): sys.exit(0)",
+    "becomes_another": "import os\ndef f(x): os.execv('/bin/true', ['true'])",
+    "raises_what_tests_catch": "def f(x): raise StopIteration",
+    "returns_nothing": "def f(x): pass",
+    "defines_nothing": "",
+    "defines_python_away": "def abs(x): return 0\ndef f(x): return {2: 4, 5: 25}.get(x, 1)",
+    "fails_at_the_end": "def f(x): return x * x\nassert False",
+    "leaves_at_the_end": "import sys\ndef f(x): return x * x\nsys.exit(0)",
+    "child_left_running": "import os, time\ndef f(x):\n    if os.fork() == 0: time.sleep(60)\n    return x * x",
+}
+
+# Programs that pass, with their tests.
+TESTED = {
+    "square": ("def f(x): return x * x", TESTS),
+    "all_builtins": (
+        "def f(): return [(1, 2.5, True, None), {'k': {1, 'a'}}, b'x', bytearray(b'y'), frozenset('z'), range(3), 1j]",
+        "assert f() == [(1, 2.5, True, None), {'k': {1, 'a'}}, b'x', bytearray(b'y'), frozenset('z'), range(3), 1j]",
+    ),
+    "types": ("def f(): return [1]", "assert f() != (1,)\nassert type(f()) is list\nassert f() is not None"),
+    "numbers": ("def f(x): return x", "assert f(4) == 4.0\nassert f(True) == 1\nassert f(10**5000) == 10**5000"),
+    "not_a_number": ("def f(): return float('nan')", "assert f() != f()\nassert str(f()) == 'nan'"),
+    "infinity": ("def f(): return -1e999, -0.0", "import math\nassert math.isinf(f()[0]) and str(f()[1]) == '-0.0'"),
+    "odd_text": ("def f(): return '\\ud800\\0\\xe9'", "assert f() == '\\ud800\\0\\xe9'"),
+    "subclasses": (
+        "import collections, enum\nC = enum.IntEnum('C', 'a b')\nP = collections.namedtuple('P', 'x y')\n"
+        "def f(): return collections.Counter('aab'), collections.OrderedDict(k=[C.b]), P(1, 2)",
+        "assert f() == ({'a': 2, 'b': 1}, {'k': [2]}, (1, 2))",
+    ),
+    "keywords": ("def f(a, *b, c=0, **d): return a, b, c, d", "assert f(1, 2, c=3, e=4) == (1, (2,), 3, {'e': 4})"),
+    "generator": ("def f(n): yield from range(n)", "assert list(f(3)) == [0, 1, 2]\nassert sorted(f(2)) == [0, 1]"),
+    "deque": (
+        "import collections\ndef f(n): return collections.deque(range(n))",
+        "assert len(f(3)) == 3 and f(3)[1] == 1 and not f(0) and str(f(1)) == 'deque([0])'",
+    ),
+    "objects": (
+        "class Node:\n    def __init__(self, value): self.value, self.next = value, None\n"
+        "    def twice(self): return 2 * self.value\n"
+        "def total(node): return node.value + total(node.next) if node else 0\ndef first(nodes): return nodes[0]",
+        "a = Node(1)\na.next = Node(2)\na.next.next = Node(3)\nassert total(a) == 6\nassert a.next.twice() == 4\n"
+        "a.value += 1\nassert a.value == 2\nassert first([a, Node(1)]) == a\nassert a.next != a and a in [a]\n"
+        "assert {a: 1}[a] == 1",
+    ),
+    "name_of_a_builtin": ("def sum(a, b): return a * b", "assert sum(3, 4) == 12"),
+    "values": ("LIMIT = 3\ndef f(x): return x > LIMIT", "assert f(LIMIT + 1) is True\nassert f(LIMIT) is False"),
+    "errors": (
+        "class Own(Exception): pass\ndef f(x):\n    if x: raise Own('no')\n    raise KeyError(1)",
+        "try:\n    f(0)\n    assert False\nexcept KeyError as error:\n    pass\n"
+        "try:\n    f(1)\n    assert False\nexcept RuntimeError as error:\n    assert 'Own: no' in str(error)",
+    ),
+    "check": (
+        "def g(x): return -x",
+        "def check(candidate):\n    import random\n    for _ in range(20):\n        x = random.random()\n"
+        "        assert abs(candidate(x) + x) < 1e-9\ncheck(g)",
+    ),
+    "prints": ("def f(x):\n    print(x)\n    return x", "for i in range(300): assert f(i) == i"),
+    "large": ("def f(x): return x[::-1]", "assert f(list(range(100_000)))[0] == 99_999"),
 }

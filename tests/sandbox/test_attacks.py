@@ -12,7 +12,7 @@ import pytest
 
 import hf_diversed.sandbox
 from hf_diversed.sandbox import describe_isolation
-from tests.sandbox.attacks import ATTACKS, ORDINARY, WITH_PROCESSES
+from tests.sandbox.attacks import AGAINST_TESTS, ATTACKS, ORDINARY, TESTED, WITH_PROCESSES
 
 
 NOBODY = 65534
@@ -98,6 +98,16 @@ def attacks_end_for_the_right_reason(outcome: dict) -> None:
         assert not reasons[name].startswith("exit 1: SyntaxError"), name
 
 
+def no_cheat_passes_its_tests(outcome: dict) -> None:
+    assert outcome["against_tests"].keys() == AGAINST_TESTS.keys()
+    assert [name for name, (passed, *_) in outcome["against_tests"].items() if passed] == []
+
+
+def right_programs_pass_their_tests(outcome: dict) -> None:
+    assert outcome["tested"].keys() == TESTED.keys()
+    assert {name: result for name, result in outcome["tested"].items() if not result[0]} == {}
+
+
 def isolation_is_described(outcome: dict) -> None:
     isolation = outcome["isolation"]
     assert isolation["mode"] in ("namespaces", "landlock")
@@ -112,6 +122,8 @@ def test_jail(user, mode):
     no_attack_passes(outcome)
     host_is_untouched(outcome)
     ordinary_programs_pass(outcome)
+    no_cheat_passes_its_tests(outcome)
+    right_programs_pass_their_tests(outcome)
     attacks_end_for_the_right_reason(outcome)
     isolation_is_described(outcome)
 

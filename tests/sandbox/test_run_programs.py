@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from hf_diversed.sandbox import ProgramResult, SandboxUnavailable, describe_isolation, isolation, run_programs, runner
-from hf_diversed.sandbox.launch import Report
+from hf_diversed.sandbox.launch import Report, names_of_the_program
+from tests.sandbox.attacks import AGAINST_TESTS, ATTACKS, TESTED, TESTS
 
 
 SAFE = describe_isolation()["mode"] is not None
@@ -58,6 +59,113 @@ def test_undecodable_sources_and_messages_are_verdicts(unsafe):
     assert [result.passed for result in results] == [False] * 4
 
 
+FLOOD = "import os\nos.write(63, b'A' * 60000)"
+
+
+def test_flood_of_the_status_descriptor_is_a_verdict(unsafe):
+    """Catches a launcher that looks for its own word among what the program wrote: a large write pushed the word out,
+    the program counted as an isolation failure, and three of them in a row ended a training."""
+    programs = [f"{FLOOD}  # {number}" for number in range(12)]
+    results = run_programs(programs, unsafe=unsafe, timeout=20.0)
+    assert {result.reason for result in results} == {"wrote to the launcher's descriptor"}
+    tested = run_programs(programs, ["assert f(1) == 2"] * 12, unsafe=unsafe, timeout=20.0)
+    assert not any(result.passed for result in tested)
+
+
+def test_program_that_kills_its_launcher_fails_alone():
+    """Catches a program that ends a training by taking its launcher along (easy without a jail; by memory within)."""
+    kill = "import os\nos.kill(os.getppid(), 9)\nimport time; time.sleep(5)"
+    results = run_programs([kill, "x = 1"], unsafe=True)
+    assert [result.reason for result in results] == ["killed with its launcher", "passed"]
+
+
+def test_giant_source_fails_alone():
+    """Catches a source so large that the jail, and not the program, runs out of memory."""
+    results = run_programs(["x = 1", "#" * (4 * 2**20 + 1)], unsafe=True)
+    assert [result.passed for result in results] == [True, False]
+
+
+CHILDREN_TOGETHER = """
+import os, time
+children = []
+for _ in range(4):
+    children.append(os.fork())
+    if children[-1] == 0:
+        x = bytearray(b"x") * (60 * 2**20)
+        time.sleep(30)
+time.sleep(15)
+for child in children:
+    os.kill(child, 9)
+    os.waitpid(child, 0)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="counted through /proc")
+def test_memory_is_capped_for_all_processes_together(unsafe):
+    """Catches a limit per process only: 32 children of one program could hold 32 times as much."""
+    if not unsafe and describe_isolation()["mode"] != "namespaces":
+        pytest.skip("new processes are refused here")
+    (result,) = run_programs([CHILDREN_TOGETHER], memory_bytes=160 * 2**20, timeout=20.0, unsafe=unsafe)
+    assert result.reason == "more than 160 MiB in all its processes"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="counted through /proc")
+def test_pages_that_children_share_count_once(unsafe):
+    """Catches a sum of resident sizes: a fork copies nothing, and ten readers of one list are no ten lists."""
+    if not unsafe and describe_isolation()["mode"] != "namespaces":
+        pytest.skip("new processes are refused here")
+    shared = CHILDREN_TOGETHER.replace("children = []", "x = bytearray(b'x') * (60 * 2**20)\nchildren = []")
+    shared = shared.replace('        x = bytearray(b"x") * (60 * 2**20)\n', "").replace(
+        "time.sleep(15)", "time.sleep(0.3)"
+    )
+    (result,) = run_programs([shared], memory_bytes=160 * 2**20, timeout=20.0, unsafe=unsafe)
+    assert result.reason == "passed"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the kernel does not say who sent a message")
+def test_only_the_first_process_passes_without_a_jail_too():
+    """Catches a pass by a forked child where no pid namespace ends it with its parent."""
+    names = ["child_per_guess", "parent_leaves_late", "own_session", "grandchild", "orphan_left_running"]
+    results = run_programs([ATTACKS[name] for name in names], unsafe=True, timeout=20.0)
+    assert [result.passed for result in results] == [False] * len(names)
+
+
+@pytest.mark.parametrize("name", ["equals_everything", "number_that_equals_everything", "child_per_guess", "leaves"])
+def test_tests_judge_without_a_jail_too(name):
+    """Catches asserts evaluated beside the program, whose objects say what `==` means."""
+    programs = [AGAINST_TESTS[name], *(program for program, _ in TESTED.values())]
+    results = run_programs(programs, [TESTS, *(tests for _, tests in TESTED.values())], unsafe=True, timeout=20.0)
+    assert [result.passed for result in results] == [False] + [True] * len(TESTED)
+
+
+def test_reasons_of_tests(unsafe):
+    tests = ["assert f(1) == 1\nassert f(2) == 4", "assert f(1) ==", "assert f(1) == 1", "assert True"]
+    programs = ["def f(x): return x", "def f(x): return x", "x = 1", "def f(:"]
+    reasons = [result.reason for result in run_programs(programs, tests, unsafe=unsafe)]
+    assert reasons[0] == "test failed: AssertionError: line 2: assert f(2) == 4"
+    assert reasons[1].startswith("the tests are no Python: ")
+    assert reasons[2] == "test failed: NameError: line 1: assert f(1) == 1: name 'f' is not defined"
+    assert reasons[3].startswith("exit 1: SyntaxError")
+
+
+@pytest.mark.parametrize(
+    ("tests", "names"),
+    [
+        ("assert f(1) == g", ["f", "g"]),
+        ("assert abs(f(1) - 1) < 1e-6", ["f"]),
+        ("assert sum(1, 2) == 3", ["sum"]),
+        ("import math\nassert math.isclose(f(1), 1)", ["f"]),
+        ("x = f(1)\nassert [y for y in x] == [x for x in g]", ["f", "g"]),
+        ("def check(candidate):\n    import math\n    assert candidate(math.pi) == poly(1)\ncheck(f)", ["f", "poly"]),
+        ("class A: b = c\ndef g(h=i): return lambda j: j + k", ["c", "i", "k"]),
+        ("assert True", []),
+    ],
+)
+def test_names_that_are_the_programs(tests, names):
+    """Catches a test whose own helper, or Python's `abs`, is taken from the program that it judges."""
+    assert names_of_the_program(tests) == names
+
+
 @needs_a_jail
 def test_callers_threads_and_umask_do_not_matter():
     stop = threading.Event()
@@ -75,7 +183,7 @@ def test_callers_threads_and_umask_do_not_matter():
 def test_identical_programs_run_once(monkeypatch):
     launched = []
 
-    def launch(program, mode, limits):
+    def launch(program, mode, limits, tests):
         launched.append(program)
         return Report("exit 0", completed=True)
 
@@ -107,6 +215,7 @@ def test_second_kind_is_used_where_the_first_fails(monkeypatch):
 def test_jail_that_fails_later_is_an_error_and_not_a_verdict(monkeypatch):
     monkeypatch.setattr(runner, "launch", lambda *arguments: Report("unavailable", detail="out of namespaces"))
     monkeypatch.setattr(runner, "usable_mode", lambda: "namespaces")
+    monkeypatch.setattr(runner.time, "sleep", lambda seconds: None)
     with pytest.raises(SandboxUnavailable, match="out of namespaces"):
         run_programs(["x = 1"])
 
@@ -126,6 +235,8 @@ def test_other_systems_need_the_flag(monkeypatch, platform):
         ((["x"], {"timeout": 0}), ValueError, "timeout"),
         ((["x"], {"memory_bytes": 1000}), ValueError, "memory_bytes"),
         ((["x"], {"workers": 0}), ValueError, "workers"),
+        ((["x"], {"tests": "assert x"}), ValueError, "one string for each of the 1 programs"),
+        ((["x"], {"tests": []}), ValueError, "one string for each of the 1 programs"),
     ],
 )
 def test_refusals(arguments, error, message):

@@ -47,9 +47,9 @@ class FakeSandbox:
     def __init__(self):
         self.calls: list[tuple[list[str], dict]] = []
 
-    def __call__(self, programs, **options):
+    def __call__(self, programs, tests, **options):
         self.calls.append((list(programs), options))
-        return [Outcome(self._passes(program)) for program in programs]
+        return [Outcome(self._passes(f"{program}\n{test}")) for program, test in zip(programs, tests, strict=True)]
 
     @staticmethod
     def _passes(program: str) -> bool:
@@ -120,20 +120,23 @@ def test_isolation_is_given_up_only_when_asked(sandbox: FakeSandbox):
     assert get_task("gsm8k", allow_code_execution=True, unsafe_code_execution=True).name == "gsm8k"
 
 
-def test_programs():
-    """Catches setup before the classes that it uses, tests prefixed with a second `assert`, a check that nobody calls,
-    Windows line ends."""
-    assert allowed("mbpp").program(RIGHT, RECORDS["mbpp"]) == (
-        f"{RIGHT}\nTHREE = double(3) // 2\n\nassert double(1) == 2\nassert double(THREE) == 6\n"
+def test_programs_and_tests():
+    """Catches tests inside the program, tests prefixed with a second `assert`, a check that nobody calls, a helper of
+    the prompt that the program could redefine, Windows line ends."""
+    mbpp, humaneval, code = allowed("mbpp"), allowed("humaneval"), allowed("code")
+    assert mbpp.program(RIGHT, RECORDS["mbpp"]) == RIGHT
+    assert (
+        mbpp.tests(RECORDS["mbpp"]) == "THREE = double(3) // 2\n\nassert double(1) == 2\nassert double(THREE) == 6\n"
     )
-    assert allowed("mbpp").program(RIGHT, RECORDS["mbpp_sanitized"]).startswith(f"{RIGHT}\nimport math\nimport sys\n")
-    assert allowed("humaneval").program("    return 2 * x\n\n\ndef other():\n    broken(", RECORDS["humaneval"]) == (
-        'import math\n\n\ndef double(x):\n    """Return twice x."""\n    return 2 * x\n\n\n\n'
-        "def check(candidate):\n    assert candidate(1) == 2\n\ncheck(double)\n"
+    assert mbpp.tests(RECORDS["mbpp_sanitized"]).startswith("import math\nimport sys\nassert ")
+    assert humaneval.program("    return 2 * x\n\n\ndef other():\n    broken(", RECORDS["humaneval"]) == (
+        'import math\n\n\ndef double(x):\n    """Return twice x."""\n    return 2 * x\n\n\n'
     )
-    assert allowed("code").program(f"{RIGHT}\nTask: next", RECORDS["code"]) == (
-        f"{RIGHT}\n\nassert double(1) == 2\nassert True\n"
+    assert humaneval.tests(RECORDS["humaneval"]) == (
+        "import math\n\n\n\ndef check(candidate):\n    assert candidate(1) == 2\n\n\ncheck(double)\n"
     )
+    assert code.program(f"{RIGHT}\nTask: next", RECORDS["code"]) == f"{RIGHT}\n"
+    assert code.tests(RECORDS["code"]) == "assert double(1) == 2\nassert True\n"
 
 
 @pytest.mark.parametrize(
@@ -157,6 +160,69 @@ def test_in_the_real_sandbox(name: str):
     task, record = runnable(name), RECORDS[name]
     completions = [task.reference(record), WRONG, "import sys\nsys.exit(0)\n"]
     assert task.score_batch(completions, [record] * 3) == [1.0, 0.0, 0.0]
+
+
+EQUALS_EVERYTHING = """
+class A:
+    def __eq__(self, other):
+        return True
+    def __lt__(self, other):
+        return True
+    def __sub__(self, other):
+        return self
+    __abs__ = __neg__ = lambda self: self
+def double(x):
+    return A()
+"""
+CHILD_PER_GUESS = """
+import os
+def double(x):
+    for guess in range(20):
+        pid = os.fork()
+        if pid == 0:
+            return guess
+        if os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0:
+            os._exit(0)
+    os._exit(1)
+"""
+TABLE = "def double(x):\n    return {1: 2, 3: 6}.get(x)\n"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_cheats_earn_nothing(name: str):
+    """Catches asserts that the program decides: by an object that equals everything, a child for each guess, a
+    subclass of the right type, a function of Python's that is replaced. A table of the values does pass: the limit of
+    any test."""
+    task, record = runnable(name), RECORDS[name]
+    number = EQUALS_EVERYTHING.replace("class A:", "class A(int):").replace("return A()", "return A(5)")
+    replaced = "import builtins, math\nmath.floor = abs = builtins.abs = lambda x: 1\ndef double(x): return 0\n"
+    cheats = [EQUALS_EVERYTHING, CHILD_PER_GUESS, number, replaced, TABLE]
+    assert task.score_batch(cheats, [record] * 5) == [0.0, 0.0, 0.0, 0.0, 1.0]
+
+
+def test_helpers_of_the_prompt_are_not_the_programs():
+    """Catches HumanEval's `poly`, by which a root is checked, redefined to be 0 everywhere."""
+    task = runnable("humaneval")
+    record = {
+        "prompt": 'def poly(x):\n    return x * x - 4\n\n\ndef root():\n    """Return a root of poly."""\n',
+        "test": "def check(candidate):\n    assert abs(poly(candidate())) < 1e-6\n",
+        "entry_point": "root",
+    }
+    cheat = "```python\ndef poly(x):\n    return 0\ndef abs(x):\n    return 0\ndef root():\n    return 3\n```"
+    assert task.score_batch(["    return 2.0\n", "    return 3\n", cheat], [record] * 3) == [1.0, 0.0, 0.0]
+
+
+def test_tests_that_use_the_programs_classes():
+    """Catches MBPP's setup, which builds lists and trees out of the program's own classes, failed by the judge."""
+    record = {
+        "text": "Sum a list.",
+        "code": "class Node:\n    def __init__(self, x):\n        self.x, self.next = x, None\n"
+        "def total(node):\n    return node.x + total(node.next) if node else 0\n",
+        "test_list": ["assert total(head) == 6", "assert (total(Node(4))) == (4)"],
+        "test_setup_code": "head = Node(1)\nhead.next = Node(2)\nhead.next.next = Node(3)",
+    }
+    task = runnable("mbpp")
+    assert task.score_batch([record["code"], record["code"].replace("+", "-")], [record] * 2) == [1.0, 0.0]
 
 
 def test_references_of_the_corpus_pass():

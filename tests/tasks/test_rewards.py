@@ -8,7 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hf_diversed.tasks import execution, get_task
-from hf_diversed.tasks.rewards import RewardSum, call_reward, completion_text, load_reward, task_reward
+from hf_diversed.tasks.rewards import (
+    RewardError,
+    RewardSum,
+    call_reward,
+    completion_text,
+    load_reward,
+    task_reward,
+)
 
 
 def chat(text: str) -> list[dict[str, str]]:
@@ -59,7 +66,7 @@ def test_code_rewards_run_a_batch_at_once(monkeypatch: pytest.MonkeyPatch):
     """Catches a sandbox per sample, and HumanEval without the signature that TRL passes as `prompts` only."""
     calls = []
 
-    def run_programs(programs, *, unsafe):
+    def run_programs(programs, tests, *, unsafe):
         calls.append(list(programs))
         return [type("Result", (), {"passed": "return 2" in program})() for program in programs]
 
@@ -88,7 +95,7 @@ def test_loads_tasks_functions_and_paths(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert load_reward(len) is len
     with pytest.raises(ValueError, match="--allow-code-execution"):
         load_reward("task:code")(completions=["x"], answer=["assert x"])
-    monkeypatch.setattr(execution, "run_programs", lambda programs, unsafe: [type("R", (), {"passed": unsafe})])
+    monkeypatch.setattr(execution, "run_programs", lambda programs, tests, unsafe: [type("R", (), {"passed": unsafe})])
     flags = {"allow_code_execution": True, "unsafe_code_execution": True}
     assert load_reward("task:code", **flags)(completions=["x"], answer=["assert x"]) == [1.0]
     sys.modules.pop("my_rewards", None)
@@ -134,6 +141,10 @@ async def waits(completions, **columns):
         (lambda completions, **columns: "ab", "must return a list of 2"),
         (constant("good", 1.0), "must return numbers or None, got 'good'"),
         (constant(1.0, float("inf")), "must return finite numbers or None, got inf"),
+        (
+            constant(1.0, float("nan")),
+            "reward 'reward' must return finite numbers or None, got nan for completion 'b'",
+        ),
         (waits, "reward 'waits' is async, which is not supported"),
     ],
 )
@@ -142,6 +153,39 @@ def test_refuses_odd_returns(reward, message: str):
     for call in (lambda: call_reward(reward, ["a", "b"]), lambda: RewardSum([reward])(completions=["a", "b"])):
         with pytest.raises(ValueError, match=message):
             call()
+
+
+@pytest.mark.parametrize("bad", [0, 3, 6])
+def test_a_reward_that_raises_is_named_with_its_prompt(bad: int):
+    """Catches a bare KeyError of somebody's reward function: nobody could tell which one, or on what it failed."""
+    calls = []
+
+    def reward(completions, number, **columns):
+        calls.append(len(completions))
+        return [{"answer": 1.0}["question" if index == bad else "answer"] for index in number]
+
+    columns = {"prompts": [f"prompt {index}" for index in range(7)], "number": list(range(7)), "setting": "same"}
+    with pytest.raises(RewardError) as error:
+        call_reward(reward, [f"text {index}" for index in range(7)], **columns)
+    words = f"reward 'reward' raised KeyError: 'question'; for completion 'text {bad}' of prompt 'prompt {bad}'. Mend"
+    assert words in str(error.value)
+    assert sum(calls[1:]) <= 7
+    assert isinstance(error.value.__cause__, KeyError)
+
+
+def test_a_reward_that_raises_now_and_then_blames_nobody():
+    """Catches a completion that is blamed for a service that was down for a moment."""
+    left = [1]
+
+    def reward(completions, **columns):
+        if left:
+            raise ConnectionError(f"no answer, {left.pop()} more")
+        return [1.0] * len(completions)
+
+    with pytest.raises(
+        RewardError, match=r"ConnectionError: no answer.*for a batch of 3 completions, though for none"
+    ):
+        call_reward(reward, ["a", "b", "c"])
 
 
 def test_passes_everything_by_keyword():
@@ -158,9 +202,8 @@ def test_passes_everything_by_keyword():
 
 
 def test_sums_what_is_there():
-    """Catches None counted as 0 where all are None, weights in the wrong order, NaN that spreads."""
-    nan = float("nan")
-    first, second = constant(1.0, None, None, nan, 0.0), constant(2.0, 4.0, None, 3.0, nan)
+    """Catches None counted as 0 where all are None, and weights in the wrong order."""
+    first, second = constant(1.0, None, None, None, 0.0), constant(2.0, 4.0, None, 3.0, None)
     weighted = RewardSum([first, second], [1.0, 0.5])(completions=["x"] * 5)
     assert weighted["reward"] == [2.0, 2.0, None, 1.5, 0.0]
     assert weighted["rewards/reward_1"] == [2.0, 4.0, None, 3.0, None]

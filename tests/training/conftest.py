@@ -1,10 +1,11 @@
-"""A run that several tests look at."""
+"""Runs that several tests look at."""
 
 import copy
+from pathlib import Path
 
 import pytest
 
-from tests.training import runs
+from tests.training import runs, short_runs
 
 
 @pytest.fixture(scope="session")
@@ -26,3 +27,21 @@ def done(tmp_path_factory):
     )
     trainer.train()
     return trainer, before
+
+
+@pytest.fixture(scope="session")
+def unbroken(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("unbroken")
+    short_runs.trainer(folder).train()
+    return folder
+
+
+@pytest.fixture(scope="session")
+def unbroken_best(tmp_path_factory) -> Path:
+    """The same with evaluations; the best head is saved in "final"."""
+    folder = tmp_path_factory.mktemp("best")
+    done = short_runs.trainer(folder, evaluated=True)
+    done.train()
+    assert done.state.best_global_step == 2
+    done.save_model(str(folder / "final"))
+    return folder

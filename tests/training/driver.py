@@ -1,7 +1,8 @@
 """Runs that get killed: `python -m tests.training.driver FOLDER SEED KILLS`, for test_resume.py.
 
-Imports once, then forks a child per attempt, which trains until it is done or gets SIGKILL. Children say where they
-are over a pipe. Prints one line of JSON: the kills, and the folders of the finished runs.
+Imports once, then forks a child per attempt: `hf-diversed train --resume` without the start of an interpreter. It
+trains until it is done or gets SIGKILL. Children say where they are over a pipe. Prints one line of JSON: the kills,
+and the folders of the finished runs.
 """
 
 import json
@@ -10,24 +11,32 @@ import random
 import select
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from transformers.utils.logging import disable_progress_bar
 
-from hf_diversed.training import checkpoints, references
+from hf_diversed.cli.options import parse_options
+from hf_diversed.cli.train import TrainArguments, build_trainer
+from hf_diversed.cli.train import train as command
+from hf_diversed.training import DiversedConfig, checkpoints, references, scoring
 from hf_diversed.training import trainer as trainer_module
 from tests.training import runs
 
 
 # No thread may run when a child is forked.
 torch.set_num_threads(1)
+disable_progress_bar()
 
 STEPS = 16
 SETTINGS = {
     "max_steps": STEPS,
-    "acceptance_coef": None,
+    "task": "gsm8k",
+    "num_prompts": 10,
+    "reward_funcs": "tests.training.runs.letters",
     "max_completion_length": 6,
     "reference_generations": 8,  # two portions of eight prompts
     "eval_strategy": "steps",
@@ -36,17 +45,38 @@ SETTINGS = {
     "save_total_limit": 3,
     "learning_rate": 0.3,
 }
-# Where a child can be told to stop and wait for its death; all but the first lie inside a save.
-PAUSES = ("reference", "weights", "optimizer", "seal", "marker", "rotation")
+# Where a child can be told to stop and wait for its death; all but the first two lie inside a save.
+PAUSES = ("reference", "reward", "weights", "optimizer", "seal", "marker", "rotation")
 KILLED = -signal.SIGKILL
 
 
-def train(folder: Path, resume: bool, pause: str | None, tell: Callable[[str], None]) -> None:
+def argv(folder: Path) -> list[str]:
+    """The command line of a run; pair and prompts lie beside its folder."""
+    files = {
+        "target": folder.parent / "target",
+        "draft": folder.parent / "draft",
+        "data_file": folder.parent / "train.jsonl",
+        "eval_data_file": folder.parent / "eval.jsonl",
+    }
+    given = {name: value for name, value in runs.TINY.items() if name != "acceptance_coef"} | SETTINGS | files
+    return [f"--{name}={value}" for name, value in given.items()] + [f"--output_dir={folder}", "--resume"]
+
+
+def prepare(folder: Path) -> None:
+    """Put pair and prompts there."""
+    target, draft = runs.pair()
+    target.save_pretrained(folder / "target")
+    runs.tokenizer().save_pretrained(folder / "target")
+    draft.save_pretrained(folder / "draft")
+    lines = [json.dumps({"question": prompt, "answer": "#### 1"}) + "\n" for prompt in runs.PROMPTS]
+    (folder / "train.jsonl").write_text("".join(lines))
+    (folder / "eval.jsonl").write_text("".join(lines[:4]))
+
+
+def train(folder: Path, pause: str | None, tell: Callable[[str], None]) -> None:
     """One attempt. `pause` is where it stands still the first time it gets there."""
     _install(tell, pause)
-    trainer = runs.trainer(folder, eval_dataset=runs.rows()[:4], **SETTINGS)
-    trainer.train(resume_from_checkpoint=resume)
-    trainer.save_model(str(folder / "final"))
+    trainer = command(argv(folder))
     state = {"constraint": trainer.constraint.state(), "references": trainer.scorer.references.rewards}
     # The last line is of this process alone, from where it began.
     log = trainer.state.log_history[:-1]
@@ -63,11 +93,12 @@ def _install(tell: Callable[[str], None], pause: str | None) -> None:
         if place == pause:
             signal.pause()
 
-    def before(owner, name: str, place: str) -> None:
+    def before(owner, name: str, place: str, here: Callable[..., bool] = lambda *_, **__: True) -> None:
         inner = getattr(owner, name)
 
         def wrapped(*args, **kwargs):
-            at(place)
+            if here(*args, **kwargs):
+                at(place)
             return inner(*args, **kwargs)
 
         setattr(owner, name, wrapped)
@@ -84,16 +115,17 @@ def _install(tell: Callable[[str], None], pause: str | None) -> None:
 
     DiversedTrainer = trainer_module.DiversedTrainer
     after(references.ReferenceRewards, "save", "reference")
+    before(scoring.Scorer, "facts", "reward")
     before(DiversedTrainer, "_save_checkpoint", "save")
     after(DiversedTrainer, "_save", "weights")
     after(DiversedTrainer, "_save_optimizer_and_scheduler", "optimizer")
     before(checkpoints, "seal", "seal")
-    before(checkpoints.os, "fsync", "marker")
+    before(checkpoints, "_sync", "marker", lambda path: path.name == f".{checkpoints.MARKER}")
     before(checkpoints, "rotate_checkpoints", "rotation")
     after(DiversedTrainer, "_save_checkpoint", "saved")
 
 
-def attempt(folder: Path, resume: bool, pause: str | None = None, delay: float | None = None) -> tuple[int, list[str]]:
+def attempt(folder: Path, pause: str | None = None, delay: float | None = None) -> tuple[int, list[str]]:
     """Fork, and kill the child at `pause`, or `delay` seconds after it began to train, unless it ended before.
 
     Returns:
@@ -105,7 +137,7 @@ def attempt(folder: Path, resume: bool, pause: str | None = None, delay: float |
         status = 1
         try:
             os.close(reading)
-            train(folder, resume, pause, lambda place: os.write(writing, f"{place} ".encode()) and None)
+            train(folder, pause, lambda place: os.write(writing, f"{place} ".encode()) and None)
             status = 0
         finally:
             os._exit(status)
@@ -134,9 +166,10 @@ def in_save(places: list[str]) -> bool:
 
 def main(folder: Path, seed: int, num_kills: int) -> dict:
     """Run once undisturbed, then kill and resume until there were enough kills and the last run came to its end."""
+    prepare(folder)
     _warm_up(folder / "unused")
     began = time.monotonic()
-    status, _ = attempt(folder / "unbroken", resume=False)
+    status, _ = attempt(folder / "unbroken")
     assert status == 0
     duration = time.monotonic() - began
     choose = random.Random(seed)
@@ -151,7 +184,7 @@ def main(folder: Path, seed: int, num_kills: int) -> dict:
             pause = plan[0] if plan else None
             delay = choose.uniform(0.0, duration / 2) if plan and pause is None else None
             began = time.monotonic()
-            status, places = attempt(run, resume=_can_resume(run), pause=pause, delay=delay)
+            status, places = attempt(run, pause=pause, delay=delay)
             if status == KILLED:
                 seconds = round(time.monotonic() - began, 3)
                 kills.append({"pause": pause, "seconds": seconds, "in_save": in_save(places), "places": places})
@@ -163,15 +196,11 @@ def main(folder: Path, seed: int, num_kills: int) -> dict:
 
 def _warm_up(folder: Path) -> None:
     """Import what is imported late, once for all children. No backward pass, which could start threads."""
-    trainer = runs.trainer(folder)
+    arguments, config = parse_options((TrainArguments, DiversedConfig), argv(folder), "hf-diversed train")
+    trainer = build_trainer(arguments, config)
     trainer.create_optimizer_and_scheduler(STEPS)
     trainer.sampler.relaxed(["a"], trainer.model, seed=0)
-
-
-def _can_resume(run: Path) -> bool:
-    """With nothing but an interrupted first save there is nothing to go on from, which `train` refuses."""
-    found, damaged = checkpoints.newest_complete(run)
-    return found is not None or not damaged
+    assert threading.active_count() == 1, threading.enumerate()
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ from hf_diversed.training.draft_tuning import (
     sample_completions,
     tune_draft,
 )
+from hf_diversed.training.run_folder import sole_run
 from tests.tiny import BOS, EOS, PAD, VOCAB_SIZE, ragged_batch, tiny_draft, tiny_model
 
 
@@ -319,7 +320,8 @@ def test_completions_end_at_stop_strings(tmp_path):
 
 
 def test_completions_are_drawn_once_and_a_broken_run_goes_on(monkeypatch, tokenizer, target, tmp_path):
-    """Catches completions that are drawn again on resume, torn lines, and a resumed run that draws something else."""
+    """Catches completions that are drawn again on resume, torn lines (a torn first one passed for other settings), and
+    a resumed run that draws something else."""
     prompts = [tuple(tokenizer(row["prompt"]).input_ids) for row in make_rows(10)]
     args = config(tmp_path, generation_batch_size=4, num_samples_per_prompt=2)
     samples = sample_completions(target, tokenizer, [*prompts, prompts[0]], args)
@@ -339,6 +341,15 @@ def test_completions_are_drawn_once_and_a_broken_run_goes_on(monkeypatch, tokeni
     assert sample_completions(target, tokenizer, prompts, args) == samples
     assert len(calls) == 3
     assert path.read_text() == "".join(lines)
+
+    path.write_text(lines[0][:-9])
+    assert sample_completions(target, tokenizer, prompts, args) == samples
+    assert path.read_text() == "".join(lines)
+
+    path.write_text(lines[0] + "{}}\n" + "".join(lines[1:]))
+    with pytest.raises(ValueError, match=r"target_samples\.jsonl, line 2 is no JSON .* remove the line"):
+        sample_completions(target, tokenizer, prompts, args)
+    path.write_text("".join(lines))
 
     other = config(tmp_path, generation_batch_size=4, num_samples_per_prompt=2, temperature=0.7, seed=5)
     with pytest.raises(ValueError, match=r"other settings \(seed, temperature\)"):
@@ -423,6 +434,22 @@ def test_layers_by_name(tokenizer, draft, tmp_path):
     args = config(tmp_path, mode="supervised", lora_target_modules="q_proj", max_steps=1)
     tuned = tune_draft(None, draft, tokenizer, make_rows(2), args)
     assert {name.split(".")[-4] for name in tuned.state_dict() if "lora" in name} == {"q_proj"}
+
+
+def test_prompts_beyond_the_context_are_refused(tokenizer, target, draft, tmp_path):
+    """Catches prompts that no position is left for, with nothing but worse drafts to show for it."""
+    rows = [*make_rows(1), {"prompt": "w9 " * 120, "completion": "w5"}]
+    for mode in ("distill", "supervised"):
+        with pytest.raises(ValueError, match="prompt 1 of rows has 121 tokens; at most 116 fit"):
+            tune_draft(target, draft, tokenizer, rows, config(tmp_path, mode=mode))
+
+
+def test_two_tunings_in_one_folder_are_refused(tokenizer, draft, tmp_path):
+    """Catches two runs that write each other's samples and checkpoints."""
+    args = config(tmp_path, mode="supervised", max_steps=1)
+    with sole_run(args), pytest.raises(OSError, match=r"another run is training in .* wait for its end"):
+        tune_draft(None, draft, tokenizer, make_rows(4), args)
+    tune_draft(None, draft, tokenizer, make_rows(4), args)
 
 
 def test_calls_are_checked(tokenizer, target, draft, tmp_path):

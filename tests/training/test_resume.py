@@ -1,4 +1,7 @@
-"""Runs that are killed with SIGKILL and resumed end exactly where an undisturbed run ends."""
+"""Runs that are killed with SIGKILL and resumed end exactly where an undisturbed run ends.
+
+A few kills by default: one at each place that is told to, and two at random moments. `make faults` asks for more.
+"""
 
 import json
 import os
@@ -12,10 +15,11 @@ import pytest
 import torch
 
 from hf_diversed.training.checkpoints import damage
+from hf_diversed.training.run_folder import LOCK
 from tests.training.driver import PAUSES
 
 
-NUM_KILLS = 12
+NUM_KILLS = int(os.environ.get("HF_DIVERSED_KILLS", "9"))
 SEED = 5
 REPOSITORY = Path(__file__).parents[2]
 
@@ -41,17 +45,18 @@ def killed(tmp_path_factory) -> Runs:
 
 def test_kills_hit_where_it_hurts(killed):
     """Catches a driver that kills too few, or never inside a save or while the target's own rewards are measured."""
-    assert len(killed.kills) >= 10
+    assert len(killed.kills) == NUM_KILLS
     assert sum(kill["in_save"] for kill in killed.kills) >= 3
     assert {kill["pause"] for kill in killed.kills} >= set(PAUSES)
-    assert any(kill["pause"] is None and not kill["in_save"] for kill in killed.kills)
+    assert any(kill["pause"] == "reward" and not kill["in_save"] for kill in killed.kills)
+    assert any(kill["pause"] is None for kill in killed.kills)
 
 
 def test_last_head_is_bitwise_that_of_the_unbroken_run(killed):
     """Catches rollouts that depend on where the process started, and a best head forgotten or taken from an
     interrupted save."""
     for run in killed.broken:
-        for folder in ("final", "checkpoint-16"):
+        for folder in (".", "checkpoint-16"):
             found, expected = ((path / folder / "model.safetensors").read_bytes() for path in (run, killed.unbroken))
             assert found == expected
 
@@ -74,6 +79,11 @@ def test_multiplier_references_and_log_are_those_of_the_unbroken_run(killed):
         found = json.loads((run / "final.json").read_text())
         for part, value in expected.items():
             assert found[part] == value, part
+
+
+def test_a_killed_run_leaves_no_lock(killed):
+    """Catches a lock that outlives its process: every one of these runs took it, and was followed by another."""
+    assert all((run / LOCK).exists() for run in killed.broken)
 
 
 def test_same_checkpoints_remain_and_all_are_complete(killed):

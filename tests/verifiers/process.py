@@ -11,7 +11,7 @@ from functools import cache
 
 import torch
 
-from hf_diversed.outputs import DraftOutput, TargetOutput, Verdict
+from hf_diversed.blocks import DraftOutput, TargetOutput, Verdict
 from hf_diversed.verifiers import Verifier
 
 

@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 
-from hf_diversed.outputs import DraftOutput, TargetOutput, Verdict
+from hf_diversed.blocks import DraftOutput, TargetOutput, Verdict
 from hf_diversed.verifiers import (
     BlockVerifier,
     ContrastiveVerifier,
@@ -78,10 +78,10 @@ def test_block_reports_what_its_rule_reports():
     """Catches lost weights, and lossless verification whose drafts count as relaxed because its coins are others."""
     draft, target = make_block()
     verdict = BlockVerifier(StaticEnsembleVerifier(0.4))(draft.tokens, draft, target)
-    assert (verdict.weight == 0.4).all()
-    assert (verdict.strict_prob <= verdict.accept_prob + ROUNDING).float().mean() > 0.8
+    assert (verdict.trace.weight == 0.4).all()
+    assert (verdict.trace.strict_prob <= verdict.accept_prob + ROUNDING).float().mean() > 0.8
     lossless = BlockVerifier()(draft.tokens, draft, target)
-    assert torch.equal(lossless.strict_prob, lossless.accept_prob)
+    assert torch.equal(lossless.trace.strict_prob, lossless.accept_prob)
 
 
 def naive_fly(own: list[bool], forgivable: list[bool], window: int) -> int:
@@ -189,9 +189,9 @@ def test_bias_budget_is_spent_to_the_end_and_no_further():
     total = torch.zeros(30).double()
     for _ in range(4):
         verdict = rule(draft.tokens, draft, target, spent)
-        biases = (1.0 - verdict.weight.double()) * verdict.tv.double()
+        biases = (1.0 - verdict.trace.weight.double()) * verdict.trace.tv.double()
         free = total[:, None] + biases.cumsum(-1) < 0.7 - ROUNDING
-        assert (verdict.weight[free] == 0.25).all()
+        assert (verdict.trace.weight[free] == 0.25).all()
         total, spent = total + biases.sum(-1), verdict.state[:, -1]
         assert (total <= 0.7 + 1e-12).all()
         torch.testing.assert_close(spent[:, 0], total)
@@ -241,10 +241,10 @@ def test_phases_charge_each_rule_for_its_own():
     tokens = torch.tensor([[0, END, 1]]).expand(20, -1)
     drafts = random_drafts(draft, tokens=tokens)
     verdict = rule(begun, drafts, target)
-    biases = (1.0 - verdict.weight.double()) * verdict.tv.double()
+    biases = (1.0 - verdict.trace.weight.double()) * verdict.trace.tv.double()
     expected = torch.stack([biases[:, 0], biases[:, :2].sum(-1), biases[:, :2].sum(-1), biases[:, :2].sum(-1)], dim=1)
     torch.testing.assert_close(verdict.state[:, :, 0], expected)
-    assert (verdict.weight[:, 2] == 0.5).all()
+    assert (verdict.trace.weight[:, 2] == 0.5).all()
     later = rule(torch.cat([begun, tokens, tokens[:, :1]], dim=1), drafts, target, verdict.state[:, 3])
     assert (later.weight == 0.5).all()
     torch.testing.assert_close(later.state[:, -1, 0], expected[:, -1])
@@ -256,9 +256,9 @@ def test_phases_report_what_is_defined():
     ids = torch.tensor([[BEGIN], [END]])
     rule = PhaseVerifier(StaticEnsembleVerifier(0.2, max_bias=0.9), begin=BEGIN, end=END)
     verdict = rule(ids, random_drafts(draft, tokens=torch.zeros_like(draft.tokens)), target)
-    assert (verdict.weight[0] >= 0.2).all()
-    assert verdict.weight[1].isnan().all()
-    assert verdict.tv.isfinite().all()
+    assert (verdict.trace.weight[0] >= 0.2).all()
+    assert verdict.trace.weight[1].isnan().all()
+    assert verdict.trace.tv.isfinite().all()
     assert PhaseVerifier(TypicalAcceptanceVerifier(), begin=1, end=2)(ids, draft, target).weight is None
 
 

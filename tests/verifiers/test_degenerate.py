@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, note, settings
 from hypothesis import strategies as st
 
-from hf_diversed.outputs import DraftOutput, TargetOutput
+from hf_diversed.blocks import DraftOutput, TargetOutput
 from hf_diversed.verifiers import (
     CactusVerifier,
     ContrastiveVerifier,
@@ -227,7 +227,7 @@ def test_no_block_breaks(p, q):
             note(case.id)
             verdict = verifier(draft.tokens, draft, target)
             assert ((verdict.accept_prob >= 0.0) & (verdict.accept_prob <= 1.0)).all()
-            for values in (verdict.strict_prob, verdict.tv, verdict.state):
+            for values in (verdict.trace.strict_prob, verdict.trace.tv, verdict.state):
                 assert values is None or not values.isnan().any()  # regret without end is no error: it is rejected
             for position in range(GAMMA):
                 law = verdict.replacement(torch.full((len(draft.tokens),), position))

@@ -8,8 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hf_diversed.blocks import DecodingContext
 from hf_diversed.head import DiversedHead, DiversedHeadConfig
-from hf_diversed.outputs import DecodingContext
 from hf_diversed.sampling import total_variation
 from hf_diversed.verifiers import DiversedVerifier
 from hf_diversed.verifiers.diversed import apply_quality
@@ -100,7 +100,7 @@ def test_cap_comes_after_the_dial():
     draft, target = make_block("random")
     verdict = DiversedVerifier(random_head(), quality=0.0, max_bias=0.1)(draft.tokens, draft, target)
     tv = total_variation(target.probs()[:, :-1], draft.probs())
-    torch.testing.assert_close((1.0 - verdict.weight) * tv, tv.clamp_max(0.1))
+    torch.testing.assert_close((1.0 - verdict.trace.weight) * tv, tv.clamp_max(0.1))
 
 
 def test_weights_read_their_own_position():

@@ -94,7 +94,7 @@ def test_greedy_emits_the_best_token(case: VerifierCase):
     """Catches a greedy rule that samples, or that accepts and replaces by different criteria."""
     draft, target = make_block(sampled=False, rows=8)
     verdict = case.make()(draft.tokens, draft, target)
-    expected = case.greedy(Laws.of(draft, target, verdict.weight))
+    expected = case.greedy(Laws.of(draft, target, verdict.trace.weight))
     assert torch.equal(verdict.accept_prob, (expected == draft.tokens).float())
     for position in range(GAMMA):
         kept = verdict.accept_prob[:, position] == 1.0

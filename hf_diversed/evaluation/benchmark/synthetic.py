@@ -8,30 +8,30 @@ from dataclasses import replace
 
 import torch
 
-from hf_diversed.outputs import DecodingContext, DraftOutput, TargetOutput, Verdict
+from hf_diversed.blocks import DecodingContext, DraftOutput, TargetOutput, Verdict
 from hf_diversed.verifiers import Verifier
-from hf_diversed.verifiers.base import check_range
+from hf_diversed.verifiers.base import CompositeVerifier, check_range
 
 
-class OuterVerifier(Verifier):
+class OuterVerifier(CompositeVerifier):
     """Base of what wraps a rule: asks for what the rule asks for, and checks what it checks."""
 
     def __init__(self, inner: Verifier):
+        super().__init__(inner)
         self.inner = inner
-        self.needs_hidden_states = inner.needs_hidden_states
-        self.needs_raw_logits = inner.needs_raw_logits
-        self.needs_draft_confidence = inner.needs_draft_confidence
-        self.greedy_only = inner.greedy_only
-        self.per_row = inner.per_row
-        self.num_assistant_tokens = inner.num_assistant_tokens
 
-    def check(self, context: DecodingContext) -> None:
-        self.inner.check(context)
+    def settings(self) -> dict[str, object]:
+        return {"inner": self.inner}
 
     def __call__(
-        self, input_ids: torch.Tensor, draft: DraftOutput, target: TargetOutput, state: torch.Tensor | None = None
+        self,
+        input_ids: torch.Tensor,
+        draft: DraftOutput,
+        target: TargetOutput,
+        state: torch.Tensor | None = None,
+        dials: dict[str, torch.Tensor] | None = None,
     ) -> Verdict:
-        return self.inner(input_ids, draft, target, state)
+        return self.ask_parts(input_ids, [draft], target, [state], dials)[0]
 
 
 class SyntheticVerifier(OuterVerifier):
@@ -57,10 +57,18 @@ class SyntheticVerifier(OuterVerifier):
         if context.temperature == 0:
             raise ValueError("synthetic acceptance needs coins, and greedy decoding flips none: pass do_sample=True.")
 
+    def settings(self) -> dict[str, object]:
+        return {"inner": self.inner, "acceptance": self.acceptance}
+
     def __call__(
-        self, input_ids: torch.Tensor, draft: DraftOutput, target: TargetOutput, state: torch.Tensor | None = None
+        self,
+        input_ids: torch.Tensor,
+        draft: DraftOutput,
+        target: TargetOutput,
+        state: torch.Tensor | None = None,
+        dials: dict[str, torch.Tensor] | None = None,
     ) -> Verdict:
-        verdict = super().__call__(input_ids, draft, target, state)
+        verdict = super().__call__(input_ids, draft, target, state, dials)
         count = draft.tokens.shape[1]
         rates = self.acceptance * count if len(self.acceptance) == 1 else self.acceptance[:count]
         if len(rates) < count:

@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from hf_diversed.blocks import DraftOutput, TargetOutput, Verdict
 from hf_diversed.cache import RaggedCache, RaggedLayer
 from hf_diversed.evaluation.benchmark.synthetic import OuterVerifier
 from hf_diversed.generation.drafting import DiversedCandidateGenerator
 from hf_diversed.generation.ragged_model import RaggedModel
-from hf_diversed.outputs import DraftOutput, TargetOutput, Verdict
 from hf_diversed.verifiers import DiversedVerifier, Verifier
 
 
@@ -143,12 +143,16 @@ class _TimedVerifier(OuterVerifier):
     def __init__(self, inner: Verifier, timer: PhaseTimer):
         super().__init__(inner)
         self._timer = timer
-        self._inner_call = timer.timed(inner, "verify")
 
     def __call__(
-        self, input_ids: torch.Tensor, draft: DraftOutput, target: TargetOutput, state: torch.Tensor | None = None
+        self,
+        input_ids: torch.Tensor,
+        draft: DraftOutput,
+        target: TargetOutput,
+        state: torch.Tensor | None = None,
+        dials: dict[str, torch.Tensor] | None = None,
     ) -> Verdict:
-        verdict = self._inner_call(input_ids, draft, target, state)
+        verdict = self._timer.timed(super().__call__, "verify")(input_ids, draft, target, state, dials)
         return replace(verdict, replacement=self._timer.timed(verdict.replacement, "verify"))
 
 

@@ -39,6 +39,8 @@ _NUMBERS: dict[str, tuple[int | None, int | None]] = {
     "lchown": (94, None),
     "lremovexattr": (198, 15),
     "lsetxattr": (189, 6),
+    "memfd_create": (319, 279),
+    "memfd_secret": (447, 447),
     "migrate_pages": (256, 238),
     "mount_setattr": (442, 442),
     "move_pages": (279, 239),
@@ -91,12 +93,13 @@ _NUMBERS: dict[str, tuple[int | None, int | None]] = {
 }
 _MACHINES = ("x86_64", "aarch64")
 
+_machine = os.uname().machine
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def machine() -> str:
     """ "x86_64" or "aarch64". Raises OSError on anything else, 32-bit interpreters included."""
-    name = os.uname().machine
+    name = _machine
     if name not in _MACHINES or sys.maxsize < 2**32:
         raise OSError(f"isolation is written for 64-bit {' and '.join(_MACHINES)}, this is {name}")
     return name

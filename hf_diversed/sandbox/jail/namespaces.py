@@ -1,4 +1,11 @@
-"""The preferred jail: namespaces and a root directory with the interpreter, the libraries and a scratch directory."""
+"""The preferred jail: namespaces and a root directory with the interpreter, the libraries and a scratch directory.
+
+Why not bubblewrap, which does the same: it was tried (0.8) and works, with and without root. It would replace this
+file and nothing else: it has no Landlock, takes a seccomp filter only ready-made, and sets no limits. And it would do
+so only where it is installed, so this file would stay, and a second path come on top. It is not faster: under it
+`python -c pass` takes 3.3 ms longer, where this file, the change of user, Landlock and seccomp together take 3.4 ms
+(medians, alternating, one machine). To the host's files, a program started by root would still be root.
+"""
 
 import ctypes
 import os

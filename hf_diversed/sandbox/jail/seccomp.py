@@ -10,23 +10,24 @@ import os
 from . import kernel
 
 
-# Sockets (UDP and netlink have no Landlock right), other processes' memory, and kernel interfaces with a history.
+# Sockets (UDP and netlink have no Landlock right), other processes' memory, memory that no process maps (no limit
+# counts it), and kernel interfaces with a history.
 # fmt: off
 _NEVER = [
     "socket", "unshare", "setns", "ptrace", "process_vm_readv", "process_vm_writev", "process_madvise",
     "process_mrelease", "kcmp", "pidfd_getfd", "io_uring_setup", "io_uring_enter", "io_uring_register", "bpf",
-    "perf_event_open", "userfaultfd", "add_key", "request_key", "keyctl",
+    "perf_event_open", "userfaultfd", "add_key", "request_key", "keyctl", "memfd_create", "memfd_secret", "shmget",
+    "shmat", "shmctl", "msgget", "msgsnd", "msgrcv", "msgctl", "mq_open", "mq_unlink",
 ]
 # fmt: on
-# Where no namespace does it: new processes, signals, other processes' scheduling, System V and POSIX queues, and what
+# Where no namespace does it: new processes, signals, other processes' scheduling, System V semaphores, and what
 # Landlock leaves open on files outside (modes, owners, times, attributes).
 # fmt: off
 _WITHOUT_NAMESPACES = [
     "fork", "vfork", "kill", "tkill", "tgkill", "rt_sigqueueinfo", "rt_tgsigqueueinfo", "pidfd_open",
     "pidfd_send_signal", "setpriority", "ioprio_set", "sched_setaffinity", "sched_setscheduler", "sched_setparam",
-    "sched_setattr", "migrate_pages", "move_pages", "shmget", "shmat", "shmctl", "semget", "semop", "semtimedop",
-    "semctl", "msgget", "msgsnd", "msgrcv", "msgctl", "mq_open", "mq_unlink", "chmod", "fchmod", "fchmodat",
-    "fchmodat2", "chown", "fchown", "lchown", "fchownat", "utime", "utimes", "futimesat", "utimensat",
+    "sched_setattr", "migrate_pages", "move_pages", "semget", "semop", "semtimedop", "semctl", "chmod", "fchmod",
+    "fchmodat", "fchmodat2", "chown", "fchown", "lchown", "fchownat", "utime", "utimes", "futimesat", "utimensat",
     "file_setattr", "setxattr", "lsetxattr", "fsetxattr", "setxattrat", "removexattr", "lremovexattr",
     "fremovexattr", "removexattrat",
 ]

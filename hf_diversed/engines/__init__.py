@@ -1,0 +1,1 @@
+"""How the two models of a pair are run, round by round."""

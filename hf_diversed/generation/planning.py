@@ -1,0 +1,187 @@
+"""What is settled before the first round: the rule is checked, lengths are chosen, the models get their caches."""
+
+from dataclasses import dataclass
+
+import torch
+from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
+
+from hf_diversed import _compat
+from hf_diversed.blocks import DecodingContext
+from hf_diversed.engines.eager import EagerEngine
+from hf_diversed.engines.protocol import Engine
+from hf_diversed.generation.drafting import DiversedCandidateGenerator, Drafter
+from hf_diversed.generation.processing import BlockProcessor
+from hf_diversed.generation.prompt_lookup import PromptLookupDrafter
+from hf_diversed.generation.ragged_model import RaggedModel
+from hf_diversed.generation.rows import RaggedRows
+from hf_diversed.generation.stops import StopTracker
+from hf_diversed.sampling import Dice
+from hf_diversed.verifiers.base import Verifier
+
+
+DEFAULT_NUM_ASSISTANT_TOKENS = 5
+_UPSTREAM_NGRAM_SIZE = 2  # of prompt lookup, where the config says nothing
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A call, ready to be decoded.
+
+    Attributes:
+        gamma: drafts per round, where there is room. dice: None for greedy decoding. wants: see `Watchers`.
+        may_shrink: whether finished rows may leave the batch. Whoever reads other rows finds them where they were.
+    """
+
+    rows: RaggedRows
+    engine: Engine
+    stops: StopTracker
+    gamma: int
+    dice: Dice | None
+    wants: set[str]
+    may_shrink: bool
+
+
+def make_plan(
+    model: PreTrainedModel,
+    draft: PreTrainedModel | None,
+    verifier: Verifier,
+    input_ids: torch.Tensor,
+    processors: LogitsProcessorList,
+    criteria: StoppingCriteriaList,
+    config: GenerationConfig,
+    num_assistant_tokens: int | None,
+    records: bool,
+    dice: Dice | None,
+    model_kwargs: dict,
+) -> Plan:
+    """Everything that a prepared call of `generate` comes to. `draft` is None where the text is looked up."""
+    gamma = draft_length(config, num_assistant_tokens, verifier, draft)
+    if config.assistant_early_exit is not None:
+        draft = _compat.first_layers(model, config.assistant_early_exit)
+    check_rule(verifier, model, draft, config, len(input_ids))
+    # A MaxLengthCriteria of the caller's stands in the list instead of the config's.
+    max_length = min(_compat.max_lengths(criteria), default=config.max_length)
+    gamma = min(gamma, max(max_length - input_ids.shape[1] - 1, 1))  # no round has room for more
+    rows = RaggedRows(input_ids, max_length, gamma, _compat.eos_ids(criteria), _compat.pad_token_id(config))
+    told = {"scores": config.output_scores, "logits": config.output_logits, "records": records}
+    wants = {name for name, wanted in told.items() if wanted and config.return_dict_in_generate}
+    processor, stops = BlockProcessor(processors), StopTracker(rows, criteria)
+    dice = (dice or Dice()) if config.do_sample else None
+    models = _Models(rows, processor, verifier, gamma, dice, model_kwargs)
+    return Plan(
+        rows=rows,
+        engine=EagerEngine(
+            rows,
+            models.target(model),
+            models.drafter(draft, _compat.vocab_size(model), config.max_matching_ngram_size or _UPSTREAM_NGRAM_SIZE),
+            processor,
+            keep_raw="logits" in wants or verifier.needs_raw_logits,
+        ),
+        stops=stops,
+        gamma=gamma,
+        dice=dice,
+        wants=wants,
+        may_shrink=not (processor.reads_prefix or stops.criteria or wants - {"records"}),
+    )
+
+
+def check_rule(
+    verifier: Verifier,
+    model: PreTrainedModel,
+    draft: PreTrainedModel | None,
+    config: GenerationConfig,
+    batch_size: int,
+) -> None:
+    """Refuse what the rule cannot serve. Raises ValueError."""
+    name = type(verifier).__name__
+    if verifier.greedy_only and config.do_sample:
+        raise ValueError(f"{name} is defined for greedy decoding only; pass do_sample=False.")
+    if draft is None and verifier.needs_hidden_states:
+        raise ValueError(
+            f"{name} reads the draft's hidden states, and looked-up tokens (prompt_lookup_num_tokens) have none; use "
+            'a head with features="distribution", or an assistant_model.'
+        )
+    if draft is None and verifier.needs_draft_confidence:
+        raise ValueError(
+            f"{verifier!r} reads how sure the draft is, and looked-up tokens (prompt_lookup_num_tokens) do not say; "
+            "use a rule that reads p and the drafted token, or an assistant_model."
+        )
+    verifier.check(
+        DecodingContext(
+            batch_size=batch_size,
+            num_prompts=batch_size // (config.num_return_sequences or 1),
+            vocab_size=_compat.vocab_size(model),
+            temperature=(1.0 if config.temperature is None else config.temperature) if config.do_sample else 0.0,
+            target_hidden_size=_compat.hidden_width(model),
+            draft_hidden_size=None if draft is None else _compat.hidden_width(draft),
+            target_name=_compat.model_name(model),
+            draft_name="" if draft is None else _compat.model_name(draft),
+        )
+    )
+
+
+def draft_length(
+    config: GenerationConfig, num_assistant_tokens: int | None, verifier: Verifier, draft: PreTrainedModel | None
+) -> int:
+    """gamma: from the call, then from the rule, then from where upstream reads it, the draft's own configuration."""
+    looked_up = config.prompt_lookup_num_tokens
+    if looked_up is not None and num_assistant_tokens not in (None, looked_up):
+        raise ValueError(
+            f"prompt_lookup_num_tokens={looked_up} is the draft length, num_assistant_tokens={num_assistant_tokens} "
+            "another; pass only the first."
+        )
+    of_draft = None if draft is None else _compat.config_entry(draft.generation_config, "num_assistant_tokens")
+    of_call = (looked_up, num_assistant_tokens, _compat.explicit_draft_length(config))
+    chosen = (*of_call, verifier.num_assistant_tokens, of_draft)
+    gamma = next((count for count in chosen if count is not None), DEFAULT_NUM_ASSISTANT_TOKENS)
+    if not isinstance(gamma, int) or gamma < 1:
+        raise ValueError(f"num_assistant_tokens must be an integer >= 1, got {gamma!r}; 3 to 8 suit most pairs.")
+    return gamma
+
+
+@dataclass(frozen=True)
+class _Models:
+    """Makes what runs the two models of a call, over their own caches."""
+
+    rows: RaggedRows
+    processor: BlockProcessor
+    verifier: Verifier
+    gamma: int
+    dice: Dice | None
+    model_kwargs: dict
+
+    def target(self, model: PreTrainedModel) -> RaggedModel:
+        return RaggedModel(model, **self._options())
+
+    def drafter(self, draft: PreTrainedModel | None, vocab_size: int, max_ngram_size: int) -> Drafter:
+        if draft is None:
+            sampled, mask = self.dice is not None, self.model_kwargs.get("attention_mask")
+            return PromptLookupDrafter(
+                self.rows, self.processor, mask, vocab_size, self.gamma, max_ngram_size, sampled
+            )
+        return DiversedCandidateGenerator(
+            draft,
+            self.rows,
+            self.processor,
+            vocab_size=vocab_size,
+            num_assistant_tokens=self.gamma,
+            dice=self.dice,
+            keep_raw_logits=self.verifier.needs_raw_logits,
+            **self._options(),
+        )
+
+    def _options(self) -> dict:
+        rows, mask, given = self.rows, *(self.model_kwargs.get(name) for name in ("attention_mask", "position_ids"))
+        if mask is None:
+            positions = torch.arange(rows.prompt_length, device=rows.ids.device).expand(len(rows.ids), -1)
+        else:
+            positions = (mask.long().cumsum(-1) - 1).clamp_min(0)
+        if given is not None and given.ndim == 2:
+            positions = given.expand_as(positions)
+        return {
+            "prompt_mask": mask,
+            "position_ids": positions,
+            "limit": rows.ids.shape[1],
+            "last_position": rows.max_length - 1,
+            "keep_hidden": self.verifier.needs_hidden_states,
+        }

@@ -1,0 +1,88 @@
+"""Results on disk: what a kill, a full disk or a bad sector leaves behind."""
+
+import errno
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from hf_diversed.evaluation.journal import Journal, WriteError, append_lines, read_results, write_json
+
+
+HEADER = {"task": "letters", "num_batches": 3, "settings": {"samples_per_prompt": 1}}
+ENTRIES = [{"method": "ar", "batch": batch, "sample": 0, "text": f"ä {batch}"} for batch in range(3)]
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    journal = Journal(tmp_path, 0, HEADER)
+    for entry in ENTRIES:
+        journal.append(entry)
+    return tmp_path
+
+
+def test_a_file_that_is_cut_anywhere_goes_on(folder):
+    """Catches a torn line, or a torn header, that ends the story or takes a whole line with it."""
+    path = folder / "batches-0.jsonl"
+    content = path.read_bytes()
+    for length in range(len(content)):
+        path.write_bytes(content[:length])
+        whole = content[:length].count(b"\n")
+        if whole:
+            assert len(read_results(folder, HEADER).entries) == whole - 1
+        journal = Journal(folder, 0, HEADER)
+        for entry in ENTRIES[max(whole - 1, 0) :]:
+            journal.append(entry)
+        assert path.read_bytes() == content
+
+
+DAMAGES = {
+    "no text": (b'"batch": 1', b'"batch": \xff', "line 3 is no JSON"),
+    "zeros": (b'"batch": 1', b"\x00" * 10, "line 3 is no JSON"),
+    "no object": (
+        b'{"method": "ar", "batch": 2',
+        b'[2]\n{"method": "ar", "batch": 2',
+        r"line 4 must be a JSON object",
+    ),
+    "no entry": (b'"batch": 1', b'"match": 1', "line 3 lacks batch"),
+    "no header": (b'{"task"', b'[]\n{"task"', r"line 1 must be a JSON object, got \[\]"),
+}
+
+
+@pytest.mark.parametrize(("old", "new", "words"), DAMAGES.values(), ids=DAMAGES)
+def test_damage_is_named_with_its_line(folder, old: bytes, new: bytes, words: str):
+    """Catches "'utf-8' codec can't decode byte", or a KeyError, as all that is said of a damaged file."""
+    path = folder / "batches-0.jsonl"
+    path.write_bytes(path.read_bytes().replace(old, new))
+    with pytest.raises(ValueError, match=rf"batches-0\.jsonl, {words}.*; remove the line"):
+        read_results(folder)
+
+
+def test_full_disk():
+    """Catches 'No space left on device' without the name of a file."""
+    with pytest.raises(
+        WriteError, match=r"/dev/full could not be written: .*No space left .*Free some space, or choose"
+    ):
+        append_lines(Path("/dev/full"), ENTRIES)
+
+
+def test_full_disk_at_a_report(tmp_path, monkeypatch):
+    """Catches a report that is destroyed by one that could not be written, and the remains of that one."""
+    path = tmp_path / "report.json"
+    write_json(path, {"records": [1]})
+
+    def fail(_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(WriteError, match=r"report\.json could not be written"):
+        write_json(path, {"records": [2]})
+    assert json.loads(path.read_text()) == {"records": [1]}
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_folder_that_is_a_file(tmp_path):
+    (tmp_path / "results").touch()
+    with pytest.raises(WriteError, match=r"results/batches-0\.jsonl could not be written: .*File exists"):
+        Journal(tmp_path / "results", 0, HEADER)

@@ -1,0 +1,308 @@
+"""What goes wrong around a run, one thing at a time: each ends in a sentence that says what to do, or is survived, and
+a run that goes on afterwards ends with the weights of one that nothing happened to."""
+
+import errno
+import logging
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from safetensors import SafetensorError
+
+from hf_diversed.evaluation.journal import WriteError
+from hf_diversed.training import checkpoints, run_folder
+from hf_diversed.training.checkpoints import MARKER, damage
+from hf_diversed.training.run_folder import LOCK
+from tests.training import runs
+from tests.training.short_runs import STEPS, same, trainer
+
+
+@pytest.fixture
+def run(unbroken, tmp_path) -> Path:
+    return shutil.copytree(unbroken, tmp_path / "run")
+
+
+# Checkpoints
+
+
+def truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 0x10
+    path.write_bytes(content)
+
+
+DAMAGES = {
+    "weights truncated": ("model.safetensors", truncate),
+    "weights flipped": ("model.safetensors", flip),
+    "optimizer truncated": ("optimizer.pt", truncate),
+    "optimizer flipped": ("optimizer.pt", flip),
+    "state truncated": ("trainer_state.json", truncate),
+    "state flipped": ("trainer_state.json", flip),
+    "schedule missing": ("scheduler.pt", Path.unlink),
+}
+
+
+@pytest.mark.parametrize(("name", "harm"), DAMAGES.values(), ids=DAMAGES)
+def test_damaged_checkpoint_file(unbroken, run, caplog, name: str, harm):
+    """Catches damaged weights or training state that a resumed run goes on from."""
+    harm(run / "checkpoint-6" / name)
+    resumed = trainer(run)
+    with caplog.at_level(logging.WARNING):
+        resumed.train(resume_from_checkpoint=True)
+    assert f"checkpoint-6 is damaged ({name} " in caplog.text
+    assert resumed._rescue.first_step == 4
+    assert same(resumed.model, unbroken / "checkpoint-6")
+    assert damage(run / "checkpoint-6") is None
+
+
+def test_missing_marker(unbroken, run, caplog):
+    """Catches an interrupted save that counts, and a fall back without a word."""
+    (run / "checkpoint-6" / MARKER).unlink()
+    resumed = trainer(run)
+    with caplog.at_level(logging.WARNING):
+        resumed.train(resume_from_checkpoint=True)
+    assert f"checkpoint-6 is damaged (its save was interrupted (no {MARKER})) and is passed over" in caplog.text
+    assert resumed._rescue.first_step == 4
+    assert same(resumed.model, unbroken / "checkpoint-6")
+
+
+def test_checkpoint_that_cannot_be_read(run, monkeypatch):
+    """Catches a bad sector that ends a run in an error of the file system, though older checkpoints are whole."""
+    inner = checkpoints._digest
+
+    def digest(path):
+        if path == run / "checkpoint-6" / "optimizer.pt":
+            raise OSError(errno.EIO, "Input/output error")
+        return inner(path)
+
+    monkeypatch.setattr(checkpoints, "_digest", digest)
+    assert damage(run / "checkpoint-6") == "optimizer.pt cannot be read (Input/output error)"
+    assert checkpoints.resume_point(run) == str(run / "checkpoint-4")
+
+
+@pytest.mark.parametrize(
+    ("harm", "steps"), [(flip, STEPS), (flip, 8), (lambda path: shutil.rmtree(path.parent), 8)], ids=[0, 1, 2]
+)
+def test_damaged_best_checkpoint(unbroken_best, tmp_path, caplog, harm, steps: int):
+    """Catches the best head, saved long ago and damaged since, that is loaded at the end as if nothing were wrong, or
+    forgotten while its score still keeps others from becoming the best."""
+    run = shutil.copytree(unbroken_best, tmp_path / "run")
+    harm(run / "checkpoint-2" / "model.safetensors")
+    resumed = trainer(run, evaluated=True, max_steps=steps)
+    with caplog.at_level(logging.WARNING):
+        resumed.train(resume_from_checkpoint=True)
+    assert "the best checkpoint, checkpoint-2, is damaged (" in caplog.text
+    scores = {line["step"]: line["eval_reward"] for line in resumed.state.log_history if "eval_reward" in line}
+    others = {step: score for step, score in scores.items() if step > 2}
+    best = max(others, key=others.__getitem__)
+    assert (resumed.state.best_global_step, resumed.state.best_metric) == (best, others[best])
+    assert same(resumed.model, run / f"checkpoint-{best}")
+
+
+def test_no_best_checkpoint_is_left(unbroken_best, tmp_path, caplog):
+    """Catches a run that ends in an error of the loader, as every checkpoint was damaged while it went on."""
+    done = trainer(tmp_path, evaluated=True)
+
+    def harm():
+        for folder in tmp_path.glob("checkpoint-*"):
+            if damage(folder) is None:
+                flip(folder / "model.safetensors")
+
+    done.add_callback(runs.Watch(lambda: None))
+    done.callback_handler.callbacks[-1].on_save = lambda *_, **__: harm()
+    with caplog.at_level(logging.WARNING):
+        done.train()
+    assert "the last head remains unless a later one is better" in caplog.text
+    assert same(done.model, unbroken_best / "checkpoint-6")
+
+
+# The disk
+
+
+@pytest.fixture
+def disk(tmp_path) -> Iterator[Path]:
+    """A small file system of its own, which holds one checkpoint and not two."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    if not mounted("-t", "tmpfs", "-o", "size=56k", "tmpfs", str(folder)):
+        pytest.skip("mounting a file system is not permitted here; the faked failures below stand in for it")
+    yield folder
+    subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def mounted(*arguments: str) -> bool:
+    if shutil.which("mount") is None:
+        return False
+    return subprocess.run(["mount", *arguments], capture_output=True, check=False).returncode == 0
+
+
+def test_full_disk(unbroken, disk):
+    """Catches 'basic_ios::clear: iostream error' of torch, which tells nobody that a disk is full, and an error of the
+    system that names no file."""
+    full = trainer(disk / "run")
+    words = r"checkpoint-\d could not be written: .* 0\.0 MiB are free there\. Free some space"
+    with pytest.raises(WriteError, match=words):
+        full.train()
+    saved = full.state.global_step - 2
+    assert saved >= 2
+    assert mounted("-o", "remount,size=1m", str(disk))
+    resumed = trainer(disk / "run")
+    resumed.train(resume_from_checkpoint=True)
+    assert resumed._rescue.first_step == saved
+    assert same(resumed.model, unbroken / "checkpoint-6")
+
+
+def test_full_disk_at_the_references(disk):
+    """Catches references that are left half written, or destroy those that were measured before."""
+    (disk / "filler").write_bytes(bytes(56 * 1024))
+    with pytest.raises(WriteError, match=r"reference_rewards\.json could not be written: .*No space left on device"):
+        trainer(disk / "run", acceptance_coef=None).train()
+    assert [path.name for path in (disk / "run").iterdir()] == [LOCK]
+
+
+@pytest.mark.parametrize("there", [True, False], ids=["there", "to be made"])
+def test_read_only_folder(disk, there: bool):
+    """Catches a run that measures its references, or loads its models, for hours before it fails to write."""
+    (disk / "run").mkdir()
+    assert mounted("-o", "remount,ro", str(disk))
+    folder = disk / "run" if there else disk / "other"
+    with pytest.raises(
+        WriteError, match=r"could not be written: .*Read-only file system.* choose a folder that can be"
+    ):
+        trainer(folder)
+
+
+FAILURES = {
+    "system": OSError(errno.ENOSPC, "No space left on device"),
+    "torch": RuntimeError("basic_ios::clear: iostream error"),
+    "safetensors": SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)"),
+}
+
+
+@pytest.mark.parametrize(
+    ("place", "name"),
+    [("_save", "safetensors"), ("_save_optimizer_and_scheduler", "torch"), ("_save_rng_state", "system")],
+)
+def test_failing_save(unbroken, tmp_path, monkeypatch, place: str, name: str):
+    """Catches what a full disk looks like from torch and safetensors, where no disk can be filled; and a failed save
+    that damages the one before."""
+    failing = trainer(tmp_path)
+    inner = getattr(failing, place)
+
+    def save(*args, **kwargs):
+        if failing.state.global_step == 4:
+            raise FAILURES[name]
+        return inner(*args, **kwargs)
+
+    monkeypatch.setattr(failing, place, save)
+    with pytest.raises(WriteError, match=r"checkpoint-4 could not be written: .*(iostream|No space).*Free some space"):
+        failing.train()
+    resumed = trainer(tmp_path)
+    resumed.train(resume_from_checkpoint=True)
+    assert resumed._rescue.first_step == 2
+    assert same(resumed.model, unbroken / "checkpoint-6")
+
+
+@pytest.mark.parametrize("call", ["save_model", "save_state"])
+def test_failing_last_save(tmp_path, monkeypatch, call: str):
+    """Catches an error of the system without a file's name where a finished run writes its head and its log."""
+    failing = trainer(tmp_path)
+
+    def fail(*args, **kwargs):
+        raise FAILURES["system"]
+
+    monkeypatch.setattr(failing, "_save", fail)
+    monkeypatch.setattr(type(failing.state), "save_to_json", fail)
+    with pytest.raises(WriteError, match=f"{tmp_path}.* could not be written"):
+        getattr(failing, call)()
+
+
+def test_folder_that_cannot_be_written(tmp_path, monkeypatch):
+    """Catches the check above that is skipped: permissions do not hold for root, and not everybody may mount."""
+
+    def fail(**_):
+        raise OSError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(run_folder.tempfile, "TemporaryFile", fail)
+    with pytest.raises(WriteError, match=f"{tmp_path} could not be written: .*Permission denied"):
+        trainer(tmp_path)
+
+
+def test_a_file_where_the_folder_should_be(tmp_path):
+    """Catches 'File exists', which sounds as if all were well."""
+    (tmp_path / "run").touch()
+    with pytest.raises(WriteError, match=r"run could not be written: .*File exists.* choose a folder"):
+        trainer(tmp_path / "run")
+
+
+# Two runs
+
+
+def test_second_run_in_one_folder(unbroken, tmp_path):
+    """Catches two runs that write each other's checkpoints."""
+    refused = []
+
+    def reward(completions, **columns):
+        if not refused:
+            with pytest.raises(OSError, match=r"another run is training in .*wait for its end, or choose another"):
+                trainer(tmp_path).train(resume_from_checkpoint=True)
+            refused.append(True)
+        return runs.letters(completions)
+
+    first = trainer(tmp_path, reward)
+    first.train()
+    assert refused
+    assert same(first.model, unbroken / "checkpoint-6")
+    trainer(tmp_path).train(resume_from_checkpoint=True)
+
+
+def test_a_killed_run_leaves_no_lock(tmp_path):
+    """Catches a folder that stays locked for ever, since nobody could release it."""
+    hold = f"lock = filelock.FileLock({str(tmp_path / LOCK)!r}); lock.acquire(); print('held', flush=True); input()"
+    other = subprocess.Popen([sys.executable, "-c", f"import filelock; {hold}"], stdin=-1, stdout=-1)
+    try:
+        assert other.stdout.readline() == b"held\n"
+        with pytest.raises(OSError, match="another run is training"):
+            trainer(tmp_path, max_steps=2).train()
+    finally:
+        other.kill()
+        other.communicate()
+    assert (tmp_path / LOCK).exists()
+    trainer(tmp_path, max_steps=2).train()
+
+
+# Files beside the checkpoints
+
+
+@pytest.mark.parametrize("content", [b"", b'{"settings": {"a', b"\xff\xfe\x00", b"[]", b'{"settings": {}}'])
+def test_damaged_references(tmp_path, content: bytes):
+    """Catches 'Unterminated string starting at: line 1 column 49' as all that is said of a damaged file."""
+    (tmp_path / "reference_rewards.json").write_bytes(content)
+    with pytest.raises(ValueError, match=r"reference_rewards\.json is damaged .*; remove it to measure"):
+        trainer(tmp_path, acceptance_coef=None).train()
+
+
+def test_older_checkpoints_go_once_the_new_one_is_on_the_disk(tmp_path, monkeypatch):
+    """Catches a rotation that trusts the cache: after a power failure neither the old nor the new files would be
+    there."""
+    synced, inner = [], os.fsync
+
+    def fsync(handle):
+        synced.append(Path(os.readlink(f"/proc/self/fd/{handle}")))
+        inner(handle)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    trainer(tmp_path, max_steps=2).train()
+    folder = tmp_path / "checkpoint-2"
+    files = {path for path in folder.iterdir() if path.name != MARKER}
+    marker = synced.index(folder / f".{MARKER}")
+    assert {*files, folder} <= set(synced[:marker])
+    assert synced[marker + 1 :] == [folder, tmp_path]

@@ -1,0 +1,170 @@
+"""Rewards that fail and prompts that nothing can be made of: the run ends in a sentence, and loses no step."""
+
+import pytest
+
+from hf_diversed.tasks.rewards import RewardError
+from hf_diversed.training import scoring
+from hf_diversed.training.checkpoints import damage
+from tests.training import runs
+from tests.training.short_runs import EVALUATED, STEPS, same, trainer
+
+
+def failing_at(number: int, failure: Exception | float):
+    """A reward that raises, or returns a number that is none, for one completion of its `number`-th call."""
+    calls = []
+
+    def moody(completions, prompts, **columns):
+        calls.append(prompts[-1])
+        rewards = runs.letters(completions)
+        if len(calls) >= number and calls[number - 1] in prompts:
+            if isinstance(failure, Exception):
+                raise failure
+            rewards[prompts.index(calls[number - 1])] = failure
+        return rewards
+
+    return moody, calls
+
+
+@pytest.mark.parametrize("failure", [KeyError("answer"), float("nan"), float("inf")], ids=["raises", "nan", "inf"])
+def test_failing_reward(unbroken, tmp_path, failure):
+    """Catches NaN that passes for "no reward", an error that names neither reward nor prompt, and steps since the last
+    checkpoint that are lost for a mistake in somebody's reward."""
+    reward, calls = failing_at(3, failure)
+    words = "reward 'moody' .*(KeyError: 'answer'|nan|inf).* for completion .* of prompt "
+    failing = trainer(tmp_path, reward, save_steps=STEPS)
+    with pytest.raises(RewardError, match=words + ".* The 4 steps before it are saved in checkpoint-4") as error:
+        failing.train()
+    assert f"of prompt {calls[2]!r}" in str(error.value)
+    resumed = trainer(tmp_path, save_steps=STEPS)
+    resumed.train(resume_from_checkpoint=True)
+    assert resumed._rescue.first_step == 4
+    assert same(resumed.model, unbroken / "checkpoint-6")
+
+
+def test_rewards_that_become_none(tmp_path):
+    """Catches steps that are lost when a batch of rollouts gets no reward at all."""
+    calls = []
+
+    def fading(completions, **columns):
+        calls.append(len(completions))
+        return runs.letters(completions) if len(calls) < 2 else [None] * len(completions)
+
+    with pytest.raises(
+        RewardError, match=r"every reward of a batch .* The 2 steps before it are saved in checkpoint-2"
+    ):
+        trainer(tmp_path, fading, save_steps=STEPS).train()
+    assert damage(tmp_path / "checkpoint-2") is None
+
+
+def test_reward_that_fails_at_once(tmp_path):
+    """Catches a checkpoint of nothing, and one that a resumed run writes again over itself."""
+    reward, _ = failing_at(1, KeyError("answer"))
+    with pytest.raises(RewardError, match="No step was done since the run was started"):
+        trainer(tmp_path, reward).train()
+    assert list(tmp_path.glob("checkpoint-*")) == []
+
+
+def test_reward_that_fails_while_references_are_measured(tmp_path):
+    """Catches references of earlier prompts that are measured again since a later one made the reward fail."""
+    settings = {"acceptance_coef": None, "generation_batch_size": 1, "reference_generations": 2}
+    reward, _ = failing_at(3, KeyError("answer"))
+    failing = trainer(tmp_path, reward, **settings)
+    with pytest.raises(RewardError, match="reward 'moody' raised KeyError"):
+        failing.train()
+    assert len(failing.scorer.references.rewards) == 8
+    stored = (tmp_path / "reference_rewards.json").read_text()
+    assert all(key in stored for key in failing.scorer.references.rewards)
+
+
+@pytest.mark.parametrize("call", [2, 6])
+def test_reward_that_fails_in_an_evaluation(unbroken_best, tmp_path, call: int):
+    """Catches an evaluation that never happens, as the run went on behind it: that step's head could be the best."""
+    reward, _ = failing_at(call, KeyError("answer"))
+    failing = trainer(tmp_path, reward, evaluated=True)
+    with pytest.raises(RewardError, match=f"The {call} steps before it are saved in checkpoint-{call}"):
+        failing.train()
+    resumed = trainer(tmp_path, evaluated=True)
+    resumed.train(resume_from_checkpoint=True)
+    assert resumed._rescue.first_step == call
+    assert same(resumed.model, unbroken_best / "final")
+    steps = [line["step"] for line in resumed.state.log_history if "eval_reward" in line]
+    assert steps == [2, 4, 6]
+    assert all(damage(tmp_path / f"checkpoint-{step}") is None for step in steps)
+
+
+def test_reward_that_fails_on_another_device(monkeypatch):
+    """Catches a process that waits for ever for the rewards of one whose reward failed."""
+    other = RewardError("there")
+    monkeypatch.setattr(scoring, "gather_object", lambda mine: [*mine, other])
+    with pytest.raises(RewardError, match="there"):
+        scoring.gathered(lambda: [1.0])
+    given = []
+    monkeypatch.setattr(scoring, "gather_object", lambda mine: given.extend(mine) or mine)
+
+    def fail():
+        raise RewardError("here")
+
+    with pytest.raises(RewardError, match="here"):
+        scoring.gathered(fail)
+    assert [type(item) for item in given] == [RewardError]
+
+
+# Prompts
+
+
+@pytest.mark.parametrize("coef", [0.3, None], ids=["fixed", "constrained"])
+def test_one_prompt(tmp_path, coef):
+    """Catches a mean, a spread or an order that needs two prompts."""
+    rows = runs.rows()[:1]
+    done = trainer(tmp_path, train_dataset=rows, eval_dataset=rows, acceptance_coef=coef, **EVALUATED)
+    done.train()
+    assert done.state.global_step == STEPS
+    assert all(value == value for line in done.state.log_history for value in line.values())
+
+
+PROMPTS = {
+    "none": ({"train_dataset": []}, 'train_dataset must hold rows with a "prompt", got no row'),
+    "none to evaluate on": ({"eval_dataset": []}, 'eval_dataset must hold rows with a "prompt", got no row'),
+    "no data to evaluate on": ({"eval_strategy": "steps"}, 'eval_strategy="steps" needs eval_dataset, got none'),
+    "too long": (
+        {"train_dataset": runs.rows(["a", "b" * 117, "c" * 118, "d" * 200])},
+        "prompt 2 of train_dataset has 119 tokens; at most 118 fit, as the target has 128 positions and a completion "
+        "takes up to 10. 2 of 4 prompts are too long: leave them out, shorten them, or lower max_completion_length",
+    ),
+    "too long to evaluate on": (
+        {"eval_dataset": runs.rows(["a" * 500])},
+        "prompt 0 of eval_dataset has 501 tokens; at most 118 fit",
+    ),
+    "too long with the completion": (
+        {"max_completion_length": 128},
+        "prompt 0 of train_dataset has 2 tokens; at most 0",
+    ),
+}
+
+
+@pytest.mark.parametrize(("settings", "message"), PROMPTS.values(), ids=PROMPTS)
+def test_prompts_that_cannot_be_trained_on(tmp_path, settings: dict, message: str):
+    """Catches prompts that no position is left for, which models with rotary positions take without a word."""
+    with pytest.raises(ValueError) as error:
+        trainer(tmp_path, **settings)
+    assert message in str(error.value)
+
+
+def test_prompt_beyond_the_draft(tmp_path):
+    """Catches a draft of fewer positions than its target has."""
+    target, draft = runs.pair()
+    draft.config.max_position_embeddings = 16
+    rows = runs.rows(["a" * 7])
+    with pytest.raises(ValueError, match="prompt 0 of train_dataset has 8 tokens; at most 6 fit, as the draft has 16"):
+        trainer(tmp_path, models=(target, draft), train_dataset=rows)
+    draft.config.max_position_embeddings = 18
+    trainer(tmp_path, models=(target, draft), train_dataset=rows)
+
+
+def test_prompt_without_tokens(tmp_path, monkeypatch):
+    """Catches an empty line of a data file, which fails deep inside the loop where a tokenizer adds no BOS."""
+    tokenizer = runs.tokenizer()
+    tokenizer.backend_tokenizer.post_processor = None
+    monkeypatch.setattr(runs, "tokenizer", lambda: tokenizer)
+    with pytest.raises(ValueError, match="prompt 1 of train_dataset has no tokens; leave it out"):
+        trainer(tmp_path, train_dataset=runs.rows(["a", "", "b"]))
