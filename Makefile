@@ -24,9 +24,9 @@ faults: $(VENV)/.dev
 families: $(VENV)/.dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/families -n $(WORKERS) -m ""
 
-# The loop against the naive reference, 2,000 random calls.
+# The loop against the naive reference, 2,000 random calls; and 1,000 calls that may leave nothing behind.
 fuzz: $(VENV)/.dev
-	FUZZ_CASES=2000 OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/fuzz -n $(WORKERS)
+	FUZZ_CASES=2000 OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/fuzz tests/test_soak.py -n $(WORKERS) -m ""
 
 # A few minutes: the embedded pair, then its shapes at hidden size 1024 at a given acceptance.
 bench: $(VENV)/.base

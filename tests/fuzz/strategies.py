@@ -31,7 +31,7 @@ from hf_diversed import (
 from tests.tiny import PAD, sharpen, tiny_draft
 
 
-WIDTH, LONGEST_PROMPT, MOST_TOKENS, MOST_ROWS = 16, 6, 10, 4
+WIDTH, LONGEST_PROMPT, MOST_TOKENS, MOST_ROWS = 16, 10, 12, 4
 
 
 @dataclass(frozen=True)
@@ -115,21 +115,27 @@ _TOKENWISE = _WITH_A_LAW | st.one_of(
     st.builds(TopKRelaxedVerifier, st.integers(1, 6), _unit),
     st.builds(FLyVerifier, st.floats(0.0, 1.5), st.none() | st.integers(1, 4), st.integers(1, 5)),
 )
-_budgets = st.builds(RegretBudgetVerifier, st.floats(0.0, 6.0), st.floats(0.0, 4.0), st.none() | st.integers(1, 4))
 _blocks = st.builds(BlockVerifier, _WITH_A_LAW)
 _phases = st.builds(PhaseVerifier, _TOKENWISE, _TOKENWISE | _blocks, begin=st.just(2), end=st.just(3))
+_spend = st.floats(0.01, 1.0)
+_stateful = st.one_of(
+    st.builds(RegretBudgetVerifier, st.floats(0.0, 6.0), st.floats(0.0, 4.0), st.none() | st.integers(1, 4)),
+    st.builds(StaticEnsembleVerifier, st.floats(0.0, 0.7), st.none() | _unit, _spend),
+    st.builds(DiversedVerifier, _head, st.floats(0.0, 0.7), st.none() | _unit, _spend),
+)
 
 
 @st.composite
 def rules(draw, rows: int) -> tuple[Verifier, tuple[Verifier, ...]]:
     """A rule for the whole batch and for each row alone; some have a value per row."""
-    if draw(st.integers(0, 3)):
-        rule = draw(_TOKENWISE | _blocks | _phases | _budgets)
+    kind = draw(st.sampled_from((_TOKENWISE, _blocks, _phases, _stateful, None)))
+    if kind is not None:
+        rule = draw(kind)
         return rule, (rule,) * rows
     said = draw(_head)
     dials = {
         name: draw(st.lists(values, min_size=rows, max_size=rows))
-        for name, values in (("quality", _unit), ("max_bias", _unit), ("bias_budget", st.floats(0.0, 3.0)))
+        for name, values in (("quality", _unit), ("max_bias", _unit), ("bias_budget", _spend))
         if draw(st.booleans())
     }
     alone = tuple(
@@ -142,9 +148,10 @@ def rules(draw, rows: int) -> tuple[Verifier, tuple[Verifier, ...]]:
 def cases(draw) -> Case:
     rows, vocab_size = draw(st.integers(1, MOST_ROWS)), draw(st.sampled_from((5, 8, 13, 30)))
     token = st.integers(0, vocab_size - 1)
-    prompts = st.lists(token, min_size=1, max_size=LONGEST_PROMPT).map(tuple)
+    length = draw(st.integers(1, LONGEST_PROMPT))
+    prompts = st.lists(st.integers(0, 4) | token, min_size=1, max_size=length).map(tuple)
     rule, alone = draw(rules(rows))
-    max_new_tokens = draw(st.integers(1, MOST_TOKENS))
+    max_new_tokens = draw(st.integers(1, 4) | st.integers(5, MOST_TOKENS))
     can_look_up = not (rule.needs_hidden_states or rule.needs_draft_confidence)
     return Case(
         rule,
@@ -154,7 +161,7 @@ def cases(draw) -> Case:
         prompts=tuple(draw(st.lists(prompts, min_size=rows, max_size=rows))),
         gamma=draw(st.integers(1, 6)),
         max_new_tokens=max_new_tokens,
-        eos_ids=tuple(draw(st.lists(token, max_size=2, unique=True))),
+        eos_ids=tuple(draw(st.just([]) | st.lists(token, max_size=2, unique=True))),
         lookup_ngram=draw(st.none() | st.integers(1, 3)) if can_look_up else None,
         settings=draw(_settings(rule.greedy_only, max_new_tokens)),
         seed=draw(st.integers(0, 2**16)),
