@@ -124,7 +124,7 @@ class Trace:
     strict_prob: torch.Tensor | None = None
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Verdict:
     """What a rule decides about one block.
 
@@ -140,7 +140,11 @@ class Verdict:
     accept_prob: torch.Tensor
     replacement: Callable[[torch.Tensor], torch.Tensor]
     state: torch.Tensor | None = None
-    trace: Trace = Trace()
+    trace: Trace = None  # type: ignore[assignment]
+
+    def __post_init__(self) -> None:
+        if self.trace is None:  # no default instance and no factory: `torch.compile` follows neither
+            self.trace = Trace()
 
 
 @dataclass(frozen=True, eq=False)

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import torch
 from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
+from transformers.utils import logging
 
 from hf_diversed import _compat
 from hf_diversed.blocks import DecodingContext
@@ -19,6 +20,7 @@ from hf_diversed.sampling import Dice
 from hf_diversed.verifiers.base import Verifier
 
 
+logger = logging.get_logger(__name__)
 DEFAULT_NUM_ASSISTANT_TOKENS = 5
 _UPSTREAM_NGRAM_SIZE = 2  # of prompt lookup, where the config says nothing
 
@@ -106,18 +108,19 @@ def check_rule(
             f"{verifier!r} reads how sure the draft is, and looked-up tokens (prompt_lookup_num_tokens) do not say; "
             "use a rule that reads p and the drafted token, or an assistant_model."
         )
-    verifier.check(
-        DecodingContext(
-            batch_size=batch_size,
-            num_prompts=batch_size // (config.num_return_sequences or 1),
-            vocab_size=_compat.vocab_size(model),
-            temperature=(1.0 if config.temperature is None else config.temperature) if config.do_sample else 0.0,
-            target_hidden_size=_compat.hidden_width(model),
-            draft_hidden_size=None if draft is None else _compat.hidden_width(draft),
-            target_name=_compat.model_name(model),
-            draft_name="" if draft is None else _compat.model_name(draft),
-        )
+    context = DecodingContext(
+        batch_size=batch_size,
+        num_prompts=batch_size // (config.num_return_sequences or 1),
+        vocab_size=_compat.vocab_size(model),
+        temperature=(1.0 if config.temperature is None else config.temperature) if config.do_sample else 0.0,
+        target_hidden_size=_compat.hidden_width(model),
+        draft_hidden_size=None if draft is None else _compat.hidden_width(draft),
+        target_name=_compat.model_name(model),
+        draft_name="" if draft is None else _compat.model_name(draft),
     )
+    verifier.check(context)
+    for remark in verifier.remarks(context):
+        logger.warning_once(remark)
 
 
 def draft_length(

@@ -10,15 +10,11 @@ from huggingface_hub import CommitInfo
 from torch import nn
 from transformers import PreTrainedModel
 
+from hf_diversed.features import NUM_DISTRIBUTION_FEATURES, head_logit
 from hf_diversed.head import pulling
 from hf_diversed.head.configuration_diversed import DiversedHeadConfig
 
 
-NUM_DISTRIBUTION_FEATURES = 8
-_IMPLAUSIBLE = 0.01
-_LEAST_MASS = 1e-3
-TOTAL_VARIATION = 4  # its place among them
-_MAX_LOG_RATIO = 20.0
 _LEAST_STD = 1e-3  # an input that hardly varied must not be blown up when it does
 
 
@@ -170,10 +166,8 @@ class DiversedHead(PreTrainedModel):
             ValueError: if an input the configuration calls for is missing or has another width.
         """
         values = self._values(target_hidden, draft_hidden, features)
-        values = (values - self.input_mean.float()) / self.input_std.float()
-        if self.dense is not None:
-            values = F.gelu(F.linear(values, self.dense.weight.float(), self.dense.bias.float()))
-        return F.linear(values, self.out.weight.float(), self.out.bias.float()).squeeze(-1)
+        dense = () if self.dense is None else (self.dense.weight, self.dense.bias)
+        return head_logit(values, self.input_mean, self.input_std, self.out.weight, self.out.bias, *dense)
 
     @torch.no_grad()
     def standardize(
@@ -209,35 +203,3 @@ class DiversedHead(PreTrainedModel):
             given = "nothing" if values is None else f"width {values.shape[-1]}"
             raise ValueError(f"{name} must have width {width} for features={self.config.features!r}, got {given}.")
         return values.to(device=self.out.weight.device, dtype=torch.float32)
-
-
-def distribution_features(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
-    """Eight figures on two laws: both entropies (nats), both top probabilities, TV(p, q), KL(p || q), same argmax or
-    not, and the draft's mass on tokens that are implausible to the target (p below 1%): what a permissive weight would
-    let in, where TV also counts mere preferences among plausible tokens.
-
-    KL is bounded by cutting log(p / q) at 20 nats, so truncated supports stay finite; it enters as log(1 + KL), the
-    implausible mass as its log above 1e-3.
-
-    Args:
-        p, q: float32 `[..., V]`, the processed laws.
-
-    Returns:
-        float32 `[..., 8]`.
-    """
-    tiny = torch.finfo(p.dtype).tiny
-    log_p, log_q = p.clamp_min(tiny).log(), q.clamp_min(tiny).log()
-    kl = (p * (log_p - log_q).clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO)).sum(-1).clamp_min(0.0)
-    top_p, best_p = p.max(-1)
-    top_q, best_q = q.max(-1)
-    figures = (
-        -(p * log_p).sum(-1),
-        -(q * log_q).sum(-1),
-        top_p,
-        top_q,
-        torch.clamp(p - q, min=0.0).sum(-1),
-        torch.log1p(kl),
-        (best_p == best_q).float(),
-        (torch.where(p < _IMPLAUSIBLE, q, 0.0).sum(-1) + _LEAST_MASS).log(),
-    )
-    return torch.stack(figures, dim=-1)

@@ -37,6 +37,10 @@ class Verifier:
     def check(self, context: DecodingContext) -> None:
         """Refuse, before any forward pass, what this rule cannot serve. Raises ValueError."""
 
+    def remarks(self, context: DecodingContext) -> list[str]:
+        """What a caller should hear, once, about using the rule like this; nothing by default."""
+        return []
+
     def dials(self, batch_size: int, device: torch.device) -> dict[str, torch.Tensor]:
         """Settings that rows may have of their own, by name: `[B, 1]` each; none by default.
 
@@ -143,6 +147,9 @@ class CompositeVerifier(Verifier):
     def check(self, context: DecodingContext) -> None:
         for part in self._parts:
             part.check(context)
+
+    def remarks(self, context: DecodingContext) -> list[str]:
+        return [remark for part in self._parts for remark in part.remarks(context)]
 
     def dials(self, batch_size: int, device: torch.device) -> dict[str, torch.Tensor]:
         named = enumerate(part.dials(batch_size, device) for part in self._parts)

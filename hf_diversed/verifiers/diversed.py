@@ -1,11 +1,11 @@
 """DIVERSED: a learned weight per position (arXiv 2604.07622), with a quality dial and a bias cap."""
 
+from typing import Any, Protocol, runtime_checkable
+
 import torch
-from transformers.utils import logging
 
 from hf_diversed.blocks import DecodingContext, DraftOutput, TargetOutput
-from hf_diversed.head import DiversedHead
-from hf_diversed.head.modeling_diversed import TOTAL_VARIATION, distribution_features
+from hf_diversed.features import TOTAL_VARIATION, distribution_features
 from hf_diversed.verifiers.mixture import (
     MixtureVerifier,
     Values,
@@ -16,8 +16,23 @@ from hf_diversed.verifiers.mixture import (
 )
 
 
-logger = logging.get_logger(__name__)
 _AS_TRAINED = 0.5
+
+
+@runtime_checkable
+class Head(Protocol):
+    """What the rule asks of a head: a `DiversedHead` is one, and so is whatever computes a logit from the same inputs.
+
+    Attributes:
+        config: as of `DiversedHeadConfig`: the pair, vocabulary, temperature and draft length it was trained for.
+    """
+
+    needs_hidden_states: bool
+    needs_distributions: bool
+    config: Any
+
+    def __call__(self, **inputs: torch.Tensor) -> torch.Tensor:
+        """float32 `[B, G]`, the logit of the weight on the target; inputs as `DiversedHead.forward` names them."""
 
 
 class DiversedVerifier(MixtureVerifier):
@@ -39,12 +54,12 @@ class DiversedVerifier(MixtureVerifier):
 
     def __init__(
         self,
-        head: DiversedHead,
+        head: Head,
         quality: Values = 0.5,
         max_bias: Values | None = None,
         bias_budget: Values | None = None,
     ):
-        if not isinstance(head, DiversedHead):
+        if not isinstance(head, Head):
             raise TypeError(f"head must be a DiversedHead, got {type(head).__name__}; load one with from_pretrained.")
         super().__init__(max_bias, bias_budget)
         self.head = head
@@ -73,17 +88,19 @@ class DiversedVerifier(MixtureVerifier):
             )
         check_row_values(context, diversed_quality=self.quality)
         super().check(context)
-        self._warn_on_other_use(context)
 
-    def _warn_on_other_use(self, context: DecodingContext) -> None:
+    def remarks(self, context: DecodingContext) -> list[str]:
         config = self.head.config
-        for role, expected, found in (
+        uses = (
             ("target", config.base_model_name_or_path, context.target_name),
             ("draft", config.assistant_model_name_or_path, context.draft_name),
             ("temperature", config.training_temperature, context.temperature),
-        ):
-            if expected not in (None, "") and found not in (None, "") and expected != found:
-                logger.warning_once(f"this head was trained for {role} {expected}, and is used with {found}.")
+        )
+        return [
+            f"this head was trained for {role} {expected}, and is used with {found}."
+            for role, expected, found in uses
+            if expected not in (None, "") and found not in (None, "") and expected != found
+        ]
 
     def dials(self, batch_size: int, device: torch.device) -> dict[str, torch.Tensor]:
         dials = super().dials(batch_size, device)

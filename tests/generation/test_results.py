@@ -26,7 +26,7 @@ def test_record_stats_collects_calls_and_nests(pair):
         assert outer.num_rounds > first
     assert inner.num_rounds > 0
     assert len(inner.per_row) == 4
-    assert len(outer.per_row) == 8
+    assert len(outer.per_row) == 12
     total = outer.num_rounds
     call()
     assert outer.num_rounds == total

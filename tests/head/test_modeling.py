@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
+from hf_diversed.features import distribution_features
 from hf_diversed.head import DiversedHead, DiversedHeadConfig
-from hf_diversed.head.modeling_diversed import distribution_features
 from tests.verifier_cases import DRAFT_WIDTH, TARGET_WIDTH, make_block, random_head
 
 

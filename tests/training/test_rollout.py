@@ -5,8 +5,8 @@ from typing import NamedTuple
 import pytest
 import torch
 
+from hf_diversed.features import distribution_features
 from hf_diversed.head import DiversedHead, DiversedHeadConfig
-from hf_diversed.head.modeling_diversed import distribution_features
 from hf_diversed.outputs import SOURCES
 from hf_diversed.training.rollout import Rollouts, Sampler, SamplingSettings
 from tests.tiny import BOS, EOS, tiny_draft, tiny_model

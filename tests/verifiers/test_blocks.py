@@ -106,7 +106,7 @@ def test_fly_is_the_scan_of_its_coins(window: int):
             kept = naive_fly(list(own), forgivable[0].tolist(), window)
             reached[:kept] += chance
             by_coin[:kept] += chance * torch.tensor(own[:kept]).double()
-        accept, strict = forgiving_acceptance(native, forgivable, torch.ones_like(forgivable), window)
+        accept, strict = forgiving_acceptance(native, forgivable, torch.ones_like(forgivable), torch.tensor([window]))
         torch.testing.assert_close(accept[0].double().cumprod(-1), reached, rtol=0.0, atol=ROUNDING)
         before = torch.cat([torch.ones(1).double(), reached[:-1]])
         torch.testing.assert_close(strict[0].double() * before, by_coin, rtol=0.0, atol=ROUNDING)

@@ -1,6 +1,5 @@
 """The learned rule: its dial, its cap, what it asks of the head and what it refuses."""
 
-import logging
 from dataclasses import replace
 
 import pytest
@@ -11,7 +10,7 @@ from hypothesis import strategies as st
 from hf_diversed.blocks import DecodingContext
 from hf_diversed.head import DiversedHead, DiversedHeadConfig
 from hf_diversed.sampling import total_variation
-from hf_diversed.verifiers import DiversedVerifier
+from hf_diversed.verifiers import DiversedVerifier, LosslessVerifier, PhaseVerifier
 from hf_diversed.verifiers.diversed import apply_quality
 from hf_diversed.verifiers.mixture import cap_bias
 from tests.verifier_cases import DRAFT_WIDTH, GAMMA, TARGET_WIDTH, make_block, random_head
@@ -185,13 +184,12 @@ def test_refuses_what_is_no_head():
         ({"training_temperature": 0.9}, "temperature 0.9, and is used with 0.0"),
     ],
 )
-def test_warns_once_about_another_use(made_for: dict, message: str, caplog):
-    """Catches a head moved silently to a pair or temperature it never saw, and a log flooded by one line per call."""
-    logging.Logger.warning_once.cache_clear()  # transformers' own method: it remembers messages for the whole process
-    with caplog.at_level(logging.WARNING):
-        for _ in range(2):
-            DiversedVerifier(head_for(**made_for)).check(CONTEXT)
-    assert [record.message for record in caplog.records] == [f"this head was trained for {message}."]
+def test_another_use_is_remarked_on(made_for: dict, message: str):
+    """Catches a head moved silently to a pair or temperature it never saw, also inside another rule."""
+    rule = DiversedVerifier(head_for(**made_for))
+    for verifier in (rule, PhaseVerifier(rule, begin=1, end=2)):
+        assert verifier.remarks(CONTEXT) == [f"this head was trained for {message}."]
+    assert LosslessVerifier().remarks(CONTEXT) == []
 
 
 @pytest.mark.parametrize(
@@ -202,8 +200,6 @@ def test_warns_once_about_another_use(made_for: dict, message: str, caplog):
         ({"base_model_name_or_path": "org/third-target"}, {"target_name": ""}),
     ],
 )
-def test_stays_silent_on_its_own_or_unknown_pair(made_for: dict, context: dict, caplog):
-    """Catches warnings about models that have no name: every model built from a config would set one off."""
-    with caplog.at_level(logging.WARNING):
-        DiversedVerifier(head_for(**made_for)).check(replace(CONTEXT, **context))
-    assert not caplog.records
+def test_stays_silent_on_its_own_or_unknown_pair(made_for: dict, context: dict):
+    """Catches remarks about models that have no name: every model built from a config would set one off."""
+    assert DiversedVerifier(head_for(**made_for)).remarks(replace(CONTEXT, **context)) == []

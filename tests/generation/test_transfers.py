@@ -1,0 +1,134 @@
+"""What a round moves between host and device: one transfer up to the host, and nothing down."""
+
+import itertools
+from collections import Counter
+from contextlib import contextmanager
+from functools import partial
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import LogitsProcessorList, RepetitionPenaltyLogitsProcessor, TemperatureLogitsWarper
+
+from hf_diversed import DiversedVerifier, PhaseVerifier, StaticEnsembleVerifier, diversed_decoding
+from hf_diversed.generation import decoding
+from hf_diversed.generation.ragged_model import RaggedModel
+from hf_diversed.verifiers import build_verifier
+from tests.tiny import ragged_batch, tiny_head
+
+
+class Transfers(TorchDispatchMode):
+    """Counts what would make a device wait for the host, or send it something, outside of the models' own forwards.
+
+    On a CPU nothing is moved, but the same calls are made: numbers read from tensors, tensors made of numbers, and
+    indices by bool, whose count the host has to know. `tolist` never reaches the dispatcher, so it is counted itself.
+    """
+
+    READS = ("_local_scalar_dense", "nonzero", "masked_select", "_unique2", "equal")
+
+    def __init__(self):
+        super().__init__()
+        self.seen, self.paused = Counter(), False
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        name = function._schema.name.split("::")[-1]
+        by_bool = name in ("index", "index_put_") and any(
+            torch.is_tensor(index) and index.dtype == torch.bool for index in args[1]
+        )
+        if not self.paused and (name in self.READS or by_bool):
+            self.seen["reads"] += 1
+        elif not self.paused and name == "lift_fresh":
+            self.seen["uploads"] += 1
+        return function(*args, **(kwargs or {}))
+
+
+@contextmanager
+def counted(monkeypatch, rounds: list[Counter]):
+    """Collect the transfers of each round; the loop's own work between two blocks is one round."""
+    transfers, tolist, forward = Transfers(), torch.Tensor.tolist, RaggedModel._forward
+    room = decoding.run_rounds.__globals__["commit"]
+
+    def counting_tolist(tensor):
+        transfers.seen["reads"] += 1
+        return tolist(tensor)
+
+    def pausing_forward(*args, **kwargs):
+        transfers.paused = True
+        try:
+            return forward(*args, **kwargs)
+        finally:
+            transfers.paused = False
+
+    def committing(*args):
+        tally = room(*args)
+        rounds.append(Counter(transfers.seen))
+        return tally
+
+    monkeypatch.setattr(torch.Tensor, "tolist", counting_tolist)
+    monkeypatch.setattr(RaggedModel, "_forward", pausing_forward)
+    monkeypatch.setattr(decoding, "commit", committing)
+    monkeypatch.setattr(decoding, "_SHRINK_BELOW", 0.0)  # who leaves the batch is sent once, not in every round
+    with transfers:
+        yield
+
+
+RULES = {
+    "lossless": lambda: build_verifier("lossless"),
+    "static": lambda: build_verifier("static:0.5"),
+    "hidden head": lambda: DiversedVerifier(tiny_head(), quality=[0.2, 0.5, 0.7, 1.0], max_bias=0.3, bias_budget=1.0),
+    "distribution head": lambda: DiversedVerifier(tiny_head(features="distribution")),
+    "phase": lambda: PhaseVerifier(StaticEnsembleVerifier(0.2, bias_budget=1.0), begin=30, end=17),
+    "block": lambda: build_verifier("block:static:0.5"),
+    "fly": lambda: build_verifier("fly"),
+}
+
+
+@pytest.mark.parametrize("do_sample", [False, True], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("name", RULES)
+def test_a_round_has_one_transfer(pair, name, do_sample, monkeypatch):
+    """Catches lengths, draft lengths or flags that are read or sent more than once a round."""
+    target, draft = pair
+    rounds: list[Counter] = []
+    loop = partial(diversed_decoding, assistant_model=draft, verifier=RULES[name]())
+    with counted(monkeypatch, rounds):
+        target.generate(**ragged_batch(), custom_generate=loop, max_new_tokens=32, do_sample=do_sample, top_k=0)
+    assert len(rounds) > 4
+    per_round = [after - before for before, after in itertools.pairwise(rounds)]
+    assert per_round == [Counter(reads=1)] * len(per_round)
+
+
+def test_processors_of_the_prefix_send_nothing_either(pair, monkeypatch):
+    """Catches columns and counts that are sent for every processor that reads the prefix."""
+    target, draft = pair
+    rounds: list[Counter] = []
+    chain = LogitsProcessorList([RepetitionPenaltyLogitsProcessor(1.2), TemperatureLogitsWarper(0.9)])
+    loop = partial(diversed_decoding, assistant_model=draft, verifier=build_verifier("lossless"))
+    with counted(monkeypatch, rounds):
+        target.generate(
+            **ragged_batch(), custom_generate=loop, logits_processor=chain, max_new_tokens=24, do_sample=True, top_k=0
+        )
+    per_round = [after - before for before, after in itertools.pairwise(rounds)]
+    assert per_round == [Counter(reads=1)] * len(per_round)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_round_waits_once_on_a_device(pair):
+    """The same where the runtime itself tells: any other wait is an error."""
+    target, draft = (model.cuda() for model in pair)
+    commit = decoding.commit
+
+    def committing(*args):
+        torch.cuda.set_sync_debug_mode("default")
+        try:
+            return commit(*args)
+        finally:
+            torch.cuda.set_sync_debug_mode("error")
+
+    decoding.commit = committing
+    try:
+        inputs = {name: values.cuda() for name, values in ragged_batch().items()}
+        target.generate(**inputs, assistant_model=draft, verifier="static:0.5", max_new_tokens=24)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+        decoding.commit = commit
+        target.cpu(), draft.cpu()

@@ -1,0 +1,27 @@
+"""The maths and the rules need torch and nothing else: engines other than transformers use them."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+
+HEAVY = ("transformers", "peft", "accelerate", "huggingface_hub", "tokenizers", "safetensors", "datasets")
+PURE = (
+    "hf_diversed.sampling",
+    "hf_diversed.blocks",
+    "hf_diversed.theory",
+    "hf_diversed.features",
+    "hf_diversed.verifiers",
+    "hf_diversed.training.objective",
+)
+
+
+@pytest.mark.parametrize("module", PURE)
+def test_pure_modules_load_torch_only(module):
+    """Catches an import that drags transformers, and with it seconds and versions, into a serving engine."""
+    code = f"import sys, {module}; print([name for name in {HEAVY} if name in sys.modules], 'torch' in sys.modules)"
+    environment = {**os.environ, "HF_DIVERSED_NO_HOOK": "1"}
+    run = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert run.stdout.split("\n")[0] == "[] True"

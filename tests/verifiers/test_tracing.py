@@ -1,0 +1,64 @@
+"""Every rule, and the round around it, is one graph to `torch.compile`: what a compiled engine builds on."""
+
+from dataclasses import fields
+
+import pytest
+import torch
+
+from hf_diversed.blocks import DraftOutput, TargetOutput
+from hf_diversed.generation.judging import judge
+from hf_diversed.sampling import Coins
+from hf_diversed.verifiers import VERIFIERS, DiversedVerifier, PhaseVerifier, StaticEnsembleVerifier
+from hf_diversed.verifiers.base import Memory
+from tests.verifier_cases import VERIFIER_CASES, make_block, random_head
+
+
+def _one_per_rule():
+    first = {case.rule: case.make for case in reversed(VERIFIER_CASES)}
+    yield from first.items()
+    yield "dials", lambda: DiversedVerifier(random_head(), quality=[0.2, 0.5, 0.7, 1.0], max_bias=0.3, bias_budget=1.0)
+    yield "distribution", lambda: DiversedVerifier(random_head(features="distribution"))
+    yield "phase of budgets", lambda: PhaseVerifier(StaticEnsembleVerifier(0.2, bias_budget=1.0), begin=3, end=4)
+
+
+MAKERS = dict(_one_per_rule())
+
+
+def test_every_rule_is_traced():
+    """Catches a new rule that nobody tried to trace."""
+    assert set(MAKERS) >= set(VERIFIERS)
+
+
+@pytest.mark.parametrize("sampled", [True, False], ids=["sampled", "greedy"])
+@pytest.mark.parametrize("name", MAKERS)
+def test_a_round_is_one_graph(name, sampled):
+    """Catches caches that take locks, branches on values, and Python state that a traced region cannot follow."""
+    rule = MAKERS[name]()
+    if rule.greedy_only and sampled:
+        pytest.skip("the rule is greedy")
+    draft, target = make_block("random", "ties", sampled=sampled)
+    batch, ids = len(draft.tokens), torch.arange(5).expand(len(draft.tokens), -1)
+    generator = torch.Generator().manual_seed(1)
+    uniforms = torch.rand(draft.tokens.shape, generator=generator)
+    coins = Coins(uniforms, torch.rand(batch, 1, generator=generator)) if sampled else Coins()
+    dials = rule.dials(batch, ids.device)
+    state = torch.zeros(batch, rule.state_width, dtype=torch.float64) if rule.state_width else None
+    eos = torch.tensor([1])
+
+    def settle(ids, draft_tensors, target_tensors, dials, state, coins):
+        q, p = DraftOutput(**draft_tensors, sampled=sampled), TargetOutput(**target_tensors)
+        round = judge(rule, ids, q, p, Memory(dials, state), eos, Coins(*coins))
+        return {item.name: getattr(round.outcome, item.name) for item in fields(round.outcome)}
+
+    arguments = ids, _tensors(draft), _tensors(target), dials, state, (coins.uniforms, coins.noise)
+    torch.compiler.reset()
+    traced = torch.compile(settle, backend="eager", fullgraph=True)
+    with torch.no_grad():
+        expected, found = settle(*arguments), traced(*arguments)
+    for key, values in expected.items():
+        assert torch.equal(found[key], values), key
+
+
+def _tensors(block) -> dict[str, torch.Tensor]:
+    values = {item.name: getattr(block, item.name) for item in fields(block) if item.init}
+    return {key: value for key, value in values.items() if torch.is_tensor(value)}
