@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from hf_diversed.blocks import VerifyOutput
 from hf_diversed.generation.judging import FAULTS
 from hf_diversed.generation.rows import PerRow, RaggedRows
+from hf_diversed.verifiers.base import Verifier
 
 
 @dataclass(frozen=True)
@@ -17,7 +18,7 @@ class Tally:
     emitted: list[int]
 
 
-def commit(rows: RaggedRows, outcome: VerifyOutput, rule: str) -> Tally:
+def commit(rows: RaggedRows, outcome: VerifyOutput, rule: Verifier) -> Tally:
     """Write a round's tokens, lengthen the rows and close those that have ended.
 
     Raises:
@@ -27,7 +28,7 @@ def commit(rows: RaggedRows, outcome: VerifyOutput, rule: str) -> Tally:
     drafted, accepted, emitted, ended, faults = outcome.to_host()  # the one host transfer
     running = [end is None for end in rows.ends]
     if any(found := [fault for fault, runs in zip(faults, running) if runs and fault]):
-        raise FloatingPointError(FAULTS[min(found)].format(rule=rule))
+        raise FloatingPointError(FAULTS[min(found)].format(rule=type(rule).__name__))
     tally = Tally(rows.lengths.host, drafted, accepted, [count * runs for count, runs in zip(emitted, running)])
     done = rows.done
     rows.advance(PerRow(tally.emitted, outcome.num_emitted.masked_fill(done, 0)))

@@ -93,16 +93,22 @@ def run_rounds(verifier: Verifier, plan: Plan, watch: Watchers) -> None:
         draft, target = engine.block(rows.room(plan.gamma))
         coins = dice.flip(target.scores) if dice else Coins()
         round = judge(verifier, rows.text(), draft, target, memory, rows.eos_ids_device, coins)
-        tally = commit(rows, round.outcome, type(verifier).__name__)
+        tally = commit(rows, round.outcome, verifier)
         watch.saw(rows, round, tally)
         plan.stops.update(watch.scores_before)
         watch.stream(rows, tally, engine.forwards)
         engine.rewind(draft, tally.accepted)
         memory.learn(round.verdict, round.outcome.num_accepted)
-        if plan.may_shrink and 0 < len(rows.running) <= _SHRINK_BELOW * len(rows.ends):
-            kept = torch.tensor(rows.running, device=rows.ids.device)
-            for holder in (rows, engine, memory):
-                holder.keep(kept)
+        drop_finished(plan, memory)
+
+
+def drop_finished(plan: Plan, memory: Memory) -> None:
+    """Let finished rows leave the batch, once they are many, where nobody looks for them."""
+    running = plan.rows.running
+    if plan.may_shrink and 0 < len(running) <= _SHRINK_BELOW * len(plan.rows.ends):
+        kept = torch.tensor(running, device=plan.rows.ids.device)
+        for holder in (plan.rows, plan.engine, memory):
+            holder.keep(kept)
 
 
 def _require(verifier: Verifier | None) -> Verifier:
