@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+from hf_diversed.formatting import LOSSLESS, PLAIN
 from hf_diversed.head import DiversedHead, load_head
 from hf_diversed.provenance import module_digest
 from hf_diversed.verifiers import (
@@ -17,10 +18,6 @@ from hf_diversed.verifiers import (
     Verifier,
     build_verifier,
 )
-
-
-PLAIN = "ar"
-LOSSLESS = "sd"
 
 
 @dataclass(frozen=True)
