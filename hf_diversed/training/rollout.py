@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 import torch
 from transformers import BatchEncoding, PreTrainedModel, PreTrainedTokenizerBase
 
-from hf_diversed.evaluation.settings import sampling_kwargs
 from hf_diversed.generation.hook import install_hook
+from hf_diversed.generation.options import sampling_kwargs
 from hf_diversed.head import DiversedHead
 from hf_diversed.outputs import SOURCES, GenerateDiversedOutput, SpeculativeStats, TokenRecords
 from hf_diversed.training.objective import Decisions
