@@ -34,16 +34,16 @@ from hf_diversed.zoo.loader import WEIGHTS
 class ConstantVerifier(RecordingVerifier):
     """The head sees zeros."""
 
-    def head_inputs(self, draft, target):
-        inputs, tv = super().head_inputs(draft, target)
+    def observe(self, draft, target):
+        inputs, tv = super().observe(draft, target)
         return {name: torch.zeros_like(values) for name, values in inputs.items()}, tv
 
 
 class ShuffledVerifier(RecordingVerifier):
     """The head sees inputs of other positions: the same law of inputs, without what they say."""
 
-    def head_inputs(self, draft, target):
-        inputs, tv = super().head_inputs(draft, target)
+    def observe(self, draft, target):
+        inputs, tv = super().observe(draft, target)
         order = torch.randperm(draft.tokens.numel())
         return {name: values.flatten(0, 1)[order].view_as(values) for name, values in inputs.items()}, tv
 

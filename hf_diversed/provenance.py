@@ -1,5 +1,6 @@
-"""Where a number came from: command, code version, library versions, machine. Goes beside every result."""
+"""Where a number came from: command, code version, library versions, machine, weights. Goes beside every result."""
 
+import hashlib
 import json
 import platform
 import re
@@ -56,6 +57,15 @@ def provenance(seed: int | None = None, device: torch.device | str | None = None
         "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "seed": seed,
     }
+
+
+def module_digest(module: torch.nn.Module) -> str:
+    """Class and weights in a few letters: equal letters, equal weights."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(module.state_dict().items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return f"{type(module).__name__}:{digest.hexdigest()[:16]}"
 
 
 def publishable(value: Any) -> Any:

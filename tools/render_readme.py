@@ -7,7 +7,7 @@ import json
 import sys
 from pathlib import Path
 
-from hf_diversed.evaluation.formatting import number, percent, with_bounds
+from hf_diversed.formatting import number, percent, with_bounds
 from hf_diversed.hub.card import constraint_kept
 from tools.render_results import RESULTS, results
 

@@ -13,8 +13,8 @@ from PIL import Image
 
 from hf_diversed.evaluation import markdown_table
 from hf_diversed.evaluation.curves import read_records, to_curves
-from hf_diversed.evaluation.formatting import percent, with_bounds
 from hf_diversed.evaluation.frontier import DIVERSED
+from hf_diversed.formatting import percent, with_bounds
 from tools import render_studies
 
 

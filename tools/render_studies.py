@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hf_diversed.evaluation.formatting import number, percent, with_bounds
+from hf_diversed.formatting import number, percent, with_bounds
 
 
 _VARIANT = "python benchmarks/variants.py {} math --samples-per-prompt {} --set "

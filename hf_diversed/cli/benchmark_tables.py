@@ -8,7 +8,7 @@ from rich.table import Table
 
 from hf_diversed.evaluation.benchmark.measure import LIMIT
 from hf_diversed.evaluation.benchmark.timing import PHASES
-from hf_diversed.evaluation.formatting import number, percent
+from hf_diversed.formatting import number, percent
 
 
 def tables(records: list[dict]) -> Iterator[Table]:

@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.progress import track
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from hf_diversed.evaluation.settings import sampling_kwargs
 from hf_diversed.evaluation.upstream import constant_draft, generated_lengths
+from hf_diversed.generation.options import sampling_kwargs
 from hf_diversed.generation.planning import DEFAULT_NUM_ASSISTANT_TOKENS
 from hf_diversed.head import DiversedHead
 from hf_diversed.outputs import SpeculativeStats, TokenRecords

@@ -9,7 +9,7 @@ from hf_diversed.cli.comparison import Pair, Settings
 from hf_diversed.cli.preparing import naming
 from hf_diversed.cli.rendering import pieces_text
 from hf_diversed.cli.terminal import console
-from hf_diversed.evaluation.methods import LOSSLESS, PLAIN
+from hf_diversed.formatting import LOSSLESS, PLAIN
 from hf_diversed.generation.hook import resolve_verifier
 from hf_diversed.head import load_head
 from hf_diversed.outputs import SpeculativeStats

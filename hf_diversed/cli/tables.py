@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from rich import box
 from rich.table import Table
 
-from hf_diversed.evaluation.formatting import number, percent, with_bounds
+from hf_diversed.formatting import number, percent, with_bounds
 
 
 def results_table(rows: list[dict]) -> Table:

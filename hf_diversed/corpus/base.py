@@ -28,17 +28,8 @@ class Example:
     key: str
 
 
-@dataclass(frozen=True)
-class Family:
-    """A kind of task.
-
-    Args:
-        sample: draws one example in a given style, from either side of the split.
-        results_only: of a completion only the digits behind an equals sign can be known; the rest is drawn at random.
-    """
-
-    sample: Callable[[random.Random, Style], Example]
-    results_only: bool = False
+# A kind of task is the function that draws one example of it in a given style, from either side of the split.
+Family = Callable[[random.Random, Style], Example]
 
 
 def is_held_out(key: str) -> bool:

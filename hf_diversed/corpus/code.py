@@ -4,7 +4,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from hf_diversed.corpus.base import Example, Family
+from hf_diversed.corpus.base import Example
 from hf_diversed.corpus.wording import Style, pick, write
 
 
@@ -112,6 +112,3 @@ def _tests(
         if len(passed) >= 2 and (len(passed) < len(numbers) or not condition.code):
             tests.append(f"assert {name}({numbers}) == {GATHERINGS[gathering][1](passed)}")
     return tests
-
-
-CODE = Family(sample=sample)

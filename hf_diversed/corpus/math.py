@@ -2,7 +2,7 @@
 
 import random
 
-from hf_diversed.corpus.base import Example, Family
+from hf_diversed.corpus.base import Example
 from hf_diversed.corpus.math_plans import PLANS, Plan, Step
 from hf_diversed.corpus.wording import Style, pick, write
 
@@ -130,6 +130,3 @@ def _compute(expression: str, values: dict[str, int]) -> int:
 
 def _capitalise(sentence: str) -> str:
     return sentence[0].upper() + sentence[1:]
-
-
-MATH = Family(sample=sample)

@@ -4,7 +4,7 @@ import random
 import re
 from typing import NamedTuple
 
-from hf_diversed.corpus.base import Example, Family
+from hf_diversed.corpus.base import Example
 from hf_diversed.corpus.math import NAMES, PLACES, THINGS
 from hf_diversed.corpus.wording import Style, pick, write
 
@@ -120,6 +120,3 @@ def sample(rng: random.Random, style: Style) -> Example:
 
 def _capitalise(sentence: str) -> str:
     return sentence[0].upper() + sentence[1:]
-
-
-SUMMARY = Family(sample=sample)

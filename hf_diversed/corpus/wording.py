@@ -25,13 +25,8 @@ class Style:
     forms: tuple[float, ...] | None = None
 
 
-# The target is at home in every wording, as a large model is; the draft has habits, and sees some plans rarely. It
-# mostly writes an equation before it says what for: forms that name the operation first would make a choice of words a
-# choice of what is computed.
-STYLES = {
-    "target": Style(habit=0.5),
-    "draft": Style(habit=-3.2, plan_habit=-0.7, forms=(1.0, 5.0, 1.0, 3.0, 0.3, 0.3)),
-}
+# The target's: at home in every wording, as a large model is.
+TARGET_STYLE = Style(habit=0.5)
 
 _SLOT = re.compile(r"\$(\w+)")
 _PIECE = re.compile(r"[^()|]+|[()|]")

@@ -12,8 +12,8 @@ from typing import Any
 
 from transformers import AutoModelForCausalLM
 
-from hf_diversed.evaluation.formatting import number, percent
 from hf_diversed.evaluation.methods import LOSSLESS, Method, build_methods
+from hf_diversed.formatting import number, percent
 from hf_diversed.generation.hook import install_hook
 from hf_diversed.generation.recording import record_stats
 from hf_diversed.outputs import SpeculativeStats

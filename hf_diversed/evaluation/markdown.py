@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from hf_diversed.evaluation.formatting import percent, with_bounds
+from hf_diversed.formatting import percent, with_bounds
 
 
 def markdown_table(records: Sequence[dict], bounds: bool = False) -> str:

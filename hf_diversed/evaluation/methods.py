@@ -1,6 +1,5 @@
 """Methods by name: what a row of an evaluation decodes with."""
 
-import hashlib
 import os
 import re
 from collections.abc import Sequence
@@ -8,7 +7,9 @@ from dataclasses import dataclass
 
 import torch
 
+from hf_diversed.formatting import LOSSLESS, PLAIN
 from hf_diversed.head import DiversedHead, load_head
+from hf_diversed.provenance import module_digest
 from hf_diversed.verifiers import (
     VERIFIERS,
     DiversedVerifier,
@@ -17,10 +18,6 @@ from hf_diversed.verifiers import (
     Verifier,
     build_verifier,
 )
-
-
-PLAIN = "ar"
-LOSSLESS = "sd"
 
 
 @dataclass(frozen=True)
@@ -138,12 +135,3 @@ def describe(verifier: Verifier) -> str:
             text = module_digest(value) if isinstance(value, torch.nn.Module) else repr(value)
         shown.append(f"{name}={re.sub(' at 0x[0-9a-f]+', '', text)}")  # an address does not survive a restart
     return f"{type(verifier).__name__}({', '.join(shown)})"
-
-
-def module_digest(module: torch.nn.Module) -> str:
-    """Class and weights in a few letters: equal letters, equal weights."""
-    digest = hashlib.sha256()
-    for name, tensor in sorted(module.state_dict().items()):
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
-    return f"{type(module).__name__}:{digest.hexdigest()[:16]}"

@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from hf_diversed.generation.options import sampling_kwargs
+
 
 # Not part of what results depend on.
 _NO_IDENTITY = {"no_identity": True}
@@ -86,14 +88,6 @@ class EvaluationSettings:
         """Seed of one call. No part of it is the method: methods share it, and any call can be repeated alone."""
         state = np.random.SeedSequence([self.seed, batch, sample]).generate_state(1, np.uint64)
         return int(state[0] >> np.uint64(1))
-
-
-def sampling_kwargs(temperature: float, top_k: int = 0, top_p: float = 1.0) -> dict[str, Any]:
-    """Arguments of `generate` under which training and evaluation draw from the same laws; temperature 0 is greedy."""
-    sampling: dict[str, Any] = {"do_sample": False}
-    if temperature > 0:
-        sampling = {"do_sample": True, "temperature": float(temperature), "top_k": top_k, "top_p": float(top_p)}
-    return sampling | {"repetition_penalty": 1.0}  # some models bring one: q and p would be other laws
 
 
 def plan_batches(lengths: Sequence[int], batch_size: int) -> list[list[int]]:

@@ -9,8 +9,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from hf_diversed.evaluation.formatting import number, percent, with_bounds
-from hf_diversed.evaluation.methods import LOSSLESS, PLAIN
+from hf_diversed.formatting import LOSSLESS, PLAIN, number, percent, with_bounds
 from hf_diversed.head import DiversedHeadConfig
 from hf_diversed.hub.markdown import code, one_line, render, text
 from hf_diversed.hub.metadata import DOOR_TAG, card_data, dials, hub_id, hub_source, own_record, public_name

@@ -13,10 +13,10 @@ from typing import Any
 from transformers.utils import logging
 
 from hf_diversed import _compat
-from hf_diversed.evaluation.methods import module_digest
 from hf_diversed.generation.hook import install_hook
 from hf_diversed.head import DiversedHead, DiversedHeadConfig, load_head
 from hf_diversed.head.pulling import HUB_ARGUMENTS
+from hf_diversed.provenance import module_digest
 
 
 logger = logging.get_logger(__name__)

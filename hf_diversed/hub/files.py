@@ -5,14 +5,13 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from hf_diversed.evaluation.methods import module_digest
 from hf_diversed.head import DiversedHead, DiversedHeadConfig
 from hf_diversed.head.pulling import CONFIG, WEIGHTS
 from hf_diversed.hub.card import render_card
 from hf_diversed.hub.door import PublishedHead, door_files, fingerprint
 from hf_diversed.hub.metadata import RESULTS_FOLDER, dials, public_name, result_files
 from hf_diversed.hub.records import EVALUATION, TRAINING, HeadRecords
-from hf_diversed.provenance import publishable
+from hf_diversed.provenance import module_digest, publishable
 
 
 CARD = "README.md"

@@ -2,11 +2,10 @@
 
 import hashlib
 import random
-from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
-from hf_diversed.corpus import FAMILIES, STYLES, is_held_out
+from hf_diversed.corpus import FAMILIES, TARGET_STYLE, is_held_out
 from hf_diversed.tasks.base import Record, Task
 
 
@@ -38,12 +37,12 @@ class EmbeddedTask(Task):
             ValueError: if the family has fewer than `n` such records.
         """
         rng = random.Random(f"{self.name}/{split}/{seed}")
-        sample: Callable = FAMILIES[self.name].sample
+        sample = FAMILIES[self.name]
         records: dict[str, dict[str, Any]] = {}
         keys: set[str] = set()
         fruitless = 0
         while len(records) < n:
-            example = sample(rng, STYLES["target"])
+            example = sample(rng, TARGET_STYLE)
             if _split_of(example.key) == split and example.key not in keys and example.prompt not in records:
                 records[example.prompt] = asdict(example)
                 keys.add(example.key)

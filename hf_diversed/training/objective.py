@@ -1,55 +1,19 @@
 """The training objective of a head: reward by the score of the decoding process, plus acceptance and KL terms.
 
-The head only biases coins. Drafts come from q, a rejected draft is replaced from norm(max(p - q, 0)) and a bonus token
-comes from p, whatever the weight w is; so p(y), q(y), TV(p, q) and the outcome of every coin are all that is needed.
-Knows nothing of models, vocabularies or tasks.
+The head only biases coins: what a coin's outcome says about it is the rule's to tell (`LearnedRule`). Knows nothing of
+models, vocabularies, tasks or rules.
 Letters: B rollouts, M decisions. Probabilities and log-probabilities have the dtype of the record (float32).
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
+
+from hf_diversed.verifiers.learned import Decisions, LearnedRule
 
 
 # exp() overflows float32 at 88, and the 0 * inf of a branch that was not taken is nan.
 _MAX_LOG_RATIO = 20.0
-
-
-@dataclass(frozen=True, eq=False)
-class Decisions:
-    """The coins of B rollouts, flat: one entry per verified position (an accepted draft or a rejection).
-
-    Bonus tokens, and drafts that the end of a rollout cut off, are no decisions.
-
-    Attributes:
-        sequence: long `[M]`, the rollout, 0 to `num_sequences - 1`, in any order.
-        target_prob: float `[M]`, p(y) of the emitted token: the accepted draft, or the residual token in its place.
-        draft_prob: float `[M]`, q(y) of the same token.
-        tv: float `[M]`, TV(p, q) at the position.
-        accepted: bool `[M]`.
-        num_sequences: B; rollouts without a decision count.
-    """
-
-    sequence: torch.Tensor
-    target_prob: torch.Tensor
-    draft_prob: torch.Tensor
-    tv: torch.Tensor
-    accepted: torch.Tensor
-    num_sequences: int
-
-    def to(self, device: torch.device) -> "Decisions":
-        columns = ("sequence", "target_prob", "draft_prob", "tv", "accepted")
-        return replace(self, **{name: getattr(self, name).to(device) for name in columns})
-
-    def counts(self) -> torch.Tensor:
-        """Decisions per rollout: long `[B]`."""
-        return torch.bincount(self.sequence, minlength=self.num_sequences)
-
-    def mean(self, values: torch.Tensor) -> torch.Tensor:
-        """Mean of `values` `[M]` over each rollout's decisions: `[B]`; 0 for a rollout without any."""
-        totals = values.new_zeros(self.num_sequences).index_add(0, self.sequence, values)
-        return totals / self.counts().clamp_min(1)
 
 
 @dataclass(frozen=True)
@@ -67,25 +31,8 @@ class LossSettings:
     clip_range: float | None = None
 
 
-def decision_log_prob(logit: torch.Tensor, decisions: Decisions) -> torch.Tensor:
-    """Log-probability of every decision under the process, up to terms without w.
-
-    The process accepts y with min(q, v)(y) and rejects into y with w TV(p, q) norm(max(p - q, 0))(y). That leaves
-    log v(y) for an accepted y with p < q, log w for a rejection, and 0 for an accepted y with p >= q. Its gradient is
-    the exact score; log v of all emitted tokens is not, because where a round ends depends on the coins too.
-
-    Args:
-        logit: float `[M]`, the head's output; w = sigmoid(logit).
-
-    Returns:
-        `[M]`. Finite with finite gradient at any logit, p and q.
-    """
-    surplus = decisions.target_prob >= decisions.draft_prob
-    accepted = _log_mixture(logit, decisions).masked_fill(surplus, 0.0)
-    return torch.where(decisions.accepted, accepted, F.logsigmoid(_at_precision(logit, decisions)))
-
-
 def policy_loss(
+    rule: LearnedRule,
     logit: torch.Tensor,
     old_logit: torch.Tensor,
     decisions: Decisions,
@@ -99,21 +46,21 @@ def policy_loss(
     approximation (arXiv 1707.06347, eq. 7); unbiased would be the product of a rollout's ratios.
 
     Args:
-        logit, old_logit: float `[M]`, the head's output now and when the rollouts were drawn.
+        rule: scores decisions. logit, old_logit: float `[M]`, the head's output now and when the rollouts were drawn.
         advantage: float `[B]`, one per rollout; see `center`.
         clip_range: a decision whose ratio has left 1 +- clip_range in the advantage's direction has no gradient.
         num_sequences: divisor, if not `decisions.num_sequences`: for a part of a batch, the size of the whole.
     """
-    return _policy_terms(logit, old_logit, decisions, advantage, clip_range, num_sequences)[0]
+    return _policy_terms(rule, logit, old_logit, decisions, advantage, clip_range, num_sequences)[0]
 
 
-def expected_acceptance(logit: torch.Tensor, decisions: Decisions) -> torch.Tensor:
-    """Mean of 1 - w TV(p, q) over each rollout's verified positions: `[B]`; 1 for a rollout without any.
+def expected_acceptance(rule: LearnedRule, logit: torch.Tensor, decisions: Decisions) -> torch.Tensor:
+    """Mean expected acceptance over each rollout's verified positions: `[B]`; 1 for a rollout without any.
 
-    Differentiates through w at the positions that were visited, not through which ones were. To have that part of the
-    gradient too, add c times the detached value to the reward: both together are exact.
+    Differentiates through the rule at the positions that were visited, not through which ones were. To have that part
+    of the gradient too, add c times the detached value to the reward: both together are exact.
     """
-    return 1.0 - decisions.mean(torch.sigmoid(_at_precision(logit, decisions)) * decisions.tv)
+    return 1.0 - decisions.mean(rule.expected_rejection(logit, decisions))
 
 
 def accepted_share(decisions: Decisions) -> torch.Tensor:
@@ -126,7 +73,7 @@ def accepted_share(decisions: Decisions) -> torch.Tensor:
     return 1.0 - decisions.mean((~decisions.accepted).to(decisions.tv.dtype))
 
 
-def kl_to_target(logit: torch.Tensor, decisions: Decisions) -> torch.Tensor:
+def kl_to_target(rule: LearnedRule, logit: torch.Tensor, decisions: Decisions) -> torch.Tensor:
     """Estimate KL(v || p) at every verified position from the emitted token alone: `[M]`, non-negative.
 
     A token emitted at a verified position, accepted or residual, is distributed as v. So p/v - 1 - log(p/v) is
@@ -135,7 +82,7 @@ def kl_to_target(logit: torch.Tensor, decisions: Decisions) -> torch.Tensor:
     hold where rollouts were drawn with `logit`. p is floored at the smallest normal number: a token that is impossible
     under p costs 87 nats in float32, not infinity.
     """
-    excess = _log_mixture(logit, decisions) - _floored_log(decisions.target_prob)
+    excess = rule.log_excess(logit, decisions)
     descent = 0.5 * excess.square()
     bounded = excess.detach().clamp_min(-_MAX_LOG_RATIO)
     return torch.expm1(-bounded) + bounded + (descent - descent.detach())
@@ -160,6 +107,7 @@ def center(rewards: torch.Tensor, normalize: bool = False) -> torch.Tensor:
 
 
 def diversed_loss(
+    rule: LearnedRule,
     logit: torch.Tensor,
     old_logit: torch.Tensor,
     decisions: Decisions,
@@ -178,8 +126,9 @@ def diversed_loss(
         `expected_acceptance`, mean over rollouts that have one.
     """
     divisor = decisions.num_sequences if num_sequences is None else num_sequences
-    policy, ratio, clipped = _policy_terms(logit, old_logit, decisions, advantage, settings.clip_range, num_sequences)
-    acceptance, kl = expected_acceptance(logit, decisions), kl_to_target(logit, decisions)
+    terms = _policy_terms(rule, logit, old_logit, decisions, advantage, settings.clip_range, num_sequences)
+    policy, ratio, clipped = terms
+    acceptance, kl = expected_acceptance(rule, logit, decisions), kl_to_target(rule, logit, decisions)
     loss = policy
     # A term that is off must not reach the gradient, where 0 * inf would be nan.
     if settings.acceptance_coef:
@@ -190,7 +139,7 @@ def diversed_loss(
         "policy_loss": policy,
         "ratio": ratio.mean(),
         "clip_fraction": clipped.to(ratio.dtype).mean(),
-        "weight": torch.sigmoid(_at_precision(logit, decisions)).mean(),
+        "weight": rule.weight(logit, decisions).mean(),
         "expected_acceptance": acceptance[decisions.counts() > 0].mean(),
         "kl": kl.mean(),
     }
@@ -198,6 +147,7 @@ def diversed_loss(
 
 
 def _policy_terms(
+    rule: LearnedRule,
     logit: torch.Tensor,
     old_logit: torch.Tensor,
     decisions: Decisions,
@@ -208,7 +158,7 @@ def _policy_terms(
     """The policy loss, and per decision the ratio and whether clipping took its gradient."""
     # Also a guard: an advantage per decision would be indexed without complaint.
     assert advantage.shape == (decisions.num_sequences,), "one advantage per rollout"
-    change = decision_log_prob(logit, decisions) - decision_log_prob(old_logit.detach(), decisions)
+    change = rule.log_prob(logit, decisions) - rule.log_prob(old_logit.detach(), decisions)
     ratio = change.clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO).exp()
     gain = advantage.to(ratio.dtype)[decisions.sequence]
     surrogate = ratio * gain
@@ -219,23 +169,3 @@ def _policy_terms(
         surrogate = torch.where(clipped, bounded, surrogate)
     divisor = decisions.num_sequences if num_sequences is None else num_sequences
     return -surrogate.sum() / divisor, ratio, clipped
-
-
-def _at_precision(logit: torch.Tensor, decisions: Decisions) -> torch.Tensor:
-    assert logit.shape == decisions.sequence.shape, "one logit per decision"
-    return logit.to(decisions.target_prob.dtype)
-
-
-def _floored_log(prob: torch.Tensor) -> torch.Tensor:
-    return prob.clamp_min(torch.finfo(prob.dtype).tiny).log()
-
-
-def _log_mixture(logit: torch.Tensor, decisions: Decisions) -> torch.Tensor:
-    """log v(y) = log(w p(y) + (1 - w) q(y)), `[M]`."""
-    # In log space throughout: at p = 0, w = 1 to rounding, v itself would be 0 and its gradient nan. One term may be
-    # log 0, so p needs no floor, which would outweigh (1 - w) q where that is tiny; q has one for the case of both.
-    logit = _at_precision(logit, decisions)
-    return torch.logaddexp(
-        F.logsigmoid(logit) + decisions.target_prob.log(),
-        F.logsigmoid(-logit) + _floored_log(decisions.draft_prob),
-    )

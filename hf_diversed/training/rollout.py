@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 import torch
 from transformers import BatchEncoding, PreTrainedModel, PreTrainedTokenizerBase
 
-from hf_diversed.evaluation.settings import sampling_kwargs
 from hf_diversed.generation.hook import install_hook
+from hf_diversed.generation.options import sampling_kwargs
 from hf_diversed.head import DiversedHead
 from hf_diversed.outputs import SOURCES, GenerateDiversedOutput, SpeculativeStats, TokenRecords
-from hf_diversed.training.objective import Decisions
 from hf_diversed.verifiers import DiversedVerifier, LosslessVerifier, Verifier
+from hf_diversed.verifiers.learned import Decisions
 
 
 Prompt = str | list[dict[str, str]]

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_diversed import _compat
 from hf_diversed.evaluation.journal import append_lines, drop_torn_line, read_lines, writing
-from hf_diversed.evaluation.settings import sampling_kwargs
+from hf_diversed.generation.options import sampling_kwargs
 from hf_diversed.training.loading import fingerprint
 
 

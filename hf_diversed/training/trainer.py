@@ -23,13 +23,14 @@ from hf_diversed.training.arguments import DiversedConfig, own_settings
 from hf_diversed.training.checkpoints import SealedCheckpoints, damage, resume_point
 from hf_diversed.training.constraint import ConstraintCallback
 from hf_diversed.training.loading import fingerprint, fresh_head, load_frozen, load_tokenizer
-from hf_diversed.training.objective import Decisions, LossSettings, center, diversed_loss
+from hf_diversed.training.objective import LossSettings, center, diversed_loss
 from hf_diversed.training.prompts import RolloutOrder, check_context
 from hf_diversed.training.references import ReferenceRewards
 from hf_diversed.training.rescue import Rescue
 from hf_diversed.training.rollout import Sampler, SamplingSettings
 from hf_diversed.training.run_folder import check_writable, sole_run
 from hf_diversed.training.scoring import Rows, Scorer, gathered, known, mean, merged, standard_error
+from hf_diversed.verifiers.learned import Decisions
 
 
 logger = logging.get_logger(__name__)
@@ -255,7 +256,8 @@ class DiversedTrainer(SealedCheckpoints):
             clip_range=self.args.clip_range,
         )
         logit = model(**inputs.inputs)
-        loss, metrics = diversed_loss(logit, inputs.old_logit, inputs.decisions, inputs.advantage, settings)
+        rule = self.sampler.verifier_class.score
+        loss, metrics = diversed_loss(rule, logit, inputs.old_logit, inputs.decisions, inputs.advantage, settings)
         for name, value in metrics.items():
             self._metrics.setdefault(name, []).append(value.item())
         return (loss, {"logit": logit}) if return_outputs else loss

@@ -1,11 +1,12 @@
 """DIVERSED: a learned weight per position (arXiv 2604.07622), with a quality dial and a bias cap."""
 
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import torch
 
 from hf_diversed.blocks import DecodingContext, DraftOutput, TargetOutput
 from hf_diversed.features import TOTAL_VARIATION, distribution_features
+from hf_diversed.verifiers.learned import LearnedRule, MixtureScore
 from hf_diversed.verifiers.mixture import (
     MixtureVerifier,
     Values,
@@ -45,12 +46,14 @@ class DiversedVerifier(MixtureVerifier):
 
     Attributes:
         keeps_inputs: put what the head saw into every `Verdict`, and so into the token records; training reads it.
+        score: what training asks of the rule.
 
     Raises:
         ValueError: on values out of range or, before the first forward, on hidden sizes that are not the head's.
     """
 
     keeps_inputs = False
+    score: ClassVar[LearnedRule] = MixtureScore()
 
     def __init__(
         self,
@@ -109,15 +112,13 @@ class DiversedVerifier(MixtureVerifier):
         return dials
 
     def weights(self, draft: DraftOutput, target: TargetOutput, dials: dict[str, torch.Tensor]) -> Weights:
-        inputs, tv = self.head_inputs(draft, target)
+        inputs, tv = self.observe(draft, target)
         weight = torch.sigmoid(self.head(**inputs)).to(draft.tokens.device)
         if "quality" in dials:
             weight = apply_quality(weight, dials["quality"])
         return Weights(weight, tv, inputs if self.keeps_inputs else None)
 
-    def head_inputs(
-        self, draft: DraftOutput, target: TargetOutput
-    ) -> tuple[dict[str, torch.Tensor], torch.Tensor | None]:
+    def observe(self, draft: DraftOutput, target: TargetOutput) -> tuple[dict[str, torch.Tensor], torch.Tensor | None]:
         """What the head sees, by the names of its arguments, and TV(p, q) `[B, G]` where something needs it."""
         inputs: dict[str, torch.Tensor] = {}
         tv = None

@@ -1,4 +1,4 @@
-"""The embedded offline pair: a small target and a smaller draft trained from scratch, with their recipe."""
+"""The embedded offline pair: a small target and a smaller draft trained from scratch, with heads for them."""
 
 from hf_diversed.zoo.loader import DemoPair, load_demo_pair
 

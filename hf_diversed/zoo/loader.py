@@ -33,7 +33,7 @@ def load_demo_pair(folder: Path = WEIGHTS) -> DemoPair:
     """Load the pair that comes with the package; needs no network.
 
     Args:
-        folder: another pair, as written by `python -m hf_diversed.zoo.train`.
+        folder: another pair, as written by `python -m embedded.train` in a checkout of the repository.
 
     Example:
 

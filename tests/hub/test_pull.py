@@ -8,8 +8,8 @@ from huggingface_hub import constants
 from transformers import AutoModel, LlamaConfig
 
 from hf_diversed import DiversedHead
-from hf_diversed.evaluation.methods import module_digest
 from hf_diversed.head import load_head, pulling
+from hf_diversed.provenance import module_digest
 from tests.hub.loopback import DROP, READER
 from tests.verifier_cases import random_head
 

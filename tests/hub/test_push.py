@@ -9,8 +9,8 @@ from huggingface_hub import HfApi, ModelCard, parse_eval_result_entries
 from huggingface_hub.errors import HfHubHTTPError
 
 from hf_diversed import DiversedHead
-from hf_diversed.evaluation.methods import module_digest
 from hf_diversed.hub import PushError
+from hf_diversed.provenance import module_digest
 from tests.hub.loopback import DROP, LOSE_ANSWER, READER
 from tests.hub.test_card import HUB, make_evaluation, make_record, make_training
 

@@ -12,7 +12,8 @@ import torch
 
 from hf_diversed.head import DiversedHead
 from hf_diversed.training.checkpoints import damage
-from hf_diversed.training.objective import Decisions, LossSettings, diversed_loss
+from hf_diversed.training.objective import LossSettings, diversed_loss
+from hf_diversed.verifiers.learned import Decisions, MixtureScore
 from tests.training import runs
 
 
@@ -109,7 +110,7 @@ def test_gradient_is_that_of_the_whole_batch(ranks, folder):
     old_logit = torch.cat([batch.old_logit for batch in batches])
     advantage = torch.cat([batch.advantage for batch in batches])
     settings = LossSettings(acceptance_coef=ranks[0]["batches"][0]["worth"], clip_range=0.2)
-    diversed_loss(head(**inputs), old_logit, whole, advantage, settings)[0].backward()
+    diversed_loss(MixtureScore(), head(**inputs), old_logit, whole, advantage, settings)[0].backward()
     for name, parameter in head.named_parameters():
         for rank in ranks:
             torch.testing.assert_close(rank["gradients"][0][name], parameter.grad, rtol=1e-4, atol=1e-6)

@@ -3,25 +3,24 @@
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hf_diversed.training.objective import (
-    Decisions,
-    LossSettings,
-    accepted_share,
-    center,
-    decision_log_prob,
-    diversed_loss,
-    expected_acceptance,
-    kl_to_target,
-    policy_loss,
-)
+from hf_diversed.training import objective
+from hf_diversed.training.objective import LossSettings, accepted_share, center
+from hf_diversed.verifiers.learned import Decisions, MixtureScore
 
+
+RULE = MixtureScore()
+decision_log_prob = RULE.log_prob
+diversed_loss = partial(objective.diversed_loss, RULE)
+expected_acceptance = partial(objective.expected_acceptance, RULE)
+kl_to_target = partial(objective.kl_to_target, RULE)
+policy_loss = partial(objective.policy_loss, RULE)
 
 VOCAB, LENGTH, GAMMA = 3, 5, 2
 TOLERANCE = 1e-10  # of the gradient's norm, in float64

@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from hf_diversed.corpus import STYLES, training_examples
+from embedded.corpus import STYLES, training_examples
 from hf_diversed.evaluation import EvaluationSettings, evaluate
 from hf_diversed.tasks import get_task, load_records
 from hf_diversed.zoo import load_demo_pair

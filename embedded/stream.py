@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
-from hf_diversed.corpus import FAMILIES, STYLES, Example, training_examples
-from hf_diversed.zoo.recipe import Recipe
+from embedded.corpus import RESULTS_ONLY, STYLES, training_examples
+from embedded.recipe import Recipe
+from hf_diversed.corpus import Example
 
 
 CHUNK = 16  # batches drawn together and sorted by length, so that little is padding
@@ -45,7 +46,7 @@ def _weigh(
     example: Example, prompt: list[int], completion: list[int], recipe: Recipe, tokenizer: PreTrainedTokenizerFast
 ) -> list[float]:
     """Loss weights of prompt, completion and EOS: digits weigh more than words, and what is drawn at random little."""
-    results_only = FAMILIES[example.key.split("/")[0]].results_only
+    results_only = example.key.split("/")[0] in RESULTS_ONLY
     digits = set(tokenizer.convert_tokens_to_ids(list("0123456789")))
     equals = tokenizer.convert_tokens_to_ids("=")
     weights = [recipe.prompt_weight] * len(prompt)

@@ -1,17 +1,17 @@
-"""What a saved pair is worth on held-out prompts: `python -m hf_diversed.zoo.measure DIR` adds it to training.json."""
+"""What a saved pair is worth on held-out prompts: `python -m embedded.measure DIR` adds it to training.json."""
 
 import argparse
 import json
 from collections.abc import Iterable
 from pathlib import Path
 
+from embedded.recipe import ModelRecipe, Recipe
+from embedded.stream import CHUNK, chunk_examples
 from hf_diversed.corpus import Example
 from hf_diversed.evaluation import EvaluationSettings, evaluate
 from hf_diversed.generation.hook import install_hook
 from hf_diversed.tasks import get_task, load_records
 from hf_diversed.zoo.loader import DemoPair, load_demo_pair
-from hf_diversed.zoo.recipe import ModelRecipe, Recipe
-from hf_diversed.zoo.stream import CHUNK, chunk_examples
 
 
 TASKS = ("math", "summary", "code")
@@ -21,8 +21,8 @@ _FIELDS = ("quality", "quality_ci", "acceptance_rate", "verified_acceptance_rate
 
 
 def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m hf_diversed.zoo.measure", description=__doc__)
-    parser.add_argument("folder", type=Path, help="as written by `python -m hf_diversed.zoo.train`")
+    parser = argparse.ArgumentParser(prog="python -m embedded.measure", description=__doc__)
+    parser.add_argument("folder", type=Path, help="as written by `python -m embedded.train`")
     parser.add_argument("--n", type=int, default=500, help="held-out prompts per task")
     arguments = parser.parse_args(argv)
     path = arguments.folder / "training.json"

@@ -1,9 +1,9 @@
-"""Train the embedded pair from scratch: `python -m hf_diversed.zoo.train --output DIR [--seed N]`.
+"""Train the embedded pair from scratch: `python -m embedded.train --output DIR [--seed N]`.
 
 Writes `DIR/{tokenizer,target,draft}/` and `DIR/training.json`. A run that was killed goes on from its last checkpoint
 in `DIR/checkpoints/` and ends in the same weights: step `s` sees the same batch whenever it is run. Steps are
 compiled; `--no-compile` is for machines without a C++ compiler. What the pair is worth is measured afterwards:
-`python -m hf_diversed.zoo.measure DIR`.
+`python -m embedded.measure DIR`.
 """
 
 import argparse
@@ -22,10 +22,10 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import AutoTokenizer, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from hf_diversed.corpus import STYLES, training_examples
-from hf_diversed.zoo.recipe import ModelRecipe, Recipe, build_model
-from hf_diversed.zoo.stream import IGNORED, batches
-from hf_diversed.zoo.tokenizer import train_tokenizer
+from embedded.corpus import STYLES, training_examples
+from embedded.recipe import ModelRecipe, Recipe, build_model
+from embedded.stream import IGNORED, batches
+from embedded.tokenizer import train_tokenizer
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -182,7 +182,7 @@ def _make_tokenizer(recipe: Recipe, folder: Path) -> PreTrainedTokenizerFast:
 
 def _parse_arguments(argv: list[str] | None) -> tuple[Recipe, Path, bool]:
     default = Recipe()
-    parser = argparse.ArgumentParser(prog="python -m hf_diversed.zoo.train", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="python -m embedded.train", description=__doc__.splitlines()[0])
     parser.add_argument("--output", type=Path, required=True, help="folder for the pair and its checkpoints")
     parser.add_argument("--seed", type=int, default=default.seed)
     for role, model in default.models.items():

@@ -6,8 +6,7 @@ model of a few million parameters learn to compute within the hour.
 
 import random
 
-from hf_diversed.corpus.base import Example, Family
-from hf_diversed.corpus.wording import Style
+from hf_diversed.corpus import Example, Style
 
 
 LARGEST = 99
@@ -35,6 +34,3 @@ def _equation(rng: random.Random) -> str:
         factor, other = other, factor
     product = factor * other
     return f"{factor}*{other}={product}" if operator == "*" else f"{product}/{factor}={other}"
-
-
-DRILLS = Family(sample=sample, results_only=True)

@@ -1,7 +1,13 @@
-"""How figures of a record are written in tables, cards and the README: one way, so that they can be compared."""
+"""How records are shown in tables, cards and the README: the labels of the two references that every method is held
+against, and one way of writing figures, so that they can be compared."""
 
 from collections.abc import Mapping
 from typing import Any
+
+
+# The target alone, and lossless speculative decoding.
+PLAIN = "ar"
+LOSSLESS = "sd"
 
 
 def percent(value: float | None) -> str:

@@ -7,11 +7,11 @@ from itertools import islice
 import pytest
 import torch
 
-from hf_diversed.zoo import train
+from embedded import train
+from embedded.recipe import ModelRecipe, Recipe
+from embedded.stream import CHUNK, batches, chunk_examples
+from embedded.tokenizer import train_tokenizer
 from hf_diversed.zoo.loader import WEIGHTS
-from hf_diversed.zoo.recipe import ModelRecipe, Recipe
-from hf_diversed.zoo.stream import CHUNK, batches, chunk_examples
-from hf_diversed.zoo.tokenizer import train_tokenizer
 
 
 STEPS = CHUNK + 4  # so that the stream crosses into its second chunk

@@ -10,7 +10,7 @@ class ModelRecipe:
     """Size and schedule of one model of the pair.
 
     Args:
-        style: whose phrase habits its training text has, a key of `corpus.STYLES`.
+        style: whose phrase habits its training text has, a key of `embedded.corpus.STYLES`.
         steps: optimizer steps, each over `batch` examples.
         batch: examples in a step.
         learning_rate: reached after `warmup` steps, then reduced to zero over the last share `decay` of the steps.

@@ -1,0 +1,109 @@
+"""What training asks of a rule whose coins are biased by a head. Pure torch.
+
+Drafts come from q, a rejected draft is replaced from norm(max(p - q, 0)) and a bonus token comes from p, whatever the
+head says; so p(y), q(y), TV(p, q) and the outcome of every coin are all that is needed.
+Letters: B rollouts, M decisions. Probabilities and log-probabilities have the dtype of the record (float32).
+"""
+
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+
+
+@dataclass(frozen=True, eq=False)
+class Decisions:
+    """The coins of B rollouts, flat: one entry per verified position (an accepted draft or a rejection).
+
+    Bonus tokens, and drafts that the end of a rollout cut off, are no decisions.
+
+    Attributes:
+        sequence: long `[M]`, the rollout, 0 to `num_sequences - 1`, in any order.
+        target_prob: float `[M]`, p(y) of the emitted token: the accepted draft, or the residual token in its place.
+        draft_prob: float `[M]`, q(y) of the same token.
+        tv: float `[M]`, TV(p, q) at the position.
+        accepted: bool `[M]`.
+        num_sequences: B; rollouts without a decision count.
+    """
+
+    sequence: torch.Tensor
+    target_prob: torch.Tensor
+    draft_prob: torch.Tensor
+    tv: torch.Tensor
+    accepted: torch.Tensor
+    num_sequences: int
+
+    def to(self, device: torch.device) -> "Decisions":
+        columns = ("sequence", "target_prob", "draft_prob", "tv", "accepted")
+        return replace(self, **{name: getattr(self, name).to(device) for name in columns})
+
+    def counts(self) -> torch.Tensor:
+        """Decisions per rollout: long `[B]`."""
+        return torch.bincount(self.sequence, minlength=self.num_sequences)
+
+    def mean(self, values: torch.Tensor) -> torch.Tensor:
+        """Mean of `values` `[M]` over each rollout's decisions: `[B]`; 0 for a rollout without any."""
+        totals = values.new_zeros(self.num_sequences).index_add(0, self.sequence, values)
+        return totals / self.counts().clamp_min(1)
+
+
+class LearnedRule(Protocol):
+    """How a rule's coins depend on what its head said; `said` is the head's output, float `[M]`."""
+
+    def log_prob(self, said: torch.Tensor, decisions: Decisions) -> torch.Tensor:
+        """Log-probability of every decision under the process, up to terms that the head has no part in: `[M]`.
+
+        Finite, with finite gradient, at any output, p and q.
+        """
+
+    def expected_rejection(self, said: torch.Tensor, decisions: Decisions) -> torch.Tensor:
+        """Chance that the draft of each verified position is rejected, before it was drawn: `[M]`."""
+
+    def log_excess(self, said: torch.Tensor, decisions: Decisions) -> torch.Tensor:
+        """Log of the emitted law over p, at the emitted token: `[M]`."""
+
+    def weight(self, said: torch.Tensor, decisions: Decisions) -> torch.Tensor:
+        """Weight on the target at every decision: `[M]`."""
+
+
+class MixtureScore:
+    """The mixture v = w p + (1 - w) q with w = sigmoid(said): a `LearnedRule`.
+
+    The process accepts y with min(q, v)(y) and rejects into y with w TV(p, q) norm(max(p - q, 0))(y). That leaves
+    log v(y) for an accepted y with p < q, log w for a rejection, and 0 for an accepted y with p >= q. Its gradient is
+    the exact score; log v of all emitted tokens is not, because where a round ends depends on the coins too.
+    """
+
+    def log_prob(self, said: torch.Tensor, decisions: Decisions) -> torch.Tensor:
+        surplus = decisions.target_prob >= decisions.draft_prob
+        accepted = self._log_mixture(said, decisions).masked_fill(surplus, 0.0)
+        return torch.where(decisions.accepted, accepted, F.logsigmoid(_at_precision(said, decisions)))
+
+    def expected_rejection(self, said: torch.Tensor, decisions: Decisions) -> torch.Tensor:
+        return self.weight(said, decisions) * decisions.tv
+
+    def log_excess(self, said: torch.Tensor, decisions: Decisions) -> torch.Tensor:
+        return self._log_mixture(said, decisions) - _floored_log(decisions.target_prob)
+
+    def weight(self, said: torch.Tensor, decisions: Decisions) -> torch.Tensor:
+        return torch.sigmoid(_at_precision(said, decisions))
+
+    def _log_mixture(self, said: torch.Tensor, decisions: Decisions) -> torch.Tensor:
+        """log v(y) = log(w p(y) + (1 - w) q(y)), `[M]`."""
+        # In log space throughout: at p = 0, w = 1 to rounding, v itself would be 0 and its gradient nan. One term may
+        # be log 0, so p needs no floor, which would outweigh (1 - w) q where that is tiny; q has one for both at once.
+        said = _at_precision(said, decisions)
+        return torch.logaddexp(
+            F.logsigmoid(said) + decisions.target_prob.log(),
+            F.logsigmoid(-said) + _floored_log(decisions.draft_prob),
+        )
+
+
+def _at_precision(said: torch.Tensor, decisions: Decisions) -> torch.Tensor:
+    assert said.shape == decisions.sequence.shape, "one output per decision"
+    return said.to(decisions.target_prob.dtype)
+
+
+def _floored_log(prob: torch.Tensor) -> torch.Tensor:
+    return prob.clamp_min(torch.finfo(prob.dtype).tiny).log()
