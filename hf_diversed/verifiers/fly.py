@@ -73,9 +73,9 @@ def forgiving_acceptance(
     for i in range(count):
         own, open_here = native[:, i], active[:, i]
         forgiven = owing[0] * (1.0 - own) * (forgivable[:, i] & fits[:, i])
-        paid = [chance * own for chance in (*owing[1:], torch.zeros_like(own))]
-        paid[0] = paid[0] + owing[0] * own
-        paid = [chance + forgiven * size for chance, size in zip(paid, sizes)]
+        owed = [*owing[1:], torch.zeros_like(own)]
+        owed[0] = owing[0] + owed[0]  # who owes nothing goes on so
+        paid = [chance * own + forgiven * size for chance, size in zip(owed, sizes)]
         # Where another rule decides nothing is owed, as windows do not reach there, and all starts anew.
         fresh = [torch.ones_like(own)] + [torch.zeros_like(own)] * (count - 1)
         owing = [torch.where(open_here, a, b) for a, b in zip(paid, fresh)]
