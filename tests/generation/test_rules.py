@@ -12,6 +12,7 @@ from hf_diversed.sampling import Dice
 from hf_diversed.verifiers import VERIFIERS, BlockVerifier, PhaseVerifier, StaticEnsembleVerifier, build_verifier
 from tests.reference import Randomness, naive_decoding
 from tests.tiny import EOS, PAD, ragged_batch, tiny_draft, tiny_model
+from tests.verifier_cases import VERIFIER_CASES
 
 
 GAMMA, NEW_TOKENS = 3, 8
@@ -40,18 +41,23 @@ SPECS = [
     *("lossless", "static:0.3", "lenience:0.2", "lossy:0.5", "spec_cascade:token_v3:0.6", "fuzzy:0.3:kl"),
     *("contrastive", "cactus:0.3", "typical", "top_k_relaxed:5:0.5", "regret_budget:3", "fly:0.2:1", "block"),
 ]
+# A rule without a line above is run as the first row of `verifier_cases.py` has it.
+CASES = {case.rule: case.make for case in reversed(VERIFIER_CASES)}
+NAMES = [*RULES, *SPECS, *(CASES.keys() - {name.split(":")[0] for name in [*RULES, *SPECS]})]
 SETTINGS = [
     (temperature, warped) for temperature in (0.0, 0.7, 1.0) for warped in (False, True) if temperature or not warped
 ]
 
 
 def make(name: str):
-    return RULES[name]() if name in RULES else build_verifier(name)
+    if name in RULES:
+        return RULES[name]()
+    return build_verifier(name) if name in SPECS else CASES[name]()
 
 
 def test_every_rule_is_run():
     """Catches a rule that is registered, but never seen in the loop."""
-    assert {name.split(":")[0] for name in [*RULES, *SPECS]} >= set(VERIFIERS)
+    assert {name.split(":")[0] for name in NAMES} >= set(VERIFIERS)
 
 
 @cache
@@ -91,7 +97,7 @@ class Recorder(Dice):
         return Randomness(rounds)
 
 
-@pytest.mark.parametrize("name", [*RULES, *SPECS])
+@pytest.mark.parametrize("name", NAMES)
 def test_loop_equals_naive_reference(name: str, monkeypatch):
     """Invariant 12 for every rule. Catches state that does not follow a row, drafts of one row judged by another's
     draft length, a law taken before its processors, and any error of caches, masks and offsets."""
