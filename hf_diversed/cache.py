@@ -23,11 +23,13 @@ class WriteWindow:
         start: first column of the block (of its leftmost row).
         visible: number of columns that attention gets to see, beginning at column 0.
         columns: long `[B, Q]`, the columns per row; None where every row writes `start:visible`.
+        rows: long `[B, 1]`, the rows that go with them.
     """
 
     start: int = 0
     visible: int = 0
     columns: torch.Tensor | None = None
+    rows: torch.Tensor | None = None
 
 
 class RaggedLayer(CacheLayerMixin):
@@ -63,8 +65,8 @@ class RaggedLayer(CacheLayerMixin):
             self.keys[:, :, start:visible] = key_states
             self.values[:, :, start:visible] = value_states
         else:
-            columns = columns.to(key_states.device)
-            rows = torch.arange(len(columns), device=columns.device)[:, None]
+            assert self.window.rows is not None
+            columns, rows = columns.to(key_states.device), self.window.rows.to(key_states.device)
             self.keys.transpose(1, 2)[rows, columns] = key_states.transpose(1, 2)
             self.values.transpose(1, 2)[rows, columns] = value_states.transpose(1, 2)
         return self.keys[:, :, :visible], self.values[:, :, :visible]
@@ -128,6 +130,8 @@ class RaggedCache(Cache):
         columns = starts[:, None] + self._columns[:length]
         self.window.start, self.window.visible = first, last + length
         self.window.columns = None if first == last else columns
+        if self.window.rows is None or len(self.window.rows) != len(starts):
+            self.window.rows = torch.arange(len(starts), device=starts.device)[:, None]
         return columns
 
     def keep(self, rows: torch.Tensor) -> None:
