@@ -30,6 +30,7 @@ def diversed_decoding(
     num_assistant_tokens: int | None = None,
     output_token_records: bool = False,
     streamer: BaseStreamer | None = None,
+    temperatures: list[float] | torch.Tensor | None = None,
     dice: Dice | None = None,
     **model_kwargs,
 ) -> GenerateDiversedOutput | torch.Tensor:
@@ -46,6 +47,7 @@ def diversed_decoding(
         num_assistant_tokens: gamma, drafts per round; None for the verifier's own preference, the draft's, or 5.
         output_token_records: also return `TokenRecords` (needs `return_dict_in_generate=True`).
         streamer: gets every round's tokens once, in order; a `RoundStreamer` also their records. Batch size 1 only.
+        temperatures: one per row, 0 for greedy, in a call that samples and names no temperature; a batch may mix them.
         dice: where random numbers come from; None for torch's generator.
 
     Returns:
@@ -75,6 +77,7 @@ def diversed_decoding(
         generation_config,
         num_assistant_tokens,
         output_token_records,
+        temperatures,
         dice,
         model_kwargs,
     )
@@ -92,7 +95,7 @@ def run_rounds(verifier: Verifier, plan: Plan, watch: Watchers) -> None:
     while rows.running:
         draft, target = engine.block(rows.room(plan.gamma))
         coins = dice.flip(target.scores) if dice else Coins()
-        round = judge(verifier, rows.text(), draft, target, memory, rows.eos_ids_device, coins)
+        round = judge(verifier, rows.text(), draft, target, memory, rows.eos_ids_device, coins, rows.greedy)
         tally = commit(rows, round.outcome, verifier)
         watch.saw(rows, round, tally)
         plan.stops.update(watch.scores_before)

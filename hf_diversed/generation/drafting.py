@@ -167,6 +167,8 @@ class DiversedCandidateGenerator(CandidateGenerator):
         scores = self.processor(rows, raw, offset=step, counts=here)
         law = scores[:, 0] if self.dice is None else torch.softmax(scores[:, 0], dim=-1)
         tokens = draw(law, None if self.dice is None else self.dice.draft_noise(law))
+        if rows.greedy is not None:
+            tokens = torch.where(rows.greedy, law.argmax(dim=-1), tokens)
         rows.write(step, tokens)
         return tokens, scores, raw, hidden
 

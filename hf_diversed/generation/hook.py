@@ -98,6 +98,7 @@ def _generate_relaxed(original, model: PreTrainedModel, attachment: Attached | N
         verifier=call.verifier(options),
         num_assistant_tokens=call.draft_length(),
         output_token_records=bool(options.output_token_records),
+        temperatures=options.diversed_temperature,
         streamer=arguments.get("streamer"),
     )
     call.take_over_stop_strings()

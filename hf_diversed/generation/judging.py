@@ -3,7 +3,7 @@
 Knows nothing of models, caches or the host, and draws nothing: this is the part of a round that can be compiled.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 
 import torch
 
@@ -15,16 +15,60 @@ from hf_diversed.verifiers.base import Memory, Verifier
 
 @dataclass(frozen=True, eq=False)
 class Round:
-    """Everything about one round; `draft` and `verdict` are None where no row had drafts."""
+    """Everything about one round; `draft` and `verdict` are None where no row had drafts. `greedy`: see `judge`."""
 
     draft: DraftOutput | None
     target: TargetOutput
     coins: Coins
     verdict: Verdict | None
     outcome: VerifyOutput
+    greedy: torch.Tensor | None = None
 
 
 def judge(
+    verifier: Verifier,
+    input_ids: torch.Tensor,
+    draft: DraftOutput | None,
+    target: TargetOutput,
+    memory: Memory,
+    eos_ids: torch.Tensor | None,
+    coins: Coins,
+    greedy: torch.Tensor | None = None,
+) -> Round:
+    """`judge_alike`; or both ways, and each row by its own, where a batch that draws has greedy rows, bool `[B]`.
+
+    Rules are written for blocks that were drawn, or not, as a whole: mixed batches pay for both.
+    """
+    drawn = judge_alike(verifier, input_ids, draft, target, memory, eos_ids, coins)
+    if greedy is None:
+        return drawn
+    undrawn = None if draft is None else replace(draft, sampled=False)
+    best = judge_alike(verifier, input_ids, undrawn, target, memory, eos_ids, Coins())
+    return _mixed(greedy, best, drawn)
+
+
+def _mixed(rows: torch.Tensor, best: Round, drawn: Round) -> Round:
+    """The outcomes of `rows`, bool `[B]`, from `best`, the others' from `drawn`."""
+
+    def pick(mine: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        return torch.where(rows.view(-1, *[1] * (mine.ndim - 1)), mine, other)
+
+    def pick_known(mine: torch.Tensor | None, other: torch.Tensor | None) -> torch.Tensor | None:
+        return None if mine is None or other is None else pick(mine, other)
+
+    names = [item.name for item in fields(VerifyOutput)]
+    outcome = VerifyOutput(**{name: pick(getattr(best.outcome, name), getattr(drawn.outcome, name)) for name in names})
+    one, other = best.verdict, drawn.verdict
+    if one is None or other is None:
+        return Round(drawn.draft, drawn.target, drawn.coins, None, outcome, rows)
+    mine, others = one.trace, other.trace
+    trace = replace(others, weight=pick_known(mine.weight, others.weight), tv=pick_known(mine.tv, others.tv))
+    accept_prob, state = pick(one.accept_prob, other.accept_prob), pick_known(one.state, other.state)
+    verdict = Verdict(accept_prob, other.replacement, state, trace)
+    return Round(drawn.draft, drawn.target, drawn.coins, verdict, outcome, rows)
+
+
+def judge_alike(
     verifier: Verifier,
     input_ids: torch.Tensor,
     draft: DraftOutput | None,

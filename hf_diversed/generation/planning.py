@@ -53,6 +53,7 @@ def make_plan(
     config: GenerationConfig,
     num_assistant_tokens: int | None,
     records: bool,
+    temperatures: list[float] | torch.Tensor | None,
     dice: Dice | None,
     model_kwargs: dict,
 ) -> Plan:
@@ -64,7 +65,8 @@ def make_plan(
     # A MaxLengthCriteria of the caller's stands in the list instead of the config's.
     max_length = min(_compat.max_lengths(criteria), default=config.max_length)
     gamma = min(gamma, max(max_length - input_ids.shape[1] - 1, 1))  # no round has room for more
-    rows = RaggedRows(input_ids, max_length, gamma, _compat.eos_ids(criteria), _compat.pad_token_id(config))
+    own = row_temperatures(temperatures, config, input_ids)
+    rows = RaggedRows(input_ids, max_length, gamma, _compat.eos_ids(criteria), _compat.pad_token_id(config), own)
     told = {"scores": config.output_scores, "logits": config.output_logits, "records": records}
     wants = {name for name, wanted in told.items() if wanted and config.return_dict_in_generate}
     processor, stops = BlockProcessor(processors), StopTracker(rows, criteria)
@@ -85,6 +87,26 @@ def make_plan(
         wants=wants,
         may_shrink=not (processor.reads_prefix or stops.criteria or wants - {"records"}),
     )
+
+
+def row_temperatures(
+    given: list[float] | torch.Tensor | None, config: GenerationConfig, input_ids: torch.Tensor
+) -> torch.Tensor | None:
+    """Temperatures of the rows, float32 `[B]`; None where none were given. Raises ValueError."""
+    if given is None:
+        return None
+    values = torch.as_tensor(given, dtype=torch.float32).flatten()
+    prompts = len(input_ids) // (config.num_return_sequences or 1)
+    if len(values) != prompts or not (values.isfinite() & (values >= 0.0)).all():
+        raise ValueError(
+            f"diversed_temperature must be {prompts} finite numbers >= 0, one per prompt (0 is greedy), got {given!r}."
+        )
+    if not config.do_sample or config.temperature not in (None, 1.0):
+        raise ValueError(
+            "diversed_temperature needs do_sample=True and no temperature= beside it: it names one for every prompt, and "
+            "0 is greedy."
+        )
+    return values.repeat_interleave(len(input_ids) // prompts).to(input_ids.device)
 
 
 def check_rule(

@@ -38,14 +38,23 @@ class BlockProcessor:
         Args:
             counts: per row, how many of the N positions matter; the others may stay unprocessed.
         """
+        warmed = rows.temperatures is None
         for processor in self.processors:
+            if not warmed and type(processor) in _compat.WARPERS:
+                scores, warmed = self._tempered(rows, scores), True  # where upstream's temperature stands
             if type(processor) in _compat.POINTWISE_PROCESSORS:
                 # One id per position: these never look at them, but an empty prefix would trip type checks.
                 ids = rows.ids[:, :1].repeat_interleave(scores.shape[1], dim=0)
                 scores = processor(ids, scores.flatten(0, 1)).view_as(scores)
             else:
                 scores = self._by_column(processor, rows, scores, offset, counts)
-        return scores
+        return scores if warmed else self._tempered(rows, scores)
+
+    @staticmethod
+    def _tempered(rows: RaggedRows, scores: torch.Tensor) -> torch.Tensor:
+        """Scores under each row's own temperature; greedy rows keep theirs."""
+        assert rows.temperatures is not None
+        return scores / torch.where(rows.temperatures == 0.0, 1.0, rows.temperatures)[:, None, None]
 
     @staticmethod
     def _by_column(processor, rows: RaggedRows, scores: torch.Tensor, offset: int, counts: PerRow) -> torch.Tensor:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from hf_diversed.blocks import DraftOutput, Trace
+from hf_diversed.blocks import DraftOutput, TargetOutput, Trace
 from hf_diversed.generation.committing import Tally
 from hf_diversed.generation.judging import Round
 from hf_diversed.outputs import SOURCES, SpeculativeStats, TokenRecords
@@ -236,7 +236,14 @@ def _is_relaxed(draft: DraftOutput, round: Round) -> torch.Tensor:
         if strict is None:
             strict = acceptance(target.prob(draft.tokens), draft.prob(draft.tokens))
         refused = round.coins.uniforms >= strict
+        if round.greedy is not None:
+            refused = torch.where(round.greedy[:, None], _is_not_best(draft, target), refused)
     else:
-        refused = target.scores[:, :count].argmax(-1) != draft.tokens
+        refused = _is_not_best(draft, target)
     accepted = torch.arange(count, device=refused.device) < round.outcome.num_accepted[:, None]
     return F.pad(refused & accepted, (0, 1))
+
+
+def _is_not_best(draft: DraftOutput, target: TargetOutput) -> torch.Tensor:
+    """bool `[B, G]`: drafts other than the target's argmax."""
+    return target.scores[:, : draft.tokens.shape[1]].argmax(-1) != draft.tokens

@@ -40,12 +40,22 @@ class RaggedRows:
         lengths: columns in use per row. ends: the length at which each row finished; None on the host, and on the
             device a number beyond all columns, while it runs.
         eos_ids: long `[E]`, on the host; None where there is no EOS.
+        temperatures: float32 `[B]`, where rows have temperatures of their own; 0 is greedy. None where all are drawn
+            alike.
     """
 
-    def __init__(self, input_ids: torch.Tensor, max_length: int, spare: int, eos_ids: list[int], pad_id: int):
+    def __init__(
+        self,
+        input_ids: torch.Tensor,
+        max_length: int,
+        spare: int,
+        eos_ids: list[int],
+        pad_id: int,
+        temperatures: torch.Tensor | None = None,
+    ):
         batch_size, self.prompt_length = input_ids.shape
         device = input_ids.device
-        self.max_length, self.pad_id = max_length, pad_id
+        self.max_length, self.pad_id, self.temperatures = max_length, pad_id, temperatures
         self.ids = torch.full((batch_size, max_length + spare), pad_id, dtype=torch.long, device=device)
         self.ids[:, : self.prompt_length] = input_ids
         self.lengths = PerRow(
@@ -64,6 +74,11 @@ class RaggedRows:
     @property
     def running(self) -> list[int]:
         return [row for row, end in enumerate(self.ends) if end is None]
+
+    @property
+    def greedy(self) -> torch.Tensor | None:
+        """Which rows take the best token in a batch that draws, bool `[B]`; None where none is told apart."""
+        return None if self.temperatures is None else self.temperatures == 0.0
 
     @property
     def done(self) -> torch.Tensor:
@@ -108,6 +123,7 @@ class RaggedRows:
         self._file()
         kept = rows.tolist()
         self.ids, self.ends_device = self.ids[rows], self.ends_device[rows]
+        self.temperatures = None if self.temperatures is None else self.temperatures[rows]
         self.lengths = self.lengths.keep(rows, kept)
         self.origins, self.ends = ([x[row] for row in kept] for x in (self.origins, self.ends))
         self.row_index = self.row_index[: len(kept)]

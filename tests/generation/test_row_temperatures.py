@@ -1,0 +1,90 @@
+"""A temperature per row: greedy rows and rows that draw share a batch, and each is as if it were alone."""
+
+from functools import partial
+
+import pytest
+import torch
+from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper
+
+from hf_diversed import DiversedVerifier, StaticEnsembleVerifier, diversed_decoding
+from hf_diversed.generation import decoding
+from hf_diversed.verifiers import build_verifier
+from tests.generation.test_rules import Recorder, forward
+from tests.reference import naive_decoding
+from tests.tiny import EOS, ragged_batch, tiny_head
+
+
+TEMPERATURES = [0.7, 0.0, 1.0, 1.4]
+RULES = {
+    **{spec: partial(build_verifier, spec) for spec in ("lossless", "static:0.4", "lenience:0.3", "block:static:0.5")},
+    "budget": lambda: StaticEnsembleVerifier(0.2, bias_budget=1.0),
+    "head": lambda: DiversedVerifier(tiny_head(), quality=0.6),
+}
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_every_row_is_the_naive_one(pair, name, monkeypatch):
+    """Catches a greedy row that is drawn, a temperature that moves to another row, and state of the wrong branch."""
+    monkeypatch.setattr(decoding, "_SHRINK_BELOW", 0.0)  # rows stay where their random numbers are
+    (target, draft), recorder, batch = pair, Recorder(), ragged_batch()
+    loop = partial(diversed_decoding, assistant_model=draft, verifier=RULES[name](), num_assistant_tokens=3)
+    torch.manual_seed(2)
+    out = target.generate(
+        **batch,
+        custom_generate=partial(loop, temperatures=TEMPERATURES, dice=recorder),
+        do_sample=True,
+        top_k=40,
+        max_new_tokens=12,
+    )
+    width = batch["input_ids"].shape[1]
+    for row, temperature in enumerate(TEMPERATURES):
+        warpers = LogitsProcessorList([TemperatureLogitsWarper(temperature or 1.0), TopKLogitsWarper(40)])
+        naive = naive_decoding(
+            lambda ids, **kwargs: forward(target, tuple(ids[0].tolist())),
+            lambda ids, **kwargs: forward(draft, tuple(ids[0].tolist())),
+            RULES[name](),
+            batch["input_ids"][row, batch["attention_mask"][row].bool()][None],
+            max_new_tokens=12,
+            gamma=3,
+            eos_id=EOS,
+            process=lambda ids, scores, warpers=warpers: warpers(ids.expand(len(scores), -1), scores),
+            randomness=recorder.of_row(row) if temperature else None,
+        )
+        new = naive[0, int(batch["attention_mask"][row].sum()) :]
+        assert out[row, width : width + len(new)].tolist() == new.tolist()
+
+
+def test_rows_keep_theirs_when_others_leave(pair, monkeypatch):
+    """Catches temperatures that stay behind when finished rows leave; and records that call greedy rows drawn."""
+    monkeypatch.setattr(decoding, "_SHRINK_BELOW", 1.0)
+    target, draft = pair
+    call = {**ragged_batch(8), "assistant_model": draft, "verifier": "static:0.5", "max_new_tokens": 20}
+    greedy = target.generate(**call, do_sample=False)
+    call["eos_token_id"] = greedy[[0, 2, 5], [12, 16, 21]].tolist()  # rows now end in different rounds
+    greedy = target.generate(**call, do_sample=False)
+    mixed = target.generate(
+        **call,
+        do_sample=True,
+        top_k=0,
+        diversed_temperature=[0.0, 1.0] * 4,
+        return_dict_in_generate=True,
+        output_token_records=True,
+    )
+    for row in range(0, 8, 2):
+        text = greedy[row].tolist()
+        assert mixed.sequences[row].tolist()[: len(text)] == text[: mixed.sequences.shape[1]]
+    alone = target.generate(**call, do_sample=False, return_dict_in_generate=True, output_token_records=True)
+    shared = min(alone.token_records.relaxed.shape[1], mixed.token_records.relaxed.shape[1])
+    assert torch.equal(alone.token_records.relaxed[::2, :shared], mixed.token_records.relaxed[::2, :shared])
+
+
+@pytest.mark.parametrize("given", [[0.5], [0.5, -1.0], [0.5, float("inf")], [0.1, 0.2, 0.3]])
+def test_refusals(pair, given):
+    """Catches one temperature for several rows, and numbers that are none."""
+    target, draft = pair
+    call = {**ragged_batch(2), "assistant_model": draft, "verifier": "lossless", "max_new_tokens": 4}
+    with pytest.raises(ValueError, match="2 finite numbers >= 0, one per prompt"):
+        target.generate(**call, do_sample=True, diversed_temperature=given)
+    for other in ({"do_sample": False}, {"do_sample": True, "temperature": 0.7}):
+        with pytest.raises(ValueError, match="needs do_sample=True and no temperature= beside it"):
+            target.generate(**call, **other, diversed_temperature=[0.5, 0.0])
