@@ -101,7 +101,7 @@ def measure(pair: Pair, case: Case, prompts: list[str], seed: int, records: bool
         row.seconds += decoded.seconds
         row.row_forwards += forwards[0] * len(batch)
         row.num_tokens += sum(map(len, decoded.tokens))
-        row.texts += decoded.texts
+        row.texts += [decoder.text(ids) for ids in decoded.tokens]
         if decoded.stats is not None:
             row.stats = row.stats or SpeculativeStats()
             row.stats.add(decoded.stats)

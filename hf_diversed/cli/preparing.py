@@ -13,7 +13,6 @@ from hf_diversed.cli.comparison import ALL_RULES
 from hf_diversed.cli.models import load_pair
 from hf_diversed.evaluation import EvaluationSettings
 from hf_diversed.evaluation.benchmark.runner import FRESH, UPSTREAM
-from hf_diversed.generation.hook import install_hook
 from hf_diversed.running.methods import HeadLike, build_methods
 from hf_diversed.running.pair import Pair
 from hf_diversed.tasks import PromptedTask, Record, Task, get_task, load_records
@@ -103,7 +102,6 @@ def load_models(
     Raises:
         ValueError: as `load_pair` does.
     """
-    install_hook()
     pair = load_pair(target, draft, device, chat, dtype)
     return pair, head if head is not None else pair.heads.get(task)
 

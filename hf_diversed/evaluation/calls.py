@@ -54,7 +54,8 @@ def measured_call(
     with peak_memory(decoder.pair.target.device) as peak:
         decoded = decoder(method, prompts, seed, **kwargs)
     cost = {"seconds": decoded.seconds, "peak_memory_bytes": peak.num_bytes, "peak_memory_kind": peak.kind}
-    rows: dict[str, list] = {"text": decoded.texts, "tokens": [len(ids) for ids in decoded.tokens]}
+    texts = [decoder.text(ids) for ids in decoded.tokens]
+    rows: dict[str, list] = {"text": texts, "tokens": [len(ids) for ids in decoded.tokens]}
     if decoded.stats is not None:
         rows |= _counter_columns(decoded.stats.per_row)
     if decoded.records is not None:

@@ -9,7 +9,6 @@ from typing import Any, TypeVar
 import torch
 from tqdm import tqdm
 from transformers import PreTrainedModel, StoppingCriteriaList, StopStringCriteria
-from transformers.generation.streamers import BaseStreamer
 
 from hf_diversed.generation.hook import install_hook
 from hf_diversed.outputs import GenerateDiversedOutput, SpeculativeStats, TokenRecords
@@ -27,12 +26,11 @@ class Decoded:
     """One call.
 
     Attributes:
-        tokens: ids of each completion, its EOS included and no padding. texts: the same without special tokens.
-        seconds: that `generate` took. stats, records: of our loop; None for others, and for records not asked for.
+        tokens: ids of each completion, its EOS included and no padding. seconds: that `generate` took.
+        stats, records: of our loop, the records where `output_token_records` asks for them; None for other methods.
     """
 
     tokens: list[list[int]]
-    texts: list[str]
     seconds: float
     stats: SpeculativeStats | None = None
     records: TokenRecords | None = None
@@ -51,43 +49,30 @@ class Decoder:
         if self.stop_strings:
             self.criteria.append(StopStringCriteria(pair.tokenizer, self.stop_strings))
 
-    def __call__(
-        self,
-        method: Method,
-        prompts: Sequence[Sequence[int]],
-        seed: int,
-        streamer: BaseStreamer | None = None,
-        **kwargs,
-    ) -> Decoded:
+    def __call__(self, method: Method, prompts: Sequence[Sequence[int]], seed: int, **kwargs) -> Decoded:
         """Complete a batch of encoded prompts; `kwargs` are arguments of `generate` that win over the sampling's."""
-        inputs = left_padded(prompts, self.pad_id, self.pair.target.device)
         options = {
-            **inputs,
+            **left_padded(prompts, self.pad_id, self.pair.target.device),
             **self.sampling.generate_kwargs(),
             "pad_token_id": self.pad_id,
             "stopping_criteria": self.criteria,
             **method.generate_kwargs(self.pair.draft, self.sampling.num_assistant_tokens),
             **kwargs,
         }
-        if streamer is not None:
-            options["streamer"] = streamer
         output, rows, seconds = timed_call(self.pair.target, seed, **options)
         if not isinstance(output, GenerateDiversedOutput):
-            return self._decoded([row[: self._plain_length(row)] for row in rows], seconds)
+            return Decoded([row[: self._plain_length(row)] for row in rows], seconds)
         if method.verifier is None:
             raise ValueError(
                 f"a draft is attached to the target, so {method.label!r} is not plain decoding; detach it first."
             )
         assert output.stats is not None
         tokens = [row[: stats.num_emitted] for row, stats in zip(rows, output.stats.per_row)]
-        return self._decoded(tokens, seconds, output.stats, output.token_records)
+        return Decoded(tokens, seconds, output.stats, output.token_records)
 
-    def _decoded(self, tokens: list[list[int]], *measured: Any) -> Decoded:
-        # Of no rows `batch_decode` would make one empty text.
-        return Decoded(tokens, [self._text(row) for row in tokens], *measured)
-
-    def _text(self, row: list[int]) -> str:
-        return str(self.pair.tokenizer.decode(row, skip_special_tokens=True))
+    def text(self, ids: list[int]) -> str:
+        """What ids say, special tokens left out."""
+        return str(self.pair.tokenizer.decode(ids, skip_special_tokens=True))
 
     def _plain_length(self, row: list[int]) -> int:
         """Generated tokens of upstream's decoding, its EOS included, which only the padding behind them tells."""
@@ -97,7 +82,7 @@ class Decoder:
             while length > 0 and row[length - 1] == self.pad_id:
                 length -= 1
             return length
-        text = self._text(row[: ends[0]])
+        text = self.text(row[: ends[0]])
         padded = row[ends[0]] == self.pad_id and any(stop in text for stop in self.stop_strings)
         return ends[0] + (0 if padded else 1)
 

@@ -46,6 +46,8 @@ class Method:
     @cached_property
     def rule(self) -> str:
         """The rule in words that survive a restart, with a digest of its head: equal words, equal decoding."""
+        if self.upstream:
+            return f"upstream({self.ensemble_weight})"
         return "plain" if self.verifier is None else describe(self.verifier)
 
     @property

@@ -79,11 +79,11 @@ class Sampler:
     def lossless(self, prompts: Sequence[Prompt], seed: int) -> tuple[list[str], list[list[int]]]:
         """Draw one completion per prompt, text and token ids, from the target's own law: with the draft's help that
         costs less than alone."""
-        drawn: list[tuple[str, list[int]]] = [("", [])] * len(prompts)
+        ids: list[list[int]] = [[] for _ in prompts]
         for order, part in self._decoded(Method(LOSSLESS, LosslessVerifier()), prompts, seed):
-            for index, text, ids in zip(order, part.texts, part.tokens):
-                drawn[index] = (text, ids)
-        return [text for text, _ in drawn], [ids for _, ids in drawn]
+            for index, row in zip(order, part.tokens):
+                ids[index] = row
+        return [self.decoder.text(row) for row in ids], ids
 
     def lengths(self, prompts: Sequence[Prompt]) -> list[int]:
         """Tokens of each prompt."""

@@ -88,7 +88,7 @@ def test_rules_in_words_hold_no_addresses():
         (["nucleus:0.7"], ["nucleus:0.7", "ar, sd", "static"]),
         (["static"], ["static", "parameters"]),
         (["static:1.5"], ["weight", "1.5"]),
-        (["static:0.7@0.5"], ["parameters", "0.7@0.5"]),
+        (["static:0.7@0.5"], ["weight", "0.7@0.5"]),
         (["ar:1"], ["ar:1"]),
         (["diversed"], ["needs a head", "head="]),
         (["diversed@0.5"], ["needs a head"]),
