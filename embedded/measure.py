@@ -3,15 +3,16 @@
 import argparse
 import json
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 from embedded.recipe import ModelRecipe, Recipe
 from embedded.stream import CHUNK, chunk_examples
 from hf_diversed.corpus import Example
 from hf_diversed.evaluation import EvaluationSettings, evaluate
-from hf_diversed.generation.hook import install_hook
+from hf_diversed.running.pair import Pair
 from hf_diversed.tasks import get_task, load_records
-from hf_diversed.zoo.loader import DemoPair, load_demo_pair
+from hf_diversed.zoo.loader import load_demo_pair
 
 
 TASKS = ("math", "summary", "code")
@@ -33,22 +34,20 @@ def main(argv: list[str] | None = None) -> None:
     path.write_text(json.dumps(record, indent=2) + "\n")
 
 
-def measure_pair(pair: DemoPair, recipe: Recipe, n: int, seed: int = 0) -> dict:
+def measure_pair(pair: Pair, recipe: Recipe, n: int, seed: int = 0) -> dict:
     """Measure a pair at temperature 1.
 
     Returns:
         The settings, and by task the records of `METHODS` and of "draft" alone, with `repeated_8grams`: share of the
         records' distinct word 8-grams, over prompt and completion, that the training text of either model contains.
     """
-    install_hook()
     settings = EvaluationSettings(num_examples=n, seed=seed, batch_size=64)
     found: dict[str, dict] = {}
     for name in TASKS:
         task = get_task(name, allow_code_execution=True)
         records = load_records(task, "test", n, seed)
         rows = {row["method"]: row for row in evaluate(pair, task, records, METHODS, settings)}
-        draft_alone = DemoPair(pair.tokenizer, pair.draft, pair.draft, {})
-        rows["draft"] = evaluate(draft_alone, task, records, ["ar"], settings)[0]
+        rows["draft"] = evaluate(replace(pair, target=pair.draft), task, records, ["ar"], settings)[0]
         examples = [Example(**record) for record in records]
         found[name] = {
             "metric": task.metric,

@@ -139,7 +139,7 @@ def pair(space):
     """A pair of which only the device, the length and the heads matter."""
     text_config = SimpleNamespace(max_position_embeddings=64)
     target = SimpleNamespace(device="cpu", config=SimpleNamespace(get_text_config=lambda: text_config))
-    return space.backend.Pair(SimpleNamespace(chat_template=None), target, None, {}, embedded=False)
+    return space.backend.Pair(target, None, SimpleNamespace(chat_template=None))
 
 
 def test_visitors_name_heads_of_the_hub_only(space, pair, monkeypatch, tmp_path):
@@ -191,7 +191,7 @@ def test_visitors_name_heads_of_the_hub_only(space, pair, monkeypatch, tmp_path)
 )
 def test_prompts_are_capped(space, pair, given, words):
     """Catches a prompt that is tokenized, or decoded, however long it is."""
-    tokenizer = lambda text, **_: {"input_ids": torch.ones(1, len(text))}  # noqa: E731
+    tokenizer = lambda texts, **_: {"input_ids": [[1] * len(text) for text in texts]}  # noqa: E731
     tokenizer.chat_template = None
     with pytest.raises(ValueError, match=words):
         space.backend.tokenize(replace(pair, tokenizer=tokenizer), choice(space, **given))

@@ -44,7 +44,7 @@ TASKS = [("Math", "math"), ("Summary", "summary"), ("Code", "code")]
 HEADER = """<div class="masthead"><h1>Speculative decoding with a dial</h1><p>A small draft model proposes
 tokens, a large target verifies them. A learned head decides token by token how strictly: strict where a wrong token
 breaks the answer, permissive where it does not.</p></div>"""
-PAIR = load_pair()
+PAIR, EMBEDDED = load_pair()
 
 
 def example(task: str) -> str:
@@ -58,12 +58,12 @@ def generate(*values) -> Iterator[tuple[str, str, str, str, str]]:
     choice = Choice(*values)
     run, plain, method = None, None, choice.method
     try:
-        inputs, verifier = tokenize(PAIR, choice), choose_rule(PAIR, choice)
-        for run in decode(PAIR, inputs, verifier, choice):
+        asked, verifier = tokenize(PAIR, choice), choose_rule(PAIR, choice)
+        for run in decode(PAIR, asked, verifier, choice):
             yield _page(run, None, method)
         plain = run
         if verifier is not None:
-            for plain in decode(PAIR, inputs, None, choice):
+            for plain in decode(PAIR, asked, None, choice):
                 yield _page(run, plain, method)
         yield _page(run, plain, method, done=True)
     except (ValueError, OSError) as error:
@@ -79,7 +79,7 @@ def _page(run, plain, method: str, done: bool = False) -> tuple[str, str, str, s
 def turn(task: str, method: str, quality: float, weight: float) -> tuple[str, str]:
     """The chart and the hint for where the controls stand."""
     families = {DIVERSED: ("diversed", quality), STATIC: ("static", weight), LOSSLESS: ("static", 1.0)}
-    front = load_front(task) if PAIR.embedded else None
+    front = load_front(task) if EMBEDDED else None
     return front_chart(front, *families.get(method, (None, 0.0))), dial_hint(method, quality)
 
 

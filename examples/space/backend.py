@@ -6,10 +6,9 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_diversed import (
     DiversedHead,
@@ -21,23 +20,17 @@ from hf_diversed import (
     load_demo_pair,
 )
 from hf_diversed.hub.metadata import hub_id
+from hf_diversed.running.decode import Decoder
+from hf_diversed.running.methods import Method
+from hf_diversed.running.pair import Pair, load_model, load_tokenizer
+from hf_diversed.running.prompts import encode
+from hf_diversed.running.sampling import Sampling
 from hf_diversed.token_view import Piece, PieceStreamer
 
 
 PLAIN, LOSSLESS, STATIC, DIVERSED = METHODS = ("Plain", "Lossless", "Static", "DIVERSED")
 SECONDS_PER_FRAME = 0.05
 LONGEST_PROMPT = 20_000  # characters; longer ones are not even tokenized
-
-
-@dataclass(frozen=True)
-class Pair:
-    """Models, tokenizer and the heads known for them, by task; the key "" serves every task."""
-
-    tokenizer: PreTrainedTokenizerBase
-    target: PreTrainedModel
-    draft: PreTrainedModel
-    heads: dict[str, DiversedHead]
-    embedded: bool
 
 
 @dataclass(frozen=True)
@@ -70,20 +63,18 @@ class Run:
         return self.stats.num_emitted / self.seconds if self.seconds else float("nan")
 
 
-def load_pair() -> Pair:
-    """The pair of HF_DIVERSED_TARGET, _DRAFT and _HEAD, or the embedded one."""
+def load_pair() -> tuple[Pair, bool]:
+    """The pair of HF_DIVERSED_TARGET, _DRAFT and _HEAD, or the embedded one, and whether it is that; a head by the key
+    "" serves every task."""
     target, draft, head = (os.environ.get(f"HF_DIVERSED_{name}") for name in ("TARGET", "DRAFT", "HEAD"))
     if (target is None) != (draft is None):
         raise ValueError("HF_DIVERSED_TARGET and HF_DIVERSED_DRAFT go together: set both, or neither.")
     device = "cuda" if torch.cuda.is_available() else "cpu"
     named = {} if head is None else {"": DiversedHead.from_pretrained(head).to(device).eval()}
     if target is None or draft is None:
-        pair = load_demo_pair()
-        heads = {task: trained.to(device) for task, trained in pair.heads.items()}
-        return Pair(pair.tokenizer, pair.target.to(device), pair.draft.to(device), heads | named, embedded=True)
-    models = [AutoModelForCausalLM.from_pretrained(name, dtype="auto").to(device).eval() for name in (target, draft)]
-    tokenizer = AutoTokenizer.from_pretrained(target, padding_side="left")
-    return Pair(tokenizer, *models, named, embedded=False)
+        pair = load_demo_pair().to(device)
+        return replace(pair, heads={**pair.heads, **named}), True
+    return Pair(load_model(target, device), load_model(draft, device), load_tokenizer(target), named), False
 
 
 def choose_rule(pair: Pair, choice: Choice) -> Verifier | None:
@@ -95,24 +86,21 @@ def choose_rule(pair: Pair, choice: Choice) -> Verifier | None:
     return rules[choice.method]
 
 
-def tokenize(pair: Pair, choice: Choice) -> dict[str, torch.Tensor]:
+def tokenize(pair: Pair, choice: Choice) -> list[int]:
     """The prompt as ids, in the chat template where there is one. Raises ValueError where it is empty or too long."""
     if not choice.prompt.strip():
         raise ValueError("The prompt is empty. Write one, or take an example.")
     room = pair.target.config.get_text_config().max_position_embeddings - choice.max_new_tokens
     if len(choice.prompt) > LONGEST_PROMPT:
         raise ValueError(f"The prompt is too long: {len(choice.prompt)} characters, of {LONGEST_PROMPT} at most.")
-    text, templated = choice.prompt, pair.tokenizer.chat_template is not None
-    if templated:
-        messages = [{"role": "user", "content": text}]
-        text = pair.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-    inputs = pair.tokenizer(text, return_tensors="pt", add_special_tokens=not templated)
-    if (length := inputs["input_ids"].shape[1]) > room:
-        raise ValueError(f"The prompt is too long: {length} tokens, where {room} fit beside the answer.")
-    return {name: inputs[name].to(pair.target.device) for name in ("input_ids", "attention_mask")}
+    templated = pair.tokenizer.chat_template is not None
+    (ids,) = encode(pair.tokenizer, [[{"role": "user", "content": choice.prompt}] if templated else choice.prompt])
+    if len(ids) > room:
+        raise ValueError(f"The prompt is too long: {len(ids)} tokens, where {room} fit beside the answer.")
+    return ids
 
 
-def decode(pair: Pair, inputs: dict[str, torch.Tensor], verifier: Verifier | None, choice: Choice) -> Iterator[Run]:
+def decode(pair: Pair, prompt: list[int], verifier: Verifier | None, choice: Choice) -> Iterator[Run]:
     """Decode in a thread and yield the same `Run` as it grows; a visitor who leaves stops it."""
     run, events, abandoned = Run(), queue.SimpleQueue(), threading.Event()
 
@@ -123,17 +111,15 @@ def decode(pair: Pair, inputs: dict[str, torch.Tensor], verifier: Verifier | Non
 
     def work() -> None:
         try:
-            torch.manual_seed(choice.seed or 0)  # an emptied field is None
-            pair.target.generate(**kwargs, streamer=PieceStreamer(pair.tokenizer, hear, plain=verifier is None))
+            streamer = PieceStreamer(pair.tokenizer, hear, plain=verifier is None)
+            seed = choice.seed or 0  # an emptied field is None
+            decoder(Method(choice.method, verifier), [prompt], seed, streamer=streamer)
             events.put(None)
         except Exception as error:  # raised again where the visitor is
             events.put(error)
 
-    kwargs = inputs | {"max_new_tokens": choice.max_new_tokens, "do_sample": choice.temperature > 0}
-    if choice.temperature > 0:
-        kwargs |= {"temperature": choice.temperature, "top_k": 0, "top_p": 1.0}
-    if verifier is not None:
-        kwargs |= {"assistant_model": pair.draft, "verifier": verifier, "num_assistant_tokens": choice.gamma}
+    sampling = Sampling(choice.temperature, num_assistant_tokens=choice.gamma, max_new_tokens=choice.max_new_tokens)
+    decoder = Decoder(pair, sampling)
     began = time.perf_counter()
     worker = threading.Thread(target=work, daemon=True)
     worker.start()

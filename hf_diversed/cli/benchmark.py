@@ -52,7 +52,7 @@ def benchmark(
     from hf_diversed.cli.models import check_pair
     from hf_diversed.evaluation.benchmark import BenchmarkSettings
     from hf_diversed.evaluation.benchmark import benchmark as run
-    from hf_diversed.evaluation.journal import write_json
+    from hf_diversed.running.files import write_json
 
     logging.set_verbosity_error()
     if threads is not None:
@@ -72,7 +72,7 @@ def benchmark(
     )
     preparing.check_output("--output", output)
     given = methods.split(",") if methods else []
-    preparing.check_contenders("--methods", given, target, head)
+    preparing.check_timed("--methods", given, target, head)
     if random_weights or target_config or draft_config:
         if not random_weights or target_config is None or draft_config is None or target or draft:
             raise ValueError("--random-weights, --target-config and --draft-config go together, without a pair.")
@@ -102,10 +102,11 @@ def _trained_pair(
     """Models, head and encoded prompts."""
     from hf_diversed.cli.models import load_pair
     from hf_diversed.corpus import held_out_examples
+    from hf_diversed.running.prompts import encode
 
     pair = load_pair(target, draft, device, dtype=dtype)
     texts = [example.prompt for example in held_out_examples("math", num_prompts, seed)]
-    return (pair.target, pair.draft), pair.heads.get("math"), [list(ids) for ids in pair.tokenizer(texts)["input_ids"]]
+    return (pair.target, pair.draft), pair.heads.get("math"), encode(pair.tokenizer, texts)
 
 
 def _random_pair(

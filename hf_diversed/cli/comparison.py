@@ -1,64 +1,31 @@
 """Run the same prompts through several decoding methods and measure each. Prints nothing but progress."""
 
-import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any
 
-import torch
 from rich.console import Console
 from rich.progress import track
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel
 
-from hf_diversed.evaluation.upstream import constant_draft, generated_lengths
-from hf_diversed.generation.options import sampling_kwargs
-from hf_diversed.generation.planning import DEFAULT_NUM_ASSISTANT_TOKENS
 from hf_diversed.head import DiversedHead
 from hf_diversed.outputs import SpeculativeStats, TokenRecords
-from hf_diversed.verifiers import DiversedVerifier, PhaseVerifier, StaticEnsembleVerifier, build_verifier
+from hf_diversed.running.decode import Decoder
+from hf_diversed.running.methods import Method
+from hf_diversed.running.pair import Pair
+from hf_diversed.running.prompts import encode
+from hf_diversed.running.sampling import Sampling
+from hf_diversed.verifiers import (
+    DiversedVerifier,
+    LosslessVerifier,
+    PhaseVerifier,
+    StaticEnsembleVerifier,
+    build_verifier,
+)
 
 
-@dataclass(frozen=True)
-class Pair:
-    """Target, draft, their tokenizer and the heads that come with them, by task. Prompts from a chat template bring
-    their own special tokens."""
-
-    target: PreTrainedModel
-    draft: PreTrainedModel
-    tokenizer: PreTrainedTokenizerBase
-    add_special_tokens: bool = True
-    heads: Mapping[str, DiversedHead] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What all methods share. Temperature 0 is greedy; top_k and top_p are off: p and q are the models' own laws."""
-
-    max_new_tokens: int
-    gamma: int | None
-    temperature: float
-    seed: int
-
-    def generation_kwargs(self) -> dict[str, Any]:
-        return {"max_new_tokens": self.max_new_tokens, **sampling_kwargs(self.temperature)}
-
-
-@dataclass(frozen=True)
-class Method:
-    """A row of the comparison.
-
-    Attributes:
-        kwargs: what `generate` gets besides prompts and settings; None for plain decoding.
-        upstream: run upstream's assisted decoding instead of ours. greedy: whatever the settings' temperature.
-        batch_size: prompts per call.
-    """
-
-    label: str
-    kwargs: dict[str, Any] | None
-    upstream: bool = False
-    greedy: bool = False
-    batch_size: int = 1
+Case = tuple[Method, Sampling]  # a row of the comparison: `batch_size` prompts per call
+_WARM_UP_TOKENS = 8
 
 
 @dataclass
@@ -74,18 +41,19 @@ class Row:
     records: TokenRecords | None = None
 
 
-def demo_methods(head: DiversedHead, head_label: str) -> list[Method]:
+def demo_cases(head: DiversedHead, head_label: str, sampling: Sampling) -> list[Case]:
     """The demo's rows, from plain decoding to a batch of eight."""
-    diversed = {"diversed_head": head}
-    return [
-        Method("plain decoding", None),
-        Method("upstream assisted, w = 0.7", {"assistant_ensemble_weight": 0.7}, upstream=True),
-        Method("lossless", {"verifier": "lossless"}),
-        Method("static, w = 0.7", {"verifier": "static:0.7"}),
-        Method("static, w = 0.3", {"verifier": "static:0.3"}),
+    single, diversed = replace(sampling, batch_size=1), DiversedVerifier(head)
+    methods = [
+        Method("plain decoding"),
+        Method("upstream assisted, w = 0.7", upstream=True, ensemble_weight=0.7),
+        Method("lossless", LosslessVerifier()),
+        Method("static, w = 0.7", StaticEnsembleVerifier(0.7)),
+        Method("static, w = 0.3", StaticEnsembleVerifier(0.3)),
         Method(head_label, diversed),
-        Method(f"{head_label}, batch 8", diversed, batch_size=8),
     ]
+    batched = (Method(f"{head_label}, batch 8", diversed), replace(sampling, batch_size=8))
+    return [*((method, single) for method in methods), batched]
 
 
 ALL_RULES = (
@@ -95,68 +63,50 @@ ALL_RULES = (
 )
 
 
-def all_methods(head: DiversedHead, head_label: str, begin: int, end: int) -> list[Method]:
+def all_cases(head: DiversedHead, head_label: str, begin: int, end: int, sampling: Sampling) -> list[Case]:
     """Every rule in a usual setting; between two tokens, and lossless outside of them, the static one."""
-    phase = PhaseVerifier(StaticEnsembleVerifier(0.3), begin=begin, end=end)
-    budget = DiversedVerifier(head, bias_budget=1.0)
-    rules = [build_verifier(spec) for spec in ALL_RULES]
-    return [
-        Method("plain decoding", None),
-        Method("lossless", {"verifier": "lossless"}),
-        *(
-            Method(spec + (" (greedy)" if rule.greedy_only else ""), {"verifier": rule}, greedy=rule.greedy_only)
-            for spec, rule in zip(ALL_RULES, rules)
-        ),
-        Method("static:0.3, first sentence", {"verifier": phase}),
-        Method(head_label, {"diversed_head": head}),
-        Method("DIVERSED, bias_budget 1", {"verifier": budget}),
-    ]
+    single = replace(sampling, batch_size=1)
+    greedy = replace(single, temperature=0.0)
+    named = [(spec, build_verifier(spec)) for spec in ALL_RULES]
+    rules = {
+        "lossless": LosslessVerifier(),
+        **{spec + (" (greedy)" if rule.greedy_only else ""): rule for spec, rule in named},
+        "static:0.3, first sentence": PhaseVerifier(StaticEnsembleVerifier(0.3), begin=begin, end=end),
+        head_label: DiversedVerifier(head),
+        "DIVERSED, bias_budget 1": DiversedVerifier(head, bias_budget=1.0),
+    }
+    cases = [(Method(label, rule), greedy if rule.greedy_only else single) for label, rule in rules.items()]
+    return [(Method("plain decoding"), single), *cases]
 
 
-def compare(pair: Pair, methods: list[Method], prompts: list[str], settings: Settings, console: Console) -> list[Row]:
+def compare(pair: Pair, cases: list[Case], prompts: list[str], seed: int, console: Console) -> list[Row]:
     """Measure every method on every prompt, each after a short warm-up, under the same seeds."""
     rows = []
-    for method in track(methods, description="decoding", console=console, transient=True):
-        measure(pair, method, prompts[:1], Settings(8, settings.gamma, settings.temperature, settings.seed))
-        rows.append(measure(pair, method, prompts, settings))
+    for method, sampling in track(cases, description="decoding", console=console, transient=True):
+        measure(pair, (method, replace(sampling, max_new_tokens=_WARM_UP_TOKENS)), prompts[:1], seed)
+        rows.append(measure(pair, (method, sampling), prompts, seed))
     return rows
 
 
-def measure(pair: Pair, method: Method, prompts: list[str], settings: Settings, records: bool = False) -> Row:
+def measure(pair: Pair, case: Case, prompts: list[str], seed: int, records: bool = False) -> Row:
     """Run one method over all prompts. Every call is seeded by its place, so one prompt does not move the next."""
-    row = Row(method.label)
-    for start in range(0, len(prompts), method.batch_size):
-        batch = prompts[start : start + method.batch_size]
-        options = {"padding": len(batch) > 1, "add_special_tokens": pair.add_special_tokens}
-        inputs = pair.tokenizer(batch, return_tensors="pt", **options).to(pair.target.device)
-        inputs.pop("token_type_ids", None)
-        torch.manual_seed(settings.seed + start)
-        _run(pair, method, inputs, settings, records, row)
+    method, sampling = case
+    row, decoder = Row(method.label), Decoder(pair, sampling)
+    encoded = encode(pair.tokenizer, prompts)
+    options = {"output_token_records": True} if records and method.verifier is not None else {}
+    for start in range(0, len(encoded), sampling.batch_size):
+        batch = encoded[start : start + sampling.batch_size]
+        with _counted_forwards(pair.target) as forwards:
+            decoded = decoder(method, batch, seed + start, **options)
+        row.seconds += decoded.seconds
+        row.row_forwards += forwards[0] * len(batch)
+        row.num_tokens += sum(map(len, decoded.tokens))
+        row.texts += [decoder.text(ids) for ids in decoded.tokens]
+        if decoded.stats is not None:
+            row.stats = row.stats or SpeculativeStats()
+            row.stats.add(decoded.stats)
+        row.records = decoded.records
     return row
-
-
-def _run(pair: Pair, method: Method, inputs, settings: Settings, records: bool, row: Row) -> None:
-    if method.greedy:
-        settings = replace(settings, temperature=0.0)
-    kwargs = settings.generation_kwargs() | {"return_dict_in_generate": True} | (method.kwargs or {})
-    if method.upstream:
-        kwargs["assistant_model"] = constant_draft(pair.draft, settings.gamma or DEFAULT_NUM_ASSISTANT_TOKENS)
-    elif method.kwargs is not None:
-        kwargs |= {"assistant_model": pair.draft, "output_token_records": records}
-        if settings.gamma is not None:
-            kwargs["num_assistant_tokens"] = settings.gamma
-    with _counted_forwards(pair.target) as forwards:
-        began = time.perf_counter()
-        out = pair.target.generate(**inputs, **kwargs)
-        row.seconds += time.perf_counter() - began
-    row.row_forwards += forwards[0] * len(inputs["input_ids"])
-    new = out.sequences[:, inputs["input_ids"].shape[1] :]
-    row.num_tokens += int(generated_lengths(new, pair.target.generation_config.eos_token_id).sum())
-    row.texts += pair.tokenizer.batch_decode(new, skip_special_tokens=True)
-    if method.kwargs is not None and not method.upstream:
-        row.stats = row.stats or SpeculativeStats()
-        row.stats.add(out.stats)
-        row.records = out.token_records
 
 
 @contextmanager

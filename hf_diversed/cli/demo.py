@@ -30,40 +30,40 @@ def demo(
     """Compare decoding methods on the embedded pair: offline, about a minute on a laptop."""
     from transformers.utils import logging
 
-    from hf_diversed.cli.comparison import Method, Settings, all_methods, compare, demo_methods, measure
+    from hf_diversed.cli.comparison import all_cases, compare, demo_cases, measure
     from hf_diversed.cli.models import load_pair
     from hf_diversed.cli.rendering import comparison_table, source_legend, token_text
     from hf_diversed.corpus import held_out_examples
-    from hf_diversed.generation.hook import install_hook
     from hf_diversed.head import DiversedHead, DiversedHeadConfig
+    from hf_diversed.running.sampling import Sampling
     from hf_diversed.tasks import get_task
 
-    install_hook()
     logging.set_verbosity_error()
     pair = load_pair(None, None, device, dtype=dtype)
     examples = held_out_examples("math", num_examples, seed)
-    settings = Settings(max_new_tokens, gamma, temperature, seed)
+    sampling = Sampling(temperature, num_assistant_tokens=gamma, max_new_tokens=max_new_tokens)
     head, head_label = pair.heads.get("math"), "DIVERSED (math)"
     if head is None:
         head, head_label = (
             DiversedHead(DiversedHeadConfig.for_pair(pair.target, pair.draft)).eval(),
             "DIVERSED (untrained)",
         )
-    methods = demo_methods(head, head_label)
+    cases = demo_cases(head, head_label, sampling)
     if every_rule:
         # The problems have no thinking phase; the answer's first sentence stands in for one.
         begin, end = (pair.tokenizer.convert_tokens_to_ids(token) for token in PHASE_TOKENS)
-        methods = all_methods(head, head_label, begin, end)
+        cases = all_cases(head, head_label, begin, end, sampling)
     console.print(
         f"[bold]{num_examples} held-out word problems[/], temperature {temperature:g}, {gamma} drafts per round\n"
     )
     if not pair.heads:
         notes.print("The pair comes without trained heads yet: an untrained one says w = 0.5 everywhere.\n")
-    rows = compare(pair, methods, [example.prompt for example in examples], settings, notes)
+    rows = compare(pair, cases, [example.prompt for example in examples], seed, notes)
     records = [asdict(example) for example in examples]
     right = [sum(get_task("math").score_batch(row.texts, records)) for row in rows]
     console.print(comparison_table(rows, right, num_examples))
-    shown = measure(pair, Method(head_label, {"diversed_head": head}), [examples[0].prompt], settings, records=True)
+    coloured = next(case for case in cases if case[0].label == head_label)
+    shown = measure(pair, coloured, [examples[0].prompt], seed, records=True)
     console.print(Text(f"\n{examples[0].prompt}", style="bold"), end="")
     console.print(token_text(pair.tokenizer, shown.records))
     console.print("\n", source_legend())

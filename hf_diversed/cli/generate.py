@@ -40,22 +40,20 @@ def generate(
 
     from transformers.utils import logging
 
-    from hf_diversed.cli.comparison import Settings
     from hf_diversed.cli.models import load_pair
     from hf_diversed.cli.rendering import source_legend, stats_line
-    from hf_diversed.cli.streaming import encode, named_rule, rule_for, stream
-    from hf_diversed.generation.hook import install_hook
+    from hf_diversed.cli.streaming import named_rule, rule_for, stream
+    from hf_diversed.running.sampling import Sampling
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    install_hook()
     dials = {"quality": quality, "max_bias": max_bias, "bias_budget": bias_budget}
     named_rule(method, head, task, target, dials)
     pair = load_pair(target, draft, device, chat, dtype)
     label, verifier = rule_for(pair, method, head or pair.heads.get(task), dials)
     notes.print(Text(prompt, style="bold"), end="", soft_wrap=True)
-    stats, seconds = stream(
-        pair, encode(pair, prompt, chat), verifier, Settings(max_new_tokens, gamma, temperature, seed)
-    )
+    sampling = Sampling(temperature, num_assistant_tokens=gamma, max_new_tokens=max_new_tokens)
+    asked = [{"role": "user", "content": prompt}] if chat else prompt
+    stats, seconds = stream(pair, asked, verifier, sampling, seed)
     notes.print(Text("\n").append_text(Text() if verifier is None else source_legend()))
     notes.print(Text(stats_line(label, stats, seconds), style="bold"), soft_wrap=True)

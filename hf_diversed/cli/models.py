@@ -5,8 +5,8 @@ import os
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
-from hf_diversed.cli.comparison import Pair
 from hf_diversed.generation import checks
+from hf_diversed.running.pair import Pair, load_model, load_tokenizer
 from hf_diversed.zoo import load_demo_pair
 
 
@@ -36,14 +36,13 @@ def load_pair(
     kind = check_dtype(dtype)
     device = device or best_device()
     if target is None or draft is None:
-        pair = _embedded_pair(device, kind)
+        pair = load_demo_pair().to(device, kind if isinstance(kind, torch.dtype) else None)
         _check_chat(pair.tokenizer, chat)
         return pair
-    tokenizer = AutoTokenizer.from_pretrained(target, padding_side="left")
+    tokenizer = load_tokenizer(target)
     _check_chat(tokenizer, chat)
     check_together(target, draft, tokenizer)
-    models = [AutoModelForCausalLM.from_pretrained(name, dtype=kind, device_map=device) for name in (target, draft)]
-    return Pair(models[0].eval(), models[1].eval(), tokenizer, add_special_tokens=not chat)
+    return Pair(load_model(target, device, kind), load_model(draft, device, kind), tokenizer)
 
 
 def best_device() -> str:
@@ -112,20 +111,6 @@ def without_weights(name: str) -> PreTrainedModel:
         model: PreTrainedModel = AutoModelForCausalLM.from_config(config)
     model.name_or_path = name
     return model
-
-
-def _embedded_pair(device: Device, dtype: torch.dtype | str) -> Pair:
-    loaded = load_demo_pair()
-    for model in (loaded.target, loaded.draft):
-        model.to(device)
-        if isinstance(dtype, torch.dtype):
-            model.to(dtype)
-    return Pair(
-        loaded.target,
-        loaded.draft,
-        loaded.tokenizer,
-        heads={task: head.to(device) for task, head in loaded.heads.items()},
-    )
 
 
 def _check_chat(tokenizer, chat: bool) -> None:

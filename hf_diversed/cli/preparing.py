@@ -12,10 +12,9 @@ from typing import TypeVar
 from hf_diversed.cli.comparison import ALL_RULES
 from hf_diversed.cli.models import load_pair
 from hf_diversed.evaluation import EvaluationSettings
-from hf_diversed.evaluation.benchmark.contenders import FRESH, UPSTREAM
-from hf_diversed.evaluation.decoding import Pair
-from hf_diversed.evaluation.methods import HeadLike, build_methods
-from hf_diversed.generation.hook import install_hook
+from hf_diversed.evaluation.benchmark.runner import FRESH, UPSTREAM
+from hf_diversed.running.methods import HeadLike, build_methods
+from hf_diversed.running.pair import Pair
 from hf_diversed.tasks import PromptedTask, Record, Task, get_task, load_records
 from hf_diversed.verifiers import build_verifier
 from hf_diversed.zoo.loader import WEIGHTS
@@ -50,7 +49,7 @@ def check_methods(option: str, specs: Sequence[str], target: str | None, head: s
         build_methods(specs, chosen)
 
 
-def check_contenders(option: str, specs: Sequence[str], target: str | None, head: str | None) -> None:
+def check_timed(option: str, specs: Sequence[str], target: str | None, head: str | None) -> None:
     """`check_methods` for what a benchmark times; an untrained head ("fresh:both") is made for the pair, later."""
     for spec in specs:
         kind, colon, weight = spec.partition(":")
@@ -103,7 +102,6 @@ def load_models(
     Raises:
         ValueError: as `load_pair` does.
     """
-    install_hook()
     pair = load_pair(target, draft, device, chat, dtype)
     return pair, head if head is not None else pair.heads.get(task)
 

@@ -1,11 +1,7 @@
 """One prompt, decoded with a rule by name and printed as it comes."""
 
-import time
 from typing import Any
 
-import torch
-
-from hf_diversed.cli.comparison import Pair, Settings
 from hf_diversed.cli.preparing import naming
 from hf_diversed.cli.rendering import pieces_text
 from hf_diversed.cli.terminal import console
@@ -13,6 +9,11 @@ from hf_diversed.formatting import LOSSLESS, PLAIN
 from hf_diversed.generation.hook import resolve_verifier
 from hf_diversed.head import load_head
 from hf_diversed.outputs import SpeculativeStats
+from hf_diversed.running.decode import Decoder
+from hf_diversed.running.methods import Method
+from hf_diversed.running.pair import Pair
+from hf_diversed.running.prompts import Prompt, encode
+from hf_diversed.running.sampling import Sampling
 from hf_diversed.token_view import Piece, PieceStreamer
 from hf_diversed.verifiers import Verifier
 from hf_diversed.zoo.loader import WEIGHTS
@@ -50,17 +51,8 @@ def _without_head(method: str, dials: dict[str, Any]) -> Verifier | None:
     return resolve_verifier(None, rule, **dials)
 
 
-def encode(pair: Pair, prompt: str, chat: bool) -> dict[str, torch.Tensor]:
-    """Ids and mask of a prompt, `[1, S]` each."""
-    if chat:
-        messages = [{"role": "user", "content": prompt}]
-        prompt = str(pair.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
-    inputs = pair.tokenizer(prompt, return_tensors="pt", add_special_tokens=pair.add_special_tokens)
-    return {name: inputs[name].to(pair.target.device) for name in ("input_ids", "attention_mask")}
-
-
 def stream(
-    pair: Pair, inputs: dict[str, torch.Tensor], verifier: Verifier | None, settings: Settings
+    pair: Pair, prompt: Prompt, verifier: Verifier | None, sampling: Sampling, seed: int
 ) -> tuple[SpeculativeStats, float]:
     """Print tokens as they come; returns statistics and seconds."""
     total = SpeculativeStats()
@@ -69,14 +61,8 @@ def stream(
         total.add(stats)
         console.print(pieces_text(pieces), end="", soft_wrap=True)
 
-    kwargs = inputs | settings.generation_kwargs()
-    if verifier is not None:
-        kwargs |= {"assistant_model": pair.draft, "verifier": verifier}
-        if settings.gamma is not None:
-            kwargs["num_assistant_tokens"] = settings.gamma
-    torch.manual_seed(settings.seed)
-    began = time.perf_counter()
-    pair.target.generate(**kwargs, streamer=PieceStreamer(pair.tokenizer, show, plain=verifier is None))
-    seconds = time.perf_counter() - began
+    streamer = PieceStreamer(pair.tokenizer, show, plain=verifier is None)
+    method, ids = Method("stream", verifier), encode(pair.tokenizer, [prompt])
+    decoded = Decoder(pair, sampling)(method, ids, seed, streamer=streamer)
     console.print()
-    return total, seconds
+    return total, decoded.seconds

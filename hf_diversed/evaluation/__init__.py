@@ -2,12 +2,12 @@
 
 from hf_diversed.evaluation.evaluate import evaluate, report
 from hf_diversed.evaluation.intervals import Bootstrap, Estimate
-from hf_diversed.evaluation.journal import Results, read_results
 from hf_diversed.evaluation.markdown import markdown_table
-from hf_diversed.evaluation.methods import Method, build_methods
+from hf_diversed.evaluation.results import Results, read_results
 from hf_diversed.evaluation.settings import EvaluationSettings
 from hf_diversed.evaluation.summary import compare, static_gain, summarize
 from hf_diversed.evaluation.sweep import merge_reports, sweep
+from hf_diversed.running.methods import Method, build_methods
 
 
 __all__ = [

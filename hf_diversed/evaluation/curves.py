@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hf_diversed.evaluation.frontier import STATIC, family_of
-from hf_diversed.evaluation.methods import LOSSLESS, PLAIN
+from hf_diversed.formatting import LOSSLESS, PLAIN
 
 
 Record = Mapping[str, Any]

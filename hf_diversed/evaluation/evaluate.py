@@ -6,15 +6,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tqdm import tqdm
-
 from hf_diversed import _compat
-from hf_diversed.evaluation.decoding import Decoded, Decoder, Pair, Task
-from hf_diversed.evaluation.journal import Journal, Results, read_results, write_json
-from hf_diversed.evaluation.methods import HeadLike, Method, MethodLike, build_methods
-from hf_diversed.evaluation.settings import EvaluationSettings, plan_batches
+from hf_diversed.evaluation.calls import Task, measured_call
+from hf_diversed.evaluation.results import Journal, Results, read_results
+from hf_diversed.evaluation.settings import EvaluationSettings
 from hf_diversed.evaluation.summary import summarize
 from hf_diversed.provenance import provenance
+from hf_diversed.running.decode import Decoder, with_progress
+from hf_diversed.running.files import write_json
+from hf_diversed.running.methods import HeadLike, Method, MethodLike, build_methods
+from hf_diversed.running.pair import Pair
+from hf_diversed.running.prompts import encode, plan_batches
 
 
 REPORT = "evaluation.json"
@@ -107,17 +109,18 @@ class _Run:
         settings: EvaluationSettings,
     ):
         self.task, self.examples, self.methods, self.settings = task, examples, methods, settings
-        self.decoder = Decoder(pair, task, settings)
+        sampling = settings.sampling(task.stop_strings, task.max_new_tokens)
+        self.decoder = Decoder(pair, sampling)
         prompts = [task.prompt(example) for example in examples]
-        self.prompts = self.decoder.encode(prompts)
+        self.prompts = encode(pair.tokenizer, prompts, settings.add_special_tokens)
         self.batches = plan_batches([len(prompt) for prompt in self.prompts], settings.batch_size)
         self.header = {
             "task": task.name,
             "metric": task.metric,
             "n": len(examples),
             "num_batches": len(self.batches),
-            "max_new_tokens": self.decoder.max_new_tokens,
-            "stop_strings": self.decoder.stop_strings,
+            "max_new_tokens": sampling.max_new_tokens,
+            "stop_strings": list(sampling.stop_strings),
             "target": _model_identity(pair.target),
             "draft": _model_identity(pair.draft),
             "device": pair.target.device.type,
@@ -141,8 +144,7 @@ class _Run:
         ]
         self._warm_up(calls)
         journal = None if folder is None else Journal(folder, self.settings.rank, self.header)
-        disable = None if self.settings.progress is None else not self.settings.progress
-        for call in tqdm(calls, desc=f"evaluating {self.task.name}", unit="call", disable=disable):
+        for call in with_progress(calls, f"evaluating {self.task.name}", "call", self.settings.progress):
             entry = self._entry(*call)
             results.add(entry)
             if journal is not None:
@@ -152,16 +154,18 @@ class _Run:
 
     def _warm_up(self, calls: list[tuple[Method, int, int]]) -> None:
         """A few tokens with each method: first calls are slow, and a method that does not fit fails at once."""
+        most = self.decoder.sampling.max_new_tokens
         for method in {call[0].label: call[0] for call in calls}.values():
             prompts = [self.prompts[index] for index in self.batches[calls[0][1]]]
-            self.decoder(method, prompts, seed=0, max_new_tokens=min(_WARM_UP_TOKENS, self.decoder.max_new_tokens))
+            self.decoder(method, prompts, seed=0, max_new_tokens=min(_WARM_UP_TOKENS, most))
 
     def _entry(self, method: Method, batch: int, sample: int) -> dict:
         """Decode and score one batch; ready for JSON."""
         indices = self.batches[batch]
         seed = self.settings.call_seed(batch, sample)
-        decoded: Decoded = self.decoder(method, [self.prompts[index] for index in indices], seed)
-        scores = self.task.score_batch(decoded.rows["text"], [self.examples[index] for index in indices])
+        prompts = [self.prompts[index] for index in indices]
+        rows, cost = measured_call(self.decoder, method, prompts, seed, self.settings.records)
+        scores = self.task.score_batch(rows["text"], [self.examples[index] for index in indices])
         if len(scores) != len(indices) or not all(0.0 <= score <= 1.0 for score in scores):
             raise ValueError(
                 f"task {self.task.name!r} must give one score in [0, 1] per completion, got {scores!r} for "
@@ -173,8 +177,8 @@ class _Run:
             "static_weight": method.static_weight,
             "batch": batch,
             "sample": sample,
-            **decoded.cost,
-            "rows": {"prompt": list(indices), "score": [float(score) for score in scores], **decoded.rows},
+            **cost,
+            "rows": {"prompt": list(indices), "score": [float(score) for score in scores], **rows},
         }
 
     def _check_rules(self, results: Results) -> None:

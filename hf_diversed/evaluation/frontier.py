@@ -6,12 +6,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from hf_diversed.evaluation.decoding import Pair, Task
+from hf_diversed.evaluation.calls import Task
 from hf_diversed.evaluation.evaluate import REPORT, evaluate
-from hf_diversed.evaluation.journal import write_json
-from hf_diversed.evaluation.methods import LOSSLESS, PLAIN, HeadLike
 from hf_diversed.evaluation.settings import EvaluationSettings
+from hf_diversed.formatting import LOSSLESS, PLAIN
 from hf_diversed.generation.planning import DEFAULT_NUM_ASSISTANT_TOKENS
+from hf_diversed.running.files import write_json
+from hf_diversed.running.methods import HeadLike
+from hf_diversed.running.pair import Pair
 
 
 FRONTIER = "frontier.json"

@@ -12,11 +12,11 @@ from typing import Any
 
 from transformers import AutoModelForCausalLM
 
-from hf_diversed.evaluation.methods import LOSSLESS, Method, build_methods
-from hf_diversed.formatting import number, percent
+from hf_diversed.formatting import LOSSLESS, number, percent
 from hf_diversed.generation.hook import install_hook
 from hf_diversed.generation.recording import record_stats
 from hf_diversed.outputs import SpeculativeStats
+from hf_diversed.running.methods import Method, build_methods
 from hf_diversed.zoo.loader import WEIGHTS
 
 
@@ -89,8 +89,7 @@ class DiversedLM(HFLM):
             draft = AutoModelForCausalLM.from_pretrained(
                 assistant, dtype=self.model.dtype, trust_remote_code=trusted
             ).to(self.model.device)
-            self.options = {"assistant_model": draft.eval(), "verifier": self.method.verifier}
-            self.options["num_assistant_tokens"] = num_assistant_tokens
+            self.options = self.method.generate_kwargs(draft.eval(), num_assistant_tokens)
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
         """Answer task by task, so that each has its own statistics; those of all processes come together on one."""

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from hf_diversed.evaluation.decoding import COUNTERS
+from hf_diversed.evaluation.calls import COUNTERS
 from hf_diversed.evaluation.intervals import Bootstrap, Estimate, interpolate, wilson
-from hf_diversed.evaluation.journal import Results
-from hf_diversed.evaluation.methods import LOSSLESS, PLAIN
+from hf_diversed.evaluation.results import Results
+from hf_diversed.formatting import LOSSLESS, PLAIN
 from hf_diversed.theory import iid_accepted_length
 
 

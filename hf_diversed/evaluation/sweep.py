@@ -5,11 +5,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hf_diversed.evaluation.decoding import Pair, Task
+from hf_diversed.evaluation.calls import Task
 from hf_diversed.evaluation.evaluate import REPORT, evaluate
-from hf_diversed.evaluation.journal import write_json
-from hf_diversed.evaluation.methods import HeadLike, MethodLike, build_methods
 from hf_diversed.evaluation.settings import EvaluationSettings
+from hf_diversed.running.files import write_json
+from hf_diversed.running.methods import HeadLike, MethodLike, build_methods
+from hf_diversed.running.pair import Pair
 
 
 def sweep(

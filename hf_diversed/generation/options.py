@@ -1,5 +1,4 @@
-"""The arguments that `generate` learns, and those under which callers of ours draw tokens. Standard library only: the
-former are added before torch is there."""
+"""The arguments that `generate` learns. Standard library only: they are added to it before torch is there."""
 
 import os
 from dataclasses import dataclass, fields
@@ -34,11 +33,3 @@ class Options:
 
     def given(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if value is not None}
-
-
-def sampling_kwargs(temperature: float, top_k: int = 0, top_p: float = 1.0) -> dict[str, Any]:
-    """Arguments of `generate` under which training and evaluation draw from the same laws; temperature 0 is greedy."""
-    sampling: dict[str, Any] = {"do_sample": False}
-    if temperature > 0:
-        sampling = {"do_sample": True, "temperature": float(temperature), "top_k": top_k, "top_p": float(top_p)}
-    return sampling | {"repetition_penalty": 1.0}  # some models bring one: q and p would be other laws

@@ -103,8 +103,8 @@ def row_temperatures(
         )
     if not config.do_sample or config.temperature not in (None, 1.0):
         raise ValueError(
-            "diversed_temperature needs do_sample=True and no temperature= beside it: it names one for every prompt, and "
-            "0 is greedy."
+            "diversed_temperature needs do_sample=True and no temperature= beside it: it names one per prompt, and 0 "
+            "is greedy."
         )
     return values.repeat_interleave(len(input_ids) // prompts).to(input_ids.device)
 

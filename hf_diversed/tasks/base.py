@@ -7,6 +7,8 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
+from hf_diversed.running.prompts import render
+
 
 Record = Mapping[str, Any]
 
@@ -89,8 +91,7 @@ class Task:
                 f"a chat prompt of task {self.name!r} needs a tokenizer with a chat template, and this one has none. "
                 "Use the plain prompt, or the tokenizer of an instruction-tuned model."
             )
-        messages = self.chat_messages(record, shots)
-        return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+        return render(tokenizer, self.chat_messages(record, shots))
 
     def chat_messages(self, record: Record, shots: Sequence[Record] = ()) -> list[dict[str, str]]:
         """Return the prompt as messages, solved records as earlier turns."""

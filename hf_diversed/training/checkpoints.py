@@ -11,7 +11,7 @@ from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, rotate_checkpoints
 from transformers.utils import logging
 
-from hf_diversed.evaluation.journal import writing
+from hf_diversed.running.files import writing
 
 
 logger = logging.get_logger(__name__)

@@ -19,6 +19,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainingArgum
 from hf_diversed import _compat
 from hf_diversed.generation.checks import check_vocabularies
 from hf_diversed.provenance import provenance, publishable
+from hf_diversed.running.prompts import Prompt, encode, render
 from hf_diversed.sampling import total_variation
 from hf_diversed.training.arguments import own_settings
 from hf_diversed.training.checkpoints import SealedCheckpoints, resume_point
@@ -278,22 +279,16 @@ def _logits(model, unwrapped: PreTrainedModel, ids: torch.Tensor, mask: torch.Te
     return model(input_ids=ids, attention_mask=mask, use_cache=False, **narrow).logits[:, -width:-1]
 
 
-def _encode_prompt(tokenizer: PreTrainedTokenizerBase, prompt) -> Ids:
-    if isinstance(prompt, str):
-        return tuple(tokenizer(prompt).input_ids)
-    return tuple(tokenizer(_rendered(tokenizer, prompt), add_special_tokens=False).input_ids)
-
-
-def _rendered(tokenizer: PreTrainedTokenizerBase, messages, add_generation_prompt: bool = True) -> str:
-    return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=add_generation_prompt))
+def _encode_prompt(tokenizer: PreTrainedTokenizerBase, prompt: Prompt) -> Ids:
+    return tuple(encode(tokenizer, [prompt])[0])
 
 
 def _supervised_example(tokenizer, row: Row, end: list[int], longest: int) -> dict[str, list[int]]:
     """Prompt and reference, which ends with EOS unless it had to be cut."""
     prompt, reference = row["prompt"], row["completion"]
     if not isinstance(prompt, str):
-        opened = _rendered(tokenizer, prompt)
-        turn = _rendered(tokenizer, [*prompt, {"role": "assistant", "content": reference}], False)
+        opened = render(tokenizer, prompt)
+        turn = render(tokenizer, [*prompt, {"role": "assistant", "content": reference}], False)
         if not turn.startswith(opened):
             raise ValueError(
                 "the chat template writes an answer otherwise than it asks for one, so no reference can follow the "

@@ -3,10 +3,11 @@
 import math
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_diversed import _compat
 from hf_diversed.head import DiversedHead, DiversedHeadConfig
+from hf_diversed.running.pair import load_tokenizer as from_name
 from hf_diversed.training.arguments import DiversedConfig
 
 
@@ -26,7 +27,7 @@ def load_tokenizer(target: PreTrainedModel | str) -> PreTrainedTokenizerBase:
     name = target if isinstance(target, str) else _compat.model_name(target)
     if not name:
         raise ValueError("a target without a name tells nothing of its tokenizer; pass processing_class=.")
-    tokenizer = AutoTokenizer.from_pretrained(name, padding_side="left")
+    tokenizer = from_name(name)
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer

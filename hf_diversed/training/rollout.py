@@ -4,34 +4,20 @@ There is no second loop here: sampling is `generate` with a verifier, and what i
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
-from transformers import BatchEncoding, PreTrainedModel, PreTrainedTokenizerBase
 
-from hf_diversed.generation.hook import install_hook
-from hf_diversed.generation.options import sampling_kwargs
+from hf_diversed.formatting import LOSSLESS
 from hf_diversed.head import DiversedHead
-from hf_diversed.outputs import SOURCES, GenerateDiversedOutput, SpeculativeStats, TokenRecords
-from hf_diversed.verifiers import DiversedVerifier, LosslessVerifier, Verifier
+from hf_diversed.outputs import SOURCES, SpeculativeStats, TokenRecords
+from hf_diversed.running.decode import Decoded, Decoder
+from hf_diversed.running.methods import Method
+from hf_diversed.running.pair import Pair
+from hf_diversed.running.prompts import Prompt, encode, plan_batches
+from hf_diversed.running.sampling import Sampling
+from hf_diversed.verifiers import DiversedVerifier, LosslessVerifier
 from hf_diversed.verifiers.learned import Decisions
-
-
-Prompt = str | list[dict[str, str]]
-
-
-@dataclass(frozen=True)
-class SamplingSettings:
-    """How rollouts are drawn. The whole vocabulary by default: truncation makes w useless where p and q differ."""
-
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    num_assistant_tokens: int = 5
-    max_new_tokens: int = 128
-    batch_size: int = 128
-    stop_strings: tuple[str, ...] = ()
 
 
 @dataclass(eq=False)
@@ -64,21 +50,15 @@ class Sampler:
         verifier_class: makes the rule of a rollout from the head.
 
     Args:
-        target, draft: frozen models. tokenizer: pads on the left.
+        pair: of frozen models. settings: how to draw. By default from the whole vocabulary: truncation makes w useless
+            where p and q differ.
     """
 
-    def __init__(
-        self,
-        target: PreTrainedModel,
-        draft: PreTrainedModel,
-        tokenizer: PreTrainedTokenizerBase,
-        settings: SamplingSettings,
-    ):
+    def __init__(self, pair: Pair, settings: Sampling):
         self.verifier_class: type[RecordingVerifier] = RecordingVerifier
-        self.target, self.draft, self.tokenizer, self.settings = target, draft, tokenizer, settings
-        eos = target.generation_config.eos_token_id
-        self._eos = set(eos) if isinstance(eos, list) else {eos}
-        install_hook()
+        self.pair, self.tokenizer, self.settings = pair, pair.tokenizer, settings
+        self.decoder = Decoder(pair, settings)
+        self._eos = set(self.decoder.end_ids)
 
     def relaxed(
         self, prompts: Sequence[Prompt], head: DiversedHead, seed: int, batch_size: int | None = None
@@ -88,80 +68,35 @@ class Sampler:
         Args:
             batch_size: rows decoded together; None for that of the settings.
         """
+        method = Method("relaxed", self.verifier_class(head))
         parts: list[tuple[list[int], Rollouts]] = []
-        for order, inputs in self._batches(prompts, batch_size):
-            output = self._generate(inputs, seed + len(parts), self.verifier_class(head), output_token_records=True)
-            assert output.token_records is not None
-            assert output.stats is not None
-            parts.append((order, self._read(output.token_records, output.stats)))
+        for order, drawn in self._decoded(method, prompts, seed, batch_size, output_token_records=True):
+            assert drawn.records is not None
+            assert drawn.stats is not None
+            parts.append((order, self._read(drawn.records, drawn.stats)))
         return _join(parts)
 
     def lossless(self, prompts: Sequence[Prompt], seed: int) -> tuple[list[str], list[list[int]]]:
         """Draw one completion per prompt, text and token ids, from the target's own law: with the draft's help that
         costs less than alone."""
         ids: list[list[int]] = [[] for _ in prompts]
-        for number, (order, inputs) in enumerate(self._batches(prompts)):
-            output = self._generate(inputs, seed + number, LosslessVerifier())
-            assert output.stats is not None
-            new = output.sequences[:, inputs["input_ids"].shape[1] :].tolist()
-            for index, row, counters in zip(order, new, output.stats.per_row):
-                ids[index] = row[: counters.num_emitted]
-        # Of no rows `batch_decode` makes one empty text.
-        return self.tokenizer.batch_decode(ids, skip_special_tokens=True) if ids else [], ids
+        for order, part in self._decoded(Method(LOSSLESS, LosslessVerifier()), prompts, seed):
+            for index, row in zip(order, part.tokens):
+                ids[index] = row
+        return [self.decoder.text(row) for row in ids], ids
 
     def lengths(self, prompts: Sequence[Prompt]) -> list[int]:
         """Tokens of each prompt."""
-        if not prompts:
-            return []
-        texts, special = self._render(prompts)
-        return [len(ids) for ids in self.tokenizer(texts, add_special_tokens=special).input_ids]
+        return [len(ids) for ids in encode(self.tokenizer, prompts)]
 
-    def _generate(self, inputs: BatchEncoding, seed: int, verifier: Verifier, **kwargs) -> GenerateDiversedOutput:
-        with _seeded(seed):
-            return self.target.generate(
-                **inputs,
-                **self._options(),
-                assistant_model=self.draft,
-                verifier=verifier,
-                num_assistant_tokens=self.settings.num_assistant_tokens,
-                return_dict_in_generate=True,
-                **kwargs,
-            )
-
-    def _options(self) -> dict:
-        settings = self.settings
-        options = sampling_kwargs(settings.temperature, settings.top_k, settings.top_p)
-        options["max_new_tokens"] = settings.max_new_tokens
-        if settings.stop_strings:
-            options |= {"stop_strings": list(settings.stop_strings), "tokenizer": self.tokenizer}
-        return options
-
-    def _batches(
-        self, prompts: Sequence[Prompt], batch_size: int | None = None
-    ) -> Iterator[tuple[list[int], BatchEncoding]]:
-        """Yield (indices into `prompts`, model inputs), prompts of like length together, so that little is padding."""
-        if not prompts:
-            return
-        texts, special = self._render(prompts)
-        order = sorted(range(len(texts)), key=self.lengths(prompts).__getitem__)
-        size = batch_size or self.settings.batch_size
-        for start in range(0, len(order), size):
-            part = order[start : start + size]
-            inputs = self.tokenizer(
-                [texts[index] for index in part], return_tensors="pt", padding=True, add_special_tokens=special
-            )
-            inputs.pop("token_type_ids", None)
-            yield part, inputs.to(self.target.device)
-
-    def _render(self, prompts: Sequence[Prompt]) -> tuple[list[str], bool]:
-        """The prompts as text, and whether the tokenizer still has to add its special tokens."""
-        if isinstance(prompts[0], str):
-            return [str(prompt) for prompt in prompts], True
-        rendered = [
-            self.tokenizer.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True)
-            for prompt in prompts
-        ]
-        return [str(text) for text in rendered], False
+    def _decoded(
+        self, method: Method, prompts: Sequence[Prompt], seed: int, batch_size: int | None = None, **kwargs
+    ) -> Iterator[tuple[list[int], Decoded]]:
+        """Yield (indices into `prompts`, what was drawn for them); every batch has a seed of its own."""
+        rows = encode(self.tokenizer, prompts)
+        batches = plan_batches([len(row) for row in rows], batch_size or self.settings.batch_size)
+        for number, order in enumerate(batches):
+            yield order, self.decoder(method, [rows[index] for index in order], seed + number, **kwargs)
 
     def _read(self, records: TokenRecords, stats: SpeculativeStats) -> Rollouts:
         """Completions and decisions of one batch, from its token records."""
@@ -206,11 +141,3 @@ def _join(parts: list[tuple[list[int], Rollouts]]) -> Rollouts:
     decisions = Decisions(sequence=torch.cat(sequences), num_sequences=size, **columns)
     completions, ids, finished = (list(column) for column in zip(*rows))
     return Rollouts(completions, ids, finished, decisions, inputs, stats)
-
-
-@contextmanager
-def _seeded(seed: int) -> Iterator[None]:
-    """Draw under `seed` and leave the caller's random state alone."""
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        yield

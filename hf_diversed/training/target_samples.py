@@ -6,14 +6,16 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import torch
 from accelerate.utils import broadcast_object_list, gather_object
-from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_diversed import _compat
-from hf_diversed.evaluation.journal import append_lines, drop_torn_line, read_lines, writing
-from hf_diversed.generation.options import sampling_kwargs
+from hf_diversed.running.decode import timed_call
+from hf_diversed.running.files import append_lines, drop_torn_line, read_lines, writing
+from hf_diversed.running.pair import end_ids as ends_of
+from hf_diversed.running.pair import pad_id
+from hf_diversed.running.prompts import left_padded
+from hf_diversed.running.sampling import Sampling
 from hf_diversed.training.loading import fingerprint
 
 
@@ -66,25 +68,18 @@ def _draw(target, tokenizer, prompts: list[Ids], args: "DraftTuningConfig", stop
     """Completions of one batch of prompts, under a seed of its own: a resumed run draws what an unbroken one draws."""
     n = args.num_samples_per_prompt
     end = end_ids(target, tokenizer)
-    pad = end[0] if tokenizer.pad_token_id is None else tokenizer.pad_token_id
-    rows = [torch.tensor(prompt) for prompt in prompts for _ in range(n)]
-    ids = pad_sequence(rows, batch_first=True, padding_value=pad, padding_side="left")
-    mask = pad_sequence([torch.ones_like(row) for row in rows], batch_first=True, padding_side="left")
+    pad = pad_id(tokenizer, target)
     stops = {"stop_strings": list(stop_strings), "tokenizer": tokenizer} if stop_strings else {}
-    with torch.random.fork_rng():
-        torch.manual_seed(random.Random(f"{args.seed}/{prompts}").getrandbits(48))
-        sequences = target.generate(
-            input_ids=ids.to(target.device),
-            attention_mask=mask.to(target.device),
-            **sampling_kwargs(args.temperature),
-            max_new_tokens=args.max_completion_length,
-            eos_token_id=end,
-            pad_token_id=pad,
-            **stops,
-        )
-    drawn = [
-        _until_stop(until_end(row, end), tokenizer, stop_strings) for row in sequences[:, ids.shape[1] :].tolist()
-    ]
+    _, rows, _ = timed_call(
+        target,
+        random.Random(f"{args.seed}/{prompts}").getrandbits(48),
+        **left_padded([prompt for prompt in prompts for _ in range(n)], pad, target.device),
+        **Sampling(args.temperature, max_new_tokens=args.max_completion_length).generate_kwargs(),
+        eos_token_id=end,
+        pad_token_id=pad,
+        **stops,
+    )
+    drawn = [_until_stop(until_end(row, end), tokenizer, stop_strings) for row in rows]
     return [drawn[start : start + n] for start in range(0, len(drawn), n)]
 
 
@@ -106,9 +101,7 @@ def _until_stop(ids: Ids, tokenizer: PreTrainedTokenizerBase, stop_strings: Sequ
 
 def end_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """What ends a completion: the tokenizer's EOS first, then what else the model's generation config names."""
-    others = model.generation_config.eos_token_id
-    others = [] if others is None else [others] if isinstance(others, int) else list(others)
-    return list(dict.fromkeys([tokenizer.eos_token_id, *others]))
+    return list(dict.fromkeys([tokenizer.eos_token_id, *ends_of(model)]))
 
 
 def _read_samples(path: Path, settings: dict) -> dict[Ids, list[Ids]]:

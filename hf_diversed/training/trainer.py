@@ -18,6 +18,8 @@ from transformers.utils import logging
 
 from hf_diversed.head import DiversedHead
 from hf_diversed.provenance import provenance, publishable
+from hf_diversed.running.pair import Pair
+from hf_diversed.running.sampling import Sampling
 from hf_diversed.tasks.rewards import RewardError, RewardFunc, RewardSum
 from hf_diversed.training.arguments import DiversedConfig, own_settings
 from hf_diversed.training.checkpoints import SealedCheckpoints, damage, resume_point
@@ -27,7 +29,7 @@ from hf_diversed.training.objective import LossSettings, center, diversed_loss
 from hf_diversed.training.prompts import RolloutOrder, check_context
 from hf_diversed.training.references import ReferenceRewards
 from hf_diversed.training.rescue import Rescue
-from hf_diversed.training.rollout import Sampler, SamplingSettings
+from hf_diversed.training.rollout import Sampler
 from hf_diversed.training.run_folder import check_writable, sole_run
 from hf_diversed.training.scoring import Rows, Scorer, gathered, known, mean, merged, standard_error
 from hf_diversed.verifiers.learned import Decisions
@@ -103,8 +105,6 @@ class DiversedTrainer(SealedCheckpoints):
                 "load_best_model_at_end=False."
             )
         tokenizer = processing_class or load_tokenizer(target)
-        if tokenizer.padding_side != "left":
-            raise ValueError(f'processing_class must have padding_side="left", got {tokenizer.padding_side!r}.')
         if args.should_save:
             check_writable(Path(args.output_dir))
         target, draft = (load_frozen(model, args) for model in (target, draft))
@@ -113,7 +113,7 @@ class DiversedTrainer(SealedCheckpoints):
         self._fresh = head is None
         head = head or fresh_head(target, draft, args)
         head.config.task = task or head.config.task
-        settings = SamplingSettings(
+        settings = Sampling(
             temperature=args.temperature,
             top_k=args.top_k,
             top_p=args.top_p,
@@ -122,7 +122,7 @@ class DiversedTrainer(SealedCheckpoints):
             batch_size=args.generation_batch_size,
             stop_strings=tuple(stop_strings),
         )
-        self.sampler = Sampler(target, draft, tokenizer, settings)
+        self.sampler = Sampler(Pair(target, draft, tokenizer), settings)
         self.seconds = dict.fromkeys(("reference", "rollout", "reward", "evaluation", "save"), 0.0)
         self._batch: _Batch | None = None
         self._step_of_head: int | None = None  # where the best head was loaded at the end
@@ -288,7 +288,7 @@ class DiversedTrainer(SealedCheckpoints):
             Path(args.output_dir) / "reference_rewards.json",
             {
                 "target": self.model.config.base_model_name_or_path,
-                "target_weights": fingerprint(self.sampler.target),
+                "target_weights": fingerprint(self.sampler.pair.target),
                 "rewards": self.scorer.reward.names,
                 "reward_weights": self.scorer.reward.weights,
                 "generations": args.reference_generations,
@@ -317,7 +317,7 @@ class DiversedTrainer(SealedCheckpoints):
         return gathered(lambda: list(zip(prompts, self.scorer.rewards(mine, *drawn)["reward"])) if mine else [])
 
     def _check_context(self, name: str, rows: Rows) -> None:
-        models = {"target": self.sampler.target, "draft": self.sampler.draft}
+        models = {"target": self.sampler.pair.target, "draft": self.sampler.pair.draft}
         lengths = self.sampler.lengths([row["prompt"] for row in rows])
         check_context(name, lengths, self.args.max_completion_length, models)
 
@@ -399,7 +399,7 @@ class DiversedTrainer(SealedCheckpoints):
         folder = Path(output_dir or self.args.output_dir)
         self.model.save_pretrained(folder)
         step = self.state.global_step if self._step_of_head is None else self._step_of_head
-        record = provenance(self.args.seed, self.sampler.target.device) | {
+        record = provenance(self.args.seed, self.sampler.pair.target.device) | {
             "training": publishable(own_settings(self.args)),
             "rewards": self.scorer.reward.names,
             "step": step,

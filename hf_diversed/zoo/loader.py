@@ -1,11 +1,12 @@
 """Load the embedded pair from package data. Knows nothing of how it was trained."""
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
+
+from hf_diversed.running.pair import Pair
 
 
 if TYPE_CHECKING:
@@ -14,23 +15,11 @@ if TYPE_CHECKING:
 WEIGHTS = Path(__file__).parent / "weights"
 
 
-@dataclass(frozen=True)
-class DemoPair:
-    """A target and a draft of one vocabulary, in float32 and in eval mode, with the heads trained for them.
+def load_demo_pair(folder: Path = WEIGHTS) -> Pair:
+    """Load the pair that comes with the package, in float32 and in eval mode; needs no network.
 
-    Args:
-        tokenizer: pads on the left and starts every encoding with one BOS.
-        heads: by task, a family of `corpus.FAMILIES`; empty while none is packaged.
-    """
-
-    tokenizer: PreTrainedTokenizerFast
-    target: LlamaForCausalLM
-    draft: LlamaForCausalLM
-    heads: dict[str, "DiversedHead"]
-
-
-def load_demo_pair(folder: Path = WEIGHTS) -> DemoPair:
-    """Load the pair that comes with the package; needs no network.
+    Its tokenizer pads on the left and starts every encoding with one BOS. Its heads are by family of
+    `corpus.FAMILIES`; there are none while none is packaged.
 
     Args:
         folder: another pair, as written by `python -m embedded.train` in a checkout of the repository.
@@ -44,7 +33,7 @@ def load_demo_pair(folder: Path = WEIGHTS) -> DemoPair:
     output = pair.target.generate(**inputs, assistant_model=pair.draft, do_sample=True, max_new_tokens=120)
     ```
     """
-    return DemoPair(
+    return Pair(
         tokenizer=AutoTokenizer.from_pretrained(folder / "tokenizer"),
         target=_load_model(folder / "target"),
         draft=_load_model(folder / "draft"),

@@ -8,10 +8,9 @@ from typer.testing import CliRunner
 from hf_diversed.cli import app
 from hf_diversed.cli.train import load_rows
 from hf_diversed.cli.train_options import TrainArguments
-from hf_diversed.evaluation.decoding import Decoder
 from hf_diversed.evaluation.intervals import wilson
+from hf_diversed.running.prompts import encode
 from hf_diversed.tasks import get_task
-from hf_diversed.training.rollout import Sampler, SamplingSettings
 
 
 CALL = ["evaluate", "--task", "math", "--methods", "ar,static:0.5", "--num-examples", "2", "--max-new-tokens", "6"]
@@ -95,17 +94,13 @@ def test_prompts_are_those_of_training(command, from_file, chat, shots, folder, 
     assert result.exit_code == 0, result.output
     ((pair, task, examples, _, last),) = calls
     settings = next(iter(last.values())) if command == "evaluate" else last
-    decoder = Decoder(pair, task, settings)
-    found = decoder.encode([task.prompt(example) for example in examples])
+    prompts = [task.prompt(example) for example in examples]
+    found = encode(pair.tokenizer, prompts, settings.add_special_tokens)
 
     arguments = TrainArguments("math", data_file=data, num_examples=4, shots=shots, chat=chat)
     rows, _ = load_rows(arguments, get_task("math"), 7, held_out=False)
-    sampler = Sampler(pair.target, pair.draft, pair.tokenizer, SamplingSettings(batch_size=1))
-    expected = {
-        order[0]: inputs.input_ids[0].tolist() for order, inputs in sampler._batches([r["prompt"] for r in rows])
-    }
-    assert found == [expected[index] for index in range(4)]
-    assert decoder.stop_strings == ([] if chat else list(get_task("math").stop_strings))
+    assert found == encode(pair.tokenizer, [row["prompt"] for row in rows])
+    assert task.stop_strings == (() if chat else get_task("math").stop_strings)
 
 
 @pytest.mark.parametrize("command", ["evaluate", "frontier"])

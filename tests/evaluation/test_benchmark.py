@@ -17,11 +17,12 @@ from hf_diversed.evaluation.benchmark import (
     shape_names,
     timing,
 )
-from hf_diversed.evaluation.benchmark.contenders import Run, Runner, build_contenders
 from hf_diversed.evaluation.benchmark.hardware import weight_bytes
 from hf_diversed.evaluation.benchmark.measure import Case, _ratios, spread
+from hf_diversed.evaluation.benchmark.runner import Run, Runner, build_timed
 from hf_diversed.evaluation.benchmark.timing import PHASES
 from hf_diversed.generation.decoding import diversed_decoding
+from hf_diversed.running.methods import Method
 from hf_diversed.verifiers.base import Verifier
 from tests import tiny
 from tests.verifier_cases import make_block
@@ -133,17 +134,17 @@ def test_phases_add_up_to_the_run(pair):
     """Catches time that is counted twice or lost, a prefill inside of rounds, and a phase that is never entered."""
     settings = BenchmarkSettings(context_lengths=(16,), draft_lengths=(3,), max_new_tokens=24, acceptance=(0.7,))
     runner = Runner(*pair, settings, None)
-    (contender,) = build_contenders(["fresh:both"], *pair, None, settings.acceptance)
+    (method,) = build_timed(["fresh:both"], *pair, None, settings.acceptance)
     point = Point(2, 16, 3)
     began = runner.watch.mark()
-    phases = runner.phases(contender, point, seed=0)
+    phases = runner.phases(method, point, seed=0)
     (wall,) = runner.watch.milliseconds([began, runner.watch.mark()])
     assert sum(phases.ms.values()) + phases.before_ms == pytest.approx(wall, rel=0.1, abs=5.0)
     assert phases.round_ms * phases.rounds == pytest.approx(sum(phases.ms.values()))
     assert tuple(phases.ms) == PHASES
     assert all(value > 0 for value in phases.ms.values())
     assert phases.before_ms > 0
-    assert phases.rounds == runner(contender, point, seed=0).rounds
+    assert phases.rounds == runner(method, point, seed=0).rounds
 
 
 def test_timing_leaves_no_trace(pair):
@@ -157,11 +158,11 @@ def test_timing_leaves_no_trace(pair):
         def __call__(self, *args, **kwargs):
             raise RuntimeError("aborted")
 
-    (contender,) = build_contenders(["sd"], *pair)
-    object.__setattr__(contender, "verifier", Failing())
+    (method,) = build_timed(["sd"], *pair)
+    object.__setattr__(method, "verifier", Failing())
     for call in (runner, runner.phases):
         with pytest.raises(RuntimeError, match="aborted"):
-            call(contender, Point(1, 8, 3), 0)
+            call(method, Point(1, 8, 3), 0)
     assert [getattr(owner, name) for owner, name, _ in timing._METHODS] == methods
     assert timing.DiversedCandidateGenerator.propose is propose
     assert all(not model._forward_hooks and not model._forward_pre_hooks for model in pair)
@@ -172,7 +173,7 @@ def test_rounds_are_counted_without_prefill(pair):
     """Catches a prefill among the rounds, by the numbers of forwards that plain decoding and our loop must make."""
     settings = BenchmarkSettings(context_lengths=(8,), draft_lengths=(3,), max_new_tokens=16, acceptance=(1.0,))
     runner = Runner(*pair, settings, None)
-    plain, ours = build_contenders(["ar", "sd"], *pair, None, settings.acceptance)
+    plain, ours = build_timed(["ar", "sd"], *pair, None, settings.acceptance)
     point = Point(1, 8, 3)
     run = runner(plain, point, 0)
     assert (run.rounds, len(run.rounds_ms), run.num_tokens) == (16, 15, 16)
@@ -185,7 +186,7 @@ def test_prompts(pair):
     runner = Runner(*pair, BenchmarkSettings(max_new_tokens=64), [[4, 5, 6], [7, 8]])
     assert runner._prompt_rows(Point(3, 0, 5)) == [[4, 5, 6], [7, 8], [4, 5, 6]]
     assert runner._prompt_rows(Point(2, 4, 5)) == [[4, 5, 6, 7], [8, 4, 5, 6]]
-    inputs = runner._inputs(Point(2, 0, 5))
+    inputs = runner._options(Method("ar"), Point(2, 0, 5), pair[1])
     assert inputs["input_ids"].tolist() == [[4, 5, 6], [tiny.PAD, 7, 8]]
     assert inputs["attention_mask"].tolist() == [[1, 1, 1], [0, 1, 1]]
 
@@ -243,9 +244,9 @@ def test_ratios_are_to_the_right_reference(report):
 
 def test_ratios_are_mine_over_theirs(pair):
     """Catches ratios upside down, on times that are given."""
-    (contender,) = build_contenders(["sd"], *pair)
+    (method,) = build_timed(["sd"], *pair)
     fast, slow = (
-        Case(contender, Point(1, 8, 3), [Run(seconds, [seconds, 10.0, 0.1], 3, [[1] * 6], None)])
+        Case(method, Point(1, 8, 3), [Run(seconds, [seconds, 10.0, 0.1], 3, [[1] * 6], None)])
         for seconds in (1.0, 2.0)
     )
     found = _ratios(slow, fast)

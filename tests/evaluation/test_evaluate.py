@@ -9,7 +9,7 @@ import torch
 from hf_diversed import DiversedHead, DiversedHeadConfig, attach
 from hf_diversed.evaluation import EvaluationSettings, evaluate, read_results, report, static_gain, summarize
 from hf_diversed.evaluation.intervals import wilson
-from hf_diversed.evaluation.settings import plan_batches
+from hf_diversed.running.prompts import plan_batches
 from hf_diversed.verifiers import StaticEnsembleVerifier
 from tests.evaluation.fakes import Interrupted, LetterTask, TinyPair, examples, tiny_pair
 

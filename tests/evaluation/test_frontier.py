@@ -6,7 +6,7 @@ import pytest
 
 from hf_diversed.evaluation import EvaluationSettings
 from hf_diversed.evaluation.frontier import FAMILIES, expand, family_of, frontier
-from hf_diversed.evaluation.methods import build_methods
+from hf_diversed.running.methods import build_methods
 from tests.evaluation.fakes import LetterTask, examples, tiny_pair
 
 

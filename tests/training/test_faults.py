@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from safetensors import SafetensorError
 
-from hf_diversed.evaluation.journal import WriteError
+from hf_diversed.running.files import WriteError
 from hf_diversed.training import checkpoints, run_folder
 from hf_diversed.training.checkpoints import MARKER, damage
 from hf_diversed.training.run_folder import LOCK

@@ -8,7 +8,9 @@ import torch
 from hf_diversed.features import distribution_features
 from hf_diversed.head import DiversedHead, DiversedHeadConfig
 from hf_diversed.outputs import SOURCES
-from hf_diversed.training.rollout import Rollouts, Sampler, SamplingSettings
+from hf_diversed.running.pair import Pair
+from hf_diversed.running.sampling import Sampling
+from hf_diversed.training.rollout import Rollouts, Sampler
 from tests.tiny import BOS, EOS, tiny_draft, tiny_model
 from tests.training import runs
 
@@ -53,7 +55,7 @@ def make_sampler(target=None, draft=None, **settings) -> Spy:
     if target is None:
         target, draft = runs.pair()
     settings = {"max_new_tokens": MAX_NEW, "num_assistant_tokens": 3, "temperature": TEMPERATURE, **settings}
-    return Spy(target, draft, runs.tokenizer(), SamplingSettings(**{"batch_size": 3, **settings}))
+    return Spy(Pair(target, draft, runs.tokenizer()), Sampling(**{"batch_size": 3, **settings}))
 
 
 def draw(architecture: str = "llama", features: str = "both", prompts=PROMPTS, bias: float = 0.0, **settings) -> Drawn:
@@ -96,8 +98,8 @@ def test_decisions_are_those_of_a_fresh_forward(architecture: str, features: str
     assert set(inputs) == {"features"} | ({"target_hidden", "draft_hidden"} if features == "both" else set())
     for row, ids in enumerate(drawn.rollouts.completion_ids):
         prompt = drawn.sampler.tokenizer(PROMPTS[row]).input_ids
-        p, target_hidden = fresh(drawn.sampler.target, prompt, ids)
-        q, draft_hidden = fresh(drawn.sampler.draft, prompt, ids)
+        p, target_hidden = fresh(drawn.sampler.pair.target, prompt, ids)
+        q, draft_hidden = fresh(drawn.sampler.pair.draft, prompt, ids)
         mine, places = decisions.sequence == row, torch.tensor(drawn.positions[row])
         tokens = torch.tensor(ids)[places]
         expected = {
@@ -175,7 +177,7 @@ def test_weight_at_its_ends(bias: float, accepted: bool):
 def test_completions_come_in_the_order_of_the_prompts():
     """Catches completions that stay sorted by the length of the prompts: each would be scored as another's."""
     sampler = make_sampler()
-    head = make_head(sampler.target, sampler.draft)
+    head = make_head(sampler.pair.target, sampler.pair.draft)
     together = sampler.relaxed(PROMPTS, head, seed=1)
     order = sorted(range(len(PROMPTS)), key=lambda index: len(PROMPTS[index]))
     for number, start in enumerate(range(0, len(order), 3)):
@@ -198,7 +200,7 @@ def test_text_is_that_of_the_ids(drawn):
 def test_seed_decides():
     """Catches rollouts that depend on the global random state, which a resumed run does not share."""
     sampler = make_sampler()
-    head = make_head(sampler.target, sampler.draft)
+    head = make_head(sampler.pair.target, sampler.pair.draft)
     torch.manual_seed(1)
     one = sampler.relaxed(PROMPTS, head, seed=7)
     torch.manual_seed(2)
@@ -212,7 +214,7 @@ def test_seed_decides():
 def test_global_random_state_is_left_alone():
     """Catches a draw that advances the caller's generator: data order and dropout would depend on it."""
     sampler = make_sampler()
-    head = make_head(sampler.target, sampler.draft)
+    head = make_head(sampler.pair.target, sampler.pair.draft)
     before = torch.get_rng_state()
     sampler.relaxed(PROMPTS, head, seed=1)
     sampler.lossless(PROMPTS, seed=1)
@@ -238,7 +240,7 @@ def test_ends_at_eos(lossless: bool):
     last place and counts as clipped."""
     token = frequent_token(make_sampler(batch_size=16))
     sampler = with_eos(token, batch_size=48)
-    head = make_head(sampler.target, sampler.draft)
+    head = make_head(sampler.pair.target, sampler.pair.draft)
     prompts = PROMPTS * 6
     if lossless:
         ids, finished = sampler.lossless(prompts, seed=1)[1], None
@@ -258,7 +260,7 @@ def test_stop_strings_end_a_rollout():
     token = frequent_token(make_sampler(batch_size=16))
     stop = runs.tokenizer().decode([token])
     sampler, prompts = make_sampler(stop_strings=(stop,), batch_size=16), PROMPTS * 2
-    rollouts = sampler.relaxed(prompts, make_head(sampler.target, sampler.draft), seed=1)
+    rollouts = sampler.relaxed(prompts, make_head(sampler.pair.target, sampler.pair.draft), seed=1)
     texts, ids = sampler.lossless(prompts, seed=1)
     for found, places in ((rollouts.completions, rollouts.completion_ids), (texts, ids)):
         assert any(text.endswith(stop) and len(row) < MAX_NEW for text, row in zip(found, places))
@@ -275,7 +277,7 @@ def test_reference_completions_follow_the_target():
     prompts, excess = PROMPTS * 8, []
     for prompt, ids in zip(prompts, sampler.lossless(prompts, seed=1)[1]):
         prompt_ids, tokens = sampler.tokenizer(prompt).input_ids, torch.tensor(ids)[:, None]
-        p, q = (fresh(model, prompt_ids, ids)[0] for model in (sampler.target, sampler.draft))
+        p, q = (fresh(model, prompt_ids, ids)[0] for model in (sampler.pair.target, sampler.pair.draft))
         ratio = (q / p).log()
         excess.append(ratio.gather(1, tokens)[:, 0] - (p * ratio).sum(-1))
     surprise = torch.cat(excess)
@@ -287,28 +289,36 @@ def test_no_prompts():
     assert make_sampler().lossless([], seed=1) == ([], [])
 
 
-def seen_prompts(sampler: Spy, prompts) -> list[list[int]]:
-    return [
-        ids[mask.bool()].tolist()
-        for _, inputs in sampler._batches(prompts)
-        for ids, mask in zip(inputs.input_ids, inputs.attention_mask)
-    ]
+def seen_prompts(sampler: Spy, prompts, monkeypatch) -> list[list[int]]:
+    """The prompts as the target gets them, without their padding."""
+    seen, inner = [], sampler.pair.target.generate
+
+    def generate(input_ids, attention_mask, **options):
+        seen.extend(ids[mask.bool()].tolist() for ids, mask in zip(input_ids, attention_mask))
+        return inner(input_ids=input_ids, attention_mask=attention_mask, **options)
+
+    monkeypatch.setattr(sampler.pair.target, "generate", generate)
+    sampler.lossless(prompts, seed=0)
+    monkeypatch.undo()
+    return seen
 
 
-def test_chat_prompts_get_the_template_and_nothing_twice():
+def test_chat_prompts_get_the_template_and_nothing_twice(monkeypatch):
     """Catches a chat prompt without its generation prompt, or with a second BOS in front."""
     sampler = make_sampler()
     chat = [{"role": "user", "content": "hi"}]
     text = "user: hi\nassistant: "
-    assert seen_prompts(sampler, [chat]) == [sampler.tokenizer(text, add_special_tokens=False).input_ids]
-    assert seen_prompts(sampler, ["hi"]) == [[BOS, *sampler.tokenizer("hi", add_special_tokens=False).input_ids]]
+    assert seen_prompts(sampler, [chat], monkeypatch) == [sampler.tokenizer(text, add_special_tokens=False).input_ids]
+    assert seen_prompts(sampler, ["hi"], monkeypatch) == [
+        [BOS, *sampler.tokenizer("hi", add_special_tokens=False).input_ids]
+    ]
 
 
 def test_chat_prompts_decode():
     """Catches a path that serves text prompts only."""
     sampler = make_sampler()
     chats = [[{"role": "user", "content": content}] for content in ("hi", "why so?", "a")]
-    rollouts = sampler.relaxed(chats, make_head(sampler.target, sampler.draft), seed=1)
+    rollouts = sampler.relaxed(chats, make_head(sampler.pair.target, sampler.pair.draft), seed=1)
     assert len(rollouts.completions) == 3
     assert rollouts.decisions.counts().min() > 0
 

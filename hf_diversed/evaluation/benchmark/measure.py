@@ -1,21 +1,22 @@
-"""Time contenders in turns in one process, and report medians, quartiles and ratios."""
+"""Time methods in turns in one process, and report medians, quartiles and ratios."""
 
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from hf_diversed import _compat
-from hf_diversed.evaluation.benchmark.contenders import UPSTREAM, Contender, Run, Runner, build_contenders
 from hf_diversed.evaluation.benchmark.hardware import copy_bandwidth, weight_bytes
+from hf_diversed.evaluation.benchmark.runner import UPSTREAM, Run, Runner, build_timed, runs_at
 from hf_diversed.evaluation.benchmark.settings import PROMPTS_AS_GIVEN, BenchmarkSettings, Point
 from hf_diversed.evaluation.benchmark.timing import PHASES, Phases
 from hf_diversed.evaluation.memory import peak_memory
-from hf_diversed.evaluation.methods import LOSSLESS, PLAIN, HeadLike
+from hf_diversed.formatting import LOSSLESS, PLAIN
 from hf_diversed.provenance import provenance
+from hf_diversed.running.decode import with_progress
+from hf_diversed.running.methods import HeadLike, Method
 
 
 LIMIT = "bandwidth limit"
@@ -62,9 +63,9 @@ class Record:
 
 @dataclass
 class Case:
-    """A contender at a point, with what its turns gave."""
+    """A method at a point, with what its turns gave."""
 
-    contender: Contender
+    method: Method
     point: Point
     runs: list[Run] = field(default_factory=list)
     phases: list[Phases] = field(default_factory=list)
@@ -73,8 +74,8 @@ class Case:
     @property
     def place(self) -> tuple:
         """Where it stands; for plain decoding, whatever the draft length."""
-        gamma = None if self.contender.is_plain else self.point.num_assistant_tokens
-        return (self.contender.label, self.point.batch_size, self.point.context_length, gamma)
+        gamma = None if self.method.is_plain else self.point.num_assistant_tokens
+        return (self.method.label, self.point.batch_size, self.point.context_length, gamma)
 
 
 def benchmark(
@@ -89,7 +90,7 @@ def benchmark(
     """Time methods against each other.
 
     Args:
-        methods: names, see `build_contenders`. head: what "diversed" means.
+        methods: names, see `build_timed`. head: what "diversed" means.
         prompts: encoded prompts, which other context lengths are cut from; None for ids at random.
 
     Returns:
@@ -109,8 +110,7 @@ def benchmark(
     """
     settings = settings or BenchmarkSettings()
     _check_contexts(target, draft, settings, prompts)
-    contenders = build_contenders(methods, target, draft, head, settings.acceptance)
-    cases = _cases(contenders, settings)
+    cases = _cases(build_timed(methods, target, draft, head, settings.acceptance), settings)
     runner = Runner(target, draft, settings, prompts)
     _take_turns(cases, runner, settings)
     bandwidth = copy_bandwidth(target.device)
@@ -138,12 +138,12 @@ def _check_contexts(target, draft, settings: BenchmarkSettings, prompts: list[li
             )
 
 
-def _cases(contenders: list[Contender], settings: BenchmarkSettings) -> list[Case]:
+def _cases(methods: list[Method], settings: BenchmarkSettings) -> list[Case]:
     found: dict[tuple, Case] = {}
     for point in settings.points():
-        for contender in contenders:
-            if contender.runs_at(point):
-                case = Case(contender, point)
+        for method in methods:
+            if runs_at(method, point):
+                case = Case(method, point)
                 found.setdefault(case.place, case)
     if not found:
         raise ValueError("nothing to time: upstream's assisted decoding takes one row, and `batch_sizes` lacks 1.")
@@ -152,14 +152,13 @@ def _cases(contenders: list[Contender], settings: BenchmarkSettings) -> list[Cas
 
 def _take_turns(cases: list[Case], runner: Runner, settings: BenchmarkSettings) -> None:
     """All cases, again and again: what slows the machine down for a while slows all of them down."""
-    disable = None if settings.progress is None else not settings.progress
     turns = [(repeat, case) for repeat in range(settings.repeats + 1) for case in cases]
-    for repeat, case in tqdm(turns, desc="benchmark", unit="run", disable=disable):
+    for repeat, case in with_progress(turns, "benchmark", "run", settings.progress):
         seed = settings.seed + repeat
         with peak_memory(runner.target.device) as peak:
-            run = runner(case.contender, case.point, seed)
-        by_phase = settings.breakdown and case.contender.verifier is not None
-        phases = runner.phases(case.contender, case.point, seed) if by_phase else None
+            run = runner(case.method, case.point, seed)
+        by_phase = settings.breakdown and case.method.verifier is not None
+        phases = runner.phases(case.method, case.point, seed) if by_phase else None
         if repeat == 0:  # the first turn warms up
             continue
         case.runs.append(run)
@@ -179,14 +178,14 @@ def _record(case: Case, cases: list[Case], limit_ms: float) -> Record:
     label, batch_size, context_length, gamma = case.place
     references = {name: other for name, place in _references(case).items() for other in cases if other.place == place}
     upstream = references.get("upstream")
-    comparable = case.contender.verifier is not None and batch_size == 1
+    comparable = case.method.verifier is not None and batch_size == 1
     stats = [run.stats for run in case.runs if run.stats is not None]
     drafted, accepted = (sum(getattr(s, name) for s in stats) for name in ("num_drafted", "num_accepted"))
     row_rounds = sum(s.num_rounds for s in stats) or sum(run.rounds for run in case.runs) * batch_size
     figures: dict[str, Any] = {name: spread([figure(run) for run in case.runs]) for name, figure in _FIGURES.items()}
     return Record(
         method=label,
-        implementation=case.contender.implementation,
+        implementation="transformers" if case.method.verifier is None else "hf_diversed",
         batch_size=batch_size,
         context_length=context_length,
         num_assistant_tokens=gamma,
@@ -204,11 +203,11 @@ def _record(case: Case, cases: list[Case], limit_ms: float) -> Record:
 def _references(case: Case) -> dict[str, tuple]:
     """What a case is compared with, by place; itself is no comparison."""
     label, batch_size, context_length, gamma = case.place
-    if case.contender.is_plain:
+    if case.method.is_plain:
         return {}
     weight = label.removeprefix(f"{_STATIC}:") if label.startswith(f"{_STATIC}:") else None
     places = {"plain": (PLAIN, batch_size, context_length, None)}
-    if not case.contender.upstream:
+    if not case.method.upstream:
         name = UPSTREAM if weight is None else f"{UPSTREAM}:{weight}"
         places["upstream"] = (name, 1, context_length, gamma)
         if weight is None:
@@ -250,7 +249,7 @@ def spread(values: Sequence[float]) -> dict:
 
 
 def _limit_ms(target: PreTrainedModel, draft: PreTrainedModel, case: Case, bandwidth: float) -> float:
-    drafts = 0 if case.contender.is_plain else case.point.num_assistant_tokens
+    drafts = 0 if case.method.is_plain else case.point.num_assistant_tokens
     return 1e3 * (weight_bytes(target) + drafts * weight_bytes(draft)) / bandwidth
 
 

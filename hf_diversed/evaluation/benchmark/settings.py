@@ -2,9 +2,8 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
-from hf_diversed.evaluation.settings import EvaluationSettings
+from hf_diversed.running.sampling import Sampling
 
 
 PROMPTS_AS_GIVEN = 0
@@ -91,9 +90,13 @@ class BenchmarkSettings:
             *(Point(batch, context, other) for other in gammas),
         ]
 
-    def generation_kwargs(self) -> dict[str, Any]:
-        sampling = EvaluationSettings(temperature=self.temperature).generation_kwargs()
-        return sampling | {"max_new_tokens": self.max_new_tokens, "return_dict_in_generate": True}
+    def sampling(self, point: Point) -> Sampling:
+        return Sampling(
+            temperature=self.temperature,
+            num_assistant_tokens=point.num_assistant_tokens,
+            max_new_tokens=self.max_new_tokens,
+            batch_size=point.batch_size,
+        )
 
 
 def _check_list(name: str, values: Iterable[int], low: int) -> None:

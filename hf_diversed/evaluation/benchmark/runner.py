@@ -1,11 +1,8 @@
-"""Who takes part: plain decoding, upstream's assisted decoding and our loop under any rule, ready to be called."""
+"""What is timed, ready to be called: plain decoding, upstream's assisted decoding and our loop under any rule."""
 
 import copy
-import time
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -14,11 +11,13 @@ from transformers import PreTrainedModel
 from hf_diversed.evaluation.benchmark.settings import PROMPTS_AS_GIVEN, BenchmarkSettings, Point
 from hf_diversed.evaluation.benchmark.synthetic import SyntheticVerifier
 from hf_diversed.evaluation.benchmark.timing import Phases, PhaseTimer, Stopwatch, forward_ends, timed_phases
-from hf_diversed.evaluation.methods import HeadLike, build_methods
-from hf_diversed.evaluation.upstream import constant_draft, generated_lengths
-from hf_diversed.generation.decoding import diversed_decoding
+from hf_diversed.generation.hook import install_hook
 from hf_diversed.head import DiversedHead, DiversedHeadConfig
 from hf_diversed.outputs import SpeculativeStats
+from hf_diversed.running.decode import seeded, timed_call
+from hf_diversed.running.methods import HeadLike, Method, build_methods
+from hf_diversed.running.pair import end_ids
+from hf_diversed.running.prompts import left_padded
 from hf_diversed.verifiers import DiversedVerifier, Verifier
 from hf_diversed.verifiers.base import check_range
 
@@ -27,41 +26,19 @@ UPSTREAM = "upstream"
 FRESH = "fresh"
 
 
-@dataclass(frozen=True)
-class Contender:
-    """One way to decode.
-
-    Attributes:
-        label: names it in the table. `verifier`: the rule, where our loop runs.
-        upstream: upstream's assisted decoding; with `ensemble_weight`, its `assistant_ensemble_weight`.
-    """
-
-    label: str
-    verifier: Verifier | None = None
-    upstream: bool = False
-    ensemble_weight: float | None = None
-
-    @property
-    def is_plain(self) -> bool:
-        return self.verifier is None and not self.upstream
-
-    @property
-    def implementation(self) -> str:
-        return "transformers" if self.verifier is None else "hf_diversed"
-
-    def runs_at(self, point: Point) -> bool:
-        """Upstream's assisted decoding takes one row."""
-        return not self.upstream or point.batch_size == 1
+def runs_at(method: Method, point: Point) -> bool:
+    """Upstream's assisted decoding takes one row."""
+    return not method.upstream or point.batch_size == 1
 
 
-def build_contenders(
+def build_timed(
     methods: Sequence[str],
     target: PreTrainedModel,
     draft: PreTrainedModel,
     head: HeadLike | None = None,
     acceptance: tuple[float, ...] | None = None,
-) -> list[Contender]:
-    """Build contenders from names.
+) -> list[Method]:
+    """Build what a benchmark times from names.
 
     Args:
         methods: "upstream" (lossless), "upstream:<weight>" (its static ensemble), "fresh:<features>[:mlp]" (an
@@ -72,12 +49,12 @@ def build_contenders(
     Raises:
         ValueError: on unknown names or wrong parameters.
     """
-    contenders = []
+    built = []
     for name in methods:
         kind, _, parameter = name.partition(":")
         if kind == UPSTREAM:
             weight = None if not parameter else check_range(name, _number(name, parameter), 0.0, 1.0)
-            contenders.append(Contender(name, upstream=True, ensemble_weight=weight))
+            built.append(Method(name, upstream=True, ensemble_weight=weight))
             continue
         if kind == FRESH:
             verifier: Verifier | None = DiversedVerifier(_fresh_head(parameter, target, draft))
@@ -85,11 +62,11 @@ def build_contenders(
             verifier = build_methods([name], head, target.device)[0].verifier
         if verifier is not None and acceptance is not None:
             verifier = SyntheticVerifier(verifier, acceptance)
-        contenders.append(Contender(name, verifier))
-    labels = [contender.label for contender in contenders]
+        built.append(Method(name, verifier))
+    labels = [method.label for method in built]
     if not labels or len(set(labels)) < len(labels):
         raise ValueError(f"`methods` must name different methods, at least one, got {', '.join(labels) or 'none'}.")
-    return contenders
+    return built
 
 
 def _number(name: str, text: str) -> float:
@@ -121,7 +98,7 @@ class Run:
 
 
 class Runner:
-    """Calls contenders at points; every call is seeded and depends on nothing that ran before it."""
+    """Calls methods at points; every call is seeded and depends on nothing that ran before it."""
 
     def __init__(
         self,
@@ -130,24 +107,21 @@ class Runner:
         settings: BenchmarkSettings,
         prompts: list[list[int]] | None,
     ):
+        install_hook()
         self.settings, self.prompts = settings, prompts
         self.target, self.draft = target, draft
         self.watch = Stopwatch(target.device)
 
-    def __call__(self, contender: Contender, point: Point, seed: int) -> Run:
+    def __call__(self, method: Method, point: Point, seed: int) -> Run:
         """Decode and take the time: of the call, and of every round."""
         target, draft = self._models(point)
-        inputs, kwargs = self._inputs(point), self._kwargs(contender, point, draft)
+        options = self._options(method, point, draft)
         with forward_ends(target, self.watch) as ends:
-            torch.manual_seed(seed)
-            began = time.perf_counter()
-            output = target.generate(**inputs, **kwargs)
-            new = output.sequences[:, inputs["input_ids"].shape[1] :]
-            rows = new.tolist()  # waits for the device, too
-            seconds = time.perf_counter() - began
-        stats = None if contender.verifier is None else output.stats
+            output, rows, seconds = timed_call(target, seed, **options)
+        stats = None if method.verifier is None else output.stats
         if stats is None:
-            lengths = generated_lengths(new, target.generation_config.eos_token_id).tolist()
+            stops = set(end_ids(target))
+            lengths = [next((i for i, token in enumerate(row, 1) if token in stops), len(row)) for row in rows]
         else:
             lengths = [row.num_emitted for row in stats.per_row]
         # Our first forward is the prefill, and what follows the first round's is a whole round. Upstream's first
@@ -157,46 +131,25 @@ class Runner:
         tokens = [row[:length] for row, length in zip(rows, lengths)]
         return Run(seconds, self.watch.milliseconds(whole), rounds, tokens, stats)
 
-    def phases(self, contender: Contender, point: Point, seed: int) -> Phases:
+    def phases(self, method: Method, point: Point, seed: int) -> Phases:
         """Decode with our loop once more, this time by phase."""
-        assert contender.verifier is not None
+        assert method.verifier is not None
         target, draft = self._models(point)
-        inputs = self._inputs(point)
-        torch.manual_seed(seed)
         timer = PhaseTimer(self.watch)
-        with ExitStack() as stack:
-            verifier = stack.enter_context(timed_phases(target, draft, contender.verifier, timer))
-            kwargs = self._kwargs(replace(contender, verifier=verifier), point, draft)
-            target.generate(**inputs, **kwargs)
+        with seeded(seed), timed_phases(target, draft, method.verifier, timer) as verifier:
+            target.generate(**self._options(replace(method, verifier=verifier), point, draft))
             return timer.finish()
 
     def _models(self, point: Point) -> tuple[PreTrainedModel, PreTrainedModel]:
         stops = point.context_length == PROMPTS_AS_GIVEN and self.settings.acceptance is None
-        return _twin(self.target, stops), constant_draft(_twin(self.draft, stops), point.num_assistant_tokens)
+        return _twin(self.target, stops), _twin(self.draft, stops)
 
-    def _kwargs(self, contender: Contender, point: Point, draft: PreTrainedModel) -> dict[str, Any]:
-        kwargs = self.settings.generation_kwargs()
-        if contender.upstream:
-            kwargs["assistant_model"] = draft
-            if contender.ensemble_weight is not None:
-                kwargs["assistant_ensemble_weight"] = contender.ensemble_weight
-        elif contender.verifier is not None:
-            kwargs["custom_generate"] = partial(
-                diversed_decoding,
-                assistant_model=draft,
-                verifier=contender.verifier,
-                num_assistant_tokens=point.num_assistant_tokens,
-            )
-        return kwargs
-
-    def _inputs(self, point: Point) -> dict[str, torch.Tensor]:
-        rows, device = self._prompt_rows(point), self.target.device
-        width, pad = max(map(len, rows)), _pad_id(self.target)
-        ids = [[pad] * (width - len(row)) + row for row in rows]
-        mask = [[0] * (width - len(row)) + [1] * len(row) for row in rows]
+    def _options(self, method: Method, point: Point, draft: PreTrainedModel) -> dict[str, Any]:
+        pad = self.target.generation_config.pad_token_id or 0
         return {
-            "input_ids": torch.tensor(ids, device=device),
-            "attention_mask": torch.tensor(mask, device=device),
+            **left_padded(self._prompt_rows(point), pad, self.target.device),
+            **self.settings.sampling(point).generate_kwargs(),
+            **method.generate_kwargs(draft, point.num_assistant_tokens),
         }
 
     def _prompt_rows(self, point: Point) -> list[list[int]]:
@@ -221,7 +174,3 @@ def _twin(model: PreTrainedModel, stops_at_eos: bool) -> PreTrainedModel:
         # Upstream masks pads among generated tokens in its draft, and would go on from another prefix than ours.
         twin.generation_config.pad_token_id = None
     return twin
-
-
-def _pad_id(model: PreTrainedModel) -> int:
-    return model.generation_config.pad_token_id or 0

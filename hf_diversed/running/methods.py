@@ -1,13 +1,18 @@
-"""Methods by name: what a row of an evaluation decodes with."""
+"""Methods by name: the ways to decode that are compared with each other."""
 
+import copy
 import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
 import torch
+from transformers import PreTrainedModel
 
 from hf_diversed.formatting import LOSSLESS, PLAIN
+from hf_diversed.generation.planning import DEFAULT_NUM_ASSISTANT_TOKENS
 from hf_diversed.head import DiversedHead, load_head
 from hf_diversed.provenance import module_digest
 from hf_diversed.verifiers import (
@@ -22,19 +27,47 @@ from hf_diversed.verifiers import (
 
 @dataclass(frozen=True)
 class Method:
-    """One way to decode.
+    """One way to decode: the target alone, our loop under a rule, or upstream's assisted decoding.
 
     Attributes:
-        label: names it in results. `verifier`: the rule; None for the target alone.
-        rule: the rule in words that survive a restart, with a digest of its head: equal words, equal decoding.
-        static_weight: the constant weight on the target that the rule amounts to (1 if lossless); None for others.
-            Methods that have one make up the static curve.
+        label: names it in results. verifier: the rule, where our loop runs.
+        upstream: upstream's assisted decoding, of one row; with `ensemble_weight`, its `assistant_ensemble_weight`.
     """
 
     label: str
-    verifier: Verifier | None
-    rule: str
-    static_weight: float | None
+    verifier: Verifier | None = None
+    upstream: bool = False
+    ensemble_weight: float | None = None
+
+    @property
+    def is_plain(self) -> bool:
+        return self.verifier is None and not self.upstream
+
+    @cached_property
+    def rule(self) -> str:
+        """The rule in words that survive a restart, with a digest of its head: equal words, equal decoding."""
+        if self.upstream:
+            return f"upstream({self.ensemble_weight})"
+        return "plain" if self.verifier is None else describe(self.verifier)
+
+    @property
+    def static_weight(self) -> float | None:
+        """The constant weight on the target that the rule amounts to (1 if lossless); None for others. Methods that
+        have one make up the static curve."""
+        verifier = self.verifier
+        if isinstance(verifier, StaticEnsembleVerifier) and verifier.max_bias is verifier.bias_budget is None:
+            return verifier.weight
+        return 1.0 if isinstance(verifier, LosslessVerifier) else None
+
+    def generate_kwargs(self, draft: PreTrainedModel, num_assistant_tokens: int | None) -> dict[str, Any]:
+        """What `generate` of the target takes; `num_assistant_tokens` drafts per round, None for the rule's own."""
+        if self.upstream:
+            weight = {} if self.ensemble_weight is None else {"assistant_ensemble_weight": self.ensemble_weight}
+            gamma = num_assistant_tokens or DEFAULT_NUM_ASSISTANT_TOKENS
+            return {"assistant_model": constant_draft(draft, gamma)} | weight
+        if self.verifier is None:
+            return {}
+        return {"assistant_model": draft, "verifier": self.verifier, "num_assistant_tokens": num_assistant_tokens}
 
 
 MethodLike = str | tuple[str, Verifier] | Method
@@ -75,18 +108,18 @@ def _build(spec: MethodLike, head: HeadLike | None, device: torch.device | str |
             raise TypeError(f"method {label!r} must come with a Verifier, got {type(verifier).__name__}.")
         if label in (PLAIN, LOSSLESS):
             raise ValueError(f"the label {label!r} is taken: it names the reference decoding; choose another one.")
-        return _method(label, verifier)
+        return Method(label, verifier)
     name = re.split("[:@]", spec)[0]
     if spec == PLAIN:
-        return _method(spec, None)
+        return Method(spec)
     if spec == LOSSLESS:
-        return _method(spec, LosslessVerifier())
+        return Method(spec, LosslessVerifier())
     if name == "diversed":
-        return _method(spec, _diversed(spec, head, device))
+        return Method(spec, _diversed(spec, head, device))
     if name not in VERIFIERS:
         known = ", ".join([PLAIN, LOSSLESS, *sorted(VERIFIERS)])
         raise ValueError(f"unknown method {spec!r}; known are {known}, with parameters as in static:0.7.")
-    return _method(spec, build_verifier(spec))
+    return Method(spec, build_verifier(spec))
 
 
 def _diversed(spec: str, head: HeadLike | None, device: torch.device | str | None) -> DiversedVerifier:
@@ -116,13 +149,14 @@ def _is_number(text: str) -> bool:
     return True
 
 
-def _method(label: str, verifier: Verifier | None) -> Method:
-    static_weight = None
-    if isinstance(verifier, StaticEnsembleVerifier) and verifier.max_bias is verifier.bias_budget is None:
-        static_weight = verifier.weight
-    elif isinstance(verifier, LosslessVerifier):
-        static_weight = 1.0
-    return Method(label, verifier, "plain" if verifier is None else describe(verifier), static_weight)
+def constant_draft(draft: PreTrainedModel, gamma: int) -> PreTrainedModel:
+    """A shallow twin of the draft with its draft length pinned: upstream reads it from there only."""
+    twin = copy.copy(draft)
+    twin.generation_config = copy.deepcopy(draft.generation_config)
+    twin.generation_config.num_assistant_tokens = gamma
+    twin.generation_config.num_assistant_tokens_schedule = "constant"
+    twin.generation_config.assistant_confidence_threshold = 0.0
+    return twin
 
 
 def describe(verifier: Verifier) -> str:

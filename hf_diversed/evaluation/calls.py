@@ -1,0 +1,79 @@
+"""Decode one batch of prompts with one method and take its measurements, a list per quantity."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from hf_diversed.evaluation.memory import peak_memory
+from hf_diversed.outputs import SpeculativeStats, TokenRecords
+from hf_diversed.running.decode import Decoder
+from hf_diversed.running.methods import Method
+
+
+class Task(Protocol):
+    """What an evaluation needs of a task. Scores lie in [0, 1]; `metric` says what they measure."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def metric(self) -> str: ...
+    @property
+    def stop_strings(self) -> Sequence[str]: ...
+    @property
+    def max_new_tokens(self) -> int: ...
+    def prompt(self, record: Mapping[str, Any]) -> str: ...
+    def score_batch(self, completions: Sequence[str], records: Sequence[Mapping[str, Any]]) -> list[float]: ...
+
+
+# Counters that are summed over rows and prompts, by their names in `SpeculativeStats`.
+COUNTERS = (
+    "num_rounds",
+    "num_drafted",
+    "num_accepted",
+    "num_rejected",
+    "weight_sum",
+    "weight_count",
+    "tv_sum",
+    "tv_count",
+    "bias_sum",
+    "bias_count",
+    "expected_accepted_sum",
+)
+
+
+def measured_call(
+    decoder: Decoder, method: Method, prompts: list[list[int]], seed: int, records: bool, **kwargs
+) -> tuple[dict[str, list], dict[str, Any]]:
+    """Complete a batch of encoded prompts.
+
+    Returns:
+        Lists of length B, and what `generate` took: `seconds` of wall time, `peak_memory_bytes` and
+        `peak_memory_kind` (see `memory`).
+    """
+    if records and method.verifier is not None:
+        kwargs["output_token_records"] = True
+    with peak_memory(decoder.pair.target.device) as peak:
+        decoded = decoder(method, prompts, seed, **kwargs)
+    cost = {"seconds": decoded.seconds, "peak_memory_bytes": peak.num_bytes, "peak_memory_kind": peak.kind}
+    texts = [decoder.text(ids) for ids in decoded.tokens]
+    rows: dict[str, list] = {"text": texts, "tokens": [len(ids) for ids in decoded.tokens]}
+    if decoded.stats is not None:
+        rows |= _counter_columns(decoded.stats.per_row)
+    if decoded.records is not None:
+        rows |= _record_columns(decoded.records)
+    return rows, cost
+
+
+def _counter_columns(per_row: list[SpeculativeStats]) -> dict[str, list]:
+    columns: dict[str, list[Any]] = {name: [getattr(stats, name) for stats in per_row] for name in COUNTERS}
+    columns["accepted_per_position"] = [list(stats.accepted_per_position) for stats in per_row]
+    return columns
+
+
+def _record_columns(records: TokenRecords) -> dict[str, list]:
+    """Relaxed tokens per row, and the largest bias TV(v, p) = (1 - w) TV(p, q); None for rules that do not mix."""
+    bias = ((1.0 - records.weight) * records.tv).nan_to_num(-1.0)
+    largest = bias.max(dim=1).values.tolist()
+    return {
+        "relaxed": records.relaxed.sum(dim=1).tolist(),
+        "max_bias": [None if value < 0 else value for value in largest],
+    }

@@ -1,0 +1,110 @@
+"""One batch of prompts through `generate` with one method: seeded, timed, and cut where each row ends."""
+
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+from tqdm import tqdm
+from transformers import PreTrainedModel, StoppingCriteriaList, StopStringCriteria
+
+from hf_diversed.generation.hook import install_hook
+from hf_diversed.outputs import GenerateDiversedOutput, SpeculativeStats, TokenRecords
+from hf_diversed.running.methods import Method
+from hf_diversed.running.pair import Pair, end_ids, pad_id
+from hf_diversed.running.prompts import left_padded
+from hf_diversed.running.sampling import Sampling
+
+
+Item = TypeVar("Item")
+
+
+@dataclass(eq=False)
+class Decoded:
+    """One call.
+
+    Attributes:
+        tokens: ids of each completion, its EOS included and no padding. seconds: that `generate` took.
+        stats, records: of our loop, the records where `output_token_records` asks for them; None for other methods.
+    """
+
+    tokens: list[list[int]]
+    seconds: float
+    stats: SpeculativeStats | None = None
+    records: TokenRecords | None = None
+
+
+class Decoder:
+    """Binds a pair to its sampling; every call is seeded and depends on nothing that ran before it."""
+
+    def __init__(self, pair: Pair, sampling: Sampling):
+        install_hook()
+        self.pair, self.sampling = pair, sampling
+        self.end_ids, self.pad_id = end_ids(pair.target), pad_id(pair.tokenizer, pair.target)
+        self.stop_strings = list(sampling.stop_strings)
+        # Made once: it goes through the whole vocabulary, which `stop_strings=` would repeat at every call.
+        self.criteria = StoppingCriteriaList()
+        if self.stop_strings:
+            self.criteria.append(StopStringCriteria(pair.tokenizer, self.stop_strings))
+
+    def __call__(self, method: Method, prompts: Sequence[Sequence[int]], seed: int, **kwargs) -> Decoded:
+        """Complete a batch of encoded prompts; `kwargs` are arguments of `generate` that win over the sampling's."""
+        options = {
+            **left_padded(prompts, self.pad_id, self.pair.target.device),
+            **self.sampling.generate_kwargs(),
+            "pad_token_id": self.pad_id,
+            "stopping_criteria": self.criteria,
+            **method.generate_kwargs(self.pair.draft, self.sampling.num_assistant_tokens),
+            **kwargs,
+        }
+        output, rows, seconds = timed_call(self.pair.target, seed, **options)
+        if not isinstance(output, GenerateDiversedOutput):
+            return Decoded([row[: self._plain_length(row)] for row in rows], seconds)
+        if method.verifier is None:
+            raise ValueError(
+                f"a draft is attached to the target, so {method.label!r} is not plain decoding; detach it first."
+            )
+        assert output.stats is not None
+        tokens = [row[: stats.num_emitted] for row, stats in zip(rows, output.stats.per_row)]
+        return Decoded(tokens, seconds, output.stats, output.token_records)
+
+    def text(self, ids: list[int]) -> str:
+        """What ids say, special tokens left out."""
+        return str(self.pair.tokenizer.decode(ids, skip_special_tokens=True))
+
+    def _plain_length(self, row: list[int]) -> int:
+        """Generated tokens of upstream's decoding, its EOS included, which only the padding behind them tells."""
+        ends = [column for column, token in enumerate(row) if token in self.end_ids]
+        if not ends:
+            length = len(row)
+            while length > 0 and row[length - 1] == self.pad_id:
+                length -= 1
+            return length
+        text = self.text(row[: ends[0]])
+        padded = row[ends[0]] == self.pad_id and any(stop in text for stop in self.stop_strings)
+        return ends[0] + (0 if padded else 1)
+
+
+def timed_call(target: PreTrainedModel, seed: int, **kwargs) -> tuple[Any, list[list[int]], float]:
+    """Call `generate` under a seed: its output, the new columns as lists, padding included, and seconds."""
+    width = kwargs["input_ids"].shape[1]
+    with seeded(seed):
+        began = time.perf_counter()
+        output = target.generate(**kwargs, return_dict_in_generate=True)
+        rows = output.sequences[:, width:].tolist()  # waits for the device, too
+        return output, rows, time.perf_counter() - began
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Draw under `seed` and leave the caller's random state alone."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        yield
+
+
+def with_progress(items: Sequence[Item], words: str, unit: str, shown: bool | None) -> Iterable[Item]:
+    """The items, behind a bar on standard error; `shown` is None for "if this is a terminal"."""
+    return tqdm(items, desc=words, unit=unit, disable=None if shown is None else not shown)

@@ -1,0 +1,100 @@
+"""One decoder for all: prompts as ids, rows cut where they end, and random numbers that depend on the seed alone."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from hf_diversed import StaticEnsembleVerifier
+from hf_diversed.running.decode import Decoder
+from hf_diversed.running.methods import Method
+from hf_diversed.running.pair import Pair, pad_id
+from hf_diversed.running.prompts import encode, left_padded
+from hf_diversed.running.sampling import Sampling
+from hf_diversed.verifiers import LosslessVerifier
+from tests import tiny
+from tests.evaluation.fakes import tiny_pair
+from tests.training import runs
+
+
+CHAT = [{"role": "user", "content": "hi"}]
+UPSTREAM = Method("upstream", upstream=True, ensemble_weight=0.5)
+
+
+@pytest.fixture(scope="module")
+def pair() -> Pair:
+    """Without an end, so that rows of all methods are as long as they can be."""
+    found = tiny_pair()
+    found.target.generation_config.eos_token_id = found.draft.generation_config.eos_token_id = None
+    return Pair(found.target, found.draft, found.tokenizer)
+
+
+def test_prompts_get_special_tokens_once():
+    """Catches a chat prompt with a second BOS, and plain text without the first."""
+    tokenizer = runs.tokenizer()
+    plain = tokenizer("user: hi\nassistant: ", add_special_tokens=False).input_ids
+    assert encode(tokenizer, [CHAT, CHAT]) == [plain, plain]
+    assert encode(tokenizer, ["user: hi\nassistant: "]) == [[tiny.BOS, *plain]]
+    assert encode(tokenizer, ["user: hi\nassistant: "], add_special_tokens=False) == [plain]
+    assert encode(tokenizer, []) == []
+
+
+def test_rows_end_in_one_column():
+    """Catches padding behind a prompt, or padding that is not masked."""
+    inputs = left_padded([[5, 6, 7], (8,)], 0, "cpu")
+    assert inputs["input_ids"].tolist() == [[5, 6, 7], [0, 0, 8]]
+    assert inputs["attention_mask"].tolist() == [[1, 1, 1], [0, 0, 1]]
+
+
+def test_padding_without_a_pad_token(pair):
+    """Catches a tokenizer without a pad token that cannot be used."""
+    tokenizer = tiny_pair().tokenizer
+    tokenizer.pad_token = None
+    assert pad_id(tokenizer, pair.target) == tokenizer.eos_token_id
+    tokenizer.eos_token = None
+    assert pad_id(tokenizer, pair.target) == 0
+
+
+@pytest.mark.parametrize("method", [Method("ar"), Method("sd", LosslessVerifier()), UPSTREAM], ids=lambda m: m.label)
+def test_only_the_seed_decides(pair, method):
+    """Catches a draw from the caller's random state, or one that advances it: data order and dropout would change."""
+    decoder = Decoder(pair, Sampling(max_new_tokens=9, num_assistant_tokens=2))
+    before = torch.get_rng_state()
+    one = decoder(method, [[4, 5, 6]], 1)
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.manual_seed(9)
+    same, other = decoder(method, [[4, 5, 6]], 1), decoder(method, [[4, 5, 6]], 2)
+    assert one.tokens == same.tokens != other.tokens
+    assert [len(row) for row in one.tokens] == [9]
+    assert (one.stats is None) == (method.verifier is None)
+    assert one.seconds > 0
+
+
+def test_upstream_is_the_static_rule(pair):
+    """Catches an ensemble weight that is lost, or a draft length of upstream's own choice."""
+    decoder = Decoder(pair, Sampling(temperature=0, max_new_tokens=20, num_assistant_tokens=3))
+    ours = decoder(Method("static", StaticEnsembleVerifier(0.5)), [[4, 5, 6]], 0)
+    assert ours.tokens == decoder(UPSTREAM, [[4, 5, 6]], 0).tokens
+    assert UPSTREAM.rule == "upstream(0.5)"
+    assert UPSTREAM.generate_kwargs(pair.draft, 3)["assistant_model"].generation_config.num_assistant_tokens == 3
+
+
+def test_records_and_length_by_call(pair):
+    """Catches arguments of one call that are dropped, or that stay for the next one."""
+    decoder, method = Decoder(pair, Sampling(max_new_tokens=9)), Method("sd", LosslessVerifier())
+    recorded = decoder(method, [[4], [5, 6]], 0, output_token_records=True, max_new_tokens=4)
+    assert [len(row) for row in recorded.tokens] == [4, 4]
+    assert recorded.records.tokens.tolist() == recorded.tokens
+    plain = decoder(method, [[4], [5, 6]], 0)
+    assert plain.records is None
+    assert [len(row) for row in plain.tokens] == [9, 9]
+
+
+def test_a_pair_moves_with_its_heads(pair):
+    """Catches heads that stay behind on another device, and heads in half precision, which would judge otherwise."""
+    head = torch.nn.Linear(2, 2)
+    found = tiny_pair()
+    moved = Pair(found.target, found.draft, found.tokenizer, {"math": head}).to("meta", torch.float16)
+    assert {moved.target.dtype, moved.draft.dtype} == {torch.float16}
+    assert (head.weight.device.type, head.weight.dtype) == ("meta", torch.float32)
+    assert dataclasses.replace(moved, heads={}).target is found.target

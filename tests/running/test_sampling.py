@@ -1,0 +1,55 @@
+"""How tokens are drawn: what `generate` is told, and what is refused."""
+
+import dataclasses
+
+import pytest
+
+from hf_diversed.evaluation import EvaluationSettings
+from hf_diversed.running.sampling import Sampling
+
+
+def test_generate_is_told_everything_that_decides_a_law():
+    """Catches a setting of the model's own generation config, a top-k of 50 or a repetition penalty, that makes the
+    laws of training others than those of evaluation."""
+    laws = {"top_k": 0, "top_p": 1.0, "repetition_penalty": 1.0}
+    assert Sampling().generate_kwargs() == {"do_sample": True, "temperature": 1.0, "max_new_tokens": 128, **laws}
+    greedy = {"do_sample": False, "max_new_tokens": 9, "repetition_penalty": 1.0}
+    assert Sampling(temperature=0, max_new_tokens=9).generate_kwargs() == greedy
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"temperature": -0.1}, "`temperature` must be >= 0, got -0.1"),
+        ({"temperature": float("nan")}, "temperature"),
+        ({"top_k": -1}, "top_k"),
+        ({"top_p": 1.5}, r"`top_p` must lie in \(0, 1\]"),
+        ({"num_assistant_tokens": 0}, "num_assistant_tokens"),
+        ({"max_new_tokens": 0}, "max_new_tokens"),
+        ({"batch_size": 0}, "batch_size"),
+    ],
+)
+@pytest.mark.parametrize("kind", [Sampling, EvaluationSettings])
+def test_values_out_of_range(kind, changes, words):
+    with pytest.raises(ValueError, match=words):
+        kind(**changes)
+
+
+def test_an_evaluation_draws_as_its_settings_say():
+    """Catches a field of `Sampling` that an evaluation is given and drops, and a task's own limits that win over those
+    that were asked for, or are forgotten."""
+    asked = {"temperature": 0.5, "top_k": 3, "top_p": 0.9, "num_assistant_tokens": 2, "batch_size": 7}
+    expected = Sampling(**asked, max_new_tokens=11, stop_strings=("x",))
+    assert {item.name for item in dataclasses.fields(Sampling)} == {*asked, "max_new_tokens", "stop_strings"}
+    assert EvaluationSettings(**asked).sampling(["x"], 11) == expected
+    assert EvaluationSettings(**asked, max_new_tokens=11).sampling(["x"], 99) == expected
+    with pytest.raises(ValueError, match="`stop_strings` must be left to the task"):
+        EvaluationSettings(stop_strings=("x",))
+
+
+def test_what_an_evaluation_writes_about_itself_stays():
+    """Catches a new name in the header of results, under which no earlier folder could be continued."""
+    names = {"temperature", "top_k", "top_p", "num_assistant_tokens", "batch_size", "max_new_tokens", "seed"}
+    assert set(EvaluationSettings().identity()) == names | {
+        *("samples_per_prompt", "add_special_tokens", "split", "records")
+    }
