@@ -238,11 +238,18 @@ def first_layers(model: PreTrainedModel, count: int) -> PreTrainedModel:
 
 def _view(module: nn.Module, stack: nn.Module | None = None, count: int | None = None):
     """The module tree again over the same parameters and buffers, with the first `count` layers of `stack`."""
-    twin = copy.copy(module)
+    twin = module.__class__.__new__(module.__class__)  # `copy` asks for a state, which some modules refuse to give
+    twin.__dict__ = module.__dict__.copy()
+    twin._buffers = module._buffers.copy()  # what a forward registers anew goes with the attributes that describe it
     children = list(module._modules.items())[: count if module is stack else None]
     twin._modules = {name: child and _view(child, stack, count) for name, child in children}
     twin._forward_hooks, twin._forward_pre_hooks = module._forward_hooks.copy(), module._forward_pre_hooks.copy()
     return twin
+
+
+def is_library_code(thing: object) -> bool:
+    """Whether an object's class is upstream's or ours: known to leave its tensors alone."""
+    return type(thing).__module__.partition(".")[0] in ("transformers", "peft", __package__)
 
 
 def recording_view(model: PreTrainedModel) -> PreTrainedModel:

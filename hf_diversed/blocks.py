@@ -177,14 +177,15 @@ class VerifyOutput:
 class DecodingContext:
     """What a rule may check before the first forward pass.
 
-    `batch_size` rows come from `num_prompts` prompts (`num_return_sequences` each); temperature is 0 when greedy.
+    `batch_size` rows come from `num_prompts` prompts (`num_return_sequences` each); temperature is 0 when greedy, and
+    None where rows have their own.
     Without a draft model (prompt lookup) `draft_hidden_size` is None and `draft_name` is empty.
     """
 
     batch_size: int
     num_prompts: int
     vocab_size: int
-    temperature: float
+    temperature: float | None
     target_hidden_size: int
     draft_hidden_size: int | None
     target_name: str

@@ -36,7 +36,11 @@ class Attachment:
         return self
 
     def __exit__(self, *exc_info) -> None:
-        _ENTERED.set(tuple(entered for entered in _ENTERED.get() if entered[1] is not self._attached))
+        stack = list(_ENTERED.get())
+        places = [place for place, entered in enumerate(stack) if entered[1] is self._attached]
+        if places:
+            del stack[places[-1]]  # a handle may be entered again inside its own block
+            _ENTERED.set(tuple(stack))
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,7 @@
 """The round loop: draft a block, verify it in one target forward, keep what the verifier keeps."""
 
+from contextlib import nullcontext
+
 import torch
 from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
 from transformers.generation.streamers import BaseStreamer
@@ -82,7 +84,8 @@ def diversed_decoding(
         model_kwargs,
     )
     watch = Watchers(plan.rows.prompt_length, streamer, plan.wants)
-    with torch.inference_mode():
+    # Saves autograd's bookkeeping; its tensors cannot be trained on, so nobody else may come to hold one.
+    with torch.inference_mode() if plan.only_library_code else nullcontext():
         plan.engine.prefill(generation_config.prefill_chunk_size)
         run_rounds(verifier, plan, watch)
     return watch.result(plan.rows, plan.engine.forwards, generation_config.return_dict_in_generate)
@@ -94,7 +97,7 @@ def run_rounds(verifier: Verifier, plan: Plan, watch: Watchers) -> None:
     memory = Memory(verifier.dials(len(rows.ids), rows.ids.device))
     while rows.running:
         draft, target = engine.block(rows.room(plan.gamma))
-        coins = dice.flip(target.scores) if dice else Coins()
+        coins = Coins() if dice is None else dice.flip(target.scores)
         round = judge(verifier, rows.text(), draft, target, memory, rows.eos_ids_device, coins, rows.greedy)
         tally = commit(rows, round.outcome, verifier)
         watch.saw(rows, round, tally)

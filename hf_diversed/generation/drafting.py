@@ -156,7 +156,7 @@ class DiversedCandidateGenerator(CandidateGenerator):
             active=active_drafts(rows, drafted, counts),
             lengths=rows.lengths.device,
         )
-        return draft, counts
+        return draft, counts.at_most(len(steps))
 
     def _step(self, step: int, feed: torch.Tensor, counts: PerRow):
         """Draft a token per row from `feed`, ids `[B, 1 or 2]` that end `step` columns behind the row's length."""

@@ -37,7 +37,9 @@ def attach(
     """Make every later `model.generate(...)` decode with this draft and rule, for callers that cannot pass them.
 
     As a context manager it holds for the thread or task that entered, until the block ends; threads started inside
-    see it if they run in `contextvars.copy_context()`. Called without `with` it holds in every thread, until `detach`.
+    see it if they run in `contextvars.copy_context()`. Called without `with` it holds in every thread, until `detach`;
+    so does what a `with` statement calls, for the moment until it enters: a server whose other threads call `generate`
+    on this model bare should pass draft and rule with each call instead.
     Nothing is stored on the model: `state_dict`, `save_pretrained`, `deepcopy` and pickle do not change. What a call
     names, by keyword or in its generation config, wins over what is attached.
 

@@ -104,7 +104,7 @@ def judge_alike(
         next_token=next_token,
         num_emitted=num_accepted + 1 - on_draft.long(),
         ended=on_draft | is_one_of(next_token, eos_ids),
-        faults=find_faults(draft, target, verdict, num_accepted),
+        faults=find_faults(draft, target, verdict, num_accepted, law, ~on_draft),
     )
     return Round(draft, target, coins, verdict, outcome)
 
@@ -113,29 +113,40 @@ def judge_alike(
 FAULTS = (
     "",
     "the target's scores are not finite (nan or inf) where a token was to be chosen, so its law is none; look at its "
-    "weights and dtype (float16 overflows where bfloat16 does not).",
+    "weights and dtype (float16 overflows where bfloat16 does not), and at processors that forbid every token.",
     "the draft's scores are not finite (nan or inf) where a token was to be verified, so its law is none; look at its "
-    "weights and dtype (float16 overflows where bfloat16 does not).",
-    "{rule} gave an acceptance that is not finite though both models' scores are; look at its settings, and at the "
-    "weights of its head and the hidden states that it reads, if any.",
+    "weights and dtype (float16 overflows where bfloat16 does not), and at processors that forbid every token.",
+    "{rule} gave an acceptance or a law that is not finite though both models' scores are; look at its settings, and "
+    "at the weights of its head and the hidden states that it reads, if any.",
 )
 
 
 def find_faults(
-    draft: DraftOutput | None, target: TargetOutput, verdict: Verdict | None, num_accepted: torch.Tensor
+    draft: DraftOutput | None,
+    target: TargetOutput,
+    verdict: Verdict | None,
+    num_accepted: torch.Tensor,
+    law: torch.Tensor,
+    draws: torch.Tensor,
 ) -> torch.Tensor:
-    """Index into `FAULTS` for every row, long `[B]`: of the positions that this round's tokens hang on."""
+    """Index into `FAULTS` for every row, long `[B]`: of the positions that this round's tokens hang on.
+
+    Args:
+        law: `[B, V]`, what the next token is drawn from. draws: bool `[B]`, rows that emit that token: not those whose
+            last accepted draft is EOS.
+    """
 
     def strikes(values: torch.Tensor, used: torch.Tensor) -> torch.Tensor:
         return (~torch.isfinite(values) & used).any(dim=-1)
 
     positions = torch.arange(target.scores.shape[1], device=num_accepted.device)
-    reached = positions <= num_accepted[:, None]
+    reached = positions < (num_accepted + draws)[:, None]
     # The best score tells of all: nan and inf carry over to it, and it is -inf where every token is forbidden.
     fault = strikes(target.top, reached).long()
     if draft is None or verdict is None:
         return fault
-    verified = reached[:, :-1] & draft.active
-    later = torch.where(strikes(verdict.accept_prob, verified), 3, fault)
+    verified = (positions <= num_accepted[:, None])[:, :-1] & draft.active
+    of_rule = strikes(verdict.accept_prob, verified) | strikes(law.amax(dim=-1, keepdim=True), draws[:, None])
+    later = torch.where(of_rule, 3, fault)
     later = torch.where(strikes(draft.top, verified), 2, later)
     return torch.where(fault > 0, fault, later)

@@ -32,6 +32,7 @@ class Plan:
     Attributes:
         gamma: drafts per round, where there is room. dice: None for greedy decoding. wants: see `Watchers`.
         may_shrink: whether finished rows may leave the batch. Whoever reads other rows finds them where they were.
+        only_library_code: whether nothing of the caller's gets to see a tensor of the loop's.
     """
 
     rows: RaggedRows
@@ -41,6 +42,7 @@ class Plan:
     dice: Dice | None
     wants: set[str]
     may_shrink: bool
+    only_library_code: bool
 
 
 def make_plan(
@@ -61,16 +63,19 @@ def make_plan(
     gamma = draft_length(config, num_assistant_tokens, verifier, draft)
     if config.assistant_early_exit is not None:
         draft = _compat.first_layers(model, config.assistant_early_exit)
-    check_rule(verifier, model, draft, config, len(input_ids))
+    own = row_temperatures(temperatures, config, input_ids)
+    check_rule(verifier, model, draft, config, len(input_ids), one_temperature=own is None)
     # A MaxLengthCriteria of the caller's stands in the list instead of the config's.
     max_length = min(_compat.max_lengths(criteria), default=config.max_length)
+    max_length = max(max_length, input_ids.shape[1] + 1)  # a criterion is asked behind the first token, not before
     gamma = min(gamma, max(max_length - input_ids.shape[1] - 1, 1))  # no round has room for more
-    own = row_temperatures(temperatures, config, input_ids)
     rows = RaggedRows(input_ids, max_length, gamma, _compat.eos_ids(criteria), _compat.pad_token_id(config), own)
     told = {"scores": config.output_scores, "logits": config.output_logits, "records": records}
     wants = {name for name, wanted in told.items() if wanted and config.return_dict_in_generate}
     processor, stops = BlockProcessor(processors), StopTracker(rows, criteria)
-    dice = (dice or Dice()) if config.do_sample else None
+    dice = (Dice() if dice is None else dice) if config.do_sample else None
+    pair = [_compat.base_model(each) for each in (model, draft) if each is not None]
+    given = [] if dice is None else [dice]
     models = _Models(rows, processor, verifier, gamma, dice, model_kwargs)
     return Plan(
         rows=rows,
@@ -86,6 +91,18 @@ def make_plan(
         dice=dice,
         wants=wants,
         may_shrink=not (processor.reads_prefix or stops.criteria or wants - {"records"}),
+        only_library_code=all(
+            _compat.is_library_code(thing)
+            for thing in (
+                _compat.base_model(model),
+                draft and _compat.base_model(draft),
+                verifier,
+                dice,
+                *processors,
+                *criteria,
+            )
+            if thing is not None
+        ),
     )
 
 
@@ -115,6 +132,7 @@ def check_rule(
     draft: PreTrainedModel | None,
     config: GenerationConfig,
     batch_size: int,
+    one_temperature: bool = True,
 ) -> None:
     """Refuse what the rule cannot serve. Raises ValueError."""
     name = type(verifier).__name__
@@ -130,11 +148,12 @@ def check_rule(
             f"{verifier!r} reads how sure the draft is, and looked-up tokens (prompt_lookup_num_tokens) do not say; "
             "use a rule that reads p and the drafted token, or an assistant_model."
         )
+    temperature = (1.0 if config.temperature is None else config.temperature) if config.do_sample else 0.0
     context = DecodingContext(
         batch_size=batch_size,
         num_prompts=batch_size // (config.num_return_sequences or 1),
         vocab_size=_compat.vocab_size(model),
-        temperature=(1.0 if config.temperature is None else config.temperature) if config.do_sample else 0.0,
+        temperature=temperature if one_temperature else None,
         target_hidden_size=_compat.hidden_width(model),
         draft_hidden_size=None if draft is None else _compat.hidden_width(draft),
         target_name=_compat.model_name(model),

@@ -20,12 +20,12 @@ class BlockProcessor:
     and are called once per column with every row, in the list's order.
     """
 
-    def __init__(self, processors: Iterable[LogitsProcessor]):
-        self.processors = list(processors)
+    def __init__(self, processors: Iterable[LogitsProcessor], tempers: bool = True):
+        self.processors, self._tempers = list(processors), tempers
 
     def without(self, types: Container[type]) -> "BlockProcessor":
-        """The same without processors of these types."""
-        return BlockProcessor(x for x in self.processors if type(x) not in types)
+        """The same without processors of these types, and without the rows' own temperatures."""
+        return BlockProcessor((x for x in self.processors if type(x) not in types), tempers=False)
 
     @property
     def reads_prefix(self) -> bool:
@@ -38,23 +38,24 @@ class BlockProcessor:
         Args:
             counts: per row, how many of the N positions matter; the others may stay unprocessed.
         """
-        warmed = rows.temperatures is None
-        for processor in self.processors:
-            if not warmed and type(processor) in _compat.WARPERS:
-                scores, warmed = self._tempered(rows, scores), True  # where upstream's temperature stands
+        if rows.greedy is None or not self._tempers:
+            return self._run(self.processors, rows, scores, offset, counts)
+        warpers = [processor for processor in self.processors if type(processor) in _compat.WARPERS]
+        others = [processor for processor in self.processors if type(processor) not in _compat.WARPERS]
+        # Upstream has temperature first among the warpers, and greedy decoding none of them.
+        plain = self._run(others, rows, scores, offset, counts)
+        drawn = self._run(warpers, rows, plain / rows.divisors[:, None, None], offset, counts)
+        return torch.where(rows.greedy[:, None, None], plain, drawn)
+
+    def _run(self, processors, rows: RaggedRows, scores: torch.Tensor, offset: int, counts: PerRow) -> torch.Tensor:
+        for processor in processors:
             if type(processor) in _compat.POINTWISE_PROCESSORS:
                 # One id per position: these never look at them, but an empty prefix would trip type checks.
                 ids = rows.ids[:, :1].repeat_interleave(scores.shape[1], dim=0)
                 scores = processor(ids, scores.flatten(0, 1)).view_as(scores)
             else:
                 scores = self._by_column(processor, rows, scores, offset, counts)
-        return scores if warmed else self._tempered(rows, scores)
-
-    @staticmethod
-    def _tempered(rows: RaggedRows, scores: torch.Tensor) -> torch.Tensor:
-        """Scores under each row's own temperature; greedy rows keep theirs."""
-        assert rows.temperatures is not None
-        return scores / torch.where(rows.temperatures == 0.0, 1.0, rows.temperatures)[:, None, None]
+        return scores
 
     @staticmethod
     def _by_column(processor, rows: RaggedRows, scores: torch.Tensor, offset: int, counts: PerRow) -> torch.Tensor:

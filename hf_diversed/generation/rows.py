@@ -81,6 +81,12 @@ class RaggedRows:
         return None if self.temperatures is None else self.temperatures == 0.0
 
     @property
+    def divisors(self) -> torch.Tensor:
+        """What divides each row's scores, float32 `[B]`: its temperature, or 1 where it is greedy."""
+        assert self.temperatures is not None
+        return torch.where(self.temperatures == 0.0, 1.0, self.temperatures)
+
+    @property
     def done(self) -> torch.Tensor:
         """Which rows have finished, bool `[B]`."""
         return self.ends_device != _RUNNING
@@ -112,10 +118,9 @@ class RaggedRows:
             if ended.host[row] or self.lengths.host[row] >= self.max_length:
                 self.ends[row] = self.lengths.host[row]
 
-    def cut(self, ends: list[int | None]) -> None:
-        """Set every row's end, for whoever finds ends on the host."""
-        self.ends[:] = ends
-        known = [_RUNNING if end is None else end for end in ends]
+    def send_ends(self) -> None:
+        """Let the device know the ends that somebody has found on the host."""
+        known = [_RUNNING if end is None else end for end in self.ends]
         self.ends_device = torch.tensor(known, device=self.ids.device)
 
     def keep(self, rows: torch.Tensor) -> None:

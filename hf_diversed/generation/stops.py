@@ -33,7 +33,6 @@ class StopTracker:
         while self._checked < self._reached():
             self._checked += 1
             self._check(self._checked, scores)
-        self.rows.cut(self.rows.ends)
 
     def _reached(self) -> int:
         running, lengths = self.rows.running, self.rows.lengths.host
@@ -50,5 +49,7 @@ class StopTracker:
         for row in self._stopped:
             end = rows.ends[row]
             rows.ends[row] = column if end is None else min(end, column)
+        if self._stopped:
+            rows.send_ends()  # before the next column is shown
         if self._pads:
             self._stopped.clear()

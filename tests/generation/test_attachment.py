@@ -119,6 +119,17 @@ def test_blocks_left_out_of_order(pair, decode):
     assert decode() == "plain"
 
 
+def test_a_handle_entered_twice(pair, decode):
+    """Catches an inner exit that takes the outer block's entry with it."""
+    target, draft = pair
+    handle = hf_diversed.attach(target, draft, verifier="static:0.0")
+    with handle:
+        with handle:
+            assert decode() == "static:0.0"
+        assert decode() == "static:0.0"
+    assert decode() == "plain"
+
+
 def test_nested_records_both_count(pair):
     """Catches an inner `record_stats` block that hides its calls from the outer one."""
     target, draft = pair

@@ -4,7 +4,7 @@ from functools import partial
 
 import pytest
 import torch
-from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper
+from transformers import LogitsProcessor, LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper
 
 from hf_diversed import DiversedVerifier, StaticEnsembleVerifier, diversed_decoding
 from hf_diversed.generation import decoding
@@ -33,12 +33,13 @@ def test_every_row_is_the_naive_one(pair, name, monkeypatch):
         **batch,
         custom_generate=partial(loop, temperatures=TEMPERATURES, dice=recorder),
         do_sample=True,
-        top_k=40,
+        top_k=20,
         max_new_tokens=12,
     )
     width = batch["input_ids"].shape[1]
     for row, temperature in enumerate(TEMPERATURES):
-        warpers = LogitsProcessorList([TemperatureLogitsWarper(temperature or 1.0), TopKLogitsWarper(40)])
+        warpers = [TemperatureLogitsWarper(temperature), TopKLogitsWarper(20)] if temperature else []
+        warpers = LogitsProcessorList(warpers)
         naive = naive_decoding(
             lambda ids, **kwargs: forward(target, tuple(ids[0].tolist())),
             lambda ids, **kwargs: forward(draft, tuple(ids[0].tolist())),
@@ -76,6 +77,39 @@ def test_rows_keep_theirs_when_others_leave(pair, monkeypatch):
     alone = target.generate(**call, do_sample=False, return_dict_in_generate=True, output_token_records=True)
     shared = min(alone.token_records.relaxed.shape[1], mixed.token_records.relaxed.shape[1])
     assert torch.equal(alone.token_records.relaxed[::2, :shared], mixed.token_records.relaxed[::2, :shared])
+
+
+def test_greedy_rows_are_their_greedy_call(pair):
+    """Catches warpers of the rows that draw (and upstream's silent top_k=50) in the laws that greedy rows mix."""
+    target, draft = pair
+    call = {**ragged_batch(8), "assistant_model": draft, "verifier": "static:0.5", "max_new_tokens": 16}
+    mixed = target.generate(**call, do_sample=True, top_k=2, diversed_temperature=[0.0] * 7 + [1.0])
+    greedy = target.generate(**call, do_sample=False)
+    width = min(mixed.shape[1], greedy.shape[1])
+    assert torch.equal(mixed[:7, :width], greedy[:7, :width])
+
+
+def test_forbidden_tokens_stay_forbidden_when_tempered(pair):
+    """Catches a ban written as the lowest finite number, divided by the row's temperature until it is none."""
+    target, _ = pair
+    ids = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 8, 5, 6]])
+
+    class Ban(LogitsProcessor):
+        def __call__(self, input_ids, scores):
+            scores = scores.clone()
+            scores[:, 7] = torch.finfo(scores.dtype).min
+            return scores
+
+    out = target.generate(
+        ids,
+        prompt_lookup_num_tokens=3,
+        verifier="static:0.0",
+        logits_processor=LogitsProcessorList([Ban()]),
+        do_sample=True,
+        max_new_tokens=12,
+        diversed_temperature=[2.0],
+    )
+    assert 7 not in out[0, ids.shape[1] :].tolist()
 
 
 @pytest.mark.parametrize("given", [[0.5], [0.5, -1.0], [0.5, float("inf")], [0.1, 0.2, 0.3]])

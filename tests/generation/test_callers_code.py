@@ -1,0 +1,163 @@
+"""What callers bring along, and what their models carry, is treated as plain `generate` treats it."""
+
+import copy
+from functools import partial
+
+import pytest
+import torch
+import transformers as tf
+from torch.nn.utils.parametrizations import weight_norm
+from transformers import LogitsProcessor, LogitsProcessorList, MaxLengthCriteria, StoppingCriteria
+
+from hf_diversed import LosslessVerifier, StaticEnsembleVerifier, diversed_decoding
+from hf_diversed.blocks import Verdict
+from hf_diversed.sampling import Dice
+from tests.tiny import BOS, EOS, PAD, VOCAB_SIZE, ragged_batch, sharpen, tiny_draft, tiny_head
+
+
+GREEDY = {"max_new_tokens": 12, "do_sample": False}
+
+
+@pytest.mark.parametrize("rule", ["lossless", "head"])
+def test_growing_rotary_tables_are_left_alone(rule):
+    """Catches a view that shares buffers with its model, but not the counters that go with them: dynamic RoPE grew on
+    the view and stayed grown on the model."""
+    sizes = {"vocab_size": VOCAB_SIZE, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+    rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
+    config = tf.LlamaConfig(
+        **sizes, num_attention_heads=4, max_position_embeddings=16, rope_parameters=rope, tie_word_embeddings=False
+    )
+    torch.manual_seed(0)
+    target = tf.LlamaForCausalLM(config).eval()
+    sharpen(target)
+    target.generation_config = tf.GenerationConfig(pad_token_id=PAD, eos_token_id=EOS, bos_token_id=BOS)
+    draft, given = tiny_draft(target), {"verifier": "lossless"}
+    if rule == "head":
+        given = {"diversed_head": tiny_head(), "diversed_quality": 1.0}
+    short, long = (ragged_batch(1, length)["input_ids"] for length in (6, 30))
+    for ids in (short, long, short):
+        assert torch.equal(
+            target.generate(ids, **GREEDY, assistant_model=draft, **given), target.generate(ids, **GREEDY)
+        )
+
+
+def test_parametrized_layers(pair):
+    """Catches a view made by `copy`, which such modules refuse."""
+    target = copy.deepcopy(pair[0])
+    weight_norm(target.model.layers[0].mlp.up_proj)
+    call = {**ragged_batch(), **GREEDY, "assistant_model": pair[1]}
+    ours = target.generate(**call, diversed_head=tiny_head(), diversed_quality=1.0)
+    assert torch.equal(ours, target.generate(**ragged_batch(), **GREEDY))
+
+
+class NothingBehindEos(LogitsProcessor):
+    """A grammar that is through at EOS: no token may follow."""
+
+    def __call__(self, input_ids, scores):
+        return scores.masked_fill((input_ids[:, -1] == 9)[:, None], -torch.inf)
+
+
+@pytest.mark.parametrize("batch_size", [1, 4])
+def test_what_stands_behind_eos_may_be_forbidden(pair, batch_size):
+    """Catches a check of the bonus position where an accepted EOS ends the row, and no bonus token is drawn."""
+    target, draft = pair
+    call = {**ragged_batch(batch_size), **GREEDY, "max_new_tokens": 40, "eos_token_id": [9, *range(10, 24)]}
+    call["logits_processor"] = LogitsProcessorList([NothingBehindEos()])
+    ours = target.generate(**call, assistant_model=copy.deepcopy(target), verifier="lossless")
+    assert torch.equal(ours, target.generate(**call))
+
+
+class Guided(LogitsProcessor):
+    """Follows a gradient and keeps what it saw for a loss of its own."""
+
+    def __init__(self):
+        self.kept = []
+
+    def __call__(self, input_ids, scores):
+        self.kept.append(scores)
+        with torch.enable_grad():
+            shift = torch.zeros_like(scores, requires_grad=True)
+            (scores + shift).logsumexp(-1).sum().backward()
+        return scores + 0.1 * shift.grad
+
+
+def test_processors_may_use_gradients(pair):
+    """Catches inference mode around the caller's code: its tensors cannot enter autograd, then or later."""
+    target, draft = pair
+    call, guided = {**ragged_batch(), **GREEDY}, Guided()
+    ours = target.generate(
+        **call, logits_processor=LogitsProcessorList([guided]), assistant_model=draft, verifier="lossless"
+    )
+    assert torch.equal(ours, target.generate(**call, logits_processor=LogitsProcessorList([Guided()])))
+    weight = torch.ones(VOCAB_SIZE, requires_grad=True)
+    (guided.kept[-1] * weight).sum().backward()
+    assert weight.grad is not None
+
+
+class Watching(StoppingCriteria):
+    def __init__(self):
+        self.seen = []
+
+    def __call__(self, input_ids, scores, **kwargs):
+        self.seen.append(input_ids.clone())
+        return input_ids[:, -1] % 7 == 3
+
+
+def test_criteria_see_what_plain_generate_shows(pair):
+    """Catches a row that a criterion has stopped and that is shown, a column later, with EOS instead of padding."""
+    target, draft = pair
+    plain, ours = Watching(), Watching()
+    call = {**ragged_batch(6), **GREEDY, "max_new_tokens": 24}
+    expected = target.generate(**call, stopping_criteria=[plain])
+    found = target.generate(**call, stopping_criteria=[ours], assistant_model=draft, verifier="lossless")
+    assert torch.equal(found, expected)
+    assert len(ours.seen) == len(plain.seen)
+    for mine, theirs in zip(ours.seen, plain.seen):
+        assert torch.equal(mine, theirs)
+
+
+class NoReplacement(LosslessVerifier):
+    def __call__(self, input_ids, draft, target, state=None):
+        verdict = super().__call__(input_ids, draft, target, state)
+        return Verdict(verdict.accept_prob * 0.0, lambda positions: verdict.replacement(positions) * float("nan"))
+
+
+@pytest.mark.parametrize("do_sample", [False, True])
+def test_a_replacement_that_is_no_law_is_named(pair, do_sample):
+    """Catches a check of acceptances only: the token that replaces a draft was 0 or V - 1 for ever."""
+    target, draft = pair
+    call = {**ragged_batch(), "max_new_tokens": 8, "do_sample": do_sample, "assistant_model": draft}
+    with pytest.raises(FloatingPointError, match="NoReplacement gave"):
+        target.generate(**call, verifier=NoReplacement())
+
+
+@pytest.mark.parametrize("length", [4, 8, 9])
+def test_lengths_that_are_reached_already(pair, length):
+    """Catches a criterion of the caller's that ends within the prompt: plain `generate` emits one token."""
+    target, draft = pair
+    call = {**ragged_batch(), "do_sample": False, "stopping_criteria": [MaxLengthCriteria(length)]}
+    expected = target.generate(**call)
+    assert torch.equal(target.generate(**call, assistant_model=draft, verifier="lossless"), expected)
+
+
+class Script(Dice):
+    """Dice with a length, empty at first."""
+
+    def __init__(self):
+        self.flips = 0
+
+    def __len__(self):
+        return 0
+
+    def flip(self, scores):
+        self.flips += 1
+        return super().flip(scores)
+
+
+def test_dice_are_taken_whatever_their_truth(pair):
+    """Catches `dice or Dice()`."""
+    target, draft = pair
+    dice = Script()
+    loop = partial(diversed_decoding, assistant_model=draft, verifier=StaticEnsembleVerifier(0.5), dice=dice)
+    target.generate(**ragged_batch(), custom_generate=loop, do_sample=True, top_k=0, max_new_tokens=8)
+    assert dice.flips > 0
