@@ -13,7 +13,7 @@ from transformers import PreTrainedModel, StoppingCriteriaList, StopStringCriter
 from hf_diversed.generation.hook import install_hook
 from hf_diversed.outputs import GenerateDiversedOutput, SpeculativeStats, TokenRecords
 from hf_diversed.running.methods import Method
-from hf_diversed.running.pair import Pair, end_ids, pad_id
+from hf_diversed.running.pair import Pair, eos_ids, pad_id
 from hf_diversed.running.prompts import left_padded
 from hf_diversed.running.sampling import Sampling
 
@@ -42,7 +42,7 @@ class Decoder:
     def __init__(self, pair: Pair, sampling: Sampling):
         install_hook()
         self.pair, self.sampling = pair, sampling
-        self.end_ids, self.pad_id = end_ids(pair.target), pad_id(pair.tokenizer, pair.target)
+        self.eos_ids, self.pad_id = eos_ids(pair.target), pad_id(pair.tokenizer, pair.target)
         self.stop_strings = list(sampling.stop_strings)
         # Made once: it goes through the whole vocabulary, which `stop_strings=` would repeat at every call.
         self.criteria = StoppingCriteriaList()
@@ -76,7 +76,7 @@ class Decoder:
 
     def _plain_length(self, row: list[int]) -> int:
         """Generated tokens of upstream's decoding, its EOS included, which only the padding behind them tells."""
-        ends = [column for column, token in enumerate(row) if token in self.end_ids]
+        ends = [column for column, token in enumerate(row) if token in self.eos_ids]
         if not ends:
             length = len(row)
             while length > 0 and row[length - 1] == self.pad_id:
@@ -90,7 +90,7 @@ class Decoder:
 def timed_call(target: PreTrainedModel, seed: int, **kwargs) -> tuple[Any, list[list[int]], float]:
     """Call `generate` under a seed: its output, the new columns as lists, padding included, and seconds."""
     width = kwargs["input_ids"].shape[1]
-    with seeded(seed):
+    with seeded(seed, target.device):
         began = time.perf_counter()
         output = target.generate(**kwargs, return_dict_in_generate=True)
         rows = output.sequences[:, width:].tolist()  # waits for the device, too
@@ -98,9 +98,10 @@ def timed_call(target: PreTrainedModel, seed: int, **kwargs) -> tuple[Any, list[
 
 
 @contextmanager
-def seeded(seed: int) -> Iterator[None]:
-    """Draw under `seed` and leave the caller's random state alone."""
-    with torch.random.fork_rng():
+def seeded(seed: int, device: torch.device) -> Iterator[None]:
+    """Draw under `seed` and leave the caller's random state alone: that of the CPU and of the device."""
+    # By default torch would ask every GPU of the machine, and so open a context on each.
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
         torch.manual_seed(seed)
         yield
 

@@ -40,7 +40,7 @@ def load_model(name: str, device: torch.device | str, dtype: torch.dtype | str =
     return AutoModelForCausalLM.from_pretrained(name, dtype=dtype, device_map=device).eval()
 
 
-def end_ids(model: PreTrainedModel) -> list[int]:
+def eos_ids(model: PreTrainedModel) -> list[int]:
     """The tokens that end a text, by the model's generation config."""
     ids = model.generation_config.eos_token_id
     if ids is None:
@@ -50,5 +50,5 @@ def end_ids(model: PreTrainedModel) -> list[int]:
 
 def pad_id(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel) -> int:
     """What fills up shorter rows; some tokenizers have no pad token, and then any id will do."""
-    ids = [tokenizer.pad_token_id, tokenizer.eos_token_id, *end_ids(model), 0]
+    ids = [tokenizer.pad_token_id, tokenizer.eos_token_id, *eos_ids(model), 0]
     return next(int(pad) for pad in ids if pad is not None)

@@ -58,7 +58,7 @@ class Sampler:
         self.verifier_class: type[RecordingVerifier] = RecordingVerifier
         self.pair, self.tokenizer, self.settings = pair, pair.tokenizer, settings
         self.decoder = Decoder(pair, settings)
-        self._eos = set(self.decoder.end_ids)
+        self._eos = set(self.decoder.eos_ids)
 
     def relaxed(
         self, prompts: Sequence[Prompt], head: DiversedHead, seed: int, batch_size: int | None = None

@@ -12,8 +12,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from hf_diversed import _compat
 from hf_diversed.running.decode import timed_call
 from hf_diversed.running.files import append_lines, drop_torn_line, read_lines, writing
-from hf_diversed.running.pair import end_ids as ends_of
-from hf_diversed.running.pair import pad_id
+from hf_diversed.running.pair import eos_ids, pad_id
 from hf_diversed.running.prompts import left_padded
 from hf_diversed.running.sampling import Sampling
 from hf_diversed.training.loading import fingerprint
@@ -101,7 +100,7 @@ def _until_stop(ids: Ids, tokenizer: PreTrainedTokenizerBase, stop_strings: Sequ
 
 def end_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """What ends a completion: the tokenizer's EOS first, then what else the model's generation config names."""
-    return list(dict.fromkeys([tokenizer.eos_token_id, *ends_of(model)]))
+    return list(dict.fromkeys([tokenizer.eos_token_id, *eos_ids(model)]))
 
 
 def _read_samples(path: Path, settings: dict) -> dict[Ids, list[Ids]]:

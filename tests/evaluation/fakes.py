@@ -4,27 +4,21 @@ import string
 from dataclasses import dataclass, field
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
+from hf_diversed.running.pair import Pair
 from tests import tiny
 
 
 CHARACTERS = (string.ascii_letters + string.digits)[: tiny.VOCAB_SIZE - 3]
 
 
-@dataclass(frozen=True)
-class TinyPair:
-    target: PreTrainedModel
-    draft: PreTrainedModel
-    tokenizer: PreTrainedTokenizerBase
-
-
-def tiny_pair() -> TinyPair:
+def tiny_pair() -> Pair:
     target = tiny.tiny_model()
     draft = tiny.tiny_draft(target)
     # More than one, and letters too: at random, the end of a text comes late.
     target.generation_config.eos_token_id = [tiny.EOS, 10, 25, 40, 55]
-    return TinyPair(target, draft, character_tokenizer())
+    return Pair(target, draft, character_tokenizer())
 
 
 def character_tokenizer() -> PreTrainedTokenizerFast:

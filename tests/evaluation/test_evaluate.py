@@ -9,9 +9,10 @@ import torch
 from hf_diversed import DiversedHead, DiversedHeadConfig, attach
 from hf_diversed.evaluation import EvaluationSettings, evaluate, read_results, report, static_gain, summarize
 from hf_diversed.evaluation.intervals import wilson
+from hf_diversed.running.pair import Pair
 from hf_diversed.running.prompts import plan_batches
 from hf_diversed.verifiers import StaticEnsembleVerifier
-from tests.evaluation.fakes import Interrupted, LetterTask, TinyPair, examples, tiny_pair
+from tests.evaluation.fakes import Interrupted, LetterTask, examples, tiny_pair
 
 
 METHODS = ["ar", "sd", "static:0.5", "static:0.0", "diversed"]
@@ -35,7 +36,7 @@ NOT_HERE = {"quality_wilson_ci", "split"}
 
 
 @pytest.fixture(scope="module")
-def pair() -> TinyPair:
+def pair() -> Pair:
     return tiny_pair()
 
 
@@ -235,7 +236,7 @@ def test_a_broken_line_is_named(pair, tmp_path):
 def test_greedy_lossless_is_plain_decoding(pair, tmp_path, stop_strings, pad_is_eos):
     """Catches lengths that count padding or lose the EOS: plain decoding only shows padding behind its end."""
     if pad_is_eos:
-        pair = TinyPair(pair.target, pair.draft, tiny_pair().tokenizer)
+        pair = Pair(pair.target, pair.draft, tiny_pair().tokenizer)
         pair.tokenizer.pad_token = pair.tokenizer.eos_token
     task = LetterTask(stop_strings=stop_strings, max_new_tokens=16)
     records = evaluate(pair, task, examples(6), ["ar", "sd"], settings(temperature=0), output=tmp_path)

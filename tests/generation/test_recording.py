@@ -9,12 +9,13 @@ from hf_diversed.generation import recording
 from hf_diversed.generation.committing import Tally
 from hf_diversed.generation.recording import RoundLog
 from hf_diversed.head import DiversedHead, DiversedHeadConfig
+from hf_diversed.running.pair import Pair
 from hf_diversed.theory import expected_accepted
-from tests.evaluation.fakes import LetterTask, TinyPair, examples, tiny_pair
+from tests.evaluation.fakes import LetterTask, examples, tiny_pair
 
 
 @pytest.fixture(scope="module")
-def pair() -> TinyPair:
+def pair() -> Pair:
     return tiny_pair()
 
 
@@ -29,7 +30,7 @@ def head() -> DiversedHead:
     return head
 
 
-def measure(pair: TinyPair, head: DiversedHead, **changes) -> dict[str, dict]:
+def measure(pair: Pair, head: DiversedHead, **changes) -> dict[str, dict]:
     """A thousand rows (if no more is said) of each method on the tiny pair in one call, by method."""
     stop_strings, methods = changes.pop("stop_strings", []), changes.pop("methods", ["sd", "static:0.3", "diversed"])
     options = EvaluationSettings(**{"num_examples": 1000, "batch_size": 1000, "num_assistant_tokens": 4} | changes)

@@ -26,7 +26,7 @@ def pair() -> Pair:
     """Without an end, so that rows of all methods are as long as they can be."""
     found = tiny_pair()
     found.target.generation_config.eos_token_id = found.draft.generation_config.eos_token_id = None
-    return Pair(found.target, found.draft, found.tokenizer)
+    return found
 
 
 def test_prompts_get_special_tokens_once():
@@ -90,11 +90,10 @@ def test_records_and_length_by_call(pair):
     assert [len(row) for row in plain.tokens] == [9, 9]
 
 
-def test_a_pair_moves_with_its_heads(pair):
+def test_a_pair_moves_with_its_heads():
     """Catches heads that stay behind on another device, and heads in half precision, which would judge otherwise."""
     head = torch.nn.Linear(2, 2)
-    found = tiny_pair()
-    moved = Pair(found.target, found.draft, found.tokenizer, {"math": head}).to("meta", torch.float16)
+    found = dataclasses.replace(tiny_pair(), heads={"math": head})
+    moved = found.to("meta", torch.float16)
     assert {moved.target.dtype, moved.draft.dtype} == {torch.float16}
     assert (head.weight.device.type, head.weight.dtype) == ("meta", torch.float32)
-    assert dataclasses.replace(moved, heads={}).target is found.target

@@ -16,7 +16,7 @@ from hf_diversed.head import DiversedHead, DiversedHeadConfig
 from hf_diversed.outputs import SpeculativeStats
 from hf_diversed.running.decode import seeded, timed_call
 from hf_diversed.running.methods import HeadLike, Method, build_methods
-from hf_diversed.running.pair import end_ids
+from hf_diversed.running.pair import eos_ids
 from hf_diversed.running.prompts import left_padded
 from hf_diversed.verifiers import DiversedVerifier, Verifier
 from hf_diversed.verifiers.base import check_range
@@ -120,7 +120,7 @@ class Runner:
             output, rows, seconds = timed_call(target, seed, **options)
         stats = None if method.verifier is None else output.stats
         if stats is None:
-            stops = set(end_ids(target))
+            stops = set(eos_ids(target))
             lengths = [next((i for i, token in enumerate(row, 1) if token in stops), len(row)) for row in rows]
         else:
             lengths = [row.num_emitted for row in stats.per_row]
@@ -136,7 +136,7 @@ class Runner:
         assert method.verifier is not None
         target, draft = self._models(point)
         timer = PhaseTimer(self.watch)
-        with seeded(seed), timed_phases(target, draft, method.verifier, timer) as verifier:
+        with seeded(seed, target.device), timed_phases(target, draft, method.verifier, timer) as verifier:
             target.generate(**self._options(replace(method, verifier=verifier), point, draft))
             return timer.finish()
 
