@@ -2,9 +2,11 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+CONSTRAINTS := constraints.txt
 WORKERS ?= 2
+OLDEST := tests/test_compat.py tests/test_cache.py tests/head tests/verifiers tests/generation
 
-.PHONY: demo space test test-browser faults families fuzz bench quality format results clean
+.PHONY: demo space test test-oldest test-browser faults families fuzz bench quality format results clean
 
 demo: $(VENV)/.base
 	$(BIN)/hf-diversed demo
@@ -13,7 +15,11 @@ space: $(VENV)/.serve
 	$(BIN)/python examples/space/app.py
 
 test: $(VENV)/.dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) $(TESTS)
+
+# What touches transformers, on the oldest one served, in an environment of its own.
+test-oldest:
+	$(MAKE) test VENV=.venv-oldest CONSTRAINTS=build/constraints-oldest.txt TESTS="$(OLDEST)"
 
 # Twelve kills of a training run, at chosen places and at random moments, and all that can go wrong around one.
 faults: $(VENV)/.dev
@@ -55,22 +61,26 @@ results: $(VENV)/.dev
 	$(BIN)/python -m tools.render_readme
 
 clean:
-	rm -rf $(VENV)
+	rm -rf $(VENV) .venv-oldest
 
 # torch goes first: asked for together with others, pip may prefer a build with CUDA.
-$(VENV)/.torch: constraints.txt
+build/constraints-oldest.txt: constraints-oldest.txt constraints.txt
+	mkdir -p $(@D)
+	awk -F== 'NR == FNR {oldest[$$1]; print; next} !($$1 in oldest)' $^ > $@
+
+$(VENV)/.torch: $(CONSTRAINTS)
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check torch -c constraints.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check torch -c $(CONSTRAINTS)
 	touch $@
 
 $(VENV)/.base: $(VENV)/.torch pyproject.toml
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[demo]" -c constraints.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[demo]" -c $(CONSTRAINTS)
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.base
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[demo,dev]" -c constraints.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[demo,dev]" -c $(CONSTRAINTS)
 	touch $@
 
 $(VENV)/.serve: $(VENV)/.base
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[demo,serve]" -c constraints.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[demo,serve]" -c $(CONSTRAINTS)
 	touch $@

@@ -1,6 +1,6 @@
 """Everything that depends on how transformers (and peft) are built inside. Nothing else probes their objects.
 
-Written against transformers 5.23; `tests/test_compat.py` names what breaks when a release moves one of these.
+Serves transformers 5.16.1 to 5.23; `tests/test_compat.py` names what breaks when a release moves one of these.
 """
 
 import copy
@@ -9,6 +9,8 @@ import re
 from pathlib import Path
 
 import torch
+import transformers
+from packaging.version import Version
 from torch import nn
 from transformers import GenerationConfig, PreTrainedModel
 from transformers.distributed.fsdp import is_fsdp_managed_module
@@ -17,6 +19,8 @@ from transformers.generation import logits_process as lp
 from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria, StoppingCriteriaList
 from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 
+
+_MARKS_USER_CACHES = Version(transformers.__version__).release >= (5, 17)
 
 MASKED_ATTENTION = ("sdpa", "eager")
 LAYER_TYPES = {"full_attention", "sliding_attention"}
@@ -269,7 +273,14 @@ def is_sharded(model: PreTrainedModel) -> bool:
 
 
 def is_user_cache(cache) -> bool:
-    return bool(getattr(cache, "_is_user_defined", False))
+    """Whether the cache of a prepared call is the caller's; where there is none, `generate` makes an empty one.
+
+    Before transformers 5.17 nothing marks the caller's, so it is known by the tokens it holds: an empty one passes
+    for one of `generate`.
+    """
+    if cache is None or _MARKS_USER_CACHES:
+        return bool(getattr(cache, "_is_user_defined", False))
+    return bool(cache.get_seq_length() > 0)
 
 
 def pad_token_id(config: GenerationConfig) -> int:

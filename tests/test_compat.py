@@ -13,7 +13,7 @@ from transformers.masking_utils import LAYER_PATTERN_TO_MASK_FUNCTION_MAPPING, c
 from hf_diversed import _compat
 from hf_diversed.cache import RaggedCache
 from hf_diversed.generation import checks
-from tests import tiny
+from tests import tiny, versions
 
 
 EAGER_ONLY = {"gemma2", "gpt_oss"}
@@ -150,10 +150,15 @@ def test_cache_base_classes():
     assert keys.shape == values.shape == (1, 1, 3, 2)
 
 
-def test_user_caches_are_marked(llama):
-    """Breaks the refusal of `past_key_values`: `generate` makes a cache of its own, and marks the caller's."""
+@pytest.mark.parametrize("tokens", [3, pytest.param(0, marks=versions.since("5.17", "marks no cache"))])
+def test_user_caches_are_told_from_those_of_generate(llama, tokens):
+    """Breaks the refusal of `past_key_values`: `generate` makes an empty cache of its own, and marks the caller's."""
     assert not _compat.is_user_cache(prepared(llama)["kwargs"].get("past_key_values"))
+    assert not _compat.is_user_cache(prepared(llama, cache_implementation="static")["kwargs"]["past_key_values"])
     mine = tf.DynamicCache(config=llama.config)
+    if tokens:
+        with torch.no_grad():
+            llama(tiny.ragged_batch(2, tokens)["input_ids"], past_key_values=mine)
     assert _compat.is_user_cache(prepared(llama, past_key_values=mine)["kwargs"]["past_key_values"])
 
 

@@ -31,6 +31,7 @@ def check_call(
     check_model(model, "target")
     check_config(config)
     check_drafts(model, draft, config)
+    check_cache(_compat.is_user_cache(model_kwargs.get("past_key_values")))
     check_inputs(model, model_kwargs)
     check_shapes(input_ids, model_kwargs)
     check_processors(processors)
@@ -197,14 +198,18 @@ def check_cache_implementation(name: str | None) -> None:
         )
 
 
+def check_cache(is_user_cache: bool) -> None:
+    """Refuse a cache that the caller brought."""
+    if is_user_cache:
+        raise ValueError(
+            "past_key_values are not served: rows get their own cache. Pass the whole prompt as input_ids."
+        )
+
+
 def check_inputs(model: PreTrainedModel, model_kwargs: dict) -> None:
     """Refuse model inputs that the loop would not feed."""
     if model_kwargs.get("inputs_embeds") is not None:
         raise ValueError("inputs_embeds are not served: the draft needs token ids. Pass input_ids.")
-    if _compat.is_user_cache(model_kwargs.get("past_key_values")):
-        raise ValueError(
-            "past_key_values are not served: rows get their own cache. Pass the whole prompt as input_ids."
-        )
     for name, value in model_kwargs.items():
         if value is None or name in _TEXT_INPUTS or name == "past_key_values":
             continue

@@ -121,6 +121,9 @@ class DiversedCandidateGenerator(CandidateGenerator):
             return input_ids, None
         return torch.cat([input_ids, drafted.tokens], dim=1), drafted.scores
 
+    def update_candidate_strategy(self, input_ids: torch.Tensor, scores: torch.Tensor, num_matches: int) -> None:
+        """Upstream's contract: hears how a round ended. Every round drafts the same length."""
+
     @property
     def num_forwards(self) -> int:
         return self.model.num_forwards

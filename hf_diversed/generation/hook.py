@@ -179,6 +179,7 @@ class _Call:
         if self.setting("token_healing"):
             raise ValueError("token_healing rewrites the prompt behind the draft's back; heal the prompt beforehand.")
         checks.check_cache_implementation(self.setting("cache_implementation"))
+        checks.check_cache(self.extra.get("past_key_values") is not None)
         inputs = _compat.forward_inputs(self.model)
         named = inputs | checks.TEXT_MARKERS
         checks.check_inputs(self.model, {name: value for name, value in self.extra.items() if name in named})

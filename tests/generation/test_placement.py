@@ -7,6 +7,7 @@ import pytest
 import torch
 import transformers as tf
 
+from tests import versions
 from tests.tiny import BOS, EOS, PAD, VOCAB_SIZE, ragged_batch, sharpen, tiny_draft, tiny_model
 
 
@@ -23,6 +24,7 @@ def on_disk(target, folder):
     return type(target).from_pretrained(folder / "model", device_map=places, offload_folder=folder / "layers")
 
 
+@versions.warns_before("5.20", r"You are calling .generate\(\) with the `input_ids` being on a device type different")
 @pytest.mark.parametrize("offload", [on_cpu, on_disk])
 @pytest.mark.parametrize("offloaded", ["target", "draft"])
 def test_offloaded_models(pair, offload, offloaded, tmp_path):
