@@ -19,7 +19,7 @@ EXCEPTIONS = {
     "evaluation/frontier.py:frontier": 17,  # one refusal per argument
     "evaluation/plots.py:draw": 21,  # one mark of the figure per line
     "evaluation/summary.py:__init__": 16,  # one column of the table per line
-    "evaluation/benchmark/measure.py:_record": 20,  # one entry of the record per line
+    "evaluation/benchmark/measure.py:_record": 21,  # one entry of the record per line
     "training/arguments.py:__post_init__": 16,  # one refusal per argument
 }
 

@@ -54,17 +54,17 @@ def check_architecture(model: PreTrainedModel, role: str) -> None:
         raise ValueError(
             f"the {role} {name} is an encoder-decoder model, which is not served here; use a decoder-only one."
         )
-    if (reason := _compat.cannot_verify(model)) is not None:
-        raise ValueError(
-            f"the {role} {name} {reason}, and so cannot read drafted tokens behind what it has cached; use a model "
-            "that can."
-        )
     foreign = sorted(set(_compat.layer_types(model)) - _compat.LAYER_TYPES)
     if _compat.is_stateful(model) or foreign or _compat.is_chunked(model):
         kinds = ", ".join(foreign) or ("chunked attention" if _compat.is_chunked(model) else "recurrent state")
         raise ValueError(
             f"the {role} {name} has layers that cannot be rolled back ({kinds}); "
             "use a model with full or sliding-window attention only."
+        )
+    if (reason := _compat.cannot_verify(model)) is not None:
+        raise ValueError(
+            f"the {role} {name} {reason}, and so cannot read drafted tokens behind what it has cached; use a model "
+            "that can."
         )
     if _compat.uses_alibi(model):
         raise ValueError(f"the {role} {name} uses ALiBi, which needs equal row lengths; use rotary positions.")

@@ -91,18 +91,7 @@ def make_plan(
         dice=dice,
         wants=wants,
         may_shrink=not (processor.reads_prefix or stops.criteria or wants - {"records"}),
-        only_library_code=all(
-            _compat.is_library_code(thing)
-            for thing in (
-                _compat.base_model(model),
-                draft and _compat.base_model(draft),
-                verifier,
-                dice,
-                *processors,
-                *criteria,
-            )
-            if thing is not None
-        ),
+        only_library_code=all(map(_compat.is_library_code, (*pair, verifier, *given, *processors, *criteria))),
     )
 
 
