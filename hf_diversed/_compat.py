@@ -20,7 +20,8 @@ from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengt
 from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 
 
-_MARKS_USER_CACHES = Version(transformers.__version__).release >= (5, 17)
+_RELEASE = Version(transformers.__version__).release
+_MARKS_USER_CACHES = _RELEASE >= (5, 17)
 
 MASKED_ATTENTION = ("sdpa", "eager")
 LAYER_TYPES = {"full_attention", "sliding_attention"}
@@ -67,6 +68,9 @@ _ODD_CACHES = {
     "cpmant": "puts tokens of its own before the prompt",
     "prophetnet": "reads one token at a time behind its cache",
 }
+if _RELEASE < (5, 19):
+    _MISREAD = "misreads masks of several tokens in transformers before 5.19"
+    _ODD_CACHES |= dict.fromkeys(("big_bird", "doge", "git", "megatron-bert", "rembert", "roformer"), _MISREAD)
 
 
 def text_config(model: PreTrainedModel):

@@ -139,6 +139,18 @@ def test_marks_of_models_that_cannot_be_rolled_back():
     assert not tf.FalconConfig().alibi
 
 
+def test_models_that_older_releases_decode_wrongly():
+    """Breaks the refusal of models whose masks were mended in 5.19: other tokens than plain `generate`, silently."""
+    sizes = {"hidden_size": 16, "input_embedding_size": 16, "intermediate_size": 16}
+    layers = {"num_hidden_layers": 1, "num_attention_heads": 2}
+    model = tf.RemBertForCausalLM(tf.RemBertConfig(vocab_size=64, is_decoder=True, **sizes, **layers))
+    if not versions.is_before("5.19"):
+        checks.check_model(model, "target")
+        return
+    with pytest.raises(ValueError, match=r"RemBertForCausalLM misreads masks .* before 5\.19"):
+        checks.check_model(model, "target")
+
+
 def test_cache_base_classes():
     """Breaks `RaggedLayer`: a new abstract method, or `Cache` no longer taking ready-made layers."""
     abstract = CacheLayerMixin.__abstractmethods__
