@@ -20,7 +20,12 @@ from hf_diversed.verifiers import DiversedVerifier, Verifier, build_verifier
 
 
 _DRAFT_MODES = ("prompt_lookup_num_tokens", "assistant_early_exit")
-DIALS = ("quality", "max_bias", "bias_budget")  # of DiversedVerifier; `generate` knows them as diversed_quality ...
+# The dials of DiversedVerifier, and what `generate` calls them.
+DIALS = {
+    "quality": "diversed_quality",
+    "max_bias": "diversed_max_bias",
+    "bias_budget": "diversed_bias_budget",
+}
 
 
 def attach(
@@ -55,7 +60,7 @@ def attach(
     for candidate, role in ((model, "target"), (assistant_model, "draft")):
         checks.check_model(candidate, role)
     if verifier is not None:
-        resolve_verifier(None, verifier, **{dial: getattr(options, f"diversed_{dial}") for dial in DIALS})
+        resolve_verifier(None, verifier, **{dial: getattr(options, argument) for dial, argument in DIALS.items()})
     install_hook()
     return keep_beside(_compat.base_model(model), Attached(assistant_model, options, num_assistant_tokens))
 
@@ -160,9 +165,10 @@ class _Call:
         """The rule of the call, or the attached one; the dial of a configuration only matters to heads."""
         attached = Options() if self.attachment is None else self.attachment.options
         rule = options if options.names_a_rule() else attached
-        dials = {dial: getattr(options, f"diversed_{dial}") for dial in DIALS}
+        dials = {dial: getattr(options, argument) for dial, argument in DIALS.items()}
         if rule.diversed_head is not None:
-            dials = {dial: self._dial(f"diversed_{dial}", options, attached, rule is attached) for dial in DIALS}
+            own = rule is attached
+            dials = {dial: self._dial(argument, options, attached, own) for dial, argument in DIALS.items()}
         return resolve_verifier(rule.diversed_head, rule.verifier, self.model.device, **dials)
 
     def _dial(self, name: str, options: Options, attached: Options, uses_attached: bool):
@@ -230,7 +236,7 @@ def resolve_verifier(
         return DiversedVerifier(diversed_head, **given)
     if given:
         raise ValueError(
-            f"{' and '.join(f'diversed_{name}' for name in given)} can only act on a head: pass diversed_head=, or "
+            f"{' and '.join(DIALS[name] for name in given)} can only act on a head: pass diversed_head=, or "
             "build DiversedVerifier(head, quality=..., max_bias=..., bias_budget=...) yourself."
         )
     if isinstance(verifier, str):
