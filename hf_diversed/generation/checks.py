@@ -118,6 +118,10 @@ def check_shapes(input_ids: torch.Tensor, model_kwargs: dict) -> None:
     expected = tuple(input_ids.shape)
     if input_ids.ndim != 2 or 0 in expected:
         raise ValueError(f"input_ids must be [batch, length] with at least one row and one id, got {list(expected)}.")
+    if input_ids.dtype not in (torch.long, torch.int):
+        raise ValueError(
+            f"input_ids must be ids (long or int), got {input_ids.dtype}; pass what the tokenizer returned."
+        )
     for name in ("attention_mask", "position_ids"):
         value = model_kwargs.get(name)
         if value is None or tuple(value.shape) == expected:
