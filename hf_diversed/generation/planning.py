@@ -74,8 +74,8 @@ def make_plan(
     wants = {name for name, wanted in told.items() if wanted and config.return_dict_in_generate}
     processor, stops = BlockProcessor(processors), StopTracker(rows, criteria)
     dice = (Dice() if dice is None else dice) if config.do_sample else None
-    pair = [_compat.base_model(each) for each in (model, draft) if each is not None]
-    given = [] if dice is None else [dice]
+    involved = [_compat.base_model(each) for each in (model, draft) if each is not None]
+    involved += [*verifier.made_of(), *processors, *criteria, *([] if dice is None else [dice])]
     models = _Models(rows, processor, verifier, gamma, dice, model_kwargs)
     return Plan(
         rows=rows,
@@ -91,7 +91,7 @@ def make_plan(
         dice=dice,
         wants=wants,
         may_shrink=not (processor.reads_prefix or stops.criteria or wants - {"records"}),
-        only_library_code=all(map(_compat.is_library_code, (*pair, verifier, *given, *processors, *criteria))),
+        only_library_code=all(map(_compat.is_library_code, involved)),
     )
 
 

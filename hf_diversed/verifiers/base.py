@@ -41,6 +41,10 @@ class Verifier:
         """What a caller should hear, once, about using the rule like this; nothing by default."""
         return []
 
+    def made_of(self) -> list[object]:
+        """The rule and everything beside it that gets to see a block's tensors: the parts of a rule, a head."""
+        return [self]
+
     def dials(self, batch_size: int, device: torch.device) -> dict[str, torch.Tensor]:
         """Settings that rows may have of their own, by name: `[B, 1]` each; none by default.
 
@@ -147,6 +151,9 @@ class CompositeVerifier(Verifier):
     def check(self, context: DecodingContext) -> None:
         for part in self._parts:
             part.check(context)
+
+    def made_of(self) -> list[object]:
+        return [self, *(thing for part in self._parts for thing in part.made_of())]
 
     def remarks(self, context: DecodingContext) -> list[str]:
         return [remark for part in self._parts for remark in part.remarks(context)]

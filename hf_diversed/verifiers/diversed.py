@@ -92,6 +92,9 @@ class DiversedVerifier(MixtureVerifier):
         check_row_values(context, diversed_quality=self.quality)
         super().check(context)
 
+    def made_of(self) -> list[object]:
+        return [self, self.head]
+
     def remarks(self, context: DecodingContext) -> list[str]:
         config = self.head.config
         uses = (

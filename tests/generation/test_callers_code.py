@@ -9,7 +9,7 @@ import transformers as tf
 from torch.nn.utils.parametrizations import weight_norm
 from transformers import LogitsProcessor, LogitsProcessorList, MaxLengthCriteria, StoppingCriteria
 
-from hf_diversed import LosslessVerifier, StaticEnsembleVerifier, diversed_decoding
+from hf_diversed import LosslessVerifier, PhaseVerifier, StaticEnsembleVerifier, diversed_decoding
 from hf_diversed.blocks import Verdict
 from hf_diversed.sampling import Dice
 from tests.tiny import BOS, EOS, PAD, VOCAB_SIZE, ragged_batch, sharpen, tiny_draft, tiny_head
@@ -90,6 +90,25 @@ def test_processors_may_use_gradients(pair):
     weight = torch.ones(VOCAB_SIZE, requires_grad=True)
     (guided.kept[-1] * weight).sum().backward()
     assert weight.grad is not None
+
+
+class Learning(LosslessVerifier):
+    """A rule that learns while it decides."""
+
+    def __call__(self, input_ids, draft, target, state=None):
+        with torch.enable_grad():
+            gain = torch.ones(VOCAB_SIZE, requires_grad=True)
+            (target.scores * gain).sum().backward()
+        return super().__call__(input_ids, draft, target, state)
+
+
+@pytest.mark.parametrize("wrap", [lambda rule: rule, lambda rule: PhaseVerifier(rule, rule, begin=3, end=4)])
+def test_rules_may_use_gradients(pair, wrap):
+    """Catches inference mode around a rule of the caller's, alone or as a part of one of ours."""
+    target, draft = pair
+    call = {**ragged_batch(), **GREEDY}
+    ours = target.generate(**call, assistant_model=draft, verifier=wrap(Learning()))
+    assert torch.equal(ours, target.generate(**call))
 
 
 class Watching(StoppingCriteria):
