@@ -271,6 +271,16 @@ def recording_view(model: PreTrainedModel) -> PreTrainedModel:
     return _view(model)
 
 
+def cannot_compile(model: PreTrainedModel) -> str | None:
+    """Why a model's forward cannot be a function of tensors alone; None if it can."""
+    if any("forward" in vars(module) for module in base_model(model).modules()):
+        return "has a forward bound to it from outside (torch.compile, or accelerate's device_map)"
+    if model is not base_model(model):
+        return f"is wrapped in a {type(model).__name__}"
+    quantizer = getattr(model, "hf_quantizer", None)
+    return None if quantizer is None or quantizer.is_compileable else "is quantised in a way that cannot be compiled"
+
+
 def is_sharded(model: PreTrainedModel) -> bool:
     """Parameters spread over processes (ZeRO-3, FSDP): every forward would need all of them in step."""
     return is_deepspeed_zero3_enabled() or is_fsdp_managed_module(model)

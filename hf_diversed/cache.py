@@ -13,6 +13,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 
 
 _ALIGNMENT = 256
+Windows = dict[str, int | None] | int | None
 
 
 @dataclass
@@ -53,7 +54,7 @@ class RaggedLayer(CacheLayerMixin):
         # Doubling keeps copies rare without paying for `max_length` up front.
         aligned = -(-columns // _ALIGNMENT) * _ALIGNMENT
         capacity = min(self.limit, max(2 * self.keys.shape[2], aligned))
-        self.keys, self.values = _grown(self.keys, capacity), _grown(self.values, capacity)
+        self.keys, self.values = enlarged(self.keys, capacity), enlarged(self.values, capacity)
 
     def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *args, **kwargs):
         """Write `[B, heads, Q, head_dim]` where the window says; return the visible keys and values."""
@@ -103,11 +104,11 @@ class RaggedCache(Cache):
         num_layers: int,
         limit: int,
         prompt_mask: torch.Tensor | None,
-        windows: dict[str, int | None] | int | None,
+        windows: Windows,
     ):
         self.window = WriteWindow()
         super().__init__(layers=[RaggedLayer(self.window, limit) for _ in range(num_layers)])
-        self._windows = windows
+        self.windows = windows
         self._limit = limit
         self._columns = torch.empty(0, dtype=torch.long)
         self._real = None
@@ -141,29 +142,50 @@ class RaggedCache(Cache):
         if self._real is not None:
             self._real = self._real[rows]
 
+    def states(self) -> tuple[list[torch.Tensor | None], list[torch.Tensor | None]]:
+        """Keys and values of every layer; None for layers that have not been written to."""
+        keys, values = ([getattr(layer, name, None) for layer in self.layers] for name in ("keys", "values"))
+        return keys, values
+
     def mask(self, columns: torch.Tensor, dtype: torch.dtype) -> torch.Tensor | dict[str, torch.Tensor]:
-        """Additive masks for the open block, `[B, 1, Q, visible]`: 0 where a query may look, the dtype's minimum
-        elsewhere.
-
-        Additive and not bool: eager attention adds what it is given and would ignore a bool mask without a word.
-        """
-        keys, columns = self._columns[: self.window.visible], columns[:, :, None]
-        allowed = keys <= columns
-        if self._real is not None:
-            allowed = allowed & self._real[:, :, : self.window.visible]
-        seen = torch.zeros((), dtype=dtype, device=columns.device)
-        hidden = torch.full_like(seen, torch.finfo(dtype).min)
-
-        def additive(window: int | None) -> torch.Tensor:
-            inside = allowed if window is None else allowed & (keys > columns - window)
-            return torch.where(inside, seen, hidden)[:, None]
-
-        if isinstance(self._windows, dict):
-            return {layer_type: additive(window) for layer_type, window in self._windows.items()}
-        return additive(self._windows)
+        """`block_masks` of the open block over the visible columns."""
+        real = None if self._real is None else self._real[:, :, : self.window.visible]
+        return block_masks(columns, self._columns[: self.window.visible], real, self.windows, dtype)
 
 
-def _grown(states: torch.Tensor, capacity: int) -> torch.Tensor:
+def block_masks(
+    columns: torch.Tensor,
+    keys: torch.Tensor,
+    real: torch.Tensor | None,
+    windows: Windows,
+    dtype: torch.dtype,
+) -> torch.Tensor | dict[str, torch.Tensor]:
+    """Additive masks, `[B, 1, Q, C]` each: 0 where a query may look, the dtype's minimum elsewhere.
+
+    Additive and not bool: eager attention adds what it is given and would ignore a bool mask without a word.
+
+    Args:
+        columns: long `[B, Q]`, of the queries. keys: long `[C]`, of the keys.
+        real: bool `[B, 1, C]`, False at padding; None where nothing is padded. windows: see `RaggedCache`.
+    """
+    columns = columns[:, :, None]
+    allowed = keys <= columns
+    if real is not None:
+        allowed = allowed & real
+    seen = torch.zeros((), dtype=dtype, device=columns.device)
+    hidden = torch.full_like(seen, torch.finfo(dtype).min)
+
+    def additive(window: int | None) -> torch.Tensor:
+        inside = allowed if window is None else allowed & (keys > columns - window)
+        return torch.where(inside, seen, hidden)[:, None]
+
+    if isinstance(windows, dict):
+        return {layer_type: additive(window) for layer_type, window in windows.items()}
+    return additive(windows)
+
+
+def enlarged(states: torch.Tensor, capacity: int) -> torch.Tensor:
+    """Keys or values `[B, heads, C, head_dim]` with room for `capacity` columns."""
     # Zeros and not empty memory: a masked weight of 0 times nan would still be nan.
     larger = states.new_zeros(*states.shape[:2], capacity, states.shape[3])
     larger[:, :, : states.shape[2]] = states

@@ -14,12 +14,34 @@ def _ratio(numerator: float, denominator: float) -> float:
 
 
 @dataclass
+class CompileStats:
+    """What compiling had to do with a call; all 0 where nothing is compiled.
+
+    Attributes:
+        num_used: compiled functions that rounds ran in. num_compiled: how many of them the call had to compile first,
+            in `seconds` s, their first runs included. num_recompiled: should be 0.
+    """
+
+    num_used: int = 0
+    num_compiled: int = 0
+    num_recompiled: int = 0
+    seconds: float = 0.0
+
+    def add(self, other: "CompileStats") -> None:
+        """Add another's counters to these, in place."""
+        for item in fields(self):
+            setattr(self, item.name, getattr(self, item.name) + getattr(other, item.name))
+
+
+@dataclass
 class SpeculativeStats:
     """Counters of one row, or their sum over rows and calls. Rates are properties, so sums stay exact.
 
     A round is one target forward on a drafted block; rounds and emitted tokens are counted per row, so a batch of B
     rows adds up to B rounds per target forward; prefill is no round. What EOS, a stop or the length cuts off is
     neither drafted nor accepted. Means run over verified positions: the accepted ones and the rejected one.
+    `engine` says what ran the rounds: "eager", "static" (shapes that do not change) or "compiled"; where rule or
+    processors had to be asked outside of what is compiled, "compiled (forwards)". `compile` is what that cost.
     `expected_accepted_sum` is what the rounds' drafts let expect of `num_accepted` before their coins were flipped.
     """
 
@@ -39,6 +61,8 @@ class SpeculativeStats:
     bias_count: int = 0
     expected_accepted_sum: float = 0.0
     per_row: list["SpeculativeStats"] = field(default_factory=list, repr=False)
+    engine: str = ""
+    compile: CompileStats = field(default_factory=CompileStats)
 
     @property
     def acceptance_rate(self) -> float:
@@ -95,6 +119,10 @@ class SpeculativeStats:
                 self.accepted_per_position = [a + b for a, b in zip(*padded)]
             elif item.name == "per_row":
                 self.per_row = mine + theirs
+            elif item.name == "engine":
+                self.engine = ", ".join(dict.fromkeys(name for name in (*mine.split(", "), theirs) if name))
+            elif item.name == "compile":
+                self.compile.add(theirs)
             else:
                 setattr(self, item.name, mine + theirs)
 

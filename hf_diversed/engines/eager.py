@@ -1,14 +1,21 @@
 """The models as they are: any processor, any rule, shapes that change from round to round."""
 
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 
 from hf_diversed.blocks import DraftOutput, TargetOutput
 from hf_diversed.generation.drafting import Drafter
+from hf_diversed.generation.judging import Round, judge
 from hf_diversed.generation.processing import BlockProcessor
 from hf_diversed.generation.ragged_model import RaggedModel
 from hf_diversed.generation.rows import PerRow, RaggedRows
+from hf_diversed.sampling import Coins, Dice
+from hf_diversed.verifiers.base import Memory, Verifier
+
+
+_SHRINK_BELOW = 0.75  # share of running rows; each time the caches are copied, which costs less than a round
 
 
 @dataclass(eq=False)
@@ -16,6 +23,7 @@ class EagerEngine:
     """A drafter and a target over caches of their own; see `Engine`.
 
     Attributes:
+        rule: judges the blocks. dice: None for greedy decoding.
         keep_raw: also keep the target's raw logits.
     """
 
@@ -23,7 +31,11 @@ class EagerEngine:
     target: RaggedModel
     drafter: Drafter
     processor: BlockProcessor
+    rule: Verifier
+    dice: Dice | None
     keep_raw: bool
+
+    may_use_inference_mode: ClassVar[bool] = True
 
     @property
     def forwards(self) -> tuple[int, int]:
@@ -33,8 +45,18 @@ class EagerEngine:
         self.target.prefill(self.rows.ids[:, : self.rows.prompt_length - 1], chunk_size)
         self.drafter.prefill(chunk_size)
 
+    def round(self, room: PerRow, memory: Memory) -> Round:
+        draft, target = self.block(room)
+        coins = Coins() if self.dice is None else self.dice.flip(target.scores)
+        rows = self.rows
+        return judge(self.rule, rows.text(), draft, target, memory, rows.eos_ids_device, coins, rows.greedy)
+
     def block(self, room: PerRow) -> tuple[DraftOutput | None, TargetOutput]:
-        """Draft, then one target forward over every row's last token and its drafts."""
+        """Draft, then one target forward over every row's last token and its drafts.
+
+        Returns:
+            q at G positions, None where no row has room for drafts; and p at G + 1.
+        """
         rows = self.rows
         draft, drafted = self.drafter.propose(room)
         last = rows.last(1)
@@ -54,6 +76,12 @@ class EagerEngine:
             width = draft.tokens.shape[1]
             self.drafter.rewind(all_accepted=any(accepted[row] == width for row in self.rows.running))
 
+    def pays_to_keep(self, running: int) -> bool:
+        return running <= _SHRINK_BELOW * len(self.rows.ends)
+
     def keep(self, kept: torch.Tensor) -> None:
         self.target.keep(kept)
         self.drafter.keep(kept)
+
+    def report(self) -> dict[str, Any]:
+        return {"engine": "eager"}

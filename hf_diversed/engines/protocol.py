@@ -1,11 +1,13 @@
 """What the round loop asks of whatever runs the models."""
 
-from typing import Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 
-from hf_diversed.blocks import DraftOutput, TargetOutput
+from hf_diversed.blocks import DraftOutput
+from hf_diversed.generation.judging import Round
 from hf_diversed.generation.rows import PerRow, RaggedRows
+from hf_diversed.verifiers.base import Memory
 
 
 class Engine(Protocol):
@@ -14,9 +16,11 @@ class Engine(Protocol):
     Attributes:
         rows: the batch; drafted tokens are written behind each row's length.
         forwards: forward passes so far, of the target and of the draft.
+        may_use_inference_mode: whether its rounds may run under `torch.inference_mode`.
     """
 
     rows: RaggedRows
+    may_use_inference_mode: ClassVar[bool]
 
     @property
     def forwards(self) -> tuple[int, int]: ...
@@ -24,11 +28,17 @@ class Engine(Protocol):
     def prefill(self, chunk_size: int | None) -> None:
         """Read all of the prompts but their last tokens."""
 
-    def block(self, room: PerRow) -> tuple[DraftOutput | None, TargetOutput]:
-        """Draft up to `room` tokens per row and score them: q at G positions (None without drafts), p at G + 1."""
+    def round(self, room: PerRow, memory: Memory) -> Round:
+        """Draft up to `room` tokens per row, score them in one target forward, and let the rule judge them."""
 
     def rewind(self, draft: DraftOutput | None, accepted: list[int]) -> None:
         """Say how many drafts of each row were kept; what was written behind them no longer counts."""
 
+    def pays_to_keep(self, running: int) -> bool:
+        """Whether a batch of only the running rows is worth the copies of its caches."""
+
     def keep(self, kept: torch.Tensor) -> None:
         """Go on with these rows (long, ascending) of the batch only."""
+
+    def report(self) -> dict[str, Any]:
+        """How the rounds were run, by the names of `SpeculativeStats`."""

@@ -8,15 +8,11 @@ from transformers.generation.streamers import BaseStreamer
 
 from hf_diversed.generation import checks
 from hf_diversed.generation.committing import commit
-from hf_diversed.generation.judging import judge
-from hf_diversed.generation.observing import Watchers
-from hf_diversed.generation.planning import Plan, make_plan
+from hf_diversed.generation.observing import RoundStreamer, Watchers
+from hf_diversed.generation.planning import Call, Plan, make_plan
 from hf_diversed.outputs import GenerateDiversedOutput
-from hf_diversed.sampling import Coins, Dice
+from hf_diversed.sampling import Dice
 from hf_diversed.verifiers.base import Memory, Verifier
-
-
-_SHRINK_BELOW = 0.75  # share of running rows; each time the caches are copied, which costs less than a round
 
 
 @torch.no_grad()
@@ -68,42 +64,42 @@ def diversed_decoding(
     checks.check_call(model, assistant_model, input_ids, generation_config, model_kwargs, logits_processor)
     checks.check_watching(streamer, output_token_records, generation_config, batch_size=input_ids.shape[0])
     checks.warn_of_no_effect(generation_config, assistant_model)
-    verifier = _require(verifier)
-    plan = make_plan(
-        model,
-        assistant_model,
-        verifier,
-        input_ids,
-        logits_processor,
-        stopping_criteria,
-        generation_config,
-        num_assistant_tokens,
-        output_token_records,
-        temperatures,
-        dice,
-        model_kwargs,
+    call = Call(
+        model=model,
+        draft=assistant_model,
+        verifier=_require(verifier),
+        input_ids=input_ids,
+        processors=logits_processor,
+        criteria=stopping_criteria,
+        config=generation_config,
+        num_assistant_tokens=num_assistant_tokens,
+        records=output_token_records,
+        streams=isinstance(streamer, RoundStreamer),
+        temperatures=temperatures,
+        dice=dice,
+        model_kwargs=model_kwargs,
     )
+    plan = make_plan(call)
     watch = Watchers(plan.rows.prompt_length, streamer, plan.wants)
     # Saves autograd's bookkeeping; its tensors cannot be trained on, so nobody else may come to hold one.
-    with torch.inference_mode() if plan.only_library_code else nullcontext():
+    hidden = plan.only_library_code and plan.engine.may_use_inference_mode
+    with torch.inference_mode() if hidden else nullcontext():
         plan.engine.prefill(generation_config.prefill_chunk_size)
-        run_rounds(verifier, plan, watch)
-    return watch.result(plan.rows, plan.engine.forwards, generation_config.return_dict_in_generate)
+        run_rounds(call.verifier, plan, watch)
+    return watch.result(plan.rows, plan.engine, generation_config.return_dict_in_generate)
 
 
 def run_rounds(verifier: Verifier, plan: Plan, watch: Watchers) -> None:
     """Decode until every row has ended."""
-    rows, engine, dice = plan.rows, plan.engine, plan.dice
+    rows, engine = plan.rows, plan.engine
     memory = Memory(verifier.dials(len(rows.ids), rows.ids.device))
     while rows.running:
-        draft, target = engine.block(rows.room(plan.gamma))
-        coins = Coins() if dice is None else dice.flip(target.scores)
-        round = judge(verifier, rows.text(), draft, target, memory, rows.eos_ids_device, coins, rows.greedy)
+        round = engine.round(rows.room(plan.gamma), memory)  # draft a block, verify it in one forward, judge it
         tally = commit(rows, round.outcome, verifier)
         watch.saw(rows, round, tally)
         plan.stops.update(watch.scores_before)
         watch.stream(rows, tally, engine.forwards)
-        engine.rewind(draft, tally.accepted)
+        engine.rewind(round.draft, tally.accepted)
         memory.learn(round.verdict, round.outcome.num_accepted)
         drop_finished(plan, memory)
 
@@ -111,7 +107,7 @@ def run_rounds(verifier: Verifier, plan: Plan, watch: Watchers) -> None:
 def drop_finished(plan: Plan, memory: Memory) -> None:
     """Let finished rows leave the batch, once they are many, where nobody looks for them."""
     running = plan.rows.running
-    if plan.may_shrink and 0 < len(running) <= _SHRINK_BELOW * len(plan.rows.ends):
+    if plan.may_shrink and running and plan.engine.pays_to_keep(len(running)):
         kept = torch.tensor(running, device=plan.rows.ids.device)
         for holder in (plan.rows, plan.engine, memory):
             holder.keep(kept)

@@ -1,5 +1,6 @@
 """Drafting: gamma cheap steps of the draft model for a whole batch. Does not verify."""
 
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
@@ -11,7 +12,7 @@ from hf_diversed import _compat
 from hf_diversed.blocks import DraftOutput
 from hf_diversed.generation.processing import BlockProcessor
 from hf_diversed.generation.ragged_model import RaggedModel
-from hf_diversed.generation.rows import PerRow, RaggedRows
+from hf_diversed.generation.rows import PerRow, RaggedRows, is_one_of
 from hf_diversed.sampling import Dice, draw, first_true
 
 
@@ -46,9 +47,9 @@ class Drafter(Protocol):
         """Go on with these rows (long, ascending) of the batch only."""
 
 
-def active_drafts(rows: RaggedRows, tokens: torch.Tensor, counts: PerRow) -> torch.Tensor:
-    """Which drafts count, bool `[B, G]`: up to each row's number of them, or its first drafted EOS."""
-    reach = torch.minimum(counts.device, first_true(rows.is_eos(tokens)) + 1)
+def active_drafts(tokens: torch.Tensor, counts: torch.Tensor, eos_ids: torch.Tensor | None) -> torch.Tensor:
+    """Which drafts count, bool `[B, G]`: up to each row's number of them, long `[B]`, or its first drafted EOS."""
+    reach = torch.minimum(counts, first_true(is_one_of(tokens, eos_ids)) + 1)
     return torch.arange(tokens.shape[1], device=tokens.device) < reach[:, None]
 
 
@@ -66,7 +67,7 @@ class DiversedCandidateGenerator(CandidateGenerator):
             probability 0.
         num_assistant_tokens: gamma.
         dice: draws from q; None to take its argmax.
-        model_options: remaining arguments of `RaggedModel`.
+        runner: makes a `RaggedModel` of the draft. model_options: remaining arguments of `RaggedModel`.
     """
 
     def __init__(
@@ -78,11 +79,12 @@ class DiversedCandidateGenerator(CandidateGenerator):
         num_assistant_tokens: int,
         dice: Dice | None,
         keep_raw_logits: bool = False,
+        runner: Callable[..., RaggedModel] = RaggedModel,
         **model_options,
     ):
         known_ids = _compat.known_ids(assistant_model)
         max_id = known_ids - 1 if known_ids < vocab_size else None
-        self.model = RaggedModel(assistant_model, **model_options, max_id=max_id)
+        self.model = runner(assistant_model, **model_options, max_id=max_id)
         self.rows = rows
         self.processor = processor
         self.vocab_size = vocab_size
@@ -156,7 +158,7 @@ class DiversedCandidateGenerator(CandidateGenerator):
             raw_logits=torch.cat(raw, dim=1) if self.keep_raw_logits else None,
             tokens=drafted,
             sampled=self.dice is not None,
-            active=active_drafts(rows, drafted, counts),
+            active=active_drafts(drafted, counts.device, rows.eos_ids_device),
             lengths=rows.lengths.device,
         )
         return draft, counts.at_most(len(steps))
@@ -165,7 +167,7 @@ class DiversedCandidateGenerator(CandidateGenerator):
         """Draft a token per row from `feed`, ids `[B, 1 or 2]` that end `step` columns behind the row's length."""
         rows = self.rows
         logits, hidden = self.model(feed, rows.lengths + (step - feed.shape[1]), keep=1)
-        raw = self._to_target_vocabulary(logits).to(rows.ids.device)
+        raw = to_vocabulary(logits, self.vocab_size).to(rows.ids.device)
         here = PerRow([int(step < count) for count in counts.host], (counts.device > step).long())
         scores = self.processor(rows, raw, offset=step, counts=here)
         law = scores[:, 0] if self.dice is None else torch.softmax(scores[:, 0], dim=-1)
@@ -175,6 +177,8 @@ class DiversedCandidateGenerator(CandidateGenerator):
         rows.write(step, tokens)
         return tokens, scores, raw, hidden
 
-    def _to_target_vocabulary(self, logits: torch.Tensor) -> torch.Tensor:
-        missing = self.vocab_size - logits.shape[-1]
-        return F.pad(logits, (0, missing), value=-torch.inf) if missing > 0 else logits[..., : self.vocab_size]
+
+def to_vocabulary(logits: torch.Tensor, size: int) -> torch.Tensor:
+    """Logits `[..., V']` over `size` ids: those that only the draft has are cut, those it lacks get probability 0."""
+    missing = size - logits.shape[-1]
+    return F.pad(logits, (0, missing), value=-torch.inf) if missing > 0 else logits[..., :size]

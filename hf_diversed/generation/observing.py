@@ -7,6 +7,7 @@ from dataclasses import replace
 import torch
 from transformers.generation.streamers import BaseStreamer
 
+from hf_diversed.engines.protocol import Engine
 from hf_diversed.generation.committing import Tally
 from hf_diversed.generation.judging import Round
 from hf_diversed.generation.recording import RoundLog, describe_round
@@ -108,14 +109,12 @@ class Watchers:
             if isinstance(self.streamer, RoundStreamer):
                 self.streamer.put_round(*self.log.latest(end, *forwards))
 
-    def result(
-        self, rows: RaggedRows, forwards: tuple[int, int], as_dict: bool
-    ) -> GenerateDiversedOutput | torch.Tensor:
+    def result(self, rows: RaggedRows, engine: Engine, as_dict: bool) -> GenerateDiversedOutput | torch.Tensor:
         """What the call returns, in tensors that may be trained on."""
         if self.streamer is not None:
             self.streamer.end()
         ends = rows.final_ends()
-        stats = self.log.stats(ends, *forwards)
+        stats = self.log.stats(ends, *engine.forwards, **engine.report())
         if not as_dict:
             return rows.finished()
         return GenerateDiversedOutput(

@@ -1,6 +1,9 @@
 """What is settled before the first round: the rule is checked, lengths are chosen, the models get their caches."""
 
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
@@ -8,8 +11,11 @@ from transformers.utils import logging
 
 from hf_diversed import _compat
 from hf_diversed.blocks import DecodingContext
+from hf_diversed.engines.compiling import Compiler, how_to_compile
 from hf_diversed.engines.eager import EagerEngine
 from hf_diversed.engines.protocol import Engine
+from hf_diversed.engines.static import StaticEngine
+from hf_diversed.engines.static_model import StaticModel
 from hf_diversed.generation.drafting import DiversedCandidateGenerator, Drafter
 from hf_diversed.generation.processing import BlockProcessor
 from hf_diversed.generation.prompt_lookup import PromptLookupDrafter
@@ -30,7 +36,7 @@ class Plan:
     """A call, ready to be decoded.
 
     Attributes:
-        gamma: drafts per round, where there is room. dice: None for greedy decoding. wants: see `Watchers`.
+        gamma: drafts per round, where there is room. wants: see `Watchers`.
         may_shrink: whether finished rows may leave the batch. Whoever reads other rows finds them where they were.
         only_library_code: whether nothing of the caller's gets to see a tensor of the loop's.
     """
@@ -39,56 +45,61 @@ class Plan:
     engine: Engine
     stops: StopTracker
     gamma: int
-    dice: Dice | None
     wants: set[str]
     may_shrink: bool
     only_library_code: bool
 
 
-def make_plan(
-    model: PreTrainedModel,
-    draft: PreTrainedModel | None,
-    verifier: Verifier,
-    input_ids: torch.Tensor,
-    processors: LogitsProcessorList,
-    criteria: StoppingCriteriaList,
-    config: GenerationConfig,
-    num_assistant_tokens: int | None,
-    records: bool,
-    temperatures: list[float] | torch.Tensor | None,
-    dice: Dice | None,
-    model_kwargs: dict,
-) -> Plan:
-    """Everything that a prepared call of `generate` comes to. `draft` is None where the text is looked up."""
-    gamma = draft_length(config, num_assistant_tokens, verifier, draft)
+@dataclass(frozen=True, eq=False)
+class Call:
+    """A prepared call of `generate`; see `diversed_decoding`. `draft` is None where the text is looked up.
+
+    Attributes:
+        records, streams: whether token records are returned, and whether a streamer is told of rounds.
+    """
+
+    model: PreTrainedModel
+    draft: PreTrainedModel | None
+    verifier: Verifier
+    input_ids: torch.Tensor
+    processors: LogitsProcessorList
+    criteria: StoppingCriteriaList
+    config: GenerationConfig
+    num_assistant_tokens: int | None
+    records: bool
+    streams: bool
+    temperatures: list[float] | torch.Tensor | None
+    dice: Dice | None
+    model_kwargs: dict
+
+
+def make_plan(call: Call) -> Plan:
+    """Everything that a call comes to."""
+    model, draft, verifier, config, input_ids = call.model, call.draft, call.verifier, call.config, call.input_ids
+    gamma = draft_length(config, call.num_assistant_tokens, verifier, draft)
     if config.assistant_early_exit is not None:
         draft = _compat.first_layers(model, config.assistant_early_exit)
-    own = row_temperatures(temperatures, config, input_ids)
+    own = row_temperatures(call.temperatures, config, input_ids)
     check_rule(verifier, model, draft, config, len(input_ids), one_temperature=own is None)
     # A MaxLengthCriteria of the caller's stands in the list instead of the config's.
-    max_length = min(_compat.max_lengths(criteria), default=config.max_length)
+    max_length = min(_compat.max_lengths(call.criteria), default=config.max_length)
     max_length = max(max_length, input_ids.shape[1] + 1)  # a criterion is asked behind the first token, not before
-    gamma = min(gamma, max(max_length - input_ids.shape[1] - 1, 1))  # no round has room for more
-    rows = RaggedRows(input_ids, max_length, gamma, _compat.eos_ids(criteria), _compat.pad_token_id(config), own)
-    told = {"scores": config.output_scores, "logits": config.output_logits, "records": records}
+    static = config.cache_implementation == "static"
+    if not static:  # whose rounds are all of one width
+        gamma = min(gamma, max(max_length - input_ids.shape[1] - 1, 1))  # no round has room for more
+    rows = RaggedRows(input_ids, max_length, gamma, _compat.eos_ids(call.criteria), _compat.pad_token_id(config), own)
+    told = {"scores": config.output_scores, "logits": config.output_logits, "records": call.records}
     wants = {name for name, wanted in told.items() if wanted and config.return_dict_in_generate}
-    processor, stops = BlockProcessor(processors), StopTracker(rows, criteria)
-    dice = (Dice() if dice is None else dice) if config.do_sample else None
+    processor, stops = BlockProcessor(call.processors), StopTracker(rows, call.criteria)
+    dice = (Dice() if call.dice is None else call.dice) if config.do_sample else None
     involved = [_compat.base_model(each) for each in (model, draft) if each is not None]
-    involved += [*verifier.made_of(), *processors, *criteria, *([] if dice is None else [dice])]
-    models = _Models(rows, processor, verifier, gamma, dice, model_kwargs)
+    involved += [*verifier.made_of(), *call.processors, *call.criteria, *([] if dice is None else [dice])]
+    making = _Making(call, draft, rows, processor, gamma, dice, bool(wants) or call.streams, "logits" in wants)
     return Plan(
         rows=rows,
-        engine=EagerEngine(
-            rows,
-            models.target(model),
-            models.drafter(draft, _compat.vocab_size(model), config.max_matching_ngram_size or _UPSTREAM_NGRAM_SIZE),
-            processor,
-            keep_raw="logits" in wants or verifier.needs_raw_logits,
-        ),
+        engine=making.engine(),
         stops=stops,
         gamma=gamma,
-        dice=dice,
         wants=wants,
         may_shrink=not (processor.reads_prefix or stops.criteria or wants - {"records"}),
         only_library_code=all(map(_compat.is_library_code, involved)),
@@ -172,49 +183,86 @@ def draft_length(
     return gamma
 
 
-@dataclass(frozen=True)
-class _Models:
+@dataclass(frozen=True, eq=False)
+class _Making:
     """Makes what runs the two models of a call, over their own caches."""
 
+    call: Call
+    draft: PreTrainedModel | None
     rows: RaggedRows
     processor: BlockProcessor
-    verifier: Verifier
     gamma: int
     dice: Dice | None
-    model_kwargs: dict
+    keep_scores: bool
+    keep_logits: bool
 
-    def target(self, model: PreTrainedModel) -> RaggedModel:
-        return RaggedModel(model, **self._options())
+    def engine(self) -> Engine:
+        """The static engine where it is asked for and can serve the call, else the eager one."""
+        config, model = self.call.config, self.call.model
+        if config.cache_implementation == "static":
+            reason = StaticEngine.cannot_serve(model, self.draft, self.rows)
+            if reason is None:
+                return self._static(Compiler(how_to_compile(config, model.device), _compat.base_model(model)))
+            logger.warning_once(f'cache_implementation="static" has no effect: {reason}.')
+        return EagerEngine(**self._parts(RaggedModel))
 
-    def drafter(self, draft: PreTrainedModel | None, vocab_size: int, max_ngram_size: int) -> Drafter:
-        if draft is None:
-            sampled, mask = self.dice is not None, self.model_kwargs.get("attention_mask")
+    def _static(self, compiler: Compiler) -> StaticEngine:
+        rule, models = self.call.verifier, (self.call.model, self.draft)
+        return StaticEngine(
+            **self._parts(functools.partial(StaticModel, compiler=compiler)),
+            compiler=compiler,
+            gamma=self.gamma,
+            keep_scores=self.keep_scores,
+            outside=StaticEngine.what_stays_outside(rule, self.processor, models),
+        )
+
+    def _parts(self, runner: Callable[..., RaggedModel]) -> dict[str, Any]:
+        call = self.call
+        return {
+            "rows": self.rows,
+            "target": runner(call.model, **self._options()),
+            "drafter": self._drafter(runner),
+            "processor": self.processor,
+            "rule": call.verifier,
+            "dice": self.dice,
+            "keep_raw": self.keep_logits or call.verifier.needs_raw_logits,
+        }
+
+    def _drafter(self, runner: Callable[..., RaggedModel]) -> Drafter:
+        call, config = self.call, self.call.config
+        vocab_size = _compat.vocab_size(call.model)
+        if self.draft is None:
             return PromptLookupDrafter(
-                self.rows, self.processor, mask, vocab_size, self.gamma, max_ngram_size, sampled
+                self.rows,
+                self.processor,
+                call.model_kwargs.get("attention_mask"),
+                vocab_size,
+                self.gamma,
+                config.max_matching_ngram_size or _UPSTREAM_NGRAM_SIZE,
+                self.dice is not None,
             )
         return DiversedCandidateGenerator(
-            draft,
+            self.draft,
             self.rows,
             self.processor,
             vocab_size=vocab_size,
             num_assistant_tokens=self.gamma,
             dice=self.dice,
-            keep_raw_logits=self.verifier.needs_raw_logits,
+            keep_raw_logits=call.verifier.needs_raw_logits,
+            runner=runner,
             **self._options(),
         )
 
     def _options(self) -> dict:
-        rows, mask, given = self.rows, *(self.model_kwargs.get(name) for name in ("attention_mask", "position_ids"))
-        if mask is None:
-            positions = torch.arange(rows.prompt_length, device=rows.ids.device).expand(len(rows.ids), -1)
-        else:
-            positions = (mask.long().cumsum(-1) - 1).clamp_min(0)
-        if given is not None and given.ndim == 2:
-            positions = given.expand_as(positions)
+        rows, given = self.rows, self.call.model_kwargs
+        mask, positions = given.get("attention_mask"), given.get("position_ids")
+        if positions is None or positions.ndim != 2:
+            known = torch.ones_like(rows.ids[:, : rows.prompt_length]) if mask is None else mask.long()
+            positions = (known.cumsum(-1) - 1).clamp_min(0)
         return {
             "prompt_mask": mask,
-            "position_ids": positions,
+            "position_ids": positions.expand(len(rows.ids), -1),
             "limit": rows.ids.shape[1],
             "last_position": rows.max_length - 1,
-            "keep_hidden": self.verifier.needs_hidden_states,
+            "keep_hidden": self.call.verifier.needs_hidden_states,
         }

@@ -4,7 +4,7 @@ They were written for rows of equal length: `processor(input_ids[:, :l], scores)
 every call still looks like that; the result is used for the rows that stand at column l.
 """
 
-from collections.abc import Container, Iterable
+from collections.abc import Callable, Container, Iterable
 
 import torch
 from transformers import LogitsProcessor
@@ -38,24 +38,13 @@ class BlockProcessor:
         Args:
             counts: per row, how many of the N positions matter; the others may stay unprocessed.
         """
-        if rows.greedy is None or not self._tempers:
-            return self._run(self.processors, rows, scores, offset, counts)
-        warpers = [processor for processor in self.processors if type(processor) in _compat.WARPERS]
-        others = [processor for processor in self.processors if type(processor) not in _compat.WARPERS]
-        # Upstream has temperature first among the warpers, and greedy decoding none of them.
-        plain = self._run(others, rows, scores, offset, counts)
-        drawn = self._run(warpers, rows, plain / rows.divisors[:, None, None], offset, counts)
-        return torch.where(rows.greedy[:, None, None], plain, drawn)
 
-    def _run(self, processors, rows: RaggedRows, scores: torch.Tensor, offset: int, counts: PerRow) -> torch.Tensor:
-        for processor in processors:
+        def run(processor: LogitsProcessor, scores: torch.Tensor) -> torch.Tensor:
             if type(processor) in _compat.POINTWISE_PROCESSORS:
-                # One id per position: these never look at them, but an empty prefix would trip type checks.
-                ids = rows.ids[:, :1].repeat_interleave(scores.shape[1], dim=0)
-                scores = processor(ids, scores.flatten(0, 1)).view_as(scores)
-            else:
-                scores = self._by_column(processor, rows, scores, offset, counts)
-        return scores
+                return run_pointwise(processor, scores)
+            return self._by_column(processor, rows, scores, offset, counts)
+
+        return run_in_order(self.processors, run, scores, rows.temperatures if self._tempers else None)
 
     @staticmethod
     def _by_column(processor, rows: RaggedRows, scores: torch.Tensor, offset: int, counts: PerRow) -> torch.Tensor:
@@ -74,3 +63,35 @@ class BlockProcessor:
             processed = processor(rows.drafted_view(column, valid), scores[at])
             result[at] = torch.where(standing, processed, result[at])
         return result
+
+
+def run_in_order(
+    processors: Iterable[LogitsProcessor],
+    run: Callable[[LogitsProcessor, torch.Tensor], torch.Tensor],
+    scores: torch.Tensor,
+    temperatures: torch.Tensor | None,
+) -> torch.Tensor:
+    """Scores `[B, N, V]` after all processors, each applied by `run`.
+
+    Args:
+        temperatures: float32 `[B]`, of rows that have their own; 0 is greedy. Upstream has temperature first among the
+            warpers, and greedy decoding none of them.
+    """
+    warpers = [] if temperatures is None else [each for each in processors if type(each) in _compat.WARPERS]
+    for processor in processors:
+        if processor not in warpers:
+            scores = run(processor, scores)
+    if temperatures is None:
+        return scores
+    greedy = (temperatures == 0.0)[:, None, None]
+    warped = scores / torch.where(greedy, 1.0, temperatures[:, None, None])
+    for processor in warpers:
+        warped = run(processor, warped)
+    return torch.where(greedy, scores, warped)
+
+
+def run_pointwise(processor: LogitsProcessor, scores: torch.Tensor) -> torch.Tensor:
+    """Scores `[B, N, V]` after a processor that looks at one position alone."""
+    # One id per position: these never look at them, but an empty prefix would trip type checks.
+    ids = torch.zeros(scores.shape[0] * scores.shape[1], 1, dtype=torch.long, device=scores.device)
+    return processor(ids, scores.flatten(0, 1)).view_as(scores)

@@ -83,7 +83,7 @@ class PromptLookupDrafter:
             raw_logits=scores,
             tokens=tokens,
             sampled=self.do_sample,
-            active=active_drafts(rows, tokens, own),
+            active=active_drafts(tokens, own.device, rows.eos_ids_device),
             lengths=rows.lengths.device,
         )
         return draft, own

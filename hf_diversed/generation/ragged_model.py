@@ -2,6 +2,7 @@
 
 import torch
 from transformers import PreTrainedModel
+from transformers.cache_utils import Cache
 
 from hf_diversed import _compat
 from hf_diversed.cache import RaggedCache
@@ -82,17 +83,31 @@ class RaggedModel:
         tokens = tokens.to(self.device)
         if self._max_id is not None:
             tokens = tokens.clamp_max(self._max_id)
-        extra = {"logits_to_keep": keep} if self._can_trim_logits else {}
-        if hidden:
-            extra["output_hidden_states"] = True
-        outputs = self.model(
-            input_ids=tokens,
-            attention_mask=mask,
-            position_ids=positions,
-            past_key_values=self._cache,
-            use_cache=True,
-            return_dict=True,
-            **extra,
-        )
-        logits = outputs.logits[:, -keep:].float()
-        return logits, outputs.hidden_states[-1][:, -keep:] if hidden else None
+        return run_model(self.model, tokens, mask, positions, self._cache, keep, self._can_trim_logits, hidden)
+
+
+def run_model(
+    model: PreTrainedModel,
+    tokens: torch.Tensor,
+    mask: torch.Tensor | dict[str, torch.Tensor] | None,
+    positions: torch.Tensor,
+    cache: Cache,
+    keep: int,
+    can_trim_logits: bool,
+    hidden: bool,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """One forward over tokens, long `[B, Q]`: logits float32 `[B, keep, V]`, and hidden states if asked for."""
+    extra = {"logits_to_keep": keep} if can_trim_logits else {}
+    if hidden:
+        extra["output_hidden_states"] = True
+    outputs = model(
+        input_ids=tokens,
+        attention_mask=mask,
+        position_ids=positions,
+        past_key_values=cache,
+        use_cache=True,
+        return_dict=True,
+        **extra,
+    )
+    logits = outputs.logits[:, -keep:].float()
+    return logits, outputs.hidden_states[-1][:, -keep:] if hidden else None

@@ -3,7 +3,8 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -101,9 +102,12 @@ class RoundLog:
         stats = sum_up(latest, [end], target_forwards - before[0], draft_forwards - before[1])
         return merge_records(latest, [end], latest[0].starts[0]), stats
 
-    def stats(self, ends: list[int], target_forwards: int, draft_forwards: int) -> SpeculativeStats:
-        """Totals with `per_row`; also added to every `record_stats` block that this call runs in."""
-        total = sum_up(self.rounds, ends, target_forwards, draft_forwards)
+    def stats(self, ends: list[int], target_forwards: int, draft_forwards: int, **report: Any) -> SpeculativeStats:
+        """Totals with `per_row`; also added to every `record_stats` block that this call runs in.
+
+        `report`: more fields of the statistics, as the engine has them.
+        """
+        total = replace(sum_up(self.rounds, ends, target_forwards, draft_forwards), **report)
         for collector in _COLLECTORS.get():
             collector.add(total)
         return total

@@ -81,12 +81,6 @@ class RaggedRows:
         return None if self.temperatures is None else self.temperatures == 0.0
 
     @property
-    def divisors(self) -> torch.Tensor:
-        """What divides each row's scores, float32 `[B]`: its temperature, or 1 where it is greedy."""
-        assert self.temperatures is not None
-        return torch.where(self.temperatures == 0.0, 1.0, self.temperatures)
-
-    @property
     def done(self) -> torch.Tensor:
         """Which rows have finished, bool `[B]`."""
         return self.ends_device != _RUNNING

@@ -22,6 +22,10 @@ class Verifier:
         needs_draft_confidence: the rule reads how sure the draft is. Looked-up tokens, whose q is one-hot, do not say.
         greedy_only: refuse sampling before the first forward pass.
         has_law: sampling emits one law at the drafted positions, and every `Verdict` gives it.
+        needs_input_ids: the rule reads the ids so far. Unless it says False it is asked outside of compiled rounds,
+            which do not have them at hand.
+        row_settings: attributes whose values reach the rule as dials only, so that what is compiled for one value
+            serves all.
         state_width: how many numbers the rule remembers per row from round to round.
         num_assistant_tokens: draft length the rule was made for, used where the caller names none.
     """
@@ -29,10 +33,17 @@ class Verifier:
     needs_hidden_states = False
     needs_raw_logits = False
     needs_draft_confidence = False
+    needs_input_ids = True
+    row_settings: tuple[str, ...] = ()
     greedy_only = False
     has_law = False
     state_width = 0
     num_assistant_tokens: int | None = None
+
+    def __init_subclass__(cls, **kwargs: object) -> None:
+        super().__init_subclass__(**kwargs)
+        if "__call__" in vars(cls) and "needs_input_ids" not in vars(cls):
+            cls.needs_input_ids = True  # whatever its base did, this one is handed the ids
 
     def check(self, context: DecodingContext) -> None:
         """Refuse, before any forward pass, what this rule cannot serve. Raises ValueError."""
@@ -83,6 +94,7 @@ class LawVerifier(Verifier):
     """
 
     has_law = True
+    needs_input_ids = False
 
     def law(self, draft: DraftOutput, target: TargetOutput) -> torch.Tensor:
         """The verification law v: float32 `[B, G, V]`, each row summing to one."""
@@ -142,7 +154,8 @@ class CompositeVerifier(Verifier):
             if not isinstance(part, Verifier):
                 raise TypeError(f"{type(self).__name__} takes verifiers, got {type(part).__name__}; pass an instance.")
         self._parts = parts
-        for name in ("needs_hidden_states", "needs_raw_logits", "needs_draft_confidence", "greedy_only"):
+        needs = ("needs_hidden_states", "needs_raw_logits", "needs_draft_confidence", "needs_input_ids", "greedy_only")
+        for name in needs:
             setattr(self, name, any(getattr(part, name) for part in parts))
         self.num_assistant_tokens = next(
             (part.num_assistant_tokens for part in parts if part.num_assistant_tokens is not None), None

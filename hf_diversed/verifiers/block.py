@@ -33,6 +33,8 @@ class BlockVerifier(CompositeVerifier):
             )
         self.state_width = self.rule.state_width
 
+    needs_input_ids = False  # or what its rule says
+
     def settings(self) -> dict[str, object]:
         return {"rule": self.rule}
 

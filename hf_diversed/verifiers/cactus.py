@@ -19,6 +19,8 @@ class CactusVerifier(Verifier):
         delta: at least 0, the divergence allowed per token in nats (to second order); 0 is lossless.
     """
 
+    needs_input_ids = False
+
     def __init__(self, delta: float):
         self.delta = check_range("delta", delta, 0.0, 1e3, "0 is lossless; 0.1 to 1 are usual.")
 

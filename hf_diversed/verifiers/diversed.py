@@ -53,6 +53,7 @@ class DiversedVerifier(MixtureVerifier):
     """
 
     keeps_inputs = False
+    row_settings = ("quality", *MixtureVerifier.row_settings)
     score: ClassVar[LearnedRule] = MixtureScore()
 
     def __init__(

@@ -20,6 +20,8 @@ class FLyVerifier(Verifier):
         window_size: at least 1, `fly_window_size`; None for 6, or all that fit behind the first draft.
     """
 
+    needs_input_ids = False
+
     def __init__(self, entropy_threshold: float = 0.3, window_size: int | None = None, top_k: int = 3):
         self.entropy_threshold = check_range(
             "entropy_threshold", entropy_threshold, 0.0, float("inf"), "Smaller accepts more."

@@ -19,6 +19,8 @@ class LenientVerifier(Verifier):
         lenience: in (0, 1]; 1 is lossless. (Some papers write alpha = 1 - lenience.)
     """
 
+    needs_input_ids = False
+
     def __init__(self, lenience: float):
         advice = "It must be above 0; 1 is lossless, smaller accepts more."
         self.lenience = check_range("lenience", lenience, 0.0, 1.0, advice)

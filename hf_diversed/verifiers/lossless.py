@@ -13,6 +13,7 @@ class LosslessVerifier(Verifier):
     Greedy: keep x iff it is the target's argmax.
     """
 
+    needs_input_ids = False
     has_law = True
 
     def __call__(

@@ -20,6 +20,8 @@ class LossyVerifier(Verifier):
             lies below q everywhere, the replacement is drawn from p.
     """
 
+    needs_input_ids = False
+
     def __init__(self, alpha: float, beta: float | None = None):
         advice = "It must be below 1; 0 is lossless, larger accepts more."
         self.alpha = check_range("alpha", alpha, 0.0, 1.0, advice)

@@ -42,6 +42,8 @@ class MixtureVerifier(Verifier):
             the target's, in total variation.
     """
 
+    needs_input_ids = False
+    row_settings: tuple[str, ...] = ("max_bias", "bias_budget")
     has_law = True
 
     def __init__(self, max_bias: Values | None = None, bias_budget: Values | None = None):

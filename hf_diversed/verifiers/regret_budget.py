@@ -22,6 +22,7 @@ class RegretBudgetVerifier(Verifier):
         max_mismatches: at least 1, per block; None for no limit.
     """
 
+    needs_input_ids = False
     greedy_only = True
     state_width = 1  # regret so far
 

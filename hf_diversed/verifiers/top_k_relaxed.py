@@ -18,6 +18,8 @@ class TopKRelaxedVerifier(Verifier):
         top_k: at least 1, `relaxed_topk`. delta: in [0, 1], `relaxed_delta`; 10 and 0.6 are its documented example.
     """
 
+    needs_input_ids = False
+
     def __init__(self, top_k: int = 1, delta: float = 0.0):
         self.top_k = check_count("top_k", top_k, "1 keeps the target's best token only.")
         self.delta = check_range(

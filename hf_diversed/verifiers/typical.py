@@ -17,6 +17,8 @@ class TypicalAcceptanceVerifier(Verifier):
         delta: at least 0, `posterior_alpha`; the defaults are those of Medusa's `medusa_generate`.
     """
 
+    needs_input_ids = False
+
     def __init__(self, epsilon: float = 0.09, delta: float = 0.3):
         self.epsilon = check_range("epsilon", epsilon, 0.0, 1.0, "Smaller accepts more; 0.09 is Medusa's.")
         self.delta = check_range("delta", delta, 0.0, float("inf"), "Smaller accepts more; about sqrt(epsilon).")

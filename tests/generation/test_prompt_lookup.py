@@ -14,7 +14,7 @@ from transformers.generation.logits_process import NoBadWordsLogitsProcessor, To
 import hf_diversed
 from hf_diversed import DiversedHead, DiversedHeadConfig, LosslessVerifier, StaticEnsembleVerifier, diversed_decoding
 from hf_diversed.blocks import DraftOutput
-from hf_diversed.generation import decoding
+from hf_diversed.engines import eager
 from hf_diversed.generation.processing import BlockProcessor
 from hf_diversed.generation.prompt_lookup import PromptLookupDrafter
 from hf_diversed.generation.rows import PerRow, RaggedRows
@@ -77,7 +77,7 @@ def test_lossless_greedy_is_plain_generate(target, ngram_size):
 def test_ragged_batch_is_its_single_runs(target, name, share, monkeypatch):
     """Invariant 2. Catches padding that is looked up as text, a row's draft cut by another's, filler that counts as
     drafted, and rows that take over another's padding once finished rows have left (share 1)."""
-    monkeypatch.setattr(decoding, "_SHRINK_BELOW", share)
+    monkeypatch.setattr(eager, "_SHRINK_BELOW", share)
     inputs = repetitive_batch()
     free = lookup(target, RULES[name], inputs).sequences[:, 16:]
     eos = free[[0, 2], [5, 11]].tolist()  # rows end in different rounds

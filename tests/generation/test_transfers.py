@@ -11,6 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import LogitsProcessorList, RepetitionPenaltyLogitsProcessor, TemperatureLogitsWarper
 
 from hf_diversed import DiversedVerifier, PhaseVerifier, StaticEnsembleVerifier, diversed_decoding
+from hf_diversed.engines import eager
 from hf_diversed.generation import decoding
 from hf_diversed.generation.ragged_model import RaggedModel
 from hf_diversed.verifiers import build_verifier
@@ -67,7 +68,7 @@ def counted(monkeypatch, rounds: list[Counter]):
     monkeypatch.setattr(torch.Tensor, "tolist", counting_tolist)
     monkeypatch.setattr(RaggedModel, "_forward", pausing_forward)
     monkeypatch.setattr(decoding, "commit", committing)
-    monkeypatch.setattr(decoding, "_SHRINK_BELOW", 0.0)  # who leaves the batch is sent once, not in every round
+    monkeypatch.setattr(eager, "_SHRINK_BELOW", 0.0)  # who leaves the batch is sent once, not in every round
     with transfers:
         yield
 

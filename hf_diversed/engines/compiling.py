@@ -1,0 +1,203 @@
+"""Compiled functions that outlive a call: what they are keyed by, how many there are, how long they took."""
+
+import itertools
+import time
+import types
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from threading import RLock
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from transformers import CompileConfig, GenerationConfig
+from transformers.utils import logging
+
+from hf_diversed.outputs import CompileStats
+
+
+logger = logging.get_logger(__name__)
+MAX_COMPILED = 64  # per target; those used longest ago go first
+_COMPILED_BY_UPSTREAM = ("cuda", "xpu", "neuron", "tpu")
+_numbers = itertools.count()
+_compiled: "weakref.WeakKeyDictionary[nn.Module, OrderedDict[Hashable, CompiledFunction]]" = (
+    weakref.WeakKeyDictionary()
+)
+_lock = RLock()
+
+
+def how_to_compile(config: GenerationConfig, device: torch.device) -> CompileConfig | None:
+    """What a call with `cache_implementation="static"` compiles with; None for static shapes alone.
+
+    On accelerators as upstream does, unless `disable_compile`. On a CPU only where a `compile_config` is given, as a
+    first call takes a minute there. (Upstream wants its private `_compile_all_devices` set as well.)
+    """
+    if config.disable_compile:
+        return None
+    if config.compile_config is not None:
+        return config.compile_config
+    if device.type in _COMPILED_BY_UPSTREAM:
+        return CompileConfig()
+    logger.warning_once(
+        f'cache_implementation="static" is not compiled on {device.type} unless compile_config= is given, for '
+        "instance transformers.CompileConfig(); shapes are static and the code is eager, which is slower than without."
+    )
+    return None
+
+
+class Shape(NamedTuple):
+    """What a function is compiled for, beside what is fixed for a whole call: rows, columns, and the rest."""
+
+    rows: int
+    columns: int
+    rest: Hashable
+
+
+class CompiledFunction:
+    """A function compiled for one set of shapes and settings, which its key spells out.
+
+    Guards are what `torch.compile` checks at every call to see whether all that still holds; they cost up to a third
+    of a small model's forward. With the key complete they have nothing left to find, and are dropped.
+
+    Attributes:
+        graphs: how often it was compiled; more than once would mean an incomplete key.
+        seconds: what the first call took, compilation included; None before it.
+    """
+
+    def __init__(self, function: Callable, shape: Shape, config: CompileConfig):
+        self.graphs = 0
+        self.seconds: float | None = None
+        self._what = f"{function.__name__} for {shape.rows} row(s) and {shape.columns} columns"
+        self._first = RLock()
+        options: dict[str, Any] = dict(config.options or {})
+        if config.backend == "inductor" and config.options is None:
+            options = dict(torch._inductor.list_mode_options(config.mode))
+        options["guard_filter_fn"] = self._drop_guards
+        copy = _with_code_of_its_own(function)
+        self._run = torch.compile(copy, backend=config.backend, options=options, fullgraph=True, dynamic=False)
+
+    def _drop_guards(self, guards: list) -> list[bool]:
+        self.graphs += 1  # asked once per compilation
+        return [False] * len(guards)
+
+    def __call__(self, *args):
+        if self.seconds is not None:
+            return self._run(*args)
+        with self._first:
+            start = time.perf_counter()
+            if self.seconds is None:
+                logger.warning(f"Compiling {self._what}, once per process ...")
+            result = self._run(*args)
+            if self.seconds is None:
+                self.seconds = time.perf_counter() - start
+                logger.warning(f"... compiled in {self.seconds:.0f} s.")
+        return result
+
+
+class Compiler:
+    """Hands out a call's functions, compiled or as they are.
+
+    Args:
+        config: how to compile; None to leave functions as they are.
+        target: the model that the compiled functions are kept for; they go when it goes.
+    """
+
+    def __init__(self, config: CompileConfig | None, target: nn.Module):
+        self.config = config
+        self._target = target
+        self._config_key = None if config is None else freeze(vars(config))
+        self._used: dict[Hashable, CompiledFunction] = {}
+        self._new: list[CompiledFunction] = []
+
+    def __call__(self, function: Callable, shape: Shape, fixed: Hashable) -> Callable:
+        """`function`, compiled for `shape`; `fixed` is all else that it takes for granted (`freeze`)."""
+        if self.config is None:
+            return function
+        near = (function, shape, id(fixed))
+        if near not in self._used:
+            self._used[near] = self._look_up(function, shape, fixed, self.config)
+        return self._used[near]
+
+    def knows(self, function: Callable, shape: Shape, fixed: Hashable) -> bool:
+        """Whether a call for `shape` would start at once."""
+        if self.config is None:
+            return True
+        with _lock:
+            kept = _compiled.get(self._target)
+            found = None if kept is None else kept.get(self._key(function, shape, fixed))
+        return found is not None and found.seconds is not None
+
+    def stats(self) -> CompileStats:
+        """What this call used, and what it had to compile."""
+        return CompileStats(
+            num_used=len(self._used),
+            num_compiled=sum(each.graphs for each in self._new),
+            num_recompiled=sum(max(each.graphs - 1, 0) for each in self._used.values()),
+            seconds=sum(each.seconds or 0.0 for each in self._new),
+        )
+
+    def _look_up(self, function: Callable, shape: Shape, fixed: Hashable, config: CompileConfig) -> CompiledFunction:
+        key = self._key(function, shape, fixed)
+        with _lock:
+            kept = _compiled.setdefault(self._target, OrderedDict())
+            found = kept.pop(key, None) or CompiledFunction(function, shape, config)
+            kept[key] = found
+            while len(kept) > MAX_COMPILED:
+                kept.popitem(last=False)
+        if found.seconds is None:
+            self._new.append(found)
+        return found
+
+    def _key(self, function: Callable, shape: Shape, fixed: Hashable) -> Hashable:
+        surroundings = (  # what else dynamo would guard
+            torch.get_num_threads(),
+            torch.is_inference_mode_enabled(),
+            torch.is_grad_enabled(),
+            torch.is_autocast_enabled(),
+            torch.are_deterministic_algorithms_enabled(),
+            torch.get_float32_matmul_precision(),
+        )
+        return (function, shape, fixed, self._config_key, surroundings)
+
+
+def clear_compiled() -> None:
+    """Forget every compiled decoding function, of all models."""
+    with _lock:
+        _compiled.clear()
+
+
+def _with_code_of_its_own(function: Callable) -> Callable:
+    """A copy whose code object is its own: dynamo keeps at most eight compilations of one."""
+    code = function.__code__.replace(co_name=f"{function.__name__}_{next(_numbers)}")
+    return types.FunctionType(code, function.__globals__, code.co_name, function.__defaults__, function.__closure__)
+
+
+def freeze(thing: Any, _seen: dict[int, int] | None = None) -> Hashable:
+    """What of an object a compiled function takes for granted, hashable: types and plain values, all the way down.
+
+    Of tensors only what tells them apart without looking inside: a compiled function reads them anew at every call.
+    Of rules nothing that reaches them as a dial (`Verifier.row_settings`).
+    """
+    seen = {} if _seen is None else _seen
+    if thing is None or isinstance(thing, (bool, int, float, str, bytes, torch.dtype, torch.device)):
+        return thing
+    if isinstance(thing, torch.Tensor):
+        return (type(thing), thing.dtype, thing.device, thing.shape)
+    if isinstance(thing, (type, types.FunctionType, types.BuiltinFunctionType, types.ModuleType)):
+        return thing
+    if id(thing) in seen:
+        return ("seen", seen[id(thing)])
+    seen[id(thing)] = len(seen)
+    if isinstance(thing, (list, tuple)):
+        return (type(thing), *(freeze(item, seen) for item in thing))
+    if isinstance(thing, dict):
+        return (type(thing), *((str(name), freeze(item, seen)) for name, item in thing.items()))
+    if isinstance(thing, (set, frozenset)):
+        return (type(thing), *sorted(map(str, thing)))
+    if isinstance(thing, types.MethodType):
+        return (thing.__func__, freeze(thing.__self__, seen))
+    if not hasattr(thing, "__dict__"):
+        return (type(thing), id(thing))
+    unread = getattr(thing, "row_settings", ())
+    return (type(thing), *((name, freeze(item, seen)) for name, item in vars(thing).items() if name not in unread))

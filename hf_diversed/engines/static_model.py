@@ -1,0 +1,200 @@
+"""A model over buffers of fixed size: its forward is a function of tensors alone, and can be compiled.
+
+Column c of a buffer is column c of the id buffer, as in `cache.py`; what lies right of a row's own column is never
+seen, so buffers are neither cleared nor cut, only written over.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from transformers import PreTrainedModel
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+from hf_diversed.cache import Windows, block_masks, enlarged
+from hf_diversed.engines.compiling import Compiler, Shape, freeze
+from hf_diversed.generation.ragged_model import RaggedModel, run_model
+from hf_diversed.generation.rows import PerRow
+
+
+SMALLEST_CAPACITY = 256
+States = list[torch.Tensor | None]
+
+
+def capacity_for(columns: int) -> int:
+    """The bucket that holds `columns` columns: 256, 512, 1024, ..."""
+    return max(SMALLEST_CAPACITY, _power_of_two(columns))
+
+
+def size_for(rows: int) -> int:
+    """The number of rows a batch of `rows` is run as: 1, 2, 4, 8, ..."""
+    return _power_of_two(rows)
+
+
+def _power_of_two(number: int) -> int:
+    return 1 << (number - 1).bit_length()
+
+
+@dataclass(eq=False)
+class Buffers:
+    """What a model remembers of a batch of R rows, in tensors that keep their shape.
+
+    Attributes:
+        keys, values: `[R, heads, capacity, head_dim]` per layer; None for a layer that keeps none of its own.
+        positions: long `[R, capacity]`. real: bool `[R, capacity]`, False at padding.
+    """
+
+    keys: States
+    values: States
+    positions: torch.Tensor
+    real: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Traits:
+    """What is fixed about a model's forwards: see `RaggedModel`."""
+
+    windows: Windows
+    dtype: torch.dtype
+    can_trim_logits: bool
+    keep_hidden: bool
+    max_id: int | None
+
+
+class BufferLayer(CacheLayerMixin):
+    """One attention layer's part of `Buffers`, for one forward."""
+
+    is_sliding = False
+    is_compileable = True
+
+    def __init__(self, keys: torch.Tensor | None, values: torch.Tensor | None, columns: torch.Tensor):
+        self.keys, self.values, self.columns = keys, values, columns
+        self.is_initialized = True
+
+    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        raise AssertionError("buffers are made before the first block")
+
+    def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *args, **kwargs):
+        """Write `[R, heads, Q, head_dim]` to the columns, long `[R, Q]`; return everything."""
+        assert self.keys is not None
+        assert self.values is not None
+        rows = torch.arange(self.columns.shape[0], device=self.columns.device)[:, None]
+        for buffer, states in ((self.keys, key_states), (self.values, value_states)):
+            buffer.transpose(1, 2).index_put_((rows, self.columns), states.transpose(1, 2))
+        return self.keys, self.values
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return 0 if self.keys is None else self.keys.shape[2], 0
+
+    def get_seq_length(self) -> int:
+        return 0
+
+    def get_max_length(self) -> int:
+        return 0 if self.keys is None else self.keys.shape[2]
+
+
+def extend(
+    model: PreTrainedModel,
+    traits: Traits,
+    buffers: Buffers,
+    tokens: torch.Tensor,
+    columns: torch.Tensor,
+    keep: int,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Run `tokens` at `columns`, both long `[R, Q]`, over what the buffers hold before them; traceable.
+
+    Returns:
+        as `RaggedModel.__call__`.
+    """
+    layers = [BufferLayer(*layer, columns) for layer in zip(buffers.keys, buffers.values)]
+    keys = torch.arange(buffers.real.shape[1], device=columns.device)
+    masks = block_masks(columns, keys, buffers.real[:, None], traits.windows, traits.dtype)
+    if traits.max_id is not None:
+        tokens = tokens.clamp_max(traits.max_id)
+    positions = buffers.positions.gather(1, columns)
+    cache = Cache(layers=layers)
+    return run_model(model, tokens, masks, positions, cache, keep, traits.can_trim_logits, traits.keep_hidden)
+
+
+class StaticModel(RaggedModel):
+    """A `RaggedModel` that reads the prompt as that does, and every later block over buffers of fixed size.
+
+    Args:
+        compiler: compiles the forwards of blocks, or leaves them as they are.
+
+    Attributes:
+        buffers: made by `prefill`; rows in powers of two, of which those behind the batch's are idle.
+    """
+
+    buffers: Buffers
+
+    def __init__(self, *args, compiler: Compiler, **kwargs):
+        super().__init__(*args, **kwargs)
+        self._compiler = compiler
+        # The last position goes on for leftovers that no query is asked about.
+        missing = capacity_for(self._positions.shape[1]) - self._positions.shape[1]
+        self._positions = torch.cat([self._positions, self._positions[:, -1:].expand(-1, missing)], dim=1)
+        self._real = torch.ones_like(self._positions, dtype=torch.bool)
+        if self._prompt_mask is not None:
+            self._real[:, : self._prompt_mask.shape[1]] = self._prompt_mask.bool()
+        self.traits = Traits(
+            windows=self._cache.windows,
+            dtype=self._dtype,
+            can_trim_logits=self._can_trim_logits,
+            keep_hidden=self.keep_hidden,
+            max_id=self._max_id,
+        )
+        self._fixed = freeze((self.model, self.traits))
+
+    def prefill(self, input_ids: torch.Tensor, chunk_size: int | None = None) -> None:
+        super().prefill(input_ids, chunk_size)
+        self.buffers = self._sized(*self._cache.states(), capacity_for(input_ids.shape[1] + 1))
+        del self._cache  # its keys and values live on in the buffers
+
+    @property
+    def capacity(self) -> int:
+        return self.buffers.real.shape[1]
+
+    def make_room(self, columns: int) -> None:
+        """Let the buffers hold `columns` columns."""
+        if columns > self.capacity:
+            self.buffers = self._sized(self.buffers.keys, self.buffers.values, capacity_for(columns))
+
+    def keep(self, rows: torch.Tensor) -> None:
+        rows = rows.to(self.device)
+        self._positions, self._real = self._positions[rows], self._real[rows]
+        keys, values = (
+            [None if layer is None else layer[rows] for layer in states]
+            for states in (self.buffers.keys, self.buffers.values)
+        )
+        self.buffers = self._sized(keys, values, self.capacity)
+
+    def _sized(self, keys: States, values: States, capacity: int) -> Buffers:
+        """Buffers for a power of two of rows and for `capacity` columns, with these in them."""
+        size = size_for(len(self._positions))
+
+        def fit(states: torch.Tensor | None) -> torch.Tensor | None:
+            return None if states is None else pad_rows(enlarged(states[:, :, :capacity], capacity), size)
+
+        return Buffers(
+            keys=[fit(states) for states in keys],
+            values=[fit(states) for states in values],
+            positions=pad_rows(self._positions[:, :capacity], size).contiguous(),
+            real=pad_rows(self._real[:, :capacity], size).contiguous(),
+        )
+
+    def __call__(self, tokens: torch.Tensor, starts: PerRow, keep: int) -> tuple[torch.Tensor, torch.Tensor | None]:
+        self.num_forwards += 1
+        rows, width = tokens.shape
+        self.make_room(max(starts.host) + width)
+        size = len(self.buffers.real)
+        columns = starts.device.to(self.device)[:, None] + torch.arange(width, device=self.device)
+        run = self._compiler(extend, Shape(size, self.capacity, (width, keep)), self._fixed)
+        tokens, columns = (pad_rows(x, size).contiguous() for x in (tokens.to(self.device), columns))
+        logits, hidden = run(self.model, self.traits, self.buffers, tokens, columns, keep)
+        return logits[:rows], None if hidden is None else hidden[:rows]
+
+
+def pad_rows(values: torch.Tensor, size: int) -> torch.Tensor:
+    """`values` `[B, ...]` as `[size, ...]`: idle rows do what the last one does."""
+    missing = size - len(values)
+    return torch.cat([values, values[-1:].expand(missing, *values.shape[1:])]) if missing else values
