@@ -45,8 +45,8 @@ class EagerEngine:
         self.target.prefill(self.rows.ids[:, : self.rows.prompt_length - 1], chunk_size)
         self.drafter.prefill(chunk_size)
 
-    def round(self, room: PerRow, memory: Memory) -> Round:
-        draft, target = self.block(room)
+    def round(self, gamma: int, memory: Memory) -> Round:
+        draft, target = self.block(self.rows.room(gamma))
         coins = Coins() if self.dice is None else self.dice.flip(target.scores)
         rows = self.rows
         return judge(self.rule, rows.text(), draft, target, memory, rows.eos_ids_device, coins, rows.greedy)

@@ -6,7 +6,7 @@ import torch
 
 from hf_diversed.blocks import DraftOutput
 from hf_diversed.generation.judging import Round
-from hf_diversed.generation.rows import PerRow, RaggedRows
+from hf_diversed.generation.rows import RaggedRows
 from hf_diversed.verifiers.base import Memory
 
 
@@ -28,8 +28,8 @@ class Engine(Protocol):
     def prefill(self, chunk_size: int | None) -> None:
         """Read all of the prompts but their last tokens."""
 
-    def round(self, room: PerRow, memory: Memory) -> Round:
-        """Draft up to `room` tokens per row, score them in one target forward, and let the rule judge them."""
+    def round(self, gamma: int, memory: Memory) -> Round:
+        """Draft up to `gamma` tokens per row, score them in one target forward, and let the rule judge them."""
 
     def rewind(self, draft: DraftOutput | None, accepted: list[int]) -> None:
         """Say how many drafts of each row were kept; what was written behind them no longer counts."""

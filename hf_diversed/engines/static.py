@@ -15,7 +15,7 @@ from hf_diversed.engines.static_model import Buffers, StaticModel, Traits, exten
 from hf_diversed.generation.drafting import DiversedCandidateGenerator, active_drafts, to_vocabulary
 from hf_diversed.generation.judging import Round, judge
 from hf_diversed.generation.processing import BlockProcessor, run_in_order, run_pointwise
-from hf_diversed.generation.rows import PerRow, RaggedRows
+from hf_diversed.generation.rows import RaggedRows
 from hf_diversed.sampling import Coins, draw
 from hf_diversed.verifiers.base import Memory, Verifier
 
@@ -25,7 +25,7 @@ class Setting:
     """What is the same in all rounds of a call.
 
     Attributes:
-        processors: each looks at one position alone. gamma: drafts per round. vocab_size: V of the target.
+        processors: each looks at one position alone. vocab_size: V of the target.
         eos_ids: long `[E]`, or None. keep_raw, keep_scores: what of the models' say is returned.
     """
 
@@ -35,7 +35,6 @@ class Setting:
     draft_traits: Traits
     rule: Verifier
     processors: list[LogitsProcessor]
-    gamma: int
     vocab_size: int
     eos_ids: torch.Tensor | None
     keep_raw: bool
@@ -50,11 +49,13 @@ class Deal:
     """What a round starts from, for R rows.
 
     Attributes:
+        gamma: drafts per row.
         tail: long `[R, 2]`, the last ids of each row. lengths: long `[R]`, its ids so far. room: long `[R]`, how many
             drafts may count. temperatures: see `RaggedRows`.
         draft_noise: gamma tensors, see `draw`; none where drafts are taken greedily. dials, state: see `Memory`.
     """
 
+    gamma: int
     tail: torch.Tensor
     lengths: torch.Tensor
     room: torch.Tensor
@@ -82,7 +83,7 @@ def draft_block(step: Callable[..., Step], setting: Setting, buffers: Buffers, d
     """Draft gamma tokens for every row. The first step feeds two, as the last draft of a round is never fed."""
     feed, columns = deal.tail, deal.lengths[:, None] + torch.arange(-2, 0, device=deal.lengths.device)
     steps: list[Step] = []
-    for index in range(setting.gamma):
+    for index in range(deal.gamma):
         noise = deal.draft_noise[index] if deal.draft_noise else None
         steps.append(step(setting, buffers, feed, columns, noise, deal.temperatures))
         feed, columns = steps[-1][0][:, None], deal.lengths[:, None] + index
@@ -122,8 +123,8 @@ def settle(setting: Setting, buffers: Buffers, deal: Deal, steps: list[Step]) ->
         lengths=deal.lengths,
     )
     block = torch.cat([deal.tail[:, 1:], drafted], dim=1)
-    columns = deal.lengths[:, None] + torch.arange(-1, setting.gamma, device=block.device)
-    logits, seen = extend(setting.target, setting.target_traits, buffers, block, columns, setting.gamma + 1)
+    columns = deal.lengths[:, None] + torch.arange(-1, deal.gamma, device=block.device)
+    logits, seen = extend(setting.target, setting.target_traits, buffers, block, columns, deal.gamma + 1)
     target = TargetOutput(setting.process(logits, deal.temperatures), seen, logits if setting.keep_raw else None)
     greedy = None if deal.temperatures is None else deal.temperatures == 0.0
     memory = Memory(deal.dials, deal.state)
@@ -171,12 +172,11 @@ class StaticEngine(EagerEngine):
     """Both models over buffers of fixed size; a round is one compiled function where everything in it allows that.
 
     Attributes:
-        compiler: see `Compiler`. gamma: drafts per round. keep_scores: whether somebody reads the scores.
+        compiler: see `Compiler`. keep_scores: whether somebody reads the scores.
         outside: why processors and rule run outside of what is compiled; None where they do not.
     """
 
     compiler: Compiler
-    gamma: int
     keep_scores: bool
     outside: str | None
 
@@ -224,48 +224,48 @@ class StaticEngine(EagerEngine):
             draft_traits=draft.traits,
             rule=self.rule,
             processors=self.processor.processors,
-            gamma=self.gamma,
             vocab_size=_compat.vocab_size(self.target.model),
             eos_ids=self.rows.eos_ids_device,
             keep_raw=self.keep_raw,
             keep_scores=self.keep_scores,
         )
 
-    def round(self, room: PerRow, memory: Memory) -> Round:
+    def round(self, gamma: int, memory: Memory) -> Round:
         if self._setting is None:
-            return super().round(room, memory)
+            return super().round(gamma, memory)
         rows, target, draft = self.rows, self.target, self._draft
         for model in (target, draft):
-            model.make_room(max(rows.lengths.host) + self.gamma)
-        deal = self._deal(self._setting, room, memory)
-        round = self._run_for(deal)(self._setting, target.buffers, draft.buffers, deal)
+            model.make_room(max(rows.lengths.host) + gamma)
+        deal = self._deal(self._setting, gamma, memory)
+        round = self._run_for(gamma, deal)(self._setting, target.buffers, draft.buffers, deal)
         target.num_forwards += 1
-        draft.num_forwards += self.gamma
+        draft.num_forwards += gamma
         if len(deal.lengths) > len(rows.ids):
             round = first_rows(round, len(rows.ids))
         assert round.draft is not None
-        columns = rows.lengths.device[:, None] + torch.arange(self.gamma, device=rows.ids.device)
+        columns = rows.lengths.device[:, None] + torch.arange(gamma, device=rows.ids.device)
         rows.ids.scatter_(1, columns, round.draft.tokens)
         return round
 
-    def _run_for(self, deal: Deal) -> Callable[..., Round]:
-        told = (*sorted(deal.dials), deal.state is None, deal.coins.noise is None, deal.temperatures is None)
+    def _run_for(self, gamma: int, deal: Deal) -> Callable[..., Round]:
+        told = (gamma, *sorted(deal.dials), deal.state is None, deal.coins.noise is None, deal.temperatures is None)
         self._shape = Shape(len(deal.lengths), self.target.capacity, told)
         return self.compiler(play, self._shape, self._fixed)
 
-    def _deal(self, setting: Setting, room: PerRow, memory: Memory) -> Deal:
+    def _deal(self, setting: Setting, gamma: int, memory: Memory) -> Deal:
         rows, size = self.rows, size_for(len(self.rows.ids))
         draft_noise, coins = [], Coins()
         if self.dice is not None:
             law = torch.empty(len(rows.ids), setting.vocab_size, device=rows.ids.device)
-            draft_noise = [self.dice.draft_noise(law) for _ in range(self.gamma)]
-            coins = self.dice.flip(law[:, None].expand(-1, self.gamma + 1, -1))
+            draft_noise = [self.dice.draft_noise(law) for _ in range(gamma)]
+            coins = self.dice.flip(law[:, None].expand(-1, gamma + 1, -1))
         return map_tensors(
             lambda values: pad_rows(values, size).contiguous(),
             Deal(
                 tail=rows.last(2),
                 lengths=rows.lengths.device,
-                room=room.device,
+                gamma=gamma,
+                room=rows.room(gamma).device,
                 temperatures=rows.temperatures,
                 draft_noise=draft_noise,
                 coins=coins,

@@ -94,7 +94,7 @@ def run_rounds(verifier: Verifier, plan: Plan, watch: Watchers) -> None:
     rows, engine = plan.rows, plan.engine
     memory = Memory(verifier.dials(len(rows.ids), rows.ids.device))
     while rows.running:
-        round = engine.round(rows.room(plan.gamma), memory)  # draft a block, verify it in one forward, judge it
+        round = engine.round(plan.gamma, memory)  # draft a block, verify it in one forward, judge it
         tally = commit(rows, round.outcome, verifier)
         watch.saw(rows, round, tally)
         plan.stops.update(watch.scores_before)

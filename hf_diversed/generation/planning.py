@@ -211,7 +211,6 @@ class _Making:
         return StaticEngine(
             **self._parts(functools.partial(StaticModel, compiler=compiler)),
             compiler=compiler,
-            gamma=self.gamma,
             keep_scores=self.keep_scores,
             outside=StaticEngine.what_stays_outside(rule, self.processor, models),
         )
