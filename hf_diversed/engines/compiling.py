@@ -11,9 +11,10 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
-from transformers import CompileConfig, GenerationConfig
+from transformers import CompileConfig, GenerationConfig, PreTrainedModel
 from transformers.utils import logging
 
+from hf_diversed.engines.buffers import pool
 from hf_diversed.outputs import CompileStats
 
 
@@ -70,10 +71,7 @@ class CompiledFunction:
         self.seconds: float | None = None
         self._what = f"{function.__name__} for {shape.rows} row(s) and {shape.columns} columns"
         self._first = RLock()
-        options: dict[str, Any] = dict(config.options or {})
-        if config.backend == "inductor" and config.options is None:
-            options = dict(torch._inductor.list_mode_options(config.mode))
-        options["guard_filter_fn"] = self._drop_guards
+        options = _options(config) | {"guard_filter_fn": self._drop_guards}
         copy = _with_code_of_its_own(function)
         self._run = torch.compile(copy, backend=config.backend, options=options, fullgraph=True, dynamic=False)
 
@@ -101,12 +99,16 @@ class Compiler:
     Args:
         config: how to compile; None to leave functions as they are.
         target: the model that the compiled functions are kept for; they go when it goes.
+
+    Attributes:
+        replays: whether functions are CUDA graphs, which know memory by its address and write results to the same.
     """
 
-    def __init__(self, config: CompileConfig | None, target: nn.Module):
+    def __init__(self, config: CompileConfig | None, target: PreTrainedModel):
         self.config = config
         self._target = target
         self._config_key = None if config is None else freeze(vars(config))
+        self.replays = config is not None and _replays(config) and target.device.type == "cuda"
         self._used: dict[Hashable, CompiledFunction] = {}
         self._new: list[CompiledFunction] = []
 
@@ -162,9 +164,21 @@ class Compiler:
 
 
 def clear_compiled() -> None:
-    """Forget every compiled decoding function, of all models."""
+    """Forget every compiled decoding function, of all models, and the memory kept for them."""
     with _lock:
         _compiled.clear()
+    pool.clear()
+
+
+def _options(config: CompileConfig) -> dict[str, Any]:
+    """The backend's options, where the config names a mode instead: `torch.compile` takes only one of them."""
+    if config.options is not None or config.backend != "inductor":
+        return dict(config.options or {})
+    return dict(torch._inductor.list_mode_options(config.mode))
+
+
+def _replays(config: CompileConfig) -> bool:
+    return config.backend == "inductor" and bool(_options(config).get("triton.cudagraphs"))
 
 
 def _with_code_of_its_own(function: Callable) -> Callable:

@@ -83,5 +83,8 @@ class EagerEngine:
         self.target.keep(kept)
         self.drafter.keep(kept)
 
+    def close(self) -> None:
+        """Nothing is lent."""
+
     def report(self) -> dict[str, Any]:
         return {"engine": "eager"}

@@ -40,5 +40,8 @@ class Engine(Protocol):
     def keep(self, kept: torch.Tensor) -> None:
         """Go on with these rows (long, ascending) of the batch only."""
 
+    def close(self) -> None:
+        """Give back what was lent to the call, however it ended."""
+
     def report(self) -> dict[str, Any]:
         """How the rounds were run, by the names of `SpeculativeStats`."""

@@ -10,43 +10,12 @@ import torch
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, CacheLayerMixin
 
+from hf_diversed import _compat
 from hf_diversed.cache import Windows, block_masks, enlarged
+from hf_diversed.engines.buffers import Buffers, States, capacity_for, pad_rows, pool, size_for
 from hf_diversed.engines.compiling import Compiler, Shape, freeze
 from hf_diversed.generation.ragged_model import RaggedModel, run_model
 from hf_diversed.generation.rows import PerRow
-
-
-SMALLEST_CAPACITY = 256
-States = list[torch.Tensor | None]
-
-
-def capacity_for(columns: int) -> int:
-    """The bucket that holds `columns` columns: 256, 512, 1024, ..."""
-    return max(SMALLEST_CAPACITY, _power_of_two(columns))
-
-
-def size_for(rows: int) -> int:
-    """The number of rows a batch of `rows` is run as: 1, 2, 4, 8, ..."""
-    return _power_of_two(rows)
-
-
-def _power_of_two(number: int) -> int:
-    return 1 << (number - 1).bit_length()
-
-
-@dataclass(eq=False)
-class Buffers:
-    """What a model remembers of a batch of R rows, in tensors that keep their shape.
-
-    Attributes:
-        keys, values: `[R, heads, capacity, head_dim]` per layer; None for a layer that keeps none of its own.
-        positions: long `[R, capacity]`. real: bool `[R, capacity]`, False at padding.
-    """
-
-    keys: States
-    values: States
-    positions: torch.Tensor
-    real: torch.Tensor
 
 
 @dataclass(frozen=True)
@@ -127,9 +96,10 @@ class StaticModel(RaggedModel):
 
     buffers: Buffers
 
-    def __init__(self, *args, compiler: Compiler, **kwargs):
-        super().__init__(*args, **kwargs)
+    def __init__(self, model: PreTrainedModel, *args, compiler: Compiler, **kwargs):
+        super().__init__(model, *args, **kwargs)
         self._compiler = compiler
+        self._owner = _compat.base_model(model)
         # The last position goes on for leftovers that no query is asked about.
         missing = capacity_for(self._positions.shape[1]) - self._positions.shape[1]
         self._positions = torch.cat([self._positions, self._positions[:, -1:].expand(-1, missing)], dim=1)
@@ -147,7 +117,7 @@ class StaticModel(RaggedModel):
 
     def prefill(self, input_ids: torch.Tensor, chunk_size: int | None = None) -> None:
         super().prefill(input_ids, chunk_size)
-        self.buffers = self._sized(*self._cache.states(), capacity_for(input_ids.shape[1] + 1))
+        self._move_to(self._sized(*self._cache.states(), capacity_for(input_ids.shape[1] + 1)))
         del self._cache  # its keys and values live on in the buffers
 
     @property
@@ -157,7 +127,7 @@ class StaticModel(RaggedModel):
     def make_room(self, columns: int) -> None:
         """Let the buffers hold `columns` columns."""
         if columns > self.capacity:
-            self.buffers = self._sized(self.buffers.keys, self.buffers.values, capacity_for(columns))
+            self._move_to(self._sized(self.buffers.keys, self.buffers.values, capacity_for(columns)))
 
     def keep(self, rows: torch.Tensor) -> None:
         rows = rows.to(self.device)
@@ -166,7 +136,19 @@ class StaticModel(RaggedModel):
             [None if layer is None else layer[rows] for layer in states]
             for states in (self.buffers.keys, self.buffers.values)
         )
-        self.buffers = self._sized(keys, values, self.capacity)
+        self._move_to(self._sized(keys, values, self.capacity))
+
+    def _move_to(self, buffers: Buffers) -> None:
+        if self._compiler.replays:
+            buffers = pool.borrow(self._owner, buffers)
+            self.close()
+        self.buffers = buffers
+
+    def close(self) -> None:
+        """Give back what other calls may use."""
+        if self._compiler.replays and "buffers" in vars(self):
+            pool.take_back(self._owner, self.buffers)
+            del self.buffers
 
     def _sized(self, keys: States, values: States, capacity: int) -> Buffers:
         """Buffers for a power of two of rows and for `capacity` columns, with these in them."""
@@ -192,9 +174,3 @@ class StaticModel(RaggedModel):
         tokens, columns = (pad_rows(x, size).contiguous() for x in (tokens.to(self.device), columns))
         logits, hidden = run(self.model, self.traits, self.buffers, tokens, columns, keep)
         return logits[:rows], None if hidden is None else hidden[:rows]
-
-
-def pad_rows(values: torch.Tensor, size: int) -> torch.Tensor:
-    """`values` `[B, ...]` as `[size, ...]`: idle rows do what the last one does."""
-    missing = size - len(values)
-    return torch.cat([values, values[-1:].expand(missing, *values.shape[1:])]) if missing else values

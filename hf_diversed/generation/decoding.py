@@ -84,8 +84,11 @@ def diversed_decoding(
     # Saves autograd's bookkeeping; its tensors cannot be trained on, so nobody else may come to hold one.
     hidden = plan.only_library_code and plan.engine.may_use_inference_mode
     with torch.inference_mode() if hidden else nullcontext():
-        plan.engine.prefill(generation_config.prefill_chunk_size)
-        run_rounds(call.verifier, plan, watch)
+        try:
+            plan.engine.prefill(generation_config.prefill_chunk_size)
+            run_rounds(call.verifier, plan, watch)
+        finally:
+            plan.engine.close()
     return watch.result(plan.rows, plan.engine, generation_config.return_dict_in_generate)
 
 

@@ -1,0 +1,91 @@
+"""Memory of fixed size that models read and write in place, lent to one call at a time where its address matters."""
+
+import weakref
+from dataclasses import dataclass
+from threading import Lock
+
+import torch
+from torch import nn
+
+
+SMALLEST_CAPACITY = 256
+States = list[torch.Tensor | None]
+
+
+def capacity_for(columns: int) -> int:
+    """The bucket that holds `columns` columns: 256, 512, 1024, ..."""
+    return max(SMALLEST_CAPACITY, _power_of_two(columns))
+
+
+def size_for(rows: int) -> int:
+    """The number of rows a batch of `rows` is run as: 1, 2, 4, 8, ..."""
+    return _power_of_two(rows)
+
+
+def _power_of_two(number: int) -> int:
+    return 1 << (number - 1).bit_length()
+
+
+@dataclass(eq=False)
+class Buffers:
+    """What a model remembers of a batch of R rows, in tensors that keep their shape.
+
+    Attributes:
+        keys, values: `[R, heads, capacity, head_dim]` per layer; None for a layer that keeps none of its own.
+        positions: long `[R, capacity]`. real: bool `[R, capacity]`, False at padding.
+    """
+
+    keys: States
+    values: States
+    positions: torch.Tensor
+    real: torch.Tensor
+
+    def tensors(self) -> list[torch.Tensor]:
+        known = [states for states in (*self.keys, *self.values) if states is not None]
+        return [*known, self.positions, self.real]
+
+    def shapes(self) -> list[tuple]:
+        return [(tensor.shape, tensor.dtype, tensor.device) for tensor in self.tensors()]
+
+
+def pad_rows(values: torch.Tensor, size: int) -> torch.Tensor:
+    """`values` `[B, ...]` as `[size, ...]`: idle rows do what the last one does."""
+    missing = size - len(values)
+    return torch.cat([values, values[-1:].expand(missing, *values.shape[1:])]) if missing else values
+
+
+class BufferPool:
+    """Buffers that outlive a call, per model, for graphs that are replayed: those know memory by its address.
+
+    A call borrows what no other call holds, so that threads never share any.
+    """
+
+    def __init__(self) -> None:
+        self._free: weakref.WeakKeyDictionary[nn.Module, list[Buffers]] = weakref.WeakKeyDictionary()
+        self._lock = Lock()
+
+    def borrow(self, model: nn.Module, wanted: Buffers) -> Buffers:
+        """Buffers of the pool that hold what `wanted` holds."""
+        with self._lock:
+            free = self._free.setdefault(model, [])
+            fitting = next((each for each in free if each.shapes() == wanted.shapes()), None)
+            if fitting is not None:
+                free.remove(fitting)
+        if fitting is None:
+            for tensor in wanted.tensors():
+                torch._dynamo.mark_static_address(tensor, guard=False)
+            return wanted
+        for mine, given in zip(fitting.tensors(), wanted.tensors()):
+            mine.copy_(given)
+        return fitting
+
+    def take_back(self, model: nn.Module, buffers: Buffers) -> None:
+        with self._lock:
+            self._free.setdefault(model, []).append(buffers)
+
+    def clear(self) -> None:
+        with self._lock:
+            self._free.clear()
+
+
+pool = BufferPool()
