@@ -16,6 +16,7 @@ from hf_diversed.generation.patching import install_hook, uninstall_hook
 
 
 if TYPE_CHECKING:
+    from hf_diversed.engines.compiling import clear_compiled
     from hf_diversed.generation.attachment import detach
     from hf_diversed.generation.decoding import diversed_decoding
     from hf_diversed.generation.hook import attach
@@ -70,6 +71,7 @@ __all__ = [
     "Verifier",
     "__version__",
     "attach",
+    "clear_compiled",
     "detach",
     "diversed_decoding",
     "install_hook",
@@ -79,6 +81,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "hf_diversed.engines.compiling": ("clear_compiled",),
     "hf_diversed.generation.attachment": ("detach",),
     "hf_diversed.generation.decoding": ("diversed_decoding",),
     "hf_diversed.generation.hook": ("attach",),

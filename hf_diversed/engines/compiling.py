@@ -21,6 +21,9 @@ from hf_diversed.outputs import CompileStats
 logger = logging.get_logger(__name__)
 MAX_COMPILED = 64  # per target; those used longest ago go first
 _COMPILED_BY_UPSTREAM = ("cuda", "xpu", "neuron", "tpu")
+_REPLAYING_DEVICES = ("cuda",)
+# Attributes of models that no forward reads; upstream's `generate` changes the second.
+_UNREAD = ("generation_config", "_previous_max_cache_length")
 _numbers = itertools.count()
 _compiled: "weakref.WeakKeyDictionary[nn.Module, OrderedDict[Hashable, CompiledFunction]]" = (
     weakref.WeakKeyDictionary()
@@ -108,7 +111,7 @@ class Compiler:
         self.config = config
         self._target = target
         self._config_key = None if config is None else freeze(vars(config))
-        self.replays = config is not None and _replays(config) and target.device.type == "cuda"
+        self.replays = config is not None and _replays(config) and target.device.type in _REPLAYING_DEVICES
         self._used: dict[Hashable, CompiledFunction] = {}
         self._new: list[CompiledFunction] = []
 
@@ -194,24 +197,34 @@ def freeze(thing: Any, _seen: dict[int, int] | None = None) -> Hashable:
     Of rules nothing that reaches them as a dial (`Verifier.row_settings`).
     """
     seen = {} if _seen is None else _seen
-    if thing is None or isinstance(thing, (bool, int, float, str, bytes, torch.dtype, torch.device)):
+    kind = type(thing)
+    if kind in _PLAIN:
         return thing
-    if isinstance(thing, torch.Tensor):
-        return (type(thing), thing.dtype, thing.device, thing.shape)
-    if isinstance(thing, (type, types.FunctionType, types.BuiltinFunctionType, types.ModuleType)):
-        return thing
+    if issubclass(kind, torch.Tensor):
+        return (kind, thing.dtype, thing.device, thing.shape)
     if id(thing) in seen:
         return ("seen", seen[id(thing)])
     seen[id(thing)] = len(seen)
     if isinstance(thing, (list, tuple)):
-        return (type(thing), *(freeze(item, seen) for item in thing))
+        return (kind, *(freeze(item, seen) for item in thing))
     if isinstance(thing, dict):
-        return (type(thing), *((str(name), freeze(item, seen)) for name, item in thing.items()))
+        return (kind, *((str(name), freeze(item, seen)) for name, item in thing.items()))
     if isinstance(thing, (set, frozenset)):
-        return (type(thing), *sorted(map(str, thing)))
+        return (kind, *sorted(map(str, thing)))
     if isinstance(thing, types.MethodType):
         return (thing.__func__, freeze(thing.__self__, seen))
-    if not hasattr(thing, "__dict__"):
-        return (type(thing), id(thing))
-    unread = getattr(thing, "row_settings", ())
-    return (type(thing), *((name, freeze(item, seen)) for name, item in vars(thing).items() if name not in unread))
+    if isinstance(thing, type) or not hasattr(thing, "__dict__"):
+        return (kind, id(thing))
+    unread = _UNREAD if isinstance(thing, nn.Module) else getattr(thing, "row_settings", ())
+    told = [kind]
+    for name, item in vars(thing).items():
+        # Of a module's own attributes most are empty dicts, of hooks.
+        if name not in unread and not (isinstance(item, dict) and not item):
+            told += (name, freeze(item, seen))
+    return tuple(told)
+
+
+_PLAIN = frozenset(
+    {type(None), bool, int, float, str, bytes, torch.dtype, torch.device, type, types.FunctionType}
+    | {types.BuiltinFunctionType, types.ModuleType, torch.Size}
+)

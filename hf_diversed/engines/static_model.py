@@ -4,9 +4,12 @@ Column c of a buffer is column c of the id buffer, as in `cache.py`; what lies r
 seen, so buffers are neither cleared nor cut, only written over.
 """
 
+from collections.abc import Hashable
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
+import torch.nn.functional as F
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, CacheLayerMixin
 
@@ -89,6 +92,7 @@ class StaticModel(RaggedModel):
 
     Args:
         compiler: compiles the forwards of blocks, or leaves them as they are.
+        widths: tokens per row to compile for; what is narrower is filled up with columns that nobody reads.
 
     Attributes:
         buffers: made by `prefill`; rows in powers of two, of which those behind the batch's are idle.
@@ -96,9 +100,9 @@ class StaticModel(RaggedModel):
 
     buffers: Buffers
 
-    def __init__(self, model: PreTrainedModel, *args, compiler: Compiler, **kwargs):
+    def __init__(self, model: PreTrainedModel, *args, compiler: Compiler, widths: tuple[int, ...], **kwargs):
         super().__init__(model, *args, **kwargs)
-        self._compiler = compiler
+        self._compiler, self._widths = compiler, widths
         self._owner = _compat.base_model(model)
         # The last position goes on for leftovers that no query is asked about.
         missing = capacity_for(self._positions.shape[1]) - self._positions.shape[1]
@@ -113,12 +117,19 @@ class StaticModel(RaggedModel):
             keep_hidden=self.keep_hidden,
             max_id=self._max_id,
         )
-        self._fixed = freeze((self.model, self.traits))
 
     def prefill(self, input_ids: torch.Tensor, chunk_size: int | None = None) -> None:
         super().prefill(input_ids, chunk_size)
         self._move_to(self._sized(*self._cache.states(), capacity_for(input_ids.shape[1] + 1)))
+        if self.keep_hidden:
+            # Upstream installs what records hidden states at the first forward that does, under a lock, which no
+            # compiled code can take.
+            self.model(input_ids=input_ids[:1, :1].to(self.device), output_hidden_states=True, use_cache=False)
         del self._cache  # its keys and values live on in the buffers
+
+    @cached_property
+    def _fixed(self) -> Hashable:
+        return freeze((self.model, self.traits))
 
     @property
     def capacity(self) -> int:
@@ -166,11 +177,14 @@ class StaticModel(RaggedModel):
 
     def __call__(self, tokens: torch.Tensor, starts: PerRow, keep: int) -> tuple[torch.Tensor, torch.Tensor | None]:
         self.num_forwards += 1
-        rows, width = tokens.shape
+        rows, given = tokens.shape
+        width = min((each for each in self._widths if each >= given), default=given)
+        keep_all = width - given + keep
         self.make_room(max(starts.host) + width)
-        size = len(self.buffers.real)
         columns = starts.device.to(self.device)[:, None] + torch.arange(width, device=self.device)
-        run = self._compiler(extend, Shape(size, self.capacity, (width, keep)), self._fixed)
-        tokens, columns = (pad_rows(x, size).contiguous() for x in (tokens.to(self.device), columns))
-        logits, hidden = run(self.model, self.traits, self.buffers, tokens, columns, keep)
-        return logits[:rows], None if hidden is None else hidden[:rows]
+        tokens = F.pad(tokens.to(self.device), (0, width - given))
+        size = len(self.buffers.real)
+        run = self._compiler(extend, Shape(size, self.capacity, (width, keep_all)), self._fixed)
+        filled = (pad_rows(x, size).contiguous() for x in (tokens, columns))
+        logits, hidden = run(self.model, self.traits, self.buffers, *filled, keep_all)
+        return logits[:rows, :keep], None if hidden is None else hidden[:rows, :keep]

@@ -209,7 +209,7 @@ class _Making:
     def _static(self, compiler: Compiler) -> StaticEngine:
         rule, models = self.call.verifier, (self.call.model, self.draft)
         return StaticEngine(
-            **self._parts(functools.partial(StaticModel, compiler=compiler)),
+            **self._parts(functools.partial(StaticModel, compiler=compiler, widths=(1, 2, self.gamma + 1))),
             compiler=compiler,
             keep_scores=self.keep_scores,
             outside=StaticEngine.what_stays_outside(rule, self.processor, models),

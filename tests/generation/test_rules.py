@@ -8,15 +8,17 @@ from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogit
 
 from hf_diversed import DiversedHead, DiversedHeadConfig, DiversedVerifier
 from hf_diversed.engines import eager
+from hf_diversed.engines.static import StaticEngine
 from hf_diversed.generation import decoding
 from hf_diversed.sampling import Dice
 from hf_diversed.verifiers import VERIFIERS, BlockVerifier, PhaseVerifier, StaticEnsembleVerifier, build_verifier
+from tests.engines.modes import STATIC, TRACED
 from tests.reference import Randomness, naive_decoding
 from tests.tiny import EOS, PAD, ragged_batch, tiny_draft, tiny_model
 from tests.verifier_cases import VERIFIER_CASES
 
 
-GAMMA, NEW_TOKENS = 3, 8
+NEW_TOKENS = 8
 
 
 @cache
@@ -98,21 +100,32 @@ class Recorder(Dice):
         return Randomness(rounds)
 
 
+# By engine: its arguments, gamma, batch sizes (of three rows a fourth is idle) and settings; tracing takes seconds.
+ENGINES = {
+    "eager": ({}, 3, (1, 4), SETTINGS),
+    "static": (STATIC, 3, (1, 3), SETTINGS),
+    "traced": (TRACED, 2, (3,), [(0.0, False), (0.7, False)]),
+}
+
+
+@pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("name", NAMES)
-def test_loop_equals_naive_reference(name: str, monkeypatch):
+def test_loop_equals_naive_reference(name: str, engine: str, monkeypatch):
     """Invariant 12 for every rule. Catches state that does not follow a row, drafts of one row judged by another's
     draft length, a law taken before its processors, and any error of caches, masks and offsets."""
     monkeypatch.setattr(eager, "_SHRINK_BELOW", 0.0)  # rows stay where their random numbers are
-    for rows in (1, 4):
+    monkeypatch.setattr(StaticEngine, "pays_to_keep", lambda self, running: False)
+    mode, gamma, batch_sizes, settings = ENGINES[engine]
+    for rows in batch_sizes:
         batch = ragged_batch(batch_size=rows)
-        for temperature, warped in SETTINGS:
+        for temperature, warped in settings:
             verifier = make(name)
             if verifier.greedy_only and temperature:
                 continue
-            _compare(verifier, batch, temperature, warped, Recorder())
+            _compare(verifier, batch, temperature, warped, Recorder(), gamma, mode)
 
 
-def _compare(verifier, batch, temperature: float, warped: bool, recorder: Recorder) -> None:
+def _compare(verifier, batch, temperature: float, warped: bool, recorder: Recorder, gamma: int, mode: dict) -> None:
     target, draft = pair()
     sampling = {"do_sample": True, "temperature": temperature, "top_k": 12 if warped else 0}
     sampling["top_p"] = 0.9 if warped else 1.0
@@ -125,7 +138,7 @@ def _compare(verifier, batch, temperature: float, warped: bool, recorder: Record
         decoding.diversed_decoding,
         assistant_model=draft,
         verifier=verifier,
-        num_assistant_tokens=GAMMA,
+        num_assistant_tokens=gamma,
         dice=recorder,
     )
     fast = target.generate(
@@ -133,6 +146,7 @@ def _compare(verifier, batch, temperature: float, warped: bool, recorder: Record
         custom_generate=loop,
         max_new_tokens=NEW_TOKENS,
         **(sampling if temperature else {"do_sample": False}),
+        **mode,
     )
     width = batch["input_ids"].shape[1]
     for row in range(0, len(fast), 2):  # of four rows two that stand at different lengths
@@ -143,7 +157,7 @@ def _compare(verifier, batch, temperature: float, warped: bool, recorder: Record
             verifier,
             prompt,
             max_new_tokens=NEW_TOKENS,
-            gamma=GAMMA,
+            gamma=gamma,
             eos_id=EOS,
             process=warpers,
             randomness=recorder.of_row(row) if temperature else None,

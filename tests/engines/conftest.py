@@ -1,0 +1,11 @@
+"""The pair that tests of engines decode with."""
+
+import pytest
+
+from tests.tiny import tiny_draft, tiny_model
+
+
+@pytest.fixture(scope="module")
+def pair():
+    target = tiny_model("llama")
+    return target, tiny_draft(target)

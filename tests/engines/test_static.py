@@ -1,0 +1,414 @@
+"""Rounds over static shapes, compiled and not, against the eager engine."""
+
+import copy
+import gc
+import weakref
+from functools import partial
+
+import pytest
+import torch
+import transformers as tf
+from peft import LoraConfig, get_peft_model
+
+import hf_diversed
+from hf_diversed import DiversedVerifier, LosslessVerifier, StaticEnsembleVerifier, diversed_decoding
+from hf_diversed.engines import compiling, static
+from hf_diversed.engines.buffers import pool
+from hf_diversed.verifiers.mixture import MixtureVerifier, Weights
+from tests.engines.modes import COMPILED, STATIC, TRACED
+from tests.tiny import ARCHITECTURES, EOS, ragged_batch, tiny_draft, tiny_head, tiny_model
+
+
+EAGER_ATTENTION = {"gemma2", "gpt_oss"}  # by upstream's own word
+TRACED_ARCHITECTURES = ("llama", "qwen3", "gemma3_text", "mistral", "gpt_oss")
+SMALL = {"num_assistant_tokens": 2, "max_new_tokens": 14, "do_sample": False, "return_dict_in_generate": True}
+
+
+@pytest.fixture(autouse=True)
+def nothing_compiled():
+    yield
+    hf_diversed.clear_compiled()
+
+
+def pair_of(architecture: str):
+    target = tiny_model(architecture, attention="eager" if architecture in EAGER_ATTENTION else "sdpa")
+    return target, tiny_draft(target)
+
+
+def decode(pair, mode: dict, verifier=None, batch=None, **settings):
+    target, draft = pair
+    batch = ragged_batch() if batch is None else batch
+    verifier = StaticEnsembleVerifier(0.6) if verifier is None else verifier
+    return target.generate(**batch, assistant_model=draft, verifier=verifier, **{**SMALL, **settings, **mode})
+
+
+def assert_same(pair, mode: dict, **call):
+    """Decodes the same both ways, in `mode` by the engine that it names; returns the latter's output."""
+    expected, out = decode(pair, {}, **call), decode(pair, mode, **call)
+    assert torch.equal(out.sequences, expected.sequences)
+    assert out.stats.acceptance_rate == pytest.approx(expected.stats.acceptance_rate, nan_ok=True)
+    assert out.stats.compile.num_recompiled == 0
+    return out
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_static_shapes_change_no_token(architecture):
+    """Catches masks, windows, positions and caches that hold for growing shapes only; and idle rows that are heard."""
+    pair = pair_of(architecture)
+    for batch in (ragged_batch(1), ragged_batch(3), ragged_batch(8)):
+        out = assert_same(pair, STATIC, batch=batch, max_new_tokens=30, num_assistant_tokens=5)
+        assert out.stats.engine == "static"
+
+
+@pytest.mark.parametrize("batch_size", [1, 4])
+@pytest.mark.parametrize("architecture", TRACED_ARCHITECTURES)
+def test_a_compiled_round_changes_no_token(architecture, batch_size):
+    """Catches what only a graph does: constants that should be inputs, writes that are lost, branches taken once."""
+    out = assert_same(pair_of(architecture), TRACED, batch=ragged_batch(batch_size))
+    assert out.stats.engine == "compiled"
+    assert out.stats.compile.num_compiled == 1
+
+
+def test_inductor_changes_no_token(pair):
+    """The real compiler, once. Catches what survives tracing and is lost in generated code: writes to the caches."""
+    out = assert_same(pair, COMPILED, batch=ragged_batch(2))
+    assert (out.stats.engine, out.stats.compile.num_compiled) == ("compiled", 1)
+    again = assert_same(pair, COMPILED, batch=ragged_batch(2, length=15, seed=4), max_new_tokens=40)
+    assert again.stats.compile == hf_diversed.outputs.CompileStats(num_used=1)
+
+
+def test_many_calls_compile_once(pair):
+    """Catches a key that knows the prompt's length, and any fallback that says nothing."""
+    decode(pair, TRACED, batch=ragged_batch(1, length=5))
+    functions, engines = 0, set()
+    for seed in range(200):
+        batch = ragged_batch(1, length=2 + seed % 60, seed=seed)
+        out = decode(pair, TRACED, batch=batch, max_new_tokens=2 + seed % 4)
+        engines.add(out.stats.engine)
+        functions += out.stats.compile.num_compiled + out.stats.compile.num_recompiled
+    assert (functions, engines) == (0, {"compiled"})
+
+
+@pytest.mark.parametrize("mode", [STATIC, TRACED], ids=["static", "traced"])
+def test_a_text_that_outgrows_its_bucket(pair, mode):
+    """Catches memory that is lost on the way to a larger bucket, positions cut at its edge, and leftovers there."""
+    target = copy.deepcopy(pair[0])
+    for each in (long_pair := (target, tiny_draft(target))):
+        each.config.max_position_embeddings = 512
+    out = assert_same(long_pair, mode, batch=ragged_batch(2, length=249), max_new_tokens=12)
+    assert out.stats.compile.num_compiled in (0, 2)
+    for new_tokens in range(1, 9):  # the last round begins at every distance from the edge
+        assert_same(long_pair, STATIC, batch=ragged_batch(1, length=250), max_new_tokens=new_tokens)
+
+
+CALLS = {
+    "hidden states": {"verifier": lambda: DiversedVerifier(tiny_head())},
+    "quality per row": {"verifier": lambda: DiversedVerifier(tiny_head(), quality=[0.1, 0.5, 0.7, 1.0], max_bias=0.3)},
+    "budget": {"verifier": lambda: StaticEnsembleVerifier(0.2, bias_budget=0.8)},
+    "end inside a block": {"eos_token_id": [EOS, 9, 17, 33, 41, 57], "max_new_tokens": 30},
+    "suppressed": {"suppress_tokens": [5, 6, 7, 20]},
+    "no end": {"eos_token_id": None, "pad_token_id": 0},
+}
+
+
+@pytest.mark.parametrize("mode", [STATIC, TRACED], ids=["static", "traced"])
+@pytest.mark.parametrize("name", CALLS)
+def test_what_a_call_may_bring(pair, mode, name):
+    """Catches dials, state, ends and processors that a compiled round holds as they were when it was compiled."""
+    call = dict(CALLS[name])
+    make = call.pop("verifier", lambda: None)
+    expected, out = decode(pair, {}, make(), **call), decode(pair, mode, make(), **call)
+    assert torch.equal(out.sequences, expected.sequences)
+    assert out.stats.mean_weight == pytest.approx(expected.stats.mean_weight, nan_ok=True, abs=1e-5)
+    assert out.stats.mean_bias == pytest.approx(expected.stats.mean_bias, nan_ok=True, abs=1e-5)
+
+
+def test_dials_share_a_function(pair):
+    """Catches a function per value of a dial."""
+    counts = []
+    for quality in (0.3, 0.4, [0.1, 0.2, 0.8, 0.9]):
+        out = assert_same(
+            pair, TRACED, verifier=DiversedVerifier(tiny_head(), quality=quality), num_assistant_tokens=1
+        )
+        counts.append(out.stats.compile.num_compiled)
+    assert counts == [1, 0, 0]
+
+
+OUTSIDE = {
+    "prefix processor": {"repetition_penalty": 1.3},
+    "rule of the caller's": {},
+    "lookup": {"prompt_lookup_num_tokens": 2, "num_assistant_tokens": None},
+}
+
+
+class NoRepeats(LosslessVerifier):
+    """Reads the text: never keeps a draft that the row has said before."""
+
+    def __call__(self, input_ids, draft, target, state=None):
+        verdict = super().__call__(input_ids, draft, target, state)
+        said = (draft.tokens[..., None] == input_ids[:, None]).any(-1)
+        verdict.accept_prob = verdict.accept_prob * ~said
+        return verdict
+
+
+@pytest.mark.parametrize("mode", [STATIC, TRACED], ids=["static", "traced"])
+@pytest.mark.parametrize("name", OUTSIDE)
+def test_what_cannot_be_part_of_a_round_runs_beside_it(pair, mode, name):
+    """Catches a rule that is shown two ids instead of the text, and processors that see another prefix."""
+    target, draft = pair
+    settings = dict(OUTSIDE[name])
+    if name == "rule of the caller's":
+        settings["batch"] = ragged_batch(1)  # in a batch the others' padding is text to it
+    rule = NoRepeats() if name == "rule of the caller's" else LosslessVerifier()
+    draft = None if name == "lookup" else draft
+    if draft is None:
+        text = ragged_batch(2)["input_ids"][:, -4:]
+        settings["batch"] = {"input_ids": text.repeat(1, 3), "attention_mask": torch.ones_like(text).repeat(1, 3)}
+    out = assert_same((target, draft), mode, verifier=rule, **settings)
+    assert out.stats.engine == ("static (forwards)" if mode is STATIC else "compiled (forwards)")
+    assert out.stats.compile.num_used == (0 if mode is STATIC else 1 if draft is None else out.stats.compile.num_used)
+
+
+class Peeking(MixtureVerifier):
+    """Says that it reads no ids, and decides by a number on the host, which no graph can do."""
+
+    def weights(self, draft, target, dials):
+        return Weights(torch.ones(draft.tokens.shape) if target.top.max() > 0 else torch.zeros(draft.tokens.shape))
+
+
+def test_a_rule_that_cannot_be_traced_says_so(pair, caplog):
+    """Catches a call that ends in the compiler's error, or goes on without a word."""
+    out = assert_same(pair, TRACED, verifier=Peeking())
+    assert out.stats.engine == "compiled (forwards)"
+    assert "Peeking or a processor cannot be compiled" in caplog.text
+
+
+def test_early_exit_and_rows_of_two_temperatures(pair):
+    """Catches a draft that is a view of the target, and temperatures that are constants of a compiled round."""
+    target = pair[0]
+    call = {"assistant_early_exit": 1, "num_assistant_tokens": 2}
+    assert assert_same((target, None), TRACED, **call).stats.engine == "compiled"
+    call = {"do_sample": True, "top_k": 0, "diversed_temperature": [0.0, 1.0, 0.0, 0.6]}
+    out, greedy = decode(pair, TRACED, **call), decode(pair, {})
+    assert torch.equal(
+        out.sequences[::2, : greedy.sequences.shape[1]], greedy.sequences[::2, : out.sequences.shape[1]]
+    )
+
+
+def test_scores_records_and_streams(pair):
+    """Catches what is left out of a compiled round although somebody asked for it."""
+    call = {"output_scores": True, "output_logits": True, "output_token_records": True}
+    expected, out = decode(pair, {}, **call), decode(pair, TRACED, **call)
+    torch.testing.assert_close(torch.stack(out.scores), torch.stack(expected.scores), atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(torch.stack(out.logits), torch.stack(expected.logits), atol=1e-4, rtol=1e-4)
+    for name in ("tokens", "source", "relaxed", "weight", "p", "q", "tv"):
+        mine, theirs = getattr(out.token_records, name), getattr(expected.token_records, name)
+        torch.testing.assert_close(mine, theirs, equal_nan=True, atol=1e-4, rtol=1e-4)
+
+    heard: list[int] = []
+
+    class Heard(hf_diversed.RoundStreamer):
+        def put_round(self, records, stats):
+            heard.extend(records.tokens[0].tolist())
+
+    alone = {"batch": ragged_batch(1), "return_dict_in_generate": False}
+    text = decode(pair, TRACED, streamer=Heard(), **alone)
+    assert text[0, -len(heard) :].tolist() == heard
+
+
+def test_stop_strings(pair):
+    """Catches criteria that do not see what a compiled round wrote."""
+    stop = tf.StoppingCriteriaList([partial(_said, token=int(decode(pair, {}).sequences[0, 14]))])
+    assert_same(pair, TRACED, stopping_criteria=stop)
+
+
+def _said(input_ids, scores, token: int):
+    return (input_ids[:, 9:] == token).any(dim=-1)
+
+
+class Changes:
+    """What a user may change between two calls: each must be seen."""
+
+    @staticmethod
+    def weights(target, draft):
+        with torch.no_grad():
+            target.lm_head.weight.copy_(target.lm_head.weight.flip(0))
+
+    @staticmethod
+    def other_weights(target, draft):
+        target.lm_head.weight = torch.nn.Parameter(target.lm_head.weight.flip(0))
+
+    @staticmethod
+    def constant(target, draft):
+        target.model.norm.variance_epsilon = 0.5
+
+    @staticmethod
+    def hook(target, draft):
+        target.lm_head.register_forward_hook(lambda module, inputs, output: -output)
+
+    @staticmethod
+    def layers(target, draft):
+        target.model.layers = target.model.layers[:1]
+        target.config.num_hidden_layers = 1
+
+
+@pytest.mark.parametrize("change", [name for name in vars(Changes) if not name.startswith("_")])
+def test_a_changed_model_is_seen(pair, change):
+    """Catches a function compiled for the model as it was: guards are dropped, so the key has to tell."""
+    pair = tuple(copy.deepcopy(model) for model in pair)
+    before = assert_same(pair, TRACED).sequences
+    getattr(Changes, change)(*pair)
+    assert not torch.equal(assert_same(pair, TRACED).sequences, before)
+
+
+def test_a_dtype_is_seen(pair):
+    """The same for what changes no token."""
+    pair = tuple(copy.deepcopy(model) for model in pair)
+    assert_same(pair, TRACED)
+    pair[0].to(torch.float64)
+    assert assert_same(pair, TRACED).stats.compile.num_compiled == 1
+
+
+def test_adapters_are_seen(pair):
+    """The same for a LoRA that is put on, switched off, and on again."""
+    target = get_peft_model(copy.deepcopy(pair[0]), LoraConfig(target_modules=["q_proj"], init_lora_weights=False))
+    target = target.eval()
+    both = target, pair[1]
+    texts = [assert_same(both, TRACED).sequences]
+    with target.disable_adapter():
+        texts.append(assert_same(both, TRACED).sequences)
+    texts.append(assert_same(both, TRACED).sequences)
+    assert torch.equal(texts[0], texts[2])
+    assert not torch.equal(texts[0], texts[1])
+
+
+def test_a_changed_rule_is_seen(pair):
+    """Catches settings that are constants of a compiled round, set anew on the same object."""
+    rule = StaticEnsembleVerifier(0.9)
+    strict = assert_same(pair, TRACED, verifier=rule).sequences
+    rule.weight = 0.0
+    assert not torch.equal(assert_same(pair, TRACED, verifier=rule).sequences, strict)
+
+
+def test_threads_are_part_of_the_key(pair):
+    """Catches generated code that runs with the number of threads of the day it was made."""
+    decode(pair, TRACED)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(before + 1)
+        assert decode(pair, TRACED).stats.compile.num_compiled == 1
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_compiled_functions_go_with_their_model():
+    """Catches a cache that keeps models alive; and one without bounds."""
+    target = tiny_model("llama")
+    draft = tiny_draft(target)
+    decode((target, draft), TRACED)
+    assert len(compiling._compiled) == 1
+    models = [weakref.ref(target), weakref.ref(draft)]
+    del target, draft
+    gc.collect()
+    assert [model() for model in models] == [None, None]
+    assert len(compiling._compiled) == 0
+
+
+def test_the_oldest_functions_go_first(pair, monkeypatch):
+    """Catches a cache that grows with every setting that is tried."""
+    monkeypatch.setattr(compiling, "MAX_COMPILED", 2)
+    call = {"num_assistant_tokens": 1, "max_new_tokens": 3, "batch": ragged_batch(1)}
+    rules = [StaticEnsembleVerifier(weight) for weight in (0.1, 0.2, 0.3)]
+    for rule in (*rules[:2], rules[0], rules[2]):
+        decode(pair, TRACED, rule, **call)
+    compiled = [decode(pair, TRACED, rule, **call).stats.compile.num_compiled for rule in (rules[0], rules[1])]
+    assert compiled == [0, 1]
+
+
+def test_clear_compiled(pair):
+    """Catches functions that stay."""
+    decode(pair, TRACED)
+    hf_diversed.clear_compiled()
+    assert decode(pair, TRACED).stats.compile.num_compiled == 1
+
+
+def test_rows_leave_towards_compiled_sizes_only(pair):
+    """Catches a batch that shrinks to a size which has to be compiled first, and one that never shrinks."""
+    batch = ragged_batch(4)
+    ends = decode(pair, {}, batch=batch, max_new_tokens=24).sequences[:3, 11].tolist()
+    call = {"batch": batch, "eos_token_id": ends, "max_new_tokens": 24}
+    assert assert_same(pair, TRACED, **call).stats.compile.num_used == 1
+    decode(pair, TRACED, **{**call, "batch": ragged_batch(1)})
+    assert assert_same(pair, TRACED, **call).stats.compile.num_used == 2
+
+
+def test_deep_models_run_in_parts(pair, monkeypatch):
+    """Catches parts that do not add up to the round: a step of two tokens, one of one, and the verdict."""
+    monkeypatch.setattr(static, "MAX_LAYERS", 0)
+    assert assert_same(pair, STATIC, verifier=DiversedVerifier(tiny_head())).stats.compile.num_used == 0
+    assert assert_same(pair, TRACED).stats.compile.num_used == 3
+
+
+def test_what_static_shapes_cannot_serve_is_said(pair, caplog):
+    """Catches a switch that is ignored without a word."""
+    target, draft = pair
+    out = decode(pair, STATIC, batch={"input_ids": torch.tensor([[5]])})
+    assert out.stats.engine == "eager"
+    bound = copy.deepcopy(target)
+    bound.forward = bound.forward
+    assert decode((bound, draft), STATIC).stats.engine == "eager"
+    assert "a prompt of one token" in caplog.text
+    assert "has a forward bound to it from outside" in caplog.text
+
+
+def test_a_cpu_compiles_only_when_told(pair, caplog):
+    """Catches a first call of a minute that nobody asked for, and static shapes that pass for compiled ones."""
+    out = decode(pair, {"cache_implementation": "static"})
+    assert out.stats.engine == "static"
+    assert "is not compiled on cpu unless compile_config= is given" in caplog.text
+
+
+@pytest.fixture
+def replaying(monkeypatch):
+    """As with CUDA graphs, which a CPU has not: memory is lent, and results are copied out of it."""
+    monkeypatch.setattr(compiling, "_replays", lambda config: True)
+    monkeypatch.setattr(compiling, "_REPLAYING_DEVICES", ("cpu",))
+
+
+def test_replayed_graphs_find_memory_where_it_was(pair, replaying, monkeypatch):
+    """Catches buffers that a graph recorded once would no longer write to; and a pool that hands one out twice."""
+    lent = []
+    borrow = pool.borrow
+    monkeypatch.setattr(pool, "borrow", lambda *args: lent.append(borrow(*args)) or lent[-1])
+    assert_same(pair, TRACED)
+    assert_same(pair, TRACED, batch=ragged_batch(length=13))
+    first, second = ([each.keys[0].data_ptr() for each in lent[start : start + 2]] for start in (0, 2))
+    assert first == second
+    assert first[0] != first[1]
+
+
+def test_what_is_kept_of_a_replay_is_copied(pair, replaying, monkeypatch):
+    """Catches logs and rule states that point into memory which the next round writes over."""
+    plays: list = []
+    original = static.StaticEngine._play
+
+    def overwriting(self, *args):
+        for tensor in plays:
+            tensor.zero_()
+        round = original(self, *args)
+        plays[:] = [round.verdict.accept_prob, round.verdict.trace.weight, round.outcome.num_drafted]
+        return round
+
+    monkeypatch.setattr(static.StaticEngine, "_play", overwriting)
+    expected = decode(pair, {}, StaticEnsembleVerifier(0.4, bias_budget=2.0))
+    out = decode(pair, TRACED, StaticEnsembleVerifier(0.4, bias_budget=2.0))
+    assert out.stats.mean_weight == pytest.approx(expected.stats.mean_weight)
+    assert out.stats.expected_accepted_length == pytest.approx(expected.stats.expected_accepted_length)
+
+
+def test_without_the_hook(pair):
+    """Catches an engine that only the hook's arguments can choose."""
+    target, draft = pair
+    loop = partial(diversed_decoding, assistant_model=draft, verifier=StaticEnsembleVerifier(0.6))
+    out = target.generate(**ragged_batch(), custom_generate=loop, **{**SMALL, **STATIC})
+    assert out.stats.engine == "static"
