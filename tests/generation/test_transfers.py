@@ -11,10 +11,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import LogitsProcessorList, RepetitionPenaltyLogitsProcessor, TemperatureLogitsWarper
 
 from hf_diversed import DiversedVerifier, PhaseVerifier, StaticEnsembleVerifier, diversed_decoding
-from hf_diversed.engines import eager
+from hf_diversed.engines import eager, static_model
+from hf_diversed.engines.static import StaticEngine
 from hf_diversed.generation import decoding
 from hf_diversed.generation.ragged_model import RaggedModel
 from hf_diversed.verifiers import build_verifier
+from tests.engines.modes import STATIC
 from tests.tiny import ragged_batch, tiny_head
 
 
@@ -46,19 +48,22 @@ class Transfers(TorchDispatchMode):
 @contextmanager
 def counted(monkeypatch, rounds: list[Counter]):
     """Collect the transfers of each round; the loop's own work between two blocks is one round."""
-    transfers, tolist, forward = Transfers(), torch.Tensor.tolist, RaggedModel._forward
+    transfers, tolist = Transfers(), torch.Tensor.tolist
     room = decoding.run_rounds.__globals__["commit"]
 
     def counting_tolist(tensor):
         transfers.seen["reads"] += 1
         return tolist(tensor)
 
-    def pausing_forward(*args, **kwargs):
-        transfers.paused = True
-        try:
-            return forward(*args, **kwargs)
-        finally:
-            transfers.paused = False
+    def pausing(forward):
+        def run(*args, **kwargs):
+            transfers.paused = True
+            try:
+                return forward(*args, **kwargs)
+            finally:
+                transfers.paused = False
+
+        return run
 
     def committing(*args):
         tally = room(*args)
@@ -66,7 +71,9 @@ def counted(monkeypatch, rounds: list[Counter]):
         return tally
 
     monkeypatch.setattr(torch.Tensor, "tolist", counting_tolist)
-    monkeypatch.setattr(RaggedModel, "_forward", pausing_forward)
+    monkeypatch.setattr(RaggedModel, "_forward", pausing(RaggedModel._forward))
+    monkeypatch.setattr(static_model, "run_model", pausing(static_model.run_model))
+    monkeypatch.setattr(StaticEngine, "pays_to_keep", lambda self, running: False)
     monkeypatch.setattr(decoding, "commit", committing)
     monkeypatch.setattr(eager, "_SHRINK_BELOW", 0.0)  # who leaves the batch is sent once, not in every round
     with transfers:
@@ -84,15 +91,17 @@ RULES = {
 }
 
 
+@pytest.mark.parametrize("mode", [{}, STATIC], ids=["eager", "static"])
 @pytest.mark.parametrize("do_sample", [False, True], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("name", RULES)
-def test_a_round_has_one_transfer(pair, name, do_sample, monkeypatch):
+def test_a_round_has_one_transfer(pair, name, do_sample, mode, monkeypatch):
     """Catches lengths, draft lengths or flags that are read or sent more than once a round."""
     target, draft = pair
     rounds: list[Counter] = []
     loop = partial(diversed_decoding, assistant_model=draft, verifier=RULES[name]())
     with counted(monkeypatch, rounds):
-        target.generate(**ragged_batch(), custom_generate=loop, max_new_tokens=32, do_sample=do_sample, top_k=0)
+        call = {**ragged_batch(), "max_new_tokens": 32, "do_sample": do_sample, "top_k": 0, **mode}
+        target.generate(**call, custom_generate=loop)
     assert len(rounds) > 4
     per_round = [after - before for before, after in itertools.pairwise(rounds)]
     assert per_round == [Counter(reads=1)] * len(per_round)
