@@ -216,7 +216,7 @@ def freeze(thing: Any, _seen: dict[int, int] | None = None) -> Hashable:
     if isinstance(thing, type) or not hasattr(thing, "__dict__"):
         return (kind, id(thing))
     unread = _UNREAD if isinstance(thing, nn.Module) else getattr(thing, "row_settings", ())
-    told: list[Hashable] = [kind]
+    told: list[Any] = [kind]
     for name, item in vars(thing).items():
         # Of a module's own attributes most are empty dicts, of hooks.
         if name not in unread and not (isinstance(item, dict) and not item):
