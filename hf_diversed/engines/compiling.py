@@ -14,6 +14,7 @@ from torch import nn
 from transformers import CompileConfig, GenerationConfig, PreTrainedModel
 from transformers.utils import logging
 
+from hf_diversed import _compat
 from hf_diversed.engines.buffers import pool
 from hf_diversed.outputs import CompileStats
 
@@ -213,5 +214,5 @@ def freeze(thing: Any, _seen: dict[int, int] | None = None) -> Hashable:
         return (thing.__func__, freeze(thing.__self__, seen))
     if not hasattr(thing, "__dict__"):
         return (type(thing), id(thing))
-    unread = getattr(thing, "row_settings", ())
+    unread = (*getattr(thing, "row_settings", ()), *_compat.KEPT_BY_GENERATE)
     return (type(thing), *((name, freeze(item, seen)) for name, item in vars(thing).items() if name not in unread))
