@@ -16,6 +16,7 @@ from hf_diversed.generation.patching import install_hook, uninstall_hook
 
 
 if TYPE_CHECKING:
+    from hf_diversed.engines.compiling import clear_compiled
     from hf_diversed.generation.attachment import detach
     from hf_diversed.generation.decoding import diversed_decoding
     from hf_diversed.generation.hook import attach
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from hf_diversed.generation.recording import record_stats
     from hf_diversed.head import DiversedHead, DiversedHeadConfig
     from hf_diversed.outputs import GenerateDiversedOutput, SpeculativeStats
+    from hf_diversed.running.compiled import warmup
     from hf_diversed.verifiers import (
         VERIFIERS,
         BlockVerifier,
@@ -70,15 +72,18 @@ __all__ = [
     "Verifier",
     "__version__",
     "attach",
+    "clear_compiled",
     "detach",
     "diversed_decoding",
     "install_hook",
     "load_demo_pair",
     "record_stats",
     "uninstall_hook",
+    "warmup",
 ]
 
 _HOMES = {
+    "hf_diversed.engines.compiling": ("clear_compiled",),
     "hf_diversed.generation.attachment": ("detach",),
     "hf_diversed.generation.decoding": ("diversed_decoding",),
     "hf_diversed.generation.hook": ("attach",),
@@ -86,6 +91,7 @@ _HOMES = {
     "hf_diversed.generation.recording": ("record_stats",),
     "hf_diversed.head": ("DiversedHead", "DiversedHeadConfig"),
     "hf_diversed.outputs": ("GenerateDiversedOutput", "SpeculativeStats"),
+    "hf_diversed.running.compiled": ("warmup",),
     "hf_diversed.zoo": ("load_demo_pair",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

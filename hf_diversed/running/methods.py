@@ -32,7 +32,7 @@ class Method:
     Attributes:
         label: names it in results. verifier: the rule, where our loop runs.
         upstream: upstream's assisted decoding, of one row; with `ensemble_weight`, its `assistant_ensemble_weight`.
-        compile_config: decode over static shapes, compiled so (`compile_config`); None for the eager way.
+        compile_config: decode over static shapes, compiled so; None for the eager way.
     """
 
     label: str

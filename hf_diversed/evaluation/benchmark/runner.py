@@ -25,7 +25,7 @@ from hf_diversed.formatting import COMPILED
 from hf_diversed.generation.hook import install_hook
 from hf_diversed.head import DiversedHead, DiversedHeadConfig
 from hf_diversed.outputs import SpeculativeStats
-from hf_diversed.running.compiled import compile_config
+from hf_diversed.running.compiled import default_compile_config
 from hf_diversed.running.decode import seeded, timed_call
 from hf_diversed.running.methods import HeadLike, Method, build_methods
 from hf_diversed.running.pair import eos_ids
@@ -58,12 +58,12 @@ def build_timed(
             untrained head of that kind, as expensive as a trained one), or what `build_methods` knows: "ar", "sd",
             "static:0.7", "diversed" (the given head) ... With "compiled:" before it, over static shapes, compiled.
         acceptance: see `BenchmarkSettings`; acts on our methods.
-        backend: see `compile_config`.
+        backend: see `default_compile_config`.
 
     Raises:
         ValueError: on unknown names or wrong parameters, and on "compiled:upstream".
     """
-    config = compile_config(target.device, backend)
+    config = default_compile_config(target.device, backend)
     built = []
     for name in methods:
         method = _build(name.removeprefix(COMPILED), target, draft, head)
