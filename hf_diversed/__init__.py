@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from hf_diversed.generation.recording import record_stats
     from hf_diversed.head import DiversedHead, DiversedHeadConfig
     from hf_diversed.outputs import GenerateDiversedOutput, SpeculativeStats
+    from hf_diversed.running.compiled import warmup
     from hf_diversed.verifiers import (
         VERIFIERS,
         BlockVerifier,
@@ -78,6 +79,7 @@ __all__ = [
     "load_demo_pair",
     "record_stats",
     "uninstall_hook",
+    "warmup",
 ]
 
 _HOMES = {
@@ -89,6 +91,7 @@ _HOMES = {
     "hf_diversed.generation.recording": ("record_stats",),
     "hf_diversed.head": ("DiversedHead", "DiversedHeadConfig"),
     "hf_diversed.outputs": ("GenerateDiversedOutput", "SpeculativeStats"),
+    "hf_diversed.running.compiled": ("warmup",),
     "hf_diversed.zoo": ("load_demo_pair",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

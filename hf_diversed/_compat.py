@@ -60,6 +60,9 @@ REFUSED_PROCESSORS = {
     lp.WhisperNoSpeechDetection: "it is made for speech",
 }
 
+# What `generate` keeps on a model from call to call, and its settings: no forward reads them.
+KEPT_BY_GENERATE = ("generation_config", "_previous_max_cache_length", "_compiled_call", "_last_compile_config")
+
 # Bias added per attention head from absolute key positions; a ragged 4D mask cannot carry it.
 _ALIBI_MODEL_TYPES = {"bloom", "mpt"}
 

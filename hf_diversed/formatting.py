@@ -8,6 +8,8 @@ from typing import Any
 # The target alone, and lossless speculative decoding.
 PLAIN = "ar"
 LOSSLESS = "sd"
+# Before a method's name: over static shapes, compiled.
+COMPILED = "compiled:"
 
 
 def percent(value: float | None) -> str:

@@ -17,7 +17,8 @@ _METHODS = "ar,upstream,upstream:0.7,sd,static:0.7"
 
 def benchmark(
     methods: Annotated[
-        str | None, typer.Option(help="ar, upstream, upstream:0.7, sd, static:0.7, diversed, fresh:both ...")
+        str | None,
+        typer.Option(help="ar, upstream, upstream:0.7, sd, static:0.7, diversed, fresh:both, compiled:static:0.7 ..."),
     ] = None,
     target: options.Target = None,
     draft: options.Draft = None,
@@ -34,16 +35,24 @@ def benchmark(
     context_lengths: Annotated[str | None, typer.Option(help="Prompt tokens; 0: the prompts as they are.")] = None,
     draft_lengths: Annotated[str, typer.Option(help="Drafts per round.")] = "5",
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens per row.")] = 64,
-    repeats: Annotated[int, typer.Option(min=1, help="Timed turns, after one that warms up.")] = 7,
+    repeats: Annotated[int, typer.Option(min=1, help="Timed turns, after one that compiles and warms up.")] = 7,
     temperature: Annotated[float, typer.Option(min=0.0, help="0 decodes greedily.")] = 1.0,
     seed: Annotated[int, typer.Option(help="Of weights, prompts and sampling.")] = 0,
-    breakdown: Annotated[bool, typer.Option(help="Also time the parts of a round.")] = True,
+    breakdown: Annotated[
+        bool, typer.Option(help="Also time the parts of a round; of a compiled one, its forwards alone.")
+    ] = True,
+    backend: Annotated[
+        str, typer.Option(help="Of torch.compile, for compiled:... methods; eager only traces, for trials.")
+    ] = "inductor",
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads.")] = None,
     device: options.Device = None,
     dtype: options.Dtype = None,
     output: Annotated[Path | None, typer.Option(help="JSON file.")] = None,
 ) -> None:
-    """Time decoding methods in turns in one process: medians, ratios, parts of a round and the bandwidth limit."""
+    """Time decoding methods in turns in one process: medians, ratios, parts of a round and the bandwidth limit.
+
+    A method with "compiled:" before its name runs over static shapes, compiled; what compiling takes is told apart.
+    """
     import torch
     from transformers.utils import logging
 
@@ -69,6 +78,7 @@ def benchmark(
         acceptance=None if rates is None else tuple(rates),
         seed=seed,
         breakdown=breakdown,
+        backend=backend,
     )
     preparing.check_output("--output", output)
     given = methods.split(",") if methods else []

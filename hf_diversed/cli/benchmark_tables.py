@@ -1,4 +1,4 @@
-"""Timings as tables: speed, rounds, and the parts of a round."""
+"""Timings as tables: speed, rounds, memory and compiling, and the parts of a round."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -12,10 +12,11 @@ from hf_diversed.formatting import number, percent
 
 
 def tables(records: list[dict]) -> Iterator[Table]:
-    """Speed, rounds and parts of a round of every point, medians over the turns: each fits 80 columns."""
+    """Speed, rounds, costs and parts of a round of every point, medians over the turns: each fits 80 columns."""
     for place, rows in _by_place(records).items():
         yield _table(_title(*place), _SPEED, [row for row in rows if row["tokens_per_second"] is not None])
         yield _table("rounds", _ROUND, rows)
+        yield _table("memory, and compiling", _COST, [row for row in rows if row["method"] != LIMIT])
         ours = [row for row in rows if row["breakdown"] is not None]
         if ours:
             yield _table("ms per round, by part", _PARTS, ours)
@@ -55,6 +56,10 @@ def _ratio(row: dict, reference: str, figure: str) -> float | None:
     return _median(row["ratios"].get(reference, {}).get(figure))
 
 
+def _scaled(value: float | None, unit: float) -> float | None:
+    return None if value is None else value / unit
+
+
 def _part(phase: str, row: dict) -> str:
     return number(row["breakdown"][phase])
 
@@ -64,14 +69,21 @@ _SPEED: dict[str, Callable[[dict], str]] = {
     "tokens per\nround": lambda row: number(row["block_efficiency"]),
     "tokens/s": lambda row: number(_median(row["tokens_per_second"])),
     "x plain": lambda row: number(_ratio(row, "plain", "tokens_per_second")),
-    "peak, GB": lambda row: number(row["peak_memory_bytes"] and row["peak_memory_bytes"] / 1e9),
+    "x plain\ncompiled": lambda row: number(_ratio(row, "plain_compiled", "tokens_per_second")),
 }
 _ROUND: dict[str, Callable[[dict], str]] = {
     "ms": lambda row: number(_median(row["ms_per_round"])),
     "of limit": lambda row: percent(row["limit_ms"] / row["ms_per_round"]["median"]),
     "x upstream's": lambda row: number(_ratio(row, "upstream", "ms_per_round") if row["batch_size"] == 1 else None),
     "x lossless": lambda row: number(_ratio(row, "lossless", "ms_per_round")),
-    "head": lambda row: "-" if row["head_percent"] is None else percent(row["head_percent"]["median"] / 100),
+    "head": lambda row: percent(_scaled(_median(row["head_percent"]), 100)),
+}
+_COST: dict[str, Callable[[dict], str]] = {
+    "peak, GB": lambda row: number(_scaled(row["peak_memory_bytes"], 1e9)),
+    "call's, MB": lambda row: number(_scaled(row["added_memory_bytes"], 1e6)),
+    "compile, s": lambda row: number(row["compile_seconds"]),
+    "forwards\nalone, ms": lambda row: number(_median(row["forwards_ms"])),
+    "own\nwork": lambda row: percent(_scaled(_median(row["own_percent"]), 100)),
 }
 _PARTS: dict[str, Callable[[dict], str]] = {
     **{phase.removesuffix("_forward"): partial(_part, phase) for phase in PHASES},

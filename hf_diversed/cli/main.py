@@ -6,6 +6,7 @@ import typer
 
 from hf_diversed._version import __version__
 from hf_diversed.cli.benchmark import benchmark
+from hf_diversed.cli.compile import compile_rounds
 from hf_diversed.cli.convert import convert
 from hf_diversed.cli.demo import demo
 from hf_diversed.cli.evaluate import evaluate
@@ -34,6 +35,8 @@ app = typer.Typer(
 )
 for measured in (demo, generate, evaluate, frontier, plot, benchmark, convert, push, card, info):
     app.command()(command(measured))
+
+app.command("compile")(command(compile_rounds))
 
 # Their options, over a hundred, are those of dataclasses, which parse and explain themselves.
 for trained in (train, tune_draft):

@@ -12,7 +12,8 @@ from typing import TypeVar
 from hf_diversed.cli.comparison import ALL_RULES
 from hf_diversed.cli.models import load_pair
 from hf_diversed.evaluation import EvaluationSettings
-from hf_diversed.evaluation.benchmark.runner import FRESH, UPSTREAM
+from hf_diversed.evaluation.benchmark.runner import FRESH, UPSTREAM, check_compiles
+from hf_diversed.formatting import COMPILED
 from hf_diversed.running.methods import HeadLike, build_methods
 from hf_diversed.running.pair import Pair
 from hf_diversed.tasks import PromptedTask, Record, Task, get_task, load_records
@@ -51,12 +52,16 @@ def check_methods(option: str, specs: Sequence[str], target: str | None, head: s
 
 def check_timed(option: str, specs: Sequence[str], target: str | None, head: str | None) -> None:
     """`check_methods` for what a benchmark times; an untrained head ("fresh:both") is made for the pair, later."""
-    for spec in specs:
-        kind, colon, weight = spec.partition(":")
-        if kind == UPSTREAM and colon:
-            with naming(option, spec):
+    names = [spec.removeprefix(COMPILED) for spec in specs]
+    for spec, name in zip(specs, names):
+        kind, colon, weight = name.partition(":")
+        with naming(option, name):
+            if name != spec:
+                check_compiles(spec)
+            if kind == UPSTREAM and colon:
                 build_verifier(f"static:{weight}")
-    check_methods(option, [spec for spec in specs if spec.partition(":")[0] not in (UPSTREAM, FRESH)], target, head)
+    ours = dict.fromkeys(name for name in names if name.partition(":")[0] not in (UPSTREAM, FRESH))
+    check_methods(option, list(ours), target, head)
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from torch import nn
 from transformers import CompileConfig, GenerationConfig, PreTrainedModel
 from transformers.utils import logging
 
+from hf_diversed import _compat
 from hf_diversed.engines.buffers import pool
 from hf_diversed.outputs import CompileStats
 
@@ -22,8 +23,6 @@ logger = logging.get_logger(__name__)
 MAX_COMPILED = 64  # per target; those used longest ago go first
 _COMPILED_BY_UPSTREAM = ("cuda", "xpu", "neuron", "tpu")
 _REPLAYING_DEVICES = ("cuda",)
-# Attributes of models that no forward reads; upstream's `generate` changes the second.
-_UNREAD = ("generation_config", "_previous_max_cache_length")
 _numbers = itertools.count()
 _compiled: "weakref.WeakKeyDictionary[nn.Module, OrderedDict[Hashable, CompiledFunction]]" = (
     weakref.WeakKeyDictionary()
@@ -215,7 +214,7 @@ def freeze(thing: Any, _seen: dict[int, int] | None = None) -> Hashable:
         return (thing.__func__, freeze(thing.__self__, seen))
     if isinstance(thing, type) or not hasattr(thing, "__dict__"):
         return (kind, id(thing))
-    unread = _UNREAD if isinstance(thing, nn.Module) else getattr(thing, "row_settings", ())
+    unread = _compat.KEPT_BY_GENERATE if isinstance(thing, nn.Module) else getattr(thing, "row_settings", ())
     told: list[Any] = [kind]
     for name, item in vars(thing).items():
         # Of a module's own attributes most are empty dicts, of hooks.

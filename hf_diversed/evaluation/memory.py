@@ -1,5 +1,6 @@
 """The most memory that a block of code needed, as far as the machine tells."""
 
+import ctypes
 import re
 import sys
 from collections.abc import Iterator
@@ -20,10 +21,16 @@ _RESET_PEAK = "5"
 
 @dataclass
 class PeakMemory:
-    """Bytes, and which kind of peak they are; both None until the block has ended, and where neither is known."""
+    """Bytes, and which kind of peak they are; both None until the block has ended, and where neither is known.
+
+    `num_added` is how much of it was not there before the block: on a GPU by torch's allocator, on a CPU by the
+    pages of the whole process, of which `give_back_free_pages` makes the free ones count. None where only the peak
+    since start is known.
+    """
 
     num_bytes: int | None = None
     kind: str | None = None
+    num_added: int | None = None
 
 
 @contextmanager
@@ -31,16 +38,34 @@ def peak_memory(device: torch.device) -> Iterator[PeakMemory]:
     """Measure the peak of a block, weights and all else that was there before included."""
     peak = PeakMemory()
     if device.type == "cuda":
+        before = torch.cuda.memory_allocated(device)
         torch.cuda.reset_peak_memory_stats(device)
         yield peak
         peak.num_bytes, peak.kind = torch.cuda.max_memory_allocated(device), ALLOCATED
+        peak.num_added = peak.num_bytes - before
         return
     forgotten = _forget_resident_peak()
+    before = _status("VmRSS") if forgotten else 0
     yield peak
-    if forgotten and (found := re.search(r"VmHWM:\s+(\d+) kB", _STATUS.read_text())):
-        peak.num_bytes, peak.kind = int(found[1]) * 1024, RESIDENT
+    if forgotten:
+        peak.num_bytes, peak.kind = _status("VmHWM"), RESIDENT
+        peak.num_added = max(peak.num_bytes - before, 0)
     elif (since_start := _peak_since_start()) is not None:
         peak.num_bytes, peak.kind = since_start, SINCE_START
+
+
+def give_back_free_pages() -> None:
+    """Return what the C library keeps for later: it would hide what a block adds. Costs page faults afterwards."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None  # glibc has it
+    if trim is not None:
+        trim(0)
+
+
+def _status(entry: str) -> int:
+    """Bytes by the name that Linux gives them."""
+    found = re.search(rf"{entry}:\s+(\d+) kB", _STATUS.read_text())
+    assert found is not None
+    return int(found[1]) * 1024
 
 
 def _forget_resident_peak() -> bool:

@@ -4,12 +4,12 @@ import copy
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
+from transformers import CompileConfig, PreTrainedModel
 
 from hf_diversed.formatting import LOSSLESS, PLAIN
 from hf_diversed.generation.planning import DEFAULT_NUM_ASSISTANT_TOKENS
@@ -32,12 +32,14 @@ class Method:
     Attributes:
         label: names it in results. verifier: the rule, where our loop runs.
         upstream: upstream's assisted decoding, of one row; with `ensemble_weight`, its `assistant_ensemble_weight`.
+        compile_config: decode over static shapes, compiled so; None for the eager way.
     """
 
     label: str
     verifier: Verifier | None = None
     upstream: bool = False
     ensemble_weight: float | None = None
+    compile_config: CompileConfig | None = field(default=None, compare=False)  # how, not what
 
     @property
     def is_plain(self) -> bool:
@@ -65,9 +67,13 @@ class Method:
             weight = {} if self.ensemble_weight is None else {"assistant_ensemble_weight": self.ensemble_weight}
             gamma = num_assistant_tokens or DEFAULT_NUM_ASSISTANT_TOKENS
             return {"assistant_model": constant_draft(draft, gamma)} | weight
+        static: dict[str, Any] = {}
+        if self.compile_config is not None:
+            static = {"cache_implementation": "static", "compile_config": self.compile_config}
         if self.verifier is None:
-            return {}
-        return {"assistant_model": draft, "verifier": self.verifier, "num_assistant_tokens": num_assistant_tokens}
+            return static
+        ours = {"assistant_model": draft, "verifier": self.verifier, "num_assistant_tokens": num_assistant_tokens}
+        return ours | static
 
 
 MethodLike = str | tuple[str, Verifier] | Method

@@ -38,7 +38,13 @@ def test_random_weights_end_to_end(configs, tmp_path):
     }
     result = run(configs | options, "--random-weights")
     assert result.exit_code == 0, result.output
-    for words in ("fresh:distribution", "bandwidth limit", "ms per round, by part", "takes one row"):
+    for words in (
+        "fresh:distribution",
+        "bandwidth limit",
+        "memory, and compiling",
+        "ms per round, by part",
+        "takes one row",
+    ):
         assert words in result.output
     assert "…" not in result.output
     report = json.loads(output.read_text())
@@ -52,6 +58,29 @@ def test_random_weights_end_to_end(configs, tmp_path):
     assert found == {(1, 8, 3), (2, 8, 3), (1, 16, 3), (1, 8, 2)}
 
 
+def test_compiled_methods(configs):
+    """Catches a backend that never arrives, which would be minutes here, and a table without compiling in it."""
+    options = {
+        "--methods": "ar,compiled:ar,compiled:sd",
+        "--backend": "eager",
+        "--acceptance": "0.9",
+        "--batch-sizes": "1",
+        "--context-lengths": "8",
+        "--draft-lengths": "2",
+        "--max-new-tokens": "12",
+        "--repeats": "1",
+        "--num-layers": "1",
+        "--device": "cpu",
+    }
+    result = run(configs | options, "--random-weights")
+    assert result.exit_code == 0, result.output
+    assert "…" not in result.output
+    (costs,) = (part for part in result.output.split("memory, and compiling")[1:])
+    (line,) = (line for line in costs.splitlines() if line.startswith("compiled:sd"))
+    assert "-" not in line.split()
+    assert line.rstrip().endswith("%")
+
+
 @pytest.mark.parametrize(
     ("options", "flags", "words"),
     [
@@ -62,6 +91,8 @@ def test_random_weights_end_to_end(configs, tmp_path):
         ({"--dtype": "float7"}, (), "--dtype must be one of"),
         ({"--methods": "static:abc"}, (), "--methods static:abc: `weight` must lie in [0, 1], got 'abc'"),
         ({"--methods": "upstream:2"}, (), "For example --methods upstream:0.7"),
+        ({"--methods": "compiled:upstream:0.7"}, (), "takes no static cache"),
+        ({"--methods": "compiled:static:2"}, (), "must lie in [0, 1]"),
         ({"--output": "/dev/null/here/x.json"}, (), "--output /dev/null/here/x.json cannot be written"),
         ({"--batch-sizes": "one"}, (), "several separated by commas"),
         ({"--batch-sizes": "1.5"}, (), "several separated by commas"),

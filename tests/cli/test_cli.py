@@ -132,6 +132,36 @@ def test_bad_options_are_messages(arguments, words, monkeypatch):
     assert result.stdout == ""
 
 
+def test_compile(folder):
+    """Catches options that never reach the warm-up, and a folder promised where nothing is kept."""
+    pair = [str(folder / name) for name in ("target", "draft")]
+    sizes = ["--batch-sizes", "1,2", "--max-length", "64", "--num-assistant-tokens", "1"]
+    result = run("compile", *pair, "--method", "static:0.7", *sizes, "--backend", "eager", "--device", "cpu")
+    assert result.exit_code == 0, result.output
+    assert result.stdout.startswith("static:0.7: compiled 2 functions in ")
+    assert "TORCHINDUCTOR_CACHE_DIR" not in result.stderr
+    assert "TORCHINDUCTOR_CACHE_DIR" in run("compile", "--help").stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["only-one"], "TARGET and DRAFT go together"),
+        (["--method", "ar"], "has no rounds"),
+        (["--method", "static:2"], "must lie in"),
+        (["--batch-sizes", "one"], "several separated by commas"),
+        (["x", "y", "--method", "diversed"], "pass --head FOLDER_OR_HUB_ID"),
+        (["--top-p", "2"], "`top_p` must lie in (0, 1]"),
+    ],
+)
+def test_compile_refuses_in_words(arguments, words, monkeypatch):
+    """Catches models loaded in vain."""
+    monkeypatch.setattr("hf_diversed.cli.models.load_demo_pair", None)
+    result = run("compile", *arguments)
+    assert result.exit_code == 2, result.output
+    assert words in result.stderr
+
+
 def test_empty_prompt_is_refused():
     """Catches the error in the place of the text: `generate "" >out`."""
     result = run("generate", "  ")

@@ -22,7 +22,19 @@ from hf_diversed.tasks import TASKS
 
 
 ROOT = Path(__file__).parents[2]
-COMMANDS = ("demo", "generate", "evaluate", "frontier", "plot", "benchmark", "convert", "push", "card", "info")
+COMMANDS = (
+    "demo",
+    "generate",
+    "evaluate",
+    "frontier",
+    "plot",
+    "benchmark",
+    "compile",
+    "convert",
+    "push",
+    "card",
+    "info",
+)
 ASKING = [["--help"], ["--version"], *([name, "--help"] for name in (*COMMANDS, "train", "tune-draft"))]
 
 

@@ -18,10 +18,13 @@ from hf_diversed.evaluation.benchmark import (
     timing,
 )
 from hf_diversed.evaluation.benchmark.hardware import weight_bytes
-from hf_diversed.evaluation.benchmark.measure import Case, _ratios, spread
+from hf_diversed.evaluation.benchmark.measure import Case, _parts, _ratios, _time, spread
 from hf_diversed.evaluation.benchmark.runner import Run, Runner, build_timed
 from hf_diversed.evaluation.benchmark.timing import PHASES
+from hf_diversed.evaluation.memory import RESIDENT, peak_memory
 from hf_diversed.generation.decoding import diversed_decoding
+from hf_diversed.generation.observing import Watchers
+from hf_diversed.outputs import CompileStats, SpeculativeStats
 from hf_diversed.running.methods import Method
 from hf_diversed.verifiers.base import Verifier
 from tests import tiny
@@ -53,6 +56,22 @@ def report(pair) -> dict:
         batch_sizes=(1, 3), context_lengths=(8,), draft_lengths=(3,), max_new_tokens=16, repeats=2, progress=False
     )
     return benchmark(*pair, METHODS, settings)
+
+
+@pytest.fixture(scope="module")
+def compiled(pair) -> dict:
+    """Compiled only as far as tracing goes, at a given acceptance."""
+    settings = BenchmarkSettings(
+        batch_sizes=(1,),
+        context_lengths=(8,),
+        draft_lengths=(3,),
+        max_new_tokens=16,
+        repeats=2,
+        acceptance=(1.0,),
+        progress=False,
+        backend="eager",
+    )
+    return benchmark(*pair, ["ar", "compiled:ar", "upstream:0.7", "static:0.7", "compiled:static:0.7"], settings)
 
 
 def record(report: dict, method: str, batch_size: int = 1) -> dict:
@@ -152,7 +171,7 @@ def test_timing_leaves_no_trace(pair):
     settings = BenchmarkSettings(context_lengths=(8,), draft_lengths=(3,), max_new_tokens=12)
     runner = Runner(*pair, settings, None)
     methods = [getattr(owner, name) for owner, name, _ in timing._METHODS]
-    propose = timing.DiversedCandidateGenerator.propose
+    propose, saw = timing.DiversedCandidateGenerator.propose, Watchers.saw
 
     class Failing(Verifier):
         def __call__(self, *args, **kwargs):
@@ -165,6 +184,7 @@ def test_timing_leaves_no_trace(pair):
             call(method, Point(1, 8, 3), 0)
     assert [getattr(owner, name) for owner, name, _ in timing._METHODS] == methods
     assert timing.DiversedCandidateGenerator.propose is propose
+    assert Watchers.saw is saw
     assert all(not model._forward_hooks and not model._forward_pre_hooks for model in pair)
     assert pair[0].generation_config.eos_token_id == tiny.EOS
 
@@ -282,6 +302,79 @@ def test_copy_bandwidth_is_in_bytes_per_second():
     assert 1e8 < copy_bandwidth(torch.device("cpu"), num_bytes=2**22, repeats=3) < 1e13
 
 
+# Compiled
+
+
+def test_compiled_methods_run_compiled(compiled):
+    """Catches a compiled method that decodes the eager way, an acceptance that acts on one engine only, and figures
+    that a compiled round does not have."""
+    eager, ours = record(compiled, "static:0.7"), record(compiled, "compiled:static:0.7")
+    assert (eager["engine"], ours["engine"]) == ("eager", "compiled")
+    assert ours["acceptance_rate"] == eager["acceptance_rate"] == 1.0
+    assert ours["block_efficiency"] == eager["block_efficiency"] == 4.0
+    assert (eager["compile_seconds"], eager["forwards_ms"], eager["own_percent"]) == (None, None, None)
+    assert ours["breakdown"] is None
+    assert ours["forwards_ms"]["median"] > 0
+    for name in ("compiled:ar", "compiled:static:0.7"):
+        assert record(compiled, name)["compile_seconds"] > 0
+    assert compiled["provenance"]["benchmark"]["backend"] == "eager"
+
+
+def test_compiled_methods_are_compared_with_their_like(compiled):
+    """Catches compiled rounds without upstream's of their weight, and without the eager ones."""
+    assert record(compiled, "compiled:ar")["ratios"].keys() == {"eager"}
+    assert record(compiled, "static:0.7")["ratios"].keys() == {"plain", "plain_compiled", "upstream"}
+    assert record(compiled, "compiled:static:0.7")["ratios"].keys() == {"eager", "plain", "plain_compiled", "upstream"}
+
+
+def test_own_work_is_what_the_forwards_leave(pair):
+    """Catches a share upside down, and forwards held against another turn's rounds."""
+    (method,) = build_timed(["compiled:sd"], *pair, backend="eager")
+    runs = [Run(1.0, [ms, ms, 99.0], 3, [[1]], None) for ms in (10.0, 20.0)]
+    found = _parts(Case(method, Point(1, 8, 3), runs, forwards_ms=[8.0, 18.0]))
+    assert found["forwards_ms"]["median"] == 13.0
+    assert found["own_percent"]["median"] == pytest.approx((20.0 + 10.0) / 2)
+
+
+def test_a_turn_that_compiles_is_taken_again(pair):
+    """Catches compiling in a timed turn, where a text for once reaches the next size of the buffers."""
+    (method,) = build_timed(["compiled:sd"], *pair, backend="eager")
+    turns = [(3, 9.0), (0, 1.0)]
+
+    def runner(*args) -> Run:
+        compiled, seconds = turns.pop(0)
+        return Run(seconds, [1.0], 2, [[1]], SpeculativeStats(compile=CompileStats(num_compiled=compiled)))
+
+    case = Case(method, Point(1, 8, 3), first_seconds=[5.0])
+    _time(case, runner, 0, breakdown=False)
+    assert [run.seconds for run in case.runs] == [1.0]
+    assert case.compile_seconds == 8.0 + 4.0
+
+
+def test_calls_of_a_kind_share_what_is_compiled(pair):
+    """Catches twins made for each call, with which all that is compiled would go; and forwards of other shapes."""
+    settings = BenchmarkSettings(context_lengths=(8,), draft_lengths=(2,), max_new_tokens=12, backend="eager")
+    runner = Runner(*pair, settings, None)
+    sd, plain = build_timed(["compiled:sd", "ar"], *pair, backend="eager")
+    point = Point(3, 8, 2)
+    first, second = (runner(sd, point, seed).stats.compile for seed in (0, 1))
+    assert (first.num_compiled, second.num_compiled, second.num_used) == (1, 0, 1)
+    assert runner._models(plain, point) is not runner._models(plain, Point(1, 8, 2))
+    assert runner.forwards_ms(sd, point) > 0
+    (forwards,) = runner._forwards.values()
+    assert [call.args[3].shape for call in forwards._calls] == [(4, 2), (4, 1), (4, 3)]
+    assert forwards._calls[0].args[2].real.shape == (4, 256)
+
+
+def test_memory_that_a_call_adds():
+    """Catches a peak without what was there before, and an addition with it."""
+    with peak_memory(torch.device("cpu")) as peak:
+        torch.ones(20_000_000)
+    assert peak.num_bytes >= 80_000_000
+    if peak.kind == RESIDENT:
+        assert 70_000_000 < peak.num_added < min(160_000_000, peak.num_bytes)
+
+
 # Shapes
 
 
@@ -334,6 +427,8 @@ def test_settings_refuse(settings, words):
         (["nonsense"], {}, "unknown method"),
         (["upstream:x"], {}, "weight in"),
         (["upstream:2"], {}, "must lie in"),
+        (["compiled:upstream:0.7"], {}, "no static cache"),
+        (["compiled:nonsense"], {}, "unknown method"),
         (["fresh:nonsense"], {}, "features must be one of"),
         (["sd", "sd"], {}, "different methods"),
         ([], {}, "at least one"),

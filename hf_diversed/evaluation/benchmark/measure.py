@@ -3,6 +3,7 @@
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any
 
 from transformers import PreTrainedModel
@@ -12,8 +13,8 @@ from hf_diversed.evaluation.benchmark.hardware import copy_bandwidth, weight_byt
 from hf_diversed.evaluation.benchmark.runner import UPSTREAM, Run, Runner, build_timed, runs_at
 from hf_diversed.evaluation.benchmark.settings import PROMPTS_AS_GIVEN, BenchmarkSettings, Point
 from hf_diversed.evaluation.benchmark.timing import PHASES, Phases
-from hf_diversed.evaluation.memory import peak_memory
-from hf_diversed.formatting import LOSSLESS, PLAIN
+from hf_diversed.evaluation.memory import PeakMemory, give_back_free_pages, peak_memory
+from hf_diversed.formatting import COMPILED, LOSSLESS, PLAIN
 from hf_diversed.provenance import provenance
 from hf_diversed.running.decode import with_progress
 from hf_diversed.running.methods import HeadLike, Method
@@ -31,15 +32,22 @@ class Record:
         method, implementation: "transformers" for plain and upstream's decoding, "hf_diversed", or "machine" for the
             bandwidth limit: bytes of weights read per round over the speed of a large copy.
         batch_size, context_length, num_assistant_tokens: the point; plain decoding has no drafts.
-        ms_per_round*: from the end of a target forward to the end of the next, per run the median; a token of plain
-            decoding. Prefill is not in it. seconds*, tokens_per_second*: of whole calls, prefill included.
+        engine: what ran our rounds, as `SpeculativeStats` has it.
+        ms_per_round*: from the end of a round to the end of the next, per run the median; a token of plain decoding.
+            Prefill is not in it. seconds*, tokens_per_second*: of whole calls, prefill included.
         block_efficiency: tokens per row and round. acceptance_rate: accepted / drafted; upstream reports none.
-        ratios: to "plain" (same point), "upstream" (one row; for a static rule with its weight) and "lossless" (same
-            point): `seconds`*, `ms_per_round`* and `tokens_per_second`*, turn by turn.
+        ratios: to "plain", "plain_compiled", "eager" (the same method, not compiled) and "lossless" at the same point,
+            and to "upstream" (one row; for a static rule with its weight): `seconds`*, `ms_per_round`* and
+            `tokens_per_second`*, turn by turn.
         same_tokens_as_upstream: whether every turn drew upstream's tokens, so that their rounds are the same.
         breakdown: mean ms per round by phase, in separate runs that `breakdown_cost` says how much slower.
         head_percent*: share of a round that computing the head's weight takes.
-        peak_memory_bytes: weights included. limit_ms: the bandwidth limit at this draft length.
+        compile_seconds: of a compiled method, what its first calls took beyond a later one: in no other figure.
+        forwards_ms*: the two models' forwards of a compiled round alone, each compiled by itself, at the same shapes.
+        own_percent*: the share of a compiled round that they leave over, turn by turn.
+        peak_memory_bytes: weights included. added_memory_bytes: what of it a call added: caches, activations, logits;
+            on a GPU of torch's allocator, on a CPU of the process, in whole pages and in a call that is not timed.
+        limit_ms: the bandwidth limit at this draft length.
     """
 
     method: str
@@ -47,6 +55,7 @@ class Record:
     batch_size: int
     context_length: int
     num_assistant_tokens: int | None
+    engine: str | None = None
     ms_per_round: dict | None = None
     seconds: dict | None = None
     tokens_per_second: dict | None = None
@@ -57,25 +66,47 @@ class Record:
     breakdown: dict[str, float] | None = None
     breakdown_cost: float | None = None
     head_percent: dict | None = None
+    compile_seconds: float | None = None
+    forwards_ms: dict | None = None
+    own_percent: dict | None = None
     peak_memory_bytes: int | None = None
+    added_memory_bytes: int | None = None
     limit_ms: float | None = None
 
 
 @dataclass
 class Case:
-    """A method at a point, with what its turns gave."""
+    """A method at a point, with what its turns gave.
+
+    Attributes:
+        first_seconds: of every call in which something was compiled.
+    """
 
     method: Method
     point: Point
     runs: list[Run] = field(default_factory=list)
     phases: list[Phases] = field(default_factory=list)
-    peak_memory_bytes: int | None = None
+    forwards_ms: list[float] = field(default_factory=list)
+    first_seconds: list[float] = field(default_factory=list)
+    peak: PeakMemory = field(default_factory=PeakMemory)
 
     @property
     def place(self) -> tuple:
         """Where it stands; for plain decoding, whatever the draft length."""
         gamma = None if self.method.is_plain else self.point.num_assistant_tokens
         return (self.method.label, self.point.batch_size, self.point.context_length, gamma)
+
+    @property
+    def engine(self) -> str | None:
+        stats = self.runs[-1].stats
+        return None if stats is None else stats.engine
+
+    @property
+    def compile_seconds(self) -> float | None:
+        if self.method.compile_config is None:
+            return None
+        usual = statistics.median(run.seconds for run in self.runs)
+        return sum(max(seconds - usual, 0.0) for seconds in self.first_seconds)
 
 
 def benchmark(
@@ -110,7 +141,7 @@ def benchmark(
     """
     settings = settings or BenchmarkSettings()
     _check_contexts(target, draft, settings, prompts)
-    cases = _cases(build_timed(methods, target, draft, head, settings.acceptance), settings)
+    cases = _cases(build_timed(methods, target, draft, head, settings.acceptance, settings.backend), settings)
     runner = Runner(target, draft, settings, prompts)
     _take_turns(cases, runner, settings)
     bandwidth = copy_bandwidth(target.device)
@@ -152,19 +183,38 @@ def _cases(methods: list[Method], settings: BenchmarkSettings) -> list[Case]:
 
 def _take_turns(cases: list[Case], runner: Runner, settings: BenchmarkSettings) -> None:
     """All cases, again and again: what slows the machine down for a while slows all of them down."""
-    turns = [(repeat, case) for repeat in range(settings.repeats + 1) for case in cases]
-    for repeat, case in with_progress(turns, "benchmark", "run", settings.progress):
-        seed = settings.seed + repeat
-        with peak_memory(runner.target.device) as peak:
-            run = runner(case.method, case.point, seed)
-        by_phase = settings.breakdown and case.method.verifier is not None
-        phases = runner.phases(case.method, case.point, seed) if by_phase else None
-        if repeat == 0:  # the first turn warms up
-            continue
-        case.runs.append(run)
-        case.peak_memory_bytes = peak.num_bytes
-        if phases is not None:
-            case.phases.append(phases)
+    first = [partial(turn, case, runner, settings.seed) for turn in (_warm_up, _measure_memory) for case in cases]
+    timed = [
+        partial(_time, case, runner, settings.seed + repeat, settings.breakdown)
+        for repeat in range(1, settings.repeats + 1)
+        for case in cases
+    ]
+    for turn in with_progress([*first, *timed], "benchmark", "run", settings.progress):
+        turn()
+
+
+def _warm_up(case: Case, runner: Runner, seed: int) -> None:
+    case.first_seconds.append(runner(case.method, case.point, seed).seconds)
+
+
+def _measure_memory(case: Case, runner: Runner, seed: int) -> None:
+    give_back_free_pages()
+    with peak_memory(runner.target.device) as case.peak:
+        runner(case.method, case.point, seed)
+
+
+def _time(case: Case, runner: Runner, seed: int, breakdown: bool) -> None:
+    run = runner(case.method, case.point, seed)
+    while run.stats is not None and run.stats.compile.num_compiled:  # a shape that no turn has come to before
+        case.first_seconds.append(run.seconds)
+        run = runner(case.method, case.point, seed)
+    case.runs.append(run)
+    if not breakdown or case.method.verifier is None:
+        return
+    if case.method.compile_config is None:
+        case.phases.append(runner.phases(case.method, case.point, seed))
+    else:
+        case.forwards_ms.append(runner.forwards_ms(case.method, case.point))
 
 
 _FIGURES: dict[str, Callable[[Run], float]] = {
@@ -186,6 +236,7 @@ def _record(case: Case, cases: list[Case], limit_ms: float) -> Record:
     return Record(
         method=label,
         implementation="transformers" if case.method.verifier is None else "hf_diversed",
+        engine=case.engine,
         batch_size=batch_size,
         context_length=context_length,
         num_assistant_tokens=gamma,
@@ -195,7 +246,9 @@ def _record(case: Case, cases: list[Case], limit_ms: float) -> Record:
         ratios={name: _ratios(case, other) for name, other in references.items()},
         same_tokens_as_upstream=_same_tokens(case, upstream) if upstream is not None and comparable else None,
         **_parts(case),
-        peak_memory_bytes=case.peak_memory_bytes,
+        compile_seconds=case.compile_seconds,
+        peak_memory_bytes=case.peak.num_bytes,
+        added_memory_bytes=case.peak.num_added,
         limit_ms=limit_ms,
     )
 
@@ -203,15 +256,17 @@ def _record(case: Case, cases: list[Case], limit_ms: float) -> Record:
 def _references(case: Case) -> dict[str, tuple]:
     """What a case is compared with, by place; itself is no comparison."""
     label, batch_size, context_length, gamma = case.place
-    if case.method.is_plain:
-        return {}
-    weight = label.removeprefix(f"{_STATIC}:") if label.startswith(f"{_STATIC}:") else None
-    places = {"plain": (PLAIN, batch_size, context_length, None)}
-    if not case.method.upstream:
-        name = UPSTREAM if weight is None else f"{UPSTREAM}:{weight}"
-        places["upstream"] = (name, 1, context_length, gamma)
+    engine = COMPILED if case.method.compile_config is not None else ""
+    name = label.removeprefix(engine)
+    weight = name.removeprefix(f"{_STATIC}:") if name.startswith(f"{_STATIC}:") else None
+    places = {"eager": (name, batch_size, context_length, gamma)}
+    if not case.method.is_plain:
+        places["plain"] = (PLAIN, batch_size, context_length, None)
+        places["plain_compiled"] = (COMPILED + PLAIN, batch_size, context_length, None)
+    if case.method.verifier is not None:
+        places["upstream"] = (UPSTREAM if weight is None else f"{UPSTREAM}:{weight}", 1, context_length, gamma)
         if weight is None:
-            places["lossless"] = (LOSSLESS, batch_size, context_length, gamma)
+            places["lossless"] = (engine + LOSSLESS, batch_size, context_length, gamma)
     return {name: place for name, place in places.items() if place != case.place}
 
 
@@ -227,6 +282,12 @@ def _same_tokens(case: Case, other: Case) -> bool:
 
 
 def _parts(case: Case) -> dict[str, Any]:
+    if case.forwards_ms:
+        shares = [alone / _FIGURES["ms_per_round"](run) for alone, run in zip(case.forwards_ms, case.runs)]
+        return {
+            "forwards_ms": spread(case.forwards_ms),
+            "own_percent": spread([100.0 * (1.0 - share) for share in shares]),
+        }
     if not case.phases:
         return {}
     rounds = sum(phases.rounds for phases in case.phases)

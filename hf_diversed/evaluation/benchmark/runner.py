@@ -1,24 +1,36 @@
 """What is timed, ready to be called: plain decoding, upstream's assisted decoding and our loop under any rule."""
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
+from transformers import LogitsProcessorList, PreTrainedModel
 
+from hf_diversed.evaluation.benchmark.forwards import CompiledForwards
 from hf_diversed.evaluation.benchmark.settings import PROMPTS_AS_GIVEN, BenchmarkSettings, Point
 from hf_diversed.evaluation.benchmark.synthetic import SyntheticVerifier
-from hf_diversed.evaluation.benchmark.timing import Phases, PhaseTimer, Stopwatch, forward_ends, timed_phases
+from hf_diversed.evaluation.benchmark.timing import (
+    Marker,
+    Phases,
+    PhaseTimer,
+    Stopwatch,
+    forward_ends,
+    round_ends,
+    timed_phases,
+)
+from hf_diversed.formatting import COMPILED
 from hf_diversed.generation.hook import install_hook
 from hf_diversed.head import DiversedHead, DiversedHeadConfig
 from hf_diversed.outputs import SpeculativeStats
+from hf_diversed.running.compiled import default_compile_config
 from hf_diversed.running.decode import seeded, timed_call
 from hf_diversed.running.methods import HeadLike, Method, build_methods
 from hf_diversed.running.pair import eos_ids
 from hf_diversed.running.prompts import left_padded
-from hf_diversed.verifiers import DiversedVerifier, Verifier
+from hf_diversed.verifiers import DiversedVerifier
 from hf_diversed.verifiers.base import check_range
 
 
@@ -37,36 +49,53 @@ def build_timed(
     draft: PreTrainedModel,
     head: HeadLike | None = None,
     acceptance: tuple[float, ...] | None = None,
+    backend: str = "inductor",
 ) -> list[Method]:
     """Build what a benchmark times from names.
 
     Args:
         methods: "upstream" (lossless), "upstream:<weight>" (its static ensemble), "fresh:<features>[:mlp]" (an
             untrained head of that kind, as expensive as a trained one), or what `build_methods` knows: "ar", "sd",
-            "static:0.7", "diversed" (the given head) ...
+            "static:0.7", "diversed" (the given head) ... With "compiled:" before it, over static shapes, compiled.
         acceptance: see `BenchmarkSettings`; acts on our methods.
+        backend: see `default_compile_config`.
 
     Raises:
-        ValueError: on unknown names or wrong parameters.
+        ValueError: on unknown names or wrong parameters, and on "compiled:upstream".
     """
+    config = default_compile_config(target.device, backend)
     built = []
     for name in methods:
-        kind, _, parameter = name.partition(":")
-        if kind == UPSTREAM:
-            weight = None if not parameter else check_range(name, _number(name, parameter), 0.0, 1.0)
-            built.append(Method(name, upstream=True, ensemble_weight=weight))
-            continue
-        if kind == FRESH:
-            verifier: Verifier | None = DiversedVerifier(_fresh_head(parameter, target, draft))
-        else:
-            verifier = build_methods([name], head, target.device)[0].verifier
-        if verifier is not None and acceptance is not None:
-            verifier = SyntheticVerifier(verifier, acceptance)
-        built.append(Method(name, verifier))
+        method = _build(name.removeprefix(COMPILED), target, draft, head)
+        if method.verifier is not None and acceptance is not None:
+            method = replace(method, verifier=SyntheticVerifier(method.verifier, acceptance))
+        if name.startswith(COMPILED):
+            check_compiles(name)
+            method = replace(method, compile_config=config)
+        built.append(replace(method, label=name))
     labels = [method.label for method in built]
     if not labels or len(set(labels)) < len(labels):
         raise ValueError(f"`methods` must name different methods, at least one, got {', '.join(labels) or 'none'}.")
     return built
+
+
+def check_compiles(name: str) -> None:
+    """Refuse what upstream cannot run over static shapes. Raises ValueError."""
+    if name.removeprefix(COMPILED).partition(":")[0] == UPSTREAM:
+        raise ValueError(
+            f"method {name!r} does not exist: upstream's assisted decoding takes no static cache. Compare with "
+            f"{name.removeprefix(COMPILED)}, or with {COMPILED}ar."
+        )
+
+
+def _build(name: str, target: PreTrainedModel, draft: PreTrainedModel, head: HeadLike | None) -> Method:
+    kind, _, parameter = name.partition(":")
+    if kind == UPSTREAM:
+        weight = None if not parameter else check_range(name, _number(name, parameter), 0.0, 1.0)
+        return Method(name, upstream=True, ensemble_weight=weight)
+    if kind == FRESH:
+        return Method(name, DiversedVerifier(_fresh_head(parameter, target, draft)))
+    return build_methods([name], head, target.device)[0]
 
 
 def _number(name: str, text: str) -> float:
@@ -111,12 +140,14 @@ class Runner:
         self.settings, self.prompts = settings, prompts
         self.target, self.draft = target, draft
         self.watch = Stopwatch(target.device)
+        self._twins: dict[Hashable, tuple[PreTrainedModel, PreTrainedModel]] = {}
+        self._forwards: dict[Hashable, CompiledForwards] = {}
 
     def __call__(self, method: Method, point: Point, seed: int) -> Run:
         """Decode and take the time: of the call, and of every round."""
-        target, draft = self._models(point)
+        target, draft = self._models(method, point)
         options = self._options(method, point, draft)
-        with forward_ends(target, self.watch) as ends:
+        with self._round_ends(method, target, options) as ends:
             output, rows, seconds = timed_call(target, seed, **options)
         stats = None if method.verifier is None else output.stats
         if stats is None:
@@ -124,33 +155,62 @@ class Runner:
             lengths = [next((i for i, token in enumerate(row, 1) if token in stops), len(row)) for row in rows]
         else:
             lengths = [row.num_emitted for row in stats.per_row]
-        # Our first forward is the prefill, and what follows the first round's is a whole round. Upstream's first
-        # forward is prefill and first round in one, plain decoding's prefill and first token.
-        whole = ends[1:] if stats is not None else ends
-        rounds = len(ends) - (stats is not None)
         tokens = [row[:length] for row, length in zip(rows, lengths)]
-        return Run(seconds, self.watch.milliseconds(whole), rounds, tokens, stats)
+        return Run(seconds, self.watch.milliseconds(ends), len(ends), tokens, stats)
+
+    @contextmanager
+    def _round_ends(self, method: Method, target: PreTrainedModel, options: dict[str, Any]) -> Iterator[list]:
+        """Marks of rounds, or of tokens of plain decoding: the first ends in one with the prefill, the others are
+        whole."""
+        if method.is_plain:
+            options["logits_processor"] = LogitsProcessorList([marker := Marker(self.watch)])
+            yield marker.marks
+            return
+        with forward_ends(target, self.watch) if method.upstream else round_ends(self.watch) as ends:
+            yield ends
 
     def phases(self, method: Method, point: Point, seed: int) -> Phases:
-        """Decode with our loop once more, this time by phase."""
+        """Decode with our eager loop once more, this time by phase."""
         assert method.verifier is not None
-        target, draft = self._models(point)
+        target, draft = self._models(method, point)
         timer = PhaseTimer(self.watch)
         with seeded(seed, target.device), timed_phases(target, draft, method.verifier, timer) as verifier:
             target.generate(**self._options(replace(method, verifier=verifier), point, draft))
             return timer.finish()
 
-    def _models(self, point: Point) -> tuple[PreTrainedModel, PreTrainedModel]:
+    def forwards_ms(self, method: Method, point: Point) -> float:
+        """Milliseconds that the forwards of one of a compiled method's rounds take alone."""
+        assert method.verifier is not None
+        assert method.compile_config is not None
+        hidden = method.verifier.needs_hidden_states
+        if (point, hidden) not in self._forwards:
+            target, draft = self._models(method, point)
+            inputs, gamma = self._inputs(point), point.num_assistant_tokens
+            columns = inputs["input_ids"].shape[1] + self.settings.max_new_tokens // 2 + gamma  # halfway
+            self._forwards[point, hidden] = CompiledForwards(
+                target, draft, inputs, gamma, columns, hidden, method.compile_config
+            )
+        return self._forwards[point, hidden].milliseconds(self.watch)
+
+    def _models(self, method: Method, point: Point) -> tuple[PreTrainedModel, PreTrainedModel]:
+        """Twins that calls of a kind share, as what is compiled is kept with them. Upstream keeps the size of its
+        static cache as well: plain decoding has twins of its own at each point."""
         stops = point.context_length == PROMPTS_AS_GIVEN and self.settings.acceptance is None
-        return _twin(self.target, stops), _twin(self.draft, stops)
+        kind = (stops, point if method.is_plain else None)
+        if kind not in self._twins:
+            self._twins[kind] = _twin(self.target, stops), _twin(self.draft, stops)
+        return self._twins[kind]
 
     def _options(self, method: Method, point: Point, draft: PreTrainedModel) -> dict[str, Any]:
-        pad = self.target.generation_config.pad_token_id or 0
         return {
-            **left_padded(self._prompt_rows(point), pad, self.target.device),
+            **self._inputs(point),
             **self.settings.sampling(point).generate_kwargs(),
             **method.generate_kwargs(draft, point.num_assistant_tokens),
         }
+
+    def _inputs(self, point: Point) -> dict[str, torch.Tensor]:
+        pad = self.target.generation_config.pad_token_id or 0
+        return left_padded(self._prompt_rows(point), pad, self.target.device)
 
     def _prompt_rows(self, point: Point) -> list[list[int]]:
         """Prompts as they are, or their text in rows of one length; ids at random where there are none."""

@@ -30,11 +30,13 @@ class BenchmarkSettings:
         context_lengths: prompt tokens per row; 0 takes the given prompts as they are, and stops at EOS. Other lengths
             decode on to `max_new_tokens`.
         draft_lengths: gamma, drafts per round.
-        max_new_tokens: tokens per row. repeats: timed turns, after one that warms up.
+        max_new_tokens: tokens per row. repeats: timed turns, after one that warms up and one that
+            measures memory.
         temperature: 0 decodes greedily; top-k and top-p are off.
         acceptance: None for what the models make of it; else the conditional acceptance rate of our methods, one for
             all positions or one for each (`SyntheticVerifier`).
-        breakdown: also time the parts of a round, in runs of their own.
+        breakdown: also time the parts of a round, in runs of their own; of a compiled one, its forwards alone.
+        backend: of `torch.compile`, for compiled methods; "eager" only traces, for trials.
         progress: show a bar; None for "if this is a terminal".
 
     Raises:
@@ -50,6 +52,7 @@ class BenchmarkSettings:
     acceptance: tuple[float, ...] | None = None
     seed: int = 0
     breakdown: bool = True
+    backend: str = "inductor"
     progress: bool | None = None
 
     def __post_init__(self) -> None:

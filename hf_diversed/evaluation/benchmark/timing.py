@@ -1,6 +1,6 @@
 """Time on the device's own timeline: rounds, and the phases they consist of.
 
-The loop is not touched: forward hooks, and wrappers around public methods for the length of a `with`. Marks on a CUDA
+The loop is not touched: forward hooks, and wrappers around methods for the length of a `with`. Marks on a CUDA
 device are events, so nothing waits for it before the run has ended.
 """
 
@@ -13,12 +13,13 @@ from itertools import pairwise
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
+from transformers import LogitsProcessor, PreTrainedModel
 
 from hf_diversed.blocks import DraftOutput, TargetOutput, Verdict
 from hf_diversed.cache import RaggedCache, RaggedLayer
 from hf_diversed.evaluation.benchmark.synthetic import OuterVerifier
 from hf_diversed.generation.drafting import DiversedCandidateGenerator
+from hf_diversed.generation.observing import Watchers
 from hf_diversed.generation.ragged_model import RaggedModel
 from hf_diversed.verifiers import DiversedVerifier, Verifier
 
@@ -65,13 +66,36 @@ class Stopwatch:
 
 @contextmanager
 def forward_ends(model: PreTrainedModel, watch: Stopwatch) -> Iterator[list]:
-    """Collect a mark at the end of every forward pass: a round lasts from one target forward's end to the next's."""
+    """Collect a mark at the end of every forward pass: an eager round lasts from one such end to the next."""
     marks: list = []
-    handle = model.register_forward_hook(lambda *_: marks.append(watch.mark()))
-    try:
+    with _removed(model.register_forward_hook(lambda *_: marks.append(watch.mark()))):
         yield marks
-    finally:
-        handle.remove()
+
+
+@contextmanager
+def round_ends(watch: Stopwatch) -> Iterator[list]:
+    """Collect a mark at the end of every round of our loop, whichever engine runs it. Not for several threads."""
+    marks: list = []
+    saw = Watchers.saw
+
+    def saw_and_marked(*args, **kwargs) -> None:
+        marks.append(watch.mark())
+        saw(*args, **kwargs)
+
+    with _replaced(Watchers, "saw", saw_and_marked):
+        yield marks
+
+
+class Marker(LogitsProcessor):
+    """Collects a mark for every token of plain decoding: a hook would become part of what is compiled."""
+
+    def __init__(self, watch: Stopwatch):
+        self.watch = watch
+        self.marks: list = []
+
+    def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
+        self.marks.append(self.watch.mark())
+        return scores
 
 
 @dataclass(frozen=True)

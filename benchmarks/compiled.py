@@ -1,0 +1,144 @@
+"""Time compiled rounds on the embedded pair against upstream's assisted decoding and against plain decoding, which is
+compiled, too: same weight, same draft length, one process for each number of threads.
+
+    python benchmarks/compiled.py --output results/compiled.json
+
+A summary of `hf-diversed benchmark --methods ar,compiled:ar,upstream:0.7,static:0.7,compiled:static:0.7,
+compiled:diversed`. Methods take turns; every figure is the median over the turns, with the quartiles. Rounds of one
+row are compared with upstream's one by one; larger batches in tokens per second, as upstream takes one row. What a
+round does beside the two models' forwards is held against these forwards, each compiled by itself.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+
+OURS, HEAD = "compiled:static", "compiled:diversed"
+
+
+def main() -> None:
+    arguments = _arguments()
+    if arguments.threads_here:
+        Path(arguments.output).write_text(json.dumps(_measure(arguments)))
+        return
+    Path(arguments.output).parent.mkdir(parents=True, exist_ok=True)
+    reports = {str(threads): _measure_apart(threads, arguments) for threads in _numbers(arguments.threads)}
+    record = {
+        "weight": arguments.weight,
+        "num_assistant_tokens": arguments.gamma,
+        "max_new_tokens": arguments.max_new_tokens,
+        "repeats": arguments.repeats,
+        "by_threads": {threads: _summary(report["records"], arguments) for threads, report in reports.items()},
+    }
+    sources = {"provenance": {threads: report["provenance"] for threads, report in reports.items()}}
+    Path(arguments.output).write_text(json.dumps(record | sources, indent=2) + "\n")
+    print(json.dumps(record, indent=2))
+
+
+def _measure_apart(threads: int, arguments: argparse.Namespace) -> dict:
+    """A report from a process of its own: what is compiled, and torch's pools of threads, depend on their number."""
+    with tempfile.TemporaryDirectory() as folder:
+        output = Path(folder) / "report.json"
+        own = ["--threads-here", str(threads), "--output", str(output)]
+        environment = os.environ | {"OMP_NUM_THREADS": str(threads)}
+        subprocess.run([sys.executable, __file__, *sys.argv[1:], *own], env=environment, check=True)
+        report: dict = json.loads(output.read_text())
+    return report
+
+
+def _measure(arguments: argparse.Namespace) -> dict:
+    import torch
+    from transformers.utils import logging
+
+    from hf_diversed import load_demo_pair
+    from hf_diversed.corpus import held_out_examples
+    from hf_diversed.evaluation.benchmark import BenchmarkSettings, benchmark
+
+    logging.set_verbosity_error()
+    torch.set_num_threads(arguments.threads_here)
+    pair, batch_sizes = load_demo_pair(), _numbers(arguments.batch_sizes)
+    texts = [example.prompt for example in held_out_examples("math", max(batch_sizes), arguments.seed)]
+    settings = BenchmarkSettings(
+        batch_sizes=batch_sizes,
+        context_lengths=(0,),
+        draft_lengths=(arguments.gamma,),
+        max_new_tokens=arguments.max_new_tokens,
+        repeats=arguments.repeats,
+        seed=arguments.seed,
+        backend=arguments.backend,
+    )
+    weight = f":{arguments.weight}"
+    methods = ["ar", "compiled:ar", "upstream" + weight, "static" + weight, OURS + weight, HEAD]
+    prompts = pair.tokenizer(texts)["input_ids"]
+    return benchmark(pair.target, pair.draft, methods, settings, head=pair.heads["math"], prompts=prompts)
+
+
+def _summary(records: list[dict], arguments: argparse.Namespace) -> dict:
+    ours, heads, plain = (
+        {str(row["batch_size"]): row for row in records if row["method"] == name}
+        for name in (f"{OURS}:{arguments.weight}", HEAD, "compiled:ar")
+    )
+    static = {str(row["batch_size"]): row for row in records if row["method"] == f"static:{arguments.weight}"}
+    if any(row["engine"] != "compiled" for row in (*ours.values(), *heads.values())):
+        raise RuntimeError("a method that was to be compiled ran another way")
+    one = ours["1"]
+    return {
+        "round_cost_ratio": _rounded(one["ratios"]["upstream"]["ms_per_round"]),
+        "round_cost_ratio_to_eager": _each(ours, lambda row: row["ratios"]["eager"]["ms_per_round"]),
+        "throughput_ratio_by_batch": _each(ours, lambda row: row["ratios"]["upstream"]["tokens_per_second"]),
+        "head_throughput_ratio_to_plain_compiled": _each(
+            heads, lambda row: row["ratios"]["plain_compiled"]["tokens_per_second"]
+        ),
+        "head_throughput_ratio_to_plain": _each(heads, lambda row: row["ratios"]["plain"]["tokens_per_second"]),
+        "head_acceptance_rate": round(heads["1"]["acceptance_rate"], 4),
+        "acceptance_rate": round(one["acceptance_rate"], 4),
+        "own_percent": _each(ours, lambda row: row["own_percent"]),
+        "ms_per_round": _each(ours, lambda row: row["ms_per_round"]),
+        "forwards_ms": _each(ours, lambda row: row["forwards_ms"]),
+        "plain_compiled_ms_per_token": _each(plain, lambda row: row["ms_per_round"]),
+        "compile_seconds": {size: round(row["compile_seconds"], 1) for size, row in ours.items()},
+        "added_memory_bytes": {
+            size: {"eager": static[size]["added_memory_bytes"], "compiled": row["added_memory_bytes"]}
+            for size, row in ours.items()
+        },
+    }
+
+
+def _each(rows: dict[str, dict], figure) -> dict:
+    """A spread by batch size."""
+    return {size: _rounded(figure(row)) for size, row in rows.items()}
+
+
+def _rounded(spread: dict) -> dict:
+    return {"median": round(spread["median"], 4), "quartiles": [round(value, 4) for value in spread["quartiles"]]}
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split(","))
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", default="results/compiled.json")
+    parser.add_argument("--repeats", type=int, default=21)
+    parser.add_argument("--weight", type=float, default=0.7)
+    parser.add_argument("--gamma", type=int, default=5)
+    parser.add_argument("--max-new-tokens", type=int, default=128)
+    parser.add_argument("--batch-sizes", default="1,8,16", help="The first must be 1, where upstream runs.")
+    parser.add_argument("--threads", default="1,2")
+    parser.add_argument("--backend", default="inductor", help='Of torch.compile; "eager" only traces, for a trial.')
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--threads-here", type=int, default=0, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if _numbers(arguments.batch_sizes)[0] != 1:
+        parser.error(f"--batch-sizes must begin with 1, where upstream runs, got {arguments.batch_sizes}.")
+    return arguments
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,83 @@
+"""`hf-diversed compile`: have what later calls run compiled, and kept on disk."""
+
+from typing import Annotated
+
+import typer
+
+from hf_diversed.cli import evaluation_options as options
+from hf_diversed.cli.terminal import console, notes
+
+
+def compile_rounds(
+    target: Annotated[
+        str | None, typer.Argument(help="Hub id or folder; the embedded pair if left out.", show_default=False)
+    ] = None,
+    draft: Annotated[str | None, typer.Argument(help="Hub id or folder of the draft.", show_default=False)] = None,
+    head: Annotated[str | None, typer.Option(help="Hub id or folder of a DiversedHead.")] = None,
+    method: Annotated[
+        str | None,
+        typer.Option("--method", "--verifier", help='"sd", "static:0.7", "diversed"; the last if there is a head.'),
+    ] = None,
+    task: Annotated[str, typer.Option(help="Which head of the embedded pair.")] = "math",
+    batch_sizes: Annotated[str, typer.Option(help="Rows of later calls; each stands for up to so many.")] = "1",
+    max_length: Annotated[int, typer.Option(min=3, help="Most tokens of a row, prompt included.")] = 512,
+    gamma: Annotated[
+        int | None, typer.Option("--num-assistant-tokens", min=1, help="Drafts per round; the head's own, or 5.")
+    ] = None,
+    temperature: options.Temperature = 1.0,
+    top_k: options.TopK = 0,
+    top_p: options.TopP = 1.0,
+    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads of later processes.")] = None,
+    backend: Annotated[str, typer.Option(help="Of torch.compile; eager only traces, and keeps nothing.")] = "inductor",
+    device: options.Device = None,
+    dtype: options.Dtype = None,
+) -> None:
+    """Compile what generate(..., cache_implementation="static") runs, before anybody waits for it.
+
+    The code stays on disk, where inductor keeps it: in TORCHINDUCTOR_CACHE_DIR, or a folder of yours under the
+    temporary one. A later process with the same models, rule, sizes, sampling and threads still traces its first
+    round, but compiles nothing: seconds instead of minutes. In a process of your own, hf_diversed.warmup does both.
+    """
+    import time
+
+    import torch
+    from torch._inductor.runtime.cache_dir_utils import cache_dir
+    from transformers.utils import logging
+
+    from hf_diversed import warmup
+    from hf_diversed.cli.models import load_pair
+    from hf_diversed.cli.preparing import numbers
+    from hf_diversed.cli.streaming import named_rule, rule_for
+    from hf_diversed.running.compiled import default_compile_config
+    from hf_diversed.running.sampling import Sampling
+
+    logging.set_verbosity_error()
+    if (target is None) != (draft is None):
+        raise ValueError("TARGET and DRAFT go together: name both, or neither for the embedded pair.")
+    sizes = numbers("--batch-sizes", batch_sizes, int)
+    sampling = Sampling(temperature, top_k, top_p, gamma)
+    if method == "ar":
+        raise ValueError('--method ar has no rounds; name a rule, as in "static:0.7".')
+    dials = dict.fromkeys(("quality", "max_bias", "bias_budget"))
+    named_rule(method, head, task, target, dials)
+    if threads is not None:
+        torch.set_num_threads(threads)
+    pair = load_pair(target, draft, device, dtype=dtype)
+    label, rule = rule_for(pair, method, head or pair.heads.get(task), dials)
+    drawn = sampling.generate_kwargs()
+    del drawn["max_new_tokens"]
+    began = time.perf_counter()
+    stats = warmup(
+        pair.target,
+        pair.draft,
+        verifier=rule,
+        batch_sizes=sizes,
+        max_length=max_length,
+        num_assistant_tokens=gamma,
+        compile_config=default_compile_config(pair.target.device, backend),
+        **drawn,
+    )
+    seconds = time.perf_counter() - began
+    console.print(f"{label}: compiled {stats.num_compiled} functions in {seconds:.0f} s.", highlight=False)
+    if backend == "inductor":
+        notes.print(f"Their code lies in {cache_dir()} (TORCHINDUCTOR_CACHE_DIR) for later processes.", soft_wrap=True)

@@ -1,0 +1,82 @@
+"""The forwards of a compiled round and nothing else: what the round's own work is measured against."""
+
+import statistics
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from transformers import CompileConfig, PreTrainedModel
+
+from hf_diversed import _compat
+from hf_diversed.engines.compiling import Compiler, Shape, freeze
+from hf_diversed.engines.static_model import StaticModel, extend
+from hf_diversed.evaluation.benchmark.timing import Stopwatch
+
+
+_REPEATS = 10
+
+
+class CompiledForwards:
+    """The draft's forward of two tokens, its gamma - 1 forwards of one, and the target's of gamma + 1.
+
+    Each is compiled by itself and runs over the prompt in buffers of the size that a round runs over.
+
+    Args:
+        inputs: `input_ids` and `attention_mask`, long `[B, S]`. columns: that the buffers hold at least.
+        hidden: whether hidden states are returned, too.
+    """
+
+    def __init__(
+        self,
+        target: PreTrainedModel,
+        draft: PreTrainedModel,
+        inputs: dict[str, torch.Tensor],
+        gamma: int,
+        columns: int,
+        hidden: bool,
+        config: CompileConfig,
+    ):
+        self._inputs, self._columns, self._hidden, self._config = inputs, columns, hidden, config
+        known = _compat.known_ids(draft)
+        drafter = self._over(draft, known - 1 if known < _compat.vocab_size(target) else None)
+        step = self._forward(drafter, 1, keep=1)
+        verify = self._forward(self._over(target, None), gamma + 1, keep=gamma + 1)
+        self._calls = [self._forward(drafter, 2, keep=1), *[step] * (gamma - 1), verify]
+
+    @torch.no_grad()
+    def milliseconds(self, watch: Stopwatch) -> float:
+        """What one round's forwards take, the median of several; the first time they are compiled."""
+        marks = []
+        for _ in range(1 + _REPEATS):
+            marks.append(watch.mark())
+            for call in self._calls:
+                call()
+        return statistics.median(watch.milliseconds(marks)[1:])
+
+    @torch.no_grad()
+    def _over(self, model: PreTrainedModel, max_id: int | None) -> StaticModel:
+        """The model, the prompt in its buffers."""
+        ids, mask = self._inputs["input_ids"], self._inputs["attention_mask"]
+        made = StaticModel(
+            model,
+            prompt_mask=mask,
+            position_ids=(mask.cumsum(-1) - 1).clamp_min(0),
+            limit=self._columns,
+            last_position=self._columns - 1,
+            keep_hidden=self._hidden,
+            max_id=max_id,
+            compiler=Compiler(self._config, _compat.base_model(model)),
+        )
+        made.prefill(ids[:, :-1])
+        made.make_room(self._columns)
+        return made
+
+    def _forward(self, model: StaticModel, width: int, keep: int) -> Callable[[], tuple]:
+        """One forward of `width` tokens at the prompt's end, as a function of tensors that lie ready."""
+        rows, capacity = model.buffers.real.shape
+        compiler = Compiler(self._config, _compat.base_model(model.model))
+        run = compiler(extend, Shape(rows, capacity, (width, keep)), freeze((model.model, model.traits)))
+        last = self._inputs["input_ids"].shape[1] - 1
+        columns = torch.arange(last, last + width, device=model.device).repeat(rows, 1)
+        tokens = torch.zeros_like(columns)  # whichever: a forward takes the same time
+        return partial(run, model.model, model.traits, model.buffers, tokens, columns, keep)

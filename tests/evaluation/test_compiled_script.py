@@ -1,0 +1,68 @@
+"""`benchmarks/compiled.py`: which of a benchmark's figures become its own. What it times is tested beside this."""
+
+from argparse import Namespace
+
+import pytest
+
+from benchmarks.compiled import _summary
+
+
+ARGUMENTS = Namespace(weight=0.7)
+
+
+def spread(value: float) -> dict:
+    return {"median": value, "quartiles": [value, value]}
+
+
+def row(method: str, size: int, ratios: dict[str, float], **changes) -> dict:
+    """A record whose figures all tell it from others."""
+    figures = ("ms_per_round", "tokens_per_second")
+    return {
+        **{
+            "method": method,
+            "batch_size": size,
+            "engine": "compiled",
+            "acceptance_rate": 0.5,
+            "compile_seconds": 9.04,
+        },
+        **{"ms_per_round": spread(size), "forwards_ms": spread(2 * size), "own_percent": spread(3 * size)},
+        "added_memory_bytes": size,
+        "ratios": {
+            name: {figure: spread(value + place) for place, figure in enumerate(figures)}
+            for name, value in ratios.items()
+        },
+        **changes,
+    }
+
+
+def records(**changes) -> list[dict]:
+    return [
+        each
+        for size in (1, 8)
+        for each in (
+            row("compiled:ar", size, {"eager": 0.0}, engine=None),
+            row("static:0.7", size, {"upstream": 0.0}, engine="eager", added_memory_bytes=7),
+            row("compiled:static:0.7", size, {"upstream": 0.25, "eager": 0.5}, **changes),
+            row("compiled:diversed", size, {"plain": 1.5, "plain_compiled": 1.25}),
+        )
+    ]
+
+
+def test_summary_takes_each_figure_from_its_record():
+    """Catches tokens per second for milliseconds, a head's figures for the static rule's, and a batch for another."""
+    found = _summary(records(), ARGUMENTS)
+    assert found["round_cost_ratio"]["median"] == 0.25
+    assert found["round_cost_ratio_to_eager"]["8"]["median"] == 0.5
+    assert found["throughput_ratio_by_batch"]["8"]["median"] == 1.25
+    assert found["head_throughput_ratio_to_plain_compiled"]["1"]["median"] == 2.25
+    assert found["head_throughput_ratio_to_plain"]["1"]["median"] == 2.5
+    assert found["forwards_ms"]["8"]["median"] == 16
+    assert found["own_percent"]["8"]["median"] == 24
+    assert found["compile_seconds"] == {"1": 9.0, "8": 9.0}
+    assert found["added_memory_bytes"]["8"] == {"eager": 7, "compiled": 8}
+
+
+def test_summary_refuses_what_did_not_run_compiled():
+    """Catches a fallback that is reported as the compiled engine."""
+    with pytest.raises(RuntimeError, match="ran another way"):
+        _summary(records(engine="compiled (forwards)"), ARGUMENTS)

@@ -1,0 +1,94 @@
+"""What is compiled beforehand is what later calls run, and nothing of it is compiled twice."""
+
+import pytest
+import torch
+from transformers import CompileConfig
+
+from hf_diversed import LosslessVerifier, StaticEnsembleVerifier, clear_compiled, warmup
+from hf_diversed.engines.buffers import capacity_for
+from hf_diversed.running.compiled import _prompt_lengths, default_compile_config
+from tests import tiny
+
+
+CONFIG = CompileConfig(backend="eager", mode="default")
+GAMMA = 2
+DRAWN = {"top_k": 0, "temperature": 0.8, "compile_config": CONFIG}
+
+
+@pytest.fixture
+def pair():
+    target = tiny.tiny_model()
+    target.config.max_position_embeddings = 1024  # which its rotary positions do not depend on
+    return target, tiny.tiny_draft(target)
+
+
+def decode(pair, rule, rows: int, length: int, **options):
+    prompts = torch.randint(4, tiny.VOCAB_SIZE, (rows, length), generator=torch.Generator().manual_seed(length))
+    ours = {"assistant_model": pair[1], "verifier": rule, "num_assistant_tokens": GAMMA}
+    static = {"cache_implementation": "static", "return_dict_in_generate": True, "do_sample": True}
+    return (
+        pair[0].generate(prompts, attention_mask=torch.ones_like(prompts), **ours, **static, **DRAWN, **options).stats
+    )
+
+
+def test_later_calls_compile_nothing(pair):
+    """Catches sizes of buffers that no prompt led to, the first round of a rule that remembers taken for all of them,
+    and models that look like others after plain decoding over a static cache of another length."""
+    rule = StaticEnsembleVerifier(0.5, bias_budget=3.0)
+    state = torch.random.get_rng_state()
+    stats = warmup(*pair, verifier=rule, max_length=300, num_assistant_tokens=GAMMA, **DRAWN)
+    assert torch.equal(torch.random.get_rng_state(), state)
+    assert (stats.num_compiled, stats.num_recompiled) == (4, 0)
+    assert stats.seconds > 0
+    for length in (5, 90, 250, 280):
+        found = decode(pair, rule, 1, length, max_new_tokens=20)
+        assert (found.engine, found.compile.num_compiled) == ("compiled", 0)
+        pair[0].generate(torch.full((1, length), 5), cache_implementation="static", max_new_tokens=2 + length % 7)
+    assert warmup(*pair, verifier=rule, max_length=300, num_assistant_tokens=GAMMA, **DRAWN).num_compiled == 0
+    clear_compiled()
+    assert decode(pair, rule, 1, 5, max_new_tokens=1).compile.num_compiled == 1
+
+
+def test_batches_and_greedy_calls_are_compiled_for_themselves(pair):
+    """Catches batch sizes that are ignored, and sampling that is compiled where greedy decoding is asked for."""
+    options = {"verifier": LosslessVerifier(), "max_length": 100, "num_assistant_tokens": GAMMA}
+    options |= {"compile_config": CONFIG, "do_sample": False}
+    assert warmup(*pair, **options, batch_sizes=(1, 3)).num_compiled == 2
+    assert warmup(*pair, **options, batch_sizes=(4,)).num_compiled == 0
+    assert warmup(*pair, **options | {"do_sample": True}).num_compiled == 1
+
+
+@pytest.mark.parametrize("gamma", [1, 5, 40])
+@pytest.mark.parametrize("max_length", [3, 200, 251, 252, 256, 257, 300, 512, 1000])
+def test_prompts_lead_to_every_size(max_length, gamma):
+    """Catches a size that only the last rounds of the longest texts come to, whose drafts reach behind the end."""
+    met = {capacity_for(length + gamma) for length in range(2, max_length)}
+    lengths = list(_prompt_lengths(max_length, gamma))
+    assert {capacity_for(max(length, 2) + gamma) for length in lengths} == met
+    assert max(lengths) < max_length
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"verifier": None}, "pass diversed_head= or verifier="),
+        ({"batch_sizes": ()}, "batch_sizes must be integers >= 1"),
+        ({"batch_sizes": (0,)}, "batch_sizes must be integers >= 1"),
+        ({"max_length": 2}, r"max_length must lie in \[3, 1024\]"),
+        ({"max_length": 1025}, r"max_length must lie in \[3, 1024\]"),
+        ({"compile_config": None}, "nothing would be compiled on cpu"),
+    ],
+)
+def test_refusals(pair, changes, words):
+    """Catches a warm-up that warms nothing, in silence."""
+    with pytest.raises(ValueError, match=words):
+        warmup(*pair, **{"verifier": "static:0.5", "compile_config": CONFIG, **changes})
+
+
+def test_how_it_is_compiled_where_nobody_says():
+    """Catches graphs of CUDA asked for where there is none, shapes that become dynamic with the second batch size, and
+    upstream's plain decoding left uncompiled on a CPU."""
+    cpu, cuda = (default_compile_config(torch.device(kind)) for kind in ("cpu", "cuda"))
+    assert (cpu.mode, cuda.mode, cpu.dynamic) == ("default", "reduce-overhead", False)
+    assert default_compile_config(torch.device("cuda"), "eager").mode == "default"
+    assert cpu._compile_all_devices
