@@ -100,7 +100,7 @@ class StaticModel(RaggedModel):
 
     buffers: Buffers
 
-    def __init__(self, model: PreTrainedModel, *args, compiler: Compiler, widths: tuple[int, ...], **kwargs):
+    def __init__(self, model: PreTrainedModel, *args, compiler: Compiler, widths: tuple[int, ...] = (), **kwargs):
         super().__init__(model, *args, **kwargs)
         self._compiler, self._widths = compiler, widths
         self._owner = _compat.base_model(model)
