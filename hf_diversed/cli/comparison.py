@@ -6,11 +6,11 @@ from dataclasses import dataclass, field, replace
 
 from rich.console import Console
 from rich.progress import track
-from transformers import PreTrainedModel
+from transformers import CompileConfig, PreTrainedModel
 
 from hf_diversed.head import DiversedHead
 from hf_diversed.outputs import SpeculativeStats, TokenRecords
-from hf_diversed.running.decode import Decoder
+from hf_diversed.running.decode import Decoded, Decoder
 from hf_diversed.running.methods import Method
 from hf_diversed.running.pair import Pair
 from hf_diversed.running.prompts import encode
@@ -30,7 +30,11 @@ _WARM_UP_TOKENS = 8
 
 @dataclass
 class Row:
-    """What one method did; `row_forwards` counts a target forward once per row, `stats` is None where unreported."""
+    """What one method did.
+
+    `row_forwards` counts a target forward once per row, `stats` is None where unreported. `compile_seconds` is what
+    compiling took, of upstream's decoding its whole first call; no part of `seconds`.
+    """
 
     label: str
     texts: list[str] = field(default_factory=list)
@@ -39,6 +43,7 @@ class Row:
     row_forwards: int = 0
     stats: SpeculativeStats | None = None
     records: TokenRecords | None = None
+    compile_seconds: float = 0.0
 
 
 def demo_cases(head: DiversedHead, head_label: str, sampling: Sampling) -> list[Case]:
@@ -54,6 +59,13 @@ def demo_cases(head: DiversedHead, head_label: str, sampling: Sampling) -> list[
     ]
     batched = (Method(f"{head_label}, batch 8", diversed), replace(sampling, batch_size=8))
     return [*((method, single) for method in methods), batched]
+
+
+def compiled_cases(head: DiversedHead, head_label: str, sampling: Sampling, config: CompileConfig) -> list[Case]:
+    """The head's row over static shapes, compiled, and what it is to be held against."""
+    single, diversed = replace(sampling, batch_size=1), DiversedVerifier(head)
+    plain = Method("plain decoding, compiled", compile_config=config)
+    return [(plain, single), (Method(f"{head_label}, compiled", diversed, compile_config=config), single)]
 
 
 ALL_RULES = (
@@ -82,9 +94,16 @@ def all_cases(head: DiversedHead, head_label: str, begin: int, end: int, samplin
 def compare(pair: Pair, cases: list[Case], prompts: list[str], seed: int, console: Console) -> list[Row]:
     """Measure every method on every prompt, each after a short warm-up, under the same seeds."""
     rows = []
+    longest = max(prompts, key=lambda prompt: len(encode(pair.tokenizer, [prompt])[0]))
     for method, sampling in track(cases, description="decoding", console=console, transient=True):
-        measure(pair, (method, replace(sampling, max_new_tokens=_WARM_UP_TOKENS)), prompts[:1], seed)
+        if method.compile_config is None:
+            measure(pair, (method, replace(sampling, max_new_tokens=_WARM_UP_TOKENS)), prompts[:1], seed)
+            rows.append(measure(pair, (method, sampling), prompts, seed))
+            continue
+        # Upstream's static cache never shrinks again: after the longest text no other one is compiled for.
+        first = measure(pair, (method, sampling), [longest], seed)
         rows.append(measure(pair, (method, sampling), prompts, seed))
+        rows[-1].compile_seconds += first.compile_seconds if first.stats else first.seconds
     return rows
 
 
@@ -96,10 +115,12 @@ def measure(pair: Pair, case: Case, prompts: list[str], seed: int, records: bool
     options = {"output_token_records": True} if records and method.verifier is not None else {}
     for start in range(0, len(encoded), sampling.batch_size):
         batch = encoded[start : start + sampling.batch_size]
-        with _counted_forwards(pair.target) as forwards:
+        with _counted_forwards(pair.target, hooked=method.compile_config is None) as count:
             decoded = decoder(method, batch, seed + start, **options)
-        row.seconds += decoded.seconds
-        row.row_forwards += forwards[0] * len(batch)
+        compiling = 0.0 if decoded.stats is None else decoded.stats.compile.seconds
+        row.seconds += decoded.seconds - compiling
+        row.compile_seconds += compiling
+        row.row_forwards += (count[0] or _told_forwards(decoded)) * len(batch)
         row.num_tokens += sum(map(len, decoded.tokens))
         row.texts += [decoder.text(ids) for ids in decoded.tokens]
         if decoded.stats is not None:
@@ -109,9 +130,18 @@ def measure(pair: Pair, case: Case, prompts: list[str], seed: int, records: bool
     return row
 
 
+def _told_forwards(decoded: Decoded) -> int:
+    """The target's forwards, by the loop's own account or, of plain decoding, by its tokens."""
+    return max(map(len, decoded.tokens)) if decoded.stats is None else decoded.stats.target_forwards
+
+
 @contextmanager
-def _counted_forwards(model: PreTrainedModel) -> Iterator[list[int]]:
+def _counted_forwards(model: PreTrainedModel, hooked: bool) -> Iterator[list[int]]:
+    """Count by a hook, which is no part of what is compiled only where nothing is."""
     count = [0]
+    if not hooked:
+        yield count
+        return
 
     def hook(module, args, kwargs):
         count[0] += 1

@@ -1,7 +1,9 @@
 """`hf-diversed demo`: decoding methods side by side on the embedded pair."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.text import Text
@@ -10,7 +12,11 @@ from hf_diversed.cli import evaluation_options as options
 from hf_diversed.cli.terminal import console, notes
 
 
+if TYPE_CHECKING:
+    from hf_diversed.cli.comparison import Row
+
 PHASE_TOKENS = (":", ".")
+ENGINES = ("eager", "compiled", "both")
 
 Seed = Annotated[int, typer.Option(help="Seed of the prompts and of sampling.")]
 Gamma = Annotated[int, typer.Option("--num-assistant-tokens", min=1, help="Drafts per round.")]
@@ -24,17 +30,25 @@ def demo(
     max_new_tokens: NewTokens = 128,
     temperature: options.Temperature = 1.0,
     every_rule: Annotated[bool, typer.Option("--all", help="Every rule of the library instead of a few.")] = False,
+    engine: Annotated[
+        str, typer.Option(help="eager; compiled, which takes a minute the first time; or both, one after the other.")
+    ] = "both",
+    backend: Annotated[str, typer.Option(help="Of torch.compile; eager only traces, for trials.")] = "inductor",
     device: options.Device = None,
     dtype: options.Dtype = None,
 ) -> None:
-    """Compare decoding methods on the embedded pair: offline, about a minute on a laptop."""
+    """Compare decoding methods on the embedded pair: offline, about a minute on a laptop, and one more to compile."""
+    if engine not in ENGINES:
+        raise ValueError(f"--engine must be one of {', '.join(ENGINES)}, got {engine!r}.")
+
     from transformers.utils import logging
 
-    from hf_diversed.cli.comparison import all_cases, compare, demo_cases, measure
+    from hf_diversed.cli.comparison import all_cases, compare, compiled_cases, demo_cases, measure
     from hf_diversed.cli.models import load_pair
-    from hf_diversed.cli.rendering import comparison_table, source_legend, token_text
+    from hf_diversed.cli.rendering import comparison_table, compiled_line, source_legend, token_text
     from hf_diversed.corpus import held_out_examples
     from hf_diversed.head import DiversedHead, DiversedHeadConfig
+    from hf_diversed.running.compiled import default_compile_config
     from hf_diversed.running.sampling import Sampling
     from hf_diversed.tasks import get_task
 
@@ -58,12 +72,36 @@ def demo(
     )
     if not pair.heads:
         notes.print("The pair comes without trained heads yet: an untrained one says w = 0.5 everywhere.\n")
-    rows = compare(pair, cases, [example.prompt for example in examples], seed, notes)
     records = [asdict(example) for example in examples]
-    right = [sum(get_task("math").score_batch(row.texts, records)) for row in rows]
-    console.print(comparison_table(rows, right, num_examples))
+
+    def run(cases, beside: "list[Row]") -> "list[Row]":
+        """Rows of these cases, printed beneath others."""
+        rows = beside + compare(pair, cases, [example.prompt for example in examples], seed, notes)
+        right = [sum(get_task("math").score_batch(row.texts, records)) for row in rows]
+        console.print(comparison_table(rows, right, num_examples))
+        return rows
+
+    rows = run(cases, []) if engine != "compiled" else []
+    if engine != "eager":
+        known = [row for row in rows if row.label in ("plain decoding", head_label)]
+        notes.print("Now compiled, once and for this machine. It takes a minute or two: --engine eager leaves it out.")
+        config = default_compile_config(pair.target.device, backend)
+        with _forgiven(engine == "both"):
+            *_, plain, ours = run(compiled_cases(head, head_label, sampling, config), known)
+            console.print(compiled_line(plain, ours, known), highlight=False)
     coloured = next(case for case in cases if case[0].label == head_label)
     shown = measure(pair, coloured, [examples[0].prompt], seed, records=True)
     console.print(Text(f"\n{examples[0].prompt}", style="bold"), end="")
     console.print(token_text(pair.tokenizer, shown.records))
     console.print("\n", source_legend())
+
+
+@contextmanager
+def _forgiven(forgive: bool) -> Iterator[None]:
+    """Compiling wants a compiler, which not every machine has; what came before stands without it."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not forgive:
+            raise
+        notes.print(Text(f"Nothing could be compiled here: {str(error).splitlines()[0]}", style="yellow"))

@@ -33,6 +33,17 @@ def comparison_table(rows: list[Row], right: list[float] | None = None, num_prom
     return table
 
 
+def compiled_line(plain: Row, ours: Row, eager: list[Row]) -> str:
+    """What compiling is worth, and what it took, in words; `eager` may hold the same method as it is, last."""
+    parts = [f"{_times(_speed(ours) / _speed(plain))} of plain decoding, compiled as well"]
+    if eager:
+        parts.insert(0, f"{_times(_speed(ours) / _speed(eager[-1]))} of the same rule not compiled")
+    return (
+        f"{ours.label}: {' and '.join(parts)}. Compiling took {plain.compile_seconds:.0f} s for plain decoding and "
+        f"{ours.compile_seconds:.0f} s for the rounds, once."
+    )
+
+
 def token_text(tokenizer: PreTrainedTokenizerBase, records: TokenRecords | None) -> Text:
     """The first row's tokens, coloured by origin."""
     return Text() if records is None else pieces_text(TokenReader(tokenizer).read(records))

@@ -1,5 +1,6 @@
 """The command line, run in process on the embedded pair."""
 
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -20,13 +21,46 @@ def run(*arguments: str):
 
 def test_demo_prints_a_row_per_method():
     """Catches a method that fails or vanishes from the table, and an example without its prompt."""
-    result = run("demo", "--num-examples", "1", "--max-new-tokens", "24")
+    result = run("demo", "--num-examples", "1", "--max-new-tokens", "24", "--engine", "eager")
     assert result.exit_code == 0, result.output
+    assert "compiled" not in result.output
     methods = ("plain decoding", "upstream assisted", "lossless", "static", "DIVERSED", "batch 8")
     for words in methods:
         assert words in result.output
     assert "/1" in result.output
     assert "Question:" in result.output
+
+
+def test_demo_of_both_engines():
+    """Catches a compiled row that decodes the eager way, compiling that counts as decoding, a ratio upside down."""
+    options = ("--num-examples", "2", "--max-new-tokens", "24", "--backend", "eager")
+    result = run("demo", *options, "--engine", "both")
+    assert result.exit_code == 0, result.output
+    text = " ".join(result.output.split())
+    speed, compiled_speed = (
+        float(re.search(rf"{name} +[0-9.]+% +[0-9.]+ +([0-9]+) ", text)[1])
+        for name in (r"DIVERSED \(math\)", r"DIVERSED \(math\), compiled")
+    )
+    said = re.search(
+        r"compiled: ([0-9.]+)x of the same rule .* took ([0-9]+) s for plain decoding and ([0-9]+) s", text
+    )
+    assert float(said[1]) == pytest.approx(compiled_speed / speed, abs=0.02)
+    assert int(said[3]) > 0
+    # 48 tokens in as many seconds as tracing takes would be a few per second.
+    assert compiled_speed > 2 * 48 / int(said[3])
+
+
+def test_demo_without_a_compiler():
+    """Catches a demo that fails where nothing can be compiled, and a failure that nobody hears of."""
+    options = ("--num-examples", "1", "--max-new-tokens", "12", "--backend", "no-such-backend")
+    result = run("demo", *options)
+    assert result.exit_code == 0, result.output
+    assert "Nothing could be compiled here" in result.stderr
+    assert "accepted draft" in result.stdout
+    assert run("demo", *options, "--engine", "compiled").exit_code == 1
+    refused = run("demo", "--engine", "fast")
+    assert refused.exit_code == 2
+    assert "--engine must be one of eager, compiled, both" in refused.stderr
 
 
 PROMPT = "Question: 2 plus 3?\nAnswer:"
