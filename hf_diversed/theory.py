@@ -5,8 +5,9 @@ Sources: arXiv 2604.07622 (mixtures), arXiv 2211.17192 (i.i.d. acceptance, secti
 Letters: G drafted positions, V vocabulary.
 """
 
+import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -123,19 +124,25 @@ def expected_speedup(accepted_length: float, gamma: int, times: ForwardTimes) ->
     return (accepted_length + 1.0) * times.target / times.round(gamma)
 
 
-def best_gamma(survival: Sequence[float], times: ForwardTimes) -> tuple[int, float]:
+def best_gamma(
+    survival: Sequence[float], times: ForwardTimes, lengths: Collection[int] | None = None
+) -> tuple[int, float]:
     """The draft length with the highest expected speedup, and that speedup; below 1, plain decoding is faster.
 
     Args:
         survival: probability that the first n drafts are all kept, n = 1..G: what an evaluation records as
-            `accepted_per_position`, or `[rate**n ...]` for i.i.d. steps. Lengths up to G are compared.
+            `accepted_per_position`, or `[rate**n ...]` for i.i.d. steps.
+        lengths: those to compare, between 1 and G; None for all of them.
     """
     if not survival or not all(0.0 <= below <= above <= 1.0 for above, below in zip([1.0, *survival], survival)):
         raise ValueError(
             f"`survival` must hold at least one probability and never rise, got {list(survival)!r}; it says how often "
             "the first n drafts are all kept."
         )
-    lengths = range(1, len(survival) + 1)
-    speedups = {gamma: expected_speedup(math.fsum(survival[:gamma]), gamma, times) for gamma in lengths}
+    chosen = range(1, len(survival) + 1) if lengths is None else sorted(lengths)
+    if not chosen or not 1 <= chosen[0] <= chosen[-1] <= len(survival):
+        raise ValueError(f"`lengths` must lie in [1, {len(survival)}], got {lengths!r}; `survival` knows no others.")
+    accepted = list(itertools.accumulate(survival))
+    speedups = {gamma: expected_speedup(accepted[gamma - 1], gamma, times) for gamma in chosen}
     best = max(speedups, key=speedups.__getitem__)
     return best, speedups[best]

@@ -167,6 +167,13 @@ def test_best_gamma():
     assert best_gamma(survival, ForwardTimes(1.0, 0.0))[0] == 30
     assert best_gamma(survival, ForwardTimes(1.0, 2.0)) == (1, pytest.approx(1.8 / 3.0))
     assert best_gamma([0.9, 0.9, 0.0], ForwardTimes(1.0, 0.1))[0] == 2
+    assert best_gamma([0.9, 0.9, 0.0], ForwardTimes(1.0, 0.1), [3, 1]) == (3, pytest.approx(2.8 / 1.3))
+
+
+@pytest.mark.parametrize("lengths", [[], [0, 1], [2, 4]])
+def test_lengths_are_checked(lengths):
+    with pytest.raises(ValueError, match=r"`lengths` must lie in \[1, 3\]"):
+        best_gamma([0.9, 0.9, 0.0], ForwardTimes(1.0, 0.1), lengths)
 
 
 @pytest.mark.parametrize("survival", [[], [0.5, 0.6], [1.1], [-0.1], [float("nan")]])

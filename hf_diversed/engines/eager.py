@@ -51,6 +51,9 @@ class EagerEngine:
         rows = self.rows
         return judge(self.rule, rows.text(), draft, target, memory, rows.eos_ids_device, coins, rows.greedy)
 
+    def ready(self, gamma: int, memory: Memory) -> bool:
+        return True
+
     def block(self, room: PerRow) -> tuple[DraftOutput | None, TargetOutput]:
         """Draft, then one target forward over every row's last token and its drafts.
 

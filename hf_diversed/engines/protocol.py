@@ -31,6 +31,9 @@ class Engine(Protocol):
     def round(self, gamma: int, memory: Memory) -> Round:
         """Draft up to `gamma` tokens per row, score them in one target forward, and let the rule judge them."""
 
+    def ready(self, gamma: int, memory: Memory) -> bool:
+        """Whether a round of this length would start at once: nothing has to be compiled for it first."""
+
     def rewind(self, draft: DraftOutput | None, accepted: list[int]) -> None:
         """Say how many drafts of each row were kept; what was written behind them no longer counts."""
 

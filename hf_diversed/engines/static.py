@@ -70,6 +70,7 @@ class StaticEngine(EagerEngine):
         self._setting = None if self.outside else self._collect()
         self._fixed = freeze(self._setting)
         self._latest: tuple[Callable, Shape] | None = None  # what the last round ran, and for what shape
+        self._ready: dict[Shape, bool] = {}
 
     @property
     def _draft(self) -> StaticModel:
@@ -94,16 +95,16 @@ class StaticEngine(EagerEngine):
 
     def round(self, gamma: int, memory: Memory) -> Round:
         if self._setting is None:
-            return super().round(gamma, memory)
+            return self._round_by_forwards(gamma, memory)
         rows = self.rows
         for model in (self.target, self._draft):
             model.make_room(max(rows.lengths.host) + gamma)
         deal = self._deal(self._setting, gamma, memory)
         try:
-            round = self._play(self._setting, deal)
+            round = self._play(self._setting, deal, self._shape(gamma, memory))
         except Unsupported as error:
             self._leave_outside(error)
-            return super().round(gamma, memory)
+            return self._round_by_forwards(gamma, memory)
         self.target.num_forwards += 1
         self._draft.num_forwards += gamma
         if self.compiler.replays or len(deal.lengths) > len(rows.ids):
@@ -113,34 +114,72 @@ class StaticEngine(EagerEngine):
         rows.ids.scatter_(1, columns, round.draft.tokens)
         return round
 
+    def _round_by_forwards(self, gamma: int, memory: Memory) -> Round:
+        self.target.widths.add(gamma + 1)
+        return super().round(gamma, memory)
+
     def _own(self, values: torch.Tensor) -> torch.Tensor:
         """What a replay returns lies where the next one will write."""
         return values.clone() if self.compiler.replays else values
 
-    def _play(self, setting: Setting, deal: Deal) -> Round:
+    def _play(self, setting: Setting, deal: Deal, shape: Shape) -> Round:
         """The round, as one compiled function or as several."""
         target, draft = self.target.buffers, self._draft.buffers
         if self.compiler.replays:
             torch.compiler.cudagraph_mark_step_begin()
-        drawn = deal.coins.noise is not None
-        told = (deal.gamma, *sorted(deal.dials), deal.state is None, drawn, deal.temperatures is None)
-        shape = Shape(len(deal.lengths), self.target.capacity, told)
-        if deal.gamma * _compat.num_layers(setting.draft) + _compat.num_layers(setting.target) <= MAX_LAYERS:
+        if _is_one_function(setting, deal.gamma):
             self._latest = play, shape
             return self.compiler(play, shape, self._fixed)(setting, target, draft, deal)
 
         def step(setting: Setting, buffers, feed: torch.Tensor, *others) -> Step:
-            part = Shape(shape.rows, shape.columns, (feed.shape[1], drawn, deal.temperatures is None))
-            return self.compiler(draft_step, part, self._fixed)(setting, buffers, feed, *others)
+            run = self.compiler(draft_step, self._step_shape(shape, feed.shape[1]), self._fixed)
+            return run(setting, buffers, feed, *others)
 
         steps = draft_block(step, setting, draft, deal)
         self._latest = settle, shape
         return self.compiler(settle, shape, self._fixed)(setting, target, deal, steps)
 
+    def _shape(self, gamma: int, memory: Memory) -> Shape:
+        """What a round of this length is compiled for."""
+        rows = self.rows
+        told = (gamma, *sorted(memory.dials), memory.state is None, *self._drawing)
+        return Shape(size_for(len(rows.ids)), self.target.capacity_for(max(rows.lengths.host) + gamma), told)
+
+    def _step_shape(self, shape: Shape, width: int) -> Shape:
+        return shape._replace(rest=(width, *self._drawing))
+
+    @property
+    def _drawing(self) -> tuple[bool, bool]:
+        return self.dice is not None, self.rows.temperatures is None
+
+    def ready(self, gamma: int, memory: Memory) -> bool:
+        shape = self._shape(gamma, memory)
+        if shape not in self._ready:  # asked every round, and the whole key would have to be hashed
+            self._ready[shape] = self._knows_round(gamma, shape)
+        return self._ready[shape]
+
+    def _knows_round(self, gamma: int, shape: Shape) -> bool:
+        if self._setting is None:
+            return self._knows_forwards(gamma)
+        if _is_one_function(self._setting, gamma):
+            return self.compiler.knows(play, shape, self._fixed)
+        steps = [self._step_shape(shape, width) for width in ((1, 2) if gamma > 1 else (2,))]
+        steps_known = all(self.compiler.knows(draft_step, step, self._fixed) for step in steps)
+        return steps_known and self.compiler.knows(settle, shape, self._fixed)
+
+    def _knows_forwards(self, gamma: int) -> bool:
+        end = max(self.rows.lengths.host)
+        if isinstance(self.drafter, DiversedCandidateGenerator):  # else drafts are looked up
+            steps = (end - 2, 2), (end + gamma - 2, 1)
+            if not all(self._draft.ready(start, width, keep=1) for start, width in steps):
+                return False
+        return self.target.ready(end - 1, gamma + 1, keep=gamma + 1)
+
     def _leave_outside(self, error: Unsupported) -> None:
         """Go on with compiled forwards only: nothing has been written yet."""
         logger.warning(f"{type(self.rule).__name__} or a processor cannot be compiled and runs as it is: {error}")
         self.outside, self._setting = "rule or processors cannot be traced", None
+        self._ready.clear()
 
     def _deal(self, setting: Setting, gamma: int, memory: Memory) -> Deal:
         rows, size = self.rows, size_for(len(self.rows.ids))
@@ -179,6 +218,10 @@ class StaticEngine(EagerEngine):
     def report(self) -> dict[str, Any]:
         engine = "static" if self.compiler.config is None else "compiled"
         return {"engine": f"{engine} (forwards)" if self.outside else engine, "compile": self.compiler.stats()}
+
+
+def _is_one_function(setting: Setting, gamma: int) -> bool:
+    return gamma * _compat.num_layers(setting.draft) + _compat.num_layers(setting.target) <= MAX_LAYERS
 
 
 def map_tensors(function: Callable[[torch.Tensor], torch.Tensor], thing: Any) -> Any:

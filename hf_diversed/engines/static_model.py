@@ -92,17 +92,17 @@ class StaticModel(RaggedModel):
 
     Args:
         compiler: compiles the forwards of blocks, or leaves them as they are.
-        widths: tokens per row to compile for; what is narrower is filled up with columns that nobody reads.
 
     Attributes:
+        widths: tokens per row to compile for; what is narrower is filled up with columns that nobody reads.
         buffers: made by `prefill`; rows in powers of two, of which those behind the batch's are idle.
     """
 
     buffers: Buffers
 
-    def __init__(self, model: PreTrainedModel, *args, compiler: Compiler, widths: tuple[int, ...] = (), **kwargs):
+    def __init__(self, model: PreTrainedModel, *args, compiler: Compiler, **kwargs):
         super().__init__(model, *args, **kwargs)
-        self._compiler, self._widths = compiler, widths
+        self._compiler, self.widths = compiler, {1, 2}  # a step of the draft feeds no more
         self._owner = _compat.base_model(model)
         # The last position goes on for leftovers that no query is asked about.
         missing = capacity_for(self._positions.shape[1]) - self._positions.shape[1]
@@ -138,7 +138,11 @@ class StaticModel(RaggedModel):
     def make_room(self, columns: int) -> None:
         """Let the buffers hold `columns` columns."""
         if columns > self.capacity:
-            self._move_to(self._sized(self.buffers.keys, self.buffers.values, capacity_for(columns)))
+            self._move_to(self._sized(self.buffers.keys, self.buffers.values, self.capacity_for(columns)))
+
+    def capacity_for(self, columns: int) -> int:
+        """The capacity with room for `columns` columns; it never shrinks."""
+        return max(self.capacity, capacity_for(columns))
 
     def keep(self, rows: torch.Tensor) -> None:
         rows = rows.to(self.device)
@@ -178,13 +182,25 @@ class StaticModel(RaggedModel):
     def __call__(self, tokens: torch.Tensor, starts: PerRow, keep: int) -> tuple[torch.Tensor, torch.Tensor | None]:
         self.num_forwards += 1
         rows, given = tokens.shape
-        width = min((each for each in self._widths if each >= given), default=given)
+        width = self._width(given)
         keep_all = width - given + keep
-        self.make_room(max(starts.host) + width)
+        until = max(starts.host) + width
+        self.make_room(until)
+        shape = self._shape(until, width, keep_all)
         columns = starts.device.to(self.device)[:, None] + torch.arange(width, device=self.device)
         tokens = F.pad(tokens.to(self.device), (0, width - given))
-        size = len(self.buffers.real)
-        run = self._compiler(extend, Shape(size, self.capacity, (width, keep_all)), self._fixed)
-        filled = (pad_rows(x, size).contiguous() for x in (tokens, columns))
+        run = self._compiler(extend, shape, self._fixed)
+        filled = (pad_rows(x, shape.rows).contiguous() for x in (tokens, columns))
         logits, hidden = run(self.model, self.traits, self.buffers, *filled, keep_all)
         return logits[:rows, :keep], None if hidden is None else hidden[:rows, :keep]
+
+    def ready(self, start: int, given: int, keep: int) -> bool:
+        """Whether a block of `given` tokens from column `start` on would run at once."""
+        width = self._width(given)
+        return self._compiler.knows(extend, self._shape(start + width, width, width - given + keep), self._fixed)
+
+    def _width(self, given: int) -> int:
+        return min((each for each in self.widths if each >= given), default=given)
+
+    def _shape(self, until: int, width: int, keep: int) -> Shape:
+        return Shape(size_for(len(self._positions)), self.capacity_for(until), (width, keep))

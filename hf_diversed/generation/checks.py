@@ -257,13 +257,16 @@ def warn_of_no_effect(config: GenerationConfig, draft: PreTrainedModel | None) -
     schedules = {_compat.config_entry(each, "num_assistant_tokens_schedule") for each in named}
     thresholds = {_compat.config_entry(each, "assistant_confidence_threshold") for each in named}
     idle = {
-        "num_assistant_tokens_schedule": schedules - {None, "constant"},
+        "num_assistant_tokens_schedule": schedules - {None, "constant", "adaptive"},
         "assistant_confidence_threshold": thresholds
         - {None, 0.0, _compat.silent_default("assistant_confidence_threshold")},
     }
     for name, values in idle.items():
         for value in values:
-            logger.warning_once(f"{name}={value!r} has no effect with a verifier: every round drafts the same length.")
+            logger.warning_once(
+                f"{name}={value!r} has no effect with a verifier: every round drafts the same length, or with "
+                'num_assistant_tokens_schedule="adaptive" the length that pays most.'
+            )
 
 
 def check_tokenizers(tokenizer, assistant_tokenizer) -> None:

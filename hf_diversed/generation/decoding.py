@@ -42,7 +42,8 @@ def diversed_decoding(
         assistant_model: the draft; None where the generation config names another source of drafts:
             `prompt_lookup_num_tokens` (the text itself) or `assistant_early_exit` (the target's first layers).
         verifier: the rule that accepts or replaces drafted tokens.
-        num_assistant_tokens: gamma, drafts per round; None for the verifier's own preference, the draft's, or 5.
+        num_assistant_tokens: gamma, drafts per round; None for the verifier's own preference, the draft's, or 5. Under
+            `num_assistant_tokens_schedule="adaptive"` (of the generation config) gamma at first: see `AdaptiveLength`.
         output_token_records: also return `TokenRecords` (needs `return_dict_in_generate=True`).
         streamer: gets every round's tokens once, in order; a `RoundStreamer` also their records. Batch size 1 only.
         temperatures: one per row, 0 for greedy, in a call that samples and names no temperature; a batch may mix them.
@@ -97,13 +98,14 @@ def run_rounds(verifier: Verifier, plan: Plan, watch: Watchers) -> None:
     rows, engine = plan.rows, plan.engine
     memory = Memory(verifier.dials(len(rows.ids), rows.ids.device))
     while rows.running:
-        round = engine.round(plan.gamma, memory)  # draft a block, verify it in one forward, judge it
+        round = engine.round(plan.schedule.next(memory), memory)  # draft a block, verify it in one forward, judge it
         tally = commit(rows, round.outcome, verifier)
         watch.saw(rows, round, tally)
         plan.stops.update(watch.scores_before)
         watch.stream(rows, tally, engine.forwards)
         engine.rewind(round.draft, tally.accepted)
         memory.learn(round.verdict, round.outcome.num_accepted)
+        plan.schedule.learn(round, tally)
         drop_finished(plan, memory)
 
 

@@ -11,16 +11,26 @@ from transformers.utils import logging
 
 from hf_diversed import _compat
 from hf_diversed.blocks import DecodingContext
+from hf_diversed.engines.buffers import size_for
 from hf_diversed.engines.compiling import Compiler, how_to_compile
 from hf_diversed.engines.eager import EagerEngine
 from hf_diversed.engines.protocol import Engine
 from hf_diversed.engines.static import StaticEngine
 from hf_diversed.engines.static_model import StaticModel
 from hf_diversed.generation.drafting import DiversedCandidateGenerator, Drafter
+from hf_diversed.generation.experience import RoundTimes, Survival, experience_with
 from hf_diversed.generation.processing import BlockProcessor
 from hf_diversed.generation.prompt_lookup import PromptLookupDrafter
 from hf_diversed.generation.ragged_model import RaggedModel
 from hf_diversed.generation.rows import RaggedRows
+from hf_diversed.generation.schedules import (
+    ADAPTIVE,
+    LONGEST,
+    AdaptiveLength,
+    ConstantLength,
+    Schedule,
+    clock_for,
+)
 from hf_diversed.generation.stops import StopTracker
 from hf_diversed.sampling import Dice
 from hf_diversed.verifiers.base import Verifier
@@ -36,7 +46,7 @@ class Plan:
     """A call, ready to be decoded.
 
     Attributes:
-        gamma: drafts per round, where there is room. wants: see `Watchers`.
+        schedule: drafts per round, where there is room. wants: see `Watchers`.
         may_shrink: whether finished rows may leave the batch. Whoever reads other rows finds them where they were.
         only_library_code: whether nothing of the caller's gets to see a tensor of the loop's.
     """
@@ -44,7 +54,7 @@ class Plan:
     rows: RaggedRows
     engine: Engine
     stops: StopTracker
-    gamma: int
+    schedule: Schedule
     wants: set[str]
     may_shrink: bool
     only_library_code: bool
@@ -84,22 +94,23 @@ def make_plan(call: Call) -> Plan:
     # A MaxLengthCriteria of the caller's stands in the list instead of the config's.
     max_length = min(_compat.max_lengths(call.criteria), default=config.max_length)
     max_length = max(max_length, input_ids.shape[1] + 1)  # a criterion is asked behind the first token, not before
-    static = config.cache_implementation == "static"
-    if not static:  # whose rounds are all of one width
-        gamma = min(gamma, max(max_length - input_ids.shape[1] - 1, 1))  # no round has room for more
-    rows = RaggedRows(input_ids, max_length, gamma, _compat.eos_ids(call.criteria), _compat.pad_token_id(config), own)
+    longest = longest_round(call, gamma, room=max(max_length - input_ids.shape[1] - 1, 1))
+    rows = RaggedRows(
+        input_ids, max_length, longest, _compat.eos_ids(call.criteria), _compat.pad_token_id(config), own
+    )
     told = {"scores": config.output_scores, "logits": config.output_logits, "records": call.records}
     wants = {name for name, wanted in told.items() if wanted and config.return_dict_in_generate}
     processor, stops = BlockProcessor(call.processors), StopTracker(rows, call.criteria)
     dice = (Dice() if call.dice is None else call.dice) if config.do_sample else None
     involved = [_compat.base_model(each) for each in (model, draft) if each is not None]
     involved += [*verifier.made_of(), *call.processors, *call.criteria, *([] if dice is None else [dice])]
-    making = _Making(call, draft, rows, processor, gamma, dice, bool(wants) or call.streams, "logits" in wants)
+    making = _Making(call, draft, rows, processor, longest, dice, bool(wants) or call.streams, "logits" in wants)
+    engine = making.engine()
     return Plan(
         rows=rows,
-        engine=making.engine(),
+        engine=engine,
         stops=stops,
-        gamma=gamma,
+        schedule=make_schedule(call, rows, engine, min(gamma, longest), longest),
         wants=wants,
         may_shrink=not (processor.reads_prefix or stops.criteria or wants - {"records"}),
         only_library_code=all(map(_compat.is_library_code, involved)),
@@ -183,15 +194,47 @@ def draft_length(
     return gamma
 
 
+def longest_round(call: Call, gamma: int, room: int) -> int:
+    """How many tokens a round may draft, where its first tokens leave `room` for so many."""
+    longest = max(gamma, LONGEST) if is_adaptive(call) else gamma
+    return longest if call.config.cache_implementation == "static" else min(longest, room)  # static ones do not shrink
+
+
+def is_adaptive(call: Call) -> bool:
+    """Whether the call asks for it, or the draft's own configuration, which is where upstream reads the schedule."""
+    named = [call.config] if call.draft is None else [call.config, call.draft.generation_config]
+    return any(_compat.config_entry(each, "num_assistant_tokens_schedule") == ADAPTIVE for each in named)
+
+
+def make_schedule(call: Call, rows: RaggedRows, engine: Engine, start: int, longest: int) -> Schedule:
+    """The call's schedule; an adaptive one goes on from what earlier calls have shown of the pair."""
+    if not is_adaptive(call):
+        return ConstantLength(start)
+    target, config = _compat.base_model(call.model), call.config
+    experience = experience_with(target, target if call.draft is None else _compat.base_model(call.draft))
+    sources = config.prompt_lookup_num_tokens, config.assistant_early_exit
+    running = str(rows.ids.device), torch.get_num_threads(), engine.report()["engine"], *sources
+    drawing = repr(call.verifier), config.temperature if config.do_sample else 0.0, *sources
+    return AdaptiveLength(
+        start,
+        longest,
+        rows,
+        engine.ready,
+        times_for=lambda count: experience.recall(RoundTimes, *running, size_for(count)),
+        survival=experience.recall(Survival, *drawing),
+        clock=clock_for(rows.ids.device),
+    )
+
+
 @dataclass(frozen=True, eq=False)
 class _Making:
-    """Makes what runs the two models of a call, over their own caches."""
+    """Makes what runs the two models of a call, over their own caches, in rounds of up to `longest` drafts."""
 
     call: Call
     draft: PreTrainedModel | None
     rows: RaggedRows
     processor: BlockProcessor
-    gamma: int
+    longest: int
     dice: Dice | None
     keep_scores: bool
     keep_logits: bool
@@ -209,7 +252,7 @@ class _Making:
     def _static(self, compiler: Compiler) -> StaticEngine:
         rule, models = self.call.verifier, (self.call.model, self.draft)
         return StaticEngine(
-            **self._parts(functools.partial(StaticModel, compiler=compiler, widths=(1, 2, self.gamma + 1))),
+            **self._parts(functools.partial(StaticModel, compiler=compiler)),
             compiler=compiler,
             keep_scores=self.keep_scores,
             outside=StaticEngine.what_stays_outside(rule, self.processor, models),
@@ -236,7 +279,7 @@ class _Making:
                 self.processor,
                 call.model_kwargs.get("attention_mask"),
                 vocab_size,
-                self.gamma,
+                self.longest,
                 config.max_matching_ngram_size or _UPSTREAM_NGRAM_SIZE,
                 self.dice is not None,
             )
@@ -245,7 +288,7 @@ class _Making:
             self.rows,
             self.processor,
             vocab_size=vocab_size,
-            num_assistant_tokens=self.gamma,
+            num_assistant_tokens=self.longest,
             dice=self.dice,
             keep_raw_logits=call.verifier.needs_raw_logits,
             runner=runner,

@@ -87,9 +87,13 @@ class RaggedRows:
 
     def room(self, gamma: int) -> PerRow:
         """gamma_i: no row drafts past its last token but one, so that rounds end where they do in single runs."""
+        spare = self.max_length - 1 - self.lengths.device
+        return PerRow(self.room_on_host(gamma), spare.clamp_max(gamma).masked_fill(self.done, 0))
+
+    def room_on_host(self, gamma: int) -> list[int]:
+        """The same, where nothing on the device has to know."""
         spare = self.max_length - 1
-        host = [min(gamma, spare - n) if end is None else 0 for n, end in zip(self.lengths.host, self.ends)]
-        return PerRow(host, (spare - self.lengths.device).clamp_max(gamma).masked_fill(self.done, 0))
+        return [min(gamma, spare - n) if end is None else 0 for n, end in zip(self.lengths.host, self.ends)]
 
     def write(self, offsets: torch.Tensor | int, tokens: torch.Tensor) -> None:
         """Put one token per row (long `[B]`) `offsets` columns behind the row's length."""

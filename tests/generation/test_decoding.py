@@ -14,6 +14,7 @@ from hf_diversed import DiversedHead, DiversedHeadConfig, DiversedVerifier, Loss
 from hf_diversed.engines import eager
 from hf_diversed.generation.drafting import DiversedCandidateGenerator
 from hf_diversed.generation.processing import BlockProcessor, RaggedRows
+from hf_diversed.generation.schedules import ConstantLength
 from hf_diversed.verifiers import LenientVerifier, SpecCascadeVerifier
 from tests.reference import naive_decoding
 from tests.tiny import BOS, EOS, PAD, ragged_batch, tiny_model
@@ -175,9 +176,12 @@ def _tiny_vocabulary_model(seed: int) -> LlamaForCausalLM:
     return model.eval()
 
 
-def _process_law(target, draft, weight: float, gamma: int, remaining: int, prefix: tuple[int, ...]) -> dict:
-    """Exact law of the decoding process: {tokens: probability}, by enumerating drafts, coins and replacements."""
-    horizon = min(gamma, remaining - 1)
+def _process_law(target, draft, weight: float, gammas: tuple[int, ...], remaining: int, prefix: tuple[int, ...]):
+    """Exact law of the decoding process: {tokens: probability}, by enumerating drafts, coins and replacements.
+
+    `gammas` are the rounds' draft lengths.
+    """
+    horizon = min(gammas[0], remaining - 1)
     total: dict[tuple[int, ...], float] = defaultdict(float)
 
     def emit(emitted, token, probability):
@@ -185,7 +189,7 @@ def _process_law(target, draft, weight: float, gamma: int, remaining: int, prefi
         if len(done) == remaining:
             total[done] += probability
             return
-        rest = _process_law(target, draft, weight, gamma, remaining - len(done), prefix + done)
+        rest = _process_law(target, draft, weight, gammas[1:], remaining - len(done), prefix + done)
         for tail, share in rest.items():
             total[done + tail] += probability * share
 
@@ -211,17 +215,19 @@ def _law(model, prefix: tuple[int, ...]) -> torch.Tensor:
         return torch.softmax(model(torch.tensor([prefix])).logits[0, -1].double(), -1)
 
 
-@pytest.mark.parametrize("gamma", [1, 2])
-def test_end_to_end_law(gamma):
+@pytest.mark.parametrize("gammas", [(1, 1, 1), (2, 2, 2), (2, 1, 1), (1, 2, 1)])
+def test_end_to_end_law(gammas, monkeypatch):
     """Invariant 5 over the whole loop: three tokens follow the process's exact law, bonus positions (law p) included.
 
     20,000 rows; that any of 27 frequencies deviates by more than 5 standard errors has probability below
-    27 * 6e-7 = 2e-5 under the right law. Catches a bonus drawn from v, a wrong effective draft length, and rows that
-    share their coins.
+    27 * 6e-7 = 2e-5 under the right law. Catches a bonus drawn from v, a wrong effective draft length, rows that
+    share their coins, and rounds of one length that remember another's.
     """
+    lengths = iter(gammas)
+    monkeypatch.setattr(ConstantLength, "next", lambda schedule, memory: next(lengths))
     torch.manual_seed(0)
     target, draft, weight, count = _tiny_vocabulary_model(1), _tiny_vocabulary_model(2), 0.4, 20_000
-    settings = {"num_assistant_tokens": gamma, "max_new_tokens": 3, "do_sample": True, "top_k": 0}
+    settings = {"num_assistant_tokens": max(gammas), "max_new_tokens": 3, "do_sample": True, "top_k": 0}
     prompts = torch.zeros(count, 1, dtype=torch.long)
     out = target.generate(
         prompts,
@@ -232,7 +238,7 @@ def test_end_to_end_law(gamma):
         **settings,
     )
     assert 0.1 < out.stats.acceptance_rate < 0.95
-    exact = _process_law(target, draft, weight, gamma, remaining=3, prefix=(0,))
+    exact = _process_law(target, draft, weight, gammas, remaining=3, prefix=(0,))
     assert sum(exact.values()) == pytest.approx(1.0, abs=1e-9)
     seen = Counter(map(tuple, out.sequences[:, 1:].tolist()))
     for tokens, probability in exact.items():

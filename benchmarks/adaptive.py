@@ -1,0 +1,142 @@
+"""Time adaptive draft lengths against constant ones on the embedded tasks: batch 1, one thread, one process.
+
+    python benchmarks/adaptive.py --output results/adaptive.json
+
+Every prompt is decoded with each length in turns, under one seed, before the next prompt is. Times are CPU seconds, as
+the machine may be shared; with one thread they are what an idle machine's clock would show. One prompt is decoded
+beforehand with every length, which compiles where `--engine compiled` is asked for; what adaptive lengths learn from
+the others, and the rounds that they try lengths in, are part of what is timed.
+"""
+
+import argparse
+import itertools
+import json
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import quantiles
+
+import torch
+from transformers import CompileConfig
+from transformers.utils import logging
+
+from hf_diversed import load_demo_pair
+from hf_diversed.corpus import held_out_examples
+from hf_diversed.provenance import provenance
+from hf_diversed.running.decode import timed_call
+from hf_diversed.running.pair import Pair
+
+
+TASKS = ("math", "summary", "code")
+CONSTANT = (1, 2, 3, 5, 8)
+ADAPTIVE = "adaptive"
+METHODS = (*map(str, CONSTANT), ADAPTIVE)
+ENGINES = {"eager": {}, "compiled": {"cache_implementation": "static", "compile_config": CompileConfig()}}
+
+
+@dataclass
+class Measured:
+    """Sums over the prompts of a turn, by turn."""
+
+    tokens: list[int] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+    rounds: int = 0
+    drafted: int = 0
+
+    @property
+    def rates(self) -> list[float]:
+        return [tokens / seconds for tokens, seconds in zip(self.tokens, self.seconds)]
+
+    @property
+    def rate(self) -> float:
+        return sum(self.tokens) / sum(self.seconds)
+
+
+def main() -> None:
+    arguments = _arguments()
+    logging.set_verbosity_error()
+    torch.set_num_threads(1)
+    Path(arguments.output).parent.mkdir(parents=True, exist_ok=True)
+    pair = load_demo_pair()
+    records = []
+    for task, rule in itertools.product(TASKS, (arguments.permissive, "lossless")):
+        records.append({"task": task, "rule": rule, **_summary(_measure(pair, task, rule, arguments))})
+        print(json.dumps(records[-1]), flush=True)
+    given = {name: value for name, value in vars(arguments).items() if name != "output"}
+    report = {**given, "records": records, "provenance": provenance(arguments.seed, pair.target.device)}
+    Path(arguments.output).write_text(json.dumps(report, indent=2) + "\n")
+
+
+def _measure(pair: Pair, task: str, rule: str, arguments: argparse.Namespace) -> dict[str, Measured]:
+    examples = held_out_examples(task, arguments.num_examples + 1, arguments.seed)
+    warm_up, *prompts = (pair.tokenizer(example.prompt, return_tensors="pt") for example in examples)
+    measured = {method: Measured() for method in METHODS}
+    for method in METHODS:
+        _decode(pair, warm_up, rule, method, arguments, seed=arguments.seed)
+    for turn in range(arguments.repeats):
+        for each in measured.values():
+            each.tokens.append(0)
+            each.seconds.append(0.0)
+        for number, prompt in enumerate(prompts):
+            first = (turn + number) % len(METHODS)
+            for method in METHODS[first:] + METHODS[:first]:
+                seed = arguments.seed + turn * len(prompts) + number
+                stats, seconds = _decode(pair, prompt, rule, method, arguments, seed)
+                measured[method].tokens[-1] += stats.num_emitted
+                measured[method].seconds[-1] += seconds
+                measured[method].rounds += stats.num_rounds
+                measured[method].drafted += stats.num_drafted
+    return measured
+
+
+def _decode(pair: Pair, prompt, rule: str, method: str, arguments: argparse.Namespace, seed: int):
+    adaptive = method == ADAPTIVE
+    began = time.process_time()
+    output, _, _ = timed_call(
+        pair.target,
+        seed,
+        **prompt,
+        **ENGINES[arguments.engine],
+        assistant_model=pair.draft,
+        verifier=rule,
+        num_assistant_tokens=5 if adaptive else int(method),
+        num_assistant_tokens_schedule=ADAPTIVE if adaptive else "constant",
+        max_new_tokens=arguments.max_new_tokens,
+        do_sample=True,
+        top_k=0,
+    )
+    return output.stats, time.process_time() - began
+
+
+def _summary(measured: dict[str, Measured]) -> dict:
+    """Tokens per CPU second; adaptive over the best constant length and over 5: overall, middle half of turns."""
+    best = max(map(str, CONSTANT), key=lambda method: measured[method].rate)
+    return {
+        "tokens_per_second": {method: round(each.rate, 1) for method, each in measured.items()},
+        "drafted_per_round": round(measured[ADAPTIVE].drafted / measured[ADAPTIVE].rounds, 2),
+        "best_constant": int(best),
+        "over_best_constant": _ratio(measured[ADAPTIVE], measured[best]),
+        "over_5": _ratio(measured[ADAPTIVE], measured["5"]),
+    }
+
+
+def _ratio(mine: Measured, other: Measured) -> dict:
+    by_turn = [a / b for a, b in zip(mine.rates, other.rates)]
+    low, _, high = quantiles(by_turn, method="inclusive") if len(by_turn) > 1 else by_turn * 3
+    return {"ratio": round(mine.rate / other.rate, 4), "quartiles": [round(low, 4), round(high, 4)]}
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", default="results/adaptive.json")
+    parser.add_argument("--engine", choices=ENGINES, default="eager")
+    parser.add_argument("--permissive", default="static:0.3", help="The other rule beside lossless.")
+    parser.add_argument("--num-examples", type=int, default=24)
+    parser.add_argument("--repeats", type=int, default=4)
+    parser.add_argument("--max-new-tokens", type=int, default=96)
+    parser.add_argument("--seed", type=int, default=0)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,364 @@
+"""Adaptive draft lengths: what is learnt from rounds, what is chosen, and that decoding is otherwise the same."""
+
+import gc
+import random
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import SimpleNamespace
+
+import pytest
+import torch
+from transformers import CompileConfig
+
+from hf_diversed import RoundStreamer, StaticEnsembleVerifier, record_stats
+from hf_diversed.engines import static
+from hf_diversed.engines.compiling import clear_compiled
+from hf_diversed.generation import checks, experience
+from hf_diversed.generation.experience import Experience, RoundTimes, Survival, experience_with, fit
+from hf_diversed.generation.schedules import LONGEST, AdaptiveLength, neighbours
+from hf_diversed.theory import ForwardTimes, best_gamma
+from hf_diversed.verifiers import build_verifier
+from tests.tiny import ragged_batch
+
+
+PAIRS = [(0.9, 0.1), (0.6, 0.05), (0.8, 0.4), (0.97, 0.2)]  # acceptance, cost of a draft in target forwards
+
+
+@dataclass
+class Machine:
+    """Stands for models and rows: keeps each draft with the same probability, and takes as long as it is told to.
+
+    `rows` and `engine` at once, of calls of 60 tokens per row; `disturb` maps a round's number and time to its time.
+    """
+
+    rate: float
+    times: ForwardTimes
+    batch_size: int = 1
+    lengths: tuple[int, ...] = tuple(range(1, LONGEST + 1))
+    disturb: Callable[[int, float], float] = lambda number, seconds: seconds
+
+    def __post_init__(self) -> None:
+        self.random = random.Random(0)
+        self.now, self.rounds = 0.0, []
+        self.known, self.survival = {}, Survival()
+
+    @property
+    def running(self) -> list[int]:
+        return [row for row, left in enumerate(self.left) if left > 0]
+
+    def room_on_host(self, gamma: int) -> list[int]:
+        return [max(0, min(gamma, left - 1)) for left in self.left]
+
+    def decode(self, calls: int, start: int = 5) -> list[int]:
+        """The lengths chosen in so many calls."""
+        first = len(self.rounds)
+        for _ in range(calls):
+            self.left = [60] * self.batch_size
+            schedule = AdaptiveLength(
+                start,
+                max(start, LONGEST),
+                self,
+                lambda gamma, memory: gamma in self.lengths,
+                lambda rows: self.known.setdefault(rows, RoundTimes()),
+                self.survival,
+                clock=lambda: self.now,
+            )
+            while self.running:
+                self._round(schedule)
+        return self.rounds[first:]
+
+    def _round(self, schedule: AdaptiveLength) -> None:
+        gamma = schedule.next(None)
+        room = self.room_on_host(gamma)
+        draws = [[self.random.random() < self.rate for _ in range(count)] for count in room]
+        accepted = [(*drawn, False).index(False) for drawn in draws]
+        self.left = [left - count - 1 for left, count in zip(self.left, accepted)]
+        self.now += self.disturb(len(self.rounds), self.times.round(max(room)))
+        self.rounds.append(gamma)
+        draft = SimpleNamespace(tokens=torch.empty(self.batch_size, max(room))) if max(room) else None
+        schedule.learn(SimpleNamespace(draft=draft), SimpleNamespace(accepted=accepted))
+
+
+def promised(rate: float, times: ForwardTimes, gamma: int) -> float:
+    return best_gamma([rate**n for n in range(1, LONGEST + 1)], times, [gamma])[1]
+
+
+def share_of_best(machine: Machine, gammas: list[int]) -> float:
+    """Mean over rounds of what theory promises of their lengths, over what it promises of the best."""
+    best = best_gamma([machine.rate**n for n in range(1, LONGEST + 1)], machine.times)[1]
+    return sum(promised(machine.rate, machine.times, gamma) for gamma in gammas) / len(gammas) / best
+
+
+@pytest.mark.parametrize(("rate", "ratio"), PAIRS)
+@pytest.mark.parametrize("batch_size", [1, 4])
+def test_it_finds_the_best_length(rate, ratio, batch_size):
+    """Catches a cost ratio upside down, a round's cost taken per row, and an acceptance that never moves."""
+    machine = Machine(rate, ForwardTimes(0.02, 0.02 * ratio), batch_size)
+    machine.decode(calls=30)
+    later = [gamma for _ in range(10) for gamma in machine.decode(calls=1)[:3]]  # those with room
+    assert share_of_best(machine, later) > 0.97
+    assert machine.known[batch_size].costs.draft == pytest.approx(ratio, rel=1e-6)
+
+
+def test_it_begins_where_it_is_told():
+    """Catches a start value that is dropped, and lengths tried in an order that time decides."""
+    machine = Machine(0.9, ForwardTimes(1.0, 0.1))
+    assert machine.decode(calls=1)[:6] == [5, 2, 10, 5, 2, 10]
+    assert Machine(0.9, ForwardTimes(1.0, 0.1)).decode(calls=1, start=20)[:3] == [20, 10, 20]
+
+
+def test_the_same_times_give_the_same_lengths():
+    """Catches a choice that hangs on anything but rounds and clock."""
+    first, second = (Machine(0.8, ForwardTimes(0.02, 0.003)).decode(calls=20) for _ in range(2))
+    assert first == second
+
+
+@pytest.mark.parametrize(
+    "disturb",
+    {
+        "every fifth round waits": lambda number, seconds: seconds * (3.0 if number % 5 == 4 else 1.0),
+        "compiles at first": lambda number, seconds: seconds + (80.0 if number < 3 else 0.0),
+        "slow for a while": lambda number, seconds: seconds * (2.0 if number // 97 % 2 else 1.0),
+        "the text grows": lambda number, seconds: seconds * (1.0 + number / 100),
+    }.values(),
+)
+@pytest.mark.parametrize(("rate", "ratio"), PAIRS)
+def test_disturbed_rounds_do_not_mislead(rate, ratio, disturb):
+    """Catches means in place of quartiles, and slow rounds of one length held against fast ones of another."""
+    machine = Machine(rate, ForwardTimes(0.02, 0.02 * ratio), disturb=disturb)
+    machine.decode(calls=40)
+    later = [gamma for _ in range(20) for gamma in machine.decode(calls=1)[:3]]
+    assert share_of_best(machine, later) > 0.95
+
+
+def test_it_follows_a_change():
+    """Catches an acceptance over all of the past, and costs that were measured once."""
+    machine = Machine(0.95, ForwardTimes(0.02, 0.002))
+    machine.decode(calls=30)
+    machine.rate, machine.times = 0.5, ForwardTimes(0.02, 0.01)
+    machine.decode(calls=30)
+    assert share_of_best(machine, machine.decode(calls=10)) > 0.95
+
+
+def test_only_lengths_that_are_ready():
+    """Catches a length that would be compiled on the way, and one nearby that hides those that are ready."""
+    machine = Machine(0.95, ForwardTimes(0.02, 0.001), lengths=(1, 12))
+    chosen = machine.decode(calls=30, start=3)
+    assert set(chosen) == {1, 3, 12}
+    assert chosen[60:].count(12) > 0.8 * len(chosen[60:])
+    assert set(Machine(0.95, ForwardTimes(0.02, 0.001), lengths=()).decode(calls=30)) == {5}
+
+
+def test_no_row_is_given_drafts_it_has_no_room_for():
+    """Catches a last round of a compiled engine that pays for drafts behind the maximal length."""
+    machine = Machine(0.97, ForwardTimes(0.02, 0.002))
+    machine.decode(calls=30)
+    machine.left = [3]
+    schedule = AdaptiveLength(
+        5, LONGEST, machine, lambda *_: True, machine.known.__getitem__, machine.survival, lambda: machine.now
+    )
+    assert schedule.next(None) <= 2
+
+
+def test_neighbours():
+    assert neighbours(5, 2.0, range(1, 17)) == [2, 10]
+    assert neighbours(1, 1.5, range(1, 17)) == [2]
+    assert neighbours(16, 1.5, range(1, 17)) == [11]
+    assert neighbours(5, 2.0, [5]) == []
+
+
+def test_fit_by_hand():
+    """Catches weights, a slope over its reciprocal, and lines that fall or run through the origin."""
+    widths = [2] * 4 + [6] * 4
+    assert fit(widths, [0.014] * 4 + [0.022] * 4).draft == pytest.approx(0.2)
+    assert fit([5] * 9, [0.1] * 9) is None
+    assert fit([*[5] * 9, 2, 2, 2], [0.1] * 12) is None  # three rounds of a width are too few
+    assert fit(widths, [0.02] * 4 + [0.01] * 4) == ForwardTimes(1.0, 0.0)
+    assert 10.0 < fit(widths, [0.001] * 4 + [0.1] * 4).draft < 100.0
+    heavy = fit([2] * 4 + [4] * 8 + [6] * 4, [1.0] * 4 + [4.0] * 8 + [2.0] * 4)  # y = 2.75 + (x - 4) / 4
+    assert heavy.draft == pytest.approx(0.25 / 1.75)
+
+
+def test_a_clock_may_stand_still():
+    """Catches a division by the time of a round that a coarse clock did not see."""
+    machine = Machine(0.8, ForwardTimes(0.02, 0.002), disturb=lambda number, seconds: 0.0)
+    assert set(machine.decode(calls=10)) <= set(machine.lengths)
+
+
+def test_survival_by_hand():
+    """Catches positions never reached counted as lost, and drafts behind an EOS counted as if they could be kept."""
+    survival = Survival()
+    assert survival.is_new
+    assert survival.curve(2) == pytest.approx([0.8, 0.64])
+    for _ in range(2000):
+        survival.learn([4, 1], [4, 4])  # all kept; the second rejected
+    first, second, third, fourth = survival.curve(4)
+    assert [first, second, third / second, fourth / third] == pytest.approx([1.0, 0.5, 1.0, 1.0], abs=0.08)
+    assert not survival.is_new
+    cut = Survival()
+    for _ in range(2000):
+        cut.learn([2], [5])  # two kept and no more, whether rejected or behind the end
+    assert cut.curve(5)[1] > 0.9
+    assert cut.curve(5)[2] < 0.15
+    idle = Survival()
+    idle.learn([0, 0], [0, 0])
+    assert idle.curve(1) == pytest.approx([0.8])
+
+
+def test_what_is_known_of_a_pair_goes_with_it():
+    """Catches models kept alive by what was measured of them, and memory that grows with every rule."""
+    target, draft = torch.nn.Linear(1, 1), torch.nn.Linear(1, 1)
+    known = experience_with(target, draft)
+    assert experience_with(target, draft) is known
+    assert experience_with(draft, draft) is not known
+    gone = weakref.ref(draft)
+    del draft
+    gc.collect()
+    assert gone() is None
+    first = known.recall(Survival, 0)
+    assert known.recall(Survival, 0) is first
+    for key in range(1, 2 * experience._MOST_KEPT):
+        known.recall(Survival, key)
+    assert known.recall(Survival, 0) is not first
+    assert isinstance(Experience().recall(RoundTimes, 0), RoundTimes)
+
+
+# In the loop.
+
+
+@pytest.fixture
+def lengths(monkeypatch):
+    """Every length that the loop's schedules choose, in order, by a clock that only counts its readings."""
+    chosen, ticks = [], iter(range(10**9))
+
+    class Watched(AdaptiveLength):
+        def __post_init__(self):
+            self.clock = lambda: float(next(ticks))
+
+        def next(self, memory):
+            chosen.append(super().next(memory))
+            return chosen[-1]
+
+    monkeypatch.setattr("hf_diversed.generation.planning.AdaptiveLength", Watched)
+    experience._pairs.clear()
+    yield chosen
+    experience._pairs.clear()
+
+
+CALL = {"num_assistant_tokens_schedule": "adaptive", "max_new_tokens": 40, "do_sample": False}
+STATIC = {"cache_implementation": "static", "disable_compile": True}
+
+
+@pytest.mark.parametrize("engine", [{}, STATIC], ids=["eager", "static"])
+@pytest.mark.parametrize("batch_size", [1, 4])
+def test_lossless_greedy_text_is_the_targets(pair, lengths, engine, batch_size):
+    """Catches buffers without room for the longest round, and draft caches left behind by rounds of mixed length."""
+    target, draft = pair
+    batch = ragged_batch(batch_size)
+    plain = target.generate(**batch, max_new_tokens=40, do_sample=False)
+    for _ in range(2):
+        text = target.generate(**batch, **CALL, **engine, assistant_model=draft, verifier="lossless")
+        assert torch.equal(text, plain)
+    assert len(set(lengths)) >= 3
+
+
+@pytest.mark.parametrize("new_tokens", [1, 2, 3, 17])
+def test_it_ends_at_the_maximal_length(pair, lengths, new_tokens):
+    target, draft = pair
+    call = {**ragged_batch(), **CALL, "max_new_tokens": new_tokens}
+    plain = target.generate(**ragged_batch(), max_new_tokens=new_tokens, do_sample=False)
+    for start in (1, 5, 30):
+        for engine in ({}, STATIC):
+            text = target.generate(
+                **call, **engine, assistant_model=draft, verifier="lossless", num_assistant_tokens=start
+            )
+            assert torch.equal(text, plain)
+
+
+def test_lengths_beyond_the_longest_are_taken(pair, lengths):
+    """Catches a start value that is clipped to what is considered by itself."""
+    target, draft = pair
+    target.generate(**ragged_batch(1), **CALL, assistant_model=draft, verifier="lossless", num_assistant_tokens=25)
+    assert lengths[0] == 25
+
+
+def test_drafts_configuration_is_read(pair, lengths, monkeypatch):
+    """Catches the place where upstream reads the schedule, ignored without a word; and a warning of no effect."""
+    target, draft = pair
+    said = []
+    monkeypatch.setattr(checks.logger, "warning_once", said.append)
+    monkeypatch.setattr(draft.generation_config, "num_assistant_tokens_schedule", "adaptive", raising=False)
+    target.generate(**ragged_batch(1), max_new_tokens=40, assistant_model=draft, verifier="lossless")
+    assert lengths
+    assert said == []
+
+
+@pytest.mark.parametrize("drafts", [{"prompt_lookup_num_tokens": 4}, {"assistant_early_exit": 1}])
+def test_drafts_without_a_draft_model(pair, lengths, drafts):
+    """Catches lookups that are cut at the start value, and rounds without any drafts."""
+    target, _ = pair
+    plain = target.generate(**ragged_batch(), max_new_tokens=40, do_sample=False)
+    assert torch.equal(target.generate(**ragged_batch(), **CALL, **drafts, verifier="lossless"), plain)
+    assert len(set(lengths)) >= 3
+
+
+class Listener(RoundStreamer):
+    def __init__(self):
+        self.heard = []
+
+    def put_round(self, records, stats):
+        self.heard.append((records.tokens.shape[1], stats))
+
+
+@pytest.mark.parametrize("engine", [{}, STATIC], ids=["eager", "static"])
+def test_counts_and_records_of_mixed_lengths(pair, lengths, engine):
+    """Catches positions of short rounds counted for long ones, and records cut or padded at a fixed width."""
+    target, draft = pair
+    streamer = Listener()
+    told = {"return_dict_in_generate": True, "output_token_records": True, "streamer": streamer}
+    rule = StaticEnsembleVerifier(0.4)
+    with record_stats() as summed:
+        out = target.generate(**ragged_batch(1), **CALL, **engine, **told, assistant_model=draft, verifier=rule)
+    stats, records = out.stats, out.token_records
+    assert len(set(lengths)) >= 3
+    assert stats.num_rounds == len(lengths) == stats.target_forwards - 1  # but the prompt's
+    assert stats.num_drafted <= sum(lengths)
+    assert sum(stats.accepted_per_position) == stats.num_accepted == int((records.source == 0).sum())
+    assert stats.accepted_per_position == sorted(stats.accepted_per_position, reverse=True)
+    assert len(stats.accepted_per_position) <= max(lengths)
+    assert torch.equal(records.tokens, out.sequences[:, 9:])
+    assert sum(width for width, _ in streamer.heard) == stats.num_emitted == summed.num_emitted
+    assert sum(part.num_drafted for _, part in streamer.heard) == stats.num_drafted
+
+
+RULES = {
+    "one function": StaticEnsembleVerifier(0.4, bias_budget=1.0),  # remembers, so the first round is another function
+    "parts": StaticEnsembleVerifier(0.4),
+    "forwards": build_verifier("fly:0.3:1"),  # reads the ids so far
+}
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_nothing_is_compiled_on_the_way(pair, lengths, monkeypatch, name):
+    """Catches lengths that are taken without being compiled, for any kind of round, and those that are never found."""
+    if name == "parts":
+        monkeypatch.setattr(static, "MAX_LAYERS", 0)
+    target, draft = pair
+    compiled = {"cache_implementation": "static", "compile_config": CompileConfig(backend="eager", mode="default")}
+    told = {"return_dict_in_generate": True, "assistant_model": draft, "verifier": RULES[name]}
+    call = {**ragged_batch(1), **CALL, **compiled, **told, "num_assistant_tokens": 1}
+    clear_compiled()
+    try:
+        first = target.generate(**call)
+        assert set(lengths) == {1}
+        assert first.stats.compile.num_compiled > 0
+        assert first.stats.compile.num_recompiled == 0
+        target.generate(**{**call, "num_assistant_tokens_schedule": "constant", "num_assistant_tokens": 3})
+        lengths.clear()
+        second = target.generate(**call)
+        assert 3 in lengths
+        assert set(lengths) <= {1, 3}
+        assert second.stats.compile.num_compiled == 0
+    finally:
+        clear_compiled()
