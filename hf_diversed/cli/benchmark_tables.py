@@ -14,9 +14,12 @@ from hf_diversed.formatting import number, percent
 def tables(records: list[dict]) -> Iterator[Table]:
     """Speed, rounds, costs and parts of a round of every point, medians over the turns: each fits 80 columns."""
     for place, rows in _by_place(records).items():
-        yield _table(_title(*place), _SPEED, [row for row in rows if row["tokens_per_second"] is not None])
+        timed = [row for row in rows if row["method"] != LIMIT]
+        if not timed:  # the limit is that of one row, whichever were timed
+            continue
+        yield _table(_title(*place), _SPEED, timed)
         yield _table("rounds", _ROUND, rows)
-        yield _table("memory, and compiling", _COST, [row for row in rows if row["method"] != LIMIT])
+        yield _table("memory, and compiling", _COST, timed)
         ours = [row for row in rows if row["breakdown"] is not None]
         if ours:
             yield _table("ms per round, by part", _PARTS, ours)
