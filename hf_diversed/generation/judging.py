@@ -62,7 +62,8 @@ def _mixed(rows: torch.Tensor, best: Round, drawn: Round) -> Round:
     if one is None or other is None:
         return Round(drawn.draft, drawn.target, drawn.coins, None, outcome, rows)
     mine, others = one.trace, other.trace
-    trace = replace(others, weight=pick_known(mine.weight, others.weight), tv=pick_known(mine.tv, others.tv))
+    told = {name: pick_known(getattr(mine, name), getattr(others, name)) for name in ("weight", "tv", "bias")}
+    trace = replace(others, **told)
     accept_prob, state = pick(one.accept_prob, other.accept_prob), pick_known(one.state, other.state)
     verdict = Verdict(accept_prob, other.replacement, state, trace)
     return Round(drawn.draft, drawn.target, drawn.coins, verdict, outcome, rows)

@@ -82,7 +82,7 @@ def test_tokens_have_colours():
         tokens=torch.tensor([[5, 6]]),
         source=torch.tensor([[0, 1]], dtype=torch.int8),
         relaxed=torch.tensor([[True, False]]),
-        **dict.fromkeys(("weight", "p", "q", "tv"), torch.full((1, 2), float("nan"))),
+        **dict.fromkeys(("weight", "p", "q", "tv", "bias", "strict_prob"), torch.full((1, 2), float("nan"))),
     )
     text = token_text(SimpleNamespace(all_special_ids=[], decode=lambda ids: "[red]" * len(ids)), records)
     assert text.plain == "[red][red]"
@@ -114,7 +114,7 @@ def test_generate_with_folders(tmp_path):
         (["--method", "diversed", "--task", "poetry"], "needs a head"),
         (["--method", "static:abc"], "--method static:abc: `weight` must lie in [0, 1], got 'abc'"),
         (["--method", "static:abc"], "For example --method static:0.7."),
-        (["--method", "static"], "it reads static:weight[:max_bias][:bias_budget]"),
+        (["--method", "static"], "it reads static:weight[:max_bias][:bias_budget][:max_ratio]"),
         (["--method", "phase"], "build PhaseVerifier in Python"),
         (["--target", "x", "--draft", "y", "--method", "diversed"], "pass --head FOLDER_OR_HUB_ID."),
         (["--device", "cudaa"], "--device must be cpu, or an accelerator that is here"),
