@@ -25,6 +25,7 @@ _SEEN = {
     "distribution": "eight figures on the two distributions",
     "both": "the last hidden states of both models and eight figures on the two distributions",
 }
+_SEEN_TOKEN = ", and five figures on the drafted token: every token has a weight of its own"
 _SETTINGS = (
     "learning_rate", "lr_scheduler_type", "max_steps", "num_iterations", "per_device_train_batch_size",
     "num_generations", "num_assistant_tokens", "temperature", "top_k", "top_p", "max_completion_length",
@@ -94,7 +95,7 @@ def _about_pair(config: DiversedHeadConfig, evaluation: Mapping[str, Any]) -> di
         "target": public_name(target) or "the-target",
         "draft": public_name(draft) or "the-draft",
         "pair": _pair(config, evaluation),
-        "seen": _SEEN[config.features],
+        "seen": _SEEN[config.features] + (_SEEN_TOKEN if config.token_features else ""),
     }
 
 

@@ -50,11 +50,7 @@ class DiversedConfig(HeadTrainingSettings, TrainingArguments):
                 f"temperature must be above 0, got {self.temperature!r}: greedy rollouts have no score function. "
                 "A head trained at temperature 1 also serves greedy decoding."
             )
-        if self.baseline not in (None, *BASELINES) or (self.baseline == "prompt" and self.num_generations < 2):
-            raise ValueError(
-                f"baseline must be one of {', '.join(BASELINES)}, and prompt needs num_generations of at least 2, got "
-                f"{self.baseline!r} with {self.num_generations}."
-            )
+        self._check_baseline()
         if not self.acceptance_coef_min <= self.acceptance_coef_init <= self.acceptance_coef_max:
             raise ValueError(
                 "acceptance_coef_init must lie between acceptance_coef_min and acceptance_coef_max, got "
@@ -83,6 +79,15 @@ class DiversedConfig(HeadTrainingSettings, TrainingArguments):
             raise ValueError(
                 f"eval_steps must equal save_steps={self.save_steps:g} with load_best_model_at_end, got "
                 f"{self.eval_steps!r}: the best head is loaded from its checkpoint."
+            )
+
+    def _check_baseline(self) -> None:
+        if self.baseline not in (None, *BASELINES):
+            raise ValueError(f"baseline must be one of {', '.join(BASELINES)}, or None, got {self.baseline!r}.")
+        if self.baseline == "prompt" and self.num_generations < 2:
+            raise ValueError(
+                f"baseline=prompt needs num_generations of at least 2, got {self.num_generations}: a rollout is "
+                "compared with the prompt's other rollouts."
             )
 
 
