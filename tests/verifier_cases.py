@@ -39,7 +39,7 @@ TEMPERATURE = 0.8
 
 @dataclass(frozen=True)
 class Laws:
-    """What a reference formula may look at: float64 `[B, G, V]`; `weight` is the rule's own, of every token, or None."""
+    """What a reference formula may look at: float64 `[B, G, V]`; `weight` is the rule's own, by token, or None."""
 
     p: torch.Tensor
     q: torch.Tensor
@@ -510,6 +510,11 @@ def enumerate_law(verifier: Verifier, draft: DraftOutput, target: TargetOutput) 
     trace = verdict.trace
     weight, tv, bias = (None if x is None else per_token(x) for x in (trace.weight, trace.tv, trace.bias))
     return Enumeration(accept, replacement, emitted, weight, None if tv is None else tv[..., 0], bias)
+
+
+def weights_of(verifier: Verifier, draft: DraftOutput, target: TargetOutput) -> torch.Tensor | None:
+    """The weight of every token, greedy decoding or not: float64 `[B, G, V]`; None for rules without."""
+    return enumerate_law(verifier, replace(draft, sampled=True), target).weight
 
 
 def _repeated(block, count: int):

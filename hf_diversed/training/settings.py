@@ -42,8 +42,8 @@ class HeadTrainingSettings:
     initial_lenience: float = field(
         default=0.2,
         metadata={
-            "help": "Where a new head with token features starts instead: w is 1/2 where p/q is this, and rises as p/q "
-            "falls, as lenience does; a flat start learns nothing."
+            "help": "Where a new head with token features starts instead: w is 1/2 where p/q is this, and rises as "
+            "p/q falls, as under lenience; a flat start learns nothing."
         },
     )
 

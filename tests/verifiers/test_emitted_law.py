@@ -17,6 +17,7 @@ from tests.verifier_cases import (
     mixture_law,
     token_law,
     total_variation,
+    weights_of,
 )
 
 
@@ -155,8 +156,7 @@ def test_greedy_emits_the_best_token(case: VerifierCase):
     draft, target = make_block(sampled=False, rows=8)
     verifier = case.make()
     verdict = verifier(draft.tokens, draft, target)
-    weight = enumerate_law(verifier, replace(draft, sampled=True), target).weight
-    expected = case.greedy(Laws.of(draft, target, weight))
+    expected = case.greedy(Laws.of(draft, target, weights_of(verifier, draft, target)))
     assert torch.equal(verdict.accept_prob, (expected == draft.tokens).float())
     for position in range(GAMMA):
         kept = verdict.accept_prob[:, position] == 1.0

@@ -42,9 +42,9 @@ def build_timed(
     """Build what a benchmark times from names.
 
     Args:
-        methods: "upstream" (lossless), "upstream:<weight>" (its static ensemble), "fresh:<features>[+token][:mlp]"
-            (an untrained head of that kind, as expensive as a trained one; "+token" sees the drafted token, too), or what `build_methods` knows: "ar", "sd",
-            "static:0.7", "diversed" (the given head) ...
+        methods: "upstream" (lossless), "upstream:<weight>" (its static ensemble), "fresh:<features>[+token][:mlp]" (an
+            untrained head of that kind, as expensive as a trained one; "+token" sees the drafted token, too), or what
+            `build_methods` knows: "ar", "sd", "static:0.7", "diversed" (the given head) ...
         acceptance: see `BenchmarkSettings`; acts on our methods.
 
     Raises:
