@@ -3,7 +3,7 @@
 import itertools
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 
 import pytest
 import torch
@@ -131,9 +131,10 @@ def test_average_is_exact_where_all_weights_agree(value: float):
     assert (average_weight(weight, p, q, weight[..., 0]) == value).all()
 
 
-def token_rule(tables: Tables, rule: DiversedVerifier) -> Callable[[Tables, tuple], torch.Tensor]:
+def token_rule(rule: DiversedVerifier) -> Callable[[Tables, tuple], torch.Tensor]:
     """The law that a rule's weights make at any prefix, from the formula."""
 
+    @cache
     def law(tables: Tables, prefix: tuple) -> torch.Tensor:
         block = judge(rule, tables, prefix, 1)
         p, q = tables.p(prefix), tables.q(prefix)
@@ -149,7 +150,7 @@ def test_process_emits_the_law(wrap, gamma: int, length: int):
     """Catches a weight of another position or token anywhere in the loop's arithmetic: drafts, coins, residual."""
     for seed in SEEDS:
         rule = DiversedVerifier(token_head())
-        law = token_rule(Tables(seed), rule)
+        law = token_rule(rule)
         found = process_law(wrap(rule), Tables(seed), gamma, length, bonus=law)
         assert distance(found, product_law(law, Tables(seed), length)) < ROUNDING
 
