@@ -1,6 +1,6 @@
 """DIVERSED: learned weights per position (arXiv 2604.07622) or per token, with a quality dial and bounds."""
 
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, cast, runtime_checkable
 
 import torch
 
@@ -23,8 +23,6 @@ _AS_TRAINED = 0.5
 class Head(Protocol):
     """What the rule asks of a head: a `DiversedHead` is one, and so is whatever computes a logit from the same inputs.
 
-    One that sees the drafted token (`needs_token`) has `ratio_slope()` besides, see there.
-
     Attributes:
         config: as of `DiversedHeadConfig`: the pair, vocabulary, temperature and draft length it was trained for.
     """
@@ -36,6 +34,13 @@ class Head(Protocol):
 
     def __call__(self, **inputs: torch.Tensor) -> torch.Tensor:
         """float32 `[B, G]`, the logit of the weight on the target; inputs as `DiversedHead.forward` names them."""
+
+
+class TokenHead(Head, Protocol):
+    """A head that sees the drafted token, too: `needs_token` is true."""
+
+    def ratio_slope(self) -> torch.Tensor:
+        """How fast the logit falls as log p/q of the token rises, nats per nat: a float32 scalar above 0."""
 
 
 class DiversedVerifier(MixtureVerifier):
@@ -144,7 +149,8 @@ class DiversedVerifier(MixtureVerifier):
         if quality is None:
             return torch.sigmoid(logit)
         if self.head.needs_token:
-            return torch.sigmoid(shift_lenience(logit, quality, self.head.ratio_slope().to(logit.device)))
+            slope = cast(TokenHead, self.head).ratio_slope()
+            return torch.sigmoid(shift_lenience(logit, quality, slope.to(logit.device)))
         return apply_quality(torch.sigmoid(logit), quality)
 
     def observe(self, draft: DraftOutput, target: TargetOutput) -> tuple[dict[str, torch.Tensor], torch.Tensor | None]:

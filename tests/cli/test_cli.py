@@ -67,13 +67,13 @@ def test_generate_prints_text_and_then_statistics(method, words):
 def test_generate_turns_the_dial():
     """Catches options that never reach the rule."""
     accepted = []
-    for options in ([], ["--max-bias", "0"], ["--bias-budget", "0"]):
+    for options in ([], ["--max-bias", "0"], ["--bias-budget", "0"], ["--max-ratio", "1"]):
         result = run(
             "generate", PROMPT, "--quality", "0", *options, "--num-assistant-tokens", "3", "--max-new-tokens", "24"
         )
         assert "diversed@0: " in result.stderr, result.output
         accepted.append("100.0% of " in result.stderr)
-    assert accepted == [True, False, False]
+    assert accepted == [True, False, False, False]
 
 
 def test_tokens_have_colours():

@@ -162,6 +162,7 @@ def test_refuses_caps_that_fit_no_row():
         ({"quality": [0.5, float("nan")]}, r"`quality` must lie in \[0, 1\], got nan"),
         ({"quality": []}, "`quality` must be one value or one per row, got none"),
         ({"max_bias": -0.1}, r"`max_bias` must lie in \[0, 1\], got -0.1. 0 is lossless"),
+        ({"max_ratio": 2.0}, r"`max_ratio` must lie in \[0, 1\], got 2.0. .* for at most twice .* say 0.5"),
     ],
 )
 def test_refuses_values_out_of_range(arguments: dict, message: str):
