@@ -16,7 +16,7 @@ NUM_TOKEN_FEATURES = 5
 LOG_RATIO = 0  # its place among them
 _LEAST_LOG = -10.0
 _LAST_RANK = 127
-_CHUNK = 2**14  # tokens whose features are held at once
+_HELD = 2**18  # tokens, of all positions together, whose figures are held at once
 
 
 def head_logit(
@@ -131,9 +131,10 @@ def drafted_token_features(p: torch.Tensor, q: torch.Tensor, tokens: torch.Tenso
 def vocabulary_features(p: torch.Tensor, q: torch.Tensor) -> Iterator[torch.Tensor]:
     """`token_features` of every token, chunk by chunk of the vocabulary: float32 `[..., C, 5]` from laws `[..., V]`.
 
-    Five figures on all of a large vocabulary at once would take more memory than both laws.
+    All of them at once would take five times the memory of a law, and a hidden layer on them many times as much.
     """
+    size = max(1, _HELD // p[..., 0].numel())
     likeliest = p.topk(min(_LAST_RANK, p.shape[-1]), dim=-1).values.flip(-1).contiguous()
-    for of_p, of_q in zip(p.split(_CHUNK, dim=-1), q.split(_CHUNK, dim=-1)):
+    for of_p, of_q in zip(p.split(size, dim=-1), q.split(size, dim=-1)):
         not_likelier = torch.searchsorted(likeliest, of_p.contiguous(), right=True)
         yield token_features(of_p, of_q, likeliest[..., -1:], likeliest.shape[-1] - not_likelier)

@@ -139,8 +139,12 @@ class DiversedVerifier(MixtureVerifier):
         of_prefix = {name: values for name, values in inputs.items() if name != "token"}
 
         def everywhere(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
-            logits = [self.head(**of_prefix, token=token) for token in vocabulary_features(p, q)]
-            return self._dialled(torch.cat(logits, dim=-1).to(device), None if quality is None else quality[..., None])
+            logit, start = torch.empty_like(p), 0
+            for token in vocabulary_features(p, q):
+                end = start + token.shape[-2]
+                logit[..., start:end] = self.head(**of_prefix, token=token)
+                start = end
+            return self._dialled(logit, None if quality is None else quality[..., None])
 
         return Weights(weight, tv, kept, everywhere)
 

@@ -172,19 +172,19 @@ def _token_figures(p: list[float], q: list[float], x: int) -> list[float]:
     return [max(value, -10.0) for value in figures] + [math.log1p(rank)]
 
 
-@pytest.mark.parametrize("chunk", [1, 4, 2**14])
+@pytest.mark.parametrize("held", [1, 20, 2**18])
 @pytest.mark.parametrize("size", [6, 300])
-def test_features_of_the_vocabulary_are_those_of_its_tokens(size: int, chunk: int, monkeypatch):
+def test_features_of_the_vocabulary_are_those_of_its_tokens(size: int, held: int, monkeypatch):
     """Catches chunks out of order, a rank that knows its own chunk only, and ranks beyond the last one told apart."""
-    monkeypatch.setattr(features_module, "_CHUNK", chunk)
+    monkeypatch.setattr(features_module, "_HELD", held)
     generator = torch.Generator().manual_seed(0)
     p, q = (torch.softmax((3.0 * torch.randn(4, size, generator=generator)).round(), -1) for _ in range(2))
     p[0] = torch.where(p[0] < p[0].median(), 0.0, p[0])
     found = torch.cat(list(vocabulary_features(p, q)), dim=1)
     for token in range(size):
         assert torch.equal(found[:, token], drafted_token_features(p, q, torch.full((4,), token)))
-    assert found[..., -1].max() == math.log1p(min(127, (p[1] > p[1].min()).sum())) or size == 300
-    assert found[..., -1].max() <= math.log1p(127) + 1e-6
+    assert len(list(vocabulary_features(p, q))) == {1: size, 20: size // 5 + (size % 5 > 0), 2**18: 1}[held]
+    assert (found[..., -1].max() == torch.tensor(127.0).log1p()) == (size == 300)
 
 
 @token_heads
