@@ -129,7 +129,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--weight", type=float, default=0.7)
     parser.add_argument("--gamma", type=int, default=5)
     parser.add_argument("--max-new-tokens", type=int, default=128)
-    parser.add_argument("--batch-sizes", default="1,2,4,8,16", help="From 1 on, where upstream runs; rows leave towards smaller ones.")
+    parser.add_argument("--batch-sizes", default="1,2,4,8,16", help="From 1 on; rows leave towards smaller ones.")
     parser.add_argument("--threads", default="1,2")
     parser.add_argument("--backend", default="inductor", help='Of torch.compile; "eager" only traces, for a trial.')
     parser.add_argument("--seed", type=int, default=0)

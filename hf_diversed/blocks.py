@@ -108,17 +108,21 @@ class Trace:
     """What a rule tells about a block beside what it decides; everything may be None.
 
     Attributes:
-        weight: float32 `[B, G]`, weight on the target, for rules that mix.
+        weight: float32 `[B, G]`, weight on the target at the drafted token, for rules that mix.
         tv: float32 `[B, G]`, TV(p, q), where the rule computed it.
+        bias: float32 `[B, G]`, TV(v, p), where weights differ from token to token; unless the rule needed it, what the
+            drafted token alone says, (1 - w) max(1 - p/q, 0), which is TV(v, p) on average. None where one weight
+            holds for all tokens, and TV(v, p) is (1 - w) TV(p, q).
         inputs: what a learned rule saw, by name, `[B, G, ...]`, if it was told to keep it.
         law: gives the law that sampling emits at the drafted positions, float32 `[B, G, V]`, for rules with one
-            (`Verifier.has_law`).
+            (`Verifier.has_law`); nan where another rule decides.
         strict_prob: float32 `[B, G]`, the part of `accept_prob` with which a lossless rule of the same kind would have
             kept the draft too; None where that is token-wise, min(1, p / q).
     """
 
     weight: torch.Tensor | None = None
     tv: torch.Tensor | None = None
+    bias: torch.Tensor | None = None
     inputs: dict[str, torch.Tensor] | None = None
     law: Callable[[], torch.Tensor] | None = None
     strict_prob: torch.Tensor | None = None

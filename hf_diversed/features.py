@@ -1,4 +1,6 @@
-"""What a head sees of two laws, and what it makes of all that it sees. Needs torch only."""
+"""What a head sees of two laws and of a token, and what it makes of all that it sees. Needs torch only."""
+
+from collections.abc import Iterator
 
 import torch
 import torch.nn.functional as F
@@ -9,6 +11,12 @@ TOTAL_VARIATION = 4  # its place among them
 _IMPLAUSIBLE = 0.01
 _LEAST_MASS = 1e-3
 _MAX_LOG_RATIO = 20.0
+
+NUM_TOKEN_FEATURES = 5
+LOG_RATIO = 0  # its place among them
+_LEAST_LOG = -10.0
+_LAST_RANK = 127
+_HELD = 2**18  # tokens, of all positions together, whose figures are held at once
 
 
 def head_logit(
@@ -32,6 +40,36 @@ def head_logit(
     if dense_weight is not None and dense_bias is not None:
         values = F.gelu(F.linear(values, dense_weight.float(), dense_bias.float()))
     return F.linear(values, out_weight.float(), out_bias.float()).squeeze(-1)
+
+
+def token_logit(
+    values: torch.Tensor,
+    token: torch.Tensor,
+    mean: torch.Tensor,
+    std: torch.Tensor,
+    out_weight: torch.Tensor,
+    out_bias: torch.Tensor,
+    dense_weight: torch.Tensor | None = None,
+    dense_bias: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """`head_logit` for N tokens behind one prefix, whose share of the first layer is computed once.
+
+    Args:
+        values: float32 `[..., D - F]`, of the prefix. token: float32 `[..., N, F]`, of the tokens. The others are as
+            in `head_logit`, with the tokens' inputs last.
+
+    Returns:
+        float32 `[..., N]`.
+    """
+    mean, std, split = mean.float(), std.float(), values.shape[-1]
+    values, token = (values - mean[:split]) / std[:split], (token - mean[split:]) / std[split:]
+    weight, bias = (out_weight, out_bias) if dense_weight is None else (dense_weight, dense_bias)
+    weight = weight.float()
+    of_prefix = F.linear(values, weight[:, :split], None if bias is None else bias.float())
+    units = of_prefix[..., None, :] + F.linear(token, weight[:, split:])
+    if dense_weight is not None:
+        units = F.linear(F.gelu(units), out_weight.float(), out_bias.float())
+    return units.squeeze(-1)
 
 
 def distribution_features(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
@@ -64,3 +102,39 @@ def distribution_features(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
         (torch.where(p < _IMPLAUSIBLE, q, 0.0).sum(-1) + _LEAST_MASS).log(),
     )
     return torch.stack(figures, dim=-1)
+
+
+def token_features(p: torch.Tensor, q: torch.Tensor, top: torch.Tensor, rank: torch.Tensor) -> torch.Tensor:
+    """Five figures on a token: log p/q, log p - log max p, log p, log q and log(1 + its rank under p).
+
+    Logs are natural and end at -10, log p/q also at 0, above which no weight matters; ranks end at 127.
+
+    Args:
+        p, q: float32 `[...]`, its probabilities under both laws. top: float32, the highest p, broadcasts.
+        rank: float or long `[...]`, how many tokens are likelier under p, at most 127.
+
+    Returns:
+        float32 `[..., 5]`.
+    """
+    log_p, log_q, log_top = (values.clamp_min(torch.finfo(p.dtype).tiny).log() for values in (p, q, top))
+    figures = ((log_p - log_q).clamp_max(0.0), log_p - log_top, log_p, log_q, torch.log1p(rank))
+    return torch.stack(figures, dim=-1).clamp_min(_LEAST_LOG)
+
+
+def drafted_token_features(p: torch.Tensor, q: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    """`token_features` of one token per position: float32 `[..., 5]` from laws `[..., V]` and tokens, long `[...]`."""
+    of_p, of_q = (law.gather(-1, tokens[..., None]) for law in (p, q))
+    rank = (p > of_p).sum(-1).clamp_max(_LAST_RANK)
+    return token_features(of_p.squeeze(-1), of_q.squeeze(-1), p.amax(-1), rank)
+
+
+def vocabulary_features(p: torch.Tensor, q: torch.Tensor) -> Iterator[torch.Tensor]:
+    """`token_features` of every token, chunk by chunk of the vocabulary: float32 `[..., C, 5]` from laws `[..., V]`.
+
+    All of them at once would take five times the memory of a law, and a hidden layer on them many times as much.
+    """
+    size = max(1, _HELD // p[..., 0].numel())
+    likeliest = p.topk(min(_LAST_RANK, p.shape[-1]), dim=-1).values.flip(-1).contiguous()
+    for of_p, of_q in zip(p.split(size, dim=-1), q.split(size, dim=-1)):
+        not_likelier = torch.searchsorted(likeliest, of_p.contiguous(), right=True)
+        yield token_features(of_p, of_q, likeliest[..., -1:], likeliest.shape[-1] - not_likelier)

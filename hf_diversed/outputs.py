@@ -106,7 +106,11 @@ class SpeculativeStats:
 
     @property
     def mean_bias(self) -> float:
-        """Mean TV(v, p) = (1 - w) TV(p, q) over verified positions, for rules that mix; nan where not known."""
+        """Mean TV(v, p) over verified positions, for rules that mix; nan where not known.
+
+        It is (1 - w) TV(p, q). Where weights differ from token to token it is exact with token records, in greedy
+        decoding and under a budget, and otherwise estimated, without bias, from the drafted tokens.
+        """
         return _ratio(self.bias_sum, self.bias_count)
 
     def add(self, other: "SpeculativeStats") -> None:
@@ -156,8 +160,11 @@ class TokenRecords:
     Attributes:
         tokens: long. `source`: int8 index into `SOURCES`, -1 after a row's end.
         relaxed: bool, a draft that was accepted though the target alone would have rejected it (`u > p / q`).
-        weight, p, q, tv: float32; the weight on the target, both models' probability of the token and TV(p, q).
-            nan where there is none: weight and tv exist at drafted positions, q at no bonus token.
+        weight, p, q, tv, bias: float32; the weight on the target of the token that was drafted there, both models'
+            probability of the token that was emitted, TV(p, q), and TV(v, p) for rules that mix. nan where there is
+            none: weight, tv and bias exist at drafted positions, q at no bonus token.
+        strict_prob: float32; chance with which lossless verification would have kept the token that was drafted there,
+            min(1, p / q) of that token, or 0 or 1 in greedy decoding; nan at bonus tokens.
         inputs: what the rule computed its weights from, by name, `[B, T, ...]` in their own dtype, zeros where there
             is no weight; None unless the rule keeps it.
     """
@@ -169,6 +176,8 @@ class TokenRecords:
     p: torch.Tensor
     q: torch.Tensor
     tv: torch.Tensor
+    bias: torch.Tensor
+    strict_prob: torch.Tensor
     inputs: dict[str, torch.Tensor] | None = None
 
 

@@ -136,6 +136,8 @@ def _round_stats(verdict: Verdict | None, count: int, kept: int, emitted: int) -
     weights = nothing if verdict.trace.weight is None else verdict.trace.weight[0, :judged].tolist()
     tvs = nothing if verdict.trace.tv is None else verdict.trace.tv[0, :judged].tolist()
     biases = [(1.0 - weight) * tv for weight, tv in zip(weights, tvs)]
+    if verdict.trace.bias is not None:
+        biases = verdict.trace.bias[0, :judged].tolist()
     for name, values in (("weight", weights), ("tv", tvs), ("bias", biases)):
         known = [value for value in values if value == value]
         setattr(stats, f"{name}_sum", sum(known))

@@ -200,7 +200,7 @@ def test_prompts_are_capped(space, pair, given, words):
 def records(tokens: list[int], source: list[int], relaxed: list[bool]) -> TokenRecords:
     numbers = torch.tensor([[0.5] + [NAN] * (len(tokens) - 1)])
     return TokenRecords(
-        torch.tensor([tokens]), torch.tensor([source], dtype=torch.int8), torch.tensor([relaxed]), *[numbers] * 4
+        torch.tensor([tokens]), torch.tensor([source], dtype=torch.int8), torch.tensor([relaxed]), *[numbers] * 6
     )
 
 

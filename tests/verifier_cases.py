@@ -39,7 +39,7 @@ TEMPERATURE = 0.8
 
 @dataclass(frozen=True)
 class Laws:
-    """What a reference formula may look at: float64 `[B, G, V]`; `weight` is the rule's own, `[B, G, 1]`, or None."""
+    """What a reference formula may look at: float64 `[B, G, V]`; `weight` is the rule's own, by token, or None."""
 
     p: torch.Tensor
     q: torch.Tensor
@@ -51,7 +51,7 @@ class Laws:
     def of(cls, draft: DraftOutput, target: TargetOutput, weight: torch.Tensor | None = None) -> "Laws":
         scores = (target.scores[:, :-1], draft.scores, target.raw_logits[:, :-1], draft.raw_logits)
         laws = [torch.softmax(values.double(), dim=-1) for values in scores]
-        return cls(*laws, weight=None if weight is None else weight.double()[..., None])
+        return cls(*laws, weight=None if weight is None else weight.double())
 
 
 def total_variation(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -64,6 +64,13 @@ def lossless_law(laws: Laws) -> torch.Tensor:
 
 def mixture_law(laws: Laws) -> torch.Tensor:
     return laws.weight * laws.p + (1.0 - laws.weight) * laws.q
+
+
+def token_law(laws: Laws) -> torch.Tensor:
+    """A weight per token takes its share of what the draft has too much; all that is spread over what it lacks."""
+    taken = laws.weight * (laws.q - laws.p).clamp_min(0.0)
+    lacking = F.normalize((laws.p - laws.q).clamp_min(0.0), p=1.0, dim=-1)
+    return laws.q - taken + taken.sum(-1, keepdim=True) * lacking
 
 
 def lenient_law(laws: Laws, lenience: float) -> torch.Tensor:
@@ -158,6 +165,14 @@ def best(laws: Laws, law: Callable[[Laws], torch.Tensor]) -> torch.Tensor:
     return law(laws).argmax(-1)
 
 
+def token_best(laws: Laws) -> torch.Tensor:
+    """The law once more as a mixture, token by token, where equal tokens stay equal; to six digits, as weights do."""
+    deficit = (laws.q - laws.p).clamp_min(0.0)
+    average = ((laws.weight * deficit).sum(-1, keepdim=True) / deficit.sum(-1, keepdim=True)).nan_to_num(1.0)
+    weight = torch.where(laws.p < laws.q, laws.weight, average)
+    return mixture_law(replace(laws, weight=weight)).round(decimals=6).argmax(-1)
+
+
 def lenient_best(laws: Laws, lenience: float) -> torch.Tensor:
     if lenience == 1.0:  # lossless: of several best tokens only the target's own
         return best(laws, lossless_law)
@@ -181,9 +196,10 @@ def cascade_best(laws: Laws, rule: str, alpha: float) -> torch.Tensor:
     return cascade_law(replace(laws, **one_hot), rule, alpha).argmax(-1)
 
 
-def random_head(head_type: str = "linear", features: str = "hidden") -> DiversedHead:
+def random_head(head_type: str = "linear", features: str = "hidden", token_features: bool = False) -> DiversedHead:
     """A tiny head whose weights on the target spread over (0, 1)."""
-    config = DiversedHeadConfig(TARGET_WIDTH, DRAFT_WIDTH, head_type=head_type, features=features, intermediate_size=5)
+    kind = {"head_type": head_type, "features": features, "token_features": token_features}
+    config = DiversedHeadConfig(TARGET_WIDTH, DRAFT_WIDTH, **kind, intermediate_size=5)
     head = DiversedHead(config).eval()
     generator = torch.Generator().manual_seed(3)
     with torch.no_grad():
@@ -228,6 +244,13 @@ def _diversed(id: str, head_type: str = "linear", features: str = "hidden", **se
         return DiversedVerifier(random_head(head_type, features), **settings)
 
     return VerifierCase(f"diversed-{id}", "diversed", make, mixture_law, partial(best, law=mixture_law))
+
+
+def _token(id: str, head_type: str = "linear", features: str = "distribution", **settings) -> VerifierCase:
+    def make() -> DiversedVerifier:
+        return DiversedVerifier(random_head(head_type, features, token_features=True), **settings)
+
+    return VerifierCase(f"token-{id}", "diversed", make, token_law, token_best)
 
 
 def _lenient(lenience: float) -> VerifierCase:
@@ -353,6 +376,20 @@ VERIFIER_CASES = [
     _diversed("quality-1", quality=1.0),
     _diversed("max-bias-0.1", quality=0.25, max_bias=0.1),
     _diversed("max-bias-0", quality=0.0, max_bias=0.0),
+    replace(_diversed("max-ratio-0.3", quality=0.25, max_ratio=0.3), law=token_law, greedy=token_best),
+    _token("linear"),
+    _token("mlp", "mlp"),
+    _token("hidden", features="hidden"),
+    _token("both", "mlp", "both"),
+    _token("quality-0", quality=0.0),
+    _token("quality-0.3", quality=0.3),
+    _token("quality-0.8", quality=0.8),
+    _token("quality-1", quality=1.0),
+    _token("max-bias-0.1", quality=0.25, max_bias=0.1),
+    _token("max-bias-0", quality=0.0, max_bias=0.0),
+    _token("max-ratio-0.3", quality=0.1, max_ratio=0.3),
+    _token("max-ratio-1", quality=0.0, max_ratio=1.0),
+    _token("all-bounds", "mlp", quality=0.1, max_bias=0.2, max_ratio=0.5),
     _lenient(1.0),
     _lenient(0.5),
     _lenient(0.1),
@@ -399,6 +436,10 @@ VERIFIER_CASES = [
         lambda: PhaseVerifier(FLyVerifier(), StaticEnsembleVerifier(0.3, bias_budget=0.5), begin=BEGIN, end=END),
     ),
     _joint("static-budget", "static", lambda: StaticEnsembleVerifier(0.2, bias_budget=0.3)),
+    _joint(
+        "token-budget", "diversed", lambda: DiversedVerifier(random_head(token_features=True), 0.2, bias_budget=0.5)
+    ),
+    _joint("block-token", "block", lambda: BlockVerifier(DiversedVerifier(random_head("mlp", token_features=True)))),
     _joint("diversed-budget", "diversed", lambda: DiversedVerifier(random_head(), quality=0.2, bias_budget=0.5)),
 ]
 LAW_CASES = [case for case in VERIFIER_CASES if case.law is not None]
@@ -439,13 +480,15 @@ def _scores(kind: str, rows: int, generator: torch.Generator) -> tuple[torch.Ten
 
 @dataclass(frozen=True)
 class Enumeration:
-    """A rule's answer to every token it could be handed: float64, `[B, G, V]`; `weight`, `tv`: `[B, G]` or None."""
+    """A rule's answer to every token it could be handed: float64, `[B, G, V]`, also `weight`, which may be None as
+    `bias` may, both by token; `tv`: `[B, G]` or None."""
 
     accept: torch.Tensor
     replacement: torch.Tensor  # [B, G, V, V]: the normalised law that replaces token x, for every x
     emitted: torch.Tensor
     weight: torch.Tensor | None
     tv: torch.Tensor | None
+    bias: torch.Tensor | None
 
 
 def enumerate_law(verifier: Verifier, draft: DraftOutput, target: TargetOutput) -> Enumeration:
@@ -464,10 +507,14 @@ def enumerate_law(verifier: Verifier, draft: DraftOutput, target: TargetOutput) 
     replacement = replacement / replacement.sum(-1, keepdim=True)
     q = per_token(draft.scores)[..., 0, :].softmax(-1)
     emitted = q * accept + torch.einsum("bgx,bgxv->bgv", q * (1.0 - accept), replacement)
-    weight, tv = (
-        None if values is None else per_token(values)[..., 0] for values in (verdict.trace.weight, verdict.trace.tv)
-    )
-    return Enumeration(accept, replacement, emitted, weight, tv)
+    trace = verdict.trace
+    weight, tv, bias = (None if x is None else per_token(x) for x in (trace.weight, trace.tv, trace.bias))
+    return Enumeration(accept, replacement, emitted, weight, None if tv is None else tv[..., 0], bias)
+
+
+def weights_of(verifier: Verifier, draft: DraftOutput, target: TargetOutput) -> torch.Tensor | None:
+    """The weight of every token, greedy decoding or not: float64 `[B, G, V]`; None for rules without."""
+    return enumerate_law(verifier, replace(draft, sampled=True), target).weight
 
 
 def _repeated(block, count: int):

@@ -87,7 +87,7 @@ def benchmark(
         if not random_weights or target_config is None or draft_config is None or target or draft:
             raise ValueError("--random-weights, --target-config and --draft-config go together, without a pair.")
         models = _random_pair((target_config, draft_config), num_layers, dtype, device, seed)
-        prompts, default = None, "fresh:both,fresh:distribution"
+        prompts, default = None, "fresh:both,fresh:distribution,fresh:distribution+token"
     else:
         if num_layers is not None:
             raise ValueError("--num-layers shapes random weights; pass --random-weights as well.")

@@ -24,6 +24,9 @@ def generate(
     quality: Annotated[float | None, typer.Option(min=0.0, max=1.0, help="0 accepts all, 1 is lossless.")] = None,
     max_bias: Annotated[float | None, typer.Option(min=0.0, max=1.0, help="Cap on TV(v, p) per token.")] = None,
     bias_budget: Annotated[float | None, typer.Option(min=0.0, help="Most TV(v, p), summed over the answer.")] = None,
+    max_ratio: Annotated[
+        float | None, typer.Option(min=0.0, max=1.0, help="No token gets likelier than 1 / this times the target's p.")
+    ] = None,
     gamma: Annotated[
         int | None, typer.Option("--num-assistant-tokens", min=1, help="Drafts per round; the head's own, or 5.")
     ] = None,
@@ -47,7 +50,7 @@ def generate(
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    dials = {"quality": quality, "max_bias": max_bias, "bias_budget": bias_budget}
+    dials = {"quality": quality, "max_bias": max_bias, "bias_budget": bias_budget, "max_ratio": max_ratio}
     named_rule(method, head, task, target, dials)
     pair = load_pair(target, draft, device, chat, dtype)
     label, verifier = rule_for(pair, method, head or pair.heads.get(task), dials)

@@ -96,12 +96,13 @@ def about_table(head: "DiversedHead", records: "HeadRecords") -> Table:
     config = head.config
     measured = (records.evaluation.get("provenance") or {}).get("evaluation") or {}
     parameters = sum(parameter.numel() for parameter in head.parameters())
+    seen = config.features + (" and the drafted token" if config.token_features else "")
     shown = {
         "task": config.task,
         "target": _model(config.base_model_name_or_path, config.base_model_revision, measured.get("target")),
         "draft": _model(config.assistant_model_name_or_path, config.assistant_model_revision, measured.get("draft")),
         "hidden sizes": f"{config.target_hidden_size} (target), {config.draft_hidden_size} (draft)",
-        "head": f"{config.head_type} on {config.features}, {parameters:,} parameters",
+        "head": f"{config.head_type} on {seen}, {parameters:,} parameters",
         "drafts per round": config.num_assistant_tokens,
         "temperature": config.training_temperature,
         "trained with": " ".join(records.training.get("argv") or []) or None,

@@ -70,9 +70,8 @@ def _counter_columns(per_row: list[SpeculativeStats]) -> dict[str, list]:
 
 
 def _record_columns(records: TokenRecords) -> dict[str, list]:
-    """Relaxed tokens per row, and the largest bias TV(v, p) = (1 - w) TV(p, q); None for rules that do not mix."""
-    bias = ((1.0 - records.weight) * records.tv).nan_to_num(-1.0)
-    largest = bias.max(dim=1).values.tolist()
+    """Relaxed tokens per row, and the largest bias TV(v, p); None for rules that do not mix."""
+    largest = records.bias.nan_to_num(-1.0).max(dim=1).values.tolist()
     return {
         "relaxed": records.relaxed.sum(dim=1).tolist(),
         "max_bias": [None if value < 0 else value for value in largest],

@@ -25,6 +25,7 @@ DIALS = {
     "quality": "diversed_quality",
     "max_bias": "diversed_max_bias",
     "bias_budget": "diversed_bias_budget",
+    "max_ratio": "diversed_max_ratio",
 }
 
 
@@ -38,6 +39,7 @@ def attach(
     diversed_quality: float | None = None,
     diversed_max_bias: float | None = None,
     diversed_bias_budget: float | None = None,
+    diversed_max_ratio: float | None = None,
 ) -> Attachment:
     """Make every later `model.generate(...)` decode with this draft and rule, for callers that cannot pass them.
 
@@ -54,7 +56,8 @@ def attach(
             pipeline("text-generation", model=model, tokenizer=tokenizer)("Question: ...")
         ```
     """
-    options = Options(diversed_head, verifier, diversed_quality, diversed_max_bias, diversed_bias_budget)
+    dials = diversed_quality, diversed_max_bias, diversed_bias_budget, diversed_max_ratio
+    options = Options(diversed_head, verifier, *dials)
     if (diversed_head is None) == (verifier is None):
         raise ValueError("attach needs exactly one of diversed_head= and verifier=.")
     for candidate, role in ((model, "target"), (assistant_model, "draft")):
@@ -237,7 +240,7 @@ def resolve_verifier(
     if given:
         raise ValueError(
             f"{' and '.join(DIALS[name] for name in given)} can only act on a head: pass diversed_head=, or "
-            "build DiversedVerifier(head, quality=..., max_bias=..., bias_budget=...) yourself."
+            f"build DiversedVerifier(head, {', '.join(f'{name}=...' for name in DIALS)}) yourself."
         )
     if isinstance(verifier, str):
         return build_verifier(verifier)

@@ -62,7 +62,12 @@ def _mixed(rows: torch.Tensor, best: Round, drawn: Round) -> Round:
     if one is None or other is None:
         return Round(drawn.draft, drawn.target, drawn.coins, None, outcome, rows)
     mine, others = one.trace, other.trace
-    trace = replace(others, weight=pick_known(mine.weight, others.weight), tv=pick_known(mine.tv, others.tv))
+    trace = replace(
+        others,
+        weight=pick_known(mine.weight, others.weight),
+        tv=pick_known(mine.tv, others.tv),
+        bias=pick_known(mine.bias, others.bias),
+    )
     accept_prob, state = pick(one.accept_prob, other.accept_prob), pick_known(one.state, other.state)
     verdict = Verdict(accept_prob, other.replacement, state, trace)
     return Round(drawn.draft, drawn.target, drawn.coins, verdict, outcome, rows)

@@ -91,8 +91,9 @@ class Watchers:
             self.log.append(rows.origins, tally, None, None, described)
             return
         trace = verdict.trace
-        if described is not None and trace.tv is None:
-            trace = replace(trace, tv=described.tv[:, :-1])
+        if described is not None:
+            tv = described.tv[:, :-1] if trace.tv is None else trace.tv
+            trace = replace(trace, tv=tv, bias=None if trace.bias is None else described.bias[:, :-1])
         self.log.append(rows.origins, tally, trace, verdict.accept_prob, described)
 
     @property

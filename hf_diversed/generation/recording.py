@@ -54,6 +54,7 @@ class LoggedRound:
     accept_prob: torch.Tensor | None
     weight: torch.Tensor | None
     tv: torch.Tensor | None
+    bias: torch.Tensor | None
     records: "RoundRecords | None"
 
     @property
@@ -78,6 +79,8 @@ class RoundRecords:
     p: torch.Tensor
     q: torch.Tensor
     tv: torch.Tensor
+    bias: torch.Tensor
+    strict_prob: torch.Tensor
     inputs: dict[str, torch.Tensor] | None = None
 
 
@@ -90,7 +93,7 @@ class RoundLog:
 
     def append(self, origins: list[int], tally: Tally, trace: Trace | None, accept_prob, records=None) -> None:
         """File one round of the rows `origins`; `trace` and `accept_prob` are None for a round without drafts."""
-        told = (None, None) if trace is None else (trace.weight, trace.tv)
+        told = (None, None, None) if trace is None else (trace.weight, trace.tv, trace.bias)
         self.rounds.append(
             LoggedRound(origins, tally.starts, tally.drafted, tally.accepted, accept_prob, *told, records)
         )
@@ -123,13 +126,12 @@ def sum_up(rounds: list[LoggedRound], ends: list[int], target_forwards: int, dra
         SpeculativeStats(target_forwards=target_forwards, draft_forwards=draft_forwards) for _ in range(len(ends))
     ]
     for entry in rounds:
-        weight = None if entry.weight is None else entry.weight.tolist()
-        tv = None if entry.tv is None else entry.tv.tolist()
+        told = [None if values is None else values.tolist() for values in (entry.weight, entry.tv, entry.bias)]
         expected = entry.expected_accepted()
         for row, origin in enumerate(entry.rows):
             counters = per_row[origin]
             verified = _count(counters, entry, row, ends[origin], expected[row])
-            _average(counters, weight and weight[row][:verified], tv and tv[row][:verified])
+            _average(counters, *(values and values[row][:verified] for values in told))
     total = SpeculativeStats()
     for counters in per_row:
         total.add(counters)
@@ -141,7 +143,7 @@ def merge_records(rounds: list[LoggedRound], ends: list[int], prompt_length: int
     """Scatter the rounds' records into `[B, T]`, cutting every row at its end."""
     shape = (len(ends), max(ends) - prompt_length)
     nan = torch.full(shape, float("nan"))
-    merged = {name: nan.clone() for name in ("weight", "p", "q", "tv")}
+    merged = {name: nan.clone() for name in ("weight", "p", "q", "tv", "bias", "strict_prob")}
     merged["tokens"] = torch.zeros(shape, dtype=torch.long)
     merged["source"] = torch.full(shape, -1, dtype=torch.int8)
     merged["relaxed"] = torch.zeros(shape, dtype=torch.bool)
@@ -187,7 +189,9 @@ def _count(counters: SpeculativeStats, entry: LoggedRound, row: int, end: int, e
     return kept + rejected
 
 
-def _average(counters: SpeculativeStats, weight: list[float] | None, tv: list[float] | None) -> None:
+def _average(
+    counters: SpeculativeStats, weight: list[float] | None, tv: list[float] | None, bias: list[float] | None
+) -> None:
     if weight is not None:
         known = [w for w in weight if w == w]  # nan where a rule without weights decided
         counters.weight_sum += sum(known)
@@ -195,10 +199,12 @@ def _average(counters: SpeculativeStats, weight: list[float] | None, tv: list[fl
     if tv is not None:
         counters.tv_sum += sum(tv)
         counters.tv_count += len(tv)
-    if weight is not None and tv is not None:
-        biases = [(1.0 - w) * distance for w, distance in zip(weight, tv) if w == w]
-        counters.bias_sum += sum(biases)
-        counters.bias_count += len(biases)
+    if bias is None and weight is not None and tv is not None:
+        bias = [(1.0 - w) * distance for w, distance in zip(weight, tv)]
+    if bias is not None:
+        known = [value for value in bias if value == value]
+        counters.bias_sum += sum(known)
+        counters.bias_count += len(known)
 
 
 def describe_round(round: Round) -> RoundRecords:
@@ -209,7 +215,8 @@ def describe_round(round: Round) -> RoundRecords:
         p = target.prob(outcome.next_token[:, None])
         nan = torch.full_like(p, float("nan"))
         bonus = torch.full((batch_size, 1), _BONUS)
-        return RoundRecords(outcome.next_token[:, None], bonus, torch.zeros_like(bonus).bool(), nan, p, nan, nan)
+        relaxed = torch.zeros_like(bonus).bool()
+        return RoundRecords(outcome.next_token[:, None], bonus, relaxed, nan, p, nan, nan, nan, nan)
     positions = torch.arange(draft.tokens.shape[1] + 1, device=draft.tokens.device)
     at_end = positions == outcome.num_accepted[:, None]
     is_bonus = at_end & (outcome.num_accepted >= outcome.num_drafted)[:, None]
@@ -227,27 +234,52 @@ def describe_round(round: Round) -> RoundRecords:
         name: F.pad(values, (0,) * (2 * values.ndim - 3) + (1,)) for name, values in trace.inputs.items()
     }
     tv = total_variation(target.probs()[:, :-1], draft.probs()) if trace.tv is None else trace.tv
-    relaxed = _is_relaxed(draft, round)
-    return RoundRecords(tokens, source, relaxed, at_drafts(trace.weight), p, q, at_drafts(tv), inputs)
+    strict_prob = _strict_prob(draft, round)
+    return RoundRecords(
+        tokens=tokens,
+        source=source,
+        relaxed=_is_relaxed(strict_prob, round),
+        weight=at_drafts(trace.weight),
+        p=p,
+        q=q,
+        tv=at_drafts(tv),
+        bias=at_drafts(_bias(trace, tv, target)),
+        strict_prob=at_drafts(strict_prob),
+        inputs=inputs,
+    )
 
 
-def _is_relaxed(draft: DraftOutput, round: Round) -> torch.Tensor:
-    """bool `[B, G + 1]`: accepted drafts that lossless verification, with the same coin, would have rejected."""
+def _bias(trace: Trace, tv: torch.Tensor, target: TargetOutput) -> torch.Tensor | None:
+    """TV(v, p) `[B, G]` itself, also where the rule itself only estimates it; None for rules without weights."""
+    if trace.weight is None:
+        return None
+    if trace.bias is None:
+        return (1.0 - trace.weight) * tv
+    assert trace.law is not None
+    return total_variation(trace.law(), target.probs()[:, :-1])
+
+
+def _strict_prob(draft: DraftOutput, round: Round) -> torch.Tensor:
+    """Chance that lossless verification would have kept each draft: float32 `[B, G]`, 0 or 1 in greedy rows."""
     assert round.verdict is not None
-    count, target = draft.tokens.shape[1], round.target
-    if round.coins.uniforms is not None:
-        strict = round.verdict.trace.strict_prob
-        if strict is None:
-            strict = acceptance(target.prob(draft.tokens), draft.prob(draft.tokens))
-        refused = round.coins.uniforms >= strict
-        if round.greedy is not None:
-            refused = torch.where(round.greedy[:, None], _is_not_best(draft, target), refused)
-    else:
-        refused = _is_not_best(draft, target)
-    accepted = torch.arange(count, device=refused.device) < round.outcome.num_accepted[:, None]
+    target, strict = round.target, round.verdict.trace.strict_prob
+    if round.coins.uniforms is None:
+        return _is_best(draft, target).float()
+    if strict is None:
+        strict = acceptance(target.prob(draft.tokens), draft.prob(draft.tokens))
+    if round.greedy is None:
+        return strict
+    return torch.where(round.greedy[:, None], _is_best(draft, target).float(), strict)
+
+
+def _is_relaxed(strict_prob: torch.Tensor, round: Round) -> torch.Tensor:
+    """bool `[B, G + 1]`: accepted drafts that lossless verification, with the same coin, would have rejected."""
+    uniforms = round.coins.uniforms
+    refused = (0.5 if uniforms is None else uniforms) >= strict_prob
+    accepted = torch.arange(strict_prob.shape[1], device=refused.device) < round.outcome.num_accepted[:, None]
     return F.pad(refused & accepted, (0, 1))
 
 
-def _is_not_best(draft: DraftOutput, target: TargetOutput) -> torch.Tensor:
-    """bool `[B, G]`: drafts other than the target's argmax."""
-    return target.scores[:, : draft.tokens.shape[1]].argmax(-1) != draft.tokens
+def _is_best(draft: DraftOutput, target: TargetOutput) -> torch.Tensor:
+    """bool `[B, G]`: drafts that are the target's argmax."""
+    return target.scores[:, : draft.tokens.shape[1]].argmax(-1) == draft.tokens

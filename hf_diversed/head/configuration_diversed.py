@@ -42,6 +42,7 @@ _RULES: dict[str, Rule] = {
     "draft_hidden_size": _WIDTH,
     "head_type": _choice(*HEAD_TYPES),
     "features": _choice(*FEATURES),
+    "token_features": _choice(True, False),
     "intermediate_size": _integer(2**14),
     "normalize": _choice(True, False),
     "mixing": _choice("probs"),
@@ -75,7 +76,9 @@ class DiversedHeadConfig(PreTrainedConfig):
         draft_hidden_size: the same for the draft.
         head_type: "linear" or "mlp" (one hidden layer of `intermediate_size` GELU units).
         features: "hidden" (both models' last hidden states), "distribution" (eight figures on p and q, see
-            `distribution_features`; needs no hidden states) or "both".
+            `distribution_features`; needs no hidden states) or "both": of the prefix.
+        token_features: also see the drafted token, by five figures (see `token_features`): the weight is then the
+            token's own.
         normalize: bring each hidden state to zero mean and unit variance before it enters; off for converted heads.
         task: what the head was trained on. `mixing`: what it mixes; "probs" is the only value.
         num_assistant_tokens: draft length it was trained with, 1 to 64, the default for generation.
@@ -95,6 +98,7 @@ class DiversedHeadConfig(PreTrainedConfig):
     draft_hidden_size: int = 1
     head_type: str = "linear"
     features: str = "hidden"
+    token_features: bool = False
     intermediate_size: int = 64
     normalize: bool = True
     mixing: str = "probs"

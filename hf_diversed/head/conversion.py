@@ -17,6 +17,7 @@ from hf_diversed.head.modeling_diversed import DiversedHead
 
 WEIGHTS_NAME, CONFIG_NAME = "ensemble_head.bin", "ensemble_config.json"
 _WEIGHT, _BIAS = "summary.weight", "summary.bias"
+_SHAPE = {"head_type": "linear", "features": "hidden", "token_features": False}
 # Theirs to ours, of what `ensemble_config.json` may say.
 _CONFIG_KEYS = {
     "target_hidden_size": "target_hidden_size",
@@ -35,7 +36,7 @@ def convert_head(
         path: `ensemble_head.bin`, or the folder it is in. An `ensemble_config.json` beside it is read as well; what is
             passed here wins over it.
         target_hidden_size, draft_hidden_size: the file only says their sum, so one of them must be known.
-        config: other entries of `DiversedHeadConfig`.
+        config: other entries of `DiversedHeadConfig`; what shapes a head is given.
 
     Returns:
         a float32 head on the CPU, in eval mode, that takes hidden states as they are (`normalize=False`).
@@ -55,6 +56,9 @@ def convert_head(
     known = _read_config(path.with_name(CONFIG_NAME))
     given = {"target_hidden_size": target_hidden_size, "draft_hidden_size": draft_hidden_size, **config}
     known |= {name: value for name, value in given.items() if value is not None}
+    for name, shape in _SHAPE.items():
+        if known.get(name, shape) != shape:
+            raise ValueError(f"{name} of a converted head must be {shape!r}, got {known[name]!r}; leave it out.")
     known |= _widths(weight.shape[1], known.get("target_hidden_size"), known.get("draft_hidden_size"))
     head = DiversedHead(DiversedHeadConfig(**{**known, "normalize": False})).eval()
     of_draft, of_target = (weight[1] - weight[0]).split([known["draft_hidden_size"], known["target_hidden_size"]])

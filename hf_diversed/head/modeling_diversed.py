@@ -1,5 +1,6 @@
 """The head itself: a few thousand parameters on top of two frozen models."""
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,13 @@ from huggingface_hub import CommitInfo
 from torch import nn
 from transformers import PreTrainedModel
 
-from hf_diversed.features import NUM_DISTRIBUTION_FEATURES, head_logit
+from hf_diversed.features import (
+    LOG_RATIO,
+    NUM_DISTRIBUTION_FEATURES,
+    NUM_TOKEN_FEATURES,
+    head_logit,
+    token_logit,
+)
 from hf_diversed.head import pulling
 from hf_diversed.head.configuration_diversed import DiversedHeadConfig
 
@@ -21,9 +28,9 @@ _LEAST_STD = 1e-3  # an input that hardly varied must not be blown up when it do
 class DiversedHead(PreTrainedModel):
     """Predicts the logit of w, the weight on the target, at a position; w = sigmoid(logit) (arXiv 2604.07622).
 
-    Everything it sees belongs to the prefix, never to the drafted token: only so `w p + (1 - w) q` is a law. It
-    computes in float32 whatever its own or the base models' dtype, on its own device. A fresh head says w = 0.5
-    everywhere.
+    What it sees belongs to the prefix, so that `w p + (1 - w) q` is a law; with `token_features` it sees the drafted
+    token, too, and the rule is another one (see `DiversedVerifier`). It computes in float32 whatever its own or the
+    base models' dtype, on its own device. A fresh head says w = 0.5 everywhere.
 
     Attributes:
         input_mean, input_std: float32 `[width]`, by which inputs are standardised; 0 and 1 until `standardize`.
@@ -45,9 +52,11 @@ class DiversedHead(PreTrainedModel):
         # Plain attributes: configs are slow to read, and these are read in every round.
         self.needs_hidden_states = config.features != "distribution"
         self.needs_distributions = config.features != "hidden"
+        self.needs_token = config.token_features
         width = NUM_DISTRIBUTION_FEATURES if self.needs_distributions else 0
         if self.needs_hidden_states:
             width += config.target_hidden_size + config.draft_hidden_size
+        width += NUM_TOKEN_FEATURES if self.needs_token else 0
         self.dense = nn.Linear(width, config.intermediate_size) if config.head_type == "mlp" else None
         self.out = nn.Linear(width if self.dense is None else config.intermediate_size, 1)
         self.input_mean: torch.Tensor
@@ -151,6 +160,7 @@ class DiversedHead(PreTrainedModel):
         target_hidden: torch.Tensor | None = None,
         draft_hidden: torch.Tensor | None = None,
         features: torch.Tensor | None = None,
+        token: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Compute the logit of the weight on the target.
 
@@ -158,16 +168,22 @@ class DiversedHead(PreTrainedModel):
             target_hidden: `[..., Dp]`, any float dtype and device: what the target's output embedding saw. None for
                 `features="distribution"`. `draft_hidden`: `[..., Dq]`, the same for the draft.
             features: float32 `[..., 8]` from `distribution_features`; None for `features="hidden"`.
+            token: float32 `[..., 5]` from `token_features`, or `[..., N, 5]` of N tokens behind every prefix; None
+                unless the configuration has `token_features`.
 
         Returns:
-            float32 `[...]`, on the head's device.
+            float32 `[...]`, or `[..., N]`, on the head's device.
 
         Raises:
             ValueError: if an input the configuration calls for is missing or has another width.
         """
         values = self._values(target_hidden, draft_hidden, features)
-        dense = () if self.dense is None else (self.dense.weight, self.dense.bias)
-        return head_logit(values, self.input_mean, self.input_std, self.out.weight, self.out.bias, *dense)
+        if not self.needs_token:
+            return head_logit(values, *self._parameters_of_logit())
+        token = self._door("token", token, NUM_TOKEN_FEATURES)
+        if token.ndim > values.ndim:
+            return token_logit(values, token, *self._parameters_of_logit())
+        return token_logit(values, token[..., None, :], *self._parameters_of_logit()).squeeze(-1)
 
     @torch.no_grad()
     def standardize(
@@ -175,19 +191,65 @@ class DiversedHead(PreTrainedModel):
         target_hidden: torch.Tensor | None = None,
         draft_hidden: torch.Tensor | None = None,
         features: torch.Tensor | None = None,
+        token: torch.Tensor | None = None,
     ) -> None:
         """Take mean and standard deviation of inputs `[M, ...]`, as of `forward`, as those of all inputs to come.
 
         Training does so once: weights of inputs that vary around zero can grow without moving the bias.
         """
         values = self._values(target_hidden, draft_hidden, features)
+        if self.needs_token:
+            values = torch.cat([values, self._door("token", token, NUM_TOKEN_FEATURES)], dim=-1)
         self.input_mean.copy_(values.mean(dim=0))
         self.input_std.copy_(values.std(dim=0, correction=0).clamp_min(_LEAST_STD))
+
+    @torch.no_grad()
+    def start_lenient(self, lenience: float, slope: float = 2.0) -> None:
+        """Make a head with token features say what a smooth lenience says, until it learns better: its logit is
+        `slope * (log lenience - log p/q)`, so w = 1/2 where p/q of the token is `lenience`.
+
+        Args:
+            lenience: in (0, 1]. slope: above 0, in nats of the logit per nat of log p/q.
+
+        Raises:
+            ValueError: for a head without token features, or a hidden layer of a single unit.
+        """
+        if not self.needs_token or (self.dense is not None and len(self.dense.weight) < 2):
+            raise ValueError(
+                "a head can start at a lenience only if it has token_features=True, and two units or more; got "
+                f"token_features={self.needs_token}, intermediate_size={self.config.intermediate_size}."
+            )
+        place = LOG_RATIO - NUM_TOKEN_FEATURES
+        mean, std = float(self.input_mean[place]), float(self.input_std[place])
+        nn.init.zeros_(self.out.weight)
+        self.out.bias.fill_(slope * (math.log(lenience) - mean))
+        if self.dense is None:
+            self.out.weight[0, place] = -slope * std
+            return
+        # gelu(z) - gelu(-z) = z: two units carry the line, and can learn to bend it.
+        for unit, sign in enumerate((1.0, -1.0)):
+            nn.init.zeros_(self.dense.weight[unit])
+            self.dense.weight[unit, place], self.dense.bias[unit] = sign, 0.0
+            self.out.weight[0, unit] = -sign * slope * std
+
+    @torch.no_grad()
+    def ratio_slope(self) -> torch.Tensor:
+        """How fast the logit falls as log p/q of the token rises, in nats per nat, with all other inputs at their
+        means: a float32 scalar, at least 1. For heads with token features."""
+        mean, split = self.input_mean.float(), len(self.input_mean) - NUM_TOKEN_FEATURES
+        is_ratio = torch.arange(NUM_TOKEN_FEATURES, device=mean.device) == LOG_RATIO
+        around = mean[split:] + torch.stack([-0.5 * is_ratio, 0.5 * is_ratio])
+        below, above = token_logit(mean[:split], around, *self._parameters_of_logit()).unbind()
+        return (below - above).clamp_min(1.0)
+
+    def _parameters_of_logit(self) -> tuple[torch.Tensor, ...]:
+        dense = () if self.dense is None else (self.dense.weight, self.dense.bias)
+        return (self.input_mean, self.input_std, self.out.weight, self.out.bias, *dense)
 
     def _values(
         self, target_hidden: torch.Tensor | None, draft_hidden: torch.Tensor | None, features: torch.Tensor | None
     ) -> torch.Tensor:
-        """Everything the configuration calls for, in one float32 vector `[..., width]`."""
+        """All of the prefix that the configuration calls for, in one float32 vector `[..., width]`."""
         parts = []
         if self.needs_hidden_states:
             widths = (self.config.target_hidden_size, self.config.draft_hidden_size)
@@ -201,5 +263,6 @@ class DiversedHead(PreTrainedModel):
     def _door(self, name: str, values: torch.Tensor | None, width: int) -> torch.Tensor:
         if values is None or values.shape[-1] != width:
             given = "nothing" if values is None else f"width {values.shape[-1]}"
-            raise ValueError(f"{name} must have width {width} for features={self.config.features!r}, got {given}.")
+            kind = f"features={self.config.features!r}" + (", token_features=True" if self.needs_token else "")
+            raise ValueError(f"{name} must have width {width} for {kind}, got {given}.")
         return values.to(device=self.out.weight.device, dtype=torch.float32)

@@ -25,11 +25,12 @@ _SEEN = {
     "distribution": "eight figures on the two distributions",
     "both": "the last hidden states of both models and eight figures on the two distributions",
 }
+_SEEN_TOKEN = ", and five figures on the drafted token: every token has a weight of its own"
 _SETTINGS = (
     "learning_rate", "lr_scheduler_type", "max_steps", "num_iterations", "per_device_train_batch_size",
     "num_generations", "num_assistant_tokens", "temperature", "top_k", "top_p", "max_completion_length",
-    "initial_weight", "clip_range", "kl_coef", "normalize_advantages", "dual_learning_rate", "dual_window",
-    "reference_generations",
+    "initial_weight", "initial_lenience", "baseline", "clip_range", "kl_coef", "normalize_advantages",
+    "dual_learning_rate", "dual_window", "reference_generations",
 )  # fmt: skip
 
 
@@ -94,7 +95,7 @@ def _about_pair(config: DiversedHeadConfig, evaluation: Mapping[str, Any]) -> di
         "target": public_name(target) or "the-target",
         "draft": public_name(draft) or "the-draft",
         "pair": _pair(config, evaluation),
-        "seen": _SEEN[config.features],
+        "seen": _SEEN[config.features] + (_SEEN_TOKEN if config.token_features else ""),
     }
 
 
@@ -125,15 +126,15 @@ def _about_results(
 
 def _about_training(training: Mapping[str, Any]) -> dict[str, Any]:
     settings = training.get("training") or {}
+    not_its_start = "initial_weight" if settings.get("token_features") else "initial_lenience"
+    shown = [name for name in _SETTINGS if name != not_its_start and settings.get(name) is not None]
     return {
         "training": training,
         "command": Markup(one_line(shlex.join(map(str, training.get("argv") or [])))),
         "rollouts": _rollouts(training),
         "constrained": settings.get("acceptance_coef") is None,
         "kept": constraint_kept(training),
-        "training_settings": Markup(
-            ", ".join(f"`{name}` {text(settings[name])}" for name in _SETTINGS if settings.get(name) is not None)
-        ),
+        "training_settings": Markup(", ".join(f"`{name}` {text(settings[name])}" for name in shown)),
         "trained_with": _made_with(training),
     }
 

@@ -57,7 +57,7 @@ class Method:
         """The constant weight on the target that the rule amounts to (1 if lossless); None for others. Methods that
         have one make up the static curve."""
         verifier = self.verifier
-        if isinstance(verifier, StaticEnsembleVerifier) and verifier.max_bias is verifier.bias_budget is None:
+        if isinstance(verifier, StaticEnsembleVerifier) and verifier.settings().keys() == {"weight"}:
             return verifier.weight
         return 1.0 if isinstance(verifier, LosslessVerifier) else None
 

@@ -9,6 +9,9 @@ from hf_diversed.training.settings import MIN_WINDOW, HeadTrainingSettings
 from hf_diversed.verifiers.base import check_range
 
 
+BASELINES = ("batch", "prompt")
+
+
 @dataclass
 class DiversedConfig(HeadTrainingSettings, TrainingArguments):
     """`TrainingArguments` plus what rollouts, objective and constraint need. One step is one update of the head;
@@ -25,6 +28,13 @@ class DiversedConfig(HeadTrainingSettings, TrainingArguments):
 
     _VALID_DICT_FIELDS: ClassVar[list[str]] = [*TrainingArguments._VALID_DICT_FIELDS, "model_init_kwargs"]
 
+    def settle(self, token_features: bool) -> None:
+        """Fill in what was left to the kind of head."""
+        if self.clip_range is None:
+            self.clip_range = 0.5 if token_features else 0.2
+        if self.baseline is None:
+            self.baseline = "prompt" if token_features and self.num_generations > 1 else "batch"
+
     @property
     def constrained(self) -> bool:
         return self.acceptance_coef is None
@@ -40,6 +50,7 @@ class DiversedConfig(HeadTrainingSettings, TrainingArguments):
                 f"temperature must be above 0, got {self.temperature!r}: greedy rollouts have no score function. "
                 "A head trained at temperature 1 also serves greedy decoding."
             )
+        self._check_baseline()
         if not self.acceptance_coef_min <= self.acceptance_coef_init <= self.acceptance_coef_max:
             raise ValueError(
                 "acceptance_coef_init must lie between acceptance_coef_min and acceptance_coef_max, got "
@@ -70,6 +81,15 @@ class DiversedConfig(HeadTrainingSettings, TrainingArguments):
                 f"{self.eval_steps!r}: the best head is loaded from its checkpoint."
             )
 
+    def _check_baseline(self) -> None:
+        if self.baseline not in (None, *BASELINES):
+            raise ValueError(f"baseline must be one of {', '.join(BASELINES)}, or None, got {self.baseline!r}.")
+        if self.baseline == "prompt" and self.num_generations < 2:
+            raise ValueError(
+                f"baseline=prompt needs num_generations of at least 2, got {self.num_generations}: a rollout is "
+                "compared with the prompt's other rollouts."
+            )
+
 
 def own_settings(config: TrainingArguments) -> dict[str, Any]:
     """What a subclass of `TrainingArguments` declares itself, for provenance: all that a run of ours depends on."""
@@ -91,6 +111,7 @@ _RANGES = (
     ("top_k", 0, float("inf")),
     ("top_p", 0.0, 1.0),
     ("initial_weight", 0.01, 0.99),
+    ("initial_lenience", 1e-4, 1.0),
     ("acceptance_coef", 0.0, float("inf")),
     ("acceptance_coef_min", 0.0, float("inf")),
     ("max_quality_drop", 0.0, 1.0),

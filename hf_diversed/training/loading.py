@@ -34,21 +34,31 @@ def load_tokenizer(target: PreTrainedModel | str) -> PreTrainedTokenizerBase:
 
 
 def fresh_head(target: PreTrainedModel, draft: PreTrainedModel, args: DiversedConfig) -> DiversedHead:
-    """Return a head for a pair that says `args.initial_weight` everywhere."""
+    """Return a head for a pair that says what `say_at_start` makes it say."""
     config = DiversedHeadConfig.for_pair(
         target,
         draft,
         head_type=args.head_type,
         features=args.head_features,
+        token_features=args.token_features,
         num_assistant_tokens=args.num_assistant_tokens,
         training_temperature=args.temperature,
     )
     with torch.random.fork_rng():
         torch.manual_seed(args.seed)
         head = DiversedHead(config)
+    say_at_start(head, args)
+    return head
+
+
+def say_at_start(head: DiversedHead, args: DiversedConfig) -> None:
+    """Make an untrained head say `args.initial_weight` everywhere, or `args.initial_lenience` if it sees the token;
+    the same before and after its inputs were standardised."""
+    if head.needs_token:
+        head.start_lenient(args.initial_lenience)
+        return
     with torch.no_grad():
         head.out.bias.fill_(math.log(args.initial_weight / (1.0 - args.initial_weight)))
-    return head
 
 
 def fingerprint(model: PreTrainedModel) -> str:

@@ -106,6 +106,22 @@ def center(rewards: torch.Tensor, normalize: bool = False) -> torch.Tensor:
     return torch.where(spread, centered / std.clamp_min(torch.finfo(std.dtype).tiny), 0.0)
 
 
+def leave_one_out(rewards: torch.Tensor, valid: torch.Tensor, group_size: int) -> torch.Tensor:
+    """Advantages over the mean of the group's other valid rewards: `[B]`; 0 where there is no other, or none at all.
+
+    Unlike in `center` no reward is part of its own baseline, and what a prompt alone decides adds no noise (arXiv
+    2402.14740).
+
+    Args:
+        rewards: float `[B]`, of whole groups of `group_size` in a row. valid: bool `[B]`; others are left out.
+    """
+    rewards, valid = rewards.view(-1, group_size), valid.view(-1, group_size)
+    known = torch.where(valid, rewards, 0.0)
+    others = valid.sum(1, keepdim=True) - 1
+    baseline = (known.sum(1, keepdim=True) - known) / others.clamp_min(1)
+    return torch.where(valid & (others > 0), rewards - baseline, 0.0).flatten()
+
+
 def diversed_loss(
     rule: LearnedRule,
     logit: torch.Tensor,

@@ -107,6 +107,8 @@ class Sampler:
             target_prob=records.p[rows, columns],
             draft_prob=records.q[rows, columns],
             tv=records.tv[rows, columns],
+            strict_prob=records.strict_prob[rows, columns],
+            bias=records.bias[rows, columns],
             accepted=records.source[rows, columns] == SOURCES.index("draft"),
             num_sequences=len(records.tokens),
         )
@@ -133,10 +135,7 @@ def _join(parts: list[tuple[list[int], Rollouts]]) -> Rollouts:
         sequences.append(torch.tensor(order)[part.decisions.sequence])
     places = [place for order, _ in parts for place in order]
     stats.per_row = [row for _, row in sorted(zip(places, stats.per_row), key=lambda pair: pair[0])]
-    columns = {
-        name: torch.cat([getattr(part.decisions, name) for _, part in parts])
-        for name in ("target_prob", "draft_prob", "tv", "accepted")
-    }
+    columns = {name: torch.cat([getattr(part.decisions, name) for _, part in parts]) for name in Decisions.COLUMNS[1:]}
     inputs = {name: torch.cat([part.inputs[name] for _, part in parts]) for name in parts[0][1].inputs}
     decisions = Decisions(sequence=torch.cat(sequences), num_sequences=size, **columns)
     completions, ids, finished = (list(column) for column in zip(*rows))

@@ -34,8 +34,18 @@ class HeadTrainingSettings:
     head_features: str = field(
         default="distribution", metadata={"help": "What a new head sees: hidden, distribution or both."}
     )
+    token_features: bool = field(
+        default=False, metadata={"help": "Let a new head see the drafted token, too: a weight per token."}
+    )
     head_type: str = field(default="linear", metadata={"help": "Shape of a new head: linear or mlp."})
     initial_weight: float = field(default=0.5, metadata={"help": "Weight on the target that a new head starts from."})
+    initial_lenience: float = field(
+        default=0.2,
+        metadata={
+            "help": "Where a new head with token features starts instead: w is 1/2 where p/q is this, and rises as "
+            "p/q falls, as under lenience; a flat start learns nothing."
+        },
+    )
 
     acceptance_coef: float | None = field(
         default=None, metadata={"help": "Reward that full acceptance is worth; None adapts it to the constraint."}
@@ -48,7 +58,17 @@ class HeadTrainingSettings:
     dual_window: int = field(default=2048, metadata={"help": f"Rollouts in the running mean, at least {MIN_WINDOW}."})
     reference_generations: int = field(default=2, metadata={"help": "Of the target, per prompt, as yardstick."})
 
-    clip_range: float = field(default=0.2, metadata={"help": "PPO's epsilon for the importance ratios."})
+    clip_range: float | None = field(
+        default=None,
+        metadata={"help": "PPO's epsilon for the importance ratios; by default 0.5 with token features, else 0.2."},
+    )
+    baseline: str | None = field(
+        default=None,
+        metadata={
+            "help": "What a reward is compared with: batch (the mean of all rollouts) or prompt (that of the prompt's "
+            "other rollouts, leave-one-out); by default prompt with token features, else batch."
+        },
+    )
     kl_coef: float = field(default=0.0, metadata={"help": "Reward that one nat of KL to the target costs."})
     normalize_advantages: bool = field(default=False, metadata={"help": "Divide advantages by their std."})
     model_init_kwargs: dict | str | None = field(default=None, metadata={"help": "For models given by name (JSON)."})

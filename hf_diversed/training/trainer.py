@@ -24,8 +24,8 @@ from hf_diversed.tasks.rewards import RewardError, RewardFunc, RewardSum
 from hf_diversed.training.arguments import DiversedConfig, own_settings
 from hf_diversed.training.checkpoints import SealedCheckpoints, damage, resume_point
 from hf_diversed.training.constraint import ConstraintCallback
-from hf_diversed.training.loading import fingerprint, fresh_head, load_frozen, load_tokenizer
-from hf_diversed.training.objective import LossSettings, center, diversed_loss
+from hf_diversed.training.loading import fingerprint, fresh_head, load_frozen, load_tokenizer, say_at_start
+from hf_diversed.training.objective import LossSettings, center, diversed_loss, leave_one_out
 from hf_diversed.training.prompts import RolloutOrder, check_context
 from hf_diversed.training.references import ReferenceRewards
 from hf_diversed.training.rescue import Rescue
@@ -59,7 +59,7 @@ class DiversedTrainer(SealedCheckpoints):
 
     Args:
         target, draft: models, or names or folders to load them from (with `args.model_init_kwargs`).
-        head: to go on from; a new one by `args.head_features` and `args.head_type` if left out.
+        head: to go on from; a new one by `args.head_features`, `args.token_features` and `args.head_type` if left out.
         reward_funcs: one or more functions `(completions, **columns) -> list[float | None]`, or their names: see
             `tasks.rewards.load_reward`.
         train_dataset, eval_dataset: rows with a "prompt", text or chat messages, and the columns that rewards read.
@@ -113,6 +113,7 @@ class DiversedTrainer(SealedCheckpoints):
         self._fresh = head is None
         head = head or fresh_head(target, draft, args)
         head.config.task = task or head.config.task
+        args.settle(head.needs_token)
         settings = Sampling(
             temperature=args.temperature,
             top_k=args.top_k,
@@ -123,6 +124,7 @@ class DiversedTrainer(SealedCheckpoints):
             stop_strings=tuple(stop_strings),
         )
         self.sampler = Sampler(Pair(target, draft, tokenizer), settings)
+        self.rule = self.sampler.verifier_class(head).score
         self.seconds = dict.fromkeys(("reference", "rollout", "reward", "evaluation", "save"), 0.0)
         self._batch: _Batch | None = None
         self._step_of_head: int | None = None  # where the best head was loaded at the end
@@ -230,23 +232,29 @@ class DiversedTrainer(SealedCheckpoints):
         return _Batch(decisions, inputs, advantage[first : first + len(rows)].to(device), old_logit)
 
     def _advantages(self, facts: dict[str, list]) -> torch.Tensor:
-        """Centred rewards of all devices, 0 where there is none. Where the target's own reward on the prompt is known
-        it is taken off first: a baseline that knows the prompt alone biases nothing, and hard prompts add no noise."""
+        """Rewards of all devices less their baseline, 0 where there is none. Where the target's own reward on the
+        prompt is known it is taken off first: a baseline that knows the prompt alone biases nothing, and hard prompts
+        add no noise."""
         gains = facts["reward"] if self.scorer.references is None else [_negative(drop) for drop in facts["drop"]]
         valid = torch.tensor([gain is not None for gain in gains])
         values = torch.tensor([gain or 0.0 for gain in gains])
         if self.args.normalize_advantages:
             values = values + self.constraint.worth * torch.tensor(facts["accepted"])
+        if self.args.baseline == "prompt":
+            values = leave_one_out(values, valid, self.args.num_generations)
+            if not self.args.normalize_advantages:
+                return values
         advantage = torch.zeros_like(values)
         if valid.any():
             advantage[valid] = center(values[valid], normalize=self.args.normalize_advantages)
         return advantage
 
     def _standardize(self, inputs: dict[str, torch.Tensor]) -> None:
-        """Scale a new head's inputs by the first rollouts; its weights are zero still, so nothing it said changes."""
+        """Scale a new head's inputs by the first rollouts; what it says stays what it said at its start."""
         self.model.standardize(**inputs)
         for values in (self.model.input_mean, self.model.input_std):
             values.copy_(broadcast(values))
+        say_at_start(self.model, self.args)
 
     def compute_loss(self, model, inputs: _Batch, return_outputs: bool = False, num_items_in_batch=None):
         """The loss of one update over this device's rollouts; costs no forward of the pair."""
@@ -256,8 +264,7 @@ class DiversedTrainer(SealedCheckpoints):
             clip_range=self.args.clip_range,
         )
         logit = model(**inputs.inputs)
-        rule = self.sampler.verifier_class.score
-        loss, metrics = diversed_loss(rule, logit, inputs.old_logit, inputs.decisions, inputs.advantage, settings)
+        loss, metrics = diversed_loss(self.rule, logit, inputs.old_logit, inputs.decisions, inputs.advantage, settings)
         for name, value in metrics.items():
             self._metrics.setdefault(name, []).append(value.item())
         return (loss, {"logit": logit}) if return_outputs else loss

@@ -1,20 +1,19 @@
-"""DIVERSED: a learned weight per position (arXiv 2604.07622), with a quality dial and a bias cap."""
+"""DIVERSED: learned weights per position (arXiv 2604.07622) or per token, with a quality dial and bounds."""
 
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import Any, Protocol, cast, runtime_checkable
 
 import torch
 
 from hf_diversed.blocks import DecodingContext, DraftOutput, TargetOutput
-from hf_diversed.features import TOTAL_VARIATION, distribution_features
-from hf_diversed.verifiers.learned import LearnedRule, MixtureScore
-from hf_diversed.verifiers.mixture import (
-    MixtureVerifier,
-    Values,
-    Weights,
-    check_row_values,
-    per_row,
-    per_row_values,
+from hf_diversed.features import (
+    TOTAL_VARIATION,
+    distribution_features,
+    drafted_token_features,
+    vocabulary_features,
 )
+from hf_diversed.verifiers.learned import LearnedRule, MixtureScore, TokenScore
+from hf_diversed.verifiers.mixture import MixtureVerifier, Values, check_row_values, per_row, per_row_values
+from hf_diversed.verifiers.weights import Weights
 
 
 _AS_TRAINED = 0.5
@@ -30,23 +29,34 @@ class Head(Protocol):
 
     needs_hidden_states: bool
     needs_distributions: bool
+    needs_token: bool
     config: Any
 
     def __call__(self, **inputs: torch.Tensor) -> torch.Tensor:
         """float32 `[B, G]`, the logit of the weight on the target; inputs as `DiversedHead.forward` names them."""
 
 
+class TokenHead(Head, Protocol):
+    """A head that sees the drafted token, too: `needs_token` is true."""
+
+    def ratio_slope(self) -> torch.Tensor:
+        """How fast the logit falls as log p/q of the token rises, nats per nat: a float32 scalar above 0."""
+
+
 class DiversedVerifier(MixtureVerifier):
-    """Verify against v = w p + (1 - w) q with w predicted by a head from both models' states at the position.
+    """Verify between q and p with weights on the target that a head predicts.
+
+    From both models' states at the position: v = w p + (1 - w) q (arXiv 2604.07622). A head that sees the drafted
+    token, too, gives every token x a weight w(x) of its own, in place of all that the draft would say there or
+    nothing; acceptance, replacement and the law v of either kind are in `weights.py`.
 
     Args:
         head: the trained `DiversedHead`.
         quality: in [0, 1], one value or one per row. 0 accepts every draft, 0.5 is the head as trained, 1 is lossless.
-        max_bias, bias_budget: one value or one per row, see `MixtureVerifier`; both act after `quality`.
+        max_bias, bias_budget, max_ratio: one value or one per row, see `MixtureVerifier`; all act after `quality`.
 
     Attributes:
         keeps_inputs: put what the head saw into every `Verdict`, and so into the token records; training reads it.
-        score: what training asks of the rule.
 
     Raises:
         ValueError: on values out of range or, before the first forward, on hidden sizes that are not the head's.
@@ -54,7 +64,6 @@ class DiversedVerifier(MixtureVerifier):
 
     keeps_inputs = False
     row_settings = ("quality", *MixtureVerifier.row_settings)
-    score: ClassVar[LearnedRule] = MixtureScore()
 
     def __init__(
         self,
@@ -62,16 +71,22 @@ class DiversedVerifier(MixtureVerifier):
         quality: Values = 0.5,
         max_bias: Values | None = None,
         bias_budget: Values | None = None,
+        max_ratio: Values | None = None,
     ):
         if not isinstance(head, Head):
             raise TypeError(f"head must be a DiversedHead, got {type(head).__name__}; load one with from_pretrained.")
-        super().__init__(max_bias, bias_budget)
+        super().__init__(max_bias, bias_budget, max_ratio)
         self.head = head
         self.needs_hidden_states = head.needs_hidden_states
         self.num_assistant_tokens = head.config.num_assistant_tokens
         self.quality = per_row_values(
             "quality", quality, "0 accepts every draft, 0.5 is the head as trained, 1 is lossless."
         )
+
+    @property
+    def score(self) -> LearnedRule:
+        """What training asks of the rule."""
+        return TokenScore() if self.head.needs_token else MixtureScore()
 
     def check(self, context: DecodingContext) -> None:
         config = self.head.config
@@ -117,10 +132,31 @@ class DiversedVerifier(MixtureVerifier):
 
     def weights(self, draft: DraftOutput, target: TargetOutput, dials: dict[str, torch.Tensor]) -> Weights:
         inputs, tv = self.observe(draft, target)
-        weight = torch.sigmoid(self.head(**inputs)).to(draft.tokens.device)
-        if "quality" in dials:
-            weight = apply_quality(weight, dials["quality"])
-        return Weights(weight, tv, inputs if self.keeps_inputs else None)
+        device, quality = draft.tokens.device, dials.get("quality")
+        weight = self._dialled(self.head(**inputs).to(device), quality)
+        kept = inputs if self.keeps_inputs else None
+        if not self.head.needs_token:
+            return Weights(weight, tv, kept)
+        of_prefix = {name: values for name, values in inputs.items() if name != "token"}
+
+        def everywhere(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
+            logit, start = torch.empty_like(p), 0
+            for token in vocabulary_features(p, q):
+                end = start + token.shape[-2]
+                logit[..., start:end] = self.head(**of_prefix, token=token)
+                start = end
+            return self._dialled(logit, None if quality is None else quality[..., None])
+
+        return Weights(weight, tv, kept, everywhere)
+
+    def _dialled(self, logit: torch.Tensor, quality: torch.Tensor | None) -> torch.Tensor:
+        """Weights from the head's logits, by the dial of this kind of head."""
+        if quality is None:
+            return torch.sigmoid(logit)
+        if self.head.needs_token:
+            slope = cast(TokenHead, self.head).ratio_slope()
+            return torch.sigmoid(shift_lenience(logit, quality, slope.to(logit.device)))
+        return apply_quality(torch.sigmoid(logit), quality)
 
     def observe(self, draft: DraftOutput, target: TargetOutput) -> tuple[dict[str, torch.Tensor], torch.Tensor | None]:
         """What the head sees, by the names of its arguments, and TV(p, q) `[B, G]` where something needs it."""
@@ -130,10 +166,13 @@ class DiversedVerifier(MixtureVerifier):
             assert target.hidden is not None
             assert draft.hidden is not None
             inputs |= {"target_hidden": target.hidden[:, :-1], "draft_hidden": draft.hidden}
-        if self.head.needs_distributions:
+        if self.head.needs_distributions or self.head.needs_token:
             p, q = target.probs()[:, :-1], draft.probs()
+        if self.head.needs_distributions:
             inputs["features"] = distribution_features(p, q)
             tv = inputs["features"][..., TOTAL_VARIATION]
+        if self.head.needs_token:
+            inputs["token"] = drafted_token_features(p, q, draft.tokens)
         return inputs, tv
 
 
@@ -146,3 +185,16 @@ def apply_quality(weight: torch.Tensor, quality: torch.Tensor) -> torch.Tensor:
     permissive = 2.0 * quality * weight
     strict = weight + (2.0 * quality - 1.0) * (1.0 - weight)
     return torch.where(quality <= 0.5, permissive, strict)
+
+
+def shift_lenience(logit: torch.Tensor, quality: torch.Tensor, slope: torch.Tensor) -> torch.Tensor:
+    """Move the logit of a weight per token towards -inf (quality 0) or inf (quality 1), exactly there and at 0.5.
+
+    Such logits fall with log p/q by some `slope`, and their zero, the p/q at which a token is kept with even odds, is
+    the head's lenience. The dial multiplies that by quality / (1 - quality). In units of the logit it would be dead
+    all but at its ends: logits of tokens span more than 20.
+
+    Args:
+        logit: float32. quality: float32, broadcasts. slope: float32 scalar, above 0.
+    """
+    return logit + slope * torch.logit(quality)

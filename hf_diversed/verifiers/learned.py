@@ -1,12 +1,12 @@
 """What training asks of a rule whose coins are biased by a head. Pure torch.
 
 Drafts come from q, a rejected draft is replaced from norm(max(p - q, 0)) and a bonus token comes from p, whatever the
-head says; so p(y), q(y), TV(p, q) and the outcome of every coin are all that is needed.
+head says; so a few probabilities and the outcome of every coin are all that is needed.
 Letters: B rollouts, M decisions. Probabilities and log-probabilities have the dtype of the record (float32).
 """
 
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -23,20 +23,25 @@ class Decisions:
         target_prob: float `[M]`, p(y) of the emitted token: the accepted draft, or the residual token in its place.
         draft_prob: float `[M]`, q(y) of the same token.
         tv: float `[M]`, TV(p, q) at the position.
+        strict_prob: float `[M]`, min(1, p(x) / q(x)) of the drafted token x, whatever became of it.
+        bias: float `[M]`, TV(v, p) at the position, of the law v that the rollout was drawn under.
         accepted: bool `[M]`.
         num_sequences: B; rollouts without a decision count.
     """
+
+    COLUMNS: ClassVar = ("sequence", "target_prob", "draft_prob", "tv", "strict_prob", "bias", "accepted")
 
     sequence: torch.Tensor
     target_prob: torch.Tensor
     draft_prob: torch.Tensor
     tv: torch.Tensor
+    strict_prob: torch.Tensor
+    bias: torch.Tensor
     accepted: torch.Tensor
     num_sequences: int
 
     def to(self, device: torch.device) -> "Decisions":
-        columns = ("sequence", "target_prob", "draft_prob", "tv", "accepted")
-        return replace(self, **{name: getattr(self, name).to(device) for name in columns})
+        return replace(self, **{name: getattr(self, name).to(device) for name in self.COLUMNS})
 
     def counts(self) -> torch.Tensor:
         """Decisions per rollout: long `[B]`."""
@@ -58,10 +63,13 @@ class LearnedRule(Protocol):
         """
 
     def expected_rejection(self, said: torch.Tensor, decisions: Decisions) -> torch.Tensor:
-        """Chance that the draft of each verified position is rejected, before it was drawn: `[M]`."""
+        """Chance that the draft of each verified position is rejected, before its coin is flipped: `[M]`."""
 
     def log_excess(self, said: torch.Tensor, decisions: Decisions) -> torch.Tensor:
-        """Log of the emitted law over p, at the emitted token: `[M]`."""
+        """Log of the emitted law over p, at the emitted token: `[M]`.
+
+        Its gradient is that law's score, or the decision's, which has the same mean given the token.
+        """
 
     def weight(self, said: torch.Tensor, decisions: Decisions) -> torch.Tensor:
         """Weight on the target at every decision: `[M]`."""
@@ -98,6 +106,41 @@ class MixtureScore:
             F.logsigmoid(said) + decisions.target_prob.log(),
             F.logsigmoid(-said) + _floored_log(decisions.draft_prob),
         )
+
+
+class TokenScore:
+    """A weight per token, w(x) = sigmoid(said) at the drafted token x (see `weights.py`): a `LearnedRule`.
+
+    The coin of x keeps it with 1 - w(x) + w(x) min(1, p(x)/q(x)). That leaves the log of this for an accepted x with
+    p < q, log w(x) for a rejection, and 0 for an accepted x with p >= q: the exact score, at the drafted token alone.
+    The law v at another token y depends on all weights of the position, through what is rejected there. That is taken
+    from the record (`bias`), so `log_excess` is exact only where rollouts were drawn with `said`.
+    """
+
+    def log_prob(self, said: torch.Tensor, decisions: Decisions) -> torch.Tensor:
+        accepted = self._log_kept(said, decisions).masked_fill(decisions.strict_prob >= 1.0, 0.0)
+        return torch.where(decisions.accepted, accepted, F.logsigmoid(_at_precision(said, decisions)))
+
+    def expected_rejection(self, said: torch.Tensor, decisions: Decisions) -> torch.Tensor:
+        return self.weight(said, decisions) * (1.0 - decisions.strict_prob)
+
+    def log_excess(self, said: torch.Tensor, decisions: Decisions) -> torch.Tensor:
+        p, q = decisions.target_prob, decisions.draft_prob
+        log_p, score = _floored_log(p), self.log_prob(said, decisions)
+        tiny = torch.finfo(p.dtype).tiny
+        average = 1.0 - decisions.bias / decisions.tv.clamp_min(tiny)  # the weight that all tokens with p >= q share
+        shared = torch.lerp(q, p, average.clamp(0.0, 1.0)).clamp_min(tiny).log()
+        own = self._log_kept(said, decisions) + _floored_log(q)
+        value = torch.where(p < q, own, shared) - log_p
+        return value.detach() + (score - score.detach())
+
+    def weight(self, said: torch.Tensor, decisions: Decisions) -> torch.Tensor:
+        return torch.sigmoid(_at_precision(said, decisions))
+
+    def _log_kept(self, said: torch.Tensor, decisions: Decisions) -> torch.Tensor:
+        """log(1 - w + w min(1, p/q)) of the drafted token, `[M]`; in log space for what `MixtureScore` says."""
+        said = _at_precision(said, decisions)
+        return torch.logaddexp(F.logsigmoid(-said), F.logsigmoid(said) + decisions.strict_prob.log())
 
 
 def _at_precision(said: torch.Tensor, decisions: Decisions) -> torch.Tensor:

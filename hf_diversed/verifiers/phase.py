@@ -94,27 +94,37 @@ def _merge(
     inside, outside = verdicts
     rows = torch.arange(len(here), device=here.device)
 
-    def either(name: str, default: Callable[[], torch.Tensor]) -> torch.Tensor | None:
-        values = [getattr(verdict.trace, name) for verdict in (inside, outside)]
+    def either(name: str, default: Callable[[Trace], torch.Tensor]) -> torch.Tensor | None:
+        traces = [verdict.trace for verdict in (inside, outside)]
+        values = [getattr(trace, name) for trace in traces]
         if all(value is None for value in values):
             return None
-        first, second = (default() if value is None else value for value in values)
+        first, second = (default(trace) if value is None else value for trace, value in zip(traces, values))
         return torch.where(here, first, second)
 
     def replacement(positions: torch.Tensor) -> torch.Tensor:
         laws = inside.replacement(positions), outside.replacement(positions)
         return torch.where(here[rows, positions, None], laws[0], laws[1])
 
+    nothing = torch.full(here.shape, float("nan"), device=here.device)
+    laws = [verdict.trace.law for verdict in (inside, outside)]
+
     def law() -> torch.Tensor:
-        assert inside.trace.law is not None
-        assert outside.trace.law is not None
-        return torch.where(here[..., None], inside.trace.law(), outside.trace.law())
+        first, second = (nothing[..., None] if of_part is None else of_part() for of_part in laws)
+        return torch.where(here[..., None], first, second)
+
+    def tv(trace: Trace) -> torch.Tensor:
+        return total_variation(target.probs()[:, :-1], draft.probs()) if trace.tv is None else trace.tv
+
+    def bias(trace: Trace) -> torch.Tensor:
+        return nothing if trace.weight is None else (1.0 - trace.weight) * tv(trace)
 
     trace = Trace(
-        weight=either("weight", lambda: torch.full(here.shape, float("nan"), device=here.device)),
-        tv=either("tv", lambda: total_variation(target.probs()[:, :-1], draft.probs())),
+        weight=either("weight", lambda _: nothing),
+        tv=either("tv", tv),
+        bias=either("bias", bias),
         inputs=inside.trace.inputs if inside.trace.inputs is not None else outside.trace.inputs,
-        law=law if inside.trace.law is not None and outside.trace.law is not None else None,
-        strict_prob=either("strict_prob", lambda: acceptance(target.prob(draft.tokens), draft.prob(draft.tokens))),
+        law=None if all(of_part is None for of_part in laws) else law,
+        strict_prob=either("strict_prob", lambda _: acceptance(target.prob(draft.tokens), draft.prob(draft.tokens))),
     )
     return Verdict(torch.where(here, inside.accept_prob, outside.accept_prob), replacement, state, trace)

@@ -4,7 +4,8 @@ import torch
 
 from hf_diversed.blocks import DraftOutput, TargetOutput
 from hf_diversed.verifiers.base import check_range
-from hf_diversed.verifiers.mixture import MixtureVerifier, Values, Weights
+from hf_diversed.verifiers.mixture import MixtureVerifier, Values
+from hf_diversed.verifiers.weights import Weights
 
 
 class StaticEnsembleVerifier(MixtureVerifier):
@@ -15,7 +16,7 @@ class StaticEnsembleVerifier(MixtureVerifier):
 
     Args:
         weight: in [0, 1]. 1 is lossless, 0 accepts every draft.
-        max_bias, bias_budget: see `MixtureVerifier`.
+        max_bias, bias_budget, max_ratio: see `MixtureVerifier`.
 
     Example:
         ```python
@@ -23,8 +24,14 @@ class StaticEnsembleVerifier(MixtureVerifier):
         ```
     """
 
-    def __init__(self, weight: float, max_bias: Values | None = None, bias_budget: Values | None = None):
-        super().__init__(max_bias, bias_budget)
+    def __init__(
+        self,
+        weight: float,
+        max_bias: Values | None = None,
+        bias_budget: Values | None = None,
+        max_ratio: Values | None = None,
+    ):
+        super().__init__(max_bias, bias_budget, max_ratio)
         self.weight = check_range(
             "weight", weight, 0.0, 1.0, "1 is lossless, 0 accepts every draft; 0.7 is a good start."
         )

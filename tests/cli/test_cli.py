@@ -101,13 +101,13 @@ def test_generate_prints_text_and_then_statistics(method, words):
 def test_generate_turns_the_dial():
     """Catches options that never reach the rule."""
     accepted = []
-    for options in ([], ["--max-bias", "0"], ["--bias-budget", "0"]):
+    for options in ([], ["--max-bias", "0"], ["--bias-budget", "0"], ["--max-ratio", "1"]):
         result = run(
             "generate", PROMPT, "--quality", "0", *options, "--num-assistant-tokens", "3", "--max-new-tokens", "24"
         )
         assert "diversed@0: " in result.stderr, result.output
         accepted.append("100.0% of " in result.stderr)
-    assert accepted == [True, False, False]
+    assert accepted == [True, False, False, False]
 
 
 def test_tokens_have_colours():
@@ -116,7 +116,7 @@ def test_tokens_have_colours():
         tokens=torch.tensor([[5, 6]]),
         source=torch.tensor([[0, 1]], dtype=torch.int8),
         relaxed=torch.tensor([[True, False]]),
-        **dict.fromkeys(("weight", "p", "q", "tv"), torch.full((1, 2), float("nan"))),
+        **dict.fromkeys(("weight", "p", "q", "tv", "bias", "strict_prob"), torch.full((1, 2), float("nan"))),
     )
     text = token_text(SimpleNamespace(all_special_ids=[], decode=lambda ids: "[red]" * len(ids)), records)
     assert text.plain == "[red][red]"
@@ -148,7 +148,7 @@ def test_generate_with_folders(tmp_path):
         (["--method", "diversed", "--task", "poetry"], "needs a head"),
         (["--method", "static:abc"], "--method static:abc: `weight` must lie in [0, 1], got 'abc'"),
         (["--method", "static:abc"], "For example --method static:0.7."),
-        (["--method", "static"], "it reads static:weight[:max_bias][:bias_budget]"),
+        (["--method", "static"], "it reads static:weight[:max_bias][:bias_budget][:max_ratio]"),
         (["--method", "phase"], "build PhaseVerifier in Python"),
         (["--target", "x", "--draft", "y", "--method", "diversed"], "pass --head FOLDER_OR_HUB_ID."),
         (["--device", "cudaa"], "--device must be cpu, or an accelerator that is here"),

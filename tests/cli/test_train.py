@@ -96,6 +96,18 @@ def test_recipe_runs(path, folder, tmp_path):
     assert not list((tmp_path / "head").rglob("training_args.bin"))
 
 
+def test_a_head_that_sees_the_drafted_token(folder, tmp_path):
+    """Catches options that parse and do nothing, and a record that does not say what was left to the kind of head."""
+    token = ["--token-features", "--initial-lenience", "0.1", "--report-to", "none", "--use-cpu", "true"]
+    train(["--task", "gsm8k", *options_for(folder, tmp_path, "gsm8k"), *token])
+    head = DiversedHead.from_pretrained(tmp_path / "head")
+    assert head.config.token_features
+    assert head.config.features == "distribution"
+    settings = json.loads((tmp_path / "head" / "provenance.json").read_text())["training"]
+    names = ("token_features", "initial_lenience", "clip_range", "baseline")
+    assert [settings[name] for name in names] == [True, 0.1, 0.5, "prompt"]
+
+
 @pytest.mark.parametrize(
     ("options", "expected"),
     [

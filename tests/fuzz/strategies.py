@@ -73,9 +73,10 @@ def pair(vocab_size: int, noise: float):
 
 
 @cache
-def head(head_type: str, features: str) -> DiversedHead:
+def head(head_type: str, features: str, token_features: bool) -> DiversedHead:
     torch.manual_seed(3)
-    config = DiversedHeadConfig(WIDTH, WIDTH, head_type=head_type, features=features, intermediate_size=5)
+    kind = {"head_type": head_type, "features": features, "token_features": token_features}
+    config = DiversedHeadConfig(WIDTH, WIDTH, **kind, intermediate_size=5)
     head = DiversedHead(config).eval()
     for parameter in head.parameters():
         torch.nn.init.normal_(parameter, std=0.5)
@@ -83,7 +84,12 @@ def head(head_type: str, features: str) -> DiversedHead:
 
 
 _unit = st.sampled_from((0.0, 0.5, 1.0)) | st.floats(0.0, 1.0, width=32)
-_head = st.builds(head, st.sampled_from(("linear", "mlp")), st.sampled_from(("hidden", "distribution", "both")))
+_head = st.builds(
+    head,
+    st.sampled_from(("linear", "mlp")),
+    st.sampled_from(("hidden", "distribution", "both")),
+    token_features=st.booleans(),
+)
 
 
 @st.composite
@@ -101,8 +107,8 @@ def _cascade(draw) -> SpecCascadeVerifier:
 
 _WITH_A_LAW = st.one_of(
     st.builds(LosslessVerifier),
-    st.builds(StaticEnsembleVerifier, _unit, st.none() | _unit, st.none() | st.floats(0.0, 3.0)),
-    st.builds(DiversedVerifier, _head, _unit, st.none() | _unit, st.none() | st.floats(0.0, 3.0)),
+    st.builds(StaticEnsembleVerifier, _unit, st.none() | _unit, st.none() | st.floats(0.0, 3.0), st.none() | _unit),
+    st.builds(DiversedVerifier, _head, _unit, st.none() | _unit, st.none() | st.floats(0.0, 3.0), st.none() | _unit),
     _cascade(),
     st.builds(FuzzyVerifier, st.floats(0.0, 1.0), st.sampled_from(("kl", "js", "tv"))),
     st.builds(ContrastiveVerifier, st.floats(0.0, 1.0), _unit),
@@ -121,7 +127,7 @@ _spend = st.floats(0.01, 1.0)
 _stateful = st.one_of(
     st.builds(RegretBudgetVerifier, st.floats(0.0, 6.0), st.floats(0.0, 4.0), st.none() | st.integers(1, 4)),
     st.builds(StaticEnsembleVerifier, st.floats(0.0, 0.7), st.none() | _unit, _spend),
-    st.builds(DiversedVerifier, _head, st.floats(0.0, 0.7), st.none() | _unit, _spend),
+    st.builds(DiversedVerifier, _head, st.floats(0.0, 0.7), st.none() | _unit, _spend, st.none() | _unit),
 )
 
 
@@ -135,7 +141,7 @@ def rules(draw, rows: int) -> tuple[Verifier, tuple[Verifier, ...]]:
     said = draw(_head)
     dials = {
         name: draw(st.lists(values, min_size=rows, max_size=rows))
-        for name, values in (("quality", _unit), ("max_bias", _unit), ("bias_budget", _spend))
+        for name, values in (("quality", _unit), ("max_bias", _unit), ("bias_budget", _spend), ("max_ratio", _unit))
         if draw(st.booleans())
     }
     alone = tuple(

@@ -20,7 +20,7 @@ from hf_diversed.generation.prompt_lookup import PromptLookupDrafter
 from hf_diversed.generation.rows import PerRow, RaggedRows
 from hf_diversed.verifiers import LenientVerifier, PhaseVerifier, SpecCascadeVerifier
 from tests.tiny import EOS, PAD, ragged_batch, tiny_draft, tiny_model
-from tests.verifier_cases import LAW_CASES, Laws, enumerate_law, make_block
+from tests.verifier_cases import LAW_CASES, Laws, enumerate_law, make_block, random_head, weights_of
 
 
 GAMMA = 4
@@ -58,6 +58,9 @@ RULES = {
     "lenience 0.1": LenientVerifier(0.1),
     "token_v3 0.9": SpecCascadeVerifier("token_v3", 0.9),
     "diversed": hf_diversed.DiversedVerifier(distribution_head(), quality=0.4, max_bias=0.6),
+    "token": hf_diversed.DiversedVerifier(
+        random_head(features="distribution", token_features=True), quality=0.4, max_ratio=0.01
+    ),
 }
 
 
@@ -215,10 +218,11 @@ def test_emitted_law(case):
 def test_greedy_token(case):
     """The same at temperature 0: the kept draft, or what replaces it, is the rule's own token."""
     draft, target = one_hot_block(sampled=False)
-    verdict = case.make()(torch.zeros(len(draft.tokens), 1, dtype=torch.long), draft, target)
+    verifier = case.make()
+    verdict = verifier(torch.zeros(len(draft.tokens), 1, dtype=torch.long), draft, target)
     replaced = [verdict.replacement(torch.full((len(draft.tokens),), g)).argmax(-1) for g in range(3)]
     emitted = torch.where(verdict.accept_prob == 1.0, draft.tokens, torch.stack(replaced, dim=1))
-    assert torch.equal(emitted, case.greedy(Laws.of(draft, target, verdict.trace.weight)))
+    assert torch.equal(emitted, case.greedy(Laws.of(draft, target, weights_of(verifier, draft, target))))
 
 
 def test_rules_without_draft_confidence_are_served():

@@ -14,7 +14,7 @@ from hf_diversed.sampling import Dice
 from hf_diversed.verifiers import VERIFIERS, BlockVerifier, PhaseVerifier, StaticEnsembleVerifier, build_verifier
 from tests.engines.modes import STATIC, TRACED
 from tests.reference import Randomness, naive_decoding
-from tests.tiny import EOS, PAD, ragged_batch, tiny_draft, tiny_model
+from tests.tiny import EOS, PAD, ragged_batch, tiny_draft, tiny_head, tiny_model
 from tests.verifier_cases import VERIFIER_CASES
 
 
@@ -37,6 +37,13 @@ def head() -> DiversedHead:
 
 RULES = {
     "diversed": lambda: DiversedVerifier(head(), quality=0.4, bias_budget=1.5),
+    "token": lambda: DiversedVerifier(tiny_head(features="both", token_features=True), quality=0.3),
+    "token-bounds": lambda: DiversedVerifier(
+        tiny_head(features="distribution", token_features=True), quality=0.2, bias_budget=1.5, max_ratio=0.1
+    ),
+    "phase-token": lambda: PhaseVerifier(
+        DiversedVerifier(tiny_head(token_features=True), bias_budget=1.0), begin=21, end=34
+    ),
     "phase": lambda: PhaseVerifier(StaticEnsembleVerifier(0.1, bias_budget=1.0), begin=21, end=34),
     "block-budget": lambda: BlockVerifier(StaticEnsembleVerifier(0.1, bias_budget=1.0)),
 }

@@ -20,23 +20,36 @@ def test_dial_travels_in_generation_config(pair):
     assert stats.mean_weight == 0.0
 
 
-@pytest.mark.parametrize("door", ["keyword", "generation config", "attachment"])
-def test_bias_budget_has_the_same_doors(pair, door):
-    """Catches a budget that is taken and not spent: per row it must bind, and its sum must come back."""
+def by_door(pair, door: str, limit: dict):
+    """The output of a permissive head under a limit that comes by this way."""
     target, draft = pair
     call = {**ragged_batch(), **SAMPLED, "max_new_tokens": 24, "return_dict_in_generate": True}
     given = {"diversed_head": tiny_head(), "diversed_quality": 0.1}
-    limit = {"diversed_bias_budget": 0.3}
     if door == "keyword":
-        out = target.generate(**call, assistant_model=draft, **given, **limit)
-    elif door == "generation config":
+        return target.generate(**call, assistant_model=draft, **given, **limit)
+    if door == "generation config":
         config = GenerationConfig(pad_token_id=PAD, **limit, **SAMPLED)
-        out = target.generate(**call, generation_config=config, assistant_model=draft, **given)
-    else:
-        with hf_diversed.attach(target, draft, **given, **limit):
-            out = target.generate(**call)
-    for row in out.stats.per_row:
+        return target.generate(**call, generation_config=config, assistant_model=draft, **given)
+    with hf_diversed.attach(target, draft, **given, **limit):
+        return target.generate(**call)
+
+
+every_door = pytest.mark.parametrize("door", ["keyword", "generation config", "attachment"])
+
+
+@every_door
+def test_bias_budget_has_the_same_doors(pair, door):
+    """Catches a budget that is taken and not spent: per row it must bind, and its sum must come back."""
+    for row in by_door(pair, door, {"diversed_bias_budget": 0.3}).stats.per_row:
         assert row.bias_sum == pytest.approx(0.3, abs=1e-6)
+
+
+@every_door
+def test_max_ratio_has_the_same_doors(pair, door):
+    """Catches a bound that is taken and does nothing: at 1 decoding is lossless."""
+    torch.manual_seed(0)
+    assert by_door(pair, door, {"diversed_max_ratio": 1.0}).stats.mean_weight == 1.0
+    assert by_door(pair, door, {"diversed_max_ratio": 0.0}).stats.mean_weight < 0.3
 
 
 def test_draft_length_comes_from_whoever_named_one(pair):

@@ -148,3 +148,12 @@ def test_missing_file_is_named(tmp_path):
     """Catches an empty head made up where there is no file."""
     with pytest.raises(FileNotFoundError, match=r"ensemble_head\.bin"):
         convert_head(tmp_path)
+
+
+@pytest.mark.parametrize("shape", [{"token_features": True}, {"features": "both"}, {"head_type": "mlp"}])
+def test_refuses_another_shape(folder, shape):
+    """Catches weights of the authors' layer copied into a head with more inputs."""
+    write_config(folder, target_hidden_size=12)
+    (name,) = shape
+    with pytest.raises(ValueError, match=f"{name} of a converted head must be "):
+        convert_head(folder, **shape)

@@ -1,33 +1,45 @@
 """The head: what it says when fresh, in which precision, and what it sees of two laws."""
 
+import itertools
+import json
 import math
 
 import pytest
 import torch
 
-from hf_diversed.features import distribution_features
+from hf_diversed import features as features_module
+from hf_diversed.features import (
+    distribution_features,
+    drafted_token_features,
+    token_features,
+    vocabulary_features,
+)
 from hf_diversed.head import DiversedHead, DiversedHeadConfig
 from tests.verifier_cases import DRAFT_WIDTH, TARGET_WIDTH, make_block, random_head
 
 
-HEADS = [(head_type, features) for head_type in ("linear", "mlp") for features in ("hidden", "distribution", "both")]
-every_head = pytest.mark.parametrize(("head_type", "features"), HEADS)
+HEADS = list(itertools.product(("linear", "mlp"), ("hidden", "distribution", "both"), (False, True)))
+every_head = pytest.mark.parametrize(("head_type", "features", "token"), HEADS)
+token_heads = pytest.mark.parametrize(("head_type", "features"), [head[:2] for head in HEADS if head[2]])
 
 
 def inputs(dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
     """Everything any head may ask for, at the same positions."""
     draft, target = make_block(rows=3)
+    p, q = target.probs()[:, :-1], draft.probs()
     return {
         "target_hidden": target.hidden[:, :-1].to(dtype),
         "draft_hidden": draft.hidden.to(dtype),
-        "features": distribution_features(target.probs()[:, :-1], draft.probs()),
+        "features": distribution_features(p, q),
+        "token": drafted_token_features(p, q, draft.tokens),
     }
 
 
 @every_head
-def test_fresh_head_says_one_half_everywhere(head_type: str, features: str):
+def test_fresh_head_says_one_half_everywhere(head_type: str, features: str, token: bool):
     """Catches random initialisation of the output layer: training would start from noise, not from an even mixture."""
-    config = DiversedHeadConfig(TARGET_WIDTH, DRAFT_WIDTH, head_type=head_type, features=features)
+    kind = {"head_type": head_type, "features": features, "token_features": token}
+    config = DiversedHeadConfig(TARGET_WIDTH, DRAFT_WIDTH, **kind)
     assert (torch.sigmoid(DiversedHead(config)(**inputs())) == 0.5).all()
 
 
@@ -39,13 +51,14 @@ def test_fresh_mlp_can_learn():
 
 
 @every_head
-def test_computes_in_float32_from_bfloat16(head_type: str, features: str):
+def test_computes_in_float32_from_bfloat16(head_type: str, features: str, token: bool):
     """Catches arithmetic in bfloat16, which knows w to 2^-9 only: reference in float64 on the same rounded values."""
-    head = random_head(head_type, features).to(torch.bfloat16)
+    head = random_head(head_type, features, token).to(torch.bfloat16)
     given = inputs(torch.bfloat16)
     found = head(**given)
     seen = [_normalised(given[name]) for name in ("target_hidden", "draft_hidden") if features != "distribution"]
-    values = torch.cat(seen + [given["features"].double()] * (features != "hidden"), dim=-1)
+    seen += [given["features"].double()] * (features != "hidden") + [given["token"].double()] * token
+    values = torch.cat(seen, dim=-1)
     layers = {name: parameter.double() for name, parameter in head.named_parameters()}
     if head_type == "mlp":
         values = values @ layers["dense.weight"].T + layers["dense.bias"]
@@ -137,3 +150,111 @@ def test_standardize_scales_inputs_and_travels_with_the_head(tmp_path):
     torch.testing.assert_close(head(**inputs), expected)
     head.save_pretrained(tmp_path)
     assert torch.equal(DiversedHead.from_pretrained(tmp_path)(**inputs), head(**inputs))
+
+
+def test_token_features_by_definition():
+    """Catches a figure in the wrong place or of swapped laws, ranks that count ties, and logs without an end."""
+    draft, target = make_block(rows=3)
+    p, q = target.probs()[:, :-1].flatten(0, 1), draft.probs().flatten(0, 1)
+    for token in range(p.shape[-1]):
+        found = drafted_token_features(p, q, torch.full((len(p),), token))
+        laws = zip(p.double().tolist(), q.double().tolist())
+        expected = torch.tensor([_token_figures(*pair, token) for pair in laws], dtype=torch.float64)
+        torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-5)
+
+
+def _token_figures(p: list[float], q: list[float], x: int) -> list[float]:
+    def log(value: float) -> float:
+        return math.log(max(value, torch.finfo(torch.float32).tiny))
+
+    rank = sum(other > p[x] for other in p)
+    figures = [min(log(p[x]) - log(q[x]), 0.0), log(p[x]) - log(max(p)), log(p[x]), log(q[x])]
+    return [max(value, -10.0) for value in figures] + [math.log1p(rank)]
+
+
+@pytest.mark.parametrize("held", [1, 20, 2**18])
+@pytest.mark.parametrize("size", [6, 300])
+def test_features_of_the_vocabulary_are_those_of_its_tokens(size: int, held: int, monkeypatch):
+    """Catches chunks out of order, a rank that knows its own chunk only, and ranks beyond the last one told apart."""
+    monkeypatch.setattr(features_module, "_HELD", held)
+    generator = torch.Generator().manual_seed(0)
+    p, q = (torch.softmax((3.0 * torch.randn(4, size, generator=generator)).round(), -1) for _ in range(2))
+    p[0] = torch.where(p[0] < p[0].median(), 0.0, p[0])
+    found = torch.cat(list(vocabulary_features(p, q)), dim=1)
+    for token in range(size):
+        assert torch.equal(found[:, token], drafted_token_features(p, q, torch.full((4,), token)))
+    assert len(list(vocabulary_features(p, q))) == {1: size, 20: size // 5 + (size % 5 > 0), 2**18: 1}[held]
+    assert (found[..., -1].max() == torch.tensor(127.0).log1p()) == (size == 300)
+
+
+@token_heads
+def test_tokens_of_one_prefix_at_once(head_type: str, features: str):
+    """Catches a prefix paired with another one's tokens, and two ways to compute one logit."""
+    head, given = random_head(head_type, features, True), inputs()
+    others = torch.stack([given["token"], given["token"].flip(0), given["token"] + 1.0], dim=-2)
+    together = head(**given | {"token": others})
+    for number in range(3):
+        alone = head(**given | {"token": others[..., number, :]})
+        torch.testing.assert_close(together[..., number], alone, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("head_type", ["linear", "mlp"])
+def test_starts_at_a_lenience(head_type: str):
+    """Catches a start in standardised inputs, a sign, and a prefix that has a say before anything was learned."""
+    torch.manual_seed(0)
+    kind = {"head_type": head_type, "features": "both", "token_features": True}
+    head, given = DiversedHead(DiversedHeadConfig(TARGET_WIDTH, DRAFT_WIDTH, **kind)), inputs()
+    expected = 2.0 * (math.log(0.2) - given["token"][..., 0])
+    for _ in range(2):  # the second time with inputs standardised
+        head.start_lenient(0.2)
+        torch.testing.assert_close(head(**given), expected, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(head.ratio_slope(), torch.tensor(2.0), rtol=1e-4, atol=1e-4)
+        head.standardize(**{name: values.flatten(0, 1) for name, values in given.items()})
+    head(**given).sum().backward()
+    assert (head.out.weight.grad != 0).any()
+
+
+def test_slope_is_never_flat():
+    """Catches a head that learned to ignore p/q, on which the dial would be dead, or turned round."""
+    head = random_head(token_features=True)
+    for slope in (0.0, 3.0):
+        with torch.no_grad():
+            head.out.weight[0, -5] = slope
+        assert head.ratio_slope() == 1.0
+
+
+@pytest.mark.parametrize(
+    "settings", [{"token_features": False}, {"token_features": True, "head_type": "mlp", "intermediate_size": 1}]
+)
+def test_refuses_a_start_it_cannot_make(settings: dict):
+    with pytest.raises(ValueError, match="can start at a lenience only if it has token_features=True, and two units"):
+        DiversedHead(DiversedHeadConfig(4, 3, **settings)).start_lenient(0.2)
+
+
+@pytest.mark.parametrize("token", [None, torch.ones(2, 4)])
+def test_refuses_tokens_that_are_none(token):
+    """Catches a token-aware head run by a caller that knows prefixes only."""
+    given = {"target_hidden": torch.ones(2, 4), "draft_hidden": torch.ones(2, 3)}
+    with pytest.raises(ValueError, match="token must have width 5 for features='hidden', token_features=True, got "):
+        random_head(token_features=True)(**given, token=token)
+
+
+def test_heads_of_before_load_unchanged(tmp_path):
+    """Catches a field that old configurations lack and a shape that grew."""
+    head = random_head("mlp", "both")
+    head.save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    entries = json.loads(path.read_text())
+    del entries["token_features"]
+    path.write_text(json.dumps(entries))
+    loaded = DiversedHead.from_pretrained(tmp_path)
+    assert not loaded.needs_token
+    given = {name: values for name, values in inputs().items() if name != "token"}
+    assert torch.equal(loaded(**given), head(**given))
+
+
+def test_token_features_need_no_law():
+    """Catches a figure that is not elementwise: the law over the vocabulary is built from chunks."""
+    p, q, rank = torch.tensor([0.5, 0.1]), torch.tensor([0.25, 0.4]), torch.tensor([0, 3])
+    one, other = (token_features(p[i], q[i], torch.tensor(0.5), rank[i]) for i in range(2))
+    torch.testing.assert_close(token_features(p, q, torch.tensor(0.5), rank), torch.stack([one, other]))

@@ -463,3 +463,17 @@ def test_tool_writes_and_checks(monkeypatch, tmp_path, capsys):
     assert render_cards.main() == 1
     results.unlink()
     assert render_cards.main() == 1  # a card without results behind it
+
+
+def test_tells_heads_that_see_the_drafted_token():
+    """Catches a card that describes another kind of head, and the start of the other kind among its settings."""
+    settings = {"initial_weight": 0.5, "initial_lenience": 0.2, "baseline": "prompt", "clip_range": 0.5}
+    for token_features, shown, hidden in (
+        (True, "initial_lenience", "initial_weight"),
+        (False, "initial_weight", "initial_lenience"),
+    ):
+        config = DiversedHeadConfig(256, 96, features="distribution", token_features=token_features, task="math")
+        card = render_card(config, {}, {"training": settings | {"token_features": token_features}})
+        assert ("every token has a weight of its own" in card) == token_features
+        assert f"`{shown}`" in card
+        assert f"`{hidden}`" not in card

@@ -54,6 +54,16 @@ def _flat(files: dict[str, bytes]) -> dict[str, bytes]:
     return {path.rsplit("/", 1)[-1]: content for path, content in files.items()}
 
 
+def test_a_head_that_sees_the_drafted_token(hub, tmp_path):
+    """Catches an entry of the configuration that is lost on the way, and with it the shape of the weights."""
+    head = random_head("mlp", "both", token_features=True)
+    head.save_pretrained(tmp_path / "token")
+    hub.add("org/token", tmp_path / "token")
+    pulled = load_head("org/token")
+    assert pulled.needs_token
+    assert module_digest(pulled) == module_digest(head)
+
+
 def test_private_heads_need_the_token(hub, folder, monkeypatch):
     """Catches a token that does not reach the Hub."""
     hub.add("org/private", folder, private=True)

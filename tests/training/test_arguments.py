@@ -68,6 +68,9 @@ REFUSED = [
     ("max_quality_drop", {"max_quality_drop": -0.01}, "`max_quality_drop` must lie"),
     ("clip_range", {"clip_range": 1.1}, "`clip_range` must lie"),
     ("kl_coef", {"kl_coef": -1.0}, "`kl_coef` must lie"),
+    ("initial_lenience", {"initial_lenience": 0.0}, r"`initial_lenience` must lie in \[0.0001, 1\], got 0.0"),
+    ("baseline", {"baseline": "mean"}, "baseline must be one of batch, prompt, or None, got 'mean'"),
+    ("lonely baseline", {"baseline": "prompt", "num_generations": 1}, "needs num_generations of at least 2, got 1"),
     ("initial_weight", {"initial_weight": 1.0}, "`initial_weight` must lie"),
     ("nan", {"kl_coef": float("nan")}, "`kl_coef` must lie"),
     ("accumulation", {"gradient_accumulation_steps": 2}, "gradient_accumulation_steps must be 1, got 2"),
@@ -106,6 +109,23 @@ def test_from_the_command_line(tmp_path):
     assert found.model_init_kwargs == {"dtype": "float32"}
     assert found.reward_weights == [1.0, 0.5]
     assert found.acceptance_coef == 0.2
+
+
+@pytest.mark.parametrize(
+    ("token_features", "given", "expected"),
+    [
+        (False, {}, (0.2, "batch")),
+        (True, {}, (0.5, "prompt")),
+        (True, {"num_generations": 1}, (0.5, "batch")),
+        (True, {"clip_range": 0.1, "baseline": "batch"}, (0.1, "batch")),
+        (False, {"clip_range": 0.3, "baseline": "prompt"}, (0.3, "prompt")),
+    ],
+)
+def test_the_kind_of_head_settles_what_is_left_open(tmp_path, token_features: bool, given: dict, expected: tuple):
+    """Catches a default that overrules what was asked for, and old heads trained otherwise than before."""
+    found = config(tmp_path, **given)
+    found.settle(token_features)
+    assert (found.clip_range, found.baseline) == expected
 
 
 def test_survives_json(tmp_path):

@@ -101,10 +101,7 @@ def test_gradient_is_that_of_the_whole_batch(ranks, folder):
     whole = Decisions(
         sequence=torch.cat([parts[0].sequence, parts[1].sequence + parts[0].num_sequences]),
         num_sequences=8,
-        **{
-            name: torch.cat([getattr(part, name) for part in parts])
-            for name in ("target_prob", "draft_prob", "tv", "accepted")
-        },
+        **{name: torch.cat([getattr(part, name) for part in parts]) for name in Decisions.COLUMNS[1:]},
     )
     inputs = {name: torch.cat([batch.inputs[name] for batch in batches]) for name in batches[0].inputs}
     old_logit = torch.cat([batch.old_logit for batch in batches])

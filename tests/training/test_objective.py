@@ -2,27 +2,34 @@
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass
-from functools import cached_property, partial
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hf_diversed.training import objective
-from hf_diversed.training.objective import LossSettings, accepted_share, center
-from hf_diversed.verifiers.learned import Decisions, MixtureScore
+from hf_diversed.sampling import acceptance
+from hf_diversed.training.objective import (
+    LossSettings,
+    accepted_share,
+    center,
+    diversed_loss,
+    expected_acceptance,
+    kl_to_target,
+    leave_one_out,
+    policy_loss,
+)
+from hf_diversed.verifiers.learned import Decisions, MixtureScore, TokenScore
 
 
-RULE = MixtureScore()
-decision_log_prob = RULE.log_prob
-diversed_loss = partial(objective.diversed_loss, RULE)
-expected_acceptance = partial(objective.expected_acceptance, RULE)
-kl_to_target = partial(objective.kl_to_target, RULE)
-policy_loss = partial(objective.policy_loss, RULE)
+RULES = {"mixture": MixtureScore(), "token": TokenScore()}
+RULE = RULES["mixture"]
+every_rule = pytest.mark.parametrize("rule", RULES.values(), ids=RULES.keys())
 
 VOCAB, LENGTH, GAMMA = 3, 5, 2
+TOKEN_LENGTH = 4  # a rejection of each token is a path of its own
 TOLERANCE = 1e-10  # of the gradient's norm, in float64
 PREFIXES = [p for n in range(LENGTH) for p in itertools.product(range(VOCAB), repeat=n)]
 INDEX = {prefix: i for i, prefix in enumerate(PREFIXES)}
@@ -32,11 +39,12 @@ Prefix = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Step:
-    """One emitted token: how it came about, after which prefix."""
+    """One emitted token: how it came about, after which prefix, and, where it matters, in place of which draft."""
 
     source: str
     prefix: Prefix
     token: int
+    drafted: int | None = None
 
 
 @dataclass(frozen=True)
@@ -52,19 +60,34 @@ class Leaf:
 
 
 class Process:
-    """Speculative decoding with random context-dependent laws and head, written as naively as it is defined."""
+    """Speculative decoding with random context-dependent laws and head, written as naively as it is defined.
 
-    def __init__(self, seed: int, eos: int | None = None, free_head: bool = False, theta: torch.Tensor | None = None):
-        self.seed, self.eos, self.free_head = seed, eos, free_head
+    Under the mixture a rejection says the same whichever token was drafted; with weights per token it does not.
+    """
+
+    def __init__(
+        self,
+        seed: int,
+        eos: int | None = None,
+        free_head: bool = False,
+        kind: str = "mixture",
+        theta: torch.Tensor | None = None,
+    ):
+        self.seed, self.eos, self.free_head, self.kind = seed, eos, free_head, kind
+        self.rule, self.by_token = RULES[kind], kind == "token"
+        self.length = TOKEN_LENGTH if self.by_token else LENGTH
         self.random = torch.Generator().manual_seed(seed)
         self.p, self.q = (torch.softmax(1.5 * self.normal(len(PREFIXES), VOCAB), -1) for _ in range(2))
-        self.features = torch.eye(len(PREFIXES), dtype=torch.float64) if free_head else self.normal(len(PREFIXES), 4)
+        inputs = len(PREFIXES) * VOCAB if self.by_token else len(PREFIXES)
+        self.features = torch.eye(inputs, dtype=torch.float64) if free_head else self.normal(inputs, 4)
         self.theta = (self.normal(self.features.shape[1]) if theta is None else theta).requires_grad_()
-        self.w = torch.sigmoid(self.features @ self.theta)[:, None]
-        self.v = self.w * self.p + (1.0 - self.w) * self.q
-        self.kept = torch.minimum(self.q, self.v)
+        self.logits = (self.features @ self.theta).view(len(PREFIXES), -1)
+        self.w = torch.sigmoid(self.logits)
+        self.strict = (self.p / self.q).clamp_max(1.0)
+        self.kept = self.q * (1.0 - self.w + self.w * self.strict)
         surplus = (self.p - self.q).clamp_min(0.0)
-        self.replaced = (1.0 - self.kept.sum(-1, keepdim=True)) * surplus / surplus.sum(-1, keepdim=True)
+        self.residual = surplus / surplus.sum(-1, keepdim=True)
+        self.v = self.kept + (self.q - self.kept).sum(-1, keepdim=True) * self.residual
 
     def normal(self, *shape: int) -> torch.Tensor:
         return torch.randn(*shape, generator=self.random, dtype=torch.float64)
@@ -74,25 +97,32 @@ class Process:
         return list(self.round(torch.ones((), dtype=torch.float64), ()))
 
     def round(self, prob: torch.Tensor, steps: tuple[Step, ...]) -> Iterator[Leaf]:
-        if len(steps) == LENGTH or (steps and steps[-1].token == self.eos):
+        if len(steps) == self.length or (steps and steps[-1].token == self.eos):
             yield Leaf(prob, steps)
         else:
-            yield from self.verify(prob, steps, min(GAMMA, LENGTH - len(steps) - 1))
+            yield from self.verify(prob, steps, min(GAMMA, self.length - len(steps) - 1))
 
     def verify(self, prob: torch.Tensor, steps: tuple[Step, ...], left: int) -> Iterator[Leaf]:
         prefix = tuple(step.token for step in steps)
         i = INDEX[prefix]
         for token in range(VOCAB):
-            draft, residual, bonus = (
-                (*steps, Step(source, prefix, token)) for source in ("draft", "residual", "bonus")
-            )
+            draft, bonus = ((*steps, Step(source, prefix, token, token)) for source in ("draft", "bonus"))
             if left == 0:
                 yield from self.round(prob * self.p[i, token], bonus)
                 continue
             kept = prob * self.kept[i, token]
             yield from self.round(kept, draft) if token == self.eos else self.verify(kept, draft, left - 1)
-            if self.replaced[i, token] > 0:
-                yield from self.round(prob * self.replaced[i, token], residual)
+            if self.residual[i, token] > 0:
+                for drafted, chance in self.rejections(i):
+                    residual = (*steps, Step("residual", prefix, token, drafted))
+                    yield from self.round(prob * chance * self.residual[i, token], residual)
+
+    def rejections(self, i: int) -> list[tuple[int | None, torch.Tensor]]:
+        """What is known of a rejected draft, and its chance."""
+        rejected = self.q[i] - self.kept[i]
+        return (
+            [(x, rejected[x]) for x in range(VOCAB) if rejected[x] > 0] if self.by_token else [(None, rejected.sum())]
+        )
 
     @cached_property
     def probs(self) -> torch.Tensor:
@@ -108,6 +138,11 @@ class Process:
         return torch.tensor([INDEX[step.prefix] for _, step in self.flat])
 
     @cached_property
+    def drafted(self) -> torch.Tensor:
+        """The drafted token of every decision; 0 where nobody asks."""
+        return torch.tensor([step.drafted or 0 for _, step in self.flat])
+
+    @cached_property
     def decisions(self) -> Decisions:
         """What a recorder would have written down, with one rollout per leaf."""
         tokens = torch.tensor([step.token for _, step in self.flat])
@@ -116,13 +151,16 @@ class Process:
             target_prob=self.p[self.where, tokens],
             draft_prob=self.q[self.where, tokens],
             tv=0.5 * (self.p - self.q).abs().sum(-1)[self.where],
+            strict_prob=self.strict[self.where, self.drafted],
+            bias=0.5 * (self.v - self.p).abs().sum(-1)[self.where].detach(),
             accepted=torch.tensor([step.source == "draft" for _, step in self.flat]),
             num_sequences=len(self.leaves),
         )
 
     @property
     def logit(self) -> torch.Tensor:
-        return (self.features @ self.theta)[self.where]
+        logits = (self.features @ self.theta).view(len(PREFIXES), -1)
+        return logits[self.where, self.drafted] if self.by_token else logits[self.where, 0]
 
     @cached_property
     def rewards(self) -> torch.Tensor:
@@ -137,8 +175,9 @@ class Process:
 
 
 PROCESSES = {
-    f"seed{seed}{'' if eos is None else '-eos'}{'-free' if free else ''}": Process(seed, eos, free)
-    for seed, eos, free in [(0, None, False), (1, None, True), (2, 0, False), (3, 2, True), (4, 1, False)]
+    f"{kind}-seed{seed}{'' if eos is None else '-eos'}{'-free' if free else ''}": Process(seed, eos, free, kind)
+    for kind in RULES
+    for seed, eos, free in [(0, None, False), (1, None, True), (2, 0, False), (3, 2, True), (5, 1, False)]
 }
 every_process = pytest.mark.parametrize("process", PROCESSES.values(), ids=PROCESSES.keys())
 
@@ -148,13 +187,17 @@ def relative_error(found: torch.Tensor, expected: torch.Tensor) -> float:
 
 
 def record(accepted, p, q, tv=None, sequence=None, num_sequences=None, dtype=torch.float64) -> Decisions:
-    """A record from lists."""
+    """A record from lists; p and q are also those of the drafted token."""
     sequence = list(range(len(p))) if sequence is None else sequence
+    p, q = torch.tensor(p, dtype=dtype), torch.tensor(q, dtype=dtype)
+    tv = torch.tensor([0.5] * len(p) if tv is None else tv, dtype=dtype)
     return Decisions(
         sequence=torch.tensor(sequence, dtype=torch.long),
-        target_prob=torch.tensor(p, dtype=dtype),
-        draft_prob=torch.tensor(q, dtype=dtype),
-        tv=torch.tensor([0.5] * len(p) if tv is None else tv, dtype=dtype),
+        target_prob=p,
+        draft_prob=q,
+        tv=tv,
+        strict_prob=acceptance(p, q),
+        bias=0.4 * tv,
         accepted=torch.tensor(accepted, dtype=torch.bool),
         num_sequences=len(set(sequence)) if num_sequences is None else num_sequences,
     )
@@ -173,7 +216,7 @@ def test_score_is_the_gradient_of_the_expected_reward(process: Process):
     """Catches every wrong score: log v of accepted tokens with p > q, of residual or of bonus tokens; no log w for a
     rejection; a decision filed under another rollout."""
     exact = process.gradient(process.probs @ process.rewards)
-    scores = decision_log_prob(process.logit, process.decisions)
+    scores = process.rule.log_prob(process.logit, process.decisions)
     weights = (process.probs * process.rewards).detach()
     by_score = process.gradient((weights[process.decisions.sequence] * scores).sum())
     assert relative_error(by_score, exact) < TOLERANCE
@@ -187,9 +230,9 @@ def test_policy_loss_has_that_gradient_at_ratio_1(process: Process):
     advantage = (process.probs * process.rewards).detach()
     for clip_range in (None, 0.2):
         logit = process.logit
-        loss = policy_loss(logit, logit, process.decisions, advantage, clip_range, num_sequences=1)
+        loss = policy_loss(process.rule, logit, logit, process.decisions, advantage, clip_range, num_sequences=1)
         assert relative_error(-process.gradient(loss), exact) < TOLERANCE
-        mean_loss = policy_loss(logit, logit, process.decisions, advantage, clip_range)
+        mean_loss = policy_loss(process.rule, logit, logit, process.decisions, advantage, clip_range)
         assert relative_error(-process.gradient(mean_loss) * len(process.leaves), exact) < TOLERANCE
 
 
@@ -201,14 +244,16 @@ def test_accepted_share_is_an_exact_reward(process: Process):
     share = torch.tensor([sum(coins) / len(coins) for coins in kept], dtype=torch.float64)
     torch.testing.assert_close(accepted_share(process.decisions), share)
     logit, advantage = process.logit, process.probs.detach() * accepted_share(process.decisions)
-    loss = policy_loss(logit, logit, process.decisions, advantage, num_sequences=1)
+    loss = policy_loss(process.rule, logit, logit, process.decisions, advantage, num_sequences=1)
     assert relative_error(-process.gradient(loss), process.gradient(process.probs @ share)) < TOLERANCE
 
 
 @every_process
 def test_scores_average_to_zero(process: Process):
     """Catches a score that a baseline would bias: centring is only free where E[score] = 0."""
-    scores = process.probs.detach()[process.decisions.sequence] * decision_log_prob(process.logit, process.decisions)
+    scores = process.probs.detach()[process.decisions.sequence] * process.rule.log_prob(
+        process.logit, process.decisions
+    )
     assert process.gradient(scores.sum()).abs().max() < TOLERANCE
 
 
@@ -233,8 +278,10 @@ def test_ratios_reweight_to_another_policy(process: Process):
     """Catches a log-probability that is right in its gradient but not in its differences: a term with w left out, or
     one that depends on w in a way that cancels at ratio 1 only."""
     theta = process.theta.detach() + 0.7 * process.normal(len(process.theta))
-    other = Process(process.seed, process.eos, process.free_head, theta)
-    change = decision_log_prob(other.logit, process.decisions) - decision_log_prob(process.logit, process.decisions)
+    other = Process(process.seed, process.eos, process.free_head, process.kind, theta)
+    change = process.rule.log_prob(other.logit, process.decisions) - process.rule.log_prob(
+        process.logit, process.decisions
+    )
     ratio = change.new_zeros(len(process.leaves)).index_add(0, process.decisions.sequence, change).exp()
     assert (process.probs * ratio - other.probs).abs().max() < TOLERANCE * other.probs.max()
     assert ((process.probs * ratio - other.probs) @ process.rewards).abs() < TOLERANCE
@@ -246,7 +293,7 @@ def test_expected_acceptance_counts_coins(process: Process):
     """Catches 1 - TV or 1 - (1 - w) TV: summed over a rollout, expected and actual accepts have one expectation."""
     decisions = process.decisions
     accepts = torch.bincount(decisions.sequence[decisions.accepted], minlength=len(process.leaves)).double()
-    expected = expected_acceptance(process.logit, decisions) * decisions.counts()
+    expected = expected_acceptance(process.rule, process.logit, decisions) * decisions.counts()
     torch.testing.assert_close(process.probs @ expected, process.probs @ accepts, rtol=TOLERANCE, atol=0.0)
 
 
@@ -257,15 +304,17 @@ def test_expected_acceptance_is_differentiated_at_fixed_visitation(process: Proc
     What is left out is the score of the visitation, and a return with the acceptance in it supplies that exactly. It
     is not always small: over 40 random processes the median error is 14%, the worst 99% (cosine 0.45).
     """
-    verified = [[INDEX[s.prefix] for s in leaf.steps if s.source != "bonus"] for leaf in process.leaves]
-    accept = process.kept.sum(-1)
-    per_leaf = torch.stack([accept[positions].mean() for positions in verified])
-    found = expected_acceptance(process.logit, process.decisions)
+    accept = process.kept / process.q if process.by_token else process.kept.sum(-1, keepdim=True).expand(-1, VOCAB)
+    coins = accept[process.where, process.drafted]
+    per_leaf = torch.stack([coins[process.decisions.sequence == n].mean() for n in range(len(process.leaves))])
+    found = expected_acceptance(process.rule, process.logit, process.decisions)
     torch.testing.assert_close(found, per_leaf, rtol=TOLERANCE, atol=0.0)
     pathwise = process.gradient(process.probs.detach() @ found)
     assert relative_error(pathwise, process.gradient(process.probs.detach() @ per_leaf)) < TOLERANCE
     logit, returns = process.logit, (process.probs * found).detach()
-    visitation = -process.gradient(policy_loss(logit, logit, process.decisions, returns, num_sequences=1))
+    visitation = -process.gradient(
+        policy_loss(process.rule, logit, logit, process.decisions, returns, num_sequences=1)
+    )
     assert relative_error(pathwise + visitation, process.gradient(process.probs @ per_leaf)) < TOLERANCE
 
 
@@ -274,7 +323,7 @@ def test_kl_estimate_is_unbiased_in_value_and_gradient(process: Process):
     """Catches the derivative of "k3", which is that of KL(p || v), and p and v swapped."""
     decisions, weights = process.decisions, process.probs.detach()[process.decisions.sequence]
     exact = (process.v * (process.v / process.p).log()).sum(-1)[process.where]
-    found = kl_to_target(process.logit, decisions)
+    found = kl_to_target(process.rule, process.logit, decisions)
     assert (found >= 0).all()
     torch.testing.assert_close(weights @ found, weights @ exact, rtol=TOLERANCE, atol=0.0)
     assert relative_error(process.gradient(weights @ found), process.gradient(weights @ exact)) < TOLERANCE
@@ -292,7 +341,8 @@ def test_kl_estimate_is_unbiased_in_value_and_gradient(process: Process):
     ],
 )
 @pytest.mark.parametrize("accepted", [False, True])
-def test_clip_stops_what_has_gone_far_enough(accepted: bool, advantage: float, change: float, moves: bool):
+@every_rule
+def test_clip_stops_what_has_gone_far_enough(rule, accepted: bool, advantage: float, change: float, moves: bool):
     """Catches max in place of min, and a clip that also stops the way back: A > 0 clips above, A < 0 below."""
     decisions = record([accepted], [0.0 if accepted else 0.9], [0.5])
     logit = torch.zeros(1, dtype=torch.float64, requires_grad=True)
@@ -300,7 +350,7 @@ def test_clip_stops_what_has_gone_far_enough(accepted: bool, advantage: float, c
     share = 0.5 * torch.exp(torch.tensor([-change], dtype=torch.float64))
     old = torch.logit(share) if not accepted else -torch.logit(share)
     loss, metrics = diversed_loss(
-        logit, old, decisions, torch.tensor([advantage], dtype=torch.float64), LossSettings(clip_range=0.2)
+        rule, logit, old, decisions, torch.tensor([advantage], dtype=torch.float64), LossSettings(clip_range=0.2)
     )
     torch.testing.assert_close(metrics["ratio"].log().item(), change)
     (slope,) = torch.autograd.grad(loss, logit)
@@ -313,65 +363,84 @@ def test_clip_stops_what_has_gone_far_enough(accepted: bool, advantage: float, c
     )
 
 
-def test_parts_of_a_batch_add_up():
+@pytest.mark.parametrize("name", ["mixture-seed2-eos", "token-seed2-eos"])
+def test_parts_of_a_batch_add_up(name: str):
     """Catches terms with divisors of their own: data-parallel training would weigh them by how a batch is split."""
-    process, terms = PROCESSES["seed2-eos"], LossSettings(acceptance_coef=0.3, kl_coef=0.1, clip_range=0.2)
+    process, terms = PROCESSES[name], LossSettings(acceptance_coef=0.3, kl_coef=0.1, clip_range=0.2)
     old, whole = process.logit.detach() + 0.3, process.decisions
-    loss, _ = diversed_loss(process.logit, old, whole, process.rewards, terms)
+    loss, _ = diversed_loss(process.rule, process.logit, old, whole, process.rewards, terms)
     half = whole.num_sequences // 3
     total = torch.zeros((), dtype=torch.float64)
     for chosen, first, count in (
         (whole.sequence < half, 0, half),
         (whole.sequence >= half, half, whole.num_sequences - half),
     ):
-        part = Decisions(
-            whole.sequence[chosen] - first,
-            whole.target_prob[chosen],
-            whole.draft_prob[chosen],
-            whole.tv[chosen],
-            whole.accepted[chosen],
-            count,
-        )
+        columns = {name: getattr(whole, name)[chosen] for name in Decisions.COLUMNS}
+        part = Decisions(**columns | {"sequence": columns["sequence"] - first}, num_sequences=count)
         rewards = process.rewards[first : first + count]
-        total = (
-            total
-            + diversed_loss(
-                process.logit[chosen], old[chosen], part, rewards, terms, num_sequences=whole.num_sequences
-            )[0]
-        )
+        arguments = (process.logit[chosen], old[chosen], part, rewards, terms)
+        total = total + diversed_loss(process.rule, *arguments, num_sequences=whole.num_sequences)[0]
     assert relative_error(total, loss) < TOLERANCE
     assert relative_error(process.gradient(total), process.gradient(loss)) < TOLERANCE
 
 
-def test_loss_is_the_sum_of_its_terms():
+@pytest.mark.parametrize("name", ["mixture-seed0", "token-seed0"])
+def test_loss_is_the_sum_of_its_terms(name: str):
     """Catches a term with the wrong sign: acceptance is to rise, KL to fall."""
-    process = PROCESSES["seed0"]
-    logit, decisions = process.logit, process.decisions
-    loss, metrics = diversed_loss(logit, logit, decisions, process.rewards, LossSettings(0.3, 0.1))
-    kl = decisions.mean(kl_to_target(logit, decisions)) * decisions.counts()
-    expected = policy_loss(logit, logit, decisions, process.rewards) + 0.1 * kl.mean()
-    torch.testing.assert_close(loss, expected - 0.3 * expected_acceptance(logit, decisions).mean())
+    process = PROCESSES[name]
+    rule, logit, decisions = process.rule, process.logit, process.decisions
+    loss, metrics = diversed_loss(rule, logit, logit, decisions, process.rewards, LossSettings(0.3, 0.1))
+    kl = decisions.mean(kl_to_target(rule, logit, decisions)) * decisions.counts()
+    expected = policy_loss(rule, logit, logit, decisions, process.rewards) + 0.1 * kl.mean()
+    torch.testing.assert_close(loss, expected - 0.3 * expected_acceptance(rule, logit, decisions).mean())
     assert not any(value.requires_grad for value in metrics.values())
     assert metrics["ratio"] == 1.0
 
 
-def test_rollouts_without_decisions_change_nothing():
+def test_token_scores_equal_mixture_scores_at_one_weight():
+    """Catches a second definition of the same coins: where all tokens have one weight, ratios, gradients of the
+    reward and the KL are those of the mixture."""
+    cases = list(itertools.product((True, False), (0.05, 0.3, 0.6), (0.1, 0.5), (-3.0, 0.4, 2.0)))
+    accepted, p, q, logits = zip(*(case for case in cases if case[0] or case[1] > case[2]))
+    logit = torch.tensor(logits, dtype=torch.float64, requires_grad=True)
+    decisions = record(accepted, p, q)
+    decisions = replace(decisions, bias=(1.0 - torch.sigmoid(logit.detach())) * decisions.tv)
+    for at in (logit, logit + 0.5):
+        mixture, token = ((rule.log_prob(at, decisions) - rule.log_prob(logit, decisions)) for rule in RULES.values())
+        torch.testing.assert_close(token, mixture)
+    one, other = (rule.log_excess(logit, decisions) for rule in RULES.values())
+    torch.testing.assert_close(one, other)
+
+
+@every_rule
+def test_rollouts_without_decisions_change_nothing(rule):
     """Catches 0 / 0, which would turn the whole batch's gradient into nan, and a metric diluted by constants."""
     logit = torch.tensor([0.3, -0.2], dtype=torch.float64, requires_grad=True)
     terms = LossSettings(acceptance_coef=1.0, kl_coef=1.0, clip_range=0.2)
     slopes = []
     for sequence, rewards in (([0, 1], [1.0, -1.0]), ([1, 3], [5.0, 1.0, 5.0, -1.0, 5.0])):
         decisions = record([True, False], [0.1, 0.6], [0.4, 0.2], [0.3, 0.4], sequence, len(rewards))
-        loss, metrics = diversed_loss(logit, logit, decisions, torch.tensor(rewards), terms, num_sequences=2)
+        loss, metrics = diversed_loss(rule, logit, logit, decisions, torch.tensor(rewards), terms, num_sequences=2)
         slopes.append(torch.autograd.grad(loss, logit)[0])
-        expected = 1.0 - torch.sigmoid(logit) * decisions.tv
+        expected = 1.0 - rule.expected_rejection(logit, decisions)
         torch.testing.assert_close(metrics["expected_acceptance"], expected.mean().detach())
-        for share in (expected_acceptance(logit, decisions), accepted_share(decisions)):
+        for share in (expected_acceptance(rule, logit, decisions), accepted_share(decisions)):
             assert (share[decisions.counts() == 0] == 1.0).all()
     assert torch.equal(*slopes)
     empty = record([], [], [], num_sequences=2)
-    loss, _ = diversed_loss(logit[:0], logit[:0], empty, torch.ones(2), LossSettings(clip_range=0.2))
+    loss, _ = diversed_loss(rule, logit[:0], logit[:0], empty, torch.ones(2), LossSettings(clip_range=0.2))
     assert loss == 0.0
+
+
+def test_leave_one_out():
+    """Catches a reward in its own baseline, neighbours of another prompt in it, and rewards that are none counted."""
+    rewards = torch.tensor([1.0, 0.0, 0.5, 0.0, 9.0, 2.0, 0.7, 0.7, 0.7])
+    valid = torch.tensor([True, True, True, True, False, False, True, True, True])
+    found = leave_one_out(rewards, valid, 3)
+    expected = [0.75, -0.75, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0]
+    torch.testing.assert_close(found, torch.tensor(expected), rtol=0.0, atol=1e-6)
+    two = leave_one_out(torch.tensor([3.0, float("nan"), 1.0]), torch.tensor([True, False, True]), 3)
+    assert two.tolist() == [2.0, 0.0, -2.0]
 
 
 def test_center():
@@ -386,22 +455,24 @@ def test_center():
         assert (center(torch.tensor([equal]), normalize=True) == 0.0).all()
 
 
-def test_only_the_decisions_shape_is_taken():
+@every_rule
+def test_only_the_decisions_shape_is_taken(rule):
     """Catches an advantage per decision, or logits `[M, 1]`: both would broadcast or index without complaint."""
     decisions = record([True, False, True], [0.1, 0.6, 0.2], [0.4, 0.2, 0.5], sequence=[0, 0, 1])
     with pytest.raises(AssertionError, match="per rollout"):
-        policy_loss(torch.zeros(3), torch.zeros(3), decisions, torch.zeros(3))
+        policy_loss(RULE, torch.zeros(3), torch.zeros(3), decisions, torch.zeros(3))
     with pytest.raises(AssertionError, match="per decision"):
-        decision_log_prob(torch.zeros(3, 1), decisions)
+        rule.log_prob(torch.zeros(3, 1), decisions)
 
 
-def check_finite(rows, clip_range: float | None, gain: float) -> None:
+def check_finite(rule, rows, clip_range: float | None, gain: float) -> None:
     """Values and gradients of everything, for decisions (accepted, p, q, tv, logit, old logit)."""
     accepted, p, q, tv, new, old = zip(*rows)
     decisions = record(accepted, p, q, tv, sequence=[0] * len(rows), dtype=torch.float32)
     logit, coefs = torch.tensor(new, requires_grad=True), LossSettings(0.5, 0.1, clip_range)
-    loss, metrics = diversed_loss(logit, torch.tensor(old), decisions, torch.tensor([gain]), coefs)
-    values = [f(logit, decisions) for f in (decision_log_prob, expected_acceptance, kl_to_target)]
+    loss, metrics = diversed_loss(rule, logit, torch.tensor(old), decisions, torch.tensor([gain]), coefs)
+    terms = (type(rule).log_prob, expected_acceptance, kl_to_target)
+    values = [term(rule, logit, decisions) for term in terms]
     for value in [loss, *values]:
         (slope,) = torch.autograd.grad(value.sum(), logit, retain_graph=True)
         assert value.isfinite().all()
@@ -411,12 +482,13 @@ def check_finite(rows, clip_range: float | None, gain: float) -> None:
 
 @pytest.mark.parametrize("clip_range", [None, 0.2])
 @pytest.mark.parametrize("gain", [-30.0, 30.0])
-def test_float32_stays_finite_in_every_corner(clip_range: float | None, gain: float):
+@every_rule
+def test_float32_stays_finite_in_every_corner(rule, clip_range: float | None, gain: float):
     """Catches log 0, 0 / 0, exp overflow, 0 * inf behind a `where`: p = q, p = 0, q tiny, w rounded to 0 or 1."""
     corners = [0.0, 1e-45, 1e-38, 1e-7, 0.5, 1.0 - 2**-24, 1.0]
     logits = [-1e4, -120.0, -17.0, 0.0, 17.0, 120.0, 1e4]
     check_finite(
-        list(itertools.product([False, True], corners, corners, [0.0, 1.0], logits, logits)), clip_range, gain
+        rule, list(itertools.product([False, True], corners, corners, [0.0, 1.0], logits, logits)), clip_range, gain
     )
 
 
@@ -428,10 +500,12 @@ DECISION = st.tuples(st.booleans(), PROBABILITY, PROBABILITY, PROBABILITY, LOGIT
 @given(st.lists(DECISION, min_size=1, max_size=4), st.sampled_from([None, 0.2]), st.floats(-30.0, 30.0, width=32))
 def test_float32_stays_finite(rows, clip_range: float | None, gain: float):
     """Catches what the corners above forgot."""
-    check_finite(rows, clip_range, gain)
+    for rule in RULES.values():
+        check_finite(rule, rows, clip_range, gain)
 
 
-def test_float32_matches_float64():
+@every_rule
+def test_float32_matches_float64(rule):
     """Catches cancellation: 1 - w with w rounded to 1, or v at p = 0, where the score is exactly -w."""
     corners = [0.0, 1e-30, 1e-6, 0.3, 0.9]
     cases = [
@@ -441,7 +515,7 @@ def test_float32_matches_float64():
     slopes = []
     for dtype in (torch.float32, torch.float64):
         logit = torch.tensor(logits, dtype=dtype, requires_grad=True)
-        scores = decision_log_prob(logit, record(accepted, p, q, dtype=dtype))
+        scores = rule.log_prob(logit, record(accepted, p, q, dtype=dtype))
         slopes.append(torch.autograd.grad(scores.sum(), logit)[0].double())
     torch.testing.assert_close(slopes[0], slopes[1], rtol=1e-4, atol=1e-6)
     coins, z = record(accepted, p, q), torch.tensor(logits, dtype=torch.float64)
@@ -456,5 +530,6 @@ def test_half_precision_logits_are_widened():
     """Catches arithmetic in the head's own dtype: bfloat16 knows w near 0.5 to 2^-9 only."""
     decisions = record([True, False], [0.1, 0.6], [0.4, 0.2], dtype=torch.float32)
     logit = torch.tensor([0.3, -0.2], dtype=torch.bfloat16)
-    for function in (decision_log_prob, expected_acceptance, kl_to_target):
-        assert torch.equal(function(logit, decisions), function(logit.float(), decisions))
+    for rule, term in itertools.product(RULES.values(), (MixtureScore.log_prob, expected_acceptance, kl_to_target)):
+        term = type(rule).log_prob if term is MixtureScore.log_prob else term
+        assert torch.equal(term(rule, logit, decisions), term(rule, logit.float(), decisions))

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import pytest
 import torch
 
-from hf_diversed.features import distribution_features
+from hf_diversed.features import distribution_features, drafted_token_features
 from hf_diversed.head import DiversedHead, DiversedHeadConfig
 from hf_diversed.outputs import SOURCES
 from hf_diversed.running.pair import Pair
@@ -42,8 +42,9 @@ class Drawn(NamedTuple):
 
 
 def make_head(target, draft, features: str = "both", bias: float = 0.0) -> DiversedHead:
-    """A head whose weights differ from place to place."""
-    head = DiversedHead(DiversedHeadConfig.for_pair(target, draft, features=features))
+    """A head whose weights differ from place to place; with "+token" behind its features from token to token."""
+    kind = {"features": features.removesuffix("+token"), "token_features": features.endswith("+token")}
+    head = DiversedHead(DiversedHeadConfig.for_pair(target, draft, **kind))
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         head.out.weight.normal_(std=0.4, generator=generator)
@@ -88,14 +89,17 @@ def fresh(model, prompt_ids: list[int], completion: list[int]) -> tuple[torch.Te
 
 
 @pytest.mark.parametrize(
-    ("architecture", "features"), [("llama", "both"), ("gpt2", "both"), ("llama", "distribution")]
+    ("architecture", "features"),
+    [("llama", "both"), ("gpt2", "both"), ("llama", "distribution"), ("llama", "distribution+token")],
 )
 def test_decisions_are_those_of_a_fresh_forward(architecture: str, features: str):
     """Catches probabilities, distances or head inputs of a neighbouring position, of another row or of rejected
     drafts, and raw laws where processed ones belong."""
     drawn = draw(architecture, features)
     decisions, inputs = drawn.rollouts.decisions, drawn.rollouts.inputs
-    assert set(inputs) == {"features"} | ({"target_hidden", "draft_hidden"} if features == "both" else set())
+    by_token = features.endswith("+token")
+    names = {"features"} | ({"target_hidden", "draft_hidden"} if features == "both" else set())
+    assert set(inputs) == names | ({"token"} if by_token else set())
     for row, ids in enumerate(drawn.rollouts.completion_ids):
         prompt = drawn.sampler.tokenizer(PROMPTS[row]).input_ids
         p, target_hidden = fresh(drawn.sampler.pair.target, prompt, ids)
@@ -114,8 +118,35 @@ def test_decisions_are_those_of_a_fresh_forward(architecture: str, features: str
             "target_hidden": target_hidden,
             "draft_hidden": draft_hidden,
         }
+        strict, kept = decisions.strict_prob[mine], decisions.accepted[mine]
+        lossless = (p[places, tokens] / q[places, tokens]).clamp_max(1.0)
+        torch.testing.assert_close(strict[kept], lossless[kept], rtol=0.0, atol=1e-3)
+        assert (strict[~kept] < 1.0).all()  # what is rejected has p < q, though what takes its place has p > q
+        if by_token:
+            known["token"] = drafted_token_features(p[places], q[places], tokens)
+            drafted = inputs["token"][mine]
+            torch.testing.assert_close(drafted[kept], known["token"][kept], rtol=0.0, atol=2e-3)
+            torch.testing.assert_close(drafted[:, 0].exp(), strict, rtol=0.0, atol=1e-4)
         for name, values in inputs.items():
+            if name == "token":
+                continue
             torch.testing.assert_close(values[mine], known[name][places], rtol=0.0, atol=2e-3)
+
+
+def test_bias_is_that_of_the_law_they_were_drawn_under():
+    """Catches the drafted token's estimate recorded as the bias, or that of a neighbouring position."""
+    drawn = draw(features="distribution+token")
+    decisions, head = drawn.rollouts.decisions, drawn.head
+    for row, ids in enumerate(drawn.rollouts.completion_ids):
+        prompt = drawn.sampler.tokenizer(PROMPTS[row]).input_ids
+        places = torch.tensor(drawn.positions[row])
+        p, q = (fresh(getattr(drawn.sampler.pair, name), prompt, ids)[0][places] for name in ("target", "draft"))
+        vocabulary = torch.arange(p.shape[-1]).expand(len(p), -1)
+        token = torch.stack([drafted_token_features(p, q, x) for x in vocabulary.unbind(1)], dim=1)
+        with torch.no_grad():
+            weight = torch.sigmoid(head(features=distribution_features(p, q), token=token))
+        bias = ((1.0 - weight) * (q - p).clamp_min(0.0)).sum(-1)
+        torch.testing.assert_close(decisions.bias[decisions.sequence == row], bias, rtol=0.0, atol=1e-3)
 
 
 def test_counts_are_those_of_the_statistics(drawn):
@@ -154,23 +185,25 @@ def test_weights_follow_from_the_recorded_inputs(drawn):
     assert found.std() > 0.02
 
 
-def test_coins_fall_as_the_recorded_laws_say():
-    """Catches accept flags of other positions. The count of rejections less the sum of w TV is a martingale; beyond
-    4.5 standard deviations with probability below 1e-5, and the seed is fixed."""
-    drawn = draw(prompts=PROMPTS * 12, batch_size=96)
-    decisions = drawn.rollouts.decisions
+@pytest.mark.parametrize("features", ["both", "distribution+token"])
+def test_coins_fall_as_the_recorded_laws_say(features: str):
+    """Catches accept flags of other positions. The count of rejections less the sum of w TV, or of w (1 - p/q)+, is a
+    martingale; beyond 4.5 standard deviations with probability below 1e-5, and the seed is fixed."""
+    drawn = draw(features=features, prompts=PROMPTS * 12, batch_size=96)
+    decisions, rule = drawn.rollouts.decisions, drawn.sampler.verifier_class(drawn.head).score
     with torch.no_grad():
-        rejection = torch.sigmoid(drawn.head(**drawn.rollouts.inputs)) * decisions.tv
+        rejection = rule.expected_rejection(drawn.head(**drawn.rollouts.inputs), decisions)
     surprise = (~decisions.accepted).float().sum() - rejection.sum()
     assert surprise.abs() < 4.5 * (rejection * (1 - rejection)).sum().sqrt()
     # The rejected: p > q at the token that took the place.
     assert (decisions.target_prob > decisions.draft_prob)[~decisions.accepted].all()
 
 
+@pytest.mark.parametrize("features", ["both", "both+token"])
 @pytest.mark.parametrize(("bias", "accepted"), [(-100.0, True), (100.0, False)], ids=["permissive", "strict"])
-def test_weight_at_its_ends(bias: float, accepted: bool):
+def test_weight_at_its_ends(features: str, bias: float, accepted: bool):
     """Catches weight and its complement swapped: at 0 nothing is rejected, at 1 a draft with q > p often is."""
-    decisions = draw(bias=bias).rollouts.decisions
+    decisions = draw(features=features, bias=bias).rollouts.decisions
     assert decisions.accepted.all().item() == accepted
 
 

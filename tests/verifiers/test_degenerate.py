@@ -1,5 +1,7 @@
 """The corners: equal laws, zero and denormal probabilities, ties, both ends of every dial."""
 
+from functools import partial
+
 import pytest
 import torch
 from hypothesis import given, note, settings
@@ -33,10 +35,16 @@ from tests.verifier_cases import (
 
 
 ROUNDING = 1e-6
+token_head = partial(random_head, features="distribution", token_features=True)
 LOSSLESS = {
     "static": lambda: StaticEnsembleVerifier(1.0),
     "quality": lambda: DiversedVerifier(random_head(), quality=1.0),
     "max_bias": lambda: DiversedVerifier(random_head(), quality=0.0, max_bias=0.0),
+    "max_ratio": lambda: DiversedVerifier(random_head(), quality=0.0, max_ratio=1.0),
+    "token quality": lambda: DiversedVerifier(token_head(), quality=1.0),
+    "token max_bias": lambda: DiversedVerifier(token_head(), quality=0.0, max_bias=0.0),
+    "token bias_budget": lambda: DiversedVerifier(token_head("mlp"), quality=0.0, bias_budget=0.0),
+    "token max_ratio": lambda: DiversedVerifier(token_head(), quality=0.0, max_ratio=1.0),
     "lenience": lambda: LenientVerifier(1.0),
     "cascade": lambda: SpecCascadeVerifier("diff", -1.0),
     "lossy": lambda: LossyVerifier(0.0),
@@ -49,6 +57,7 @@ LOSSLESS = {
 PERMISSIVE = {
     "static": lambda: StaticEnsembleVerifier(0.0),
     "quality": lambda: DiversedVerifier(random_head(), quality=0.0),
+    "token quality": lambda: DiversedVerifier(token_head(), quality=0.0),
 }
 AGREEING = [case for case in LAW_CASES if case.agreeing]
 

@@ -12,7 +12,7 @@ from hf_diversed.head import DiversedHead, DiversedHeadConfig
 from hf_diversed.sampling import total_variation
 from hf_diversed.verifiers import DiversedVerifier, LosslessVerifier, PhaseVerifier
 from hf_diversed.verifiers.diversed import apply_quality
-from hf_diversed.verifiers.mixture import cap_bias
+from hf_diversed.verifiers.weights import cap_bias
 from tests.verifier_cases import DRAFT_WIDTH, GAMMA, TARGET_WIDTH, make_block, random_head
 
 
@@ -162,6 +162,7 @@ def test_refuses_caps_that_fit_no_row():
         ({"quality": [0.5, float("nan")]}, r"`quality` must lie in \[0, 1\], got nan"),
         ({"quality": []}, "`quality` must be one value or one per row, got none"),
         ({"max_bias": -0.1}, r"`max_bias` must lie in \[0, 1\], got -0.1. 0 is lossless"),
+        ({"max_ratio": 2.0}, r"`max_ratio` must lie in \[0, 1\], got 2.0. .* for at most twice .* say 0.5"),
     ],
 )
 def test_refuses_values_out_of_range(arguments: dict, message: str):

@@ -1,5 +1,7 @@
 """What every rule emits, by enumeration of all drafted tokens: no Monte Carlo."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -13,16 +15,20 @@ from tests.verifier_cases import (
     enumerate_law,
     make_block,
     mixture_law,
+    token_law,
     total_variation,
+    weights_of,
 )
 
 
 TOLERANCE = 1e-6  # the rules compute in float32
 MIXING = [case for case in VERIFIER_CASES if case.law is mixture_law]
+TOKENWISE = [case for case in VERIFIER_CASES if case.law is token_law]
 LENIENT = [case for case in VERIFIER_CASES if case.rule == "lenience"]
 
 every_case = pytest.mark.parametrize("case", LAW_CASES, ids=lambda case: case.id)
 mixing_cases = pytest.mark.parametrize("case", MIXING, ids=lambda case: case.id)
+token_cases = pytest.mark.parametrize("case", TOKENWISE, ids=lambda case: case.id)
 lenient_cases = pytest.mark.parametrize("case", LENIENT, ids=lambda case: case.id)
 
 
@@ -62,13 +68,68 @@ def test_mixing_acceptance_and_bias(case: VerifierCase):
     found = enumerate_law(case.make(), draft, target)
     laws = Laws.of(draft, target)
     tv = total_variation(laws.p, laws.q)
-    close((laws.q * found.accept).sum(-1), 1.0 - found.weight * tv)
-    close(total_variation(found.emitted, laws.p), (1.0 - found.weight) * tv)
+    close(found.weight, found.weight[..., :1].expand_as(found.weight))
+    assert found.bias is None
+    weight = found.weight[..., 0]
+    close((laws.q * found.accept).sum(-1), 1.0 - weight * tv)
+    close(total_variation(found.emitted, laws.p), (1.0 - weight) * tv)
     if found.tv is not None:
         close(found.tv, tv)
 
 
-@pytest.mark.parametrize("case", [case for case in MIXING if "max-bias" in case.id], ids=lambda case: case.id)
+@token_cases
+def test_weights_per_token_are_on_the_front(case: VerifierCase):
+    """Catches a rejection charged to another token, a law that leaves the span between q and p, and a bias that is no
+    more than that of the drafted token: its mean over drafts must be TV(v, p)."""
+    draft, target = make_block()
+    found = enumerate_law(case.make(), draft, target)
+    laws = Laws.of(draft, target)
+    deficit = (laws.q - laws.p).clamp_min(0.0)
+    rejected, bias = (found.weight * deficit).sum(-1), ((1.0 - found.weight) * deficit).sum(-1)
+    close((laws.q * found.accept).sum(-1), 1.0 - rejected)
+    close(total_variation(laws.q, found.emitted), rejected)
+    close(total_variation(found.emitted, laws.p), bias)
+    close((laws.q * found.bias).sum(-1), bias)
+    assert (found.emitted >= torch.minimum(laws.p, laws.q) - TOLERANCE).all()
+    assert (found.emitted <= torch.maximum(laws.p, laws.q) + TOLERANCE).all()
+
+
+@token_cases
+def test_the_law_that_is_told_is_the_emitted_one(case: VerifierCase):
+    """Catches weights over the vocabulary that are not those of the drafted tokens: greedy decoding, budgets, block
+    verification and records go by them. Chunks of the vocabulary are among the causes."""
+    draft, target = make_block()
+    verifier = case.make()
+    told = verifier(draft.tokens, draft, target).trace.law()
+    close(told, enumerate_law(verifier, draft, target).emitted)
+
+
+@token_cases
+def test_greedy_bias_is_that_of_the_law(case: VerifierCase):
+    """Catches the drafted token's estimate in greedy decoding, where the draft is no draw from q."""
+    draft, target = make_block(sampled=False)
+    verifier = case.make()
+    found = enumerate_law(verifier, replace(draft, sampled=True), target)
+    bias = verifier(draft.tokens, draft, target).trace.bias
+    close(bias, total_variation(found.emitted, Laws.of(draft, target).p))
+
+
+RATIO_BOUND = [case for case in TOKENWISE if "max-ratio" in case.id or "all-bounds" in case.id]
+
+
+@pytest.mark.parametrize("case", RATIO_BOUND, ids=lambda case: case.id)
+def test_max_ratio_bounds_the_emitted_law(case: VerifierCase):
+    """Catches a bound on the drafted token's weight alone, one taken before the dial, and 1 / l taken for l."""
+    draft, target = make_block()
+    verifier = case.make()
+    emitted = enumerate_law(verifier, draft, target).emitted
+    assert (emitted <= Laws.of(draft, target).p / verifier.max_ratio[0] + TOLERANCE).all()
+
+
+BOUNDED = [case for case in MIXING + TOKENWISE if "max-bias" in case.id or "all-bounds" in case.id]
+
+
+@pytest.mark.parametrize("case", BOUNDED, ids=lambda case: case.id)
 def test_max_bias_bounds_the_emitted_law(case: VerifierCase):
     """Catches a cap applied before the quality dial or to the wrong TV: `max_bias` would be a wish, not a bound."""
     draft, target = make_block()
@@ -93,8 +154,9 @@ def test_lenience_bounds_overshoot_on_the_front(case: VerifierCase):
 def test_greedy_emits_the_best_token(case: VerifierCase):
     """Catches a greedy rule that samples, or that accepts and replaces by different criteria."""
     draft, target = make_block(sampled=False, rows=8)
-    verdict = case.make()(draft.tokens, draft, target)
-    expected = case.greedy(Laws.of(draft, target, verdict.trace.weight))
+    verifier = case.make()
+    verdict = verifier(draft.tokens, draft, target)
+    expected = case.greedy(Laws.of(draft, target, weights_of(verifier, draft, target)))
     assert torch.equal(verdict.accept_prob, (expected == draft.tokens).float())
     for position in range(GAMMA):
         kept = verdict.accept_prob[:, position] == 1.0

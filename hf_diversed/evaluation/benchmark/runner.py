@@ -36,6 +36,7 @@ from hf_diversed.verifiers.base import check_range
 
 UPSTREAM = "upstream"
 FRESH = "fresh"
+_TOKEN = "+token"
 
 
 def runs_at(method: Method, point: Point) -> bool:
@@ -54,9 +55,10 @@ def build_timed(
     """Build what a benchmark times from names.
 
     Args:
-        methods: "upstream" (lossless), "upstream:<weight>" (its static ensemble), "fresh:<features>[:mlp]" (an
-            untrained head of that kind, as expensive as a trained one), or what `build_methods` knows: "ar", "sd",
-            "static:0.7", "diversed" (the given head) ... With "compiled:" before it, over static shapes, compiled.
+        methods: "upstream" (lossless), "upstream:<weight>" (its static ensemble), "fresh:<features>[+token][:mlp]" (an
+            untrained head of that kind, as expensive as a trained one; "+token" sees the drafted token, too), or what
+            `build_methods` knows: "ar", "sd", "static:0.7", "diversed" (the given head) ... With "compiled:"
+            before it, over static shapes, compiled.
         acceptance: see `BenchmarkSettings`; acts on our methods.
         backend: see `default_compile_config`.
 
@@ -107,7 +109,8 @@ def _number(name: str, text: str) -> float:
 
 def _fresh_head(parameters: str, target: PreTrainedModel, draft: PreTrainedModel) -> DiversedHead:
     features, _, head_type = parameters.partition(":")
-    config = DiversedHeadConfig.for_pair(target, draft, features=features, head_type=head_type or "linear")
+    kind = {"features": features.removesuffix(_TOKEN), "token_features": features.endswith(_TOKEN)}
+    config = DiversedHeadConfig.for_pair(target, draft, **kind, head_type=head_type or "linear")
     return DiversedHead(config).to(target.device).eval()
 
 

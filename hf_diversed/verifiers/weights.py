@@ -1,0 +1,185 @@
+"""Weights on the target, the law that they make, and the bounds that raise them. Tensors in, tensors out.
+
+With a weight w(x) per token, x ~ q is kept with probability 1 - w(x) + w(x) min(1, p(x)/q(x)), and what is rejected is
+replaced from norm(max(p - q, 0)). With R = sum w (q - p)+, the chance of a rejection, the emitted law is
+
+    v = q - w (q - p)+ + R norm((p - q)+)
+
+which lies between p and q at every token, and has TV(q, v) = R and TV(v, p) = sum (1 - w) (q - p)+. Both add up to
+TV(p, q): whatever w is, no law rejects less at that distance from p. One weight for all tokens is the mixture
+w p + (1 - w) q of arXiv 2604.07622.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+import torch.nn.functional as F
+
+from hf_diversed.blocks import DraftOutput, TargetOutput
+from hf_diversed.sampling import acceptance, total_variation
+
+
+@dataclass(frozen=True, eq=False)
+class Weights:
+    """What a mixing rule says of one block.
+
+    Attributes:
+        weight: float32 `[B, G]` in [0, 1], on the target, at the drafted token.
+        tv: float32 `[B, G]`, TV(p, q), if it was needed on the way. inputs: see `Trace.inputs`.
+        everywhere: maps p and q, float32 `[B, G, V]`, to the weight of every token, of that shape; None where the
+            drafted token has no say, and `weight` holds for all.
+        average: float32 `[B, G]`, R / TV(p, q), if it was needed on the way.
+    """
+
+    weight: torch.Tensor
+    tv: torch.Tensor | None = None
+    inputs: dict[str, torch.Tensor] | None = None
+    everywhere: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None
+    average: torch.Tensor | None = None
+
+    def mixing(self, p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
+        """The w with which v = w p + (1 - w) q at every token: `[B, G, 1]`, or `[B, G, V]`.
+
+        Tokens with p < q have their own; all others share what was rejected, in proportion to p - q, and so have R /
+        TV(p, q).
+        """
+        if self.everywhere is None:
+            return self.weight[..., None]
+        weight = self.everywhere(p, q)
+        return torch.where(p < q, weight, average_weight(weight, p, q, self.weight)[..., None])
+
+    def bias(self, p: torch.Tensor, q: torch.Tensor) -> torch.Tensor | None:
+        """`Trace.bias` from p and q of the drafted tokens, `[B, G]` each."""
+        if self.everywhere is None:
+            return None
+        if self.average is not None and self.tv is not None:
+            return (1.0 - self.average) * self.tv
+        return (1.0 - self.weight) * (1.0 - acceptance(p, q))
+
+    def changed(self, change: Callable[..., torch.Tensor], *settings: torch.Tensor) -> "Weights":
+        """The same with `change(weight, *settings)` for every weight; settings are `[B, G]` or `[B, 1]`."""
+        before = self.everywhere
+
+        def everywhere(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
+            assert before is not None
+            return change(before(p, q), *(values[..., None] for values in settings))
+
+        return replace(self, weight=change(self.weight, *settings), everywhere=None if before is None else everywhere)
+
+
+def average_weight(weight: torch.Tensor, p: torch.Tensor, q: torch.Tensor, where_equal: torch.Tensor) -> torch.Tensor:
+    """R / TV(p, q): the weight of the mixture that rejects as often, and has the same bias. Exactly 0 or 1 where all
+    weights are.
+
+    Args:
+        weight, p, q: float32 `[B, G, V]`. where_equal: float32 `[B, G]`, what to say where p = q.
+    """
+    deficit = (q - p).clamp_(min=0.0)
+    tv = deficit.sum(-1)
+    bias = deficit.addcmul_(weight, deficit, value=-1.0).sum(-1)
+    average = 1.0 - bias / tv.clamp_min(torch.finfo(tv.dtype).tiny)
+    return torch.where(tv > 0.0, average, where_equal)
+
+
+def limit_bias(
+    said: Weights,
+    draft: DraftOutput,
+    target: TargetOutput,
+    state: torch.Tensor | None,
+    dials: dict[str, torch.Tensor],
+) -> tuple[Weights, torch.Tensor | None]:
+    """Raise weights to what the bounds among the dials allow; also the budget's new state."""
+    if "max_ratio" in dials:
+        said = _cap_ratio(said, draft, target, dials["max_ratio"])
+    if "max_bias" not in dials and "bias_budget" not in dials:
+        return said, None
+    tv = total_variation(target.probs()[:, :-1], draft.probs()) if said.tv is None else said.tv
+    said = replace(said, tv=tv)
+    if "max_bias" in dials:
+        said = said.changed(cap_bias, tv, dials["max_bias"])
+    if "bias_budget" not in dials:
+        return said, None
+    budget = dials["bias_budget"]
+    spent = torch.zeros_like(budget) if state is None else state
+    said, total = _spend(said, draft, target, budget, spent)
+    return said, F.pad(total, (0, 1), mode="replicate")[..., None]  # a rejected position has spent its bias, too
+
+
+def _cap_ratio(said: Weights, draft: DraftOutput, target: TargetOutput, max_ratio: torch.Tensor) -> Weights:
+    """With weights of at least those of lenience `max_ratio`, so that no token's v exceeds p / max_ratio."""
+    drafted = lenient_weight(target.prob(draft.tokens), draft.prob(draft.tokens), max_ratio)
+
+    def everywhere(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
+        before = said.weight[..., None] if said.everywhere is None else said.everywhere(p, q)
+        return torch.maximum(before, lenient_weight(p, q, max_ratio[..., None]))
+
+    return replace(said, weight=torch.maximum(said.weight, drafted), everywhere=everywhere)
+
+
+def lenient_weight(p: torch.Tensor, q: torch.Tensor, lenience: torch.Tensor) -> torch.Tensor:
+    """The weight per token with which a rule is lenience (arXiv 2211.17192, A.5), which keeps a token with probability
+    min(1, p / (lenience q)): (1 - p / (lenience q))+ / (1 - p / q)+. Lenience 1 is lossless, 0 accepts all.
+
+    Args:
+        p, q: float32, of one shape. lenience: float32 in [0, 1], broadcasts.
+    """
+    ratio = acceptance(p, q)
+    inside = (1.0 - ratio / lenience) / (1.0 - ratio)
+    return torch.where(lenience == 1.0, 1.0, torch.where(ratio < lenience, inside, 0.0))
+
+
+def cap_bias(weight: torch.Tensor, tv: torch.Tensor, max_bias: torch.Tensor) -> torch.Tensor:
+    """Raise a weight until (1 - weight) * tv <= max_bias.
+
+    Args:
+        weight, tv: float32 `[B, G]`. `max_bias`: float32, broadcasts.
+    """
+    floor = 1.0 - max_bias / tv.clamp_min(torch.finfo(tv.dtype).tiny)
+    return torch.maximum(weight, floor.clamp(0.0, 1.0))
+
+
+def _spend(
+    said: Weights, draft: DraftOutput, target: TargetOutput, budget: torch.Tensor, spent: torch.Tensor
+) -> tuple[Weights, torch.Tensor]:
+    """`spend_bias` for either kind of weights. Weights per token are charged for the bias of all tokens, never for the
+    drafted one's alone, and where they must be raised their distances to 1 shrink by one factor."""
+    assert said.tv is not None
+    if said.everywhere is None:
+        weight, total = spend_bias(said.weight, said.tv, draft.active, budget, spent)
+        return replace(said, weight=weight), total
+    p, q = target.probs()[:, :-1], draft.probs()
+    average = average_weight(said.everywhere(p, q), p, q, said.weight)
+    limited, total = spend_bias(average, said.tv, draft.active, budget, spent)
+    share = torch.where(limited > average, (1.0 - limited) / (1.0 - average), 1.0)
+    return replace(said.changed(_shrink, share), average=limited), total
+
+
+def _shrink(weight: torch.Tensor, share: torch.Tensor) -> torch.Tensor:
+    return torch.where(share < 1.0, 1.0 - (1.0 - weight) * share, weight)
+
+
+def spend_bias(
+    weight: torch.Tensor, tv: torch.Tensor, active: torch.Tensor, budget: torch.Tensor, spent: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Raise weights from where a budget runs out, so that the sum of (1 - weight) * tv stays within it.
+
+    Args:
+        weight, tv: float32 `[B, G]`. active: bool `[B, G]`; elsewhere nothing is spent.
+        budget, spent: `[B, 1]`, in the precision to account in.
+
+    Returns:
+        float32 `[B, G]`, and the sum spent after each position, `[B, G]` in the precision of `budget`.
+    """
+    exact_weight, exact_tv = weight.to(budget.dtype), tv.to(budget.dtype)
+    wanted = torch.where(active, (1.0 - exact_weight) * exact_tv, 0.0)
+    # Spending as it comes: after each position the sum of the wishes, or all there is.
+    reached = torch.minimum(spent + wanted.cumsum(-1), budget)
+    allowed = reached.diff(dim=-1, prepend=spent).clamp_min(0.0)
+    floor = 1.0 - allowed / exact_tv.clamp_min(torch.finfo(torch.float32).tiny)
+    rounded = floor.clamp(0.0, 1.0).float()
+    up = torch.nextafter(rounded, torch.ones_like(rounded))
+    rounded = torch.where(rounded.to(floor.dtype) < floor, up, rounded)  # never down: that would overspend
+    limited = torch.where(allowed < wanted, torch.maximum(weight, rounded), weight)
+    biases = torch.where(active, (1.0 - limited.to(budget.dtype)) * exact_tv, 0.0)
+    return limited, spent + biases.cumsum(-1)

@@ -1,0 +1,111 @@
+"""Training of heads that see the drafted token: where they start, what they are compared with, what they learn."""
+
+import shutil
+
+import pytest
+import torch
+
+from hf_diversed.verifiers.learned import MixtureScore, TokenScore
+from tests.training import runs
+from tests.training.short_runs import same
+from tests.training.test_trainer import history, poisoned_pair
+
+
+TOKEN = {"token_features": True, "head_features": "distribution"}
+
+
+@pytest.mark.parametrize("head_type", ["linear", "mlp"])
+def test_starts_at_the_lenience_and_stays_there(tmp_path, head_type: str):
+    """Catches a start that the scaling of the inputs moves, or that is not the one that was asked for."""
+    trainer = runs.trainer(
+        tmp_path, **TOKEN, head_type=head_type, initial_lenience=0.1, learning_rate=0.0, max_steps=2
+    )
+    trainer.train()
+    batch, head = trainer._batch, trainer.model
+    assert head.input_std[-5] != 1.0
+    ratio = batch.inputs["token"][..., 0]
+    torch.testing.assert_close(batch.old_logit, 2.0 * (torch.tensor(0.1).log() - ratio), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(head.ratio_slope(), torch.tensor(2.0), rtol=1e-4, atol=1e-4)
+    assert history(trainer, "ratio") == [1.0]
+
+
+def test_the_rule_is_the_heads(tmp_path):
+    """Catches scores of the other kind of head, whose gradients would look plausible."""
+    assert isinstance(runs.trainer(tmp_path / "one", **TOKEN).rule, TokenScore)
+    assert isinstance(runs.trainer(tmp_path / "other").rule, MixtureScore)
+
+
+def test_settings_follow_the_head_that_is_given(tmp_path):
+    """Catches a head to go on from that is trained as a new one of the other kind would be."""
+    head = runs.trainer(tmp_path / "first", **TOKEN).model
+    args = runs.trainer(tmp_path / "second", head=head).args
+    assert (args.clip_range, args.baseline) == (0.5, "prompt")
+
+
+def by_prompt(completions, number, **columns) -> list[float]:
+    return [float(index) for index in number]
+
+
+def test_what_the_prompt_alone_decides_moves_nothing(tmp_path):
+    """Catches rollouts that are compared with those of other prompts."""
+    trainer = runs.trainer(tmp_path, by_prompt, **TOKEN, max_steps=2)
+    trainer.train()
+    assert (trainer._batch.advantage == 0.0).all()
+    batch = runs.trainer(tmp_path / "batch", by_prompt, **TOKEN, baseline="batch", max_steps=2)
+    batch.train()
+    assert (batch._batch.advantage != 0.0).any()
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+def test_baseline_leaves_one_out(tmp_path, normalize: bool):
+    """Catches groups of other rows than those of one prompt, and a spread that nobody divides by."""
+    trainer = runs.trainer(tmp_path, **TOKEN, max_steps=2, normalize_advantages=normalize)
+    trainer.train()
+    advantage = trainer._batch.advantage
+    one, other = advantage.view(-1, 2).unbind(1)
+    torch.testing.assert_close(one, -other)
+    assert advantage.abs().max() > 0.0
+    assert (advantage.square().mean().sqrt() - 1.0).abs() < 1e-4 or not normalize
+
+
+def test_punished_tokens_are_rejected(tmp_path):
+    """Catches a score with the wrong sign, or at the residual token in place of the drafted one: what only the draft
+    would say costs reward, so its weight must rise, and that of other tokens need not."""
+    target, draft, odd = poisoned_pair()
+
+    def clean(completions, **columns):
+        return [-float(text.count(odd)) for text in completions]
+
+    sizes = {"per_device_train_batch_size": 64, "generation_batch_size": 64, "num_generations": 8}
+    steps = {"max_steps": 16, "save_steps": 16, "logging_steps": 4, "learning_rate": 0.2}
+    trainer = runs.trainer(
+        tmp_path, clean, models=(target, draft), acceptance_coef=0.0, initial_lenience=0.001, **TOKEN, **sizes, **steps
+    )
+    trainer.train()
+    reward, accepted = history(trainer, "reward"), history(trainer, "acceptance_rate")
+    assert reward[-1] > 0.5 * reward[0]
+    assert accepted[-1] > accepted[0] - 0.15
+
+
+def test_with_nothing_to_lose_acceptance_grows(tmp_path):
+    """Catches the acceptance term with the wrong sign."""
+    steps = {"learning_rate": 0.5, "max_steps": 16, "save_steps": 16, "logging_steps": 4}
+    trainer = runs.trainer(tmp_path, runs.zero, **TOKEN, initial_lenience=0.5, **steps)
+    trainer.train()
+    expected = history(trainer, "expected_acceptance")
+    assert expected[-1] > expected[0] + 0.05
+
+
+def test_resumed_run_ends_where_the_unbroken_one_does(tmp_path):
+    """Catches a start that is made again on resume, inputs scaled twice, and rollouts that depend on either."""
+    settings = {**TOKEN, "max_steps": 8, "learning_rate": 0.3, "kl_coef": 0.05, "acceptance_coef": None}
+    unbroken = runs.trainer(tmp_path / "unbroken", **settings)
+    unbroken.train()
+    shutil.copytree(tmp_path / "unbroken", tmp_path / "broken")
+    for step in (6, 8):
+        shutil.rmtree(tmp_path / "broken" / f"checkpoint-{step}")
+    resumed = runs.trainer(tmp_path / "broken", **settings)
+    resumed.train(resume_from_checkpoint=True)
+    assert same(resumed.model, tmp_path / "unbroken" / "checkpoint-8")
+    assert history(resumed, "kl") == history(unbroken, "kl")
+    assert min(history(resumed, "kl")) > 0.0

@@ -1,0 +1,276 @@
+"""Weights per token: the law and its bounds at every corner, whole processes, the dial, what is told."""
+
+import itertools
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache, partial
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hf_diversed.blocks import DraftOutput, TargetOutput
+from hf_diversed.head import DiversedHead, DiversedHeadConfig
+from hf_diversed.sampling import total_variation
+from hf_diversed.verifiers import (
+    BlockVerifier,
+    DiversedVerifier,
+    LenientVerifier,
+    PhaseVerifier,
+    StaticEnsembleVerifier,
+)
+from hf_diversed.verifiers.diversed import shift_lenience
+from hf_diversed.verifiers.mixture import MixtureVerifier
+from hf_diversed.verifiers.weights import Weights, average_weight, lenient_weight
+from tests.verifier_cases import (
+    DRAFT_WIDTH,
+    TARGET_WIDTH,
+    Laws,
+    enumerate_law,
+    make_block,
+    random_head,
+    token_law,
+)
+from tests.verifiers.process import Tables, distance, judge, process_law, product_law
+
+
+ROUNDING = 1e-6
+ROWS, VOCAB = 12, 5
+SEEDS = range(4)
+token_head = partial(random_head, features="distribution", token_features=True)
+
+
+class Given(MixtureVerifier):
+    """Weights from a table `[B, V]`: whatever a head may say. Rows of a block repeat those of the table in place."""
+
+    def __init__(self, table: torch.Tensor, **limits):
+        super().__init__(**limits)
+        self.table = table
+
+    def weights(self, draft, target, dials) -> Weights:
+        table = self.table.repeat_interleave(len(draft.tokens) // len(self.table), 0)[:, None]
+        return Weights(table.gather(-1, draft.tokens[..., None])[..., 0], everywhere=lambda p, q: table)
+
+
+# Zero, denormal, tiny and ordinary probabilities, with ties; one score alone makes a one-hot law, as looked up.
+score = st.sampled_from([-torch.inf, -120.0, -103.0, -95.0, -88.0, -30.0, -3.0, 0.0, 1e-7, 0.5, 1.0, 40.0])
+law = st.lists(score, min_size=VOCAB, max_size=VOCAB).filter(lambda scores: max(scores) > -torch.inf)
+one_hot = st.integers(0, VOCAB - 1).map(lambda x: [0.0 if x == y else -torch.inf for y in range(VOCAB)])
+weight = st.sampled_from([0.0, 1e-30, 1e-6, 0.5, 1.0 - 2**-24, 1.0]) | st.floats(0.0, 1.0, width=32)
+laws = partial(st.lists, min_size=ROWS, max_size=ROWS)
+tables = laws(st.lists(weight, min_size=VOCAB, max_size=VOCAB))
+bound = st.sampled_from([0.0, 1.0]) | st.floats(0.0, 1.0, width=32)
+
+
+@settings(max_examples=170, deadline=None, derandomize=True)  # 2,040 triples (p, q, w)
+@given(laws(law), laws(law | one_hot), tables, bound)
+def test_no_triple_breaks(p, q, w, limit):
+    """Catches nan, a law that is none or not the one told, a rejection or bias that theory does not know, and bounds
+    that do not hold, at zeros, ties, denormals and one-hot q."""
+    scores, table = torch.tensor(p)[:, None].repeat(1, 2, 1), torch.tensor(w)
+    draft = DraftOutput(torch.tensor(q)[:, None], tokens=torch.tensor(q)[:, None].argmax(-1), sampled=True)
+    target = TargetOutput(scores)
+    laws = Laws(*(2 * [law.double() for law in (target.probs()[:, :-1], draft.probs())]), table.double()[:, None])
+
+    def check(rule: Given) -> tuple[torch.Tensor, torch.Tensor]:
+        found = enumerate_law(rule, draft, target)
+        assert ((found.accept >= 0.0) & (found.accept <= 1.0)).all()
+        close(rule(draft.tokens, draft, target).trace.law(), found.emitted)
+        return found.emitted, (laws.q * (1.0 - found.accept)).sum(-1)
+
+    emitted, rejected = check(Given(table))
+    close(emitted, token_law(laws))
+    close(total_variation(laws.q, emitted), rejected)
+    close(total_variation(emitted, laws.p) + rejected, total_variation(laws.p, laws.q))
+    assert (total_variation(check(Given(table, max_bias=limit))[0], laws.p) <= limit + ROUNDING).all()
+    assert (total_variation(check(Given(table, bias_budget=limit))[0], laws.p) <= limit + ROUNDING).all()
+    assert (limit * check(Given(table, max_ratio=limit))[0] <= laws.p + ROUNDING).all()
+
+
+def close(found: torch.Tensor, expected: torch.Tensor) -> None:
+    torch.testing.assert_close(found.double(), expected.double(), rtol=0.0, atol=ROUNDING)
+
+
+def test_bounds_raise_no_further_than_they_say():
+    """Catches bounds that act where nothing is to be bounded."""
+    draft, target = make_block()
+    free = enumerate_law(DiversedVerifier(token_head()), draft, target).weight
+    idle = {"max_bias": 1.0, "max_ratio": 0.0, "bias_budget": 99.0}
+    for name, value in idle.items():
+        assert torch.equal(enumerate_law(DiversedVerifier(token_head(), **{name: value}), draft, target).weight, free)
+
+
+@pytest.mark.parametrize("lenience", [1.0, 0.5, 0.05])
+def test_lenience_is_a_weight_per_token(lenience: float):
+    """Catches (1 - p / (l q)) without its denominator: the bound would be stricter than p / l, or not hold."""
+    draft, target = make_block()
+    exact = enumerate_law(LenientVerifier(lenience), draft, target)
+    for rule in (
+        StaticEnsembleVerifier(0.0, max_ratio=lenience),
+        DiversedVerifier(token_head(), quality=0.0, max_ratio=lenience),
+    ):
+        found = enumerate_law(rule, draft, target)
+        close(draft.probs() * found.accept, draft.probs() * exact.accept)
+        close(found.emitted, exact.emitted)
+
+
+def test_lenient_weight_at_its_ends():
+    """Catches 0 / 0 and 0 * inf: at lenience 0 nothing is asked, at 1 everything."""
+    p, q = torch.tensor([0.0, 0.0, 0.3, 0.3, 1e-45]), torch.tensor([0.5, 0.0, 0.3, 0.9, 1e-44])
+    assert (lenient_weight(p, q, torch.tensor(0.0)) == 0.0).all()
+    assert (lenient_weight(p, q, torch.tensor(1.0)) == 1.0).all()
+
+
+@pytest.mark.parametrize("value", [0.0, 1.0])
+def test_average_is_exact_where_all_weights_agree(value: float):
+    """Catches an average of 0.9999999: greedy decoding at quality 1 would follow rounding, not the target."""
+    draft, target = make_block(rows=50)
+    p, q = target.probs()[:, :-1], draft.probs()
+    weight = torch.full_like(p, value)
+    assert (average_weight(weight, p, q, weight[..., 0]) == value).all()
+
+
+def token_rule(rule: DiversedVerifier) -> Callable[[Tables, tuple], torch.Tensor]:
+    """The law that a rule's weights make at any prefix, from the formula."""
+
+    @cache
+    def law(tables: Tables, prefix: tuple) -> torch.Tensor:
+        block = judge(rule, tables, prefix, 1)
+        p, q = tables.p(prefix), tables.q(prefix)
+        return token_law(Laws(p, q, p, q, block.verdict.trace.weight[:, 0].double()))
+
+    return law
+
+
+@pytest.mark.parametrize(("gamma", "length"), [(1, 3), (2, 3), (3, 4)])
+@pytest.mark.parametrize("wrap", [lambda rule: rule, BlockVerifier], ids=["token-wise", "block"])
+@torch.no_grad()
+def test_process_emits_the_law(wrap, gamma: int, length: int):
+    """Catches a weight of another position or token anywhere in the loop's arithmetic: drafts, coins, residual."""
+    for seed in SEEDS:
+        rule = DiversedVerifier(token_head())
+        law = token_rule(rule)
+        found = process_law(wrap(rule), Tables(seed), gamma, length, bonus=law)
+        assert distance(found, product_law(law, Tables(seed), length)) < ROUNDING
+
+
+@pytest.mark.parametrize("gamma", [1, 2])
+@pytest.mark.parametrize("budget", [0.0, 0.05, 0.2, 0.6])
+@pytest.mark.parametrize("make", [token_head, partial(token_head, "mlp")], ids=["linear", "mlp"])
+@torch.no_grad()
+def test_bias_budget_bounds_the_law_of_sequences(make, gamma: int, budget: float):
+    """Catches a charge of (1 - w) TV by the drafted token's weight: the budget would be over, or never spent."""
+    used = []
+    for seed in SEEDS:
+        tables = Tables(seed, 2.0)
+        rule = DiversedVerifier(make(), quality=0.02, bias_budget=budget)
+        used.append(distance(process_law(rule, tables, gamma, 3), product_law(Tables.p, tables, 3)))
+    assert max(used) <= budget + ROUNDING
+    assert max(used) >= 0.5 * budget  # and it is there to be spent
+
+
+@pytest.mark.parametrize("ratio", [0.1, 0.5, 1.0])
+@torch.no_grad()
+def test_max_ratio_bounds_sequences(ratio: float):
+    """Catches a bound that holds at one token and not along a text: n tokens are at most 1 / l^n times as likely."""
+    for seed in SEEDS:
+        rule = DiversedVerifier(token_head(), quality=0.02, max_ratio=ratio)
+        found, exact = (process_law(rule, Tables(seed), 2, 3), product_law(Tables.p, Tables(seed), 3))
+        assert all(chance <= exact[tokens] / ratio**3 + ROUNDING for tokens, chance in found.items())
+
+
+# The dial
+
+
+def lenient_head(lenience: float = 0.05, slope: float = 3.0, head_type: str = "linear") -> DiversedHead:
+    """As training starts; its logits span 30."""
+    settings = {"head_type": head_type, "features": "distribution", "token_features": True}
+    head = DiversedHead(DiversedHeadConfig(TARGET_WIDTH, DRAFT_WIDTH, **settings)).eval()
+    head.start_lenient(lenience, slope)
+    return head
+
+
+@pytest.mark.parametrize("head_type", ["linear", "mlp"])
+def test_each_tenth_of_the_dial_moves_acceptance(head_type: str):
+    """Catches a dial in units of the logit, dead all but at its ends where logits are large."""
+    draft, target = make_block("random", rows=100)
+    q, strict = draft.probs(), 1.0 - total_variation(target.probs()[:, :-1], draft.probs()).mean()
+    found = []
+    for tenth in range(11):
+        rule = DiversedVerifier(lenient_head(head_type=head_type), quality=tenth / 10)
+        found.append((q * enumerate_law(rule, draft, target).accept).sum(-1).mean().item())
+    assert found[0] == pytest.approx(1.0, abs=1e-8)
+    assert found[-1] == pytest.approx(strict.item(), abs=ROUNDING)
+    steps = [before - after for before, after in itertools.pairwise(found)]
+    assert min(steps) > 0.02 * (1.0 - found[-1])
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(st.floats(-40.0, 40.0, width=32), st.floats(1.0, 10.0, width=32), st.floats(0.0, 1.0), st.floats(0.0, 1.0))
+def test_dial_is_exact_and_monotone(logit: float, slope: float, one: float, other: float):
+    """Catches a dial that rounds: 0 must accept all, 0.5 be the head itself and 1 lossless to the last bit."""
+    logit, slope = torch.tensor(logit), torch.tensor(slope)
+    quality = torch.tensor([0.0, 0.5, 1.0, *sorted((one, other))])
+    found = torch.sigmoid(shift_lenience(logit, quality, slope))
+    assert torch.equal(found[:3], torch.stack([torch.tensor(0.0), torch.sigmoid(logit), torch.tensor(1.0)]))
+    assert found[3] <= found[4] + 1e-6
+
+
+def test_dial_multiplies_the_lenience():
+    """Catches a slope of standardised inputs taken for one of log p/q: quality 0.75 is three times the lenience."""
+    head = lenient_head(0.1, slope=2.0)
+    head.standardize(features=torch.randn(50, 8), token=3.0 * torch.randn(50, 5) - 2.0)
+    head.start_lenient(0.1, slope=2.0)
+    torch.testing.assert_close(head.ratio_slope(), torch.tensor(2.0))
+    ratio = torch.tensor([[0.3, 0.1]]).log()[..., None]
+    inputs = {"features": torch.randn(1, 2, 8), "token": torch.cat([ratio, torch.randn(1, 2, 4)], dim=-1)}
+    shifted = shift_lenience(head(**inputs), torch.tensor([[0.75, 0.5]]), head.ratio_slope())
+    torch.testing.assert_close(shifted, torch.zeros(1, 2), rtol=0.0, atol=1e-5)
+
+
+def test_a_dial_and_bounds_per_row():
+    """Catches one row's setting applied to the batch, also over the vocabulary."""
+    draft, target = make_block("random", rows=4)
+    dials = {"quality": [0.0, 0.3, 0.5, 0.9], "max_bias": [0.9, 0.1, 1.0, 0.2], "max_ratio": [0.2, 0.0, 0.5, 0.1]}
+    dials["bias_budget"] = [0.1, 9.0, 0.3, 0.5]
+    together = DiversedVerifier(token_head(), **dials)(draft.tokens, draft, target)
+    for row in range(4):
+        alone = DiversedVerifier(token_head(), **{name: values[row] for name, values in dials.items()})
+        verdict = alone(draft.tokens, draft, target)
+        for name in ("weight", "bias"):
+            found, expected = (getattr(v.trace, name)[row] for v in (together, verdict))
+            torch.testing.assert_close(found, expected)
+        torch.testing.assert_close(together.trace.law()[row], verdict.trace.law()[row])
+
+
+# What is told
+
+
+def test_phases_tell_the_bias_of_either_kind():
+    """Catches a bias that is lost, or made up, where a rule of another kind decides the rest."""
+    draft, target = make_block("random")
+    tokens = torch.zeros_like(draft.tokens)  # no mark among them: the first row is inside, the second outside
+    draft = replace(draft, tokens=tokens)
+    rule, tv = DiversedVerifier(token_head()), total_variation(target.probs()[:, :-1], draft.probs())
+    own = rule(tokens, draft, target).trace
+    for outside, expected in ((StaticEnsembleVerifier(0.3), 0.7 * tv[1]), (LenientVerifier(0.5), tv[1] * torch.nan)):
+        trace = PhaseVerifier(rule, outside, begin=1, end=2)(torch.tensor([[1], [2]]), draft, target).trace
+        assert torch.equal(trace.bias[0], own.bias[0])
+        torch.testing.assert_close(trace.bias[1], expected, equal_nan=True)
+        assert torch.equal(trace.law()[0], own.law()[0])
+
+
+def test_budget_charges_the_whole_vocabulary():
+    """Catches a charge by the drafted token: two drafts of one position cost the same, TV(v, p)."""
+    draft, target = make_block("random", rows=20)
+    p, charged = target.probs()[:, :-1], []
+    for token in range(2):
+        given = replace(draft, tokens=torch.full_like(draft.tokens, token))
+        verdict = DiversedVerifier(token_head(), bias_budget=1.2)(given.tokens, given, target)
+        bias = total_variation(verdict.trace.law(), p)
+        close(verdict.trace.bias, bias)
+        close(verdict.state[:, :-1, 0], bias.cumsum(-1))
+        charged.append(verdict.state)
+    close(*charged)
+    assert 0 < (charged[0][:, -1] > 1.2 - ROUNDING).sum() < 20
