@@ -15,8 +15,36 @@ from tools.render_results import RESULTS, results
 ROOT = Path(__file__).parent.parent
 TRAINING = ROOT / "hf_diversed" / "zoo" / "weights" / "training.json"
 SPEED = RESULTS / "against_upstream.json"
+COMPILED = RESULTS / "compiled.json"
 LARGER = RESULTS / "embedded-1024.json"
 HEADS = ROOT / "hf_diversed" / "zoo" / "weights" / "heads"
+
+
+def compiled() -> str:
+    """Compiled rounds: against upstream's, against plain decoding that is compiled as well, and their own part."""
+    record = json.loads(COMPILED.read_text())
+    by_threads = record["by_threads"]
+    sizes = list(next(iter(by_threads.values()))["throughput_ratio_by_batch"])
+    against, plain = "tokens/s, batch {} against upstream's batch 1", "tokens/s of the math head over compiled plain"
+    rows = {
+        "cost of a round, batch 1, against upstream's": lambda part: part["round_cost_ratio"],
+        **{against.format(n): lambda part, n=n: part["throughput_ratio_by_batch"][n] for n in sizes},
+        f"{plain} decoding, batch 1": lambda part: part["head_throughput_ratio_to_plain_compiled"]["1"],
+        **{f"% of a round beside the forwards, batch {n}": lambda part, n=n: part["own_percent"][n] for n in sizes},
+    }
+    lines = ["| embedded pair, compiled | " + " | ".join(f"{n} thread(s)" for n in by_threads) + " |"]
+    lines.append("|---|" + "---|" * len(by_threads))
+    for name, figure in rows.items():
+        lines.append(f"| {name} | {' | '.join(_spread(figure(part)) for part in by_threads.values())} |")
+    source, part = next(iter(record["provenance"].values())), next(iter(by_threads.values()))
+    setting = (
+        f"Median (quartiles) of {record['repeats']} alternating runs; w = {record['weight']}, "
+        f"{record['num_assistant_tokens']} drafts per round, {record['max_new_tokens']} new tokens, acceptance rate "
+        f"{part['acceptance_rate']:.0%} ({part['head_acceptance_rate']:.0%} with the head); {source['device']}, torch "
+        f"{source['versions']['torch']}, transformers {source['versions']['transformers']}. Compiled once per shape: "
+        f"{max(part['compile_seconds'].values()):.0f} s at most, with inductor's cache as that run found it."
+    )
+    return "\n".join([*lines, "", setting])
 
 
 def speed() -> str:
@@ -138,7 +166,7 @@ def _spread(spread: dict) -> str:
     return f"{spread['median']:.2f} ({low:.2f} to {high:.2f})"
 
 
-SECTIONS = {"heads": heads, "pair": pair, "results": results, "speed": speed}
+SECTIONS = {"heads": heads, "pair": pair, "results": results, "speed": speed, "compiled": compiled}
 
 
 def render(text: str) -> str:

@@ -204,6 +204,11 @@ def freeze(thing: Any, _seen: dict[int, int] | None = None) -> Hashable:
     if id(thing) in seen:
         return ("seen", seen[id(thing)])
     seen[id(thing)] = len(seen)
+    return _freeze_parts(thing, kind, seen)
+
+
+def _freeze_parts(thing: Any, kind: type, seen: dict[int, int]) -> Hashable:
+    """The same of something made of others: a collection, a bound method, an object by its attributes."""
     if isinstance(thing, (list, tuple)):
         return (kind, *(freeze(item, seen) for item in thing))
     if isinstance(thing, dict):
