@@ -12,9 +12,9 @@ from hf_diversed.theory import ForwardTimes
 
 
 Kept = TypeVar("Kept")
-_WINDOW = 256  # rounds: long enough to hold the odd ones that try another length, short enough to follow the context
+_WINDOW = 512  # rounds: long enough to hold the odd ones that try another length, short enough to follow the context
 _ENOUGH = 4  # rounds of one width whose quartile means something
-_REFIT_EVERY = 16  # rounds
+_REFIT_EVERY = 32  # rounds
 _TICK = 1e-9  # seconds; no round takes less, whatever the clock says
 _AROUND = 8  # rounds before and after one that say how fast the machine was then
 

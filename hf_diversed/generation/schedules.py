@@ -18,10 +18,9 @@ from hf_diversed.verifiers.base import Memory
 
 ADAPTIVE = "adaptive"  # what `num_assistant_tokens_schedule` calls it
 LONGEST = 16  # drafts per round; a longer round has to be asked for
-# The line through the durations of rounds needs different lengths: far ones first, then a near one now and then.
+# The line through the durations of rounds needs different lengths: at first in turns, then one now and then.
 _EXPLORE = 18  # rounds
 _TRY_ANOTHER_EVERY = 24  # rounds
-_FAR, _NEAR = 2.0, 1.5  # times as long, or as short
 
 
 class Schedule(Protocol):
@@ -91,9 +90,7 @@ class AdaptiveLength:
             best, _ = best_gamma(self._useful(), times.costs, lengths)
         if not explores and times.num_rounds % _TRY_ANOTHER_EVERY:
             return best
-        others = neighbours(
-            best, _FAR if explores else _NEAR, [gamma for gamma in lengths if gamma <= max(self._room)]
-        )
+        others = neighbours(best, [gamma for gamma in lengths if gamma <= max(self._room)])
         asked = times.asked()
         return min([best, *others], key=asked.__getitem__)
 
@@ -113,10 +110,10 @@ def clock_for(device: torch.device) -> Callable[[], float]:
     return time.thread_time if device.type == "cpu" and os.name == "posix" else time.perf_counter
 
 
-def neighbours(gamma: int, factor: float, lengths: Collection[int]) -> list[int]:
-    """Of `lengths` those nearest to `gamma / factor` and `gamma * factor`, below and above `gamma`."""
+def neighbours(gamma: int, lengths: Collection[int]) -> list[int]:
+    """Of `lengths` those nearest to half and to double `gamma`, below and above it."""
     sides = {
-        gamma / factor: [other for other in lengths if other < gamma],
-        gamma * factor: [other for other in lengths if other > gamma],
+        gamma / 2: [other for other in lengths if other < gamma],
+        gamma * 2: [other for other in lengths if other > gamma],
     }
     return [min(side, key=lambda other: abs(other - aim)) for aim, side in sides.items() if side]

@@ -162,10 +162,11 @@ def test_no_row_is_given_drafts_it_has_no_room_for():
 
 
 def test_neighbours():
-    assert neighbours(5, 2.0, range(1, 17)) == [2, 10]
-    assert neighbours(1, 1.5, range(1, 17)) == [2]
-    assert neighbours(16, 1.5, range(1, 17)) == [11]
-    assert neighbours(5, 2.0, [5]) == []
+    assert neighbours(5, range(1, 17)) == [2, 10]
+    assert neighbours(1, range(1, 17)) == [2]
+    assert neighbours(12, range(1, 17)) == [6, 16]
+    assert neighbours(5, [5]) == []
+    assert neighbours(5, [1, 16]) == [1, 16]
 
 
 def test_fit_by_hand():
