@@ -15,6 +15,7 @@ from tools.render_results import RESULTS, results
 ROOT = Path(__file__).parent.parent
 TRAINING = ROOT / "hf_diversed" / "zoo" / "weights" / "training.json"
 SPEED = RESULTS / "against_upstream.json"
+ADAPTIVE = RESULTS / "adaptive.json"
 COMPILED = RESULTS / "compiled.json"
 LARGER = RESULTS / "embedded-1024.json"
 HEADS = ROOT / "hf_diversed" / "zoo" / "weights" / "heads"
@@ -43,6 +44,25 @@ def compiled() -> str:
         f"{part['acceptance_rate']:.0%} ({part['head_acceptance_rate']:.0%} with the head); {source['device']}, torch "
         f"{source['versions']['torch']}, transformers {source['versions']['transformers']}. Compiled once per shape: "
         f"{max(part['compile_seconds'].values()):.0f} s at most, with inductor's cache as that run found it."
+    )
+    return "\n".join([*lines, "", setting])
+
+
+def adaptive() -> str:
+    """Tokens per second with adaptive draft lengths over those with constant ones."""
+    record = json.loads(ADAPTIVE.read_text())
+    lines = ["| task, rule | drafts per round | over the best constant length | over 5 |", "|---|---|---|---|"]
+    for row in record["records"]:
+        best, five = (
+            _spread({"median": row[name]["ratio"], "quartiles": row[name]["quartiles"]})
+            for name in ("over_best_constant", "over_5")
+        )
+        label = f"{row['task']}, `{row['rule']}`"
+        lines.append(f"| {label} | {row['drafted_per_round']:.1f} | {best} ({row['best_constant']}) | {five} |")
+    lengths = ", ".join(name for name in record["records"][0]["tokens_per_second"] if name.isdigit())
+    setting = (
+        f"Tokens per second of CPU time, {record['engine']} engine, batch 1, {record['num_examples']} held-out prompts in "
+        f"{record['repeats']} alternating turns; constant lengths {lengths}."
     )
     return "\n".join([*lines, "", setting])
 
@@ -166,7 +186,14 @@ def _spread(spread: dict) -> str:
     return f"{spread['median']:.2f} ({low:.2f} to {high:.2f})"
 
 
-SECTIONS = {"heads": heads, "pair": pair, "results": results, "speed": speed, "compiled": compiled}
+SECTIONS = {
+    "heads": heads,
+    "pair": pair,
+    "results": results,
+    "speed": speed,
+    "compiled": compiled,
+    "adaptive": adaptive,
+}
 
 
 def render(text: str) -> str:
