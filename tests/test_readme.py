@@ -17,7 +17,7 @@ README = (ROOT / "README.md").read_text()
 def test_figures_are_rendered_from_results():
     """Catches figures typed by hand, and results without `make results`."""
     assert render(README) == README
-    for name in ("pair", "speed"):
+    for name in ("pair", "compiled", "adaptive", "speed"):
         section = re.search(f"<!-- begin:{name} -->(.*?)<!-- end:{name} -->", README, re.DOTALL)
         assert section is not None
         assert re.search(r"\d", section.group(1))
