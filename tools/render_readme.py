@@ -61,8 +61,8 @@ def adaptive() -> str:
         lines.append(f"| {label} | {row['drafted_per_round']:.1f} | {best} ({row['best_constant']}) | {five} |")
     lengths = ", ".join(name for name in record["records"][0]["tokens_per_second"] if name.isdigit())
     setting = (
-        f"Tokens per second of CPU time, {record['engine']} engine, batch 1, {record['num_examples']} held-out prompts "
-        f"in {record['repeats']} alternating turns; constant lengths {lengths}."
+        f"Tokens per second of CPU time, {record['engine']} engine, batch 1; {record['num_examples']} held-out "
+        f"prompts in {record['repeats']} alternating turns, against constant lengths of {lengths}."
     )
     return "\n".join([*lines, "", setting])
 
