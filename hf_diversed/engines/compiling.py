@@ -1,6 +1,7 @@
 """Compiled functions that outlive a call: what they are keyed by, how many there are, how long they took."""
 
 import itertools
+import sys
 import time
 import types
 import weakref
@@ -163,6 +164,12 @@ class Compiler:
             torch.get_float32_matmul_precision(),
         )
         return (function, shape, fixed, self._config_key, surroundings)
+
+
+def cannot_be_traced(error: Exception) -> bool:
+    """Whether an error says that some code is no graph: nothing of it has run then."""
+    raised_by = sys.modules.get("torch._dynamo.exc")  # takes seconds to import, and without it nobody raised it
+    return raised_by is not None and isinstance(error, raised_by.Unsupported)
 
 
 def clear_compiled() -> None:

@@ -5,13 +5,12 @@ from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, ClassVar
 
 import torch
-from torch._dynamo.exc import Unsupported
 from transformers import PreTrainedModel
 from transformers.utils import logging
 
 from hf_diversed import _compat
 from hf_diversed.engines.buffers import pad_rows, size_for
-from hf_diversed.engines.compiling import Compiler, Shape, freeze
+from hf_diversed.engines.compiling import Compiler, Shape, cannot_be_traced, freeze
 from hf_diversed.engines.eager import EagerEngine
 from hf_diversed.engines.static_model import StaticModel
 from hf_diversed.engines.static_round import Deal, Setting, Step, draft_block, draft_step, play, settle
@@ -102,7 +101,9 @@ class StaticEngine(EagerEngine):
         deal = self._deal(self._setting, gamma, memory)
         try:
             round = self._play(self._setting, deal, self._shape(gamma, memory))
-        except Unsupported as error:
+        except Exception as error:
+            if not cannot_be_traced(error):
+                raise
             self._leave_outside(error)
             return self._round_by_forwards(gamma, memory)
         self.target.num_forwards += 1
@@ -175,7 +176,7 @@ class StaticEngine(EagerEngine):
                 return False
         return self.target.ready(end - 1, gamma + 1, keep=gamma + 1)
 
-    def _leave_outside(self, error: Unsupported) -> None:
+    def _leave_outside(self, error: Exception) -> None:
         """Go on with compiled forwards only: nothing has been written yet."""
         logger.warning(f"{type(self.rule).__name__} or a processor cannot be compiled and runs as it is: {error}")
         self.outside, self._setting = "rule or processors cannot be traced", None
