@@ -4,12 +4,12 @@ Everything here is traceable, knows nothing of the host, and can be compiled as 
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from transformers import LogitsProcessor, PreTrainedModel
 
-from hf_diversed.blocks import DraftOutput, TargetOutput, Trace, Verdict
+from hf_diversed.blocks import DraftOutput, TargetOutput, Verdict
 from hf_diversed.engines.buffers import Buffers
 from hf_diversed.engines.static_model import Traits, extend
 from hf_diversed.generation.drafting import active_drafts, to_vocabulary
@@ -136,7 +136,6 @@ def _told(round: Round, setting: Setting) -> Round:
     draft, target, verdict = round.draft, round.target, round.verdict
     assert draft is not None
     assert verdict is not None
-    trace = verdict.trace
     unread = target.scores[:, :0]
     return Round(
         draft=DraftOutput(
@@ -155,7 +154,7 @@ def _told(round: Round, setting: Setting) -> Round:
             verdict.accept_prob,
             _no_replacement,
             verdict.state,
-            Trace(weight=trace.weight, tv=trace.tv, inputs=trace.inputs, strict_prob=trace.strict_prob),
+            replace(verdict.trace, law=None),
         ),
         outcome=round.outcome,
         greedy=round.greedy,
