@@ -109,7 +109,8 @@ class Compiler:
 
     def __init__(self, config: CompileConfig | None, target: PreTrainedModel):
         self.config = config
-        self._target = target
+        # `generate` may run a shallow twin of the model, which shares its parts and lasts for one call.
+        self._kept_with = target.get_input_embeddings()
         self._config_key = None if config is None else freeze(vars(config))
         self.replays = config is not None and _replays(config) and target.device.type in _REPLAYING_DEVICES
         self._used: dict[Hashable, CompiledFunction] = {}
@@ -129,7 +130,7 @@ class Compiler:
         if self.config is None:
             return True
         with _lock:
-            kept = _compiled.get(self._target)
+            kept = _compiled.get(self._kept_with)
             found = None if kept is None else kept.get(self._key(function, shape, fixed))
         return found is not None and found.seconds is not None
 
@@ -145,7 +146,7 @@ class Compiler:
     def _look_up(self, function: Callable, shape: Shape, fixed: Hashable, config: CompileConfig) -> CompiledFunction:
         key = self._key(function, shape, fixed)
         with _lock:
-            kept = _compiled.setdefault(self._target, OrderedDict())
+            kept = _compiled.setdefault(self._kept_with, OrderedDict())
             found = kept.pop(key, None) or CompiledFunction(function, shape, config)
             kept[key] = found
             while len(kept) > MAX_COMPILED:

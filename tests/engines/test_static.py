@@ -16,6 +16,7 @@ from hf_diversed.engines import compiling, static
 from hf_diversed.engines.buffers import pool
 from hf_diversed.verifiers.mixture import MixtureVerifier, Weights
 from tests.engines.modes import COMPILED, STATIC, TRACED
+from tests.evaluation.fakes import character_tokenizer
 from tests.tiny import ARCHITECTURES, EOS, ragged_batch, tiny_draft, tiny_head, tiny_model
 
 
@@ -322,6 +323,14 @@ def test_the_oldest_functions_go_first(pair, monkeypatch):
         decode(pair, TRACED, rule, **call)
     compiled = [decode(pair, TRACED, rule, **call).stats.compile.num_compiled for rule in (rules[0], rules[1])]
     assert compiled == [0, 1]
+
+
+def test_stop_strings_of_the_models_own_compile_once(pair):
+    """Catches functions that are kept for the twin which such a call runs, and go with it."""
+    target = copy.deepcopy(pair[0])
+    target.generation_config.stop_strings = ["never"]
+    calls = [decode((target, pair[1]), TRACED, tokenizer=character_tokenizer()) for _ in range(2)]
+    assert [call.stats.compile.num_compiled for call in calls] == [1, 0]
 
 
 def test_clear_compiled(pair):
