@@ -7,12 +7,13 @@ Letters: P prompts, S samples of each.
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Collection
 
 import numpy as np
 
 
 _LARGEST_BET = 0.75  # never all: a single prompt would end the test
+_TOLERATES = "0.01 tolerates one point."
 _BETS_SUIT = math.log(1 / 0.05)  # tests at level 0.05; bets that do not follow the level keep decisions monotone in it
 
 
@@ -51,7 +52,7 @@ def p_value(drops: np.ndarray, max_drop: float) -> float:
     drops = np.asarray(drops, dtype=np.float64)
     if drops.ndim != 1 or not len(drops) or not (np.abs(drops) <= 1.0).all():
         raise ValueError("`drops` must be at least one value in [-1, 1], one per prompt; average samples first.")
-    check_share("max_drop", max_drop, "0.01 tolerates one point.")
+    check_share("max_drop", max_drop, _TOLERATES)
     counts = np.arange(1, len(drops) + 1)
     mean = np.cumsum(drops) / (counts + 1)
     variance = (1.0 + np.cumsum((drops - mean) ** 2)) / (counts + 1)
@@ -61,23 +62,36 @@ def p_value(drops: np.ndarray, max_drop: float) -> float:
     return float(math.exp(-max(0.0, log_capital.max())))
 
 
-def num_certified(p_values: Iterable[float], confidence: float) -> int:
-    """How many settings fixed-sequence testing certifies, of p-values in an order chosen beforehand: strict first.
+class FixedSequence:
+    """Tests settings in an order chosen beforehand, strict to permissive, each for all stated drops.
 
-    Each is tested at level `1 - confidence` and the first that is not rejected ends the sequence, so no correction is
-    needed: with probability `confidence` no certified setting has a larger drop than was tested (Learn then Test,
-    Angelopoulos et al., arXiv 2110.01052). Later p-values are not asked for.
+    A drop is tested at level `1 - confidence` until the first setting that fails it, so no correction is needed: with
+    probability `confidence` no setting that passed has a larger drop than was stated (Learn then Test, Angelopoulos et
+    al., arXiv 2110.01052). That holds for each stated drop by itself.
+
+    Attributes:
+        passed: for every stated drop, how many settings are certified: the first ones.
+        open: stated drops that no setting has failed yet; without any there is nothing left to test.
 
     Raises:
-        ValueError: on a confidence that is not in (0, 1).
+        ValueError: on drops or a confidence that do not lie between 0 and 1.
     """
-    check_share("confidence", confidence, "0.95 is wrong once in 20 calibrations.")
-    count = 0
-    for value in p_values:
-        if value > 1.0 - confidence:
-            break
-        count += 1
-    return count
+
+    def __init__(self, max_drops: Collection[float], confidence: float):
+        check_share("confidence", confidence, "0.95 is wrong in one of 20 calibrations.")
+        for max_drop in max_drops:
+            check_share("max_drop", max_drop, _TOLERATES)
+        self.level = 1.0 - confidence
+        self.open = sorted(set(max_drops))
+        self.passed = dict.fromkeys(self.open, 0)
+
+    def test(self, drops: np.ndarray) -> dict[float, float]:
+        """Test the next setting by its drops `[P]`: p-values by stated drop, of those still open."""
+        found = {max_drop: p_value(drops, max_drop) for max_drop in self.open}
+        self.open = [max_drop for max_drop, value in found.items() if value <= self.level]
+        for max_drop in self.open:
+            self.passed[max_drop] += 1
+        return found
 
 
 def check_share(name: str, value: float, advice: str) -> None:

@@ -35,8 +35,9 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def _number(low: float, high: float) -> Rule:
-    return f"a number from {low:g} to {high:g}", lambda value: _is_number(value) and low <= value <= high
+def _number(low: float, high: float, optional: bool = False) -> Rule:
+    words = f"a number from {low:g} to {high:g}{', or None' if optional else ''}"
+    return words, lambda value: (optional and value is None) or (_is_number(value) and low <= value <= high)
 
 
 _TEMPERATURE = "a number >= 0", lambda value: _is_number(value) and 0 <= value < math.inf
@@ -48,7 +49,7 @@ CERTIFIED: dict[str, Rule] = {
     "confidence": _number(0, 1),
     "quality": _number(0, 1),
     "drop": _number(-1, 1),
-    "acceptance_rate": _number(0, 1),
+    "acceptance_rate": _number(0, 1, optional=True),
     "task": _TEXT,
     "metric": _TEXT,
     "num_prompts": _COUNT,

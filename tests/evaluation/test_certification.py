@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from hf_diversed.evaluation.certification import num_certified, p_value, paired_drops
+from hf_diversed.evaluation.certification import FixedSequence, p_value, paired_drops
 
 
 def capital(drops, max_drop: float) -> float:
@@ -51,6 +51,13 @@ def test_valid_by_enumeration(low, high, max_drop):
         assert sum(mass for value, mass in found if value <= level) <= level + 1e-12
 
 
+def num_passed(dials, max_drops, confidence: float = 0.95) -> list[int]:
+    sequence = FixedSequence(max_drops, confidence)
+    for drops in dials:
+        sequence.test(drops)
+    return list(sequence.passed.values())
+
+
 def test_monotone_in_drop_and_confidence():
     """Catches a setting that is certified for 1 point and not for 2, or at 99% and not at 95%."""
     generator = np.random.default_rng(0)
@@ -58,23 +65,20 @@ def test_monotone_in_drop_and_confidence():
         dials = [generator.normal(shift, 0.1, size=300).clip(-1, 1) for shift in (-0.02, 0.0, 0.02, 0.04)]
         values = [[p_value(drops, alpha) for drops in dials] for alpha in (0.005, 0.01, 0.03, 0.1)]
         assert (np.diff(values, axis=0) <= 0).all()
-        counts = [[num_certified(row, confidence) for row in values] for confidence in (0.99, 0.95, 0.5)]
+        counts = [num_passed(dials, (0.1, 0.005, 0.03, 0.01), confidence) for confidence in (0.99, 0.95, 0.5)]
         assert (np.diff(counts, axis=0) >= 0).all()
         assert (np.diff(counts, axis=1) >= 0).all()
 
 
 def test_tests_end_at_the_first_failure():
-    """Catches a permissive setting that is certified behind one that failed, and work that nobody needs."""
-    asked = []
-
-    def values():
-        for value in (0.01, 0.05, 0.06, 0.0):
-            asked.append(value)
-            yield value
-
-    assert num_certified(values(), 0.95) == 2
-    assert asked == [0.01, 0.05, 0.06]
-    assert num_certified([], 0.95) == 0
+    """Catches a permissive setting that is certified behind one that failed, and tests that nobody needs."""
+    better, worse, as_good = (np.full(300, drop) for drop in (-0.1, 0.1, 0.0))
+    sequence = FixedSequence((0.2, 0.02), 0.95)
+    assert list(sequence.test(as_good)) == sequence.open == [0.02, 0.2]
+    assert list(sequence.test(worse)) == [0.02, 0.2]
+    assert list(sequence.test(better)) == sequence.open == [0.2]
+    assert sequence.passed == {0.02: 1, 0.2: 3}
+    assert num_passed([worse, better], [0.02]) == [0]
 
 
 def test_samples_are_averaged_by_prompt():
@@ -94,13 +98,12 @@ def test_calibrations_keep_their_word():
     for _ in range(2000):
         skill = generator.beta(6, 2, size=(400, 1))
         reference = generator.random((400, 2)) < skill
-        values = []
+        sequence = FixedSequence([max_drop], 0.95)
         for drop in true_drops:
             relaxed = (generator.random((400, 2)) < skill) & (generator.random((400, 1)) >= drop / 0.75)
-            values.append(p_value(paired_drops(reference, relaxed), max_drop))
-        certified = num_certified(values, 0.95)
-        wrong += certified > 2
-        useful += certified > 0
+            sequence.test(paired_drops(reference, relaxed))
+        wrong += sequence.passed[max_drop] > 2
+        useful += sequence.passed[max_drop] > 0
     assert wrong <= 128
     assert useful > 400
 
@@ -112,7 +115,8 @@ def test_calibrations_keep_their_word():
         (lambda: p_value(np.array([]), 0.1), "`drops` must be at least one value"),
         (lambda: p_value(np.array([math.nan]), 0.1), "`drops` must be"),
         (lambda: p_value(np.array([0.0]), 0.0), "`max_drop` must lie between 0 and 1, got 0.0"),
-        (lambda: num_certified([0.5], 1.0), "`confidence` must lie between 0 and 1, got 1.0"),
+        (lambda: FixedSequence([0.5, 1.0], 0.9), "`max_drop` must lie between 0 and 1, got 1.0"),
+        (lambda: FixedSequence([0.5], 1.0), "`confidence` must lie between 0 and 1, got 1.0"),
         (
             lambda: paired_drops(np.zeros((2, 1)), np.full((2, 1), 1.5)),
             r"rewards must lie in \[0, 1\], got 0.0 to 1.5",
