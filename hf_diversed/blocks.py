@@ -182,7 +182,8 @@ class DecodingContext:
     """What a rule may check before the first forward pass.
 
     `batch_size` rows come from `num_prompts` prompts (`num_return_sequences` each); temperature is 0 when greedy, and
-    None where rows have their own.
+    None where rows have their own. `num_assistant_tokens` drafts per round, None where that adapts; `top_k` and
+    `top_p` are 0 and 1 where they cut nothing off.
     Without a draft model (prompt lookup) `draft_hidden_size` is None and `draft_name` is empty.
     """
 
@@ -194,3 +195,6 @@ class DecodingContext:
     draft_hidden_size: int | None
     target_name: str
     draft_name: str
+    num_assistant_tokens: int | None = None
+    top_k: int = 0
+    top_p: float = 1.0

@@ -60,6 +60,8 @@ class SpeculativeStats:
     bias_sum: float = 0.0
     bias_count: int = 0
     expected_accepted_sum: float = 0.0
+    quality_sum: float = 0.0
+    quality_count: int = 0
     per_row: list["SpeculativeStats"] = field(default_factory=list, repr=False)
     engine: str = ""
     compile: CompileStats = field(default_factory=CompileStats)
@@ -93,6 +95,11 @@ class SpeculativeStats:
     def acceptance_rate_per_position(self) -> list[float]:
         """Share of rounds in which draft position j was accepted (unconditional, as vLLM reports it)."""
         return [_ratio(count, self.num_rounds) for count in self.accepted_per_position]
+
+    @property
+    def quality(self) -> float:
+        """The head's dial, also where `diversed_max_drop` chose it: mean over rows; nan for rules without one."""
+        return _ratio(self.quality_sum, self.quality_count)
 
     @property
     def mean_weight(self) -> float:
@@ -143,6 +150,7 @@ class SpeculativeStats:
             "num_emitted": self.num_emitted,
             "target_forwards": self.target_forwards,
             "draft_forwards": self.draft_forwards,
+            "quality": self.quality,
             "mean_weight": self.mean_weight,
             "mean_tv": self.mean_tv,
             "mean_bias": self.mean_bias,

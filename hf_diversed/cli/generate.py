@@ -27,6 +27,9 @@ def generate(
     max_ratio: Annotated[
         float | None, typer.Option(min=0.0, max=1.0, help="No token gets likelier than 1 / this times the target's p.")
     ] = None,
+    max_drop: Annotated[
+        float | None, typer.Option(min=0.0, max=1.0, help="Drop of quality to tolerate, of those that were certified.")
+    ] = None,
     gamma: Annotated[
         int | None, typer.Option("--num-assistant-tokens", min=1, help="Drafts per round; the head's own, or 5.")
     ] = None,
@@ -51,6 +54,7 @@ def generate(
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     dials = {"quality": quality, "max_bias": max_bias, "bias_budget": bias_budget, "max_ratio": max_ratio}
+    dials |= {"max_drop": max_drop}
     named_rule(method, head, task, target, dials)
     pair = load_pair(target, draft, device, chat, dtype)
     label, verifier = rule_for(pair, method, head or pair.heads.get(task), dials)

@@ -81,21 +81,21 @@ def diversed_decoding(
         model_kwargs=model_kwargs,
     )
     plan = make_plan(call)
-    watch = Watchers(plan.rows.prompt_length, streamer, plan.wants)
+    watch = Watchers(plan.rows.prompt_length, streamer, plan.wants, plan.qualities)
     # Saves autograd's bookkeeping; its tensors cannot be trained on, so nobody else may come to hold one.
     hidden = plan.only_library_code and plan.engine.may_use_inference_mode
     with torch.inference_mode() if hidden else nullcontext():
         try:
             plan.engine.prefill(generation_config.prefill_chunk_size)
-            run_rounds(call.verifier, plan, watch)
+            run_rounds(plan, watch)
         finally:
             plan.engine.close()
     return watch.result(plan.rows, plan.engine, generation_config.return_dict_in_generate)
 
 
-def run_rounds(verifier: Verifier, plan: Plan, watch: Watchers) -> None:
+def run_rounds(plan: Plan, watch: Watchers) -> None:
     """Decode until every row has ended."""
-    rows, engine = plan.rows, plan.engine
+    rows, engine, verifier = plan.rows, plan.engine, plan.verifier
     memory = Memory(verifier.dials(len(rows.ids), rows.ids.device))
     while rows.running:
         round = engine.round(plan.schedule.next(memory), memory)  # draft a block, verify it in one forward, judge it

@@ -4,6 +4,7 @@ import copy
 import functools
 import inspect
 import os
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -16,17 +17,20 @@ from hf_diversed.generation.decoding import diversed_decoding
 from hf_diversed.generation.options import Options
 from hf_diversed.generation.patching import install_hook, stock_signature
 from hf_diversed.head import DiversedHead, load_head
-from hf_diversed.verifiers import DiversedVerifier, Verifier, build_verifier
+from hf_diversed.verifiers import CertifiedVerifier, DiversedVerifier, Verifier, build_verifier
 
 
 _DRAFT_MODES = ("prompt_lookup_num_tokens", "assistant_early_exit")
-# The dials of DiversedVerifier, and what `generate` calls them.
+# The dials of DiversedVerifier and CertifiedVerifier, and what `generate` calls them.
 DIALS = {
     "quality": "diversed_quality",
     "max_bias": "diversed_max_bias",
     "bias_budget": "diversed_bias_budget",
     "max_ratio": "diversed_max_ratio",
+    "max_drop": "diversed_max_drop",
 }
+# Two ways to set one dial: who names either is not asked about the other.
+_ONE_DIAL = {"quality", "max_drop"}
 
 
 def attach(
@@ -40,6 +44,7 @@ def attach(
     diversed_max_bias: float | None = None,
     diversed_bias_budget: float | None = None,
     diversed_max_ratio: float | None = None,
+    diversed_max_drop: float | None = None,
 ) -> Attachment:
     """Make every later `model.generate(...)` decode with this draft and rule, for callers that cannot pass them.
 
@@ -56,14 +61,16 @@ def attach(
             pipeline("text-generation", model=model, tokenizer=tokenizer)("Question: ...")
         ```
     """
-    dials = diversed_quality, diversed_max_bias, diversed_bias_budget, diversed_max_ratio
+    dials = diversed_quality, diversed_max_bias, diversed_bias_budget, diversed_max_ratio, diversed_max_drop
     options = Options(diversed_head, verifier, *dials)
     if (diversed_head is None) == (verifier is None):
         raise ValueError("attach needs exactly one of diversed_head= and verifier=.")
     for candidate, role in ((model, "target"), (assistant_model, "draft")):
         checks.check_model(candidate, role)
+    named = {dial: getattr(options, argument) for dial, argument in DIALS.items()}
     if verifier is not None:
-        resolve_verifier(None, verifier, **{dial: getattr(options, argument) for dial, argument in DIALS.items()})
+        resolve_verifier(None, verifier, **named)
+    check_dials(named)
     install_hook()
     return keep_beside(_compat.base_model(model), Attached(assistant_model, options, num_assistant_tokens))
 
@@ -168,15 +175,11 @@ class _Call:
         """The rule of the call, or the attached one; the dial of a configuration only matters to heads."""
         attached = Options() if self.attachment is None else self.attachment.options
         rule = options if options.names_a_rule() else attached
-        dials = {dial: getattr(options, argument) for dial, argument in DIALS.items()}
+        sources: list[Callable[[str], Any]] = [lambda name: getattr(options, name)]
         if rule.diversed_head is not None:
-            own = rule is attached
-            dials = {dial: self._dial(argument, options, attached, own) for dial, argument in DIALS.items()}
-        return resolve_verifier(rule.diversed_head, rule.verifier, self.model.device, **dials)
-
-    def _dial(self, name: str, options: Options, attached: Options, uses_attached: bool):
-        beside = getattr(attached, name) if uses_attached else None
-        return _first(getattr(options, name), self.named(name), beside, self.setting(name))
+            beside = attached if rule is attached else Options()
+            sources += [self.named, lambda name: getattr(beside, name), self.setting]
+        return resolve_verifier(rule.diversed_head, rule.verifier, self.model.device, **_first_dials(sources))
 
     def refuse_other_modes(self) -> None:
         """What upstream would act on before it reaches the loop."""
@@ -219,13 +222,34 @@ class _Call:
             self.arguments["self"] = twin
 
 
+def _first_dials(sources: list[Callable[[str], Any]]) -> dict[str, Any]:
+    """Every dial from the first source that names it."""
+    dials: dict[str, Any] = {}
+    for source in sources:
+        taken = {*dials, *(_ONE_DIAL if dials.keys() & _ONE_DIAL else ())}
+        found = {dial: source(argument) for dial, argument in DIALS.items() if dial not in taken}
+        dials |= {dial: value for dial, value in found.items() if value is not None}
+    return dials
+
+
+def check_dials(dials: Mapping[str, Any]) -> None:
+    """Refuse a stated drop beside other dials; None is none. Raises ValueError."""
+    others = [DIALS[name] for name, value in dials.items() if value is not None and name != "max_drop"]
+    if dials.get("max_drop") is not None and others:
+        raise ValueError(
+            f"diversed_max_drop chooses the dial that was certified, which {' and '.join(others)} would change; pass "
+            "only one of them."
+        )
+
+
 def resolve_verifier(
     diversed_head: "DiversedHead | str | os.PathLike | None",
     verifier: Verifier | str | None,
     device: torch.device | None = None,
     **dials: float | list[float] | torch.Tensor | None,
 ) -> Verifier | None:
-    """Build the rule that was asked for; `dials` as `DiversedVerifier` has them, None for its own default.
+    """Build the rule that was asked for; `dials` as `DiversedVerifier` has them, None for its own default, or
+    `max_drop` as `CertifiedVerifier` has it.
 
     Raises:
         ValueError: on contradictions, on unknown names, and on dials without a head.
@@ -236,11 +260,16 @@ def resolve_verifier(
     if diversed_head is not None:
         if isinstance(diversed_head, (str, os.PathLike)):
             diversed_head = load_head(os.fspath(diversed_head), device)
-        return DiversedVerifier(diversed_head, **given)
+        check_dials(given)
+        return (
+            CertifiedVerifier(diversed_head, **given)
+            if "max_drop" in given
+            else DiversedVerifier(diversed_head, **given)
+        )
     if given:
         raise ValueError(
             f"{' and '.join(DIALS[name] for name in given)} can only act on a head: pass diversed_head=, or "
-            f"build DiversedVerifier(head, {', '.join(f'{name}=...' for name in DIALS)}) yourself."
+            f"build DiversedVerifier(head, {next(iter(given))}=...) yourself."
         )
     if isinstance(verifier, str):
         return build_verifier(verifier)

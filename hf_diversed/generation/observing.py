@@ -1,6 +1,6 @@
 """Who watches rounds: scores, records, statistics, streamers. None of them steers decoding."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -67,11 +67,14 @@ class Watchers:
     Args:
         prompt_length: S. streamer: hears of tokens as rounds end; None for silence.
         wants: what the call returns beside the ids: any of "records", "scores", "logits".
+        qualities: the rows' dials, where the rule has one.
     """
 
-    def __init__(self, prompt_length: int, streamer: BaseStreamer | None, wants: set[str]):
+    def __init__(
+        self, prompt_length: int, streamer: BaseStreamer | None, wants: set[str], qualities: Sequence[float] = ()
+    ):
         self.prompt_length, self.streamer, self.wants = prompt_length, streamer, wants
-        self.log = RoundLog()
+        self.log = RoundLog(qualities)
         self._scores, self._logits = ScoreCollector(prompt_length), ScoreCollector(prompt_length)
 
     @property

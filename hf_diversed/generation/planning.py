@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -46,16 +46,19 @@ class Plan:
     """A call, ready to be decoded.
 
     Attributes:
-        schedule: drafts per round, where there is room. wants: see `Watchers`.
+        verifier: the rule, for this call's settings. wants, qualities: see `Watchers`.
+        schedule: drafts per round, where there is room.
         may_shrink: whether finished rows may leave the batch. Whoever reads other rows finds them where they were.
         only_library_code: whether nothing of the caller's gets to see a tensor of the loop's.
     """
 
+    verifier: Verifier
     rows: RaggedRows
     engine: Engine
     stops: StopTracker
     schedule: Schedule
     wants: set[str]
+    qualities: list[float]
     may_shrink: bool
     only_library_code: bool
 
@@ -85,12 +88,13 @@ class Call:
 
 def make_plan(call: Call) -> Plan:
     """Everything that a call comes to."""
-    model, draft, verifier, config, input_ids = call.model, call.draft, call.verifier, call.config, call.input_ids
-    gamma = draft_length(config, call.num_assistant_tokens, verifier, draft)
+    model, draft, config, input_ids = call.model, call.draft, call.config, call.input_ids
+    gamma = draft_length(config, call.num_assistant_tokens, call.verifier, draft)
     if config.assistant_early_exit is not None:
         draft = _compat.first_layers(model, config.assistant_early_exit)
     own = row_temperatures(call.temperatures, config, input_ids)
-    check_rule(verifier, model, draft, config, len(input_ids), one_temperature=own is None)
+    verifier = rule_for_call(replace(call, draft=draft), gamma, one_temperature=own is None)
+    call = replace(call, verifier=verifier)
     # A MaxLengthCriteria of the caller's stands in the list instead of the config's.
     max_length = min(_compat.max_lengths(call.criteria), default=config.max_length)
     max_length = max(max_length, input_ids.shape[1] + 1)  # a criterion is asked behind the first token, not before
@@ -107,11 +111,13 @@ def make_plan(call: Call) -> Plan:
     making = _Making(call, draft, rows, processor, longest, dice, bool(wants) or call.streams, "logits" in wants)
     engine = making.engine()
     return Plan(
+        verifier=verifier,
         rows=rows,
         engine=engine,
         stops=stops,
         schedule=make_schedule(call, rows, engine, min(gamma, longest), longest),
         wants=wants,
+        qualities=[dial for dial in verifier.quality for _ in range(len(input_ids) // len(verifier.quality))],
         may_shrink=not (processor.reads_prefix or stops.criteria or wants - {"records"}),
         only_library_code=all(map(_compat.is_library_code, involved)),
     )
@@ -137,16 +143,10 @@ def row_temperatures(
     return values.repeat_interleave(len(input_ids) // prompts).to(input_ids.device)
 
 
-def check_rule(
-    verifier: Verifier,
-    model: PreTrainedModel,
-    draft: PreTrainedModel | None,
-    config: GenerationConfig,
-    batch_size: int,
-    one_temperature: bool = True,
-) -> None:
-    """Refuse what the rule cannot serve. Raises ValueError."""
-    name = type(verifier).__name__
+def rule_for_call(call: Call, gamma: int, one_temperature: bool) -> Verifier:
+    """The rule that decodes the call. Raises ValueError on what it cannot serve."""
+    draft, config = call.draft, call.config
+    verifier, name = call.verifier, type(call.verifier).__name__
     if verifier.greedy_only and config.do_sample:
         raise ValueError(f"{name} is defined for greedy decoding only; pass do_sample=False.")
     if draft is None and verifier.needs_hidden_states:
@@ -159,8 +159,21 @@ def check_rule(
             f"{verifier!r} reads how sure the draft is, and looked-up tokens (prompt_lookup_num_tokens) do not say; "
             "use a rule that reads p and the drafted token, or an assistant_model."
         )
-    temperature = (1.0 if config.temperature is None else config.temperature) if config.do_sample else 0.0
-    context = DecodingContext(
+    context = _context(call, gamma, one_temperature)
+    verifier = verifier.for_call(context)
+    verifier.check(context)
+    for remark in verifier.remarks(context):
+        logger.warning_once(remark)
+    return verifier
+
+
+def _context(call: Call, gamma: int, one_temperature: bool) -> DecodingContext:
+    model, draft, config, batch_size = call.model, call.draft, call.config, len(call.input_ids)
+    temperature, top_k, top_p = 0.0, 0, 1.0
+    if config.do_sample:
+        temperature = 1.0 if config.temperature is None else config.temperature
+        top_k, top_p = config.top_k or 0, 1.0 if config.top_p is None else config.top_p
+    return DecodingContext(
         batch_size=batch_size,
         num_prompts=batch_size // (config.num_return_sequences or 1),
         vocab_size=_compat.vocab_size(model),
@@ -169,10 +182,10 @@ def check_rule(
         draft_hidden_size=None if draft is None else _compat.hidden_width(draft),
         target_name=_compat.model_name(model),
         draft_name="" if draft is None else _compat.model_name(draft),
+        num_assistant_tokens=None if is_adaptive(call) else gamma,
+        top_k=top_k,
+        top_p=top_p,
     )
-    verifier.check(context)
-    for remark in verifier.remarks(context):
-        logger.warning_once(remark)
 
 
 def draft_length(

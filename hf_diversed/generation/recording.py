@@ -1,6 +1,6 @@
 """Bookkeeping of a call: rounds into statistics, positions into token records and scores. Never steers decoding."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
@@ -85,9 +85,14 @@ class RoundRecords:
 
 
 class RoundLog:
-    """Collects rounds during decoding and settles the accounts at the end, when every row's true end is known."""
+    """Collects rounds during decoding and settles the accounts at the end, when every row's true end is known.
 
-    def __init__(self) -> None:
+    Args:
+        qualities: the rows' dials, where the rule has one.
+    """
+
+    def __init__(self, qualities: Sequence[float] = ()) -> None:
+        self.qualities = qualities
         self.rounds: list[LoggedRound] = []
         self._told = (0, 0)
 
@@ -102,7 +107,7 @@ class RoundLog:
         """The last round alone, cut at `end`: its records, and what it adds to the statistics. For a single row."""
         latest = self.rounds[-1:]
         before, self._told = self._told, (target_forwards, draft_forwards)
-        stats = sum_up(latest, [end], target_forwards - before[0], draft_forwards - before[1])
+        stats = sum_up(latest, [end], target_forwards - before[0], draft_forwards - before[1], self.qualities)
         return merge_records(latest, [end], latest[0].starts[0]), stats
 
     def stats(self, ends: list[int], target_forwards: int, draft_forwards: int, **report: Any) -> SpeculativeStats:
@@ -110,7 +115,7 @@ class RoundLog:
 
         `report`: more fields of the statistics, as the engine has them.
         """
-        total = replace(sum_up(self.rounds, ends, target_forwards, draft_forwards), **report)
+        total = replace(sum_up(self.rounds, ends, target_forwards, draft_forwards, self.qualities), **report)
         for collector in _COLLECTORS.get():
             collector.add(total)
         return total
@@ -120,11 +125,19 @@ class RoundLog:
         return merge_records(self.rounds, ends, prompt_length)
 
 
-def sum_up(rounds: list[LoggedRound], ends: list[int], target_forwards: int, draft_forwards: int) -> SpeculativeStats:
+def sum_up(
+    rounds: list[LoggedRound],
+    ends: list[int],
+    target_forwards: int,
+    draft_forwards: int,
+    qualities: Sequence[float] = (),
+) -> SpeculativeStats:
     """Totals of some rounds, with `per_row`; what lies behind a row's end does not count."""
     per_row = [
         SpeculativeStats(target_forwards=target_forwards, draft_forwards=draft_forwards) for _ in range(len(ends))
     ]
+    for counters, quality in zip(per_row, qualities):
+        counters.quality_sum, counters.quality_count = quality, 1
     for entry in rounds:
         told = [None if values is None else values.tolist() for values in (entry.weight, entry.tv, entry.bias)]
         expected = entry.expected_accepted()

@@ -35,7 +35,41 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
+def _number(low: float, high: float, optional: bool = False) -> Rule:
+    words = f"a number from {low:g} to {high:g}{', or None' if optional else ''}"
+    return words, lambda value: (optional and value is None) or (_is_number(value) and low <= value <= high)
+
+
+_TEMPERATURE = "a number >= 0", lambda value: _is_number(value) and 0 <= value < math.inf
 _WIDTH, _TEXT = _integer(2**17), ("a string or None", lambda value: value is None or isinstance(value, str))
+_COUNT, _GAMMA = _integer(2**31), _integer(64)
+# What calibration says of a drop that it certified.
+CERTIFIED: dict[str, Rule] = {
+    "max_drop": _number(0, 1),
+    "confidence": _number(0, 1),
+    "quality": _number(0, 1),
+    "drop": _number(-1, 1),
+    "acceptance_rate": _number(0, 1, optional=True),
+    "task": _TEXT,
+    "metric": _TEXT,
+    "num_prompts": _COUNT,
+    "samples_per_prompt": _COUNT,
+    "temperature": _TEMPERATURE,
+    "top_k": ("an integer from 0", lambda value: type(value) is int and 0 <= value < 2**31),
+    "top_p": _number(0, 1),
+    "num_assistant_tokens": _GAMMA,
+    "head": ("a string", lambda value: isinstance(value, str)),
+}
+
+
+def _are_certified(value: Any) -> bool:
+    return value is None or (
+        isinstance(value, list)
+        and all(isinstance(entry, dict) and entry.keys() == CERTIFIED.keys() for entry in value)
+        and all(holds(entry[name]) for entry in value for name, (_, holds) in CERTIFIED.items())
+    )
+
+
 # All that a configuration may hold. Whoever publishes a head writes it, so nothing else reaches transformers' loaders.
 _RULES: dict[str, Rule] = {
     "target_hidden_size": _WIDTH,
@@ -49,8 +83,12 @@ _RULES: dict[str, Rule] = {
     "task": _TEXT,
     "num_assistant_tokens": _integer(64, optional=True),
     "training_temperature": (
-        "a number >= 0, or None",
-        lambda value: value is None or (_is_number(value) and 0 <= value < math.inf),
+        f"{_TEMPERATURE[0]}, or None",
+        lambda value: value is None or _TEMPERATURE[1](value),
+    ),
+    "certified_drops": (
+        f"None, or a list of what `hf-diversed calibrate` writes ({', '.join(CERTIFIED)})",
+        _are_certified,
     ),
     "base_model_name_or_path": _TEXT,
     "base_model_revision": _TEXT,
@@ -86,6 +124,9 @@ class DiversedHeadConfig(PreTrainedConfig):
         base_model_name_or_path, base_model_revision: the target. assistant_model_name_or_path,
             assistant_model_revision: the draft.
         vocab_size: of the target; None if unknown.
+        certified_drops: what `hf-diversed calibrate` found: dials (`quality`) by the drop of quality that they were
+            certified not to exceed, with the settings and, as `head`, a digest of the weights that this holds for;
+            None for a head that was not calibrated.
         kwargs: `dtype` and `architectures`, as in `PreTrainedConfig`; all others are left out, with a warning.
 
     Raises:
@@ -110,6 +151,7 @@ class DiversedHeadConfig(PreTrainedConfig):
     assistant_model_name_or_path: str | None = None
     assistant_model_revision: str | None = None
     vocab_size: int | None = None
+    certified_drops: list[dict[str, Any]] | None = None
 
     def __init__(self, target_hidden_size: int = 1, draft_hidden_size: int = 1, **kwargs):
         # transformers would generate a constructor that takes keywords only; the two sizes may come by position.

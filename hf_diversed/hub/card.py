@@ -77,6 +77,7 @@ def render_card(
         **_about_pair(config, evaluation),
         **_about_decoding(config, own, training.get("training") or {}),
         **_about_results(records, own, evaluation),
+        certified=_certified(config),
         **_about_training(training),
         points=_points,
     )
@@ -190,6 +191,25 @@ def _dial(records: Mapping[str, Mapping[str, Any]], own: Mapping[str, Any]) -> l
     return [header] + [
         [f"{dial:g}", *_figures(record), number(record.get("block_efficiency"))] for dial, record in found.items()
     ]
+
+
+def _certified(config: DiversedHeadConfig) -> list[list[Any]]:
+    """Stated drops and the dials that were certified for them."""
+    if not config.certified_drops:
+        return []
+    header = [
+        Markup("`diversed_max_drop`"), "confidence", Markup("`diversed_quality`"), "measured drop",
+        "accepted / drafted", "prompts x samples", "temperature", "top_k", "top_p", "drafts per round", "task, metric",
+    ]  # fmt: skip
+    return [header] + [
+        [
+            f"{entry['max_drop']:g}", f"{entry['confidence']:g}", f"{entry['quality']:g}", percent(entry["drop"]),
+            percent(entry["acceptance_rate"]), f"{entry['num_prompts']} x {entry['samples_per_prompt']}",
+            f"{entry['temperature']:g}", f"{entry['top_k']}", f"{entry['top_p']:g}",
+            f"{entry['num_assistant_tokens']}", ", ".join(filter(None, (entry["task"], entry["metric"]))),
+        ]
+        for entry in config.certified_drops
+    ]  # fmt: skip
 
 
 def _figure_names(own: Mapping[str, Any]) -> list[str]:

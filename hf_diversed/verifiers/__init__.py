@@ -5,6 +5,7 @@ import inspect
 from hf_diversed.verifiers.base import LawVerifier, Verifier
 from hf_diversed.verifiers.block import BlockVerifier
 from hf_diversed.verifiers.cactus import CactusVerifier
+from hf_diversed.verifiers.certified import CertifiedVerifier
 from hf_diversed.verifiers.contrastive import ContrastiveVerifier
 from hf_diversed.verifiers.diversed import DiversedVerifier
 from hf_diversed.verifiers.fly import FLyVerifier
@@ -76,6 +77,7 @@ __all__ = [
     "VERIFIERS",
     "BlockVerifier",
     "CactusVerifier",
+    "CertifiedVerifier",
     "ContrastiveVerifier",
     "DiversedVerifier",
     "FLyVerifier",

@@ -28,6 +28,7 @@ class Verifier:
             serves all.
         state_width: how many numbers the rule remembers per row from round to round.
         num_assistant_tokens: draft length the rule was made for, used where the caller names none.
+        quality: the dial of rules that have one, one value or one per row, for the statistics; else empty.
     """
 
     needs_hidden_states = False
@@ -39,6 +40,7 @@ class Verifier:
     has_law = False
     state_width = 0
     num_assistant_tokens: int | None = None
+    quality: Sequence[float] = ()
 
     def __init_subclass__(cls, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)
@@ -47,6 +49,13 @@ class Verifier:
 
     def check(self, context: DecodingContext) -> None:
         """Refuse, before any forward pass, what this rule cannot serve. Raises ValueError."""
+
+    def for_call(self, context: DecodingContext) -> "Verifier":
+        """The rule that decodes a call: this one, unless the call's settings decide which one it is.
+
+        Raises ValueError, before any forward pass, where there is none for them.
+        """
+        return self
 
     def remarks(self, context: DecodingContext) -> list[str]:
         """What a caller should hear, once, about using the rule like this; nothing by default."""

@@ -79,7 +79,7 @@ class DiversedVerifier(MixtureVerifier):
         self.head = head
         self.needs_hidden_states = head.needs_hidden_states
         self.num_assistant_tokens = head.config.num_assistant_tokens
-        self.quality = per_row_values(
+        self.quality: list[float] = per_row_values(
             "quality", quality, "0 accepts every draft, 0.5 is the head as trained, 1 is lossless."
         )
 

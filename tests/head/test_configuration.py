@@ -14,6 +14,23 @@ from hf_diversed.head import DiversedHead, DiversedHeadConfig, configuration_div
 
 WIDTH = "must be an integer from 1 to 131072, got"
 GAMMA = "num_assistant_tokens must be an integer from 1 to 64, or None, got"
+ENTRY = {
+    "max_drop": 0.01,
+    "confidence": 0.95,
+    "quality": 0.35,
+    "drop": -0.002,
+    "acceptance_rate": 0.9,
+    "task": "math",
+    "metric": "accuracy",
+    "num_prompts": 500,
+    "samples_per_prompt": 2,
+    "temperature": 1.0,
+    "top_k": 0,
+    "top_p": 1.0,
+    "num_assistant_tokens": 5,
+    "head": "DiversedHead:0123456789abcdef",
+}
+CERTIFIED = "certified_drops must be None, or a list of what `hf-diversed calibrate` writes"
 REFUSED = [
     ({"target_hidden_size": 0}, f"target_hidden_size {WIDTH} 0"),
     ({"target_hidden_size": 10**12}, f"target_hidden_size {WIDTH} 1000000000000"),
@@ -42,6 +59,10 @@ REFUSED = [
     ({"vocab_size": "64"}, "vocab_size must be an integer from 1 to 16777216, or None, got '64'"),
     ({"task": ["math"]}, r"task must be a string or None, got \['math'\]"),
     ({"base_model_name_or_path": {}}, "base_model_name_or_path must be a string or None, got {}"),
+    ({"certified_drops": {}}, CERTIFIED),
+    ({"certified_drops": [ENTRY, {"max_drop": 0.01}]}, CERTIFIED),
+    ({"certified_drops": [{**ENTRY, "quality": "0"}]}, CERTIFIED),
+    ({"certified_drops": [{**ENTRY, "more": 0}]}, CERTIFIED),
     ({"dtype": "os"}, "dtype must be one of float32, float16, bfloat16, float64, or None, got 'os'"),
     ({"dtype": "int8"}, "dtype must be one of float32, .* got 'int8'"),
     ({"architectures": "DiversedHead"}, "architectures must be a list or None, got 'DiversedHead'"),
@@ -155,6 +176,7 @@ def test_auto_config_round_trip(tmp_path):
         "assistant_model_name_or_path": "org/small",
         "assistant_model_revision": "b2",
         "vocab_size": 77,
+        "certified_drops": [ENTRY],
     }
     DiversedHeadConfig(**settings).save_pretrained(tmp_path)
     loaded = AutoConfig.from_pretrained(tmp_path)

@@ -477,3 +477,30 @@ def test_tells_heads_that_see_the_drafted_token():
         assert ("every token has a weight of its own" in card) == token_features
         assert f"`{shown}`" in card
         assert f"`{hidden}`" not in card
+
+
+def test_certified_drops_are_shown():
+    """Catches a certificate without the settings that it holds for, and a publisher's words that become markup."""
+    entry = {
+        "max_drop": 0.0125,
+        "confidence": 0.97,
+        "quality": 0.35,
+        "drop": 0.0042,
+        "acceptance_rate": 0.8765,
+        "task": "gsm8k",
+        "metric": "<b>|accuracy",
+        "num_prompts": 1319,
+        "samples_per_prompt": 4,
+        "temperature": 0.6,
+        "top_k": 20,
+        "top_p": 0.95,
+        "num_assistant_tokens": 7,
+        "head": "DiversedHead:0",
+    }
+    config = copy.deepcopy(HUB)
+    config.certified_drops = [entry]
+    text = render_card(config, {}, {}, REPO)
+    row = r"| 0.0125 | 0.97 | 0.35 | 0.4% | 87.6% | 1319 x 4 | 0.6 | 20 | 0.95 | 7 | gsm8k, &lt;b&gt;\|accuracy |"
+    assert "### Certified drops\n" in text
+    assert row in text
+    assert "Certified drops" not in render_card(HUB, {}, {}, REPO)

@@ -1,0 +1,126 @@
+"""Do calibrations keep their word? Many of them, on prompts drawn anew each time, of an embedded head.
+
+python benchmarks/calibration.py
+
+A pool of prompts is decoded once, with the target alone and at every dial, and what is finished is kept in
+build/calibration: run it again to go on. The pool then stands for all prompts, so every dial's true drop is known.
+Each calibration draws its prompts from it with replacement and takes the dial that `hf-diversed calibrate` would take;
+it fails if it certified a dial whose true drop is larger than what was stated. Beside those of `--max-drops`, it
+states drops that are hardest to keep: just below a dial's own. Writes results/calibration.json.
+"""
+
+import argparse
+import json
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from transformers.utils import logging
+
+from hf_diversed import load_demo_pair
+from hf_diversed.evaluation import EvaluationSettings, evaluate, read_results
+from hf_diversed.evaluation.calibration import rewards
+from hf_diversed.evaluation.certification import FixedSequence, paired_drops
+from hf_diversed.formatting import PLAIN
+from hf_diversed.provenance import module_digest, provenance
+from hf_diversed.tasks import get_task, load_records
+
+
+DIALS = (0.95, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1)
+_JUST_BELOW = 1e-6
+
+
+def main() -> None:
+    arguments = _arguments()
+    logging.set_verbosity_error()
+    torch.set_num_threads(1)
+    pair, task = load_demo_pair(), get_task(arguments.task)
+    settings = EvaluationSettings(
+        num_examples=arguments.num_examples,
+        samples_per_prompt=arguments.samples_per_prompt,
+        seed=arguments.seed,
+        batch_size=arguments.batch_size,
+        max_new_tokens=arguments.max_new_tokens,
+        split="test",
+    )
+    examples = load_records(task, "test", settings.num_examples, settings.seed)
+    labels = [PLAIN, *(f"diversed@{dial:g}" for dial in DIALS)]
+    head, folder = pair.heads[arguments.task], Path(arguments.folder)
+    measured = evaluate(pair, task, examples, labels, settings, head=head, output=folder)
+    found = read_results(folder)
+    pool = np.stack([paired_drops(rewards(found, PLAIN), rewards(found, label)) for label in labels[1:]])
+    true_drops = pool.mean(axis=1)
+    hardest = [drop - _JUST_BELOW for drop in true_drops if drop > _JUST_BELOW]
+    report = {
+        "task": arguments.task,
+        "metric": task.metric,
+        "head": module_digest(head),
+        "calibrations": arguments.calibrations,
+        "prompts_per_calibration": arguments.prompts_per_calibration,
+        "confidence": arguments.confidence,
+        "pool": [
+            {"quality": dial, "drop": float(drop), "acceptance_rate": record["acceptance_rate"]}
+            for dial, drop, record in zip(DIALS, true_drops, measured[1:])
+        ],
+        "stated": simulate(pool, arguments.max_drops, arguments),
+        "hardest": simulate(pool, hardest, arguments),
+        "provenance": provenance(arguments.seed, pair.target.device) | {"evaluation": found.header},
+    }
+    Path(arguments.output).parent.mkdir(parents=True, exist_ok=True)
+    Path(arguments.output).write_text(json.dumps(report, indent=1) + "\n")
+    for record in (*report["stated"], *report["hardest"]):
+        print(json.dumps(record))
+
+
+def simulate(pool: np.ndarray, max_drops: Sequence[float], arguments: argparse.Namespace) -> list[dict]:
+    """Calibrations on prompts drawn from a pool, summed up by stated drop.
+
+    Args:
+        pool: `[len(DIALS), P]`, drops of all prompts of the pool at every dial.
+    """
+    draws, true_drops = np.random.default_rng(arguments.seed), pool.mean(axis=1)
+    passed: dict[float, Counter[int]] = {max_drop: Counter() for max_drop in max_drops}
+    for _ in range(arguments.calibrations):
+        drawn = pool[:, draws.integers(pool.shape[1], size=arguments.prompts_per_calibration)]
+        sequence = FixedSequence(max_drops, arguments.confidence)
+        for drops in drawn:
+            sequence.test(drops)
+        for max_drop, count in sequence.passed.items():
+            passed[max_drop][count] += 1
+    return [
+        {
+            "max_drop": max_drop,
+            "kept": 1.0 - _wrong(counts, true_drops, max_drop) / arguments.calibrations,
+            "certified": 1.0 - counts[0] / arguments.calibrations,
+            "dials": {f"{DIALS[count - 1]:g}": times for count, times in sorted(counts.items()) if count},
+        }
+        for max_drop, counts in passed.items()
+    ]
+
+
+def _wrong(counts: Counter[int], true_drops: np.ndarray, max_drop: float) -> int:
+    """Calibrations that certified any dial whose true drop is larger than was stated."""
+    return sum(times for count, times in counts.items() if (true_drops[:count] > max_drop).any())
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", default="results/calibration.json")
+    parser.add_argument("--folder", default="build/calibration", help="Keeps finished calls.")
+    parser.add_argument("--task", default="math")
+    parser.add_argument("--num-examples", type=int, default=600, help="Prompts of the pool.")
+    parser.add_argument("--samples-per-prompt", type=int, default=2)
+    parser.add_argument("--calibrations", type=int, default=300)
+    parser.add_argument("--prompts-per-calibration", type=int, default=600)
+    parser.add_argument("--max-drops", type=float, nargs="+", default=[0.01, 0.02, 0.05])
+    parser.add_argument("--confidence", type=float, default=0.95)
+    parser.add_argument("--batch-size", type=int, default=100)
+    parser.add_argument("--max-new-tokens", type=int, default=None)
+    parser.add_argument("--seed", type=int, default=0)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,80 @@
+"""`hf-diversed calibrate` on the embedded pair: the table goes into the head's folder and is taken from there."""
+
+import json
+import shutil
+
+import pytest
+from typer.testing import CliRunner
+
+from hf_diversed import DiversedHead, load_demo_pair
+from hf_diversed.cli import app
+from hf_diversed.zoo.loader import WEIGHTS
+
+
+@pytest.fixture
+def head(tmp_path):
+    """A copy of the embedded head."""
+    return shutil.copytree(WEIGHTS / "heads" / "math", tmp_path / "head")
+
+
+def run(head, *options: str):
+    call = ["calibrate", str(head), "--task", "math", "--num-examples", "8", "--samples-per-prompt", "1"]
+    return CliRunner().invoke(app, [*call, "--max-new-tokens", "4", *options], env={"COLUMNS": "100"})
+
+
+def test_writes_what_generate_takes(head):
+    """Catches a table that is printed and forgotten, settings lost from the configuration, and a card without it.
+
+    Four tokens answer nothing, so no dial drops; eight prompts are enough to certify a drop of 0.9, and not of 0.01.
+    """
+    before = json.loads((head / "config.json").read_text())
+    result = run(head, "--max-quality-drop", "0.9,0.01", "--confidence", "0.9")
+    assert result.exit_code == 0, result.output
+    assert "diversed_max_drop=0.9 takes quality 0.05, at 90% confidence." in result.output
+    assert "No dial was certified for a drop of 0.01" in result.output
+    after = json.loads((head / "config.json").read_text())
+    assert after | {"certified_drops": None} == before | {"certified_drops": None}
+    (entry,) = after["certified_drops"]
+    assert (entry["max_drop"], entry["quality"], entry["num_prompts"]) == (0.9, 0.05, 8)
+    card = (head / "README.md").read_text()
+    assert "### Certified drops" in card
+    assert "| 0.9 | 0.9 | 0.05 | 0.0% | " in card
+    pair = load_demo_pair()
+    inputs = pair.tokenizer("Question: 1 + 1?", return_tensors="pt")
+    call = {**inputs, "assistant_model": pair.draft, "diversed_head": str(head), "do_sample": True, "top_k": 0}
+    out = pair.target.generate(**call, diversed_max_drop=0.9, max_new_tokens=4, return_dict_in_generate=True)
+    assert out.stats.quality == 0.05
+
+
+def test_goes_on_where_it_stopped(head):
+    """Catches finished calls that nobody finds again, and an earlier table that stays beside the new one."""
+    options = ("--max-quality-drop", "0.9")
+    assert run(head, *options).exit_code == 0
+    (kept,) = (head / "calibration").iterdir()
+    lines = (kept / "batches-0.jsonl").read_text()
+    assert kept.name == "math_temperature-1_gamma-5"
+    assert run(head, *options).exit_code == 0
+    assert (kept / "batches-0.jsonl").read_text() == lines
+    assert len(DiversedHead.from_pretrained(head).config.certified_drops) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--max-quality-drop", "0"], "`max_drop` must lie between 0 and 1, got 0.0"),
+        (["--max-quality-drop", "much"], "--max-quality-drop must be a number"),
+        (["--confidence", "1"], "`confidence` must lie between 0 and 1, got 1.0"),
+        (["--task", "nothing"], "unknown task"),
+    ],
+)
+def test_refuses_before_models_load(head, options, words, monkeypatch):
+    monkeypatch.setattr("hf_diversed.cli.preparing.load_models", None)
+    result = run(head, *options)
+    assert result.exit_code == 2, result.output
+    assert words in " ".join(result.output.split())
+
+
+def test_a_folder_without_a_head_is_refused(tmp_path):
+    result = run(tmp_path)
+    assert result.exit_code == 1, result.output
+    assert "holds no head" in " ".join(result.output.split())

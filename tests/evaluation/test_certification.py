@@ -1,0 +1,129 @@
+"""Certified drops: the betting test against its definition, by enumeration, and by simulation of calibrations."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+
+from hf_diversed.evaluation.certification import FixedSequence, p_value, paired_drops
+
+
+def capital(drops, max_drop: float) -> float:
+    """The largest capital, as the definition says: one bet after the other."""
+    wealth = best = 1.0
+    total, squares, variance = 0.0, 0.0, 1.0
+    for count, drop in enumerate(drops, start=1):
+        bet = min(0.75, math.sqrt(2 * math.log(20) / (len(drops) * variance)))
+        wealth *= 1 + bet * (max_drop - drop)
+        best = max(best, wealth)
+        total += drop
+        squares += (drop - total / (count + 1)) ** 2
+        variance = (1 + squares) / (count + 1)
+    return best
+
+
+def test_of_one_prompt_by_hand():
+    assert p_value(np.array([0.0]), 0.2) == pytest.approx(1 / 1.15)
+    assert p_value(np.array([-1.0]), 0.2) == pytest.approx(1 / 1.9)
+    assert p_value(np.array([0.5]), 0.2) == 1.0
+
+
+@pytest.mark.parametrize("max_drop", [0.01, 0.1, 0.5])
+def test_is_that_of_a_loop(max_drop):
+    """Catches a bet that knows the prompt it is made on, which no bound allows."""
+    generator = np.random.default_rng(3)
+    for size in (2, 17, 400):
+        drops = generator.choice([-1.0, -0.5, 0.0, 0.5, 1.0], p=[0.05, 0.1, 0.8, 0.03, 0.02], size=size)
+        assert p_value(drops, max_drop) == pytest.approx(1 / capital(drops, max_drop), rel=1e-9)
+
+
+@pytest.mark.parametrize(("low", "high"), [(-1.0, 1.0), (0.0, 1.0), (-0.1, 0.9), (0.0, 0.5)])
+@pytest.mark.parametrize("max_drop", [0.02, 0.3])
+def test_valid_by_enumeration(low, high, max_drop):
+    """Catches p-values below their level: all sequences of nine prompts whose mean drop is exactly the stated one."""
+    chance = (max_drop - low) / (high - low)
+    found = []
+    for bits in itertools.product((0, 1), repeat=9):
+        drops = np.where(bits, high, low)
+        found.append((p_value(drops, max_drop), chance ** sum(bits) * (1 - chance) ** (9 - sum(bits))))
+    for level, _ in found:
+        assert sum(mass for value, mass in found if value <= level) <= level + 1e-12
+
+
+def num_passed(dials, max_drops, confidence: float = 0.95) -> list[int]:
+    sequence = FixedSequence(max_drops, confidence)
+    for drops in dials:
+        sequence.test(drops)
+    return list(sequence.passed.values())
+
+
+def test_monotone_in_drop_and_confidence():
+    """Catches a setting that is certified for 1 point and not for 2, or at 99% and not at 95%."""
+    generator = np.random.default_rng(0)
+    for _ in range(50):
+        dials = [generator.normal(shift, 0.1, size=300).clip(-1, 1) for shift in (-0.02, 0.0, 0.02, 0.04)]
+        values = [[p_value(drops, alpha) for drops in dials] for alpha in (0.005, 0.01, 0.03, 0.1)]
+        assert (np.diff(values, axis=0) <= 0).all()
+        counts = [num_passed(dials, (0.1, 0.005, 0.03, 0.01), confidence) for confidence in (0.99, 0.95, 0.5)]
+        assert (np.diff(counts, axis=0) >= 0).all()
+        assert (np.diff(counts, axis=1) >= 0).all()
+
+
+def test_tests_end_at_the_first_failure():
+    """Catches a permissive setting that is certified behind one that failed, and tests that nobody needs."""
+    better, worse, as_good = (np.full(300, drop) for drop in (-0.1, 0.1, 0.0))
+    sequence = FixedSequence((0.2, 0.02), 0.95)
+    assert list(sequence.test(as_good)) == sequence.open == [0.02, 0.2]
+    assert list(sequence.test(worse)) == [0.02, 0.2]
+    assert list(sequence.test(better)) == sequence.open == [0.2]
+    assert sequence.passed == {0.02: 1, 0.2: 3}
+    assert num_passed([worse, better], [0.02]) == [0]
+
+
+def test_samples_are_averaged_by_prompt():
+    drops = paired_drops(np.array([[1.0, 1.0], [0.0, 1.0]]), np.array([[1.0, 0.0, 1.0], [0.5, 0.5, 0.5]]))
+    np.testing.assert_allclose(drops, [1 / 3, 0.0])
+
+
+def test_calibrations_keep_their_word():
+    """2,000 calibrations of dials one of which drops just above what is stated, on rewards of two samples per prompt.
+
+    A right test fails at most 5% of them; that more than 128 fail then has a probability below 2e-3. It must also
+    certify what does not drop, or it would be useless. Catches samples that count as prompts: two of a prompt with
+    its own difficulty are no two prompts.
+    """
+    generator = np.random.default_rng(1)
+    true_drops, max_drop, wrong, useful = np.array([0.0, 0.005, 0.0301, 0.05]), 0.03, 0, 0
+    for _ in range(2000):
+        skill = generator.beta(6, 2, size=(400, 1))
+        reference = generator.random((400, 2)) < skill
+        sequence = FixedSequence([max_drop], 0.95)
+        for drop in true_drops:
+            relaxed = (generator.random((400, 2)) < skill) & (generator.random((400, 1)) >= drop / 0.75)
+            sequence.test(paired_drops(reference, relaxed))
+        wrong += sequence.passed[max_drop] > 2
+        useful += sequence.passed[max_drop] > 0
+    assert wrong <= 128
+    assert useful > 400
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: p_value(np.array([0.0, 1.5]), 0.1), r"`drops` must be at least one value in \[-1, 1\]"),
+        (lambda: p_value(np.array([]), 0.1), "`drops` must be at least one value"),
+        (lambda: p_value(np.array([math.nan]), 0.1), "`drops` must be"),
+        (lambda: p_value(np.array([0.0]), 0.0), "`max_drop` must lie between 0 and 1, got 0.0"),
+        (lambda: FixedSequence([0.5, 1.0], 0.9), "`max_drop` must lie between 0 and 1, got 1.0"),
+        (lambda: FixedSequence([0.5], 1.0), "`confidence` must lie between 0 and 1, got 1.0"),
+        (
+            lambda: paired_drops(np.zeros((2, 1)), np.full((2, 1), 1.5)),
+            r"rewards must lie in \[0, 1\], got 0.0 to 1.5",
+        ),
+        (lambda: paired_drops(np.zeros((2, 1)), np.zeros((3, 1))), "of the same prompts"),
+    ],
+)
+def test_refusals(call, words):
+    with pytest.raises(ValueError, match=words):
+        call()
