@@ -1,7 +1,7 @@
 """What is settled before the first round: the rule is checked, lengths are chosen, the models get their caches."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -117,10 +117,15 @@ def make_plan(call: Call) -> Plan:
         stops=stops,
         schedule=make_schedule(call, rows, engine, min(gamma, longest), longest),
         wants=wants,
-        qualities=[dial for dial in verifier.quality for _ in range(len(input_ids) // len(verifier.quality))],
+        qualities=_per_row(verifier.told_quality(), len(input_ids)),
         may_shrink=not (processor.reads_prefix or stops.criteria or wants - {"records"}),
         only_library_code=all(map(_compat.is_library_code, involved)),
     )
+
+
+def _per_row(values: Sequence[float], rows: int) -> list[float]:
+    """One value per row, repeated as `generate` repeats prompts; none of none."""
+    return [value for value in values for _ in range(rows // len(values))]
 
 
 def row_temperatures(

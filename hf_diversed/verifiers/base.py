@@ -28,7 +28,6 @@ class Verifier:
             serves all.
         state_width: how many numbers the rule remembers per row from round to round.
         num_assistant_tokens: draft length the rule was made for, used where the caller names none.
-        quality: the dial of rules that have one, one value or one per row, for the statistics; else empty.
     """
 
     needs_hidden_states = False
@@ -40,7 +39,6 @@ class Verifier:
     has_law = False
     state_width = 0
     num_assistant_tokens: int | None = None
-    quality: Sequence[float] = ()
 
     def __init_subclass__(cls, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)
@@ -56,6 +54,10 @@ class Verifier:
         Raises ValueError, before any forward pass, where there is none for them.
         """
         return self
+
+    def told_quality(self) -> Sequence[float]:
+        """Where the rule's dial stands, one value or one per row, for the statistics; empty without a dial."""
+        return ()
 
     def remarks(self, context: DecodingContext) -> list[str]:
         """What a caller should hear, once, about using the rule like this; nothing by default."""

@@ -111,6 +111,9 @@ class DiversedVerifier(MixtureVerifier):
     def made_of(self) -> list[object]:
         return [self, self.head]
 
+    def told_quality(self) -> list[float]:
+        return self.quality
+
     def remarks(self, context: DecodingContext) -> list[str]:
         config = self.head.config
         uses = (
