@@ -26,6 +26,7 @@ COMMANDS = (
     "demo",
     "generate",
     "evaluate",
+    "calibrate",
     "frontier",
     "plot",
     "benchmark",
