@@ -82,9 +82,9 @@ class Coins:
 class Dice:
     """Draws a call's random numbers from torch's generator: at batch size 1 in upstream's order and shapes."""
 
-    def draft_noise(self, law: torch.Tensor) -> torch.Tensor:
-        """Noise to draw one drafted token per row with, from laws `[B, V]`."""
-        return draw_noise(law)
+    def draft_noise(self, scores: torch.Tensor) -> torch.Tensor:
+        """Noise to draw one drafted token per row with; of `scores` `[B, V]` only the shape counts, as in `flip`."""
+        return draw_noise(scores)
 
     def flip(self, scores: torch.Tensor) -> Coins:
         """The coins of a round with the target's `scores`, `[B, G + 1, V]`."""

@@ -23,7 +23,7 @@ from hf_diversed.verifiers.base import Memory, Verifier
 
 
 logger = logging.get_logger(__name__)
-# Layers in one function, the draft's counted once per draft. Compiling takes about 2 s for each on a CPU core, and for
+# Layers in one function, the draft's counted once per draft. Compiling takes 2 to 3 s for each on a CPU core, and for
 # larger models what is saved between the parts is nothing beside their forwards.
 MAX_LAYERS = 40
 
@@ -70,6 +70,7 @@ class StaticEngine(EagerEngine):
         self._fixed = freeze(self._setting)
         self._latest: tuple[Callable, Shape] | None = None  # what the last round ran, and for what shape
         self._ready: dict[Shape, bool] = {}
+        self._worth_it: dict[Shape, bool] = {}
 
     @property
     def _draft(self) -> StaticModel:
@@ -209,8 +210,11 @@ class StaticEngine(EagerEngine):
         if self._latest is None:
             return False
         function, shape = self._latest
-        size = size_for(running)
-        return size < shape.rows and self.compiler.knows(function, shape._replace(rows=size), self._fixed)
+        smaller = shape._replace(rows=size_for(running))
+        if smaller not in self._worth_it:  # asked every round, as `ready`
+            known = smaller.rows < shape.rows and self.compiler.knows(function, smaller, self._fixed)
+            self._worth_it[smaller] = known
+        return self._worth_it[smaller]
 
     def close(self) -> None:
         for model in (self.target, *([] if self._setting is None else [self._draft])):

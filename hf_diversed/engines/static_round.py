@@ -12,10 +12,10 @@ from transformers import LogitsProcessor, PreTrainedModel
 from hf_diversed.blocks import DraftOutput, TargetOutput, Verdict
 from hf_diversed.engines.buffers import Buffers
 from hf_diversed.engines.static_model import Traits, extend
-from hf_diversed.generation.drafting import active_drafts, to_vocabulary
+from hf_diversed.generation.drafting import active_drafts, draw_drafts, to_vocabulary
 from hf_diversed.generation.judging import Round, judge
 from hf_diversed.generation.processing import run_in_order, run_pointwise
-from hf_diversed.sampling import Coins, draw
+from hf_diversed.sampling import Coins
 from hf_diversed.verifiers.base import Memory, Verifier
 
 
@@ -101,11 +101,8 @@ def draft_step(
     logits, hidden = extend(setting.draft, setting.draft_traits, buffers, feed, columns, 1)
     raw = to_vocabulary(logits, setting.vocab_size)
     scores = setting.process(raw, temperatures)
-    tokens = scores[:, 0].argmax(dim=-1)
-    if noise is not None:
-        drawn = draw(torch.softmax(scores[:, 0], dim=-1), noise)
-        tokens = drawn if temperatures is None else torch.where(temperatures == 0.0, tokens, drawn)
-    return tokens, scores, raw, hidden
+    greedy = None if temperatures is None else temperatures == 0.0
+    return draw_drafts(scores[:, 0], noise, greedy), scores, raw, hidden
 
 
 def settle(setting: Setting, buffers: Buffers, deal: Deal, steps: list[Step]) -> Round:

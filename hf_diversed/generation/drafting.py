@@ -170,12 +170,22 @@ class DiversedCandidateGenerator(CandidateGenerator):
         raw = to_vocabulary(logits, self.vocab_size).to(rows.ids.device)
         here = PerRow([int(step < count) for count in counts.host], (counts.device > step).long())
         scores = self.processor(rows, raw, offset=step, counts=here)
-        law = scores[:, 0] if self.dice is None else torch.softmax(scores[:, 0], dim=-1)
-        tokens = draw(law, None if self.dice is None else self.dice.draft_noise(law))
-        if rows.greedy is not None:
-            tokens = torch.where(rows.greedy, law.argmax(dim=-1), tokens)
+        noise = None if self.dice is None else self.dice.draft_noise(scores[:, 0])
+        tokens = draw_drafts(scores[:, 0], noise, rows.greedy)
         rows.write(step, tokens)
         return tokens, scores, raw, hidden
+
+
+def draw_drafts(scores: torch.Tensor, noise: torch.Tensor | None, greedy: torch.Tensor | None) -> torch.Tensor:
+    """One token per row from q, whose processed scores are `[B, V]`: long `[B]`.
+
+    Args:
+        noise: see `draw`; None to take every row's best token. greedy: bool `[B]`, rows that take it all the same.
+    """
+    if noise is None:
+        return scores.argmax(dim=-1)
+    drawn = draw(torch.softmax(scores, dim=-1), noise)
+    return drawn if greedy is None else torch.where(greedy, scores.argmax(dim=-1), drawn)
 
 
 def to_vocabulary(logits: torch.Tensor, size: int) -> torch.Tensor:

@@ -2,6 +2,7 @@
 
 import pytest
 
+import hf_diversed
 from tests.tiny import tiny_draft, tiny_model
 
 
@@ -9,3 +10,9 @@ from tests.tiny import tiny_draft, tiny_model
 def pair():
     target = tiny_model("llama")
     return target, tiny_draft(target)
+
+
+@pytest.fixture(autouse=True)
+def nothing_compiled():
+    yield
+    hf_diversed.clear_compiled()

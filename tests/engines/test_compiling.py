@@ -1,0 +1,169 @@
+"""What compiled functions are kept by: what the key sees, how long they live, whose memory they write to."""
+
+import copy
+import gc
+import weakref
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+
+import hf_diversed
+from hf_diversed import StaticEnsembleVerifier
+from hf_diversed.engines import compiling, static
+from hf_diversed.engines.buffers import pool
+from tests.engines.modes import TRACED, assert_same, decode
+from tests.evaluation.fakes import character_tokenizer
+from tests.tiny import ragged_batch, tiny_draft, tiny_model
+
+
+class Changes:
+    """What a user may change between two calls: each must be seen."""
+
+    @staticmethod
+    def weights(target, draft):
+        with torch.no_grad():
+            target.lm_head.weight.copy_(target.lm_head.weight.flip(0))
+
+    @staticmethod
+    def other_weights(target, draft):
+        target.lm_head.weight = torch.nn.Parameter(target.lm_head.weight.flip(0))
+
+    @staticmethod
+    def constant(target, draft):
+        target.model.norm.variance_epsilon = 0.5
+
+    @staticmethod
+    def hook(target, draft):
+        target.lm_head.register_forward_hook(lambda module, inputs, output: -output)
+
+    @staticmethod
+    def layers(target, draft):
+        target.model.layers = target.model.layers[:1]
+        target.config.num_hidden_layers = 1
+
+
+@pytest.mark.parametrize("change", [name for name in vars(Changes) if not name.startswith("_")])
+def test_a_changed_model_is_seen(pair, change):
+    """Catches a function compiled for the model as it was: guards are dropped, so the key has to tell."""
+    pair = tuple(copy.deepcopy(model) for model in pair)
+    before = assert_same(pair, TRACED).sequences
+    getattr(Changes, change)(*pair)
+    assert not torch.equal(assert_same(pair, TRACED).sequences, before)
+
+
+def test_a_dtype_is_seen(pair):
+    """The same for what changes no token."""
+    pair = tuple(copy.deepcopy(model) for model in pair)
+    assert_same(pair, TRACED)
+    pair[0].to(torch.float64)
+    assert assert_same(pair, TRACED).stats.compile.num_compiled == 1
+
+
+def test_adapters_are_seen(pair):
+    """The same for a LoRA that is put on, switched off, and on again."""
+    target = get_peft_model(copy.deepcopy(pair[0]), LoraConfig(target_modules=["q_proj"], init_lora_weights=False))
+    target = target.eval()
+    both = target, pair[1]
+    texts = [assert_same(both, TRACED).sequences]
+    with target.disable_adapter():
+        texts.append(assert_same(both, TRACED).sequences)
+    texts.append(assert_same(both, TRACED).sequences)
+    assert torch.equal(texts[0], texts[2])
+    assert not torch.equal(texts[0], texts[1])
+
+
+def test_a_changed_rule_is_seen(pair):
+    """Catches settings that are constants of a compiled round, set anew on the same object."""
+    rule = StaticEnsembleVerifier(0.9)
+    strict = assert_same(pair, TRACED, verifier=rule).sequences
+    rule.weight = 0.0
+    assert not torch.equal(assert_same(pair, TRACED, verifier=rule).sequences, strict)
+
+
+def test_threads_are_part_of_the_key(pair):
+    """Catches generated code that runs with the number of threads of the day it was made."""
+    decode(pair, TRACED)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(before + 1)
+        assert decode(pair, TRACED).stats.compile.num_compiled == 1
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_compiled_functions_go_with_their_model():
+    """Catches a cache that keeps models alive; and one without bounds."""
+    target = tiny_model("llama")
+    draft = tiny_draft(target)
+    decode((target, draft), TRACED)
+    assert len(compiling._compiled) == 1
+    models = [weakref.ref(target), weakref.ref(draft)]
+    del target, draft
+    gc.collect()
+    assert [model() for model in models] == [None, None]
+    assert len(compiling._compiled) == 0
+
+
+def test_the_oldest_functions_go_first(pair, monkeypatch):
+    """Catches a cache that grows with every setting that is tried."""
+    monkeypatch.setattr(compiling, "MAX_COMPILED", 2)
+    call = {"num_assistant_tokens": 1, "max_new_tokens": 3, "batch": ragged_batch(1)}
+    rules = [StaticEnsembleVerifier(weight) for weight in (0.1, 0.2, 0.3)]
+    for rule in (*rules[:2], rules[0], rules[2]):
+        decode(pair, TRACED, rule, **call)
+    compiled = [decode(pair, TRACED, rule, **call).stats.compile.num_compiled for rule in (rules[0], rules[1])]
+    assert compiled == [0, 1]
+
+
+def test_stop_strings_of_the_models_own_compile_once(pair):
+    """Catches functions that are kept for the twin which such a call runs, and go with it."""
+    target = copy.deepcopy(pair[0])
+    target.generation_config.stop_strings = ["never"]
+    calls = [decode((target, pair[1]), TRACED, tokenizer=character_tokenizer()) for _ in range(2)]
+    assert [call.stats.compile.num_compiled for call in calls] == [1, 0]
+
+
+def test_clear_compiled(pair):
+    """Catches functions that stay."""
+    decode(pair, TRACED)
+    hf_diversed.clear_compiled()
+    assert decode(pair, TRACED).stats.compile.num_compiled == 1
+
+
+@pytest.fixture
+def replaying(monkeypatch):
+    """As with CUDA graphs, which a CPU has not: memory is lent, and results are copied out of it."""
+    monkeypatch.setattr(compiling, "_replays", lambda config: True)
+    monkeypatch.setattr(compiling, "_REPLAYING_DEVICES", ("cpu",))
+
+
+def test_replayed_graphs_find_memory_where_it_was(pair, replaying, monkeypatch):
+    """Catches buffers that a graph recorded once would no longer write to; and a pool that hands one out twice."""
+    lent = []
+    borrow = pool.borrow
+    monkeypatch.setattr(pool, "borrow", lambda *args: lent.append(borrow(*args)) or lent[-1])
+    assert_same(pair, TRACED)
+    assert_same(pair, TRACED, batch=ragged_batch(length=13))
+    first, second = ([each.keys[0].data_ptr() for each in lent[start : start + 2]] for start in (0, 2))
+    assert first == second
+    assert first[0] != first[1]
+
+
+def test_what_is_kept_of_a_replay_is_copied(pair, replaying, monkeypatch):
+    """Catches logs and rule states that point into memory which the next round writes over."""
+    plays: list = []
+    original = static.StaticEngine._play
+
+    def overwriting(self, *args):
+        for tensor in plays:
+            tensor.zero_()
+        round = original(self, *args)
+        plays[:] = [round.verdict.accept_prob, round.verdict.trace.weight, round.outcome.num_drafted]
+        return round
+
+    monkeypatch.setattr(static.StaticEngine, "_play", overwriting)
+    expected = decode(pair, {}, StaticEnsembleVerifier(0.4, bias_budget=2.0))
+    out = decode(pair, TRACED, StaticEnsembleVerifier(0.4, bias_budget=2.0))
+    assert out.stats.mean_weight == pytest.approx(expected.stats.mean_weight)
+    assert out.stats.expected_accepted_length == pytest.approx(expected.stats.expected_accepted_length)
