@@ -1,4 +1,4 @@
-"""Heads trained as the packaged head of a task was, but for one thing and `--set`, and evaluated beside it.
+"""Heads trained as the packaged mixture head of a task was, but for one thing and `--set`, and evaluated beside it.
 
 python benchmarks/variants.py controls math --samples-per-prompt 10
 
@@ -12,7 +12,6 @@ compare with is evaluated once.
 import argparse
 import json
 import os
-import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,13 +21,16 @@ import torch
 from hf_diversed import DiversedHead, load_demo_pair
 from hf_diversed.evaluation import EvaluationSettings, compare, evaluate, read_results
 from hf_diversed.head.configuration_diversed import FEATURES, HEAD_TYPES
+from hf_diversed.evaluation.calls import Task
 from hf_diversed.provenance import provenance
+from hf_diversed.running.pair import Pair
 from hf_diversed.tasks import get_task, load_records
 from hf_diversed.tasks.rewards import task_reward
 from hf_diversed.tasks.rows import prompt_rows
 from hf_diversed.training import DiversedConfig, DiversedTrainer
+from hf_diversed.training.references import ReferenceRewards
 from hf_diversed.training.rollout import RecordingVerifier
-from hf_diversed.zoo.loader import WEIGHTS
+from hf_diversed.zoo.loader import MIXTURE, WEIGHTS
 
 
 class ConstantVerifier(RecordingVerifier):
@@ -50,9 +52,16 @@ class ShuffledVerifier(RecordingVerifier):
 
 @dataclass(frozen=True)
 class Variant:
-    """What differs from the packaged head: settings of the training, or the rule that shows the head its inputs."""
+    """What differs from the packaged head: settings of the training, what of the head does not learn, or the rule that
+    shows it its inputs.
+
+    Attributes:
+        frozen: by name of a parameter, which of its entries keep what they start with: an index into its last
+            dimension, or a slice.
+    """
 
     settings: dict[str, Any] = field(default_factory=dict)
+    frozen: dict[str, int | slice] = field(default_factory=dict)
     verifier: type[RecordingVerifier] = RecordingVerifier
 
 
@@ -79,10 +88,10 @@ def main() -> None:
     folder = options.output.parent / f"variants-{options.task}.parts"
     # Taken away: a training that sees them would wait for the other processes.
     rank, world_size = (int(os.environ.pop(name, default)) for name, default in (("RANK", 0), ("WORLD_SIZE", 1)))
-    pair, task = load_demo_pair(), get_task(options.task, allow_code_execution=True)
+    pair, task = load_demo_pair(heads=MIXTURE), get_task(options.task, allow_code_execution=True)
     study = STUDIES[options.study]
     for name in list(study)[rank::world_size]:
-        train(study[name], pair, task, folder / name, options.set)
+        train(study[name], pair, task, folder / name, WEIGHTS / MIXTURE / task.name, options.set)
     if not all((folder / name / DONE).exists() for name in study):
         print("Other processes still train; run this again for the evaluation.")
         return
@@ -137,17 +146,19 @@ def claim(folder: Path, settings: dict[str, Any]) -> None:
         raise ValueError(f"{folder} holds what was made under other settings; move it away to make it anew.")
 
 
-def train(variant: Variant, pair, task, folder: Path, changes: dict[str, Any]) -> None:
-    """Train a head under the settings that the packaged head's provenance names, unless `folder` has it.
+def train(
+    variant: Variant, pair: Pair, task: Task, folder: Path, packaged: Path, changes: dict[str, Any] | None = None
+) -> None:
+    """Train a head under the settings that the provenance of the packaged one names, unless `folder` has it.
 
     Raises:
         ValueError: if `folder` has a head, or the beginning of one, of other settings.
     """
-    packaged = WEIGHTS / "heads" / task.name
     source = json.loads((packaged / "provenance.json").read_text())
     settings = {name: value for name, value in source["training"].items() if value is not None}
     settings["per_device_train_batch_size"] *= source["world_size"]  # here one process draws them all
-    settings |= {"eval_strategy": "steps", "load_best_model_at_end": True} | changes | variant.settings
+    settings |= {"eval_strategy": "steps", "load_best_model_at_end": True, "seed": source["seed"]}
+    settings |= (changes or {}) | variant.settings
     claim(folder, settings)
     if (folder / DONE).exists():
         return
@@ -160,7 +171,7 @@ def train(variant: Variant, pair, task, folder: Path, changes: dict[str, Any]) -
         pair.target,
         pair.draft,
         reward_funcs=task_reward(task),
-        args=DiversedConfig(**settings, output_dir=str(folder), seed=source["seed"], use_cpu=True),
+        args=DiversedConfig(**settings, output_dir=str(folder), use_cpu=True),
         train_dataset=rows["train"],
         eval_dataset=rows["validation"],
         processing_class=pair.tokenizer,
@@ -169,12 +180,21 @@ def train(variant: Variant, pair, task, folder: Path, changes: dict[str, Any]) -
     )
     # The target's own rewards are the same for all; the first head's measurement serves the others.
     measured = next(folder.parent.glob(f"*/{REFERENCES}"), None)
-    if measured is not None and not (folder / REFERENCES).exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(measured, folder / REFERENCES)
+    if measured is not None:
+        trainer.scorer.references = ReferenceRewards(measured, json.loads(measured.read_text())["settings"])
     trainer.sampler.verifier_class = variant.verifier
+    parameters = dict(trainer.model.named_parameters())
+    for name, entries in variant.frozen.items():
+        parameters[name].register_hook(lambda gradient, entries=entries: without(gradient, entries))
     trainer.train(resume_from_checkpoint=True)
     trainer.save_model(str(folder))
+
+
+def without(gradient: torch.Tensor, entries: int | slice) -> torch.Tensor:
+    """A gradient by which these entries, of the last dimension, do not move."""
+    gradient = gradient.clone()
+    gradient[..., entries] = 0.0
+    return gradient
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ Letters: P prompts, R replicates, K points of a curve.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 
@@ -110,6 +111,16 @@ def wilson(successes: int, trials: int, level: float = 0.95) -> tuple[float, flo
     centre = (rate + z * z / (2 * trials)) / scale
     half = z / scale * math.sqrt(rate * (1.0 - rate) / trials + z * z / (4 * trials * trials))
     return max(0.0, centre - half), min(1.0, centre + half)
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """p-values adjusted for having looked at all of them: those of at most 5% are wrong in 5% of families (Holm 1979,
+    Scand. J. Statist. 6:65). In the order given."""
+    order = np.argsort(p_values, kind="stable")
+    scaled = np.array(p_values, dtype=np.float64)[order] * np.arange(len(order), 0, -1)
+    adjusted = np.empty(len(order))
+    adjusted[order] = np.minimum(np.maximum.accumulate(scaled), 1.0)
+    return [float(value) for value in adjusted]
 
 
 def interpolate(at: np.ndarray, x: np.ndarray, y: np.ndarray) -> np.ndarray:

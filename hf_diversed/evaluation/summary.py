@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from statistics import NormalDist
 
 import numpy as np
 
@@ -137,14 +138,34 @@ def static_gain(results: Results, label: str, replicates: int = REPLICATES) -> d
     return _static_gain(tables[label], list(tables.values()), bootstrap)
 
 
-def compare(results: Results, label: str, other: str, replicates: int = REPLICATES) -> dict:
-    """Acceptance rate and quality of a method minus those of another on the same prompts, with 95% bounds."""
-    tables, bootstrap = _prepare(results, [label, other], replicates)
-    found: dict = {"method": label, "minus": other}
+def compare(
+    results: Results, label: str | Sequence[str], other: str | Sequence[str], replicates: int = REPLICATES
+) -> dict:
+    """Acceptance rate and quality of a method minus those of another on the same prompts, with 95% bounds.
+
+    Args:
+        label, other: a method, or several that count as one: heads that differ in the seed of their training.
+
+    Returns:
+        `method`, `minus`, and of each difference its value, `_ci`, and `_p`: two-sided p-value of no difference, by
+        its standard error clustered by prompt; None where no prompt differs.
+    """
+    sides = [[side] if isinstance(side, str) else list(side) for side in (label, other)]
+    tables, bootstrap = _prepare(results, list(dict.fromkeys([*sides[0], *sides[1]])), replicates)
+    found: dict = {"method": ", ".join(sides[0]), "minus": ", ".join(sides[1])}
     for name, above, below in (("acceptance_rate", "num_accepted", "num_drafted"), ("quality", "score", "rows")):
-        mine, theirs = (bootstrap.ratio(tables[key].sums[above], tables[key].sums[below]) for key in (label, other))
+        mine, theirs = (
+            bootstrap.ratio(*(sum(tables[key].sums[column] for key in side) for column in (above, below)))
+            for side in sides
+        )
         found |= _with_bounds(name, bootstrap.estimate_mean(mine - theirs, -1.0, 1.0))
+        found[f"{name}_p"] = _p_value(mine - theirs)
     return found
+
+
+def _p_value(statistic: np.ndarray) -> float | None:
+    score = z_score(statistic, 0.0)
+    return None if score is None or not np.ptp(statistic) else 2.0 * (1.0 - NormalDist().cdf(abs(score)))
 
 
 def _prepare(

@@ -13,9 +13,10 @@ if TYPE_CHECKING:
     from hf_diversed.head import DiversedHead
 
 WEIGHTS = Path(__file__).parent / "weights"
+HEADS, MIXTURE = "heads", "mixture-heads"
 
 
-def load_demo_pair(folder: Path = WEIGHTS) -> Pair:
+def load_demo_pair(folder: Path = WEIGHTS, heads: str = HEADS) -> Pair:
     """Load the pair that comes with the package, in float32 and in eval mode; needs no network.
 
     Its tokenizer pads on the left and starts every encoding with one BOS. Its heads are by family of
@@ -23,6 +24,8 @@ def load_demo_pair(folder: Path = WEIGHTS) -> Pair:
 
     Args:
         folder: another pair, as written by `python -m embedded.train` in a checkout of the repository.
+        heads: "heads", which see the drafted token, or "mixture-heads", with one weight for all tokens of a position
+            (arXiv 2604.07622).
 
     Example:
 
@@ -37,7 +40,7 @@ def load_demo_pair(folder: Path = WEIGHTS) -> Pair:
         tokenizer=AutoTokenizer.from_pretrained(folder / "tokenizer"),
         target=_load_model(folder / "target"),
         draft=_load_model(folder / "draft"),
-        heads=_load_heads(folder / "heads"),
+        heads=_load_heads(folder / heads),
     )
 
 

@@ -1,0 +1,180 @@
+"""What is there to gain? Rejections of lossless decoding, each tried both ways: what keeping the draft's token costs.
+
+python -m benchmarks.ceiling math
+
+On completions of the target, at every position a token is drafted and its coin is flipped as in lossless decoding. Of
+the rejected ones some are continued by the target from both branches, the drafted token and its replacement, several
+times each. The mean difference of their scores is what keeping that token costs, to first order: the rest follows the
+target. An oracle keeps what cost nothing on one half of its continuations, and is charged what it cost on the other;
+rules keep as many by their own order: lenience by p/q, a head by its weight. Writes results/ceiling-TASK.json.
+"""
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from hf_diversed import load_demo_pair
+from hf_diversed.evaluation.calls import Task
+from hf_diversed.evaluation.intervals import Bootstrap
+from hf_diversed.features import distribution_features, drafted_token_features
+from hf_diversed.provenance import module_digest, provenance
+from hf_diversed.running.decode import Decoder
+from hf_diversed.running.files import write_json
+from hf_diversed.running.methods import Method
+from hf_diversed.running.pair import Pair
+from hf_diversed.running.prompts import encode, plan_batches
+from hf_diversed.running.sampling import Sampling
+from hf_diversed.sampling import residual
+from hf_diversed.tasks import get_task, load_records
+from hf_diversed.verifiers import LosslessVerifier
+from hf_diversed.zoo.loader import MIXTURE
+
+
+KEPT_SHARES = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
+_BRANCHES = ("kept", "replaced")
+
+
+def main() -> None:
+    options = _arguments()
+    torch.set_num_threads(options.threads)
+    pair, task = load_demo_pair(), get_task(options.task, allow_code_execution=True)
+    examples = load_records(task, "test", options.num_examples)
+    sampling = Sampling(max_new_tokens=task.max_new_tokens, batch_size=250, stop_strings=tuple(task.stop_strings))
+    decoder = Decoder(pair, sampling)
+    prompts = encode(pair.tokenizer, [task.prompt(example) for example in examples])
+    completions = complete(decoder, prompts, options.seed)
+    heads = {"token head": pair.heads[task.name], "mixture head": load_demo_pair(heads=MIXTURE).heads[task.name]}
+    torch.manual_seed(options.seed)
+    with torch.no_grad():
+        seen = [rejections(pair, prompt, ids, heads) for prompt, ids in zip(prompts, completions)]
+    chosen = [
+        {"example": index, **found[place]}
+        for index, (found, _) in enumerate(seen)
+        for place in torch.randperm(len(found))[: options.per_completion].tolist()
+    ]
+    print(f"{len(chosen)} rejections of {len(completions)} completions")
+    for number in range(options.continuations):
+        for branch in _BRANCHES:
+            starts = [prompts[entry["example"]] + completions[entry["example"]][: entry["place"]] for entry in chosen]
+            scores = continue_and_score(
+                decoder, task, examples, prompts, chosen, starts, branch, options.seed + 1 + number
+            )
+            for entry, score in zip(chosen, scores):
+                entry.setdefault(branch, []).append(score)
+        print(f"continued {number + 1} of {options.continuations} times", flush=True)
+    verified, rejected = sum(len(ids) for ids in completions), sum(float(tv) for _, tv in seen)
+    report = {
+        "task": task.name,
+        "metric": task.metric,
+        "completions": len(completions),
+        "continuations": options.continuations,
+        "lossless_acceptance": 1.0 - rejected / verified,
+        "rejections_per_completion": rejected / len(completions),
+        **summary(chosen, list(heads), options.seed, rejected / len(completions), len(examples)),
+        "heads": {name: module_digest(head) for name, head in heads.items()},
+        "provenance": provenance(options.seed),
+    }
+    write_json(options.output / f"ceiling-{task.name}.json", report)
+    print(json.dumps({name: value for name, value in report.items() if name != "provenance"}, indent=1))
+
+
+def complete(decoder: Decoder, prompts: list[list[int]], seed: int) -> list[list[int]]:
+    """One completion by the target's law per prompt, in the order of the prompts."""
+    ids: list[list[int]] = [[] for _ in prompts]
+    method = Method("lossless", LosslessVerifier())
+    for number, order in enumerate(plan_batches([len(prompt) for prompt in prompts], decoder.sampling.batch_size)):
+        drawn = decoder(method, [prompts[index] for index in order], 1000 * seed + number)
+        for index, tokens in zip(order, drawn.tokens):
+            ids[index] = tokens
+    return ids
+
+
+def rejections(pair: Pair, prompt: list[int], ids: list[int], heads: dict) -> tuple[list[dict[str, Any]], float]:
+    """Positions of one completion at which a drafted token is rejected, and how many are to be expected."""
+    text = torch.tensor([prompt + ids])
+    inside = slice(len(prompt) - 1, len(prompt) - 1 + len(ids))
+    p, q = (model(text).logits[:, inside].float().softmax(-1) for model in (pair.target, pair.draft))
+    drafted = torch.multinomial(q[0], 1).T
+    of_p, of_q = (law.gather(-1, drafted[..., None]).squeeze(-1) for law in (p, q))
+    rejected = torch.rand(of_p.shape) >= of_p / of_q
+    replacement = torch.multinomial(residual(p, q, p)[0], 1).T
+    inputs = {"features": distribution_features(p, q), "token": drafted_token_features(p, q, drafted)}
+    order = {"lenience": -(of_p / of_q).log()}
+    for name, head in heads.items():
+        order[name] = head(**{key: value for key, value in inputs.items() if key != "token" or head.needs_token})
+    found = [
+        {
+            "place": place,
+            "tokens": {"kept": int(drafted[0, place]), "replaced": int(replacement[0, place])},
+            "strictness": {name: float(values[0, place]) for name, values in order.items()},
+        }
+        for place in rejected[0].nonzero()[:, 0].tolist()
+    ]
+    return found, float((p - q).clamp_min(0.0).sum())
+
+
+def continue_and_score(decoder, task: Task, examples, prompts, chosen, starts, branch: str, seed: int) -> list[float]:
+    """Scores of one continuation by the target behind one branch of every rejection."""
+    texts = [start + [entry["tokens"][branch]] for start, entry in zip(starts, chosen)]
+    open_ones = [index for index, text in enumerate(texts) if text[-1] not in decoder.eos_ids]
+    drawn = complete(decoder, [texts[index] for index in open_ones], seed)
+    for index, ids in zip(open_ones, drawn):
+        texts[index] = texts[index] + ids
+    answers = [
+        cut(decoder.text(text[len(prompts[entry["example"]]) :]), decoder.stop_strings)
+        for text, entry in zip(texts, chosen)
+    ]
+    return task.score_batch(answers, [examples[entry["example"]] for entry in chosen])
+
+
+def cut(text: str, stop_strings: list[str]) -> str:
+    """A text up to its first stop string, which it keeps, as decoding would have left it."""
+    ends = [text.index(stop) + len(stop) for stop in stop_strings if stop in text]
+    return text[: min(ends)] if ends else text
+
+
+def summary(chosen: list[dict[str, Any]], heads: list[str], seed: int, per_completion: float, n: int) -> dict[str, Any]:
+    """Costs of keeping, by oracle and rule, in points of the score per completion; bounds clustered by completion."""
+    costs = np.array([np.subtract(entry["replaced"], entry["kept"]) for entry in chosen])  # [M, K]
+    half = costs.shape[1] // 2
+    known, charged = costs[:, :half].mean(1), costs[:, half:].mean(1)
+    examples, bootstrap = np.array([entry["example"] for entry in chosen]), Bootstrap(n, seed=seed)
+    total = bootstrap.totals(np.bincount(examples, minlength=n))
+
+    def cost(kept: np.ndarray, of: np.ndarray) -> dict[str, Any]:
+        spent = bootstrap.totals(np.bincount(examples, kept * of, minlength=n)) / total * per_completion
+        found = bootstrap.estimate(spent)
+        return {"kept": float(kept.mean()), "cost": found.value, "cost_ci": [found.low, found.high]}
+
+    rules = {"lenience": [], **{name: [] for name in heads}}
+    oracle = known <= 0.0
+    for name, rows in rules.items():
+        strictness = np.array([entry["strictness"][name] for entry in chosen])
+        for share in sorted({*KEPT_SHARES, float(oracle.mean())}):
+            rows.append(cost(strictness <= np.quantile(strictness, share), costs.mean(1)))
+    return {
+        "positions": len(chosen),
+        "all_kept": cost(np.ones(len(chosen), dtype=bool), costs.mean(1)),
+        "oracle": cost(oracle, charged),
+        "rules": rules,
+    }
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("task")
+    parser.add_argument("--num-examples", type=int, default=1000)
+    parser.add_argument("--per-completion", type=int, default=2, help="rejections tried of every completion")
+    parser.add_argument("--continuations", type=int, default=4, help="of either branch; an even number")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--output", type=Path, default=Path("results"), help="folder of the results")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,179 @@
+"""Does learning pay? The packaged head of a task, which sees the drafted token, beside rules that learn nothing.
+
+python -m benchmarks.learning math
+
+Trains what the packaged head is compared with, under its settings but for one thing: other seeds, another bound on the
+drop, parts that do not learn, other inputs and shapes. Every head of another seed or bound meets lenience and its own
+untrained start, both set so that they would accept as much on rollouts of training prompts. Then all of them decode
+the same test prompts. Writes results/learning-TASK.json, and results/TASK.json with the methods of the packaged heads.
+Several processes with RANK and WORLD_SIZE share the heads and then the evaluation: run it again, until all is there.
+"""
+
+import argparse
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.variants import DONE, Variant, train
+from hf_diversed import DiversedHead, load_demo_pair
+from hf_diversed.evaluation import EvaluationSettings, compare, evaluate, read_results
+from hf_diversed.evaluation.calls import Task
+from hf_diversed.evaluation.evaluate import report
+from hf_diversed.features import NUM_DISTRIBUTION_FEATURES
+from hf_diversed.provenance import provenance
+from hf_diversed.running.files import write_json
+from hf_diversed.running.pair import Pair
+from hf_diversed.running.sampling import Sampling
+from hf_diversed.tasks import get_task, load_records
+from hf_diversed.training.loading import fresh_head, say_at_start
+from hf_diversed.training.rollout import RecordingVerifier, Sampler
+from hf_diversed.verifiers import DiversedVerifier
+from hf_diversed.verifiers.learned import TokenScore
+from hf_diversed.zoo.loader import HEADS, MIXTURE, WEIGHTS
+
+
+STRICTER = 0.005
+SEEDS = {f"seed-{seed}": Variant({"seed": seed}) for seed in (43, 44)}
+BOUND = {f"drop-{STRICTER}": Variant({"max_quality_drop": STRICTER})}
+# Adam moves every weight by the learning rate: a dozen inputs take more of it than hundreds.
+ABLATIONS = {
+    "frozen-slope": Variant(frozen={"out.weight": NUM_DISTRIBUTION_FEATURES}),
+    "frozen-bias": Variant(frozen={"out.bias": slice(None)}),
+    "only-bias": Variant(frozen={"out.weight": slice(None)}),
+    "hidden-states": Variant({"head_features": "both", "learning_rate": 0.02}),
+    "gelu-64": Variant({"head_type": "mlp", "learning_rate": 0.02}),
+}
+MATCHED_ROLLOUTS = 512
+BESIDE = ["ar", "sd", "static:0.7", "static:0.5", "static:0.3", "spec_cascade:token_v3:0.95"]
+PACKAGED, OF_MIXTURE, UNTRAINED = "diversed", "diversed-mixture", "untrained"
+
+
+def main() -> None:
+    options = _arguments()
+    parts = options.output / f"learning-{options.task}.parts"
+    # Taken away: a training that sees them would wait for the other processes.
+    rank, world_size = (int(os.environ.pop(name, default)) for name, default in (("RANK", 0), ("WORLD_SIZE", 1)))
+    pair, task = load_demo_pair(), get_task(options.task, allow_code_execution=True)
+    packaged = WEIGHTS / HEADS / task.name
+    study = SEEDS | BOUND | (ABLATIONS if options.ablations else {})
+    for name in list(study)[rank::world_size]:
+        train(study[name], pair, task, parts / name, packaged)
+    if not all((parts / name / DONE).exists() for name in study):
+        print("Other processes still train; run this again for the evaluation.")
+        return
+    heads = {PACKAGED: packaged, **{name: parts / name for name in study}}
+    matched = {name: match(pair, task, heads[name]) for name in (PACKAGED, *SEEDS, *BOUND)}
+    methods: list[Any] = [*BESIDE, (OF_MIXTURE, DiversedVerifier(load_demo_pair(heads=MIXTURE).heads[task.name]))]
+    methods += [(name, DiversedVerifier(DiversedHead.from_pretrained(folder).eval())) for name, folder in heads.items()]
+    start = untrained(pair, packaged)
+    for found in matched.values():
+        methods += [found["lenience"], (found["untrained"], DiversedVerifier(start, found["untrained_quality"]))]
+    settings = EvaluationSettings(
+        num_examples=options.num_examples,
+        samples_per_prompt=options.samples_per_prompt,
+        batch_size=options.batch_size,
+        rank=rank,
+        world_size=world_size,
+    )
+    examples = load_records(task, "test", options.num_examples)
+    done = parts / "evaluation"
+    methods = list({method if isinstance(method, str) else method[0]: method for method in methods}.values())
+    if not (rows := evaluate(pair, task, examples, methods, settings, output=done)):
+        return
+    results = read_results(done)
+    seeds = [PACKAGED, *SEEDS]
+    comparisons = [
+        compare(results, seeds, [matched[name]["lenience"] for name in seeds]),
+        compare(results, seeds, [matched[name]["untrained"] for name in seeds]),
+        compare(results, seeds, OF_MIXTURE),
+        compare(results, seeds, "spec_cascade:token_v3:0.95"),
+        *(compare(results, name, found[kind]) for name, found in matched.items() for kind in ("lenience", "untrained")),
+        *(compare(results, PACKAGED, name) for name in study if name in ABLATIONS),
+    ]
+    record = {"records": rows, "matched": matched, "comparisons": comparisons, "provenance": provenance(settings.seed)}
+    write_json(options.output / f"learning-{task.name}.json", record)
+    shown = [*BESIDE, OF_MIXTURE, matched[PACKAGED]["lenience"], PACKAGED]
+    write_json(options.output / f"{task.name}.json", with_records(done, shown))
+    print(json.dumps(comparisons, indent=1))
+
+
+def with_records(done: Path, labels: list[str]) -> dict[str, Any]:
+    """The evaluation as `hf-diversed evaluate` would write it, of these methods."""
+    records = report(done, labels)
+    source = json.loads((done / "evaluation.json").read_text())["provenance"]
+    return {"records": records, "provenance": source | {"rules": {name: source["rules"][name] for name in labels}}}
+
+
+def match(pair: Pair, task: Task, folder: Path) -> dict[str, Any]:
+    """The lenience, and the dial of the untrained start, that accept as many of the tokens which a head was shown on
+    rollouts of training prompts as the head does."""
+    head, source = DiversedHead.from_pretrained(folder).eval(), json.loads((folder / DONE).read_text())
+    settings = Sampling(
+        max_new_tokens=source["training"]["max_completion_length"], batch_size=128, stop_strings=tuple(task.stop_strings)
+    )
+    sampler = Sampler(pair, settings)
+    rows = load_records(task, "train", MATCHED_ROLLOUTS, source["seed"])
+    rollouts = sampler.relaxed([task.prompt(row) for row in rows], head, seed=source["seed"])
+    seen, kept, rule = rollouts.decisions, rollouts.decisions.strict_prob, TokenScore()
+
+    def accepted(logit: torch.Tensor) -> float:
+        return 1.0 - float(rule.expected_rejection(logit, seen).mean())
+
+    start = untrained(pair, folder)
+    logit, slope = start(**rollouts.inputs), start.ratio_slope()
+    goal = accepted(head(**rollouts.inputs))
+    lenience = crossing(lambda value: float((kept / value).clamp_max(1.0).mean()), goal)
+    quality = crossing(lambda value: accepted(logit + slope * torch.logit(torch.tensor(value))), goal)
+    return {
+        "expected_acceptance": goal,
+        "lenience": f"lenience:{lenience:.4g}",
+        "untrained": f"{UNTRAINED}@{quality:.4g}",
+        "untrained_quality": quality,
+        "rollouts": len(rows),
+    }
+
+
+def crossing(falling: Callable[[float], float], goal: float) -> float:
+    """Where in (0, 1) a falling function comes down to `goal`."""
+    low, high = 0.0, 1.0
+    for _ in range(40):
+        middle = (low + high) / 2
+        low, high = (middle, high) if falling(middle) > goal else (low, middle)
+    return (low + high) / 2
+
+
+def untrained(pair: Pair, folder: Path) -> DiversedHead:
+    """What the head of a folder started from."""
+    from hf_diversed.training import DiversedConfig
+
+    settings = json.loads((folder / DONE).read_text())["training"]
+    args = DiversedConfig(
+        output_dir=str(folder),
+        token_features=True,
+        initial_lenience=settings["initial_lenience"],
+        eval_strategy="no",
+        load_best_model_at_end=False,
+        use_cpu=True,
+    )
+    head = fresh_head(pair.target, pair.draft, args)
+    say_at_start(head, args)
+    return head.eval()
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("task")
+    parser.add_argument("--num-examples", type=int, default=1000)
+    parser.add_argument("--samples-per-prompt", type=int, default=4)
+    parser.add_argument("--batch-size", type=int, default=250)
+    parser.add_argument("--ablations", action="store_true", help="also parts that do not learn, other inputs, shapes")
+    parser.add_argument("--output", type=Path, default=Path("results"), help="folder of the results")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
