@@ -43,7 +43,6 @@ BOUND = {f"drop-{STRICTER}": Variant({"max_quality_drop": STRICTER})}
 ABLATIONS = {
     "frozen-slope": Variant(frozen={"out.weight": NUM_DISTRIBUTION_FEATURES}),
     "frozen-bias": Variant(frozen={"out.bias": slice(None)}),
-    "only-bias": Variant(frozen={"out.weight": slice(None)}),
     "hidden-states": Variant({"head_features": "both", "learning_rate": 0.02}),
     "gelu-64": Variant({"head_type": "mlp", "learning_rate": 0.02}),
 }
@@ -168,7 +167,7 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("task")
     parser.add_argument("--num-examples", type=int, default=1000)
-    parser.add_argument("--samples-per-prompt", type=int, default=4)
+    parser.add_argument("--samples-per-prompt", type=int, default=3)
     parser.add_argument("--batch-size", type=int, default=250)
     parser.add_argument("--ablations", action="store_true", help="also parts that do not learn, other inputs, shapes")
     parser.add_argument("--output", type=Path, default=Path("results"), help="folder of the results")
