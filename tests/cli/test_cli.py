@@ -44,7 +44,7 @@ def test_demo_of_both_engines():
     said = re.search(
         r"compiled: ([0-9.]+)x of the same rule .* took ([0-9]+) s for plain decoding and ([0-9]+) s", text
     )
-    assert float(said[1]) == pytest.approx(compiled_speed / speed, abs=0.02)
+    assert float(said[1]) == pytest.approx(compiled_speed / speed, rel=0.02 + 0.5 / speed)  # shown in whole tokens
     assert int(said[3]) > 0
     # 48 tokens in as many seconds as tracing takes would be a few per second.
     assert compiled_speed > 2 * 48 / int(said[3])
