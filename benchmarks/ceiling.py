@@ -119,7 +119,7 @@ def rejections(pair: Pair, prompt: list[int], ids: list[int], heads: dict) -> tu
 
 def continue_and_score(decoder, task: Task, examples, prompts, chosen, starts, branch: str, seed: int) -> list[float]:
     """Scores of one continuation by the target behind one branch of every rejection."""
-    texts = [start + [entry["tokens"][branch]] for start, entry in zip(starts, chosen)]
+    texts = [[*start, entry["tokens"][branch]] for start, entry in zip(starts, chosen)]
     open_ones = [index for index, text in enumerate(texts) if text[-1] not in decoder.eos_ids]
     drawn = complete(decoder, [texts[index] for index in open_ones], seed)
     for index, ids in zip(open_ones, drawn):
@@ -137,7 +137,9 @@ def cut(text: str, stop_strings: list[str]) -> str:
     return text[: min(ends)] if ends else text
 
 
-def summary(chosen: list[dict[str, Any]], heads: list[str], seed: int, per_completion: float, n: int) -> dict[str, Any]:
+def summary(
+    chosen: list[dict[str, Any]], heads: list[str], seed: int, per_completion: float, n: int
+) -> dict[str, Any]:
     """Costs of keeping, by oracle and rule, in points of the score per completion; bounds clustered by completion."""
     costs = np.array([np.subtract(entry["replaced"], entry["kept"]) for entry in chosen])  # [M, K]
     half = costs.shape[1] // 2

@@ -2,11 +2,12 @@
 
 python -m benchmarks.learning math
 
-Trains what the packaged head is compared with, under its settings but for one thing: other seeds, another bound on the
-drop, parts that do not learn, other inputs and shapes. Every head of another seed or bound meets lenience and its own
-untrained start, both set so that they would accept as much on rollouts of training prompts. Then all of them decode
-the same test prompts. Writes results/learning-TASK.json, and results/TASK.json with the methods of the packaged heads.
-Several processes with RANK and WORLD_SIZE share the heads and then the evaluation: run it again, until all is there.
+Trains what the packaged head is compared with, under its settings but for one thing: other seeds; with --thorough also
+another bound on the drop, parts that do not learn, other inputs and another shape. Every head of another seed or bound
+meets lenience and its own untrained start, both set so that they would accept as much on rollouts of training prompts.
+Then all of them decode the same test prompts, in the folder that keeps what `hf-diversed evaluate --output
+results/TASK.json` did: run that first. Writes results/learning-TASK.json. Several processes with RANK and WORLD_SIZE
+share the heads and then the evaluation: run it again, until all is there.
 """
 
 import argparse
@@ -22,23 +23,22 @@ from benchmarks.variants import DONE, Variant, train
 from hf_diversed import DiversedHead, load_demo_pair
 from hf_diversed.evaluation import EvaluationSettings, compare, evaluate, read_results
 from hf_diversed.evaluation.calls import Task
-from hf_diversed.evaluation.evaluate import report
 from hf_diversed.features import NUM_DISTRIBUTION_FEATURES
 from hf_diversed.provenance import provenance
 from hf_diversed.running.files import write_json
 from hf_diversed.running.pair import Pair
 from hf_diversed.running.sampling import Sampling
 from hf_diversed.tasks import get_task, load_records
+from hf_diversed.training import DiversedConfig
 from hf_diversed.training.loading import fresh_head, say_at_start
-from hf_diversed.training.rollout import RecordingVerifier, Sampler
+from hf_diversed.training.rollout import Sampler
 from hf_diversed.verifiers import DiversedVerifier
 from hf_diversed.verifiers.learned import TokenScore
 from hf_diversed.zoo.loader import HEADS, MIXTURE, WEIGHTS
 
 
-STRICTER = 0.005
 SEEDS = {f"seed-{seed}": Variant({"seed": seed}) for seed in (43, 44)}
-BOUND = {f"drop-{STRICTER}": Variant({"max_quality_drop": STRICTER})}
+BOUND = {"drop-0.005": Variant({"max_quality_drop": 0.005})}
 # Adam moves every weight by the learning rate: a dozen inputs take more of it than hundreds.
 ABLATIONS = {
     "frozen-slope": Variant(frozen={"out.weight": NUM_DISTRIBUTION_FEATURES}),
@@ -47,8 +47,8 @@ ABLATIONS = {
     "gelu-64": Variant({"head_type": "mlp", "learning_rate": 0.02}),
 }
 MATCHED_ROLLOUTS = 512
-BESIDE = ["ar", "sd", "static:0.7", "static:0.5", "static:0.3", "spec_cascade:token_v3:0.95"]
-PACKAGED, OF_MIXTURE, UNTRAINED = "diversed", "diversed-mixture", "untrained"
+PACKAGED, OF_MIXTURE, UNTRAINED, CASCADE = "diversed", "diversed-mixture", "untrained", "spec_cascade:token_v3:0.95"
+BESIDE = ["ar", "sd", CASCADE]
 
 
 def main() -> None:
@@ -58,61 +58,62 @@ def main() -> None:
     rank, world_size = (int(os.environ.pop(name, default)) for name, default in (("RANK", 0), ("WORLD_SIZE", 1)))
     pair, task = load_demo_pair(), get_task(options.task, allow_code_execution=True)
     packaged = WEIGHTS / HEADS / task.name
-    study = SEEDS | BOUND | (ABLATIONS if options.ablations else {})
+    study = SEEDS | (BOUND | ABLATIONS if options.thorough else {})
     for name in list(study)[rank::world_size]:
         train(study[name], pair, task, parts / name, packaged)
     if not all((parts / name / DONE).exists() for name in study):
         print("Other processes still train; run this again for the evaluation.")
         return
     heads = {PACKAGED: packaged, **{name: parts / name for name in study}}
-    matched = {name: match(pair, task, heads[name]) for name in (PACKAGED, *SEEDS, *BOUND)}
-    methods: list[Any] = [*BESIDE, (OF_MIXTURE, DiversedVerifier(load_demo_pair(heads=MIXTURE).heads[task.name]))]
-    methods += [(name, DiversedVerifier(DiversedHead.from_pretrained(folder).eval())) for name, folder in heads.items()]
-    start = untrained(pair, packaged)
+    matched = {name: match(pair, task, folder) for name, folder in heads.items() if name not in ABLATIONS}
+    methods: dict[str, Any] = {name: DiversedVerifier(load(folder)) for name, folder in heads.items()}
+    methods[OF_MIXTURE] = DiversedVerifier(load(WEIGHTS / MIXTURE / task.name))
     for found in matched.values():
-        methods += [found["lenience"], (found["untrained"], DiversedVerifier(start, found["untrained_quality"]))]
+        methods[found["untrained"]] = DiversedVerifier(untrained(pair, packaged), found["untrained_quality"])
+    labels = [*BESIDE, *(found["lenience"] for found in matched.values())]
     settings = EvaluationSettings(
         num_examples=options.num_examples,
         samples_per_prompt=options.samples_per_prompt,
         batch_size=options.batch_size,
+        split="test",
         rank=rank,
         world_size=world_size,
     )
     examples = load_records(task, "test", options.num_examples)
-    done = parts / "evaluation"
-    methods = list({method if isinstance(method, str) else method[0]: method for method in methods}.values())
-    if not (rows := evaluate(pair, task, examples, methods, settings, output=done)):
+    done = options.output / f"{task.name}.parts"
+    rows = evaluate(pair, task, examples, [*dict.fromkeys(labels), *methods.items()], settings, output=done)
+    if not rows:
         return
     results = read_results(done)
     seeds = [PACKAGED, *SEEDS]
     comparisons = [
-        compare(results, seeds, [matched[name]["lenience"] for name in seeds]),
-        compare(results, seeds, [matched[name]["untrained"] for name in seeds]),
-        compare(results, seeds, OF_MIXTURE),
-        compare(results, seeds, "spec_cascade:token_v3:0.95"),
-        *(compare(results, name, found[kind]) for name, found in matched.items() for kind in ("lenience", "untrained")),
+        *(compare(results, seeds, [matched[name][kind] for name in seeds]) for kind in ("lenience", "untrained")),
+        *(compare(results, seeds, other) for other in (CASCADE, OF_MIXTURE)),
+        *(
+            compare(results, name, found[kind])
+            for name, found in matched.items()
+            for kind in ("lenience", "untrained")
+        ),
         *(compare(results, PACKAGED, name) for name in study if name in ABLATIONS),
     ]
     record = {"records": rows, "matched": matched, "comparisons": comparisons, "provenance": provenance(settings.seed)}
     write_json(options.output / f"learning-{task.name}.json", record)
-    shown = [*BESIDE, OF_MIXTURE, matched[PACKAGED]["lenience"], PACKAGED]
-    write_json(options.output / f"{task.name}.json", with_records(done, shown))
     print(json.dumps(comparisons, indent=1))
 
 
-def with_records(done: Path, labels: list[str]) -> dict[str, Any]:
-    """The evaluation as `hf-diversed evaluate` would write it, of these methods."""
-    records = report(done, labels)
-    source = json.loads((done / "evaluation.json").read_text())["provenance"]
-    return {"records": records, "provenance": source | {"rules": {name: source["rules"][name] for name in labels}}}
+def load(folder: Path) -> DiversedHead:
+    return DiversedHead.from_pretrained(folder).eval()
 
 
+@torch.no_grad()
 def match(pair: Pair, task: Task, folder: Path) -> dict[str, Any]:
     """The lenience, and the dial of the untrained start, that accept as many of the tokens which a head was shown on
     rollouts of training prompts as the head does."""
-    head, source = DiversedHead.from_pretrained(folder).eval(), json.loads((folder / DONE).read_text())
+    head, source = load(folder), json.loads((folder / DONE).read_text())
     settings = Sampling(
-        max_new_tokens=source["training"]["max_completion_length"], batch_size=128, stop_strings=tuple(task.stop_strings)
+        max_new_tokens=source["training"]["max_completion_length"],
+        batch_size=128,
+        stop_strings=tuple(task.stop_strings),
     )
     sampler = Sampler(pair, settings)
     rows = load_records(task, "train", MATCHED_ROLLOUTS, source["seed"])
@@ -147,8 +148,6 @@ def crossing(falling: Callable[[float], float], goal: float) -> float:
 
 def untrained(pair: Pair, folder: Path) -> DiversedHead:
     """What the head of a folder started from."""
-    from hf_diversed.training import DiversedConfig
-
     settings = json.loads((folder / DONE).read_text())["training"]
     args = DiversedConfig(
         output_dir=str(folder),
@@ -169,7 +168,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--num-examples", type=int, default=1000)
     parser.add_argument("--samples-per-prompt", type=int, default=3)
     parser.add_argument("--batch-size", type=int, default=250)
-    parser.add_argument("--ablations", action="store_true", help="also parts that do not learn, other inputs, shapes")
+    parser.add_argument("--thorough", action="store_true", help="also another bound, and ablations")
     parser.add_argument("--output", type=Path, default=Path("results"), help="folder of the results")
     return parser.parse_args()
 

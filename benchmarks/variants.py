@@ -20,8 +20,8 @@ import torch
 
 from hf_diversed import DiversedHead, load_demo_pair
 from hf_diversed.evaluation import EvaluationSettings, compare, evaluate, read_results
-from hf_diversed.head.configuration_diversed import FEATURES, HEAD_TYPES
 from hf_diversed.evaluation.calls import Task
+from hf_diversed.head.configuration_diversed import FEATURES, HEAD_TYPES
 from hf_diversed.provenance import provenance
 from hf_diversed.running.pair import Pair
 from hf_diversed.tasks import get_task, load_records

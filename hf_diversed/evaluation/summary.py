@@ -153,13 +153,13 @@ def compare(
     sides = [[side] if isinstance(side, str) else list(side) for side in (label, other)]
     tables, bootstrap = _prepare(results, list(dict.fromkeys([*sides[0], *sides[1]])), replicates)
     found: dict = {"method": ", ".join(sides[0]), "minus": ", ".join(sides[1])}
-    for name, above, below in (("acceptance_rate", "num_accepted", "num_drafted"), ("quality", "score", "rows")):
+    for figure, above, below in (("acceptance_rate", "num_accepted", "num_drafted"), ("quality", "score", "rows")):
         mine, theirs = (
-            bootstrap.ratio(*(sum(tables[key].sums[column] for key in side) for column in (above, below)))
+            bootstrap.ratio(*(np.sum([tables[key].sums[name] for key in side], axis=0) for name in (above, below)))
             for side in sides
         )
-        found |= _with_bounds(name, bootstrap.estimate_mean(mine - theirs, -1.0, 1.0))
-        found[f"{name}_p"] = _p_value(mine - theirs)
+        found |= _with_bounds(figure, bootstrap.estimate_mean(mine - theirs, -1.0, 1.0))
+        found[f"{figure}_p"] = _p_value(mine - theirs)
     return found
 
 

@@ -1,0 +1,129 @@
+"""`benchmarks/learning.py` and `ceiling.py`: what they compare with, and what they count."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from benchmarks import ceiling, learning
+from benchmarks.variants import without
+from hf_diversed.evaluation import compare
+from hf_diversed.evaluation.calls import COUNTERS
+from hf_diversed.evaluation.intervals import holm
+from hf_diversed.evaluation.results import Results
+from hf_diversed.training import DiversedConfig
+from hf_diversed.training.loading import fresh_head
+from hf_diversed.verifiers import DiversedVerifier
+from tests.evaluation.fakes import LetterTask, examples, tiny_pair
+
+
+NUM_PROMPTS = 400
+
+
+def results(**scores: np.ndarray) -> Results:
+    """Made-up calls: one row per prompt with these scores, and as many accepted of ten drafts."""
+    found = Results({"n": NUM_PROMPTS, "num_batches": 1, "settings": {"samples_per_prompt": 1, "seed": 0}})
+    for label, values in scores.items():
+        counters = {name: [0] * NUM_PROMPTS for name in COUNTERS}
+        counters |= {"num_accepted": [round(10 * value) for value in values], "num_drafted": [10] * NUM_PROMPTS}
+        rows = {"prompt": list(range(NUM_PROMPTS)), "score": values.tolist(), "tokens": [1] * NUM_PROMPTS}
+        about = {"method": label, "batch": 0, "sample": 0, "rule": label, "static_weight": None}
+        found.add({**about, "seconds": 1.0, "peak_memory_bytes": 1, "rows": rows | counters})
+    return found
+
+
+def test_compares_several_methods_as_one():
+    """Catches a mean over one of them only, a difference the wrong way round, and a p-value of another test."""
+    generator = np.random.default_rng(0)
+    first, second, other = (generator.integers(0, 11, NUM_PROMPTS) / 10 for _ in range(3))
+    found = compare(results(first=first, second=second, other=other), ("first", "second"), "other")
+    difference = (first + second) / 2 - other
+    assert found["quality"] == pytest.approx(difference.mean())
+    assert found["acceptance_rate"] == pytest.approx(difference.mean())
+    assert (found["method"], found["minus"]) == ("first, second", "other")
+    expected = stats.ttest_1samp(difference, 0.0).pvalue
+    assert found["quality_p"] == pytest.approx(expected, abs=0.05)
+    low, high = found["quality_ci"]
+    assert low < difference.mean() < high
+
+
+def test_p_values_tell_what_differs():
+    """Catches a p-value of one minus itself: a large difference has a small one, none has none."""
+    values = np.random.default_rng(1).integers(0, 6, NUM_PROMPTS) / 10
+    better = values + np.random.default_rng(2).integers(0, 3, NUM_PROMPTS) / 10
+    assert compare(results(a=better, b=values), "a", "b")["quality_p"] < 1e-9
+    assert compare(results(a=values, b=values.copy()), "a", "b")["quality_p"] is None
+
+
+def test_holm():
+    """Catches factors in the wrong order, and values that fall below a smaller one's."""
+    assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
+    assert holm([0.5, 0.9]) == pytest.approx([1.0, 1.0])
+    assert holm([0.02]) == pytest.approx([0.02])
+
+
+def test_rules_are_matched_to_what_a_head_accepts(tmp_path):
+    """Catches a match on the wrong side: the lenience and the dial found accept as much on the head's rollouts."""
+    pair, task = tiny_pair(), LetterTask()
+    settings = {"initial_lenience": 0.3, "max_completion_length": 6, "token_features": True}
+    args = DiversedConfig(str(tmp_path), **settings, eval_strategy="no", load_best_model_at_end=False, use_cpu=True)
+    head = fresh_head(pair.target, pair.draft, args)
+    head.save_pretrained(tmp_path)
+    (tmp_path / learning.DONE).write_text(json.dumps({"training": settings, "seed": 0}))
+    learning_rows = examples(40)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(learning, "load_records", lambda *_: learning_rows)
+        found = learning.match(pair, task, tmp_path)
+    # The head is the untrained start itself, so the dial must stand where it changes nothing.
+    assert found["untrained_quality"] == pytest.approx(0.5, abs=1e-3)
+    assert 0.0 < float(found["lenience"].removeprefix("lenience:")) < 1.0
+    assert 0.0 < found["expected_acceptance"] < 1.0
+    assert DiversedVerifier(learning.untrained(pair, tmp_path), found["untrained_quality"]).quality == [
+        found["untrained_quality"]
+    ]
+
+
+def test_crossing():
+    """Catches a search that walks the wrong way."""
+    assert learning.crossing(lambda value: 1.0 - value**2, 0.75) == pytest.approx(0.5, abs=1e-9)
+
+
+def test_frozen_entries_do_not_move():
+    """Catches a gradient that is zeroed everywhere, or in the caller's tensor."""
+    gradient = torch.ones(1, 4)
+    assert without(gradient, 2).tolist() == [[1.0, 1.0, 0.0, 1.0]]
+    assert without(gradient, slice(None)).tolist() == [[0.0] * 4]
+    assert gradient.tolist() == [[1.0] * 4]
+
+
+def test_ceiling_charges_the_oracle_for_what_it_did_not_see():
+    """Catches costs of the wrong sign, an oracle that is charged by what it chose by, and rules in reverse order."""
+    generator = np.random.default_rng(0)
+    chosen = []
+    for example in range(NUM_PROMPTS):
+        harmful = bool(example % 4 == 0)
+        kept = [0.0, 0.0, 0.0, 0.0] if harmful else generator.integers(0, 2, 4).astype(float).tolist()
+        replaced = [1.0] * 4 if harmful else generator.integers(0, 2, 4).astype(float).tolist()
+        strictness = {"lenience": float(harmful), "head": float(not harmful)}
+        chosen.append({"example": example, "kept": kept, "replaced": replaced, "strictness": strictness})
+    found = ceiling.summary(chosen, ["head"], 0, 2.0, NUM_PROMPTS)
+    assert found["all_kept"]["cost"] == pytest.approx(0.25 * 2.0, abs=0.1)
+    # What was harmless is kept where its noise on the first half says so; on the second half it costs nothing.
+    assert 0.5 < found["oracle"]["kept"] < 0.65
+    assert found["oracle"]["cost"] == pytest.approx(0.0, abs=0.06)
+    good, bad = (
+        next(row for row in found["rules"][name] if row["kept"] == pytest.approx(0.75, abs=0.01) or row["kept"] >= 0.7)
+        for name in ("lenience", "head")
+    )
+    assert abs(good["cost"]) < 0.06
+    assert bad["cost"] == pytest.approx(0.5, abs=0.15)
+
+
+def test_texts_end_where_decoding_would_have_ended():
+    """Catches a stop string that is cut off, or one that is searched for behind the first."""
+    assert ceiling.cut("a.\nb\nc", ["\n", "b"]) == "a.\n"
+    assert ceiling.cut("abc", ["\n"]) == "abc"
+    assert math.isclose(len(ceiling.cut("", ["\n"])), 0)
