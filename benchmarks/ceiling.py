@@ -78,7 +78,7 @@ def main() -> None:
         "heads": {name: module_digest(head) for name, head in heads.items()},
         "provenance": provenance(options.seed),
     }
-    write_json(options.output / f"ceiling-{task.name}.json", report)
+    write_json(options.output, report)
     print(json.dumps({name: value for name, value in report.items() if name != "provenance"}, indent=1))
 
 
@@ -174,8 +174,10 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--continuations", type=int, default=4, help="of either branch; an even number")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--output", type=Path, default=Path("results"), help="folder of the results")
-    return parser.parse_args()
+    parser.add_argument("--output", type=Path, help="results/ceiling-TASK.json by default")
+    options = parser.parse_args()
+    options.output = options.output or Path("results") / f"ceiling-{options.task}.json"
+    return options
 
 
 if __name__ == "__main__":

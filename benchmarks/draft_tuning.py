@@ -1,9 +1,9 @@
 """Does a tuned draft help, and does DIVERSED still help then? Untuned, supervised and distilled drafts of one task.
 
-python benchmarks/draft_tuning.py math --samples-per-prompt 2
+python -m benchmarks.draft_tuning math --samples-per-prompt 2
 
 For every draft: acceptance and quality of lossless decoding, and of DIVERSED with a head that was trained for this
-draft under the settings of the packaged head and `--set`. The paper's ablation is in its table of tuned drafts
+draft under the settings of the packaged mixture head and `--set`. The paper's ablation is in its table of tuned drafts
 (arXiv 2604.07622).
 Writes results/drafts-TASK.json. Two processes with RANK and WORLD_SIZE share the drafts.
 """
@@ -14,14 +14,14 @@ import json
 import os
 from pathlib import Path
 
-from variants import Variant, claim, train
-
+from benchmarks.variants import Variant, claim, train
 from hf_diversed import DiversedHead, load_demo_pair
 from hf_diversed.cli.options import supervised_rows
 from hf_diversed.evaluation import EvaluationSettings, evaluate
 from hf_diversed.provenance import provenance
 from hf_diversed.tasks import get_task, load_records
 from hf_diversed.training.draft_tuning import DraftTuningConfig, tune_draft
+from hf_diversed.zoo.loader import MIXTURE, WEIGHTS
 
 
 MODES = ("untuned", "supervised", "distill")
@@ -53,7 +53,7 @@ def main() -> None:
             claim(folder / mode, {"num_prompts": options.num_prompts})
             draft = tuned(mode, pair, task, folder / mode / "draft", options.num_prompts)
             pair = dataclasses.replace(pair, draft=draft)
-        train(Variant(), pair, task, folder / mode / "head", options.set)
+        train(Variant(), pair, task, folder / mode / "head", WEIGHTS / MIXTURE / task.name, options.set)
         head = DiversedHead.from_pretrained(folder / mode / "head").eval()
         examples = load_records(task, "test", options.num_examples)
         evaluate(

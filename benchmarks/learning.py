@@ -53,7 +53,7 @@ BESIDE = ["ar", "sd", CASCADE]
 
 def main() -> None:
     options = _arguments()
-    parts = options.output / f"learning-{options.task}.parts"
+    parts = options.output.with_suffix(".parts")
     # Taken away: a training that sees them would wait for the other processes.
     rank, world_size = (int(os.environ.pop(name, default)) for name, default in (("RANK", 0), ("WORLD_SIZE", 1)))
     pair, task = load_demo_pair(), get_task(options.task, allow_code_execution=True)
@@ -80,7 +80,7 @@ def main() -> None:
         world_size=world_size,
     )
     examples = load_records(task, "test", options.num_examples)
-    done = options.output / f"{task.name}.parts"
+    done = options.output.parent / f"{task.name}.parts"
     rows = evaluate(pair, task, examples, [*dict.fromkeys(labels), *methods.items()], settings, output=done)
     if not rows:
         return
@@ -97,7 +97,7 @@ def main() -> None:
         *(compare(results, PACKAGED, name) for name in study if name in ABLATIONS),
     ]
     record = {"records": rows, "matched": matched, "comparisons": comparisons, "provenance": provenance(settings.seed)}
-    write_json(options.output / f"learning-{task.name}.json", record)
+    write_json(options.output, record)
     print(json.dumps(comparisons, indent=1))
 
 
@@ -169,8 +169,10 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--samples-per-prompt", type=int, default=3)
     parser.add_argument("--batch-size", type=int, default=250)
     parser.add_argument("--thorough", action="store_true", help="also another bound, and ablations")
-    parser.add_argument("--output", type=Path, default=Path("results"), help="folder of the results")
-    return parser.parse_args()
+    parser.add_argument("--output", type=Path, help="results/learning-TASK.json by default")
+    options = parser.parse_args()
+    options.output = options.output or Path("results") / f"learning-{options.task}.json"
+    return options
 
 
 if __name__ == "__main__":

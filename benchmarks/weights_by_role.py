@@ -17,6 +17,7 @@ from hf_diversed import load_demo_pair
 from hf_diversed.outputs import SOURCES
 from hf_diversed.provenance import provenance
 from hf_diversed.tasks import get_task, load_records
+from hf_diversed.zoo.loader import MIXTURE
 
 
 ROLES = ("result", "operand", "operator", "wording")
@@ -28,7 +29,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", type=Path, default=Path("results/roles-math.json"))
     options = parser.parse_args()
-    pair, task = load_demo_pair(), get_task("math")
+    pair, task = load_demo_pair(heads=MIXTURE), get_task("math")
     prompts = [task.prompt(record) for record in load_records(task, "test", options.num_examples, options.seed)]
     inputs = pair.tokenizer(prompts, return_tensors="pt", padding=True)
     torch.manual_seed(options.seed)

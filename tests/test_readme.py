@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 import hf_diversed
-from tools.render_readme import HEADS, RESULTS, render
+from hf_diversed.zoo.loader import HEADS, MIXTURE, WEIGHTS
+from tools.render_readme import RESULTS, render
 
 
 ROOT = Path(__file__).parent.parent
@@ -23,18 +24,18 @@ def test_figures_are_rendered_from_results():
         assert re.search(r"\d", section.group(1))
 
 
-@pytest.mark.parametrize("head", sorted(HEADS.iterdir()), ids=lambda path: path.name)
-def test_packaged_heads_are_what_their_runs_chose(head):
+@pytest.mark.parametrize("task", ["math", "summary", "code"])
+@pytest.mark.parametrize(
+    ("kind", "logs"), [(HEADS, RESULTS / "training"), (MIXTURE, RESULTS / "mixture" / "training")]
+)
+def test_packaged_heads_are_what_their_runs_chose(kind, logs, task):
     """Catches a head picked by hand, and a log of another run beside it."""
-    made, log = (json.loads(path.read_text()) for path in (head / "provenance.json", _log(head.name)))
+    paths = WEIGHTS / kind / task / "provenance.json", logs / f"{task}.json"
+    made, log = (json.loads(path.read_text()) for path in paths)
     assert made["step"] == log["best_global_step"]
     assert made["training"]["max_steps"] == log["global_step"]
     chosen = next(line for line in log["log_history"] if line["step"] == made["step"] and "eval_objective" in line)
     assert made["validation"]["objective"] == chosen["eval_objective"] == log["best_metric"]
-
-
-def _log(task: str) -> Path:
-    return RESULTS / "training" / f"{task}.json"
 
 
 def test_every_rule_has_a_line():

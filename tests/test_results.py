@@ -71,12 +71,79 @@ def test_studies(tmp_path):
     assert "the others trained with `{}`)" in text
     assert "| `constant` | 65.0% (63.0% to 66.0%) | 70.0%" in text
     assert "| - | 15.0% (10.0% to 20.0%) | 20.0% (10.0% to 30.0%) |" in text
+    assert "`diversed` is the packaged mixture head" in text
     assert "| `diversed` | 80.0%" in text
     assert "| `sd` | 60.0%" not in text
     assert "| wording | 0.25 | 0.50 | 75.0% | 1,234 |" in text
     assert "| distill | `sd` | 70.0% (68.0% to 71.0%) | 60.0%" in text
-    assert 'each with a head of its own, trained with `{"max_steps":8}` (' in text
+    assert 'each with a mixture head of its own, trained with `{"max_steps":8}` (' in text
     assert "untuned" not in text
+
+
+def difference(method: str, minus: str, better: float, p_value: float | None) -> dict:
+    bounds = {"quality_ci": [better - 0.01, better + 0.01], "acceptance_rate_ci": [0.0, 0.02]}
+    return {
+        "method": method,
+        "minus": minus,
+        "quality": better,
+        "quality_p": p_value,
+        "acceptance_rate": 0.01,
+    } | bounds
+
+
+def test_studies_of_learning(tmp_path):
+    """Catches rules in each other's rows, p-values that are not corrected, and an oracle beside another share."""
+    rates = {"sd": 0.6, "diversed-mixture": 0.8, "spec_cascade:token_v3:0.95": 0.9, "lenience:0.07": 0.93}
+    rates |= {"untrained@0.6": 0.92, "diversed": 0.94, "seed-43": 0.935, "seed-44": 0.925, "gelu-64": 0.91}
+    against = [
+        ("lenience:0.07", 0.006, 0.01),
+        ("untrained@0.6", 0.005, 0.02),
+        ("cascade", 0.0, None),
+        ("mixture", 0.01, 0.04),
+    ]
+    comparisons = [difference("diversed, seed-43", *one) for one in against] + [
+        difference("diversed", "gelu-64", 0.02, 0.5)
+    ]
+    matched = {"diversed": {"lenience": "lenience:0.07", "untrained": "untrained@0.6"}}
+    records = [record(name, rate, 0.9) for name, rate in rates.items()]
+    study = {"records": records, "matched": matched, "comparisons": comparisons}
+    (tmp_path / "learning-math.json").write_text(json.dumps(study))
+    cost = {"kept": 0.5, "cost": 0.01, "cost_ci": [0.0, 0.02]}
+    other = {"kept": 0.9, "cost": 0.5, "cost_ci": [0.4, 0.6]}
+    rules = {
+        name: [{**cost, "cost": value}, other]
+        for name, value in (("lenience", 0.03), ("mixture head", 0.04), ("token head", 0.02))
+    }
+    ceiling = {
+        "positions": 2000,
+        "continuations": 4,
+        "lossless_acceptance": 0.8,
+        "all_kept": other,
+        "oracle": cost,
+        "rules": rules,
+    }
+    (tmp_path / "ceiling-math.json").write_text(json.dumps(ceiling))
+    counts = {"task": "math", "calibrations": 300, "prompts_per_calibration": 600, "confidence": 0.95}
+    stated = [{"max_drop": 0.02, "certified": 0.9, "kept": 0.99, "dials": {"0.4": 270}}]
+    pool = [{"quality": 0.4, "drop": 0.015, "acceptance_rate": 0.95}]
+    (tmp_path / "calibration.json").write_text(
+        json.dumps({**counts, "stated": stated, "hardest": stated, "pool": pool})
+    )
+    text = results(tmp_path)
+    assert "| lenience, matched | 93.0%" in text
+    assert "| its start, untrained, matched | 92.0%" in text
+    assert "| **head that sees the token** | 94.0%" in text
+    assert "+0.60 (-0.40 to +1.60), p = 0.040 |" in text
+    assert "+0.50 (-0.50 to +1.50), p = 0.060 |" in text
+    assert "+0.00 (-1.00 to +1.00), p = 1.000 |" in text
+    assert "| 64 GELU units | 91.0%" in text
+    assert "+2.00 (+1.00 to +3.00) |" in text
+    assert "| 50.0 (40.0 to 60.0) |" in text
+    assert (
+        "| 50.0%: 1.0 (0.0 to 2.0) | 3.0 (0.0 to 2.0) | 4.0 (0.0 to 2.0) | 2.0 (0.0 to 2.0) | 80.0% to 90.0% |" in text
+    )
+    assert "| 0.4 | 95.0% | 1.5 |" in text
+    assert "| 2 | 90.0% | 99.0% | 0.4 (270) |" in text
 
 
 @pytest.mark.parametrize("name", [name for name in COMMANDS if (render_results.RESULTS / name).is_file()])
@@ -85,7 +152,9 @@ def test_commands_made_the_committed_results(name):
     argv = json.loads((render_results.RESULTS / name).read_text())["provenance"]["argv"]
     if "--output" in argv:
         del argv[argv.index("--output") : argv.index("--output") + 2]
-    words = [word for word in shlex.split(COMMANDS[name]) if word not in ("hf-diversed", "python")]
+    words = shlex.split(COMMANDS[name].removeprefix("hf-diversed ").removeprefix("python "))
+    if words[0] == "-m":
+        words = words[2:]
     assert sorted(argv if argv[0] == words[0] else argv[1:]) == sorted(words)
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from hf_diversed.head import DiversedHead
 from hf_diversed.hub import publication, read_records
 from hf_diversed.hub.files import CARD
+from hf_diversed.zoo.loader import HEADS, MIXTURE
 
 
 ROOT = Path(__file__).parent.parent
@@ -17,11 +18,13 @@ ROOT = Path(__file__).parent.parent
 def cards() -> dict[Path, str]:
     """The card of every packaged head that has results, by its file, as a push would publish it."""
     found = {}
-    for folder in sorted((ROOT / "hf_diversed" / "zoo" / "weights" / "heads").glob("*/")):
-        results = ROOT / "results" / f"{folder.name}.json"
-        if results.is_file():
-            files = publication(DiversedHead.from_pretrained(folder), read_records(folder, results))
-            found[ROOT / "model_cards" / f"embedded-{folder.name}" / CARD] = files[CARD].decode()
+    weights, results_of = ROOT / "hf_diversed" / "zoo" / "weights", ROOT / "results"
+    for kind, measured, suffix in ((HEADS, results_of, ""), (MIXTURE, results_of / "mixture", "-mixture")):
+        for folder in sorted((weights / kind).glob("*/")):
+            results = measured / f"{folder.name}.json"
+            if results.is_file():
+                files = publication(DiversedHead.from_pretrained(folder), read_records(folder, results))
+                found[ROOT / "model_cards" / f"embedded-{folder.name}{suffix}" / CARD] = files[CARD].decode()
     return found
 
 

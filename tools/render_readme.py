@@ -9,16 +9,16 @@ from pathlib import Path
 
 from hf_diversed.formatting import number, percent, with_bounds
 from hf_diversed.hub.card import constraint_kept
+from hf_diversed.zoo.loader import HEADS, WEIGHTS
 from tools.render_results import RESULTS, results
 
 
 ROOT = Path(__file__).parent.parent
-TRAINING = ROOT / "hf_diversed" / "zoo" / "weights" / "training.json"
+TRAINING = WEIGHTS / "training.json"
 SPEED = RESULTS / "against_upstream.json"
 ADAPTIVE = RESULTS / "adaptive.json"
 COMPILED = RESULTS / "compiled.json"
 LARGER = RESULTS / "embedded-1024.json"
-HEADS = ROOT / "hf_diversed" / "zoo" / "weights" / "heads"
 
 
 def compiled() -> str:
@@ -26,7 +26,8 @@ def compiled() -> str:
     record = json.loads(COMPILED.read_text())
     by_threads = record["by_threads"]
     sizes = list(next(iter(by_threads.values()))["throughput_ratio_by_batch"])
-    against, plain = "tokens/s, batch {} against upstream's batch 1", "tokens/s of the math head over compiled plain"
+    against = "tokens/s, batch {} against upstream's batch 1"
+    plain = "tokens/s of the mixture head over compiled plain"
     rows = {
         "cost of a round, batch 1, against upstream's": lambda part: part["round_cost_ratio"],
         **{against.format(n): lambda part, n=n: part["throughput_ratio_by_batch"][n] for n in sizes},
@@ -137,7 +138,7 @@ def pair() -> str:
 def heads() -> str:
     """What the packaged heads do on held-out prompts."""
     lines = []
-    for path in sorted(RESULTS / f"{folder.name}.json" for folder in HEADS.iterdir()):
+    for path in sorted(RESULTS / f"{folder.name}.json" for folder in (WEIGHTS / HEADS).iterdir()):
         if not path.is_file():
             continue  # `results` says what makes it
         rows = {row["method"]: row for row in json.loads(path.read_text())["records"]}
@@ -150,12 +151,11 @@ def heads() -> str:
             f"| method | {first['metric']} | below the target | accepted / drafted | tokens per round |",
             "|---|---|---|---|---|",
         ]
-        for method, row in rows.items():
-            if ":" not in method.removeprefix("static:"):
-                lines.append(
-                    f"| `{method}` | {with_bounds(row, 'quality')} | {with_bounds(row, 'quality_drop')} "
-                    f"| {with_bounds(row, 'acceptance_rate')} | {number(row['block_efficiency'])} |"
-                )
+        lines += [
+            f"| `{method}` | {with_bounds(row, 'quality')} | {with_bounds(row, 'quality_drop')} "
+            f"| {with_bounds(row, 'acceptance_rate')} | {number(row['block_efficiency'])} |"
+            for method, row in rows.items()
+        ]
         if first.get("static_gain") is not None:
             gain = with_bounds(first, "static_gain")
             lines += ["", f"Quality above the static curve at the same acceptance: {gain}."]
@@ -166,7 +166,7 @@ def heads() -> str:
 def _training(task: str) -> str:
     """How long the head took, from the log of its run."""
     log = json.loads((RESULTS / "training" / f"{task}.json").read_text())["log_history"]
-    source = json.loads((HEADS / task / "provenance.json").read_text())
+    source = json.loads((WEIGHTS / HEADS / task / "provenance.json").read_text())
     times = [line for line in log if "time/rollout" in line][-1]
     measured, kept = source["validation"], constraint_kept(source)
     spent = {name.removeprefix("time/"): value for name, value in times.items() if name.startswith("time/")}

@@ -15,7 +15,7 @@ from hf_diversed.evaluation import markdown_table
 from hf_diversed.evaluation.curves import read_records, to_curves
 from hf_diversed.evaluation.frontier import DIVERSED
 from hf_diversed.formatting import percent, with_bounds
-from tools import render_studies
+from tools import render_learning, render_studies
 
 
 RESULTS = Path(__file__).parent.parent / "results"
@@ -23,14 +23,14 @@ PICTURE = "frontier-math.png"
 TASKS = ("math", "summary", "code")
 
 _RUN = "hf-diversed evaluate --num-examples 1000 --batch-size 250"
-_RULES = "--methods ar,sd,lenience:0.3,spec_cascade:token_v3:0.5,static:0.9,static:0.7,static:0.5,static:0.3,diversed"
-_MATH = "--methods ar,sd,lenience:0.3,static:0.5,static:0.4,static:0.3,diversed"
+_STATIC = "static:0.7,static:0.5,static:0.3,static:0.1"
+_RULES = f"--methods ar,sd,{_STATIC},{{}},{render_learning.CASCADE},diversed"
 _SWEEP = f"{_RUN} --task math --methods ar,sd,static:0.5,diversed"
 # What makes each file.
 COMMANDS = {
-    "math.json": f"{_RUN} --task math {_MATH} --samples-per-prompt 10 --records",
-    "summary.json": f"{_RUN} --task summary {_RULES}",
-    "code.json": f"{_RUN} --task code {_RULES} --allow-code-execution",
+    "math.json": f"{_RUN} --task math --samples-per-prompt 2 {_RULES.format('lenience:0.05')}",
+    "summary.json": f"{_RUN} --task summary --samples-per-prompt 3 {_RULES.format('lenience:0.3')}",
+    "code.json": f"{_RUN} --task code --samples-per-prompt 1 {_RULES.format('lenience:0.03')} --allow-code-execution",
     "frontier-math.json": "hf-diversed frontier --task math --rules static,diversed,lenience,spec_cascade "
     "--num-examples 500 --batch-size 250",
     "math-t0.json": f"{_SWEEP} --temperature 0",
@@ -38,6 +38,7 @@ COMMANDS = {
     "math-g3.json": f"{_SWEEP} --num-assistant-tokens 3",
     "math-g7.json": f"{_SWEEP} --num-assistant-tokens 7",
     "transfer.json": "python benchmarks/transfer.py --batch-size 250",
+    **render_learning.COMMANDS,
     **render_studies.COMMANDS,
 }
 Record = Mapping[str, Any]
@@ -46,8 +47,10 @@ Record = Mapping[str, Any]
 def results(folder: Path = RESULTS) -> str:
     """The section."""
     parts = [_methods_and_tasks(folder), _frontier(folder), _transfer(folder), *_sweeps(folder)]
-    gaps = [_how_to_make(name) for name in render_studies.COMMANDS if not (folder / name).is_file()]
-    return "\n\n".join([*parts, *render_studies.studies(folder), *gaps])
+    made = [*render_learning.studies(folder), *render_studies.studies(folder)]
+    studied = [*render_learning.COMMANDS, *render_studies.COMMANDS]
+    gaps = [_how_to_make(name) for name in studied if not (folder / name).is_file()]
+    return "\n\n".join([*parts, *made, *gaps])
 
 
 def missing(folder: Path = RESULTS) -> list[str]:

@@ -1,4 +1,4 @@
-"""The README's studies of heads on math: what they must see, where they are strict, and drafts that were tuned."""
+"""The README's studies of mixture heads on math: what they must see, where they are strict, and tuned drafts."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from hf_diversed.formatting import number, percent, with_bounds
+from tools.markdown import prompts, table
 
 
 _VARIANT = "python benchmarks/variants.py {} math --samples-per-prompt {} --set "
@@ -15,7 +16,7 @@ COMMANDS = {
     "starts-math.json": _VARIANT.format("starts", 3)
     + """'{"max_quality_drop":0.01,"max_steps":160,"eval_steps":40,"save_steps":40}'""",
     "roles-math.json": "python benchmarks/weights_by_role.py",
-    "drafts-math.json": "python benchmarks/draft_tuning.py math --set "
+    "drafts-math.json": "python -m benchmarks.draft_tuning math --set "
     """'{"max_steps":80,"eval_steps":40,"save_steps":40}'""",
 }
 _INTRODUCTIONS = {
@@ -44,7 +45,7 @@ def _render(name: str, found: Mapping[str, Any]) -> str:
     beside = {difference["minus"]: difference for difference in found["differences"]}
     records = [record for record in found["records"] if record["method"] in {"diversed", *beside}]
     changes = _changes(found["provenance"]["argv"], ", the others trained with")
-    words = f"{_INTRODUCTIONS[name]} ({_prompts(records)}; `diversed` is the packaged head{changes})"
+    words = f"{_INTRODUCTIONS[name]} ({prompts(records)}; `diversed` is the packaged mixture head{changes})"
     return f"{words}:\n\n{_heads(records, beside)}"
 
 
@@ -65,7 +66,7 @@ def _heads(records: Iterable[Record], beside: Mapping[str, Record]) -> str:
         ]
         for record in records
     )
-    return _table(header, rows)
+    return table(header, rows)
 
 
 def _changes(argv: Sequence[str], words: str) -> str:
@@ -84,9 +85,9 @@ def _drafts(records: Sequence[Record], argv: Sequence[str]) -> str:
         if record["method"] != "ar"
     ]
     changes = _changes(argv, ", trained with")
-    words = f"Tuned drafts (LoRA), each with a head of its own{changes} ({_prompts(records)}):"
-    table = _table(("draft", "method", "accepted / drafted", "quality"), rows)
-    return f"{words}\n\n{table}\n\n{_PAPERS_DRAFTS}"
+    words = f"Tuned drafts (LoRA), each with a mixture head of its own{changes} ({prompts(records)}):"
+    figures = table(("draft", "method", "accepted / drafted", "quality"), rows)
+    return f"{words}\n\n{figures}\n\n{_PAPERS_DRAFTS}"
 
 
 def _roles(roles: Mapping[str, Mapping[str, float]], num_prompts: int) -> str:
@@ -101,13 +102,4 @@ def _roles(roles: Mapping[str, Mapping[str, float]], num_prompts: int) -> str:
         ]
         for role, row in roles.items()
     )
-    return f"Where the math head is strict ({num_prompts:,} prompts):\n\n{_table(header, rows)}"
-
-
-def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
-    return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)])
-
-
-def _prompts(records: Sequence[Record]) -> str:
-    return f"{records[0]['n']:,} prompts x {records[0]['samples_per_prompt']}"
+    return f"Where the mixture head of math is strict ({num_prompts:,} prompts):\n\n{table(header, rows)}"

@@ -17,6 +17,7 @@ from hf_diversed.running.prompts import encode
 from hf_diversed.running.sampling import Sampling
 from hf_diversed.verifiers import (
     DiversedVerifier,
+    LenientVerifier,
     LosslessVerifier,
     PhaseVerifier,
     StaticEnsembleVerifier,
@@ -55,6 +56,7 @@ def demo_cases(head: DiversedHead, head_label: str, sampling: Sampling) -> list[
         Method("lossless", LosslessVerifier()),
         Method("static, w = 0.7", StaticEnsembleVerifier(0.7)),
         Method("static, w = 0.3", StaticEnsembleVerifier(0.3)),
+        Method("lenience, l = 0.05", LenientVerifier(0.05)),
         Method(head_label, diversed),
     ]
     batched = (Method(f"{head_label}, batch 8", diversed), replace(sampling, batch_size=8))

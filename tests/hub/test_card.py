@@ -420,7 +420,7 @@ def test_how_to_use_runs(monkeypatch, capsys):
     """Catches a snippet that no longer fits the library; an untrained head stands in for the packaged one."""
     pair = load_demo_pair()
     pair.heads["math"] = DiversedHead(DiversedHeadConfig.for_pair(pair.target, pair.draft))
-    monkeypatch.setattr(hf_diversed, "load_demo_pair", lambda: pair)
+    monkeypatch.setattr(hf_diversed, "load_demo_pair", lambda **_: pair)
     exec(compile(snippet_of(render_card(EMBEDDED, make_evaluation("math"), {})), "card", "exec"), {})
     assert "Question: " in capsys.readouterr().out
 
