@@ -45,7 +45,7 @@ def how_to_compile(config: GenerationConfig, device: torch.device) -> CompileCon
         return CompileConfig()
     logger.warning_once(
         f'cache_implementation="static" is not compiled on {device.type} unless compile_config= is given, for '
-        "instance transformers.CompileConfig(); shapes are static and the code is eager, which is slower than without."
+        "instance transformers.CompileConfig(); shapes are static and the code is eager, which gains nothing."
     )
     return None
 
@@ -61,8 +61,8 @@ class Shape(NamedTuple):
 class CompiledFunction:
     """A function compiled for one set of shapes and settings, which its key spells out.
 
-    Guards are what `torch.compile` checks at every call to see whether all that still holds; they cost up to a third
-    of a small model's forward. With the key complete they have nothing left to find, and are dropped.
+    Guards are what `torch.compile` checks at every call to see whether all that still holds, module by module
+    of both models. With the key complete they have nothing left to find, and are dropped.
 
     Attributes:
         graphs: how often it was compiled; more than once would mean an incomplete key.

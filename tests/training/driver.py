@@ -43,6 +43,7 @@ SETTINGS = {
     "load_best_model_at_end": True,
     "metric_for_best_model": "reward",  # keeps changing hands
     "save_total_limit": 3,
+    "token_features": True,  # the kind of head that has more to keep: where it starts, and a baseline by prompt
     "learning_rate": 0.3,
 }
 # Where a child can be told to stop and wait for its death; all but the first two lie inside a save.
