@@ -263,12 +263,14 @@ def describe_round(round: Round) -> RoundRecords:
 
 
 def _bias(trace: Trace, tv: torch.Tensor, target: TargetOutput) -> torch.Tensor | None:
-    """TV(v, p) `[B, G]` itself, also where the rule itself only estimates it; None for rules without weights."""
+    """TV(v, p) `[B, G]` itself, also where the rule itself only estimates it but tells its law; None for rules without
+    weights."""
     if trace.weight is None:
         return None
     if trace.bias is None:
         return (1.0 - trace.weight) * tv
-    assert trace.law is not None
+    if trace.law is None:
+        return trace.bias
     return total_variation(trace.law(), target.probs()[:, :-1])
 
 

@@ -4,10 +4,12 @@ There is no second loop here: sampling is `generate` with a verifier, and what i
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 
+from hf_diversed.blocks import Verdict
 from hf_diversed.formatting import LOSSLESS
 from hf_diversed.head import DiversedHead
 from hf_diversed.outputs import SOURCES, SpeculativeStats, TokenRecords
@@ -38,16 +40,30 @@ class Rollouts:
 
 
 class RecordingVerifier(DiversedVerifier):
-    """DIVERSED as trained, with the head's inputs kept for training."""
+    """DIVERSED as trained, with the head's inputs kept for training.
+
+    Attributes:
+        tells_law: records have the exact TV(v, p) of every position. Where tokens have weights of their own, that
+            takes a weight for every token of the vocabulary; False leaves what the drafted token alone says,
+            `Trace.bias`.
+    """
 
     keeps_inputs = True
+    tells_law = True
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Verdict:
+        verdict = super().__call__(*args, **kwargs)
+        if not self.tells_law:
+            verdict.trace = replace(verdict.trace, law=None)
+        return verdict
 
 
 class Sampler:
     """Draws completions from a pair, in batches, each under a seed of its own.
 
     Attributes:
-        verifier_class: makes the rule of a rollout from the head.
+        verifier_class: makes the rule of a rollout from the head. tells_law: see `RecordingVerifier`; only the KL of
+            weights per token hangs on it.
 
     Args:
         pair: of frozen models. settings: how to draw. By default from the whole vocabulary: truncation makes w useless
@@ -56,6 +72,7 @@ class Sampler:
 
     def __init__(self, pair: Pair, settings: Sampling):
         self.verifier_class: type[RecordingVerifier] = RecordingVerifier
+        self.tells_law = True
         self.pair, self.tokenizer, self.settings = pair, pair.tokenizer, settings
         self.decoder = Decoder(pair, settings)
         self._eos = set(self.decoder.eos_ids)
@@ -68,7 +85,9 @@ class Sampler:
         Args:
             batch_size: rows decoded together; None for that of the settings.
         """
-        method = Method("relaxed", self.verifier_class(head))
+        verifier = self.verifier_class(head)
+        verifier.tells_law = self.tells_law
+        method = Method("relaxed", verifier)
         parts: list[tuple[list[int], Rollouts]] = []
         for order, drawn in self._decoded(method, prompts, seed, batch_size, output_token_records=True):
             assert drawn.records is not None

@@ -124,6 +124,7 @@ class DiversedTrainer(SealedCheckpoints):
             stop_strings=tuple(stop_strings),
         )
         self.sampler = Sampler(Pair(target, draft, tokenizer), settings)
+        self.sampler.tells_law = args.kl_coef > 0 or not head.needs_token
         self.rule = self.sampler.verifier_class(head).score
         self.seconds = dict.fromkeys(("reference", "rollout", "reward", "evaluation", "save"), 0.0)
         self._batch: _Batch | None = None
@@ -265,6 +266,8 @@ class DiversedTrainer(SealedCheckpoints):
         )
         logit = model(**inputs.inputs)
         loss, metrics = diversed_loss(self.rule, logit, inputs.old_logit, inputs.decisions, inputs.advantage, settings)
+        if not self.sampler.tells_law:
+            del metrics["kl"]
         for name, value in metrics.items():
             self._metrics.setdefault(name, []).append(value.item())
         return (loss, {"logit": logit}) if return_outputs else loss

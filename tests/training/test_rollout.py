@@ -11,6 +11,8 @@ from hf_diversed.outputs import SOURCES
 from hf_diversed.running.pair import Pair
 from hf_diversed.running.sampling import Sampling
 from hf_diversed.training.rollout import Rollouts, Sampler
+from hf_diversed.verifiers import diversed
+from hf_diversed.verifiers.learned import Decisions
 from tests.tiny import BOS, EOS, tiny_draft, tiny_model
 from tests.training import runs
 
@@ -360,3 +362,21 @@ def test_truncation_reaches_the_laws():
     """Catches top_k or top_p that is accepted and ignored: with one token left p(y) is 0 or 1."""
     decisions = draw(top_k=1).rollouts.decisions
     assert set(decisions.target_prob.tolist()) <= {0.0, 1.0}
+
+
+def test_without_the_law_no_other_token_is_asked_about(monkeypatch):
+    """Catches training that pays for the whole vocabulary, and other decisions, or another bias on average, then."""
+    sampler = make_sampler()
+    head = make_head(*runs.pair(), features="distribution+token")
+    told = sampler.relaxed(PROMPTS * 40, head, seed=0)
+    monkeypatch.setattr(diversed, "vocabulary_features", None)  # would be called
+    sampler.tells_law = False
+    found = sampler.relaxed(PROMPTS * 40, head, seed=0)
+    for name in set(Decisions.COLUMNS) - {"bias"}:
+        assert torch.equal(getattr(found.decisions, name), getattr(told.decisions, name)), name
+    assert found.completion_ids == told.completion_ids
+    estimated, exact = found.decisions.bias, told.decisions.bias
+    assert not torch.allclose(estimated, exact)
+    # Drafted tokens stand for all where they come from q: 6 standard errors of the mean difference.
+    off = estimated - exact
+    assert off.mean().abs() < 6 * off.std() / len(off) ** 0.5
