@@ -16,7 +16,7 @@ _STUDY = "python -m benchmarks.learning {} --samples-per-prompt {}"
 COMMANDS = {
     "learning-math.json": _STUDY.format("math", 2) + " --thorough",
     "learning-summary.json": _STUDY.format("summary", 3),
-    "learning-code.json": _STUDY.format("code", 1),
+    "learning-code.json": _STUDY.format("code", 1) + " --num-examples 500",
     "ceiling-math.json": "python -m benchmarks.ceiling math",
     "ceiling-summary.json": "python -m benchmarks.ceiling summary",
     "calibration.json": "python benchmarks/calibration.py",

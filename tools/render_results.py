@@ -22,15 +22,15 @@ RESULTS = Path(__file__).parent.parent / "results"
 PICTURE = "frontier-math.png"
 TASKS = ("math", "summary", "code")
 
-_RUN = "hf-diversed evaluate --num-examples 1000 --batch-size 250"
+_RUN = "hf-diversed evaluate --num-examples {} --batch-size 250"
 _STATIC = "static:0.7,static:0.5,static:0.3,static:0.1"
 _RULES = f"--methods ar,sd,{_STATIC},{{}},{render_learning.CASCADE},diversed"
-_SWEEP = f"{_RUN} --task math --methods ar,sd,static:0.5,diversed"
+_SWEEP = f"{_RUN.format(1000)} --task math --methods ar,sd,static:0.5,diversed"
 # What makes each file.
 COMMANDS = {
-    "math.json": f"{_RUN} --task math --samples-per-prompt 2 {_RULES.format('lenience:0.05')}",
-    "summary.json": f"{_RUN} --task summary --samples-per-prompt 3 {_RULES.format('lenience:0.3')}",
-    "code.json": f"{_RUN} --task code --samples-per-prompt 1 {_RULES.format('lenience:0.03')} --allow-code-execution",
+    "math.json": f"{_RUN.format(1000)} --task math --samples-per-prompt 2 {_RULES.format('lenience:0.05')}",
+    "summary.json": f"{_RUN.format(1000)} --task summary --samples-per-prompt 3 {_RULES.format('lenience:0.3')}",
+    "code.json": f"{_RUN.format(500)} --task code --samples-per-prompt 1 {_RULES.format('lenience:0.03')} --allow-code-execution",
     "frontier-math.json": "hf-diversed frontier --task math --rules static,diversed,lenience,spec_cascade "
     "--num-examples 500 --batch-size 250",
     "math-t0.json": f"{_SWEEP} --temperature 0",
