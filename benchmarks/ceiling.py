@@ -5,8 +5,9 @@ python -m benchmarks.ceiling math
 On completions of the target, at every position a token is drafted and its coin is flipped as in lossless decoding. Of
 the rejected ones some are continued by the target from both branches, the drafted token and its replacement, several
 times each. The mean difference of their scores is what keeping that token costs, to first order: the rest follows the
-target. An oracle keeps what cost nothing on one half of its continuations, and is charged what it cost on the other;
-rules keep as many by their own order: lenience by p/q, a head by its weight. Writes results/ceiling-TASK.json.
+target. An oracle keeps first what cost least on one half of its continuations, and is charged what it cost on the
+other half; rules go by their own order: lenience by p/q, a head by its weight. Writes results/ceiling-TASK.json, with
+the cost of several shares kept, and the largest share that costs nothing.
 """
 
 import argparse
@@ -34,7 +35,7 @@ from hf_diversed.verifiers import LosslessVerifier
 from hf_diversed.zoo.loader import MIXTURE
 
 
-KEPT_SHARES = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
+KEPT_SHARES = (0.2, 0.5, 0.7, 0.8, 0.9, 1.0)
 _BRANCHES = ("kept", "replaced")
 
 
@@ -140,29 +141,27 @@ def cut(text: str, stop_strings: list[str]) -> str:
 def summary(
     chosen: list[dict[str, Any]], heads: list[str], seed: int, per_completion: float, n: int
 ) -> dict[str, Any]:
-    """Costs of keeping, by oracle and rule, in points of the score per completion; bounds clustered by completion."""
+    """What keeping shares of the rejected tokens costs, in points of the score per completion, if those go first that
+    an oracle or a rule would keep first; bounds clustered by completion."""
     costs = np.array([np.subtract(entry["replaced"], entry["kept"]) for entry in chosen])  # [M, K]
     half = costs.shape[1] // 2
-    known, charged = costs[:, :half].mean(1), costs[:, half:].mean(1)
+    charged = {"oracle": costs[:, half:].mean(1), **dict.fromkeys(("lenience", *heads), costs.mean(1))}
+    strictness = {name: np.array([entry["strictness"][name] for entry in chosen]) for name in ("lenience", *heads)}
+    strictness["oracle"] = costs[:, :half].mean(1)
     examples, bootstrap = np.array([entry["example"] for entry in chosen]), Bootstrap(n, seed=seed)
-    total = bootstrap.totals(np.bincount(examples, minlength=n))
+    total, ties = bootstrap.totals(np.bincount(examples, minlength=n)), np.random.default_rng(seed).random(len(chosen))
 
-    def cost(kept: np.ndarray, of: np.ndarray) -> dict[str, Any]:
-        spent = bootstrap.totals(np.bincount(examples, kept * of, minlength=n)) / total * per_completion
-        found = bootstrap.estimate(spent)
-        return {"kept": float(kept.mean()), "cost": found.value, "cost_ci": [found.low, found.high]}
+    def cost(order: str, share: float) -> dict[str, Any]:
+        first = np.lexsort((ties, strictness[order]))[: round(share * len(chosen))]
+        spent = bootstrap.totals(np.bincount(examples[first], charged[order][first], minlength=n))
+        found = bootstrap.estimate(spent / total * per_completion)
+        return {"kept": len(first) / len(chosen), "cost": found.value, "cost_ci": [found.low, found.high]}
 
-    rules = {"lenience": [], **{name: [] for name in heads}}
-    oracle = known <= 0.0
-    for name, rows in rules.items():
-        strictness = np.array([entry["strictness"][name] for entry in chosen])
-        for share in sorted({*KEPT_SHARES, float(oracle.mean())}):
-            rows.append(cost(strictness <= np.quantile(strictness, share), costs.mean(1)))
+    grid = {order: [cost(order, percent / 100) for percent in range(101)] for order in charged}
     return {
         "positions": len(chosen),
-        "all_kept": cost(np.ones(len(chosen), dtype=bool), costs.mean(1)),
-        "oracle": cost(oracle, charged),
-        "rules": rules,
+        "shares": {order: [grid[order][round(100 * share)] for share in KEPT_SHARES] for order in charged},
+        "free": {order: max(row["kept"] for row in rows if row["cost"] <= 0.0) for order, rows in grid.items()},
     }
 
 

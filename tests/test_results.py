@@ -108,20 +108,10 @@ def test_studies_of_learning(tmp_path):
     records = [record(name, rate, 0.9) for name, rate in rates.items()]
     study = {"records": records, "matched": matched, "comparisons": comparisons}
     (tmp_path / "learning-math.json").write_text(json.dumps(study))
-    cost = {"kept": 0.5, "cost": 0.01, "cost_ci": [0.0, 0.02]}
-    other = {"kept": 0.9, "cost": 0.5, "cost_ci": [0.4, 0.6]}
-    rules = {
-        name: [{**cost, "cost": value}, other]
-        for name, value in (("lenience", 0.03), ("mixture head", 0.04), ("token head", 0.02))
-    }
-    ceiling = {
-        "positions": 2000,
-        "continuations": 4,
-        "lossless_acceptance": 0.8,
-        "all_kept": other,
-        "oracle": cost,
-        "rules": rules,
-    }
+    costs = {"oracle": 0.01, "lenience": 0.03, "mixture head": 0.04, "token head": 0.02}
+    shares = {name: [{"kept": 0.5, "cost": value, "cost_ci": [0.0, 0.05]}] for name, value in costs.items()}
+    ceiling = {"positions": 2000, "continuations": 4, "lossless_acceptance": 0.8, "shares": shares}
+    ceiling["free"] = {"oracle": 0.5, "lenience": 0.0, "mixture head": 0.1, "token head": 0.25}
     (tmp_path / "ceiling-math.json").write_text(json.dumps(ceiling))
     counts = {"task": "math", "calibrations": 300, "prompts_per_calibration": 600, "confidence": 0.95}
     stated = [{"max_drop": 0.02, "certified": 0.9, "kept": 0.99, "dials": {"0.4": 270}}]
@@ -138,10 +128,9 @@ def test_studies_of_learning(tmp_path):
     assert "+0.00 (-1.00 to +1.00), p = 1.000 |" in text
     assert "| 64 GELU units | 91.0%" in text
     assert "+2.00 (+1.00 to +3.00) |" in text
-    assert "| 50.0 (40.0 to 60.0) |" in text
-    assert (
-        "| 50.0%: 1.0 (0.0 to 2.0) | 3.0 (0.0 to 2.0) | 4.0 (0.0 to 2.0) | 2.0 (0.0 to 2.0) | 80.0% to 90.0% |" in text
-    )
+    assert "| who chooses | 50% kept | free |" in text
+    assert "| math | an oracle | 1.0 (0.0 to 5.0) | 50.0% | 90.0% |" in text
+    assert "| math | the head that sees the token | 2.0 (0.0 to 5.0) | 25.0% | 85.0% |" in text
     assert "| 0.4 | 95.0% | 1.5 |" in text
     assert "| 2 | 90.0% | 99.0% | 0.4 (270) |" in text
 

@@ -1,7 +1,7 @@
 """The README's studies of heads that see the drafted token: does learning pay, what could, and what the dial does."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,12 @@ _WORDS = {
 }
 _MATCHED = {"lenience": "lenience, matched", "untrained": "its start, untrained, matched"}
 _BEST = "diversed"
+_ORDERS = {
+    "oracle": "an oracle",
+    "lenience": "p/q, as lenience",
+    "mixture head": "the mixture head",
+    "token head": "the head that sees the token",
+}
 Found = Mapping[str, Any]
 
 
@@ -121,33 +127,21 @@ def _ablations(study: Found) -> str:
 def _ceilings(found: Mapping[str, Found]) -> str:
     rows = []
     for task, study in found.items():
-        oracle, lossless = study["oracle"], study["lossless_acceptance"]
-        near = {name: _nearest(rows, oracle["kept"]) for name, rows in study["rules"].items()}
-        rows.append(
-            [
-                task,
-                f"{study['positions']:,}",
-                _cost(study["all_kept"]),
-                f"{percent(oracle['kept'])}: {_cost(oracle)}",
-                *(_cost(near[name]) for name in ("lenience", "mixture head", "token head")),
-                f"{percent(lossless)} to {percent(1.0 - (1.0 - lossless) * (1.0 - oracle['kept']))}",
-            ]
-        )
-    header = (
-        "task",
-        "rejections tried",
-        "all kept",
-        "kept by an oracle",
-        "as many by p/q",
-        "by the mixture head's weight",
-        "by the token head's",
-        "verified acceptance, lossless to oracle",
-    )
+        lossless = study["lossless_acceptance"]
+        for order, words in _ORDERS.items():
+            free = study["free"][order]
+            cells = [_cost(row) for row in study["shares"][order]]
+            rows.append([task, words, *cells, percent(free), percent(1.0 - (1.0 - lossless) * (1.0 - free))])
     first = next(iter(found.values()))
+    shares = [f"{row['kept']:.0%} kept" for row in first["shares"]["oracle"]]
+    header = ("task", "who chooses", *shares, "free", "verified acceptance then")
+    tried = ", ".join(f"{study['positions']:,} ({task})" for task, study in found.items())
+    lossless = ", ".join(f"{percent(study['lossless_acceptance'])} ({task})" for task, study in found.items())
     note = (
-        "What is there to gain? Tokens that lossless decoding rejects, continued by the target from both branches, "
-        f"{first['continuations']} times each; costs of keeping them in points of the score per completion, to first "
-        "order. The oracle keeps what cost nothing on one half of the continuations and is charged by the other:"
+        f"What is there to gain? Tokens that lossless decoding rejects ({tried}), continued by the target from both "
+        f"branches, {first['continuations']} times each. Costs of keeping shares of them, in points of the score per "
+        "completion, to first order; the oracle goes by one half of the continuations and is charged by the other. "
+        f"Free is the largest share that costs nothing; lossless decoding accepts {lossless} of what it verifies:"
     )
     return f"{note}\n\n{table(header, rows)}"
 
@@ -172,10 +166,6 @@ def _calibration(found: Found) -> str:
 
 def _dials(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{dial} ({count})" for dial, count in counts.items()) or "-"
-
-
-def _nearest(rows: Iterable[Found], share: float) -> Found:
-    return min(rows, key=lambda row: abs(row["kept"] - share))
 
 
 def _cost(found: Found) -> str:

@@ -110,16 +110,15 @@ def test_ceiling_charges_the_oracle_for_what_it_did_not_see():
         strictness = {"lenience": float(harmful), "head": float(not harmful)}
         chosen.append({"example": example, "kept": kept, "replaced": replaced, "strictness": strictness})
     found = ceiling.summary(chosen, ["head"], 0, 2.0, NUM_PROMPTS)
-    assert found["all_kept"]["cost"] == pytest.approx(0.25 * 2.0, abs=0.1)
-    # What was harmless is kept where its noise on the first half says so; on the second half it costs nothing.
-    assert 0.5 < found["oracle"]["kept"] < 0.65
-    assert found["oracle"]["cost"] == pytest.approx(0.0, abs=0.06)
-    good, bad = (
-        next(row for row in found["rules"][name] if row["kept"] == pytest.approx(0.75, abs=0.01) or row["kept"] >= 0.7)
-        for name in ("lenience", "head")
-    )
-    assert abs(good["cost"]) < 0.06
-    assert bad["cost"] == pytest.approx(0.5, abs=0.15)
+    places = {round(row["kept"], 2): place for place, row in enumerate(found["shares"]["oracle"])}
+    at = {name: [row["cost"] for row in rows] for name, rows in found["shares"].items()}
+    assert at["lenience"][places[1.0]] == pytest.approx(0.25 * 2.0, abs=0.1)
+    # What was harmless goes first, and costs nothing; on the half that it was not chosen by, even for the oracle.
+    assert at["oracle"][places[0.7]] == pytest.approx(0.0, abs=0.06)
+    assert at["lenience"][places[0.7]] == pytest.approx(0.0, abs=0.06)
+    assert at["head"][places[0.2]] == pytest.approx(0.2 * 2.0, abs=0.06)
+    assert found["free"]["head"] < 0.05
+    assert 0.4 < found["free"]["lenience"] <= 0.8
 
 
 def test_texts_end_where_decoding_would_have_ended():
