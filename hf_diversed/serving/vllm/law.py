@@ -12,10 +12,12 @@ drafts are drawn without them, where `generate` cuts both laws.
 Letters: N drafted positions of all requests, flat; V vocabulary.
 """
 
+import math
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 
 from hf_diversed.blocks import DraftOutput, TargetOutput
 from hf_diversed.verifiers.base import Verifier
@@ -26,6 +28,7 @@ from hf_diversed.verifiers.mixture import MixtureVerifier
 NEUTRAL = {"quality": 0.5, "max_bias": 1.0, "max_ratio": 0.0}
 LOSSLESS = 0
 _GREEDY_BELOW = 1e-5  # vLLM's own limit of temperatures
+_TINY, _MUCH = torch.finfo(torch.float32).tiny, 1e30
 
 
 @dataclass(frozen=True)
@@ -106,11 +109,8 @@ def rule_logits(
     drafted = tokens[:, None]
     p = torch.softmax(target_logits, dim=-1, dtype=torch.float32)
     q = torch.zeros_like(p).scatter_(-1, drafted, 1.0) if draft_probs is None else draft_probs
-    draft = _Draft(scores=q.log()[:, None], tokens=drafted, sampled=True, law=q)
-    # One position behind the drafted one is what rules expect, and what none of those that are served looks at.
-    target = _Target(scores=target_logits.float()[:, None].expand(-1, 2, -1), law=p)
     told = {"dials": dials} if isinstance(rule, MixtureVerifier) else {}
-    verdict = rule(drafted, draft, target, None, **told)
+    verdict = rule(drafted, _Draft(q, drafted), _Target(target_logits, p), None, **told)
     kept = torch.where(target_logits.gather(-1, drafted) == -torch.inf, 0.0, verdict.accept_prob)
     return _logits(kept, verdict.replacement(torch.zeros_like(tokens)), q, drafted)
 
@@ -120,40 +120,50 @@ def _logits(kept: torch.Tensor, left: torch.Tensor, q: torch.Tensor, drafted: to
     # Where the rule may draw the rejected token once more, that counts as keeping it.
     again = left.gather(-1, drafted) / left.sum(-1, keepdim=True)
     kept = torch.lerp(kept, torch.ones_like(kept), again)
-    left = left.scatter(-1, drafted, 0.0)
     of_draft = kept * q.gather(-1, drafted)
-    open_to = left > 0.0
-    under = torch.where(open_to, q, 0.0)
-    rest = (1.0 - of_draft - under.sum(-1, keepdim=True)).clamp_min(0.0)
-    v = torch.where(open_to, under + left * (rest / left.sum(-1, keepdim=True)), 0.0)
+    left = left.scatter(-1, drafted, 0.0)
+    v = torch.minimum(q, left * _MUCH)  # q where something is left, else 0
+    rest = (1.0 - of_draft - v.sum(-1, keepdim=True)).clamp_min(0.0)
+    v = v.addcmul_(left, rest / left.sum(-1, keepdim=True).clamp_min(_TINY))
     # A draft that is kept for sure has all of v: rounding could otherwise reject it, and nothing would replace it.
     sure = kept >= 1.0
-    return torch.where(sure, 0.0, v).scatter_(-1, drafted, torch.where(sure, 1.0, of_draft)).log()
+    v = v.mul_(~sure).scatter_(-1, drafted, torch.where(sure, 1.0, of_draft))
+    # The logarithm of many zeros is ten times slower than that of anything else.
+    return F.threshold(v.clamp_min_(_TINY).log_(), math.log(_TINY), -torch.inf, inplace=True)
 
 
-@dataclass(eq=False)
 class _Given:
-    """A block of one position per row whose probabilities are at hand, so that nobody normalises scores again."""
+    """A block of one position per row whose law is at hand, so that nobody normalises scores again."""
 
-    law: torch.Tensor = field(kw_only=True)
+    def __init__(self, law: torch.Tensor, width: int):
+        self.law, self.width = law, width
 
     def prob(self, tokens: torch.Tensor) -> torch.Tensor:
         return self.law.gather(-1, tokens)
 
     def top_prob(self) -> torch.Tensor:
-        return self.law.amax(-1, keepdim=True).expand(-1, self.scores.shape[1])  # type: ignore[attr-defined]
+        return self.law.amax(-1, keepdim=True).expand(-1, self.width)
 
     def probs(self, positions: torch.Tensor | None = None) -> torch.Tensor:
-        if positions is not None:
-            return self.law
-        return self.law[:, None].expand(-1, self.scores.shape[1], -1)  # type: ignore[attr-defined]
+        return self.law[:, None].expand(-1, self.width, -1) if positions is None else self.law
 
 
-@dataclass(eq=False)
 class _Draft(_Given, DraftOutput):
-    """See `_Given`."""
+    """What was drafted, float32 `[N, V]` and long `[N, 1]`. Few rules ask for scores."""
+
+    def __init__(self, law: torch.Tensor, tokens: torch.Tensor):
+        super().__init__(law, 1)
+        self.tokens, self.sampled = tokens, True
+        self.__post_init__()
+
+    @property
+    def scores(self) -> torch.Tensor:  # type: ignore[override]
+        return self.law.log()[:, None]
 
 
-@dataclass(eq=False)
 class _Target(_Given, TargetOutput):
-    """See `_Given`."""
+    """The target at the drafted position, and once more behind it, where no rule that is served looks."""
+
+    def __init__(self, logits: torch.Tensor, law: torch.Tensor):
+        super().__init__(law, 2)
+        self.scores = logits.float()[:, None].expand(-1, 2, -1)

@@ -1,8 +1,8 @@
 """The entry point `vllm.general_plugins: hf_diversed`, which vLLM calls in each of its processes, perhaps twice.
 
 It does nothing until a deployment names a rule: that is set up as soon as an engine is built, in the process that
-admits requests and in those that sample. A vLLM whose functions are not those that are known is refused by name, in one
-line of its log, and goes on lossless.
+admits requests and in those that sample. A vLLM whose functions are not those that are known is refused by name, in
+one line of its log, and goes on lossless.
 """
 
 import functools

@@ -6,6 +6,8 @@ the first says is handed to the second by a context variable; other engines of t
 
 import functools
 import importlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from types import ModuleType
@@ -37,7 +39,7 @@ def serve(runner: Any, deployment: Deployment) -> None:
     """Let a `GPUModelRunner` verify by the rules of a deployment."""
     place_rules(deployment, runner.device)
     module = importlib.import_module(_MODULE)
-    _wrap_verification(module)
+    wrap_verification(module)
     stock = runner._sample
     known: dict[str, tuple[Any, Asked]] = {}
 
@@ -49,13 +51,20 @@ def serve(runner: Any, deployment: Deployment) -> None:
         if runner.device.type == "cpu":
             mend_expansion(module)
         known = {name: _read(deployment, runner, name, known) for name in runner.input_batch.req_ids}
-        token = _BATCH.set(_Batch(deployment, [asked for _, asked in known.values()]))
-        try:
+        with verifying(deployment, [asked for _, asked in known.values()]):
             return stock(logits, spec_decode_metadata)
-        finally:
-            _BATCH.reset(token)
 
     runner._sample = _sample
+
+
+@contextmanager
+def verifying(deployment: Deployment, asked: list[Asked]) -> Iterator[None]:
+    """What is verified inside is drafts of requests that want `asked`, in the order of the batch."""
+    token = _BATCH.set(_Batch(deployment, asked))
+    try:
+        yield
+    finally:
+        _BATCH.reset(token)
 
 
 def _read(deployment: Deployment, runner: Any, name: str, known: dict[str, tuple[Any, Asked]]) -> tuple[Any, Asked]:
@@ -65,7 +74,8 @@ def _read(deployment: Deployment, runner: Any, name: str, known: dict[str, tuple
     return before if before is not None and before[0] is params else (params, read_safely(deployment, params))
 
 
-def _wrap_verification(module: ModuleType) -> None:
+def wrap_verification(module: ModuleType) -> None:
+    """Have the module's `rejection_sample` follow the rules inside `verifying`; once."""
     stock = module.rejection_sample
     if hasattr(stock, _MARK):
         return
