@@ -19,10 +19,10 @@ from hf_diversed.verifiers import DiversedVerifier, Verifier, build_verifier
 from hf_diversed.zoo.loader import HEADS, MIXTURE, WEIGHTS
 from tests.serving.kernels import emitted, judge
 from tests.serving.laws import every_draft
+from tests.vllm.statistics import FALSE_ALARM, p_value
 
 
 VOCAB, DRAWS = 8, 20_000
-FALSE_ALARM = 1e-4
 CONTEXT = DecodingContext(1, 1, VOCAB, None, 0, 0, "", "", 1)
 SPELLED = [
     "lossless",
@@ -39,7 +39,7 @@ SPELLED = [
 
 
 def head(kind: str) -> DiversedVerifier:
-    return DiversedVerifier(DiversedHead.from_pretrained(WEIGHTS / kind / "math").eval())
+    return DiversedVerifier(DiversedHead.from_pretrained(WEIGHTS / kind / "math").eval().requires_grad_(False))
 
 
 CASES = [(name, build_verifier, name, Asked(1)) for name in SPELLED]
@@ -93,16 +93,6 @@ def draw(rule: Verifier, asked: Asked, logits: torch.Tensor, q: torch.Tensor | N
             metadata,
         )
     return out[:, 0].long(), out[:, 1] >= 0
-
-
-def p_value(counts: torch.Tensor, law: torch.Tensor) -> float:
-    """Of Pearson's chi-square; tokens that cannot come out must not."""
-    possible = law > 1e-12
-    assert counts[~possible].sum() == 0
-    expected = law[possible] * counts.sum()
-    statistic = ((counts[possible] - expected) ** 2 / expected).sum()
-    freedom = torch.tensor((possible.sum().item() - 1) / 2.0, dtype=torch.float64)
-    return float(torch.special.gammaincc(freedom, statistic / 2.0))
 
 
 @every_case
