@@ -12,7 +12,7 @@ import torch
 from tests.vllm.statistics import FALSE_ALARM, p_value
 
 
-DRAWS = int(os.environ.get("VLLM_V2_DRAWS", "600"))
+DRAWS = int(os.environ.get("VLLM_V2_DRAWS", "450"))
 
 
 @pytest.fixture(scope="module")
