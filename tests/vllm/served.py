@@ -24,7 +24,7 @@ _COUNTED = r"vllm:spec_decode_num_(draft_tokens|accepted_tokens)_total\{[^}]*\} 
 _OPTIONS = (
     *("--served-model-name", "demo", "--dtype", "float32", "--max-model-len", "512", "--max-num-seqs", "32"),
     *("--enforce-eager", "--kv-cache-memory-bytes", str(2**28), "--no-enable-prefix-caching"),
-    *("--per-request-spec-decode-metrics", "summary"),
+    *("--per-request-spec-decode-metrics", "summary", "--generation-config", "vllm"),
 )
 _ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
 
@@ -90,7 +90,7 @@ def start(pair: Path, folder: Path, *more: str) -> Server:
 
 
 @contextmanager
-def running(server: Server, patience: float = 600.0) -> Iterator[Server]:
+def running(server: Server, patience: float = 1800.0) -> Iterator[Server]:
     """Wait until a server answers, and end it behind the block."""
     try:
         deadline = time.monotonic() + patience

@@ -143,10 +143,13 @@ def test_greedy_requests_follow_the_target(server, problems):
 
 
 def test_cut_offs_of_a_request_hold(server, problems):
-    """Catches top_k=1 that a permissive dial overrules: what the target cuts off is never kept."""
+    """Catches a nucleus of one token that a permissive dial overrules: what the target cuts off is never kept.
+
+    By top_p: on CPUs vLLM 0.32's top_k alone ends the engine in rounds that verify no draft.
+    """
     prompt = TASK.prompt(problems[0])
     _, greedy = server.post(prompt, {}, temperature=0.0)
-    _, cut = server.post(prompt, {"diversed_quality": 0.0}, top_k=1)
+    _, cut = server.post(prompt, {"diversed_quality": 0.0}, top_p=1e-6)
     assert cut["choices"][0]["text"] == greedy["choices"][0]["text"]
 
 
@@ -186,7 +189,7 @@ def test_what_cannot_be_served_does_not_start(pair_folder, tmp_path, options, wo
         print("looked up", rates)
         return
     try:
-        assert starting.process.wait(300) != 0
+        assert starting.process.wait(900) != 0
     finally:
         stop(starting)
     assert words in starting.log.read_text()

@@ -58,7 +58,7 @@ def _admit(processor: Any, vllm_config: Any) -> None:
     deployment = _deployment(vllm_config, tells=True)
     if deployment is None:
         return
-    logger.info("hf_diversed serves %s.", ", ".join(map(repr, deployment.rules)))
+    logger.info("hf_diversed serves %s.", ", ".join(deployment.names))
     others = processor.validate_logits_processors_params
 
     def validate(params: Any) -> None:
