@@ -221,6 +221,14 @@ def test_an_unknown_vllm_stays_lossless_with_one_line(vllm, caplog):
     assert "_sample" not in vars(runner)
 
 
+def test_without_admission_the_sampling_process_tells(vllm, caplog):
+    """Catches an unknown vLLM that nobody hears of, because the process that would say so has another name."""
+    (vllm.package / "v1/engine/input_processor.py").unlink()
+    vllm.runner(engine(STATIC))
+
+    assert "v1/engine/input_processor.py is not there" in caplog.text
+
+
 def test_a_process_of_the_engine_keeps_no_hook(monkeypatch):
     """Catches `generate` wrapped where nobody calls it, and unwrapped where somebody may."""
     undone = []

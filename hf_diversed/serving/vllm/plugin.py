@@ -91,7 +91,8 @@ def _deployment(vllm_config: Any, tells: bool = False) -> Any:
     """What the engine's configuration names, or None: where it names nothing, or this vLLM is not known.
 
     Args:
-        tells: say the latter, in the one process that does. Raises ValueError for what cannot be served.
+        tells: say the latter, in the one process that does; where there is none such, all do. Raises ValueError for
+            what cannot be served.
     """
     from hf_diversed.serving.vllm.deployment import Deployment, named_settings
     from hf_diversed.serving.vllm.signatures import RELEASES, differences
@@ -101,9 +102,10 @@ def _deployment(vllm_config: Any, tells: bool = False) -> Any:
     spec = importlib.util.find_spec("vllm")
     assert spec is not None
     assert spec.submodule_search_locations is not None
-    found = differences(Path(spec.submodule_search_locations[0]))
+    package = Path(spec.submodule_search_locations[0])
+    found = differences(package)
     if found:
-        if tells:
+        if tells or not package.parent.joinpath(*_ADMITTING.split(".")).with_suffix(".py").is_file():
             version = getattr(importlib.import_module("vllm"), "__version__", "of unknown version")
             logger.error(
                 "hf_diversed does not know this vLLM (%s), so its rules are off and decoding is lossless; install one "
