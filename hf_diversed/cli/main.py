@@ -15,6 +15,7 @@ from hf_diversed.cli.frontier import frontier
 from hf_diversed.cli.generate import generate
 from hf_diversed.cli.plot import plot
 from hf_diversed.cli.publish import card, info, push
+from hf_diversed.cli.serve import serve
 from hf_diversed.cli.terminal import command, console
 from hf_diversed.cli.training_commands import train, tune_draft
 
@@ -38,6 +39,9 @@ for measured in (demo, generate, evaluate, calibrate, frontier, plot, benchmark,
     app.command()(command(measured))
 
 app.command("compile")(command(compile_rounds))
+
+# What it does not know is an option of vLLM's.
+app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(serve)
 
 # Their options, over a hundred, are those of dataclasses, which parse and explain themselves.
 for trained in (train, tune_draft):
