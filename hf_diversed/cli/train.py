@@ -52,6 +52,8 @@ def build_trainer(arguments: TrainArguments, config: DiversedConfig) -> Diversed
     rewards = [load_reward(name, **execution) for name in names]
     head = None if arguments.head is None else DiversedHead.from_pretrained(arguments.head)
     train_rows, eval_rows = load_rows(arguments, task, config.seed, held_out=config.eval_strategy != "no")
+    if arguments.reward_funcs is None:
+        task.check_scoring([*train_rows, *(eval_rows or [])])
     return DiversedTrainer(
         **pair_options(arguments.target, arguments.draft, arguments.dtype, config),
         head=head,

@@ -13,6 +13,7 @@ from hf_diversed.cli.terminal import console
 from hf_diversed.cli.train import pair_options
 from hf_diversed.cli.train_options import TuneDraftArguments
 from hf_diversed.tasks import get_task
+from hf_diversed.tasks.rows import prompt_rows
 from hf_diversed.training.draft_tuning import DraftTuningConfig, tune_draft
 
 
@@ -28,7 +29,10 @@ def tune(argv: list[str]) -> PeftModel:
     check_output("--output-dir", Path(config.output_dir), folder=True)
     task = get_task(arguments.task)
     records = read_records(task, "train", arguments.num_examples, config.seed, arguments.data_file)
-    rows = supervised_rows(task, records, arguments.shots, arguments.chat)
+    if config.mode == "supervised":
+        rows = supervised_rows(task, records, arguments.shots, arguments.chat)
+    else:  # the target writes its own answers, and some tasks have none
+        rows = prompt_rows(task, records, pool=records, shots=arguments.shots, chat=arguments.chat)
     with redirect_stdout(sys.stderr):  # where the trainer prints
         pair = pair_options(arguments.target, arguments.draft, arguments.dtype, config)
         stop_strings = () if arguments.chat else task.stop_strings
