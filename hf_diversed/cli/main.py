@@ -13,6 +13,7 @@ from hf_diversed.cli.demo import demo
 from hf_diversed.cli.evaluate import evaluate
 from hf_diversed.cli.frontier import frontier
 from hf_diversed.cli.generate import generate
+from hf_diversed.cli.make_draft import make_draft
 from hf_diversed.cli.plot import plot
 from hf_diversed.cli.publish import card, info, push
 from hf_diversed.cli.terminal import command, console
@@ -38,6 +39,7 @@ for measured in (demo, generate, evaluate, calibrate, frontier, plot, benchmark,
     app.command()(command(measured))
 
 app.command("compile")(command(compile_rounds))
+app.command("make-draft")(command(make_draft))
 
 # Their options, over a hundred, are those of dataclasses, which parse and explain themselves.
 for trained in (train, tune_draft):

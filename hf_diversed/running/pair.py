@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
+import hf_diversed.cut_vocabulary  # noqa: F401  `from_pretrained` knows its classes then
+
 
 if TYPE_CHECKING:
     from hf_diversed.head import DiversedHead
