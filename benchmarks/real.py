@@ -9,11 +9,11 @@ Parts, each of which is kept in the output folder and goes on where it was inter
 1. With `--draft-steps`, a draft: `make-draft` on `--layers` and `--vocabulary` (counted in the target's own samples),
    then `tune-draft --all-weights` on the first task of `--data`. `--draft` names one that is there already.
 2. With `--head-steps`, two heads for that pair and task, by `train`: a mixture and one that sees the drafted token.
-3. Two regimes: drafts of the model, where there is one, and drafts looked up in the prompt, on work that copies from it
+3. Two regimes: drafts of the model, where there is one, and drafts looked up in the prompt, on work that copies it
    (`rewrite`: mend the spelling of a text, and `scitldr`). Of each method the quality with bounds clustered by prompt
    and the acceptance (`hf_diversed.evaluation`), eager, at batch size 8.
-4. Seconds: the methods in turns on the same prompts, eager and compiled, at batch sizes 1 and 8; ms per round, tokens
-   per second of the clock and of the CPU, peak memory. Compiling is timed apart. On a shared machine only the CPU's
+4. Seconds: the methods in turns on the same prompts, eager and compiled, at batch sizes 1 and 8; ms per round (the
+   prompt's reading shared out among them), tokens per second of the clock and of the CPU, peak memory. Compiling is timed apart. On a shared machine only the CPU's
    time says anything, and it leaves out what waiting for memory costs others.
 """
 
@@ -307,13 +307,15 @@ def _call(decoder: Decoder, way: Method, batch: list[list[int]], seed: int) -> d
         decoded = decoder(way, batch, seed)
     spent = time.process_time() - began
     compiling = 0.0 if decoded.stats is None else decoded.stats.compile.seconds
-    longest = max(map(len, decoded.tokens))
+    rounds = max(map(len, decoded.tokens)) if way.is_plain else 0  # upstream does not say
+    if decoded.stats is not None:
+        rounds = max(row.num_rounds for row in decoded.stats.per_row)
     return {
         "seconds": decoded.seconds - compiling,
         "cpu_seconds": spent - compiling,
         "compiling": compiling,
         "tokens": sum(map(len, decoded.tokens)),
-        "rounds": longest if decoded.stats is None else decoded.stats.target_forwards,
+        "rounds": rounds,
         "memory": peak.num_bytes or 0,
     }
 
@@ -321,14 +323,14 @@ def _call(decoder: Decoder, way: Method, batch: list[list[int]], seed: int) -> d
 def _rates(turns: list[dict[str, float]]) -> dict[str, Any]:
     """Medians over the turns, and every turn for whoever wants bounds."""
 
-    def over(above: str, below: str) -> list[float]:
-        return [turn[above] / turn[below] for turn in turns]
+    def over(above: str, below: str, factor: float = 1.0) -> float | None:
+        return median(factor * turn[above] / turn[below] for turn in turns) if turns[0][below] else None
 
     return {
-        "tokens_per_second": median(over("tokens", "seconds")),
-        "tokens_per_cpu_second": median(over("tokens", "cpu_seconds")),
-        "milliseconds_per_round": 1e3 * median(over("seconds", "rounds")),
-        "cpu_milliseconds_per_round": 1e3 * median(over("cpu_seconds", "rounds")),
+        "tokens_per_second": over("tokens", "seconds"),
+        "tokens_per_cpu_second": over("tokens", "cpu_seconds"),
+        "milliseconds_per_round": over("seconds", "rounds", 1e3),
+        "cpu_milliseconds_per_round": over("cpu_seconds", "rounds", 1e3),
         "peak_memory_bytes": max(turn["memory"] for turn in turns),
         "turns": turns,
     }
@@ -354,9 +356,11 @@ def _show(records: list[dict]) -> None:
             for label, row in part["methods"].items():
                 plain = part["methods"]["ar, compiled" if label.endswith(", compiled") else "ar"]
                 gain = row["tokens_per_second"] / plain["tokens_per_second"]
+                per_round = row["milliseconds_per_round"]
+                words = "-" if per_round is None else f"{per_round:.1f}"
                 print(
                     f"{_short(label):<28}{row['tokens_per_second']:>12.1f}{f'{gain:.2f}x':>12}"
-                    f"{row['tokens_per_cpu_second']:>12.1f}{row['milliseconds_per_round']:>14.1f}"
+                    f"{row['tokens_per_cpu_second']:>12.1f}{words:>14}"
                 )
 
 
