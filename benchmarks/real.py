@@ -13,8 +13,8 @@ Parts, each of which is kept in the output folder and goes on where it was inter
    (`rewrite`: mend the spelling of a text, and `scitldr`). Of each method the quality with bounds clustered by prompt
    and the acceptance (`hf_diversed.evaluation`), eager, at batch size 8.
 4. Seconds: the methods in turns on the same prompts, eager and compiled, at batch sizes 1 and 8; ms per round (the
-   prompt's reading shared out among them), tokens per second of the clock and of the CPU, peak memory. Compiling is timed apart. On a shared machine only the CPU's
-   time says anything, and it leaves out what waiting for memory costs others.
+   prompt's reading shared out among them), tokens per second of the clock and of the CPU, peak memory. Compiling is
+   timed apart. On a shared machine the clock says little; the CPU's time is comparable within a run.
 """
 
 import argparse
@@ -106,6 +106,8 @@ def main() -> None:
     logging.disable_progress_bar()
     if arguments.threads is not None:
         torch.set_num_threads(arguments.threads)
+    if (arguments.draft_steps or arguments.head_steps) and not arguments.data:
+        raise ValueError("a draft or a head is trained on the first task of --data; name one, as in scitldr=FILE.")
     arguments.output.mkdir(parents=True, exist_ok=True)
     draft, heads = arguments.draft, {}
     if draft is None and arguments.draft_steps:
@@ -192,8 +194,6 @@ def trained_head(name: str, draft: str, arguments: argparse.Namespace) -> str:
 
 
 def _training_data(arguments: argparse.Namespace) -> list[str]:
-    if not arguments.data:
-        raise ValueError("a draft or a head is trained on the first task of --data; name one, as in scitldr=FILE.")
     task, path = next(iter(arguments.data.items()))
     return ["--task", task, "--data-file", path, "--chat", "true"]
 

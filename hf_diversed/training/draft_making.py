@@ -95,31 +95,37 @@ def choose_layers(
     if not 1 <= count <= total:
         raise ValueError(f"`layers` must be between 1 and {total}, all that the target has, got {count}.")
     found = {tuple(choose(total, count)): name for name, choose in reversed(CHOICES.items())}
+    of_target = _laws(target, samples)
     measured = {
-        found[layers]: (agreement(target, make_draft(target, layers), samples), layers) for layers in reversed(found)
+        found[layers]: (_overlap(of_target, _laws(make_draft(target, layers), samples)), layers)
+        for layers in reversed(found)
     }
     best = max(measured, key=lambda name: measured[name][0])
     return list(measured[best][1]), {name: value for name, (value, _) in measured.items()}
 
 
-@torch.inference_mode()
 def agreement(target: PreTrainedModel, draft: PreTrainedModel, samples: Mapping[Ids, Sequence[Ids]]) -> float:
     """Mean over completion tokens of `1 - TV(p, q)`: what a lossless verifier would accept at temperature 1.
 
     Args:
         samples: completions, ids, by the ids of their prompt.
     """
-    total, tokens = 0.0, 0
+    return _overlap(_laws(target, samples), _laws(draft, samples))
+
+
+@torch.inference_mode()
+def _laws(model: PreTrainedModel, samples: Mapping[Ids, Sequence[Ids]]) -> torch.Tensor:
+    """Law of every completion token, float32 `[N, V]`, on the CPU."""
+    found = []
     for prompt, completions in samples.items():
         for completion in completions:
-            ids = torch.tensor([[*prompt, *completion]], device=target.device)
-            p, q = (
-                model(ids.to(model.device)).logits[0, len(prompt) - 1 : -1].float().softmax(-1).to(target.device)
-                for model in (target, draft)
-            )
-            total += (1.0 - total_variation(p, q)).sum().item()
-            tokens += len(completion)
-    return total / tokens
+            ids = torch.tensor([[*prompt, *completion]], device=model.device)
+            found.append(model(ids).logits[0, len(prompt) - 1 : -1].float().softmax(-1).cpu())
+    return torch.cat(found)
+
+
+def _overlap(p: torch.Tensor, q: torch.Tensor) -> float:
+    return 1.0 - total_variation(p, q).mean().item()
 
 
 def sample_target(
