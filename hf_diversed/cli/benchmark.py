@@ -114,7 +114,7 @@ def _trained_pair(
     from hf_diversed.corpus import held_out_examples
     from hf_diversed.running.prompts import encode
 
-    pair = load_pair(target, draft, device, dtype=dtype)
+    pair = load_pair(target, draft, device, dtype=dtype, two_models=True)
     texts = [example.prompt for example in held_out_examples("math", num_prompts, seed)]
     return (pair.target, pair.draft), pair.heads.get("math"), encode(pair.tokenizer, texts)
 

@@ -62,7 +62,7 @@ def compile_rounds(
     named_rule(method, head, task, target, dials)
     if threads is not None:
         torch.set_num_threads(threads)
-    pair = load_pair(target, draft, device, dtype=dtype)
+    pair = load_pair(target, draft, device, dtype=dtype, two_models=True)
     label, rule = rule_for(pair, method, head or pair.heads.get(task), dials)
     drawn = sampling.generate_kwargs()
     del drawn["max_new_tokens"]

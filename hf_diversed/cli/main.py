@@ -13,6 +13,7 @@ from hf_diversed.cli.demo import demo
 from hf_diversed.cli.evaluate import evaluate
 from hf_diversed.cli.frontier import frontier
 from hf_diversed.cli.generate import generate
+from hf_diversed.cli.make_draft import make_draft
 from hf_diversed.cli.plot import plot
 from hf_diversed.cli.publish import card, info, push
 from hf_diversed.cli.serve import serve
@@ -39,6 +40,7 @@ for measured in (demo, generate, evaluate, calibrate, frontier, plot, benchmark,
     app.command()(command(measured))
 
 app.command("compile")(command(compile_rounds))
+app.command("make-draft")(command(make_draft))
 
 # What it does not know is an option of vLLM's.
 app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(serve)
