@@ -17,7 +17,7 @@ from hf_diversed.running.prompts import encode
 from hf_diversed.running.sampling import Sampling
 from hf_diversed.serving.export import export_demo_pair
 from hf_diversed.tasks import TASKS, load_records
-from tests.vllm.served import CHOICES, STOP, acceptance, running, start, stop
+from tests.vllm.served import CHOICES, STOP, Server, acceptance, running, start, stop
 
 
 PROBLEMS = int(os.environ.get("VLLM_PROBLEMS", "300"))
@@ -39,6 +39,10 @@ def options(pair_folder):
 
 @pytest.fixture(scope="module")
 def server(pair_folder, options, tmp_path_factory):
+    """A served pair: that of VLLM_SERVER, or one of our own."""
+    if address := os.environ.get("VLLM_SERVER"):
+        yield Server(address, None, None)
+        return
     with running(start(pair_folder, tmp_path_factory.mktemp("log"), *options)) as started:
         yield started
 
@@ -53,7 +57,7 @@ def generated(problems):
     """`generate`'s acceptance on the same problems, by rule."""
     pair = load_demo_pair()
     decode = Decoder(pair, Sampling(max_new_tokens=128, batch_size=50, stop_strings=tuple(STOP)))
-    prompts = [encode(pair.tokenizer, TASK.prompt(record)) for record in problems]
+    prompts = encode(pair.tokenizer, [TASK.prompt(record) for record in problems])
     found = {}
     for method in build_methods(["sd" if rule == "lossless" else rule for rule in RULES], pair.heads["math"]):
         stats = [decode(method, prompts[start : start + 50], seed=start).stats for start in range(0, PROBLEMS, 50)]
@@ -134,7 +138,7 @@ def test_greedy_requests_follow_the_target(server, problems):
         answers = list(pool.map(lambda prompt: server.post(prompt, {}, temperature=0.0), prompts))
         list(sampled)
     for prompt, (_, answer) in zip(prompts, answers):
-        ids = torch.tensor([encode(pair.tokenizer, prompt)])
+        ids = torch.tensor(encode(pair.tokenizer, [prompt]))
         plain = pair.target.generate(
             ids, do_sample=False, max_new_tokens=128, tokenizer=pair.tokenizer, stop_strings=STOP
         )
