@@ -81,8 +81,8 @@ def test_accepts_as_generate_does(server, problems, generated, rule, record_prop
     }
     print(figures)
     assert acceptance(answers) == pytest.approx(accepted / drafted, abs=0.005)
-    # Four standard errors of the difference of two acceptances, plus what is counted otherwise behind an EOS.
-    assert acceptance(answers) == pytest.approx(generated[rule], abs=0.015 + 0.4 / PROBLEMS**0.5 * 1.0)
+    # What is counted otherwise behind an EOS, and noise: problems differ in their acceptance by 0.1 or so.
+    assert acceptance(answers) == pytest.approx(generated[rule], abs=0.015 + 0.4 / PROBLEMS**0.5)
 
 
 def test_dials_of_one_batch(server, problems):
