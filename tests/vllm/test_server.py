@@ -87,14 +87,14 @@ def test_accepts_as_generate_does(server, problems, generated, rule, record_prop
 
 def test_dials_of_one_batch(server, problems):
     """Catches a dial that reaches the neighbours: 0 accepts everything, 1 nothing but what the target would."""
-    qualities = (0.0, 0.25, 0.5, 0.75, 1.0)
-    asked = [{"diversed_quality": qualities[i % 5]} for i in range(len(problems))]
-    answers = server.post_all([TASK.prompt(record) for record in problems], asked)
-    rates = [acceptance(answers[i::5]) for i in range(5)]
+    qualities = (0.0, 0.5, 1.0)
+    few = [TASK.prompt(record) for record in problems[: PROBLEMS // 3] for _ in qualities]
+    asked = [{"diversed_quality": qualities[i % 3]} for i in range(len(few))]
+    answers = server.post_all(few, asked)
+    rates = [acceptance(answers[i::3]) for i in range(3)]
     print(dict(zip(qualities, (round(rate, 4) for rate in rates))))
     assert rates[0] == 1.0
-    assert rates == sorted(rates, reverse=True)
-    assert rates[0] - rates[4] > 0.2
+    assert rates[0] - 0.02 > rates[1] > rates[2] + 0.1
 
 
 BAD = [
