@@ -57,7 +57,7 @@ def test_lossless_is_everybodys_choice():
         ({"quality": [0.5]}, r"`diversed_quality` must be a number, got \[0.5\]"),
         ({"max_bias": -0.1}, r"`diversed_max_bias` must lie in \[0, 1\], got -0.1. 0 is lossless"),
         ({"max_ratio": 1.5}, r"`diversed_max_ratio` must lie in \[0, 1\], got 1.5. 1 is lossless"),
-        ({"max_drop": 0.1}, "nothing was certified for this head"),
+        ({"max_drop": 0.1}, "`diversed_max_drop`: nothing was certified for this head"),
         ({"quality": 0.5, "max_drop": 0.1}, "`diversed_quality` and `diversed_max_drop` both set the dial"),
         ({"rule": "static:0.9"}, "must be one of diversed, static:0.5, lenience:0.3, lossless, got 'static:0.9'"),
         ({"rule": 3}, "must be one of diversed, static:0.5, lenience:0.3, lossless, got 3"),

@@ -31,9 +31,11 @@ _ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_CPU_OMP
 
 @dataclass(frozen=True)
 class Server:
+    """Where a server answers; process and log are None for one that somebody else started."""
+
     address: str
-    process: subprocess.Popen
-    log: Path
+    process: subprocess.Popen | None
+    log: Path | None
 
     def post(self, prompt: str, xargs: Mapping[str, Any], **options: Any) -> tuple[int, dict]:
         """One completion's HTTP status and answer."""
@@ -64,7 +66,7 @@ class Server:
 def acceptance(answers: Sequence[dict]) -> float:
     """Accepted / drafted of some requests, from what each answer says."""
     said = [answer["metrics"]["speculative_decoding"] for answer in answers]
-    drafted, accepted = (sum(one[name] for one in said) for name in ("num_draft_tokens", "num_accepted_tokens"))
+    drafted, accepted = (sum(one[name] for one in said) for name in ("num_draft_tokens", "num_accepted_draft_tokens"))
     return accepted / drafted
 
 

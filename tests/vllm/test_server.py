@@ -17,7 +17,7 @@ from hf_diversed.running.prompts import encode
 from hf_diversed.running.sampling import Sampling
 from hf_diversed.serving.export import export_demo_pair
 from hf_diversed.tasks import TASKS, load_records
-from tests.vllm.served import CHOICES, STOP, acceptance, running, start, stop
+from tests.vllm.served import CHOICES, STOP, Server, acceptance, running, start, stop
 
 
 PROBLEMS = int(os.environ.get("VLLM_PROBLEMS", "300"))
@@ -39,6 +39,10 @@ def options(pair_folder):
 
 @pytest.fixture(scope="module")
 def server(pair_folder, options, tmp_path_factory):
+    """A served pair: that of VLLM_SERVER, or one of our own."""
+    if address := os.environ.get("VLLM_SERVER"):
+        yield Server(address, None, None)
+        return
     with running(start(pair_folder, tmp_path_factory.mktemp("log"), *options)) as started:
         yield started
 
@@ -53,7 +57,7 @@ def generated(problems):
     """`generate`'s acceptance on the same problems, by rule."""
     pair = load_demo_pair()
     decode = Decoder(pair, Sampling(max_new_tokens=128, batch_size=50, stop_strings=tuple(STOP)))
-    prompts = [encode(pair.tokenizer, TASK.prompt(record)) for record in problems]
+    prompts = encode(pair.tokenizer, [TASK.prompt(record) for record in problems])
     found = {}
     for method in build_methods(["sd" if rule == "lossless" else rule for rule in RULES], pair.heads["math"]):
         stats = [decode(method, prompts[start : start + 50], seed=start).stats for start in range(0, PROBLEMS, 50)]
@@ -77,20 +81,20 @@ def test_accepts_as_generate_does(server, problems, generated, rule, record_prop
     }
     print(figures)
     assert acceptance(answers) == pytest.approx(accepted / drafted, abs=0.005)
-    # Four standard errors of the difference of two acceptances, plus what is counted otherwise behind an EOS.
-    assert acceptance(answers) == pytest.approx(generated[rule], abs=0.015 + 0.4 / PROBLEMS**0.5 * 1.0)
+    # What is counted otherwise behind an EOS, and noise: problems differ in their acceptance by 0.1 or so.
+    assert acceptance(answers) == pytest.approx(generated[rule], abs=0.015 + 0.4 / PROBLEMS**0.5)
 
 
 def test_dials_of_one_batch(server, problems):
     """Catches a dial that reaches the neighbours: 0 accepts everything, 1 nothing but what the target would."""
-    qualities = (0.0, 0.25, 0.5, 0.75, 1.0)
-    asked = [{"diversed_quality": qualities[i % 5]} for i in range(len(problems))]
-    answers = server.post_all([TASK.prompt(record) for record in problems], asked)
-    rates = [acceptance(answers[i::5]) for i in range(5)]
+    qualities = (0.0, 0.5, 1.0)
+    few = [TASK.prompt(record) for record in problems[: PROBLEMS // 3] for _ in qualities]
+    asked = [{"diversed_quality": qualities[i % 3]} for i in range(len(few))]
+    answers = server.post_all(few, asked)
+    rates = [acceptance(answers[i::3]) for i in range(3)]
     print(dict(zip(qualities, (round(rate, 4) for rate in rates))))
     assert rates[0] == 1.0
-    assert rates == sorted(rates, reverse=True)
-    assert rates[0] - rates[4] > 0.2
+    assert rates[0] - 0.02 > rates[1] > rates[2] + 0.1
 
 
 BAD = [
@@ -134,7 +138,7 @@ def test_greedy_requests_follow_the_target(server, problems):
         answers = list(pool.map(lambda prompt: server.post(prompt, {}, temperature=0.0), prompts))
         list(sampled)
     for prompt, (_, answer) in zip(prompts, answers):
-        ids = torch.tensor([encode(pair.tokenizer, prompt)])
+        ids = torch.tensor(encode(pair.tokenizer, [prompt]))
         plain = pair.target.generate(
             ids, do_sample=False, max_new_tokens=128, tokenizer=pair.tokenizer, stop_strings=STOP
         )

@@ -135,7 +135,10 @@ class Deployment:
             )
         checked = {name: check_range(prefix + name, value, 0.0, 1.0, DIALS[name]) for name, value in values.items()}
         if "max_drop" in checked:
-            CertifiedVerifier(cast(DiversedHead, self.head), checked.pop("max_drop"))
+            try:
+                CertifiedVerifier(cast(DiversedHead, self.head), checked.pop("max_drop"))
+            except ValueError as error:
+                raise ValueError(f"`{prefix}max_drop`: {error}") from error
         if isinstance(self.rules[index], LosslessVerifier) or checked.get("quality") == 1.0:
             return Asked()
         return Asked(index + 1, **checked)
