@@ -6,7 +6,7 @@ CONSTRAINTS := constraints.txt
 WORKERS ?= 2
 OLDEST := tests/test_compat.py tests/test_cache.py tests/head tests/verifiers tests/generation
 
-.PHONY: demo space test test-oldest test-browser faults families fuzz bench bench-gpu quality format results clean
+.PHONY: demo space test test-oldest test-main test-browser package dist faults families fuzz bench bench-gpu quality format results clean
 
 demo: $(VENV)/.base
 	$(BIN)/hf-diversed demo
@@ -20,6 +20,23 @@ test: $(VENV)/.dev
 # What touches transformers, on the oldest one served, in an environment of its own.
 test-oldest:
 	$(MAKE) test VENV=.venv-oldest CONSTRAINTS=build/constraints-oldest.txt TESTS="$(OLDEST)"
+
+# The same on transformers' main branch, for the weekly job: what the next release would break.
+test-main:
+	$(MAKE) .venv-main/.dev VENV=.venv-main
+	.venv-main/bin/python -m pip install --quiet --upgrade "transformers @ git+https://github.com/huggingface/transformers"
+	OMP_NUM_THREADS=1 .venv-main/bin/python -m pytest -n $(WORKERS) $(OLDEST)
+
+# The wheel as a stranger meets it: built, checked, installed in a clean environment, tried. About two minutes.
+package: $(VENV)/.dev
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/packaging -m ""
+
+# What a release uploads.
+dist: $(VENV)/.dev
+	rm -rf build dist
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check build -c $(CONSTRAINTS)
+	$(BIN)/python -m build
+	$(BIN)/python -m twine check --strict dist/*
 
 # Twelve kills of a training run, at chosen places and at random moments, and all that can go wrong around one.
 faults: $(VENV)/.dev
@@ -73,7 +90,7 @@ results: $(VENV)/.dev
 	$(BIN)/python -m tools.render_readme
 
 clean:
-	rm -rf $(VENV) .venv-oldest
+	rm -rf $(VENV) .venv-oldest .venv-main
 
 # torch goes first: asked for together with others, pip may prefer a build with CUDA.
 build/constraints-oldest.txt: constraints-oldest.txt constraints.txt
