@@ -6,7 +6,7 @@ CONSTRAINTS := constraints.txt
 WORKERS ?= 2
 OLDEST := tests/test_compat.py tests/test_cache.py tests/head tests/verifiers tests/generation
 
-.PHONY: demo space test test-oldest test-main test-browser package dist faults families fuzz bench bench-gpu quality format results clean
+.PHONY: demo space test test-oldest test-main test-browser package dist docs faults families fuzz bench bench-gpu quality format results clean
 
 demo: $(VENV)/.base
 	$(BIN)/hf-diversed demo
@@ -83,6 +83,10 @@ format: $(VENV)/.dev
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+# The documentation, warnings as errors, into build/site; tests/test_docs.py runs its snippets.
+docs: $(VENV)/.docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
 # Figures, README and cards from the JSON in results/; says what makes those that are missing.
 results: $(VENV)/.dev
 	$(BIN)/python -m tools.render_results
@@ -108,6 +112,10 @@ $(VENV)/.base: $(VENV)/.torch pyproject.toml
 
 $(VENV)/.dev: $(VENV)/.base
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[demo,dev]" -c $(CONSTRAINTS)
+	touch $@
+
+$(VENV)/.docs: $(VENV)/.dev
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[demo,dev,docs]" -c $(CONSTRAINTS)
 	touch $@
 
 $(VENV)/.serve: $(VENV)/.base

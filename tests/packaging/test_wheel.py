@@ -67,7 +67,7 @@ def test_first_hour(wheel, tmp_path):
     """Catches a dependency that only the repository's environment has, and a package that needs its checkout."""
     home, python = tmp_path / "home", tmp_path / "home" / "bin" / "python"
     run(os.environ.get("HF_DIVERSED_TEST_PYTHON", sys.executable), "-m", "venv", home, cwd=tmp_path)
-    pip = (python, "-m", "pip", "install", "--quiet", "-c", ROOT / "constraints.txt")
+    pip = (python, "-m", "pip", "install", "--quiet", "--no-compile", "-c", ROOT / "constraints.txt")
     run(*pip, "torch", cwd=tmp_path)  # first of all: asked for with others, pip may prefer a build with CUDA
     run(*pip, f"{wheel}[demo]", cwd=tmp_path)
     assert str(home) in run(python, "-c", "import hf_diversed; print(hf_diversed.__file__)", cwd=tmp_path)
