@@ -86,7 +86,7 @@ def test_every_mark_is_rendered():
     for page in PAGES:
         text = render_docs.render(page.read_text())
         assert not re.search("<!-- (generated|file)", text)
-    for name in ("guide", "drafts", "pair"):
+    for name in ("first", "guide", "drafts", "pair"):
         assert re.search(r"\d\.\d%", render_docs.SECTIONS[name]())
     with pytest.raises(KeyError):
         render_docs.render("<!-- generated: nothing -->")
