@@ -6,7 +6,8 @@ CONSTRAINTS := constraints.txt
 WORKERS ?= 2
 OLDEST := tests/test_compat.py tests/test_cache.py tests/head tests/verifiers tests/generation
 
-.PHONY: demo space test test-oldest test-browser test-wheel vllm faults families fuzz bench bench-gpu real quality format results clean
+.PHONY: demo space test test-oldest test-main test-browser test-wheel package dist docs vllm faults families fuzz bench bench-gpu \
+	real quality format results clean
 
 demo: $(VENV)/.base
 	$(BIN)/hf-diversed demo
@@ -20,6 +21,23 @@ test: $(VENV)/.dev
 # What touches transformers, on the oldest one served, in an environment of its own.
 test-oldest:
 	$(MAKE) test VENV=.venv-oldest CONSTRAINTS=build/constraints-oldest.txt TESTS="$(OLDEST)"
+
+# The same on transformers' main branch, for the weekly job: what the next release would break.
+test-main:
+	$(MAKE) .venv-main/.dev VENV=.venv-main
+	.venv-main/bin/python -m pip install --quiet --upgrade "transformers @ git+https://github.com/huggingface/transformers"
+	OMP_NUM_THREADS=1 .venv-main/bin/python -m pytest -n $(WORKERS) $(OLDEST)
+
+# The wheel as a stranger meets it: built, checked, installed in a clean environment, tried. About two minutes.
+package: $(VENV)/.dev
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/packaging -m ""
+
+# What a release uploads.
+dist: $(VENV)/.dev
+	rm -rf build dist
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check build -c $(CONSTRAINTS)
+	$(BIN)/python -m build
+	$(BIN)/python -m twine check --strict dist/*
 
 # Twelve kills of a training run, at chosen places and at random moments, and all that can go wrong around one.
 faults: $(VENV)/.dev
@@ -81,6 +99,10 @@ format: $(VENV)/.dev
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+# The documentation, warnings as errors, into build/site; tests/test_docs.py runs its snippets.
+docs: $(VENV)/.docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
 # Figures, README and cards from the JSON in results/; says what makes those that are missing.
 results: $(VENV)/.dev
 	$(BIN)/python -m tools.render_results
@@ -88,7 +110,7 @@ results: $(VENV)/.dev
 	$(BIN)/python -m tools.render_readme
 
 clean:
-	rm -rf $(VENV) .venv-oldest .venv-vllm
+	rm -rf $(VENV) .venv-oldest .venv-main .venv-vllm
 
 # torch goes first: asked for together with others, pip may prefer a build with CUDA.
 build/constraints-oldest.txt: constraints-oldest.txt constraints.txt
@@ -117,6 +139,10 @@ $(VENV)/.dev: $(VENV)/.base
 	.venv-vllm/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check -e . typer rich pytest -c constraints-vllm.txt
 	.venv-vllm/bin/python tools/name_vllm.py
+	touch $@
+
+$(VENV)/.docs: $(VENV)/.dev
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[demo,dev,docs]" -c $(CONSTRAINTS)
 	touch $@
 
 $(VENV)/.serve: $(VENV)/.base

@@ -19,6 +19,7 @@ from transformers.dynamic_module_utils import TRANSFORMERS_DYNAMIC_MODULE_NAME, 
 from transformers.generation import logits_process as lp
 from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria, StoppingCriteriaList
 from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
+from transformers.utils import logging
 
 
 _RELEASE = Version(transformers.__version__).release
@@ -75,6 +76,11 @@ _ODD_CACHES = {
 if _RELEASE < (5, 19):
     _MISREAD = "misreads masks of several tokens in transformers before 5.19"
     _ODD_CACHES |= dict.fromkeys(("big_bird", "doge", "git", "megatron-bert", "rembert", "roformer"), _MISREAD)
+
+
+def get_logger(name: str):
+    """A module's logger, below transformers' own: its verbosity, its handlers and its format hold for ours, too."""
+    return logging.get_logger(f"transformers.{name}")
 
 
 def text_config(model: PreTrainedModel):

@@ -9,7 +9,7 @@ import typer
 from rich.text import Text
 
 from hf_diversed.cli import evaluation_options as options
-from hf_diversed.cli.terminal import console, notes
+from hf_diversed.cli.terminal import console, hear_own_warnings_only, notes
 
 
 if TYPE_CHECKING:
@@ -56,8 +56,6 @@ def demo(
         demo_model(model, draft, num_examples, drawn, seed, engine, backend, device, dtype)
         return
 
-    from transformers.utils import logging
-
     from hf_diversed.cli.comparison import all_cases, compare, compiled_cases, demo_cases, measure
     from hf_diversed.cli.models import load_pair
     from hf_diversed.cli.rendering import comparison_table, compiled_line, source_legend, token_text
@@ -67,7 +65,7 @@ def demo(
     from hf_diversed.running.sampling import Sampling
     from hf_diversed.tasks import get_task
 
-    logging.set_verbosity_error()
+    hear_own_warnings_only()
     pair = load_pair(None, None, device, dtype=dtype)
     examples = held_out_examples("math", num_examples, seed)
     sampling = Sampling(temperature, num_assistant_tokens=gamma, max_new_tokens=max_new_tokens)
