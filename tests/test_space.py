@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,6 +12,8 @@ import torch
 from huggingface_hub.utils import close_session
 
 from hf_diversed import SpeculativeStats
+from hf_diversed.corpus import held_out_examples
+from hf_diversed.evaluation import plots
 from hf_diversed.outputs import TokenRecords
 from hf_diversed.token_view import ORIGINS, Piece, PieceStreamer, TokenReader
 from tests.hub.conftest import point_client_at
@@ -55,6 +58,27 @@ def test_front_is_read_by_method(space):
     assert [point.parameter for point in front.curves["diversed"]] == [0.5, 0.75, 1.0]
     assert [point.parameter for point in front.curves["static"]] == [0.5, 1.0]
     assert (front.target, front.num_prompts) == (0.9, 10)
+
+
+def test_lenience_is_a_curve_where_it_was_measured(space):
+    """Catches a method without its curve, a curve without its lossless end, and a key for what is not drawn."""
+    assert "lenience" not in space.chart.build_front(RECORDS).curves
+    assert "lenience" not in space.chart.front_chart(space.chart.build_front(RECORDS), "lenience", 0.3)
+    front = space.chart.build_front([*RECORDS, record("lenience:0.3", 0.9, 0.87)])
+    assert [point.parameter for point in front.curves["lenience"]] == [0.3, 1.0]
+    shown = space.chart.front_chart(front, "lenience", 0.3)
+    assert "87.0% accuracy with 90.0% of drafts accepted" in shown
+    assert 'class="line lenience"' in shown
+
+
+@pytest.mark.parametrize("family", ["static", "diversed", "lenience"])
+def test_a_method_has_one_colour(family):
+    """Catches a curve of the page in the colour that another method has in print."""
+    css = (SPACE / "style.css").read_text()
+    used = {
+        color for mark in ("polyline", "circle", "i") for color in re.findall(rf"{mark}\.{family} {{[^}}]*(#\w+)", css)
+    }
+    assert used == {plots._STYLES[family][0]}
 
 
 def test_front_is_that_of_one_draft_length(space):
@@ -129,7 +153,8 @@ def test_figures(space):
 
 
 def choice(space, **given):
-    settings = {"prompt": "x", "task": "math", "method": "DIVERSED", "quality": 0.5, "weight": 0.5, "max_bias": 1.0}
+    settings = {"prompt": "x", "task": "math", "method": "DIVERSED", "quality": 0.5, "lenience": 0.3}
+    settings |= {"weight": 0.5, "max_bias": 1.0}
     settings |= {"gamma": 5, "temperature": 1.0, "max_new_tokens": 8, "seed": 0, "head": ""}
     return space.backend.Choice(**settings | given)
 
@@ -195,6 +220,34 @@ def test_prompts_are_capped(space, pair, given, words):
     tokenizer.chat_template = None
     with pytest.raises(ValueError, match=words):
         space.backend.tokenize(replace(pair, tokenizer=tokenizer), choice(space, **given))
+
+
+@pytest.mark.parametrize("task", ["math", "summary", "code"])
+def test_prompts_of_the_embedded_pair_are_taken(space, task):
+    """Catches a kind of prompt that the corpus writes and the page declines."""
+    for example in held_out_examples(task, 20, seed=1):
+        space.backend.check_kind(example.prompt)
+        space.backend.check_kind(f"\n{example.prompt}  ")
+
+
+@pytest.mark.parametrize("prompt", ["Why is the sky blue?", "Question: who are you?", "Summary:", "Task: sing."])
+def test_other_prompts_are_declined_kindly(space, prompt):
+    """Catches nonsense as an answer, and a refusal that does not say what to write."""
+    with pytest.raises(ValueError, match=r"three kinds of prompt.*Take an example"):
+        space.backend.check_kind(prompt)
+
+
+def test_every_method_has_its_rule(space, pair):
+    """Catches a method of the page that no rule stands behind, and a dial that is another's."""
+    with_head = replace(pair, heads={"math": random_head()})
+    given = {"lenience": 0.25, "weight": 0.75, "quality": 0.6}
+    rules = [
+        space.backend.choose_rule(with_head, choice(space, method=name, **given)) for name in space.backend.METHODS
+    ]
+    assert rules[0] is None
+    names = ["LosslessVerifier", "LenientVerifier", "StaticEnsembleVerifier", "DiversedVerifier"]
+    assert [type(rule).__name__ for rule in rules[1:]] == names
+    assert (rules[2].lenience, rules[3].weight) == (0.25, 0.75)
 
 
 def records(tokens: list[int], source: list[int], relaxed: list[bool]) -> TokenRecords:

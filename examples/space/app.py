@@ -22,6 +22,7 @@ except ImportError:
 import gradio as gr
 from backend import (
     DIVERSED,
+    LENIENT,
     LONGEST_PROMPT,
     LOSSLESS,
     METHODS,
@@ -29,6 +30,7 @@ from backend import (
     STATIC,
     Choice,
     Run,
+    check_kind,
     choose_rule,
     decode,
     load_pair,
@@ -44,6 +46,9 @@ TASKS = [("Math", "math"), ("Summary", "summary"), ("Code", "code")]
 HEADER = """<div class="masthead"><h1>Speculative decoding with a dial</h1><p>A small draft model proposes
 tokens, a large target verifies them. A learned head decides token by token how strictly: strict where a wrong token
 breaks the answer, permissive where it does not.</p></div>"""
+ABOUT = """<p class="hint">This pair is a small one that comes with the library. It knows three kinds of prompt: word
+problems, news items to summarise, and tasks for a Python function. Change the words and numbers of an example; other
+prompts are declined.</p>"""
 PAIR, EMBEDDED = load_pair()
 
 
@@ -59,6 +64,8 @@ def generate(*values) -> Iterator[tuple[str, str, str, str, str]]:
     run, plain, method = None, None, choice.method
     try:
         asked, verifier = tokenize(PAIR, choice), choose_rule(PAIR, choice)
+        if EMBEDDED:
+            check_kind(choice.prompt)
         for run in decode(PAIR, asked, verifier, choice):
             yield _page(run, None, method)
         plain = run
@@ -76,16 +83,18 @@ def _page(run, plain, method: str, done: bool = False) -> tuple[str, str, str, s
     return notice(), tiles(run, plain if done else None, method), *panels
 
 
-def turn(task: str, method: str, quality: float, weight: float) -> tuple[str, str]:
+def turn(task: str, method: str, quality: float, lenience: float, weight: float) -> tuple[str, str]:
     """The chart and the hint for where the controls stand."""
-    families = {DIVERSED: ("diversed", quality), STATIC: ("static", weight), LOSSLESS: ("static", 1.0)}
+    families = {DIVERSED: ("diversed", quality), LENIENT: ("lenience", lenience)}
+    families |= {STATIC: ("static", weight), LOSSLESS: ("static", 1.0)}
     front = load_front(task) if EMBEDDED else None
     return front_chart(front, *families.get(method, (None, 0.0))), dial_hint(method, quality)
 
 
 def show_controls(method: str):
     """Only the dials that the method has."""
-    shown = (method == DIVERSED, method == DIVERSED, method == STATIC, method == DIVERSED, method != PLAIN)
+    learned = method == DIVERSED
+    shown = (learned, learned, method == LENIENT, method == STATIC, learned, method != PLAIN)
     return [gr.update(visible=visible) for visible in shown]
 
 
@@ -100,13 +109,19 @@ def build() -> gr.Blocks:
                 prompt = gr.Textbox(
                     held_out_examples("math", 1, 0)[0].prompt, label=longest, lines=4, elem_id="prompt"
                 )
+                gr.HTML(ABOUT, visible=EMBEDDED, elem_id="about")
                 another = gr.Button("Another example", size="sm", elem_id="another")
                 method = gr.Radio(METHODS, value=DIVERSED, label="Method", elem_id="method")
                 quality = gr.Slider(0, 1, 0.5, step=0.05, label="Quality (0 to 1)", elem_id="quality")
                 hint = gr.HTML(dial_hint(DIVERSED, 0.5), elem_id="hint")
+                lenience = gr.Slider(
+                    0.05, 1, 0.3, step=0.05, label="Lenience (1: lossless)", visible=False, elem_id="lenience"
+                )
                 weight = gr.Slider(0, 1, 0.7, step=0.05, label="Weight on the target", visible=False, elem_id="weight")
-                start = gr.Button("Generate", variant="primary", size="lg", elem_id="generate")
-                chart = gr.HTML(turn("math", DIVERSED, 0.5, 0.7)[0], elem_id="chart")
+                with gr.Row():
+                    start = gr.Button("Generate", variant="primary", size="lg", elem_id="generate")
+                    stop = gr.Button("Stop", variant="stop", size="lg", elem_id="stop")
+                chart = gr.HTML(turn("math", DIVERSED, 0.5, 0.3, 0.7)[0], elem_id="chart")
                 with gr.Accordion("More settings", open=False):
                     max_bias = gr.Slider(
                         0, 1, 1, step=0.05, label="Cap on the bias per token (1: none)", elem_id="bias"
@@ -123,14 +138,17 @@ def build() -> gr.Blocks:
                 sources = gr.HTML(source_panel(Run(), DIVERSED), elem_id="sources")
                 weights = gr.HTML(weight_panel(Run(), DIVERSED), elem_id="weights")
                 reference = gr.HTML(plain_panel(None), elem_id="plain")
-        dials = [task, method, quality, weight]
+        dials = [task, method, quality, lenience, weight]
         quietly = {"show_progress": "hidden", "trigger_mode": "always_last"}
         gr.on([item.change for item in dials], turn, dials, [chart, hint], **quietly)
-        method.change(show_controls, method, [quality, hint, weight, max_bias, gamma], show_progress="hidden")
+        method.change(
+            show_controls, method, [quality, hint, lenience, weight, max_bias, gamma], show_progress="hidden"
+        )
         gr.on([task.input, another.click], example, task, prompt, show_progress="hidden")
-        settings = [prompt, task, method, quality, weight, max_bias, gamma, temperature, length, seed, head]
+        settings = [prompt, task, method, quality, lenience, weight, max_bias, gamma, temperature, length, seed, head]
         outputs = [message, figures, sources, weights, reference]
-        start.click(generate, settings, outputs, show_progress="hidden")
+        running = start.click(generate, settings, outputs, show_progress="hidden")
+        stop.click(None, cancels=[running])
     return page
 
 
@@ -141,5 +159,5 @@ THEME = gr.themes.Base(primary_hue="emerald", neutral_hue="slate", radius_size="
 
 if __name__ == "__main__":
     if PAIR.target.device.type == "cpu":  # what is slow only once should not be in a visitor's figures
-        list(generate("Once", "", STATIC, 0.5, 0.5, 1, 5, 1.0, 8, 0, ""))
+        list(generate(example("math"), "", STATIC, 0.5, 0.5, 0.5, 1, 5, 1.0, 8, 0, ""))
     build().queue().launch(theme=THEME, css_paths=Path(__file__).parent / "style.css", ssr_mode=False, footer_links=[])

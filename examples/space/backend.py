@@ -13,6 +13,7 @@ import torch
 from hf_diversed import (
     DiversedHead,
     DiversedVerifier,
+    LenientVerifier,
     LosslessVerifier,
     SpeculativeStats,
     StaticEnsembleVerifier,
@@ -28,7 +29,9 @@ from hf_diversed.running.sampling import Sampling
 from hf_diversed.token_view import Piece, PieceStreamer
 
 
-PLAIN, LOSSLESS, STATIC, DIVERSED = METHODS = ("Plain", "Lossless", "Static", "DIVERSED")
+PLAIN, LOSSLESS, LENIENT, STATIC, DIVERSED = METHODS = ("Plain", "Lossless", "Lenience", "Static", "DIVERSED")
+# How the prompts of the embedded pair begin and end: it has seen no others.
+KINDS = {"math": ("Question: ", "\nAnswer:"), "summary": ("Article: ", "\nSummary:"), "code": ("Task: ", "\nCode:")}
 SECONDS_PER_FRAME = 0.05
 LONGEST_PROMPT = 20_000  # characters; longer ones are not even tokenized
 
@@ -41,6 +44,7 @@ class Choice:
     task: str
     method: str
     quality: float
+    lenience: float
     weight: float
     max_bias: float
     gamma: int
@@ -82,8 +86,22 @@ def choose_rule(pair: Pair, choice: Choice) -> Verifier | None:
     if choice.method == DIVERSED:
         max_bias = None if choice.max_bias >= 1 else choice.max_bias
         return DiversedVerifier(_find_head(pair, choice), choice.quality, max_bias)
+    if choice.method == LENIENT:
+        return LenientVerifier(choice.lenience)
     rules = {PLAIN: None, LOSSLESS: LosslessVerifier(), STATIC: StaticEnsembleVerifier(choice.weight)}
     return rules[choice.method]
+
+
+def check_kind(prompt: str) -> None:
+    """Decline what the embedded pair was not made for. Raises ValueError, in words for visitors."""
+    text = prompt.strip()
+    if text and not any(text.startswith(begin) and text.endswith(end) for begin, end in KINDS.values()):
+        kinds = ", ".join(f'"{begin}... {end.strip()}"' for begin, end in KINDS.values())
+        raise ValueError(
+            "This small pair knows three kinds of prompt: word problems, news items and tasks for a function. To "
+            "anything else it would answer nonsense. Take an example and change its words or numbers, or write "
+            f"{kinds}."
+        )
 
 
 def tokenize(pair: Pair, choice: Choice) -> list[int]:

@@ -50,7 +50,9 @@ def build_front(records: list[dict], source: str = "records") -> Front:
     """Sort records of one draft length, that with most families, by family: others were measured for "static" only."""
     curve = max(to_curves(records, source), key=lambda curve: len(curve.families))
     strict = [record for record in curve.families.get("static", ()) if record["method"] == "sd"]
-    found = {"static": curve.families.get("static", ()), "diversed": [*curve.families.get("diversed", ()), *strict]}
+    found = {"static": curve.families.get("static", ())}
+    found |= {name: [*members, *strict] for name in ("lenience", "diversed") if (members := curve.families.get(name))}
+    found.setdefault("diversed", strict)
     curves = {
         name: [Point(_parameter(record), record["acceptance_rate"], record["quality"]) for record in members]
         for name, members in found.items()
@@ -95,7 +97,8 @@ def front_chart(front: Front | None, family: str | None, parameter: float) -> st
         words = f"about {dot.quality:.1%} {front.metric} with {dot.acceptance:.1%} of drafts accepted"
         if points and parameter < points[0].parameter:
             words += f" (nothing measured below {points[0].parameter:g})"
-    keys = {"diversed": "DIVERSED", "static": "static mix", "target": "target alone"}
+    keys = {"diversed": "DIVERSED", "lenience": "lenience", "static": "static mix", "target": "target alone"}
+    keys = {name: label for name, label in keys.items() if name == "target" or front.curves.get(name)}
     legend = "".join(f'<span class="key"><i class="line {name}"></i>{label}</span>' for name, label in keys.items())
     return (
         f'<section class="panel chart"><h3>Quality against acceptance</h3><div class="legend">{legend}</div>'

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hf_diversed.cli import evaluation_options as options
-from hf_diversed.cli.terminal import console, notes
+from hf_diversed.cli.terminal import console, hear_own_warnings_only, notes
 
 
 if TYPE_CHECKING:
@@ -54,7 +54,6 @@ def benchmark(
     A method with "compiled:" before its name runs over static shapes, compiled; what compiling takes is told apart.
     """
     import torch
-    from transformers.utils import logging
 
     from hf_diversed.cli import preparing
     from hf_diversed.cli.benchmark_tables import tables
@@ -63,7 +62,7 @@ def benchmark(
     from hf_diversed.evaluation.benchmark import benchmark as run
     from hf_diversed.running.files import write_json
 
-    logging.set_verbosity_error()
+    hear_own_warnings_only()
     if threads is not None:
         torch.set_num_threads(threads)
     contexts = context_lengths or ("128" if random_weights else "0")
@@ -114,7 +113,7 @@ def _trained_pair(
     from hf_diversed.corpus import held_out_examples
     from hf_diversed.running.prompts import encode
 
-    pair = load_pair(target, draft, device, dtype=dtype)
+    pair = load_pair(target, draft, device, dtype=dtype, two_models=True)
     texts = [example.prompt for example in held_out_examples("math", num_prompts, seed)]
     return (pair.target, pair.draft), pair.heads.get("math"), encode(pair.tokenizer, texts)
 

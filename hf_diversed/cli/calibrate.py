@@ -87,6 +87,7 @@ def calibrate(
     preparing.check_output("HEAD", head / CONFIG)
     preparing.check_output("--output", folder, folder=True)
     examples = load_records(judge, split, num_examples, seed, data_file)
+    judge.check_scoring(examples)
     pool = preparing.load_shots(judge, shots, shots_file, seed)
     pair, _ = preparing.load_models(target, draft, None, device, task, chat, dtype)
     asked = preparing.prompted(judge, pair, pool, shots, chat)

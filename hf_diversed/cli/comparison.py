@@ -1,6 +1,6 @@
 """Run the same prompts through several decoding methods and measure each. Prints nothing but progress."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
@@ -13,7 +13,7 @@ from hf_diversed.outputs import SpeculativeStats, TokenRecords
 from hf_diversed.running.decode import Decoded, Decoder
 from hf_diversed.running.methods import Method
 from hf_diversed.running.pair import Pair
-from hf_diversed.running.prompts import encode
+from hf_diversed.running.prompts import Prompt, encode
 from hf_diversed.running.sampling import Sampling
 from hf_diversed.verifiers import (
     DiversedVerifier,
@@ -93,7 +93,7 @@ def all_cases(head: DiversedHead, head_label: str, begin: int, end: int, samplin
     return [(Method("plain decoding"), single), *cases]
 
 
-def compare(pair: Pair, cases: list[Case], prompts: list[str], seed: int, console: Console) -> list[Row]:
+def compare(pair: Pair, cases: list[Case], prompts: Sequence[Prompt], seed: int, console: Console) -> list[Row]:
     """Measure every method on every prompt, each after a short warm-up, under the same seeds."""
     rows = []
     longest = max(prompts, key=lambda prompt: len(encode(pair.tokenizer, [prompt])[0]))
@@ -109,7 +109,7 @@ def compare(pair: Pair, cases: list[Case], prompts: list[str], seed: int, consol
     return rows
 
 
-def measure(pair: Pair, case: Case, prompts: list[str], seed: int, records: bool = False) -> Row:
+def measure(pair: Pair, case: Case, prompts: Sequence[Prompt], seed: int, records: bool = False) -> Row:
     """Run one method over all prompts. Every call is seeded by its place, so one prompt does not move the next."""
     method, sampling = case
     row, decoder = Row(method.label), Decoder(pair, sampling)

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from hf_diversed.cli import evaluation_options as options
-from hf_diversed.cli.terminal import console, notes
+from hf_diversed.cli.terminal import console, hear_own_warnings_only, notes
 
 
 def compile_rounds(
@@ -42,7 +42,6 @@ def compile_rounds(
 
     import torch
     from torch._inductor.runtime.cache_dir_utils import cache_dir
-    from transformers.utils import logging
 
     from hf_diversed import warmup
     from hf_diversed.cli.models import load_pair
@@ -51,7 +50,7 @@ def compile_rounds(
     from hf_diversed.running.compiled import default_compile_config
     from hf_diversed.running.sampling import Sampling
 
-    logging.set_verbosity_error()
+    hear_own_warnings_only()
     if (target is None) != (draft is None):
         raise ValueError("TARGET and DRAFT go together: name both, or neither for the embedded pair.")
     sizes = numbers("--batch-sizes", batch_sizes, int)
@@ -62,7 +61,7 @@ def compile_rounds(
     named_rule(method, head, task, target, dials)
     if threads is not None:
         torch.set_num_threads(threads)
-    pair = load_pair(target, draft, device, dtype=dtype)
+    pair = load_pair(target, draft, device, dtype=dtype, two_models=True)
     label, rule = rule_for(pair, method, head or pair.heads.get(task), dials)
     drawn = sampling.generate_kwargs()
     del drawn["max_new_tokens"]

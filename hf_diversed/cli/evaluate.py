@@ -73,6 +73,7 @@ def evaluate(
     preparing.check_output("--output", output)
     preparing.check_output("--markdown", markdown)
     examples = load_records(judge, split, num_examples, seed, data_file)
+    judge.check_scoring(examples)
     pool = preparing.load_shots(judge, shots, shots_file, seed)
     pair, chosen = preparing.load_models(target, draft, head, device, task, chat, dtype)
     asked = preparing.prompted(judge, pair, pool, shots, chat)

@@ -64,6 +64,7 @@ def frontier(
     preparing.check_methods("--rules", expand(families), target, head, task)
     preparing.check_output("--output", output)
     examples = load_records(judge, split, num_examples, seed, data_file)
+    judge.check_scoring(examples)
     pool = preparing.load_shots(judge, shots, shots_file, seed)
     pair, chosen = preparing.load_models(target, draft, head, device, task, chat, dtype)
     asked = preparing.prompted(judge, pair, pool, shots, chat)

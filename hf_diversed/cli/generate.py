@@ -6,7 +6,7 @@ import typer
 from rich.text import Text
 
 from hf_diversed.cli import evaluation_options as options
-from hf_diversed.cli.terminal import notes
+from hf_diversed.cli.terminal import hear_own_warnings_only, notes
 
 
 def generate(
@@ -51,7 +51,7 @@ def generate(
     from hf_diversed.cli.streaming import named_rule, rule_for, stream
     from hf_diversed.running.sampling import Sampling
 
-    logging.set_verbosity_error()
+    hear_own_warnings_only()
     logging.disable_progress_bar()
     dials = {"quality": quality, "max_bias": max_bias, "bias_budget": bias_budget, "max_ratio": max_ratio}
     dials |= {"max_drop": max_drop}

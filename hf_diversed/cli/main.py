@@ -13,8 +13,10 @@ from hf_diversed.cli.demo import demo
 from hf_diversed.cli.evaluate import evaluate
 from hf_diversed.cli.frontier import frontier
 from hf_diversed.cli.generate import generate
+from hf_diversed.cli.make_draft import make_draft
 from hf_diversed.cli.plot import plot
 from hf_diversed.cli.publish import card, info, push
+from hf_diversed.cli.serve import serve
 from hf_diversed.cli.terminal import command, console
 from hf_diversed.cli.training_commands import train, tune_draft
 
@@ -38,6 +40,10 @@ for measured in (demo, generate, evaluate, calibrate, frontier, plot, benchmark,
     app.command()(command(measured))
 
 app.command("compile")(command(compile_rounds))
+app.command("make-draft")(command(make_draft))
+
+# What it does not know is an option of vLLM's.
+app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(serve)
 
 # Their options, over a hundred, are those of dataclasses, which parse and explain themselves.
 for trained in (train, tune_draft):

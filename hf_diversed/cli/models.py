@@ -7,10 +7,11 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 
 from hf_diversed.generation import checks
 from hf_diversed.running.pair import Pair, load_model, load_tokenizer
-from hf_diversed.zoo import load_demo_pair
+from hf_diversed.zoo import load_demo_pair, smollm2
 
 
 Device = torch.device | str
+LOOKUP = "lookup"  # in the place of a draft: what followed the text's last words where they stood before
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
@@ -20,17 +21,22 @@ def load_pair(
     device: Device | None = None,
     chat: bool = False,
     dtype: str | None = None,
+    two_models: bool = False,
 ) -> Pair:
     """Load a pair by name, or the embedded one with its heads, onto a device; the best one if left out.
 
     Args:
+        target, draft: Hub ids, folders or "smollm2"; the draft may be "lookup".
         dtype: of `DTYPES`; None for the one that the weights were saved in.
+        two_models: refuse looked-up drafts.
 
     Raises:
         ValueError: if only one of the two is named, for a device that is not here, for models that cannot decode
             together, or for `chat` and a tokenizer without a chat template; all before a named model is loaded.
     """
     check_pair(target, draft)
+    if two_models:
+        check_two_models(draft)
     if device is not None:
         check_device(device)
     kind = check_dtype(dtype)
@@ -39,8 +45,11 @@ def load_pair(
         pair = load_demo_pair().to(device, kind if isinstance(kind, torch.dtype) else None)
         _check_chat(pair.tokenizer, chat)
         return pair
+    target, draft = smollm2.resolve(target), smollm2.resolve(draft)
     tokenizer = load_tokenizer(target)
     _check_chat(tokenizer, chat)
+    if draft == LOOKUP:
+        return Pair(load_model(target, device, kind), None, tokenizer)
     check_together(target, draft, tokenizer)
     return Pair(load_model(target, device, kind), load_model(draft, device, kind), tokenizer)
 
@@ -57,8 +66,13 @@ def check_pair(target: str | None, draft: str | None) -> None:
     if (target is None) != (draft is None):
         raise ValueError(
             "--target and --draft go together: pass both, for example --target Qwen/Qwen3-8B --draft "
-            "Qwen/Qwen3-0.6B, or neither for the embedded pair."
+            "Qwen/Qwen3-0.6B, or neither for the embedded pair. --draft lookup needs no second model."
         )
+
+
+def check_two_models(draft: str | None) -> None:
+    if draft == LOOKUP:
+        raise ValueError("--draft lookup is no model, and this command wants two; name a draft.")
 
 
 def check_device(device: Device) -> None:

@@ -82,7 +82,7 @@ def read_records(task: Task, split: str, n: int, seed: int, data_file: str | Non
 
 def supervised_rows(task: Task, records: list[dict[str, Any]], shots: int, chat: bool) -> list[dict[str, Any]]:
     """Rows with "prompt" and "completion", the reference; solved examples come from the other records."""
-    references = [task.chat_turn(record)[1] if chat else task.reference(record) for record in records]
+    references = [task.chat_answer(record) if chat else task.reference(record) for record in records]
     rows = prompt_rows(task, records, pool=records, shots=shots, chat=chat)
     return [{"prompt": row["prompt"], "completion": reference} for row, reference in zip(rows, references)]
 

@@ -67,6 +67,16 @@ def errors_in_words(debug: bool = False) -> Iterator[None]:
         raise typer.Exit(FAILURE) from error
 
 
+def hear_own_warnings_only() -> None:
+    """For a command: warnings of this library are shown, and of transformers errors only."""
+    from transformers.utils import logging
+
+    from hf_diversed import _compat
+
+    logging.set_verbosity_error()
+    _compat.get_logger("hf_diversed").setLevel(logging.WARNING)
+
+
 def _tell(sentence: str, debug: bool) -> None:
     if debug:
         traceback.print_exc()

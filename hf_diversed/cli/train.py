@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from hf_diversed.cli.models import check_dtype, check_pair, check_together, load_pair
+from hf_diversed.cli.models import check_dtype, check_pair, check_together, check_two_models, load_pair
 from hf_diversed.cli.options import parse_options, read_records, resume_point_of
 from hf_diversed.cli.preparing import check_output
 from hf_diversed.cli.terminal import console
@@ -17,6 +17,7 @@ from hf_diversed.tasks.rewards import load_reward
 from hf_diversed.tasks.rows import prompt_rows
 from hf_diversed.training import DiversedConfig, DiversedTrainer
 from hf_diversed.training.loading import load_tokenizer
+from hf_diversed.zoo import smollm2
 
 
 DEFAULTS = {"eval_strategy": "steps", "load_best_model_at_end": True, "output_dir": "head"}
@@ -52,6 +53,8 @@ def build_trainer(arguments: TrainArguments, config: DiversedConfig) -> Diversed
     rewards = [load_reward(name, **execution) for name in names]
     head = None if arguments.head is None else DiversedHead.from_pretrained(arguments.head)
     train_rows, eval_rows = load_rows(arguments, task, config.seed, held_out=config.eval_strategy != "no")
+    if arguments.reward_funcs is None:
+        task.check_scoring([*train_rows, *(eval_rows or [])])
     return DiversedTrainer(
         **pair_options(arguments.target, arguments.draft, arguments.dtype, config),
         head=head,
@@ -69,6 +72,8 @@ def pair_options(target: str | None, draft: str | None, dtype: str | None, confi
     if target is None or draft is None:
         pair = load_pair(None, None, config.device, dtype=dtype)
         return {"target": pair.target, "draft": pair.draft, "processing_class": pair.tokenizer}
+    check_two_models(draft)
+    target, draft = smollm2.resolve(target), smollm2.resolve(draft)
     tokenizer = load_tokenizer(target)
     check_together(target, draft, tokenizer)
     if dtype is not None:

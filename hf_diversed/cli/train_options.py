@@ -58,5 +58,8 @@ class TuneDraftArguments:
     dtype: str | None = field(default=None, metadata=_DTYPE)
     data_file: str | None = field(default=None, metadata={"help": "JSON Lines in the task's columns."})
     num_examples: int = field(default=1024, metadata=_NUM_EXAMPLES)
+    num_eval_examples: int = field(
+        default=0, metadata={"help": "Further prompts to hold out; --eval-strategy says how often they are looked at."}
+    )
     shots: int = field(default=0, metadata=_SHOTS)
     chat: bool = field(default=False, metadata=_CHAT)

@@ -34,7 +34,7 @@ def train(context: typer.Context) -> None:
 
 
 def tune_draft(context: typer.Context) -> None:
-    """Tune the draft towards its target, with LoRA: hf-diversed tune-draft --task math --output-dir draft-math."""
+    """Tune the draft towards its target, by LoRA or as a whole: hf-diversed tune-draft --task math --output-dir d."""
 
     def run(argv: list[str]) -> None:
         from hf_diversed.cli.tune_draft import tune

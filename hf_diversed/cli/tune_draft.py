@@ -5,6 +5,7 @@ from contextlib import redirect_stdout
 from pathlib import Path
 
 from peft import PeftModel
+from transformers import PreTrainedModel
 
 from hf_diversed.cli.models import check_dtype, check_pair
 from hf_diversed.cli.options import parse_options, read_records, resume_point_of, supervised_rows
@@ -13,11 +14,12 @@ from hf_diversed.cli.terminal import console
 from hf_diversed.cli.train import pair_options
 from hf_diversed.cli.train_options import TuneDraftArguments
 from hf_diversed.tasks import get_task
+from hf_diversed.tasks.rows import prompt_rows
 from hf_diversed.training.draft_tuning import DraftTuningConfig, tune_draft
 
 
-def tune(argv: list[str]) -> PeftModel:
-    """Parse, tune, and leave the adapter in `output_dir`, whose name is all that standard output gets."""
+def tune(argv: list[str]) -> PeftModel | PreTrainedModel:
+    """Parse, tune, and leave the result in `output_dir`, whose name is all that standard output gets."""
     arguments, config = parse_options(
         (TuneDraftArguments, DraftTuningConfig), argv, "hf-diversed tune-draft", output_dir="tuned-draft"
     )
@@ -27,12 +29,25 @@ def tune(argv: list[str]) -> PeftModel:
     check_dtype(arguments.dtype)
     check_output("--output-dir", Path(config.output_dir), folder=True)
     task = get_task(arguments.task)
-    records = read_records(task, "train", arguments.num_examples, config.seed, arguments.data_file)
-    rows = supervised_rows(task, records, arguments.shots, arguments.chat)
+    n, n_eval = arguments.num_examples, arguments.num_eval_examples
+    if n_eval < 0 or (n_eval > 0) != (config.eval_strategy != "no"):
+        raise ValueError(
+            f"--num-eval-examples and --eval-strategy go together, got {n_eval} and {config.eval_strategy.value}: "
+            "hold some prompts out and say how often to look at them, or leave out both."
+        )
+    records = read_records(task, "train", n + n_eval, config.seed, arguments.data_file)
+    n_eval = min(n_eval, len(records) // 2)  # a small file is halved
+    if config.mode == "supervised":
+        rows = supervised_rows(task, records, arguments.shots, arguments.chat)
+    else:  # the target writes its own answers, and some tasks have none
+        rows = prompt_rows(task, records, pool=records, shots=arguments.shots, chat=arguments.chat)
     with redirect_stdout(sys.stderr):  # where the trainer prints
         pair = pair_options(arguments.target, arguments.draft, arguments.dtype, config)
         stop_strings = () if arguments.chat else task.stop_strings
-        tuned = tune_draft(pair["target"], pair["draft"], pair["processing_class"], rows, config, stop_strings)
+        split = len(rows) - n_eval
+        tuned = tune_draft(
+            pair["target"], pair["draft"], pair["processing_class"], rows[:split], config, stop_strings, rows[split:]
+        )
     if config.process_index == 0:
         console.print(config.output_dir, markup=False, highlight=False, soft_wrap=True)
     return tuned

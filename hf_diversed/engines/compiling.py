@@ -13,14 +13,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 from transformers import CompileConfig, GenerationConfig, PreTrainedModel
-from transformers.utils import logging
 
 from hf_diversed import _compat
 from hf_diversed.engines.buffers import pool
 from hf_diversed.outputs import CompileStats
 
 
-logger = logging.get_logger(__name__)
+logger = _compat.get_logger(__name__)
 MAX_COMPILED = 64  # per target; those used longest ago go first
 _COMPILED_BY_UPSTREAM = ("cuda", "xpu", "neuron", "tpu")
 _REPLAYING_DEVICES = ("cuda",)

@@ -6,7 +6,6 @@ from typing import Any, ClassVar
 
 import torch
 from transformers import PreTrainedModel
-from transformers.utils import logging
 
 from hf_diversed import _compat
 from hf_diversed.engines.buffers import pad_rows, size_for
@@ -22,7 +21,7 @@ from hf_diversed.sampling import Coins
 from hf_diversed.verifiers.base import Memory, Verifier
 
 
-logger = logging.get_logger(__name__)
+logger = _compat.get_logger(__name__)
 # Layers in one function, the draft's counted once per draft. Compiling takes 2 to 3 s for each on a CPU core, and for
 # larger models what is saved between the parts is nothing beside their forwards.
 MAX_LAYERS = 40

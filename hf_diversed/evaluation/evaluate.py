@@ -122,7 +122,7 @@ class _Run:
             "max_new_tokens": sampling.max_new_tokens,
             "stop_strings": list(sampling.stop_strings),
             "target": _model_identity(pair.target),
-            "draft": _model_identity(pair.draft),
+            "draft": {"name": "prompt lookup"} if pair.draft is None else _model_identity(pair.draft),
             "device": pair.target.device.type,
             "data": _digest([prompts, examples]),
             "settings": settings.identity(),

@@ -3,12 +3,11 @@
 import torch
 from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel
 from transformers.generation.streamers import BaseStreamer
-from transformers.utils import logging
 
 from hf_diversed import _compat
 
 
-logger = logging.get_logger(__name__)
+logger = _compat.get_logger(__name__)
 _TEXT_INPUTS = {"attention_mask", "position_ids", "use_cache", "logits_to_keep"}
 # Embeddings of one tokenizer are padded to round sizes; two tokenizers differ by more than this, or by more than 1%.
 _LARGEST_PADDING = 512

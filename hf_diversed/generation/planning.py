@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
-from transformers.utils import logging
 
 from hf_diversed import _compat
 from hf_diversed.blocks import DecodingContext
@@ -36,7 +35,7 @@ from hf_diversed.sampling import Dice
 from hf_diversed.verifiers.base import Verifier
 
 
-logger = logging.get_logger(__name__)
+logger = _compat.get_logger(__name__)
 DEFAULT_NUM_ASSISTANT_TOKENS = 5
 _UPSTREAM_NGRAM_SIZE = 2  # of prompt lookup, where the config says nothing
 

@@ -6,12 +6,11 @@ from typing import Any
 
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
-from transformers.utils import logging
 
 from hf_diversed import _compat
 
 
-logger = logging.get_logger(__name__)
+logger = _compat.get_logger(__name__)
 
 HEAD_TYPES = ("linear", "mlp")
 FEATURES = ("hidden", "distribution", "both")

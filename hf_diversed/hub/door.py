@@ -10,8 +10,6 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from transformers.utils import logging
-
 from hf_diversed import _compat
 from hf_diversed.generation.hook import install_hook
 from hf_diversed.head import DiversedHead, DiversedHeadConfig, load_head
@@ -19,7 +17,7 @@ from hf_diversed.head.pulling import HUB_ARGUMENTS
 from hf_diversed.provenance import module_digest
 
 
-logger = logging.get_logger(__name__)
+logger = _compat.get_logger(__name__)
 
 SCRIPT, REQUIREMENTS = "custom_generate/generate.py", "custom_generate/requirements.txt"
 SINCE = "0.1.0"  # the first release with `generate_with`. Published scripts never change: neither may what they call

@@ -61,17 +61,28 @@ class Method:
             return verifier.weight
         return 1.0 if isinstance(verifier, LosslessVerifier) else None
 
-    def generate_kwargs(self, draft: PreTrainedModel, num_assistant_tokens: int | None) -> dict[str, Any]:
-        """What `generate` of the target takes; `num_assistant_tokens` drafts per round, None for the rule's own."""
+    def generate_kwargs(self, draft: PreTrainedModel | None, num_assistant_tokens: int | None) -> dict[str, Any]:
+        """What `generate` of the target takes; `num_assistant_tokens` drafts per round, None for the rule's own.
+
+        Args:
+            draft: None looks drafts up in the text.
+        """
+        gamma = num_assistant_tokens or DEFAULT_NUM_ASSISTANT_TOKENS
         if self.upstream:
             weight = {} if self.ensemble_weight is None else {"assistant_ensemble_weight": self.ensemble_weight}
-            gamma = num_assistant_tokens or DEFAULT_NUM_ASSISTANT_TOKENS
-            return {"assistant_model": constant_draft(draft, gamma)} | weight
+            drafts = (
+                {"prompt_lookup_num_tokens": gamma}
+                if draft is None
+                else {"assistant_model": constant_draft(draft, gamma)}
+            )
+            return drafts | weight
         static: dict[str, Any] = {}
         if self.compile_config is not None:
             static = {"cache_implementation": "static", "compile_config": self.compile_config}
         if self.verifier is None:
             return static
+        if draft is None:
+            return {"prompt_lookup_num_tokens": gamma, "verifier": self.verifier} | static
         ours = {"assistant_model": draft, "verifier": self.verifier, "num_assistant_tokens": num_assistant_tokens}
         return ours | static
 

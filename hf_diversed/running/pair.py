@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
+import hf_diversed.cut_vocabulary  # noqa: F401  `from_pretrained` knows its classes then
+
 
 if TYPE_CHECKING:
     from hf_diversed.head import DiversedHead
@@ -14,17 +16,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Pair:
-    """A target and a draft of one vocabulary, their tokenizer, and the heads that come with them, by task."""
+    """A target and a draft of one vocabulary, their tokenizer, and the heads that come with them, by task. Without a
+    draft, drafts are looked up in the text."""
 
     target: PreTrainedModel
-    draft: PreTrainedModel
+    draft: PreTrainedModel | None
     tokenizer: PreTrainedTokenizerBase
     heads: Mapping[str, "DiversedHead"] = field(default_factory=dict)
 
     def to(self, device: torch.device | str, dtype: torch.dtype | None = None) -> "Pair":
         """The pair with its modules moved, as `torch.nn.Module.to` moves them: in place. Heads keep their dtype."""
         for model in (self.target, self.draft):
-            model.to(device=device, dtype=dtype)
+            if model is not None:
+                model.to(device=device, dtype=dtype)
         for head in self.heads.values():
             head.to(device)
         return self

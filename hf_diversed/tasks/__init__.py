@@ -7,10 +7,12 @@ from hf_diversed.tasks.code import Code
 from hf_diversed.tasks.execution import CodeTask
 from hf_diversed.tasks.gsm8k import Gsm8k
 from hf_diversed.tasks.humaneval import HumanEval
+from hf_diversed.tasks.ifeval import IFEval
 from hf_diversed.tasks.loading import load_records
 from hf_diversed.tasks.math import Math
 from hf_diversed.tasks.mbpp import Mbpp, MbppSanitized
 from hf_diversed.tasks.prompted import PromptedTask
+from hf_diversed.tasks.scitldr import SciTldr
 from hf_diversed.tasks.summary import Summary
 from hf_diversed.tasks.wmt import Wmt
 from hf_diversed.tasks.xsum import XSum
@@ -24,6 +26,8 @@ TASKS: dict[str, type[Task]] = {
     "mbpp_sanitized": MbppSanitized,
     "humaneval": HumanEval,
     "wmt": Wmt,
+    "ifeval": IFEval,
+    "scitldr": SciTldr,
     "math": Math,
     "summary": Summary,
     "code": Code,

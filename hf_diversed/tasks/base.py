@@ -27,7 +27,7 @@ class Task:
 
     Attributes:
         name: key in `TASKS`.
-        metric: what the score is called in tables: "accuracy", "rouge2", "bleu" or "pass@1".
+        metric: what the score is called in tables: "accuracy", "rouge2", "bleu", "pass@1" or "instructions".
         source: where the records lie on the Hub; None for an embedded task, which draws its own.
         splits: splits that exist.
         columns: columns that a record must have. `"a|b"` means either, `"a.b"` the entry `b` of a mapping in `a`.
@@ -58,8 +58,8 @@ class Task:
         """Return how right a completion is, in [0, 1]."""
         raise NotImplementedError
 
-    def check_scoring(self) -> None:
-        """Refuse, before anything is decoded, what scoring would refuse."""
+    def check_scoring(self, records: Sequence[Record] = ()) -> None:
+        """Refuse, before anything is decoded, what scoring would refuse, of these records as well."""
 
     def score_batch(self, completions: Sequence[str], records: Sequence[Record]) -> list[float]:
         """Return one score per completion; completion `i` answers record `i`."""
@@ -98,13 +98,17 @@ class Task:
         self._check_shots(record, shots)
         messages = []
         for shot in shots:
-            question, answer = self.chat_turn(shot)
-            messages += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
-        return [*messages, {"role": "user", "content": self.chat_turn(record)[0]}]
+            messages.append({"role": "user", "content": self.chat_question(shot)})
+            messages.append({"role": "assistant", "content": self.chat_answer(shot)})
+        return [*messages, {"role": "user", "content": self.chat_question(record)}]
 
-    def chat_turn(self, record: Record) -> tuple[str, str]:
-        """Return what the user says and what the assistant should answer."""
-        return self.prompt(record).rstrip(), self.reference(record).strip()
+    def chat_question(self, record: Record) -> str:
+        """Return what the user says."""
+        return self.prompt(record).rstrip()
+
+    def chat_answer(self, record: Record) -> str:
+        """Return what the assistant should answer."""
+        return self.reference(record).strip()
 
     def trim(self, completion: str) -> str:
         """Cut a completion at the first stop string."""

@@ -41,7 +41,7 @@ class CodeTask(Task):
         """
         raise NotImplementedError
 
-    def check_scoring(self) -> None:
+    def check_scoring(self, records: Sequence[Record] = ()) -> None:
         """Raise ValueError if running code was not allowed, SandboxUnavailable where it cannot be isolated."""
         self._check_allowed()
         run_programs(["pass"], unsafe=self.unsafe_code_execution)
@@ -71,8 +71,8 @@ class CodeTask(Task):
         tests = [self.tests(record) for record in records]
         return [float(result.passed) for result in run_programs(programs, tests, unsafe=self.unsafe_code_execution)]
 
-    def chat_turn(self, record: Record) -> tuple[str, str]:
-        return self.prompt(record).rstrip(), fenced(self.reference(record))
+    def chat_answer(self, record: Record) -> str:
+        return fenced(self.reference(record))
 
 
 def fenced(code: str) -> str:

@@ -42,6 +42,8 @@ class HumanEval(CodeTask):
         above = self.prompt(record).rpartition(f"def {function}(")[0]
         return f"{above}\n{test}\ncheck({function})\n"
 
-    def chat_turn(self, record: Record) -> tuple[str, str]:
-        question = f"Complete this Python function. Answer with the whole function.\n\n{fenced(self.prompt(record))}"
-        return question, fenced(self.prompt(record) + self.reference(record))
+    def chat_question(self, record: Record) -> str:
+        return f"Complete this Python function. Answer with the whole function.\n\n{fenced(self.prompt(record))}"
+
+    def chat_answer(self, record: Record) -> str:
+        return fenced(self.prompt(record) + self.reference(record))

@@ -9,12 +9,12 @@ from safetensors import SafetensorError
 from transformers import Trainer
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, rotate_checkpoints
-from transformers.utils import logging
 
+from hf_diversed import _compat
 from hf_diversed.running.files import writing
 
 
-logger = logging.get_logger(__name__)
+logger = _compat.get_logger(__name__)
 MARKER = "complete.json"
 # What torch and safetensors raise when a disk is full.
 WRITE_FAILURES = (RuntimeError, SafetensorError)

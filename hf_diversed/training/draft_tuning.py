@@ -1,9 +1,11 @@
-"""Tuning of the draft, so that it agrees more with the target on a task: LoRA on transformers' `Trainer`.
+"""Tuning of the draft, so that it agrees more with the target on a task: LoRA, or all weights, on transformers'
+`Trainer`.
 
-The result is a peft adapter that serves as `assistant_model`. Knows nothing of heads and verifiers.
+The result serves as `assistant_model`. Knows nothing of heads and verifiers.
 """
 
 import copy
+import itertools
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -63,6 +65,8 @@ class DraftTuningConfig(DraftTuningSettings, TrainingArguments):
                 f"temperature must be above 0, got {self.temperature!r}: greedy laws have no gradient. A draft tuned "
                 "at temperature 1 also serves greedy decoding."
             )
+        if self.all_weights and self.merge:
+            raise ValueError("merge=True needs an adapter, and all_weights=True trains none; drop one of them.")
         if not self.lora_target_modules:
             raise ValueError('lora_target_modules must name at least one layer; "all-linear" takes all of them.')
         if self.mode == "supervised" and self.divergence != "kl":
@@ -94,8 +98,10 @@ def tune_draft(
     rows: Sequence[Row],
     args: DraftTuningConfig,
     stop_strings: Sequence[str] = (),
-) -> PeftModel:
-    """Tune a draft with LoRA and save the adapter, with `provenance.json`, in `args.output_dir`.
+    eval_rows: Sequence[Row] = (),
+) -> PeftModel | PreTrainedModel:
+    """Tune a draft with LoRA and save the adapter, with `provenance.json`, in `args.output_dir`; with
+    `args.all_weights` train the draft itself, in place, and save it with the tokenizer.
 
     Distillation draws completions of the target once, by plain `generate`, and keeps them in `target_samples.jsonl`
     there. As peft does, the adapter's layers are put into `draft` itself; its own weights stay as they are, and
@@ -106,6 +112,8 @@ def tune_draft(
         rows: a "prompt" each, text or chat messages, and for `mode="supervised"` a "completion" in text, which gets
             an EOS.
         stop_strings: where the target's completions end, beside EOS.
+        eval_rows: held-out rows of the same kind. Evaluations (`args.eval_strategy`) log "eval_loss" of them and, of
+            distillation, "eval_acceptance", what a lossless verifier would accept.
 
     Returns:
         The tuned draft in eval mode, an `assistant_model` as it is.
@@ -122,32 +130,70 @@ def tune_draft(
         ```
     """
     _check(rows, tokenizer, args)
+    if eval_rows:
+        _check(eval_rows, tokenizer, args)
+    elif args.eval_strategy != "no":
+        raise ValueError(f"eval_strategy={str(args.eval_strategy.value)!r} needs eval_rows, got none; pass some.")
     with sole_run(args):
-        return _tune(target, draft, tokenizer, rows, args, stop_strings)
+        return _tune(target, draft, tokenizer, [*rows, *eval_rows], len(rows), args, stop_strings)
 
 
-def _tune(target, draft, tokenizer, rows, args: DraftTuningConfig, stop_strings) -> PeftModel:
+def _tune(target, draft, tokenizer, rows, num_train: int, args: DraftTuningConfig, stop_strings):
+    """Tune on the first `num_train` rows and hold out the others."""
     draft = load_frozen(draft, args)
     if args.mode == "distill":
         if target is None:
             raise ValueError('mode="distill" needs a target to learn from; pass one, or take mode="supervised".')
         target = load_frozen(target, args)
         check_vocabularies(target, draft)
-        prompts = [_encode_prompt(tokenizer, row["prompt"]) for row in rows]
-        models = {"target": target, "draft": draft}
-        check_context("rows", [len(prompt) for prompt in prompts], args.max_completion_length, models)
-        completions = sample_completions(target, tokenizer, prompts, args, stop_strings)
-        examples = [_example(prompt, ids) for prompt in prompts for ids in completions[prompt]]
+        examples = _drawn_examples(target, draft, tokenizer, rows, args, stop_strings)
     else:
-        target, end = None, end_ids(draft, tokenizer)
-        examples = [_supervised_example(tokenizer, row, end, args.max_completion_length) for row in rows]
-        _check_known(examples, draft)
-        check_context(
-            "rows",
-            [example["labels"].count(_IGNORED) for example in examples],
-            args.max_completion_length,
-            {"draft": draft},
-        )
+        target, examples = None, _written_examples(draft, tokenizer, rows, args)
+    training, held_out = (list(itertools.chain(*part)) for part in (examples[:num_train], examples[num_train:]))
+    model = draft.requires_grad_(True) if args.all_weights else _with_adapter(draft, args)
+    trainer = DraftTuner(model, target, args, training, held_out or None)
+    trainer.train(
+        resume_from_checkpoint=args.resume_from_checkpoint
+        or (resume_point(Path(args.output_dir)) if args.resume else None)
+    )
+    trainer.save_model()
+    trainer.save_state()
+    if args.should_save:
+        _save_beside(model, tokenizer, args)
+    return (model.requires_grad_(False) if args.all_weights else model).eval()
+
+
+def _drawn_examples(target, draft, tokenizer, rows, args: DraftTuningConfig, stop_strings) -> list[list[dict]]:
+    """Per row, the target's own completions."""
+    prompts = [_encode_prompt(tokenizer, row["prompt"]) for row in rows]
+    models = {"target": target, "draft": draft}
+    check_context("rows", [len(prompt) for prompt in prompts], args.max_completion_length, models)
+    completions = sample_completions(target, tokenizer, prompts, args, stop_strings)
+    return [[_example(prompt, ids) for ids in completions[prompt]] for prompt in prompts]
+
+
+def _written_examples(draft, tokenizer, rows, args: DraftTuningConfig) -> list[list[dict]]:
+    """Per row, its reference."""
+    end = end_ids(draft, tokenizer)
+    examples = [_supervised_example(tokenizer, row, end, args.max_completion_length) for row in rows]
+    _check_known(examples, draft)
+    lengths = [example["labels"].count(_IGNORED) for example in examples]
+    check_context("rows", lengths, args.max_completion_length, {"draft": draft})
+    return [[example] for example in examples]
+
+
+def _save_beside(model, tokenizer: PreTrainedTokenizerBase, args: DraftTuningConfig) -> None:
+    """What a whole draft needs beside its weights, or an adapter put into its draft."""
+    folder = Path(args.output_dir)
+    if args.all_weights:
+        tokenizer.save_pretrained(folder)
+    elif args.merge:
+        # A copy, since taking a merged adapter out again would leave rounding errors in the draft.
+        copy.deepcopy(model).merge_and_unload().save_pretrained(folder / "merged")
+        tokenizer.save_pretrained(folder / "merged")
+
+
+def _with_adapter(draft: PreTrainedModel, args: DraftTuningConfig) -> PeftModel:
     names = args.lora_target_modules
     lora = LoraConfig(
         task_type=TaskType.CAUSAL_LM,
@@ -158,38 +204,31 @@ def _tune(target, draft, tokenizer, rows, args: DraftTuningConfig, stop_strings)
     )
     with torch.random.fork_rng():
         torch.manual_seed(args.seed)
-        model = get_peft_model(draft, lora)
-    trainer = DraftTuner(model, target, args, examples)
-    trainer.train(
-        resume_from_checkpoint=args.resume_from_checkpoint
-        or (resume_point(Path(args.output_dir)) if args.resume else None)
-    )
-    trainer.save_model()
-    trainer.save_state()
-    if args.merge and args.should_save:
-        folder = Path(args.output_dir) / "merged"
-        # A copy, since taking a merged adapter out again would leave rounding errors in the draft.
-        copy.deepcopy(model).merge_and_unload().save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
-    return model.eval()
+        return get_peft_model(draft, lora)
 
 
 class DraftTuner(SealedCheckpoints):
     """Cross entropy or divergence on completion tokens, as a mean over those of a batch. Checkpoints hold the adapter
-    alone, and count as complete only once sealed.
+    alone, where there is one, and count as complete only once sealed.
 
     Args:
-        model: the draft with its adapter. target: frozen; None in supervised mode.
-        examples: `input_ids` and `labels`, lists of equal length.
+        model: the draft with its adapter, or to be trained as a whole. target: frozen; None in supervised mode.
+        examples, held_out: `input_ids` and `labels`, lists of equal length.
     """
 
     def __init__(
-        self, model: PeftModel, target: PreTrainedModel | None, args: DraftTuningConfig, examples: list[dict]
+        self,
+        model: PeftModel | PreTrainedModel,
+        target: PreTrainedModel | None,
+        args: DraftTuningConfig,
+        examples: list[dict],
+        held_out: list[dict] | None = None,
     ):
-        super().__init__(model, args, data_collator=collate, train_dataset=examples)
+        super().__init__(model, args, data_collator=collate, train_dataset=examples, eval_dataset=held_out)
         self.target = target
         self.model_accepts_loss_kwargs = False
         self._acceptance: list[float] = []
+        self._held_out: list[torch.Tensor] = []
 
     def compute_loss(self, model, inputs, return_outputs: bool = False, num_items_in_batch=None):
         """Loss of one batch; the laws of prompt positions are not even computed."""
@@ -211,8 +250,19 @@ class DraftTuner(SealedCheckpoints):
             target_logits = target_logits.to(draft_logits.device)
             distances = divergences(target_logits, draft_logits, self.args.temperature)
             loss = distances[self.args.divergence].mean()
-            self._acceptance.append(1.0 - distances["tv"].mean().item())
+            if model.training:
+                self._acceptance.append(1.0 - distances["tv"].mean().item())
+            else:
+                self._held_out.append(1.0 - distances["tv"].detach().cpu())
         return (loss, {"logits": draft_logits}) if return_outputs else loss
+
+    def evaluation_loop(self, *args, metric_key_prefix: str = "eval", **kwargs):
+        """Upstream's, with the mean acceptance over held-out tokens (of this process) beside the loss."""
+        self._held_out.clear()
+        output = super().evaluation_loop(*args, metric_key_prefix=metric_key_prefix, **kwargs)
+        if self._held_out:
+            output.metrics[f"{metric_key_prefix}_acceptance"] = torch.cat(self._held_out).mean().item()
+        return output
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         if "loss" in logs and self._acceptance:
@@ -221,14 +271,12 @@ class DraftTuner(SealedCheckpoints):
         super().log(logs, start_time)
 
     def _save(self, output_dir: str | None = None, state_dict=None) -> None:
-        """Write the adapter and its provenance; nothing pickled."""
+        """Write the adapter, or the draft, and its provenance; nothing pickled."""
         folder = Path(output_dir or self.args.output_dir)
-        card = folder / "README.md"
-        written_by_user = card.exists()
-        # "auto" would look the draft up on the Hub.
-        self.model.save_pretrained(folder, save_embedding_layers=False)
-        if not written_by_user:
-            card.unlink(missing_ok=True)  # peft's is an empty form but for the folder that the draft was loaded from
+        if self.args.all_weights:
+            self.model.save_pretrained(folder)
+        else:
+            _save_adapter(self.model, folder)
         record = provenance(self.args.seed, self.model.device) | {
             "tuning": publishable(own_settings(self.args)),
             "target": None if self.target is None else _compat.public_name(self.target),
@@ -238,6 +286,14 @@ class DraftTuner(SealedCheckpoints):
             "world_size": self.args.world_size,
         }
         (folder / "provenance.json").write_text(json.dumps(record, indent=2, default=str) + "\n")
+
+
+def _save_adapter(model: PeftModel, folder: Path) -> None:
+    card = folder / "README.md"
+    written_by_user = card.exists()
+    model.save_pretrained(folder, save_embedding_layers=False)  # "auto" would look the draft up on the Hub
+    if not written_by_user:
+        card.unlink(missing_ok=True)  # peft's is an empty form but for the folder that the draft was loaded from
 
 
 def divergences(
@@ -251,14 +307,15 @@ def divergences(
 
     Returns:
         "tv", float32 `[N]`: TV(p, q), what a lossless verifier rejects (arXiv 2211.17192). "kl", float32 `[N]`:
-        KL(p||q) over the ids that both have, as it is infinite beyond.
+        KL(p||q) over the ids that both have (a draft of a cut vocabulary says minus infinity for the others), as it is
+        infinite beyond.
     """
     common = min(target_logits.shape[-1], draft_logits.shape[-1])
     log_p = (target_logits.float() / temperature).log_softmax(-1)[..., :common]
     log_q = (draft_logits[..., :common].float() / temperature).log_softmax(-1)
-    p = log_p.exp()
+    p, gap = log_p.exp(), (log_p - log_q).masked_fill(log_q.detach().isinf(), 0.0)
     # In this order: q has all its mass on the common ids, p may not.
-    return {"tv": total_variation(log_q.exp(), p), "kl": (p * (log_p - log_q)).sum(-1)}
+    return {"tv": total_variation(log_q.exp(), p), "kl": (p * gap).sum(-1)}
 
 
 def collate(examples: Sequence[dict[str, list[int]]]) -> dict[str, torch.Tensor]:

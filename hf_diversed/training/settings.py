@@ -103,6 +103,10 @@ class DraftTuningSettings:
     divergence: str = field(
         default="kl", metadata={"help": 'Of distillation: "kl" is KL(p||q); "tv" is what acceptance loses, TV(p, q).'}
     )
+    all_weights: bool = field(
+        default=False,
+        metadata={"help": "Train the draft itself in the place of an adapter: for one that agrees seldom yet."},
+    )
     lora_r: int = field(default=16, metadata={"help": "Rank of the adapter."})
     lora_alpha: int = field(default=32, metadata={"help": "Scale of the adapter is lora_alpha / lora_r."})
     lora_dropout: float = field(default=0.0, metadata={"help": "On the adapter's input."})

@@ -14,8 +14,8 @@ from accelerate.utils import broadcast, broadcast_object_list
 from huggingface_hub import CommitInfo
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerControl
 from transformers.trainer_utils import HubStrategy, IntervalStrategy
-from transformers.utils import logging
 
+from hf_diversed import _compat
 from hf_diversed.head import DiversedHead
 from hf_diversed.provenance import provenance, publishable
 from hf_diversed.running.pair import Pair
@@ -35,7 +35,7 @@ from hf_diversed.training.scoring import Rows, Scorer, gathered, known, mean, me
 from hf_diversed.verifiers.learned import Decisions
 
 
-logger = logging.get_logger(__name__)
+logger = _compat.get_logger(__name__)
 
 
 @dataclasses.dataclass(eq=False)

@@ -175,6 +175,7 @@ def test_bad_input_is_a_message(page):
     expect(page.locator("#head")).to_contain_text("no folders, and no files larger than a head's")
     for control, value, words in (
         (prompt, " ", "prompt is empty"),
+        (prompt, "Why is the sky blue?", "three kinds of prompt"),
         (prompt, "many words " * 1500, "tokens, where"),
         (prompt, "many words " * 3000, "characters, of"),
         (head, "no such <b>head</b>", "'no such <b>head</b>' could not be loaded"),

@@ -24,6 +24,7 @@ from hf_diversed.tasks import TASKS
 ROOT = Path(__file__).parents[2]
 COMMANDS = (
     "demo",
+    "make-draft",
     "generate",
     "evaluate",
     "calibrate",

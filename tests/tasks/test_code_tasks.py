@@ -94,7 +94,7 @@ def test_a_batch_is_one_call(name: str, sandbox: FakeSandbox):
 def test_answers_of_a_chat_model_pass_too(name: str, sandbox: FakeSandbox):
     """Catches a fence that ends up in the program, and a function written anew that is pasted into its own body."""
     task, record = allowed(name), RECORDS[name]
-    answer = task.chat_turn(record)[1]
+    answer = task.chat_answer(record)
     assert answer.startswith("```python\n")
     assert task.score_batch([f"Of course:\n\n{answer}\nEnjoy!", RIGHT], [record] * 2) == [1.0, 1.0]
 

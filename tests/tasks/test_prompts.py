@@ -24,6 +24,8 @@ RECORDS = {
         "entry_point": "f",
     },
     "wmt": {"translation": {"de": "Es regnet.", "en": "It rains."}},
+    "ifeval": {"prompt": "Say hi. Use no comma.", "instruction_id_list": ["punctuation:no_comma"], "kwargs": [{}]},
+    "scitldr": {"abstract": "It rained. We measured it.", "tldr": ["We measure rain.", "Rain is measured."]},
     "math": {"prompt": "Question: 1 and 1?\nAnswer:", "completion": " 1+1=2. The answer is 2.", "answer": "2"},
     "summary": {"prompt": "Article: It rained.\nSummary:", "completion": " Rain.", "answer": "Rain."},
     "code": {"prompt": "Task: f\nCode:\n", "completion": "def f(): pass\n", "answer": "assert f() is None"},
@@ -36,6 +38,8 @@ PROMPTS = {
     "Your solution should pass these tests:\nassert f(1)==2\n\nSolution:\n",
     "humaneval": 'def f(x):\n    """Double x."""\n',
     "wmt": "Translate the following German sentence into English:\n\nGerman: Es regnet.\n\nEnglish:",
+    "ifeval": "Say hi. Use no comma.",
+    "scitldr": "Summarize the following abstract in one sentence:\n\nAbstract: It rained. We measured it.\n\nSummary:",
     "math": "Question: 1 and 1?\nAnswer:",
     "summary": "Article: It rained.\nSummary:",
     "code": "Task: f\nCode:\n",
@@ -49,6 +53,7 @@ REFERENCES = {
     "mbpp_sanitized": "def f(x):\n    return 2*x\n",
     "humaneval": "    return 2 * x\n",
     "wmt": " It rains.",
+    "scitldr": " We measure rain.",
     "math": " 1+1=2. The answer is 2.",
     "summary": " Rain.",
     "code": "def f(): pass\n",
@@ -63,12 +68,28 @@ def other(name: str, mark: str) -> dict:
 
 
 @pytest.mark.parametrize("name", TASKS)
-def test_prompt_and_reference(name: str):
-    """Catches a cue that is lost, a reference glued to the prompt, calculator notes, Windows line ends."""
+def test_prompt(name: str):
+    """Catches a cue that is lost, and columns that a prompt does without."""
     task = get_task(name)
     assert task.prompt(RECORDS[name]) == PROMPTS[name]
-    assert task.reference(RECORDS[name]) == REFERENCES[name]
     assert not task.missing_columns(RECORDS[name])
+
+
+@pytest.mark.parametrize("name", REFERENCES)
+def test_reference(name: str):
+    """Catches a reference glued to the prompt, calculator notes, Windows line ends."""
+    assert get_task(name).reference(RECORDS[name]) == REFERENCES[name]
+
+
+def test_a_task_without_references_serves_prompts_alone():
+    """Catches a chat prompt that asks for the answer first, and solved examples with nothing in the place of it."""
+    assert set(TASKS) - set(REFERENCES) == {"ifeval"}
+    task, record = get_task("ifeval"), RECORDS["ifeval"]
+    assert task.chat_messages(record) == [{"role": "user", "content": "Say hi. Use no comma."}]
+    shot = record | {"prompt": "Another."}
+    for ask in (task.few_shot_prompt, task.chat_messages):
+        with pytest.raises(ValueError, match=r"task 'ifeval' has no references: leave out solved examples"):
+            ask(record, [shot])
 
 
 @pytest.mark.parametrize("name", TASKS)
@@ -77,13 +98,13 @@ def test_registry_names_are_the_tasks_names(name: str):
     task = get_task(name)
     assert type(task) is TASKS[name]
     assert task.name == name
-    assert task.metric in {"accuracy", "rouge2", "bleu", "pass@1"}
+    assert task.metric in {"accuracy", "rouge2", "bleu", "pass@1", "instructions"}
     assert task.splits
     assert (task.source is None) == isinstance(task, EmbeddedTask)
     assert (task.metric == "pass@1") == isinstance(task, CodeTask)
 
 
-@pytest.mark.parametrize("name", TASKS)
+@pytest.mark.parametrize("name", REFERENCES)
 def test_a_model_that_starts_the_next_shot_is_cut(name: str):
     """Catches stop strings that do not occur where the next shot begins, so that its text would be scored too."""
     task, record = get_task(name), RECORDS[name]
@@ -149,14 +170,14 @@ def test_chat_prompt_uses_the_template():
 
 def test_chat_turns_of_code_are_fenced():
     """Catches a bare signature as a user's message, and answers of a form that no chat model is used to."""
-    question, answer = get_task("humaneval").chat_turn(RECORDS["humaneval"])
+    task, record = get_task("humaneval"), RECORDS["humaneval"]
+    question, answer = task.chat_question(record), task.chat_answer(record)
     assert question.startswith("Complete this Python function.")
     assert question.endswith('```python\ndef f(x):\n    """Double x."""\n```')
     assert answer == '```python\ndef f(x):\n    """Double x."""\n    return 2 * x\n```'
-    assert get_task("mbpp").chat_turn(RECORDS["mbpp"]) == (
-        PROMPTS["mbpp"].rstrip(),
-        "```python\ndef f(x):\n    return 2*x\n```",
-    )
+    task, record = get_task("mbpp"), RECORDS["mbpp"]
+    assert task.chat_question(record) == PROMPTS["mbpp"].rstrip()
+    assert task.chat_answer(record) == "```python\ndef f(x):\n    return 2*x\n```"
 
 
 def test_rows_keep_a_prompt_of_the_record():
@@ -204,5 +225,7 @@ def test_lookup_reads_alternatives_and_nested_columns():
 
 def test_refuses_unknown_names():
     """Catches a typing error that ends in a KeyError without the names that exist."""
-    with pytest.raises(ValueError, match="unknown task 'gsm8'; registered are cnndm, code, gsm8k, humaneval, math"):
+    with pytest.raises(
+        ValueError, match="unknown task 'gsm8'; registered are cnndm, code, gsm8k, humaneval, ifeval, math"
+    ):
         get_task("gsm8")

@@ -76,6 +76,7 @@ def test_rouge_counts_bigrams():
         ("cnndm", "highlights", "\n\nArticle: the cat sat"),
         ("xsum", "summary", "\n\nDocument: the cat sat"),
         ("summary", "answer", "\n\nArticle: the cat sat"),
+        ("scitldr", "tldr", "\n\nAbstract: the cat sat"),
     ],
 )
 def test_summaries_are_scored_up_to_the_next_shot(name: str, column: str, stop: str):
@@ -94,6 +95,18 @@ def test_xsum_scores_32_words_and_cnndm_all():
     assert get_task("xsum").score(" ".join(words[:31]), record) < 1.0
     assert get_task("xsum").score(" ".join([*words[:31], "x"]), record) < 1.0
     assert get_task("cnndm").score(" ".join(words), record) < 1.0
+
+
+def test_scitldr_takes_the_nearest_summary_and_the_columns_of_the_hub():
+    """Catches the first summary taken for all, their mean, a list pasted into the prompt, and a record without any."""
+    task = get_task("scitldr")
+    assert task.score(" the cat sat", {"tldr": ["a dog ran", "the cat sat"]}) == 1.0
+    hub = {"source": ["It rained.", "We measured."], "target": ["the cat sat"]}
+    assert not task.missing_columns(hub)
+    assert "\n\nAbstract: It rained. We measured.\n\n" in task.prompt(hub)
+    assert task.score(" the cat sat on", hub) == pytest.approx(0.8)
+    with pytest.raises(ValueError, match=r"`tldr` of task 'scitldr' must hold at least one summary"):
+        task.score("x", {"tldr": []})
 
 
 def wmt(english: str) -> dict:
@@ -153,6 +166,7 @@ def test_scores_stay_in_range(completion: str, reference: str):
         "cnndm": {"highlights": reference},
         "xsum": {"summary": reference},
         "summary": {"answer": reference},
+        "scitldr": {"tldr": [reference, "x y"]},
         "wmt": wmt(reference),
         "gsm8k": {"answer": "#### 3"},
         "math": {"answer": "3"},

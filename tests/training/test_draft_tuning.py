@@ -16,7 +16,10 @@ from torch.nn.functional import cross_entropy
 import hf_diversed
 from hf_diversed import load_demo_pair
 from hf_diversed.cli.tune_draft import tune
+from hf_diversed.running.pair import load_model
 from hf_diversed.training import draft_tuning, target_samples
+from hf_diversed.training.draft_making import agreement as made_agreement
+from hf_diversed.training.draft_making import make_draft
 from hf_diversed.training.draft_tuning import (
     DraftTuner,
     DraftTuningConfig,
@@ -208,7 +211,7 @@ def supervised_examples(monkeypatch, draft, tokenizer, rows, args) -> list[dict]
     class Stop(Exception):
         pass
 
-    def refuse(model, target, args, examples):
+    def refuse(model, target, args, examples, held_out):
         seen.extend(examples)
         raise Stop
 
@@ -405,6 +408,83 @@ def test_resume_goes_on_from_the_newest_complete_checkpoint(monkeypatch, tokeniz
     assert len(steps) == 2
 
 
+# All weights
+
+
+@pytest.mark.parametrize("cut", [False, True])
+def test_all_weights_of_a_made_draft_are_trained(tokenizer, target, tmp_path, cut):
+    """Catches weights that stay as they were, a cut vocabulary whose loss or gradient is not finite, an adapter where
+    none was asked for, and a result that loses something on the disk."""
+    kept = [PAD, EOS, BOS, *range(4, VOCAB_SIZE, 2)] if cut else None
+    draft = make_draft(target, [0], None if kept is None else sorted(kept))
+    before = {name: value.clone() for name, value in draft.state_dict().items()}
+    prompts = [tuple(tokenizer(row["prompt"]).input_ids) for row in make_rows(12, seed=7)]
+    unseen = sample_completions(target, tokenizer, prompts, config(tmp_path / "unseen"))
+    untuned = agreement(target, draft, unseen)
+    args = config(tmp_path / "run", all_weights=True, max_steps=80, learning_rate=3e-3)
+    tuned = tune_draft(target, draft, tokenizer, make_rows(96), args)
+    assert tuned is draft
+    assert not tuned.training
+    assert not any(parameter.requires_grad for parameter in tuned.parameters())
+    floating = {name: value for name, value in tuned.state_dict().items() if value.is_floating_point()}
+    assert all(not torch.equal(value, before[name]) for name, value in floating.items())
+    assert all(value.isfinite().all() for value in floating.values())
+    assert agreement(target, tuned, unseen) > untuned + 0.02
+    loaded = load_model(str(tmp_path / "run"), "cpu")
+    batch = ragged_batch()
+    assert torch.equal(loaded(**batch).logits, tuned(**batch).logits)
+    assert tf.AutoTokenizer.from_pretrained(tmp_path / "run").eos_token_id == EOS
+    assert not (tmp_path / "run" / "adapter_config.json").exists()
+
+
+@pytest.mark.parametrize("all_weights", [False, True])
+def test_held_out_acceptance_is_logged(tokenizer, target, draft, tmp_path, all_weights):
+    """Catches the acceptance of the training prompts under the name of held-out ones, and held-out prompts that are
+    trained on."""
+    rows, held_out = make_rows(8), make_rows(6, seed=9)
+    start = copy.deepcopy(draft)
+    options = {"eval_strategy": "steps", "eval_steps": 1, "max_steps": 2, "learning_rate": 0.0, "save_strategy": "no"}
+    args = config(tmp_path, **options, all_weights=all_weights, per_device_eval_batch_size=4)
+    tune_draft(target, draft, tokenizer, rows, args, eval_rows=held_out)
+    logs = json.loads((tmp_path / "trainer_state.json").read_text())["log_history"]
+    found = [line["eval_acceptance"] for line in logs if "eval_acceptance" in line]
+    prompts = [tuple(tokenizer(row["prompt"]).input_ids) for row in held_out]
+    samples = sample_completions(target, tokenizer, prompts, args)
+    drafts = {prompt: samples[prompt] for prompt in prompts}
+    assert found == pytest.approx([made_agreement(target, start, drafts)] * 2, abs=1e-4)
+    assert json.loads((tmp_path / "provenance.json").read_text())["num_completions"] == len(rows)
+
+
+def test_a_broken_run_of_all_weights_goes_on(tokenizer, target, draft, tmp_path):
+    """Catches a checkpoint of all weights that is not loaded again."""
+    base = copy.deepcopy(draft)
+    options = {"save_strategy": "steps", "save_steps": 2, "max_steps": 4, "lr_scheduler_type": "constant"}
+    options |= {"all_weights": True}
+    whole = tune_draft(target, draft, tokenizer, make_rows(8), config(tmp_path, **options))
+    (tmp_path / "checkpoint-4" / "complete.json").unlink()
+    again = tune_draft(target, copy.deepcopy(base), tokenizer, make_rows(8), config(tmp_path, **options, resume=True))
+    for (name, value), other in zip(whole.state_dict().items(), again.state_dict().values()):
+        assert torch.allclose(value, other, atol=1e-6), name
+        assert not torch.equal(value, base.state_dict()[name])
+
+
+def test_ids_that_the_draft_cannot_say_cost_no_divergence():
+    """Catches an infinite KL, a nan, and a gradient at ids whose logit is minus infinity."""
+    torch.manual_seed(0)
+    p_logits, q_logits = torch.randn(3, 6), torch.randn(3, 6)
+    q_logits[:, [1, 4]] = -torch.inf
+    q_logits.requires_grad_(True)
+    found = divergences(p_logits, q_logits, 1.0)
+    p, q = p_logits.softmax(-1), q_logits.detach().softmax(-1)
+    kept = [0, 2, 3, 5]
+    expected = (p[:, kept] * (p[:, kept] / q[:, kept]).log()).sum(-1)
+    assert torch.allclose(found["kl"], expected, atol=1e-6)
+    assert torch.allclose(found["tv"], 0.5 * (p - q).abs().sum(-1), atol=1e-6)
+    found["kl"].sum().backward()
+    assert q_logits.grad.isfinite().all()
+    assert (q_logits.grad[:, [1, 4]] == 0).all()
+
+
 # Errors
 
 
@@ -499,6 +579,24 @@ def test_command_tunes_the_embedded_draft(tmp_path):
     assert output.shape[1] > inputs.input_ids.shape[1]
 
 
+def test_command_tunes_on_prompts_without_references_and_holds_some_out(tmp_path):
+    """Catches a distillation that asks for references, held-out prompts that are trained on, and all weights that are
+    an option only."""
+    rows = [{"prompt": f"Say {n}.", "instruction_id_list": ["punctuation:no_comma"], "kwargs": [{}]} for n in range(6)]
+    data = tmp_path / "ifeval.jsonl"
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    options = f"--task ifeval --data_file {data} --output_dir {tmp_path / 'draft'} --use_cpu --disable_tqdm true"
+    options += " --max_completion_length 4 --max_steps 1 --save_strategy no --all_weights true --num_examples 4"
+    options += " --num_eval_examples 2 --eval_strategy steps --eval_steps 1"
+    tuned = tune(options.split())
+    assert type(tuned) is tf.LlamaForCausalLM
+    assert json.loads((tmp_path / "draft" / "provenance.json").read_text())["num_completions"] == 4
+    logs = json.loads((tmp_path / "draft" / "trainer_state.json").read_text())["log_history"]
+    assert [line["step"] for line in logs if "eval_acceptance" in line] == [1]
+    with pytest.raises(ValueError, match="task 'ifeval' has no references"):
+        tune([*options.split(), "--mode", "supervised"])
+
+
 @pytest.mark.parametrize(
     ("settings", "arguments", "words"),
     [
@@ -506,6 +604,8 @@ def test_command_tunes_the_embedded_draft(tmp_path):
         ([1], [], "must hold a mapping"),
         ({}, ["--draft", "alone"], "go together"),
         ({}, ["--mode", "none"], "mode must be one of"),
+        ({}, ["--num-eval-examples", "4"], "--num-eval-examples and --eval-strategy go together, got 4 and no"),
+        ({}, ["--eval-strategy", "steps", "--eval-steps", "1"], "go together, got 0 and steps"),
     ],
 )
 def test_command_refuses(tmp_path, settings, arguments, words):

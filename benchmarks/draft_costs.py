@@ -1,0 +1,208 @@
+"""What a draft of N layers and K output rows would have to agree to pay on this machine: measured costs, then theory.
+
+    python benchmarks/draft_costs.py --target smollm2 --output results/real/costs.json
+
+Times a target's forward on one token and on a block, and one step of drafts made of it (`make_draft`: what their
+weights say costs nothing), one row, one thread, behind a context, in turns. Times are CPU seconds, as the machine may
+be shared: what others do to caches and memory is in them all the same. The loop's own share of a round is what a call
+of `generate` takes beyond its forwards. `hf_diversed.theory` then says, for each acceptance per drafted token (i.i.d.,
+arXiv 2211.17192), which draft length is best and what it gains over plain decoding, and which acceptance would be
+needed for a gain of 1 and of 1.5. That of a lossless rule cannot exceed what the vocabulary covers.
+"""
+
+import argparse
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import median
+
+import torch
+from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
+from transformers.utils import logging
+
+from hf_diversed.generation.hook import install_hook
+from hf_diversed.provenance import provenance
+from hf_diversed.running.files import write_json
+from hf_diversed.theory import ForwardTimes, best_gamma
+from hf_diversed.training.draft_making import make_draft
+from hf_diversed.zoo import smollm2
+
+
+BLOCK = 6  # a verification of five drafts
+LONGEST = 12  # drafts per round that are considered
+RATES = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
+GAINS = (1.0, 1.5)
+_WARM_UP = 3
+
+
+def main() -> None:
+    arguments = _arguments()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    install_hook()
+    torch.set_num_threads(1)
+    dtype = getattr(torch, arguments.dtype)
+    target = AutoModelForCausalLM.from_pretrained(smollm2.resolve(arguments.target), dtype=dtype).eval()
+    costs = measure(target, arguments)
+    records = [summary(name, costs) for name in costs["drafts"]]
+    _show(costs, records)
+    given = {name: value for name, value in vars(arguments).items() if name != "output"}
+    if arguments.output is not None:
+        arguments.output.parent.mkdir(parents=True, exist_ok=True)
+        source = provenance(0, target.device)
+        write_json(arguments.output, {**given, "costs": costs, "records": records, "provenance": source})
+
+
+@torch.inference_mode()
+def measure(target: PreTrainedModel, arguments: argparse.Namespace) -> dict:
+    """CPU seconds, medians over the turns: of the target on one token and on a block, of each draft's step, by name,
+    and of the loop beside its forwards."""
+    total = target.get_output_embeddings().weight.shape[0]
+    sizes = [size if 0 < size < total else None for size in arguments.vocabulary]
+    drafts = {
+        f"{layers} layers, {size or total} ids": lean_draft(target, layers, size)
+        for layers in arguments.layers
+        for size in dict.fromkeys(sizes)
+    }
+    steps = {"target": step(target, 1, arguments.context), "block": step(target, BLOCK, arguments.context)}
+    steps |= {name: step(draft, 1, arguments.context) for name, draft in drafts.items()}
+    seconds: dict[str, list[float]] = {name: [] for name in steps}
+    for turn in range(-_WARM_UP, arguments.repeats):
+        for name, run in steps.items():
+            began = time.process_time()
+            run()
+            if turn >= 0:
+                seconds[name].append(time.process_time() - began)
+    medians = {name: median(values) for name, values in seconds.items()}
+    first = next(iter(drafts))
+    forwards = BLOCK - 1, medians[first], medians["block"]
+    return {
+        "target": medians.pop("target"),
+        "block": medians.pop("block"),
+        "overhead": overhead(target, drafts[first], *forwards, arguments),
+        "drafts": medians,
+    }
+
+
+def lean_draft(target: PreTrainedModel, layers: int, size: int | None) -> PreTrainedModel:
+    """A draft that shares the target's embeddings, so that there is room for many."""
+    draft = make_draft(target, range(layers), None if size is None else range(size))
+    draft.set_input_embeddings(target.get_input_embeddings())
+    if size is None:
+        draft.set_output_embeddings(target.get_output_embeddings())
+    return draft
+
+
+def step(model: PreTrainedModel, width: int, context: int) -> Callable[[], None]:
+    """A forward on `width` tokens behind a context, which leaves the cache as it was."""
+    ids = torch.arange(context + width)[None] % 1000
+    cache = DynamicCache(config=model.config)
+    model(input_ids=ids[:, :context], past_key_values=cache, logits_to_keep=1)
+
+    def run() -> None:
+        model(input_ids=ids[:, context:], past_key_values=cache)
+        cache.crop(-width)
+
+    return run
+
+
+def overhead(
+    target: PreTrainedModel,
+    draft: PreTrainedModel,
+    gamma: int,
+    draft_step: float,
+    block: float,
+    arguments: argparse.Namespace,
+) -> float:
+    """What a round of `generate` takes beyond its forwards, at least 0: from two calls of different length, whose
+    difference is rounds alone."""
+    ids = torch.arange(arguments.context)[None] % 1000
+    calls = []
+    for length in (arguments.new_tokens, arguments.new_tokens, 3 * arguments.new_tokens):  # the first one warms up
+        torch.manual_seed(0)
+        began = time.process_time()
+        output = target.generate(
+            input_ids=ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=length,
+            do_sample=True,
+            top_k=0,
+            assistant_model=draft,
+            verifier="lossless",
+            num_assistant_tokens=gamma,
+            return_dict_in_generate=True,
+        )
+        calls.append((time.process_time() - began, output.stats.num_rounds))
+    _, (short, few), (long, many) = calls
+    if many <= few:
+        raise ValueError("both calls ended early; let --new-tokens be another number.")
+    return max(0.0, (long - short) / (many - few) - gamma * draft_step - block)
+
+
+def summary(name: str, costs: dict) -> dict:
+    """One draft: its costs in forwards of the target, the best draft length by acceptance, and what it would need."""
+    extra = max(0.0, (costs["block"] - costs["target"]) / (BLOCK - 1))
+    times = ForwardTimes(costs["target"], costs["drafts"][name], extra, costs["overhead"])
+    best = {rate: best_gamma(_survival(rate), times) for rate in RATES}
+    return {
+        "draft": name,
+        "milliseconds": costs["drafts"][name] * 1e3,
+        "cost_ratio": times.draft / times.target,
+        "by_acceptance": {f"{rate:g}": {"gamma": gamma, "speedup": gain} for rate, (gamma, gain) in best.items()},
+        "needed": {f"{gain:g}": needed(gain, times) for gain in GAINS},
+    }
+
+
+def needed(gain: float, times: ForwardTimes) -> float | None:
+    """The least acceptance whose best draft length gains so much; None where full acceptance does not."""
+    if best_gamma(_survival(1.0), times)[1] < gain:
+        return None
+    low, high = 0.0, 1.0
+    for _ in range(30):
+        middle = (low + high) / 2
+        low, high = (low, middle) if best_gamma(_survival(middle), times)[1] >= gain else (middle, high)
+    return high
+
+
+def _survival(rate: float) -> Sequence[float]:
+    return [rate**count for count in range(1, LONGEST + 1)]
+
+
+def _show(costs: dict, records: list[dict]) -> None:
+    print(
+        f"target: {costs['target'] * 1e3:.1f} ms for a token, {costs['block'] * 1e3:.1f} ms for {BLOCK}; the loop "
+        f"adds {costs['overhead'] * 1e3:.1f} ms to a round. CPU time, one thread.\n"
+    )
+    rates = "".join(f"{f'a={rate:g}':>14}" for rate in RATES)
+    wants = "".join(f"{f'a for {gain:g}x':>12}" for gain in GAINS)
+    print(f"{'draft':<24}{'ms':>7}{'ratio':>7}{wants}{rates}   (gain at the best draft length)")
+    for record in records:
+        needs = [record["needed"][f"{gain:g}"] for gain in GAINS]
+        cells = "".join(f"{'-' if value is None else f'{value:.2f}':>12}" for value in needs)
+        best = "".join(f"{_cell(found):>14}" for found in record["by_acceptance"].values())
+        print(f"{record['draft']:<24}{record['milliseconds']:>7.1f}{record['cost_ratio']:>7.2f}{cells}{best}")
+
+
+def _cell(best: dict) -> str:
+    return f"{best['speedup']:.2f} (g={best['gamma']})"
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+
+    def numbers(text: str) -> list[int]:
+        return [int(part) for part in text.split(",")]
+
+    parser.add_argument("--target", default=smollm2.NAME)
+    parser.add_argument("--layers", type=numbers, default=[2, 4, 6, 8])
+    parser.add_argument("--vocabulary", type=numbers, default=[4000, 8000, 16000, 0], help="0 keeps all.")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
+    parser.add_argument("--context", type=int, default=256)
+    parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--new-tokens", type=int, default=24, help="Of the shorter call that the loop is timed by.")
+    parser.add_argument("--output", type=Path)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,407 @@
+"""A real model, real text, real seconds: SmolLM2-135M-Instruct with drafts of its own and with looked-up ones.
+
+    python benchmarks/real.py --output build/real                                      # `make real`: minutes
+    python benchmarks/real.py --output results/real --data scitldr=FILE,ifeval=FILE,gsm8k=FILE --draft-steps 3000 \\
+        --head-steps 160 --num-examples 200 --timed-prompts 24 --repeats 5
+
+Parts, each of which is kept in the output folder and goes on where it was interrupted:
+
+1. With `--draft-steps`, a draft: `make-draft` on `--layers` and `--vocabulary` (counted in the target's own samples),
+   then `tune-draft --all-weights` on the first task of `--data`. `--draft` names one that is there already.
+2. With `--head-steps`, two heads for that pair and task, by `train`: a mixture and one that sees the drafted token.
+3. Two regimes: drafts of the model, where there is one, and drafts looked up in the prompt, on work that copies it
+   (`rewrite`: mend the spelling of a text, and `scitldr`). Of each method the quality with bounds clustered by prompt
+   and the acceptance (`hf_diversed.evaluation`), eager, at batch size 8.
+4. Seconds: the methods in turns on the same prompts, eager and compiled, at batch sizes 1 and 8; ms per round (the
+   prompt's reading shared out among them), tokens per second of the clock and of the CPU, peak memory. Compiling is
+   timed apart. On a shared machine the clock says little; the CPU's time is comparable within a run.
+"""
+
+import argparse
+import json
+import random
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from transformers.utils import logging
+
+from hf_diversed.cli.demo_model import TEXTS
+from hf_diversed.cli.models import LOOKUP, load_pair
+from hf_diversed.cli.train import train
+from hf_diversed.cli.tune_draft import tune
+from hf_diversed.evaluation import EvaluationSettings, evaluate
+from hf_diversed.evaluation.memory import peak_memory
+from hf_diversed.formatting import with_bounds
+from hf_diversed.provenance import provenance
+from hf_diversed.running.compiled import default_compile_config
+from hf_diversed.running.decode import Decoder
+from hf_diversed.running.files import write_json
+from hf_diversed.running.methods import Method, build_methods
+from hf_diversed.running.pair import Pair, load_model, load_tokenizer
+from hf_diversed.running.prompts import encode
+from hf_diversed.running.sampling import Sampling
+from hf_diversed.tasks import PromptedTask, Record, Task, get_task, load_records
+from hf_diversed.tasks.instructions import WITH_SENTENCES
+from hf_diversed.tasks.rouge import rouge2
+from hf_diversed.training.draft_making import (
+    agreement,
+    choose_layers,
+    count_ids,
+    frequent_ids,
+    make_draft,
+    sample_target,
+    save_draft,
+)
+from hf_diversed.zoo import smollm2
+
+
+RULES = ("sd", "lenience:0.3", "static:0.5")
+COMPILED = ("ar", "sd", "lenience:0.3")
+COPYING = ("rewrite", "scitldr")  # what drafts are looked up for
+HEADS = {"mixture": (), "token-aware": ("--token-features", "true")}
+SAMPLES, MADE, TUNED = "samples", "made-draft", "draft"
+
+
+class Rewrite(Task):
+    """Column `text`: two words of every ten have a letter doubled, and are to be mended. Scored by ROUGE-2."""
+
+    name = "rewrite"
+    metric = "rouge2"
+    splits = ("test",)
+    columns = ("text",)
+    score_columns = ("text",)
+    max_new_tokens = 160
+
+    def prompt(self, record: Record) -> str:
+        return (
+            "Correct the spelling of the following text and change nothing else. Answer with the text alone.\n\n"
+            + misspelled(record["text"])
+        )
+
+    def reference(self, record: Record) -> str:
+        return record["text"]
+
+    def score(self, completion: str, record: Record) -> float:
+        return rouge2(completion, record["text"])
+
+
+def misspelled(text: str) -> str:
+    """The text with a letter doubled in about two words of ten, the same ones every time."""
+    rng = random.Random(text)
+    words = text.split(" ")
+    for index, word in enumerate(words):
+        if len(word) > 3 and word.isalpha() and rng.random() < 0.2:
+            place = rng.randrange(1, len(word))
+            words[index] = word[:place] + word[place - 1] + word[place:]
+    return " ".join(words)
+
+
+def main() -> None:
+    arguments = _arguments()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    if arguments.threads is not None:
+        torch.set_num_threads(arguments.threads)
+    if (arguments.draft_steps or arguments.head_steps) and not arguments.data:
+        raise ValueError("a draft or a head is trained on the first task of --data; name one, as in scitldr=FILE.")
+    arguments.output.mkdir(parents=True, exist_ok=True)
+    draft, heads = arguments.draft, {}
+    if draft is None and arguments.draft_steps:
+        draft = trained_draft(arguments)
+    if draft is not None and arguments.head_steps:
+        heads = {name: trained_head(name, draft, arguments) for name in HEADS}
+    records = [record for regime in regimes(draft, arguments) for record in study(*regime, heads, arguments)]
+    given = {name: value for name, value in vars(arguments).items() if name != "output"}
+    report = {"settings": json.loads(json.dumps(given, default=str)), "records": records}
+    write_json(arguments.output / "real.json", report | {"provenance": provenance(arguments.seed, "cpu")})
+    _show(records)
+
+
+# Draft and heads
+
+
+def trained_draft(arguments: argparse.Namespace) -> str:
+    """The folder of a draft that was made and tuned; a run that is there is gone on with."""
+    folder, made = arguments.output / TUNED, arguments.output / MADE
+    target = smollm2.resolve(arguments.target)
+    if not (made / "provenance.json").exists():
+        tokenizer, model = load_tokenizer(target), load_model(target, "cpu")
+        asked = sample_target(model, tokenizer, seed=arguments.seed)
+        layers, choices = choose_layers(model, arguments.layers, asked)
+        kept = frequent_ids(_counts(target, arguments), arguments.vocabulary, model, tokenizer)
+        draft = make_draft(model, layers, kept)
+        record = {"target": arguments.target, "layers": layers, "choices": choices, "vocabulary": len(kept)}
+        save_draft(draft, tokenizer, made, record | {"acceptance": agreement(model, draft, asked)})
+    tune([*_tuning(target, str(made), arguments), "--output-dir", str(folder), "--resume", "true"])
+    return str(folder)
+
+
+def _counts(target: str, arguments: argparse.Namespace):
+    """Tokens of the target's own completions: one step of a tuning that draws them leaves them in a file."""
+    folder = arguments.output / SAMPLES
+    steps = ["--max-steps", "1", "--lora-r", "1", "--all-weights", "false", "--save-strategy", "no"]
+    if not (folder / "trainer_state.json").exists():
+        tune([*_tuning(target, target, arguments), *steps, "--output-dir", str(folder)])
+    samples = folder / "target_samples.jsonl"
+    tuned = arguments.output / TUNED
+    tuned.mkdir(exist_ok=True)
+    (tuned / samples.name).write_bytes(samples.read_bytes())  # the tuning need not draw them again
+    return count_ids(samples, load_tokenizer(target))
+
+
+def _tuning(target: str, draft: str, arguments: argparse.Namespace) -> list[str]:
+    steps = str(max(1, arguments.draft_steps // 10))
+    held_out = max(1, arguments.train_examples // 10)
+    return [
+        *("--target", target, "--draft", draft, *_training_data(arguments), "--all-weights", "true"),
+        *("--max-steps", str(arguments.draft_steps), "--num-examples", str(arguments.train_examples)),
+        *("--num-eval-examples", str(held_out), "--eval-strategy", "steps", "--eval-steps", steps),
+        *("--save-steps", steps, "--save-total-limit", "2", "--logging-steps", steps, "--learning-rate", "5e-4"),
+        *("--max-completion-length", str(arguments.max_new_tokens), "--generation-batch-size", "16"),
+        *("--temperature", str(arguments.temperature), "--seed", str(arguments.seed)),
+        *("--use-cpu", "true", "--report-to", "none"),
+    ]
+
+
+def trained_head(name: str, draft: str, arguments: argparse.Namespace) -> str:
+    """The folder of a head of one of `HEADS` for the pair."""
+    folder = arguments.output / f"head-{name}"
+    if not (folder / "trainer_state.json").exists():
+        iterations = min(4, arguments.head_steps)
+        train(
+            [
+                *("--target", smollm2.resolve(arguments.target), "--draft", draft, *_training_data(arguments)),
+                *HEADS[name],
+                *("--max-steps", str(arguments.head_steps), "--num-iterations", str(iterations)),
+                *("--eval-steps", str(arguments.head_steps), "--save-steps", str(arguments.head_steps)),
+                *(
+                    "--num-examples",
+                    str(arguments.train_examples),
+                    "--num-eval-examples",
+                    str(arguments.train_examples),
+                ),
+                *("--per-device-train-batch-size", "64", "--generation-batch-size", "16"),
+                *("--per-device-eval-batch-size", "16", "--max-completion-length", str(arguments.max_new_tokens)),
+                *("--temperature", str(arguments.temperature), "--seed", str(arguments.seed), "--resume", "true"),
+                *("--use-cpu", "true", "--report-to", "none", "--output-dir", str(folder)),
+            ]
+        )
+    return str(folder)
+
+
+def _training_data(arguments: argparse.Namespace) -> list[str]:
+    task, path = next(iter(arguments.data.items()))
+    return ["--task", task, "--data-file", path, "--chat", "true"]
+
+
+# Regimes
+
+
+def regimes(draft: str | None, arguments: argparse.Namespace) -> Iterator[tuple[str, Pair, list[str]]]:
+    """Name, pair and tasks of each."""
+    if draft is not None:
+        yield "draft", load_pair(arguments.target, draft, "cpu", chat=True), list(arguments.data)
+    copying = [task for task in COPYING if task == "rewrite" or task in arguments.data]
+    yield LOOKUP, load_pair(arguments.target, LOOKUP, "cpu", chat=True), copying
+
+
+def study(
+    regime: str, pair: Pair, tasks: list[str], heads: dict[str, str], arguments: argparse.Namespace
+) -> list[dict]:
+    """Quality and seconds of every method on every task of a regime."""
+    records = []
+    learned = [f"diversed:{folder}" for folder in heads.values() if regime != LOOKUP]
+    methods = build_methods([*RULES, *learned])
+    for name in tasks:
+        task = Rewrite() if name == "rewrite" else get_task(name)
+        examples = _examples(task, arguments)
+        asked = PromptedTask(task, pair.tokenizer, chat=True)
+        settings = EvaluationSettings(
+            temperature=arguments.temperature,
+            num_assistant_tokens=arguments.gamma,
+            batch_size=8,
+            max_new_tokens=arguments.max_new_tokens,
+            samples_per_prompt=arguments.samples_per_prompt,
+            seed=arguments.seed,
+            add_special_tokens=False,
+            split=arguments.data.get(name, "texts of the demo"),
+        )
+        folder = arguments.output / regime / name
+        quality = evaluate(pair, asked, examples, build_methods(["ar"]) + methods, settings, output=folder)
+        seconds = timed(pair, [asked.prompt(example) for example in examples], methods, folder, arguments)
+        records.append({"regime": regime, "task": name, "quality": quality, "seconds": seconds})
+    return records
+
+
+def _examples(task: Task, arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    """Records that no training has seen: of a file, the last ones."""
+    if task.name not in arguments.data:
+        if task.name != "rewrite":
+            raise ValueError(f"task {task.name!r} needs records: name a file in --data.")
+        if "scitldr" not in arguments.data:
+            return [{"text": text} for text in TEXTS[: arguments.num_examples]]
+        found = load_records(get_task("scitldr"), "test", data_file=arguments.data["scitldr"])
+        return [{"text": record["abstract"]} for record in found[-arguments.num_examples :]]
+    found = load_records(task, "test", data_file=arguments.data[task.name])
+    if task.name == "ifeval":  # sentences are counted with data that is not everywhere
+        found = [record for record in found if not WITH_SENTENCES.intersection(record["instruction_id_list"])]
+    task.check_scoring(found[-arguments.num_examples :])
+    return found[-arguments.num_examples :]
+
+
+# Seconds
+
+
+def timed(
+    pair: Pair, prompts: Sequence[str], methods: list[Method], folder: Path, arguments: argparse.Namespace
+) -> list[dict]:
+    """Every method's calls in turns, kept by batch size."""
+    rows = encode(pair.tokenizer, prompts, add_special_tokens=False)[: arguments.timed_prompts]
+    config = default_compile_config(pair.target.device, arguments.backend)
+    ways = [*build_methods(["ar"]), Method("upstream", upstream=True), *methods]
+    if not arguments.eager_only:
+        ways += [
+            Method(f"{method.label}, compiled", method.verifier, compile_config=config)
+            for method in build_methods(COMPILED)
+        ]
+    found: list[dict] = []
+    for size in arguments.batch_sizes:
+        path = folder / f"seconds-{size}.json"
+        if not path.exists():
+            batches = [rows[start : start + size] for start in range(0, len(rows), size)]
+            served = [way for way in ways if size == 1 or not way.upstream]
+            write_json(path, {"batch_size": size, "methods": _turns(pair, batches, served, arguments)})
+        found.append(json.loads(path.read_text()))
+    return found
+
+
+def _turns(pair: Pair, batches: list[list[list[int]]], ways: list[Method], arguments: argparse.Namespace) -> dict:
+    sampling = Sampling(
+        arguments.temperature, num_assistant_tokens=arguments.gamma, max_new_tokens=arguments.max_new_tokens
+    )
+    decoder = Decoder(pair, sampling)
+    sums = {way.label: [_nothing() for _ in range(arguments.repeats)] for way in ways}
+    warm_up = {way.label: _call(decoder, way, max(batches, key=lambda rows: max(map(len, rows))), 0) for way in ways}
+    for turn in range(arguments.repeats):
+        for number, batch in enumerate(batches):
+            first = (turn + number) % len(ways)
+            for way in ways[first:] + ways[:first]:
+                call = _call(decoder, way, batch, arguments.seed + turn * len(batches) + number)
+                for name, value in call.items():
+                    merge = max if name == "memory" else float.__add__
+                    sums[way.label][turn][name] = merge(sums[way.label][turn][name], float(value))
+    return {label: _rates(turns) | {"compiling": warm_up[label]["compiling"]} for label, turns in sums.items()}
+
+
+def _nothing() -> dict[str, float]:
+    return dict.fromkeys(("seconds", "cpu_seconds", "compiling", "tokens", "rounds", "memory"), 0.0)
+
+
+def _call(decoder: Decoder, way: Method, batch: list[list[int]], seed: int) -> dict[str, float]:
+    began = time.process_time()
+    with peak_memory(decoder.pair.target.device) as peak:
+        decoded = decoder(way, batch, seed)
+    spent = time.process_time() - began
+    compiling = 0.0 if decoded.stats is None else decoded.stats.compile.seconds
+    rounds = max(map(len, decoded.tokens)) if way.is_plain else 0  # upstream does not say
+    if decoded.stats is not None:
+        rounds = max(row.num_rounds for row in decoded.stats.per_row)
+    return {
+        "seconds": decoded.seconds - compiling,
+        "cpu_seconds": spent - compiling,
+        "compiling": compiling,
+        "tokens": sum(map(len, decoded.tokens)),
+        "rounds": rounds,
+        "memory": peak.num_bytes or 0,
+    }
+
+
+def _rates(turns: list[dict[str, float]]) -> dict[str, Any]:
+    """Medians over the turns, and every turn for whoever wants bounds."""
+
+    def over(above: str, below: str, factor: float = 1.0) -> float | None:
+        return median(factor * turn[above] / turn[below] for turn in turns) if turns[0][below] else None
+
+    return {
+        "tokens_per_second": over("tokens", "seconds"),
+        "tokens_per_cpu_second": over("tokens", "cpu_seconds"),
+        "milliseconds_per_round": over("seconds", "rounds", 1e3),
+        "cpu_milliseconds_per_round": over("cpu_seconds", "rounds", 1e3),
+        "peak_memory_bytes": max(turn["memory"] for turn in turns),
+        "turns": turns,
+    }
+
+
+# What it comes to
+
+
+def _show(records: list[dict]) -> None:
+    for record in records:
+        print(f"\n{record['regime']}, {record['task']} ({record['quality'][0]['metric']}; 95% bounds by prompt)")
+        print(f"{'method':<28}{'accepted':>24}{'quality':>24}{'below the target':>24}{'tokens per round':>18}")
+        for row in record["quality"]:
+            bounds = "".join(
+                f"{with_bounds(row, name):>24}" for name in ("acceptance_rate", "quality", "quality_drop")
+            )
+            efficiency = "-" if row["block_efficiency"] is None else f"{row['block_efficiency']:.2f}"
+            print(f"{_short(row['method']):<28}{bounds}{efficiency:>18}")
+        for part in record["seconds"]:
+            print(
+                f"batch {part['batch_size']:<22}{'tokens/s':>12}{'vs plain':>12}{'per CPU s':>12}{'ms per round':>14}"
+            )
+            for label, row in part["methods"].items():
+                plain = part["methods"]["ar, compiled" if label.endswith(", compiled") else "ar"]
+                gain = row["tokens_per_second"] / plain["tokens_per_second"]
+                per_round = row["milliseconds_per_round"]
+                words = "-" if per_round is None else f"{per_round:.1f}"
+                print(
+                    f"{_short(label):<28}{row['tokens_per_second']:>12.1f}{f'{gain:.2f}x':>12}"
+                    f"{row['tokens_per_cpu_second']:>12.1f}{words:>14}"
+                )
+
+
+def _short(label: str) -> str:
+    kind, colon, folder = label.partition(":")
+    return f"{kind}:{Path(folder).name}" if kind == "diversed" and colon else label
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+
+    def files(text: str) -> dict[str, str]:
+        return dict(part.split("=", 1) for part in text.split(",")) if text else {}
+
+    def numbers(text: str) -> list[int]:
+        return [int(part) for part in text.split(",")]
+
+    add = parser.add_argument
+    add("--output", type=Path, required=True, help="Folder; what is done there is not done again.")
+    add("--target", default=smollm2.NAME, help="smollm2, or a chat model of the Hub.")
+    add("--data", type=files, default={}, help="task=FILE,...: the first one trains draft and heads.")
+    add("--draft", help="Hub id or folder of a draft that is there.")
+    add("--draft-steps", type=int, default=0, help="Updates of a draft that is made here; 0 makes none.")
+    add("--layers", type=int, default=4)
+    add("--vocabulary", type=int, default=8000)
+    add("--head-steps", type=int, default=0, help="Updates of each head; 0 trains none.")
+    add("--train-examples", type=int, default=256)
+    add("--num-examples", type=int, default=8)
+    add("--samples-per-prompt", type=int, default=1)
+    add("--max-new-tokens", type=int, default=64)
+    add("--temperature", type=float, default=1.0)
+    add("--gamma", type=int, default=5)
+    add("--timed-prompts", type=int, default=4)
+    add("--batch-sizes", type=numbers, default=[1, 8])
+    add("--repeats", type=int, default=1)
+    add("--backend", default="inductor", help="Of torch.compile.")
+    add("--eager-only", action="store_true")
+    add("--threads", type=int)
+    add("--seed", type=int, default=0)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

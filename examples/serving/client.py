@@ -1,0 +1,27 @@
+"""Ask a served pair with OpenAI's client, each request with a dial of its own.
+
+hf-diversed serve TARGET --draft DRAFT --head HEAD --per-request-spec-decode-metrics summary
+pip install openai && python examples/serving/client.py "Question: Mia has 12 apples ...\nAnswer:"
+"""
+
+import sys
+
+from openai import BadRequestError, OpenAI
+
+
+client = OpenAI(base_url="http://localhost:8000/v1", api_key="none")
+model = client.models.list().data[0].id
+prompt = (
+    sys.argv[1] if len(sys.argv) > 1 else "Question: Mia has 12 apples. Leo has 3 times as many. How many?\nAnswer:"
+)
+
+for quality in (0.0, 0.5, 1.0):
+    dial = {"vllm_xargs": {"diversed_quality": quality}}
+    answer = client.completions.create(model=model, prompt=prompt, max_tokens=128, temperature=1.0, extra_body=dial)
+    said = (answer.model_extra or {}).get("metrics", {}).get("speculative_decoding", {})
+    print(f"quality {quality}: {answer.choices[0].text!r}\n  {said}")
+
+try:
+    client.completions.create(model=model, prompt=prompt, extra_body={"vllm_xargs": {"diversed_quality": 7}})
+except BadRequestError as error:
+    print("quality 7:", error.message)

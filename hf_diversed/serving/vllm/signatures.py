@@ -1,0 +1,115 @@
+"""What the plugin takes for granted about vLLM, read from its source without importing any of it.
+
+Every process of a deployment reads the same files and comes to the same answer, so nothing is ever half patched.
+"""
+
+import ast
+import functools
+from collections.abc import Iterator
+from pathlib import Path
+
+
+RELEASES = ("0.32", "0.33")
+
+_V1_VERIFY = (
+    "draft_token_ids num_draft_tokens max_spec_len cu_num_draft_tokens draft_probs target_logits bonus_token_ids "
+    "sampling_metadata synthetic_mode synthetic_conditional_rates use_fp64_gumbel"
+)
+_V2_VERIFY = (
+    "target_logits draft_logits draft_sampled cu_num_logits pos idx_mapping expanded_idx_mapping expanded_local_pos "
+    "temperature seed num_speculative_steps synthetic_conditional_rates use_fp64 use_block_verification contexts "
+    "watermarking watermarking_skip_mask watermark_key"
+)
+_FLY = "fly_window_size fly_entropy_threshold fly_entropy_top_k"
+# Parameters of functions by file, one line for each release that differs.
+KNOWN: dict[tuple[str, str], tuple[str, ...]] = {
+    ("v1/engine/input_processor.py", "InputProcessor.__init__"): ("self vllm_config renderer mm_registry",),
+    ("v1/worker/gpu_model_runner.py", "GPUModelRunner.__init__"): ("self vllm_config device",),
+    ("v1/worker/gpu_model_runner.py", "GPUModelRunner._sample"): ("self logits spec_decode_metadata",),
+    ("v1/sample/rejection_sampler.py", "rejection_sample"): (_V1_VERIFY, f"{_V1_VERIFY} {_FLY}"),
+    ("v1/sample/rejection_sampler.py", "expand_batch_to_tokens"): (
+        "x cu_num_tokens num_tokens replace_from replace_to",
+    ),
+    ("v1/worker/gpu/sample/sampler.py", "Sampler.__init__"): (
+        "self vllm_config max_num_reqs vocab_size device req_states logprobs_mode num_speculative_tokens "
+        "use_fp64_gumbel enable_trace_replay return_sampling_mask custom_logits_processors",
+    ),
+    ("v1/worker/gpu/sample/sampler.py", "Sampler.add_request"): ("self req_idx sampling_params",),
+    ("v1/worker/gpu/spec_decode/rejection_sampler.py", "RejectionSampler._verify"): (
+        "self logits draft_logits draft_sampled pos cu_num_logits idx_mapping idx_mapping_np expanded_idx_mapping "
+        "expanded_local_pos seq_lens_upper_bound_np verify_draft_sampled",
+    ),
+    ("v1/worker/gpu/spec_decode/rejection_sampler_utils.py", "rejection_sample"): (
+        _V2_VERIFY,
+        f"{_V2_VERIFY} {_FLY}",
+    ),
+}
+# Names that a function must use: what is put in their place would else never be asked.
+USES: dict[tuple[str, str], tuple[str, ...]] = {
+    ("v1/engine/input_processor.py", "InputProcessor._validate_params"): ("validate_logits_processors_params",),
+    ("v1/sample/rejection_sampler.py", "RejectionSampler.forward"): ("rejection_sample", "apply_sampling_constraints"),
+    ("v1/sample/rejection_sampler.py", "apply_sampling_constraints"): ("expand_batch_to_tokens",),
+    ("v1/worker/gpu_model_runner.py", "GPUModelRunner._sample"): ("rejection_sampler", "input_batch"),
+    ("v1/worker/gpu_model_runner.py", "GPUModelRunner.sample_tokens"): ("_sample",),
+    ("v1/worker/gpu_model_runner.py", "GPUModelRunner._get_spec_decode_draft_probs"): ("req_ids",),
+    ("v1/worker/gpu/sample/sampler.py", "Sampler.add_request"): ("needs_logits_processing",),
+    ("v1/worker/gpu/spec_decode/rejection_sampler.py", "RejectionSampler._verify"): ("rejection_sample", "sampler"),
+}
+
+
+@functools.lru_cache(maxsize=8)
+def differences(package: Path) -> tuple[str, ...]:
+    """What a vLLM, by the folder of its package, has otherwise than `RELEASES` have it: a line each; none if it is
+    known."""
+    found: list[str] = []
+    for file in dict.fromkeys(file for file, _ in (*KNOWN, *USES)):
+        source = package / file
+        if not source.is_file():
+            found.append(f"{file} is not there")
+            continue
+        functions = dict(_functions(ast.parse(source.read_text(encoding="utf-8"))))
+        for (place, name), known in KNOWN.items():
+            if place == file:
+                found += _other_parameters(file, name, functions.get(name), known)
+        for (place, name), used in USES.items():
+            if place == file:
+                found += _unused(file, name, functions.get(name), used)
+    return tuple(found)
+
+
+def _other_parameters(file: str, name: str, function: ast.FunctionDef | None, known: tuple[str, ...]) -> Iterator[str]:
+    taken = None if function is None else " ".join(_parameters(function))
+    if taken not in known:
+        has = "is not there" if taken is None else f"takes ({', '.join(taken.split())})"
+        yield f"{name} of {file} {has}, not ({') or ('.join(', '.join(line.split()) for line in known)})"
+
+
+def _unused(file: str, name: str, function: ast.FunctionDef | None, used: tuple[str, ...]) -> Iterator[str]:
+    names = set() if function is None else {_name(node) for node in ast.walk(function)}
+    for wanted in used:
+        if wanted not in names:
+            yield f"{name} of {file} makes no use of {wanted}"
+
+
+def _functions(module: ast.Module) -> Iterator[tuple[str, ast.FunctionDef]]:
+    """Functions of a module and methods of its classes, by qualified name."""
+    for node in module.body:
+        if isinstance(node, ast.FunctionDef):
+            yield node.name, node
+        if isinstance(node, ast.ClassDef):
+            for part in node.body:
+                if isinstance(part, ast.FunctionDef):
+                    yield f"{node.name}.{part.name}", part
+
+
+def _parameters(function: ast.FunctionDef) -> Iterator[str]:
+    given = function.args
+    for argument in (*given.posonlyargs, *given.args, given.vararg, *given.kwonlyargs, given.kwarg):
+        if argument is not None:
+            yield argument.arg
+
+
+def _name(node: ast.AST) -> str | None:
+    if isinstance(node, ast.Name):
+        return node.id
+    return node.attr if isinstance(node, ast.Attribute) else None

@@ -1,0 +1,247 @@
+"""A draft for a target that has none: some of the target's own layers, and output rows for frequent tokens only.
+
+Untrained it agrees with the target seldom; `tune_draft` with `all_weights` makes a draft of it.
+"""
+
+import itertools
+import json
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from hf_diversed import _compat
+from hf_diversed.cut_vocabulary import CUT, CutOutput
+from hf_diversed.generation.checks import check_architecture
+from hf_diversed.running.decode import timed_call
+from hf_diversed.running.pair import eos_ids, pad_id
+from hf_diversed.running.prompts import Prompt, encode, left_padded
+from hf_diversed.sampling import total_variation
+from hf_diversed.training.target_samples import Ids, end_ids, until_end
+
+
+# Which of `total` layers `count` are taken from, in words of the command line.
+CHOICES: dict[str, Callable[[int, int], list[int]]] = {
+    "first": lambda total, count: list(range(count)),
+    "first+last": lambda total, count: [*range(count - 1), total - 1],
+    "ends": lambda total, count: [*range(count - count // 2), *range(total - count // 2, total)],
+    "even": lambda total, count: [round(place * (total - 1) / max(1, count - 1)) for place in range(count)],
+}
+# What choices are compared on, where nothing else is given: everyday requests, answered by the target itself.
+PROMPTS = (
+    "Explain in a few sentences why the sky is blue.",
+    "Write a short e-mail that moves a meeting from Monday to Tuesday.",
+    "A shop sells pens at 3 euros each. How much do 12 pens cost? Show your steps.",
+    "Write a Python function that returns the largest number of a list.",
+    "Summarize in one sentence: The river floods the meadows every spring, and the village built a dam against it.",
+    "List five things to pack for a weekend in the mountains.",
+)
+_SAMPLE_TOKENS = 48
+
+
+def make_draft(
+    target: PreTrainedModel, layers: Sequence[int], kept_ids: Sequence[int] | None = None
+) -> PreTrainedModel:
+    """Copy a target's embeddings, some of its layers, final norm and output embedding into a model of their own.
+
+    Args:
+        target: any decoder whose layers are a plain list. layers: which of them, ascending.
+        kept_ids: ids that get a row of the output embedding, ascending; all others have probability 0. None keeps all,
+            and the target's own class.
+
+    Returns:
+        A model in eval mode, in the target's dtype and on its device, that shares nothing with the target.
+
+    Raises:
+        ValueError: for layers or ids that do not exist or are out of order, layers that are no plain list, or ids for
+            an architecture that is not served.
+    """
+    check_architecture(target, "target")
+    target = _compat.base_model(target)
+    stack, name = _compat.layer_stack(target), type(target).__name__
+    if stack is None:
+        raise ValueError(f"no draft can be made of {name}: its layers are no plain list.")
+    _check_ascending("layers", layers, len(stack))
+    config, kind = _compat.config_of_layers(target, layers), type(target)
+    state = _state_of_layers(target, stack, layers)
+    if kept_ids is not None:
+        _check_ascending("kept_ids", kept_ids, _compat.vocab_size(target))
+        if kind not in CUT or target.lm_head.bias is not None:
+            served = ", ".join(sorted(known.__name__ for known in CUT))
+            raise ValueError(f"the output of {name} cannot be cut: served are {served}. Keep its whole vocabulary.")
+        kind = CUT[kind]
+        settings = {
+            key: value for key, value in config.to_dict().items() if key not in ("model_type", "architectures")
+        }
+        config = kind.config_class(**settings | {"num_kept_ids": len(kept_ids), "tie_word_embeddings": False})
+        kept = torch.tensor(list(kept_ids), device=state["lm_head.weight"].device)
+        state |= {"lm_head.weight": state["lm_head.weight"][kept], "lm_head.kept_ids": kept}
+    draft: PreTrainedModel = kind._from_config(config, dtype=target.dtype).to(target.device)
+    draft.set_attn_implementation(_compat.attention_implementation(target))
+    draft.load_state_dict(state)
+    draft.generation_config = type(target.generation_config)(**target.generation_config.to_dict())
+    draft.name_or_path = draft.config._name_or_path = ""
+    return draft.eval()
+
+
+def choose_layers(
+    target: PreTrainedModel, count: int, samples: Mapping[Ids, Sequence[Ids]]
+) -> tuple[list[int], dict[str, float]]:
+    """The best of `CHOICES` by `agreement` on samples of the target, and what each came to."""
+    total = _compat.num_layers(target)
+    if not 1 <= count <= total:
+        raise ValueError(f"`layers` must be between 1 and {total}, all that the target has, got {count}.")
+    found = {tuple(choose(total, count)): name for name, choose in reversed(CHOICES.items())}
+    of_target = _laws(target, samples)
+    measured = {
+        found[layers]: (_overlap(of_target, _laws(make_draft(target, layers), samples)), layers)
+        for layers in reversed(found)
+    }
+    best = max(measured, key=lambda name: measured[name][0])
+    return list(measured[best][1]), {name: value for name, (value, _) in measured.items()}
+
+
+def agreement(target: PreTrainedModel, draft: PreTrainedModel, samples: Mapping[Ids, Sequence[Ids]]) -> float:
+    """Mean over completion tokens of `1 - TV(p, q)`: what a lossless verifier would accept at temperature 1.
+
+    Args:
+        samples: completions, ids, by the ids of their prompt.
+    """
+    return _overlap(_laws(target, samples), _laws(draft, samples))
+
+
+@torch.inference_mode()
+def _laws(model: PreTrainedModel, samples: Mapping[Ids, Sequence[Ids]]) -> torch.Tensor:
+    """Law of every completion token, float32 `[N, V]`, on the CPU."""
+    found = []
+    for prompt, completions in samples.items():
+        for completion in completions:
+            ids = torch.tensor([[*prompt, *completion]], device=model.device)
+            found.append(model(ids).logits[0, len(prompt) - 1 : -1].float().softmax(-1).cpu())
+    return torch.cat(found)
+
+
+def _overlap(p: torch.Tensor, q: torch.Tensor) -> float:
+    return 1.0 - total_variation(p, q).mean().item()
+
+
+def sample_target(
+    target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompts: Sequence[str] = PROMPTS, seed: int = 0
+) -> dict[Ids, list[Ids]]:
+    """One short completion of the target per prompt, at temperature 1; prompts are chat turns where the tokenizer has
+    a template."""
+    asked: list[Prompt] = list(prompts)
+    if tokenizer.chat_template is not None:
+        asked = [[{"role": "user", "content": text}] for text in prompts]
+    rows = encode(tokenizer, asked)
+    options = {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0, "max_new_tokens": _SAMPLE_TOKENS}
+    pad = pad_id(tokenizer, target)
+    _, drawn, _ = timed_call(target, seed, **left_padded(rows, pad, target.device), **options, pad_token_id=pad)
+    end = end_ids(target, tokenizer)
+    return {tuple(row): [until_end(ids, end)] for row, ids in zip(rows, drawn)}
+
+
+def count_ids(path: Path, tokenizer: PreTrainedTokenizerBase) -> Counter[int]:
+    """How often each id occurs in a file: in a text; or, of JSON Lines, in all texts of its objects, or in their
+    "completion_ids" where they have any, as `target_samples.jsonl` of a tuning does.
+
+    Raises:
+        ValueError: for a file that is none, or holds no text.
+    """
+    if not path.is_file():
+        raise ValueError(f"the text must be a file, got {str(path)!r}, which is none.")
+    counts: Counter[int] = Counter()
+    if path.suffix != ".jsonl":
+        counts.update(tokenizer(path.read_text(encoding="utf-8"), add_special_tokens=False).input_ids)
+    else:
+        for line in filter(None, map(str.strip, path.read_text(encoding="utf-8").splitlines())):
+            record = json.loads(line)
+            if "completion_ids" in record:
+                counts.update(token for ids in record["completion_ids"] for token in ids)
+            elif texts := _texts(record):
+                counts.update(token for ids in tokenizer(texts, add_special_tokens=False).input_ids for token in ids)
+    if not counts:
+        raise ValueError(f"{path.name} holds no text to count tokens in.")
+    return counts
+
+
+def frequent_ids(
+    counts: Counter[int], size: int, target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
+) -> list[int]:
+    """The `size` ids to keep, ascending: special ones and those that end a text, then by frequency, and behind what
+    occurs at all the lowest ones, which a byte-pair vocabulary learned first.
+
+    Raises:
+        ValueError: if `size` is no number of ids between the special ones and the whole vocabulary.
+    """
+    total = _compat.vocab_size(target)
+    always = sorted({*tokenizer.all_special_ids, *eos_ids(target)})
+    if not len(always) < size <= total:
+        raise ValueError(
+            f"`vocabulary` must be above {len(always)}, the special tokens, and at most {total}, got {size}."
+        )
+    ranked = dict.fromkeys([*always, *(token for token, _ in counts.most_common()), *range(total)])
+    return sorted(list(ranked)[:size])
+
+
+def save_draft(
+    draft: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path, record: Mapping[str, Any]
+) -> None:
+    """Write a draft with its tokenizer, `provenance.json` and a card that says what it is and who can load it."""
+    draft.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    (folder / "provenance.json").write_text(json.dumps(record, indent=2, default=str) + "\n")
+    (folder / "README.md").write_text(_card(draft, record))
+
+
+def _card(draft: PreTrainedModel, record: Mapping[str, Any]) -> str:
+    output = draft.get_output_embeddings()
+    lines = [
+        f"# A draft of {len(record['layers'])} layers for {record['target']}",
+        "",
+        f"Layers {', '.join(map(str, record['layers']))} of the target, with its embeddings, final norm and output "
+        "embedding, as `hf-diversed make-draft` copies them. It wants `hf-diversed tune-draft --all-weights true`.",
+        "",
+    ]
+    if isinstance(output, CutOutput):
+        lines += [
+            f"It has output rows for {len(output.kept_ids):,} of {output.num_ids:,} ids; all others have probability "
+            "0, which speculative decoding allows: what the draft cannot propose, the target supplies. The class is "
+            f"`{type(draft).__name__}`, which transformers does not have: load it with `import "
+            "hf_diversed.cut_vocabulary`, or without hf_diversed by `trust_remote_code=True`, which runs the file "
+            "`cut_vocabulary.py` beside these weights.",
+            "",
+        ]
+    return "\n".join(lines)
+
+
+def _state_of_layers(target: PreTrainedModel, stack: torch.nn.ModuleList, layers: Sequence[int]) -> dict[str, Any]:
+    """The target's state with the chosen layers counted anew, and without the others."""
+    prefix = next(name for name, module in target.named_modules() if module is stack) + "."
+    places = {str(layer): str(place) for place, layer in enumerate(layers)}
+    state = {}
+    for name, value in target.state_dict().items():
+        if name.startswith(prefix):
+            layer, _, rest = name.removeprefix(prefix).partition(".")
+            if layer not in places:
+                continue
+            name = f"{prefix}{places[layer]}.{rest}"
+        state[name] = value
+    return state
+
+
+def _check_ascending(name: str, values: Sequence[int], total: int) -> None:
+    rising = all(below < above for below, above in itertools.pairwise(values))
+    if not values or not rising or not 0 <= values[0] <= values[-1] < total:
+        shown = values if len(values) <= 12 else f"{len(values)} of them"
+        raise ValueError(f"`{name}` must be ascending numbers from 0 to {total - 1}, at least one, got {shown}.")
+
+
+def _texts(value: Any) -> list[str]:
+    if isinstance(value, str):
+        return [value]
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return [text for item in items for text in _texts(item)]

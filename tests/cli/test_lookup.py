@@ -1,0 +1,115 @@
+"""Commands without a second model: looked-up drafts, and the model of the package index by its name."""
+
+import json
+
+import pytest
+from transformers import GenerationConfig
+from typer.testing import CliRunner
+
+from hf_diversed.cli import app, models
+from hf_diversed.cli.demo_model import TEXTS
+from hf_diversed.cli.train import pair_options
+from hf_diversed.generation.recording import record_stats
+from hf_diversed.running.decode import Decoder
+from hf_diversed.running.methods import Method, build_methods
+from hf_diversed.running.sampling import Sampling
+from hf_diversed.zoo import smollm2
+
+
+def run(*arguments: str):
+    return CliRunner().invoke(app, list(arguments), env={"COLUMNS": "200"})
+
+
+def test_methods_look_their_drafts_up(folder):
+    """Catches a method that asks for a draft that is not there, and one that decodes plainly under a rule's name."""
+    pair = models.load_pair(str(folder / "target"), "lookup", "cpu")
+    assert pair.draft is None
+    decoder = Decoder(pair, Sampling(temperature=0.0, num_assistant_tokens=3, max_new_tokens=12, batch_size=2))
+    prompts = [[5, 6, 7, 8, 5, 6], [9, 9, 9, 9]]
+    plain, lossless, static = build_methods(["ar", "sd", "static:0.0"])
+    assert lossless.generate_kwargs(None, None)["prompt_lookup_num_tokens"] == 5
+    reference = decoder(plain, prompts, seed=0)
+    assert decoder(lossless, prompts, seed=0).tokens == reference.tokens
+    upstream = decoder(Method("upstream", upstream=True), prompts[:1], seed=0)
+    assert upstream.tokens == decoder(plain, prompts[:1], seed=0).tokens
+    with record_stats() as stats:
+        copied = decoder(static, prompts, seed=0)
+    assert copied.tokens[1][0] == 9  # what a rule without a target says is what was looked up
+    assert stats.num_drafted == stats.num_accepted > 0
+    assert stats.draft_forwards == 0
+
+
+def test_evaluation_on_looked_up_drafts(folder, tmp_path):
+    """Catches a header that asks a draft for its name, and results of a draft that go on without one."""
+    data = tmp_path / "data.jsonl"
+    data.write_text(json.dumps({"question": "1 and 1 and 1 and", "answer": "#### 3"}) + "\n")
+    options = ("evaluate", "--task", "gsm8k", "--methods", "sd,static:0.3", "--target", str(folder / "target"))
+    options += ("--data-file", str(data), "--num-examples", "1", "--max-new-tokens", "6", "--device", "cpu")
+    options += ("--output", str(tmp_path / "out.json"))
+    result = run(*options, "--draft", "lookup")
+    assert result.exit_code == 0, result.output
+    report = json.loads((tmp_path / "out.json").read_text())
+    assert report["provenance"]["evaluation"]["draft"] == {"name": "prompt lookup"}
+    assert [row["method"] for row in report["records"]] == ["sd", "static:0.3"]
+    assert run(*options, "--draft", str(folder / "draft")).exit_code == 2  # the folder holds other settings
+
+
+@pytest.mark.parametrize("command", [["benchmark", "--target", "x", "--draft"], ["compile", "x"]])
+def test_what_wants_two_models_says_so(command, monkeypatch):
+    """Catches a rule that is compiled or timed with None for a draft."""
+    monkeypatch.setattr(models, "load_model", lambda *_: pytest.fail("a model was loaded"))
+    result = run(*command, "lookup")
+    assert result.exit_code == 2
+    assert "--draft lookup is no model, and this command wants two; name a draft." in " ".join(result.output.split())
+    with pytest.raises(ValueError, match="--draft lookup is no model"):
+        pair_options("x", "lookup", None, None)
+
+
+def test_smollm2_is_a_name_wherever_a_pair_is_named(folder, monkeypatch):
+    """Catches a command that looks for a model called smollm2 on the Hub."""
+    monkeypatch.setattr(smollm2, "fetch", lambda: folder / "target")
+    pair = models.load_pair("smollm2", str(folder / "draft"), "cpu")
+    assert pair.target.config.hidden_size == 16
+    found = pair_options("smollm2", str(folder / "draft"), None, None)
+    assert found["target"] == str(folder / "target")
+
+
+def test_demo_of_a_named_model(folder, monkeypatch):
+    """Catches a row that fails or is left out, a second engine that is not asked for, and options that say nothing."""
+    monkeypatch.setattr(smollm2, "fetch", lambda: folder / "target")
+    short = ("--num-examples", "1", "--max-new-tokens", "8", "--device", "cpu")
+    result = run("demo", "--model", "smollm2", "--engine", "eager", *short)
+    assert result.exit_code == 0, result.output
+    for words in ("plain decoding", "upstream", "lossless", "lenience:0.3", "static:0.5", "looked up in the prompt"):
+        assert words in result.output
+    assert "compiled" not in result.output
+    result = run("demo", "--model", "smollm2", "--engine", "compiled", "--backend", "eager", *short)
+    assert result.exit_code == 0, result.output
+    assert "lenience:0.3, compiled" in result.output
+    result = run(
+        "demo", "--model", str(folder / "target"), "--draft", str(folder / "draft"), "--engine", "eager", *short
+    )
+    assert result.exit_code == 0, result.output
+    assert "by " in result.output
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--num-examples", str(len(TEXTS) + 1)], "--num-examples must be at most 8 with --model, got 9."),
+        (["--all"], "--all compares rules on the embedded pair; leave it out, or --model."),
+    ],
+)
+def test_demo_refuses_before_it_fetches(options, words, monkeypatch):
+    """Catches 93 MB that come before a refusal."""
+    monkeypatch.setattr(smollm2, "fetch", lambda: pytest.fail("the model was fetched"))
+    result = run("demo", "--model", "smollm2", *options)
+    assert result.exit_code == 2
+    assert words in " ".join(result.output.split())
+
+
+def test_a_pair_without_a_draft_moves(folder):
+    """Catches `None.to(device)`."""
+    pair = models.load_pair(str(folder / "target"), "lookup", "cpu")
+    assert pair.to("cpu").draft is None
+    assert isinstance(pair.target.generation_config, GenerationConfig)

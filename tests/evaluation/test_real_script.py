@@ -1,0 +1,100 @@
+"""`benchmarks/real.py` on a tiny pair: what is trained, measured, timed and kept."""
+
+import json
+import sys
+
+import pytest
+
+from benchmarks import real
+from hf_diversed import load_demo_pair
+from hf_diversed.training.draft_making import make_draft
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A small target with a chat template, in a folder; and records of a task."""
+    pair = load_demo_pair()
+    tokenizer = pair.tokenizer
+    tokenizer.chat_template = "{% for message in messages %}{{ message.content }}\n{% endfor %}Answer:"
+    make_draft(pair.target, [0, 1]).save_pretrained(tmp_path / "target")
+    tokenizer.save_pretrained(tmp_path / "target")
+    rows = [{"abstract": f"We count {n} apples. They are red.", "tldr": [f"We count {n} apples."]} for n in range(12)]
+    (tmp_path / "scitldr.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return tmp_path
+
+
+@pytest.fixture
+def run(monkeypatch, folder):
+    """Run the script with options, and read its report."""
+    small = ["--max-new-tokens", "6", "--num-examples", "2", "--timed-prompts", "2", "--batch-sizes", "1,2"]
+
+    def run(*options: str) -> dict:
+        given = ["--output", str(folder / "out"), "--target", str(folder / "target"), *small, *options]
+        monkeypatch.setattr(sys, "argv", ["real.py", *given])
+        real.main()
+        return json.loads((folder / "out" / "real.json").read_text())
+
+    return run
+
+
+def test_looked_up_drafts_without_any_data(run, folder, capsys):
+    """Catches a method that is left out, seconds of one under another's name, and a sample that is measured anew."""
+    report = run("--backend", "eager", "--batch-sizes", "1")
+    (record,) = report["records"]
+    assert (record["regime"], record["task"]) == ("lookup", "rewrite")
+    assert [row["method"] for row in record["quality"]] == ["ar", *real.RULES]
+    (single,) = (part["methods"] for part in record["seconds"])
+    compiled = [f"{name}, compiled" for name in real.COMPILED]
+    assert list(single) == ["ar", "upstream", *real.RULES, *compiled]
+    for name, row in single.items():
+        assert row["tokens_per_second"] > 0
+        assert all(0 < turn["tokens"] <= 12 and turn["rounds"] <= turn["tokens"] for turn in row["turns"])
+        assert (row["milliseconds_per_round"] is None) == (name == "upstream")
+    assert single["ar"]["turns"][0]["rounds"] == single["ar"]["turns"][0]["tokens"]
+    assert "lookup, rewrite" in capsys.readouterr().out
+    times = {path: path.stat().st_mtime_ns for path in (folder / "out").rglob("seconds-*.json")}
+    assert run("--backend", "eager", "--batch-sizes", "1")["records"] == report["records"]
+    assert times == {path: path.stat().st_mtime_ns for path in times}
+
+
+def test_draft_and_heads_are_trained_once(run, folder, monkeypatch):
+    """Catches a draft that is not the one that was tuned, heads of one kind only, and work that is repeated."""
+    data = ["--data", f"scitldr={folder / 'scitldr.jsonl'}", "--eager-only", "--layers", "1", "--vocabulary", "300"]
+    data += ["--train-examples", "4"]
+    trained = ["--draft-steps", "2", "--head-steps", "2"]
+    report = run(*data, *trained)
+    assert [(record["regime"], record["task"]) for record in report["records"]] == [
+        ("draft", "scitldr"),
+        ("lookup", "rewrite"),
+        ("lookup", "scitldr"),
+    ]
+    single, several = (list(part["methods"]) for part in report["records"][1]["seconds"])
+    assert (single, several) == (["ar", "upstream", *real.RULES], ["ar", *real.RULES])
+    heads = [f"diversed:{folder / 'out' / f'head-{name}'}" for name in real.HEADS]
+    assert [row["method"] for row in report["records"][0]["quality"]] == ["ar", *real.RULES, *heads]
+    made = json.loads((folder / "out" / real.MADE / "provenance.json").read_text())
+    tuned = json.loads((folder / "out" / real.TUNED / "trainer_state.json").read_text())
+    assert (made["vocabulary"], len(made["layers"])) == (300, 1)
+    assert tuned["global_step"] == 2
+    assert any("eval_acceptance" in line for line in tuned["log_history"])
+    kinds = [json.loads((folder / "out" / f"head-{name}" / "config.json").read_text()) for name in real.HEADS]
+    assert [kind["token_features"] for kind in kinds] == [False, True]
+    monkeypatch.setattr(real, "train", lambda argv: pytest.fail("a head was trained again"))
+    assert run(*data, *trained)["records"] == report["records"]
+
+
+def test_a_draft_wants_data(run):
+    """Catches a draft that is trained on nothing, after the model was loaded."""
+    with pytest.raises(ValueError, match="a draft or a head is trained on the first task of --data"):
+        run("--draft-steps", "2")
+
+
+def test_words_are_misspelled_alike_every_time():
+    """Catches another text on every run, a text that is left as it is, and letters that are lost."""
+    text = real.TEXTS[0]
+    changed = real.misspelled(text)
+    assert changed == real.misspelled(text) != text
+    pairs = list(zip(text.split(" "), changed.split(" ")))
+    assert all(len(after) - len(before) in (0, 1) for before, after in pairs)
+    assert real.Rewrite().score(text, {"text": text}) == 1.0
+    assert real.Rewrite().score(changed, {"text": text}) < 1.0

@@ -1,0 +1,79 @@
+"""The wheel, as somebody meets it who has nothing of this repository.
+
+HF_DIVERSED_TEST_PYTHON names another interpreter to install it for.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from email.parser import Parser
+from pathlib import Path
+
+import pytest
+
+
+ROOT = Path(__file__).parents[2]
+SOURCES = ("pyproject.toml", "README.md", "LICENSE")
+
+
+def run(*command: object, cwd: Path, **environment: str) -> str:
+    """In a process that finds nothing of the checkout; returns its standard output."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "HF_"))}
+    done = subprocess.run(
+        [str(part) for part in command], cwd=cwd, env=inherited | environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory) -> Path:
+    """Built from a copy of what it may be made of, where no earlier build lies around."""
+    folder = tmp_path_factory.mktemp("source")
+    for name in SOURCES:
+        shutil.copy(ROOT / name, folder)
+    shutil.copytree(ROOT / "hf_diversed", folder / "hf_diversed", ignore=shutil.ignore_patterns("__pycache__"))
+    run(sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", folder, ".", cwd=folder)
+    (built,) = folder.glob("*.whl")
+    return built
+
+
+@pytest.mark.slow
+def test_index_takes_it(wheel, tmp_path):
+    """Catches a description that the package index would not render, and metadata that it would refuse."""
+    assert "PASSED" in run(sys.executable, "-m", "twine", "check", "--strict", wheel, cwd=tmp_path)
+
+
+@pytest.mark.slow
+def test_holds_the_package_and_nothing_beside_it(wheel):
+    """Catches weights, templates or `py.typed` left behind, and tests that come along."""
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+        (metadata,) = (name for name in names if name.endswith(".dist-info/METADATA"))
+        fields = Parser().parsestr(archive.read(metadata).decode())
+    tracked = {str(path.relative_to(ROOT)) for path in (ROOT / "hf_diversed").rglob("*") if path.is_file()}
+    assert {name for name in tracked if "__pycache__" not in name} == {
+        name for name in names if ".dist-info/" not in name
+    }
+    assert "hf_diversed/py.typed" in names
+    assert "Typing :: Typed" in fields.get_all("Classifier")
+    assert "transformers<6,>=5.16.1" in fields.get_all("Requires-Dist")
+
+
+@pytest.mark.slow
+def test_first_hour(wheel, tmp_path):
+    """Catches a dependency that only the repository's environment has, and a package that needs its checkout."""
+    home, python = tmp_path / "home", tmp_path / "home" / "bin" / "python"
+    run(os.environ.get("HF_DIVERSED_TEST_PYTHON", sys.executable), "-m", "venv", home, cwd=tmp_path)
+    pip = (python, "-m", "pip", "install", "--quiet", "--no-compile", "-c", ROOT / "constraints.txt")
+    run(*pip, "torch", cwd=tmp_path)  # first of all: asked for with others, pip may prefer a build with CUDA
+    run(*pip, f"{wheel}[demo]", cwd=tmp_path)
+    assert str(home) in run(python, "-c", "import hf_diversed; print(hf_diversed.__file__)", cwd=tmp_path)
+
+    first = tmp_path / "first.py"
+    shutil.copy(ROOT / "examples" / "quickstart.py", first)
+    assert "accepted" in run(python, first, cwd=tmp_path, HF_HUB_OFFLINE="1")
+    short = ("--num-examples", 2, "--max-new-tokens", 32, "--engine", "eager")
+    assert "DIVERSED" in run(home / "bin" / "hf-diversed", "demo", *short, cwd=tmp_path, HF_HUB_OFFLINE="1")

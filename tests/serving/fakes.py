@@ -1,0 +1,48 @@
+"""What the plugin reads of vLLM's configuration and sampling parameters, by the names of the fields, without vLLM."""
+
+from types import SimpleNamespace
+from typing import Any
+
+from hf_diversed.zoo.loader import HEADS, WEIGHTS
+
+
+HEAD = str(WEIGHTS / HEADS / "math")
+VOCAB = 1024
+
+
+def speculative(**changes: Any) -> SimpleNamespace:
+    """`vllm.config.SpeculativeConfig` of a draft model that samples."""
+    given = {
+        "method": "draft_model",
+        "draft_sample_method": "probabilistic",
+        "rejection_sample_method": "standard",
+        "num_speculative_tokens": 5,
+    }
+    return SimpleNamespace(**given | changes)
+
+
+def engine(settings: Any = None, speculative_config: Any = None, vocab_size: int = VOCAB) -> SimpleNamespace:
+    """`vllm.config.VllmConfig` whose `--additional-config` names `settings`."""
+    return SimpleNamespace(
+        additional_config={} if settings is None else {"hf_diversed": settings},
+        speculative_config=speculative() if speculative_config is None else speculative_config,
+        model_config=SimpleNamespace(get_vocab_size=lambda: vocab_size),
+    )
+
+
+def request(temperature: float = 1.0, *, sampling: dict[str, Any] | None = None, **asked: Any) -> SimpleNamespace:
+    """`vllm.SamplingParams`; `asked` is what `vllm_xargs` say, without their prefix."""
+    plain = {
+        "top_k": 0,
+        "top_p": 1.0,
+        "min_p": 0.0,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
+        "repetition_penalty": 1.0,
+        "logit_bias": None,
+        "allowed_token_ids": None,
+        "bad_words": None,
+        "structured_outputs": None,
+    }
+    extra = {f"diversed_{name}": value for name, value in asked.items()}
+    return SimpleNamespace(temperature=temperature, extra_args=extra or None, **plain | (sampling or {}))

@@ -1,0 +1,42 @@
+"""What lies beside the serving docs: a dashboard that asks for counters vLLM has, and a client that compiles."""
+
+import ast
+import json
+import re
+from pathlib import Path
+
+from hf_diversed.serving.vllm.admission import PREFIX
+from hf_diversed.serving.vllm.deployment import DIALS
+
+
+ROOT = Path(__file__).parents[2]
+# Of vLLM 0.32, `v1/spec_decode/metrics.py` and `v1/metrics/loggers.py`.
+COUNTERS = {
+    "vllm:spec_decode_num_drafts_total",
+    "vllm:spec_decode_num_draft_tokens_total",
+    "vllm:spec_decode_num_accepted_tokens_total",
+    "vllm:spec_decode_num_accepted_tokens_per_pos_total",
+    "vllm:generation_tokens_total",
+}
+
+
+def test_the_dashboard_asks_for_counters_that_exist():
+    """Catches a panel that stays empty."""
+    dashboard = json.loads((ROOT / "examples" / "serving" / "grafana.json").read_text())
+    asked = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
+    assert set(re.findall(r"vllm:\w+", " ".join(asked))) <= COUNTERS
+    assert len({panel["id"] for panel in dashboard["panels"]}) == len(dashboard["panels"])
+
+
+def test_the_client_sends_what_is_read():
+    source = (ROOT / "examples" / "serving" / "client.py").read_text()
+    ast.parse(source)
+    sent = set(re.findall(rf'"{PREFIX}(\w+)"', source))
+    assert sent
+    assert sent <= {"rule", *DIALS}
+
+
+def test_the_docs_name_every_dial():
+    docs = (ROOT / "docs" / "serving.md").read_text()
+    for name in ("rule", *DIALS):
+        assert f"`{PREFIX}{name}`" in docs

@@ -1,0 +1,34 @@
+"""Padded attention heads say the same."""
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+from hf_diversed.head import DiversedHead
+from hf_diversed.serving.export import HEAD_SIZE, export_demo_pair, pad_heads
+
+
+@pytest.mark.parametrize(("head_dim", "size"), [(8, 12), (4, 32)])
+def test_padding_changes_no_logit(head_dim, size):
+    """Catches rotated halves that no longer meet, angles of another width, and scores divided by another root."""
+    torch.manual_seed(0)
+    shape = {"vocab_size": 50, "hidden_size": 24, "intermediate_size": 16, "num_hidden_layers": 2}
+    config = LlamaConfig(**shape, num_attention_heads=4, num_key_value_heads=2, head_dim=head_dim)
+    model = LlamaForCausalLM(config).eval()
+    wide = pad_heads(model, size)
+    ids = torch.randint(0, 50, (2, 40))
+    with torch.no_grad():
+        torch.testing.assert_close(wide(ids).logits, model(ids).logits, rtol=0.0, atol=1e-5)
+    assert wide.config.head_dim == size
+    assert pad_heads(wide, size) is wide
+
+
+def test_exports_what_an_engine_loads(tmp_path):
+    """Catches a folder without a tokenizer, and heads that stay behind."""
+    export_demo_pair(tmp_path)
+    for role in ("target", "draft"):
+        config = AutoModelForCausalLM.from_pretrained(tmp_path / role).config
+        assert config.head_dim in (HEAD_SIZE, 64)
+        assert len(AutoTokenizer.from_pretrained(tmp_path / role)) == config.vocab_size
+    assert DiversedHead.from_pretrained(tmp_path / "heads" / "math").needs_token
+    assert not DiversedHead.from_pretrained(tmp_path / "mixture-heads" / "math").needs_token

@@ -1,0 +1,241 @@
+"""What the plugin does in vLLM's processes, with modules that look like vLLM's and are not."""
+
+import logging
+import sys
+from types import ModuleType, SimpleNamespace
+
+import pytest
+import torch
+
+from hf_diversed import _after_import
+from hf_diversed.serving.vllm import plugin, runner_v1
+from tests.serving.fakes import engine, request
+from tests.serving.test_signatures import write_package
+
+
+class Refused(Exception):
+    """In place of `vllm.exceptions.VLLMValidationError`."""
+
+
+class InputProcessor:
+    def __init__(self, vllm_config, renderer=None):
+        self.vllm_config = vllm_config
+        self.seen = []
+        self.validate_logits_processors_params = self.seen.append
+
+
+class GPUModelRunner:
+    """As much of it as samples: `verify` is what `rejection_sample` was given."""
+
+    device = torch.device("cpu")
+
+    def __init__(self, vllm_config, device=None):
+        self.vllm_config = vllm_config
+        self.requests, self.input_batch, self.draft_probs = {}, SimpleNamespace(req_ids=[]), None
+
+    def add(self, name, params):
+        self.requests[name] = SimpleNamespace(sampling_params=params)
+        self.input_batch.req_ids.append(name)
+
+    def _sample(self, logits, spec_decode_metadata):
+        if spec_decode_metadata is None:
+            return logits
+        tokens, counts = spec_decode_metadata
+        ends = torch.tensor(counts).cumsum(0)
+        verify = sys.modules["vllm.v1.sample.rejection_sampler"].rejection_sample
+        return verify(tokens, counts, max(counts), ends, self.draft_probs, logits, None, None)
+
+
+def rejection_sample(tokens, counts, longest, ends, draft_probs, target_logits, bonus, metadata, **named):
+    return target_logits
+
+
+def wrong_expansion(x, cu_num_tokens, num_tokens, replace_from=0, replace_to=0):
+    return torch.full((num_tokens,), 7.0)
+
+
+@pytest.fixture
+def vllm(tmp_path, monkeypatch):
+    """A package named vllm: known functions in its files, and the classes above in its modules."""
+    package = write_package(tmp_path / "vllm")
+    (package / "__init__.py").write_text('__version__ = "0.32.0"')
+    monkeypatch.syspath_prepend(str(tmp_path))
+    modules = {
+        "vllm.exceptions": {"VLLMValidationError": Refused},
+        "vllm.v1.engine.input_processor": {"InputProcessor": type("InputProcessor", (InputProcessor,), {})},
+        "vllm.v1.worker.gpu_model_runner": {"GPUModelRunner": type("GPUModelRunner", (GPUModelRunner,), {})},
+        "vllm.v1.sample.rejection_sampler": {
+            "rejection_sample": lambda *args, **named: rejection_sample(*args, **named),
+            "expand_batch_to_tokens": wrong_expansion,
+        },
+    }
+    for name, attributes in modules.items():
+        module = ModuleType(name)
+        vars(module).update(attributes)
+        monkeypatch.setitem(sys.modules, name, module)
+    sys.modules.pop("vllm", None)  # of another test's folder
+    plugin.register()
+    yield SimpleNamespace(
+        package=package,
+        processor=sys.modules["vllm.v1.engine.input_processor"].InputProcessor,
+        runner=sys.modules["vllm.v1.worker.gpu_model_runner"].GPUModelRunner,
+        verification=sys.modules["vllm.v1.sample.rejection_sampler"],
+    )
+    for name in ("vllm.v1.engine.input_processor", "vllm.v1.worker.gpu_model_runner"):
+        _after_import.unwatch(name)
+    _after_import.unwatch("vllm.v1.worker.gpu.sample.sampler")
+
+
+STATIC = {"rule": "static:0.5", "choices": ["lenience:0.2"]}
+
+
+def test_nothing_happens_where_no_rule_is_named(vllm):
+    """Catches a patch on every vLLM that the package happens to lie beside."""
+    stock = vllm.verification.rejection_sample
+    processor, runner = vllm.processor(engine()), vllm.runner(engine())
+    assert processor.validate_logits_processors_params == processor.seen.append
+    assert "_sample" not in vars(runner)
+    assert vllm.verification.rejection_sample is stock
+
+
+def test_is_registered_once(vllm):
+    """Catches wrappers around wrappers: vLLM may load a plugin twice."""
+    before = vllm.processor.__init__
+    plugin.register()
+    assert vllm.processor.__init__ is before
+
+
+def test_bad_values_are_refused_at_admission(vllm, caplog):
+    """Catches vLLM's own checks left out, and errors that its server would answer with 500."""
+    with caplog.at_level(logging.INFO, "vllm.hf_diversed"):
+        processor = vllm.processor(engine(STATIC))
+    assert "hf_diversed serves static:0.5, lenience:0.2." in caplog.text
+    good, bad = request(max_bias=0.5), request(max_bias=7)
+    processor.validate_logits_processors_params(good)
+    with pytest.raises(Refused, match=r"`diversed_max_bias` must lie in \[0, 1\], got 7"):
+        processor.validate_logits_processors_params(bad)
+    assert processor.seen == [good, bad]
+
+
+def test_what_cannot_be_served_stops_the_engine(vllm):
+    with pytest.raises(ValueError, match="is not served by vLLM"):
+        vllm.processor(engine({"rule": "block"}))
+    with pytest.raises(ValueError, match="is not served by vLLM"):
+        vllm.runner(engine({"rule": "block"}))
+
+
+def sampled(runner, counts):
+    """What the runner verifies against, from random logits: those, and what became of them."""
+    torch.manual_seed(0)
+    logits = torch.randn(sum(counts), 8)
+    runner.draft_probs = torch.rand(sum(counts), 8).softmax(-1)
+    tokens = runner.draft_probs.argmax(-1).int()
+    return logits, runner._sample(logits, (tokens, counts))
+
+
+def test_every_request_is_verified_by_its_own_rule(vllm):
+    """Catches rows that are handed to the wrong request, greedy rows and lossless ones that are relaxed."""
+    runner = vllm.runner(engine(STATIC))
+    for name, params in (
+        ("plain", request()),
+        ("lossless", request(rule="lossless")),
+        ("none drafted", request()),
+        ("greedy", request(temperature=0.0)),
+        ("bounded", request(max_bias=0.0)),
+        ("lenient", request(rule="lenience:0.2")),
+    ):
+        runner.add(name, params)
+    logits, served = sampled(runner, [2, 1, 0, 2, 1, 1])
+    stays = [torch.equal(before, after) for before, after in zip(logits, served)]
+    assert stays == [False, False, True, True, True, False, False]
+    # A bias of 0 is lossless in law: what is kept and what replaces it, by the reference of the kernels.
+    p, q, token = logits[5].softmax(-1), runner.draft_probs[5], runner.draft_probs[5].argmax()
+    v = served[5].softmax(-1)
+    torch.testing.assert_close((v / q)[token].clamp_max(1.0), (p / q)[token].clamp_max(1.0))
+
+
+def test_other_batches_of_the_process_are_left_alone(vllm):
+    """Catches a rule that outlives its batch: dummy runs and other engines verify with the same function."""
+    runner = vllm.runner(engine(STATIC))
+    runner.add("plain", request())
+    sampled(runner, [2])
+    logits = torch.randn(2, 8)
+    tokens = torch.zeros(2, dtype=torch.int32)
+    q = torch.full((2, 8), 0.125)
+    assert vllm.verification.rejection_sample(tokens, [2], 2, None, q, logits, None, None) is logits
+    assert runner._sample(logits, None) is logits
+
+
+def test_missing_draft_laws_are_lossless_for_a_round(vllm):
+    """Catches drafts that vLLM lost the law of, verified as if they had been looked up."""
+    runner = vllm.runner(engine(STATIC))
+    runner.add("plain", request())
+    logits = torch.randn(1, 8)
+    assert runner._sample(logits, (torch.tensor([1], dtype=torch.int32), [1])) is logits
+
+
+def test_a_request_is_read_again_when_its_parameters_change(vllm):
+    runner = vllm.runner(engine(STATIC))
+    runner.add("session", request())
+    logits, served = sampled(runner, [1])
+    assert not torch.equal(logits, served)
+    runner.requests["session"].sampling_params = request(rule="lossless")
+    logits, served = sampled(runner, [1])
+    assert torch.equal(logits, served)
+
+
+def test_values_that_nobody_checked_do_not_end_the_engine(vllm, caplog):
+    """Catches an exception in the sampler, which ends every request of the engine."""
+    runner = vllm.runner(engine(STATIC))
+    runner.add("slipped in", request(max_bias="all"))
+    with caplog.at_level(logging.ERROR, "vllm.hf_diversed"):
+        logits, served = sampled(runner, [1])
+    assert torch.equal(logits, served)
+    assert "`diversed_max_bias` must be a number, got 'all'" in caplog.text
+
+
+def test_the_wrong_expansion_is_mended(vllm):
+    """Catches temperatures that are whatever was in memory, and a vLLM that is right replaced all the same."""
+    runner = vllm.runner(engine(STATIC))
+    runner.add("plain", request())
+    sampled(runner, [1])
+    mended = vllm.verification.expand_batch_to_tokens
+    ends = torch.tensor([2, 2, 3], dtype=torch.int32)
+    assert mended(torch.tensor([0.0, 5.0, 2.0]), ends, 3, 0, 1).tolist() == [1.0, 1.0, 2.0]
+    right = SimpleNamespace(expand_batch_to_tokens=lambda *args: runner_v1.expand_batch_to_tokens(*args))
+    stock = right.expand_batch_to_tokens
+    runner_v1.mend_expansion(right)
+    assert right.expand_batch_to_tokens is stock
+
+
+def test_an_unknown_vllm_stays_lossless_with_one_line(vllm, caplog):
+    """Catches a plugin that is half there: logits changed for kernels that read them otherwise, or values admitted
+    that nobody follows without a word about it."""
+    write_package(vllm.package, _sample="def _sample(self, logits):")
+    with caplog.at_level(logging.INFO, "vllm.hf_diversed"):
+        processor, runner = vllm.processor(engine(STATIC)), vllm.runner(engine(STATIC))
+    (record,) = caplog.records
+    assert "does not know this vLLM (0.32.0), so its rules are off and decoding is lossless" in record.message
+    assert "GPUModelRunner._sample of v1/worker/gpu_model_runner.py takes (self, logits)" in record.message
+    assert processor.validate_logits_processors_params == processor.seen.append
+    assert "_sample" not in vars(runner)
+
+
+def test_without_admission_the_sampling_process_tells(vllm, caplog):
+    """Catches an unknown vLLM that nobody hears of, because the process that would say so has another name."""
+    (vllm.package / "v1/engine/input_processor.py").unlink()
+    vllm.runner(engine(STATIC))
+
+    assert "v1/engine/input_processor.py is not there" in caplog.text
+
+
+def test_a_process_of_the_engine_keeps_no_hook(monkeypatch):
+    """Catches `generate` wrapped where nobody calls it, and unwrapped where somebody may."""
+    undone = []
+    monkeypatch.setattr(plugin, "uninstall_hook", lambda: undone.append(True))
+    monkeypatch.setattr(plugin, "watch", lambda name, callback: None)
+    plugin.register()
+    assert not undone
+    monkeypatch.setattr("multiprocessing.parent_process", lambda: "the frontend")
+    plugin.register()
+    assert undone

@@ -1,0 +1,62 @@
+"""A vLLM is known by the parameters of its functions, read from source; any other is told by name."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from hf_diversed.serving.vllm.signatures import KNOWN, USES, differences
+
+
+def write_package(folder: Path, release: int = 0, **changes: str) -> Path:
+    """A package with the functions that the plugin knows, as one release has them, and nothing in them.
+
+    Args:
+        release: which of the known parameter lists. changes: source that replaces the start of a function, by name.
+    """
+    bodies = {place: [] for place in (*KNOWN, *USES)}
+    for place, used in USES.items():
+        bodies[place] += used
+    files: dict[str, dict[str, list[str]]] = {}
+    for (file, name), used in bodies.items():
+        known = KNOWN.get((file, name), ("self",))
+        parameters = ", ".join(known[min(release, len(known) - 1)].split())
+        owner, _, method = name.rpartition(".")
+        start = changes.get(method, f"def {method}({parameters}):")
+        files.setdefault(file, {}).setdefault(owner, []).append(f"{start} return ({', '.join(['None', *used])})")
+    for file, owners in files.items():
+        lines = []
+        for owner, functions in owners.items():
+            lines += [f"class {owner}:", *(f"    {line}" for line in functions)] if owner else functions
+        (folder / file).parent.mkdir(parents=True, exist_ok=True)
+        (folder / file).write_text("\n".join(lines))
+    return folder
+
+
+@pytest.mark.parametrize("release", [0, 1])
+def test_known_releases_have_no_differences(tmp_path, release):
+    assert differences(write_package(tmp_path, release)) == ()
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"_sample": "def _sample(self, logits):"}, "GPUModelRunner._sample of v1/worker/gpu_model_runner.py takes"),
+        ({"_sample": "def sample(self, logits):"}, "GPUModelRunner._sample of .* is not there"),
+        (
+            {"rejection_sample": "def rejection_sample(draft_logits, *rest, **named):"},
+            r"rejection_sample of v1/sample/rejection_sampler.py takes \(draft_logits, rest, named\), not \(draft_tok",
+        ),
+        ({"forward": "def forward(self): pass\n    def old(self):"}, "forward of .* makes no use of rejection_sample"),
+    ],
+)
+def test_others_are_told_by_name(tmp_path, changes, words):
+    """Catches a release that moved an argument: our logits would be taken for something else."""
+    found = differences(write_package(tmp_path, **changes))
+    assert any(re.search(words, line) for line in found), found
+
+
+def test_a_missing_file_is_told(tmp_path):
+    write_package(tmp_path)
+    (tmp_path / "v1/sample/rejection_sampler.py").unlink()
+    assert differences(tmp_path) == ("v1/sample/rejection_sampler.py is not there",)

@@ -1,0 +1,135 @@
+"""The documentation says what the code does: its snippets run, its commands exist, its figures are the results'."""
+
+import ast
+import contextlib
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import typer
+import yaml
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import hf_diversed
+from hf_diversed.cli import app
+from hf_diversed.token_view import ORIGINS
+from hf_diversed.zoo.loader import WEIGHTS
+from tools import render_docs
+
+
+ROOT = Path(__file__).parent.parent
+PAGES = sorted((ROOT / "docs").glob("*.md"))
+# What stands in for models of the Hub, of which tests have none.
+EMBEDDED = {"Qwen/Qwen3-8B": "target", "Qwen/Qwen3-0.6B": "draft"}
+
+
+def blocks(page: Path, language: str) -> str:
+    """All blocks of a page in one language, one below the other."""
+    return "\n".join(re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE))
+
+
+@pytest.fixture
+def embedded_for_hub(monkeypatch):
+    """`from_pretrained` that finds the embedded pair by the names that the pages use."""
+    for auto, folder in ((AutoModelForCausalLM, None), (AutoTokenizer, "tokenizer")):
+        real = auto.from_pretrained
+
+        def load(name, *args, real=real, folder=folder, **kwargs):
+            return real(WEIGHTS / (folder or EMBEDDED[name]) if name in EMBEDDED else name, *args, **kwargs)
+
+        monkeypatch.setattr(auto, "from_pretrained", load)
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")], ids=lambda page: page.stem)
+def test_snippets_run(page, tmp_path, monkeypatch, embedded_for_hub):
+    """Catches a snippet that the API has left behind, names that nobody defined, and a warning in a reader's way."""
+    monkeypatch.chdir(tmp_path)
+    exec(compile(blocks(page, "python"), str(page), "exec"), {"__name__": "__main__"})
+
+
+def options_of(name: str) -> set[str]:
+    """Every spelling of a command's options."""
+    command = typer.main.get_command(app).commands[name]
+    if "--help" in (spelled := {option for entry in command.params for option in entry.opts}):
+        return spelled
+    return spelled | {"--help"} | trainers_options(name)
+
+
+def trainers_options(name: str) -> set[str]:
+    """Those of `train` and `tune-draft`, which are dataclasses' fields."""
+    from typer.testing import CliRunner
+
+    with contextlib.suppress(SystemExit):
+        shown = CliRunner(env={"COLUMNS": "200"}).invoke(app, [name, "--help-all"]).output
+    return set(re.findall(r"--[a-z][a-z0-9-]*", shown))
+
+
+COMMANDS = {
+    command: page.stem
+    for page in PAGES
+    for line in blocks(page, "bash").replace("\\\n", " ").splitlines()
+    if (command := line.partition(" #")[0].strip()).startswith("hf-diversed ")
+}
+
+
+@pytest.mark.parametrize("line", COMMANDS)
+def test_commands_exist(line):
+    """Catches a command or an option that was renamed."""
+    _, name, *words = shlex.split(line)
+    given = {word for word in words if word.startswith("--")}
+    assert given <= options_of(name), f"{COMMANDS[line]}: {given - options_of(name)}"
+
+
+def test_every_mark_is_rendered():
+    """Catches a mark that stays a comment, and a section without a figure."""
+    for page in PAGES:
+        text = render_docs.render(page.read_text())
+        assert not re.search("<!-- (generated|file)", text)
+    for name in ("first", "guide", "drafts", "pair"):
+        assert re.search(r"\d\.\d%", render_docs.SECTIONS[name]())
+    with pytest.raises(KeyError):
+        render_docs.render("<!-- generated: nothing -->")
+
+
+def test_every_refusal_is_listed():
+    """Catches a message that the page on troubleshooting lacks, by counting them anew."""
+    shown = render_docs.refusals()
+    for name in render_docs.REFUSING.values():
+        tree = ast.parse((render_docs.PACKAGE / name).read_text())
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
+                told = node.exc.args[0]
+                parts = told.values if isinstance(told, ast.JoinedStr) else [told]
+                for part in parts:
+                    if isinstance(part, ast.Constant) and ast.unparse(node.exc.func) in render_docs.REFUSALS:
+                        assert part.value.strip() in shown, (name, part.value)
+
+
+def test_every_page_is_in_the_navigation():
+    """Catches a page that nobody can find, and an entry without a page; `make docs` checks the links."""
+
+    def pages(entry):
+        if isinstance(entry, str):
+            return [entry]
+        return [page for part in (entry.values() if isinstance(entry, dict) else entry) for page in pages(part)]
+
+    config = yaml.safe_load((ROOT / "mkdocs.yml").read_text())
+    assert sorted(pages(config["nav"])) == [page.name for page in PAGES]
+
+
+def test_every_public_name_is_in_the_reference():
+    """Catches a name of `hf_diversed.__all__` without documentation, and a rule without a line in its table."""
+    reference, rules = ((ROOT / "docs" / f"{name}.md").read_text() for name in ("api", "rules"))
+    for name in set(hf_diversed.__all__) - {"VERIFIERS", "__version__"}:
+        assert f"::: hf_diversed.{name}\n" in reference, name
+    for rule in hf_diversed.VERIFIERS.values():
+        assert f"`{rule.__name__}(" in rules, rule
+
+
+@pytest.mark.parametrize("name", ["round", "tokens"])
+def test_pictures_have_the_colours_of_terminal_and_space(name):
+    """Catches a colour that means something else in a figure."""
+    used = set(re.findall(r"#[0-9A-F]{6}", (ROOT / "docs" / "assets" / f"{name}.svg").read_text()))
+    colours = {origin.color for origin in ORIGINS.values()}
+    assert {ORIGINS[origin].color for origin in ("draft", "relaxed")} <= used <= colours | {"#222222", "#FFFFFF"}

@@ -1,0 +1,68 @@
+"""Warnings follow the one switch that users of transformers know."""
+
+import logging
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from transformers.utils import logging as upstream
+
+import hf_diversed
+from hf_diversed import _compat
+from hf_diversed.cli.terminal import hear_own_warnings_only
+
+
+@pytest.fixture
+def logger():
+    """One of ours, with all that a test does to levels put back."""
+    ours, before = _compat.get_logger("hf_diversed"), upstream.get_verbosity()
+    ours.setLevel(logging.NOTSET)
+    yield _compat.get_logger("hf_diversed.generation.planning")
+    ours.setLevel(logging.NOTSET)
+    upstream.set_verbosity(before)
+
+
+def heard(logger: logging.Logger, caplog: pytest.LogCaptureFixture) -> list[str]:
+    caplog.clear()
+    for level in (logging.INFO, logging.WARNING, logging.ERROR):
+        logger.log(level, logging.getLevelName(level))
+    return [record.message for record in caplog.records]
+
+
+def test_verbosity_of_transformers_is_ours(logger, caplog):
+    """Catches warnings that `transformers.logging.set_verbosity_error()` does not silence."""
+    upstream.set_verbosity_error()
+    assert heard(logger, caplog) == ["ERROR"]
+    upstream.set_verbosity_warning()
+    assert heard(logger, caplog) == ["WARNING", "ERROR"]
+    upstream.set_verbosity_info()
+    assert heard(logger, caplog) == ["INFO", "WARNING", "ERROR"]
+
+
+def test_commands_keep_their_own_warnings(logger, caplog):
+    """Catches a command that silences itself together with transformers."""
+    hear_own_warnings_only()
+    assert heard(logger, caplog) == ["WARNING", "ERROR"]
+    assert heard(upstream.get_logger("transformers.generation.utils"), caplog) == ["ERROR"]
+
+
+def test_every_logger_is_made_in_one_place():
+    """Catches a module whose logger is its own, and so deaf to that switch; what loads no transformers is excepted."""
+    package, apart = Path(hf_diversed.__file__).parent, {"_compat.py", "lm_eval.py", "number_extraction.py"}
+    for path in package.rglob("*.py"):
+        if path.name not in apart:
+            assert not re.search(r"logging\.get_?[lL]ogger\(", path.read_text()), path
+
+
+def test_environment_variable(tmp_path):
+    """Catches TRANSFORMERS_VERBOSITY that is read for upstream only."""
+    code = "from hf_diversed import _compat\n_compat.get_logger('hf_diversed.x').warning('told')"
+    for level, told in (("error", ""), ("warning", "[transformers] told\n")):
+        environment = {"PYTHONPATH": str(Path(hf_diversed.__file__).parents[1]), "TRANSFORMERS_VERBOSITY": level}
+        run = subprocess.run(
+            [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
+        )
+        assert run.stderr.endswith(told)
+        assert ("told" in run.stderr) == bool(told)

@@ -1,0 +1,122 @@
+"""A served pair: `hf-diversed serve` in a process of its own, asked over HTTP."""
+
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+CHOICES = ("static:0.5", "static:0.7", "lenience:0.3")
+STOP = ["\nQuestion:"]
+_COUNTED = r"vllm:spec_decode_num_(draft_tokens|accepted_tokens)_total\{[^}]*\} ([\d.e+]+)"
+# Small, in float32, and alone on the machine no longer than needed; the rest is as a deployment would have it.
+_OPTIONS = (
+    *("--served-model-name", "demo", "--dtype", "float32", "--max-model-len", "512", "--max-num-seqs", "32"),
+    *("--enforce-eager", "--kv-cache-memory-bytes", str(2**28), "--no-enable-prefix-caching"),
+    *("--per-request-spec-decode-metrics", "summary", "--generation-config", "vllm"),
+)
+_ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+
+
+@dataclass(frozen=True)
+class Server:
+    """Where a server answers; process and log are None for one that somebody else started."""
+
+    address: str
+    process: subprocess.Popen | None
+    log: Path | None
+
+    def post(self, prompt: str, xargs: Mapping[str, Any], **options: Any) -> tuple[int, dict]:
+        """One completion's HTTP status and answer."""
+        body = {"model": "demo", "prompt": prompt, "max_tokens": 128, "temperature": 1.0, "stop": STOP, **options}
+        data = json.dumps(body | {"vllm_xargs": dict(xargs)}).encode()
+        asked = urllib.request.Request(
+            f"{self.address}/v1/completions", data, headers={"Content-Type": "application/json"}
+        )
+        try:
+            with urllib.request.urlopen(asked, timeout=600) as answer:
+                return answer.status, json.load(answer)
+        except urllib.error.HTTPError as error:
+            return error.code, json.loads(error.read() or b"{}")
+
+    def post_all(self, prompts: Sequence[str], xargs: Sequence[Mapping[str, Any]]) -> list[dict]:
+        """Completions of many prompts, 32 at a time."""
+        with ThreadPoolExecutor(32) as pool:
+            answers = list(pool.map(self.post, prompts, xargs))
+        assert {status for status, _ in answers} == {200}
+        return [answer for _, answer in answers]
+
+    def counted(self) -> dict[str, float]:
+        """Drafted and accepted tokens so far, by Prometheus."""
+        with urllib.request.urlopen(f"{self.address}/metrics", timeout=60) as answer:
+            return {name: float(value) for name, value in re.findall(_COUNTED, answer.read().decode())}
+
+
+def acceptance(answers: Sequence[dict]) -> float:
+    """Accepted / drafted of some requests, from what each answer says."""
+    said = [answer["metrics"]["speculative_decoding"] for answer in answers]
+    drafted, accepted = (sum(one[name] for one in said) for name in ("num_draft_tokens", "num_accepted_draft_tokens"))
+    return accepted / drafted
+
+
+def start(pair: Path, folder: Path, *more: str) -> Server:
+    """A server that is coming up, with `hf-diversed serve` and further options."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    log = folder / f"server-{port}.log"
+    command = [
+        *(sys.executable, "-m", "hf_diversed", "serve", str(pair / "target"), "--draft", str(pair / "draft")),
+        *(*more, *_OPTIONS, "--port", str(port)),
+    ]
+    with log.open("w") as output:
+        process = subprocess.Popen(
+            command,
+            env={**os.environ, **_ENVIRONMENT},
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    return Server(f"http://127.0.0.1:{port}", process, log)
+
+
+@contextmanager
+def running(server: Server, patience: float = 1800.0) -> Iterator[Server]:
+    """Wait until a server answers, and end it behind the block."""
+    try:
+        deadline = time.monotonic() + patience
+        while not _answers(server):
+            assert server.process.poll() is None, server.log.read_text()[-4000:]
+            assert time.monotonic() < deadline, f"no answer yet:\n{server.log.read_text()[-4000:]}"
+            time.sleep(1.0)
+        yield server
+    finally:
+        stop(server)
+
+
+def stop(server: Server) -> None:
+    server.process.terminate()
+    try:
+        server.process.wait(60)
+    except subprocess.TimeoutExpired:
+        os.killpg(server.process.pid, 9)
+        server.process.wait(60)
+
+
+def _answers(server: Server) -> bool:
+    try:
+        with urllib.request.urlopen(f"{server.address}/health", timeout=5) as answer:
+            return answer.status == 200
+    except (urllib.error.URLError, OSError):
+        return False

@@ -1,0 +1,105 @@
+"""The documentation's pictures: a round, and an answer whose tokens are coloured by where they came from.
+
+python -m tools.draw_figures
+"""
+
+from collections.abc import Iterable, Sequence
+from html import escape
+from pathlib import Path
+
+import torch
+
+from hf_diversed import load_demo_pair
+from hf_diversed.corpus import held_out_examples
+from hf_diversed.token_view import ORIGINS, Piece, PieceStreamer
+
+
+ASSETS = Path(__file__).parent.parent / "docs" / "assets"
+INK = "#222222"
+WIDTH, LINE, CELL, TOP = 760, 26, 8.4, 34
+
+
+def answer() -> list[Piece]:
+    """What the embedded pair says to a held-out prompt, with the packaged head."""
+    pair, heard = load_demo_pair(), []
+    prompt = held_out_examples("math", 1, seed=0)[0].prompt
+    torch.manual_seed(0)
+    pair.target.generate(
+        **pair.tokenizer(prompt, return_tensors="pt"),
+        assistant_model=pair.draft,
+        diversed_head=pair.heads["math"],
+        do_sample=True,
+        top_k=0,
+        max_new_tokens=128,
+        streamer=PieceStreamer(pair.tokenizer, lambda pieces, _: heard.extend(pieces)),
+    )
+    return heard
+
+
+def tokens_picture(pieces: Iterable[Piece]) -> str:
+    """Tokens as boxes in lines, and what the colours mean."""
+    x, y, parts = 10.0, TOP, []
+    for piece in pieces:
+        text = piece.text.replace("\n", "⏎")
+        width = max(len(text), 1) * CELL + 4
+        if x + width > WIDTH - 10:
+            x, y = 10.0, y + LINE
+        parts.append(_box(x, y, width, 20, piece.origin, text))
+        x += width + 1
+    top = y + 2 * LINE
+    for row, origin in enumerate(("draft", "relaxed", "residual", "bonus")):
+        parts.append(_box(10, top + row * 22, 16, 16, origin, ""))
+        parts.append(_text(34, top + row * 22 + 13, ORIGINS[origin].meaning))
+    return _svg(top + 4 * 22 + 8, parts, "An answer, its tokens coloured by where they came from")
+
+
+def round_picture() -> str:
+    """Four drafts of which two are kept, one of them by relaxing; then a correction."""
+    rows: Sequence[tuple[str, Sequence[tuple[str, str]]]] = (
+        ("draft writes", (("draft", "x1 ~ q"), ("draft", "x2 ~ q"), ("draft", "x3 ~ q"), ("draft", "x4 ~ q"))),
+        (
+            "rule judges",
+            (("draft", "p ≥ q: keep"), ("relaxed", "relaxed: keep"), ("residual", "reject"), ("", "unread")),
+        ),
+        ("emitted", (("draft", "x1"), ("relaxed", "x2"), ("residual", "~ (p - q)+"))),
+    )
+    parts = []
+    for number, (title, cells) in enumerate(rows):
+        y = 24 + number * 70
+        parts.append(_text(10, y + 25, title))
+        for column, (origin, label) in enumerate(cells):
+            parts.append(_box(140 + column * 152, y, 142, 40, origin, label))
+    parts.append(_text(140, 88, "one forward of the target: p at every position"))
+    parts.append(_text(140, 238, "all four kept: one more token, the bonus, drawn from p"))
+    parts.append(_box(602, 164, 142, 40, "bonus", "bonus ~ p"))
+    return _svg(254, parts, "A round of speculative decoding under a rule")
+
+
+def _box(x: float, y: float, width: float, height: float, origin: str, text: str) -> str:
+    color = f'fill="{ORIGINS[origin].color}"' if origin else f'fill="#FFFFFF" stroke="{INK}"'
+    words = f'<text x="{x + width / 2:.1f}" y="{y + height / 2 + 5:.1f}" text-anchor="middle">{escape(text)}</text>'
+    return (
+        f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height}" rx="4" {color}/>{words if text else ""}'
+    )
+
+
+def _text(x: float, y: float, words: str) -> str:
+    return f'<text x="{x}" y="{y}">{escape(words)}</text>'
+
+
+def _svg(height: float, parts: Iterable[str], title: str) -> str:
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height:.0f}" role="img" fill="{INK}" '
+        f'font-family="ui-monospace, monospace" font-size="14" xml:space="preserve"><title>{title}</title>'
+        f'<rect width="{WIDTH}" height="{height:.0f}" fill="#FFFFFF"/>\n' + "\n".join(parts) + "\n</svg>\n"
+    )
+
+
+def main() -> None:
+    ASSETS.mkdir(exist_ok=True)
+    (ASSETS / "tokens.svg").write_text(tokens_picture(answer()))
+    (ASSETS / "round.svg").write_text(round_picture())
+
+
+if __name__ == "__main__":
+    main()

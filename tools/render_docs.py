@@ -1,0 +1,174 @@
+"""What the documentation takes from elsewhere, as a hook of mkdocs: figures from `results/`, refusals from the code.
+
+A page says where: `<!-- generated: name -->` for one of `SECTIONS`, `<!-- file: NAME.md -->` for a file of the root.
+"""
+
+import ast
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from hf_diversed.formatting import number, with_bounds
+from tools import render_readme
+from tools.markdown import prompts, table
+from tools.render_results import RESULTS
+
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "hf_diversed"
+MIXTURE = RESULTS / "mixture"
+REFUSING = {
+    "Models, modes and inputs": "generation/checks.py",
+    "Rule and draft": "generation/planning.py",
+    "Arguments": "generation/hook.py",
+    "Rules by name": "verifiers/__init__.py",
+    "Rules and bounds": "verifiers/mixture.py",
+    "Certified dials": "verifiers/certified.py",
+    "Heads and their configuration": "head/configuration_diversed.py",
+    "Heads by name": "head/loading.py",
+    "Heads from the Hub": "head/pulling.py",
+}
+REFUSALS = {"ValueError", "TypeError"}
+_MARK = re.compile(r"<!-- generated: ([\w-]+) -->")
+_FILE = re.compile(r"<!-- file: ([\w.]+) -->")
+# Files of the repository that have a page.
+FILES = {
+    "ARCHITECTURE.md": "architecture.md",
+    "CHANGELOG.md": "changelog.md",
+    "CODE_OF_CONDUCT.md": "conduct.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "SECURITY.md": "security.md",
+}
+_EXPRESSION = "…"
+Record = Mapping[str, Any]
+
+
+def first() -> str:
+    """What relaxing gains, in four lines, for who reads nothing else."""
+    rows = {record["method"]: record for record in json.loads((MIXTURE / "math.json").read_text())["records"]}
+    labels = {
+        "ar": "target alone",
+        "sd": "`lossless`",
+        "lenience:0.3": "`lenience:0.3`, nothing trained",
+        "diversed": "a trained head, one weight per position",
+    }
+    lines = (
+        [
+            label,
+            with_bounds(rows[name], "acceptance_rate"),
+            number(rows[name]["block_efficiency"]),
+            with_bounds(rows[name], "quality"),
+        ]
+        for name, label in labels.items()
+    )
+    first = rows["sd"]
+    setting = (
+        f"{prompts([first])}, temperature {first['temperature']:g}, {first['num_assistant_tokens']} drafts per round, "
+        "95% bounds clustered by prompt."
+    )
+    header = ("rule", "drafts accepted", "tokens per target pass", "right answers")
+    return f"{table(header, lines)}\n\n{setting}"
+
+
+def guide() -> str:
+    """Lossless decoding, lenience, fixed weights and the mixture head, task by task."""
+    parts = []
+    for path in (MIXTURE / f"{task}.json" for task in ("math", "summary", "code")):
+        records = json.loads(path.read_text())["records"]
+        first = records[0]
+        words = f"**{path.stem}** ({first['metric']}, {prompts(records)}, temperature {first['temperature']:g}):"
+        parts.append(f"{words}\n\n{_quality_and_acceptance(records)}")
+    return "\n\n".join(parts)
+
+
+def _quality_and_acceptance(records: Sequence[Record]) -> str:
+    rows = [
+        [f"`{record['method']}`", with_bounds(record, "acceptance_rate"), with_bounds(record, "quality")]
+        for record in records
+    ]
+    return table(("method", "accepted / drafted", "quality"), rows)
+
+
+def refusals() -> str:
+    """Every message with which a call is refused, by the room that refuses; `…` stands for what was given."""
+    parts = []
+    for title, name in REFUSING.items():
+        said = sorted(set(_messages(ast.parse((PACKAGE / name).read_text()))))
+        parts.append(f"### {title}\n\n" + "\n".join(f"- {_quoted(message)}" for message in said))
+    return "\n\n".join(parts)
+
+
+def _messages(tree: ast.AST) -> Iterator[str]:
+    """What a module raises in its own words."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call) and node.exc.args:
+            told = _text(node.exc.args[0])
+            if told is not None and ast.unparse(node.exc.func) in REFUSALS:
+                yield told
+
+
+def _text(node: ast.expr) -> str | None:
+    """A literal or an f-string, with `…` for its expressions."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return node.value
+    if isinstance(node, ast.JoinedStr):
+        parts = (part.value if isinstance(part, ast.Constant) else _EXPRESSION for part in node.values)
+        return re.sub(f"{_EXPRESSION}+", _EXPRESSION, "".join(str(part) for part in parts))
+    return None
+
+
+def _quoted(message: str) -> str:
+    """As code, whatever it holds."""
+    return f"`` {message} ``"
+
+
+def drafts() -> str:
+    """What tuning a draft comes to, losslessly and with a head."""
+    found = json.loads((RESULTS / "drafts-math.json").read_text())
+    records = [record for record in found["records"] if record["method"] != "ar"]
+    rows = (
+        [
+            record["draft"],
+            f"`{record['method']}`",
+            *(with_bounds(record, name) for name in ("acceptance_rate", "quality")),
+        ]
+        for record in records
+    )
+    return table(("draft", "method", "accepted / drafted", "quality"), rows)
+
+
+SECTIONS = {**render_readme.SECTIONS, "first": first, "guide": guide, "drafts": drafts, "refusals": refusals}
+
+
+def render(text: str) -> str:
+    """A page with its marks replaced.
+
+    Raises:
+        KeyError: for a mark that is no section.
+    """
+    text = _FILE.sub(lambda mark: _file(mark.group(1)), text)
+    return _MARK.sub(lambda mark: SECTIONS[mark.group(1)](), text)
+
+
+def _file(name: str) -> str:
+    """A file of the repository, with its links among those that have a page."""
+    text = (ROOT / name).read_text()
+    for other, page in FILES.items():
+        text = text.replace(f"]({other}", f"]({page}")
+    return text
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """Called by mkdocs for every page."""
+    return render(markdown)
+
+
+def on_files(files: Any, config: Any) -> Any:
+    """Called by mkdocs: the pictures of the results become files of the site."""
+    from mkdocs.structure.files import File  # only where mkdocs calls
+
+    for picture in sorted(RESULTS.glob("*.png")):
+        files.append(File.generated(config, f"results/{picture.name}", abs_src_path=str(picture)))
+    return files
