@@ -20,6 +20,7 @@ COMMANDS = {
     "ceiling-math.json": "python -m benchmarks.ceiling math",
     "ceiling-summary.json": "python -m benchmarks.ceiling summary",
     "calibration.json": "python benchmarks/calibration.py",
+    "calibration-summary.json": "python benchmarks/calibration.py --task summary --folder build/calibration-summary",
 }
 _WORDS = {
     "sd": "lossless",
@@ -52,9 +53,8 @@ def studies(folder: Path) -> list[str]:
         parts.append(_ablations(learned["math"]))
     if ceilings := _found(folder, "ceiling-{}.json"):
         parts.append(_ceilings(ceilings))
-    if (folder / "calibration.json").is_file():
-        parts.append(_calibration(json.loads((folder / "calibration.json").read_text())))
-    return parts
+    calibrated = [folder / name for name in COMMANDS if name.startswith("calibration")]
+    return parts + [_calibration(json.loads(path.read_text())) for path in calibrated if path.is_file()]
 
 
 def _found(folder: Path, pattern: str) -> dict[str, Found]:
@@ -151,14 +151,16 @@ def _calibration(found: Found) -> str:
         [f"{100 * row['max_drop']:g}", percent(row["certified"]), percent(row["kept"]), _dials(row["dials"])]
         for row in found["stated"]
     ]
-    hardest = min(row["kept"] for row in found["hardest"]) if found["hardest"] else None
     dial = [[f"{row['quality']:g}", percent(row["acceptance_rate"]), _in_points(row["drop"])] for row in found["pool"]]
     note = (
         f"The dial of the {found['task']} head, and {found['calibrations']} calibrations of "
         f"{found['prompts_per_calibration']} prompts each, drawn anew from that pool, at a confidence of "
         f"{found['confidence']:.0%}:"
     )
-    worst = f"Of drops just below a dial's own, which are hardest to keep, {percent(hardest)} were kept at worst."
+    worst = "No dial falls below the target here, so no statement could fail."
+    if found["hardest"]:
+        kept = percent(min(row["kept"] for row in found["hardest"]))
+        worst = f"Of statements just below a dial's own drop, which are hardest to keep, {kept} were kept at worst."
     header = ("tolerated drop, points", "certified some dial", "kept their word", "dials taken")
     curve = table(("`diversed_quality`", "accepted / drafted", "below the target, points"), dial)
     return "\n\n".join([note, curve, table(header, stated), worst])
