@@ -32,6 +32,7 @@ COMMANDS = (
     "plot",
     "benchmark",
     "compile",
+    "serve",
     "convert",
     "push",
     "card",

@@ -4,6 +4,8 @@ Knows vLLM's sampling parameters by the names of their fields, and imports nothi
 """
 
 import functools
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, cast
 
 from hf_diversed.blocks import DecodingContext
@@ -15,6 +17,7 @@ from hf_diversed.verifiers import CertifiedVerifier
 
 PREFIX = "diversed_"  # of what a request says, in `vllm_xargs`
 _ASKED = ("rule", *DIALS)
+_SAME = {"quality", "max_drop"}  # two ways to set one dial
 # Of a request, with the values at which sampling is what drops were certified for.
 _PLAIN: dict[str, tuple[Any, ...]] = {
     "top_k": (0, -1),
@@ -36,7 +39,28 @@ def read_request(deployment: Deployment, params: Any) -> Asked:
     Raises:
         ValueError: for names and values that are none, with the range and what to do.
     """
-    extra = params.extra_args or {}
+    said = _said(params.extra_args or {})
+    chosen = said.pop("rule", None)
+    index = 0 if chosen is None else _index(deployment, chosen)
+    values = {name: number(PREFIX + name, value) for name, value in said.items()}
+    known = frozenset() if index is None else deployment.dials_of(index)
+    if wrong := sorted(values.keys() - known):
+        raise ValueError(no_dial("lossless" if index is None else deployment.names[index], wrong, known, PREFIX))
+    if index is None:
+        return Asked()
+    defaults = {name: value for name, value in deployment.dials.items() if name in known}
+    if values.keys() & _SAME:
+        defaults = {name: value for name, value in defaults.items() if name not in _SAME}
+    asked = deployment.read(index, defaults | values, PREFIX)
+    temperature = float(params.temperature)
+    if asked.at(temperature).rule == LOSSLESS:
+        return Asked()
+    drop = (defaults | values).get("max_drop")
+    return asked if drop is None else replace(asked, quality=_certified(deployment, drop, temperature, params))
+
+
+def _said(extra: Mapping[str, Any]) -> dict[str, Any]:
+    """What a request says to us, without our prefix."""
     said = {name[len(PREFIX) :]: value for name, value in extra.items() if name.startswith(PREFIX)}
     if "bias_budget" in said:
         raise ValueError(
@@ -46,26 +70,7 @@ def read_request(deployment: Deployment, params: Any) -> Asked:
     if unknown := sorted(said.keys() - set(_ASKED)):
         known = ", ".join(PREFIX + name for name in _ASKED)
         raise ValueError(f"unknown {', '.join(PREFIX + name for name in unknown)}; a request may say {known}.")
-    chosen = said.pop("rule", None)
-    index = 0 if chosen is None else _index(deployment, chosen)
-    values = {name: number(PREFIX + name, value) for name, value in said.items()}
-    if index is None:
-        if values:
-            raise ValueError(no_dial("lossless", sorted(values), frozenset(), PREFIX))
-        return Asked()
-    if wrong := sorted(values.keys() - deployment.dials_of(index)):
-        raise ValueError(no_dial(deployment.names[index], wrong, deployment.dials_of(index), PREFIX))
-    defaults = {name: value for name, value in deployment.dials.items() if name in deployment.dials_of(index)}
-    if "quality" in values or "max_drop" in values:
-        defaults = {name: value for name, value in defaults.items() if name not in ("quality", "max_drop")}
-    asked = deployment.read(index, defaults | values, PREFIX)
-    temperature = float(params.temperature)
-    if asked.at(temperature).rule == LOSSLESS:
-        return Asked()
-    drop = (defaults | values).get("max_drop")
-    if drop is None:
-        return asked
-    return Asked(asked.rule, _certified(deployment, drop, temperature, params), asked.max_bias, asked.max_ratio)
+    return said
 
 
 def _index(deployment: Deployment, name: Any) -> int | None:
