@@ -15,7 +15,7 @@ CASCADE = "spec_cascade:token_v3:0.95"
 _STUDY = "python -m benchmarks.learning {} --samples-per-prompt {}"
 COMMANDS = {
     "learning-math.json": _STUDY.format("math", 2) + " --thorough",
-    "learning-summary.json": _STUDY.format("summary", 3),
+    "learning-summary.json": "python -m benchmarks.learning summary",
     "learning-code.json": _STUDY.format("code", 1) + " --num-examples 500",
     "ceiling-math.json": "python -m benchmarks.ceiling math",
     "ceiling-summary.json": "python -m benchmarks.ceiling summary",
