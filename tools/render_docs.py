@@ -18,7 +18,6 @@ from tools.render_results import RESULTS
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "hf_diversed"
-MIXTURE = RESULTS / "mixture"
 REFUSING = {
     "Models, modes and inputs": "generation/checks.py",
     "Rule and draft": "generation/planning.py",
@@ -47,12 +46,12 @@ Record = Mapping[str, Any]
 
 def first() -> str:
     """What relaxing gains, in four lines, for who reads nothing else."""
-    rows = {record["method"]: record for record in json.loads((MIXTURE / "math.json").read_text())["records"]}
+    rows = {record["method"]: record for record in json.loads((RESULTS / "math.json").read_text())["records"]}
     labels = {
         "ar": "target alone",
         "sd": "`lossless`",
-        "lenience:0.3": "`lenience:0.3`, nothing trained",
-        "diversed": "a trained head, one weight per position",
+        "lenience:0.05": "`lenience:0.05`, nothing trained",
+        "diversed": "a trained head that sees the drafted token",
     }
     lines = (
         [
@@ -73,9 +72,9 @@ def first() -> str:
 
 
 def guide() -> str:
-    """Lossless decoding, lenience, fixed weights and the mixture head, task by task."""
+    """Lossless decoding, lenience, fixed weights and the packaged head, task by task."""
     parts = []
-    for path in (MIXTURE / f"{task}.json" for task in ("math", "summary", "code")):
+    for path in (RESULTS / f"{task}.json" for task in ("math", "summary", "code")):
         records = json.loads(path.read_text())["records"]
         first = records[0]
         words = f"**{path.stem}** ({first['metric']}, {prompts(records)}, temperature {first['temperature']:g}):"
