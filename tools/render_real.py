@@ -12,8 +12,8 @@ from tools.markdown import prompts, table
 
 COMMANDS = {
     "lookup-scitldr.json": "python benchmarks/real.py --output build/real-scitldr --data scitldr=scitldr_800.jsonl "
-    "--temperature 0.3 --gamma 10 --max-new-tokens 64 --dtype bfloat16 --threads 1 --num-examples 96 --head-steps 32 "
-    "--heads token-aware --train-examples 64 --timed-prompts 8 --repeats 3 "
+    "--temperature 0.3 --gamma 10 --max-new-tokens 64 --dtype bfloat16 --threads 1 --num-examples 96 --head-steps 16 "
+    "--heads token-aware --train-examples 32 --timed-prompts 8 --repeats 3 "
     "--report results/real/lookup-scitldr.json",
     "lookup-rewrite.json": "python benchmarks/real.py --output build/real-rewrite --data rewrite=scitldr_800.jsonl "
     "--temperature 0.3 --gamma 10 --max-new-tokens 160 --dtype bfloat16 --threads 1 --num-examples 96 "
