@@ -15,8 +15,9 @@ from hf_diversed.token_view import ORIGINS, Piece, PieceStreamer
 
 
 ASSETS = Path(__file__).parent.parent / "docs" / "assets"
-INK = "#222222"
-WIDTH, LINE, CELL, TOP = 760, 26, 8.4, 34
+INK, PAPER = "#222222", "#FFFFFF"
+INK_AT_NIGHT, PAPER_AT_NIGHT = "#E6E6E6", "#1E2129"
+WIDTH, LINE, CELL, TOP = 760, 26, 8.4, 12
 
 
 def answer() -> list[Piece]:
@@ -76,7 +77,7 @@ def round_picture() -> str:
 
 
 def _box(x: float, y: float, width: float, height: float, origin: str, text: str) -> str:
-    color = f'fill="{ORIGINS[origin].color}"' if origin else f'fill="#FFFFFF" stroke="{INK}"'
+    color = f'fill="{ORIGINS[origin].color}"' if origin else f'fill="{PAPER}" stroke="{INK}"'
     words = f'<text x="{x + width / 2:.1f}" y="{y + height / 2 + 5:.1f}" text-anchor="middle">{escape(text)}</text>'
     return (
         f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height}" rx="4" {color}/>{words if text else ""}'
@@ -84,14 +85,19 @@ def _box(x: float, y: float, width: float, height: float, origin: str, text: str
 
 
 def _text(x: float, y: float, words: str) -> str:
-    return f'<text x="{x}" y="{y}">{escape(words)}</text>'
+    return f'<text class="words" x="{x}" y="{y}">{escape(words)}</text>'
 
 
 def _svg(height: float, parts: Iterable[str], title: str) -> str:
+    """Ink and paper change together, so that it can be read wherever a page and its reader differ on the night."""
+    night = f".paper {{fill: {PAPER_AT_NIGHT}}} .words {{fill: {INK_AT_NIGHT}}}"
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height:.0f}" role="img" fill="{INK}" '
         f'font-family="ui-monospace, monospace" font-size="14" xml:space="preserve"><title>{title}</title>'
-        f'<rect width="{WIDTH}" height="{height:.0f}" fill="#FFFFFF"/>\n' + "\n".join(parts) + "\n</svg>\n"
+        f"<style>@media (prefers-color-scheme: dark) {{{night}}}</style>\n"
+        f'<rect class="paper" width="{WIDTH}" height="{height:.0f}" rx="6" fill="{PAPER}"/>\n'
+        + "\n".join(parts)
+        + "\n</svg>\n"
     )
 
 

@@ -1,4 +1,4 @@
-"""The README's studies of heads that see the drafted token: does learning pay, what could, and what the dial does."""
+"""Studies of heads that see the drafted token: does learning pay, what could, and what the dial does."""
 
 import json
 from collections.abc import Mapping

@@ -1,9 +1,10 @@
-"""The README's results: tables and the frontier's picture from JSON in `results/`. `render_readme.py` puts them there.
+"""The documentation's results: tables and the frontier's picture from JSON in `results/`.
 
 python -m tools.render_results draws the picture and says which results are missing and what makes them.
 """
 
 import hashlib
+import shlex
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -59,6 +60,13 @@ def missing(folder: Path = RESULTS) -> list[str]:
     return [_how_to_make(name) for name in COMMANDS if not (folder / name).is_file()]
 
 
+def read_asked(path: Path) -> list[dict[str, Any]]:
+    """A task's records of the methods that its command names: those measured for a study beside them stand there."""
+    words = shlex.split(COMMANDS[path.name])
+    asked = words[words.index("--methods") + 1].split(",")
+    return [record for record in read_records(path) if record["method"] in asked]
+
+
 def draw_picture(folder: Path = RESULTS) -> None:
     """Draw the frontier, marked with a digest of the records that it shows."""
     from hf_diversed.evaluation.plots import quality_acceptance, save  # the only place that needs matplotlib
@@ -100,7 +108,9 @@ def pivot(records: Iterable[Record], row: str, column: str, head: str) -> str:
 
 def _methods_and_tasks(folder: Path) -> str:
     """The paper's Table 1."""
-    records, gaps = _read(folder, [f"{task}.json" for task in TASKS])
+    files = [folder / f"{task}.json" for task in TASKS]
+    records = [record for path in files if path.is_file() for record in read_asked(path)]
+    gaps = [_how_to_make(path.name) for path in files if not path.is_file()]
     if not records:
         return "\n\n".join(gaps)
     first = records[0]
@@ -141,7 +151,8 @@ def _transfer(folder: Path) -> str:
     records, gaps = _read(folder, ["transfer.json"])
     if gaps:
         return gaps[0]
-    note = f"A head on other tasks than its own (accepted / quality, n = {_samples(records[0])}). {_widest(records)}"
+    note = f"Mixture heads on other tasks than their own (accepted / quality, n = {_samples(records[0])})."
+    note = f"{note} {_widest(records)}"
     return "\n\n".join([note, pivot(records, "trained_on", "tested_on", "trained on, tested on:")])
 
 

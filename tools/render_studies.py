@@ -1,4 +1,4 @@
-"""The README's studies of mixture heads on math: what they must see, where they are strict, and tuned drafts."""
+"""Studies of mixture heads on math: what they must see, where they are strict, and tuned drafts."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
