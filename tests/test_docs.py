@@ -74,11 +74,19 @@ def test_every_mark_is_rendered():
     """Catches a mark that stays a comment, and a section without a figure."""
     for page in PAGES:
         text = render_docs.render(page.read_text())
-        assert not re.search("<!-- (generated|file)", text)
+        assert not re.search("<!-- (generated|file)|`make docs` (puts|lists)", text)
     for name in ("first", "guide", "drafts", "pair"):
         assert re.search(r"\d\.\d%", render_docs.SECTIONS[name]())
     with pytest.raises(KeyError):
         render_docs.render("<!-- generated: nothing -->")
+
+
+def test_every_mark_says_what_is_missing():
+    """Catches a page that is empty where its source is read, as on a repository's page."""
+    for page in PAGES:
+        for words in re.findall("^(.*)<!-- (?:generated|file): ", page.read_text(), re.MULTILINE):
+            address = words.partition("](")[2].rstrip(") ")
+            assert "`make docs`" in words or (address and (ROOT / "docs" / address).is_file()), page
 
 
 def test_every_refusal_is_listed():

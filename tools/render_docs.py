@@ -1,6 +1,7 @@
 """What the documentation takes from elsewhere, as a hook of mkdocs: figures from `results/`, refusals from the code.
 
-A page says where: `<!-- generated: name -->` for one of `SECTIONS`, `<!-- file: NAME.md -->` for a file of the root.
+A line of a page says where: `<!-- generated: name -->` for one of `SECTIONS`, `<!-- file: NAME.md -->` for a file of
+the root. What else it says is for readers of the page's source.
 """
 
 import ast
@@ -30,8 +31,8 @@ REFUSING = {
     "Heads from the Hub": "head/pulling.py",
 }
 REFUSALS = {"ValueError", "TypeError"}
-_MARK = re.compile(r"<!-- generated: ([\w-]+) -->")
-_FILE = re.compile(r"<!-- file: ([\w.]+) -->")
+_MARK = re.compile(r"^.*<!-- generated: ([\w-]+) -->$", re.MULTILINE)
+_FILE = re.compile(r"^.*<!-- file: ([\w.]+) -->$", re.MULTILINE)
 # Files of the repository that have a page.
 FILES = {
     "ARCHITECTURE.md": "architecture.md",
