@@ -47,12 +47,18 @@ Record = Mapping[str, Any]
 
 
 def results(folder: Path = RESULTS) -> str:
-    """The section."""
-    parts = [_methods_and_tasks(folder), _frontier(folder), _transfer(folder), *_sweeps(folder)]
-    made = [*render_learning.studies(folder), *render_studies.studies(folder)]
+    """The section, every part under its heading."""
     studied = [*render_learning.COMMANDS, *render_studies.COMMANDS]
-    gaps = [_how_to_make(name) for name in studied if not (folder / name).is_file()]
-    return "\n\n".join([*parts, *made, *gaps])
+    parts = {
+        "Methods and tasks": _methods_and_tasks(folder),
+        "The frontier": _frontier(folder),
+        "Heads on other tasks": _transfer(folder),
+        "Temperatures and draft lengths": "\n\n".join(_sweeps(folder)),
+        **render_learning.studies(folder),
+        **render_studies.studies(folder),
+        "Other studies": "\n\n".join(_how_to_make(name) for name in studied if not (folder / name).is_file()),
+    }
+    return "\n\n".join(f"### {title}\n\n{text}" for title, text in parts.items() if text)
 
 
 def missing(folder: Path = RESULTS) -> list[str]:
