@@ -19,7 +19,6 @@ Parts, each of which is kept in the output folder and goes on where it was inter
 
 import argparse
 import json
-import random
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -44,9 +43,8 @@ from hf_diversed.running.methods import Method, build_methods
 from hf_diversed.running.pair import Pair, load_model, load_tokenizer
 from hf_diversed.running.prompts import encode
 from hf_diversed.running.sampling import Sampling
-from hf_diversed.tasks import PromptedTask, Record, Task, get_task, load_records
+from hf_diversed.tasks import PromptedTask, Task, get_task, load_records
 from hf_diversed.tasks.instructions import WITH_SENTENCES
-from hf_diversed.tasks.rouge import rouge2
 from hf_diversed.training.draft_making import (
     agreement,
     choose_layers,
@@ -64,40 +62,6 @@ COMPILED = ("ar", "sd", "lenience:0.3")
 COPYING = ("rewrite", "scitldr")  # what drafts are looked up for
 HEADS = {"mixture": (), "token-aware": ("--token-features", "true")}
 SAMPLES, MADE, TUNED = "samples", "made-draft", "draft"
-
-
-class Rewrite(Task):
-    """Column `text`: two words of every ten have a letter doubled, and are to be mended. Scored by ROUGE-2."""
-
-    name = "rewrite"
-    metric = "rouge2"
-    splits = ("test",)
-    columns = ("text",)
-    score_columns = ("text",)
-    max_new_tokens = 160
-
-    def prompt(self, record: Record) -> str:
-        return (
-            "Correct the spelling of the following text and change nothing else. Answer with the text alone.\n\n"
-            + misspelled(record["text"])
-        )
-
-    def reference(self, record: Record) -> str:
-        return record["text"]
-
-    def score(self, completion: str, record: Record) -> float:
-        return rouge2(completion, record["text"])
-
-
-def misspelled(text: str) -> str:
-    """The text with a letter doubled in about two words of ten, the same ones every time."""
-    rng = random.Random(text)
-    words = text.split(" ")
-    for index, word in enumerate(words):
-        if len(word) > 3 and word.isalpha() and rng.random() < 0.2:
-            place = rng.randrange(1, len(word))
-            words[index] = word[:place] + word[place - 1] + word[place:]
-    return " ".join(words)
 
 
 def main() -> None:

@@ -12,6 +12,7 @@ import yaml
 
 import hf_diversed
 from hf_diversed.cli import app
+from hf_diversed.tasks import TASKS
 from hf_diversed.token_view import ORIGINS
 from tools import render_docs
 from tools.draw_figures import INK, INK_AT_NIGHT, PAPER, PAPER_AT_NIGHT, round_picture
@@ -101,6 +102,13 @@ def test_every_refusal_is_listed():
                 for part in parts:
                     if isinstance(part, ast.Constant) and ast.unparse(node.exc.func) in render_docs.REFUSALS:
                         assert part.value.strip() in shown, (name, part.value)
+
+
+def test_every_task_is_told_of():
+    """Catches a task that nobody can find."""
+    page = (ROOT / "docs" / "training.md").read_text()
+    for name in TASKS:
+        assert f"`{name}`" in page, name
 
 
 def test_every_page_is_in_the_navigation():

@@ -6,7 +6,7 @@ import typer
 
 
 # The names in `hf_diversed.tasks.TASKS`, which imports the tasks.
-TASK_NAMES = "gsm8k, cnndm, xsum, mbpp, mbpp_sanitized, humaneval, wmt, ifeval, scitldr, math, summary, code"
+TASK_NAMES = "gsm8k, cnndm, xsum, mbpp, mbpp_sanitized, humaneval, wmt, ifeval, scitldr, rewrite, math, summary, code"
 
 TaskName = Annotated[str, typer.Option("--task", help=f"One of {TASK_NAMES}.")]
 Target = Annotated[str | None, typer.Option(help="Hub id, folder or smollm2; the embedded pair if left out.")]

@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from hf_diversed.cli.models import check_dtype, check_pair, check_together, check_two_models, load_pair
+from hf_diversed.cli.models import LOOKUP, check_dtype, check_pair, check_together, load_pair
 from hf_diversed.cli.options import parse_options, read_records, resume_point_of
 from hf_diversed.cli.preparing import check_output
 from hf_diversed.cli.terminal import console
@@ -72,13 +72,13 @@ def pair_options(target: str | None, draft: str | None, dtype: str | None, confi
     if target is None or draft is None:
         pair = load_pair(None, None, config.device, dtype=dtype)
         return {"target": pair.target, "draft": pair.draft, "processing_class": pair.tokenizer}
-    check_two_models(draft)
-    target, draft = smollm2.resolve(target), smollm2.resolve(draft)
+    target, named = smollm2.resolve(target), None if draft == LOOKUP else smollm2.resolve(draft)
     tokenizer = load_tokenizer(target)
-    check_together(target, draft, tokenizer)
+    if named is not None:
+        check_together(target, named, tokenizer)
     if dtype is not None:
         config.model_init_kwargs = {**(config.model_init_kwargs or {}), "dtype": dtype}
-    return {"target": target, "draft": draft, "processing_class": tokenizer}
+    return {"target": target, "draft": named, "processing_class": tokenizer}
 
 
 def load_rows(

@@ -8,6 +8,7 @@ from hf_diversed.cli.evaluation_options import TASK_NAMES
 _TASK = {"help": f"One of {TASK_NAMES}."}
 _TARGET = {"help": "Hub id or folder; the embedded pair if left out."}
 _DRAFT = {"help": "Hub id or folder of the draft."}
+_DRAFT_OR_LOOKUP = {"help": "Hub id or folder of the draft, or lookup: from the text itself."}
 _SHOTS = {"help": "Solved examples before every prompt."}
 _CHAT = {"help": "Prompts in the tokenizer's chat template."}
 _DTYPE = {"help": "Of the pair: auto (as saved), float32, bfloat16 or float16; auto by default."}
@@ -28,7 +29,7 @@ class TrainArguments:
 
     task: str = field(metadata=_TASK)
     target: str | None = field(default=None, metadata=_TARGET)
-    draft: str | None = field(default=None, metadata=_DRAFT)
+    draft: str | None = field(default=None, metadata=_DRAFT_OR_LOOKUP)
     dtype: str | None = field(default=None, metadata=_DTYPE)
     head: str | None = field(default=None, metadata={"help": "Hub id or folder of a head to go on from."})
     reward_funcs: list[str] | None = field(

@@ -7,7 +7,7 @@ from pathlib import Path
 from peft import PeftModel
 from transformers import PreTrainedModel
 
-from hf_diversed.cli.models import check_dtype, check_pair
+from hf_diversed.cli.models import check_dtype, check_pair, check_two_models
 from hf_diversed.cli.options import parse_options, read_records, resume_point_of, supervised_rows
 from hf_diversed.cli.preparing import check_output
 from hf_diversed.cli.terminal import console
@@ -26,6 +26,7 @@ def tune(argv: list[str]) -> PeftModel | PreTrainedModel:
     start = resume_point_of(config.resume_from_checkpoint, config.resume)
     config.resume, config.resume_from_checkpoint = start is True, start if isinstance(start, str) else None
     check_pair(arguments.target, arguments.draft)
+    check_two_models(arguments.draft)
     check_dtype(arguments.dtype)
     check_output("--output-dir", Path(config.output_dir), folder=True)
     task = get_task(arguments.task)

@@ -11,6 +11,7 @@ from hf_diversed.evaluation.calls import Task, measured_call
 from hf_diversed.evaluation.results import Journal, Results, read_results
 from hf_diversed.evaluation.settings import EvaluationSettings
 from hf_diversed.evaluation.summary import summarize
+from hf_diversed.head import LOOKED_UP
 from hf_diversed.provenance import provenance
 from hf_diversed.running.decode import Decoder, with_progress
 from hf_diversed.running.files import write_json
@@ -122,7 +123,7 @@ class _Run:
             "max_new_tokens": sampling.max_new_tokens,
             "stop_strings": list(sampling.stop_strings),
             "target": _model_identity(pair.target),
-            "draft": {"name": "prompt lookup"} if pair.draft is None else _model_identity(pair.draft),
+            "draft": {"name": LOOKED_UP} if pair.draft is None else _model_identity(pair.draft),
             "device": pair.target.device.type,
             "data": _digest([prompts, examples]),
             "settings": settings.identity(),

@@ -2,7 +2,7 @@
 
 from transformers import AutoConfig, AutoModel
 
-from hf_diversed.head.configuration_diversed import DiversedHeadConfig
+from hf_diversed.head.configuration_diversed import LOOKED_UP, DiversedHeadConfig
 from hf_diversed.head.loading import load_head
 from hf_diversed.head.modeling_diversed import DiversedHead
 
@@ -10,4 +10,4 @@ from hf_diversed.head.modeling_diversed import DiversedHead
 AutoConfig.register(DiversedHeadConfig.model_type, DiversedHeadConfig, exist_ok=True)
 AutoModel.register(DiversedHeadConfig, DiversedHead, exist_ok=True)
 
-__all__ = ["DiversedHead", "DiversedHeadConfig", "load_head"]
+__all__ = ["LOOKED_UP", "DiversedHead", "DiversedHeadConfig", "load_head"]

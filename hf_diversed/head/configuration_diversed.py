@@ -104,6 +104,9 @@ _RULES: dict[str, Rule] = {
 _IGNORED = {*PreTrainedConfig().to_dict(), "name_or_path", "torch_dtype", "use_cache"} - _RULES.keys()
 
 
+LOOKED_UP = "prompt lookup"  # in the place of a draft's name: drafts are copied from the text
+
+
 class DiversedHeadConfig(PreTrainedConfig):
     """Describes a `DiversedHead`.
 
@@ -121,7 +124,7 @@ class DiversedHeadConfig(PreTrainedConfig):
         num_assistant_tokens: draft length it was trained with, 1 to 64, the default for generation.
         training_temperature: temperature of its rollouts, 0 for greedy; None if unknown.
         base_model_name_or_path, base_model_revision: the target. assistant_model_name_or_path,
-            assistant_model_revision: the draft.
+            assistant_model_revision: the draft; "prompt lookup" for drafts that are copied from the text.
         vocab_size: of the target; None if unknown.
         certified_drops: what `hf-diversed calibrate` found: dials (`quality`) by the drop of quality that they were
             certified not to exceed, with the settings and, as `head`, a digest of the weights that this holds for;
@@ -173,11 +176,16 @@ class DiversedHeadConfig(PreTrainedConfig):
         super().__setattr__(name, value)
 
     @classmethod
-    def for_pair(cls, target: PreTrainedModel, draft: PreTrainedModel, **kwargs) -> "DiversedHeadConfig":
-        """Return the configuration that fits a pair: its widths, vocabulary and names; `kwargs` set the rest."""
+    def for_pair(cls, target: PreTrainedModel, draft: PreTrainedModel | None, **kwargs) -> "DiversedHeadConfig":
+        """Return the configuration that fits a pair: its widths, vocabulary and names; `kwargs` set the rest.
+
+        Args:
+            draft: None for drafts that are looked up in the text. They have no hidden states.
+        """
         about_pair = {
             "vocab_size": _compat.vocab_size(target),
             "base_model_name_or_path": _compat.model_name(target) or None,
-            "assistant_model_name_or_path": _compat.model_name(draft) or None,
+            "assistant_model_name_or_path": LOOKED_UP if draft is None else _compat.model_name(draft) or None,
         }
-        return cls(_compat.hidden_width(target), _compat.hidden_width(draft), **(about_pair | kwargs))
+        draft_width = cls.draft_hidden_size if draft is None else _compat.hidden_width(draft)
+        return cls(_compat.hidden_width(target), draft_width, **(about_pair | kwargs))

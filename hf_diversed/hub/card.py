@@ -10,7 +10,8 @@ from typing import Any
 from markupsafe import Markup
 
 from hf_diversed.formatting import LOSSLESS, PLAIN, number, percent, with_bounds
-from hf_diversed.head import DiversedHeadConfig
+from hf_diversed.generation.planning import DEFAULT_NUM_ASSISTANT_TOKENS
+from hf_diversed.head import LOOKED_UP, DiversedHeadConfig
 from hf_diversed.hub.markdown import code, one_line, render, text
 from hf_diversed.hub.metadata import DOOR_TAG, card_data, dials, hub_id, hub_source, own_record, public_name
 from hf_diversed.hub.records import LICENSE
@@ -90,11 +91,14 @@ def render_card(
 def _about_pair(config: DiversedHeadConfig, evaluation: Mapping[str, Any]) -> dict[str, Any]:
     target, draft = config.base_model_name_or_path, config.assistant_model_name_or_path
     task = config.task if config.task in TASKS else None
+    looked_up, lookups = draft == LOOKED_UP, config.num_assistant_tokens or DEFAULT_NUM_ASSISTANT_TOKENS
     return {
         # A head without a task of ours came from elsewhere, and its pair is unknown.
         "embedded": not target and not draft and task is not None and hub_source(task) is None,
         "target": public_name(target) or "the-target",
         "draft": public_name(draft) or "the-draft",
+        "looked_up": looked_up,
+        "drafts": f"prompt_lookup_num_tokens={lookups}" if looked_up else "assistant_model=draft",
         "pair": _pair(config, evaluation),
         "seen": _SEEN[config.features] + (_SEEN_TOKEN if config.token_features else ""),
     }

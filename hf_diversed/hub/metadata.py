@@ -11,7 +11,7 @@ from huggingface_hub import EvalResult, EvalResultEntry, ModelCardData, eval_res
 from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
 
-from hf_diversed.head import DiversedHeadConfig
+from hf_diversed.head import LOOKED_UP, DiversedHeadConfig
 from hf_diversed.hub.records import LICENSE
 from hf_diversed.tasks import TASKS, HubSource
 
@@ -31,7 +31,8 @@ def card_data(
     config: DiversedHeadConfig, own: Record, name: str, tags: Sequence[str] = (), license: str = LICENSE
 ) -> ModelCardData:
     """Return the front matter: `own` is the record of the head as trained, {} if it was not measured."""
-    pair = [hub_id(config.base_model_name_or_path), hub_id(config.assistant_model_name_or_path)]
+    target, draft = config.base_model_name_or_path, config.assistant_model_name_or_path
+    pair = [hub_id(name) for name in (target, draft) if name != LOOKED_UP]
     base_model = [model for model in pair if model] if all(pair) else None
     source = hub_source(config.task)
     results = _eval_results(own)

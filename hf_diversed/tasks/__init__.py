@@ -12,6 +12,7 @@ from hf_diversed.tasks.loading import load_records
 from hf_diversed.tasks.math import Math
 from hf_diversed.tasks.mbpp import Mbpp, MbppSanitized
 from hf_diversed.tasks.prompted import PromptedTask
+from hf_diversed.tasks.rewrite import Rewrite
 from hf_diversed.tasks.scitldr import SciTldr
 from hf_diversed.tasks.summary import Summary
 from hf_diversed.tasks.wmt import Wmt
@@ -28,6 +29,7 @@ TASKS: dict[str, type[Task]] = {
     "wmt": Wmt,
     "ifeval": IFEval,
     "scitldr": SciTldr,
+    "rewrite": Rewrite,
     "math": Math,
     "summary": Summary,
     "code": Code,

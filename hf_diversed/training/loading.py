@@ -33,8 +33,13 @@ def load_tokenizer(target: PreTrainedModel | str) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
-def fresh_head(target: PreTrainedModel, draft: PreTrainedModel, args: DiversedConfig) -> DiversedHead:
-    """Return a head for a pair that says what `say_at_start` makes it say."""
+def fresh_head(target: PreTrainedModel, draft: PreTrainedModel | None, args: DiversedConfig) -> DiversedHead:
+    """Return a head for a pair that says what `say_at_start` makes it say; without a draft, for looked-up ones."""
+    if draft is None and args.head_features != "distribution":
+        raise ValueError(
+            'drafts that are looked up have no hidden states, so head_features must be "distribution", got '
+            f"{args.head_features!r}."
+        )
     config = DiversedHeadConfig.for_pair(
         target,
         draft,

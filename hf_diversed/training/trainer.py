@@ -58,7 +58,8 @@ class DiversedTrainer(SealedCheckpoints):
     constraint there.
 
     Args:
-        target, draft: models, or names or folders to load them from (with `args.model_init_kwargs`).
+        target, draft: models, or names or folders to load them from (with `args.model_init_kwargs`). Without a draft,
+            drafts are looked up in the text, as in `generate(prompt_lookup_num_tokens=...)`.
         head: to go on from; a new one by `args.head_features`, `args.token_features` and `args.head_type` if left out.
         reward_funcs: one or more functions `(completions, **columns) -> list[float | None]`, or their names: see
             `tasks.rewards.load_reward`.
@@ -80,7 +81,7 @@ class DiversedTrainer(SealedCheckpoints):
     def __init__(
         self,
         target: PreTrainedModel | str,
-        draft: PreTrainedModel | str,
+        draft: PreTrainedModel | str | None,
         head: DiversedHead | None = None,
         *,
         reward_funcs: RewardFunc | str | Sequence[RewardFunc | str],
@@ -107,7 +108,7 @@ class DiversedTrainer(SealedCheckpoints):
         tokenizer = processing_class or load_tokenizer(target)
         if args.should_save:
             check_writable(Path(args.output_dir))
-        target, draft = (load_frozen(model, args) for model in (target, draft))
+        target, draft = load_frozen(target, args), None if draft is None else load_frozen(draft, args)
         if args.n_gpu > 1:
             args._n_gpu = 1  # DataParallel would tear groups of rollouts apart; `accelerate launch` uses more devices
         self._fresh = head is None
@@ -327,7 +328,8 @@ class DiversedTrainer(SealedCheckpoints):
         return gathered(lambda: list(zip(prompts, self.scorer.rewards(mine, *drawn)["reward"])) if mine else [])
 
     def _check_context(self, name: str, rows: Rows) -> None:
-        models = {"target": self.sampler.pair.target, "draft": self.sampler.pair.draft}
+        pair = self.sampler.pair
+        models = {"target": pair.target} | ({} if pair.draft is None else {"draft": pair.draft})
         lengths = self.sampler.lengths([row["prompt"] for row in rows])
         check_context(name, lengths, self.args.max_completion_length, models)
 

@@ -8,8 +8,10 @@ from typer.testing import CliRunner
 
 from hf_diversed.cli import app, models
 from hf_diversed.cli.demo_model import TEXTS
-from hf_diversed.cli.train import pair_options
+from hf_diversed.cli.train import pair_options, train
+from hf_diversed.cli.tune_draft import tune
 from hf_diversed.generation.recording import record_stats
+from hf_diversed.head import DiversedHead
 from hf_diversed.running.decode import Decoder
 from hf_diversed.running.methods import Method, build_methods
 from hf_diversed.running.sampling import Sampling
@@ -54,6 +56,29 @@ def test_evaluation_on_looked_up_drafts(folder, tmp_path):
     assert run(*options, "--draft", str(folder / "draft")).exit_code == 2  # the folder holds other settings
 
 
+@pytest.mark.parametrize("token", ["true", "false"])
+def test_training_on_looked_up_drafts(folder, tmp_path, token):
+    """Catches a head that cannot be trained without a second model, or decodes with none afterwards."""
+    data = tmp_path / "data.jsonl"
+    row = {"question": "1 and 1 and 1 and 1", "answer": "#### 3"}
+    data.write_text(
+        "".join(json.dumps(row | {"question": f"{number}{row['question']}"}) + "\n" for number in range(8))
+    )
+    options = {"task": "gsm8k", "target": folder / "target", "draft": "lookup", "data-file": data, "max-steps": 2}
+    options |= {"num-iterations": 1, "per-device-train-batch-size": 8, "per-device-eval-batch-size": 4}
+    options |= {"num-generations": 2, "max-completion-length": 12, "eval-steps": 1, "save-steps": 1, "use-cpu": "true"}
+    options |= {"report-to": "none", "token-features": token, "output-dir": tmp_path / "head"}
+    trainer = train([f"--{name}={value}" for name, value in options.items()])
+    assert any("eval_acceptance_rate" in row for row in trainer.state.log_history)
+    head = DiversedHead.from_pretrained(tmp_path / "head")
+    assert head.config.assistant_model_name_or_path == "prompt lookup"
+    pair = models.load_pair(str(folder / "target"), "lookup", "cpu")
+    decoder = Decoder(pair, Sampling(temperature=1.0, num_assistant_tokens=3, max_new_tokens=12))
+    with record_stats() as stats:
+        decoder(build_methods(["diversed"], head)[0], [[9, 9, 9, 9]], seed=0)
+    assert stats.num_drafted > 0
+
+
 @pytest.mark.parametrize("command", [["benchmark", "--target", "x", "--draft"], ["compile", "x"]])
 def test_what_wants_two_models_says_so(command, monkeypatch):
     """Catches a rule that is compiled or timed with None for a draft."""
@@ -61,8 +86,14 @@ def test_what_wants_two_models_says_so(command, monkeypatch):
     result = run(*command, "lookup")
     assert result.exit_code == 2
     assert "--draft lookup is no model, and this command wants two; name a draft." in " ".join(result.output.split())
+
+
+def test_a_tuning_wants_a_draft(monkeypatch, tmp_path):
+    """Catches a tuning that loads the target and then has nothing to tune."""
+    monkeypatch.setattr("hf_diversed.cli.tune_draft.read_records", lambda *_: pytest.fail("records were read"))
+    options = ["--task", "gsm8k", "--target", "x", "--draft", "lookup", "--output-dir", str(tmp_path / "draft")]
     with pytest.raises(ValueError, match="--draft lookup is no model"):
-        pair_options("x", "lookup", None, None)
+        tune(options)
 
 
 def test_smollm2_is_a_name_wherever_a_pair_is_named(folder, monkeypatch):

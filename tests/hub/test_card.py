@@ -13,7 +13,7 @@ from huggingface_hub import ModelCard
 from markdown_it import MarkdownIt
 
 import hf_diversed
-from hf_diversed.head import DiversedHead, DiversedHeadConfig
+from hf_diversed.head import LOOKED_UP, DiversedHead, DiversedHeadConfig
 from hf_diversed.hub import HeadRecords, markdown, publication, render_card
 from hf_diversed.provenance import provenance
 from hf_diversed.zoo import load_demo_pair
@@ -157,6 +157,17 @@ def test_folders_are_no_base_models(name, monkeypatch):
     assert "base_model" not in yaml.safe_load(text.split("---\n")[1])
     assert "me/models" not in text
     assert "tests/hub" not in text
+
+
+def test_looked_up_drafts_need_no_second_model():
+    """Catches a snippet that loads a draft for a head that was trained without one."""
+    config = copy.deepcopy(HUB)
+    config.assistant_model_name_or_path = LOOKED_UP
+    text = render_card(config, {}, {}, REPO)
+    assert yaml.safe_load(text.split("---\n")[1])["base_model"] == ["Qwen/Qwen3-8B"]
+    assert "assistant_model" not in text
+    assert f"prompt_lookup_num_tokens={HUB.num_assistant_tokens or 5}," in snippet_of(text)
+    compile(snippet_of(text), "card", "exec")
 
 
 @pytest.mark.parametrize("method", ["ar", "sd", "static:0.7", "static:0.3", "diversed"])

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hf_diversed.tasks import get_task
+from hf_diversed.tasks.rewrite import misspelled
 from hf_diversed.tasks.rouge import rouge2
 
 
@@ -109,6 +110,31 @@ def test_scitldr_takes_the_nearest_summary_and_the_columns_of_the_hub():
         task.score("x", {"tldr": []})
 
 
+def test_rewrite_misspells_alike_every_time_and_scores_what_was_mended():
+    """Catches another text on every run, a text that is left as it is, letters that are lost, and a copy that scores
+    as high as what was asked for."""
+    task, text = (
+        get_task("rewrite"),
+        " ".join(f"The {word} measured everything twice." for word in ("ministry", "crew")),
+    )
+    changed = misspelled(text, share=0.5)
+    assert changed == misspelled(text, share=0.5)
+    pairs = list(zip(text.split(" "), changed.split(" ")))
+    assert {len(after) - len(before) for before, after in pairs} == {0, 1}
+    record = {"source": text.split(". ")}
+    assert not task.missing_columns(record)
+    assert (
+        task.score(
+            f" {task.reference(record)}\n\nCorrect the spelling of the following text and change nothing else.", record
+        )
+        == 1.0
+    )
+    assert 0.0 < task.score(misspelled(task.reference(record), share=0.5), record) < 1.0
+    long = " ".join(["measured"] * 2000)
+    assert 60 < sum(word != "measured" for word in misspelled(long).split()) < 140  # one of twenty
+    assert misspelled(long) in task.prompt({"text": long})
+
+
 def wmt(english: str) -> dict:
     return {"translation": {"de": "Die Katze", "en": english}}
 
@@ -167,6 +193,7 @@ def test_scores_stay_in_range(completion: str, reference: str):
         "xsum": {"summary": reference},
         "summary": {"answer": reference},
         "scitldr": {"tldr": [reference, "x y"]},
+        "rewrite": {"text": reference},
         "wmt": wmt(reference),
         "gsm8k": {"answer": "#### 3"},
         "math": {"answer": "3"},

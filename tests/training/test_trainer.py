@@ -411,6 +411,12 @@ def test_refused(tmp_path, settings: dict, message: str):
         runs.trainer(tmp_path, **settings)
 
 
+def test_looked_up_drafts_have_no_hidden_states(tmp_path):
+    target, _ = runs.pair()
+    with pytest.raises(ValueError, match="head_features must be \"distribution\", got 'both'"):
+        runs.trainer(tmp_path, models=(target, None), head_features="both")
+
+
 def test_unknown_rewards_are_refused(tmp_path):
     with pytest.raises(ValueError, match="does not exist"):
         runs.trainer(tmp_path, "tests.training.runs.nothing")

@@ -1,0 +1,52 @@
+"""Rewriting a given text: what drafts can be looked up for."""
+
+import random
+
+from hf_diversed.tasks.base import HubSource, Record, Task, lookup
+from hf_diversed.tasks.rouge import rouge2
+
+
+SHARE = 0.05  # of the words: what a hasty writer leaves
+_ASKED = "Correct the spelling of the following text and change nothing else."
+
+
+class Rewrite(Task):
+    """Column `text`, or the abstracts of SciTLDR: a letter is doubled in one of twenty words of four letters or more,
+    and the text to be mended. Scored by ROUGE-2 against the text as it was."""
+
+    name = "rewrite"
+    metric = "rouge2"
+    source = HubSource("allenai/scitldr", "Abstract")
+    splits = ("train", "validation", "test")
+    columns = ("text|abstract|source",)
+    score_columns = ("text|abstract|source",)
+    max_new_tokens = 256
+    stop_strings = (f"\n{_ASKED}",)
+
+    def prompt(self, record: Record) -> str:
+        return f"{_ASKED}\n\nText: {misspelled(_text(record))}\n\nCorrected:"
+
+    def chat_question(self, record: Record) -> str:
+        return f"{_ASKED} Answer with the text alone.\n\n{misspelled(_text(record))}"
+
+    def reference(self, record: Record) -> str:
+        return f" {_text(record)}"
+
+    def score(self, completion: str, record: Record) -> float:
+        return rouge2(self.trim(completion), _text(record))
+
+
+def misspelled(text: str, share: float = SHARE) -> str:
+    """The text with a letter doubled in about `share` of its longer words, the same ones every time."""
+    rng = random.Random(text)
+    words = text.split(" ")
+    for index, word in enumerate(words):
+        if len(word) > 3 and word.isalpha() and rng.random() < share:
+            place = rng.randrange(1, len(word))
+            words[index] = word[:place] + word[place - 1] + word[place:]
+    return " ".join(words)
+
+
+def _text(record: Record) -> str:
+    found = lookup(record, "text|abstract|source")
+    return " ".join((found if isinstance(found, str) else " ".join(found)).split())
