@@ -17,6 +17,7 @@ from hf_diversed.evaluation.curves import read_records, to_curves
 from hf_diversed.evaluation.frontier import DIVERSED
 from hf_diversed.formatting import percent, with_bounds
 from tools import render_learning, render_studies
+from tools.markdown import table
 
 
 RESULTS = Path(__file__).parent.parent / "results"
@@ -106,10 +107,10 @@ def pivot(records: Iterable[Record], row: str, column: str, head: str) -> str:
             raise ValueError(f"two records for {row} {key[0]!r} and {column} {key[1]!r}: a table has room for one.")
         cells[key] = f"{percent(record['acceptance_rate'])} / {percent(record['quality'])}"
     rows, columns = (list(dict.fromkeys(key[axis] for key in cells)) for axis in (0, 1))
-    lines = [f"| {head} | " + " | ".join(_plain(value) for value in columns) + " |", "|---|" + "---|" * len(columns)]
-    for name in rows:
-        lines.append(f"| `{_plain(name)}` | " + " | ".join(cells.get((name, value), "") for value in columns) + " |")
-    return "\n".join(lines)
+    return table(
+        (head, *(_plain(value) for value in columns)),
+        ([f"`{_plain(name)}`", *(cells.get((name, value), "") for value in columns)] for name in rows),
+    )
 
 
 def _methods_and_tasks(folder: Path) -> str:
@@ -139,17 +140,18 @@ def _frontier(folder: Path) -> str:
     dials = [record for name in front.families if name.split(":")[0] == DIVERSED for record in front.families[name]]
     others = [record for record in records if record.get("static_gain") is not None and record not in dials]
     above = [record for record in dials if (record.get("static_gain_ci") or (-1.0,))[0] > 0]
-    lines = [f"![Quality against acceptance on {front.task}](results/{PICTURE})", ""]
-    lines.append(
+    parts = [
+        f"![Quality against acceptance on {front.task}](results/{PICTURE})",
         f"On {front.task} ({_samples(dials[0] if dials else records[0])} samples), {len(above)} of {len(dials)} dial "
-        "settings of DIVERSED lie above the interpolated static curve with their lower 95% bound."
-    )
+        "settings of DIVERSED lie above the interpolated static curve with their lower 95% bound.",
+    ]
     if above or others:
-        lines += ["", "| method | accepted / drafted | quality | above the static curve |", "|---|---|---|---|"]
-    for record in [*above, *others]:
-        figures = " | ".join(with_bounds(record, name) for name in ("acceptance_rate", "quality", "static_gain"))
-        lines.append(f"| `{record['method']}` | {figures} |")
-    return "\n".join(lines)
+        figures = ("acceptance_rate", "quality", "static_gain")
+        rows = (
+            [f"`{record['method']}`", *(with_bounds(record, name) for name in figures)] for record in [*above, *others]
+        )
+        parts.append(table(("method", "accepted / drafted", "quality", "above the static curve"), rows))
+    return "\n\n".join(parts)
 
 
 def _transfer(folder: Path) -> str:
