@@ -1,17 +1,17 @@
 """A real model, real text, real seconds: SmolLM2-135M-Instruct with drafts of its own and with looked-up ones.
 
     python benchmarks/real.py --output build/real                                      # `make real`: minutes
-    python benchmarks/real.py --output results/real --data scitldr=FILE,ifeval=FILE,gsm8k=FILE --draft-steps 3000 \\
-        --head-steps 160 --num-examples 200 --timed-prompts 24 --repeats 5
+    python benchmarks/real.py --output build/study --data scitldr=FILE,rewrite=FILE,gsm8k=FILE --draft-steps 3000 \\
+        --head-steps 160 --num-examples 200 --timed-prompts 24 --repeats 5 --report results/real/study.json
 
 Parts, each of which is kept in the output folder and goes on where it was interrupted:
 
 1. With `--draft-steps`, a draft: `make-draft` on `--layers` and `--vocabulary` (counted in the target's own samples),
    then `tune-draft --all-weights` on the first task of `--data`. `--draft` names one that is there already.
-2. With `--head-steps`, two heads for that pair and task, by `train`: a mixture and one that sees the drafted token.
-3. Two regimes: drafts of the model, where there is one, and drafts looked up in the prompt, on work that copies it
-   (`rewrite`: mend the spelling of a text, and `scitldr`). Of each method the quality with bounds clustered by prompt
+2. Two regimes: drafts of the model, where there is one, and drafts looked up in the prompt, on work that copies it
+   (`scitldr`, and `rewrite`: mend the spelling of a text). Of each method the quality with bounds clustered by prompt
    and the acceptance (`hf_diversed.evaluation`), eager, at batch size 8.
+3. With `--head-steps`, heads for each regime, by `train` on its first task: a mixture and one that sees the token.
 4. Seconds: the methods in turns on the same prompts, eager and compiled, at batch sizes 1 and 8; ms per round (the
    prompt's reading shared out among them), tokens per second of the clock and of the CPU, peak memory. Compiling is
    timed apart. On a shared machine the clock says little; the CPU's time is comparable within a run.
@@ -26,6 +26,7 @@ from statistics import median
 from typing import Any
 
 import torch
+from transformers import PreTrainedTokenizerBase
 from transformers.utils import logging
 
 from hf_diversed.cli.demo_model import TEXTS
@@ -59,7 +60,7 @@ from hf_diversed.zoo import smollm2
 
 RULES = ("sd", "lenience:0.3", "static:0.5")
 COMPILED = ("ar", "sd", "lenience:0.3")
-COPYING = ("rewrite", "scitldr")  # what drafts are looked up for
+COPYING = ("scitldr", "rewrite")  # what drafts are looked up for
 HEADS = {"mixture": (), "token-aware": ("--token-features", "true")}
 SAMPLES, MADE, TUNED = "samples", "made-draft", "draft"
 
@@ -73,19 +74,18 @@ def main() -> None:
     if (arguments.draft_steps or arguments.head_steps) and not arguments.data:
         raise ValueError("a draft or a head is trained on the first task of --data; name one, as in scitldr=FILE.")
     arguments.output.mkdir(parents=True, exist_ok=True)
-    draft, heads = arguments.draft, {}
+    draft = arguments.draft
     if draft is None and arguments.draft_steps:
         draft = trained_draft(arguments)
-    if draft is not None and arguments.head_steps:
-        heads = {name: trained_head(name, draft, arguments) for name in HEADS}
-    records = [record for regime in regimes(draft, arguments) for record in study(*regime, heads, arguments)]
-    given = {name: value for name, value in vars(arguments).items() if name != "output"}
-    report = {"settings": json.loads(json.dumps(given, default=str)), "records": records}
-    write_json(arguments.output / "real.json", report | {"provenance": provenance(arguments.seed, "cpu")})
+    records = [record for regime in regimes(draft, arguments) for record in study(*regime, arguments)]
+    given = {name: value for name, value in vars(arguments).items() if name not in ("output", "report", "data")}
+    given["data"] = {task: Path(path).name for task, path in arguments.data.items()}
+    report = {"settings": given, "records": records, "provenance": provenance(arguments.seed, "cpu")}
+    write_json(arguments.report or arguments.output / "real.json", report)
     _show(records)
 
 
-# Draft and heads
+# What is trained
 
 
 def trained_draft(arguments: argparse.Namespace) -> str:
@@ -121,7 +121,8 @@ def _tuning(target: str, draft: str, arguments: argparse.Namespace) -> list[str]
     steps = str(max(1, arguments.draft_steps // 10))
     held_out = max(1, arguments.train_examples // 10)
     return [
-        *("--target", target, "--draft", draft, *_training_data(arguments), "--all-weights", "true"),
+        *("--target", target, "--draft", draft, "--all-weights", "true"),
+        *_training_data(next(iter(arguments.data)), arguments),
         *("--max-steps", str(arguments.draft_steps), "--num-examples", str(arguments.train_examples)),
         *("--num-eval-examples", str(held_out), "--eval-strategy", "steps", "--eval-steps", steps),
         *("--save-steps", steps, "--save-total-limit", "2", "--logging-steps", steps, "--learning-rate", "5e-4"),
@@ -131,59 +132,59 @@ def _tuning(target: str, draft: str, arguments: argparse.Namespace) -> list[str]
     ]
 
 
-def trained_head(name: str, draft: str, arguments: argparse.Namespace) -> str:
-    """The folder of a head of one of `HEADS` for the pair."""
-    folder = arguments.output / f"head-{name}"
-    if not (folder / "trainer_state.json").exists():
-        iterations = min(4, arguments.head_steps)
-        train(
-            [
-                *("--target", smollm2.resolve(arguments.target), "--draft", draft, *_training_data(arguments)),
-                *HEADS[name],
-                *("--max-steps", str(arguments.head_steps), "--num-iterations", str(iterations)),
-                *("--eval-steps", str(arguments.head_steps), "--save-steps", str(arguments.head_steps)),
-                *(
-                    "--num-examples",
-                    str(arguments.train_examples),
-                    "--num-eval-examples",
-                    str(arguments.train_examples),
-                ),
-                *("--per-device-train-batch-size", "64", "--generation-batch-size", "16"),
-                *("--per-device-eval-batch-size", "16", "--max-completion-length", str(arguments.max_new_tokens)),
-                *("--temperature", str(arguments.temperature), "--seed", str(arguments.seed), "--resume", "true"),
-                *("--use-cpu", "true", "--report-to", "none", "--output-dir", str(folder)),
-            ]
-        )
-    return str(folder)
+def trained_head(name: str, draft: str, task: str, folder: Path, arguments: argparse.Namespace) -> None:
+    """Leave a head of one of `HEADS` in a folder; one that is there is kept."""
+    if (folder / "trainer_state.json").exists():
+        return
+    iterations = min(4, arguments.head_steps)
+    steps = str(max(1, arguments.head_steps // iterations // 2) * iterations)
+    examples = str(arguments.train_examples)
+    train(
+        [
+            *("--target", smollm2.resolve(arguments.target), "--draft", draft, "--dtype", arguments.dtype),
+            *(*_training_data(task, arguments), *HEADS[name]),
+            *("--max-steps", str(arguments.head_steps), "--num-iterations", str(iterations)),
+            *("--eval-steps", steps, "--save-steps", steps, "--num-assistant-tokens", str(arguments.gamma)),
+            *("--num-examples", examples, "--num-eval-examples", examples, "--reference-generations", "1"),
+            *("--per-device-train-batch-size", "64", "--num-generations", "4", "--generation-batch-size", "16"),
+            *("--per-device-eval-batch-size", "16", "--max-completion-length", str(arguments.max_new_tokens)),
+            *("--temperature", str(arguments.temperature), "--seed", str(arguments.seed), "--resume", "true"),
+            *("--use-cpu", "true", "--report-to", "none", "--output-dir", str(folder)),
+        ]
+    )
 
 
-def _training_data(arguments: argparse.Namespace) -> list[str]:
-    task, path = next(iter(arguments.data.items()))
-    return ["--task", task, "--data-file", path, "--chat", "true"]
+def _training_data(task: str, arguments: argparse.Namespace) -> list[str]:
+    """What is left of a task's file without the examples that are measured, which are its last."""
+    path = arguments.output / f"train-{task}.jsonl"
+    rows = Path(arguments.data[task]).read_text().splitlines(keepends=True)
+    path.write_text("".join(rows[: -arguments.num_examples]))
+    return ["--task", task, "--data-file", str(path), "--chat", "true"]
 
 
 # Regimes
 
 
-def regimes(draft: str | None, arguments: argparse.Namespace) -> Iterator[tuple[str, Pair, list[str]]]:
-    """Name, pair and tasks of each."""
+def regimes(draft: str | None, arguments: argparse.Namespace) -> Iterator[tuple[str, str, list[str]]]:
+    """Name, draft and tasks of each."""
     if draft is not None:
-        yield "draft", load_pair(arguments.target, draft, "cpu", chat=True), list(arguments.data)
-    copying = [task for task in COPYING if task == "rewrite" or task in arguments.data]
-    yield LOOKUP, load_pair(arguments.target, LOOKUP, "cpu", chat=True), copying
+        yield "draft", draft, list(arguments.data)
+    if copying := [task for task in COPYING if task in arguments.data] or ([] if arguments.data else ["rewrite"]):
+        yield LOOKUP, LOOKUP, copying
 
 
-def study(
-    regime: str, pair: Pair, tasks: list[str], heads: dict[str, str], arguments: argparse.Namespace
-) -> list[dict]:
+def study(regime: str, draft: str, tasks: list[str], arguments: argparse.Namespace) -> list[dict]:
     """Quality and seconds of every method on every task of a regime."""
+    folders = [arguments.output / regime / f"head-{name}" for name in arguments.heads if arguments.head_steps]
+    for name, folder in zip(arguments.heads, folders):
+        trained_head(name, draft, tasks[0], folder, arguments)
+    pair = load_pair(arguments.target, draft, "cpu", chat=True, dtype=arguments.dtype)
+    methods = build_methods([*RULES, *(f"diversed:{folder}" for folder in folders)])
     records = []
-    learned = [f"diversed:{folder}" for folder in heads.values() if regime != LOOKUP]
-    methods = build_methods([*RULES, *learned])
     for name in tasks:
-        task = Rewrite() if name == "rewrite" else get_task(name)
-        examples = _examples(task, arguments)
+        task = get_task(name)
         asked = PromptedTask(task, pair.tokenizer, chat=True)
+        examples = _examples(task, pair.tokenizer, arguments)
         settings = EvaluationSettings(
             temperature=arguments.temperature,
             num_assistant_tokens=arguments.gamma,
@@ -192,7 +193,7 @@ def study(
             samples_per_prompt=arguments.samples_per_prompt,
             seed=arguments.seed,
             add_special_tokens=False,
-            split=arguments.data.get(name, "texts of the demo"),
+            split=Path(arguments.data[name]).name if name in arguments.data else "texts of the demo",
         )
         folder = arguments.output / regime / name
         quality = evaluate(pair, asked, examples, build_methods(["ar"]) + methods, settings, output=folder)
@@ -201,20 +202,18 @@ def study(
     return records
 
 
-def _examples(task: Task, arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """Records that no training has seen: of a file, the last ones."""
+def _examples(task: Task, tokenizer: PreTrainedTokenizerBase, arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    """Records that no training has seen: of a file, of the last ones those that can be answered in full."""
     if task.name not in arguments.data:
-        if task.name != "rewrite":
-            raise ValueError(f"task {task.name!r} needs records: name a file in --data.")
-        if "scitldr" not in arguments.data:
-            return [{"text": text} for text in TEXTS[: arguments.num_examples]]
-        found = load_records(get_task("scitldr"), "test", data_file=arguments.data["scitldr"])
-        return [{"text": record["abstract"]} for record in found[-arguments.num_examples :]]
-    found = load_records(task, "test", data_file=arguments.data[task.name])
+        return [{"text": text} for text in TEXTS[: arguments.num_examples]]
+    found = load_records(task, "test", data_file=arguments.data[task.name])[-arguments.num_examples :]
     if task.name == "ifeval":  # sentences are counted with data that is not everywhere
         found = [record for record in found if not WITH_SENTENCES.intersection(record["instruction_id_list"])]
-    task.check_scoring(found[-arguments.num_examples :])
-    return found[-arguments.num_examples :]
+    if task.name == "rewrite":  # the answer is as long as the text
+        room = arguments.max_new_tokens
+        found = [record for record in found if len(tokenizer(task.reference(record)).input_ids) <= room]
+    task.check_scoring(found)
+    return found
 
 
 # Seconds
@@ -351,6 +350,7 @@ def _arguments() -> argparse.Namespace:
     add("--layers", type=int, default=4)
     add("--vocabulary", type=int, default=8000)
     add("--head-steps", type=int, default=0, help="Updates of each head; 0 trains none.")
+    add("--heads", type=lambda text: text.split(","), default=list(HEADS), help="Of mixture, token-aware.")
     add("--train-examples", type=int, default=256)
     add("--num-examples", type=int, default=8)
     add("--samples-per-prompt", type=int, default=1)
@@ -360,6 +360,8 @@ def _arguments() -> argparse.Namespace:
     add("--timed-prompts", type=int, default=4)
     add("--batch-sizes", type=numbers, default=[1, 8])
     add("--repeats", type=int, default=1)
+    add("--dtype", default="float32", help="Of the models.")
+    add("--report", type=Path, help="Where the figures go; OUTPUT/real.json by default.")
     add("--backend", default="inductor", help="Of torch.compile.")
     add("--eager-only", action="store_true")
     add("--threads", type=int)

@@ -1,0 +1,61 @@
+"""Tables of the study of a real model, rendered from made-up results."""
+
+import json
+
+from tests.evaluation.measured import record
+from tools.render_real import real
+
+
+def turns(*seconds: float) -> dict:
+    return {"turns": [{"tokens": 60.0, "seconds": value} for value in seconds]}
+
+
+def study(**given) -> dict:
+    head = "diversed:build/real/lookup/head-token-aware"
+    figures = (("ar", None, 0.2), ("sd", 0.25, 0.21), (head, 0.75, 0.22))
+    quality = [record(*row, block_efficiency=row[1] and 2.345, max_new_tokens=64) for row in figures]
+    single = {"ar": turns(6, 12, 6), "upstream": turns(3, 3, 3), "sd": turns(4, 6, 3), head: turns(3, 4, 2)}
+    single |= {"ar, compiled": turns(4, 4, 4), "sd, compiled": turns(2, 4, 1)}
+    seconds = [{"batch_size": 1, "methods": single}, {"batch_size": 8, "methods": {"ar": turns(6), "sd": turns(12)}}]
+    found = {"regime": "lookup", "task": "scitldr", "quality": quality, "seconds": seconds}
+    settings = {"dtype": "bfloat16", "timed_prompts": 8, "repeats": 3}
+    source = {"device": "some CPU", "threads": 1}
+    return {"settings": settings, "records": [found], "provenance": source} | given
+
+
+def test_gains_are_over_plain_decoding_of_the_same_engine_and_turn(tmp_path):
+    """Catches compiled seconds over eager ones, medians of other turns, and a method under another's name."""
+    (tmp_path / "lookup-scitldr.json").write_text(json.dumps(study()))
+    ((heading, text),) = real(tmp_path)
+    assert heading == "SmolLM2: scitldr, drafts looked up in the prompt"
+    lines = text.splitlines()
+    assert lines[2].endswith("| over plain, batch 1 | over plain, compiled, batch 1 | over plain, batch 8 |")
+    by_rule = {line.split(" | ")[0].strip("| "): line.split(" | ")[-3:] for line in lines[4:]}
+    assert by_rule["plain"] == ["1.00x (1.00 to 1.00)"] * 2 + ["1.00x (1.00 to 1.00) |"]
+    assert by_rule["`lossless`"] == ["2.00x (1.50 to 2.00)", "2.00x (1.00 to 4.00)", "0.50x (0.50 to 0.50) |"]
+    assert by_rule["a head that sees the token"] == ["3.00x (2.00 to 3.00)", "-", "- |"]
+    assert by_rule["upstream's, lossless"][0] == "2.00x (2.00 to 4.00)"
+    assert "some CPU, 1 thread(s)" in lines[0]
+
+
+def test_costs_say_what_a_draft_needs(tmp_path):
+    """Catches seconds for milliseconds, and an acceptance that no draft length needs shown as one."""
+    rows = [
+        {
+            "draft": "4 layers, 8000 ids",
+            "milliseconds": 10.44,
+            "needed": {"1": 0.6389, "1.5": None},
+            "by_acceptance": {rate: {"gamma": 3, "speedup": gain} for rate, gain in (("0.5", 0.8), ("0.9", 1.456))},
+        }
+    ]
+    costs = {"target": 0.075, "block": 0.123, "overhead": 0.039}
+    found = {"costs": costs, "records": rows, "dtype": "float32", "context": 256}
+    (tmp_path / "costs.json").write_text(json.dumps(found))
+    ((_, text),) = real(tmp_path)
+    assert "75 ms for a token and 123 ms for six; the loop adds 39 ms to a round" in text
+    assert "| draft | ms per draft | acceptance to break even | for 1.5x plain | gain at 0.5 | gain at 0.9 |" in text
+    assert "| 4 layers, 8000 ids | 10.4 | 0.64 | - | 0.80x (3 drafts) | 1.46x (3 drafts) |" in text
+
+
+def test_nothing_measured_says_nothing(tmp_path):
+    assert list(real(tmp_path)) == []

@@ -1,0 +1,113 @@
+"""The study of a real model (`benchmarks/real.py`), from `results/real/`."""
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from hf_diversed.formatting import number, with_bounds
+from tools.markdown import prompts, table
+
+
+COMMANDS = {
+    "lookup-scitldr.json": "python benchmarks/real.py --output build/real-scitldr --data scitldr=scitldr_800.jsonl "
+    "--temperature 0.3 --gamma 10 --max-new-tokens 64 --dtype bfloat16 --threads 1 --num-examples 96 --head-steps 32 "
+    "--heads token-aware --train-examples 64 --timed-prompts 8 --repeats 3 "
+    "--report results/real/lookup-scitldr.json",
+    "lookup-rewrite.json": "python benchmarks/real.py --output build/real-rewrite --data rewrite=scitldr_800.jsonl "
+    "--temperature 0.3 --gamma 10 --max-new-tokens 160 --dtype bfloat16 --threads 1 --num-examples 96 "
+    "--timed-prompts 8 --repeats 3 --report results/real/lookup-rewrite.json",
+    "costs.json": "python benchmarks/draft_costs.py --target smollm2 --output results/real/costs.json",
+}
+_DRAFTS = {"lookup": "looked up in the prompt", "draft": "of a model made of its own layers"}
+_NAMES = {"ar": "plain", "sd": "`lossless`", "upstream": "upstream's, lossless"}
+_HEADS = {"head-token-aware": "a head that sees the token", "head-mixture": "a mixture head"}
+_PLAIN, _COMPILED = "ar", ", compiled"
+Record = Mapping[str, Any]
+
+
+def real(folder: Path) -> Iterator[tuple[str, str]]:
+    """Heading and text of every part that was measured, by task and source of drafts."""
+    for name in COMMANDS:
+        path = folder / name
+        if path.is_file():
+            found = json.loads(path.read_text())
+            if "settings" in found:
+                for record in found["records"]:
+                    yield f"SmolLM2: {record['task']}, drafts {_DRAFTS[record['regime']]}", _study(found, record)
+            else:
+                yield "SmolLM2: what a draft would have to agree to pay", _costs(found)
+
+
+def _study(found: Record, record: Record) -> str:
+    """Quality and acceptance, and tokens per second over plain decoding of the same engine."""
+    first, source = record["quality"][0], found["provenance"]
+    measured = {row["method"]: row for row in record["quality"]}
+    timed = {part["batch_size"]: part["methods"] for part in record["seconds"]}
+    engines = [(size, suffix) for size in timed for suffix in ("", _COMPILED) if _PLAIN + suffix in timed[size]]
+    header = ["rule", "accepted / drafted", first["metric"], "below the target", "tokens per round"]
+    header += [f"over plain{suffix}, batch {size}" for size, suffix in engines]
+    rows = []
+    for method in dict.fromkeys([*measured, *(label for part in timed.values() for label in part)]):
+        if method.endswith(_COMPILED):
+            continue
+        row = measured.get(method)
+        cells = ["-"] * 4
+        if row is not None:
+            cells = [with_bounds(row, name) for name in ("acceptance_rate", "quality", "quality_drop")]
+            cells.append(number(row["block_efficiency"]))
+        gains = [_gain(timed[size], method + suffix, _PLAIN + suffix) for size, suffix in engines]
+        rows.append([_name(method), *cells, *gains])
+    settings = found["settings"]
+    setting = (
+        f"SmolLM2-135M-Instruct in {settings['dtype']} on {source['device']}, {source['threads']} thread(s); "
+        f"{prompts(record['quality'])}, temperature {first['temperature']:g}, {first['num_assistant_tokens']} drafts "
+        f"per round at most, {first['max_new_tokens']} new tokens; 95% bounds clustered by prompt. Over plain: tokens "
+        f"per second over those of plain decoding by the same engine, {settings['timed_prompts']} prompts in "
+        f"{settings['repeats']} alternating turns: the median turn, and the lowest and highest."
+    )
+    return f"{setting}\n\n{table(header, rows)}"
+
+
+def _gain(methods: Record, label: str, plain: str) -> str:
+    if label not in methods:
+        return "-"
+    ratios = [
+        (turn["tokens"] / turn["seconds"]) / (beside["tokens"] / beside["seconds"])
+        for turn, beside in zip(methods[label]["turns"], methods[plain]["turns"])
+    ]
+    return f"{median(ratios):.2f}x ({min(ratios):.2f} to {max(ratios):.2f})"
+
+
+def _name(method: str) -> str:
+    kind, colon, source = method.partition(":")
+    if kind == "diversed" and colon:
+        return _HEADS[Path(source).name]
+    return _NAMES.get(method, f"`{method}`")
+
+
+def _costs(found: Record) -> str:
+    """What drafts cost, and the acceptance that pays for them."""
+    costs = found["costs"]
+    words = (
+        f"CPU time of one thread, one row, {found['dtype']}, behind {found['context']} tokens: the target takes "
+        f"{1e3 * costs['target']:.0f} ms for a token and {1e3 * costs['block']:.0f} ms for six; the loop adds "
+        f"{1e3 * costs['overhead']:.0f} ms to a round. Were drafts accepted independently of each other "
+        "(arXiv 2211.17192), at the best draft length:"
+    )
+    header = ["draft", "ms per draft", "acceptance to break even", "for 1.5x plain"]
+    rates = list(found["records"][0]["by_acceptance"])[-3:]
+    rows = []
+    for record in found["records"]:
+        needed = [record["needed"][gain] for gain in ("1", "1.5")]
+        best = [record["by_acceptance"][rate] for rate in rates]
+        rows.append(
+            [
+                record["draft"],
+                f"{record['milliseconds']:.1f}",
+                *("-" if value is None else f"{value:.2f}" for value in needed),
+                *(f"{entry['speedup']:.2f}x ({entry['gamma']} drafts)" for entry in best),
+            ]
+        )
+    return f"{words}\n\n{table([*header, *(f'gain at {rate}' for rate in rates)], rows)}"
