@@ -16,7 +16,7 @@ from hf_diversed.evaluation import markdown_table
 from hf_diversed.evaluation.curves import read_records, to_curves
 from hf_diversed.evaluation.frontier import DIVERSED
 from hf_diversed.formatting import percent, with_bounds
-from tools import render_learning, render_studies
+from tools import render_learning, render_real, render_studies
 from tools.markdown import table
 
 
@@ -57,6 +57,7 @@ def results(folder: Path = RESULTS) -> str:
         "Temperatures and draft lengths": "\n\n".join(_sweeps(folder)),
         **render_learning.studies(folder),
         **render_studies.studies(folder),
+        **dict(render_real.real(folder / "real")),
         "Other studies": "\n\n".join(_how_to_make(name) for name in studied if not (folder / name).is_file()),
     }
     return "\n\n".join(f"### {title}\n\n{text}" for title, text in parts.items() if text)
