@@ -1,4 +1,4 @@
-"""How records are shown in tables, cards and the README: the labels of the two references that every method is held
+"""How records are shown in tables, cards and documents: the labels of the two references that every method is held
 against, and one way of writing figures, so that they can be compared."""
 
 from collections.abc import Mapping

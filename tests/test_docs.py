@@ -9,36 +9,22 @@ from pathlib import Path
 import pytest
 import typer
 import yaml
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import hf_diversed
 from hf_diversed.cli import app
+from hf_diversed.tasks import TASKS
 from hf_diversed.token_view import ORIGINS
-from hf_diversed.zoo.loader import WEIGHTS
 from tools import render_docs
+from tools.draw_figures import INK, INK_AT_NIGHT, PAPER, PAPER_AT_NIGHT, round_picture
 
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted((ROOT / "docs").glob("*.md"))
-# What stands in for models of the Hub, of which tests have none.
-EMBEDDED = {"Qwen/Qwen3-8B": "target", "Qwen/Qwen3-0.6B": "draft"}
 
 
 def blocks(page: Path, language: str) -> str:
     """All blocks of a page in one language, one below the other."""
     return "\n".join(re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE))
-
-
-@pytest.fixture
-def embedded_for_hub(monkeypatch):
-    """`from_pretrained` that finds the embedded pair by the names that the pages use."""
-    for auto, folder in ((AutoModelForCausalLM, None), (AutoTokenizer, "tokenizer")):
-        real = auto.from_pretrained
-
-        def load(name, *args, real=real, folder=folder, **kwargs):
-            return real(WEIGHTS / (folder or EMBEDDED[name]) if name in EMBEDDED else name, *args, **kwargs)
-
-        monkeypatch.setattr(auto, "from_pretrained", load)
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")], ids=lambda page: page.stem)
@@ -89,11 +75,19 @@ def test_every_mark_is_rendered():
     """Catches a mark that stays a comment, and a section without a figure."""
     for page in PAGES:
         text = render_docs.render(page.read_text())
-        assert not re.search("<!-- (generated|file)", text)
+        assert not re.search("<!-- (generated|file)|`make docs` (puts|lists)", text)
     for name in ("first", "guide", "drafts", "pair"):
         assert re.search(r"\d\.\d%", render_docs.SECTIONS[name]())
     with pytest.raises(KeyError):
         render_docs.render("<!-- generated: nothing -->")
+
+
+def test_every_mark_says_what_is_missing():
+    """Catches a page that is empty where its source is read, as on a repository's page."""
+    for page in PAGES:
+        for words in re.findall("^(.*)<!-- (?:generated|file): ", page.read_text(), re.MULTILINE):
+            address = words.partition("](")[2].rstrip(") ")
+            assert "`make docs`" in words or (address and (ROOT / "docs" / address).is_file()), page
 
 
 def test_every_refusal_is_listed():
@@ -110,6 +104,13 @@ def test_every_refusal_is_listed():
                         assert part.value.strip() in shown, (name, part.value)
 
 
+def test_every_task_is_told_of():
+    """Catches a task that nobody can find."""
+    page = (ROOT / "docs" / "training.md").read_text()
+    for name in TASKS:
+        assert f"`{name}`" in page, name
+
+
 def test_every_page_is_in_the_navigation():
     """Catches a page that nobody can find, and an entry without a page; `make docs` checks the links."""
 
@@ -122,13 +123,34 @@ def test_every_page_is_in_the_navigation():
     assert sorted(pages(config["nav"])) == [page.name for page in PAGES]
 
 
+def test_file_tree_is_the_file_tree():
+    """Catches modules and packages that are named in the tree and gone, or there and not named."""
+    tree = (ROOT / "ARCHITECTURE.md").read_text().split("```\nhf_diversed/\n", 1)[1].split("```", 1)[0]
+    package = ROOT / "hf_diversed"
+    modules = [*package.glob("*.py"), *(package / "generation").glob("*.py")]
+    for path in modules:
+        assert path.name in tree or path.name in ("__init__.py", "_version.py"), path.name
+    for path in package.glob("*/__init__.py"):
+        assert f"  {path.parent.name}/" in tree, path.parent.name
+    for name in re.findall(r"(\w+\.py)", tree):
+        assert list(package.rglob(name)), name
+    for name in typer.main.get_command(app).commands:
+        assert re.search(rf"[|] {name}\b|hf-diversed {name}\b", tree), name
+
+
 def test_every_public_name_is_in_the_reference():
     """Catches a name of `hf_diversed.__all__` without documentation, and a rule without a line in its table."""
     reference, rules = ((ROOT / "docs" / f"{name}.md").read_text() for name in ("api", "rules"))
     for name in set(hf_diversed.__all__) - {"VERIFIERS", "__version__"}:
+        assert hasattr(hf_diversed, name), name
         assert f"::: hf_diversed.{name}\n" in reference, name
     for rule in hf_diversed.VERIFIERS.values():
         assert f"`{rule.__name__}(" in rules, rule
+
+
+def test_the_picture_of_a_round_is_as_its_tool_draws_it():
+    """Catches a picture that was drawn by hand, or before its tool changed."""
+    assert (ROOT / "docs" / "assets" / "round.svg").read_text() == round_picture()
 
 
 @pytest.mark.parametrize("name", ["round", "tokens"])
@@ -136,4 +158,8 @@ def test_pictures_have_the_colours_of_terminal_and_space(name):
     """Catches a colour that means something else in a figure."""
     used = set(re.findall(r"#[0-9A-F]{6}", (ROOT / "docs" / "assets" / f"{name}.svg").read_text()))
     colours = {origin.color for origin in ORIGINS.values()}
-    assert {ORIGINS[origin].color for origin in ("draft", "relaxed")} <= used <= colours | {"#222222", "#FFFFFF"}
+    assert (
+        {ORIGINS[origin].color for origin in ("draft", "relaxed")}
+        <= used
+        <= colours | {INK, PAPER, INK_AT_NIGHT, PAPER_AT_NIGHT}
+    )

@@ -1,4 +1,4 @@
-"""The README's results section, rendered from made-up results."""
+"""The page of results, rendered from made-up results."""
 
 import json
 import shlex
@@ -7,9 +7,18 @@ import pytest
 from typer.testing import CliRunner
 
 from hf_diversed.cli import app
+from hf_diversed.zoo.loader import HEADS, MIXTURE, WEIGHTS
 from tests.evaluation.measured import record, sweep
-from tools import render_results
-from tools.render_results import COMMANDS, draw_picture, missing, picture_is_current, pivot, results
+from tools.render_results import (
+    COMMANDS,
+    RESULTS,
+    draw_picture,
+    missing,
+    picture_is_current,
+    pivot,
+    read_asked,
+    results,
+)
 
 
 def write(folder, **files):
@@ -135,16 +144,44 @@ def test_studies_of_learning(tmp_path):
     assert "| 2 | 90.0% | 99.0% | 0.4 (270) |" in text
 
 
-@pytest.mark.parametrize("name", [name for name in COMMANDS if (render_results.RESULTS / name).is_file()])
+@pytest.mark.parametrize("name", [name for name in COMMANDS if (RESULTS / name).is_file()])
 def test_commands_made_the_committed_results(name):
     """Catches results of another command than the one that is named as theirs."""
-    argv = json.loads((render_results.RESULTS / name).read_text())["provenance"]["argv"]
+    argv = json.loads((RESULTS / name).read_text())["provenance"]["argv"]
     if "--output" in argv:
         del argv[argv.index("--output") : argv.index("--output") + 2]
     words = shlex.split(COMMANDS[name].removeprefix("hf-diversed ").removeprefix("python "))
     if words[0] == "-m":
         words = words[2:]
     assert sorted(argv if argv[0] == words[0] else argv[1:]) == sorted(words)
+
+
+def test_contributors_are_told_the_command():
+    """Catches a command that a contributor would measure a packaged head with, and that made none of the others."""
+    guide = (RESULTS.parent / "CONTRIBUTING.md").read_text()
+    told = " ".join(guide.replace("\\\n", " ").split())
+    assert f"{COMMANDS['math.json']} --output results/math.json" in told
+
+
+def test_records_of_a_study_stay_out_of_a_tasks_tables(tmp_path):
+    """Catches rows that the task's command does not ask for, and the loss of one that it does."""
+    write(tmp_path, math=[record("ar", None, 0.9), record("sd", 0.6, 0.89), record("seed-43", 0.7, 0.8)])
+    assert [row["method"] for row in read_asked(tmp_path / "math.json")] == ["ar", "sd"]
+    assert "seed-43" not in results(tmp_path)
+
+
+@pytest.mark.parametrize("task", ["math", "summary", "code"])
+@pytest.mark.parametrize(
+    ("kind", "logs"), [(HEADS, RESULTS / "training"), (MIXTURE, RESULTS / "mixture" / "training")]
+)
+def test_packaged_heads_are_what_their_runs_chose(kind, logs, task):
+    """Catches a head picked by hand, and a log of another run beside it."""
+    paths = WEIGHTS / kind / task / "provenance.json", logs / f"{task}.json"
+    made, log = (json.loads(path.read_text()) for path in paths)
+    assert made["step"] == log["best_global_step"]
+    assert made["training"]["max_steps"] == log["global_step"]
+    chosen = next(line for line in log["log_history"] if line["step"] == made["step"] and "eval_objective" in line)
+    assert made["validation"]["objective"] == chosen["eval_objective"] == log["best_metric"]
 
 
 def test_cells_hold_one_record():
@@ -164,7 +201,7 @@ def test_the_picture_says_what_it_was_made_of(tmp_path):
 
 
 def test_the_committed_picture_is_current():
-    assert picture_is_current(render_results.RESULTS)
+    assert picture_is_current(RESULTS)
 
 
 @pytest.mark.parametrize("name", [name for name, command in COMMANDS.items() if command.startswith("hf-diversed")])

@@ -15,8 +15,10 @@ from hf_diversed.token_view import ORIGINS, Piece, PieceStreamer
 
 
 ASSETS = Path(__file__).parent.parent / "docs" / "assets"
-INK = "#222222"
-WIDTH, LINE, CELL, TOP = 760, 26, 8.4, 34
+INK, PAPER = "#222222", "#FFFFFF"
+INK_AT_NIGHT, PAPER_AT_NIGHT = "#E6E6E6", "#1E2129"
+LINE, CELL, TOP = 26, 8.4, 12
+TOKENS_WIDTH, ROUND_WIDTH = 560, 760  # the one can be read on a phone
 
 
 def answer() -> list[Piece]:
@@ -42,7 +44,7 @@ def tokens_picture(pieces: Iterable[Piece]) -> str:
     for piece in pieces:
         text = piece.text.replace("\n", "⏎")
         width = max(len(text), 1) * CELL + 4
-        if x + width > WIDTH - 10:
+        if x + width > TOKENS_WIDTH - 10:
             x, y = 10.0, y + LINE
         parts.append(_box(x, y, width, 20, piece.origin, text))
         x += width + 1
@@ -50,7 +52,7 @@ def tokens_picture(pieces: Iterable[Piece]) -> str:
     for row, origin in enumerate(("draft", "relaxed", "residual", "bonus")):
         parts.append(_box(10, top + row * 22, 16, 16, origin, ""))
         parts.append(_text(34, top + row * 22 + 13, ORIGINS[origin].meaning))
-    return _svg(top + 4 * 22 + 8, parts, "An answer, its tokens coloured by where they came from")
+    return _svg(TOKENS_WIDTH, top + 4 * 22 + 8, parts, "An answer, its tokens coloured by where they came from")
 
 
 def round_picture() -> str:
@@ -72,11 +74,11 @@ def round_picture() -> str:
     parts.append(_text(140, 88, "one forward of the target: p at every position"))
     parts.append(_text(140, 238, "all four kept: one more token, the bonus, drawn from p"))
     parts.append(_box(602, 164, 142, 40, "bonus", "bonus ~ p"))
-    return _svg(254, parts, "A round of speculative decoding under a rule")
+    return _svg(ROUND_WIDTH, 254, parts, "A round of speculative decoding under a rule")
 
 
 def _box(x: float, y: float, width: float, height: float, origin: str, text: str) -> str:
-    color = f'fill="{ORIGINS[origin].color}"' if origin else f'fill="#FFFFFF" stroke="{INK}"'
+    color = f'fill="{ORIGINS[origin].color}"' if origin else f'fill="{PAPER}" stroke="{INK}"'
     words = f'<text x="{x + width / 2:.1f}" y="{y + height / 2 + 5:.1f}" text-anchor="middle">{escape(text)}</text>'
     return (
         f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height}" rx="4" {color}/>{words if text else ""}'
@@ -84,14 +86,19 @@ def _box(x: float, y: float, width: float, height: float, origin: str, text: str
 
 
 def _text(x: float, y: float, words: str) -> str:
-    return f'<text x="{x}" y="{y}">{escape(words)}</text>'
+    return f'<text class="words" x="{x}" y="{y}">{escape(words)}</text>'
 
 
-def _svg(height: float, parts: Iterable[str], title: str) -> str:
+def _svg(width: float, height: float, parts: Iterable[str], title: str) -> str:
+    """Ink and paper change together, so that it can be read wherever a page and its reader differ on the night."""
+    night = f".paper {{fill: {PAPER_AT_NIGHT}}} .words {{fill: {INK_AT_NIGHT}}}"
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height:.0f}" role="img" fill="{INK}" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height:.0f}" role="img" fill="{INK}" '
         f'font-family="ui-monospace, monospace" font-size="14" xml:space="preserve"><title>{title}</title>'
-        f'<rect width="{WIDTH}" height="{height:.0f}" fill="#FFFFFF"/>\n' + "\n".join(parts) + "\n</svg>\n"
+        f"<style>@media (prefers-color-scheme: dark) {{{night}}}</style>\n"
+        f'<rect class="paper" width="{width}" height="{height:.0f}" rx="6" fill="{PAPER}"/>\n'
+        + "\n".join(parts)
+        + "\n</svg>\n"
     )
 
 

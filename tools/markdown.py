@@ -1,4 +1,4 @@
-"""Markdown that the README's sections share."""
+"""Markdown that README and documentation share."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any

@@ -1,6 +1,7 @@
 """What the documentation takes from elsewhere, as a hook of mkdocs: figures from `results/`, refusals from the code.
 
-A page says where: `<!-- generated: name -->` for one of `SECTIONS`, `<!-- file: NAME.md -->` for a file of the root.
+A line of a page says where: `<!-- generated: name -->` for one of `SECTIONS`, `<!-- file: NAME.md -->` for a file of
+the root. What else it says is for readers of the page's source.
 """
 
 import ast
@@ -10,10 +11,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hf_diversed.formatting import number, with_bounds
-from tools import render_readme
+from hf_diversed.formatting import with_bounds
+from tools import render_readme, render_tables
 from tools.markdown import prompts, table
-from tools.render_results import RESULTS
+from tools.render_results import RESULTS, TASKS, read_asked, results
 
 
 ROOT = Path(__file__).parent.parent
@@ -30,8 +31,8 @@ REFUSING = {
     "Heads from the Hub": "head/pulling.py",
 }
 REFUSALS = {"ValueError", "TypeError"}
-_MARK = re.compile(r"<!-- generated: ([\w-]+) -->")
-_FILE = re.compile(r"<!-- file: ([\w.]+) -->")
+_MARK = re.compile(r"^.*<!-- generated: ([\w-]+) -->$", re.MULTILINE)
+_FILE = re.compile(r"^.*<!-- file: ([\w.]+) -->$", re.MULTILINE)
 # Files of the repository that have a page.
 FILES = {
     "ARCHITECTURE.md": "architecture.md",
@@ -44,40 +45,13 @@ _EXPRESSION = "…"
 Record = Mapping[str, Any]
 
 
-def first() -> str:
-    """What relaxing gains, in four lines, for who reads nothing else."""
-    rows = {record["method"]: record for record in json.loads((RESULTS / "math.json").read_text())["records"]}
-    labels = {
-        "ar": "target alone",
-        "sd": "`lossless`",
-        "lenience:0.05": "`lenience:0.05`, nothing trained",
-        "diversed": "a trained head that sees the drafted token",
-    }
-    lines = (
-        [
-            label,
-            with_bounds(rows[name], "acceptance_rate"),
-            number(rows[name]["block_efficiency"]),
-            with_bounds(rows[name], "quality"),
-        ]
-        for name, label in labels.items()
-    )
-    first = rows["sd"]
-    setting = (
-        f"{prompts([first])}, temperature {first['temperature']:g}, {first['num_assistant_tokens']} drafts per round, "
-        "95% bounds clustered by prompt."
-    )
-    header = ("rule", "drafts accepted", "tokens per target pass", "right answers")
-    return f"{table(header, lines)}\n\n{setting}"
-
-
 def guide() -> str:
     """Lossless decoding, lenience, fixed weights and the packaged head, task by task."""
     parts = []
-    for path in (RESULTS / f"{task}.json" for task in ("math", "summary", "code")):
-        records = json.loads(path.read_text())["records"]
+    for task in TASKS:
+        records = read_asked(RESULTS / f"{task}.json")
         first = records[0]
-        words = f"**{path.stem}** ({first['metric']}, {prompts(records)}, temperature {first['temperature']:g}):"
+        words = f"**{task}** ({first['metric']}, {prompts(records)}, temperature {first['temperature']:g}):"
         parts.append(f"{words}\n\n{_quality_and_acceptance(records)}")
     return "\n\n".join(parts)
 
@@ -138,7 +112,18 @@ def drafts() -> str:
     return table(("draft", "method", "accepted / drafted", "quality"), rows)
 
 
-SECTIONS = {**render_readme.SECTIONS, "first": first, "guide": guide, "drafts": drafts, "refusals": refusals}
+SECTIONS = {
+    "first": render_readme.first,
+    "pair": render_tables.pair,
+    "heads": render_tables.heads,
+    "compiled": render_tables.compiled,
+    "adaptive": render_tables.adaptive,
+    "speed": render_tables.speed,
+    "results": results,
+    "guide": guide,
+    "drafts": drafts,
+    "refusals": refusals,
+}
 
 
 def render(text: str) -> str:

@@ -1,4 +1,4 @@
-"""The README's studies of heads that see the drafted token: does learning pay, what could, and what the dial does."""
+"""Studies of heads that see the drafted token: does learning pay, what could, and what the dial does."""
 
 import json
 from collections.abc import Mapping
@@ -45,16 +45,17 @@ _ORDERS = {
 Found = Mapping[str, Any]
 
 
-def studies(folder: Path) -> list[str]:
-    """Those that were made."""
+def studies(folder: Path) -> dict[str, str]:
+    """Those that were made, by their headings."""
     learned = _found(folder, "learning-{}.json")
-    parts = [_learning(learned)] if learned else []
+    parts = {"Does learning pay?": _learning(learned)} if learned else {}
     if "math" in learned:
-        parts.append(_ablations(learned["math"]))
+        parts["Seeds, bounds, parts and inputs of a head"] = _ablations(learned["math"])
     if ceilings := _found(folder, "ceiling-{}.json"):
-        parts.append(_ceilings(ceilings))
+        parts["What is there to gain?"] = _ceilings(ceilings)
     calibrated = [folder / name for name in COMMANDS if name.startswith("calibration")]
-    return parts + [_calibration(json.loads(path.read_text())) for path in calibrated if path.is_file()]
+    certified = [_calibration(json.loads(path.read_text())) for path in calibrated if path.is_file()]
+    return {**parts, "Certified dials": "\n\n".join(certified)}
 
 
 def _found(folder: Path, pattern: str) -> dict[str, Found]:
@@ -75,7 +76,7 @@ def _learning(found: Mapping[str, Found]) -> str:
     header = ["rule", *(f"{task}: {what}" for task in found for what in ("accepted", _metric(found[task])))]
     samples = "; ".join(f"{task}: {prompts(study['records'])}" for task, study in found.items())
     note = (
-        "Does learning pay? Lenience and the untrained start are set so that they would accept as much as the head "
+        "Lenience and the untrained start are set so that they would accept as much as the head "
         f"on rollouts of training prompts ({samples}):"
     )
     return "\n\n".join([note, table(header, rows), _differences(found)])
@@ -121,7 +122,7 @@ def _ablations(study: Found) -> str:
         for name in names
     ]
     header = ("head on math", "accepted / drafted", _metric(study), "the packaged one is better by")
-    return f"Other seeds, bounds, parts and inputs ({prompts(study['records'])}):\n\n{table(header, rows)}"
+    return f"{prompts(study['records'])}:\n\n{table(header, rows)}"
 
 
 def _ceilings(found: Mapping[str, Found]) -> str:
@@ -138,7 +139,7 @@ def _ceilings(found: Mapping[str, Found]) -> str:
     tried = ", ".join(f"{study['positions']:,} ({task})" for task, study in found.items())
     lossless = ", ".join(f"{percent(study['lossless_acceptance'])} ({task})" for task, study in found.items())
     note = (
-        f"What is there to gain? Tokens that lossless decoding rejects ({tried}), continued by the target from both "
+        f"Tokens that lossless decoding rejects ({tried}), continued by the target from both "
         f"branches, {first['continuations']} times each. Costs of keeping shares of them, in points of the score per "
         "completion, to first order; the oracle goes by one half of the continuations and is charged by the other. "
         f"Free is the largest share that costs nothing; lossless decoding accepts {lossless} of what it verifies:"

@@ -1,9 +1,10 @@
-"""The README's results: tables and the frontier's picture from JSON in `results/`. `render_readme.py` puts them there.
+"""The documentation's results: tables and the frontier's picture from JSON in `results/`.
 
 python -m tools.render_results draws the picture and says which results are missing and what makes them.
 """
 
 import hashlib
+import shlex
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -15,7 +16,8 @@ from hf_diversed.evaluation import markdown_table
 from hf_diversed.evaluation.curves import read_records, to_curves
 from hf_diversed.evaluation.frontier import DIVERSED
 from hf_diversed.formatting import percent, with_bounds
-from tools import render_learning, render_studies
+from tools import render_learning, render_real, render_studies
+from tools.markdown import table
 
 
 RESULTS = Path(__file__).parent.parent / "results"
@@ -46,17 +48,31 @@ Record = Mapping[str, Any]
 
 
 def results(folder: Path = RESULTS) -> str:
-    """The section."""
-    parts = [_methods_and_tasks(folder), _frontier(folder), _transfer(folder), *_sweeps(folder)]
-    made = [*render_learning.studies(folder), *render_studies.studies(folder)]
+    """The section, every part under its heading."""
     studied = [*render_learning.COMMANDS, *render_studies.COMMANDS]
-    gaps = [_how_to_make(name) for name in studied if not (folder / name).is_file()]
-    return "\n\n".join([*parts, *made, *gaps])
+    parts = {
+        "Methods and tasks": _methods_and_tasks(folder),
+        "The frontier": _frontier(folder),
+        "Heads on other tasks": _transfer(folder),
+        "Temperatures and draft lengths": "\n\n".join(_sweeps(folder)),
+        **render_learning.studies(folder),
+        **render_studies.studies(folder),
+        **dict(render_real.real(folder / "real")),
+        "Other studies": "\n\n".join(_how_to_make(name) for name in studied if not (folder / name).is_file()),
+    }
+    return "\n\n".join(f"### {title}\n\n{text}" for title, text in parts.items() if text)
 
 
 def missing(folder: Path = RESULTS) -> list[str]:
     """A sentence with the command for every file that is not there."""
     return [_how_to_make(name) for name in COMMANDS if not (folder / name).is_file()]
+
+
+def read_asked(path: Path) -> list[dict[str, Any]]:
+    """A task's records of the methods that its command names: those measured for a study beside them stand there."""
+    words = shlex.split(COMMANDS[path.name])
+    asked = words[words.index("--methods") + 1].split(",")
+    return [record for record in read_records(path) if record["method"] in asked]
 
 
 def draw_picture(folder: Path = RESULTS) -> None:
@@ -92,15 +108,17 @@ def pivot(records: Iterable[Record], row: str, column: str, head: str) -> str:
             raise ValueError(f"two records for {row} {key[0]!r} and {column} {key[1]!r}: a table has room for one.")
         cells[key] = f"{percent(record['acceptance_rate'])} / {percent(record['quality'])}"
     rows, columns = (list(dict.fromkeys(key[axis] for key in cells)) for axis in (0, 1))
-    lines = [f"| {head} | " + " | ".join(_plain(value) for value in columns) + " |", "|---|" + "---|" * len(columns)]
-    for name in rows:
-        lines.append(f"| `{_plain(name)}` | " + " | ".join(cells.get((name, value), "") for value in columns) + " |")
-    return "\n".join(lines)
+    return table(
+        (head, *(_plain(value) for value in columns)),
+        ([f"`{_plain(name)}`", *(cells.get((name, value), "") for value in columns)] for name in rows),
+    )
 
 
 def _methods_and_tasks(folder: Path) -> str:
     """The paper's Table 1."""
-    records, gaps = _read(folder, [f"{task}.json" for task in TASKS])
+    files = [folder / f"{task}.json" for task in TASKS]
+    records = [record for path in files if path.is_file() for record in read_asked(path)]
+    gaps = [_how_to_make(path.name) for path in files if not path.is_file()]
     if not records:
         return "\n\n".join(gaps)
     first = records[0]
@@ -123,17 +141,18 @@ def _frontier(folder: Path) -> str:
     dials = [record for name in front.families if name.split(":")[0] == DIVERSED for record in front.families[name]]
     others = [record for record in records if record.get("static_gain") is not None and record not in dials]
     above = [record for record in dials if (record.get("static_gain_ci") or (-1.0,))[0] > 0]
-    lines = [f"![Quality against acceptance on {front.task}](results/{PICTURE})", ""]
-    lines.append(
+    parts = [
+        f"![Quality against acceptance on {front.task}](results/{PICTURE})",
         f"On {front.task} ({_samples(dials[0] if dials else records[0])} samples), {len(above)} of {len(dials)} dial "
-        "settings of DIVERSED lie above the interpolated static curve with their lower 95% bound."
-    )
+        "settings of DIVERSED lie above the interpolated static curve with their lower 95% bound.",
+    ]
     if above or others:
-        lines += ["", "| method | accepted / drafted | quality | above the static curve |", "|---|---|---|---|"]
-    for record in [*above, *others]:
-        figures = " | ".join(with_bounds(record, name) for name in ("acceptance_rate", "quality", "static_gain"))
-        lines.append(f"| `{record['method']}` | {figures} |")
-    return "\n".join(lines)
+        figures = ("acceptance_rate", "quality", "static_gain")
+        rows = (
+            [f"`{record['method']}`", *(with_bounds(record, name) for name in figures)] for record in [*above, *others]
+        )
+        parts.append(table(("method", "accepted / drafted", "quality", "above the static curve"), rows))
+    return "\n\n".join(parts)
 
 
 def _transfer(folder: Path) -> str:
@@ -141,7 +160,8 @@ def _transfer(folder: Path) -> str:
     records, gaps = _read(folder, ["transfer.json"])
     if gaps:
         return gaps[0]
-    note = f"A head on other tasks than its own (accepted / quality, n = {_samples(records[0])}). {_widest(records)}"
+    note = f"Mixture heads on other tasks than their own (accepted / quality, n = {_samples(records[0])})."
+    note = f"{note} {_widest(records)}"
     return "\n\n".join([note, pivot(records, "trained_on", "tested_on", "trained on, tested on:")])
 
 

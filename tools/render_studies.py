@@ -1,4 +1,4 @@
-"""The README's studies of mixture heads on math: what they must see, where they are strict, and tuned drafts."""
+"""Studies of mixture heads on math: what they must see, where they are strict, and tuned drafts."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -24,6 +24,13 @@ _INTRODUCTIONS = {
     "features-math.json": "What a head sees, and its shape",
     "starts-math.json": "The weight that a head starts from",
 }
+_HEADINGS = {
+    "controls-math.json": "Controls of mixture heads",
+    "features-math.json": "What mixture heads see",
+    "starts-math.json": "Where mixture heads start",
+    "roles-math.json": "Where the mixture head is strict",
+    "drafts-math.json": "Tuned drafts",
+}
 _PAPERS_DRAFTS = (
     "The paper's ablation (arXiv 2604.07622; Llama pair, GSM8K, accepted / accuracy): at temperature 1 a tuned draft "
     "takes lossless decoding from 44.6% / 67% to 66.4% / 67%, and DIVERSED reaches 72.6% / 67% without tuning; at 0.1 "
@@ -32,9 +39,10 @@ _PAPERS_DRAFTS = (
 Record = Mapping[str, Any]
 
 
-def studies(folder: Path) -> list[str]:
-    """Those that were made, in the order of `COMMANDS`."""
-    return [_render(name, json.loads((folder / name).read_text())) for name in COMMANDS if (folder / name).is_file()]
+def studies(folder: Path) -> dict[str, str]:
+    """Those that were made, by their headings."""
+    made = {name: folder / name for name in COMMANDS if (folder / name).is_file()}
+    return {_HEADINGS[name]: _render(name, json.loads(path.read_text())) for name, path in made.items()}
 
 
 def _render(name: str, found: Mapping[str, Any]) -> str:

@@ -49,6 +49,16 @@ breaks the answer, permissive where it does not.</p></div>"""
 ABOUT = """<p class="hint">This pair is a small one that comes with the library. It knows three kinds of prompt: word
 problems, news items to summarise, and tasks for a Python function. Change the words and numbers of an example; other
 prompts are declined.</p>"""
+# What the page does by itself: figures of other settings than those shown grey out, and results come into view.
+GREY_OUT = """() => {
+    const page = document.querySelector('.gradio-container');
+    if (!document.querySelector('#figures .tiles[data-method=""]')) page.classList.add('stale');
+}"""
+BRING_INTO_VIEW = """() => {
+    document.querySelector('.gradio-container').classList.remove('stale');
+    const figures = document.querySelector('#figures'), box = figures.getBoundingClientRect();
+    if (box.top < 0 || box.bottom > innerHeight) figures.scrollIntoView({behavior: 'smooth', block: 'start'});
+}"""
 PAIR, EMBEDDED = load_pair()
 
 
@@ -147,7 +157,10 @@ def build() -> gr.Blocks:
         gr.on([task.input, another.click], example, task, prompt, show_progress="hidden")
         settings = [prompt, task, method, quality, lenience, weight, max_bias, gamma, temperature, length, seed, head]
         outputs = [message, figures, sources, weights, reference]
-        running = start.click(generate, settings, outputs, show_progress="hidden")
+        gr.on([item.change for item in settings], None, js=GREY_OUT)
+        start.click(None, js=BRING_INTO_VIEW)
+        waiting = {"show_progress": "minimal", "show_progress_on": sources}  # the place in the queue
+        running = start.click(generate, settings, outputs, **waiting)
         stop.click(None, cancels=[running])
     return page
 

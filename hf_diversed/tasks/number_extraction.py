@@ -12,7 +12,8 @@ _LONGEST_EXPRESSION = 80
 _UNSIGNED = r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|(?<![.\d])\.\d+"
 _NUMBER = re.compile(rf"(?P<sign>(?<![\w)-])-)?(?P<top>{_UNSIGNED})(?:/(?P<bottom>{_UNSIGNED}))?", re.ASCII)
 _MARKED = re.compile(r"####[ \t*]*(?=[-.\d\\])([^\n]*)")
-_STATED = re.compile(r"\banswer\b[^.\n]{0,40}?(?:\bis\b|:|=)(?=([^\n]*))", re.IGNORECASE)
+# "2 points/answer = 48" and "2 points per answer = 48" state no answer.
+_STATED = re.compile(r"(?<!/)(?<!\bper )\banswer\b[^.\n]{0,40}?(?:\bis\b|:|=)(?=([^\n]*))", re.IGNORECASE)
 _SENTENCE_END = re.compile(r"[.!?](?:\s|$)")
 _WORDS = re.compile(r"\\(?:text|textbf|textit|mathrm|mathbf)\s*\{([^{}]*)\}")
 _ARITHMETIC = re.compile(

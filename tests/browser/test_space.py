@@ -193,6 +193,40 @@ def test_bad_input_is_a_message(page):
     expect(notice).to_have_count(0)
 
 
+def test_figures_of_other_settings_are_grey(page):
+    """Catches figures that seem to belong to a dial that has been turned since, and grey ones that are new."""
+    container = page.locator(".gradio-container")
+    _set(page, "#quality", 0.8)
+    expect(page.locator("#hint")).to_contain_text("stricter")
+    expect(container).not_to_have_class(re.compile(r"\bstale\b"))  # there is nothing yet
+    _shorten(page)
+    _generate(page)
+    expect(container).not_to_have_class(re.compile(r"\bstale\b"))
+    _set(page, "#quality", 0.3)
+    expect(container).to_have_class(re.compile(r"\bstale\b"))
+    assert page.locator("#figures").evaluate("node => getComputedStyle(node).opacity") < "0.5"
+    _generate(page)
+    expect(container).not_to_have_class(re.compile(r"\bstale\b"))
+
+
+def test_who_waits_sees_the_place(page, browser, address):
+    """Catches a visitor before whom nothing happens, while another one is served."""
+    context = browser.new_context(viewport={"width": 390, "height": 844})
+    second = context.new_page()
+    second.set_default_timeout(PATIENCE)
+    second.goto(address)
+    expect(second.locator("#generate")).to_be_visible()
+    page.get_by_text("More settings").click()
+    _set(page, "#length", 256)
+    page.locator("#generate").click()
+    second.locator("#generate").click()
+    expect(second.locator("#sources .progress-text")).to_contain_text("queue: 1/1")
+    figures = second.locator("#figures")
+    expect(figures).to_be_in_viewport(ratio=1.0)  # a phone shows what it waits for
+    expect(second.locator('[data-tile="ratio"] strong')).to_have_text(re.compile(r"\d"))
+    context.close()
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_a_phone_does_not_scroll_sideways(browser, address, scheme):
     """Catches an element that is wider than the screen, and text without contrast in either scheme."""

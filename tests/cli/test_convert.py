@@ -70,10 +70,10 @@ def test_output_that_is_a_file(folder):
     assert "OUTPUT must name a folder" in result.stderr
 
 
-def test_the_line_of_the_readme(folder, tmp_path):
+def test_the_line_of_the_documentation(folder, tmp_path):
     """Catches a line that ends in a refusal on the authors' checkpoint: bfloat16, 2048 + 4096 wide, no config."""
-    readme = (Path(__file__).parents[2] / "README.md").read_text()
-    line = next(line for line in readme.splitlines() if line.startswith("hf-diversed convert"))
+    page = (Path(__file__).parents[2] / "docs" / "hub.md").read_text()
+    line = next(line for line in page.splitlines() if line.startswith("hf-diversed convert"))
     _, _, file, output, *options = shlex.split(line, comments=True)
     state = {"summary.weight": torch.randn(2, 6144).bfloat16(), "summary.bias": torch.zeros(2).bfloat16()}
     torch.save(state, tmp_path / file)

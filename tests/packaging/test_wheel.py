@@ -4,6 +4,7 @@ HF_DIVERSED_TEST_PYTHON names another interpreter to install it for.
 """
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -73,7 +74,9 @@ def test_first_hour(wheel, tmp_path):
     assert str(home) in run(python, "-c", "import hf_diversed; print(hf_diversed.__file__)", cwd=tmp_path)
 
     first = tmp_path / "first.py"
-    shutil.copy(ROOT / "examples" / "quickstart.py", first)
+    first.write_text(
+        re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.DOTALL | re.MULTILINE)[0]
+    )
     assert "accepted" in run(python, first, cwd=tmp_path, HF_HUB_OFFLINE="1")
     short = ("--num-examples", 2, "--max-new-tokens", 32, "--engine", "eager")
     assert "DIVERSED" in run(home / "bin" / "hf-diversed", "demo", *short, cwd=tmp_path, HF_HUB_OFFLINE="1")

@@ -58,6 +58,8 @@ from hf_diversed.tasks.number_extraction import extract_number, parse_number
         ("The answer is 1,000 dollars", "1000"),
         ("The answer to the question is 15.", "15"),
         ("The answer is \N{MINUS SIGN}5.", "-5"),
+        ("24 right, 2 points/answer = 48 points.\nWith the bonus that is 64", "64"),
+        ("24 right, 2 points per answer = 48 points.\nWith the bonus that is 64", "64"),
         # last number
         ("He has 3 and buys 4, so 7", "7"),
         ("It costs US$12.", "12"),
