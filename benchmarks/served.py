@@ -20,7 +20,7 @@ from typing import Any
 CHOICES = ("static:0.5", "static:0.7", "lenience:0.3")
 STOP = ["\nQuestion:"]
 _COUNTED = r"vllm:spec_decode_num_(draft_tokens|accepted_tokens)_total\{[^}]*\} ([\d.e+]+)"
-# Small, in float32, and alone on the machine no longer than needed; the rest is as a deployment would have it.
+# Small, in float32; the rest is as a deployment would have it.
 _OPTIONS = (
     *("--served-model-name", "demo", "--dtype", "float32", "--max-model-len", "512", "--max-num-seqs", "32"),
     *("--enforce-eager", "--kv-cache-memory-bytes", str(2**28), "--no-enable-prefix-caching"),
