@@ -3,15 +3,16 @@ under load.
 
     python -m benchmarks.serving acceptance
     python -m benchmarks.serving cost
-    python -m benchmarks.serving load --router nginx
+    python -m benchmarks.serving load        # wants nginx
 
 In the environment of `make vllm`, on a CPU. Each of them writes its part of results/serving.json and leaves the
 others.
 
 Acceptance: the same problems through an engine and through `generate`. vLLM counts all drafts of every round,
-`generate` none behind a drafted end of text, so the engine's are counted both ways. Cost: CPU seconds of steps, as the
-machine may be shared, with the plugin and without it in turn; each step is held against its neighbours of the other
-kind. Load: two replicas behind a router, many requests at once with dials of their own, some of them bad, some
+`generate` none behind a drafted end of text; and `generate` drafts a text's first token, which vLLM samples from the
+target. So there is a figure of each as it stands, and one of each for what both do alike. Cost: CPU seconds of steps,
+as the machine may be shared, with the plugin and without it in turn; each step is held against its neighbours of the
+other kind. Load: two replicas behind a router, many requests at once with dials of their own, some of them bad, some
 cancelled, and one replica's engine killed while it answers.
 """
 
@@ -19,6 +20,7 @@ import argparse
 import json
 import multiprocessing
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
@@ -32,10 +34,12 @@ import torch
 from transformers.utils import logging
 
 from benchmarks.in_engine import Counted, Engine
+from benchmarks.load import QUALITIES, Outcome, drill
+from benchmarks.served import Server, start
 from hf_diversed import load_demo_pair
 from hf_diversed.evaluation.intervals import Bootstrap
 from hf_diversed.provenance import provenance
-from hf_diversed.running.decode import Decoder
+from hf_diversed.running.decode import Decoded, Decoder
 from hf_diversed.running.methods import build_methods
 from hf_diversed.running.prompts import encode
 from hf_diversed.running.sampling import Sampling
@@ -52,7 +56,6 @@ ENGINES = {
     HEADS: {
         "lossless": "sd",
         "static:0.5": "static:0.5",
-        "lenience:0.05": "lenience:0.05",
         "lenience:0.3": "lenience:0.3",
         "diversed": "diversed",
     },
@@ -81,13 +84,15 @@ def acceptance(arguments: argparse.Namespace, pair: Path) -> dict[str, Any]:
     """Every rule's figures in the engine and by `generate`, on the same problems."""
     problems = load_records(TASK, "test", arguments.num_examples, seed=arguments.seed)
     bootstrap = Bootstrap(len(problems), seed=arguments.seed)
+    served = {
+        engine: _alone(_serve, pair, engine, list(rules), problems, arguments) for engine, rules in ENGINES.items()
+    }
     records = []
     for engine, rules in ENGINES.items():
-        served = _alone(_serve, pair, engine, list(rules), problems, arguments)
-        for (rule, method), mine in zip(rules.items(), served):
+        for (rule, method), mine in zip(rules.items(), served[engine]):
             generated = _generate(method, engine, problems, arguments)
             name = f"diversed ({engine})" if rule == "diversed" else rule
-            records.append({"rule": name, **_record(mine, generated, bootstrap, arguments.samples_per_prompt)})
+            records.append({"rule": name, **_record(mine, *generated, bootstrap, arguments.samples_per_prompt)})
             print(json.dumps(records[-1]), flush=True)
     return {"task": "math", "n": len(problems), "samples_per_prompt": arguments.samples_per_prompt, "records": records}
 
@@ -109,25 +114,45 @@ def _serve(pair: Path, engine: str, rules: Sequence[str], problems: Sequence[Any
     return found
 
 
-def _generate(method: str, engine: str, problems: Sequence[Any], arguments: argparse.Namespace) -> Completed:
+def _generate(
+    method: str, engine: str, problems: Sequence[Any], arguments: argparse.Namespace
+) -> tuple[Completed, Completed]:
+    """What `generate` makes of the problems, and of their texts behind a first token of the target's own."""
     pair = load_demo_pair(heads=MIXTURE if engine == MIXTURE else HEADS)
     sampling = Sampling(
         max_new_tokens=TASK.max_new_tokens, batch_size=arguments.batch_size, stop_strings=tuple(TASK.stop_strings)
     )
-    decode, (built,) = Decoder(pair, sampling), build_methods([method], pair.heads["math"])
+    decode, (plain,) = Decoder(pair, sampling), build_methods(["ar"])
+    (built,) = build_methods([method], pair.heads["math"])
     records = [record for record in problems for _ in range(arguments.samples_per_prompt)]
-    prompts, found = encode(pair.tokenizer, [TASK.prompt(record) for record in records]), Completed()
-    for start in range(0, len(records), arguments.batch_size):
-        mine = slice(start, start + arguments.batch_size)
-        decoded = decode(built, prompts[mine], seed=arguments.seed + start)
-        found.scores += [TASK.score(decode.text(ids), record) for ids, record in zip(decoded.tokens, records[mine])]
-        if decoded.stats is not None:
-            found.until_end += [Counted(row.num_drafted, row.num_accepted) for row in decoded.stats.per_row]
-    return found
+    prompts, whole, behind_first = (
+        encode(pair.tokenizer, [TASK.prompt(one) for one in records]),
+        Completed(),
+        Completed(),
+    )
+    for first in range(0, len(records), arguments.batch_size):
+        mine, seed = slice(first, first + arguments.batch_size), arguments.seed + first
+        decoded = decode(built, prompts[mine], seed)
+        whole.scores += [TASK.score(decode.text(ids), record) for ids, record in zip(decoded.tokens, records[mine])]
+        if decoded.stats is None:
+            continue
+        whole.until_end += _drafts(decoded)
+        begun = decode(plain, prompts[mine], seed, max_new_tokens=1).tokens
+        begun = [prompt + ids for prompt, ids in zip(prompts[mine], begun)]
+        behind_first.until_end += _drafts(decode(built, begun, seed, max_new_tokens=TASK.max_new_tokens - 1))
+    return whole, behind_first
 
 
-def _record(mine: Completed, generated: Completed, bootstrap: Bootstrap, samples: int) -> dict[str, Any]:
-    """Figures with 95% bounds, clustered by prompt; the difference is engine minus `generate`, paired by prompt."""
+def _drafts(decoded: Decoded) -> list[Counted]:
+    assert decoded.stats is not None
+    return [Counted(row.num_drafted, row.num_accepted) for row in decoded.stats.per_row]
+
+
+def _record(
+    mine: Completed, generated: Completed, behind_first: Completed, bootstrap: Bootstrap, samples: int
+) -> dict[str, Any]:
+    """Figures with 95% bounds, clustered by prompt; differences are the engine's minus `generate`'s, paired by
+    prompt."""
 
     def by_prompt(values: Sequence[float]) -> np.ndarray:
         return np.asarray(values, dtype=float).reshape(-1, samples).sum(axis=1)
@@ -142,15 +167,15 @@ def _record(mine: Completed, generated: Completed, bootstrap: Bootstrap, samples
 
     statistics = {"generate_quality": quality(generated)}
     if generated.until_end:
-        counted, until_end, by_generate = (
-            rate(counts) for counts in (mine.counted, mine.until_end, generated.until_end)
-        )
+        engines, engines_until_end = rate(mine.counted), rate(mine.until_end)
+        generates, generates_behind_first = rate(generated.until_end), rate(behind_first.until_end)
         statistics |= {
-            "acceptance_rate": counted,
-            "until_end_acceptance_rate": until_end,
-            "generate_acceptance_rate": by_generate,
-            "counted_difference": counted - by_generate,
-            "difference": until_end - by_generate,
+            "acceptance_rate": engines,
+            "until_end_acceptance_rate": engines_until_end,
+            "generate_acceptance_rate": generates,
+            "generate_behind_first_acceptance_rate": generates_behind_first,
+            "difference": engines - generates,
+            "like_for_like_difference": engines_until_end - generates_behind_first,
         }
     found = bootstrap.estimate_mean(quality(mine), 0.0, 1.0)
     record = {"quality": found.value, "quality_ci": [found.low, found.high]}
@@ -212,13 +237,38 @@ def step_costs(runs: Sequence[Sequence[float]], seed: int) -> dict[str, Any]:
     }
 
 
+def load(arguments: argparse.Namespace, pair: Path) -> dict[str, Any]:
+    """What becomes of requests, phase by phase, and how many drafts each dial accepts in it."""
+    problems = load_records(TASK, "test", arguments.requests, seed=arguments.seed)
+    prompts = [TASK.prompt(record) for record in problems]
+
+    def serve() -> Server:
+        return start(pair, pair, "--head", str(pair / HEADS / "math"))
+
+    records = []
+    for phase in drill(serve, prompts, arguments.requests, arguments.nginx, pair, arguments.seed):
+        dials = [{"quality": quality, **_acceptance(phase.drafts(quality), arguments.seed)} for quality in QUALITIES]
+        told = Counter(one.words[:200] for one in phase.outcomes if one.what == "told")
+        records.append({"phase": phase.name, "seconds": round(phase.seconds, 1), **phase.counts(), "dials": dials})
+        print(json.dumps({**records[-1], "told": told}), flush=True)
+    return {"requests": arguments.requests, "records": records}
+
+
+def _acceptance(answered: Sequence[Outcome], seed: int) -> dict[str, Any]:
+    bootstrap = Bootstrap(len(answered), seed=seed)
+    counts = (np.array([getattr(one, name) for one in answered]) for name in ("accepted", "drafted"))
+    found = bootstrap.estimate_mean(bootstrap.ratio(*counts), 0.0, 1.0)
+    rounded = [round(value, 5) for value in (found.value, found.low, found.high)]
+    return {"n": len(answered), "acceptance_rate": rounded[0], "acceptance_rate_ci": rounded[1:]}
+
+
 def _alone(work: Callable[..., Any], *args: Any) -> Any:
     """The result of a function in a process of its own, whose end gives an engine's memory back."""
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
         return pool.submit(work, *args).result()
 
 
-PARTS = {"acceptance": acceptance, "cost": cost}
+PARTS = {"acceptance": acceptance, "cost": cost, "load": load}
 
 
 def main() -> None:
@@ -245,6 +295,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--samples-per-prompt", type=int, default=2)
     parser.add_argument("--batch-size", type=int, default=100, help="Of `generate`; it decides on nothing but time.")
     parser.add_argument("--steps", type=int, default=1200, help="By rule and batch size.")
+    parser.add_argument("--requests", type=int, default=300, help="Under load, at once.")
+    parser.add_argument("--nginx", default="nginx", help="The router's program.")
     parser.add_argument("--seed", type=int, default=0)
     return parser.parse_args()
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hf_diversed.formatting import number, with_bounds
-from tools import render_readme
+from tools import render_readme, render_serving
 from tools.markdown import prompts, table
 from tools.render_results import RESULTS
 
@@ -139,6 +139,7 @@ def drafts() -> str:
 
 
 SECTIONS = {**render_readme.SECTIONS, "first": first, "guide": guide, "drafts": drafts, "refusals": refusals}
+SECTIONS |= render_serving.SECTIONS
 
 
 def render(text: str) -> str:
