@@ -160,7 +160,7 @@ def test_cut_offs_of_a_request_hold(server, problems):
 
 @pytest.mark.parametrize("kind", ["data", "tensor"])
 def test_more_than_one_worker(server, pair_folder, options, problems, tmp_path, kind):
-    """Catches what one process keeps to itself: two workers, of replicas or of one model, requests with their dials."""
+    """Catches what one process keeps to itself: two workers, replicas or parts of one model, requests of all dials."""
     dials = ({"diversed_quality": 0.0}, {}, {"diversed_quality": 1.0})
     prompts = [TASK.prompt(record) for record in problems]
     asked = [dials[index % 3] for index in range(len(prompts))]
