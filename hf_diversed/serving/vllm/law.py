@@ -3,8 +3,9 @@
 Engines verify exactly: a draft x ~ q is kept with probability min(1, p(x)/q(x)) and else replaced from
 norm(max(p - q, 0)). So a rule needs no kernel of its own, only another law v in the target's place. As x is all that
 was drafted, v need only say how x is judged: v(x) = q(x) P(x is kept), and v - q proportional to what replaces x, on
-the tokens that may. All others have v = 0. Averaged over drafts the emitted law is the rule's own, and nothing else of
-it is computed: a head that sees the drafted token is asked about that token alone, not about the vocabulary.
+the tokens that may. All others have v = 0; a rule that mixes has a v at hand, w p + (1 - w) q, in which they are below
+q. Averaged over drafts the emitted law is the rule's own, and nothing else of it is computed: a head that sees the
+drafted token is asked about that token alone, not about the vocabulary.
 
 What the target's cut-offs (top-k, top-p, forbidden tokens) leave nothing of is never kept, whatever a rule says: here
 drafts are drawn without them, where `generate` cuts both laws.
