@@ -216,8 +216,9 @@ def test_an_unknown_vllm_goes_on_losslessly(pair_folder, tmp_path, problems, mon
 
 def test_looked_up_drafts(pair_folder, tmp_path, problems):
     """Catches tokens found in the text that are judged losslessly, or by a law that they do not have."""
-    ngram = json.dumps({"method": "ngram", "num_speculative_tokens": 3})
-    with running(start(pair_folder, tmp_path, "--rule", "static:0.0", "--speculative-config", ngram)) as looked_up:
+    ngram = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1, "prompt_lookup_max": 2}
+    options = ("--rule", "static:0.0", "--speculative-config", json.dumps(ngram))
+    with running(start(pair_folder, tmp_path, *options)) as looked_up:
         prompts, rates = [TASK.prompt(record) for record in problems[:16]], []
         for asked in ({}, {"diversed_rule": "lossless"}):
             answers = looked_up.post_all(prompts, [asked] * len(prompts))
