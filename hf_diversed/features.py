@@ -99,7 +99,8 @@ def distribution_features(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
         torch.clamp(p - q, min=0.0).sum(-1),
         torch.log1p(kl),
         (best_p == best_q).float(),
-        (torch.where(p < _IMPLAUSIBLE, q, 0.0).sum(-1) + _LEAST_MASS).log(),
+        # Comparisons that write floats in place take a third of the time of those that make booleans, on a CPU.
+        (p.clone().lt_(_IMPLAUSIBLE).mul_(q).sum(-1) + _LEAST_MASS).log(),
     )
     return torch.stack(figures, dim=-1)
 
@@ -124,7 +125,7 @@ def token_features(p: torch.Tensor, q: torch.Tensor, top: torch.Tensor, rank: to
 def drafted_token_features(p: torch.Tensor, q: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
     """`token_features` of one token per position: float32 `[..., 5]` from laws `[..., V]` and tokens, long `[...]`."""
     of_p, of_q = (law.gather(-1, tokens[..., None]) for law in (p, q))
-    rank = (p > of_p).sum(-1).clamp_max(_LAST_RANK)
+    rank = p.clone().gt_(of_p).sum(-1).clamp_max(_LAST_RANK)  # floats, as above
     return token_features(of_p.squeeze(-1), of_q.squeeze(-1), p.amax(-1), rank)
 
 

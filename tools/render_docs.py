@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from hf_diversed.formatting import with_bounds
-from tools import render_readme, render_tables
+from tools import render_readme, render_serving, render_tables
 from tools.markdown import prompts, table
 from tools.render_results import RESULTS, TASKS, read_asked, results
 
@@ -123,6 +123,7 @@ SECTIONS = {
     "guide": guide,
     "drafts": drafts,
     "refusals": refusals,
+    **render_serving.SECTIONS,
 }
 
 

@@ -10,6 +10,13 @@ from hf_diversed.verifiers import VERIFIERS
 from tests.serving.fakes import HEAD, engine, speculative
 
 
+SPELLED = {
+    **{"static": "static:0.5", "lenience": "lenience:0.5", "lossy": "lossy:0.3", "fuzzy": "fuzzy:0.1"},
+    **{"cactus": "cactus:0.1", "regret_budget": "regret_budget:1"},
+}
+REFUSED = {"spec_cascade", "regret_budget", "fly", "block", "phase"}
+
+
 def test_names_nothing_does_nothing():
     """Catches a plugin that acts where nobody asked for it: it is loaded into every vLLM beside it."""
     assert named_settings({}) is None
@@ -32,14 +39,11 @@ def test_an_environment_that_is_no_json_is_refused(monkeypatch):
 
 def test_every_rule_is_served_or_refused_by_name():
     """Catches a new rule that nobody thought about here."""
-    spelled = {"static": "static:0.5", "lenience": "lenience:0.5", "lossy": "lossy:0.3", "fuzzy": "fuzzy:0.1"}
-    spelled |= {"cactus": "cactus:0.1", "regret_budget": "regret_budget:1"}
-    refused = {"spec_cascade", "regret_budget", "fly", "block", "phase"}
-    for name in refused:
+    for name in REFUSED:
         with pytest.raises(ValueError, match=rf"rule '{name}.* is not served by vLLM: .* Served are cactus, "):
-            Deployment.of(engine({"rule": spelled.get(name, name)}))
-    for name in VERIFIERS.keys() - refused:
-        settings = {"rule": spelled.get(name, name)} | ({"head": HEAD} if name == "diversed" else {})
+            Deployment.of(engine({"rule": SPELLED.get(name, name)}))
+    for name in VERIFIERS.keys() - REFUSED:
+        settings = {"rule": SPELLED.get(name, name)} | ({"head": HEAD} if name == "diversed" else {})
         assert type(Deployment.of(engine(settings)).rules[0]) is VERIFIERS[name]
 
 

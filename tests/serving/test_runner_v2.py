@@ -62,6 +62,7 @@ def verify(module, sampler, drafted: dict[int, int], draft_logits=True, width: i
     steps = torch.cat([torch.arange(count + 1) for count in drafted.values()]).int()
     logits = torch.randn(len(slots), width, generator=generator)
     tokens = torch.randint(0, VOCAB, (len(slots),), generator=generator).int()
+    tokens[steps == 0] = width - 1  # the target's own, which the draft may not know
     kept = torch.randn(SLOTS, STEPS, VOCAB, generator=generator) if draft_logits else None
     temperatures = torch.tensor([1.0, 0.5, 2.0, 0.0, 1.0, 1.0])
     order = np.array(list(drafted))
@@ -121,7 +122,8 @@ def test_a_target_padded_to_more_ids(module):
     """Catches a draft law and target logits of different widths: the kernels look at the narrower."""
     sampler = served_sampler(module, {"rule": "static:0.5"})
     sampler.add_request(0, request())
-    _, served, _, _ = verify(module, sampler, {0: 2}, width=VOCAB + 4)
+    sampler.add_request(1, request())
+    _, served, _, _ = verify(module, sampler, {0: 2, 1: 1}, width=VOCAB + 4)
     assert served.shape[1] == VOCAB
 
 

@@ -81,7 +81,7 @@ def draw(rule: Verifier, asked: Asked, logits: torch.Tensor, q: torch.Tensor | N
     metadata = SimpleNamespace(
         all_greedy=False, all_random=True, temperature=torch.ones(count), generators={}, top_k=None, top_p=None
     )
-    with runner_v1.verifying(deployment, [asked] * count):
+    with runner_v1.verifying(runner_v1.Batch(deployment, [asked] * count)):
         out = rejection_sampler.rejection_sample(
             drafts.int(),
             [1] * count,

@@ -4,20 +4,21 @@ VLLM_PROBLEMS says how many math problems each rule gets, 300 by default; an acc
 error of about half a point.
 """
 
+import json
 import os
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 
-from hf_diversed import load_demo_pair
+from benchmarks.served import CHOICES, STOP, Server, acceptance, running, start, stop
+from hf_diversed import DiversedHead, DiversedHeadConfig, load_demo_pair
 from hf_diversed.running.decode import Decoder
 from hf_diversed.running.methods import build_methods
 from hf_diversed.running.prompts import encode
 from hf_diversed.running.sampling import Sampling
 from hf_diversed.serving.export import export_demo_pair
 from hf_diversed.tasks import TASKS, load_records
-from tests.vllm.served import CHOICES, STOP, Server, acceptance, running, start, stop
 
 
 PROBLEMS = int(os.environ.get("VLLM_PROBLEMS", "300"))
@@ -157,43 +158,70 @@ def test_cut_offs_of_a_request_hold(server, problems):
     assert cut["choices"][0]["text"] == greedy["choices"][0]["text"]
 
 
-def test_replicas(server, pair_folder, options, problems, tmp_path):
-    """Catches what one process keeps to itself: requests in turn to two replicas, each with its own dial."""
-    with running(start(pair_folder, tmp_path, *options)) as other:
-        servers, dials = (server, other), ({"diversed_quality": 0.0}, {}, {"diversed_quality": 1.0})
-        with ThreadPoolExecutor(32) as pool:
-            prompts = [TASK.prompt(record) for record in problems]
-            jobs = [pool.submit(servers[i // 3 % 2].post, prompt, dials[i % 3]) for i, prompt in enumerate(prompts)]
-            answers = [job.result()[1] for job in jobs]
+@pytest.mark.parametrize("kind", ["data", "tensor"])
+def test_more_than_one_worker(server, pair_folder, options, problems, tmp_path, kind):
+    """Catches what one process keeps to itself: two workers, replicas or parts of one model, requests of all dials."""
+    dials = ({"diversed_quality": 0.0}, {}, {"diversed_quality": 1.0})
+    prompts = [TASK.prompt(record) for record in problems]
+    asked = [dials[index % 3] for index in range(len(prompts))]
+    alone = server.post_all(prompts, asked)
+    with running(start(pair_folder, tmp_path, *options, f"--{kind}-parallel-size", "2")) as parallel:
+        together = parallel.post_all(prompts, asked)
     for dial in range(3):
-        rates = [
-            acceptance([answer for i, answer in enumerate(answers) if i % 3 == dial and i // 3 % 2 == replica])
-            for replica in range(2)
-        ]
-        print(dials[dial], [round(rate, 4) for rate in rates])
-        assert rates[0] == pytest.approx(rates[1], abs=0.06 + 1.0 / PROBLEMS**0.5)
+        rates = [acceptance(answers[dial::3]) for answers in (alone, together)]
+        print(kind, dials[dial], [round(rate, 4) for rate in rates])
+        assert rates[0] == pytest.approx(rates[1], abs=0.06 + 0.5 / PROBLEMS**0.5)
 
 
 @pytest.mark.parametrize(
     ("options", "words"),
     [
         (("--rule", "block"), "is not served by vLLM"),
-        (("--rule", "static:0.5", "--speculative-config", '{"method": "ngram", "num_speculative_tokens": 3}'), None),
+        (("--rule", "static:0.5", "--speculative-config", "{greedy}"), "drafts chosen greedily come from no law"),
+        (("--head", "{hidden}"), "reads hidden states (features='hidden'), which vLLM does not show its sampler"),
     ],
+    ids=["rule", "greedy drafts", "hidden states"],
 )
 def test_what_cannot_be_served_does_not_start(pair_folder, tmp_path, options, words):
-    """Catches a deployment that pays for a rule and decodes losslessly; looked-up drafts are served."""
-    starting = start(pair_folder, tmp_path, *options)
-    if words is None:
-        with running(starting) as looked_up:
-            rates = [
-                acceptance([looked_up.post("Question: 1 1 1 1 1 1 1", x)[1]])
-                for x in ({}, {"diversed_rule": "lossless"})
-            ]
-        print("looked up", rates)
-        return
+    """Catches a deployment that pays for a rule and decodes losslessly."""
+    greedy = {"method": "draft_model", "model": str(pair_folder / "draft"), "num_speculative_tokens": 5}
+    DiversedHead(DiversedHeadConfig(96, 48)).save_pretrained(tmp_path / "head")
+    filled = {"{greedy}": json.dumps(greedy), "{hidden}": str(tmp_path / "head")}
+    starting = start(pair_folder, tmp_path, *(filled.get(option, option) for option in options))
     try:
         assert starting.process.wait(900) != 0
     finally:
         stop(starting)
-    assert words in starting.log.read_text()
+    said = [line for line in starting.log.read_text().splitlines() if words in line]
+    print(said[-1])
+    assert said
+
+
+def test_an_unknown_vllm_goes_on_losslessly(pair_folder, tmp_path, problems, monkeypatch):
+    """Catches a plugin that stops an engine it does not know, changes half of it, or says nothing in its log."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "from hf_diversed.serving.vllm import signatures\n"
+        "place = ('v1/sample/rejection_sampler.py', 'rejection_sample')\n"
+        "signatures.KNOWN[place] = ('of another release',)\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    with running(start(pair_folder, tmp_path, "--rule", "static:0.0")) as unknown:
+        rate = acceptance(unknown.post_all([TASK.prompt(record) for record in problems[:16]], [{}] * 16))
+        told = [line for line in unknown.log.read_text().splitlines() if "does not know this vLLM" in line]
+    print(round(rate, 4), told)
+    assert len(told) == 1
+    assert "rejection_sample of v1/sample/rejection_sampler.py takes (draft_token_ids" in told[0]
+    assert rate < 0.9  # static:0.0 would keep every draft
+
+
+def test_looked_up_drafts(pair_folder, tmp_path, problems):
+    """Catches tokens found in the text that are judged losslessly, or by a law that they do not have."""
+    ngram = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1, "prompt_lookup_max": 2}
+    options = ("--rule", "static:0.0", "--speculative-config", json.dumps(ngram))
+    with running(start(pair_folder, tmp_path, *options)) as looked_up:
+        prompts, rates = [TASK.prompt(record) for record in problems[:16]], []
+        for asked in ({}, {"diversed_rule": "lossless"}):
+            answers = looked_up.post_all(prompts, [asked] * len(prompts))
+            rates.append(acceptance([answer for answer in answers if "metrics" in answer]))
+    print("looked up", rates)
+    assert rates[0] == 1.0 > rates[1]

@@ -12,6 +12,7 @@ from typing import Any, cast
 from hf_diversed.blocks import DecodingContext
 from hf_diversed.head import DiversedHead, load_head
 from hf_diversed.serving.vllm.law import Asked
+from hf_diversed.serving.vllm.served_head import ServedHead
 from hf_diversed.verifiers import (
     VERIFIERS,
     CertifiedVerifier,
@@ -212,7 +213,7 @@ def _build(name: str, head: DiversedHead | None, context: DecodingContext) -> Ve
     if kind in _NOT_SERVED:
         served = ", ".join(sorted(VERIFIERS.keys() - _NOT_SERVED.keys()))
         raise ValueError(f"rule {name!r} is not served by vLLM: {_NOT_SERVED[kind]}. Served are {served}.")
-    rule = DiversedVerifier(head) if name == "diversed" and head is not None else build_verifier(name)
+    rule = DiversedVerifier(ServedHead(head)) if name == "diversed" and head is not None else build_verifier(name)
     if rule.needs_draft_confidence and context.draft_hidden_size is None:
         raise ValueError(f"rule {name!r} reads how sure the draft is, and looked-up tokens do not say; use another.")
     if isinstance(rule, MixtureVerifier) and any(getattr(rule, limit) is not None for limit in LIMITS):

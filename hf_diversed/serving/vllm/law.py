@@ -3,8 +3,9 @@
 Engines verify exactly: a draft x ~ q is kept with probability min(1, p(x)/q(x)) and else replaced from
 norm(max(p - q, 0)). So a rule needs no kernel of its own, only another law v in the target's place. As x is all that
 was drafted, v need only say how x is judged: v(x) = q(x) P(x is kept), and v - q proportional to what replaces x, on
-the tokens that may. All others have v = 0. Averaged over drafts the emitted law is the rule's own, and nothing else of
-it is computed: a head that sees the drafted token is asked about that token alone, not about the vocabulary.
+the tokens that may. All others have v = 0; a rule that mixes has a v at hand, w p + (1 - w) q, in which they are below
+q. Averaged over drafts the emitted law is the rule's own, and nothing else of it is computed: a head that sees the
+drafted token is asked about that token alone, not about the vocabulary.
 
 What the target's cut-offs (top-k, top-p, forbidden tokens) leave nothing of is never kept, whatever a rule says: here
 drafts are drawn without them, where `generate` cuts both laws.
@@ -22,6 +23,7 @@ import torch.nn.functional as F
 from hf_diversed.blocks import DraftOutput, TargetOutput
 from hf_diversed.verifiers.base import Verifier
 from hf_diversed.verifiers.mixture import MixtureVerifier
+from hf_diversed.verifiers.weights import limit_bias
 
 
 # Dials that a request may have of its own, and where they change nothing.
@@ -29,6 +31,7 @@ NEUTRAL = {"quality": 0.5, "max_bias": 1.0, "max_ratio": 0.0}
 LOSSLESS = 0
 _GREEDY_BELOW = 1e-5  # vLLM's own limit of temperatures
 _TINY, _MUCH = torch.finfo(torch.float32).tiny, 1e30
+_SURE = 1e4  # a logit beside which no other has any probability in float32
 
 
 @dataclass(frozen=True)
@@ -68,11 +71,11 @@ def served_logits(
     """Every position's logits by the rule and the dials of its request. A batch of several rules pays for each.
 
     Args:
-        rules: the deployment's. present: what the requests of this batch want; what none of them wants costs nothing.
-        table: float32 `[N, COLUMNS]`, `Asked.row` of every position's request.
+        rules: the deployment's. present: what the rows of this batch want; what none of them wants costs nothing.
+        table: float32 `[N, COLUMNS]`, `Asked.row` of every row.
         target_logits: float `[N, V]`, after temperature and cut-offs.
         draft_probs: float32 `[N, V]`, the law that each draft came from; None for drafts that were looked up.
-        tokens: int `[N]`, the drafts; below 0 where there is none, and the logits stay.
+        tokens: int `[N]`, the drafts; any id where there is none, and lossless is what such a row wants.
 
     Returns:
         float32 `[N, V]`; rows that stay as they are keep their bits.
@@ -87,9 +90,10 @@ def served_logits(
             for column, (name, neutral) in enumerate(NEUTRAL.items(), 1)
             if any(getattr(asked, name) != neutral for asked in wishes)
         }
-        mine = (table[:, 0] == index) & (tokens >= 0)
-        relaxed = rule_logits(rule, target_logits, draft_probs, tokens.clamp_min(0).long(), dials)
-        served = torch.where(mine[:, None], relaxed, served)
+        relaxed = rule_logits(rule, target_logits, draft_probs, tokens.long(), dials)
+        if len(wishes) == len(present):
+            return relaxed
+        served = torch.where(table[:, :1] == index, relaxed, served)
     return served
 
 
@@ -109,14 +113,28 @@ def rule_logits(
     drafted = tokens[:, None]
     p = torch.softmax(target_logits, dim=-1, dtype=torch.float32)
     q = torch.zeros_like(p).scatter_(-1, drafted, 1.0) if draft_probs is None else draft_probs
-    told = {"dials": dials} if isinstance(rule, MixtureVerifier) else {}
-    verdict = rule(drafted, _Draft(q, drafted), _Target(target_logits, p), None, **told)
-    kept = torch.where(target_logits.gather(-1, drafted) == -torch.inf, 0.0, verdict.accept_prob)
-    return _logits(kept, verdict.replacement(torch.zeros_like(tokens)), q, drafted)
+    draft, target = _Draft(q, drafted), _Target(target_logits, p)
+    cut = target_logits.gather(-1, drafted) == -torch.inf
+    if isinstance(rule, MixtureVerifier):
+        said, _ = limit_bias(rule.weights(draft, target, dials), draft, target, None, dials)
+        # The drafted token's weight for all of them judges and replaces that token as weights of their own would.
+        v = torch.lerp(q, p, torch.where(cut, 1.0, said.weight))
+        sure = v.gather(-1, drafted) >= q.gather(-1, drafted)
+    else:
+        verdict = rule(drafted, draft, target, None)
+        kept = torch.where(cut, 0.0, verdict.accept_prob)
+        v, sure = _law(kept, verdict.replacement(torch.zeros_like(tokens)), q, drafted)
+    # The logarithm of many zeros is ten times slower than that of anything else.
+    logits = F.threshold(v.clamp_min_(_TINY).log_(), math.log(_TINY), -torch.inf, inplace=True)
+    # A draft that is kept for sure has all of v: rounding could otherwise reject it, and nothing would replace it.
+    return logits.scatter_(-1, drafted, torch.where(sure, _SURE, logits.gather(-1, drafted)))
 
 
-def _logits(kept: torch.Tensor, left: torch.Tensor, q: torch.Tensor, drafted: torch.Tensor) -> torch.Tensor:
-    """log v from the chance to keep each draft, `[N, 1]`, and the unnormalised law that replaces it, `[N, V]`."""
+def _law(
+    kept: torch.Tensor, left: torch.Tensor, q: torch.Tensor, drafted: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """v from the chance to keep each draft, `[N, 1]`, and the unnormalised law that replaces it, `[N, V]`; also which
+    drafts are kept for sure, bool `[N, 1]`."""
     # Where the rule may draw the rejected token once more, that counts as keeping it.
     again = left.gather(-1, drafted) / left.sum(-1, keepdim=True)
     kept = torch.lerp(kept, torch.ones_like(kept), again)
@@ -125,11 +143,7 @@ def _logits(kept: torch.Tensor, left: torch.Tensor, q: torch.Tensor, drafted: to
     v = torch.minimum(q, left * _MUCH)  # q where something is left, else 0
     rest = (1.0 - of_draft - v.sum(-1, keepdim=True)).clamp_min(0.0)
     v = v.addcmul_(left, rest / left.sum(-1, keepdim=True).clamp_min(_TINY))
-    # A draft that is kept for sure has all of v: rounding could otherwise reject it, and nothing would replace it.
-    sure = kept >= 1.0
-    v = v.mul_(~sure).scatter_(-1, drafted, torch.where(sure, 1.0, of_draft))
-    # The logarithm of many zeros is ten times slower than that of anything else.
-    return F.threshold(v.clamp_min_(_TINY).log_(), math.log(_TINY), -torch.inf, inplace=True)
+    return v.scatter_(-1, drafted, of_draft), kept >= 1.0
 
 
 class _Given:
@@ -149,12 +163,15 @@ class _Given:
 
 
 class _Draft(_Given, DraftOutput):
-    """What was drafted, float32 `[N, V]` and long `[N, 1]`. Few rules ask for scores."""
+    """What was drafted, float32 `[N, V]` and long `[N, 1]`. What few rules ask for is made when they do."""
 
     def __init__(self, law: torch.Tensor, tokens: torch.Tensor):
         super().__init__(law, 1)
         self.tokens, self.sampled = tokens, True
-        self.__post_init__()
+
+    @property
+    def active(self) -> torch.Tensor:  # type: ignore[override]
+        return torch.ones_like(self.tokens, dtype=torch.bool)
 
     @property
     def scores(self) -> torch.Tensor:  # type: ignore[override]
@@ -166,4 +183,8 @@ class _Target(_Given, TargetOutput):
 
     def __init__(self, logits: torch.Tensor, law: torch.Tensor):
         super().__init__(law, 2)
-        self.scores = logits.float()[:, None].expand(-1, 2, -1)
+        self._logits = logits
+
+    @property
+    def scores(self) -> torch.Tensor:  # type: ignore[override]
+        return self._logits.float()[:, None].expand(-1, 2, -1)

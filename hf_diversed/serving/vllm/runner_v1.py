@@ -6,10 +6,9 @@ the first says is handed to the second by a context variable; other engines of t
 
 import functools
 import importlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
@@ -24,15 +23,29 @@ _MODULE = "vllm.v1.sample.rejection_sampler"
 _MARK = "_hf_diversed"
 
 
-@dataclass(frozen=True)
-class _Batch:
-    """The requests whose drafts are being verified, in the order of the batch."""
+class Batch:
+    """The requests whose drafts are being verified, in the order of the batch.
 
-    deployment: Deployment
-    asked: list[Asked]
+    What hangs on them alone is computed once: the same requests come round after round.
+    """
+
+    def __init__(self, deployment: Deployment, asked: Sequence[Asked]):
+        self.deployment, self.asked = deployment, asked
+        self.present = frozenset(asked)
+        self.is_relaxed = any_relaxed(self.present)
+        self._counts: list[int] = []
+        self._table: torch.Tensor | None = None
+
+    def table(self, counts: list[int], device: torch.device) -> torch.Tensor:
+        """float32 `[N, COLUMNS]`, `Asked.row` of every draft's request, of which each has so many."""
+        if self._table is None or counts != self._counts:
+            rows = [row for asked, count in zip(self.asked, counts) for row in [asked.row()] * count]
+            table = torch.tensor(rows, dtype=torch.float32, pin_memory=device.type == "cuda")
+            self._counts, self._table = list(counts), table.to(device, non_blocking=True)
+        return self._table
 
 
-_BATCH: ContextVar[_Batch | None] = ContextVar("batch", default=None)
+_BATCH: ContextVar[Batch | None] = ContextVar("batch", default=None)
 
 
 def serve(runner: Any, deployment: Deployment) -> None:
@@ -41,37 +54,35 @@ def serve(runner: Any, deployment: Deployment) -> None:
     module = importlib.import_module(_MODULE)
     wrap_verification(module)
     stock = runner._sample
-    known: dict[str, tuple[Any, Asked]] = {}
+    requests: list[Any] = []
+    batch = Batch(deployment, [])
 
     @functools.wraps(stock)
     def _sample(logits: Any, spec_decode_metadata: Any) -> Any:
-        nonlocal known
+        nonlocal requests, batch
         if spec_decode_metadata is None:
             return stock(logits, spec_decode_metadata)
         if runner.device.type == "cpu":
             mend_expansion(module)
-        known = {name: _read(deployment, runner, name, known) for name in runner.input_batch.req_ids}
-        with verifying(deployment, [asked for _, asked in known.values()]):
+        present = [runner.requests[name].sampling_params for name in runner.input_batch.req_ids]
+        if len(present) != len(requests) or any(a is not b for a, b in zip(present, requests)):
+            known = {id(params): asked for params, asked in zip(requests, batch.asked)}
+            read = (known.get(id(params)) or read_safely(deployment, params) for params in present)
+            requests, batch = present, Batch(deployment, list(read))
+        with verifying(batch):
             return stock(logits, spec_decode_metadata)
 
     runner._sample = _sample
 
 
 @contextmanager
-def verifying(deployment: Deployment, asked: list[Asked]) -> Iterator[None]:
-    """What is verified inside is drafts of requests that want `asked`, in the order of the batch."""
-    token = _BATCH.set(_Batch(deployment, asked))
+def verifying(batch: Batch) -> Iterator[None]:
+    """What is verified inside is drafts of the requests of a batch."""
+    token = _BATCH.set(batch)
     try:
         yield
     finally:
         _BATCH.reset(token)
-
-
-def _read(deployment: Deployment, runner: Any, name: str, known: dict[str, tuple[Any, Asked]]) -> tuple[Any, Asked]:
-    """A request's parameters and what they ask for, read anew only if they are others than in the last round."""
-    params = runner.requests[name].sampling_params
-    before = known.get(name)
-    return before if before is not None and before[0] is params else (params, read_safely(deployment, params))
 
 
 def wrap_verification(module: ModuleType) -> None:
@@ -110,20 +121,18 @@ def wrap_verification(module: ModuleType) -> None:
 
 
 def _relaxed(
-    batch: _Batch,
+    batch: Batch,
     draft_token_ids: torch.Tensor,
     num_draft_tokens: list[int],
     draft_probs: torch.Tensor | None,
     target_logits: torch.Tensor,
 ) -> torch.Tensor:
-    present = set(batch.asked)
+    deployment = batch.deployment
     # Without the laws of drafts that have some (vLLM says so in its log) only the target's is sure to be followed.
-    if not any_relaxed(present) or (draft_probs is None) != batch.deployment.looked_up:
+    if not batch.is_relaxed or (draft_probs is None) != deployment.looked_up:
         return target_logits
-    rows = [asked.row() for asked, count in zip(batch.asked, num_draft_tokens) for _ in range(count)]
-    table = torch.tensor(rows, dtype=torch.float32, pin_memory=target_logits.is_cuda)
-    table = table.to(target_logits.device, non_blocking=True)
-    return served_logits(batch.deployment.rules, present, table, target_logits, draft_probs, draft_token_ids)
+    table = batch.table(num_draft_tokens, target_logits.device)
+    return served_logits(deployment.rules, batch.present, table, target_logits, draft_probs, draft_token_ids)
 
 
 def mend_expansion(module: ModuleType) -> None:

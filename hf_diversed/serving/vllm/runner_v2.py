@@ -141,12 +141,11 @@ class _Rows:
     steps: torch.Tensor
     temperatures: torch.Tensor
 
-    def drafts(self) -> torch.Tensor:
-        """int `[N]`, the draft that each row judges; below 0 at bonus rows, which judge none."""
-        following = self.tokens.roll(-1)
+    def judging(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """bool `[N]`, all but the bonus rows, and int `[N]`, the draft that each of them judges; elsewhere some id."""
         judges = self.steps.roll(-1) > 0
         judges[-1] = False
-        return torch.where(judges, following, -1)
+        return judges, torch.where(judges, self.tokens.roll(-1), 0)
 
 
 def _relaxed(
@@ -155,7 +154,8 @@ def _relaxed(
     deployment = batch.slots.deployment
     if not any_relaxed(batch.present) or (draft_logits is None) != deployment.looked_up:
         return target_logits
-    table = batch.slots.table(target_logits.device)[rows.slots]
+    judges, drafts = rows.judging()
+    table = torch.where(judges[:, None], batch.slots.table(target_logits.device)[rows.slots], LOSSLESS)
     q, width = None, target_logits.shape[1]
     if draft_logits is not None:
         # A target padded to more ids than its draft: the kernels look at the draft's only.
@@ -164,8 +164,8 @@ def _relaxed(
         heat = torch.where(heat == 0.0, 1.0, heat)[:, None]
         steps = rows.steps.clamp_max(draft_logits.shape[1] - 1)
         q = (draft_logits[rows.slots, steps, :width].float() / heat).softmax(-1)
-    present, rules = batch.present, deployment.rules
-    return served_logits(rules, present, table, target_logits[:, :width], q, rows.drafts())
+    present = batch.present | {Asked()}  # what bonus rows want
+    return served_logits(deployment.rules, present, table, target_logits[:, :width], q, drafts)
 
 
 assert LOSSLESS == 0, "an empty row of the table is lossless"

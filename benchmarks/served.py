@@ -19,10 +19,11 @@ from typing import Any
 
 CHOICES = ("static:0.5", "static:0.7", "lenience:0.3")
 STOP = ["\nQuestion:"]
-_COUNTED = r"vllm:spec_decode_num_(draft_tokens|accepted_tokens)_total\{[^}]*\} ([\d.e+]+)"
-# Small, in float32, and alone on the machine no longer than needed; the rest is as a deployment would have it.
+MODEL = "demo"
+_COUNTED = r"vllm:(?:spec_decode_)?num_(draft_tokens|accepted_tokens|requests_\w+ing)(?:_total)?\{[^}]*\} ([\d.e+]+)"
+# Small, in float32; the rest is as a deployment would have it.
 _OPTIONS = (
-    *("--served-model-name", "demo", "--dtype", "float32", "--max-model-len", "512", "--max-num-seqs", "32"),
+    *("--served-model-name", MODEL, "--dtype", "float32", "--max-model-len", "512", "--max-num-seqs", "32"),
     *("--enforce-eager", "--kv-cache-memory-bytes", str(2**28), "--no-enable-prefix-caching"),
     *("--per-request-spec-decode-metrics", "summary", "--generation-config", "vllm"),
 )
@@ -39,7 +40,7 @@ class Server:
 
     def post(self, prompt: str, xargs: Mapping[str, Any], **options: Any) -> tuple[int, dict]:
         """One completion's HTTP status and answer."""
-        body = {"model": "demo", "prompt": prompt, "max_tokens": 128, "temperature": 1.0, "stop": STOP, **options}
+        body = {"model": MODEL, "prompt": prompt, "max_tokens": 128, "temperature": 1.0, "stop": STOP, **options}
         data = json.dumps(body | {"vllm_xargs": dict(xargs)}).encode()
         asked = urllib.request.Request(
             f"{self.address}/v1/completions", data, headers={"Content-Type": "application/json"}
@@ -57,10 +58,19 @@ class Server:
         assert {status for status, _ in answers} == {200}
         return [answer for _, answer in answers]
 
+    def answers(self) -> bool:
+        """Whether it is up."""
+        try:
+            with urllib.request.urlopen(f"{self.address}/health", timeout=5) as answer:
+                return answer.status == 200
+        except (urllib.error.URLError, OSError):
+            return False
+
     def counted(self) -> dict[str, float]:
-        """Drafted and accepted tokens so far, by Prometheus."""
+        """Drafted and accepted tokens so far, and requests that run or wait, by Prometheus; over all its engines."""
         with urllib.request.urlopen(f"{self.address}/metrics", timeout=60) as answer:
-            return {name: float(value) for name, value in re.findall(_COUNTED, answer.read().decode())}
+            found = re.findall(_COUNTED, answer.read().decode())
+        return {name: sum(float(value) for other, value in found if other == name) for name, _ in found}
 
 
 def acceptance(answers: Sequence[dict]) -> float:
@@ -70,11 +80,15 @@ def acceptance(answers: Sequence[dict]) -> float:
     return accepted / drafted
 
 
-def start(pair: Path, folder: Path, *more: str) -> Server:
-    """A server that is coming up, with `hf-diversed serve` and further options."""
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+        return probe.getsockname()[1]
+
+
+def start(pair: Path, folder: Path, *more: str) -> Server:
+    """A server that is coming up, with `hf-diversed serve` and further options."""
+    port = free_port()
     log = folder / f"server-{port}.log"
     command = [
         *(sys.executable, "-m", "hf_diversed", "serve", str(pair / "target"), "--draft", str(pair / "draft")),
@@ -96,7 +110,7 @@ def running(server: Server, patience: float = 1800.0) -> Iterator[Server]:
     """Wait until a server answers, and end it behind the block."""
     try:
         deadline = time.monotonic() + patience
-        while not _answers(server):
+        while not server.answers():
             assert server.process.poll() is None, server.log.read_text()[-4000:]
             assert time.monotonic() < deadline, f"no answer yet:\n{server.log.read_text()[-4000:]}"
             time.sleep(1.0)
@@ -112,11 +126,3 @@ def stop(server: Server) -> None:
     except subprocess.TimeoutExpired:
         os.killpg(server.process.pid, 9)
         server.process.wait(60)
-
-
-def _answers(server: Server) -> bool:
-    try:
-        with urllib.request.urlopen(f"{server.address}/health", timeout=5) as answer:
-            return answer.status == 200
-    except (urllib.error.URLError, OSError):
-        return False

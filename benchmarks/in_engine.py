@@ -1,0 +1,157 @@
+"""A vLLM engine in this process, with the embedded pair: counted as `generate` counts, with the plugin or without it.
+
+For `benchmarks/serving.py`; wants the environment of `make vllm`.
+"""
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from time import process_time
+from typing import Any
+
+
+# One process, so that its parts are in reach and its CPU time is the engine's. Read by vLLM as it is imported.
+ENVIRONMENT = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "HF_HUB_OFFLINE": "1",
+    "HF_DIVERSED_NO_HOOK": "1",
+}
+NUM_DRAFTS = 5
+
+
+@dataclass
+class Counted:
+    """Drafts of one request, and those of them that were kept."""
+
+    drafted: int = 0
+    accepted: int = 0
+
+
+class Engine:
+    """The pair in a folder, as `hf_diversed.serving.export` writes it, in vLLM.
+
+    Args:
+        settings: what a deployment says about rules; None is the target alone, without drafts.
+    """
+
+    def __init__(self, pair: Path, settings: Mapping[str, Any] | None, seed: int = 0):
+        os.environ |= ENVIRONMENT
+        from vllm import LLM
+
+        drafting = {
+            "model": str(pair / "draft"),
+            "num_speculative_tokens": NUM_DRAFTS,
+            "method": "draft_model",
+            "draft_sample_method": "probabilistic",
+        }
+        served = {
+            "speculative_config": drafting,
+            "additional_config": {"hf_diversed": settings},
+            "per_request_spec_decode_metrics": "summary",
+        }
+        self.llm = LLM(
+            model=str(pair / "target"),
+            dtype="float32",
+            max_model_len=512,
+            max_num_seqs=32,
+            seed=seed,
+            enforce_eager=True,
+            kv_cache_memory_bytes=2**28,
+            enable_prefix_caching=False,
+            generation_config="vllm",
+            distributed_executor_backend="uni",
+            disable_log_stats=False,
+            **(served if settings else {}),
+        )
+        self.core = self.llm.llm_engine.engine_core.engine_core
+        self.runner = self.core.model_executor.driver_worker.worker.model_runner
+        self.eos = self.llm.get_tokenizer().eos_token_id
+
+    def complete(
+        self, prompts: Sequence[str], rule: str | None, max_tokens: int, stop: Sequence[str]
+    ) -> Iterator[tuple[str, Counted, Counted]]:
+        """Every prompt's completion at temperature 1: its text, its drafts by vLLM's count, and those by `generate`'s.
+
+        Args:
+            rule: None is the target alone.
+        """
+        from vllm import SamplingParams
+
+        asked = None if rule is None else {"diversed_rule": rule}
+        params = SamplingParams(temperature=1.0, max_tokens=max_tokens, stop=list(stop), extra_args=asked)
+        with self._counting() as until_end:
+            answers = self.llm.generate(list(prompts), params, use_tqdm=False)
+        for answer in answers:
+            completion, counted = answer.outputs[0], Counted()
+            if (said := completion.spec_decode_metrics) is not None:
+                accepted = sum(kept * rounds for kept, rounds in enumerate(said.histogram))
+                counted = Counted(said.num_draft_tokens, accepted)
+            yield completion.text, counted, until_end.get(answer.request_id, Counted())
+
+    @contextmanager
+    def _counting(self) -> Iterator[dict[str, Counted]]:
+        """By request: drafts up to a drafted end of text, and how many of those were kept.
+
+        vLLM drafts five tokens in every round and counts all of them, also those behind a drafted end of text.
+        """
+        scheduler, found = self.core.scheduler, dict[str, Counted]()
+        stock = scheduler.update_from_output
+
+        def update(scheduled: Any, output: Any) -> Any:
+            for name, drafts in scheduled.scheduled_spec_decode_tokens.items():
+                kept = len(output.sampled_token_ids[output.req_id_to_index[name]]) - 1
+                mine = found.setdefault(name.rpartition("-")[0], Counted())
+                counts = drafts.index(self.eos) + 1 if self.eos in drafts else len(drafts)
+                mine.drafted += counts
+                mine.accepted += min(kept, counts)
+            return stock(scheduled, output)
+
+        scheduler.update_from_output = update
+        try:
+            yield found
+        finally:
+            del scheduler.update_from_output
+
+    def step_times(self, prompts: Sequence[str], asked: Mapping[str, Any], steps: int) -> list[float]:
+        """CPU seconds of the engine's steps in which every prompt has drafts to verify: with the plugin, without it,
+        and so on in turn, so both see the same texts at the same lengths.
+
+        Args:
+            asked: what every request says to the plugin. steps: how many to time; texts go on behind their ends.
+        """
+        from vllm import SamplingParams
+
+        params = SamplingParams(temperature=1.0, max_tokens=400, ignore_eos=True, extra_args=dict(asked))
+        engine, times = self.llm.llm_engine, list[float]()
+        names = [str(number) for number in range(len(prompts))]
+        for name, prompt in zip(names, prompts):
+            engine.add_request(name, prompt, params)
+        engine.step()  # prefill
+        while len(times) < steps and engine.get_num_unfinished_requests() == len(prompts):
+            with nullcontext() if len(times) % 2 == 0 else self._stock():
+                began = process_time()
+                outputs, model_executed = self.core.step_fn()
+                times.append(process_time() - began)
+            self.core.post_step(model_executed=model_executed)
+            engine.output_processor.process_outputs(outputs[0].outputs)
+        engine.abort_request(names)
+        while engine.has_unfinished_requests():
+            engine.step()
+        return times
+
+    @contextmanager
+    def _stock(self) -> Iterator[None]:
+        """vLLM's own functions in the place of the plugin's; what it mended on CPUs stays so."""
+        from vllm.v1.sample import rejection_sampler
+
+        ours = self.runner._sample, rejection_sampler.rejection_sample
+        self.runner._sample, rejection_sampler.rejection_sample = (function.__wrapped__ for function in ours)
+        try:
+            yield
+        finally:
+            self.runner._sample, rejection_sampler.rejection_sample = ours

@@ -1,0 +1,230 @@
+"""Replicas under load: many requests at once through a router, some bad, some cancelled, and a worker killed.
+
+For `benchmarks/serving.py` and `tests/vllm/test_load.py`.
+"""
+
+import http.client
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import psutil
+
+from benchmarks.served import MODEL, STOP, Server, free_port, running
+
+
+ROUTER = Path(__file__).parents[1] / "examples" / "serving" / "nginx.conf"
+QUALITIES = (0.0, 0.5, 1.0)
+# What can become of a request. "told": an error that whoever asked can see. "silent": none of the others.
+OUTCOMES = ("answered", "refused", "cancelled", "told", "silent")
+_PATIENCE = 300.0
+_BAD = ({"diversed_quality": 7}, {"diversed_quality": "high"}, {"diversed_qualty": 0.5}, {"diversed_max_drop": 0.01})
+
+
+@dataclass(frozen=True)
+class Request:
+    """One request, and how it is made: "whole", "stream", "bad" or "cancel"."""
+
+    prompt: str
+    quality: float
+    kind: str
+    bad: int = 0
+
+    @property
+    def streams(self) -> bool:
+        return self.kind in ("stream", "cancel")
+
+    def body(self) -> str:
+        xargs = _BAD[self.bad] if self.kind == "bad" else {"diversed_quality": self.quality}
+        asked = {"model": MODEL, "prompt": self.prompt, "max_tokens": 128, "temperature": 1.0, "stop": STOP}
+        return json.dumps({**asked, "vllm_xargs": xargs, "stream": self.streams})
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a request; drafts where it was answered."""
+
+    request: Request
+    what: str
+    drafted: int = 0
+    accepted: int = 0
+    words: str = ""
+
+
+def plan(prompts: Sequence[str], count: int, seed: int, bad: float = 0.05, cancelled: float = 0.05) -> list[Request]:
+    """Requests of all qualities in turn, half of them streams; a share of each quality bad, and one cancelled."""
+    draws = random.Random(seed)
+    kinds = ["bad"] * round(bad * count) + ["cancel"] * round(cancelled * count)
+    kinds += ["whole", "stream"] * count
+    kinds = kinds[:count]
+    draws.shuffle(kinds)
+    return [
+        Request(prompts[index % len(prompts)], QUALITIES[index % 3], kind, index % len(_BAD))
+        for index, kind in enumerate(kinds)
+    ]
+
+
+def ask_all(
+    address: str, requests: Sequence[Request], after: Callable[[int], None] | None = None
+) -> tuple[list[Outcome], float]:
+    """What becomes of requests that are all made at once, and seconds.
+
+    Args:
+        after: called with the number of those that are settled, whenever one is.
+    """
+    began, found = time.monotonic(), list[Outcome]()
+    with ThreadPoolExecutor(len(requests)) as pool:
+        jobs: list[Future[Outcome]] = [pool.submit(ask, address, request) for request in requests]
+        for job in as_completed(jobs):
+            found.append(job.result())
+            if after is not None:
+                after(len(found))
+    return found, time.monotonic() - began
+
+
+def ask(address: str, request: Request) -> Outcome:
+    """Make a request and wait for what becomes of it."""
+    connection = http.client.HTTPConnection(urlsplit(address).netloc, timeout=_PATIENCE)
+    try:
+        connection.request("POST", "/v1/completions", request.body(), {"Content-Type": "application/json"})
+        answer = connection.getresponse()
+        if answer.status != 200:
+            what = "refused" if answer.status == 400 else "told"
+            return Outcome(request, what, words=f"{answer.status} {answer.read(300)!r}")
+        return _streamed(request, answer) if request.streams else _answered(request, json.loads(answer.read()))
+    except TimeoutError:
+        return Outcome(request, "silent", words=f"nothing in {_PATIENCE:g} s")
+    except (OSError, http.client.HTTPException) as error:
+        return Outcome(request, "told", words=repr(error))
+    finally:
+        connection.close()
+
+
+def _streamed(request: Request, answer: http.client.HTTPResponse) -> Outcome:
+    events = 0
+    finished: dict[str, Any] = {}
+    for line in answer:
+        if not line.startswith(b"data: "):
+            continue
+        said = line[len(b"data: ") :].strip()
+        if said == b"[DONE]":
+            return _answered(request, finished)
+        event = json.loads(said)
+        if "error" in event:
+            return Outcome(request, "told", words=str(event["error"])[:300])
+        events += 1
+        if request.kind == "cancel" and events == 3:
+            return Outcome(request, "cancelled")
+        if any(choice["finish_reason"] for choice in event["choices"]) or event.get("metrics"):
+            finished |= {name: value for name, value in event.items() if value}
+    return Outcome(request, "told", words="the stream broke off")
+
+
+def _answered(request: Request, answer: dict[str, Any]) -> Outcome:
+    if not any(choice["finish_reason"] in ("stop", "length") for choice in answer.get("choices", ())):
+        return Outcome(request, "silent", words=str(answer)[:300])
+    said = (answer.get("metrics") or {}).get("speculative_decoding") or {}
+    drafts = (said.get(name, 0) for name in ("num_draft_tokens", "num_accepted_draft_tokens"))
+    return Outcome(request, "answered", *drafts)
+
+
+@dataclass(frozen=True)
+class Phase:
+    """What became of requests that were made at once."""
+
+    name: str
+    outcomes: list[Outcome]
+    seconds: float
+
+    def counts(self) -> dict[str, int]:
+        found = Counter(outcome.what for outcome in self.outcomes)
+        return {what: found[what] for what in OUTCOMES}
+
+    def drafts(self, quality: float) -> list[Outcome]:
+        """Those that were answered, at a dial."""
+        return [one for one in self.outcomes if one.what == "answered" and one.request.quality == quality]
+
+    def acceptance(self, quality: float) -> float:
+        mine = self.drafts(quality)
+        return sum(one.accepted for one in mine) / sum(one.drafted for one in mine)
+
+
+def drill(
+    serve: Callable[[], Server], prompts: Sequence[str], requests: int, nginx: str, folder: Path, seed: int = 0
+) -> Iterator[Phase]:
+    """One replica alone; two behind a router; the same with one's worker killed while it answers; what is left.
+
+    Args:
+        serve: starts a replica. nginx: the program. requests: of each phase, made at once.
+    """
+
+    def phase(name: str, address: str, *disturbance: float, after: Callable[[int], None] | None = None) -> Phase:
+        return Phase(name, *ask_all(address, plan(prompts, requests, seed, *disturbance), after))
+
+    def kill_at_a_third(settled: int) -> None:
+        if settled == requests // 3:
+            kill_worker(other)
+
+    with running(serve()) as one, running(serve()) as other, router(nginx, (one, other), folder) as address:
+        yield phase("one replica", one.address, 0.0, 0.0)
+        yield phase("two replicas", address)
+        for replica in (one, other):
+            wait_until_idle(replica)
+        yield phase("a worker killed", address, after=kill_at_a_third)
+        yield phase("the replica left", address, 0.0, 0.0)
+        wait_until_idle(one)
+
+
+def wait_until_idle(server: Server, patience: float = 60.0) -> None:
+    """Raises TimeoutError if a replica goes on with what nobody waits for: requests that were cancelled, say."""
+    deadline = time.monotonic() + patience
+    while any(server.counted()[f"requests_{state}"] for state in ("running", "waiting")):
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"still at work: {server.counted()}")
+        time.sleep(0.5)
+
+
+@contextmanager
+def router(program: str, replicas: Sequence[Server], folder: Path) -> Iterator[str]:
+    """The address of nginx before replicas, by the example's configuration with their ports in it."""
+    port = free_port()
+    text = ROUTER.read_text().replace("listen 8000", f"listen 127.0.0.1:{port}")
+    for replica, example in zip(replicas, ("127.0.0.1:8001", "127.0.0.1:8002"), strict=True):
+        assert example in text
+        text = text.replace(example, urlsplit(replica.address).netloc)
+    (folder / "nginx.conf").write_text(text)
+    log = str(folder / "nginx.log")
+    command = [program, "-p", str(folder), "-c", "nginx.conf", "-e", log, "-g", "daemon off;"]
+    process = subprocess.Popen(command)
+    try:
+        deadline = time.monotonic() + 30
+        while not Server(f"http://127.0.0.1:{port}", None, None).answers():
+            assert process.poll() is None, Path(log).read_text()
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+def kill_worker(server: Server) -> str:
+    """Kill the process of a replica that decodes, as running out of memory would; its name."""
+    assert server.process is not None
+    own = psutil.Process(server.process.pid).children(recursive=True)
+    named = {" ".join(process.cmdline()): process for process in own}
+    (name,) = [name for name in named if re.search("VLLM::Worker", name)]
+    os.kill(named[name].pid, signal.SIGKILL)
+    return name.strip()

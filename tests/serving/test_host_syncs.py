@@ -1,0 +1,95 @@
+"""No round waits for the host because of us: tensors of the device "meta" have no values that anybody could read."""
+
+import copy
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from hf_diversed.serving.vllm import runner_v1, runner_v2
+from hf_diversed.serving.vllm.deployment import DIALS, Deployment
+from hf_diversed.verifiers import VERIFIERS
+from hf_diversed.zoo.loader import HEADS, MIXTURE, WEIGHTS
+from tests.serving.fakes import VOCAB, engine, request, speculative
+from tests.serving.test_deployment import REFUSED, SPELLED
+
+
+RULES = [name for name in VERIFIERS if name not in {*REFUSED, "diversed", "lossless"}]
+NUM_DRAFTS, NUM_REQUESTS = 3, 4
+META = torch.device("meta")
+
+
+def deployment(name: str, **drafting) -> Deployment:
+    """One rule, with a head that the test may move away; "diversed" by the folder of its head."""
+    is_rule = name in VERIFIERS
+    settings = {"rule": SPELLED.get(name, name)} if is_rule else {"head": str(WEIGHTS / name / "math")}
+    found = Deployment.of(engine(settings, speculative(num_speculative_tokens=NUM_DRAFTS, **drafting)))
+    return copy.deepcopy(found)
+
+
+def wishes(served: Deployment) -> list:
+    """Requests for all that the rule has to offer, a lossless one and a greedy one among them."""
+    dials = {name: 0.3 for name in served.dials_of(0) & DIALS.keys() - {"max_drop"}}
+    return [request(), request(**dials), request(rule="lossless"), request(temperature=0.0)]
+
+
+every_rule = pytest.mark.parametrize("name", [*RULES, HEADS, MIXTURE])
+
+
+@pytest.mark.parametrize(
+    "read",
+    [torch.Tensor.item, torch.Tensor.tolist, torch.Tensor.cpu, bool, torch.nonzero, lambda x: torch.ones(1)[x > 0]],
+)
+def test_what_waits_for_the_host_does_not_run_here(read):
+    """Catches a test that cannot fail: these are the ways to wait."""
+    with pytest.raises((RuntimeError, NotImplementedError)):
+        read(torch.empty(1, device=META))
+
+
+@every_rule
+@pytest.mark.parametrize("looked_up", [False, True], ids=["drafted", "looked up"])
+def test_runner_v1_reads_nothing(name, looked_up):
+    """Catches a rule, a dial or a look at the drafts that makes the host wait for the device in every round."""
+    if looked_up and name == "contrastive":
+        pytest.skip("refused for looked-up drafts")
+    drafting = {"method": "ngram", "draft_sample_method": "greedy"} if looked_up else {}
+    served = deployment(name, **drafting)
+    runner_v1.place_rules(served, META)
+    module = SimpleNamespace(rejection_sample=lambda *args, **named: args[5])
+    runner_v1.wrap_verification(module)
+    rows = NUM_REQUESTS * NUM_DRAFTS
+    logits = torch.empty(rows, VOCAB, device=META)
+    asked = [runner_v1.read_safely(served, params) for params in wishes(served)]
+    assert any(one.rule for one in asked)
+    with runner_v1.verifying(runner_v1.Batch(served, asked)):
+        found = module.rejection_sample(
+            torch.empty(rows, dtype=torch.int32, device=META),
+            [NUM_DRAFTS] * NUM_REQUESTS,
+            NUM_DRAFTS,
+            None,
+            None if looked_up else torch.empty(rows, VOCAB, device=META),
+            logits,
+        )
+    assert found is not logits
+    assert found.shape == logits.shape
+
+
+@every_rule
+def test_runner_v2_reads_nothing(name):
+    served = deployment(name)
+    slots = runner_v2.Slots(served, NUM_REQUESTS)
+    for slot, params in enumerate(wishes(served)):
+        slots.fill(slot, params)
+    width = NUM_DRAFTS + 1
+    rows = runner_v2._Rows(
+        torch.empty(NUM_REQUESTS * width, dtype=torch.int32, device=META),
+        torch.empty(NUM_REQUESTS * width, dtype=torch.long, device=META),
+        torch.empty(NUM_REQUESTS * width, dtype=torch.long, device=META),
+        torch.empty(NUM_REQUESTS, device=META),
+    )
+    logits = torch.empty(NUM_REQUESTS * width, VOCAB, device=META)
+    drafts = torch.empty(NUM_REQUESTS, NUM_DRAFTS, VOCAB, device=META)
+    present = slots.present(torch.arange(NUM_REQUESTS).numpy())
+    found = runner_v2._relaxed(runner_v2._Batch(slots, present), logits, drafts, rows)
+    assert found is not logits
+    assert found.shape == logits.shape

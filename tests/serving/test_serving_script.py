@@ -1,0 +1,79 @@
+"""`benchmarks/serving.py` and the page that shows it: what is made of measurements. What it measures runs in
+tests/vllm."""
+
+import json
+import re
+from collections import Counter
+
+import pytest
+
+from benchmarks.in_engine import Counted
+from benchmarks.load import OUTCOMES, Request, _streamed, plan
+from benchmarks.serving import Completed, _record, step_costs
+from hf_diversed.evaluation.intervals import Bootstrap
+from tools import render_docs, render_serving
+from tools.render_results import RESULTS
+
+
+def test_costs_are_held_against_their_neighbours():
+    """Catches a machine that slows down, and a run that began with the plugin, taken for the plugin's cost."""
+    drifting = [0.01 * (1.0 + at / 50) * (1.1 if at % 2 == 0 else 1.0) for at in range(51)]
+    found = step_costs([drifting, drifting], seed=0)
+    assert found["added"] == pytest.approx(0.1, abs=1e-3)
+    assert found["added_ci"][0] <= found["added"] <= found["added_ci"][1]
+    assert found["ms_with"] > found["ms_without"]
+
+
+def test_records_are_sums_by_prompt():
+    """Catches samples of one prompt taken for prompts, drafts counted one way shown as those counted the other, and a
+    difference of the wrong sign."""
+    mine = Completed([1.0, 0.0, 1.0, 1.0], [Counted(10, 5)] * 4, [Counted(8, 5)] * 4)
+    generated, behind_first = Completed([1.0] * 4, [], [Counted(10, 6)] * 4), Completed([], [], [Counted(16, 9)] * 4)
+    found = _record(mine, generated, behind_first, Bootstrap(2), samples=2)
+    assert (found["quality"], found["generate_quality"]) == (0.75, 1.0)
+    assert (found["acceptance_rate"], found["until_end_acceptance_rate"]) == (0.5, 0.625)
+    assert (found["difference"], found["like_for_like_difference"]) == (-0.1, 0.0625)
+    alone = Completed([1.0] * 2)
+    assert "acceptance_rate" not in _record(alone, alone, Completed(), Bootstrap(2), samples=1)
+
+
+def test_a_plan_has_its_shares_of_every_dial():
+    found = plan(["a", "b"], 300, seed=0)
+    assert Counter(request.kind for request in found) == {"bad": 15, "cancel": 15, "whole": 135, "stream": 135}
+    assert set(Counter(request.quality for request in found).values()) == {100}
+    assert {request.kind for request in plan(["a"], 60, 0, bad=0.0, cancelled=0.0)} == {"whole", "stream"}
+
+
+END = b'data: {"choices": [{"finish_reason": "stop"}], "metrics": {"speculative_decoding": {"num_draft_tokens": 9, '
+END += b'"num_accepted_draft_tokens": 7}}}\n'
+TOKEN = b'data: {"choices": [{"finish_reason": null}]}\n'
+
+
+@pytest.mark.parametrize(
+    ("kind", "lines", "what"),
+    [
+        ("stream", [TOKEN, b"\n", END, b"data: [DONE]\n"], "answered"),
+        ("stream", [TOKEN, TOKEN], "told"),
+        ("stream", [TOKEN, b'data: {"error": {"message": "EngineCore died"}}\n', b"data: [DONE]\n"], "told"),
+        ("stream", [TOKEN, b"data: [DONE]\n"], "silent"),
+        ("cancel", [TOKEN, TOKEN, TOKEN, END, b"data: [DONE]\n"], "cancelled"),
+    ],
+)
+def test_what_became_of_a_stream(kind, lines, what):
+    """Catches an answer that was cut off and is counted among the others."""
+    found = _streamed(Request("a", 0.5, kind), lines)
+    assert found.what == what
+    assert found.what in OUTCOMES
+    assert (found.drafted, found.accepted) == ((9, 7) if what == "answered" else (0, 0))
+
+
+def test_the_page_shows_what_was_measured():
+    """Catches a record that no table shows, and a table that no page shows."""
+    page = (render_docs.ROOT / "docs" / "serving.md").read_text()
+    measured = json.loads((RESULTS / "serving.json").read_text())
+    for name, section in render_serving.SECTIONS.items():
+        assert f"<!-- generated: {name} -->" in page
+        shown, records = section(), measured[name.removeprefix("serving-")]["records"]
+        assert len(re.findall(r"^\| ", shown, re.MULTILINE)) == 1 + len(records)
+        assert re.search(r"\d\.\d%", shown)
+        assert not re.search(r"\b(nan|None)\b", shown)

@@ -1,0 +1,89 @@
+"""The documentation's figures on serving with vLLM, from `results/serving.json`; see benchmarks/serving.py."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from hf_diversed.formatting import with_bounds
+from tools.markdown import prompts, table
+from tools.render_results import RESULTS
+
+
+Record = Mapping[str, Any]
+
+
+def _part(name: str) -> Record:
+    return json.loads((RESULTS / "serving.json").read_text())[name]
+
+
+def acceptance() -> str:
+    """The same problems in vLLM and by `generate`, rule by rule."""
+    part = _part("acceptance")
+    rows = (
+        [
+            f"`{record['rule']}`",
+            with_bounds(record, "acceptance_rate"),
+            with_bounds(record, "generate_acceptance_rate"),
+            _points(record, "difference"),
+            _points(record, "like_for_like_difference"),
+            with_bounds(record, "quality"),
+            with_bounds(record, "generate_quality"),
+        ]
+        for record in part["records"]
+    )
+    header = (
+        "rule",
+        "accepted in vLLM",
+        "by `generate`",
+        "difference, points",
+        "like for like",
+        "right in vLLM",
+        "right by `generate`",
+    )
+    return f"{table(header, rows)}\n\nProblems of the embedded {part['task']} task: {prompts([part])}, temperature 1."
+
+
+def _points(record: Record, name: str) -> str:
+    """A difference of rates with its bounds, in points."""
+    if record.get(name) is None:
+        return "-"
+    value, low, high = (100.0 * figure for figure in (record[name], *record[f"{name}_ci"]))
+    return f"{value:+.1f} ({low:+.1f} to {high:+.1f})"
+
+
+def cost() -> str:
+    """What the plugin adds to a round, by batch size."""
+    part = _part("cost")
+    rows = (
+        [
+            record["rule"],
+            str(record["batch_size"]),
+            f"{record['ms_without']:.1f}",
+            f"{record['ms_with']:.1f}",
+            with_bounds(record, "added"),
+        ]
+        for record in part["records"]
+    )
+    header = ("rule", "requests at once", "CPU ms per round without the plugin", "with it", "added")
+    return f"{table(header, rows)}\n\n{part['steps']:,} rounds each."
+
+
+def load() -> str:
+    """What becomes of requests under load, and how many drafts each dial accepts."""
+    part = _part("load")
+    qualities = [dial["quality"] for dial in part["records"][0]["dials"]]
+    names = ("answered", "refused", "cancelled", "told", "silent")
+    rows = (
+        [
+            record["phase"],
+            *(str(record[name]) for name in names),
+            *(with_bounds(dial, "acceptance_rate") for dial in record["dials"]),
+        ]
+        for record in part["records"]
+    )
+    accepted = [f"accepted at quality {quality:g}" for quality in qualities]
+    header = ("", "answered", "HTTP 400", "cancelled", "ended with an error", "lost", *accepted)
+    return f"{table(header, rows)}\n\n{part['requests']:,} requests at once in each line."
+
+
+SECTIONS = {"serving-acceptance": acceptance, "serving-cost": cost, "serving-load": load}
