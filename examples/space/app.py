@@ -51,7 +51,7 @@ GREY_OUT = """() => {
 BRING_INTO_VIEW = """() => {
     document.querySelector('.gradio-container').classList.remove('stale');
     const figures = document.querySelector('#figures'), box = figures.getBoundingClientRect();
-    if (box.top < 0 || box.bottom > innerHeight) figures.scrollIntoView({behavior: 'smooth', block: 'start'});
+    if (box.top < 128 || box.bottom > innerHeight) figures.scrollIntoView({behavior: 'smooth', block: 'start'});
 }"""
 MODELS = {model.label: model for model in find_models()}
 FIRST = next(iter(MODELS.values()))
@@ -180,7 +180,7 @@ def build() -> gr.Blocks:
         start.click(None, js=BRING_INTO_VIEW)
         shows_place = {"show_progress": "minimal", "show_progress_on": sources}  # in the queue
         running = start.click(generate, settings, outputs, **shows_place)
-        stop.click(notice, None, message, cancels=[running], show_progress="hidden")
+        stop.click(None, cancels=[running]).then(notice, None, message, show_progress="hidden")
     return page
 
 
@@ -190,7 +190,5 @@ THEME = gr.themes.Base(primary_hue="emerald", neutral_hue="slate", radius_size="
 )
 
 if __name__ == "__main__":
-    if FIRST.pair.target.device.type == "cpu":  # what is slow only once should not be in a visitor's figures
-        (_, known), *_ = FIRST.tasks
-        list(generate(FIRST.label, FIRST.example(known), "", STATIC, 0.5, 0.5, 0.5, 1, 5, EAGER, 1.0, 8, 0, ""))
+    FIRST.pair  # noqa: B018  loaded before anybody comes; others when they are first asked for
     build().queue().launch(theme=THEME, css_paths=Path(__file__).parent / "style.css", ssr_mode=False, footer_links=[])

@@ -8,11 +8,14 @@ from functools import cached_property
 import torch
 from backend import DIVERSED, LENIENT, check_kind
 
-from hf_diversed import DiversedHead
+from hf_diversed import DiversedHead, LosslessVerifier
 from hf_diversed.cli.demo_model import REPEAT, TEXTS
 from hf_diversed.cli.models import LOOKUP, load_pair
 from hf_diversed.corpus import held_out_examples
+from hf_diversed.running.decode import Decoder
+from hf_diversed.running.methods import Method
 from hf_diversed.running.pair import Pair
+from hf_diversed.running.sampling import Sampling
 from hf_diversed.zoo import smollm2
 
 
@@ -46,6 +49,8 @@ class Model:
     def pair(self) -> Pair:
         device = "cuda" if torch.cuda.is_available() else "cpu"
         pair = load_pair(self.target, self.draft, device)
+        if device == "cpu":
+            _warm_up(pair)
         if self.head is None:
             return pair
         return replace(pair, heads={**pair.heads, "": DiversedHead.from_pretrained(self.head).to(device).eval()})
@@ -91,6 +96,13 @@ class Model:
         """Decline what it was not made for. Raises ValueError, in words for visitors."""
         if self.is_embedded:
             check_kind(prompt)
+
+
+def _warm_up(pair: Pair) -> None:
+    """Decode a little: what is slow only once should not be in a visitor's figures."""
+    decoder = Decoder(pair, Sampling(num_assistant_tokens=5, max_new_tokens=8))
+    for rule in (None, LosslessVerifier()):
+        decoder(Method("warm-up", rule), [list(range(16))], seed=0)
 
 
 def find_models() -> list[Model]:
