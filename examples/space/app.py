@@ -180,7 +180,7 @@ def build() -> gr.Blocks:
         start.click(None, js=BRING_INTO_VIEW)
         shows_place = {"show_progress": "minimal", "show_progress_on": sources}  # in the queue
         running = start.click(generate, settings, outputs, **shows_place)
-        stop.click(None, cancels=[running]).then(notice, None, message, show_progress="hidden")
+        stop.click(None, cancels=[running]).then(None, None, message, js="() => ''")
     return page
 
 

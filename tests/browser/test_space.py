@@ -249,7 +249,8 @@ def test_compiling_is_said_and_does_not_hold_anybody(page):
     page.locator("#generate").click()
     expect(notice).to_contain_text("Compiling DIVERSED for 5 drafts per round")
     expect(notice).to_be_in_viewport()
-    page.locator("#stop").click()
+    with page.expect_response(re.compile("/cancel")):
+        page.locator("#stop").click()
     expect(notice).to_have_count(0)
     page.locator("#generate").click()
     expect(notice).to_contain_text("still compiles")
