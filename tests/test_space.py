@@ -381,13 +381,14 @@ def test_a_model_whose_drafts_are_looked_up(space, cache, monkeypatch):
     assert "draft model" not in model.masthead
     assert "looked up" in model.about
     assert [name for _, name in model.tasks] == ["repeat"]
-    prompt = model.example("repeat")
+    prompt = model.example("repeat", seed=0)
     assert prompt.startswith("Repeat the following text")
     model.check(prompt)
     given = choice(space, prompt=prompt, task="repeat", method=model.method, temperature=model.temperature)
     ids = space.backend.tokenize(model.pair, given)
     *_, run = space.backend.decode(model.pair, ids, space.backend.choose_rule(model.pair, given), given)
-    assert run.stats.num_emitted == given.max_new_tokens
+    assert len(run.pieces) > 1
+    assert run.stats.num_drafted > 0
     learned = replace(given, method="DIVERSED")
     with pytest.raises(ValueError, match=r"looked up in the prompt\. Choose another"):
         space.backend.choose_rule(model.pair, learned)
