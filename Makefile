@@ -146,5 +146,5 @@ $(VENV)/.docs: $(VENV)/.dev
 	touch $@
 
 $(VENV)/.serve: $(VENV)/.base
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[demo,serve]" -c $(CONSTRAINTS)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[demo,gguf,serve]" -c $(CONSTRAINTS)
 	touch $@

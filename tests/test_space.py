@@ -3,6 +3,8 @@
 import json
 import math
 import re
+import shutil
+import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,14 +12,18 @@ from types import SimpleNamespace
 import pytest
 import torch
 from huggingface_hub.utils import close_session
+from transformers import CompileConfig
 
 from hf_diversed import SpeculativeStats
 from hf_diversed.corpus import held_out_examples
 from hf_diversed.evaluation import plots
 from hf_diversed.outputs import TokenRecords
 from hf_diversed.token_view import ORIGINS, Piece, PieceStreamer, TokenReader
+from hf_diversed.zoo import smollm2
+from hf_diversed.zoo.loader import WEIGHTS
 from tests.hub.conftest import point_client_at
 from tests.hub.loopback import WRITER, LoopbackHub
+from tests.tiny import EOS, PAD, tiny_draft, tiny_model
 from tests.verifier_cases import random_head
 
 
@@ -31,9 +37,10 @@ def space(monkeypatch):
     monkeypatch.syspath_prepend(str(SPACE))
     import backend
     import chart
+    import models
     import rendering
 
-    return SimpleNamespace(backend=backend, chart=chart, rendering=rendering)
+    return SimpleNamespace(backend=backend, chart=chart, models=models, rendering=rendering)
 
 
 def record(method: str, acceptance: float | None, quality: float, num_drafts: int = 5) -> dict:
@@ -155,7 +162,7 @@ def test_figures(space):
 def choice(space, **given):
     settings = {"prompt": "x", "task": "math", "method": "DIVERSED", "quality": 0.5, "lenience": 0.3}
     settings |= {"weight": 0.5, "max_bias": 1.0}
-    settings |= {"gamma": 5, "temperature": 1.0, "max_new_tokens": 8, "seed": 0, "head": ""}
+    settings |= {"gamma": 5, "temperature": 1.0, "max_new_tokens": 8, "seed": 0, "head": "", "engine": "Eager"}
     return space.backend.Choice(**settings | given)
 
 
@@ -164,7 +171,7 @@ def pair(space):
     """A pair of which only the device, the length and the heads matter."""
     text_config = SimpleNamespace(max_position_embeddings=64)
     target = SimpleNamespace(device="cpu", config=SimpleNamespace(get_text_config=lambda: text_config))
-    return space.backend.Pair(target, None, SimpleNamespace(chat_template=None))
+    return space.backend.Pair(target, object(), SimpleNamespace(chat_template=None))
 
 
 def test_visitors_name_heads_of_the_hub_only(space, pair, monkeypatch, tmp_path):
@@ -248,6 +255,157 @@ def test_every_method_has_its_rule(space, pair):
     names = ["LosslessVerifier", "LenientVerifier", "StaticEnsembleVerifier", "DiversedVerifier"]
     assert [type(rule).__name__ for rule in rules[1:]] == names
     assert (rules[2].lenience, rules[3].weight) == (0.25, 0.75)
+
+
+@pytest.fixture
+def compiler(space, monkeypatch):
+    """A compiler that takes half a second, counts how often it was asked, and may refuse."""
+    told = SimpleNamespace(count=0, refuses=False)
+
+    def compile_slowly(graph, inputs, **_):
+        assert not told.refuses, "there is no C++ here"
+        told.count += 1
+        time.sleep(0.5)
+        return graph.forward
+
+    config = CompileConfig(backend=compile_slowly, mode="default", dynamic=False)
+    config._compile_all_devices = True
+    monkeypatch.setattr(space.backend, "default_compile_config", lambda device: config)
+    return told
+
+
+@pytest.fixture
+def tiny(space):
+    """A pair whose tokens are letters."""
+    spelled = SimpleNamespace(all_special_ids=[PAD, EOS], decode=lambda ids, **_: "".join(chr(97 + i) for i in ids))
+    spelled.pad_token_id, spelled.eos_token_id = PAD, EOS
+    target = tiny_model()
+    return space.backend.Pair(target, tiny_draft(target), spelled)
+
+
+def follow(space, pair, rule, given, length: int = 4):
+    """Decode a prompt of some length: the run, what it waited for in each frame, and seconds by the clock."""
+    began, waits = time.perf_counter(), []
+    for run in space.backend.decode(pair, list(range(3, 3 + length)), rule, given):
+        waits.append(run.waits_for)
+    return run, waits, time.perf_counter() - began
+
+
+@pytest.mark.parametrize("method", ["Static", "Plain"])
+def test_both_sides_decode_compiled(space, tiny, compiler, method):
+    """Catches a side that stays eager, that streams nothing, whose speed has compiling in it, or that is compiled
+    for every length of a prompt anew; and a page that does not say what it waits for."""
+    given = {"method": method, "max_new_tokens": 12, "temperature": 0.0, "gamma": 1}
+    rule = space.backend.choose_rule(tiny, choice(space, **given))
+    eager, waits, _ = follow(space, tiny, rule, choice(space, **given))
+    assert compiler.count == 0
+    assert set(waits) == {""}
+    run, waits, seconds = follow(space, tiny, rule, choice(space, engine="Compiled", **given))
+    assert compiler.count > 0
+    assert "compiling" in waits
+    assert waits[-1] == ""
+    assert run.seconds < seconds - 0.5
+    assert [piece.text for piece in run.pieces] == [piece.text for piece in eager.pieces]
+    assert run.stats.num_emitted == eager.stats.num_emitted > 0
+    compiled = compiler.count
+    for length in (3, 9, 30):
+        _, waits, _ = follow(space, tiny, rule, choice(space, engine="Compiled", **given), length)
+        assert set(waits) == {""}
+    assert compiler.count == compiled
+
+
+def test_what_cannot_be_compiled_is_said(space, tiny, compiler, monkeypatch):
+    """Catches a traceback on a machine without a compiler."""
+    compiler.refuses = True
+    with pytest.raises(ValueError, match=r"could not be compiled here.*Choose the eager engine"):
+        follow(space, tiny, None, choice(space, method="Plain", engine="Compiled"))
+
+
+def test_a_run_waits_for_one_that_was_stopped(space, tiny):
+    """Catches two runs at a time, of which one compiles, and seconds of waiting in the figures."""
+    decoding = space.backend.decode(tiny, [3, 4, 5], None, choice(space, method="Plain"))
+    with space.backend._one_at_a_time:
+        assert next(decoding).waits_for == "stopped"
+        time.sleep(0.5)
+    *_, run = decoding
+    assert (run.waits_for, run.stats.num_emitted) == ("", 8)
+    assert 0 < run.seconds < 0.5
+
+
+def test_what_a_run_waits_for_is_told(space):
+    """Catches a page that is silent for a minute, and one that speaks while nothing is waited for."""
+    waiting = space.rendering.waiting
+    assert waiting(space.backend.Run(), "Lenience", 3) == ""
+    compiling = space.backend.Run(waits_for=space.backend.COMPILING)
+    assert "Compiling Lenience for 3 drafts per round" in waiting(compiling, "Lenience", 3)
+    assert "Compiling plain decoding" in waiting(compiling, "Plain", 3)
+    assert "stopped" in waiting(space.backend.Run(waits_for=space.backend.STOPPED), "Lenience", 3)
+    hints = [space.rendering.engine_hint(engine) for engine in space.backend.ENGINES]
+    assert hints[0] == ""
+    assert "a minute or two" in hints[1]
+
+
+@pytest.fixture
+def cache(monkeypatch, tmp_path):
+    """A cache of models of the package index, empty, and an environment that names nothing."""
+    for name in ("TARGET", "DRAFT", "HEAD"):
+        monkeypatch.delenv(f"HF_DIVERSED_{name}", raising=False)
+    monkeypatch.setattr(smollm2, "CACHE", tmp_path)
+    return tmp_path
+
+
+def test_models_on_offer(space, cache, monkeypatch):
+    """Catches a download that nobody asked for, a choice where the environment has chosen, and half a pair."""
+    offered = lambda: [(model.target, model.draft) for model in space.models.find_models()]  # noqa: E731
+    assert offered() == [(None, None)]
+    (cache / smollm2.FOLDER).mkdir()
+    assert offered() == [(None, None), ("smollm2", "lookup")]
+    monkeypatch.setenv("HF_DIVERSED_HEAD", "org/head")
+    assert offered() == [(None, None)]
+    monkeypatch.setenv("HF_DIVERSED_TARGET", "org/target")
+    with pytest.raises(ValueError, match="set both, or neither"):
+        offered()
+    monkeypatch.setenv("HF_DIVERSED_DRAFT", "lookup")
+    assert offered() == [("org/target", "lookup")]
+
+
+def test_a_model_whose_drafts_are_looked_up(space, cache, monkeypatch):
+    """Catches words about the embedded pair, its prompts, or a head that this model has not; and one that does not
+    decode, in SmolLM2's place the embedded target."""
+    for part in ("target", "tokenizer"):
+        shutil.copytree(WEIGHTS / part, cache / smollm2.FOLDER, dirs_exist_ok=True)
+    monkeypatch.setenv("HF_DIVERSED_TARGET", "smollm2")
+    monkeypatch.setenv("HF_DIVERSED_DRAFT", "lookup")
+    monkeypatch.setattr(smollm2, "fetch", lambda: cache / smollm2.FOLDER)
+    (model,) = space.models.find_models()
+    assert "draft model" not in model.masthead
+    assert "looked up" in model.about
+    assert [name for _, name in model.tasks] == ["repeat"]
+    prompt = model.example("repeat", seed=0)
+    assert prompt.startswith("Repeat the following text")
+    model.check(prompt)
+    given = choice(space, prompt=prompt, task="repeat", method=model.method, temperature=model.temperature)
+    ids = space.backend.tokenize(model.pair, given)
+    *_, run = space.backend.decode(model.pair, ids, space.backend.choose_rule(model.pair, given), given)
+    assert len(run.pieces) > 1
+    assert run.stats.num_drafted > 0
+    learned = replace(given, method="DIVERSED")
+    with pytest.raises(ValueError, match=r"looked up in the prompt\. Choose another"):
+        space.backend.choose_rule(model.pair, learned)
+    with pytest.raises(ValueError, match="reads what goes on inside a draft model"):
+        space.backend.choose_rule(replace(model.pair, heads={"": random_head()}), learned)
+
+
+def test_the_embedded_pair_says_what_it_is(space, cache):
+    """Catches a page that lets visitors of the embedded pair ask anything, or names no task of its heads."""
+    (model,) = space.models.find_models()
+    assert "three kinds of prompt" in model.about
+    assert {name for _, name in model.tasks} == set(model.pair.heads)
+    assert model.method == "DIVERSED"
+    for _, task in model.tasks:
+        model.check(model.example(task))
+    with pytest.raises(ValueError, match="three kinds of prompt"):
+        model.check("Why is the sky blue?")
 
 
 def records(tokens: list[int], source: list[int], relaxed: list[bool]) -> TokenRecords:

@@ -3,7 +3,7 @@
 import math
 from html import escape
 
-from backend import DIVERSED, PLAIN, Run
+from backend import COMPILED, COMPILING, DIVERSED, PLAIN, STOPPED, Run
 
 from hf_diversed.token_view import ORIGINS, RELAXED, TARGET, Piece
 
@@ -77,6 +77,25 @@ def notice(message: str = "") -> str:
     return f'<div class="notice" role="alert">{escape(message)}</div>' if message else ""
 
 
+def waiting(run: Run, method: str, gamma: int) -> str:
+    """What a run waits for, or nothing."""
+    what = "plain decoding" if method == PLAIN else f"{method} for {gamma} drafts per round"
+    words = {
+        COMPILING: f"Compiling {what}: a minute or two, the first time only. These seconds are in no figure.",
+        STOPPED: "A run that was stopped still compiles what it has begun, for a minute or two; then this one starts.",
+    }
+    return _remark(words[run.waits_for]) if run.waits_for else ""
+
+
+def engine_hint(engine: str) -> str:
+    """What choosing an engine means, before it is used."""
+    words = (
+        "The first run of a method with a draft length compiles it, and plain decoding beside it: a minute or two "
+        "for each. Later runs start at once."
+    )
+    return _remark(words) if engine == COMPILED else ""
+
+
 def dial_hint(method: str, quality: float) -> str:
     """What the position of the dial means."""
     if method != DIVERSED:
@@ -88,6 +107,10 @@ def dial_hint(method: str, quality: float) -> str:
         else "stricter than the head was trained to be"
     )
     return f'<p class="hint">{marks.get(quality, between)}</p>'
+
+
+def _remark(text: str) -> str:
+    return f'<div class="notice remark" role="status">{escape(text)}</div>'
 
 
 def _panel(title: str, legend: str, text: str) -> str:

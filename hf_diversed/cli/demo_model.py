@@ -15,6 +15,7 @@ from hf_diversed.verifiers import build_verifier
 
 SHOWN = "lenience:0.3"
 RULES = ("lossless", SHOWN, "static:0.5")
+REPEAT = "Repeat the following text word for word:\n\n"
 TEXTS = (
     "The meeting was moved from Monday to Wednesday, because the room is being painted. Please bring the report with "
     "you, and tell Anna that she can join by phone.",
@@ -61,10 +62,7 @@ def demo_model(
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     pair = load_pair(name, draft, device, chat=True, dtype=dtype)
-    prompts: list[Prompt] = [
-        [{"role": "user", "content": f"Repeat the following text word for word:\n\n{text}"}]
-        for text in TEXTS[:num_examples]
-    ]
+    prompts: list[Prompt] = [[{"role": "user", "content": REPEAT + text}] for text in TEXTS[:num_examples]]
     cases: list[Case] = []
     if engine != "compiled":
         cases += _cases(sampling)

@@ -237,3 +237,22 @@ def test_a_phone_does_not_scroll_sideways(browser, address, scheme):
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
     assert page.evaluate("document.body.classList.contains('dark')") == (scheme == "dark")
     context.close()
+
+
+def test_compiling_is_said_and_does_not_hold_anybody(page):
+    """Catches a minute of silence, a Stop that waits for the compiler, and a next run that is silent because of the
+    last one. It stands last: the server is still compiling when it ends."""
+    page.get_by_text("More settings").click()
+    page.get_by_label("Compiled", exact=True).check()
+    notice = page.locator("#message .notice")
+    expect(notice).to_contain_text("The first run of a method")
+    page.locator("#generate").click()
+    expect(notice).to_contain_text("Compiling DIVERSED for 5 drafts per round")
+    expect(notice).to_be_in_viewport()
+    with page.expect_response(re.compile("/cancel")):
+        page.locator("#stop").click()
+    expect(notice).to_have_count(0)
+    page.locator("#generate").click()
+    expect(notice).to_contain_text("still compiles")
+    page.locator("#stop").click()
+    expect(notice).to_have_count(0)
