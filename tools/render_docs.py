@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from hf_diversed.formatting import with_bounds
-from tools import render_readme, render_serving, render_tables
+from tools import render_readme, render_real, render_serving, render_tables
 from tools.markdown import prompts, table
 from tools.render_results import RESULTS, TASKS, read_asked, results
 
@@ -112,6 +112,11 @@ def drafts() -> str:
     return table(("draft", "method", "accepted / drafted", "quality"), rows)
 
 
+def real() -> str:
+    """Looked-up drafts on a real model."""
+    return render_real.study(RESULTS / "real" / "lookup-scitldr.json")
+
+
 SECTIONS = {
     "first": render_readme.first,
     "pair": render_tables.pair,
@@ -122,6 +127,7 @@ SECTIONS = {
     "results": results,
     "guide": guide,
     "drafts": drafts,
+    "real": real,
     "refusals": refusals,
     **render_serving.SECTIONS,
 }

@@ -8,12 +8,13 @@ import sys
 from pathlib import Path
 
 from hf_diversed.formatting import number, with_bounds
+from tools import render_real
 from tools.markdown import prompts, table
 from tools.render_results import RESULTS
 
 
 README = Path(__file__).parent.parent / "README.md"
-_BEGIN, _END = "<!-- begin:first -->", "<!-- end:first -->"
+REAL = RESULTS / "real" / "lookup-scitldr.json"
 
 
 def first() -> str:
@@ -56,10 +57,21 @@ def _learning() -> str:
     )
 
 
+def real() -> str:
+    """What relaxing gains on a model of others."""
+    return render_real.brief(REAL)
+
+
+SECTIONS = {"real": real, "first": first}
+
+
 def render(text: str) -> str:
-    """The README with its table as the results have it now."""
-    before, rest = text.split(_BEGIN)
-    return f"{before}{_BEGIN}\n{first()}\n{_END}{rest.split(_END, 1)[1]}"
+    """The README with its tables as the results have them now."""
+    for name, section in SECTIONS.items():
+        begin, end = f"<!-- begin:{name} -->", f"<!-- end:{name} -->"
+        before, rest = text.split(begin)
+        text = f"{before}{begin}\n{section()}\n{end}{rest.split(end, 1)[1]}"
+    return text
 
 
 def main() -> int:

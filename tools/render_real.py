@@ -10,19 +10,19 @@ from hf_diversed.formatting import number, with_bounds
 from tools.markdown import prompts, table
 
 
+_SETTINGS = "--temperature 0.3 --gamma 10 --dtype bfloat16 --threads 1 --num-examples 96 --batch-sizes 1"
+_STUDY = "python benchmarks/real.py --output build/{0} --data {0}=scitldr_800.jsonl " + _SETTINGS
 COMMANDS = {
-    "lookup-scitldr.json": "python benchmarks/real.py --output build/real-scitldr --data scitldr=scitldr_800.jsonl "
-    "--temperature 0.3 --gamma 10 --max-new-tokens 64 --dtype bfloat16 --threads 1 --num-examples 96 --head-steps 16 "
-    "--heads token-aware --train-examples 32 --timed-prompts 8 --repeats 3 "
-    "--report results/real/lookup-scitldr.json",
-    "lookup-rewrite.json": "python benchmarks/real.py --output build/real-rewrite --data rewrite=scitldr_800.jsonl "
-    "--temperature 0.3 --gamma 10 --max-new-tokens 160 --dtype bfloat16 --threads 1 --num-examples 96 "
-    "--timed-prompts 8 --repeats 3 --report results/real/lookup-rewrite.json",
+    "lookup-scitldr.json": _STUDY.format("scitldr") + " --max-new-tokens 64 --head-steps 16 --heads token-aware "
+    "--train-examples 32 --timed-prompts 6 --repeats 3 --report results/real/lookup-scitldr.json",
+    "lookup-rewrite.json": _STUDY.format("rewrite") + " --max-new-tokens 160 --samples-per-prompt 3 "
+    "--timed-prompts 4 --repeats 2 --report results/real/lookup-rewrite.json",
     "costs.json": "python benchmarks/draft_costs.py --target smollm2 --output results/real/costs.json",
 }
 _DRAFTS = {"lookup": "looked up in the prompt", "draft": "of a model made of its own layers"}
 _NAMES = {"ar": "plain", "sd": "`lossless`", "upstream": "upstream's, lossless"}
 _HEADS = {"head-token-aware": "a head that sees the token", "head-mixture": "a mixture head"}
+_METRICS = {"rouge2": "ROUGE-2"}
 _PLAIN, _COMPILED = "ar", ", compiled"
 Record = Mapping[str, Any]
 
@@ -35,18 +35,50 @@ def real(folder: Path) -> Iterator[tuple[str, str]]:
             found = json.loads(path.read_text())
             if "settings" in found:
                 for record in found["records"]:
-                    yield f"SmolLM2: {record['task']}, drafts {_DRAFTS[record['regime']]}", _study(found, record)
+                    yield f"SmolLM2: {record['task']}, drafts {_DRAFTS[record['regime']]}", _study(name, found, record)
             else:
                 yield "SmolLM2: what a draft would have to agree to pay", _costs(found)
 
 
-def _study(found: Record, record: Record) -> str:
+def study(path: Path) -> str:
+    """The first part of a file of `benchmarks/real.py`."""
+    found = json.loads(path.read_text())
+    return _study(path.name, found, found["records"][0])
+
+
+def brief(path: Path) -> str:
+    """The same for who reads nothing else: what comes to less than the target's quality by a bound is left out."""
+    found = json.loads(path.read_text())
+    record = found["records"][0]
+    single = record["seconds"][0]["methods"]
+    first = record["quality"][0]
+    rows = [
+        [
+            _name(row["method"]),
+            with_bounds(row, "acceptance_rate"),
+            number(row["block_efficiency"]),
+            with_bounds(row, "quality"),
+            _gain(single, row["method"], _PLAIN),
+        ]
+        for row in record["quality"]
+        if row["quality_drop_ci"] is None or row["quality_drop_ci"][0] <= 0
+    ]
+    header = ("rule", "drafts accepted", "tokens per target pass", _METRICS[first["metric"]], "tokens/s over plain")
+    setting = (
+        f"{prompts(record['quality'])}, temperature {first['temperature']:g}, "
+        f"{first['num_assistant_tokens']} drafts per round at most, 95% bounds clustered by prompt; eager, "
+        f"{found['provenance']['threads']} thread of a CPU, median and range of {found['settings']['repeats']} turns."
+    )
+    return f"{table(header, rows)}\n\n{setting}"
+
+
+def _study(name: str, found: Record, record: Record) -> str:
     """Quality and acceptance, and tokens per second over plain decoding of the same engine."""
     first, source = record["quality"][0], found["provenance"]
     measured = {row["method"]: row for row in record["quality"]}
     timed = {part["batch_size"]: part["methods"] for part in record["seconds"]}
     engines = [(size, suffix) for size in timed for suffix in ("", _COMPILED) if _PLAIN + suffix in timed[size]]
-    header = ["rule", "accepted / drafted", first["metric"], "below the target", "tokens per round"]
+    header = ["rule", "accepted / drafted", _METRICS[first["metric"]], "below the target", "tokens per round"]
     header += [f"over plain{suffix}, batch {size}" for size, suffix in engines]
     rows = []
     for method in dict.fromkeys([*measured, *(label for part in timed.values() for label in part)]):
@@ -67,7 +99,7 @@ def _study(found: Record, record: Record) -> str:
         f"per second over those of plain decoding by the same engine, {settings['timed_prompts']} prompts in "
         f"{settings['repeats']} alternating turns: the median turn, and the lowest and highest."
     )
-    return f"{setting}\n\n{table(header, rows)}"
+    return f"{setting}\n\n{table(header, rows)}\n\nMeasured by `{COMMANDS[name]}`."
 
 
 def _gain(methods: Record, label: str, plain: str) -> str:
