@@ -3,7 +3,7 @@
 import json
 
 from tests.evaluation.measured import record
-from tools.render_real import COMMANDS, brief, real, study
+from tools.render_real import COMMANDS, brief, gains, real, study
 
 
 def turns(*seconds: float) -> dict:
@@ -61,6 +61,7 @@ def test_the_short_table_leaves_out_what_is_surely_worse(tmp_path):
     assert lines[3].endswith("| 21.0% (16.0% to 24.0%) | 2.00x (1.50 to 2.00) |")
     assert lines[4] == ""
     assert "1 thread of a CPU" in lines[5]
+    assert gains(path, ["sd", "upstream"]) == ["2.00x (1.50 to 2.00)", "2.00x (2.00 to 4.00)"]
 
 
 def test_costs_say_what_a_draft_needs(tmp_path):

@@ -59,7 +59,11 @@ def _learning() -> str:
 
 def real() -> str:
     """What relaxing gains on a model of others."""
-    return render_real.brief(REAL)
+    lossless, lenient = render_real.gains(REAL.with_name("lookup-rewrite.json"), ("sd", "lenience:0.3"))
+    return (
+        f"{render_real.brief(REAL)} Where the answer repeats the prompt, its spelling mended, `lossless` comes to "
+        f"{lossless} and `lenience:0.3` to {lenient}."
+    )
 
 
 SECTIONS = {"real": real, "first": first}

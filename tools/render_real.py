@@ -1,7 +1,7 @@
 """The study of a real model (`benchmarks/real.py`), from `results/real/`."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -70,6 +70,12 @@ def brief(path: Path) -> str:
         f"{found['provenance']['threads']} thread of a CPU, median and range of {found['settings']['repeats']} turns."
     )
     return f"{table(header, rows)}\n\n{setting}"
+
+
+def gains(path: Path, methods: Sequence[str]) -> list[str]:
+    """Tokens per second of methods over plain decoding at batch size 1, eager, of the first part of a file."""
+    single = json.loads(path.read_text())["records"][0]["seconds"][0]["methods"]
+    return [_gain(single, method, _PLAIN) for method in methods]
 
 
 def _study(name: str, found: Record, record: Record) -> str:
