@@ -61,6 +61,13 @@ def test_the_short_table_leaves_out_what_is_surely_worse(tmp_path):
     assert lines[3].endswith("| 21.0% (16.0% to 24.0%) | 2.00x (1.50 to 2.00) |")
     assert lines[4] == ""
     assert "1 thread of a CPU" in lines[5]
+    rule = made_up()
+    rule["records"][0]["quality"] = [
+        record("lenience:0.05", 0.16, 0.2, block_efficiency=2.0, quality_drop_ci=[-0.1, 0.1])
+    ]
+    rule["records"][0]["seconds"][0]["methods"]["lenience:0.05"] = turns(1, 1, 1)
+    (tmp_path / "lenience-scitldr.json").write_text(json.dumps(rule))
+    assert brief(path).splitlines()[4].endswith("| 2.00 | 20.0% (15.0% to 23.0%) | 6.00x (6.00 to 12.00) |")
     assert gains(path, ["sd", "upstream"]) == ["2.00x (1.50 to 2.00)", "2.00x (2.00 to 4.00)"]
 
 

@@ -15,6 +15,8 @@ _STUDY = "python benchmarks/real.py --output build/{0} --data {0}=scitldr_800.js
 COMMANDS = {
     "lookup-scitldr.json": _STUDY.format("scitldr") + " --max-new-tokens 64 --head-steps 16 --heads token-aware "
     "--train-examples 32 --timed-prompts 6 --repeats 3 --report results/real/lookup-scitldr.json",
+    "lenience-scitldr.json": _STUDY.format("scitldr").replace("build/", "build/lenience-") + " --max-new-tokens 64 "
+    "--rules lenience:0.05 --eager-only --timed-prompts 6 --report results/real/lenience-scitldr.json",
     "lookup-rewrite.json": _STUDY.format("rewrite") + " --max-new-tokens 160 --samples-per-prompt 3 "
     "--timed-prompts 4 --repeats 2 --report results/real/lookup-rewrite.json",
     "costs.json": "python benchmarks/draft_costs.py --target smollm2 --output results/real/costs.json",
@@ -34,8 +36,10 @@ def real(folder: Path) -> Iterator[tuple[str, str]]:
         if path.is_file():
             found = json.loads(path.read_text())
             if "settings" in found:
+                more = ", further rules" if name.startswith("lenience") else ""
                 for record in found["records"]:
-                    yield f"SmolLM2: {record['task']}, drafts {_DRAFTS[record['regime']]}", _study(name, found, record)
+                    heading = f"SmolLM2: {record['task']}, drafts {_DRAFTS[record['regime']]}{more}"
+                    yield heading, _study(name, found, record)
             else:
                 yield "SmolLM2: what a draft would have to agree to pay", _costs(found)
 
@@ -50,7 +54,6 @@ def brief(path: Path) -> str:
     """The same for who reads nothing else: what comes to less than the target's quality by a bound is left out."""
     found = json.loads(path.read_text())
     record = found["records"][0]
-    single = record["seconds"][0]["methods"]
     first = record["quality"][0]
     rows = [
         [
@@ -60,7 +63,7 @@ def brief(path: Path) -> str:
             with_bounds(row, "quality"),
             _gain(single, row["method"], _PLAIN),
         ]
-        for row in record["quality"]
+        for row, single in [*_rows(record), *_further(path)]
         if row["quality_drop_ci"] is None or row["quality_drop_ci"][0] <= 0
     ]
     header = ("rule", "drafts accepted", "tokens per target pass", _METRICS[first["metric"]], "tokens/s over plain")
@@ -70,6 +73,19 @@ def brief(path: Path) -> str:
         f"{found['provenance']['threads']} thread of a CPU, median and range of {found['settings']['repeats']} turns."
     )
     return f"{table(header, rows)}\n\n{setting}"
+
+
+def _rows(record: Record) -> list[tuple[Record, Record]]:
+    """Quality of each method, and the seconds of all at the first batch size."""
+    return [(row, record["seconds"][0]["methods"]) for row in record["quality"]]
+
+
+def _further(path: Path) -> list[tuple[Record, Record]]:
+    """The same of rules that were measured on the same prompts in a call of their own, beside plain decoding."""
+    beside = path.with_name(f"lenience-{path.name.removeprefix('lookup-')}")
+    if not beside.is_file():
+        return []
+    return [row for row in _rows(json.loads(beside.read_text())["records"][0]) if row[0]["method"] != _PLAIN]
 
 
 def gains(path: Path, methods: Sequence[str]) -> list[str]:
