@@ -12,10 +12,11 @@ from tools.markdown import prompts, table
 
 _SETTINGS = "--temperature 0.3 --gamma 10 --dtype bfloat16 --threads 1 --num-examples 96 --batch-sizes 1"
 _STUDY = "python benchmarks/real.py --output build/{0} --data {0}=scitldr_800.jsonl " + _SETTINGS
+FURTHER = "lenience-scitldr.json"
 COMMANDS = {
     "lookup-scitldr.json": _STUDY.format("scitldr") + " --max-new-tokens 64 --head-steps 16 --heads token-aware "
     "--train-examples 32 --timed-prompts 6 --repeats 3 --report results/real/lookup-scitldr.json",
-    "lenience-scitldr.json": _STUDY.format("scitldr").replace("build/", "build/lenience-") + " --max-new-tokens 64 "
+    FURTHER: _STUDY.format("scitldr").replace("build/", "build/lenience-") + " --max-new-tokens 64 "
     "--rules lenience:0.05 --eager-only --timed-prompts 6 --report results/real/lenience-scitldr.json",
     "lookup-rewrite.json": _STUDY.format("rewrite") + " --max-new-tokens 160 --samples-per-prompt 3 "
     "--timed-prompts 4 --repeats 2 --report results/real/lookup-rewrite.json",
@@ -36,7 +37,7 @@ def real(folder: Path) -> Iterator[tuple[str, str]]:
         if path.is_file():
             found = json.loads(path.read_text())
             if "settings" in found:
-                more = ", further rules" if name.startswith("lenience") else ""
+                more = ", further rules" if name == FURTHER else ""
                 for record in found["records"]:
                     heading = f"SmolLM2: {record['task']}, drafts {_DRAFTS[record['regime']]}{more}"
                     yield heading, _study(name, found, record)
@@ -51,10 +52,13 @@ def study(path: Path) -> str:
 
 
 def brief(path: Path) -> str:
-    """The same for who reads nothing else: what comes to less than the target's quality by a bound is left out."""
+    """The same for who reads nothing else: what comes to less than the target's quality by a bound is left out. Rules
+    measured on the same prompts in a call of their own, `FURTHER`, stand behind, where that file lies beside it."""
     found = json.loads(path.read_text())
     record = found["records"][0]
     first = record["quality"][0]
+    beside = path.with_name(FURTHER)
+    further = _rows(json.loads(beside.read_text())["records"][0])[1:] if beside.is_file() else []  # without plain
     rows = [
         [
             _name(row["method"]),
@@ -63,14 +67,15 @@ def brief(path: Path) -> str:
             with_bounds(row, "quality"),
             _gain(single, row["method"], _PLAIN),
         ]
-        for row, single in [*_rows(record), *_further(path)]
+        for row, single in [*_rows(record), *further]
         if row["quality_drop_ci"] is None or row["quality_drop_ci"][0] <= 0
     ]
     header = ("rule", "drafts accepted", "tokens per target pass", _METRICS[first["metric"]], "tokens/s over plain")
     setting = (
         f"{prompts(record['quality'])}, temperature {first['temperature']:g}, "
         f"{first['num_assistant_tokens']} drafts per round at most, 95% bounds clustered by prompt; eager, "
-        f"{found['provenance']['threads']} thread of a CPU, median and range of {found['settings']['repeats']} turns."
+        f"{found['provenance']['threads']} thread of a CPU, median (range) of {found['settings']['repeats']} turns, "
+        "one where no range is shown."
     )
     return f"{table(header, rows)}\n\n{setting}"
 
@@ -78,14 +83,6 @@ def brief(path: Path) -> str:
 def _rows(record: Record) -> list[tuple[Record, Record]]:
     """Quality of each method, and the seconds of all at the first batch size."""
     return [(row, record["seconds"][0]["methods"]) for row in record["quality"]]
-
-
-def _further(path: Path) -> list[tuple[Record, Record]]:
-    """The same of rules that were measured on the same prompts in a call of their own, beside plain decoding."""
-    beside = path.with_name(f"lenience-{path.name.removeprefix('lookup-')}")
-    if not beside.is_file():
-        return []
-    return [row for row in _rows(json.loads(beside.read_text())["records"][0]) if row[0]["method"] != _PLAIN]
 
 
 def gains(path: Path, methods: Sequence[str]) -> list[str]:
@@ -131,7 +128,8 @@ def _gain(methods: Record, label: str, plain: str) -> str:
         (turn["tokens"] / turn["seconds"]) / (beside["tokens"] / beside["seconds"])
         for turn, beside in zip(methods[label]["turns"], methods[plain]["turns"])
     ]
-    return f"{median(ratios):.2f}x ({min(ratios):.2f} to {max(ratios):.2f})"
+    spread = f" ({min(ratios):.2f} to {max(ratios):.2f})" if len(ratios) > 1 else ""
+    return f"{median(ratios):.2f}x{spread}"
 
 
 def _name(method: str) -> str:
