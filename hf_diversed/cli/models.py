@@ -110,7 +110,8 @@ def check_together(target: str, draft: str, tokenizer) -> None:
         drafts = AutoTokenizer.from_pretrained(draft).get_vocab()
     except (OSError, ValueError):
         return  # a draft may come without one: the target's is used
-    shared = sum(tokenizer.get_vocab().get(token) == index for token, index in drafts.items())
+    known = tokenizer.get_vocab()  # a new dict each time
+    shared = sum(known.get(token) == index for token, index in drafts.items())
     if 2 * shared < len(drafts):  # one tokenizer with a few tokens added is one
         raise ValueError(
             f"--target {target} --draft {draft}: of the draft's {len(drafts):,} tokens only {shared:,} have their id "
