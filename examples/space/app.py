@@ -43,16 +43,20 @@ from models import find_models
 from rendering import dial_hint, engine_hint, notice, plain_panel, source_panel, tiles, waiting, weight_panel
 
 
-# What the page does by itself: figures of other settings than those shown grey out, and results come into view.
+# What the page does by itself: figures of other settings than those shown grey out, results come into view, and after
+# Stop no notice is shown, as frames that are on their way still bring them.
 GREY_OUT = """() => {
     const page = document.querySelector('.gradio-container');
     if (!document.querySelector('#figures .tiles[data-method=""]')) page.classList.add('stale');
 }"""
-BRING_INTO_VIEW = """() => {
-    document.querySelector('.gradio-container').classList.remove('stale');
+BEGIN = """() => {
+    document.querySelector('.gradio-container').classList.remove('stale', 'stopped');
     const figures = document.querySelector('#figures'), box = figures.getBoundingClientRect();
     if (box.top < 128 || box.bottom > innerHeight) figures.scrollIntoView({behavior: 'smooth', block: 'start'});
+    return '';
 }"""
+HUSH = "() => document.querySelector('.gradio-container').classList.add('stopped')"
+SPEAK = "engine => { document.querySelector('.gradio-container').classList.remove('stopped'); return engine; }"
 MODELS = {model.label: model for model in find_models()}
 FIRST = next(iter(MODELS.values()))
 
@@ -172,15 +176,16 @@ def build() -> gr.Blocks:
         gr.on([task.input, another.click], example, [model, task], prompt, show_progress="hidden")
         introduced = [masthead, task, prompt, about, method, temperature]
         model.input(introduce, model, introduced, show_progress="hidden")
-        engine.input(engine_hint, engine, message, show_progress="hidden")
+        engine.input(engine_hint, engine, message, show_progress="hidden", js=SPEAK)
         settings = [model, prompt, task, method, quality, lenience, weight]
         settings += [max_bias, gamma, engine, temperature, length, seed, head]
         outputs = [message, figures, sources, weights, reference]
         gr.on([item.change for item in settings], None, js=GREY_OUT)
-        start.click(None, js=BRING_INTO_VIEW)
+        start.click(None, None, message, js=BEGIN)
         shows_place = {"show_progress": "minimal", "show_progress_on": sources}  # in the queue
         running = start.click(generate, settings, outputs, **shows_place)
-        stop.click(None, cancels=[running]).then(None, None, message, js="() => ''")
+        stop.click(None, cancels=[running])
+        stop.click(None, js=HUSH)
     return page
 
 
