@@ -126,7 +126,7 @@ def test_models_that_cannot_decode_together_are_refused_before_they_load(tmp_pat
 
 
 def test_a_vocabulary_is_read_once(tmp_path, monkeypatch):
-    """Catches a check that reads the target's vocabulary for every token of the draft's: half an hour for SmolLM2's."""
+    """Catches a check that reads the target's vocabulary per token of the draft's: half an hour for SmolLM2's."""
     tokenizer = models.load_pair(None, None, "cpu").tokenizer
     read = []
     get_vocab = type(tokenizer).get_vocab
