@@ -108,6 +108,7 @@ def _counts(target: str, arguments: argparse.Namespace):
     """Tokens of the target's own completions: one step of a tuning that draws them leaves them in a file."""
     folder = arguments.output / SAMPLES
     steps = ["--max-steps", "1", "--lora-r", "1", "--all-weights", "false", "--save-strategy", "no"]
+    steps += ["--keep-target-states", "false"]
     if not (folder / "trainer_state.json").exists():
         tune([*_tuning(target, target, arguments), *steps, "--output-dir", str(folder)])
     samples = folder / "target_samples.jsonl"
@@ -127,6 +128,7 @@ def _tuning(target: str, draft: str, arguments: argparse.Namespace) -> list[str]
         *("--num-eval-examples", str(held_out), "--eval-strategy", "steps", "--eval-steps", steps),
         *("--save-steps", steps, "--save-total-limit", "2", "--logging-steps", steps, "--learning-rate", "5e-4"),
         *("--max-completion-length", str(arguments.max_new_tokens), "--generation-batch-size", "16"),
+        *("--num-samples-per-prompt", str(arguments.draft_samples), "--keep-target-states", "true"),
         *("--temperature", str(arguments.temperature), "--seed", str(arguments.seed)),
         *("--use-cpu", "true", "--report-to", "none"),
     ]
@@ -347,6 +349,7 @@ def _arguments() -> argparse.Namespace:
     add("--data", type=files, default={}, help="task=FILE,...: the first one trains draft and heads.")
     add("--draft", help="Hub id or folder of a draft that is there.")
     add("--draft-steps", type=int, default=0, help="Updates of a draft that is made here; 0 makes none.")
+    add("--draft-samples", type=int, default=1, help="Completions of the target per prompt that a draft learns from.")
     add("--layers", type=int, default=4)
     add("--vocabulary", type=int, default=8000)
     add("--head-steps", type=int, default=0, help="Updates of each head; 0 trains none.")

@@ -15,28 +15,34 @@ from typing import Any, ClassVar
 import torch
 from peft import LoraConfig, PeftModel, TaskType, get_peft_model
 from torch.nn.functional import cross_entropy
-from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainingArguments
 
 from hf_diversed import _compat
 from hf_diversed.generation.checks import check_vocabularies
 from hf_diversed.provenance import provenance, publishable
 from hf_diversed.running.prompts import Prompt, encode, render
-from hf_diversed.sampling import total_variation
 from hf_diversed.training.arguments import own_settings
 from hf_diversed.training.checkpoints import SealedCheckpoints, resume_point
+from hf_diversed.training.completion_laws import (
+    IGNORED,
+    STATES,
+    collate,
+    completion_ids,
+    completion_logits,
+    divergences,
+)
 from hf_diversed.training.loading import load_frozen
 from hf_diversed.training.prompts import check_context
 from hf_diversed.training.run_folder import sole_run
 from hf_diversed.training.settings import DraftTuningSettings
 from hf_diversed.training.target_samples import Ids, end_ids, sample_completions, until_end
+from hf_diversed.training.target_states import with_target_states
 from hf_diversed.verifiers.base import check_range
 
 
 Row = Mapping[str, Any]
 MODES = ("distill", "supervised")
 DIVERGENCES = ("kl", "tv")
-_IGNORED = -100  # label of what has no loss: prompt and padding
 
 
 @dataclass
@@ -67,6 +73,11 @@ class DraftTuningConfig(DraftTuningSettings, TrainingArguments):
             )
         if self.all_weights and self.merge:
             raise ValueError("merge=True needs an adapter, and all_weights=True trains none; drop one of them.")
+        if self.keep_target_states and (self.mode != "distill" or self.world_size > 1):
+            raise ValueError(
+                f'keep_target_states=True needs mode="distill" in one process, got mode={self.mode!r} in '
+                f"{self.world_size}; leave it out."
+            )
         if not self.lora_target_modules:
             raise ValueError('lora_target_modules must name at least one layer; "all-linear" takes all of them.')
         if self.mode == "supervised" and self.divergence != "kl":
@@ -150,6 +161,9 @@ def _tune(target, draft, tokenizer, rows, num_train: int, args: DraftTuningConfi
     else:
         target, examples = None, _written_examples(draft, tokenizer, rows, args)
     training, held_out = (list(itertools.chain(*part)) for part in (examples[:num_train], examples[num_train:]))
+    if args.keep_target_states:
+        read = with_target_states(training + held_out, target, Path(args.output_dir), args.per_device_train_batch_size)
+        training, held_out = read[: len(training)], read[len(training) :]
     model = draft.requires_grad_(True) if args.all_weights else _with_adapter(draft, args)
     trainer = DraftTuner(model, target, args, training, held_out or None)
     trainer.train(
@@ -177,7 +191,7 @@ def _written_examples(draft, tokenizer, rows, args: DraftTuningConfig) -> list[l
     end = end_ids(draft, tokenizer)
     examples = [_supervised_example(tokenizer, row, end, args.max_completion_length) for row in rows]
     _check_known(examples, draft)
-    lengths = [example["labels"].count(_IGNORED) for example in examples]
+    lengths = [example["labels"].count(IGNORED) for example in examples]
     check_context("rows", lengths, args.max_completion_length, {"draft": draft})
     return [[example] for example in examples]
 
@@ -213,7 +227,7 @@ class DraftTuner(SealedCheckpoints):
 
     Args:
         model: the draft with its adapter, or to be trained as a whole. target: frozen; None in supervised mode.
-        examples, held_out: `input_ids` and `labels`, lists of equal length.
+        examples, held_out: `input_ids` and `labels`, lists of equal length, and perhaps the target's states.
     """
 
     def __init__(
@@ -231,23 +245,14 @@ class DraftTuner(SealedCheckpoints):
         self._held_out: list[torch.Tensor] = []
 
     def compute_loss(self, model, inputs, return_outputs: bool = False, num_items_in_batch=None):
-        """Loss of one batch; the laws of prompt positions are not even computed."""
-        labels = inputs["labels"][:, 1:]
-        first = int((labels != _IGNORED).any(0).int().argmax())
-        labels = labels[:, first:]
-        kept = labels != _IGNORED
-        # Ids beyond the draft's embedding are padding of the target's; in decoding too it reads its last one instead.
-        ids = inputs["input_ids"].clamp_max(_compat.known_ids(self.model) - 1)
-        draft_logits = _logits(model, self.model, ids, inputs["attention_mask"], first)[kept]
+        """Loss of one batch."""
+        draft_logits = completion_logits(model, inputs, self.model)
         if self.target is None:
             smoothing = self.args.label_smoothing_factor
-            loss = cross_entropy(draft_logits.float(), labels[kept], label_smoothing=smoothing)
+            loss = cross_entropy(draft_logits.float(), completion_ids(inputs), label_smoothing=smoothing)
         else:
-            device = self.target.device
-            ids, mask = inputs["input_ids"].to(device), inputs["attention_mask"].to(device)
             with torch.no_grad():
-                target_logits = _logits(self.target, self.target, ids, mask, first)[kept.to(device)]
-            target_logits = target_logits.to(draft_logits.device)
+                target_logits = _target_logits(self.target, inputs).to(draft_logits.device)
             distances = divergences(target_logits, draft_logits, self.args.temperature)
             loss = distances[self.args.divergence].mean()
             if model.training:
@@ -288,52 +293,19 @@ class DraftTuner(SealedCheckpoints):
         (folder / "provenance.json").write_text(json.dumps(record, indent=2, default=str) + "\n")
 
 
+def _target_logits(target: PreTrainedModel, inputs) -> torch.Tensor:
+    if STATES not in inputs:
+        return completion_logits(target, inputs, target)
+    logits: torch.Tensor = target.get_output_embeddings()(inputs[STATES].to(target.device))
+    return logits
+
+
 def _save_adapter(model: PeftModel, folder: Path) -> None:
     card = folder / "README.md"
     written_by_user = card.exists()
     model.save_pretrained(folder, save_embedding_layers=False)  # "auto" would look the draft up on the Hub
     if not written_by_user:
         card.unlink(missing_ok=True)  # peft's is an empty form but for the folder that the draft was loaded from
-
-
-def divergences(
-    target_logits: torch.Tensor, draft_logits: torch.Tensor, temperature: float
-) -> dict[str, torch.Tensor]:
-    """Compare next-token laws whose vocabularies may be padded to different sizes: ids that only the draft has are cut
-    before its softmax, those that only the target has have q = 0, and p is untouched.
-
-    Args:
-        target_logits: float `[N, Vp]`. draft_logits: float `[N, Vq]`.
-
-    Returns:
-        "tv", float32 `[N]`: TV(p, q), what a lossless verifier rejects (arXiv 2211.17192). "kl", float32 `[N]`:
-        KL(p||q) over the ids that both have (a draft of a cut vocabulary says minus infinity for the others), as it is
-        infinite beyond.
-    """
-    common = min(target_logits.shape[-1], draft_logits.shape[-1])
-    log_p = (target_logits.float() / temperature).log_softmax(-1)[..., :common]
-    log_q = (draft_logits[..., :common].float() / temperature).log_softmax(-1)
-    p, gap = log_p.exp(), (log_p - log_q).masked_fill(log_q.detach().isinf(), 0.0)
-    # In this order: q has all its mass on the common ids, p may not.
-    return {"tv": total_variation(log_q.exp(), p), "kl": (p * gap).sum(-1)}
-
-
-def collate(examples: Sequence[dict[str, list[int]]]) -> dict[str, torch.Tensor]:
-    """Pad to the right, where no model sees it: `input_ids`, `attention_mask` and `labels`, long `[B, S + T]`."""
-    ids = [torch.tensor(example["input_ids"]) for example in examples]
-    labels = [torch.tensor(example["labels"]) for example in examples]
-    return {
-        "input_ids": pad_sequence(ids, batch_first=True),
-        "attention_mask": pad_sequence([torch.ones_like(row) for row in ids], batch_first=True),
-        "labels": pad_sequence(labels, batch_first=True, padding_value=_IGNORED),
-    }
-
-
-def _logits(model, unwrapped: PreTrainedModel, ids: torch.Tensor, mask: torch.Tensor, first: int) -> torch.Tensor:
-    """Logits `[B, L - 1 - first, V]` of the positions from `first` on but the last one, which predicts nothing."""
-    width = ids.shape[1] - first
-    narrow = {"logits_to_keep": width} if _compat.supports_logits_to_keep(unwrapped) else {}
-    return model(input_ids=ids, attention_mask=mask, use_cache=False, **narrow).logits[:, -width:-1]
 
 
 def _encode_prompt(tokenizer: PreTrainedTokenizerBase, prompt: Prompt) -> Ids:
@@ -359,7 +331,7 @@ def _supervised_example(tokenizer, row: Row, end: list[int], longest: int) -> di
 
 
 def _example(prompt: Ids, completion: Ids) -> dict[str, list[int]]:
-    return {"input_ids": [*prompt, *completion], "labels": [_IGNORED] * len(prompt) + list(completion)}
+    return {"input_ids": [*prompt, *completion], "labels": [IGNORED] * len(prompt) + list(completion)}
 
 
 def _check(rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase, args: DraftTuningConfig) -> None:

@@ -118,6 +118,13 @@ class DraftTuningSettings:
     max_completion_length: int = field(default=128, metadata={"help": "Longest completion in tokens."})
     num_samples_per_prompt: int = field(default=1, metadata={"help": "The target's completions per prompt."})
     generation_batch_size: int = field(default=128, metadata={"help": "Completions of the target drawn together."})
+    keep_target_states: bool = field(
+        default=False,
+        metadata={
+            "help": "Of distillation: have the target read each completion once and keep its hidden states on the "
+            "disk. Pays from the second epoch on, the more the longer the prompts."
+        },
+    )
     merge: bool = field(default=False, metadata={"help": 'Also write draft and adapter as one model, in "merged".'})
     resume: bool = field(default=False, metadata={"help": "Go on from the newest complete checkpoint."})
     model_init_kwargs: dict | str | None = field(default=None, metadata={"help": "For models given by name (JSON)."})

@@ -1,0 +1,86 @@
+"""What a frozen target knows at the tokens of its completions, read once and kept in a file: its last hidden states,
+of which its output embedding makes its laws. Without it, every epoch of a distillation reads every prompt again."""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from transformers import PreTrainedModel
+
+from hf_diversed import _compat
+from hf_diversed.running.files import write_json, writing
+from hf_diversed.training.completion_laws import IGNORED, STATES, collate, completion_logits
+from hf_diversed.training.loading import fingerprint
+
+
+@torch.no_grad()
+def with_target_states(examples: Sequence[dict], target: PreTrainedModel, folder: Path, batch_size: int) -> list[dict]:
+    """Give each example, as `collate` takes them, the "target_states" `[T, D]` of its T completion tokens, in the
+    target's dtype. They lie in `target_states.bin` of a folder, which grows batch by batch and is never read whole.
+
+    Args:
+        batch_size: examples that the target reads together.
+
+    Raises:
+        ValueError: for a target that does more to its logits than its output embedding does, as with a soft cap.
+        OSError: if the file cannot be written.
+    """
+    lengths = [sum(label != IGNORED for label in example["labels"][1:]) for example in examples]
+    order = sorted(range(len(examples)), key=lambda number: len(examples[number]["input_ids"]))
+    width, dtype = _compat.hidden_width(target), target.dtype
+    path = folder / f"{STATES}.bin"
+    settings = {
+        "target": _compat.public_name(target),
+        "target_weights": fingerprint(target),
+        "dtype": str(dtype),
+        "examples": hashlib.sha256(json.dumps([example["input_ids"] for example in examples]).encode()).hexdigest(),
+        "tokens": sum(lengths),
+    }
+    _check_output(target, examples[order[0]])
+    bounds = [0]
+    for number in order:
+        bounds.append(bounds[-1] + lengths[number] * width * dtype.itemsize)
+    done = _drop_torn_states(path, settings, bounds)
+    for start in range(done, len(order), batch_size):
+        states = _read(target, [examples[number] for number in order[start : start + batch_size]])
+        with writing(path), path.open("ab") as file:
+            file.write(states.to("cpu", dtype).contiguous().view(torch.uint8).numpy().tobytes())
+    kept = torch.from_file(str(path), size=sum(lengths) * width, dtype=dtype).view(-1, width)
+    parts = dict(zip(order, kept.split([lengths[number] for number in order])))
+    return [{**example, STATES: parts[number]} for number, example in enumerate(examples)]
+
+
+def _drop_torn_states(path: Path, settings: dict, bounds: list[int]) -> int:
+    """How many examples the file holds already, once what follows them is cut; none if it is of other settings."""
+    about = path.with_suffix(".json")
+    known = json.loads(about.read_text()) if about.exists() and path.exists() else None
+    size = path.stat().st_size if known == settings else 0
+    done = max(number for number, bound in enumerate(bounds) if bound <= size)
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("ab") as file:
+            file.truncate(bounds[done])
+    write_json(about, settings)
+    return done
+
+
+def _read(target: PreTrainedModel, examples: list[dict]) -> torch.Tensor:
+    """States `[N, D]` of a batch's completion tokens: what stands where the logits would, without the output
+    embedding."""
+    handle = target.get_output_embeddings().register_forward_hook(lambda _, inputs, __: inputs[0])
+    try:
+        return completion_logits(target, collate(examples), target)
+    finally:
+        handle.remove()
+
+
+def _check_output(target: PreTrainedModel, example: dict) -> None:
+    logits = completion_logits(target, collate([example]), target).float()
+    made = target.get_output_embeddings()(_read(target, [example])).float()
+    if not torch.allclose(made, logits, rtol=1e-2, atol=1e-2 * logits.std().item()):
+        raise ValueError(
+            f"keep_target_states=True needs a target whose logits are its output embedding's; {type(target).__name__} "
+            "caps or scales them. Leave it out: the target then reads every batch anew."
+        )

@@ -1,0 +1,107 @@
+"""The target's states: the same laws without reading again, kept over an interruption, refused where they fail."""
+
+import copy
+
+import pytest
+import torch
+from transformers import Gemma2Config, Gemma2ForCausalLM
+
+from hf_diversed.training import draft_tuning, target_states
+from hf_diversed.training.completion_laws import STATES, collate, completion_ids, completion_logits
+from hf_diversed.training.draft_tuning import DraftTuningConfig, tune_draft
+from hf_diversed.training.target_states import with_target_states
+from tests.tiny import VOCAB_SIZE, tiny_draft, tiny_model
+from tests.training.test_draft_tuning import config, make_rows, tokenizer  # noqa: F401
+
+
+@pytest.fixture
+def target():
+    return tiny_model("llama")
+
+
+def make_examples(n: int = 7) -> list[dict]:
+    """Prompts and completions of various lengths."""
+    generator = torch.Generator().manual_seed(0)
+    examples = []
+    for number in range(n):
+        prompt, length = 2 + number % 3, 1 + 2 * number % 5
+        ids = torch.randint(4, VOCAB_SIZE, (prompt + length,), generator=generator).tolist()
+        examples.append({"input_ids": ids, "labels": [-100] * prompt + ids[prompt:]})
+    return examples
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_states_make_the_laws_of_every_token(target, tmp_path, dtype):
+    """Catches states of another position, of another example, and bytes read in another dtype."""
+    target, examples = target.to(dtype), make_examples()
+    read = with_target_states(examples, target, tmp_path, batch_size=3)
+    for example, before in zip(read, examples):
+        assert example["input_ids"] == before["input_ids"]
+        alone = completion_logits(target, collate([before]), target)
+        made = target.lm_head(example[STATES])
+        assert made.dtype == dtype
+        torch.testing.assert_close(made, alone, rtol=0.02, atol=1e-5 if dtype == torch.float32 else 0.02)
+    batch = collate(read)
+    assert len(batch[STATES]) == len(completion_ids(batch)) == sum(len(example[STATES]) for example in read)
+    torch.testing.assert_close(batch[STATES], torch.cat([example[STATES] for example in read]))
+
+
+def test_the_draft_learns_the_same_and_the_target_reads_once(monkeypatch, tokenizer, target, tmp_path):  # noqa: F811
+    """Catches states that do not belong to the batch, and a target that goes on reading in every epoch."""
+    base, options = tiny_draft(target, noise=0.5), {"max_steps": 6, "all_weights": True}
+    plain = tune_draft(target, copy.deepcopy(base), tokenizer, make_rows(16), config(tmp_path / "plain", **options))
+    draws = draft_tuning.sample_completions
+    calls = []
+
+    def draw(*args, **kwargs):
+        drawn = draws(*args, **kwargs)
+        target.model.register_forward_hook(lambda *_: calls.append(1))
+        return drawn
+
+    monkeypatch.setattr(draft_tuning, "sample_completions", draw)
+    options |= {"keep_target_states": True}
+    kept = tune_draft(target, copy.deepcopy(base), tokenizer, make_rows(16), config(tmp_path / "kept", **options))
+    assert len(calls) == 2 + 2  # 16 examples in batches of 8, and one that is looked at twice before
+    for (name, value), other in zip(plain.state_dict().items(), kept.state_dict().values()):
+        torch.testing.assert_close(value, other, atol=1e-5, rtol=1e-4, msg=name)
+        assert not torch.equal(value, base.state_dict()[name])
+
+
+def test_a_broken_reading_goes_on(monkeypatch, target, tmp_path):
+    """Catches work that is lost, a torn batch that shifts all that follow, and states of other weights or texts."""
+    examples, whole = make_examples(), with_target_states(make_examples(), target, tmp_path / "whole", 2)
+    path, read, seen = tmp_path / "broken" / "target_states.bin", target_states._read, []
+
+    def counted(model, batch):
+        seen.append(len(batch))
+        if len(seen) == 4:  # one that is looked at, then the third batch of two
+            raise KeyboardInterrupt
+        return read(model, batch)
+
+    monkeypatch.setattr(target_states, "_read", counted)
+    with pytest.raises(KeyboardInterrupt):
+        with_target_states(examples, target, path.parent, 2)
+    with path.open("ab") as file:
+        file.write(b"torn")
+    seen[:] = [0] * 4
+    again = with_target_states(examples, target, path.parent, 2)
+    assert seen[4:] == [1, 2, 1]  # three of seven were left
+    for one, other in zip(whole, again):
+        torch.testing.assert_close(one[STATES], other[STATES])
+    for changed, given in ((tiny_model("llama", seed=1), examples), (target, make_examples(6))):
+        seen[:] = [0] * 4
+        with_target_states(given, changed, path.parent, 2)
+        assert sum(seen[4:]) == 1 + len(given)
+
+
+def test_capped_logits_are_refused(tmp_path):
+    """Catches laws that lack what a model does behind its output embedding."""
+    sizes = {"vocab_size": VOCAB_SIZE, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
+    sizes |= {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8, "final_logit_softcapping": 0.01}
+    with pytest.raises(ValueError, match="Gemma2ForCausalLM caps or scales them"):
+        with_target_states(make_examples(), Gemma2ForCausalLM(Gemma2Config(**sizes)).eval(), tmp_path, 2)
+
+
+def test_settings_are_checked(tmp_path):
+    with pytest.raises(ValueError, match='keep_target_states=True needs mode="distill" in one process'):
+        DraftTuningConfig(str(tmp_path), mode="supervised", keep_target_states=True)
