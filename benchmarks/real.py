@@ -62,7 +62,7 @@ RULES = ("sd", "lenience:0.3", "static:0.5")
 COMPILED = ("ar", "sd", "lenience:0.3")
 COPYING = ("scitldr", "rewrite")  # what drafts are looked up for
 HEADS = {"mixture": (), "token-aware": ("--token-features", "true")}
-SAMPLES, MADE, TUNED = "samples", "made-draft", "draft"
+SAMPLES, MADE, TUNED = "samples", "made-draft", "tuned-draft"
 
 
 def main() -> None:
@@ -81,6 +81,8 @@ def main() -> None:
     given = {name: value for name, value in vars(arguments).items() if name not in ("output", "report", "data")}
     given["data"] = {task: Path(path).name for task, path in arguments.data.items()}
     report = {"settings": given, "records": records, "provenance": provenance(arguments.seed, "cpu")}
+    if arguments.draft_steps:
+        report["draft"] = history(arguments.output)
     write_json(arguments.report or arguments.output / "real.json", report)
     _show(records)
 
@@ -104,6 +106,16 @@ def trained_draft(arguments: argparse.Namespace) -> str:
     return str(folder)
 
 
+def history(folder: Path) -> dict[str, Any]:
+    """What a draft was made of, and the acceptance on held-out completions that its tuning logged."""
+    made = json.loads((folder / MADE / "provenance.json").read_text())
+    logs = json.loads((folder / TUNED / "trainer_state.json").read_text())["log_history"]
+    held_out = [
+        {"step": log["step"], "acceptance": log["eval_acceptance"]} for log in logs if "eval_acceptance" in log
+    ]
+    return {**{name: made[name] for name in ("layers", "choices", "vocabulary")}, "held_out": held_out}
+
+
 def _counts(target: str, arguments: argparse.Namespace):
     """Tokens of the target's own completions: one step of a tuning that draws them leaves them in a file."""
     folder = arguments.output / SAMPLES
@@ -120,11 +132,11 @@ def _counts(target: str, arguments: argparse.Namespace):
 
 def _tuning(target: str, draft: str, arguments: argparse.Namespace) -> list[str]:
     steps = str(max(1, arguments.draft_steps // 10))
-    held_out = max(1, arguments.train_examples // 10)
+    held_out = max(1, arguments.draft_examples // 10)
     return [
         *("--target", target, "--draft", draft, "--all-weights", "true"),
         *_training_data(next(iter(arguments.data)), arguments),
-        *("--max-steps", str(arguments.draft_steps), "--num-examples", str(arguments.train_examples)),
+        *("--max-steps", str(arguments.draft_steps), "--num-examples", str(arguments.draft_examples)),
         *("--num-eval-examples", str(held_out), "--eval-strategy", "steps", "--eval-steps", steps),
         *("--save-steps", steps, "--save-total-limit", "2", "--logging-steps", steps, "--learning-rate", "5e-4"),
         *("--max-completion-length", str(arguments.max_new_tokens), "--generation-batch-size", "16"),
@@ -169,9 +181,10 @@ def _training_data(task: str, arguments: argparse.Namespace) -> list[str]:
 
 def regimes(draft: str | None, arguments: argparse.Namespace) -> Iterator[tuple[str, str, list[str]]]:
     """Name, draft and tasks of each."""
-    if draft is not None:
+    if draft is not None and "draft" in arguments.regimes:
         yield "draft", draft, list(arguments.data)
-    if copying := [task for task in COPYING if task in arguments.data] or ([] if arguments.data else ["rewrite"]):
+    copying = [task for task in COPYING if task in arguments.data] or ([] if arguments.data else ["rewrite"])
+    if copying and LOOKUP in arguments.regimes:
         yield LOOKUP, LOOKUP, copying
 
 
@@ -349,12 +362,14 @@ def _arguments() -> argparse.Namespace:
     add("--data", type=files, default={}, help="task=FILE,...: the first one trains draft and heads.")
     add("--draft", help="Hub id or folder of a draft that is there.")
     add("--draft-steps", type=int, default=0, help="Updates of a draft that is made here; 0 makes none.")
-    add("--draft-samples", type=int, default=1, help="Completions of the target per prompt that a draft learns from.")
+    add("--draft-examples", type=int, default=640, help="Prompts that a draft learns from.")
+    add("--draft-samples", type=int, default=1, help="The target's completions of each of them.")
+    add("--regimes", type=lambda text: text.split(","), default=["draft", LOOKUP], help="Of draft, lookup.")
     add("--layers", type=int, default=4)
     add("--vocabulary", type=int, default=8000)
     add("--head-steps", type=int, default=0, help="Updates of each head; 0 trains none.")
     add("--heads", type=lambda text: text.split(","), default=list(HEADS), help="Of mixture, token-aware.")
-    add("--train-examples", type=int, default=256)
+    add("--train-examples", type=int, default=256, help="Prompts that a head learns from.")
     add("--num-examples", type=int, default=8)
     add("--samples-per-prompt", type=int, default=1)
     add("--max-new-tokens", type=int, default=64)

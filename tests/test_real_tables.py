@@ -91,5 +91,18 @@ def test_costs_say_what_a_draft_needs(tmp_path):
     assert "| 4 layers, 8000 ids | 10.4 | 0.64 | - | 0.80x (3 drafts) | 1.46x (3 drafts) |" in text
 
 
+def test_a_draft_says_what_it_is_made_of(tmp_path):
+    """Catches a table whose draft nobody could make again."""
+    points = [{"step": 50, "acceptance": 0.3121}, {"step": 100, "acceptance": 0.4}]
+    made = {"layers": [0, 1, 29], "vocabulary": 8000, "held_out": points}
+    found = made_up(draft=made)
+    found["records"][0]["regime"] = "draft"
+    (tmp_path / "draft-scitldr.json").write_text(json.dumps(found))
+    ((heading, text),) = real(tmp_path)
+    assert heading == "SmolLM2: scitldr, drafts of a model made of its own layers"
+    assert text.startswith("The draft: layers 0, 1, 29 of the target's, output rows for 8,000 ids")
+    assert "31.2% after 50, 40.0% after 100 updates.\n\nSmolLM2" in text
+
+
 def test_nothing_measured_says_nothing(tmp_path):
     assert list(real(tmp_path)) == []

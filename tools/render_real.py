@@ -10,16 +10,40 @@ from hf_diversed.formatting import number, with_bounds
 from tools.markdown import prompts, table
 
 
-_SETTINGS = "--temperature 0.3 --gamma 10 --dtype bfloat16 --threads 1 --num-examples 96 --batch-sizes 1"
-_STUDY = "python benchmarks/real.py --output build/{0} --data {0}=scitldr_800.jsonl " + _SETTINGS
 FURTHER = "lenience-scitldr.json"
+
+
+def _command(name: str, task: str, options: str, gamma: int = 10, batch_sizes: str = "1") -> str:
+    """What measures a study; both tasks take their texts from one file."""
+    return (
+        f"python benchmarks/real.py --output build/{name} --data {task}=scitldr_800.jsonl --temperature 0.3 "
+        f"--gamma {gamma} --dtype bfloat16 --threads 1 --num-examples 96 --batch-sizes {batch_sizes} {options} "
+        f"--report results/real/{name}.json"
+    )
+
+
 COMMANDS = {
-    "lookup-scitldr.json": _STUDY.format("scitldr") + " --max-new-tokens 64 --head-steps 16 --heads token-aware "
-    "--train-examples 32 --timed-prompts 6 --repeats 3 --report results/real/lookup-scitldr.json",
-    FURTHER: _STUDY.format("scitldr").replace("build/", "build/lenience-") + " --max-new-tokens 64 "
-    "--rules lenience:0.05 --eager-only --timed-prompts 6 --report results/real/lenience-scitldr.json",
-    "lookup-rewrite.json": _STUDY.format("rewrite") + " --max-new-tokens 160 --samples-per-prompt 3 "
-    "--timed-prompts 4 --repeats 2 --report results/real/lookup-rewrite.json",
+    "lookup-scitldr.json": _command(
+        "lookup-scitldr",
+        "scitldr",
+        "--max-new-tokens 64 --head-steps 16 --heads token-aware --train-examples 32 --timed-prompts 6 --repeats 3",
+    ),
+    FURTHER: _command(
+        "lenience-scitldr",
+        "scitldr",
+        "--max-new-tokens 64 --rules lenience:0.05 --eager-only --timed-prompts 6",
+    ),
+    "lookup-rewrite.json": _command(
+        "lookup-rewrite", "rewrite", "--max-new-tokens 160 --samples-per-prompt 3 --timed-prompts 4 --repeats 2"
+    ),
+    "draft-scitldr.json": _command(
+        "draft-scitldr",
+        "scitldr",
+        "--regimes draft --layers 2 --draft-samples 2 --draft-steps 1200 --max-new-tokens 64 --head-steps 16 "
+        "--train-examples 32 --timed-prompts 6 --repeats 3",
+        gamma=5,
+        batch_sizes="1,8",
+    ),
     "costs.json": "python benchmarks/draft_costs.py --target smollm2 --output results/real/costs.json",
 }
 _DRAFTS = {"lookup": "looked up in the prompt", "draft": "of a model made of its own layers"}
@@ -118,7 +142,21 @@ def _study(name: str, found: Record, record: Record) -> str:
         f"per second over those of plain decoding by the same engine, {settings['timed_prompts']} prompts in "
         f"{settings['repeats']} alternating turns: the median turn, and the lowest and highest."
     )
-    return f"{setting}\n\n{table(header, rows)}\n\nMeasured by `{COMMANDS[name]}`."
+    parts = [setting, table(header, rows), f"Measured by `{COMMANDS[name]}`."]
+    if "draft" in found:
+        parts.insert(0, _draft(found["draft"]))
+    return "\n\n".join(parts)
+
+
+def _draft(made: Record) -> str:
+    """What a draft is made of, and how it learned."""
+    layers = ", ".join(str(layer) for layer in made["layers"])
+    learned = ", ".join(f"{100 * point['acceptance']:.1f}% after {point['step']}" for point in made["held_out"])
+    return (
+        f"The draft: layers {layers} of the target's, output rows for {made['vocabulary']:,} ids, trained towards the "
+        f"target's laws on its own completions. What a lossless rule would accept of each token of held-out ones: "
+        f"{learned} updates."
+    )
 
 
 def _gain(methods: Record, label: str, plain: str) -> str:
