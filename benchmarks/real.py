@@ -120,7 +120,7 @@ def _counts(target: str, arguments: argparse.Namespace):
     """Tokens of the target's own completions: one step of a tuning that draws them leaves them in a file."""
     folder = arguments.output / SAMPLES
     steps = ["--max-steps", "1", "--lora-r", "1", "--all-weights", "false", "--save-strategy", "no"]
-    steps += ["--keep-target-states", "false"]
+    steps += ["--keep-target-states", "false", "--eval-strategy", "no", "--num-eval-examples", "0"]
     if not (folder / "trainer_state.json").exists():
         tune([*_tuning(target, target, arguments), *steps, "--output-dir", str(folder)])
     samples = folder / "target_samples.jsonl"
