@@ -92,7 +92,11 @@ def _step(folder: Path) -> int:
 
 
 def _digest(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+    digest = hashlib.sha256()
+    with path.open("rb") as file:  # the optimizer of a whole draft has gigabytes
+        while part := file.read(2**20):
+            digest.update(part)
+    return digest.hexdigest()
 
 
 def _sync(path: Path) -> None:

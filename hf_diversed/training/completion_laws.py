@@ -36,31 +36,40 @@ def completion_ids(batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
 
 
 def completion_logits(model, batch: Mapping[str, torch.Tensor], unwrapped: PreTrainedModel) -> torch.Tensor:
-    """Logits `[N, V]` of a batch's completion tokens, row by row, on the model's device; those of prompt positions
-    are not even computed.
+    """Logits `[N, V]` of a batch's completion tokens, row by row, on the model's device. The output embedding sees no
+    others: prompts are most of a batch, and laws most of its memory.
 
     Args:
         model: what is called, perhaps `unwrapped` in a wrapper for several devices.
     """
-    kept = batch["labels"][:, 1:] != IGNORED
-    first = int(kept.any(0).int().argmax())
-    width = batch["labels"].shape[1] - first  # with the last position, which predicts nothing
+    kept = batch["labels"][:, 1:] != IGNORED  # the last position predicts nothing
+
+    def select(at_all: torch.Tensor) -> torch.Tensor:
+        return at_all[:, :-1][kept.to(at_all.device)]
+
     # Ids beyond the embedding are padding of the other model's; in decoding too it reads its last one instead.
     ids = batch["input_ids"].clamp_max(_compat.known_ids(unwrapped) - 1).to(unwrapped.device)
-    narrow = {"logits_to_keep": width} if _compat.supports_logits_to_keep(unwrapped) else {}
-    mask = batch["attention_mask"].to(unwrapped.device)
-    logits = model(input_ids=ids, attention_mask=mask, use_cache=False, **narrow).logits[:, -width:-1]
-    return logits[kept[:, first:].to(logits.device)]
+    inputs = {"input_ids": ids, "attention_mask": batch["attention_mask"].to(unwrapped.device), "use_cache": False}
+    if isinstance(model, torch.nn.DataParallel):  # each of its replicas has rows of its own
+        return select(model(**inputs).logits)
+    output = unwrapped.get_output_embeddings()
+    handle = output.register_forward_pre_hook(lambda _, hidden: (select(hidden[0]),))
+    try:
+        logits: torch.Tensor = model(**inputs).logits
+    finally:
+        handle.remove()
+    return logits
 
 
 def divergences(
-    target_logits: torch.Tensor, draft_logits: torch.Tensor, temperature: float
+    target_logits: torch.Tensor, draft_logits: torch.Tensor, temperature: float, learned: str = "kl"
 ) -> dict[str, torch.Tensor]:
     """Compare next-token laws whose vocabularies may be padded to different sizes: ids that only the draft has are cut
     before its softmax, those that only the target has have q = 0, and p is untouched.
 
     Args:
-        target_logits: float `[N, Vp]`. draft_logits: float `[N, Vq]`.
+        target_logits: float `[N, Vp]`. draft_logits: float `[N, Vq]`. learned: which one has a gradient; the other's
+            would take as much memory as some laws.
 
     Returns:
         "tv", float32 `[N]`: TV(p, q), what a lossless verifier rejects (arXiv 2211.17192). "kl", float32 `[N]`:
@@ -70,6 +79,12 @@ def divergences(
     common = min(target_logits.shape[-1], draft_logits.shape[-1])
     log_p = (target_logits.float() / temperature).log_softmax(-1)[..., :common]
     log_q = (draft_logits[..., :common].float() / temperature).log_softmax(-1)
-    p, gap = log_p.exp(), (log_p - log_q).masked_fill(log_q.detach().isinf(), 0.0)
-    # In this order: q has all its mass on the common ids, p may not.
-    return {"tv": total_variation(log_q.exp(), p), "kl": (p * gap).sum(-1)}
+    p = log_p.exp()
+
+    def kl(log_q: torch.Tensor) -> torch.Tensor:
+        return (p * (log_p - log_q).masked_fill(log_q.detach().isinf(), 0.0)).sum(-1)
+
+    def tv(log_q: torch.Tensor) -> torch.Tensor:
+        return total_variation(log_q.exp(), p)  # in this order: q has all its mass on the common ids, p may not
+
+    return {name: of(log_q if name == learned else log_q.detach()) for name, of in (("tv", tv), ("kl", kl))}

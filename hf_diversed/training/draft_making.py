@@ -40,6 +40,7 @@ PROMPTS = (
     "List five things to pack for a weekend in the mountains.",
 )
 _SAMPLE_TOKENS = 48
+_CHARACTERS = 2**20  # of a text that are tokenized together
 
 
 def make_draft(
@@ -155,17 +156,23 @@ def count_ids(path: Path, tokenizer: PreTrainedTokenizerBase) -> Counter[int]:
         raise ValueError(f"the text must be a file, got {str(path)!r}, which is none.")
     counts: Counter[int] = Counter()
     if path.suffix != ".jsonl":
-        counts.update(tokenizer(path.read_text(encoding="utf-8"), add_special_tokens=False).input_ids)
+        with path.open(encoding="utf-8") as file:
+            while lines := file.readlines(_CHARACTERS):
+                _count(counts, tokenizer(lines, add_special_tokens=False).input_ids)
     else:
-        for line in filter(None, map(str.strip, path.read_text(encoding="utf-8").splitlines())):
-            record = json.loads(line)
-            if "completion_ids" in record:
-                counts.update(token for ids in record["completion_ids"] for token in ids)
-            elif texts := _texts(record):
-                counts.update(token for ids in tokenizer(texts, add_special_tokens=False).input_ids for token in ids)
+        with path.open(encoding="utf-8") as file:
+            for record in map(json.loads, filter(str.strip, file)):
+                if "completion_ids" in record:
+                    _count(counts, record["completion_ids"])
+                elif texts := _texts(record):
+                    _count(counts, tokenizer(texts, add_special_tokens=False).input_ids)
     if not counts:
         raise ValueError(f"{path.name} holds no text to count tokens in.")
     return counts
+
+
+def _count(counts: Counter[int], rows: Sequence[Sequence[int]]) -> None:
+    counts.update(itertools.chain.from_iterable(rows))
 
 
 def frequent_ids(

@@ -253,7 +253,7 @@ class DraftTuner(SealedCheckpoints):
         else:
             with torch.no_grad():
                 target_logits = _target_logits(self.target, inputs).to(draft_logits.device)
-            distances = divergences(target_logits, draft_logits, self.args.temperature)
+            distances = divergences(target_logits, draft_logits, self.args.temperature, self.args.divergence)
             loss = distances[self.args.divergence].mean()
             if model.training:
                 self._acceptance.append(1.0 - distances["tv"].mean().item())

@@ -10,6 +10,7 @@ from accelerate.utils import broadcast_object_list, gather_object
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_diversed import _compat
+from hf_diversed.generation.stops import stop_criterion
 from hf_diversed.running.decode import timed_call
 from hf_diversed.running.files import append_lines, drop_torn_line, read_lines, writing
 from hf_diversed.running.pair import eos_ids, pad_id
@@ -68,7 +69,7 @@ def _draw(target, tokenizer, prompts: list[Ids], args: "DraftTuningConfig", stop
     n = args.num_samples_per_prompt
     end = end_ids(target, tokenizer)
     pad = pad_id(tokenizer, target)
-    stops = {"stop_strings": list(stop_strings), "tokenizer": tokenizer} if stop_strings else {}
+    stops = {"stopping_criteria": [stop_criterion(tokenizer, stop_strings)]} if stop_strings else {}
     _, rows, _ = timed_call(
         target,
         random.Random(f"{args.seed}/{prompts}").getrandbits(48),

@@ -172,8 +172,8 @@ def test_logged_acceptance_and_loss_are_those_of_the_batch(tokenizer, target, dr
 
 @pytest.mark.parametrize("mode", ["supervised", "distill"])
 def test_prompts_and_padding_have_no_loss(target, draft, tmp_path, mode):
-    """Catches unmasked prompts, labels off by one, and a first completion token that is left out: the gradient with
-    respect to the logits is nonzero exactly where the next token is one of the completion."""
+    """Catches unmasked prompts, labels off by one, and a first completion token that is left out: what the output
+    embedding sees, and has a gradient of, is where the next token is one of the completion."""
     prompts, lengths = [3, 5, 2], [4, 1, 3]
     generator = torch.Generator().manual_seed(0)
     examples = []
@@ -184,13 +184,14 @@ def test_prompts_and_padding_have_no_loss(target, draft, tmp_path, mode):
     trainer = DraftTuner(draft, target if mode == "distill" else None, args, examples)
     kept = {}
     draft.requires_grad_(True)
-    draft.lm_head.register_forward_hook(
-        lambda _, inputs, output: (output.retain_grad(), kept.update(logits=output))[1]
+    draft.model.norm.register_forward_hook(
+        lambda _, inputs, output: (output.retain_grad(), kept.update(hidden=output))[1]
     )
+    draft.lm_head.register_forward_hook(lambda _, inputs, output: kept.update(rows=len(output)))
     trainer.compute_loss(draft, collate(examples)).backward()
     width = max(p + n for p, n in zip(prompts, lengths))
-    touched = torch.zeros(3, width, dtype=torch.bool)
-    touched[:, width - kept["logits"].shape[1] :] = kept["logits"].grad.abs().sum(-1) > 0
+    touched = kept["hidden"].grad.abs().sum(-1) > 0
+    assert kept["rows"] == sum(lengths)
     for row, (prompt, length) in enumerate(zip(prompts, lengths)):
         expected = [prompt - 1 <= place < prompt + length - 1 for place in range(width)]
         assert touched[row].tolist() == expected
@@ -474,6 +475,7 @@ def test_ids_that_the_draft_cannot_say_cost_no_divergence():
     q_logits[:, [1, 4]] = -torch.inf
     q_logits.requires_grad_(True)
     found = divergences(p_logits, q_logits, 1.0)
+    assert not found["tv"].requires_grad  # what is only logged keeps no graph
     p, q = p_logits.softmax(-1), q_logits.detach().softmax(-1)
     kept = [0, 2, 3, 5]
     expected = (p[:, kept] * (p[:, kept] / q[:, kept]).log()).sum(-1)
