@@ -60,6 +60,7 @@ from hf_diversed.zoo import smollm2
 
 RULES = ("sd", "lenience:0.3", "static:0.5")
 COMPILED = ("ar", "sd", "lenience:0.3")
+REGIMES = ("draft", LOOKUP)
 COPYING = ("scitldr", "rewrite")  # what drafts are looked up for
 HEADS = {"mixture": (), "token-aware": ("--token-features", "true")}
 SAMPLES, MADE, TUNED = "samples", "made-draft", "tuned-draft"
@@ -73,6 +74,8 @@ def main() -> None:
         torch.set_num_threads(arguments.threads)
     if (arguments.draft_steps or arguments.head_steps) and not arguments.data:
         raise ValueError("a draft or a head is trained on the first task of --data; name one, as in scitldr=FILE.")
+    if unknown := sorted({*arguments.regimes} - {*REGIMES}):
+        raise ValueError(f"--regimes must be of {', '.join(REGIMES)}, got {', '.join(unknown)}.")
     arguments.output.mkdir(parents=True, exist_ok=True)
     draft = arguments.draft
     if draft is None and arguments.draft_steps:
@@ -81,7 +84,7 @@ def main() -> None:
     given = {name: value for name, value in vars(arguments).items() if name not in ("output", "report", "data")}
     given["data"] = {task: Path(path).name for task, path in arguments.data.items()}
     report = {"settings": given, "records": records, "provenance": provenance(arguments.seed, "cpu")}
-    if arguments.draft_steps:
+    if arguments.draft is None and arguments.draft_steps:
         report["draft"] = history(arguments.output)
     write_json(arguments.report or arguments.output / "real.json", report)
     _show(records)
@@ -171,8 +174,9 @@ def trained_head(name: str, draft: str, task: str, folder: Path, arguments: argp
 def _training_data(task: str, arguments: argparse.Namespace) -> list[str]:
     """What is left of a task's file without the examples that are measured, which are its last."""
     path = arguments.output / f"train-{task}.jsonl"
-    rows = Path(arguments.data[task]).read_text().splitlines(keepends=True)
-    path.write_text("".join(rows[: -arguments.num_examples]))
+    with Path(arguments.data[task]).open(encoding="utf-8") as file:  # `splitlines` would break lines inside texts
+        rows = list(file)
+    path.write_text("".join(rows[: -arguments.num_examples]), encoding="utf-8")
     return ["--task", task, "--data-file", str(path), "--chat", "true"]
 
 
@@ -364,7 +368,7 @@ def _arguments() -> argparse.Namespace:
     add("--draft-steps", type=int, default=0, help="Updates of a draft that is made here; 0 makes none.")
     add("--draft-examples", type=int, default=640, help="Prompts that a draft learns from.")
     add("--draft-samples", type=int, default=1, help="The target's completions of each of them.")
-    add("--regimes", type=lambda text: text.split(","), default=["draft", LOOKUP], help="Of draft, lookup.")
+    add("--regimes", type=lambda text: text.split(","), default=list(REGIMES), help="Of draft, lookup.")
     add("--layers", type=int, default=4)
     add("--vocabulary", type=int, default=8000)
     add("--head-steps", type=int, default=0, help="Updates of each head; 0 trains none.")

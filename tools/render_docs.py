@@ -117,6 +117,11 @@ def real() -> str:
     return render_real.study(RESULTS / "real" / "lookup-scitldr.json")
 
 
+def made() -> str:
+    """Drafts of its own layers, on the same model."""
+    return render_real.study(RESULTS / "real" / "draft-scitldr.json")
+
+
 SECTIONS = {
     "first": render_readme.first,
     "pair": render_tables.pair,
@@ -128,6 +133,7 @@ SECTIONS = {
     "guide": guide,
     "drafts": drafts,
     "real": real,
+    "made": made,
     "refusals": refusals,
     **render_serving.SECTIONS,
 }

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from transformers import GenerationConfig, PreTrainedModel, StoppingCriteriaList, StopStringCriteria
+from transformers import GenerationConfig, PreTrainedModel, StoppingCriteriaList
 
 from hf_diversed import _compat
 from hf_diversed.generation import checks
@@ -16,6 +16,7 @@ from hf_diversed.generation.attachment import Attached, Attachment, attached_to,
 from hf_diversed.generation.decoding import diversed_decoding
 from hf_diversed.generation.options import Options
 from hf_diversed.generation.patching import install_hook, stock_signature
+from hf_diversed.generation.stops import stop_criterion
 from hf_diversed.head import DiversedHead, load_head
 from hf_diversed.verifiers import CertifiedVerifier, DiversedVerifier, Verifier, build_verifier
 
@@ -209,7 +210,7 @@ class _Call:
         if tokenizer is None:
             raise ValueError("stop_strings need the tokenizer that spells them: pass tokenizer=.")
         criteria = StoppingCriteriaList(self.arguments.get("stopping_criteria") or [])
-        criteria.append(StopStringCriteria(tokenizer, stop_strings))
+        criteria.append(stop_criterion(tokenizer, stop_strings))
         self.arguments["stopping_criteria"] = criteria
         self.extra.pop("stop_strings", None)
         config = self.arguments.get("generation_config")

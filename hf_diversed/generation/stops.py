@@ -1,10 +1,28 @@
 """Stopping criteria over rows of different lengths."""
 
+from collections.abc import MutableMapping, Sequence
+from weakref import WeakKeyDictionary
+
 import torch
-from transformers import StoppingCriteriaList
+from transformers import PreTrainedTokenizerBase, StoppingCriteriaList, StopStringCriteria
 
 from hf_diversed import _compat
 from hf_diversed.generation.rows import PerRow, RaggedRows
+
+
+_known: MutableMapping[PreTrainedTokenizerBase, dict[tuple, StopStringCriteria]] = WeakKeyDictionary()
+_MOST_KNOWN = 8  # per tokenizer, as a criterion holds numbers for every token
+
+
+def stop_criterion(tokenizer: PreTrainedTokenizerBase, stop_strings: str | Sequence[str]) -> StopStringCriteria:
+    """Upstream's criterion, the same one when asked again: making it goes through the whole vocabulary."""
+    strings = (stop_strings,) if isinstance(stop_strings, str) else tuple(stop_strings)
+    key, known = (strings, len(tokenizer)), _known.setdefault(tokenizer, {})
+    if key not in known:
+        if len(known) == _MOST_KNOWN:
+            known.pop(next(iter(known)))
+        known[key] = StopStringCriteria(tokenizer, list(strings))
+    return known[key]
 
 
 class StopTracker:

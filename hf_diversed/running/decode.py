@@ -8,9 +8,10 @@ from typing import Any, TypeVar
 
 import torch
 from tqdm import tqdm
-from transformers import PreTrainedModel, StoppingCriteriaList, StopStringCriteria
+from transformers import PreTrainedModel, StoppingCriteriaList
 
 from hf_diversed.generation.hook import install_hook
+from hf_diversed.generation.stops import stop_criterion
 from hf_diversed.outputs import GenerateDiversedOutput, SpeculativeStats, TokenRecords
 from hf_diversed.running.methods import Method
 from hf_diversed.running.pair import Pair, eos_ids, pad_id
@@ -44,10 +45,9 @@ class Decoder:
         self.pair, self.sampling = pair, sampling
         self.eos_ids, self.pad_id = eos_ids(pair.target), pad_id(pair.tokenizer, pair.target)
         self.stop_strings = list(sampling.stop_strings)
-        # Made once: it goes through the whole vocabulary, which `stop_strings=` would repeat at every call.
         self.criteria = StoppingCriteriaList()
         if self.stop_strings:
-            self.criteria.append(StopStringCriteria(pair.tokenizer, self.stop_strings))
+            self.criteria.append(stop_criterion(pair.tokenizer, self.stop_strings))
 
     def __call__(self, method: Method, prompts: Sequence[Sequence[int]], seed: int, **kwargs) -> Decoded:
         """Complete a batch of encoded prompts; `kwargs` are arguments of `generate` that win over the sampling's."""
