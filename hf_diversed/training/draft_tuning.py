@@ -162,7 +162,9 @@ def _tune(target, draft, tokenizer, rows, num_train: int, args: DraftTuningConfi
         target, examples = None, _written_examples(draft, tokenizer, rows, args)
     training, held_out = (list(itertools.chain(*part)) for part in (examples[:num_train], examples[num_train:]))
     if args.keep_target_states:
-        read = with_target_states(training + held_out, target, Path(args.output_dir), args.per_device_train_batch_size)
+        folder, size = Path(args.output_dir), args.per_device_train_batch_size
+        shown = False if args.disable_tqdm else None
+        read = with_target_states(training + held_out, target, folder, size, shown)
         training, held_out = read[: len(training)], read[len(training) :]
     model = draft.requires_grad_(True) if args.all_weights else _with_adapter(draft, args)
     trainer = DraftTuner(model, target, args, training, held_out or None)

@@ -3,6 +3,7 @@ of which its output embedding makes its laws. Without it, every epoch of a disti
 
 import hashlib
 import json
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,22 +11,26 @@ import torch
 from transformers import PreTrainedModel
 
 from hf_diversed import _compat
+from hf_diversed.running.decode import with_progress
 from hf_diversed.running.files import write_json, writing
 from hf_diversed.training.completion_laws import IGNORED, STATES, collate, completion_logits
 from hf_diversed.training.loading import fingerprint
 
 
 @torch.no_grad()
-def with_target_states(examples: Sequence[dict], target: PreTrainedModel, folder: Path, batch_size: int) -> list[dict]:
+def with_target_states(
+    examples: Sequence[dict], target: PreTrainedModel, folder: Path, batch_size: int, shown: bool | None = None
+) -> list[dict]:
     """Give each example, as `collate` takes them, the "target_states" `[T, D]` of its T completion tokens, in the
     target's dtype. They lie in `target_states.bin` of a folder, which grows batch by batch and is never read whole.
 
     Args:
-        batch_size: examples that the target reads together.
+        batch_size: examples that the target reads together. shown: whether a progress bar is; None: on a terminal.
 
     Raises:
-        ValueError: for a target that does more to its logits than its output embedding does, as with a soft cap.
-        OSError: if the file cannot be written.
+        ValueError: for a target that caps its logits: they are not those of its output embedding; for
+            a file of another target or of other completions.
+        OSError: if there is no room for the file, or it cannot be written.
     """
     lengths = [sum(label != IGNORED for label in example["labels"][1:]) for example in examples]
     order = sorted(range(len(examples)), key=lambda number: len(examples[number]["input_ids"]))
@@ -43,7 +48,8 @@ def with_target_states(examples: Sequence[dict], target: PreTrainedModel, folder
     for number in order:
         bounds.append(bounds[-1] + lengths[number] * width * dtype.itemsize)
     done = _drop_torn_states(path, settings, bounds)
-    for start in range(done, len(order), batch_size):
+    starts = range(done, len(order), batch_size)
+    for start in with_progress(starts, "The target reads its completions", " batches", shown):
         states = _read(target, [examples[number] for number in order[start : start + batch_size]])
         with writing(path), path.open("ab") as file:
             file.write(states.to("cpu", dtype).contiguous().view(torch.uint8).numpy().tobytes())
@@ -53,15 +59,23 @@ def with_target_states(examples: Sequence[dict], target: PreTrainedModel, folder
 
 
 def _drop_torn_states(path: Path, settings: dict, bounds: list[int]) -> int:
-    """How many examples the file holds already, once what follows them is cut; none if it is of other settings."""
+    """How many examples the file holds already, once what follows them is cut."""
     about = path.with_suffix(".json")
-    known = json.loads(about.read_text()) if about.exists() and path.exists() else None
-    size = path.stat().st_size if known == settings else 0
-    done = max(number for number, bound in enumerate(bounds) if bound <= size)
+    known = json.loads(about.read_text()) if about.exists() else settings
+    if changed := sorted(name for name in settings if known.get(name) != settings[name]):
+        raise ValueError(
+            f"{path.name} holds what a target knew of other completions, or another one of these "
+            f"({', '.join(changed)}); use another output_dir, or remove it and {about.name} to have them read again."
+        )
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("ab") as file:
+            size = file.tell()
+            done = max(number for number, bound in enumerate(bounds) if bound <= size)
             file.truncate(bounds[done])
+        wanted, free = bounds[-1] - bounds[done], shutil.disk_usage(path.parent).free
+        if wanted > free:
+            raise OSError(f"it would grow by {wanted / 2**30:.1f} GiB")
     write_json(about, settings)
     return done
 
@@ -82,5 +96,5 @@ def _check_output(target: PreTrainedModel, example: dict) -> None:
     if not torch.allclose(made, logits, rtol=1e-2, atol=1e-2 * logits.std().item()):
         raise ValueError(
             f"keep_target_states=True needs a target whose logits are its output embedding's; {type(target).__name__} "
-            "caps or scales them. Leave it out: the target then reads every batch anew."
+            "caps them. Leave it out: the target then reads every batch anew."
         )

@@ -1,7 +1,9 @@
 """Where rows end: EOS, length, stop strings, time and users' criteria, in the middle of blocks and on ragged rows."""
 
 import copy
+import gc
 import time
+import weakref
 from functools import partial
 from types import SimpleNamespace
 
@@ -14,6 +16,8 @@ from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformers.generation import stopping_criteria as sc
 
 from hf_diversed import LosslessVerifier, StaticEnsembleVerifier
+from hf_diversed.generation import stops as stops_module
+from hf_diversed.generation.stops import stop_criterion
 from tests import tiny
 
 
@@ -141,6 +145,27 @@ def test_stop_strings_inside_a_block(pair, text, tokenizer, own_config, source, 
     check_stats(pair, out)
     assert [config.to_dict() for config in configs] == before
     assert target.generation_config is own_config
+
+
+def test_a_criterion_is_made_once(monkeypatch, pair, tokenizer):
+    """Catches calls that go through the whole vocabulary each, criteria of other strings or other tokens, and a
+    tokenizer that is kept alive."""
+    made, init = [], tf.StopStringCriteria.__init__
+    monkeypatch.setattr(tf.StopStringCriteria, "__init__", lambda *args: made.append(args[2]) or init(*args))
+    own = copy.deepcopy(tokenizer)
+    for strings in ("w09", "w09", ["w09"], ["w09", "w08"]):
+        relaxed(pair, stop_strings=strings, tokenizer=own)
+    assert made == [["w09"], ["w09", "w08"]]
+    own.add_tokens(["another"])
+    relaxed(pair, stop_strings="w09", tokenizer=own)
+    assert made[2:] == [["w09"]]
+    for number in range(20):
+        stop_criterion(own, f"w{10 + number}")
+    assert len(stops_module._known[own]) == stops_module._MOST_KNOWN
+    gone = weakref.ref(own)
+    del own
+    gc.collect()
+    assert gone() is None
 
 
 def test_one_stop_string_and_no_tokenizer(pair, text, tokenizer, own_config):

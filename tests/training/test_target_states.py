@@ -1,10 +1,12 @@
 """The target's states: the same laws without reading again, kept over an interruption, refused where they fail."""
 
 import copy
+import re
+from collections import namedtuple
 
 import pytest
 import torch
-from transformers import Gemma2Config, Gemma2ForCausalLM
+from transformers import Gemma2Config, Gemma2ForCausalLM, GraniteConfig, GraniteForCausalLM
 
 from hf_diversed.training import draft_tuning, target_states
 from hf_diversed.training.completion_laws import STATES, collate, completion_ids, completion_logits
@@ -88,18 +90,49 @@ def test_a_broken_reading_goes_on(monkeypatch, target, tmp_path):
     assert seen[4:] == [1, 2, 1]  # three of seven were left
     for one, other in zip(whole, again):
         torch.testing.assert_close(one[STATES], other[STATES])
-    for changed, given in ((tiny_model("llama", seed=1), examples), (target, make_examples(6))):
-        seen[:] = [0] * 4
-        with_target_states(given, changed, path.parent, 2)
-        assert sum(seen[4:]) == 1 + len(given)
+    for other, given, words in (
+        (tiny_model("llama", seed=1), examples, "(target_weights)"),
+        (target, make_examples(6), "(examples, tokens)"),
+    ):
+        before = path.read_bytes()
+        with pytest.raises(ValueError, match=re.escape(words)):
+            with_target_states(given, other, path.parent, 2)
+        assert path.read_bytes() == before
+
+
+def test_a_full_disk_is_found_before_hours_of_reading(monkeypatch, target, tmp_path):
+    """Catches a reading that ends where the disk does."""
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(target_states.shutil, "disk_usage", lambda _: usage(2**40, 2**40, 100))
+    monkeypatch.setattr(target_states, "completion_logits", lambda *_: pytest.fail("read all the same"))
+    monkeypatch.setattr(target_states, "_check_output", lambda *_: None)
+    with pytest.raises(OSError, match=r"target_states\.bin could not be written: it would grow by 0\.0 GiB"):
+        with_target_states(make_examples(), target, tmp_path, 2)
+
+
+def last_steps(kind, config):
+    """A model that does something behind its output embedding, whose logits are some tens, as trained models' are."""
+    sizes = {"vocab_size": VOCAB_SIZE, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
+    config.update(sizes | {"num_attention_heads": 2, "num_key_value_heads": 1, "layer_types": ["full_attention"]})
+    model = kind(config).eval()
+    with torch.no_grad():
+        model.get_output_embeddings().weight.normal_(0.0, 5.0)
+    return model
 
 
 def test_capped_logits_are_refused(tmp_path):
     """Catches laws that lack what a model does behind its output embedding."""
-    sizes = {"vocab_size": VOCAB_SIZE, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
-    sizes |= {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8, "final_logit_softcapping": 0.01}
-    with pytest.raises(ValueError, match="Gemma2ForCausalLM caps or scales them"):
-        with_target_states(make_examples(), Gemma2ForCausalLM(Gemma2Config(**sizes)).eval(), tmp_path, 2)
+    model = last_steps(Gemma2ForCausalLM, Gemma2Config(final_logit_softcapping=30.0, head_dim=8))
+    with pytest.raises(ValueError, match="Gemma2ForCausalLM caps them"):
+        with_target_states(make_examples(), model, tmp_path, 2)
+
+
+def test_scaled_logits_are_served(tmp_path):
+    """Catches a scale that is lost, or applied twice."""
+    model = last_steps(GraniteForCausalLM, GraniteConfig(logits_scaling=4.0))
+    for example, before in zip(with_target_states(make_examples(), model, tmp_path, 2), make_examples()):
+        made = model.get_output_embeddings()(example[STATES])
+        torch.testing.assert_close(made, completion_logits(model, collate([before]), model), rtol=1e-4, atol=1e-4)
 
 
 def test_settings_are_checked(tmp_path):
