@@ -44,6 +44,9 @@ class Piece:
     q: float | None = None
 
 
+_MOST_IDS, _FEWEST_IDS = 64, 16  # of the tokens before the next one, that are decoded with it
+
+
 class TokenReader:
     """Spells tokens one after the other: alone, a token may lose its space or be half a character."""
 
@@ -76,6 +79,9 @@ class TokenReader:
         if spelled.endswith("\ufffd"):
             return ""
         added, self._shown = spelled[len(self._shown) :], spelled
+        if len(self._ids) >= _MOST_IDS:  # what lies far behind changes nothing, and decoding it takes time
+            self._ids = self._ids[-_FEWEST_IDS:]
+            self._shown = str(self._tokenizer.decode(self._ids))
         return added
 
 

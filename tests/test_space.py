@@ -432,6 +432,22 @@ def test_tokens_are_spelled_in_context():
     assert (first[0].weight, second[1].weight) == (0.5, None)
 
 
+def test_long_texts_are_spelled_piece_by_piece():
+    """Catches an answer whose every token has all before it decoded again, and text lost where that is cut off."""
+    letters = "naïve café — 東京 𝄞 plain words "
+    pieces = [bytes([byte]) for byte in (letters * 12).encode()]
+    lengths = []
+
+    def decode(ids):
+        lengths.append(len(ids))
+        return b"".join(pieces[token] for token in ids).decode(errors="replace")
+
+    reader = TokenReader(SimpleNamespace(all_special_ids=[], decode=decode))
+    found = reader.read_plain(torch.arange(len(pieces)))
+    assert "".join(piece.text for piece in found) == letters * 12
+    assert max(lengths) < 100 < len(pieces)
+
+
 def test_plain_tokens_are_rounds_of_one():
     """Catches the prompt among the answer, and relaxed decoding told twice."""
     tokenizer = SimpleNamespace(all_special_ids=[], decode=lambda ids: "a" * len(ids))

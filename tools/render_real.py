@@ -39,9 +39,9 @@ COMMANDS = {
     "draft-scitldr.json": _command(
         "draft-scitldr",
         "scitldr",
-        "--regimes draft --layers 2 --draft-samples 2 --draft-steps 1200 --max-new-tokens 64 --head-steps 16 "
+        "--regimes draft --layers 2 --draft-samples 2 --draft-steps 480 --max-new-tokens 64 --head-steps 8 "
         "--train-examples 32 --timed-prompts 6 --repeats 3",
-        gamma=5,
+        gamma=2,
         batch_sizes="1,8",
     ),
     "costs.json": "python benchmarks/draft_costs.py --target smollm2 --output results/real/costs.json",

@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
-import torch.nn.functional as F
 
 from hf_diversed.blocks import DecodingContext, DraftOutput, TargetOutput, Trace, Verdict
 from hf_diversed.sampling import residual
@@ -231,7 +230,8 @@ def decoding_laws(draft: DraftOutput, target: TargetOutput) -> tuple[torch.Tenso
 
 def one_hot_best(scores: torch.Tensor) -> torch.Tensor:
     """All mass on the argmax: float32, the shape of `scores`."""
-    return F.one_hot(scores.argmax(-1), scores.shape[-1]).float()
+    best = scores.argmax(-1, keepdim=True)
+    return torch.zeros_like(scores, dtype=torch.float32).scatter_(-1, best, 1.0)
 
 
 def check_range(name: str, value: float, low: float, high: float, advice: str = "") -> float:
