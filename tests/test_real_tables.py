@@ -84,7 +84,7 @@ def test_costs_say_what_a_draft_needs(tmp_path):
     ]
     costs = {"target": 0.075, "block": 0.123, "overhead": 0.039}
     found = {"costs": costs, "records": rows, "dtype": "float32", "context": 256}
-    (tmp_path / "costs.json").write_text(json.dumps(found))
+    (tmp_path / "costs-float32.json").write_text(json.dumps(found))
     ((_, text),) = real(tmp_path)
     assert "75 ms for a token and 123 ms for six; the loop adds 39 ms to a round" in text
     assert "| draft | ms per draft | acceptance to break even | for 1.5x plain | gain at 0.5 | gain at 0.9 |" in text

@@ -44,7 +44,11 @@ COMMANDS = {
         gamma=2,
         batch_sizes="1,8",
     ),
-    "costs.json": "python benchmarks/draft_costs.py --target smollm2 --output results/real/costs.json",
+    **{
+        f"costs-{dtype}.json": "python benchmarks/draft_costs.py --target smollm2 "
+        f"--dtype {dtype} --output results/real/costs-{dtype}.json"
+        for dtype in ("bfloat16", "float32")
+    },
 }
 _DRAFTS = {"lookup": "looked up in the prompt", "draft": "of a model made of its own layers"}
 _NAMES = {"ar": "plain", "sd": "`lossless`", "upstream": "upstream's, lossless"}
@@ -66,7 +70,7 @@ def real(folder: Path) -> Iterator[tuple[str, str]]:
                     heading = f"SmolLM2: {record['task']}, drafts {_DRAFTS[record['regime']]}{more}"
                     yield heading, _study(name, found, record)
             else:
-                yield "SmolLM2: what a draft would have to agree to pay", _costs(found)
+                yield f"SmolLM2: what a draft would have to agree to pay, {found['dtype']}", _costs(found)
 
 
 def study(path: Path) -> str:
