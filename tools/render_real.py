@@ -40,7 +40,7 @@ COMMANDS = {
         "draft-scitldr",
         "scitldr",
         "--regimes draft --layers 2 --draft-samples 2 --draft-steps 480 --max-new-tokens 64 --head-steps 8 "
-        "--train-examples 32 --timed-prompts 6 --repeats 3",
+        "--train-examples 32 --timed-prompts 8 --repeats 2",
         gamma=2,
         batch_sizes="1,8",
     ),
