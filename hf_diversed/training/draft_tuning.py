@@ -73,13 +73,12 @@ class DraftTuningConfig(DraftTuningSettings, TrainingArguments):
             )
         if self.all_weights and self.merge:
             raise ValueError("merge=True needs an adapter, and all_weights=True trains none; drop one of them.")
-        if self.keep_target_states and (self.mode != "distill" or self.world_size > 1):
-            raise ValueError(
-                f'keep_target_states=True needs mode="distill" in one process, got mode={self.mode!r} in '
-                f"{self.world_size}; leave it out."
-            )
         if not self.lora_target_modules:
             raise ValueError('lora_target_modules must name at least one layer; "all-linear" takes all of them.')
+        self._check_mode()
+
+    def _check_mode(self) -> None:
+        """Refuse what the chosen mode would ignore."""
         if self.mode == "supervised" and self.divergence != "kl":
             raise ValueError(
                 f'divergence={self.divergence!r} needs mode="distill", got mode="supervised", whose loss is the cross '
@@ -89,6 +88,11 @@ class DraftTuningConfig(DraftTuningSettings, TrainingArguments):
             raise ValueError(
                 f'label_smoothing_factor needs mode="supervised", got {self.label_smoothing_factor!r} with '
                 'mode="distill", which has laws for labels; drop one of them.'
+            )
+        if self.keep_target_states and (self.mode != "distill" or self.world_size > 1):
+            raise ValueError(
+                f'keep_target_states=True needs mode="distill" in one process, got mode={self.mode!r} in '
+                f"{self.world_size}; leave it out."
             )
 
 
