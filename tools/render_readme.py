@@ -64,9 +64,10 @@ def real() -> str:
         "`lossless` comes to {} and `lenience:0.3` to {}".format(*render_real.gains(REAL.with_name(name), rules))
         for name in ("draft-scitldr.json", "lookup-rewrite.json")
     )
+    layers = len(json.loads(REAL.with_name("draft-scitldr.json").read_text())["draft"]["layers"])
     return (
-        f"{render_real.brief(REAL)} With a draft made of two of its own layers, {made}; where the answer repeats the "
-        f"prompt, its spelling mended, {copied}."
+        f"{render_real.brief(REAL)} With a draft made of {layers} of its own layers, {made}; where the answer repeats "
+        f"the prompt, its spelling mended, {copied}."
     )
 
 
