@@ -1,0 +1,60 @@
+"""Summaries of repeated timings: median, range, and whether they are too noisy for a ratio. Standard library only."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+
+NOISE_LIMIT = 0.3  # the largest range, relative to the median, at which a ratio is still shown
+TOO_NOISY = "too noisy to say"
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Median and range of repeated measurements of one quantity.
+
+    Attributes:
+        median, low, high: of the measurements, in their unit; NaN without any.
+        count: number of measurements.
+    """
+
+    median: float
+    low: float
+    high: float
+    count: int
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> "Spread":
+        """Summarize measurements of one quantity."""
+        if not values:
+            return cls(math.nan, math.nan, math.nan, 0)
+        return cls(median(values), min(values), max(values), len(values))
+
+    @property
+    def is_noisy(self) -> bool:
+        """Whether the range exceeds `NOISE_LIMIT` of the median, or fewer than two measurements give no range."""
+        return self.count < 2 or not self.high - self.low <= NOISE_LIMIT * self.median
+
+    def __str__(self) -> str:
+        return f"{self.median:.3g} ({self.low:.3g} to {self.high:.3g})"
+
+
+def paired_ratio(values: Sequence[float], reference: Sequence[float]) -> Spread:
+    """Summarize the ratios of two quantities that were measured alternately: the first to the first, and so on.
+
+    A change of the machine's load between two repeats changes both quantities and cancels in their ratio.
+
+    Raises:
+        ValueError: if the two were not measured equally often.
+    """
+    if len(values) != len(reference):
+        raise ValueError(f"paired ratios need equally many measurements, got {len(values)} and {len(reference)}.")
+    return Spread.of([value / other for value, other in zip(values, reference)])
+
+
+def show_ratio(ratio: Spread) -> str:
+    """`1.52x (1.47 to 1.60)`, or `TOO_NOISY` where the range does not support a figure."""
+    if ratio.is_noisy:
+        return TOO_NOISY
+    return f"{ratio.median:.2f}x ({ratio.low:.2f} to {ratio.high:.2f})"
