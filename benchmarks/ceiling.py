@@ -2,7 +2,7 @@
 
 python -m benchmarks.ceiling math
 
-On completions of the target, at every position a token is drafted and its coin is flipped as in lossless decoding. Of
+On completions of the target, at every position a token is drafted and accepted or rejected as in lossless decoding. Of
 the rejected ones some are continued by the target from both branches, the drafted token and its replacement, several
 times each. The mean difference of their scores is what keeping that token costs, to first order: the rest follows the
 target. An oracle keeps first what cost least on one half of its continuations, and is charged what it cost on the

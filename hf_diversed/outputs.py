@@ -42,7 +42,7 @@ class SpeculativeStats:
     neither drafted nor accepted. Means run over verified positions: the accepted ones and the rejected one.
     `engine` says what ran the rounds: "eager", "static" (shapes that do not change) or "compiled"; where rule or
     processors had to be asked outside of what is compiled, "compiled (forwards)". `compile` is what that cost.
-    `expected_accepted_sum` is what the rounds' drafts let expect of `num_accepted` before their coins were flipped.
+    `expected_accepted_sum` is the expectation of `num_accepted` given the draft tokens, before acceptance is drawn.
     """
 
     num_rounds: int = 0
@@ -73,7 +73,7 @@ class SpeculativeStats:
 
     @property
     def verified_acceptance_rate(self) -> float:
-        """Accepted / verified (= coin flips): estimates `1 - w TV(p, q)`, whatever the draft length."""
+        """Accepted / (accepted + rejected): estimates `1 - w TV(p, q)`, whatever the draft length."""
         return _ratio(self.num_accepted, self.num_accepted + self.num_rejected)
 
     @property

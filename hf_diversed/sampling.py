@@ -68,8 +68,8 @@ def draw_noise(law: torch.Tensor) -> torch.Tensor:
 
 
 @dataclass(frozen=True)
-class Coins:
-    """The random numbers that settle one round; all None when greedy.
+class RoundNoise:
+    """Random numbers that one round uses; all None when greedy.
 
     Attributes:
         uniforms: float32 `[B, G]` in [0, 1), one per draft; None without drafts. noise: of the next token, see `draw`.
@@ -79,18 +79,18 @@ class Coins:
     noise: torch.Tensor | None = None
 
 
-class Dice:
-    """Draws a call's random numbers from torch's generator: at batch size 1 in upstream's order and shapes."""
+class RandomSource:
+    """Draws random numbers from torch's global generator, at batch size 1 in upstream's order and shapes."""
 
     def draft_noise(self, scores: torch.Tensor) -> torch.Tensor:
-        """Noise to draw one drafted token per row with; of `scores` `[B, V]` only the shape counts, as in `flip`."""
+        """Noise that draws one draft token per row; `scores` `[B, V]` gives shape, dtype and device only."""
         return draw_noise(scores)
 
-    def flip(self, scores: torch.Tensor) -> Coins:
-        """The coins of a round with the target's `scores`, `[B, G + 1, V]`."""
+    def round_noise(self, scores: torch.Tensor) -> RoundNoise:
+        """Random numbers of one round, for the target's `scores`, `[B, G + 1, V]`."""
         num_drafts = scores.shape[1] - 1
         uniforms = torch.rand(len(scores), num_drafts, device=scores.device) if num_drafts else None
-        return Coins(uniforms, draw_noise(scores[:, 0]))
+        return RoundNoise(uniforms, draw_noise(scores[:, 0]))
 
 
 def draw(law: torch.Tensor, noise: torch.Tensor | None) -> torch.Tensor:

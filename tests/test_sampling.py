@@ -23,7 +23,7 @@ def test_acceptance_is_min_1_v_over_q():
 
 
 def test_acceptance_at_weight_zero_is_exactly_one():
-    """Catches 0 * inf and 0 / 0: nan compares false with any coin, so a permissive rule would reject."""
+    """Catches 0 * inf and 0 / 0: nan compares false with any uniform, so a permissive rule would reject."""
     p, q = torch.cartesian_prod(PROBABILITIES, PROBABILITIES).unbind(-1)
     assert (acceptance(p, q, 0.0) == 1.0).all()
     assert (acceptance(p, q, torch.zeros_like(p)) == 1.0).all()
@@ -45,25 +45,25 @@ def test_residual_is_the_surplus_or_the_fallback():
     torch.testing.assert_close(residual(v, q, fallback), expected)
 
 
-def test_count_accepted_over_all_coins():
+def test_count_accepted_over_all_decisions():
     """Catches a count that skips a rejection, or that goes on past a row's drafted tokens."""
-    flips = list(itertools.product([False, True], repeat=4))
+    outcomes = list(itertools.product([False, True], repeat=4))
     for num_drafted in range(5):
-        expected = [next((i for i, kept in enumerate(row) if not kept or i == num_drafted), 4) for row in flips]
-        uniforms = 0.9 - 0.8 * torch.tensor(flips).float()  # 0.9 rejects, 0.1 accepts
+        expected = [next((i for i, kept in enumerate(row) if not kept or i == num_drafted), 4) for row in outcomes]
+        uniforms = 0.9 - 0.8 * torch.tensor(outcomes).float()  # 0.9 rejects, 0.1 accepts
         found = count_accepted(torch.full((16, 4), 0.5), uniforms, torch.full((16,), num_drafted))
         assert found.tolist() == expected
 
 
 def test_count_accepted_reads_every_row_by_itself():
-    """Catches one row's probabilities, coins or draft length used for another."""
+    """Catches one row's probabilities, uniforms or draft length used for another."""
     accept_prob = torch.tensor([[0.9, 0.1, 0.9], [0.3, 0.9, 0.9], [0.9, 0.9, 0.9], [0.9, 0.9, 0.9]])
     uniforms = torch.tensor([[0.5, 0.5, 0.5], [0.4, 0.1, 0.1], [0.5, 0.5, 0.5], [0.5, 0.5, 0.95]])
     assert count_accepted(accept_prob, uniforms, torch.tensor([3, 3, 1, 3])).tolist() == [1, 0, 1, 2]
 
 
-def test_coins_at_the_ends():
-    """Catches `<=` where `<` is due: a coin of 0 must not keep an impossible token, nor a coin lose a certain one."""
+def test_uniforms_at_the_ends():
+    """Catches `<=` for `<`: 0 must not accept a token of probability 0, nor a uniform below 1 reject one of 1."""
     largest = torch.nextafter(torch.tensor(1.0), torch.tensor(0.0))
     accept_prob = torch.tensor([[0.0], [1.0], [1.0]])
     uniforms = torch.tensor([[0.0], [0.0], [largest]])

@@ -11,7 +11,7 @@ from hf_diversed.generation.judging import Round, judge
 from hf_diversed.generation.processing import BlockProcessor
 from hf_diversed.generation.ragged_model import RaggedModel
 from hf_diversed.generation.rows import PerRow, RaggedRows
-from hf_diversed.sampling import Coins, Dice
+from hf_diversed.sampling import RandomSource, RoundNoise
 from hf_diversed.verifiers.base import Memory, Verifier
 
 
@@ -23,7 +23,7 @@ class EagerEngine:
     """A drafter and a target over caches of their own; see `Engine`.
 
     Attributes:
-        rule: judges the blocks. dice: None for greedy decoding.
+        rule: judges the blocks. random_source: None for greedy decoding.
         keep_raw: also keep the target's raw logits.
     """
 
@@ -32,7 +32,7 @@ class EagerEngine:
     drafter: Drafter
     processor: BlockProcessor
     rule: Verifier
-    dice: Dice | None
+    random_source: RandomSource | None
     keep_raw: bool
 
     may_use_inference_mode: ClassVar[bool] = True
@@ -47,9 +47,9 @@ class EagerEngine:
 
     def round(self, gamma: int, memory: Memory) -> Round:
         draft, target = self.block(self.rows.room(gamma))
-        coins = Coins() if self.dice is None else self.dice.flip(target.scores)
+        round_noise = RoundNoise() if self.random_source is None else self.random_source.round_noise(target.scores)
         rows = self.rows
-        return judge(self.rule, rows.text(), draft, target, memory, rows.eos_ids_device, coins, rows.greedy)
+        return judge(self.rule, rows.text(), draft, target, memory, rows.eos_ids_device, round_noise, rows.greedy)
 
     def ready(self, gamma: int, memory: Memory) -> bool:
         return True

@@ -17,7 +17,7 @@ from hf_diversed.generation.drafting import DiversedCandidateGenerator
 from hf_diversed.generation.judging import Round
 from hf_diversed.generation.processing import BlockProcessor
 from hf_diversed.generation.rows import RaggedRows
-from hf_diversed.sampling import Coins
+from hf_diversed.sampling import RoundNoise
 from hf_diversed.verifiers.base import Memory, Verifier
 
 
@@ -151,7 +151,7 @@ class StaticEngine(EagerEngine):
 
     @property
     def _drawing(self) -> tuple[bool, bool]:
-        return self.dice is not None, self.rows.temperatures is None
+        return self.random_source is not None, self.rows.temperatures is None
 
     def ready(self, gamma: int, memory: Memory) -> bool:
         shape = self._shape(gamma, memory)
@@ -184,11 +184,11 @@ class StaticEngine(EagerEngine):
 
     def _deal(self, setting: Setting, gamma: int, memory: Memory) -> Deal:
         rows, size = self.rows, size_for(len(self.rows.ids))
-        draft_noise, coins = [], Coins()
-        if self.dice is not None:
+        draft_noise, round_noise = [], RoundNoise()
+        if self.random_source is not None:
             law = torch.empty(len(rows.ids), setting.vocab_size, device=rows.ids.device)
-            draft_noise = [self.dice.draft_noise(law) for _ in range(gamma)]
-            coins = self.dice.flip(law[:, None].expand(-1, gamma + 1, -1))
+            draft_noise = [self.random_source.draft_noise(law) for _ in range(gamma)]
+            round_noise = self.random_source.round_noise(law[:, None].expand(-1, gamma + 1, -1))
         return map_tensors(
             lambda values: pad_rows(values, size).contiguous(),
             Deal(
@@ -198,7 +198,7 @@ class StaticEngine(EagerEngine):
                 room=rows.room(gamma).device,
                 temperatures=rows.temperatures,
                 draft_noise=draft_noise,
-                coins=coins,
+                round_noise=round_noise,
                 dials=memory.dials,
                 state=memory.state,
             ),

@@ -15,7 +15,7 @@ from hf_diversed.engines.static_model import Traits, extend
 from hf_diversed.generation.drafting import active_drafts, draw_drafts, to_vocabulary
 from hf_diversed.generation.judging import Round, judge
 from hf_diversed.generation.processing import run_in_order, run_pointwise
-from hf_diversed.sampling import Coins
+from hf_diversed.sampling import RoundNoise
 from hf_diversed.verifiers.base import Memory, Verifier
 
 
@@ -60,7 +60,7 @@ class Deal:
     room: torch.Tensor
     temperatures: torch.Tensor | None
     draft_noise: list[torch.Tensor]
-    coins: Coins
+    round_noise: RoundNoise
     dials: dict[str, torch.Tensor]
     state: torch.Tensor | None
 
@@ -114,7 +114,7 @@ def settle(setting: Setting, buffers: Buffers, deal: Deal, steps: list[Step]) ->
         hidden=torch.cat(hidden, dim=1) if setting.draft_traits.keep_hidden else None,
         raw_logits=torch.cat(raw, dim=1) if setting.keep_raw else None,
         tokens=drafted,
-        sampled=deal.coins.noise is not None,
+        sampled=deal.round_noise.noise is not None,
         active=active_drafts(drafted, deal.room, setting.eos_ids),
         lengths=deal.lengths,
     )
@@ -124,7 +124,7 @@ def settle(setting: Setting, buffers: Buffers, deal: Deal, steps: list[Step]) ->
     target = TargetOutput(setting.process(logits, deal.temperatures), seen, logits if setting.keep_raw else None)
     greedy = None if deal.temperatures is None else deal.temperatures == 0.0
     memory = Memory(deal.dials, deal.state)
-    round = judge(setting.rule, deal.tail, draft, target, memory, setting.eos_ids, deal.coins, greedy)
+    round = judge(setting.rule, deal.tail, draft, target, memory, setting.eos_ids, deal.round_noise, greedy)
     return _told(round, setting)
 
 
@@ -146,7 +146,7 @@ def _told(round: Round, setting: Setting) -> Round:
             target.scores if setting.keep_scores else unread,
             raw_logits=target.raw_logits if setting.keep_scores else None,
         ),
-        coins=round.coins,
+        round_noise=round.round_noise,
         verdict=Verdict(
             verdict.accept_prob,
             _no_replacement,

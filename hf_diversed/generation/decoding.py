@@ -11,7 +11,7 @@ from hf_diversed.generation.committing import commit
 from hf_diversed.generation.observing import RoundStreamer, Watchers
 from hf_diversed.generation.planning import Call, Plan, make_plan
 from hf_diversed.outputs import GenerateDiversedOutput
-from hf_diversed.sampling import Dice
+from hf_diversed.sampling import RandomSource
 from hf_diversed.verifiers.base import Memory, Verifier
 
 
@@ -29,7 +29,7 @@ def diversed_decoding(
     output_token_records: bool = False,
     streamer: BaseStreamer | None = None,
     temperatures: list[float] | torch.Tensor | None = None,
-    dice: Dice | None = None,
+    random_source: RandomSource | None = None,
     **model_kwargs,
 ) -> GenerateDiversedOutput | torch.Tensor:
     """Speculative decoding under any verifier, for batches whose rows advance at their own pace.
@@ -47,7 +47,7 @@ def diversed_decoding(
         output_token_records: also return `TokenRecords` (needs `return_dict_in_generate=True`).
         streamer: gets every round's tokens once, in order; a `RoundStreamer` also their records. Batch size 1 only.
         temperatures: one per row, 0 for greedy, in a call that samples and names no temperature; a batch may mix them.
-        dice: where random numbers come from; None for torch's generator.
+        random_source: where random numbers come from; None for torch's generator.
 
     Returns:
         long `[B, S + T]`, or `GenerateDiversedOutput` with `return_dict_in_generate=True`.
@@ -77,7 +77,7 @@ def diversed_decoding(
         records=output_token_records,
         streams=isinstance(streamer, RoundStreamer),
         temperatures=temperatures,
-        dice=dice,
+        random_source=random_source,
         model_kwargs=model_kwargs,
     )
     plan = make_plan(call)

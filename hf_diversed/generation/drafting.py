@@ -13,7 +13,7 @@ from hf_diversed.blocks import DraftOutput
 from hf_diversed.generation.processing import BlockProcessor
 from hf_diversed.generation.ragged_model import RaggedModel
 from hf_diversed.generation.rows import PerRow, RaggedRows, is_one_of
-from hf_diversed.sampling import Dice, draw, first_true
+from hf_diversed.sampling import RandomSource, draw, first_true
 
 
 class Drafter(Protocol):
@@ -66,7 +66,7 @@ class DiversedCandidateGenerator(CandidateGenerator):
         vocab_size: V of the target. Ids that only the draft has are cut before its softmax; ids it lacks get
             probability 0.
         num_assistant_tokens: gamma.
-        dice: draws from q; None to take its argmax.
+        random_source: draws from q; None to take its argmax.
         runner: makes a `RaggedModel` of the draft. model_options: remaining arguments of `RaggedModel`.
     """
 
@@ -77,7 +77,7 @@ class DiversedCandidateGenerator(CandidateGenerator):
         processor: BlockProcessor,
         vocab_size: int,
         num_assistant_tokens: int,
-        dice: Dice | None,
+        random_source: RandomSource | None,
         keep_raw_logits: bool = False,
         runner: Callable[..., RaggedModel] = RaggedModel,
         **model_options,
@@ -89,7 +89,7 @@ class DiversedCandidateGenerator(CandidateGenerator):
         self.processor = processor
         self.vocab_size = vocab_size
         self.num_assistant_tokens = num_assistant_tokens
-        self.dice = dice
+        self.random_source = random_source
         self.keep_raw_logits = keep_raw_logits
         # A single row stops drafting behind an EOS, as upstream does, where looking for one costs nothing: on a
         # device every look would make the host wait.
@@ -157,7 +157,7 @@ class DiversedCandidateGenerator(CandidateGenerator):
             hidden=torch.cat(hidden, dim=1) if self.model.keep_hidden else None,
             raw_logits=torch.cat(raw, dim=1) if self.keep_raw_logits else None,
             tokens=drafted,
-            sampled=self.dice is not None,
+            sampled=self.random_source is not None,
             active=active_drafts(drafted, counts.device, rows.eos_ids_device),
             lengths=rows.lengths.device,
         )
@@ -170,7 +170,7 @@ class DiversedCandidateGenerator(CandidateGenerator):
         raw = to_vocabulary(logits, self.vocab_size).to(rows.ids.device)
         here = PerRow([int(step < count) for count in counts.host], (counts.device > step).long())
         scores = self.processor(rows, raw, offset=step, counts=here)
-        noise = None if self.dice is None else self.dice.draft_noise(scores[:, 0])
+        noise = None if self.random_source is None else self.random_source.draft_noise(scores[:, 0])
         tokens = draw_drafts(scores[:, 0], noise, rows.greedy)
         rows.write(step, tokens)
         return tokens, scores, raw, hidden

@@ -1,4 +1,4 @@
-"""One round's outcome: what the rule says, how the coins fall, which token follows. Tensors in, tensors out.
+"""One round's outcome: acceptance probabilities, accepted tokens, next token. Tensors in, tensors out.
 
 Knows nothing of models, caches or the host, and draws nothing: this is the part of a round that can be compiled.
 """
@@ -9,7 +9,7 @@ import torch
 
 from hf_diversed.blocks import DraftOutput, TargetOutput, Verdict, VerifyOutput
 from hf_diversed.generation.rows import is_one_of
-from hf_diversed.sampling import Coins, count_accepted, draw
+from hf_diversed.sampling import RoundNoise, count_accepted, draw
 from hf_diversed.verifiers.base import Memory, Verifier
 
 
@@ -19,7 +19,7 @@ class Round:
 
     draft: DraftOutput | None
     target: TargetOutput
-    coins: Coins
+    round_noise: RoundNoise
     verdict: Verdict | None
     outcome: VerifyOutput
     greedy: torch.Tensor | None = None
@@ -32,18 +32,18 @@ def judge(
     target: TargetOutput,
     memory: Memory,
     eos_ids: torch.Tensor | None,
-    coins: Coins,
+    round_noise: RoundNoise,
     greedy: torch.Tensor | None = None,
 ) -> Round:
     """`judge_alike`; or both ways, and each row by its own, where a batch that draws has greedy rows, bool `[B]`.
 
     Rules are written for blocks that were drawn, or not, as a whole: mixed batches pay for both.
     """
-    drawn = judge_alike(verifier, input_ids, draft, target, memory, eos_ids, coins)
+    drawn = judge_alike(verifier, input_ids, draft, target, memory, eos_ids, round_noise)
     if greedy is None:
         return drawn
     undrawn = None if draft is None else replace(draft, sampled=False)
-    best = judge_alike(verifier, input_ids, undrawn, target, memory, eos_ids, Coins())
+    best = judge_alike(verifier, input_ids, undrawn, target, memory, eos_ids, RoundNoise())
     return _mixed(greedy, best, drawn)
 
 
@@ -60,7 +60,7 @@ def _mixed(rows: torch.Tensor, best: Round, drawn: Round) -> Round:
     outcome = VerifyOutput(**{name: pick(getattr(best.outcome, name), getattr(drawn.outcome, name)) for name in names})
     one, other = best.verdict, drawn.verdict
     if one is None or other is None:
-        return Round(drawn.draft, drawn.target, drawn.coins, None, outcome, rows)
+        return Round(drawn.draft, drawn.target, drawn.round_noise, None, outcome, rows)
     mine, others = one.trace, other.trace
     trace = replace(
         others,
@@ -70,7 +70,7 @@ def _mixed(rows: torch.Tensor, best: Round, drawn: Round) -> Round:
     )
     accept_prob, state = pick(one.accept_prob, other.accept_prob), pick_known(one.state, other.state)
     verdict = Verdict(accept_prob, other.replacement, state, trace)
-    return Round(drawn.draft, drawn.target, drawn.coins, verdict, outcome, rows)
+    return Round(drawn.draft, drawn.target, drawn.round_noise, verdict, outcome, rows)
 
 
 def judge_alike(
@@ -80,29 +80,29 @@ def judge_alike(
     target: TargetOutput,
     memory: Memory,
     eos_ids: torch.Tensor | None,
-    coins: Coins,
+    round_noise: RoundNoise,
 ) -> Round:
-    """Ask the rule about a block, let the coins decide how much of it is kept, and draw the next token.
+    """Run the verifier on a block, accept a prefix of it and draw the next token.
 
     Args:
         input_ids: long `[B, L]`, the ids so far. draft: None where no row has drafts; then no rule is asked.
         memory: what the rule knows of each row. eos_ids: long `[E]`, on the device; None where there are none.
-        coins: all None for greedy decoding.
+        round_noise: all None for greedy decoding.
     """
-    own_law = target.at if coins.noise is None else target.probs
+    own_law = target.at if round_noise.noise is None else target.probs
     if draft is None:
         verdict, num_drafted = None, torch.zeros_like(target.scores[:, 0, 0], dtype=torch.long)
         num_accepted, on_draft = num_drafted, torch.zeros_like(num_drafted, dtype=torch.bool)
         law = own_law(num_accepted)
     else:
         verdict, num_drafted = memory.ask(verifier, input_ids, draft, target), draft.num_drafted
-        uniforms = torch.full_like(verdict.accept_prob, 0.5) if coins.uniforms is None else coins.uniforms
+        uniforms = torch.full_like(verdict.accept_prob, 0.5) if round_noise.uniforms is None else round_noise.uniforms
         num_accepted = count_accepted(verdict.accept_prob, uniforms, num_drafted)
         all_kept = num_accepted >= num_drafted
         last = num_accepted.clamp_max(draft.tokens.shape[1] - 1)
         law = torch.where(all_kept[:, None], own_law(num_accepted), verdict.replacement(last))
         on_draft = all_kept & (is_one_of(draft.tokens, eos_ids) & draft.active).any(dim=-1)
-    next_token = draw(law, coins.noise)
+    next_token = draw(law, round_noise.noise)
     outcome = VerifyOutput(
         num_drafted=num_drafted,
         num_accepted=num_accepted,
@@ -111,7 +111,7 @@ def judge_alike(
         ended=on_draft | is_one_of(next_token, eos_ids),
         faults=find_faults(draft, target, verdict, num_accepted, law, ~on_draft),
     )
-    return Round(draft, target, coins, verdict, outcome)
+    return Round(draft, target, round_noise, verdict, outcome)
 
 
 # What a row's numbers can suffer from, as its part of a round's one transfer says it; 0 is nothing.

@@ -31,7 +31,7 @@ from hf_diversed.generation.schedules import (
     clock_for,
 )
 from hf_diversed.generation.stops import StopTracker
-from hf_diversed.sampling import Dice
+from hf_diversed.sampling import RandomSource
 from hf_diversed.verifiers.base import Verifier
 
 
@@ -81,7 +81,7 @@ class Call:
     records: bool
     streams: bool
     temperatures: list[float] | torch.Tensor | None
-    dice: Dice | None
+    random_source: RandomSource | None
     model_kwargs: dict
 
 
@@ -104,10 +104,19 @@ def make_plan(call: Call) -> Plan:
     told = {"scores": config.output_scores, "logits": config.output_logits, "records": call.records}
     wants = {name for name, wanted in told.items() if wanted and config.return_dict_in_generate}
     processor, stops = BlockProcessor(call.processors), StopTracker(rows, call.criteria)
-    dice = (Dice() if call.dice is None else call.dice) if config.do_sample else None
+    random_source = (
+        (RandomSource() if call.random_source is None else call.random_source) if config.do_sample else None
+    )
     involved = [_compat.base_model(each) for each in (model, draft) if each is not None]
-    involved += [*verifier.made_of(), *call.processors, *call.criteria, *([] if dice is None else [dice])]
-    making = _Making(call, draft, rows, processor, longest, dice, bool(wants) or call.streams, "logits" in wants)
+    involved += [
+        *verifier.made_of(),
+        *call.processors,
+        *call.criteria,
+        *([] if random_source is None else [random_source]),
+    ]
+    making = _Making(
+        call, draft, rows, processor, longest, random_source, bool(wants) or call.streams, "logits" in wants
+    )
     engine = making.engine()
     return Plan(
         verifier=verifier,
@@ -252,7 +261,7 @@ class _Making:
     rows: RaggedRows
     processor: BlockProcessor
     longest: int
-    dice: Dice | None
+    random_source: RandomSource | None
     keep_scores: bool
     keep_logits: bool
 
@@ -283,7 +292,7 @@ class _Making:
             "drafter": self._drafter(runner),
             "processor": self.processor,
             "rule": call.verifier,
-            "dice": self.dice,
+            "random_source": self.random_source,
             "keep_raw": self.keep_logits or call.verifier.needs_raw_logits,
         }
 
@@ -298,7 +307,7 @@ class _Making:
                 vocab_size,
                 self.longest,
                 config.max_matching_ngram_size or _UPSTREAM_NGRAM_SIZE,
-                self.dice is not None,
+                self.random_source is not None,
             )
         return DiversedCandidateGenerator(
             self.draft,
@@ -306,7 +315,7 @@ class _Making:
             self.processor,
             vocab_size=vocab_size,
             num_assistant_tokens=self.longest,
-            dice=self.dice,
+            random_source=self.random_source,
             keep_raw_logits=call.verifier.needs_raw_logits,
             runner=runner,
             **self._options(),

@@ -278,7 +278,7 @@ def _strict_prob(draft: DraftOutput, round: Round) -> torch.Tensor:
     """Chance that lossless verification would have kept each draft: float32 `[B, G]`, 0 or 1 in greedy rows."""
     assert round.verdict is not None
     target, strict = round.target, round.verdict.trace.strict_prob
-    if round.coins.uniforms is None:
+    if round.round_noise.uniforms is None:
         return _is_best(draft, target).float()
     if strict is None:
         strict = acceptance(target.prob(draft.tokens), draft.prob(draft.tokens))
@@ -288,8 +288,8 @@ def _strict_prob(draft: DraftOutput, round: Round) -> torch.Tensor:
 
 
 def _is_relaxed(strict_prob: torch.Tensor, round: Round) -> torch.Tensor:
-    """bool `[B, G + 1]`: accepted drafts that lossless verification, with the same coin, would have rejected."""
-    uniforms = round.coins.uniforms
+    """bool `[B, G + 1]`: accepted drafts that lossless verification, with the same uniform, would have rejected."""
+    uniforms = round.round_noise.uniforms
     refused = (0.5 if uniforms is None else uniforms) >= strict_prob
     accepted = torch.arange(strict_prob.shape[1], device=refused.device) < round.outcome.num_accepted[:, None]
     return F.pad(refused & accepted, (0, 1))

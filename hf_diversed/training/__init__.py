@@ -1,4 +1,4 @@
-"""Training of heads: rollouts of the decoding loop, an objective over its coins, and a `Trainer` around both."""
+"""Training of heads: rollouts of the decoding loop, an objective over its decisions, and a `Trainer` around both."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any

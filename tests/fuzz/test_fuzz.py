@@ -1,4 +1,4 @@
-"""The loop against the naive reference: any rule, batch, processors, end and source of drafts, under the same coins.
+"""The loop against the naive reference: any rule, batch, processors, end and source of drafts, with equal noise.
 
 150 cases run with the other tests; FUZZ_CASES=2000 asks for more, in pieces of 150 with a seed each (`make fuzz`).
 """
@@ -15,7 +15,7 @@ from hf_diversed import FLyVerifier, SpeculativeStats, diversed_decoding
 from hf_diversed._compat import WARPERS
 from hf_diversed.generation import decoding
 from hf_diversed.generation.rows import RaggedRows
-from hf_diversed.sampling import Dice
+from hf_diversed.sampling import RandomSource
 from tests.engines.modes import STATIC
 from tests.fuzz.strategies import Case, cases, pair
 from tests.reference import Lookup, Randomness, naive_decoding
@@ -28,7 +28,7 @@ COUNTERS = ("num_rounds", "num_drafted", "num_accepted", "num_rejected", "num_em
 SUMS = ("weight_sum", "tv_sum", "bias_sum", "expected_accepted_sum")
 
 
-class Recorder(Dice):
+class Recorder(RandomSource):
     """Listens to the loop: its random numbers in their order, which rows it went on with, and its processors."""
 
     def __init__(self, monkeypatch):
@@ -51,14 +51,14 @@ class Recorder(Dice):
         self.events.append(("draft", super().draft_noise(law)))
         return self.events[-1][1]
 
-    def flip(self, scores):
-        coins = super().flip(scores)
-        self.events += [("coins", coins.uniforms), ("next", coins.noise)]
-        return coins
+    def round_noise(self, scores):
+        round_noise = super().round_noise(scores)
+        self.events += [("round_noise", round_noise.uniforms), ("next", round_noise.noise)]
+        return round_noise
 
     def of_row(self, row: int) -> Randomness:
         """What fell to one row of the batch, wherever it stood: rounds, each closed by the noise of its next token."""
-        rounds, drafts, coins = [], [], None
+        rounds, drafts, round_noise = [], [], None
         for kind, values in self.events:
             if kind == "kept":
                 if row not in values.tolist():
@@ -66,11 +66,11 @@ class Recorder(Dice):
                 row = values.tolist().index(row)
             elif kind == "draft":
                 drafts.append(values[row : row + 1])
-            elif kind == "coins":
-                coins = None if values is None else values[row : row + 1]
+            elif kind == "round_noise":
+                round_noise = None if values is None else values[row : row + 1]
             else:
-                rounds.append((drafts, coins, values[row : row + 1]))
-                drafts, coins = [], None
+                rounds.append((drafts, round_noise, values[row : row + 1]))
+                drafts, round_noise = [], None
         return Randomness(rounds)
 
 
@@ -103,7 +103,7 @@ def check(case: Case, mode: dict) -> None:
         fast = target.generate(
             input_ids=torch.tensor([[PAD] * pad + [*prompt] for pad, prompt in zip(pads, case.prompts)]),
             attention_mask=torch.tensor([[0] * pad + [1] * (width - pad) for pad in pads]),
-            custom_generate=partial(diversed_decoding, verifier=case.rule, dice=recorder, **source),
+            custom_generate=partial(diversed_decoding, verifier=case.rule, random_source=recorder, **source),
             max_new_tokens=case.max_new_tokens,
             eos_token_id=list(case.eos_ids) or None,
             return_dict_in_generate=True,

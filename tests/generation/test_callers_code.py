@@ -11,7 +11,7 @@ from transformers import LogitsProcessor, LogitsProcessorList, MaxLengthCriteria
 
 from hf_diversed import LosslessVerifier, PhaseVerifier, StaticEnsembleVerifier, diversed_decoding
 from hf_diversed.blocks import Verdict
-from hf_diversed.sampling import Dice
+from hf_diversed.sampling import RandomSource
 from tests.tiny import BOS, EOS, PAD, VOCAB_SIZE, ragged_batch, sharpen, tiny_draft, tiny_head
 
 
@@ -158,24 +158,26 @@ def test_lengths_that_are_reached_already(pair, length):
     assert torch.equal(target.generate(**call, assistant_model=draft, verifier="lossless"), expected)
 
 
-class Script(Dice):
-    """Dice with a length, empty at first."""
+class Script(RandomSource):
+    """A random source with a length, 0 at first."""
 
     def __init__(self):
-        self.flips = 0
+        self.rounds = 0
 
     def __len__(self):
         return 0
 
-    def flip(self, scores):
-        self.flips += 1
-        return super().flip(scores)
+    def round_noise(self, scores):
+        self.rounds += 1
+        return super().round_noise(scores)
 
 
-def test_dice_are_taken_whatever_their_truth(pair):
-    """Catches `dice or Dice()`."""
+def test_a_falsy_random_source_is_used(pair):
+    """Catches `random_source or RandomSource()`."""
     target, draft = pair
-    dice = Script()
-    loop = partial(diversed_decoding, assistant_model=draft, verifier=StaticEnsembleVerifier(0.5), dice=dice)
+    random_source = Script()
+    loop = partial(
+        diversed_decoding, assistant_model=draft, verifier=StaticEnsembleVerifier(0.5), random_source=random_source
+    )
     target.generate(**ragged_batch(), custom_generate=loop, do_sample=True, top_k=0, max_new_tokens=8)
-    assert dice.flips > 0
+    assert random_source.rounds > 0

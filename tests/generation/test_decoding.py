@@ -151,7 +151,7 @@ def test_candidate_generator_works_inside_upstream(pair, monkeypatch):
             BlockProcessor(LogitsProcessorList(logits_processor)),
             vocab_size=64,
             num_assistant_tokens=GAMMA,
-            dice=None,
+            random_source=None,
             prompt_mask=None,
             position_ids=torch.arange(input_ids.shape[1])[None],
             limit=limit,

@@ -32,7 +32,7 @@ def test_every_row_is_the_naive_one(pair, name, monkeypatch):
     torch.manual_seed(2)
     out = target.generate(
         **batch,
-        custom_generate=partial(loop, temperatures=TEMPERATURES, dice=recorder),
+        custom_generate=partial(loop, temperatures=TEMPERATURES, random_source=recorder),
         do_sample=True,
         top_k=20,
         max_new_tokens=12,

@@ -10,7 +10,7 @@ from hf_diversed import DiversedHead, DiversedHeadConfig, DiversedVerifier
 from hf_diversed.engines import eager
 from hf_diversed.engines.static import StaticEngine
 from hf_diversed.generation import decoding
-from hf_diversed.sampling import Dice
+from hf_diversed.sampling import RandomSource
 from hf_diversed.verifiers import VERIFIERS, BlockVerifier, PhaseVerifier, StaticEnsembleVerifier, build_verifier
 from tests.engines.modes import STATIC, TRACED
 from tests.reference import Randomness, naive_decoding
@@ -77,7 +77,7 @@ def forward(model, ids: tuple[int, ...]):
     return out.logits.float(), out.hidden_states[-1]
 
 
-class Recorder(Dice):
+class Recorder(RandomSource):
     """Keeps the random numbers that the loop draws, in its order."""
 
     def __init__(self):
@@ -87,23 +87,23 @@ class Recorder(Dice):
         self.drawn.append(("draft", super().draft_noise(law)))
         return self.drawn[-1][1]
 
-    def flip(self, scores):
-        coins = super().flip(scores)
-        self.drawn += [("coins", coins.uniforms), ("next", coins.noise)]
-        return coins
+    def round_noise(self, scores):
+        round_noise = super().round_noise(scores)
+        self.drawn += [("round_noise", round_noise.uniforms), ("next", round_noise.noise)]
+        return round_noise
 
     def of_row(self, row: int) -> Randomness:
         """What fell to one row: a round after the other, each closed by the noise of its next token."""
-        rounds, drafts, coins = [], [], None
+        rounds, drafts, round_noise = [], [], None
         for kind, values in self.drawn:
             own = None if values is None else values[row : row + 1]
             if kind == "draft":
                 drafts.append(own)
-            elif kind == "coins":
-                coins = own
+            elif kind == "round_noise":
+                round_noise = own
             else:
-                rounds.append((drafts, coins, own))
-                drafts, coins = [], None
+                rounds.append((drafts, round_noise, own))
+                drafts, round_noise = [], None
         return Randomness(rounds)
 
 
@@ -146,7 +146,7 @@ def _compare(verifier, batch, temperature: float, warped: bool, recorder: Record
         assistant_model=draft,
         verifier=verifier,
         num_assistant_tokens=gamma,
-        dice=recorder,
+        random_source=recorder,
     )
     fast = target.generate(
         **batch,
@@ -182,7 +182,7 @@ def _sampled(verifier, **kwargs):
 
 
 def test_lossless_blocks_relax_nothing():
-    """Catches drafts that count as relaxed because the block's coins are not those of p / q."""
+    """Catches drafts that count as relaxed because its acceptance probabilities are not min(1, p / q)."""
     assert not _sampled(BlockVerifier(), output_token_records=True).token_records.relaxed.any()
     relaxed = _sampled(BlockVerifier(StaticEnsembleVerifier(0.3)), output_token_records=True).token_records.relaxed
     assert 0 < relaxed.sum() < relaxed.numel() / 2

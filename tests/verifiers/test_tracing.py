@@ -7,7 +7,7 @@ import torch
 
 from hf_diversed.blocks import DraftOutput, TargetOutput
 from hf_diversed.generation.judging import judge
-from hf_diversed.sampling import Coins
+from hf_diversed.sampling import RoundNoise
 from hf_diversed.verifiers import VERIFIERS, DiversedVerifier, PhaseVerifier, StaticEnsembleVerifier
 from hf_diversed.verifiers.base import Memory
 from tests.verifier_cases import VERIFIER_CASES, make_block, random_head
@@ -43,17 +43,17 @@ def test_a_round_is_one_graph(name, sampled):
     batch, ids = len(draft.tokens), torch.arange(5).expand(len(draft.tokens), -1)
     generator = torch.Generator().manual_seed(1)
     uniforms = torch.rand(draft.tokens.shape, generator=generator)
-    coins = Coins(uniforms, torch.rand(batch, 1, generator=generator)) if sampled else Coins()
+    round_noise = RoundNoise(uniforms, torch.rand(batch, 1, generator=generator)) if sampled else RoundNoise()
     dials = rule.dials(batch, ids.device)
     state = torch.zeros(batch, rule.state_width, dtype=torch.float64) if rule.state_width else None
     eos = torch.tensor([1])
 
-    def settle(ids, draft_tensors, target_tensors, dials, state, coins):
+    def settle(ids, draft_tensors, target_tensors, dials, state, round_noise):
         q, p = DraftOutput(**draft_tensors, sampled=sampled), TargetOutput(**target_tensors)
-        round = judge(rule, ids, q, p, Memory(dials, state), eos, Coins(*coins))
+        round = judge(rule, ids, q, p, Memory(dials, state), eos, RoundNoise(*round_noise))
         return {item.name: getattr(round.outcome, item.name) for item in fields(round.outcome)}
 
-    arguments = ids, _tensors(draft), _tensors(target), dials, state, (coins.uniforms, coins.noise)
+    arguments = ids, _tensors(draft), _tensors(target), dials, state, (round_noise.uniforms, round_noise.noise)
     torch.compiler.reset()
     traced = torch.compile(settle, backend="eager", fullgraph=True)
     with torch.no_grad():

@@ -80,7 +80,7 @@ class BenchmarkSettings:
         if len(rates) not in (1, longest):
             raise ValueError(f"`acceptance` must be one rate or one per draft ({longest}), got {len(rates)}.")
         if self.temperature == 0:
-            raise ValueError("`acceptance` needs coins: greedy decoding flips none. Choose a temperature above 0.")
+            raise ValueError("`acceptance` needs a temperature above 0: greedy decoding draws no random numbers.")
 
     def points(self) -> list[Point]:
         """The base point, then every other value of each setting, the rest as in the base."""

@@ -55,7 +55,7 @@ class SyntheticVerifier(OuterVerifier):
     def check(self, context: DecodingContext) -> None:
         super().check(context)
         if context.temperature == 0:
-            raise ValueError("synthetic acceptance needs coins, and greedy decoding flips none: pass do_sample=True.")
+            raise ValueError("synthetic acceptance needs do_sample=True: greedy decoding draws no random numbers.")
 
     def settings(self) -> dict[str, object]:
         return {"inner": self.inner, "acceptance": self.acceptance}

@@ -26,7 +26,7 @@ from hf_diversed.verifiers import DiversedVerifier, Verifier
 
 # Parts of a round. A phase inside another counts for itself only: "cache" is masks, bookkeeping and writing keys and
 # values, which happens inside of forwards; "head" lies inside of "verify"; "sampling" is the drafting around the
-# draft's forwards (processors, softmax, drawing); "other" the rest of the loop: coins, next token, sync, bookkeeping.
+# draft's forwards (processors, softmax, drawing); "other" the rest: acceptance, next token, sync, bookkeeping.
 PHASES = ("draft_forward", "sampling", "target_forward", "verify", "head", "cache", "other")
 _BEFORE_ROUNDS = ("setup", "prefill")
 
