@@ -1,28 +1,21 @@
-"""Run the same prompts through several decoding methods and measure each. Prints nothing but progress."""
+"""Decode the same prompts with several methods, in turns, and measure each. Prints only progress."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from rich.console import Console
-from rich.progress import track
-from transformers import CompileConfig, PreTrainedModel
+from rich.progress import Progress
+from transformers import CompileConfig
 
+from hf_diversed.formatting import PLAIN
 from hf_diversed.head import DiversedHead
-from hf_diversed.outputs import SpeculativeStats, TokenRecords
-from hf_diversed.running.decode import Decoded, Decoder
+from hf_diversed.outputs import SpeculativeStats
+from hf_diversed.running.decode import Decoder
 from hf_diversed.running.methods import Method
 from hf_diversed.running.pair import Pair
 from hf_diversed.running.prompts import Prompt, encode
 from hf_diversed.running.sampling import Sampling
-from hf_diversed.verifiers import (
-    DiversedVerifier,
-    LenientVerifier,
-    LosslessVerifier,
-    PhaseVerifier,
-    StaticEnsembleVerifier,
-    build_verifier,
-)
+from hf_diversed.verifiers import DiversedVerifier, PhaseVerifier, StaticEnsembleVerifier, build_verifier
 
 
 Case = tuple[Method, Sampling]  # a row of the comparison: `batch_size` prompts per call
@@ -31,43 +24,50 @@ _WARM_UP_TOKENS = 8
 
 @dataclass
 class Row:
-    """What one method did.
+    """Result of one method.
 
-    `row_forwards` counts a target forward once per row, `stats` is None where unreported. `compile_seconds` is what
-    compiling took, of upstream's decoding its whole first call; no part of `seconds`.
+    Attributes:
+        texts, num_tokens, stats: of the first repeat; each repeat draws the same tokens. `stats` is None where the
+            method reports none.
+        seconds: one value per repeat, over all prompts, without compilation.
+        compile_seconds: time of compilation; for decoding by transformers, of the whole first call.
     """
 
     label: str
     texts: list[str] = field(default_factory=list)
-    seconds: float = 0.0
     num_tokens: int = 0
-    row_forwards: int = 0
+    seconds: list[float] = field(default_factory=list)
     stats: SpeculativeStats | None = None
-    records: TokenRecords | None = None
     compile_seconds: float = 0.0
 
+    @property
+    def tokens_per_second(self) -> list[float]:
+        """One value per repeat."""
+        return [self.num_tokens / seconds for seconds in self.seconds]
 
-def demo_cases(head: DiversedHead, head_label: str, sampling: Sampling) -> list[Case]:
-    """The demo's rows, from plain decoding to a batch of eight."""
+
+def demo_cases(head: DiversedHead, sampling: Sampling) -> list[Case]:
+    """The demo's rows, from the target alone to a batch of eight."""
     single, diversed = replace(sampling, batch_size=1), DiversedVerifier(head)
     methods = [
-        Method("plain decoding"),
-        Method("upstream assisted, w = 0.7", upstream=True, ensemble_weight=0.7),
-        Method("lossless", LosslessVerifier()),
-        Method("static, w = 0.7", StaticEnsembleVerifier(0.7)),
-        Method("static, w = 0.3", StaticEnsembleVerifier(0.3)),
-        Method("lenience, l = 0.05", LenientVerifier(0.05)),
-        Method(head_label, diversed),
+        Method(PLAIN),
+        Method("upstream:0.7", upstream=True, ensemble_weight=0.7),
+        *(Method(spec, build_verifier(spec)) for spec in ("lossless", "static:0.7", "static:0.3", "lenience:0.05")),
+        Method("diversed", diversed),
     ]
-    batched = (Method(f"{head_label}, batch 8", diversed), replace(sampling, batch_size=8))
+    batched = Method("diversed, batch 8", diversed), replace(sampling, batch_size=8)
     return [*((method, single) for method in methods), batched]
 
 
-def compiled_cases(head: DiversedHead, head_label: str, sampling: Sampling, config: CompileConfig) -> list[Case]:
-    """The head's row over static shapes, compiled, and what it is to be held against."""
-    single, diversed = replace(sampling, batch_size=1), DiversedVerifier(head)
-    plain = Method("plain decoding, compiled", compile_config=config)
-    return [(plain, single), (Method(f"{head_label}, compiled", diversed, compile_config=config), single)]
+def compiled_cases(
+    verifier_spec: str, head: DiversedHead | None, sampling: Sampling, config: CompileConfig
+) -> list[Case]:
+    """The target alone and one verifier, eager and compiled, in the order that `compiled_line` reads."""
+    single = replace(sampling, batch_size=1)
+    verifier = build_verifier(verifier_spec) if head is None else DiversedVerifier(head)
+    eager = [Method(PLAIN), Method(verifier_spec, verifier)]
+    compiled = [replace(method, label=f"compiled:{method.label}", compile_config=config) for method in eager]
+    return [(method, single) for method in (*eager, *compiled)]
 
 
 ALL_RULES = (
@@ -77,79 +77,73 @@ ALL_RULES = (
 )
 
 
-def all_cases(head: DiversedHead, head_label: str, begin: int, end: int, sampling: Sampling) -> list[Case]:
-    """Every rule in a usual setting; between two tokens, and lossless outside of them, the static one."""
+def all_cases(head: DiversedHead, begin: int, end: int, sampling: Sampling) -> list[Case]:
+    """Every verifier in a usual setting.
+
+    Args:
+        begin, end: tokens between which the phase verifier relaxes; it is lossless elsewhere.
+    """
     single = replace(sampling, batch_size=1)
     greedy = replace(single, temperature=0.0)
-    named = [(spec, build_verifier(spec)) for spec in ALL_RULES]
-    rules = {
-        "lossless": LosslessVerifier(),
-        **{spec + (" (greedy)" if rule.greedy_only else ""): rule for spec, rule in named},
-        "static:0.3, first sentence": PhaseVerifier(StaticEnsembleVerifier(0.3), begin=begin, end=end),
-        head_label: DiversedVerifier(head),
-        "DIVERSED, bias_budget 1": DiversedVerifier(head, bias_budget=1.0),
+    named = [(spec, build_verifier(spec)) for spec in ("lossless", *ALL_RULES)]
+    verifiers = {
+        **{spec + (" (greedy)" if verifier.greedy_only else ""): verifier for spec, verifier in named},
+        "static:0.3 in one phase": PhaseVerifier(StaticEnsembleVerifier(0.3), begin=begin, end=end),
+        "diversed": DiversedVerifier(head),
+        "diversed, bias_budget 1": DiversedVerifier(head, bias_budget=1.0),
     }
-    cases = [(Method(label, rule), greedy if rule.greedy_only else single) for label, rule in rules.items()]
-    return [(Method("plain decoding"), single), *cases]
+    cases = [(Method(label, item), greedy if item.greedy_only else single) for label, item in verifiers.items()]
+    return [(Method(PLAIN), single), *cases]
 
 
-def compare(pair: Pair, cases: list[Case], prompts: Sequence[Prompt], seed: int, console: Console) -> list[Row]:
-    """Measure every method on every prompt, each after a short warm-up, under the same seeds."""
-    rows = []
-    longest = max(prompts, key=lambda prompt: len(encode(pair.tokenizer, [prompt])[0]))
-    for method, sampling in track(cases, description="decoding", console=console, transient=True):
-        if method.compile_config is None:
-            measure(pair, (method, replace(sampling, max_new_tokens=_WARM_UP_TOKENS)), prompts[:1], seed)
-            rows.append(measure(pair, (method, sampling), prompts, seed))
-            continue
-        # Upstream's static cache never shrinks again: after the longest text no other one is compiled for.
-        first = measure(pair, (method, sampling), [longest], seed)
-        rows.append(measure(pair, (method, sampling), prompts, seed))
-        rows[-1].compile_seconds += first.compile_seconds if first.stats else first.seconds
+def compare(
+    pair: Pair, cases: list[Case], prompts: Sequence[Prompt], seed: int, repeats: int, console: Console
+) -> list[Row]:
+    """Decode each prompt with each method in turn, `repeats` times, after a warm-up that compiles.
+
+    Methods alternate prompt by prompt, so a change of the machine's load affects all of them alike. A call's seed
+    depends only on its prompt's place, so every repeat draws the same tokens.
+    """
+    encoded = encode(pair.tokenizer, prompts)
+    rows, decoders = [Row(method.label) for method, _ in cases], [Decoder(pair, drawn) for _, drawn in cases]
+    with Progress(console=console, transient=True) as progress:
+        task = progress.add_task("decoding", total=(1 + repeats * len(encoded)) * len(cases))
+        for row, decoder, case in zip(rows, decoders, cases):
+            row.compile_seconds = _warm_up(decoder, case[0], max(encoded, key=len), seed)
+            progress.advance(task)
+        for repeat in range(repeats):
+            for row in rows:
+                row.seconds.append(0.0)
+            for start in range(len(encoded)):
+                for row, decoder, (method, sampling) in zip(rows, decoders, cases):
+                    if start % sampling.batch_size == 0:
+                        batch = encoded[start : start + sampling.batch_size]
+                        _measure(row, decoder, method, batch, seed + start, first=repeat == 0)
+                    progress.advance(task)
     return rows
 
 
-def measure(pair: Pair, case: Case, prompts: Sequence[Prompt], seed: int, records: bool = False) -> Row:
-    """Run one method over all prompts. Every call is seeded by its place, so one prompt does not move the next."""
-    method, sampling = case
-    row, decoder = Row(method.label), Decoder(pair, sampling)
-    encoded = encode(pair.tokenizer, prompts)
-    options = {"output_token_records": True} if records and method.verifier is not None else {}
-    for start in range(0, len(encoded), sampling.batch_size):
-        batch = encoded[start : start + sampling.batch_size]
-        with _counted_forwards(pair.target, hooked=method.compile_config is None) as count:
-            decoded = decoder(method, batch, seed + start, **options)
-        compiling = 0.0 if decoded.stats is None else decoded.stats.compile.seconds
-        row.seconds += decoded.seconds - compiling
-        row.compile_seconds += compiling
-        row.row_forwards += (count[0] or _told_forwards(decoded)) * len(batch)
-        row.num_tokens += sum(map(len, decoded.tokens))
-        row.texts += [decoder.text(ids) for ids in decoded.tokens]
-        if decoded.stats is not None:
-            row.stats = row.stats or SpeculativeStats()
-            row.stats.add(decoded.stats)
-        row.records = decoded.records
-    return row
+def _warm_up(decoder: Decoder, method: Method, prompt: list[int], seed: int) -> float:
+    """Decode the longest prompt, a few tokens of it unless the method is compiled; returns compilation seconds.
+
+    The static cache of transformers does not shrink: after the longest prompt nothing is compiled for a shorter one.
+    """
+    if method.compile_config is None:
+        decoder(method, [prompt], seed, max_new_tokens=_WARM_UP_TOKENS)
+        return 0.0
+    decoded = decoder(method, [prompt], seed)
+    return decoded.seconds if decoded.stats is None else decoded.stats.compile.seconds
 
 
-def _told_forwards(decoded: Decoded) -> int:
-    """The target's forwards, by the loop's own account or, of plain decoding, by its tokens."""
-    return max(map(len, decoded.tokens)) if decoded.stats is None else decoded.stats.target_forwards
-
-
-@contextmanager
-def _counted_forwards(model: PreTrainedModel, hooked: bool) -> Iterator[list[int]]:
-    """Count by a hook, which is no part of what is compiled only where nothing is."""
-    count = [0]
-    if not hooked:
-        yield count
+def _measure(row: Row, decoder: Decoder, method: Method, batch: list[list[int]], seed: int, first: bool) -> None:
+    decoded = decoder(method, batch, seed)
+    compiling = 0.0 if decoded.stats is None else decoded.stats.compile.seconds
+    row.seconds[-1] += decoded.seconds - compiling
+    row.compile_seconds += compiling
+    if not first:
         return
-
-    def hook(module, args, kwargs):
-        count[0] += 1
-
-    handle = model.register_forward_pre_hook(hook, with_kwargs=True)
-    try:
-        yield count
-    finally:
-        handle.remove()
+    row.num_tokens += sum(map(len, decoded.tokens))
+    row.texts += [decoder.text(ids) for ids in decoded.tokens]
+    if decoded.stats is not None:
+        row.stats = row.stats or SpeculativeStats()
+        row.stats.add(decoded.stats)

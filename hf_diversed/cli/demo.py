@@ -1,33 +1,22 @@
 """`hf-diversed demo`: decoding methods side by side on the embedded pair."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
-from rich.text import Text
 
 from hf_diversed.cli import evaluation_options as options
-from hf_diversed.cli.terminal import console, hear_own_warnings_only, notes
+from hf_diversed.cli.terminal import hear_own_warnings_only
 
 
-if TYPE_CHECKING:
-    from hf_diversed.cli.comparison import Row
-
-PHASE_TOKENS = (":", ".")
 ENGINES = ("eager", "compiled", "both")
-
-Seed = Annotated[int, typer.Option(help="Seed of the prompts and of sampling.")]
-Gamma = Annotated[int, typer.Option("--num-assistant-tokens", min=1, help="Drafts per round.")]
-NewTokens = Annotated[int, typer.Option("--max-new-tokens", min=1, help="Longest answer.")]
 
 
 def demo(
     num_examples: Annotated[int, typer.Option(min=1, help="Held-out prompts to answer.")] = 8,
-    seed: Seed = 0,
-    gamma: Gamma = 5,
-    max_new_tokens: NewTokens = 128,
+    repeats: Annotated[int, typer.Option(min=1, help="Timed repeats of every prompt and method.")] = 3,
+    seed: Annotated[int, typer.Option(help="Seed of the prompts and of sampling.")] = 0,
+    gamma: Annotated[int, typer.Option("--num-assistant-tokens", min=1, help="Draft tokens per round.")] = 5,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Longest answer, in tokens.")] = 128,
     temperature: options.Temperature = 1.0,
     every_rule: Annotated[bool, typer.Option("--all", help="Every rule of the library instead of a few.")] = False,
     engine: Annotated[
@@ -43,78 +32,27 @@ def demo(
     device: options.Device = None,
     dtype: options.Dtype = None,
 ) -> None:
-    """Compare decoding methods on the embedded pair: offline, about a minute on a laptop, and one more to compile."""
+    """Compare decoding methods on the embedded pair, offline.
+
+    Methods alternate prompt by prompt. Speeds are medians of the repeats, with their range; a ratio whose range
+    exceeds 30% of its median is shown as "too noisy to say".
+    """
     if engine not in ENGINES:
         raise ValueError(f"--engine must be one of {', '.join(ENGINES)}, got {engine!r}.")
-    if model is not None:
-        from hf_diversed.cli.demo_model import demo_model
-        from hf_diversed.running.sampling import Sampling
+    if model is not None and every_rule:
+        raise ValueError("--all compares verifiers on the embedded pair; it cannot be combined with --model.")
 
-        if every_rule:
-            raise ValueError("--all compares rules on the embedded pair; leave it out, or --model.")
-        drawn = Sampling(temperature, num_assistant_tokens=gamma, max_new_tokens=max_new_tokens, batch_size=1)
-        demo_model(model, draft, num_examples, drawn, seed, engine, backend, device, dtype)
-        return
+    import torch
 
-    from hf_diversed.cli.comparison import all_cases, compare, compiled_cases, demo_cases, measure
-    from hf_diversed.cli.models import load_pair
-    from hf_diversed.cli.rendering import comparison_table, compiled_line, source_legend, token_text
-    from hf_diversed.corpus import held_out_examples
-    from hf_diversed.head import DiversedHead, DiversedHeadConfig
+    from hf_diversed.cli.demo_model import embedded_demo, model_demo
     from hf_diversed.running.compiled import default_compile_config
     from hf_diversed.running.sampling import Sampling
-    from hf_diversed.tasks import get_task
 
     hear_own_warnings_only()
-    pair = load_pair(None, None, device, dtype=dtype)
-    examples = held_out_examples("math", num_examples, seed)
-    sampling = Sampling(temperature, num_assistant_tokens=gamma, max_new_tokens=max_new_tokens)
-    head, head_label = pair.heads.get("math"), "DIVERSED (math)"
-    if head is None:
-        head, head_label = (
-            DiversedHead(DiversedHeadConfig.for_pair(pair.target, pair.draft)).eval(),
-            "DIVERSED (untrained)",
-        )
-    cases = demo_cases(head, head_label, sampling)
-    if every_rule:
-        # The problems have no thinking phase; the answer's first sentence stands in for one.
-        begin, end = (pair.tokenizer.convert_tokens_to_ids(token) for token in PHASE_TOKENS)
-        cases = all_cases(head, head_label, begin, end, sampling)
-    console.print(
-        f"[bold]{num_examples} held-out word problems[/], temperature {temperature:g}, {gamma} drafts per round\n"
-    )
-    if not pair.heads:
-        notes.print("The pair comes without trained heads yet: an untrained one says w = 0.5 everywhere.\n")
-    records = [asdict(example) for example in examples]
-
-    def run(cases, beside: "list[Row]") -> "list[Row]":
-        """Rows of these cases, printed beneath others."""
-        rows = beside + compare(pair, cases, [example.prompt for example in examples], seed, notes)
-        right = [sum(get_task("math").score_batch(row.texts, records)) for row in rows]
-        console.print(comparison_table(rows, right, num_examples))
-        return rows
-
-    rows = run(cases, []) if engine != "compiled" else []
-    if engine != "eager":
-        known = [row for row in rows if row.label in ("plain decoding", head_label)]
-        notes.print("Now compiled, once and for this machine. It takes a minute or two: --engine eager leaves it out.")
-        config = default_compile_config(pair.target.device, backend)
-        with _forgiven(engine == "both"):
-            *_, plain, ours = run(compiled_cases(head, head_label, sampling, config), known)
-            console.print(compiled_line(plain, ours, known), highlight=False)
-    coloured = next(case for case in cases if case[0].label == head_label)
-    shown = measure(pair, coloured, [examples[0].prompt], seed, records=True)
-    console.print(Text(f"\n{examples[0].prompt}", style="bold"), end="")
-    console.print(token_text(pair.tokenizer, shown.records))
-    console.print("\n", source_legend())
-
-
-@contextmanager
-def _forgiven(forgive: bool) -> Iterator[None]:
-    """Compiling wants a compiler, which not every machine has; what came before stands without it."""
-    try:
-        yield
-    except RuntimeError as error:
-        if not forgive:
-            raise
-        notes.print(Text(f"Nothing could be compiled here: {str(error).splitlines()[0]}", style="yellow"))
+    sampling = Sampling(temperature, num_assistant_tokens=gamma, max_new_tokens=max_new_tokens, batch_size=1)
+    if model is None:
+        chosen = embedded_demo(num_examples, sampling, seed, every_rule, device, dtype)
+    else:
+        chosen = model_demo(model, draft, num_examples, sampling, device, dtype)
+    config = default_compile_config(torch.device(chosen.pair.target.device), backend)
+    chosen.run(engine, config, seed, repeats)

@@ -1,20 +1,30 @@
-"""`hf-diversed demo --model`: decoding methods side by side on a chat model that rewrites texts."""
+"""The two demos: word problems on the embedded pair, and a chat model that repeats texts."""
 
-from transformers.utils import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 
-from hf_diversed.cli.comparison import Case, compare, measure
+from rich.text import Text
+from transformers import CompileConfig
+
+from hf_diversed.cli.comparison import Case, all_cases, compare, compiled_cases, demo_cases
 from hf_diversed.cli.models import LOOKUP, load_pair
-from hf_diversed.cli.rendering import comparison_table, source_legend, token_text
+from hf_diversed.cli.rendering import comparison_table, compiled_line, source_legend, token_text
 from hf_diversed.cli.terminal import console, notes
-from hf_diversed.running.compiled import default_compile_config
+from hf_diversed.corpus import held_out_examples
+from hf_diversed.formatting import PLAIN
+from hf_diversed.head import DiversedHead, DiversedHeadConfig
+from hf_diversed.running.decode import Decoder
 from hf_diversed.running.methods import Method
-from hf_diversed.running.prompts import Prompt
+from hf_diversed.running.pair import Pair
+from hf_diversed.running.prompts import Prompt, encode
 from hf_diversed.running.sampling import Sampling
+from hf_diversed.tasks import get_task
 from hf_diversed.verifiers import build_verifier
 
 
+PHASE_TOKENS = (":", ".")  # the problems have no thinking phase; the answer's first sentence stands in for one
 SHOWN = "lenience:0.3"
-RULES = ("lossless", SHOWN, "static:0.5")
 REPEAT = "Repeat the following text word for word:\n\n"
 TEXTS = (
     "The meeting was moved from Monday to Wednesday, because the room is being painted. Please bring the report with "
@@ -36,54 +46,112 @@ TEXTS = (
 )
 
 
-def demo_model(
-    name: str,
-    draft: str,
-    num_examples: int,
-    sampling: Sampling,
-    seed: int,
-    engine: str,
-    backend: str,
-    device: str | None,
-    dtype: str | None,
-) -> None:
-    """Print a table of methods on a model that is asked to rewrite texts, most of which it can copy.
+@dataclass(frozen=True)
+class Demo:
+    """What one demo compares.
+
+    Attributes:
+        title: printed above the results.
+        cases: rows of the eager table, the target alone first.
+        compiled: the verifier that is also compiled and whose tokens are shown, and the head of "diversed".
+        score: counts the right answers among texts; None where none is defined.
+    """
+
+    title: str
+    pair: Pair
+    prompts: Sequence[Prompt]
+    sampling: Sampling
+    cases: list[Case]
+    compiled: tuple[str, DiversedHead | None]
+    score: Callable[[list[str]], float] | None = None
+
+    def run(self, engine: str, compile_config: CompileConfig, seed: int, repeats: int) -> None:
+        """Print a table per engine, and the first prompt's completion with its tokens coloured by origin."""
+        console.print(f"[bold]{self.title}[/]\n", highlight=False)
+        if engine != "compiled":
+            self._compare(self.cases, seed, repeats)
+        compiled = compiled_cases(*self.compiled, self.sampling, compile_config)
+        if engine != "eager":
+            notes.print("Compilation takes a minute or two, once per machine; --engine eager skips it.")
+            with _optional(engine == "both"):
+                console.print(compiled_line(self._compare(compiled, seed, repeats)), highlight=False)
+        (method, sampling), prompt = compiled[1], self.prompts[0]
+        ids = encode(self.pair.tokenizer, [prompt])
+        decoded = Decoder(self.pair, sampling)(method, ids, seed, output_token_records=True)
+        if isinstance(prompt, str):
+            console.print(Text(f"\n{prompt}", style="bold"), end="")
+        console.print(token_text(self.pair.tokenizer, decoded.records))
+        console.print("\n", source_legend())
+
+    def _compare(self, cases: list[Case], seed: int, repeats: int):
+        rows = compare(self.pair, cases, self.prompts, seed, repeats, notes)
+        right = None if self.score is None else [self.score(row.texts) for row in rows]
+        console.print(comparison_table(rows, right, len(self.prompts)), "")
+        return rows
+
+
+@contextmanager
+def _optional(skip: bool) -> Iterator[None]:
+    """Report a failed compilation instead of raising it, if `skip`: not every machine has a compiler."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not skip:
+            raise
+        notes.print(Text(f"Compilation failed on this machine: {str(error).splitlines()[0]}", style="yellow"))
+
+
+def embedded_demo(
+    num_examples: int, sampling: Sampling, seed: int, every_rule: bool, device: str | None, dtype: str | None
+) -> Demo:
+    """Word problems on the embedded pair."""
+    pair = load_pair(None, None, device, dtype=dtype)
+    examples = held_out_examples("math", num_examples, seed)
+    records = [asdict(example) for example in examples]
+    head = pair.heads.get("math")
+    if head is None:
+        notes.print("The embedded pair has no trained head: an untrained head predicts w = 0.5 everywhere.\n")
+        head = DiversedHead(DiversedHeadConfig.for_pair(pair.target, pair.draft)).eval()
+    begin, end = (pair.tokenizer.convert_tokens_to_ids(token) for token in PHASE_TOKENS)
+    cases = all_cases(head, begin, end, sampling) if every_rule else demo_cases(head, sampling)
+    return Demo(
+        f"{num_examples} held-out word problems, {_setting(sampling)}",
+        pair,
+        [example.prompt for example in examples],
+        sampling,
+        cases,
+        ("diversed", head),
+        lambda texts: sum(get_task("math").score_batch(texts, records)),
+    )
+
+
+def model_demo(
+    name: str, draft: str, num_examples: int, sampling: Sampling, device: str | None, dtype: str | None
+) -> Demo:
+    """A chat model that repeats texts, most of which a prompt lookup can copy.
 
     Args:
-        name: "smollm2", or a Hub id or folder of a chat model. draft: "lookup", or the same of a draft.
-        num_examples: texts, at most those of `TEXTS`.
-        engine: "eager", "compiled" or "both". backend: of torch.compile.
+        name: "smollm2", or the Hub id or folder of a chat model. draft: "lookup", or the same of a draft model.
+        num_examples: number of texts, at most that of `TEXTS`.
 
     Raises:
         ValueError: for more texts than there are, or a tokenizer without a chat template.
     """
     if num_examples > len(TEXTS):
         raise ValueError(f"--num-examples must be at most {len(TEXTS)} with --model, got {num_examples}.")
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
     pair = load_pair(name, draft, device, chat=True, dtype=dtype)
-    prompts: list[Prompt] = [[{"role": "user", "content": REPEAT + text}] for text in TEXTS[:num_examples]]
-    cases: list[Case] = []
-    if engine != "compiled":
-        cases += _cases(sampling)
-    if engine != "eager":
-        config = default_compile_config(pair.target.device, backend)
-        compiled = [Method("plain decoding, compiled", compile_config=config)]
-        compiled.append(Method(f"{SHOWN}, compiled", build_verifier(SHOWN), compile_config=config))
-        cases += [(method, sampling) for method in compiled]
-        notes.print("Compiling takes a minute or two, once and for this machine: --engine eager leaves it out.")
-    words = "looked up in the prompt" if draft == LOOKUP else f"by {draft}"
-    console.print(
-        f"[bold]{name} rewrites {num_examples} texts[/], temperature {sampling.temperature:g}, "
-        f"{sampling.num_assistant_tokens} drafts per round, {words}\n"
+    methods = [Method(PLAIN), Method("upstream", upstream=True)]
+    methods += [Method(spec, build_verifier(spec)) for spec in ("lossless", SHOWN, "static:0.5")]
+    source = "looked up in the prompt" if draft == LOOKUP else f"from {draft}"
+    return Demo(
+        f"{name} repeats {num_examples} texts, {_setting(sampling)}, {source}",
+        pair,
+        [[{"role": "user", "content": REPEAT + text}] for text in TEXTS[:num_examples]],
+        sampling,
+        [(method, sampling) for method in methods],
+        (SHOWN, None),
     )
-    console.print(comparison_table(compare(pair, cases, prompts, seed, notes)))
-    shown = measure(pair, (Method(SHOWN, build_verifier(SHOWN)), sampling), prompts[:1], seed, records=True)
-    console.print(token_text(pair.tokenizer, shown.records))
-    console.print("\n", source_legend())
 
 
-def _cases(sampling: Sampling) -> list[Case]:
-    methods = [Method("plain decoding"), Method("upstream", upstream=True)]
-    methods += [Method(rule, build_verifier(rule)) for rule in RULES]
-    return [(method, sampling) for method in methods]
+def _setting(sampling: Sampling) -> str:
+    return f"temperature {sampling.temperature:g}, {sampling.num_assistant_tokens} draft tokens per round"

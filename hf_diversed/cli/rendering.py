@@ -9,38 +9,40 @@ from transformers import PreTrainedTokenizerBase
 
 from hf_diversed.cli.comparison import Row
 from hf_diversed.outputs import SpeculativeStats, TokenRecords
+from hf_diversed.running.timing import Spread, paired_ratio, show_ratio
 from hf_diversed.token_view import ORIGINS, TARGET, Piece, TokenReader
 
 
 def comparison_table(rows: list[Row], right: list[float] | None = None, num_prompts: int = 0) -> Table:
-    """One line per method, within 80 columns.
+    """One line per method, within 80 columns: medians over the repeats, ranges in parentheses.
 
-    "accepted" is accepted / drafted, "forward" a forward of the target; `right` adds answers out of `num_prompts`.
+    "accepted" is accepted / drafted. The first row is the reference of the ratios. `right` adds the number of right
+    answers out of `num_prompts`.
     """
-    table = Table(header_style="bold", box=box.SIMPLE)
+    table = Table(header_style="bold", box=box.SIMPLE, padding=(0, 1, 0, 0), show_edge=False)
     table.add_column("method", no_wrap=True)
-    headers = ["accepted", "tokens per\nforward", "tokens/s", "vs\nplain"]
-    for header in headers + (["right"] if right is not None else []):
+    for header in ("accepted", "tokens per\nround", "tokens/s", f"against {rows[0].label}"):
         table.add_column(header, justify="right")
-    plain = next((_speed(row) for row in rows if row.stats is None), float("nan"))
+    if right is not None:
+        table.add_column("right", justify="right")
     for index, row in enumerate(rows):
-        per_forward = row.num_tokens / row.row_forwards
-        acceptance = "-" if row.stats is None else f"{row.stats.acceptance_rate:.1%}"
-        cells = [row.label, acceptance, f"{per_forward:.2f}", f"{_speed(row):.0f}", _times(_speed(row) / plain)]
+        stats, speed = row.stats, row.tokens_per_second
+        cells = [row.label, "-" if stats is None else f"{stats.acceptance_rate:.1%}"]
+        cells += ["-" if stats is None else f"{stats.block_efficiency:.2f}", str(Spread.of(speed))]
+        cells.append("-" if index == 0 else show_ratio(paired_ratio(speed, rows[0].tokens_per_second)))
         if right is not None:
             cells.append(f"{right[index]:g}/{num_prompts}")
         table.add_row(*cells)
     return table
 
 
-def compiled_line(plain: Row, ours: Row, eager: list[Row]) -> str:
-    """What compiling is worth, and what it took, in words; `eager` may hold the same method as it is, last."""
-    parts = [f"{_times(_speed(ours) / _speed(plain))} of plain decoding, compiled as well"]
-    if eager:
-        parts.insert(0, f"{_times(_speed(ours) / _speed(eager[-1]))} of the same rule not compiled")
+def compiled_line(rows: list[Row]) -> str:
+    """The gain of compilation and its cost; the rows are those of `compiled_cases`."""
+    _, eager, target, ours = rows
+    own, plain = (show_ratio(paired_ratio(ours.tokens_per_second, row.tokens_per_second)) for row in (eager, target))
     return (
-        f"{ours.label}: {' and '.join(parts)}. Compiling took {plain.compile_seconds:.0f} s for plain decoding and "
-        f"{ours.compile_seconds:.0f} s for the rounds, once."
+        f"{ours.label}: against {eager.label}: {own}; against {target.label}: {plain}. Compilation took "
+        f"{target.compile_seconds:.0f} s for {target.label} and {ours.compile_seconds:.0f} s for {ours.label}, once."
     )
 
 
@@ -75,11 +77,3 @@ def stats_line(label: str, stats: SpeculativeStats, seconds: float) -> str:
     if not math.isnan(stats.quality):
         parts.append(f"quality {stats.quality:g}")
     return f"{label}: {', '.join(parts)}"
-
-
-def _speed(row: Row) -> float:
-    return row.num_tokens / row.seconds
-
-
-def _times(ratio: float) -> str:
-    return "-" if math.isnan(ratio) else f"{ratio:.2f}x"

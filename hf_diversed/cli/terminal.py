@@ -74,6 +74,7 @@ def hear_own_warnings_only() -> None:
     from hf_diversed import _compat
 
     logging.set_verbosity_error()
+    logging.disable_progress_bar()
     _compat.get_logger("hf_diversed").setLevel(logging.WARNING)
 
 

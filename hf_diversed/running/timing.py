@@ -37,7 +37,11 @@ class Spread:
         return self.count < 2 or not self.high - self.low <= NOISE_LIMIT * self.median
 
     def __str__(self) -> str:
-        return f"{self.median:.3g} ({self.low:.3g} to {self.high:.3g})"
+        return f"{_digits(self.median)} ({_digits(self.low)}-{_digits(self.high)})"
+
+
+def _digits(value: float) -> str:
+    return f"{value:.3g}" if value < 100 else f"{value:.0f}"
 
 
 def paired_ratio(values: Sequence[float], reference: Sequence[float]) -> Spread:
@@ -54,7 +58,7 @@ def paired_ratio(values: Sequence[float], reference: Sequence[float]) -> Spread:
 
 
 def show_ratio(ratio: Spread) -> str:
-    """`1.52x (1.47 to 1.60)`, or `TOO_NOISY` where the range does not support a figure."""
+    """`1.52x (1.47-1.60)`, or `TOO_NOISY` where the range does not support a figure."""
     if ratio.is_noisy:
         return TOO_NOISY
-    return f"{ratio.median:.2f}x ({ratio.low:.2f} to {ratio.high:.2f})"
+    return f"{ratio.median:.2f}x ({ratio.low:.2f}-{ratio.high:.2f})"

@@ -10,6 +10,7 @@ from hf_diversed.cli import app, models
 from hf_diversed.cli.demo_model import TEXTS
 from hf_diversed.cli.train import pair_options, train
 from hf_diversed.cli.tune_draft import tune
+from hf_diversed.formatting import PLAIN
 from hf_diversed.generation.recording import record_stats
 from hf_diversed.head import DiversedHead
 from hf_diversed.running.decode import Decoder
@@ -108,27 +109,27 @@ def test_smollm2_is_a_name_wherever_a_pair_is_named(folder, monkeypatch):
 def test_demo_of_a_named_model(folder, monkeypatch):
     """Catches a row that fails or is left out, a second engine that is not asked for, and options that say nothing."""
     monkeypatch.setattr(smollm2, "fetch", lambda: folder / "target")
-    short = ("--num-examples", "1", "--max-new-tokens", "8", "--device", "cpu")
+    short = ("--num-examples", "1", "--max-new-tokens", "8", "--device", "cpu", "--repeats", "1")
     result = run("demo", "--model", "smollm2", "--engine", "eager", *short)
     assert result.exit_code == 0, result.output
-    for words in ("plain decoding", "upstream", "lossless", "lenience:0.3", "static:0.5", "looked up in the prompt"):
+    for words in (PLAIN, "upstream", "lossless", "lenience:0.3", "static:0.5", "looked up in the prompt"):
         assert words in " ".join(result.output.split())
     assert "compiled" not in result.output
     result = run("demo", "--model", "smollm2", "--engine", "compiled", "--backend", "eager", *short)
     assert result.exit_code == 0, result.output
-    assert "lenience:0.3, compiled" in result.output
+    assert "compiled:lenience:0.3" in result.output
     result = run(
         "demo", "--model", str(folder / "target"), "--draft", str(folder / "draft"), "--engine", "eager", *short
     )
     assert result.exit_code == 0, result.output
-    assert "by " in result.output
+    assert "from " in result.output
 
 
 @pytest.mark.parametrize(
     ("options", "words"),
     [
         (["--num-examples", str(len(TEXTS) + 1)], "--num-examples must be at most 8 with --model, got 9."),
-        (["--all"], "--all compares rules on the embedded pair; leave it out, or --model."),
+        (["--all"], "--all compares verifiers on the embedded pair; it cannot be combined with --model."),
     ],
 )
 def test_demo_refuses_before_it_fetches(options, words, monkeypatch):
