@@ -8,6 +8,7 @@ import inspect
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 import transformers
@@ -194,19 +195,33 @@ def prompt_learning_adapter(model: PreTrainedModel) -> str | None:
 
 
 def hidden_width(model: PreTrainedModel) -> int:
-    """Width of what the output embedding sees; `config.hidden_size` differs from it where a model projects out."""
-    return model.get_output_embeddings().weight.shape[1]
+    """Input width of the output embedding; `config.hidden_size` differs from it where a model projects out."""
+    return _matrix_shape(model.get_output_embeddings())[1]
 
 
 def vocab_size(model: PreTrainedModel) -> int:
-    """Width of the logits; a resized embedding may be ahead of the config, and a cut one has fewer rows."""
+    """Width of the logits; a resized embedding may differ from the config, and a cut one has fewer rows."""
     output = model.get_output_embeddings()
-    return getattr(output, "num_ids", output.weight.shape[0])
+    return getattr(output, "num_ids", None) or _matrix_shape(output)[0]
 
 
 def known_ids(model: PreTrainedModel) -> int:
-    """Ids the model can embed."""
-    return model.get_input_embeddings().weight.shape[0]
+    """Number of ids the model can embed."""
+    return _matrix_shape(model.get_input_embeddings())[0]
+
+
+def _matrix_shape(module: Any) -> tuple[int, int]:
+    """Rows and columns of an embedding's matrix.
+
+    Quantized modules pack their weights, return them from a method, or store them under other names, but keep the
+    sizes as attributes. Those of an ordinary layer can be out of date after its weight was replaced.
+    """
+    weight = getattr(module, "weight", None)
+    if isinstance(weight, torch.Tensor) and weight.is_floating_point() and weight.ndim == 2:
+        return weight.shape[0], weight.shape[1]
+    if hasattr(module, "out_features"):
+        return module.out_features, module.in_features
+    return module.num_embeddings, module.embedding_dim
 
 
 def _forward_parameters(model: PreTrainedModel):

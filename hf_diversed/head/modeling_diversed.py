@@ -23,6 +23,7 @@ from hf_diversed.head.configuration_diversed import DiversedHeadConfig
 
 
 _LEAST_STD = 1e-3  # an input that hardly varied must not be blown up when it does
+_LARGEST_INPUT = 65504.0  # float16's largest value; hidden states beyond it would already have overflowed there
 
 
 class DiversedHead(PreTrainedModel):
@@ -135,13 +136,25 @@ class DiversedHead(PreTrainedModel):
         return push(self, records, Destination(repo_id, **destination))
 
     def _check_numbers(self, name: str | Path) -> None:
-        """One number that is not finite makes every weight on the target so, and what is then emitted is no answer."""
+        """Raise OSError for parameters that make the logit of the weight on the target NaN or infinite."""
         state = self.state_dict()
         wrong = [f"{key} must be finite" for key, values in state.items() if not values.isfinite().all()]
         if not (state["input_std"] > 0).all():
             wrong.append("input_std must be above 0, as inputs are divided by it")
+        if not wrong and self._largest_sum() > torch.finfo(torch.float32).max:
+            wrong.append("parameters are so large that the head's output overflows float32")
         if wrong:
             raise OSError(f"{pulling.WEIGHTS} of {name} cannot be used as {self.dtype}: {'; '.join(wrong)}.")
+
+    @torch.no_grad()
+    def _largest_sum(self) -> float:
+        """Upper bound on the magnitude of every sum in `forward`, for inputs of at most `_LARGEST_INPUT`."""
+        values = (_LARGEST_INPUT + self.input_mean.double().abs()) / self.input_std.double()
+        sums = [values]
+        for layer in (self.dense, self.out):
+            if layer is not None:
+                sums.append(F.linear(sums[-1], layer.weight.double().abs(), layer.bias.double().abs()))
+        return max(float(values.max()) for values in sums)
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:

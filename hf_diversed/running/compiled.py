@@ -109,7 +109,7 @@ def warmup(
 def _decode(model: PreTrainedModel, rows: int, length: int, options: dict[str, Any]) -> CompileStats:
     """Decode prompts at random until one takes two rounds, which an early EOS may prevent."""
     draft, total = options["assistant_model"], CompileStats()
-    ids = min(each.get_input_embeddings().weight.shape[0] for each in (model, draft))
+    ids = min(map(_compat.known_ids, (model, draft)))
     for seed in range(_ATTEMPTS):
         with seeded(seed, model.device):
             prompts = torch.randint(ids, (rows, length)).to(model.device)

@@ -153,13 +153,15 @@ class DiversedVerifier(MixtureVerifier):
         return Weights(weight, tv, kept, everywhere)
 
     def _dialled(self, logit: torch.Tensor, quality: torch.Tensor | None) -> torch.Tensor:
-        """Weights from the head's logits, by the dial of this kind of head."""
+        """Weights from the head's logits, moved by the dial; at its ends they do not depend on the logits."""
         if quality is None:
             return torch.sigmoid(logit)
         if self.head.needs_token:
             slope = cast(TokenHead, self.head).ratio_slope()
-            return torch.sigmoid(shift_lenience(logit, quality, slope.to(logit.device)))
-        return apply_quality(torch.sigmoid(logit), quality)
+            weight = torch.sigmoid(shift_lenience(logit, quality, slope.to(logit.device)))
+        else:
+            weight = apply_quality(torch.sigmoid(logit), quality)
+        return torch.where((quality == 0.0) | (quality == 1.0), quality, weight)
 
     def observe(self, draft: DraftOutput, target: TargetOutput) -> tuple[dict[str, torch.Tensor], torch.Tensor | None]:
         """What the head sees, by the names of its arguments, and TV(p, q) `[B, G]` where something needs it."""

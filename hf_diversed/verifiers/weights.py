@@ -102,6 +102,7 @@ def limit_bias(
         return said, None
     budget = dials["bias_budget"]
     spent = torch.zeros_like(budget) if state is None else state
+    said = said.changed(at_least, (spent >= budget).to(said.weight.dtype))
     said, total = _spend(said, draft, target, budget, spent)
     return said, F.pad(total, (0, 1), mode="replicate")[..., None]  # a rejected position has spent its bias, too
 
@@ -112,9 +113,14 @@ def _cap_ratio(said: Weights, draft: DraftOutput, target: TargetOutput, max_rati
 
     def everywhere(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
         before = said.weight[..., None] if said.everywhere is None else said.everywhere(p, q)
-        return torch.maximum(before, lenient_weight(p, q, max_ratio[..., None]))
+        return at_least(before, lenient_weight(p, q, max_ratio[..., None]))
 
-    return replace(said, weight=torch.maximum(said.weight, drafted), everywhere=everywhere)
+    return replace(said, weight=at_least(said.weight, drafted), everywhere=everywhere)
+
+
+def at_least(weight: torch.Tensor, floor: torch.Tensor) -> torch.Tensor:
+    """Raise weights to a floor in [0, 1]; where it is 1 the result is 1 even if the weight is NaN."""
+    return torch.where(floor == 1.0, floor, torch.maximum(weight, floor))
 
 
 def lenient_weight(p: torch.Tensor, q: torch.Tensor, lenience: torch.Tensor) -> torch.Tensor:
@@ -136,7 +142,7 @@ def cap_bias(weight: torch.Tensor, tv: torch.Tensor, max_bias: torch.Tensor) -> 
         weight, tv: float32 `[B, G]`. `max_bias`: float32, broadcasts.
     """
     floor = 1.0 - max_bias / tv.clamp_min(torch.finfo(tv.dtype).tiny)
-    return torch.maximum(weight, floor.clamp(0.0, 1.0))
+    return at_least(weight, floor.clamp(0.0, 1.0))
 
 
 def _spend(

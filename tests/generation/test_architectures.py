@@ -1,7 +1,9 @@
 """Every supported architecture against plain `generate` and against plain forwards, on ragged left-padded batches."""
 
 import contextlib
+import copy
 import itertools
+from functools import partial
 
 import peft
 import pytest
@@ -20,6 +22,7 @@ from hf_diversed.generation.rows import PerRow
 from tests import tiny
 
 
+quantize_dynamic = torch.ao.quantization.quantize_dynamic
 EAGER_ONLY = {"gemma2", "gpt_oss"}
 ALSO_EAGER = ("llama", "qwen3", "gemma3_text", "gpt2", "opt")
 CASES = [(name, "eager" if name in EAGER_ONLY else "sdpa") for name in tiny.ARCHITECTURES]
@@ -237,3 +240,39 @@ def test_lora_target_and_draft():
     with target.disable_adapter():
         assert not torch.equal(target.generate(**inputs, max_new_tokens=NEW, do_sample=False), plain)
     assert torch.equal(decode(target, draft, inputs, LosslessVerifier()).sequences, plain)
+
+
+class PackedLinear(torch.nn.Module):
+    """A linear layer whose weight is stored as bytes, as bitsandbytes and GPTQ store theirs."""
+
+    def __init__(self, layer: torch.nn.Linear):
+        super().__init__()
+        self.in_features, self.out_features = layer.in_features, layer.out_features
+        self.weight = torch.nn.Parameter(layer.weight.detach().view(torch.uint8).reshape(-1, 1), requires_grad=False)
+
+    def forward(self, values):
+        return values @ self.weight.flatten().view(torch.float32).view(self.out_features, self.in_features).T
+
+
+def packed(model):
+    """A copy whose linear layers hold no matrix."""
+    model = copy.deepcopy(model)
+    for name, layer in list(model.named_modules()):
+        if isinstance(layer, torch.nn.Linear):
+            parent, _, attribute = name.rpartition(".")
+            setattr(model.get_submodule(parent), attribute, PackedLinear(layer))
+    return model
+
+
+@pytest.mark.filterwarnings("ignore:.*:DeprecationWarning")
+@pytest.mark.parametrize("quantized", [partial(quantize_dynamic, dtype=torch.float16), packed])
+@pytest.mark.parametrize("rule", ["lossless", "head"])
+def test_quantized_modules(quantized, rule):
+    """Catches sizes read off the output embedding's weight, which is a method there or packed."""
+    models = tiny.tiny_model(), tiny.tiny_draft(tiny.tiny_model())
+    small = [quantized(model) for model in models]
+    given = {"diversed_head": tiny.tiny_head(), "diversed_quality": 1.0} if rule == "head" else {"verifier": rule}
+    call = {**tiny.ragged_batch(), "do_sample": False, "max_new_tokens": NEW}
+    for target, draft in ((small[0], models[1]), (models[0], small[1]), small):
+        assert _compat.vocab_size(target) == _compat.known_ids(draft) == tiny.VOCAB_SIZE
+        assert torch.equal(target.generate(**call, assistant_model=draft, **given), target.generate(**call))

@@ -66,10 +66,13 @@ def _with(folder, name: str, values: torch.Tensor) -> None:
         ("input_std", math.nan, "input_std must be finite; input_std must be above 0"),
         ("input_std", 0.0, "input_std must be above 0, as inputs are divided by it"),
         ("input_std", -1.0, "input_std must be above 0"),
+        ("out.weight", 3e37, "parameters are so large that the head's output overflows float32"),
+        ("dense.weight", -3e37, "parameters are so large that the head's output overflows float32"),
+        ("input_std", 1e-38, "parameters are so large that the head's output overflows float32"),
     ],
 )
 def test_numbers_that_decode_nothing_are_refused(folder, load, name, value, words):
-    """Catches a head whose weight on the target is never a number: greedy decoding then emits token 0 for ever."""
+    """Catches a head whose output is NaN, also from finite parameters that overflow."""
     values = load_file(folder / "model.safetensors")[name]
     values.view(-1)[-1] = value
     _with(folder, name, values)

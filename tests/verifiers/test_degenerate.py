@@ -36,6 +36,15 @@ from tests.verifier_cases import (
 
 ROUNDING = 1e-6
 token_head = partial(random_head, features="distribution", token_features=True)
+
+
+def nan_head(make=random_head):
+    """A head whose output is NaN, as finite weights of 1e38 make it."""
+    head = make()
+    head.out.weight.data.fill_(torch.nan)
+    return head
+
+
 LOSSLESS = {
     "static": lambda: StaticEnsembleVerifier(1.0),
     "quality": lambda: DiversedVerifier(random_head(), quality=1.0),
@@ -45,6 +54,14 @@ LOSSLESS = {
     "token max_bias": lambda: DiversedVerifier(token_head(), quality=0.0, max_bias=0.0),
     "token bias_budget": lambda: DiversedVerifier(token_head("mlp"), quality=0.0, bias_budget=0.0),
     "token max_ratio": lambda: DiversedVerifier(token_head(), quality=0.0, max_ratio=1.0),
+    "nan quality": lambda: DiversedVerifier(nan_head(), quality=1.0),
+    "nan max_bias": lambda: DiversedVerifier(nan_head(), max_bias=0.0),
+    "nan max_ratio": lambda: DiversedVerifier(nan_head(), max_ratio=1.0),
+    "nan bias_budget": lambda: DiversedVerifier(nan_head(), bias_budget=0.0),
+    "nan token quality": lambda: DiversedVerifier(nan_head(token_head), quality=1.0),
+    "nan token max_bias": lambda: DiversedVerifier(nan_head(token_head), max_bias=0.0),
+    "nan token max_ratio": lambda: DiversedVerifier(nan_head(token_head), max_ratio=1.0),
+    "nan token bias_budget": lambda: DiversedVerifier(nan_head(token_head), bias_budget=0.0),
     "lenience": lambda: LenientVerifier(1.0),
     "cascade": lambda: SpecCascadeVerifier("diff", -1.0),
     "lossy": lambda: LossyVerifier(0.0),
