@@ -5,6 +5,7 @@ Letters: B batch, G drafted positions, V vocabulary, D hidden width. Needs torch
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -183,7 +184,8 @@ class DecodingContext:
 
     `batch_size` rows come from `num_prompts` prompts (`num_return_sequences` each); temperature is 0 when greedy, and
     None where rows have their own. `num_assistant_tokens` drafts per round, None where that adapts; `top_k` and
-    `top_p` are 0 and 1 where they cut nothing off.
+    `top_p` are 0 and 1 where they cut nothing off. `processors` is the complete list, those of sampling included.
+    `target` and `draft` are the models, or None where the caller has none (vLLM).
     Without a draft model (prompt lookup) `draft_hidden_size` is None and `draft_name` is empty.
     """
 
@@ -198,3 +200,7 @@ class DecodingContext:
     num_assistant_tokens: int | None = None
     top_k: int = 0
     top_p: float = 1.0
+    max_new_tokens: int | None = None
+    processors: tuple[Any, ...] = ()
+    target: torch.nn.Module | None = None
+    draft: torch.nn.Module | None = None

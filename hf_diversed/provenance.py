@@ -13,12 +13,20 @@ from enum import Enum
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 
 
 _PACKAGES = ("torch", "transformers", "accelerate", "peft", "tokenizers", "safetensors", "huggingface-hub", "numpy")
 _BLANK = "***"
+_SAMPLED = 16  # values of each tensor in `model_digest`
+# Fields of a configuration that change no logits.
+_NAMES = re.compile(
+    r"^(_name_or_path|transformers_version|architectures|dtype|torch_dtype|use_cache|output_.*|return_.*|.*_token_ids?"
+    r"|_attn_implementation.*|id2label|label2id|problem_type|chunk_size_feed_forward|initializer_range)$"
+)
+_DIGESTS: WeakKeyDictionary[torch.nn.Module, tuple[Any, str]] = WeakKeyDictionary()
 # Names of secrets, in lower case with single underscores; and of tokens that are text.
 _SECRET = re.compile(r"secret|passw(or)?d|passphrase|credential")
 _OFTEN_SECRET = re.compile(r"(token|apikey)$|(^|_)(key|auth|authorization|pwd)$")
@@ -66,6 +74,64 @@ def module_digest(module: torch.nn.Module) -> str:
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
         digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
     return f"{type(module).__name__}:{digest.hexdigest()[:16]}"
+
+
+def model_digest(model: torch.nn.Module) -> str:
+    """Digest of a model's configuration and of a sample of its weights, cheap enough for every call.
+
+    Covers the class, the configuration without token ids and names, the active PEFT adapters, and of each parameter
+    and persistent buffer its name, shape, dtype and up to 16 evenly spaced values. A change that spares these values
+    is not detected, nor is one of tensors that are neither (packed weights of `torch.ao`) or that are offloaded.
+    The digest is computed once per model and again after a tensor was replaced or modified in place; changes through
+    `.data` and of the configuration alone are not noticed.
+
+    Returns:
+        The class and 16 hexadecimal digits; the same on every device.
+    """
+    tensors, adapters = dict[str, torch.Tensor](), list[Any]()
+    for prefix, module in model.named_modules():
+        found = {**module._parameters, **module._buffers}
+        for name in found.keys() - module._non_persistent_buffers_set:
+            tensors |= _plain_tensors(f"{prefix}.{name}", found[name])
+        if hasattr(module, "merged_adapters"):  # a layer of PEFT
+            adapters.append((module.active_adapters, module.disable_adapters, module.merged_adapters, module.scaling))
+    # A tensor's version counts the operations in place. Inference tensors have none.
+    state = {name: (value.data_ptr(), value.is_inference() or value._version) for name, value in tensors.items()}
+    key = state, repr(adapters)
+    if (cached := _DIGESTS.get(model)) is None or cached[0] != key:
+        cached = _DIGESTS[model] = key, f"{type(model).__name__}:{_digest_of(model, tensors, repr(adapters))}"
+    return cached[1]
+
+
+def _plain_tensors(name: str, value: torch.Tensor | None) -> dict[str, torch.Tensor]:
+    """A tensor by name; those it consists of, where it is a quantized one of torchao."""
+    if value is None:
+        return {}
+    if not hasattr(value, "__tensor_flatten__"):
+        return {name: value}
+    return {f"{name}.{part}": getattr(value, part) for part in value.__tensor_flatten__()[0]}
+
+
+def _digest_of(model: Any, tensors: Mapping[str, torch.Tensor], adapters: str) -> str:
+    digest = hashlib.sha256(json.dumps([_computing(model.config.to_dict()), adapters], default=str).encode())
+    samples = []
+    for name, value in sorted(tensors.items()):
+        digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
+        if value.device.type != "meta" and value.numel():
+            count = min(value.numel(), _SAMPLED)
+            places = torch.arange(count, device=value.device) * (value.numel() - 1) // max(count - 1, 1)
+            samples.append(value.detach().reshape(-1)[places].view(torch.uint8))
+    if samples:  # one transfer for all
+        digest.update(torch.cat([sample.to(samples[0].device) for sample in samples]).cpu().numpy().tobytes())
+    return digest.hexdigest()[:16]
+
+
+def _computing(config: Any) -> Any:
+    """What of a configuration may change the logits, in a fixed order."""
+    if not isinstance(config, Mapping):
+        return config
+    kept = {str(name): _computing(value) for name, value in config.items() if not _NAMES.search(str(name))}
+    return dict(sorted(kept.items()))
 
 
 def publishable(value: Any) -> Any:

@@ -5,9 +5,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from transformers import SchedulerType
 
-from hf_diversed.provenance import provenance, publishable
+from hf_diversed.provenance import model_digest, provenance, publishable
+from tests.tiny import tiny_model
 
 
 ROOT = Path(__file__).parent.parent
@@ -122,3 +124,48 @@ def test_choices_are_recorded_by_their_values():
     """Catches "SchedulerType.LINEAR" in a record, which no training accepts again."""
     assert publishable({"lr_scheduler_type": SchedulerType.LINEAR}) == {"lr_scheduler_type": "linear"}
     assert type(publishable(SchedulerType.LINEAR)) is str
+
+
+def test_model_digest_covers_every_tensor():
+    """Catches a digest of the output embedding alone, which is the same for models that differ in their layers."""
+    model = tiny_model()
+    found = {model_digest(model)}
+    for count, parameter in enumerate(model.parameters(), start=2):
+        with torch.no_grad():
+            parameter.mul_(1.25)
+        found.add(model_digest(model))
+        assert len(found) == count
+
+
+def test_model_digest_survives_copies_and_names(tmp_path):
+    """Catches a digest that depends on where a model was loaded from, and one that changes on the way to a file."""
+    model = tiny_model()
+    model.save_pretrained(tmp_path)
+    loaded = type(model).from_pretrained(tmp_path)
+    loaded.config.pad_token_id = 5
+    loaded.set_attn_implementation("eager")
+    assert model_digest(loaded) == model_digest(model)
+    assert model_digest(loaded.to(torch.bfloat16)) != model_digest(model)
+    model.config.rms_norm_eps = 0.5
+    assert model_digest(type(model)(model.config)) != model_digest(tiny_model())
+
+
+def test_model_digest_covers_active_adapters():
+    """Catches an adapter that is switched off, which changes no weight."""
+    model = get_peft_model(tiny_model(), LoraConfig(target_modules=["q_proj"], init_lora_weights=False))
+    active = model_digest(model)
+    with model.disable_adapter():
+        assert model_digest(model) != active
+    assert model_digest(model) == active
+
+
+def test_model_digest_is_cached(monkeypatch):
+    """Catches weights that are read again at every call."""
+    model = tiny_model()
+    digest = model_digest(model)
+    monkeypatch.setattr("hf_diversed.provenance._digest_of", None)
+    assert model_digest(model) == digest
+    with torch.no_grad():
+        model.lm_head.weight.add_(1.0)
+    with pytest.raises(TypeError):
+        model_digest(model)

@@ -55,12 +55,10 @@ def calibrate(
     from hf_diversed.cli import preparing
     from hf_diversed.evaluation import EvaluationSettings
     from hf_diversed.evaluation.calibration import calibrate as run
-    from hf_diversed.evaluation.calibration import merge_certified
     from hf_diversed.evaluation.certification import FixedSequence
     from hf_diversed.generation.planning import DEFAULT_NUM_ASSISTANT_TOKENS
     from hf_diversed.head import DiversedHead
     from hf_diversed.head.pulling import CONFIG
-    from hf_diversed.provenance import module_digest
     from hf_diversed.tasks import load_records
 
     drops = preparing.numbers("--max-quality-drop", max_quality_drop, float)
@@ -93,9 +91,6 @@ def calibrate(
     asked = preparing.prompted(judge, pair, pool, shots, chat)
     loaded.to(pair.target.device)
     certified, tested = run(pair, asked, examples, loaded, settings, drops, folder, confidence=confidence)
-    loaded.config.certified_drops = merge_certified(
-        loaded.config.certified_drops, certified, settings, module_digest(loaded)
-    )
     _write(head, loaded)
     console.print(_table(tested, judge.metric))
     _tell(drops, certified)

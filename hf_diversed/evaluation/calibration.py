@@ -1,4 +1,4 @@
-"""From a stated drop of quality to a dial: the head measured dial by dial beside the target alone, and tested."""
+"""From a tolerated drop of quality to a dial: measure and test dial after dial against the target alone."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from hf_diversed.blocks import DecodingContext
 from hf_diversed.evaluation.calls import Task
 from hf_diversed.evaluation.certification import FixedSequence, paired_drops
 from hf_diversed.evaluation.evaluate import evaluate
@@ -15,11 +16,15 @@ from hf_diversed.evaluation.settings import EvaluationSettings
 from hf_diversed.formatting import PLAIN
 from hf_diversed.head import DiversedHead
 from hf_diversed.provenance import module_digest
+from hf_diversed.running.decode import Decoder
+from hf_diversed.running.methods import Method
 from hf_diversed.running.pair import Pair
-from hf_diversed.verifiers.certified import SETTINGS
+from hf_diversed.running.prompts import encode
+from hf_diversed.verifiers.certified import certified_entries, conditions_of
+from hf_diversed.verifiers.diversed import DiversedVerifier
 
 
-# Strict to permissive. What is more permissive than the last one is hardly a head's decision.
+# Strict to permissive. Below the last one nearly every draft token is accepted.
 DIALS = tuple(place / 20 for place in range(19, 0, -1))
 
 
@@ -50,28 +55,34 @@ def calibrate(
     confidence: float = 0.95,
     dials: Sequence[float] = DIALS,
 ) -> tuple[list[dict[str, Any]], list[Tested]]:
-    """Find the most permissive dial for every stated drop of quality, by fixed-sequence testing.
+    """Find the most permissive dial for every tolerated drop of quality, by fixed-sequence testing.
+
+    The certificates also go into `head.config.certified_drops`, in place of earlier ones under the same conditions,
+    of other weights and of earlier versions.
 
     Args:
-        pair, task, examples: as in `evaluate`; prompts that the head was not trained on, drawn like those to come.
-        settings: as in `evaluate`, of one process; they say how many drafts a round has.
+        pair, task, examples: as in `evaluate`, with a draft model; prompts that the head was not trained on, drawn
+            like those of later calls.
+        settings: as in `evaluate`, for one process and with `num_assistant_tokens`.
         max_drops: each in (0, 1), in units of the task's metric.
-        output: a folder that keeps every finished call, so that an interrupted calibration goes on where it stopped.
-        confidence: of each stated drop's dial.
-        dials: from strict to permissive; those behind the last that is needed are not measured.
+        output: a folder that keeps every finished call, so that an interrupted calibration can continue.
+        confidence: of the dial of each drop.
+        dials: from strict to permissive; the first that fails every drop is the last one measured.
 
     Returns:
-        What to put into `head.config.certified_drops`, one entry per drop that a dial was certified for, and all dials
-        that were tested.
+        The new certificates, one for each drop with a certified dial, and all tested dials.
 
     Raises:
         ValueError: on values out of range, and as `evaluate` does.
     """
     if settings.num_assistant_tokens is None or settings.world_size > 1:
         raise ValueError("a calibration needs settings with `num_assistant_tokens`, and runs in one process.")
+    if pair.draft is None:
+        raise ValueError("a calibration needs a draft model: prompt lookup cannot be certified.")
     if list(dials) != sorted(set(dials), reverse=True):
         raise ValueError(f"`dials` must fall from strict to permissive, got {list(dials)}.")
     sequence, tested = FixedSequence(max_drops, confidence), list[Tested]()
+    conditions = _conditions(pair, task, examples[0], head, settings)
     for dial in dials:
         if not sequence.open:
             break
@@ -87,7 +98,7 @@ def calibrate(
         "num_prompts": len(drops),
         "samples_per_prompt": settings.samples_per_prompt,
         "head": module_digest(head),
-        **{name: getattr(settings, name) for name in SETTINGS},
+        **conditions,
     }
     found = []
     for max_drop, count in sequence.passed.items():
@@ -95,6 +106,8 @@ def calibrate(
             best = tested[count - 1]
             figures = {"quality": best.quality, "drop": best.drop, "acceptance_rate": best.acceptance_rate}
             found.append({"max_drop": float(max_drop), **figures, **shared})
+    before = certified_entries(head.config.certified_drops or [], shared["head"])
+    head.config.certified_drops = [entry for entry in before if not conditions.items() <= entry.items()] + found
     return found, tested
 
 
@@ -107,20 +120,25 @@ def rewards(results: Results, label: str) -> np.ndarray:
     return found
 
 
-def merge_certified(
-    before: Sequence[Mapping[str, Any]] | None,
-    found: Sequence[dict[str, Any]],
-    settings: EvaluationSettings,
-    head: str,
-) -> list[dict[str, Any]]:
-    """The table with what a calibration found in place of an earlier one at these settings; other heads' are left out.
+class _Probe(DiversedVerifier):
+    """Keeps the context of its last call."""
 
-    Args:
-        head: digest of the head, as in the entries.
-    """
-    of_settings = {name: getattr(settings, name) for name in SETTINGS}
-    kept = [dict(entry) for entry in before or [] if entry["head"] == head]
-    return [entry for entry in kept if any(entry[name] != of_settings[name] for name in SETTINGS)] + list(found)
+    context: DecodingContext
+
+    def for_call(self, context: DecodingContext) -> "_Probe":
+        self.context = context
+        return self
+
+
+def _conditions(
+    pair: Pair, task: Task, example: Mapping[str, Any], head: DiversedHead, settings: EvaluationSettings
+) -> dict[str, Any]:
+    """The conditions of the calls to come, from a call of one token: the target's own settings add processors."""
+    sampling = settings.sampling(task.stop_strings, task.max_new_tokens)
+    probe = _Probe(head)
+    prompts = encode(pair.tokenizer, [task.prompt(example)], settings.add_special_tokens)
+    Decoder(pair, sampling)(Method("probe", probe), prompts, seed=0, max_new_tokens=1)
+    return conditions_of(probe.context) | {"max_new_tokens": sampling.max_new_tokens}
 
 
 def _drops(results: Results, label: str, seed: int) -> np.ndarray:

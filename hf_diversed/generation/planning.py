@@ -94,13 +94,9 @@ def make_plan(call: Call) -> Plan:
     own = row_temperatures(call.temperatures, config, input_ids)
     verifier = rule_for_call(replace(call, draft=draft), gamma, one_temperature=own is None)
     call = replace(call, verifier=verifier)
-    # A MaxLengthCriteria of the caller's stands in the list instead of the config's.
-    max_length = min(_compat.max_lengths(call.criteria), default=config.max_length)
-    max_length = max(max_length, input_ids.shape[1] + 1)  # a criterion is asked behind the first token, not before
-    longest = longest_round(call, gamma, room=max(max_length - input_ids.shape[1] - 1, 1))
-    rows = RaggedRows(
-        input_ids, max_length, longest, _compat.eos_ids(call.criteria), _compat.pad_token_id(config), own
-    )
+    end = max_length(call)
+    longest = longest_round(call, gamma, room=max(end - input_ids.shape[1] - 1, 1))
+    rows = RaggedRows(input_ids, end, longest, _compat.eos_ids(call.criteria), _compat.pad_token_id(config), own)
     told = {"scores": config.output_scores, "logits": config.output_logits, "records": call.records}
     wants = {name for name, wanted in told.items() if wanted and config.return_dict_in_generate}
     processor, stops = BlockProcessor(call.processors), StopTracker(rows, call.criteria)
@@ -180,6 +176,15 @@ def rule_for_call(call: Call, gamma: int, one_temperature: bool) -> Verifier:
     return verifier
 
 
+def max_length(call: Call) -> int:
+    """The length of a row, prompt included, at which it ends; at least one token is generated.
+
+    A `MaxLengthCriteria` of the caller's replaces the configuration's.
+    """
+    length = min(_compat.max_lengths(call.criteria), default=call.config.max_length)
+    return max(length, call.input_ids.shape[1] + 1)
+
+
 def _context(call: Call, gamma: int, one_temperature: bool) -> DecodingContext:
     model, draft, config, batch_size = call.model, call.draft, call.config, len(call.input_ids)
     temperature, top_k, top_p = 0.0, 0, 1.0
@@ -198,6 +203,10 @@ def _context(call: Call, gamma: int, one_temperature: bool) -> DecodingContext:
         num_assistant_tokens=None if is_adaptive(call) else gamma,
         top_k=top_k,
         top_p=top_p,
+        max_new_tokens=max_length(call) - call.input_ids.shape[1],
+        processors=tuple(call.processors),
+        target=model,
+        draft=draft,
     )
 
 

@@ -40,6 +40,7 @@ def _number(low: float, high: float, optional: bool = False) -> Rule:
 
 
 _TEMPERATURE = "a number >= 0", lambda value: _is_number(value) and 0 <= value < math.inf
+_STRING: Rule = "a string", lambda value: isinstance(value, str)
 _WIDTH, _TEXT = _integer(2**17), ("a string or None", lambda value: value is None or isinstance(value, str))
 _COUNT, _GAMMA = _integer(2**31), _integer(64)
 # What calibration says of a drop that it certified.
@@ -57,15 +58,27 @@ CERTIFIED: dict[str, Rule] = {
     "top_k": ("an integer from 0", lambda value: type(value) is int and 0 <= value < 2**31),
     "top_p": _number(0, 1),
     "num_assistant_tokens": _GAMMA,
-    "head": ("a string", lambda value: isinstance(value, str)),
+    "head": _STRING,
+    "max_new_tokens": _COUNT,
+    "processors": (
+        "a list of strings",
+        lambda value: isinstance(value, list) and all(isinstance(item, str) for item in value),
+    ),
+    "dtype": _STRING,
+    "target": _STRING,
+    "draft": _STRING,
 }
+# Not in the entries of earlier versions, which are loaded and not used.
+_LATER = {"max_new_tokens", "processors", "dtype", "target", "draft"}
 
 
 def _are_certified(value: Any) -> bool:
+    required = CERTIFIED.keys() - _LATER
+    required = CERTIFIED.keys() - _LATER
     return value is None or (
         isinstance(value, list)
-        and all(isinstance(entry, dict) and entry.keys() == CERTIFIED.keys() for entry in value)
-        and all(holds(entry[name]) for entry in value for name, (_, holds) in CERTIFIED.items())
+        and all(isinstance(entry, dict) and required <= entry.keys() <= CERTIFIED.keys() for entry in value)
+        and all(CERTIFIED[name][1](item) for entry in value for name, item in entry.items())
     )
 
 

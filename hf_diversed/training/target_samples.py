@@ -11,12 +11,12 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_diversed import _compat
 from hf_diversed.generation.stops import stop_criterion
+from hf_diversed.provenance import model_digest
 from hf_diversed.running.decode import timed_call
 from hf_diversed.running.files import append_lines, drop_torn_line, read_lines, writing
 from hf_diversed.running.pair import eos_ids, pad_id
 from hf_diversed.running.prompts import left_padded
 from hf_diversed.running.sampling import Sampling
-from hf_diversed.training.loading import fingerprint
 
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def sample_completions(
     path = Path(args.output_dir) / "target_samples.jsonl"
     settings = {name: getattr(args, name) for name in _SAMPLING} | {
         "target": _compat.model_name(target),
-        "target_weights": fingerprint(target),
+        "target_weights": model_digest(target),
         "stop_strings": list(stop_strings),
     }
     # As the first process finds the file: others may not see its disk.

@@ -11,10 +11,10 @@ import torch
 from transformers import PreTrainedModel
 
 from hf_diversed import _compat
+from hf_diversed.provenance import model_digest
 from hf_diversed.running.decode import with_progress
 from hf_diversed.running.files import write_json, writing
 from hf_diversed.training.completion_laws import IGNORED, STATES, collate, completion_logits
-from hf_diversed.training.loading import fingerprint
 
 
 @torch.no_grad()
@@ -38,7 +38,7 @@ def with_target_states(
     path = folder / f"{STATES}.bin"
     settings = {
         "target": _compat.public_name(target),
-        "target_weights": fingerprint(target),
+        "target_weights": model_digest(target),
         "dtype": str(dtype),
         "examples": hashlib.sha256(json.dumps([example["input_ids"] for example in examples]).encode()).hexdigest(),
         "tokens": sum(lengths),

@@ -17,14 +17,14 @@ from transformers.trainer_utils import HubStrategy, IntervalStrategy
 
 from hf_diversed import _compat
 from hf_diversed.head import DiversedHead
-from hf_diversed.provenance import provenance, publishable
+from hf_diversed.provenance import model_digest, provenance, publishable
 from hf_diversed.running.pair import Pair
 from hf_diversed.running.sampling import Sampling
 from hf_diversed.tasks.rewards import RewardError, RewardFunc, RewardSum
 from hf_diversed.training.arguments import DiversedConfig, own_settings
 from hf_diversed.training.checkpoints import SealedCheckpoints, damage, resume_point
 from hf_diversed.training.constraint import ConstraintCallback
-from hf_diversed.training.loading import fingerprint, fresh_head, load_frozen, load_tokenizer, say_at_start
+from hf_diversed.training.loading import fresh_head, load_frozen, load_tokenizer, say_at_start
 from hf_diversed.training.objective import LossSettings, center, diversed_loss, leave_one_out
 from hf_diversed.training.prompts import RolloutOrder, check_context
 from hf_diversed.training.references import ReferenceRewards
@@ -299,7 +299,7 @@ class DiversedTrainer(SealedCheckpoints):
             Path(args.output_dir) / "reference_rewards.json",
             {
                 "target": self.model.config.base_model_name_or_path,
-                "target_weights": fingerprint(self.sampler.pair.target),
+                "target_weights": model_digest(self.sampler.pair.target),
                 "rewards": self.scorer.reward.names,
                 "reward_weights": self.scorer.reward.weights,
                 "generations": args.reference_generations,

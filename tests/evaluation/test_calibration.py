@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from hf_diversed.evaluation import EvaluationSettings, evaluate, read_results
-from hf_diversed.evaluation.calibration import DIALS, calibrate, merge_certified, rewards
-from hf_diversed.provenance import module_digest
+from hf_diversed.evaluation.calibration import DIALS, calibrate, rewards
+from hf_diversed.provenance import model_digest, module_digest
 from tests.evaluation.fakes import Interrupted, LetterTask, examples, tiny_pair
 from tests.tiny import ragged_batch, tiny_head
 
@@ -68,10 +68,15 @@ def test_says_what_it_measured(pair, tmp_path):
         "top_k": 0,
         "top_p": 1.0,
         "num_assistant_tokens": 3,
+        "max_new_tokens": 6,
+        "processors": [],
+        "dtype": "target float32, draft float32",
+        "target": model_digest(pair.target),
+        "draft": model_digest(pair.draft),
         "head": module_digest(head),
     }
-    head.config.certified_drops = [entry]
-    call = {"do_sample": True, "top_k": 0, "max_new_tokens": 4, "return_dict_in_generate": True}
+    assert head.config.certified_drops == [entry]
+    call = {"do_sample": True, "top_k": 0, "max_new_tokens": 6, "return_dict_in_generate": True}
     out = pair.target.generate(
         **ragged_batch(), **call, assistant_model=pair.draft, diversed_head=head, diversed_max_drop=0.7
     )
@@ -99,17 +104,30 @@ def test_rewards_are_filed_by_prompt_and_sample(pair, tmp_path):
     assert np.isnan(rewards(results, "diversed")).all()
 
 
-def test_a_new_calibration_takes_the_place_of_its_own_kind():
-    """Catches a table that grows by two of a kind, and one that outlives its head's weights."""
-    names = ("max_drop", "temperature", "top_k", "top_p", "num_assistant_tokens", "head")
-    same, colder, other = (
-        dict(zip(names, row))
-        for row in ((0.01, 1.0, 0, 1.0, 3, "mine"), (0.01, 0.5, 0, 1.0, 3, "mine"), (0.01, 0.5, 0, 1.0, 3, "other"))
-    )
-    new = {**same, "max_drop": 0.02}
-    assert merge_certified([same, colder, other], [new], SETTINGS, "mine") == [colder, new]
-    assert merge_certified([same], [], SETTINGS, "mine") == []
-    assert merge_certified(None, [new], SETTINGS, "mine") == [new]
+def test_a_new_calibration_replaces_earlier_ones(pair, tmp_path):
+    """Catches two certificates for one call, and kept certificates of other weights or of earlier versions."""
+    head = tiny_head()
+    (entry,), _ = run(pair, tmp_path, head=head)
+    colder, other, old = {**entry, "temperature": 0.5}, {**entry, "head": "DiversedHead:0"}, dict(entry)
+    del old["processors"]
+    head.config.certified_drops = [{**entry, "quality": 0.9}, colder, other, old]
+    assert run(pair, tmp_path, head=head)[0] == [entry]
+    assert head.config.certified_drops == [colder, entry]
+    assert run(pair, tmp_path, head=head, drops=[0.001])[0] == []
+    assert head.config.certified_drops == [colder]
+
+
+def test_processors_of_the_target_are_certified(tmp_path):
+    """Catches a certificate without the processors that the target's own generation config adds."""
+    pair, head = tiny_pair(), tiny_head()
+    pair.target.generation_config.suppress_tokens = [7, 8]
+    (entry,), _ = run(pair, tmp_path, head=head, drops=[0.7])
+    (processor,) = entry["processors"]
+    assert processor.startswith("SuppressTokensLogitsProcessor(")
+    call = {**ragged_batch(), "do_sample": True, "top_k": 0, "max_new_tokens": 6, "assistant_model": pair.draft}
+    pair.target.generate(**call, diversed_head=head, diversed_max_drop=0.7)
+    with pytest.raises(ValueError, match="processors"):
+        pair.target.generate(**call, diversed_head=head, diversed_max_drop=0.7, suppress_tokens=[7, 8, 9])
 
 
 def test_refusals(pair, tmp_path):

@@ -1,23 +1,26 @@
-"""A stated drop in place of a dial: which dial it comes to, and what was not certified."""
+"""`diversed_max_drop`: the dial it chooses, and calls that no certificate covers."""
 
+import copy
+import re
 from dataclasses import replace
 
 import pytest
 import torch
-from transformers import GenerationConfig
+from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, TemperatureLogitsWarper
 
 import hf_diversed
-from hf_diversed.provenance import module_digest
+from hf_diversed.provenance import model_digest, module_digest
 from hf_diversed.verifiers import CertifiedVerifier, DiversedVerifier
-from tests.tiny import PAD, SAMPLED, ragged_batch, tiny_head
+from tests.tiny import PAD, SAMPLED, ragged_batch, tiny_head, tiny_model
 from tests.verifiers.test_diversed import CONTEXT
 
 
-HERE = replace(CONTEXT, temperature=1.0, num_assistant_tokens=5)
+HERE = replace(CONTEXT, temperature=1.0, num_assistant_tokens=5, max_new_tokens=12)
 
 
-def certified(head, *dials: tuple[float, float], **settings):
-    """The head with (drop, dial) pairs in its configuration."""
+def certified(head, *dials: tuple[float, float], pair=None, **settings):
+    """The head with (drop, dial) pairs in its configuration, certified for a pair and calls under `SAMPLED`."""
+    target, draft = ("", "") if pair is None else map(model_digest, pair)
     entry = {
         "confidence": 0.95,
         "drop": 0.0,
@@ -30,6 +33,11 @@ def certified(head, *dials: tuple[float, float], **settings):
         "top_k": 0,
         "top_p": 1.0,
         "num_assistant_tokens": 5,
+        "max_new_tokens": SAMPLED["max_new_tokens"],
+        "processors": [],
+        "dtype": "target float32, draft float32",
+        "target": target,
+        "draft": draft,
         "head": module_digest(head),
         **settings,
     }
@@ -53,13 +61,13 @@ def test_takes_the_most_permissive_dial_within_the_drop():
 
 REFUSED = [
     ({}, 0.005, r"at least a drop that was certified \(0.01, 0.02\), got 0.005"),
-    ({"temperature": 0.7}, 0.01, "certified at temperature 1, top_k 0, top_p 1 and 5 .* got temperature 0.7, top_k 0"),
-    ({"temperature": None}, 0.01, "got temperature of each row"),
-    ({"num_assistant_tokens": 4}, 0.01, "got temperature 1, top_k 0, top_p 1 and 4 drafts per round"),
-    ({"num_assistant_tokens": None}, 0.01, "and adaptive drafts per round"),
-    ({"top_k": 50}, 0.01, "top_k 50"),
-    ({"top_p": 0.9}, 0.01, "top_p 0.9"),
-    ({"draft_hidden_size": None}, 0.01, "not for looked-up drafts"),
+    ({"temperature": 0.7, "top_k": 9}, 0.01, r"temperature \(certified 1.0, got 0.7\); top_k \(certified 0, got 9\)"),
+    ({"temperature": None}, 0.01, r"temperature \(certified 1.0, got None\)"),
+    ({"num_assistant_tokens": 4}, 0.01, r"num_assistant_tokens \(certified 5, got 4\)"),
+    ({"num_assistant_tokens": None}, 0.01, r"num_assistant_tokens \(certified 5, got None\)"),
+    ({"top_p": 0.9}, 0.01, r"top_p \(certified 1.0, got 0.9\)"),
+    ({"max_new_tokens": 13}, 0.01, r"max_new_tokens \(certified 12, got 13\)"),
+    ({"draft_hidden_size": None}, 0.01, "not for prompt lookup"),
     (
         {"batch_size": 3, "num_prompts": 3},
         [0.01, 0.02],
@@ -70,29 +78,41 @@ REFUSED = [
 
 @pytest.mark.parametrize(("settings", "drop", "words"), REFUSED)
 def test_refuses_what_was_not_certified(settings, drop, words):
-    """Catches a promise that nothing stands behind."""
+    """Catches settings and drops without a certificate that are accepted."""
     head = certified(tiny_head(), (0.02, 0.3), (0.01, 0.6))
     with pytest.raises(ValueError, match=words):
         CertifiedVerifier(head, drop).for_call(replace(HERE, **settings))
 
 
 def test_refuses_other_weights():
-    """Catches a table that training on, or casting, has left behind."""
+    """Catches certificates of a head that was trained or cast afterwards, also after the verifier was built."""
     head = certified(tiny_head(), (0.01, 0.6))
+    built = CertifiedVerifier(head, 0.01)
     with torch.no_grad():
         head.out.bias += 1.0
-    with pytest.raises(
-        ValueError, match=r"the certified drops are those of DiversedHead:.*, this head is DiversedHead:"
-    ):
-        CertifiedVerifier(head, 0.01)
+    for refused in (lambda: CertifiedVerifier(head, 0.01), lambda: built.for_call(HERE)):
+        with pytest.raises(ValueError, match=r"the certified drops are those of DiversedHead:.*, but this head is"):
+            refused()
     with pytest.raises(ValueError, match="nothing was certified for this head"):
         CertifiedVerifier(tiny_head(), 0.01)
     with pytest.raises(ValueError, match=r"`max_drop` must lie in \[0, 1\], got 2"):
         CertifiedVerifier(certified(tiny_head(), (0.01, 0.6)), 2.0)
 
 
+def test_refuses_certificates_of_earlier_versions(tmp_path):
+    """Catches an old head that cannot be loaded, and a certificate that is accepted without its conditions."""
+    head = certified(tiny_head(), (0.01, 0.6))
+    for name in ("processors", "target", "draft", "dtype", "max_new_tokens"):
+        del head.config.certified_drops[0][name]
+    head.save_pretrained(tmp_path)
+    loaded = hf_diversed.DiversedHead.from_pretrained(tmp_path)
+    words = "do not record max_new_tokens, processors, dtype, target, draft: .* run `hf-diversed calibrate` again"
+    with pytest.raises(ValueError, match=words):
+        CertifiedVerifier(loaded, 0.01)
+
+
 def test_survives_a_file(tmp_path):
-    """Catches a table that is lost or rounded on disk, and a digest that is another one there."""
+    """Catches certificates that are lost or rounded on disk, and a digest that differs after loading."""
     certified(tiny_head(), (0.01, 0.6)).save_pretrained(tmp_path)
     loaded = hf_diversed.DiversedHead.from_pretrained(tmp_path)
     assert CertifiedVerifier(loaded, 0.01).for_call(HERE).quality == [0.6]
@@ -102,7 +122,7 @@ def test_survives_a_file(tmp_path):
 def test_every_door(pair, door):
     """Catches a drop that is taken and does nothing, other tokens than the dial's own, and statistics without it."""
     target, draft = pair
-    head = certified(tiny_head(), (0.01, 0.6), (0.02, 0.1))
+    head = certified(tiny_head(), (0.01, 0.6), (0.02, 0.1), pair=pair)
     call = {**ragged_batch(), **SAMPLED, "return_dict_in_generate": True}
     torch.manual_seed(0)
     expected = target.generate(**call, assistant_model=draft, diversed_head=head, diversed_quality=0.1)
@@ -122,7 +142,7 @@ def test_every_door(pair, door):
 def test_rows_say_their_own_dial(pair):
     """Catches dials that reach other rows, and a streamed or summed call that counts one per round."""
     target, draft = pair
-    head = certified(tiny_head(), (0.01, 0.75), (0.02, 0.25))
+    head = certified(tiny_head(), (0.01, 0.75), (0.02, 0.25), pair=pair)
     call = {**ragged_batch(3), **SAMPLED, "return_dict_in_generate": True, "num_return_sequences": 2}
     with hf_diversed.record_stats() as stats:
         out = target.generate(**call, assistant_model=draft, diversed_head=head, diversed_max_drop=[0.01, 0.02, 0.02])
@@ -137,7 +157,7 @@ def test_rows_say_their_own_dial(pair):
 def test_whoever_is_asked_first_sets_the_dial(pair):
     """Catches a server's dial that makes a stated drop an error, and the reverse."""
     target, draft = pair
-    head = certified(tiny_head(), (0.01, 0.75))
+    head = certified(tiny_head(), (0.01, 0.75), pair=pair)
     call = {**ragged_batch(), **SAMPLED, "return_dict_in_generate": True}
     with hf_diversed.attach(target, draft, head, diversed_quality=0.3):
         assert target.generate(**call, diversed_max_drop=0.01).stats.quality == 0.75
@@ -163,27 +183,86 @@ def test_refused_beside_other_dials(pair, other):
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"temperature": 0.5}, "got temperature 0.5"),
-        ({"do_sample": False}, "got temperature 0,"),
-        ({"num_assistant_tokens": 3}, "and 3 drafts per round"),
-        ({"num_assistant_tokens_schedule": "adaptive"}, "and adaptive drafts per round"),
-        ({"top_k": 20}, "top_k 20"),
-        ({"top_p": 0.5}, "top_p 0.5"),
+        ({"temperature": 0.5}, r"temperature \(certified 1.0, got 0.5\); processors"),
+        ({"do_sample": False}, r"temperature \(certified 1.0, got 0.0\)"),
+        ({"num_assistant_tokens": 3}, r"num_assistant_tokens \(certified 5, got 3\)"),
+        ({"num_assistant_tokens_schedule": "adaptive"}, r"num_assistant_tokens \(certified 5, got None\)"),
+        ({"diversed_temperature": [1.0] * 4}, r"temperature \(certified 1.0, got None\)"),
+        ({"top_k": 20}, r"top_k \(certified 0, got 20\)"),
+        ({"top_p": 0.5}, r"top_p \(certified 1.0, got 0.5\)"),
+        ({"max_new_tokens": 13}, r"max_new_tokens \(certified 12, got 13\)"),
+        ({"min_p": 0.3}, r"processors \(certified \[\], got \['MinPLogitsWarper\(.*min_p=0.3"),
+        ({"typical_p": 0.5}, "TypicalLogitsWarper"),
+        ({"epsilon_cutoff": 0.05}, "EpsilonLogitsWarper"),
+        ({"eta_cutoff": 0.05}, "EtaLogitsWarper"),
+        ({"repetition_penalty": 2.0}, r"RepetitionPenaltyLogitsProcessor\(.*penalty=2.0"),
+        ({"no_repeat_ngram_size": 2}, r"NoRepeatNGramLogitsProcessor\(.*ngram_size=2"),
+        ({"bad_words_ids": [[5]]}, "NoBadWordsLogitsProcessor"),
+        ({"suppress_tokens": [5, 6]}, r"SuppressTokensLogitsProcessor\(.*\[5, 6\]"),
+        ({"renormalize_logits": True}, "LogitNormalization"),
+        ({"logits_processor": LogitsProcessorList([TemperatureLogitsWarper(0.1)])}, r"TemperatureLogitsWarper\(.*0.1"),
+        ({"assistant_early_exit": 1, "assistant_model": None}, r"draft \(certified 'LlamaForCausalLM:"),
         ({"verifier": "lossless", "diversed_head": None}, "diversed_max_drop can only act on a head"),
     ],
 )
 def test_calls_that_differ_are_refused(pair, settings, words):
-    """Catches a setting that the loop knows by another name than calibration does."""
+    """Catches settings, processors and drafts that were not part of the calibration and are accepted."""
     target, draft = pair
-    call = {**ragged_batch(), **SAMPLED, "diversed_head": certified(tiny_head(), (0.01, 0.75)), **settings}
+    head = certified(tiny_head(), (0.01, 0.75), pair=pair)
+    call = {**ragged_batch(), **SAMPLED, "assistant_model": draft, "diversed_head": head, **settings}
     with pytest.raises(ValueError, match=words):
-        target.generate(**call, assistant_model=draft, diversed_max_drop=0.01)
+        target.generate(**call, diversed_max_drop=0.01)
+
+
+class ScaledScores(LogitsProcessor):
+    def __call__(self, input_ids, scores):
+        return scores * 0.1
+
+
+def test_own_processors_are_never_certified(pair):
+    """Catches a caller's processor, whose state is unknown, that is accepted under the same class name."""
+    target, draft = pair
+    shown = "ScaledScores (not a class of transformers, so its parameters cannot be compared)"
+    head = certified(tiny_head(), (0.01, 0.75), pair=pair)
+    call = {**ragged_batch(), **SAMPLED, "assistant_model": draft, "diversed_head": head, "diversed_max_drop": 0.01}
+    with pytest.raises(ValueError, match=re.escape(f"processors (certified [], got ['{shown}'])")):
+        target.generate(**call, logits_processor=LogitsProcessorList([ScaledScores()]))
+
+
+@pytest.mark.parametrize("changed", ["target", "draft"])
+@pytest.mark.parametrize("change", ["other weights", "other dtype", "changed in place"])
+def test_other_models_are_refused(pair, changed, change):
+    """Catches a certificate that is accepted for a model that it was not made with, also for a second call."""
+    models = dict(zip(("target", "draft"), pair))
+    head = certified(tiny_head(), (0.01, 0.75), pair=pair)
+    models[changed] = copy.deepcopy(models[changed])
+    call = {**ragged_batch(), **SAMPLED, "diversed_head": head, "diversed_max_drop": 0.01}
+    models["target"].generate(**call, assistant_model=models["draft"])  # a copy has the same digest
+    if change == "other dtype":
+        models[changed].double()
+    elif change == "other weights":
+        models[changed] = tiny_model(seed=7)
+    else:
+        with torch.no_grad():
+            models[changed].model.layers[0].mlp.up_proj.weight.mul_(1.5)
+    with pytest.raises(ValueError, match=f"{'dtype' if change == 'other dtype' else changed} \\(certified"):
+        models["target"].generate(**call, assistant_model=models["draft"])
+
+
+def test_autocast_is_another_dtype(pair):
+    """Catches a certificate of float32 that is accepted where autocast computes in bfloat16."""
+    target, draft = pair
+    head = certified(tiny_head(), (0.01, 0.75), pair=pair)
+    call = {**ragged_batch(), **SAMPLED, "assistant_model": draft, "diversed_head": head, "diversed_max_drop": 0.01}
+    with torch.autocast("cpu", torch.bfloat16), pytest.raises(ValueError, match="float32 under autocast to bfloat16"):
+        target.generate(**call)
 
 
 def test_the_certified_draft_length_is_the_default(pair):
     """Catches a call that names nothing and is refused for it."""
     target, draft = pair
-    head = certified(tiny_head(num_assistant_tokens=2), (0.01, 0.0), num_assistant_tokens=4)
+    head = tiny_head(num_assistant_tokens=2)
+    certified(head, (0.01, 0.0), pair=pair, num_assistant_tokens=4, max_new_tokens=20)
     call = {**ragged_batch(), **SAMPLED, "max_new_tokens": 20, "return_dict_in_generate": True}
     out = target.generate(**call, assistant_model=draft, diversed_head=head, diversed_max_drop=0.01)
     assert len(out.stats.accepted_per_position) == 4

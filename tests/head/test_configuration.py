@@ -29,6 +29,11 @@ ENTRY = {
     "top_p": 1.0,
     "num_assistant_tokens": 5,
     "head": "DiversedHead:0123456789abcdef",
+    "max_new_tokens": 128,
+    "processors": [],
+    "dtype": "target float32, draft float32",
+    "target": "LlamaForCausalLM:0123456789abcdef",
+    "draft": "LlamaForCausalLM:fedcba9876543210",
 }
 CERTIFIED = "certified_drops must be None, or a list of what `hf-diversed calibrate` writes"
 REFUSED = [
@@ -63,6 +68,7 @@ REFUSED = [
     ({"certified_drops": [ENTRY, {"max_drop": 0.01}]}, CERTIFIED),
     ({"certified_drops": [{**ENTRY, "quality": "0"}]}, CERTIFIED),
     ({"certified_drops": [{**ENTRY, "more": 0}]}, CERTIFIED),
+    ({"certified_drops": [{**ENTRY, "processors": "none"}]}, CERTIFIED),
     ({"dtype": "os"}, "dtype must be one of float32, float16, bfloat16, float64, or None, got 'os'"),
     ({"dtype": "int8"}, "dtype must be one of float32, .* got 'int8'"),
     ({"architectures": "DiversedHead"}, "architectures must be a list or None, got 'DiversedHead'"),

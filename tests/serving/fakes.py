@@ -8,6 +8,7 @@ from hf_diversed.zoo.loader import HEADS, WEIGHTS
 
 HEAD = str(WEIGHTS / HEADS / "math")
 VOCAB = 1024
+MAX_TOKENS = 16
 
 
 def speculative(**changes: Any) -> SimpleNamespace:
@@ -45,4 +46,5 @@ def request(temperature: float = 1.0, *, sampling: dict[str, Any] | None = None,
         "structured_outputs": None,
     }
     extra = {f"diversed_{name}": value for name, value in asked.items()}
+    plain["max_tokens"] = MAX_TOKENS
     return SimpleNamespace(temperature=temperature, extra_args=extra or None, **plain | (sampling or {}))

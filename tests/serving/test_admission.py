@@ -7,7 +7,7 @@ from hf_diversed.provenance import module_digest
 from hf_diversed.serving.vllm.admission import read_request
 from hf_diversed.serving.vllm.deployment import Deployment
 from hf_diversed.serving.vllm.law import Asked
-from tests.serving.fakes import HEAD, engine, request
+from tests.serving.fakes import HEAD, MAX_TOKENS, engine, request
 
 
 @pytest.fixture(scope="module")
@@ -94,6 +94,11 @@ def certified_head(tmp_path, *drops: tuple[float, float], temperature: float = 1
             "top_k": 0,
             "top_p": 1.0,
             "num_assistant_tokens": 5,
+            "max_new_tokens": MAX_TOKENS,
+            "processors": [],
+            "dtype": "",
+            "target": "",
+            "draft": "",
             "head": module_digest(head),
         }
         for drop, quality in drops
@@ -120,7 +125,8 @@ def test_a_stated_drop_takes_its_certified_dial(governed):
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        (request(temperature=0.7), "drops were certified at temperature 1.* got temperature 0.7"),
+        (request(temperature=0.7), r"temperature \(certified 1.0, got 0.7\)"),
+        (request(sampling={"max_tokens": 17}), r"max_new_tokens \(certified 16, got 17\)"),
         (request(max_drop=0.001), r"must be at least a drop that was certified \(0.01, 0.05\), got 0.001"),
         (request(sampling={"top_k": 50}), "without cut-offs .* got top_k=50 with a `max_drop`"),
         (request(sampling={"repetition_penalty": 1.1}), "got repetition_penalty=1.1 with a `max_drop`"),
@@ -135,5 +141,5 @@ def test_drops_hold_for_one_draft_length(tmp_path):
     head = certified_head(tmp_path, (0.01, 0.6))
     config = engine({"head": head, "max_drop": 0.01})
     config.speculative_config.num_speculative_tokens = 3
-    with pytest.raises(ValueError, match=r"5 drafts per round.* got .* 3 drafts per round"):
+    with pytest.raises(ValueError, match=r"num_assistant_tokens \(certified 5, got 3\)"):
         read_request(Deployment.of(config), request())

@@ -93,10 +93,10 @@ def _certified(deployment: Deployment, drop: float, temperature: float, params: 
                 f"the target alone; got {name}={value!r:.100} with a `max_drop`. Leave it out, or set "
                 f"`{PREFIX}quality` instead."
             )
-    return _dial_of(cast(DiversedHead, deployment.head), drop, temperature, deployment.context)
+    context = replace(deployment.context, temperature=temperature, max_new_tokens=params.max_tokens)
+    return _dial_of(cast(DiversedHead, deployment.head), drop, context)
 
 
 @functools.lru_cache(maxsize=1024)
-def _dial_of(head: DiversedHead, drop: float, temperature: float, context: DecodingContext) -> float:
-    at = DecodingContext(**{**vars(context), "temperature": temperature})
-    return CertifiedVerifier(head, drop).for_call(at).quality[0]
+def _dial_of(head: DiversedHead, drop: float, context: DecodingContext) -> float:
+    return CertifiedVerifier(head, drop).for_call(context).quality[0]
