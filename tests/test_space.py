@@ -1,13 +1,16 @@
-"""What the Space shows, without a browser: `tests/browser` drives the page itself."""
+"""Tests of the Space without a browser; `tests/browser` drives the page itself."""
 
+import importlib
 import json
 import math
 import re
 import shutil
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -18,6 +21,8 @@ from hf_diversed import SpeculativeStats
 from hf_diversed.corpus import held_out_examples
 from hf_diversed.evaluation import plots
 from hf_diversed.outputs import TokenRecords
+from hf_diversed.running.pair import Pair
+from hf_diversed.running.timing import TOO_NOISY
 from hf_diversed.token_view import ORIGINS, Piece, PieceStreamer, TokenReader
 from hf_diversed.zoo import smollm2
 from hf_diversed.zoo.loader import WEIGHTS
@@ -33,14 +38,15 @@ NAN = math.nan
 
 @pytest.fixture
 def space(monkeypatch):
-    """The Space's own modules, which stand beside its app."""
+    """The Space's own modules, which are in the folder of its app."""
     monkeypatch.syspath_prepend(str(SPACE))
     import backend
     import chart
+    import choice
     import models
     import rendering
 
-    return SimpleNamespace(backend=backend, chart=chart, models=models, rendering=rendering)
+    return SimpleNamespace(backend=backend, chart=chart, choice=choice, models=models, rendering=rendering)
 
 
 def record(method: str, acceptance: float | None, quality: float, num_drafts: int = 5) -> dict:
@@ -74,7 +80,7 @@ def test_lenience_is_a_curve_where_it_was_measured(space):
     front = space.chart.build_front([*RECORDS, record("lenience:0.3", 0.9, 0.87)])
     assert [point.parameter for point in front.curves["lenience"]] == [0.3, 1.0]
     shown = space.chart.front_chart(front, "lenience", 0.3)
-    assert "87.0% accuracy with 90.0% of drafts accepted" in shown
+    assert "87.0% accuracy with 90.0% of draft tokens accepted" in shown
     assert 'class="line lenience"' in shown
 
 
@@ -117,8 +123,8 @@ def test_chart_says_what_was_measured(space):
     front = space.chart.build_front(RECORDS)
     shown = space.chart.front_chart(front, "diversed", 0.5)
     assert 'class="dot"' in shown
-    assert "80.0% accuracy with 80.0% of drafts accepted" in shown
-    assert "nothing measured below 0.5" in space.chart.front_chart(front, "diversed", 0.2)
+    assert "80.0% accuracy with 80.0% of draft tokens accepted" in shown
+    assert "not measured below 0.5" in space.chart.front_chart(front, "diversed", 0.2)
     assert 'class="dot"' not in space.chart.front_chart(front, None, 0.0)
     assert "Not measured" in space.chart.front_chart(None, "diversed", 0.5)
 
@@ -147,23 +153,79 @@ def test_model_output_is_no_markup(space):
     assert ORIGINS["bonus"].color in space.rendering.source_panel(run, "DIVERSED")
 
 
-def test_figures(space):
-    """Catches figures that are swapped, and nan on the page."""
+def comparison(space, speeds: list[float], plain_speeds: list[float]):
+    """A finished comparison with invented times."""
     stats = SpeculativeStats(num_rounds=10, num_drafted=50, num_accepted=30, num_emitted=40)
     run = space.backend.Run([Piece("x", "relaxed", 0.1)], stats, seconds=2.0)
     plain = space.backend.Run([], SpeculativeStats(num_rounds=10, num_emitted=10), seconds=1.0)
-    shown = space.rendering.tiles(run, plain, "DIVERSED")
-    for value in ("20", "plain 10", "2.00x", "60%", "30 of 50", "4.00", "1"):
+    return space.backend.Comparison(run, plain, speeds, plain_speeds, repeat=len(speeds), done=True)
+
+
+def test_figures(space):
+    """Catches figures that are swapped, and NaN on the page."""
+    both = comparison(space, [18.0, 20.0, 21.0], [9.0, 10.0, 10.0])
+    shown = space.rendering.tiles(both, "DIVERSED")
+    for value in ("20", "18 to 21; plain 10", "2.00x", "2.00 to 2.10 in 3 runs", "60%", "30 of 50", "4.00", "1"):
         assert f">{value}<" in shown, value
-    assert "nan" not in space.rendering.tiles(None, None, "Plain")
-    assert "nan" not in space.rendering.tiles(plain, plain, "Plain")
+    for other in (space.backend.Comparison(), replace(both, run=both.plain)):
+        assert "nan" not in space.rendering.tiles(other, "Plain")
+
+
+def test_noisy_times_give_no_ratio(space):
+    """Catches a ratio of two single times, and one whose range is above 30% of its median."""
+    noisy = space.rendering.tiles(comparison(space, [59.0, 388.0, 508.0], [50.0, 50.0, 50.0]), "Static")
+    assert TOO_NOISY in noisy
+    assert "59 to 508; plain 50" in noisy
+    assert TOO_NOISY in space.rendering.tiles(comparison(space, [20.0], [10.0]), "Static")
+    both_slowed = comparison(space, [20.0, 10.0, 20.0], [10.0, 5.0, 10.0])
+    assert "2.00x" in space.rendering.tiles(both_slowed, "Static")
+    unfinished = replace(both_slowed, done=False)
+    assert "2.00x" not in space.rendering.tiles(unfinished, "Static")
+
+
+def test_methods_are_timed_alternately(space, monkeypatch):
+    """Catches methods that are timed one after the other, a timed first run, and text that a repeat replaces."""
+    calls = []
+
+    def decode(pair, prompt, verifier, choice):
+        calls.append(verifier)
+        stats = SpeculativeStats(num_emitted=len(calls))
+        yield space.backend.Run([Piece(str(len(calls)), "draft")], stats, seconds=1.0)
+
+    monkeypatch.setattr(space.backend, "decode", decode)
+    *_, both = space.backend.compare(None, [], "verifier", None)
+    assert calls == ["verifier", None] * (1 + space.backend.REPEATS)
+    assert (both.speeds, both.plain_speeds) == ([3, 5, 7], [4, 6, 8])
+    assert [run.pieces[0].text for run in (both.run, both.plain)] == ["1", "2"]
+    calls.clear()
+    *_, alone = space.backend.compare(None, [], None, None)
+    assert calls == [None] * (1 + space.backend.REPEATS)
+    assert alone.speeds == alone.plain_speeds == [2, 3, 4]
+    assert alone.run is alone.plain
+
+
+def test_only_methods_with_a_weight_have_its_panel(space):
+    """Catches a panel of weights under a verifier that has none."""
+    run = space.backend.Run([Piece("x", "draft")], SpeculativeStats())
+    shown = [name for name in space.choice.METHODS if space.rendering.weight_panel(run, name)]
+    assert shown == ["Static", "DIVERSED"]
+
+
+def test_methods_and_colours_are_explained(space):
+    """Catches a method or a colour without a sentence."""
+    assert set(space.rendering.METHOD_HINTS) == set(space.choice.METHODS)
+    assert set(space.rendering.COLOR_HINTS) == set(ORIGINS)
+    for hint in [*space.rendering.METHOD_HINTS.values(), *space.rendering.COLOR_HINTS.values()]:
+        assert hint.endswith(".")
+    legend = space.rendering.source_panel(None, "DIVERSED")
+    assert all(space.rendering.COLOR_HINTS[name] in legend for name in ("draft", "relaxed", "residual", "bonus"))
 
 
 def choice(space, **given):
-    settings = {"prompt": "x", "task": "math", "method": "DIVERSED", "quality": 0.5, "lenience": 0.3}
+    settings = {"prompt": "x", "task": "math", "method": "DIVERSED", "strictness": 0.5, "lenience": 0.3}
     settings |= {"weight": 0.5, "max_bias": 1.0}
     settings |= {"gamma": 5, "temperature": 1.0, "max_new_tokens": 8, "seed": 0, "head": "", "engine": "Eager"}
-    return space.backend.Choice(**settings | given)
+    return space.choice.Choice(**settings | given)
 
 
 @pytest.fixture
@@ -171,7 +233,7 @@ def pair(space):
     """A pair of which only the device, the length and the heads matter."""
     text_config = SimpleNamespace(max_position_embeddings=64)
     target = SimpleNamespace(device="cpu", config=SimpleNamespace(get_text_config=lambda: text_config))
-    return space.backend.Pair(target, object(), SimpleNamespace(chat_template=None))
+    return Pair(target, object(), SimpleNamespace(chat_template=None))
 
 
 def test_visitors_name_heads_of_the_hub_only(space, pair, monkeypatch, tmp_path):
@@ -186,7 +248,7 @@ def test_visitors_name_heads_of_the_hub_only(space, pair, monkeypatch, tmp_path)
         hub.add("org/heavy", hub.files("org/head") | {"model.safetensors": bytes(300_000)})
         hub.add("org/llama", {"config.json": b'{"model_type": "llama"}', "model.safetensors": bytes(300_000)})
         for name in ("org/head", "org/head@main", " org/head "):
-            assert space.backend.choose_rule(pair, choice(space, head=name)).head.config.target_hidden_size > 1
+            assert space.choice.choose_verifier(pair, choice(space, head=name)).head.config.target_hidden_size > 1
         hub.log.clear()
         for name in (
             "org/here",
@@ -198,8 +260,8 @@ def test_visitors_name_heads_of_the_hub_only(space, pair, monkeypatch, tmp_path)
             "a/b/c",
             "file:///x",
         ):
-            with pytest.raises(ValueError, match=r"could not be loaded\. Name one of the Hub, as org/name"):
-                space.backend.choose_rule(pair, choice(space, head=name))
+            with pytest.raises(ValueError, match=r"could not be loaded\. Name a head of the Hub, as org/name"):
+                space.choice.choose_verifier(pair, choice(space, head=name))
         assert hub.log == []
         for name, words in (
             ("org/private", "is private"),
@@ -207,7 +269,7 @@ def test_visitors_name_heads_of_the_hub_only(space, pair, monkeypatch, tmp_path)
             ("org/llama", "'llama'"),
         ):
             with pytest.raises(ValueError, match=f"'{name}' could not be loaded.*{words}"):
-                space.backend.choose_rule(pair, choice(space, head=name))
+                space.choice.choose_verifier(pair, choice(space, head=name))
         assert "download" not in hub.log
         close_session()
     assert not list((tmp_path / "cache").glob("models--*"))
@@ -217,8 +279,8 @@ def test_visitors_name_heads_of_the_hub_only(space, pair, monkeypatch, tmp_path)
     ("given", "words"),
     [
         ({"prompt": " "}, "prompt is empty"),
-        ({"prompt": "x" * 20_001}, "20001 characters, of 20000 at most"),
-        ({"prompt": "x" * 57}, "57 tokens, where 56 fit beside the answer"),
+        ({"prompt": "x" * 20_001}, "20001 characters; at most 20000 are allowed"),
+        ({"prompt": "x" * 57}, "57 tokens; 56 fit beside the answer"),
     ],
 )
 def test_prompts_are_capped(space, pair, given, words):
@@ -226,52 +288,52 @@ def test_prompts_are_capped(space, pair, given, words):
     tokenizer = lambda texts, **_: {"input_ids": [[1] * len(text) for text in texts]}  # noqa: E731
     tokenizer.chat_template = None
     with pytest.raises(ValueError, match=words):
-        space.backend.tokenize(replace(pair, tokenizer=tokenizer), choice(space, **given))
+        space.choice.tokenize(replace(pair, tokenizer=tokenizer), choice(space, **given))
 
 
 @pytest.mark.parametrize("task", ["math", "summary", "code"])
-def test_prompts_of_the_embedded_pair_are_taken(space, task):
-    """Catches a kind of prompt that the corpus writes and the page declines."""
+def test_prompts_of_the_embedded_pair_are_accepted(space, task):
+    """Catches a kind of prompt that the corpus contains and the page refuses."""
     for example in held_out_examples(task, 20, seed=1):
-        space.backend.check_kind(example.prompt)
-        space.backend.check_kind(f"\n{example.prompt}  ")
+        space.choice.check_kind(example.prompt)
+        space.choice.check_kind(f"\n{example.prompt}  ")
 
 
 @pytest.mark.parametrize("prompt", ["Why is the sky blue?", "Question: who are you?", "Summary:", "Task: sing."])
-def test_other_prompts_are_declined_kindly(space, prompt):
-    """Catches nonsense as an answer, and a refusal that does not say what to write."""
-    with pytest.raises(ValueError, match=r"three kinds of prompt.*Take an example"):
-        space.backend.check_kind(prompt)
+def test_other_prompts_are_refused(space, prompt):
+    """Catches a nonsense answer, and a refusal without the form of an allowed prompt."""
+    with pytest.raises(ValueError, match=r"three kinds of prompt.*of an example, or write"):
+        space.choice.check_kind(prompt)
 
 
-def test_every_method_has_its_rule(space, pair):
-    """Catches a method of the page that no rule stands behind, and a dial that is another's."""
+def test_every_method_has_its_verifier(space, pair):
+    """Catches a method without a verifier, and a verifier with another method's setting."""
     with_head = replace(pair, heads={"math": random_head()})
-    given = {"lenience": 0.25, "weight": 0.75, "quality": 0.6}
-    rules = [
-        space.backend.choose_rule(with_head, choice(space, method=name, **given)) for name in space.backend.METHODS
+    given = {"lenience": 0.25, "weight": 0.75, "strictness": 0.6}
+    verifiers = [
+        space.choice.choose_verifier(with_head, choice(space, method=name, **given)) for name in space.choice.METHODS
     ]
-    assert rules[0] is None
+    assert verifiers[0] is None
     names = ["LosslessVerifier", "LenientVerifier", "StaticEnsembleVerifier", "DiversedVerifier"]
-    assert [type(rule).__name__ for rule in rules[1:]] == names
-    assert (rules[2].lenience, rules[3].weight) == (0.25, 0.75)
+    assert [type(verifier).__name__ for verifier in verifiers[1:]] == names
+    assert (verifiers[2].lenience, verifiers[3].weight) == (0.25, 0.75)
 
 
 @pytest.fixture
 def compiler(space, monkeypatch):
-    """A compiler that takes half a second, counts how often it was asked, and may refuse."""
-    told = SimpleNamespace(count=0, refuses=False)
+    """A compiler that takes half a second, counts its calls, and can be made to fail."""
+    compiler = SimpleNamespace(count=0, refuses=False)
 
     def compile_slowly(graph, inputs, **_):
-        assert not told.refuses, "there is no C++ here"
-        told.count += 1
+        assert not compiler.refuses, "no C++ compiler"
+        compiler.count += 1
         time.sleep(0.5)
         return graph.forward
 
     config = CompileConfig(backend=compile_slowly, mode="default", dynamic=False)
     config._compile_all_devices = True
     monkeypatch.setattr(space.backend, "default_compile_config", lambda device: config)
-    return told
+    return compiler
 
 
 @pytest.fixture
@@ -280,7 +342,7 @@ def tiny(space):
     spelled = SimpleNamespace(all_special_ids=[PAD, EOS], decode=lambda ids, **_: "".join(chr(97 + i) for i in ids))
     spelled.pad_token_id, spelled.eos_token_id = PAD, EOS
     target = tiny_model()
-    return space.backend.Pair(target, tiny_draft(target), spelled)
+    return Pair(target, tiny_draft(target), spelled)
 
 
 def follow(space, pair, rule, given, length: int = 4):
@@ -296,7 +358,7 @@ def test_both_sides_decode_compiled(space, tiny, compiler, method):
     """Catches a side that stays eager, that streams nothing, whose speed has compiling in it, or that is compiled
     for every length of a prompt anew; and a page that does not say what it waits for."""
     given = {"method": method, "max_new_tokens": 12, "temperature": 0.0, "gamma": 1}
-    rule = space.backend.choose_rule(tiny, choice(space, **given))
+    rule = space.choice.choose_verifier(tiny, choice(space, **given))
     eager, waits, _ = follow(space, tiny, rule, choice(space, **given))
     assert compiler.count == 0
     assert set(waits) == {""}
@@ -314,10 +376,10 @@ def test_both_sides_decode_compiled(space, tiny, compiler, method):
     assert compiler.count == compiled
 
 
-def test_what_cannot_be_compiled_is_said(space, tiny, compiler, monkeypatch):
+def test_a_failed_compilation_is_a_message(space, tiny, compiler, monkeypatch):
     """Catches a traceback on a machine without a compiler."""
     compiler.refuses = True
-    with pytest.raises(ValueError, match=r"could not be compiled here.*Choose the eager engine"):
+    with pytest.raises(ValueError, match=r"could not be compiled: .*Choose the eager engine"):
         follow(space, tiny, None, choice(space, method="Plain", engine="Compiled"))
 
 
@@ -325,22 +387,28 @@ def test_a_run_waits_for_one_that_was_stopped(space, tiny):
     """Catches two runs at a time, of which one compiles, and seconds of waiting in the figures."""
     decoding = space.backend.decode(tiny, [3, 4, 5], None, choice(space, method="Plain"))
     with space.backend._one_at_a_time:
-        assert next(decoding).waits_for == "stopped"
+        assert next(decoding).waits_for == "occupied"
         time.sleep(0.5)
     *_, run = decoding
     assert (run.waits_for, run.stats.num_emitted) == ("", 8)
     assert 0 < run.seconds < 0.5
 
 
-def test_what_a_run_waits_for_is_told(space):
-    """Catches a page that is silent for a minute, and one that speaks while nothing is waited for."""
-    waiting = space.rendering.waiting
-    assert waiting(space.backend.Run(), "Lenience", 3) == ""
-    compiling = space.backend.Run(waits_for=space.backend.COMPILING)
-    assert "Compiling Lenience for 3 drafts per round" in waiting(compiling, "Lenience", 3)
-    assert "Compiling plain decoding" in waiting(compiling, "Plain", 3)
-    assert "stopped" in waiting(space.backend.Run(waits_for=space.backend.STOPPED), "Lenience", 3)
-    hints = [space.rendering.engine_hint(engine) for engine in space.backend.ENGINES]
+def test_the_state_is_shown(space):
+    """Catches a page without a message for a minute, and a message of the wrong state."""
+    Comparison, status = space.backend.Comparison, space.rendering.status
+    for both, state, words in (
+        (Comparison(), "running", "Decoding."),
+        (Comparison(waits_for="compiling"), "waiting", "compiling Lenience with 3 draft tokens per round"),
+        (Comparison(plain=space.backend.Run(), waits_for="compiling"), "waiting", "compiling plain decoding"),
+        (Comparison(waits_for="occupied"), "waiting", "a stopped run finishes its compilation first"),
+        (Comparison(repeat=2), "running", "Timing run 2 of 3"),
+        (Comparison(repeat=3, done=True), "finished", "medians of 3 alternating runs"),
+    ):
+        shown = status(both, "Lenience", 3)
+        assert words in shown
+        assert f'data-state="{state}"' in shown
+    hints = [space.rendering.engine_hint(engine) for engine in space.choice.ENGINES]
     assert hints[0] == ""
     assert "a minute or two" in hints[1]
 
@@ -379,21 +447,21 @@ def test_a_model_whose_drafts_are_looked_up(space, cache, monkeypatch):
     monkeypatch.setattr(smollm2, "fetch", lambda: cache / smollm2.FOLDER)
     (model,) = space.models.find_models()
     assert "draft model" not in model.masthead
-    assert "looked up" in model.about
+    assert "copied from the prompt" in model.about
     assert [name for _, name in model.tasks] == ["repeat"]
     prompt = model.example("repeat", seed=0)
     assert prompt.startswith("Repeat the following text")
     model.check(prompt)
     given = choice(space, prompt=prompt, task="repeat", method=model.method, temperature=model.temperature)
-    ids = space.backend.tokenize(model.pair, given)
-    *_, run = space.backend.decode(model.pair, ids, space.backend.choose_rule(model.pair, given), given)
+    ids = space.choice.tokenize(model.pair, given)
+    *_, run = space.backend.decode(model.pair, ids, space.choice.choose_verifier(model.pair, given), given)
     assert len(run.pieces) > 1
     assert run.stats.num_drafted > 0
     learned = replace(given, method="DIVERSED")
-    with pytest.raises(ValueError, match=r"looked up in the prompt\. Choose another"):
-        space.backend.choose_rule(model.pair, learned)
-    with pytest.raises(ValueError, match="reads what goes on inside a draft model"):
-        space.backend.choose_rule(replace(model.pair, heads={"": random_head()}), learned)
+    with pytest.raises(ValueError, match=r"no head for prompt lookup\. Name a head"):
+        space.choice.choose_verifier(model.pair, learned)
+    with pytest.raises(ValueError, match="reads the hidden states of a draft model"):
+        space.choice.choose_verifier(replace(model.pair, heads={"": random_head()}), learned)
 
 
 def test_the_embedded_pair_says_what_it_is(space, cache):
@@ -406,6 +474,64 @@ def test_the_embedded_pair_says_what_it_is(space, cache):
         model.check(model.example(task))
     with pytest.raises(ValueError, match="three kinds of prompt"):
         model.check("Why is the sky blue?")
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"prompt": "Question: \ud800\nAnswer:"}, "prompt must be valid Unicode text"),
+        ({"prompt": None}, "prompt must be valid Unicode text"),
+        ({"head": "org/\udfff"}, "head must be valid Unicode text"),
+        ({"seed": 2**70}, "Seed must be an integer from 0 to 9007199254740991, got 1180591620717411303424"),
+        ({"seed": -1}, "Seed must be an integer from 0"),
+        ({"seed": None}, "Seed must be .*, got an empty field"),
+        ({"gamma": 11}, "Draft tokens per round must be an integer from 1 to 10, got 11"),
+        ({"gamma": 2.5}, "must be an integer from 1 to 10, got 2.5"),
+        ({"max_new_tokens": 10**6}, "Maximum number of new tokens must be an integer from 8 to 256"),
+        ({"temperature": NAN}, "Temperature must be a number from 0 to 1.5, got nan"),
+        ({"strictness": "x"}, "Strictness must be a number from 0 to 1, got 'x'"),
+        ({"method": None}, "Method must be one of Plain, .*, got None"),
+        ({"engine": "x"}, "Engine must be one of Eager, Compiled, got 'x'"),
+    ],
+)
+def test_invalid_settings_are_refused(space, given, words):
+    """Catches a lone surrogate or a huge seed that ends in a traceback, and a draft length without a limit."""
+    choice(space).check()
+    with pytest.raises(ValueError, match=words):
+        choice(space, **given).check()
+
+
+@pytest.fixture
+def app(space, cache, monkeypatch):
+    """The Space's app on a stand-in for gradio, which the development environment does not have."""
+    monkeypatch.setitem(sys.modules, "gradio", MagicMock())
+    for name in ("app", "controls"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    yield importlib.import_module("app")
+    for name in ("app", "controls"):
+        del sys.modules[name]
+
+
+def test_a_refused_prompt_clears_the_results(space, app):
+    """Catches the figures and texts of an earlier run under the message that refuses a prompt."""
+    refused = choice(space, prompt="Why is the sky blue?")
+    ((message, figures, *panels),) = app.generate(app.FIRST.label, *vars(refused).values())
+    assert 'data-state="refused"' in message
+    assert "three kinds of prompt" in message
+    assert figures == space.rendering.tiles(space.backend.Comparison(), "")
+    assert all("Press Generate" in panel for panel in panels)
+
+
+def test_strictness_changes_the_first_example(space, app):
+    """Catches a first example that shows the same text at every strictness."""
+    model, texts = app.FIRST, []
+    for strictness in (0.0, 0.5, 1.0):
+        given = choice(space, prompt=model.first_example, strictness=strictness, max_new_tokens=128)
+        prompt, verifier = space.choice.tokenize(model.pair, given), space.choice.choose_verifier(model.pair, given)
+        *_, run = space.backend.decode(model.pair, prompt, verifier, given)
+        texts.append("".join(piece.text for piece in run.pieces))
+    assert len(set(texts)) == 3
+    assert [text.strip().endswith("The answer is 34.") for text in texts] == [False, True, True]
 
 
 def records(tokens: list[int], source: list[int], relaxed: list[bool]) -> TokenRecords:

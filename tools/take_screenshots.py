@@ -1,9 +1,8 @@
-"""The screenshots of the Space, of a desktop and of a phone, while `make space` runs.
+"""Take the Space's screenshots, on a desktop and on a phone, while `make space` runs.
 
 python -m tools.take_screenshots http://127.0.0.1:7860
 """
 
-import re
 import shutil
 import sys
 from pathlib import Path
@@ -17,17 +16,13 @@ _PATIENCE = 60_000  # milliseconds
 
 
 def take(browser: Browser, address: str, name: str) -> None:
-    """Generate once and keep the whole page."""
+    """Generate once and save an image of the whole page."""
     width, height = SIZES[name]
     context = browser.new_context(viewport={"width": width, "height": height}, device_scale_factor=1)
     page = context.new_page()
     page.goto(address)
     page.locator("#generate").click(timeout=_PATIENCE)
-    expect(page.locator('[data-tile="ratio"] strong')).to_have_text(re.compile(r"\d"), timeout=_PATIENCE)
-    before = None
-    while (text := page.locator("#plain .text").inner_text()) != before:  # the comparison still grows
-        before = text
-        page.wait_for_timeout(2_000)
+    expect(page.locator('#message [data-state="finished"]')).to_be_visible(timeout=_PATIENCE)
     page.screenshot(path=FOLDER / f"{name}.png", full_page=True)
     context.close()
 

@@ -1,4 +1,4 @@
-"""The measured front as an SVG: quality over acceptance, with a dot where the dial stands."""
+"""The measured curves as an SVG: quality against acceptance, with a point at the current setting."""
 
 import json
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ LEFT, RIGHT, TOP, BOTTOM = 48, 22, 14, 44
 
 @dataclass(frozen=True)
 class Point:
-    """One measurement: the parameter of its family, accepted / drafted, and the task's score."""
+    """One measurement: the method's parameter, accepted / drafted, and the task's score."""
 
     parameter: float
     acceptance: float
@@ -25,10 +25,10 @@ class Point:
 
 @dataclass(frozen=True)
 class Front:
-    """Measured curves by family, in the order of their parameter; both end in lossless decoding.
+    """Measured curves by method, each in the order of its parameter and with lossless decoding at its end.
 
     Attributes:
-        target: quality of the target alone. `metric`, `num_prompts`: what was measured, and on how many prompts.
+        target: quality of the target model alone. metric: name of the quality's metric. num_prompts: sample size.
     """
 
     curves: dict[str, list[Point]]
@@ -38,7 +38,7 @@ class Front:
 
 
 def load_front(task: str, folders: tuple[Path, ...] = (HERE, HERE.parents[1] / "results")) -> Front | None:
-    """Read the newest kind of measurement there is for a task; None if there is none."""
+    """Read a task's frontier, or else its evaluation; None without either."""
     for folder in folders:
         for name in (f"frontier-{task}.json", f"{task}.json"):
             if (folder / name).is_file():
@@ -47,7 +47,7 @@ def load_front(task: str, folders: tuple[Path, ...] = (HERE, HERE.parents[1] / "
 
 
 def build_front(records: list[dict], source: str = "records") -> Front:
-    """Sort records of one draft length, that with most families, by family: others were measured for "static" only."""
+    """Group records by method, at the draft length with the most methods: others have only "static"."""
     curve = max(to_curves(records, source), key=lambda curve: len(curve.families))
     strict = [record for record in curve.families.get("static", ()) if record["method"] == "sd"]
     found = {"static": curve.families.get("static", ())}
@@ -62,12 +62,12 @@ def build_front(records: list[dict], source: str = "records") -> Front:
 
 
 def _parameter(record: Record) -> float:
-    """Where a record lies on its curve; lossless decoding ends every one."""
+    """A record's parameter on its curve; lossless decoding is at 1 on every curve."""
     return 1.0 if record["method"] == "sd" else family_of(record["method"])[1] or 0.0
 
 
 def interpolate(points: list[Point], parameter: float) -> Point:
-    """The curve at a parameter, linear between measurements; its end beyond them."""
+    """The curve at a parameter: linear between measurements, constant beyond them."""
     parameter = min(max(parameter, points[0].parameter), points[-1].parameter)
     for low, high in pairwise(points):
         if parameter <= high.parameter:
@@ -81,7 +81,7 @@ def interpolate(points: list[Point], parameter: float) -> Point:
 
 
 def front_chart(front: Front | None, family: str | None, parameter: float) -> str:
-    """The chart; `family` None is decoding without a draft, which has no acceptance and so no dot."""
+    """The chart; `family` is None for decoding without a draft, which has no acceptance and no point."""
     if front is None or not any(front.curves.values()):
         return (
             '<section class="panel"><h3>Quality against acceptance</h3><em class="empty">Not measured.</em></section>'
@@ -92,11 +92,11 @@ def front_chart(front: Front | None, family: str | None, parameter: float) -> st
     drawn = [scale.axes(front.metric), scale.target(front.target)]
     drawn += [scale.curve(name, points) for name, points in front.curves.items() if points]
     drawn += [scale.dot(dot)] if dot else []
-    words = f"{front.target:.1%} {front.metric}, nothing drafted"
+    words = f"{front.target:.1%} {front.metric} without draft tokens"
     if dot:
-        words = f"about {dot.quality:.1%} {front.metric} with {dot.acceptance:.1%} of drafts accepted"
+        words = f"about {dot.quality:.1%} {front.metric} with {dot.acceptance:.1%} of draft tokens accepted"
         if points and parameter < points[0].parameter:
-            words += f" (nothing measured below {points[0].parameter:g})"
+            words += f" (not measured below {points[0].parameter:g})"
     keys = {"diversed": "DIVERSED", "lenience": "lenience", "static": "static mix", "target": "target alone"}
     keys = {name: label for name, label in keys.items() if name == "target" or front.curves.get(name)}
     legend = "".join(f'<span class="key"><i class="line {name}"></i>{label}</span>' for name, label in keys.items())
@@ -104,12 +104,12 @@ def front_chart(front: Front | None, family: str | None, parameter: float) -> st
         f'<section class="panel chart"><h3>Quality against acceptance</h3><div class="legend">{legend}</div>'
         f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{words}">{"".join(drawn)}</svg>'
         f'<p class="hint"><b>{words}</b><br>measured on {front.num_prompts} held-out prompts, '
-        "straight lines in between</p></section>"
+        "interpolated linearly</p></section>"
     )
 
 
 class _Scale:
-    """Maps measurements to the picture, which shows what was measured and a margin."""
+    """Maps measurements to coordinates of the picture, with a margin."""
 
     def __init__(self, front: Front):
         points = [point for curve in front.curves.values() for point in curve]
@@ -132,7 +132,7 @@ class _Scale:
             label = f'<text class="end" x="{x - 7}" y="{y + 4}">{value:.0%}</text>'
             parts.append(f'<path class="grid" d="M{x} {y}H{WIDTH - RIGHT}"/>{label}')
         middle = (LEFT + WIDTH - RIGHT) / 2
-        parts.append(f'<text x="{middle}" y="{HEIGHT - 8}">drafts accepted</text>')
+        parts.append(f'<text x="{middle}" y="{HEIGHT - 8}">draft tokens accepted</text>')
         height = (TOP + HEIGHT - BOTTOM) / 2
         parts.append(f'<text transform="translate(11 {height}) rotate(-90)">{metric}</text>')
         return "".join(parts)
@@ -153,7 +153,7 @@ class _Scale:
 
 
 def _round_range(values: list[float]) -> tuple[float, float]:
-    """The values and a margin, out to multiples of 5%, within [0, 1]."""
+    """The range of the values with a margin, rounded outwards to multiples of 5%, within [0, 1]."""
     low, high = min(values) - 0.02, max(values) + 0.02
     return max(0.0, (low // 0.05) * 0.05), min(1.0, -((-high) // 0.05) * 0.05)
 

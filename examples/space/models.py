@@ -1,4 +1,4 @@
-"""The models on offer, and what the page says of each. What they are asked by example comes with them."""
+"""The models on offer: how to load each, its example prompts, and its texts on the page."""
 
 import os
 import random
@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
-from backend import DIVERSED, LENIENT, check_kind
+from choice import DIVERSED, LENIENT, check_kind
 
 from hf_diversed import DiversedHead, LosslessVerifier
 from hf_diversed.cli.demo_model import REPEAT, TEXTS
@@ -20,24 +20,26 @@ from hf_diversed.zoo import smollm2
 
 
 TASKS = [("Math", "math"), ("Summary", "summary"), ("Code", "code")]
-DRAFTED = """A small draft model proposes tokens, a large target verifies them. A learned head decides token by token
-how strictly: strict where a wrong token breaks the answer, permissive where it does not."""
-LOOKED_UP = """What followed the last words where they stood before is proposed as the next ones, and the model
-verifies all of them at once. A dial says how strictly."""
-ABOUT_EMBEDDED = """This pair is a small one that comes with the library. It knows three kinds of prompt: word
-problems, news items to summarise, and tasks for a Python function. Change the words and numbers of an example; other
-prompts are declined."""
-ABOUT_LOOKUP = """Drafts are looked up in the prompt and the answer so far. They cost nothing, and pay where an answer
-takes up the prompt's own words: have a text repeated, mended or rewritten."""
+FIRST_SEED = 12  # math: a wrong answer at strictness 0, the right one at 0.5 and 1
+DRAFTED = """A small draft model proposes tokens and a large target model verifies them. A learned head predicts for
+each position how strict the verification must be: strict where a wrong token breaks the answer, permissive where it
+does not."""
+LOOKED_UP = """Prompt lookup proposes the tokens that followed the same words earlier in the text, and the model
+verifies all of them in one forward pass. You set how strict the verification is."""
+ABOUT_EMBEDDED = """This small pair comes with the library. It answers three kinds of prompt: word problems, news items
+to summarise, and tasks for a Python function. Change the words and numbers of an example. Other prompts are
+refused."""
+ABOUT_LOOKUP = """Draft tokens are copied from the prompt and the answer so far, which costs no forward pass. This
+helps where an answer repeats parts of the prompt: repeating, correcting or rewriting a text."""
 
 
 @dataclass(frozen=True)
 class Model:
-    """A pair by the names of its models, loaded when it is first asked for; without names the embedded one.
+    """A pair, loaded at its first use; without names it is the embedded pair.
 
     Attributes:
-        label: what visitors choose it by. target, draft: Hub ids, folders or "smollm2"; the draft may be "lookup".
-        head: Hub id or folder, for every task; None for those that come with the pair.
+        label: the model's name on the page. target, draft: Hub ids, folders or "smollm2"; the draft may be "lookup".
+        head: Hub id or folder of a head for every task; None for the pair's own heads.
     """
 
     label: str
@@ -62,54 +64,60 @@ class Model:
     @property
     def masthead(self) -> str:
         words = LOOKED_UP if self.draft == LOOKUP else DRAFTED
-        return f'<div class="masthead"><h1>Speculative decoding with a dial</h1><p>{words}</p></div>'
+        return f'<div class="masthead"><h1>Relaxed speculative decoding</h1><p>{words}</p></div>'
 
     @property
     def about(self) -> str:
-        """What it can do; empty where nobody knows."""
+        """What the model can answer; empty for models of the user's choice."""
         words = ABOUT_EMBEDDED if self.is_embedded else ABOUT_LOOKUP if self.draft == LOOKUP else ""
         return words and f'<p class="hint">{words}</p>'
 
     @property
     def tasks(self) -> list[tuple[str, str]]:
-        """What there are examples of: labels and names, the usual one first."""
+        """Labels and names of the tasks with examples, the default first."""
         return [("Repeat a text", "repeat")] if self.draft == LOOKUP else TASKS
 
     @property
     def method(self) -> str:
-        """The method that a visitor finds chosen: a head's, where there is one."""
+        """The default method: DIVERSED if there is a head."""
         return DIVERSED if self.is_embedded or self.head else LENIENT
 
     @property
     def temperature(self) -> float:
-        """The temperature that a visitor finds chosen: who repeats a text needs no luck."""
+        """The default temperature: greedy for repeating a text."""
         return 0.0 if self.draft == LOOKUP else 1.0
 
+    @property
+    def first_example(self) -> str:
+        """The prompt that the page starts with."""
+        return self.example(self.tasks[0][1], FIRST_SEED)
+
     def example(self, task: str, seed: int | None = None) -> str:
-        """A prompt; of the embedded pair's kinds one that it was not trained on."""
+        """A prompt of a task; for the embedded pair, one that it was not trained on."""
         seed = random.randrange(10_000) if seed is None else seed
         if self.draft == LOOKUP:
             return REPEAT + TEXTS[seed % len(TEXTS)]
-        return held_out_examples(task, 1, seed)[0].prompt
+        names = [name for _, name in self.tasks]
+        return held_out_examples(task if task in names else names[0], 1, seed)[0].prompt
 
     def check(self, prompt: str) -> None:
-        """Decline what it was not made for. Raises ValueError, in words for visitors."""
+        """Refuse prompts that the model was not trained for. Raises ValueError."""
         if self.is_embedded:
             check_kind(prompt)
 
 
 def _warm_up(pair: Pair) -> None:
-    """Decode a little: what is slow only once should not be in a visitor's figures."""
+    """Decode a few tokens: the first calls are slow."""
     decoder = Decoder(pair, Sampling(num_assistant_tokens=5, max_new_tokens=8))
-    for rule in (None, LosslessVerifier()):
-        decoder(Method("warm-up", rule), [list(range(16))], seed=0)
+    for verifier in (None, LosslessVerifier()):
+        decoder(Method("warm-up", verifier), [list(range(16))], seed=0)
 
 
 def find_models() -> list[Model]:
-    """The pair of HF_DIVERSED_TARGET, _DRAFT and _HEAD; without them the embedded one, and SmolLM2 if that is here."""
+    """The pair of HF_DIVERSED_TARGET, _DRAFT and _HEAD; without them the embedded pair, and SmolLM2 if cached."""
     target, draft, head = (os.environ.get(f"HF_DIVERSED_{name}") for name in ("TARGET", "DRAFT", "HEAD"))
     if (target is None) != (draft is None):
-        raise ValueError("HF_DIVERSED_TARGET and HF_DIVERSED_DRAFT go together: set both, or neither.")
+        raise ValueError("HF_DIVERSED_TARGET and HF_DIVERSED_DRAFT must be set together; set both, or neither.")
     if target is not None:
         return [Model("Named pair", target, draft, head)]
     models = [Model("Embedded pair", head=head)]

@@ -1,69 +1,80 @@
-"""Tokens and figures as HTML. The colours of origins are those of `hf_diversed.token_view`."""
+"""Tokens and figures as HTML. The colours of the token origins are those of `hf_diversed.token_view`."""
 
 import math
 from html import escape
 
-from backend import COMPILED, COMPILING, DIVERSED, PLAIN, STOPPED, Run
+from backend import COMPILING, OCCUPIED, REPEATS, Comparison, Run
+from choice import COMPILED, DIVERSED, LENIENT, LOSSLESS, PLAIN, STATIC
 
+from hf_diversed.running.timing import TOO_NOISY, Spread, paired_ratio
 from hf_diversed.token_view import ORIGINS, RELAXED, TARGET, Piece
 
 
-def source_panel(run: Run, method: str) -> str:
-    """Tokens coloured by where they came from, and how many came from where."""
-    counts = {name: sum(piece.origin == name for piece in run.pieces) for name in ORIGINS}
+METHOD_HINTS = {
+    PLAIN: "The target model decodes alone: one token per forward pass.",
+    LOSSLESS: "The output follows the target model's distribution exactly.",
+    LENIENT: "A draft token x is accepted with probability min(1, p(x) / (lenience q(x))): a smaller lenience accepts "
+    "more tokens.",
+    STATIC: "Every draft token is verified against w p + (1 - w) q, with one weight w for all positions.",
+    DIVERSED: "Every draft token is verified against w p + (1 - w) q, with a weight w that a learned head predicts "
+    "for each position.",
+}
+COLOR_HINTS = {
+    "draft": "Accepted draft token: lossless decoding would accept it, too.",
+    RELAXED: "Relaxed draft token: accepted here, but lossless decoding would reject it.",
+    "residual": "Residual token: replaces a draft token that was rejected.",
+    "bonus": "Bonus token: the target model adds it when all draft tokens of a round are accepted.",
+    TARGET: "Decoded by the target model alone.",
+}
+
+
+def source_panel(run: Run | None, method: str) -> str:
+    """Tokens coloured by their origin, and the number of tokens of each origin."""
+    pieces = [] if run is None else run.pieces
+    counts = {name: sum(piece.origin == name for piece in pieces) for name in ORIGINS}
     shown = [TARGET] if method == PLAIN else [name for name in ORIGINS if name != TARGET]
     legend = "".join(
         f'<span class="key" data-origin="{name}"><i style="--c:{ORIGINS[name].color}"></i>'
-        f"{escape(ORIGINS[name].meaning)} <b>{counts[name]}</b></span>"
+        f"<span>{COLOR_HINTS[name]}</span> <b>{counts[name]}</b></span>"
         for name in shown
     )
-    text = "".join(_token(piece, f"--c:{ORIGINS[piece.origin].color}", f"tok {piece.origin}") for piece in run.pieces)
-    return _panel("Where each token came from", legend, text)
+    text = "".join(_token(piece, f"--c:{ORIGINS[piece.origin].color}", f"tok {piece.origin}") for piece in pieces)
+    return _panel("Origin of each token", legend, text)
 
 
-def weight_panel(run: Run, method: str) -> str:
-    """Tokens coloured by the weight that the target had."""
-    legend = '<span class="scale">w = 0, as the draft<i></i>w = 1, as the target</span>'
-    if method in (PLAIN, "Lossless"):
-        legend += '<span class="key">this method has no weights</span>'
-    text = "".join(
-        _token(
-            piece,
-            "" if piece.weight is None else f"--w:{piece.weight:.3f}",
-            "tok" if piece.weight is None else "tok w",
-        )
-        for piece in run.pieces
+def weight_panel(run: Run | None, method: str) -> str:
+    """Tokens coloured by the weight on the target; empty for methods without a weight."""
+    if method not in (STATIC, DIVERSED):
+        return ""
+    legend = (
+        '<span class="scale">w = 0: the draft distribution<i></i>w = 1: the target distribution</span>'
+        '<span class="key">Tokens without a colour have no weight: no draft token was verified there.</span>'
     )
-    return _panel("How strictly it was verified: the weight w on the target", legend, text)
+    text = "".join(
+        _token(piece, "", "tok") if piece.weight is None else _token(piece, f"--w:{piece.weight:.3f}", "tok w")
+        for piece in ([] if run is None else run.pieces)
+    )
+    return _panel("Weight w on the target model", legend, text)
 
 
 def plain_panel(run: Run | None) -> str:
-    """What the target writes by itself under the same seed."""
+    """The text that the target model decodes alone with the same seed."""
     text = "" if run is None else escape("".join(piece.text for piece in run.pieces))
-    return _panel("The target alone, for comparison", "", text)
+    return _panel("The target model alone, for comparison", "", text)
 
 
-def tiles(run: Run | None, plain: Run | None, method: str) -> str:
-    """The figures of both decodings, side by side."""
-    stats = None if run is None else run.stats
-    relaxed = 0 if run is None else sum(piece.origin == RELAXED for piece in run.pieces)
-    speed, reference = (math.nan if entry is None else entry.tokens_per_second for entry in (run, plain))
-    accepted = math.nan if stats is None else 100 * stats.acceptance_rate
+def tiles(both: Comparison, method: str) -> str:
+    """The figures of a comparison; speeds once all runs are timed."""
+    stats = None if both.run is None else both.run.stats
+    relaxed = 0 if both.run is None else sum(piece.origin == RELAXED for piece in both.run.pieces)
     drafted = (
-        "of the drafts" if stats is None or not stats.num_drafted else f"{stats.num_accepted} of {stats.num_drafted}"
+        f"{stats.num_accepted} of {stats.num_drafted}" if stats and stats.num_drafted else "accepted / drafted tokens"
     )
-    per_forward = math.nan if stats is None else stats.block_efficiency
     cells = [
-        ("speed", "tokens per second", _number(speed, ".0f"), f"plain {_number(reference, '.0f')}"),
-        (
-            "ratio",
-            "against plain",
-            _number(speed / reference if reference else math.nan, ".2f", "x"),
-            "same prompt and seed",
-        ),
-        ("accepted", "drafts accepted", _number(accepted, ".0f", "%"), drafted),
-        ("forward", "tokens per target pass", _number(per_forward, ".2f"), "plain 1.00"),
-        ("relaxed", "relaxed tokens", str(relaxed) if run else "-", "refused by the target alone"),
+        *_speed_cells(both, method),
+        ("accepted", "draft tokens accepted", _number(stats and 100 * stats.acceptance_rate, ".0f", "%"), drafted),
+        ("forward", "tokens per target forward", _number(stats and stats.block_efficiency, ".2f"), "plain: 1.00"),
+        ("relaxed", "relaxed tokens", str(relaxed) if stats else "-", "lossless decoding would reject them"),
     ]
     body = "".join(
         f'<div class="tile" data-tile="{name}"><span>{label}</span><strong>{value}</strong><small>{note}</small></div>'
@@ -72,45 +83,62 @@ def tiles(run: Run | None, plain: Run | None, method: str) -> str:
     return f'<div class="tiles" data-method="{escape(method)}">{body}</div>'
 
 
-def notice(message: str = "") -> str:
-    """What went wrong, or nothing."""
-    return f'<div class="notice" role="alert">{escape(message)}</div>' if message else ""
+def _speed_cells(both: Comparison, method: str) -> list[tuple[str, str, str, str]]:
+    """Median and range of the speeds, and of their ratios run by run unless the range is too wide for a figure."""
+    speed, ratio, note, against = "-", "-", f"median of {REPEATS} runs", "same prompt and seed"
+    if both.done:
+        own, plain = Spread.of(both.speeds), Spread.of(both.plain_speeds)
+        speed, note = f"{own.median:.0f}", f"{own.low:.0f} to {own.high:.0f}; plain {plain.median:.0f}"
+        if method != PLAIN:
+            quotient = paired_ratio(both.speeds, both.plain_speeds)
+            against = f"{quotient.low:.2f} to {quotient.high:.2f} in {quotient.count} runs"
+            ratio = TOO_NOISY if quotient.is_noisy else f"{quotient.median:.2f}x"
+    return [("speed", "tokens per second", speed, note), ("ratio", "speed against plain decoding", ratio, against)]
 
 
-def waiting(run: Run, method: str, gamma: int) -> str:
-    """What a run waits for, or nothing."""
-    what = "plain decoding" if method == PLAIN else f"{method} for {gamma} drafts per round"
-    words = {
-        COMPILING: f"Compiling {what}: a minute or two, the first time only. These seconds are in no figure.",
-        STOPPED: "A run that was stopped still compiles what it has begun, for a minute or two; then this one starts.",
-    }
-    return _remark(words[run.waits_for]) if run.waits_for else ""
+def notice(message: str) -> str:
+    """An error."""
+    return f'<div class="notice" role="alert" data-state="refused">{escape(message)}</div>'
+
+
+def status(both: Comparison, method: str, gamma: int) -> str:
+    """The state of a comparison in one sentence."""
+    if both.waits_for == OCCUPIED:
+        return remark("Waiting: a stopped run finishes its compilation first, which takes a minute or two.", "waiting")
+    if both.waits_for == COMPILING:
+        is_plain = method == PLAIN or both.plain is not None
+        what = "plain decoding" if is_plain else f"{method} with {gamma} draft tokens per round"
+        words = f"Waiting: compiling {what}. It takes a minute or two, only once, and is not timed."
+        return remark(words, "waiting")
+    if both.done:
+        return remark(f"Finished. Speeds are medians of {REPEATS} alternating runs.", "finished")
+    if both.repeat == 0:
+        return remark("Decoding.", "running")
+    return remark(f"Timing run {both.repeat} of {REPEATS}.", "running")
 
 
 def engine_hint(engine: str) -> str:
-    """What choosing an engine means, before it is used."""
+    """What to expect of the compiled engine."""
     words = (
-        "The first run of a method with a draft length compiles it, and plain decoding beside it: a minute or two "
-        "for each. Later runs start at once."
+        "The first run with a method and number of draft tokens compiles it, and plain decoding as well: a minute or "
+        "two each. Later runs start at once."
     )
-    return _remark(words) if engine == COMPILED else ""
+    return remark(words, "hint") if engine == COMPILED else ""
 
 
-def dial_hint(method: str, quality: float) -> str:
-    """What the position of the dial means."""
-    if method != DIVERSED:
-        return ""
-    marks = {0.0: "0 accepts every draft", 0.5: "0.5 is the head as trained", 1.0: "1 is exactly the target's law"}
-    between = (
-        "more permissive than the head was trained to be"
-        if quality < 0.5
-        else "stricter than the head was trained to be"
-    )
-    return f'<p class="hint">{marks.get(quality, between)}</p>'
+def method_hint(method: str, strictness: float) -> str:
+    """One sentence on the method, and for a learned head one on the strictness."""
+    words = METHOD_HINTS.get(method, "")
+    if method == DIVERSED:
+        marks = {0.0: "0 accepts every draft token.", 0.5: "0.5 is the head as trained.", 1.0: "1 is lossless."}
+        between = "More permissive than trained." if strictness < 0.5 else "Stricter than trained."
+        words += f" Strictness: {marks.get(strictness, between)}"
+    return f'<p class="hint">{words}</p>'
 
 
-def _remark(text: str) -> str:
-    return f'<div class="notice remark" role="status">{escape(text)}</div>'
+def remark(text: str, state: str) -> str:
+    """A message that is no error; the page's script and style sheet read its state."""
+    return f'<div class="notice remark" role="status" data-state="{state}">{escape(text)}</div>'
 
 
 def _panel(title: str, legend: str, text: str) -> str:
@@ -126,5 +154,5 @@ def _token(piece: Piece, style: str, classes: str) -> str:
     return f'<span class="{classes}" style="{style}" title="{title}">{escape(piece.text)}</span>'
 
 
-def _number(value: float, form: str, unit: str = "") -> str:
-    return "-" if math.isnan(value) else f"{value:{form}}{unit}"
+def _number(value: float | None, form: str, unit: str = "") -> str:
+    return "-" if value is None or math.isnan(value) else f"{value:{form}}{unit}"

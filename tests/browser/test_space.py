@@ -1,4 +1,4 @@
-"""The Space, started as `make space` does and driven in Debian's Chromium. Not part of `make test`."""
+"""Tests of the running Space in Chromium; `make test-browser` runs them, `make test` does not."""
 
 import os
 import re
@@ -99,14 +99,14 @@ def _set(page: Page, control: str, value: float) -> None:
 
 
 def _generate(page: Page) -> None:
-    """Press the button and wait until target and method are both done."""
+    """Press the button and wait until all runs are timed."""
     page.locator("#generate").click()
-    expect(page.locator('[data-tile="ratio"] strong')).to_have_text(re.compile(r"\d"))
+    expect(page.locator('#message [data-state="finished"]')).to_be_visible()
 
 
 def _shorten(page: Page) -> None:
     page.get_by_text("More settings").click()
-    _set(page, "#length", 24)
+    _set(page, "#max_new_tokens", 24)
 
 
 def _dot(page: Page) -> tuple[str | None, str | None]:
@@ -134,30 +134,34 @@ def test_generate_shows_colours_and_figures(page):
     assert "accepted draft" in page.locator("#sources .tok.draft").first.get_attribute("title")
 
 
-def test_the_dial_moves_the_dot_and_the_acceptance(page):
-    """Catches a slider that is not connected to the chart or does not reach the rule."""
+def test_strictness_moves_the_dot_and_the_acceptance(page):
+    """Catches a slider that is not connected to the chart or does not reach the verifier."""
     _shorten(page)
     before = _dot(page)
-    _set(page, "#quality", 1)
+    _set(page, "#strictness", 1)
     page.wait_for_function(
         "before => document.querySelector('#chart circle.dot').getAttribute('cx') != before", arg=before[0]
     )
-    expect(page.locator("#hint")).to_contain_text("exactly the target")
+    expect(page.locator("#hint")).to_contain_text("1 is lossless")
     assert _dot(page) != before
     _generate(page)
-    assert page.locator("#sources .tok.relaxed").count() == 0  # the dial at 1 is lossless
-    _set(page, "#quality", 0)
-    expect(page.locator("#hint")).to_contain_text("accepts every draft")
+    assert page.locator("#sources .tok.relaxed").count() == 0  # strictness 1 is lossless
+    _set(page, "#strictness", 0)
+    expect(page.locator("#hint")).to_contain_text("accepts every draft token")
     page.locator("#generate").click()
     expect(page.locator('[data-tile="accepted"] strong')).to_have_text("100%")
 
 
 def test_methods_have_their_own_controls(page):
-    """Catches dials that a method does not have, and a method that does not decode."""
+    """Catches controls and panels that a method does not have, and a method that does not decode."""
     _shorten(page)
+    expect(page.locator("#weights .panel")).to_be_visible()
     page.get_by_label("Static", exact=True).check()
     expect(page.locator("#weight")).to_be_visible()
-    expect(page.locator("#quality")).to_be_hidden()
+    expect(page.locator("#strictness")).to_be_hidden()
+    expect(page.locator("#hint")).to_contain_text("one weight w for all positions")
+    page.get_by_label("Lossless", exact=True).check()
+    expect(page.locator("#weights .panel")).to_be_hidden()
     page.get_by_label("Plain", exact=True).check()
     expect(page.locator("#weight")).to_be_hidden()
     expect(page.locator("#chart circle.dot")).to_have_count(0)
@@ -167,17 +171,18 @@ def test_methods_have_their_own_controls(page):
 
 
 def test_bad_input_is_a_message(page):
-    """Catches tracebacks, toasts with "Error", visitors' markup in the page, and a message that outlives its cause."""
+    """Catches tracebacks, toasts with "Error", visitors' markup in the page, a message that outlives its cause, and
+    results of an earlier run under an error."""
     page.get_by_text("More settings").click()
     prompt, head = page.locator("#prompt textarea"), page.locator("#head input, #head textarea")
     good, notice = prompt.input_value(), page.locator("#message .notice")
     expect(page.locator("#prompt")).to_contain_text("at most 20,000 characters")
-    expect(page.locator("#head")).to_contain_text("no folders, and no files larger than a head's")
+    expect(page.locator("#head")).to_contain_text("Local folders and large files are refused")
     for control, value, words in (
         (prompt, " ", "prompt is empty"),
         (prompt, "Why is the sky blue?", "three kinds of prompt"),
-        (prompt, "many words " * 1500, "tokens, where"),
-        (prompt, "many words " * 3000, "characters, of"),
+        (prompt, "many words " * 1500, "fit beside the answer"),
+        (prompt, "many words " * 3000, "at most 20000 are allowed"),
         (head, "no such <b>head</b>", "'no such <b>head</b>' could not be loaded"),
         (head, "nobody/nothing", "'nobody/nothing' could not be loaded"),
     ):
@@ -188,43 +193,57 @@ def test_bad_input_is_a_message(page):
         assert page.locator("#message b").count() == 0
         assert "Traceback" not in page.content()
     head.fill("")
-    _set(page, "#length", 8)
+    _set(page, "#max_new_tokens", 8)
     _generate(page)
-    expect(notice).to_have_count(0)
+    expect(notice).not_to_have_attribute("role", "alert")
+    prompt.fill("Why is the sky blue?")
+    page.locator("#generate").click()
+    expect(notice).to_have_attribute("role", "alert")
+    expect(page.locator("#sources .tok")).to_have_count(0)
+    expect(page.locator('[data-tile="accepted"] strong')).to_have_text("-")
 
 
 def test_figures_of_other_settings_are_grey(page):
-    """Catches figures that seem to belong to a dial that has been turned since, and grey ones that are new."""
+    """Catches figures of earlier settings that look current, and new figures that are grey."""
     container = page.locator(".gradio-container")
-    _set(page, "#quality", 0.8)
-    expect(page.locator("#hint")).to_contain_text("stricter")
+    _set(page, "#strictness", 0.8)
+    expect(page.locator("#hint")).to_contain_text("Stricter than trained")
     expect(container).not_to_have_class(re.compile(r"\bstale\b"))  # there is nothing yet
     _shorten(page)
     _generate(page)
     expect(container).not_to_have_class(re.compile(r"\bstale\b"))
-    _set(page, "#quality", 0.3)
+    _set(page, "#strictness", 0.3)
     expect(container).to_have_class(re.compile(r"\bstale\b"))
     assert page.locator("#figures").evaluate("node => getComputedStyle(node).opacity") < "0.5"
     _generate(page)
     expect(container).not_to_have_class(re.compile(r"\bstale\b"))
 
 
-def test_who_waits_sees_the_place(page, browser, address):
-    """Catches a visitor before whom nothing happens, while another one is served."""
+def test_waiting_and_stopping_are_shown(page, browser, address):
+    """Catches a visitor who sees nothing while another one is served, and incomplete text that looks finished."""
     context = browser.new_context(viewport={"width": 390, "height": 844})
     second = context.new_page()
     second.set_default_timeout(PATIENCE)
     second.goto(address)
     expect(second.locator("#generate")).to_be_visible()
     page.get_by_text("More settings").click()
-    _set(page, "#length", 256)
+    _set(page, "#max_new_tokens", 256)
     page.locator("#generate").click()
     second.locator("#generate").click()
+    expect(second.locator('#message [data-state="waiting"]')).to_be_visible()
     expect(second.locator("#sources .progress-text")).to_contain_text("queue: 1/1")
-    figures = second.locator("#figures")
-    expect(figures).to_be_in_viewport(ratio=1.0)  # a phone shows what it waits for
-    expect(second.locator('[data-tile="ratio"] strong')).to_have_text(re.compile(r"\d"))
+    expect(second.locator("#figures")).to_be_in_viewport(ratio=1.0)  # on a phone, too
+    page.locator("#stop").click()
+    assert "Stopped." in _stopped_message(page)
+    expect(second.locator('#message [data-state="finished"]')).to_be_visible()
+    second.locator("#stop").click()
+    expect(second.locator(".gradio-container")).not_to_have_class(re.compile(r"\bstopped\b"))
     context.close()
+
+
+def _stopped_message(page: Page) -> str:
+    expect(page.locator(".gradio-container")).to_have_class(re.compile(r"\bstopped\b"))
+    return page.locator("#message .notice").evaluate("node => getComputedStyle(node, '::before').content")
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -239,23 +258,23 @@ def test_a_phone_does_not_scroll_sideways(browser, address, scheme):
     context.close()
 
 
-def test_compiling_is_said_and_does_not_hold_anybody(page):
-    """Catches a minute of silence, a Stop that waits for the compiler, and a next run that is silent because of the
-    last one. It stands last: the server is still compiling when it ends."""
+def test_compilation_is_shown_and_can_be_stopped(page):
+    """Catches a minute without a message, a Stop that waits for the compiler, and a state that later frames replace.
+    It is the last test because the server still compiles when it ends."""
     page.get_by_text("More settings").click()
     page.get_by_label("Compiled", exact=True).check()
     notice = page.locator("#message .notice")
-    expect(notice).to_contain_text("The first run of a method")
+    expect(notice).to_contain_text("The first run with a method")
     page.locator("#generate").click()
-    expect(notice).to_contain_text("Compiling DIVERSED for 5 drafts per round")
+    expect(notice).to_contain_text("compiling DIVERSED with 5 draft tokens per round")
     expect(notice).to_be_in_viewport()
-    page.route(re.compile("/cancel"), lambda route: (time.sleep(1), route.continue_()))  # frames come after Stop
+    page.route(re.compile("/cancel"), lambda route: (time.sleep(1), route.continue_()))  # frames arrive after Stop
     with page.expect_response(re.compile("/cancel")):
         page.locator("#stop").click()
-        expect(notice).to_be_hidden()
+        assert "Stopped." in _stopped_message(page)
     page.wait_for_timeout(500)
-    expect(notice).to_be_hidden()
+    assert "Stopped." in _stopped_message(page)
     page.locator("#generate").click()
-    expect(notice).to_contain_text("still compiles")
+    expect(notice).to_contain_text("a stopped run finishes its compilation first")
     page.locator("#stop").click()
-    expect(notice).to_be_hidden()
+    assert "Stopped." in _stopped_message(page)
