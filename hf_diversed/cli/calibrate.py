@@ -47,6 +47,7 @@ def calibrate(
     output: Annotated[
         Path | None, typer.Option(help="Folder that keeps what is done; one below HEAD/calibration by default.")
     ] = None,
+    overwrite: options.Overwrite = False,
     allow_code_execution: options.AllowCode = False,
     unsafe_code_execution: options.UnsafeCode = False,
 ) -> None:
@@ -56,6 +57,7 @@ def calibrate(
     from hf_diversed.evaluation import EvaluationSettings
     from hf_diversed.evaluation.calibration import calibrate as run
     from hf_diversed.evaluation.certification import FixedSequence
+    from hf_diversed.evaluation.results import remove_results
     from hf_diversed.generation.planning import DEFAULT_NUM_ASSISTANT_TOKENS
     from hf_diversed.head import DiversedHead
     from hf_diversed.head.pulling import CONFIG
@@ -90,6 +92,8 @@ def calibrate(
     pair, _ = preparing.load_models(target, draft, None, device, task, chat, dtype)
     asked = preparing.prompted(judge, pair, pool, shots, chat)
     loaded.to(pair.target.device)
+    if overwrite:
+        remove_results(folder)
     certified, tested = run(pair, asked, examples, loaded, settings, drops, folder, confidence=confidence)
     _write(head, loaded)
     console.print(_table(tested, judge.metric))

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
+from hf_diversed.cli.evaluation_options import Overwrite
 from hf_diversed.cli.terminal import console
 
 
@@ -19,15 +20,16 @@ def convert(
     draft_hidden_size: Width = None,
     target: Annotated[str | None, typer.Option(help="Hub id or folder; only its config is read.")] = None,
     draft: Annotated[str | None, typer.Option(help="Hub id or folder; only its config is read.")] = None,
+    overwrite: Overwrite = False,
 ) -> None:
     """Convert a head of the authors' code; sizes from an ensemble_config.json beside it, from a pair, or as given."""
     from hf_diversed.cli.models import check_pair, without_weights
-    from hf_diversed.cli.preparing import check_output
+    from hf_diversed.cli.preparing import check_new_folder, remove_earlier_run
     from hf_diversed.head import DiversedHeadConfig
     from hf_diversed.head.conversion import CONFIG_NAME, WEIGHTS_NAME, convert_head
 
     check_pair(target, draft)
-    check_output("OUTPUT", Path(output), folder=True)
+    check_new_folder("OUTPUT", Path(output), overwrite, (file, target, draft))
     known = {}
     if target is not None and draft is not None:
         config = DiversedHeadConfig.for_pair(without_weights(target), without_weights(draft))
@@ -42,6 +44,8 @@ def convert(
             f"Llama 3.2 1B), or --target and --draft, or put {CONFIG_NAME} beside the file."
         )
     head = convert_head(file, **known)
+    if overwrite:
+        remove_earlier_run(Path(output))
     head.save_pretrained(output)
     config = head.config
     widths = f"target {config.target_hidden_size}, draft {config.draft_hidden_size}"

@@ -41,12 +41,14 @@ def evaluate(
     dtype: options.Dtype = None,
     output: Annotated[Path | None, typer.Option(help="JSON file; what is done is kept in a folder beside it.")] = None,
     markdown: Annotated[Path | None, typer.Option(help="File for a table of acceptance and quality.")] = None,
+    overwrite: options.Overwrite = False,
     allow_code_execution: options.AllowCode = False,
     unsafe_code_execution: options.UnsafeCode = False,
 ) -> None:
     """Measure methods on the same prompts under the same seeds; an interrupted run goes on where it stopped."""
     from hf_diversed.cli import preparing
     from hf_diversed.evaluation import EvaluationSettings, markdown_table, sweep
+    from hf_diversed.evaluation.results import remove_results
     from hf_diversed.tasks import load_records
 
     judge = preparing.load_task(task, allow_code_execution, unsafe_code_execution)
@@ -65,7 +67,7 @@ def evaluate(
     temperatures = preparing.numbers("--temperature", temperature, float)
     gammas = preparing.numbers("--num-assistant-tokens", num_assistant_tokens, int)
     variants = [
-        replace(preparing.process_share(settings, output), temperature=t, num_assistant_tokens=gamma)
+        replace(preparing.process_share(settings, output, overwrite), temperature=t, num_assistant_tokens=gamma)
         for t, gamma in itertools.product(temperatures, gammas)
     ]
     names = methods.split(",")
@@ -78,7 +80,10 @@ def evaluate(
     pair, chosen = preparing.load_models(target, draft, head, device, task, chat, dtype)
     asked = preparing.prompted(judge, pair, pool, shots, chat)
     with tempfile.TemporaryDirectory() as scratch:
-        parts = _folders(Path(scratch) if output is None else output.with_suffix(".parts"), variants)
+        folder = Path(scratch) if output is None else output.with_suffix(".parts")
+        if overwrite:
+            remove_results(folder)
+        parts = _folders(folder, variants)
         rows = sweep(pair, asked, examples, names, parts, head=chosen, output=output)
     if not rows:
         return  # other processes are still at work; the last one reports

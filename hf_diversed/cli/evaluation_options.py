@@ -30,5 +30,6 @@ Device = Annotated[str | None, typer.Option(help="cuda, cuda:1, mps or cpu; the 
 Dtype = Annotated[
     str | None, typer.Option(help="Of the pair: auto (as saved), float32, bfloat16 or float16; auto by default.")
 ]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Remove what an earlier run wrote to the folder.")]
 AllowCode = Annotated[bool, typer.Option("--allow-code-execution", help="Let code tasks run completions, isolated.")]
 UnsafeCode = Annotated[bool, typer.Option("--unsafe-code-execution", help="Also where nothing isolates them.")]

@@ -36,6 +36,7 @@ def frontier(
     device: options.Device = None,
     dtype: options.Dtype = None,
     output: Annotated[Path | None, typer.Option(help="JSON file; what is done is kept in a folder beside it.")] = None,
+    overwrite: options.Overwrite = False,
     allow_code_execution: options.AllowCode = False,
     unsafe_code_execution: options.UnsafeCode = False,
 ) -> None:
@@ -45,6 +46,7 @@ def frontier(
     from hf_diversed.evaluation import EvaluationSettings
     from hf_diversed.evaluation.frontier import FRONTIER, expand
     from hf_diversed.evaluation.frontier import frontier as run
+    from hf_diversed.evaluation.results import remove_results
     from hf_diversed.tasks import load_records
 
     judge = preparing.load_task(task, allow_code_execution, unsafe_code_execution)
@@ -59,7 +61,7 @@ def frontier(
         add_special_tokens=not chat,
         split=split if data_file is None else Path(data_file).name,
     )
-    share = preparing.process_share(settings, output)
+    share = preparing.process_share(settings, output, overwrite)
     families = rules.split(",")
     preparing.check_methods("--rules", expand(families), target, head, task)
     preparing.check_output("--output", output)
@@ -70,6 +72,8 @@ def frontier(
     asked = preparing.prompted(judge, pair, pool, shots, chat)
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) if output is None else output.with_suffix(".parts")
+        if overwrite:
+            remove_results(folder)
         rows = run(pair, asked, examples, families, share, num_assistant_tokens=lengths, head=chosen, output=folder)
         if not rows:
             return  # other processes are still at work; the last one reports

@@ -33,10 +33,11 @@ def make_draft(
     seed: Annotated[int, typer.Option(help="Of the samples that layers are chosen by.")] = 0,
     device: options.Device = None,
     dtype: options.Dtype = None,
+    overwrite: options.Overwrite = False,
 ) -> None:
     """Copy embeddings, layers and output of a target into a draft, which `tune-draft --all-weights true` trains."""
     from hf_diversed.cli.models import best_device, check_device, check_dtype
-    from hf_diversed.cli.preparing import check_output
+    from hf_diversed.cli.preparing import check_new_folder, remove_earlier_run
     from hf_diversed.provenance import provenance
     from hf_diversed.running.pair import load_model, load_tokenizer
     from hf_diversed.training import draft_making as making
@@ -47,7 +48,7 @@ def make_draft(
     _check_choice(choose, layers)
     if device is not None:
         check_device(device)
-    check_output("--output", output, folder=True)
+    check_new_folder("--output", output, overwrite, (target,))
     kind = check_dtype(dtype)
     name = smollm2.resolve(target)
     tokenizer = load_tokenizer(name)
@@ -68,6 +69,8 @@ def make_draft(
         "vocabulary": vocabulary,
         "acceptance": making.agreement(model, draft, samples),
     }
+    if overwrite:
+        remove_earlier_run(output)
     making.save_draft(draft, tokenizer, output, record)
     for choice, value in measured.items():
         notes.print(f"{choice}: {value:.2%} of drafts would be accepted", highlight=False)

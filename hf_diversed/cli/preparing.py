@@ -1,7 +1,9 @@
 """What the measuring commands prepare: which pair, head, methods and prompts, and where results go. Whatever can be
 refused without the models is refused before they load."""
 
+import fnmatch
 import os
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -93,6 +95,66 @@ def check_output(option: str, path: Path | None, folder: bool = False) -> None:
         raise ValueError(f"{option} {path} cannot be written: {error}.") from error
 
 
+# What training and conversion write. The caches are compared with the settings of a run before they are used.
+_CACHES = ("target_samples.jsonl", "reference_rewards.json", "target_states.*")
+_WRITTEN = (
+    *_CACHES,
+    *("checkpoint-*", "calibration", "merged", "runs", "custom_generate", ".eval_results"),
+    *("*.safetensors", "*.safetensors.index.json", "*config.json", "trainer_state.json", "training_args.bin"),
+    *("README.md", "provenance.json", "evaluation.json", "*_results.json", "cut_vocabulary.py"),
+    *("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt", "chat_template.*"),
+)
+
+
+def check_new_folder(
+    option: str, folder: Path, overwrite: bool, inputs: Sequence[str | None] = (), resume: bool | None = None
+) -> None:
+    """Refuse a folder with files, unless they are to be removed or, as an interrupted run's, continued.
+
+    Hidden files and caches of a run that has saved nothing yet are no obstacle.
+
+    Args:
+        inputs: models and heads that the run reads; `overwrite` must not remove them.
+        resume: whether the run continues an earlier one; None for commands that cannot.
+
+    Raises:
+        ValueError: with what is in the folder and the options to pass.
+    """
+    check_output(option, folder, folder=True)
+    if overwrite and resume:
+        raise ValueError("--overwrite starts anew and --resume continues; pass only one of them.")
+    found = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+    found = [name for name in found if not name.startswith(".") and not _matches(name, _CACHES)]
+    if not found or resume:
+        return
+    if not overwrite:
+        advice = "--overwrite to remove what an earlier run wrote" + (
+            "" if resume is None else ", --resume to continue it"
+        )
+        raise ValueError(
+            f"{option} {folder} is not empty: it holds {', '.join(found[:3])}{' ...' if len(found) > 3 else ''}. Pass "
+            f"{advice}, or choose another folder."
+        )
+    for given in inputs:
+        if given is not None and Path(given).resolve().is_relative_to(folder.resolve()):
+            raise ValueError(f"{option} {folder} holds {given}, which this run reads; choose another folder.")
+
+
+def remove_earlier_run(folder: Path) -> None:
+    """Remove what training or conversion wrote to a folder; other files stay."""
+    for path in folder.iterdir() if folder.is_dir() else ():
+        if not _matches(path.name, _WRITTEN):
+            continue
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+
+
+def _matches(name: str, patterns: Sequence[str]) -> bool:
+    return any(fnmatch.fnmatch(name, pattern) for pattern in patterns)
+
+
 def load_models(
     target: str | None,
     draft: str | None,
@@ -129,15 +191,19 @@ def prompted(task: Task, pair: Pair, pool: Sequence[Record], shots: int, chat: b
     return PromptedTask(task, pair.tokenizer, pool=pool, shots=shots, chat=chat)
 
 
-def process_share(settings: EvaluationSettings, output: Path | None) -> EvaluationSettings:
-    """The settings for this process of those that `accelerate launch` or torchrun started.
+def process_share(settings: EvaluationSettings, output: Path | None, overwrite: bool) -> EvaluationSettings:
+    """Return the settings for this process of those that `accelerate launch` or torchrun started.
 
     Raises:
-        ValueError: if there are several, and no `output` for them to meet at.
+        ValueError: if there are several processes and no `output` that they share, or `overwrite`.
     """
     world_size = int(os.environ.get("WORLD_SIZE", 1))
     if world_size > 1 and output is None:
         raise ValueError(f"--output must name a file for {world_size} processes (WORLD_SIZE): they meet beside it.")
+    if world_size > 1 and overwrite:
+        raise ValueError(
+            f"--overwrite needs one process, got {world_size} (WORLD_SIZE); remove the results beforehand."
+        )
     return replace(settings, rank=int(os.environ.get("RANK", 0)), world_size=world_size)
 
 

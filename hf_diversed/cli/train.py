@@ -8,7 +8,7 @@ from typing import Any
 
 from hf_diversed.cli.models import LOOKUP, check_dtype, check_pair, check_together, load_pair
 from hf_diversed.cli.options import parse_options, read_records, resume_point_of
-from hf_diversed.cli.preparing import check_output
+from hf_diversed.cli.preparing import check_new_folder, remove_earlier_run
 from hf_diversed.cli.terminal import console
 from hf_diversed.cli.train_options import TrainArguments
 from hf_diversed.head import DiversedHead
@@ -27,13 +27,18 @@ def train(argv: list[str]) -> DiversedTrainer:
     """Parse, train, and leave the head in `output_dir`, whose name is all that standard output gets."""
     arguments, config = parse_options((TrainArguments, DiversedConfig), argv, "hf-diversed train", **DEFAULTS)
     start = resume_point_of(config.resume_from_checkpoint, arguments.resume)
-    check_output("--output-dir", Path(config.output_dir), folder=True)
+    folder, first = Path(config.output_dir), config.process_index == 0
+    if first:
+        inputs = (arguments.target, arguments.draft, arguments.head)
+        check_new_folder("--output-dir", folder, arguments.overwrite, inputs, resume=start is not None)
     with redirect_stdout(sys.stderr):  # where the trainer and rewards print
         trainer = build_trainer(arguments, config)
+        if first and arguments.overwrite:
+            remove_earlier_run(folder)
         trainer.train(resume_from_checkpoint=start)
         trainer.save_model(config.output_dir)
         trainer.save_state()
-    if config.process_index == 0:
+    if first:
         console.print(config.output_dir, markup=False, highlight=False, soft_wrap=True)
     return trainer
 

@@ -12,6 +12,7 @@ _DRAFT_OR_LOOKUP = {"help": "Hub id or folder of the draft, or lookup: from the 
 _SHOTS = {"help": "Solved examples before every prompt."}
 _CHAT = {"help": "Prompts in the tokenizer's chat template."}
 _DTYPE = {"help": "Of the pair: auto (as saved), float32, bfloat16 or float16; auto by default."}
+_OVERWRITE = {"help": "Remove what an earlier run wrote to --output-dir."}
 # In the words of an earlier version, too.
 _NUM_EXAMPLES = {
     "help": "Training prompts; all of a smaller data file.",
@@ -45,6 +46,7 @@ class TrainArguments:
     resume: bool = field(
         default=False, metadata={"help": "Go on from the newest complete checkpoint of --output-dir, if there is one."}
     )
+    overwrite: bool = field(default=False, metadata=_OVERWRITE)
     allow_code_execution: bool = field(default=False, metadata={"help": "Let code tasks run completions, isolated."})
     unsafe_code_execution: bool = field(default=False, metadata={"help": "Also where nothing isolates them."})
 
@@ -64,3 +66,4 @@ class TuneDraftArguments:
     )
     shots: int = field(default=0, metadata=_SHOTS)
     chat: bool = field(default=False, metadata=_CHAT)
+    overwrite: bool = field(default=False, metadata=_OVERWRITE)

@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 
 from hf_diversed.cli.models import check_dtype, check_pair, check_two_models
 from hf_diversed.cli.options import parse_options, read_records, resume_point_of, supervised_rows
-from hf_diversed.cli.preparing import check_output
+from hf_diversed.cli.preparing import check_new_folder, remove_earlier_run
 from hf_diversed.cli.terminal import console
 from hf_diversed.cli.train import pair_options
 from hf_diversed.cli.train_options import TuneDraftArguments
@@ -28,7 +28,10 @@ def tune(argv: list[str]) -> PeftModel | PreTrainedModel:
     check_pair(arguments.target, arguments.draft)
     check_two_models(arguments.draft)
     check_dtype(arguments.dtype)
-    check_output("--output-dir", Path(config.output_dir), folder=True)
+    folder, first = Path(config.output_dir), config.process_index == 0
+    if first:
+        inputs = (arguments.target, arguments.draft)
+        check_new_folder("--output-dir", folder, arguments.overwrite, inputs, resume=start is not None)
     task = get_task(arguments.task)
     n, n_eval = arguments.num_examples, arguments.num_eval_examples
     if n_eval < 0 or (n_eval > 0) != (config.eval_strategy != "no"):
@@ -46,9 +49,11 @@ def tune(argv: list[str]) -> PeftModel | PreTrainedModel:
         pair = pair_options(arguments.target, arguments.draft, arguments.dtype, config)
         stop_strings = () if arguments.chat else task.stop_strings
         split = len(rows) - n_eval
+        if first and arguments.overwrite:
+            remove_earlier_run(folder)
         tuned = tune_draft(
             pair["target"], pair["draft"], pair["processing_class"], rows[:split], config, stop_strings, rows[split:]
         )
-    if config.process_index == 0:
+    if first:
         console.print(config.output_dir, markup=False, highlight=False, soft_wrap=True)
     return tuned

@@ -84,14 +84,21 @@ def read_results(folder: Path | str, header: dict | None = None) -> Results:
     return results
 
 
+def remove_results(folder: Path | str) -> None:
+    """Remove the finished calls and reports in a folder and in the folders directly below it."""
+    for pattern in (_FILES, "evaluation.json", "frontier.json"):
+        for path in [*Path(folder).glob(pattern), *Path(folder).glob(f"*/{pattern}")]:
+            path.unlink()
+
+
 def _check_header(path: Path, found: dict, expected: dict) -> None:
     found, expected = _flat(found), _flat(json.loads(json.dumps(expected)))
     names = sorted(name for name in found.keys() | expected.keys() if found.get(name) != expected.get(name))
     if names:
         differences = "; ".join(f"{name}: {found.get(name)!r} there, {expected.get(name)!r} here" for name in names)
         raise ValueError(
-            f"{path} holds results of other settings ({differences}); choose another output folder or the settings "
-            "of this one."
+            f"{path} holds results of other settings ({differences}); use these settings, choose another output "
+            "folder, or remove the older results (--overwrite on the command line)."
         )
 
 

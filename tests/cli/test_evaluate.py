@@ -40,6 +40,19 @@ def test_sweep_from_the_command_line(tmp_path):
     assert max(map(len, result.output.splitlines())) <= 100
 
 
+def test_overwrite_starts_anew(tmp_path, monkeypatch):
+    """Catches results of other settings that cannot be replaced, and finished calls that are kept."""
+    output = ("--output", str(tmp_path / "all.json"))
+    assert run(*output).exit_code == 0
+    refused = run(*output, "--seed", "1")
+    assert refused.exit_code == 2
+    assert "holds results of other settings" in " ".join(refused.output.split())
+    assert run(*output, "--seed", "1", "--overwrite").exit_code == 0
+    assert {row["seed"] for row in json.loads((tmp_path / "all.json").read_text())["records"]} == {1}
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert "--overwrite needs one process" in " ".join(run(*output, "--overwrite").output.split())
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [

@@ -130,8 +130,69 @@ def test_resumes_where_it_is_told_to(monkeypatch, options, expected, tmp_path):
     Path("checkpoint-8").mkdir()
     Path("run.yaml").write_text("resume_from_checkpoint: true\n")
     monkeypatch.setattr("hf_diversed.cli.train.build_trainer", lambda arguments, config: trainer)
-    train(["--task", "math", "--output_dir", str(tmp_path), *options])
+    train(["--task", "math", "--output_dir", str(tmp_path / "head"), *options])
     trainer.train.assert_called_once_with(resume_from_checkpoint=expected)
+
+
+EARLIER = ("model.safetensors", "config.json", "README.md", "calibration/batches-0.jsonl", "checkpoint-8/head.bin")
+
+
+@pytest.fixture
+def used(tmp_path):
+    """A folder with the files of an earlier run, and one of the user's."""
+    for name in (*EARLIER, "notes.txt", "checkpoint-8/complete.json"):
+        path = tmp_path / "used" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("earlier")
+    return tmp_path / "used"
+
+
+@pytest.mark.parametrize("command", ["train", "tune-draft", "make-draft", "convert"])
+def test_used_folders_are_refused(command, used, tmp_path, monkeypatch):
+    """Catches a new head beside the card, the certificates and the checkpoints of an earlier run."""
+    (tmp_path / "ensemble_head.bin").touch()
+    options = {
+        "train": ["--task", "math", "--output-dir", str(used)],
+        "tune-draft": ["--task", "math", "--output-dir", str(used)],
+        "make-draft": ["org/target", "--layers", "1", "--output", str(used)],
+        "convert": [str(tmp_path / "ensemble_head.bin"), str(used), "--target-hidden-size", "2"],
+    }
+    result = CliRunner().invoke(app, [command, *options[command]])
+    assert result.exit_code == 2, result.output
+    words = " ".join(result.output.split())
+    assert "is not empty: it holds README.md, calibration, checkpoint-8 ..." in words
+    assert "Pass --overwrite to remove what an earlier run wrote" in words
+    assert ("--resume to continue it" in words) == (command in ("train", "tune-draft"))
+    assert all((used / name).read_text() == "earlier" for name in EARLIER)
+
+
+def test_overwriting_removes_the_earlier_run(monkeypatch, used):
+    """Catches files of an earlier run that are left, files of the user that are not, and a folder that is emptied
+    before the new run can start."""
+    trainer = Mock()
+    monkeypatch.setattr("hf_diversed.cli.train.build_trainer", Mock(side_effect=ValueError("no such task")))
+    options = ["--task", "math", "--output_dir", str(used), "--overwrite"]
+    with pytest.raises(ValueError, match="no such task"):
+        train(options)
+    assert all((used / name).exists() for name in EARLIER)
+    monkeypatch.setattr("hf_diversed.cli.train.build_trainer", lambda arguments, config: trainer)
+    with pytest.raises(ValueError, match="pass only one of them"):
+        train([*options, "--resume"])
+    with pytest.raises(ValueError, match="which this run reads; choose another folder"):
+        train([*options, "--head", str(used / "checkpoint-8")])
+    train(options)
+    trainer.train.assert_called_once_with(resume_from_checkpoint=None)
+    assert [path.name for path in used.iterdir()] == ["notes.txt"]
+
+
+def test_caches_alone_are_no_earlier_run(monkeypatch, tmp_path):
+    """Catches a run that was stopped before its first checkpoint and cannot be started again with the same command."""
+    trainer = Mock()
+    monkeypatch.setattr("hf_diversed.cli.train.build_trainer", lambda arguments, config: trainer)
+    for name in ("reference_rewards.json", "target_samples.jsonl", ".training.lock"):
+        (tmp_path / name).touch()
+    train(["--task", "math", "--output_dir", str(tmp_path)])
+    trainer.train.assert_called_once_with(resume_from_checkpoint=None)
 
 
 @pytest.mark.parametrize("command", ["train", "tune-draft"])

@@ -307,9 +307,10 @@ def test_command_makes_a_draft_that_decodes(pair, tmp_path):
     with hf_diversed.record_stats() as stats:
         pair.target.generate(**inputs, assistant_model=draft, verifier="lossless", max_new_tokens=8, do_sample=True)
     assert stats.num_drafted > 0
-    again = CliRunner().invoke(app, ["make-draft", str(target), *options, "--choose", "0,1"])
+    again = CliRunner().invoke(app, ["make-draft", str(target), *options, "--choose", "0,1", "--overwrite"])
     assert again.exit_code == 0, again.output
     assert type(load_model(str(output), "cpu")) is tf.LlamaForCausalLM
+    assert not (output / "cut_vocabulary.py").exists()
 
 
 @pytest.mark.parametrize(
