@@ -55,11 +55,11 @@ fuzz: $(VENV)/.dev
 # Under six minutes, two thirds of which is compiling: the embedded pair, each method's rounds and what they consist of.
 bench: $(VENV)/.base
 	$(BIN)/hf-diversed benchmark --batch-sizes 1,8 --repeats 5 --max-new-tokens 64 --threads 1 \
-		--methods ar,compiled:ar,upstream:0.7,static:0.7,compiled:static:0.7
+		--methods target,compiled:target,upstream:0.7,static:0.7,compiled:static:0.7
 
 # The shapes of Llama 3.1 8B with 3.2 1B and of Qwen3 8B with 0.6B, random weights in bfloat16, at given acceptance.
 # Wants a torch with CUDA in .venv and 24 GB on the GPU. This target has not run on a GPU yet.
-BENCH_GPU = --random-weights --methods ar,compiled:ar,upstream,sd,compiled:sd --batch-sizes 1,8 --draft-lengths 5 \
+BENCH_GPU = --random-weights --methods target,compiled:target,upstream,lossless,compiled:lossless --batch-sizes 1,8 --draft-lengths 5 \
 	--max-new-tokens 128 --repeats 5
 LLAMA = --target-config llama-3.1-8b --draft-config llama-3.2-1b
 QWEN = --target-config qwen3-8b --draft-config qwen3-0.6b

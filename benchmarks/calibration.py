@@ -61,7 +61,7 @@ def main() -> None:
         "prompts_per_calibration": arguments.prompts_per_calibration,
         "confidence": arguments.confidence,
         "pool": [
-            {"quality": dial, "drop": float(drop), "acceptance_rate": record["acceptance_rate"]}
+            {"strictness": dial, "drop": float(drop), "acceptance_rate": record["acceptance_rate"]}
             for dial, drop, record in zip(DIALS, true_drops, measured[1:])
         ],
         "stated": simulate(pool, arguments.max_drops, arguments),

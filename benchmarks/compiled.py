@@ -3,7 +3,7 @@ compiled, too: same weight, same draft length, one process for each number of th
 
     python benchmarks/compiled.py --output results/compiled.json
 
-A summary of `hf-diversed benchmark --methods ar,compiled:ar,upstream:0.7,static:0.7,compiled:static:0.7,
+A summary of `hf-diversed benchmark --methods target,compiled:target,upstream:0.7,static:0.7,compiled:static:0.7,
 compiled:diversed`. Methods take turns; every figure is the median over the turns, with the quartiles. Rounds of one
 row are compared with upstream's one by one; larger batches in tokens per second, as upstream takes one row. What a
 round does beside the two models' forwards is held against these forwards, each compiled by itself.
@@ -76,19 +76,19 @@ def _measure(arguments: argparse.Namespace) -> dict:
     )
     weight = f":{arguments.weight}"
     prompts = pair.tokenizer(texts)["input_ids"]
-    methods = ["ar", "upstream" + weight, "static" + weight, OURS + weight]
+    methods = ["target", "upstream" + weight, "static" + weight, OURS + weight]
     report = benchmark(pair.target, pair.draft, methods, settings, prompts=prompts)
     # What a head gains is asked at batch 1 alone, so that it is compiled once.
-    one, versus = replace(settings, batch_sizes=(1,)), ["ar", "compiled:ar", HEAD]
+    one, versus = replace(settings, batch_sizes=(1,)), ["target", "compiled:target", HEAD]
     heads = benchmark(pair.target, pair.draft, versus, one, head=pair.heads["math"], prompts=prompts)
-    report["records"] += [row for row in heads["records"] if row["method"] in ("compiled:ar", HEAD)]
+    report["records"] += [row for row in heads["records"] if row["method"] in ("compiled:target", HEAD)]
     return report
 
 
 def _summary(records: list[dict], arguments: argparse.Namespace) -> dict:
     ours, heads, plain = (
         {str(row["batch_size"]): row for row in records if row["method"] == name}
-        for name in (f"{OURS}:{arguments.weight}", HEAD, "compiled:ar")
+        for name in (f"{OURS}:{arguments.weight}", HEAD, "compiled:target")
     )
     static = {str(row["batch_size"]): row for row in records if row["method"] == f"static:{arguments.weight}"}
     if any(row["engine"] != "compiled" for row in (*ours.values(), *heads.values())):

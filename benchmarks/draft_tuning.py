@@ -60,7 +60,7 @@ def main() -> None:
             pair,
             task,
             examples,
-            ["ar", "sd", "diversed"],
+            ["target", "lossless", "diversed"],
             settings,
             head=head,
             output=folder / mode / "evaluation",

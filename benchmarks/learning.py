@@ -48,7 +48,7 @@ ABLATIONS = {
 }
 MATCHED_ROLLOUTS = 512
 PACKAGED, OF_MIXTURE, UNTRAINED, CASCADE = "diversed", "diversed-mixture", "untrained", "spec_cascade:token_v3:0.95"
-BESIDE = ["ar", "sd", CASCADE]
+BESIDE = ["target", "lossless", CASCADE]
 
 
 def main() -> None:
@@ -69,7 +69,7 @@ def main() -> None:
     methods: dict[str, Any] = {name: DiversedVerifier(load(folder)) for name, folder in heads.items()}
     methods[OF_MIXTURE] = DiversedVerifier(load(WEIGHTS / MIXTURE / task.name))
     for found in matched.values():
-        methods[found["untrained"]] = DiversedVerifier(untrained(pair, packaged), found["untrained_quality"])
+        methods[found["untrained"]] = DiversedVerifier(untrained(pair, packaged), found["untrained_strictness"])
     labels = [*BESIDE, *(found["lenience"] for found in matched.values())]
     settings = EvaluationSettings(
         num_examples=options.num_examples,
@@ -127,12 +127,12 @@ def match(pair: Pair, task: Task, folder: Path) -> dict[str, Any]:
     logit, slope = start(**rollouts.inputs), start.ratio_slope()
     goal = accepted(head(**rollouts.inputs))
     lenience = crossing(lambda value: float((kept / value).clamp_max(1.0).mean()), goal)
-    quality = crossing(lambda value: accepted(logit + slope * torch.logit(torch.tensor(value))), goal)
+    strictness = crossing(lambda value: accepted(logit + slope * torch.logit(torch.tensor(value))), goal)
     return {
         "expected_acceptance": goal,
         "lenience": f"lenience:{lenience:.4g}",
-        "untrained": f"{UNTRAINED}@{quality:.4g}",
-        "untrained_quality": quality,
+        "untrained": f"{UNTRAINED}@{strictness:.4g}",
+        "untrained_strictness": strictness,
         "rollouts": len(rows),
     }
 

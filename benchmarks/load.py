@@ -26,11 +26,16 @@ from benchmarks.served import MODEL, STOP, Server, free_port, running
 
 
 ROUTER = Path(__file__).parents[1] / "examples" / "serving" / "nginx.conf"
-QUALITIES = (0.0, 0.5, 1.0)
+STRICTNESSES = (0.0, 0.5, 1.0)
 # What can become of a request. "told": an error that whoever asked can see. "silent": none of the others.
 OUTCOMES = ("answered", "refused", "cancelled", "told", "silent")
 _PATIENCE = 300.0
-_BAD = ({"diversed_quality": 7}, {"diversed_quality": "high"}, {"diversed_qualty": 0.5}, {"diversed_max_drop": 0.01})
+_BAD = (
+    {"diversed_strictness": 7},
+    {"diversed_strictness": "high"},
+    {"diversed_qualty": 0.5},
+    {"diversed_max_drop": 0.01},
+)
 
 
 @dataclass(frozen=True)
@@ -38,7 +43,7 @@ class Request:
     """One request, and how it is made: "whole", "stream", "bad" or "cancel"."""
 
     prompt: str
-    quality: float
+    strictness: float
     kind: str
     bad: int = 0
 
@@ -47,7 +52,7 @@ class Request:
         return self.kind in ("stream", "cancel")
 
     def body(self) -> str:
-        xargs = _BAD[self.bad] if self.kind == "bad" else {"diversed_quality": self.quality}
+        xargs = _BAD[self.bad] if self.kind == "bad" else {"diversed_strictness": self.strictness}
         asked = {"model": MODEL, "prompt": self.prompt, "max_tokens": 128, "temperature": 1.0, "stop": STOP}
         return json.dumps({**asked, "vllm_xargs": xargs, "stream": self.streams})
 
@@ -64,14 +69,14 @@ class Outcome:
 
 
 def plan(prompts: Sequence[str], count: int, seed: int, bad: float = 0.05, cancelled: float = 0.05) -> list[Request]:
-    """Requests of all qualities in turn, half of them streams; a share of each quality bad, and one cancelled."""
+    """Requests at every strictness in turn, half of them streamed; of each some are invalid and one is cancelled."""
     draws = random.Random(seed)
     kinds = ["bad"] * round(bad * count) + ["cancel"] * round(cancelled * count)
     kinds += ["whole", "stream"] * count
     kinds = kinds[:count]
     draws.shuffle(kinds)
     return [
-        Request(prompts[index % len(prompts)], QUALITIES[index % 3], kind, index % len(_BAD))
+        Request(prompts[index % len(prompts)], STRICTNESSES[index % 3], kind, index % len(_BAD))
         for index, kind in enumerate(kinds)
     ]
 
@@ -152,12 +157,12 @@ class Phase:
         found = Counter(outcome.what for outcome in self.outcomes)
         return {what: found[what] for what in OUTCOMES}
 
-    def drafts(self, quality: float) -> list[Outcome]:
+    def drafts(self, strictness: float) -> list[Outcome]:
         """Those that were answered, at a dial."""
-        return [one for one in self.outcomes if one.what == "answered" and one.request.quality == quality]
+        return [one for one in self.outcomes if one.what == "answered" and one.request.strictness == strictness]
 
-    def acceptance(self, quality: float) -> float:
-        mine = self.drafts(quality)
+    def acceptance(self, strictness: float) -> float:
+        mine = self.drafts(strictness)
         return sum(one.accepted for one in mine) / sum(one.drafted for one in mine)
 
 

@@ -58,8 +58,8 @@ from hf_diversed.training.draft_making import (
 from hf_diversed.zoo import smollm2
 
 
-RULES = ("sd", "lenience:0.3", "static:0.5")
-COMPILED = ("ar", "sd", "lenience:0.3")
+RULES = ("lossless", "lenience:0.3", "static:0.5")
+COMPILED = ("target", "lossless", "lenience:0.3")
 REGIMES = ("draft", LOOKUP)
 COPYING = ("scitldr", "rewrite")  # what drafts are looked up for
 HEADS = {"mixture": (), "token-aware": ("--token-features", "true")}
@@ -215,7 +215,7 @@ def study(regime: str, draft: str, tasks: list[str], arguments: argparse.Namespa
             split=Path(arguments.data[name]).name if name in arguments.data else "texts of the demo",
         )
         folder = arguments.output / regime / name
-        quality = evaluate(pair, asked, examples, build_methods(["ar"]) + methods, settings, output=folder)
+        quality = evaluate(pair, asked, examples, build_methods(["target"]) + methods, settings, output=folder)
         seconds = timed(pair, [asked.prompt(example) for example in examples], methods, folder, arguments)
         records.append({"regime": regime, "task": name, "quality": quality, "seconds": seconds})
     return records
@@ -244,7 +244,7 @@ def timed(
     """Every method's calls in turns, kept by batch size."""
     rows = encode(pair.tokenizer, prompts, add_special_tokens=False)[: arguments.timed_prompts]
     config = default_compile_config(pair.target.device, arguments.backend)
-    ways = [*build_methods(["ar"]), Method("upstream", upstream=True), *methods]
+    ways = [*build_methods(["target"]), Method("upstream", upstream=True), *methods]
     if not arguments.eager_only:
         ways += [
             Method(f"{method.label}, compiled", method.verifier, compile_config=config)
@@ -339,7 +339,7 @@ def _show(records: list[dict]) -> None:
                 f"batch {part['batch_size']:<22}{'tokens/s':>12}{'vs plain':>12}{'per CPU s':>12}{'ms per round':>14}"
             )
             for label, row in part["methods"].items():
-                plain = part["methods"]["ar, compiled" if label.endswith(", compiled") else "ar"]
+                plain = part["methods"]["target, compiled" if label.endswith(", compiled") else "target"]
                 gain = row["tokens_per_second"] / plain["tokens_per_second"]
                 per_round = row["milliseconds_per_round"]
                 words = "-" if per_round is None else f"{per_round:.1f}"

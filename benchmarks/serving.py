@@ -34,7 +34,7 @@ import torch
 from transformers.utils import logging
 
 from benchmarks.in_engine import Counted, Engine
-from benchmarks.load import QUALITIES, Outcome, drill
+from benchmarks.load import STRICTNESSES, Outcome, drill
 from benchmarks.served import Server, start
 from hf_diversed import load_demo_pair
 from hf_diversed.evaluation.intervals import Bootstrap
@@ -52,9 +52,9 @@ TASK = TASKS["math"]()
 PLAIN = "plain"
 # What each engine is asked for; an engine has one head. The method of `generate` that a rule is.
 ENGINES = {
-    PLAIN: {PLAIN: "ar"},
+    PLAIN: {PLAIN: "target"},
     HEADS: {
-        "lossless": "sd",
+        "lossless": "lossless",
         "static:0.5": "static:0.5",
         "lenience:0.3": "lenience:0.3",
         "diversed": "diversed",
@@ -62,7 +62,11 @@ ENGINES = {
     MIXTURE: {"diversed": "diversed"},
 }
 # What requests say whose rounds are timed, and the same with the mixture head.
-COSTS = {"static:0.5": {"diversed_rule": "static:0.5"}, "diversed": {}, "diversed, dialled": {"diversed_quality": 0.7}}
+COSTS = {
+    "static:0.5": {"diversed_rule": "static:0.5"},
+    "diversed": {},
+    "diversed, dialled": {"diversed_strictness": 0.7},
+}
 BATCH_SIZES = (1, 16)
 STEPS_AT_ONCE = 60
 
@@ -118,7 +122,7 @@ def _generate(
     sampling = Sampling(
         max_new_tokens=TASK.max_new_tokens, batch_size=arguments.batch_size, stop_strings=tuple(TASK.stop_strings)
     )
-    decode, (plain,) = Decoder(pair, sampling), build_methods(["ar"])
+    decode, (plain,) = Decoder(pair, sampling), build_methods(["target"])
     (built,) = build_methods([method], pair.heads["math"])
     records = [record for record in problems for _ in range(arguments.samples_per_prompt)]
     prompts, whole, behind_first = (
@@ -243,7 +247,10 @@ def load(arguments: argparse.Namespace, pair: Path) -> dict[str, Any]:
 
     records = []
     for phase in drill(serve, prompts, arguments.requests, arguments.nginx, pair, arguments.seed):
-        dials = [{"quality": quality, **_acceptance(phase.drafts(quality), arguments.seed)} for quality in QUALITIES]
+        dials = [
+            {"strictness": strictness, **_acceptance(phase.drafts(strictness), arguments.seed)}
+            for strictness in STRICTNESSES
+        ]
         told = Counter(one.words[:200] for one in phase.outcomes if one.what == "told")
         records.append({"phase": phase.name, "seconds": round(phase.seconds, 1), **phase.counts(), "dials": dials})
         print(json.dumps({**records[-1], "told": told}), flush=True)

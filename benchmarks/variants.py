@@ -78,7 +78,7 @@ STUDIES = {
     },
     "starts": {f"start-{weight}": Variant({"initial_weight": weight}) for weight in (0.1, 0.5, 0.9)},
 }
-BESIDE = ["ar", "sd", "static:0.9", "static:0.7", "static:0.5", "static:0.4", "static:0.3", "diversed"]
+BESIDE = ["target", "lossless", "static:0.9", "static:0.7", "static:0.5", "static:0.4", "static:0.3", "diversed"]
 REFERENCES = "reference_rewards.json"
 DONE = "provenance.json"  # written last
 

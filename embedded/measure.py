@@ -16,7 +16,7 @@ from hf_diversed.zoo.loader import load_demo_pair
 
 
 TASKS = ("math", "summary", "code")
-METHODS = ("ar", "sd", "static:0.7", "static:0.5", "static:0.3")
+METHODS = ("target", "lossless", "static:0.7", "static:0.5", "static:0.3")
 NGRAM = 8
 _FIELDS = ("quality", "quality_ci", "acceptance_rate", "verified_acceptance_rate", "block_efficiency", "mean_tokens")
 
@@ -47,7 +47,7 @@ def measure_pair(pair: Pair, recipe: Recipe, n: int, seed: int = 0) -> dict:
         task = get_task(name, allow_code_execution=True)
         records = load_records(task, "test", n, seed)
         rows = {row["method"]: row for row in evaluate(pair, task, records, METHODS, settings)}
-        rows["draft"] = evaluate(replace(pair, target=pair.draft), task, records, ["ar"], settings)[0]
+        rows["draft"] = evaluate(replace(pair, target=pair.draft), task, records, ["target"], settings)[0]
         examples = [Example(**record) for record in records]
         found[name] = {
             "metric": task.metric,

@@ -1,4 +1,4 @@
-"""A batch of prompts of different lengths, each with its own quality, and statistics per row."""
+"""A batch of prompts of different lengths, each with its own strictness, and statistics per row."""
 
 import torch
 
@@ -17,7 +17,7 @@ out = pair.target.generate(
     **inputs,
     assistant_model=pair.draft,
     diversed_head=head,
-    diversed_quality=[0.0, 0.4, 0.8, 1.0],
+    diversed_strictness=[0.0, 0.4, 0.8, 1.0],
     do_sample=True,
     top_k=0,
     max_new_tokens=100,

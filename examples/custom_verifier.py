@@ -3,16 +3,16 @@
 import torch
 
 from hf_diversed import load_demo_pair
-from hf_diversed.verifiers import LawVerifier
+from hf_diversed.verifiers import DistributionVerifier
 
 
-class ConfidentDraftVerifier(LawVerifier):
+class ConfidentDraftVerifier(DistributionVerifier):
     """Trust the draft wherever it is sure of itself: v = q if max q >= threshold, else p."""
 
     def __init__(self, threshold: float):
         self.threshold = threshold
 
-    def law(self, draft, target):
+    def emitted_probs(self, draft, target):
         q, p = draft.probs(), target.probs()[:, :-1]
         return torch.where(q.max(-1, keepdim=True).values >= self.threshold, q, p)
 

@@ -16,16 +16,16 @@ head = pair.heads.get("math") or DiversedHead(DiversedHeadConfig(*sizes))  # unt
 
 question = "Question: Mia has 12 apples and Leo has 3 times as many. How many apples do they have together?\nAnswer:"
 inputs = pair.tokenizer(question, return_tensors="pt")
-for quality in (0.0, 0.5, 1.0):
+for strictness in (0.0, 0.5, 1.0):
     out = pair.target.generate(
         **inputs,
         assistant_model=pair.draft,
         diversed_head=head,
-        diversed_quality=quality,
+        diversed_strictness=strictness,
         do_sample=True,
         top_k=0,
         max_new_tokens=100,
         return_dict_in_generate=True,
     )
     answer = pair.tokenizer.decode(out.sequences[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
-    print(f"quality {quality:.1f}  accepted {out.stats.acceptance_rate:5.1%} {answer}")
+    print(f"strictness {strictness:.1f}  accepted {out.stats.acceptance_rate:5.1%} {answer}")

@@ -38,7 +38,7 @@ def main() -> None:
     trainer.save_model(options.output_dir)
 
     head = trainer.model.eval()
-    methods = ["ar", "sd", "static:0.5", "diversed@0.25", "diversed", "diversed@0.75"]
+    methods = ["target", "lossless", "static:0.5", "diversed@0.25", "diversed", "diversed@0.75"]
     settings = EvaluationSettings(num_examples=options.num_examples)
     records = load_records(task, "test", options.num_examples)
     for row in evaluate(pair, task, records, methods, settings, head=head):

@@ -115,8 +115,8 @@ class Trace:
             drafted token alone says, (1 - w) max(1 - p/q, 0), which is TV(v, p) on average. None where one weight
             holds for all tokens, and TV(v, p) is (1 - w) TV(p, q).
         inputs: what a learned rule saw, by name, `[B, G, ...]`, if it was told to keep it.
-        law: gives the law that sampling emits at the drafted positions, float32 `[B, G, V]`, for rules with one
-            (`Verifier.has_law`); nan where another rule decides.
+        emitted_probs: returns the distribution that sampling emits at the draft positions, float32 `[B, G, V]`; None
+            for verifiers without one (`Verifier.has_emitted_probs`); NaN where another verifier decides.
         strict_prob: float32 `[B, G]`, the part of `accept_prob` with which a lossless rule of the same kind would have
             kept the draft too; None where that is token-wise, min(1, p / q).
     """
@@ -125,7 +125,7 @@ class Trace:
     tv: torch.Tensor | None = None
     bias: torch.Tensor | None = None
     inputs: dict[str, torch.Tensor] | None = None
-    law: Callable[[], torch.Tensor] | None = None
+    emitted_probs: Callable[[], torch.Tensor] | None = None
     strict_prob: torch.Tensor | None = None
 
 

@@ -6,8 +6,8 @@ from typing import Any
 
 
 # The target alone, and lossless speculative decoding.
-PLAIN = "ar"
-LOSSLESS = "sd"
+PLAIN = "target"
+LOSSLESS = "lossless"
 # Before a method's name: over static shapes, compiled.
 COMPILED = "compiled:"
 

@@ -60,8 +60,8 @@ class SpeculativeStats:
     bias_sum: float = 0.0
     bias_count: int = 0
     expected_accepted_sum: float = 0.0
-    quality_sum: float = 0.0
-    quality_count: int = 0
+    strictness_sum: float = 0.0
+    strictness_count: int = 0
     per_row: list["SpeculativeStats"] = field(default_factory=list, repr=False)
     engine: str = ""
     compile: CompileStats = field(default_factory=CompileStats)
@@ -97,9 +97,9 @@ class SpeculativeStats:
         return [_ratio(count, self.num_rounds) for count in self.accepted_per_position]
 
     @property
-    def quality(self) -> float:
+    def strictness(self) -> float:
         """The head's dial, also where `diversed_max_drop` chose it: mean over rows; nan for rules without one."""
-        return _ratio(self.quality_sum, self.quality_count)
+        return _ratio(self.strictness_sum, self.strictness_count)
 
     @property
     def mean_weight(self) -> float:
@@ -150,7 +150,7 @@ class SpeculativeStats:
             "num_emitted": self.num_emitted,
             "target_forwards": self.target_forwards,
             "draft_forwards": self.draft_forwards,
-            "quality": self.quality,
+            "strictness": self.strictness,
             "mean_weight": self.mean_weight,
             "mean_tv": self.mean_tv,
             "mean_bias": self.mean_bias,

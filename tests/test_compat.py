@@ -203,12 +203,12 @@ def test_silent_draft_length(llama):
 
 
 def test_own_entries_travel_in_a_generation_config(tmp_path):
-    """Breaks `diversed_quality` for callers that can only send JSON: unknown entries must be kept and saved."""
-    tf.GenerationConfig(diversed_quality=0.3).save_pretrained(tmp_path)
+    """Breaks `diversed_strictness` for callers that can only send JSON: unknown entries must be kept and saved."""
+    tf.GenerationConfig(diversed_strictness=0.3).save_pretrained(tmp_path)
     loaded = tf.GenerationConfig.from_pretrained(tmp_path)
-    assert _compat.config_entry(loaded, "diversed_quality") == 0.3
+    assert _compat.config_entry(loaded, "diversed_strictness") == 0.3
     assert _compat.config_entry(loaded, "diversed_max_bias") is None
-    assert _compat.config_entry(None, "diversed_quality") is None
+    assert _compat.config_entry(None, "diversed_strictness") is None
 
 
 def test_unset_entries_of_a_generation_config_are_none():

@@ -143,7 +143,7 @@ def test_to_dict_names():
         "num_emitted": 9,
         "target_forwards": 4,
         "draft_forwards": 11,
-        "quality": None,
+        "strictness": None,
         "mean_weight": 0.25,
         "mean_tv": 0.125,
         "mean_bias": 0.05,

@@ -12,8 +12,8 @@ def turns(*seconds: float) -> dict:
 
 def made_up(**given) -> dict:
     head = "diversed:build/real/lookup/head-token-aware"
-    figures = (("ar", None, 0.2), ("sd", 0.25, 0.21), (head, 0.75, 0.22))
-    drops = {"sd": [-0.02, 0.02], head: [0.01, 0.03]}
+    figures = (("target", None, 0.2), ("lossless", 0.25, 0.21), (head, 0.75, 0.22))
+    drops = {"lossless": [-0.02, 0.02], head: [0.01, 0.03]}
     quality = [
         record(
             *row,
@@ -25,9 +25,12 @@ def made_up(**given) -> dict:
         )
         for row in figures
     ]
-    single = {"ar": turns(6, 12, 6), "upstream": turns(3, 3, 3), "sd": turns(4, 6, 3), head: turns(3, 4, 2)}
-    single |= {"ar, compiled": turns(4, 4, 4), "sd, compiled": turns(2, 4, 1)}
-    seconds = [{"batch_size": 1, "methods": single}, {"batch_size": 8, "methods": {"ar": turns(6), "sd": turns(12)}}]
+    single = {"target": turns(6, 12, 6), "upstream": turns(3, 3, 3), "lossless": turns(4, 6, 3), head: turns(3, 4, 2)}
+    single |= {"target, compiled": turns(4, 4, 4), "lossless, compiled": turns(2, 4, 1)}
+    seconds = [
+        {"batch_size": 1, "methods": single},
+        {"batch_size": 8, "methods": {"target": turns(6), "lossless": turns(12)}},
+    ]
     found = {"regime": "lookup", "task": "scitldr", "quality": quality, "seconds": seconds}
     settings = {"dtype": "bfloat16", "timed_prompts": 8, "repeats": 3}
     source = {"device": "some CPU", "threads": 1}
@@ -63,13 +66,13 @@ def test_the_short_table_leaves_out_what_is_surely_worse(tmp_path):
     assert "1 thread of a CPU" in lines[5]
     rule = made_up()
     rule["records"][0]["quality"] = [
-        record("ar", None, 0.2),
+        record("target", None, 0.2),
         record("lenience:0.05", 0.16, 0.2, block_efficiency=2.0, quality_drop_ci=[-0.1, 0.1]),
     ]
     rule["records"][0]["seconds"][0]["methods"]["lenience:0.05"] = turns(1, 1, 1)
     (tmp_path / "lenience-scitldr.json").write_text(json.dumps(rule))
     assert brief(path).splitlines()[4].endswith("| 2.00 | 20.0% (15.0% to 23.0%) | 6.00x (6.00 to 12.00) |")
-    assert gains(path, ["sd", "upstream"]) == ["2.00x (1.50 to 2.00)", "2.00x (2.00 to 4.00)"]
+    assert gains(path, ["lossless", "upstream"]) == ["2.00x (1.50 to 2.00)", "2.00x (2.00 to 4.00)"]
 
 
 def test_costs_say_what_a_draft_needs(tmp_path):

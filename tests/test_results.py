@@ -36,7 +36,7 @@ def test_without_results_the_commands_are_named(tmp_path):
 
 def test_section(tmp_path):
     """Catches figures in other cells, dials above the curve by their point only, and sweeps without the main run."""
-    rows = [record("ar", None, 0.9), record("sd", 0.6, 0.89)]
+    rows = [record("target", None, 0.9), record("lossless", 0.6, 0.89)]
     write(tmp_path, math=rows, summary=[{**row, "task": "summary", "quality": 0.5} for row in rows])
     other = record("lenience:0.4", 0.75, 0.55, static_gain=0.05, static_gain_ci=[-0.02, 0.09])
     write(tmp_path, **{"frontier-math": [*sweep(), other, *sweep(num_assistant_tokens=3)[:4]]})
@@ -45,7 +45,7 @@ def test_section(tmp_path):
     cells = [record("diversed", 0.7, q, trained_on=a, tested_on=b) for a, b, q in heads]
     write(tmp_path, transfer=cells)
     text = results(tmp_path)
-    assert "| `ar` | - | 90.0% | - | 50.0% |\n| `sd` | 60.0% | 89.0% | 60.0% | 50.0% |" in text
+    assert "| `target` | - | 90.0% | - | 50.0% |\n| `lossless` | 60.0% | 89.0% | 60.0% | 50.0% |" in text
     assert "![Quality against acceptance on math](results/frontier-math.png)" in text
     assert "1 of 2 dial" in text
     assert "| `diversed@0.7` | 70.0% (68.0% to 71.0%) | 84.0% (79.0% to 87.0%) | 24.0% (20.0% to 30.0%) |" in text
@@ -53,9 +53,8 @@ def test_section(tmp_path):
     assert (
         "| math | code |\n|---|---|---|\n| `math` | 70.0% / 80.0% | 70.0% / 20.0% |\n| `code` | 70.0% / 30.0%" in text
     )
-    assert (
-        "| method | 0 | 1 |\n|---|---|---|\n| `sd` | 60.0% / 70.0% | 60.0% / 89.0% |\n| `ar` |  | - / 90.0% |" in text
-    )
+    assert "| method | 0 | 1 |\n|---|---|---|\n| `lossless` | 60.0% / 70.0% | 60.0% / 89.0% |\n" in text
+    assert "\n| `target` |  | - / 90.0% |" in text
     assert "Drafts per round on math" not in text, "one draft length is no sweep"
     assert "at most 1.5 (accepted) and 4.0 (quality) points" in text
     assert "code.json" in text
@@ -64,7 +63,7 @@ def test_section(tmp_path):
 
 def test_studies(tmp_path):
     """Catches rows of what is only compared with, and figures in other columns."""
-    rows = [record("sd", 0.6, 0.89), record("diversed", 0.8, 0.9), record("constant", 0.65, 0.7)]
+    rows = [record("lossless", 0.6, 0.89), record("diversed", 0.8, 0.9), record("constant", 0.65, 0.7)]
     difference = {"acceptance_rate": 0.15, "acceptance_rate_ci": [0.1, 0.2], "quality": 0.2, "quality_ci": [0.1, 0.3]}
     differences = [{"method": "diversed", "minus": "constant", **difference}]
     (tmp_path / "controls-math.json").write_text(
@@ -72,7 +71,7 @@ def test_studies(tmp_path):
     )
     role = {"tokens": 1234, "mean_weight": 0.25, "mean_tv": 0.5, "accepted_share": 0.75}
     (tmp_path / "roles-math.json").write_text(json.dumps({"roles": {"wording": role}, "n": 500}))
-    drafts = [record("ar", None, 0.9, draft="untuned"), record("sd", 0.7, 0.6, draft="distill")]
+    drafts = [record("target", None, 0.9, draft="untuned"), record("lossless", 0.7, 0.6, draft="distill")]
     (tmp_path / "drafts-math.json").write_text(
         json.dumps({"records": drafts, "provenance": {"argv": ["x", "--set", '{"max_steps":8}']}})
     )
@@ -82,9 +81,9 @@ def test_studies(tmp_path):
     assert "| - | 15.0% (10.0% to 20.0%) | 20.0% (10.0% to 30.0%) |" in text
     assert "`diversed` is the packaged mixture head" in text
     assert "| `diversed` | 80.0%" in text
-    assert "| `sd` | 60.0%" not in text
+    assert "| `lossless` | 60.0%" not in text
     assert "| wording | 0.25 | 0.50 | 75.0% | 1,234 |" in text
-    assert "| distill | `sd` | 70.0% (68.0% to 71.0%) | 60.0%" in text
+    assert "| distill | `lossless` | 70.0% (68.0% to 71.0%) | 60.0%" in text
     assert 'each with a mixture head of its own, trained with `{"max_steps":8}` (' in text
     assert "untuned" not in text
 
@@ -102,7 +101,7 @@ def difference(method: str, minus: str, better: float, p_value: float | None) ->
 
 def test_studies_of_learning(tmp_path):
     """Catches rules in each other's rows, p-values that are not corrected, and an oracle beside another share."""
-    rates = {"sd": 0.6, "diversed-mixture": 0.8, "spec_cascade:token_v3:0.95": 0.9, "lenience:0.07": 0.93}
+    rates = {"lossless": 0.6, "diversed-mixture": 0.8, "spec_cascade:token_v3:0.95": 0.9, "lenience:0.07": 0.93}
     rates |= {"untrained@0.6": 0.92, "diversed": 0.94, "seed-43": 0.935, "seed-44": 0.925, "gelu-64": 0.91}
     against = [
         ("lenience:0.07", 0.006, 0.01),
@@ -165,8 +164,8 @@ def test_contributors_are_told_the_command():
 
 def test_records_of_a_study_stay_out_of_a_tasks_tables(tmp_path):
     """Catches rows that the task's command does not ask for, and the loss of one that it does."""
-    write(tmp_path, math=[record("ar", None, 0.9), record("sd", 0.6, 0.89), record("seed-43", 0.7, 0.8)])
-    assert [row["method"] for row in read_asked(tmp_path / "math.json")] == ["ar", "sd"]
+    write(tmp_path, math=[record("target", None, 0.9), record("lossless", 0.6, 0.89), record("seed-43", 0.7, 0.8)])
+    assert [row["method"] for row in read_asked(tmp_path / "math.json")] == ["target", "lossless"]
     assert "seed-43" not in results(tmp_path)
 
 
@@ -186,7 +185,7 @@ def test_packaged_heads_are_what_their_runs_chose(kind, logs, task):
 
 def test_cells_hold_one_record():
     with pytest.raises(ValueError, match="two records"):
-        pivot([record("sd", 0.5, 0.5), record("sd", 0.6, 0.6)], "method", "task", "method")
+        pivot([record("lossless", 0.5, 0.5), record("lossless", 0.6, 0.6)], "method", "task", "method")
 
 
 def test_the_picture_says_what_it_was_made_of(tmp_path):

@@ -59,7 +59,7 @@ def interrupted_attachment(target, draft, head, **kwargs) -> None:
 
 
 def attached(target, draft, head, **kwargs) -> None:
-    with hf_diversed.attach(target, draft, head, num_assistant_tokens=3, diversed_quality=0.7):
+    with hf_diversed.attach(target, draft, head, num_assistant_tokens=3, diversed_strictness=0.7):
         with hf_diversed.record_stats() as stats:
             target.generate(**kwargs)
         assert stats.num_rounds > 0
@@ -68,8 +68,8 @@ def attached(target, draft, head, **kwargs) -> None:
 
 
 def attached_for_good(target, draft, head, **kwargs) -> None:
-    for quality in (0.2, 0.8):
-        hf_diversed.attach(target, draft, head, diversed_quality=quality)
+    for strictness in (0.2, 0.8):
+        hf_diversed.attach(target, draft, head, diversed_strictness=strictness)
     target.generate(**kwargs)
     hf_diversed.detach(target)
 
@@ -82,7 +82,7 @@ def sorts_of_calls(target, draft, heads) -> list:
     return [
         lambda: target.generate(**named, **GREEDY, verifier="lossless"),
         lambda: target.generate(**named, **SAMPLED, verifier=StaticEnsembleVerifier(0.4, bias_budget=0.5)),
-        lambda: target.generate(**named, **SAMPLED, diversed_head=heads[0], diversed_quality=[0.1, 0.5, 1.0]),
+        lambda: target.generate(**named, **SAMPLED, diversed_head=heads[0], diversed_strictness=[0.1, 0.5, 1.0]),
         lambda: target.generate(**named, **GREEDY, verifier=DiversedVerifier(heads[1], max_bias=0.2), **records),
         lambda: target.generate(**named, **SAMPLED, verifier=BlockVerifier(), output_logits=True, **records),
         lambda: target.generate(**named, **GREEDY, verifier=RegretBudgetVerifier(2.0), repetition_penalty=1.2),

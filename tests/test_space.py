@@ -56,8 +56,8 @@ def record(method: str, acceptance: float | None, quality: float, num_drafts: in
 
 
 RECORDS = [
-    record("ar", None, 0.9),
-    record("sd", 0.6, 0.88),
+    record("target", None, 0.9),
+    record("lossless", 0.6, 0.88),
     record("static:0.5", 0.8, 0.5),
     record("diversed@0.75", 0.7, 0.86),
     record("diversed", 0.8, 0.8),
@@ -134,7 +134,7 @@ def test_front_comes_from_the_results(space, tmp_path):
     assert space.chart.load_front("math").num_prompts >= 100
     assert space.chart.load_front("poetry") is None
     for name, target in (("math.json", 0.1), ("frontier-math.json", 0.2)):
-        (tmp_path / name).write_text(json.dumps({"records": [record("ar", None, target)]}))
+        (tmp_path / name).write_text(json.dumps({"records": [record("target", None, target)]}))
         assert space.chart.load_front("math", (tmp_path,)).target == target
 
 

@@ -100,7 +100,7 @@ def _quoted(message: str) -> str:
 def drafts() -> str:
     """What tuning a draft comes to, losslessly and with a head."""
     found = json.loads((RESULTS / "drafts-math.json").read_text())
-    records = [record for record in found["records"] if record["method"] != "ar"]
+    records = [record for record in found["records"] if record["method"] != "target"]
     rows = (
         [
             record["draft"],

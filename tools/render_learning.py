@@ -23,7 +23,7 @@ COMMANDS = {
     "calibration-summary.json": "python benchmarks/calibration.py --task summary --folder build/calibration-summary",
 }
 _WORDS = {
-    "sd": "lossless",
+    "lossless": "lossless",
     "diversed-mixture": "mixture head: one weight for all tokens",
     "diversed": "**head that sees the token**",
     "seed-43": "the same, seed 43",
@@ -65,7 +65,7 @@ def _found(folder: Path, pattern: str) -> dict[str, Found]:
 
 def _learning(found: Mapping[str, Found]) -> str:
     """Each task's rules at about one acceptance, and what the trained heads are better by."""
-    names = ["sd", "diversed-mixture", CASCADE, *_MATCHED, _BEST, "seed-43", "seed-44"]
+    names = ["lossless", "diversed-mixture", CASCADE, *_MATCHED, _BEST, "seed-43", "seed-44"]
     rows = []
     for name in names:
         row = [_WORDS.get(name) or _MATCHED.get(name) or f"`{name}`"]
@@ -111,7 +111,7 @@ def _differences(found: Mapping[str, Found]) -> str:
 
 
 def _ablations(study: Found) -> str:
-    names = [name for name in _WORDS if name not in ("sd", "diversed-mixture") and _has(study, name)]
+    names = [name for name in _WORDS if name not in ("lossless", "diversed-mixture") and _has(study, name)]
     beside = {one["minus"]: one for one in study["comparisons"] if one["method"] == _BEST}
     rows = [
         [
@@ -163,7 +163,7 @@ def _calibration(found: Found) -> str:
         kept = percent(min(row["kept"] for row in found["hardest"]))
         worst = f"Of statements just below a dial's own drop, which are hardest to keep, {kept} were kept at worst."
     header = ("tolerated drop, points", "certified some dial", "kept their word", "dials taken")
-    curve = table(("`diversed_quality`", "accepted / drafted", "below the target, points"), dial)
+    curve = table(("`diversed_strictness`", "accepted / drafted", "below the target, points"), dial)
     return "\n\n".join([note, curve, table(header, stated), worst])
 
 

@@ -21,8 +21,8 @@ def first() -> str:
     """What relaxing gains, in four lines, and what a head adds to it, for who reads nothing else."""
     rows = {record["method"]: record for record in json.loads((RESULTS / "math.json").read_text())["records"]}
     labels = {
-        "ar": "target alone",
-        "sd": "`lossless`",
+        "target": "target alone",
+        "lossless": "`lossless`",
         "lenience:0.05": "`lenience:0.05`, nothing trained",
         "diversed": "a trained head that sees the drafted token",
     }
@@ -35,7 +35,7 @@ def first() -> str:
         ]
         for name, label in labels.items()
     )
-    first = rows["sd"]
+    first = rows["lossless"]
     setting = (
         f"{prompts([first])}, temperature {first['temperature']:g}, {first['num_assistant_tokens']} drafts per round, "
         "95% bounds clustered by prompt."
@@ -59,7 +59,7 @@ def _learning() -> str:
 
 def real() -> str:
     """What relaxing gains on a model of others."""
-    rules = ("sd", "lenience:0.3")
+    rules = ("lossless", "lenience:0.3")
     made, copied = (
         "`lossless` comes to {} and `lenience:0.3` to {}".format(*render_real.gains(REAL.with_name(name), rules))
         for name in ("draft-scitldr.json", "lookup-rewrite.json")

@@ -51,10 +51,10 @@ COMMANDS = {
     },
 }
 _DRAFTS = {"lookup": "looked up in the prompt", "draft": "of a model made of its own layers"}
-_NAMES = {"ar": "plain", "sd": "`lossless`", "upstream": "upstream's, lossless"}
+_NAMES = {"target": "plain", "lossless": "`lossless`", "upstream": "upstream's, lossless"}
 _HEADS = {"head-token-aware": "a head that sees the token", "head-mixture": "a mixture head"}
 _METRICS = {"rouge2": "ROUGE-2"}
-_PLAIN, _COMPILED = "ar", ", compiled"
+_PLAIN, _COMPILED = "target", ", compiled"
 Record = Mapping[str, Any]
 
 

@@ -26,8 +26,8 @@ TASKS = ("math", "summary", "code")
 
 _RUN = "hf-diversed evaluate --num-examples {} --batch-size 250"
 _STATIC = "static:0.7,static:0.5,static:0.3,static:0.1"
-_RULES = f"--methods ar,sd,{_STATIC},{{}},{render_learning.CASCADE},diversed"
-_SWEEP = f"{_RUN.format(1000)} --task math --methods ar,sd,static:0.5,diversed"
+_RULES = f"--methods target,lossless,{_STATIC},{{}},{render_learning.CASCADE},diversed"
+_SWEEP = f"{_RUN.format(1000)} --task math --methods target,lossless,static:0.5,diversed"
 # What makes each file.
 COMMANDS = {
     "math.json": f"{_RUN.format(1000)} --task math --samples-per-prompt 2 {_RULES.format('lenience:0.05')}",

@@ -71,7 +71,7 @@ def cost() -> str:
 def load() -> str:
     """What becomes of requests under load, and how many drafts each dial accepts."""
     part = _part("load")
-    qualities = [dial["quality"] for dial in part["records"][0]["dials"]]
+    strictnesses = [dial["strictness"] for dial in part["records"][0]["dials"]]
     names = ("answered", "refused", "cancelled", "told", "silent")
     rows = (
         [
@@ -81,7 +81,7 @@ def load() -> str:
         ]
         for record in part["records"]
     )
-    accepted = [f"accepted at quality {quality:g}" for quality in qualities]
+    accepted = [f"accepted at strictness {strictness:g}" for strictness in strictnesses]
     header = ("", "answered", "HTTP 400", "cancelled", "ended with an error", "lost", *accepted)
     return f"{table(header, rows)}\n\n{part['requests']:,} requests at once in each line."
 

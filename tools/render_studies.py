@@ -90,7 +90,7 @@ def _drafts(records: Sequence[Record], argv: Sequence[str]) -> str:
             *(with_bounds(record, name) for name in ("acceptance_rate", "quality")),
         ]
         for record in records
-        if record["method"] != "ar"
+        if record["method"] != "target"
     ]
     changes = _changes(argv, ", trained with")
     words = f"Tuned drafts (LoRA), each with a mixture head of its own{changes} ({prompts(records)}):"

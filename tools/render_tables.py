@@ -123,8 +123,8 @@ def pair() -> str:
         f"(accepted / drafted). Of the prompts' and references' word 8-grams {repeated} occur in the training text."
     )
     lines = []
-    labels = {"ar": "target alone", "draft": "draft alone", "sd": "`lossless`"}
-    for method in ("ar", "draft", "sd", "static:0.7", "static:0.5", "static:0.3"):
+    labels = {"target": "target alone", "draft": "draft alone", "lossless": "`lossless`"}
+    for method in ("target", "draft", "lossless", "static:0.7", "static:0.5", "static:0.3"):
         rows = [values["methods"][method] for values in tasks.values()]
         cells = [percent(row[figure]) for row in rows for figure in ("quality", "acceptance_rate")]
         lines.append([labels.get(method, f"`{method}`"), *cells])

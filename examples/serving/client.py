@@ -15,13 +15,13 @@ prompt = (
     sys.argv[1] if len(sys.argv) > 1 else "Question: Mia has 12 apples. Leo has 3 times as many. How many?\nAnswer:"
 )
 
-for quality in (0.0, 0.5, 1.0):
-    dial = {"vllm_xargs": {"diversed_quality": quality}}
+for strictness in (0.0, 0.5, 1.0):
+    dial = {"vllm_xargs": {"diversed_strictness": strictness}}
     answer = client.completions.create(model=model, prompt=prompt, max_tokens=128, temperature=1.0, extra_body=dial)
     said = (answer.model_extra or {}).get("metrics", {}).get("speculative_decoding", {})
-    print(f"quality {quality}: {answer.choices[0].text!r}\n  {said}")
+    print(f"strictness {strictness}: {answer.choices[0].text!r}\n  {said}")
 
 try:
-    client.completions.create(model=model, prompt=prompt, extra_body={"vllm_xargs": {"diversed_quality": 7}})
+    client.completions.create(model=model, prompt=prompt, extra_body={"vllm_xargs": {"diversed_strictness": 7}})
 except BadRequestError as error:
-    print("quality 7:", error.message)
+    print("strictness 7:", error.message)

@@ -49,7 +49,7 @@ def load_front(task: str, folders: tuple[Path, ...] = (HERE, HERE.parents[1] / "
 def build_front(records: list[dict], source: str = "records") -> Front:
     """Group records by method, at the draft length with the most methods: others have only "static"."""
     curve = max(to_curves(records, source), key=lambda curve: len(curve.families))
-    strict = [record for record in curve.families.get("static", ()) if record["method"] == "sd"]
+    strict = [record for record in curve.families.get("static", ()) if record["method"] == "lossless"]
     found = {"static": curve.families.get("static", ())}
     found |= {name: [*members, *strict] for name in ("lenience", "diversed") if (members := curve.families.get(name))}
     found.setdefault("diversed", strict)
@@ -63,7 +63,7 @@ def build_front(records: list[dict], source: str = "records") -> Front:
 
 def _parameter(record: Record) -> float:
     """A record's parameter on its curve; lossless decoding is at 1 on every curve."""
-    return 1.0 if record["method"] == "sd" else family_of(record["method"])[1] or 0.0
+    return 1.0 if record["method"] == "lossless" else family_of(record["method"])[1] or 0.0
 
 
 def interpolate(points: list[Point], parameter: float) -> Point:

@@ -12,13 +12,15 @@ from hf_diversed.cli.terminal import console, hear_own_warnings_only, notes
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-_METHODS = "ar,upstream,upstream:0.7,sd,static:0.7"
+_METHODS = "target,upstream,upstream:0.7,lossless,static:0.7"
 
 
 def benchmark(
     methods: Annotated[
         str | None,
-        typer.Option(help="ar, upstream, upstream:0.7, sd, static:0.7, diversed, fresh:both, compiled:static:0.7 ..."),
+        typer.Option(
+            help="target, upstream, upstream:0.7, lossless, static:0.7, diversed, fresh:both, compiled:static:0.7 ..."
+        ),
     ] = None,
     target: options.Target = None,
     draft: options.Draft = None,

@@ -123,7 +123,7 @@ def _table(tested: "list[Tested]", metric: str) -> Table:
     for dial in tested:
         values = (dial.p_values.get(drop) for drop in drops)
         shown = ["-" if value is None else f"{value:.4f}" for value in values]
-        table.add_row(f"{dial.quality:g}", percent(dial.acceptance_rate), percent(dial.drop), *shown)
+        table.add_row(f"{dial.strictness:g}", percent(dial.acceptance_rate), percent(dial.drop), *shown)
     return table
 
 
@@ -132,7 +132,7 @@ def _tell(drops: list[float], certified: list[dict[str, Any]]) -> None:
     for drop in sorted(drops):
         if drop in found:
             entry = found[drop]
-            words = f"diversed_max_drop={drop:g} takes quality {entry['quality']:g}"
+            words = f"diversed_max_drop={drop:g} takes strictness {entry['strictness']:g}"
             console.print(Text(f"{words}, at {entry['confidence']:.0%} confidence."), soft_wrap=True)
         else:
             words = f"No dial was certified for a drop of {drop:g}: more prompts tell smaller drops apart."

@@ -16,7 +16,9 @@ def compile_rounds(
     head: Annotated[str | None, typer.Option(help="Hub id or folder of a DiversedHead.")] = None,
     method: Annotated[
         str | None,
-        typer.Option("--method", "--verifier", help='"sd", "static:0.7", "diversed"; the last if there is a head.'),
+        typer.Option(
+            "--method", "--verifier", help='"lossless", "static:0.7", "diversed"; the last if there is a head.'
+        ),
     ] = None,
     task: Annotated[str, typer.Option(help="Which head of the embedded pair.")] = "math",
     batch_sizes: Annotated[str, typer.Option(help="Rows of later calls; each stands for up to so many.")] = "1",
@@ -55,9 +57,9 @@ def compile_rounds(
         raise ValueError("TARGET and DRAFT go together: name both, or neither for the embedded pair.")
     sizes = numbers("--batch-sizes", batch_sizes, int)
     sampling = Sampling(temperature, top_k, top_p, gamma)
-    if method == "ar":
-        raise ValueError('--method ar has no rounds; name a rule, as in "static:0.7".')
-    dials = dict.fromkeys(("quality", "max_bias", "bias_budget"))
+    if method == "target":
+        raise ValueError('--method target has no rounds; name a rule, as in "static:0.7".')
+    dials = dict.fromkeys(("strictness", "max_bias", "bias_budget"))
     named_rule(method, head, task, target, dials)
     if threads is not None:
         torch.set_num_threads(threads)

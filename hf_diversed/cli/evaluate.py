@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 
 def evaluate(
     task: options.TaskName,
-    methods: Annotated[str, typer.Option(help="Separated by commas: ar, sd, static:0.5, diversed, diversed@0.7 ...")],
+    methods: Annotated[
+        str, typer.Option(help="Separated by commas: target, lossless, static:0.5, diversed, diversed@0.7 ...")
+    ],
     target: options.Target = None,
     draft: options.Draft = None,
     head: options.Head = None,

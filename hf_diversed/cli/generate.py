@@ -18,10 +18,10 @@ def generate(
     method: Annotated[
         str | None,
         typer.Option(
-            help='"ar" (the target alone), "sd" (lossless), "static:0.7", "diversed"; the last if there is a head.'
+            help='"target" (the target alone), "lossless", "static:0.7", "diversed"; the last if there is a head.'
         ),
     ] = None,
-    quality: Annotated[float | None, typer.Option(min=0.0, max=1.0, help="0 accepts all, 1 is lossless.")] = None,
+    strictness: Annotated[float | None, typer.Option(min=0.0, max=1.0, help="0 accepts all, 1 is lossless.")] = None,
     max_bias: Annotated[float | None, typer.Option(min=0.0, max=1.0, help="Cap on TV(v, p) per token.")] = None,
     bias_budget: Annotated[float | None, typer.Option(min=0.0, help="Most TV(v, p), summed over the answer.")] = None,
     max_ratio: Annotated[
@@ -53,7 +53,7 @@ def generate(
 
     hear_own_warnings_only()
     logging.disable_progress_bar()
-    dials = {"quality": quality, "max_bias": max_bias, "bias_budget": bias_budget, "max_ratio": max_ratio}
+    dials = {"strictness": strictness, "max_bias": max_bias, "bias_budget": bias_budget, "max_ratio": max_ratio}
     dials |= {"max_drop": max_drop}
     named_rule(method, head, task, target, dials)
     pair = load_pair(target, draft, device, chat, dtype)

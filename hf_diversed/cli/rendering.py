@@ -74,6 +74,6 @@ def stats_line(label: str, stats: SpeculativeStats, seconds: float) -> str:
     parts.append(f"{stats.block_efficiency:.2f} tokens per target forward")
     if not math.isnan(stats.mean_weight):
         parts.append(f"mean w {stats.mean_weight:.2f}")
-    if not math.isnan(stats.quality):
-        parts.append(f"quality {stats.quality:g}")
+    if not math.isnan(stats.strictness):
+        parts.append(f"strictness {stats.strictness:g}")
     return f"{label}: {', '.join(parts)}"

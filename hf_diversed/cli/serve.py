@@ -17,7 +17,7 @@ def serve(
     choices: Annotated[
         str | None, typer.Option(help='Rules that requests may choose, as in "static:0.5,lenience:0.3".')
     ] = None,
-    quality: Annotated[
+    strictness: Annotated[
         float | None, typer.Option(min=0.0, max=1.0, help="Of requests that say none; 0.5 is the head as trained.")
     ] = None,
     max_bias: Annotated[
@@ -26,7 +26,7 @@ def serve(
     max_ratio: Annotated[float | None, typer.Option(min=0.0, max=1.0, help="Likewise: v <= p / max_ratio.")] = None,
     max_drop: Annotated[
         float | None,
-        typer.Option(min=0.0, max=1.0, help="Likewise, in place of a quality: a drop that was certified."),
+        typer.Option(min=0.0, max=1.0, help="Likewise, in place of a strictness: a drop that was certified."),
     ] = None,
     num_assistant_tokens: Annotated[
         int | None, typer.Option(min=1, help="Drafts per round; the head's own, or 5.")
@@ -51,7 +51,7 @@ def serve(
             "rule": rule,
             "head": head,
             "choices": None if choices is None else choices.split(","),
-            "quality": quality,
+            "strictness": strictness,
             "max_bias": max_bias,
             "max_ratio": max_ratio,
             "max_drop": max_drop,

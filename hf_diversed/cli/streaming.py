@@ -42,7 +42,7 @@ def rule_for(pair: Pair, method: str | None, head: Any, dials: dict[str, Any]) -
     method = method or ("static:0.7" if head is None else "diversed")
     if method != "diversed":
         return method, _without_head(method, dials)
-    label = method if dials["quality"] is None else f"{method}@{dials['quality']:g}"
+    label = method if dials["strictness"] is None else f"{method}@{dials['strictness']:g}"
     return label, resolve_verifier(head, None, pair.target.device, **dials)
 
 

@@ -151,7 +151,7 @@ def _told(round: Round, setting: Setting) -> Round:
             verdict.accept_prob,
             _no_replacement,
             verdict.state,
-            replace(verdict.trace, law=None),
+            replace(verdict.trace, emitted_probs=None),
         ),
         outcome=round.outcome,
         greedy=round.greedy,

@@ -37,7 +37,7 @@ class Tested:
         p_values: of "the drop is larger", by stated drop, for those that no stricter dial had failed.
     """
 
-    quality: float
+    strictness: float
     drop: float
     acceptance_rate: float | None
     p_values: Mapping[float, float]
@@ -104,7 +104,7 @@ def calibrate(
     for max_drop, count in sequence.passed.items():
         if count:
             best = tested[count - 1]
-            figures = {"quality": best.quality, "drop": best.drop, "acceptance_rate": best.acceptance_rate}
+            figures = {"strictness": best.strictness, "drop": best.drop, "acceptance_rate": best.acceptance_rate}
             found.append({"max_drop": float(max_drop), **figures, **shared})
     before = certified_entries(head.config.certified_drops or [], shared["head"])
     head.config.certified_drops = [entry for entry in before if not conditions.items() <= entry.items()] + found

@@ -56,7 +56,7 @@ def evaluate(
     Example:
         ```python
         pair = load_demo_pair()
-        records = evaluate(pair, task, examples, ["ar", "sd", "static:0.7"], EvaluationSettings(num_examples=100))
+        records = evaluate(pair, task, examples, ["target", "lossless"], EvaluationSettings(num_examples=100))
         ```
     """
     settings = settings or EvaluationSettings()

@@ -36,7 +36,7 @@ _SHORT = {"spec_cascade": "spec_cascade:token_v3"}
 
 
 def expand(rules: Sequence[str]) -> list[str]:
-    """Expand families into methods of `build_methods`, "ar" and "sd" before them.
+    """Expand families into methods of `build_methods`, "target" and "lossless" before them.
 
     Args:
         rules: names in `FAMILIES` ("spec_cascade" is its token_v3), with values behind them or the family's own:
@@ -65,8 +65,8 @@ def family_of(method: str) -> tuple[str, float | None]:
     """
     if method.split(":")[0].split("@")[0] == DIVERSED:
         name, mark, dial = method.rpartition("@")
-        quality = _number(dial) if mark else None
-        return (method, AS_TRAINED) if quality is None else (name, quality)
+        strictness = _number(dial) if mark else None
+        return (method, AS_TRAINED) if strictness is None else (name, strictness)
     name, colon, last = method.rpartition(":")
     value = _number(last) if colon else None
     return (method, None) if value is None else (name, value)

@@ -1,7 +1,7 @@
 """The lm-evaluation-harness on relaxed decoding, for its generation tasks.
 
     python -m hf_diversed.evaluation.lm_eval run --model hf-diversed --tasks gsm8k --batch_size 8 \\
-        --model_args pretrained=org/target,assistant=org/draft,head=org/head,quality=0.5
+        --model_args pretrained=org/target,assistant=org/draft,head=org/head,strictness=0.5
 
 is `lm-eval run` with one model class more. Releases that look for plugins find it without this command.
 """
@@ -44,9 +44,9 @@ class DiversedLM(HFLM):
     Args:
         pretrained, assistant: Hub ids or folders of target and draft; "embedded" and None are the embedded pair.
         head: Hub id or folder of a head, or the task of an embedded one.
-        method: as of `hf-diversed evaluate`: "sd", "static:0.7", "diversed" ...; "diversed" if there is a head, else
-            "sd". "ar" is the target alone.
-        quality: dial of a head, in [0, 1]; as good as "@0.7" behind the method.
+        method: as of `hf-diversed evaluate`: "lossless", "static:0.7", "diversed" ...; "diversed" if there is a head,
+            else "lossless". "target" is the target alone.
+        strictness: dial of a head, in [0, 1]; as good as "@0.7" behind the method.
         num_assistant_tokens: drafts per round; the head's own, or 5.
         hflm_args: those of `HFLM`. The draft takes over the target's dtype and device.
 
@@ -61,11 +61,11 @@ class DiversedLM(HFLM):
         assistant: str | None = None,
         head: str | None = None,
         method: str | None = None,
-        quality: float | None = None,
+        strictness: float | None = None,
         num_assistant_tokens: int | None = None,
         **hflm_args: Any,
     ) -> None:
-        spec = _method_name(method, head, quality)
+        spec = _method_name(method, head, strictness)
         if pretrained == EMBEDDED:
             if assistant is not None:
                 raise ValueError(
@@ -147,12 +147,12 @@ class DiversedLM(HFLM):
         )
 
 
-def _method_name(method: str | None, head: str | None, quality: float | None) -> str:
+def _method_name(method: str | None, head: str | None, strictness: float | None) -> str:
     """The name that `build_methods` reads."""
     spec = method or (LOSSLESS if head is None else "diversed")
-    if not spec.startswith("diversed") and (head is not None or quality is not None):
-        raise ValueError(f"head= and quality= act on method diversed only, got method={spec}; leave them out.")
-    return spec if quality is None else f"{spec}@{quality}"
+    if not spec.startswith("diversed") and (head is not None or strictness is not None):
+        raise ValueError(f"head= and strictness= act on method diversed only, got method={spec}; leave them out.")
+    return spec if strictness is None else f"{spec}@{strictness}"
 
 
 if __name__ == "__main__":

@@ -90,7 +90,7 @@ def draw(curves: Sequence[Curve]) -> tuple[dict[str, Figure], list[str]]:
     if timed:
         figures["time-acceptance"] = time_acceptance(timed)
     else:
-        skipped.append('no time-acceptance, which needs "ar" and two static weights in one file.')
+        skipped.append('no time-acceptance, which needs "target" and two static weights in one file.')
     return figures, skipped
 
 

@@ -81,9 +81,9 @@ class MethodTable:
 def summarize(results: Results, labels: Sequence[str] | None = None, replicates: int = REPLICATES) -> list[dict]:
     """One record per method, ready for strict JSON; what a method does not have is None.
 
-    `*_ci` are two-sided 95% bounds from a bootstrap over prompts. `quality_drop` is the `reference` ("ar", else "sd")
-    minus the method on the same prompts; 95% of the time it lies below `quality_drop_upper`. `static_gain` is as in
-    the function of that name. Rates count as in `SpeculativeStats`; `relaxed_share` is per generated token,
+    `*_ci` are two-sided 95% bounds from a bootstrap over prompts. `quality_drop` is the `reference` ("target", else
+    "lossless") minus the method on the same prompts; 95% of the time it lies below `quality_drop_upper`. `static_gain`
+    is as in the function of that name. Rates count as in `SpeculativeStats`; `relaxed_share` is per generated token,
     `mean_bias` and `max_bias` go over verified positions; times are those of batched calls, all processes added up,
     `peak_memory_bytes` the most of any call, of the kind named beside it (see `memory`). `quality_wilson_ci` is there
     for single samples that are right or wrong.
@@ -130,7 +130,7 @@ def static_gain(results: Results, label: str, replicates: int = REPLICATES) -> d
         `static_gain`, `static_gain_ci`, `static_gain_lower` (one-sided 95%) and `static_gain_outside`: share of
         replicates whose acceptance lies beyond the curve's ends. They are left out; with more than `MAX_OUTSIDE` of
         them the bounds are None, and beyond the ends the gain itself is. All are None for the curve's own methods,
-        for "ar", and with fewer than two points.
+        for "target", and with fewer than two points.
     """
     if label not in results.labels():
         raise ValueError(f"no method {label!r} in these results; they have {', '.join(results.labels())}.")

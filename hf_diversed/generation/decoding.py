@@ -81,7 +81,7 @@ def diversed_decoding(
         model_kwargs=model_kwargs,
     )
     plan = make_plan(call)
-    watch = Watchers(plan.rows.prompt_length, streamer, plan.wants, plan.qualities)
+    watch = Watchers(plan.rows.prompt_length, streamer, plan.wants, plan.strictnesses)
     # Saves autograd's bookkeeping; its tensors cannot be trained on, so nobody else may come to hold one.
     hidden = plan.only_library_code and plan.engine.may_use_inference_mode
     with torch.inference_mode() if hidden else nullcontext():

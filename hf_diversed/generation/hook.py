@@ -24,14 +24,14 @@ from hf_diversed.verifiers import CertifiedVerifier, DiversedVerifier, Verifier,
 _DRAFT_MODES = ("prompt_lookup_num_tokens", "assistant_early_exit")
 # The dials of DiversedVerifier and CertifiedVerifier, and what `generate` calls them.
 DIALS = {
-    "quality": "diversed_quality",
+    "strictness": "diversed_strictness",
     "max_bias": "diversed_max_bias",
     "bias_budget": "diversed_bias_budget",
     "max_ratio": "diversed_max_ratio",
     "max_drop": "diversed_max_drop",
 }
 # Two ways to set one dial: who names either is not asked about the other.
-_ONE_DIAL = {"quality", "max_drop"}
+_ONE_DIAL = {"strictness", "max_drop"}
 
 
 def attach(
@@ -41,7 +41,7 @@ def attach(
     *,
     verifier: Verifier | str | None = None,
     num_assistant_tokens: int | None = None,
-    diversed_quality: float | None = None,
+    diversed_strictness: float | None = None,
     diversed_max_bias: float | None = None,
     diversed_bias_budget: float | None = None,
     diversed_max_ratio: float | None = None,
@@ -62,7 +62,7 @@ def attach(
             pipeline("text-generation", model=model, tokenizer=tokenizer)("Question: ...")
         ```
     """
-    dials = diversed_quality, diversed_max_bias, diversed_bias_budget, diversed_max_ratio, diversed_max_drop
+    dials = diversed_strictness, diversed_max_bias, diversed_bias_budget, diversed_max_ratio, diversed_max_drop
     options = Options(diversed_head, verifier, *dials)
     if (diversed_head is None) == (verifier is None):
         raise ValueError("attach needs exactly one of diversed_head= and verifier=.")

@@ -67,14 +67,14 @@ class Watchers:
     Args:
         prompt_length: S. streamer: hears of tokens as rounds end; None for silence.
         wants: what the call returns beside the ids: any of "records", "scores", "logits".
-        qualities: the rows' dials, where the rule has one.
+        strictnesses: the rows' dials, where the rule has one.
     """
 
     def __init__(
-        self, prompt_length: int, streamer: BaseStreamer | None, wants: set[str], qualities: Sequence[float] = ()
+        self, prompt_length: int, streamer: BaseStreamer | None, wants: set[str], strictnesses: Sequence[float] = ()
     ):
         self.prompt_length, self.streamer, self.wants = prompt_length, streamer, wants
-        self.log = RoundLog(qualities)
+        self.log = RoundLog(strictnesses)
         self._scores, self._logits = ScoreCollector(prompt_length), ScoreCollector(prompt_length)
 
     @property

@@ -18,7 +18,7 @@ class Options:
 
     diversed_head: "DiversedHead | str | os.PathLike | None" = None
     verifier: "Verifier | str | None" = None
-    diversed_quality: "float | list[float] | torch.Tensor | None" = None
+    diversed_strictness: "float | list[float] | torch.Tensor | None" = None
     diversed_max_bias: "float | list[float] | torch.Tensor | None" = None
     diversed_bias_budget: "float | list[float] | torch.Tensor | None" = None
     diversed_max_ratio: "float | list[float] | torch.Tensor | None" = None

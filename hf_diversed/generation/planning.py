@@ -45,7 +45,7 @@ class Plan:
     """A call, ready to be decoded.
 
     Attributes:
-        verifier: the rule, for this call's settings. wants, qualities: see `Watchers`.
+        verifier: the rule, for this call's settings. wants, strictnesses: see `Watchers`.
         schedule: drafts per round, where there is room.
         may_shrink: whether finished rows may leave the batch. Whoever reads other rows finds them where they were.
         only_library_code: whether nothing of the caller's gets to see a tensor of the loop's.
@@ -57,7 +57,7 @@ class Plan:
     stops: StopTracker
     schedule: Schedule
     wants: set[str]
-    qualities: list[float]
+    strictnesses: list[float]
     may_shrink: bool
     only_library_code: bool
 
@@ -121,7 +121,7 @@ def make_plan(call: Call) -> Plan:
         stops=stops,
         schedule=make_schedule(call, rows, engine, min(gamma, longest), longest),
         wants=wants,
-        qualities=_per_row(verifier.told_quality(), len(input_ids)),
+        strictnesses=_per_row(verifier.strictness_per_row(), len(input_ids)),
         may_shrink=not (processor.reads_prefix or stops.criteria or wants - {"records"}),
         only_library_code=all(map(_compat.is_library_code, involved)),
     )

@@ -88,11 +88,11 @@ class RoundLog:
     """Collects rounds during decoding and settles the accounts at the end, when every row's true end is known.
 
     Args:
-        qualities: the rows' dials, where the rule has one.
+        strictnesses: the rows' dials, where the rule has one.
     """
 
-    def __init__(self, qualities: Sequence[float] = ()) -> None:
-        self.qualities = qualities
+    def __init__(self, strictnesses: Sequence[float] = ()) -> None:
+        self.strictnesses = strictnesses
         self.rounds: list[LoggedRound] = []
         self._told = (0, 0)
 
@@ -107,7 +107,7 @@ class RoundLog:
         """The last round alone, cut at `end`: its records, and what it adds to the statistics. For a single row."""
         latest = self.rounds[-1:]
         before, self._told = self._told, (target_forwards, draft_forwards)
-        stats = sum_up(latest, [end], target_forwards - before[0], draft_forwards - before[1], self.qualities)
+        stats = sum_up(latest, [end], target_forwards - before[0], draft_forwards - before[1], self.strictnesses)
         return merge_records(latest, [end], latest[0].starts[0]), stats
 
     def stats(self, ends: list[int], target_forwards: int, draft_forwards: int, **report: Any) -> SpeculativeStats:
@@ -115,7 +115,7 @@ class RoundLog:
 
         `report`: more fields of the statistics, as the engine has them.
         """
-        total = replace(sum_up(self.rounds, ends, target_forwards, draft_forwards, self.qualities), **report)
+        total = replace(sum_up(self.rounds, ends, target_forwards, draft_forwards, self.strictnesses), **report)
         for collector in _COLLECTORS.get():
             collector.add(total)
         return total
@@ -130,14 +130,14 @@ def sum_up(
     ends: list[int],
     target_forwards: int,
     draft_forwards: int,
-    qualities: Sequence[float] = (),
+    strictnesses: Sequence[float] = (),
 ) -> SpeculativeStats:
     """Totals of some rounds, with `per_row`; what lies behind a row's end does not count."""
     per_row = [
         SpeculativeStats(target_forwards=target_forwards, draft_forwards=draft_forwards) for _ in range(len(ends))
     ]
-    for counters, quality in zip(per_row, qualities):
-        counters.quality_sum, counters.quality_count = quality, 1
+    for counters, strictness in zip(per_row, strictnesses):
+        counters.strictness_sum, counters.strictness_count = strictness, 1
     for entry in rounds:
         told = [None if values is None else values.tolist() for values in (entry.weight, entry.tv, entry.bias)]
         expected = entry.expected_accepted()
@@ -269,9 +269,9 @@ def _bias(trace: Trace, tv: torch.Tensor, target: TargetOutput) -> torch.Tensor 
         return None
     if trace.bias is None:
         return (1.0 - trace.weight) * tv
-    if trace.law is None:
+    if trace.emitted_probs is None:
         return trace.bias
-    return total_variation(trace.law(), target.probs()[:, :-1])
+    return total_variation(trace.emitted_probs(), target.probs()[:, :-1])
 
 
 def _strict_prob(draft: DraftOutput, round: Round) -> torch.Tensor:

@@ -47,7 +47,7 @@ _COUNT, _GAMMA = _integer(2**31), _integer(64)
 CERTIFIED: dict[str, Rule] = {
     "max_drop": _number(0, 1),
     "confidence": _number(0, 1),
-    "quality": _number(0, 1),
+    "strictness": _number(0, 1),
     "drop": _number(-1, 1),
     "acceptance_rate": _number(0, 1, optional=True),
     "task": _TEXT,
@@ -80,6 +80,12 @@ def _are_certified(value: Any) -> bool:
         and all(isinstance(entry, dict) and required <= entry.keys() <= CERTIFIED.keys() for entry in value)
         and all(CERTIFIED[name][1](item) for entry in value for name, item in entry.items())
     )
+
+
+def _rename_strictness(entry: Any) -> Any:
+    if not isinstance(entry, dict) or "quality" not in entry:
+        return entry
+    return {"strictness" if name == "quality" else name: value for name, value in entry.items()}
 
 
 # All that a configuration may hold. Whoever publishes a head writes it, so nothing else reaches transformers' loaders.
@@ -139,9 +145,9 @@ class DiversedHeadConfig(PreTrainedConfig):
         base_model_name_or_path, base_model_revision: the target. assistant_model_name_or_path,
             assistant_model_revision: the draft; "prompt lookup" for drafts that are copied from the text.
         vocab_size: of the target; None if unknown.
-        certified_drops: what `hf-diversed calibrate` found: dials (`quality`) by the drop of quality that they were
-            certified not to exceed, with the settings and, as `head`, a digest of the weights that this holds for;
-            None for a head that was not calibrated.
+        certified_drops: what `hf-diversed calibrate` found: values of `strictness` by the drop of quality that they
+            were certified not to exceed, with the settings and, as `head`, a digest of the weights that this holds
+            for; None for a head that was not calibrated.
         kwargs: `dtype` and `architectures`, as in `PreTrainedConfig`; all others are left out, with a warning.
 
     Raises:
@@ -177,6 +183,8 @@ class DiversedHeadConfig(PreTrainedConfig):
             logger.warning(
                 "The configuration of a head has no use for %.500s: left out.", ", ".join(map(repr, foreign))
             )
+        if isinstance(settings["certified_drops"], list):  # heads saved before the dial was named strictness
+            settings["certified_drops"] = [_rename_strictness(entry) for entry in settings["certified_drops"]]
         super().__init__(**{name: value for name, value in kwargs.items() if name in _RULES})
         for name, value in (sizes | settings).items():
             setattr(self, name, value)

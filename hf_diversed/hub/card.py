@@ -51,7 +51,7 @@ def render_card(
     Args:
         config: of the head. Its `name_or_path`, if any, is the folder that the card names where there is no `repo_id`.
         evaluation: what `evaluate` writes, {"records": [...], "provenance": {...}}, with a record "diversed", besides
-            any of "ar", "sd", "static:<weight>" and "diversed@<quality>"; {} for a head that was not evaluated.
+            any of "target", "lossless", "static:<weight>" and "diversed@<strictness>"; {} without evaluation.
         training: what the trainer writes beside a head as provenance.json; {} if nobody knows.
         repo_id: where the card will lie on the Hub. tags: more than every head has. license: as the Hub spells it.
 
@@ -173,7 +173,7 @@ def _results(records: Mapping[str, Mapping[str, Any]], own: Mapping[str, Any]) -
     if not records:
         return []
     statics = {float(match[1]): label for label in records if (match := _STATIC.fullmatch(label))}
-    names = {PLAIN: Markup("target alone (`ar`)"), LOSSLESS: Markup("lossless (`sd`)")}
+    names = {PLAIN: Markup("`target` (no drafting)"), LOSSLESS: Markup("`lossless`")}
     names |= {statics[weight]: code(statics[weight]) for weight in sorted(statics, reverse=True)}
     rows = [["method", *_figure_names(own), "accepted / verified", "tokens per round", "mean weight"]]
     for record, name in [
@@ -191,7 +191,7 @@ def _dial(records: Mapping[str, Mapping[str, Any]], own: Mapping[str, Any]) -> l
     found = dials(records)
     if len(found) < 2:
         return []
-    header = [Markup("`diversed_quality`"), *_figure_names(own), "tokens per round"]
+    header = [Markup("`diversed_strictness`"), *_figure_names(own), "tokens per round"]
     return [header] + [
         [f"{dial:g}", *_figures(record), number(record.get("block_efficiency"))] for dial, record in found.items()
     ]
@@ -202,12 +202,12 @@ def _certified(config: DiversedHeadConfig) -> list[list[Any]]:
     if not config.certified_drops:
         return []
     header = [
-        Markup("`diversed_max_drop`"), "confidence", Markup("`diversed_quality`"), "measured drop",
+        Markup("`diversed_max_drop`"), "confidence", Markup("`diversed_strictness`"), "measured drop",
         "accepted / drafted", "prompts x samples", "temperature", "top_k", "top_p", "drafts per round", "task, metric",
     ]  # fmt: skip
     return [header] + [
         [
-            f"{entry['max_drop']:g}", f"{entry['confidence']:g}", f"{entry['quality']:g}", percent(entry["drop"]),
+            f"{entry['max_drop']:g}", f"{entry['confidence']:g}", f"{entry['strictness']:g}", percent(entry["drop"]),
             percent(entry["acceptance_rate"]), f"{entry['num_prompts']} x {entry['samples_per_prompt']}",
             f"{entry['temperature']:g}", f"{entry['top_k']}", f"{entry['top_p']:g}",
             f"{entry['num_assistant_tokens']}", ", ".join(filter(None, (entry["task"], entry["metric"]))),

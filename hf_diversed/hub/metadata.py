@@ -72,7 +72,7 @@ def result_files(evaluation: Mapping[str, Any]) -> dict[str, str]:
             date=date,
             notes=_notes(dial, record),
         )
-        suffix = "" if dial == AS_TRAINED else f"-quality-{dial:g}"
+        suffix = "" if dial == AS_TRAINED else f"-strictness-{dial:g}"
         text = yaml.safe_dump(eval_result_entries_to_yaml([entry]), sort_keys=False, allow_unicode=True, width=1000)
         files[f"{RESULTS_FOLDER}/{record['task']}{suffix}.yaml"] = text
     return files
@@ -87,7 +87,7 @@ def own_record(records: Mapping[str, Record]) -> Record:
             return records[label]
     raise ValueError(
         f'the evaluation must have a record of the head, method "{DIVERSED}", got {", ".join(records)}; evaluate it '
-        "with `hf-diversed evaluate --methods ar,sd,static:0.5,diversed`."
+        "with `hf-diversed evaluate --methods target,lossless,static:0.5,diversed`."
     )
 
 
@@ -149,7 +149,7 @@ def _notes(dial: float, record: Record) -> str:
     """How it was measured, and what it cost: a figure of relaxed decoding says nothing without its acceptance."""
     rate = record.get("acceptance_rate")
     parts = (
-        f"DIVERSED relaxed speculative decoding, diversed_quality {dial:g}",
+        f"DIVERSED relaxed speculative decoding, diversed_strictness {dial:g}",
         f"{record['metric']}" if record.get("metric") else None,
         f"{record['n']} prompts" if record.get("n") is not None else None,
         f"temperature {record['temperature']}" if record.get("temperature") is not None else None,

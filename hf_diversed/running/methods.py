@@ -97,10 +97,10 @@ def build_methods(
     """Build methods from names.
 
     Args:
-        specs: each one of "ar" (the target alone), "sd" (lossless), a rule with its parameters ("static:0.7",
+        specs: each one of "target" (the target alone), "lossless", a rule with its parameters ("static:0.7",
             "spec_cascade:token_v3:0.5"), "diversed" (the given head), "diversed:<folder or Hub id>", either with
-            "@<quality>" behind it, or a pair (label, verifier) in Python. A number behind the last @ is the dial, any
-            other word a revision: "diversed:org/head@main@0.5".
+            "@<strictness>" behind it, or a pair (label, verifier) in Python. A number behind the last @ is the
+            strictness, any other word a revision: "diversed:org/head@main@0.5".
         head: what "diversed" means; an instance, a folder or a Hub id. device: where to load heads to.
 
     Raises:
@@ -108,7 +108,9 @@ def build_methods(
     """
     methods = [_build(spec, head, device) for spec in specs]
     if not methods:
-        raise ValueError('`methods` must name at least one method, got none; for example ["ar", "sd", "static:0.7"].')
+        raise ValueError(
+            '`methods` must name at least one method, got none; for example ["target", "lossless", "static:0.7"].'
+        )
     labels = [method.label for method in methods]
     twice = sorted({label for label in labels if labels.count(label) > 1})
     if twice:
@@ -129,33 +131,31 @@ def _build(spec: MethodLike, head: HeadLike | None, device: torch.device | str |
     name = re.split("[:@]", spec)[0]
     if spec == PLAIN:
         return Method(spec)
-    if spec == LOSSLESS:
-        return Method(spec, LosslessVerifier())
     if name == "diversed":
         return Method(spec, _diversed(spec, head, device))
     if name not in VERIFIERS:
-        known = ", ".join([PLAIN, LOSSLESS, *sorted(VERIFIERS)])
+        known = ", ".join([PLAIN, *sorted(VERIFIERS)])
         raise ValueError(f"unknown method {spec!r}; known are {known}, with parameters as in static:0.7.")
     return Method(spec, build_verifier(spec))
 
 
 def _diversed(spec: str, head: HeadLike | None, device: torch.device | str | None) -> DiversedVerifier:
-    """The rule of "diversed[:<source>][@<quality>]"."""
-    rest, quality = spec, 0.5
+    """The rule of "diversed[:<source>][@<strictness>]"."""
+    rest, strictness = spec, 0.5
     before, _, last = spec.rpartition("@")
     if before and _is_number(last):
-        rest, quality = before, float(last)
+        rest, strictness = before, float(last)
     name, colon, source = rest.partition(":")
     if name != "diversed" or (colon and not source):
         raise ValueError(
-            f"method {spec!r} must read diversed or diversed:<folder or Hub id>, either with @<quality in [0, 1]>."
+            f"method {spec!r} must read diversed or diversed:<folder or Hub id>, either with @<strictness in [0, 1]>."
         )
     chosen = source or head
     if chosen is None:
         raise ValueError(f"method {spec!r} needs a head: pass head=, or name it as in diversed:org/head@0.5.")
     if isinstance(chosen, (str, os.PathLike)):
         chosen = load_head(os.fspath(chosen), device)
-    return DiversedVerifier(chosen, quality=quality)
+    return DiversedVerifier(chosen, strictness=strictness)
 
 
 def _is_number(text: str) -> bool:

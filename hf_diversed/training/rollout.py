@@ -54,7 +54,7 @@ class RecordingVerifier(DiversedVerifier):
     def __call__(self, *args: Any, **kwargs: Any) -> Verdict:
         verdict = super().__call__(*args, **kwargs)
         if not self.tells_law:
-            verdict.trace = replace(verdict.trace, law=None)
+            verdict.trace = replace(verdict.trace, emitted_probs=None)
         return verdict
 
 

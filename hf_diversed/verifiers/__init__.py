@@ -2,7 +2,7 @@
 
 import inspect
 
-from hf_diversed.verifiers.base import LawVerifier, Verifier
+from hf_diversed.verifiers.base import DistributionVerifier, Verifier
 from hf_diversed.verifiers.block import BlockVerifier
 from hf_diversed.verifiers.cactus import CactusVerifier
 from hf_diversed.verifiers.certified import CertifiedVerifier
@@ -79,10 +79,10 @@ __all__ = [
     "CactusVerifier",
     "CertifiedVerifier",
     "ContrastiveVerifier",
+    "DistributionVerifier",
     "DiversedVerifier",
     "FLyVerifier",
     "FuzzyVerifier",
-    "LawVerifier",
     "LenientVerifier",
     "LosslessVerifier",
     "LossyVerifier",

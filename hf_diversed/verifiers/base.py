@@ -13,14 +13,14 @@ class Verifier:
     """Decides which drafted tokens to keep and what law replaces the first rejected one.
 
     A verifier sees tensors and returns tensors: it never calls a model, touches a cache or draws a random number.
-    Subclasses implement `__call__`, or derive from `LawVerifier` and only choose the law to verify against.
+    Subclasses implement `__call__`, or derive from `DistributionVerifier` and only choose the law to verify against.
 
     Attributes:
         needs_hidden_states: ask for `hidden` on both outputs.
         needs_raw_logits: ask for `raw_logits` on both outputs.
         needs_draft_confidence: the rule reads how sure the draft is. Looked-up tokens, whose q is one-hot, do not say.
         greedy_only: refuse sampling before the first forward pass.
-        has_law: sampling emits one law at the drafted positions, and every `Verdict` gives it.
+        has_emitted_probs: sampling emits one law at the drafted positions, and every `Verdict` gives it.
         needs_input_ids: the rule reads the ids so far. Unless it says False it is asked outside of compiled rounds,
             which do not have them at hand.
         row_settings: attributes whose values reach the rule as dials only, so that what is compiled for one value
@@ -35,7 +35,7 @@ class Verifier:
     needs_input_ids = True
     row_settings: tuple[str, ...] = ()
     greedy_only = False
-    has_law = False
+    has_emitted_probs = False
     state_width = 0
     num_assistant_tokens: int | None = None
 
@@ -54,7 +54,7 @@ class Verifier:
         """
         return self
 
-    def told_quality(self) -> Sequence[float]:
+    def strictness_per_row(self) -> Sequence[float]:
         """Where the rule's dial stands, one value or one per row, for the statistics; empty without a dial."""
         return ()
 
@@ -84,7 +84,9 @@ class Verifier:
             state: what this rule returned at its last call for the drafts that were accepted, `[B, state_width]`; None
                 at the first one. Rounds in which no row has drafts call no rule, but lengthen rows.
         """
-        raise NotImplementedError(f"{type(self).__name__} must implement __call__ (or derive from LawVerifier)")
+        raise NotImplementedError(
+            f"{type(self).__name__} must implement __call__ (or derive from DistributionVerifier)"
+        )
 
     def __repr__(self) -> str:
         shown = ", ".join(f"{name}={value!r}" for name, value in self.settings().items())
@@ -95,7 +97,7 @@ class Verifier:
         return {name: value for name, value in vars(self).items() if not name.startswith(("_", "needs_"))}
 
 
-class LawVerifier(Verifier):
+class DistributionVerifier(Verifier):
     """Rules of the kind "choose a law v, then verify exactly against it": subclasses only implement `law`.
 
     Sampling: accept x with probability min(1, v(x) / q(x)), replace by norm(max(v - q, 0)). Greedy: accept x iff it is
@@ -103,28 +105,28 @@ class LawVerifier(Verifier):
     2211.17192).
     """
 
-    has_law = True
+    has_emitted_probs = True
     needs_input_ids = False
 
-    def law(self, draft: DraftOutput, target: TargetOutput) -> torch.Tensor:
+    def emitted_probs(self, draft: DraftOutput, target: TargetOutput) -> torch.Tensor:
         """The verification law v: float32 `[B, G, V]`, each row summing to one."""
         raise NotImplementedError(f"{type(self).__name__} must implement law")
 
     def __call__(
         self, input_ids: torch.Tensor, draft: DraftOutput, target: TargetOutput, state: torch.Tensor | None = None
     ) -> Verdict:
-        v = self.law(draft, target)
+        v = self.emitted_probs(draft, target)
         rows = torch.arange(v.shape[0], device=v.device)
         if not draft.sampled:
             mass, best = v.max(dim=-1)
             accepted = keep_best(best, draft.tokens, mass)
-            return Verdict(accepted, lambda positions: v[rows, positions], trace=Trace(law=lambda: v))
+            return Verdict(accepted, lambda positions: v[rows, positions], trace=Trace(emitted_probs=lambda: v))
         chosen = v.gather(-1, draft.tokens[..., None]).squeeze(-1)
         accept_prob = torch.clamp(chosen / draft.prob(draft.tokens).clamp_min(torch.finfo(v.dtype).tiny), max=1.0)
         return Verdict(
             accept_prob,
             lambda positions: residual(v[rows, positions], draft.probs(positions), fallback=target.probs(positions)),
-            trace=Trace(law=lambda: v),
+            trace=Trace(emitted_probs=lambda: v),
         )
 
 

@@ -26,7 +26,7 @@ class BlockVerifier(CompositeVerifier):
     def __init__(self, rule: Verifier | None = None):
         self.rule = LosslessVerifier() if rule is None else rule
         super().__init__(self.rule)
-        if not self.rule.has_law:
+        if not self.rule.has_emitted_probs:
             raise ValueError(
                 f"block verification needs a rule with a law to verify against, got {self.rule!r}; "
                 "use lossless, a mixing rule, a cascade, fuzzy or contrastive."
@@ -49,8 +49,8 @@ class BlockVerifier(CompositeVerifier):
         (verdict,) = self.ask_parts(input_ids, [draft], target, [state], dials)
         if not draft.sampled:
             return verdict
-        assert verdict.trace.law is not None
-        v, q = verdict.trace.law(), draft.probs()
+        assert verdict.trace.emitted_probs is not None
+        v, q = verdict.trace.emitted_probs(), draft.probs()
         accept_prob, reach = block_acceptance(v, q, draft)
         p = target.probs()[:, :-1]
         strict_prob, _ = block_acceptance(p, q, draft)

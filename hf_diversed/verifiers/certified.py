@@ -78,7 +78,7 @@ class CertifiedVerifier(Verifier):
                 f"the certified values, or {_ADVICE} with these."
             )
         fitting = [entry for entry, different in zip(certificates, differences) if not different]
-        return DiversedVerifier(self.head, quality=[_dial(fitting, drop) for drop in self.max_drop])
+        return DiversedVerifier(self.head, strictness=[_dial(fitting, drop) for drop in self.max_drop])
 
 
 def conditions_of(context: DecodingContext) -> dict[str, Any]:
@@ -136,7 +136,7 @@ def _value(value: Any) -> str:
 
 def _dial(certificates: list[Mapping[str, Any]], max_drop: float) -> float:
     """The most permissive dial certified for the drop."""
-    within = [entry["quality"] for entry in certificates if entry["max_drop"] <= max_drop]
+    within = [entry["strictness"] for entry in certificates if entry["max_drop"] <= max_drop]
     if not within:
         known = ", ".join(f"{drop:g}" for drop in sorted(entry["max_drop"] for entry in certificates))
         raise ValueError(

@@ -3,10 +3,10 @@
 import torch
 
 from hf_diversed.blocks import DraftOutput, TargetOutput
-from hf_diversed.verifiers.base import LawVerifier, check_range, one_hot_best
+from hf_diversed.verifiers.base import DistributionVerifier, check_range, one_hot_best
 
 
-class ContrastiveVerifier(LawVerifier):
+class ContrastiveVerifier(DistributionVerifier):
     """Exact verification against pi, the softmax of (1 + beta) z_p - beta z_q over the plausible tokens.
 
     z are the processed scores and plausible are the tokens with p(x) >= alpha * max p. The output follows pi, not p,
@@ -25,7 +25,7 @@ class ContrastiveVerifier(LawVerifier):
         self.beta = check_range("beta", beta, 0.0, 1e3, "0 leaves the target alone; 0.1 to 1 are usual.")
         self.alpha = check_range("alpha", alpha, 0.0, 1.0, "0 lets every token take part; 0.1 is usual.")
 
-    def law(self, draft: DraftOutput, target: TargetOutput) -> torch.Tensor:
+    def emitted_probs(self, draft: DraftOutput, target: TargetOutput) -> torch.Tensor:
         scores = self._scores(draft, target)
         return torch.softmax(scores, dim=-1) if draft.sampled else one_hot_best(scores)
 

@@ -1,4 +1,4 @@
-"""DIVERSED: learned weights per position (arXiv 2604.07622) or per token, with a quality dial and bounds."""
+"""DIVERSED: learned weights per position (arXiv 2604.07622) or per token, with a strictness and bounds."""
 
 from typing import Any, Protocol, cast, runtime_checkable
 
@@ -52,8 +52,8 @@ class DiversedVerifier(MixtureVerifier):
 
     Args:
         head: the trained `DiversedHead`.
-        quality: in [0, 1], one value or one per row. 0 accepts every draft, 0.5 is the head as trained, 1 is lossless.
-        max_bias, bias_budget, max_ratio: one value or one per row, see `MixtureVerifier`; all act after `quality`.
+        strictness: in [0, 1], one value or one per row. 0 accepts every draft, 0.5 is the head as trained, 1 is lossless.
+        max_bias, bias_budget, max_ratio: one value or one per row, see `MixtureVerifier`; all act after `strictness`.
 
     Attributes:
         keeps_inputs: put what the head saw into every `Verdict`, and so into the token records; training reads it.
@@ -63,12 +63,12 @@ class DiversedVerifier(MixtureVerifier):
     """
 
     keeps_inputs = False
-    row_settings = ("quality", *MixtureVerifier.row_settings)
+    row_settings = ("strictness", *MixtureVerifier.row_settings)
 
     def __init__(
         self,
         head: Head,
-        quality: Values = 0.5,
+        strictness: Values = 0.5,
         max_bias: Values | None = None,
         bias_budget: Values | None = None,
         max_ratio: Values | None = None,
@@ -79,8 +79,8 @@ class DiversedVerifier(MixtureVerifier):
         self.head = head
         self.needs_hidden_states = head.needs_hidden_states
         self.num_assistant_tokens = head.config.num_assistant_tokens
-        self.quality: list[float] = per_row_values(
-            "quality", quality, "0 accepts every draft, 0.5 is the head as trained, 1 is lossless."
+        self.strictness: list[float] = per_row_values(
+            "strictness", strictness, "0 accepts every draft, 0.5 is the head as trained, 1 is lossless."
         )
 
     @property
@@ -105,14 +105,14 @@ class DiversedVerifier(MixtureVerifier):
                 f"the head was made for a vocabulary of {config.vocab_size} ids, got {context.vocab_size}; "
                 "use the target it was trained with or train a head for this pair."
             )
-        check_row_values(context, diversed_quality=self.quality)
+        check_row_values(context, diversed_strictness=self.strictness)
         super().check(context)
 
     def made_of(self) -> list[object]:
         return [self, self.head]
 
-    def told_quality(self) -> list[float]:
-        return self.quality
+    def strictness_per_row(self) -> list[float]:
+        return self.strictness
 
     def remarks(self, context: DecodingContext) -> list[str]:
         config = self.head.config
@@ -129,14 +129,14 @@ class DiversedVerifier(MixtureVerifier):
 
     def dials(self, batch_size: int, device: torch.device) -> dict[str, torch.Tensor]:
         dials = super().dials(batch_size, device)
-        if any(value != _AS_TRAINED for value in self.quality):
-            dials["quality"] = per_row(self.quality, batch_size, device)
+        if any(value != _AS_TRAINED for value in self.strictness):
+            dials["strictness"] = per_row(self.strictness, batch_size, device)
         return dials
 
     def weights(self, draft: DraftOutput, target: TargetOutput, dials: dict[str, torch.Tensor]) -> Weights:
         inputs, tv = self.observe(draft, target)
-        device, quality = draft.tokens.device, dials.get("quality")
-        weight = self._dialled(self.head(**inputs).to(device), quality)
+        device, strictness = draft.tokens.device, dials.get("strictness")
+        weight = self._dialled(self.head(**inputs).to(device), strictness)
         kept = inputs if self.keeps_inputs else None
         if not self.head.needs_token:
             return Weights(weight, tv, kept)
@@ -148,20 +148,20 @@ class DiversedVerifier(MixtureVerifier):
                 end = start + token.shape[-2]
                 logit[..., start:end] = self.head(**of_prefix, token=token)
                 start = end
-            return self._dialled(logit, None if quality is None else quality[..., None])
+            return self._dialled(logit, None if strictness is None else strictness[..., None])
 
         return Weights(weight, tv, kept, everywhere)
 
-    def _dialled(self, logit: torch.Tensor, quality: torch.Tensor | None) -> torch.Tensor:
+    def _dialled(self, logit: torch.Tensor, strictness: torch.Tensor | None) -> torch.Tensor:
         """Weights from the head's logits, moved by the dial; at its ends they do not depend on the logits."""
-        if quality is None:
+        if strictness is None:
             return torch.sigmoid(logit)
         if self.head.needs_token:
             slope = cast(TokenHead, self.head).ratio_slope()
-            weight = torch.sigmoid(shift_lenience(logit, quality, slope.to(logit.device)))
+            weight = torch.sigmoid(shift_lenience(logit, strictness, slope.to(logit.device)))
         else:
-            weight = apply_quality(torch.sigmoid(logit), quality)
-        return torch.where((quality == 0.0) | (quality == 1.0), quality, weight)
+            weight = apply_strictness(torch.sigmoid(logit), strictness)
+        return torch.where((strictness == 0.0) | (strictness == 1.0), strictness, weight)
 
     def observe(self, draft: DraftOutput, target: TargetOutput) -> tuple[dict[str, torch.Tensor], torch.Tensor | None]:
         """What the head sees, by the names of its arguments, and TV(p, q) `[B, G]` where something needs it."""
@@ -181,25 +181,25 @@ class DiversedVerifier(MixtureVerifier):
         return inputs, tv
 
 
-def apply_quality(weight: torch.Tensor, quality: torch.Tensor) -> torch.Tensor:
-    """Move a weight towards 0 (quality 0) or 1 (quality 1), linearly and exactly at 0, 0.5 and 1.
+def apply_strictness(weight: torch.Tensor, strictness: torch.Tensor) -> torch.Tensor:
+    """Move a weight towards 0 (strictness 0) or 1 (strictness 1), linearly and exactly at 0, 0.5 and 1.
 
     Args:
-        weight: float32 `[B, G]` in [0, 1]. `quality`: float32, broadcasts.
+        weight: float32 `[B, G]` in [0, 1]. `strictness`: float32, broadcasts.
     """
-    permissive = 2.0 * quality * weight
-    strict = weight + (2.0 * quality - 1.0) * (1.0 - weight)
-    return torch.where(quality <= 0.5, permissive, strict)
+    permissive = 2.0 * strictness * weight
+    strict = weight + (2.0 * strictness - 1.0) * (1.0 - weight)
+    return torch.where(strictness <= 0.5, permissive, strict)
 
 
-def shift_lenience(logit: torch.Tensor, quality: torch.Tensor, slope: torch.Tensor) -> torch.Tensor:
-    """Move the logit of a weight per token towards -inf (quality 0) or inf (quality 1), exactly there and at 0.5.
+def shift_lenience(logit: torch.Tensor, strictness: torch.Tensor, slope: torch.Tensor) -> torch.Tensor:
+    """Move the logit of a weight per token towards -inf (strictness 0) or inf (strictness 1), exactly there and at 0.5.
 
     Such logits fall with log p/q by some `slope`, and their zero, the p/q at which a token is kept with even odds, is
-    the head's lenience. The dial multiplies that by quality / (1 - quality). In units of the logit it would be dead
+    the head's lenience. The dial multiplies that by strictness / (1 - strictness). In units of the logit it would be dead
     all but at its ends: logits of tokens span more than 20.
 
     Args:
-        logit: float32. quality: float32, broadcasts. slope: float32 scalar, above 0.
+        logit: float32. strictness: float32, broadcasts. slope: float32 scalar, above 0.
     """
-    return logit + slope * torch.logit(quality)
+    return logit + slope * torch.logit(strictness)

@@ -6,7 +6,7 @@ import torch
 
 from hf_diversed.blocks import DraftOutput, TargetOutput
 from hf_diversed.sampling import total_variation
-from hf_diversed.verifiers.base import LawVerifier, check_range, decoding_laws
+from hf_diversed.verifiers.base import DistributionVerifier, check_range, decoding_laws
 
 
 def kl_divergence(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
@@ -27,7 +27,7 @@ _DIVERGENCES: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = 
 }
 
 
-class FuzzyVerifier(LawVerifier):
+class FuzzyVerifier(DistributionVerifier):
     """Exact verification against pi = q where D(p, q) <= threshold, else p.
 
     The emitted law is that of the paper's rule (keep every draft where the laws are close, else sample from p); as
@@ -45,7 +45,7 @@ class FuzzyVerifier(LawVerifier):
             raise ValueError(f"`divergence` must be one of {', '.join(_DIVERGENCES)}, got {divergence!r}.")
         self.divergence = divergence
 
-    def law(self, draft: DraftOutput, target: TargetOutput) -> torch.Tensor:
+    def emitted_probs(self, draft: DraftOutput, target: TargetOutput) -> torch.Tensor:
         distance = _DIVERGENCES[self.divergence](target.probs()[:, :-1], draft.probs())
         # Divergences of close laws are mostly rounding, which must not open the gate at 0.
         close = (distance <= self.threshold) & (self.threshold > 0.0)

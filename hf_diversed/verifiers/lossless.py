@@ -14,7 +14,7 @@ class LosslessVerifier(Verifier):
     """
 
     needs_input_ids = False
-    has_law = True
+    has_emitted_probs = True
 
     def __call__(
         self, input_ids: torch.Tensor, draft: DraftOutput, target: TargetOutput, state: torch.Tensor | None = None
@@ -24,7 +24,7 @@ class LosslessVerifier(Verifier):
         return Verdict(
             acceptance(target.prob(draft.tokens), draft.prob(draft.tokens)),
             target_residual(draft, target),
-            trace=Trace(law=lambda: target.probs()[:, :-1]),
+            trace=Trace(emitted_probs=lambda: target.probs()[:, :-1]),
         )
 
 

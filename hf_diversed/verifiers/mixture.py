@@ -33,7 +33,7 @@ class MixtureVerifier(Verifier):
 
     needs_input_ids = False
     row_settings: tuple[str, ...] = ("max_bias", "bias_budget", "max_ratio")
-    has_law = True
+    has_emitted_probs = True
 
     def __init__(
         self,
@@ -95,7 +95,7 @@ class MixtureVerifier(Verifier):
             p, q = target.probs()[:, :-1], draft.probs()
             return torch.lerp(q, p, said.mixing(p, q))
 
-        trace = Trace(weight=said.weight, tv=said.tv, inputs=said.inputs, law=law)
+        trace = Trace(weight=said.weight, tv=said.tv, inputs=said.inputs, emitted_probs=law)
         if draft.sampled:
             of_p, of_q = target.prob(draft.tokens), draft.prob(draft.tokens)
             accept_prob = acceptance(of_p, of_q, said.weight)

@@ -40,7 +40,7 @@ class PhaseVerifier(CompositeVerifier):
         if begin == end:
             raise ValueError(f"`begin` and `end` must be different tokens, got {begin} for both.")
         self.begin, self.end = begin, end
-        self.has_law = all(part.has_law for part in self._parts)
+        self.has_emitted_probs = all(part.has_emitted_probs for part in self._parts)
         self.state_width = self.inside.state_width + self.outside.state_width
 
     def settings(self) -> dict[str, object]:
@@ -107,10 +107,10 @@ def _merge(
         return torch.where(here[rows, positions, None], laws[0], laws[1])
 
     nothing = torch.full(here.shape, float("nan"), device=here.device)
-    laws = [verdict.trace.law for verdict in (inside, outside)]
+    emitted = [verdict.trace.emitted_probs for verdict in (inside, outside)]
 
-    def law() -> torch.Tensor:
-        first, second = (nothing[..., None] if of_part is None else of_part() for of_part in laws)
+    def mixed_probs() -> torch.Tensor:
+        first, second = (nothing[..., None] if part is None else part() for part in emitted)
         return torch.where(here[..., None], first, second)
 
     def tv(trace: Trace) -> torch.Tensor:
@@ -124,7 +124,7 @@ def _merge(
         tv=either("tv", tv),
         bias=either("bias", bias),
         inputs=inside.trace.inputs if inside.trace.inputs is not None else outside.trace.inputs,
-        law=None if all(of_part is None for of_part in laws) else law,
+        emitted_probs=None if all(part is None for part in emitted) else mixed_probs,
         strict_prob=either("strict_prob", lambda _: acceptance(target.prob(draft.tokens), draft.prob(draft.tokens))),
     )
     return Verdict(torch.where(here, inside.accept_prob, outside.accept_prob), replacement, state, trace)

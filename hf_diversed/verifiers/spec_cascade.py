@@ -6,7 +6,7 @@ import torch
 
 from hf_diversed.blocks import DraftOutput, TargetOutput
 from hf_diversed.sampling import total_variation
-from hf_diversed.verifiers.base import LawVerifier, check_range, decoding_laws
+from hf_diversed.verifiers.base import DistributionVerifier, check_range, decoding_laws
 
 
 _GATES_ON_DRAFT = {"chow", "diff", "opt", "token_v1"}
@@ -33,7 +33,7 @@ _ALPHA_RANGES = {
 }
 
 
-class SpecCascadeVerifier(LawVerifier):
+class SpecCascadeVerifier(DistributionVerifier):
     """Exact verification against a cascaded law pi.
 
     Row rules set pi = q where a confidence gate opens, else p. Token rules keep a set S of tokens:
@@ -55,7 +55,7 @@ class SpecCascadeVerifier(LawVerifier):
         self.alpha = check_range("alpha", alpha, low, high, advice)
         self.needs_draft_confidence = rule in _GATES_ON_DRAFT
 
-    def law(self, draft: DraftOutput, target: TargetOutput) -> torch.Tensor:
+    def emitted_probs(self, draft: DraftOutput, target: TargetOutput) -> torch.Tensor:
         q, p = decoding_laws(draft, target)
         if draft.raw_logits is None or target.raw_logits is None:
             raise ValueError("SpecCascadeVerifier needs raw logits on both outputs.")

@@ -25,7 +25,7 @@ def test_random_weights_end_to_end(configs, tmp_path):
     """Catches options that never arrive, tables that fail on a method without drafts, and figures cut to "1…"."""
     output = tmp_path / "new" / "benchmark.json"
     options = {
-        "--methods": "ar,upstream,sd,fresh:both,fresh:distribution",
+        "--methods": "target,upstream,lossless,fresh:both,fresh:distribution",
         "--acceptance": "0.9,0.8,0.8",
         "--batch-sizes": "1,2",
         "--context-lengths": "8,16",
@@ -53,7 +53,7 @@ def test_random_weights_end_to_end(configs, tmp_path):
     found = {
         (row["batch_size"], row["context_length"], row["num_assistant_tokens"])
         for row in report["records"]
-        if row["method"] == "sd"
+        if row["method"] == "lossless"
     }
     assert found == {(1, 8, 3), (2, 8, 3), (1, 16, 3), (1, 8, 2)}
 
@@ -61,7 +61,7 @@ def test_random_weights_end_to_end(configs, tmp_path):
 def test_compiled_methods(configs):
     """Catches a backend that never arrives, which would be minutes here, and a table without compiling in it."""
     options = {
-        "--methods": "ar,compiled:ar,compiled:sd",
+        "--methods": "target,compiled:target,compiled:lossless",
         "--backend": "eager",
         "--acceptance": "0.9",
         "--batch-sizes": "1",
@@ -76,7 +76,7 @@ def test_compiled_methods(configs):
     assert result.exit_code == 0, result.output
     assert "…" not in result.output
     (costs,) = (part for part in result.output.split("memory, and compiling")[1:])
-    (line,) = (line for line in costs.splitlines() if line.startswith("compiled:sd"))
+    (line,) = (line for line in costs.splitlines() if line.startswith("compiled:lossless"))
     assert "-" not in line.split()
     assert line.rstrip().endswith("%")
 

@@ -43,7 +43,7 @@ def test_writes_what_generate_takes(head):
     inputs = pair.tokenizer("Question: 1 + 1?", return_tensors="pt")
     call = {**inputs, "assistant_model": pair.draft, "diversed_head": str(head), "do_sample": True, "top_k": 0}
     out = pair.target.generate(**call, diversed_max_drop=0.9, max_new_tokens=4, return_dict_in_generate=True)
-    assert out.stats.quality == 0.05
+    assert out.stats.strictness == 0.05
 
 
 def test_goes_on_where_it_stopped(head):

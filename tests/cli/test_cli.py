@@ -63,8 +63,8 @@ PROMPT = "Question: 2 plus 3?\nAnswer:"
 @pytest.mark.parametrize(
     ("method", "words"),
     [
-        ("ar", ["ar: ", "1.00 tokens per target forward"]),
-        ("sd", ["sd: ", "drafts accepted", "relaxed:"]),
+        ("target", ["target: ", "1.00 tokens per target forward"]),
+        ("lossless", ["lossless: ", "drafts accepted", "relaxed:"]),
         ("static:0.5", ["static:0.5: ", "mean w 0.50"]),
         (None, ["diversed: ", "mean w"]),
     ],
@@ -77,14 +77,14 @@ def test_generate_prints_text_and_then_statistics(method, words):
     assert result.exit_code == 0, result.output
     for part in words:
         assert part in result.stderr
-    assert ("drafts accepted" in result.stderr) == (method != "ar")
+    assert ("drafts accepted" in result.stderr) == (method != "target")
     assert "\x1b" not in result.stdout
     pair = load_demo_pair()
     torch.manual_seed(3)
     inputs = pair.tokenizer(PROMPT, return_tensors="pt")
     rule = {
-        "ar": {},
-        "sd": {"assistant_model": pair.draft, "verifier": "lossless"},
+        "target": {},
+        "lossless": {"assistant_model": pair.draft, "verifier": "lossless"},
         None: {"assistant_model": pair.draft, "diversed_head": pair.heads["math"]},
     }.get(method, {"assistant_model": pair.draft, "verifier": method})
     out = pair.target.generate(**inputs, **rule, do_sample=True, top_k=0, max_new_tokens=12)
@@ -138,7 +138,7 @@ def test_generate_with_folders(tmp_path):
         (["--method", "nonsense"], "unknown verifier"),
         (["--method", "static:2"], "must lie in"),
         (["--method", "static:0.5", "--quality", "0.5"], "act on a head"),
-        (["--method", "ar", "--max-bias", "0.5"], "act on a head"),
+        (["--method", "target", "--max-bias", "0.5"], "act on a head"),
         (["--method", "diversed", "--task", "poetry"], "needs a head"),
         (["--method", "static:abc"], "--method static:abc: `weight` must lie in [0, 1], got 'abc'"),
         (["--method", "static:abc"], "For example --method static:0.7."),
@@ -175,7 +175,7 @@ def test_compile(folder):
     ("arguments", "words"),
     [
         (["only-one"], "TARGET and DRAFT go together"),
-        (["--method", "ar"], "has no rounds"),
+        (["--method", "target"], "has no rounds"),
         (["--method", "static:2"], "must lie in"),
         (["--batch-sizes", "one"], "several separated by commas"),
         (["x", "y", "--method", "diversed"], "pass --head FOLDER_OR_HUB_ID"),

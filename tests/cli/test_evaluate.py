@@ -13,7 +13,7 @@ from hf_diversed.running.prompts import encode
 from hf_diversed.tasks import get_task
 
 
-CALL = ["evaluate", "--task", "math", "--methods", "ar,static:0.5", "--num-examples", "2", "--max-new-tokens", "6"]
+CALL = ["evaluate", "--task", "math", "--methods", "target,static:0.5", "--num-examples", "2", "--max-new-tokens", "6"]
 
 
 def run(*options: str):
@@ -74,7 +74,7 @@ def test_bad_lists_are_refused_in_words(options, words):
 def test_several_processes_need_a_place_to_meet(command, monkeypatch):
     """Catches processes that each measure their share, print nothing and forget it."""
     monkeypatch.setattr("hf_diversed.cli.preparing.load_models", None)  # refused before models are loaded
-    options = ["--task", "math", *(["--methods", "ar"] if command == "evaluate" else [])]
+    options = ["--task", "math", *(["--methods", "target"] if command == "evaluate" else [])]
     result = CliRunner().invoke(app, [command, *options], env={"COLUMNS": "100", "WORLD_SIZE": "2", "RANK": "1"})
     assert result.exit_code == 2, result.output
     assert "--output must name a file for 2 processes" in " ".join(result.output.split())
@@ -102,7 +102,7 @@ def test_prompts_are_those_of_training(command, from_file, chat, shots, folder, 
             file.writelines(json.dumps(record) + "\n" for record in get_task("math").draw("train", 4, seed=0))
         options += ["--data-file", data, *(["--shots-file", data] if shots else [])]
     options += ["--chat"] if chat else []
-    methods = ["--methods", "ar"] if command == "evaluate" else ["--rules", "static"]
+    methods = ["--methods", "target"] if command == "evaluate" else ["--rules", "static"]
     result = CliRunner().invoke(app, [command, *methods, *options, *pair_options(folder)])
     assert result.exit_code == 0, result.output
     ((pair, task, examples, _, last),) = calls
@@ -120,7 +120,7 @@ def test_prompts_are_those_of_training(command, from_file, chat, shots, folder, 
 def test_formats_of_prompts_never_mix(command, folder, tmp_path):
     """Catches results of two prompt formats in one folder, a format that provenance does not name, and a header of
     plain prompts that earlier folders do not have."""
-    methods = ["--methods", "ar"] if command == "evaluate" else ["--rules", "static:0.5"]
+    methods = ["--methods", "target"] if command == "evaluate" else ["--rules", "static:0.5"]
     output = tmp_path / "chat.json"
     options = ["--task", "math", *methods, "--num-examples", "2", "--max-new-tokens", "3", *pair_options(folder)]
     call = [command, *options, "--output"]
@@ -163,7 +163,7 @@ def test_nobody_right_is_not_a_certainty(tmp_path):
     ("options", "words"),
     [
         (["--methods", "static:abc"], "--methods static:abc: `weight` must lie in [0, 1], got 'abc'"),
-        (["--methods", "ar,ar"], "different labels"),
+        (["--methods", "target,target"], "different labels"),
         (["--task", "gsm8k", "--methods", "diversed@0.5"], "--methods diversed@0.5 needs a head: pass --head"),
         (["--split", "training"], "`split` of task 'math' must be one of"),
         (["--data-file", "nothing.jsonl"], "`data_file` must be a JSON Lines file"),

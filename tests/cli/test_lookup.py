@@ -29,7 +29,7 @@ def test_methods_look_their_drafts_up(folder):
     assert pair.draft is None
     decoder = Decoder(pair, Sampling(temperature=0.0, num_assistant_tokens=3, max_new_tokens=12, batch_size=2))
     prompts = [[5, 6, 7, 8, 5, 6], [9, 9, 9, 9]]
-    plain, lossless, static = build_methods(["ar", "sd", "static:0.0"])
+    plain, lossless, static = build_methods(["target", "lossless", "static:0.0"])
     assert lossless.generate_kwargs(None, None)["prompt_lookup_num_tokens"] == 5
     reference = decoder(plain, prompts, seed=0)
     assert decoder(lossless, prompts, seed=0).tokens == reference.tokens
@@ -46,14 +46,14 @@ def test_evaluation_on_looked_up_drafts(folder, tmp_path):
     """Catches a header that asks a draft for its name, and results of a draft that go on without one."""
     data = tmp_path / "data.jsonl"
     data.write_text(json.dumps({"question": "1 and 1 and 1 and", "answer": "#### 3"}) + "\n")
-    options = ("evaluate", "--task", "gsm8k", "--methods", "sd,static:0.3", "--target", str(folder / "target"))
+    options = ("evaluate", "--task", "gsm8k", "--methods", "lossless,static:0.3", "--target", str(folder / "target"))
     options += ("--data-file", str(data), "--num-examples", "1", "--max-new-tokens", "6", "--device", "cpu")
     options += ("--output", str(tmp_path / "out.json"))
     result = run(*options, "--draft", "lookup")
     assert result.exit_code == 0, result.output
     report = json.loads((tmp_path / "out.json").read_text())
     assert report["provenance"]["evaluation"]["draft"] == {"name": "prompt lookup"}
-    assert [row["method"] for row in report["records"]] == ["sd", "static:0.3"]
+    assert [row["method"] for row in report["records"]] == ["lossless", "static:0.3"]
     assert run(*options, "--draft", str(folder / "draft")).exit_code == 2  # the folder holds other settings
 
 

@@ -73,7 +73,7 @@ def test_info_without_records(tmp_path):
     [
         ("{", "is no JSON"),
         ("[]", "must hold a JSON object"),
-        ('{"records": [{"method": "sd"}]}', "record of the head"),
+        ('{"records": [{"method": "lossless"}]}', "record of the head"),
     ],
 )
 def test_bad_records_are_messages(folder, content, words):

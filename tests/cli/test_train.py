@@ -301,7 +301,7 @@ def test_refusals_come_in_words(tmp_path):
         (["train", "--task", "math", "--dtype", "float7"], "--dtype must be one of"),
         (["train", "--task", "math", "--reward-funcs", "no.such.module"], "no.such"),
         (["evaluate", "--task", "math", "--methods", "magic"], "unknown method"),
-        (["evaluate", "--task", "code", "--methods", "ar", "--num-examples", "1"], "code"),
+        (["evaluate", "--task", "code", "--methods", "target", "--num-examples", "1"], "code"),
     ):
         if arguments[0] == "train":
             arguments = [*arguments, "--output_dir", str(tmp_path / "out")]

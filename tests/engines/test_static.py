@@ -76,7 +76,9 @@ def test_a_text_that_outgrows_its_bucket(pair, mode):
 
 CALLS = {
     "hidden states": {"verifier": lambda: DiversedVerifier(tiny_head())},
-    "quality per row": {"verifier": lambda: DiversedVerifier(tiny_head(), quality=[0.1, 0.5, 0.7, 1.0], max_bias=0.3)},
+    "strictness per row": {
+        "verifier": lambda: DiversedVerifier(tiny_head(), strictness=[0.1, 0.5, 0.7, 1.0], max_bias=0.3)
+    },
     "budget": {"verifier": lambda: StaticEnsembleVerifier(0.2, bias_budget=0.8)},
     "end inside a block": {"eos_token_id": [EOS, 9, 17, 33, 41, 57], "max_new_tokens": 30},
     "suppressed": {"suppress_tokens": [5, 6, 7, 20]},
@@ -99,8 +101,8 @@ def test_what_a_call_may_bring(pair, mode, name):
 def test_dials_share_a_function(pair):
     """Catches a function per value of a dial."""
     counts = []
-    for quality in (0.3, 0.4, [0.1, 0.2, 0.8, 0.9]):
-        rule = DiversedVerifier(tiny_head(), quality=quality)
+    for strictness in (0.3, 0.4, [0.1, 0.2, 0.8, 0.9]):
+        rule = DiversedVerifier(tiny_head(), strictness=strictness)
         out = assert_same(pair, TRACED, verifier=rule, num_assistant_tokens=1)
         counts.append(out.stats.compile.num_compiled)
     assert counts == [1, 0, 0]

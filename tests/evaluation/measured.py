@@ -15,8 +15,8 @@ def record(method: str, acceptance: float | None, quality: float, **changes) -> 
 def sweep(**changes) -> list[dict]:
     """A small frontier, out of order."""
     return [
-        record("ar", None, 0.86, seconds_per_sample=0.4, **changes),
-        record("sd", 0.6, 0.85, seconds_per_sample=0.3, **changes),
+        record("target", None, 0.86, seconds_per_sample=0.4, **changes),
+        record("lossless", 0.6, 0.85, seconds_per_sample=0.3, **changes),
         record("static:0.2", 0.9, 0.4, **changes),
         record("static:0.7", 0.7, 0.6, seconds_per_sample=0.25, **changes),
         record("lenience:0.5", 0.75, 0.55, **changes),

@@ -40,7 +40,7 @@ PARAMETERS = {
     "gemma-3-12b": 11_765_788_416 + 64 * 3840,
     "gemma-3-4b": 3_880_099_328 + 64 * 2560,
 }
-METHODS = ["ar", "upstream", "upstream:0.7", "sd", "static:0.7", "fresh:both"]
+METHODS = ["target", "upstream", "upstream:0.7", "lossless", "static:0.7", "fresh:both"]
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +71,9 @@ def compiled(pair) -> dict:
         progress=False,
         backend="eager",
     )
-    return benchmark(*pair, ["ar", "compiled:ar", "upstream:0.7", "static:0.7", "compiled:static:0.7"], settings)
+    return benchmark(
+        *pair, ["target", "compiled:target", "upstream:0.7", "static:0.7", "compiled:static:0.7"], settings
+    )
 
 
 def record(report: dict, method: str, batch_size: int = 1) -> dict:
@@ -177,7 +179,7 @@ def test_timing_leaves_no_trace(pair):
         def __call__(self, *args, **kwargs):
             raise RuntimeError("aborted")
 
-    (method,) = build_timed(["sd"], *pair)
+    (method,) = build_timed(["lossless"], *pair)
     object.__setattr__(method, "verifier", Failing())
     for call in (runner, runner.phases):
         with pytest.raises(RuntimeError, match="aborted"):
@@ -193,7 +195,7 @@ def test_rounds_are_counted_without_prefill(pair):
     """Catches a prefill among the rounds, by the numbers of forwards that plain decoding and our loop must make."""
     settings = BenchmarkSettings(context_lengths=(8,), draft_lengths=(3,), max_new_tokens=16, acceptance=(1.0,))
     runner = Runner(*pair, settings, None)
-    plain, ours = build_timed(["ar", "sd"], *pair, None, settings.acceptance)
+    plain, ours = build_timed(["target", "lossless"], *pair, None, settings.acceptance)
     point = Point(1, 8, 3)
     run = runner(plain, point, 0)
     assert (run.rounds, len(run.rounds_ms), run.num_tokens) == (16, 15, 16)
@@ -206,7 +208,7 @@ def test_prompts(pair):
     runner = Runner(*pair, BenchmarkSettings(max_new_tokens=64), [[4, 5, 6], [7, 8]])
     assert runner._prompt_rows(Point(3, 0, 5)) == [[4, 5, 6], [7, 8], [4, 5, 6]]
     assert runner._prompt_rows(Point(2, 4, 5)) == [[4, 5, 6, 7], [8, 4, 5, 6]]
-    inputs = runner._options(Method("ar"), Point(2, 0, 5), pair[1])
+    inputs = runner._options(Method("target"), Point(2, 0, 5), pair[1])
     assert inputs["input_ids"].tolist() == [[4, 5, 6], [tiny.PAD, 7, 8]]
     assert inputs["attention_mask"].tolist() == [[1, 1, 1], [0, 1, 1]]
 
@@ -230,13 +232,13 @@ def test_records(report):
         assert row["ms_per_round"]["median"] > 0
         low, high = row["seconds"]["quartiles"]
         assert low <= row["seconds"]["median"] <= high
-        assert row["num_assistant_tokens"] == (None if name == "ar" else 3)
+        assert row["num_assistant_tokens"] == (None if name == "target" else 3)
         ours = row["implementation"] == "hf_diversed"
         assert (row["breakdown"] is not None) == (row["acceptance_rate"] is not None) == ours
-        if name != "ar":
+        if name != "target":
             assert 1 <= row["block_efficiency"] <= 4
     assert 0 < record(report, "fresh:both")["head_percent"]["median"] < 100
-    assert record(report, "sd")["head_percent"] is None
+    assert record(report, "lossless")["head_percent"] is None
     source = report["provenance"]
     assert source["target"]["hidden_size"] == 32
     assert source["benchmark"]["repeats"] == 2
@@ -245,15 +247,15 @@ def test_records(report):
 
 def test_ours_draws_upstreams_tokens(report):
     """Catches rounds compared over different texts."""
-    for name in ("sd", "static:0.7"):
+    for name in ("lossless", "static:0.7"):
         assert record(report, name)["same_tokens_as_upstream"] is True
-    assert record(report, "sd", 3)["same_tokens_as_upstream"] is None
+    assert record(report, "lossless", 3)["same_tokens_as_upstream"] is None
 
 
 def test_ratios_are_to_the_right_reference(report):
     """Catches a static rule compared with lossless upstream, and ratios upside down."""
-    assert record(report, "ar")["ratios"] == {}
-    assert record(report, "sd")["ratios"].keys() == {"plain", "upstream"}
+    assert record(report, "target")["ratios"] == {}
+    assert record(report, "lossless")["ratios"].keys() == {"plain", "upstream"}
     assert record(report, "fresh:both", 3)["ratios"].keys() == {"plain", "upstream", "lossless"}
     assert record(report, "upstream")["ratios"].keys() == {"plain"}
     # Two turns: the median is the mean of both, and a ratio of seconds lies between those of the turns.
@@ -264,7 +266,7 @@ def test_ratios_are_to_the_right_reference(report):
 
 def test_ratios_are_mine_over_theirs(pair):
     """Catches ratios upside down, on times that are given."""
-    (method,) = build_timed(["sd"], *pair)
+    (method,) = build_timed(["lossless"], *pair)
     fast, slow = (
         Case(method, Point(1, 8, 3), [Run(seconds, [seconds, 10.0, 0.1], 3, [[1] * 6], None)])
         for seconds in (1.0, 2.0)
@@ -294,7 +296,7 @@ def test_limit_counts_the_bytes_that_are_read(report, pair):
     limits = {row["num_assistant_tokens"]: row["limit_ms"] for row in report["records"] if row["method"][0] == "b"}
     assert limits[None] == pytest.approx(1e3 * weight_bytes(target) / bandwidth)
     assert limits[3] == pytest.approx(1e3 * (weight_bytes(target) + 3 * weight_bytes(draft)) / bandwidth)
-    assert record(report, "sd")["limit_ms"] == limits[3]
+    assert record(report, "lossless")["limit_ms"] == limits[3]
 
 
 def test_copy_bandwidth_is_in_bytes_per_second():
@@ -315,21 +317,21 @@ def test_compiled_methods_run_compiled(compiled):
     assert (eager["compile_seconds"], eager["forwards_ms"], eager["own_percent"]) == (None, None, None)
     assert ours["breakdown"] is None
     assert ours["forwards_ms"]["median"] > 0
-    for name in ("compiled:ar", "compiled:static:0.7"):
+    for name in ("compiled:target", "compiled:static:0.7"):
         assert record(compiled, name)["compile_seconds"] > 0
     assert compiled["provenance"]["benchmark"]["backend"] == "eager"
 
 
 def test_compiled_methods_are_compared_with_their_like(compiled):
     """Catches compiled rounds without upstream's of their weight, and without the eager ones."""
-    assert record(compiled, "compiled:ar")["ratios"].keys() == {"eager"}
+    assert record(compiled, "compiled:target")["ratios"].keys() == {"eager"}
     assert record(compiled, "static:0.7")["ratios"].keys() == {"plain", "plain_compiled", "upstream"}
     assert record(compiled, "compiled:static:0.7")["ratios"].keys() == {"eager", "plain", "plain_compiled", "upstream"}
 
 
 def test_own_work_is_what_the_forwards_leave(pair):
     """Catches a share upside down, and forwards held against another turn's rounds."""
-    (method,) = build_timed(["compiled:sd"], *pair, backend="eager")
+    (method,) = build_timed(["compiled:lossless"], *pair, backend="eager")
     runs = [Run(1.0, [ms, ms, 99.0], 3, [[1]], None) for ms in (10.0, 20.0)]
     found = _parts(Case(method, Point(1, 8, 3), runs, forwards_ms=[8.0, 18.0]))
     assert found["forwards_ms"]["median"] == 13.0
@@ -338,7 +340,7 @@ def test_own_work_is_what_the_forwards_leave(pair):
 
 def test_a_turn_that_compiles_is_taken_again(pair):
     """Catches compiling in a timed turn, where a text for once reaches the next size of the buffers."""
-    (method,) = build_timed(["compiled:sd"], *pair, backend="eager")
+    (method,) = build_timed(["compiled:lossless"], *pair, backend="eager")
     turns = [(3, 9.0), (0, 1.0)]
 
     def runner(*args) -> Run:
@@ -355,12 +357,12 @@ def test_calls_of_a_kind_share_what_is_compiled(pair):
     """Catches twins made for each call, with which all that is compiled would go; and forwards of other shapes."""
     settings = BenchmarkSettings(context_lengths=(8,), draft_lengths=(2,), max_new_tokens=12, backend="eager")
     runner = Runner(*pair, settings, None)
-    sd, plain = build_timed(["compiled:sd", "ar"], *pair, backend="eager")
+    lossless, plain = build_timed(["compiled:lossless", "target"], *pair, backend="eager")
     point = Point(3, 8, 2)
-    first, second = (runner(sd, point, seed).stats.compile for seed in (0, 1))
+    first, second = (runner(lossless, point, seed).stats.compile for seed in (0, 1))
     assert (first.num_compiled, second.num_compiled, second.num_used) == (1, 0, 1)
     assert runner._models(plain, point) is not runner._models(plain, Point(1, 8, 2))
-    assert runner.forwards_ms(sd, point) > 0
+    assert runner.forwards_ms(lossless, point) > 0
     (forwards,) = runner._forwards.values()
     assert [call.args[3].shape for call in forwards._calls] == [(4, 2), (4, 1), (4, 3)]
     assert forwards._calls[0].args[2].real.shape == (4, 256)
@@ -430,12 +432,12 @@ def test_settings_refuse(settings, words):
         (["compiled:upstream:0.7"], {}, "no static cache"),
         (["compiled:nonsense"], {}, "unknown method"),
         (["fresh:nonsense"], {}, "features must be one of"),
-        (["sd", "sd"], {}, "different methods"),
+        (["lossless", "lossless"], {}, "different methods"),
         ([], {}, "at least one"),
         (["diversed"], {}, "needs a head"),
         (["upstream"], {"batch_sizes": (2,)}, "one row"),
-        (["sd"], {"context_lengths": (0,)}, "context_lengths"),
-        (["sd"], {"context_lengths": (100,)}, "takes 128 positions.*needs 164"),
+        (["lossless"], {"context_lengths": (0,)}, "context_lengths"),
+        (["lossless"], {"context_lengths": (100,)}, "takes 128 positions.*needs 164"),
     ],
 )
 def test_benchmark_refuses(pair, methods, settings, words):

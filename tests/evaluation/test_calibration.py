@@ -45,11 +45,11 @@ def test_says_what_it_measured(pair, tmp_path):
         pair,
         LetterTask(),
         examples(20),
-        ["ar", *(f"diversed@{dial}" for dial in STRICT_TO_PERMISSIVE)],
+        ["target", *(f"diversed@{dial}" for dial in STRICT_TO_PERMISSIVE)],
         SETTINGS,
         head=head,
     )
-    assert [dial.quality for dial in tested] == list(STRICT_TO_PERMISSIVE)
+    assert [dial.strictness for dial in tested] == list(STRICT_TO_PERMISSIVE)
     for dial, record in zip(tested, records[1:]):
         assert dial.drop == pytest.approx(record["quality_drop"])
         assert dial.acceptance_rate == record["acceptance_rate"]
@@ -80,7 +80,7 @@ def test_says_what_it_measured(pair, tmp_path):
     out = pair.target.generate(
         **ragged_batch(), **call, assistant_model=pair.draft, diversed_head=head, diversed_max_drop=0.7
     )
-    assert out.stats.quality == 0.1
+    assert out.stats.strictness == 0.1
 
 
 def test_ends_with_the_last_open_drop(pair, tmp_path):
@@ -94,9 +94,9 @@ def test_ends_with_the_last_open_drop(pair, tmp_path):
 
 def test_rewards_are_filed_by_prompt_and_sample(pair, tmp_path):
     """Catches rewards in the order of batches, which go by length: they would be paired with other prompts'."""
-    (record,) = evaluate(pair, LetterTask(), examples(20), ["ar"], SETTINGS, output=tmp_path)
+    (record,) = evaluate(pair, LetterTask(), examples(20), ["target"], SETTINGS, output=tmp_path)
     results = read_results(tmp_path)
-    found = rewards(results, "ar")
+    found = rewards(results, "target")
     assert found.shape == (20, 2)
     assert found.mean() == pytest.approx(record["quality"])
     for (_, _, sample), entry in results.entries.items():

@@ -40,7 +40,7 @@ def records(**changes) -> list[dict]:
         each
         for size in (1, 8)
         for each in (
-            row("compiled:ar", size, {"eager": 0.0}, engine=None),
+            row("compiled:target", size, {"eager": 0.0}, engine=None),
             row("static:0.7", size, {"upstream": 0.0}, engine="eager", added_memory_bytes=7),
             row("compiled:static:0.7", size, {"upstream": 0.25, "eager": 0.5}, **changes),
             row("compiled:diversed", size, {"plain": 1.5, "plain_compiled": 1.25}),

@@ -15,8 +15,8 @@ from hf_diversed.verifiers import StaticEnsembleVerifier
 from tests.evaluation.fakes import Interrupted, LetterTask, examples, tiny_pair
 
 
-METHODS = ["ar", "sd", "static:0.5", "static:0.0", "diversed"]
-FEW = ["ar", "static:0.5"]
+METHODS = ["target", "lossless", "static:0.5", "static:0.0", "diversed"]
+FEW = ["target", "static:0.5"]
 TIMES = ("seconds_per_sample", "tokens_per_second", "peak_memory_bytes", "peak_memory_kind")
 ALWAYS = {
     *("method", "task", "metric", "n", "samples_per_prompt", "quality", "quality_ci", "mean_tokens", "length_ratio"),
@@ -81,7 +81,7 @@ def test_every_field_is_there(whole):
     for record in records:
         method = record["method"]
         expected = set(ALWAYS)
-        expected |= SPECULATIVE | RECORDED | REFERRED if method != "ar" else set()
+        expected |= SPECULATIVE | RECORDED | REFERRED if method != "target" else set()
         expected |= MIXING if method.startswith(("static", "diversed")) else set()
         assert record.keys() == every
         known = {name for name, value in record.items() if value is not None}
@@ -110,7 +110,7 @@ def test_records_say_what_happened(whole):
         assert record["quality"] == pytest.approx(sum(column["score"]) / 10)
         assert record["mean_tokens"] == pytest.approx(sum(column["tokens"]) / 10)
         assert record["length_ratio"] == pytest.approx(record["mean_tokens"] / records[0]["mean_tokens"])
-        if record["method"] == "ar":
+        if record["method"] == "target":
             continue
         accepted, drafted = sum(column["num_accepted"]), sum(column["num_drafted"])
         assert record["acceptance_rate"] == pytest.approx(accepted / drafted)
@@ -120,8 +120,8 @@ def test_records_say_what_happened(whole):
         assert record["relaxed_share"] == pytest.approx(sum(column["relaxed"]) / sum(column["tokens"]))
         assert record["quality_drop"] == pytest.approx(records[0]["quality"] - record["quality"])
     by_name = {record["method"]: record for record in records}
-    assert by_name["sd"]["relaxed_share"] == 0
-    assert by_name["sd"]["quality_unrelaxed"] == pytest.approx(by_name["sd"]["quality"])
+    assert by_name["lossless"]["relaxed_share"] == 0
+    assert by_name["lossless"]["quality_unrelaxed"] == pytest.approx(by_name["lossless"]["quality"])
     assert by_name["static:0.0"]["acceptance_rate"] == 1
     assert by_name["static:0.0"]["mean_bias"] == pytest.approx(by_name["static:0.0"]["mean_tv"])
     assert by_name["static:0.5"]["max_bias"] >= by_name["static:0.5"]["mean_bias"] > 0
@@ -132,7 +132,7 @@ def test_gain_over_the_static_curve(whole):
     records, folder = whole
     by_name = {record["method"]: record for record in records}
     assert by_name["diversed"]["static_gain"] == pytest.approx(0.0, abs=1e-9)
-    assert all(by_name[name]["static_gain"] is None for name in ("ar", "sd", "static:0.5"))
+    assert all(by_name[name]["static_gain"] is None for name in ("target", "lossless", "static:0.5"))
     results = read_results(folder)
     assert static_gain(results, "diversed") == {name: by_name["diversed"][name] for name in GAIN}
     with pytest.raises(ValueError, match="nobody"):
@@ -141,8 +141,8 @@ def test_gain_over_the_static_curve(whole):
 
 def test_without_plain_decoding(whole):
     """Catches a reference that is not there."""
-    records = summarize(read_results(whole[1]), ["sd", "diversed"])
-    assert [record["reference"] for record in records] == [None, "sd"]
+    records = summarize(read_results(whole[1]), ["lossless", "diversed"])
+    assert [record["reference"] for record in records] == [None, "lossless"]
     assert [record["length_ratio"] for record in records] == [None, None]
     alone = summarize(read_results(whole[1]), ["diversed"])[0]
     assert alone["reference"] is alone["quality_drop"] is alone["static_gain"] is None
@@ -184,11 +184,11 @@ def test_two_processes_give_the_table_of_one(pair, few, tmp_path):
 def test_methods_may_be_added_later(pair, few, tmp_path):
     """Catches a second method that lacks the first one's prompts and seeds, or throws its results away."""
     chosen = settings(samples_per_prompt=2)
-    evaluate(pair, LetterTask(), examples(5), ["ar"], chosen, output=tmp_path)
+    evaluate(pair, LetterTask(), examples(5), ["target"], chosen, output=tmp_path)
     task = LetterTask()
     records = evaluate(pair, task, examples(5), ["static:0.5"], chosen, output=tmp_path)
-    assert [record["method"] for record in records] == ["static:0.5", "ar"]
-    assert records[0]["reference"] == "ar"
+    assert [record["method"] for record in records] == ["static:0.5", "target"]
+    assert records[0]["reference"] == "target"
     assert task.num_calls == 4
     assert timeless(records[::-1]) == timeless(few[0])
 
@@ -204,10 +204,10 @@ def test_methods_may_be_added_later(pair, few, tmp_path):
 )
 def test_other_settings_are_refused(pair, tmp_path, changes, count, words):
     """Catches two experiments in one table."""
-    evaluate(pair, LetterTask(), examples(4), ["ar"], settings(), output=tmp_path)
+    evaluate(pair, LetterTask(), examples(4), ["target"], settings(), output=tmp_path)
     before = (tmp_path / "batches-0.jsonl").read_bytes()
     with pytest.raises(ValueError) as error:
-        evaluate(pair, LetterTask(), examples(count), ["ar"], settings(**changes), output=tmp_path)
+        evaluate(pair, LetterTask(), examples(count), ["target"], settings(**changes), output=tmp_path)
     assert all(word in str(error.value) for word in [*words, "choose another output folder"])
     assert (tmp_path / "batches-0.jsonl").read_bytes() == before
 
@@ -222,7 +222,7 @@ def test_another_rule_under_one_label_is_refused(pair, tmp_path):
 
 def test_a_broken_line_is_named(pair, tmp_path):
     """Catches a damaged file passing for a torn one."""
-    evaluate(pair, LetterTask(), examples(4), ["ar"], settings(), output=tmp_path)
+    evaluate(pair, LetterTask(), examples(4), ["target"], settings(), output=tmp_path)
     path = tmp_path / "batches-0.jsonl"
     path.write_text(path.read_text().replace('"batch": 1', '"batch" 1'))
     with pytest.raises(ValueError, match=r"batches-0.jsonl, line 3"):
@@ -239,10 +239,10 @@ def test_greedy_lossless_is_plain_decoding(pair, tmp_path, stop_strings, pad_is_
         pair = Pair(pair.target, pair.draft, tiny_pair().tokenizer)
         pair.tokenizer.pad_token = pair.tokenizer.eos_token
     task = LetterTask(stop_strings=stop_strings, max_new_tokens=16)
-    records = evaluate(pair, task, examples(6), ["ar", "sd"], settings(temperature=0), output=tmp_path)
+    records = evaluate(pair, task, examples(6), ["target", "lossless"], settings(temperature=0), output=tmp_path)
     for column in ("text", "tokens", "score"):
         found = rows(tmp_path, column)
-        assert [found["ar", batch, 0] for batch in range(2)] == [found["sd", batch, 0] for batch in range(2)]
+        assert [found["target", batch, 0] for batch in range(2)] == [found["lossless", batch, 0] for batch in range(2)]
     lengths = [length for part in rows(tmp_path, "tokens").values() for length in part]
     assert min(lengths) < max(lengths) == 16  # some rows end early
     assert records[1]["quality_drop"] == 0
@@ -259,7 +259,7 @@ def test_token_records_change_no_token(few, whole):
 def test_seeds_are_the_methods_own_place(pair, whole):
     """Catches two samples of one prompt under one seed, and methods under different ones."""
     texts = rows(whole[1], "text")
-    assert texts["ar", 0, 0] != texts["ar", 0, 1]
+    assert texts["target", 0, 0] != texts["target", 0, 1]
     # w = 1/2 by a head and by a constant: one seed, one text
     calls = [(batch, sample) for batch in (0, 1) for sample in (0, 1)]
     assert all(texts[("diversed", *call)] == texts[("static:0.5", *call)] for call in calls)
@@ -301,16 +301,17 @@ def test_wilson_bounds_and_memory(pair):
         def score_batch(self, completions, records):
             return [float(record["text"][0] in "abc") for record in records]
 
-    record = evaluate(pair, OneEach(), examples(5), ["ar"], settings(split="test"))[0]
+    record = evaluate(pair, OneEach(), examples(5), ["target"], settings(split="test"))[0]
     wins = sum(example["text"][0] in "abc" for example in examples(5))
     assert record["quality_wilson_ci"] == pytest.approx(list(wilson(wins, 5)))
     assert record["split"] == "test"
     assert record["peak_memory_kind"] == "process_resident"
     assert 50 * 2**20 < record["peak_memory_bytes"] < 2**40
     assert (
-        evaluate(pair, OneEach(), examples(5), ["ar"], settings(samples_per_prompt=2))[0]["quality_wilson_ci"] is None
+        evaluate(pair, OneEach(), examples(5), ["target"], settings(samples_per_prompt=2))[0]["quality_wilson_ci"]
+        is None
     )
-    assert evaluate(pair, LetterTask(), examples(5), ["ar"], settings())[0]["quality_wilson_ci"] is None
+    assert evaluate(pair, LetterTask(), examples(5), ["target"], settings())[0]["quality_wilson_ci"] is None
 
 
 def test_bad_scores_are_refused(pair, tmp_path):
@@ -326,18 +327,18 @@ def test_bad_scores_are_refused(pair, tmp_path):
 
     for task in (Percent(), Short()):
         with pytest.raises(ValueError, match=r"one score in \[0, 1\]"):
-            evaluate(pair, task, examples(4), ["ar"], settings())
+            evaluate(pair, task, examples(4), ["target"], settings())
 
 
 def test_an_attached_draft_is_no_plain_decoding(pair):
     with attach(pair.target, pair.draft, verifier="static:0.0"), pytest.raises(ValueError, match="detach"):
-        evaluate(pair, LetterTask(), examples(4), ["ar"], settings())
+        evaluate(pair, LetterTask(), examples(4), ["target"], settings())
 
 
 def test_a_head_of_another_pair_is_refused_before_anything_is_written(pair, tmp_path):
     other = DiversedHead(DiversedHeadConfig(16, 32)).eval()
     with pytest.raises(ValueError, match="hidden size 16"):
-        evaluate(pair, LetterTask(), examples(4), ["ar", "diversed"], settings(), head=other, output=tmp_path)
+        evaluate(pair, LetterTask(), examples(4), ["target", "diversed"], settings(), head=other, output=tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -361,6 +362,6 @@ def test_settings_are_checked(changes, words):
 
 def test_calls_that_cannot_work_are_refused(pair):
     with pytest.raises(ValueError, match="at least one record"):
-        evaluate(pair, LetterTask(), [], ["ar"], settings())
+        evaluate(pair, LetterTask(), [], ["target"], settings())
     with pytest.raises(ValueError, match="needs `output`"):
-        evaluate(pair, LetterTask(), examples(4), ["ar"], settings(world_size=2))
+        evaluate(pair, LetterTask(), examples(4), ["target"], settings(world_size=2))

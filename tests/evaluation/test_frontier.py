@@ -13,7 +13,7 @@ from tests.evaluation.fakes import LetterTask, examples, tiny_pair
 def test_families_expand_into_methods():
     """Catches a dial written as a rule's parameter, lost references and values that are not the family's own."""
     assert expand(["static:0.3:0.7", "diversed:0.25", "spec_cascade:0.5", "spec_cascade:opt:-0.1"]) == [
-        *("ar", "sd", "static:0.3", "static:0.7", "diversed@0.25"),
+        *("target", "lossless", "static:0.3", "static:0.7", "diversed@0.25"),
         *("spec_cascade:token_v3:0.5", "spec_cascade:opt:-0.1"),
     ]
     for family, values in FAMILIES.items():
@@ -26,8 +26,8 @@ def test_families_expand_into_methods():
 @pytest.mark.parametrize(
     ("method", "expected"),
     [
-        ("ar", ("ar", None)),
-        ("sd", ("sd", None)),
+        ("target", ("target", None)),
+        ("lossless", ("lossless", None)),
         ("static:0.7", ("static", 0.7)),
         ("spec_cascade:token_v3:0.5", ("spec_cascade:token_v3", 0.5)),
         ("diversed", ("diversed", 0.5)),
@@ -65,10 +65,10 @@ def test_sweep_over_draft_lengths(tmp_path):
     arguments = (tiny_pair(), LetterTask(), examples(4), ["static:0:0.5", "lenience:0.5"], settings)
     records = frontier(*arguments, num_assistant_tokens=[2, 5], output=tmp_path)
     found = [(record["num_assistant_tokens"], record["family"], record["parameter"]) for record in records]
-    static = [("ar", None), ("sd", None), ("static", 0.0), ("static", 0.5)]
+    static = [("target", None), ("lossless", None), ("static", 0.0), ("static", 0.5)]
     assert found == [(5, *point) for point in [*static, ("lenience", 0.5)]] + [(2, *point) for point in static]
     for record in records[1:]:
-        assert record["method"] == "ar" or len(record["accepted_per_position"]) <= record["num_assistant_tokens"]
+        assert record["method"] == "target" or len(record["accepted_per_position"]) <= record["num_assistant_tokens"]
     written = json.loads((tmp_path / "frontier.json").read_text())
     assert written["records"] == records
     assert written["provenance"]["evaluation"]["settings"]["num_assistant_tokens"] == 5

@@ -78,11 +78,11 @@ def test_rules_are_matched_to_what_a_head_accepts(tmp_path):
         patch.setattr(learning, "load_records", lambda *_: learning_rows)
         found = learning.match(pair, task, tmp_path)
     # The head is the untrained start itself, so the dial must stand where it changes nothing.
-    assert found["untrained_quality"] == pytest.approx(0.5, abs=1e-3)
+    assert found["untrained_strictness"] == pytest.approx(0.5, abs=1e-3)
     assert 0.0 < float(found["lenience"].removeprefix("lenience:")) < 1.0
     assert 0.0 < found["expected_acceptance"] < 1.0
-    assert DiversedVerifier(learning.untrained(pair, tmp_path), found["untrained_quality"]).quality == [
-        found["untrained_quality"]
+    assert DiversedVerifier(learning.untrained(pair, tmp_path), found["untrained_strictness"]).strictness == [
+        found["untrained_strictness"]
     ]
 
 

@@ -75,13 +75,13 @@ def test_command_agrees_with_evaluate(records, tmp_path):
     )
     done = run_command(tmp_path, "run", *options.split())
     assert done.returncode == 0, done.stderr
-    assert "word_problems with sd: acceptance rate" in done.stderr
+    assert "word_problems with lossless: acceptance rate" in done.stderr
     (written,) = (tmp_path / "out").rglob("results_*.json")
     found = json.loads(written.read_text())
     stats = found["config"]["hf_diversed"]["tasks"]["word_problems"]
 
     output = tmp_path / "evaluation.json"
-    options = f"--task math --methods sd --temperature 0 --batch-size 4 --num-examples {NUM_PROMPTS}"
+    options = f"--task math --methods lossless --temperature 0 --batch-size 4 --num-examples {NUM_PROMPTS}"
     result = CliRunner().invoke(
         app, ["evaluate", *options.split(), "--data-file", str(records), "--output", str(output)]
     )
@@ -123,8 +123,8 @@ def test_a_row_stops_at_its_own_stop(records):
 
 
 def test_plain_decoding_and_lossless_agree(records):
-    """Catches "ar" that runs with a draft, and a lossless rule that is none."""
-    plain = harness.DiversedLM(method="ar", device="cpu", batch_size=4)
+    """Catches "target" that runs with a draft, and a lossless rule that is none."""
+    plain = harness.DiversedLM(method="target", device="cpu", batch_size=4)
     lossless = harness.DiversedLM(pretrained="embedded", device="cpu", batch_size=4)
     asked = requests(records, 4)
     assert plain.generate_until(asked, disable_tqdm=True) == lossless.generate_until(asked, disable_tqdm=True)
@@ -144,7 +144,7 @@ def test_the_dial_reaches_the_head(records):
         lm.generate_until(requests(records, 4), disable_tqdm=True)
         rates.append(lm.stats["word_problems"].acceptance_rate)
     assert rates[0] == 1.0 > rates[2]
-    assert [lm.method.verifier.quality for lm in models] == [[0.0], [0.5], [1.0]]
+    assert [lm.method.verifier.strictness for lm in models] == [[0.0], [0.5], [1.0]]
 
 
 @pytest.mark.parametrize("kind", ["loglikelihood", "loglikelihood_rolling"])
@@ -164,7 +164,7 @@ def test_likelihoods_are_refused(kind, monkeypatch):
         ({"method": "static:2"}, "must lie in"),
         ({"method": "diversed"}, "needs a head"),
         ({"method": "static:0.5", "quality": 0.5}, "act on method diversed only"),
-        ({"method": "sd", "head": "math"}, "act on method diversed only"),
+        ({"method": "lossless", "head": "math"}, "act on method diversed only"),
         ({"head": "math", "quality": 2}, "must lie in"),
         ({"assistant": "org/draft"}, "go together"),
         ({"pretrained": "org/target"}, "needs a draft"),

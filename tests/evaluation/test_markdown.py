@@ -14,15 +14,15 @@ def record(method: str, task: str, accepted: float | None, quality: float, **cha
 
 def test_methods_by_tasks():
     """Catches cells under another task's head, and a method that shifts them where it did not run."""
-    rows = [record("ar", "math", None, 0.7), record("sd", "math", 0.445, 0.67)]
-    rows += [record("sd", "code", 0.263, 0.53, n=50), record("diversed", "code", 0.85, 0.53)]
+    rows = [record("target", "math", None, 0.7), record("lossless", "math", 0.445, 0.67)]
+    rows += [record("lossless", "code", 0.263, 0.53, n=50), record("diversed", "code", 0.85, 0.53)]
     assert markdown_table(rows) == (
         "Temperature 1, 5 drafts per round; prompts x samples: 100 x 2 (math), 50 x 2 (code).\n"
         "\n"
         "| method | math: accepted | math score | code: accepted | code score |\n"
         "|---|---:|---:|---:|---:|\n"
-        "| `ar` | - | 70.0% | - | - |\n"
-        "| `sd` | 44.5% | 67.0% | 26.3% | 53.0% |\n"
+        "| `target` | - | 70.0% | - | - |\n"
+        "| `lossless` | 44.5% | 67.0% | 26.3% | 53.0% |\n"
         "| `diversed` | - | - | 85.0% | 53.0% |\n"
     )
     assert "| 44.5% (10.0% to 90.0%) | 67.0% (20.0% to 80.0%) |" in markdown_table(rows, bounds=True)
@@ -30,11 +30,13 @@ def test_methods_by_tasks():
 
 def test_a_table_for_every_setting():
     """Catches temperatures and draft lengths that overwrite each other, and one cell claimed twice."""
-    rows = [record("sd", "math", 0.4, 0.6, temperature=t, num_assistant_tokens=g) for t in (0.0, 0.1) for g in (3, 5)]
+    rows = [
+        record("lossless", "math", 0.4, 0.6, temperature=t, num_assistant_tokens=g) for t in (0.0, 0.1) for g in (3, 5)
+    ]
     text = markdown_table(rows)
     assert text.count("| method |") == 4
     assert text.index("Temperature 0, 5 drafts") < text.index("Temperature 0.1, 3 drafts")
-    with pytest.raises(ValueError, match="'sd' does on 'math' at temperature 0, 3 drafts per round"):
+    with pytest.raises(ValueError, match="'lossless' does on 'math' at temperature 0, 3 drafts per round"):
         markdown_table([*rows, rows[0]])
     with pytest.raises(ValueError, match="at least one record"):
         markdown_table([])
@@ -43,7 +45,8 @@ def test_a_table_for_every_setting():
 def test_reports_are_merged():
     """Catches records of the first report only, and one evaluation's settings standing for all."""
     reports = [
-        {"records": [n], "provenance": {"seed": 7, "evaluation": {"n": n}, "rules": {"sd": str(n)}}} for n in (1, 2)
+        {"records": [n], "provenance": {"seed": 7, "evaluation": {"n": n}, "rules": {"lossless": str(n)}}}
+        for n in (1, 2)
     ]
     assert merge_reports(reports[:1]) == reports[0]
     assert merge_reports(reports) == {
@@ -51,6 +54,6 @@ def test_reports_are_merged():
         "provenance": {
             "seed": 7,
             "evaluations": [{"n": 1}, {"n": 2}],
-            "rules_of_evaluations": [{"sd": "1"}, {"sd": "2"}],
+            "rules_of_evaluations": [{"lossless": "1"}, {"lossless": "2"}],
         },
     }

@@ -95,13 +95,13 @@ def test_styles_differ_without_colour(curve):
 
 def test_what_is_missing_is_said(curve):
     """Catches empty figures."""
-    figures, skipped = draw(to_curves([record("ar", None, 0.9), record("diversed", 0.7, 0.8)], "small"))
+    figures, skipped = draw(to_curves([record("target", None, 0.9), record("diversed", 0.7, 0.8)], "small"))
     assert figures == {}
     assert len(skipped) == 4
     figures, skipped = draw(to_curves(sweep() + sweep(task="code"), "two"))
     assert skipped == []
     assert "two-quality-acceptance-code-t1-g5" in figures
-    without = to_curves([row for row in sweep() if row["method"] != "ar"], "bare")
+    without = to_curves([row for row in sweep() if row["method"] != "target"], "bare")
     figures, skipped = draw(without)
     assert set(figures) == {"bare-quality-acceptance", "bare-quality-time", "bare-acceptance-weight"}
     assert "target alone" not in lines(figures["bare-quality-acceptance"])
@@ -117,7 +117,9 @@ def test_points_without_bounds_are_drawn(curve):
 def test_a_method_twice_is_no_curve():
     """Catches the results of several drafts, which only "draft" tells apart, joined to one curve."""
     rows = [{"draft": draft, **row} for draft in ("untuned", "distill") for row in sweep()]
-    with pytest.raises(ValueError, match=r"drafts-math holds ar, diversed@0\.3.* more than once for math.*5 drafts"):
+    with pytest.raises(
+        ValueError, match=r"drafts-math holds target, diversed@0\.3.* more than once for math.*5 drafts"
+    ):
         to_curves(rows, "drafts-math")
     assert len(to_curves(rows[:7], "drafts-math")) == 1
 
@@ -148,8 +150,8 @@ def write(path: Path, content) -> Path:
         ({"speed": 1}, 'no "records"'),
         ([1], 'no "records"'),
         ({"records": []}, 'no "records"'),
-        ({"records": [{"method": "ar"}]}, "lack .*quality"),
-        ({"records": [{**record("ar", None, 0.5), "trained_on": "math"}]}, "transfer"),
+        ({"records": [{"method": "target"}]}, "lack .*quality"),
+        ({"records": [{**record("target", None, 0.5), "trained_on": "math"}]}, "transfer"),
     ],
 )
 def test_other_files_are_refused_by_name(tmp_path, content, said):

@@ -42,15 +42,15 @@ def test_looked_up_drafts_without_any_data(run, folder, capsys):
     report = run("--backend", "eager", "--batch-sizes", "1")
     (record,) = report["records"]
     assert (record["regime"], record["task"]) == ("lookup", "rewrite")
-    assert [row["method"] for row in record["quality"]] == ["ar", *real.RULES]
+    assert [row["method"] for row in record["quality"]] == ["target", *real.RULES]
     (single,) = (part["methods"] for part in record["seconds"])
     compiled = [f"{name}, compiled" for name in real.COMPILED]
-    assert list(single) == ["ar", "upstream", *real.RULES, *compiled]
+    assert list(single) == ["target", "upstream", *real.RULES, *compiled]
     for name, row in single.items():
         assert row["tokens_per_second"] > 0
         assert all(0 < turn["tokens"] <= 12 and turn["rounds"] <= turn["tokens"] for turn in row["turns"])
         assert (row["milliseconds_per_round"] is None) == (name == "upstream")
-    assert single["ar"]["turns"][0]["rounds"] == single["ar"]["turns"][0]["tokens"]
+    assert single["target"]["turns"][0]["rounds"] == single["target"]["turns"][0]["tokens"]
     assert "lookup, rewrite" in capsys.readouterr().out
     times = {path: path.stat().st_mtime_ns for path in (folder / "out").rglob("seconds-*.json")}
     assert run("--backend", "eager", "--batch-sizes", "1")["records"] == report["records"]
@@ -68,9 +68,9 @@ def test_draft_and_heads_are_trained_once(run, folder, monkeypatch):
     assert [(record["regime"], record["task"]) for record in report["records"]] == places
     for (regime, _), record in zip(places, report["records"]):
         methods = [*real.RULES, *(f"diversed:{folder / 'out' / regime / f'head-{name}'}" for name in real.HEADS)]
-        assert [row["method"] for row in record["quality"]] == ["ar", *methods]
+        assert [row["method"] for row in record["quality"]] == ["target", *methods]
         single, several = (list(part["methods"]) for part in record["seconds"])
-        assert (single, several) == (["ar", "upstream", *methods], ["ar", *methods])
+        assert (single, several) == (["target", "upstream", *methods], ["target", *methods])
     rows = (folder / "out" / "train-scitldr.jsonl").read_text().splitlines()
     assert rows == (folder / "scitldr.jsonl").read_text().splitlines()[:-2]  # none of those that are measured
     made = json.loads((folder / "out" / real.MADE / "provenance.json").read_text())

@@ -12,7 +12,7 @@ from hf_diversed.running.files import WriteError, append_lines, write_json
 
 
 HEADER = {"task": "letters", "num_batches": 3, "settings": {"samples_per_prompt": 1}}
-ENTRIES = [{"method": "ar", "batch": batch, "sample": 0, "text": f"ä {batch}"} for batch in range(3)]
+ENTRIES = [{"method": "target", "batch": batch, "sample": 0, "text": f"ä {batch}"} for batch in range(3)]
 
 
 @pytest.fixture
@@ -42,8 +42,8 @@ DAMAGES = {
     "no text": (b'"batch": 1', b'"batch": \xff', "line 3 is no JSON"),
     "zeros": (b'"batch": 1', b"\x00" * 10, "line 3 is no JSON"),
     "no object": (
-        b'{"method": "ar", "batch": 2',
-        b'[2]\n{"method": "ar", "batch": 2',
+        b'{"method": "target", "batch": 2',
+        b'[2]\n{"method": "target", "batch": 2',
         r"line 4 must be a JSON object",
     ),
     "no entry": (b'"batch": 1', b'"match": 1', "line 3 lacks batch"),

@@ -10,7 +10,7 @@ from tests.evaluation.fakes import Interrupted, LetterTask, examples, tiny_pair
 from tests.evaluation.test_evaluate import timeless
 
 
-METHODS = ["ar", "static:0.5"]
+METHODS = ["target", "static:0.5"]
 SETTINGS = [EvaluationSettings(batch_size=3, num_assistant_tokens=gamma) for gamma in (2, 3)]
 
 

@@ -141,7 +141,7 @@ def rules(draw, rows: int) -> tuple[Verifier, tuple[Verifier, ...]]:
     said = draw(_head)
     dials = {
         name: draw(st.lists(values, min_size=rows, max_size=rows))
-        for name, values in (("quality", _unit), ("max_bias", _unit), ("bias_budget", _spend), ("max_ratio", _unit))
+        for name, values in (("strictness", _unit), ("max_bias", _unit), ("bias_budget", _spend), ("max_ratio", _unit))
         if draw(st.booleans())
     }
     alone = tuple(

@@ -29,11 +29,11 @@ EXTRAS = {
 
 def rule(name: str, batch_size: int):
     if name == "head":
-        return DiversedVerifier(tiny_head(features="distribution"), quality=0.7)
+        return DiversedVerifier(tiny_head(features="distribution"), strictness=0.7)
     if name == "hidden head":
         return DiversedVerifier(tiny_head(), max_bias=0.3)
     if name == "budget":
-        return DiversedVerifier(tiny_head(), quality=[0.2, 0.5, 0.7, 1.0][:batch_size], bias_budget=1.0)
+        return DiversedVerifier(tiny_head(), strictness=[0.2, 0.5, 0.7, 1.0][:batch_size], bias_budget=1.0)
     if name == "phase":
         return PhaseVerifier(StaticEnsembleVerifier(0.2, bias_budget=1.0), begin=30, end=17)
     return build_verifier(name)

@@ -271,7 +271,7 @@ def test_quantized_modules(quantized, rule):
     """Catches sizes read off the output embedding's weight, which is a method there or packed."""
     models = tiny.tiny_model(), tiny.tiny_draft(tiny.tiny_model())
     small = [quantized(model) for model in models]
-    given = {"diversed_head": tiny.tiny_head(), "diversed_quality": 1.0} if rule == "head" else {"verifier": rule}
+    given = {"diversed_head": tiny.tiny_head(), "diversed_strictness": 1.0} if rule == "head" else {"verifier": rule}
     call = {**tiny.ragged_batch(), "do_sample": False, "max_new_tokens": NEW}
     for target, draft in ((small[0], models[1]), (models[0], small[1]), small):
         assert _compat.vocab_size(target) == _compat.known_ids(draft) == tiny.VOCAB_SIZE

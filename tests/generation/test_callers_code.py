@@ -44,7 +44,7 @@ def test_parametrized_layers(pair):
     target = copy.deepcopy(pair[0])
     weight_norm(target.model.layers[0].mlp.up_proj)
     call = {**ragged_batch(), **GREEDY, "assistant_model": pair[1]}
-    ours = target.generate(**call, diversed_head=tiny_head(), diversed_quality=1.0)
+    ours = target.generate(**call, diversed_head=tiny_head(), diversed_strictness=1.0)
     assert torch.equal(ours, target.generate(**ragged_batch(), **GREEDY))
 
 

@@ -42,7 +42,7 @@ def certified(head, *dials: tuple[float, float], pair=None, **settings):
         **settings,
     }
     known = head.config.certified_drops or []
-    head.config.certified_drops = [*known, *({"max_drop": drop, "quality": dial, **entry} for drop, dial in dials)]
+    head.config.certified_drops = [*known, *({"max_drop": drop, "strictness": dial, **entry} for drop, dial in dials)]
     return head
 
 
@@ -53,10 +53,10 @@ def test_takes_the_most_permissive_dial_within_the_drop():
     for drop, dial in ((0.01, 0.6), (0.015, 0.6), (0.02, 0.3), (1.0, 0.3)):
         rule = CertifiedVerifier(head, drop).for_call(HERE)
         assert type(rule) is DiversedVerifier
-        assert rule.quality == [dial]
+        assert rule.strictness == [dial]
     rows = replace(HERE, batch_size=4, num_prompts=2)
-    assert CertifiedVerifier(head, [0.01, 0.02]).for_call(rows).quality == [0.6, 0.3]
-    assert CertifiedVerifier(head, 0.01).for_call(replace(HERE, temperature=0.5)).quality == [0.1]
+    assert CertifiedVerifier(head, [0.01, 0.02]).for_call(rows).strictness == [0.6, 0.3]
+    assert CertifiedVerifier(head, 0.01).for_call(replace(HERE, temperature=0.5)).strictness == [0.1]
 
 
 REFUSED = [
@@ -115,7 +115,7 @@ def test_survives_a_file(tmp_path):
     """Catches certificates that are lost or rounded on disk, and a digest that differs after loading."""
     certified(tiny_head(), (0.01, 0.6)).save_pretrained(tmp_path)
     loaded = hf_diversed.DiversedHead.from_pretrained(tmp_path)
-    assert CertifiedVerifier(loaded, 0.01).for_call(HERE).quality == [0.6]
+    assert CertifiedVerifier(loaded, 0.01).for_call(HERE).strictness == [0.6]
 
 
 @pytest.mark.parametrize("door", ["keyword", "generation config", "attachment"])
@@ -125,7 +125,7 @@ def test_every_door(pair, door):
     head = certified(tiny_head(), (0.01, 0.6), (0.02, 0.1), pair=pair)
     call = {**ragged_batch(), **SAMPLED, "return_dict_in_generate": True}
     torch.manual_seed(0)
-    expected = target.generate(**call, assistant_model=draft, diversed_head=head, diversed_quality=0.1)
+    expected = target.generate(**call, assistant_model=draft, diversed_head=head, diversed_strictness=0.1)
     torch.manual_seed(0)
     if door == "keyword":
         out = target.generate(**call, assistant_model=draft, diversed_head=head, diversed_max_drop=0.02)
@@ -136,7 +136,7 @@ def test_every_door(pair, door):
         with hf_diversed.attach(target, draft, head, diversed_max_drop=0.02):
             out = target.generate(**call)
     assert torch.equal(out.sequences, expected.sequences)
-    assert out.stats.quality == expected.stats.quality == 0.1
+    assert out.stats.strictness == expected.stats.strictness == 0.1
 
 
 def test_rows_say_their_own_dial(pair):
@@ -146,12 +146,12 @@ def test_rows_say_their_own_dial(pair):
     call = {**ragged_batch(3), **SAMPLED, "return_dict_in_generate": True, "num_return_sequences": 2}
     with hf_diversed.record_stats() as stats:
         out = target.generate(**call, assistant_model=draft, diversed_head=head, diversed_max_drop=[0.01, 0.02, 0.02])
-    assert [row.quality for row in out.stats.per_row] == [0.75, 0.75, 0.25, 0.25, 0.25, 0.25]
-    assert stats.quality == out.stats.quality == pytest.approx(2.5 / 6)
+    assert [row.strictness for row in out.stats.per_row] == [0.75, 0.75, 0.25, 0.25, 0.25, 0.25]
+    assert stats.strictness == out.stats.strictness == pytest.approx(2.5 / 6)
     out = target.generate(
         **ragged_batch(1), **SAMPLED, assistant_model=draft, verifier="lossless", return_dict_in_generate=True
     )
-    assert out.stats.quality != out.stats.quality  # a rule without a dial has none
+    assert out.stats.strictness != out.stats.strictness  # a rule without a dial has none
 
 
 def test_whoever_is_asked_first_sets_the_dial(pair):
@@ -159,16 +159,16 @@ def test_whoever_is_asked_first_sets_the_dial(pair):
     target, draft = pair
     head = certified(tiny_head(), (0.01, 0.75), pair=pair)
     call = {**ragged_batch(), **SAMPLED, "return_dict_in_generate": True}
-    with hf_diversed.attach(target, draft, head, diversed_quality=0.3):
-        assert target.generate(**call, diversed_max_drop=0.01).stats.quality == 0.75
-        assert target.generate(**call).stats.quality == 0.3
+    with hf_diversed.attach(target, draft, head, diversed_strictness=0.3):
+        assert target.generate(**call, diversed_max_drop=0.01).stats.strictness == 0.75
+        assert target.generate(**call).stats.strictness == 0.3
     with hf_diversed.attach(target, draft, head, diversed_max_drop=0.01):
-        assert target.generate(**call, diversed_quality=0.3).stats.quality == 0.3
-        assert target.generate(**call).stats.quality == 0.75
+        assert target.generate(**call, diversed_strictness=0.3).stats.strictness == 0.3
+        assert target.generate(**call).stats.strictness == 0.75
 
 
 @pytest.mark.parametrize(
-    "other", ["diversed_quality", "diversed_max_bias", "diversed_bias_budget", "diversed_max_ratio"]
+    "other", ["diversed_strictness", "diversed_max_bias", "diversed_bias_budget", "diversed_max_ratio"]
 )
 def test_refused_beside_other_dials(pair, other):
     """Catches a certified dial that something else moves."""

@@ -71,7 +71,7 @@ RULES = {
 @pytest.mark.parametrize("name", [*RULES, "diversed"])
 def test_fast_path_equals_naive_reference(pair, head, name):
     """Invariant 12. Catches errors of cache, masks, positions, hidden-state offsets and block arithmetic."""
-    verifier = DiversedVerifier(head, quality=0.6) if name == "diversed" else RULES[name]
+    verifier = DiversedVerifier(head, strictness=0.6) if name == "diversed" else RULES[name]
     batch = ragged_batch(batch_size=4)
     fast = relaxed(pair, verifier, batch).sequences
     for row in range(4):
@@ -299,15 +299,15 @@ def test_padded_vocabularies(extra, do_sample):
         assert out.stats.acceptance_rate > (0.99 if extra > 0 else 0.1)
 
 
-def test_num_return_sequences_and_row_quality(pair, head):
-    """Catches per-row quality that is not repeated along with its prompt."""
+def test_num_return_sequences_and_row_strictness(pair, head):
+    """Catches per-row strictness that is not repeated along with its prompt."""
     target, draft = pair
     batch = ragged_batch(batch_size=2)
     out = target.generate(
         **batch,
         assistant_model=draft,
         diversed_head=head,
-        diversed_quality=[0.0, 1.0],
+        diversed_strictness=[0.0, 1.0],
         num_return_sequences=3,
         do_sample=True,
         top_k=0,
@@ -347,7 +347,7 @@ def test_half_precision(pair):
     call = {**ragged_batch(), "max_new_tokens": 12, "do_sample": False}
     plain = target.generate(**call)
     out = target.generate(
-        **call, assistant_model=draft, diversed_head=head, diversed_quality=1.0, return_dict_in_generate=True
+        **call, assistant_model=draft, diversed_head=head, diversed_strictness=1.0, return_dict_in_generate=True
     )
     assert torch.equal(out.sequences, plain)
     assert out.stats.num_drafted > 0

@@ -119,7 +119,7 @@ def test_text_generation_pipeline(pair, tokenizer):
         "text-generation", model=target, tokenizer=tokenizer, assistant_model=draft, assistant_tokenizer=tokenizer
     )
     with hf_diversed.record_stats() as stats:
-        relaxed = assisted(prompt, diversed_head=tiny_head(), diversed_quality=1.0, **settings)
+        relaxed = assisted(prompt, diversed_head=tiny_head(), diversed_strictness=1.0, **settings)
     assert relaxed == plain
     assert stats.num_drafted > 0
     with hf_diversed.attach(target, draft, verifier="lossless"), hf_diversed.record_stats() as stats:
@@ -153,7 +153,7 @@ def test_lora_adapters(pair, wrapped):
 def test_attachments_refuse_what_they_would_ignore(pair):
     """Catches a cap that is taken and never applied, and a rule that fails with the first request only."""
     target, draft = pair
-    for limit in ("diversed_max_bias", "diversed_bias_budget", "diversed_quality"):
+    for limit in ("diversed_max_bias", "diversed_bias_budget", "diversed_strictness"):
         with pytest.raises(ValueError, match=f"{limit} can only act on a head"):
             hf_diversed.attach(target, draft, verifier="static:0.5", **{limit: 0.05})
     with pytest.raises(ValueError, match="nonsense"):

@@ -8,7 +8,7 @@ import torch
 from transformers.generation.streamers import BaseStreamer
 
 import hf_diversed
-from hf_diversed.verifiers import DiversedVerifier, LawVerifier, PhaseVerifier, build_verifier
+from hf_diversed.verifiers import DistributionVerifier, DiversedVerifier, PhaseVerifier, build_verifier
 from tests.tiny import ragged_batch, tiny_head
 
 
@@ -82,8 +82,8 @@ def test_a_heads_faults_are_its_rules(pair, value, do_sample):
             )
 
 
-class Nowhere(LawVerifier):
-    def law(self, draft, target):
+class Nowhere(DistributionVerifier):
+    def emitted_probs(self, draft, target):
         return draft.probs() * math.nan
 
 

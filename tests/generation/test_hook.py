@@ -131,17 +131,17 @@ class _Failing:
 def test_two_threads_with_different_heads(pair):
     """Invariant 13. Catches state shared between calls: hidden states, caches, statistics."""
     target, draft = pair
-    jobs = [(tiny_head(seed), quality) for seed, quality in ((1, 0.3), (2, 0.8))]
+    jobs = [(tiny_head(seed), strictness) for seed, strictness in ((1, 0.3), (2, 0.8))]
 
     def run(job, results, index):
         with hf_diversed.record_stats() as stats:
             for _ in range(3):
-                head, quality = job
+                head, strictness = job
                 out = target.generate(
                     **ragged_batch(seed=index),
                     assistant_model=draft,
                     diversed_head=head,
-                    diversed_quality=quality,
+                    diversed_strictness=strictness,
                     max_new_tokens=16,
                     do_sample=False,
                 )
@@ -166,13 +166,13 @@ def test_refusals_of_what_would_be_ignored(pair, tmp_path):
     call = {**ragged_batch(), "assistant_model": draft, "max_new_tokens": 4}
     with pytest.raises(ValueError, match="pass diversed_head= or verifier="):
         target.generate(**call, output_token_records=True)
-    for quality in (0.0, torch.tensor([0.5])):
-        with pytest.raises(ValueError, match="diversed_quality acts on relaxed decoding only"):
-            target.generate(**call, diversed_quality=quality)
+    for strictness in (0.0, torch.tensor([0.5])):
+        with pytest.raises(ValueError, match="diversed_strictness acts on relaxed decoding only"):
+            target.generate(**call, diversed_strictness=strictness)
     prompt = {"input_ids": ragged_batch()["input_ids"][:1], "assistant_model": draft, "max_new_tokens": 4}
     assert target.generate(**prompt, output_token_records=False).shape == (1, 13)
     with pytest.raises(ValueError, match=r"one per prompt \(4\), got 2"):
-        target.generate(**call, diversed_head=tiny_head(), diversed_quality=[0.0, 1.0])
+        target.generate(**call, diversed_head=tiny_head(), diversed_strictness=[0.0, 1.0])
     with pytest.raises(ValueError, match="vocabulary of 99 ids, got 64"):
         target.generate(**call, diversed_head=tiny_head(vocab_size=99))
     stranger = copy.deepcopy(draft)

@@ -57,9 +57,9 @@ RULES = {
     "static 0.7": StaticEnsembleVerifier(0.7),
     "lenience 0.1": LenientVerifier(0.1),
     "token_v3 0.9": SpecCascadeVerifier("token_v3", 0.9),
-    "diversed": hf_diversed.DiversedVerifier(distribution_head(), quality=0.4, max_bias=0.6),
+    "diversed": hf_diversed.DiversedVerifier(distribution_head(), strictness=0.4, max_bias=0.6),
     "token": hf_diversed.DiversedVerifier(
-        random_head(features="distribution", token_features=True), quality=0.4, max_ratio=0.01
+        random_head(features="distribution", token_features=True), strictness=0.4, max_ratio=0.01
     ),
 }
 

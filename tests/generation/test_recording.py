@@ -34,7 +34,10 @@ def head() -> DiversedHead:
 
 def measure(pair: Pair, head: DiversedHead, **changes) -> dict[str, dict]:
     """A thousand rows (if no more is said) of each method on the tiny pair in one call, by method."""
-    stop_strings, methods = changes.pop("stop_strings", []), changes.pop("methods", ["sd", "static:0.3", "diversed"])
+    stop_strings, methods = (
+        changes.pop("stop_strings", []),
+        changes.pop("methods", ["lossless", "static:0.3", "diversed"]),
+    )
     options = EvaluationSettings(**{"num_examples": 1000, "batch_size": 1000, "num_assistant_tokens": 4} | changes)
     task = LetterTask(stop_strings=stop_strings, max_new_tokens=12)
     records = evaluate(pair, task, examples(10) * 100, methods, options, head=head)

@@ -390,17 +390,17 @@ ROWS = [
     Row("no head at all", with_head(diversed_head=0.7), ["DiversedHead", "float", "from_pretrained"], TypeError),
     Row("another pair's head", with_head(diversed_head=BENCH.wide_head), ["target", "48", "32", "train a head"]),
     Row("records without dict", generate(output_token_records=True), ["output_token_records", "return_dict"]),
-    Row("quality without head", generate(diversed_quality=0.5), ["diversed_quality", "pass diversed_head="]),
+    Row("strictness without head", generate(diversed_strictness=0.5), ["diversed_strictness", "pass diversed_head="]),
     Row("bias cap without head", generate(diversed_max_bias=0.1), ["diversed_max_bias", "pass diversed_head="]),
     *(
         Row(f"{name} {value}", with_head(**{f"diversed_{name}": value}), [name, "[0, 1]", str(value), "lossless"])
-        for name in ("quality", "max_bias")
+        for name in ("strictness", "max_bias")
         for value in (1.5, -0.1, float("nan"))
     ),
     Row(
-        "quality of one row in three",
-        with_head(diversed_quality=[0.1, 0.5, 0.9]),
-        ["diversed_quality", "(2)", "got 3"],
+        "strictness of one row in three",
+        with_head(diversed_strictness=[0.1, 0.5, 0.9]),
+        ["diversed_strictness", "(2)", "got 3"],
     ),
     *(
         Row(f"gamma {value}", generate(num_assistant_tokens=value), ["num_assistant_tokens", ">= 1", f"got {value}"])
@@ -449,7 +449,7 @@ def test_the_bench_itself_is_served():
     """Guards the table: without its one offence, every row's call would go through, and modules run where it does."""
     with modules_run() as ran:
         assert BENCH.generate().shape == (2, 10)
-        assert BENCH.with_head(diversed_quality=[0.1, 0.9]).shape == (2, 10)
+        assert BENCH.with_head(diversed_strictness=[0.1, 0.9]).shape == (2, 10)
         assert BENCH.generate(assistant_model=MISSING, prompt_lookup_num_tokens=3).shape == (2, 10)
         assert BENCH.generate(assistant_model=MISSING, assistant_early_exit=1).shape == (2, 10)
         assert BENCH.generate(BENCH.multimodal, assistant_model=BENCH.multimodal).shape == (2, 10)

@@ -18,8 +18,8 @@ TEMPERATURES = [0.7, 0.0, 1.0, 1.4]
 RULES = {
     **{spec: partial(build_verifier, spec) for spec in ("lossless", "static:0.4", "lenience:0.3", "block:static:0.5")},
     "budget": lambda: StaticEnsembleVerifier(0.2, bias_budget=1.0),
-    "token": lambda: DiversedVerifier(tiny_head(token_features=True), quality=0.3, bias_budget=1.0),
-    "head": lambda: DiversedVerifier(tiny_head(), quality=0.6),
+    "token": lambda: DiversedVerifier(tiny_head(token_features=True), strictness=0.3, bias_budget=1.0),
+    "head": lambda: DiversedVerifier(tiny_head(), strictness=0.6),
 }
 
 

@@ -36,10 +36,10 @@ def head() -> DiversedHead:
 
 
 RULES = {
-    "diversed": lambda: DiversedVerifier(head(), quality=0.4, bias_budget=1.5),
-    "token": lambda: DiversedVerifier(tiny_head(features="both", token_features=True), quality=0.3),
+    "diversed": lambda: DiversedVerifier(head(), strictness=0.4, bias_budget=1.5),
+    "token": lambda: DiversedVerifier(tiny_head(features="both", token_features=True), strictness=0.3),
     "token-bounds": lambda: DiversedVerifier(
-        tiny_head(features="distribution", token_features=True), quality=0.2, bias_budget=1.5, max_ratio=0.1
+        tiny_head(features="distribution", token_features=True), strictness=0.2, bias_budget=1.5, max_ratio=0.1
     ),
     "phase-token": lambda: PhaseVerifier(
         DiversedVerifier(tiny_head(token_features=True), bias_budget=1.0), begin=21, end=34

@@ -13,7 +13,7 @@ def test_dial_travels_in_generation_config(pair):
     """JSON callers send scalars only. Catches a dial that is read from keywords alone."""
     target, draft = pair
     config = GenerationConfig(max_new_tokens=12, do_sample=True, top_k=0, pad_token_id=PAD)
-    config.diversed_quality = 0.0
+    config.diversed_strictness = 0.0
     with hf_diversed.attach(target, draft, tiny_head()), hf_diversed.record_stats() as stats:
         target.generate(**ragged_batch(), generation_config=config)
     assert stats.acceptance_rate == 1.0
@@ -24,7 +24,7 @@ def by_door(pair, door: str, limit: dict):
     """The output of a permissive head under a limit that comes by this way."""
     target, draft = pair
     call = {**ragged_batch(), **SAMPLED, "max_new_tokens": 24, "return_dict_in_generate": True}
-    given = {"diversed_head": tiny_head(), "diversed_quality": 0.1}
+    given = {"diversed_head": tiny_head(), "diversed_strictness": 0.1}
     if door == "keyword":
         return target.generate(**call, assistant_model=draft, **given, **limit)
     if door == "generation config":
@@ -57,7 +57,7 @@ def test_draft_length_comes_from_whoever_named_one(pair):
     target, draft = pair
 
     def drafted_per_round(head, **kwargs):
-        call = {"max_new_tokens": 40, "do_sample": False, "diversed_quality": 0.0, "return_dict_in_generate": True}
+        call = {"max_new_tokens": 40, "do_sample": False, "diversed_strictness": 0.0, "return_dict_in_generate": True}
         prompt = {"input_ids": ragged_batch()["input_ids"][:1]}
         out = target.generate(**prompt, assistant_model=draft, diversed_head=head, **(call | kwargs))
         return len(out.stats.accepted_per_position)
@@ -76,10 +76,10 @@ def test_call_wins_over_attached_wins_over_the_models_config(pair):
     """Catches a server's default that no request can override, and one that a checkpoint's config beats."""
     target, draft = pair
     config = GenerationConfig(max_new_tokens=12, do_sample=True, top_k=0, pad_token_id=PAD, num_assistant_tokens=2)
-    config.diversed_quality = 0.0
-    target.generation_config.diversed_quality = 0.7
+    config.diversed_strictness = 0.0
+    target.generation_config.diversed_strictness = 0.7
     try:
-        with hf_diversed.attach(target, draft, tiny_head(), diversed_quality=1.0, num_assistant_tokens=6):
+        with hf_diversed.attach(target, draft, tiny_head(), diversed_strictness=1.0, num_assistant_tokens=6):
             for call, weight, gamma in (({"generation_config": config}, 0.0, 2), (SAMPLED, 1.0, 6)):
                 with hf_diversed.record_stats() as stats:
                     target.generate(**ragged_batch(), **call)
@@ -90,7 +90,7 @@ def test_call_wins_over_attached_wins_over_the_models_config(pair):
         )
         assert out.stats.num_drafted > 0  # a dial in the model's config is no error for a rule without one
     finally:
-        del target.generation_config.diversed_quality
+        del target.generation_config.diversed_strictness
 
 
 def test_prefix_functions_only_see_text_that_could_be(pair):
@@ -123,7 +123,7 @@ def test_a_drafts_own_length_comes_after_the_heads(pair, head_says, expected, mo
     """Catches the place where upstream reads the draft length, ignored without a word."""
     target, draft = pair
     monkeypatch.setattr(draft.generation_config, "num_assistant_tokens", 2, raising=False)
-    call = {"max_new_tokens": 24, "do_sample": False, "diversed_quality": 0.0, "return_dict_in_generate": True}
+    call = {"max_new_tokens": 24, "do_sample": False, "diversed_strictness": 0.0, "return_dict_in_generate": True}
     head = tiny_head(num_assistant_tokens=head_says)
     out = target.generate(**ragged_batch(1), assistant_model=draft, diversed_head=head, **call)
     assert len(out.stats.accepted_per_position) == expected

@@ -83,9 +83,11 @@ def counted(monkeypatch, rounds: list[Counter]):
 RULES = {
     "lossless": lambda: build_verifier("lossless"),
     "static": lambda: build_verifier("static:0.5"),
-    "hidden head": lambda: DiversedVerifier(tiny_head(), quality=[0.2, 0.5, 0.7, 1.0], max_bias=0.3, bias_budget=1.0),
+    "hidden head": lambda: DiversedVerifier(
+        tiny_head(), strictness=[0.2, 0.5, 0.7, 1.0], max_bias=0.3, bias_budget=1.0
+    ),
     "token head": lambda: DiversedVerifier(
-        tiny_head(token_features=True), quality=[0.2, 0.5, 0.7, 1.0], bias_budget=1.0, max_ratio=0.1
+        tiny_head(token_features=True), strictness=[0.2, 0.5, 0.7, 1.0], bias_budget=1.0, max_ratio=0.1
     ),
     "distribution head": lambda: DiversedVerifier(tiny_head(features="distribution")),
     "phase": lambda: PhaseVerifier(StaticEnsembleVerifier(0.2, bias_budget=1.0), begin=30, end=17),

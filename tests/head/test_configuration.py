@@ -17,7 +17,7 @@ GAMMA = "num_assistant_tokens must be an integer from 1 to 64, or None, got"
 ENTRY = {
     "max_drop": 0.01,
     "confidence": 0.95,
-    "quality": 0.35,
+    "strictness": 0.35,
     "drop": -0.002,
     "acceptance_rate": 0.9,
     "task": "math",
@@ -66,7 +66,7 @@ REFUSED = [
     ({"base_model_name_or_path": {}}, "base_model_name_or_path must be a string or None, got {}"),
     ({"certified_drops": {}}, CERTIFIED),
     ({"certified_drops": [ENTRY, {"max_drop": 0.01}]}, CERTIFIED),
-    ({"certified_drops": [{**ENTRY, "quality": "0"}]}, CERTIFIED),
+    ({"certified_drops": [{**ENTRY, "strictness": "0"}]}, CERTIFIED),
     ({"certified_drops": [{**ENTRY, "more": 0}]}, CERTIFIED),
     ({"certified_drops": [{**ENTRY, "processors": "none"}]}, CERTIFIED),
     ({"dtype": "os"}, "dtype must be one of float32, float16, bfloat16, float64, or None, got 'os'"),

@@ -51,7 +51,7 @@ def make_record(method: str, place: int, **given) -> dict:
         "seed": 1234,
         "quality": quality,
         "quality_ci": [quality - 0.023, quality + 0.024],
-        "reference": "ar",
+        "reference": "target",
         "quality_drop": 0.8111 - quality,
         "quality_drop_ci": [0.7911 - quality, 0.8311 - quality],
         "acceptance_rate": rate,
@@ -67,14 +67,16 @@ def make_record(method: str, place: int, **given) -> dict:
 
 def make_evaluation(task: str = "gsm8k") -> dict:
     nothing = dict.fromkeys(
-        name for name in make_record("ar", 0) if name.startswith(("reference", "quality_drop", "acc", "ver", "block"))
+        name
+        for name in make_record("target", 0)
+        if name.startswith(("reference", "quality_drop", "acc", "ver", "block"))
     )
     records = [
-        make_record("ar", 0, **nothing, mean_weight=None),
+        make_record("target", 0, **nothing, mean_weight=None),
         make_record("diversed", 2, static_gain=0.0357, static_gain_ci=[0.0048, 0.0661]),
         make_record("static:0.3", 4),
         make_record("static:0.7", 3),
-        make_record("sd", 1),
+        make_record("lossless", 1),
     ]
     models = {role: {"name": "", "parameters": count, "dtype": "torch.bfloat16"} for role, count in SIZES.items()}
     return {
@@ -170,7 +172,7 @@ def test_looked_up_drafts_need_no_second_model():
     compile(snippet_of(text), "card", "exec")
 
 
-@pytest.mark.parametrize("method", ["ar", "sd", "static:0.7", "static:0.3", "diversed"])
+@pytest.mark.parametrize("method", ["target", "lossless", "static:0.7", "static:0.3", "diversed"])
 def test_every_figure_comes_from_its_record(method):
     """Catches typed figures, and a row filled from another row: a changed figure changes that row and no other."""
     shown = [
@@ -203,7 +205,7 @@ def test_results_table():
     assert header == [
         "method", "accuracy", "drop", "accepted / drafted", "accepted / verified", "tokens per round", "mean weight",
     ]  # fmt: skip
-    names = ["target alone (`ar`)", "lossless (`sd`)", "`static:0.7`", "`static:0.3`", "**DIVERSED**"]
+    names = ["target alone (`target`)", "lossless (`lossless`)", "`static:0.7`", "`static:0.3`", "**DIVERSED**"]
     assert [row[0] for row in rows] == names
     assert rows[0] == [names[0], "81.1% (78.8% to 83.5%)", "-", "-", "-", "-", "-"]
     assert rows[-1] == [
@@ -288,7 +290,7 @@ def test_no_negative_zero():
 
 def test_dial_only_with_data():
     evaluation = make_evaluation()
-    assert "quality dial" not in render_card(HUB, evaluation, {}, REPO)
+    assert "strictness" not in render_card(HUB, evaluation, {}, REPO)
     evaluation["records"] += [make_record("diversed@0.75", 1), make_record("diversed@0", 5)]
     text = render_card(HUB, evaluation, {}, REPO)
     assert re.findall(r"^\| (0[.\d]*) \|", text, re.MULTILINE) == ["0", "0.5", "0.75"]
@@ -296,8 +298,8 @@ def test_dial_only_with_data():
 
 def test_records_of_other_heads_are_refused():
     """Catches a card that shows no line of the head it is about, or that of another head."""
-    evaluation = {"records": [make_record("sd", 1), make_record("diversed:org/other", 2)]}
-    with pytest.raises(ValueError, match=r'method "diversed", got sd, diversed:org/other'):
+    evaluation = {"records": [make_record("lossless", 1), make_record("diversed:org/other", 2)]}
+    with pytest.raises(ValueError, match=r'method "diversed", got lossless, diversed:org/other'):
         render_card(HUB, evaluation, {}, REPO)
 
 

@@ -58,9 +58,9 @@ def test_decodes_with_the_published_head(hub, installed, pair):
     for bias, head in heads.items():
         head.push_to_hub(REPO)
         assert through_door(pair) == decode(pair, diversed_head=head), bias
-    expected = decode(pair, diversed_head=heads[30.0], diversed_quality=0.0)
+    expected = decode(pair, diversed_head=heads[30.0], diversed_strictness=0.0)
     assert expected != decode(pair, diversed_head=heads[30.0])
-    assert through_door(pair, diversed_quality=0.0) == expected
+    assert through_door(pair, diversed_strictness=0.0) == expected
     first = hub.repositories[REPO].commits[1].sha
     assert through_door(pair, revision=first) == decode(pair, diversed_head=heads[-30.0])  # that commit's head
     with pytest.raises(ValueError, match="trust_remote_code"):

@@ -82,8 +82,11 @@ def test_results_are_for_leaderboards(hub):
     evaluation["records"].append(make_record("diversed@0.75", 1))
     make_head().push_to_hub(REPO, evaluation=evaluation)
     files = {path: content for path, content in hub.files(REPO).items() if path.startswith(".eval_results/")}
-    assert set(files) == {".eval_results/gsm8k.yaml", ".eval_results/gsm8k-quality-0.75.yaml"}
-    for path, method in ((".eval_results/gsm8k.yaml", "diversed"), (".eval_results/gsm8k-quality-0.75.yaml", "@0.75")):
+    assert set(files) == {".eval_results/gsm8k.yaml", ".eval_results/gsm8k-strictness-0.75.yaml"}
+    for path, method in (
+        (".eval_results/gsm8k.yaml", "diversed"),
+        (".eval_results/gsm8k-strictness-0.75.yaml", "@0.75"),
+    ):
         (entry,) = parse_eval_result_entries(yaml.safe_load(files[path]))
         record = next(record for record in evaluation["records"] if record["method"].endswith(method))
         assert (entry.dataset_id, entry.task_id) == ("openai/gsm8k", "default")
@@ -140,7 +143,7 @@ def test_outdated_results_go(hub):
 def test_figures_of_another_head_are_refused(hub):
     """Catches a card that shows what other weights achieved; nothing may be sent then."""
     evaluation = make_evaluation()
-    rule = "DiversedVerifier(head={}, quality=[0.5])"
+    rule = "DiversedVerifier(head={}, strictness=[0.5])"
     evaluation["provenance"] = evaluation["provenance"] | {
         "rules": {"diversed": rule.format(module_digest(make_head()))}
     }

@@ -55,7 +55,9 @@ def test_padding_without_a_pad_token(pair):
     assert pad_id(tokenizer, pair.target) == 0
 
 
-@pytest.mark.parametrize("method", [Method("ar"), Method("sd", LosslessVerifier()), UPSTREAM], ids=lambda m: m.label)
+@pytest.mark.parametrize(
+    "method", [Method("target"), Method("lossless", LosslessVerifier()), UPSTREAM], ids=lambda m: m.label
+)
 def test_only_the_seed_decides(pair, method):
     """Catches a draw from the caller's random state, or one that advances it: data order and dropout would change."""
     decoder = Decoder(pair, Sampling(max_new_tokens=9, num_assistant_tokens=2))
@@ -81,7 +83,7 @@ def test_upstream_is_the_static_rule(pair):
 
 def test_records_and_length_by_call(pair):
     """Catches arguments of one call that are dropped, or that stay for the next one."""
-    decoder, method = Decoder(pair, Sampling(max_new_tokens=9)), Method("sd", LosslessVerifier())
+    decoder, method = Decoder(pair, Sampling(max_new_tokens=9)), Method("lossless", LosslessVerifier())
     recorded = decoder(method, [[4], [5, 6]], 0, output_token_records=True, max_new_tokens=4)
     assert [len(row) for row in recorded.tokens] == [4, 4]
     assert recorded.records.tokens.tolist() == recorded.tokens

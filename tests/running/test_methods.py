@@ -23,13 +23,13 @@ def head() -> DiversedHead:
 
 def test_names(head):
     """Catches a name that builds another rule, and static points missing from the curve."""
-    names = ["ar", "sd", "lossless", "static:0.7", "spec_cascade:token_v3:0.5", "diversed", "diversed@0.25"]
+    names = ["target", "lossless", "static:0.7", "spec_cascade:token_v3:0.5", "diversed", "diversed@0.25"]
     methods = build_methods([*names, ("mine", StaticEnsembleVerifier(0.2))], head)
     assert [method.label for method in methods] == [*names, "mine"]
-    kinds = [type(None), LosslessVerifier, LosslessVerifier, StaticEnsembleVerifier, SpecCascadeVerifier]
-    assert [type(method.verifier) for method in methods[:5]] == kinds
-    assert [method.static_weight for method in methods] == [None, 1.0, 1.0, 0.7, None, None, None, 0.2]
-    assert [method.verifier.quality for method in methods[5:7]] == [[0.5], [0.25]]
+    kinds = [type(None), LosslessVerifier, StaticEnsembleVerifier, SpecCascadeVerifier]
+    assert [type(method.verifier) for method in methods[:4]] == kinds
+    assert [method.static_weight for method in methods] == [None, 1.0, 0.7, None, None, None, 0.2]
+    assert [method.verifier.strictness for method in methods[4:6]] == [[0.5], [0.25]]
     assert build_methods(methods) == methods
 
 
@@ -38,9 +38,9 @@ def test_heads_by_name(head, tmp_path):
     folder = tmp_path / "head@v2"
     head.save_pretrained(folder)
     plain, dialled = build_methods([f"diversed:{folder}", f"diversed:{folder}@0.75"], DiversedHead(head.config))
-    for method, quality in ((plain, 0.5), (dialled, 0.75)):
+    for method, strictness in ((plain, 0.5), (dialled, 0.75)):
         assert isinstance(method.verifier, DiversedVerifier)
-        assert method.verifier.quality == [quality]
+        assert method.verifier.strictness == [strictness]
         assert torch.equal(next(method.verifier.head.parameters()), next(head.parameters()))
     assert build_methods(["diversed"], folder)[0].verifier.head is plain.verifier.head
 
@@ -84,18 +84,18 @@ def test_rules_in_words_hold_no_addresses():
     ("specs", "words"),
     [
         ([], ["at least one", "none"]),
-        (["sd", "sd"], ["different labels", "sd"]),
-        (["nucleus:0.7"], ["nucleus:0.7", "ar, sd", "static"]),
+        (["lossless", "lossless"], ["different labels", "lossless"]),
+        (["nucleus:0.7"], ["nucleus:0.7", "target, lossless", "static"]),
         (["static"], ["static", "parameters"]),
         (["static:1.5"], ["weight", "1.5"]),
         (["static:0.7@0.5"], ["weight", "0.7@0.5"]),
-        (["ar:1"], ["ar:1"]),
+        (["target:1"], ["target:1"]),
         (["diversed"], ["needs a head", "head="]),
         (["diversed@0.5"], ["needs a head"]),
         (["diversed:"], ["diversed:<folder"]),
-        (["diversed@high"], ["diversed@high", "quality"]),
-        (["diversed@1.5"], ["quality", "1.5"]),
-        ([("ar", LosslessVerifier())], ["ar", "taken"]),
+        (["diversed@high"], ["diversed@high", "strictness"]),
+        (["diversed@1.5"], ["strictness", "1.5"]),
+        ([("target", LosslessVerifier())], ["target", "taken"]),
     ],
 )
 def test_refusals(specs, words, head):

@@ -12,18 +12,23 @@ from tests.serving.fakes import HEAD, MAX_TOKENS, engine, request
 
 @pytest.fixture(scope="module")
 def deployment() -> Deployment:
-    settings = {"head": HEAD, "quality": 0.4, "max_bias": 0.9, "choices": ["static:0.5", "lenience:0.3", "lossless"]}
+    settings = {
+        "head": HEAD,
+        "strictness": 0.4,
+        "max_bias": 0.9,
+        "choices": ["static:0.5", "lenience:0.3", "lossless"],
+    }
     return Deployment.of(engine(settings))
 
 
 @pytest.mark.parametrize(
     ("asked", "wanted"),
     [
-        ({}, Asked(1, quality=0.4, max_bias=0.9)),
-        ({"quality": 0.7}, Asked(1, quality=0.7, max_bias=0.9)),
-        ({"quality": 0}, Asked(1, quality=0.0, max_bias=0.9)),
-        ({"quality": 1}, Asked()),
-        ({"max_bias": 0.2, "max_ratio": 0.5}, Asked(1, quality=0.4, max_bias=0.2, max_ratio=0.5)),
+        ({}, Asked(1, strictness=0.4, max_bias=0.9)),
+        ({"strictness": 0.7}, Asked(1, strictness=0.7, max_bias=0.9)),
+        ({"strictness": 0}, Asked(1, strictness=0.0, max_bias=0.9)),
+        ({"strictness": 1}, Asked()),
+        ({"max_bias": 0.2, "max_ratio": 0.5}, Asked(1, strictness=0.4, max_bias=0.2, max_ratio=0.5)),
         ({"rule": "static:0.5"}, Asked(2, max_bias=0.9)),
         ({"rule": "static:0.5", "max_ratio": 0.1}, Asked(2, max_bias=0.9, max_ratio=0.1)),
         ({"rule": "lenience:0.3"}, Asked(3)),
@@ -37,7 +42,7 @@ def test_reads_what_is_meant(deployment, asked, wanted):
 
 def test_greedy_requests_follow_the_target(deployment):
     """Catches relaxed greedy decoding: kernels take the best token of whatever logits they are given."""
-    assert read_request(deployment, request(temperature=0.0, quality=0.2)) == Asked()
+    assert read_request(deployment, request(temperature=0.0, strictness=0.2)) == Asked()
 
 
 def test_lossless_is_everybodys_choice():
@@ -50,23 +55,26 @@ def test_lossless_is_everybodys_choice():
 @pytest.mark.parametrize(
     ("asked", "words"),
     [
-        ({"quality": 7}, r"`diversed_quality` must lie in \[0, 1\], got 7.0. 0 accepts every draft"),
-        ({"quality": float("nan")}, r"`diversed_quality` must lie in \[0, 1\], got nan"),
-        ({"quality": "high"}, "`diversed_quality` must be a number, got 'high'"),
-        ({"quality": True}, "`diversed_quality` must be a number, got True"),
-        ({"quality": [0.5]}, r"`diversed_quality` must be a number, got \[0.5\]"),
+        ({"strictness": 7}, r"`diversed_strictness` must lie in \[0, 1\], got 7.0. 0 accepts every draft"),
+        ({"strictness": float("nan")}, r"`diversed_strictness` must lie in \[0, 1\], got nan"),
+        ({"strictness": "high"}, "`diversed_strictness` must be a number, got 'high'"),
+        ({"strictness": True}, "`diversed_strictness` must be a number, got True"),
+        ({"strictness": [0.5]}, r"`diversed_strictness` must be a number, got \[0.5\]"),
         ({"max_bias": -0.1}, r"`diversed_max_bias` must lie in \[0, 1\], got -0.1. 0 is lossless"),
         ({"max_ratio": 1.5}, r"`diversed_max_ratio` must lie in \[0, 1\], got 1.5. 1 is lossless"),
         ({"max_drop": 0.1}, "`diversed_max_drop`: nothing was certified for this head"),
-        ({"quality": 0.5, "max_drop": 0.1}, "`diversed_quality` and `diversed_max_drop` both set the dial"),
+        ({"strictness": 0.5, "max_drop": 0.1}, "`diversed_strictness` and `diversed_max_drop` are mutually exclusive"),
         ({"rule": "static:0.9"}, "must be one of diversed, static:0.5, lenience:0.3, lossless, got 'static:0.9'"),
         ({"rule": 3}, "must be one of diversed, static:0.5, lenience:0.3, lossless, got 3"),
         ({"rule": ["diversed"]}, r"must be one of .* got \['diversed'\]"),
-        ({"rule": "static:0.5", "quality": 0.5}, "'static:0.5' has no diversed_quality; its dials: diversed_max_bias"),
+        (
+            {"rule": "static:0.5", "strictness": 0.5},
+            "'static:0.5' has no diversed_strictness; its dials: diversed_max_bias",
+        ),
         ({"rule": "lenience:0.3", "max_bias": 0.1}, "'lenience:0.3' has no diversed_max_bias; its dials: none"),
-        ({"rule": "lossless", "quality": 1}, "'lossless' has no diversed_quality; its dials: none"),
+        ({"rule": "lossless", "strictness": 1}, "'lossless' has no diversed_strictness; its dials: none"),
         ({"bias_budget": 1.0}, "needs a sum kept per sequence"),
-        ({"qualty": 0.5}, "unknown diversed_qualty; a request may say diversed_rule, diversed_quality"),
+        ({"qualty": 0.5}, "unknown diversed_qualty; a request may say diversed_rule, diversed_strictness"),
     ],
 )
 @pytest.mark.parametrize("temperature", [1.0, 0.0])
@@ -83,7 +91,7 @@ def certified_head(tmp_path, *drops: tuple[float, float], temperature: float = 1
         {
             "max_drop": drop,
             "confidence": 0.95,
-            "quality": quality,
+            "strictness": strictness,
             "drop": 0.0,
             "acceptance_rate": None,
             "task": "math",
@@ -101,7 +109,7 @@ def certified_head(tmp_path, *drops: tuple[float, float], temperature: float = 1
             "draft": "",
             "head": module_digest(head),
         }
-        for drop, quality in drops
+        for drop, strictness in drops
     ]
     head.save_pretrained(tmp_path / "head")
     return str(tmp_path / "head")
@@ -115,10 +123,10 @@ def governed(tmp_path) -> Deployment:
 
 def test_a_stated_drop_takes_its_certified_dial(governed):
     """Catches a drop that is read as a dial, the strictest entry in place of the most permissive one within it, and a
-    deployment's drop beside a request's quality."""
-    assert read_request(governed, request()) == Asked(1, quality=0.6)
-    assert read_request(governed, request(max_drop=0.05)) == Asked(1, quality=0.3)
-    assert read_request(governed, request(quality=0.8)) == Asked(1, quality=0.8)
+    deployment's drop beside a request's strictness."""
+    assert read_request(governed, request()) == Asked(1, strictness=0.6)
+    assert read_request(governed, request(max_drop=0.05)) == Asked(1, strictness=0.3)
+    assert read_request(governed, request(strictness=0.8)) == Asked(1, strictness=0.8)
     assert read_request(governed, request(temperature=0.0)) == Asked()
 
 

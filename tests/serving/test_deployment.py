@@ -50,19 +50,22 @@ def test_every_rule_is_served_or_refused_by_name():
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ([], "must be an object with some of rule, head, choices, quality, max_bias, max_ratio, max_drop"),
+        ([], "must be an object with some of rule, head, choices, strictness, max_bias, max_ratio, max_drop"),
         ({"hed": HEAD}, "must be an object with some of .*; got hed in it"),
         ({}, "the rule 'diversed' needs `head`"),
         ({"rule": "static:0.5", "head": HEAD}, "a head belongs to the rule 'diversed', which is not among static:0.5"),
         ({"head": HEAD, "choices": "static:0.5"}, "`choices` must be a list of rules by name, got 'static:0.5'"),
         ({"rule": "static"}, "lacks or has wrong parameters"),
         ({"rule": "statik:0.5"}, "unknown verifier 'statik'"),
-        ({"rule": "static:0.5", "quality": 0.5}, "rule 'static:0.5' has no quality; its dials: max_bias, max_ratio"),
+        (
+            {"rule": "static:0.5", "strictness": 0.5},
+            "rule 'static:0.5' has no strictness; its dials: max_bias, max_ratio",
+        ),
         ({"rule": "static:0.5:0.1"}, "brings bounds of its own; say `max_bias` or `max_ratio` beside the rule"),
-        ({"head": HEAD, "quality": 2}, r"`quality` must lie in \[0, 1\], got 2.0"),
-        ({"head": HEAD, "quality": "low"}, "`quality` must be a number, got 'low'"),
+        ({"head": HEAD, "strictness": 2}, r"`strictness` must lie in \[0, 1\], got 2.0"),
+        ({"head": HEAD, "strictness": "low"}, "`strictness` must be a number, got 'low'"),
         ({"head": HEAD, "max_drop": 0.01}, "nothing was certified for this head"),
-        ({"head": HEAD, "quality": 0.5, "max_drop": 0.01}, "`quality` and `max_drop` both set the dial"),
+        ({"head": HEAD, "strictness": 0.5, "max_drop": 0.01}, "`strictness` and `max_drop` are mutually exclusive"),
     ],
 )
 def test_refuses_settings_by_name(settings, words):

@@ -40,7 +40,7 @@ def test_records_are_sums_by_prompt():
 def test_a_plan_has_its_shares_of_every_dial():
     found = plan(["a", "b"], 300, seed=0)
     assert Counter(request.kind for request in found) == {"bad": 15, "cancel": 15, "whole": 135, "stream": 135}
-    assert set(Counter(request.quality for request in found).values()) == {100}
+    assert set(Counter(request.strictness for request in found).values()) == {100}
     assert {request.kind for request in plan(["a"], 60, 0, bad=0.0, cancelled=0.0)} == {"whole", "stream"}
 
 

@@ -47,18 +47,18 @@ def nan_head(make=random_head):
 
 LOSSLESS = {
     "static": lambda: StaticEnsembleVerifier(1.0),
-    "quality": lambda: DiversedVerifier(random_head(), quality=1.0),
-    "max_bias": lambda: DiversedVerifier(random_head(), quality=0.0, max_bias=0.0),
-    "max_ratio": lambda: DiversedVerifier(random_head(), quality=0.0, max_ratio=1.0),
-    "token quality": lambda: DiversedVerifier(token_head(), quality=1.0),
-    "token max_bias": lambda: DiversedVerifier(token_head(), quality=0.0, max_bias=0.0),
-    "token bias_budget": lambda: DiversedVerifier(token_head("mlp"), quality=0.0, bias_budget=0.0),
-    "token max_ratio": lambda: DiversedVerifier(token_head(), quality=0.0, max_ratio=1.0),
-    "nan quality": lambda: DiversedVerifier(nan_head(), quality=1.0),
+    "strictness": lambda: DiversedVerifier(random_head(), strictness=1.0),
+    "max_bias": lambda: DiversedVerifier(random_head(), strictness=0.0, max_bias=0.0),
+    "max_ratio": lambda: DiversedVerifier(random_head(), strictness=0.0, max_ratio=1.0),
+    "token strictness": lambda: DiversedVerifier(token_head(), strictness=1.0),
+    "token max_bias": lambda: DiversedVerifier(token_head(), strictness=0.0, max_bias=0.0),
+    "token bias_budget": lambda: DiversedVerifier(token_head("mlp"), strictness=0.0, bias_budget=0.0),
+    "token max_ratio": lambda: DiversedVerifier(token_head(), strictness=0.0, max_ratio=1.0),
+    "nan strictness": lambda: DiversedVerifier(nan_head(), strictness=1.0),
     "nan max_bias": lambda: DiversedVerifier(nan_head(), max_bias=0.0),
     "nan max_ratio": lambda: DiversedVerifier(nan_head(), max_ratio=1.0),
     "nan bias_budget": lambda: DiversedVerifier(nan_head(), bias_budget=0.0),
-    "nan token quality": lambda: DiversedVerifier(nan_head(token_head), quality=1.0),
+    "nan token strictness": lambda: DiversedVerifier(nan_head(token_head), strictness=1.0),
     "nan token max_bias": lambda: DiversedVerifier(nan_head(token_head), max_bias=0.0),
     "nan token max_ratio": lambda: DiversedVerifier(nan_head(token_head), max_ratio=1.0),
     "nan token bias_budget": lambda: DiversedVerifier(nan_head(token_head), bias_budget=0.0),
@@ -73,8 +73,8 @@ LOSSLESS = {
 }
 PERMISSIVE = {
     "static": lambda: StaticEnsembleVerifier(0.0),
-    "quality": lambda: DiversedVerifier(random_head(), quality=0.0),
-    "token quality": lambda: DiversedVerifier(token_head(), quality=0.0),
+    "strictness": lambda: DiversedVerifier(random_head(), strictness=0.0),
+    "token strictness": lambda: DiversedVerifier(token_head(), strictness=0.0),
 }
 AGREEING = [case for case in LAW_CASES if case.agreeing]
 
@@ -157,7 +157,7 @@ def test_greedy_max_bias_bounds_the_loss(max_bias: float):
     p = Laws.of(draft, target).p
 
     def worst_loss(**settings) -> float:
-        emitted = greedy_tokens(DiversedVerifier(random_head(), quality=0.1, **settings), draft, target)
+        emitted = greedy_tokens(DiversedVerifier(random_head(), strictness=0.1, **settings), draft, target)
         return (p.amax(-1) - p.gather(-1, emitted[..., None])[..., 0]).max()
 
     assert worst_loss(max_bias=max_bias) <= 2.0 * max_bias + ROUNDING < worst_loss()

@@ -11,7 +11,7 @@ from hf_diversed.blocks import DecodingContext
 from hf_diversed.head import DiversedHead, DiversedHeadConfig
 from hf_diversed.sampling import total_variation
 from hf_diversed.verifiers import DiversedVerifier, LosslessVerifier, PhaseVerifier
-from hf_diversed.verifiers.diversed import apply_quality
+from hf_diversed.verifiers.diversed import apply_strictness
 from hf_diversed.verifiers.weights import cap_bias
 from tests.verifier_cases import DRAFT_WIDTH, GAMMA, TARGET_WIDTH, make_block, random_head
 
@@ -43,9 +43,9 @@ def weights(verifier: DiversedVerifier, rows: int = 4, **block) -> torch.Tensor:
 @search
 @given(unit)
 def test_dial_is_exact_at_both_ends_and_in_the_middle(weight: float):
-    """Catches a dial that rounds: quality 0.5 must be the head itself, 1 lossless and 0 permissive to the last bit."""
+    """Catches rounding: strictness 0.5 must be the head itself, 1 lossless and 0 permissive to the last bit."""
     weight = torch.tensor(weight)
-    ends = apply_quality(weight, torch.tensor([0.0, 0.5, 1.0]))
+    ends = apply_strictness(weight, torch.tensor([0.0, 0.5, 1.0]))
     assert torch.equal(ends, torch.stack([torch.tensor(0.0), weight, torch.tensor(1.0)]))
 
 
@@ -54,13 +54,13 @@ def test_dial_is_exact_at_both_ends_and_in_the_middle(weight: float):
 def test_dial_is_monotone(weight: float, lower: float, upper: float):
     """Catches a jump where the dial's two halves meet, and a weight outside [0, 1]."""
     lower, upper = sorted((lower, upper))
-    dialled = apply_quality(torch.tensor(weight), torch.tensor([0.0, lower, upper, 1.0]))
+    dialled = apply_strictness(torch.tensor(weight), torch.tensor([0.0, lower, upper, 1.0]))
     assert (dialled.diff() >= 0.0).all()
 
 
 def test_dial_is_linear():
     """Catches a dial in logits: it is dead on a saturated head, where these weights would not move."""
-    found = apply_quality(torch.tensor([0.999, 0.2]), torch.tensor([[0.25], [0.75]]))
+    found = apply_strictness(torch.tensor([0.999, 0.2]), torch.tensor([[0.25], [0.75]]))
     torch.testing.assert_close(found, torch.tensor([[0.4995, 0.1], [0.9995, 0.6]]))
 
 
@@ -76,13 +76,13 @@ def test_cap_raises_the_weight_no_further_than_needed(weight: float, tv: float, 
         torch.testing.assert_close((1.0 - capped) * tv, max_bias, rtol=0.0, atol=1e-6)
 
 
-def test_quality_and_cap_per_row():
+def test_strictness_and_cap_per_row():
     """Catches one row's setting applied to the batch, and rows in the wrong order."""
     settings = [(0.0, 1.0), (0.25, 0.05), (0.9, 1.0), (0.5, 0.0)]
-    qualities, caps = zip(*settings)
-    together = weights(DiversedVerifier(random_head(), list(qualities), list(caps)))
-    for row, (quality, cap) in enumerate(settings):
-        alone = weights(DiversedVerifier(random_head(), quality, cap))
+    strictnesses, caps = zip(*settings)
+    together = weights(DiversedVerifier(random_head(), list(strictnesses), list(caps)))
+    for row, (strictness, cap) in enumerate(settings):
+        alone = weights(DiversedVerifier(random_head(), strictness, cap))
         assert torch.equal(together[row], alone[row])
     assert len(set(map(tuple, together.tolist()))) == 4
 
@@ -95,9 +95,9 @@ def test_settings_repeat_with_the_prompts(given):
 
 
 def test_cap_comes_after_the_dial():
-    """Catches the cap applied first, so that a low quality undoes it."""
+    """Catches the cap applied first, so that a low strictness undoes it."""
     draft, target = make_block("random")
-    verdict = DiversedVerifier(random_head(), quality=0.0, max_bias=0.1)(draft.tokens, draft, target)
+    verdict = DiversedVerifier(random_head(), strictness=0.0, max_bias=0.1)(draft.tokens, draft, target)
     tv = total_variation(target.probs()[:, :-1], draft.probs())
     torch.testing.assert_close((1.0 - verdict.trace.weight) * tv, tv.clamp_max(0.1))
 
@@ -139,18 +139,18 @@ def test_prefers_the_draft_length_of_its_training():
     [
         ({"target_hidden_size": 99}, r"a target of hidden size 4, got 99; .*org/big / org/small"),
         ({"draft_hidden_size": 98}, r"a draft of hidden size 3, got 98; .*org/big / org/small"),
-        ({"batch_size": 3, "num_prompts": 3}, r"diversed_quality must be one value or one per prompt \(3\), got 2"),
+        ({"batch_size": 3, "num_prompts": 3}, r"diversed_strictness must be one value or one per prompt \(3\), got 2"),
     ],
 )
 def test_refuses_before_the_first_forward(changes: dict, message: str):
     """Catches a head of another pair that only fails, or worse runs, in the middle of a generation."""
     head = head_for(base_model_name_or_path="org/big", assistant_model_name_or_path="org/small")
     with pytest.raises(ValueError, match=message):
-        DiversedVerifier(head, quality=[0.2, 0.8]).check(replace(CONTEXT, **changes))
+        DiversedVerifier(head, strictness=[0.2, 0.8]).check(replace(CONTEXT, **changes))
 
 
 def test_refuses_caps_that_fit_no_row():
-    """Catches a per-row cap that is checked as if it were the quality."""
+    """Catches a per-row cap that is checked as if it were the strictness."""
     with pytest.raises(ValueError, match=r"diversed_max_bias must be one value or one per prompt \(4\), got 3"):
         DiversedVerifier(head_for(), max_bias=[0.1, 0.2, 0.3]).check(CONTEXT)
 
@@ -158,9 +158,9 @@ def test_refuses_caps_that_fit_no_row():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"quality": 1.5}, r"`quality` must lie in \[0, 1\], got 1.5. 0 accepts every draft"),
-        ({"quality": [0.5, float("nan")]}, r"`quality` must lie in \[0, 1\], got nan"),
-        ({"quality": []}, "`quality` must be one value or one per row, got none"),
+        ({"strictness": 1.5}, r"`strictness` must lie in \[0, 1\], got 1.5. 0 accepts every draft"),
+        ({"strictness": [0.5, float("nan")]}, r"`strictness` must lie in \[0, 1\], got nan"),
+        ({"strictness": []}, "`strictness` must be one value or one per row, got none"),
         ({"max_bias": -0.1}, r"`max_bias` must lie in \[0, 1\], got -0.1. 0 is lossless"),
         ({"max_ratio": 2.0}, r"`max_ratio` must lie in \[0, 1\], got 2.0. .* for at most twice .* say 0.5"),
     ],

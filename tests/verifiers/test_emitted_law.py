@@ -100,7 +100,7 @@ def test_the_law_that_is_told_is_the_emitted_one(case: VerifierCase):
     verification and records go by them. Chunks of the vocabulary are among the causes."""
     draft, target = make_block()
     verifier = case.make()
-    told = verifier(draft.tokens, draft, target).trace.law()
+    told = verifier(draft.tokens, draft, target).trace.emitted_probs()
     close(told, enumerate_law(verifier, draft, target).emitted)
 
 
@@ -131,7 +131,7 @@ BOUNDED = [case for case in MIXING + TOKENWISE if "max-bias" in case.id or "all-
 
 @pytest.mark.parametrize("case", BOUNDED, ids=lambda case: case.id)
 def test_max_bias_bounds_the_emitted_law(case: VerifierCase):
-    """Catches a cap applied before the quality dial or to the wrong TV: `max_bias` would be a wish, not a bound."""
+    """Catches a cap applied before the strictness or to the wrong TV: `max_bias` would be a wish, not a bound."""
     draft, target = make_block()
     verifier = case.make()
     emitted = enumerate_law(verifier, draft, target).emitted

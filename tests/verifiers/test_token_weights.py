@@ -76,7 +76,7 @@ def test_no_triple_breaks(p, q, w, limit):
     def check(rule: Given) -> tuple[torch.Tensor, torch.Tensor]:
         found = enumerate_law(rule, draft, target)
         assert ((found.accept >= 0.0) & (found.accept <= 1.0)).all()
-        close(rule(draft.tokens, draft, target).trace.law(), found.emitted)
+        close(rule(draft.tokens, draft, target).trace.emitted_probs(), found.emitted)
         return found.emitted, (laws.q * (1.0 - found.accept)).sum(-1)
 
     emitted, rejected = check(Given(table))
@@ -108,7 +108,7 @@ def test_lenience_is_a_weight_per_token(lenience: float):
     exact = enumerate_law(LenientVerifier(lenience), draft, target)
     for rule in (
         StaticEnsembleVerifier(0.0, max_ratio=lenience),
-        DiversedVerifier(token_head(), quality=0.0, max_ratio=lenience),
+        DiversedVerifier(token_head(), strictness=0.0, max_ratio=lenience),
     ):
         found = enumerate_law(rule, draft, target)
         close(draft.probs() * found.accept, draft.probs() * exact.accept)
@@ -124,7 +124,7 @@ def test_lenient_weight_at_its_ends():
 
 @pytest.mark.parametrize("value", [0.0, 1.0])
 def test_average_is_exact_where_all_weights_agree(value: float):
-    """Catches an average of 0.9999999: greedy decoding at quality 1 would follow rounding, not the target."""
+    """Catches an average of 0.9999999: greedy decoding at strictness 1 would follow rounding, not the target."""
     draft, target = make_block(rows=50)
     p, q = target.probs()[:, :-1], draft.probs()
     weight = torch.full_like(p, value)
@@ -164,7 +164,7 @@ def test_bias_budget_bounds_the_law_of_sequences(make, gamma: int, budget: float
     used = []
     for seed in SEEDS:
         tables = Tables(seed, 2.0)
-        rule = DiversedVerifier(make(), quality=0.02, bias_budget=budget)
+        rule = DiversedVerifier(make(), strictness=0.02, bias_budget=budget)
         used.append(distance(process_law(rule, tables, gamma, 3), product_law(Tables.p, tables, 3)))
     assert max(used) <= budget + ROUNDING
     assert max(used) >= 0.5 * budget  # and it is there to be spent
@@ -175,7 +175,7 @@ def test_bias_budget_bounds_the_law_of_sequences(make, gamma: int, budget: float
 def test_max_ratio_bounds_sequences(ratio: float):
     """Catches a bound that holds at one token and not along a text: n tokens are at most 1 / l^n times as likely."""
     for seed in SEEDS:
-        rule = DiversedVerifier(token_head(), quality=0.02, max_ratio=ratio)
+        rule = DiversedVerifier(token_head(), strictness=0.02, max_ratio=ratio)
         found, exact = (process_law(rule, Tables(seed), 2, 3), product_law(Tables.p, Tables(seed), 3))
         assert all(chance <= exact[tokens] / ratio**3 + ROUNDING for tokens, chance in found.items())
 
@@ -198,7 +198,7 @@ def test_each_tenth_of_the_dial_moves_acceptance(head_type: str):
     q, strict = draft.probs(), 1.0 - total_variation(target.probs()[:, :-1], draft.probs()).mean()
     found = []
     for tenth in range(11):
-        rule = DiversedVerifier(lenient_head(head_type=head_type), quality=tenth / 10)
+        rule = DiversedVerifier(lenient_head(head_type=head_type), strictness=tenth / 10)
         found.append((q * enumerate_law(rule, draft, target).accept).sum(-1).mean().item())
     assert found[0] == pytest.approx(1.0, abs=1e-8)
     assert found[-1] == pytest.approx(strict.item(), abs=ROUNDING)
@@ -211,14 +211,14 @@ def test_each_tenth_of_the_dial_moves_acceptance(head_type: str):
 def test_dial_is_exact_and_monotone(logit: float, slope: float, one: float, other: float):
     """Catches a dial that rounds: 0 must accept all, 0.5 be the head itself and 1 lossless to the last bit."""
     logit, slope = torch.tensor(logit), torch.tensor(slope)
-    quality = torch.tensor([0.0, 0.5, 1.0, *sorted((one, other))])
-    found = torch.sigmoid(shift_lenience(logit, quality, slope))
+    strictness = torch.tensor([0.0, 0.5, 1.0, *sorted((one, other))])
+    found = torch.sigmoid(shift_lenience(logit, strictness, slope))
     assert torch.equal(found[:3], torch.stack([torch.tensor(0.0), torch.sigmoid(logit), torch.tensor(1.0)]))
     assert found[3] <= found[4] + 1e-6
 
 
 def test_dial_multiplies_the_lenience():
-    """Catches a slope of standardised inputs taken for one of log p/q: quality 0.75 is three times the lenience."""
+    """Catches a slope of standardised inputs taken for one of log p/q: strictness 0.75 is three times the lenience."""
     head = lenient_head(0.1, slope=2.0)
     head.standardize(features=torch.randn(50, 8), token=3.0 * torch.randn(50, 5) - 2.0)
     head.start_lenient(0.1, slope=2.0)
@@ -232,7 +232,7 @@ def test_dial_multiplies_the_lenience():
 def test_a_dial_and_bounds_per_row():
     """Catches one row's setting applied to the batch, also over the vocabulary."""
     draft, target = make_block("random", rows=4)
-    dials = {"quality": [0.0, 0.3, 0.5, 0.9], "max_bias": [0.9, 0.1, 1.0, 0.2], "max_ratio": [0.2, 0.0, 0.5, 0.1]}
+    dials = {"strictness": [0.0, 0.3, 0.5, 0.9], "max_bias": [0.9, 0.1, 1.0, 0.2], "max_ratio": [0.2, 0.0, 0.5, 0.1]}
     dials["bias_budget"] = [0.1, 9.0, 0.3, 0.5]
     together = DiversedVerifier(token_head(), **dials)(draft.tokens, draft, target)
     for row in range(4):
@@ -241,7 +241,7 @@ def test_a_dial_and_bounds_per_row():
         for name in ("weight", "bias"):
             found, expected = (getattr(v.trace, name)[row] for v in (together, verdict))
             torch.testing.assert_close(found, expected)
-        torch.testing.assert_close(together.trace.law()[row], verdict.trace.law()[row])
+        torch.testing.assert_close(together.trace.emitted_probs()[row], verdict.trace.emitted_probs()[row])
 
 
 # What is told
@@ -258,7 +258,7 @@ def test_phases_tell_the_bias_of_either_kind():
         trace = PhaseVerifier(rule, outside, begin=1, end=2)(torch.tensor([[1], [2]]), draft, target).trace
         assert torch.equal(trace.bias[0], own.bias[0])
         torch.testing.assert_close(trace.bias[1], expected, equal_nan=True)
-        assert torch.equal(trace.law()[0], own.law()[0])
+        assert torch.equal(trace.emitted_probs()[0], own.emitted_probs()[0])
 
 
 def test_budget_charges_the_whole_vocabulary():
@@ -268,7 +268,7 @@ def test_budget_charges_the_whole_vocabulary():
     for token in range(2):
         given = replace(draft, tokens=torch.full_like(draft.tokens, token))
         verdict = DiversedVerifier(token_head(), bias_budget=1.2)(given.tokens, given, target)
-        bias = total_variation(verdict.trace.law(), p)
+        bias = total_variation(verdict.trace.emitted_probs(), p)
         close(verdict.trace.bias, bias)
         close(verdict.state[:, :-1, 0], bias.cumsum(-1))
         charged.append(verdict.state)

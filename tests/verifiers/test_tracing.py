@@ -16,9 +16,12 @@ from tests.verifier_cases import VERIFIER_CASES, make_block, random_head
 def _one_per_rule():
     first = {case.rule: case.make for case in reversed(VERIFIER_CASES)}
     yield from first.items()
-    yield "dials", lambda: DiversedVerifier(random_head(), quality=[0.2, 0.5, 0.7, 1.0], max_bias=0.3, bias_budget=1.0)
+    yield (
+        "dials",
+        lambda: DiversedVerifier(random_head(), strictness=[0.2, 0.5, 0.7, 1.0], max_bias=0.3, bias_budget=1.0),
+    )
     yield "token", lambda: DiversedVerifier(random_head(token_features=True))
-    dials = {"quality": [0.2, 0.5, 0.7, 1.0], "max_bias": 0.3, "bias_budget": 1.0, "max_ratio": 0.2}
+    dials = {"strictness": [0.2, 0.5, 0.7, 1.0], "max_bias": 0.3, "bias_budget": 1.0, "max_ratio": 0.2}
     yield "token dials", lambda: DiversedVerifier(random_head("mlp", "both", token_features=True), **dials)
     yield "distribution", lambda: DiversedVerifier(random_head(features="distribution"))
     yield "phase of budgets", lambda: PhaseVerifier(StaticEnsembleVerifier(0.2, bias_budget=1.0), begin=3, end=4)

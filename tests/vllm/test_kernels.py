@@ -46,8 +46,8 @@ CASES = [(name, build_verifier, name, Asked(1)) for name in SPELLED]
 for kind in (HEADS, MIXTURE):
     CASES += [
         (f"{kind}", head, kind, Asked(1)),
-        (f"{kind}-quality", head, kind, Asked(1, quality=0.3)),
-        (f"{kind}-bounds", head, kind, Asked(1, quality=0.2, max_bias=0.1, max_ratio=0.4)),
+        (f"{kind}-strictness", head, kind, Asked(1, strictness=0.3)),
+        (f"{kind}-bounds", head, kind, Asked(1, strictness=0.2, max_bias=0.1, max_ratio=0.4)),
     ]
 every_case = pytest.mark.parametrize(
     ("make", "argument", "asked"), [case[1:] for case in CASES], ids=[c[0] for c in CASES]

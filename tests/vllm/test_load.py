@@ -9,7 +9,7 @@ import shutil
 
 import pytest
 
-from benchmarks.load import QUALITIES, drill
+from benchmarks.load import STRICTNESSES, drill
 from benchmarks.served import start
 from hf_diversed.serving.export import export_demo_pair
 from hf_diversed.tasks import TASKS, load_records
@@ -32,7 +32,9 @@ def phases(tmp_path_factory):
     )
     found = {phase.name: phase for phase in found}
     for phase in found.values():
-        print(phase.name, round(phase.seconds, 1), phase.counts(), [round(phase.acceptance(q), 4) for q in QUALITIES])
+        print(
+            phase.name, round(phase.seconds, 1), phase.counts(), [round(phase.acceptance(q), 4) for q in STRICTNESSES]
+        )
     return found
 
 
@@ -60,11 +62,11 @@ def test_a_killed_worker_loses_nothing_silently(phases):
     assert phases["the replica left"].counts()["answered"] == REQUESTS
 
 
-@pytest.mark.parametrize("quality", QUALITIES)
-def test_a_dial_accepts_as_many_drafts_whatever_goes_on(phases, quality):
+@pytest.mark.parametrize("strictness", STRICTNESSES)
+def test_a_dial_accepts_as_many_drafts_whatever_goes_on(phases, strictness):
     """Catches rules that are lost with a batch, a replica or a cancelled neighbour."""
-    rates = {name: phase.acceptance(quality) for name, phase in phases.items()}
+    rates = {name: phase.acceptance(strictness) for name, phase in phases.items()}
     for rate in rates.values():
         assert rate == pytest.approx(
-            rates["one replica"], abs=0.0 if quality == 0.0 else 0.06 + 0.5 / REQUESTS**0.5
+            rates["one replica"], abs=0.0 if strictness == 0.0 else 0.06 + 0.5 / REQUESTS**0.5
         ), rates

@@ -60,7 +60,7 @@ def generated(problems):
     decode = Decoder(pair, Sampling(max_new_tokens=128, batch_size=50, stop_strings=tuple(STOP)))
     prompts = encode(pair.tokenizer, [TASK.prompt(record) for record in problems])
     found = {}
-    for method in build_methods(["sd" if rule == "lossless" else rule for rule in RULES], pair.heads["math"]):
+    for method in build_methods(["lossless" if rule == "lossless" else rule for rule in RULES], pair.heads["math"]):
         stats = [decode(method, prompts[start : start + 50], seed=start).stats for start in range(0, PROBLEMS, 50)]
         drafted, accepted = (sum(getattr(one, name) for one in stats) for name in ("num_drafted", "num_accepted"))
         found[method.label] = accepted / drafted
@@ -88,26 +88,26 @@ def test_accepts_as_generate_does(server, problems, generated, rule, record_prop
 
 def test_dials_of_one_batch(server, problems):
     """Catches a dial that reaches the neighbours: 0 accepts everything, 1 nothing but what the target would."""
-    qualities = (0.0, 0.5, 1.0)
-    few = [TASK.prompt(record) for record in problems[: PROBLEMS // 3] for _ in qualities]
-    asked = [{"diversed_quality": qualities[i % 3]} for i in range(len(few))]
+    strictnesses = (0.0, 0.5, 1.0)
+    few = [TASK.prompt(record) for record in problems[: PROBLEMS // 3] for _ in strictnesses]
+    asked = [{"diversed_strictness": strictnesses[i % 3]} for i in range(len(few))]
     answers = server.post_all(few, asked)
     rates = [acceptance(answers[i::3]) for i in range(3)]
-    print(dict(zip(qualities, (round(rate, 4) for rate in rates))))
+    print(dict(zip(strictnesses, (round(rate, 4) for rate in rates))))
     assert rates[0] == 1.0
     assert rates[0] - 0.02 > rates[1] > rates[2] + 0.1
 
 
 BAD = [
-    {"diversed_quality": 7},
-    {"diversed_quality": -0.1},
-    {"diversed_quality": "high"},
-    {"diversed_quality": [0.5]},
+    {"diversed_strictness": 7},
+    {"diversed_strictness": -0.1},
+    {"diversed_strictness": "high"},
+    {"diversed_strictness": [0.5]},
     {"diversed_max_bias": 2},
     {"diversed_max_drop": 0.01},
     {"diversed_bias_budget": 1},
     {"diversed_rule": "static:0.1"},
-    {"diversed_rule": "lenience:0.3", "diversed_quality": 0.5},
+    {"diversed_rule": "lenience:0.3", "diversed_strictness": 0.5},
     {"diversed_qualty": 0.5},
 ]
 
@@ -119,13 +119,13 @@ def test_bad_values_are_answered_with_400(server, problems, xargs):
     assert status == 400, answer
     (name,) = [name for name in xargs if name != "diversed_rule"] or ["diversed_rule"]
     assert name in answer["error"]["message"]
-    assert server.post(TASK.prompt(problems[0]), {"diversed_quality": 0.7}, max_tokens=4)[0] == 200
+    assert server.post(TASK.prompt(problems[0]), {"diversed_strictness": 0.7}, max_tokens=4)[0] == 200
 
 
 def test_bad_values_among_good_ones(server, problems):
     """Catches a refusal that takes its batch with it."""
     with ThreadPoolExecutor(32) as pool:
-        asked = [{"diversed_quality": 7 if i % 4 == 0 else 0.5} for i in range(64)]
+        asked = [{"diversed_strictness": 7 if i % 4 == 0 else 0.5} for i in range(64)]
         answers = list(pool.map(lambda xargs: server.post(TASK.prompt(problems[0]), xargs, max_tokens=16), asked))
     assert [status for status, _ in answers] == [400 if i % 4 == 0 else 200 for i in range(64)]
 
@@ -135,7 +135,7 @@ def test_greedy_requests_follow_the_target(server, problems):
     pair, few = load_demo_pair(), problems[:8]
     prompts = [TASK.prompt(record) for record in few]
     with ThreadPoolExecutor(16) as pool:
-        sampled = pool.map(lambda prompt: server.post(prompt, {"diversed_quality": 0.0}), prompts)
+        sampled = pool.map(lambda prompt: server.post(prompt, {"diversed_strictness": 0.0}), prompts)
         answers = list(pool.map(lambda prompt: server.post(prompt, {}, temperature=0.0), prompts))
         list(sampled)
     for prompt, (_, answer) in zip(prompts, answers):
@@ -154,14 +154,14 @@ def test_cut_offs_of_a_request_hold(server, problems):
     """
     prompt = TASK.prompt(problems[0])
     _, greedy = server.post(prompt, {}, temperature=0.0)
-    _, cut = server.post(prompt, {"diversed_quality": 0.0}, top_p=1e-6)
+    _, cut = server.post(prompt, {"diversed_strictness": 0.0}, top_p=1e-6)
     assert cut["choices"][0]["text"] == greedy["choices"][0]["text"]
 
 
 @pytest.mark.parametrize("kind", ["data", "tensor"])
 def test_more_than_one_worker(server, pair_folder, options, problems, tmp_path, kind):
     """Catches what one process keeps to itself: two workers, replicas or parts of one model, requests of all dials."""
-    dials = ({"diversed_quality": 0.0}, {}, {"diversed_quality": 1.0})
+    dials = ({"diversed_strictness": 0.0}, {}, {"diversed_strictness": 1.0})
     prompts = [TASK.prompt(record) for record in problems]
     asked = [dials[index % 3] for index in range(len(prompts))]
     alone = server.post_all(prompts, asked)

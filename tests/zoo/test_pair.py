@@ -79,7 +79,9 @@ def test_tokenizer_splits_digits_and_pads_left(pair):
 def test_target_solves_held_out_problems(pair):
     """A target that is right with probability 0.75 fails this with probability 2e-4 (Binomial(40, 0.75) < 20)."""
     task = get_task("math")
-    row = evaluate(pair, task, load_records(task, "test", 40, seed=11), ["ar"], EvaluationSettings(batch_size=40))[0]
+    row = evaluate(pair, task, load_records(task, "test", 40, seed=11), ["target"], EvaluationSettings(batch_size=40))[
+        0
+    ]
     assert row["quality"] >= 20 / 40
 
 
@@ -90,7 +92,7 @@ def test_every_packaged_head_relaxes_and_keeps_most(pair):
         assert head.config.task == name
         settings = EvaluationSettings(batch_size=32, num_examples=32)
         task = get_task(name, allow_code_execution=True)
-        methods = ["sd", "diversed", "static:0.0"]
+        methods = ["lossless", "diversed", "static:0.0"]
         rows = evaluate(pair, task, load_records(task, "test", 32, seed=12), methods, settings, head=head)
         lossless, relaxed, always = (row["acceptance_rate"] for row in rows)
         assert lossless < relaxed < always == 1.0

@@ -136,7 +136,7 @@ def benchmark(
         ```python
         target, draft = (random_model(f"embedded-1024-{role}") for role in ("target", "draft"))
         settings = BenchmarkSettings(batch_sizes=(1,), acceptance=(0.8,))
-        report = benchmark(target, draft, ["ar", "upstream", "sd", "fresh:both"], settings)
+        report = benchmark(target, draft, ["target", "upstream", "lossless", "fresh:both"], settings)
         ```
     """
     settings = settings or BenchmarkSettings()

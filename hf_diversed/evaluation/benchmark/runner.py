@@ -57,7 +57,7 @@ def build_timed(
     Args:
         methods: "upstream" (lossless), "upstream:<weight>" (its static ensemble), "fresh:<features>[+token][:mlp]" (an
             untrained head of that kind, as expensive as a trained one; "+token" sees the drafted token, too), or what
-            `build_methods` knows: "ar", "sd", "static:0.7", "diversed" (the given head) ... With "compiled:"
+            `build_methods` knows: "target", "lossless", "static:0.7", "diversed" (the given head) ... With "compiled:"
             before it, over static shapes, compiled.
         acceptance: see `BenchmarkSettings`; acts on our methods.
         backend: see `default_compile_config`.
@@ -86,7 +86,7 @@ def check_compiles(name: str) -> None:
     if name.removeprefix(COMPILED).partition(":")[0] == UPSTREAM:
         raise ValueError(
             f"method {name!r} does not exist: upstream's assisted decoding takes no static cache. Compare with "
-            f"{name.removeprefix(COMPILED)}, or with {COMPILED}ar."
+            f"{name.removeprefix(COMPILED)}, or with {COMPILED}target."
         )
 
 

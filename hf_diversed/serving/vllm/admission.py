@@ -17,7 +17,7 @@ from hf_diversed.verifiers import CertifiedVerifier
 
 PREFIX = "diversed_"  # of what a request says, in `vllm_xargs`
 _ASKED = ("rule", *DIALS)
-_SAME = {"quality", "max_drop"}  # two ways to set one dial
+_SAME = {"strictness", "max_drop"}  # two ways to set one dial
 # Of a request, with the values at which sampling is what drops were certified for.
 _PLAIN: dict[str, tuple[Any, ...]] = {
     "top_k": (0, -1),
@@ -56,7 +56,7 @@ def read_request(deployment: Deployment, params: Any) -> Asked:
     if asked.at(temperature).rule == LOSSLESS:
         return Asked()
     drop = (defaults | values).get("max_drop")
-    return asked if drop is None else replace(asked, quality=_certified(deployment, drop, temperature, params))
+    return asked if drop is None else replace(asked, strictness=_certified(deployment, drop, temperature, params))
 
 
 def _said(extra: Mapping[str, Any]) -> dict[str, Any]:
@@ -91,7 +91,7 @@ def _certified(deployment: Deployment, drop: float, temperature: float, params: 
             raise ValueError(
                 f"drops are certified for sampling without cut-offs and other processors, which vLLM applies to "
                 f"the target alone; got {name}={value!r:.100} with a `max_drop`. Leave it out, or set "
-                f"`{PREFIX}quality` instead."
+                f"`{PREFIX}strictness` instead."
             )
     context = replace(deployment.context, temperature=temperature, max_new_tokens=params.max_tokens)
     return _dial_of(cast(DiversedHead, deployment.head), drop, context)
@@ -99,4 +99,4 @@ def _certified(deployment: Deployment, drop: float, temperature: float, params: 
 
 @functools.lru_cache(maxsize=1024)
 def _dial_of(head: DiversedHead, drop: float, context: DecodingContext) -> float:
-    return CertifiedVerifier(head, drop).for_call(context).quality[0]
+    return CertifiedVerifier(head, drop).for_call(context).strictness[0]

@@ -40,7 +40,7 @@ _NOT_SERVED = {
 _LOOKED_UP = ("ngram", "ngram_gpu", "suffix")
 _WITHOUT_LAWS = ("medusa", "mlp_speculator", "extract_hidden_states", "custom_class")
 DIALS = {
-    "quality": "0 accepts every draft, 0.5 is the head as trained, 1 is lossless.",
+    "strictness": "0 accepts every draft, 0.5 is the head as trained, 1 is lossless.",
     "max_bias": "0 is lossless, 1 caps nothing.",
     "max_ratio": "1 is lossless, 0 bounds nothing.",
     "max_drop": "0.01 tolerates one point.",
@@ -129,10 +129,10 @@ class Deployment:
         Args:
             prefix: of the names, where they are named. Raises ValueError.
         """
-        if {"quality", "max_drop"} <= values.keys():
+        if {"strictness", "max_drop"} <= values.keys():
             raise ValueError(
-                f"`{prefix}quality` and `{prefix}max_drop` both set the dial; say one: the drop takes the dial that "
-                "was certified for it."
+                f"`{prefix}strictness` and `{prefix}max_drop` are mutually exclusive: the drop selects the "
+                "strictness that was certified for it."
             )
         checked = {name: check_range(prefix + name, value, 0.0, 1.0, DIALS[name]) for name, value in values.items()}
         if "max_drop" in checked:
@@ -140,7 +140,7 @@ class Deployment:
                 CertifiedVerifier(cast(DiversedHead, self.head), checked.pop("max_drop"))
             except ValueError as error:
                 raise ValueError(f"`{prefix}max_drop`: {error}") from error
-        if isinstance(self.rules[index], LosslessVerifier) or checked.get("quality") == 1.0:
+        if isinstance(self.rules[index], LosslessVerifier) or checked.get("strictness") == 1.0:
             return Asked()
         return Asked(index + 1, **checked)
 

@@ -27,7 +27,7 @@ from hf_diversed.verifiers.weights import limit_bias
 
 
 # Dials that a request may have of its own, and where they change nothing.
-NEUTRAL = {"quality": 0.5, "max_bias": 1.0, "max_ratio": 0.0}
+NEUTRAL = {"strictness": 0.5, "max_bias": 1.0, "max_ratio": 0.0}
 LOSSLESS = 0
 _GREEDY_BELOW = 1e-5  # vLLM's own limit of temperatures
 _TINY, _MUCH = torch.finfo(torch.float32).tiny, 1e30
@@ -40,11 +40,11 @@ class Asked:
 
     Attributes:
         rule: which of the deployment's rules, counted from 1; 0 leaves the target's law alone.
-        quality, max_bias, max_ratio: as in `generate`, see `DiversedVerifier`.
+        strictness, max_bias, max_ratio: as in `generate`, see `DiversedVerifier`.
     """
 
     rule: int = LOSSLESS
-    quality: float = NEUTRAL["quality"]
+    strictness: float = NEUTRAL["strictness"]
     max_bias: float = NEUTRAL["max_bias"]
     max_ratio: float = NEUTRAL["max_ratio"]
 
