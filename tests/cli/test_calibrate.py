@@ -30,12 +30,12 @@ def test_writes_what_generate_takes(head):
     before = json.loads((head / "config.json").read_text())
     result = run(head, "--max-quality-drop", "0.9,0.01", "--confidence", "0.9")
     assert result.exit_code == 0, result.output
-    assert "diversed_max_drop=0.9 takes quality 0.05, at 90% confidence." in result.output
+    assert "diversed_max_drop=0.9 takes strictness 0.05, at 90% confidence." in result.output
     assert "No dial was certified for a drop of 0.01" in result.output
     after = json.loads((head / "config.json").read_text())
     assert after | {"certified_drops": None} == before | {"certified_drops": None}
     (entry,) = after["certified_drops"]
-    assert (entry["max_drop"], entry["quality"], entry["num_prompts"]) == (0.9, 0.05, 8)
+    assert (entry["max_drop"], entry["strictness"], entry["num_prompts"]) == (0.9, 0.05, 8)
     card = (head / "README.md").read_text()
     assert "### Certified drops" in card
     assert "| 0.9 | 0.9 | 0.05 | 0.0% | " in card

@@ -97,7 +97,7 @@ def test_generate_turns_the_dial():
     accepted = []
     for options in ([], ["--max-bias", "0"], ["--bias-budget", "0"], ["--max-ratio", "1"]):
         result = run(
-            "generate", PROMPT, "--quality", "0", *options, "--num-assistant-tokens", "3", "--max-new-tokens", "24"
+            "generate", PROMPT, "--strictness", "0", *options, "--num-assistant-tokens", "3", "--max-new-tokens", "24"
         )
         assert "diversed@0: " in result.stderr, result.output
         accepted.append("100.0% of " in result.stderr)
@@ -137,7 +137,7 @@ def test_generate_with_folders(tmp_path):
         (["--target", "only-one"], "go together"),
         (["--method", "nonsense"], "unknown verifier"),
         (["--method", "static:2"], "must lie in"),
-        (["--method", "static:0.5", "--quality", "0.5"], "act on a head"),
+        (["--method", "static:0.5", "--strictness", "0.5"], "act on a head"),
         (["--method", "target", "--max-bias", "0.5"], "act on a head"),
         (["--method", "diversed", "--task", "poetry"], "needs a head"),
         (["--method", "static:abc"], "--method static:abc: `weight` must lie in [0, 1], got 'abc'"),

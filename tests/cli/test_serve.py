@@ -32,7 +32,7 @@ CONFIGS = ("--speculative-config", "--additional-config")
 
 def test_writes_a_command_that_can_be_typed():
     """Catches a draft that decodes greedily, whose law vLLM does not keep, and options of vLLM's that get lost."""
-    words, speculative, ours = written("--head", HEAD, "--quality", "0.7", "--port", "8001", "--enforce-eager")
+    words, speculative, ours = written("--head", HEAD, "--strictness", "0.7", "--port", "8001", "--enforce-eager")
     assert words[:3] == ["vllm", "serve", "org/target"]
     assert words[-3:] == ["--port", "8001", "--enforce-eager"]
     assert speculative == {
@@ -41,7 +41,7 @@ def test_writes_a_command_that_can_be_typed():
         "num_speculative_tokens": 5,  # of the head
         "draft_sample_method": "probabilistic",
     }
-    assert ours == {"head": HEAD, "quality": 0.7}
+    assert ours == {"head": HEAD, "strictness": 0.7}
 
 
 def test_rules_without_a_head():
@@ -64,7 +64,7 @@ def test_rules_without_a_head():
     [
         ([], "a rule is needed: pass --head, or --rule"),
         (["--rule", "diversed"], "a rule is needed: pass --head, or --rule"),
-        (["--head", HEAD, "--quality", "7"], "should be less than or equal to 1"),
+        (["--head", HEAD, "--strictness", "7"], "should be less than or equal to 1"),
     ],
 )
 def test_refuses_before_anything_starts(options, words):

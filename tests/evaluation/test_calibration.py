@@ -57,7 +57,7 @@ def test_says_what_it_measured(pair, tmp_path):
     assert entry == {
         "max_drop": 0.7,
         "confidence": 0.95,
-        "quality": 0.1,
+        "strictness": 0.1,
         "drop": tested[-1].drop,
         "acceptance_rate": tested[-1].acceptance_rate,
         "task": "letters",

@@ -132,11 +132,11 @@ def test_plain_decoding_and_lossless_agree(records):
 
 
 def test_the_dial_reaches_the_head(records):
-    """Catches quality= that is dropped, heads that only load by folder, and a draft in another dtype."""
+    """Catches strictness= that is dropped, heads that only load by folder, and a draft in another dtype."""
     folder = str(WEIGHTS / "heads" / "math")
     models = [
-        harness.DiversedLM(head=head, quality=quality, device="cpu", batch_size=4, dtype="bfloat16")
-        for head, quality in (("math", 0), ("math", 0.5), (folder, 1))
+        harness.DiversedLM(head=head, strictness=strictness, device="cpu", batch_size=4, dtype="bfloat16")
+        for head, strictness in (("math", 0), ("math", 0.5), (folder, 1))
     ]
     rates = []
     for lm in models:
@@ -163,9 +163,9 @@ def test_likelihoods_are_refused(kind, monkeypatch):
         ({"method": "nonsense"}, "unknown method 'nonsense'"),
         ({"method": "static:2"}, "must lie in"),
         ({"method": "diversed"}, "needs a head"),
-        ({"method": "static:0.5", "quality": 0.5}, "act on method diversed only"),
+        ({"method": "static:0.5", "strictness": 0.5}, "act on method diversed only"),
         ({"method": "lossless", "head": "math"}, "act on method diversed only"),
-        ({"head": "math", "quality": 2}, "must lie in"),
+        ({"head": "math", "strictness": 2}, "must lie in"),
         ({"assistant": "org/draft"}, "go together"),
         ({"pretrained": "org/target"}, "needs a draft"),
     ],

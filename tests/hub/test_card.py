@@ -205,7 +205,7 @@ def test_results_table():
     assert header == [
         "method", "accuracy", "drop", "accepted / drafted", "accepted / verified", "tokens per round", "mean weight",
     ]  # fmt: skip
-    names = ["target alone (`target`)", "lossless (`lossless`)", "`static:0.7`", "`static:0.3`", "**DIVERSED**"]
+    names = ["`target` (no drafting)", "`lossless`", "`static:0.7`", "`static:0.3`", "**DIVERSED**"]
     assert [row[0] for row in rows] == names
     assert rows[0] == [names[0], "81.1% (78.8% to 83.5%)", "-", "-", "-", "-", "-"]
     assert rows[-1] == [
@@ -290,7 +290,7 @@ def test_no_negative_zero():
 
 def test_dial_only_with_data():
     evaluation = make_evaluation()
-    assert "strictness" not in render_card(HUB, evaluation, {}, REPO)
+    assert "### Strictness" not in render_card(HUB, evaluation, {}, REPO)
     evaluation["records"] += [make_record("diversed@0.75", 1), make_record("diversed@0", 5)]
     text = render_card(HUB, evaluation, {}, REPO)
     assert re.findall(r"^\| (0[.\d]*) \|", text, re.MULTILINE) == ["0", "0.5", "0.75"]
@@ -497,7 +497,7 @@ def test_certified_drops_are_shown():
     entry = {
         "max_drop": 0.0125,
         "confidence": 0.97,
-        "quality": 0.35,
+        "strictness": 0.35,
         "drop": 0.0042,
         "acceptance_rate": 0.8765,
         "task": "gsm8k",
