@@ -152,7 +152,9 @@ def _calibration(found: Found) -> str:
         [f"{100 * row['max_drop']:g}", percent(row["certified"]), percent(row["kept"]), _dials(row["dials"])]
         for row in found["stated"]
     ]
-    dial = [[f"{row['strictness']:g}", percent(row["acceptance_rate"]), _in_points(row["drop"])] for row in found["pool"]]
+    dial = [
+        [f"{row['strictness']:g}", percent(row["acceptance_rate"]), _in_points(row["drop"])] for row in found["pool"]
+    ]
     note = (
         f"The dial of the {found['task']} head, and {found['calibrations']} calibrations of "
         f"{found['prompts_per_calibration']} prompts each, drawn anew from that pool, at a confidence of "

@@ -52,7 +52,8 @@ class DiversedVerifier(MixtureVerifier):
 
     Args:
         head: the trained `DiversedHead`.
-        strictness: in [0, 1], one value or one per row. 0 accepts every draft, 0.5 is the head as trained, 1 is lossless.
+        strictness: in [0, 1], one value or one per row. 0 accepts every draft token, 0.5 is the head as trained, 1 is
+            lossless.
         max_bias, bias_budget, max_ratio: one value or one per row, see `MixtureVerifier`; all act after `strictness`.
 
     Attributes:
@@ -193,11 +194,11 @@ def apply_strictness(weight: torch.Tensor, strictness: torch.Tensor) -> torch.Te
 
 
 def shift_lenience(logit: torch.Tensor, strictness: torch.Tensor, slope: torch.Tensor) -> torch.Tensor:
-    """Move the logit of a weight per token towards -inf (strictness 0) or inf (strictness 1), exactly there and at 0.5.
+    """Shift the logit of a weight per token: -inf at strictness 0, unchanged at 0.5, inf at 1.
 
     Such logits fall with log p/q by some `slope`, and their zero, the p/q at which a token is kept with even odds, is
-    the head's lenience. The dial multiplies that by strictness / (1 - strictness). In units of the logit it would be dead
-    all but at its ends: logits of tokens span more than 20.
+    the head's lenience. Strictness s multiplies that by s / (1 - s). A shift in units of the logit would have no
+    effect except near the ends: logits of tokens span more than 20.
 
     Args:
         logit: float32. strictness: float32, broadcasts. slope: float32 scalar, above 0.

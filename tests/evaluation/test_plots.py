@@ -117,9 +117,7 @@ def test_points_without_bounds_are_drawn(curve):
 def test_a_method_twice_is_no_curve():
     """Catches the results of several drafts, which only "draft" tells apart, joined to one curve."""
     rows = [{"draft": draft, **row} for draft in ("untuned", "distill") for row in sweep()]
-    with pytest.raises(
-        ValueError, match=r"drafts-math holds diversed@0\.3.* more than once for math.*5 drafts"
-    ):
+    with pytest.raises(ValueError, match=r"drafts-math holds diversed@0\.3.* more than once for math.*5 drafts"):
         to_curves(rows, "drafts-math")
     assert len(to_curves(rows[:7], "drafts-math")) == 1
 

@@ -85,7 +85,7 @@ def test_rules_in_words_hold_no_addresses():
     [
         ([], ["at least one", "none"]),
         (["lossless", "lossless"], ["different labels", "lossless"]),
-        (["nucleus:0.7"], ["nucleus:0.7", "target, lossless", "static"]),
+        (["nucleus:0.7"], ["nucleus:0.7", "target", "static"]),
         (["static"], ["static", "parameters"]),
         (["static:1.5"], ["weight", "1.5"]),
         (["static:0.7@0.5"], ["weight", "0.7@0.5"]),
