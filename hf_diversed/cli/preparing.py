@@ -123,21 +123,18 @@ def check_new_folder(
     check_output(option, folder, folder=True)
     if overwrite and resume:
         raise ValueError("--overwrite starts anew and --resume continues; pass only one of them.")
-    found = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
-    found = [name for name in found if not name.startswith(".") and not _matches(name, _CACHES)]
+    found = [path.name for path in sorted(folder.glob("[!.]*")) if not _matches(path.name, _CACHES)]
     if not found or resume:
         return
     if not overwrite:
-        advice = "--overwrite to remove what an earlier run wrote" + (
-            "" if resume is None else ", --resume to continue it"
-        )
+        continued = "" if resume is None else ", --resume to continue it"
         raise ValueError(
             f"{option} {folder} is not empty: it holds {', '.join(found[:3])}{' ...' if len(found) > 3 else ''}. Pass "
-            f"{advice}, or choose another folder."
+            f"--overwrite to remove what an earlier run wrote{continued}, or choose another folder."
         )
-    for given in inputs:
-        if given is not None and Path(given).resolve().is_relative_to(folder.resolve()):
-            raise ValueError(f"{option} {folder} holds {given}, which this run reads; choose another folder.")
+    read = [given for given in inputs if given and Path(given).resolve().is_relative_to(folder.resolve())]
+    if read:
+        raise ValueError(f"{option} {folder} holds {read[0]}, which this run reads; choose another folder.")
 
 
 def remove_earlier_run(folder: Path) -> None:
