@@ -19,9 +19,8 @@ class ConfidentDraftVerifier(DistributionVerifier):
 
 torch.manual_seed(0)
 pair = load_demo_pair()
-inputs = pair.tokenizer(
-    "Question: Ben has 40 coins and gives away 15. How many are left?\nAnswer:", return_tensors="pt"
-)
+prompt = "Question: Mia has 74 dollars and buys 9 pens at 7 dollars each. How much money is left?\nAnswer:"
+inputs = pair.tokenizer(prompt, return_tensors="pt")
 for threshold in (1.1, 0.9, 0.5):
     out = pair.target.generate(
         **inputs,

@@ -14,7 +14,7 @@ pair = load_demo_pair()
 sizes = [model.get_output_embeddings().weight.shape[1] for model in (pair.target, pair.draft)]
 head = pair.heads.get("math") or DiversedHead(DiversedHeadConfig(*sizes))  # untrained: w = 0.5 everywhere
 
-question = "Question: Mia has 12 apples and Leo has 3 times as many. How many apples do they have together?\nAnswer:"
+question = "Question: Mia has 74 dollars and buys 9 pens at 7 dollars each. How much money is left?\nAnswer:"
 inputs = pair.tokenizer(question, return_tensors="pt")
 for strictness in (0.0, 0.5, 1.0):
     out = pair.target.generate(

@@ -1,7 +1,7 @@
 """Ask a served pair with OpenAI's client, each request with a dial of its own.
 
 hf-diversed serve TARGET --draft DRAFT --head HEAD --per-request-spec-decode-metrics summary
-pip install openai && python examples/serving/client.py "Question: Mia has 12 apples ...\nAnswer:"
+pip install openai && python examples/serving/client.py "Question: Mia has 74 dollars ...\nAnswer:"
 """
 
 import sys
@@ -11,9 +11,8 @@ from openai import BadRequestError, OpenAI
 
 client = OpenAI(base_url="http://localhost:8000/v1", api_key="none")
 model = client.models.list().data[0].id
-prompt = (
-    sys.argv[1] if len(sys.argv) > 1 else "Question: Mia has 12 apples. Leo has 3 times as many. How many?\nAnswer:"
-)
+example = "Question: Mia has 74 dollars and buys 9 pens at 7 dollars each. How much money is left?\nAnswer:"
+prompt = sys.argv[1] if len(sys.argv) > 1 else example
 
 for strictness in (0.0, 0.5, 1.0):
     dial = {"vllm_xargs": {"diversed_strictness": strictness}}

@@ -3,4 +3,7 @@
 from hf_diversed.zoo.loader import load_demo_pair
 
 
-__all__ = ["load_demo_pair"]
+# The target solves it at every seed tried; at strictness 0 most answers are wrong.
+EXAMPLE_PROMPT = "Question: Mia has 74 dollars and buys 9 pens at 7 dollars each. How much money is left?\nAnswer:"
+
+__all__ = ["EXAMPLE_PROMPT", "load_demo_pair"]

@@ -31,7 +31,7 @@ def load_demo_pair(folder: Path = WEIGHTS, heads: str = HEADS) -> Pair:
 
     ```python
     pair = load_demo_pair()
-    prompt = "Question: Mia has 12 apples. Leo has 3 times as many. How many apples do they have together?\\nAnswer:"
+    prompt = "Question: Mia has 74 dollars and buys 9 pens at 7 dollars each. How much money is left?\\nAnswer:"
     inputs = pair.tokenizer(prompt, return_tensors="pt")
     output = pair.target.generate(**inputs, assistant_model=pair.draft, do_sample=True, max_new_tokens=120)
     ```

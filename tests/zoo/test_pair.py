@@ -2,7 +2,9 @@
 
 import hashlib
 import json
+import re
 from itertools import islice
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,7 +13,7 @@ from transformers import AutoTokenizer
 from embedded.corpus import STYLES, training_examples
 from hf_diversed.evaluation import EvaluationSettings, evaluate
 from hf_diversed.tasks import get_task, load_records
-from hf_diversed.zoo import load_demo_pair
+from hf_diversed.zoo import EXAMPLE_PROMPT, load_demo_pair
 from hf_diversed.zoo.loader import WEIGHTS
 
 
@@ -96,3 +98,32 @@ def test_every_packaged_head_relaxes_and_keeps_most(pair):
         rows = evaluate(pair, task, load_records(task, "test", 32, seed=12), methods, settings, head=head)
         lossless, relaxed, always = (row["acceptance_rate"] for row in rows)
         assert lossless < relaxed < always == 1.0
+
+
+ANSWERS = {
+    EXAMPLE_PROMPT: "11",
+    "Question: An orchard has 6 rows of 16 trees. A storm breaks 34 of them. How many trees stand?\nAnswer:": "62",
+}
+
+
+def test_the_documented_examples_are_solved_by_the_target(pair):
+    """Catches a documented problem that the embedded target gets wrong, so that a reader blames the verifier.
+
+    The example also shows what strictness 0 does: its greedy answer is another one.
+    """
+    root = Path(__file__).parents[2]
+    files = [root / "README.md", *(root / "docs").glob("*.md"), *(root / "examples").rglob("*.py")]
+    files += (root / "examples").rglob("*.ipynb")
+    found = {text for path in files for text in re.findall(r'Question: [A-Z][^"\\]*\\+nAnswer:', path.read_text())}
+    found = {re.sub(r"\\+n", "\n", text) for text in found if "..." not in text}
+    assert found == ANSWERS.keys()
+
+    def answer(prompt, **verifier):
+        inputs = pair.tokenizer(prompt, return_tensors="pt")
+        output = pair.target.generate(**inputs, **verifier, do_sample=False, max_new_tokens=100)
+        text = pair.tokenizer.decode(output[0], skip_special_tokens=True)
+        return re.search(r"The answer is (.*)\.", text)[1]
+
+    assert {prompt: answer(prompt) for prompt in ANSWERS} == ANSWERS
+    permissive = {"diversed_head": pair.heads["math"], "diversed_strictness": 0.0}
+    assert answer(EXAMPLE_PROMPT, assistant_model=pair.draft, **permissive) != ANSWERS[EXAMPLE_PROMPT]
