@@ -81,8 +81,8 @@ real: $(VENV)/.dev
 test-wheel: $(VENV)/.dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/zoo -m wheel -rs
 
-# Drives the Chromium of the system, as `apt-get install chromium` puts it there.
-test-browser: $(VENV)/.dev $(VENV)/.serve
+# The Space and the built documentation in the system's Chromium (apt-get install chromium).
+test-browser: $(VENV)/.docs $(VENV)/.serve
 	$(BIN)/python -m pytest tests/browser
 
 # vLLM's own kernels and server on this CPU, with the plugin: an environment of its own (3 GB), then some 20 minutes.

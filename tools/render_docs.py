@@ -162,6 +162,20 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
     return render(markdown)
 
 
+def on_page_content(html: str, **_: Any) -> str:
+    """Called by mkdocs for every page: label the cells of tables, which narrow screens show one below the other."""
+    return re.sub(r"<table>.*?</table>", lambda match: _label_cells(match.group()), html, flags=re.DOTALL)
+
+
+def _label_cells(html: str) -> str:
+    labels = [re.sub("<.*?>", "", label).strip() for label in re.findall(r"<th\b[^>]*>(.*?)</th>", html, re.DOTALL)]
+    rows = re.split(r"(?=<tr\b)", html)
+    for number, row in enumerate(rows):
+        columns = iter(labels)
+        rows[number] = re.sub(r"<td\b", lambda _: f'<td data-label="{next(columns, "")}"', row)  # noqa: B023
+    return "".join(rows)
+
+
 def on_files(files: Any, config: Any) -> Any:
     """Called by mkdocs: the pictures of the results become files of the site."""
     from mkdocs.structure.files import File  # only where mkdocs calls

@@ -2,7 +2,6 @@
 
 import os
 import re
-import shutil
 import socket
 import subprocess
 import sys
@@ -11,12 +10,11 @@ import urllib.request
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Page, expect, sync_playwright
+from playwright.sync_api import Page, expect
 
 
 ROOT = Path(__file__).parents[2]
 APP = ROOT / "examples" / "space" / "app.py"
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 PATIENCE = 60_000  # milliseconds, for a busy machine
 expect.set_options(timeout=PATIENCE)
 
@@ -58,15 +56,6 @@ def _wait_for(url: str, server: subprocess.Popen, log: Path) -> None:
         except OSError:
             time.sleep(0.25)
     raise AssertionError(log.read_text())
-
-
-@pytest.fixture(scope="module")
-def browser():
-    assert CHROMIUM, "the browser tests need Chromium: apt-get install chromium"
-    with sync_playwright() as playwright:
-        running = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield running
-        running.close()
 
 
 @pytest.fixture
