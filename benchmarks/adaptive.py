@@ -21,10 +21,10 @@ from transformers import CompileConfig
 from transformers.utils import logging
 
 from hf_diversed import load_demo_pair
-from hf_diversed.corpus import held_out_examples
 from hf_diversed.provenance import provenance
 from hf_diversed.running.decode import timed_call
 from hf_diversed.running.pair import Pair
+from hf_diversed.tasks import get_task, load_records
 
 
 TASKS = ("math", "summary", "code")
@@ -68,8 +68,8 @@ def main() -> None:
 
 
 def _measure(pair: Pair, task: str, rule: str, arguments: argparse.Namespace) -> dict[str, Measured]:
-    examples = held_out_examples(task, arguments.num_examples + 1, arguments.seed)
-    warm_up, *prompts = (pair.tokenizer(example.prompt, return_tensors="pt") for example in examples)
+    records = load_records(get_task(task), "test", arguments.num_examples + 1, arguments.seed)
+    warm_up, *prompts = (pair.tokenizer(record["prompt"], return_tensors="pt") for record in records)
     measured = {method: Measured() for method in METHODS}
     for method in METHODS:
         _decode(pair, warm_up, rule, method, arguments, seed=arguments.seed)

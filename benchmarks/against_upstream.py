@@ -15,8 +15,8 @@ import torch
 from transformers.utils import logging
 
 from hf_diversed import load_demo_pair
-from hf_diversed.corpus import held_out_examples
 from hf_diversed.evaluation.benchmark import BenchmarkSettings, benchmark
+from hf_diversed.tasks import get_task, load_records
 
 
 BATCH_SIZES = (1, 4, 8)
@@ -29,7 +29,7 @@ def main() -> None:
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
     pair = load_demo_pair()
-    texts = [example.prompt for example in held_out_examples("math", max(BATCH_SIZES), arguments.seed)]
+    texts = [record["prompt"] for record in load_records(get_task("math"), "test", max(BATCH_SIZES), arguments.seed)]
     settings = BenchmarkSettings(
         batch_sizes=BATCH_SIZES,
         context_lengths=(0,),

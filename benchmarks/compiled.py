@@ -57,14 +57,14 @@ def _measure(arguments: argparse.Namespace) -> dict:
     from transformers.utils import logging
 
     from hf_diversed import load_demo_pair
-    from hf_diversed.corpus import held_out_examples
     from hf_diversed.evaluation.benchmark import BenchmarkSettings, benchmark
+    from hf_diversed.tasks import get_task, load_records
     from hf_diversed.zoo.loader import MIXTURE
 
     logging.set_verbosity_error()
     torch.set_num_threads(arguments.threads_here)
     pair, batch_sizes = load_demo_pair(heads=MIXTURE), _numbers(arguments.batch_sizes)
-    texts = [example.prompt for example in held_out_examples("math", max(batch_sizes), arguments.seed)]
+    texts = [record["prompt"] for record in load_records(get_task("math"), "test", max(batch_sizes), arguments.seed)]
     settings = BenchmarkSettings(
         batch_sizes=batch_sizes,
         context_lengths=(0,),

@@ -15,6 +15,7 @@ import os
 from pathlib import Path
 
 from benchmarks.variants import Variant, claim, train
+from embedded.records import draw_records
 from hf_diversed import DiversedHead, load_demo_pair
 from hf_diversed.cli.options import supervised_rows
 from hf_diversed.evaluation import EvaluationSettings, evaluate
@@ -91,7 +92,7 @@ def tuned(mode: str, pair, task, folder: Path, num_prompts: int):
         use_cpu=True,
         report_to="none",
     )
-    rows = supervised_rows(task, load_records(task, "train", num_prompts, config.seed), 0, False)
+    rows = supervised_rows(task, draw_records(task.name, "train", num_prompts, config.seed), 0, False)
     return tune_draft(pair.target, pair.draft, pair.tokenizer, rows, config, task.stop_strings).merge_and_unload()
 
 

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from benchmarks.variants import DONE, Variant, train
+from embedded.records import draw_records
 from hf_diversed import DiversedHead, load_demo_pair
 from hf_diversed.evaluation import EvaluationSettings, compare, evaluate, read_results
 from hf_diversed.evaluation.calls import Task
@@ -116,7 +117,7 @@ def match(pair: Pair, task: Task, folder: Path) -> dict[str, Any]:
         stop_strings=tuple(task.stop_strings),
     )
     sampler = Sampler(pair, settings)
-    rows = load_records(task, "train", MATCHED_ROLLOUTS, source["seed"])
+    rows = draw_records(task.name, "train", MATCHED_ROLLOUTS, source["seed"])
     rollouts = sampler.relaxed([task.prompt(row) for row in rows], head, seed=source["seed"])
     seen, kept, rule = rollouts.decisions, rollouts.decisions.strict_prob, TokenScore()
 

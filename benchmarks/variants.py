@@ -1,6 +1,6 @@
 """Heads trained as the packaged mixture head of a task was, but for one thing and `--set`, and evaluated beside it.
 
-python benchmarks/variants.py controls math --samples-per-prompt 10
+python -m benchmarks.variants controls math --samples-per-prompt 10
 
 controls: is it the head, or would any weight do? "constant" sees nothing, so only its bias learns; "shuffled" sees
 what belongs to other positions. features: what should a head see, and of which shape should it be? starts: does the
@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from embedded.records import draw_records
 from hf_diversed import DiversedHead, load_demo_pair
 from hf_diversed.evaluation import EvaluationSettings, compare, evaluate, read_results
 from hf_diversed.evaluation.calls import Task
@@ -164,7 +165,7 @@ def train(
         return
     numbers = {"train": source["num_prompts"], "validation": source["num_eval_prompts"]}
     rows = {
-        split: prompt_rows(task, load_records(task, split, number, source["seed"]))
+        split: prompt_rows(task, draw_records(task.name, split, number, source["seed"]))
         for split, number in numbers.items()
     }
     trainer = DiversedTrainer(

@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
+from embedded.corpus import Example
 from embedded.recipe import ModelRecipe, Recipe
 from embedded.stream import CHUNK, chunk_examples
-from hf_diversed.corpus import Example
 from hf_diversed.evaluation import EvaluationSettings, evaluate
 from hf_diversed.running.pair import Pair
 from hf_diversed.tasks import get_task, load_records
@@ -48,7 +48,7 @@ def measure_pair(pair: Pair, recipe: Recipe, n: int, seed: int = 0) -> dict:
         records = load_records(task, "test", n, seed)
         rows = {row["method"]: row for row in evaluate(pair, task, records, METHODS, settings)}
         rows["draft"] = evaluate(replace(pair, target=pair.draft), task, records, ["target"], settings)[0]
-        examples = [Example(**record) for record in records]
+        examples = [Example(**record, key="") for record in records]
         found[name] = {
             "metric": task.metric,
             "methods": {label: {name: row[name] for name in _FIELDS} for label, row in rows.items()},

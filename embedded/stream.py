@@ -7,9 +7,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
-from embedded.corpus import RESULTS_ONLY, STYLES, training_examples
+from embedded.corpus import RESULTS_ONLY, STYLES, Example, training_examples
 from embedded.recipe import Recipe
-from hf_diversed.corpus import Example
 
 
 CHUNK = 16  # batches drawn together and sorted by length, so that little is padding

@@ -3,7 +3,7 @@
 import torch
 
 from hf_diversed import DiversedHead, DiversedHeadConfig, load_demo_pair
-from hf_diversed.corpus import held_out_examples
+from hf_diversed.tasks import get_task, load_records
 
 
 torch.manual_seed(0)
@@ -11,7 +11,7 @@ pair = load_demo_pair()
 sizes = [model.get_output_embeddings().weight.shape[1] for model in (pair.target, pair.draft)]
 head = pair.heads.get("math") or DiversedHead(DiversedHeadConfig(*sizes))
 
-prompts = [example.prompt for example in held_out_examples("math", 4, seed=0)]
+prompts = [record["prompt"] for record in load_records(get_task("math"), "test", 4)]
 inputs = pair.tokenizer(prompts, return_tensors="pt", padding=True)  # the tokenizer pads on the left
 out = pair.target.generate(
     **inputs,

@@ -18,11 +18,11 @@ from huggingface_hub.utils import close_session
 from transformers import CompileConfig
 
 from hf_diversed import SpeculativeStats
-from hf_diversed.corpus import held_out_examples
 from hf_diversed.evaluation import plots
 from hf_diversed.outputs import TokenRecords
 from hf_diversed.running.pair import Pair
 from hf_diversed.running.timing import TOO_NOISY
+from hf_diversed.tasks import get_task, load_records
 from hf_diversed.token_view import ORIGINS, Piece, PieceStreamer, TokenReader
 from hf_diversed.zoo import smollm2
 from hf_diversed.zoo.loader import WEIGHTS
@@ -294,9 +294,9 @@ def test_prompts_are_capped(space, pair, given, words):
 @pytest.mark.parametrize("task", ["math", "summary", "code"])
 def test_prompts_of_the_embedded_pair_are_accepted(space, task):
     """Catches a kind of prompt that the corpus contains and the page refuses."""
-    for example in held_out_examples(task, 20, seed=1):
-        space.choice.check_kind(example.prompt)
-        space.choice.check_kind(f"\n{example.prompt}  ")
+    for record in load_records(get_task(task), "test", 20, seed=1):
+        space.choice.check_kind(record["prompt"])
+        space.choice.check_kind(f"\n{record['prompt']}  ")
 
 
 @pytest.mark.parametrize("prompt", ["Why is the sky blue?", "Question: who are you?", "Summary:", "Task: sing."])
@@ -531,7 +531,7 @@ def test_strictness_changes_the_first_example(space, app):
         *_, run = space.backend.decode(model.pair, prompt, verifier, given)
         texts.append("".join(piece.text for piece in run.pieces))
     assert len(set(texts)) == 3
-    assert [text.strip().endswith("The answer is 34.") for text in texts] == [False, True, True]
+    assert [text.strip().endswith("The answer is 39.") for text in texts] == [False, True, True]
 
 
 def records(tokens: list[int], source: list[int], relaxed: list[bool]) -> TokenRecords:

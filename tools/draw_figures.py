@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from hf_diversed import load_demo_pair
-from hf_diversed.corpus import held_out_examples
+from hf_diversed.tasks import get_task, load_records
 from hf_diversed.token_view import ORIGINS, Piece, PieceStreamer
 
 
@@ -24,7 +24,7 @@ TOKENS_WIDTH, ROUND_WIDTH = 560, 760  # the one can be read on a phone
 def answer() -> list[Piece]:
     """What the embedded pair says to a held-out prompt, with the packaged head."""
     pair, heard = load_demo_pair(), []
-    prompt = held_out_examples("math", 1, seed=0)[0].prompt
+    prompt = load_records(get_task("math"), "test", 1)[0]["prompt"]
     torch.manual_seed(0)
     pair.target.generate(
         **pair.tokenizer(prompt, return_tensors="pt"),

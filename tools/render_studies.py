@@ -9,7 +9,7 @@ from hf_diversed.formatting import number, percent, with_bounds
 from tools.markdown import prompts, table
 
 
-_VARIANT = "python benchmarks/variants.py {} math --samples-per-prompt {} --set "
+_VARIANT = "python -m benchmarks.variants {} math --samples-per-prompt {} --set "
 COMMANDS = {
     "controls-math.json": _VARIANT.format("controls", 1) + """'{"max_steps":80,"eval_steps":40,"save_steps":40}'""",
     "features-math.json": _VARIANT.format("features", 3) + """'{"max_steps":80,"eval_steps":40,"save_steps":40}'""",

@@ -11,16 +11,16 @@ from choice import DIVERSED, LENIENT, check_kind
 from hf_diversed import DiversedHead, LosslessVerifier
 from hf_diversed.cli.demo_model import REPEAT, TEXTS
 from hf_diversed.cli.models import LOOKUP, load_pair
-from hf_diversed.corpus import held_out_examples
 from hf_diversed.running.decode import Decoder
 from hf_diversed.running.methods import Method
 from hf_diversed.running.pair import Pair
 from hf_diversed.running.sampling import Sampling
+from hf_diversed.tasks import get_task, load_records
 from hf_diversed.zoo import smollm2
 
 
 TASKS = [("Math", "math"), ("Summary", "summary"), ("Code", "code")]
-FIRST_SEED = 12  # math: a wrong answer at strictness 0, the right one at 0.5 and 1
+FIRST_SEED = 4  # math: a wrong answer at strictness 0, the right one at 0.5 and 1
 DRAFTED = """A small draft model proposes tokens and a large target model verifies them. A learned head predicts for
 each position how strict the verification must be: strict where a wrong token breaks the answer, permissive where it
 does not."""
@@ -98,7 +98,7 @@ class Model:
         if self.draft == LOOKUP:
             return REPEAT + TEXTS[seed % len(TEXTS)]
         names = [name for _, name in self.tasks]
-        return held_out_examples(task if task in names else names[0], 1, seed)[0].prompt
+        return load_records(get_task(task if task in names else names[0]), "test", 1, seed)[0]["prompt"]
 
     def check(self, prompt: str) -> None:
         """Refuse prompts that the model was not trained for. Raises ValueError."""

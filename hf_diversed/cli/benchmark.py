@@ -112,11 +112,11 @@ def _trained_pair(
 ):
     """Models, head and encoded prompts."""
     from hf_diversed.cli.models import load_pair
-    from hf_diversed.corpus import held_out_examples
     from hf_diversed.running.prompts import encode
+    from hf_diversed.tasks import get_task, load_records
 
     pair = load_pair(target, draft, device, dtype=dtype, two_models=True)
-    texts = [example.prompt for example in held_out_examples("math", num_prompts, seed)]
+    texts = [record["prompt"] for record in load_records(get_task("math"), "test", num_prompts, seed)]
     return (pair.target, pair.draft), pair.heads.get("math"), encode(pair.tokenizer, texts)
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from rich.text import Text
 from transformers import CompileConfig
@@ -11,7 +11,6 @@ from hf_diversed.cli.comparison import Case, all_cases, compare, compiled_cases,
 from hf_diversed.cli.models import LOOKUP, load_pair
 from hf_diversed.cli.rendering import comparison_table, compiled_line, source_legend, token_text
 from hf_diversed.cli.terminal import console, notes
-from hf_diversed.corpus import held_out_examples
 from hf_diversed.formatting import PLAIN
 from hf_diversed.head import DiversedHead, DiversedHeadConfig
 from hf_diversed.running.decode import Decoder
@@ -19,7 +18,7 @@ from hf_diversed.running.methods import Method
 from hf_diversed.running.pair import Pair
 from hf_diversed.running.prompts import Prompt, encode
 from hf_diversed.running.sampling import Sampling
-from hf_diversed.tasks import get_task
+from hf_diversed.tasks import get_task, load_records
 from hf_diversed.verifiers import build_verifier
 
 
@@ -106,8 +105,8 @@ def embedded_demo(
 ) -> Demo:
     """Word problems on the embedded pair."""
     pair = load_pair(None, None, device, dtype=dtype)
-    examples = held_out_examples("math", num_examples, seed)
-    records = [asdict(example) for example in examples]
+    task = get_task("math")
+    records = load_records(task, "test", num_examples, seed)
     head = pair.heads.get("math")
     if head is None:
         notes.print("The embedded pair has no trained head: an untrained head predicts w = 0.5 everywhere.\n")
@@ -117,11 +116,11 @@ def embedded_demo(
     return Demo(
         f"{num_examples} held-out word problems, {_setting(sampling)}",
         pair,
-        [example.prompt for example in examples],
+        [task.prompt(record) for record in records],
         sampling,
         cases,
         ("diversed", head),
-        lambda texts: sum(get_task("math").score_batch(texts, records)),
+        lambda texts: sum(task.score_batch(texts, records)),
     )
 
 

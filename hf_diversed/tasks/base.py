@@ -28,7 +28,7 @@ class Task:
     Attributes:
         name: key in `TASKS`.
         metric: what the score is called in tables: "accuracy", "rouge2", "bleu", "pass@1" or "instructions".
-        source: where the records lie on the Hub; None for an embedded task, which draws its own.
+        source: where the records lie on the Hub; None for an embedded task, whose records are packaged.
         splits: splits that exist.
         columns: columns that a record must have. `"a|b"` means either, `"a.b"` the entry `b` of a mapping in `a`.
         score_columns: those that `score` reads.

@@ -1,4 +1,4 @@
-"""Records of a task: from a file, from the Hub, or drawn by the embedded corpus."""
+"""Records of a task: from a file, from the Hub, or from the package."""
 
 import json
 import random
@@ -18,8 +18,8 @@ def load_records(
         task: whose records.
         split: one of `task.splits`; not looked at when `data_file` is given, which is one split by itself.
         n: how many. Fewer than there are means the first `n` in an order shuffled by `seed`; None means all, in their
-            own order. The embedded tasks have no end and need it.
-        seed: of the shuffle, or of the embedded corpus.
+            own order.
+        seed: of the shuffle. The embedded tasks keep their own order for the seed of `embedded.SEEDS`.
         data_file: JSON Lines in the data set's own columns, read instead of the task's source.
 
     Raises:
@@ -32,9 +32,13 @@ def load_records(
     if split not in task.splits:
         raise ValueError(f"`split` of task {task.name!r} must be one of {', '.join(task.splits)}, got {split!r}.")
     if isinstance(task, EmbeddedTask):
-        if n is None:
-            raise ValueError(f"task {task.name!r} draws its records without end; say how many with `n`.")
-        return task.draw(split, n, seed)
+        records = task.records(split, seed)
+        if n is not None and n > len(records):
+            raise ValueError(
+                f"`n` must be at most {len(records)}, the packaged records of {task.name!r}/{split}, got {n}. Draw "
+                "more with `python -m embedded.records` in a checkout of the repository, for `data_file`."
+            )
+        return records[:n]
     return _from_hub(task, split, n, seed)
 
 

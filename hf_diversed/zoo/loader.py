@@ -19,8 +19,8 @@ HEADS, MIXTURE = "heads", "mixture-heads"
 def load_demo_pair(folder: Path = WEIGHTS, heads: str = HEADS) -> Pair:
     """Load the pair that comes with the package, in float32 and in eval mode; needs no network.
 
-    Its tokenizer pads on the left and starts every encoding with one BOS. Its heads are by family of
-    `corpus.FAMILIES`; there are none while none is packaged.
+    Its tokenizer pads on the left and starts every encoding with one BOS. Its heads are keyed by
+    task: "math", "summary", "code".
 
     Args:
         folder: another pair, as written by `python -m embedded.train` in a checkout of the repository.

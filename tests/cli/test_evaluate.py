@@ -10,7 +10,7 @@ from hf_diversed.cli.train import load_rows
 from hf_diversed.cli.train_options import TrainArguments
 from hf_diversed.evaluation.intervals import wilson
 from hf_diversed.running.prompts import encode
-from hf_diversed.tasks import get_task
+from hf_diversed.tasks import get_task, load_records
 
 
 CALL = ["evaluate", "--task", "math", "--methods", "target,static:0.5", "--num-examples", "2", "--max-new-tokens", "6"]
@@ -99,7 +99,7 @@ def test_prompts_are_those_of_training(command, from_file, chat, shots, folder, 
     if from_file:
         data = str(tmp_path / "data.jsonl")
         with open(data, "w") as file:
-            file.writelines(json.dumps(record) + "\n" for record in get_task("math").draw("train", 4, seed=0))
+            file.writelines(json.dumps(record) + "\n" for record in load_records(get_task("math"), "train", 4))
         options += ["--data-file", data, *(["--shots-file", data] if shots else [])]
     options += ["--chat"] if chat else []
     methods = ["--methods", "target"] if command == "evaluate" else ["--rules", "static"]

@@ -75,7 +75,7 @@ def test_rules_are_matched_to_what_a_head_accepts(tmp_path):
     (tmp_path / learning.DONE).write_text(json.dumps({"training": settings, "seed": 0}))
     learning_rows = examples(40)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(learning, "load_records", lambda *_: learning_rows)
+        patch.setattr(learning, "draw_records", lambda *_: learning_rows)
         found = learning.match(pair, task, tmp_path)
     # The head is the untrained start itself, so the dial must stand where it changes nothing.
     assert found["untrained_strictness"] == pytest.approx(0.5, abs=1e-3)

@@ -1,56 +1,52 @@
 """Records of the embedded tasks."""
 
+import hashlib
+import json
+
 import pytest
 
-from hf_diversed.corpus import is_held_out
-from hf_diversed.tasks import embedded as embedded_module
-from hf_diversed.tasks import get_task
+from hf_diversed.tasks import get_task, load_records
+from hf_diversed.tasks.embedded import SEEDS
 
 
 NAMES = ["math", "summary", "code"]
+DIGESTS = {
+    "math": ["76f1abdc33ef9bcf", "4abe65bf428d484c", "ecc3e921926740ac"],
+    "summary": ["62e94fc5038f0b43", "f23b27cdc2e197e8", "edd3a44b28b80cdf"],
+    "code": ["7e3efc7d10756f24", "e2718a839cd60b2f", "0b105e0694293de0"],
+}
 
 
-def draw(name: str, split: str, n: int, seed: int = 0) -> list[dict]:
+@pytest.mark.parametrize("name", NAMES)
+def test_packaged_records_stay_the_same(name: str):
+    """Catches records other than those that committed results and packaged heads were made with."""
     task = get_task(name)
-    assert isinstance(task, embedded_module.EmbeddedTask)
-    return task.draw(split, n, seed)
+    splits = {split: load_records(task, split, seed=seed) for split, seed in SEEDS.items()}
+    digests = [hashlib.sha256(json.dumps(records).encode()).hexdigest()[:16] for records in splits.values()]
+    assert digests == DIGESTS[name]
+    prompts = [record["prompt"] for records in splits.values() for record in records]
+    assert len(set(prompts)) == len(prompts) == 3 * 1024
+    assert not task.missing_columns(splits["test"][0])
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_splits_are_disjoint(name: str):
-    """Catches held-out records that training sees, and test records that choose the best head."""
-    keys = {split: {record["key"] for record in draw(name, split, 60)} for split in ("train", "validation", "test")}
-    assert not any(map(is_held_out, keys["train"]))
-    assert all(map(is_held_out, keys["validation"] | keys["test"]))
-    assert not keys["validation"] & keys["test"]
-    for split in ("validation", "test"):
-        assert {embedded_module._split_of(key) for key in keys[split]} == {split}
+def test_a_seed_chooses_records():
+    """Catches a seed or a split without effect, and a smaller `n` that is no prefix of a larger one."""
+    task = get_task("math")
+    records = load_records(task, "test", 40, seed=4)
+    assert load_records(task, "test", 10, seed=4) == records[:10]
+    assert load_records(task, "test", 40, seed=5) != records
+    assert load_records(task, "validation", 40, seed=4) != records
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("split", ["train", "test"])
-def test_records_are_distinct_and_fixed_by_the_seed(name: str, split: str):
-    """Catches one prompt counted twice, two runs that compare different prompts, and splits that share a stream."""
-    records = draw(name, split, 40)
-    assert len({record["prompt"] for record in records}) == len({record["key"] for record in records}) == 40
-    assert draw(name, split, 40) == records
-    assert draw(name, split, 10) == records[:10]
-    assert draw(name, split, 10, seed=1) != records[:10]
-    assert not get_task(name).missing_columns(records[0])
+def test_refuses_more_records_than_are_packaged():
+    """Catches fewer records than asked for."""
+    with pytest.raises(ValueError, match=r"`n` must be at most 1024, the packaged records of 'math'/test, got 1025\."):
+        load_records(get_task("math"), "test", 1025)
 
 
 @pytest.mark.parametrize("name", ["math", "summary"])
 def test_references_score_one(name: str):
     """Catches a score that the corpus's own completions do not reach."""
     task = get_task(name)
-    records = draw(name, "test", 20)
+    records = load_records(task, "test", 20)
     assert task.score_batch([task.reference(record) for record in records], records) == [1.0] * 20
-
-
-def test_refuses_more_records_than_there_are(monkeypatch: pytest.MonkeyPatch):
-    """Catches a search without end for records that do not exist."""
-    few = "code/solve/count/same/all/"
-    monkeypatch.setattr(embedded_module, "_split_of", lambda key: "train" if key.startswith(few) else "test")
-    monkeypatch.setattr(embedded_module, "_PATIENCE", 3000)
-    with pytest.raises(ValueError, match="`n` must be at most 1, got 2: 3000 more draws found nothing new in 'code'/"):
-        draw("code", "train", 2)

@@ -6,7 +6,8 @@ model of a few million parameters learn to compute within the hour.
 
 import random
 
-from hf_diversed.corpus import Example, Style
+from embedded.corpus.base import Example
+from embedded.corpus.wording import Style
 
 
 LARGEST = 99

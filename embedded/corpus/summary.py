@@ -4,9 +4,9 @@ import random
 import re
 from typing import NamedTuple
 
-from hf_diversed.corpus.base import Example
-from hf_diversed.corpus.math import NAMES, PLACES, THINGS
-from hf_diversed.corpus.wording import Style, pick, write
+from embedded.corpus.base import Example
+from embedded.corpus.math import NAMES, PLACES, THINGS
+from embedded.corpus.wording import Style, pick, write
 
 
 DAYS = ["Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday"]

@@ -5,7 +5,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from hf_diversed.corpus.wording import Style
+from embedded.corpus.wording import Style
 
 
 HELD_OUT_SHARE = 1 / 16

@@ -4,8 +4,8 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from hf_diversed.corpus.base import Example
-from hf_diversed.corpus.wording import Style, pick, write
+from embedded.corpus.base import Example
+from embedded.corpus.wording import Style, pick, write
 
 
 NAMES = [

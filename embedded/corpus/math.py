@@ -2,9 +2,9 @@
 
 import random
 
-from hf_diversed.corpus.base import Example
-from hf_diversed.corpus.math_plans import PLANS, Plan, Step
-from hf_diversed.corpus.wording import Style, pick, write
+from embedded.corpus.base import Example
+from embedded.corpus.math_plans import PLANS, Plan, Step
+from embedded.corpus.wording import Style, pick, write
 
 
 LARGEST = 99  # of any number: what a model of a few million parameters learns to compute within the hour
