@@ -350,6 +350,11 @@ def model_name(model: PreTrainedModel) -> str:
     return base_model(model).name_or_path
 
 
+def model_origin(model: PreTrainedModel) -> tuple[str, str | None]:
+    """`model_name`, and the commit of the Hub that the configuration was loaded from, if any."""
+    return model_name(model), getattr(base_model(model).config, "_commit_hash", None)
+
+
 def public_name(model: PreTrainedModel) -> str:
     """Hub id, or the last part of a folder on this machine."""
     name = model_name(model)

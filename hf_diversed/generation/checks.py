@@ -1,10 +1,11 @@
 """What relaxed decoding refuses, by name and before any forward pass."""
 
 import torch
-from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel
+from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.generation.streamers import BaseStreamer
 
 from hf_diversed import _compat
+from hf_diversed.generation.tokenizers import check_tokenizers
 
 
 logger = _compat.get_logger(__name__)
@@ -22,6 +23,7 @@ def check_call(
     config: GenerationConfig,
     model_kwargs: dict,
     processors: LogitsProcessorList,
+    tokenizers: tuple[PreTrainedTokenizerBase | None, PreTrainedTokenizerBase | None] = (None, None),
 ) -> None:
     """Everything below that can be said once `generate` has prepared a call. Raises ValueError or TypeError.
 
@@ -39,6 +41,7 @@ def check_call(
         check_model(draft, "draft")
         check_rows(draft, "draft", len(input_ids))
         check_vocabularies(model, draft)
+        check_tokenizers(model, draft, *tokenizers)
 
 
 def check_architecture(model: PreTrainedModel, role: str) -> None:
@@ -266,14 +269,3 @@ def warn_of_no_effect(config: GenerationConfig, draft: PreTrainedModel | None) -
                 f"{name}={value!r} has no effect with a verifier: every round drafts the same length, or with "
                 'num_assistant_tokens_schedule="adaptive" the length that pays most.'
             )
-
-
-def check_tokenizers(tokenizer, assistant_tokenizer) -> None:
-    """Refuse a draft with another tokenizer, where both are known. Padded embeddings of one tokenizer are fine."""
-    if tokenizer is None or assistant_tokenizer is None or tokenizer is assistant_tokenizer:
-        return
-    if tokenizer.get_vocab() != assistant_tokenizer.get_vocab():
-        raise ValueError(
-            "target and draft have different tokenizers; a verifier compares their laws token by token. "
-            "Use a draft from the same family, or upstream's assisted decoding without a verifier."
-        )

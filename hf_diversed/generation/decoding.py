@@ -3,7 +3,13 @@
 from contextlib import nullcontext
 
 import torch
-from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
+from transformers import (
+    GenerationConfig,
+    LogitsProcessorList,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    StoppingCriteriaList,
+)
 from transformers.generation.streamers import BaseStreamer
 
 from hf_diversed.generation import checks
@@ -30,6 +36,8 @@ def diversed_decoding(
     streamer: BaseStreamer | None = None,
     temperatures: list[float] | torch.Tensor | None = None,
     random_source: RandomSource | None = None,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    assistant_tokenizer: PreTrainedTokenizerBase | None = None,
     **model_kwargs,
 ) -> GenerateDiversedOutput | torch.Tensor:
     """Speculative decoding under any verifier, for batches whose rows advance at their own pace.
@@ -48,6 +56,8 @@ def diversed_decoding(
         streamer: gets every round's tokens once, in order; a `RoundStreamer` also their records. Batch size 1 only.
         temperatures: one per row, 0 for greedy, in a call that samples and names no temperature; a batch may mix them.
         random_source: where random numbers come from; None for torch's generator.
+        tokenizer, assistant_tokenizer: of target and draft model, to check that they agree. None for those that lie
+            where the models were loaded from.
 
     Returns:
         long `[B, S + T]`, or `GenerateDiversedOutput` with `return_dict_in_generate=True`.
@@ -62,7 +72,8 @@ def diversed_decoding(
         model.generate(**inputs, custom_generate=loop)
         ```
     """
-    checks.check_call(model, assistant_model, input_ids, generation_config, model_kwargs, logits_processor)
+    tokenizers = tokenizer, assistant_tokenizer
+    checks.check_call(model, assistant_model, input_ids, generation_config, model_kwargs, logits_processor, tokenizers)
     checks.check_watching(streamer, output_token_records, generation_config, batch_size=input_ids.shape[0])
     checks.warn_of_no_effect(generation_config, assistant_model)
     call = Call(

@@ -109,7 +109,6 @@ def _generate_relaxed(original, model: PreTrainedModel, attachment: Attached | N
     if draft is not None:
         checks.check_model(draft, "draft")
     call.refuse_other_modes()
-    checks.check_tokenizers(extra.get("tokenizer"), extra.pop("assistant_tokenizer", None))
     loop = functools.partial(
         diversed_decoding,
         assistant_model=draft,
@@ -117,6 +116,8 @@ def _generate_relaxed(original, model: PreTrainedModel, attachment: Attached | N
         num_assistant_tokens=call.draft_length(),
         output_token_records=bool(options.output_token_records),
         temperatures=options.diversed_temperature,
+        tokenizer=extra.get("tokenizer"),
+        assistant_tokenizer=extra.pop("assistant_tokenizer", None),
         streamer=arguments.get("streamer"),
     )
     call.take_over_stop_strings()

@@ -100,16 +100,21 @@ def judge_alike(
         num_accepted = count_accepted(verdict.accept_prob, uniforms, num_drafted)
         all_kept = num_accepted >= num_drafted
         last = num_accepted.clamp_max(draft.tokens.shape[1] - 1)
-        law = torch.where(all_kept[:, None], own_law(num_accepted), verdict.replacement(last))
+        replacement = verdict.replacement(last)
+        law = torch.where(all_kept[:, None], own_law(num_accepted), replacement)
         on_draft = all_kept & (is_one_of(draft.tokens, eos_ids) & draft.active).any(dim=-1)
     next_token = draw(law, round_noise.noise)
+    faults = find_faults(draft, target, verdict, num_accepted, law, ~on_draft)
+    if draft is not None and verdict is not None and verifier.needs_check and not memory.is_checked:
+        wrong = find_no_distribution(verifier, verdict, draft, target, replacement)
+        faults = torch.where((faults == 0) & wrong, NO_DISTRIBUTION, faults)
     outcome = VerifyOutput(
         num_drafted=num_drafted,
         num_accepted=num_accepted,
         next_token=next_token,
         num_emitted=num_accepted + 1 - on_draft.long(),
         ended=on_draft | is_one_of(next_token, eos_ids),
-        faults=find_faults(draft, target, verdict, num_accepted, law, ~on_draft),
+        faults=faults,
     )
     return Round(draft, target, round_noise, verdict, outcome)
 
@@ -123,7 +128,45 @@ FAULTS = (
     "weights and dtype (float16 overflows where bfloat16 does not), and at processors that forbid every token.",
     "{rule} gave an acceptance or a law that is not finite though both models' scores are; look at its settings, and "
     "at the weights of its head and the hidden states that it reads, if any.",
+    "{rule} returned values that are no distribution: acceptance probabilities must lie in [0, 1], the emitted "
+    "distribution (`Trace.emitted_probs`) must be non-negative and sum to 1 at every position, and the "
+    "replacement must be non-negative with a positive sum. Check the verifier's arithmetic.",
 )
+NO_DISTRIBUTION = len(FAULTS) - 1
+_ROUNDING = 1e-3
+
+
+def find_no_distribution(
+    verifier: Verifier, verdict: Verdict, draft: DraftOutput, target: TargetOutput, replacement: torch.Tensor
+) -> torch.Tensor:
+    """Rows in which a caller's verifier returned no probabilities, bool `[B]`. NaN is left to `find_faults`.
+
+    Args:
+        replacement: `[B, V]`, what the verdict returned for one position per row.
+
+    Raises:
+        ValueError: on a wrong shape.
+    """
+    block, vocabulary = draft.tokens.shape, target.scores.shape[2:]
+    emitted = None if verdict.trace.emitted_probs is None else verdict.trace.emitted_probs()
+    shapes = {
+        "accept_prob": (verdict.accept_prob, block),
+        "replacement": (replacement, block[:1] + vocabulary),
+        "the emitted distribution": (emitted, block + vocabulary),
+        "state": (verdict.state, (block[0], block[1] + 1, verifier.state_width)),
+    }
+    for name, (values, expected) in shapes.items():
+        if values is not None and values.shape != expected:
+            raise ValueError(
+                f"{type(verifier).__name__}: {name} must have shape {list(expected)}, got {list(values.shape)}."
+            )
+    wrong = (verdict.accept_prob < 0.0) | (verdict.accept_prob > 1.0 + _ROUNDING)
+    if emitted is not None:
+        wrong |= (emitted.amin(-1) < 0.0) | ((emitted.sum(-1) - 1.0).abs() > _ROUNDING)
+    rows = (wrong & draft.active).any(-1)
+    if draft.sampled:
+        rows |= (replacement.amin(-1) < 0.0) | (replacement.sum(-1) <= 0.0)
+    return rows
 
 
 def find_faults(

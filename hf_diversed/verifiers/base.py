@@ -27,6 +27,7 @@ class Verifier:
             serves all.
         state_width: how many numbers the rule remembers per row from round to round.
         num_assistant_tokens: draft length the rule was made for, used where the caller names none.
+        needs_check: whether its first verdict of a call is checked; set for every class outside this package.
     """
 
     needs_hidden_states = False
@@ -38,9 +39,11 @@ class Verifier:
     has_emitted_probs = False
     state_width = 0
     num_assistant_tokens: int | None = None
+    needs_check = False
 
     def __init_subclass__(cls, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)
+        cls.needs_check = not cls.__module__.startswith("hf_diversed.")
         if "__call__" in vars(cls) and "needs_input_ids" not in vars(cls):
             cls.needs_input_ids = True  # whatever its base did, this one is handed the ids
 
@@ -116,6 +119,12 @@ class DistributionVerifier(Verifier):
         self, input_ids: torch.Tensor, draft: DraftOutput, target: TargetOutput, state: torch.Tensor | None = None
     ) -> Verdict:
         v = self.emitted_probs(draft, target)
+        expected = (*draft.tokens.shape, target.scores.shape[-1])
+        if v.shape != expected:
+            raise ValueError(
+                f"{type(self).__name__}: the emitted distribution must have shape {list(expected)}, "
+                f"got {list(v.shape)}."
+            )
         rows = torch.arange(v.shape[0], device=v.device)
         if not draft.sampled:
             mass, best = v.max(dim=-1)
@@ -136,10 +145,12 @@ class Memory:
 
     Attributes:
         dials: see `Verifier.dials`. state: `[B, state_width]`; None before the first round, and for rules without one.
+        is_checked: whether a verdict of the verifier has been checked; see `Verifier.needs_check`.
     """
 
     dials: dict[str, torch.Tensor] = field(default_factory=dict)
     state: torch.Tensor | None = None
+    is_checked: bool = False
 
     def ask(self, verifier: Verifier, input_ids: torch.Tensor, draft: DraftOutput, target: TargetOutput) -> Verdict:
         """The rule's verdict on a block."""
@@ -149,6 +160,7 @@ class Memory:
     def learn(self, verdict: Verdict | None, num_accepted: torch.Tensor) -> None:
         """Remember a round in which `num_accepted` drafts were kept, long `[B]`; nothing where no rule was asked."""
         if verdict is not None:
+            self.is_checked = True
             rows = torch.arange(len(num_accepted), device=num_accepted.device)
             self.state = None if verdict.state is None else verdict.state[rows, num_accepted]
 
@@ -166,8 +178,8 @@ class CompositeVerifier(Verifier):
             if not isinstance(part, Verifier):
                 raise TypeError(f"{type(self).__name__} takes verifiers, got {type(part).__name__}; pass an instance.")
         self._parts = parts
-        needs = ("needs_hidden_states", "needs_raw_logits", "needs_draft_confidence", "needs_input_ids", "greedy_only")
-        for name in needs:
+        needs = ("needs_hidden_states", "needs_raw_logits", "needs_draft_confidence", "needs_input_ids", "needs_check")
+        for name in (*needs, "greedy_only"):
             setattr(self, name, any(getattr(part, name) for part in parts))
         self.num_assistant_tokens = next(
             (part.num_assistant_tokens for part in parts if part.num_assistant_tokens is not None), None

@@ -8,7 +8,15 @@ import torch
 from transformers.generation.streamers import BaseStreamer
 
 import hf_diversed
-from hf_diversed.verifiers import DistributionVerifier, DiversedVerifier, PhaseVerifier, build_verifier
+from hf_diversed.blocks import Verdict
+from hf_diversed.verifiers import (
+    BlockVerifier,
+    DistributionVerifier,
+    DiversedVerifier,
+    PhaseVerifier,
+    Verifier,
+    build_verifier,
+)
 from tests.tiny import ragged_batch, tiny_head
 
 
@@ -122,3 +130,62 @@ def test_settings_that_are_no_numbers_are_refused(spec):
     """Catches an infinite contrast, whose law is nan."""
     with pytest.raises(ValueError, match="must lie in"):
         hf_diversed.verifiers.build_verifier(spec)
+
+
+class Emitting(DistributionVerifier):
+    """Verifies against `change` of the draft's distribution."""
+
+    def __init__(self, change):
+        self.change = change
+
+    def emitted_probs(self, draft, target):
+        return self.change(draft.probs())
+
+
+class Accepting(Verifier):
+    """Accepts with a constant probability and replaces from `change` of the target's distribution."""
+
+    def __init__(self, accept=0.5, change=lambda p: p):
+        self.accept, self.change = accept, change
+
+    def __call__(self, input_ids, draft, target, state=None):
+        accept_prob = torch.full_like(draft.tokens, self.accept, dtype=torch.float32)
+        return Verdict(accept_prob, lambda positions: self.change(target.probs(positions)))
+
+
+@pytest.mark.parametrize("mode", [{}, {"cache_implementation": "static"}], ids=["eager", "static"])
+@pytest.mark.parametrize(
+    ("verifier", "words"),
+    [
+        (Emitting(lambda q: 2 * q), "no distribution"),
+        (Emitting(lambda q: q - 0.01), "no distribution"),
+        (Emitting(lambda q: torch.cat([1.5 * q[..., :1], -q[..., 1:]], -1)), "no distribution"),
+        (Emitting(lambda q: q[..., :-1]), r"must have shape \[\d, 5, 64\], got \[\d, 5, 63\]"),
+        (Accepting(-0.1), "no distribution"),
+        (Accepting(1.5), "no distribution"),
+        (Accepting(change=lambda p: -p), "no distribution"),
+        (Accepting(change=lambda p: 0 * p), "no distribution"),
+        (BlockVerifier(Emitting(lambda q: 2 * q)), "no distribution"),
+    ],
+)
+def test_a_callers_verifier_must_return_distributions(pair, verifier, words, mode):
+    """Catches an emitted distribution of 2 q, which accepts every draft token, and negative or empty ones."""
+    target, draft = pair
+    call = {**ragged_batch(3), **mode, "max_new_tokens": 8, "do_sample": True}
+    with pytest.raises(ValueError, match=f"{type(verifier).__name__}.*{words}"):
+        target.generate(**call, assistant_model=draft, verifier=verifier)
+
+
+@pytest.mark.parametrize("do_sample", [False, True])
+def test_a_callers_verifier_is_checked_once(pair, do_sample):
+    """Catches a check in every round, which costs passes over the vocabulary, and one that refuses good values."""
+    target, draft = pair
+    calls = []
+
+    def copy_of(q):
+        calls.append(None)
+        return q if len(calls) == 1 else 2 * q
+
+    call = {**ragged_batch(3), "max_new_tokens": 24, "do_sample": do_sample}
+    target.generate(**call, assistant_model=draft, verifier=Emitting(copy_of))
+    assert len(calls) > 2

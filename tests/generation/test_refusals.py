@@ -5,6 +5,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property, partial
+from typing import ClassVar
 
 import peft
 import pytest
@@ -141,8 +142,14 @@ class Streamer(BaseStreamer):
 class Words:
     """All that the tokenizer check looks at."""
 
+    all_special_ids = ()
+    added_tokens_decoder: ClassVar[dict] = {}
+
     def __init__(self, *words):
         self.words = {word: index for index, word in enumerate(words)}
+
+    def __len__(self):
+        return len(self.words)
 
     def get_vocab(self):
         return self.words

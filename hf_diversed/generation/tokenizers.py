@@ -1,0 +1,109 @@
+"""Whether target and draft model use one tokenizer. Reads local files only, and each pair of tokenizers once."""
+
+import filecmp
+from collections.abc import MutableMapping
+from functools import lru_cache
+from pathlib import Path
+from weakref import WeakKeyDictionary
+
+from huggingface_hub import try_to_load_from_cache
+from huggingface_hub.errors import HFValidationError
+from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from hf_diversed import _compat
+
+
+logger = _compat.get_logger(__name__)
+_VOCABULARY_FILES = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt")
+_Compared = MutableMapping[PreTrainedTokenizerBase, tuple[tuple[int, int], str | None]]
+_compared: MutableMapping[PreTrainedTokenizerBase, _Compared] = WeakKeyDictionary()
+
+
+def check_tokenizers(
+    target: PreTrainedModel,
+    draft: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    assistant_tokenizer: PreTrainedTokenizerBase | None = None,
+) -> None:
+    """Raise ValueError if an id stands for different tokens in the two models. Ids that only one of them has are fine.
+
+    Args:
+        tokenizer, assistant_tokenizer: of target and draft model. None for what lies in the folder, or the local cache
+            of the Hub, that the model was loaded from; a model without either is not compared.
+    """
+    files = [_vocabulary_file(*_compat.model_origin(model)) for model in (target, draft)]
+    if tokenizer is None and assistant_tokenizer is None and None not in files and _same_content(*files):
+        return
+    first = tokenizer if tokenizer is not None else _load(files[0])
+    second = assistant_tokenizer if assistant_tokenizer is not None else _load(files[1])
+    sizes = _compat.vocab_size(target), _compat.vocab_size(draft)
+    if first is None or second is None:
+        if sizes[0] != sizes[1]:
+            logger.warning_once(
+                f"target and draft model have vocabularies of {sizes[0]} and {sizes[1]} ids, and no tokenizers were "
+                "found to compare them: pass tokenizer= and assistant_tokenizer=. With different tokenizers the "
+                "output is meaningless."
+            )
+        return
+    if (difference := _difference(first, second)) is not None:
+        raise ValueError(
+            f"target and draft model have different tokenizers ({difference}), but a verifier compares their "
+            "distributions token by token. Use a draft model from the same family, or upstream's assisted decoding "
+            "without a verifier."
+        )
+
+
+@lru_cache(maxsize=64)
+def _vocabulary_file(name: str, revision: str | None) -> Path | None:
+    """The file that holds a model's vocabulary, in its folder or the local cache of the Hub; None if there is none."""
+    if not name:
+        return None
+    for file in _VOCABULARY_FILES:
+        try:
+            found = Path(name, file) if Path(name).is_dir() else try_to_load_from_cache(name, file, revision=revision)
+        except HFValidationError:
+            return None
+        if isinstance(found, (str, Path)) and Path(found).is_file():
+            return Path(found)
+    return None
+
+
+@lru_cache(maxsize=64)
+def _same_content(first: Path, second: Path) -> bool:
+    return first.name == second.name and filecmp.cmp(first, second, shallow=False)
+
+
+@lru_cache(maxsize=8)
+def _load(file: Path | None) -> PreTrainedTokenizerBase | None:
+    """The tokenizer beside a vocabulary file; None if it cannot be loaded."""
+    try:
+        # By its folder: by a Hub id, loading may ask the Hub even with local_files_only.
+        return None if file is None else AutoTokenizer.from_pretrained(file.parent, trust_remote_code=False)
+    except Exception as error:
+        logger.info(f"the tokenizer in {file and file.parent} was not loaded for comparison: {error}")
+        return None
+
+
+def _difference(first: PreTrainedTokenizerBase, second: PreTrainedTokenizerBase) -> str | None:
+    """The first id that stands for different tokens, in words; None if there is none. Cached while both sizes stay."""
+    if first is second:
+        return None
+    known, sizes = _compared.setdefault(first, WeakKeyDictionary()), (len(first), len(second))
+    if second not in known or known[second][0] != sizes:
+        known[second] = sizes, _find_difference(first, second)
+    return known[second][1]
+
+
+def _find_difference(first: PreTrainedTokenizerBase, second: PreTrainedTokenizerBase) -> str | None:
+    by_id = {index: token for token, index in second.get_vocab().items()}
+    special = _special_ids(first) | _special_ids(second)  # tuning for chats renames them
+    for token, index in first.get_vocab().items():
+        other = by_id.get(index, token)
+        if other != token and index not in special:
+            return f"id {index} is {token!r} for the target and {other!r} for the draft model"
+    return None
+
+
+def _special_ids(tokenizer: PreTrainedTokenizerBase) -> set[int]:
+    added = {index for index, token in tokenizer.added_tokens_decoder.items() if token.special}
+    return added.union(tokenizer.all_special_ids)

@@ -1,0 +1,110 @@
+"""Draft models with another tokenizer are refused, without a request to the Hub and without comparing twice."""
+
+import copy
+import logging
+import shutil
+
+import pytest
+import torch
+import transformers as tf
+from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+
+from hf_diversed.generation import tokenizers as checking
+from tests.tiny import EOS, PAD, tiny_model
+
+
+TEXTS = (
+    ["the quick brown fox jumps over the lazy dog", "pack my box with five dozen liquor jugs"],
+    ["numbers like twelve and seventy", "how vexingly quick daft zebras jump"],
+)
+
+
+def trained(text: list[str], size: int) -> PreTrainedTokenizerFast:
+    """A tokenizer trained on a text, with ids 0 to `size` - 1 at most."""
+    tokenizer = Tokenizer(models.BPE(unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.train_from_iterator(
+        text, trainers.BpeTrainer(vocab_size=size, special_tokens=["<pad>", "<eos>", "<unk>"])
+    )
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>")
+
+
+def saved(folder, tokenizer, size: int = 64):
+    """A model of `size` ids that was saved beside a tokenizer, and loaded."""
+    model = tiny_model()
+    model.resize_token_embeddings(size)
+    model.save_pretrained(folder)
+    if tokenizer is not None:
+        tokenizer.save_pretrained(folder)
+    return AutoModelForCausalLM.from_pretrained(folder).eval()
+
+
+def decode(target, draft, **call):
+    ids = torch.tensor([[5, 6, 7, 8]])
+    call = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": PAD, "eos_token_id": EOS, **call}
+    return target.generate(ids, assistant_model=draft, verifier="static:0.1", **call)
+
+
+@pytest.mark.parametrize("draft_size", [64, 60])
+def test_another_tokenizer_beside_the_draft_is_refused(tmp_path, draft_size, monkeypatch):
+    """Catches a draft model whose ids stand for other tokens: at a low weight every draft token was accepted."""
+    monkeypatch.setattr("socket.socket.connect", lambda *_: pytest.fail("asked the network"))
+    first, second = (trained(text, 60) for text in TEXTS)
+    target = saved(tmp_path / "target", first)
+    draft = saved(tmp_path / "draft", second, draft_size)
+    with pytest.raises(ValueError, match=r"different tokenizers \(id \d+ is '.*' for the target"):
+        decode(target, draft)
+    same = saved(tmp_path / "same", first, draft_size)
+    assert decode(target, same).shape == (1, 10)
+
+
+def test_one_tokenizer_in_two_versions_is_served(tmp_path):
+    """Catches a comparison of sizes or of renamed special tokens: a target tuned for chats has more tokens."""
+    tuned = trained(TEXTS[0], 60)
+    target, draft = saved(tmp_path / "target", tuned), saved(tmp_path / "draft", trained(TEXTS[0], 60), 62)
+    tuned.add_special_tokens({"additional_special_tokens": ["<|user|>"]})
+    tuned.save_pretrained(tmp_path / "tuned")
+    shutil.copy(tmp_path / "tuned" / "tokenizer.json", tmp_path / "target" / "tokenizer.json")
+    assert decode(target, draft).shape == (1, 10)
+
+
+def test_a_passed_tokenizer_is_compared_with_a_saved_one(tmp_path):
+    """Catches a check that needs both arguments: `tokenizer=` alone is what stop strings need."""
+    first, second = (trained(text, 60) for text in TEXTS)
+    draft = saved(tmp_path / "draft", second)
+    with pytest.raises(ValueError, match="different tokenizers"):
+        decode(tiny_model(), draft, tokenizer=first)
+
+
+def test_vocabularies_of_two_sizes_without_tokenizers_warn_once(caplog):
+    """Catches silence where nothing can be compared, a warning at every call, and one for sizes that are equal."""
+    tf.utils.logging.warning_once.cache_clear()
+    target, draft = tiny_model(), tiny_model(seed=1)
+    with caplog.at_level(logging.WARNING):
+        decode(target, draft)
+        assert not caplog.records
+        draft.resize_token_embeddings(60)
+        for _ in range(2):
+            decode(target, draft)
+    assert [record.message.startswith("target and draft model have vocabularies") for record in caplog.records] == [
+        True
+    ]
+
+
+def test_vocabularies_are_compared_once(monkeypatch):
+    """Catches a pass over both vocabularies at every call, and a result kept after one of them has grown."""
+    first, second = trained(TEXTS[0], 60), trained(TEXTS[0], 60)
+    target, draft = tiny_model(), tiny_model(seed=1)
+    compared = []
+    find = checking._find_difference
+    monkeypatch.setattr(checking, "_find_difference", lambda *pair: compared.append(None) or find(*pair))
+    for _ in range(3):
+        decode(target, draft, tokenizer=first, assistant_tokenizer=second)
+    assert len(compared) == 1
+    other = copy.deepcopy(second)
+    second.add_tokens(["new"])
+    first.add_tokens(["other"])
+    with pytest.raises(ValueError, match="is 'other' for the target and 'new'"):
+        decode(target, draft, tokenizer=first, assistant_tokenizer=second)
+    assert decode(target, draft, tokenizer=first, assistant_tokenizer=other).shape == (1, 10)
