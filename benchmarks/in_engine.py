@@ -1,6 +1,6 @@
-"""A vLLM engine in this process, with the embedded pair: counted as `generate` counts, with the plugin or without it.
+"""A vLLM engine in this process with the embedded pair, with or without the plugin; counts draft tokens as `generate`.
 
-For `benchmarks/serving.py`; wants the environment of `make vllm`.
+For `benchmarks/serving.py`; needs the environment of `make vllm`.
 """
 
 import os
@@ -12,7 +12,7 @@ from time import process_time
 from typing import Any
 
 
-# One process, so that its parts are in reach and its CPU time is the engine's. Read by vLLM as it is imported.
+# One process, so that its parts are accessible and its CPU time is the engine's. vLLM reads these on import.
 ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_LOGGING_LEVEL": "ERROR",
@@ -26,7 +26,7 @@ NUM_DRAFTS = 5
 
 @dataclass
 class Counted:
-    """Drafts of one request, and those of them that were kept."""
+    """Draft tokens of one request, and how many of them were accepted."""
 
     drafted: int = 0
     accepted: int = 0
@@ -36,7 +36,7 @@ class Engine:
     """The pair in a folder, as `hf_diversed.serving.export` writes it, in vLLM.
 
     Args:
-        settings: what a deployment says about rules; None is the target alone, without drafts.
+        settings: the deployment's; None is the target alone, without draft tokens.
     """
 
     def __init__(self, pair: Path, settings: Mapping[str, Any] | None, seed: int = 0):
@@ -73,31 +73,31 @@ class Engine:
         self.eos = self.llm.get_tokenizer().eos_token_id
 
     def complete(
-        self, prompts: Sequence[str], rule: str | None, max_tokens: int, stop: Sequence[str]
+        self, prompts: Sequence[str], verifier: str | None, max_tokens: int, stop: Sequence[str]
     ) -> Iterator[tuple[str, Counted, Counted]]:
-        """Every prompt's completion at temperature 1: its text, its drafts by vLLM's count, and those by `generate`'s.
+        """Yield each prompt's text at temperature 1, its draft tokens as vLLM counts them, and as `generate` does.
 
         Args:
-            rule: None is the target alone.
+            verifier: None is the target alone.
         """
         from vllm import SamplingParams
 
-        asked = None if rule is None else {"diversed_rule": rule}
-        params = SamplingParams(temperature=1.0, max_tokens=max_tokens, stop=list(stop), extra_args=asked)
+        xargs = None if verifier is None else {"diversed_verifier": verifier}
+        params = SamplingParams(temperature=1.0, max_tokens=max_tokens, stop=list(stop), extra_args=xargs)
         with self._counting() as until_end:
             answers = self.llm.generate(list(prompts), params, use_tqdm=False)
         for answer in answers:
             completion, counted = answer.outputs[0], Counted()
-            if (said := completion.spec_decode_metrics) is not None:
-                accepted = sum(kept * rounds for kept, rounds in enumerate(said.histogram))
-                counted = Counted(said.num_draft_tokens, accepted)
+            if (metrics := completion.spec_decode_metrics) is not None:
+                accepted = sum(kept * rounds for kept, rounds in enumerate(metrics.histogram))
+                counted = Counted(metrics.num_draft_tokens, accepted)
             yield completion.text, counted, until_end.get(answer.request_id, Counted())
 
     @contextmanager
     def _counting(self) -> Iterator[dict[str, Counted]]:
-        """By request: drafts up to a drafted end of text, and how many of those were kept.
+        """Yield by request the draft tokens up to a drafted end of text, and how many of them were accepted.
 
-        vLLM drafts five tokens in every round and counts all of them, also those behind a drafted end of text.
+        vLLM drafts five tokens in every round and counts all of them, including those after a drafted end of text.
         """
         scheduler, found = self.core.scheduler, dict[str, Counted]()
         stock = scheduler.update_from_output
@@ -117,16 +117,16 @@ class Engine:
         finally:
             del scheduler.update_from_output
 
-    def step_times(self, prompts: Sequence[str], asked: Mapping[str, Any], steps: int) -> list[float]:
-        """CPU seconds of the engine's steps in which every prompt has drafts to verify: with the plugin, without it,
-        and so on in turn, so both see the same texts at the same lengths.
+    def step_times(self, prompts: Sequence[str], xargs: Mapping[str, Any], steps: int) -> list[float]:
+        """Return CPU seconds of steps that verify draft tokens of every prompt, alternately with and without the
+        plugin, so that both have the same texts and lengths.
 
         Args:
-            asked: what every request says to the plugin. steps: how many to time; texts go on behind their ends.
+            xargs: `vllm_xargs` of every request. steps: number of steps to time; texts continue after EOS.
         """
         from vllm import SamplingParams
 
-        params = SamplingParams(temperature=1.0, max_tokens=400, ignore_eos=True, extra_args=dict(asked))
+        params = SamplingParams(temperature=1.0, max_tokens=400, ignore_eos=True, extra_args=dict(xargs))
         engine, times = self.llm.llm_engine, list[float]()
         names = [str(number) for number in range(len(prompts))]
         for name, prompt in zip(names, prompts):
@@ -146,7 +146,7 @@ class Engine:
 
     @contextmanager
     def _stock(self) -> Iterator[None]:
-        """vLLM's own functions in the place of the plugin's; what it mended on CPUs stays so."""
+        """Use vLLM's own functions instead of the plugin's within the block, except for the fix on CPUs."""
         from vllm.v1.sample import rejection_sampler
 
         ours = self.runner._sample, rejection_sampler.rejection_sample

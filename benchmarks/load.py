@@ -1,4 +1,4 @@
-"""Replicas under load: many requests at once through a router, some bad, some cancelled, and a worker killed.
+"""Replicas under load: many simultaneous requests through a router, some bad, some cancelled; one worker is killed.
 
 For `benchmarks/serving.py` and `tests/vllm/test_load.py`.
 """
@@ -27,20 +27,20 @@ from benchmarks.served import MODEL, STOP, Server, free_port, running
 
 ROUTER = Path(__file__).parents[1] / "examples" / "serving" / "nginx.conf"
 STRICTNESSES = (0.0, 0.5, 1.0)
-# What can become of a request. "told": an error that whoever asked can see. "silent": none of the others.
-OUTCOMES = ("answered", "refused", "cancelled", "told", "silent")
+# How a request can end. "error": the client receives an error. "lost": none of the others.
+OUTCOMES = ("answered", "refused", "cancelled", "error", "lost")
 _PATIENCE = 300.0
 _BAD = (
     {"diversed_strictness": 7},
     {"diversed_strictness": "high"},
-    {"diversed_qualty": 0.5},
+    {"diversed_strictnes": 0.5},
     {"diversed_max_drop": 0.01},
 )
 
 
 @dataclass(frozen=True)
 class Request:
-    """One request, and how it is made: "whole", "stream", "bad" or "cancel"."""
+    """One request of a kind: "whole", "stream", "bad" or "cancel"."""
 
     prompt: str
     strictness: float
@@ -59,7 +59,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a request; drafts where it was answered."""
+    """How a request ended, and its draft tokens if it was answered."""
 
     request: Request
     what: str
@@ -69,7 +69,7 @@ class Outcome:
 
 
 def plan(prompts: Sequence[str], count: int, seed: int, bad: float = 0.05, cancelled: float = 0.05) -> list[Request]:
-    """Requests at every strictness in turn, half of them streamed; of each some are invalid and one is cancelled."""
+    """Return requests at each strictness in turn, half of them streams; shares of them are bad or cancelled."""
     draws = random.Random(seed)
     kinds = ["bad"] * round(bad * count) + ["cancel"] * round(cancelled * count)
     kinds += ["whole", "stream"] * count
@@ -84,10 +84,10 @@ def plan(prompts: Sequence[str], count: int, seed: int, bad: float = 0.05, cance
 def ask_all(
     address: str, requests: Sequence[Request], after: Callable[[int], None] | None = None
 ) -> tuple[list[Outcome], float]:
-    """What becomes of requests that are all made at once, and seconds.
+    """Make all requests at once and return how they ended, and the seconds until all had.
 
     Args:
-        after: called with the number of those that are settled, whenever one is.
+        after: called with the number of ended requests, whenever one ends.
     """
     began, found = time.monotonic(), list[Outcome]()
     with ThreadPoolExecutor(len(requests)) as pool:
@@ -100,19 +100,19 @@ def ask_all(
 
 
 def ask(address: str, request: Request) -> Outcome:
-    """Make a request and wait for what becomes of it."""
+    """Make a request and return how it ended."""
     connection = http.client.HTTPConnection(urlsplit(address).netloc, timeout=_PATIENCE)
     try:
         connection.request("POST", "/v1/completions", request.body(), {"Content-Type": "application/json"})
         answer = connection.getresponse()
         if answer.status != 200:
-            what = "refused" if answer.status == 400 else "told"
+            what = "refused" if answer.status == 400 else "error"
             return Outcome(request, what, words=f"{answer.status} {answer.read(300)!r}")
         return _streamed(request, answer) if request.streams else _answered(request, json.loads(answer.read()))
     except TimeoutError:
-        return Outcome(request, "silent", words=f"nothing in {_PATIENCE:g} s")
+        return Outcome(request, "lost", words=f"nothing in {_PATIENCE:g} s")
     except (OSError, http.client.HTTPException) as error:
-        return Outcome(request, "told", words=repr(error))
+        return Outcome(request, "error", words=repr(error))
     finally:
         connection.close()
 
@@ -123,31 +123,31 @@ def _streamed(request: Request, answer: http.client.HTTPResponse) -> Outcome:
     for line in answer:
         if not line.startswith(b"data: "):
             continue
-        said = line[len(b"data: ") :].strip()
-        if said == b"[DONE]":
+        data = line[len(b"data: ") :].strip()
+        if data == b"[DONE]":
             return _answered(request, finished)
-        event = json.loads(said)
+        event = json.loads(data)
         if "error" in event:
-            return Outcome(request, "told", words=str(event["error"])[:300])
+            return Outcome(request, "error", words=str(event["error"])[:300])
         events += 1
         if request.kind == "cancel" and events == 3:
             return Outcome(request, "cancelled")
         if any(choice["finish_reason"] for choice in event["choices"]) or event.get("metrics"):
             finished |= {name: value for name, value in event.items() if value}
-    return Outcome(request, "told", words="the stream broke off")
+    return Outcome(request, "error", words="the stream broke off")
 
 
 def _answered(request: Request, answer: dict[str, Any]) -> Outcome:
     if not any(choice["finish_reason"] in ("stop", "length") for choice in answer.get("choices", ())):
-        return Outcome(request, "silent", words=str(answer)[:300])
-    said = (answer.get("metrics") or {}).get("speculative_decoding") or {}
-    drafts = (said.get(name, 0) for name in ("num_draft_tokens", "num_accepted_draft_tokens"))
+        return Outcome(request, "lost", words=str(answer)[:300])
+    metrics = (answer.get("metrics") or {}).get("speculative_decoding") or {}
+    drafts = (metrics.get(name, 0) for name in ("num_draft_tokens", "num_accepted_draft_tokens"))
     return Outcome(request, "answered", *drafts)
 
 
 @dataclass(frozen=True)
 class Phase:
-    """What became of requests that were made at once."""
+    """How requests that were made at once ended."""
 
     name: str
     outcomes: list[Outcome]
@@ -157,29 +157,29 @@ class Phase:
         found = Counter(outcome.what for outcome in self.outcomes)
         return {what: found[what] for what in OUTCOMES}
 
-    def drafts(self, strictness: float) -> list[Outcome]:
-        """Those that were answered, at a dial."""
+    def at(self, strictness: float) -> list[Outcome]:
+        """Return the answered requests at a strictness."""
         return [one for one in self.outcomes if one.what == "answered" and one.request.strictness == strictness]
 
     def acceptance(self, strictness: float) -> float:
-        mine = self.drafts(strictness)
+        mine = self.at(strictness)
         return sum(one.accepted for one in mine) / sum(one.drafted for one in mine)
 
 
 def drill(
     serve: Callable[[], Server], prompts: Sequence[str], requests: int, nginx: str, folder: Path, seed: int = 0
 ) -> Iterator[Phase]:
-    """One replica alone; two behind a router; the same with one's worker killed while it answers; what is left.
+    """Yield four phases: one replica, two behind a router, the same with one worker killed, and the remaining one.
 
     Args:
-        serve: starts a replica. nginx: the program. requests: of each phase, made at once.
+        serve: starts a replica. nginx: the program. requests: number of simultaneous requests in each phase.
     """
 
     def phase(name: str, address: str, *disturbance: float, after: Callable[[int], None] | None = None) -> Phase:
         return Phase(name, *ask_all(address, plan(prompts, requests, seed, *disturbance), after))
 
-    def kill_at_a_third(settled: int) -> None:
-        if settled == requests // 3:
+    def kill_at_a_third(ended: int) -> None:
+        if ended == requests // 3:
             kill_worker(other)
 
     with running(serve()) as one, running(serve()) as other, router(nginx, (one, other), folder) as address:
@@ -193,17 +193,17 @@ def drill(
 
 
 def wait_until_idle(server: Server, patience: float = 60.0) -> None:
-    """Raises TimeoutError if a replica goes on with what nobody waits for: requests that were cancelled, say."""
+    """Wait until no request runs; raise TimeoutError if a replica continues, for example with cancelled requests."""
     deadline = time.monotonic() + patience
     while any(server.counted()[f"requests_{state}"] for state in ("running", "waiting")):
         if time.monotonic() > deadline:
-            raise TimeoutError(f"still at work: {server.counted()}")
+            raise TimeoutError(f"still running: {server.counted()}")
         time.sleep(0.5)
 
 
 @contextmanager
 def router(program: str, replicas: Sequence[Server], folder: Path) -> Iterator[str]:
-    """The address of nginx before replicas, by the example's configuration with their ports in it."""
+    """Run nginx in front of replicas, with the example's configuration and their ports, and yield its address."""
     port = free_port()
     text = ROUTER.read_text().replace("listen 8000", f"listen 127.0.0.1:{port}")
     for replica, example in zip(replicas, ("127.0.0.1:8001", "127.0.0.1:8002"), strict=True):
@@ -226,7 +226,7 @@ def router(program: str, replicas: Sequence[Server], folder: Path) -> Iterator[s
 
 
 def kill_worker(server: Server) -> str:
-    """Kill the process of a replica that decodes, as running out of memory would; its name."""
+    """Kill the worker process of a replica, as running out of memory would, and return its name."""
     assert server.process is not None
     own = psutil.Process(server.process.pid).children(recursive=True)
     named = {" ".join(process.cmdline()): process for process in own}

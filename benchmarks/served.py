@@ -1,4 +1,4 @@
-"""A served pair: `hf-diversed serve` in a process of its own, asked over HTTP."""
+"""A served pair: `hf-diversed serve` in its own process, with an HTTP client."""
 
 import json
 import os
@@ -16,50 +16,56 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hf_diversed.serving.vllm.http import HEADER
+
 
 CHOICES = ("static:0.5", "static:0.7", "lenience:0.3")
 STOP = ["\nQuestion:"]
 MODEL = "demo"
 _COUNTED = r"vllm:(?:spec_decode_)?num_(draft_tokens|accepted_tokens|requests_\w+ing)(?:_total)?\{[^}]*\} ([\d.e+]+)"
-# Small, in float32; the rest is as a deployment would have it.
+# A small engine in float32; everything else as in a deployment.
 _OPTIONS = (
     *("--served-model-name", MODEL, "--dtype", "float32", "--max-model-len", "512", "--max-num-seqs", "32"),
     *("--enforce-eager", "--kv-cache-memory-bytes", str(2**28), "--no-enable-prefix-caching"),
     *("--per-request-spec-decode-metrics", "summary", "--generation-config", "vllm"),
+    *("--chat-template", "{% for message in messages %}{{ message.content }}{% endfor %}"),
 )
 _ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
 
 
 @dataclass(frozen=True)
 class Server:
-    """Where a server answers; process and log are None for one that somebody else started."""
+    """A server's address; process and log are None if it was started elsewhere."""
 
     address: str
     process: subprocess.Popen | None
     log: Path | None
 
-    def post(self, prompt: str, xargs: Mapping[str, Any], **options: Any) -> tuple[int, dict]:
-        """One completion's HTTP status and answer."""
-        body = {"model": MODEL, "prompt": prompt, "max_tokens": 128, "temperature": 1.0, "stop": STOP, **options}
-        data = json.dumps(body | {"vllm_xargs": dict(xargs)}).encode()
-        asked = urllib.request.Request(
-            f"{self.address}/v1/completions", data, headers={"Content-Type": "application/json"}
-        )
+    def post(
+        self, prompt: str, xargs: Mapping[str, Any], path: str = "completions", **options: Any
+    ) -> tuple[int, dict]:
+        """Return the HTTP status and answer of a completion; its "headers" are the `x-diversed-*` ones."""
+        body = {"model": MODEL, "max_tokens": 128, "temperature": 1.0, "stop": STOP, "vllm_xargs": dict(xargs)}
+        body |= {"prompt": prompt} if path == "completions" else {"messages": [{"role": "user", "content": prompt}]}
+        data = json.dumps(body | options).encode()
+        headers = {"Content-Type": "application/json"}
+        request = urllib.request.Request(f"{self.address}/v1/{path}", data, headers=headers)
         try:
-            with urllib.request.urlopen(asked, timeout=600) as answer:
-                return answer.status, json.load(answer)
+            with urllib.request.urlopen(request, timeout=600) as answer:
+                found = {} if options.get("stream") else json.load(answer)
+                return answer.status, found | {"headers": served_by(answer.headers)}
         except urllib.error.HTTPError as error:
             return error.code, json.loads(error.read() or b"{}")
 
     def post_all(self, prompts: Sequence[str], xargs: Sequence[Mapping[str, Any]]) -> list[dict]:
-        """Completions of many prompts, 32 at a time."""
+        """Request completions of many prompts, 32 at a time."""
         with ThreadPoolExecutor(32) as pool:
             answers = list(pool.map(self.post, prompts, xargs))
         assert {status for status, _ in answers} == {200}
         return [answer for _, answer in answers]
 
     def answers(self) -> bool:
-        """Whether it is up."""
+        """Return whether the server is up."""
         try:
             with urllib.request.urlopen(f"{self.address}/health", timeout=5) as answer:
                 return answer.status == 200
@@ -67,16 +73,24 @@ class Server:
             return False
 
     def counted(self) -> dict[str, float]:
-        """Drafted and accepted tokens so far, and requests that run or wait, by Prometheus; over all its engines."""
+        """Return Prometheus counts over all engines: draft and accepted tokens, running and waiting requests."""
         with urllib.request.urlopen(f"{self.address}/metrics", timeout=60) as answer:
             found = re.findall(_COUNTED, answer.read().decode())
         return {name: sum(float(value) for other, value in found if other == name) for name, _ in found}
 
 
+def served_by(headers: Any) -> dict[str, str]:
+    """Return the headers that name an answer's verifier, without their prefix."""
+    found = {name.lower(): value for name, value in headers.items()}
+    return {name.removeprefix(HEADER): value for name, value in found.items() if name.startswith(HEADER)}
+
+
 def acceptance(answers: Sequence[dict]) -> float:
-    """Accepted / drafted of some requests, from what each answer says."""
-    said = [answer["metrics"]["speculative_decoding"] for answer in answers]
-    drafted, accepted = (sum(one[name] for one in said) for name in ("num_draft_tokens", "num_accepted_draft_tokens"))
+    """Return accepted / draft tokens of answers, from their metrics."""
+    metrics = [answer["metrics"]["speculative_decoding"] for answer in answers]
+    drafted, accepted = (
+        sum(one[name] for one in metrics) for name in ("num_draft_tokens", "num_accepted_draft_tokens")
+    )
     return accepted / drafted
 
 
@@ -87,7 +101,7 @@ def free_port() -> int:
 
 
 def start(pair: Path, folder: Path, *more: str) -> Server:
-    """A server that is coming up, with `hf-diversed serve` and further options."""
+    """Start a server by `hf-diversed serve` with further options; do not wait until it answers."""
     port = free_port()
     log = folder / f"server-{port}.log"
     command = [
@@ -107,7 +121,7 @@ def start(pair: Path, folder: Path, *more: str) -> Server:
 
 @contextmanager
 def running(server: Server, patience: float = 1800.0) -> Iterator[Server]:
-    """Wait until a server answers, and end it behind the block."""
+    """Wait until a server answers, and stop it after the block."""
     try:
         deadline = time.monotonic() + patience
         while not server.answers():

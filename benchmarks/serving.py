@@ -1,19 +1,17 @@
-"""The embedded pair in vLLM: what is accepted, rule by rule, beside `generate`; what the plugin costs; what holds
-under load.
+"""The embedded pair in vLLM: acceptance by verifier compared with `generate`, the plugin's cost, behaviour under load.
 
     python -m benchmarks.serving acceptance
     python -m benchmarks.serving cost
-    python -m benchmarks.serving load        # wants nginx
+    python -m benchmarks.serving load        # needs nginx
 
-In the environment of `make vllm`, on a CPU. Each of them writes its part of results/serving.json and leaves the
-others.
+Runs in the environment of `make vllm`, on a CPU. Each command writes its part of results/serving.json only.
 
-Acceptance: the same problems through an engine and through `generate`. vLLM counts all drafts of every round,
-`generate` none behind a drafted end of text; and `generate` drafts a text's first token, which vLLM samples from the
-target. So there is a figure of each as it stands, and one of each for what both do alike. Cost: CPU seconds of steps,
-as the machine may be shared, with the plugin and without it in turn; each step is held against its neighbours of the
-other kind. Load: two replicas behind a router, many requests at once with dials of their own, some of them bad, some
-cancelled, and one replica's engine killed while it answers.
+Acceptance: the same problems in an engine and with `generate`. vLLM counts all draft tokens of every round, `generate`
+none after a drafted end of text; and `generate` drafts the first token of a text, which vLLM samples from the target.
+There is one pair of rates as each counts, and one restricted to what both count. Cost: CPU seconds of steps, because
+the machine may be shared, alternately with and without the plugin; each step is compared with its neighbours. Load:
+two replicas behind a router with many simultaneous requests at several strictnesses, some bad, some cancelled; one
+replica's worker is killed meanwhile.
 """
 
 import argparse
@@ -50,7 +48,7 @@ from hf_diversed.zoo.loader import HEADS, MIXTURE
 
 TASK = TASKS["math"]()
 PLAIN = "plain"
-# What each engine is asked for; an engine has one head. The method of `generate` that a rule is.
+# Verifiers by engine, which has one head; and the equivalent method of `generate`.
 ENGINES = {
     PLAIN: {PLAIN: "target"},
     HEADS: {
@@ -61,11 +59,11 @@ ENGINES = {
     },
     MIXTURE: {"diversed": "diversed"},
 }
-# What requests say whose rounds are timed, and the same with the mixture head.
+# `vllm_xargs` of the requests whose rounds are timed.
 COSTS = {
-    "static:0.5": {"diversed_rule": "static:0.5"},
+    "static:0.5": {"diversed_verifier": "static:0.5"},
     "diversed": {},
-    "diversed, dialled": {"diversed_strictness": 0.7},
+    "diversed, own strictness": {"diversed_strictness": 0.7},
 }
 BATCH_SIZES = (1, 16)
 STEPS_AT_ONCE = 60
@@ -73,7 +71,7 @@ STEPS_AT_ONCE = 60
 
 @dataclass
 class Completed:
-    """By prompt, over its samples: scores, drafts as the engine counts them, and up to a drafted end of text."""
+    """By sample: scores, draft tokens as the engine counts them, and those up to a drafted end of text."""
 
     scores: list[float] = field(default_factory=list)
     counted: list[Counted] = field(default_factory=list)
@@ -81,31 +79,34 @@ class Completed:
 
 
 def acceptance(arguments: argparse.Namespace, pair: Path) -> dict[str, Any]:
-    """Every rule's figures in the engine and by `generate`, on the same problems."""
+    """Return each verifier's figures in the engine and with `generate`, on the same problems."""
     problems = load_records(TASK, "test", arguments.num_examples, seed=arguments.seed)
     bootstrap = Bootstrap(len(problems), seed=arguments.seed)
     served = {
-        engine: _alone(_serve, pair, engine, list(rules), problems, arguments) for engine, rules in ENGINES.items()
+        engine: _alone(_serve, pair, engine, list(verifiers), problems, arguments)
+        for engine, verifiers in ENGINES.items()
     }
     records = []
-    for engine, rules in ENGINES.items():
-        for (rule, method), mine in zip(rules.items(), served[engine]):
+    for engine, verifiers in ENGINES.items():
+        for (verifier, method), mine in zip(verifiers.items(), served[engine]):
             generated = _generate(method, engine, problems, arguments)
-            name = f"diversed ({engine})" if rule == "diversed" else rule
-            records.append({"rule": name, **_record(mine, *generated, bootstrap, arguments.samples_per_prompt)})
+            name = f"diversed ({engine})" if verifier == "diversed" else verifier
+            records.append({"verifier": name, **_record(mine, *generated, bootstrap, arguments.samples_per_prompt)})
             print(json.dumps(records[-1]), flush=True)
     return {"task": "math", "n": len(problems), "samples_per_prompt": arguments.samples_per_prompt, "records": records}
 
 
-def _serve(pair: Path, engine: str, rules: Sequence[str], problems: Sequence[Any], arguments) -> list[Completed]:
-    choices = [rule for rule in rules if rule != "diversed"]
+def _serve(pair: Path, engine: str, verifiers: Sequence[str], problems: Sequence[Any], arguments) -> list[Completed]:
+    choices = [verifier for verifier in verifiers if verifier != "diversed"]
     settings = None if engine == PLAIN else {"head": str(pair / engine / "math"), "choices": choices}
     running = Engine(pair, settings, seed=arguments.seed)
     prompts = [TASK.prompt(record) for record in problems for _ in range(arguments.samples_per_prompt)]
     found = []
-    for rule in rules:
+    for verifier in verifiers:
         mine = Completed()
-        answers = running.complete(prompts, None if rule == PLAIN else rule, TASK.max_new_tokens, TASK.stop_strings)
+        answers = running.complete(
+            prompts, None if verifier == PLAIN else verifier, TASK.max_new_tokens, TASK.stop_strings
+        )
         for index, (text, counted, until_end) in enumerate(answers):
             mine.scores.append(TASK.score(text, problems[index // arguments.samples_per_prompt]))
             mine.counted.append(counted)
@@ -117,7 +118,7 @@ def _serve(pair: Path, engine: str, rules: Sequence[str], problems: Sequence[Any
 def _generate(
     method: str, engine: str, problems: Sequence[Any], arguments: argparse.Namespace
 ) -> tuple[Completed, Completed]:
-    """What `generate` makes of the problems, and of their texts behind a first token of the target's own."""
+    """Return the results of `generate` for the problems, and for continuations after a first token from the target."""
     pair = load_demo_pair(heads=MIXTURE if engine == MIXTURE else HEADS)
     sampling = Sampling(
         max_new_tokens=TASK.max_new_tokens, batch_size=arguments.batch_size, stop_strings=tuple(TASK.stop_strings)
@@ -151,8 +152,7 @@ def _drafts(decoded: Decoded) -> list[Counted]:
 def _record(
     mine: Completed, generated: Completed, behind_first: Completed, bootstrap: Bootstrap, samples: int
 ) -> dict[str, Any]:
-    """Figures with 95% bounds, clustered by prompt; differences are the engine's minus `generate`'s, paired by
-    prompt."""
+    """Return figures with 95% bounds, clustered by prompt; differences are engine minus `generate`, paired."""
 
     def by_prompt(values: Sequence[float]) -> np.ndarray:
         return np.asarray(values, dtype=float).reshape(-1, samples).sum(axis=1)
@@ -186,7 +186,7 @@ def _record(
 
 
 def cost(arguments: argparse.Namespace, pair: Path) -> dict[str, Any]:
-    """CPU milliseconds of a step with the plugin and without it, by batch size and rule."""
+    """Return CPU milliseconds of a step with and without the plugin, by batch size and verifier."""
     records = [
         record
         for engine in (HEADS, MIXTURE)
@@ -195,31 +195,31 @@ def cost(arguments: argparse.Namespace, pair: Path) -> dict[str, Any]:
     return {"steps": arguments.steps, "records": records}
 
 
-def _steps(pair: Path, engine: str, asked: Mapping[str, Mapping[str, Any]], arguments) -> list[dict[str, Any]]:
+def _steps(pair: Path, engine: str, requests: Mapping[str, Mapping[str, Any]], arguments) -> list[dict[str, Any]]:
     problems = load_records(TASK, "test", 64, seed=arguments.seed)
     prompts = [TASK.prompt(record) for record in problems]
-    rules = [wish["diversed_rule"] for wish in asked.values() if "diversed_rule" in wish]
-    running = Engine(pair, {"head": str(pair / engine / "math"), "choices": rules}, seed=arguments.seed)
+    verifiers = [xargs["diversed_verifier"] for xargs in requests.values() if "diversed_verifier" in xargs]
+    running = Engine(pair, {"head": str(pair / engine / "math"), "choices": verifiers}, seed=arguments.seed)
     records = []
     for size in BATCH_SIZES:
-        for name, wish in asked.items():
-            running.step_times(prompts[:size], wish, steps=10)
+        for name, xargs in requests.items():
+            running.step_times(prompts[:size], xargs, steps=10)
             times: list[list[float]] = []
             while sum(map(len, times)) < arguments.steps:
                 first = len(times)
                 few = [prompts[(first + index) % len(prompts)] for index in range(size)]
-                times.append(running.step_times(few, wish, steps=STEPS_AT_ONCE))
+                times.append(running.step_times(few, xargs, steps=STEPS_AT_ONCE))
             label = name.replace("diversed", f"diversed ({engine})")
-            records.append({"rule": label, "batch_size": size, **step_costs(times, arguments.seed)})
+            records.append({"verifier": label, "batch_size": size, **step_costs(times, arguments.seed)})
             print(json.dumps(records[-1]), flush=True)
     return records
 
 
 def step_costs(runs: Sequence[Sequence[float]], seed: int) -> dict[str, Any]:
-    """Medians in ms, and what the plugin adds: the median over steps of each one's ratio to its neighbours.
+    """Return medians in ms, and the plugin's relative cost: the median ratio of a step to its neighbours, minus 1.
 
     Args:
-        runs: seconds of steps, of which the even ones had the plugin.
+        runs: seconds of steps; even ones ran with the plugin.
     """
     ratios = [
         (run[at] / mean((run[at - 1], run[at + 1]))) ** (1 if at % 2 == 0 else -1)
@@ -238,7 +238,7 @@ def step_costs(runs: Sequence[Sequence[float]], seed: int) -> dict[str, Any]:
 
 
 def load(arguments: argparse.Namespace, pair: Path) -> dict[str, Any]:
-    """What becomes of requests, phase by phase, and how many drafts each dial accepts in it."""
+    """Return how requests ended in each phase, and the acceptance rate by strictness."""
     problems = load_records(TASK, "test", arguments.requests, seed=arguments.seed)
     prompts = [TASK.prompt(record) for record in problems]
 
@@ -247,13 +247,15 @@ def load(arguments: argparse.Namespace, pair: Path) -> dict[str, Any]:
 
     records = []
     for phase in drill(serve, prompts, arguments.requests, arguments.nginx, pair, arguments.seed):
-        dials = [
-            {"strictness": strictness, **_acceptance(phase.drafts(strictness), arguments.seed)}
+        by_strictness = [
+            {"strictness": strictness, **_acceptance(phase.at(strictness), arguments.seed)}
             for strictness in STRICTNESSES
         ]
-        told = Counter(one.words[:200] for one in phase.outcomes if one.what == "told")
-        records.append({"phase": phase.name, "seconds": round(phase.seconds, 1), **phase.counts(), "dials": dials})
-        print(json.dumps({**records[-1], "told": told}), flush=True)
+        errors = Counter(one.words[:200] for one in phase.outcomes if one.what == "error")
+        records.append(
+            {"phase": phase.name, "seconds": round(phase.seconds, 1), **phase.counts(), "by_strictness": by_strictness}
+        )
+        print(json.dumps({**records[-1], "errors": errors}), flush=True)
     return {"requests": arguments.requests, "records": records}
 
 
@@ -266,7 +268,7 @@ def _acceptance(answered: Sequence[Outcome], seed: int) -> dict[str, Any]:
 
 
 def _alone(work: Callable[..., Any], *args: Any) -> Any:
-    """The result of a function in a process of its own, whose end gives an engine's memory back."""
+    """Return the result of a function run in its own process, whose end frees an engine's memory."""
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
         return pool.submit(work, *args).result()
 
@@ -296,9 +298,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--output", default="results/serving.json")
     parser.add_argument("--num-examples", type=int, default=300)
     parser.add_argument("--samples-per-prompt", type=int, default=2)
-    parser.add_argument("--batch-size", type=int, default=100, help="Of `generate`; it decides on nothing but time.")
-    parser.add_argument("--steps", type=int, default=600, help="By rule and batch size.")
-    parser.add_argument("--requests", type=int, default=300, help="Under load, at once.")
+    parser.add_argument("--batch-size", type=int, default=100, help="Of `generate`; affects only its time.")
+    parser.add_argument("--steps", type=int, default=600, help="Per verifier and batch size.")
+    parser.add_argument("--requests", type=int, default=300, help="Simultaneous requests under load.")
     parser.add_argument("--nginx", default="nginx", help="The router's program.")
     parser.add_argument("--seed", type=int, default=0)
     return parser.parse_args()

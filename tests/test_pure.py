@@ -15,7 +15,7 @@ PURE = (
     "hf_diversed.features",
     "hf_diversed.verifiers",
     "hf_diversed.training.objective",
-    "hf_diversed.serving.vllm.law",
+    "hf_diversed.serving.vllm.logits",
 )
 
 

@@ -1,4 +1,4 @@
-"""The documentation's figures on serving with vLLM, from `results/serving.json`; see benchmarks/serving.py."""
+"""Render the documentation's figures on serving with vLLM from `results/serving.json`; see benchmarks/serving.py."""
 
 import json
 from collections.abc import Mapping
@@ -17,11 +17,11 @@ def _part(name: str) -> Record:
 
 
 def acceptance() -> str:
-    """The same problems in vLLM and by `generate`, rule by rule."""
+    """Return the table of the same problems in vLLM and with `generate`, by verifier."""
     part = _part("acceptance")
     rows = (
         [
-            f"`{record['rule']}`",
+            f"`{record['verifier']}`",
             with_bounds(record, "acceptance_rate"),
             with_bounds(record, "generate_acceptance_rate"),
             _points(record, "difference"),
@@ -32,7 +32,7 @@ def acceptance() -> str:
         for record in part["records"]
     )
     header = (
-        "rule",
+        "verifier",
         "accepted in vLLM",
         "by `generate`",
         "difference, points",
@@ -44,7 +44,7 @@ def acceptance() -> str:
 
 
 def _points(record: Record, name: str) -> str:
-    """A difference of rates with its bounds, in points."""
+    """Return a difference of rates with its bounds, in percentage points."""
     if record.get(name) is None:
         return "-"
     value, low, high = (100.0 * figure for figure in (record[name], *record[f"{name}_ci"]))
@@ -52,11 +52,11 @@ def _points(record: Record, name: str) -> str:
 
 
 def cost() -> str:
-    """What the plugin adds to a round, by batch size."""
+    """Return the table of the plugin's cost per round, by batch size."""
     part = _part("cost")
     rows = (
         [
-            record["rule"],
+            record["verifier"],
             str(record["batch_size"]),
             f"{record['ms_without']:.1f}",
             f"{record['ms_with']:.1f}",
@@ -64,20 +64,20 @@ def cost() -> str:
         ]
         for record in part["records"]
     )
-    header = ("rule", "requests at once", "CPU ms per round without the plugin", "with it", "added")
+    header = ("verifier", "requests at once", "CPU ms per round without the plugin", "with it", "added")
     return f"{table(header, rows)}\n\n{part['steps']:,} rounds each."
 
 
 def load() -> str:
-    """What becomes of requests under load, and how many drafts each dial accepts."""
+    """Return the table of how requests under load ended, and of acceptance by strictness."""
     part = _part("load")
-    strictnesses = [dial["strictness"] for dial in part["records"][0]["dials"]]
-    names = ("answered", "refused", "cancelled", "told", "silent")
+    strictnesses = [record["strictness"] for record in part["records"][0]["by_strictness"]]
+    names = ("answered", "refused", "cancelled", "error", "lost")
     rows = (
         [
             record["phase"],
             *(str(record[name]) for name in names),
-            *(with_bounds(dial, "acceptance_rate") for dial in record["dials"]),
+            *(with_bounds(one, "acceptance_rate") for one in record["by_strictness"]),
         ]
         for record in part["records"]
     )

@@ -1,4 +1,4 @@
-"""Ask a served pair with OpenAI's client, each request with a dial of its own.
+"""Query a served pair with OpenAI's client, each request with its own strictness.
 
 hf-diversed serve TARGET --draft DRAFT --head HEAD --per-request-spec-decode-metrics summary
 pip install openai && python examples/serving/client.py "Question: Mia has 74 dollars ...\nAnswer:"
@@ -15,10 +15,17 @@ example = "Question: Mia has 74 dollars and buys 9 pens at 7 dollars each. How m
 prompt = sys.argv[1] if len(sys.argv) > 1 else example
 
 for strictness in (0.0, 0.5, 1.0):
-    dial = {"vllm_xargs": {"diversed_strictness": strictness}}
-    answer = client.completions.create(model=model, prompt=prompt, max_tokens=128, temperature=1.0, extra_body=dial)
-    said = (answer.model_extra or {}).get("metrics", {}).get("speculative_decoding", {})
-    print(f"strictness {strictness}: {answer.choices[0].text!r}\n  {said}")
+    response = client.completions.with_raw_response.create(
+        model=model,
+        prompt=prompt,
+        max_tokens=128,
+        temperature=1.0,
+        extra_body={"vllm_xargs": {"diversed_strictness": strictness}},
+    )
+    answer = response.parse()
+    counts = (answer.model_extra or {}).get("metrics", {}).get("speculative_decoding", {})
+    served = [response.headers.get(f"x-diversed-{name}") for name in ("verifier", "strictness")]
+    print(f"strictness {strictness}: {answer.choices[0].text!r}\n  served by {served}, {counts}")
 
 try:
     client.completions.create(model=model, prompt=prompt, extra_body={"vllm_xargs": {"diversed_strictness": 7}})

@@ -1,1 +1,1 @@
-"""Rules and heads inside serving engines, which keep their own loops: rules are reused, the loop never."""
+"""Verifiers inside serving engines, which keep their own decoding loops."""

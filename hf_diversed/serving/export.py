@@ -11,13 +11,13 @@ from hf_diversed.zoo import load_demo_pair
 from hf_diversed.zoo.loader import HEADS, MIXTURE, WEIGHTS
 
 
-HEAD_SIZE = 32  # the smallest that vLLM's attention on CPUs knows
+HEAD_SIZE = 32  # the smallest that vLLM's attention on CPUs supports
 
 
 def export_demo_pair(folder: Path) -> None:
-    """Write `target` and `draft`, each with the tokenizer, and the heads of both kinds, as the package has them.
+    """Write the folders `target` and `draft`, each with the tokenizer, and the packaged heads of both kinds.
 
-    The models are in float32, and attention heads narrower than `HEAD_SIZE` are padded to it.
+    The models are written in float32. Attention heads narrower than `HEAD_SIZE` are padded to it.
     """
     pair = load_demo_pair()
     for role in ("target", "draft"):
@@ -30,16 +30,16 @@ def export_demo_pair(folder: Path) -> None:
 
 @torch.no_grad()
 def pad_heads(model: LlamaForCausalLM, size: int) -> LlamaForCausalLM:
-    """The same model with attention heads of `size`, or itself where they are as wide already.
+    """Return an equivalent model with attention heads of `size`, or the model itself if they are wide enough.
 
-    Zeros fill up queries, keys and values; queries are scaled by the root of `size` over the old width, as scores are
-    divided by the root of the new one; and rotary frequencies go by 1 / width, so their base is raised to the power of
-    `size` over the old width and the old angles stay, in the first half of the old places.
+    Queries, keys and values are padded with zeros. Queries are multiplied by sqrt(size / old size), since attention
+    scores are divided by sqrt(size). Rotary frequencies depend on 1 / size, so their base is raised to the power
+    size / old size, which keeps the old angles.
     """
     old = model.config.head_dim
     if old >= size:
         return model
-    # Rotation pairs each place of the first half with one of the second: both halves are filled up at their ends.
+    # Rotation pairs position i with i + size / 2, so both halves are padded at their ends.
     place = torch.arange(old)
     place[old // 2 :] += (size - old) // 2
     fields = model.config.to_dict()
@@ -54,7 +54,7 @@ def pad_heads(model: LlamaForCausalLM, size: int) -> LlamaForCausalLM:
 
 
 def _padded(layer: str, weights: torch.Tensor, place: torch.Tensor, size: int) -> torch.Tensor:
-    """A projection's weights with every head's old rows (of the output's, columns) at `place` among `size`."""
+    """Return a projection with every head's old rows (columns of o_proj) at the indices `place` of `size`."""
     if layer not in ("q_proj", "k_proj", "v_proj", "o_proj"):
         return weights
     if layer == "o_proj":

@@ -1,4 +1,4 @@
-"""What the plugin reads of vLLM's configuration and sampling parameters, by the names of the fields, without vLLM."""
+"""The fields of vLLM's configuration and sampling parameters that the plugin reads."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +12,7 @@ MAX_TOKENS = 16
 
 
 def speculative(**changes: Any) -> SimpleNamespace:
-    """`vllm.config.SpeculativeConfig` of a draft model that samples."""
+    """Return a `vllm.config.SpeculativeConfig` of a draft model that samples."""
     given = {
         "method": "draft_model",
         "draft_sample_method": "probabilistic",
@@ -23,7 +23,7 @@ def speculative(**changes: Any) -> SimpleNamespace:
 
 
 def engine(settings: Any = None, speculative_config: Any = None, vocab_size: int = VOCAB) -> SimpleNamespace:
-    """`vllm.config.VllmConfig` whose `--additional-config` names `settings`."""
+    """Return a `vllm.config.VllmConfig` with `settings` in `--additional-config`."""
     return SimpleNamespace(
         additional_config={} if settings is None else {"hf_diversed": settings},
         speculative_config=speculative() if speculative_config is None else speculative_config,
@@ -31,8 +31,8 @@ def engine(settings: Any = None, speculative_config: Any = None, vocab_size: int
     )
 
 
-def request(temperature: float = 1.0, *, sampling: dict[str, Any] | None = None, **asked: Any) -> SimpleNamespace:
-    """`vllm.SamplingParams`; `asked` is what `vllm_xargs` say, without their prefix."""
+def request(temperature: float = 1.0, *, sampling: dict[str, Any] | None = None, **fields: Any) -> SimpleNamespace:
+    """Return `vllm.SamplingParams` with `fields` in `vllm_xargs`, without their prefix."""
     plain = {
         "top_k": 0,
         "top_p": 1.0,
@@ -45,6 +45,6 @@ def request(temperature: float = 1.0, *, sampling: dict[str, Any] | None = None,
         "bad_words": None,
         "structured_outputs": None,
     }
-    extra = {f"diversed_{name}": value for name, value in asked.items()}
+    extra = {f"diversed_{name}": value for name, value in fields.items()}
     plain["max_tokens"] = MAX_TOKENS
     return SimpleNamespace(temperature=temperature, extra_args=extra or None, **plain | (sampling or {}))

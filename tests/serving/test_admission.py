@@ -1,12 +1,12 @@
-"""What requests may ask for: read as meant, or refused by name, range and advice, before anything runs."""
+"""What requests may ask for: settings are read, or refused with the range and what to do, before anything runs."""
 
 import pytest
 
 from hf_diversed.head import DiversedHead
 from hf_diversed.provenance import module_digest
-from hf_diversed.serving.vllm.admission import read_request
+from hf_diversed.serving.vllm.admission import check_top_level, read_request
 from hf_diversed.serving.vllm.deployment import Deployment
-from hf_diversed.serving.vllm.law import Asked
+from hf_diversed.serving.vllm.logits import RequestSettings
 from tests.serving.fakes import HEAD, MAX_TOKENS, engine, request
 
 
@@ -22,70 +22,101 @@ def deployment() -> Deployment:
 
 
 @pytest.mark.parametrize(
-    ("asked", "wanted"),
+    ("fields", "expected"),
     [
-        ({}, Asked(1, strictness=0.4, max_bias=0.9)),
-        ({"strictness": 0.7}, Asked(1, strictness=0.7, max_bias=0.9)),
-        ({"strictness": 0}, Asked(1, strictness=0.0, max_bias=0.9)),
-        ({"strictness": 1}, Asked()),
-        ({"max_bias": 0.2, "max_ratio": 0.5}, Asked(1, strictness=0.4, max_bias=0.2, max_ratio=0.5)),
-        ({"rule": "static:0.5"}, Asked(2, max_bias=0.9)),
-        ({"rule": "static:0.5", "max_ratio": 0.1}, Asked(2, max_bias=0.9, max_ratio=0.1)),
-        ({"rule": "lenience:0.3"}, Asked(3)),
-        ({"rule": "lossless"}, Asked()),
+        ({}, RequestSettings(1, strictness=0.4, max_bias=0.9)),
+        ({"strictness": 0.7}, RequestSettings(1, strictness=0.7, max_bias=0.9)),
+        ({"strictness": 0}, RequestSettings(1, strictness=0.0, max_bias=0.9)),
+        ({"strictness": 1}, RequestSettings()),
+        ({"max_bias": 0.2, "max_ratio": 0.5}, RequestSettings(1, strictness=0.4, max_bias=0.2, max_ratio=0.5)),
+        ({"verifier": "static:0.5"}, RequestSettings(2, max_bias=0.9)),
+        ({"verifier": "static:0.5", "max_ratio": 0.1}, RequestSettings(2, max_bias=0.9, max_ratio=0.1)),
+        ({"verifier": "lenience:0.3"}, RequestSettings(3)),
+        ({"verifier": "lossless"}, RequestSettings()),
     ],
 )
-def test_reads_what_is_meant(deployment, asked, wanted):
-    """Catches a default that outlives what the request says, or reaches a rule that has no such dial."""
-    assert read_request(deployment, request(**asked)) == wanted
+def test_reads_fields(deployment, fields, expected):
+    """Catches a default that overrides a request's value, or reaches a verifier without that setting."""
+    assert read_request(deployment, request(**fields)) == expected
 
 
 def test_greedy_requests_follow_the_target(deployment):
-    """Catches relaxed greedy decoding: kernels take the best token of whatever logits they are given."""
-    assert read_request(deployment, request(temperature=0.0, strictness=0.2)) == Asked()
+    """Catches relaxed greedy decoding: kernels take the best token of the logits that they receive."""
+    assert read_request(deployment, request(temperature=0.0, strictness=0.2)) == RequestSettings()
 
 
-def test_lossless_is_everybodys_choice():
-    """Catches a deployment that forgets to name it, and so forces its rule on who cannot take it."""
-    deployment = Deployment.of(engine({"rule": "static:0.3"}))
-    assert read_request(deployment, request(rule="lossless")) == Asked()
-    assert read_request(deployment, request()) == Asked(1)
+def test_every_deployment_serves_lossless():
+    """Catches lossless requests that are refused because the deployment does not list it among its choices."""
+    deployment = Deployment.of(engine({"verifier": "static:0.3"}))
+    assert read_request(deployment, request(verifier="lossless")) == RequestSettings()
+    assert read_request(deployment, request()) == RequestSettings(1)
 
 
 @pytest.mark.parametrize(
-    ("asked", "words"),
+    ("fields", "words"),
     [
-        ({"strictness": 7}, r"`diversed_strictness` must lie in \[0, 1\], got 7.0. 0 accepts every draft"),
+        ({"strictness": 7}, r"`diversed_strictness` must lie in \[0, 1\], got 7.0. 0 accepts every draft token"),
         ({"strictness": float("nan")}, r"`diversed_strictness` must lie in \[0, 1\], got nan"),
-        ({"strictness": "high"}, "`diversed_strictness` must be a number, got 'high'"),
-        ({"strictness": True}, "`diversed_strictness` must be a number, got True"),
-        ({"strictness": [0.5]}, r"`diversed_strictness` must be a number, got \[0.5\]"),
+        ({"strictness": "high"}, r"`diversed_strictness` must be a number in \[0, 1\], got 'high'. 0 accepts"),
+        ({"strictness": True}, "`diversed_strictness` must be a number .* got True"),
+        ({"strictness": [0.5]}, r"`diversed_strictness` must be a number .* got \[0.5\]"),
         ({"max_bias": -0.1}, r"`diversed_max_bias` must lie in \[0, 1\], got -0.1. 0 is lossless"),
         ({"max_ratio": 1.5}, r"`diversed_max_ratio` must lie in \[0, 1\], got 1.5. 1 is lossless"),
         ({"max_drop": 0.1}, "`diversed_max_drop`: nothing was certified for this head"),
         ({"strictness": 0.5, "max_drop": 0.1}, "`diversed_strictness` and `diversed_max_drop` are mutually exclusive"),
-        ({"rule": "static:0.9"}, "must be one of diversed, static:0.5, lenience:0.3, lossless, got 'static:0.9'"),
-        ({"rule": 3}, "must be one of diversed, static:0.5, lenience:0.3, lossless, got 3"),
-        ({"rule": ["diversed"]}, r"must be one of .* got \['diversed'\]"),
+        ({"verifier": "static:0.9"}, "must be one of diversed, static:0.5, lenience:0.3, lossless, got 'static:0.9'"),
+        ({"verifier": 3}, "must be one of diversed, static:0.5, lenience:0.3, lossless, got 3"),
+        ({"verifier": ["diversed"]}, r"must be one of .* got \['diversed'\]"),
         (
-            {"rule": "static:0.5", "strictness": 0.5},
-            "'static:0.5' has no diversed_strictness; its dials: diversed_max_bias",
+            {"verifier": "static:0.5", "strictness": 0.5},
+            "'static:0.5' has no diversed_strictness; its settings: diversed_max_bias",
         ),
-        ({"rule": "lenience:0.3", "max_bias": 0.1}, "'lenience:0.3' has no diversed_max_bias; its dials: none"),
-        ({"rule": "lossless", "strictness": 1}, "'lossless' has no diversed_strictness; its dials: none"),
-        ({"bias_budget": 1.0}, "needs a sum kept per sequence"),
-        ({"qualty": 0.5}, "unknown diversed_qualty; a request may say diversed_rule, diversed_strictness"),
+        (
+            {"verifier": "lenience:0.3", "max_bias": 0.1},
+            "'lenience:0.3' has no diversed_max_bias; its settings: none",
+        ),
+        ({"verifier": "lossless", "strictness": 1}, "'lossless' has no diversed_strictness; its settings: none"),
+        ({"bias_budget": 1.0}, "needs a sum per sequence"),
     ],
 )
 @pytest.mark.parametrize("temperature", [1.0, 0.0])
-def test_refuses_by_name(deployment, asked, words, temperature):
-    """Catches a value that would come up in the sampler, where it ends the engine for everybody."""
+def test_refuses_by_name(deployment, fields, words, temperature):
+    """Catches a value that raises in the sampler, which would end the engine."""
     with pytest.raises(ValueError, match=words):
-        read_request(deployment, request(temperature, **asked))
+        read_request(deployment, request(temperature, **fields))
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("strictness", "`strictness` is not a field of `vllm_xargs`. Allowed"),
+        ("max_bias", "`max_bias` is not a field of `vllm_xargs`. Allowed"),
+        ("quality", "`quality` is not a field of `vllm_xargs`. It was renamed to `diversed_strictness`. Allowed"),
+        ("diversed_quality", "It was renamed to `diversed_strictness`. Allowed"),
+        ("diversed_rule", "It was renamed to `diversed_verifier`. Allowed"),
+        ("diversed_strictnes", "Allowed in `vllm_xargs`: diversed_verifier, diversed_strictness, diversed_max_bias"),
+        ("Diversed-Strictness", "`Diversed-Strictness` is not a field"),
+    ],
+)
+def test_unknown_and_unprefixed_fields_are_refused(deployment, name, words):
+    """Catches a request for lossless decoding that gets relaxed text because its field was ignored."""
+    params = request()
+    params.extra_args = {name: 1, "of_another_plugin": 3}
+    with pytest.raises(ValueError, match=words):
+        read_request(deployment, params)
+    with pytest.raises(ValueError, match=f"`{name}` has no effect at the top level of a request"):
+        check_top_level(["unrelated", name])
+
+
+def test_fields_of_other_plugins_are_ignored(deployment):
+    params = request(strictness=0.7)
+    params.extra_args |= {"session_id": "a", "kv_transfer_params": {"strict": True}}
+    assert read_request(deployment, params) == RequestSettings(1, strictness=0.7, max_bias=0.9)
+    check_top_level(["guided_json", "lossless"])
 
 
 def certified_head(tmp_path, *drops: tuple[float, float], temperature: float = 1.0) -> str:
-    """The embedded head with dials certified for drops, in a folder."""
+    """Save the embedded head with certified drops and return its folder."""
     head = DiversedHead.from_pretrained(HEAD)
     head.config.certified_drops = [
         {
@@ -117,17 +148,17 @@ def certified_head(tmp_path, *drops: tuple[float, float], temperature: float = 1
 
 @pytest.fixture
 def governed(tmp_path) -> Deployment:
-    """A deployment whose dial is governed by a certified drop."""
+    """A deployment whose default is a certified drop."""
     return Deployment.of(engine({"head": certified_head(tmp_path, (0.01, 0.6), (0.05, 0.3)), "max_drop": 0.02}))
 
 
-def test_a_stated_drop_takes_its_certified_dial(governed):
-    """Catches a drop that is read as a dial, the strictest entry in place of the most permissive one within it, and a
-    deployment's drop beside a request's strictness."""
-    assert read_request(governed, request()) == Asked(1, strictness=0.6)
-    assert read_request(governed, request(max_drop=0.05)) == Asked(1, strictness=0.3)
-    assert read_request(governed, request(strictness=0.8)) == Asked(1, strictness=0.8)
-    assert read_request(governed, request(temperature=0.0)) == Asked()
+def test_a_drop_selects_its_certified_strictness(governed):
+    """Catches a drop that is read as a strictness, the strictest entry instead of the most permissive one within it,
+    and a deployment's drop combined with a request's strictness."""
+    assert read_request(governed, request()) == RequestSettings(1, strictness=0.6)
+    assert read_request(governed, request(max_drop=0.05)) == RequestSettings(1, strictness=0.3)
+    assert read_request(governed, request(strictness=0.8)) == RequestSettings(1, strictness=0.8)
+    assert read_request(governed, request(temperature=0.0)) == RequestSettings()
 
 
 @pytest.mark.parametrize(

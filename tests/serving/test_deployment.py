@@ -1,11 +1,11 @@
-"""What may be deployed: refused when the engine starts, by name and with what to do, and never silently lossless."""
+"""What may be deployed; everything else is refused when the engine starts, never decoded losslessly without notice."""
 
 import json
 
 import pytest
 
 from hf_diversed.head import DiversedHead, DiversedHeadConfig
-from hf_diversed.serving.vllm.deployment import Deployment, named_settings
+from hf_diversed.serving.vllm.deployment import Deployment, read_config
 from hf_diversed.verifiers import VERIFIERS
 from tests.serving.fakes import HEAD, engine, speculative
 
@@ -18,17 +18,17 @@ REFUSED = {"spec_cascade", "regret_budget", "fly", "block", "phase"}
 
 
 def test_names_nothing_does_nothing():
-    """Catches a plugin that acts where nobody asked for it: it is loaded into every vLLM beside it."""
-    assert named_settings({}) is None
-    assert named_settings({"other": 1}) is None
+    """Catches a plugin that acts without being configured: vLLM loads every installed plugin."""
+    assert read_config({}) is None
+    assert read_config({"other": 1}) is None
     assert Deployment.of(engine()) is None
 
 
-def test_the_environment_names_a_rule_too(monkeypatch):
-    monkeypatch.setenv("HF_DIVERSED_VLLM", json.dumps({"rule": "static:0.5", "max_bias": 0.2}))
+def test_the_environment_variable_configures_a_deployment(monkeypatch):
+    monkeypatch.setenv("HF_DIVERSED_VLLM", json.dumps({"verifier": "static:0.5", "max_bias": 0.2}))
     deployment = Deployment.of(engine())
-    assert (deployment.names, dict(deployment.dials)) == (("static:0.5",), {"max_bias": 0.2})
-    assert Deployment.of(engine({"rule": "lenience:0.5"})).names == ("lenience:0.5",)
+    assert (deployment.names, dict(deployment.defaults)) == (("static:0.5",), {"max_bias": 0.2})
+    assert Deployment.of(engine({"verifier": "lenience:0.5"})).names == ("lenience:0.5",)
 
 
 def test_an_environment_that_is_no_json_is_refused(monkeypatch):
@@ -37,33 +37,37 @@ def test_an_environment_that_is_no_json_is_refused(monkeypatch):
         Deployment.of(engine())
 
 
-def test_every_rule_is_served_or_refused_by_name():
-    """Catches a new rule that nobody thought about here."""
+def test_every_verifier_is_served_or_refused_by_name():
+    """Catches a new verifier that is missing from the list of those not served."""
     for name in REFUSED:
-        with pytest.raises(ValueError, match=rf"rule '{name}.* is not served by vLLM: .* Served are cactus, "):
-            Deployment.of(engine({"rule": SPELLED.get(name, name)}))
+        with pytest.raises(ValueError, match=rf"verifier '{name}.* is not served by vLLM: .* Served are cactus, "):
+            Deployment.of(engine({"verifier": SPELLED.get(name, name)}))
     for name in VERIFIERS.keys() - REFUSED:
-        settings = {"rule": SPELLED.get(name, name)} | ({"head": HEAD} if name == "diversed" else {})
-        assert type(Deployment.of(engine(settings)).rules[0]) is VERIFIERS[name]
+        settings = {"verifier": SPELLED.get(name, name)} | ({"head": HEAD} if name == "diversed" else {})
+        assert type(Deployment.of(engine(settings)).verifiers[0]) is VERIFIERS[name]
 
 
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ([], "must be an object with some of rule, head, choices, strictness, max_bias, max_ratio, max_drop"),
+        ([], "must be an object with some of verifier, head, choices, strictness, max_bias, max_ratio, max_drop"),
+        ({"quality": 0.5}, "got quality in it"),
         ({"hed": HEAD}, "must be an object with some of .*; got hed in it"),
-        ({}, "the rule 'diversed' needs `head`"),
-        ({"rule": "static:0.5", "head": HEAD}, "a head belongs to the rule 'diversed', which is not among static:0.5"),
-        ({"head": HEAD, "choices": "static:0.5"}, "`choices` must be a list of rules by name, got 'static:0.5'"),
-        ({"rule": "static"}, "lacks or has wrong parameters"),
-        ({"rule": "statik:0.5"}, "unknown verifier 'statik'"),
+        ({}, "the verifier 'diversed' needs `head`"),
         (
-            {"rule": "static:0.5", "strictness": 0.5},
-            "rule 'static:0.5' has no strictness; its dials: max_bias, max_ratio",
+            {"verifier": "static:0.5", "head": HEAD},
+            "`head` belongs to the verifier 'diversed', which is not among static:0.5",
         ),
-        ({"rule": "static:0.5:0.1"}, "brings bounds of its own; say `max_bias` or `max_ratio` beside the rule"),
+        ({"head": HEAD, "choices": "static:0.5"}, "`choices` must be a list of verifiers by name, got 'static:0.5'"),
+        ({"verifier": "static"}, "lacks or has wrong parameters"),
+        ({"verifier": "statik:0.5"}, "unknown verifier 'statik'"),
+        (
+            {"verifier": "static:0.5", "strictness": 0.5},
+            "'static:0.5' has no strictness; its settings: max_bias, max_ratio",
+        ),
+        ({"verifier": "static:0.5:0.1"}, "has bounds in its name; set `max_bias` or `max_ratio` beside the verifier"),
         ({"head": HEAD, "strictness": 2}, r"`strictness` must lie in \[0, 1\], got 2.0"),
-        ({"head": HEAD, "strictness": "low"}, "`strictness` must be a number, got 'low'"),
+        ({"head": HEAD, "strictness": "low"}, r"`strictness` must be a number in \[0, 1\], got 'low'"),
         ({"head": HEAD, "max_drop": 0.01}, "nothing was certified for this head"),
         ({"head": HEAD, "strictness": 0.5, "max_drop": 0.01}, "`strictness` and `max_drop` are mutually exclusive"),
     ],
@@ -82,34 +86,39 @@ def test_refuses_settings_by_name(settings, words):
         ),
         (speculative(rejection_sample_method="block"), "got rejection_sample_method='block'"),
         (speculative(rejection_sample_method="fly"), "got rejection_sample_method='fly'"),
-        (speculative(method="medusa"), "'medusa' shows the sampler no law of its drafts"),
+        (
+            speculative(enable_adaptive_verification=True),
+            "enable_adaptive_verification has not been tested with hf_diversed; leave it out",
+        ),
+        (speculative(method="medusa"), "'medusa' provides no draft distributions"),
     ],
 )
-def test_refuses_drafts_without_laws(drafting, words):
-    """Catches a deployment that pays for a rule and decodes losslessly, as vLLM does without draft probabilities."""
+def test_refuses_speculative_configurations_that_cannot_be_served(drafting, words):
+    """Catches lossless decoding without notice, as vLLM does without draft probabilities, and adaptive verification,
+    which has not been tested."""
     with pytest.raises(ValueError, match=words):
-        Deployment.of(engine({"rule": "static:0.5"}, drafting))
+        Deployment.of(engine({"verifier": "static:0.5"}, drafting))
 
 
-def test_refuses_an_engine_without_drafts():
-    config = engine({"rule": "static:0.5"})
+def test_refuses_an_engine_without_draft_tokens():
+    config = engine({"verifier": "static:0.5"})
     config.speculative_config = None
-    with pytest.raises(ValueError, match="this engine has none; add --speculative-config"):
+    with pytest.raises(ValueError, match="needs draft tokens; add --speculative-config"):
         Deployment.of(config)
 
 
 def test_looked_up_drafts_are_one_hot():
-    """Catches draft laws that are waited for where tokens are looked up, and rules that read how sure a draft is."""
+    """Catches draft distributions expected of n-gram lookup, and verifiers that read the draft's confidence."""
     ngram = speculative(method="ngram", draft_sample_method="greedy")
-    assert Deployment.of(engine({"rule": "static:0.5"}, ngram)).looked_up
+    assert Deployment.of(engine({"verifier": "static:0.5"}, ngram)).looked_up
     assert Deployment.of(engine({"head": HEAD}, ngram)).looked_up
     assert not Deployment.of(engine({"head": HEAD})).looked_up
-    with pytest.raises(ValueError, match="reads how sure the draft is"):
-        Deployment.of(engine({"rule": "contrastive"}, ngram))
+    with pytest.raises(ValueError, match="reads the draft model's confidence"):
+        Deployment.of(engine({"verifier": "contrastive"}, ngram))
 
 
 def test_refuses_heads_that_do_not_fit(tmp_path):
-    """Catches hidden states that vLLM does not show, and a head made for another vocabulary."""
+    """Catches hidden states, which vLLM's sampler does not receive, and a head for another vocabulary."""
     DiversedHead(DiversedHeadConfig(8, 8)).save_pretrained(tmp_path / "hidden")
     with pytest.raises(ValueError, match=r"reads hidden states \(features='hidden'\)"):
         Deployment.of(engine({"head": str(tmp_path / "hidden")}))

@@ -1,4 +1,4 @@
-"""What lies beside the serving docs: a dashboard that asks for counters vLLM has, and a client that compiles."""
+"""The files beside the serving docs: a dashboard with counters that vLLM has, and a client that compiles."""
 
 import ast
 import json
@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from hf_diversed.serving.vllm.admission import PREFIX
-from hf_diversed.serving.vllm.deployment import DIALS
+from hf_diversed.serving.vllm.deployment import SETTINGS
 
 
 ROOT = Path(__file__).parents[2]
@@ -20,7 +20,7 @@ COUNTERS = {
 }
 
 
-def test_the_dashboard_asks_for_counters_that_exist():
+def test_the_dashboard_queries_counters_that_exist():
     """Catches a panel that stays empty."""
     dashboard = json.loads((ROOT / "examples" / "serving" / "grafana.json").read_text())
     asked = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
@@ -28,15 +28,15 @@ def test_the_dashboard_asks_for_counters_that_exist():
     assert len({panel["id"] for panel in dashboard["panels"]}) == len(dashboard["panels"])
 
 
-def test_the_client_sends_what_is_read():
+def test_the_client_sends_known_fields():
     source = (ROOT / "examples" / "serving" / "client.py").read_text()
     ast.parse(source)
     sent = set(re.findall(rf'"{PREFIX}(\w+)"', source))
     assert sent
-    assert sent <= {"rule", *DIALS}
+    assert sent <= {"verifier", *SETTINGS}
 
 
-def test_the_docs_name_every_dial():
+def test_the_docs_name_every_field():
     docs = (ROOT / "docs" / "serving.md").read_text()
-    for name in ("rule", *DIALS):
+    for name in ("verifier", *SETTINGS):
         assert f"`{PREFIX}{name}`" in docs

@@ -1,4 +1,4 @@
-"""Padded attention heads say the same."""
+"""Padded attention heads give the same logits."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from hf_diversed.serving.export import HEAD_SIZE, export_demo_pair, pad_heads
 
 @pytest.mark.parametrize(("head_dim", "size"), [(8, 12), (4, 32)])
 def test_padding_changes_no_logit(head_dim, size):
-    """Catches rotated halves that no longer meet, angles of another width, and scores divided by another root."""
+    """Catches wrong pairs in the rotation, angles of another width, and scores with another scale."""
     torch.manual_seed(0)
     shape = {"vocab_size": 50, "hidden_size": 24, "intermediate_size": 16, "num_hidden_layers": 2}
     config = LlamaConfig(**shape, num_attention_heads=4, num_key_value_heads=2, head_dim=head_dim)
@@ -24,7 +24,7 @@ def test_padding_changes_no_logit(head_dim, size):
 
 
 def test_exports_what_an_engine_loads(tmp_path):
-    """Catches a folder without a tokenizer, and heads that stay behind."""
+    """Catches a folder without a tokenizer, and missing heads."""
     export_demo_pair(tmp_path)
     for role in ("target", "draft"):
         config = AutoModelForCausalLM.from_pretrained(tmp_path / role).config

@@ -1,4 +1,4 @@
-"""No round waits for the host because of us: tensors of the device "meta" have no values that anybody could read."""
+"""No round waits for the host because of the plugin: tensors on the device "meta" have no values to read."""
 
 import copy
 from types import SimpleNamespace
@@ -7,61 +7,60 @@ import pytest
 import torch
 
 from hf_diversed.serving.vllm import runner_v1, runner_v2
-from hf_diversed.serving.vllm.deployment import DIALS, Deployment
+from hf_diversed.serving.vllm.deployment import SETTINGS, Deployment
 from hf_diversed.verifiers import VERIFIERS
 from hf_diversed.zoo.loader import HEADS, MIXTURE, WEIGHTS
 from tests.serving.fakes import VOCAB, engine, request, speculative
 from tests.serving.test_deployment import REFUSED, SPELLED
 
 
-RULES = [name for name in VERIFIERS if name not in {*REFUSED, "diversed", "lossless"}]
+NAMES = [name for name in VERIFIERS if name not in {*REFUSED, "diversed", "lossless"}]
 NUM_DRAFTS, NUM_REQUESTS = 3, 4
 META = torch.device("meta")
 
 
 def deployment(name: str, **drafting) -> Deployment:
-    """One rule, with a head that the test may move away; "diversed" by the folder of its head."""
-    is_rule = name in VERIFIERS
-    settings = {"rule": SPELLED.get(name, name)} if is_rule else {"head": str(WEIGHTS / name / "math")}
+    """Return a deployment of one verifier that the test may move; "diversed" is given by the folder of its head."""
+    settings = {"verifier": SPELLED.get(name, name)} if name in VERIFIERS else {"head": str(WEIGHTS / name / "math")}
     found = Deployment.of(engine(settings, speculative(num_speculative_tokens=NUM_DRAFTS, **drafting)))
     return copy.deepcopy(found)
 
 
-def wishes(served: Deployment) -> list:
-    """Requests for all that the rule has to offer, a lossless one and a greedy one among them."""
-    dials = {name: 0.3 for name in served.dials_of(0) & DIALS.keys() - {"max_drop"}}
-    return [request(), request(**dials), request(rule="lossless"), request(temperature=0.0)]
+def requests_for(served: Deployment) -> list:
+    """Return a request with defaults, one with every setting, a lossless one and a greedy one."""
+    fields = {name: 0.3 for name in served.settings_of(0) & SETTINGS.keys() - {"max_drop"}}
+    return [request(), request(**fields), request(verifier="lossless"), request(temperature=0.0)]
 
 
-every_rule = pytest.mark.parametrize("name", [*RULES, HEADS, MIXTURE])
+every_verifier = pytest.mark.parametrize("name", [*NAMES, HEADS, MIXTURE])
 
 
 @pytest.mark.parametrize(
     "read",
     [torch.Tensor.item, torch.Tensor.tolist, torch.Tensor.cpu, bool, torch.nonzero, lambda x: torch.ones(1)[x > 0]],
 )
-def test_what_waits_for_the_host_does_not_run_here(read):
-    """Catches a test that cannot fail: these are the ways to wait."""
+def test_reading_a_meta_tensor_raises(read):
+    """Catches a test that cannot fail: these are the ways to wait for a device."""
     with pytest.raises((RuntimeError, NotImplementedError)):
         read(torch.empty(1, device=META))
 
 
-@every_rule
+@every_verifier
 @pytest.mark.parametrize("looked_up", [False, True], ids=["drafted", "looked up"])
 def test_runner_v1_reads_nothing(name, looked_up):
-    """Catches a rule, a dial or a look at the drafts that makes the host wait for the device in every round."""
+    """Catches a verifier or setting that makes the host wait for the device in every round."""
     if looked_up and name == "contrastive":
-        pytest.skip("refused for looked-up drafts")
+        pytest.skip("refused for n-gram lookup")
     drafting = {"method": "ngram", "draft_sample_method": "greedy"} if looked_up else {}
     served = deployment(name, **drafting)
-    runner_v1.place_rules(served, META)
+    runner_v1.move_verifiers(served, META)
     module = SimpleNamespace(rejection_sample=lambda *args, **named: args[5])
     runner_v1.wrap_verification(module)
     rows = NUM_REQUESTS * NUM_DRAFTS
     logits = torch.empty(rows, VOCAB, device=META)
-    asked = [runner_v1.read_safely(served, params) for params in wishes(served)]
-    assert any(one.rule for one in asked)
-    with runner_v1.verifying(runner_v1.Batch(served, asked)):
+    settings = [runner_v1.read_safely(served, params) for params in requests_for(served)]
+    assert any(one.verifier for one in settings)
+    with runner_v1.verifying(runner_v1.Batch(served, settings)):
         found = module.rejection_sample(
             torch.empty(rows, dtype=torch.int32, device=META),
             [NUM_DRAFTS] * NUM_REQUESTS,
@@ -74,11 +73,11 @@ def test_runner_v1_reads_nothing(name, looked_up):
     assert found.shape == logits.shape
 
 
-@every_rule
+@every_verifier
 def test_runner_v2_reads_nothing(name):
     served = deployment(name)
     slots = runner_v2.Slots(served, NUM_REQUESTS)
-    for slot, params in enumerate(wishes(served)):
+    for slot, params in enumerate(requests_for(served)):
         slots.fill(slot, params)
     width = NUM_DRAFTS + 1
     rows = runner_v2._Rows(

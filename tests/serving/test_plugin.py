@@ -1,4 +1,4 @@
-"""What the plugin does in vLLM's processes, with modules that look like vLLM's and are not."""
+"""The plugin in vLLM's processes, with modules that imitate vLLM's."""
 
 import logging
 import sys
@@ -25,7 +25,7 @@ class InputProcessor:
 
 
 class GPUModelRunner:
-    """As much of it as samples: `verify` is what `rejection_sample` was given."""
+    """The sampling part of the runner."""
 
     device = torch.device("cpu")
 
@@ -56,7 +56,7 @@ def wrong_expansion(x, cu_num_tokens, num_tokens, replace_from=0, replace_to=0):
 
 @pytest.fixture
 def vllm(tmp_path, monkeypatch):
-    """A package named vllm: known functions in its files, and the classes above in its modules."""
+    """Install a package named vllm with known functions in its files and the classes above in its modules."""
     package = write_package(tmp_path / "vllm")
     (package / "__init__.py").write_text('__version__ = "0.32.0"')
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -86,11 +86,11 @@ def vllm(tmp_path, monkeypatch):
     _after_import.unwatch("vllm.v1.worker.gpu.sample.sampler")
 
 
-STATIC = {"rule": "static:0.5", "choices": ["lenience:0.2"]}
+STATIC = {"verifier": "static:0.5", "choices": ["lenience:0.2"]}
 
 
-def test_nothing_happens_where_no_rule_is_named(vllm):
-    """Catches a patch on every vLLM that the package happens to lie beside."""
+def test_nothing_happens_without_a_verifier(vllm):
+    """Catches a patch of every vLLM in the same environment."""
     stock = vllm.verification.rejection_sample
     processor, runner = vllm.processor(engine()), vllm.runner(engine())
     assert processor.validate_logits_processors_params == processor.seen.append
@@ -106,7 +106,7 @@ def test_is_registered_once(vllm):
 
 
 def test_bad_values_are_refused_at_admission(vllm, caplog):
-    """Catches vLLM's own checks left out, and errors that its server would answer with 500."""
+    """Catches missing checks of vLLM's own, and errors that its server would answer with HTTP 500."""
     with caplog.at_level(logging.INFO, "vllm.hf_diversed"):
         processor = vllm.processor(engine(STATIC))
     assert "hf_diversed serves static:0.5, lenience:0.2." in caplog.text
@@ -117,15 +117,15 @@ def test_bad_values_are_refused_at_admission(vllm, caplog):
     assert processor.seen == [good, bad]
 
 
-def test_what_cannot_be_served_stops_the_engine(vllm):
+def test_an_unserved_verifier_stops_the_engine(vllm):
     with pytest.raises(ValueError, match="is not served by vLLM"):
-        vllm.processor(engine({"rule": "block"}))
+        vllm.processor(engine({"verifier": "block"}))
     with pytest.raises(ValueError, match="is not served by vLLM"):
-        vllm.runner(engine({"rule": "block"}))
+        vllm.runner(engine({"verifier": "block"}))
 
 
 def sampled(runner, counts):
-    """What the runner verifies against, from random logits: those, and what became of them."""
+    """Return random logits before and after the runner's verification."""
     torch.manual_seed(0)
     logits = torch.randn(sum(counts), 8)
     runner.draft_probs = torch.rand(sum(counts), 8).softmax(-1)
@@ -133,29 +133,29 @@ def sampled(runner, counts):
     return logits, runner._sample(logits, (tokens, counts))
 
 
-def test_every_request_is_verified_by_its_own_rule(vllm):
-    """Catches rows that are handed to the wrong request, greedy rows and lossless ones that are relaxed."""
+def test_every_request_is_verified_by_its_own_verifier(vllm):
+    """Catches rows of another request, and greedy or lossless rows that are relaxed."""
     runner = vllm.runner(engine(STATIC))
     for name, params in (
         ("plain", request()),
-        ("lossless", request(rule="lossless")),
-        ("none drafted", request()),
+        ("lossless", request(verifier="lossless")),
+        ("no draft tokens", request()),
         ("greedy", request(temperature=0.0)),
         ("bounded", request(max_bias=0.0)),
-        ("lenient", request(rule="lenience:0.2")),
+        ("lenient", request(verifier="lenience:0.2")),
     ):
         runner.add(name, params)
     logits, served = sampled(runner, [2, 1, 0, 2, 1, 1])
     stays = [torch.equal(before, after) for before, after in zip(logits, served)]
     assert stays == [False, False, True, True, True, False, False]
-    # A bias of 0 is lossless in law: what is kept and what replaces it, by the reference of the kernels.
+    # A bias of 0 is lossless in distribution: the acceptance probability is that of the reference.
     p, q, token = logits[5].softmax(-1), runner.draft_probs[5], runner.draft_probs[5].argmax()
     v = served[5].softmax(-1)
     torch.testing.assert_close((v / q)[token].clamp_max(1.0), (p / q)[token].clamp_max(1.0))
 
 
 def test_other_batches_of_the_process_are_left_alone(vllm):
-    """Catches a rule that outlives its batch: dummy runs and other engines verify with the same function."""
+    """Catches a verifier used after its batch: dummy runs and other engines verify with the same function."""
     runner = vllm.runner(engine(STATIC))
     runner.add("plain", request())
     sampled(runner, [2])
@@ -166,8 +166,8 @@ def test_other_batches_of_the_process_are_left_alone(vllm):
     assert runner._sample(logits, None) is logits
 
 
-def test_missing_draft_laws_are_lossless_for_a_round(vllm):
-    """Catches drafts that vLLM lost the law of, verified as if they had been looked up."""
+def test_a_round_without_draft_distributions_is_lossless(vllm):
+    """Catches draft tokens with missing distributions that are verified as n-gram lookup."""
     runner = vllm.runner(engine(STATIC))
     runner.add("plain", request())
     logits = torch.randn(1, 8)
@@ -179,23 +179,23 @@ def test_a_request_is_read_again_when_its_parameters_change(vllm):
     runner.add("session", request())
     logits, served = sampled(runner, [1])
     assert not torch.equal(logits, served)
-    runner.requests["session"].sampling_params = request(rule="lossless")
+    runner.requests["session"].sampling_params = request(verifier="lossless")
     logits, served = sampled(runner, [1])
     assert torch.equal(logits, served)
 
 
-def test_values_that_nobody_checked_do_not_end_the_engine(vllm, caplog):
-    """Catches an exception in the sampler, which ends every request of the engine."""
+def test_unchecked_values_do_not_end_the_engine(vllm, caplog):
+    """Catches an exception in the sampler, which would end the engine."""
     runner = vllm.runner(engine(STATIC))
     runner.add("slipped in", request(max_bias="all"))
     with caplog.at_level(logging.ERROR, "vllm.hf_diversed"):
         logits, served = sampled(runner, [1])
     assert torch.equal(logits, served)
-    assert "`diversed_max_bias` must be a number, got 'all'" in caplog.text
+    assert "`diversed_max_bias` must be a number in [0, 1], got 'all'" in caplog.text
 
 
 def test_the_wrong_expansion_is_mended(vllm):
-    """Catches temperatures that are whatever was in memory, and a vLLM that is right replaced all the same."""
+    """Catches uninitialised temperatures, and a correct function that is replaced."""
     runner = vllm.runner(engine(STATIC))
     runner.add("plain", request())
     sampled(runner, [1])
@@ -209,28 +209,26 @@ def test_the_wrong_expansion_is_mended(vllm):
 
 
 def test_an_unknown_vllm_stays_lossless_with_one_line(vllm, caplog):
-    """Catches a plugin that is half there: logits changed for kernels that read them otherwise, or values admitted
-    that nobody follows without a word about it."""
+    """Catches a plugin that patches only part of vLLM, or ignores settings without a log line."""
     write_package(vllm.package, _sample="def _sample(self, logits):")
     with caplog.at_level(logging.INFO, "vllm.hf_diversed"):
         processor, runner = vllm.processor(engine(STATIC)), vllm.runner(engine(STATIC))
     (record,) = caplog.records
-    assert "does not know this vLLM (0.32.0), so its rules are off and decoding is lossless" in record.message
+    assert "does not support this vLLM (0.32.0), so its verifiers are off and decoding is lossless" in record.message
     assert "GPUModelRunner._sample of v1/worker/gpu_model_runner.py takes (self, logits)" in record.message
     assert processor.validate_logits_processors_params == processor.seen.append
     assert "_sample" not in vars(runner)
 
 
-def test_without_admission_the_sampling_process_tells(vllm, caplog):
-    """Catches an unknown vLLM that nobody hears of, because the process that would say so has another name."""
+def test_without_admission_the_sampling_process_logs(vllm, caplog):
+    """Catches an unknown vLLM that is never logged, because the process that logs it has another name."""
     (vllm.package / "v1/engine/input_processor.py").unlink()
     vllm.runner(engine(STATIC))
-
-    assert "v1/engine/input_processor.py is not there" in caplog.text
+    assert "v1/engine/input_processor.py does not exist" in caplog.text
 
 
 def test_a_process_of_the_engine_keeps_no_hook(monkeypatch):
-    """Catches `generate` wrapped where nobody calls it, and unwrapped where somebody may."""
+    """Catches a hook on `generate` in the engine's processes, and its removal elsewhere."""
     undone = []
     monkeypatch.setattr(plugin, "uninstall_hook", lambda: undone.append(True))
     monkeypatch.setattr(plugin, "watch", lambda name, callback: None)

@@ -1,4 +1,4 @@
-"""Heads as servers hold them: the library's logits, by fewer operations."""
+"""Heads for serving: the same logits with fewer operations."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from hf_diversed.zoo.loader import HEADS, MIXTURE, WEIGHTS
 
 
 def deep_head() -> DiversedHead:
-    """With a layer of units, and standardised inputs."""
+    """Return a head with a hidden layer and standardised inputs."""
     torch.manual_seed(0)
     config = DiversedHeadConfig(8, 8, features="distribution", token_features=True, intermediate_size=6)
     head = DiversedHead(config)
@@ -21,7 +21,7 @@ def deep_head() -> DiversedHead:
 
 
 def inputs(sees_token: bool) -> dict[str, torch.Tensor]:
-    """Of 64 positions, from likely laws to very unlike ones."""
+    """Return the inputs of 64 positions, from similar distributions to very different ones."""
     generator = torch.Generator().manual_seed(1)
     p, q = ((4.0 * torch.randn(64, 1, 32, generator=generator)).softmax(-1) for _ in range(2))
     tokens = torch.randint(32, (64, 1), generator=generator)
@@ -30,8 +30,8 @@ def inputs(sees_token: bool) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("kind", [HEADS, MIXTURE, "deep"])
-def test_says_what_the_head_says(kind):
-    """Catches a mean or a deviation that is folded in twice or not at all, and layers in another order."""
+def test_equals_the_head(kind):
+    """Catches a mean or deviation applied twice or not at all, and layers in another order."""
     head = deep_head() if kind == "deep" else DiversedHead.from_pretrained(WEIGHTS / kind / "math").eval()
     served, seen = ServedHead(head), inputs(head.needs_token)
     with torch.no_grad():

@@ -1,5 +1,4 @@
-"""`benchmarks/serving.py` and the page that shows it: what is made of measurements. What it measures runs in
-tests/vllm."""
+"""`benchmarks/serving.py` and the page with its figures. tests/vllm runs what it measures."""
 
 import json
 import re
@@ -15,8 +14,8 @@ from tools import render_docs, render_serving
 from tools.render_results import RESULTS
 
 
-def test_costs_are_held_against_their_neighbours():
-    """Catches a machine that slows down, and a run that began with the plugin, taken for the plugin's cost."""
+def test_costs_are_compared_with_neighbouring_steps():
+    """Catches a machine that slows down, or a run that starts with the plugin, counted as the plugin's cost."""
     drifting = [0.01 * (1.0 + at / 50) * (1.1 if at % 2 == 0 else 1.0) for at in range(51)]
     found = step_costs([drifting, drifting], seed=0)
     assert found["added"] == pytest.approx(0.1, abs=1e-3)
@@ -25,7 +24,7 @@ def test_costs_are_held_against_their_neighbours():
 
 
 def test_records_are_sums_by_prompt():
-    """Catches samples of one prompt taken for prompts, drafts counted one way shown as those counted the other, and a
+    """Catches samples of one prompt counted as prompts, the two ways of counting draft tokens exchanged, and a
     difference of the wrong sign."""
     mine = Completed([1.0, 0.0, 1.0, 1.0], [Counted(10, 5)] * 4, [Counted(8, 5)] * 4)
     generated, behind_first = Completed([1.0] * 4, [], [Counted(10, 6)] * 4), Completed([], [], [Counted(16, 9)] * 4)
@@ -37,7 +36,7 @@ def test_records_are_sums_by_prompt():
     assert "acceptance_rate" not in _record(alone, alone, Completed(), Bootstrap(2), samples=1)
 
 
-def test_a_plan_has_its_shares_of_every_dial():
+def test_a_plan_has_equal_shares_of_every_strictness():
     found = plan(["a", "b"], 300, seed=0)
     assert Counter(request.kind for request in found) == {"bad": 15, "cancel": 15, "whole": 135, "stream": 135}
     assert set(Counter(request.strictness for request in found).values()) == {100}
@@ -53,14 +52,14 @@ TOKEN = b'data: {"choices": [{"finish_reason": null}]}\n'
     ("kind", "lines", "what"),
     [
         ("stream", [TOKEN, b"\n", END, b"data: [DONE]\n"], "answered"),
-        ("stream", [TOKEN, TOKEN], "told"),
-        ("stream", [TOKEN, b'data: {"error": {"message": "EngineCore died"}}\n', b"data: [DONE]\n"], "told"),
-        ("stream", [TOKEN, b"data: [DONE]\n"], "silent"),
+        ("stream", [TOKEN, TOKEN], "error"),
+        ("stream", [TOKEN, b'data: {"error": {"message": "EngineCore died"}}\n', b"data: [DONE]\n"], "error"),
+        ("stream", [TOKEN, b"data: [DONE]\n"], "lost"),
         ("cancel", [TOKEN, TOKEN, TOKEN, END, b"data: [DONE]\n"], "cancelled"),
     ],
 )
-def test_what_became_of_a_stream(kind, lines, what):
-    """Catches an answer that was cut off and is counted among the others."""
+def test_how_a_stream_ended(kind, lines, what):
+    """Catches a truncated answer that is counted as answered."""
     found = _streamed(Request("a", 0.5, kind), lines)
     assert found.what == what
     assert found.what in OUTCOMES
@@ -68,7 +67,7 @@ def test_what_became_of_a_stream(kind, lines, what):
 
 
 def test_the_page_shows_what_was_measured():
-    """Catches a record that no table shows, and a table that no page shows."""
+    """Catches a record without a table, and a table without a page."""
     page = (render_docs.ROOT / "docs" / "serving.md").read_text()
     measured = json.loads((RESULTS / "serving.json").read_text())
     for name, section in render_serving.SECTIONS.items():

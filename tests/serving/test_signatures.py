@@ -1,4 +1,4 @@
-"""A vLLM is known by the parameters of its functions, read from source; any other is told by name."""
+"""vLLM's releases are recognised by the parameters of their functions; differences are named."""
 
 import re
 from pathlib import Path
@@ -42,21 +42,21 @@ def test_known_releases_have_no_differences(tmp_path, release):
     ("changes", "words"),
     [
         ({"_sample": "def _sample(self, logits):"}, "GPUModelRunner._sample of v1/worker/gpu_model_runner.py takes"),
-        ({"_sample": "def sample(self, logits):"}, "GPUModelRunner._sample of .* is not there"),
+        ({"_sample": "def sample(self, logits):"}, "GPUModelRunner._sample of .* does not exist"),
         (
             {"rejection_sample": "def rejection_sample(draft_logits, *rest, **named):"},
             r"rejection_sample of v1/sample/rejection_sampler.py takes \(draft_logits, rest, named\), not \(draft_tok",
         ),
-        ({"forward": "def forward(self): pass\n    def old(self):"}, "forward of .* makes no use of rejection_sample"),
+        ({"forward": "def forward(self): pass\n    def old(self):"}, "forward of .* does not use rejection_sample"),
     ],
 )
-def test_others_are_told_by_name(tmp_path, changes, words):
-    """Catches a release that moved an argument: our logits would be taken for something else."""
+def test_differences_are_named(tmp_path, changes, words):
+    """Catches a release that moved an argument: the plugin would pass its logits as another argument."""
     found = differences(write_package(tmp_path, **changes))
     assert any(re.search(words, line) for line in found), found
 
 
-def test_a_missing_file_is_told(tmp_path):
+def test_a_missing_file_is_named(tmp_path):
     write_package(tmp_path)
     (tmp_path / "v1/sample/rejection_sampler.py").unlink()
-    assert differences(tmp_path) == ("v1/sample/rejection_sampler.py is not there",)
+    assert differences(tmp_path) == ("v1/sample/rejection_sampler.py does not exist",)

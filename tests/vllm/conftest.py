@@ -1,4 +1,4 @@
-"""Run by `make vllm`, in an environment with vLLM. Its warnings are not ours."""
+"""Run by `make vllm`, in an environment with vLLM, whose warnings are not errors here."""
 
 
 def pytest_configure(config):

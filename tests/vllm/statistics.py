@@ -1,19 +1,19 @@
-"""Tests of hypotheses, for what an engine drew."""
+"""Hypothesis tests of the tokens that an engine drew."""
 
 import torch
 
 
-FALSE_ALARM = 1e-4  # the probability with which a right law fails one of these tests
+FALSE_ALARM = 1e-4  # probability that a test fails for a correct distribution
 
 
-def p_value(counts: torch.Tensor, law: torch.Tensor) -> float:
-    """Of Pearson's chi-square, with tokens of few expected counts taken together; what cannot come out must not.
+def p_value(counts: torch.Tensor, probs: torch.Tensor) -> float:
+    """Return the p-value of Pearson's chi-square test; rare tokens are pooled, and impossible ones must not occur.
 
     Args:
-        counts, law: float64 `[V]`.
+        counts, probs: float64 `[V]`.
     """
-    assert counts[law < 1e-12].sum() == 0
-    expected = law * counts.sum()
+    assert counts[probs < 1e-12].sum() == 0
+    expected = probs * counts.sum()
     rare = expected < 5.0
     counts, expected = (torch.cat([x[~rare], x[rare].sum(0, keepdim=True)]) for x in (counts, expected))
     counts, expected = counts[expected > 0.0], expected[expected > 0.0]

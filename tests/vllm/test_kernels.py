@@ -1,6 +1,6 @@
-"""What vLLM's own kernels emit with our logits: 20,000 draws for every rule that is served, at V = 8.
+"""What vLLM's kernels emit with the plugin's logits: 20,000 draws for every served verifier, at V = 8.
 
-Draws come from fixed seeds, and a right law fails one of these tests with a probability below `FALSE_ALARM` each.
+Seeds are fixed. Each test fails for a correct distribution with a probability of at most `FALSE_ALARM`.
 """
 
 from types import SimpleNamespace
@@ -14,11 +14,11 @@ from hf_diversed.blocks import DecodingContext
 from hf_diversed.head import DiversedHead
 from hf_diversed.serving.vllm import runner_v1
 from hf_diversed.serving.vllm.deployment import Deployment
-from hf_diversed.serving.vllm.law import Asked
+from hf_diversed.serving.vllm.logits import RequestSettings
 from hf_diversed.verifiers import DiversedVerifier, Verifier, build_verifier
 from hf_diversed.zoo.loader import HEADS, MIXTURE, WEIGHTS
-from tests.serving.kernels import emitted, judge
-from tests.serving.laws import every_draft
+from tests.serving.enumeration import every_draft
+from tests.serving.kernels import emitted, verify
 from tests.vllm.statistics import FALSE_ALARM, p_value
 
 
@@ -42,21 +42,21 @@ def head(kind: str) -> DiversedVerifier:
     return DiversedVerifier(DiversedHead.from_pretrained(WEIGHTS / kind / "math").eval().requires_grad_(False))
 
 
-CASES = [(name, build_verifier, name, Asked(1)) for name in SPELLED]
+CASES = [(name, build_verifier, name, RequestSettings(1)) for name in SPELLED]
 for kind in (HEADS, MIXTURE):
     CASES += [
-        (f"{kind}", head, kind, Asked(1)),
-        (f"{kind}-strictness", head, kind, Asked(1, strictness=0.3)),
-        (f"{kind}-bounds", head, kind, Asked(1, strictness=0.2, max_bias=0.1, max_ratio=0.4)),
+        (f"{kind}", head, kind, RequestSettings(1)),
+        (f"{kind}-strictness", head, kind, RequestSettings(1, strictness=0.3)),
+        (f"{kind}-bounds", head, kind, RequestSettings(1, strictness=0.2, max_bias=0.1, max_ratio=0.4)),
     ]
 every_case = pytest.mark.parametrize(
-    ("make", "argument", "asked"), [case[1:] for case in CASES], ids=[c[0] for c in CASES]
+    ("make", "argument", "settings"), [case[1:] for case in CASES], ids=[c[0] for c in CASES]
 )
 
 
 @pytest.fixture(scope="module", autouse=True)
 def kernels():
-    """As a worker sets them up."""
+    """Set up the kernels as a worker does."""
     current_platform.import_kernels()
     current_platform.register_triton_kernel_overrides()
     runner_v1.wrap_verification(rejection_sampler)
@@ -67,21 +67,23 @@ def seeded():
     torch.manual_seed(0)
 
 
-def laws() -> tuple[torch.Tensor, torch.Tensor]:
-    """Target logits and the draft's law, float32 `[V]`: unlike, and with a token that only one of them likes."""
+def distributions() -> tuple[torch.Tensor, torch.Tensor]:
+    """Return target logits and draft probabilities, float32 `[V]`, which differ much."""
     generator = torch.Generator().manual_seed(5)
     target, draft = 1.5 * torch.randn(2, VOCAB, generator=generator)
     return target, draft.softmax(-1)
 
 
-def draw(rule: Verifier, asked: Asked, logits: torch.Tensor, q: torch.Tensor | None, drafts: torch.Tensor):
-    """First tokens that come out, long `[N]`, and which drafts were kept, bool `[N]`."""
+def draw(
+    verifier: Verifier, settings: RequestSettings, logits: torch.Tensor, q: torch.Tensor | None, drafts: torch.Tensor
+):
+    """Return the first emitted tokens, long `[N]`, and which draft tokens were accepted, bool `[N]`."""
     count = len(drafts)
-    deployment = Deployment(("rule",), (rule,), {}, None, CONTEXT, looked_up=q is None)
+    deployment = Deployment(("verifier",), (verifier,), {}, None, CONTEXT, looked_up=q is None)
     metadata = SimpleNamespace(
         all_greedy=False, all_random=True, temperature=torch.ones(count), generators={}, top_k=None, top_p=None
     )
-    with runner_v1.verifying(runner_v1.Batch(deployment, [asked] * count)):
+    with runner_v1.verifying(runner_v1.Batch(deployment, [settings] * count)):
         out = rejection_sampler.rejection_sample(
             drafts.int(),
             [1] * count,
@@ -96,34 +98,34 @@ def draw(rule: Verifier, asked: Asked, logits: torch.Tensor, q: torch.Tensor | N
 
 
 @every_case
-def test_kernels_emit_the_law(make, argument, asked):
-    """Catches a kernel that treats logits otherwise than the reference in `tests/serving/kernels.py`, and with it
-    everything that enumeration proved: the law of what comes out, and how many drafts are kept."""
-    rule = make(argument)
-    logits, q = laws()
+def test_kernels_emit_the_distribution(make, argument, settings):
+    """Catches a kernel that differs from the reference in `tests/serving/kernels.py`, on which the enumerations rely:
+    the emitted distribution, and the acceptance rate."""
+    verifier = make(argument)
+    logits, q = distributions()
     drafts = torch.multinomial(q, DRAWS, replacement=True)
-    tokens, accepted = draw(rule, asked, logits, q, drafts)
-    ours = every_draft(rule, logits[None], q[None], asked)
-    kept, replacement = judge(ours, q.expand_as(ours))
-    law = emitted(kept, replacement, q.double()[None])[0]
-    assert p_value(torch.bincount(tokens, minlength=VOCAB).double(), law) > FALSE_ALARM
+    tokens, accepted = draw(verifier, settings, logits, q, drafts)
+    ours = every_draft(verifier, logits[None], q[None], settings)
+    kept, replacement = verify(ours, q.expand_as(ours))
+    expected = emitted(kept, replacement, q.double()[None])[0]
+    assert p_value(torch.bincount(tokens, minlength=VOCAB).double(), expected) > FALSE_ALARM
     rate = (q.double() * kept[0]).sum()
     both = torch.tensor([accepted.sum(), DRAWS - accepted.sum()]).double()
     assert p_value(both, torch.stack([rate, 1.0 - rate])) > FALSE_ALARM
 
 
 def test_looked_up_drafts(kernels):
-    """Catches one-hot drafts that are verified as if a law had drawn them."""
-    logits, _ = laws()
+    """Catches n-gram draft tokens that are verified as if they had been sampled."""
+    logits, _ = distributions()
     draft = int(logits.argsort()[3])
-    tokens, _ = draw(build_verifier("static:0.6"), Asked(1), logits, None, torch.full((DRAWS,), draft))
-    law = 0.6 * logits.double().softmax(-1)
-    law[draft] += 0.4
-    assert p_value(torch.bincount(tokens, minlength=VOCAB).double(), law) > FALSE_ALARM
+    tokens, _ = draw(build_verifier("static:0.6"), RequestSettings(1), logits, None, torch.full((DRAWS,), draft))
+    expected = 0.6 * logits.double().softmax(-1)
+    expected[draft] += 0.4
+    assert p_value(torch.bincount(tokens, minlength=VOCAB).double(), expected) > FALSE_ALARM
 
 
-def test_the_stand_in_for_expansion_is_mended():
-    """Catches temperatures that are whatever was in memory (vllm-project/vllm#55005), mended or not by vLLM itself."""
+def test_the_expansion_is_mended():
+    """Catches uninitialised temperatures (vllm-project/vllm#55005), whether or not vLLM has fixed them."""
     runner_v1.mend_expansion(rejection_sampler)
     ends = torch.tensor([2, 2, 5], dtype=torch.int32)
     found = rejection_sampler.expand_batch_to_tokens(torch.tensor([0.7, 0.2, 0.0]), ends, 5, 0, 1)

@@ -1,7 +1,6 @@
-"""Two replicas behind a router, many requests at once; wants nginx on the path. `benchmarks/serving.py` has larger
-figures.
+"""Two replicas behind a router under load; needs nginx on the PATH. `benchmarks/serving.py` measures more requests.
 
-VLLM_REQUESTS says how many requests each phase makes at once, 90 by default.
+VLLM_REQUESTS is the number of simultaneous requests in each phase, 90 by default.
 """
 
 import os
@@ -33,7 +32,10 @@ def phases(tmp_path_factory):
     found = {phase.name: phase for phase in found}
     for phase in found.values():
         print(
-            phase.name, round(phase.seconds, 1), phase.counts(), [round(phase.acceptance(q), 4) for q in STRICTNESSES]
+            phase.name,
+            round(phase.seconds, 1),
+            phase.counts(),
+            [round(phase.acceptance(value), 4) for value in STRICTNESSES],
         )
     return found
 
@@ -42,29 +44,29 @@ def made(phase, *kinds: str) -> int:
     return sum(one.request.kind in kinds for one in phase.outcomes)
 
 
-def test_bad_and_cancelled_requests_harm_nobody(phases):
-    """Catches a refusal or a cancelled stream that takes others with it, or is decoded to the end."""
+def test_bad_and_cancelled_requests_do_not_affect_others(phases):
+    """Catches a refusal or a cancelled stream that ends other requests, or is decoded to the end."""
     phase = phases["two replicas"]
     bad, cancelled = made(phase, "bad"), made(phase, "cancel")
     assert min(bad, cancelled) > 0
-    expected = {"answered": REQUESTS - bad - cancelled, "refused": bad, "cancelled": cancelled, "told": 0, "silent": 0}
+    expected = {"answered": REQUESTS - bad - cancelled, "refused": bad, "cancelled": cancelled, "error": 0, "lost": 0}
     assert phase.counts() == expected
 
 
 def test_a_killed_worker_loses_nothing_silently(phases):
-    """Catches requests that wait for a dead process, and answers that are cut off and look whole: only streams that
-    had begun end with an error that can be seen, all others are answered by the replica that is left."""
+    """Catches requests that wait for a dead process, and truncated answers without an error: streams that had begun
+    end with an error, and the remaining replica answers all others."""
     phase = phases["a worker killed"]
     found = phase.counts()
-    assert found["silent"] == 0
+    assert found["lost"] == 0
     assert found["refused"] == made(phase, "bad")
-    assert {one.request.kind for one in phase.outcomes if one.what == "told"} <= {"stream", "cancel"}
+    assert {one.request.kind for one in phase.outcomes if one.what == "error"} <= {"stream", "cancel"}
     assert phases["the replica left"].counts()["answered"] == REQUESTS
 
 
 @pytest.mark.parametrize("strictness", STRICTNESSES)
-def test_a_dial_accepts_as_many_drafts_whatever_goes_on(phases, strictness):
-    """Catches rules that are lost with a batch, a replica or a cancelled neighbour."""
+def test_acceptance_does_not_depend_on_the_load(phases, strictness):
+    """Catches settings that are lost with a batch, a replica or a cancelled request."""
     rates = {name: phase.acceptance(strictness) for name, phase in phases.items()}
     for rate in rates.values():
         assert rate == pytest.approx(

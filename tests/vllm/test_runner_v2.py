@@ -1,4 +1,4 @@
-"""Runner V2 on its own modules and kernels, which Triton's interpreter runs on a CPU: slow, so few draws."""
+"""Runner V2 on its own modules and kernels, in Triton's interpreter on a CPU, which is slow: few draws."""
 
 import json
 import os
@@ -27,19 +27,19 @@ def drawn():
     return json.loads(run.stdout.splitlines()[-1])
 
 
-def laws() -> tuple[torch.Tensor, torch.Tensor]:
-    """As in `v2_in_interpreter`: processed target logits, and the draft's law at its temperature."""
+def distributions() -> tuple[torch.Tensor, torch.Tensor]:
+    """Return what `v2_in_interpreter` uses: processed target logits, and draft probabilities at its temperature."""
     generator = torch.Generator().manual_seed(5)
     target, draft = 1.5 * torch.randn(2, 8, generator=generator)
     return target, draft.softmax(-1)
 
 
-def check(said: dict, start: int, step: int, law: torch.Tensor, kept: torch.Tensor) -> None:
-    """What came out for every `step`-th request from `start` follows a law, and as many drafts are kept as it says."""
-    tokens, drafted = (torch.tensor(said[name][start::step]) for name in ("tokens", "drafted"))
-    accepted = torch.tensor(said["count"][start::step]) == 2
+def check(drawn: dict, start: int, step: int, probs: torch.Tensor, kept: torch.Tensor) -> None:
+    """Check the tokens of every `step`-th request from `start` against a distribution and acceptance probabilities."""
+    tokens, drafted = (torch.tensor(drawn[name][start::step]) for name in ("tokens", "drafted"))
+    accepted = torch.tensor(drawn["count"][start::step]) == 2
     assert torch.equal(tokens[accepted], drafted[accepted])
-    assert p_value(torch.bincount(tokens, minlength=8).double(), law) > FALSE_ALARM
+    assert p_value(torch.bincount(tokens, minlength=8).double(), probs) > FALSE_ALARM
     rate = kept[drafted].mean()
     count = Counter(accepted.tolist())
     both = torch.tensor([count[True], count[False]]).double()
@@ -47,8 +47,8 @@ def check(said: dict, start: int, step: int, law: torch.Tensor, kept: torch.Tens
 
 
 def expected(weight: float, max_bias: float = 1.0) -> tuple[torch.Tensor, torch.Tensor]:
-    """The mixture's law, and the chance that each draft is kept; from formulas, in float64."""
-    target, q = laws()
+    """Return the mixture and the acceptance probability of each draft token, from the formulas, in float64."""
+    target, q = distributions()
     p, q = target.double().softmax(-1), q.double()
     weight = max(weight, 1.0 - max_bias / float((p - q).clamp_min(0.0).sum()))
     v = weight * p + (1.0 - weight) * q
@@ -56,19 +56,18 @@ def expected(weight: float, max_bias: float = 1.0) -> tuple[torch.Tensor, torch.
 
 
 def test_kernels_emit_the_mixture(drawn):
-    """Catches draft logits of another temperature, step or slot, and logits that the kernels do not read."""
+    """Catches draft logits of another temperature, step or slot, and ones that the kernels do not read."""
     check(drawn["static"], 0, 1, *expected(0.5))
 
 
-def test_requests_of_one_batch_have_their_own_dials(drawn):
-    """Catches a table that is read by row in place of slot."""
-    for start, law in enumerate((expected(0.3), expected(1.0), expected(0.3, max_bias=0.1))):
-        check(drawn["mixed"], start, 3, *law)
+def test_requests_of_one_batch_have_their_own_settings(drawn):
+    """Catches a table that is read by row instead of by slot."""
+    for start, case in enumerate((expected(0.3), expected(1.0), expected(0.3, max_bias=0.1))):
+        check(drawn["mixed"], start, 3, *case)
 
 
 def test_looked_up_drafts(drawn):
-    said = drawn["looked up"]
-    target, _ = laws()
-    law = 0.6 * target.double().softmax(-1)
-    law[3] += 0.4
-    check(said, 0, 1, law, law)
+    target, _ = distributions()
+    probs = 0.6 * target.double().softmax(-1)
+    probs[3] += 0.4
+    check(drawn["looked up"], 0, 1, probs, probs)

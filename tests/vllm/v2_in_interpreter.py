@@ -1,6 +1,6 @@
-"""Runs vLLM's runner V2 verification, kernels included, in Triton's interpreter on a CPU; prints JSON.
+"""Run vLLM's runner V2 verification with its kernels in Triton's interpreter on a CPU; print JSON.
 
-A process of its own, as importing vLLM decides whether there is Triton: python -m tests.vllm.v2_in_interpreter DRAWS.
+A separate process, because importing vLLM decides on Triton: python -m tests.vllm.v2_in_interpreter DRAWS.
 """
 
 # ruff: noqa: E402
@@ -19,7 +19,7 @@ import triton.language as tl
 from triton.backends import backends
 
 
-# vLLM leaves Triton alone on CPUs unless there is a backend of that name, and the interpreter knows no libdevice.
+# vLLM uses Triton on CPUs only with a backend of that name, and the interpreter has no libdevice.
 backends["cpu"] = SimpleNamespace(driver=SimpleNamespace(is_active=lambda: False), compiler=None)
 
 from vllm.v1.worker.gpu.spec_decode import rejection_sampler, rejection_sampler_utils
@@ -34,7 +34,7 @@ VOCAB, TEMPERATURE = 8, 0.7
 
 
 class Sampler:
-    """As much of vLLM's as verification asks for: logits are processed already."""
+    """The part of vLLM's sampler that verification uses; logits are already processed."""
 
     use_fp64_gumbel = False
 
@@ -52,21 +52,21 @@ class Sampler:
         return logits
 
 
-def laws() -> tuple[torch.Tensor, torch.Tensor]:
-    """Processed target logits, and the draft's before temperature: float32 `[V]`."""
+def distributions() -> tuple[torch.Tensor, torch.Tensor]:
+    """Return processed target logits and draft logits before temperature, float32 `[V]`."""
     generator = torch.Generator().manual_seed(5)
     target, draft = 1.5 * torch.randn(2, VOCAB, generator=generator)
     return target, TEMPERATURE * draft
 
 
-def verify(settings: dict, wishes: list[dict], draws: int, looked_up: bool = False) -> dict:
-    """One drafted token and a bonus row for each of `draws` requests, which want `wishes` in turn."""
+def verify(settings: dict, requests: list[dict], draws: int, looked_up: bool = False) -> dict:
+    """Verify one draft token and a bonus row for each of `draws` requests, with the settings in `requests` in turn."""
     drafting = {"method": "ngram", "draft_sample_method": "greedy"} if looked_up else {}
     sampler = Sampler(draws)
     runner_v2.serve(sampler, Deployment.of(engine(settings, speculative(**drafting), VOCAB)))
     for slot in range(draws):
-        sampler.add_request(slot, request(TEMPERATURE, **wishes[slot % len(wishes)]))
-    target, draft = laws()
+        sampler.add_request(slot, request(TEMPERATURE, **requests[slot % len(requests)]))
+    target, draft = distributions()
     torch.manual_seed(1)
     drafted = torch.multinomial((draft / TEMPERATURE).softmax(-1), draws, replacement=True)
     if looked_up:
@@ -103,9 +103,9 @@ if __name__ == "__main__":
     print(
         json.dumps(
             {
-                "static": verify({"rule": "static:0.5"}, [{}], draws),
-                "mixed": verify({"rule": "static:0.3"}, [{}, {"rule": "lossless"}, {"max_bias": 0.1}], draws),
-                "looked up": verify({"rule": "static:0.6"}, [{}], draws, looked_up=True),
+                "static": verify({"verifier": "static:0.5"}, [{}], draws),
+                "mixed": verify({"verifier": "static:0.3"}, [{}, {"verifier": "lossless"}, {"max_bias": 0.1}], draws),
+                "looked up": verify({"verifier": "static:0.6"}, [{}], draws, looked_up=True),
             }
         )
     )

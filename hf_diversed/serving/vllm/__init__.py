@@ -1,1 +1,1 @@
-"""The plugin for vLLM: our law where its rejection samplers keep the target's. See `docs/serving.md`."""
+"""The vLLM plugin: verifiers inside vLLM's rejection samplers. See `docs/serving.md`."""

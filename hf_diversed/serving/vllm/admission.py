@@ -1,24 +1,28 @@
-"""What a request asks for, checked where it enters: an exception inside a sampler would end the engine for everybody.
+"""Checks of what a request asks for, before it runs: an exception inside a sampler would end the engine.
 
-Knows vLLM's sampling parameters by the names of their fields, and imports nothing of it.
+Reads vLLM's sampling parameters by field name and imports nothing of vLLM.
 """
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any, cast
 
 from hf_diversed.blocks import DecodingContext
 from hf_diversed.head import DiversedHead
-from hf_diversed.serving.vllm.deployment import DIALS, Deployment, no_dial, number
-from hf_diversed.serving.vllm.law import LOSSLESS, Asked
+from hf_diversed.serving.vllm.deployment import RENAMED, SETTINGS, Deployment, no_setting
+from hf_diversed.serving.vllm.logits import LOSSLESS, RequestSettings
 from hf_diversed.verifiers import CertifiedVerifier
 
 
-PREFIX = "diversed_"  # of what a request says, in `vllm_xargs`
-_ASKED = ("rule", *DIALS)
-_SAME = {"strictness", "max_drop"}  # two ways to set one dial
-# Of a request, with the values at which sampling is what drops were certified for.
+PREFIX = "diversed_"  # of the plugin's fields in `vllm_xargs`
+FIELDS = ("verifier", *SETTINGS)
+_ALLOWED = (
+    f"Allowed in `vllm_xargs`: {', '.join(PREFIX + name for name in FIELDS)}; for example "
+    f'"vllm_xargs": {{"{PREFIX}strictness": 0.7}}.'
+)
+_EXCLUSIVE = {"strictness", "max_drop"}  # both set the strictness
+# Sampling parameters, with the values at which sampling is what drops were certified for.
 _PLAIN: dict[str, tuple[Any, ...]] = {
     "top_k": (0, -1),
     "top_p": (1.0,),
@@ -33,58 +37,87 @@ _PLAIN: dict[str, tuple[Any, ...]] = {
 }
 
 
-def read_request(deployment: Deployment, params: Any) -> Asked:
-    """What a request wants, from its vLLM `SamplingParams`: rule and dials, or the target's own law.
+def read_request(deployment: Deployment, params: Any) -> RequestSettings:
+    """Return the settings of a request from its vLLM `SamplingParams`.
 
     Raises:
-        ValueError: for names and values that are none, with the range and what to do.
+        ValueError: for unknown fields and values out of range, with what is allowed.
     """
-    said = _said(params.extra_args or {})
-    chosen = said.pop("rule", None)
+    values = _read_fields(params.extra_args or {})
+    chosen = values.pop("verifier", None)
     index = 0 if chosen is None else _index(deployment, chosen)
-    values = {name: number(PREFIX + name, value) for name, value in said.items()}
-    known = frozenset() if index is None else deployment.dials_of(index)
-    if wrong := sorted(values.keys() - known):
-        raise ValueError(no_dial("lossless" if index is None else deployment.names[index], wrong, known, PREFIX))
     if index is None:
-        return Asked()
-    defaults = {name: value for name, value in deployment.dials.items() if name in known}
-    if values.keys() & _SAME:
-        defaults = {name: value for name, value in defaults.items() if name not in _SAME}
-    asked = deployment.read(index, defaults | values, PREFIX)
+        if values:
+            raise ValueError(no_setting("lossless", sorted(values), frozenset(), _spell))
+        return RequestSettings()
+    known = deployment.settings_of(index) - (_EXCLUSIVE if values.keys() & _EXCLUSIVE else set())
+    values = {name: value for name, value in deployment.defaults.items() if name in known} | values
+    settings = deployment.read(index, values, _spell)
     temperature = float(params.temperature)
-    if asked.at(temperature).rule == LOSSLESS:
-        return Asked()
-    drop = (defaults | values).get("max_drop")
-    return asked if drop is None else replace(asked, strictness=_certified(deployment, drop, temperature, params))
+    if settings.at(temperature).verifier == LOSSLESS:
+        return RequestSettings()
+    if "max_drop" not in values:
+        return settings
+    return replace(settings, strictness=_certified(deployment, values["max_drop"], temperature, params))
 
 
-def _said(extra: Mapping[str, Any]) -> dict[str, Any]:
-    """What a request says to us, without our prefix."""
-    said = {name[len(PREFIX) :]: value for name, value in extra.items() if name.startswith(PREFIX)}
-    if "bias_budget" in said:
-        raise ValueError(
-            f"`{PREFIX}bias_budget` needs a sum kept per sequence, which vLLM's sampler has no place for; bound "
-            f"every token instead, with `{PREFIX}max_bias` or `{PREFIX}max_ratio`."
-        )
-    if unknown := sorted(said.keys() - set(_ASKED)):
-        known = ", ".join(PREFIX + name for name in _ASKED)
-        raise ValueError(f"unknown {', '.join(PREFIX + name for name in unknown)}; a request may say {known}.")
-    return said
+def check_top_level(fields: Iterable[str]) -> None:
+    """Refuse fields of the plugin outside `vllm_xargs`, which vLLM ignores.
+
+    Args:
+        fields: the top-level fields of a request that vLLM does not know.
+
+    Raises:
+        ValueError: naming the field and where it belongs.
+    """
+    for name in fields:
+        if _is_ours(name):
+            raise ValueError(f"`{name}` has no effect at the top level of a request.{_hint(name)} {_ALLOWED}")
+
+
+def _read_fields(extra: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the plugin's fields of `vllm_xargs`, by name without the prefix; refuse unknown and unprefixed ones."""
+    fields = {}
+    for name, value in extra.items():
+        if name == f"{PREFIX}bias_budget":
+            raise ValueError(
+                f"`{name}` needs a sum per sequence, which vLLM's sampler does not keep; bound every token instead, "
+                f"with `{PREFIX}max_bias` or `{PREFIX}max_ratio`."
+            )
+        plain = name.removeprefix(PREFIX)
+        if name.startswith(PREFIX) and plain in FIELDS:
+            fields[plain] = value
+        elif _is_ours(name):
+            raise ValueError(f"`{name}` is not a field of `vllm_xargs`.{_hint(name)} {_ALLOWED}")
+    return fields
+
+
+def _is_ours(name: str) -> bool:
+    """Return whether a field is meant for the plugin: `diversed_*`, or the name of a setting without the prefix."""
+    return name.lower().replace("-", "_").startswith(PREFIX) or name in (*FIELDS, *RENAMED)
+
+
+def _hint(name: str) -> str:
+    new = RENAMED.get(name.removeprefix(PREFIX))
+    return "" if new is None else f" It was renamed to `{PREFIX}{new}`."
+
+
+def _spell(name: str) -> str:
+    return PREFIX + name
 
 
 def _index(deployment: Deployment, name: Any) -> int | None:
-    """Which of the rules a request names; None for lossless, which every request may have."""
+    """Return the index of the verifier that a request names; None for lossless, which is always allowed."""
     if name in deployment.names:
         return deployment.names.index(name)
     if name == "lossless":
         return None
     known = ", ".join(dict.fromkeys((*deployment.names, "lossless")))
-    raise ValueError(f"`{PREFIX}rule` must be one of {known}, got {name!r:.200}; a deployment names its choices.")
+    raise ValueError(f"`{PREFIX}verifier` must be one of {known}, got {name!r:.200}; `choices` adds more.")
 
 
 def _certified(deployment: Deployment, drop: float, temperature: float, params: Any) -> float:
-    """The dial of a stated drop, for requests that sample as it was certified."""
+    """Return the strictness certified for a drop, if the request samples as it was certified."""
     for name, plain in _PLAIN.items():
         value = getattr(params, name)
         if value not in plain:
@@ -94,9 +127,9 @@ def _certified(deployment: Deployment, drop: float, temperature: float, params: 
                 f"`{PREFIX}strictness` instead."
             )
     context = replace(deployment.context, temperature=temperature, max_new_tokens=params.max_tokens)
-    return _dial_of(cast(DiversedHead, deployment.head), drop, context)
+    return _strictness(cast(DiversedHead, deployment.head), drop, context)
 
 
 @functools.lru_cache(maxsize=1024)
-def _dial_of(head: DiversedHead, drop: float, context: DecodingContext) -> float:
+def _strictness(head: DiversedHead, drop: float, context: DecodingContext) -> float:
     return CertifiedVerifier(head, drop).for_call(context).strictness[0]

@@ -1,17 +1,17 @@
-"""What a deployment serves: its rules, their head, and what holds for requests that say nothing of their own.
+"""What a deployment serves: its verifiers, their head, and the defaults of requests.
 
-Knows vLLM's configuration by the names of its fields, and imports nothing of it.
+Reads vLLM's configuration by field name and imports nothing of vLLM.
 """
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
 from hf_diversed.blocks import DecodingContext
 from hf_diversed.head import DiversedHead, load_head
-from hf_diversed.serving.vllm.law import Asked
+from hf_diversed.serving.vllm.logits import RequestSettings
 from hf_diversed.serving.vllm.served_head import ServedHead
 from hf_diversed.verifiers import (
     VERIFIERS,
@@ -28,32 +28,35 @@ from hf_diversed.verifiers.mixture import LIMITS, MixtureVerifier
 ENVIRONMENT = "HF_DIVERSED_VLLM"
 KEY = "hf_diversed"  # in --additional-config
 
-# Rules that look at more than one position, or at what vLLM does not show its sampler.
+# Verifiers that read more than one position, or what vLLM's sampler does not receive.
 _NOT_SERVED = {
-    "spec_cascade": "it reads the draft's raw logits, which vLLM does not keep",
-    "regret_budget": "it decodes greedily, and its budget is a sequence's; vLLM keeps no state of rules",
-    "fly": "it looks at the drafts behind a rejected one, and vLLM asks about each by itself",
-    "block": "it judges whole blocks, and vLLM asks about each draft by itself; vLLM has a block verification of its "
-    "own for lossless decoding",
-    "phase": "it reads the text so far, which vLLM does not show its sampler",
+    "spec_cascade": "it reads the draft model's raw logits, which vLLM does not keep",
+    "regret_budget": "it decodes greedily and keeps a budget per sequence; vLLM keeps no state of verifiers",
+    "fly": "it reads the draft tokens after a rejected one, and vLLM verifies each token independently",
+    "block": "it verifies whole blocks, and vLLM verifies each token independently; for lossless decoding vLLM has a "
+    "block verification of its own",
+    "phase": "it reads the text so far, which vLLM's sampler does not receive",
 }
 _LOOKED_UP = ("ngram", "ngram_gpu", "suffix")
-_WITHOUT_LAWS = ("medusa", "mlp_speculator", "extract_hidden_states", "custom_class")
-DIALS = {
-    "strictness": "0 accepts every draft, 0.5 is the head as trained, 1 is lossless.",
-    "max_bias": "0 is lossless, 1 caps nothing.",
-    "max_ratio": "1 is lossless, 0 bounds nothing.",
-    "max_drop": "0.01 tolerates one point.",
+_WITHOUT_DISTRIBUTIONS = ("medusa", "mlp_speculator", "extract_hidden_states", "custom_class")
+# Settings of a request, with what the ends of their range [0, 1] mean.
+SETTINGS = {
+    "strictness": "0 accepts every draft token, 0.5 is the head as trained, 1 is lossless.",
+    "max_bias": "0 is lossless, 1 is no bound.",
+    "max_ratio": "1 is lossless, 0 is no bound.",
+    "max_drop": "0.01 allows a drop of one percentage point.",
 }
-_DEPLOYED = ("rule", "head", "choices", *DIALS)
+RENAMED = {"quality": "strictness", "rule": "verifier"}  # refused under the old name, with the new one
+_KEYS = ("verifier", "head", "choices", *SETTINGS)
+Spell = Callable[[str], str]  # from a setting's name to how the user wrote it: --max-bias, diversed_max_bias
 
 
-def named_settings(additional_config: Any) -> dict[str, Any] | None:
-    """What a deployment says about rules: the object below "hf_diversed" of `--additional-config`, or the JSON in the
-    environment variable HF_DIVERSED_VLLM; None where it says nothing.
+def read_config(additional_config: Any) -> dict[str, Any] | None:
+    """Return the object below "hf_diversed" of `--additional-config`, or the JSON in the environment variable
+    HF_DIVERSED_VLLM, or None if neither is set.
 
     Raises:
-        ValueError: if that is no JSON object, or holds a name that is none.
+        ValueError: if it is not a JSON object, or holds an unknown key.
     """
     found = additional_config.get(KEY) if isinstance(additional_config, Mapping) else None
     source = f'"{KEY}" of --additional-config'
@@ -65,173 +68,199 @@ def named_settings(additional_config: Any) -> dict[str, Any] | None:
             raise ValueError(f"{source} must be JSON, got {os.environ[ENVIRONMENT]!r:.200}: {error}.") from error
     if found is None:
         return None
-    if not isinstance(found, Mapping) or (unknown := sorted(found.keys() - set(_DEPLOYED))):
+    if not isinstance(found, Mapping) or (unknown := sorted(found.keys() - set(_KEYS))):
         wrong = f"{', '.join(unknown)} in it" if isinstance(found, Mapping) else repr(found)
-        raise ValueError(f"{source} must be an object with some of {', '.join(_DEPLOYED)}; got {wrong:.200}.")
+        raise ValueError(f"{source} must be an object with some of {', '.join(_KEYS)}; got {wrong:.200}.")
     return dict(found)
 
 
 @dataclass(frozen=True, eq=False)
 class Deployment:
-    """The rules of one engine, and how requests are read.
+    """The verifiers of one engine, and the defaults of its requests.
 
     Attributes:
-        names: what requests call the rules, the deployment's own first. rules: those rules, in this order.
-        dials: what holds for requests that say nothing of their own: some of quality, max_bias, max_ratio, max_drop.
-        head: of "diversed", if that is among them. context: what rules are checked against.
-        looked_up: drafts have no law; they are tokens found in the text.
+        names: the names by which requests choose verifiers; the first is the default.
+        verifiers: in the order of `names`.
+        defaults: settings of requests that set none of their own: some of strictness, max_bias, max_ratio, max_drop.
+        head: the head of "diversed", if that is among the verifiers.
+        context: what verifiers are checked against.
+        looked_up: draft tokens come from n-gram lookup and have no distribution.
     """
 
     names: tuple[str, ...]
-    rules: tuple[Verifier, ...]
-    dials: Mapping[str, float]
+    verifiers: tuple[Verifier, ...]
+    defaults: Mapping[str, float]
     head: DiversedHead | None
     context: DecodingContext
     looked_up: bool
 
     @classmethod
     def of(cls, vllm_config: Any) -> "Deployment | None":
-        """What an engine's configuration names; None where it names nothing.
+        """Return the deployment of an engine's configuration, or None if it names none.
 
         Raises:
-            ValueError: for rules and heads that cannot be served, settings out of range, and speculative
-                configurations whose drafts have no law; all with what to do.
+            ValueError: for verifiers and heads that cannot be served, settings out of range, and speculative
+                configurations without draft distributions; each with what to do.
         """
-        given = named_settings(vllm_config.additional_config)
+        given = read_config(vllm_config.additional_config)
         if given is None:
             return None
         looked_up = _check_drafting(vllm_config.speculative_config)
-        context = _context(vllm_config, looked_up)
-        choices = given.pop("choices", ())
-        if isinstance(choices, str) or not all(isinstance(name, str) for name in choices):
-            raise ValueError(f"`choices` must be a list of rules by name, got {choices!r:.200}.")
-        name = given.pop("rule", "diversed")
-        names = tuple(dict.fromkeys((name, *choices)))
-        head = _load_head(given.pop("head", None), names, context)
-        rules = tuple(_build(name, head, context) for name in names)
-        deployment = cls(names, rules, given, head, context, looked_up)
-        wrong = sorted(given.keys() - deployment.dials_of(0))
-        if wrong:
-            raise ValueError(no_dial(name, wrong, deployment.dials_of(0)))
-        deployment.read(0, {name: number(name, value) for name, value in given.items()})
+        vocab_size = vllm_config.model_config.get_vocab_size()
+        length = vllm_config.speculative_config.num_speculative_tokens
+        deployment = cls.build(given, length, looked_up)
+        if deployment.head is not None:
+            DiversedVerifier(deployment.head).check(_context(vocab_size, length, looked_up))
         return deployment
 
-    def dials_of(self, index: int) -> frozenset[str]:
-        """The dials that a rule has."""
-        rule = self.rules[index]
-        if isinstance(rule, DiversedVerifier):
-            return frozenset(DIALS)
-        return frozenset({"max_bias", "max_ratio"} if isinstance(rule, MixtureVerifier) else ())
-
-    def read(self, index: int, values: Mapping[str, float], prefix: str = "") -> Asked:
-        """A rule and dials of its, checked; where they come to the target's own law, that. A drop sets no dial yet.
+    @classmethod
+    def build(
+        cls, given: Mapping[str, Any], num_assistant_tokens: int, looked_up: bool = False, spell: Spell = str
+    ) -> "Deployment":
+        """Return the deployment with given settings, which is not yet compared with the models.
 
         Args:
-            prefix: of the names, where they are named. Raises ValueError.
+            given: some of the keys verifier, head, choices, strictness, max_bias, max_ratio, max_drop.
+            spell: how error messages name them.
+
+        Raises:
+            ValueError: as `of`.
         """
+        given = dict(given)
+        choices = given.pop("choices", ())
+        if isinstance(choices, str) or not all(isinstance(name, str) for name in choices):
+            raise ValueError(f"`{spell('choices')}` must be a list of verifiers by name, got {choices!r:.200}.")
+        names = tuple(dict.fromkeys((given.pop("verifier", "diversed"), *choices)))
+        head = _load_head(given.pop("head", None), names, spell)
+        context = _context((head.config.vocab_size if head else None) or 0, num_assistant_tokens, looked_up)
+        verifiers = tuple(_build(name, head, context, spell) for name in names)
+        deployment = cls(names, verifiers, given, head, context, looked_up)
+        deployment.read(0, given, spell)
+        return deployment
+
+    def settings_of(self, index: int) -> frozenset[str]:
+        """Return the names of the settings that a verifier has."""
+        verifier = self.verifiers[index]
+        if isinstance(verifier, DiversedVerifier):
+            return frozenset(SETTINGS)
+        return frozenset({"max_bias", "max_ratio"} if isinstance(verifier, MixtureVerifier) else ())
+
+    def read(self, index: int, values: Mapping[str, Any], spell: Spell = str) -> RequestSettings:
+        """Return checked settings for a verifier; lossless ones if they amount to that. `max_drop` is checked only.
+
+        Raises:
+            ValueError: for settings that the verifier does not have, and values that are not in range.
+        """
+        known = self.settings_of(index)
+        if wrong := sorted(values.keys() - known):
+            raise ValueError(no_setting(self.names[index], wrong, known, spell))
         if {"strictness", "max_drop"} <= values.keys():
             raise ValueError(
-                f"`{prefix}strictness` and `{prefix}max_drop` are mutually exclusive: the drop selects the "
+                f"`{spell('strictness')}` and `{spell('max_drop')}` are mutually exclusive: the drop selects the "
                 "strictness that was certified for it."
             )
-        checked = {name: check_range(prefix + name, value, 0.0, 1.0, DIALS[name]) for name, value in values.items()}
+        checked = {name: _in_range(spell(name), value, SETTINGS[name]) for name, value in values.items()}
         if "max_drop" in checked:
             try:
                 CertifiedVerifier(cast(DiversedHead, self.head), checked.pop("max_drop"))
             except ValueError as error:
-                raise ValueError(f"`{prefix}max_drop`: {error}") from error
-        if isinstance(self.rules[index], LosslessVerifier) or checked.get("strictness") == 1.0:
-            return Asked()
-        return Asked(index + 1, **checked)
+                raise ValueError(f"`{spell('max_drop')}`: {error}") from error
+        if isinstance(self.verifiers[index], LosslessVerifier) or checked.get("strictness") == 1.0:
+            return RequestSettings()
+        return RequestSettings(index + 1, **checked)
+
+
+def no_setting(verifier: str, wrong: list[str], known: frozenset[str], spell: Spell) -> str:
+    """Return the error message for settings that a verifier does not have."""
+    takes = ", ".join(spell(name) for name in SETTINGS if name in known) or "none"
+    return f"verifier {verifier!r} has no {', '.join(map(spell, wrong))}; its settings: {takes}."
+
+
+def _in_range(name: str, value: Any, meaning: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise ValueError(f"`{name}` must be a number in [0, 1], got {value!r:.200}. {meaning}")
+    return check_range(name, float(value), 0.0, 1.0, meaning)
 
 
 def _check_drafting(speculative: Any) -> bool:
-    """Whether drafts are looked up; refuses those that come from no law, and verification other than token by token.
+    """Return whether draft tokens come from n-gram lookup; refuse configurations that vLLM would decode losslessly.
 
-    vLLM would go on without their laws, silently lossless.
+    Those are draft tokens without distributions, and verification other than token by token.
     """
     if speculative is None:
-        raise ValueError(
-            "a rule decides about drafts, and this engine has none; add --speculative-config with a draft model."
-        )
+        raise ValueError("a verifier needs draft tokens; add --speculative-config with a draft model.")
     method = speculative.method
     if speculative.rejection_sample_method != "standard":
         raise ValueError(
-            "rules replace the law of the standard verification; got rejection_sample_method="
+            "hf_diversed replaces the standard verification only; got rejection_sample_method="
             f"{speculative.rejection_sample_method!r}. Leave it out of --speculative-config."
         )
-    if method in _WITHOUT_LAWS:
+    if getattr(speculative, "enable_adaptive_verification", False):  # of vLLM 0.32 and later
         raise ValueError(
-            f"speculative method {method!r} shows the sampler no law of its drafts; use a draft model, EAGLE, MTP or "
-            "ngram."
+            "enable_adaptive_verification has not been tested with hf_diversed; leave it out of --speculative-config."
+        )
+    if method in _WITHOUT_DISTRIBUTIONS:
+        raise ValueError(
+            f"speculative method {method!r} provides no draft distributions; use a draft model, EAGLE, MTP or ngram."
         )
     if method not in _LOOKED_UP and speculative.draft_sample_method != "probabilistic":
         raise ValueError(
-            f"draft_sample_method must be 'probabilistic', got {speculative.draft_sample_method!r}: drafts chosen "
-            'greedily come from no law. Add "draft_sample_method": "probabilistic" to --speculative-config.'
+            f"draft_sample_method must be 'probabilistic', got {speculative.draft_sample_method!r}: greedy draft "
+            'tokens are not sampled from a distribution. Add "draft_sample_method": "probabilistic" to '
+            "--speculative-config."
         )
     return method in _LOOKED_UP
 
 
-def _context(vllm_config: Any, looked_up: bool) -> DecodingContext:
-    speculative, model = vllm_config.speculative_config, vllm_config.model_config
+def _context(vocab_size: int, num_assistant_tokens: int, looked_up: bool) -> DecodingContext:
     return DecodingContext(
         batch_size=1,
         num_prompts=1,
-        vocab_size=model.get_vocab_size(),
+        vocab_size=vocab_size,
         temperature=None,
         target_hidden_size=0,
         draft_hidden_size=None if looked_up else 0,
         target_name="",
         draft_name="",
-        num_assistant_tokens=speculative.num_speculative_tokens,
+        num_assistant_tokens=num_assistant_tokens,
     )
 
 
-def _load_head(name: Any, rules: tuple[str, ...], context: DecodingContext) -> DiversedHead | None:
-    """The head of "diversed", by the checks of the library; refuses one that nobody uses and one that sees hidden
-    states."""
-    if "diversed" not in rules:
+def _load_head(name: Any, verifiers: tuple[str, ...], spell: Spell) -> DiversedHead | None:
+    """Return the head of "diversed"; refuse one that no verifier uses and one that reads hidden states."""
+    if "diversed" not in verifiers:
         if name is not None:
-            raise ValueError(f"a head belongs to the rule 'diversed', which is not among {', '.join(rules)}.")
+            raise ValueError(
+                f"`{spell('head')}` belongs to the verifier 'diversed', which is not among {', '.join(verifiers)}."
+            )
         return None
     if not isinstance(name, str):
-        raise ValueError(f"the rule 'diversed' needs `head`, a folder or a name on the Hub; got {name!r}.")
+        raise ValueError(
+            f"the verifier 'diversed' needs `{spell('head')}`, a folder or a name on the Hub; got {name!r}."
+        )
     head = load_head(name)
     if head.needs_hidden_states:
         raise ValueError(
-            f"{name} reads hidden states (features={head.config.features!r}), which vLLM does not show its sampler; "
+            f"{name} reads hidden states (features={head.config.features!r}), which vLLM's sampler does not receive; "
             "train a head with features='distribution'."
         )
-    DiversedVerifier(head).check(context)
     return head
 
 
-def _build(name: str, head: DiversedHead | None, context: DecodingContext) -> Verifier:
-    """A rule by its name, "static:0.7"; refuses those that cannot be served."""
+def _build(name: str, head: DiversedHead | None, context: DecodingContext, spell: Spell) -> Verifier:
+    """Return a verifier by its name, "static:0.7"; refuse those that cannot be served."""
     kind = name.partition(":")[0]
     if kind in _NOT_SERVED:
         served = ", ".join(sorted(VERIFIERS.keys() - _NOT_SERVED.keys()))
-        raise ValueError(f"rule {name!r} is not served by vLLM: {_NOT_SERVED[kind]}. Served are {served}.")
-    rule = DiversedVerifier(ServedHead(head)) if name == "diversed" and head is not None else build_verifier(name)
-    if rule.needs_draft_confidence and context.draft_hidden_size is None:
-        raise ValueError(f"rule {name!r} reads how sure the draft is, and looked-up tokens do not say; use another.")
-    if isinstance(rule, MixtureVerifier) and any(getattr(rule, limit) is not None for limit in LIMITS):
+        raise ValueError(f"verifier {name!r} is not served by vLLM: {_NOT_SERVED[kind]}. Served are {served}.")
+    verifier = DiversedVerifier(ServedHead(head)) if name == "diversed" and head is not None else build_verifier(name)
+    if verifier.needs_draft_confidence and context.draft_hidden_size is None:
         raise ValueError(
-            f"rule {name!r} brings bounds of its own; say `max_bias` or `max_ratio` beside the rule, or leave them to "
-            "requests. vLLM's sampler has no place for a sum kept per sequence."
+            f"verifier {name!r} reads the draft model's confidence, which n-gram lookup does not have; use another."
         )
-    return rule
-
-
-def number(name: str, value: Any) -> float:
-    """A number that came as JSON. Raises ValueError for anything else."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise ValueError(f"`{name}` must be a number, got {value!r:.200}.")
-    return float(value)
-
-
-def no_dial(rule: str, wrong: list[str], dials: frozenset[str], prefix: str = "") -> str:
-    """What to say about dials that a rule does not have."""
-    takes = ", ".join(prefix + name for name in DIALS if name in dials) or "none"
-    return f"rule {rule!r} has no {', '.join(prefix + name for name in wrong)}; its dials: {takes}."
+    if isinstance(verifier, MixtureVerifier) and any(getattr(verifier, limit) is not None for limit in LIMITS):
+        raise ValueError(
+            f"verifier {name!r} has bounds in its name; set `{spell('max_bias')}` or `{spell('max_ratio')}` beside "
+            "the verifier, or leave them to requests. vLLM's sampler keeps no sum per sequence."
+        )
+    return verifier

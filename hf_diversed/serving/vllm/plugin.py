@@ -1,8 +1,8 @@
-"""The entry point `vllm.general_plugins: hf_diversed`, which vLLM calls in each of its processes, perhaps twice.
+"""The entry point `vllm.general_plugins: hf_diversed`, which vLLM calls in each of its processes, possibly twice.
 
-It does nothing until a deployment names a rule: that is set up as soon as an engine is built, in the process that
-admits requests and in those that sample. A vLLM whose functions are not those that are known is refused by name, in
-one line of its log, and goes on lossless.
+It does nothing unless the engine's configuration names a verifier. Then it patches the process that admits requests
+and those that sample, when the engine is built. A vLLM with unknown functions is not patched: it decodes losslessly,
+and one line of its log names the differences.
 """
 
 import functools
@@ -26,8 +26,8 @@ _SAMPLING_V2 = "vllm.v1.worker.gpu.sample.sampler"
 
 
 def register() -> None:
-    """Be there when vLLM builds an engine. Imports neither vLLM nor torch."""
-    if multiprocessing.parent_process() is not None:  # an engine's own process: nobody calls `generate` there
+    """Watch for vLLM's modules to be imported. Imports neither vLLM nor torch."""
+    if multiprocessing.parent_process() is not None:  # a process of the engine, which never calls `generate`
         uninstall_hook()
     watch(_ADMITTING, lambda module: _after_init(module, "InputProcessor", _admit))
     watch(_SAMPLING_V1, lambda module: _after_init(module, "GPUModelRunner", _sample_v1))
@@ -35,7 +35,7 @@ def register() -> None:
 
 
 def _after_init(module: ModuleType, name: str, then: Callable[[Any, Any], None]) -> None:
-    """Have `then(instance, vllm_config)` called for every instance of a class, once it is initialised."""
+    """Call `then(instance, vllm_config)` after every initialisation of a class."""
     owner = getattr(module, name, None)
     if owner is None or hasattr(owner.__init__, _MARK):
         return
@@ -51,24 +51,22 @@ def _after_init(module: ModuleType, name: str, then: Callable[[Any, Any], None])
 
 
 def _admit(processor: Any, vllm_config: Any) -> None:
-    from vllm.exceptions import VLLMValidationError
-
+    from hf_diversed.serving.vllm import http
     from hf_diversed.serving.vllm.admission import read_request
 
-    deployment = _deployment(vllm_config, tells=True)
+    deployment = _deployment(vllm_config, admits=True)
     if deployment is None:
         return
     logger.info("hf_diversed serves %s.", ", ".join(deployment.names))
-    others = processor.validate_logits_processors_params
+    stock = processor.validate_logits_processors_params
 
     def validate(params: Any) -> None:
-        others(params)
-        try:
+        stock(params)
+        with http.validation_errors():
             read_request(deployment, params)
-        except ValueError as error:
-            raise VLLMValidationError(str(error)) from error
 
     processor.validate_logits_processors_params = validate
+    http.serve(deployment)
 
 
 def _sample_v1(runner: Any, vllm_config: Any) -> None:
@@ -87,17 +85,19 @@ def _sample_v2(sampler: Any, vllm_config: Any) -> None:
         runner_v2.serve(sampler, deployment)
 
 
-def _deployment(vllm_config: Any, tells: bool = False) -> Any:
-    """What the engine's configuration names, or None: where it names nothing, or this vLLM is not known.
+def _deployment(vllm_config: Any, admits: bool = False) -> Any:
+    """Return the deployment of an engine's configuration; None if it names none, or this vLLM is not known.
 
     Args:
-        tells: say the latter, in the one process that does; where there is none such, all do. Raises ValueError for
-            what cannot be served.
+        admits: this process admits requests, and therefore logs an unknown vLLM. Without such a process, all log it.
+
+    Raises:
+        ValueError: for a deployment that cannot be served.
     """
-    from hf_diversed.serving.vllm.deployment import Deployment, named_settings
+    from hf_diversed.serving.vllm.deployment import Deployment, read_config
     from hf_diversed.serving.vllm.signatures import RELEASES, differences
 
-    if named_settings(vllm_config.additional_config) is None:
+    if read_config(vllm_config.additional_config) is None:
         return None
     spec = importlib.util.find_spec("vllm")
     assert spec is not None
@@ -105,11 +105,11 @@ def _deployment(vllm_config: Any, tells: bool = False) -> Any:
     package = Path(spec.submodule_search_locations[0])
     found = differences(package)
     if found:
-        if tells or not package.parent.joinpath(*_ADMITTING.split(".")).with_suffix(".py").is_file():
+        if admits or not package.parent.joinpath(*_ADMITTING.split(".")).with_suffix(".py").is_file():
             version = getattr(importlib.import_module("vllm"), "__version__", "of unknown version")
             logger.error(
-                "hf_diversed does not know this vLLM (%s), so its rules are off and decoding is lossless; install one "
-                "of %s, or an hf_diversed made for it. Not as known: %s.",
+                "hf_diversed does not support this vLLM (%s), so its verifiers are off and decoding is lossless; "
+                "install one of %s, or a release of hf_diversed that supports it. Differences: %s.",
                 version,
                 ", ".join(RELEASES),
                 "; ".join(found),

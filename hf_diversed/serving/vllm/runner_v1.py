@@ -1,7 +1,7 @@
 """vLLM's model runner V1 (CPU, and GPUs without Triton): our logits for its `rejection_sample`.
 
-vLLM: `v1/worker/gpu_model_runner.py` knows the requests of a batch, `v1/sample/rejection_sampler.py` their laws. What
-the first says is handed to the second by a context variable; other engines of the process see nothing of it.
+vLLM's `v1/worker/gpu_model_runner.py` has the requests of a batch, `v1/sample/rejection_sampler.py` their
+distributions. A context variable passes the requests from the first to the second, for one engine at a time.
 """
 
 import functools
@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 from hf_diversed.serving.vllm.deployment import Deployment
-from hf_diversed.serving.vllm.law import Asked, served_logits
-from hf_diversed.serving.vllm.requests import any_relaxed, place_rules, read_safely
+from hf_diversed.serving.vllm.logits import RequestSettings, served_logits
+from hf_diversed.serving.vllm.requests import any_relaxed, move_verifiers, read_safely
 
 
 _MODULE = "vllm.v1.sample.rejection_sampler"
@@ -24,22 +24,19 @@ _MARK = "_hf_diversed"
 
 
 class Batch:
-    """The requests whose drafts are being verified, in the order of the batch.
+    """The settings of the requests being verified, in the order of the batch; reused for the same requests."""
 
-    What hangs on them alone is computed once: the same requests come round after round.
-    """
-
-    def __init__(self, deployment: Deployment, asked: Sequence[Asked]):
-        self.deployment, self.asked = deployment, asked
-        self.present = frozenset(asked)
+    def __init__(self, deployment: Deployment, settings: Sequence[RequestSettings]):
+        self.deployment, self.settings = deployment, settings
+        self.present = frozenset(settings)
         self.is_relaxed = any_relaxed(self.present)
         self._counts: list[int] = []
         self._table: torch.Tensor | None = None
 
     def table(self, counts: list[int], device: torch.device) -> torch.Tensor:
-        """float32 `[N, COLUMNS]`, `Asked.row` of every draft's request, of which each has so many."""
+        """Return float32 `[N, COLUMNS]`: `RequestSettings.row` for each of a request's `counts` draft tokens."""
         if self._table is None or counts != self._counts:
-            rows = [row for asked, count in zip(self.asked, counts) for row in [asked.row()] * count]
+            rows = [row for one, count in zip(self.settings, counts) for row in [one.row()] * count]
             table = torch.tensor(rows, dtype=torch.float32, pin_memory=device.type == "cuda")
             self._counts, self._table = list(counts), table.to(device, non_blocking=True)
         return self._table
@@ -49,8 +46,8 @@ _BATCH: ContextVar[Batch | None] = ContextVar("batch", default=None)
 
 
 def serve(runner: Any, deployment: Deployment) -> None:
-    """Let a `GPUModelRunner` verify by the rules of a deployment."""
-    place_rules(deployment, runner.device)
+    """Let a `GPUModelRunner` verify with a deployment's verifiers."""
+    move_verifiers(deployment, runner.device)
     module = importlib.import_module(_MODULE)
     wrap_verification(module)
     stock = runner._sample
@@ -66,7 +63,7 @@ def serve(runner: Any, deployment: Deployment) -> None:
             mend_expansion(module)
         present = [runner.requests[name].sampling_params for name in runner.input_batch.req_ids]
         if len(present) != len(requests) or any(a is not b for a, b in zip(present, requests)):
-            known = {id(params): asked for params, asked in zip(requests, batch.asked)}
+            known = {id(params): settings for params, settings in zip(requests, batch.settings)}
             read = (known.get(id(params)) or read_safely(deployment, params) for params in present)
             requests, batch = present, Batch(deployment, list(read))
         with verifying(batch):
@@ -77,7 +74,7 @@ def serve(runner: Any, deployment: Deployment) -> None:
 
 @contextmanager
 def verifying(batch: Batch) -> Iterator[None]:
-    """What is verified inside is drafts of the requests of a batch."""
+    """Verify draft tokens as those of a batch's requests within the block."""
     token = _BATCH.set(batch)
     try:
         yield
@@ -86,7 +83,7 @@ def verifying(batch: Batch) -> Iterator[None]:
 
 
 def wrap_verification(module: ModuleType) -> None:
-    """Have the module's `rejection_sample` follow the rules inside `verifying`; once."""
+    """Let the module's `rejection_sample` use the batch's verifiers inside `verifying`; a second call does nothing."""
     stock = module.rejection_sample
     if hasattr(stock, _MARK):
         return
@@ -128,18 +125,18 @@ def _relaxed(
     target_logits: torch.Tensor,
 ) -> torch.Tensor:
     deployment = batch.deployment
-    # Without the laws of drafts that have some (vLLM says so in its log) only the target's is sure to be followed.
+    # vLLM can lose the draft distributions for a round (it logs that); such a round is verified losslessly.
     if not batch.is_relaxed or (draft_probs is None) != deployment.looked_up:
         return target_logits
     table = batch.table(num_draft_tokens, target_logits.device)
-    return served_logits(deployment.rules, batch.present, table, target_logits, draft_probs, draft_token_ids)
+    return served_logits(deployment.verifiers, batch.present, table, target_logits, draft_probs, draft_token_ids)
 
 
 def mend_expansion(module: ModuleType) -> None:
-    """Replace `expand_batch_to_tokens` where it returns what happened to be in memory, as in vLLM 0.32 on CPUs.
+    """Replace `expand_batch_to_tokens` if it returns uninitialised memory, as in vLLM 0.32 on CPUs.
 
-    Its stand-in for the kernel converts a float output to integers, fills that copy and drops it, so temperatures and
-    top-p per token are arbitrary (https://github.com/vllm-project/vllm/issues/55005). It is asked, not its version.
+    vLLM's substitute for the kernel fills an integer copy of a float output and drops the copy, so temperatures and
+    top-p per token are arbitrary (https://github.com/vllm-project/vllm/issues/55005). Detected by calling it.
     """
     stock = module.expand_batch_to_tokens
     if hasattr(stock, _MARK):
@@ -153,7 +150,7 @@ def mend_expansion(module: ModuleType) -> None:
 def expand_batch_to_tokens(
     x: torch.Tensor, cu_num_tokens: torch.Tensor, num_tokens: int, replace_from: int = 0, replace_to: int = 0
 ) -> torch.Tensor:
-    """Every request's value at each of its tokens: `[num_tokens]` from `[B]`, with one value replaced by another."""
+    """Return each request's value at each of its tokens, `[num_tokens]` from `[B]`, with one value replaced."""
     counts = cu_num_tokens.diff(prepend=cu_num_tokens.new_zeros(1))
     replaced = torch.where(x == replace_from, torch.full_like(x, replace_to), x)
     return replaced.repeat_interleave(counts.long(), output_size=num_tokens)

@@ -1,8 +1,8 @@
 """vLLM's model runner V2 (the default where Triton is): our logits for its `rejection_sample`.
 
-Requests live in slots: `Sampler.add_request` fills one, and `RejectionSampler._verify` says which slots a batch is of.
-Draft logits are kept by slot and step, before temperature; a request's last row of target logits is its bonus token's.
-This has run on vLLM's own modules with tensors on a CPU, Triton's interpreter included, and not on a GPU.
+Requests occupy slots: `Sampler.add_request` fills one, and `RejectionSampler._verify` receives the slots of a batch.
+Draft logits are stored by slot and step, before temperature; a request's last row of target logits is its bonus
+token's. This has run on vLLM's own modules with tensors on a CPU, with Triton's interpreter, and not on a GPU.
 """
 
 import functools
@@ -16,8 +16,8 @@ from typing import Any
 import torch
 
 from hf_diversed.serving.vllm.deployment import Deployment
-from hf_diversed.serving.vllm.law import COLUMNS, LOSSLESS, Asked, served_logits
-from hf_diversed.serving.vllm.requests import any_relaxed, place_rules, read_safely
+from hf_diversed.serving.vllm.logits import COLUMNS, LOSSLESS, RequestSettings, served_logits
+from hf_diversed.serving.vllm.requests import any_relaxed, move_verifiers, read_safely
 
 
 _MODULE = "vllm.v1.worker.gpu.spec_decode.rejection_sampler"
@@ -25,33 +25,33 @@ _MARK = "_hf_diversed"
 
 
 class Slots:
-    """What the requests in an engine's slots want, on the host, and as a table on the device that samples.
+    """The settings of the requests in an engine's slots, on the host and as a table on the device that samples.
 
     Args:
-        count: how many slots there are.
+        count: the number of slots.
     """
 
     def __init__(self, deployment: Deployment, count: int):
         self.deployment = deployment
-        self._asked = [Asked()] * count
+        self._settings = [RequestSettings()] * count
         self._rows = torch.zeros(count, COLUMNS)
         self._table: torch.Tensor | None = None
 
     def fill(self, slot: int, params: Any) -> None:
-        """Put a request with vLLM's sampling parameters into a slot."""
-        asked = read_safely(self.deployment, params)
-        if asked != self._asked[slot] or self._table is None:
-            self._asked[slot] = asked
-            self._rows[slot] = torch.tensor(asked.row())
+        """Store the settings of a request, given by its vLLM sampling parameters, in a slot."""
+        settings = read_safely(self.deployment, params)
+        if settings != self._settings[slot] or self._table is None:
+            self._settings[slot] = settings
+            self._rows[slot] = torch.tensor(settings.row())
             self._table = None
 
-    def present(self, slots: Any) -> set[Asked]:
-        return {self._asked[slot] for slot in slots.tolist()}
+    def present(self, slots: Any) -> set[RequestSettings]:
+        return {self._settings[slot] for slot in slots.tolist()}
 
     def table(self, device: torch.device) -> torch.Tensor:
-        """float32 `[count, COLUMNS]`; sent to the device when a request came that wants something else."""
+        """Return float32 `[count, COLUMNS]`, copied to the device only after a slot has changed."""
         if self._table is None:
-            place_rules(self.deployment, device)
+            move_verifiers(self.deployment, device)
             rows = self._rows.pin_memory() if device.type == "cuda" else self._rows.clone()
             self._table = rows.to(device, non_blocking=True)
         return self._table
@@ -60,14 +60,14 @@ class Slots:
 @dataclass(frozen=True)
 class _Batch:
     slots: Slots
-    present: set[Asked]
+    present: set[RequestSettings]
 
 
 _BATCH: ContextVar[_Batch | None] = ContextVar("batch", default=None)
 
 
 def serve(sampler: Any, deployment: Deployment) -> None:
-    """Let the rejection sampler around a `Sampler` verify by the rules of a deployment."""
+    """Let the rejection sampler of a `Sampler` verify with a deployment's verifiers."""
     slots = Slots(deployment, len(sampler.needs_logits_processing))
     sampler.diversed_slots = slots
     stock = sampler.add_request
@@ -92,8 +92,8 @@ def _wrap_verification(module: ModuleType) -> None:
         slots = getattr(self.sampler, "diversed_slots", None)
         if slots is None:
             return verify(self, *args, **named)
-        said = signature.bind(self, *args, **named).arguments
-        token = _BATCH.set(_Batch(slots, slots.present(said["idx_mapping_np"])))
+        arguments = signature.bind(self, *args, **named).arguments
+        token = _BATCH.set(_Batch(slots, slots.present(arguments["idx_mapping_np"])))
         try:
             return verify(self, *args, **named)
         finally:
@@ -129,11 +129,11 @@ def _wrap_verification(module: ModuleType) -> None:
 
 @dataclass(frozen=True, eq=False)
 class _Rows:
-    """Where each row of target logits belongs, `[N]` each, bonus rows included.
+    """The rows of target logits, bonus rows included, `[N]` each.
 
     Attributes:
-        tokens: int, the token that each row's position was fed; the draft that a row judges is the next row's.
-        slots: long. steps: long, from 0 at a request's first row. temperatures: float32 by slot.
+        tokens: int, the input token of each row; the draft token that a row verifies is the next row's input.
+        slots: long. steps: long, 0 at a request's first row. temperatures: float32 by slot.
     """
 
     tokens: torch.Tensor
@@ -141,11 +141,11 @@ class _Rows:
     steps: torch.Tensor
     temperatures: torch.Tensor
 
-    def judging(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """bool `[N]`, all but the bonus rows, and int `[N]`, the draft that each of them judges; elsewhere some id."""
-        judges = self.steps.roll(-1) > 0
-        judges[-1] = False
-        return judges, torch.where(judges, self.tokens.roll(-1), 0)
+    def drafted(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return bool `[N]`, False at bonus rows, and int `[N]`, the draft token that each other row verifies."""
+        verifies = self.steps.roll(-1) > 0
+        verifies[-1] = False
+        return verifies, torch.where(verifies, self.tokens.roll(-1), 0)
 
 
 def _relaxed(
@@ -154,18 +154,18 @@ def _relaxed(
     deployment = batch.slots.deployment
     if not any_relaxed(batch.present) or (draft_logits is None) != deployment.looked_up:
         return target_logits
-    judges, drafts = rows.judging()
-    table = torch.where(judges[:, None], batch.slots.table(target_logits.device)[rows.slots], LOSSLESS)
+    verifies, drafts = rows.drafted()
+    table = torch.where(verifies[:, None], batch.slots.table(target_logits.device)[rows.slots], LOSSLESS)
     q, width = None, target_logits.shape[1]
     if draft_logits is not None:
-        # A target padded to more ids than its draft: the kernels look at the draft's only.
+        # If the target is padded to more ids than the draft, the kernels read the draft's width only.
         width = min(width, draft_logits.shape[-1])
-        heat = rows.temperatures[rows.slots].float()
-        heat = torch.where(heat == 0.0, 1.0, heat)[:, None]
+        temperature = rows.temperatures[rows.slots].float()
+        temperature = torch.where(temperature == 0.0, 1.0, temperature)[:, None]
         steps = rows.steps.clamp_max(draft_logits.shape[1] - 1)
-        q = (draft_logits[rows.slots, steps, :width].float() / heat).softmax(-1)
-    present = batch.present | {Asked()}  # what bonus rows want
-    return served_logits(deployment.rules, present, table, target_logits[:, :width], q, drafts)
+        q = (draft_logits[rows.slots, steps, :width].float() / temperature).softmax(-1)
+    present = batch.present | {RequestSettings()}  # of bonus rows
+    return served_logits(deployment.verifiers, present, table, target_logits[:, :width], q, drafts)
 
 
 assert LOSSLESS == 0, "an empty row of the table is lossless"

@@ -1,4 +1,4 @@
-"""A head as a server needs it, whose weights stay as they are: what hangs on them alone is computed once."""
+"""A head with fixed weights for serving, so that everything computed from the weights alone is computed once."""
 
 import torch
 from torch import nn
@@ -7,10 +7,10 @@ from hf_diversed.head import DiversedHead
 
 
 class ServedHead(nn.Module):
-    """The logits of a `DiversedHead`, standardisation folded into its first layer: 4 operations in place of 25.
+    """The logits of a `DiversedHead` in 4 operations instead of 25: the first layer contains the standardisation.
 
     Args:
-        head: one that sees distributions, and perhaps the drafted token. It is left as it is.
+        head: a head with distribution features, with or without token features. It is not changed.
     """
 
     slope: torch.Tensor
@@ -31,7 +31,7 @@ class ServedHead(nn.Module):
         self.requires_grad_(False)
 
     def forward(self, features: torch.Tensor, token: torch.Tensor | None = None) -> torch.Tensor:
-        """float32 `[...]` from `features`, float32 `[..., 8]`, and `token`, float32 `[..., 5]`; see `DiversedHead`."""
+        """Return float32 `[...]`. `features`: float32 `[..., 8]`; `token`: float32 `[..., 5]`. See `DiversedHead`."""
         values = features if token is None else torch.cat([features, token], dim=-1)
         return self.layers(values).squeeze(-1)
 

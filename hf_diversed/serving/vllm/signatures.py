@@ -1,6 +1,6 @@
-"""What the plugin takes for granted about vLLM, read from its source without importing any of it.
+"""What the plugin requires of vLLM's source, checked without importing vLLM.
 
-Every process of a deployment reads the same files and comes to the same answer, so nothing is ever half patched.
+Every process of a deployment reads the same files and reaches the same result, so vLLM is never patched in part.
 """
 
 import ast
@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 
+FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
 RELEASES = ("0.32", "0.33")
 
 _V1_VERIFY = (
@@ -21,9 +22,19 @@ _V2_VERIFY = (
     "watermarking watermarking_skip_mask watermark_key"
 )
 _FLY = "fly_window_size fly_entropy_threshold fly_entropy_top_k"
-# Parameters of functions by file, one line for each release that differs.
+# Parameters of functions by file, with one entry per release that differs.
 KNOWN: dict[tuple[str, str], tuple[str, ...]] = {
     ("v1/engine/input_processor.py", "InputProcessor.__init__"): ("self vllm_config renderer mm_registry",),
+    ("entrypoints/launchers/app.py", "build_app"): ("args supported_tasks model_config",),
+    ("entrypoints/openai/completion/protocol.py", "CompletionRequest.to_sampling_params"): (
+        "self max_tokens default_sampling_params",
+    ),
+    ("entrypoints/openai/chat_completion/protocol.py", "ChatCompletionRequest.to_sampling_params"): (
+        "self max_tokens default_sampling_params",
+    ),
+    ("entrypoints/openai/responses/protocol.py", "ResponsesRequest.to_sampling_params"): (
+        "self default_max_tokens default_sampling_params",
+    ),
     ("v1/worker/gpu_model_runner.py", "GPUModelRunner.__init__"): ("self vllm_config device",),
     ("v1/worker/gpu_model_runner.py", "GPUModelRunner._sample"): ("self logits spec_decode_metadata",),
     ("v1/sample/rejection_sampler.py", "rejection_sample"): (_V1_VERIFY, f"{_V1_VERIFY} {_FLY}"),
@@ -44,8 +55,9 @@ KNOWN: dict[tuple[str, str], tuple[str, ...]] = {
         f"{_V2_VERIFY} {_FLY}",
     ),
 }
-# Names that a function must use: what is put in their place would else never be asked.
+# Names that a function must use: the plugin replaces them, and would otherwise have no effect.
 USES: dict[tuple[str, str], tuple[str, ...]] = {
+    ("entrypoints/launchers/api_server/entry.py", "build_and_serve"): ("build_app",),
     ("v1/engine/input_processor.py", "InputProcessor._validate_params"): ("validate_logits_processors_params",),
     ("v1/sample/rejection_sampler.py", "RejectionSampler.forward"): ("rejection_sample", "apply_sampling_constraints"),
     ("v1/sample/rejection_sampler.py", "apply_sampling_constraints"): ("expand_batch_to_tokens",),
@@ -59,13 +71,12 @@ USES: dict[tuple[str, str], tuple[str, ...]] = {
 
 @functools.lru_cache(maxsize=8)
 def differences(package: Path) -> tuple[str, ...]:
-    """What a vLLM, by the folder of its package, has otherwise than `RELEASES` have it: a line each; none if it is
-    known."""
+    """Return how a vLLM, given by the folder of its package, differs from `RELEASES`: one line per difference."""
     found: list[str] = []
     for file in dict.fromkeys(file for file, _ in (*KNOWN, *USES)):
         source = package / file
         if not source.is_file():
-            found.append(f"{file} is not there")
+            found.append(f"{file} does not exist")
             continue
         functions = dict(_functions(ast.parse(source.read_text(encoding="utf-8"))))
         for (place, name), known in KNOWN.items():
@@ -77,32 +88,32 @@ def differences(package: Path) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _other_parameters(file: str, name: str, function: ast.FunctionDef | None, known: tuple[str, ...]) -> Iterator[str]:
+def _other_parameters(file: str, name: str, function: FunctionNode | None, known: tuple[str, ...]) -> Iterator[str]:
     taken = None if function is None else " ".join(_parameters(function))
     if taken not in known:
-        has = "is not there" if taken is None else f"takes ({', '.join(taken.split())})"
+        has = "does not exist" if taken is None else f"takes ({', '.join(taken.split())})"
         yield f"{name} of {file} {has}, not ({') or ('.join(', '.join(line.split()) for line in known)})"
 
 
-def _unused(file: str, name: str, function: ast.FunctionDef | None, used: tuple[str, ...]) -> Iterator[str]:
+def _unused(file: str, name: str, function: FunctionNode | None, used: tuple[str, ...]) -> Iterator[str]:
     names = set() if function is None else {_name(node) for node in ast.walk(function)}
     for wanted in used:
         if wanted not in names:
-            yield f"{name} of {file} makes no use of {wanted}"
+            yield f"{name} of {file} does not use {wanted}"
 
 
-def _functions(module: ast.Module) -> Iterator[tuple[str, ast.FunctionDef]]:
-    """Functions of a module and methods of its classes, by qualified name."""
+def _functions(module: ast.Module) -> Iterator[tuple[str, FunctionNode]]:
+    """Yield the functions of a module and the methods of its classes, with qualified names."""
     for node in module.body:
-        if isinstance(node, ast.FunctionDef):
+        if isinstance(node, FunctionNode):
             yield node.name, node
         if isinstance(node, ast.ClassDef):
             for part in node.body:
-                if isinstance(part, ast.FunctionDef):
+                if isinstance(part, FunctionNode):
                     yield f"{node.name}.{part.name}", part
 
 
-def _parameters(function: ast.FunctionDef) -> Iterator[str]:
+def _parameters(function: FunctionNode) -> Iterator[str]:
     given = function.args
     for argument in (*given.posonlyargs, *given.args, given.vararg, *given.kwonlyargs, given.kwarg):
         if argument is not None:
