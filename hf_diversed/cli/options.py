@@ -10,7 +10,7 @@ import yaml
 from transformers import HfArgumentParser, TrainingArguments
 
 from hf_diversed.tasks.base import Task
-from hf_diversed.tasks.loading import load_records
+from hf_diversed.tasks.loading import choose, load_records
 from hf_diversed.tasks.rows import prompt_rows
 
 
@@ -75,9 +75,10 @@ def resume_point_of(given: str | bool | None, resume: bool) -> str | bool | None
 
 def read_records(task: Task, split: str, n: int, seed: int, data_file: str | None) -> list[dict[str, Any]]:
     """`n` records of a split, or of a file; all of a smaller file."""
-    if data_file is not None:
-        n = min(n, len(load_records(task, split, None, data_file=data_file)))
-    return load_records(task, split, n, seed, data_file)
+    if data_file is None:
+        return load_records(task, split, n, seed)
+    records = load_records(task, split, data_file=data_file)
+    return choose(records, min(n, len(records)), seed, data_file)
 
 
 def supervised_rows(task: Task, records: list[dict[str, Any]], shots: int, chat: bool) -> list[dict[str, Any]]:

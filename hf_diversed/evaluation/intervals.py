@@ -45,18 +45,18 @@ class Bootstrap:
     bounds of width 0, which say nothing; those of `estimate_mean` do.
 
     Args:
-        num_prompts: P. `replicates`: R. Memory is 8 (R + 1) P bytes.
-        seed: same seed, same resamples.
+        num_prompts: P. replicates: R. The counts take 8 (R + 1) P bytes.
+        seed: of the resamples.
     """
 
     def __init__(self, num_prompts: int, replicates: int = 2000, seed: int = 0):
         for name, value in (("num_prompts", num_prompts), ("replicates", replicates)):
             if value < 1:
                 raise ValueError(f"`{name}` must be >= 1, got {value}; 2000 replicates suit 95% bounds.")
-        drawn = np.random.default_rng(seed).integers(num_prompts, size=(replicates, num_prompts))
-        cells = drawn + num_prompts * np.arange(replicates)[:, None]
-        counts = np.bincount(cells.ravel(), minlength=replicates * num_prompts).reshape(replicates, num_prompts)
-        self.counts = np.concatenate([np.ones((1, num_prompts)), counts])
+        generator = np.random.default_rng(seed)
+        self.counts = np.ones((replicates + 1, num_prompts))
+        for row in self.counts[1:]:  # one by one: all draws at once would take four times the memory
+            row[:] = np.bincount(generator.integers(num_prompts, size=num_prompts), minlength=num_prompts)
 
     def totals(self, per_prompt: np.ndarray) -> np.ndarray:
         """Sums over prompts: `[P]` -> `[R + 1]`."""

@@ -28,7 +28,7 @@ def load_records(
     if n is not None and n < 1:
         raise ValueError(f"`n` must be at least 1, got {n}. Leave it out for all records.")
     if data_file is not None:
-        return _choose(_read_lines(Path(data_file), task), n, seed, str(data_file))
+        return choose(_read_lines(Path(data_file), task), n, seed, str(data_file))
     if split not in task.splits:
         raise ValueError(f"`split` of task {task.name!r} must be one of {', '.join(task.splits)}, got {split!r}.")
     if isinstance(task, EmbeddedTask):
@@ -76,13 +76,14 @@ def _from_hub(task: Task, split: str, n: int | None, seed: int) -> list[dict[str
     rows = datasets.load_dataset(task.source.dataset, task.source.config, split=split)
     where = f"{split} of {task.source.dataset}"
     # Indices are chosen before rows are read: some of these sets have millions.
-    chosen = [dict(row) for row in rows.select(_choose(list(range(len(rows))), n, seed, where))]
+    chosen = [dict(row) for row in rows.select(choose(list(range(len(rows))), n, seed, where))]
     for record in chosen:
         _check_columns(record, where, task)
     return chosen
 
 
-def _choose(items: list, n: int | None, seed: int, where: str) -> list:
+def choose(items: list, n: int | None, seed: int, where: str) -> list:
+    """The first `n` items in an order shuffled by `seed`; all, in their own order, if `n` is None or their number."""
     if n is None or n == len(items):
         return items
     if n > len(items):

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 import torch
+from torch._dynamo.eval_frame import OptimizedModule
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
@@ -50,6 +51,13 @@ def completion_logits(model, batch: Mapping[str, torch.Tensor], unwrapped: PreTr
     # Ids beyond the embedding are padding of the other model's; in decoding too it reads its last one instead.
     ids = batch["input_ids"].clamp_max(_compat.known_ids(unwrapped) - 1).to(unwrapped.device)
     inputs = {"input_ids": ids, "attention_mask": batch["attention_mask"].to(unwrapped.device), "use_cache": False}
+    if any(isinstance(module, OptimizedModule) for module in model.modules()):  # each new hook would compile it again
+        columns = torch.arange(ids.shape[1] - 1)
+        if _compat.supports_logits_to_keep(unwrapped):
+            columns = kept.any(dim=0).nonzero().flatten()
+            inputs["logits_to_keep"] = columns.to(unwrapped.device)
+        at_columns = model(**inputs).logits[:, : len(columns)]
+        return at_columns[kept[:, columns].to(at_columns.device)]
     if isinstance(model, torch.nn.DataParallel):  # each of its replicas has rows of its own
         return select(model(**inputs).logits)
     output = unwrapped.get_output_embeddings()

@@ -78,14 +78,22 @@ class Sampler:
         self._eos = set(self.decoder.eos_ids)
 
     def relaxed(
-        self, prompts: Sequence[Prompt], head: DiversedHead, seed: int, batch_size: int | None = None
+        self,
+        prompts: Sequence[Prompt],
+        head: DiversedHead,
+        seed: int,
+        batch_size: int | None = None,
+        keep_inputs: bool = True,
     ) -> Rollouts:
-        """Draw one completion per prompt by the decoding process under `head`; at least one prompt.
+        """Draw one completion per prompt by relaxed decoding with `head`; at least one prompt.
 
         Args:
             batch_size: rows decoded together; None for that of the settings.
+            keep_inputs: store the head's inputs, which updates need: `[M, D]` each for M decisions. Without, `inputs`
+                of the result is empty.
         """
         verifier = self.verifier_class(head)
+        verifier.keeps_inputs = keep_inputs
         verifier.tells_law = self.tells_law
         method = Method("relaxed", verifier)
         parts: list[tuple[list[int], Rollouts]] = []

@@ -371,7 +371,8 @@ class DiversedTrainer(SealedCheckpoints):
     def _evaluated(self, rows: Rows) -> dict[str, list]:
         prompts = [row["prompt"] for row in rows]
         size = self.args.per_device_eval_batch_size
-        return self.scorer.facts(rows, self.sampler.relaxed(prompts, self.model, self._seed("evaluation", 0), size))
+        seed = self._seed("evaluation", 0)
+        return self.scorer.facts(rows, self.sampler.relaxed(prompts, self.model, seed, size, keep_inputs=False))
 
     # Logs and checkpoints
 

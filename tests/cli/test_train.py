@@ -13,11 +13,11 @@ from typer.testing import CliRunner
 
 from hf_diversed import DiversedHead
 from hf_diversed.cli import app
-from hf_diversed.cli.options import parse_options
+from hf_diversed.cli.options import parse_options, read_records
 from hf_diversed.cli.train import load_rows, train
 from hf_diversed.cli.train_options import TrainArguments, TuneDraftArguments
 from hf_diversed.cli.training_commands import _without_debug
-from hf_diversed.tasks import get_task
+from hf_diversed.tasks import get_task, load_records, loading
 from hf_diversed.training import DiversedConfig
 from hf_diversed.training.settings import DraftTuningSettings, HeadTrainingSettings
 
@@ -132,6 +132,18 @@ def test_resumes_where_it_is_told_to(monkeypatch, options, expected, tmp_path):
     monkeypatch.setattr("hf_diversed.cli.train.build_trainer", lambda arguments, config: trainer)
     train(["--task", "math", "--output_dir", str(tmp_path / "head"), *options])
     trainer.train.assert_called_once_with(resume_from_checkpoint=expected)
+
+
+def test_data_file_is_read_once(tmp_path, monkeypatch):
+    """Catches a large file that is parsed a second time to count its records; and another choice of them."""
+    task, path = get_task("gsm8k"), tmp_path / "data.jsonl"
+    path.write_text("".join(json.dumps(RECORDS["gsm8k"] | {"question": str(i)}) + "\n" for i in range(9)))
+    expected = load_records(task, "train", 4, 7, path)
+    read = Mock(wraps=loading._read_lines)
+    monkeypatch.setattr(loading, "_read_lines", read)
+    assert read_records(task, "train", 4, 7, str(path)) == expected
+    assert len(read_records(task, "train", 100, 7, str(path))) == 9
+    assert read.call_count == 2
 
 
 EARLIER = ("model.safetensors", "config.json", "README.md", "calibration/batches-0.jsonl", "checkpoint-8/head.bin")

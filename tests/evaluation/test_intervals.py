@@ -1,5 +1,7 @@
 """The bootstrap against loops over replicates, and against laws whose truth is known."""
 
+import tracemalloc
+
 import numpy as np
 import pytest
 
@@ -115,6 +117,16 @@ def test_points_at_one_rate():
     """Catches a division by a segment of width 0."""
     x, y = np.array([[0.5, 0.5], [0.5, 0.5]]), np.array([[1.0, 0.0], [0.2, 0.4]])
     np.testing.assert_allclose(interpolate(np.array([0.5, 0.6]), x, y), [0.5, np.nan])
+
+
+def test_memory_is_as_documented():
+    """Catches resamples that are drawn at once, which took four times the memory of the counts."""
+    tracemalloc.start()
+    bootstrap = Bootstrap(num_prompts=2000, replicates=500)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert bootstrap.counts.nbytes == 8 * 501 * 2000
+    assert peak < 1.1 * bootstrap.counts.nbytes
 
 
 def test_undefined_statistics():

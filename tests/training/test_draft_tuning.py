@@ -10,7 +10,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from peft import PeftModel
-from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from torch._dynamo.utils import counters
 from torch.nn.functional import cross_entropy
 
 import hf_diversed
@@ -23,27 +23,12 @@ from hf_diversed.training.draft_making import agreement as made_agreement
 from hf_diversed.training.draft_making import make_draft
 from hf_diversed.training.draft_tuning import (
     DraftTuner,
-    DraftTuningConfig,
     sample_completions,
     tune_draft,
 )
 from hf_diversed.training.run_folder import sole_run
 from tests.tiny import BOS, EOS, PAD, VOCAB_SIZE, ragged_batch, tiny_draft, tiny_model
-
-
-LENGTH = 12
-
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    words = {f"w{i}": i for i in range(VOCAB_SIZE)}
-    backend = Tokenizer(models.WordLevel(words, unk_token="w3"))
-    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    backend.post_processor = processors.TemplateProcessing(single="w2 $A", special_tokens=[("w2", BOS)])
-    tokens = {"pad_token": f"w{PAD}", "eos_token": f"w{EOS}", "bos_token": f"w{BOS}"}
-    return tf.PreTrainedTokenizerFast(
-        tokenizer_object=backend, padding_side="left", model_input_names=["input_ids", "attention_mask"], **tokens
-    )
+from tests.training.drafts import config, make_rows
 
 
 @pytest.fixture(scope="module")
@@ -54,34 +39,6 @@ def target():
 @pytest.fixture
 def draft(target):
     return tiny_draft(target, noise=0.5)
-
-
-def make_rows(n: int, seed: int = 0) -> list[dict]:
-    """Prompts of 2 to 5 words; every reference counts up from the prompt's last word."""
-    generator = torch.Generator().manual_seed(seed)
-    rows = []
-    for number in range(n):
-        words = torch.randint(4, VOCAB_SIZE - 8, (2 + number % 4,), generator=generator).tolist()
-        rows.append(
-            {
-                "prompt": " ".join(f"w{word}" for word in words),
-                "completion": " ".join(f"w{words[-1] + step}" for step in range(1, 4)),
-            }
-        )
-    return rows
-
-
-def config(folder, **options) -> DraftTuningConfig:
-    quick = {
-        "max_completion_length": LENGTH,
-        "learning_rate": 1e-2,
-        "max_steps": 12,
-        "save_strategy": "no",
-        "disable_tqdm": True,
-        "use_cpu": True,
-        "logging_strategy": "no",
-    }
-    return DraftTuningConfig(output_dir=str(folder), **(quick | options))
 
 
 @torch.no_grad()
@@ -165,6 +122,20 @@ def test_logged_acceptance_and_loss_are_those_of_the_batch(tokenizer, target, dr
     assert history["acceptance"] == pytest.approx(shares.mean().item(), abs=1e-5)
     assert history["loss"] == pytest.approx(1.0 - shares.mean().item(), abs=1e-4)
     assert tuned.active_adapters == ["default"]
+
+
+def test_compiled_tuning_compiles_once(tokenizer, target, draft, tmp_path):
+    """Catches a hook per batch, for which a compiled draft was compiled again at every batch; and other results."""
+    rows, options = make_rows(24), {"mode": "supervised", "max_steps": 8, "per_device_train_batch_size": 3}
+    eager = tune_draft(None, copy.deepcopy(draft), tokenizer, rows, config(tmp_path / "eager", **options))
+    torch._dynamo.reset()
+    counters.clear()
+    options |= {"torch_compile": True, "torch_compile_backend": "eager"}
+    compiled = tune_draft(None, copy.deepcopy(draft), tokenizer, rows, config(tmp_path / "compiled", **options))
+    torch._dynamo.reset()
+    assert 0 < counters["stats"]["unique_graphs"] <= 3  # one for the first lengths, others for varying lengths
+    for one, other in zip(eager.parameters(), compiled.parameters()):
+        torch.testing.assert_close(one, other)
 
 
 # What has loss

@@ -13,7 +13,7 @@ from hf_diversed.training.completion_laws import STATES, collate, completion_ids
 from hf_diversed.training.draft_tuning import DraftTuningConfig, tune_draft
 from hf_diversed.training.target_states import with_target_states
 from tests.tiny import VOCAB_SIZE, tiny_draft, tiny_model
-from tests.training.test_draft_tuning import config, make_rows, tokenizer  # noqa: F401
+from tests.training.drafts import config, make_rows
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def test_states_make_the_laws_of_every_token(target, tmp_path, dtype):
     torch.testing.assert_close(batch[STATES], torch.cat([example[STATES] for example in read]))
 
 
-def test_the_draft_learns_the_same_and_the_target_reads_once(monkeypatch, tokenizer, target, tmp_path):  # noqa: F811
+def test_the_draft_learns_the_same_and_the_target_reads_once(monkeypatch, tokenizer, target, tmp_path):
     """Catches states that do not belong to the batch, and a target that goes on reading in every epoch."""
     base, options = tiny_draft(target, noise=0.5), {"max_steps": 6, "all_weights": True}
     plain = tune_draft(target, copy.deepcopy(base), tokenizer, make_rows(16), config(tmp_path / "plain", **options))
