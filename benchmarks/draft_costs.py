@@ -25,7 +25,7 @@ from hf_diversed.provenance import provenance
 from hf_diversed.running.files import write_json
 from hf_diversed.theory import ForwardTimes, best_gamma
 from hf_diversed.training.draft_making import make_draft
-from hf_diversed.zoo import smollm2
+from hf_diversed.zoo import packaged
 
 
 BLOCK = 6  # a verification of five drafts
@@ -42,7 +42,7 @@ def main() -> None:
     install_hook()
     torch.set_num_threads(1)
     dtype = getattr(torch, arguments.dtype)
-    target = AutoModelForCausalLM.from_pretrained(smollm2.resolve(arguments.target), dtype=dtype).eval()
+    target = AutoModelForCausalLM.from_pretrained(packaged.resolve(arguments.target), dtype=dtype).eval()
     costs = measure(target, arguments)
     records = [summary(name, costs) for name in costs["drafts"]]
     _show(costs, records)
@@ -193,7 +193,7 @@ def _arguments() -> argparse.Namespace:
     def numbers(text: str) -> list[int]:
         return [int(part) for part in text.split(",")]
 
-    parser.add_argument("--target", default=smollm2.NAME)
+    parser.add_argument("--target", default="smollm2")
     parser.add_argument("--layers", type=numbers, default=[2, 4, 6, 8])
     parser.add_argument("--vocabulary", type=numbers, default=[4000, 8000, 16000, 0], help="0 keeps all.")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")

@@ -55,7 +55,7 @@ from hf_diversed.training.draft_making import (
     sample_target,
     save_draft,
 )
-from hf_diversed.zoo import smollm2
+from hf_diversed.zoo import packaged
 
 
 RULES = ("lossless", "lenience:0.3", "static:0.5")
@@ -96,7 +96,7 @@ def main() -> None:
 def trained_draft(arguments: argparse.Namespace) -> str:
     """The folder of a draft that was made and tuned; a run that is there is gone on with."""
     folder, made = arguments.output / TUNED, arguments.output / MADE
-    target = smollm2.resolve(arguments.target)
+    target = packaged.resolve(arguments.target)
     if not (made / "provenance.json").exists():
         tokenizer, model = load_tokenizer(target), load_model(target, "cpu")
         asked = sample_target(model, tokenizer, seed=arguments.seed)
@@ -158,7 +158,7 @@ def trained_head(name: str, draft: str, task: str, folder: Path, arguments: argp
     examples = str(arguments.train_examples)
     train(
         [
-            *("--target", smollm2.resolve(arguments.target), "--draft", draft, "--dtype", arguments.dtype),
+            *("--target", packaged.resolve(arguments.target), "--draft", draft, "--dtype", arguments.dtype),
             *(*_training_data(task, arguments), *HEADS[name]),
             *("--max-steps", str(arguments.head_steps), "--num-iterations", str(iterations)),
             *("--eval-steps", steps, "--save-steps", steps, "--num-assistant-tokens", str(arguments.gamma)),
@@ -365,7 +365,7 @@ def _arguments() -> argparse.Namespace:
 
     add = parser.add_argument
     add("--output", type=Path, required=True, help="Folder; what is done there is not done again.")
-    add("--target", default=smollm2.NAME, help="smollm2, or a chat model of the Hub.")
+    add("--target", default="smollm2", help="smollm2, or a chat model of the Hub.")
     add("--data", type=files, default={}, help="task=FILE,...: the first one trains draft and heads.")
     add("--draft", help="Hub id or folder of a draft that is there.")
     add("--draft-steps", type=int, default=0, help="Updates of a draft that is made here; 0 makes none.")

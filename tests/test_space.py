@@ -24,7 +24,7 @@ from hf_diversed.running.pair import Pair
 from hf_diversed.running.timing import TOO_NOISY
 from hf_diversed.tasks import get_task, load_records
 from hf_diversed.token_view import ORIGINS, Piece, PieceStreamer, TokenReader
-from hf_diversed.zoo import smollm2
+from hf_diversed.zoo import packaged
 from hf_diversed.zoo.loader import WEIGHTS
 from tests.hub.conftest import point_client_at
 from tests.hub.loopback import WRITER, LoopbackHub
@@ -418,7 +418,7 @@ def cache(monkeypatch, tmp_path):
     """A cache of models of the package index, empty, and an environment that names nothing."""
     for name in ("TARGET", "DRAFT", "HEAD"):
         monkeypatch.delenv(f"HF_DIVERSED_{name}", raising=False)
-    monkeypatch.setattr(smollm2, "CACHE", tmp_path)
+    monkeypatch.setattr(packaged, "CACHE", tmp_path)
     return tmp_path
 
 
@@ -426,7 +426,7 @@ def test_models_on_offer(space, cache, monkeypatch):
     """Catches a download that nobody asked for, a choice where the environment has chosen, and half a pair."""
     offered = lambda: [(model.target, model.draft) for model in space.models.find_models()]  # noqa: E731
     assert offered() == [(None, None)]
-    (cache / smollm2.FOLDER).mkdir()
+    packaged.folder("smollm2").mkdir()
     assert offered() == [(None, None), ("smollm2", "lookup")]
     monkeypatch.setenv("HF_DIVERSED_HEAD", "org/head")
     assert offered() == [(None, None)]
@@ -441,10 +441,10 @@ def test_a_model_whose_drafts_are_looked_up(space, cache, monkeypatch):
     """Catches words about the embedded pair, its prompts, or a head that this model has not; and one that does not
     decode, in SmolLM2's place the embedded target."""
     for part in ("target", "tokenizer"):
-        shutil.copytree(WEIGHTS / part, cache / smollm2.FOLDER, dirs_exist_ok=True)
+        shutil.copytree(WEIGHTS / part, packaged.folder("smollm2"), dirs_exist_ok=True)
     monkeypatch.setenv("HF_DIVERSED_TARGET", "smollm2")
     monkeypatch.setenv("HF_DIVERSED_DRAFT", "lookup")
-    monkeypatch.setattr(smollm2, "fetch", lambda: cache / smollm2.FOLDER)
+    monkeypatch.setattr(packaged, "fetch", packaged.folder)
     (model,) = space.models.find_models()
     assert "draft model" not in model.masthead
     assert "copied from the prompt" in model.about

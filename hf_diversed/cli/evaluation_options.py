@@ -8,8 +8,13 @@ import typer
 # The names in `hf_diversed.tasks.TASKS`, which imports the tasks.
 TASK_NAMES = "gsm8k, cnndm, xsum, mbpp, mbpp_sanitized, humaneval, wmt, ifeval, scitldr, rewrite, math, summary, code"
 
+# The names in `hf_diversed.zoo.packaged.MODELS`.
+PACKAGED = "smollm2, qwen-coder-1.5b, qwen-coder-0.5b"
+
 TaskName = Annotated[str, typer.Option("--task", help=f"One of {TASK_NAMES}.")]
-Target = Annotated[str | None, typer.Option(help="Hub id, folder or smollm2; the embedded pair if left out.")]
+Target = Annotated[
+    str | None, typer.Option(help=f"Hub id, folder or one of {PACKAGED}; the embedded pair if left out.")
+]
 Draft = Annotated[str | None, typer.Option(help="Hub id or folder of the draft, or lookup: from the text itself.")]
 Head = Annotated[str | None, typer.Option(help='What "diversed" means; the embedded head of the task.')]
 NumExamples = Annotated[int, typer.Option(min=1, help="Prompts.")]

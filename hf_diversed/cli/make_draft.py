@@ -13,7 +13,7 @@ MEASURED = "measured"
 
 
 def make_draft(
-    target: Annotated[str, typer.Argument(help="Hub id, folder or smollm2.", show_default=False)],
+    target: Annotated[str, typer.Argument(help=f"Hub id, folder or one of {options.PACKAGED}.", show_default=False)],
     layers: Annotated[int, typer.Option(min=1, help="How many of the target's.")],
     output: Annotated[Path, typer.Option(help="Folder for the draft.")],
     choose: Annotated[
@@ -41,7 +41,7 @@ def make_draft(
     from hf_diversed.provenance import provenance
     from hf_diversed.running.pair import load_model, load_tokenizer
     from hf_diversed.training import draft_making as making
-    from hf_diversed.zoo import smollm2
+    from hf_diversed.zoo import packaged
 
     if (vocabulary is None) != (text is None):
         raise ValueError("--vocabulary and --text go together: how many tokens to keep, and where they are counted.")
@@ -50,7 +50,7 @@ def make_draft(
         check_device(device)
     check_new_folder("--output", output, overwrite, (target,))
     kind = check_dtype(dtype)
-    name = smollm2.resolve(target)
+    name = packaged.resolve(target)
     tokenizer = load_tokenizer(name)
     counts = None if text is None else making.count_ids(text, tokenizer)
     model = load_model(name, device or best_device(), kind)

