@@ -154,11 +154,11 @@ class _Run:
         return results if folder is None else read_results(folder, self.header)
 
     def _warm_up(self, calls: list[tuple[Method, int, int]]) -> None:
-        """A few tokens with each method: first calls are slow, and a method that does not fit fails at once."""
+        """Decode a few tokens with each method: the first call is slow, and an unfit method fails early."""
         most = self.decoder.sampling.max_new_tokens
         for method in {call[0].label: call[0] for call in calls}.values():
-            prompts = [self.prompts[index] for index in self.batches[calls[0][1]]]
-            self.decoder(method, prompts, seed=0, max_new_tokens=min(_WARM_UP_TOKENS, most))
+            prompt = self.prompts[self.batches[calls[0][1]][0]]
+            self.decoder(method, [prompt], seed=0, max_new_tokens=min(_WARM_UP_TOKENS, most))
 
     def _entry(self, method: Method, batch: int, sample: int) -> dict:
         """Decode and score one batch; ready for JSON."""

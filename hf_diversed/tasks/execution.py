@@ -10,6 +10,10 @@ from hf_diversed.sandbox import run_programs
 from hf_diversed.tasks.base import Record, Task, check_lengths
 
 
+# Ends a chat question: without it, chat models add explanations and examples several times as long as the code.
+CODE_ONLY = "Answer with the code only, in one code block, without comments, explanations or examples."
+
+
 class CodeTask(Task):
     """A task whose score is pass@1: 1.0 if the completion passes the record's tests, else 0.0. A subclass defines
     `program` and `tests` in place of `score`.

@@ -28,6 +28,14 @@ class Gsm8k(Task):
         """Return the written-out answer without its calculator notes, such as `<<48/2=24>>`."""
         return " " + _CALCULATOR_NOTE.sub("", record["answer"]).strip()
 
+    def chat_question(self, record: Record) -> str:
+        """Return the question and how to answer it: code models otherwise write programs or long derivations."""
+        return f"{record['question']}\n\nThink briefly, in plain text without code. End with: The answer is N."
+
+    def chat_answer(self, record: Record) -> str:
+        worked, _, number = self.reference(record).rpartition("####")
+        return f"{worked.strip()}\nThe answer is {number.strip()}."
+
     def score(self, completion: str, record: Record) -> float:
         """Return 1.0 if the completion's number (see `extract_number`) equals the gold one, else 0.0."""
         marker, gold = record["answer"].rpartition("####")[1:]

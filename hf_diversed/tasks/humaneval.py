@@ -2,7 +2,7 @@
 
 from hf_diversed.tasks.base import HubSource, Record, lookup
 from hf_diversed.tasks.code_extraction import extract_code
-from hf_diversed.tasks.execution import CodeTask, fenced, joined_tests
+from hf_diversed.tasks.execution import CODE_ONLY, CodeTask, fenced, joined_tests
 
 
 _NEXT_DEFINITIONS = ("def ", "class ", "@", "import ", "from ", "if ", "#", '"""', "print(", "assert ")
@@ -43,7 +43,7 @@ class HumanEval(CodeTask):
         return f"{above}\n{test}\ncheck({function})\n"
 
     def chat_question(self, record: Record) -> str:
-        return f"Complete this Python function. Answer with the whole function.\n\n{fenced(self.prompt(record))}"
+        return f"Complete this Python function, and repeat its signature. {CODE_ONLY}\n\n{fenced(self.prompt(record))}"
 
     def chat_answer(self, record: Record) -> str:
         return fenced(self.prompt(record) + self.reference(record))

@@ -2,7 +2,7 @@
 
 from hf_diversed.tasks.base import HubSource, Record, lookup
 from hf_diversed.tasks.code_extraction import extract_code
-from hf_diversed.tasks.execution import CodeTask, joined_tests
+from hf_diversed.tasks.execution import CODE_ONLY, CodeTask, joined_tests
 
 
 class Mbpp(CodeTask):
@@ -19,10 +19,16 @@ class Mbpp(CodeTask):
 
     def prompt(self, record: Record) -> str:
         """Return the prompt of the paper's code, with a cue at its end: else a model goes on writing tests."""
+        return f"{self._problem(record)}\n\nSolution:\n"
+
+    def chat_question(self, record: Record) -> str:
+        return f"{self._problem(record)}\n\n{CODE_ONLY}"
+
+    def _problem(self, record: Record) -> str:
         text, tests = lookup(record, "text|prompt"), "\n".join(record["test_list"])
         return (
             f"Write a Python function to solve the following problem:\n\n{text}\n\n"
-            f"Your solution should pass these tests:\n{tests}\n\nSolution:\n"
+            f"Your solution should pass these tests:\n{tests}"
         )
 
     def reference(self, record: Record) -> str:

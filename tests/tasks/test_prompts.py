@@ -8,6 +8,7 @@ from transformers import PreTrainedTokenizerFast
 from hf_diversed.tasks import TASKS, CodeTask, PromptedTask, choose_shots, get_task
 from hf_diversed.tasks.base import lookup
 from hf_diversed.tasks.embedded import EmbeddedTask
+from hf_diversed.tasks.execution import CODE_ONLY
 from hf_diversed.tasks.rows import prompt_rows
 
 
@@ -47,6 +48,7 @@ PROMPTS = {
     "summary": "Article: It rained.\nSummary:",
     "code": "Task: f\nCode:\n",
 }
+QUESTION = "How many are 2 and 3?\n\nThink briefly, in plain text without code. End with: The answer is N."
 PROMPTS["mbpp_sanitized"] = PROMPTS["mbpp"]
 REFERENCES = {
     "gsm8k": " 2+3 = 5\n#### 5",
@@ -167,8 +169,9 @@ def test_chat_prompt_uses_the_template():
         task.chat_prompt(record, tokenizer)
     tokenizer.chat_template = template
     assert task.chat_prompt(record, tokenizer, [other("gsm8k", "A")]) == (
-        "<user>Question: How Amany are 2 and 3?\n\nAnswer:</><assistant>2+3 = 5\n#### 5</>"
-        f"<user>{PROMPTS['gsm8k']}</><assistant>"
+        "<user>How Amany are 2 and 3?\n\nThink briefly, in plain text without code. End with: The answer is N.</>"
+        "<assistant>2+3 = 5\nThe answer is 5.</>"
+        f"<user>{QUESTION}</><assistant>"
     )
 
 
@@ -176,11 +179,11 @@ def test_chat_turns_of_code_are_fenced():
     """Catches a bare signature as a user's message, and answers of a form that no chat model is used to."""
     task, record = get_task("humaneval"), RECORDS["humaneval"]
     question, answer = task.chat_question(record), task.chat_answer(record)
-    assert question.startswith("Complete this Python function.")
-    assert question.endswith('```python\ndef f(x):\n    """Double x."""\n```')
+    assert question.startswith("Complete this Python function")
+    assert question.endswith(f'{CODE_ONLY}\n\n```python\ndef f(x):\n    """Double x."""\n```')
     assert answer == '```python\ndef f(x):\n    """Double x."""\n    return 2 * x\n```'
     task, record = get_task("mbpp"), RECORDS["mbpp"]
-    assert task.chat_question(record) == PROMPTS["mbpp"].rstrip()
+    assert task.chat_question(record) == PROMPTS["mbpp"].replace("Solution:\n", CODE_ONLY)
     assert task.chat_answer(record) == "```python\ndef f(x):\n    return 2*x\n```"
 
 
@@ -195,7 +198,7 @@ def test_rows_keep_a_prompt_of_the_record():
     plain = prompt_rows(get_task("gsm8k"), [RECORDS["gsm8k"]])
     assert plain == [RECORDS["gsm8k"] | {"prompt": PROMPTS["gsm8k"]}]
     assert prompt_rows(get_task("gsm8k"), [RECORDS["gsm8k"]], chat=True)[0]["prompt"] == [
-        {"role": "user", "content": PROMPTS["gsm8k"]}
+        {"role": "user", "content": QUESTION}
     ]
 
 

@@ -1,0 +1,79 @@
+"""`benchmarks/real_pair.py` on a tiny pair: which prompts are measured, what is pooled, and what is kept."""
+
+import json
+import sys
+
+import pytest
+import torch
+
+from benchmarks import real_pair
+from hf_diversed import load_demo_pair
+from hf_diversed.formatting import LOSSLESS, PLAIN
+from hf_diversed.training.draft_making import make_draft
+
+
+@pytest.fixture
+def run(monkeypatch, tmp_path):
+    """Run the script with options on four problems, and read its report."""
+    pair = load_demo_pair()
+    pair.tokenizer.chat_template = "{% for message in messages %}{{ message.content }}\n{% endfor %}Answer:"
+    for name, layers in (("target", [0, 1]), ("draft", [0])):
+        make_draft(pair.target, layers).save_pretrained(tmp_path / name)
+        pair.tokenizer.save_pretrained(tmp_path / name)
+    rows = [{"question": f"What is {n} and {n}?", "answer": f"#### {2 * n}"} for n in range(4)]
+    (tmp_path / "gsm8k.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    given = [
+        "--target",
+        str(tmp_path / "target"),
+        "--draft",
+        str(tmp_path / "draft"),
+        "--output",
+        str(tmp_path / "out"),
+    ]
+    given += ["--data", f"gsm8k={tmp_path / 'gsm8k.jsonl'}", "--num-examples", "2", "--batch-size", "2"]
+    given += ["--max-new-tokens", "6", "--dtype", "float32"]
+
+    def run(*options: str) -> dict:
+        monkeypatch.setattr(sys, "argv", ["real_pair.py", *given, *options])
+        real_pair.main()
+        return json.loads((tmp_path / "out" / "qwen-coder-gsm8k.json").read_text())
+
+    return run
+
+
+def test_parts_are_pooled_and_kept(run, tmp_path):
+    """Catches prompts that are measured twice, a pool of one part only, and batches that are decoded again."""
+    first = run("--methods", PLAIN)
+    assert [(row["method"], row["n"]) for row in first["records"]] == [(PLAIN, 2)]
+    report = run("--methods", f"{PLAIN},{LOSSLESS}", "--parts", "2")
+    assert [(row["method"], row["n"]) for row in report["records"]] == [(PLAIN, 4), (LOSSLESS, 4)]
+    files = sorted((tmp_path / "out").rglob("batches-0.jsonl"))
+    entries = [json.loads(line) for path in files for line in path.read_text().splitlines()[1:]]
+    assert len({json.loads(path.read_text().splitlines()[0])["data"] for path in files}) == len(files) == 2
+    rows = [entry["rows"] for entry in entries if entry["method"] == LOSSLESS]
+    accepted, drafted = (sum(sum(row[name]) for row in rows) for name in ("num_accepted", "num_drafted"))
+    assert report["records"][1]["acceptance_rate"] == pytest.approx(accepted / drafted)
+    sizes = [path.stat().st_size for path in files]
+    assert run("--methods", f"{PLAIN},{LOSSLESS}", "--parts", "2")["records"] == report["records"]
+    assert [path.stat().st_size for path in files] == sizes
+
+
+def test_prompts_are_held_out(tmp_path):
+    """Catches MBPP's training problems, and problems of GSM8K's that a head may be trained on."""
+    mbpp = [{"text": "", "code": "", "test_list": ["assert True"], "task_id": n} for n in range(1, 975)]
+    gsm8k = [{"question": str(n), "answer": f"#### {n}"} for n in range(1200)]
+    for name, rows in (("mbpp", mbpp), ("gsm8k", gsm8k)):
+        (tmp_path / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    chosen = [row["task_id"] for row in real_pair.chosen_records("mbpp", tmp_path / "mbpp")]
+    assert sorted(chosen) == list(range(11, 511)) != chosen
+    chosen = [int(row["question"]) for row in real_pair.chosen_records("gsm8k", tmp_path / "gsm8k")]
+    assert sorted(chosen) == list(range(200, 1200))
+
+
+def test_packed_layers_compute_the_same():
+    """Catches a bias that is lost and a weight that is transposed."""
+    layer, states = torch.nn.Linear(32, 48).bfloat16(), torch.randn(2, 3, 32).bfloat16()
+    with torch.inference_mode():
+        expected = layer(states)
+        real_pair.pack_linear_layers(torch.nn.Sequential(layer))
+        torch.testing.assert_close(layer(states), expected)
