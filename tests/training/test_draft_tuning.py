@@ -566,7 +566,7 @@ def test_command_tunes_on_prompts_without_references_and_holds_some_out(tmp_path
     logs = json.loads((tmp_path / "draft" / "trainer_state.json").read_text())["log_history"]
     assert [line["step"] for line in logs if "eval_acceptance" in line] == [1]
     with pytest.raises(ValueError, match="task 'ifeval' has no references"):
-        tune([*options.split(), "--mode", "supervised"])
+        tune([*options.split(), "--mode", "supervised", "--overwrite"])
 
 
 @pytest.mark.parametrize(
@@ -584,4 +584,4 @@ def test_command_refuses(tmp_path, settings, arguments, words):
     run = tmp_path / "run.yaml"
     run.write_text(yaml.safe_dump(settings))
     with pytest.raises(ValueError, match=words):
-        tune(["--task", "math", "--config", str(run), "--output_dir", str(tmp_path), *arguments])
+        tune(["--task", "math", "--config", str(run), "--output_dir", str(tmp_path / "draft"), *arguments])
