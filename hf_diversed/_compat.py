@@ -99,6 +99,28 @@ def max_positions(model: PreTrainedModel) -> int | None:
     return getattr(text_config(model), "max_position_embeddings", None)
 
 
+def rotary_limit(model: PreTrainedModel) -> tuple[int, str] | None:
+    """Length beyond which the longest position of a forward decides how all its keys are rotated, and the rope type.
+
+    Longrope then takes its long factors, dynamic NTK a base that grows with every further position. None for models
+    whose rotation does not depend on the length.
+    """
+    config = text_config(model)
+    given = getattr(config, "rope_parameters", None) or {}
+    for parameters in (given, *(each for each in given.values() if isinstance(each, dict))):
+        rope_type = parameters.get("rope_type", "default")
+        if rope_type == "longrope":
+            return parameters["original_max_position_embeddings"], rope_type
+        if "dynamic" in rope_type:
+            return config.max_position_embeddings, rope_type
+    return None
+
+
+def rereads_at_rotary_limit(model: PreTrainedModel) -> bool:
+    """Whether upstream's `generate` drops the cache where the long factors begin, and reads all of the text again."""
+    return text_config(model).model_type in ("phi3", "phimoe", "phi4_multimodal")
+
+
 def layer_types(model: PreTrainedModel) -> list[str]:
     """Attention kinds the config lists; empty for models that have one kind only."""
     return list(getattr(text_config(model), "layer_types", None) or [])

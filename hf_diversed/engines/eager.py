@@ -9,7 +9,7 @@ from hf_diversed.blocks import DraftOutput, TargetOutput
 from hf_diversed.generation.drafting import Drafter
 from hf_diversed.generation.judging import Round, judge
 from hf_diversed.generation.processing import BlockProcessor
-from hf_diversed.generation.ragged_model import RaggedModel
+from hf_diversed.generation.ragged_model import RaggedModel, RotaryLimit
 from hf_diversed.generation.rows import PerRow, RaggedRows
 from hf_diversed.sampling import RandomSource, RoundNoise
 from hf_diversed.verifiers.base import Memory, Verifier
@@ -34,6 +34,7 @@ class EagerEngine:
     rule: Verifier
     random_source: RandomSource | None
     keep_raw: bool
+    rotary_limit: RotaryLimit | None
 
     may_use_inference_mode: ClassVar[bool] = True
 
@@ -42,10 +43,14 @@ class EagerEngine:
         return self.target.num_forwards, self.drafter.num_forwards
 
     def prefill(self, chunk_size: int | None) -> None:
-        self.target.prefill(self.rows.ids[:, : self.rows.prompt_length - 1], chunk_size)
+        # The last token is fed in the first round; it is read here, too, where it decides how the others are rotated.
+        last = self.rows.prompt_length - (self.rotary_limit is None)
+        self.target.prefill(self.rows.ids[:, :last], chunk_size)
         self.drafter.prefill(chunk_size)
 
     def round(self, gamma: int, memory: Memory) -> Round:
+        if self.rotary_limit is not None:
+            gamma = self._within_rotary_limit(self.rotary_limit, gamma)
         draft, target = self.block(self.rows.room(gamma))
         round_noise = RoundNoise() if self.random_source is None else self.random_source.round_noise(target.scores)
         rows = self.rows
@@ -53,6 +58,13 @@ class EagerEngine:
 
     def ready(self, gamma: int, memory: Memory) -> bool:
         return True
+
+    def _within_rotary_limit(self, limit: RotaryLimit, gamma: int) -> int:
+        """The draft tokens of the next round; the cache is filled anew where upstream's `generate` does so."""
+        length = max(self.rows.lengths.host)
+        if limit.rereads and self.rows.prompt_length <= limit.length == length - 1:
+            self.target.prefill(self.rows.ids[:, :length])
+        return limit.longest_block(length, gamma)
 
     def block(self, room: PerRow) -> tuple[DraftOutput | None, TargetOutput]:
         """Draft, then one target forward over every row's last token and its drafts.

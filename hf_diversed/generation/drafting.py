@@ -149,6 +149,7 @@ class DiversedCandidateGenerator(CandidateGenerator):
                 break
         self._fed = max(rows.lengths.host) + len(steps) - 1
         if not steps:
+            self._behind += 1  # by the token that this round emits
             return None, counts
         tokens, scores, raw, hidden = zip(*steps)
         drafted = torch.stack(tokens, dim=1)

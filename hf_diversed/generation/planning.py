@@ -1,8 +1,8 @@
 """What is settled before the first round: the rule is checked, lengths are chosen, the models get their caches."""
 
-import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ from hf_diversed.generation.drafting import DiversedCandidateGenerator, Drafter
 from hf_diversed.generation.experience import RoundTimes, Survival, experience_with
 from hf_diversed.generation.processing import BlockProcessor
 from hf_diversed.generation.prompt_lookup import PromptLookupDrafter
-from hf_diversed.generation.ragged_model import RaggedModel
+from hf_diversed.generation.ragged_model import RaggedModel, RotaryLimit, find_rotary_limit
 from hf_diversed.generation.rows import RaggedRows
 from hf_diversed.generation.schedules import (
     ADAPTIVE,
@@ -279,15 +279,21 @@ class _Making:
         config, model = self.call.config, self.call.model
         if config.cache_implementation == "static":
             reason = StaticEngine.cannot_serve(model, self.draft, self.rows)
+            if self.rotary_limit is not None:
+                reason = "the target's rotary frequencies change at a length that the call can reach"
             if reason is None:
                 return self._static(Compiler(how_to_compile(config, model.device), _compat.base_model(model)))
             logger.warning_once(f'cache_implementation="static" has no effect: {reason}.')
         return EagerEngine(**self._parts(RaggedModel))
 
+    @cached_property
+    def rotary_limit(self) -> RotaryLimit | None:
+        return find_rotary_limit(self.call.model, self._options()["position_ids"], self.rows.max_length)
+
     def _static(self, compiler: Compiler) -> StaticEngine:
         rule, models = self.call.verifier, (self.call.model, self.draft)
         return StaticEngine(
-            **self._parts(functools.partial(StaticModel, compiler=compiler)),
+            **self._parts(partial(StaticModel, compiler=compiler)),
             compiler=compiler,
             keep_scores=self.keep_scores,
             outside=StaticEngine.what_stays_outside(rule, self.processor, models),
@@ -303,6 +309,7 @@ class _Making:
             "rule": call.verifier,
             "random_source": self.random_source,
             "keep_raw": self.keep_logits or call.verifier.needs_raw_logits,
+            "rotary_limit": self.rotary_limit,
         }
 
     def _drafter(self, runner: Callable[..., RaggedModel]) -> Drafter:

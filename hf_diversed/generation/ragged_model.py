@@ -1,12 +1,38 @@
 """One causal language model run over rows of different lengths: the only place that calls a model's forward."""
 
+from dataclasses import dataclass
+
 import torch
+import torch.nn.functional as F
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
 from hf_diversed import _compat
 from hf_diversed.cache import RaggedCache
 from hf_diversed.generation.rows import PerRow
+
+
+logger = _compat.get_logger(__name__)
+
+
+@dataclass(frozen=True)
+class RotaryLimit:
+    """Where the target's rotary frequencies change in a call of one row; see `_compat.rotary_limit`.
+
+    Attributes:
+        length: of the row, in columns, up to which they stay. grows: whether they change with every position beyond.
+        rereads: whether the cache is filled anew once the length is exceeded.
+    """
+
+    length: int
+    grows: bool
+    rereads: bool
+
+    def longest_block(self, length: int, gamma: int) -> int:
+        """Draft tokens of a row of `length` that plain decoding would score with the same frequencies."""
+        if length > self.length:
+            return 0 if self.grows else gamma
+        return min(gamma, self.length - length)
 
 
 class RaggedModel:
@@ -57,7 +83,9 @@ class RaggedModel:
         for start in range(0, length, chunk_size or max(length, 1)):
             stop = min(start + (chunk_size or length), length)
             self._cache.open(torch.full_like(self._positions[:, 0], start), start, start, stop - start)
-            mask = None if self._prompt_mask is None else self._prompt_mask[:, :stop]
+            mask = self._prompt_mask
+            if mask is not None:
+                mask = F.pad(mask, (0, max(stop - mask.shape[1], 0)), value=1)[:, :stop]
             self._forward(input_ids[:, start:stop], mask, self._positions[:, start:stop], keep=1, hidden=False)
 
     def keep(self, rows: torch.Tensor) -> None:
@@ -84,6 +112,34 @@ class RaggedModel:
         if self._max_id is not None:
             tokens = tokens.clamp_max(self._max_id)
         return run_model(self.model, tokens, mask, positions, self._cache, keep, self._can_trim_logits, hidden)
+
+
+def find_rotary_limit(model: PreTrainedModel, position_ids: torch.Tensor, max_length: int) -> RotaryLimit | None:
+    """Return the limit that a call can pass; None if there is none.
+
+    Args:
+        position_ids: long `[B, S]`, of the prompts. max_length: columns that a row can reach.
+
+    Raises:
+        ValueError: for several rows: they share the frequencies of the longest one.
+    """
+    found = _compat.rotary_limit(model)
+    if found is None or max_length <= found[0]:
+        return None
+    (limit, rope_type), (batch_size, prompt_length) = found, position_ids.shape
+    grows, lengths = rope_type != "longrope", position_ids[:, -1] + 1
+    if batch_size > 1 and (grows or int(lengths.min()) <= limit):
+        raise ValueError(
+            f"the target {type(_compat.base_model(model)).__name__} changes its rotary frequencies at {limit} ids "
+            f"(type {rope_type!r}), for all rows of a batch at once: batch size must be 1 for calls that can pass it, "
+            f"got {batch_size}. Decode the prompts one by one, or keep prompts and new tokens within it."
+        )
+    if grows:
+        logger.warning_once(
+            f"the target's rotary frequencies change with every position beyond {limit} (rope type {rope_type!r}), so "
+            "no tokens are drafted there."
+        )
+    return RotaryLimit(limit + prompt_length - int(lengths[0]), grows, _compat.rereads_at_rotary_limit(model))
 
 
 def run_model(
