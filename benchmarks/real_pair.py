@@ -12,12 +12,14 @@ Sampling is at `--temperature` from the models' full distributions: temperature,
 the models' generation configs are not used. Prompts are in the target's chat template, without solved examples.
 
 Prompts: MBPP's test split (task ids 11 to 510); HumanEval; of GSM8K, the last 1,000 records of the given file, which a
-head must then not be trained on.
+head must then not be trained on; of Spec-Bench, `--num-examples` questions per category, whose quality is the task's
+score where a category has one, else None.
 """
 
 import argparse
 import json
 import random
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -33,12 +35,13 @@ from hf_diversed.provenance import provenance
 from hf_diversed.running.files import write_json
 from hf_diversed.running.pair import Pair
 from hf_diversed.tasks import PromptedTask, get_task, load_records
+from hf_diversed.tasks.specbench import SCORES, second_turns
 
 
 METHODS = [PLAIN, LOSSLESS, "lenience:0.3", "static:0.5", "lenience:0.1", "static:0.3", "static:0.7", "lenience:0.03"]
 METHODS += ["static:0.1", "spec_cascade:token_v3:0.5", "spec_cascade:token_v3:0.2", "block:lossless"]
 # Tokens that all but a few of the target's answers end within.
-LIMITS = {"mbpp": 320, "humaneval": 400, "gsm8k": 400}
+LIMITS = {"mbpp": 320, "humaneval": 400, "gsm8k": 400, "specbench": 512}
 HELD_OUT = 1000  # of GSM8K's records, the last ones
 
 
@@ -75,30 +78,52 @@ def _packed_linear(weight: torch.Tensor, bias: torch.Tensor | None, states: torc
 def measure(pair: Pair, name: str, method: str, part: int, arguments: argparse.Namespace) -> None:
     """Evaluate one method on one part of a task's prompts; batches that are there are kept."""
     task = get_task(name, allow_code_execution=True)
+    for path, records in prompt_sets(name, part, arguments):
+        task.check_scoring(records)
+        settings = EvaluationSettings(
+            temperature=arguments.temperature,
+            num_assistant_tokens=arguments.gamma,
+            batch_size=arguments.batch_size,
+            max_new_tokens=arguments.max_new_tokens or LIMITS[name],
+            seed=part,
+            add_special_tokens=False,
+            split=Path(arguments.data[name]).name,
+            num_examples=len(records),
+            rank=arguments.rank,
+            world_size=arguments.world_size,
+        )
+        asked = PromptedTask(task, pair.tokenizer, chat=True)
+        evaluate(pair, asked, records, [method], settings, output=path)
+
+
+def prompt_sets(name: str, part: int, arguments: argparse.Namespace) -> Iterator[tuple[Path, list[dict[str, Any]]]]:
+    """Folders and records of a part of a task. Spec-Bench has one for each category and turn; a second turn follows
+    the target's own answer to the first, for all methods, and is left out until that is there."""
+    folder = arguments.output / f"{name}-temperature-{arguments.temperature:g}" / f"part-{part}"
     records = chosen_records(name, Path(arguments.data[name]))
-    records = records[part * arguments.num_examples : (part + 1) * arguments.num_examples]
-    if not records:
+    chosen = slice(part * arguments.num_examples, (part + 1) * arguments.num_examples)
+    if name != "specbench":
+        yield from [(folder, records[chosen])] if records[chosen] else []
         return
-    task.check_scoring(records)
-    settings = EvaluationSettings(
-        temperature=arguments.temperature,
-        num_assistant_tokens=arguments.gamma,
-        batch_size=arguments.batch_size,
-        max_new_tokens=arguments.max_new_tokens or LIMITS[name],
-        seed=part,
-        add_special_tokens=False,
-        split=Path(arguments.data[name]).name,
-        num_examples=len(records),
-        rank=arguments.rank,
-        world_size=arguments.world_size,
-    )
-    asked = PromptedTask(task, pair.tokenizer, chat=True)
-    evaluate(pair, asked, records, [method], settings, output=folder(name, part, arguments))
+    for category in sorted({record["category"] for record in records}):
+        first = [record for record in records if record["category"] == category][chosen]
+        path = folder / f"{category}-turn-1"
+        if first:
+            yield path, first
+        if first and len(first[0]["turns"]) > 1 and (done := read_answers(path, len(first))) is not None:
+            yield folder / f"{category}-turn-2", second_turns(first, done)
 
 
-def folder(name: str, part: int, arguments: argparse.Namespace) -> Path:
-    path: Path = arguments.output / f"{name}-temperature-{arguments.temperature:g}" / f"part-{part}"
-    return path
+def read_answers(path: Path, n: int) -> list[str] | None:
+    """Return the target's completions by prompt; None if some are missing."""
+    if not path.is_dir() or (results := read_results(path)).missing([PLAIN]):
+        return None
+    texts = [""] * n
+    for (method, _, _), entry in results.entries.items():
+        if method == PLAIN:
+            for index, text in zip(entry["rows"]["prompt"], entry["rows"]["text"]):
+                texts[index] = text
+    return texts
 
 
 def chosen_records(name: str, path: Path) -> list[dict[str, Any]]:
@@ -114,17 +139,30 @@ def chosen_records(name: str, path: Path) -> list[dict[str, Any]]:
 
 def write_report(name: str, arguments: argparse.Namespace) -> None:
     """Write the records of all methods that are complete in the parts that are pooled."""
-    folders = [folder(name, part, arguments) for part in range(arguments.parts)]
-    parts = [read_results(path) for path in folders if path.is_dir()]
-    whole = [part for part in parts if not part.missing(arguments.methods)]
-    results = pooled(whole or parts[:1])
-    labels = [label for label in results.labels() if not results.missing([label])]
-    verifiers = {entry["method"]: entry["rule"] for entry in results.entries.values() if entry["method"] in labels}
-    source = provenance(0, arguments.device) | {"evaluation": results.header, "rules": verifiers}
+    sets: dict[str, list[Results]] = {}
+    for part in range(arguments.parts):
+        for path, _ in prompt_sets(name, part, arguments):
+            if path.is_dir():
+                sets.setdefault(path.name if name == "specbench" else "", []).append(read_results(path))
+    records: list[dict[str, Any]] = []
+    verifiers, headers = {}, []
+    for category, parts in sets.items():
+        whole = [part for part in parts if not part.missing(arguments.methods)]
+        results = pooled(whole or parts[:1])
+        labels = [label for label in results.labels() if not results.missing([label])]
+        for record in summarize(results, labels) if labels else []:
+            scored = not category or category.removesuffix("-turn-1") in SCORES
+            unscored = {key: None for key in record if key.startswith(("quality", "static_gain"))}
+            records.append(record | ({} if scored else unscored) | ({"category": category} if category else {}))
+        verifiers |= {
+            entry["method"]: entry["rule"] for entry in results.entries.values() if entry["method"] in labels
+        }
+        headers.append(results.header)
+    source = provenance(0, arguments.device) | {"evaluations": headers, "rules": verifiers}
     suffix = "" if arguments.temperature == 1 else f"-t{arguments.temperature:g}"
     path = arguments.output / f"qwen-coder-{name}{suffix}.json"
-    write_json(path, {"records": summarize(results, labels), "provenance": source})
-    print(json.dumps({"written": path.name, "methods": labels}), flush=True)
+    write_json(path, {"records": records, "provenance": source})
+    print(json.dumps({"written": path.name, "methods": list(verifiers)}), flush=True)
 
 
 def pooled(parts: list[Results]) -> Results:

@@ -6,7 +6,8 @@ import typer
 
 
 # The names in `hf_diversed.tasks.TASKS`, which imports the tasks.
-TASK_NAMES = "gsm8k, cnndm, xsum, mbpp, mbpp_sanitized, humaneval, wmt, ifeval, scitldr, rewrite, math, summary, code"
+TASK_NAMES = "gsm8k, cnndm, xsum, mbpp, mbpp_sanitized, humaneval, wmt, ifeval, scitldr, rewrite, specbench, math, "
+TASK_NAMES += "summary, code"
 
 # The names in `hf_diversed.zoo.packaged.MODELS`.
 PACKAGED = "smollm2, qwen-coder-1.5b, qwen-coder-0.5b"

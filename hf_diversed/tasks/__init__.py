@@ -14,6 +14,7 @@ from hf_diversed.tasks.mbpp import Mbpp, MbppSanitized
 from hf_diversed.tasks.prompted import PromptedTask
 from hf_diversed.tasks.rewrite import Rewrite
 from hf_diversed.tasks.scitldr import SciTldr
+from hf_diversed.tasks.specbench import SpecBench
 from hf_diversed.tasks.summary import Summary
 from hf_diversed.tasks.wmt import Wmt
 from hf_diversed.tasks.xsum import XSum
@@ -30,6 +31,7 @@ TASKS: dict[str, type[Task]] = {
     "ifeval": IFEval,
     "scitldr": SciTldr,
     "rewrite": Rewrite,
+    "specbench": SpecBench,
     "math": Math,
     "summary": Summary,
     "code": Code,

@@ -2,12 +2,14 @@
 
 import json
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from benchmarks import real_pair
 from hf_diversed import load_demo_pair
+from hf_diversed.evaluation import read_results
 from hf_diversed.formatting import LOSSLESS, PLAIN
 from hf_diversed.training.draft_making import make_draft
 
@@ -20,8 +22,11 @@ def run(monkeypatch, tmp_path):
     for name, layers in (("target", [0, 1]), ("draft", [0])):
         make_draft(pair.target, layers).save_pretrained(tmp_path / name)
         pair.tokenizer.save_pretrained(tmp_path / name)
-    rows = [{"question": f"What is {n} and {n}?", "answer": f"#### {2 * n}"} for n in range(4)]
-    (tmp_path / "gsm8k.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    problems = [{"question": f"What is {n} and {n}?", "answer": f"#### {2 * n}"} for n in range(4)]
+    questions = [{"category": "math", "turns": ["Add 1.", "And 2?"]}, {"category": "math", "turns": ["Add 3.", "No."]}]
+    questions.append({"category": "rag", "turns": ["Who?"], "reference": [["Mia"]]})
+    for name, rows in (("gsm8k", problems), ("specbench", questions)):
+        (tmp_path / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
     given = [
         "--target",
         str(tmp_path / "target"),
@@ -30,13 +35,12 @@ def run(monkeypatch, tmp_path):
         "--output",
         str(tmp_path / "out"),
     ]
-    given += ["--data", f"gsm8k={tmp_path / 'gsm8k.jsonl'}", "--num-examples", "2", "--batch-size", "2"]
-    given += ["--max-new-tokens", "6", "--dtype", "float32"]
+    given += ["--num-examples", "2", "--batch-size", "2", "--max-new-tokens", "6", "--dtype", "float32"]
 
-    def run(*options: str) -> dict:
-        monkeypatch.setattr(sys, "argv", ["real_pair.py", *given, *options])
+    def run(*options: str, task: str = "gsm8k") -> dict:
+        monkeypatch.setattr(sys, "argv", ["real_pair.py", *given, "--data", f"{task}={tmp_path / task}", *options])
         real_pair.main()
-        return json.loads((tmp_path / "out" / "qwen-coder-gsm8k.json").read_text())
+        return json.loads((tmp_path / "out" / f"qwen-coder-{task}.json").read_text())
 
     return run
 
@@ -56,6 +60,25 @@ def test_parts_are_pooled_and_kept(run, tmp_path):
     sizes = [path.stat().st_size for path in files]
     assert run("--methods", f"{PLAIN},{LOSSLESS}", "--parts", "2")["records"] == report["records"]
     assert [path.stat().st_size for path in files] == sizes
+
+
+def test_categories_and_second_turns(run, tmp_path):
+    """Catches a second turn without the target's answer to the first, answers that differ between methods, and a
+    quality where nothing is scored."""
+    report = run("--methods", f"{PLAIN},{LOSSLESS}", task="specbench")
+    cells = [(row["category"], row["method"], row["n"], row["quality"] is None) for row in report["records"]]
+    expected = [("math-turn-1", 2, True), ("math-turn-2", 2, True), ("rag-turn-1", 1, False)]
+    assert cells == [(name, method, n, none) for name, n, none in expected for method in (PLAIN, LOSSLESS)]
+    folder = tmp_path / "out" / "specbench-temperature-1" / "part-0"
+    first, second = (read_results(folder / f"math-turn-{turn}") for turn in (1, 2))
+    arguments = SimpleNamespace(
+        output=tmp_path / "out", temperature=1, num_examples=2, data={"specbench": tmp_path / "specbench"}
+    )
+    sets = {path.name: records for path, records in real_pair.prompt_sets("specbench", 0, arguments)}
+    (entry,) = (entry for (method, _, _), entry in first.entries.items() if method == PLAIN)
+    answers = [text for _, text in sorted(zip(entry["rows"]["prompt"], entry["rows"]["text"]))]
+    assert [record["answers"] for record in sets["math-turn-2"]] == [[answer] for answer in answers]
+    assert len(second.entries) == 2
 
 
 def test_prompts_are_held_out(tmp_path):

@@ -28,6 +28,7 @@ RECORDS = {
     "ifeval": {"prompt": "Say hi. Use no comma.", "instruction_id_list": ["punctuation:no_comma"], "kwargs": [{}]},
     "scitldr": {"abstract": "It rained. We measured it.", "tldr": ["We measure rain.", "Rain is measured."]},
     "rewrite": {"text": "It rained. We measured it."},
+    "specbench": {"category": "math", "turns": ["Add 1 and 1.", "And 2?"], "answers": ["It is 2."]},
     "math": {"prompt": "Question: 1 and 1?\nAnswer:", "completion": " 1+1=2. The answer is 2.", "answer": "2"},
     "summary": {"prompt": "Article: It rained.\nSummary:", "completion": " Rain.", "answer": "Rain."},
     "code": {"prompt": "Task: f\nCode:\n", "completion": "def f(): pass\n", "answer": "assert f() is None"},
@@ -44,6 +45,7 @@ PROMPTS = {
     "scitldr": "Summarize the following abstract in one sentence:\n\nAbstract: It rained. We measured it.\n\nSummary:",
     "rewrite": "Correct the spelling of the following text and change nothing else.\n\n"
     "Text: It rained. We measured it.\n\nCorrected:",
+    "specbench": "User: Add 1 and 1.\n\nAssistant: It is 2.\n\nUser: And 2?\n\nAssistant:",
     "math": "Question: 1 and 1?\nAnswer:",
     "summary": "Article: It rained.\nSummary:",
     "code": "Task: f\nCode:\n",
@@ -89,13 +91,14 @@ def test_reference(name: str):
 
 def test_a_task_without_references_serves_prompts_alone():
     """Catches a chat prompt that asks for the answer first, and solved examples with nothing in the place of it."""
-    assert set(TASKS) - set(REFERENCES) == {"ifeval"}
+    assert set(TASKS) - set(REFERENCES) == {"ifeval", "specbench"}
     task, record = get_task("ifeval"), RECORDS["ifeval"]
     assert task.chat_messages(record) == [{"role": "user", "content": "Say hi. Use no comma."}]
-    shot = record | {"prompt": "Another."}
-    for ask in (task.few_shot_prompt, task.chat_messages):
-        with pytest.raises(ValueError, match=r"task 'ifeval' has no references: leave out solved examples"):
-            ask(record, [shot])
+    for name, change in (("ifeval", {"prompt": "Another."}), ("specbench", {"answers": []})):
+        task, record = get_task(name), RECORDS[name]
+        for ask in (task.few_shot_prompt, task.chat_messages):
+            with pytest.raises(ValueError, match=f"task '{name}' has no references: leave out solved examples"):
+                ask(record, [record | change])
 
 
 @pytest.mark.parametrize("name", TASKS)
@@ -104,9 +107,9 @@ def test_registry_names_are_the_tasks_names(name: str):
     task = get_task(name)
     assert type(task) is TASKS[name]
     assert task.name == name
-    assert task.metric in {"accuracy", "rouge2", "bleu", "pass@1", "instructions"}
+    assert task.metric in {"accuracy", "rouge2", "bleu", "pass@1", "instructions", "reference score"}
     assert task.splits
-    assert (task.source is None) == isinstance(task, EmbeddedTask)
+    assert (task.source is None) == (isinstance(task, EmbeddedTask) or name == "specbench")
     assert (task.metric == "pass@1") == isinstance(task, CodeTask)
 
 

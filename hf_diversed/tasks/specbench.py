@@ -1,0 +1,65 @@
+"""Spec-Bench: questions of 13 categories, some with a second turn (arXiv 2401.07851)."""
+
+from collections.abc import Callable, Mapping, Sequence
+
+from hf_diversed.tasks.base import Record, Task
+from hf_diversed.tasks.gsm8k import Gsm8k
+from hf_diversed.tasks.rouge import rouge2
+from hf_diversed.tasks.wmt import Wmt
+
+
+class SpecBench(Task):
+    """Columns `category` and `turns`, and `reference` where there is one. Read from a file, see `data_file`.
+
+    A record asks its first turn, or, with a column `answers`, the turn after so many answers (see `second_turns`). The
+    score depends on the category: sentence BLEU of translations, ROUGE-2 of summaries, 1.0 for the right number in
+    `math_reasoning` and for an accepted answer in the text in `rag`. The other categories have no automatic score;
+    their questions score 0.
+    """
+
+    name = "specbench"
+    metric = "reference score"
+    splits = ("test",)
+    columns = ("category", "turns")
+    score_columns = ("category",)
+    max_new_tokens = 512
+    stop_strings = ("\nUser:",)
+
+    def prompt(self, record: Record) -> str:
+        """Return the turns and answers so far as a dialogue."""
+        lines = [f"{message['role'].capitalize()}: {message['content']}" for message in self.chat_messages(record)]
+        return "\n\n".join([*lines, "Assistant:"])
+
+    def reference(self, record: Record) -> str:
+        raise ValueError("task 'specbench' has no references: leave out solved examples (--shots).")
+
+    def score(self, completion: str, record: Record) -> float:
+        scored = SCORES.get(record["category"])
+        return 0.0 if scored is None else scored(self.trim(completion), record["reference"][0])
+
+    def chat_messages(self, record: Record, shots: Sequence[Record] = ()) -> list[dict[str, str]]:
+        if shots:
+            self.reference(shots[0])
+        answers, messages = record.get("answers", []), []
+        for turn, answer in zip(record["turns"], answers):
+            messages += [{"role": "user", "content": turn}, {"role": "assistant", "content": answer}]
+        return [*messages, {"role": "user", "content": record["turns"][len(answers)]}]
+
+
+def _contains(completion: str, accepted: Sequence[str]) -> float:
+    text = completion.lower()
+    return float(any(answer.strip(" ,.").lower() in text for answer in accepted))
+
+
+# By category: completion and reference to a score in [0, 1].
+SCORES: Mapping[str, Callable[..., float]] = {
+    "translation": lambda text, english: Wmt().score(text, {"translation": {"en": english}}),
+    "summarization": rouge2,
+    "math_reasoning": lambda text, answer: Gsm8k().score(text, {"answer": answer}),
+    "rag": _contains,
+}
+
+
+def second_turns(records: Sequence[Record], answers: Sequence[str]) -> list[dict]:
+    """Return records that ask the second turn, of those that have one, after the given answers to the first."""
+    return [{**record, "answers": [answer]} for record, answer in zip(records, answers) if len(record["turns"]) > 1]

@@ -1,0 +1,36 @@
+"""Spec-Bench: a score by category, and dialogues."""
+
+import pytest
+
+from hf_diversed.tasks import get_task
+from hf_diversed.tasks.specbench import second_turns
+
+
+@pytest.mark.parametrize(
+    ("category", "reference", "right", "wrong"),
+    [
+        ("translation", "It rains today in the hills.", "It rains today in the hills.", "Nothing."),
+        ("summarization", "Rain came to the hills.", "Rain came to the hills.", "Nothing at all."),
+        ("math_reasoning", "1 + 1 = 2\n#### 2", "So the answer is 2.", "So the answer is 3."),
+        ("rag", ["in 2010", "aiding in regulating climate ,"], "Aiding in regulating climate", "In 2011."),
+    ],
+)
+def test_scores_by_category(category, reference, right, wrong):
+    """Catches a category under another one's score, and references of which only one is read."""
+    record = {"category": category, "turns": ["?"], "reference": [reference]}
+    right, wrong = get_task("specbench").score_batch([right, wrong], [record] * 2)
+    assert right == pytest.approx(1.0)
+    assert wrong < 0.1
+
+
+def test_a_category_without_a_score():
+    """Catches a reference that is compared where the data set asks a judge."""
+    assert get_task("specbench").score("5pi", {"category": "math", "turns": ["?", "!"], "reference": ["5pi", ""]}) == 0
+
+
+def test_second_turns():
+    """Catches records of one turn, and answers that belong to another question."""
+    records = [{"category": "qa", "turns": ["a"]}, {"category": "math", "turns": ["b", "c"]}]
+    (record,) = second_turns(records, ["A", "B"])
+    roles = [(message["role"], message["content"]) for message in get_task("specbench").chat_messages(record)]
+    assert roles == [("user", "b"), ("assistant", "B"), ("user", "c")]
