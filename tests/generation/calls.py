@@ -1,14 +1,17 @@
-"""Decodes some hundred calls and writes what each returned, as digests: `python -m tests.generation.calls OUT.json`.
+"""Runs about 180 calls and writes digests of what each returned: `python -m tests.generation.calls OUT.json`.
 
-`test_against_revision.py` runs it on two revisions of the library. It uses the public surface only.
+`test_against_revision.py` runs it on two revisions of the library. It uses the public API only, under the names of
+either revision.
 """
 
 import hashlib
+import inspect
 import json
 import sys
 from collections.abc import Iterator
 
 import torch
+from peft import LoraConfig, get_peft_model
 from transformers import StoppingCriteria
 
 from hf_diversed import DiversedVerifier, PhaseVerifier, RoundStreamer, StaticEnsembleVerifier
@@ -23,17 +26,27 @@ RULES = (
 )
 EXTRAS = {
     "bare": {},
-    "told": {"output_token_records": True, "output_scores": True, "output_logits": True, "repetition_penalty": 1.1},
+    "records": {"output_token_records": True, "output_scores": True, "output_logits": True, "repetition_penalty": 1.1},
 }
 
 
-def rule(name: str, batch_size: int):
+# The name of the dial before it was called strictness.
+DIAL = "strictness" if "strictness" in inspect.signature(DiversedVerifier).parameters else "quality"
+STATIC = {"cache_implementation": "static", "disable_compile": True}
+COUNTERS = (
+    *("num_rounds", "num_drafted", "num_accepted", "num_rejected", "num_emitted", "target_forwards"),
+    *("draft_forwards", "accepted_per_position", "weight_sum", "weight_count", "tv_sum", "tv_count", "bias_sum"),
+    *("bias_count", "expected_accepted_sum", f"{DIAL}_sum", f"{DIAL}_count", "engine"),
+)
+
+
+def build(name: str, batch_size: int):
     if name == "head":
-        return DiversedVerifier(tiny_head(features="distribution"), strictness=0.7)
+        return DiversedVerifier(tiny_head(features="distribution"), **{DIAL: 0.7})
     if name == "hidden head":
         return DiversedVerifier(tiny_head(), max_bias=0.3)
     if name == "budget":
-        return DiversedVerifier(tiny_head(), strictness=[0.2, 0.5, 0.7, 1.0][:batch_size], bias_budget=1.0)
+        return DiversedVerifier(tiny_head(), **{DIAL: [0.2, 0.5, 0.7, 1.0][:batch_size]}, bias_budget=1.0)
     if name == "phase":
         return PhaseVerifier(StaticEnsembleVerifier(0.2, bias_budget=1.0), begin=30, end=17)
     return build_verifier(name)
@@ -46,12 +59,12 @@ class EverySeventh(StoppingCriteria):
         return input_ids[:, -1] == 7
 
 
-class Listener(RoundStreamer):
+class Recorder(RoundStreamer):
     def __init__(self):
-        self.heard = []
+        self.rounds = []
 
     def put_round(self, records, stats):
-        self.heard.append([digest(records.tokens), digest(records.source), str(stats)])
+        self.rounds.append([digest(records.tokens), digest(records.source), counters(stats)])
 
 
 def digest(value):
@@ -63,17 +76,21 @@ def digest(value):
     return [digest(item) for item in value]
 
 
+def counters(stats) -> list:
+    return [getattr(stats, name) for name in COUNTERS if hasattr(stats, name)]
+
+
 def describe(output, streamer=None) -> list:
     records = output.token_records
     names = ("source", "relaxed", "weight", "p", "q", "tv")
-    told = None if records is None else [digest(getattr(records, name)) for name in names]
-    stats = [str(output.stats), [str(row) for row in output.stats.per_row]]
-    heard = streamer and streamer.heard
-    return [digest(output.sequences), stats, digest(output.scores), digest(output.logits), told, heard]
+    recorded = None if records is None else [digest(getattr(records, name)) for name in names]
+    stats = [counters(output.stats), [counters(row) for row in output.stats.per_row]]
+    rounds = streamer and streamer.rounds
+    return [digest(output.sequences), stats, digest(output.scores), digest(output.logits), recorded, rounds]
 
 
 def cases() -> Iterator[tuple[str, dict, object]]:
-    """Name, arguments and rule of every call."""
+    """Name, arguments and verifier of every call."""
     for batch_size in (1, 4):
         for name in RULES:
             for do_sample in (False, True):
@@ -82,6 +99,8 @@ def cases() -> Iterator[tuple[str, dict, object]]:
                 for extra, options in EXTRAS.items():
                     label = f"{name} batch={batch_size} sample={do_sample} {extra}"
                     yield label, {"do_sample": do_sample, **options}, (name, batch_size)
+                    if extra == "records" and do_sample:
+                        yield f"{label} static", {"do_sample": do_sample, **options, **STATIC}, (name, batch_size)
         for drafts in ({"prompt_lookup_num_tokens": 4}, {"assistant_early_exit": 1}):
             for do_sample in (False, True):
                 label = f"{next(iter(drafts))} batch={batch_size} sample={do_sample}"
@@ -97,19 +116,27 @@ def cases() -> Iterator[tuple[str, dict, object]]:
                     batch_size,
                 ),
             )
-    yield "streamed", {"do_sample": True, "streamer": Listener()}, ("static:0.5", 1)
+        for do_sample in (False, True):
+            yield f"adapter batch={batch_size} sample={do_sample}", {"do_sample": do_sample}, ("head", batch_size)
+    yield "streamed", {"do_sample": True, "streamer": Recorder()}, ("static:0.5", 1)
+
+
+def with_adapter(model):
+    torch.manual_seed(5)
+    return get_peft_model(model, LoraConfig(target_modules=["q_proj", "v_proj"], init_lora_weights=False)).eval()
 
 
 def main(path: str) -> None:
     torch.set_num_threads(1)
     target = tiny_model("llama")
     draft, results = tiny_draft(target), {}
+    adapted = with_adapter(tiny_model("llama"))
     for label, options, (name, batch_size) in cases():
         options = {"assistant_model": draft, "max_new_tokens": 24, "top_k": 0, **options}
         options = {key: value for key, value in options.items() if value is not None}
         torch.manual_seed(3)
-        call = {**ragged_batch(batch_size), **options, "verifier": rule(name, batch_size)}
-        output = target.generate(**call, return_dict_in_generate=True)
+        call = {**ragged_batch(batch_size), **options, "verifier": build(name, batch_size)}
+        output = (adapted if label.startswith("adapter") else target).generate(**call, return_dict_in_generate=True)
         results[label] = describe(output, options.get("streamer"))
     with open(path, "w") as file:
         json.dump(results, file)
