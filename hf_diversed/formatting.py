@@ -28,3 +28,10 @@ def with_bounds(record: Mapping[str, Any], name: str) -> str:
 def number(value: float | None) -> str:
     """Two decimals, None as "-"."""
     return "-" if value is None else f"{value:.2f}".replace("-0.00", "0.00")
+
+
+def duration(seconds: float) -> str:
+    """Seconds as "8 s", "3 min" or "2.5 h"."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

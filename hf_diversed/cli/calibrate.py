@@ -94,7 +94,8 @@ def calibrate(
     loaded.to(pair.target.device)
     if overwrite:
         remove_results(folder)
-    certified, tested = run(pair, asked, examples, loaded, settings, drops, folder, confidence=confidence)
+    with preparing.interruptible(folder, folder):
+        certified, tested = run(pair, asked, examples, loaded, settings, drops, folder, confidence=confidence)
     _write(head, loaded)
     console.print(_table(tested, judge.metric))
     _tell(drops, certified)

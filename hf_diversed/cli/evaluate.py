@@ -86,7 +86,8 @@ def evaluate(
         if overwrite:
             remove_results(folder)
         parts = _folders(folder, variants)
-        rows = sweep(pair, asked, examples, names, parts, head=chosen, output=output)
+        with preparing.interruptible(output, folder):
+            rows = sweep(pair, asked, examples, names, parts, head=chosen, output=output)
     if not rows:
         return  # other processes are still at work; the last one reports
     if markdown is not None:

@@ -74,7 +74,10 @@ def frontier(
         folder = Path(scratch) if output is None else output.with_suffix(".parts")
         if overwrite:
             remove_results(folder)
-        rows = run(pair, asked, examples, families, share, num_assistant_tokens=lengths, head=chosen, output=folder)
+        with preparing.interruptible(output, folder):
+            rows = run(
+                pair, asked, examples, families, share, num_assistant_tokens=lengths, head=chosen, output=folder
+            )
         if not rows:
             return  # other processes are still at work; the last one reports
         if output is not None:

@@ -6,11 +6,12 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
+from hf_diversed.cli import terminal
 from hf_diversed.cli.comparison import ALL_RULES
 from hf_diversed.cli.models import load_pair
 from hf_diversed.evaluation import EvaluationSettings
@@ -202,6 +203,13 @@ def process_share(settings: EvaluationSettings, output: Path | None, overwrite: 
             f"--overwrite needs one process, got {world_size} (WORLD_SIZE); remove the results beforehand."
         )
     return replace(settings, rank=int(os.environ.get("RANK", 0)), world_size=world_size)
+
+
+def interruptible(output: Path | None, folder: Path) -> AbstractContextManager[None]:
+    """On Ctrl-C print whether and how the measurement can continue; `folder` keeps its finished calls."""
+    if output is None:
+        return terminal.interruptible("Nothing was kept; pass --output to keep finished calls.")
+    return terminal.interruptible(f"Finished calls are kept in {folder}: run the same command again to continue.")
 
 
 def numbers(option: str, text: str, kind: Callable[[str], Value], distinct: bool = True) -> list[Value]:

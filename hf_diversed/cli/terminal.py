@@ -17,6 +17,7 @@ console = Console()  # results, which may go into a file or a pipe; everything e
 notes = Console(stderr=True)
 
 USAGE, FAILURE = 2, 1  # exit codes: what was asked for cannot be, or could not be done
+INTERRUPTED = 130
 
 # Which extra of the package brings a module; what an import names is a module, and not what pip installs.
 EXTRAS = {
@@ -74,6 +75,16 @@ def errors_in_words(debug: bool = False) -> Iterator[None]:
     except (RuntimeError, AssertionError) as error:  # of torch: no memory left, no such kernel, built without CUDA
         _tell(f"{type(error).__name__}: {error}" + ("" if debug else "\n--debug shows where."), debug)
         raise typer.Exit(FAILURE) from error
+
+
+@contextmanager
+def interruptible(advice: str) -> Iterator[None]:
+    """On Ctrl-C print how to continue, and exit with the shell's code for it."""
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        notes.print(Text(f"Interrupted. {advice}", style="red"), soft_wrap=True)
+        raise typer.Exit(INTERRUPTED) from error
 
 
 def hear_own_warnings_only() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from hf_diversed.cli.models import LOOKUP, check_dtype, check_pair, check_together, load_pair
 from hf_diversed.cli.options import parse_options, read_records, resume_point_of
 from hf_diversed.cli.preparing import check_new_folder, remove_earlier_run
-from hf_diversed.cli.terminal import console
+from hf_diversed.cli.terminal import console, interruptible
 from hf_diversed.cli.train_options import TrainArguments
 from hf_diversed.head import DiversedHead
 from hf_diversed.tasks import Task, get_task
@@ -31,7 +31,8 @@ def train(argv: list[str]) -> DiversedTrainer:
     if first:
         inputs = (arguments.target, arguments.draft, arguments.head)
         check_new_folder("--output-dir", folder, arguments.overwrite, inputs, resume=start is not None)
-    with redirect_stdout(sys.stderr):  # where the trainer and rewards print
+    again = "Run the same command with --resume to continue from the newest complete checkpoint."
+    with interruptible(again), redirect_stdout(sys.stderr):  # where the trainer and rewards print
         trainer = build_trainer(arguments, config)
         if first and arguments.overwrite:
             remove_earlier_run(folder)

@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 from hf_diversed.cli.models import check_dtype, check_pair, check_two_models
 from hf_diversed.cli.options import parse_options, read_records, resume_point_of, supervised_rows
 from hf_diversed.cli.preparing import check_new_folder, remove_earlier_run
-from hf_diversed.cli.terminal import console
+from hf_diversed.cli.terminal import console, interruptible
 from hf_diversed.cli.train import pair_options
 from hf_diversed.cli.train_options import TuneDraftArguments
 from hf_diversed.tasks import get_task
@@ -45,7 +45,8 @@ def tune(argv: list[str]) -> PeftModel | PreTrainedModel:
         rows = supervised_rows(task, records, arguments.shots, arguments.chat)
     else:  # the target writes its own answers, and some tasks have none
         rows = prompt_rows(task, records, pool=records, shots=arguments.shots, chat=arguments.chat)
-    with redirect_stdout(sys.stderr):  # where the trainer prints
+    again = "Run the same command with --resume to continue from the newest complete checkpoint."
+    with interruptible(again), redirect_stdout(sys.stderr):  # where the trainer prints
         pair = pair_options(arguments.target, arguments.draft, arguments.dtype, config)
         stop_strings = () if arguments.chat else task.stop_strings
         split = len(rows) - n_eval

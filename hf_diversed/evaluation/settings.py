@@ -25,7 +25,8 @@ class EvaluationSettings(Sampling):
         split: where the examples come from; only noted, and compared when a run continues.
         records: also keep token records: tv, bias and relaxed tokens. Changes no token, costs time.
         rank, world_size: this process takes every `world_size`-th batch from `rank` on.
-        progress: show a bar; None for "if this is a terminal".
+        progress: True for a progress bar on standard error, False for no output, None for a bar on a terminal and one
+            line per batch elsewhere. Unless False, the time of all calls is estimated before the first.
 
     Raises:
         ValueError: on values out of range, or several greedy samples of a prompt.

@@ -1,7 +1,8 @@
 """One batch of prompts through `generate` with one method: seeded, timed, and cut where each row ends."""
 
+import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -10,6 +11,7 @@ import torch
 from tqdm import tqdm
 from transformers import PreTrainedModel, StoppingCriteriaList
 
+from hf_diversed.formatting import duration
 from hf_diversed.generation.hook import install_hook
 from hf_diversed.generation.stops import stop_criterion
 from hf_diversed.outputs import GenerateDiversedOutput, SpeculativeStats, TokenRecords
@@ -20,6 +22,7 @@ from hf_diversed.running.sampling import Sampling
 
 
 Item = TypeVar("Item")
+_LINES = 20  # of progress, where no terminal shows a bar
 
 
 @dataclass(eq=False)
@@ -106,6 +109,35 @@ def seeded(seed: int, device: torch.device) -> Iterator[None]:
         yield
 
 
-def with_progress(items: Sequence[Item], words: str, unit: str, shown: bool | None) -> Iterable[Item]:
-    """The items, behind a bar on standard error; `shown` is None for "if this is a terminal"."""
-    return tqdm(items, desc=words, unit=unit, disable=None if shown is None else not shown)
+def with_progress(
+    items: Sequence[Item],
+    words: str,
+    unit: str,
+    shown: bool | None,
+    stage: Callable[[Item], Any] | None = None,
+) -> Iterable[Item]:
+    """Yield the items and report progress on standard error.
+
+    Args:
+        shown: True for a progress bar, False for none, None for a bar on a terminal and lines of text elsewhere.
+        stage: a line is printed after the last of consecutive items with the same stage; by default 20 lines in all.
+    """
+    if shown is None and not sys.stderr.isatty():
+        return _with_lines(items, words, unit, stage)
+    return tqdm(items, desc=words, unit=unit, disable=shown is False)
+
+
+def _with_lines(items: Sequence[Item], words: str, unit: str, stage: Callable[[Item], Any] | None) -> Iterator[Item]:
+    total, began = len(items), time.perf_counter()
+    stages = [number * _LINES // total for number in range(total)] if stage is None else list(map(stage, items))
+    for done, item in enumerate(items, start=1):
+        yield item
+        if done == total or stages[done] != stages[done - 1]:
+            spent = time.perf_counter() - began
+            left = "" if done == total else f", about {duration(spent / done * (total - done))} left"
+            notify(f"{words}: {done} of {total} {unit}s in {duration(spent)}{left}")
+
+
+def notify(line: str) -> None:
+    """Print a line on standard error at once."""
+    print(line, file=sys.stderr, flush=True)

@@ -1,6 +1,8 @@
 """`hf-diversed evaluate` on the embedded pair: sweeps, files and tables."""
 
 import json
+import shutil
+from unittest.mock import Mock
 
 import pytest
 from typer.testing import CliRunner
@@ -9,8 +11,10 @@ from hf_diversed.cli import app
 from hf_diversed.cli.train import load_rows
 from hf_diversed.cli.train_options import TrainArguments
 from hf_diversed.evaluation.intervals import wilson
+from hf_diversed.running.decode import Decoder
 from hf_diversed.running.prompts import encode
 from hf_diversed.tasks import get_task, load_records
+from hf_diversed.zoo.loader import WEIGHTS
 
 
 CALL = ["evaluate", "--task", "math", "--methods", "target,static:0.5", "--num-examples", "2", "--max-new-tokens", "6"]
@@ -196,3 +200,26 @@ def test_frontier_checks_its_rules_first(monkeypatch):
         result = CliRunner().invoke(app, ["frontier", "--task", "math", "--rules", rules])
         assert (result.exit_code, result.stdout) == (2, "")
         assert words in result.stderr
+
+
+@pytest.mark.parametrize("command", ["evaluate", "frontier", "calibrate"])
+def test_interrupts_name_the_way_to_continue(command, tmp_path, monkeypatch):
+    """Catches Ctrl-C that ends in "Aborted!" and leaves open whether anything was kept."""
+    head = shutil.copytree(WEIGHTS / "heads" / "math", tmp_path / "head")
+    call = {
+        "evaluate": ["evaluate", "--methods", "target", "--output", str(tmp_path / "all.json")],
+        "frontier": ["frontier", "--rules", "static:0.5", "--output", str(tmp_path / "all.json")],
+        "calibrate": ["calibrate", str(head), "--output", str(tmp_path / "all.parts")],
+    }[command]
+    monkeypatch.setattr(Decoder, "__call__", Mock(side_effect=KeyboardInterrupt))
+    options = [*call, "--task", "math", "--num-examples", "2", "--max-new-tokens", "4"]
+    result = CliRunner().invoke(app, options, env={"COLUMNS": "300"})
+    assert result.exit_code == 130
+    kept = f"Finished calls are kept in {tmp_path / 'all.parts'}: run the same command again to continue."
+    assert kept in " ".join(result.stderr.split())
+
+
+def test_an_interrupt_without_output_keeps_nothing(monkeypatch):
+    """Catches a promise that a run can continue whose calls went to a temporary folder."""
+    monkeypatch.setattr(Decoder, "__call__", Mock(side_effect=KeyboardInterrupt))
+    assert "Nothing was kept; pass --output" in run().stderr

@@ -197,6 +197,16 @@ def test_overwriting_removes_the_earlier_run(monkeypatch, used):
     assert [path.name for path in used.iterdir()] == ["notes.txt"]
 
 
+@pytest.mark.parametrize("command", ["train", "tune-draft"])
+def test_interrupts_name_resume(command, tmp_path, monkeypatch):
+    """Catches Ctrl-C during training that ends in "Aborted!"."""
+    made = {"train": "hf_diversed.cli.train.build_trainer", "tune-draft": "hf_diversed.cli.tune_draft.tune_draft"}
+    monkeypatch.setattr(made[command], Mock(side_effect=KeyboardInterrupt))
+    result = CliRunner().invoke(app, [command, "--task", "math", "--output-dir", str(tmp_path / "out")])
+    assert result.exit_code == 130
+    assert "Run the same command with --resume" in " ".join(result.stderr.split())
+
+
 def test_caches_alone_are_no_earlier_run(monkeypatch, tmp_path):
     """Catches a run that was stopped before its first checkpoint and cannot be started again with the same command."""
     trainer = Mock()
