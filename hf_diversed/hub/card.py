@@ -1,5 +1,4 @@
-"""The model card of a head, rendered from its configuration and the JSON of its evaluation and training. Measures
-nothing and asks no network."""
+"""The model card of a head, rendered from its configuration and its evaluation and training records."""
 
 import re
 import shlex
@@ -13,7 +12,7 @@ from hf_diversed.formatting import LOSSLESS, PLAIN, number, percent, with_bounds
 from hf_diversed.generation.planning import DEFAULT_NUM_ASSISTANT_TOKENS
 from hf_diversed.head import LOOKED_UP, DiversedHeadConfig
 from hf_diversed.hub.markdown import code, one_line, render, text
-from hf_diversed.hub.metadata import DOOR_TAG, card_data, dials, hub_id, hub_source, own_record, public_name
+from hf_diversed.hub.metadata import SCRIPT_TAG, by_strictness, card_data, hub_id, hub_source, own_record, public_name
 from hf_diversed.hub.records import LICENSE
 from hf_diversed.provenance import publishable
 from hf_diversed.tasks import TASKS
@@ -23,10 +22,10 @@ TEMPLATE = Path(__file__).parent / "templates" / "head_card.md"
 _STATIC = re.compile(r"static:(\d*\.?\d+)")
 _SEEN = {
     "hidden": "the last hidden states of both models",
-    "distribution": "eight figures on the two distributions",
-    "both": "the last hidden states of both models and eight figures on the two distributions",
+    "distribution": "eight features of the two distributions",
+    "both": "the last hidden states of both models and eight features of the two distributions",
 }
-_SEEN_TOKEN = ", and five figures on the drafted token: every token has a weight of its own"
+_SEEN_TOKEN = ", and five features of the draft token: it predicts a weight per token"
 _SETTINGS = (
     "learning_rate", "lr_scheduler_type", "max_steps", "num_iterations", "per_device_train_batch_size",
     "num_generations", "num_assistant_tokens", "temperature", "top_k", "top_p", "max_completion_length",
@@ -43,20 +42,20 @@ def render_card(
     tags: Sequence[str] = (),
     license: str = LICENSE,
 ) -> str:
-    """Render the README.md of a head: YAML front matter and Markdown.
+    """Return the README.md of a head: YAML front matter and Markdown.
 
-    Figures come from the two records only. One that is missing shows as "-" in a table and takes its sentence along.
-    What configuration and records say is shown as text, or as a literal in the Python block, whatever it is.
+    All figures come from the two records. A missing one appears as "-" in a table, and its sentence is left out.
+    Values of configuration and records are escaped, or written as literals in the Python block.
 
     Args:
-        config: of the head. Its `name_or_path`, if any, is the folder that the card names where there is no `repo_id`.
+        config: the head's. Without a `repo_id`, the card names the folder in `name_or_path`, if any.
         evaluation: what `evaluate` writes, {"records": [...], "provenance": {...}}, with a record "diversed", besides
             any of "target", "lossless", "static:<weight>" and "diversed@<strictness>"; {} without evaluation.
-        training: what the trainer writes beside a head as provenance.json; {} if nobody knows.
-        repo_id: where the card will lie on the Hub. tags: more than every head has. license: as the Hub spells it.
+        training: the trainer's provenance.json; {} if there is none.
+        repo_id: the repository on the Hub. tags: additional ones. license: a license id of the Hub.
 
     Raises:
-        ValueError: if there are records but none of the head.
+        ValueError: if there are records, but none of the head.
 
     Example:
         ```python
@@ -65,7 +64,7 @@ def render_card(
     """
     records = {record["method"]: record for record in evaluation.get("records") or []}
     own = own_record(records)
-    tags = [*([DOOR_TAG] if repo_id else []), *tags]
+    tags = [*([SCRIPT_TAG] if repo_id else []), *tags]
     name = repo_id.split("/")[-1] if repo_id else "-".join(filter(None, ("diversed", config.task)))
     card = render(
         TEMPLATE,
@@ -85,7 +84,7 @@ def render_card(
     return card.rstrip("\n") + "\n"
 
 
-# What the template fills in. Tables are lists of rows, the header first; empty where nothing is to be shown
+# Values of the template. Tables are lists of rows with the header first, or empty
 
 
 def _about_pair(config: DiversedHeadConfig, evaluation: Mapping[str, Any]) -> dict[str, Any]:
@@ -93,7 +92,7 @@ def _about_pair(config: DiversedHeadConfig, evaluation: Mapping[str, Any]) -> di
     task = config.task if config.task in TASKS else None
     looked_up, lookups = draft == LOOKED_UP, config.num_assistant_tokens or DEFAULT_NUM_ASSISTANT_TOKENS
     return {
-        # A head without a task of ours came from elsewhere, and its pair is unknown.
+        # The pair of a head without a known task is unknown.
         "embedded": not target and not draft and task is not None and hub_source(task) is None,
         "target": public_name(target) or "the-target",
         "draft": public_name(draft) or "the-draft",
@@ -105,7 +104,7 @@ def _about_pair(config: DiversedHeadConfig, evaluation: Mapping[str, Any]) -> di
 
 
 def _about_decoding(config: DiversedHeadConfig, own: Mapping[str, Any], trained: Mapping[str, Any]) -> dict[str, Any]:
-    """How the head was trained to decode; what nobody recorded, as it was evaluated."""
+    """Return the sampling settings of training; of the evaluation, where training has none."""
     known = {"temperature": config.training_temperature}
     sampling = {}
     for name in ("temperature", "top_k", "top_p"):
@@ -125,7 +124,7 @@ def _about_results(
         "source_of_results": hub_source(own.get("task")),
         "setting": _setting(own),
         "evaluated_with": _made_with(evaluation.get("provenance") or {}),
-        "dial": _dial(records, own),
+        "strictness": _strictness(records, own),
     }
 
 
@@ -145,7 +144,7 @@ def _about_training(training: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def constraint_kept(training: Mapping[str, Any]) -> bool | None:
-    """Whether the head that `training` describes kept its constraint on the evaluation prompts; None if unknown."""
+    """Return whether the head kept its training constraint on the evaluation prompts; None if unknown."""
     measured, bound = training.get("validation") or {}, (training.get("training") or {}).get("max_quality_drop")
     if bound is None or "quality_drop_error" not in measured:
         return None
@@ -186,24 +185,25 @@ def _results(records: Mapping[str, Mapping[str, Any]], own: Mapping[str, Any]) -
     return rows
 
 
-def _dial(records: Mapping[str, Mapping[str, Any]], own: Mapping[str, Any]) -> list[list[str]]:
-    """Settings of the dial from permissive to strict, the head as trained among them."""
-    found = dials(records)
+def _strictness(records: Mapping[str, Mapping[str, Any]], own: Mapping[str, Any]) -> list[list[str]]:
+    """Return the table of results by strictness, if more than one was measured."""
+    found = by_strictness(records)
     if len(found) < 2:
         return []
     header = [Markup("`diversed_strictness`"), *_figure_names(own), "tokens per round"]
     return [header] + [
-        [f"{dial:g}", *_figures(record), number(record.get("block_efficiency"))] for dial, record in found.items()
+        [f"{value:g}", *_figures(record), number(record.get("block_efficiency"))] for value, record in found.items()
     ]
 
 
 def _certified(config: DiversedHeadConfig) -> list[list[Any]]:
-    """Stated drops and the dials that were certified for them."""
+    """Return the table of certified drops and the strictness certified for each."""
     if not config.certified_drops:
         return []
     header = [
         Markup("`diversed_max_drop`"), "confidence", Markup("`diversed_strictness`"), "measured drop",
-        "accepted / drafted", "prompts x samples", "temperature", "top_k", "top_p", "drafts per round", "task, metric",
+        "accepted / drafted", "prompts x samples", "temperature", "top_k", "top_p", "draft tokens per round",
+        "task, metric",
     ]  # fmt: skip
     return [header] + [
         [
@@ -224,11 +224,11 @@ def _figures(record: Mapping[str, Any]) -> list[str]:
     return [with_bounds(record, name) for name in ("quality", "quality_drop", "acceptance_rate")]
 
 
-# Sentences' parts
+# Parts of sentences
 
 
 def _setting(own: Mapping[str, Any]) -> str:
-    """What was measured, without what the record does not say."""
+    """Return the settings of an evaluation that its record contains."""
     samples = own.get("samples_per_prompt")
     shown = (
         ("{} prompts", own.get("n")),
@@ -236,7 +236,7 @@ def _setting(own: Mapping[str, Any]) -> str:
         ("temperature {}", own.get("temperature")),
         ("top_k {}", own.get("top_k")),
         ("top_p {}", own.get("top_p")),
-        ("gamma {} (drafts per round)", own.get("num_assistant_tokens")),
+        ("{} draft tokens per round", own.get("num_assistant_tokens")),
         ("at most {} new tokens", own.get("max_new_tokens")),
         ("seed {}", own.get("seed")),
     )
@@ -244,7 +244,7 @@ def _setting(own: Mapping[str, Any]) -> str:
 
 
 def _made_with(record: Mapping[str, Any]) -> str:
-    """Commit, machine, versions and time of a provenance record."""
+    """Return commit, machine, versions and time of a provenance record."""
     commit, versions = record.get("git_commit"), record.get("versions") or {}
     shown = (
         ("commit {}", None if commit is None else code(commit)),
@@ -257,7 +257,7 @@ def _made_with(record: Mapping[str, Any]) -> str:
 
 
 def _rollouts(training: Mapping[str, Any]) -> int | None:
-    """Rollouts drawn for the whole run, on all devices."""
+    """Return the number of rollouts of a training run, over all devices."""
     settings: dict[str, Any] = {"world_size": training.get("world_size"), **(training.get("training") or {})}
     names = ("max_steps", "num_iterations", "per_device_train_batch_size", "world_size")
     if any(settings.get(name) is None for name in names):
@@ -270,7 +270,7 @@ def _rollouts(training: Mapping[str, Any]) -> int | None:
 
 
 def _points(value: float) -> str:
-    """A difference of two rates, with its sign."""
+    """Return a difference of two rates in percentage points, with its sign."""
     return _unsigned_zero(f"{100 * value:+.1f}", "-0.0", "+0.0")
 
 

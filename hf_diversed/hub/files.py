@@ -1,4 +1,4 @@
-"""All files of a head's repository, made from the head and its records. Asks no network."""
+"""The files of a head's repository, from the head and its records. Uses no network."""
 
 import json
 import tempfile
@@ -8,8 +8,8 @@ from typing import Any
 from hf_diversed.head import DiversedHead, DiversedHeadConfig
 from hf_diversed.head.pulling import CONFIG, WEIGHTS
 from hf_diversed.hub.card import render_card
-from hf_diversed.hub.door import PublishedHead, door_files, fingerprint
-from hf_diversed.hub.metadata import RESULTS_FOLDER, dials, public_name, result_files
+from hf_diversed.hub.custom_generate import script_files
+from hf_diversed.hub.metadata import RESULTS_FOLDER, by_strictness, public_name, result_files
 from hf_diversed.hub.records import EVALUATION, TRAINING, HeadRecords
 from hf_diversed.provenance import module_digest, publishable
 
@@ -24,17 +24,16 @@ def publication(
     revision: str | None = None,
     folder: str | None = None,
 ) -> dict[str, bytes]:
-    """Return what is published of a head, by path in its repository; nothing that names a folder of this machine.
+    """Return the files to publish, by path in the repository, without paths of this machine.
 
     Args:
-        repo_id: where it will lie. None for a head that has no place on the Hub: then there is no `custom_generate/`,
-            which would have to name it.
+        repo_id: the repository. None for a head that is not on the Hub; then there is no `custom_generate/`.
         revision: the branch, "main" by default.
-        folder: where the head lies on this machine, for the card of one without `repo_id`; only the last part of an
-            absolute path is shown. None for the heads that come with the package.
+        folder: where the head is stored, for the card of one without `repo_id`; of an absolute path, only the last
+            part is shown. None for packaged heads.
 
     Raises:
-        ValueError: if the evaluation was made with other weights, or holds no record of the head.
+        ValueError: if the evaluation was made with other weights, or has no record of the head.
     """
     _check_measured(head, records)
     evaluation, training = publishable(records.evaluation), publishable(records.training)
@@ -54,25 +53,25 @@ def publication(
         **result_files(evaluation),
     }
     if repo_id is not None:
-        texts |= door_files(PublishedHead(repo_id, revision or "main", fingerprint(config, head)))
+        texts |= script_files(repo_id, revision or "main")
     return {WEIGHTS: weights} | {path: text.encode() for path, text in texts.items()}
 
 
 def is_outdated(path: str, files: dict[str, bytes]) -> bool:
-    """Whether a file of an earlier push must go: records and results that are no longer behind the head."""
+    """Return whether a file of an earlier push is to be removed: records and results that do not apply any more."""
     ours = path in (EVALUATION, TRAINING) or path.startswith((f"{RESULTS_FOLDER}/", "custom_generate/"))
     return ours and path not in files
 
 
 def _check_measured(head: DiversedHead, records: HeadRecords) -> None:
-    """Refuse figures of another head. Older reports do not say what they were made with."""
+    """Refuse figures of another head. Older reports do not record the head's digest, and are accepted."""
     rules = (records.evaluation.get("provenance") or {}).get("rules") or {}
-    found = dials({record["method"]: record for record in records.evaluation.get("records") or []})
+    found = by_strictness({record["method"]: record for record in records.evaluation.get("records") or []})
     digest = module_digest(head)
     for label in {record["method"] for record in found.values()} & rules.keys():
         if digest not in rules[label]:
             raise ValueError(
-                f"the evaluation was made with other weights than this head's ({digest} is not in {rules[label]}); "
+                f"the evaluation was made with other weights: {digest} of this head is not in {rules[label]}; "
                 "evaluate this head, or publish it without an evaluation."
             )
 

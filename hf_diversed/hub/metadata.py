@@ -1,5 +1,5 @@
-"""What the Hub itself reads of a head: the card's front matter, and evaluation results in files of their own. No id is
-made up: what is not on the Hub is left out."""
+"""Metadata that the Hub reads: the card's front matter, and files with evaluation results. Only ids that exist on the
+Hub are included."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -17,12 +17,12 @@ from hf_diversed.tasks import TASKS, HubSource
 
 
 DIVERSED = "diversed"
-AS_TRAINED = 0.5  # the dial of "diversed" without "@"
+AS_TRAINED = 0.5  # the strictness of "diversed" without "@"
 TAGS = ("diversed", "speculative-decoding", "arxiv:2604.07622")
-DOOR_TAG = "custom_generate"
+SCRIPT_TAG = "custom_generate"
 RESULTS_FOLDER = ".eval_results"
 
-_DIAL = re.compile(rf"{DIVERSED}@(\d*\.?\d+)")  # of the head itself; "diversed:<source>" may be another one
+_STRICTNESS = re.compile(rf"{DIVERSED}@(\d*\.?\d+)")  # of this head; "diversed:<source>" can be another one
 
 Record = Mapping[str, Any]
 
@@ -37,8 +37,7 @@ def card_data(
     source = hub_source(config.task)
     results = _eval_results(own)
     return ModelCardData(
-        # Our own name would show no code snippet and count no downloads before huggingface.js lists it; the file
-        # format is that of transformers.
+        # huggingface.js does not list hf_diversed, so its name would give no code snippet and no download count.
         library_name="transformers",
         pipeline_tag="text-generation",
         license=license,
@@ -53,15 +52,14 @@ def card_data(
 
 
 def result_files(evaluation: Mapping[str, Any]) -> dict[str, str]:
-    """Return `.eval_results/*.yaml`, the form that leaderboards read: the head as trained, and every other setting of
-    its dial in a file of its own. Figures of the target alone or of other rules are not the head's.
+    """Return `.eval_results/*.yaml`, which leaderboards read: one file per strictness of the head.
 
-    Figures are in percent, as on the leaderboards; of a task without a dataset on the Hub there are none.
+    Figures are in percent. Tasks without a dataset on the Hub have none.
     """
     records = {record["method"]: record for record in evaluation.get("records") or []}
     date = (evaluation.get("provenance") or {}).get("time")
     files = {}
-    for dial, record in dials(records).items():
+    for strictness, record in by_strictness(records).items():
         source = hub_source(record.get("task"))
         if source is None or record.get("quality") is None:
             continue
@@ -70,16 +68,16 @@ def result_files(evaluation: Mapping[str, Any]) -> dict[str, str]:
             task_id="default",
             value=round(100 * record["quality"], 4),
             date=date,
-            notes=_notes(dial, record),
+            notes=_notes(strictness, record),
         )
-        suffix = "" if dial == AS_TRAINED else f"-strictness-{dial:g}"
+        suffix = "" if strictness == AS_TRAINED else f"-strictness-{strictness:g}"
         text = yaml.safe_dump(eval_result_entries_to_yaml([entry]), sort_keys=False, allow_unicode=True, width=1000)
         files[f"{RESULTS_FOLDER}/{record['task']}{suffix}.yaml"] = text
     return files
 
 
 def own_record(records: Mapping[str, Record]) -> Record:
-    """Return the record of the head as trained; {} if nothing was measured. Raises ValueError if others were."""
+    """Return the record of the head as trained, {} without records. Raises ValueError if only others exist."""
     if not records:
         return {}
     for label in (DIVERSED, f"{DIVERSED}@{AS_TRAINED}"):
@@ -91,17 +89,17 @@ def own_record(records: Mapping[str, Record]) -> Record:
     )
 
 
-def dials(records: Mapping[str, Record]) -> dict[float, Record]:
-    """Return the head's records by its dial, from permissive to strict, the head as trained among them."""
+def by_strictness(records: Mapping[str, Record]) -> dict[float, Record]:
+    """Return the head's records by strictness, from permissive to strict, including the head as trained."""
     if not records:
         return {}
-    found = {float(match[1]): record for label, record in records.items() if (match := _DIAL.fullmatch(label))}
+    found = {float(match[1]): record for label, record in records.items() if (match := _STRICTNESS.fullmatch(label))}
     found[AS_TRAINED] = own_record(records)
     return dict(sorted(found.items()))
 
 
 def hub_id(name: str | None) -> str | None:
-    """Return the name if it can be one of the Hub: "org/model", and no folder on this machine."""
+    """Return the name if it is a possible Hub id, "org/model", and not a local folder."""
     if name is None or name.count("/") != 1 or Path(name).exists():
         return None
     try:
@@ -112,7 +110,7 @@ def hub_id(name: str | None) -> str | None:
 
 
 def public_name(name: str | None) -> str | None:
-    """Return a model's name without the folders of this machine."""
+    """Return a model's name without local folders."""
     return hub_id(name) or (Path(name).name if name else None)
 
 
@@ -121,7 +119,7 @@ def hub_source(task: str | None) -> HubSource | None:
 
 
 def _eval_results(own: Record) -> list[EvalResult]:
-    """The head's figures for `model-index`, which wants a dataset of the Hub: embedded tasks have none."""
+    """Return the head's figures for `model-index`, which requires a dataset on the Hub."""
     source = hub_source(own.get("task"))
     if source is None:
         return []
@@ -145,14 +143,14 @@ def _eval_results(own: Record) -> list[EvalResult]:
     ]
 
 
-def _notes(dial: float, record: Record) -> str:
-    """How it was measured, and what it cost: a figure of relaxed decoding says nothing without its acceptance."""
+def _notes(strictness: float, record: Record) -> str:
+    """Return the settings of a measurement and its acceptance rate."""
     rate = record.get("acceptance_rate")
     parts = (
-        f"DIVERSED relaxed speculative decoding, diversed_strictness {dial:g}",
+        f"DIVERSED relaxed speculative decoding, diversed_strictness {strictness:g}",
         f"{record['metric']}" if record.get("metric") else None,
         f"{record['n']} prompts" if record.get("n") is not None else None,
         f"temperature {record['temperature']}" if record.get("temperature") is not None else None,
-        f"{rate:.1%} of drafted tokens accepted" if rate is not None else None,
+        f"{rate:.1%} of draft tokens accepted" if rate is not None else None,
     )
     return ", ".join(part for part in parts if part)

@@ -1,4 +1,4 @@
-"""Publish a head in one commit. What a failure left behind is said, and pushing again makes up for it."""
+"""Publish a head in one commit. After a failure, the error states what is on the Hub; pushing again is safe."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,12 +14,12 @@ from hf_diversed.hub.records import HeadRecords
 
 
 class PushError(OSError):
-    """A push that failed; its message says what is on the Hub now, its cause is the client's own error."""
+    """A push that failed; the message states what is on the Hub now, the cause is the client's error."""
 
 
 @dataclass(frozen=True)
 class Destination:
-    """Where to push, with the meaning that `push_to_hub` of transformers gives to each."""
+    """Where to push; the fields have the meaning of `push_to_hub` in transformers."""
 
     repo_id: str
     private: bool | None = None
@@ -31,19 +31,19 @@ class Destination:
 
 
 def push(head: DiversedHead, records: HeadRecords, to: Destination) -> CommitInfo:
-    """Publish a head with its card, results, records and `custom_generate/`, and nothing else, in one commit.
+    """Publish a head with its card, results, records and `custom_generate/` in one commit.
 
-    Results and records of an earlier push that have nothing to stand for any more are removed in the same commit.
+    The same commit removes results and records of an earlier push that do not apply any more.
 
     Raises:
-        ValueError: if a card cannot be rendered; nothing was sent then.
+        ValueError: if the card cannot be rendered; nothing was sent.
         PushError: if the Hub refuses or cannot be reached.
     """
     files = publication(head, records, to.repo_id, to.revision)
     api = HfApi(library_name="hf_diversed", library_version=__version__, token=to.token)
     with _step(to.repo_id, "creating the repository", "Nothing was uploaded."):
         repo_id = api.create_repo(to.repo_id, private=to.private, exist_ok=True).repo_id
-    if repo_id != to.repo_id:  # a bare name goes to the user's own account
+    if repo_id != to.repo_id:  # a name without an organisation belongs to the user
         files = publication(head, records, repo_id, to.revision)
     nothing = f"The repository {repo_id} exists; nothing was uploaded to it."
     if to.revision is not None and not to.revision.startswith("refs/pr"):
@@ -86,22 +86,22 @@ def _create_branch(api: HfApi, repo_id: str, to: Destination) -> None:
     try:
         api.create_branch(repo_id, branch=str(to.revision), exist_ok=True)
     except HfHubHTTPError as error:
-        # A pull request asks for no right to create branches; whether this one exists, the next step will tell.
+        # A pull request needs no right to create branches; the next step fails if the branch does not exist.
         if not (to.create_pr and error.response.status_code == 403):
             raise
 
 
 def _state(api: HfApi, repo_id: str, to: Destination, before: str | None) -> str:
-    """What a failed commit left on the Hub, as the Hub says: an answer may get lost when all else went well."""
+    """Return what a failed commit left on the Hub; the commit may exist although its answer was lost."""
     if to.create_pr:
         return (
-            f"{to.revision or 'main'} of {repo_id} is as it was. See {api.endpoint}/{repo_id}/discussions for whether "
-            "the pull request was opened all the same."
+            f"{to.revision or 'main'} of {repo_id} is unchanged. {api.endpoint}/{repo_id}/discussions shows whether "
+            "the pull request was opened."
         )
     try:
         now = api.model_info(repo_id, revision=to.revision).sha
     except Exception as error:
-        return f"Whether the commit was made is not known, as the Hub does not answer any more ({error})."
+        return f"It is unknown whether the commit was made, because the Hub does not answer ({error})."
     if now == before:
-        return "No commit was made: nothing of this push can be seen, though weights may have been stored."
-    return f"There is a new commit, {now}, most likely this push: then pushing again will find nothing to change."
+        return "No commit was made: nothing of this push is visible, though weights may have been stored."
+    return f"There is a new commit, {now}, most likely of this push; pushing again would then change nothing."

@@ -1,4 +1,4 @@
-"""What is known about a head besides its weights: how it was measured and trained. Read from a folder or the Hub."""
+"""Records of a head's evaluation and training, read from a folder or the Hub."""
 
 import json
 from collections.abc import Mapping
@@ -15,12 +15,13 @@ LICENSE = "apache-2.0"
 
 @dataclass(frozen=True)
 class HeadRecords:
-    """What is said about a head where it is published.
+    """What is published with a head.
 
     Attributes:
-        evaluation: what `hf-diversed evaluate --output` writes; {} if it was not measured.
-        training: what the trainer writes beside the head, provenance.json; {} if nobody knows.
-        tags: of the Hub, besides those of every head. license: as the Hub spells it.
+        evaluation: the output of `hf-diversed evaluate --output`; {} if the head was not evaluated.
+        training: the trainer's provenance.json; {} if there is none.
+        tags: additional tags on the Hub.
+        license: a license id of the Hub.
     """
 
     evaluation: Mapping[str, Any] = field(default_factory=dict)
@@ -30,14 +31,16 @@ class HeadRecords:
 
 
 def read_records(name: str | Path, evaluation: str | Path | None = None, **hub: Any) -> HeadRecords:
-    """Read the records that lie beside a head; what is not there is empty.
+    """Read the records in a head's folder; missing ones are empty.
 
     Args:
-        name: folder or Hub id. evaluation: file to read in place of the folder's evaluation.json.
+        name: folder or Hub id.
+        evaluation: file to read instead of the folder's evaluation.json.
         hub: `revision`, `token` and the like, as in `from_pretrained`.
 
     Raises:
-        OSError: if the folder cannot be read. ValueError: if a file is no JSON object.
+        OSError: if the folder cannot be read.
+        ValueError: if a file is not a JSON object.
     """
     folder = find_files(name, (EVALUATION, TRAINING), **hub)
     if evaluation is None and (folder / EVALUATION).is_file():
@@ -47,13 +50,13 @@ def read_records(name: str | Path, evaluation: str | Path | None = None, **hub: 
 
 
 def read_json(given: Mapping[str, Any] | str | Path | None) -> Mapping[str, Any]:
-    """A record as given, or from its file; {} for None. Raises ValueError if it is no JSON object."""
+    """Return a record, or read it from its file; {} for None. Raises ValueError if it is not a JSON object."""
     if given is None or isinstance(given, Mapping):
         return given or {}
     try:
         found = json.loads(Path(given).read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{given} is no JSON, or nested too deep: {error}") from error
+        raise ValueError(f"{given} is not valid JSON, or nested too deeply: {error}") from error
     if not isinstance(found, dict):
         raise ValueError(f"{given} must hold a JSON object, got {type(found).__name__}.")
     return found

@@ -1,4 +1,4 @@
-"""The real huggingface_hub client, pointed at a Hub on loopback, with caches of its own and no waiting."""
+"""The huggingface_hub client with a local server, separate caches and no waiting between retries."""
 
 import pytest
 import transformers.dynamic_module_utils
@@ -12,7 +12,7 @@ from tests.hub.loopback import WRITER, LoopbackHub
 
 @pytest.fixture
 def hub(monkeypatch, tmp_path):
-    """A fresh Hub; this process is logged in as the owner of "org"."""
+    """A new Hub; this process is logged in as the owner of "org"."""
     with LoopbackHub() as server:
         point_client_at(server.endpoint, monkeypatch, tmp_path / "cache")
         monkeypatch.setenv("HF_TOKEN", WRITER)
@@ -21,7 +21,7 @@ def hub(monkeypatch, tmp_path):
 
 
 def point_client_at(endpoint: str, monkeypatch, cache) -> None:
-    """HF_ENDPOINT and the like are read at import, once for all tests: set what they were read into."""
+    """Set the constants that huggingface_hub reads from the environment on import."""
     template = endpoint + "/{repo_id}/resolve/{revision}/{filename}"
     replaced = {"ENDPOINT": endpoint, "HUGGINGFACE_CO_URL_TEMPLATE": template, "HF_HUB_CACHE": str(cache)}
     replaced |= {"HF_HUB_OFFLINE": False, "HF_HUB_DISABLE_XET": True, "HF_TOKEN_PATH": str(cache / "token")}

@@ -1,4 +1,4 @@
-"""Cards of heads: what the Hub reads, and that every figure comes from the records. Figures here are made up."""
+"""Cards of heads: the metadata that the Hub reads, and figures from records only. Figures here are invented."""
 
 import ast
 import copy
@@ -30,12 +30,12 @@ HUB = DiversedHeadConfig(
     assistant_model_name_or_path="Qwen/Qwen3-0.6B",
 )
 REPO = "org/head-gsm8k"
-MADE_WITH = provenance()  # asks git, which takes its time
+MADE_WITH = provenance()  # runs git, which is slow
 SIZES = {"target": 8190735360, "draft": 596049920}
 
 
 def make_record(method: str, place: int, **given) -> dict:
-    """A record in which every figure is unlike any other of `make_evaluation`."""
+    """Return a record in which every figure differs from all others of `make_evaluation`."""
     quality, rate = 0.8111 - 0.0301 * place, 0.6222 + 0.0407 * place
     record = {
         "method": method,
@@ -109,7 +109,7 @@ def snippet_of(text: str) -> str:
 
 
 def test_front_matter_is_what_the_hub_reads():
-    """Catches ids that are lost or invented, and YAML that the Hub's own parser reads otherwise."""
+    """Catches lost or invented ids, and YAML that the Hub's parser reads differently."""
     text = render_card(HUB, make_evaluation(), make_training(), REPO)
     card = ModelCard(text)
     assert str(card) == text
@@ -122,8 +122,8 @@ def test_front_matter_is_what_the_hub_reads():
     assert front == card.data.to_dict() == ModelCard(str(card)).data.to_dict()
 
 
-def test_model_index_gives_the_results_back():
-    """Catches figures of another method, and rounded ones, in what leaderboards read."""
+def test_model_index_contains_the_results():
+    """Catches figures of another method, and rounded figures, in the metadata of leaderboards."""
     evaluation = make_evaluation()
     own = own_record(evaluation)
     data = ModelCard(render_card(HUB, evaluation, {}, REPO)).data
@@ -139,18 +139,18 @@ def test_model_index_gives_the_results_back():
 
 
 def test_embedded_pair_names_nothing_on_the_hub():
-    """Catches a base model, data set or leaderboard entry for what only exists in the package."""
+    """Catches a base model, dataset or leaderboard entry for models that exist in the package only."""
     text = render_card(EMBEDDED, make_evaluation("math"), make_training())
     front = yaml.safe_load(text.split("---\n")[1])
     assert not {"base_model", "base_model_relation", "datasets", "metrics", "model-index"} & set(front)
-    assert "custom_generate" not in text  # it would have to name a repository
+    assert "custom_generate" not in text
     assert "the embedded pair of hf_diversed" in text
     assert "huggingface.co" not in text
 
 
 @pytest.mark.parametrize("name", [None, "", "draft", "/home/me/models/draft", "../models/draft", "tests/hub"])
-def test_folders_are_no_base_models(name, monkeypatch):
-    """Catches a local folder shown as a Hub id, or with where it lies."""
+def test_folders_are_not_base_models(name, monkeypatch):
+    """Catches a local folder shown as a Hub id, or with its path."""
     monkeypatch.chdir(render_cards.ROOT)
     config = DiversedHeadConfig(
         8, 8, task="gsm8k", base_model_name_or_path="Qwen/Qwen3-8B", assistant_model_name_or_path=name
@@ -161,8 +161,8 @@ def test_folders_are_no_base_models(name, monkeypatch):
     assert "tests/hub" not in text
 
 
-def test_looked_up_drafts_need_no_second_model():
-    """Catches a snippet that loads a draft for a head that was trained without one."""
+def test_prompt_lookup_needs_no_draft_model():
+    """Catches a snippet that loads a draft model for a head that was trained without one."""
     config = copy.deepcopy(HUB)
     config.assistant_model_name_or_path = LOOKED_UP
     text = render_card(config, {}, {}, REPO)
@@ -174,7 +174,7 @@ def test_looked_up_drafts_need_no_second_model():
 
 @pytest.mark.parametrize("method", ["target", "lossless", "static:0.7", "static:0.3", "diversed"])
 def test_every_figure_comes_from_its_record(method):
-    """Catches typed figures, and a row filled from another row: a changed figure changes that row and no other."""
+    """Catches typed figures, and a row from another record: a changed figure changes that row only."""
     shown = [
         "quality",
         "quality_drop",
@@ -198,7 +198,7 @@ def test_every_figure_comes_from_its_record(method):
 
 
 def test_results_table():
-    """Catches rows out of order, wrong columns, and intervals at the wrong figure."""
+    """Catches rows in the wrong order, wrong columns, and intervals of another figure."""
     table = [line for line in render_card(HUB, make_evaluation(), {}, REPO).splitlines() if line.startswith("| ")]
     start = next(index for index, line in enumerate(table) if line.startswith("| method"))
     header, *rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in table[start:])
@@ -213,10 +213,10 @@ def test_results_table():
     ]  # fmt: skip
 
 
-def test_setting_and_gain_are_said():
+def test_setting_and_gain_are_shown():
     text = render_card(HUB, make_evaluation(), {}, REPO)
     assert (
-        "437 prompts, 3 completions each, temperature 0.7, top_k 0, top_p 1.0, gamma 6 (drafts per round), at most 96 "
+        "437 prompts, 3 completions each, temperature 0.7, top_k 0, top_p 1.0, 6 draft tokens per round, at most 96 "
         "new tokens, seed 1234." in text
     )
     assert "by +3.6 points of accuracy (95% interval +0.5 to +6.6)" in text
@@ -224,8 +224,8 @@ def test_setting_and_gain_are_said():
     assert "| target | [Qwen/Qwen3-8B](https://huggingface.co/Qwen/Qwen3-8B) | 0123abc | 8,190.74 M |" in text
 
 
-def test_what_is_missing_shows_as_a_dash_and_says_nothing():
-    """Catches "None" in a card, and sentences about figures that nobody measured."""
+def test_missing_figures_are_dashes_without_sentences():
+    """Catches "None" in a card, and sentences about missing figures."""
     evaluation = make_evaluation()
     evaluation["records"] = [
         {name: record[name] if name in ("method", "task") else None for name in record}
@@ -234,28 +234,28 @@ def test_what_is_missing_shows_as_a_dash_and_says_nothing():
     text = render_card(HUB, evaluation, {"training": {}, "argv": None, "seed": None}, REPO)
     assert "| **DIVERSED** | - | - | - | - | - | - |" in text
     assert ModelCard(text).data.eval_results is None
-    for words in ("None", "differs from the curve", "The drop is", "seed", "Rollouts", "Constraint", "constraint"):
+    for words in ("None", "differs from the static", "The drop is", "seed", "Rollouts", "Constraint", "constraint"):
         assert words not in text
     own_record(evaluation).update(static_gain=-0.0121, metric="accuracy")
     text = render_card(HUB, evaluation, {}, REPO)
-    assert "by -1.2 points of accuracy; the curve" in text
+    assert "by -1.2 points of accuracy. The static" in text
     keys = ("method", "task")
     bare = {"records": [{key: record[key] for key in keys} for record in evaluation["records"]]}
     assert "| **DIVERSED** | - | - | - | - | - | - |" in render_card(HUB, bare, {}, REPO)
 
 
 def test_nothing_recorded():
-    """A converted head: nobody knows how it was trained, and nobody has measured it."""
+    """Catches "None" in the card of a converted head, which has no records."""
     text = render_card(DiversedHeadConfig(8, 8), {}, {})
     assert "No evaluation of this head is recorded." in text
     assert "How this head was trained is not recorded." in text
-    assert "Which pair it was made for is not recorded" in text
+    assert "The pair is not recorded." in text
     assert "embedded" not in text
     assert "None" not in text
     assert "model-index" not in text
 
 
-def test_training_is_said():
+def test_training_is_shown():
     training = make_training()
     text = render_card(HUB, {}, training, REPO)
     for words in (
@@ -288,7 +288,7 @@ def test_no_negative_zero():
     assert "by 0.0 points" in text
 
 
-def test_dial_only_with_data():
+def test_strictness_table_only_with_data():
     evaluation = make_evaluation()
     assert "### Strictness" not in render_card(HUB, evaluation, {}, REPO)
     evaluation["records"] += [make_record("diversed@0.75", 1), make_record("diversed@0", 5)]
@@ -297,14 +297,14 @@ def test_dial_only_with_data():
 
 
 def test_records_of_other_heads_are_refused():
-    """Catches a card that shows no line of the head it is about, or that of another head."""
+    """Catches a card without a line of its head, or with that of another head."""
     evaluation = {"records": [make_record("lossless", 1), make_record("diversed:org/other", 2)]}
     with pytest.raises(ValueError, match=r'method "diversed", got lossless, diversed:org/other'):
         render_card(HUB, evaluation, {}, REPO)
 
 
 def test_no_path_of_this_machine(monkeypatch, tmp_path):
-    """Catches folders from the command line, the settings or the configuration."""
+    """Catches paths from the command line, the settings or the configuration."""
     given = ["/opt/bin/hf-diversed", "train", "--output_dir", str(tmp_path), f"--data_file={tmp_path}/x.jsonl"]
     monkeypatch.setattr(sys, "argv", given)
     config = DiversedHeadConfig(
@@ -339,7 +339,7 @@ CODE = 'm"); import os; os.system("echo pwned")#\n```\n<b>'
 
 
 def hostile(words: str) -> tuple[DiversedHeadConfig, dict, dict]:
-    """A card's three sources with the same words wherever there is room for any."""
+    """Return a card's three sources with the same text in every field."""
     names = ("base_model_name_or_path", "assistant_model_name_or_path", "base_model_revision", "task")
     own = make_record("diversed", 2) | dict.fromkeys(
         ("task", "metric", "n", "temperature", "top_k", "top_p", "max_new_tokens", "seed", "reference"), words
@@ -355,8 +355,7 @@ def hostile(words: str) -> tuple[DiversedHeadConfig, dict, dict]:
 @pytest.mark.parametrize("repo_id", [REPO, None])
 @pytest.mark.parametrize("words", [EVIL, CODE, "d|e\n---\nlicense: evil\n---\n", "it's", "\\"])
 def test_names_are_neither_markup_nor_code(words, repo_id):
-    """Catches a name in a configuration or a record that becomes a script, a link, a table's column, front matter or a
-    line of the Python that readers copy."""
+    """Catches a name in a configuration or record that becomes a script, link, table column, metadata or Python."""
     config, evaluation, training = hostile(words)
     text, plain = render_card(config, evaluation, training, repo_id), render_card(*hostile("word"), repo_id)
     assert ModelCard(text).data.to_dict() == ModelCard(plain).data.to_dict()
@@ -371,7 +370,7 @@ def test_names_are_neither_markup_nor_code(words, repo_id):
 
 
 def _shape(tokens) -> list[tuple[str, str]]:
-    """Blocks, links, images and HTML of a parsed card; what merely marks words is left out."""
+    """Return blocks, links, images and HTML of a parsed card."""
     found = []
     for token in tokens:
         if token.type not in ("text", "softbreak", "code_inline"):
@@ -380,8 +379,8 @@ def _shape(tokens) -> list[tuple[str, str]]:
     return found
 
 
-def test_words_as_they_read():
-    """Catches escapes that a reader would see in ordinary names, and marks that are left as they are."""
+def test_escapes():
+    """Catches visible escapes in ordinary names, and markup that is not escaped."""
     for words in (
         "pass@1",
         "exact_match",
@@ -401,7 +400,7 @@ def test_words_as_they_read():
 
 
 def test_sampling_is_that_of_training():
-    """Catches a snippet that samples as the head was evaluated, or anyhow, where it is known how it was trained."""
+    """Catches a snippet with other sampling settings than those of training."""
     training, evaluation = make_training(), make_evaluation()
     training["training"] |= {"temperature": 0.8, "top_k": 20, "top_p": 0.95, "max_completion_length": 77}
     snippet = snippet_of(render_card(HUB, evaluation, training))
@@ -415,8 +414,8 @@ def test_sampling_is_that_of_training():
 
 
 @pytest.mark.parametrize("config", [EMBEDDED, HUB])
-def test_a_head_on_disk_is_the_one_shown(config, tmp_path):
-    """Catches a card that decodes with the packaged head of the same task, or names a folder of this machine."""
+def test_a_head_in_a_folder_is_the_one_shown(config, tmp_path):
+    """Catches a card that uses the packaged head of the same task, or names a local path."""
     head = DiversedHead(config)
     for folder, shown in ((str(tmp_path / "head-7"), "head-7"), ("runs/head-7", "runs/head-7"), ("~/a/b", "b")):
         card = publication(head, HeadRecords(), folder=folder)["README.md"].decode()
@@ -430,7 +429,7 @@ def test_a_head_on_disk_is_the_one_shown(config, tmp_path):
 
 
 def test_how_to_use_runs(monkeypatch, capsys):
-    """Catches a snippet that no longer fits the library; an untrained head stands in for the packaged one."""
+    """Catches a snippet that does not run with the library; an untrained head replaces the packaged one."""
     pair = load_demo_pair()
     pair.heads["math"] = DiversedHead(DiversedHeadConfig.for_pair(pair.target, pair.draft))
     monkeypatch.setattr(hf_diversed, "load_demo_pair", lambda **_: pair)
@@ -439,17 +438,17 @@ def test_how_to_use_runs(monkeypatch, capsys):
 
 
 def test_sections():
-    """Catches a card that leaves out what a reader must know before using a head."""
+    """Catches a card without a section."""
     text = render_card(HUB, make_evaluation(), make_training(), REPO)
     titles = ["What it does", "The pair", "How to use", "Results", "Training", "Limits", "Citation"]
     assert re.findall(r"(?m)^## (.*)$", text) == titles
     assert "acceptance transfers to other tasks and quality does not" in text
     assert "hf-diversed train --task gsm8k" in text
-    assert "\n## " not in text.replace("\n\n## ", "")  # a heading in the middle of a paragraph is none
+    assert "\n## " not in text.replace("\n\n## ", "")  # a heading needs an empty line before it
 
 
 def test_packaged_cards_agree_with_results():
-    """Catches figures typed by hand, and results without `python -m tools.render_cards`."""
+    """Catches typed figures, and cards that were not rendered by `python -m tools.render_cards`."""
     assert render_cards.differing() == []
 
 
@@ -475,11 +474,11 @@ def test_tool_writes_and_checks(monkeypatch, tmp_path, capsys):
     results.write_text(json.dumps(changed))
     assert render_cards.main() == 1
     results.unlink()
-    assert render_cards.main() == 1  # a card without results behind it
+    assert render_cards.main() == 1  # a card without results
 
 
-def test_tells_heads_that_see_the_drafted_token():
-    """Catches a card that describes another kind of head, and the start of the other kind among its settings."""
+def test_heads_with_token_features_are_described():
+    """Catches a card that describes another kind of head, or shows the initial value of the other kind."""
     settings = {"initial_weight": 0.5, "initial_lenience": 0.2, "baseline": "prompt", "clip_range": 0.5}
     for token_features, shown, hidden in (
         (True, "initial_lenience", "initial_weight"),
@@ -487,13 +486,13 @@ def test_tells_heads_that_see_the_drafted_token():
     ):
         config = DiversedHeadConfig(256, 96, features="distribution", token_features=token_features, task="math")
         card = render_card(config, {}, {"training": settings | {"token_features": token_features}})
-        assert ("every token has a weight of its own" in card) == token_features
+        assert ("it predicts a weight per token" in card) == token_features
         assert f"`{shown}`" in card
         assert f"`{hidden}`" not in card
 
 
 def test_certified_drops_are_shown():
-    """Catches a certificate without the settings that it holds for, and a publisher's words that become markup."""
+    """Catches a certificate without its settings, and values that become markup."""
     entry = {
         "max_drop": 0.0125,
         "confidence": 0.97,

@@ -1,4 +1,4 @@
-"""Pulling heads with the real huggingface_hub client, against a Hub on loopback."""
+"""Pulling heads with the huggingface_hub client from a local server."""
 
 import json
 
@@ -19,7 +19,7 @@ REPO = "org/head"
 
 @pytest.fixture
 def folder(hub, tmp_path):
-    """A head in a folder, and the same at REPO."""
+    """A head in a folder, and the same head at REPO."""
     path = tmp_path / "head"
     random_head("mlp", "both").save_pretrained(path)
     hub.add(REPO, path)
@@ -27,7 +27,7 @@ def folder(hub, tmp_path):
 
 
 def test_every_way_to_name_a_head(hub, folder, tmp_path):
-    """Catches arguments that are dropped on the way: another revision, cache or folder would be read."""
+    """Catches arguments that are dropped, so that another revision, cache or folder is read."""
     other = random_head("linear", "hidden")
     other.save_pretrained(tmp_path / "nested" / "inner")
     hub.add("org/nested", tmp_path / "nested")
@@ -54,8 +54,8 @@ def _flat(files: dict[str, bytes]) -> dict[str, bytes]:
     return {path.rsplit("/", 1)[-1]: content for path, content in files.items()}
 
 
-def test_a_head_that_sees_the_drafted_token(hub, tmp_path):
-    """Catches an entry of the configuration that is lost on the way, and with it the shape of the weights."""
+def test_a_head_with_token_features(hub, tmp_path):
+    """Catches a lost entry of the configuration, which changes the shapes of the weights."""
     head = random_head("mlp", "both", token_features=True)
     head.save_pretrained(tmp_path / "token")
     hub.add("org/token", tmp_path / "token")
@@ -75,7 +75,7 @@ def test_private_heads_need_the_token(hub, folder, monkeypatch):
 
 
 def test_offline_uses_the_cache(hub, folder, monkeypatch):
-    """Catches a look at the network where it is switched off, and a cached head that is not found."""
+    """Catches network access in offline mode, and a cached head that is not found."""
     DiversedHead.from_pretrained(REPO)
     hub.log.clear()
     DiversedHead.from_pretrained(REPO, local_files_only=True)
@@ -112,8 +112,8 @@ def test_offline_uses_the_cache(hub, folder, monkeypatch):
         (REPO, {"subfolder": "inner"}, "no file named config.json"),
     ],
 )
-def test_what_is_no_head_is_said(hub, folder, name, arguments, words):
-    """Catches tracebacks from deep inside, and a head that is quietly filled with random weights."""
+def test_other_files_are_refused(hub, folder, name, arguments, words):
+    """Catches unclear errors, and a head with random weights without notice."""
     good = hub.files(REPO)
     config, weights = good["config.json"], good["model.safetensors"]
     hub.add("org/gated", folder, gated=True)
@@ -137,7 +137,7 @@ def _weights(head: DiversedHead, folder) -> bytes:
 
 
 def test_no_code_of_the_repository_runs(hub, folder, tmp_path):
-    """Catches remote code: a head is two files of numbers, whatever else its repository holds."""
+    """Catches remote code: only config.json and model.safetensors are read."""
     marker = tmp_path / "ran"
     evil = f"open({str(marker)!r}, 'w')\n".encode()
     config = json.loads(hub.files(REPO)["config.json"])
@@ -152,7 +152,7 @@ def test_no_code_of_the_repository_runs(hub, folder, tmp_path):
 
 
 def test_weights_of_another_model_are_not_downloaded(hub, folder, tmp_path):
-    """Catches a visitor's word that downloads any model: what config.json says is known before the weights come."""
+    """Catches a download of any model by name: config.json is checked before weights are downloaded."""
     files = {"config.json": b'{"model_type": "llama"}', "model.safetensors": bytes(300_000)}
     hub.add("org/llama", files)
     with pytest.raises(OSError, match="must be 'diversed_head', got 'llama'"):
@@ -169,7 +169,7 @@ def test_weights_of_another_model_are_not_downloaded(hub, folder, tmp_path):
     ("file", "size"), [("model.safetensors", 300_000), ("model.safetensors", 20), ("config.json", 2**20 + 1)]
 )
 def test_files_of_another_size_are_not_downloaded(hub, folder, tmp_path, file, size):
-    """Catches a file that calls itself a head's and fills the disk."""
+    """Catches a file of any size that has the name of a head's file."""
     content = hub.files(REPO)[file][:size].ljust(size)
     hub.add("org/heavy", hub.files(REPO) | {file: content})
     hub.log.clear()
@@ -180,7 +180,7 @@ def test_files_of_another_size_are_not_downloaded(hub, folder, tmp_path, file, s
 
 
 def test_all_files_come_from_one_commit(hub, folder, monkeypatch):
-    """Catches the weights of a push that comes between the two downloads."""
+    """Catches weights of a push between the two downloads."""
     pulling_config, other = pulling.read_config, random_head("linear", "hidden")
 
     def read_config(*args, **kwargs):
@@ -193,8 +193,8 @@ def test_all_files_come_from_one_commit(hub, folder, monkeypatch):
     assert module_digest(DiversedHead.from_pretrained(REPO)) == module_digest(random_head("mlp", "both"))
 
 
-def test_damaged_files_are_got_again(hub, folder, tmp_path):
-    """Catches a size check that holds a damaged file in the cache against the download that would mend it."""
+def test_damaged_files_are_downloaded_again(hub, folder, tmp_path):
+    """Catches a size check that refuses a new download because of a damaged file in the cache."""
     DiversedHead.from_pretrained(REPO)
     (weights,) = (tmp_path / "cache").glob("models--org--head/snapshots/*/model.safetensors")
     weights.resolve().write_bytes(b"")
@@ -203,16 +203,16 @@ def test_damaged_files_are_got_again(hub, folder, tmp_path):
     DiversedHead.from_pretrained(REPO, force_download=True)
     hub.log.clear()
     DiversedHead.from_pretrained(REPO)
-    assert hub.log == ["info"]  # nothing is fetched, or asked for, that is there
+    assert hub.log == ["info"]  # nothing that is cached is requested
 
 
 @pytest.mark.parametrize("step", ["info", "resolve", "download"])
 @pytest.mark.parametrize("fault", [401, 403, 404, 429, 500, DROP])
-def test_faults_are_said_and_pass(hub, folder, step, fault):
-    """Catches a failed download that is taken for a head, remembered, or told as something else."""
+def test_faults_are_named_and_pass(hub, folder, step, fault):
+    """Catches a failed download that is cached, used as a head, or reported as another error."""
     hub.fail(step, fault)
     with pytest.raises(OSError, match=f"{REPO} .*{hub.endpoint}"):
         DiversedHead.from_pretrained(REPO)
     hub.recover()
-    hub.fail("download", DROP, times=1)  # once: the client goes on by itself
+    hub.fail("download", DROP, times=1)  # once: the client resumes
     assert module_digest(DiversedHead.from_pretrained(REPO)) == module_digest(random_head("mlp", "both"))

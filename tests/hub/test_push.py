@@ -1,4 +1,4 @@
-"""Publishing with the real huggingface_hub client, against a Hub on loopback. Figures are made up."""
+"""Publishing with the huggingface_hub client to a local server. Figures are invented."""
 
 import json
 
@@ -46,7 +46,7 @@ def ours(hub, repo_id: str = REPO, revision: str = "main") -> dict[str, bytes]:
 
 
 def test_push_and_pull_elsewhere(hub, tmp_path):
-    """Catches a file that is missing or too much, a second commit, and weights or a card that change on the way."""
+    """Catches missing or additional files, a second commit, and changed weights or cards."""
     head = make_head()
     commit = head.push_to_hub(REPO, **records())
     assert set(ours(hub)) == FILES
@@ -62,7 +62,7 @@ def test_push_and_pull_elsewhere(hub, tmp_path):
 
 
 def test_card_pulled_back_is_the_card_rendered(hub):
-    """Catches a card that upstream overwrites, or that the Hub's own parser reads otherwise."""
+    """Catches a card that transformers overwrites, or that the Hub's parser reads differently."""
     from hf_diversed.hub import HeadRecords, publication
 
     make_head().push_to_hub(REPO, tags=["mine"], license="mit", **records())
@@ -77,7 +77,7 @@ def test_card_pulled_back_is_the_card_rendered(hub):
 
 
 def test_results_are_for_leaderboards(hub):
-    """Catches figures of other methods in the head's name, and files that the Hub's parser refuses."""
+    """Catches figures of other methods, and files that the Hub's parser refuses."""
     evaluation = make_evaluation()
     evaluation["records"].append(make_record("diversed@0.75", 1))
     make_head().push_to_hub(REPO, evaluation=evaluation)
@@ -97,7 +97,7 @@ def test_results_are_for_leaderboards(hub):
 
 
 def test_nothing_but_the_head_is_sent(hub, tmp_path, monkeypatch):
-    """Catches pickles and other files of a training folder, and folders of this machine in what is published."""
+    """Catches pickles and other files of a training folder, and local paths in published files."""
     from typer.testing import CliRunner
 
     from hf_diversed.cli import app
@@ -122,17 +122,17 @@ def test_nothing_but_the_head_is_sent(hub, tmp_path, monkeypatch):
 
 
 def test_no_figures_without_a_record(hub):
-    """Catches results, or a results file, that nobody measured."""
+    """Catches results without an evaluation."""
     make_head().push_to_hub(REPO)
     assert set(ours(hub)) == FILES - {".eval_results/gsm8k.yaml", "evaluation.json", "provenance.json"}
     assert "No evaluation of this head is recorded." in hub.files(REPO)["README.md"].decode()
 
 
 def test_outdated_results_go(hub):
-    """Catches figures of the last head that stay beside a new one; files of others must stay."""
+    """Catches figures of the previous head that stay with a new one; other files must stay."""
     make_head().push_to_hub(REPO, **records())
     files = hub.repositories[REPO].at("main").files
-    files["figure.png"] = b"theirs"
+    files["figure.png"] = b"other"
     make_head(seed=1).push_to_hub(REPO)
     assert set(ours(hub)) == FILES - {".eval_results/gsm8k.yaml", "evaluation.json", "provenance.json"} | {
         "figure.png"
@@ -141,7 +141,7 @@ def test_outdated_results_go(hub):
 
 
 def test_figures_of_another_head_are_refused(hub):
-    """Catches a card that shows what other weights achieved; nothing may be sent then."""
+    """Catches a card with figures of other weights; nothing may be sent then."""
     evaluation = make_evaluation()
     rule = "DiversedVerifier(head={}, strictness=[0.5])"
     evaluation["provenance"] = evaluation["provenance"] | {
@@ -157,7 +157,7 @@ def test_figures_of_another_head_are_refused(hub):
 
 
 def test_private_branch_and_bare_name(hub):
-    """Catches options that never reach the Hub, and a card that names a repository other than its own."""
+    """Catches dropped options, and a card that names another repository."""
     make_head().push_to_hub("head", private=True, revision="v2", commit_message="Two")
     repository = hub.repositories["org/head"]
     assert repository.private
@@ -165,13 +165,13 @@ def test_private_branch_and_bare_name(hub):
     assert repository.at("v2").title == "Two"
     assert "README.md" not in repository.at("main").files
     assert 'from_pretrained("org/head")' in repository.at("v2").files["README.md"].decode()
-    assert b'revision="v2"' in repository.at("v2").files["custom_generate/generate.py"]
-    make_head(seed=1).push_to_hub("org/head", revision="v2")  # the branch is there already
+    assert b'"org/head@v2"' in repository.at("v2").files["custom_generate/generate.py"]
+    make_head(seed=1).push_to_hub("org/head", revision="v2")  # the branch exists
     assert len(repository.commits) == 3
 
 
-def test_pull_request_by_somebody_else(hub):
-    """Catches a pull request that asks for rights which its author does not have, or that changes main."""
+def test_pull_request_of_another_user(hub):
+    """Catches a pull request that needs rights which its author lacks, or that changes main."""
     make_head().push_to_hub(REPO)
     before = hub.repositories[REPO].at("main")
     commit = make_head(seed=1).push_to_hub(REPO, create_pr=True, token=READER)
@@ -184,8 +184,8 @@ def test_pull_request_by_somebody_else(hub):
         make_head(seed=1).push_to_hub(REPO, token=READER)
 
 
-def test_somebody_else_was_faster(hub, monkeypatch):
-    """Catches two pushes at once that leave a mixture: what was read must be what is committed to."""
+def test_a_concurrent_push_is_detected(hub, monkeypatch):
+    """Catches two concurrent pushes that mix files: the commit must be based on the state that was read."""
     make_head().push_to_hub(REPO)
     read = HfApi.model_info
 
@@ -206,21 +206,21 @@ def test_somebody_else_was_faster(hub, monkeypatch):
 @pytest.mark.parametrize("fault", [401, 403, 404, 429, 500, DROP])
 @pytest.mark.parametrize("step", STEPS)
 def test_nothing_is_half_published(hub, step, fault):
-    """Catches a failure that leaves some files visible, says nothing of what is there, or spoils the next attempt."""
+    """Catches a failure that leaves some files visible, does not report the state, or breaks the next push."""
     hub.fail(step, fault)
     with pytest.raises(PushError, match=f"pushing to {REPO} failed while") as caught:
         make_head().push_to_hub(REPO, **records())
     assert caught.value.__cause__ is not None
     if isinstance(fault, int) and step not in ("validate", "upload"):
         assert isinstance(caught.value.__cause__, (HfHubHTTPError, RuntimeError))
-    said = str(caught.value)
+    message = str(caught.value)
     if step == "create":
-        assert "Nothing was uploaded." in said
+        assert "Nothing was uploaded." in message
         assert REPO not in hub.repositories
     else:
         assert [commit.title for commit in hub.repositories[REPO].commits] == ["initial commit"]
         assert ours(hub) == {}
-        assert ("nothing was uploaded to it" if step == "info" else "No commit was made") in said
+        assert ("nothing was uploaded to it" if step == "info" else "No commit was made") in message
     hub.recover()
     make_head().push_to_hub(REPO, **records())
     assert set(ours(hub)) == FILES
@@ -229,7 +229,7 @@ def test_nothing_is_half_published(hub, step, fault):
 
 @pytest.mark.parametrize("step", ["create", "upload", "commit"])
 def test_lost_answers(hub, step):
-    """Catches a second commit, or a false "nothing happened", where only the Hub's answer got lost."""
+    """Catches a second commit, or a false report that nothing happened, when only the Hub's answer was lost."""
     hub.fail(step, LOSE_ANSWER)
     with pytest.raises(PushError) as caught:
         make_head().push_to_hub(REPO, **records())
@@ -243,22 +243,22 @@ def test_lost_answers(hub, step):
 
 
 def test_hub_gone_and_pull_request_lost(hub):
-    """Catches a claim about the Hub that nobody could check."""
+    """Catches a statement about the Hub's state that was not checked."""
     hub.fail("commit", LOSE_ANSWER)
-    with pytest.raises(PushError, match="main of org/head-gsm8k is as it was") as caught:
+    with pytest.raises(PushError, match="main of org/head-gsm8k is unchanged") as caught:
         make_head().push_to_hub(REPO, create_pr=True)
     assert f"{hub.endpoint}/{REPO}/discussions" in str(caught.value)
     info = hub.repositories[REPO]
     hub.repositories["org/other"] = info
     hub.fail("commit", DROP)
     hub.fail("info", 500, times=0)
-    hub._faults["info"] = [500] * 20 + [None]  # the last is popped first: reading works once, then no more
-    with pytest.raises(PushError, match="Whether the commit was made is not known"):
+    hub._faults["info"] = [500] * 20 + [None]  # popped from the end: the first read works
+    with pytest.raises(PushError, match="It is unknown whether the commit was made"):
         make_head().push_to_hub(REPO)
 
 
-def test_short_faults_are_waited_out(hub):
-    """Catches a push that gives up where the client's own retries would do."""
+def test_short_faults_are_retried(hub):
+    """Catches a push that fails although the client's retries would succeed."""
     for step in ("preupload", "batch", "upload", "verify"):
         hub.fail(step, 500, times=2)
     make_head().push_to_hub(REPO)

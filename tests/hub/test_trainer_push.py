@@ -1,4 +1,4 @@
-"""The trainer's own ways to the Hub, which upstream would fill with pickles and a card of its own."""
+"""The trainer's pushes to the Hub, to which transformers would add pickles and its own card."""
 
 import pytest
 
@@ -17,7 +17,7 @@ def published(hub) -> set[str]:
 
 
 def test_training_publishes_heads(hub, tmp_path):
-    """Catches training_args.bin, optimizer states and upstream's card, at a checkpoint or at the end."""
+    """Catches training_args.bin, optimizer states and the card of transformers, at a checkpoint or at the end."""
     trainer = runs.trainer(tmp_path, push_to_hub=True, hub_model_id=REPO, max_steps=4, save_steps=2)
     trainer.train()
     assert published(hub) == FILES
@@ -30,8 +30,8 @@ def test_training_publishes_heads(hub, tmp_path):
     assert "generated_from_trainer" not in hub.files(REPO)["README.md"].decode()
 
 
-def test_a_hub_that_is_away_does_not_end_a_training(hub, tmp_path, caplog):
-    """Catches hours of training lost to a push at a checkpoint; the last push must say that it failed."""
+def test_an_unreachable_hub_does_not_end_a_training(hub, tmp_path, caplog):
+    """Catches training that ends because of a push at a checkpoint; the last push must fail with an error."""
     trainer = runs.trainer(tmp_path, push_to_hub=True, hub_model_id=REPO, max_steps=2, save_steps=2)
     hub.fail("commit", 403, times=10)
     trainer.train()
