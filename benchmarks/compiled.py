@@ -1,9 +1,9 @@
 """Time compiled rounds on the embedded pair against upstream's assisted decoding and against plain decoding, which is
 compiled, too: same weight, same draft length, one process for each number of threads.
 
-    python benchmarks/compiled.py --output results/compiled.json
+    python -m benchmarks.compiled --output results/compiled.json
 
-A summary of `hf-diversed benchmark --methods target,compiled:target,upstream:0.7,static:0.7,compiled:static:0.7,
+A summary of `python -m benchmarks.rounds --methods target,compiled:target,upstream:0.7,static:0.7,compiled:static:0.7,
 compiled:diversed`. Methods take turns; every figure is the median over the turns, with the quartiles. Rounds of one
 row are compared with upstream's one by one; larger batches in tokens per second, as upstream takes one row. What a
 round does beside the two models' forwards is held against these forwards, each compiled by itself.
@@ -47,7 +47,7 @@ def _measure_apart(threads: int, arguments: argparse.Namespace) -> dict:
         output = Path(folder) / "report.json"
         own = ["--threads-here", str(threads), "--output", str(output)]
         environment = os.environ | {"OMP_NUM_THREADS": str(threads)}
-        subprocess.run([sys.executable, __file__, *sys.argv[1:], *own], env=environment, check=True)
+        subprocess.run([sys.executable, "-m", "benchmarks.compiled", *sys.argv[1:], *own], env=environment, check=True)
         report: dict = json.loads(output.read_text())
     return report
 
@@ -56,8 +56,8 @@ def _measure(arguments: argparse.Namespace) -> dict:
     import torch
     from transformers.utils import logging
 
+    from benchmarks.rounds import BenchmarkSettings, benchmark
     from hf_diversed import load_demo_pair
-    from hf_diversed.evaluation.benchmark import BenchmarkSettings, benchmark
     from hf_diversed.tasks import get_task, load_records
     from hf_diversed.zoo.loader import MIXTURE
 

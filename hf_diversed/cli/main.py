@@ -5,7 +5,6 @@ from typing import Annotated
 import typer
 
 from hf_diversed._version import __version__
-from hf_diversed.cli.benchmark import benchmark
 from hf_diversed.cli.calibrate import calibrate
 from hf_diversed.cli.compile import compile_rounds
 from hf_diversed.cli.convert import convert
@@ -36,7 +35,7 @@ app = typer.Typer(
     add_completion=False,
     context_settings={"token_normalize_func": _spelled},
 )
-for measured in (demo, generate, evaluate, calibrate, frontier, plot, benchmark, convert, push, card, info):
+for measured in (demo, generate, evaluate, calibrate, frontier, plot, convert, push, card, info):
     app.command()(command(measured))
 
 app.command("compile")(command(compile_rounds))

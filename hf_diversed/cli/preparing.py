@@ -15,12 +15,9 @@ from hf_diversed.cli import terminal
 from hf_diversed.cli.comparison import ALL_RULES
 from hf_diversed.cli.models import load_pair
 from hf_diversed.evaluation import EvaluationSettings
-from hf_diversed.evaluation.benchmark.runner import FRESH, UPSTREAM, check_compiles
-from hf_diversed.formatting import COMPILED
 from hf_diversed.running.methods import HeadLike, build_methods
 from hf_diversed.running.pair import Pair
 from hf_diversed.tasks import PromptedTask, Record, Task, get_task, load_records
-from hf_diversed.verifiers import build_verifier
 from hf_diversed.zoo.loader import WEIGHTS
 
 
@@ -53,20 +50,6 @@ def check_methods(option: str, specs: Sequence[str], target: str | None, head: s
         build_methods(specs, chosen)
 
 
-def check_timed(option: str, specs: Sequence[str], target: str | None, head: str | None) -> None:
-    """`check_methods` for what a benchmark times; an untrained head ("fresh:both") is made for the pair, later."""
-    names = [spec.removeprefix(COMPILED) for spec in specs]
-    for spec, name in zip(specs, names):
-        kind, colon, weight = name.partition(":")
-        with naming(option, name):
-            if name != spec:
-                check_compiles(spec)
-            if kind == UPSTREAM and colon:
-                build_verifier(f"static:{weight}")
-    ours = dict.fromkeys(name for name in names if name.partition(":")[0] not in (UPSTREAM, FRESH))
-    check_methods(option, list(ours), target, head)
-
-
 @contextmanager
 def naming(option: str, spec: str) -> Iterator[None]:
     """Say which option named the rule that is refused, and how such a one is written."""
@@ -77,7 +60,7 @@ def naming(option: str, spec: str) -> Iterator[None]:
         raise ValueError(f"{option} {spec}: {error} For example {option} {example}.") from error
 
 
-_EXAMPLES = {rule.partition(":")[0]: rule for rule in reversed(ALL_RULES)} | {UPSTREAM: f"{UPSTREAM}:0.7"}
+_EXAMPLES = {rule.partition(":")[0]: rule for rule in reversed(ALL_RULES)}
 
 
 def check_output(option: str, path: Path | None, folder: bool = False) -> None:

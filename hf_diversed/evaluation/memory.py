@@ -1,85 +1,37 @@
-"""The most memory that a block of code needed, as far as the machine tells."""
+"""Peak memory of a block of code."""
 
-import ctypes
-import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
 
 ALLOCATED = "cuda_allocated"  # by torch on the device, within the block
-RESIDENT = "process_resident"  # of the whole process within the block, models included
-SINCE_START = "process_resident_since_start"  # where the kernel does not let earlier peaks be forgotten
-
-_STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
-_RESET_PEAK = "5"
+SINCE_START = "process_resident_since_start"  # of the whole process, from its start to the end of the block
 
 
 @dataclass
 class PeakMemory:
-    """Bytes, and which kind of peak they are; both None until the block has ended, and where neither is known.
-
-    `num_added` is how much of it was not there before the block: on a GPU by torch's allocator, on a CPU by the
-    pages of the whole process, of which `give_back_free_pages` makes the free ones count. None where only the peak
-    since start is known.
-    """
+    """Bytes and the kind of peak; None until the block has ended, and on systems that report no peak."""
 
     num_bytes: int | None = None
     kind: str | None = None
-    num_added: int | None = None
 
 
 @contextmanager
 def peak_memory(device: torch.device) -> Iterator[PeakMemory]:
-    """Measure the peak of a block, weights and all else that was there before included."""
+    """Measure the peak memory of a block, including weights and everything else allocated before it."""
     peak = PeakMemory()
     if device.type == "cuda":
-        before = torch.cuda.memory_allocated(device)
         torch.cuda.reset_peak_memory_stats(device)
         yield peak
         peak.num_bytes, peak.kind = torch.cuda.max_memory_allocated(device), ALLOCATED
-        peak.num_added = peak.num_bytes - before
         return
-    forgotten = _forget_resident_peak()
-    before = _status("VmRSS") if forgotten else 0
     yield peak
-    if forgotten:
-        peak.num_bytes, peak.kind = _status("VmHWM"), RESIDENT
-        peak.num_added = max(peak.num_bytes - before, 0)
-    elif (since_start := _peak_since_start()) is not None:
-        peak.num_bytes, peak.kind = since_start, SINCE_START
+    if sys.platform != "win32":
+        import resource
 
-
-def give_back_free_pages() -> None:
-    """Return what the C library keeps for later: it would hide what a block adds. Costs page faults afterwards."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None  # glibc has it
-    if trim is not None:
-        trim(0)
-
-
-def _status(entry: str) -> int:
-    """Bytes by the name that Linux gives them."""
-    found = re.search(rf"{entry}:\s+(\d+) kB", _STATUS.read_text())
-    assert found is not None
-    return int(found[1]) * 1024
-
-
-def _forget_resident_peak() -> bool:
-    """Linux keeps one peak per process, and resets it on request where the container lets it."""
-    try:
-        _CLEAR.write_text(_RESET_PEAK)
-    except OSError:
-        return False
-    return _STATUS.exists()
-
-
-def _peak_since_start() -> int | None:
-    try:
-        import resource  # not on Windows
-    except ImportError:
-        return None
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)  # or KiB
+        unit = 1 if sys.platform == "darwin" else 1024
+        peak.num_bytes, peak.kind = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit, SINCE_START

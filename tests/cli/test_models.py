@@ -8,7 +8,7 @@ from tokenizers import Tokenizer
 from transformers import BloomConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from hf_diversed import DiversedHead
-from hf_diversed.cli import benchmark, models, preparing
+from hf_diversed.cli import models, preparing
 from hf_diversed.cli.train import train
 from hf_diversed.cli.tune_draft import tune
 
@@ -46,11 +46,7 @@ def load_models(device):
     return preparing.load_models(None, None, None, device, "math")
 
 
-def trained_pair(device):
-    return benchmark._trained_pair(None, None, device, None, 1, 0)
-
-
-@pytest.mark.parametrize("load", [load_pair, load_models, trained_pair])
+@pytest.mark.parametrize("load", [load_pair, load_models])
 @pytest.mark.parametrize("device", ["cuda:1", None])
 def test_the_embedded_pair_goes_where_it_is_told(load, device, moves, monkeypatch):
     """Catches a --device that only named pairs obey, and heads that stay behind."""

@@ -30,7 +30,6 @@ COMMANDS = (
     "calibrate",
     "frontier",
     "plot",
-    "benchmark",
     "compile",
     "serve",
     "convert",

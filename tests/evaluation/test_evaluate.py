@@ -308,7 +308,7 @@ def test_wilson_bounds_and_memory(pair):
     wins = sum(example["text"][0] in "abc" for example in examples(5))
     assert record["quality_wilson_ci"] == pytest.approx(list(wilson(wins, 5)))
     assert record["split"] == "test"
-    assert record["peak_memory_kind"] == "process_resident"
+    assert record["peak_memory_kind"] == "process_resident_since_start"
     assert 50 * 2**20 < record["peak_memory_bytes"] < 2**40
     assert (
         evaluate(pair, OneEach(), examples(5), ["target"], settings(samples_per_prompt=2))[0]["quality_wilson_ci"]

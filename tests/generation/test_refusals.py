@@ -15,6 +15,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from transformers.generation.streamers import BaseStreamer
 
 import hf_diversed
+from benchmarks.rounds import SyntheticVerifier
 from hf_diversed import (
     DiversedHead,
     DiversedHeadConfig,
@@ -23,7 +24,6 @@ from hf_diversed import (
     StaticEnsembleVerifier,
     _compat,
 )
-from hf_diversed.evaluation.benchmark import SyntheticVerifier
 from hf_diversed.verifiers import BlockVerifier, ContrastiveVerifier, PhaseVerifier
 from tests import tiny
 

@@ -6,8 +6,8 @@ from functools import partial
 from rich import box
 from rich.table import Table
 
-from hf_diversed.evaluation.benchmark.measure import LIMIT
-from hf_diversed.evaluation.benchmark.timing import PHASES
+from benchmarks.rounds.measure import LIMIT
+from benchmarks.rounds.timing import PHASES
 from hf_diversed.formatting import number, percent
 
 
@@ -89,6 +89,6 @@ _COST: dict[str, Callable[[dict], str]] = {
     "own\nwork": lambda row: percent(_scaled(_median(row["own_percent"]), 100)),
 }
 _PARTS: dict[str, Callable[[dict], str]] = {
-    **{phase.removesuffix("_forward"): partial(_part, phase) for phase in PHASES},
+    **{phase: partial(_part, phase) for phase in PHASES},
     "sum": lambda row: number(sum(row["breakdown"].values())),
 }

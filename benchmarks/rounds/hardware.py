@@ -3,7 +3,7 @@
 import torch
 from transformers import PreTrainedModel
 
-from hf_diversed.evaluation.benchmark.timing import Stopwatch
+from benchmarks.rounds.timing import Stopwatch
 
 
 def copy_bandwidth(device: torch.device, num_bytes: int = 2**28, repeats: int = 5) -> float:

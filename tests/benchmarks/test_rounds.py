@@ -6,8 +6,7 @@ import json
 import pytest
 import torch
 
-from hf_diversed import VERIFIERS, LosslessVerifier, StaticEnsembleVerifier
-from hf_diversed.evaluation.benchmark import (
+from benchmarks.rounds import (
     BenchmarkSettings,
     Point,
     SyntheticVerifier,
@@ -15,13 +14,13 @@ from hf_diversed.evaluation.benchmark import (
     copy_bandwidth,
     random_model,
     shape_names,
-    timing,
 )
-from hf_diversed.evaluation.benchmark.hardware import weight_bytes
-from hf_diversed.evaluation.benchmark.measure import Case, _parts, _ratios, _time, spread
-from hf_diversed.evaluation.benchmark.runner import Run, Runner, build_timed
-from hf_diversed.evaluation.benchmark.timing import PHASES
-from hf_diversed.evaluation.memory import RESIDENT, peak_memory
+from benchmarks.rounds.hardware import weight_bytes
+from benchmarks.rounds.measure import Case, _parts, _ratios, _time, spread
+from benchmarks.rounds.memory import RESIDENT, peak_memory
+from benchmarks.rounds.runner import Run, Runner, build_timed
+from benchmarks.rounds.timing import PHASES
+from hf_diversed import VERIFIERS, LosslessVerifier, StaticEnsembleVerifier
 from hf_diversed.generation.decoding import diversed_decoding
 from hf_diversed.generation.observing import Watchers
 from hf_diversed.outputs import CompileStats, SpeculativeStats
@@ -151,8 +150,8 @@ def test_synthetic_refuses():
 # What is timed
 
 
-def test_phases_add_up_to_the_run(pair):
-    """Catches time that is counted twice or lost, a prefill inside of rounds, and a phase that is never entered."""
+def test_phases_add_up_to_the_rounds(pair):
+    """Catches a prefill or a first round among the phases, and a module whose calls are not timed."""
     settings = BenchmarkSettings(context_lengths=(16,), draft_lengths=(3,), max_new_tokens=24, acceptance=(0.7,))
     runner = Runner(*pair, settings, None)
     (method,) = build_timed(["fresh:both"], *pair, None, settings.acceptance)
@@ -160,20 +159,18 @@ def test_phases_add_up_to_the_run(pair):
     began = runner.watch.mark()
     phases = runner.phases(method, point, seed=0)
     (wall,) = runner.watch.milliseconds([began, runner.watch.mark()])
-    assert sum(phases.ms.values()) + phases.before_ms == pytest.approx(wall, rel=0.1, abs=5.0)
-    assert phases.round_ms * phases.rounds == pytest.approx(sum(phases.ms.values()))
     assert tuple(phases.ms) == PHASES
     assert all(value > 0 for value in phases.ms.values())
-    assert phases.before_ms > 0
-    assert phases.rounds == runner(method, point, seed=0).rounds
+    assert sum(phases.ms.values()) < wall
+    run = runner(method, point, seed=0)
+    assert phases.rounds == len(run.rounds_ms) == run.rounds - 1
 
 
 def test_timing_leaves_no_trace(pair):
     """Catches hooks and wrappers that outlive a run, an aborted one included."""
     settings = BenchmarkSettings(context_lengths=(8,), draft_lengths=(3,), max_new_tokens=12)
     runner = Runner(*pair, settings, None)
-    methods = [getattr(owner, name) for owner, name, _ in timing._METHODS]
-    propose, saw = timing.DiversedCandidateGenerator.propose, Watchers.saw
+    saw = Watchers.saw
 
     class Failing(Verifier):
         def __call__(self, *args, **kwargs):
@@ -184,8 +181,6 @@ def test_timing_leaves_no_trace(pair):
     for call in (runner, runner.phases):
         with pytest.raises(RuntimeError, match="aborted"):
             call(method, Point(1, 8, 3), 0)
-    assert [getattr(owner, name) for owner, name, _ in timing._METHODS] == methods
-    assert timing.DiversedCandidateGenerator.propose is propose
     assert Watchers.saw is saw
     assert all(not model._forward_hooks and not model._forward_pre_hooks for model in pair)
     assert pair[0].generation_config.eos_token_id == tiny.EOS

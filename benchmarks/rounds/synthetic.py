@@ -13,28 +13,7 @@ from hf_diversed.verifiers import Verifier
 from hf_diversed.verifiers.base import CompositeVerifier, check_range
 
 
-class OuterVerifier(CompositeVerifier):
-    """Base of what wraps a rule: asks for what the rule asks for, and checks what it checks."""
-
-    def __init__(self, inner: Verifier):
-        super().__init__(inner)
-        self.inner = inner
-
-    def settings(self) -> dict[str, object]:
-        return {"inner": self.inner}
-
-    def __call__(
-        self,
-        input_ids: torch.Tensor,
-        draft: DraftOutput,
-        target: TargetOutput,
-        state: torch.Tensor | None = None,
-        dials: dict[str, torch.Tensor] | None = None,
-    ) -> Verdict:
-        return self.ask_parts(input_ids, [draft], target, [state], dials)[0]
-
-
-class SyntheticVerifier(OuterVerifier):
+class SyntheticVerifier(CompositeVerifier):
     """Run a rule in full, then accept at given rates instead.
 
     Args:
@@ -49,6 +28,7 @@ class SyntheticVerifier(OuterVerifier):
 
     def __init__(self, inner: Verifier, acceptance: float | Sequence[float]):
         super().__init__(inner)
+        self.inner = inner
         rates = [acceptance] if isinstance(acceptance, (int, float)) else list(acceptance)
         self.acceptance = [check_range("acceptance", rate, 0.0, 1.0) for rate in rates]
 
@@ -56,6 +36,10 @@ class SyntheticVerifier(OuterVerifier):
         super().check(context)
         if context.temperature == 0:
             raise ValueError("synthetic acceptance needs do_sample=True: greedy decoding draws no random numbers.")
+
+    def made_of(self) -> list[object]:
+        # Without this class: it keeps no tensors, and a class outside the library would turn off inference mode.
+        return self.inner.made_of()
 
     def settings(self) -> dict[str, object]:
         return {"inner": self.inner, "acceptance": self.acceptance}
@@ -68,7 +52,7 @@ class SyntheticVerifier(OuterVerifier):
         state: torch.Tensor | None = None,
         dials: dict[str, torch.Tensor] | None = None,
     ) -> Verdict:
-        verdict = super().__call__(input_ids, draft, target, state, dials)
+        verdict = self.ask_parts(input_ids, [draft], target, [state], dials)[0]
         count = draft.tokens.shape[1]
         rates = self.acceptance * count if len(self.acceptance) == 1 else self.acceptance[:count]
         if len(rates) < count:

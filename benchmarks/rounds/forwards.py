@@ -7,10 +7,10 @@ from functools import partial
 import torch
 from transformers import CompileConfig, PreTrainedModel
 
+from benchmarks.rounds.timing import Stopwatch
 from hf_diversed import _compat
 from hf_diversed.engines.compiling import Compiler, Shape, freeze
 from hf_diversed.engines.static_model import StaticModel, extend
-from hf_diversed.evaluation.benchmark.timing import Stopwatch
 
 
 _REPEATS = 10

@@ -8,12 +8,12 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
+from benchmarks.rounds.hardware import copy_bandwidth, weight_bytes
+from benchmarks.rounds.memory import PeakMemory, give_back_free_pages, peak_memory
+from benchmarks.rounds.runner import UPSTREAM, Run, Runner, build_timed, runs_at
+from benchmarks.rounds.settings import PROMPTS_AS_GIVEN, BenchmarkSettings, Point
+from benchmarks.rounds.timing import PHASES, Phases
 from hf_diversed import _compat
-from hf_diversed.evaluation.benchmark.hardware import copy_bandwidth, weight_bytes
-from hf_diversed.evaluation.benchmark.runner import UPSTREAM, Run, Runner, build_timed, runs_at
-from hf_diversed.evaluation.benchmark.settings import PROMPTS_AS_GIVEN, BenchmarkSettings, Point
-from hf_diversed.evaluation.benchmark.timing import PHASES, Phases
-from hf_diversed.evaluation.memory import PeakMemory, give_back_free_pages, peak_memory
 from hf_diversed.formatting import COMPILED, LOSSLESS, PLAIN
 from hf_diversed.provenance import provenance
 from hf_diversed.running.decode import with_progress
@@ -40,8 +40,8 @@ class Record:
             and to "upstream" (one row; for a static rule with its weight): `seconds`*, `ms_per_round`* and
             `tokens_per_second`*, turn by turn.
         same_tokens_as_upstream: whether every turn drew upstream's tokens, so that their rounds are the same.
-        breakdown: mean ms per round by phase, in separate runs that `breakdown_cost` says how much slower.
-        head_percent*: share of a round that computing the head's weight takes.
+        breakdown: mean ms per round by phase (`PHASES`), in separate runs, whose rounds took
+            `breakdown_cost` times as long as the timed ones. head_percent*: share of a round that the head takes.
         compile_seconds: of a compiled method, what its first calls took beyond a later one: in no other figure.
         forwards_ms*: the two models' forwards of a compiled round alone, each compiled by itself, at the same shapes.
         own_percent*: the share of a compiled round that they leave over, turn by turn.

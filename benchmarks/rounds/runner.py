@@ -9,17 +9,16 @@ from typing import Any
 import torch
 from transformers import LogitsProcessorList, PreTrainedModel
 
-from hf_diversed.evaluation.benchmark.forwards import CompiledForwards
-from hf_diversed.evaluation.benchmark.settings import PROMPTS_AS_GIVEN, BenchmarkSettings, Point
-from hf_diversed.evaluation.benchmark.synthetic import SyntheticVerifier
-from hf_diversed.evaluation.benchmark.timing import (
+from benchmarks.rounds.forwards import CompiledForwards
+from benchmarks.rounds.settings import PROMPTS_AS_GIVEN, BenchmarkSettings, Point
+from benchmarks.rounds.synthetic import SyntheticVerifier
+from benchmarks.rounds.timing import (
     Marker,
     Phases,
     PhaseTimer,
     Stopwatch,
     forward_ends,
     round_ends,
-    timed_phases,
 )
 from hf_diversed.formatting import COMPILED
 from hf_diversed.generation.hook import install_hook
@@ -177,9 +176,13 @@ class Runner:
         assert method.verifier is not None
         target, draft = self._models(method, point)
         timer = PhaseTimer(self.watch)
-        with seeded(seed, target.device), timed_phases(target, draft, method.verifier, timer) as verifier:
-            target.generate(**self._options(replace(method, verifier=verifier), point, draft))
-            return timer.finish()
+        modules: dict[str, torch.nn.Module] = {"draft": draft, "target": target}
+        heads = [part for part in method.verifier.made_of() if isinstance(part, torch.nn.Module)]
+        if heads:
+            modules["head"] = heads[0]
+        with seeded(seed, target.device), timer.timed(modules):
+            target.generate(**self._options(method, point, draft))
+        return timer.finish()
 
     def forwards_ms(self, method: Method, point: Point) -> float:
         """Milliseconds that the forwards of one of a compiled method's rounds take alone."""
