@@ -8,6 +8,9 @@ Each finished batch is kept in the output folder, so an interrupted run continue
 given, the first task's methods first. `--parts 2` then does the same for the next `--num-examples` prompts; the report
 pools the parts in which all methods are complete, and until there is one, holds the finished methods of the first.
 
+`--seconds` times the methods instead, on models as they are loaded, and writes `qwen-coder-speed.json`: tokens per
+second over `target` and over upstream's assisted decoding, by draft length and batch size, eager and compiled.
+
 Sampling is at `--temperature` from the models' full distributions: temperature, top-k, top-p and repetition penalty of
 the models' generation configs are not used. Prompts are in the target's chat template, without solved examples.
 
@@ -17,6 +20,7 @@ score where a category has one, else None.
 """
 
 import argparse
+import itertools
 import json
 import random
 from collections.abc import Iterator
@@ -27,12 +31,14 @@ from typing import Any
 import torch
 from transformers.utils import logging
 
+from benchmarks.real import timed
 from hf_diversed.cli.models import load_pair
 from hf_diversed.evaluation import EvaluationSettings, evaluate, read_results, summarize
 from hf_diversed.evaluation.results import Results
 from hf_diversed.formatting import LOSSLESS, PLAIN
 from hf_diversed.provenance import provenance
 from hf_diversed.running.files import write_json
+from hf_diversed.running.methods import build_methods
 from hf_diversed.running.pair import Pair
 from hf_diversed.tasks import PromptedTask, get_task, load_records
 from hf_diversed.tasks.specbench import SCORES, second_turns
@@ -52,6 +58,9 @@ def main() -> None:
     if arguments.threads is not None:
         torch.set_num_threads(arguments.threads)
     pair = load_pair(arguments.target, arguments.draft, arguments.device, chat=True, dtype=arguments.dtype)
+    if arguments.seconds:
+        time_methods(pair, arguments)
+        return
     for model in (pair.target, pair.draft):
         pack_linear_layers(model)
     for part in range(arguments.parts):
@@ -59,6 +68,24 @@ def main() -> None:
             for method in arguments.methods:
                 measure(pair, task, method, part, arguments)
                 write_report(task, arguments)
+
+
+def time_methods(pair: Pair, arguments: argparse.Namespace) -> None:
+    """Time the methods in alternating turns on each task's first prompts, by draft length, eager and compiled."""
+    records = []
+    methods = build_methods([method for method in arguments.methods if method != PLAIN])
+    for name, gamma in itertools.product(arguments.data, arguments.gammas):
+        task = PromptedTask(get_task(name, allow_code_execution=True), pair.tokenizer, chat=True)
+        texts = [task.prompt(record) for record in chosen_records(name, Path(arguments.data[name]))]
+        limit = arguments.max_new_tokens or LIMITS[name]
+        settings = argparse.Namespace(**vars(arguments) | {"gamma": gamma, "max_new_tokens": limit, "seed": 0})
+        folder = arguments.output / f"{name}-temperature-{arguments.temperature:g}" / f"seconds-gamma-{gamma}"
+        folder.mkdir(parents=True, exist_ok=True)
+        seconds = timed(pair, texts[: arguments.timed_prompts], methods, folder, settings)
+        records.append({"task": name, "num_assistant_tokens": gamma, "max_new_tokens": limit, "seconds": seconds})
+        write_json(
+            arguments.output / "qwen-coder-speed.json", {"records": records, "provenance": provenance(0, "cpu")}
+        )
 
 
 def pack_linear_layers(model: torch.nn.Module) -> None:
@@ -194,12 +221,23 @@ def _arguments() -> argparse.Namespace:
     add("--gamma", default=5, type=int, help="Draft tokens per round.")
     add("--max-new-tokens", type=int, help="Longest answer; by task if left out.")
     add("--batch-size", default=25, type=int)
+    add("--seconds", action="store_true", help="Time the methods instead; alone on a quiet machine.")
+    add("--gammas", default=[2, 3, 5], type=_numbers, help="Draft lengths that are timed.")
+    add("--batch-sizes", default=[1, 8], type=_numbers, help="Batch sizes that are timed.")
+    add("--timed-prompts", default=8, type=int)
+    add("--repeats", default=3, type=int, help="Timed turns.")
+    add("--eager-only", action="store_true", help="Do not time the compiled engine.")
+    add("--backend", default="inductor", help="Of torch.compile; eager only traces, for trials.")
     add("--threads", type=int, help="Of torch.")
     add("--rank", default=0, type=int, help="Of several processes that share the output folder, as in `evaluate`.")
     add("--world-size", default=1, type=int)
     add("--device", default="cpu")
     add("--dtype", default="bfloat16")
     return parser.parse_args()
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(part) for part in text.split(",")]
 
 
 def _files(text: str) -> dict[str, str]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from hf_diversed.formatting import with_bounds
-from tools import render_readme, render_real, render_serving, render_tables
+from tools import render_pair, render_readme, render_real, render_serving, render_tables
 from tools.markdown import prompts, table
 from tools.render_results import RESULTS, TASKS, read_asked, results
 
@@ -133,6 +133,7 @@ SECTIONS = {
     "guide": guide,
     "drafts": drafts,
     "real": real,
+    "qwen-coder": render_pair.pair,
     "made": made,
     "refusals": refusals,
     **render_serving.SECTIONS,
@@ -182,4 +183,6 @@ def on_files(files: Any, config: Any) -> Any:
 
     for picture in sorted(RESULTS.glob("*.png")):
         files.append(File.generated(config, f"results/{picture.name}", abs_src_path=str(picture)))
+    for name, content in render_pair.draw():
+        files.append(File.generated(config, f"results/{name}", content=content))
     return files

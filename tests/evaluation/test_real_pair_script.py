@@ -37,10 +37,10 @@ def run(monkeypatch, tmp_path):
     ]
     given += ["--num-examples", "2", "--batch-size", "2", "--max-new-tokens", "6", "--dtype", "float32"]
 
-    def run(*options: str, task: str = "gsm8k") -> dict:
+    def run(*options: str, task: str = "gsm8k", name: str | None = None) -> dict:
         monkeypatch.setattr(sys, "argv", ["real_pair.py", *given, "--data", f"{task}={tmp_path / task}", *options])
         real_pair.main()
-        return json.loads((tmp_path / "out" / f"qwen-coder-{task}.json").read_text())
+        return json.loads((tmp_path / "out" / f"qwen-coder-{name or task}.json").read_text())
 
     return run
 
@@ -79,6 +79,26 @@ def test_categories_and_second_turns(run, tmp_path):
     answers = [text for _, text in sorted(zip(entry["rows"]["prompt"], entry["rows"]["text"]))]
     assert [record["answers"] for record in sets["math-turn-2"]] == [[answer] for answer in answers]
     assert len(second.entries) == 2
+
+
+def test_seconds_are_kept_by_draft_length(run, tmp_path):
+    """Catches a draft length that is not passed on, and timed turns that are repeated."""
+    options = [
+        "--seconds",
+        "--methods",
+        f"{PLAIN},{LOSSLESS}",
+        "--gammas",
+        "1,2",
+        "--batch-sizes",
+        "1",
+        "--eager-only",
+    ]
+    report = run(*options, "--timed-prompts", "1", "--repeats", "1", name="speed")
+    assert [row["num_assistant_tokens"] for row in report["records"]] == [1, 2]
+    for row in report["records"]:
+        (single,) = row["seconds"]
+        assert list(single["methods"]) == [PLAIN, "upstream", LOSSLESS]
+    assert run(*options, "--timed-prompts", "1", "--repeats", "1", name="speed")["records"] == report["records"]
 
 
 def test_prompts_are_held_out(tmp_path):

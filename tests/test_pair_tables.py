@@ -1,0 +1,85 @@
+"""The page of the Qwen2.5-Coder pair, rendered from made-up results."""
+
+import json
+
+import pytest
+
+from hf_diversed.evaluation.curves import read_records
+from tests.evaluation.measured import record
+from tools import render_pair
+
+
+def measured(method: str, acceptance: float | None, quality: float, **changes) -> dict:
+    shares = None if acceptance is None else [acceptance, acceptance / 2]
+    figures = {"max_new_tokens": 320, "mean_tokens": 49.0, "block_efficiency": acceptance and 4.5}
+    figures |= {"quality_drop": None, "static_gain": None, "static_gain_lower": None, "accepted_per_position": shares}
+    return record(method, acceptance, quality) | {"task": "mbpp", "metric": "pass@1"} | figures | changes
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Results of MBPP, Spec-Bench and speed."""
+    gain = {"static_gain": 0.04, "static_gain_lower": 0.01}
+    mbpp = [
+        measured("target", None, 0.44),
+        measured("lossless", 0.7, 0.42),
+        measured("lenience:0.3", 0.8, 0.4, **gain),
+    ]
+    spec = [
+        measured("lossless", 0.6, 0.0, category="math-turn-2") | {"quality": None},
+        measured("lossless", 0.8, 0.5, category="rag-turn-1"),
+        measured("lenience:0.3", 0.9, 0.5, category="rag-turn-1"),
+    ]
+    turns = {"target": [(10, 2.0), (10, 1.0)], "lossless": [(10, 1.0), (10, 1.0)], "lossless, compiled": [(10, 1.0)]}
+    turns["target, compiled"] = [(10, 4.0)]
+    timed = {
+        name: {
+            "tokens_per_second": 5.0,
+            "turns": [{"tokens": tokens, "seconds": seconds} for tokens, seconds in found],
+        }
+        for name, found in turns.items()
+    }
+    speed = [{"task": "mbpp", "num_assistant_tokens": 3, "seconds": [{"batch_size": 1, "methods": timed}]}]
+    for name, records in (("mbpp", mbpp), ("specbench", spec), ("speed", speed)):
+        content = {"records": records, "provenance": {"device": "some CPU", "threads": 2}}
+        (tmp_path / f"qwen-coder-{name}.json").write_text(json.dumps(content))
+    return tmp_path
+
+
+def test_tables(folder):
+    """Catches figures under another column, a bound that is lost, and a category without its turn."""
+    text = render_pair.pair(folder)
+    assert "### MBPP, temperature 1" in text
+    assert "| `target` | - | - | 44.0% (39.0% to 47.0%) | - | - |" in text
+    lenience = "| `lenience:0.3` | 80.0% (78.0% to 81.0%) | 4.50 | 40.0% (35.0% to 43.0%) | - | 4.0% (at least 1.0%) |"
+    assert lenience in text
+    assert "| `lossless` | 70.0% | 35.0% |" in text
+    assert "| math, turn 2 | 100 | 60.0% (58.0% to 61.0%), 4.50 | - |" in text
+    assert "| rag | `lossless` | 50.0% (45.0% to 53.0%) |" in text
+    assert "| math | `lossless` |" not in text
+    assert "(results/qwen-coder-mbpp.png)" in text
+
+
+def test_gains_are_over_the_target_of_the_same_turn_and_engine(folder):
+    """Catches compiled seconds over eager ones, and medians of ratios of different turns."""
+    text = render_pair.pair(folder)
+    assert "| MBPP | 1 | 3 | `lossless` | 5.0 | 1.50x (1.00 to 2.00) |" in text
+    assert "| MBPP | 1 | 3 | `lossless, compiled` | 5.0 | 4.00x (4.00 to 4.00) |" in text
+
+
+def test_what_is_missing_comes_with_its_command(folder, tmp_path):
+    """Catches a page that hides what was not measured."""
+    assert "Not measured yet: humaneval, gsm8k." in render_pair.pair(folder)
+    assert "--data mbpp=mbpp_974.jsonl,humaneval=" in render_pair.pair(tmp_path / "nothing")
+
+
+def test_pictures(folder):
+    """Catches a picture that the page does not show, and one of a single point."""
+    ((name, content),) = render_pair.draw(folder)
+    assert name == "qwen-coder-mbpp.png"
+    assert content.startswith(b"\x89PNG")
+    path = folder / "qwen-coder-mbpp.json"
+    records = [row for row in read_records(path) if row["method"] == "target"]
+    path.write_text(json.dumps({"records": records, "provenance": {"device": "some CPU"}}))
+    assert list(render_pair.draw(folder)) == []
+    assert "png" not in render_pair.pair(folder)

@@ -1,0 +1,160 @@
+"""The page of the Qwen2.5-Coder pair (`benchmarks/real_pair.py`), from `results/real/qwen-coder-*.json`."""
+
+import json
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from hf_diversed.evaluation.curves import read_records, to_curves
+from hf_diversed.formatting import number, percent, with_bounds
+from tools.markdown import prompts, table
+
+
+FOLDER = Path(__file__).parent.parent / "results" / "real"
+PREFIX = "qwen-coder-"
+TASKS = {"mbpp": "MBPP", "humaneval": "HumanEval", "gsm8k": "GSM8K"}
+FILES = {"mbpp": "mbpp_974.jsonl", "humaneval": "HumanEval.jsonl", "gsm8k": "gsm8k_train_7473.jsonl"}
+FILES["specbench"] = "specbench_480.jsonl"
+_RUN = "python benchmarks/real_pair.py --target qwen-coder-1.5b --draft qwen-coder-0.5b --output build/real-pair"
+Record = Mapping[str, Any]
+
+
+def pair(folder: Path = FOLDER) -> str:
+    """Tables of everything that was measured, task by task, with the command for each."""
+    parts = [_task(path) for path in _files(folder)]
+    for name, section in (("specbench", _categories), ("speed", _speed)):
+        path = folder / f"{PREFIX}{name}.json"
+        parts += [section(path)] if path.is_file() else []
+    missing = [name for name in [*FILES] if not (folder / f"{PREFIX}{name}.json").is_file()]
+    parts += [f"Not measured yet: {', '.join(missing)}. `{_command(missing)}` measures them."] if missing else []
+    return "\n\n".join(parts)
+
+
+def draw(folder: Path = FOLDER) -> Iterator[tuple[str, bytes]]:
+    """Names and contents of the pictures: quality against acceptance, one per task and temperature."""
+    from hf_diversed.evaluation.plots import quality_acceptance, save  # the only place that needs matplotlib
+
+    for path in _files(folder):
+        if _has_curve(path):
+            with tempfile.TemporaryDirectory() as scratch:
+                (curve,) = to_curves(read_records(path), path.stem)
+                save(quality_acceptance(curve), Path(scratch) / "picture.png")
+                yield f"{path.stem}.png", (Path(scratch) / "picture.png").read_bytes()
+
+
+def _files(folder: Path) -> list[Path]:
+    found = [folder / f"{PREFIX}{task}{suffix}.json" for task in TASKS for suffix in ("", "-t0")]
+    return [path for path in found if path.is_file()]
+
+
+def _has_curve(path: Path) -> bool:
+    return sum(record["acceptance_rate"] is not None for record in read_records(path)) >= 2
+
+
+def _command(tasks: Sequence[str], options: str = "") -> str:
+    return f"{_RUN} --data {','.join(f'{task}={FILES[task]}' for task in tasks)}{options}"
+
+
+def _task(path: Path) -> str:
+    """One task: acceptance, cost, quality, and acceptance by draft position."""
+    records = read_records(path)
+    first, source = records[0], json.loads(path.read_text())["provenance"]
+    header = ("method", "accepted / drafted", "tokens per target pass", first["metric"], "below the target")
+    rows = [
+        [
+            f"`{record['method']}`",
+            with_bounds(record, "acceptance_rate"),
+            number(record["block_efficiency"]),
+            with_bounds(record, "quality"),
+            with_bounds(record, "quality_drop"),
+            _gain(record),
+        ]
+        for record in records
+    ]
+    temperature = f", temperature {first['temperature']:g}"
+    setting = (
+        f"{prompts(records)}{temperature}, {first['num_assistant_tokens']} draft tokens per round, at most "
+        f"{first['max_new_tokens']} new tokens, target's mean {records[0]['mean_tokens']:.0f}; bfloat16 on "
+        f"{source['device']}; 95% bounds clustered by prompt."
+    )
+    option = "" if first["temperature"] == 1 else f" --temperature {first['temperature']:g}"
+    parts = [
+        f"### {TASKS[first['task']]}{temperature}",
+        setting,
+        table((*header, "over the static front"), rows),
+        _positions(records),
+        f"Measured by `{_command([first['task']], option)}`.",
+    ]
+    if _has_curve(path):
+        name = f"quality against acceptance on {TASKS[first['task']]}{temperature}"
+        parts.insert(3, f"![{name}](results/{path.stem}.png)")
+    return "\n\n".join(part for part in parts if part)
+
+
+def _gain(record: Record) -> str:
+    """Quality above the static mixtures at equal acceptance, with its one-sided bound."""
+    if record["static_gain"] is None:
+        return "-"
+    lower = record["static_gain_lower"]
+    return percent(record["static_gain"]) + ("" if lower is None else f" (at least {percent(lower)})")
+
+
+def _positions(records: Sequence[Record]) -> str:
+    """Share of rounds in which each position of the draft block was accepted."""
+    shares = [(record["method"], record["accepted_per_position"]) for record in records]
+    rows = [[f"`{method}`", *map(percent, found)] for method, found in shares if found]
+    if not rows:
+        return ""
+    width = max(map(len, rows))
+    return table(
+        ("accepted at position", *map(str, range(1, width))), [row + ["-"] * (width - len(row)) for row in rows]
+    )
+
+
+def _categories(path: Path) -> str:
+    """Spec-Bench: acceptance and tokens per target pass of every category and turn."""
+    records = json.loads(path.read_text())["records"]
+    methods = [name for name in dict.fromkeys(record["method"] for record in records) if name != "target"]
+    header = ["category", "questions", *(f"`{name}`: accepted, tokens per pass" for name in methods)]
+    rows = []
+    for category in dict.fromkeys(record["category"] for record in records):
+        found = {record["method"]: record for record in records if record["category"] == category}
+        cells = [
+            f"{with_bounds(found[name], 'acceptance_rate')}, {number(found[name]['block_efficiency'])}"
+            if name in found
+            else "-"
+            for name in methods
+        ]
+        rows.append([category.replace("-turn-", ", turn "), str(next(iter(found.values()))["n"]), *cells])
+    scored = [record for record in records if record["quality"] is not None]
+    quality = [
+        [record["category"].removesuffix("-turn-1"), f"`{record['method']}`", with_bounds(record, "quality")]
+        for record in scored
+    ]
+    parts = ["### Spec-Bench", table(header, rows)]
+    parts += [table(("category", "method", "score against references"), quality)] if quality else []
+    return "\n\n".join([*parts, f"Measured by `{_command(['specbench'])}`."])
+
+
+def _speed(path: Path) -> str:
+    """Tokens per second over the target alone, of the same turn and engine, by task, draft length and batch size."""
+    found = json.loads(path.read_text())
+    rows = []
+    for record in found["records"]:
+        for part in record["seconds"]:
+            for method, timed in part["methods"].items():
+                plain = "target, compiled" if method.endswith(", compiled") else "target"
+                ratios = [
+                    turn["tokens"] / turn["seconds"] / (beside["tokens"] / beside["seconds"])
+                    for turn, beside in zip(timed["turns"], part["methods"][plain]["turns"])
+                ]
+                gain = f"{median(ratios):.2f}x ({min(ratios):.2f} to {max(ratios):.2f})"
+                cells = [TASKS[record["task"]], str(part["batch_size"]), str(record["num_assistant_tokens"])]
+                rows.append([*cells, f"`{method}`", f"{timed['tokens_per_second']:.1f}", gain])
+    header = ("task", "batch size", "draft tokens", "method", "tokens/s", "over `target` (range of turns)")
+    source = found["provenance"]
+    setting = f"{source['device']}, {source['threads']} thread(s); methods alternate prompt by prompt."
+    tasks = list(dict.fromkeys(record["task"] for record in found["records"]))
+    return f"### Speed\n\n{setting}\n\n{table(header, rows)}\n\nMeasured by `{_command(tasks, ' --seconds')}`."
