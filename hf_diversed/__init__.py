@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from hf_diversed.generation.attachment import detach
     from hf_diversed.generation.decoding import diversed_decoding
     from hf_diversed.generation.hook import attach
-    from hf_diversed.generation.observing import RoundStreamer
-    from hf_diversed.generation.recording import record_stats
+    from hf_diversed.generation.recording import RoundStreamer, record_stats
     from hf_diversed.head import DiversedHead, DiversedHeadConfig
     from hf_diversed.outputs import GenerateDiversedOutput, SpeculativeStats
     from hf_diversed.running.compiled import warmup
@@ -89,8 +88,7 @@ _HOMES = {
     "hf_diversed.generation.attachment": ("detach",),
     "hf_diversed.generation.decoding": ("diversed_decoding",),
     "hf_diversed.generation.hook": ("attach",),
-    "hf_diversed.generation.observing": ("RoundStreamer",),
-    "hf_diversed.generation.recording": ("record_stats",),
+    "hf_diversed.generation.recording": ("RoundStreamer", "record_stats"),
     "hf_diversed.head": ("DiversedHead", "DiversedHeadConfig"),
     "hf_diversed.outputs": ("GenerateDiversedOutput", "SpeculativeStats"),
     "hf_diversed.running.compiled": ("warmup",),

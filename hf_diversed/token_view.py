@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from hf_diversed.generation.observing import RoundStreamer
+from hf_diversed.generation.recording import RoundStreamer
 from hf_diversed.outputs import SOURCES, SpeculativeStats, TokenRecords
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from transformers import LogitsProcessor, PreTrainedModel
 
-from hf_diversed.generation.observing import Watchers
+from hf_diversed.generation.recording import Recorder
 
 
 # Modules that run in a round, and the rest: sampling, acceptance, caches, the next token, transfers, bookkeeping.
@@ -62,17 +62,17 @@ def at_round_ends(function: Callable[[], None]) -> Iterator[None]:
 
     The loop has no public callback for rounds of a batch, so this wraps the method that records them.
     """
-    original = Watchers.saw
+    original = Recorder.add
 
-    def saw(*args, **kwargs) -> None:
+    def add(*args, **kwargs) -> None:
         function()
         original(*args, **kwargs)
 
-    Watchers.saw = saw  # type: ignore[method-assign]
+    Recorder.add = add  # type: ignore[method-assign]
     try:
         yield
     finally:
-        Watchers.saw = original  # type: ignore[method-assign]
+        Recorder.add = original  # type: ignore[method-assign]
 
 
 @contextmanager

@@ -7,10 +7,10 @@ import torch
 
 from hf_diversed.blocks import DraftOutput, TargetOutput
 from hf_diversed.generation.drafting import Drafter
-from hf_diversed.generation.judging import Round, judge
 from hf_diversed.generation.processing import BlockProcessor
 from hf_diversed.generation.ragged_model import RaggedModel, RotaryLimit
 from hf_diversed.generation.rows import PerRow, RaggedRows
+from hf_diversed.generation.verification import Round, verify
 from hf_diversed.sampling import RandomSource, RoundNoise
 from hf_diversed.verifiers.base import Memory, Verifier
 
@@ -54,7 +54,7 @@ class EagerEngine:
         draft, target = self.block(self.rows.room(gamma))
         round_noise = RoundNoise() if self.random_source is None else self.random_source.round_noise(target.scores)
         rows = self.rows
-        return judge(self.rule, rows.text(), draft, target, memory, rows.eos_ids_device, round_noise, rows.greedy)
+        return verify(self.rule, rows.text(), draft, target, memory, rows.eos_ids_device, round_noise, rows.greedy)
 
     def ready(self, gamma: int, memory: Memory) -> bool:
         return True

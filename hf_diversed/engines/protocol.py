@@ -5,8 +5,8 @@ from typing import Any, ClassVar, Protocol
 import torch
 
 from hf_diversed.blocks import DraftOutput
-from hf_diversed.generation.judging import Round
 from hf_diversed.generation.rows import RaggedRows
+from hf_diversed.generation.verification import Round
 from hf_diversed.verifiers.base import Memory
 
 
@@ -29,7 +29,7 @@ class Engine(Protocol):
         """Read all of the prompts but their last tokens."""
 
     def round(self, gamma: int, memory: Memory) -> Round:
-        """Draft up to `gamma` tokens per row, score them in one target forward, and let the rule judge them."""
+        """Draft up to `gamma` tokens per row, score them in one target forward, and verify them."""
 
     def ready(self, gamma: int, memory: Memory) -> bool:
         """Whether a round of this length would start at once: nothing has to be compiled for it first."""

@@ -14,9 +14,9 @@ from hf_diversed.engines.eager import EagerEngine
 from hf_diversed.engines.static_model import StaticModel
 from hf_diversed.engines.static_round import Deal, Setting, Step, draft_block, draft_step, play, settle
 from hf_diversed.generation.drafting import DiversedCandidateGenerator
-from hf_diversed.generation.judging import Round
 from hf_diversed.generation.processing import BlockProcessor
 from hf_diversed.generation.rows import RaggedRows
+from hf_diversed.generation.verification import Round
 from hf_diversed.sampling import RoundNoise
 from hf_diversed.verifiers.base import Memory, Verifier
 

@@ -13,8 +13,8 @@ from hf_diversed.blocks import DraftOutput, TargetOutput, Verdict
 from hf_diversed.engines.buffers import Buffers
 from hf_diversed.engines.static_model import Traits, extend
 from hf_diversed.generation.drafting import active_drafts, draw_drafts, to_vocabulary
-from hf_diversed.generation.judging import Round, judge
 from hf_diversed.generation.processing import run_in_order, run_pointwise
+from hf_diversed.generation.verification import Round, verify
 from hf_diversed.sampling import RoundNoise
 from hf_diversed.verifiers.base import Memory, Verifier
 
@@ -106,7 +106,7 @@ def draft_step(
 
 
 def settle(setting: Setting, buffers: Buffers, deal: Deal, steps: list[Step]) -> Round:
-    """Run the target over every row's last token and its drafts, and judge them; returns as `play`."""
+    """Run the target over every row's last token and its draft tokens, and verify them; returns as `play`."""
     tokens, scores, raw, hidden = zip(*steps)
     drafted = torch.stack(tokens, dim=1)
     draft = DraftOutput(
@@ -124,7 +124,7 @@ def settle(setting: Setting, buffers: Buffers, deal: Deal, steps: list[Step]) ->
     target = TargetOutput(setting.process(logits, deal.temperatures), seen, logits if setting.keep_raw else None)
     greedy = None if deal.temperatures is None else deal.temperatures == 0.0
     memory = Memory(deal.dials, deal.state)
-    round = judge(setting.rule, deal.tail, draft, target, memory, setting.eos_ids, deal.round_noise, greedy)
+    round = verify(setting.rule, deal.tail, draft, target, memory, setting.eos_ids, deal.round_noise, greedy)
     return _told(round, setting)
 
 

@@ -13,9 +13,9 @@ from transformers import (
 from transformers.generation.streamers import BaseStreamer
 
 from hf_diversed.generation import checks
-from hf_diversed.generation.committing import commit
-from hf_diversed.generation.observing import RoundStreamer, Watchers
 from hf_diversed.generation.planning import Call, Plan, make_plan
+from hf_diversed.generation.recording import Recorder, RoundStreamer
+from hf_diversed.generation.verification import commit
 from hf_diversed.outputs import GenerateDiversedOutput
 from hf_diversed.sampling import RandomSource
 from hf_diversed.verifiers.base import Memory, Verifier
@@ -92,28 +92,28 @@ def diversed_decoding(
         model_kwargs=model_kwargs,
     )
     plan = make_plan(call)
-    watch = Watchers(plan.rows.prompt_length, streamer, plan.wants, plan.strictnesses)
+    recorder = Recorder(plan.rows.prompt_length, streamer, plan.wants, plan.strictnesses)
     # Saves autograd's bookkeeping; its tensors cannot be trained on, so nobody else may come to hold one.
     hidden = plan.only_library_code and plan.engine.may_use_inference_mode
     with torch.inference_mode() if hidden else nullcontext():
         try:
             plan.engine.prefill(generation_config.prefill_chunk_size)
-            run_rounds(plan, watch)
+            run_rounds(plan, recorder)
         finally:
             plan.engine.close()
-    return watch.result(plan.rows, plan.engine, generation_config.return_dict_in_generate)
+    return recorder.result(plan.rows, plan.engine, generation_config.return_dict_in_generate)
 
 
-def run_rounds(plan: Plan, watch: Watchers) -> None:
+def run_rounds(plan: Plan, recorder: Recorder) -> None:
     """Decode until every row has ended."""
     rows, engine, verifier = plan.rows, plan.engine, plan.verifier
     memory = Memory(verifier.dials(len(rows.ids), rows.ids.device))
     while rows.running:
-        round = engine.round(plan.schedule.next(memory), memory)  # draft a block, verify it in one forward, judge it
+        round = engine.round(plan.schedule.next(memory), memory)  # draft a block, score it in one forward, verify it
         tally = commit(rows, round.outcome, verifier)
-        watch.saw(rows, round, tally)
-        plan.stops.update(watch.scores_before)
-        watch.stream(rows, tally, engine.forwards)
+        recorder.add(rows, round, tally)
+        plan.stops.update(recorder.scores_before)
+        recorder.stream(rows, tally, engine.forwards)
         engine.rewind(round.draft, tally.accepted)
         memory.learn(round.verdict, round.outcome.num_accepted)
         plan.schedule.learn(round, tally)

@@ -45,7 +45,7 @@ class Plan:
     """A call, ready to be decoded.
 
     Attributes:
-        verifier: the rule, for this call's settings. wants, strictnesses: see `Watchers`.
+        verifier: the rule, for this call's settings. wants, strictnesses: see `Recorder`.
         schedule: drafts per round, where there is room.
         may_shrink: whether finished rows may leave the batch. Whoever reads other rows finds them where they were.
         only_library_code: whether nothing of the caller's gets to see a tensor of the loop's.

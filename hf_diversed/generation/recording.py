@@ -1,18 +1,19 @@
-"""Bookkeeping of a call: rounds into statistics, positions into token records and scores. Never steers decoding."""
+"""What a call returns beside its tokens: statistics, token records, scores and streams. Decoding does not use them."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 import torch.nn.functional as F
+from transformers.generation.streamers import BaseStreamer
 
 from hf_diversed.blocks import DraftOutput, TargetOutput, Trace
-from hf_diversed.generation.committing import Tally
-from hf_diversed.generation.judging import Round
-from hf_diversed.outputs import SOURCES, SpeculativeStats, TokenRecords
+from hf_diversed.engines.protocol import Engine
+from hf_diversed.generation.rows import RaggedRows
+from hf_diversed.generation.verification import Round, Tally
+from hf_diversed.outputs import SOURCES, GenerateDiversedOutput, SpeculativeStats, TokenRecords
 from hf_diversed.sampling import acceptance, total_variation
 from hf_diversed.theory import expected_accepted
 
@@ -23,10 +24,10 @@ _COLLECTORS: ContextVar[tuple[SpeculativeStats, ...]] = ContextVar("hf_diversed_
 
 @contextmanager
 def record_stats() -> Iterator[SpeculativeStats]:
-    """Sum up the statistics of every relaxed `generate` call in the block, for callers that only get a tensor back.
+    """Add up the statistics of every relaxed `generate` call in the block, for callers that only get a tensor back.
 
-    Blocks may be nested; each counts. They are bound to the current context: start threads with
-    `contextvars.copy_context().run` to be counted.
+    Blocks may be nested; each counts every call. They belong to the current context: to include threads, start them
+    with `contextvars.copy_context().run`.
 
     Example:
         ```python
@@ -43,108 +44,170 @@ def record_stats() -> Iterator[SpeculativeStats]:
         _COLLECTORS.reset(token)
 
 
-@dataclass
-class LoggedRound:
-    """One round: which rows of the batch took part and what happened to each; tensors by row and draft."""
+class RoundStreamer(BaseStreamer):
+    """A streamer that receives each round with its records: `generate(..., streamer=...)`, batch size 1.
 
-    rows: list[int]
-    starts: list[int]
-    drafted: list[int]
-    accepted: list[int]
-    accept_prob: torch.Tensor | None
-    weight: torch.Tensor | None
-    tv: torch.Tensor | None
-    bias: torch.Tensor | None
-    records: "RoundRecords | None"
+    Override `put_round`. Plain decoding has no rounds; it calls `put` as for any streamer: once with the prompt, then
+    with every token.
 
-    @property
-    def num_positions(self) -> int:
-        return 0 if self.accept_prob is None else self.accept_prob.shape[1]
-
-    def expected_accepted(self) -> list[float]:
-        """Per row, the accepted drafts to expect from the acceptance probabilities of all its drafts."""
-        if self.accept_prob is None:
-            return [0.0] * len(self.rows)
-        return expected_accepted(self.accept_prob.cpu(), torch.tensor(self.drafted)).tolist()
-
-
-@dataclass
-class RoundRecords:
-    """Everything about one round's G + 1 positions, `[B, G + 1]` each, in the layout of `TokenRecords`."""
-
-    tokens: torch.Tensor
-    source: torch.Tensor
-    relaxed: torch.Tensor
-    weight: torch.Tensor
-    p: torch.Tensor
-    q: torch.Tensor
-    tv: torch.Tensor
-    bias: torch.Tensor
-    strict_prob: torch.Tensor
-    inputs: dict[str, torch.Tensor] | None = None
-
-
-class RoundLog:
-    """Collects rounds during decoding and settles the accounts at the end, when every row's true end is known.
-
-    Args:
-        strictnesses: the rows' dials, where the rule has one.
+    Example:
+        ```python
+        class Printer(hf_diversed.RoundStreamer):
+            def put_round(self, records, stats):
+                print(records.tokens.tolist(), f"{stats.num_accepted} of {stats.num_drafted} accepted")
+        ```
     """
 
-    def __init__(self, strictnesses: Sequence[float] = ()) -> None:
+    def put_round(self, records: TokenRecords, stats: SpeculativeStats) -> None:
+        """Receive one round as it ends: its tokens, `[1, N]`, and what it adds to the statistics of the call."""
+        raise NotImplementedError
+
+    def put(self, value: torch.Tensor) -> None:
+        """Receive the prompt, then tokens; does nothing."""
+
+    def end(self) -> None:
+        """Called when decoding has ended; does nothing."""
+
+
+@dataclass
+class RecordedRound:
+    """One round of the rows `rows` of the batch; tensors `[B, G]`, None without draft tokens.
+
+    Attributes:
+        records: of its G + 1 positions; None unless token records are returned or streamed.
+    """
+
+    rows: list[int]
+    tally: Tally
+    accept_prob: torch.Tensor | None = None
+    weight: torch.Tensor | None = None
+    tv: torch.Tensor | None = None
+    bias: torch.Tensor | None = None
+    records: TokenRecords | None = None
+
+    def expected_accepted(self) -> list[float]:
+        """Per row, the accepted draft tokens to expect from the acceptance probabilities."""
+        if self.accept_prob is None:
+            return [0.0] * len(self.rows)
+        return expected_accepted(self.accept_prob.cpu(), torch.tensor(self.tally.drafted)).tolist()
+
+
+class Recorder:
+    """Collects the rounds of a call, and builds what the call returns once every row's end is known.
+
+    Args:
+        prompt_length: S. streamer: receives tokens as rounds end; None for no stream.
+        wants: what the call returns beside the ids: any of "records", "scores", "logits".
+        strictnesses: of the rows, for verifiers that have one.
+    """
+
+    def __init__(
+        self,
+        prompt_length: int,
+        streamer: BaseStreamer | None = None,
+        wants: set[str] = frozenset(),  # type: ignore[assignment]
+        strictnesses: Sequence[float] = (),
+    ):
+        self.prompt_length, self.streamer, self.wants = prompt_length, streamer, wants
         self.strictnesses = strictnesses
-        self.rounds: list[LoggedRound] = []
-        self._told = (0, 0)
+        self.rounds: list[RecordedRound] = []
+        self._describes = "records" in wants or isinstance(streamer, RoundStreamer)
+        self._columns: dict[str, list[torch.Tensor]] = {"scores": [], "logits": []}
+        self._streamed_forwards = (0, 0)
 
-    def append(self, origins: list[int], tally: Tally, trace: Trace | None, accept_prob, records=None) -> None:
-        """File one round of the rows `origins`; `trace` and `accept_prob` are None for a round without drafts."""
-        told = (None, None, None) if trace is None else (trace.weight, trace.tv, trace.bias)
-        self.rounds.append(
-            LoggedRound(origins, tally.starts, tally.drafted, tally.accepted, accept_prob, *told, records)
-        )
+    def add(self, rows: RaggedRows, round: Round, tally: Tally) -> None:
+        """Record a round."""
+        if "scores" in self.wants:
+            self._add_columns("scores", round.target.scores, tally)
+        if "logits" in self.wants and round.target.raw_logits is not None:
+            self._add_columns("logits", round.target.raw_logits, tally)
+        records = describe_round(round) if self._describes else None
+        recorded = RecordedRound(rows.origins, tally, records=records)
+        if round.verdict is not None:
+            trace = round.verdict.trace
+            recorded.accept_prob = round.verdict.accept_prob
+            recorded.weight, recorded.tv, recorded.bias = trace.weight, trace.tv, trace.bias
+            if records is not None:
+                recorded.tv = records.tv[:, :-1] if trace.tv is None else trace.tv
+                recorded.bias = None if trace.bias is None else records.bias[:, :-1]
+        self.rounds.append(recorded)
 
-    def latest(self, end: int, target_forwards: int, draft_forwards: int) -> tuple[TokenRecords, SpeculativeStats]:
-        """The last round alone, cut at `end`: its records, and what it adds to the statistics. For a single row."""
-        latest = self.rounds[-1:]
-        before, self._told = self._told, (target_forwards, draft_forwards)
-        stats = sum_up(latest, [end], target_forwards - before[0], draft_forwards - before[1], self.strictnesses)
-        return merge_records(latest, [end], latest[0].starts[0]), stats
+    def _add_columns(self, name: str, scores: torch.Tensor, tally: Tally) -> None:
+        """File scores `[B, N, V]` as `generate` returns them: `[B, V]` per generated column, zeros after the end."""
+        columns = self._columns[name]
+        for row, (start, count) in enumerate(zip(tally.starts, tally.emitted)):
+            first = start - self.prompt_length
+            while len(columns) < first + count:
+                columns.append(torch.zeros_like(scores[:, 0]))
+            for k in range(count):
+                columns[first + k][row] = scores[row, k]
 
-    def stats(self, ends: list[int], target_forwards: int, draft_forwards: int, **report: Any) -> SpeculativeStats:
-        """Totals with `per_row`; also added to every `record_stats` block that this call runs in.
+    @property
+    def scores_before(self):
+        """Maps a column of the ids to the processed scores of all generated tokens before it; None if not kept."""
+        if "scores" not in self.wants:
+            return None
+        return lambda column: tuple(self._columns["scores"][: column - self.prompt_length])
 
-        `report`: more fields of the statistics, as the engine has them.
-        """
-        total = replace(sum_up(self.rounds, ends, target_forwards, draft_forwards, self.strictnesses), **report)
+    def stream(self, rows: RaggedRows, tally: Tally, forwards: tuple[int, int]) -> None:
+        """Pass what a round emitted to the streamer, once the rows have their ends."""
+        if self.streamer is None:
+            return
+        with plain_tensors():
+            end = rows.ends[0] or rows.lengths.host[0]
+            self.streamer.put(rows.ids[0, tally.starts[0] : end].cpu().clone())
+            if isinstance(self.streamer, RoundStreamer):
+                latest, before = self.rounds[-1:], self._streamed_forwards
+                new = forwards[0] - before[0], forwards[1] - before[1]
+                self._streamed_forwards = forwards
+                stats = sum_up(latest, [end], new, self.strictnesses)
+                self.streamer.put_round(merge_records(latest, [end], tally.starts[0]), stats)
+
+    def result(self, rows: RaggedRows, engine: Engine, as_dict: bool) -> GenerateDiversedOutput | torch.Tensor:
+        """The return value of the call, in ordinary tensors. Adds its statistics to every `record_stats` block."""
+        if self.streamer is not None:
+            self.streamer.end()
+        ends = rows.final_ends()
+        stats = replace(sum_up(self.rounds, ends, engine.forwards, self.strictnesses), **engine.report())
         for collector in _COLLECTORS.get():
-            collector.add(total)
-        return total
+            collector.add(stats)
+        if not as_dict:
+            return rows.finished()
+        columns = {
+            name: tuple(column.clone() for column in kept[: max(ends) - self.prompt_length])
+            for name, kept in self._columns.items()
+            if name in self.wants
+        }
+        records = merge_records(self.rounds, ends, self.prompt_length) if "records" in self.wants else None
+        return GenerateDiversedOutput(sequences=rows.finished(), stats=stats, token_records=records, **columns)
 
-    def token_records(self, ends: list[int], prompt_length: int) -> TokenRecords:
-        """Everything about every generated token."""
-        return merge_records(self.rounds, ends, prompt_length)
+
+@contextmanager
+def plain_tensors() -> Iterator[None]:
+    """Create ordinary tensors in the block, though the loop runs in inference mode."""
+    with torch.inference_mode(False), torch.no_grad():
+        yield
 
 
 def sum_up(
-    rounds: list[LoggedRound],
-    ends: list[int],
-    target_forwards: int,
-    draft_forwards: int,
-    strictnesses: Sequence[float] = (),
+    rounds: list[RecordedRound], ends: list[int], forwards: tuple[int, int], strictnesses: Sequence[float] = ()
 ) -> SpeculativeStats:
-    """Totals of some rounds, with `per_row`; what lies behind a row's end does not count."""
-    per_row = [
-        SpeculativeStats(target_forwards=target_forwards, draft_forwards=draft_forwards) for _ in range(len(ends))
-    ]
+    """Statistics of some rounds, with `per_row`; what lies behind a row's end does not count.
+
+    Args:
+        forwards: of the target and of the draft model.
+    """
+    target_forwards, draft_forwards = forwards
+    per_row = [SpeculativeStats(target_forwards=target_forwards, draft_forwards=draft_forwards) for _ in ends]
     for counters, strictness in zip(per_row, strictnesses):
         counters.strictness_sum, counters.strictness_count = strictness, 1
     for entry in rounds:
-        told = [None if values is None else values.tolist() for values in (entry.weight, entry.tv, entry.bias)]
+        traced = [None if values is None else values.tolist() for values in (entry.weight, entry.tv, entry.bias)]
         expected = entry.expected_accepted()
         for row, origin in enumerate(entry.rows):
             counters = per_row[origin]
             verified = _count(counters, entry, row, ends[origin], expected[row])
-            _average(counters, *(values and values[row][:verified] for values in told))
+            _average(counters, *(values and values[row][:verified] for values in traced))
     total = SpeculativeStats()
     for counters in per_row:
         total.add(counters)
@@ -152,7 +215,7 @@ def sum_up(
     return total
 
 
-def merge_records(rounds: list[LoggedRound], ends: list[int], prompt_length: int) -> TokenRecords:
+def merge_records(rounds: list[RecordedRound], ends: list[int], prompt_length: int) -> TokenRecords:
     """Scatter the rounds' records into `[B, T]`, cutting every row at its end."""
     shape = (len(ends), max(ends) - prompt_length)
     nan = torch.full(shape, float("nan"))
@@ -163,12 +226,11 @@ def merge_records(rounds: list[LoggedRound], ends: list[int], prompt_length: int
     inputs: dict[str, torch.Tensor] = {}
     for entry in rounds:
         assert entry.records is not None
-        begin = torch.tensor(entry.starts) - prompt_length
-        origins = torch.tensor(entry.rows)
-        room = torch.tensor(ends)[origins] - torch.tensor(entry.starts)
-        count = torch.minimum(torch.tensor(entry.accepted) + 1, room)
+        starts, origins = torch.tensor(entry.tally.starts), torch.tensor(entry.rows)
+        room = torch.tensor(ends)[origins] - starts
+        count = torch.minimum(torch.tensor(entry.tally.accepted) + 1, room)
         rows, positions = (torch.arange(entry.records.tokens.shape[1]) < count[:, None]).nonzero(as_tuple=True)
-        columns = begin[rows] + positions
+        columns = starts[rows] - prompt_length + positions
         for name, values in merged.items():
             values[origins[rows], columns] = getattr(entry.records, name).cpu()[rows, positions].to(values.dtype)
         for name, given in (entry.records.inputs or {}).items():
@@ -177,16 +239,16 @@ def merge_records(rounds: list[LoggedRound], ends: list[int], prompt_length: int
     return TokenRecords(**merged, inputs=inputs or None)
 
 
-def _count(counters: SpeculativeStats, entry: LoggedRound, row: int, end: int, expected: float) -> int:
-    """Add one row's share of one round and return its verified positions.
+def _count(counters: SpeculativeStats, entry: RecordedRound, row: int, end: int, expected: float) -> int:
+    """Add one row's part of one round and return the number of its verified positions.
 
-    What the row's end cuts off is neither drafted nor accepted. `expected` knows EOS and the length, but not where
-    drafts that were never kept would have met another stop; taking off just what a stop did cut keeps it unbiased.
+    What the row's end cuts off is neither drafted nor accepted. `expected` includes cuts by EOS and the length, but
+    not by other stops; subtracting only what a stop did cut keeps it unbiased.
     """
-    room = end - entry.starts[row]
+    room = end - entry.tally.starts[row]
     if room <= 0:
         return 0
-    kept, drafted = entry.accepted[row], entry.drafted[row]
+    kept, drafted = entry.tally.accepted[row], entry.tally.drafted[row]
     if room <= kept:  # the end lies on an accepted draft
         kept = drafted = room
     rejected = int(kept < drafted)
@@ -195,8 +257,9 @@ def _count(counters: SpeculativeStats, entry: LoggedRound, row: int, end: int, e
     counters.num_accepted += kept
     counters.num_rejected += rejected
     counters.num_emitted += min(kept + 1, room)
-    counters.expected_accepted_sum += expected - (entry.accepted[row] - kept)
-    counters.accepted_per_position += [0] * (entry.num_positions - len(counters.accepted_per_position))
+    counters.expected_accepted_sum += expected - (entry.tally.accepted[row] - kept)
+    num_positions = 0 if entry.accept_prob is None else entry.accept_prob.shape[1]
+    counters.accepted_per_position += [0] * (num_positions - len(counters.accepted_per_position))
     for position in range(kept):
         counters.accepted_per_position[position] += 1
     return kept + rejected
@@ -206,7 +269,7 @@ def _average(
     counters: SpeculativeStats, weight: list[float] | None, tv: list[float] | None, bias: list[float] | None
 ) -> None:
     if weight is not None:
-        known = [w for w in weight if w == w]  # nan where a rule without weights decided
+        known = [w for w in weight if w == w]  # nan where a verifier without weights decided
         counters.weight_sum += sum(known)
         counters.weight_count += len(known)
     if tv is not None:
@@ -220,8 +283,8 @@ def _average(
         counters.bias_count += len(known)
 
 
-def describe_round(round: Round) -> RoundRecords:
-    """Records of one round at its G + 1 positions; those behind the emitted tokens are meaningless."""
+def describe_round(round: Round) -> TokenRecords:
+    """Records of one round, `[B, G + 1]` on the device; positions behind the emitted tokens are meaningless."""
     draft, target, verdict, outcome = round.draft, round.target, round.verdict, round.outcome
     batch_size = outcome.next_token.shape[0]
     if draft is None or verdict is None:
@@ -229,7 +292,7 @@ def describe_round(round: Round) -> RoundRecords:
         nan = torch.full_like(p, float("nan"))
         bonus = torch.full((batch_size, 1), _BONUS)
         relaxed = torch.zeros_like(bonus).bool()
-        return RoundRecords(outcome.next_token[:, None], bonus, relaxed, nan, p, nan, nan, nan, nan)
+        return TokenRecords(outcome.next_token[:, None], bonus, relaxed, nan, p, nan, nan, nan, nan)
     positions = torch.arange(draft.tokens.shape[1] + 1, device=draft.tokens.device)
     at_end = positions == outcome.num_accepted[:, None]
     is_bonus = at_end & (outcome.num_accepted >= outcome.num_drafted)[:, None]
@@ -248,7 +311,7 @@ def describe_round(round: Round) -> RoundRecords:
     }
     tv = total_variation(target.probs()[:, :-1], draft.probs()) if trace.tv is None else trace.tv
     strict_prob = _strict_prob(draft, round)
-    return RoundRecords(
+    return TokenRecords(
         tokens=tokens,
         source=source,
         relaxed=_is_relaxed(strict_prob, round),

@@ -152,10 +152,10 @@ class Memory:
     state: torch.Tensor | None = None
     is_checked: bool = False
 
-    def ask(self, verifier: Verifier, input_ids: torch.Tensor, draft: DraftOutput, target: TargetOutput) -> Verdict:
-        """The rule's verdict on a block."""
-        told = {"dials": self.dials} if self.dials else {}
-        return verifier(input_ids, draft, target, self.state, **told)
+    def verify(self, verifier: Verifier, input_ids: torch.Tensor, draft: DraftOutput, target: TargetOutput) -> Verdict:
+        """Call a verifier with its state and, if it has any, its dials."""
+        dials = {"dials": self.dials} if self.dials else {}
+        return verifier(input_ids, draft, target, self.state, **dials)
 
     def learn(self, verdict: Verdict | None, num_accepted: torch.Tensor) -> None:
         """Remember a round in which `num_accepted` drafts were kept, long `[B]`; nothing where no rule was asked."""
@@ -212,7 +212,7 @@ class CompositeVerifier(Verifier):
         for index, (part, draft, state) in enumerate(zip(self._parts, drafts, states)):
             start = f"{index}."
             own = {name[len(start) :]: x for name, x in (dials or {}).items() if name.startswith(start)}
-            verdicts.append(Memory(own, state).ask(part, input_ids, draft, target))
+            verdicts.append(Memory(own, state).verify(part, input_ids, draft, target))
         return verdicts
 
 

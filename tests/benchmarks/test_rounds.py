@@ -22,7 +22,7 @@ from benchmarks.rounds.runner import Run, Runner, build_timed
 from benchmarks.rounds.timing import PHASES
 from hf_diversed import VERIFIERS, LosslessVerifier, StaticEnsembleVerifier
 from hf_diversed.generation.decoding import diversed_decoding
-from hf_diversed.generation.observing import Watchers
+from hf_diversed.generation.recording import Recorder
 from hf_diversed.outputs import CompileStats, SpeculativeStats
 from hf_diversed.running.methods import Method
 from hf_diversed.verifiers.base import Verifier
@@ -170,7 +170,7 @@ def test_timing_leaves_no_trace(pair):
     """Catches hooks and wrappers that outlive a run, an aborted one included."""
     settings = BenchmarkSettings(context_lengths=(8,), draft_lengths=(3,), max_new_tokens=12)
     runner = Runner(*pair, settings, None)
-    saw = Watchers.saw
+    add = Recorder.add
 
     class Failing(Verifier):
         def __call__(self, *args, **kwargs):
@@ -181,7 +181,7 @@ def test_timing_leaves_no_trace(pair):
     for call in (runner, runner.phases):
         with pytest.raises(RuntimeError, match="aborted"):
             call(method, Point(1, 8, 3), 0)
-    assert Watchers.saw is saw
+    assert Recorder.add is add
     assert all(not model._forward_hooks and not model._forward_pre_hooks for model in pair)
     assert pair[0].generation_config.eos_token_id == tiny.EOS
 

@@ -84,7 +84,7 @@ def test_a_heads_faults_are_its_rules(pair, value, do_sample):
     head.out.weight.data.fill_(value)
     rule = DiversedVerifier(head)
     for verifier in (rule, PhaseVerifier(rule, rule, begin=5, end=6)):
-        with pytest.raises(FloatingPointError, match=f"{type(verifier).__name__} gave an acceptance"):
+        with pytest.raises(FloatingPointError, match=f"{type(verifier).__name__} returned an acceptance"):
             target.generate(
                 **ragged_batch(), assistant_model=draft, verifier=verifier, max_new_tokens=8, do_sample=do_sample
             )

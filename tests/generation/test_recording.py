@@ -3,11 +3,10 @@
 import pytest
 import torch
 
-from hf_diversed.blocks import Trace
 from hf_diversed.evaluation import EvaluationSettings, evaluate
 from hf_diversed.generation import recording
-from hf_diversed.generation.committing import Tally
-from hf_diversed.generation.recording import RoundLog
+from hf_diversed.generation.recording import RecordedRound, sum_up
+from hf_diversed.generation.verification import Tally
 from hf_diversed.head import DiversedHead, DiversedHeadConfig
 from hf_diversed.running.pair import Pair
 from hf_diversed.theory import expected_accepted
@@ -48,16 +47,16 @@ def test_expected_by_hand():
     """Catches the drafts behind a rejection left out, a row's expectation filed under another row, drafts beyond EOS
     or the length expected, rounds behind a row's end counted, and an end on an accepted draft that the expectation
     does not know of."""
-    log = RoundLog()
+    rounds = []
     accept = torch.tensor([[0.5, 1.0, 0.5], [1.0, 0.5, 1.0], [0.5, 0.5, 0.5]])
     # Row 0 rejects at once, row 2 drafts one token, row 1 keeps all three but ends behind the second one.
     for starts, drafted, accepted, probabilities in (
         ([10, 10, 10], [3, 1, 3], [0, 1, 3], accept[[0, 2, 1]]),
         ([11, 12, 14], [3, 3, 3], [1, 0, 2], accept),
     ):
-        log.append([0, 2, 1], Tally(starts, drafted, accepted, [1, 1, 1]), Trace(), probabilities)
-    log.append([0, 2], Tally([13, 13], [0, 0], [0, 0], [1, 1]), None, None)
-    stats = log.stats([14, 12, 14], target_forwards=3, draft_forwards=6)
+        rounds.append(RecordedRound([0, 2, 1], Tally(starts, drafted, accepted, [1, 1, 1]), probabilities))
+    rounds.append(RecordedRound([0, 2], Tally([13, 13], [0, 0], [0, 0], [1, 1])))
+    stats = sum_up(rounds, [14, 12, 14], forwards=(3, 6))
     first, second, third = (row.expected_accepted_sum for row in stats.per_row)
     assert first == pytest.approx((0.5 + 0.5 + 0.25) + (0.5 + 0.5 + 0.25))
     assert second == pytest.approx((1.0 + 0.5 + 0.5) - 1.0)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from hf_diversed.blocks import DraftOutput, TargetOutput
-from hf_diversed.generation.judging import judge
+from hf_diversed.generation.verification import verify
 from hf_diversed.sampling import RoundNoise
 from hf_diversed.verifiers import VERIFIERS, DiversedVerifier, PhaseVerifier, StaticEnsembleVerifier
 from hf_diversed.verifiers.base import Memory
@@ -53,7 +53,7 @@ def test_a_round_is_one_graph(name, sampled):
 
     def settle(ids, draft_tensors, target_tensors, dials, state, round_noise):
         q, p = DraftOutput(**draft_tensors, sampled=sampled), TargetOutput(**target_tensors)
-        round = judge(rule, ids, q, p, Memory(dials, state), eos, RoundNoise(*round_noise))
+        round = verify(rule, ids, q, p, Memory(dials, state), eos, RoundNoise(*round_noise))
         return {item.name: getattr(round.outcome, item.name) for item in fields(round.outcome)}
 
     arguments = ids, _tensors(draft), _tensors(target), dials, state, (round_noise.uniforms, round_noise.noise)

@@ -1,0 +1,235 @@
+"""Verification of a drafted block: acceptance, the accepted prefix, the next token, and how rows change.
+
+`verify` is a function of tensors that can be compiled; `commit` holds the one host transfer of a round.
+"""
+
+from dataclasses import dataclass, fields, replace
+
+import torch
+
+from hf_diversed.blocks import DraftOutput, TargetOutput, Verdict, VerifyOutput
+from hf_diversed.generation.rows import PerRow, RaggedRows, is_one_of
+from hf_diversed.sampling import RoundNoise, count_accepted, draw
+from hf_diversed.verifiers.base import Memory, Verifier
+
+
+@dataclass(frozen=True, eq=False)
+class Round:
+    """Inputs and results of one round.
+
+    Attributes:
+        draft, verdict: None if no row had draft tokens.
+        greedy: bool `[B]`, rows that take the best token in a batch that samples; None if all rows decode alike.
+    """
+
+    draft: DraftOutput | None
+    target: TargetOutput
+    round_noise: RoundNoise
+    verdict: Verdict | None
+    outcome: VerifyOutput
+    greedy: torch.Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Tally:
+    """Counts of one round on the host, per row: its start, draft tokens that counted, accepted and emitted tokens."""
+
+    starts: list[int]
+    drafted: list[int]
+    accepted: list[int]
+    emitted: list[int]
+
+
+def verify(
+    verifier: Verifier,
+    input_ids: torch.Tensor,
+    draft: DraftOutput | None,
+    target: TargetOutput,
+    memory: Memory,
+    eos_ids: torch.Tensor | None,
+    round_noise: RoundNoise,
+    greedy: torch.Tensor | None = None,
+) -> Round:
+    """Run the verifier on a block, accept a prefix of every row and draw the next token.
+
+    A batch that samples and has greedy rows is verified both ways, as verifiers handle a block as a whole.
+
+    Args:
+        input_ids: long `[B, L]`, the ids so far. draft: None if no row has draft tokens; the verifier is not called.
+        memory: the verifier's dials and state per row. eos_ids: long `[E]`, on the device; None without EOS.
+        round_noise: all None for greedy decoding. greedy: see `Round`.
+    """
+    sampled = _verify_alike(verifier, input_ids, draft, target, memory, eos_ids, round_noise)
+    if greedy is None:
+        return sampled
+    greedy_draft = None if draft is None else replace(draft, sampled=False)
+    best = _verify_alike(verifier, input_ids, greedy_draft, target, memory, eos_ids, RoundNoise())
+    return _mixed(greedy, best, sampled)
+
+
+def _verify_alike(
+    verifier: Verifier,
+    input_ids: torch.Tensor,
+    draft: DraftOutput | None,
+    target: TargetOutput,
+    memory: Memory,
+    eos_ids: torch.Tensor | None,
+    round_noise: RoundNoise,
+) -> Round:
+    """`verify` for a batch whose rows all sample or are all greedy."""
+    target_probs = target.at if round_noise.noise is None else target.probs
+    if draft is None:
+        verdict, num_drafted = None, torch.zeros_like(target.scores[:, 0, 0], dtype=torch.long)
+        num_accepted, ends_on_draft = num_drafted, torch.zeros_like(num_drafted, dtype=torch.bool)
+        next_probs = replacement = target_probs(num_accepted)
+    else:
+        verdict, num_drafted = memory.verify(verifier, input_ids, draft, target), draft.num_drafted
+        uniforms = torch.full_like(verdict.accept_prob, 0.5) if round_noise.uniforms is None else round_noise.uniforms
+        num_accepted = count_accepted(verdict.accept_prob, uniforms, num_drafted)
+        all_accepted = num_accepted >= num_drafted
+        replacement = verdict.replacement(num_accepted.clamp_max(draft.tokens.shape[1] - 1))
+        next_probs = torch.where(all_accepted[:, None], target_probs(num_accepted), replacement)
+        ends_on_draft = all_accepted & (is_one_of(draft.tokens, eos_ids) & draft.active).any(dim=-1)
+    next_token = draw(next_probs, round_noise.noise)
+    faults = find_faults(draft, target, verdict, num_accepted, next_probs, ~ends_on_draft)
+    if draft is not None and verdict is not None and verifier.needs_check and not memory.is_checked:
+        wrong = find_no_distribution(verifier, verdict, draft, target, replacement)
+        faults = torch.where((faults == 0) & wrong, NO_DISTRIBUTION, faults)
+    outcome = VerifyOutput(
+        num_drafted=num_drafted,
+        num_accepted=num_accepted,
+        next_token=next_token,
+        num_emitted=num_accepted + 1 - ends_on_draft.long(),
+        ended=ends_on_draft | is_one_of(next_token, eos_ids),
+        faults=faults,
+    )
+    return Round(draft, target, round_noise, verdict, outcome)
+
+
+def _mixed(greedy: torch.Tensor, best: Round, sampled: Round) -> Round:
+    """The results of `best` in the greedy rows, bool `[B]`, and of `sampled` in the others."""
+
+    def pick(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+        return torch.where(greedy.view(-1, *[1] * (first.ndim - 1)), first, second)
+
+    def pick_known(first: torch.Tensor | None, second: torch.Tensor | None) -> torch.Tensor | None:
+        return None if first is None or second is None else pick(first, second)
+
+    names = [item.name for item in fields(VerifyOutput)]
+    outcome = VerifyOutput(
+        **{name: pick(getattr(best.outcome, name), getattr(sampled.outcome, name)) for name in names}
+    )
+    one, other = best.verdict, sampled.verdict
+    if one is None or other is None:
+        return replace(sampled, verdict=None, outcome=outcome, greedy=greedy)
+    trace = replace(
+        other.trace,
+        weight=pick_known(one.trace.weight, other.trace.weight),
+        tv=pick_known(one.trace.tv, other.trace.tv),
+        bias=pick_known(one.trace.bias, other.trace.bias),
+    )
+    accept_prob, state = pick(one.accept_prob, other.accept_prob), pick_known(one.state, other.state)
+    verdict = Verdict(accept_prob, other.replacement, state, trace)
+    return replace(sampled, verdict=verdict, outcome=outcome, greedy=greedy)
+
+
+def commit(rows: RaggedRows, outcome: VerifyOutput, verifier: Verifier) -> Tally:
+    """Write a round's tokens, lengthen the rows and close those that have ended.
+
+    Raises:
+        FloatingPointError: if a value that the emitted tokens depend on is NaN or infinite. Nothing is emitted then.
+        ValueError: if a caller's verifier returns values that are no distribution.
+    """
+    rows.write(outcome.num_accepted, outcome.next_token)
+    drafted, accepted, emitted, ended, faults = outcome.to_host()  # the one host transfer
+    running = [end is None for end in rows.ends]
+    if found := [fault for fault, runs in zip(faults, running) if runs and fault]:
+        error = ValueError if min(found) == NO_DISTRIBUTION else FloatingPointError
+        raise error(FAULTS[min(found)].format(verifier=type(verifier).__name__))
+    tally = Tally(rows.lengths.host, drafted, accepted, [count * runs for count, runs in zip(emitted, running)])
+    done = rows.done
+    rows.advance(PerRow(tally.emitted, outcome.num_emitted.masked_fill(done, 0)))
+    rows.finish(PerRow(ended, outcome.ended.long()))
+    return tally
+
+
+# Error messages by the code in `VerifyOutput.faults`; 0 means that a row is valid.
+FAULTS = (
+    "",
+    "the target's scores are not finite (nan or inf) where a token was to be chosen; check its weights and dtype "
+    "(float16 overflows where bfloat16 does not), and processors that forbid every token.",
+    "the draft's scores are not finite (nan or inf) where a token was to be verified; check its weights and dtype "
+    "(float16 overflows where bfloat16 does not), and processors that forbid every token.",
+    "{verifier} returned an acceptance probability or a distribution that is not finite though both models' scores "
+    "are; check its settings, the weights of its head, and the hidden states that the head reads, if any.",
+    "{verifier} returned values that are no distribution: acceptance probabilities must lie in [0, 1], the emitted "
+    "distribution (`Trace.emitted_probs`) must be non-negative and sum to 1 at every position, and the replacement "
+    "must be non-negative with a positive sum. Check the verifier's arithmetic.",
+)
+NO_DISTRIBUTION = len(FAULTS) - 1
+_ROUNDING = 1e-3
+
+
+def find_faults(
+    draft: DraftOutput | None,
+    target: TargetOutput,
+    verdict: Verdict | None,
+    num_accepted: torch.Tensor,
+    next_probs: torch.Tensor,
+    draws: torch.Tensor,
+) -> torch.Tensor:
+    """Index into `FAULTS` for every row, long `[B]`. Only positions that the emitted tokens depend on are checked.
+
+    Args:
+        next_probs: `[B, V]`, what the next token is drawn from. draws: bool `[B]`, rows that emit that token; False
+            where the last accepted draft token is EOS.
+    """
+
+    def any_not_finite(values: torch.Tensor, used: torch.Tensor) -> torch.Tensor:
+        return (~torch.isfinite(values) & used).any(dim=-1)
+
+    positions = torch.arange(target.scores.shape[1], device=num_accepted.device)
+    reached = positions < (num_accepted + draws)[:, None]
+    # `amax` propagates NaN and inf, and is -inf where every token is forbidden, so checking it is enough.
+    fault = any_not_finite(target.top, reached).long()
+    if draft is None or verdict is None:
+        return fault
+    verified = (positions <= num_accepted[:, None])[:, :-1] & draft.active
+    of_verifier = any_not_finite(verdict.accept_prob, verified)
+    of_verifier |= any_not_finite(next_probs.amax(dim=-1, keepdim=True), draws[:, None])
+    later = torch.where(of_verifier, 3, fault)
+    later = torch.where(any_not_finite(draft.top, verified), 2, later)
+    return torch.where(fault > 0, fault, later)
+
+
+def find_no_distribution(
+    verifier: Verifier, verdict: Verdict, draft: DraftOutput, target: TargetOutput, replacement: torch.Tensor
+) -> torch.Tensor:
+    """Rows in which a caller's verifier returned no probabilities, bool `[B]`. NaN is left to `find_faults`.
+
+    Args:
+        replacement: `[B, V]`, what the verdict returned for one position per row.
+
+    Raises:
+        ValueError: on a wrong shape.
+    """
+    block, vocabulary = draft.tokens.shape, target.scores.shape[2:]
+    emitted = None if verdict.trace.emitted_probs is None else verdict.trace.emitted_probs()
+    shapes = {
+        "accept_prob": (verdict.accept_prob, block),
+        "replacement": (replacement, block[:1] + vocabulary),
+        "the emitted distribution": (emitted, block + vocabulary),
+        "state": (verdict.state, (block[0], block[1] + 1, verifier.state_width)),
+    }
+    for name, (values, expected) in shapes.items():
+        if values is not None and values.shape != expected:
+            raise ValueError(
+                f"{type(verifier).__name__}: {name} must have shape {list(expected)}, got {list(values.shape)}."
+            )
+    wrong = (verdict.accept_prob < 0.0) | (verdict.accept_prob > 1.0 + _ROUNDING)
+    if emitted is not None:
+        wrong |= (emitted.amin(-1) < 0.0) | ((emitted.sum(-1) - 1.0).abs() > _ROUNDING)
+    rows = (wrong & draft.active).any(-1)
+    if draft.sampled:
+        rows |= (replacement.amin(-1) < 0.0) | (replacement.sum(-1) <= 0.0)
+    return rows
