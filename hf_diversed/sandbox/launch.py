@@ -1,6 +1,6 @@
-"""One program, one fresh interpreter: starts the jail, hands it the program and its tests, reads the report.
+"""Run one program in a new interpreter: start the jail, pass it the program and its tests, read the report.
 
-The launcher is a new process made by exec and not by fork alone, so the caller may have loaded torch and run threads.
+The launcher is started by exec, not by fork alone, so the caller may have loaded torch and started threads.
 """
 
 import ast
@@ -13,11 +13,11 @@ import symtable
 import sys
 import sysconfig
 import tempfile
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 
-# The launcher ends a program by itself; this is for a launcher that hangs. Wall-clock seconds on top of the timeout.
+# Seconds after the timeout at which a launcher that hangs is killed; normally the launcher ends the program itself.
 _GRACE = 30.0
 _STARTED = b"started\n"
 _START = "import sys; sys.path.insert(0, sys.argv.pop(1)); from jail.main import main; main(sys.argv[1:])"
@@ -35,31 +35,29 @@ class Limits:
 
 @dataclass(frozen=True)
 class Report:
-    """What the launcher saw.
+    """The launcher's result.
 
     Attributes:
         ended: "passed", "exit N", "killed by signal N", "timeout", "failed its tests", "left N processes running",
             "wrote to the launcher's descriptor", "more than N MiB in all its processes", "killed with its launcher",
-            or "unavailable" where the jail was not set up. That is known before the program starts, so no program can
-            bring it about.
+            or "unavailable" if the jail was not set up. That is determined before the program starts, so no program
+            can cause it.
         completed: the program's first process reached its last statement, and its tests, if any, passed.
-        detail: the exception, or why the jail was not set up; empty if there is nothing to say.
+        detail: the exception, or why the jail was not set up; may be empty.
         output: the first 4 KiB that the program printed.
-        facts: what the jail consists of, by name.
     """
 
     ended: str
     completed: bool = False
     detail: str = ""
     output: str = ""
-    facts: dict = field(default_factory=dict)
 
 
 def launch(program: str, mode: str, limits: Limits, tests: str = "") -> Report:
     """Run `program`, and `tests` beside it, in a jail of kind `mode`: "namespaces", "landlock" or "unsafe".
 
     Raises:
-        SyntaxError, ValueError: the tests are no Python.
+        SyntaxError, ValueError: if the tests are not valid Python.
     """
     source = program.encode("utf-8", "surrogatepass")
     request = f"{' '.join(names_of_the_program(tests))}\n{tests}".encode("utf-8", "surrogatepass") if tests else b""
@@ -73,8 +71,8 @@ def launch(program: str, mode: str, limits: Limits, tests: str = "") -> Report:
 
 
 def names_of_the_program(tests: str) -> list[str]:
-    """The names that the tests use and do not define. Builtins are the program's only where nothing else is: a test of
-    a function called `sum` means that one, and in `abs(f(1) - 0.5) < 1e-6` it is Python's own `abs` that counts."""
+    """Return the names that the tests use and do not define. Builtins are included only if there is no other name: a
+    test of a function called `sum` uses the program's, but `abs(f(1) - 0.5) < 1e-6` uses Python's `abs`."""
     top = symtable.symtable(tests, "<tests>", "exec")
     defined = {symbol.get_name() for symbol in top.get_symbols() if symbol.is_assigned() or symbol.is_imported()}
     defined |= {symbol.get_name() for symbol in top.get_symbols() if symbol.is_namespace()}
@@ -97,7 +95,7 @@ def _talk(arguments: list[str], request: bytes, patience: float) -> Report:
         stderr=subprocess.PIPE,
         cwd="/",
         env={name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ},
-        start_new_session=True,  # the terminal's Ctrl-C is for the caller, who then cleans up
+        start_new_session=True,  # Ctrl-C in the terminal must reach the caller only, which then cleans up
     ) as process:
         try:
             answer, complaint = process.communicate(request, patience)
@@ -111,22 +109,22 @@ def _talk(arguments: list[str], request: bytes, patience: float) -> Report:
         return Report("killed with its launcher")
     if not report:
         return Report("unavailable", detail=complaint.decode(errors="replace").strip()[-500:] or "the launcher died")
-    ended, completed, detail, output, facts = ast.literal_eval(report.decode())
-    return Report(ended, completed, detail, output.decode("utf-8", "replace"), facts)
+    ended, completed, detail, output = ast.literal_eval(report.decode())
+    return Report(ended, completed, detail, output.decode("utf-8", "replace"))
 
 
 @functools.cache
 def interpreter() -> str:
-    """The real file behind `sys.executable`: a virtual environment is neither needed nor visible in the jail."""
+    """Return the file that `sys.executable` links to; the jail contains no virtual environment."""
     return os.path.realpath(sys.executable)
 
 
 @functools.cache
 def readable_paths() -> tuple[str, ...]:
-    """What a program may read and execute: the interpreter, its standard library and the system's libraries."""
+    """Return the paths that a program may read and execute: interpreter, standard library and system libraries."""
     prefixes = {os.path.realpath(sys.base_prefix), os.path.realpath(sys.base_exec_prefix)}
     paths = [interpreter(), *_LIBRARIES, *_SYSTEM_FILES]
     paths += [os.path.join(prefix, name) for prefix in prefixes for name in ("lib", "lib64")]
     paths += [sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"), sysconfig.get_config_var("LIBDIR") or ""]
-    # A top-level link such as /lib -> usr/lib stays in the list: the jail's root has to have it too.
+    # Top-level links such as /lib -> usr/lib are kept, because the jail's root needs them.
     return tuple(sorted({path for path in paths if path and os.path.exists(path)}))

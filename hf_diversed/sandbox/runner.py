@@ -1,27 +1,26 @@
-"""`run_programs`: many programs, one verdict each. Knows nothing of namespaces, Landlock or file descriptors.
+"""`run_programs`: run many programs and return one result each.
 
-What a pass means. Without tests: the last statement was reached without an exception, by the program's first process,
-and no other process was left. `sys.exit(0)`, `os._exit(0)`, an exec of something else, a crash or a forked child are
-failures. What it does not mean: a program can change what its own asserts mean (an object that equals everything,
-lines jumped over with a trace function) or read the values that they expect from its own code. Where the score
-matters, hand the asserts over as `tests`: they run in a process of their own and the program only answers calls, so it
-has to know the values.
+Without tests, a program passes if its first process reaches the last statement without an exception and no other
+process remains. `sys.exit(0)`, `os._exit(0)`, an exec, a crash or a remaining child is a failure. A program can still
+change the meaning of its own asserts (an object that equals everything, a trace function that skips lines) or read the
+expected values from its own code. If the score matters, pass the asserts as `tests`: they run in another process,
+which calls the program's functions, so the program must compute the values.
 
-What tests do not prove, and by how much it could inflate a score:
+Limits of tests, and how much they can inflate a score:
 
-- A program may answer from a table if its author has seen the values. MBPP shows all of its tests in the prompt; no
-  judge can tell, and up to the whole score can be had this way.
-- Where both sides of a comparison come from the program, it may give any value twice. In the 916 asserts of 300 MBPP
-  problems there is none, in HumanEval 3, all in one problem that has 4 asserts with values besides: nothing to gain.
-- A module that the tests use without importing it is the program's; so is every builtin that they use, if they name
-  nothing else (the test of a function called `sum`). Nothing to gain where the assert compares with a value.
-- `True == 1 == 1.0`, as Python and so the published scores have it; a subclass instance (Counter, namedtuple) compares
-  as its builtin base.
+- A program may return values from a table if its author has seen them. MBPP shows all tests in the prompt, so this can
+  give the whole score and cannot be detected.
+- If both sides of a comparison come from the program, it may return any value twice. The 916 asserts of 300 MBPP
+  problems contain no such comparison; HumanEval contains 3, in a problem with 4 other asserts.
+- A module that the tests use without importing it is the program's; so is a builtin, if the tests use no other name
+  (the test of a function called `sum`). This gains nothing if the assert compares with a value.
+- `True == 1 == 1.0`, as in Python and in published scores; an instance of a subclass (Counter, namedtuple) compares as
+  its builtin base.
 
-Stricter than Python: the tests hand over builtins and get copies, so they do not see arguments changed in place; other
-objects (of a class that the program defines, Fraction, deque) equal only themselves and take part in no arithmetic; a
-program whose child processes outlive its tests fails. All 164 references of HumanEval and 299 of those 300 pass, as
-they do with the asserts in the program; the other takes longer than 3 s.
+Stricter than Python: tests pass and receive copies of builtins, so they do not see arguments changed in place; other
+objects (of a class of the program, Fraction, deque) equal only themselves and support no arithmetic; a program whose
+child processes outlive its tests fails. All 164 HumanEval references and 299 of the 300 MBPP references pass, as with
+the asserts in the program; the other one takes longer than 3 s.
 """
 
 import os
@@ -35,21 +34,21 @@ from hf_diversed.sandbox.launch import Limits, Report, launch
 
 
 _LEAST_MEMORY = 64 * 2**20
-# Far above what a model writes; below what could make the launcher fail instead of the program.
+# Larger than programs of a model, and smaller than a source that makes the launcher fail instead of the program.
 _MOST_SOURCE = 4 * 2**20
-# The kernel may be short of memory, namespaces or processes for a moment; it is not a verdict on the program.
+# Seconds between attempts: the kernel can lack memory, namespaces or processes for a moment.
 _PAUSES = (0.0, 0.2, 1.0)
 
 
 @dataclass(frozen=True)
 class ProgramResult:
-    """What became of one program.
+    """The result of one program.
 
     Attributes:
         passed: True if the program ran to its end and passed its tests, if it has any.
         reason: "passed", "exit 1: AssertionError: line 4: assert f(2) == 4", "timeout", "killed by signal 9",
             "did not run to its end (exit 0)", "test failed: AssertionError: line 1: assert f(2) == 4", ...
-        output: the first 4 KiB of what it printed, stdout and stderr together.
+        output: the first 4 KiB of stdout and stderr together.
     """
 
     passed: bool
@@ -66,27 +65,27 @@ def run_programs(
     workers: int | None = None,
     unsafe: bool = False,
 ) -> list[ProgramResult]:
-    """Run every program in a jail of its own; identical ones run once and share their result.
+    """Run each program in its own jail; identical programs run once and share their result.
 
-    A program may import the standard library, write to its current directory (gone afterwards), and neither see the
-    caller's files, environment, processes and descriptors nor reach a network.
+    A program can import the standard library and write to its current directory, which is deleted afterwards. It
+    cannot see the caller's files, environment, processes and descriptors, and cannot reach a network.
 
     Args:
         programs: Python sources.
-        tests: for each program, statements that must not fail, "" for none. They run in a process of their own; names
-            that they do not define are the program's, its functions called with copies of builtin values. Module
-            docstring: what that proves and what not.
-        timeout: wall-clock seconds for each program with its tests, > 0. All processes are killed at the limit.
-        memory_bytes: memory of all processes of a program together, and address space of each; at least 64 MiB.
-        workers: programs that run at once; None for `min(4, cpu count)`.
-        unsafe: run without isolation, under resource limits and the timeout only. Such a program can read, write and
-            kill whatever the caller can.
+        tests: for each program, statements that must not fail, "" for none. They run in another process; names that
+            they do not define are the program's, whose functions are called with copies of builtin values. The
+            module's docstring describes the limits.
+        timeout: wall-clock seconds for each program with its tests, > 0; then all its processes are killed.
+        memory_bytes: memory of all processes of a program together, and address space of each; >= 64 MiB.
+        workers: number of programs that run at once; None for `min(4, cpu count)`.
+        unsafe: run without isolation, with resource limits and the timeout only. Programs then have the caller's
+            permissions.
 
     Returns:
         One `ProgramResult` per program, in order.
 
     Raises:
-        SandboxUnavailable: the kernel gives too little isolation, and `unsafe` is False.
+        SandboxUnavailable: if the kernel does not support isolation, and `unsafe` is False.
 
     Example:
         >>> from hf_diversed.sandbox import run_programs
@@ -139,16 +138,16 @@ def _run(program: str, tests: str, mode: str, limits: Limits) -> ProgramResult:
         try:
             report = launch(program, mode, limits, tests)
         except (SyntaxError, ValueError) as error:
-            return ProgramResult(False, f"the tests are no Python: {error}")
+            return ProgramResult(False, f"the tests are not valid Python: {error}")
         if report.ended != "unavailable":
-            return _judge(report)
+            return _result(report)
     raise SandboxUnavailable(
-        f"the sandbox ({mode}) worked when it was tried, but could not be set up {len(_PAUSES)} times in a row: "
+        f"the sandbox ({mode}) worked before, but could not be set up {len(_PAUSES)} times in a row: "
         f"{report.detail}; use fewer workers or free memory."
     )
 
 
-def _judge(report: Report) -> ProgramResult:
+def _result(report: Report) -> ProgramResult:
     if report.completed:
         return ProgramResult(True, "passed", report.output)
     if report.detail:

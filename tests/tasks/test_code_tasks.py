@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from hf_diversed.sandbox import describe_isolation
 from hf_diversed.tasks import execution, get_task, load_records
+from tests.sandbox.jails import jail_mode
 
 
 NAMES = ["mbpp", "mbpp_sanitized", "humaneval", "code"]
@@ -72,7 +72,7 @@ def allowed(name: str):
 
 def runnable(name: str):
     """The task with the sandbox as this machine has it: the programs of these tests are our own."""
-    unsafe = describe_isolation()["mode"] is None
+    unsafe = jail_mode() is None
     return get_task(name, allow_code_execution=True, unsafe_code_execution=unsafe)
 
 

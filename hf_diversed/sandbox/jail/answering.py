@@ -1,7 +1,7 @@
-"""The program's side of its tests: calls what the tests ask for and hands back what came out.
+"""The program's side of its tests: execute the operations that the tests request, and return the results.
 
-All of it runs in the program's own process, which may replace every line. It gains nothing: what the tests compare
-with is in another process, and an answer is worth what it says.
+This runs in the program's process, which can replace every line. That gains nothing, because the expected values are
+in another process.
 """
 
 import os
@@ -23,8 +23,8 @@ _OPERATIONS: dict = {
 
 
 def answer(channel: int, namespace: dict, flush) -> None:
-    """Answer one request after the other, until the launcher ends the program. A child that gets here leaves."""
-    things: list = []  # by place; what the tests were told of stays alive
+    """Answer requests until the launcher ends the program. A child process that gets here exits."""
+    things: list = []  # by place; objects that the tests refer to stay alive
     places: dict[int, int] = {}
     which, this = os.getpid, os.getpid()
 

@@ -1,8 +1,8 @@
-"""One line for a person on how a source failed."""
+"""A readable line on how a source failed."""
 
 
 def describe(error: BaseException, source: bytes, source_name: str) -> bytes:
-    """Name, line and message. The program's exception may misbehave when it is looked at."""
+    """Return name, line and message of an exception, whose own methods may fail."""
     name = type(error).__name__
     try:
         message = " ".join(str(error).split())
@@ -14,7 +14,7 @@ def describe(error: BaseException, source: bytes, source_name: str) -> bytes:
 
 
 def own_frames(error: BaseException, source_name: str):
-    """The source's part of the traceback; None for a syntax error."""
+    """Return the source's part of the traceback; None for a syntax error."""
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename != source_name:
         trace = trace.tb_next

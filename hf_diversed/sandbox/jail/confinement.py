@@ -1,4 +1,4 @@
-"""What a process gives up before it runs code that is not ours: ids, limits, capabilities, files, system calls."""
+"""Restrictions of a process before it runs foreign code: ids, limits, capabilities, files, system calls."""
 
 import ctypes
 import os
@@ -9,18 +9,18 @@ from . import kernel, landlock, namespaces, seccomp
 
 NOBODY = 65534
 SIGKILL = 9
-READY = b" ready"
+READY = b"ready"
 _PROCESSES = 32
 _OPEN_FILES = 64
 _FILE_BYTES = 16 * 2**20
-_LEAST_LANDLOCK = 3  # earlier ones do not stop truncate()
+_LEAST_LANDLOCK = 3  # earlier ones do not restrict truncate()
 _NEW_USER = 0x10000000
 _SET_PARENT_DEATH_SIGNAL, _SET_NO_NEW_PRIVILEGES = 1, 38
 _CAPABILITY_VERSION = 0x20080522
 
 
 class Plan:
-    """The launcher's command line, typed. `readable` and, at first, `scratch` are paths of the host."""
+    """The launcher's command line. `readable` and, at first, `scratch` are paths of the host."""
 
     def __init__(self, arguments: list[str]):
         self.mode = arguments[0]
@@ -33,31 +33,31 @@ class Plan:
 
 
 def confine(plan: Plan, privileged: bool, null: int, output: int, setup: int, kept: list[int]) -> list[int]:
-    """Confine this process for good and say so on `setup`, which is closed before anything foreign runs.
+    """Confine this process permanently and report on `setup`, which is closed before foreign code runs.
 
     Args:
-        plan: what kind of jail, and the limits.
-        privileged: the caller is root, so there is a uid to give up.
+        plan: the kind of jail and the limits.
+        privileged: the caller is root, so the uid is changed.
         null, output: descriptors that become 0, and 1 and 2.
-        kept: descriptors to keep, all others are closed.
+        kept: descriptors to keep; all others are closed.
 
     Returns:
-        The kept ones' new numbers, from 63 down. Where something fails, the process says why and ends.
+        The new numbers of the kept descriptors, from 63 down. On failure, the process reports the reason and ends.
     """
     try:
         os.setpgid(0, 0)
         *kept, setup = _arrange_descriptors(null, output, [*kept, setup])
-        facts = _give_up(plan, privileged)
+        _give_up(plan, privileged)
     except BaseException as error:
         os.write(setup, f"{type(error).__name__}: {error}".encode()[:500])
         os._exit(1)
-    os.write(setup, " ".join(f"{name}={value}" for name, value in facts.items()).encode() + READY)
+    os.write(setup, READY)
     os.close(setup)
     return kept
 
 
 def _arrange_descriptors(null: int, output: int, kept: list[int]) -> list[int]:
-    """Leave 0, 1, 2 and the kept ones open. Those become high ones, which no program uses by accident."""
+    """Keep 0, 1, 2 and the kept ones open, the latter as high numbers, which programs do not use by accident."""
     places = [_OPEN_FILES - 1 - number for number in range(len(kept))]
     for place, old in zip(places, kept):
         os.dup2(old, place, inheritable=False)
@@ -69,32 +69,28 @@ def _arrange_descriptors(null: int, output: int, kept: list[int]) -> list[int]:
     return places
 
 
-def _give_up(plan: Plan, privileged: bool) -> dict[str, int]:
-    """Give up everything the program must not have; what is left, by name. Raises OSError if any of it fails."""
+def _give_up(plan: Plan, privileged: bool) -> None:
+    """Give up everything that the program must not have. Raises OSError if any of it fails."""
     os.environ.clear()
     os.umask(0o077)
-    facts = {"landlock_abi": 0, "seccomp": 0, "uid": os.getuid(), "uid_dropped": 0}
     if plan.mode == "unsafe":
         os.chdir(plan.scratch)
         _limit(plan)
-        return facts
+        return
     jailed = plan.mode == "namespaces"
     if privileged:
         _become_nobody(plan, jailed)
-        facts |= {"uid": NOBODY, "uid_dropped": 1}
     kernel.libc("prctl", _SET_PARENT_DEATH_SIGNAL, SIGKILL, 0, 0, 0)
     kernel.libc("prctl", _SET_NO_NEW_PRIVILEGES, 1, 0, 0, 0)
     os.chdir(plan.scratch)
     _limit(plan)
     _drop_capabilities()
-    facts["landlock_abi"] = landlock.abi()
-    if facts["landlock_abi"] < _LEAST_LANDLOCK and not jailed:
-        raise OSError(f"Landlock ABI {_LEAST_LANDLOCK} or later is needed, this kernel has {facts['landlock_abi']}")
-    if facts["landlock_abi"]:
-        landlock.restrict(facts["landlock_abi"], plan.readable, list(namespaces.DEVICES), plan.scratch)
+    abi = landlock.abi()
+    if abi < _LEAST_LANDLOCK and not jailed:
+        raise OSError(f"Landlock ABI {_LEAST_LANDLOCK} or later is needed, this kernel has {abi}")
+    if abi:
+        landlock.restrict(abi, plan.readable, list(namespaces.DEVICES), plan.scratch)
     seccomp.restrict(namespaces=jailed)
-    facts["seccomp"] = 1
-    return facts
 
 
 def _become_nobody(plan: Plan, jailed: bool) -> None:
@@ -104,10 +100,10 @@ def _become_nobody(plan: Plan, jailed: bool) -> None:
     os.setresgid(NOBODY, NOBODY, NOBODY)
     os.setresuid(NOBODY, NOBODY, NOBODY)
     for path in plan.readable:
-        # An interpreter under /root works in the namespaces' root directory only; said early and by name.
+        # An interpreter under /root works only with namespaces; fail early, naming the path.
         os.stat(path)
     if jailed:
-        # The count of processes is per user namespace: without this, programs would use up one another's.
+        # The process limit is per user namespace; without one of its own, programs would share the limit.
         kernel.libc("unshare", _NEW_USER)
 
 
@@ -120,7 +116,7 @@ def _limit(plan: Plan) -> None:
         "RLIMIT_CORE": 0,
     }
     if plan.mode == "namespaces" or os.getuid() == NOBODY:
-        # Elsewhere the limit would count the caller's own processes; there the filter refuses new ones.
+        # Otherwise the limit would count the caller's processes; there the filter refuses new ones.
         limits["RLIMIT_NPROC"] = _PROCESSES
     for name, value in limits.items():
         kind = getattr(resource, name)

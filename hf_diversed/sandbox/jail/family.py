@@ -1,13 +1,12 @@
-"""All processes of a program, seen from outside through /proc: which are alive, and what they hold together.
+"""All processes of a program, read through /proc: which are alive, and how much memory they use together.
 
-The limit on address space is each process's own, so 32 children of one program could hold 32 times as much. So the
-launcher adds up, every 20 ms. Between two looks a program can exceed the limit by what the machine's cores can fill in
-that time (some 40 MB each). What no process maps is not counted: the scratch directory (64 MiB at most) and buffers of
-pipes. The filter refuses what would hold memory without a mapping (memfd, System V segments and queues).
+The limit on address space applies to each process, so 32 children of one program could use 32 times as much. The
+launcher therefore adds up their memory every 20 ms. In between, a program can exceed the limit by what the cores can
+fill in that time (about 40 MB each). Memory that no process maps is not counted: the scratch directory (at most 64
+MiB) and pipe buffers. The system call filter refuses other unmapped memory (memfd, System V segments and queues).
 
-Why no cgroup, which would count exactly: a group that one may create and limit is the exception (containers mount the
-tree read-only, a login session's own group takes no new controllers, older machines keep memory in version 1), so this
-sum has to be there anyway, and has to hold.
+cgroups count exactly, but can rarely be created and limited: containers mount the tree read-only, the group of a login
+session accepts no new controllers, and older machines use version 1 for memory. The sum is therefore needed anyway.
 """
 
 import os
@@ -23,20 +22,20 @@ class Family:
     """The descendants of this process. A process is named by a living thread of it: "pid/task/tid"."""
 
     def __init__(self):
-        """Open /proc, which will be out of sight later. Raises OSError where it does not show this process's own."""
+        """Open /proc, which is not visible later. Raises OSError if it does not list this process's children."""
         self.proc = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         self.own = os.readlink("self", dir_fd=self.proc)
         if self.own != str(os.getpid()) or not os.path.exists(f"/proc/self/task/{self.own}/children"):
             raise OSError("/proc does not list this process's children, so a program's memory cannot be added up")
-        # An orphan becomes this process's child, whatever session it has fled to.
+        # Orphans become children of this process, in any session.
         kernel.libc("prctl", _BECOME_SUBREAPER, 1, 0, 0, 0)
 
     def offer_to_the_oom_killer(self, score: int) -> None:
-        """How gladly this process and its next children are killed where memory runs out: 0 as others, 1000 first."""
+        """Set the OOM score of this process and its next children: 0 is the default, 1000 is killed first."""
         try:
             file = os.open("self/oom_score_adj", os.O_WRONLY, dir_fd=self.proc)
         except OSError:
-            return  # a courtesy: a container may have hidden it
+            return  # optional: a container may hide it
         try:
             os.write(file, b"%d" % score)
         except OSError:
@@ -45,33 +44,33 @@ class Family:
             os.close(file)
 
     def alive(self, apart_from: int | None) -> list[str]:
-        """The running descendants, without that child and its own."""
+        """Return the running descendants, without the child `apart_from` and its descendants."""
         found, waiting = [], [self.own]
         while waiting:
             threads = self._threads(waiting.pop())
-            # A process whose first thread has left looks like a zombie while another one runs.
+            # A process whose first thread has ended looks like a zombie while another one runs.
             found += [thread for thread in threads if self._kilobytes(f"{thread}/status", "VmRSS") is not None][:1]
             children = [child for thread in threads for child in self._read(f"{thread}/children").split()]
             waiting += [child for child in children if child != str(apart_from)]
         return [thread for thread in found if not thread.startswith(f"{self.own}/")]
 
     def held_bytes(self, processes: list[str], limit: int) -> int:
-        """What these hold, in memory and swap. Shared pages count once, where it matters for the limit."""
-        held = sum(self._plainly_held(process) for process in processes)
+        """Return the memory and swap of processes. Shared pages count once if the sum exceeds the limit."""
+        held = sum(self._resident(process) for process in processes)
         if 1024 * held > limit:
-            # A proportional share costs the kernel a walk over the pages. Whoever shows none may just have ended.
+            # Proportional shares are slow: the kernel walks the pages. They are missing for a process that has ended.
             shares = ((process, self._kilobytes(f"{process}/smaps_rollup", "Pss", "SwapPss")) for process in processes)
-            held = sum(self._plainly_held(process) if share is None else share for process, share in shares)
+            held = sum(self._resident(process) if share is None else share for process, share in shares)
         return 1024 * held
 
-    def _plainly_held(self, process: str) -> int:
+    def _resident(self, process: str) -> int:
         return self._kilobytes(f"{process}/status", "VmRSS", "VmSwap") or 0
 
     def _threads(self, pid: str) -> list[str]:
         try:
             folder = os.open(f"{pid}/task", os.O_RDONLY | os.O_DIRECTORY, dir_fd=self.proc)
         except OSError:
-            return []  # gone
+            return []  # ended
         try:
             return [f"{pid}/task/{thread}" for thread in os.listdir(folder)]
         except OSError:
@@ -80,7 +79,7 @@ class Family:
             os.close(folder)
 
     def _kilobytes(self, path: str, *names: str) -> int | None:
-        """The sum of these lines. None where the process has no memory any more, or does not show it."""
+        """Return the sum of the named lines; None if the process has no memory any more, or it is not visible."""
         pairs = (line.split(":", 1) for line in self._read(path).splitlines() if line.startswith(names))
         values = [int(rest.split()[0]) for name, rest in pairs if name in names]
         return sum(values) if values else None
@@ -89,7 +88,7 @@ class Family:
         try:
             file = os.open(path, os.O_RDONLY, dir_fd=self.proc)
         except OSError:
-            return ""  # gone
+            return ""  # ended
         try:
             return os.read(file, _MOST_TEXT).decode(errors="replace")
         except OSError:

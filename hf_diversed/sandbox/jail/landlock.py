@@ -1,4 +1,4 @@
-"""Landlock for the calling thread and its children: no file access but what is listed, no TCP, no signals outside."""
+"""Landlock for the calling thread and its children: access to listed files only, no TCP, no signals outside."""
 
 import ctypes
 import errno
@@ -10,7 +10,7 @@ from . import kernel
 
 _CREATE_VERSION = 1
 _RULE_PATH_BENEATH = 1
-# Rights by the ABI that brought them. Bits 0..12 came with ABI 1.
+# Rights by the ABI that added them; ABI 1 has bits 0 to 12.
 _EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR = 1 << 0, 1 << 1, 1 << 2, 1 << 3
 _TRUNCATE, _IOCTL_DEV = 1 << 14, 1 << 15
 _KNOWN_BITS = {1: 13, 2: 14, 3: 15, 4: 15}
@@ -30,7 +30,7 @@ class _PathBeneath(ctypes.Structure):
 
 
 def abi() -> int:
-    """The kernel's Landlock version; 0 where it has none or it is switched off."""
+    """Return the kernel's Landlock version; 0 if it has none or it is disabled."""
     try:
         return kernel.call("landlock_create_ruleset", None, 0, _CREATE_VERSION)
     except OSError as error:
@@ -42,13 +42,13 @@ def abi() -> int:
 def restrict(version: int, readable: list[str], devices: list[str], writable: str) -> None:
     """Allow reading and executing beneath `readable`, reading and writing `devices`, everything beneath `writable`.
 
-    The calling thread needs no_new_privs. Raises OSError where the kernel refuses; nothing is restricted then.
+    The calling thread needs no_new_privs. Raises OSError if the kernel refuses; then nothing is restricted.
     """
     everything = (1 << _KNOWN_BITS.get(version, _MOST_BITS)) - 1
     network = _TCP_BIND_AND_CONNECT if version >= 4 else 0
     scopes = _ABSTRACT_SOCKETS_AND_SIGNALS if version >= 6 else 0
     ruleset = _Ruleset(everything, network, scopes)
-    # An older kernel takes a shorter structure.
+    # Older kernels have a shorter structure.
     size = 24 if version >= 6 else 16 if version >= 4 else 8
     rules = kernel.call("landlock_create_ruleset", ruleset, size, 0)
     for path in readable:

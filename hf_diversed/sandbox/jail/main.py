@@ -1,7 +1,7 @@
-"""The launcher: builds the jail, forks the program and its tests into it, watches them, prints one report.
+"""The launcher: build the jail, fork the program and its tests into it, watch them, print one report.
 
-First a line "started", once both are locked in: whatever happens after it is the program's doing and no reason to call
-the jail broken. Then `(ended, completed, detail, output, facts)` as a Python literal.
+It prints "started" once both are confined; a failure after that is the program's, not the jail's. Then it
+prints `(ended, completed, detail, output)` as a Python literal.
 """
 
 import os
@@ -15,12 +15,12 @@ from .family import Family
 
 STARTED = "started\n"
 _SETUP_SECONDS = 10.0
-# If the machine runs out of memory after all, a program goes first, its launcher next, then what scores it.
+# If the machine runs out of memory, the kernel kills the program first, then its launcher, then the caller.
 _PROGRAM_OOM_SCORE, _LAUNCHER_OOM_SCORE = 1000, 900
 
 
 def main(arguments: list[str]) -> None:
-    """Run one program, which waits on descriptor 0: its source, then, if there are any, its tests."""
+    """Run one program, whose source and tests are read from descriptor 0."""
     plan = confinement.Plan(arguments)
     source, secret = _take(plan.source_bytes), [os.urandom(32)]
     sys.path.pop(0)
@@ -29,23 +29,23 @@ def main(arguments: list[str]) -> None:
         family = _family(plan)
         if plan.mode == "namespaces":
             plan.scratch = namespaces.enter(plan.scratch, plan.readable, privileged)
-        watch, facts = _start(plan, privileged, source, secret, family)
+        watch = _start(plan, privileged, source, secret, family)
     except OSError as error:
-        print(("unavailable", False, str(error), b"", {}))
+        print(("unavailable", False, str(error), b""))
         return
     sys.stdout.write(STARTED)
     sys.stdout.flush()
-    watch.let_go()
+    watch.start()
     ended = watch.follow(plan.timeout, plan.memory_bytes)
     watch.end(jailed=plan.mode != "unsafe")
-    print((ended, ended == "passed", watch.detail(ended), watch.output, facts))
-    # Straight out: finalising an interpreter that has nothing left to do takes milliseconds.
+    print((ended, ended == "passed", watch.detail(ended), watch.output))
+    # Skip finalising the interpreter, which takes milliseconds.
     sys.stdout.flush()
     os._exit(0)
 
 
 def _family(plan) -> Family | None:
-    """Without /proc nothing can be counted. Where a program can have children (and must not), that is an error."""
+    """Return the process family, or None without /proc; an error in namespaces, where programs can have children."""
     try:
         family = Family()
     except OSError:
@@ -57,7 +57,7 @@ def _family(plan) -> Family | None:
 
 
 def _start(plan, privileged: bool, source: bytes, secret: list[bytes], family: Family | None):
-    """Fork the program and its tests and wait until both are confined. Raises OSError where one is not."""
+    """Fork the program and its tests and wait until both are confined. Raises OSError if that fails."""
     null = os.open(os.devnull, os.O_RDWR)
     status, status_in = watching.status_pair()
     output, output_in = os.pipe()
@@ -67,7 +67,7 @@ def _start(plan, privileged: bool, source: bytes, secret: list[bytes], family: F
     watch = watching.Watch(pid, secret[0], status, output, family)
     _close(output_in, status_in, theirs)
     if plan.tested:
-        tests = _take(None)  # only now, so that the program's process has never held it
+        tests = _take(None)  # read after the fork, so that the program's process never contains it
         verdict, verdict_in = os.pipe()
         ends = {"null": null, "verdict": verdict_in, "channel": ours}
         tester, setup = _fork(lambda setup: testing.run(plan, privileged, tests, ends | {"setup": setup}))
@@ -78,40 +78,39 @@ def _start(plan, privileged: bool, source: bytes, secret: list[bytes], family: F
     if family is not None:
         family.offer_to_the_oom_killer(_LAUNCHER_OOM_SCORE)
     deadline = time.monotonic() + _SETUP_SECONDS
-    facts = [_await_confinement(setup, deadline) for setup in setups]
-    return watch, facts[0]
+    for end in setups:
+        _await_confinement(end, deadline)
+    return watch
 
 
 def _fork(child) -> tuple[int, int]:
-    """Run `child(setup)`, which never returns, in a new process; its pid, and the pipe on which it reports."""
+    """Run `child(setup)`, which never returns, in a new process; return its pid and the pipe on which it reports."""
     setup, setup_in = os.pipe()
     pid = os.fork()
     if pid == 0:
         child(setup_in)
     os.close(setup_in)
-    # Also done by the child; whoever comes first. Without a pid namespace the group is what the limit kills.
-    watching.ignoring_the_dead(os.setpgid, pid, pid)
+    # The child does the same; either may be first. Without a pid namespace, the limit kills this process group.
+    watching.ignoring_ended(os.setpgid, pid, pid)
     return pid, setup
 
 
-def _await_confinement(setup: int, deadline: float) -> dict[str, int]:
-    said = b""
+def _await_confinement(setup: int, deadline: float) -> None:
+    report = b""
     poller = select.poll()
     poller.register(setup, select.POLLIN)
     while poller.poll(max(0, 1000 * (deadline - time.monotonic()))):
         data = os.read(setup, 4096)
-        said += data
+        report += data
         if not data:
             break
     os.close(setup)
-    if not said.endswith(confinement.READY):
-        raise OSError(said.decode() or "a process died, or hung, while it was confined")
-    pairs = (pair.split("=") for pair in said.decode().removesuffix(confinement.READY.decode()).split())
-    return {name: int(value) for name, value in pairs}
+    if report != confinement.READY:
+        raise OSError(report.decode() or "a process died or hung while it was confined")
 
 
 def _take(size: int | None) -> bytes:
-    """Read so many bytes of the request and not one more; None: the rest."""
+    """Read exactly `size` bytes of the request, or the rest for None."""
     chunks = []
     while size != 0 and (chunk := os.read(0, 2**20 if size is None else min(size, 2**20))):
         chunks.append(chunk)

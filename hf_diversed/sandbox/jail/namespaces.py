@@ -1,10 +1,9 @@
 """The preferred jail: namespaces and a root directory with the interpreter, the libraries and a scratch directory.
 
-Why not bubblewrap, which does the same: it was tried (0.8) and works, with and without root. It would replace this
-file and nothing else: it has no Landlock, takes a seccomp filter only ready-made, and sets no limits. And it would do
-so only where it is installed, so this file would stay, and a second path come on top. It is not faster: under it
-`python -c pass` takes 3.3 ms longer, where this file, the change of user, Landlock and seccomp together take 3.4 ms
-(medians, alternating, one machine). To the host's files, a program started by root would still be root.
+bubblewrap 0.8 does the same and was tried, with and without root. It could replace this file only, and only if it is
+installed: it has no Landlock, sets no limits, and takes a ready-made seccomp filter. It is not faster: `python -c
+pass` takes 3.3 ms longer with it, and 3.4 ms longer with this file, the change of user, Landlock and seccomp together
+(medians, alternating, one machine). A program started by root would still be root for the host's files.
 """
 
 import ctypes
@@ -34,20 +33,20 @@ def enter(mount_point: str, readable: list[str], privileged: bool) -> str:
 
     Args:
         mount_point: an empty directory of the host, covered by the new root until the namespace ends.
-        readable: absolute paths of the host that appear, read-only, under the same names.
-        privileged: root needs no user namespace of its own to do all this, and its program gets one later.
+        readable: absolute paths of the host, which appear read-only under the same names.
+        privileged: the caller is root and needs no user namespace here; its program gets one later.
 
     Returns:
-        The scratch directory, as seen inside.
+        The path of the scratch directory inside.
 
     Raises:
-        OSError: this kernel or container does not allow it. The process is then half-way and has to end.
+        OSError: if the kernel or container does not allow it. The process must then end.
     """
     user, group = os.geteuid(), os.getegid()
     spaces = _NEW_PID | _NEW_MOUNT | _NEW_NETWORK | _NEW_IPC | _NEW_UTS
     kernel.libc("unshare", spaces if privileged else spaces | _NEW_USER)
     if not privileged:
-        # The same ids inside as outside: nothing in the jail is, or can become, uid 0.
+        # The same ids inside as outside: no process in the jail is, or can become, uid 0.
         _write("/proc/self/setgroups", "deny")
         _write("/proc/self/uid_map", f"{user} {user} 1")
         _write("/proc/self/gid_map", f"{group} {group} 1")
@@ -55,11 +54,11 @@ def enter(mount_point: str, readable: list[str], privileged: bool) -> str:
     kernel.libc("mount", b"none", b"/", None, _MS_REC | _MS_PRIVATE, None)
     _mount_tmpfs(mount_point, "size=1m,nr_inodes=1k,mode=755")
     for path in [*readable, *DEVICES]:
-        _show(path, mount_point)
+        _bind(path, mount_point)
     os.mkdir(mount_point + SCRATCH)
-    if not os.path.exists(mount_point + "/tmp"):  # where an interpreter may live
+    if not os.path.exists(mount_point + "/tmp"):  # an interpreter may be there
         os.symlink(SCRATCH, mount_point + "/tmp")
-    # sem_open, so multiprocessing, insists on this name.
+    # sem_open, which multiprocessing uses, requires this name.
     os.symlink(SCRATCH, f"{mount_point}/dev/shm")
     _seal(mount_point, _ATTR_RDONLY | _ATTR_NOSUID | _ATTR_NODEV)
     _mount_tmpfs(mount_point + SCRATCH, "size=64m,nr_inodes=4k,mode=777")
@@ -74,11 +73,11 @@ def _mount_tmpfs(target: str, options: str) -> None:
     kernel.libc("mount", b"tmpfs", target.encode(), b"tmpfs", _MS_NOSUID | _MS_NODEV, options.encode())
 
 
-def _show(path: str, root: str) -> None:
-    """Make the host's `path` appear under `root`, read-only."""
+def _bind(path: str, root: str) -> None:
+    """Bind the host's `path` under `root`, read-only."""
     target = root + path
     if os.path.exists(target) and not path.startswith("/dev/"):
-        return  # inside a directory that is already shown
+        return  # inside a directory that is already bound
     os.makedirs(os.path.dirname(target), exist_ok=True)
     if os.path.islink(path) and os.path.dirname(path) == "/":
         os.symlink(os.readlink(path), target)  # /lib -> usr/lib
@@ -88,7 +87,7 @@ def _show(path: str, root: str) -> None:
         os.mkdir(target)
     else:
         os.close(os.open(target, os.O_CREAT | os.O_WRONLY, 0o444))
-    # Recursive, since a user namespace may not show what a mount inside the directory covers.
+    # Recursive, because a user namespace must not reveal what a mount inside the directory covers.
     kernel.libc("mount", path.encode(), target.encode(), None, _MS_BIND | _MS_REC, None)
     device = _ATTR_NOEXEC if stat.S_ISCHR(mode) else _ATTR_NODEV
     _seal(target, _ATTR_RDONLY | _ATTR_NOSUID | device, _AT_RECURSIVE)

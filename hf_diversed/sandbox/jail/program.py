@@ -1,12 +1,11 @@
-"""The process that becomes the program: locks itself in, runs the source, says how that ended, answers the tests.
+"""The process that runs the program: confine itself, run the source, report how it ended, answer the tests.
 
-How a pass is told from everything else. The launcher leaves 32 random bytes; they come back only if the last statement
-was reached. While the program runs, no variable of any frame, module, closure or descriptor refers to them: they wait
-on the evaluation stack of `_run_to_its_end`, behind the call that runs the program. So neither leaving early, nor
-writing to every descriptor, nor replacing builtins, nor walking frames or the heap's containers brings them back (from
-Python 3.14 on, `gc.get_referents` of that one frame shows its stack). A child has a copy of that stack; its bytes are
-refused, since the kernel tells the launcher who sent them. What could: reading raw memory with ctypes. Program and
-witness share an address space, and no more than this is claimed.
+How a pass is detected: the launcher provides 32 random bytes, which are sent back only if the last statement was
+reached. While the program runs, no variable of any frame, module, closure or descriptor refers to them: they are on
+the evaluation stack of `_run_to_its_end`, below the call that runs the program. Exiting early, writing to every
+descriptor, replacing builtins, or walking frames and containers therefore does not reveal them (from Python 3.14,
+`gc.get_referents` of that frame shows its stack). A child has a copy of the stack, but the kernel reports the sender,
+and the launcher refuses other senders. Reading raw memory with ctypes could reveal them; this is not prevented.
 """
 
 import builtins
@@ -22,7 +21,7 @@ _SOURCE_NAME = "<program>"
 
 
 def run(plan: Plan, privileged: bool, source: bytes, secret: list[bytes], ends: dict) -> None:
-    """Confine this process, wait for the launcher's word, run the program, and stay until killed: it never returns.
+    """Confine this process, wait for the launcher, run the program, and wait to be killed; never return.
 
     Args:
         secret: the random bytes, in a list that is emptied here.
@@ -38,7 +37,7 @@ def run(plan: Plan, privileged: bool, source: bytes, secret: list[bytes], ends: 
 
 
 def _become_main() -> None:
-    """Leave the traces of an ordinary `python program.py` and none of the launcher's."""
+    """Make the interpreter look like `python program.py`, without the launcher's modules."""
     for name in [name for name in sys.modules if name.partition(".")[0] == "jail"]:
         del sys.modules[name]
     sys.argv = ["program.py"]
@@ -56,7 +55,7 @@ def _execute(source: bytes, secret: list[bytes], status: int, channel: list[int]
             return 0
         if channel:
             answer(channel[0], namespace, _flush)
-        os.read(status, 1)  # until killed: the launcher looks for processes left behind, and needs this one alive
+        os.read(status, 1)  # until killed: the launcher looks for remaining processes while this one is alive
     except BaseException as error:
         if which() == this:  # and not one of its children
             write(status, _explain(error, source))
@@ -72,8 +71,8 @@ def _run(code, namespace: dict) -> None:
 
 
 def _run_to_its_end(run, code, namespace, write, status, secret) -> None:
-    # One expression: `secret` is emptied, its content held by the evaluation stack, before `run` is called, and
-    # nothing is looked up by name after it has returned (None, so the slice is the whole). See the module's docstring.
+    # One expression: before `run` is called, `secret` is emptied and its content is on the evaluation stack; no name
+    # is looked up after `run` has returned None, which makes the slice the whole. See the module's docstring.
     write(status, secret.pop()[run(code, namespace) :])
 
 
@@ -82,7 +81,7 @@ def _explain(error: BaseException, source: bytes) -> bytes:
         if isinstance(error, SystemExit):
             return f"did not run to its end (SystemExit: {repr(error.code)[:100]})".encode("utf-8", "replace")
     except BaseException:
-        pass  # a code that cannot be shown; the line below names the exception
+        pass  # the code cannot be shown; the line below names the exception
     return b"exit 1: " + complaint.describe(error, source, _SOURCE_NAME)
 
 
@@ -91,7 +90,7 @@ def _show(error: BaseException) -> None:
         error.__traceback__ = complaint.own_frames(error, _SOURCE_NAME)
         sys.excepthook(type(error), error, error.__traceback__)
     except BaseException:
-        pass  # the verdict is already given; what is lost is the program's own output
+        pass  # only the program's own output is lost
 
 
 def _flush() -> None:

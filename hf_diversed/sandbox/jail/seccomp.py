@@ -1,6 +1,6 @@
-"""A system call filter: a few doors that neither namespaces nor Landlock close. A refused call fails with EPERM.
+"""A system call filter for what neither namespaces nor Landlock prevent. A refused call fails with EPERM.
 
-It is a list of what is forbidden, not of what is allowed: programs are ordinary Python, and the walls are elsewhere.
+The filter lists forbidden calls, not allowed ones, because programs are ordinary Python and have other restrictions.
 """
 
 import ctypes
@@ -10,8 +10,8 @@ import os
 from . import kernel
 
 
-# Sockets (UDP and netlink have no Landlock right), other processes' memory, memory that no process maps (no limit
-# counts it), and kernel interfaces with a history.
+# Sockets (UDP and netlink have no Landlock right), other processes' memory, unmapped memory (no limit counts it), and
+# kernel interfaces with past vulnerabilities.
 # fmt: off
 _NEVER = [
     "socket", "unshare", "setns", "ptrace", "process_vm_readv", "process_vm_writev", "process_madvise",
@@ -20,8 +20,8 @@ _NEVER = [
     "shmat", "shmctl", "msgget", "msgsnd", "msgrcv", "msgctl", "mq_open", "mq_unlink",
 ]
 # fmt: on
-# Where no namespace does it: new processes, signals, other processes' scheduling, System V semaphores, and what
-# Landlock leaves open on files outside (modes, owners, times, attributes).
+# Without namespaces: new processes, signals, scheduling of other processes, System V semaphores, and metadata of files
+# outside, which Landlock does not restrict (modes, owners, times, attributes).
 # fmt: off
 _WITHOUT_NAMESPACES = [
     "fork", "vfork", "kill", "tkill", "tgkill", "rt_sigqueueinfo", "rt_tgsigqueueinfo", "pidfd_open",
@@ -36,7 +36,7 @@ _WITHOUT_NAMESPACES = [
 _CLONE_NAMESPACES = 0x7E020000
 _CLONE_THREAD = 0x00010000
 _F_SETOWN, _F_SETSIG, _F_SETOWN_EX = 8, 10, 15
-# Lets a program push characters into the terminal's input, or change inode flags (immutable, append-only) outside.
+# These write to the terminal's input, or change inode flags (immutable, append-only) outside.
 _TIOCSTI, _TIOCLINUX, _FS_IOC_SETFLAGS, _FS_IOC_FSSETXATTR = 0x5412, 0x541C, 0x40086602, 0x401C5820
 
 _LOAD, _JUMP, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x05, 0x15, 0x35, 0x45, 0x06
@@ -53,7 +53,7 @@ class _Program(ctypes.Structure):
 
 
 def restrict(namespaces: bool) -> None:
-    """Install the filter for good, here and in all children. The calling thread needs no_new_privs. Raises OSError."""
+    """Install the filter permanently, for all children too. The thread needs no_new_privs. Raises OSError."""
     code = [
         _instruction(_LOAD, _MACHINE),
         _instruction(_EQUAL, _AUDIT_MACHINE[kernel.machine()], 1, 0),
@@ -61,7 +61,7 @@ def restrict(namespaces: bool) -> None:
         _instruction(_LOAD, _NUMBER),
         _instruction(_AT_LEAST, _X32_BIT, 0, 1),
         _instruction(_RETURN, _REFUSE),
-        # Its flags are behind a pointer, which a filter cannot follow; the C library falls back to clone.
+        # A filter cannot read its flags, which are behind a pointer; the C library then uses clone.
         *_refuse("clone3", _ABSENT),
         *_refuse_argument("clone", 0, _ANY_BIT, [_CLONE_NAMESPACES]),
         *_refuse_argument("ioctl", 1, _EQUAL, [_TIOCSTI, _TIOCLINUX, _FS_IOC_SETFLAGS, _FS_IOC_FSSETXATTR]),
@@ -70,9 +70,9 @@ def restrict(namespaces: bool) -> None:
         code += _refuse(name)
     if not namespaces:
         code += _refuse_argument("clone", 0, _ANY_BIT, [_CLONE_THREAD], otherwise=True)
-        # Somebody else's limits; its own are pid 0 or its own pid.
+        # Limits of other processes; its own have pid 0 or its own pid.
         code += _refuse_argument("prlimit64", 0, _EQUAL, [0, os.getpid()], otherwise=True)
-        # "Send any signal to that process when this pipe is written to."
+        # These make the kernel send signals to another process.
         code += _refuse_argument("fcntl", 1, _EQUAL, [_F_SETOWN, _F_SETOWN_EX, _F_SETSIG])
     code.append(_instruction(_RETURN, _ALLOW))
     kernel.libc("prctl", _SET_SECCOMP, _FILTER, _Program(len(code), b"".join(code)), 0, 0)
@@ -97,7 +97,7 @@ def _refuse_argument(name: str, index: int, test: int, values: list[int], otherw
     body = [_instruction(_LOAD, _ARGUMENT + 8 * index)]
     for position, value in enumerate(values):
         left = len(values) - 1 - position
-        # A match jumps over one instruction after the tests: the refusal itself, or the jump that spares it.
+        # A match skips one instruction after the tests: the refusal, or the jump over it.
         body.append(_instruction(test, value, left + 1, 0))
     if not otherwise:
         body.append(_instruction(_JUMP, 1))

@@ -1,10 +1,9 @@
-"""The tests' own process, a sibling of the program's: runs them and asks the program for what only it can know.
+"""The tests' process, a sibling of the program's: run the tests and request values from the program.
 
-A name that the tests use and do not define is the program's. Calling it sends the arguments over, as copies, and
-brings the result back: builtins as fresh exact builtins, so `==`, `<`, `abs` and `math.isclose` are Python's own;
-anything else as a `Remote`, which equals itself only. The values that the tests expect never enter the program's
-process. So neither an object that equals everything, nor changed builtins, nor a look at frames and heap, nor a child
-per guess passes a test.
+A name that the tests use and do not define is the program's. Calling it sends copies of the arguments and returns the
+result: builtins as new exact builtins, so `==`, `<`, `abs` and `math.isclose` are Python's own; other objects as a
+`Remote`, which equals itself only. The expected values never enter the program's process. Objects that equal
+everything, changed builtins, reading frames and heap, or one child per guess therefore do not pass a test.
 """
 
 import builtins
@@ -18,7 +17,7 @@ _SOURCE_NAME = "<tests>"
 
 
 class Remote:
-    """Stands for something in the program's process. No arithmetic: an answer to `x - 1` would prove nothing."""
+    """A proxy of an object in the program's process. It has no arithmetic, whose results would prove nothing."""
 
     __slots__ = ("_ask", "_place")
 
@@ -60,8 +59,8 @@ class Remote:
         return hash(("Remote", self._place))
 
 
-class _Line:
-    """The line to the program: one request, one answer."""
+class _Connection:
+    """The connection to the program: one answer per request."""
 
     def __init__(self, channel: int):
         self.channel = channel
@@ -80,28 +79,28 @@ class _Line:
 
 def _place_of(thing) -> int:
     if type(thing) is not Remote:
-        raise TypeError(f"a test hands over an object of its own, a {type(thing).__name__}; only builtins can cross")
+        raise TypeError(f"a test passes an object of its own, a {type(thing).__name__}; only builtins can be passed")
     return thing._place
 
 
 def run(plan, privileged: bool, request: bytes, ends: dict) -> None:
-    """Confine this process as the program's, run the tests, write the verdict, and leave: it never returns.
+    """Confine this process like the program's, run the tests, write the verdict, and exit; never return.
 
     Args:
-        request: the program's names, separated by spaces, a line end, the source of the tests.
+        request: the program's names, separated by spaces, a line break, the source of the tests.
         ends: descriptors by name: "null", "setup", "verdict", "channel".
     """
     kept = [ends["verdict"], ends["channel"]]
     verdict, channel = confinement.confine(plan, privileged, ends["null"], ends["null"], ends["setup"], kept)
     names, _, source = request.partition(b"\n")
     try:
-        ask = _Line(channel).ask
+        ask = _Connection(channel).ask
         namespace = {"__name__": "__main__", "__builtins__": builtins, **ask("names", *names.decode().split())}
         exec(compile(source, _SOURCE_NAME, "exec"), namespace)
-        said = PASSED
+        report = PASSED
     except (EOFError, BrokenPipeError, ConnectionResetError):
-        said = b""  # the program is gone, and how it ended says more
+        report = b""  # the program has ended, which is reported instead
     except BaseException as error:
-        said = b"test failed: " + complaint.describe(error, source, _SOURCE_NAME)
-    os.write(verdict, said)
+        report = b"test failed: " + complaint.describe(error, source, _SOURCE_NAME)
+    os.write(verdict, report)
     os._exit(0)

@@ -1,4 +1,4 @@
-"""The launcher's eyes: reads what the program and its tests say, adds up memory, keeps the time, ends it all."""
+"""Monitoring by the launcher: read reports of the program and its tests, limit memory and time, end all processes."""
 
 import _socket
 import os
@@ -14,17 +14,17 @@ PASSED = b"passed"
 _POLL_SECONDS = 0.02
 _KEPT_OUTPUT = 4096
 _KEPT_COMPLAINT = 500
-_READS = 16  # at a time, so that a program that never stops writing is still looked after
+_READS = 16  # per poll, so that a program that writes without end is still limited
 _LARGEST_MESSAGE = 65536
 _FAILED = "failed its tests"
-_HONEST = (b"exit 1: ", b"did not run to its end ")
+_REPORTS = (b"exit 1: ", b"did not run to its end ")
 _LINUX = sys.platform == "linux"
 _MESSAGES = _socket.SOCK_SEQPACKET if _LINUX else _socket.SOCK_DGRAM
 _CREDENTIALS_SPACE = _socket.CMSG_SPACE(12)  # pid, uid, gid
 
 
 def status_pair() -> tuple[int, int]:
-    """Two ends of a channel of messages; on Linux, the kernel tells the first end who sent a message."""
+    """Return the ends of a message channel; on Linux, the kernel reports each sender to the first end."""
     ours, theirs = _socket.socketpair(_socket.AF_UNIX, _MESSAGES)
     if _LINUX:
         ours.setsockopt(_socket.SOL_SOCKET, _socket.SO_PASSCRED, 1)
@@ -32,20 +32,20 @@ def status_pair() -> tuple[int, int]:
 
 
 def channel_pair() -> tuple[int, int]:
-    """Two ends of a channel of bytes."""
+    """Return the ends of a byte channel."""
     ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_STREAM)
     return ours.detach(), theirs.detach()
 
 
 class Watch:
-    """Follows one program, which has been given the word to start.
+    """Monitor one program.
 
     Attributes:
         completed: the program's first process has sent the secret.
-        tampered: somebody wrote what only a program can that looks for the launcher's descriptor.
-        verdict: what the tests' process said; None as long as it has said nothing, PASSED where there are no tests.
-        complaint: the program's last words about itself. Programs write there too, as noise.
-        output: the first 4 KiB of what it printed.
+        tampered: the program wrote to the launcher's descriptor.
+        verdict: the report of the tests' process; None before it, PASSED without tests.
+        complaint: the program's own report of its end, which a program can forge.
+        output: the first 4 KiB of its output.
     """
 
     def __init__(self, pid: int, secret: bytes, status: int, output: int, family: Family | None):
@@ -65,15 +65,14 @@ class Watch:
         self.readers[verdict] = lambda: self._read_verdict(verdict)
         os.set_blocking(verdict, False)
 
-    def let_go(self) -> None:
-        """Give the program the word to start."""
+    def start(self) -> None:
+        """Let the program start."""
         self.status.send(b"!")
 
     def follow(self, timeout: float, memory_bytes: int) -> str:
-        """Watch until the program has passed, failed, ended, or used up its time or memory. Returns which, in words.
+        """Wait until the program has passed, failed, ended, or reached a limit; return which, in words.
 
-        What exceeds the kept sizes is read and dropped, so that a program that prints for ever never blocks and costs
-        no memory.
+        Excess output is read and dropped, so that a program that prints without end does not block or use memory.
         """
         poller = select.poll()
         for end in self.readers:
@@ -82,7 +81,7 @@ class Watch:
         if handle is not None:
             poller.register(handle, select.POLLIN)
         now = time.monotonic()
-        deadline, look = now + timeout, now + _POLL_SECONDS
+        deadline, next_check = now + timeout, now + _POLL_SECONDS
         while (now := time.monotonic()) < deadline:
             ready = {end for end, _ in poller.poll(1000 * min(deadline - now, _POLL_SECONDS))}
             for end in ready & self.readers.keys():
@@ -92,31 +91,31 @@ class Watch:
             if ended := self._decided():
                 return ended
             if handle in ready or (handle is None and self._has_ended()):
-                return self._last_words()
-            if now >= look:
-                look = now + _POLL_SECONDS
+                return self._end_in_words()
+            if now >= next_check:
+                next_check = now + _POLL_SECONDS
                 if self._holds_more_than(memory_bytes):
                     return f"more than {memory_bytes // 2**20} MiB in all its processes"
         return "timeout"
 
     def end(self, jailed: bool) -> None:
-        """Kill what is left and take the rest of what was printed."""
-        if not jailed:  # elsewhere new processes are refused, or die with the first process of their namespace
+        """Kill remaining processes and read the rest of the output."""
+        if not jailed:  # in a jail, new processes are refused, or end with the first process of their namespace
             for process in self._others():
-                ignoring_the_dead(os.kill, int(process.partition("/")[0]), SIGKILL)
-        # A process is killed before it is reaped: from then on its number may be somebody else's.
-        ignoring_the_dead(os.killpg, self.pid, SIGKILL)
-        # The tests' process first: the end of a pid namespace's first process waits for all others to be reaped.
+                ignoring_ended(os.kill, int(process.partition("/")[0]), SIGKILL)
+        # Kill before reaping: afterwards the number can belong to another process.
+        ignoring_ended(os.killpg, self.pid, SIGKILL)
+        # The tests' process first: the first process of a pid namespace ends only after all others are reaped.
         for pid in [self.tester, self.pid if self.code is None else None]:
             if pid is not None:
-                ignoring_the_dead(os.kill, pid, SIGKILL)
+                ignoring_ended(os.kill, pid, SIGKILL)
                 os.waitpid(pid, 0)
         for _ in range(_READS):
             if not self._read_output():
                 break
 
     def detail(self, ended: str) -> str:
-        """What a person should read of how it ended."""
+        """Return details of how it ended, for users."""
         if ended == _FAILED:
             return (self.verdict or b"").decode("utf-8", "replace")
         return self.complaint.decode("utf-8", "replace") if ended.startswith("exit ") else ""
@@ -128,7 +127,7 @@ class Watch:
             return _FAILED
         if not (self.completed and self.verdict == PASSED):
             return ""
-        # Twice: a process that ends between two looks at the tree hands its children to this one, already looked at.
+        # Twice: when a process ends during the first pass, its children move to this one, which was already checked.
         left = len(self._others()) or len(self._others())
         return f"left {left} process{'es' if left > 1 else ''} running" if left else "passed"
 
@@ -141,10 +140,10 @@ class Watch:
         if self.family is None:
             return False
         processes = self.family.alive(self.tester)
-        # A single process is held by its own limit.
+        # A single process has its own limit.
         return len(processes) > 1 and self.family.held_bytes(processes, limit) > limit
 
-    def _last_words(self) -> str:
+    def _end_in_words(self) -> str:
         self._read_status()
         if self.code is None:
             self.code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
@@ -157,7 +156,7 @@ class Watch:
         return bool(done)
 
     def _read_status(self) -> bool:
-        """Take the messages that are there. False where no more can come."""
+        """Read the available messages; return False if no more can come."""
         for _ in range(_READS):
             try:
                 message, ancillary, *_ = self.status.recvmsg(_LARGEST_MESSAGE, _CREDENTIALS_SPACE)
@@ -168,9 +167,9 @@ class Watch:
             if not message:
                 return False
             if message == self.secret:
-                # A child that runs on to the end has a copy of everything, the secret too.
+                # A child that runs to the end has a copy of the secret.
                 self.completed |= not _LINUX or _sender(ancillary) == self.pid
-            elif message.startswith(_HONEST):
+            elif message.startswith(_REPORTS):
                 self.complaint = message[:_KEPT_COMPLAINT]
             else:
                 self.tampered = True
@@ -182,18 +181,18 @@ class Watch:
         return data != b""
 
     def _read_verdict(self, end: int) -> bool:
-        said = _read_some(end)
-        if said:
-            self.verdict = said
-        elif said == b"" and self.tester is not None:
-            # Gone without a verdict, and maybe with the program: its end, or the limit, follows.
+        report = _read_some(end)
+        if report:
+            self.verdict = report
+        elif report == b"" and self.tester is not None:
+            # Ended without a verdict, possibly with the program: its end, or the limit, follows.
             os.waitpid(self.tester, 0)
             self.tester = None
-        return said != b""
+        return report != b""
 
 
 def _read_some(end: int) -> bytes | None:
-    """What a pipe holds, up to 64 KiB; b"" at its end, None where nothing is there yet."""
+    """Read up to 64 KiB of a pipe; b"" at its end, None if it is empty."""
     try:
         return os.read(end, 65536)
     except BlockingIOError:
@@ -211,10 +210,10 @@ def _process_handle(pid: int) -> int | None:
     try:
         return os.pidfd_open(pid)
     except (AttributeError, OSError):
-        return None  # macOS or Linux before 5.3, both unsafe only: the process's end is found by asking
+        return None  # macOS or Linux before 5.3, both unsafe mode only: the end is detected by polling
 
 
-def ignoring_the_dead(call, *arguments: int) -> None:
+def ignoring_ended(call, *arguments: int) -> None:
     try:  # noqa: SIM105 (contextlib costs 20 ms)
         call(*arguments)
     except (ProcessLookupError, PermissionError):

@@ -1,8 +1,8 @@
-"""Values on their way between a program and its tests: builtins, copied field by field, and places of all else.
+"""Encoding of values between a program and its tests: builtins are copied, other objects are numbered.
 
-Neither pickle nor marshal: with those a hostile sender runs code in the reader, or crashes it. An instance of a
-subclass (Counter, namedtuple, IntEnum) travels as its builtin base. What is no builtin stays with the program, and a
-number, its place, stands for it.
+Pickle and marshal are not safe: a hostile sender can run code in the reader, or crash it. An instance of a subclass
+(Counter, namedtuple, IntEnum) is sent as its builtin base. Other objects stay in the program's process; their number,
+called place, is sent.
 """
 
 import os
@@ -11,7 +11,7 @@ import os
 MOST_BYTES = 16 * 2**20
 
 # One element is `tag size : body`; an atom's size counts bytes, a container's counts the elements that follow.
-# A bool is an int too, so it stands before.
+# A bool is also an int, so bool comes first.
 _ATOMS: tuple = (
     (type(None), b"N", lambda value: b""),
     (bool, b"B", lambda value: b"1" if value else b""),
@@ -53,27 +53,27 @@ _READ_CONTAINER: dict = {
 
 
 def encode(value, place) -> bytes:
-    """Write a value down. `place(thing)` gives the number for a thing that is no builtin, or raises."""
+    """Encode a value. `place(thing)` returns the number of an object that is not a builtin, or raises."""
     parts: list[bytes] = []
     _put(value, parts, place)
     return b"".join(parts)
 
 
 def decode(data: bytes, thing):
-    """Read a value; `thing(place)` gives what stands for a place. Raises ValueError and others on nonsense."""
+    """Decode a value; `thing(place)` returns the object for a number. Raises ValueError and others on invalid data."""
     return _Reader(data, thing).value()
 
 
 def send(channel: int, data: bytes) -> None:
     if len(data) > MOST_BYTES:
-        raise ValueError(f"a value of {len(data)} bytes is too large, at most {MOST_BYTES} can be handed over")
+        raise ValueError(f"a value of {len(data)} bytes is too large, at most {MOST_BYTES} can be sent")
     rest = memoryview(len(data).to_bytes(4, "big") + data)
     while rest:
         rest = rest[os.write(channel, rest) :]
 
 
 def receive(channel: int) -> bytes:
-    """Raises EOFError where the other side is gone, ValueError on more bytes than are ever sent."""
+    """Receive one message. Raises EOFError if the other side has ended, ValueError if the message is too large."""
     size = int.from_bytes(_take(channel, 4), "big")
     if size > MOST_BYTES:
         raise ValueError(f"{size} bytes announced, {MOST_BYTES} allowed")
@@ -120,6 +120,6 @@ class _Reader:
             return _READ_CONTAINER[tag]([self.value() for _ in range(size)])
         body = self.data[self.at : self.at + size]
         if len(body) != size:
-            raise ValueError("a value is cut short")
+            raise ValueError("a value is truncated")
         self.at += size
         return self.thing(int(body)) if tag == _PLACE else _READ_ATOM[tag](body)
