@@ -1,7 +1,8 @@
 """How records are shown in tables, cards and documents: the labels of the two references that every method is held
 against, and one way of writing figures, so that they can be compared."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
 from typing import Any
 
 
@@ -35,3 +36,9 @@ def duration(seconds: float) -> str:
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """` (did you mean lenience?)` for the error about an unknown name, or nothing if no known name is close."""
+    close = get_close_matches(name, list(known), n=1)
+    return f" (did you mean {close[0]}?)" if close else ""

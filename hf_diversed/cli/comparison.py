@@ -15,7 +15,7 @@ from hf_diversed.running.methods import Method
 from hf_diversed.running.pair import Pair
 from hf_diversed.running.prompts import Prompt, encode
 from hf_diversed.running.sampling import Sampling
-from hf_diversed.verifiers import DiversedVerifier, PhaseVerifier, StaticEnsembleVerifier, build_verifier
+from hf_diversed.verifiers import EXAMPLES, DiversedVerifier, PhaseVerifier, StaticEnsembleVerifier, build_verifier
 
 
 Case = tuple[Method, Sampling]  # a row of the comparison: `batch_size` prompts per call
@@ -70,13 +70,6 @@ def compiled_cases(
     return [(method, single) for method in (*eager, *compiled)]
 
 
-ALL_RULES = (
-    *("static:0.7", "static:0.3", "lenience:0.5", "lossy:0.5", "spec_cascade:token_v3:0.5", "fuzzy:0.2:js"),
-    *("contrastive:0.5:0.1", "cactus:0.25", "typical", "top_k_relaxed:10:0.6", "fly:0.3:2", "block"),
-    *("block:static:0.7", "regret_budget:2"),
-)
-
-
 def all_cases(head: DiversedHead, begin: int, end: int, sampling: Sampling) -> list[Case]:
     """Every verifier in a usual setting.
 
@@ -85,7 +78,7 @@ def all_cases(head: DiversedHead, begin: int, end: int, sampling: Sampling) -> l
     """
     single = replace(sampling, batch_size=1)
     greedy = replace(single, temperature=0.0)
-    named = [(spec, build_verifier(spec)) for spec in ("lossless", *ALL_RULES)]
+    named = [(spec, build_verifier(spec)) for spec in EXAMPLES]
     verifiers = {
         **{spec + (" (greedy)" if verifier.greedy_only else ""): verifier for spec, verifier in named},
         "static:0.3 in one phase": PhaseVerifier(StaticEnsembleVerifier(0.3), begin=begin, end=end),

@@ -17,7 +17,9 @@ def compile_rounds(
     method: Annotated[
         str | None,
         typer.Option(
-            "--method", "--verifier", help='"lossless", "static:0.7", "diversed"; the last if there is a head.'
+            "--method",
+            "--verifier",
+            help="lossless, diversed ... (default: diversed with a head, else lenience:0.3)",
         ),
     ] = None,
     task: Annotated[str, typer.Option(help="Which head of the embedded pair.")] = "math",
@@ -48,7 +50,7 @@ def compile_rounds(
     from hf_diversed import warmup
     from hf_diversed.cli.models import load_pair
     from hf_diversed.cli.preparing import numbers
-    from hf_diversed.cli.streaming import named_rule, rule_for
+    from hf_diversed.cli.streaming import build_method, check_method
     from hf_diversed.running.compiled import default_compile_config
     from hf_diversed.running.sampling import Sampling
 
@@ -60,11 +62,11 @@ def compile_rounds(
     if method == "target":
         raise ValueError('--method target has no rounds; name a rule, as in "static:0.7".')
     dials = dict.fromkeys(("strictness", "max_bias", "bias_budget"))
-    named_rule(method, head, task, target, dials)
+    check_method(method, head, task, target, dials)
     if threads is not None:
         torch.set_num_threads(threads)
     pair = load_pair(target, draft, device, dtype=dtype, two_models=True)
-    label, rule = rule_for(pair, method, head or pair.heads.get(task), dials)
+    label, rule = build_method(pair, method, head or pair.heads.get(task), dials)
     drawn = sampling.generate_kwargs()
     del drawn["max_new_tokens"]
     began = time.perf_counter()

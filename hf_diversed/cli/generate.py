@@ -18,7 +18,7 @@ def generate(
     method: Annotated[
         str | None,
         typer.Option(
-            help='"target" (the target alone), "lossless", "static:0.7", "diversed"; the last if there is a head.'
+            help="target, lossless, lenience:0.3, diversed ... (default: diversed with a head, else lenience:0.3)"
         ),
     ] = None,
     strictness: Annotated[float | None, typer.Option(min=0.0, max=1.0, help="0 accepts all, 1 is lossless.")] = None,
@@ -40,7 +40,7 @@ def generate(
     device: options.Device = None,
     dtype: options.Dtype = None,
 ) -> None:
-    """Continue a prompt with any pair and rule. Standard output gets the text alone, standard error the rest."""
+    """Continue a prompt. Standard output receives only the text, standard error everything else."""
     if not prompt.strip():
         raise ValueError("the prompt is empty; say what to continue.")
 
@@ -48,16 +48,16 @@ def generate(
 
     from hf_diversed.cli.models import load_pair
     from hf_diversed.cli.rendering import source_legend, stats_line
-    from hf_diversed.cli.streaming import named_rule, rule_for, stream
+    from hf_diversed.cli.streaming import build_method, check_method, stream
     from hf_diversed.running.sampling import Sampling
 
     hear_own_warnings_only()
     logging.disable_progress_bar()
     dials = {"strictness": strictness, "max_bias": max_bias, "bias_budget": bias_budget, "max_ratio": max_ratio}
     dials |= {"max_drop": max_drop}
-    named_rule(method, head, task, target, dials)
+    check_method(method, head, task, target, dials)
     pair = load_pair(target, draft, device, chat, dtype)
-    label, verifier = rule_for(pair, method, head or pair.heads.get(task), dials)
+    label, verifier = build_method(pair, method, head or pair.heads.get(task), dials)
     notes.print(Text(prompt, style="bold"), end="", soft_wrap=True)
     sampling = Sampling(temperature, num_assistant_tokens=gamma, max_new_tokens=max_new_tokens)
     asked = [{"role": "user", "content": prompt}] if chat else prompt

@@ -1,6 +1,9 @@
 """The pair that a command works on."""
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
@@ -46,12 +49,37 @@ def load_pair(
         _check_chat(pair.tokenizer, chat)
         return pair
     target, draft = packaged.resolve(target), packaged.resolve(draft)
-    tokenizer = load_tokenizer(target)
+    with naming_model("--target", target):
+        tokenizer = load_tokenizer(target)
     _check_chat(tokenizer, chat)
+    if draft != LOOKUP:
+        check_together(target, draft, tokenizer)
+    with naming_model("--target", target):
+        loaded = load_model(target, device, kind)
     if draft == LOOKUP:
-        return Pair(load_model(target, device, kind), None, tokenizer)
-    check_together(target, draft, tokenizer)
-    return Pair(load_model(target, device, kind), load_model(draft, device, kind), tokenizer)
+        return Pair(loaded, None, tokenizer)
+    with naming_model("--draft", draft):
+        return Pair(loaded, load_model(draft, device, kind), tokenizer)
+
+
+@contextmanager
+def naming_model(option: str, name: str) -> Iterator[None]:
+    """Name the option and the model in errors about a model that cannot be loaded.
+
+    Raises:
+        ValueError: for the path of a folder that does not exist. OSError: for a model that is not found or reached.
+    """
+    if (name.startswith((".", "/", "~")) or name.count("/") > 1) and not Path(name).is_dir():
+        raise ValueError(f"{option}: the folder {name} does not exist.")
+    try:
+        yield
+    except OSError as error:
+        reason = str(error).strip().splitlines()[0]
+        raise OSError(
+            f"{option} {name} is no folder here and could not be loaded from the Hub: {reason}"
+            if not Path(name).is_dir()
+            else f"{option} {name} could not be loaded: {reason}"
+        ) from error
 
 
 def best_device() -> str:
@@ -99,7 +127,10 @@ def check_dtype(dtype: str | None) -> torch.dtype | str:
 
 def check_together(target: str, draft: str, tokenizer) -> None:
     """Refuse two models that no rule could decode with, by their shapes and tokenizers, without their weights."""
-    models = [without_weights(name) for name in (target, draft)]
+    models = []
+    for option, name in (("--target", target), ("--draft", draft)):
+        with naming_model(option, name):
+            models.append(without_weights(name))
     try:
         for model, role in zip(models, ("target", "draft")):
             checks.check_architecture(model, role)

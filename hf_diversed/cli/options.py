@@ -9,6 +9,7 @@ from typing import Any
 import yaml
 from transformers import HfArgumentParser, TrainingArguments
 
+from hf_diversed.formatting import did_you_mean
 from hf_diversed.tasks.base import Task
 from hf_diversed.tasks.loading import choose, load_records
 from hf_diversed.tasks.rows import prompt_rows
@@ -22,7 +23,7 @@ def parse_options(classes: Iterable[type], argv: list[str], prog: str, **default
         defaults: other than those of the dataclasses.
 
     Raises:
-        ValueError: for an option in the file that does not exist.
+        ValueError: for an option that does not exist, and for a file that does not exist.
     """
     parser = HfArgumentParser(tuple(classes), prog=prog, usage=f"{prog} [options]; --help lists them")
     parser.add_argument("--config", help="YAML file with any of these options.")
@@ -38,7 +39,12 @@ def parse_options(classes: Iterable[type], argv: list[str], prog: str, **default
         for action in parser._actions:
             action.required = action.required and action.dest not in found
     _spell_with_hyphens(parser)
-    *parsed, _ = parser.parse_args_into_dataclasses(argv, look_for_args_file=False)
+    *parsed, _, unknown = parser.parse_args_into_dataclasses(
+        argv, look_for_args_file=False, return_remaining_strings=True
+    )
+    if unknown:
+        known = [option for action in parser._actions for option in action.option_strings]
+        raise ValueError(f"no such option: {unknown[0]}{did_you_mean(unknown[0], known)}; --help lists all.")
     return tuple(parsed)
 
 
@@ -104,6 +110,8 @@ def _by_destination(found: dict[str, Any], parser: argparse.ArgumentParser) -> t
 
 
 def _read_config(path: str) -> dict[str, Any]:
+    if not Path(path).is_file():
+        raise ValueError(f"--config: the file {path} does not exist.")
     found = yaml.safe_load(Path(path).read_text())
     if not isinstance(found, dict):
         raise ValueError(f"{path} must hold a mapping from option to value.")

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TypeVar
 
 from hf_diversed.cli import terminal
-from hf_diversed.cli.comparison import ALL_RULES
 from hf_diversed.cli.models import load_pair
 from hf_diversed.evaluation import EvaluationSettings
 from hf_diversed.running.methods import HeadLike, build_methods
@@ -52,15 +51,11 @@ def check_methods(option: str, specs: Sequence[str], target: str | None, head: s
 
 @contextmanager
 def naming(option: str, spec: str) -> Iterator[None]:
-    """Say which option named the rule that is refused, and how such a one is written."""
+    """Name the option and its value in errors about it."""
     try:
         yield
     except ValueError as error:
-        example = _EXAMPLES.get(spec.partition(":")[0], ALL_RULES[0])
-        raise ValueError(f"{option} {spec}: {error} For example {option} {example}.") from error
-
-
-_EXAMPLES = {rule.partition(":")[0]: rule for rule in reversed(ALL_RULES)}
+        raise ValueError(f"{option} {spec}: {error}") from error
 
 
 def check_output(option: str, path: Path | None, folder: bool = False) -> None:

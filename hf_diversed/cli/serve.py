@@ -45,7 +45,7 @@ def serve(
     from hf_diversed.serving.command import CHAT_NOTE, free_memory, memory_note, program, serve_command
     from hf_diversed.serving.vllm.deployment import RENAMED, Deployment
 
-    with errors_in_words(debug):
+    with errors_in_words(debug, serve.__annotations__):
         for old, new in RENAMED.items():
             if any(word.partition("=")[0] == f"--{old}" for word in context.args):
                 raise ValueError(f"--{old} was renamed to --{new}.")

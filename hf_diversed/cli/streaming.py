@@ -1,11 +1,11 @@
-"""One prompt, decoded with a rule by name and printed as it comes."""
+"""One prompt, decoded by a named method and printed as it arrives."""
 
 from typing import Any
 
 from hf_diversed.cli.preparing import naming
 from hf_diversed.cli.rendering import pieces_text
 from hf_diversed.cli.terminal import console
-from hf_diversed.formatting import LOSSLESS, PLAIN
+from hf_diversed.formatting import PLAIN
 from hf_diversed.generation.hook import resolve_verifier
 from hf_diversed.head import load_head
 from hf_diversed.outputs import SpeculativeStats
@@ -15,21 +15,27 @@ from hf_diversed.running.pair import Pair
 from hf_diversed.running.prompts import Prompt, encode
 from hf_diversed.running.sampling import Sampling
 from hf_diversed.token_view import Piece, PieceStreamer
-from hf_diversed.verifiers import Verifier
+from hf_diversed.verifiers import Verifier, build_verifier
 from hf_diversed.zoo.loader import WEIGHTS
 
 
-def named_rule(method: str | None, head: str | None, task: str, target: str | None, dials: dict[str, Any]) -> None:
-    """Refuse a rule that could not be built, before models load.
+DEFAULT = "lenience:0.3"  # the verifier where there is no head
+
+
+def check_method(method: str | None, head: str | None, task: str, target: str | None, dials: dict[str, Any]) -> None:
+    """Refuse a method that cannot be built, before models load.
 
     Raises:
-        ValueError: on unknown methods, "diversed" without a head, or a dial without one.
+        ValueError: for unknown methods, "diversed" without a head, and dials without a head.
     """
     embedded = sorted(path.name for path in (WEIGHTS / "heads").glob("*")) if target is None else []
-    method = method or ("diversed" if head is not None or task in embedded else "static:0.7")
+    method = method or ("diversed" if head is not None or task in embedded else DEFAULT)
     if method != "diversed":
+        if given := [name for name, value in dials.items() if value is not None]:
+            flags = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+            raise ValueError(f"{flags} needs --method diversed, which uses a head, and cannot act on {method}.")
         with naming("--method", method):
-            _without_head(method, dials)
+            _without_head(method)
     elif head is not None:
         resolve_verifier(load_head(head), None, **dials)
     elif task not in embedded:
@@ -37,18 +43,17 @@ def named_rule(method: str | None, head: str | None, task: str, target: str | No
         raise ValueError(f"--method diversed needs a head: pass --head FOLDER_OR_HUB_ID{others}.")
 
 
-def rule_for(pair: Pair, method: str | None, head: Any, dials: dict[str, Any]) -> tuple[str, Verifier | None]:
-    """The rule of a method that `named_rule` let through and what to call it; None decodes with the target alone."""
-    method = method or ("static:0.7" if head is None else "diversed")
+def build_method(pair: Pair, method: str | None, head: Any, dials: dict[str, Any]) -> tuple[str, Verifier | None]:
+    """Label and verifier of a method that `check_method` accepted; no verifier decodes with the target alone."""
+    method = method or (DEFAULT if head is None else "diversed")
     if method != "diversed":
-        return method, _without_head(method, dials)
+        return method, _without_head(method)
     label = method if dials["strictness"] is None else f"{method}@{dials['strictness']:g}"
     return label, resolve_verifier(head, None, pair.target.device, **dials)
 
 
-def _without_head(method: str, dials: dict[str, Any]) -> Verifier | None:
-    rule = {PLAIN: None, LOSSLESS: "lossless"}.get(method, method)
-    return resolve_verifier(None, rule, **dials)
+def _without_head(method: str) -> Verifier | None:
+    return None if method == PLAIN else build_verifier(method)
 
 
 def stream(

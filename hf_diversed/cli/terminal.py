@@ -3,8 +3,9 @@
 import functools
 import inspect
 import os
+import re
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import Annotated, Any
 
@@ -41,7 +42,7 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
     def run(*args: Any, debug: bool = False, yes: bool = False, **kwargs: Any) -> None:
         if yes:
             os.environ["HF_DIVERSED_YES"] = "1"
-        with errors_in_words(debug):
+        with errors_in_words(debug, function.__annotations__):
             function(*args, **kwargs)
 
     signature = inspect.signature(function)
@@ -57,14 +58,18 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
 
 
 @contextmanager
-def errors_in_words(debug: bool = False) -> Iterator[None]:
-    """Say on standard error, without a traceback unless `debug`, what was refused or failed, and exit."""
+def errors_in_words(debug: bool = False, options: Collection[str] = ()) -> Iterator[None]:
+    """Print errors on standard error, without a traceback unless `debug`, and exit.
+
+    Args:
+        options: names of the command's options, which errors then show as flags.
+    """
     try:
         yield
     except (typer.Exit, typer.Abort):
         raise
     except (ValueError, TypeError) as error:
-        _tell(str(error), debug)
+        _tell(in_flags(str(error), options), debug)
         raise typer.Exit(USAGE) from error
     except ImportError as error:
         _tell(_what_to_install(error), debug)
@@ -85,6 +90,20 @@ def interruptible(advice: str) -> Iterator[None]:
     except KeyboardInterrupt as error:
         notes.print(Text(f"Interrupted. {advice}", style="red"), soft_wrap=True)
         raise typer.Exit(INTERRUPTED) from error
+
+
+_NAMES = re.compile(r"`(\w+)`|(?<![\w/.:-])(\w+)=(?=[\s,.;)]|$)|(?<![\w/.:-])(\w+_\w+)(?![\w/=-])")
+
+
+def in_flags(message: str, options: Collection[str]) -> str:
+    """Replace Python arguments by the flags of the command line: `top_p` by --top-p, diversed_head= by --head."""
+
+    def flag(match: re.Match) -> str:
+        name = next(name for name in match.groups() if name).removeprefix("diversed_")
+        name = "method" if name == "verifier" and name not in options else name
+        return f"--{name.replace('_', '-')}" if name in options else match[0]
+
+    return _NAMES.sub(flag, message)
 
 
 def hear_own_warnings_only() -> None:

@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from hf_diversed.cli.models import LOOKUP, check_dtype, check_pair, check_together, load_pair
+from hf_diversed.cli.models import LOOKUP, check_dtype, check_pair, check_together, load_pair, naming_model
 from hf_diversed.cli.options import parse_options, read_records, resume_point_of
 from hf_diversed.cli.preparing import check_new_folder, remove_earlier_run
 from hf_diversed.cli.terminal import console, interruptible
@@ -79,7 +79,8 @@ def pair_options(target: str | None, draft: str | None, dtype: str | None, confi
         pair = load_pair(None, None, config.device, dtype=dtype)
         return {"target": pair.target, "draft": pair.draft, "processing_class": pair.tokenizer}
     target, named = packaged.resolve(target), None if draft == LOOKUP else packaged.resolve(draft)
-    tokenizer = load_tokenizer(target)
+    with naming_model("--target", target):
+        tokenizer = load_tokenizer(target)
     if named is not None:
         check_together(target, named, tokenizer)
     if dtype is not None:

@@ -47,7 +47,7 @@ def tune_draft(context: typer.Context) -> None:
 def _run(name: str, argv: list[str], sections: Mapping[str, type], run: Callable[[list[str]], None]) -> None:
     """Explain the options, or do the work."""
     argv, debug = _without_debug(argv)
-    with errors_in_words(debug):
+    with errors_in_words(debug, [item.name for section in sections.values() for item in dataclasses.fields(section)]):
         if _HELP & set(argv):
             print(own_help(name, sections) + f"\n{_HELP_ALL} also shows the options of transformers' trainer.")
         elif _HELP_ALL in argv:

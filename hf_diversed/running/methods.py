@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from transformers import CompileConfig, PreTrainedModel
 
-from hf_diversed.formatting import LOSSLESS, PLAIN
+from hf_diversed.formatting import LOSSLESS, PLAIN, did_you_mean
 from hf_diversed.generation.planning import DEFAULT_NUM_ASSISTANT_TOKENS
 from hf_diversed.head import DiversedHead, load_head
 from hf_diversed.provenance import module_digest
@@ -134,8 +134,11 @@ def _build(spec: MethodLike, head: HeadLike | None, device: torch.device | str |
     if name == "diversed":
         return Method(spec, _diversed(spec, head, device))
     if name not in VERIFIERS:
-        known = ", ".join([PLAIN, *sorted(VERIFIERS)])
-        raise ValueError(f"unknown method {spec!r}; known are {known}, with parameters as in static:0.7.")
+        known = [PLAIN, *VERIFIERS]
+        raise ValueError(
+            f"unknown method {spec!r}{did_you_mean(name, known)}; known are {', '.join(known)}, with parameters as in "
+            "lenience:0.3."
+        )
     return Method(spec, build_verifier(spec))
 
 

@@ -1,6 +1,7 @@
 """The tasks, by name. A new task is one file here and one line below; `hf_diversed.tasks.rewards` makes rewards of
 them."""
 
+from hf_diversed.formatting import did_you_mean
 from hf_diversed.tasks.base import HubSource, Record, Task, choose_shots
 from hf_diversed.tasks.cnndm import CnnDailyMail
 from hf_diversed.tasks.code import Code
@@ -46,7 +47,7 @@ def get_task(name: str, *, allow_code_execution: bool = False, unsafe_code_execu
         ValueError: for an unknown name.
     """
     if name not in TASKS:
-        raise ValueError(f"unknown task {name!r}; registered are {', '.join(sorted(TASKS))}.")
+        raise ValueError(f"unknown task {name!r}{did_you_mean(name, TASKS)}; known are {', '.join(TASKS)}.")
     task = TASKS[name]
     return task(allow_code_execution, unsafe_code_execution) if issubclass(task, CodeTask) else task()
 

@@ -2,6 +2,7 @@
 
 import inspect
 
+from hf_diversed.formatting import did_you_mean
 from hf_diversed.verifiers.base import DistributionVerifier, Verifier
 from hf_diversed.verifiers.block import BlockVerifier
 from hf_diversed.verifiers.cactus import CactusVerifier
@@ -40,30 +41,43 @@ VERIFIERS: dict[str, type[Verifier]] = {
 }
 
 
+# A usable specification of each verifier that text can build.
+EXAMPLES = (
+    *("lossless", "static:0.7", "static:0.3", "lenience:0.3", "lossy:0.5", "spec_cascade:token_v3:0.5"),
+    *("fuzzy:0.2:js", "contrastive:0.5:0.1", "cactus:0.25", "typical", "top_k_relaxed:10:0.6", "fly:0.3:2"),
+    *("block", "block:static:0.7", "regret_budget:2"),
+)
+
+
 def build_verifier(spec: str) -> Verifier:
-    """Build a rule from its name and parameters, "name" or "name:value:value": "lossless", "static:0.7",
-    "spec_cascade:chow:0.3". The parameter may be another rule: "block:static:0.7".
+    """Build a verifier from its name and parameters, "name" or "name:value:value": "lossless", "static:0.7",
+    "spec_cascade:chow:0.3". The parameter may be another verifier: "block:static:0.7".
 
     Raises:
-        ValueError: for an unknown name, or parameters that the rule does not take.
+        ValueError: for an unknown name, and for missing or wrong parameters.
     """
     name, *values = spec.split(":")
     if name not in VERIFIERS:
-        raise ValueError(f"unknown verifier {name!r}; registered are {', '.join(sorted(VERIFIERS))}.")
+        raise ValueError(
+            f"unknown verifier {name!r}{did_you_mean(name, VERIFIERS)}; known are {', '.join(VERIFIERS)}."
+        )
     try:
         if values and values[0] in VERIFIERS:
             return VERIFIERS[name](*[build_verifier(":".join(values))])
         return VERIFIERS[name](*map(_number_or_text, values))
     except TypeError as error:
-        raise ValueError(f"verifier {spec!r} lacks or has wrong parameters ({error}); {_usage(name)}.") from error
+        reason = f" ({error})" if values else ""
+        raise ValueError(f"verifier {spec!r} {_usage(name, bool(values))}{reason}.") from error
 
 
-def _usage(name: str) -> str:
+def _usage(name: str, has_values: bool) -> str:
+    example = next((spec for spec in EXAMPLES if spec.partition(":")[0] == name), None)
+    if example is None:
+        return f"cannot be built from text: build {VERIFIERS[name].__name__} in Python and pass the instance"
     parameters = inspect.signature(VERIFIERS[name]).parameters.values()
-    if any(item.kind is item.KEYWORD_ONLY and item.default is item.empty for item in parameters):
-        return f"it takes what text cannot say: build {VERIFIERS[name].__name__} in Python and pass the instance"
-    words = (f":{item.name}" if item.default is item.empty else f"[:{item.name}]" for item in parameters)
-    return f"it reads {name}{''.join(words)}; or pass an instance"
+    form = "".join(f":{item.name}" if item.default is item.empty else f"[:{item.name}]" for item in parameters)
+    problem = "has wrong parameters; write" if has_values else "needs a value,"
+    return f"{problem} for example {example} (the form is {name}{form})"
 
 
 def _number_or_text(value: str) -> float | str:
@@ -74,6 +88,7 @@ def _number_or_text(value: str) -> float | str:
 
 
 __all__ = [
+    "EXAMPLES",
     "VERIFIERS",
     "BlockVerifier",
     "CactusVerifier",

@@ -138,3 +138,14 @@ def test_devices_that_are_not_here(device):
     with pytest.raises(ValueError, match="--device must be cpu, or an accelerator that is here"):
         models.check_device(device)
     models.check_device("cpu")
+
+
+def test_a_model_that_is_not_here_is_named(monkeypatch):
+    """Catches "We couldn't connect to 'https://huggingface.co'" without the name of the model, and a missing folder
+    that is reported as a malformed repository id."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(ValueError, match=r"--target: the folder \./nothing does not exist"):
+        models.load_pair("./nothing", "lookup", "cpu")
+    with pytest.raises(OSError, match="--target org/no-such-model is no folder here and could not be loaded"):
+        models.load_pair("org/no-such-model", "lookup", "cpu")

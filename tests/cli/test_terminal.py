@@ -15,7 +15,7 @@ import hf_diversed
 from hf_diversed.cli import app
 from hf_diversed.cli.evaluation_options import TASK_NAMES
 from hf_diversed.cli.publish import LICENSE
-from hf_diversed.cli.terminal import EXTRAS, command
+from hf_diversed.cli.terminal import EXTRAS, command, in_flags
 from hf_diversed.hub import records
 from hf_diversed.sandbox import SandboxUnavailable
 from hf_diversed.tasks import TASKS
@@ -158,3 +158,19 @@ def test_a_missing_package_is_named_with_its_extra(monkeypatch, tmp_path):
     assert (result.exit_code, result.stdout) == (1, "")
     assert 'pip install "hf-diversed[eval]"' in result.stderr
     assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("message", "expected"),
+    [
+        ("`top_p` must lie in (0, 1], got 2.0.", "--top-p must lie in (0, 1], got 2.0."),
+        ("pass diversed_head=, or name it", "pass --head, or name it"),
+        ("diversed_max_drop chooses the dial", "--max-drop chooses the dial"),
+        ("pass verifier=.", "pass --method."),
+        ("max_drop: 0.1", "--max-drop: 0.1"),
+        ('/data/top_p/x is `none`, cache_implementation="static"', None),
+    ],
+)
+def test_errors_name_the_flags_of_the_command_line(message, expected):
+    """Catches an error about a Python argument that the user of a command cannot pass."""
+    assert in_flags(message, {"top_p", "head", "max_drop", "method"}) == (expected or message)

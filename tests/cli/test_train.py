@@ -331,3 +331,17 @@ def test_refusals_come_in_words(tmp_path):
         assert result.exit_code == 2, arguments
         assert words in " ".join(result.output.split())
         assert "Traceback" not in result.output
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--config", "no-such-file.yaml"], "--config: the file no-such-file.yaml does not exist."),
+        (["--num-exmples", "5"], "no such option: --num-exmples (did you mean --num-examples?)"),
+    ],
+)
+def test_wrong_options_of_training_are_wrong_usage(options, words):
+    """Catches exit code 1, that of a failure, for a missing file of options; and a misspelled flag without a hint."""
+    result = CliRunner().invoke(app, ["train", "--task", "math", *options])
+    assert result.exit_code == 2
+    assert words in " ".join(result.stderr.split())

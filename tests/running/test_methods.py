@@ -86,7 +86,7 @@ def test_rules_in_words_hold_no_addresses():
         ([], ["at least one", "none"]),
         (["lossless", "lossless"], ["different labels", "lossless"]),
         (["nucleus:0.7"], ["nucleus:0.7", "target", "static"]),
-        (["static"], ["static", "parameters"]),
+        (["static"], ["static", "needs a value"]),
         (["static:1.5"], ["weight", "1.5"]),
         (["static:0.7@0.5"], ["weight", "0.7@0.5"]),
         (["target:1"], ["target:1"]),

@@ -59,7 +59,7 @@ def test_every_verifier_is_served_or_refused_by_name():
             "`head` belongs to the verifier 'diversed', which is not among static:0.5",
         ),
         ({"head": HEAD, "choices": "static:0.5"}, "`choices` must be a list of verifiers by name, got 'static:0.5'"),
-        ({"verifier": "static"}, "lacks or has wrong parameters"),
+        ({"verifier": "static"}, "needs a value, for example static:0.7"),
         ({"verifier": "statik:0.5"}, "unknown verifier 'statik'"),
         (
             {"verifier": "static:0.5", "strictness": 0.5},

@@ -104,7 +104,7 @@ def test_loads_tasks_functions_and_paths(monkeypatch: pytest.MonkeyPatch, tmp_pa
 @pytest.mark.parametrize(
     ("spec", "error", "message"),
     [
-        ("task:gsm9k", ValueError, "unknown task 'gsm9k'; registered are"),
+        ("task:gsm9k", ValueError, "unknown task 'gsm9k' \\(did you mean gsm8k\\?\\); known are"),
         ("length", ValueError, 'a reward must be "task:name" or "package.module.function", got \'length\''),
         ("", ValueError, 'a reward must be "task:name"'),
         ("a..b", ValueError, 'a reward must be "task:name"'),

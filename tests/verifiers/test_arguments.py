@@ -86,11 +86,13 @@ def test_builds_a_rule_from_text(spec: str, expected: str):
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("strict", "unknown verifier 'strict'; registered are .*, lossless, .*, static"),
-        ("static", "verifier 'static' lacks or has wrong parameters"),
-        ("lossless:1", "verifier 'lossless:1' lacks or has wrong parameters"),
+        ("strict", "unknown verifier 'strict' .*; known are lossless, static, .*, phase"),
+        ("static", "verifier 'static' needs a value, for example static:0.7 "),
+        ("lenience", r"verifier 'lenience' needs a value, for example lenience:0.3 \(the form is lenience:lenience"),
+        ("lenienc:0.3", r"unknown verifier 'lenienc' \(did you mean lenience\?\)"),
+        ("lossless:1", "verifier 'lossless:1' has wrong parameters"),
         ("static:2", r"`weight` must lie in \[0, 1\], got 2.0"),
-        ("phase:static:0.7", "verifier 'phase:static:0.7' lacks or has wrong parameters"),
+        ("phase:static:0.7", "verifier 'phase:static:0.7' cannot be built from text"),
         ("block:lossy:0.5", "needs a rule with a law"),
         ("diversed:org/head", "head must be a DiversedHead, got str"),
     ],
