@@ -1,6 +1,6 @@
-"""Does something once a module has been imported, and never imports it for that. Standard library only.
+"""Call a function once a module has been imported, without importing it. Standard library only.
 
-`import hf_diversed` has business with transformers, whose import takes seconds: who only asks for help shall not wait.
+`import hf_diversed` extends transformers, whose import takes seconds; `hf-diversed --help` must not wait for it.
 """
 
 import importlib
@@ -15,12 +15,12 @@ _CALLBACKS: dict[str, Callable[[ModuleType], None]] = {}
 
 
 class _Watcher(MetaPathFinder):
-    """Finds no module itself: lets the finders behind it find, and adds a callback to the loader's work."""
+    """Delegates to the finders after it and adds a callback to the loader they return."""
 
     def find_spec(self, name, path=None, target=None):
         if name not in _CALLBACKS:
             return None
-        finders = list(sys.meta_path)  # those before this one have been asked
+        finders = list(sys.meta_path)  # the import system has tried those before this one
         behind = finders[finders.index(self) + 1 :] if self in finders else finders
         specs = (finder.find_spec(name, path, target) for finder in behind if hasattr(finder, "find_spec"))
         spec = next((spec for spec in specs if spec is not None), None)
@@ -33,18 +33,19 @@ _WATCHER = _Watcher()
 
 
 def watch(name: str, callback: Callable[[ModuleType], None]) -> None:
-    """Call `callback(module)` whenever the module has been executed: when it is imported, when it is reloaded, and now
-    if it is there already. One callback a module; it runs inside the import and must not import what may be half done.
+    """Call `callback(module)` whenever the module has been executed: after its import, after a reload, and now if it
+    is already imported. One callback per module; it runs during the import and must not import modules that may be
+    partially initialized.
     """
     _CALLBACKS[name] = callback
     if _WATCHER not in sys.meta_path:
         sys.meta_path.insert(0, _WATCHER)
     if name in sys.modules:
-        callback(importlib.import_module(name))  # of an import that another thread is at, this waits for the end
+        callback(importlib.import_module(name))  # waits for an import in another thread
 
 
 def unwatch(name: str) -> None:
-    """Undo `watch`; does nothing if nobody watches."""
+    """Undo `watch`; no effect without a callback."""
     _CALLBACKS.pop(name, None)
     if not _CALLBACKS and _WATCHER in sys.meta_path:
         sys.meta_path.remove(_WATCHER)
@@ -53,7 +54,7 @@ def unwatch(name: str) -> None:
 def _and_call_back(name: str, execute: Callable[[ModuleType], None]) -> Any:
     def exec_module(module: ModuleType) -> None:
         execute(module)
-        callback = _CALLBACKS.get(name)  # it may be gone by now
+        callback = _CALLBACKS.get(name)  # `unwatch` may have removed it
         if callback is not None:
             callback(module)
 

@@ -1,4 +1,4 @@
-"""Plain data of one round: what both models said, what a rule decided, what came of it.
+"""Plain data of one round: both models' scores, the verifier's verdict, and the outcome.
 
 Letters: B batch, G drafted positions, V vocabulary, D hidden width. Needs torch only.
 """
@@ -12,13 +12,13 @@ import torch
 
 @dataclass(eq=False)
 class BlockOutput:
-    """One model's say over N consecutive positions of every row.
+    """Scores of one model at N consecutive positions of each row.
 
     Attributes:
         scores: float32 `[B, N, V]`, logits after all processors.
-        hidden: `[B, N, D]`, what the output embedding saw, in the model's dtype and on its device; None unless asked
-            for.
-        raw_logits: float32 `[B, N, V]`, logits before any processor; None unless asked for.
+        hidden: `[B, N, D]`, inputs of the output embedding, in the model's dtype and on its device; None unless
+            requested.
+        raw_logits: float32 `[B, N, V]`, logits before any processor; None unless requested.
     """
 
     scores: torch.Tensor
@@ -29,7 +29,7 @@ class BlockOutput:
 
     @property
     def top(self) -> torch.Tensor:
-        """float32 `[B, N]`: the best score."""
+        """float32 `[B, N]`: the highest score."""
         if self._top is None:
             self._top = self.scores.amax(dim=-1)
         return self._top
@@ -38,34 +38,28 @@ class BlockOutput:
     def log_mass(self) -> torch.Tensor:
         """float32 `[B, N]`: log-sum-exp of `scores - top`.
 
-        Kept apart from `top`: the difference of a large score and a large log-sum-exp loses the digits that a
-        probability needs.
+        Separate from `top`, because the difference of a large score and a large log-sum-exp loses precision.
         """
         if self._log_mass is None:
             self._log_mass = torch.log(torch.exp(self.scores - self.top[..., None]).sum(dim=-1))
         return self._log_mass
 
-    @property
-    def log_normalizer(self) -> torch.Tensor:
-        """float32 `[B, N]`: log-sum-exp of `scores`."""
-        return self.top + self.log_mass
-
     def top_prob(self) -> torch.Tensor:
-        """Highest probability at every position: float32 `[B, N]`."""
+        """Return the highest probability at every position: float32 `[B, N]`."""
         return torch.exp(-self.log_mass)
 
     def prob(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Probability of `tokens` (long `[B, M]`, M <= N) at the first M positions: float32 `[B, M]`."""
+        """Return the probability of `tokens` (long `[B, M]`, M <= N) at the first M positions: float32 `[B, M]`."""
         count = tokens.shape[1]
         chosen = self.scores[:, :count].gather(-1, tokens[..., None]).squeeze(-1)
         return torch.exp(chosen - self.top[:, :count] - self.log_mass[:, :count])
 
     def at(self, positions: torch.Tensor) -> torch.Tensor:
-        """Scores at one position per row (long `[B]`): `[B, V]`."""
+        """Return the scores at one position per row (long `[B]`): `[B, V]`."""
         return self.scores[torch.arange(len(positions), device=positions.device), positions]
 
     def probs(self, positions: torch.Tensor | None = None) -> torch.Tensor:
-        """The full law: `[B, V]` at one position per row (long `[B]`), or `[B, N, V]` at all of them."""
+        """Return the distribution: `[B, V]` at one position per row (long `[B]`), or `[B, N, V]` at all of them."""
         if positions is None:
             return torch.softmax(self.scores, dim=-1)
         return torch.softmax(self.at(positions), dim=-1)
@@ -73,17 +67,17 @@ class BlockOutput:
 
 @dataclass(eq=False)
 class DraftOutput(BlockOutput):
-    """The draft's block: N = G positions, with the tokens it proposed.
+    """The draft model's block: N = G positions, with the draft tokens.
 
     Attributes:
         tokens: long `[B, G]`.
         sampled: whether the tokens were drawn from q (True) or are its argmax (greedy decoding).
-        active: bool `[B, G]`, the positions that the rule decides; all unless given. Drafts behind a row's draft
-            length, or behind its first drafted EOS, are none, nor are those that another rule decides. Rules that
-            judge every position by itself may ignore it.
-        lengths: long `[B]`, how many ids each row has so far; None where all have as many as there are columns.
-        num_drafted: long `[B]`, each row's drafts that count, whichever rule decides them; as `active` says unless
-            given.
+        active: bool `[B, G]`, the positions that the verifier decides; all by default. False after a row's draft
+            length, after its first drafted EOS, and where another verifier decides. Verifiers that treat positions
+            independently may ignore it.
+        lengths: long `[B]`, number of ids of each row; None if every row fills all columns.
+        num_drafted: long `[B]`, draft tokens of each row up to its draft length or first EOS, whichever verifier
+            decides them; by default the number of active positions.
     """
 
     tokens: torch.Tensor = field(kw_only=True)
@@ -101,24 +95,24 @@ class DraftOutput(BlockOutput):
 
 @dataclass(eq=False)
 class TargetOutput(BlockOutput):
-    """The target's block: N = G + 1 positions, the last one after all drafts."""
+    """The target model's block: N = G + 1 positions, the last one after all draft tokens."""
 
 
 @dataclass(frozen=True, eq=False)
 class Trace:
-    """What a rule tells about a block beside what it decides; everything may be None.
+    """Diagnostics of a verdict; decoding does not use them. Every field may be None.
 
     Attributes:
-        weight: float32 `[B, G]`, weight on the target at the drafted token, for rules that mix.
-        tv: float32 `[B, G]`, TV(p, q), where the rule computed it.
-        bias: float32 `[B, G]`, TV(v, p), where weights differ from token to token; unless the rule needed it, what the
-            drafted token alone says, (1 - w) max(1 - p/q, 0), which is TV(v, p) on average. None where one weight
-            holds for all tokens, and TV(v, p) is (1 - w) TV(p, q).
-        inputs: what a learned rule saw, by name, `[B, G, ...]`, if it was told to keep it.
+        weight: float32 `[B, G]`, weight on the target at the draft token, for mixtures.
+        tv: float32 `[B, G]`, TV(p, q), if the verifier computed it.
+        bias: float32 `[B, G]`, TV(v, p) of verifiers with a weight per token; an unbiased estimate from the draft
+            token, (1 - w) max(1 - p/q, 0), unless the verifier needed the exact value. None with one weight per
+            position, where TV(v, p) is (1 - w) TV(p, q).
+        inputs: inputs of a learned verifier's head, by name, `[B, G, ...]`, if the verifier keeps them.
         emitted_probs: returns the distribution that sampling emits at the draft positions, float32 `[B, G, V]`; None
             for verifiers without one (`Verifier.has_emitted_probs`); NaN where another verifier decides.
-        strict_prob: float32 `[B, G]`, the part of `accept_prob` with which a lossless rule of the same kind would have
-            kept the draft too; None where that is token-wise, min(1, p / q).
+        strict_prob: float32 `[B, G]`, probability that lossless verification of the same kind accepts the draft token;
+            None where that is token-wise, min(1, p / q).
     """
 
     weight: torch.Tensor | None = None
@@ -131,15 +125,15 @@ class Trace:
 
 @dataclass(eq=False)
 class Verdict:
-    """What a rule decides about one block.
+    """A verifier's decision on one block.
 
     Attributes:
-        accept_prob: float32 `[B, G]`, probability of keeping each draft given the block and that all drafts before
-            it were kept (0 or 1 when greedy).
-        replacement: maps long `[B]` (position of the first rejection) to the unnormalised law `[B, V]` that the
-            replacing token is drawn from; when greedy, to any `[B, V]` whose argmax is that token.
-        state: `[B, G + 1, state_width]`, the rule's memory after a round with 0..G accepted drafts; else None.
-        trace: what is told about it; nothing hangs on that.
+        accept_prob: float32 `[B, G]`, probability of accepting each draft token, given the block and that all draft
+            tokens before it were accepted (0 or 1 when greedy).
+        replacement: maps long `[B]` (position of the first rejection) to the unnormalised distribution `[B, V]` of
+            the residual token; when greedy, to any `[B, V]` whose argmax is that token.
+        state: `[B, G + 1, state_width]`, the verifier's state after 0..G accepted draft tokens; None without state.
+        trace: diagnostics.
     """
 
     accept_prob: torch.Tensor
@@ -148,21 +142,21 @@ class Verdict:
     trace: Trace = None  # type: ignore[assignment]
 
     def __post_init__(self) -> None:
-        if self.trace is None:  # no default instance and no factory: `torch.compile` follows neither
+        if self.trace is None:  # not a default instance or factory: `torch.compile` traces neither
             self.trace = Trace()
 
 
 @dataclass(frozen=True, eq=False)
 class VerifyOutput:
-    """Outcome of one round, one entry per row.
+    """Outcome of one round, with one entry per row.
 
     Attributes:
-        num_drafted: long `[B]`, drafts that count: up to the row's gamma or its first drafted EOS.
+        num_drafted: long `[B]`, draft tokens up to the row's gamma or its first drafted EOS.
         num_accepted: long `[B]`, 0 to `num_drafted`.
-        next_token: long `[B]`, the residual token at the first rejection, or the bonus token behind all drafts.
-        num_emitted: long `[B]`: `num_accepted + 1`, or `num_accepted` where the last accepted draft is EOS.
+        next_token: long `[B]`, the residual token at the first rejection, or the bonus token after all draft tokens.
+        num_emitted: long `[B]`: `num_accepted + 1`, or `num_accepted` where the last accepted draft token is EOS.
         ended: bool `[B]`, an EOS was emitted.
-        faults: long `[B]`, what is wrong with the numbers that these tokens hang on; 0 for nothing.
+        faults: long `[B]`, error code per row; 0 means that all values used were valid.
     """
 
     num_drafted: torch.Tensor
@@ -173,20 +167,19 @@ class VerifyOutput:
     faults: torch.Tensor
 
     def to_host(self) -> list[list[int]]:
-        """`num_drafted`, `num_accepted`, `num_emitted`, `ended`, `faults` as lists of length B, in one transfer."""
-        said = (self.num_drafted, self.num_accepted, self.num_emitted, self.ended.long(), self.faults)
-        return torch.stack(said).tolist()
+        """Return `num_drafted`, `num_accepted`, `num_emitted`, `ended`, `faults` as lists of B, in one transfer."""
+        counts = (self.num_drafted, self.num_accepted, self.num_emitted, self.ended.long(), self.faults)
+        return torch.stack(counts).tolist()
 
 
 @dataclass(frozen=True)
 class DecodingContext:
-    """What a rule may check before the first forward pass.
+    """Settings of a call that a verifier may check before the first forward pass.
 
-    `batch_size` rows come from `num_prompts` prompts (`num_return_sequences` each); temperature is 0 when greedy, and
-    None where rows have their own. `num_assistant_tokens` drafts per round, None where that adapts; `top_k` and
-    `top_p` are 0 and 1 where they cut nothing off. `processors` is the complete list, those of sampling included.
-    `target` and `draft` are the models, or None where the caller has none (vLLM).
-    Without a draft model (prompt lookup) `draft_hidden_size` is None and `draft_name` is empty.
+    `batch_size` rows come from `num_prompts` prompts (`num_return_sequences` each). `temperature` is 0 when greedy and
+    None if it differs between rows. `num_assistant_tokens` is None if it adapts. `top_k` is 0 and `top_p` is 1 when
+    they are off. `processors` holds all logits processors, including those of sampling. `target` and `draft` are the
+    models, or None in vLLM. With prompt lookup `draft_hidden_size` is None and `draft_name` is empty.
     """
 
     batch_size: int

@@ -1,9 +1,7 @@
-"""A preallocated key/value cache whose rows stand at different lengths, with its masks. Knows nothing of what tokens
-mean.
+"""A preallocated key/value cache whose rows have different lengths, with its masks.
 
-Column c of the cache holds the token in column c of the id buffer, for every row. Rolling a row back is not an
-operation: the next block is written over the rejected columns, and no query ever sees a column to the right of its
-    own.
+Column c of the cache holds the token in column c of the id buffer, for every row. Rolling a row back needs no
+operation: the next block overwrites the rejected columns, and no query attends to a column to the right of its own.
 """
 
 from dataclasses import dataclass
@@ -18,13 +16,13 @@ Windows = dict[str, int | None] | int | None
 
 @dataclass
 class WriteWindow:
-    """Where the next forward writes and how far it may look; shared by all layers of one cache.
+    """Columns that the next forward writes and attends to; shared by all layers of one cache.
 
     Attributes:
         start: first column of the block (of its leftmost row).
-        visible: number of columns that attention gets to see, beginning at column 0.
+        visible: number of columns that attention reads, from column 0.
         columns: long `[B, Q]`, the columns per row; None where every row writes `start:visible`.
-        rows: long `[B, 1]`, the rows that go with them.
+        rows: long `[B, 1]`, the row of each.
     """
 
     start: int = 0
@@ -34,7 +32,7 @@ class WriteWindow:
 
 
 class RaggedLayer(CacheLayerMixin):
-    """Keys and values of one attention layer, `[B, heads, capacity, head_dim]`; windows are left to the mask."""
+    """Keys and values of one attention layer, `[B, heads, capacity, head_dim]`; the mask applies windows."""
 
     is_sliding = False
 
@@ -51,13 +49,13 @@ class RaggedLayer(CacheLayerMixin):
     def _reserve(self, columns: int) -> None:
         if columns <= self.keys.shape[2]:
             return
-        # Doubling keeps copies rare without paying for `max_length` up front.
+        # Doubling keeps copies rare without allocating `max_length` at once.
         aligned = -(-columns // _ALIGNMENT) * _ALIGNMENT
         capacity = min(self.limit, max(2 * self.keys.shape[2], aligned))
         self.keys, self.values = enlarged(self.keys, capacity), enlarged(self.values, capacity)
 
     def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *args, **kwargs):
-        """Write `[B, heads, Q, head_dim]` where the window says; return the visible keys and values."""
+        """Write `[B, heads, Q, head_dim]` to the window's columns; return the visible keys and values."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         start, visible, columns = self.window.start, self.window.visible, self.window.columns
@@ -73,7 +71,7 @@ class RaggedLayer(CacheLayerMixin):
         return self.keys[:, :, :visible], self.values[:, :, :visible]
 
     def keep(self, rows: torch.Tensor) -> None:
-        """Drop all rows but these."""
+        """Keep only these rows."""
         if self.is_initialized:
             rows = rows.to(self.keys.device)
             self.keys, self.values = self.keys[rows], self.values[rows]
@@ -93,7 +91,7 @@ class RaggedCache(Cache):
 
     Args:
         num_layers: attention layers of the model.
-        limit: columns the longest row can ever need.
+        limit: columns of the longest possible row.
         prompt_mask: bool `[B, S]`, False at padding; None where nothing is padded.
         windows: the sliding window of every mask the model expects (None: full attention). A dict, by layer type, for
             models that mix several; a single value for models that take one mask.
@@ -120,7 +118,7 @@ class RaggedCache(Cache):
         """Place the next block: row i writes columns `starts[i] .. starts[i] + length - 1`.
 
         Args:
-            starts: long `[B]`. `first` and `last` are its minimum and maximum, known to the host.
+            starts: long `[B]`. `first` and `last` are its minimum and maximum, on the host.
             length: Q, tokens per row.
 
         Returns:
@@ -136,14 +134,14 @@ class RaggedCache(Cache):
         return columns
 
     def keep(self, rows: torch.Tensor) -> None:
-        """Drop all rows but these (long, ascending)."""
+        """Keep only these rows (long, ascending)."""
         for layer in self.layers:
             layer.keep(rows)
         if self._real is not None:
             self._real = self._real[rows]
 
     def states(self) -> tuple[list[torch.Tensor | None], list[torch.Tensor | None]]:
-        """Keys and values of every layer; None for layers that have not been written to."""
+        """Keys and values of every layer; None for layers that nothing was written to."""
         keys, values = ([getattr(layer, name, None) for layer in self.layers] for name in ("keys", "values"))
         return keys, values
 
@@ -160,9 +158,9 @@ def block_masks(
     windows: Windows,
     dtype: torch.dtype,
 ) -> torch.Tensor | dict[str, torch.Tensor]:
-    """Additive masks, `[B, 1, Q, C]` each: 0 where a query may look, the dtype's minimum elsewhere.
+    """Additive masks, `[B, 1, Q, C]` each: 0 where a query may attend, the dtype's minimum elsewhere.
 
-    Additive and not bool: eager attention adds what it is given and would ignore a bool mask without a word.
+    Not bool, because eager attention adds the mask to the scores.
 
     Args:
         columns: long `[B, Q]`, of the queries. keys: long `[C]`, of the keys.
@@ -185,8 +183,8 @@ def block_masks(
 
 
 def enlarged(states: torch.Tensor, capacity: int) -> torch.Tensor:
-    """Keys or values `[B, heads, C, head_dim]` with room for `capacity` columns."""
-    # Zeros and not empty memory: a masked weight of 0 times nan would still be nan.
+    """Return keys or values `[B, heads, C, head_dim]` enlarged to `capacity` columns."""
+    # Zeros, not empty memory: a masked weight of 0 times NaN is NaN.
     larger = states.new_zeros(*states.shape[:2], capacity, states.shape[3])
     larger[:, :, : states.shape[2]] = states
     return larger

@@ -1,4 +1,4 @@
-"""What a head sees of two laws and of a token, and what it makes of all that it sees. Needs torch only."""
+"""Inputs of a head, computed from both distributions and a token, and the head's logit. Needs torch only."""
 
 from collections.abc import Iterator
 
@@ -7,16 +7,16 @@ import torch.nn.functional as F
 
 
 NUM_DISTRIBUTION_FEATURES = 8
-TOTAL_VARIATION = 4  # its place among them
+TOTAL_VARIATION = 4  # its index
 _IMPLAUSIBLE = 0.01
 _LEAST_MASS = 1e-3
 _MAX_LOG_RATIO = 20.0
 
 NUM_TOKEN_FEATURES = 5
-LOG_RATIO = 0  # its place among them
+LOG_RATIO = 0  # its index
 _LEAST_LOG = -10.0
 _LAST_RANK = 127
-_HELD = 2**18  # tokens, of all positions together, whose figures are held at once
+_HELD = 2**18  # tokens, over all positions, whose features are in memory at once
 
 
 def head_logit(
@@ -31,10 +31,10 @@ def head_logit(
     """The logit of the weight on the target: linear in the standardised inputs, or through one layer of GELU units.
 
     Args:
-        values: float32 `[..., D]`. mean, std: `[D]`. out_weight: `[1, D]`, or `[1, H]` behind `dense_weight` `[H, D]`.
+        values: float32 `[..., D]`. mean, std: `[D]`. out_weight: `[1, D]`, or `[1, H]` after `dense_weight` `[H, D]`.
 
     Returns:
-        float32 `[...]`; parameters of any float dtype are computed with in float32.
+        float32 `[...]`; parameters of any float dtype are converted to float32.
     """
     values = (values - mean.float()) / std.float()
     if dense_weight is not None and dense_bias is not None:
@@ -52,7 +52,7 @@ def token_logit(
     dense_weight: torch.Tensor | None = None,
     dense_bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """`head_logit` for N tokens behind one prefix, whose share of the first layer is computed once.
+    """`head_logit` for N tokens after one prefix, whose part of the first layer is computed once.
 
     Args:
         values: float32 `[..., D - F]`, of the prefix. token: float32 `[..., N, F]`, of the tokens. The others are as
@@ -73,15 +73,15 @@ def token_logit(
 
 
 def distribution_features(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
-    """Eight figures on two laws: both entropies (nats), both top probabilities, TV(p, q), KL(p || q), same argmax or
-    not, and the draft's mass on tokens that are implausible to the target (p below 1%): what a permissive weight would
-    let in, where TV also counts mere preferences among plausible tokens.
+    """Eight features of two distributions: both entropies (nats), both top probabilities, TV(p, q), KL(p || q), equal
+    argmax or not, and the draft model's probability of implausible tokens (p below 1%), which a permissive
+    weight would accept; TV also counts differences among plausible tokens.
 
-    KL is bounded by cutting log(p / q) at 20 nats, so truncated supports stay finite; it enters as log(1 + KL), the
-    implausible mass as its log above 1e-3.
+    log(p / q) is clamped to 20 nats, so KL is finite for truncated supports; features are log(1 + KL) and the log of
+    the implausible mass plus 1e-3.
 
     Args:
-        p, q: float32 `[..., V]`, the processed laws.
+        p, q: float32 `[..., V]`, the processed distributions.
 
     Returns:
         float32 `[..., 8]`.
@@ -91,7 +91,7 @@ def distribution_features(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
     kl = (p * (log_p - log_q).clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO)).sum(-1).clamp_min(0.0)
     top_p, best_p = p.max(-1)
     top_q, best_q = q.max(-1)
-    figures = (
+    features = (
         -(p * log_p).sum(-1),
         -(q * log_q).sum(-1),
         top_p,
@@ -99,40 +99,41 @@ def distribution_features(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
         torch.clamp(p - q, min=0.0).sum(-1),
         torch.log1p(kl),
         (best_p == best_q).float(),
-        # Comparisons that write floats in place take a third of the time of those that make booleans, on a CPU.
+        # In-place comparisons of floats take a third of the time of those with boolean results, on a CPU.
         (p.clone().lt_(_IMPLAUSIBLE).mul_(q).sum(-1) + _LEAST_MASS).log(),
     )
-    return torch.stack(figures, dim=-1)
+    return torch.stack(features, dim=-1)
 
 
 def token_features(p: torch.Tensor, q: torch.Tensor, top: torch.Tensor, rank: torch.Tensor) -> torch.Tensor:
-    """Five figures on a token: log p/q, log p - log max p, log p, log q and log(1 + its rank under p).
+    """Five features of a token: log p/q, log p - log max p, log p, log q and log(1 + its rank under p).
 
-    Logs are natural and end at -10, log p/q also at 0, above which no weight matters; ranks end at 127.
+    Natural logs, clamped to at least -10; log p/q also to at most 0, above which the weight has no effect. Ranks are
+    clamped to 127.
 
     Args:
-        p, q: float32 `[...]`, its probabilities under both laws. top: float32, the highest p, broadcasts.
-        rank: float or long `[...]`, how many tokens are likelier under p, at most 127.
+        p, q: float32 `[...]`, its probabilities under both models. top: float32, the highest p, broadcasts.
+        rank: float or long `[...]`, number of tokens with a higher p, at most 127.
 
     Returns:
         float32 `[..., 5]`.
     """
     log_p, log_q, log_top = (values.clamp_min(torch.finfo(p.dtype).tiny).log() for values in (p, q, top))
-    figures = ((log_p - log_q).clamp_max(0.0), log_p - log_top, log_p, log_q, torch.log1p(rank))
-    return torch.stack(figures, dim=-1).clamp_min(_LEAST_LOG)
+    features = ((log_p - log_q).clamp_max(0.0), log_p - log_top, log_p, log_q, torch.log1p(rank))
+    return torch.stack(features, dim=-1).clamp_min(_LEAST_LOG)
 
 
 def drafted_token_features(p: torch.Tensor, q: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-    """`token_features` of one token per position: float32 `[..., 5]` from laws `[..., V]` and tokens, long `[...]`."""
-    of_p, of_q = (law.gather(-1, tokens[..., None]) for law in (p, q))
+    """`token_features` of one token per position: float32 `[..., 5]` from `[..., V]` and tokens, long `[...]`."""
+    of_p, of_q = (probs.gather(-1, tokens[..., None]) for probs in (p, q))
     rank = p.clone().gt_(of_p).sum(-1).clamp_max(_LAST_RANK)  # floats, as above
     return token_features(of_p.squeeze(-1), of_q.squeeze(-1), p.amax(-1), rank)
 
 
 def vocabulary_features(p: torch.Tensor, q: torch.Tensor) -> Iterator[torch.Tensor]:
-    """`token_features` of every token, chunk by chunk of the vocabulary: float32 `[..., C, 5]` from laws `[..., V]`.
+    """`token_features` of every token, chunk by chunk of the vocabulary: float32 `[..., C, 5]` from `[..., V]`.
 
-    All of them at once would take five times the memory of a law, and a hidden layer on them many times as much.
+    Features of all tokens at once would take five times the memory of a distribution, and a hidden layer more.
     """
     size = max(1, _HELD // p[..., 0].numel())
     likeliest = p.topk(min(_LAST_RANK, p.shape[-1]), dim=-1).values.flip(-1).contiguous()

@@ -1,25 +1,24 @@
-"""How records are shown in tables, cards and documents: the labels of the two references that every method is held
-against, and one way of writing figures, so that they can be compared."""
+"""Labels of the reference methods, and formats of numbers, in tables, cards and documents."""
 
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from typing import Any
 
 
-# The target alone, and lossless speculative decoding.
+# Methods that all others are compared with: the target alone, and lossless speculative decoding.
 PLAIN = "target"
 LOSSLESS = "lossless"
-# Before a method's name: over static shapes, compiled.
+# Prefix of a method's name: compiled, with static shapes.
 COMPILED = "compiled:"
 
 
 def percent(value: float | None) -> str:
-    """`0.5` as "50.0%", None as "-"."""
+    """Format 0.5 as "50.0%" and None as "-"."""
     return "-" if value is None else f"{value:.1%}".replace("-0.0%", "0.0%")
 
 
 def with_bounds(record: Mapping[str, Any], name: str) -> str:
-    """A figure of a record with its 95% bounds, where it has any."""
+    """Format a value of a record with its 95% bounds, if it has any."""
     value, bounds = record.get(name), record.get(f"{name}_ci")
     if value is None or bounds is None:
         return percent(value)
@@ -27,12 +26,12 @@ def with_bounds(record: Mapping[str, Any], name: str) -> str:
 
 
 def number(value: float | None) -> str:
-    """Two decimals, None as "-"."""
+    """Format with two decimals; None as "-"."""
     return "-" if value is None else f"{value:.2f}".replace("-0.00", "0.00")
 
 
 def duration(seconds: float) -> str:
-    """Seconds as "8 s", "3 min" or "2.5 h"."""
+    """Format seconds as "8 s", "3 min" or "2.5 h"."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

@@ -15,11 +15,11 @@ def _ratio(numerator: float, denominator: float) -> float:
 
 @dataclass
 class CompileStats:
-    """What compiling had to do with a call; all 0 where nothing is compiled.
+    """Compilation in one call; all 0 in eager decoding.
 
     Attributes:
-        num_used: compiled functions that rounds ran in. num_compiled: how many of them the call had to compile first,
-            in `seconds` s, their first runs included. num_recompiled: should be 0.
+        num_used: compiled functions that rounds ran in. num_compiled: how many of them this call compiled, in
+            `seconds` s including their first runs. num_recompiled: should be 0.
     """
 
     num_used: int = 0
@@ -28,7 +28,7 @@ class CompileStats:
     seconds: float = 0.0
 
     def add(self, other: "CompileStats") -> None:
-        """Add another's counters to these, in place."""
+        """Add the counters of another call, in place."""
         for item in fields(self):
             setattr(self, item.name, getattr(self, item.name) + getattr(other, item.name))
 
@@ -37,11 +37,11 @@ class CompileStats:
 class SpeculativeStats:
     """Counters of one row, or their sum over rows and calls. Rates are properties, so sums stay exact.
 
-    A round is one target forward on a drafted block; rounds and emitted tokens are counted per row, so a batch of B
-    rows adds up to B rounds per target forward; prefill is no round. What EOS, a stop or the length cuts off is
-    neither drafted nor accepted. Means run over verified positions: the accepted ones and the rejected one.
-    `engine` says what ran the rounds: "eager", "static" (shapes that do not change) or "compiled"; where rule or
-    processors had to be asked outside of what is compiled, "compiled (forwards)". `compile` is what that cost.
+    A round is one target forward on a block of draft tokens; rounds and emitted tokens are counted per row, so a batch
+    of B rows counts B rounds per target forward. Prefill is not a round. Tokens cut off by EOS, a stop string or the
+    length limit count as neither drafted nor accepted. Means are over verified positions: the accepted ones and the
+    rejected one. `engine` is "eager", "static" (fixed shapes), "compiled", or "compiled (forwards)" if verifier or
+    processors ran outside the compiled functions; `compile` counts compilations.
     `expected_accepted_sum` is the expectation of `num_accepted` given the draft tokens, before acceptance is drawn.
     """
 
@@ -68,27 +68,27 @@ class SpeculativeStats:
 
     @property
     def acceptance_rate(self) -> float:
-        """Accepted / drafted, as DIVERSED and vLLM count it; falls with the draft length. nan without drafts."""
+        """Accepted / drafted, as DIVERSED and vLLM count it; falls with the draft length. NaN without draft tokens."""
         return _ratio(self.num_accepted, self.num_drafted)
 
     @property
     def verified_acceptance_rate(self) -> float:
-        """Accepted / (accepted + rejected): estimates `1 - w TV(p, q)`, whatever the draft length."""
+        """Accepted / (accepted + rejected): estimates `1 - w TV(p, q)` at any draft length."""
         return _ratio(self.num_accepted, self.num_accepted + self.num_rejected)
 
     @property
     def block_efficiency(self) -> float:
-        """Emitted tokens per round, the residual or bonus token included: between 1 and the draft length + 1."""
+        """Emitted tokens per round, including the residual or bonus token: between 1 and the draft length + 1."""
         return _ratio(self.num_emitted, self.num_rounds)
 
     @property
     def accepted_length(self) -> float:
-        """Accepted drafts per round, without the residual or bonus token: between 0 and the draft length."""
+        """Accepted draft tokens per round, without the residual or bonus token: between 0 and the draft length."""
         return _ratio(self.num_accepted, self.num_rounds)
 
     @property
     def expected_accepted_length(self) -> float:
-        """What theory says of `accepted_length`: mean over rounds of `sum_n prod_{t <= n} min(1, v_t / q_t)`."""
+        """Expectation of `accepted_length`: mean over rounds of `sum_n prod_{t <= n} min(1, v_t / q_t)`."""
         return _ratio(self.expected_accepted_sum, self.num_rounds)
 
     @property
@@ -98,30 +98,30 @@ class SpeculativeStats:
 
     @property
     def strictness(self) -> float:
-        """The head's dial, also where `diversed_max_drop` chose it: mean over rows; nan for rules without one."""
+        """Mean strictness over rows, also if `diversed_max_drop` chose it; NaN for verifiers without strictness."""
         return _ratio(self.strictness_sum, self.strictness_count)
 
     @property
     def mean_weight(self) -> float:
-        """Mean weight on the target over verified positions; nan for rules without one."""
+        """Mean weight on the target over verified positions; NaN for verifiers without weights."""
         return _ratio(self.weight_sum, self.weight_count)
 
     @property
     def mean_tv(self) -> float:
-        """Mean TV(p, q) over verified positions; nan unless the rule computes it or token records were asked for."""
+        """Mean TV(p, q) over verified positions; NaN unless the verifier computes it or token records are returned."""
         return _ratio(self.tv_sum, self.tv_count)
 
     @property
     def mean_bias(self) -> float:
-        """Mean TV(v, p) over verified positions, for rules that mix; nan where not known.
+        """Mean TV(v, p) over verified positions, for mixtures; NaN if unknown.
 
-        It is (1 - w) TV(p, q). Where weights differ from token to token it is exact with token records, in greedy
-        decoding and under a budget, and otherwise estimated, without bias, from the drafted tokens.
+        It is (1 - w) TV(p, q). With a weight per token it is exact with token records, in greedy decoding and under a
+        budget; otherwise it is an unbiased estimate from the draft tokens.
         """
         return _ratio(self.bias_sum, self.bias_count)
 
     def add(self, other: "SpeculativeStats") -> None:
-        """Add another's counters to these, in place; its rows are appended."""
+        """Add the counters of other rows or calls, in place, and append their rows."""
         for item in fields(self):
             mine, theirs = getattr(self, item.name), getattr(other, item.name)
             if item.name == "accepted_per_position":
@@ -163,18 +163,18 @@ SOURCES = ("draft", "residual", "bonus")
 
 @dataclass(frozen=True, eq=False)
 class TokenRecords:
-    """Where every generated token came from: tensors `[B, T]` on the CPU, one column per generated token.
+    """Origin of every generated token: tensors `[B, T]` on the CPU, one column per generated token.
 
     Attributes:
         tokens: long. `source`: int8 index into `SOURCES`, -1 after a row's end.
-        relaxed: bool, a draft that was accepted though the target alone would have rejected it (`u > p / q`).
-        weight, p, q, tv, bias: float32; the weight on the target of the token that was drafted there, both models'
-            probability of the token that was emitted, TV(p, q), and TV(v, p) for rules that mix. nan where there is
-            none: weight, tv and bias exist at drafted positions, q at no bonus token.
-        strict_prob: float32; chance with which lossless verification would have kept the token that was drafted there,
-            min(1, p / q) of that token, or 0 or 1 in greedy decoding; nan at bonus tokens.
-        inputs: what the rule computed its weights from, by name, `[B, T, ...]` in their own dtype, zeros where there
-            is no weight; None unless the rule keeps it.
+        relaxed: bool, an accepted draft token that lossless verification would have rejected (`u > p / q`).
+        weight, p, q, tv, bias: float32; the weight on the target at the draft token, both models' probability of
+            the emitted token, TV(p, q), and TV(v, p) for mixtures. NaN where undefined: weight, tv and bias exist at
+            drafted positions only, q not at bonus tokens.
+        strict_prob: float32, probability that lossless verification accepts the draft token: min(1, p / q), or 0 or 1
+            in greedy decoding; NaN at bonus tokens.
+        inputs: inputs of the head, by name, `[B, T, ...]` in their own dtype, zeros where there is no weight; None
+            unless the verifier keeps them.
     """
 
     tokens: torch.Tensor
@@ -191,15 +191,15 @@ class TokenRecords:
 
 @dataclass
 class GenerateDiversedOutput(GenerateDecoderOnlyOutput):
-    """What `generate` returns under a verifier with `return_dict_in_generate=True`.
+    """Output of `generate` with a verifier and `return_dict_in_generate=True`.
 
     `sequences`, `scores` and `logits` are as upstream's: the target's processed scores and raw logits for every
-    emitted token, zeros after a row's end. `past_key_values` is None: rows stand at different lengths, no stock cache
-    could be continued from it.
+    emitted token, zeros after a row's end. `past_key_values` is None: rows have different lengths, which no
+    stock cache supports.
 
     Attributes:
         stats: acceptance counters for the whole batch, with `per_row`.
-        token_records: per-token provenance; None unless `output_token_records=True`.
+        token_records: origin of each token; None unless `output_token_records=True`.
     """
 
     stats: SpeculativeStats | None = None

@@ -1,7 +1,6 @@
 """Accept, residual and bonus: the arithmetic of speculative sampling on plain tensors.
 
-Knows nothing of models, caches or tokenizers. Randomness is an argument everywhere, so that every law can be
-enumerated.
+Independent of models, caches and tokenizers. Random numbers are arguments, so tests can enumerate distributions.
 Letters: B batch, G drafted positions, V vocabulary. Probabilities are float32.
 """
 
@@ -17,35 +16,34 @@ def acceptance(p: torch.Tensor, q: torch.Tensor, weight: torch.Tensor | float = 
     (arXiv 2604.07622; `weight = 1` is arXiv 2211.17192, algorithm 1).
 
     Args:
-        p: float, any shape. Target probability of the drafted token.
-        q: float, same shape. Draft probability of the drafted token.
+        p: float, any shape. Target probability of the draft token.
+        q: float, same shape. Draft probability of the draft token.
         weight: float or tensor that broadcasts, in [0, 1]. Weight on the target.
     """
-    # A denormal q overflows p / q, and 0 * inf is nan: the ratio is bounded, and weight 0 keeps the token whatever q
-    # is.
+    # A denormal q overflows p / q, and 0 * inf is NaN; a bounded ratio accepts with probability 1 at weight 0.
     ratio = p / q.clamp_min(torch.finfo(q.dtype).tiny)
     return torch.clamp(1.0 - weight + weight * ratio, max=1.0)
 
 
 def residual(v: torch.Tensor, q: torch.Tensor, fallback: torch.Tensor) -> torch.Tensor:
-    """Unnormalised law of the token that replaces the first rejected draft: `max(v - q, 0)`.
+    """Unnormalised distribution of the residual token: `max(v - q, 0)`.
 
-    Where `v` and `q` agree to rounding nothing is left over, and `fallback` takes its place.
+    Where `v` and `q` are equal up to rounding this is zero, and `fallback` is returned.
 
     Args:
-        v: float `[..., V]`, the verification law. `q`: float `[..., V]`, the draft's law.
-        fallback: float `[..., V]`, usually the target's law.
+        v: float `[..., V]`, the emitted distribution. q: float `[..., V]`, the draft distribution.
+        fallback: float `[..., V]`, usually the target distribution.
     """
     left = torch.clamp(v - q, min=0.0)
     return torch.where(left.sum(-1, keepdim=True) > torch.finfo(left.dtype).tiny, left, fallback)
 
 
 def count_accepted(accept_prob: torch.Tensor, uniforms: torch.Tensor, num_drafted: torch.Tensor) -> torch.Tensor:
-    """Length of the accepted prefix of every row.
+    """Return the length of the accepted prefix of every row.
 
     Args:
         accept_prob: float `[B, G]`. `uniforms`: float `[B, G]` in [0, 1).
-        num_drafted: long `[B]`; positions from there on are never accepted.
+        num_drafted: long `[B]`; later positions are never accepted.
 
     Returns:
         long `[B]`, between 0 and `num_drafted`.
@@ -56,15 +54,15 @@ def count_accepted(accept_prob: torch.Tensor, uniforms: torch.Tensor, num_drafte
     return kept.long().cumprod(dim=-1).sum(dim=-1)
 
 
-def draw_noise(law: torch.Tensor) -> torch.Tensor:
-    """The random numbers that `draw` needs for a law `[B, V]`.
+def draw_noise(probs: torch.Tensor) -> torch.Tensor:
+    """Return the random numbers that `draw` needs for a distribution `[B, V]`.
 
-    A single row gets V of them, as `torch.multinomial` does, so that one seed gives upstream's tokens; more rows get
-    one each, which is some thirty times cheaper.
+    A single row gets V numbers, as in `torch.multinomial`, so that a seed gives upstream's tokens. With several rows
+    each gets one number, which is about thirty times cheaper.
     """
-    if law.shape[0] == 1:
-        return torch.empty_like(law).exponential_()
-    return torch.rand(law.shape[0], 1, device=law.device, dtype=law.dtype)
+    if probs.shape[0] == 1:
+        return torch.empty_like(probs).exponential_()
+    return torch.rand(probs.shape[0], 1, device=probs.device, dtype=probs.dtype)
 
 
 @dataclass(frozen=True)
@@ -72,7 +70,8 @@ class RoundNoise:
     """Random numbers that one round uses; all None when greedy.
 
     Attributes:
-        uniforms: float32 `[B, G]` in [0, 1), one per draft; None without drafts. noise: of the next token, see `draw`.
+        uniforms: float32 `[B, G]` in [0, 1), one per draft token; None without any.
+        noise: of the next token, see `draw`.
     """
 
     uniforms: torch.Tensor | None = None
@@ -93,32 +92,32 @@ class RandomSource:
         return RoundNoise(uniforms, draw_noise(scores[:, 0]))
 
 
-def draw(law: torch.Tensor, noise: torch.Tensor | None) -> torch.Tensor:
-    """Draw one token per row from an unnormalised law, or take its argmax.
+def draw(probs: torch.Tensor, noise: torch.Tensor | None) -> torch.Tensor:
+    """Draw one token per row from an unnormalised distribution, or return its argmax.
 
     Args:
-        law: float `[B, V]`, non-negative.
-        noise: float `[B, V]`, independent Exp(1) draws, for a race that the smallest `noise / law` wins; or float
-            `[B, 1]` in [0, 1), for inversion of the cumulated law; or None for the argmax.
+        probs: float `[B, V]`, non-negative.
+        noise: float `[B, V]`, independent Exp(1) draws: the token with the smallest `noise / probs` is drawn; or float
+            `[B, 1]` in [0, 1), for inversion of the cumulative distribution; or None for the argmax.
 
     Returns:
         long `[B]`. A token of probability 0 is never drawn.
     """
     if noise is None:
-        return law.argmax(dim=-1)
-    if noise.shape == law.shape:
-        return (law / noise).argmax(dim=-1)
-    cumulated = law.cumsum(dim=-1)
-    # In (0, total]: the first entry that reaches it has mass of its own, and there always is one.
+        return probs.argmax(dim=-1)
+    if noise.shape == probs.shape:
+        return (probs / noise).argmax(dim=-1)
+    cumulated = probs.cumsum(dim=-1)
+    # The value is in (0, total], so the first entry that reaches it exists and has a positive probability.
     reached = torch.searchsorted(cumulated, (1.0 - noise) * cumulated[:, -1:])
-    return reached.squeeze(-1).clamp_max(law.shape[-1] - 1)
+    return reached.squeeze(-1).clamp_max(probs.shape[-1] - 1)
 
 
 def total_variation(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
-    """`TV(p, q) = sum(max(p - q, 0))` over the last axis, for two probability laws `[..., V]`."""
+    """`TV(p, q) = sum(max(p - q, 0))` over the last axis, for two distributions `[..., V]`."""
     return torch.clamp(p - q, min=0.0).sum(dim=-1)
 
 
 def first_true(flags: torch.Tensor) -> torch.Tensor:
-    """Index of the first True along the last axis of a bool `[B, N]`; N where there is none. Returns long `[B]`."""
+    """Return the index of the first True in each row of a bool `[B, N]`, or N without one: long `[B]`."""
     return (~flags).long().cumprod(dim=-1).sum(dim=-1)

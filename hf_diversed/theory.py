@@ -1,6 +1,6 @@
-"""What verification must cost and yield: acceptance, accepted length, the reject/bias front, the best draft length.
+"""Expected acceptance, accepted length, bias and speedup of verification, and the best draft length.
 
-Statements about laws and probabilities only; nothing here decodes. Laws are float `[..., V]` that sum to one.
+Distributions are float `[..., V]` that sum to one.
 Sources: arXiv 2604.07622 (mixtures), arXiv 2211.17192 (i.i.d. acceptance, section 3).
 Letters: G drafted positions, V vocabulary.
 """
@@ -16,23 +16,24 @@ from hf_diversed.sampling import total_variation
 
 
 def expected_acceptance(p: torch.Tensor, q: torch.Tensor, weight: torch.Tensor | float = 1.0) -> torch.Tensor:
-    """Probability that verification against `v = weight * p + (1 - weight) * q` keeps a draft: `1 - weight TV(p, q)`.
+    """Acceptance probability under `v = weight * p + (1 - weight) * q`: `1 - weight TV(p, q)`.
 
     Args:
-        p, q: float `[..., V]`, the target's and the draft's law. weight: float, or tensor `[...]`, on the target.
+        p, q: float `[..., V]`, the target and the draft distribution. weight: float, or tensor `[...]`, on the target.
     """
     return 1.0 - weight * total_variation(p, q)
 
 
 def expected_accepted(accept_prob: torch.Tensor, num_drafted: torch.Tensor | None = None) -> torch.Tensor:
-    """Expected number of accepted drafts of a round, given its drafts: `sum_n prod_{t <= n} a_t`.
+    """Expected number of accepted draft tokens of a round, given them: `sum_n prod_{t <= n} a_t`.
 
-    Exact whatever the steps have to do with each other. The mean over rounds drawn from q, rejected ones with all
-    their drafts included, estimates the expected accepted length without bias.
+    Exact for dependent positions as well. Its mean over rounds drawn from q, counting all draft tokens of each round,
+    is an unbiased estimate of the expected accepted length.
 
     Args:
-        accept_prob: float `[..., G]`, probability of keeping each draft if all before it are kept, `min(1, v / q)`.
-        num_drafted: long `[...]`, drafts that count; None for all G.
+        accept_prob: float `[..., G]`, acceptance probability of each draft token if all before it are accepted,
+            `min(1, v / q)`.
+        num_drafted: long `[...]`, number of draft tokens to count; None for all G.
 
     Returns:
         float64 `[...]`, between 0 and `num_drafted`.
@@ -45,54 +46,40 @@ def expected_accepted(accept_prob: torch.Tensor, num_drafted: torch.Tensor | Non
 
 
 def iid_accepted_length(rate: float, gamma: float) -> float:
-    """Expected number of accepted drafts if every draft were kept with the same probability, independently.
+    """Expected number of accepted draft tokens if each were accepted independently with the same probability.
 
-    `sum_{n <= gamma} rate^n = rate (1 - rate^gamma) / (1 - rate)`; steps of a text are not independent, so this is an
-    approximation.
+    `sum_{n <= gamma} rate^n = rate (1 - rate^gamma) / (1 - rate)`; an approximation, as positions of a text are
+    dependent.
 
     Args:
-        rate: in [0, 1], acceptance per verified draft. gamma: drafts per round; a mean need not be whole.
+        rate: in [0, 1], acceptance per verified draft token. gamma: draft tokens per round, or their mean.
     """
     if not 0.0 <= rate <= 1.0:
-        raise ValueError(f"`rate` must lie in [0, 1], got {rate!r}; it is accepted / verified drafts.")
+        raise ValueError(f"`rate` must lie in [0, 1], got {rate!r}; it is accepted / verified draft tokens.")
     if not gamma >= 0.0:
         raise ValueError(f"`gamma` must be >= 0, got {gamma!r}.")
     if rate in (0.0, 1.0):
         return rate * gamma
-    return rate * math.expm1(gamma * math.log(rate)) / (rate - 1.0)  # 1 - rate^gamma loses its digits near rate 1
+    return rate * math.expm1(gamma * math.log(rate)) / (rate - 1.0)  # 1 - rate^gamma loses precision near rate 1
 
 
 def reject_and_bias(v: torch.Tensor, p: torch.Tensor, q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Least rejection probability TV(q, v) with which a verifier can emit `v`, and its bias TV(v, p): `[...]` each."""
+    """Least rejection probability TV(q, v) of a verifier that emits `v`, and its bias TV(v, p): `[...]` each.
+
+    Their sum is at least TV(q, p), and equal to it if every v(x) lies between p(x) and q(x), as for mixtures: with
+    weight w they are w TV(p, q) and (1 - w) TV(p, q).
+    """
     return total_variation(q, v), total_variation(v, p)
-
-
-def pareto_front(p: torch.Tensor, q: torch.Tensor, weight: torch.Tensor | float) -> tuple[torch.Tensor, torch.Tensor]:
-    """The best pairs of rejection probability and bias: `weight TV(p, q)` and `(1 - weight) TV(p, q)`.
-
-    No law rejects less at the same bias; `weight` from 0 to 1 runs along the whole front.
-    """
-    distance = total_variation(p, q)
-    return weight * distance, (1.0 - weight) * distance
-
-
-def pareto_excess(v: torch.Tensor, p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
-    """How far `v` lies behind the front: `TV(q, v) + TV(v, p) - TV(q, p)`, `[...]`.
-
-    Never negative, by the triangle inequality; 0 iff every v(x) lies between p(x) and q(x), as that of mixtures does.
-    """
-    reject, bias = reject_and_bias(v, p, q)
-    return reject + bias - total_variation(q, p)
 
 
 @dataclass(frozen=True)
 class ForwardTimes:
-    """What a round costs; in seconds, or in forwards of the target for a cost ratio c: `ForwardTimes(1.0, c)`.
+    """Duration of the parts of a round, in seconds or in target forwards: `ForwardTimes(1.0, cost_ratio)`.
 
     Args:
-        target: a target forward on one token, which is also what plain decoding pays for a token.
+        target: a target forward on one token, the time of a token when decoding with the target alone.
         draft: a draft forward on one token.
-        extra_position: what each drafted token adds to the target's forward; about 0 while it is bound by memory.
+        extra_position: time that each draft token adds to the target forward; about 0 while it is bound by memory.
         overhead: everything else in a round.
 
     Raises:
@@ -111,15 +98,15 @@ class ForwardTimes:
                 raise ValueError(f"`{name}` must be finite and {bound}, got {value!r}; it is a time.")
 
     def round(self, gamma: int) -> float:
-        """Time of a round with `gamma` drafts."""
+        """Return the time of a round with `gamma` draft tokens."""
         return gamma * (self.draft + self.extra_position) + self.target + self.overhead
 
 
 def expected_speedup(accepted_length: float, gamma: int, times: ForwardTimes) -> float:
-    """Tokens per time, relative to plain decoding: `(accepted_length + 1) * target / time of a round`.
+    """Speedup over the target alone: `(accepted_length + 1) * target / time of a round`.
 
     Args:
-        accepted_length: accepted drafts per round, measured or expected; the residual or bonus token comes on top.
+        accepted_length: accepted draft tokens per round, measured or expected, without the residual or bonus token.
     """
     return (accepted_length + 1.0) * times.target / times.round(gamma)
 
@@ -127,21 +114,21 @@ def expected_speedup(accepted_length: float, gamma: int, times: ForwardTimes) ->
 def best_gamma(
     survival: Sequence[float], times: ForwardTimes, lengths: Collection[int] | None = None
 ) -> tuple[int, float]:
-    """The draft length with the highest expected speedup, and that speedup; below 1, plain decoding is faster.
+    """Return the draft length with the highest expected speedup, and the speedup; below 1 the target alone is faster.
 
     Args:
-        survival: probability that the first n drafts are all kept, n = 1..G: what an evaluation records as
-            `accepted_per_position`, or `[rate**n ...]` for i.i.d. steps.
-        lengths: those to compare, between 1 and G; None for all of them.
+        survival: probability that the first n draft tokens are all accepted, n = 1..G: `accepted_per_position` of an
+            evaluation, or `[rate**n ...]` for i.i.d. positions.
+        lengths: draft lengths to compare, between 1 and G; None for all.
     """
     if not survival or not all(0.0 <= below <= above <= 1.0 for above, below in zip([1.0, *survival], survival)):
         raise ValueError(
-            f"`survival` must hold at least one probability and never rise, got {list(survival)!r}; it says how often "
-            "the first n drafts are all kept."
+            f"`survival` must be a non-increasing list of probabilities, got {list(survival)!r}; entry n is the "
+            "probability that the first n draft tokens are all accepted."
         )
     chosen = range(1, len(survival) + 1) if lengths is None else sorted(lengths)
     if not chosen or not 1 <= chosen[0] <= chosen[-1] <= len(survival):
-        raise ValueError(f"`lengths` must lie in [1, {len(survival)}], got {lengths!r}; `survival` knows no others.")
+        raise ValueError(f"`lengths` must lie in [1, {len(survival)}], the length of `survival`, got {lengths!r}.")
     accepted = list(itertools.accumulate(survival))
     speedups = {gamma: expected_speedup(accepted[gamma - 1], gamma, times) for gamma in chosen}
     best = max(speedups, key=speedups.__getitem__)

@@ -1,4 +1,4 @@
-"""Generated tokens as people read them: text, origin and colour. The one place that says how an origin looks."""
+"""Generated tokens as text with origin and colour; defines the style of each origin."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,8 +12,8 @@ from hf_diversed.outputs import SOURCES, SpeculativeStats, TokenRecords
 
 @dataclass(frozen=True)
 class Origin:
-    """How tokens of one origin are named and shown: a `rich` style in terminals, a colour of Okabe and Ito's palette,
-    which colour-blind people can tell apart, on pages."""
+    """Name, `rich` style (terminal) and colour (pages) of an origin; colours of Okabe and Ito's colour-blind safe
+    palette."""
 
     meaning: str
     style: str
@@ -23,7 +23,9 @@ class Origin:
 RELAXED, TARGET = "relaxed", "target"
 ORIGINS = {
     "draft": Origin("accepted draft", "green", "#009E73"),
-    RELAXED: Origin("relaxed: a draft that the target alone would have rejected", "black on yellow", "#E69F00"),
+    RELAXED: Origin(
+        "relaxed: a draft token that lossless verification would have rejected", "black on yellow", "#E69F00"
+    ),
     "residual": Origin("residual: the target's correction", "magenta", "#CC79A7"),
     "bonus": Origin("bonus: the target's next token", "cyan", "#56B4E9"),
     TARGET: Origin("decoded by the target alone", "default", "#8A94A6"),
@@ -32,9 +34,9 @@ ORIGINS = {
 
 @dataclass(frozen=True)
 class Piece:
-    """The text that one token adds, its key in `ORIGINS`, the weight on the target and both models' probabilities.
+    """Text that one token adds, its key in `ORIGINS`, the weight on the target and both models' probabilities.
 
-    Numbers are None where there are none: a bonus token has no weight, plain decoding nothing at all.
+    Undefined values are None: the weight of a bonus token, and all three when the target decodes alone.
     """
 
     text: str
@@ -44,11 +46,11 @@ class Piece:
     q: float | None = None
 
 
-_MOST_IDS, _FEWEST_IDS = 64, 16  # of the tokens before the next one, that are decoded with it
+_MOST_IDS, _FEWEST_IDS = 64, 16  # previous tokens that are decoded with the next one
 
 
 class TokenReader:
-    """Spells tokens one after the other: alone, a token may lose its space or be half a character."""
+    """Decodes tokens in context: alone, a token may lose its space or be half a character."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase):
         self._tokenizer = tokenizer
@@ -57,7 +59,7 @@ class TokenReader:
         self._shown = ""
 
     def read(self, records: TokenRecords) -> list[Piece]:
-        """Pieces of the first row's next tokens, special tokens left out."""
+        """Return pieces of the first row's next tokens, without special tokens."""
         pieces = []
         columns = (records.tokens, records.source, records.relaxed, records.weight, records.p, records.q)
         for token, source, relaxed, *numbers in zip(*(column[0].tolist() for column in columns)):
@@ -67,11 +69,11 @@ class TokenReader:
         return pieces
 
     def read_plain(self, tokens: torch.Tensor) -> list[Piece]:
-        """The same for tokens that the target decoded alone: long, any shape."""
+        """Return pieces of tokens that the target decoded alone: long, any shape."""
         return [Piece(text, TARGET) for token in tokens.flatten().tolist() if (text := self._spell(token))]
 
     def _spell(self, token: int) -> str:
-        """What a token adds to the text; nothing until its character is whole."""
+        """Return the text that a token adds; empty until its character is complete."""
         if token in self._special:
             return ""
         self._ids.append(token)
@@ -79,17 +81,17 @@ class TokenReader:
         if spelled.endswith("\ufffd"):
             return ""
         added, self._shown = spelled[len(self._shown) :], spelled
-        if len(self._ids) >= _MOST_IDS:  # what lies far behind changes nothing, and decoding it takes time
+        if len(self._ids) >= _MOST_IDS:  # earlier tokens do not change the text, and decoding takes time
             self._ids = self._ids[-_FEWEST_IDS:]
             self._shown = str(self._tokenizer.decode(self._ids))
         return added
 
 
 class PieceStreamer(RoundStreamer):
-    """Hands every round on as pieces, with what it adds to the statistics.
+    """Passes every round on as pieces, with the statistics of the round.
 
     Args:
-        plain: the call decodes with the target alone; every token then counts as a round of one.
+        plain: the target decodes alone; every token counts as a round.
     """
 
     def __init__(
