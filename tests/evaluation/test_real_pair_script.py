@@ -64,6 +64,14 @@ def test_parts_are_pooled_and_kept(run, tmp_path):
     assert [path.stat().st_size for path in files] == sizes
 
 
+def test_plain_prompts(run):
+    """Catches plain completion that does not end at the task's stop strings, or that overwrites chat results."""
+    plain = run("--methods", PLAIN, "--no-chat", name="gsm8k-plain")
+    (header,) = plain["provenance"]["evaluations"]
+    assert header["stop_strings"] == ["\nQuestion:"]
+    assert header["settings"]["add_special_tokens"]
+
+
 def test_categories_and_second_turns(run, tmp_path):
     """Catches a second turn without the target's answer to the first, answers that differ between methods, and a
     quality where nothing is scored."""
@@ -71,10 +79,10 @@ def test_categories_and_second_turns(run, tmp_path):
     cells = [(row["category"], row["method"], row["n"], row["quality"] is None) for row in report["records"]]
     expected = [("math-turn-1", 2, True), ("math-turn-2", 2, True), ("rag-turn-1", 1, False)]
     assert cells == [(name, method, n, none) for name, n, none in expected for method in (PLAIN, LOSSLESS)]
-    folder = tmp_path / "out" / "specbench-temperature-1" / "part-0"
+    folder = tmp_path / "out" / "specbench" / "part-0"
     first, second = (read_results(folder / f"math-turn-{turn}") for turn in (1, 2))
     arguments = SimpleNamespace(
-        output=tmp_path / "out", temperature=1, num_examples=2, data={"specbench": tmp_path / "specbench"}
+        output=tmp_path / "out", temperature=1, chat=True, num_examples=2, data={"specbench": tmp_path / "specbench"}
     )
     sets = {path.name: records for path, records in real_pair.prompt_sets("specbench", 0, arguments)}
     (entry,) = (entry for (method, _, _), entry in first.entries.items() if method == PLAIN)
