@@ -1,5 +1,4 @@
-"""The tasks, by name. A new task is one file here and one line below; `hf_diversed.tasks.rewards` makes rewards of
-them."""
+"""Tasks by name. A new task is one file here and one line below. `hf_diversed.tasks.rewards` makes rewards of them."""
 
 from hf_diversed.formatting import did_you_mean
 from hf_diversed.tasks.base import HubSource, Record, Task, choose_shots
@@ -40,8 +39,7 @@ TASKS: dict[str, type[Task]] = {
 
 
 def get_task(name: str, *, allow_code_execution: bool = False, unsafe_code_execution: bool = False) -> Task:
-    """Return a task by its name. The flags say whether the tasks that run code may (see `CodeTask`); the others have
-    no use for them.
+    """Return a task by its name. The flags apply to tasks that run code, see `CodeTask`; others ignore them.
 
     Raises:
         ValueError: for an unknown name.

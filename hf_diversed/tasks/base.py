@@ -1,4 +1,4 @@
-"""What every task provides: prompts, references, and a score that is training reward and evaluation metric at once."""
+"""The interface of tasks: prompts, references, and a score used as training reward and evaluation metric."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,26 +15,26 @@ Record = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class HubSource:
-    """Where the records of a task lie on the Hub: a dataset id and its config, None for the only one."""
+    """A dataset on the Hub: its id, and its config, or None if it has only one."""
 
     dataset: str
     config: str | None = None
 
 
 class Task:
-    """A data set with its prompts and its score. A subclass sets the attributes and defines `prompt`, `reference` and
-    `score`; a record is a mapping with the data set's own columns.
+    """A dataset with prompts and a score. A subclass sets the attributes and defines `prompt`, `reference` and
+    `score`. A record is a mapping with the dataset's columns.
 
     Attributes:
         name: key in `TASKS`.
-        metric: what the score is called in tables: "accuracy", "rouge2", "bleu", "pass@1" or "instructions".
-        source: where the records lie on the Hub; None for an embedded task, whose records are packaged.
-        splits: splits that exist.
-        columns: columns that a record must have. `"a|b"` means either, `"a.b"` the entry `b` of a mapping in `a`.
-        score_columns: those that `score` reads.
-        max_new_tokens: length that holds all but a few references.
-        stop_strings: where a plain prompt's completion starts the next shot; `score` cuts there, and a decoder may
-            stop there. Not meant for chat prompts, whose turn ends by itself.
+        metric: name of the score in tables: "accuracy", "rouge2", "bleu", "pass@1" or "instructions".
+        source: the dataset on the Hub; None for an embedded task, whose records are packaged.
+        splits: the existing splits.
+        columns: columns that a record must have. `"a|b"` is either one, `"a.b"` the entry `b` of the mapping in `a`.
+        score_columns: columns that `score` reads.
+        max_new_tokens: a length that almost all references fit in.
+        stop_strings: strings at which a completion of a plain prompt ends; `score` cuts there, and a decoder may stop
+            there. Chat prompts do not need them.
     """
 
     name: str
@@ -51,27 +51,20 @@ class Task:
         raise NotImplementedError
 
     def reference(self, record: Record) -> str:
-        """Return a right continuation of the prompt, with the white space that separates the two."""
+        """Return a correct continuation of the prompt, including the white space between them."""
         raise NotImplementedError
 
     def score(self, completion: str, record: Record) -> float:
-        """Return how right a completion is, in [0, 1]."""
+        """Return the score of a completion, in [0, 1]."""
         raise NotImplementedError
 
     def check_scoring(self, records: Sequence[Record] = ()) -> None:
-        """Refuse, before anything is decoded, what scoring would refuse, of these records as well."""
+        """Raise before decoding what `score` would raise, including for these records."""
 
     def score_batch(self, completions: Sequence[str], records: Sequence[Record]) -> list[float]:
         """Return one score per completion; completion `i` answers record `i`."""
         check_lengths(completions, records)
         return [self.score(completion, record) for completion, record in zip(completions, records)]
-
-    def corpus_score(self, completions: Sequence[str], records: Sequence[Record]) -> float:
-        """Return the metric of a whole test set, in [0, 1]: the mean score, unless the metric is no mean."""
-        scores = self.score_batch(completions, records)
-        if not scores:
-            raise ValueError(f"task {self.name!r} needs at least one completion for a corpus score, got none.")
-        return sum(scores) / len(scores)
 
     def few_shot_prompt(self, record: Record, shots: Sequence[Record] = ()) -> str:
         """Return the plain prompt after solved records, separated by blank lines."""
@@ -80,21 +73,21 @@ class Task:
         return "\n\n".join([*solved, self.prompt(record)])
 
     def chat_prompt(self, record: Record, tokenizer: PreTrainedTokenizerBase, shots: Sequence[Record] = ()) -> str:
-        """Return the prompt in the tokenizer's chat template, solved records as earlier turns. The text holds the
-        template's special tokens: tokenize it with `add_special_tokens=False`.
+        """Return the prompt in the tokenizer's chat template, with solved records as earlier turns. The text contains
+        the template's special tokens, so tokenize it with `add_special_tokens=False`.
 
         Raises:
             ValueError: if the tokenizer has no chat template.
         """
         if tokenizer.chat_template is None:
             raise ValueError(
-                f"a chat prompt of task {self.name!r} needs a tokenizer with a chat template, and this one has none. "
+                f"a chat prompt of task {self.name!r} needs a tokenizer with a chat template, which this one lacks. "
                 "Use the plain prompt, or the tokenizer of an instruction-tuned model."
             )
         return render(tokenizer, self.chat_messages(record, shots))
 
     def chat_messages(self, record: Record, shots: Sequence[Record] = ()) -> list[dict[str, str]]:
-        """Return the prompt as messages, solved records as earlier turns."""
+        """Return the prompt as messages, with solved records as earlier turns."""
         self._check_shots(record, shots)
         messages = []
         for shot in shots:
@@ -103,11 +96,11 @@ class Task:
         return [*messages, {"role": "user", "content": self.chat_question(record)}]
 
     def chat_question(self, record: Record) -> str:
-        """Return what the user says."""
+        """Return the user's message."""
         return self.prompt(record).rstrip()
 
     def chat_answer(self, record: Record) -> str:
-        """Return what the assistant should answer."""
+        """Return the assistant's reference answer."""
         return self.reference(record).strip()
 
     def trim(self, completion: str) -> str:
@@ -116,19 +109,21 @@ class Task:
         return completion[: min((end for end in ends if end >= 0), default=None)]
 
     def missing_columns(self, record: Record, columns: Sequence[str] | None = None) -> list[str]:
-        """Return which columns a record lacks, of those required by default."""
+        """Return the columns that a record lacks, by default of the required ones."""
         return [name for name in (self.columns if columns is None else columns) if lookup(record, name) is None]
 
     def _check_shots(self, record: Record, shots: Sequence[Record]) -> None:
         if any(shot == record for shot in shots):
-            raise ValueError(f"the shots of task {self.name!r} hold the record itself, and so its answer; drop it.")
+            raise ValueError(
+                f"the shots of task {self.name!r} contain the record itself, and thus its answer; remove it."
+            )
 
 
 def choose_shots(pool: Sequence[Record], n: int, record: Record) -> list[Record]:
-    """Return the first `n` records of a pool that are not the one to be answered.
+    """Return the first `n` records of a pool that differ from `record`.
 
     Raises:
-        ValueError: if `n` is negative or the pool too small.
+        ValueError: if `n` is negative, or the pool is too small.
     """
     if n < 0:
         raise ValueError(f"`n` shots must be at least 0, got {n}.")
@@ -139,8 +134,8 @@ def choose_shots(pool: Sequence[Record], n: int, record: Record) -> list[Record]
 
 
 def lookup(record: Record, column: str) -> Any:
-    """Return the value of a column, None where there is none. `"a|b"` is the first of the two that is there, `"a.b"`
-    the entry `b` of the mapping in `a`."""
+    """Return the value of a column, or None. `"a|b"` is the first existing one of the two, `"a.b"` the entry `b` of
+    the mapping in `a`."""
     for name in column.split("|"):
         value: Any = record
         for part in name.split("."):
@@ -151,6 +146,6 @@ def lookup(record: Record, column: str) -> Any:
 
 
 def check_lengths(completions: Sequence[str], records: Sequence[Record]) -> None:
-    """Refuse a batch whose completions and records do not pair up."""
+    """Raise if the numbers of completions and records differ."""
     if len(completions) != len(records):
         raise ValueError(f"got {len(completions)} completions for {len(records)} records; pass one record each.")

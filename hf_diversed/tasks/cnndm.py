@@ -5,7 +5,7 @@ from hf_diversed.tasks.rouge import rouge2
 
 
 class CnnDailyMail(Task):
-    """Columns `article` and `highlights`; scored by ROUGE-2."""
+    """Columns `article` and `highlights`; the score is ROUGE-2."""
 
     name = "cnndm"
     metric = "rouge2"

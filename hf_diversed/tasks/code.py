@@ -7,7 +7,7 @@ from hf_diversed.tasks.execution import CodeTask, joined_tests
 
 
 class Code(CodeTask, EmbeddedTask):
-    """The answer is a line per test, each a whole `assert` statement; the tests import nothing."""
+    """The answer has one `assert` statement per line; the tests import nothing."""
 
     name = "code"
     max_new_tokens = 128

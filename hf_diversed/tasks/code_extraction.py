@@ -1,4 +1,4 @@
-"""The program inside a completion."""
+"""Extraction of the program from a completion."""
 
 import re
 from collections.abc import Sequence
@@ -11,12 +11,12 @@ STOP_POINTS = ("Question:", "Task:", "Problem:", "Explanation:", "Write a Python
 
 
 def extract_code(completion: str, stop_points: Sequence[str] = STOP_POINTS) -> str:
-    """Return the code of a completion: the first fenced block, else everything up to a line that begins with a stop
+    """Return the code of a completion: the first fenced block, or everything before a line that starts with a stop
     point or a fence.
 
-    A completion whose first line is code counts as not fenced: a fence further down closes a block that the prompt
-    had opened, or belongs to a model that runs on. A fenced block loses only its `if __name__` part, since our
-    program is run as the main one. Line ends become `\\n`.
+    A completion whose first line is code is treated as not fenced: a later fence closes a block that the prompt
+    opened, or follows the answer. A fenced block loses only its `if __name__` part, since the program runs as the main
+    module. Line ends become `\\n`.
     """
     text = completion.replace("\r\n", "\n").replace("\r", "\n")
     fence = _FENCE.search(text)

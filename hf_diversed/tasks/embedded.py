@@ -1,4 +1,4 @@
-"""Tasks of the embedded pair: their records come with the package."""
+"""Tasks of the embedded pair, with packaged records."""
 
 import bz2
 import json

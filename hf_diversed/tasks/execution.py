@@ -1,7 +1,7 @@
-"""What the code tasks share: programs made of completions and their tests, run in the sandbox, a batch at a time.
+"""The base of code tasks: programs made from completions run with their tests in the sandbox, one batch at a time.
 
-The tests are not part of the program: they run beside it, where it cannot change or read them. What that proves, and
-what a score may still be inflated by, stands in `hf_diversed.sandbox.runner`.
+Tests run in another process than the program, which cannot change or read them. `hf_diversed.sandbox.runner` describes
+the limits of this.
 """
 
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from hf_diversed.sandbox import run_programs
 from hf_diversed.tasks.base import Record, Task, check_lengths
 
 
-# Ends a chat question: without it, chat models add explanations and examples several times as long as the code.
+# End of a chat question, without which chat models add explanations and examples several times as long as the code.
 CODE_ONLY = "Answer with the code only, in one code block, without comments, explanations or examples."
 
 
@@ -19,26 +19,24 @@ class CodeTask(Task):
     `program` and `tests` in place of `score`.
 
     Args:
-        allow_code_execution: running what a model wrote is asked for, never assumed.
-        unsafe_code_execution: run it even where the sandbox cannot isolate it.
+        allow_code_execution: allow running code that a model wrote.
+        unsafe_code_execution: also run it if the sandbox cannot isolate it.
     """
 
     metric = "pass@1"
 
     def __init__(self, allow_code_execution: bool = False, unsafe_code_execution: bool = False):
         if unsafe_code_execution and not allow_code_execution:
-            raise ValueError(
-                "`unsafe_code_execution` needs `allow_code_execution`; it says how code is run, not whether."
-            )
+            raise ValueError("`unsafe_code_execution` needs `allow_code_execution`, which allows running code at all.")
         self.allow_code_execution = allow_code_execution
         self.unsafe_code_execution = unsafe_code_execution
 
     def program(self, completion: str, record: Record) -> str:
-        """Return the program that a completion means, without tests."""
+        """Return the program of a completion, without tests."""
         raise NotImplementedError
 
     def tests(self, record: Record) -> str:
-        """Return statements that fail unless the program is right; names that they do not define are the program's.
+        """Return statements that fail unless the program is correct; names that they do not define are the program's.
 
         Raises:
             ValueError: if the record has no tests.
@@ -46,7 +44,7 @@ class CodeTask(Task):
         raise NotImplementedError
 
     def check_scoring(self, records: Sequence[Record] = ()) -> None:
-        """Raise ValueError if running code was not allowed, SandboxUnavailable where it cannot be isolated."""
+        """Raise ValueError if running code is not allowed, SandboxUnavailable if it cannot be isolated."""
         self._check_allowed()
         run_programs(["pass"], unsafe=self.unsafe_code_execution)
 
@@ -65,7 +63,7 @@ class CodeTask(Task):
 
         Raises:
             ValueError: if running code was not allowed.
-            SandboxUnavailable: where code cannot be isolated and `unsafe_code_execution` is not given.
+            SandboxUnavailable: if code cannot be isolated and `unsafe_code_execution` is False.
         """
         check_lengths(completions, records)
         self._check_allowed()
@@ -80,12 +78,12 @@ class CodeTask(Task):
 
 
 def fenced(code: str) -> str:
-    """Return code as a chat model writes it."""
+    """Return code in a Markdown code block."""
     return f"```python\n{code.strip()}\n```"
 
 
 def joined_tests(task: str, tests: Sequence[str]) -> str:
-    """Join a record's tests, and refuse a record without: every completion would pass it."""
+    """Join a record's tests; raise if there are none, since every completion would pass."""
     if not any(test.strip() for test in tests):
         raise ValueError(f"a record of task {task!r} has no tests, so any completion would pass; drop the record.")
     return "\n".join(tests).replace("\r\n", "\n") + "\n"

@@ -11,9 +11,9 @@ _NEXT_DEFINITIONS = ("def ", "class ", "@", "import ", "from ", "if ", "#", '"""
 class HumanEval(CodeTask):
     """Columns `prompt`, `canonical_solution`, `test` (defines `check`) and `entry_point`.
 
-    A completion is a body, which ends where the next thing at the margin begins, or a function written anew, which
-    then overrides the signature of the prompt. Where a training row's `prompt` is a rendered one, with shots or chat
-    turns, `task_prompt` holds the record's own.
+    A completion is a body, which ends at the next line without indentation, or a complete function, which overrides
+    the signature in the prompt. If a training row's `prompt` is rendered, with shots or chat turns, `task_prompt`
+    contains the record's own.
     """
 
     name = "humaneval"
@@ -36,8 +36,8 @@ class HumanEval(CodeTask):
         return self.prompt(record) + code
 
     def tests(self, record: Record) -> str:
-        """Put what the prompt defines above the function before the tests: some of them use it (`poly`,
-        `encode_cyclic`), and the program could have redefined it."""
+        """Return the definitions before the function in the prompt, and the tests: some tests use these (`poly`,
+        `encode_cyclic`), and the program could have redefined them."""
         test, function = joined_tests(self.name, [record["test"]]), record["entry_point"]
         above = self.prompt(record).rpartition(f"def {function}(")[0]
         return f"{above}\n{test}\ncheck({function})\n"

@@ -1,4 +1,4 @@
-"""Instructions of IFEval, checked by the checkers of lm-eval's own ifeval task."""
+"""Instructions of IFEval, checked by the checkers of lm-eval's ifeval task."""
 
 from functools import lru_cache
 from types import ModuleType
@@ -6,16 +6,16 @@ from types import ModuleType
 from hf_diversed.tasks.base import Record
 
 
-# Those that take sentences or words apart, for which nltk wants data of its own.
+# Instructions that split sentences or words, for which nltk needs data.
 WITH_SENTENCES = {"length_constraints:number_sentences", "change_case:capital_word_frequency"}
 
 
 @lru_cache(maxsize=1)
 def checkers() -> ModuleType:
-    """Return lm-eval's module of checks. Its guesses of languages are seeded, so that a text has one score.
+    """Return lm-eval's module of checkers, with seeded language detection, so that scores are deterministic.
 
     Raises:
-        ImportError: where lm-eval, or what its checkers are made of, is not installed.
+        ImportError: if lm-eval or a dependency of its checkers is not installed.
     """
     try:
         import langdetect
@@ -29,7 +29,7 @@ def checkers() -> ModuleType:
 
 
 def followed(completion: str, record: Record) -> list[bool]:
-    """Return for each of a record's instructions whether a completion follows it to the letter.
+    """Return for each of a record's instructions whether a completion follows it (strict checks).
 
     Raises:
         ImportError: without the checkers.
@@ -45,10 +45,10 @@ def followed(completion: str, record: Record) -> list[bool]:
 
 
 def check_record(record: Record) -> None:
-    """Refuse a record whose instructions cannot be checked here.
+    """Raise if a record's instructions cannot be checked here.
 
     Raises:
-        ValueError: if there are none, if one has no arguments or no checker, or wants data of nltk's that is not here.
+        ValueError: if there are none, or if one has no arguments, no checker, or needs missing data of nltk.
     """
     names, arguments = record["instruction_id_list"], record["kwargs"]
     if not 0 < len(names) == len(arguments):
@@ -63,7 +63,7 @@ def check_record(record: Record) -> None:
         )
     if (missing := sorted(WITH_SENTENCES.intersection(names))) and not _has_sentences():
         raise ValueError(
-            f"checking {', '.join(map(repr, missing))} takes nltk's data punkt_tab, which is not here: run "
+            f"checking {', '.join(map(repr, missing))} needs nltk's data punkt_tab, which is missing: run "
             "`python -m nltk.downloader punkt_tab`, or drop the records with these instructions."
         )
 

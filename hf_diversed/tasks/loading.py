@@ -15,12 +15,11 @@ def load_records(
     """Load the records of a split.
 
     Args:
-        task: whose records.
-        split: one of `task.splits`; not looked at when `data_file` is given, which is one split by itself.
-        n: how many. Fewer than there are means the first `n` in an order shuffled by `seed`; None means all, in their
-            own order.
+        task: the task.
+        split: one of `task.splits`; ignored with a `data_file`, which is one split.
+        n: number of records: the first `n` in an order shuffled by `seed`; None for all, in their own order.
         seed: of the shuffle. The embedded tasks keep their own order for the seed of `embedded.SEEDS`.
-        data_file: JSON Lines in the data set's own columns, read instead of the task's source.
+        data_file: JSON Lines with the dataset's columns, read instead of the task's source.
 
     Raises:
         ValueError: for a split that does not exist, more records than there are, missing columns, broken JSON.
@@ -44,7 +43,7 @@ def load_records(
 
 def _read_lines(path: Path, task: Task) -> list[dict[str, Any]]:
     if not path.is_file():
-        raise ValueError(f"`data_file` must be a JSON Lines file, got {str(path)!r}, which is none.")
+        raise ValueError(f"`data_file` must be a JSON Lines file, got {str(path)!r}, which does not exist.")
     records = []
     with path.open(encoding="utf-8-sig") as lines:
         for number, line in enumerate(lines, start=1):
@@ -59,7 +58,7 @@ def _read_line(line: str, where: str, task: Task) -> dict[str, Any]:
     try:
         record = json.loads(line)
     except json.JSONDecodeError as error:
-        raise ValueError(f"{where} is no JSON: {error}. Write one object per line.") from error
+        raise ValueError(f"{where} is not valid JSON: {error}. Write one object per line.") from error
     if not isinstance(record, dict):
         raise ValueError(f"{where} must hold a JSON object, got {line.strip()[:60]}.")
     _check_columns(record, where, task)
@@ -72,10 +71,12 @@ def _from_hub(task: Task, split: str, n: int | None, seed: int) -> list[dict[str
     try:
         import datasets
     except ImportError as error:
-        raise ImportError("data sets of the Hub are read by datasets; install hf-diversed[train].") from error
+        raise ImportError(
+            "reading datasets of the Hub needs the package datasets; install hf-diversed[train]."
+        ) from error
     rows = datasets.load_dataset(task.source.dataset, task.source.config, split=split)
     where = f"{split} of {task.source.dataset}"
-    # Indices are chosen before rows are read: some of these sets have millions.
+    # Choose indices before reading rows: some datasets have millions.
     chosen = [dict(row) for row in rows.select(choose(list(range(len(rows))), n, seed, where))]
     for record in chosen:
         _check_columns(record, where, task)
@@ -83,11 +84,11 @@ def _from_hub(task: Task, split: str, n: int | None, seed: int) -> list[dict[str
 
 
 def choose(items: list, n: int | None, seed: int, where: str) -> list:
-    """The first `n` items in an order shuffled by `seed`; all, in their own order, if `n` is None or their number."""
+    """Return the first `n` items in an order shuffled by `seed`; for None or their number, all in their own order."""
     if n is None or n == len(items):
         return items
     if n > len(items):
-        raise ValueError(f"`n` must be at most {len(items)}, all there are in {where}, got {n}.")
+        raise ValueError(f"`n` must be at most {len(items)}, the number of records in {where}, got {n}.")
     order = list(items)
     random.Random(seed).shuffle(order)
     return order[:n]

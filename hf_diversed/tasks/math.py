@@ -10,7 +10,7 @@ _ANSWER = re.compile(r"The answer is (\d+)\.\s*$")
 
 
 class Math(EmbeddedTask):
-    """The answer is a number, and the last sentence of a completion has to say it."""
+    """The answer is a number, which the last sentence of a completion must contain."""
 
     name = "math"
     metric = "accuracy"

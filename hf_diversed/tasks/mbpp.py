@@ -6,8 +6,8 @@ from hf_diversed.tasks.execution import CODE_ONLY, CodeTask, joined_tests
 
 
 class Mbpp(CodeTask):
-    """The full set: columns `text`, `code`, `test_list` and maybe `test_setup_code`. A test is a whole statement that
-    begins with `assert`. Reads the columns of the sanitized set as well."""
+    """The full set: columns `text`, `code`, `test_list` and optionally `test_setup_code`. A test is an `assert`
+    statement. The columns of the sanitized set are read as well."""
 
     name = "mbpp"
     source = HubSource("google-research-datasets/mbpp", "full")
@@ -18,7 +18,7 @@ class Mbpp(CodeTask):
     stop_strings = ("\nWrite a Python function to solve", "\nif __name__", "\nprint(", "\nassert ")
 
     def prompt(self, record: Record) -> str:
-        """Return the prompt of the paper's code, with a cue at its end: else a model goes on writing tests."""
+        """Return the prompt of the paper's code, with a cue at its end, without which models continue the tests."""
         return f"{self._problem(record)}\n\nSolution:\n"
 
     def chat_question(self, record: Record) -> str:
@@ -38,7 +38,7 @@ class Mbpp(CodeTask):
         return extract_code(completion)
 
     def tests(self, record: Record) -> str:
-        """Put the setup, which may use classes of the program, before the tests."""
+        """Return the setup, which may use classes of the program, and the tests."""
         tests = joined_tests(self.name, record["test_list"])
         setup = lookup(record, "test_setup_code|test_imports") or ""
         lines = [setup] if isinstance(setup, str) else setup
@@ -46,7 +46,7 @@ class Mbpp(CodeTask):
 
 
 class MbppSanitized(Mbpp):
-    """The hand-checked part: columns `prompt`, `code`, `test_list` and maybe `test_imports`."""
+    """The verified subset: columns `prompt`, `code`, `test_list` and optionally `test_imports`."""
 
     name = "mbpp_sanitized"
     source = HubSource("google-research-datasets/mbpp", "sanitized")

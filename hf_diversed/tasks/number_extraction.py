@@ -1,4 +1,4 @@
-"""The number that a worked-out answer ends in, as an exact fraction. Text is matched, never evaluated."""
+"""Extraction of the final number of an answer as an exact fraction. Text is matched, never evaluated."""
 
 import logging
 import re
@@ -7,12 +7,12 @@ from functools import lru_cache
 from importlib.util import find_spec
 
 
-_LONGEST_NUMBER = 100  # Python refuses to read integers of thousands of digits, which a looping model does write
+_LONGEST_NUMBER = 100  # Python refuses integers of thousands of digits, which a looping model can write
 _LONGEST_EXPRESSION = 80
 _UNSIGNED = r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|(?<![.\d])\.\d+"
 _NUMBER = re.compile(rf"(?P<sign>(?<![\w)-])-)?(?P<top>{_UNSIGNED})(?:/(?P<bottom>{_UNSIGNED}))?", re.ASCII)
 _MARKED = re.compile(r"####[ \t*]*(?=[-.\d\\])([^\n]*)")
-# "2 points/answer = 48" and "2 points per answer = 48" state no answer.
+# "2 points/answer = 48" and "2 points per answer = 48" do not state an answer.
 _STATED = re.compile(r"(?<!/)(?<!\bper )\banswer\b[^.\n]{0,40}?(?:\bis\b|:|=)(?=([^\n]*))", re.IGNORECASE)
 _SENTENCE_END = re.compile(r"[.!?](?:\s|$)")
 _WORDS = re.compile(r"\\(?:text|textbf|textit|mathrm|mathbf)\s*\{([^{}]*)\}")
@@ -25,12 +25,11 @@ logger = logging.getLogger(__name__)
 
 
 def extract_number(text: str) -> Fraction | None:
-    r"""Return the number that a completion gives as its answer, None if there is none.
+    r"""Return the number that a completion gives as its answer, or None.
 
-    In this order: the first line marked `#### x` (what follows it is a model that runs on), the last `\boxed{x}` if
-    it is not empty, the last `answer is x` or `answer: x`, the last number. Thousands separators, currency and percent
-    signs, trailing periods and LaTeX spacing are no part of it; of an equation the right-hand side counts. A box that
-    holds no number counts as none, rather than to guess from what is left.
+    In this order: the first line marked `#### x`, the last `\boxed{x}` that is not empty, the last `answer is x` or
+    `answer: x`, the last number. Thousands separators, currency and percent signs, trailing periods and LaTeX spacing
+    are ignored; of an equation, the right-hand side is used. A box without a number gives None.
     """
     text = _normalise(text)
     for statement in _MARKED.findall(text):
@@ -46,7 +45,7 @@ def extract_number(text: str) -> Fraction | None:
 
 
 def parse_number(text: str) -> Fraction | None:
-    """Return the number that a text consists of, None if it is anything else."""
+    """Return the number that a text consists of, or None."""
     match = _NUMBER.fullmatch(_normalise(text).strip().rstrip("."))
     return _value(match) if match else None
 
@@ -72,7 +71,7 @@ def _of_statement(statement: str) -> Fraction | None:
 
 
 def _last_box(text: str) -> str:
-    """Return what stands in the last `\\boxed{}`, braces paired; up to the end if the completion was cut there."""
+    """Return the content of the last `\\boxed{}`, with paired braces, or up to the end of a truncated completion."""
     start = text.rfind("\\boxed{")
     if start < 0:
         return ""
@@ -94,20 +93,19 @@ def _of_box(box: str) -> Fraction | None:
 
 
 def _of_expression(latex: str) -> Fraction | None:
-    r"""Compute short arithmetic such as `\frac{3}{4}` or `2 \times 6` with math-verify, which knows LaTeX's grammar.
+    r"""Compute short arithmetic such as `\frac{3}{4}` or `2 \times 6` with math-verify, which parses LaTeX.
 
-    Only fractions and the four operations arrive here: without powers, factorials and the like, a short expression
-    cannot take long, so math-verify's timeouts, which need signals and the main thread, are left off.
+    Only fractions and the four operations reach this function, so a short expression cannot take long, and
+    math-verify's timeouts, which need signals and the main thread, are disabled.
     """
     if find_spec("math_verify") is None:
-        _say_once("math-verify is not installed, so answers such as \\boxed{\\frac{1}{2}} count as wrong; "
+        _warn_once("math-verify is not installed, so answers such as \\boxed{\\frac{1}{2}} count as wrong; "
                   "install hf-diversed[train].")  # fmt: skip
         return None
     import math_verify
     import sympy
 
-    # Its warning about missing timeouts is answered above.
-    logging.getLogger("math_verify.parser").addFilter(_is_no_timeout_warning)
+    logging.getLogger("math_verify.parser").addFilter(_without_timeout_warnings)
     parsed = math_verify.parse(f"${latex}$", parsing_timeout=None)
     if not parsed or not isinstance(parsed[0], sympy.Expr):
         return None
@@ -115,10 +113,10 @@ def _of_expression(latex: str) -> Fraction | None:
     return Fraction(int(value.p), int(value.q)) if isinstance(value, sympy.Rational) else None
 
 
-def _is_no_timeout_warning(record: logging.LogRecord) -> bool:
+def _without_timeout_warnings(record: logging.LogRecord) -> bool:
     return "parsing_timeout" not in str(record.msg)
 
 
 @lru_cache(maxsize=1)
-def _say_once(message: str) -> None:
+def _warn_once(message: str) -> None:
     logger.warning(message)

@@ -1,4 +1,4 @@
-"""A task under other prompts than its plain ones, as a head was trained on."""
+"""A task with few-shot or chat prompts instead of its plain ones."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,15 +9,15 @@ from hf_diversed.tasks.base import Record, Task, choose_shots
 
 
 class PromptedTask:
-    """A task whose prompts are those of `prompt_rows`, as text: after solved examples, or in a chat template, where
-    the turn ends by itself and no stop string does. Its score is the task's own.
+    """A task with the prompts of `prompt_rows` as text: after solved examples, or in a chat template, which needs no
+    stop strings. The score is the task's.
 
     Attributes:
-        prompt_format: the arguments that are not those of the plain prompt, for an evaluation's header.
+        prompt_format: the arguments that differ from those of the plain prompt, for an evaluation's header.
 
     Args:
-        tokenizer: whose template `chat` means. Tokenize such a prompt with `add_special_tokens=False`.
-        pool: where the `shots` solved examples before every prompt come from; a record never is its own example.
+        tokenizer: provides the chat template. Tokenize chat prompts with `add_special_tokens=False`.
+        pool: records from which the `shots` solved examples are taken; a record is never its own example.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class PromptedTask:
         """Return the prompt as text.
 
         Raises:
-            ValueError: if the pool is too small, or the tokenizer has no chat template and `chat` asks for it.
+            ValueError: if the pool is too small, or if `chat` is True and the tokenizer has no chat template.
         """
         chosen = choose_shots(self.pool, self.shots, record)
         if self.chat:

@@ -1,6 +1,6 @@
-"""Rewards in TRL's shape: plain functions `(completions, **columns) -> list[float | None]`.
+"""Rewards with the signature of TRL: functions `(completions, **columns) -> list[float | None]`.
 
-A reward is called with keywords: `prompts`, `completions`, `completion_ids`, and every other column of the data set as
+A reward is called with keywords: `prompts`, `completions`, `completion_ids`, and every other column of the dataset as
 a list, one entry per completion. Completions are strings, or lists of chat messages. None skips a sample.
 """
 
@@ -20,11 +20,11 @@ _NO_COLUMNS = {"prompts", "completions", "completion_ids"}
 
 
 class RewardError(ValueError):
-    """A reward that raised, or returned what is no reward; the message names it and, where it can, the prompt."""
+    """A reward that raised or returned an invalid value; the message names it and, if possible, the prompt."""
 
 
 def completion_text(completion: str | Sequence[dict[str, Any]]) -> str:
-    """Return the text of a completion, of a chat the content of the last message.
+    """Return the text of a completion, for a chat the content of the last message.
 
     Raises:
         TypeError: for anything else.
@@ -39,9 +39,9 @@ def completion_text(completion: str | Sequence[dict[str, Any]]) -> str:
 
 
 def task_reward(task: Task) -> RewardFunc:
-    """Return the score of a task as a reward, named as the task is. It reads `task.score_columns`; a sample without a
-    value there gets None, as in a mix of data sets. A column `prompt`, which TRL keeps to itself, is read from
-    `prompts` where these are text.
+    """Return the score of a task as a reward function with the task's name. It reads `task.score_columns`; a sample
+    without a value gets None, as in a mixture of datasets. The column `prompt`, which TRL does not pass, is read from
+    `prompts` if these are text.
 
     Raises:
         ValueError: when called without one of the columns.
@@ -64,11 +64,11 @@ def task_reward(task: Task) -> RewardFunc:
 def load_reward(
     spec: str | RewardFunc, *, allow_code_execution: bool = False, unsafe_code_execution: bool = False
 ) -> RewardFunc:
-    """Return the reward that a text names: "task:gsm8k", or a function by its dotted path. A callable is returned.
+    """Return the reward with a name: "task:gsm8k", or the dotted path of a function. A callable is returned unchanged.
 
     Raises:
         ValueError: if there is no such task, module or function.
-        TypeError: if the path leads to something that cannot be called.
+        TypeError: if the path names an object that is not callable.
     """
     if callable(spec):
         return spec
@@ -87,19 +87,19 @@ def load_reward(
 
 
 def call_reward(function: RewardFunc, completions: Sequence[Any], **columns: Any) -> list[float | None]:
-    """Call a reward and check what it returns.
+    """Call a reward function and check its result.
 
     Raises:
         RewardError: if it raises, or does not return one finite number or None per completion. To find the completion
-            that makes a reward raise, halves of the batch are tried again, as many completions in all as it holds.
+            that makes it raise, halves of the batch are tried again.
     """
     name = _name(function)
     try:
         values = function(completions=completions, **columns)
-    except Exception as error:  # a user's function may raise anything
+    except Exception as error:  # a user's function may raise any exception
         raise RewardError(
             f"reward {name!r} raised {type(error).__name__}: {error}; {_culprit(function, completions, columns)}. "
-            "Mend the reward, or let it return None to skip such a completion."
+            "Fix the reward, or return None to skip such a completion."
         ) from error
     if inspect.iscoroutine(values):
         values.close()
@@ -111,15 +111,15 @@ def call_reward(function: RewardFunc, completions: Sequence[Any], **columns: Any
 
 
 class RewardSum:
-    """The weighted sum of rewards, and each by its name. A None is left out of its sample's sum; a sample with nothing
-    but None gets None.
+    """The weighted sum of rewards, and each reward by name. None is left out of a sample's sum; a sample with only
+    None gets None.
 
     Args:
-        functions: at least one, or their names as in `load_reward`; namesakes are numbered.
+        functions: at least one function or name, see `load_reward`; equal names are numbered.
         weights: one per function; all 1 by default.
 
     Raises:
-        ValueError: for no functions, or another number of weights, or weights that are not finite.
+        ValueError: without functions, with another number of weights, or with weights that are not finite.
     """
 
     def __init__(self, functions: Sequence[RewardFunc | str], weights: Sequence[float] | None = None):
@@ -165,8 +165,7 @@ def _number(value: Any, name: str, place: Callable[[], str]) -> float | None:
 
 
 def _culprit(function: RewardFunc, completions: Sequence[Any], columns: dict[str, Any]) -> str:
-    """Where a call raises, in words. The halves of the batch are tried in turn, so a slow reward takes no longer than
-    it took for the whole."""
+    """Return a description of where a call raises, found by bisection of the batch."""
 
     def raises(low: int, high: int) -> bool:
         part = {
@@ -201,7 +200,7 @@ def _excerpt(item: Any) -> str:
 
 
 def _records(task: Task, columns: dict[str, Any], count: int) -> list[Record]:
-    """Turn columns into records, after a look at whether those that the score reads are there."""
+    """Return records made from columns; raise if a column of the score is missing."""
     prompts = columns.get("prompts", ())
     lists = {name: values for name, values in columns.items() if name not in _NO_COLUMNS and _is_list(values, count)}
     if _is_list(prompts, count) and all(isinstance(prompt, str) for prompt in prompts):

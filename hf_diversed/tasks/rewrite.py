@@ -1,4 +1,4 @@
-"""Rewriting a given text: what drafts can be looked up for."""
+"""Rewriting of a given text, for which prompt lookup finds draft tokens."""
 
 import random
 
@@ -6,13 +6,13 @@ from hf_diversed.tasks.base import HubSource, Record, Task, lookup
 from hf_diversed.tasks.rouge import rouge2
 
 
-SHARE = 0.05  # of the words: what a hasty writer leaves
+SHARE = 0.05  # of the words
 _ASKED = "Correct the spelling of the following text and change nothing else."
 
 
 class Rewrite(Task):
-    """Column `text`, or the abstracts of SciTLDR: a letter is doubled in one of twenty words of four letters or more,
-    and the text to be mended. Scored by ROUGE-2 against the text as it was."""
+    """Column `text`, or the abstracts of SciTLDR: a letter is doubled in 5% of the words of four letters or more, and
+    the text is to be corrected. The score is ROUGE-2 against the original text."""
 
     name = "rewrite"
     metric = "rouge2"
@@ -37,7 +37,7 @@ class Rewrite(Task):
 
 
 def misspelled(text: str, share: float = SHARE) -> str:
-    """The text with a letter doubled in about `share` of its longer words, the same ones every time."""
+    """Return the text with a letter doubled in about `share` of its longer words, deterministically."""
     rng = random.Random(text)
     words = text.split(" ")
     for index, word in enumerate(words):

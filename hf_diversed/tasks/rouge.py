@@ -1,11 +1,11 @@
-"""ROUGE-2, the bigram overlap that summaries are scored by."""
+"""ROUGE-2, the bigram overlap of summaries."""
 
 from functools import lru_cache
 from typing import Any
 
 
 def rouge2(completion: str, reference: str) -> float:
-    """Return the F measure of ROUGE-2 in [0, 1], words stemmed, as summarization results are usually reported."""
+    """Return the F measure of ROUGE-2 in [0, 1] with stemming, as usual for summarization."""
     return float(_scorer().score(reference, completion)["rouge2"].fmeasure)
 
 

@@ -1,4 +1,4 @@
-"""Records of a task as rows for training: a "prompt" beside the columns that rewards read."""
+"""Records of a task as training rows: a "prompt" and the columns that rewards read."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,11 +9,11 @@ from hf_diversed.tasks.base import Record, Task, choose_shots
 def prompt_rows(
     task: Task, records: Sequence[Record], *, pool: Sequence[Record] = (), shots: int = 0, chat: bool = False
 ) -> list[dict[str, Any]]:
-    """Return one row per record: its columns, and "prompt" as text, or as chat messages if `chat`. A column of the
-    record's own that is called "prompt" moves to "task_prompt".
+    """Return one row per record: its columns, and "prompt" as text, or as chat messages if `chat`. A record's own
+    column "prompt" is renamed to "task_prompt".
 
     Args:
-        pool: where the `shots` solved examples before every prompt come from; a record never is its own example.
+        pool: records from which the `shots` solved examples are taken; a record is never its own example.
     """
     rows = []
     for record in records:

@@ -5,8 +5,8 @@ from hf_diversed.tasks.rouge import rouge2
 
 
 class SciTldr(Task):
-    """Columns `abstract` and `tldr`, or `source` and `target` as on the Hub; scored by ROUGE-2 against the nearest of
-    the summaries, as the data set's authors take the best of several."""
+    """Columns `abstract` and `tldr`, or `source` and `target` as on the Hub; the score is the highest ROUGE-2
+    over the summaries, as in the dataset's paper."""
 
     name = "scitldr"
     metric = "rouge2"

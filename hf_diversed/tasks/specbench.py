@@ -9,10 +9,10 @@ from hf_diversed.tasks.wmt import Wmt
 
 
 class SpecBench(Task):
-    """Columns `category` and `turns`, and `reference` where there is one. Read from a file, see `data_file`.
+    """Columns `category` and `turns`, and optionally `reference`. Read from a file, see `data_file`.
 
-    A record asks its first turn, or, with a column `answers`, the turn after so many answers (see `second_turns`). The
-    score depends on the category: sentence BLEU of translations, ROUGE-2 of summaries, 1.0 for the right number in
+    The prompt is a record's first turn or, with a column `answers`, the turn after these (see `second_turns`). The
+    score depends on the category: sentence BLEU of translations, ROUGE-2 of summaries, 1.0 for the correct number in
     `math_reasoning` and for an accepted answer in the text in `rag`. The other categories have no automatic score;
     their questions score 0.
     """

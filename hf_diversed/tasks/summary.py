@@ -6,7 +6,7 @@ from hf_diversed.tasks.rouge import rouge2
 
 
 class Summary(EmbeddedTask):
-    """The answer is a sentence; scored by ROUGE-2."""
+    """The answer is a sentence; the score is ROUGE-2."""
 
     name = "summary"
     metric = "rouge2"

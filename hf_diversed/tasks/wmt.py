@@ -1,16 +1,13 @@
 """WMT14, German to English; scored by BLEU."""
 
-from collections.abc import Sequence
 from typing import Any
 
-from hf_diversed.tasks.base import HubSource, Record, Task, check_lengths
+from hf_diversed.tasks.base import HubSource, Record, Task
 
 
 class Wmt(Task):
-    """Column `translation`, a mapping with `de` and `en`. The first line that is not empty is the translation.
-
-    The reward is the BLEU of the sentence; the metric of a test set is the BLEU of the corpus, which is no mean of it.
-    """
+    """Column `translation`, a mapping with `de` and `en`. The translation is the first line that is not empty; its
+    score is the sentence BLEU, which is not comparable with a corpus BLEU."""
 
     name = "wmt"
     metric = "bleu"
@@ -31,14 +28,6 @@ class Wmt(Task):
     def score(self, completion: str, record: Record) -> float:
         result = _sacrebleu().sentence_bleu(self._translation(completion), [record["translation"]["en"]])
         return _share(result.score)
-
-    def corpus_score(self, completions: Sequence[str], records: Sequence[Record]) -> float:
-        """Return the BLEU of all completions as one corpus, in [0, 1]."""
-        check_lengths(completions, records)
-        if not completions:
-            raise ValueError("task 'wmt' needs at least one completion for a corpus score, got none.")
-        references = [record["translation"]["en"] for record in records]
-        return _share(_sacrebleu().corpus_bleu([self._translation(text) for text in completions], [references]).score)
 
     def _translation(self, completion: str) -> str:
         return next((line.strip() for line in self.trim(completion).split("\n") if line.strip()), "")

@@ -8,8 +8,8 @@ _WORDS_SCORED = 32
 
 
 class XSum(Task):
-    """Columns `document` and `summary`; scored by ROUGE-2 of the first 32 words, as the paper's code does: a summary
-    is one sentence, and a longer text would lose precision by its length alone."""
+    """Columns `document` and `summary`; the score is ROUGE-2 of the first 32 words, as in the paper's code: summaries
+    are one sentence, and longer texts would lose precision because of their length."""
 
     name = "xsum"
     metric = "rouge2"

@@ -41,7 +41,7 @@ class Outcome:
 
 
 class FakeSandbox:
-    """Runs programs in this process, which is fine for programs written here, and keeps what it was asked."""
+    """Runs the programs of this file in this process, and records the calls."""
 
     def __init__(self):
         self.calls: list[tuple[list[str], dict]] = []
@@ -71,7 +71,7 @@ def allowed(name: str):
 
 
 def runnable(name: str):
-    """The task with the sandbox as this machine has it: the programs of these tests are our own."""
+    """Return the task, unsafe if this machine has no isolation; the programs of these tests are harmless."""
     unsafe = jail_mode() is None
     return get_task(name, allow_code_execution=True, unsafe_code_execution=unsafe)
 
@@ -100,7 +100,7 @@ def test_answers_of_a_chat_model_pass_too(name: str, sandbox: FakeSandbox):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_code_is_run_only_when_allowed(name: str, sandbox: FakeSandbox):
-    """Catches a model's code run because somebody chose a task."""
+    """Catches a model's code that runs without permission."""
     for score in (get_task(name).score, lambda text, record: get_task(name).score_batch([text], [record])):
         with pytest.raises(ValueError, match=f"task '{name}' runs code that a model wrote.*`--allow-code-execution`"):
             score(RIGHT, RECORDS[name])
@@ -120,7 +120,7 @@ def test_isolation_is_given_up_only_when_asked(sandbox: FakeSandbox):
 
 
 def test_programs_and_tests():
-    """Catches tests inside the program, tests prefixed with a second `assert`, a check that nobody calls, a helper of
+    """Catches tests inside the program, tests prefixed with a second `assert`, a check that is not called, a helper of
     the prompt that the program could redefine, Windows line ends."""
     mbpp, humaneval, code = allowed("mbpp"), allowed("humaneval"), allowed("code")
     assert mbpp.program(RIGHT, RECORDS["mbpp"]) == RIGHT
@@ -212,7 +212,7 @@ def test_helpers_of_the_prompt_are_not_the_programs():
 
 
 def test_tests_that_use_the_programs_classes():
-    """Catches MBPP's setup, which builds lists and trees out of the program's own classes, failed by the judge."""
+    """Catches MBPP's setup, which builds lists and trees of the program's own classes, failed by the sandbox."""
     record = {
         "text": "Sum a list.",
         "code": "class Node:\n    def __init__(self, x):\n        self.x, self.next = x, None\n"

@@ -83,6 +83,6 @@ def test_unmarked_answers_score_as_flexible_extract_does(harness, completion, ex
 
 @pytest.mark.parametrize(("completion", "strict", "flexible", "expected", "why"), DIFFERENT)
 def test_differences_are_these(harness, completion, strict, flexible, expected, why):
-    """Catches a difference that the documentation does not tell of, and one that is gone."""
+    """Catches a difference that is not documented, and a documented one that does not exist."""
     assert (harness("strict-match", completion), harness("flexible-extract", completion)) == (strict, flexible), why
     assert ours(completion) == expected, why

@@ -52,17 +52,6 @@ def test_score_is_the_share_that_is_followed(checkers, completion, followed):
     assert get_task("ifeval").score(completion, TWO) == sum(followed) / 2
 
 
-def test_corpus_score_counts_instructions(checkers):
-    """Catches the mean over prompts reported as lm-eval's share of instructions."""
-    task = get_task("ifeval")
-    assert task.corpus_score(["one two", "none here"], [TWO, ONE]) == pytest.approx(2 / 3)
-    assert task.score_batch(["one two", "none here"], [TWO, ONE]) == [0.5, 1.0]
-    with pytest.raises(ValueError, match="at least one completion"):
-        task.corpus_score([], [])
-    with pytest.raises(ValueError, match="got 1 completions for 2 records"):
-        task.corpus_score(["x"], [TWO, ONE])
-
-
 def test_languages_are_guessed_alike_every_time(checkers):
     """Catches a reward that differs from call to call: langdetect draws random numbers unless it is seeded."""
     record = {
@@ -114,7 +103,7 @@ def test_sentences_want_data_of_nltk(checkers, monkeypatch, here):
     if here:
         task.check_scoring([SENTENCES])
         return
-    with pytest.raises(ValueError, match=r"'length_constraints:number_sentences' takes nltk's data punkt_tab"):
+    with pytest.raises(ValueError, match=r"'length_constraints:number_sentences' needs nltk's data punkt_tab"):
         task.check_scoring([SENTENCES])
     with pytest.raises(ValueError, match="punkt_tab"):
         task.score("One. Two.", SENTENCES)

@@ -52,7 +52,7 @@ def test_reads_odd_but_valid_lines(tmp_path: Path):
     [
         (
             [{"question": "q", "answer": "a"}, '{"question": '],
-            r"line 2 of .*a\.jsonl is no JSON: .*one object per line",
+            r"line 2 of .*a\.jsonl is not valid JSON: .*one object per line",
         ),
         (["", {"question": "q"}], r"line 2 of .* lacks 'answer', which task 'gsm8k' needs; it has \['question'\]"),
         ([{"answer": None}], "lacks 'question', 'answer'"),
@@ -84,7 +84,7 @@ def test_refuses_what_does_not_exist(name: str, split: str, options: dict, messa
 
 def test_refuses_more_records_than_the_file_has(tmp_path: Path):
     """Catches a table that says 100 prompts and counts 90."""
-    with pytest.raises(ValueError, match=r"`n` must be at most 2, all there are in .*a\.jsonl, got 3"):
+    with pytest.raises(ValueError, match=r"`n` must be at most 2, the number of records in .*a\.jsonl, got 3"):
         load_records(get_task("gsm8k"), "test", 3, data_file=write(tmp_path / "a.jsonl", *rows(2)))
 
 

@@ -111,7 +111,7 @@ def test_says_once_that_math_verify_is_missing(monkeypatch: pytest.MonkeyPatch, 
     """Catches a run that dies in the middle, or scores otherwise in silence, where the optional package is missing."""
     monkeypatch.setattr(number_extraction, "find_spec", lambda name: None)
     monkeypatch.setitem(sys.modules, "math_verify", None)
-    number_extraction._say_once.cache_clear()
+    number_extraction._warn_once.cache_clear()
     assert [extract_number(rf"3 or \boxed{{\frac{{1}}{{{n}}}}}") for n in (2, 3)] == [None, None]
     assert extract_number(r"\boxed{3}") == 3
     assert [record.message for record in caplog.records if "math-verify is not installed" in record.message] == [

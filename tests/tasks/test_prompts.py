@@ -146,9 +146,9 @@ def test_trim_cuts_at_the_first_of_several():
 def test_the_record_is_no_shot_of_its_own():
     """Catches a prompt that contains its own answer."""
     task, record = get_task("gsm8k"), RECORDS["gsm8k"]
-    with pytest.raises(ValueError, match="the shots of task 'gsm8k' hold the record itself"):
+    with pytest.raises(ValueError, match="the shots of task 'gsm8k' contain the record itself"):
         task.few_shot_prompt(record, [dict(record)])
-    with pytest.raises(ValueError, match="the shots of task 'gsm8k' hold the record itself"):
+    with pytest.raises(ValueError, match="the shots of task 'gsm8k' contain the record itself"):
         task.chat_messages(record, [dict(record)])
     pool = [{"question": str(i)} for i in range(4)]
     assert choose_shots(pool, 3, {"question": "1"}) == [pool[0], pool[2], pool[3]]

@@ -157,7 +157,7 @@ def test_refuses_odd_returns(reward, message: str):
 
 @pytest.mark.parametrize("bad", [0, 3, 6])
 def test_a_reward_that_raises_is_named_with_its_prompt(bad: int):
-    """Catches a bare KeyError of somebody's reward function: nobody could tell which one, or on what it failed."""
+    """Catches a bare KeyError of a user's reward function, without its name or the completion."""
     calls = []
 
     def reward(completions, number, **columns):
@@ -167,7 +167,7 @@ def test_a_reward_that_raises_is_named_with_its_prompt(bad: int):
     columns = {"prompts": [f"prompt {index}" for index in range(7)], "number": list(range(7)), "setting": "same"}
     with pytest.raises(RewardError) as error:
         call_reward(reward, [f"text {index}" for index in range(7)], **columns)
-    words = f"reward 'reward' raised KeyError: 'question'; for completion 'text {bad}' of prompt 'prompt {bad}'. Mend"
+    words = f"reward 'reward' raised KeyError: 'question'; for completion 'text {bad}' of prompt 'prompt {bad}'. Fix"
     assert words in str(error.value)
     assert sum(calls[1:]) <= 7
     assert isinstance(error.value.__cause__, KeyError)

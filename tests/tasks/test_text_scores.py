@@ -159,30 +159,14 @@ def test_wmt_takes_the_first_line_with_text():
     assert task.score("\n\nGerman: x\n\nEnglish: the cat sat on the mat", record) == 0.0
 
 
-def test_corpus_bleu_is_no_mean():
-    """Catches the mean of sentence scores reported as the BLEU of a corpus."""
-    task = get_task("wmt")
-    records = [wmt("the cat sat on the mat"), wmt("a dog ran over the wide road in town")]
-    texts = ["the cat sat on the mat\nmore", "one dog ran over the road in a town"]
-    first_lines = ["the cat sat on the mat", texts[1]]
-    expected = sacrebleu.corpus_bleu(first_lines, [[r["translation"]["en"] for r in records]]).score / 100
-    assert task.corpus_score(texts, records) == expected
-    assert expected != pytest.approx(sum(task.score_batch(texts, records)) / 2)
-
-
-def test_corpus_score_is_the_mean_otherwise():
-    """Catches a sum, and a batch of another size than its records."""
-    task = get_task("math")
+def test_batches_pair_completions_with_records():
+    """Catches a batch of another size than its records."""
     records = [{"answer": "1"}, {"answer": "2"}, {"answer": "3"}]
     texts = ["The answer is 1.", "The answer is 3.", "The answer is 3."]
-    assert task.score_batch(texts, records) == [1.0, 0.0, 1.0]
-    assert task.corpus_score(texts, records) == pytest.approx(2 / 3)
+    assert get_task("math").score_batch(texts, records) == [1.0, 0.0, 1.0]
     for name in ("math", "wmt", "code"):
         with pytest.raises(ValueError, match="got 2 completions for 3 records"):
-            get_task(name).corpus_score(texts[:2], records)
-    for name in ("math", "wmt"):
-        with pytest.raises(ValueError, match=f"task '{name}' needs at least one completion for a corpus score"):
-            get_task(name).corpus_score([], [])
+            get_task(name).score_batch(texts[:2], records)
 
 
 @given(st.text(max_size=80), st.text(min_size=1, max_size=80))
