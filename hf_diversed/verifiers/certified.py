@@ -5,9 +5,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
 import torch
-from transformers import LogitsProcessor
 
-from hf_diversed import _compat
 from hf_diversed.blocks import DecodingContext
 from hf_diversed.provenance import model_digest, module_digest
 from hf_diversed.verifiers.base import Verifier
@@ -119,10 +117,10 @@ def _dtype(model: torch.nn.Module) -> str:
     return f"{parameter.dtype}{autocast}".replace("torch.", "")
 
 
-def _in_words(processor: LogitsProcessor) -> str:
+def _in_words(processor: object) -> str:
     """Class and parameters of a logits processor; those of unknown classes may have more state than they show."""
     name = type(processor).__name__
-    if not _compat.is_library_code(processor):
+    if type(processor).__module__.partition(".")[0] not in ("transformers", __package__.partition(".")[0]):
         return f"{name} (not a class of transformers, so its parameters cannot be compared)"
     return f"{name}({', '.join(f'{key}={_value(value)}' for key, value in sorted(vars(processor).items()))})"
 
