@@ -46,7 +46,7 @@ faults: $(VENV)/.dev
 
 # Every causal class of transformers, in small, against plain generate; some minutes, then a table.
 families: $(VENV)/.dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/families -n $(WORKERS) -m ""
+	FAMILIES_JSON=results/families.json OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/families -n $(WORKERS) -m ""
 
 # The loop against the naive reference, 2,000 random calls; and 1,000 calls that may leave nothing behind.
 fuzz: $(VENV)/.dev
@@ -115,11 +115,11 @@ format: $(VENV)/.dev
 docs: $(VENV)/.docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
-# Figures, README and cards from the JSON in results/; says what makes those that are missing.
+# Figures, README, documentation and cards from the JSON in results/; prints the commands for missing files.
 results: $(VENV)/.dev
 	$(BIN)/python -m tools.render_results
 	$(BIN)/python -m tools.render_cards
-	$(BIN)/python -m tools.render_readme
+	$(BIN)/python -m tools.render_docs
 
 clean:
 	rm -rf $(VENV) .venv-oldest .venv-main .venv-vllm

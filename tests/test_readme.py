@@ -5,7 +5,7 @@ from pathlib import Path
 
 import hf_diversed
 from tools.absolute_links import LINK, absolute
-from tools.render_readme import render
+from tools.render_docs import render
 
 
 ROOT = Path(__file__).parent.parent

@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 from hf_diversed.cli import app
 from hf_diversed.zoo.loader import HEADS, MIXTURE, WEIGHTS
 from tests.evaluation.measured import record, sweep
+from tools import render_learning, render_studies
 from tools.render_results import (
     COMMANDS,
     RESULTS,
@@ -17,13 +18,19 @@ from tools.render_results import (
     picture_is_current,
     pivot,
     read_asked,
-    results,
+    tasks,
 )
 
 
 def write(folder, **files):
     for name, records in files.items():
         (folder / f"{name}.json").write_text(json.dumps({"records": records}))
+
+
+def results(folder) -> str:
+    """All tables of a folder of results."""
+    parts = [part(folder) for part in (tasks, render_learning.studies, render_studies.studies)]
+    return "\n\n".join(text for part in parts for text in part.values())
 
 
 def test_without_results_the_commands_are_named(tmp_path):
@@ -46,8 +53,8 @@ def test_section(tmp_path):
     write(tmp_path, transfer=cells)
     text = results(tmp_path)
     assert "| `target` | - | 90.0% | - | 50.0% |\n| `lossless` | 60.0% | 89.0% | 60.0% | 50.0% |" in text
-    assert "![Quality against acceptance on math](results/frontier-math.png)" in text
-    assert "1 of 2 dial" in text
+    assert "![Quality against acceptance on math](../results/frontier-math.png)" in text
+    assert "1 of 2 strictness settings" in text
     assert "| `diversed@0.7` | 70.0% (68.0% to 71.0%) | 84.0% (79.0% to 87.0%) | 24.0% (20.0% to 30.0%) |" in text
     assert "| `lenience:0.4` | 75.0% (73.0% to 76.0%) | 55.0% (50.0% to 58.0%) | 5.0% (-2.0% to 9.0%) |" in text
     assert (
@@ -55,7 +62,7 @@ def test_section(tmp_path):
     )
     assert "| method | 0 | 1 |\n|---|---|---|\n| `lossless` | 60.0% / 70.0% | 60.0% / 89.0% |\n" in text
     assert "\n| `target` |  | - / 90.0% |" in text
-    assert "Drafts per round on math" not in text, "one draft length is no sweep"
+    assert "Draft tokens per round on math" not in text, "one draft length is no sweep"
     assert "at most 1.5 (accepted) and 4.0 (quality) points" in text
     assert "code.json" in text
     assert len(missing(tmp_path)) == len(COMMANDS) - 5
@@ -84,7 +91,7 @@ def test_studies(tmp_path):
     assert "| `lossless` | 60.0%" not in text
     assert "| wording | 0.25 | 0.50 | 75.0% | 1,234 |" in text
     assert "| distill | `lossless` | 70.0% (68.0% to 71.0%) | 60.0%" in text
-    assert 'each with a mixture head of its own, trained with `{"max_steps":8}` (' in text
+    assert 'each with its own mixture head, trained with `{"max_steps":8}` (' in text
     assert "untuned" not in text
 
 
@@ -129,16 +136,16 @@ def test_studies_of_learning(tmp_path):
     )
     text = results(tmp_path)
     assert "| lenience, matched | 93.0%" in text
-    assert "| its start, untrained, matched | 92.0%" in text
-    assert "| **head that sees the token** | 94.0%" in text
+    assert "| untrained head, matched | 92.0%" in text
+    assert "| **token head** | 94.0%" in text
     assert "+0.60 (-0.40 to +1.60), p = 0.040 |" in text
     assert "+0.50 (-0.50 to +1.50), p = 0.060 |" in text
     assert "+0.00 (-1.00 to +1.00), p = 1.000 |" in text
     assert "| 64 GELU units | 91.0%" in text
     assert "+2.00 (+1.00 to +3.00) |" in text
-    assert "| who chooses | 50% kept | free |" in text
+    assert "| ranked by | 50% kept | free share |" in text
     assert "| math | an oracle | 1.0 (0.0 to 5.0) | 50.0% | 90.0% |" in text
-    assert "| math | the head that sees the token | 2.0 (0.0 to 5.0) | 25.0% | 85.0% |" in text
+    assert "| math | the token head | 2.0 (0.0 to 5.0) | 25.0% | 85.0% |" in text
     assert "| 0.4 | 95.0% | 1.5 |" in text
     assert "| 2 | 90.0% | 99.0% | 0.4 (270) |" in text
 

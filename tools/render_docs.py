@@ -1,37 +1,34 @@
-"""What the documentation takes from elsewhere, as a hook of mkdocs: figures from `results/`, refusals from the code.
+"""Write the figures of README and documentation from the JSON in `results/`; also a hook of mkdocs.
 
-A line of a page says where: `<!-- generated: name -->` for one of `SECTIONS`, `<!-- file: NAME.md -->` for a file of
-the root. What else it says is for readers of the page's source.
+python -m tools.render_docs
+
+A figure is written between the lines `<!-- begin:name -->` and `<!-- end:name -->`, for a name in `SECTIONS`. mkdocs
+replaces a line `<!-- file: NAME.md -->` with that file of the repository.
 """
 
-import ast
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from hf_diversed.formatting import with_bounds
-from tools import render_pair, render_readme, render_real, render_serving, render_tables
+from tools import (
+    render_learning,
+    render_readme,
+    render_real,
+    render_results,
+    render_serving,
+    render_studies,
+    render_tables,
+)
 from tools.markdown import prompts, table
-from tools.render_results import RESULTS, TASKS, read_asked, results
+from tools.render_results import RESULTS, TASKS, read_asked
 
 
 ROOT = Path(__file__).parent.parent
-PACKAGE = ROOT / "hf_diversed"
-REFUSING = {
-    "Models, modes and inputs": "generation/checks.py",
-    "Rule and draft": "generation/planning.py",
-    "Arguments": "generation/hook.py",
-    "Rules by name": "verifiers/__init__.py",
-    "Rules and bounds": "verifiers/mixture.py",
-    "Certified dials": "verifiers/certified.py",
-    "Heads and their configuration": "head/configuration_diversed.py",
-    "Heads by name": "head/loading.py",
-    "Heads from the Hub": "head/pulling.py",
-}
-REFUSALS = {"ValueError", "TypeError"}
-_MARK = re.compile(r"^.*<!-- generated: ([\w-]+) -->$", re.MULTILINE)
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+_MARK = re.compile(r"(<!-- begin:([\w-]+) -->\n).*?(<!-- end:\2 -->)", re.DOTALL)
 _FILE = re.compile(r"^.*<!-- file: ([\w.]+) -->$", re.MULTILINE)
 # Files of the repository that have a page.
 FILES = {
@@ -41,12 +38,11 @@ FILES = {
     "CONTRIBUTING.md": "contributing.md",
     "SECURITY.md": "security.md",
 }
-_EXPRESSION = "…"
 Record = Mapping[str, Any]
 
 
 def guide() -> str:
-    """Lossless decoding, lenience, fixed weights and the packaged head, task by task."""
+    """Methods on each task of the embedded pair."""
     parts = []
     for task in TASKS:
         records = read_asked(RESULTS / f"{task}.json")
@@ -64,41 +60,8 @@ def _quality_and_acceptance(records: Sequence[Record]) -> str:
     return table(("method", "accepted / drafted", "quality"), rows)
 
 
-def refusals() -> str:
-    """Every message with which a call is refused, by the room that refuses; `…` stands for what was given."""
-    parts = []
-    for title, name in REFUSING.items():
-        said = sorted(set(_messages(ast.parse((PACKAGE / name).read_text()))))
-        parts.append(f"### {title}\n\n" + "\n".join(f"- {_quoted(message)}" for message in said))
-    return "\n\n".join(parts)
-
-
-def _messages(tree: ast.AST) -> Iterator[str]:
-    """What a module raises in its own words."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call) and node.exc.args:
-            told = _text(node.exc.args[0])
-            if told is not None and ast.unparse(node.exc.func) in REFUSALS:
-                yield told
-
-
-def _text(node: ast.expr) -> str | None:
-    """A literal or an f-string, with `…` for its expressions."""
-    if isinstance(node, ast.Constant) and isinstance(node.value, str):
-        return node.value
-    if isinstance(node, ast.JoinedStr):
-        parts = (part.value if isinstance(part, ast.Constant) else _EXPRESSION for part in node.values)
-        return re.sub(f"{_EXPRESSION}+", _EXPRESSION, "".join(str(part) for part in parts))
-    return None
-
-
-def _quoted(message: str) -> str:
-    """As code, whatever it holds."""
-    return f"`` {message} ``"
-
-
 def drafts() -> str:
-    """What tuning a draft comes to, losslessly and with a head."""
+    """Tuned draft models, with lossless decoding and with a head."""
     found = json.loads((RESULTS / "drafts-math.json").read_text())
     records = [record for record in found["records"] if record["method"] != "target"]
     rows = (
@@ -112,46 +75,68 @@ def drafts() -> str:
     return table(("draft", "method", "accepted / drafted", "quality"), rows)
 
 
-def real() -> str:
-    """Looked-up drafts on a real model."""
+def lookup() -> str:
+    """Prompt lookup on SmolLM2."""
     return render_real.study(RESULTS / "real" / "lookup-scitldr.json")
 
 
-def made() -> str:
-    """Drafts of its own layers, on the same model."""
+def own_layers() -> str:
+    """Draft models made of SmolLM2's own layers."""
     return render_real.study(RESULTS / "real" / "draft-scitldr.json")
+
+
+def families() -> str:
+    """Model types by how they are served, from a run of `make families`."""
+    found = json.loads((RESULTS / "families.json").read_text())
+    kinds = sorted(found["model_types"].items(), key=lambda item: -len(item[1]))
+    rows = (
+        [_KINDS.get(kind, kind), str(len(names)), ", ".join(f"`{name}`" for name in names)] for kind, names in kinds
+    )
+    return f"{table(('served', 'number', 'model types'), rows)}\n\ntransformers {found['transformers']}."
+
+
+_KINDS = {
+    "equal": "yes",
+    "equal, refused, refused": "at batch size 1 only",
+    "refused": "no: refused with an error",
+}
+
+
+def _headed(parts: Mapping[str, str]) -> str:
+    return "\n\n".join(f"## {title}\n\n{text}" for title, text in parts.items() if text)
 
 
 SECTIONS = {
     "first": render_readme.first,
+    "brief": render_readme.brief,
     "pair": render_tables.pair,
     "heads": render_tables.heads,
     "compiled": render_tables.compiled,
     "adaptive": render_tables.adaptive,
     "speed": render_tables.speed,
-    "results": results,
     "guide": guide,
     "drafts": drafts,
-    "real": real,
-    "qwen-coder": render_pair.pair,
-    "made": made,
-    "refusals": refusals,
+    "lookup": lookup,
+    "own-layers": own_layers,
+    "tasks": lambda: _headed(render_results.tasks(RESULTS)),
+    "learning": lambda: _headed(render_learning.studies(RESULTS)),
+    "mixture-heads": lambda: _headed(render_studies.studies(RESULTS)),
+    "smollm2": lambda: _headed(dict(render_real.real(RESULTS / "real"))),
     **render_serving.SECTIONS,
 }
 
 
 def render(text: str) -> str:
-    """A page with its marks replaced.
+    """A page with the current figures.
 
     Raises:
-        KeyError: for a mark that is no section.
+        KeyError: for a name that is not in `SECTIONS`.
     """
-    text = _FILE.sub(lambda mark: _file(mark.group(1)), text)
-    return _MARK.sub(lambda mark: SECTIONS[mark.group(1)](), text)
+    return _MARK.sub(lambda mark: f"{mark[1]}\n{SECTIONS[mark[2]]()}\n\n{mark[3]}", text)
 
 
 def _file(name: str) -> str:
-    """A file of the repository, with its links among those that have a page."""
+    """A file of the repository, with links to the pages of other files."""
     text = (ROOT / name).read_text()
     for other, page in FILES.items():
         text = text.replace(f"]({other}", f"]({page}")
@@ -160,7 +145,7 @@ def _file(name: str) -> str:
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
     """Called by mkdocs for every page."""
-    return render(markdown)
+    return _FILE.sub(lambda mark: _file(mark.group(1)), markdown).replace("](../results/", "](results/")
 
 
 def on_page_content(html: str, **_: Any) -> str:
@@ -183,6 +168,13 @@ def on_files(files: Any, config: Any) -> Any:
 
     for picture in sorted(RESULTS.glob("*.png")):
         files.append(File.generated(config, f"results/{picture.name}", abs_src_path=str(picture)))
-    for name, content in render_pair.draw():
-        files.append(File.generated(config, f"results/{name}", content=content))
     return files
+
+
+def main() -> None:
+    for page in PAGES:
+        page.write_text(render(page.read_text()))
+
+
+if __name__ == "__main__":
+    main()

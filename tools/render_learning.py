@@ -1,4 +1,4 @@
-"""Studies of heads that see the drafted token: does learning pay, what could, and what the dial does."""
+"""Studies of token heads: their gain over lenience, its upper bound, and certified strictness."""
 
 import json
 from collections.abc import Mapping
@@ -24,23 +24,23 @@ COMMANDS = {
 }
 _WORDS = {
     "lossless": "lossless",
-    "diversed-mixture": "mixture head: one weight for all tokens",
-    "diversed": "**head that sees the token**",
+    "diversed-mixture": "mixture head: one weight per position",
+    "diversed": "**token head**",
     "seed-43": "the same, seed 43",
     "seed-44": "the same, seed 44",
-    "drop-0.005": "trained for half the drop",
+    "drop-0.005": "trained for half the quality drop",
     "frozen-slope": "its slope on log p/q not learned",
     "frozen-bias": "its bias not learned",
-    "hidden-states": "hidden states seen as well",
+    "hidden-states": "with hidden states as inputs",
     "gelu-64": "64 GELU units",
 }
-_MATCHED = {"lenience": "lenience, matched", "untrained": "its start, untrained, matched"}
+_MATCHED = {"lenience": "lenience, matched", "untrained": "untrained head, matched"}
 _BEST = "diversed"
 _ORDERS = {
     "oracle": "an oracle",
     "lenience": "p/q, as lenience",
     "mixture head": "the mixture head",
-    "token head": "the head that sees the token",
+    "token head": "the token head",
 }
 Found = Mapping[str, Any]
 
@@ -48,14 +48,14 @@ Found = Mapping[str, Any]
 def studies(folder: Path) -> dict[str, str]:
     """Those that were made, by their headings."""
     learned = _found(folder, "learning-{}.json")
-    parts = {"Does learning pay?": _learning(learned)} if learned else {}
+    parts = {"Trained heads against lenience": _learning(learned)} if learned else {}
     if "math" in learned:
-        parts["Seeds, bounds, parts and inputs of a head"] = _ablations(learned["math"])
+        parts["Seeds, drops, parameters and inputs"] = _ablations(learned["math"])
     if ceilings := _found(folder, "ceiling-{}.json"):
-        parts["What is there to gain?"] = _ceilings(ceilings)
+        parts["Upper bound of the gain"] = _ceilings(ceilings)
     calibrated = [folder / name for name in COMMANDS if name.startswith("calibration")]
     certified = [_calibration(json.loads(path.read_text())) for path in calibrated if path.is_file()]
-    return {**parts, "Certified dials": "\n\n".join(certified)}
+    return {**parts, "Certified strictness": "\n\n".join(certified)}
 
 
 def _found(folder: Path, pattern: str) -> dict[str, Found]:
@@ -64,7 +64,7 @@ def _found(folder: Path, pattern: str) -> dict[str, Found]:
 
 
 def _learning(found: Mapping[str, Found]) -> str:
-    """Each task's rules at about one acceptance, and what the trained heads are better by."""
+    """Each task's methods at similar acceptance, and the trained heads' differences to them."""
     names = ["lossless", "diversed-mixture", CASCADE, *_MATCHED, _BEST, "seed-43", "seed-44"]
     rows = []
     for name in names:
@@ -76,14 +76,14 @@ def _learning(found: Mapping[str, Found]) -> str:
     header = ["rule", *(f"{task}: {what}" for task in found for what in ("accepted", _metric(found[task])))]
     samples = "; ".join(f"{task}: {prompts(study['records'])}" for task, study in found.items())
     note = (
-        "Lenience and the untrained start are set so that they would accept as much as the head "
-        f"on rollouts of training prompts ({samples}):"
+        "Lenience and the untrained head are set to the trained head's acceptance on rollouts of training prompts "
+        f"({samples}):"
     )
     return "\n\n".join([note, table(header, rows), _differences(found)])
 
 
 def _differences(found: Mapping[str, Found]) -> str:
-    """Heads of three seeds, taken together, against each rule."""
+    """Heads of three seeds, pooled, against each method."""
     kinds = [*_MATCHED.values(), f"`{CASCADE}`", "the mixture head"]
     values = [[study["comparisons"][place] for study in found.values()] for place in range(len(kinds))]
     flat = [1.0 if one["quality_p"] is None else one["quality_p"] for row in values for one in row]
@@ -100,12 +100,12 @@ def _differences(found: Mapping[str, Found]) -> str:
         for kind, row in zip(kinds, values)
     ]
     header = [
-        "heads of three seeds against",
-        *(f"{task}: {what}" for task in found for what in ("accepted", "better by")),
+        "heads of three seeds minus",
+        *(f"{task}: {what}" for task in found for what in ("accepted", "quality")),
     ]
     note = (
-        "In points, with 95% bounds clustered by prompt; p is corrected for all comparisons of this table (Holm). "
-        "Seeds count as fixed:"
+        "In points, with 95% intervals clustered by prompt; p-values are corrected for all comparisons of this table "
+        "(Holm). Seeds are fixed effects:"
     )
     return f"{note}\n\n{table(header, rows)}"
 
@@ -121,7 +121,7 @@ def _ablations(study: Found) -> str:
         ]
         for name in names
     ]
-    header = ("head on math", "accepted / drafted", _metric(study), "the packaged one is better by")
+    header = ("head on math", "accepted / drafted", _metric(study), "quality of the packaged head minus its own")
     return f"{prompts(study['records'])}:\n\n{table(header, rows)}"
 
 
@@ -135,14 +135,15 @@ def _ceilings(found: Mapping[str, Found]) -> str:
             rows.append([task, words, *cells, percent(free), percent(1.0 - (1.0 - lossless) * (1.0 - free))])
     first = next(iter(found.values()))
     shares = [f"{row['kept']:.0%} kept" for row in first["shares"]["oracle"]]
-    header = ("task", "who chooses", *shares, "free", "verified acceptance then")
+    header = ("task", "ranked by", *shares, "free share", "verified acceptance with it")
     tried = ", ".join(f"{study['positions']:,} ({task})" for task, study in found.items())
     lossless = ", ".join(f"{percent(study['lossless_acceptance'])} ({task})" for task, study in found.items())
     note = (
-        f"Tokens that lossless decoding rejects ({tried}), continued by the target from both "
-        f"branches, {first['continuations']} times each. Costs of keeping shares of them, in points of the score per "
-        "completion, to first order; the oracle goes by one half of the continuations and is charged by the other. "
-        f"Free is the largest share that costs nothing; lossless decoding accepts {lossless} of what it verifies:"
+        f"The target continues both the draft token and its replacement at positions where lossless decoding rejects "
+        f"({tried}), {first['continuations']} times each. Cells are the cost of accepting a share of these tokens, in "
+        "points of the score per completion, to first order. The oracle ranks by one half of the continuations and "
+        "is scored by the other. The free share is the largest one without a cost. Lossless decoding accepts "
+        f"{lossless} of the tokens it verifies:"
     )
     return f"{note}\n\n{table(header, rows)}"
 
@@ -156,15 +157,18 @@ def _calibration(found: Found) -> str:
         [f"{row['strictness']:g}", percent(row["acceptance_rate"]), _in_points(row["drop"])] for row in found["pool"]
     ]
     note = (
-        f"The dial of the {found['task']} head, and {found['calibrations']} calibrations of "
-        f"{found['prompts_per_calibration']} prompts each, drawn anew from that pool, at a confidence of "
+        f"Strictness of the {found['task']} head, and {found['calibrations']} calibrations of "
+        f"{found['prompts_per_calibration']} prompts each, resampled from that pool, at a confidence of "
         f"{found['confidence']:.0%}:"
     )
-    worst = "No dial falls below the target here, so no statement could fail."
+    worst = "No strictness loses quality here, so no certificate could be wrong."
     if found["hardest"]:
         kept = percent(min(row["kept"] for row in found["hardest"]))
-        worst = f"Of statements just below a dial's own drop, which are hardest to keep, {kept} were kept at worst."
-    header = ("tolerated drop, points", "certified some dial", "kept their word", "dials taken")
+        worst = (
+            "For tolerated drops just below a strictness's true drop, the hardest case, at least "
+            f"{kept} of the calibrations were right."
+        )
+    header = ("tolerated drop, points", "certified a strictness", "were right", "certified strictness (count)")
     curve = table(("`diversed_strictness`", "accepted / drafted", "below the target, points"), dial)
     return "\n\n".join([note, curve, table(header, stated), worst])
 

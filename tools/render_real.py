@@ -14,7 +14,7 @@ FURTHER = "lenience-scitldr.json"
 
 
 def _command(name: str, task: str, options: str, gamma: int = 10, batch_sizes: str = "1") -> str:
-    """What measures a study; both tasks take their texts from one file."""
+    """The command of a study; both tasks read one file of texts."""
     return (
         f"python benchmarks/real.py --output build/{name} --data {task}=scitldr_800.jsonl --temperature 0.3 "
         f"--gamma {gamma} --dtype bfloat16 --threads 1 --num-examples 96 --batch-sizes {batch_sizes} {options} "
@@ -50,9 +50,9 @@ COMMANDS = {
         for dtype in ("bfloat16", "float32")
     },
 }
-_DRAFTS = {"lookup": "looked up in the prompt", "draft": "of a model made of its own layers"}
-_NAMES = {"target": "plain", "lossless": "`lossless`", "upstream": "upstream's, lossless"}
-_HEADS = {"head-token-aware": "a head that sees the token", "head-mixture": "a mixture head"}
+_DRAFTS = {"lookup": "prompt lookup", "draft": "a draft model of its own layers"}
+_NAMES = {"target": "plain", "lossless": "`lossless`", "upstream": "transformers' assisted generation"}
+_HEADS = {"head-token-aware": "a token head", "head-mixture": "a mixture head"}
 _METRICS = {"rouge2": "ROUGE-2"}
 _PLAIN, _COMPILED = "target", ", compiled"
 Record = Mapping[str, Any]
@@ -65,12 +65,12 @@ def real(folder: Path) -> Iterator[tuple[str, str]]:
         if path.is_file():
             found = json.loads(path.read_text())
             if "settings" in found:
-                more = ", further rules" if name == FURTHER else ""
+                more = ", smaller lenience" if name == FURTHER else ""
                 for record in found["records"]:
-                    heading = f"SmolLM2: {record['task']}, drafts {_DRAFTS[record['regime']]}{more}"
+                    heading = f"{record['task']}, {_DRAFTS[record['regime']]}{more}"
                     yield heading, _study(name, found, record)
             else:
-                yield f"SmolLM2: what a draft would have to agree to pay, {found['dtype']}", _costs(found)
+                yield f"Acceptance that a draft model needs, {found['dtype']}", _costs(found)
 
 
 def study(path: Path) -> str:
@@ -80,8 +80,10 @@ def study(path: Path) -> str:
 
 
 def brief(path: Path) -> str:
-    """The same for who reads nothing else: what comes to less than the target's quality by a bound is left out. Rules
-    measured on the same prompts in a call of their own, `FURTHER`, stand behind, where that file lies beside it."""
+    """A shorter table, without methods whose quality is significantly below the target's.
+
+    The methods of `FURTHER`, measured on the same prompts, follow if that file exists.
+    """
     found = json.loads(path.read_text())
     record = found["records"][0]
     first = record["quality"][0]
@@ -98,12 +100,12 @@ def brief(path: Path) -> str:
         for row, single in [*_rows(record), *further]
         if row["quality_drop_ci"] is None or row["quality_drop_ci"][0] <= 0
     ]
-    header = ("rule", "drafts accepted", "tokens per target pass", _METRICS[first["metric"]], "tokens/s over plain")
+    header = ("method", "draft tokens accepted", "tokens per target forward", _METRICS[first["metric"]], "speedup")
     setting = (
         f"{prompts(record['quality'])}, temperature {first['temperature']:g}, "
-        f"{first['num_assistant_tokens']} drafts per round at most, 95% bounds clustered by prompt; eager, "
-        f"{found['provenance']['threads']} thread of a CPU, median (range) of {found['settings']['repeats']} turns, "
-        "one where no range is shown."
+        f"{first['num_assistant_tokens']} draft tokens per round at most, 95% intervals clustered by prompt; eager, "
+        f"{found['provenance']['threads']} CPU thread, median (range) of {found['settings']['repeats']} alternating "
+        "runs, one run where no range is given."
     )
     return f"{table(header, rows)}\n\n{setting}"
 
@@ -125,8 +127,8 @@ def _study(name: str, found: Record, record: Record) -> str:
     measured = {row["method"]: row for row in record["quality"]}
     timed = {part["batch_size"]: part["methods"] for part in record["seconds"]}
     engines = [(size, suffix) for size in timed for suffix in ("", _COMPILED) if _PLAIN + suffix in timed[size]]
-    header = ["rule", "accepted / drafted", _METRICS[first["metric"]], "below the target", "tokens per round"]
-    header += [f"over plain{suffix}, batch {size}" for size, suffix in engines]
+    header = ["method", "accepted / drafted", _METRICS[first["metric"]], "below the target", "tokens per round"]
+    header += [f"speedup{suffix}, batch {size}" for size, suffix in engines]
     rows = []
     for method in dict.fromkeys([*measured, *(label for part in timed.values() for label in part)]):
         if method.endswith(_COMPILED):
@@ -141,10 +143,10 @@ def _study(name: str, found: Record, record: Record) -> str:
     settings = found["settings"]
     setting = (
         f"SmolLM2-135M-Instruct in {settings['dtype']} on {source['device']}, {source['threads']} thread(s); "
-        f"{prompts(record['quality'])}, temperature {first['temperature']:g}, {first['num_assistant_tokens']} drafts "
-        f"per round at most, {first['max_new_tokens']} new tokens; 95% bounds clustered by prompt. Over plain: tokens "
-        f"per second over those of plain decoding by the same engine, {settings['timed_prompts']} prompts in "
-        f"{settings['repeats']} alternating turns: the median turn, and the lowest and highest."
+        f"{prompts(record['quality'])}, temperature {first['temperature']:g}, {first['num_assistant_tokens']} draft "
+        f"tokens per round at most, {first['max_new_tokens']} new tokens; 95% intervals clustered by prompt. Speedup: "
+        f"tokens per second over those of plain decoding with the same engine, {settings['timed_prompts']} prompts, "
+        f"median (range) of {settings['repeats']} alternating runs."
     )
     parts = [setting, table(header, rows), f"Measured by `{COMMANDS[name]}`."]
     if "draft" in found:
@@ -153,12 +155,12 @@ def _study(name: str, found: Record, record: Record) -> str:
 
 
 def _draft(made: Record) -> str:
-    """What a draft is made of, and how it learned."""
+    """The draft model's parts and its training."""
     layers = ", ".join(str(layer) for layer in made["layers"])
     learned = ", ".join(f"{100 * point['acceptance']:.1f}% after {point['step']}" for point in made["held_out"])
     return (
-        f"The draft: layers {layers} of the target's, output rows for {made['vocabulary']:,} ids, trained towards the "
-        f"target's laws on its own completions. What a lossless rule would accept of each token of held-out ones: "
+        f"The draft model has layers {layers} of the target and output rows for {made['vocabulary']:,} ids. It was "
+        "distilled on completions of the target. Expected lossless acceptance on held-out completions: "
         f"{learned} updates."
     )
 
@@ -182,15 +184,15 @@ def _name(method: str) -> str:
 
 
 def _costs(found: Record) -> str:
-    """What drafts cost, and the acceptance that pays for them."""
+    """Costs of draft models, and the acceptance at which they pay."""
     costs = found["costs"]
     words = (
         f"CPU time of one thread, one row, {found['dtype']}, behind {found['context']} tokens: the target takes "
         f"{1e3 * costs['target']:.0f} ms for a token and {1e3 * costs['block']:.0f} ms for six; the loop adds "
-        f"{1e3 * costs['overhead']:.0f} ms to a round. Were drafts accepted independently of each other "
-        "(arXiv 2211.17192), at the best draft length:"
+        f"{1e3 * costs['overhead']:.0f} ms to a round. If draft tokens are accepted independently (arXiv 2211.17192), "
+        "at the best number of draft tokens per round:"
     )
-    header = ["draft", "ms per draft", "acceptance to break even", "for 1.5x plain"]
+    header = ["draft", "ms per draft token", "acceptance to break even", "for 1.5x plain"]
     rates = list(found["records"][0]["by_acceptance"])[-3:]
     rows = []
     for record in found["records"]:
@@ -201,7 +203,9 @@ def _costs(found: Record) -> str:
                 record["draft"],
                 f"{record['milliseconds']:.1f}",
                 *("-" if value is None else f"{value:.2f}" for value in needed),
-                *(f"{entry['speedup']:.2f}x ({entry['gamma']} drafts)" for entry in best),
+                *(f"{entry['speedup']:.2f}x ({entry['gamma']})" for entry in best),
             ]
         )
-    return f"{words}\n\n{table([*header, *(f'gain at {rate}' for rate in rates)], rows)}"
+    figures = table([*header, *(f"speedup at {rate} (draft tokens)" for rate in rates)], rows)
+    folded = f'<details markdown="1"><summary>Costs by layers and vocabulary</summary>\n\n{figures}\n\n</details>'
+    return f"{words}\n\n{folded}"

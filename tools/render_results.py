@@ -16,7 +16,7 @@ from hf_diversed.evaluation import markdown_table
 from hf_diversed.evaluation.curves import read_records, to_curves
 from hf_diversed.evaluation.frontier import DIVERSED
 from hf_diversed.formatting import percent, with_bounds
-from tools import render_learning, render_real, render_studies
+from tools import render_learning, render_studies
 from tools.markdown import table
 
 
@@ -47,20 +47,16 @@ COMMANDS = {
 Record = Mapping[str, Any]
 
 
-def results(folder: Path = RESULTS) -> str:
-    """The section, every part under its heading."""
+def tasks(folder: Path = RESULTS) -> dict[str, str]:
+    """Methods by task and setting, under their headings."""
     studied = [*render_learning.COMMANDS, *render_studies.COMMANDS]
-    parts = {
+    return {
         "Methods and tasks": _methods_and_tasks(folder),
         "The frontier": _frontier(folder),
         "Heads on other tasks": _transfer(folder),
         "Temperatures and draft lengths": "\n\n".join(_sweeps(folder)),
-        **render_learning.studies(folder),
-        **render_studies.studies(folder),
-        **dict(render_real.real(folder / "real")),
         "Other studies": "\n\n".join(_how_to_make(name) for name in studied if not (folder / name).is_file()),
     }
-    return "\n\n".join(f"### {title}\n\n{text}" for title, text in parts.items() if text)
 
 
 def missing(folder: Path = RESULTS) -> list[str]:
@@ -127,7 +123,7 @@ def _methods_and_tasks(folder: Path) -> str:
     )
     note = (
         f"Accepted / drafted and quality ({metrics}) at temperature {first['temperature']:g}, "
-        f"{first['num_assistant_tokens']} drafts per round. {_widest(records)}"
+        f"{first['num_assistant_tokens']} draft tokens per round. {_widest(records)}"
     )
     return "\n\n".join([note, markdown_table(records), *gaps])
 
@@ -142,9 +138,9 @@ def _frontier(folder: Path) -> str:
     others = [record for record in records if record.get("static_gain") is not None and record not in dials]
     above = [record for record in dials if (record.get("static_gain_ci") or (-1.0,))[0] > 0]
     parts = [
-        f"![Quality against acceptance on {front.task}](results/{PICTURE})",
-        f"On {front.task} ({_samples(dials[0] if dials else records[0])} samples), {len(above)} of {len(dials)} dial "
-        "settings of DIVERSED lie above the interpolated static curve with their lower 95% bound.",
+        f"![Quality against acceptance on {front.task}](../results/{PICTURE})",
+        f"On {front.task} ({_samples(dials[0] if dials else records[0])} samples), {len(above)} of {len(dials)} "
+        "strictness settings of DIVERSED have a lower 95% bound above the interpolated static curve.",
     ]
     if above or others:
         figures = ("acceptance_rate", "quality", "static_gain")
@@ -160,7 +156,7 @@ def _transfer(folder: Path) -> str:
     records, gaps = _read(folder, ["transfer.json"])
     if gaps:
         return gaps[0]
-    note = f"Mixture heads on other tasks than their own (accepted / quality, n = {_samples(records[0])})."
+    note = f"Mixture heads on tasks that they were not trained for (accepted / quality, n = {_samples(records[0])})."
     note = f"{note} {_widest(records)}"
     return "\n\n".join([note, pivot(records, "trained_on", "tested_on", "trained on, tested on:")])
 
@@ -170,11 +166,11 @@ def _sweeps(folder: Path) -> list[str]:
     parts = []
     for column, files, words in (
         ("temperature", ("math-t0.json", "math-t0.1.json", "math.json"), "Temperature"),
-        ("num_assistant_tokens", ("math-g3.json", "math.json", "math-g7.json"), "Drafts per round"),
+        ("num_assistant_tokens", ("math-g3.json", "math.json", "math-g7.json"), "Draft tokens per round"),
     ):
         records, gaps = _read(folder, files)
         if len({record[column] for record in records}) > 1:  # the main run alone is no sweep
-            note = f"{words} on math (accepted / quality), with the head that was trained at temperature 1."
+            note = f"{words} on math (accepted / quality), with the head trained at temperature 1."
             parts.append("\n\n".join([f"{note} {_widest(records)}", pivot(records, "method", column, "method")]))
         parts += [gap for gap in gaps if gap != _how_to_make("math.json")]  # which is said above
     return parts
@@ -211,7 +207,7 @@ def _widest(records: Sequence[Record]) -> str:
         bounds = [record[f"{name}_ci"] for record in records if record[f"{name}_ci"] is not None]
         widths[name] = max((100 * (high - low) / 2 for low, high in bounds), default=0.0)
     return (
-        f"95% bounds, clustered by prompt, are at most {widths['acceptance_rate']:.1f} (accepted) and "
+        f"95% intervals, clustered by prompt, are at most {widths['acceptance_rate']:.1f} (accepted) and "
         f"{widths['quality']:.1f} (quality) points wide to either side."
     )
 

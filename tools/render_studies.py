@@ -1,4 +1,4 @@
-"""Studies of mixture heads on math: what they must see, where they are strict, and tuned drafts."""
+"""Studies of mixture heads on math: their inputs, their weights by kind of token, and tuned drafts."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,15 +20,15 @@ COMMANDS = {
     """'{"max_steps":80,"eval_steps":40,"save_steps":40}'""",
 }
 _INTRODUCTIONS = {
-    "controls-math.json": "A head that sees nothing, and one that sees what belongs to other positions",
-    "features-math.json": "What a head sees, and its shape",
-    "starts-math.json": "The weight that a head starts from",
+    "controls-math.json": "A head without inputs, and one with inputs of other positions",
+    "features-math.json": "The head's inputs and architecture",
+    "starts-math.json": "The head's initial weight",
 }
 _HEADINGS = {
-    "controls-math.json": "Controls of mixture heads",
-    "features-math.json": "What mixture heads see",
-    "starts-math.json": "Where mixture heads start",
-    "roles-math.json": "Where the mixture head is strict",
+    "controls-math.json": "Controls",
+    "features-math.json": "Inputs",
+    "starts-math.json": "Initial weights",
+    "roles-math.json": "Weights by kind of token",
     "drafts-math.json": "Tuned drafts",
 }
 _PAPERS_DRAFTS = (
@@ -40,7 +40,7 @@ Record = Mapping[str, Any]
 
 
 def studies(folder: Path) -> dict[str, str]:
-    """Those that were made, by their headings."""
+    """The studies that have results, by their headings."""
     made = {name: folder / name for name in COMMANDS if (folder / name).is_file()}
     return {_HEADINGS[name]: _render(name, json.loads(path.read_text())) for name, path in made.items()}
 
@@ -63,8 +63,8 @@ def _heads(records: Iterable[Record], beside: Mapping[str, Record]) -> str:
         "accepted / drafted",
         "quality",
         "above the static curve",
-        "`diversed` accepts more by",
-        "is better by",
+        "acceptance of `diversed` minus its own",
+        "quality of `diversed` minus its own",
     )
     rows = (
         [
@@ -78,7 +78,7 @@ def _heads(records: Iterable[Record], beside: Mapping[str, Record]) -> str:
 
 
 def _changes(argv: Sequence[str], words: str) -> str:
-    """What a study's heads were trained with beside the packaged head's settings."""
+    """The settings of a study's heads that differ from the packaged head's."""
     return f"{words} `{argv[argv.index('--set') + 1]}`" if "--set" in argv else ""
 
 
@@ -93,13 +93,13 @@ def _drafts(records: Sequence[Record], argv: Sequence[str]) -> str:
         if record["method"] != "target"
     ]
     changes = _changes(argv, ", trained with")
-    words = f"Tuned drafts (LoRA), each with a mixture head of its own{changes} ({prompts(records)}):"
+    words = f"Draft models tuned with LoRA, each with its own mixture head{changes} ({prompts(records)}):"
     figures = table(("draft", "method", "accepted / drafted", "quality"), rows)
     return f"{words}\n\n{figures}\n\n{_PAPERS_DRAFTS}"
 
 
 def _roles(roles: Mapping[str, Mapping[str, float]], num_prompts: int) -> str:
-    header = ("token", "mean w", "mean TV(p, q)", "share from the draft", "verified tokens")
+    header = ("token", "mean w", "mean TV(p, q)", "accepted draft tokens", "verified tokens")
     rows = (
         [
             role,
@@ -110,4 +110,4 @@ def _roles(roles: Mapping[str, Mapping[str, float]], num_prompts: int) -> str:
         ]
         for role, row in roles.items()
     )
-    return f"Where the mixture head of math is strict ({num_prompts:,} prompts):\n\n{table(header, rows)}"
+    return f"The mixture head of math ({num_prompts:,} prompts):\n\n{table(header, rows)}"

@@ -1,4 +1,4 @@
-"""Tables of the documentation: the embedded pair, its packaged heads, and what rounds cost, from the JSON results."""
+"""Tables of the embedded pair, its packaged heads and the cost of rounds, from the JSON results."""
 
 import json
 from pathlib import Path
@@ -18,17 +18,22 @@ LARGER = RESULTS / "embedded-1024.json"
 
 
 def compiled() -> str:
-    """Compiled rounds: against upstream's, against plain decoding that is compiled as well, and their own part."""
+    """Compiled rounds against transformers' loop and compiled plain decoding, and the library's part of a round."""
     record = json.loads(COMPILED.read_text())
     by_threads = record["by_threads"]
     sizes = list(next(iter(by_threads.values()))["throughput_ratio_by_batch"])
-    against = "tokens/s, batch {} against upstream's batch 1"
+    against = "tokens/s, batch {} over transformers' assisted generation at batch 1"
     plain = "tokens/s of the mixture head over compiled plain"
     rows = {
-        "cost of a round, batch 1, against upstream's": lambda part: part["round_cost_ratio"],
+        "cost of a round over that of transformers' assisted generation, batch 1": lambda part: part[
+            "round_cost_ratio"
+        ],
         **{against.format(n): lambda part, n=n: part["throughput_ratio_by_batch"][n] for n in sizes},
         f"{plain} decoding, batch 1": lambda part: part["head_throughput_ratio_to_plain_compiled"]["1"],
-        **{f"% of a round beside the forwards, batch {n}": lambda part, n=n: part["own_percent"][n] for n in sizes},
+        **{
+            f"% of a round outside the forward passes, batch {n}": lambda part, n=n: part["own_percent"][n]
+            for n in sizes
+        },
     }
     figures = table(
         ("embedded pair, compiled", *(f"{n} thread(s)" for n in by_threads)),
@@ -37,10 +42,10 @@ def compiled() -> str:
     source, part = next(iter(record["provenance"].values())), next(iter(by_threads.values()))
     setting = (
         f"Median (quartiles) of {record['repeats']} alternating runs; w = {record['weight']}, "
-        f"{record['num_assistant_tokens']} drafts per round, {record['max_new_tokens']} new tokens, acceptance rate "
-        f"{part['acceptance_rate']:.0%} ({part['head_acceptance_rate']:.0%} with the head); {source['device']}, torch "
-        f"{source['versions']['torch']}, transformers {source['versions']['transformers']}. Compiled once per shape: "
-        f"{max(part['compile_seconds'].values()):.0f} s at most, with inductor's cache as that run found it."
+        f"{record['num_assistant_tokens']} draft tokens per round, {record['max_new_tokens']} new tokens, acceptance "
+        f"rate {part['acceptance_rate']:.0%} ({part['head_acceptance_rate']:.0%} with the head); {source['device']}, "
+        f"torch {source['versions']['torch']}, transformers {source['versions']['transformers']}. Compilation, once "
+        f"per shape: at most {max(part['compile_seconds'].values()):.0f} s, partly from inductor's cache on disk."
     )
     return f"{figures}\n\n{setting}"
 
@@ -59,29 +64,31 @@ def adaptive() -> str:
     lengths = ", ".join(name for name in record["records"][0]["tokens_per_second"] if name.isdigit())
     setting = (
         f"Tokens per second of CPU time, {record['engine']} engine, batch 1; {record['num_examples']} held-out "
-        f"prompts in {record['repeats']} alternating turns, against constant lengths of {lengths}."
+        f"prompts in {record['repeats']} alternating turns, compared with constant lengths of {lengths}."
     )
-    header = ("task, rule", "drafts per round", "over the best constant length", "over 5")
+    header = ("task, method", "draft tokens per round", "over the best constant length", "over length 5")
     return f"{table(header, lines)}\n\n{setting}"
 
 
 def speed() -> str:
-    """Ratios against upstream's loop, with the middle half of the repeats."""
+    """Ratios to transformers' assisted generation, with quartiles."""
     record = json.loads(SPEED.read_text())
     gains = {
         "cost of a round, batch 1": record["round_cost_ratio"],
         **{
-            f"tokens per second, batch {size} against upstream's batch 1": spread
+            f"tokens per second, batch {size} over transformers' batch 1": spread
             for size, spread in record["throughput_ratio_by_batch"].items()
         },
     }
-    figures = table(("embedded pair", "ours / upstream"), ((name, _spread(spread)) for name, spread in gains.items()))
+    figures = table(
+        ("embedded pair", "hf_diversed / transformers"), ((name, _spread(spread)) for name, spread in gains.items())
+    )
     source = record["provenance"]
     versions = source["versions"]
     setting = (
         f"Median (quartiles) of {record['repeats']} alternating runs in one process; w = {record['weight']}, "
-        f"{record['num_assistant_tokens']} drafts per round, {record['max_new_tokens']} new tokens, acceptance rate "
-        f"{record['acceptance_rate']:.0%}; "
+        f"{record['num_assistant_tokens']} draft tokens per round, {record['max_new_tokens']} new tokens, acceptance "
+        f"rate {record['acceptance_rate']:.0%}; "
         f"{source['device']}, {source['threads']} threads, torch {versions['torch']}, "
         f"transformers {versions['transformers']}."
     )
@@ -89,14 +96,14 @@ def speed() -> str:
 
 
 def _larger_shapes() -> str:
-    """The pair's shapes at hidden size 1024, without weights: what a round costs, and a head's part in it."""
+    """The cost of a round at hidden size 1024 with random weights, and the head's part of it."""
     found = json.loads(LARGER.read_text())
     records = [record for record in found["records"] if record["method"] != "bandwidth limit"]
     source, drafted = found["provenance"], records[-1]
     note = (
         "The pair's shapes at hidden size 1024 with random weights, "
-        f"{drafted['num_assistant_tokens']} drafts per round, a given acceptance of "
-        f"{source['benchmark']['acceptance'][0]:g} per draft; medians (quartiles) of "
+        f"{drafted['num_assistant_tokens']} draft tokens per round, an imposed acceptance of "
+        f"{source['benchmark']['acceptance'][0]:g} per draft token; medians (quartiles) of "
         f"{source['benchmark']['repeats']} alternating runs on {source['device']}, {source['threads']} thread(s):"
     )
     lines = []
@@ -109,7 +116,7 @@ def _larger_shapes() -> str:
 
 
 def pair() -> str:
-    """What the pair is and does, from the record of its training."""
+    """Size, training and quality of the pair, from the record of its training."""
     record = json.loads(TRAINING.read_text())
     held_out, target, draft = record["held_out"], record["training"]["target"], record["training"]["draft"]
     minutes = (target["seconds"] + draft["seconds"]) / 60
@@ -119,8 +126,9 @@ def pair() -> str:
         f"Target {target['parameters'] / 1e6:.1f} M parameters, draft {draft['parameters'] / 1e6:.2f} M; training "
         f"took {minutes:.0f} minutes with {record['threads']} thread(s). "
         f"On {held_out['n']} held-out prompts per task at temperature 1, "
-        f"{held_out['num_assistant_tokens']} drafts per round, quality (accuracy, ROUGE-2, pass@1) and acceptance "
-        f"(accepted / drafted). Of the prompts' and references' word 8-grams {repeated} occur in the training text."
+        f"{held_out['num_assistant_tokens']} draft tokens per round, quality (accuracy, ROUGE-2, pass@1) and "
+        f"acceptance (accepted / drafted). Of the prompts' and references' word 8-grams {repeated} occur in the "
+        "training text."
     )
     lines = []
     labels = {"target": "target alone", "draft": "draft alone", "lossless": "`lossless`"}
@@ -133,18 +141,18 @@ def pair() -> str:
 
 
 def heads() -> str:
-    """What the packaged heads do on held-out prompts."""
+    """The packaged heads on held-out prompts."""
     paths = sorted(RESULTS / f"{folder.name}.json" for folder in (WEIGHTS / HEADS).iterdir())
-    return "\n\n".join(_head(path) for path in paths if path.is_file())  # `results` says what makes the others
+    return "\n\n".join(_head(path) for path in paths if path.is_file())  # `tasks` names the commands for the others
 
 
 def _head(path: Path) -> str:
-    """One task's head beside the rules measured with it, and its training."""
+    """One task's head, the methods measured with it, and its training."""
     rows = {row["method"]: row for row in read_asked(path)}
     first = rows["diversed"]
     parts = [
         f"**{path.stem}** ({prompts([first])} samples, held out, temperature {first['temperature']:g}, "
-        f"{first['num_assistant_tokens']} drafts per round; 95% bounds clustered by prompt):",
+        f"{first['num_assistant_tokens']} draft tokens per round; 95% intervals clustered by prompt):",
         table(
             ("method", first["metric"], "below the target", "accepted / drafted", "tokens per round"),
             (
@@ -163,7 +171,7 @@ def _head(path: Path) -> str:
 
 
 def _training(task: str) -> str:
-    """How long the head took, from the log of its run."""
+    """The head's training, from the log of its run."""
     log = json.loads((RESULTS / "training" / f"{task}.json").read_text())["log_history"]
     source = json.loads((WEIGHTS / HEADS / task / "provenance.json").read_text())
     times = [line for line in log if "time/rollout" in line][-1]
@@ -172,10 +180,10 @@ def _training(task: str) -> str:
     shares = ", ".join(f"{name} {value / sum(spent.values()):.0%}" for name, value in spent.items() if name != "save")
     return (
         f"Trained in {sum(spent.values()) / 60:.0f} minutes by {source['world_size']} process(es) of "
-        f"{source['threads']} thread(s) ({shares}). Shipped is step {source['step']} of "
-        f"{source['training']['max_steps']}: on {source['num_eval_prompts']:,} evaluation prompts its drop was "
-        f"{100 * measured['quality_drop']:.1f} points, standard error {100 * measured['quality_drop_error']:.1f}; "
-        f"the bound of {100 * source['training']['max_quality_drop']:.1f} on their sum was "
+        f"{source['threads']} thread(s) ({shares}). The packaged head is that of step {source['step']} of "
+        f"{source['training']['max_steps']}: on {source['num_eval_prompts']:,} evaluation prompts its quality drop "
+        f"was {100 * measured['quality_drop']:.1f} points, standard error {100 * measured['quality_drop_error']:.1f}; "
+        f"the limit of {100 * source['training']['max_quality_drop']:.1f} on their sum was "
         f"{'' if kept else 'not '}kept."
     )
 

@@ -71,7 +71,7 @@ def test_the_page_shows_what_was_measured():
     page = (render_docs.ROOT / "docs" / "serving.md").read_text()
     measured = json.loads((RESULTS / "serving.json").read_text())
     for name, section in render_serving.SECTIONS.items():
-        assert f"<!-- generated: {name} -->" in page
+        assert f"<!-- begin:{name} -->" in page
         shown, records = section(), measured[name.removeprefix("serving-")]["records"]
         assert len(re.findall(r"^\| ", shown, re.MULTILINE)) == 1 + len(records)
         assert re.search(r"\d\.\d%", shown)
