@@ -128,13 +128,13 @@ def test_file_tree_is_the_file_tree():
 
 
 def test_every_public_name_is_in_the_reference():
-    """Catches a name of `hf_diversed.__all__` without documentation, and a rule without a line in its table."""
-    reference, rules = ((ROOT / "docs" / f"{name}.md").read_text() for name in ("api", "rules"))
+    """Catches a name of `hf_diversed.__all__` without documentation, and a verifier without a line in its table."""
+    reference, table = ((ROOT / "docs" / f"{name}.md").read_text() for name in ("api", "verifiers"))
     for name in set(hf_diversed.__all__) - {"VERIFIERS", "__version__"}:
         assert hasattr(hf_diversed, name), name
         assert f"::: hf_diversed.{name}\n" in reference, name
-    for rule in hf_diversed.VERIFIERS.values():
-        assert f"`{rule.__name__}(" in rules, rule
+    for verifier in hf_diversed.VERIFIERS.values():
+        assert f"`{verifier.__name__}(" in table, verifier
 
 
 def test_the_picture_of_a_round_is_as_its_tool_draws_it():

@@ -10,13 +10,13 @@ from tools.render_docs import render
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
-OFFLINE, HUB = re.findall(r"^```python\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
+HUB, OFFLINE = re.findall(r"^```python\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
 
 
 def test_is_one_page():
     """Catches a README that grows again: everything else has a place in the documentation."""
-    assert len(README.splitlines()) <= 150
-    assert len(README.encode()) <= 9_000
+    assert len(README.splitlines()) <= 120
+    assert len(README.encode()) <= 8_000
 
 
 def test_figures_are_rendered_from_results():
@@ -70,6 +70,6 @@ def test_links_hold_on_the_package_index():
 
 def test_every_rule_has_its_name_there():
     """Catches a registered rule that nobody can find."""
-    assert f"All {len(hf_diversed.VERIFIERS)} rules" in README
+    assert f"All {len(hf_diversed.VERIFIERS)} verifiers" in README
     for name in hf_diversed.VERIFIERS:
         assert f"`{name}`" in README, name

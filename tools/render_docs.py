@@ -9,12 +9,15 @@ replaces a line `<!-- file: NAME.md -->` with that file of the repository.
 import json
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from hf_diversed.formatting import with_bounds
+from hf_diversed.training.settings import HeadTrainingSettings
 from tools import (
     render_learning,
+    render_pair,
     render_readme,
     render_real,
     render_results,
@@ -88,17 +91,28 @@ def own_layers() -> str:
 def families() -> str:
     """Model types by how they are served, from a run of `make families`."""
     found = json.loads((RESULTS / "families.json").read_text())
-    kinds = sorted(found["model_types"].items(), key=lambda item: -len(item[1]))
+    names: dict[str, list[str]] = {words: [] for words in _SERVED.values()}
+    for kind, types in found["model_types"].items():
+        names[_SERVED.get(kind, "not tested")] += types
+    rows = ([words, str(len(types)), ", ".join(f"`{name}`" for name in types)] for words, types in names.items())
+    return f"{table(('supported', 'number', 'model types'), rows)}\n\ntransformers {found['transformers']}."
+
+
+def settings() -> str:
+    """The fields that `DiversedConfig` adds to `TrainingArguments`, or whose default it changes."""
     rows = (
-        [_KINDS.get(kind, kind), str(len(names)), ", ".join(f"`{name}`" for name in names)] for kind, names in kinds
+        [f"`{field.name}`", f"`{field.default!r}`", field.metadata["help"].replace("|", "or")]
+        for field in fields(HeadTrainingSettings)
+        if "help" in field.metadata
     )
-    return f"{table(('served', 'number', 'model types'), rows)}\n\ntransformers {found['transformers']}."
+    return table(("field", "default", "meaning"), rows)
 
 
-_KINDS = {
+_SERVED = {
     "equal": "yes",
     "equal, refused, refused": "at batch size 1 only",
-    "refused": "no: refused with an error",
+    "refused": "no: an error is raised",
+    "not testable": "not tested",
 }
 
 
@@ -122,6 +136,8 @@ SECTIONS = {
     "learning": lambda: _headed(render_learning.studies(RESULTS)),
     "mixture-heads": lambda: _headed(render_studies.studies(RESULTS)),
     "smollm2": lambda: _headed(dict(render_real.real(RESULTS / "real"))),
+    "families": families,
+    "qwen-coder": render_pair.pair,
     **render_serving.SECTIONS,
 }
 
@@ -145,7 +161,8 @@ def _file(name: str) -> str:
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
     """Called by mkdocs for every page."""
-    return _FILE.sub(lambda mark: _file(mark.group(1)), markdown).replace("](../results/", "](results/")
+    markdown = _FILE.sub(lambda mark: _file(mark.group(1)), markdown).replace("<!-- settings -->", settings())
+    return markdown.replace("](../results/", "](results/")
 
 
 def on_page_content(html: str, **_: Any) -> str:
@@ -168,6 +185,8 @@ def on_files(files: Any, config: Any) -> Any:
 
     for picture in sorted(RESULTS.glob("*.png")):
         files.append(File.generated(config, f"results/{picture.name}", abs_src_path=str(picture)))
+    for name, content in render_pair.draw():
+        files.append(File.generated(config, f"results/{name}", content=content))
     return files
 
 
