@@ -41,7 +41,8 @@ class SpeculativeStats:
     of B rows counts B rounds per target forward. Prefill is not a round. Tokens cut off by EOS, a stop string or the
     length limit count as neither drafted nor accepted. Means are over verified positions: the accepted ones and the
     rejected one. `engine` is "eager", "static" (fixed shapes), "compiled", or "compiled (forwards)" if verifier or
-    processors ran outside the compiled functions; `compile` counts compilations.
+    processors ran outside the compiled functions; `engine_reason` is why a call with `cache_implementation="static"`
+    was not compiled as a whole, empty if it was; `compile` counts compilations.
     `expected_accepted_sum` is the expectation of `num_accepted` given the draft tokens, before acceptance is drawn.
     """
 
@@ -64,6 +65,7 @@ class SpeculativeStats:
     strictness_count: int = 0
     per_row: list["SpeculativeStats"] = field(default_factory=list, repr=False)
     engine: str = ""
+    engine_reason: str = ""
     compile: CompileStats = field(default_factory=CompileStats)
 
     @property
@@ -130,8 +132,9 @@ class SpeculativeStats:
                 self.accepted_per_position = [a + b for a, b in zip(*padded)]
             elif item.name == "per_row":
                 self.per_row = mine + theirs
-            elif item.name == "engine":
-                self.engine = ", ".join(dict.fromkeys(name for name in (*mine.split(", "), theirs) if name))
+            elif item.name in ("engine", "engine_reason"):
+                between = ", " if item.name == "engine" else "; "
+                setattr(self, item.name, between.join(dict.fromkeys(x for x in (*mine.split(between), theirs) if x)))
             elif item.name == "compile":
                 self.compile.add(theirs)
             else:

@@ -9,7 +9,7 @@ from transformers import CompileConfig, PreTrainedModel
 
 from benchmarks.rounds.timing import Stopwatch
 from hf_diversed import _compat
-from hf_diversed.engines.compiling import Compiler, Shape, freeze
+from hf_diversed.engines.compiling import Compiler, Shape
 from hf_diversed.engines.static_model import StaticModel, extend
 
 
@@ -75,8 +75,9 @@ class CompiledForwards:
         """One forward of `width` tokens at the prompt's end, as a function of tensors that lie ready."""
         rows, capacity = model.buffers.real.shape
         compiler = Compiler(self._config, _compat.base_model(model.model))
-        run = compiler(extend, Shape(rows, capacity, (width, keep)), freeze((model.model, model.traits)))
+        shape = Shape(rows, capacity, (width, keep))
         last = self._inputs["input_ids"].shape[1] - 1
         columns = torch.arange(last, last + width, device=model.device).repeat(rows, 1)
         tokens = torch.zeros_like(columns)  # whichever: a forward takes the same time
-        return partial(run, model.model, model.traits, model.buffers, tokens, columns, keep)
+        inputs = (model.model, model.traits, model.buffers, tokens, columns, keep)
+        return partial(compiler.run, extend, shape, "", *inputs)

@@ -9,6 +9,7 @@ from torch import nn
 
 
 SMALLEST_CAPACITY = 256
+SMALLEST_LENGTH = 8
 States = list[torch.Tensor | None]
 
 
@@ -20,6 +21,11 @@ def capacity_for(columns: int) -> int:
 def size_for(rows: int) -> int:
     """The number of rows a batch of `rows` is run as: 1, 2, 4, 8, ..."""
     return _power_of_two(rows)
+
+
+def length_for(room: int) -> int:
+    """The most draft tokens of a round where rows have room for `room`: 8, 16, 32, ..."""
+    return max(SMALLEST_LENGTH, _power_of_two(max(room, 1)))
 
 
 def _power_of_two(number: int) -> int:

@@ -1,13 +1,13 @@
-"""Compiled functions that outlive a call: what they are keyed by, how many there are, how long they took."""
+"""Compiled functions that outlive a call: when one may be used again, how many are kept, what compiling took."""
 
 import itertools
 import sys
+import threading
 import time
 import types
 import weakref
-from collections import OrderedDict
 from collections.abc import Callable, Hashable
-from threading import RLock
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -20,14 +20,14 @@ from hf_diversed.outputs import CompileStats
 
 
 logger = _compat.get_logger(__name__)
-MAX_COMPILED = 64  # per target; those used longest ago go first
+MAX_COMPILED = 64  # functions per target model; the least recently used are dropped first
 _COMPILED_BY_UPSTREAM = ("cuda", "xpu", "neuron", "tpu")
 _REPLAYING_DEVICES = ("cuda",)
 _numbers = itertools.count()
-_compiled: "weakref.WeakKeyDictionary[nn.Module, OrderedDict[Hashable, CompiledFunction]]" = (
-    weakref.WeakKeyDictionary()
-)
-_lock = RLock()
+_compiled: "weakref.WeakKeyDictionary[nn.Module, list[CompiledFunction]]" = weakref.WeakKeyDictionary()
+_untraceable: "weakref.WeakKeyDictionary[nn.Module, str]" = weakref.WeakKeyDictionary()
+_warned: "weakref.WeakKeyDictionary[nn.Module, set[str]]" = weakref.WeakKeyDictionary()
+_lock, _compiling = threading.RLock(), threading.RLock()
 
 
 def how_to_compile(config: GenerationConfig, device: torch.device) -> CompileConfig | None:
@@ -50,132 +50,191 @@ def how_to_compile(config: GenerationConfig, device: torch.device) -> CompileCon
 
 
 class Shape(NamedTuple):
-    """What a function is compiled for, beside what is fixed for a whole call: rows, columns, and the rest."""
+    """The shape that a function is compiled for: rows, columns, and what else decides the shapes of its arguments."""
 
     rows: int
     columns: int
     rest: Hashable
 
 
-class CompiledFunction:
-    """A function compiled for one set of shapes and settings, which its key spells out.
+Key = tuple[Callable, Shape, Hashable]
 
-    Guards are what `torch.compile` checks at every call to see whether all that still holds, module by module
-    of both models. With the key complete they have nothing left to find, and are dropped.
+
+class CompiledFunction:
+    """A function that was compiled once, with the guards that `torch.compile` put on it.
+
+    `torch.compile` evaluates its guards at every call. Here `accepts` evaluates them, and `__call__` runs the code
+    that dynamo generated without them, so that a decoding call can pay for them once. Both are read from dynamo's
+    cache entry, as `torch._dynamo.aot_compile` does.
 
     Attributes:
-        graphs: how often it was compiled; more than once would mean an incomplete key.
-        seconds: what the first call took, compilation included; None before it.
+        key: what the function was compiled for; functions with one key differ in their guards.
+        labels: of the calls that have used it, see `Compiler.has`.
+        seconds: duration of compiling, the first run included.
     """
 
-    def __init__(self, function: Callable, shape: Shape, config: CompileConfig):
-        self.graphs = 0
-        self.seconds: float | None = None
-        self._what = f"{function.__name__} for {shape.rows} row(s) and {shape.columns} columns"
-        self._first = RLock()
-        options = _options(config) | {"guard_filter_fn": self._drop_guards}
-        copy = _with_code_of_its_own(function)
-        self._run = torch.compile(copy, backend=config.backend, options=options, fullgraph=True, dynamic=False)
+    def __init__(self, key: Key):
+        self.key, self.labels, self.seconds = key, set[str](), 0.0
+        self._function = _with_own_code(key[0])
+        self._names = self._function.__code__.co_varnames
+        self._run: Callable = self._function
 
-    def _drop_guards(self, guards: list) -> list[bool]:
-        self.graphs += 1  # asked once per compilation
-        return [False] * len(guards)
-
-    def __call__(self, *args):
-        if self.seconds is not None:
-            return self._run(*args)
-        with self._first:
-            start = time.perf_counter()
-            if self.seconds is None:
-                logger.warning(f"Compiling {self._what}, once per process ...")
-            result = self._run(*args)
-            if self.seconds is None:
-                self.seconds = time.perf_counter() - start
-                logger.warning(f"... compiled in {self.seconds:.0f} s.")
+    def compile(self, config: CompileConfig, args: tuple) -> Any:
+        """Compile the function for these arguments, and return its result for them."""
+        function, shape, _ = self.key
+        what = f"{function.__name__} for {shape.rows} row(s) and {shape.columns} columns"
+        logger.warning(f"Compiling {what}, once per process ...")
+        start = time.perf_counter()
+        run = torch.compile(
+            self._function, backend=config.backend, options=_options(config), fullgraph=True, dynamic=False
+        )
+        # Dynamo's cache entry refers to the code object that holds it, a cycle that the garbage collector cannot see.
+        weakref.finalize(self, torch._dynamo.eval_frame.remove_from_cache, self._function.__code__).atexit = False
+        with torch._dynamo.config.patch(skip_nnmodule_hook_guards=False):
+            result = run(*args)
+        for entry in self._entries():
+            self._run = types.FunctionType(entry.code, self._function.__globals__, self._function.__name__)
+        self.seconds = time.perf_counter() - start
+        logger.warning(f"... compiled in {self.seconds:.0f} s.")
         return result
+
+    def accepts(self, args: tuple) -> bool:
+        """Whether all guards hold for these arguments in the present global state."""
+        if self._run is self._function:  # torch.compile is disabled in this process
+            return True
+        values = dict(zip(self._names, args))
+        return any(entry.guard_manager.check(values) for entry in self._entries())
+
+    def __call__(self, *args: Any) -> Any:
+        return self._run(*args)
+
+    def _entries(self) -> list:
+        return torch._dynamo.eval_frame._debug_get_cache_entry_list(self._function)
 
 
 class Compiler:
-    """Hands out a call's functions, compiled or as they are.
+    """Runs a call's functions, compiled or as they are.
 
     Args:
-        config: how to compile; None to leave functions as they are.
-        target: the model that the compiled functions are kept for; they go when it goes.
+        config: how to compile; None to run functions as they are.
+        target: the model that the compiled functions are kept for; they are freed with it.
+        check_every_run: evaluate the guards at every run, because code of the caller's runs in between and may change
+            what they check; else only at the first run of a function in a call.
 
     Attributes:
-        replays: whether functions are CUDA graphs, which know memory by its address and write results to the same.
+        replays: whether functions are CUDA graphs, which read and write memory at fixed addresses.
+        stopped_by: why the call stopped compiling; None if it did not.
     """
 
-    def __init__(self, config: CompileConfig | None, target: PreTrainedModel):
+    def __init__(self, config: CompileConfig | None, target: PreTrainedModel, check_every_run: bool = False):
         self.config = config
-        # `generate` may run a shallow twin of the model, which shares its parts and lasts for one call.
+        # `generate` may run a shallow copy of the model, which shares its modules and lasts for one call.
         self._kept_with = target.get_input_embeddings()
-        self._config_key = None if config is None else freeze(vars(config))
+        self._config_key = None if config is None else (config.backend, config.mode, repr(config.options))
+        self._check_every_run = check_every_run
         self.replays = config is not None and _replays(config) and target.device.type in _REPLAYING_DEVICES
-        self._used: dict[Hashable, CompiledFunction] = {}
-        self._new: list[CompiledFunction] = []
+        self.stopped_by: str | None = None
+        self._used: dict[Key, CompiledFunction] = {}
+        self._stats = CompileStats()
+        self._has: dict[tuple[Key, str], bool] = {}
 
-    def __call__(self, function: Callable, shape: Shape, fixed: Hashable) -> Callable:
-        """`function`, compiled for `shape`; `fixed` is all else that it takes for granted (`freeze`)."""
+    def run(self, function: Callable, shape: Shape, label: str, *args: Any) -> Any:
+        """The function's result. `label` names the kind of call for later calls of `has`."""
         if self.config is None:
-            return function
-        near = (function, shape, id(fixed))
-        if near not in self._used:
-            self._used[near] = self._look_up(function, shape, fixed, self.config)
-        return self._used[near]
+            return function(*args)
+        key = (function, shape, self._config_key)
+        used = self._used.get(key)
+        if used is not None and (not self._check_every_run or used.accepts(args)):
+            return used(*args)
+        found = self._find(key, args)
+        if found is None:
+            with _compiling:  # another thread may have compiled the same meanwhile
+                found = self._find(key, args)
+                if found is None:
+                    return self._compile(key, label, args, self.config)
+        found.labels.add(label)
+        self._used[key] = found
+        return found(*args)
 
-    def knows(self, function: Callable, shape: Shape, fixed: Hashable) -> bool:
-        """Whether a call for `shape` would start at once."""
+    def has(self, function: Callable, shape: Shape, label: str) -> bool:
+        """Whether a call with this label has run the function for this shape, so that it most likely runs at once.
+
+        Only the guards can tell for certain, and they need the arguments. A wrong answer costs time, never tokens.
+        """
         if self.config is None:
             return True
-        with _lock:
-            kept = _compiled.get(self._kept_with)
-            found = None if kept is None else kept.get(self._key(function, shape, fixed))
-        return found is not None and found.seconds is not None
+        key = (function, shape, self._config_key)
+        if (key, label) not in self._has:
+            with _lock:
+                kept = _compiled.get(self._kept_with, [])
+                self._has[key, label] = any(each.key == key and label in each.labels for each in kept)
+        return self._has[key, label]
+
+    def stop(self, model: PreTrainedModel, error: Exception) -> None:
+        """Compile nothing more in this call, nor in later ones with this model, which dynamo cannot trace."""
+        self.config = None
+        self.stopped_by = f"torch.compile cannot trace {describe(model)}: {str(error).splitlines()[0].rstrip('.')}"
+        _untraceable[model.get_input_embeddings()] = self.stopped_by
+        warn_once(model, f'cache_implementation="static" has no effect: {self.stopped_by}.')
 
     def stats(self) -> CompileStats:
         """What this call used, and what it had to compile."""
-        return CompileStats(
-            num_used=len(self._used),
-            num_compiled=sum(each.graphs for each in self._new),
-            num_recompiled=sum(max(each.graphs - 1, 0) for each in self._used.values()),
-            seconds=sum(each.seconds or 0.0 for each in self._new),
-        )
+        return replace(self._stats, num_used=len(self._used))
 
-    def _look_up(self, function: Callable, shape: Shape, fixed: Hashable, config: CompileConfig) -> CompiledFunction:
-        key = self._key(function, shape, fixed)
+    def _find(self, key: Key, args: tuple) -> CompiledFunction | None:
         with _lock:
-            kept = _compiled.setdefault(self._kept_with, OrderedDict())
-            found = kept.pop(key, None) or CompiledFunction(function, shape, config)
-            kept[key] = found
-            while len(kept) > MAX_COMPILED:
-                kept.popitem(last=False)
-        if found.seconds is None:
-            self._new.append(found)
+            kept = _compiled.setdefault(self._kept_with, [])
+            found = next((each for each in kept if each.key == key and each.accepts(args)), None)
+            if found is not None:
+                kept.remove(found)
+                kept.insert(0, found)
         return found
 
-    def _key(self, function: Callable, shape: Shape, fixed: Hashable) -> Hashable:
-        surroundings = (  # what else dynamo would guard
-            torch.get_num_threads(),
-            torch.is_inference_mode_enabled(),
-            torch.is_grad_enabled(),
-            torch.is_autocast_enabled(),
-            torch.are_deterministic_algorithms_enabled(),
-            torch.get_float32_matmul_precision(),
-        )
-        return (function, shape, fixed, self._config_key, surroundings)
+    def _compile(self, key: Key, label: str, args: tuple, config: CompileConfig) -> Any:
+        new = CompiledFunction(key)
+        result = new.compile(config, args)
+        new.labels.add(label)
+        with _lock:
+            kept = _compiled.setdefault(self._kept_with, [])
+            kept.insert(0, new)
+            del kept[MAX_COMPILED:]
+        self._stats.add(CompileStats(0, 1, int(key in self._used), new.seconds))
+        self._used[key] = new
+        self._has.clear()
+        return result
+
+
+def why_untraceable(*models: PreTrainedModel | None) -> str | None:
+    """Why one of the models cannot be compiled, as an earlier call has found out; None if all may be."""
+    reasons = (_untraceable.get(model.get_input_embeddings()) for model in models if model is not None)
+    return next((reason for reason in reasons if reason is not None), None)
+
+
+def describe(model: PreTrainedModel) -> str:
+    """The model's class, and the name it was loaded by if it has one, for messages."""
+    name = _compat.model_name(model)
+    return type(_compat.base_model(model)).__name__ + (f" ({name})" if name else "")
+
+
+def warn_once(model: PreTrainedModel, message: str) -> None:
+    """Log a warning about a model, once per model and message."""
+    given = _warned.setdefault(model.get_input_embeddings(), set())
+    if message not in given:
+        given.add(message)
+        logger.warning(message)
 
 
 def cannot_be_traced(error: Exception) -> bool:
-    """Whether an error says that some code is no graph: nothing of it has run then."""
-    raised_by = sys.modules.get("torch._dynamo.exc")  # takes seconds to import, and without it nobody raised it
+    """Whether an error was raised by dynamo for code that it cannot trace; none of that code has run then."""
+    raised_by = sys.modules.get("torch._dynamo.exc")  # importing it takes seconds
     return raised_by is not None and isinstance(error, raised_by.Unsupported)
 
 
 def clear_compiled() -> None:
-    """Forget every compiled decoding function, of all models, and the memory kept for them."""
+    """Free every compiled decoding function, of all models, and the memory kept for them."""
     with _lock:
         _compiled.clear()
+        _untraceable.clear()
     pool.clear()
 
 
@@ -190,52 +249,7 @@ def _replays(config: CompileConfig) -> bool:
     return config.backend == "inductor" and bool(_options(config).get("triton.cudagraphs"))
 
 
-def _with_code_of_its_own(function: Callable) -> Callable:
-    """A copy whose code object is its own: dynamo keeps at most eight compilations of one."""
+def _with_own_code(function: Callable) -> types.FunctionType:
+    """A copy with a code object of its own: dynamo keeps compiled functions by code object, at most eight for one."""
     code = function.__code__.replace(co_name=f"{function.__name__}_{next(_numbers)}")
     return types.FunctionType(code, function.__globals__, code.co_name, function.__defaults__, function.__closure__)
-
-
-def freeze(thing: Any, _seen: dict[int, int] | None = None) -> Hashable:
-    """What of an object a compiled function takes for granted, hashable: types and plain values, all the way down.
-
-    Of tensors only what tells them apart without looking inside: a compiled function reads them anew at every call.
-    Of rules nothing that reaches them as a dial (`Verifier.row_settings`).
-    """
-    seen = {} if _seen is None else _seen
-    kind = type(thing)
-    if kind in _PLAIN:
-        return thing
-    if issubclass(kind, torch.Tensor):
-        return (kind, thing.dtype, thing.device, thing.shape)
-    if id(thing) in seen:
-        return ("seen", seen[id(thing)])
-    seen[id(thing)] = len(seen)
-    return _freeze_parts(thing, kind, seen)
-
-
-def _freeze_parts(thing: Any, kind: type, seen: dict[int, int]) -> Hashable:
-    """The same of something made of others: a collection, a bound method, an object by its attributes."""
-    if isinstance(thing, (list, tuple)):
-        return (kind, *(freeze(item, seen) for item in thing))
-    if isinstance(thing, dict):
-        return (kind, *((str(name), freeze(item, seen)) for name, item in thing.items()))
-    if isinstance(thing, (set, frozenset)):
-        return (kind, *sorted(map(str, thing)))
-    if isinstance(thing, types.MethodType):
-        return (thing.__func__, freeze(thing.__self__, seen))
-    if isinstance(thing, type) or not hasattr(thing, "__dict__"):
-        return (kind, id(thing))
-    unread = _compat.KEPT_BY_GENERATE if isinstance(thing, nn.Module) else getattr(thing, "row_settings", ())
-    told: list[Any] = [kind]
-    for name, item in vars(thing).items():
-        # Of a module's own attributes most are empty dicts, of hooks.
-        if name not in unread and not (isinstance(item, dict) and not item):
-            told += (name, freeze(item, seen))
-    return tuple(told)
-
-
-_PLAIN = frozenset(
-    {type(None), bool, int, float, str, bytes, torch.dtype, torch.device, type, types.FunctionType}
-    | {types.BuiltinFunctionType, types.ModuleType, torch.Size}
-)

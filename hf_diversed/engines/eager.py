@@ -25,6 +25,7 @@ class EagerEngine:
     Attributes:
         rule: judges the blocks. random_source: None for greedy decoding.
         keep_raw: also keep the target's raw logits.
+        reason: why this engine runs a call that asked for another; empty if it did not.
     """
 
     rows: RaggedRows
@@ -35,6 +36,7 @@ class EagerEngine:
     random_source: RandomSource | None
     keep_raw: bool
     rotary_limit: RotaryLimit | None
+    reason: str
 
     may_use_inference_mode: ClassVar[bool] = True
 
@@ -102,4 +104,4 @@ class EagerEngine:
         """Nothing is lent."""
 
     def report(self) -> dict[str, Any]:
-        return {"engine": "eager"}
+        return {"engine": "eager", "engine_reason": self.reason}

@@ -8,8 +8,8 @@ import torch
 from transformers import PreTrainedModel
 
 from hf_diversed import _compat
-from hf_diversed.engines.buffers import pad_rows, size_for
-from hf_diversed.engines.compiling import Compiler, Shape, cannot_be_traced, freeze
+from hf_diversed.engines.buffers import SMALLEST_LENGTH, length_for, pad_rows, size_for
+from hf_diversed.engines.compiling import Compiler, Shape, cannot_be_traced, warn_once
 from hf_diversed.engines.eager import EagerEngine
 from hf_diversed.engines.static_model import StaticModel
 from hf_diversed.engines.static_round import Deal, Setting, Step, draft_block, draft_step, play, settle
@@ -54,6 +54,14 @@ class StaticEngine(EagerEngine):
         return None
 
     @staticmethod
+    def _kind_of_call(setting: Setting) -> str:
+        """A label for `Compiler.has`: the draft model, the verifier without what reaches it as a dial, processors."""
+        rule = setting.rule
+        settings = {name: value for name, value in rule.settings().items() if name not in rule.row_settings}
+        draft = id(setting.draft.get_input_embeddings())
+        return repr((draft, type(rule), settings, [type(each) for each in setting.processors]))
+
+    @staticmethod
     def what_stays_outside(rule: Verifier, processor: BlockProcessor, models: tuple) -> str | None:
         """Why a round cannot be one function, so that only the models' forwards are compiled; None if it can."""
         if None in models:
@@ -66,10 +74,8 @@ class StaticEngine(EagerEngine):
 
     def __post_init__(self) -> None:
         self._setting = None if self.outside else self._collect()
-        self._fixed = freeze(self._setting)
+        self._label = "" if self._setting is None else self._kind_of_call(self._setting)
         self._latest: tuple[Callable, Shape] | None = None  # what the last round ran, and for what shape
-        self._ready: dict[Shape, bool] = {}
-        self._worth_it: dict[Shape, bool] = {}
 
     @property
     def _draft(self) -> StaticModel:
@@ -95,7 +101,7 @@ class StaticEngine(EagerEngine):
     def round(self, gamma: int, memory: Memory) -> Round:
         if self._setting is None:
             return self._round_by_forwards(gamma, memory)
-        rows = self.rows
+        rows, gamma = self.rows, self._shortened(gamma, memory)
         for model in (self.target, self._draft):
             model.make_room(max(rows.lengths.host) + gamma)
         deal = self._deal(self._setting, gamma, memory)
@@ -104,8 +110,7 @@ class StaticEngine(EagerEngine):
         except Exception as error:
             if not cannot_be_traced(error):
                 raise
-            self._leave_outside(error)
-            return self._round_by_forwards(gamma, memory)
+            return self._leave_outside(error, gamma, memory)
         self.target.num_forwards += 1
         self._draft.num_forwards += gamma
         if self.compiler.replays or len(deal.lengths) > len(rows.ids):
@@ -114,6 +119,13 @@ class StaticEngine(EagerEngine):
         columns = rows.lengths.device[:, None] + torch.arange(gamma, device=rows.ids.device)
         rows.ids.scatter_(1, columns, round.draft.tokens)
         return round
+
+    def _shortened(self, gamma: int, memory: Memory) -> int:
+        """A shorter draft length that still fills the room left, if it needs no compilation; else `gamma`."""
+        if gamma <= SMALLEST_LENGTH:
+            return gamma
+        shorter = min(gamma, length_for(max(self.rows.room_on_host(gamma))))
+        return shorter if self.ready(shorter, memory) else gamma
 
     def _round_by_forwards(self, gamma: int, memory: Memory) -> Round:
         self.target.widths.add(gamma + 1)
@@ -130,15 +142,15 @@ class StaticEngine(EagerEngine):
             torch.compiler.cudagraph_mark_step_begin()
         if _is_one_function(setting, deal.gamma):
             self._latest = play, shape
-            return self.compiler(play, shape, self._fixed)(setting, target, draft, deal)
+            return self.compiler.run(play, shape, self._label, setting, target, draft, deal)
 
         def step(setting: Setting, buffers, feed: torch.Tensor, *others) -> Step:
-            run = self.compiler(draft_step, self._step_shape(shape, feed.shape[1]), self._fixed)
-            return run(setting, buffers, feed, *others)
+            width = self._step_shape(shape, feed.shape[1])
+            return self.compiler.run(draft_step, width, self._label, setting, buffers, feed, *others)
 
         steps = draft_block(step, setting, draft, deal)
         self._latest = settle, shape
-        return self.compiler(settle, shape, self._fixed)(setting, target, deal, steps)
+        return self.compiler.run(settle, shape, self._label, setting, target, deal, steps)
 
     def _shape(self, gamma: int, memory: Memory) -> Shape:
         """What a round of this length is compiled for."""
@@ -154,21 +166,16 @@ class StaticEngine(EagerEngine):
         return self.random_source is not None, self.rows.temperatures is None
 
     def ready(self, gamma: int, memory: Memory) -> bool:
-        shape = self._shape(gamma, memory)
-        if shape not in self._ready:  # asked every round, and the whole key would have to be hashed
-            self._ready[shape] = self._knows_round(gamma, shape)
-        return self._ready[shape]
-
-    def _knows_round(self, gamma: int, shape: Shape) -> bool:
         if self._setting is None:
-            return self._knows_forwards(gamma)
+            return self._forwards_ready(gamma)
+        shape = self._shape(gamma, memory)
         if _is_one_function(self._setting, gamma):
-            return self.compiler.knows(play, shape, self._fixed)
+            return self.compiler.has(play, shape, self._label)
         steps = [self._step_shape(shape, width) for width in ((1, 2) if gamma > 1 else (2,))]
-        steps_known = all(self.compiler.knows(draft_step, step, self._fixed) for step in steps)
-        return steps_known and self.compiler.knows(settle, shape, self._fixed)
+        steps_ready = all(self.compiler.has(draft_step, step, self._label) for step in steps)
+        return steps_ready and self.compiler.has(settle, shape, self._label)
 
-    def _knows_forwards(self, gamma: int) -> bool:
+    def _forwards_ready(self, gamma: int) -> bool:
         end = max(self.rows.lengths.host)
         if isinstance(self.drafter, DiversedCandidateGenerator):  # else drafts are looked up
             steps = (end - 2, 2), (end + gamma - 2, 1)
@@ -176,19 +183,18 @@ class StaticEngine(EagerEngine):
                 return False
         return self.target.ready(end - 1, gamma + 1, keep=gamma + 1)
 
-    def _leave_outside(self, error: Exception) -> None:
-        """Go on with compiled forwards only: nothing has been written yet."""
-        logger.warning(f"{type(self.rule).__name__} or a processor cannot be compiled and runs as it is: {error}")
-        self.outside, self._setting = "rule or processors cannot be traced", None
-        self._ready.clear()
+    def _leave_outside(self, error: Exception, gamma: int, memory: Memory) -> Round:
+        """The round by compiled forwards, as all later ones: tracing it as a whole failed before it wrote anything."""
+        self.outside, self._setting = "the verifier or a logits processor cannot be traced by torch.compile", None
+        round = self._round_by_forwards(gamma, memory)
+        if self.compiler.config is not None:  # else one of the models is the reason
+            name = type(self.rule).__name__
+            warn_once(self.target.model, f"{name} or a processor cannot be compiled and runs uncompiled: {error}")
+        return round
 
     def _deal(self, setting: Setting, gamma: int, memory: Memory) -> Deal:
         rows, size = self.rows, size_for(len(self.rows.ids))
-        draft_noise, round_noise = [], RoundNoise()
-        if self.random_source is not None:
-            law = torch.empty(len(rows.ids), setting.vocab_size, device=rows.ids.device)
-            draft_noise = [self.random_source.draft_noise(law) for _ in range(gamma)]
-            round_noise = self.random_source.round_noise(law[:, None].expand(-1, gamma + 1, -1))
+        draft_noise, round_noise = self._draw_noise(gamma, setting.vocab_size)
         return map_tensors(
             lambda values: pad_rows(values, size).contiguous(),
             Deal(
@@ -204,24 +210,42 @@ class StaticEngine(EagerEngine):
             ),
         )
 
+    def _draw_noise(self, gamma: int, vocab_size: int) -> tuple[list[torch.Tensor], RoundNoise]:
+        """Random numbers for the draft tokens that rows have room for, as the eager engine draws them, then filler."""
+        rows = self.rows
+        if self.random_source is None:
+            return [], RoundNoise()
+        scores = torch.empty(len(rows.ids), vocab_size, device=rows.ids.device)
+        drafted = max(rows.room_on_host(gamma))
+        draft_noise = [self.random_source.draft_noise(scores) for _ in range(drafted)]
+        drawn = self.random_source.round_noise(scores[:, None].expand(-1, drafted + 1, -1))
+        assert drawn.noise is not None
+        uniforms = drawn.noise.new_full((len(rows.ids), gamma), 0.5)
+        if drawn.uniforms is not None:
+            uniforms[:, :drafted] = drawn.uniforms
+        filler = [torch.full_like(drawn.noise, 0.5) for _ in range(gamma - drafted)]
+        return draft_noise + filler, RoundNoise(uniforms, drawn.noise)
+
     def pays_to_keep(self, running: int) -> bool:
-        """Towards a size that is compiled already; compiling for it would cost more than it saves."""
+        """Whether a smaller size is compiled already; compiling for one would cost more than it saves."""
         if self._latest is None:
             return False
         function, shape = self._latest
         smaller = shape._replace(rows=size_for(running))
-        if smaller not in self._worth_it:  # asked every round, as `ready`
-            known = smaller.rows < shape.rows and self.compiler.knows(function, smaller, self._fixed)
-            self._worth_it[smaller] = known
-        return self._worth_it[smaller]
+        return smaller.rows < shape.rows and self.compiler.has(function, smaller, self._label)
 
     def close(self) -> None:
-        for model in (self.target, *([] if self._setting is None else [self._draft])):
+        drafts = isinstance(self.drafter, DiversedCandidateGenerator)
+        for model in (self.target, *([self._draft] if drafts else [])):
             model.close()
 
     def report(self) -> dict[str, Any]:
         engine = "static" if self.compiler.config is None else "compiled"
-        return {"engine": f"{engine} (forwards)" if self.outside else engine, "compile": self.compiler.stats()}
+        return {
+            "engine": f"{engine} (forwards)" if self.outside else engine,
+            "engine_reason": self.compiler.stopped_by or self.outside or "",
+            "compile": self.compiler.stats(),
+        }
 
 
 def _is_one_function(setting: Setting, gamma: int) -> bool:

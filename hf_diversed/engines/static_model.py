@@ -4,9 +4,7 @@ Column c of a buffer is column c of the id buffer, as in `cache.py`; what lies r
 seen, so buffers are neither cleared nor cut, only written over.
 """
 
-from collections.abc import Hashable
 from dataclasses import dataclass
-from functools import cached_property
 
 import torch
 import torch.nn.functional as F
@@ -16,7 +14,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 from hf_diversed import _compat
 from hf_diversed.cache import Windows, block_masks, enlarged
 from hf_diversed.engines.buffers import Buffers, States, capacity_for, pad_rows, pool, size_for
-from hf_diversed.engines.compiling import Compiler, Shape, freeze
+from hf_diversed.engines.compiling import Compiler, Shape, cannot_be_traced
 from hf_diversed.generation.ragged_model import RaggedModel, run_model
 from hf_diversed.generation.rows import PerRow
 
@@ -104,6 +102,7 @@ class StaticModel(RaggedModel):
         super().__init__(model, *args, **kwargs)
         self._compiler, self.widths = compiler, {1, 2}  # a step of the draft feeds no more
         self._owner = _compat.base_model(model)
+        self._label = str(id(model.get_input_embeddings()))
         # The last position goes on for leftovers that no query is asked about.
         missing = capacity_for(self._positions.shape[1]) - self._positions.shape[1]
         self._positions = torch.cat([self._positions, self._positions[:, -1:].expand(-1, missing)], dim=1)
@@ -126,10 +125,6 @@ class StaticModel(RaggedModel):
             # compiled code can take.
             self.model(input_ids=input_ids[:1, :1].to(self.device), output_hidden_states=True, use_cache=False)
         del self._cache  # its keys and values live on in the buffers
-
-    @cached_property
-    def _fixed(self) -> Hashable:
-        return freeze((self.model, self.traits))
 
     @property
     def capacity(self) -> int:
@@ -189,15 +184,21 @@ class StaticModel(RaggedModel):
         shape = self._shape(until, width, keep_all)
         columns = starts.device.to(self.device)[:, None] + torch.arange(width, device=self.device)
         tokens = F.pad(tokens.to(self.device), (0, width - given))
-        run = self._compiler(extend, shape, self._fixed)
         filled = (pad_rows(x, shape.rows).contiguous() for x in (tokens, columns))
-        logits, hidden = run(self.model, self.traits, self.buffers, *filled, keep_all)
+        args = (self.model, self.traits, self.buffers, *filled, keep_all)
+        try:
+            logits, hidden = self._compiler.run(extend, shape, self._label, *args)
+        except Exception as error:
+            if not cannot_be_traced(error):
+                raise
+            self._compiler.stop(self.model, error)
+            logits, hidden = extend(*args)
         return logits[:rows, :keep], None if hidden is None else hidden[:rows, :keep]
 
     def ready(self, start: int, given: int, keep: int) -> bool:
         """Whether a block of `given` tokens from column `start` on would run at once."""
         width = self._width(given)
-        return self._compiler.knows(extend, self._shape(start + width, width, width - given + keep), self._fixed)
+        return self._compiler.has(extend, self._shape(start + width, width, width - given + keep), self._label)
 
     def _width(self, given: int) -> int:
         return min((each for each in self.widths if each >= given), default=given)

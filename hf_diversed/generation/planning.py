@@ -10,8 +10,8 @@ from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel,
 
 from hf_diversed import _compat
 from hf_diversed.blocks import DecodingContext
-from hf_diversed.engines.buffers import size_for
-from hf_diversed.engines.compiling import Compiler, how_to_compile
+from hf_diversed.engines.buffers import length_for, size_for
+from hf_diversed.engines.compiling import Compiler, how_to_compile, warn_once, why_untraceable
 from hf_diversed.engines.eager import EagerEngine
 from hf_diversed.engines.protocol import Engine
 from hf_diversed.engines.static import StaticEngine
@@ -110,8 +110,10 @@ def make_plan(call: Call) -> Plan:
         *call.criteria,
         *([] if random_source is None else [random_source]),
     ]
+    library_only = all(map(_compat.is_library_code, involved))
+    keep_scores = bool(wants) or call.streams
     making = _Making(
-        call, draft, rows, processor, longest, random_source, bool(wants) or call.streams, "logits" in wants
+        call, draft, rows, processor, longest, random_source, keep_scores, "logits" in wants, library_only
     )
     engine = making.engine()
     return Plan(
@@ -123,7 +125,7 @@ def make_plan(call: Call) -> Plan:
         wants=wants,
         strictnesses=_per_row(verifier.strictness_per_row(), len(input_ids)),
         may_shrink=not (processor.reads_prefix or stops.criteria or wants - {"records"}),
-        only_library_code=all(map(_compat.is_library_code, involved)),
+        only_library_code=library_only,
     )
 
 
@@ -232,7 +234,8 @@ def draft_length(
 def longest_round(call: Call, gamma: int, room: int) -> int:
     """How many tokens a round may draft, where its first tokens leave `room` for so many."""
     longest = max(gamma, LONGEST) if is_adaptive(call) else gamma
-    return longest if call.config.cache_implementation == "static" else min(longest, room)  # static ones do not shrink
+    # Static rounds keep their length; few different limits mean few compilations.
+    return min(longest, length_for(room) if call.config.cache_implementation == "static" else room)
 
 
 def is_adaptive(call: Call) -> bool:
@@ -273,18 +276,23 @@ class _Making:
     random_source: RandomSource | None
     keep_scores: bool
     keep_logits: bool
+    only_library_code: bool
 
     def engine(self) -> Engine:
         """The static engine where it is asked for and can serve the call, else the eager one."""
-        config, model = self.call.config, self.call.model
+        config, model, reason = self.call.config, self.call.model, None
         if config.cache_implementation == "static":
             reason = StaticEngine.cannot_serve(model, self.draft, self.rows)
             if self.rotary_limit is not None:
                 reason = "the target's rotary frequencies change at a length that the call can reach"
             if reason is None:
-                return self._static(Compiler(how_to_compile(config, model.device), _compat.base_model(model)))
-            logger.warning_once(f'cache_implementation="static" has no effect: {reason}.')
-        return EagerEngine(**self._parts(RaggedModel))
+                compile_config = how_to_compile(config, model.device)
+                reason = None if compile_config is None else why_untraceable(model, self.draft)
+            if reason is None:
+                check_every_run = not self.only_library_code or self.call.streams
+                return self._static(Compiler(compile_config, _compat.base_model(model), check_every_run))
+            warn_once(model, f'cache_implementation="static" has no effect: {reason}.')
+        return EagerEngine(**self._parts(RaggedModel), reason=reason or "")
 
     @cached_property
     def rotary_limit(self) -> RotaryLimit | None:
@@ -296,6 +304,7 @@ class _Making:
             **self._parts(partial(StaticModel, compiler=compiler)),
             compiler=compiler,
             keep_scores=self.keep_scores,
+            reason="",
             outside=StaticEngine.what_stays_outside(rule, self.processor, models),
         )
 

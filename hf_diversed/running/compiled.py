@@ -72,7 +72,7 @@ def warmup(
         what compiling had to do with these calls, added up.
 
     Raises:
-        ValueError: without a rule, where nothing would be compiled, and on sizes out of range.
+        ValueError: without a rule, on sizes out of range, and where nothing can be compiled.
 
     Example:
         ```python
@@ -115,6 +115,8 @@ def _decode(model: PreTrainedModel, rows: int, length: int, options: dict[str, A
             prompts = torch.randint(ids, (rows, length)).to(model.device)
             output = model.generate(input_ids=prompts, attention_mask=torch.ones_like(prompts), **options)
         total.add(output.stats.compile)
+        if not output.stats.compile.num_used:
+            raise ValueError(f"nothing was compiled, calls like this run uncompiled: {output.stats.engine_reason}.")
         if max(row.num_rounds for row in output.stats.per_row) > 1:
             break
     return total

@@ -6,7 +6,9 @@ import weakref
 
 import pytest
 import torch
+import transformers as tf
 from peft import LoraConfig, get_peft_model
+from transformers import CompileConfig
 
 import hf_diversed
 from hf_diversed import StaticEnsembleVerifier
@@ -57,6 +59,28 @@ def test_a_dtype_is_seen(pair):
     pair = tuple(copy.deepcopy(model) for model in pair)
     assert_same(pair, TRACED)
     pair[0].to(torch.float64)
+    assert assert_same(pair, TRACED).stats.compile.num_compiled == 1
+
+
+def test_autocast_and_strides_compile_anew(pair):
+    """Catches generated code that reads bfloat16 buffers, or a transposed weight, as what it was compiled for."""
+    pair = tuple(copy.deepcopy(model) for model in pair)
+    assert_same(pair, TRACED)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert decode(pair, TRACED).stats.compile.num_compiled == 1
+    assert decode(pair, TRACED).stats.compile.num_compiled == 0
+    weight = pair[0].lm_head.weight
+    weight.data = weight.data.t().contiguous().t()
+    assert assert_same(pair, TRACED).stats.compile.num_compiled == 1
+
+
+def test_weights_that_stop_being_one_tensor(pair):
+    """Catches a graph that goes on reading one of two weights because they were one tensor when it was compiled."""
+    target, draft = pair = tuple(copy.deepcopy(model) for model in pair)
+    own_head = draft.lm_head.weight
+    draft.lm_head.weight = target.lm_head.weight
+    assert_same(pair, TRACED)
+    draft.lm_head.weight = own_head
     assert assert_same(pair, TRACED).stats.compile.num_compiled == 1
 
 
@@ -114,6 +138,66 @@ def test_the_oldest_functions_go_first(pair, monkeypatch):
         decode(pair, TRACED, rule, **call)
     compiled = [decode(pair, TRACED, rule, **call).stats.compile.num_compiled for rule in (rules[0], rules[1])]
     assert compiled == [0, 1]
+
+
+def test_dropped_functions_are_freed(pair, monkeypatch):
+    """Catches graphs that stay in dynamo's cache once we have dropped them, or once the caller has cleared them."""
+    graphs: list[weakref.ref] = []
+
+    def backend(graph, example_inputs):
+        graphs.append(weakref.ref(graph))
+        return graph.forward
+
+    monkeypatch.setattr(compiling, "MAX_COMPILED", 1)
+    mode = {"cache_implementation": "static", "compile_config": CompileConfig(backend=backend)}
+    call = {"num_assistant_tokens": 1, "max_new_tokens": 3, "batch": ragged_batch(1)}
+    for weight in (0.1, 0.2):
+        decode(pair, mode, StaticEnsembleVerifier(weight), **call)
+    gc.collect()
+    assert [graph() is None for graph in graphs] == [True, False]
+    hf_diversed.clear_compiled()
+    gc.collect()
+    assert [graph() is None for graph in graphs] == [True, True]
+
+
+def dynamic_rope_pair(pair):
+    """Dynamic-NTK rotary embeddings compare positions on the host, which no graph can do."""
+    config = copy.deepcopy(pair[0].config)
+    config.rope_parameters = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}
+    target = type(pair[0])(config).eval()
+    target.load_state_dict(pair[0].state_dict())
+    target.generation_config = pair[0].generation_config
+    return target, tiny_draft(target)
+
+
+def test_a_model_that_cannot_be_traced_runs_uncompiled(pair, caplog):
+    """Catches a call that ends in dynamo's error, a warning per call, and one that does not name the model."""
+    pair = dynamic_rope_pair(pair)
+    engines = []
+    for _ in range(2):
+        stats = assert_same(pair, TRACED).stats
+        engines.append(stats.engine)
+        assert "torch.compile cannot trace LlamaForCausalLM" in stats.engine_reason
+    assert engines == ["static (forwards)", "eager"]
+    assert caplog.text.count("cannot trace LlamaForCausalLM") == 1
+
+
+def test_a_setting_that_changes_during_a_call(pair):
+    """Catches guards that are checked once per call although code of the caller's runs between the rounds."""
+    verifier = StaticEnsembleVerifier(1.0)
+
+    class Relaxing(tf.StoppingCriteria):
+        def __call__(self, input_ids, scores, **kwargs):
+            verifier.weight = 1.0 if input_ids.shape[1] < 14 else 0.0
+            return torch.zeros(len(input_ids), dtype=torch.bool)
+
+    call = {"verifier": verifier, "stopping_criteria": tf.StoppingCriteriaList([Relaxing()]), "batch": ragged_batch(1)}
+    expected = decode(pair, {}, **call, max_new_tokens=30)
+    verifier.weight = 1.0
+    out = decode(pair, TRACED, **call, max_new_tokens=30)
+    assert torch.equal(out.sequences, expected.sequences)
+    assert out.stats.num_accepted == expected.stats.num_accepted
+    assert out.stats.compile.num_recompiled == 1
 
 
 def test_stop_strings_of_the_models_own_compile_once(pair):

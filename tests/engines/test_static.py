@@ -9,7 +9,7 @@ import transformers as tf
 
 import hf_diversed
 from hf_diversed import DiversedVerifier, LosslessVerifier, StaticEnsembleVerifier, diversed_decoding
-from hf_diversed.engines import static
+from hf_diversed.engines import buffers, static
 from hf_diversed.verifiers.mixture import MixtureVerifier, Weights
 from tests.engines.modes import COMPILED, SMALL, STATIC, TRACED, assert_same, decode
 from tests.tiny import ARCHITECTURES, EOS, ragged_batch, tiny_draft, tiny_head, tiny_model
@@ -217,16 +217,52 @@ def test_deep_models_run_in_parts(pair, monkeypatch):
     assert assert_same(pair, TRACED).stats.compile.num_used == 3
 
 
-def test_what_static_shapes_cannot_serve_is_said(pair, caplog):
-    """Catches a switch that is ignored without a word."""
+def test_what_static_shapes_cannot_serve_is_reported(pair, caplog):
+    """Catches a fallback without its reason, and a warning for the first of several models only."""
     target, draft = pair
     out = decode(pair, STATIC, batch={"input_ids": torch.tensor([[5]])})
-    assert out.stats.engine == "eager"
-    bound = copy.deepcopy(target)
-    bound.forward = bound.forward
-    assert decode((bound, draft), STATIC).stats.engine == "eager"
-    assert "a prompt of one token" in caplog.text
-    assert "has a forward bound to it from outside" in caplog.text
+    assert (out.stats.engine, out.stats.engine_reason) == (
+        "eager",
+        "a prompt of one token leaves nothing to fill the caches with",
+    )
+    for _ in range(2):
+        bound = copy.deepcopy(target)
+        bound.forward = bound.forward
+        for _ in range(2):
+            stats = decode((bound, draft), STATIC).stats
+            assert stats.engine == "eager"
+            assert "the target has a forward bound to it from outside" in stats.engine_reason
+    assert caplog.text.count("has a forward bound to it from outside") == 2
+
+
+def test_draft_lengths_beyond_the_room(pair, monkeypatch):
+    """Catches drafting far more tokens than a call has room for, and a compilation per length of what room is left."""
+    forwards = []
+    pair[1].get_input_embeddings().register_forward_hook(lambda *call: forwards.append(1))
+    for gamma, new_tokens in ((1000, 6), (300, 40)):
+        call = {"num_assistant_tokens": gamma, "max_new_tokens": new_tokens, "batch": ragged_batch(1)}
+        rounds = assert_same(pair, STATIC, **call).stats.num_rounds
+        forwards.clear()
+        decode(pair, STATIC, **call)
+        assert len(forwards) <= 1 + rounds * buffers.length_for(new_tokens)
+    pair[1].get_input_embeddings()._forward_hooks.clear()
+    call = {"num_assistant_tokens": 16, "batch": ragged_batch(1)}
+    counts = [
+        decode(pair, TRACED, **call, max_new_tokens=count).stats.compile.num_compiled for count in (5, 7, 17, 30)
+    ]
+    assert counts == [1, 0, 1, 0]
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_one_seed_draws_the_same_text_over_static_shapes(pair, rows):
+    """Catches random numbers drawn for draft tokens that the rows have no room for."""
+    call = {"do_sample": True, "top_k": 0, "eos_token_id": None, "pad_token_id": 0, "batch": ragged_batch(rows)}
+    for seed in range(20):
+        texts = []
+        for mode in ({}, STATIC):
+            torch.manual_seed(seed)
+            texts.append(decode(pair, mode, **call, max_new_tokens=10 + seed % 5).sequences)
+        assert torch.equal(*texts)
 
 
 def test_a_cpu_compiles_only_when_told(pair, caplog):

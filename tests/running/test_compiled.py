@@ -85,6 +85,14 @@ def test_refusals(pair, changes, words):
         warmup(*pair, **{"verifier": "static:0.5", "compile_config": CONFIG, **changes})
 
 
+def test_a_pair_that_cannot_be_compiled_is_refused(pair):
+    """Catches a warm-up that returns although it has compiled nothing."""
+    target, draft = pair
+    target.forward = target.forward
+    with pytest.raises(ValueError, match=r"nothing was compiled.*has a forward bound to it from outside"):
+        warmup(target, draft, verifier="static:0.5", max_length=64, compile_config=CONFIG)
+
+
 def test_how_it_is_compiled_where_nobody_says():
     """Catches graphs of CUDA asked for where there is none, shapes that become dynamic with the second batch size, and
     upstream's plain decoding left uncompiled on a CPU."""

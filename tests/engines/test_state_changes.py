@@ -1,0 +1,218 @@
+"""Random changes of state between compiled calls, each of which returns what the eager engine returns then."""
+
+import functools
+import os
+import random
+from contextlib import nullcontext
+from dataclasses import dataclass
+
+import pytest
+import torch
+from peft import LoraConfig
+from torch import nn
+
+from hf_diversed import DiversedVerifier, StaticEnsembleVerifier
+from hf_diversed.verifiers import LawVerifier
+from tests.engines.modes import TRACED, decode
+from tests.tiny import ragged_batch, tiny_draft, tiny_head, tiny_model
+
+
+STEPS_PER_WALK = 25
+NUM_WALKS = -(-int(os.environ.get("FUZZ_CASES", "500")) // STEPS_PER_WALK)
+WEIGHTS = (0.0, 0.6, 1.0)
+SHORT = {"num_assistant_tokens": 1, "max_new_tokens": 8}
+
+
+def mix(p, q, w):
+    return w * p + (1 - w) * q
+
+
+class Mixing(LawVerifier):
+    """Mixes the two distributions with a weight that subclasses store in different places."""
+
+    def weight_now(self):
+        return self.weight
+
+    def law(self, draft, target):
+        return mix(target.probs()[:, :-1], draft.probs(), self.weight_now())
+
+
+class InAttribute(Mixing):
+    def __init__(self, weight):
+        self.weight = weight
+
+
+class InPartial(Mixing):
+    def __init__(self, weight):
+        self.mix = functools.partial(mix, w=weight)
+
+    def law(self, draft, target):
+        return self.mix(target.probs()[:, :-1], draft.probs())
+
+
+class InClosure(Mixing):
+    def __init__(self, weight):
+        self.weight_now = lambda: weight
+
+
+@dataclass(slots=True)
+class Slots:
+    weight: float
+
+
+class InSlots(Mixing):
+    slots = Slots(0.0)
+
+    def __init__(self, weight):
+        self.slots.weight = weight
+
+    def weight_now(self):
+        return self.slots.weight
+
+
+class OnClass(Mixing):
+    def __init__(self, weight):
+        type(self).weight = weight
+
+
+GLOBAL_WEIGHT = 0.0
+
+
+class InGlobal(Mixing):
+    def __init__(self, weight):
+        globals()["GLOBAL_WEIGHT"] = weight
+
+    def weight_now(self):
+        return GLOBAL_WEIGHT
+
+
+class Walk:
+    """A pair, a verifier and global settings; every method below `__init__` changes one of them at random."""
+
+    def __init__(self, seed: int):
+        self.random = random.Random(seed)
+        torch.manual_seed(seed)
+        self.target = tiny_model("llama")
+        self.draft = tiny_draft(self.target)
+        self.own_head = self.draft.lm_head.weight
+        self.target.add_adapter(LoraConfig(target_modules=["q_proj"], init_lora_weights=False))
+        self.target.disable_adapters()
+        self.head = tiny_head()
+        self.verifier = StaticEnsembleVerifier(0.6)
+        self.context, self.threads, self.handles = nullcontext, 1, []
+
+    def weights_in_place(self):
+        with torch.no_grad():
+            weight = self.random.choice([self.target, self.draft]).lm_head.weight
+            weight.copy_(weight.roll(1, 0))
+
+    def new_parameter(self):
+        model = self.random.choice([self.target, self.draft])
+        model.lm_head.weight = nn.Parameter(model.lm_head.weight.detach().roll(3, 0).contiguous())
+
+    def tying(self):
+        embedding = self.target.get_input_embeddings().weight
+        tied = self.target.lm_head.weight is embedding
+        self.target.lm_head.weight = nn.Parameter(embedding.detach().flip(0)) if tied else embedding
+
+    def shared_head(self):
+        shares = self.draft.lm_head.weight is self.target.lm_head.weight
+        self.draft.lm_head.weight = self.own_head if shares else self.target.lm_head.weight
+
+    def dtype(self):
+        other = torch.float32 if self.target.dtype == torch.float64 else torch.float64
+        for model in (self.target, self.draft):
+            model.to(other)
+        self.own_head = nn.Parameter(self.own_head.detach().to(other))
+
+    def strides(self):
+        weight = self.random.choice([self.target, self.draft]).lm_head.weight
+        weight.data = weight.data.t().contiguous().t() if weight.is_contiguous() else weight.data.contiguous()
+
+    def constant(self):
+        self.target.model.norm.variance_epsilon = self.random.choice([1e-6, 0.5])
+
+    def hooks(self):
+        if self.handles:
+            self.handles.pop().remove()
+        else:
+            module = self.random.choice([self.target, self.draft]).model.norm
+            self.handles.append(module.register_forward_hook(lambda module, inputs, output: output.roll(1, -1)))
+
+    def adapters(self):
+        self.random.choice([self.target.enable_adapters, self.target.disable_adapters])()
+
+    def grad_mode(self):
+        self.context = self.random.choice([nullcontext, torch.enable_grad, torch.no_grad, torch.inference_mode])
+
+    def autocast(self):
+        self.context = functools.partial(torch.autocast, "cpu", torch.bfloat16)
+
+    def number_of_threads(self):
+        self.threads = 3 - self.threads
+
+    def verifier_setting(self):
+        kind = self.random.choice([InAttribute, InPartial, InClosure, InSlots, OnClass, InGlobal])
+        self.verifier = kind(self.random.choice(WEIGHTS))
+
+    def library_verifier(self):
+        weight = self.random.choice(WEIGHTS)
+        self.verifier = self.random.choice(
+            [StaticEnsembleVerifier(weight), DiversedVerifier(self.head), DiversedVerifier(self.head, max_bias=0.1)]
+        )
+
+    def setting_in_place(self):
+        self.verifier.weight = self.random.choice(WEIGHTS)
+
+    def head_in_place(self):
+        with torch.no_grad():
+            for parameter in self.head.parameters():
+                parameter.add_(self.random.choice([-1.0, 1.0]))
+
+
+CHANGES = [name for name in vars(Walk) if not name.startswith("_")]
+
+
+def take_steps(seed: int, steps: int) -> None:
+    walk, threads = Walk(seed), torch.get_num_threads()
+    done: list[str] = []
+    try:
+        for index in range(steps):
+            done.append(walk.random.choice(CHANGES) if index else "start")
+            if index:
+                getattr(walk, done[-1])()
+            torch.set_num_threads(walk.threads)
+            pair = walk.target, walk.draft
+            with walk.context():
+                expected = decode(pair, {}, walk.verifier, ragged_batch(2), **SHORT)
+                out = decode(pair, TRACED, walk.verifier, ragged_batch(2), **SHORT)
+            assert out.stats.engine == "compiled", done
+            assert torch.equal(out.sequences, expected.sequences), (seed, done)
+            assert out.stats.num_accepted == expected.stats.num_accepted, (seed, done)
+    finally:
+        torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("kind", [InAttribute, InPartial, InClosure, InSlots, OnClass, InGlobal])
+def test_a_verifiers_setting_is_seen_wherever_it_is_stored(pair, kind):
+    """Catches a compiled round that keeps the first value of a setting."""
+    accepted = []
+    for weight in (1.0, 0.0):
+        verifier = kind(weight)
+        expected, out = decode(pair, {}, verifier, **SHORT), decode(pair, TRACED, verifier, **SHORT)
+        assert out.stats.engine == "compiled"
+        assert out.stats.num_accepted == expected.stats.num_accepted
+        accepted.append(out.stats.num_accepted)
+    assert accepted[0] < accepted[1]
+
+
+def test_compiled_calls_follow_changes_of_state():
+    """Catches state that a compiled function keeps: weights, tying, dtype, strides, hooks, settings, modes."""
+    take_steps(seed=0, steps=20)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(1, NUM_WALKS + 1))
+def test_many_changes_of_state(seed):
+    """The same, 500 changes (FUZZ_CASES for another number)."""
+    take_steps(seed, STEPS_PER_WALK)
