@@ -12,7 +12,7 @@ from peft import LoraConfig
 from torch import nn
 
 from hf_diversed import DiversedVerifier, StaticEnsembleVerifier
-from hf_diversed.verifiers import LawVerifier
+from hf_diversed.verifiers import DistributionVerifier
 from tests.engines.modes import TRACED, decode
 from tests.tiny import ragged_batch, tiny_draft, tiny_head, tiny_model
 
@@ -27,13 +27,13 @@ def mix(p, q, w):
     return w * p + (1 - w) * q
 
 
-class Mixing(LawVerifier):
+class Mixing(DistributionVerifier):
     """Mixes the two distributions with a weight that subclasses store in different places."""
 
     def weight_now(self):
         return self.weight
 
-    def law(self, draft, target):
+    def emitted_probs(self, draft, target):
         return mix(target.probs()[:, :-1], draft.probs(), self.weight_now())
 
 
@@ -46,7 +46,7 @@ class InPartial(Mixing):
     def __init__(self, weight):
         self.mix = functools.partial(mix, w=weight)
 
-    def law(self, draft, target):
+    def emitted_probs(self, draft, target):
         return self.mix(target.probs()[:, :-1], draft.probs())
 
 
