@@ -127,7 +127,7 @@ class Compiler:
     """
 
     def __init__(self, config: CompileConfig | None, target: PreTrainedModel, check_every_run: bool = False):
-        self.config = config
+        self.config, self._target = config, target
         # `generate` may run a shallow copy of the model, which shares its modules and lasts for one call.
         self._kept_with = target.get_input_embeddings()
         self._config_key = None if config is None else (config.backend, config.mode, repr(config.options))
@@ -175,7 +175,7 @@ class Compiler:
         self.config = None
         self.stopped_by = f"torch.compile cannot trace {describe(model)}: {str(error).splitlines()[0].rstrip('.')}"
         _untraceable[model.get_input_embeddings()] = self.stopped_by
-        warn_once(model, f'cache_implementation="static" has no effect: {self.stopped_by}.')
+        warn_once(self._target, f'cache_implementation="static" has no effect: {self.stopped_by}.')
 
     def stats(self) -> CompileStats:
         """What this call used, and what it had to compile."""
