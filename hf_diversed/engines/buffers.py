@@ -55,9 +55,13 @@ class Buffers:
 
 
 def pad_rows(values: torch.Tensor, size: int) -> torch.Tensor:
-    """`values` `[B, ...]` as `[size, ...]`: idle rows do what the last one does."""
+    """`values` `[B, ...]` as `[size, ...]`, with the strides of a new tensor; the last row is repeated.
+
+    A contiguous tensor may have any stride along an axis of length 1, and guards compare strides.
+    """
     missing = size - len(values)
-    return torch.cat([values, values[-1:].expand(missing, *values.shape[1:])]) if missing else values
+    padded = torch.cat([values, values[-1:].expand(missing, *values.shape[1:])]) if missing else values
+    return padded.contiguous().flatten().view(padded.shape)
 
 
 class BufferPool:

@@ -196,7 +196,7 @@ class StaticEngine(EagerEngine):
         rows, size = self.rows, size_for(len(self.rows.ids))
         draft_noise, round_noise = self._draw_noise(gamma, setting.vocab_size)
         return map_tensors(
-            lambda values: pad_rows(values, size).contiguous(),
+            lambda values: pad_rows(values, size),
             Deal(
                 tail=rows.last(2),
                 lengths=rows.lengths.device,

@@ -165,13 +165,13 @@ class StaticModel(RaggedModel):
         size = size_for(len(self._positions))
 
         def fit(states: torch.Tensor | None) -> torch.Tensor | None:
-            return None if states is None else pad_rows(enlarged(states[:, :, :capacity], capacity), size)
+            return None if states is None else enlarged(pad_rows(states[:, :, :capacity], size), capacity)
 
         return Buffers(
             keys=[fit(states) for states in keys],
             values=[fit(states) for states in values],
-            positions=pad_rows(self._positions[:, :capacity], size).contiguous(),
-            real=pad_rows(self._real[:, :capacity], size).contiguous(),
+            positions=pad_rows(self._positions[:, :capacity], size),
+            real=pad_rows(self._real[:, :capacity], size),
         )
 
     def __call__(self, tokens: torch.Tensor, starts: PerRow, keep: int) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -184,7 +184,7 @@ class StaticModel(RaggedModel):
         shape = self._shape(until, width, keep_all)
         columns = starts.device.to(self.device)[:, None] + torch.arange(width, device=self.device)
         tokens = F.pad(tokens.to(self.device), (0, width - given))
-        filled = (pad_rows(x, shape.rows).contiguous() for x in (tokens, columns))
+        filled = (pad_rows(x, shape.rows) for x in (tokens, columns))
         args = (self.model, self.traits, self.buffers, *filled, keep_all)
         try:
             logits, hidden = self._compiler.run(extend, shape, self._label, *args)
