@@ -1,1 +1,1 @@
-"""How the two models of a pair are run, round by round."""
+"""Engines: they run draft and target model, round by round, eagerly or compiled."""

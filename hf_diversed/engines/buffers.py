@@ -1,4 +1,4 @@
-"""Memory of fixed size that models read and write in place, lent to one call at a time where its address matters."""
+"""Buffers of fixed size that take the place of a model's cache, pooled where compiled graphs hold their addresses."""
 
 import weakref
 from dataclasses import dataclass
@@ -14,12 +14,12 @@ States = list[torch.Tensor | None]
 
 
 def capacity_for(columns: int) -> int:
-    """The bucket that holds `columns` columns: 256, 512, 1024, ..."""
+    """The number of columns of buffers for `columns` columns: 256, 512, 1024, ..."""
     return max(SMALLEST_CAPACITY, _power_of_two(columns))
 
 
 def size_for(rows: int) -> int:
-    """The number of rows a batch of `rows` is run as: 1, 2, 4, 8, ..."""
+    """The number of rows that a batch of `rows` rows is padded to: 1, 2, 4, 8, ..."""
     return _power_of_two(rows)
 
 
@@ -34,10 +34,10 @@ def _power_of_two(number: int) -> int:
 
 @dataclass(eq=False)
 class Buffers:
-    """What a model remembers of a batch of R rows, in tensors that keep their shape.
+    """Keys, values and positions of a batch of R rows, in tensors that keep their shape.
 
     Attributes:
-        keys, values: `[R, heads, capacity, head_dim]` per layer; None for a layer that keeps none of its own.
+        keys, values: `[R, heads, capacity, head_dim]` per layer; None for a layer that shares another's.
         positions: long `[R, capacity]`. real: bool `[R, capacity]`, False at padding.
     """
 
@@ -47,8 +47,8 @@ class Buffers:
     real: torch.Tensor
 
     def tensors(self) -> list[torch.Tensor]:
-        known = [states for states in (*self.keys, *self.values) if states is not None]
-        return [*known, self.positions, self.real]
+        states = [states for states in (*self.keys, *self.values) if states is not None]
+        return [*states, self.positions, self.real]
 
     def shapes(self) -> list[tuple]:
         return [(tensor.shape, tensor.dtype, tensor.device) for tensor in self.tensors()]
@@ -65,9 +65,9 @@ def pad_rows(values: torch.Tensor, size: int) -> torch.Tensor:
 
 
 class BufferPool:
-    """Buffers that outlive a call, per model, for graphs that are replayed: those know memory by its address.
+    """Buffers that outlive a call, per model, for CUDA graphs, which read and write memory at fixed addresses.
 
-    A call borrows what no other call holds, so that threads never share any.
+    A call borrows buffers that no other call holds, so threads never share any.
     """
 
     def __init__(self) -> None:
@@ -75,7 +75,7 @@ class BufferPool:
         self._lock = Lock()
 
     def borrow(self, model: nn.Module, wanted: Buffers) -> Buffers:
-        """Buffers of the pool that hold what `wanted` holds."""
+        """Buffers of the pool with the contents of `wanted`."""
         with self._lock:
             free = self._free.setdefault(model, [])
             fitting = next((each for each in free if each.shapes() == wanted.shapes()), None)
@@ -85,8 +85,8 @@ class BufferPool:
             for tensor in wanted.tensors():
                 torch._dynamo.mark_static_address(tensor, guard=False)
             return wanted
-        for mine, given in zip(fitting.tensors(), wanted.tensors()):
-            mine.copy_(given)
+        for pooled, given in zip(fitting.tensors(), wanted.tensors()):
+            pooled.copy_(given)
         return fitting
 
     def take_back(self, model: nn.Module, buffers: Buffers) -> None:

@@ -31,10 +31,10 @@ _lock, _compiling = threading.RLock(), threading.RLock()
 
 
 def how_to_compile(config: GenerationConfig, device: torch.device) -> CompileConfig | None:
-    """What a call with `cache_implementation="static"` compiles with; None for static shapes alone.
+    """The compile configuration of a call with `cache_implementation="static"`; None if it is not compiled.
 
-    On accelerators as upstream does, unless `disable_compile`. On a CPU only where a `compile_config` is given, as a
-    first call takes a minute there. (Upstream wants its private `_compile_all_devices` set as well.)
+    Accelerators compile unless `disable_compile`, as upstream does. A CPU compiles only where a `compile_config` is
+    given, because a first call takes a minute there. (Upstream needs its private `_compile_all_devices` as well.)
     """
     if config.disable_compile:
         return None
@@ -44,7 +44,7 @@ def how_to_compile(config: GenerationConfig, device: torch.device) -> CompileCon
         return CompileConfig()
     logger.warning_once(
         f'cache_implementation="static" is not compiled on {device.type} unless compile_config= is given, for '
-        "instance transformers.CompileConfig(); shapes are static and the code is eager, which gains nothing."
+        "example transformers.CompileConfig(). Shapes are static and the code runs eagerly, which gains nothing."
     )
     return None
 

@@ -1,4 +1,4 @@
-"""The models as they are: any processor, any rule, shapes that change from round to round."""
+"""The engine that runs the models as they are, with any processor and verifier, over shapes that change."""
 
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -15,16 +15,16 @@ from hf_diversed.sampling import RandomSource, RoundNoise
 from hf_diversed.verifiers.base import Memory, Verifier
 
 
-_SHRINK_BELOW = 0.75  # share of running rows; each time the caches are copied, which costs less than a round
+_COMPACT_BELOW = 0.75  # share of running rows; compacting copies the caches, which costs less than a round
 
 
 @dataclass(eq=False)
 class EagerEngine:
-    """A drafter and a target over caches of their own; see `Engine`.
+    """A drafter and a target model, each over its own cache; see `Engine`.
 
     Attributes:
-        rule: judges the blocks. random_source: None for greedy decoding.
-        keep_raw: also keep the target's raw logits.
+        verifier: verifies the draft tokens. random_source: None for greedy decoding.
+        keep_raw: also keep the target model's raw logits.
         reason: why this engine runs a call that asked for another; empty if it did not.
     """
 
@@ -32,7 +32,7 @@ class EagerEngine:
     target: RaggedModel
     drafter: Drafter
     processor: BlockProcessor
-    rule: Verifier
+    verifier: Verifier
     random_source: RandomSource | None
     keep_raw: bool
     rotary_limit: RotaryLimit | None
@@ -56,7 +56,7 @@ class EagerEngine:
         draft, target = self.block(self.rows.room(gamma))
         round_noise = RoundNoise() if self.random_source is None else self.random_source.round_noise(target.scores)
         rows = self.rows
-        return verify(self.rule, rows.text(), draft, target, memory, rows.eos_ids_device, round_noise, rows.greedy)
+        return verify(self.verifier, rows.text(), draft, target, memory, rows.eos_ids_device, round_noise, rows.greedy)
 
     def ready(self, gamma: int, memory: Memory) -> bool:
         return True
@@ -69,10 +69,10 @@ class EagerEngine:
         return limit.longest_block(length, gamma)
 
     def block(self, room: PerRow) -> tuple[DraftOutput | None, TargetOutput]:
-        """Draft, then one target forward over every row's last token and its drafts.
+        """Draft, then run one target forward over every row's last token and its draft tokens.
 
         Returns:
-            q at G positions, None where no row has room for drafts; and p at G + 1.
+            the draft block at G positions, None where no row has room for draft tokens; the target's scores at G + 1.
         """
         rows = self.rows
         draft, drafted = self.drafter.propose(room)
@@ -93,15 +93,15 @@ class EagerEngine:
             width = draft.tokens.shape[1]
             self.drafter.rewind(all_accepted=any(accepted[row] == width for row in self.rows.running))
 
-    def pays_to_keep(self, running: int) -> bool:
-        return running <= _SHRINK_BELOW * len(self.rows.ends)
+    def should_compact(self, running: int) -> bool:
+        return running <= _COMPACT_BELOW * len(self.rows.ends)
 
     def keep(self, kept: torch.Tensor) -> None:
         self.target.keep(kept)
         self.drafter.keep(kept)
 
     def close(self) -> None:
-        """Nothing is lent."""
+        """This engine borrows no memory."""
 
     def report(self) -> dict[str, Any]:
         return {"engine": "eager", "engine_reason": self.reason}

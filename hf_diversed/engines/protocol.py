@@ -1,4 +1,4 @@
-"""What the round loop asks of whatever runs the models."""
+"""The interface between the round loop and the engine that runs the models."""
 
 from typing import Any, ClassVar, Protocol
 
@@ -11,12 +11,12 @@ from hf_diversed.verifiers.base import Memory
 
 
 class Engine(Protocol):
-    """Runs draft and target over the rows of one call, each on its own cache.
+    """Runs draft and target model over the rows of one call, each with its own cache.
 
     Attributes:
-        rows: the batch; drafted tokens are written behind each row's length.
-        forwards: forward passes so far, of the target and of the draft.
-        may_use_inference_mode: whether its rounds may run under `torch.inference_mode`.
+        rows: the batch; draft tokens are written behind each row's length.
+        forwards: number of forward passes so far, of the target model and of the draft model.
+        may_use_inference_mode: whether rounds may run under `torch.inference_mode`.
     """
 
     rows: RaggedRows
@@ -26,25 +26,29 @@ class Engine(Protocol):
     def forwards(self) -> tuple[int, int]: ...
 
     def prefill(self, chunk_size: int | None) -> None:
-        """Read all of the prompts but their last tokens."""
+        """Run both models over the prompts without their last tokens."""
 
     def round(self, gamma: int, memory: Memory) -> Round:
         """Draft up to `gamma` tokens per row, score them in one target forward, and verify them."""
 
     def ready(self, gamma: int, memory: Memory) -> bool:
-        """Whether a round of this length would start at once: nothing has to be compiled for it first."""
+        """Whether a round of this length can start without compiling anything first."""
 
     def rewind(self, draft: DraftOutput | None, accepted: list[int]) -> None:
-        """Say how many drafts of each row were kept; what was written behind them no longer counts."""
+        """Discard what the caches hold of draft tokens that were rejected.
 
-    def pays_to_keep(self, running: int) -> bool:
-        """Whether a batch of only the running rows is worth the copies of its caches."""
+        Args:
+            accepted: number of accepted draft tokens per row.
+        """
+
+    def should_compact(self, running: int) -> bool:
+        """Whether to continue with only the `running` rows, which copies their caches."""
 
     def keep(self, kept: torch.Tensor) -> None:
-        """Go on with these rows (long, ascending) of the batch only."""
+        """Continue with only these rows (long, ascending) of the batch."""
 
     def close(self) -> None:
-        """Give back what was lent to the call, however it ended."""
+        """Return borrowed memory, also after an error."""
 
     def report(self) -> dict[str, Any]:
-        """How the rounds were run, by the names of `SpeculativeStats`."""
+        """How the rounds were run, as fields of `SpeculativeStats`."""

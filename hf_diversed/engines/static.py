@@ -1,4 +1,4 @@
-"""Shapes that do not change from round to round, so that a whole round can be compiled once and replayed."""
+"""The engine over tensors of fixed shape, so that a whole round can be compiled once and replayed."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass
@@ -8,11 +8,12 @@ import torch
 from transformers import PreTrainedModel
 
 from hf_diversed import _compat
+from hf_diversed.engines import static_round
 from hf_diversed.engines.buffers import SMALLEST_LENGTH, length_for, pad_rows, size_for
 from hf_diversed.engines.compiling import Compiler, Shape, cannot_be_traced, warn_once
 from hf_diversed.engines.eager import EagerEngine
 from hf_diversed.engines.static_model import StaticModel
-from hf_diversed.engines.static_round import Deal, Setting, Step, draft_block, draft_step, play, settle
+from hf_diversed.engines.static_round import CallSettings, RoundInputs
 from hf_diversed.generation.drafting import DiversedCandidateGenerator
 from hf_diversed.generation.processing import BlockProcessor
 from hf_diversed.generation.rows import RaggedRows
@@ -21,27 +22,26 @@ from hf_diversed.sampling import RoundNoise
 from hf_diversed.verifiers.base import Memory, Verifier
 
 
-logger = _compat.get_logger(__name__)
-# Layers in one function, the draft's counted once per draft. Compiling takes 2 to 3 s for each on a CPU core, and for
-# larger models what is saved between the parts is nothing beside their forwards.
+# Layers in one compiled function; the draft model's count once per draft token. Compiling takes 2 to 3 s per layer on
+# one CPU core, and for deeper pairs the time saved between the parts is small compared with their forwards.
 MAX_LAYERS = 40
 
 
 @dataclass(eq=False)
 class StaticEngine(EagerEngine):
-    """Both models over buffers of fixed size; a round is one compiled function where everything in it allows that.
+    """Both models over buffers of fixed size. A round is one compiled function where everything in it can be traced.
 
     Attributes:
-        compiler: see `Compiler`. keep_scores: whether somebody reads the scores.
-        outside: why processors and rule run outside of what is compiled; None where they do not.
+        compiler: see `Compiler`. keep_scores: whether rounds return the models' scores.
+        forwards_only: why only the models' forwards are compiled; None where whole rounds are.
     """
 
     compiler: Compiler
     keep_scores: bool
-    outside: str | None
+    forwards_only: str | None
 
     target: StaticModel
-    may_use_inference_mode: ClassVar[bool] = False  # what is written in a compiled function must be an ordinary tensor
+    may_use_inference_mode: ClassVar[bool] = False  # compiled functions cannot write to inference tensors
 
     @staticmethod
     def cannot_serve(target: PreTrainedModel, draft: PreTrainedModel | None, rows: RaggedRows) -> str | None:
@@ -54,28 +54,20 @@ class StaticEngine(EagerEngine):
         return None
 
     @staticmethod
-    def _kind_of_call(setting: Setting) -> str:
-        """A label for `Compiler.has`: the draft model, the verifier without what reaches it as a dial, processors."""
-        rule = setting.rule
-        settings = {name: value for name, value in rule.settings().items() if name not in rule.row_settings}
-        draft = id(setting.draft.get_input_embeddings())
-        return repr((draft, type(rule), settings, [type(each) for each in setting.processors]))
-
-    @staticmethod
-    def what_stays_outside(rule: Verifier, processor: BlockProcessor, models: tuple) -> str | None:
+    def why_forwards_only(verifier: Verifier, processor: BlockProcessor, models: tuple) -> str | None:
         """Why a round cannot be one function, so that only the models' forwards are compiled; None if it can."""
         if None in models:
-            return "drafts are looked up on the host"
+            return "draft tokens are looked up on the host"
         if len({_compat.device(model) for model in models}) > 1:
             return "the models are on different devices"
         if processor.reads_prefix:
             return "a logits processor reads the text so far"
-        return f"{type(rule).__name__} reads the text so far" if rule.needs_input_ids else None
+        return f"{type(verifier).__name__} reads the text so far" if verifier.needs_input_ids else None
 
     def __post_init__(self) -> None:
-        self._setting = None if self.outside else self._collect()
-        self._label = "" if self._setting is None else self._kind_of_call(self._setting)
-        self._latest: tuple[Callable, Shape] | None = None  # what the last round ran, and for what shape
+        self._settings = None if self.forwards_only else self._collect_settings()
+        self._label = "" if self._settings is None else _label(self._settings)
+        self._latest: tuple[Callable, Shape] | None = None  # the last function run, and its shape
 
     @property
     def _draft(self) -> StaticModel:
@@ -83,14 +75,14 @@ class StaticEngine(EagerEngine):
         assert isinstance(self.drafter.model, StaticModel)
         return self.drafter.model
 
-    def _collect(self) -> Setting:
+    def _collect_settings(self) -> CallSettings:
         draft = self._draft
-        return Setting(
+        return CallSettings(
             target=self.target.model,
             draft=draft.model,
             target_traits=self.target.traits,
             draft_traits=draft.traits,
-            rule=self.rule,
+            verifier=self.verifier,
             processors=self.processor.processors,
             vocab_size=_compat.vocab_size(self.target.model),
             eos_ids=self.rows.eos_ids_device,
@@ -99,28 +91,28 @@ class StaticEngine(EagerEngine):
         )
 
     def round(self, gamma: int, memory: Memory) -> Round:
-        if self._setting is None:
+        if self._settings is None:
             return self._round_by_forwards(gamma, memory)
-        rows, gamma = self.rows, self._shortened(gamma, memory)
+        rows, gamma = self.rows, self._fit_to_room(gamma, memory)
         for model in (self.target, self._draft):
             model.make_room(max(rows.lengths.host) + gamma)
-        deal = self._deal(self._setting, gamma, memory)
+        inputs = self._prepare_inputs(self._settings, gamma, memory)
         try:
-            round = self._play(self._setting, deal, self._shape(gamma, memory))
+            round = self._run(self._settings, inputs, self._shape(gamma, memory))
         except Exception as error:
             if not cannot_be_traced(error):
                 raise
-            return self._leave_outside(error, gamma, memory)
+            return self._continue_by_forwards(error, gamma, memory)
         self.target.num_forwards += 1
         self._draft.num_forwards += gamma
-        if self.compiler.replays or len(deal.lengths) > len(rows.ids):
+        if self.compiler.replays or len(inputs.lengths) > len(rows.ids):
             round = map_tensors(lambda values: self._own(values[: len(rows.ids)]), round)
         assert round.draft is not None
         columns = rows.lengths.device[:, None] + torch.arange(gamma, device=rows.ids.device)
         rows.ids.scatter_(1, columns, round.draft.tokens)
         return round
 
-    def _shortened(self, gamma: int, memory: Memory) -> int:
+    def _fit_to_room(self, gamma: int, memory: Memory) -> int:
         """A shorter draft length that still fills the room left, if it needs no compilation; else `gamma`."""
         if gamma <= SMALLEST_LENGTH:
             return gamma
@@ -132,72 +124,73 @@ class StaticEngine(EagerEngine):
         return super().round(gamma, memory)
 
     def _own(self, values: torch.Tensor) -> torch.Tensor:
-        """What a replay returns lies where the next one will write."""
+        """A copy where the next replay would overwrite the values."""
         return values.clone() if self.compiler.replays else values
 
-    def _play(self, setting: Setting, deal: Deal, shape: Shape) -> Round:
+    def _run(self, settings: CallSettings, inputs: RoundInputs, shape: Shape) -> Round:
         """The round, as one compiled function or as several."""
         target, draft = self.target.buffers, self._draft.buffers
         if self.compiler.replays:
             torch.compiler.cudagraph_mark_step_begin()
-        if _is_one_function(setting, deal.gamma):
-            self._latest = play, shape
-            return self.compiler.run(play, shape, self._label, setting, target, draft, deal)
+        if _is_one_function(settings, inputs.gamma):
+            self._latest = static_round.run_round, shape
+            return self.compiler.run(*self._latest, self._label, settings, target, draft, inputs)
 
-        def step(setting: Setting, buffers, feed: torch.Tensor, *others) -> Step:
+        def step(settings: CallSettings, buffers, feed: torch.Tensor, *others) -> static_round.Step:
             width = self._step_shape(shape, feed.shape[1])
-            return self.compiler.run(draft_step, width, self._label, setting, buffers, feed, *others)
+            return self.compiler.run(static_round.draft_step, width, self._label, settings, buffers, feed, *others)
 
-        steps = draft_block(step, setting, draft, deal)
-        self._latest = settle, shape
-        return self.compiler.run(settle, shape, self._label, setting, target, deal, steps)
+        steps = static_round.draft_block(step, settings, draft, inputs)
+        self._latest = static_round.verify_block, shape
+        return self.compiler.run(*self._latest, self._label, settings, target, inputs, steps)
 
     def _shape(self, gamma: int, memory: Memory) -> Shape:
         """What a round of this length is compiled for."""
         rows = self.rows
-        told = (gamma, *sorted(memory.dials), memory.state is None, *self._drawing)
-        return Shape(size_for(len(rows.ids)), self.target.capacity_for(max(rows.lengths.host) + gamma), told)
+        rest = (gamma, *sorted(memory.dials), memory.state is None, *self._sampling)
+        return Shape(size_for(len(rows.ids)), self.target.capacity_for(max(rows.lengths.host) + gamma), rest)
 
     def _step_shape(self, shape: Shape, width: int) -> Shape:
-        return shape._replace(rest=(width, *self._drawing))
+        return shape._replace(rest=(width, *self._sampling))
 
     @property
-    def _drawing(self) -> tuple[bool, bool]:
+    def _sampling(self) -> tuple[bool, bool]:
         return self.random_source is not None, self.rows.temperatures is None
 
     def ready(self, gamma: int, memory: Memory) -> bool:
-        if self._setting is None:
+        if self._settings is None:
             return self._forwards_ready(gamma)
-        shape = self._shape(gamma, memory)
-        if _is_one_function(self._setting, gamma):
-            return self.compiler.has(play, shape, self._label)
+        shape, has = self._shape(gamma, memory), self.compiler.has
+        if _is_one_function(self._settings, gamma):
+            return has(static_round.run_round, shape, self._label)
         steps = [self._step_shape(shape, width) for width in ((1, 2) if gamma > 1 else (2,))]
-        steps_ready = all(self.compiler.has(draft_step, step, self._label) for step in steps)
-        return steps_ready and self.compiler.has(settle, shape, self._label)
+        steps_ready = all(has(static_round.draft_step, step, self._label) for step in steps)
+        return steps_ready and has(static_round.verify_block, shape, self._label)
 
     def _forwards_ready(self, gamma: int) -> bool:
         end = max(self.rows.lengths.host)
-        if isinstance(self.drafter, DiversedCandidateGenerator):  # else drafts are looked up
+        if isinstance(self.drafter, DiversedCandidateGenerator):  # else draft tokens are looked up
             steps = (end - 2, 2), (end + gamma - 2, 1)
             if not all(self._draft.ready(start, width, keep=1) for start, width in steps):
                 return False
         return self.target.ready(end - 1, gamma + 1, keep=gamma + 1)
 
-    def _leave_outside(self, error: Exception, gamma: int, memory: Memory) -> Round:
-        """The round by compiled forwards, as all later ones: tracing it as a whole failed before it wrote anything."""
-        self.outside, self._setting = "the verifier or a logits processor cannot be traced by torch.compile", None
+    def _continue_by_forwards(self, error: Exception, gamma: int, memory: Memory) -> Round:
+        """Run this round and all later ones by compiled forwards. Tracing failed before anything was written."""
+        self.forwards_only = "the verifier or a logits processor cannot be traced by torch.compile"
+        self._settings = None
         round = self._round_by_forwards(gamma, memory)
         if self.compiler.config is not None:  # else one of the models is the reason
-            name = type(self.rule).__name__
+            name = type(self.verifier).__name__
             warn_once(self.target.model, f"{name} or a processor cannot be compiled and runs uncompiled: {error}")
         return round
 
-    def _deal(self, setting: Setting, gamma: int, memory: Memory) -> Deal:
+    def _prepare_inputs(self, settings: CallSettings, gamma: int, memory: Memory) -> RoundInputs:
         rows, size = self.rows, size_for(len(self.rows.ids))
-        draft_noise, round_noise = self._draw_noise(gamma, setting.vocab_size)
+        draft_noise, round_noise = self._draw_noise(gamma, settings.vocab_size)
         return map_tensors(
             lambda values: pad_rows(values, size),
-            Deal(
+            RoundInputs(
                 tail=rows.last(2),
                 lengths=rows.lengths.device,
                 gamma=gamma,
@@ -226,8 +219,8 @@ class StaticEngine(EagerEngine):
         filler = [torch.full_like(drawn.noise, 0.5) for _ in range(gamma - drafted)]
         return draft_noise + filler, RoundNoise(uniforms, drawn.noise)
 
-    def pays_to_keep(self, running: int) -> bool:
-        """Whether a smaller size is compiled already; compiling for one would cost more than it saves."""
+    def should_compact(self, running: int) -> bool:
+        """Whether rounds of fewer rows are compiled already; compiling them would cost more than they save."""
         if self._latest is None:
             return False
         function, shape = self._latest
@@ -235,32 +228,40 @@ class StaticEngine(EagerEngine):
         return smaller.rows < shape.rows and self.compiler.has(function, smaller, self._label)
 
     def close(self) -> None:
-        drafts = isinstance(self.drafter, DiversedCandidateGenerator)
-        for model in (self.target, *([self._draft] if drafts else [])):
-            model.close()
+        self.target.close()
+        if isinstance(self.drafter, DiversedCandidateGenerator):
+            self._draft.close()
 
     def report(self) -> dict[str, Any]:
         engine = "static" if self.compiler.config is None else "compiled"
         return {
-            "engine": f"{engine} (forwards)" if self.outside else engine,
-            "engine_reason": self.compiler.stopped_by or self.outside or "",
+            "engine": f"{engine} (forwards)" if self.forwards_only else engine,
+            "engine_reason": self.compiler.stopped_by or self.forwards_only or "",
             "compile": self.compiler.stats(),
         }
 
 
-def _is_one_function(setting: Setting, gamma: int) -> bool:
-    return gamma * _compat.num_layers(setting.draft) + _compat.num_layers(setting.target) <= MAX_LAYERS
+def _is_one_function(settings: CallSettings, gamma: int) -> bool:
+    return gamma * _compat.num_layers(settings.draft) + _compat.num_layers(settings.target) <= MAX_LAYERS
 
 
-def map_tensors(function: Callable[[torch.Tensor], torch.Tensor], thing: Any) -> Any:
-    """`thing` with every tensor in it, through dataclasses, lists and dicts, replaced by `function` of it."""
-    if isinstance(thing, torch.Tensor):
-        return function(thing)
-    if isinstance(thing, list):
-        return [map_tensors(function, item) for item in thing]
-    if isinstance(thing, dict):
-        return {name: map_tensors(function, item) for name, item in thing.items()}
-    if not is_dataclass(thing) or isinstance(thing, type):
-        return thing
-    given = {item.name: getattr(thing, item.name) for item in fields(thing) if item.init}
-    return type(thing)(**map_tensors(function, given))
+def _label(settings: CallSettings) -> str:
+    """For `Compiler.has`: the draft model, the verifier without its settings per row, and the processors."""
+    verifier = settings.verifier
+    fixed = {name: value for name, value in verifier.settings().items() if name not in verifier.row_settings}
+    draft = id(settings.draft.get_input_embeddings())
+    return repr((draft, type(verifier), fixed, [type(each) for each in settings.processors]))
+
+
+def map_tensors(function: Callable[[torch.Tensor], torch.Tensor], value: Any) -> Any:
+    """`value` with every tensor in it, through dataclasses, lists and dicts, replaced by `function` of it."""
+    if isinstance(value, torch.Tensor):
+        return function(value)
+    if isinstance(value, list):
+        return [map_tensors(function, item) for item in value]
+    if isinstance(value, dict):
+        return {name: map_tensors(function, item) for name, item in value.items()}
+    if not is_dataclass(value) or isinstance(value, type):
+        return value
+    items = {item.name: getattr(value, item.name) for item in fields(value) if item.init}
+    return type(value)(**map_tensors(function, items))

@@ -1,7 +1,7 @@
-"""A model over buffers of fixed size: its forward is a function of tensors alone, and can be compiled.
+"""A model over buffers of fixed size, so that its forward is a function of tensors and can be compiled.
 
-Column c of a buffer is column c of the id buffer, as in `cache.py`; what lies right of a row's own column is never
-seen, so buffers are neither cleared nor cut, only written over.
+Column c of a buffer is column c of the id buffer, as in `cache.py`. Masks hide everything to the right of a row's own
+column, so buffers are neither cleared nor cropped, only overwritten.
 """
 
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ from hf_diversed.generation.rows import PerRow
 
 @dataclass(frozen=True)
 class Traits:
-    """What is fixed about a model's forwards: see `RaggedModel`."""
+    """Options of a model's forwards that do not change during a call; see `RaggedModel`."""
 
     windows: Windows
     dtype: torch.dtype
@@ -31,7 +31,7 @@ class Traits:
 
 
 class BufferLayer(CacheLayerMixin):
-    """One attention layer's part of `Buffers`, for one forward."""
+    """The cache of one attention layer, over its part of `Buffers`, for one forward."""
 
     is_sliding = False
     is_compileable = True
@@ -41,10 +41,10 @@ class BufferLayer(CacheLayerMixin):
         self.is_initialized = True
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
-        raise AssertionError("buffers are made before the first block")
+        raise AssertionError("buffers are allocated before the first block")
 
     def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *args, **kwargs):
-        """Write `[R, heads, Q, head_dim]` to the columns, long `[R, Q]`; return everything."""
+        """Write `[R, heads, Q, head_dim]` to the columns, long `[R, Q]`; return the whole buffers."""
         assert self.keys is not None
         assert self.values is not None
         rows = torch.arange(self.columns.shape[0], device=self.columns.device)[:, None]
@@ -70,7 +70,7 @@ def extend(
     columns: torch.Tensor,
     keep: int,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Run `tokens` at `columns`, both long `[R, Q]`, over what the buffers hold before them; traceable.
+    """Run `tokens` at `columns`, both long `[R, Q]`, over the buffers' columns before them; traceable.
 
     Returns:
         as `RaggedModel.__call__`.
@@ -86,24 +86,24 @@ def extend(
 
 
 class StaticModel(RaggedModel):
-    """A `RaggedModel` that reads the prompt as that does, and every later block over buffers of fixed size.
+    """A `RaggedModel` that runs every block after the prompt over buffers of fixed size.
 
     Args:
-        compiler: compiles the forwards of blocks, or leaves them as they are.
+        compiler: runs the forwards of blocks, compiled or not.
 
     Attributes:
-        widths: tokens per row to compile for; what is narrower is filled up with columns that nobody reads.
-        buffers: made by `prefill`; rows in powers of two, of which those behind the batch's are idle.
+        widths: block widths to compile for; narrower blocks are padded with columns whose results are dropped.
+        buffers: allocated by `prefill`; the number of rows is a power of two, and rows behind the batch are padding.
     """
 
     buffers: Buffers
 
     def __init__(self, model: PreTrainedModel, *args, compiler: Compiler, **kwargs):
         super().__init__(model, *args, **kwargs)
-        self._compiler, self.widths = compiler, {1, 2}  # a step of the draft feeds no more
+        self._compiler, self.widths = compiler, {1, 2}  # the widths of draft steps
         self._owner = _compat.base_model(model)
         self._label = str(id(model.get_input_embeddings()))
-        # The last position goes on for leftovers that no query is asked about.
+        # Columns behind the last position are masked; any position will do.
         missing = capacity_for(self._positions.shape[1]) - self._positions.shape[1]
         self._positions = torch.cat([self._positions, self._positions[:, -1:].expand(-1, missing)], dim=1)
         self._real = torch.ones_like(self._positions, dtype=torch.bool)
@@ -119,24 +119,24 @@ class StaticModel(RaggedModel):
 
     def prefill(self, input_ids: torch.Tensor, chunk_size: int | None = None) -> None:
         super().prefill(input_ids, chunk_size)
-        self._move_to(self._sized(*self._cache.states(), capacity_for(input_ids.shape[1] + 1)))
+        self._use(self._sized(*self._cache.states(), capacity_for(input_ids.shape[1] + 1)))
         if self.keep_hidden:
-            # Upstream installs what records hidden states at the first forward that does, under a lock, which no
-            # compiled code can take.
+            # At the first such forward upstream installs its recorder of hidden states, under a lock, which compiled
+            # code cannot take.
             self.model(input_ids=input_ids[:1, :1].to(self.device), output_hidden_states=True, use_cache=False)
-        del self._cache  # its keys and values live on in the buffers
+        del self._cache  # the buffers hold its keys and values
 
     @property
     def capacity(self) -> int:
         return self.buffers.real.shape[1]
 
     def make_room(self, columns: int) -> None:
-        """Let the buffers hold `columns` columns."""
+        """Enlarge the buffers if they have fewer than `columns` columns."""
         if columns > self.capacity:
-            self._move_to(self._sized(self.buffers.keys, self.buffers.values, self.capacity_for(columns)))
+            self._use(self._sized(self.buffers.keys, self.buffers.values, self.capacity_for(columns)))
 
     def capacity_for(self, columns: int) -> int:
-        """The capacity with room for `columns` columns; it never shrinks."""
+        """The capacity of the buffers after `make_room(columns)`."""
         return max(self.capacity, capacity_for(columns))
 
     def keep(self, rows: torch.Tensor) -> None:
@@ -146,22 +146,22 @@ class StaticModel(RaggedModel):
             [None if layer is None else layer[rows] for layer in states]
             for states in (self.buffers.keys, self.buffers.values)
         )
-        self._move_to(self._sized(keys, values, self.capacity))
+        self._use(self._sized(keys, values, self.capacity))
 
-    def _move_to(self, buffers: Buffers) -> None:
+    def _use(self, buffers: Buffers) -> None:
         if self._compiler.replays:
             buffers = pool.borrow(self._owner, buffers)
             self.close()
         self.buffers = buffers
 
     def close(self) -> None:
-        """Give back what other calls may use."""
+        """Return the buffers to the pool."""
         if self._compiler.replays and "buffers" in vars(self):
             pool.take_back(self._owner, self.buffers)
             del self.buffers
 
     def _sized(self, keys: States, values: States, capacity: int) -> Buffers:
-        """Buffers for a power of two of rows and for `capacity` columns, with these in them."""
+        """Buffers of `capacity` columns with these keys and values, rows padded to a power of two."""
         size = size_for(len(self._positions))
 
         def fit(states: torch.Tensor | None) -> torch.Tensor | None:
@@ -196,7 +196,7 @@ class StaticModel(RaggedModel):
         return logits[:rows, :keep], None if hidden is None else hidden[:rows, :keep]
 
     def ready(self, start: int, given: int, keep: int) -> bool:
-        """Whether a block of `given` tokens from column `start` on would run at once."""
+        """Whether a block of `given` tokens from column `start` on runs without compiling anything first."""
         width = self._width(given)
         return self._compiler.has(extend, self._shape(start + width, width, width - given + keep), self._label)
 

@@ -1,6 +1,6 @@
-"""One round as a function of tensors: what is drafted, verified and judged over buffers of fixed size.
+"""One round of drafting and verification as a function of tensors, over buffers of fixed size.
 
-Everything here is traceable, knows nothing of the host, and can be compiled as a whole or in parts.
+Everything here can be traced by `torch.compile`, as a whole or in parts.
 """
 
 from collections.abc import Callable
@@ -20,19 +20,20 @@ from hf_diversed.verifiers.base import Memory, Verifier
 
 
 @dataclass(frozen=True, eq=False)
-class Setting:
+class CallSettings:
     """What is the same in all rounds of a call.
 
     Attributes:
-        processors: each looks at one position alone. vocab_size: V of the target.
-        eos_ids: long `[E]`, or None. keep_raw, keep_scores: what of the models' say is returned.
+        processors: each processes every position by itself. vocab_size: V of the target model.
+        eos_ids: long `[E]`, or None. keep_raw: whether the verifier reads raw logits. keep_scores: whether scores and
+            raw logits are returned.
     """
 
     target: PreTrainedModel
     draft: PreTrainedModel
     target_traits: Traits
     draft_traits: Traits
-    rule: Verifier
+    verifier: Verifier
     processors: list[LogitsProcessor]
     vocab_size: int
     eos_ids: torch.Tensor | None
@@ -44,14 +45,15 @@ class Setting:
 
 
 @dataclass(frozen=True, eq=False)
-class Deal:
-    """What a round starts from, for R rows.
+class RoundInputs:
+    """The inputs of a round of R rows.
 
     Attributes:
-        gamma: drafts per row.
-        tail: long `[R, 2]`, the last ids of each row. lengths: long `[R]`, its ids so far. room: long `[R]`, how many
-            drafts may count. temperatures: see `RaggedRows`.
-        draft_noise: gamma tensors, see `draw`; none where drafts are taken greedily. dials, state: see `Memory`.
+        gamma: draft tokens per row.
+        tail: long `[R, 2]`, the last ids of each row. lengths: long `[R]`, the number of its ids. room: long `[R]`,
+            how many draft tokens it has room for. temperatures: see `RaggedRows`.
+        draft_noise: gamma tensors, see `draw`; empty for greedy drafting. round_noise: see `RoundNoise`.
+        dials, state: see `Memory`.
     """
 
     gamma: int
@@ -65,32 +67,34 @@ class Deal:
     state: torch.Tensor | None
 
 
-def play(setting: Setting, target: Buffers, draft: Buffers, deal: Deal) -> Round:
-    """One round: gamma draft steps, one target forward, the rule's verdict. Tensors in, tensors out.
+def run_round(settings: CallSettings, target: Buffers, draft: Buffers, inputs: RoundInputs) -> Round:
+    """One round: gamma draft steps, one target forward, and the verdict.
 
     Returns:
-        the round without what nobody reads, and without the verdict's functions, which no compiled code can return.
+        the round with the fields that later code reads, without functions, which compiled code cannot return.
     """
-    steps = draft_block(draft_step, setting, draft, deal)
-    return settle(setting, target, deal, steps)
+    steps = draft_block(draft_step, settings, draft, inputs)
+    return verify_block(settings, target, inputs, steps)
 
 
 Step = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]  # token, scores, raw logits, hidden
 
 
-def draft_block(step: Callable[..., Step], setting: Setting, buffers: Buffers, deal: Deal) -> list[Step]:
-    """Draft gamma tokens for every row. The first step feeds two, as the last draft of a round is never fed."""
-    feed, columns = deal.tail, deal.lengths[:, None] + torch.arange(-2, 0, device=deal.lengths.device)
+def draft_block(
+    step: Callable[..., Step], settings: CallSettings, buffers: Buffers, inputs: RoundInputs
+) -> list[Step]:
+    """Draft gamma tokens per row. The first step feeds two tokens: the last draft token of a round is never fed."""
+    feed, columns = inputs.tail, inputs.lengths[:, None] + torch.arange(-2, 0, device=inputs.lengths.device)
     steps: list[Step] = []
-    for index in range(deal.gamma):
-        noise = deal.draft_noise[index] if deal.draft_noise else None
-        steps.append(step(setting, buffers, feed, columns, noise, deal.temperatures))
-        feed, columns = steps[-1][0][:, None], deal.lengths[:, None] + index
+    for index in range(inputs.gamma):
+        noise = inputs.draft_noise[index] if inputs.draft_noise else None
+        steps.append(step(settings, buffers, feed, columns, noise, inputs.temperatures))
+        feed, columns = steps[-1][0][:, None], inputs.lengths[:, None] + index
     return steps
 
 
 def draft_step(
-    setting: Setting,
+    settings: CallSettings,
     buffers: Buffers,
     feed: torch.Tensor,
     columns: torch.Tensor,
@@ -98,53 +102,59 @@ def draft_step(
     temperatures: torch.Tensor | None,
 ) -> Step:
     """Draft one token per row behind `feed`, at `columns`, both long `[R, 1 or 2]`."""
-    logits, hidden = extend(setting.draft, setting.draft_traits, buffers, feed, columns, 1)
-    raw = to_vocabulary(logits, setting.vocab_size)
-    scores = setting.process(raw, temperatures)
+    logits, hidden = extend(settings.draft, settings.draft_traits, buffers, feed, columns, 1)
+    raw = to_vocabulary(logits, settings.vocab_size)
+    scores = settings.process(raw, temperatures)
     greedy = None if temperatures is None else temperatures == 0.0
     return draw_drafts(scores[:, 0], noise, greedy), scores, raw, hidden
 
 
-def settle(setting: Setting, buffers: Buffers, deal: Deal, steps: list[Step]) -> Round:
-    """Run the target over every row's last token and its draft tokens, and verify them; returns as `play`."""
+def verify_block(settings: CallSettings, buffers: Buffers, inputs: RoundInputs, steps: list[Step]) -> Round:
+    """Run the target model over every row's last token and its draft tokens, and verify these.
+
+    Returns:
+        as `run_round`.
+    """
     tokens, scores, raw, hidden = zip(*steps)
     drafted = torch.stack(tokens, dim=1)
     draft = DraftOutput(
         scores=torch.cat(scores, dim=1),
-        hidden=torch.cat(hidden, dim=1) if setting.draft_traits.keep_hidden else None,
-        raw_logits=torch.cat(raw, dim=1) if setting.keep_raw else None,
+        hidden=torch.cat(hidden, dim=1) if settings.draft_traits.keep_hidden else None,
+        raw_logits=torch.cat(raw, dim=1) if settings.keep_raw else None,
         tokens=drafted,
-        sampled=deal.round_noise.noise is not None,
-        active=active_drafts(drafted, deal.room, setting.eos_ids),
-        lengths=deal.lengths,
+        sampled=inputs.round_noise.noise is not None,
+        active=active_drafts(drafted, inputs.room, settings.eos_ids),
+        lengths=inputs.lengths,
     )
-    block = torch.cat([deal.tail[:, 1:], drafted], dim=1)
-    columns = deal.lengths[:, None] + torch.arange(-1, deal.gamma, device=block.device)
-    logits, seen = extend(setting.target, setting.target_traits, buffers, block, columns, deal.gamma + 1)
-    target = TargetOutput(setting.process(logits, deal.temperatures), seen, logits if setting.keep_raw else None)
-    greedy = None if deal.temperatures is None else deal.temperatures == 0.0
-    memory = Memory(deal.dials, deal.state)
-    round = verify(setting.rule, deal.tail, draft, target, memory, setting.eos_ids, deal.round_noise, greedy)
-    return _told(round, setting)
+    block = torch.cat([inputs.tail[:, 1:], drafted], dim=1)
+    columns = inputs.lengths[:, None] + torch.arange(-1, inputs.gamma, device=block.device)
+    logits, hidden_states = extend(settings.target, settings.target_traits, buffers, block, columns, inputs.gamma + 1)
+    target = TargetOutput(
+        settings.process(logits, inputs.temperatures), hidden_states, logits if settings.keep_raw else None
+    )
+    greedy = None if inputs.temperatures is None else inputs.temperatures == 0.0
+    memory = Memory(inputs.dials, inputs.state)
+    round = verify(settings.verifier, inputs.tail, draft, target, memory, settings.eos_ids, inputs.round_noise, greedy)
+    return _trim(round, settings)
 
 
-def _told(round: Round, setting: Setting) -> Round:
-    """What is looked at of a round once it is over."""
+def _trim(round: Round, settings: CallSettings) -> Round:
+    """Only the fields of a round that later code reads."""
     draft, target, verdict = round.draft, round.target, round.verdict
     assert draft is not None
     assert verdict is not None
-    unread = target.scores[:, :0]
+    no_scores = target.scores[:, :0]
     return Round(
         draft=DraftOutput(
-            draft.scores if setting.keep_scores else unread,
+            draft.scores if settings.keep_scores else no_scores,
             tokens=draft.tokens,
             sampled=draft.sampled,
             active=draft.active,
             num_drafted=draft.num_drafted,
         ),
         target=TargetOutput(
-            target.scores if setting.keep_scores else unread,
-            raw_logits=target.raw_logits if setting.keep_scores else None,
+            target.scores if settings.keep_scores else no_scores,
+            raw_logits=target.raw_logits if settings.keep_scores else None,
         ),
         round_noise=round.round_noise,
         verdict=Verdict(
@@ -159,4 +169,4 @@ def _told(round: Round, setting: Setting) -> Round:
 
 
 def _no_replacement(positions: torch.Tensor) -> torch.Tensor:
-    raise RuntimeError("the replacement law was used up inside of a compiled round")
+    raise RuntimeError("a compiled round returns no residual distribution")

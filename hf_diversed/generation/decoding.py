@@ -123,7 +123,7 @@ def run_rounds(plan: Plan, recorder: Recorder) -> None:
 def drop_finished(plan: Plan, memory: Memory) -> None:
     """Let finished rows leave the batch, once they are many, where nobody looks for them."""
     running = plan.rows.running
-    if plan.may_shrink and running and plan.engine.pays_to_keep(len(running)):
+    if plan.may_shrink and running and plan.engine.should_compact(len(running)):
         kept = torch.tensor(running, device=plan.rows.ids.device)
         for holder in (plan.rows, plan.engine, memory):
             holder.keep(kept)

@@ -305,7 +305,7 @@ class _Making:
             compiler=compiler,
             keep_scores=self.keep_scores,
             reason="",
-            outside=StaticEngine.what_stays_outside(rule, self.processor, models),
+            forwards_only=StaticEngine.why_forwards_only(rule, self.processor, models),
         )
 
     def _parts(self, runner: Callable[..., RaggedModel]) -> dict[str, Any]:
@@ -315,7 +315,7 @@ class _Making:
             "target": runner(call.model, **self._options()),
             "drafter": self._drafter(runner),
             "processor": self.processor,
-            "rule": call.verifier,
+            "verifier": call.verifier,
             "random_source": self.random_source,
             "keep_raw": self.keep_logits or call.verifier.needs_raw_logits,
             "rotary_limit": self.rotary_limit,

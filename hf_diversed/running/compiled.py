@@ -1,4 +1,4 @@
-"""Decoding over static shapes: how it is compiled where nobody says, and having it compiled beforehand."""
+"""Compiled decoding: the default compile configuration, and compiling ahead of time."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -24,14 +24,14 @@ _ATTEMPTS = 8
 
 
 def default_compile_config(device: torch.device, backend: str = "inductor") -> CompileConfig:
-    """How compiled methods are compiled on a device: for the shapes at hand, with CUDA graphs on CUDA.
+    """The compile configuration of compiled methods on a device: static shapes, with CUDA graphs on CUDA.
 
     Args:
-        backend: of `torch.compile`; "eager" only traces, for trials.
+        backend: of `torch.compile`; "eager" only traces, for tests.
     """
     graphs = device.type == "cuda" and backend == "inductor"
     config = CompileConfig(backend=backend, mode="reduce-overhead" if graphs else "default", dynamic=False)
-    config._compile_all_devices = True  # or upstream would not compile plain decoding on a CPU
+    config._compile_all_devices = True  # else upstream does not compile plain decoding on a CPU
     return config
 
 
@@ -48,31 +48,30 @@ def warmup(
     compile_config: CompileConfig | None = None,
     **kwargs: Any,
 ) -> CompileStats:
-    """Compile what later calls of `generate(..., cache_implementation="static")` run, by decoding prompts at random.
+    """Compile what later calls of `generate(..., cache_implementation="static")` run, by decoding random prompts.
 
-    Rounds are compiled for a batch size (the next power of two), a number of columns (256, 512, 1024, ...) and all
-    that is the same in every round of a call: models, rule, processors, and whether it samples. So the arguments must
-    be those of the later calls. What is compiled is kept until the model goes, or until `clear_compiled`. Another
-    process starts from what inductor keeps on disk (in `TORCHINDUCTOR_CACHE_DIR`), where a warm-up takes seconds
-    instead of minutes.
+    Rounds are compiled for a batch size (the next power of two), a number of columns (256, 512, 1024, ...) and the
+    settings of a call: models, verifier, processors, and whether it samples. Pass the arguments of the later calls.
+    Compiled functions are kept until the model is freed, or until `clear_compiled`. Another process reuses inductor's
+    cache on disk (`TORCHINDUCTOR_CACHE_DIR`), and warms up in seconds instead of minutes.
 
-    Where a rule or a processor has to run outside of what is compiled (`stats.engine` says "compiled (forwards)"), a
-    forward may still meet a width that these prompts did not lead to.
+    Where only forwards are compiled (`stats.engine` is "compiled (forwards)"), later calls may still compile a forward
+    of a width that did not occur here.
 
     Args:
-        model: the target. assistant_model: the draft.
-        diversed_head, verifier: the rule, one of the two, as for `generate`.
-        batch_sizes: rows of later calls. max_length: the most columns of one, prompt and new tokens.
-        num_assistant_tokens: gamma; None for the rule's own preference, the draft's, or 5.
+        model: the target model. assistant_model: the draft model.
+        diversed_head, verifier: one of the two, as for `generate`.
+        batch_sizes: rows of later calls. max_length: the largest number of columns of a call, prompt and new tokens.
+        num_assistant_tokens: gamma; None for the verifier's default, the draft model's, or 5.
         do_sample: False for greedy decoding.
         compile_config: as for `generate`; on a CPU nothing is compiled without one.
         kwargs: other arguments of the later calls: `temperature`, `top_k`, `output_token_records` ...
 
     Returns:
-        what compiling had to do with these calls, added up.
+        the compile statistics of these calls, summed.
 
     Raises:
-        ValueError: without a rule, on sizes out of range, and where nothing can be compiled.
+        ValueError: without a verifier, on sizes out of range, and where nothing can be compiled.
 
     Example:
         ```python
@@ -82,10 +81,10 @@ def warmup(
         ```
     """
     install_hook()
-    rule = resolve_verifier(diversed_head, verifier, model.device)
-    _check(model, assistant_model, rule, batch_sizes, max_length, compile_config)
-    assert rule is not None
-    gamma = draft_length(model.generation_config, num_assistant_tokens, rule, assistant_model)
+    resolved = resolve_verifier(diversed_head, verifier, model.device)
+    _check(model, assistant_model, resolved, batch_sizes, max_length, compile_config)
+    assert resolved is not None
+    gamma = draft_length(model.generation_config, num_assistant_tokens, resolved, assistant_model)
     options = {
         "assistant_model": assistant_model,
         "diversed_head": diversed_head,
@@ -100,14 +99,14 @@ def warmup(
     total = CompileStats()
     for rows in batch_sizes:
         for length in _prompt_lengths(max_length, gamma):
-            # Room for a second round: a rule that remembers has nothing to remember in the first.
+            # Room for a second round: in the first one a verifier has no state yet.
             longest = min(_most_positions(model, assistant_model), length + 2 * (gamma + 1))
             total.add(_decode(model, rows, length, options | {"max_new_tokens": longest - length}))
     return total
 
 
 def _decode(model: PreTrainedModel, rows: int, length: int, options: dict[str, Any]) -> CompileStats:
-    """Decode prompts at random until one takes two rounds, which an early EOS may prevent."""
+    """Decode random prompts until one takes two rounds, which an early EOS may prevent."""
     draft, total = options["assistant_model"], CompileStats()
     ids = min(map(_compat.known_ids, (model, draft)))
     for seed in range(_ATTEMPTS):
@@ -123,10 +122,10 @@ def _decode(model: PreTrainedModel, rows: int, length: int, options: dict[str, A
 
 
 def _prompt_lengths(max_length: int, gamma: int) -> Iterator[int]:
-    """Lengths from which a round runs over each number of columns that calls come to, at the latest one by one."""
+    """Prompt lengths that together lead to every number of columns that calls of up to `max_length` use."""
     capacity = SMALLEST_CAPACITY
     yield min(2, max_length - 1)
-    while capacity < max_length - 1 + gamma:  # a round's drafts may reach behind the last column
+    while capacity < max_length - 1 + gamma:  # a round's draft tokens may reach beyond the last column
         yield min(capacity + 1, max_length - 1)
         capacity *= 2
 
@@ -135,20 +134,22 @@ def _most_positions(*models: PreTrainedModel) -> int:
     return min((most for model in models if (most := _compat.max_positions(model)) is not None), default=2**31)
 
 
-def _check(model, draft, rule: Verifier | None, batch_sizes, max_length: int, config: CompileConfig | None) -> None:
-    if rule is None:
-        raise ValueError("warmup needs the rule of later calls: pass diversed_head= or verifier=.")
+def _check(
+    model, draft, resolved: Verifier | None, batch_sizes, max_length: int, config: CompileConfig | None
+) -> None:
+    if resolved is None:
+        raise ValueError("warmup needs the verifier of later calls: pass diversed_head= or verifier=.")
     if not batch_sizes or not all(isinstance(size, int) and size >= 1 for size in batch_sizes):
         raise ValueError(f"batch_sizes must be integers >= 1, at least one, got {batch_sizes!r}.")
     most = _most_positions(model, draft)
     if not 3 <= max_length <= most:
         raise ValueError(
-            f"max_length must lie in [3, {most}], what both models take, got {max_length!r}; it counts prompt and "
-            "new tokens."
+            f"max_length must lie in [3, {most}], the positions of both models, got {max_length!r}; it counts prompt "
+            "and new tokens."
         )
     settings = GenerationConfig(compile_config=config or model.generation_config.compile_config)
     if how_to_compile(settings, model.device) is None:
         raise ValueError(
-            f"nothing would be compiled on {model.device.type}: pass compile_config=, the one of later calls, for "
-            'instance transformers.CompileConfig(mode="default").'
+            f"nothing would be compiled on {model.device.type}: pass the compile_config= of later calls, for example "
+            'transformers.CompileConfig(mode="default").'
         )

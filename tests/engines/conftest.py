@@ -1,4 +1,4 @@
-"""The pair that tests of engines decode with."""
+"""The model pair of the engines' tests."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The ways to run a call's rounds, as arguments of `generate`, and a call that is run both ways."""
+"""Engines as arguments of `generate`, and a call that is decoded by two of them."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ from hf_diversed import StaticEnsembleVerifier
 from tests.tiny import ragged_batch
 
 
-# Traces as inductor would see it and runs the graph op by op: seconds where compiling takes a minute.
+# Traces the round and runs the graph op by op: seconds, where inductor takes a minute.
 TRACED = {"cache_implementation": "static", "compile_config": CompileConfig(backend="eager", mode="default")}
 STATIC = {"cache_implementation": "static", "disable_compile": True}
 COMPILED = {"cache_implementation": "static", "compile_config": CompileConfig(mode="default")}
@@ -23,7 +23,7 @@ def decode(pair, mode: dict, verifier=None, batch=None, **settings):
 
 
 def assert_same(pair, mode: dict, **call):
-    """Decodes the same both ways, in `mode` by the engine that it names; returns the latter's output."""
+    """Decode eagerly and in `mode`, compare the tokens, and return the output in `mode`."""
     expected, out = decode(pair, {}, **call), decode(pair, mode, **call)
     assert torch.equal(out.sequences, expected.sequences)
     assert out.stats.acceptance_rate == pytest.approx(expected.stats.acceptance_rate, nan_ok=True)

@@ -1,4 +1,4 @@
-"""What compiled functions are kept by: what the key sees, how long they live, whose memory they write to."""
+"""When compiled functions are reused, how long they are kept, and which memory they write to."""
 
 import copy
 import gc
@@ -20,7 +20,7 @@ from tests.tiny import ragged_batch, tiny_draft, tiny_model
 
 
 class Changes:
-    """What a user may change between two calls: each must be seen."""
+    """Changes of a model between two calls."""
 
     @staticmethod
     def weights(target, draft):
@@ -46,16 +46,16 @@ class Changes:
 
 
 @pytest.mark.parametrize("change", [name for name in vars(Changes) if not name.startswith("_")])
-def test_a_changed_model_is_seen(pair, change):
-    """Catches a function compiled for the model as it was: guards are dropped, so the key has to tell."""
+def test_a_changed_model_is_not_run_by_stale_code(pair, change):
+    """Catches reusing a function that was compiled before the change."""
     pair = tuple(copy.deepcopy(model) for model in pair)
     before = assert_same(pair, TRACED).sequences
     getattr(Changes, change)(*pair)
     assert not torch.equal(assert_same(pair, TRACED).sequences, before)
 
 
-def test_a_dtype_is_seen(pair):
-    """The same for what changes no token."""
+def test_a_changed_dtype_is_compiled_anew(pair):
+    """The same for a change that leaves the tokens as they are."""
     pair = tuple(copy.deepcopy(model) for model in pair)
     assert_same(pair, TRACED)
     pair[0].to(torch.float64)
@@ -84,8 +84,8 @@ def test_weights_that_stop_being_one_tensor(pair):
     assert assert_same(pair, TRACED).stats.compile.num_compiled == 1
 
 
-def test_adapters_are_seen(pair):
-    """The same for a LoRA that is put on, switched off, and on again."""
+def test_adapters_switched_on_and_off(pair):
+    """The same for a LoRA adapter that is on, off and on again."""
     target = get_peft_model(copy.deepcopy(pair[0]), LoraConfig(target_modules=["q_proj"], init_lora_weights=False))
     target = target.eval()
     both = target, pair[1]
@@ -97,16 +97,16 @@ def test_adapters_are_seen(pair):
     assert not torch.equal(texts[0], texts[1])
 
 
-def test_a_changed_rule_is_seen(pair):
-    """Catches settings that are constants of a compiled round, set anew on the same object."""
-    rule = StaticEnsembleVerifier(0.9)
-    strict = assert_same(pair, TRACED, verifier=rule).sequences
-    rule.weight = 0.0
-    assert not torch.equal(assert_same(pair, TRACED, verifier=rule).sequences, strict)
+def test_a_setting_changed_on_the_same_verifier(pair):
+    """Catches settings that stay constants of the compiled round."""
+    verifier = StaticEnsembleVerifier(0.9)
+    strict = assert_same(pair, TRACED, verifier=verifier).sequences
+    verifier.weight = 0.0
+    assert not torch.equal(assert_same(pair, TRACED, verifier=verifier).sequences, strict)
 
 
-def test_threads_are_part_of_the_key(pair):
-    """Catches generated code that runs with the number of threads of the day it was made."""
+def test_a_changed_number_of_threads_is_compiled_anew(pair):
+    """Catches generated code that keeps the number of threads it was compiled for."""
     decode(pair, TRACED)
     before = torch.get_num_threads()
     try:
@@ -116,8 +116,8 @@ def test_threads_are_part_of_the_key(pair):
         torch.set_num_threads(before)
 
 
-def test_compiled_functions_go_with_their_model():
-    """Catches a cache that keeps models alive; and one without bounds."""
+def test_compiled_functions_are_freed_with_their_model():
+    """Catches a cache that keeps models alive."""
     target = tiny_model("llama")
     draft = tiny_draft(target)
     decode((target, draft), TRACED)
@@ -129,14 +129,14 @@ def test_compiled_functions_go_with_their_model():
     assert len(compiling._compiled) == 0
 
 
-def test_the_oldest_functions_go_first(pair, monkeypatch):
-    """Catches a cache that grows with every setting that is tried."""
+def test_the_least_recently_used_function_is_dropped(pair, monkeypatch):
+    """Catches a cache that grows with every setting, and one that drops functions in use."""
     monkeypatch.setattr(compiling, "MAX_COMPILED", 2)
     call = {"num_assistant_tokens": 1, "max_new_tokens": 3, "batch": ragged_batch(1)}
-    rules = [StaticEnsembleVerifier(weight) for weight in (0.1, 0.2, 0.3)]
-    for rule in (*rules[:2], rules[0], rules[2]):
-        decode(pair, TRACED, rule, **call)
-    compiled = [decode(pair, TRACED, rule, **call).stats.compile.num_compiled for rule in (rules[0], rules[1])]
+    verifiers = [StaticEnsembleVerifier(weight) for weight in (0.1, 0.2, 0.3)]
+    for verifier in (*verifiers[:2], verifiers[0], verifiers[2]):
+        decode(pair, TRACED, verifier, **call)
+    compiled = [decode(pair, TRACED, each, **call).stats.compile.num_compiled for each in verifiers[:2]]
     assert compiled == [0, 1]
 
 
@@ -200,8 +200,8 @@ def test_a_setting_that_changes_during_a_call(pair):
     assert out.stats.compile.num_recompiled == 1
 
 
-def test_stop_strings_of_the_models_own_compile_once(pair):
-    """Catches functions that are kept for the twin which such a call runs, and go with it."""
+def test_stop_strings_of_the_generation_config_compile_once(pair):
+    """Catches functions that are kept for the copy of the model which such a call runs."""
     target = copy.deepcopy(pair[0])
     target.generation_config.stop_strings = ["never"]
     calls = [decode((target, pair[1]), TRACED, tokenizer=character_tokenizer()) for _ in range(2)]
@@ -209,7 +209,7 @@ def test_stop_strings_of_the_models_own_compile_once(pair):
 
 
 def test_clear_compiled(pair):
-    """Catches functions that stay."""
+    """Catches functions that are kept."""
     decode(pair, TRACED)
     hf_diversed.clear_compiled()
     assert decode(pair, TRACED).stats.compile.num_compiled == 1
@@ -217,36 +217,36 @@ def test_clear_compiled(pair):
 
 @pytest.fixture
 def replaying(monkeypatch):
-    """As with CUDA graphs, which a CPU has not: memory is lent, and results are copied out of it."""
+    """Treats a CPU as if functions were CUDA graphs: buffers come from the pool, results are copied."""
     monkeypatch.setattr(compiling, "_replays", lambda config: True)
     monkeypatch.setattr(compiling, "_REPLAYING_DEVICES", ("cpu",))
 
 
-def test_replayed_graphs_find_memory_where_it_was(pair, replaying, monkeypatch):
-    """Catches buffers that a graph recorded once would no longer write to; and a pool that hands one out twice."""
-    lent = []
+def test_replayed_graphs_use_the_same_buffers(pair, replaying, monkeypatch):
+    """Catches buffers at an address that a recorded graph does not use, and a pool that lends one twice."""
+    borrowed = []
     borrow = pool.borrow
-    monkeypatch.setattr(pool, "borrow", lambda *args: lent.append(borrow(*args)) or lent[-1])
+    monkeypatch.setattr(pool, "borrow", lambda *args: borrowed.append(borrow(*args)) or borrowed[-1])
     assert_same(pair, TRACED)
     assert_same(pair, TRACED, batch=ragged_batch(length=13))
-    first, second = ([each.keys[0].data_ptr() for each in lent[start : start + 2]] for start in (0, 2))
+    first, second = ([each.keys[0].data_ptr() for each in borrowed[start : start + 2]] for start in (0, 2))
     assert first == second
     assert first[0] != first[1]
 
 
-def test_what_is_kept_of_a_replay_is_copied(pair, replaying, monkeypatch):
-    """Catches logs and rule states that point into memory which the next round writes over."""
-    plays: list = []
-    original = static.StaticEngine._play
+def test_results_of_a_replay_are_copied(pair, replaying, monkeypatch):
+    """Catches statistics and verifier states in memory that the next round overwrites."""
+    tensors: list = []
+    original = static.StaticEngine._run
 
     def overwriting(self, *args):
-        for tensor in plays:
+        for tensor in tensors:
             tensor.zero_()
         round = original(self, *args)
-        plays[:] = [round.verdict.accept_prob, round.verdict.trace.weight, round.outcome.num_drafted]
+        tensors[:] = [round.verdict.accept_prob, round.verdict.trace.weight, round.outcome.num_drafted]
         return round
 
-    monkeypatch.setattr(static.StaticEngine, "_play", overwriting)
+    monkeypatch.setattr(static.StaticEngine, "_run", overwriting)
     expected = decode(pair, {}, StaticEnsembleVerifier(0.4, bias_budget=2.0))
     out = decode(pair, TRACED, StaticEnsembleVerifier(0.4, bias_budget=2.0))
     assert out.stats.mean_weight == pytest.approx(expected.stats.mean_weight)

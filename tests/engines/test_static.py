@@ -15,7 +15,7 @@ from tests.engines.modes import COMPILED, SMALL, STATIC, TRACED, assert_same, de
 from tests.tiny import ARCHITECTURES, EOS, ragged_batch, tiny_draft, tiny_head, tiny_model
 
 
-EAGER_ATTENTION = {"gemma2", "gpt_oss"}  # by upstream's own word
+EAGER_ATTENTION = {"gemma2", "gpt_oss"}  # as upstream recommends
 TRACED_ARCHITECTURES = ("llama", "qwen3", "gemma3_text", "mistral", "gpt_oss")
 
 
@@ -26,7 +26,7 @@ def pair_of(architecture: str):
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_static_shapes_change_no_token(architecture):
-    """Catches masks, windows, positions and caches that hold for growing shapes only; and idle rows that are heard."""
+    """Catches masks, windows and positions that hold for growing shapes only, and padding rows that are read."""
     pair = pair_of(architecture)
     for batch in (ragged_batch(1), ragged_batch(3), ragged_batch(8)):
         out = assert_same(pair, STATIC, batch=batch, max_new_tokens=30, num_assistant_tokens=5)
@@ -35,15 +35,15 @@ def test_static_shapes_change_no_token(architecture):
 
 @pytest.mark.parametrize("batch_size", [1, 4])
 @pytest.mark.parametrize("architecture", TRACED_ARCHITECTURES)
-def test_a_compiled_round_changes_no_token(architecture, batch_size):
-    """Catches what only a graph does: constants that should be inputs, writes that are lost, branches taken once."""
+def test_compiling_changes_no_token(architecture, batch_size):
+    """Catches constants that should be inputs, lost writes, and branches that are taken once."""
     out = assert_same(pair_of(architecture), TRACED, batch=ragged_batch(batch_size))
     assert out.stats.engine == "compiled"
     assert out.stats.compile.num_compiled == 1
 
 
 def test_inductor_changes_no_token(pair):
-    """The real compiler, once. Catches what survives tracing and is lost in generated code: writes to the caches."""
+    """The real compiler, once. Catches writes to the caches that generated code loses."""
     out = assert_same(pair, COMPILED, batch=ragged_batch(2))
     assert (out.stats.engine, out.stats.compile.num_compiled) == ("compiled", 1)
     again = assert_same(pair, COMPILED, batch=ragged_batch(2, length=15, seed=4), max_new_tokens=40)
@@ -51,7 +51,7 @@ def test_inductor_changes_no_token(pair):
 
 
 def test_many_calls_compile_once(pair):
-    """Catches a key that knows the prompt's length, and any fallback that says nothing."""
+    """Catches a function per prompt length, and a silent fallback."""
     decode(pair, TRACED, batch=ragged_batch(1, length=5))
     functions, engines = 0, set()
     for seed in range(200):
@@ -63,8 +63,8 @@ def test_many_calls_compile_once(pair):
 
 
 @pytest.mark.parametrize("mode", [STATIC, TRACED], ids=["static", "traced"])
-def test_a_text_that_outgrows_its_bucket(pair, mode):
-    """Catches memory that is lost on the way to a larger bucket, positions cut at its edge, and leftovers there."""
+def test_a_text_that_outgrows_its_buffers(pair, mode):
+    """Catches contents that are lost on the way to larger buffers, and positions cropped at their edge."""
     target = copy.deepcopy(pair[0])
     for each in (long_pair := (target, tiny_draft(target))):
         each.config.max_position_embeddings = 512
@@ -88,8 +88,8 @@ CALLS = {
 
 @pytest.mark.parametrize("mode", [STATIC, TRACED], ids=["static", "traced"])
 @pytest.mark.parametrize("name", CALLS)
-def test_what_a_call_may_bring(pair, mode, name):
-    """Catches dials, state, ends and processors that a compiled round holds as they were when it was compiled."""
+def test_options_of_a_call(pair, mode, name):
+    """Catches dials, state, EOS ids and processors that a compiled round keeps from its first call."""
     call = dict(CALLS[name])
     make = call.pop("verifier", lambda: None)
     expected, out = decode(pair, {}, make(), **call), decode(pair, mode, make(), **call)
@@ -98,60 +98,60 @@ def test_what_a_call_may_bring(pair, mode, name):
     assert out.stats.mean_bias == pytest.approx(expected.stats.mean_bias, nan_ok=True, abs=1e-5)
 
 
-def test_dials_share_a_function(pair):
+def test_all_values_of_a_dial_share_a_function(pair):
     """Catches a function per value of a dial."""
     counts = []
     for strictness in (0.3, 0.4, [0.1, 0.2, 0.8, 0.9]):
-        rule = DiversedVerifier(tiny_head(), strictness=strictness)
-        out = assert_same(pair, TRACED, verifier=rule, num_assistant_tokens=1)
+        verifier = DiversedVerifier(tiny_head(), strictness=strictness)
+        out = assert_same(pair, TRACED, verifier=verifier, num_assistant_tokens=1)
         counts.append(out.stats.compile.num_compiled)
     assert counts == [1, 0, 0]
 
 
-OUTSIDE = {
+FORWARDS_ONLY = {
     "prefix processor": {"repetition_penalty": 1.3},
-    "rule of the caller's": {},
+    "caller's verifier": {},
     "lookup": {"prompt_lookup_num_tokens": 2, "num_assistant_tokens": None},
 }
 
 
 class NoRepeats(LosslessVerifier):
-    """Reads the text: never keeps a draft that the row has said before."""
+    """Reads the text: rejects every draft token that the row contains."""
 
     def __call__(self, input_ids, draft, target, state=None):
         verdict = super().__call__(input_ids, draft, target, state)
-        said = (draft.tokens[..., None] == input_ids[:, None]).any(-1)
-        verdict.accept_prob = verdict.accept_prob * ~said
+        repeated = (draft.tokens[..., None] == input_ids[:, None]).any(-1)
+        verdict.accept_prob = verdict.accept_prob * ~repeated
         return verdict
 
 
 @pytest.mark.parametrize("mode", [STATIC, TRACED], ids=["static", "traced"])
-@pytest.mark.parametrize("name", OUTSIDE)
-def test_what_cannot_be_part_of_a_round_runs_beside_it(pair, mode, name):
-    """Catches a rule that is shown two ids instead of the text, and processors that see another prefix."""
+@pytest.mark.parametrize("name", FORWARDS_ONLY)
+def test_what_cannot_be_compiled_runs_between_compiled_forwards(pair, mode, name):
+    """Catches a verifier that gets two ids instead of the text, and processors that get another prefix."""
     target, draft = pair
-    settings = dict(OUTSIDE[name])
-    if name == "rule of the caller's":
-        settings["batch"] = ragged_batch(1)  # in a batch the others' padding is text to it
-    rule = NoRepeats() if name == "rule of the caller's" else LosslessVerifier()
+    settings = dict(FORWARDS_ONLY[name])
+    if name == "caller's verifier":
+        settings["batch"] = ragged_batch(1)  # in a batch it reads the padding as text
+    verifier = NoRepeats() if name == "caller's verifier" else LosslessVerifier()
     draft = None if name == "lookup" else draft
     if draft is None:
         text = ragged_batch(2)["input_ids"][:, -4:]
         settings["batch"] = {"input_ids": text.repeat(1, 3), "attention_mask": torch.ones_like(text).repeat(1, 3)}
-    out = assert_same((target, draft), mode, verifier=rule, **settings)
+    out = assert_same((target, draft), mode, verifier=verifier, **settings)
     assert out.stats.engine == ("static (forwards)" if mode is STATIC else "compiled (forwards)")
     assert out.stats.compile.num_used <= (0 if mode is STATIC else 4)
 
 
 class Peeking(MixtureVerifier):
-    """Says that it reads no ids, and decides by a number on the host, which no graph can do."""
+    """Branches on a number on the host, which no graph can do."""
 
     def weights(self, draft, target, dials):
         return Weights(torch.ones(draft.tokens.shape) if target.top.max() > 0 else torch.zeros(draft.tokens.shape))
 
 
-def test_a_rule_that_cannot_be_traced_says_so(pair, caplog):
-    """Catches a call that ends in the compiler's error, or goes on without a word."""
+def test_a_verifier_that_cannot_be_traced_is_reported(pair, caplog):
+    """Catches a call that ends in the compiler's error, and a silent fallback."""
     out = assert_same(pair, TRACED, verifier=Peeking())
     assert out.stats.engine == "compiled (forwards)"
     assert "Peeking or a processor cannot be compiled" in caplog.text
@@ -170,7 +170,7 @@ def test_early_exit_and_rows_of_two_temperatures(pair):
 
 
 def test_scores_records_and_streams(pair):
-    """Catches what is left out of a compiled round although somebody asked for it."""
+    """Catches requested outputs that a compiled round leaves out."""
     call = {"output_scores": True, "output_logits": True, "output_token_records": True}
     expected, out = decode(pair, {}, **call), decode(pair, TRACED, **call)
     torch.testing.assert_close(torch.stack(out.scores), torch.stack(expected.scores), atol=1e-4, rtol=1e-4)
@@ -179,29 +179,29 @@ def test_scores_records_and_streams(pair):
         mine, theirs = getattr(out.token_records, name), getattr(expected.token_records, name)
         torch.testing.assert_close(mine, theirs, equal_nan=True, atol=1e-4, rtol=1e-4)
 
-    heard: list[int] = []
+    streamed: list[int] = []
 
-    class Heard(hf_diversed.RoundStreamer):
+    class Recorder(hf_diversed.RoundStreamer):
         def put_round(self, records, stats):
-            heard.extend(records.tokens[0].tolist())
+            streamed.extend(records.tokens[0].tolist())
 
     alone = {"batch": ragged_batch(1), "return_dict_in_generate": False}
-    text = decode(pair, TRACED, streamer=Heard(), **alone)
-    assert text[0, -len(heard) :].tolist() == heard
+    text = decode(pair, TRACED, streamer=Recorder(), **alone)
+    assert text[0, -len(streamed) :].tolist() == streamed
 
 
 def test_stop_strings(pair):
-    """Catches criteria that do not see what a compiled round wrote."""
-    stop = tf.StoppingCriteriaList([partial(_said, token=int(decode(pair, {}).sequences[0, 14]))])
+    """Catches criteria that get ids without those of a compiled round."""
+    stop = tf.StoppingCriteriaList([partial(_contains, token=int(decode(pair, {}).sequences[0, 14]))])
     assert_same(pair, TRACED, stopping_criteria=stop)
 
 
-def _said(input_ids, scores, token: int):
+def _contains(input_ids, scores, token: int):
     return (input_ids[:, 9:] == token).any(dim=-1)
 
 
-def test_rows_leave_towards_compiled_sizes_only(pair):
-    """Catches a batch that shrinks to a size which has to be compiled first, and one that never shrinks."""
+def test_batches_are_compacted_to_compiled_sizes_only(pair):
+    """Catches compacting to a size that has to be compiled first, and a batch that is never compacted."""
     batch = ragged_batch(4)
     ends = decode(pair, {}, batch=batch, max_new_tokens=24).sequences[:3, 11].tolist()
     call = {"batch": batch, "eos_token_id": ends, "max_new_tokens": 24}
@@ -211,7 +211,7 @@ def test_rows_leave_towards_compiled_sizes_only(pair):
 
 
 def test_deep_models_run_in_parts(pair, monkeypatch):
-    """Catches parts that do not add up to the round: a step of two tokens, one of one, and the verdict."""
+    """Catches parts that do not add up to the round: a step of two tokens, a step of one, and verification."""
     monkeypatch.setattr(static, "MAX_LAYERS", 0)
     assert assert_same(pair, STATIC, verifier=DiversedVerifier(tiny_head())).stats.compile.num_used == 0
     assert assert_same(pair, TRACED).stats.compile.num_used == 3
@@ -265,15 +265,15 @@ def test_one_seed_draws_the_same_text_over_static_shapes(pair, rows):
         assert torch.equal(*texts)
 
 
-def test_a_cpu_compiles_only_when_told(pair, caplog):
-    """Catches a first call of a minute that nobody asked for, and static shapes that pass for compiled ones."""
+def test_a_cpu_compiles_only_on_request(pair, caplog):
+    """Catches a first call that compiles for a minute unasked, and static shapes reported as compiled."""
     out = decode(pair, {"cache_implementation": "static"})
     assert out.stats.engine == "static"
     assert "is not compiled on cpu unless compile_config= is given" in caplog.text
 
 
 def test_without_the_hook(pair):
-    """Catches an engine that only the hook's arguments can choose."""
+    """Catches an engine that can be chosen only through the patched `generate`."""
     target, draft = pair
     loop = partial(diversed_decoding, assistant_model=draft, verifier=StaticEnsembleVerifier(0.6))
     out = target.generate(**ragged_batch(), custom_generate=loop, **{**SMALL, **STATIC})
