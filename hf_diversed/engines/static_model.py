@@ -103,7 +103,7 @@ class StaticModel(RaggedModel):
         self._compiler, self.widths = compiler, {1, 2}  # the widths of draft steps
         self._owner = _compat.base_model(model)
         self._label = str(id(model.get_input_embeddings()))
-        # Columns behind the last position are masked; any position will do.
+        # Columns beyond the last position are masked, so their positions do not matter.
         missing = capacity_for(self._positions.shape[1]) - self._positions.shape[1]
         self._positions = torch.cat([self._positions, self._positions[:, -1:].expand(-1, missing)], dim=1)
         self._real = torch.ones_like(self._positions, dtype=torch.bool)
@@ -167,11 +167,12 @@ class StaticModel(RaggedModel):
         def fit(states: torch.Tensor | None) -> torch.Tensor | None:
             return None if states is None else enlarged(pad_rows(states[:, :, :capacity], size), capacity)
 
+        # Cloned: the pool may lend these buffers to another call while this one still reads its own positions.
         return Buffers(
             keys=[fit(states) for states in keys],
             values=[fit(states) for states in values],
-            positions=pad_rows(self._positions[:, :capacity], size),
-            real=pad_rows(self._real[:, :capacity], size),
+            positions=pad_rows(self._positions[:, :capacity], size).clone(),
+            real=pad_rows(self._real[:, :capacity], size).clone(),
         )
 
     def __call__(self, tokens: torch.Tensor, starts: PerRow, keep: int) -> tuple[torch.Tensor, torch.Tensor | None]:
