@@ -17,7 +17,7 @@ def plot(
     output: Annotated[Path, typer.Option(help="Folder for the figures.")] = Path("figures"),
     formats: Annotated[str, typer.Option("--format", help="png, svg, pdf; several separated by commas.")] = "png",
 ) -> None:
-    """Draw quality against acceptance and time, acceptance against w, and time against acceptance."""
+    """Draw quality against acceptance and time, speed against acceptance, and acceptance against static weights."""
     from hf_diversed.cli.preparing import check_output
     from hf_diversed.evaluation import plots as drawing
 
@@ -29,7 +29,7 @@ def plot(
     for sentence in skipped:
         notes.print(sentence, markup=False)
     if not figures:
-        raise ValueError("nothing to draw: no file holds the points of a figure.")
+        raise ValueError("nothing to draw: no file holds a method that verified draft tokens.")
     output.mkdir(parents=True, exist_ok=True)
     for name, figure in figures.items():
         for kind in kinds:

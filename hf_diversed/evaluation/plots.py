@@ -1,20 +1,23 @@
-"""Figures of evaluation results, for print: quality, acceptance, weight and time against each other.
+"""Figures of evaluation results: quality, acceptance, weight, speed and time against each other.
 
-A picture depends on the records alone: on no clock, no matplotlibrc of the user's, and no pyplot.
+A figure depends only on its records, not on the time, the user's matplotlibrc or pyplot.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import cycle
+from itertools import cycle, product
 from pathlib import Path
 
 import matplotlib.style
 from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.patheffects import withStroke
+from matplotlib.transforms import Bbox
 
 from hf_diversed.evaluation.curves import Curve, Record, weight
 from hf_diversed.evaluation.frontier import DIVERSED, STATIC, family_of
+from hf_diversed.formatting import LOSSLESS
 
 
 _METADATA: dict[str, dict] = {"png": {"Software": None}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}
@@ -61,22 +64,22 @@ def _look() -> Iterator[None]:
 
 
 def draw(curves: Sequence[Curve]) -> tuple[dict[str, Figure], list[str]]:
-    """Draw every figure that the curves hold the data of.
+    """Draw each figure for which the curves hold the data.
 
     Returns:
-        Figures by name, `<source>-quality-acceptance` and so on, and a sentence for each that was left out.
+        Figures by name, `<source>-quality-acceptance` and so on, and a sentence for each source without figures.
     """
     figures: dict[str, Figure] = {}
     skipped: list[str] = []
     for source in dict.fromkeys(curve.source for curve in curves):
-        mine = [curve for curve in curves if curve.source == source]
-        compared = [curve for curve in mine if len(curve.static) > 1 and len(curve.families) > 1]
-        for kind, make in _PER_CURVE.items():
-            for curve in compared:
-                setting = f"-{curve.task}-t{curve.temperature:g}-g{curve.num_assistant_tokens}"
-                figures[f"{source}-{kind}{setting if len(compared) > 1 else ''}"] = make(curve)
-            if not compared:
-                skipped.append(f"{source}: no {kind}, which needs two static weights and another rule.")
+        mine = [curve for curve in curves if curve.source == source and curve.families]
+        if not mine:
+            skipped.append(f"{source}: no figure, because no method in it verified draft tokens.")
+        for curve in mine:
+            setting = f"-{curve.task}-t{curve.temperature:g}-g{curve.num_assistant_tokens}" if len(mine) > 1 else ""
+            for kind, make in _PER_CURVE.items():
+                if curve.plain is not None or kind != "speed-acceptance":
+                    figures[f"{source}-{kind}{setting}"] = make(curve)
         groups: dict[tuple, list[Curve]] = {}
         for curve in mine:
             if len(curve.static) > 2:
@@ -84,13 +87,9 @@ def draw(curves: Sequence[Curve]) -> tuple[dict[str, Figure], list[str]]:
         for (task, temperature), members in groups.items():
             setting = f"-{task}-t{temperature:g}" if len(groups) > 1 else ""
             figures[f"{source}-acceptance-weight{setting}"] = acceptance_weight(members)
-        if not groups:
-            skipped.append(f"{source}: no acceptance-weight, which needs three static weights.")
     timed = [curve for curve in curves if curve.plain is not None and len(curve.static) > 1]
     if timed:
         figures["time-acceptance"] = time_acceptance(timed)
-    else:
-        skipped.append('no time-acceptance, which needs "target" and two static weights in one file.')
     return figures, skipped
 
 
@@ -98,12 +97,13 @@ def draw(curves: Sequence[Curve]) -> tuple[dict[str, Figure], list[str]]:
 def quality_acceptance(curve: Curve) -> Figure:
     """Quality against acceptance rate; the static points are joined as `static_gain` interpolates them."""
     figure, axes = _axes(_title(curve))
+    points = []
     for name, style in _styles(curve):
         records = curve.static if name == STATIC else curve.families[name]
         x, y = _percent(records, "acceptance_rate"), _percent(records, "quality")
         _intervals(axes, x, y, style[0], x_of=records, y_of=records)
         _line(axes, x, y, style, _label(name))
-        _name_points(axes, name, records, x, y)
+        points += _named(records, x, y, style[0])
     if curve.plain is not None:
         quality = 100 * curve.plain["quality"]
         if curve.plain["quality_ci"] is not None:
@@ -112,28 +112,46 @@ def quality_acceptance(curve: Curve) -> Figure:
         axes.axhline(quality, color="black", linewidth=_THIN, linestyle=(0, (6, 3)), label="target alone")
     axes.set_xlabel(_ACCEPTANCE)
     axes.set_ylabel(_quality_label(curve))
-    _legend(figure, axes)
-    return figure
+    return _finish(figure, axes, points)
 
 
 @_look()
 def quality_time(curve: Curve) -> Figure:
-    """Quality against wall time per sample in the run's own batches; plain decoding is a point like the others."""
+    """Quality against wall time per sample in the run's own batches; the target alone is one of the points."""
     figure, axes = _axes(_title(curve))
-    points: list[tuple[str, tuple, Sequence[Record]]] = [
+    families: list[tuple[str, tuple, Sequence[Record]]] = [
         (name, style, curve.families[name]) for name, style in _styles(curve)
     ]
     if curve.plain is not None:
-        points.append(("target alone", ("#000000", "*", "none"), [curve.plain]))
-    for name, style, records in points:
+        families.append(("target alone", ("#000000", "*", "none"), [curve.plain]))
+    points = []
+    for name, style, records in families:
         x, y = [1e3 * record["seconds_per_sample"] for record in records], _percent(records, "quality")
         _intervals(axes, x, y, style[0], y_of=records)
         _line(axes, x, y, style, _label(name))
-        _name_points(axes, name, records, x, y, rising=True)
-    axes.set_xlabel(f"time per sample, {points[0][2][0]['batch_size']} prompts at once (ms)")
+        points += _named(records, x, y, style[0])
+    axes.set_xlabel(f"time per sample, {families[0][2][0]['batch_size']} prompts at once (ms)")
     axes.set_ylabel(_quality_label(curve))
-    _legend(figure, axes)
-    return figure
+    return _finish(figure, axes, points)
+
+
+@_look()
+def speed_acceptance(curve: Curve) -> Figure:
+    """Speed over that of the target alone, against acceptance rate. The curve must hold the target alone."""
+    assert curve.plain is not None
+    figure, axes = _axes(_title(curve))
+    points = []
+    for name, style in _styles(curve):
+        records = curve.static if name == STATIC else curve.families[name]
+        x = _percent(records, "acceptance_rate")
+        y = [curve.plain["seconds_per_sample"] / record["seconds_per_sample"] for record in records]
+        _line(axes, x, y, style, _label(name))
+        points += _named(records, x, y, style[0])
+    axes.axhline(1.0, color="black", linewidth=_THIN, linestyle=(0, (6, 3)), label="target alone")
+    axes.set_ylim(bottom=0.0)
+    axes.set_xlabel(_ACCEPTANCE)
+    axes.set_ylabel("speed / target alone")
+    return _finish(figure, axes, points)
 
 
 @_look()
@@ -145,7 +163,7 @@ def acceptance_weight(curves: Sequence[Curve]) -> Figure:
         records = curve.families[STATIC]
         x, y = [weight(record) for record in records], _percent(records, "acceptance_rate")
         _intervals(axes, x, y, style[0], y_of=records, y_name="acceptance_rate")
-        _line(axes, x, y, (*style[:2], "-"), f"{curve.num_assistant_tokens} drafts per round")
+        _line(axes, x, y, (*style[:2], "-"), f"{curve.num_assistant_tokens} draft tokens per round")
         axes.plot([x[0], x[-1]], [y[0], y[-1]], color=style[0], linestyle=":", linewidth=_THIN)
     axes.plot([], [], color="0.3", linestyle=":", linewidth=_THIN, label="straight line")
     axes.set_xlabel("weight w on the target")
@@ -169,10 +187,10 @@ def time_acceptance(curves: Sequence[Curve]) -> Figure:
             line = _line(axes, x, y, (*style[:2], "none" if hollow else style[2]), "" if hollow else label)
             if hollow:
                 line.set_markerfacecolor("white")
-    axes.axhline(1.0, color="black", linewidth=_THIN, linestyle=(0, (6, 3)), label="plain decoding")
+    axes.axhline(1.0, color="black", linewidth=_THIN, linestyle=(0, (6, 3)), label="target alone")
     axes.set_ylim(bottom=0.0)
     axes.set_xlabel(_ACCEPTANCE)
-    axes.set_ylabel("time per sample / plain decoding")
+    axes.set_ylabel("time per sample / target alone")
     _legend(figure, axes)
     return figure
 
@@ -180,6 +198,7 @@ def time_acceptance(curves: Sequence[Curve]) -> Figure:
 _PER_CURVE: dict[str, Callable[[Curve], Figure]] = {
     "quality-acceptance": quality_acceptance,
     "quality-time": quality_time,
+    "speed-acceptance": speed_acceptance,
 }
 
 
@@ -213,7 +232,9 @@ def _title(curve: Curve, gamma: bool = True) -> str:
     first = next(iter(curve.families.values()))[0]
     samples = f" x {first['samples_per_prompt']} samples" if first["samples_per_prompt"] > 1 else ""
     words = [f"{curve.task}, {first['n']} prompts{samples}", f"temperature {curve.temperature:g}"]
-    return ", ".join([*words, *([f"{curve.num_assistant_tokens} drafts per round"] if gamma else []), "95% intervals"])
+    return ", ".join(
+        [*words, *([f"{curve.num_assistant_tokens} draft tokens per round"] if gamma else []), "95% intervals"]
+    )
 
 
 def _styles(curve: Curve) -> Iterator[tuple[str, tuple[str, str, str]]]:
@@ -254,19 +275,37 @@ def _distances(records: Sequence[Record], name: str) -> list[list[float]]:
     return [[100 * max(value - low, 0.0) for value, low, _ in bounds], [100 * max(h - v, 0.0) for v, _, h in bounds]]
 
 
-def _name_points(axes: Axes, name: str, records: Sequence[Record], x, y, *, rising: bool = False) -> None:
-    """Write the parameter at the points of the two families that a reader compares: static below its line, the dial
-    above its own, aside from where a rising or falling line runs."""
-    if name not in (STATIC, DIVERSED):
-        return
-    up, right = (1, not rising) if name == DIVERSED else (-1, rising)
-    for record, at, height in zip(records, x, y):
-        value = weight(record) if name == STATIC else family_of(record["method"])[1]
-        text = axes.annotate(
-            f"{value:g}", (at, height), (3 if right else -3, 3 * up), textcoords="offset points", fontsize=6
-        )
-        text.set(ha="left" if right else "right", va="bottom" if up > 0 else "top", color=_STYLES[name][0])
-        text.set_path_effects([withStroke(linewidth=1.5, foreground="white")])
+def _named(records: Sequence[Record], x: Sequence[float], y: Sequence[float], colour: str) -> list[tuple]:
+    """Points with the text of their parameter and a colour, for `_finish`; without text where there is none."""
+    named = []
+    for record, *place in zip(records, x, y):
+        family, value = family_of(record["method"])
+        value = 1.0 if family == LOSSLESS else value
+        named.append((*place, "" if value is None else f"{value:g}", colour))
+    return named
+
+
+def _finish(figure: Figure, axes: Axes, points: Sequence[tuple]) -> Figure:
+    """Add the legend, and each point's text beside it where it covers no point and no other text."""
+    _legend(figure, axes)
+    renderer = FigureCanvasAgg(figure).get_renderer()
+    figure.draw_without_rendering()  # the layout decides where the points lie
+    taken = []
+    for x, y, *_ in points:
+        across, up = axes.transData.transform((x, y))
+        taken.append(Bbox([[across - 2, up - 2], [across + 2, up + 2]]))
+    for x, y, words, colour in points:
+        for right, up in product((3, -3, 0), (3, -3, 9, -9)) if words else ():
+            text = axes.annotate(words, (x, y), (right, up), textcoords="offset points", fontsize=6, color=colour)
+            text.set(ha={3: "left", -3: "right", 0: "center"}[right], va="bottom" if up > 0 else "top")
+            text.set_path_effects([withStroke(linewidth=1.5, foreground="white")])
+            text.set_in_layout(False)
+            box = text.get_window_extent(renderer)
+            if not any(box.overlaps(other) for other in taken):
+                taken.append(box)
+                break
+            text.remove()
+    return figure
 
 
 def _different_labels(curves: Sequence[Curve]) -> list[str]:

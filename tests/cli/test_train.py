@@ -265,7 +265,7 @@ def test_held_out_rows_are_never_trained_on(tmp_path):
     assert (len(train_rows), len(eval_rows)) == (6, 4)
     arguments = TrainArguments(task="math", num_examples=20, num_eval_examples=20)
     train_rows, eval_rows = load_rows(arguments, get_task("math"), seed=0, held_out=True)
-    assert not {row["key"] for row in train_rows} & {row["key"] for row in eval_rows}
+    assert not {row["prompt"] for row in train_rows} & {row["prompt"] for row in eval_rows}
 
 
 SECTIONS = {"train": (TrainArguments, HeadTrainingSettings), "tune-draft": (TuneDraftArguments, DraftTuningSettings)}

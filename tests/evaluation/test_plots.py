@@ -2,6 +2,7 @@
 
 import json
 import sys
+from itertools import combinations
 from pathlib import Path
 
 import matplotlib
@@ -16,6 +17,7 @@ from hf_diversed.evaluation.plots import (
     quality_acceptance,
     quality_time,
     save,
+    speed_acceptance,
     time_acceptance,
 )
 from tests.evaluation.measured import record, sweep
@@ -45,14 +47,14 @@ def test_quality_against_acceptance(curve):
     assert found["DIVERSED (dial)"] == [[90, 41], [70, 84]]
     assert found["lenience"] == [[75, 55]]
     assert [y for _, y in found["target alone"]] == [86, 86]
-    assert words(figure) == ["1", "0.7", "0.2", "0.3", "0.7"]
+    assert words(figure) == ["1", "0.7", "0.2", "0.3", "0.7", "0.5"]
     (axes,) = figure.axes
     across, up = (collection.get_segments() for collection in axes.collections[:2])
     assert across[0].round(6).tolist() == [[58, 85], [61, 85]]
     assert up[0].round(6).tolist() == [[60, 80], [60, 88]]
     assert axes.get_xlabel() == "acceptance rate, accepted / drafted (%)"
     assert axes.get_ylabel() == "accuracy (%)"
-    assert "math, 100 prompts, temperature 1, 5 drafts" in axes.get_title(loc="left")
+    assert "math, 100 prompts, temperature 1, 5 draft tokens" in axes.get_title(loc="left")
 
 
 def test_quality_against_time(curve):
@@ -67,8 +69,8 @@ def test_acceptance_against_weight():
     figure = acceptance_weight(curves)
     found = lines(figure)
     expected = [[0.2, 90], [0.7, 70], [1, 60]]
-    assert list(found) == ["3 drafts per round", "5 drafts per round", "straight line"]
-    assert found["3 drafts per round"] == found["5 drafts per round"] == expected
+    assert list(found) == ["3 draft tokens per round", "5 draft tokens per round", "straight line"]
+    assert found["3 draft tokens per round"] == found["5 draft tokens per round"] == expected
     chords = [line for line in figure.axes[0].lines if line.get_linestyle() == ":" and len(line.get_xdata())]
     assert [chord.get_xydata().round(6).tolist() for chord in chords] == [[expected[0], expected[-1]]] * 2
 
@@ -77,13 +79,13 @@ def test_time_against_acceptance():
     """Catches times over another run's plain decoding, and curves that share a name."""
     curves = to_curves(sweep() + sweep(task="code"), "a") + to_curves(sweep(), "b")
     found = lines(time_acceptance(curves))
-    assert [label for label in found if label != "plain decoding"] == [
+    assert [label for label in found if label != "target alone"] == [
         "math, 5 drafts, T = 1 (a)",
         "code, 5 drafts, T = 1 (a)",
         "math, 5 drafts, T = 1 (b)",
     ]
     assert found["math, 5 drafts, T = 1 (b)"] == [[60, 0.75], [70, 0.625], [90, 0.5]]
-    assert list(lines(time_acceptance(curves[:2]))) == ["math", "code", "plain decoding"]
+    assert list(lines(time_acceptance(curves[:2]))) == ["math", "code", "target alone"]
 
 
 def test_styles_differ_without_colour(curve):
@@ -93,19 +95,42 @@ def test_styles_differ_without_colour(curve):
     assert len(set(markers)) == len(set(colours)) == len(looks)
 
 
-def test_what_is_missing_is_said(curve):
+def test_any_evaluation_is_drawn():
+    """Catches `plot` that draws frontiers only: two methods of an evaluation gave no figure."""
+    rows = [record("target", None, 0.9, seconds_per_sample=0.3), record("diversed", 0.7, 0.8)]
+    figures, skipped = draw(to_curves(rows, "small"))
+    assert skipped == []
+    assert set(figures) == {"small-quality-acceptance", "small-quality-time", "small-speed-acceptance"}
+    assert lines(figures["small-speed-acceptance"])["DIVERSED (dial)"] == [[70, 1.5]]
+    assert words(figures["small-quality-acceptance"]) == ["0.5"]
+
+
+def test_what_is_missing_is_reported():
     """Catches empty figures."""
-    figures, skipped = draw(to_curves([record("target", None, 0.9), record("diversed", 0.7, 0.8)], "small"))
+    figures, skipped = draw(to_curves([record("target", None, 0.9)], "small"))
     assert figures == {}
-    assert len(skipped) == 4
+    assert skipped == ["small: no figure, because no method in it verified draft tokens."]
     figures, skipped = draw(to_curves(sweep() + sweep(task="code"), "two"))
     assert skipped == []
     assert "two-quality-acceptance-code-t1-g5" in figures
-    without = to_curves([row for row in sweep() if row["method"] != "target"], "bare")
-    figures, skipped = draw(without)
+    figures, _ = draw(to_curves([row for row in sweep() if row["method"] != "target"], "bare"))
     assert set(figures) == {"bare-quality-acceptance", "bare-quality-time", "bare-acceptance-weight"}
     assert "target alone" not in lines(figures["bare-quality-acceptance"])
-    assert len(skipped) == 1
+
+
+def test_labels_of_points_do_not_overlap():
+    """Catches parameters written over each other where the points of a frontier crowd."""
+    rows = [record("target", None, 0.86), record("lossless", 0.6, 0.85)]
+    for number in range(8):
+        rows.append(record(f"static:0.{number + 1}", 0.9 - 0.005 * number, 0.8 + 0.002 * number))
+        rows.append(record(f"diversed@0.{number + 1}", 0.9 - 0.005 * number, 0.8 + 0.0021 * number))
+        rows.append(record(f"lenience:0.{number + 1}", 0.7, 0.8 + 0.004 * number))
+    (curve,) = to_curves(rows, "crowd")
+    for figure in (quality_acceptance(curve), quality_time(curve), speed_acceptance(curve)):
+        renderer = figure.canvas.get_renderer()
+        boxes = [text.get_window_extent(renderer) for text in figure.axes[0].texts]
+        assert len(boxes) > 4
+        assert not any(one.overlaps(other) for one, other in combinations(boxes, 2))
 
 
 def test_points_without_bounds_are_drawn(curve):
@@ -165,7 +190,8 @@ def test_command(tmp_path):
     result = CliRunner().invoke(app, ["plot", str(good), str(other), "--output", str(output), "--format", "svg"])
     assert result.exit_code == 0, result.output
     assert "speed.json" in result.output.replace("\n", "")
-    names = ["front-acceptance-weight", "front-quality-acceptance", "front-quality-time", "time-acceptance"]
+    kinds = ("acceptance-weight", "quality-acceptance", "quality-time", "speed-acceptance")
+    names = [*(f"front-{kind}" for kind in kinds), "time-acceptance"]
     assert sorted(path.name for path in output.iterdir()) == [f"{name}.svg" for name in names]
     for arguments in ([str(other)], [str(good), str(good)], [str(good), "--format", "gif"]):
         result = CliRunner().invoke(app, ["plot", *arguments, "--output", str(tmp_path / "none")])
