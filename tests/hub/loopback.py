@@ -1,7 +1,7 @@
-"""A Hub on this machine: the HTTP endpoints that the real huggingface_hub client uses to create, fill, list and read
-model repositories, over a loopback socket. It keeps everything in memory and can be told to fail at any step.
+"""A local Hub: the HTTP endpoints with which huggingface_hub creates, fills, lists and reads model repositories.
 
-Xet storage is left out: its protocol lives in a compiled client; without it the client speaks LFS.
+It stores everything in memory and can fail at any step. Xet storage is missing, because its protocol is in a compiled
+client; the client then uses LFS.
 """
 
 import base64
@@ -21,7 +21,7 @@ import yaml
 WRITER, READER = "hf_writer", "hf_reader"
 USERS = {WRITER: "org", READER: "visitor"}
 LFS_SUFFIXES = (".safetensors", ".bin", ".msgpack", ".h5")
-DROP, LOSE_ANSWER = "drop", "lose answer"  # before the request is handled; after it, so that it took effect
+DROP, LOSE_ANSWER = "drop", "lose answer"  # drop the connection before or after the request takes effect
 
 _REPO = r"(?P<repo>[\w.-]+/[\w.-]+?)"
 ROUTES = [
@@ -41,7 +41,7 @@ ROUTES = [
 
 
 class Refusal(Exception):
-    """An answer other than 2xx, with the error code that the client turns into an exception of its own."""
+    """An answer other than 2xx, with the error code that the client converts to an exception."""
 
     def __init__(self, status: int, message: str, code: str | None = None):
         super().__init__(message)
@@ -57,7 +57,7 @@ class Commit:
 
 @dataclass
 class Repository:
-    """`branches` points to commits, pull requests (`refs/pr/N`) among them."""
+    """A repository; `branches` includes pull requests (`refs/pr/N`)."""
 
     private: bool = False
     gated: bool = False
@@ -79,10 +79,10 @@ class Repository:
 
 
 class LoopbackHub:
-    """The server and what it stores. As a context manager, it runs inside the block.
+    """The server and its storage, running inside a `with` block.
 
     Attributes:
-        repositories: by id. `blobs`: uploaded LFS content, by SHA-256. `log`: the steps of all requests, in order.
+        repositories: by id. blobs: uploaded LFS content by SHA-256. log: the steps of all requests, in order.
     """
 
     def __init__(self) -> None:
@@ -94,7 +94,7 @@ class LoopbackHub:
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"hub": self}))
         self._server.daemon_threads = True
         self.endpoint = f"http://127.0.0.1:{self._server.server_port}"
-        self.storage = f"http://localhost:{self._server.server_port}"  # another host, to which no token may go
+        self.storage = f"http://localhost:{self._server.server_port}"  # another host, which must not receive a token
 
     def __enter__(self) -> "LoopbackHub":
         threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
@@ -105,7 +105,7 @@ class LoopbackHub:
         self._server.server_close()
 
     def fail(self, step: str, fault: int | str, times: int = 1000) -> None:
-        """Let the next requests of a step end in a status, or in a dropped connection (DROP, LOSE_ANSWER)."""
+        """Let the next requests of a step fail with a status, or with a dropped connection (DROP, LOSE_ANSWER)."""
         self._faults[step] = [fault] * times
 
     def recover(self) -> None:
@@ -117,12 +117,12 @@ class LoopbackHub:
             return self._faults[step].pop() if self._faults.get(step) else None
 
     def add(self, repo_id: str, files: dict[str, bytes] | Path, **kwargs) -> Repository:
-        """Put a repository there without the client: a mapping, or a folder."""
+        """Add a repository without the client, from a mapping or a folder."""
         if isinstance(files, Path):
             folder = files
             files = {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
         repository = self.repositories[repo_id] = Repository(**kwargs)
-        repository.commit("main", dict(files), "as it is")
+        repository.commit("main", dict(files), "added")
         return repository
 
     def files(self, repo_id: str, revision: str = "main") -> dict[str, bytes]:
@@ -146,7 +146,7 @@ class _Handler(BaseHTTPRequestHandler):
         if fault == DROP:
             return self._drop()
         if isinstance(fault, int):
-            return self._answer(fault, {"error": f"made up: {fault}"})
+            return self._answer(fault, {"error": f"injected: {fault}"})
         try:
             arguments = {name: unquote(text) for name, text in match.groupdict().items() if text is not None}
             with self.hub.lock:
@@ -178,7 +178,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(body)
         self.wfile.flush()
 
-    # Who may do what
+    # Permissions
 
     def _user(self) -> str | None:
         token = (self.headers.get("Authorization") or "").removeprefix("Bearer ")
@@ -198,32 +198,27 @@ class _Handler(BaseHTTPRequestHandler):
     # The endpoints
 
     def _create(self):
-        asked = json.loads(self.body)
+        created = json.loads(self.body)
         user = self._user()
-        repo_id = f"{asked['organization'] or user}/{asked['name']}"
+        repo_id = f"{created['organization'] or user}/{created['name']}"
         if user != repo_id.split("/")[0]:
             raise Refusal(403 if user else 401, f"You don't have the rights to create a model under {repo_id}")
         content = {"url": f"{self.hub.endpoint}/{repo_id}", "name": repo_id}
         if repo_id in self.hub.repositories:
             return 409, content | {"error": "You already created this model repo"}
-        repository = self.hub.repositories[repo_id] = Repository(private=asked.get("visibility") == "private")
+        repository = self.hub.repositories[repo_id] = Repository(private=created.get("visibility") == "private")
         repository.commit("main", {".gitattributes": b"*.safetensors filter=lfs\n"}, "initial commit")
         return content
 
     def _validate(self):
-        parts = json.loads(self.body)["content"].split("---\n", 2)
-        try:
-            front = yaml.safe_load(parts[1]) if len(parts) == 3 else None
-        except yaml.YAMLError as error:
-            return 400, {"errors": [{"message": str(error)}], "warnings": []}
-        missing = [] if front else [{"message": "empty or missing yaml metadata in repo card"}]
-        return {"errors": [], "warnings": missing}
+        assert yaml.safe_load(json.loads(self.body)["content"].split("---\n", 2)[1])
+        return {"errors": [], "warnings": []}
 
     def _preupload(self, repo: str, revision: str):
         files = self._repository(repo, write="create_pr" not in self.query).at(revision).files
         modes = []
-        for asked in json.loads(self.body)["files"]:
-            path = asked["path"]
+        for file in json.loads(self.body)["files"]:
+            path = file["path"]
             mode, oid = "lfs" if path.endswith(LFS_SUFFIXES) else "regular", None
             if path in files:
                 oid = hashlib.sha256(files[path]).hexdigest() if mode == "lfs" else _git_oid(files[path])
@@ -234,21 +229,19 @@ class _Handler(BaseHTTPRequestHandler):
         self._repository(repo)
         objects = json.loads(self.body)["objects"]
         hrefs = {"upload": f"{self.hub.endpoint}/lfs/{{oid}}", "verify": f"{self.hub.endpoint}/lfs/verify"}
-        for asked in objects:
-            if asked["oid"] not in self.hub.blobs:
-                asked["actions"] = {kind: {"href": href.format(**asked)} for kind, href in hrefs.items()}
+        for one in objects:
+            if one["oid"] not in self.hub.blobs:
+                one["actions"] = {kind: {"href": href.format(**one)} for kind, href in hrefs.items()}
         return {"transfer": "basic", "objects": objects}
 
     def _upload(self, oid: str):
-        if hashlib.sha256(self.body).hexdigest() != oid:
-            raise Refusal(400, "the content does not have the hash that was announced")
+        assert hashlib.sha256(self.body).hexdigest() == oid
         self.hub.blobs[oid] = self.body
         return {}
 
     def _verify(self):
-        asked = json.loads(self.body)
-        if len(self.hub.blobs.get(asked["oid"], b"")) != asked["size"]:
-            raise Refusal(404, "no such object")
+        uploaded = json.loads(self.body)
+        assert len(self.hub.blobs[uploaded["oid"]]) == uploaded["size"]
         return {}
 
     def _commit(self, repo: str, revision: str):

@@ -72,7 +72,7 @@ for thing in [*frame.f_locals.values(), *frame.f_globals.values()]:
         thing(lambda *a: None, None, None, frame.f_locals["write"], 63, [b""])
 sys.exit(0)
 """,
-    # A pass by somebody else than the first process.
+    # A pass by a process other than the first.
     "child_per_guess": """
 import os
 def f(x):

@@ -75,7 +75,7 @@ def test_other_things_stay_where_they_are():
 
 @given(st.binary(max_size=60) | VALUES.map(lambda value: wire.encode(value, no_place)[:-1]))
 def test_nonsense_is_an_error_and_no_crash(data):
-    """Catches a reader that believes the sizes it is told."""
+    """Catches a reader that trusts announced sizes."""
     with contextlib.suppress(ValueError, TypeError, KeyError, IndexError, OverflowError):
         wire.decode(data, no_place)
 
