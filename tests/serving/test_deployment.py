@@ -107,6 +107,16 @@ def test_refuses_an_engine_without_draft_tokens():
         Deployment.of(config)
 
 
+def test_refuses_the_rust_frontend(monkeypatch):
+    """Catches requests that no process of the plugin checks, so that a misspelt field gets relaxed text."""
+    monkeypatch.setenv("VLLM_USE_RUST_FRONTEND", "1")
+    with pytest.raises(ValueError, match="VLLM_USE_RUST_FRONTEND bypasses hf_diversed's checks"):
+        Deployment.of(engine({"verifier": "static:0.5"}))
+    assert Deployment.of(engine()) is None
+    monkeypatch.setenv("VLLM_USE_RUST_FRONTEND", "0")
+    assert Deployment.of(engine({"verifier": "static:0.5"})) is not None
+
+
 def test_looked_up_drafts_are_one_hot():
     """Catches draft distributions expected of n-gram lookup, and verifiers that read the draft's confidence."""
     ngram = speculative(method="ngram", draft_sample_method="greedy")

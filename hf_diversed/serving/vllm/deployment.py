@@ -105,6 +105,8 @@ class Deployment:
         given = read_config(vllm_config.additional_config)
         if given is None:
             return None
+        if os.environ.get("VLLM_USE_RUST_FRONTEND", "0") not in ("", "0"):
+            raise ValueError("VLLM_USE_RUST_FRONTEND bypasses hf_diversed's checks of requests; unset it.")
         looked_up = _check_drafting(vllm_config.speculative_config)
         vocab_size = vllm_config.model_config.get_vocab_size()
         length = vllm_config.speculative_config.num_speculative_tokens
