@@ -15,7 +15,6 @@ PACKAGE = Path(decoding.__file__).parents[1]
 LIMIT = 15
 # Longer than they should be, and why they are let be: each is a list of cases side by side, not nested decisions.
 EXCEPTIONS = {
-    "evaluation/frontier.py:frontier": 17,  # one refusal per argument
     "evaluation/plots.py:draw": 21,  # one mark of the figure per line
     "evaluation/summary.py:__init__": 16,  # one column of the table per line
     "training/arguments.py:__post_init__": 16,  # one refusal per argument

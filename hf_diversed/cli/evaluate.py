@@ -85,9 +85,9 @@ def evaluate(
         folder = Path(scratch) if output is None else output.with_suffix(".parts")
         if overwrite:
             remove_results(folder)
-        parts = _folders(folder, variants)
+        parts = [(names, variant, part) for part, variant in _folders(folder, variants).items()]
         with preparing.interruptible(output, folder):
-            rows = sweep(pair, asked, examples, names, parts, head=chosen, output=output)
+            rows = sweep(pair, asked, examples, parts, head=chosen, output=output)
     if not rows:
         return  # other processes are still at work; the last one reports
     if markdown is not None:

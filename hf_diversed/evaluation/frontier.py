@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from hf_diversed.evaluation.calls import Task
-from hf_diversed.evaluation.evaluate import REPORT, evaluate
+from hf_diversed.evaluation.evaluate import REPORT
 from hf_diversed.evaluation.settings import EvaluationSettings
+from hf_diversed.evaluation.sweep import sweep
 from hf_diversed.formatting import LOSSLESS, PLAIN
 from hf_diversed.generation.planning import DEFAULT_NUM_ASSISTANT_TOKENS
 from hf_diversed.running.files import write_json
@@ -108,23 +109,16 @@ def frontier(
         raise ValueError(f"`num_assistant_tokens` must hold different draft lengths, got {lengths}.")
     main = DEFAULT_NUM_ASSISTANT_TOKENS if DEFAULT_NUM_ASSISTANT_TOKENS in lengths else lengths[0]
     static = [method for method in methods if family_of(method)[0] in (PLAIN, LOSSLESS, STATIC)]
-    runs = {
-        length: replace(settings or EvaluationSettings(), num_assistant_tokens=length)
+    parts = [
+        (
+            methods if length == main else static,
+            replace(settings or EvaluationSettings(), num_assistant_tokens=length),
+            None if output is None else Path(output) / f"gamma-{length}",
+        )
         for length in sorted(lengths, key=lambda length: length != main)
-    }
-    chosen = {length: methods if length == main else static for length in runs}
-
-    def sweep(length: int) -> list[dict]:
-        folder = None if output is None else Path(output) / f"gamma-{length}"
-        return evaluate(pair, task, examples, chosen[length], runs[length], head=head, output=folder)
-
-    parts = {length: sweep(length) for length in runs}
-    # What other processes had open then may be done by now: the last one of all finds every part complete.
-    parts = {length: part or sweep(length) for length, part in parts.items()}
-    if not all(parts.values()):
-        return []
-    records = with_families([record for part in parts.values() for record in part])
-    if output is not None:
+    ]
+    records = with_families(sweep(pair, task, examples, parts, head=head))
+    if records and output is not None:
         source = json.loads((Path(output) / f"gamma-{main}" / REPORT).read_text(encoding="utf-8"))["provenance"]
         write_json(Path(output) / FRONTIER, {"records": records, "provenance": source})
     return records

@@ -9,44 +9,54 @@ from hf_diversed.evaluation.calls import Task
 from hf_diversed.evaluation.evaluate import REPORT, evaluate
 from hf_diversed.evaluation.settings import EvaluationSettings
 from hf_diversed.running.files import write_json
-from hf_diversed.running.methods import HeadLike, MethodLike, build_methods
+from hf_diversed.running.methods import HeadLike, MethodLike
 from hf_diversed.running.pair import Pair
+
+
+# Methods, their settings, and the folder that keeps their calls (None: nothing is kept).
+Part = tuple[Sequence[MethodLike], EvaluationSettings, Path | None]
 
 
 def sweep(
     pair: Pair,
     task: Task,
     examples: Sequence[Mapping[str, Any]],
-    methods: Sequence[MethodLike],
-    parts: Mapping[Path, EvaluationSettings],
+    parts: Sequence[Part],
     *,
     head: HeadLike | None = None,
     output: Path | None = None,
 ) -> list[dict]:
-    """Evaluate the same methods on the same prompts under several settings.
+    """Run several evaluations on the same prompts; an interrupted sweep continues where it stopped.
 
     Args:
-        pair, task, examples, methods, head: as in `evaluate`.
-        parts: settings by the folder that keeps their calls, so that an interrupted sweep goes on where it stopped.
-        output: a file for {"records": [...], "provenance": {...}} of all parts, see `merge_reports`.
+        pair, task, examples, head: as in `evaluate`.
+        output: a file for {"records": [...], "provenance": {...}} of all parts, see `merge_reports`; all parts then
+            need a folder.
 
     Returns:
         The records of all parts, in their order; none, and no file, while other processes have calls to finish.
     """
-    built = build_methods(methods, head, pair.target.device)
-    done = [evaluate(pair, task, examples, built, settings, output=folder) for folder, settings in parts.items()]
-    if not all(done):  # of processes, another one may have finished an early part after this one went on
-        done = [evaluate(pair, task, examples, built, settings, output=folder) for folder, settings in parts.items()]
+
+    def run() -> list[list[dict]]:
+        return [
+            evaluate(pair, task, examples, methods, settings, head=head, output=folder)
+            for methods, settings, folder in parts
+        ]
+
+    done = run()
+    if not all(done):  # another process may have finished an early part since
+        done = run()
     if not all(done):
         return []
     if output is not None:
         output.parent.mkdir(parents=True, exist_ok=True)
-        write_json(output, merge_reports([json.loads((folder / REPORT).read_text()) for folder in parts]))
+        reports = [json.loads((folder / REPORT).read_text()) for _, _, folder in parts if folder is not None]
+        write_json(output, merge_reports(reports))
     return [record for records in done for record in records]
 
 
 def merge_reports(reports: Sequence[dict]) -> dict:
-    """What `evaluate` wrote several times, as one: a single report stays as it is.
+    """Join reports of `evaluate`; a single one is returned as it is.
 
     Of several, the records follow each other, and `provenance` is that of the first, with `evaluations` and
     `rules_of_evaluations`, one per report, in place of `evaluation` and `rules`.

@@ -79,16 +79,3 @@ def test_sweep_over_draft_lengths(tmp_path):
     for lengths in ([], [5, 5]):
         with pytest.raises(ValueError, match="num_assistant_tokens"):
             frontier(*arguments, num_assistant_tokens=lengths)
-
-
-def test_the_last_process_reports(tmp_path):
-    """Catches a sweep that nobody reports: what one process left open at first is done when the other ends."""
-    shared = [EvaluationSettings(batch_size=2, rank=rank, world_size=2) for rank in (0, 1)]
-    first, last = (
-        frontier(
-            tiny_pair(), LetterTask(), examples(4), ["static:0.5"], mine, num_assistant_tokens=[3, 2], output=tmp_path
-        )
-        for mine in shared
-    )
-    assert first == []
-    assert len(last) == 6

@@ -1,4 +1,4 @@
-"""Several settings in one result: continued, and shared by processes."""
+"""Several evaluations in one result: continued, and shared by processes."""
 
 import json
 from dataclasses import replace
@@ -19,18 +19,18 @@ def pair():
     return tiny_pair()
 
 
-def parts(folder, **changes) -> dict:
-    return {folder / str(item.num_assistant_tokens): replace(item, **changes) for item in SETTINGS}
+def parts(folder, **changes) -> list:
+    return [(METHODS, replace(item, **changes), folder / str(item.num_assistant_tokens)) for item in SETTINGS]
 
 
 def test_a_sweep_is_its_evaluations(pair, tmp_path):
     """Catches settings that leak into the next part, and an interrupted sweep that starts over."""
     output = tmp_path / "sweep.json"
     with pytest.raises(Interrupted):
-        sweep(pair, LetterTask(calls_left=5), examples(5), METHODS, parts(tmp_path), output=output)
+        sweep(pair, LetterTask(calls_left=5), examples(5), parts(tmp_path), output=output)
     assert not output.exists()
     task = LetterTask()
-    records = sweep(pair, task, examples(5), METHODS, parts(tmp_path), output=output)
+    records = sweep(pair, task, examples(5), parts(tmp_path), output=output)
     assert task.num_calls == 3
     alone = [record for item in SETTINGS for record in evaluate(pair, LetterTask(), examples(5), METHODS, item)]
     assert timeless(records) == timeless(alone)
@@ -44,16 +44,16 @@ def test_the_last_process_reports(pair, tmp_path):
     """Catches a sweep without a report: the process that ends last did not have the last call of every part."""
     shares = [parts(tmp_path, rank=rank, world_size=2) for rank in (0, 1)]
     output = tmp_path / "sweep.json"
-    early, late = tmp_path / "2", tmp_path / "3"
-    evaluate(pair, LetterTask(), examples(5), METHODS, shares[0][late], output=late)
+    (_, early, early_folder), (_, late, late_folder) = shares[0]
+    evaluate(pair, LetterTask(), examples(5), METHODS, late, output=late_folder)
 
     class Overtaken(LetterTask):
         def score_batch(self, completions, records):
             if self.num_calls == len(METHODS):  # this process has left the early part, which the other one ends now
-                evaluate(pair, LetterTask(), examples(5), METHODS, shares[0][early], output=early)
+                evaluate(pair, LetterTask(), examples(5), METHODS, early, output=early_folder)
             return super().score_batch(completions, records)
 
-    records = sweep(pair, Overtaken(), examples(5), METHODS, shares[1], output=output)
+    records = sweep(pair, Overtaken(), examples(5), shares[1], output=output)
     assert [record["num_assistant_tokens"] for record in records] == [2, 2, 3, 3]
     assert json.loads(output.read_text())["records"] == records
 
@@ -61,5 +61,5 @@ def test_the_last_process_reports(pair, tmp_path):
 def test_nothing_is_reported_too_early(pair, tmp_path):
     """Catches a file that holds the first process' share only."""
     output = tmp_path / "sweep.json"
-    assert sweep(pair, LetterTask(), examples(5), METHODS, parts(tmp_path, world_size=2), output=output) == []
+    assert sweep(pair, LetterTask(), examples(5), parts(tmp_path, world_size=2), output=output) == []
     assert not output.exists()
