@@ -78,7 +78,7 @@ def check_output(option: str, path: Path | None, folder: bool = False) -> None:
 _CACHES = ("target_samples.jsonl", "reference_rewards.json", "target_states.*")
 _WRITTEN = (
     *_CACHES,
-    *("checkpoint-*", "calibration", "merged", "runs", "custom_generate", ".eval_results"),
+    *("checkpoint-*", ".saving", "calibration", "merged", "runs", "custom_generate", ".eval_results"),
     *("*.safetensors", "*.safetensors.index.json", "*config.json", "trainer_state.json", "training_args.bin"),
     *("README.md", "provenance.json", "evaluation.json", "*_results.json", "cut_vocabulary.py"),
     *("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt", "chat_template.*"),

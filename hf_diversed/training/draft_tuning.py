@@ -22,7 +22,7 @@ from hf_diversed.generation.checks import check_vocabularies
 from hf_diversed.provenance import provenance, publishable
 from hf_diversed.running.prompts import Prompt, encode, render
 from hf_diversed.training.arguments import own_settings
-from hf_diversed.training.checkpoints import SealedCheckpoints, resume_point
+from hf_diversed.training.checkpoints import AtomicCheckpoints, resume_point
 from hf_diversed.training.completion_laws import (
     IGNORED,
     STATES,
@@ -227,9 +227,9 @@ def _with_adapter(draft: PreTrainedModel, args: DraftTuningConfig) -> PeftModel:
         return get_peft_model(draft, lora)
 
 
-class DraftTuner(SealedCheckpoints):
+class DraftTuner(AtomicCheckpoints):
     """Cross entropy or divergence on completion tokens, as a mean over those of a batch. Checkpoints hold the adapter
-    alone, where there is one, and count as complete only once sealed.
+    alone, where there is one, and are renamed into place once complete.
 
     Args:
         model: the draft with its adapter, or to be trained as a whole. target: frozen; None in supervised mode.

@@ -22,7 +22,7 @@ from hf_diversed.running.pair import Pair
 from hf_diversed.running.sampling import Sampling
 from hf_diversed.tasks.rewards import RewardError, RewardFunc, RewardSum
 from hf_diversed.training.arguments import DiversedConfig, own_settings
-from hf_diversed.training.checkpoints import SealedCheckpoints, damage, resume_point
+from hf_diversed.training.checkpoints import AtomicCheckpoints, resume_point
 from hf_diversed.training.constraint import ConstraintCallback
 from hf_diversed.training.loading import fresh_head, load_frozen, load_tokenizer, say_at_start
 from hf_diversed.training.objective import LossSettings, center, diversed_loss, leave_one_out
@@ -48,7 +48,7 @@ class _Batch:
     old_logit: torch.Tensor
 
 
-class DiversedTrainer(SealedCheckpoints):
+class DiversedTrainer(AtomicCheckpoints):
     """Trains a `DiversedHead` on rollouts of speculative decoding: reward by the score of the decoding process, plus
     acceptance (arXiv 2604.07622; the objective is `training/objective.py`).
 
@@ -158,22 +158,17 @@ class DiversedTrainer(SealedCheckpoints):
     # Rollouts and updates
 
     def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs):
-        """Train, from a complete checkpoint if asked to: True for the newest of `output_dir`, or its folder.
+        """Train; continue from the newest checkpoint of `output_dir` if `resume_from_checkpoint` is True, or from the
+        one in the given folder.
 
         Raises:
-            ValueError: if the named checkpoint is damaged, or, for True, if there are none but damaged ones. A first
-                save that was interrupted is none of them: the run starts anew.
+            ValueError: if the given folder holds no checkpoint.
             RewardError: if a reward fails. What was trained up to there is saved as a checkpoint first.
             OSError: if another run is training in `output_dir`, or a file there cannot be written.
         """
         with sole_run(self.args):
             if resume_from_checkpoint is True:
                 resume_from_checkpoint = resume_point(Path(self.args.output_dir))
-            elif resume_from_checkpoint and (problem := damage(Path(resume_from_checkpoint))):
-                raise ValueError(
-                    f"checkpoint {resume_from_checkpoint} is damaged: {problem}. Pass True (--resume on the command "
-                    "line) to go on from the newest complete one."
-                )
             return self._train(resume_from_checkpoint or None, **kwargs)
 
     def _train(self, resume_from_checkpoint: str | None, **kwargs):

@@ -152,7 +152,7 @@ EARLIER = ("model.safetensors", "config.json", "README.md", "calibration/batches
 @pytest.fixture
 def used(tmp_path):
     """A folder with the files of an earlier run, and one of the user's."""
-    for name in (*EARLIER, "notes.txt", "checkpoint-8/complete.json"):
+    for name in (*EARLIER, "notes.txt", "checkpoint-8/optimizer.pt"):
         path = tmp_path / "used" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("earlier")

@@ -47,7 +47,7 @@ SETTINGS = {
     "learning_rate": 0.3,
 }
 # Where a child can be told to stop and wait for its death; all but the first two lie inside a save.
-PAUSES = ("reference", "reward", "weights", "optimizer", "seal", "marker", "rotation")
+PAUSES = ("reference", "reward", "weights", "optimizer", "flush", "rename", "rotation")
 KILLED = -signal.SIGKILL
 
 
@@ -120,8 +120,8 @@ def _install(tell: Callable[[str], None], pause: str | None) -> None:
     before(DiversedTrainer, "_save_checkpoint", "save")
     after(DiversedTrainer, "_save", "weights")
     after(DiversedTrainer, "_save_optimizer_and_scheduler", "optimizer")
-    before(checkpoints, "seal", "seal")
-    before(checkpoints, "_sync", "marker", lambda path: path.name == f".{checkpoints.MARKER}")
+    before(checkpoints, "publish", "flush")
+    before(Path, "replace", "rename", lambda path, target: path.parent.name == checkpoints.SAVING)
     before(checkpoints, "rotate_checkpoints", "rotation")
     after(DiversedTrainer, "_save_checkpoint", "saved")
 

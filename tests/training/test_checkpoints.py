@@ -1,128 +1,85 @@
-"""What counts as a checkpoint: nothing that was interrupted, and nothing that was changed."""
+"""Checkpoints are complete or not there."""
 
-import json
 import os
+import shutil
 from pathlib import Path
 
 import pytest
 
-from hf_diversed.training.checkpoints import MARKER, damage, newest_complete, seal
+from hf_diversed.training import checkpoints
+from hf_diversed.training.checkpoints import SAVING, resume_point
+from tests.training.short_runs import same, trainer
 
 
-def checkpoint(run: Path, step: int) -> Path:
-    folder = run / f"checkpoint-{step}"
-    (folder / "deeper").mkdir(parents=True)
-    (folder / "model.safetensors").write_bytes(bytes([step % 256]) * 100)
-    (folder / "deeper" / "state.json").write_text("{}")
-    (folder / "empty").touch()
-    return folder
+def test_resume_point_is_the_highest_step(tmp_path):
+    """Catches an order by name (checkpoint-8 after checkpoint-16), and a folder that is not there yet."""
+    assert resume_point(tmp_path / "new") is None
+    assert resume_point(tmp_path) is None
+    for step in (4, 8, 16):
+        (tmp_path / f"checkpoint-{step}").mkdir()
+    (tmp_path / SAVING / "checkpoint-32").mkdir(parents=True)
+    assert resume_point(tmp_path) == str(tmp_path / "checkpoint-16")
 
 
-@pytest.fixture
-def sealed(tmp_path) -> Path:
-    folder = checkpoint(tmp_path, 8)
-    seal(folder)
-    return folder
+@pytest.mark.parametrize("step", [2, 4])
+def test_an_interrupted_save_does_not_count(unbroken, tmp_path, monkeypatch, step):
+    """Catches a run that continues from half a checkpoint, or cannot start again after its first save was killed; and
+    remains that end up in the next checkpoint."""
+    inner = checkpoints.publish
 
-
-def test_sealed_one_is_complete(sealed):
-    """Catches a marker that lists itself, or leaves out files in folders."""
-    assert damage(sealed) is None
-    listed = json.loads((sealed / MARKER).read_text())["sha256"]
-    assert set(listed) == {"model.safetensors", str(Path("deeper") / "state.json"), "empty"}
-
-
-def test_sealing_twice_changes_nothing(sealed):
-    before = (sealed / MARKER).read_bytes()
-    seal(sealed)
-    assert (sealed / MARKER).read_bytes() == before
-
-
-def test_unsealed_one_was_interrupted(tmp_path):
-    assert damage(checkpoint(tmp_path, 8)) == "its save was interrupted (no complete.json)"
-
-
-def _truncate(folder: Path) -> None:
-    (folder / "model.safetensors").write_bytes(b"\x08" * 99)
-
-
-def _flip(folder: Path) -> None:
-    (folder / "model.safetensors").write_bytes(b"\x08" * 99 + b"\x09")
-
-
-DAMAGES = {
-    "truncated": (_truncate, "model.safetensors was changed after the save"),
-    "one byte": (_flip, "model.safetensors was changed after the save"),
-    "missing": (lambda folder: (folder / "deeper" / "state.json").unlink(), "state.json is missing"),
-    "missing empty": (lambda folder: (folder / "empty").unlink(), "empty is missing"),
-    "half a marker": (lambda folder: (folder / MARKER).write_text('{"sha256": {"mod'), "cannot be read"),
-    "empty marker": (lambda folder: (folder / MARKER).write_text(""), "cannot be read"),
-    "another marker": (lambda folder: (folder / MARKER).write_text('{"sha256": 3}'), "cannot be read"),
-    "a list": (lambda folder: (folder / MARKER).write_text("[]"), "cannot be read"),
-    "binary marker": (lambda folder: (folder / MARKER).write_bytes(b"\xff\xfe"), "cannot be read"),
-}
-
-
-@pytest.mark.parametrize(("harm", "message"), DAMAGES.values(), ids=DAMAGES)
-def test_damage_is_named(sealed, harm, message: str):
-    """Catches a damaged checkpoint that counts, or an exception in place of a reason."""
-    harm(sealed)
-    assert message in damage(sealed)
-
-
-@pytest.mark.parametrize("function", ["fsync", "replace"])
-def test_kill_while_sealing(tmp_path, monkeypatch, function: str):
-    """Catches a marker that is there before it is whole, and one whose remains damage the next save to the folder."""
-    folder = checkpoint(tmp_path, 8)
-
-    class KilledError(Exception):
-        pass
-
-    def die(*_args):
-        raise KilledError
+    def killed(unfinished: Path, folder: Path) -> None:
+        (unfinished / "remains").touch()
+        if folder.name == f"checkpoint-{step}":
+            raise KeyboardInterrupt
+        (unfinished / "remains").unlink()
+        inner(unfinished, folder)
 
     with monkeypatch.context() as patch:
-        patch.setattr(os, "fsync", die) if function == "fsync" else patch.setattr(Path, "replace", die)
-        with pytest.raises(KilledError):
-            seal(folder)
-    assert "interrupted" in damage(folder)
-    seal(folder)
-    assert damage(folder) is None
+        patch.setattr(checkpoints, "publish", killed)
+        with pytest.raises(KeyboardInterrupt):
+            trainer(tmp_path).train()
+    assert resume_point(tmp_path) == (str(tmp_path / "checkpoint-2") if step == 4 else None)
+    resumed = trainer(tmp_path)
+    resumed.train(resume_from_checkpoint=True)
+    assert resumed._rescue.first_step == step - 2
+    assert same(resumed.model, unbroken / "checkpoint-6")
+    assert not list(tmp_path.rglob("remains"))
 
 
-def test_saving_again_into_a_damaged_one(sealed):
-    """Catches a stale marker that makes a rewritten checkpoint damaged, or a half rewritten one complete."""
-    _flip(sealed)
-    assert damage(sealed) is not None
-    seal(sealed)
-    assert damage(sealed) is None
+def test_older_checkpoints_remain_until_the_new_one_is_on_the_disk(tmp_path, monkeypatch):
+    """Catches a rotation before the new files are flushed and renamed: a kill or power failure in between would leave
+    no checkpoint."""
+    synced, present, inner, publish = [], [], os.fsync, checkpoints.publish
+
+    def fsync(handle):
+        synced.append(Path(os.readlink(f"/proc/self/fd/{handle}")))
+        inner(handle)
+
+    def look(unfinished: Path, folder: Path) -> None:
+        present.append(sorted(path.name for path in tmp_path.glob("checkpoint-*")))
+        written = {unfinished, *unfinished.iterdir()}
+        synced.clear()
+        publish(unfinished, folder)
+        assert set(synced[:-1]) == written
+        assert synced[-1] == tmp_path
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(checkpoints, "publish", look)
+    trainer(tmp_path, save_total_limit=1).train()
+    assert present == [[], ["checkpoint-2"], ["checkpoint-4"]]
+    assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-6"]
 
 
-def test_newest_complete_passes_over_the_damaged(tmp_path):
-    """Catches an order by name (checkpoint-8 after checkpoint-16) and a damaged one that is not reported."""
-    for step in (4, 8, 16, 100):
-        seal(checkpoint(tmp_path, step))
-    (tmp_path / "checkpoint-100" / MARKER).unlink()
-    found, damaged = newest_complete(tmp_path)
-    assert found == tmp_path / "checkpoint-16"
-    assert {folder.name: "interrupted" in problem for folder, problem in damaged.items()} == {"checkpoint-100": True}
+def test_the_best_checkpoint_is_found_in_a_moved_folder(unbroken_best, tmp_path):
+    """Catches a best head that is loaded from the folder where the run was started, or from a temporary one."""
+    moved = shutil.copytree(unbroken_best, tmp_path / "moved")
+    resumed = trainer(moved, evaluated=True)
+    resumed.train(resume_from_checkpoint=True)
+    assert resumed.state.best_model_checkpoint == str(moved / "checkpoint-2")
+    assert same(resumed.model, unbroken_best / "final")
 
 
-def test_older_damaged_ones_do_not_matter(tmp_path):
-    """Catches hashing, and complaining about, checkpoints that nobody will go on from."""
-    checkpoint(tmp_path, 4)
-    seal(checkpoint(tmp_path, 8))
-    assert newest_complete(tmp_path) == (tmp_path / "checkpoint-8", {})
-
-
-@pytest.mark.parametrize("there", [True, False], ids=["empty", "not there"])
-def test_no_run_yet(tmp_path, there: bool):
-    """Catches a first start under --resume that fails for want of a folder."""
-    assert newest_complete(tmp_path if there else tmp_path / "new") == (None, {})
-
-
-def test_all_damaged(tmp_path):
-    checkpoint(tmp_path, 4), checkpoint(tmp_path, 8)
-    found, damaged = newest_complete(tmp_path)
-    assert found is None
-    assert [folder.name for folder in damaged] == ["checkpoint-8", "checkpoint-4"]
+def test_a_folder_without_a_checkpoint_is_refused(tmp_path):
+    """Catches a named checkpoint that is not there and a run that starts anew instead."""
+    with pytest.raises(ValueError, match="checkpoint"):
+        trainer(tmp_path / "run").train(resume_from_checkpoint=str(tmp_path / "checkpoint-8"))

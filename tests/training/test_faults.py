@@ -2,8 +2,6 @@
 a run that goes on afterwards ends with the weights of one that nothing happened to."""
 
 import errno
-import logging
-import os
 import shutil
 import subprocess
 import sys
@@ -14,114 +12,10 @@ import pytest
 from safetensors import SafetensorError
 
 from hf_diversed.running.files import WriteError
-from hf_diversed.training import checkpoints, run_folder
-from hf_diversed.training.checkpoints import MARKER, damage
+from hf_diversed.training import run_folder
 from hf_diversed.training.run_folder import LOCK
 from tests.training import runs
-from tests.training.short_runs import STEPS, same, trainer
-
-
-@pytest.fixture
-def run(unbroken, tmp_path) -> Path:
-    return shutil.copytree(unbroken, tmp_path / "run")
-
-
-# Checkpoints
-
-
-def truncate(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-
-
-def flip(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 0x10
-    path.write_bytes(content)
-
-
-DAMAGES = {
-    "weights truncated": ("model.safetensors", truncate),
-    "weights flipped": ("model.safetensors", flip),
-    "optimizer truncated": ("optimizer.pt", truncate),
-    "optimizer flipped": ("optimizer.pt", flip),
-    "state truncated": ("trainer_state.json", truncate),
-    "state flipped": ("trainer_state.json", flip),
-    "schedule missing": ("scheduler.pt", Path.unlink),
-}
-
-
-@pytest.mark.parametrize(("name", "harm"), DAMAGES.values(), ids=DAMAGES)
-def test_damaged_checkpoint_file(unbroken, run, caplog, name: str, harm):
-    """Catches damaged weights or training state that a resumed run goes on from."""
-    harm(run / "checkpoint-6" / name)
-    resumed = trainer(run)
-    with caplog.at_level(logging.WARNING):
-        resumed.train(resume_from_checkpoint=True)
-    assert f"checkpoint-6 is damaged ({name} " in caplog.text
-    assert resumed._rescue.first_step == 4
-    assert same(resumed.model, unbroken / "checkpoint-6")
-    assert damage(run / "checkpoint-6") is None
-
-
-def test_missing_marker(unbroken, run, caplog):
-    """Catches an interrupted save that counts, and a fall back without a word."""
-    (run / "checkpoint-6" / MARKER).unlink()
-    resumed = trainer(run)
-    with caplog.at_level(logging.WARNING):
-        resumed.train(resume_from_checkpoint=True)
-    assert f"checkpoint-6 is damaged (its save was interrupted (no {MARKER})) and is passed over" in caplog.text
-    assert resumed._rescue.first_step == 4
-    assert same(resumed.model, unbroken / "checkpoint-6")
-
-
-def test_checkpoint_that_cannot_be_read(run, monkeypatch):
-    """Catches a bad sector that ends a run in an error of the file system, though older checkpoints are whole."""
-    inner = checkpoints._digest
-
-    def digest(path):
-        if path == run / "checkpoint-6" / "optimizer.pt":
-            raise OSError(errno.EIO, "Input/output error")
-        return inner(path)
-
-    monkeypatch.setattr(checkpoints, "_digest", digest)
-    assert damage(run / "checkpoint-6") == "optimizer.pt cannot be read (Input/output error)"
-    assert checkpoints.resume_point(run) == str(run / "checkpoint-4")
-
-
-@pytest.mark.parametrize(
-    ("harm", "steps"), [(flip, STEPS), (flip, 8), (lambda path: shutil.rmtree(path.parent), 8)], ids=[0, 1, 2]
-)
-def test_damaged_best_checkpoint(unbroken_best, tmp_path, caplog, harm, steps: int):
-    """Catches the best head, saved long ago and damaged since, that is loaded at the end as if nothing were wrong, or
-    forgotten while its score still keeps others from becoming the best."""
-    run = shutil.copytree(unbroken_best, tmp_path / "run")
-    harm(run / "checkpoint-2" / "model.safetensors")
-    resumed = trainer(run, evaluated=True, max_steps=steps)
-    with caplog.at_level(logging.WARNING):
-        resumed.train(resume_from_checkpoint=True)
-    assert "the best checkpoint, checkpoint-2, is damaged (" in caplog.text
-    scores = {line["step"]: line["eval_reward"] for line in resumed.state.log_history if "eval_reward" in line}
-    others = {step: score for step, score in scores.items() if step > 2}
-    best = max(others, key=others.__getitem__)
-    assert (resumed.state.best_global_step, resumed.state.best_metric) == (best, others[best])
-    assert same(resumed.model, run / f"checkpoint-{best}")
-
-
-def test_no_best_checkpoint_is_left(unbroken_best, tmp_path, caplog):
-    """Catches a run that ends in an error of the loader, as every checkpoint was damaged while it went on."""
-    done = trainer(tmp_path, evaluated=True)
-
-    def harm():
-        for folder in tmp_path.glob("checkpoint-*"):
-            if damage(folder) is None:
-                flip(folder / "model.safetensors")
-
-    done.add_callback(runs.Watch(lambda: None))
-    done.callback_handler.callbacks[-1].on_save = lambda *_, **__: harm()
-    with caplog.at_level(logging.WARNING):
-        done.train()
-    assert "the last head remains unless a later one is better" in caplog.text
-    assert same(done.model, unbroken_best / "checkpoint-6")
+from tests.training.short_runs import same, trainer
 
 
 # The disk
@@ -288,21 +182,3 @@ def test_damaged_references(tmp_path, content: bytes):
     (tmp_path / "reference_rewards.json").write_bytes(content)
     with pytest.raises(ValueError, match=r"reference_rewards\.json is damaged .*; remove it to measure"):
         trainer(tmp_path, acceptance_coef=None).train()
-
-
-def test_older_checkpoints_go_once_the_new_one_is_on_the_disk(tmp_path, monkeypatch):
-    """Catches a rotation that trusts the cache: after a power failure neither the old nor the new files would be
-    there."""
-    synced, inner = [], os.fsync
-
-    def fsync(handle):
-        synced.append(Path(os.readlink(f"/proc/self/fd/{handle}")))
-        inner(handle)
-
-    monkeypatch.setattr(os, "fsync", fsync)
-    trainer(tmp_path, max_steps=2).train()
-    folder = tmp_path / "checkpoint-2"
-    files = {path for path in folder.iterdir() if path.name != MARKER}
-    marker = synced.index(folder / f".{MARKER}")
-    assert {*files, folder} <= set(synced[:marker])
-    assert synced[marker + 1 :] == [folder, tmp_path]
