@@ -1,4 +1,4 @@
-"""What a saved pair is worth on held-out prompts: `python -m embedded.measure DIR` adds it to training.json."""
+"""Measure a saved pair on held-out prompts: `python -m embedded.measure DIR` adds the results to training.json."""
 
 import argparse
 import json

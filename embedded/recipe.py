@@ -1,4 +1,4 @@
-"""What the pair is made of and how long it is trained: every number of the recipe, as data."""
+"""Sizes and training settings of the embedded pair."""
 
 from dataclasses import dataclass, field
 
@@ -10,12 +10,13 @@ class ModelRecipe:
     """Size and schedule of one model of the pair.
 
     Args:
-        style: whose phrase habits its training text has, a key of `embedded.corpus.STYLES`.
+        style: wording of its training text, a key of `embedded.corpus.STYLES`.
         steps: optimizer steps, each over `batch` examples.
         batch: examples in a step.
-        learning_rate: reached after `warmup` steps, then reduced to zero over the last share `decay` of the steps.
-        sharpness: the trained model's logits are multiplied by this, by way of its last norm. Above 1 it makes up for
-            training that stopped early: at temperature 1 the model then says what it is surer of.
+        learning_rate: highest learning rate, after `warmup` steps; it falls to 0 over the last fraction
+            `decay` of the steps.
+        sharpness: factor on the trained model's logits, applied to its last norm. Above 1 it compensates for short
+            training: the model is more confident at temperature 1.
     """
 
     style: str
@@ -33,13 +34,13 @@ class ModelRecipe:
 
 @dataclass(frozen=True)
 class Recipe:
-    """The whole recipe.
+    """Settings of the pair.
 
     Args:
         models: the models by role.
         families: task families and their weights in the mix.
         prompt_weight: weight of prompt tokens in the loss, relative to completion tokens.
-        number_weight: the same for digits in the completion: wording is learned soon, numbers take most steps.
+        number_weight: the same for digits in the completion, which take longer to learn than words.
         save_every: steps between checkpoints.
     """
 
@@ -63,7 +64,7 @@ class Recipe:
 
 
 def build_model(recipe: ModelRecipe, tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
-    """Make the untrained model in float32, its special tokens set and its generation settings otherwise neutral."""
+    """Build the untrained model in float32, with special tokens and otherwise default generation settings."""
     special = {
         "pad_token_id": tokenizer.pad_token_id,
         "bos_token_id": tokenizer.bos_token_id,

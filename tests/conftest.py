@@ -1,24 +1,33 @@
-"""What tests anywhere may need."""
+"""Fixtures of all tests."""
 
 import logging
 
 import pytest
 
 
-# What stands in for models of the Hub, of which tests have none.
+# Folders of the embedded pair that replace models of the Hub.
 EMBEDDED = {"Qwen/Qwen3-8B": "target", "Qwen/Qwen3-0.6B": "draft"}
+
+
+@pytest.fixture(scope="module")
+def pair():
+    """A tiny target and a draft model that often agrees with it."""
+    from tests.tiny import tiny_draft, tiny_model
+
+    target = tiny_model("llama")
+    return target, tiny_draft(target)
 
 
 @pytest.fixture
 def caplog(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> pytest.LogCaptureFixture:
-    """pytest's own, which listens at the root; transformers' loggers, and ours below them, stop short of it."""
+    """pytest's `caplog`, to which the loggers of transformers and of this library propagate."""
     monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
     return caplog
 
 
 @pytest.fixture
 def embedded_for_hub(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`from_pretrained` that finds the embedded pair by the names that the documents use."""
+    """Let `from_pretrained` load the embedded pair under the names in the documentation."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     from hf_diversed.zoo.loader import WEIGHTS

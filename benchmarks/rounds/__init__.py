@@ -1,4 +1,4 @@
-"""Speed, with its parts and its limit: our loop, upstream's assisted decoding and plain decoding, in turns."""
+"""Timing of our loop, upstream's assisted decoding and the target alone, with the parts of a round."""
 
 from benchmarks.rounds.hardware import copy_bandwidth
 from benchmarks.rounds.measure import Record, benchmark

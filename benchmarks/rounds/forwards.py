@@ -1,4 +1,4 @@
-"""The forwards of a compiled round and nothing else: what the round's own work is measured against."""
+"""The forward passes of a compiled round alone, for comparison with the whole round."""
 
 import statistics
 from collections.abc import Callable
@@ -22,8 +22,8 @@ class CompiledForwards:
     Each is compiled by itself and runs over the prompt in buffers of the size that a round runs over.
 
     Args:
-        inputs: `input_ids` and `attention_mask`, long `[B, S]`. columns: that the buffers hold at least.
-        hidden: whether hidden states are returned, too.
+        inputs: `input_ids` and `attention_mask`, long `[B, S]`. columns: smallest number of columns of the buffers.
+        hidden: whether to return hidden states.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class CompiledForwards:
 
     @torch.no_grad()
     def milliseconds(self, watch: Stopwatch) -> float:
-        """What one round's forwards take, the median of several; the first time they are compiled."""
+        """Return the time of one round's forwards, the median of several runs; the first call compiles them."""
         marks = []
         for _ in range(1 + _REPEATS):
             marks.append(watch.mark())
@@ -55,7 +55,7 @@ class CompiledForwards:
 
     @torch.no_grad()
     def _over(self, model: PreTrainedModel, max_id: int | None) -> StaticModel:
-        """The model, the prompt in its buffers."""
+        """Return the model with the prompt in its buffers."""
         ids, mask = self._inputs["input_ids"], self._inputs["attention_mask"]
         made = StaticModel(
             model,
@@ -72,12 +72,12 @@ class CompiledForwards:
         return made
 
     def _forward(self, model: StaticModel, width: int, keep: int) -> Callable[[], tuple]:
-        """One forward of `width` tokens at the prompt's end, as a function of tensors that lie ready."""
+        """Return a function that runs one forward of `width` tokens at the prompt's end."""
         rows, capacity = model.buffers.real.shape
         compiler = Compiler(self._config, _compat.base_model(model.model))
         shape = Shape(rows, capacity, (width, keep))
         last = self._inputs["input_ids"].shape[1] - 1
         columns = torch.arange(last, last + width, device=model.device).repeat(rows, 1)
-        tokens = torch.zeros_like(columns)  # whichever: a forward takes the same time
+        tokens = torch.zeros_like(columns)  # any tokens: the time is the same
         inputs = (model.model, model.traits, model.buffers, tokens, columns, keep)
         return partial(compiler.run, extend, shape, "", *inputs)

@@ -1,4 +1,4 @@
-"""What the machine allows: its bandwidth, and the bytes that a round must read."""
+"""Bandwidth of the machine, and the bytes that a round must read."""
 
 import torch
 from transformers import PreTrainedModel
@@ -7,7 +7,7 @@ from benchmarks.rounds.timing import Stopwatch
 
 
 def copy_bandwidth(device: torch.device, num_bytes: int = 2**28, repeats: int = 5) -> float:
-    """Bytes per second that a large copy moves (read and written), the best of several: the practical limit."""
+    """Return the bytes per second of a large copy (read and written), the best of several."""
     source = torch.ones(num_bytes, dtype=torch.uint8, device=device)
     destination = torch.empty_like(source)
     watch = Stopwatch(device)
@@ -20,7 +20,7 @@ def copy_bandwidth(device: torch.device, num_bytes: int = 2**28, repeats: int = 
 
 
 def weight_bytes(model: PreTrainedModel) -> int:
-    """Bytes of weights that one forward reads: all but an input embedding of its own, of which it reads few rows."""
+    """Return the bytes of weights that one forward reads: all except an untied input embedding."""
     embedding = model.get_input_embeddings().weight
     tied = embedding is model.get_output_embeddings().weight
     parameters = [p for p in model.parameters() if tied or p is not embedding]

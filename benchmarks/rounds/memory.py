@@ -1,4 +1,4 @@
-"""The most memory that a block of code needed, as far as the machine tells."""
+"""Peak memory of a block of code, and how much the block added."""
 
 import ctypes
 import re
@@ -13,7 +13,7 @@ import torch
 
 ALLOCATED = "cuda_allocated"  # by torch on the device, within the block
 RESIDENT = "process_resident"  # of the whole process within the block, models included
-SINCE_START = "process_resident_since_start"  # where the kernel does not let earlier peaks be forgotten
+SINCE_START = "process_resident_since_start"  # where the kernel cannot reset the peak
 
 _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 _RESET_PEAK = "5"
@@ -21,11 +21,10 @@ _RESET_PEAK = "5"
 
 @dataclass
 class PeakMemory:
-    """Bytes, and which kind of peak they are; both None until the block has ended, and where neither is known.
+    """Bytes and the kind of peak; None until the block has ended, and if unknown.
 
-    `num_added` is how much of it was not there before the block: on a GPU by torch's allocator, on a CPU by the
-    pages of the whole process, of which `give_back_free_pages` makes the free ones count. None where only the peak
-    since start is known.
+    `num_added` is the part that the block added: in torch's allocator on a GPU, in pages of the process on a CPU (call
+    `give_back_free_pages` before). None if only the peak since start is known.
     """
 
     num_bytes: int | None = None
@@ -35,7 +34,7 @@ class PeakMemory:
 
 @contextmanager
 def peak_memory(device: torch.device) -> Iterator[PeakMemory]:
-    """Measure the peak of a block, weights and all else that was there before included."""
+    """Measure the peak of a block, including everything allocated before it."""
     peak = PeakMemory()
     if device.type == "cuda":
         before = torch.cuda.memory_allocated(device)
@@ -55,21 +54,21 @@ def peak_memory(device: torch.device) -> Iterator[PeakMemory]:
 
 
 def give_back_free_pages() -> None:
-    """Return what the C library keeps for later: it would hide what a block adds. Costs page faults afterwards."""
+    """Return free memory of the C library to the system, so that a block's additions are visible."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None  # glibc has it
     if trim is not None:
         trim(0)
 
 
 def _status(entry: str) -> int:
-    """Bytes by the name that Linux gives them."""
+    """Return an entry of /proc/self/status in bytes."""
     found = re.search(rf"{entry}:\s+(\d+) kB", _STATUS.read_text())
     assert found is not None
     return int(found[1]) * 1024
 
 
 def _forget_resident_peak() -> bool:
-    """Linux keeps one peak per process, and resets it on request where the container lets it."""
+    """Reset the peak of the process; False where the system or the container does not allow it."""
     try:
         _CLEAR.write_text(_RESET_PEAK)
     except OSError:

@@ -1,4 +1,4 @@
-"""Real architectures with random weights, built from configuration files: shapes without downloads."""
+"""Models with random weights, built from configuration files of real models."""
 
 import json
 from pathlib import Path
@@ -12,7 +12,7 @@ _SHAPES = Path(__file__).parent / "configs"
 
 
 def shape_names() -> list[str]:
-    """Shapes that come with the package."""
+    """Return the names of the configurations in `configs/`."""
     return sorted(path.stem for path in _SHAPES.glob("*.json"))
 
 

@@ -1,4 +1,4 @@
-"""What is timed, ready to be called: plain decoding, upstream's assisted decoding and our loop under any rule."""
+"""Calls of the methods that are timed: the target alone, upstream's assisted decoding, our loop with any verifier."""
 
 import copy
 from collections.abc import Hashable, Iterator, Sequence
@@ -39,7 +39,7 @@ _TOKEN = "+token"
 
 
 def runs_at(method: Method, point: Point) -> bool:
-    """Upstream's assisted decoding takes one row."""
+    """Return whether a method runs at a point: upstream's assisted decoding takes one row."""
     return not method.upstream or point.batch_size == 1
 
 
@@ -81,7 +81,7 @@ def build_timed(
 
 
 def check_compiles(name: str) -> None:
-    """Refuse what upstream cannot run over static shapes. Raises ValueError."""
+    """Raise ValueError for methods without static shapes."""
     if name.removeprefix(COMPILED).partition(":")[0] == UPSTREAM:
         raise ValueError(
             f"method {name!r} does not exist: upstream's assisted decoding takes no static cache. Compare with "
@@ -129,7 +129,7 @@ class Run:
 
 
 class Runner:
-    """Calls methods at points; every call is seeded and depends on nothing that ran before it."""
+    """Calls methods at points; every call is seeded and independent of earlier calls."""
 
     def __init__(
         self,
@@ -146,7 +146,7 @@ class Runner:
         self._forwards: dict[Hashable, CompiledForwards] = {}
 
     def __call__(self, method: Method, point: Point, seed: int) -> Run:
-        """Decode and take the time: of the call, and of every round."""
+        """Decode, timing the call and every round."""
         target, draft = self._models(method, point)
         options = self._options(method, point, draft)
         with self._round_ends(method, target, options) as ends:
@@ -172,7 +172,7 @@ class Runner:
             yield ends
 
     def phases(self, method: Method, point: Point, seed: int) -> Phases:
-        """Decode with our eager loop once more, this time by phase."""
+        """Decode with our eager loop, timing phases."""
         assert method.verifier is not None
         target, draft = self._models(method, point)
         timer = PhaseTimer(self.watch)
@@ -185,7 +185,7 @@ class Runner:
         return timer.finish()
 
     def forwards_ms(self, method: Method, point: Point) -> float:
-        """Milliseconds that the forwards of one of a compiled method's rounds take alone."""
+        """Return the milliseconds of the forwards alone of one compiled round."""
         assert method.verifier is not None
         assert method.compile_config is not None
         hidden = method.verifier.needs_hidden_states
@@ -219,7 +219,7 @@ class Runner:
         return left_padded(self._prompt_rows(point), pad, self.target.device)
 
     def _prompt_rows(self, point: Point) -> list[list[int]]:
-        """Prompts as they are, or their text in rows of one length; ids at random where there are none."""
+        """Return the prompts, their text in rows of one length, or random ids without prompts."""
         size, length = point.batch_size, point.context_length
         if self.prompts is None:
             generator = torch.Generator().manual_seed(self.settings.seed)
@@ -232,7 +232,7 @@ class Runner:
 
 
 def _twin(model: PreTrainedModel, stops_at_eos: bool) -> PreTrainedModel:
-    """A shallow twin with a generation config of its own: the models are the caller's."""
+    """Return a shallow copy with its own generation config."""
     twin = copy.copy(model)
     twin.generation_config = copy.deepcopy(model.generation_config)
     if not stops_at_eos:

@@ -1,4 +1,4 @@
-"""What a benchmark runs: its points, and the options that all methods share. Runs nothing."""
+"""Points and options of a benchmark."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ _LEAST_ROUNDS = 3
 
 @dataclass(frozen=True)
 class Point:
-    """Where methods are timed: rows, prompt length (0: the given prompts as they are) and drafts per round."""
+    """Batch size, prompt length (0: the given prompts as they are) and draft tokens per round."""
 
     batch_size: int
     context_length: int
@@ -23,21 +23,21 @@ class Point:
 class BenchmarkSettings:
     """Settings that all methods of a benchmark share.
 
-    The first batch size, context length and draft length make the base point; the others are varied one at a time.
+    The first batch size, context length and draft length are the base point; others are varied one at a time.
 
     Args:
-        batch_sizes: rows. Upstream's assisted decoding runs where this is 1 only.
-        context_lengths: prompt tokens per row; 0 takes the given prompts as they are, and stops at EOS. Other lengths
-            decode on to `max_new_tokens`.
-        draft_lengths: gamma, drafts per round.
+        batch_sizes: rows. Upstream's assisted decoding runs at 1 only.
+        context_lengths: prompt tokens per row; 0 for the given prompts as they are, stopping at EOS. With others
+            all rows decode `max_new_tokens`.
+        draft_lengths: draft tokens per round.
         max_new_tokens: tokens per row. repeats: timed turns, after one that warms up and one that
             measures memory.
         temperature: 0 decodes greedily; top-k and top-p are off.
-        acceptance: None for what the models make of it; else the conditional acceptance rate of our methods, one for
-            all positions or one for each (`SyntheticVerifier`).
-        breakdown: also time the parts of a round, in runs of their own; of a compiled one, its forwards alone.
+        acceptance: None for the models' own; else the conditional acceptance rate of our methods, one for all
+            positions or one for each (`SyntheticVerifier`).
+        breakdown: also time the parts of a round, in separate runs; of a compiled one, its forwards alone.
         backend: of `torch.compile`, for compiled methods; "eager" only traces, for trials.
-        progress: show a bar; None for "if this is a terminal".
+        progress: show a progress bar; None: if standard error is a terminal.
 
     Raises:
         ValueError: on values out of range, too few tokens for three rounds, or greedy decoding with an acceptance.

@@ -1,7 +1,4 @@
-"""Acceptance by decree, for speed at a given acceptance rate where no trained pair is at hand.
-
-For benchmarks only: what it lets through is noise, and `VERIFIERS` does not know it.
-"""
+"""A given acceptance rate, to measure speed without a trained pair. For benchmarks only: the text is meaningless."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,16 +11,16 @@ from hf_diversed.verifiers.base import CompositeVerifier, check_range
 
 
 class SyntheticVerifier(CompositeVerifier):
-    """Run a rule in full, then accept at given rates instead.
+    """Run a verifier, then accept at given rates instead.
 
     Args:
-        inner: the rule whose arithmetic is executed; rejected drafts are replaced by its law.
-        acceptance: in [0, 1], P(draft j is kept | all before it were): one for all positions or one for each. The
+        inner: the verifier that is executed; residual tokens follow its distribution.
+        acceptance: in [0, 1], P(token j is accepted | all before it were): one for all positions or one for each. The
             unconditional rates of vLLM's `synthetic` are the running products.
 
     Raises:
-        ValueError: on rates out of range, before the first forward where decoding is greedy (nothing would be drawn),
-            and on a draft longer than the list.
+        ValueError: on rates out of range, on greedy decoding (before the first forward), and with more draft tokens
+            than rates.
     """
 
     def __init__(self, inner: Verifier, acceptance: float | Sequence[float]):

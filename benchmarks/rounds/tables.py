@@ -1,4 +1,4 @@
-"""Timings as tables: speed, rounds, memory and compiling, and the parts of a round."""
+"""Tables of timings."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -15,7 +15,7 @@ def tables(records: list[dict]) -> Iterator[Table]:
     """Speed, rounds, costs and parts of a round of every point, medians over the turns: each fits 80 columns."""
     for place, rows in _by_place(records).items():
         timed = [row for row in rows if row["method"] != LIMIT]
-        if not timed:  # the limit is that of one row, whichever were timed
+        if not timed:  # the bandwidth limit alone
             continue
         yield _table(_title(*place), _SPEED, timed)
         yield _table("rounds", _ROUND, rows)
@@ -26,7 +26,7 @@ def tables(records: list[dict]) -> Iterator[Table]:
 
 
 def _by_place(records: list[dict]) -> dict[tuple, list[dict]]:
-    """Records by rows, context and drafts; what drafts nothing stands beside every draft length."""
+    """Group records by batch size, context and draft length; the target alone is listed at every draft length."""
     places: dict[tuple, list[dict]] = {}
     for row in records:
         places.setdefault((row["batch_size"], row["context_length"], row["num_assistant_tokens"]), []).append(row)

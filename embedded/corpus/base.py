@@ -1,4 +1,4 @@
-"""What every task family of the corpus provides, and the split into training and held-out examples."""
+"""Examples of the corpus, and their split into training and held-out examples."""
 
 import hashlib
 import random
@@ -16,10 +16,10 @@ class Example:
     """One prompt with a reference completion.
 
     Args:
-        prompt: what a model is given.
-        completion: a right continuation, leading space included, EOS not included.
-        answer: what a task's score compares with: a number, a sentence, or lines of tests.
-        key: what the example says, whatever its wording: the split hashes it, so a paraphrase never crosses over.
+        prompt: input of a model.
+        completion: a correct continuation with leading space, without EOS.
+        answer: reference of the task's score: a number, a sentence, or lines of tests.
+        key: content without wording; its hash decides the split, so paraphrases are on the same side.
     """
 
     prompt: str
@@ -28,11 +28,11 @@ class Example:
     key: str
 
 
-# A kind of task is the function that draws one example of it in a given style, from either side of the split.
+# Draws one example of a family in a given style, from either side of the split.
 Family = Callable[[random.Random, Style], Example]
 
 
 def is_held_out(key: str) -> bool:
-    """Tell on which side of the split a key falls; the same in every process and version."""
+    """Return whether a key is held out; the same in every process and version."""
     digest = hashlib.blake2b(key.encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") < HELD_OUT_SHARE * 2**64

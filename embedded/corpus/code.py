@@ -1,4 +1,4 @@
-"""Small Python functions over a list of numbers: description, code, and tests that decide whether it is right."""
+"""Small Python functions over a list of numbers: description, code, and tests."""
 
 import random
 from collections.abc import Callable
@@ -18,8 +18,7 @@ _SIGNATURE = "(takes a list of numbers|gets a list|is given numbers)"
 
 @dataclass(frozen=True)
 class Part:
-    """One choice of the program: how it is said, its code with `v` for the number and `k` for the constant, what it
-    does."""
+    """One part of a program: its words, its code with `v` for the number and `k` for the constant, and a function."""
 
     words: str
     code: str
@@ -63,10 +62,10 @@ def sample(rng: random.Random, style: Style) -> Example:
         write(FILTERS[condition].words, {"k": bound}, rng, style),
     )
     signature = write(_SIGNATURE, {}, rng, style)
-    said = " ".join(word for word in words if word)
+    description = " ".join(word for word in words if word)
     has_bound, has_amount = "k" in FILTERS[condition].code, "k" in CHANGES[change].code
     return Example(
-        prompt=f"Task: Write a function {name} that {signature} and returns {said}.\nCode:\n",
+        prompt=f"Task: Write a function {name} that {signature} and returns {description}.\nCode:\n",
         completion=_code(name, gathering, CHANGES[change], FILTERS[condition], amount, bound, rng, style),
         answer="\n".join(_tests(name, gathering, CHANGES[change], FILTERS[condition], int(amount), int(bound), rng)),
         key="/".join(["code", name, gathering, change, condition, amount * has_amount, bound * has_bound]),
@@ -76,7 +75,7 @@ def sample(rng: random.Random, style: Style) -> Example:
 def _code(
     name: str, gathering: str, change: Part, condition: Part, amount: str, bound: str, rng: random.Random, style: Style
 ) -> str:
-    """Write the function as a comprehension or as a loop, with names of the style's taste."""
+    """Write the function as a comprehension or as a loop, with names weighted by the style."""
 
     def either(*options: str) -> str:
         return options[pick(rng, len(options), style.habit)]
@@ -104,7 +103,7 @@ def _code(
 def _tests(
     name: str, gathering: str, change: Part, condition: Part, amount: int, bound: int, rng: random.Random
 ) -> list[str]:
-    """Assertions on lists of which some numbers pass the filter and others do not, unless all do."""
+    """Return assertions on lists in which some numbers pass the filter and, unless it is empty, some do not."""
     tests: list[str] = []
     while len(tests) < _TESTS:
         numbers = [rng.randint(1, 20) for _ in range(6)]

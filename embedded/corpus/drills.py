@@ -1,7 +1,7 @@
-"""Bare sums: the arithmetic of the word problems without their words, many equations to a line.
+"""Equations: the arithmetic of the word problems without words, several equations per line.
 
-A word problem has three equations in a hundred tokens; a drill has twelve. Mixed into the training text it lets a
-model of a few million parameters learn to compute within the hour.
+A word problem has three equations in a hundred tokens; a drill has twelve. Drills in the training text let a model of
+a few million parameters learn arithmetic within an hour.
 """
 
 import random
@@ -15,7 +15,7 @@ _EQUATIONS_PER_LINE = 12
 
 
 def sample(rng: random.Random, style: Style) -> Example:
-    """Draw a line of equations with results up to `LARGEST`; it has no wording, so the style does not matter."""
+    """Draw a line of equations with results up to `LARGEST`; the style has no effect."""
     equations = [_equation(rng) for _ in range(_EQUATIONS_PER_LINE)]
     prompt = f"Sums: {equations[0]}"
     return Example(

@@ -7,7 +7,7 @@ from embedded.corpus.math_plans import PLANS, Plan, Step
 from embedded.corpus.wording import Style, pick, write
 
 
-LARGEST = 99  # of any number: what a model of a few million parameters learns to compute within the hour
+LARGEST = 99  # of any number, so that a model of a few million parameters learns the arithmetic within an hour
 
 NAMES = [
     "Anna", "Ben", "Carl", "Dora", "Emma", "Finn", "Greta", "Hugo", "Ida", "Jack", "Kate", "Leo", "Mia", "Nora",
@@ -49,7 +49,7 @@ _DO = {
     "*": "(multiply|scale|repeat) $left by $right",
     "/": "(divide|split|cut) $left by $right",
 }
-_SWAP_HABIT = 0.5  # of both styles: which number comes first is no choice of words
+_SWAP_HABIT = 0.5  # in both styles, as the order of operands is not a choice of words
 _OPENING = "(|We go step by step.|Here is how.|Let us work it out.)"
 
 

@@ -1,4 +1,4 @@
-"""Short news items and their one-sentence summaries: what happened, who, where and when, out of five sentences."""
+"""Short news items and their one-sentence summaries."""
 
 import random
 import re
@@ -14,7 +14,7 @@ EVENTS = ["race", "quiz", "chess cup", "cook off", "song contest", "swim meet", 
 
 
 class Story(NamedTuple):
-    """A kind of news item: sentences in any order, and the sentence that sums them up."""
+    """A kind of news item: its sentences, in any order, and its summary."""
 
     name: str
     sentences: tuple[str, ...]
@@ -100,7 +100,7 @@ STORIES = tuple(_read(block) for block in _TEXT.strip().split("\n\n"))
 
 
 def sample(rng: random.Random, style: Style) -> Example:
-    """Draw a news item: the facts in any order with two asides between them, and a sentence that has them all."""
+    """Draw a news item: the facts and two asides in random order, and a sentence with all facts."""
     story = STORIES[pick(rng, len(STORIES), style.plan_habit)]
     entities = dict(zip("NM", rng.sample(NAMES, 2)))
     entities |= {"i": rng.choice(THINGS), "p": rng.choice(PLACES), "d": rng.choice(DAYS), "e": rng.choice(EVENTS)}

@@ -1,4 +1,4 @@
-"""Templates: `(a|b|c)` is a choice of words, `$name` a slot, and a `Style` says which choices are frequent."""
+"""Templates: `(a|b|c)` is a choice of words, `$name` a slot; a `Style` weights the choices."""
 
 import math
 import random
@@ -11,12 +11,12 @@ from itertools import accumulate
 
 @dataclass(frozen=True)
 class Style:
-    """The habits of a writer.
+    """Weights of choices.
 
     Args:
-        habit: option `i` of `k` has weight `exp(-habit * i / (k - 1))`. 0 is even-handed, positive prefers the options
-            listed first, negative those listed last.
-        plan_habit: the same for the choice among the sentence plans of a family.
+        habit: option `i` of `k` has weight `exp(-habit * i / (k - 1))`. 0 is uniform, a positive value prefers the
+            first options, a negative value the last.
+        plan_habit: the same for the sentence plans of a family.
         forms: weights of the six forms of a sentence with an equation; None for those of `habit`.
     """
 
@@ -25,7 +25,7 @@ class Style:
     forms: tuple[float, ...] | None = None
 
 
-# The target's: at home in every wording, as a large model is.
+# Of the target model, which is to know every wording.
 TARGET_STYLE = Style(habit=0.5)
 
 _SLOT = re.compile(r"\$(\w+)")
@@ -33,13 +33,13 @@ _PIECE = re.compile(r"[^()|]+|[()|]")
 
 
 def pick(rng: random.Random, count: int, habit: float) -> int:
-    """Draw an index in `range(count)` with the weights of a habit."""
+    """Draw an index in `range(count)` with the weights of `habit`."""
     return rng.choices(range(count), cum_weights=_cumulative(count, habit))[0]
 
 
 def write(template: str, slots: Mapping[str, str], rng: random.Random, style: Style) -> str:
-    """Fill in a template: draw every choice in `style`, then replace every `$name` from `slots`, repeatedly, so that
-    a slot may hold a template of its own. Double spaces left by an empty option are closed up."""
+    """Fill in a template: draw choices with the weights of `style` and replace every `$name` by its slot, which may
+    contain a template. Repeated spaces are reduced to one."""
     text = template
     while "(" in text or "$" in text:
         text = _expand(_parse(text), rng, style)

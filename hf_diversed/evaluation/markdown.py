@@ -1,4 +1,4 @@
-"""Records of one or more evaluations as a Markdown table: a line per method, two columns per task."""
+"""Evaluation records as a Markdown table: a row per method, two columns per task."""
 
 from collections.abc import Sequence
 
@@ -9,12 +9,12 @@ def markdown_table(records: Sequence[dict], bounds: bool = False) -> str:
     """Acceptance rate and quality, methods by tasks (the layout of table 1 of arXiv 2604.07622).
 
     Args:
-        records: of any number of evaluations and tasks. Every pair of temperature and draft length gets a table of its
-            own, under a line that names it. A method that did not run on a task shows "-".
+        records: of any number of evaluations and tasks. Each temperature and draft length has its own table.
+            A method that did not run on a task shows "-".
         bounds: add the 95% bounds.
 
     Raises:
-        ValueError: without records, or if two of them claim the same cell.
+        ValueError: without records, or with two records for one cell.
     """
     if not records:
         raise ValueError("`records` must hold at least one record, got none; read them from an evaluation's JSON.")
@@ -26,8 +26,8 @@ def markdown_table(records: Sequence[dict], bounds: bool = False) -> str:
 
 
 def setting(record: dict) -> str:
-    """What distinguishes one table of a sweep from another, in words."""
-    return f"temperature {record['temperature']:g}, {record['num_assistant_tokens']} drafts per round"
+    """Return the temperature and draft length of a record, for the heading of its table."""
+    return f"temperature {record['temperature']:g}, {record['num_assistant_tokens']} draft tokens per round"
 
 
 def _table(records: Sequence[dict], bounds: bool) -> list[str]:
@@ -35,7 +35,7 @@ def _table(records: Sequence[dict], bounds: bool) -> list[str]:
     for row in records:
         key = (row["method"], row["task"])
         if key in cells:
-            raise ValueError(f"two records say what {key[0]!r} does on {key[1]!r} at {setting(row)}; leave out one.")
+            raise ValueError(f"two records for method {key[0]!r} on task {key[1]!r} at {setting(row)}; pass only one.")
         cells[key] = row
     methods, tasks = (list(dict.fromkeys(key[place] for key in cells)) for place in (0, 1))
     first = {task: next(row for row in records if row["task"] == task) for task in tasks}

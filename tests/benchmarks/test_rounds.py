@@ -43,12 +43,6 @@ METHODS = ["target", "upstream", "upstream:0.7", "lossless", "static:0.7", "fres
 
 
 @pytest.fixture(scope="module")
-def pair():
-    target = tiny.tiny_model()
-    return target, tiny.tiny_draft(target)
-
-
-@pytest.fixture(scope="module")
 def report(pair) -> dict:
     """Without a given acceptance, as upstream has none."""
     settings = BenchmarkSettings(
@@ -359,8 +353,8 @@ def test_calls_of_a_kind_share_what_is_compiled(pair):
     assert runner._models(plain, point) is not runner._models(plain, Point(1, 8, 2))
     assert runner.forwards_ms(lossless, point) > 0
     (forwards,) = runner._forwards.values()
-    assert [call.args[3].shape for call in forwards._calls] == [(4, 2), (4, 1), (4, 3)]
-    assert forwards._calls[0].args[2].real.shape == (4, 256)
+    assert [call.args[6].shape for call in forwards._calls] == [(4, 2), (4, 1), (4, 3)]
+    assert forwards._calls[0].args[5].real.shape == (4, 256)
 
 
 def test_memory_that_a_call_adds():

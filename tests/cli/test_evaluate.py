@@ -38,7 +38,7 @@ def test_sweep_from_the_command_line(tmp_path):
     assert folders == {f"temperature-{t}_gamma-{gamma}" for t in (0, 1) for gamma in (2, 3)}
     assert markdown.read_text().count("| `static:0.5` |") == 4
     assert result.output.count("standard errors") == 4
-    assert "Temperature 0, 3 drafts per round" in result.output
+    assert "Temperature 0, 3 draft tokens per round" in result.output
     for row in records[1::2]:
         assert f"{row['accepted_length']:.2f}" in result.output
     assert max(map(len, result.output.splitlines())) <= 100

@@ -1,15 +1,8 @@
-"""The model pair of the engines' tests."""
+"""Fixtures of the tests of engines."""
 
 import pytest
 
 import hf_diversed
-from tests.tiny import tiny_draft, tiny_model
-
-
-@pytest.fixture(scope="module")
-def pair():
-    target = tiny_model("llama")
-    return target, tiny_draft(target)
 
 
 @pytest.fixture(autouse=True)

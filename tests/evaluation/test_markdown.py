@@ -17,7 +17,7 @@ def test_methods_by_tasks():
     rows = [record("target", "math", None, 0.7), record("lossless", "math", 0.445, 0.67)]
     rows += [record("lossless", "code", 0.263, 0.53, n=50), record("diversed", "code", 0.85, 0.53)]
     assert markdown_table(rows) == (
-        "Temperature 1, 5 drafts per round; prompts x samples: 100 x 2 (math), 50 x 2 (code).\n"
+        "Temperature 1, 5 draft tokens per round; prompts x samples: 100 x 2 (math), 50 x 2 (code).\n"
         "\n"
         "| method | math: accepted | math score | code: accepted | code score |\n"
         "|---|---:|---:|---:|---:|\n"
@@ -35,8 +35,8 @@ def test_a_table_for_every_setting():
     ]
     text = markdown_table(rows)
     assert text.count("| method |") == 4
-    assert text.index("Temperature 0, 5 drafts") < text.index("Temperature 0.1, 3 drafts")
-    with pytest.raises(ValueError, match="'lossless' does on 'math' at temperature 0, 3 drafts per round"):
+    assert text.index("Temperature 0, 5 draft tokens") < text.index("Temperature 0.1, 3 draft tokens")
+    with pytest.raises(ValueError, match="'lossless' on task 'math' at temperature 0, 3 draft tokens per round"):
         markdown_table([*rows, rows[0]])
     with pytest.raises(ValueError, match="at least one record"):
         markdown_table([])

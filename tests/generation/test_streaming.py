@@ -8,13 +8,7 @@ import torch
 
 import hf_diversed
 from hf_diversed import RoundStreamer, SpeculativeStats
-from tests.tiny import ragged_batch, tiny_draft, tiny_model
-
-
-@pytest.fixture(scope="module")
-def pair():
-    target = tiny_model("llama")
-    return target, tiny_draft(target)
+from tests.tiny import ragged_batch
 
 
 class _Listener(RoundStreamer):
