@@ -106,6 +106,7 @@ quality: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python -m tools.check_language
 
 format: $(VENV)/.dev
 	$(BIN)/ruff format .

@@ -1,4 +1,4 @@
-"""A rule of your own: choose the law v to verify against, and pass it as `verifier=`."""
+"""A custom verifier: choose the emitted distribution v and pass it as `verifier=`."""
 
 import torch
 
@@ -7,7 +7,7 @@ from hf_diversed.verifiers import DistributionVerifier
 
 
 class ConfidentDraftVerifier(DistributionVerifier):
-    """Trust the draft wherever it is sure of itself: v = q if max q >= threshold, else p."""
+    """Use the draft distribution where it is confident: v = q if max q >= threshold, else p."""
 
     def __init__(self, threshold: float):
         self.threshold = threshold

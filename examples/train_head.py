@@ -1,4 +1,4 @@
-"""Train a head for the embedded pair on word problems, then turn the dial: python examples/train_head.py"""
+"""Train a head for the embedded pair on word problems, and evaluate it at three strictness values."""
 
 import argparse
 
@@ -12,7 +12,7 @@ from hf_diversed.training import DiversedConfig, DiversedTrainer
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--output-dir", default="head-math")
-    parser.add_argument("--max-steps", type=int, default=40, help="updates, four to a batch of rollouts")
+    parser.add_argument("--max-steps", type=int, default=40, help="updates; four per batch of rollouts")
     parser.add_argument("--rollouts", type=int, default=128, help="rollouts in a batch")
     parser.add_argument("--num-prompts", type=int, default=256, help="prompts to train on")
     parser.add_argument("--num-examples", type=int, default=64, help="held-out prompts for the comparison")
@@ -43,7 +43,7 @@ def main() -> None:
     records = load_records(task, "test", options.num_examples)
     for row in evaluate(pair, task, records, methods, settings, head=head):
         accepted = "" if row["acceptance_rate"] is None else f"{row['acceptance_rate']:.1%} accepted"
-        print(f"{row['method']:<14} {row['quality']:.1%} right  {accepted}")
+        print(f"{row['method']:<14} {row['quality']:.1%} correct  {accepted}")
 
 
 if __name__ == "__main__":

@@ -153,7 +153,7 @@ def render(text: str) -> str:
 
 def _file(name: str) -> str:
     """A file of the repository, with links to the pages of other files."""
-    text = (ROOT / name).read_text()
+    text = (ROOT / name).read_text().replace("](docs/", "](")
     for other, page in FILES.items():
         text = text.replace(f"]({other}", f"]({page}")
     return text

@@ -60,7 +60,7 @@ def _wait_for(url: str, server: subprocess.Popen, log: Path) -> None:
 
 @pytest.fixture
 def page(browser, address):
-    """A desktop page whose console stays clean, and that asks nobody but its own server for anything."""
+    """A desktop page whose console stays clean, and that sends requests to its own server only."""
     context = browser.new_context(viewport={"width": 1280, "height": 900})
     page, complaints = context.new_page(), []
     page.set_default_timeout(PATIENCE)
@@ -173,7 +173,7 @@ def test_bad_input_is_a_message(page):
         (prompt, "many words " * 1500, "fit beside the answer"),
         (prompt, "many words " * 3000, "at most 20000 are allowed"),
         (head, "no such <b>head</b>", "'no such <b>head</b>' could not be loaded"),
-        (head, "nobody/nothing", "'nobody/nothing' could not be loaded"),
+        (head, "missing/head", "'missing/head' could not be loaded"),
     ):
         prompt.fill(good)
         control.fill(value)

@@ -1,0 +1,67 @@
+"""Report phrases that obscure the text, in the files that have been rewritten: `python -m tools.check_language`.
+
+The list is short and no substitute for reading. `PATHS` grows as files are rewritten.
+"""
+
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+
+ROOT = Path(__file__).parent.parent
+PHRASES = {
+    r"(?<!three )laws?": "distribution",
+    r"(?:is|are|was|were) told": "receives",
+    r"(?:tells|hears|says)": "returns, receives or reports",
+    r"who(?:so)?ever|(?:no|some|any)body": "users, callers, or no subject at all",
+    r"by the clock": "measured time",
+    r"(?:model|pair|rule)s? of others": "a published model",
+    r"hangs? on": "depends on",
+    r"(?-i:(?:is|are) none)": "there is no",
+    r"what is more|in short": "nothing",
+}
+PATHS = (
+    "CONTRIBUTING.md",
+    "README.md",
+    "docs",
+    "examples",
+    "hf_diversed/hub/templates",
+    "tests/browser",
+    "tools/check_language.py",
+    "tools/docstrings.py",
+    "tools/render_docs.py",
+    "tools/render_readme.py",
+)
+# Files below `PATHS` that still have to be rewritten, or that show others.
+EXCEPT = ("docs/api.md", "tools/check_language.py")
+_SUFFIXES = {".md", ".py"}
+_PHRASE = re.compile("|".join(rf"(?P<p{number}>\b(?:{phrase})\b)" for number, phrase in enumerate(PHRASES)), re.I)
+
+
+def problems(text: str) -> Iterator[tuple[int, str, str]]:
+    """Line number, phrase and suggestion of every banned phrase."""
+    suggestions = list(PHRASES.values())
+    for match in _PHRASE.finditer(text):
+        line = text.count("\n", 0, match.start()) + 1
+        yield line, match.group(), suggestions[int(str(match.lastgroup)[1:])]
+
+
+def files() -> list[Path]:
+    """The files to check."""
+    found = [
+        path for name in PATHS for path in ([ROOT / name] if (ROOT / name).is_file() else (ROOT / name).rglob("*"))
+    ]
+    kept = {path for path in found if path.suffix in _SUFFIXES}
+    return sorted(kept - {ROOT / name for name in EXCEPT})
+
+
+def main() -> int:
+    found = [(path, *problem) for path in files() for problem in problems(path.read_text())]
+    for path, line, phrase, suggestion in found:
+        print(f"{path.relative_to(ROOT)}:{line}: {phrase!r}: write {suggestion}")
+    return int(bool(found))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
