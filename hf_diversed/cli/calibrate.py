@@ -18,12 +18,18 @@ if TYPE_CHECKING:
 
 
 def calibrate(
-    head: Annotated[Path, typer.Argument(exists=True, file_okay=False, help="Folder of the head; gets the table.")],
+    head: Annotated[
+        Path,
+        typer.Argument(
+            exists=True, file_okay=False, help="Folder of the head; the table of certified settings is written to it."
+        ),
+    ],
     task: options.TaskName,
     max_quality_drop: Annotated[
-        str, typer.Option(help="Drop below the target alone, in units of the metric; several as in 0.01,0.02.")
+        str,
+        typer.Option(help="Tolerated drop below the target alone, in units of the metric; several as in 0.01,0.02."),
     ] = "0.01",
-    confidence: Annotated[float, typer.Option(help="Between 0 and 1, of each drop's dial.")] = 0.95,
+    confidence: Annotated[float, typer.Option(help="Confidence of each certified setting, between 0 and 1.")] = 0.95,
     target: options.Target = None,
     draft: options.Draft = None,
     num_examples: options.NumExamples = 1000,
@@ -37,15 +43,14 @@ def calibrate(
     temperature: options.Temperature = 1.0,
     top_k: options.TopK = 0,
     top_p: options.TopP = 1.0,
-    num_assistant_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Drafts per round; the head's own, or 5.")
-    ] = None,
+    num_assistant_tokens: options.Gamma = None,
     batch_size: options.BatchSize = 16,
     max_new_tokens: options.MaxNewTokens = None,
     device: options.Device = None,
     dtype: options.Dtype = None,
     output: Annotated[
-        Path | None, typer.Option(help="Folder that keeps what is done; one below HEAD/calibration by default.")
+        Path | None,
+        typer.Option(help="Folder that keeps what is done, to continue; by default one below HEAD/calibration."),
     ] = None,
     overwrite: options.Overwrite = False,
     allow_code_execution: options.AllowCode = False,

@@ -10,29 +10,26 @@ from hf_diversed.cli.terminal import console, hear_own_warnings_only, notes
 
 def compile_rounds(
     target: Annotated[
-        str | None, typer.Argument(help="Hub id or folder; the embedded pair if left out.", show_default=False)
+        str | None, typer.Argument(help="Hub id or folder; the embedded pair by default.", show_default=False)
     ] = None,
-    draft: Annotated[str | None, typer.Argument(help="Hub id or folder of the draft.", show_default=False)] = None,
-    head: Annotated[str | None, typer.Option(help="Hub id or folder of a DiversedHead.")] = None,
-    method: Annotated[
-        str | None,
-        typer.Option(
-            "--method",
-            "--verifier",
-            help="lossless, diversed ... (default: diversed with a head, else lenience:0.3)",
-        ),
+    draft: Annotated[
+        str | None, typer.Argument(help="Hub id or folder of the draft model.", show_default=False)
     ] = None,
-    task: Annotated[str, typer.Option(help="Which head of the embedded pair.")] = "math",
-    batch_sizes: Annotated[str, typer.Option(help="Rows of later calls; each stands for up to so many.")] = "1",
+    head: options.HeadSource = None,
+    method: options.Method = None,
+    task: options.HeadTask = "math",
+    batch_sizes: Annotated[
+        str, typer.Option(help="Batch sizes of later calls; each also serves smaller batches.")
+    ] = "1",
     max_length: Annotated[int, typer.Option(min=3, help="Most tokens of a row, prompt included.")] = 512,
-    gamma: Annotated[
-        int | None, typer.Option("--num-assistant-tokens", min=1, help="Drafts per round; the head's own, or 5.")
-    ] = None,
+    num_assistant_tokens: options.Gamma = None,
     temperature: options.Temperature = 1.0,
     top_k: options.TopK = 0,
     top_p: options.TopP = 1.0,
-    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads of later processes.")] = None,
-    backend: Annotated[str, typer.Option(help="Of torch.compile; eager only traces, and keeps nothing.")] = "inductor",
+    threads: Annotated[int | None, typer.Option(min=1, help="Number of CPU threads of later processes.")] = None,
+    backend: Annotated[
+        str, typer.Option(help="Backend of torch.compile; eager only traces and stores nothing.")
+    ] = "inductor",
     device: options.Device = None,
     dtype: options.Dtype = None,
 ) -> None:
@@ -58,7 +55,7 @@ def compile_rounds(
     if (target is None) != (draft is None):
         raise ValueError("TARGET and DRAFT go together: name both, or neither for the embedded pair.")
     sizes = numbers("--batch-sizes", batch_sizes, int)
-    sampling = Sampling(temperature, top_k, top_p, gamma)
+    sampling = Sampling(temperature, top_k, top_p, num_assistant_tokens)
     if method == "target":
         raise ValueError('--method target has no rounds; name a rule, as in "static:0.7".')
     dials = dict.fromkeys(("strictness", "max_bias", "bias_budget"))
@@ -76,7 +73,7 @@ def compile_rounds(
         verifier=rule,
         batch_sizes=sizes,
         max_length=max_length,
-        num_assistant_tokens=gamma,
+        num_assistant_tokens=num_assistant_tokens,
         compile_config=default_compile_config(pair.target.device, backend),
         **drawn,
     )

@@ -10,16 +10,18 @@ from hf_diversed.cli.evaluation_options import Overwrite
 from hf_diversed.cli.terminal import console
 
 
-Width = Annotated[int | None, typer.Option(min=1, help="Width of what that model's output embedding sees.")]
+Width = Annotated[
+    int | None, typer.Option(min=1, help="Width of the hidden states that enter the model's output embedding.")
+]
 
 
 def convert(
-    file: Annotated[str, typer.Argument(help="The authors' ensemble_head.bin, or the folder it is in.")],
-    output: Annotated[str, typer.Argument(help="Folder to write the head to.")],
+    file: Annotated[str, typer.Argument(help="The authors' ensemble_head.bin, or its folder.")],
+    output: Annotated[str, typer.Argument(help="Folder for the head.")],
     target_hidden_size: Width = None,
     draft_hidden_size: Width = None,
-    target: Annotated[str | None, typer.Option(help="Hub id or folder; only its config is read.")] = None,
-    draft: Annotated[str | None, typer.Option(help="Hub id or folder; only its config is read.")] = None,
+    target: Annotated[str | None, typer.Option(help="Hub id or folder; only its configuration is read.")] = None,
+    draft: Annotated[str | None, typer.Option(help="Hub id or folder; only its configuration is read.")] = None,
     overwrite: Overwrite = False,
 ) -> None:
     """Convert a head of the authors' code; sizes from an ensemble_config.json beside it, from a pair, or as given."""

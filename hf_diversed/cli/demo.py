@@ -15,20 +15,20 @@ def demo(
     num_examples: Annotated[int, typer.Option(min=1, help="Held-out prompts to answer.")] = 8,
     repeats: Annotated[int, typer.Option(min=1, help="Timed repeats of every prompt and method.")] = 3,
     seed: Annotated[int, typer.Option(help="Seed of the prompts and of sampling.")] = 0,
-    gamma: Annotated[int, typer.Option("--num-assistant-tokens", min=1, help="Draft tokens per round.")] = 5,
+    num_assistant_tokens: Annotated[
+        int, typer.Option("--num-assistant-tokens", min=1, help="Draft tokens per round.")
+    ] = 5,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Longest answer, in tokens.")] = 128,
     temperature: options.Temperature = 1.0,
-    every_rule: Annotated[bool, typer.Option("--all", help="Every rule of the library instead of a few.")] = False,
-    engine: Annotated[
-        str, typer.Option(help="eager; compiled, which takes a minute the first time; or both, one after the other.")
-    ] = "both",
-    backend: Annotated[str, typer.Option(help="Of torch.compile; eager only traces, for trials.")] = "inductor",
+    every_rule: Annotated[bool, typer.Option("--all", help="Compare every verifier of the library.")] = False,
+    engine: Annotated[str, typer.Option(help="eager, compiled (compilation takes minutes), or both.")] = "both",
+    backend: Annotated[str, typer.Option(help="Backend of torch.compile; eager only traces.")] = "inductor",
     model: Annotated[
         str | None,
         typer.Option(help=f"A chat model: Hub id, folder, the pair qwen-coder, or one of {options.PACKAGED}."),
     ] = None,
     draft: Annotated[
-        str, typer.Option(help="Of that model: Hub id or folder; lookup copies from the prompt.")
+        str, typer.Option(help="Draft model of --model: Hub id or folder, or lookup to copy from the prompt.")
     ] = "lookup",
     device: options.Device = None,
     dtype: options.Dtype = None,
@@ -50,7 +50,9 @@ def demo(
     from hf_diversed.running.sampling import Sampling
 
     hear_own_warnings_only()
-    sampling = Sampling(temperature, num_assistant_tokens=gamma, max_new_tokens=max_new_tokens, batch_size=1)
+    sampling = Sampling(
+        temperature, num_assistant_tokens=num_assistant_tokens, max_new_tokens=max_new_tokens, batch_size=1
+    )
     if model is None:
         chosen = embedded_demo(num_examples, sampling, seed, every_rule, device, dtype)
     else:

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 def evaluate(
     task: options.TaskName,
     methods: Annotated[
-        str, typer.Option(help="Separated by commas: target, lossless, static:0.5, diversed, diversed@0.7 ...")
+        str,
+        typer.Option(help="Methods, separated by commas: target, lossless, lenience:0.3, diversed, diversed@0.7 ..."),
     ],
     target: options.Target = None,
     draft: options.Draft = None,
@@ -32,17 +33,19 @@ def evaluate(
     shots_file: options.ShotsFile = None,
     chat: options.Chat = False,
     seed: options.Seed = 0,
-    temperature: Annotated[str, typer.Option(help="0 decodes greedily; several as in 0,0.1,1.")] = "1.0",
+    temperature: Annotated[
+        str, typer.Option(help="Sampling temperature, 0 for greedy decoding; several as in 0,0.1,1.")
+    ] = "1.0",
     top_k: options.TopK = 0,
     top_p: options.TopP = 1.0,
-    num_assistant_tokens: Annotated[str, typer.Option(help="Drafts per round; several as in 3,5,7.")] = "5",
+    num_assistant_tokens: Annotated[str, typer.Option(help="Draft tokens per round; several as in 3,5,7.")] = "5",
     batch_size: options.BatchSize = 16,
     max_new_tokens: options.MaxNewTokens = None,
     records: options.Records = False,
     device: options.Device = None,
     dtype: options.Dtype = None,
-    output: Annotated[Path | None, typer.Option(help="JSON file; what is done is kept in a folder beside it.")] = None,
-    markdown: Annotated[Path | None, typer.Option(help="File for a table of acceptance and quality.")] = None,
+    output: options.Results = None,
+    markdown: Annotated[Path | None, typer.Option(help="Markdown file for a table of acceptance and quality.")] = None,
     overwrite: options.Overwrite = False,
     allow_code_execution: options.AllowCode = False,
     unsafe_code_execution: options.UnsafeCode = False,

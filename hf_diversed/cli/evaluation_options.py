@@ -1,5 +1,6 @@
-"""Options that commands share, as types of their parameters. Nothing here waits for torch or transformers."""
+"""Options that commands share, as types of their parameters. Standard library and typer only, for a fast `--help`."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -14,28 +15,61 @@ PACKAGED = "smollm2, qwen-coder-1.5b, qwen-coder-0.5b"
 
 TaskName = Annotated[str, typer.Option("--task", help=f"One of {TASK_NAMES}.")]
 Target = Annotated[
-    str | None, typer.Option(help=f"Hub id, folder or one of {PACKAGED}; the embedded pair if left out.")
+    str | None, typer.Option(help=f"Hub id, folder or one of {PACKAGED}; the embedded pair by default.")
 ]
-Draft = Annotated[str | None, typer.Option(help="Hub id or folder of the draft, or lookup: from the text itself.")]
-Head = Annotated[str | None, typer.Option(help='What "diversed" means; the embedded head of the task.')]
-NumExamples = Annotated[int, typer.Option(min=1, help="Prompts.")]
-SamplesPerPrompt = Annotated[int, typer.Option(min=1, help="Completions of each prompt.")]
+Draft = Annotated[
+    str | None,
+    typer.Option(help="Hub id or folder of the draft model, or lookup: draft tokens are copied from the text."),
+]
+Head = Annotated[
+    str | None,
+    typer.Option(help="Hub id or folder of the head of diversed; by default the embedded head of the task."),
+]
+NumExamples = Annotated[int, typer.Option(min=1, help="Number of prompts.")]
+SamplesPerPrompt = Annotated[int, typer.Option(min=1, help="Number of completions of each prompt.")]
 Split = Annotated[str, typer.Option(help="Split of the task.")]
-DataFile = Annotated[str | None, typer.Option(help="JSON Lines in the task's columns, instead.")]
-Shots = Annotated[int, typer.Option(min=0, help="Solved examples before every prompt, of the training split.")]
-ShotsFile = Annotated[str | None, typer.Option(help="JSON Lines whose first records they are, instead.")]
-Chat = Annotated[bool, typer.Option("--chat", help="Prompts in the tokenizer's chat template, without stop strings.")]
-Seed = Annotated[int, typer.Option(help="Of prompts, sampling and intervals.")]
-Temperature = Annotated[float, typer.Option(min=0.0, help="0 decodes greedily.")]
-TopK = Annotated[int, typer.Option(min=0, help="0 keeps the whole vocabulary.")]
-TopP = Annotated[float, typer.Option(help="1 keeps the whole vocabulary.")]
-BatchSize = Annotated[int, typer.Option(min=1, help="Prompts decoded together.")]
-MaxNewTokens = Annotated[int | None, typer.Option(min=1, help="Longest answer; the task's own.")]
-Records = Annotated[bool, typer.Option(help="Also measure TV, bias and relaxed tokens (slower).")]
-Device = Annotated[str | None, typer.Option(help="cuda, cuda:1, mps or cpu; the best one by default.")]
-Dtype = Annotated[
-    str | None, typer.Option(help="Of the pair: auto (as saved), float32, bfloat16 or float16; auto by default.")
+DataFile = Annotated[
+    str | None, typer.Option(help="JSON Lines file with the task's columns, used instead of the split.")
 ]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Remove what an earlier run wrote to the folder.")]
-AllowCode = Annotated[bool, typer.Option("--allow-code-execution", help="Let code tasks run completions, isolated.")]
-UnsafeCode = Annotated[bool, typer.Option("--unsafe-code-execution", help="Also where nothing isolates them.")]
+Shots = Annotated[int, typer.Option(min=0, help="Solved examples before each prompt, from the training split.")]
+ShotsFile = Annotated[str | None, typer.Option(help="JSON Lines file whose first records are the solved examples.")]
+Chat = Annotated[bool, typer.Option("--chat", help="Apply the tokenizer's chat template, without stop strings.")]
+Seed = Annotated[int, typer.Option(help="Seed of prompts, sampling and intervals.")]
+Temperature = Annotated[float, typer.Option(min=0.0, help="Sampling temperature; 0 decodes greedily.")]
+TopK = Annotated[int, typer.Option(min=0, help="Sample from this many of the likeliest tokens; 0 keeps all.")]
+TopP = Annotated[float, typer.Option(help="Sample from the likeliest tokens of this total probability; 1 keeps all.")]
+BatchSize = Annotated[int, typer.Option(min=1, help="Prompts decoded together.")]
+MaxNewTokens = Annotated[int | None, typer.Option(min=1, help="Longest answer, in tokens; by default the task's own.")]
+Records = Annotated[bool, typer.Option(help="Also measure TV, bias and relaxed tokens (slower).")]
+Device = Annotated[str | None, typer.Option(help="cuda, cuda:1, mps or cpu; by default the fastest available.")]
+Dtype = Annotated[
+    str | None,
+    typer.Option(help="Data type of the models: auto (as saved, the default), float32, bfloat16 or float16."),
+]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Remove the files of an earlier run from the folder.")]
+AllowCode = Annotated[
+    bool, typer.Option("--allow-code-execution", help="Let code tasks run completions in a sandbox.")
+]
+UnsafeCode = Annotated[
+    bool,
+    typer.Option(
+        "--unsafe-code-execution", help="Let code tasks run completions without a sandbox, where none is available."
+    ),
+]
+Gamma = Annotated[
+    int | None,
+    typer.Option("--num-assistant-tokens", min=1, help="Draft tokens per round; by default the head's own, or 5."),
+]
+Method = Annotated[
+    str | None,
+    typer.Option(
+        "--method",
+        "--verifier",
+        help="target, lossless, lenience:0.3, diversed ...; by default diversed with a head, else lenience:0.3.",
+    ),
+]
+HeadTask = Annotated[str, typer.Option("--task", help="Task whose head of the embedded pair is used.")]
+HeadSource = Annotated[str | None, typer.Option("--head", help="Hub id or folder of a DiversedHead.")]
+Results = Annotated[
+    Path | None, typer.Option(help="JSON file for the results; a folder beside it keeps what is done, to continue.")
+]

@@ -14,7 +14,8 @@ from hf_diversed.cli.terminal import console
 def frontier(
     task: options.TaskName,
     rules: Annotated[
-        str, typer.Option(help="Families, separated by commas; values of one behind colons, as in static:0.3:0.7.")
+        str,
+        typer.Option(help="Families of verifiers, separated by commas, with values to sweep as in static:0.3:0.7."),
     ] = "static,lenience,spec_cascade,diversed",
     target: options.Target = None,
     draft: options.Draft = None,
@@ -29,13 +30,13 @@ def frontier(
     seed: options.Seed = 0,
     temperature: options.Temperature = 1.0,
     num_assistant_tokens: Annotated[
-        str, typer.Option(help="Drafts per round; of several (3,5,7) all but 5 are for the static weights alone.")
+        str, typer.Option(help="Draft tokens per round; of several (3,5,7), all but 5 apply to static weights only.")
     ] = "5",
     batch_size: options.BatchSize = 16,
     max_new_tokens: options.MaxNewTokens = None,
     device: options.Device = None,
     dtype: options.Dtype = None,
-    output: Annotated[Path | None, typer.Option(help="JSON file; what is done is kept in a folder beside it.")] = None,
+    output: options.Results = None,
     overwrite: options.Overwrite = False,
     allow_code_execution: options.AllowCode = False,
     unsafe_code_execution: options.UnsafeCode = False,

@@ -10,39 +10,41 @@ from hf_diversed.cli.terminal import hear_own_warnings_only, notes
 
 
 def generate(
-    prompt: Annotated[str, typer.Argument(help="What to continue.", show_default=False)],
-    task: Annotated[str, typer.Option(help="Which head of the embedded pair.")] = "math",
+    prompt: Annotated[str, typer.Argument(help="Text to continue.", show_default=False)],
+    task: options.HeadTask = "math",
     target: options.Target = None,
     draft: options.Draft = None,
-    head: Annotated[str | None, typer.Option(help="Hub id or folder of a DiversedHead.")] = None,
-    method: Annotated[
-        str | None,
+    head: options.HeadSource = None,
+    method: options.Method = None,
+    strictness: Annotated[
+        float | None,
         typer.Option(
-            help="target, lossless, lenience:0.3, diversed ... (default: diversed with a head, else lenience:0.3)"
+            min=0.0,
+            max=1.0,
+            help="Strictness of the head: 0 accepts every draft token, 0.5 is as trained, 1 is lossless.",
         ),
     ] = None,
-    strictness: Annotated[float | None, typer.Option(min=0.0, max=1.0, help="0 accepts all, 1 is lossless.")] = None,
-    max_bias: Annotated[float | None, typer.Option(min=0.0, max=1.0, help="Cap on TV(v, p) per token.")] = None,
-    bias_budget: Annotated[float | None, typer.Option(min=0.0, help="Most TV(v, p), summed over the answer.")] = None,
+    max_bias: Annotated[float | None, typer.Option(min=0.0, max=1.0, help="Bound on TV(v, p) at each token.")] = None,
+    bias_budget: Annotated[
+        float | None, typer.Option(min=0.0, help="Bound on the sum of TV(v, p) over the answer.")
+    ] = None,
     max_ratio: Annotated[
-        float | None, typer.Option(min=0.0, max=1.0, help="No token gets likelier than 1 / this times the target's p.")
+        float | None, typer.Option(min=0.0, max=1.0, help="Bound v <= p / max_ratio on each token's probability.")
     ] = None,
     max_drop: Annotated[
-        float | None, typer.Option(min=0.0, max=1.0, help="Drop of quality to tolerate, of those that were certified.")
+        float | None, typer.Option(min=0.0, max=1.0, help="Certified drop of quality to tolerate.")
     ] = None,
-    gamma: Annotated[
-        int | None, typer.Option("--num-assistant-tokens", min=1, help="Drafts per round; the head's own, or 5.")
-    ] = None,
-    temperature: Annotated[float, typer.Option(min=0.0, help="0 decodes greedily.")] = 1.0,
+    num_assistant_tokens: options.Gamma = None,
+    temperature: options.Temperature = 1.0,
     seed: Annotated[int, typer.Option(help="Seed of sampling.")] = 0,
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="Longest answer.")] = 128,
-    chat: Annotated[bool, typer.Option(help="Wrap the prompt in the tokenizer's chat template.")] = False,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Longest answer, in tokens.")] = 128,
+    chat: Annotated[bool, typer.Option(help="Apply the tokenizer's chat template to the prompt.")] = False,
     device: options.Device = None,
     dtype: options.Dtype = None,
 ) -> None:
     """Continue a prompt. Standard output receives only the text, standard error everything else."""
     if not prompt.strip():
-        raise ValueError("the prompt is empty; say what to continue.")
+        raise ValueError("the prompt is empty; pass a text to continue.")
 
     from transformers.utils import logging
 
@@ -59,7 +61,7 @@ def generate(
     pair = load_pair(target, draft, device, chat, dtype)
     label, verifier = build_method(pair, method, head or pair.heads.get(task), dials)
     notes.print(Text(prompt, style="bold"), end="", soft_wrap=True)
-    sampling = Sampling(temperature, num_assistant_tokens=gamma, max_new_tokens=max_new_tokens)
+    sampling = Sampling(temperature, num_assistant_tokens=num_assistant_tokens, max_new_tokens=max_new_tokens)
     asked = [{"role": "user", "content": prompt}] if chat else prompt
     stats, seconds = stream(pair, asked, verifier, sampling, seed)
     notes.print(Text("\n").append_text(Text() if verifier is None else source_legend()))

@@ -14,8 +14,8 @@ MEASURED = "measured"
 
 def make_draft(
     target: Annotated[str, typer.Argument(help=f"Hub id, folder or one of {options.PACKAGED}.", show_default=False)],
-    layers: Annotated[int, typer.Option(min=1, help="How many of the target's.")],
-    output: Annotated[Path, typer.Option(help="Folder for the draft.")],
+    layers: Annotated[int, typer.Option(min=1, help="Number of the target's layers.")],
+    output: Annotated[Path, typer.Option(help="Folder for the draft model.")],
     choose: Annotated[
         str,
         typer.Option(
@@ -24,13 +24,14 @@ def make_draft(
         ),
     ] = MEASURED,
     vocabulary: Annotated[
-        int | None, typer.Option(min=1, help="Output rows to keep, those of frequent tokens; all if left out.")
+        int | None,
+        typer.Option(min=1, help="Number of output rows to keep, those of frequent tokens; by default all."),
     ] = None,
     text: Annotated[
         Path | None,
-        typer.Option(help="What to count tokens in: a text, or JSON Lines such as target_samples.jsonl of a tuning."),
+        typer.Option(help="File to count tokens in: text, or JSON Lines such as target_samples.jsonl of tune-draft."),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Of the samples that layers are chosen by.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the samples that choose the layers.")] = 0,
     device: options.Device = None,
     dtype: options.Dtype = None,
     overwrite: options.Overwrite = False,

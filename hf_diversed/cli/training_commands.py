@@ -13,11 +13,11 @@ from hf_diversed.training.settings import DraftTuningSettings, HeadTrainingSetti
 
 # Of the hundred options of transformers' trainer, those that every run asks for.
 _OF_UPSTREAM = {
-    "--output-dir": ("DIR", "Folder of the checkpoints and of what is trained. (default: head, tuned-draft)"),
-    "--resume-from-checkpoint": ("DIR", "Go on from this checkpoint; true is --resume."),
-    "--seed": ("SEED", "Of prompts, rollouts and weights. (default: 42)"),
-    "--use-cpu": ("BOOL", "Leave the accelerator alone. (default: False)"),
-    "--push-to-hub": ("BOOL", "Publish the head as it is saved. (default: False)"),
+    "--output-dir": ("DIR", "Folder of the checkpoints and of the result. (default: head, tuned-draft)"),
+    "--resume-from-checkpoint": ("DIR", "Continue from this checkpoint; true means --resume."),
+    "--seed": ("SEED", "Seed of prompts, rollouts and weights. (default: 42)"),
+    "--use-cpu": ("BOOL", "Train on the CPU. (default: False)"),
+    "--push-to-hub": ("BOOL", "Push the head to the Hub when it is saved. (default: False)"),
 }
 _HELP, _HELP_ALL, _DEBUG = {"-h", "--help"}, "--help-all", "--debug"
 
@@ -86,5 +86,5 @@ def own_help(name: str, sections: Mapping[str, type]) -> str:
     for option, (metavar, words) in _OF_UPSTREAM.items():
         group.add_argument(option, metavar=metavar, help=words)
     group.add_argument("--config", metavar="FILE", help="YAML file with any of these options; the command line wins.")
-    group.add_argument(_DEBUG, action="store_true", help="Show the trace of an error.")
+    group.add_argument(_DEBUG, action="store_true", help="Show the traceback of an error.")
     return parser.format_help()
