@@ -62,8 +62,8 @@ def test_overwrite_starts_anew(tmp_path, monkeypatch):
     [
         (["--temperature", "hot"], "--temperature must be a number"),
         (["--temperature", "0.1,0.1"], "--temperature must not name a value twice"),
-        (["--temperature", "0.5,-1"], "`temperature` must be >= 0"),
-        (["--num-assistant-tokens", "3,0"], "`num_assistant_tokens` must be >= 1"),
+        (["--temperature", "0.5,-1"], "--temperature must be >= 0"),
+        (["--num-assistant-tokens", "3,0"], "--num-assistant-tokens must be >= 1"),
         (["--num-assistant-tokens", "2.5"], "--num-assistant-tokens must be a number"),
     ],
 )
@@ -169,8 +169,8 @@ def test_nobody_right_is_not_a_certainty(tmp_path):
         (["--methods", "static:abc"], "--methods static:abc: `weight` must lie in [0, 1], got 'abc'"),
         (["--methods", "target,target"], "different labels"),
         (["--task", "gsm8k", "--methods", "diversed@0.5"], "--methods diversed@0.5 needs a head: pass --head"),
-        (["--split", "training"], "`split` of task 'math' must be one of"),
-        (["--data-file", "nothing.jsonl"], "`data_file` must be a JSON Lines file"),
+        (["--split", "training"], "--split of task 'math' must be one of"),
+        (["--data-file", "nothing.jsonl"], "--data-file must be a JSON Lines file"),
         (["--output", "."], "--output must name a file"),
         (["--output", "/dev/null/x/y.json"], "--output /dev/null/x/y.json cannot be written"),
         (["--markdown", "/dev/null/x.md"], "--markdown /dev/null/x.md cannot be written"),
