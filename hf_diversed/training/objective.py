@@ -31,29 +31,6 @@ class LossSettings:
     clip_range: float | None = None
 
 
-def policy_loss(
-    rule: LearnedRule,
-    logit: torch.Tensor,
-    old_logit: torch.Tensor,
-    decisions: Decisions,
-    advantage: torch.Tensor,
-    clip_range: float | None = None,
-    num_sequences: float | None = None,
-) -> torch.Tensor:
-    """Minus the surrogate reward: importance ratio times advantage, summed over decisions, mean over rollouts.
-
-    Where `logit` is `old_logit` the gradient is plain REINFORCE. Further away one ratio per decision is PPO's local
-    approximation (arXiv 1707.06347, eq. 7); unbiased would be the product of a rollout's ratios.
-
-    Args:
-        rule: scores decisions. logit, old_logit: float `[M]`, the head's output now and when the rollouts were drawn.
-        advantage: float `[B]`, one per rollout; see `center`.
-        clip_range: a decision whose ratio has left 1 +- clip_range in the advantage's direction has no gradient.
-        num_sequences: divisor, if not `decisions.num_sequences`: for a part of a batch, the size of the whole.
-    """
-    return _policy_terms(rule, logit, old_logit, decisions, advantage, clip_range, num_sequences)[0]
-
-
 def expected_acceptance(rule: LearnedRule, logit: torch.Tensor, decisions: Decisions) -> torch.Tensor:
     """Mean expected acceptance over each rollout's verified positions: `[B]`; 1 for a rollout without any.
 
@@ -134,7 +111,7 @@ def diversed_loss(
     """The loss: minus reward, minus `acceptance_coef` times acceptance, plus `kl_coef` times KL.
 
     All terms are sums over rollouts with one divisor, so the losses of the parts of a batch add up to that of the
-    whole. Arguments as in `policy_loss`.
+    whole. Arguments as in `policy_terms`.
 
     Returns:
         The loss, a scalar, and detached scalars of this part of the batch; nan where there is no decision:
@@ -142,7 +119,7 @@ def diversed_loss(
         `expected_acceptance`, mean over rollouts that have one.
     """
     divisor = decisions.num_sequences if num_sequences is None else num_sequences
-    terms = _policy_terms(rule, logit, old_logit, decisions, advantage, settings.clip_range, num_sequences)
+    terms = policy_terms(rule, logit, old_logit, decisions, advantage, settings.clip_range, num_sequences)
     policy, ratio, clipped = terms
     acceptance, kl = expected_acceptance(rule, logit, decisions), kl_to_target(rule, logit, decisions)
     loss = policy
@@ -162,16 +139,28 @@ def diversed_loss(
     return loss, {name: value.detach() for name, value in metrics.items()}
 
 
-def _policy_terms(
+def policy_terms(
     rule: LearnedRule,
     logit: torch.Tensor,
     old_logit: torch.Tensor,
     decisions: Decisions,
     advantage: torch.Tensor,
-    clip_range: float | None,
-    num_sequences: float | None,
+    clip_range: float | None = None,
+    num_sequences: float | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The policy loss, and per decision the ratio and whether clipping took its gradient."""
+    """Return the policy loss, and per decision the importance ratio and whether clipping removed its gradient.
+
+    The loss is minus the ratio times the advantage, summed over decisions, as a mean over rollouts.
+
+    Where `logit` is `old_logit` the gradient is plain REINFORCE. Further away one ratio per decision is PPO's local
+    approximation (arXiv 1707.06347, eq. 7); unbiased would be the product of a rollout's ratios.
+
+    Args:
+        rule: scores decisions. logit, old_logit: float `[M]`, the head's output now and when the rollouts were drawn.
+        advantage: float `[B]`, one per rollout; see `center`.
+        clip_range: a decision whose ratio has left 1 +- clip_range in the advantage's direction has no gradient.
+        num_sequences: divisor, if not `decisions.num_sequences`: for a part of a batch, the size of the whole.
+    """
     # Also a guard: an advantage per decision would be indexed without complaint.
     assert advantage.shape == (decisions.num_sequences,), "one advantage per rollout"
     change = rule.log_prob(logit, decisions) - rule.log_prob(old_logit.detach(), decisions)

@@ -19,7 +19,7 @@ from hf_diversed.training.objective import (
     expected_acceptance,
     kl_to_target,
     leave_one_out,
-    policy_loss,
+    policy_terms,
 )
 from hf_diversed.verifiers.learned import Decisions, MixtureScore, TokenScore
 
@@ -35,6 +35,10 @@ PREFIXES = [p for n in range(LENGTH) for p in itertools.product(range(VOCAB), re
 INDEX = {prefix: i for i, prefix in enumerate(PREFIXES)}
 
 Prefix = tuple[int, ...]
+
+
+def policy_loss(*args, **settings) -> torch.Tensor:
+    return policy_terms(*args, **settings)[0]
 
 
 @dataclass(frozen=True)
