@@ -1,6 +1,6 @@
-"""Which settings cost no more quality than was stated, with a bound on the chance to be wrong. Pure numpy.
+"""Which settings cost at most a tolerated drop of quality, with a bounded error probability. Pure numpy.
 
-Quality is a reward in [0, 1]; a drop is the target's own mean reward minus that of relaxed decoding, in its units.
+Quality is a reward in [0, 1]; a drop is the target's mean reward minus that of relaxed decoding.
 Prompts are the independent units: several samples of one are averaged first.
 
 Letters: P prompts, S samples of each.
@@ -12,16 +12,16 @@ from collections.abc import Collection
 import numpy as np
 
 
-_LARGEST_BET = 0.75  # never all: a single prompt would end the test
+_LARGEST_BET = 0.75  # below 1, so that a single prompt cannot end the test
 _TOLERATES = "0.01 tolerates one point."
-_BETS_SUIT = math.log(1 / 0.05)  # tests at level 0.05; bets that do not follow the level keep decisions monotone in it
+_BETS_SUIT = math.log(1 / 0.05)  # chosen for level 0.05; bets independent of the level keep decisions monotone in it
 
 
 def paired_drops(reference: np.ndarray, relaxed: np.ndarray) -> np.ndarray:
     """Drop of every prompt: `[P]` in [-1, 1], from rewards `[P, S]` of the target alone and of relaxed decoding.
 
     Raises:
-        ValueError: on rewards outside of [0, 1], or of different prompts.
+        ValueError: if rewards lie outside [0, 1] or belong to different prompts.
     """
     rewards = [np.asarray(values, dtype=np.float64) for values in (reference, relaxed)]
     if any(values.ndim != 2 for values in rewards) or len(rewards[0]) != len(rewards[1]) or not rewards[0].size:
@@ -35,11 +35,11 @@ def paired_drops(reference: np.ndarray, relaxed: np.ndarray) -> np.ndarray:
 def p_value(drops: np.ndarray, max_drop: float) -> float:
     """P-value of "the mean drop is above `max_drop`": valid for any number of prompts and any law of the drops.
 
-    The capital of a gambler who bets, prompt after prompt, that the drop lies below `max_drop`, and knows only earlier
-    prompts when betting: if the hypothesis holds it is a supermartingale, and by Ville's inequality exceeds 1/p with
-    probability at most p (Waudby-Smith and Ramdas, arXiv 2010.09686, with their predictable plug-in bets for a number
-    of prompts that is known beforehand). It uses the variance that the drops do have, and so is far tighter than
-    bounds for the worst one, such as Hoeffding-Bentkus (Bates et al., arXiv 2101.02703). Never larger for a larger
+    A test by betting: the capital grows with each prompt whose drop lies below `max_drop`, and each bet depends on
+    earlier prompts only. Under the hypothesis the capital is a supermartingale, so by Ville's inequality it exceeds
+    1/p with probability at most p (Waudby-Smith and Ramdas, arXiv 2010.09686, with their predictable plug-in bets for
+    a fixed number of prompts). The bets adapt to the variance of the drops, which makes the test far tighter than
+    worst-case bounds such as Hoeffding-Bentkus (Bates et al., arXiv 2101.02703). The p-value does not increase with
     `max_drop`.
 
     Args:
@@ -56,25 +56,25 @@ def p_value(drops: np.ndarray, max_drop: float) -> float:
     counts = np.arange(1, len(drops) + 1)
     mean = np.cumsum(drops) / (counts + 1)
     variance = (1.0 + np.cumsum((drops - mean) ** 2)) / (counts + 1)
-    variance = np.concatenate([[1.0], variance[:-1]])  # what was known before each prompt
+    variance = np.concatenate([[1.0], variance[:-1]])  # the estimate before each prompt
     bets = np.minimum(_LARGEST_BET, np.sqrt(2.0 * _BETS_SUIT / (len(drops) * variance)))
     log_capital = np.cumsum(np.log1p(bets * (max_drop - drops)))
     return float(math.exp(-max(0.0, log_capital.max())))
 
 
 class FixedSequence:
-    """Tests settings in an order chosen beforehand, strict to permissive, each for all stated drops.
+    """Tests settings in a fixed order, strict to permissive, each for all tolerated drops.
 
     A drop is tested at level `1 - confidence` until the first setting that fails it, so no correction is needed: with
-    probability `confidence` no setting that passed has a larger drop than was stated (Learn then Test, Angelopoulos et
-    al., arXiv 2110.01052). That holds for each stated drop by itself.
+    probability `confidence` no setting that passed has a larger drop than tolerated (Learn then Test, Angelopoulos et
+    al., arXiv 2110.01052). The guarantee holds for each drop separately.
 
     Attributes:
-        passed: for every stated drop, how many settings are certified: the first ones.
-        open: stated drops that no setting has failed yet; without any there is nothing left to test.
+        passed: for every drop, how many of the first settings are certified.
+        open: drops that no setting has failed yet; the test ends when it is empty.
 
     Raises:
-        ValueError: on drops or a confidence that do not lie between 0 and 1.
+        ValueError: if a drop or the confidence does not lie between 0 and 1.
     """
 
     def __init__(self, max_drops: Collection[float], confidence: float):
@@ -86,7 +86,7 @@ class FixedSequence:
         self.passed = dict.fromkeys(self.open, 0)
 
     def test(self, drops: np.ndarray) -> dict[float, float]:
-        """Test the next setting by its drops `[P]`: p-values by stated drop, of those still open."""
+        """Test the next setting by its drops `[P]`; return the p-value of each open drop."""
         found = {max_drop: p_value(drops, max_drop) for max_drop in self.open}
         self.open = [max_drop for max_drop, value in found.items() if value <= self.level]
         for max_drop in self.open:
@@ -95,6 +95,6 @@ class FixedSequence:
 
 
 def check_share(name: str, value: float, advice: str) -> None:
-    """Refuse what does not lie strictly between 0 and 1. Raises ValueError."""
-    if isinstance(value, str) or not 0.0 < value < 1.0:  # also refuses nan
+    """Raise ValueError unless `value` lies strictly between 0 and 1."""
+    if isinstance(value, str) or not 0.0 < value < 1.0:  # also refuses NaN
         raise ValueError(f"`{name}` must lie between 0 and 1, got {value!r}; {advice}")

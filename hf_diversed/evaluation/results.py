@@ -1,7 +1,7 @@
-"""Results on disk as they come: one file of JSON lines per process, a header and then one line per finished call.
+"""Results on disk: one file of JSON lines per process, a header and then one line per finished call.
 
-Knows nothing of models. What is in a header must be the same in every file of a folder; a line that a crash tore apart
-is dropped, so its call is simply done again.
+All files of a folder must have the same header. A line that a crash left incomplete is dropped, and its call is done
+again.
 """
 
 import json
@@ -17,10 +17,10 @@ _FILES = "batches-*.jsonl"
 
 @dataclass
 class Results:
-    """What an evaluation has so far.
+    """The finished calls of an evaluation.
 
     Attributes:
-        header: settings, task, models, prompts: what every entry was made under.
+        header: settings, task, models and prompts of all entries.
         entries: by (method, batch, sample), one finished call: `rule`, `static_weight`, `seconds`,
             `peak_memory_bytes` and `_kind`, and `rows`, lists with one value per completion.
     """
@@ -29,22 +29,22 @@ class Results:
     entries: dict[tuple[str, int, int], dict] = field(default_factory=dict)
 
     def add(self, entry: dict) -> None:
-        """File one call; of two that say the same, the first one stays."""
+        """Add a finished call; of two with the same key, the first is kept."""
         self.entries.setdefault((entry["method"], entry["batch"], entry["sample"]), entry)
 
     def labels(self) -> list[str]:
-        """The methods, in the order in which they came."""
+        """The methods, in the order in which they were added."""
         return list(dict.fromkeys(label for label, _, _ in self.entries))
 
     def missing(self, labels: Iterable[str]) -> list[tuple[str, int, int]]:
-        """Calls of these methods that are not done yet."""
+        """Keys of the unfinished calls of these methods."""
         batches, samples = self.header["num_batches"], self.header["settings"]["samples_per_prompt"]
         wanted = ((label, batch, sample) for label in labels for batch in range(batches) for sample in range(samples))
         return [key for key in wanted if key not in self.entries]
 
 
 class Journal:
-    """The file that one process appends to, in a folder that several may share."""
+    """The file that one process appends to; several processes may share the folder."""
 
     def __init__(self, folder: Path, rank: int, header: dict):
         self.path = folder / f"batches-{rank}.jsonl"
@@ -62,11 +62,10 @@ def read_results(folder: Path | str, header: dict | None = None) -> Results:
     """Read all files of a folder.
 
     Args:
-        header: what they must have been made under; None for "the same as each other".
+        header: the header they must have; None to only compare them with each other.
 
     Raises:
-        ValueError: on a file of other settings, a line that is no entry, or a folder without results. The torn line
-            of an interrupted call, at the end of a file, is none.
+        ValueError: if headers differ, a complete line is not an entry, or the folder holds no results.
     """
     results = None if header is None else Results(header)
     for path in sorted(Path(folder).glob(_FILES)):
@@ -103,7 +102,7 @@ def _check_header(path: Path, found: dict, expected: dict) -> None:
 
 
 def _flat(header: dict) -> dict:
-    """Settings and the rest on one level; a value in force wins over the setting that may leave it to the task."""
+    """The header with its settings on the same level; its own values take precedence over the settings."""
     return header.get("settings", {}) | {name: value for name, value in header.items() if name != "settings"}
 
 

@@ -1,4 +1,4 @@
-"""What an evaluation decodes under, and how its calls are seeded. Runs nothing."""
+"""Settings of an evaluation and the seeds of its calls."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
@@ -9,21 +9,21 @@ import numpy as np
 from hf_diversed.running.sampling import Sampling
 
 
-# Not part of what results depend on.
+# Settings that results do not depend on.
 _NO_IDENTITY = {"no_identity": True}
 
 
 @dataclass(frozen=True)
 class EvaluationSettings(Sampling):
-    """Settings that all methods of an evaluation share, beside how they draw (`Sampling`).
+    """Settings that all methods of an evaluation share, in addition to those of `Sampling`.
 
     Args:
-        stop_strings: left to the task. max_new_tokens: longest answer; None for the task's own.
-        num_examples: at most so many of the given examples, the first ones. samples_per_prompt: completions of each.
+        stop_strings: set by the task. max_new_tokens: longest answer; None for the task's own limit.
+        num_examples: how many of the first examples to use at most. samples_per_prompt: completions of each.
         seed: of sampling and of the bootstrap.
-        add_special_tokens: False for prompts that bring their own, as those of a chat template.
-        split: where the examples come from; only noted, and compared when a run continues.
-        records: also keep token records: tv, bias and relaxed tokens. Changes no token, costs time.
+        add_special_tokens: False for prompts that contain them, such as those of a chat template.
+        split: where the examples come from; recorded, and compared when a run continues.
+        records: also keep token records: TV, bias and relaxed tokens. Changes no token and takes longer.
         rank, world_size: this process takes every `world_size`-th batch from `rank` on.
         progress: True for a progress bar on standard error, False for no output, None for a bar on a terminal and one
             line per batch elsewhere. Unless False, the time of all calls is estimated before the first.
@@ -57,17 +57,17 @@ class EvaluationSettings(Sampling):
             )
 
     def identity(self) -> dict[str, Any]:
-        """What results depend on, for strict JSON; the stop strings are the task's."""
+        """The settings that results depend on, ready for JSON; without the stop strings, which the task sets."""
         names = [item.name for item in fields(self) if not item.metadata.get("no_identity")]
         return {name: getattr(self, name) for name in names if name != "stop_strings"}
 
     def sampling(self, stop_strings: Sequence[str], max_new_tokens: int) -> Sampling:
-        """How a task's completions are drawn, of which it says where they end at the latest."""
+        """Sampling settings for a task with these stop strings and this limit."""
         own = {item.name: getattr(self, item.name) for item in fields(Sampling)}
         own |= {"stop_strings": tuple(stop_strings), "max_new_tokens": self.max_new_tokens or max_new_tokens}
         return Sampling(**own)
 
     def call_seed(self, batch: int, sample: int) -> int:
-        """Seed of one call. No part of it is the method: methods share it, and any call can be repeated alone."""
+        """Seed of one call. All methods share it, and any call can be repeated alone."""
         state = np.random.SeedSequence([self.seed, batch, sample]).generate_state(1, np.uint64)
         return int(state[0] >> np.uint64(1))
