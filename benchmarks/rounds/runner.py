@@ -177,7 +177,7 @@ class Runner:
         target, draft = self._models(method, point)
         timer = PhaseTimer(self.watch)
         modules: dict[str, torch.nn.Module] = {"draft": draft, "target": target}
-        heads = [part for part in method.verifier.made_of() if isinstance(part, torch.nn.Module)]
+        heads = [part for part in method.verifier.components() if isinstance(part, torch.nn.Module)]
         if heads:
             modules["head"] = heads[0]
         with seeded(seed, target.device), timer.timed(modules):

@@ -34,9 +34,9 @@ class SyntheticVerifier(CompositeVerifier):
         if context.temperature == 0:
             raise ValueError("synthetic acceptance needs do_sample=True: greedy decoding draws no random numbers.")
 
-    def made_of(self) -> list[object]:
+    def components(self) -> list[object]:
         # Without this class: it keeps no tensors, and a class outside the library would turn off inference mode.
-        return self.inner.made_of()
+        return self.inner.components()
 
     def settings(self) -> dict[str, object]:
         return {"inner": self.inner, "acceptance": self.acceptance}

@@ -1,4 +1,4 @@
-"""What relaxed decoding refuses, by name and before any forward pass."""
+"""What decoding with a verifier refuses, by name and before any forward pass."""
 
 import torch
 from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, PreTrainedTokenizerBase
@@ -16,32 +16,39 @@ _LARGEST_PADDING = 512
 TEXT_MARKERS = {"token_type_ids", "mm_token_type_ids"}
 
 
+def check_models(
+    model: PreTrainedModel,
+    draft: PreTrainedModel | None,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    assistant_tokenizer: PreTrainedTokenizerBase | None = None,
+) -> None:
+    """Check everything that does not depend on the call's inputs. Raises ValueError or TypeError.
+
+    Args:
+        draft: the assistant model; None if draft tokens come from the text or from the target itself.
+    """
+    check_model(model, "target")
+    if draft is not None:
+        check_model(draft, "draft")
+        check_vocabularies(model, draft)
+        check_tokenizers(model, draft, tokenizer, assistant_tokenizer)
+
+
 def check_call(
     model: PreTrainedModel,
     draft: PreTrainedModel | None,
-    input_ids: torch.Tensor,
+    batch_size: int,
     config: GenerationConfig,
-    model_kwargs: dict,
     processors: LogitsProcessorList,
-    tokenizers: tuple[PreTrainedTokenizerBase | None, PreTrainedTokenizerBase | None] = (None, None),
 ) -> None:
-    """Everything below that can be said once `generate` has prepared a call. Raises ValueError or TypeError.
-
-    `draft` is the assistant model; None where drafts come from the text or from the target itself.
-    """
-    check_model(model, "target")
+    """Check a call as `generate` has prepared it, models and inputs apart. Raises ValueError."""
     check_config(config)
     check_drafts(model, draft, config)
-    check_cache(_compat.is_user_cache(model_kwargs.get("past_key_values")))
-    check_inputs(model, model_kwargs)
-    check_shapes(input_ids, model_kwargs)
     check_processors(processors)
-    check_rows(model, "target", len(input_ids))
+    check_rows(model, "target", batch_size)
     if draft is not None:
-        check_model(draft, "draft")
-        check_rows(draft, "draft", len(input_ids))
-        check_vocabularies(model, draft)
-        check_tokenizers(model, draft, *tokenizers)
+        check_rows(draft, "draft", batch_size)
+    warn_of_no_effect(config, draft)
 
 
 def check_architecture(model: PreTrainedModel, role: str) -> None:
@@ -79,7 +86,7 @@ def check_architecture(model: PreTrainedModel, role: str) -> None:
 
 
 def check_model(model: PreTrainedModel, role: str) -> None:
-    """`check_architecture`, and refuse models that stand in a state that cannot decode."""
+    """`check_architecture`, and refuse models in a state that cannot decode."""
     check_architecture(model, role)
     name = type(_compat.base_model(model)).__name__
     if _compat.device(model) is None:
@@ -100,7 +107,7 @@ def check_model(model: PreTrainedModel, role: str) -> None:
 
 
 def check_rows(model: PreTrainedModel, role: str, batch_size: int) -> None:
-    """Refuse several rows for models that cannot be told where each of them stands."""
+    """Refuse several rows for models that take no position per row."""
     if batch_size == 1:
         return
     name, reason = type(_compat.base_model(model)).__name__, None
@@ -160,7 +167,7 @@ def check_config(config: GenerationConfig) -> None:
         if value not in (None, False):
             raise ValueError(f"{name}={value!r} cannot be combined with a verifier: {advice}.")
     if config.token_healing:
-        raise ValueError("token_healing rewrites the prompt behind the draft's back; heal the prompt beforehand.")
+        raise ValueError("token_healing is not served: the prompt must be final; heal the prompt beforehand.")
     for name in ("output_attentions", "output_hidden_states"):
         if getattr(config, name) and config.return_dict_in_generate:
             raise ValueError(
@@ -169,18 +176,18 @@ def check_config(config: GenerationConfig) -> None:
 
 
 def check_drafts(model: PreTrainedModel, draft: PreTrainedModel | None, config: GenerationConfig) -> None:
-    """Refuse a call that names no source of drafts, or two, or one out of range."""
+    """Refuse a call with no source of draft tokens, with two, or with one out of range."""
     named = {name: getattr(config, name) for name in ("prompt_lookup_num_tokens", "assistant_early_exit")}
     sources = ([] if draft is None else ["assistant_model"]) + [
         f"{n}={v!r}" for n, v in named.items() if v is not None
     ]
     if not sources:
         raise ValueError(
-            "a verifier needs a draft to verify: pass assistant_model= (without the hook, bind it with "
-            "functools.partial: `generate` does not hand it on), prompt_lookup_num_tokens= or assistant_early_exit=."
+            "a verifier needs draft tokens to verify: pass assistant_model= (without the hook, bind it with "
+            "functools.partial: `generate` does not pass it on), prompt_lookup_num_tokens= or assistant_early_exit=."
         )
     if len(sources) > 1:
-        raise ValueError(f"{' and '.join(sources)} are two sources of drafts; pass only one.")
+        raise ValueError(f"{' and '.join(sources)} are two sources of draft tokens; pass only one.")
     for name in (*named, "max_matching_ngram_size", "prefill_chunk_size"):
         value = getattr(config, name)
         if value is not None and (not isinstance(value, int) or value < 1):
@@ -194,7 +201,7 @@ def check_drafts(model: PreTrainedModel, draft: PreTrainedModel | None, config: 
 
 
 def check_cache_implementation(name: str | None) -> None:
-    """Refuse caches that were chosen for what ours does not do; the others are replaced by ours without loss."""
+    """Refuse kinds of cache whose properties the loop's own cache lacks; the others are replaced without loss."""
     if name == "paged":
         raise ValueError('cache_implementation="paged" is continuous batching, which has no verifier; drop it.')
     if name in ("offloaded", "offloaded_static", "quantized"):
@@ -204,16 +211,18 @@ def check_cache_implementation(name: str | None) -> None:
         )
 
 
-def check_cache(is_user_cache: bool) -> None:
-    """Refuse a cache that the caller brought."""
+def check_inputs(
+    model: PreTrainedModel, input_ids: torch.Tensor | None, model_kwargs: dict, is_user_cache: bool
+) -> None:
+    """Refuse model inputs that the loop would not feed, and shapes that do not fit.
+
+    Args:
+        input_ids: None if upstream creates the first token.
+    """
     if is_user_cache:
         raise ValueError(
             "past_key_values are not served: rows get their own cache. Pass the whole prompt as input_ids."
         )
-
-
-def check_inputs(model: PreTrainedModel, model_kwargs: dict) -> None:
-    """Refuse model inputs that the loop would not feed."""
     if model_kwargs.get("inputs_embeds") is not None:
         raise ValueError("inputs_embeds are not served: the draft needs token ids. Pass input_ids.")
     for name, value in model_kwargs.items():
@@ -224,6 +233,8 @@ def check_inputs(model: PreTrainedModel, model_kwargs: dict) -> None:
         if name == "mm_encoder_outputs" and all(output is None for output in value.values()):
             continue
         raise ValueError(f"the model input {name!r} is not served: drafting and verifying are text only. Drop it.")
+    if input_ids is not None:
+        check_shapes(input_ids, model_kwargs)
 
 
 def check_processors(processors: LogitsProcessorList) -> None:
@@ -245,8 +256,8 @@ def check_vocabularies(model: PreTrainedModel, draft: PreTrainedModel) -> None:
         )
 
 
-def check_watching(streamer: BaseStreamer | None, records: bool, config: GenerationConfig, batch_size: int) -> None:
-    """Refuse streams of several rows, and records that nobody gets."""
+def check_recording(streamer: BaseStreamer | None, records: bool, config: GenerationConfig, batch_size: int) -> None:
+    """Refuse streams of several rows, and records that are not returned."""
     if streamer is not None and batch_size > 1:
         raise ValueError(f"streamers take batch size 1, got {batch_size}: rows advance at their own pace.")
     if records and not config.return_dict_in_generate:
@@ -254,7 +265,7 @@ def check_watching(streamer: BaseStreamer | None, records: bool, config: Generat
 
 
 def warn_of_no_effect(config: GenerationConfig, draft: PreTrainedModel | None) -> None:
-    """Say once which settings of upstream's drafting do nothing here, where the call or the draft names them."""
+    """Warn once of settings of upstream's drafting that have no effect, if the call or the draft model sets them."""
     named = [config] if draft is None else [config, draft.generation_config]
     schedules = {_compat.config_entry(each, "num_assistant_tokens_schedule") for each in named}
     thresholds = {_compat.config_entry(each, "assistant_confidence_threshold") for each in named}
@@ -266,6 +277,6 @@ def warn_of_no_effect(config: GenerationConfig, draft: PreTrainedModel | None) -
     for name, values in idle.items():
         for value in values:
             logger.warning_once(
-                f"{name}={value!r} has no effect with a verifier: every round drafts the same length, or with "
-                'num_assistant_tokens_schedule="adaptive" the length that pays most.'
+                f"{name}={value!r} has no effect with a verifier: every round drafts the same number of tokens, or "
+                'with num_assistant_tokens_schedule="adaptive" the fastest number.'
             )

@@ -6,7 +6,6 @@ from typing import Protocol
 import torch
 import torch.nn.functional as F
 from transformers import PreTrainedModel
-from transformers.generation.candidate_generator import CandidateGenerator
 
 from hf_diversed import _compat
 from hf_diversed.blocks import DraftOutput
@@ -53,7 +52,7 @@ def active_drafts(tokens: torch.Tensor, counts: torch.Tensor, eos_ids: torch.Ten
     return torch.arange(tokens.shape[1], device=tokens.device) < reach[:, None]
 
 
-class DiversedCandidateGenerator(CandidateGenerator):
+class DiversedCandidateGenerator:
     """Proposes tokens with any draft model, from its own cache and its own forward loop, for every row of a batch.
 
     Named after upstream's candidate generators, whose contract it keeps; it knows nothing of DIVERSED's rule. The loop
@@ -65,7 +64,6 @@ class DiversedCandidateGenerator(CandidateGenerator):
         processor: what turns the draft's logits into the scores of q.
         vocab_size: V of the target. Ids that only the draft has are cut before its softmax; ids it lacks get
             probability 0.
-        num_assistant_tokens: gamma.
         random_source: draws from q; None to take its argmax.
         runner: makes a `RaggedModel` of the draft. model_options: remaining arguments of `RaggedModel`.
     """
@@ -76,7 +74,6 @@ class DiversedCandidateGenerator(CandidateGenerator):
         rows: RaggedRows,
         processor: BlockProcessor,
         vocab_size: int,
-        num_assistant_tokens: int,
         random_source: RandomSource | None,
         keep_raw_logits: bool = False,
         runner: Callable[..., RaggedModel] = RaggedModel,
@@ -88,43 +85,17 @@ class DiversedCandidateGenerator(CandidateGenerator):
         self.rows = rows
         self.processor = processor
         self.vocab_size = vocab_size
-        self.num_assistant_tokens = num_assistant_tokens
         self.random_source = random_source
         self.keep_raw_logits = keep_raw_logits
         # A single row stops drafting behind an EOS, as upstream does, where looking for one costs nothing: on a
         # device every look would make the host wait.
         self._stops_early = len(rows.ids) == 1 and rows.ids.device.type == "cpu"
         self._behind = 0  # nothing read yet
-        self._fed = 0
 
     def prefill(self, chunk_size: int | None = None) -> None:
         """Read all of the prompt but its last token, which the first step feeds."""
         self.model.prefill(self.rows.ids[:, : self.rows.prompt_length - 1], chunk_size)
         self._behind = 1
-
-    def get_candidates(self, input_ids: torch.Tensor, **kwargs) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Upstream's contract: ids with candidates appended, `[B, L + gamma]`, and the scores of q, `[B, gamma, V]`.
-
-        All rows of `input_ids` (long `[B, L]`) stand at the same length. What the cache already holds of them is
-        reused.
-        """
-        rows, length = self.rows, input_ids.shape[1]
-        if self._behind == 0:
-            self.prefill()
-        else:
-            agreed = int(first_true(rows.ids[:, :length] != input_ids).min())
-            self._behind = length - min(agreed, self._fed, length - 1)
-        rows.ids[:, :length] = input_ids
-        further = length - rows.lengths.host[0]
-        rows.advance(PerRow([further] * len(input_ids), torch.full_like(rows.lengths.device, further)))
-        room = min(self.num_assistant_tokens, self.model.last_position - length)
-        drafted, _ = self.propose(PerRow([room] * len(input_ids), torch.full_like(rows.lengths.device, room)))
-        if drafted is None:
-            return input_ids, None
-        return torch.cat([input_ids, drafted.tokens], dim=1), drafted.scores
-
-    def update_candidate_strategy(self, input_ids: torch.Tensor, scores: torch.Tensor, num_matches: int) -> None:
-        """Upstream's contract: hears how a round ended. Every round drafts the same length."""
 
     @property
     def num_forwards(self) -> int:
@@ -147,7 +118,6 @@ class DiversedCandidateGenerator(CandidateGenerator):
             steps.append(self._step(step, feed, counts))
             if self._stops_early and bool(rows.is_eos(steps[-1][0]).all()):
                 break
-        self._fed = max(rows.lengths.host) + len(steps) - 1
         if not steps:
             self._behind += 1  # by the token that this round emits
             return None, counts

@@ -80,7 +80,7 @@ def dispatch(original, model: PreTrainedModel, args: tuple, kwargs: dict[str, An
     """One call of the hooked `generate`: relaxed decoding where it or an attachment names a rule, else upstream's."""
     attachment = attached_to(model)
     options = Options.pop_from(kwargs)
-    if attachment is None and not options.names_a_rule():
+    if attachment is None and not options.names_verifier():
         if isinstance(kwargs.get("custom_generate"), str):  # a script of the Hub may bring the rule
             return original(model, *args, **kwargs, **options.given())
         _refuse_options_without_a_rule(options)
@@ -105,9 +105,7 @@ def _generate_relaxed(original, model: PreTrainedModel, attachment: Attached | N
     extra = arguments.pop("kwargs", {})
     call = _Call(model, arguments, extra, attachment)
     draft = call.draft()
-    checks.check_model(model, "target")
-    if draft is not None:
-        checks.check_model(draft, "draft")
+    checks.check_models(model, draft, extra.get("tokenizer"), extra.pop("assistant_tokenizer", None))
     call.refuse_other_modes()
     loop = functools.partial(
         diversed_decoding,
@@ -116,8 +114,7 @@ def _generate_relaxed(original, model: PreTrainedModel, attachment: Attached | N
         num_assistant_tokens=call.draft_length(),
         output_token_records=bool(options.output_token_records),
         temperatures=options.diversed_temperature,
-        tokenizer=extra.get("tokenizer"),
-        assistant_tokenizer=extra.pop("assistant_tokenizer", None),
+        is_checked=True,
         streamer=arguments.get("streamer"),
     )
     call.take_over_stop_strings()
@@ -144,10 +141,6 @@ class _Call:
     def setting(self, name: str):
         """The same, or what the model's own generation config says."""
         return _first(self.named(name), _compat.config_entry(self.model.generation_config, name))
-
-    def prompts(self) -> torch.Tensor | None:
-        """The ids as they were passed; None where upstream makes up a first token."""
-        return _first(self.arguments.get("inputs"), self.extra.get("input_ids"))
 
     def drafts_alone(self) -> bool:
         """Whether the call itself asks for drafts from its own text or its own layers."""
@@ -176,7 +169,7 @@ class _Call:
     def verifier(self, options: Options) -> Verifier | None:
         """The rule of the call, or the attached one; the dial of a configuration only matters to heads."""
         attached = Options() if self.attachment is None else self.attachment.options
-        rule = options if options.names_a_rule() else attached
+        rule = options if options.names_verifier() else attached
         sources: list[Callable[[str], Any]] = [lambda name: getattr(options, name)]
         if rule.diversed_head is not None:
             beside = attached if rule is attached else Options()
@@ -191,14 +184,13 @@ class _Call:
                 f"custom_generate={other_loop!r} cannot be combined with diversed_head= or verifier=; pass one."
             )
         if self.setting("token_healing"):
-            raise ValueError("token_healing rewrites the prompt behind the draft's back; heal the prompt beforehand.")
+            raise ValueError("token_healing is not served: the prompt must be final; heal the prompt beforehand.")
         checks.check_cache_implementation(self.setting("cache_implementation"))
-        checks.check_cache(self.extra.get("past_key_values") is not None)
         inputs = _compat.forward_inputs(self.model)
         named = inputs | checks.TEXT_MARKERS
-        checks.check_inputs(self.model, {name: value for name, value in self.extra.items() if name in named})
-        if (prompts := self.prompts()) is not None:
-            checks.check_shapes(prompts, self.extra)
+        given = {name: value for name, value in self.extra.items() if name in named}
+        prompts = _first(self.arguments.get("inputs"), self.extra.get("input_ids"))  # None: upstream begins with BOS
+        checks.check_inputs(self.model, prompts, given, self.extra.get("past_key_values") is not None)
         for name in checks.TEXT_MARKERS - inputs:  # all zeros; upstream would refuse the argument
             self.extra.pop(name, None)
 

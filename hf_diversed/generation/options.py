@@ -30,7 +30,7 @@ class Options:
     def pop_from(cls, kwargs: dict) -> "Options":
         return cls(**{item.name: kwargs.pop(item.name, None) for item in fields(cls)})
 
-    def names_a_rule(self) -> bool:
+    def names_verifier(self) -> bool:
         return self.diversed_head is not None or self.verifier is not None
 
     def given(self) -> dict[str, Any]:

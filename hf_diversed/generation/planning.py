@@ -1,7 +1,7 @@
-"""What is settled before the first round: the rule is checked, lengths are chosen, the models get their caches."""
+"""One call of `generate` before its first round: the verifier, lengths, rows, models with their caches, engine."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
 
@@ -20,7 +20,7 @@ from hf_diversed.generation.drafting import DiversedCandidateGenerator, Drafter
 from hf_diversed.generation.experience import RoundTimes, Survival, experience_with
 from hf_diversed.generation.processing import BlockProcessor
 from hf_diversed.generation.prompt_lookup import PromptLookupDrafter
-from hf_diversed.generation.ragged_model import RaggedModel, RotaryLimit, find_rotary_limit
+from hf_diversed.generation.ragged_model import RaggedModel, find_rotary_limit
 from hf_diversed.generation.rows import RaggedRows
 from hf_diversed.generation.schedules import (
     ADAPTIVE,
@@ -37,107 +37,249 @@ from hf_diversed.verifiers.base import Verifier
 
 logger = _compat.get_logger(__name__)
 DEFAULT_NUM_ASSISTANT_TOKENS = 5
-_UPSTREAM_NGRAM_SIZE = 2  # of prompt lookup, where the config says nothing
+_UPSTREAM_NGRAM_SIZE = 2  # of prompt lookup, where the config has none
 
 
-@dataclass(frozen=True)
-class Plan:
-    """A call, ready to be decoded.
-
-    Attributes:
-        verifier: the rule, for this call's settings. wants, strictnesses: see `Recorder`.
-        schedule: drafts per round, where there is room.
-        may_shrink: whether finished rows may leave the batch. Whoever reads other rows finds them where they were.
-        only_library_code: whether nothing of the caller's gets to see a tensor of the loop's.
-    """
-
-    verifier: Verifier
-    rows: RaggedRows
-    engine: Engine
-    stops: StopTracker
-    schedule: Schedule
-    wants: set[str]
-    strictnesses: list[float]
-    may_shrink: bool
-    only_library_code: bool
-
-
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Call:
-    """A prepared call of `generate`; see `diversed_decoding`. `draft` is None where the text is looked up.
+    """One call of `generate`: what it was given, and what its rounds need.
 
     Attributes:
-        records, streams: whether token records are returned, and whether a streamer is told of rounds.
+        assistant_model: None for draft tokens from the text or from the target's first layers.
+        returns_records, streams_records: whether token records are returned, or streamed. The other arguments are
+            those of `diversed_decoding`.
+        draft: the model that drafts; None for prompt lookup. verifier: the one for this call's settings.
+        wants: see `Recorder`.
+        schedule: draft tokens per round, where there is room. longest: the most of them.
     """
 
     model: PreTrainedModel
-    draft: PreTrainedModel | None
+    assistant_model: PreTrainedModel | None
     verifier: Verifier
     input_ids: torch.Tensor
     processors: LogitsProcessorList
     criteria: StoppingCriteriaList
     config: GenerationConfig
     num_assistant_tokens: int | None
-    records: bool
-    streams: bool
+    returns_records: bool
+    streams_records: bool
     temperatures: list[float] | torch.Tensor | None
     random_source: RandomSource | None
     model_kwargs: dict
 
+    def prepare(self) -> None:
+        """Choose verifier and lengths, and build rows, engine and schedule. Raises ValueError."""
+        config, self.draft = self.config, self.assistant_model
+        gamma = draft_length(config, self.num_assistant_tokens, self.verifier, self.draft)
+        if config.assistant_early_exit is not None:
+            self.draft = _compat.first_layers(self.model, config.assistant_early_exit)
+        self.row_temperatures = row_temperatures(self.temperatures, config, self.input_ids)
+        self.verifier = self._verifier_for_call(gamma)
+        room = max(self.max_length - self.input_ids.shape[1] - 1, 1)
+        self.longest = max(gamma, LONGEST) if self.is_adaptive else gamma
+        # Static rounds keep their length; few different limits mean few compilations.
+        self.longest = min(self.longest, length_for(room) if config.cache_implementation == "static" else room)
+        self.rows = RaggedRows(
+            self.input_ids,
+            self.max_length,
+            self.longest,
+            _compat.eos_ids(self.criteria),
+            _compat.pad_token_id(config),
+            self.row_temperatures,
+        )
+        self.processor, self.stops = BlockProcessor(self.processors), StopTracker(self.rows, self.criteria)
+        if not config.do_sample:
+            self.random_source = None
+        elif self.random_source is None:
+            self.random_source = RandomSource()
+        self.engine = self._engine()
+        self.schedule = self._schedule(min(gamma, self.longest))
 
-def make_plan(call: Call) -> Plan:
-    """Everything that a call comes to."""
-    model, draft, config, input_ids = call.model, call.draft, call.config, call.input_ids
-    gamma = draft_length(config, call.num_assistant_tokens, call.verifier, draft)
-    if config.assistant_early_exit is not None:
-        draft = _compat.first_layers(model, config.assistant_early_exit)
-    own = row_temperatures(call.temperatures, config, input_ids)
-    verifier = rule_for_call(replace(call, draft=draft), gamma, one_temperature=own is None)
-    call = replace(call, verifier=verifier)
-    end = max_length(call)
-    longest = longest_round(call, gamma, room=max(end - input_ids.shape[1] - 1, 1))
-    rows = RaggedRows(input_ids, end, longest, _compat.eos_ids(call.criteria), _compat.pad_token_id(config), own)
-    told = {"scores": config.output_scores, "logits": config.output_logits, "records": call.records}
-    wants = {name for name, wanted in told.items() if wanted and config.return_dict_in_generate}
-    processor, stops = BlockProcessor(call.processors), StopTracker(rows, call.criteria)
-    random_source = (
-        (RandomSource() if call.random_source is None else call.random_source) if config.do_sample else None
-    )
-    involved = [_compat.base_model(each) for each in (model, draft) if each is not None]
-    involved += [
-        *verifier.made_of(),
-        *call.processors,
-        *call.criteria,
-        *([] if random_source is None else [random_source]),
-    ]
-    library_only = all(map(_compat.is_library_code, involved))
-    keep_scores = bool(wants) or call.streams
-    making = _Making(
-        call, draft, rows, processor, longest, random_source, keep_scores, "logits" in wants, library_only
-    )
-    engine = making.engine()
-    return Plan(
-        verifier=verifier,
-        rows=rows,
-        engine=engine,
-        stops=stops,
-        schedule=make_schedule(call, rows, engine, min(gamma, longest), longest),
-        wants=wants,
-        strictnesses=_per_row(verifier.strictness_per_row(), len(input_ids)),
-        may_shrink=not (processor.reads_prefix or stops.criteria or wants - {"records"}),
-        only_library_code=library_only,
-    )
+    @cached_property
+    def wants(self) -> set[str]:
+        config = self.config
+        asked = {"scores": config.output_scores, "logits": config.output_logits, "records": self.returns_records}
+        return {name for name, wanted in asked.items() if wanted and config.return_dict_in_generate}
 
+    @cached_property
+    def max_length(self) -> int:
+        """The length of a row, prompt included, at which it ends; at least one token is generated.
 
-def _per_row(values: Sequence[float], rows: int) -> list[float]:
-    """One value per row, repeated as `generate` repeats prompts; none of none."""
-    return [value for value in values for _ in range(rows // len(values))]
+        A `MaxLengthCriteria` of the caller's replaces the configuration's.
+        """
+        length = min(_compat.max_lengths(self.criteria), default=self.config.max_length)
+        return max(length, self.input_ids.shape[1] + 1)
+
+    @cached_property
+    def is_adaptive(self) -> bool:
+        """Whether draft lengths adapt: by the call, or by the draft model's own config, which upstream reads."""
+        configs = [self.config, *([] if self.assistant_model is None else [self.assistant_model.generation_config])]
+        return any(_compat.config_entry(each, "num_assistant_tokens_schedule") == ADAPTIVE for each in configs)
+
+    @property
+    def strictnesses(self) -> list[float]:
+        """Of the rows, repeated as `generate` repeats prompts; empty for verifiers without a strictness."""
+        values = self.verifier.strictness_per_row()
+        return [value for value in values for _ in range(len(self.input_ids) // len(values))]
+
+    @property
+    def may_compact(self) -> bool:
+        """Whether finished rows may be dropped: no processor, criterion or result indexes rows."""
+        return not (self.processor.reads_prefix or self.stops.criteria or self.wants - {"records"})
+
+    @cached_property
+    def only_library_code(self) -> bool:
+        """Whether no code of the caller's receives a tensor of the loop."""
+        models = [_compat.base_model(each) for each in (self.model, self.draft) if each is not None]
+        others = [*self.verifier.components(), *self.processors, *self.criteria]
+        others += [] if self.random_source is None else [self.random_source]
+        return all(map(_compat.is_library_code, [*models, *others]))
+
+    def _verifier_for_call(self, gamma: int) -> Verifier:
+        """The verifier that decodes the call. Raises ValueError on what it cannot serve."""
+        verifier, name = self.verifier, type(self.verifier).__name__
+        if verifier.greedy_only and self.config.do_sample:
+            raise ValueError(f"{name} is defined for greedy decoding only; pass do_sample=False.")
+        if self.draft is None and verifier.needs_hidden_states:
+            raise ValueError(
+                f"{name} reads the draft's hidden states, and looked-up tokens (prompt_lookup_num_tokens) have none; "
+                'use a head with features="distribution", or an assistant_model.'
+            )
+        if self.draft is None and verifier.needs_draft_confidence:
+            raise ValueError(
+                f"{verifier!r} reads the draft's confidence, and looked-up tokens (prompt_lookup_num_tokens) have "
+                "none; use a verifier that reads p and the drafted token, or an assistant_model."
+            )
+        context = self._context(gamma)
+        verifier = verifier.for_call(context)
+        verifier.check(context)
+        for remark in verifier.remarks(context):
+            logger.warning_once(remark)
+        return verifier
+
+    def _context(self, gamma: int) -> DecodingContext:
+        model, draft, config, batch_size = self.model, self.draft, self.config, len(self.input_ids)
+        temperature, top_k, top_p = 0.0, 0, 1.0
+        if config.do_sample:
+            temperature = 1.0 if config.temperature is None else config.temperature
+            top_k, top_p = config.top_k or 0, 1.0 if config.top_p is None else config.top_p
+        return DecodingContext(
+            batch_size=batch_size,
+            num_prompts=batch_size // (config.num_return_sequences or 1),
+            vocab_size=_compat.vocab_size(model),
+            temperature=temperature if self.row_temperatures is None else None,
+            target_hidden_size=_compat.hidden_width(model),
+            draft_hidden_size=None if draft is None else _compat.hidden_width(draft),
+            target_name=_compat.model_name(model),
+            draft_name="" if draft is None else _compat.model_name(draft),
+            num_assistant_tokens=None if self.is_adaptive else gamma,
+            top_k=top_k,
+            top_p=top_p,
+            max_new_tokens=self.max_length - self.input_ids.shape[1],
+            processors=tuple(self.processors),
+            target=model,
+            draft=draft,
+        )
+
+    def _engine(self) -> Engine:
+        """The static engine if it is asked for and can serve the call, else the eager one."""
+        config, model = self.config, self.model
+        limit = find_rotary_limit(model, self._model_options["position_ids"], self.max_length)
+        reason = None
+        if config.cache_implementation == "static":
+            reason = StaticEngine.cannot_serve(model, self.draft, self.rows)
+            if limit is not None:
+                reason = "the target's rotary frequencies change at a length that the call can reach"
+            if reason is None:
+                compile_config = how_to_compile(config, model.device)
+                reason = None if compile_config is None else why_untraceable(model, self.draft)
+            if reason is None:
+                check_every_run = not self.only_library_code or self.streams_records
+                compiler = Compiler(compile_config, _compat.base_model(model), check_every_run)
+                return StaticEngine(
+                    **self._engine_parts(partial(StaticModel, compiler=compiler)),
+                    rotary_limit=None,
+                    compiler=compiler,
+                    keep_scores=bool(self.wants) or self.streams_records,
+                    reason="",
+                    forwards_only=StaticEngine.why_forwards_only(self.verifier, self.processor, (model, self.draft)),
+                )
+            warn_once(model, f'cache_implementation="static" has no effect: {reason}.')
+        return EagerEngine(**self._engine_parts(RaggedModel), rotary_limit=limit, reason=reason or "")
+
+    def _engine_parts(self, runner: Callable[..., RaggedModel]) -> dict[str, Any]:
+        return {
+            "rows": self.rows,
+            "target": runner(self.model, **self._model_options),
+            "drafter": self._drafter(runner),
+            "processor": self.processor,
+            "verifier": self.verifier,
+            "random_source": self.random_source,
+            "keep_raw": "logits" in self.wants or self.verifier.needs_raw_logits,
+        }
+
+    def _drafter(self, runner: Callable[..., RaggedModel]) -> Drafter:
+        vocab_size = _compat.vocab_size(self.model)
+        if self.draft is None:
+            return PromptLookupDrafter(
+                self.rows,
+                self.processor,
+                self.model_kwargs.get("attention_mask"),
+                vocab_size,
+                self.longest,
+                self.config.max_matching_ngram_size or _UPSTREAM_NGRAM_SIZE,
+                self.random_source is not None,
+            )
+        return DiversedCandidateGenerator(
+            self.draft,
+            self.rows,
+            self.processor,
+            vocab_size=vocab_size,
+            random_source=self.random_source,
+            keep_raw_logits=self.verifier.needs_raw_logits,
+            runner=runner,
+            **self._model_options,
+        )
+
+    @cached_property
+    def _model_options(self) -> dict[str, Any]:
+        """Arguments of `RaggedModel`, the same for both models."""
+        mask, positions = self.model_kwargs.get("attention_mask"), self.model_kwargs.get("position_ids")
+        if positions is None or positions.ndim != 2:
+            known = torch.ones_like(self.input_ids) if mask is None else mask.long()
+            positions = (known.cumsum(-1) - 1).clamp_min(0)
+        return {
+            "prompt_mask": mask,
+            "position_ids": positions.expand(len(self.input_ids), -1),
+            "limit": self.rows.ids.shape[1],
+            "last_position": self.max_length - 1,
+            "keep_hidden": self.verifier.needs_hidden_states,
+        }
+
+    def _schedule(self, start: int) -> Schedule:
+        """The draft lengths; adaptive ones continue from what earlier calls measured with the same models."""
+        if not self.is_adaptive:
+            return ConstantLength(start)
+        target, config, assistant = _compat.base_model(self.model), self.config, self.assistant_model
+        experience = experience_with(target, target if assistant is None else _compat.base_model(assistant))
+        sources = config.prompt_lookup_num_tokens, config.assistant_early_exit
+        running = str(self.rows.ids.device), torch.get_num_threads(), self.engine.report()["engine"], *sources
+        drawing = repr(self.verifier), config.temperature if config.do_sample else 0.0, *sources
+        return AdaptiveLength(
+            start,
+            self.longest,
+            self.rows,
+            self.engine.ready,
+            times_for=lambda count: experience.recall(RoundTimes, *running, size_for(count)),
+            survival=experience.recall(Survival, *drawing),
+            clock=clock_for(self.rows.ids.device),
+        )
 
 
 def row_temperatures(
     given: list[float] | torch.Tensor | None, config: GenerationConfig, input_ids: torch.Tensor
 ) -> torch.Tensor | None:
-    """Temperatures of the rows, float32 `[B]`; None where none were given. Raises ValueError."""
+    """Temperatures of the rows, float32 `[B]`, from one per prompt; None if none were given. Raises ValueError."""
     if given is None:
         return None
     values = torch.as_tensor(given, dtype=torch.float32).flatten()
@@ -148,79 +290,21 @@ def row_temperatures(
         )
     if not config.do_sample or config.temperature not in (None, 1.0):
         raise ValueError(
-            "diversed_temperature needs do_sample=True and no temperature= beside it: it names one per prompt, and 0 "
+            "diversed_temperature needs do_sample=True and no temperature= beside it: it holds one per prompt, and 0 "
             "is greedy."
         )
     return values.repeat_interleave(len(input_ids) // prompts).to(input_ids.device)
 
 
-def rule_for_call(call: Call, gamma: int, one_temperature: bool) -> Verifier:
-    """The rule that decodes the call. Raises ValueError on what it cannot serve."""
-    draft, config = call.draft, call.config
-    verifier, name = call.verifier, type(call.verifier).__name__
-    if verifier.greedy_only and config.do_sample:
-        raise ValueError(f"{name} is defined for greedy decoding only; pass do_sample=False.")
-    if draft is None and verifier.needs_hidden_states:
-        raise ValueError(
-            f"{name} reads the draft's hidden states, and looked-up tokens (prompt_lookup_num_tokens) have none; use "
-            'a head with features="distribution", or an assistant_model.'
-        )
-    if draft is None and verifier.needs_draft_confidence:
-        raise ValueError(
-            f"{verifier!r} reads how sure the draft is, and looked-up tokens (prompt_lookup_num_tokens) do not say; "
-            "use a rule that reads p and the drafted token, or an assistant_model."
-        )
-    context = _context(call, gamma, one_temperature)
-    verifier = verifier.for_call(context)
-    verifier.check(context)
-    for remark in verifier.remarks(context):
-        logger.warning_once(remark)
-    return verifier
-
-
-def max_length(call: Call) -> int:
-    """The length of a row, prompt included, at which it ends; at least one token is generated.
-
-    A `MaxLengthCriteria` of the caller's replaces the configuration's.
-    """
-    length = min(_compat.max_lengths(call.criteria), default=call.config.max_length)
-    return max(length, call.input_ids.shape[1] + 1)
-
-
-def _context(call: Call, gamma: int, one_temperature: bool) -> DecodingContext:
-    model, draft, config, batch_size = call.model, call.draft, call.config, len(call.input_ids)
-    temperature, top_k, top_p = 0.0, 0, 1.0
-    if config.do_sample:
-        temperature = 1.0 if config.temperature is None else config.temperature
-        top_k, top_p = config.top_k or 0, 1.0 if config.top_p is None else config.top_p
-    return DecodingContext(
-        batch_size=batch_size,
-        num_prompts=batch_size // (config.num_return_sequences or 1),
-        vocab_size=_compat.vocab_size(model),
-        temperature=temperature if one_temperature else None,
-        target_hidden_size=_compat.hidden_width(model),
-        draft_hidden_size=None if draft is None else _compat.hidden_width(draft),
-        target_name=_compat.model_name(model),
-        draft_name="" if draft is None else _compat.model_name(draft),
-        num_assistant_tokens=None if is_adaptive(call) else gamma,
-        top_k=top_k,
-        top_p=top_p,
-        max_new_tokens=max_length(call) - call.input_ids.shape[1],
-        processors=tuple(call.processors),
-        target=model,
-        draft=draft,
-    )
-
-
 def draft_length(
     config: GenerationConfig, num_assistant_tokens: int | None, verifier: Verifier, draft: PreTrainedModel | None
 ) -> int:
-    """gamma: from the call, then from the rule, then from where upstream reads it, the draft's own configuration."""
+    """Gamma: from the call, then from the verifier, then from the draft model's own generation config."""
     looked_up = config.prompt_lookup_num_tokens
     if looked_up is not None and num_assistant_tokens not in (None, looked_up):
         raise ValueError(
-            f"prompt_lookup_num_tokens={looked_up} is the draft length, num_assistant_tokens={num_assistant_tokens} "
-            "another; pass only the first."
+            f"prompt_lookup_num_tokens={looked_up} sets the draft length, and "
+            f"num_assistant_tokens={num_assistant_tokens} differs from it; pass only the first."
         )
     of_draft = None if draft is None else _compat.config_entry(draft.generation_config, "num_assistant_tokens")
     of_call = (looked_up, num_assistant_tokens, _compat.explicit_draft_length(config))
@@ -229,133 +313,3 @@ def draft_length(
     if not isinstance(gamma, int) or gamma < 1:
         raise ValueError(f"num_assistant_tokens must be an integer >= 1, got {gamma!r}; 3 to 8 suit most pairs.")
     return gamma
-
-
-def longest_round(call: Call, gamma: int, room: int) -> int:
-    """How many tokens a round may draft, where its first tokens leave `room` for so many."""
-    longest = max(gamma, LONGEST) if is_adaptive(call) else gamma
-    # Static rounds keep their length; few different limits mean few compilations.
-    return min(longest, length_for(room) if call.config.cache_implementation == "static" else room)
-
-
-def is_adaptive(call: Call) -> bool:
-    """Whether the call asks for it, or the draft's own configuration, which is where upstream reads the schedule."""
-    named = [call.config] if call.draft is None else [call.config, call.draft.generation_config]
-    return any(_compat.config_entry(each, "num_assistant_tokens_schedule") == ADAPTIVE for each in named)
-
-
-def make_schedule(call: Call, rows: RaggedRows, engine: Engine, start: int, longest: int) -> Schedule:
-    """The call's schedule; an adaptive one goes on from what earlier calls have shown of the pair."""
-    if not is_adaptive(call):
-        return ConstantLength(start)
-    target, config = _compat.base_model(call.model), call.config
-    experience = experience_with(target, target if call.draft is None else _compat.base_model(call.draft))
-    sources = config.prompt_lookup_num_tokens, config.assistant_early_exit
-    running = str(rows.ids.device), torch.get_num_threads(), engine.report()["engine"], *sources
-    drawing = repr(call.verifier), config.temperature if config.do_sample else 0.0, *sources
-    return AdaptiveLength(
-        start,
-        longest,
-        rows,
-        engine.ready,
-        times_for=lambda count: experience.recall(RoundTimes, *running, size_for(count)),
-        survival=experience.recall(Survival, *drawing),
-        clock=clock_for(rows.ids.device),
-    )
-
-
-@dataclass(frozen=True, eq=False)
-class _Making:
-    """Makes what runs the two models of a call, over their own caches, in rounds of up to `longest` drafts."""
-
-    call: Call
-    draft: PreTrainedModel | None
-    rows: RaggedRows
-    processor: BlockProcessor
-    longest: int
-    random_source: RandomSource | None
-    keep_scores: bool
-    keep_logits: bool
-    only_library_code: bool
-
-    def engine(self) -> Engine:
-        """The static engine where it is asked for and can serve the call, else the eager one."""
-        config, model, reason = self.call.config, self.call.model, None
-        if config.cache_implementation == "static":
-            reason = StaticEngine.cannot_serve(model, self.draft, self.rows)
-            if self.rotary_limit is not None:
-                reason = "the target's rotary frequencies change at a length that the call can reach"
-            if reason is None:
-                compile_config = how_to_compile(config, model.device)
-                reason = None if compile_config is None else why_untraceable(model, self.draft)
-            if reason is None:
-                check_every_run = not self.only_library_code or self.call.streams
-                return self._static(Compiler(compile_config, _compat.base_model(model), check_every_run))
-            warn_once(model, f'cache_implementation="static" has no effect: {reason}.')
-        return EagerEngine(**self._parts(RaggedModel), reason=reason or "")
-
-    @cached_property
-    def rotary_limit(self) -> RotaryLimit | None:
-        return find_rotary_limit(self.call.model, self._options()["position_ids"], self.rows.max_length)
-
-    def _static(self, compiler: Compiler) -> StaticEngine:
-        rule, models = self.call.verifier, (self.call.model, self.draft)
-        return StaticEngine(
-            **self._parts(partial(StaticModel, compiler=compiler)),
-            compiler=compiler,
-            keep_scores=self.keep_scores,
-            reason="",
-            forwards_only=StaticEngine.why_forwards_only(rule, self.processor, models),
-        )
-
-    def _parts(self, runner: Callable[..., RaggedModel]) -> dict[str, Any]:
-        call = self.call
-        return {
-            "rows": self.rows,
-            "target": runner(call.model, **self._options()),
-            "drafter": self._drafter(runner),
-            "processor": self.processor,
-            "verifier": call.verifier,
-            "random_source": self.random_source,
-            "keep_raw": self.keep_logits or call.verifier.needs_raw_logits,
-            "rotary_limit": self.rotary_limit,
-        }
-
-    def _drafter(self, runner: Callable[..., RaggedModel]) -> Drafter:
-        call, config = self.call, self.call.config
-        vocab_size = _compat.vocab_size(call.model)
-        if self.draft is None:
-            return PromptLookupDrafter(
-                self.rows,
-                self.processor,
-                call.model_kwargs.get("attention_mask"),
-                vocab_size,
-                self.longest,
-                config.max_matching_ngram_size or _UPSTREAM_NGRAM_SIZE,
-                self.random_source is not None,
-            )
-        return DiversedCandidateGenerator(
-            self.draft,
-            self.rows,
-            self.processor,
-            vocab_size=vocab_size,
-            num_assistant_tokens=self.longest,
-            random_source=self.random_source,
-            keep_raw_logits=call.verifier.needs_raw_logits,
-            runner=runner,
-            **self._options(),
-        )
-
-    def _options(self) -> dict:
-        rows, given = self.rows, self.call.model_kwargs
-        mask, positions = given.get("attention_mask"), given.get("position_ids")
-        if positions is None or positions.ndim != 2:
-            known = torch.ones_like(rows.ids[:, : rows.prompt_length]) if mask is None else mask.long()
-            positions = (known.cumsum(-1) - 1).clamp_min(0)
-        return {
-            "prompt_mask": mask,
-            "position_ids": positions.expand(len(rows.ids), -1),
-            "limit": rows.ids.shape[1],
-            "last_position": rows.max_length - 1,
-            "keep_hidden": self.call.verifier.needs_hidden_states,
-        }

@@ -193,7 +193,7 @@ class DiversedHead(PreTrainedModel):
         values = self._values(target_hidden, draft_hidden, features)
         if not self.needs_token:
             return head_logit(values, *self._parameters_of_logit())
-        token = self._door("token", token, NUM_TOKEN_FEATURES)
+        token = self._check_width("token", token, NUM_TOKEN_FEATURES)
         if token.ndim > values.ndim:
             return token_logit(values, token, *self._parameters_of_logit())
         return token_logit(values, token[..., None, :], *self._parameters_of_logit()).squeeze(-1)
@@ -212,7 +212,7 @@ class DiversedHead(PreTrainedModel):
         """
         values = self._values(target_hidden, draft_hidden, features)
         if self.needs_token:
-            values = torch.cat([values, self._door("token", token, NUM_TOKEN_FEATURES)], dim=-1)
+            values = torch.cat([values, self._check_width("token", token, NUM_TOKEN_FEATURES)], dim=-1)
         self.input_mean.copy_(values.mean(dim=0))
         self.input_std.copy_(values.std(dim=0, correction=0).clamp_min(_LEAST_STD))
 
@@ -267,13 +267,13 @@ class DiversedHead(PreTrainedModel):
         if self.needs_hidden_states:
             widths = (self.config.target_hidden_size, self.config.draft_hidden_size)
             for name, hidden, width in zip(("target_hidden", "draft_hidden"), (target_hidden, draft_hidden), widths):
-                hidden = self._door(name, hidden, width)
+                hidden = self._check_width(name, hidden, width)
                 parts.append(F.layer_norm(hidden, (width,)) if self.config.normalize else hidden)
         if self.needs_distributions:
-            parts.append(self._door("features", features, NUM_DISTRIBUTION_FEATURES))
+            parts.append(self._check_width("features", features, NUM_DISTRIBUTION_FEATURES))
         return torch.cat(parts, dim=-1)
 
-    def _door(self, name: str, values: torch.Tensor | None, width: int) -> torch.Tensor:
+    def _check_width(self, name: str, values: torch.Tensor | None, width: int) -> torch.Tensor:
         if values is None or values.shape[-1] != width:
             given = "nothing" if values is None else f"width {values.shape[-1]}"
             kind = f"features={self.config.features!r}" + (", token_features=True" if self.needs_token else "")

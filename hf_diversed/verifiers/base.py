@@ -65,7 +65,7 @@ class Verifier:
         """What a caller should hear, once, about using the rule like this; nothing by default."""
         return []
 
-    def made_of(self) -> list[object]:
+    def components(self) -> list[object]:
         """The rule and everything beside it that gets to see a block's tensors: the parts of a rule, a head."""
         return [self]
 
@@ -189,8 +189,8 @@ class CompositeVerifier(Verifier):
         for part in self._parts:
             part.check(context)
 
-    def made_of(self) -> list[object]:
-        return [self, *(thing for part in self._parts for thing in part.made_of())]
+    def components(self) -> list[object]:
+        return [self, *(thing for part in self._parts for thing in part.components())]
 
     def remarks(self, context: DecodingContext) -> list[str]:
         return [remark for part in self._parts for remark in part.remarks(context)]

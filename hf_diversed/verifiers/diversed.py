@@ -109,7 +109,7 @@ class DiversedVerifier(MixtureVerifier):
         check_row_values(context, diversed_strictness=self.strictness)
         super().check(context)
 
-    def made_of(self) -> list[object]:
+    def components(self) -> list[object]:
         return [self, self.head]
 
     def strictness_per_row(self) -> list[float]:
@@ -143,7 +143,7 @@ class DiversedVerifier(MixtureVerifier):
             return Weights(weight, tv, kept)
         of_prefix = {name: values for name, values in inputs.items() if name != "token"}
 
-        def everywhere(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
+        def per_token(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
             logit, start = torch.empty_like(p), 0
             for token in vocabulary_features(p, q):
                 end = start + token.shape[-2]
@@ -151,7 +151,7 @@ class DiversedVerifier(MixtureVerifier):
                 start = end
             return self._dialled(logit, None if strictness is None else strictness[..., None])
 
-        return Weights(weight, tv, kept, everywhere)
+        return Weights(weight, tv, kept, per_token)
 
     def _dialled(self, logit: torch.Tensor, strictness: torch.Tensor | None) -> torch.Tensor:
         """Weights from the head's logits, moved by the dial; at its ends they do not depend on the logits."""

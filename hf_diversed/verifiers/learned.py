@@ -54,98 +54,98 @@ class Decisions:
 
 
 class LearnedRule(Protocol):
-    """How a rule's coins depend on what its head said; `said` is the head's output, float `[M]`."""
+    """How a rule's coins depend on what its head logit; `logit` is the head's output, float `[M]`."""
 
-    def log_prob(self, said: torch.Tensor, decisions: Decisions) -> torch.Tensor:
+    def log_prob(self, logit: torch.Tensor, decisions: Decisions) -> torch.Tensor:
         """Log-probability of every decision under the process, up to terms that the head has no part in: `[M]`.
 
         Finite, with finite gradient, at any output, p and q.
         """
 
-    def expected_rejection(self, said: torch.Tensor, decisions: Decisions) -> torch.Tensor:
+    def expected_rejection(self, logit: torch.Tensor, decisions: Decisions) -> torch.Tensor:
         """Chance that the draft of each verified position is rejected, before its coin is flipped: `[M]`."""
 
-    def log_excess(self, said: torch.Tensor, decisions: Decisions) -> torch.Tensor:
+    def log_excess(self, logit: torch.Tensor, decisions: Decisions) -> torch.Tensor:
         """Log of the emitted law over p, at the emitted token: `[M]`.
 
         Its gradient is that law's score, or the decision's, which has the same mean given the token.
         """
 
-    def weight(self, said: torch.Tensor, decisions: Decisions) -> torch.Tensor:
+    def weight(self, logit: torch.Tensor, decisions: Decisions) -> torch.Tensor:
         """Weight on the target at every decision: `[M]`."""
 
 
 class MixtureScore:
-    """The mixture v = w p + (1 - w) q with w = sigmoid(said): a `LearnedRule`.
+    """The mixture v = w p + (1 - w) q with w = sigmoid(logit): a `LearnedRule`.
 
     The process accepts y with min(q, v)(y) and rejects into y with w TV(p, q) norm(max(p - q, 0))(y). That leaves
     log v(y) for an accepted y with p < q, log w for a rejection, and 0 for an accepted y with p >= q. Its gradient is
     the exact score; log v of all emitted tokens is not, because where a round ends depends on the coins too.
     """
 
-    def log_prob(self, said: torch.Tensor, decisions: Decisions) -> torch.Tensor:
+    def log_prob(self, logit: torch.Tensor, decisions: Decisions) -> torch.Tensor:
         surplus = decisions.target_prob >= decisions.draft_prob
-        accepted = self._log_mixture(said, decisions).masked_fill(surplus, 0.0)
-        return torch.where(decisions.accepted, accepted, F.logsigmoid(_at_precision(said, decisions)))
+        accepted = self._log_mixture(logit, decisions).masked_fill(surplus, 0.0)
+        return torch.where(decisions.accepted, accepted, F.logsigmoid(_at_precision(logit, decisions)))
 
-    def expected_rejection(self, said: torch.Tensor, decisions: Decisions) -> torch.Tensor:
-        return self.weight(said, decisions) * decisions.tv
+    def expected_rejection(self, logit: torch.Tensor, decisions: Decisions) -> torch.Tensor:
+        return self.weight(logit, decisions) * decisions.tv
 
-    def log_excess(self, said: torch.Tensor, decisions: Decisions) -> torch.Tensor:
-        return self._log_mixture(said, decisions) - _floored_log(decisions.target_prob)
+    def log_excess(self, logit: torch.Tensor, decisions: Decisions) -> torch.Tensor:
+        return self._log_mixture(logit, decisions) - _floored_log(decisions.target_prob)
 
-    def weight(self, said: torch.Tensor, decisions: Decisions) -> torch.Tensor:
-        return torch.sigmoid(_at_precision(said, decisions))
+    def weight(self, logit: torch.Tensor, decisions: Decisions) -> torch.Tensor:
+        return torch.sigmoid(_at_precision(logit, decisions))
 
-    def _log_mixture(self, said: torch.Tensor, decisions: Decisions) -> torch.Tensor:
+    def _log_mixture(self, logit: torch.Tensor, decisions: Decisions) -> torch.Tensor:
         """log v(y) = log(w p(y) + (1 - w) q(y)), `[M]`."""
         # In log space throughout: at p = 0, w = 1 to rounding, v itself would be 0 and its gradient nan. One term may
         # be log 0, so p needs no floor, which would outweigh (1 - w) q where that is tiny; q has one for both at once.
-        said = _at_precision(said, decisions)
+        logit = _at_precision(logit, decisions)
         return torch.logaddexp(
-            F.logsigmoid(said) + decisions.target_prob.log(),
-            F.logsigmoid(-said) + _floored_log(decisions.draft_prob),
+            F.logsigmoid(logit) + decisions.target_prob.log(),
+            F.logsigmoid(-logit) + _floored_log(decisions.draft_prob),
         )
 
 
 class TokenScore:
-    """A weight per token, w(x) = sigmoid(said) at the drafted token x (see `weights.py`): a `LearnedRule`.
+    """A weight per token, w(x) = sigmoid(logit) at the drafted token x (see `weights.py`): a `LearnedRule`.
 
     The coin of x keeps it with 1 - w(x) + w(x) min(1, p(x)/q(x)). That leaves the log of this for an accepted x with
     p < q, log w(x) for a rejection, and 0 for an accepted x with p >= q: the exact score, at the drafted token alone.
     The law v at another token y depends on all weights of the position, through what is rejected there. That is taken
-    from the record (`bias`), so `log_excess` is exact only where rollouts were drawn with `said`.
+    from the record (`bias`), so `log_excess` is exact only where rollouts were drawn with `logit`.
     """
 
-    def log_prob(self, said: torch.Tensor, decisions: Decisions) -> torch.Tensor:
-        accepted = self._log_kept(said, decisions).masked_fill(decisions.strict_prob >= 1.0, 0.0)
-        return torch.where(decisions.accepted, accepted, F.logsigmoid(_at_precision(said, decisions)))
+    def log_prob(self, logit: torch.Tensor, decisions: Decisions) -> torch.Tensor:
+        accepted = self._log_kept(logit, decisions).masked_fill(decisions.strict_prob >= 1.0, 0.0)
+        return torch.where(decisions.accepted, accepted, F.logsigmoid(_at_precision(logit, decisions)))
 
-    def expected_rejection(self, said: torch.Tensor, decisions: Decisions) -> torch.Tensor:
-        return self.weight(said, decisions) * (1.0 - decisions.strict_prob)
+    def expected_rejection(self, logit: torch.Tensor, decisions: Decisions) -> torch.Tensor:
+        return self.weight(logit, decisions) * (1.0 - decisions.strict_prob)
 
-    def log_excess(self, said: torch.Tensor, decisions: Decisions) -> torch.Tensor:
+    def log_excess(self, logit: torch.Tensor, decisions: Decisions) -> torch.Tensor:
         p, q = decisions.target_prob, decisions.draft_prob
-        log_p, score = _floored_log(p), self.log_prob(said, decisions)
+        log_p, score = _floored_log(p), self.log_prob(logit, decisions)
         tiny = torch.finfo(p.dtype).tiny
         average = 1.0 - decisions.bias / decisions.tv.clamp_min(tiny)  # the weight that all tokens with p >= q share
         shared = torch.lerp(q, p, average.clamp(0.0, 1.0)).clamp_min(tiny).log()
-        own = self._log_kept(said, decisions) + _floored_log(q)
+        own = self._log_kept(logit, decisions) + _floored_log(q)
         value = torch.where(p < q, own, shared) - log_p
         return value.detach() + (score - score.detach())
 
-    def weight(self, said: torch.Tensor, decisions: Decisions) -> torch.Tensor:
-        return torch.sigmoid(_at_precision(said, decisions))
+    def weight(self, logit: torch.Tensor, decisions: Decisions) -> torch.Tensor:
+        return torch.sigmoid(_at_precision(logit, decisions))
 
-    def _log_kept(self, said: torch.Tensor, decisions: Decisions) -> torch.Tensor:
+    def _log_kept(self, logit: torch.Tensor, decisions: Decisions) -> torch.Tensor:
         """log(1 - w + w min(1, p/q)) of the drafted token, `[M]`; in log space for what `MixtureScore` says."""
-        said = _at_precision(said, decisions)
-        return torch.logaddexp(F.logsigmoid(-said), F.logsigmoid(said) + decisions.strict_prob.log())
+        logit = _at_precision(logit, decisions)
+        return torch.logaddexp(F.logsigmoid(-logit), F.logsigmoid(logit) + decisions.strict_prob.log())
 
 
-def _at_precision(said: torch.Tensor, decisions: Decisions) -> torch.Tensor:
-    assert said.shape == decisions.sequence.shape, "one output per decision"
-    return said.to(decisions.target_prob.dtype)
+def _at_precision(logit: torch.Tensor, decisions: Decisions) -> torch.Tensor:
+    assert logit.shape == decisions.sequence.shape, "one output per decision"
+    return logit.to(decisions.target_prob.dtype)
 
 
 def _floored_log(prob: torch.Tensor) -> torch.Tensor:

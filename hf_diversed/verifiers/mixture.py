@@ -76,7 +76,7 @@ class MixtureVerifier(Verifier):
     def weights(self, draft: DraftOutput, target: TargetOutput, dials: dict[str, torch.Tensor]) -> Weights:
         """The weight at every drafted position; `dials` are those of this rule, `[B, 1]` each.
 
-        `Weights.weight` may depend on the drafted token only where `Weights.everywhere` says the same of all tokens.
+        `Weights.weight` may depend on the drafted token only where `Weights.per_token` says the same of all tokens.
         """
         raise NotImplementedError(f"{type(self).__name__} must implement weights")
 
@@ -89,20 +89,20 @@ class MixtureVerifier(Verifier):
         dials: dict[str, torch.Tensor] | None = None,
     ) -> Verdict:
         dials = self.dials(len(draft.tokens), draft.tokens.device) if dials is None else dials
-        said, state = limit_bias(self.weights(draft, target, dials), draft, target, state, dials)
+        weights, state = limit_bias(self.weights(draft, target, dials), draft, target, state, dials)
 
         def law() -> torch.Tensor:
             p, q = target.probs()[:, :-1], draft.probs()
-            return torch.lerp(q, p, said.mixing(p, q))
+            return torch.lerp(q, p, weights.mixing(p, q))
 
-        trace = Trace(weight=said.weight, tv=said.tv, inputs=said.inputs, emitted_probs=law)
+        trace = Trace(weight=weights.weight, tv=weights.tv, inputs=weights.inputs, emitted_probs=law)
         if draft.sampled:
             of_p, of_q = target.prob(draft.tokens), draft.prob(draft.tokens)
-            accept_prob = acceptance(of_p, of_q, said.weight)
-            trace = replace(trace, bias=said.bias(of_p, of_q))
+            accept_prob = acceptance(of_p, of_q, weights.weight)
+            trace = replace(trace, bias=weights.bias(of_p, of_q))
             return Verdict(accept_prob, target_residual(draft, target), state, trace)
         p, q = target.probs()[:, :-1], draft.probs()
-        mixing = said.mixing(p, q)
+        mixing = weights.mixing(p, q)
         v = torch.lerp(q, p, mixing)
         # The ends follow the scores: softmax can round two different scores to one probability.
         mass, best = v.max(dim=-1)
@@ -113,7 +113,7 @@ class MixtureVerifier(Verifier):
         def one_hot_best(positions: torch.Tensor) -> torch.Tensor:
             return torch.zeros_like(v[:, 0]).scatter_(-1, best[rows, positions, None], 1.0)
 
-        trace = replace(trace, bias=None if said.everywhere is None else total_variation(v, p))
+        trace = replace(trace, bias=None if weights.per_token is None else total_variation(v, p))
         return Verdict(keep_best(best, draft.tokens, mass), one_hot_best, state, trace)
 
 

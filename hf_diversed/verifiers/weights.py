@@ -27,7 +27,7 @@ class Weights:
     Attributes:
         weight: float32 `[B, G]` in [0, 1], on the target, at the drafted token.
         tv: float32 `[B, G]`, TV(p, q), if it was needed on the way. inputs: see `Trace.inputs`.
-        everywhere: maps p and q, float32 `[B, G, V]`, to the weight of every token, of that shape; None where the
+        per_token: maps p and q, float32 `[B, G, V]`, to the weight of every token, of that shape; None where the
             drafted token has no say, and `weight` holds for all.
         average: float32 `[B, G]`, R / TV(p, q), if it was needed on the way.
     """
@@ -35,7 +35,7 @@ class Weights:
     weight: torch.Tensor
     tv: torch.Tensor | None = None
     inputs: dict[str, torch.Tensor] | None = None
-    everywhere: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None
+    per_token: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None
     average: torch.Tensor | None = None
 
     def mixing(self, p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
@@ -44,14 +44,14 @@ class Weights:
         Tokens with p < q have their own; all others share what was rejected, in proportion to p - q, and so have R /
         TV(p, q).
         """
-        if self.everywhere is None:
+        if self.per_token is None:
             return self.weight[..., None]
-        weight = self.everywhere(p, q)
+        weight = self.per_token(p, q)
         return torch.where(p < q, weight, average_weight(weight, p, q, self.weight)[..., None])
 
     def bias(self, p: torch.Tensor, q: torch.Tensor) -> torch.Tensor | None:
         """`Trace.bias` from p and q of the drafted tokens, `[B, G]` each."""
-        if self.everywhere is None:
+        if self.per_token is None:
             return None
         if self.average is not None and self.tv is not None:
             return (1.0 - self.average) * self.tv
@@ -59,13 +59,13 @@ class Weights:
 
     def changed(self, change: Callable[..., torch.Tensor], *settings: torch.Tensor) -> "Weights":
         """The same with `change(weight, *settings)` for every weight; settings are `[B, G]` or `[B, 1]`."""
-        before = self.everywhere
+        before = self.per_token
 
-        def everywhere(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
+        def per_token(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
             assert before is not None
             return change(before(p, q), *(values[..., None] for values in settings))
 
-        return replace(self, weight=change(self.weight, *settings), everywhere=None if before is None else everywhere)
+        return replace(self, weight=change(self.weight, *settings), per_token=None if before is None else per_token)
 
 
 def average_weight(weight: torch.Tensor, p: torch.Tensor, q: torch.Tensor, where_equal: torch.Tensor) -> torch.Tensor:
@@ -83,7 +83,7 @@ def average_weight(weight: torch.Tensor, p: torch.Tensor, q: torch.Tensor, where
 
 
 def limit_bias(
-    said: Weights,
+    weights: Weights,
     draft: DraftOutput,
     target: TargetOutput,
     state: torch.Tensor | None,
@@ -91,31 +91,31 @@ def limit_bias(
 ) -> tuple[Weights, torch.Tensor | None]:
     """Raise weights to what the bounds among the dials allow; also the budget's new state."""
     if "max_ratio" in dials:
-        said = _cap_ratio(said, draft, target, dials["max_ratio"])
+        weights = _cap_ratio(weights, draft, target, dials["max_ratio"])
     if "max_bias" not in dials and "bias_budget" not in dials:
-        return said, None
-    tv = total_variation(target.probs()[:, :-1], draft.probs()) if said.tv is None else said.tv
-    said = replace(said, tv=tv)
+        return weights, None
+    tv = total_variation(target.probs()[:, :-1], draft.probs()) if weights.tv is None else weights.tv
+    weights = replace(weights, tv=tv)
     if "max_bias" in dials:
-        said = said.changed(cap_bias, tv, dials["max_bias"])
+        weights = weights.changed(cap_bias, tv, dials["max_bias"])
     if "bias_budget" not in dials:
-        return said, None
+        return weights, None
     budget = dials["bias_budget"]
     spent = torch.zeros_like(budget) if state is None else state
-    said = said.changed(at_least, (spent >= budget).to(said.weight.dtype))
-    said, total = _spend(said, draft, target, budget, spent)
-    return said, F.pad(total, (0, 1), mode="replicate")[..., None]  # a rejected position has spent its bias, too
+    weights = weights.changed(at_least, (spent >= budget).to(weights.weight.dtype))
+    weights, total = _spend(weights, draft, target, budget, spent)
+    return weights, F.pad(total, (0, 1), mode="replicate")[..., None]  # a rejected position has spent its bias, too
 
 
-def _cap_ratio(said: Weights, draft: DraftOutput, target: TargetOutput, max_ratio: torch.Tensor) -> Weights:
+def _cap_ratio(weights: Weights, draft: DraftOutput, target: TargetOutput, max_ratio: torch.Tensor) -> Weights:
     """With weights of at least those of lenience `max_ratio`, so that no token's v exceeds p / max_ratio."""
     drafted = lenient_weight(target.prob(draft.tokens), draft.prob(draft.tokens), max_ratio)
 
-    def everywhere(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
-        before = said.weight[..., None] if said.everywhere is None else said.everywhere(p, q)
+    def per_token(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
+        before = weights.weight[..., None] if weights.per_token is None else weights.per_token(p, q)
         return at_least(before, lenient_weight(p, q, max_ratio[..., None]))
 
-    return replace(said, weight=at_least(said.weight, drafted), everywhere=everywhere)
+    return replace(weights, weight=at_least(weights.weight, drafted), per_token=per_token)
 
 
 def at_least(weight: torch.Tensor, floor: torch.Tensor) -> torch.Tensor:
@@ -146,19 +146,19 @@ def cap_bias(weight: torch.Tensor, tv: torch.Tensor, max_bias: torch.Tensor) -> 
 
 
 def _spend(
-    said: Weights, draft: DraftOutput, target: TargetOutput, budget: torch.Tensor, spent: torch.Tensor
+    weights: Weights, draft: DraftOutput, target: TargetOutput, budget: torch.Tensor, spent: torch.Tensor
 ) -> tuple[Weights, torch.Tensor]:
     """`spend_bias` for either kind of weights. Weights per token are charged for the bias of all tokens, never for the
     drafted one's alone, and where they must be raised their distances to 1 shrink by one factor."""
-    assert said.tv is not None
-    if said.everywhere is None:
-        weight, total = spend_bias(said.weight, said.tv, draft.active, budget, spent)
-        return replace(said, weight=weight), total
+    assert weights.tv is not None
+    if weights.per_token is None:
+        weight, total = spend_bias(weights.weight, weights.tv, draft.active, budget, spent)
+        return replace(weights, weight=weight), total
     p, q = target.probs()[:, :-1], draft.probs()
-    average = average_weight(said.everywhere(p, q), p, q, said.weight)
-    limited, total = spend_bias(average, said.tv, draft.active, budget, spent)
+    average = average_weight(weights.per_token(p, q), p, q, weights.weight)
+    limited, total = spend_bias(average, weights.tv, draft.active, budget, spent)
     share = torch.where(limited > average, (1.0 - limited) / (1.0 - average), 1.0)
-    return replace(said.changed(_shrink, share), average=limited), total
+    return replace(weights.changed(_shrink, share), average=limited), total
 
 
 def _shrink(weight: torch.Tensor, share: torch.Tensor) -> torch.Tensor:

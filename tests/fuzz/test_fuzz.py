@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from hf_diversed import FLyVerifier, SpeculativeStats, diversed_decoding
 from hf_diversed._compat import WARPERS
-from hf_diversed.generation import decoding
+from hf_diversed.generation.planning import Call
 from hf_diversed.generation.rows import RaggedRows
 from hf_diversed.sampling import RandomSource
 from tests.engines.modes import STATIC
@@ -34,18 +34,18 @@ class Recorder(RandomSource):
     def __init__(self, monkeypatch):
         self.events: list[tuple[str, torch.Tensor | None]] = []
         self.processors: list = []
-        keep, make_plan = RaggedRows.keep, decoding.make_plan
+        keep, prepare = RaggedRows.keep, Call.prepare
 
         def listening_keep(rows, kept):
             self.events.append(("kept", kept))
             return keep(rows, kept)
 
-        def listening_plan(call):
+        def listening_prepare(call):
             self.processors = list(call.processors)
-            return make_plan(call)
+            return prepare(call)
 
         monkeypatch.setattr(RaggedRows, "keep", listening_keep)
-        monkeypatch.setattr(decoding, "make_plan", listening_plan)
+        monkeypatch.setattr(Call, "prepare", listening_prepare)
 
     def draft_noise(self, law):
         self.events.append(("draft", super().draft_noise(law)))

@@ -7,13 +7,11 @@ from itertools import chain
 
 import pytest
 import torch
-from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, LogitsProcessorList
+from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 from transformers.generation.streamers import BaseStreamer
 
 from hf_diversed import DiversedHead, DiversedHeadConfig, DiversedVerifier, LosslessVerifier, StaticEnsembleVerifier
 from hf_diversed.engines import eager
-from hf_diversed.generation.drafting import DiversedCandidateGenerator
-from hf_diversed.generation.processing import BlockProcessor, RaggedRows
 from hf_diversed.generation.schedules import ConstantLength
 from hf_diversed.verifiers import LenientVerifier, SpecCascadeVerifier
 from tests.reference import naive_decoding
@@ -136,32 +134,6 @@ def test_matches_upstream_greedy(pair, weight):
         prompt = {"input_ids": ragged_batch(seed=seed)["input_ids"][:1]}
         theirs = upstream_assisted(pair, prompt, max_new_tokens=24, do_sample=False, assistant_ensemble_weight=weight)
         assert torch.equal(relaxed(pair, StaticEnsembleVerifier(weight), prompt, max_new_tokens=24).sequences, theirs)
-
-
-def test_candidate_generator_works_inside_upstream(pair, monkeypatch):
-    """Catches a broken `get_candidates`: cached columns that upstream's accepted ids no longer agree with."""
-    target, draft = pair
-    prompt = ragged_batch()["input_ids"][:1]
-
-    def candidate_generator(self, generation_config, input_ids, logits_processor, **kwargs):
-        limit = generation_config.max_length + GAMMA
-        return DiversedCandidateGenerator(
-            draft,
-            RaggedRows(input_ids, generation_config.max_length, GAMMA, [EOS], PAD),
-            BlockProcessor(LogitsProcessorList(logits_processor)),
-            vocab_size=64,
-            num_assistant_tokens=GAMMA,
-            random_source=None,
-            prompt_mask=None,
-            position_ids=torch.arange(input_ids.shape[1])[None],
-            limit=limit,
-            last_position=generation_config.max_length - 1,
-            keep_hidden=False,
-        )
-
-    plain = target.generate(prompt, max_new_tokens=24, do_sample=False)
-    monkeypatch.setattr(type(target), "_get_candidate_generator", candidate_generator)
-    assert torch.equal(target.generate(prompt, max_new_tokens=24, do_sample=False, assistant_model=draft), plain)
 
 
 def _tiny_vocabulary_model(seed: int) -> LlamaForCausalLM:

@@ -263,12 +263,12 @@ ROWS = [
         Row(
             f"{rule} on looked-up tokens",
             looking_up(verifier=SpecCascadeVerifier(rule, 0.3)),
-            [rule, "how sure the draft is", "assistant_model"],
+            [rule, "the draft's confidence", "assistant_model"],
         )
         for rule in ("chow", "diff", "opt", "token_v1")
     ),
     *(
-        Row(f"{name} on looked-up tokens", looking_up(verifier=rule), [words, "how sure the draft is"])
+        Row(f"{name} on looked-up tokens", looking_up(verifier=rule), [words, "the draft's confidence"])
         for name, rule, words in (
             ("block of a cascade", "block:spec_cascade:chow:0.3", "BlockVerifier(rule=SpecCascadeVerifier("),
             ("block of contrasts", BlockVerifier(ContrastiveVerifier()), "BlockVerifier(rule=ContrastiveVerifier("),
@@ -390,7 +390,7 @@ ROWS = [
     Row(
         "rule without weight",
         generate(verifier=STATIC),
-        [f"'{STATIC}'", "weight", "pass an instance"],
+        [f"'{STATIC}'", "weight", "needs a value"],
     ),
     Row("no rule at all", generate(verifier=0.7), ["float", "Verifier"], TypeError),
     Row("class, not rule", generate(verifier=StaticEnsembleVerifier), ["Verifier", "type"], TypeError),

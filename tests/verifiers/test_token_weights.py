@@ -50,7 +50,7 @@ class Given(MixtureVerifier):
 
     def weights(self, draft, target, dials) -> Weights:
         table = self.table.repeat_interleave(len(draft.tokens) // len(self.table), 0)[:, None]
-        return Weights(table.gather(-1, draft.tokens[..., None])[..., 0], everywhere=lambda p, q: table)
+        return Weights(table.gather(-1, draft.tokens[..., None])[..., 0], per_token=lambda p, q: table)
 
 
 # Zero, denormal, tiny and ordinary probabilities, with ties; one score alone makes a one-hot law, as looked up.

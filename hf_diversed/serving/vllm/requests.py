@@ -30,6 +30,6 @@ def any_relaxed(present: Collection[RequestSettings]) -> bool:
 def move_verifiers(deployment: Deployment, device: torch.device) -> None:
     """Move the verifiers' heads to the device that samples."""
     for verifier in deployment.verifiers:
-        for part in verifier.made_of():
+        for part in verifier.components():
             if isinstance(part, torch.nn.Module):
                 part.to(device)
