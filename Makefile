@@ -79,7 +79,7 @@ real: $(VENV)/.dev
 		export HF_DIVERSED_YES=1; \
 		$(BIN)/python benchmarks/real.py --output build/real --num-examples 8 --timed-prompts 4 --temperature 0.3 --gamma 10 \
 			--dtype bfloat16 $(REAL) && \
-		$(BIN)/python benchmarks/real_pair.py $(PAIR) --output build/real-pair --num-examples 16 --batch-size 16 \
+		$(BIN)/python -m benchmarks.real_pair $(PAIR) --output build/real-pair --num-examples 16 --batch-size 16 \
 			--methods target,lossless,lenience:0.3; \
 	else echo "Skipped: the models come from the package index, which cannot be reached."; fi
 

@@ -13,8 +13,8 @@ Parts, each of which is kept in the output folder and goes on where it was inter
    and the acceptance (`hf_diversed.evaluation`), eager, at batch size 8.
 3. With `--head-steps`, heads for each regime, by `train` on its first task: a mixture and one that sees the token.
 4. Seconds: the methods in turns on the same prompts, eager and compiled, at batch sizes 1 and 8; ms per round (the
-   prompt's reading shared out among them), tokens per second of the clock and of the CPU, peak memory. Compiling is
-   timed apart. On a shared machine the clock says little; the CPU's time is comparable within a run.
+   prompt's reading shared out among them), tokens per second of the clock and of the CPU, peak memory (on a CPU
+   that of the process since its start). Compiling is timed apart. On a shared machine the clock says little; the CPU's time is comparable within a run.
 """
 
 import argparse
@@ -29,12 +29,12 @@ import torch
 from transformers import PreTrainedTokenizerBase
 from transformers.utils import logging
 
-from benchmarks.rounds.memory import peak_memory
 from hf_diversed.cli.demo_model import TEXTS
 from hf_diversed.cli.models import LOOKUP, load_pair
 from hf_diversed.cli.train import train
 from hf_diversed.cli.tune_draft import tune
 from hf_diversed.evaluation import EvaluationSettings, evaluate
+from hf_diversed.evaluation.memory import peak_memory
 from hf_diversed.formatting import with_bounds
 from hf_diversed.provenance import provenance
 from hf_diversed.running.compiled import default_compile_config
