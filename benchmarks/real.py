@@ -14,7 +14,8 @@ Parts, each of which is kept in the output folder and goes on where it was inter
 3. With `--head-steps`, heads for each regime, by `train` on its first task: a mixture and one that sees the token.
 4. Seconds: the methods in turns on the same prompts, eager and compiled, at batch sizes 1 and 8; ms per round (the
    prompt's reading shared out among them), tokens per second of the clock and of the CPU, peak memory (on a CPU
-   that of the process since its start). Compiling is timed apart. On a shared machine the clock says little; the CPU's time is comparable within a run.
+   that of the process since its start). Compiling is timed apart.
+   On a shared machine the clock says little; the CPU's time is comparable within a run.
 """
 
 import argparse
