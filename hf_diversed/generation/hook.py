@@ -47,12 +47,12 @@ def attach(
     diversed_max_ratio: float | None = None,
     diversed_max_drop: float | None = None,
 ) -> Attachment:
-    """Make every later `model.generate(...)` decode with this draft and rule, for callers that cannot pass them.
+    """Make every later `model.generate(...)` use this draft model and verifier, for callers that cannot pass them.
 
     As a context manager it holds for the thread or task that entered, until the block ends; threads started inside
     see it if they run in `contextvars.copy_context()`. Called without `with` it holds in every thread, until `detach`;
     so does what a `with` statement calls, for the moment until it enters: a server whose other threads call `generate`
-    on this model bare should pass draft and rule with each call instead.
+    on this model without them should pass draft model and verifier with each call instead.
     Nothing is stored on the model: `state_dict`, `save_pretrained`, `deepcopy` and pickle do not change. What a call
     names, by keyword or in its generation config, wins over what is attached.
 
@@ -77,18 +77,18 @@ def attach(
 
 
 def dispatch(original, model: PreTrainedModel, args: tuple, kwargs: dict[str, Any]):
-    """One call of the hooked `generate`: relaxed decoding where it or an attachment names a rule, else upstream's."""
+    """One call of the hooked `generate`: relaxed decoding if it or an attachment has a verifier, else upstream's."""
     attachment = attached_to(model)
     options = Options.pop_from(kwargs)
     if attachment is None and not options.names_verifier():
-        if isinstance(kwargs.get("custom_generate"), str):  # a script of the Hub may bring the rule
+        if isinstance(kwargs.get("custom_generate"), str):  # a script of the Hub may bring the verifier
             return original(model, *args, **kwargs, **options.given())
-        _refuse_options_without_a_rule(options)
+        _refuse_options_without_verifier(options)
         return original(model, *args, **kwargs)
     return _generate_relaxed(original, model, attachment, options, args, kwargs)
 
 
-def _refuse_options_without_a_rule(options: Options) -> None:
+def _refuse_options_without_verifier(options: Options) -> None:
     given = [name for name, value in options.given().items() if value is not False]
     if given:
         raise ValueError(
@@ -97,7 +97,7 @@ def _refuse_options_without_a_rule(options: Options) -> None:
 
 
 def _generate_relaxed(original, model: PreTrainedModel, attachment: Attached | None, options: Options, args, kwargs):
-    """Bind draft, rule and streamer into the loop and let upstream prepare everything else."""
+    """Bind draft model, verifier and streamer to the loop; upstream prepares everything else."""
     signature = inspect.signature(original)
     if "assistant_model" not in signature.parameters:  # a wrapper of somebody's that takes anything
         signature = stock_signature()
@@ -167,14 +167,14 @@ class _Call:
         return length
 
     def verifier(self, options: Options) -> Verifier | None:
-        """The rule of the call, or the attached one; the dial of a configuration only matters to heads."""
+        """The verifier of the call, or the attached one; dials of a generation config apply to heads only."""
         attached = Options() if self.attachment is None else self.attachment.options
-        rule = options if options.names_verifier() else attached
+        chosen = options if options.names_verifier() else attached
         sources: list[Callable[[str], Any]] = [lambda name: getattr(options, name)]
-        if rule.diversed_head is not None:
-            beside = attached if rule is attached else Options()
+        if chosen.diversed_head is not None:
+            beside = attached if chosen is attached else Options()
             sources += [self.named, lambda name: getattr(beside, name), self.setting]
-        return resolve_verifier(rule.diversed_head, rule.verifier, self.model.device, **_first_dials(sources))
+        return resolve_verifier(chosen.diversed_head, chosen.verifier, self.model.device, **_first_dials(sources))
 
     def refuse_other_modes(self) -> None:
         """What upstream would act on before it reaches the loop."""
@@ -242,14 +242,14 @@ def resolve_verifier(
     device: torch.device | None = None,
     **dials: float | list[float] | torch.Tensor | None,
 ) -> Verifier | None:
-    """Build the rule that was asked for; `dials` as `DiversedVerifier` has them, None for its own default, or
+    """Build the requested verifier; `dials` as `DiversedVerifier` has them, None for its own default, or
     `max_drop` as `CertifiedVerifier` has it.
 
     Raises:
         ValueError: on contradictions, on unknown names, and on dials without a head.
     """
     if diversed_head is not None and verifier is not None:
-        raise ValueError("diversed_head= and verifier= both choose the rule; pass only one of them.")
+        raise ValueError("diversed_head= and verifier= both choose the verifier; pass only one of them.")
     given: dict[str, Any] = {name: value for name, value in dials.items() if value is not None}
     if diversed_head is not None:
         if isinstance(diversed_head, (str, os.PathLike)):

@@ -10,23 +10,24 @@ from hf_diversed.sampling import residual
 
 
 class Verifier:
-    """Decides which drafted tokens to keep and what law replaces the first rejected one.
+    """Decides which draft tokens to accept, and the distribution of the token that replaces the first rejected one.
 
     A verifier sees tensors and returns tensors: it never calls a model, touches a cache or draws a random number.
-    Subclasses implement `__call__`, or derive from `DistributionVerifier` and only choose the law to verify against.
+    Subclasses implement `__call__`, or derive from `DistributionVerifier` and only choose the
+    distribution to verify against.
 
     Attributes:
         needs_hidden_states: ask for `hidden` on both outputs.
         needs_raw_logits: ask for `raw_logits` on both outputs.
-        needs_draft_confidence: the rule reads how sure the draft is. Looked-up tokens, whose q is one-hot, do not say.
+        needs_draft_confidence: the verifier reads the draft model's confidence, which looked-up tokens lack.
         greedy_only: refuse sampling before the first forward pass.
-        has_emitted_probs: sampling emits one law at the drafted positions, and every `Verdict` gives it.
-        needs_input_ids: the rule reads the ids so far. Unless it says False it is asked outside of compiled rounds,
+        has_emitted_probs: sampling emits one distribution at the draft positions, and every `Verdict` returns it.
+        needs_input_ids: the verifier reads the ids so far. Unless this is False it runs outside of compiled rounds,
             which do not have them at hand.
-        row_settings: attributes whose values reach the rule as dials only, so that what is compiled for one value
+        row_settings: attributes whose values reach the verifier as dials only, so that what is compiled for one value
             serves all.
-        state_width: how many numbers the rule remembers per row from round to round.
-        num_assistant_tokens: draft length the rule was made for, used where the caller names none.
+        state_width: number of values that the verifier keeps per row from round to round.
+        num_assistant_tokens: draft length the verifier was made for, used if the caller sets none.
         needs_check: whether its first verdict of a call is checked; set for every class outside this package.
     """
 
@@ -48,31 +49,31 @@ class Verifier:
             cls.needs_input_ids = True  # whatever its base did, this one is handed the ids
 
     def check(self, context: DecodingContext) -> None:
-        """Refuse, before any forward pass, what this rule cannot serve. Raises ValueError."""
+        """Refuse, before any forward pass, what this verifier cannot serve. Raises ValueError."""
 
     def for_call(self, context: DecodingContext) -> "Verifier":
-        """The rule that decodes a call: this one, unless the call's settings decide which one it is.
+        """Return the verifier that decodes a call: this one, unless it depends on the call's settings.
 
         Raises ValueError, before any forward pass, where there is none for them.
         """
         return self
 
     def strictness_per_row(self) -> Sequence[float]:
-        """Where the rule's dial stands, one value or one per row, for the statistics; empty without a dial."""
+        """The strictness, one value or one per row, for the statistics; empty for verifiers without one."""
         return ()
 
     def remarks(self, context: DecodingContext) -> list[str]:
-        """What a caller should hear, once, about using the rule like this; nothing by default."""
+        """Warnings about this use of the verifier, each logged once; none by default."""
         return []
 
     def components(self) -> list[object]:
-        """The rule and everything beside it that gets to see a block's tensors: the parts of a rule, a head."""
+        """The verifier and all objects that receive a block's tensors from it: other verifiers, a head."""
         return [self]
 
     def dials(self, batch_size: int, device: torch.device) -> dict[str, torch.Tensor]:
         """Settings that rows may have of their own, by name: `[B, 1]` each; none by default.
 
-        The loop keeps them with the rows and hands them back as `dials=`; a rule with none is called without.
+        The loop keeps them with the rows and passes them as `dials=`; a verifier without any is called without.
         """
         return {}
 
@@ -83,9 +84,9 @@ class Verifier:
 
         Args:
             input_ids: long `[B, L]`, the ids so far; rows with fewer, `draft.lengths`, are filled up.
-            draft: the draft's tokens and law at G positions. `target`: the target's law at G + 1 positions.
-            state: what this rule returned at its last call for the drafts that were accepted, `[B, state_width]`; None
-                at the first one. Rounds in which no row has drafts call no rule, but lengthen rows.
+            draft: draft tokens and q at G positions. target: p at G + 1 positions.
+            state: what this verifier returned at its last call for the accepted draft tokens, `[B, state_width]`; None
+                at the first one. Rounds in which no row has draft tokens call no verifier, but lengthen rows.
         """
         raise NotImplementedError(
             f"{type(self).__name__} must implement __call__ (or derive from DistributionVerifier)"
@@ -96,15 +97,15 @@ class Verifier:
         return f"{type(self).__name__}({shown})"
 
     def settings(self) -> dict[str, object]:
-        """What tells this rule from others of its class, by name."""
+        """Settings by name, for `repr`."""
         return {name: value for name, value in vars(self).items() if not name.startswith(("_", "needs_"))}
 
 
 class DistributionVerifier(Verifier):
-    """Rules of the kind "choose a law v, then verify exactly against it": subclasses only implement `law`.
+    """Verifiers that choose a distribution v and verify exactly against it: subclasses implement `emitted_probs`.
 
     Sampling: accept x with probability min(1, v(x) / q(x)), replace by norm(max(v - q, 0)). Greedy: accept x iff it is
-    v's argmax, else replace it by that argmax. Either way the emitted law is v at drafted positions (arXiv
+    v's argmax, else replace it by that argmax. Either way the emitted distribution is v at draft positions (arXiv
     2211.17192).
     """
 
@@ -112,8 +113,8 @@ class DistributionVerifier(Verifier):
     needs_input_ids = False
 
     def emitted_probs(self, draft: DraftOutput, target: TargetOutput) -> torch.Tensor:
-        """The verification law v: float32 `[B, G, V]`, each row summing to one."""
-        raise NotImplementedError(f"{type(self).__name__} must implement law")
+        """Return the emitted distribution v: float32 `[B, G, V]`, summing to one at every position."""
+        raise NotImplementedError(f"{type(self).__name__} must implement emitted_probs")
 
     def __call__(
         self, input_ids: torch.Tensor, draft: DraftOutput, target: TargetOutput, state: torch.Tensor | None = None
@@ -141,10 +142,11 @@ class DistributionVerifier(Verifier):
 
 @dataclass(eq=False)
 class Memory:
-    """What a rule knows of each row beside its ids: what it was told, and what it remembers from round to round.
+    """Dials and state of a verifier, per row.
 
     Attributes:
-        dials: see `Verifier.dials`. state: `[B, state_width]`; None before the first round, and for rules without one.
+        dials: see `Verifier.dials`. state: `[B, state_width]`; None before the first round, and for verifiers without
+            state.
         is_checked: whether a verdict of the verifier has been checked; see `Verifier.needs_check`.
     """
 
@@ -158,7 +160,7 @@ class Memory:
         return verifier(input_ids, draft, target, self.state, **dials)
 
     def learn(self, verdict: Verdict | None, num_accepted: torch.Tensor) -> None:
-        """Remember a round in which `num_accepted` drafts were kept, long `[B]`; nothing where no rule was asked."""
+        """Keep the state after `num_accepted` accepted draft tokens, long `[B]`; does nothing without a verdict."""
         if verdict is not None:
             self.is_checked = True
             rows = torch.arange(len(num_accepted), device=num_accepted.device)
@@ -171,7 +173,7 @@ class Memory:
 
 
 class CompositeVerifier(Verifier):
-    """Base of rules made of other rules: asks for what any of them asks for."""
+    """Base of verifiers made of other verifiers: needs what any of them needs."""
 
     def __init__(self, *parts: Verifier):
         for part in parts:
@@ -217,22 +219,22 @@ class CompositeVerifier(Verifier):
 
 
 def keep_best(best: torch.Tensor, tokens: torch.Tensor, mass: torch.Tensor) -> torch.Tensor:
-    """Greedy acceptance, float32 `[B, G]`: 1 where a token is the best one, else 0; nan where the law is none.
+    """Greedy acceptance, float32 `[B, G]`: 1 where a token is the best one, else 0; NaN where the distribution is.
 
     Args:
-        best, tokens: long `[B, G]`. mass: float32 `[B, G]`, what the law gives to its best token.
+        best, tokens: long `[B, G]`. mass: float32 `[B, G]`, probability of the best token.
     """
     return torch.where(mass.isfinite(), (best == tokens).float(), float("nan"))
 
 
 def target_residual(draft: DraftOutput, target: TargetOutput) -> Callable[[torch.Tensor], torch.Tensor]:
-    """The replacement law max(p - q, 0) that lossless, mixing and lenient rules share; p where it is empty."""
+    """The residual distribution max(p - q, 0) of lossless, mixing and lenient verifiers; p where it is zero."""
 
-    def law(positions: torch.Tensor) -> torch.Tensor:
+    def replacement(positions: torch.Tensor) -> torch.Tensor:
         p = target.probs(positions)
         return residual(p, draft.probs(positions), fallback=p)
 
-    return law
+    return replacement
 
 
 def decoding_laws(draft: DraftOutput, target: TargetOutput) -> tuple[torch.Tensor, torch.Tensor]:
