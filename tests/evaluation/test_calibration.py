@@ -110,7 +110,7 @@ def test_a_new_calibration_replaces_earlier_ones(pair, tmp_path):
     (entry,), _ = run(pair, tmp_path, head=head)
     colder, other, old = {**entry, "temperature": 0.5}, {**entry, "head": "DiversedHead:0"}, dict(entry)
     del old["processors"]
-    head.config.certified_drops = [{**entry, "quality": 0.9}, colder, other, old]
+    head.config.certified_drops = [{**entry, "strictness": 0.9}, colder, other, old]
     assert run(pair, tmp_path, head=head)[0] == [entry]
     assert head.config.certified_drops == [colder, entry]
     assert run(pair, tmp_path, head=head, drops=[0.001])[0] == []
