@@ -1,6 +1,6 @@
 """A draft-target pair with published weights, Qwen2.5-Coder 1.5B with 0.5B: acceptance and quality of every method.
 
-    python benchmarks/real_pair.py --output build/real-pair \\
+    python -m benchmarks.real_pair --output build/real-pair \\
         --data mbpp=mbpp_974.jsonl,humaneval=HumanEval.jsonl,gsm8k=gsm8k_train_7473.jsonl
 
 Each finished batch is kept in the output folder, so an interrupted run continues where it stopped. After each

@@ -17,7 +17,7 @@ PREFIX = "qwen-coder-"
 TASKS = {"mbpp": "MBPP", "humaneval": "HumanEval", "gsm8k": "GSM8K"}
 FILES = {"mbpp": "mbpp_974.jsonl", "humaneval": "HumanEval.jsonl", "gsm8k": "gsm8k_train_7473.jsonl"}
 FILES["specbench"] = "specbench_480.jsonl"
-_RUN = "python benchmarks/real_pair.py --target qwen-coder-1.5b --draft qwen-coder-0.5b --output build/real-pair"
+_RUN = "python -m benchmarks.real_pair --target qwen-coder-1.5b --draft qwen-coder-0.5b --output build/real-pair"
 Record = Mapping[str, Any]
 
 

@@ -51,7 +51,7 @@ COMMANDS = {
     },
 }
 _DRAFTS = {"lookup": "prompt lookup", "draft": "a draft model of its own layers"}
-_NAMES = {"target": "plain", "lossless": "`lossless`", "upstream": "transformers' assisted generation"}
+_NAMES = {"target": "`target`", "lossless": "`lossless`", "upstream": "transformers' assisted generation"}
 _HEADS = {"head-token-aware": "a token head", "head-mixture": "a mixture head"}
 _METRICS = {"rouge2": "ROUGE-2"}
 _PLAIN, _COMPILED = "target", ", compiled"
@@ -145,7 +145,7 @@ def _study(name: str, found: Record, record: Record) -> str:
         f"SmolLM2-135M-Instruct in {settings['dtype']} on {source['device']}, {source['threads']} thread(s); "
         f"{prompts(record['quality'])}, temperature {first['temperature']:g}, {first['num_assistant_tokens']} draft "
         f"tokens per round at most, {first['max_new_tokens']} new tokens; 95% intervals clustered by prompt. Speedup: "
-        f"tokens per second over those of plain decoding with the same engine, {settings['timed_prompts']} prompts, "
+        f"tokens per second over those of the target alone with the same engine, {settings['timed_prompts']} prompts, "
         f"median (range) of {settings['repeats']} alternating runs."
     )
     parts = [setting, table(header, rows), f"Measured by `{COMMANDS[name]}`."]
@@ -192,7 +192,7 @@ def _costs(found: Record) -> str:
         f"{1e3 * costs['overhead']:.0f} ms to a round. If draft tokens are accepted independently (arXiv 2211.17192), "
         "at the best number of draft tokens per round:"
     )
-    header = ["draft", "ms per draft token", "acceptance to break even", "for 1.5x plain"]
+    header = ["draft", "ms per draft token", "acceptance to break even", "for 1.5x the target alone"]
     rates = list(found["records"][0]["by_acceptance"])[-3:]
     rows = []
     for record in found["records"]:
