@@ -1,6 +1,7 @@
 """Fixtures of all tests."""
 
 import logging
+from collections.abc import Iterator
 
 import pytest
 
@@ -19,10 +20,14 @@ def pair():
 
 
 @pytest.fixture
-def caplog(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> pytest.LogCaptureFixture:
-    """pytest's `caplog`, to which the loggers of transformers and of this library propagate."""
-    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
-    return caplog
+def caplog(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.LogCaptureFixture]:
+    """pytest's `caplog`, to which the loggers of transformers and of this library propagate their warnings."""
+    logger = logging.getLogger("transformers")
+    monkeypatch.setattr(logger, "propagate", True)
+    level = logger.level
+    logger.setLevel(logging.WARNING)  # the command line sets it to errors for the whole process
+    yield caplog
+    logger.setLevel(level)
 
 
 @pytest.fixture

@@ -109,8 +109,8 @@ def test_prompts_are_those_of_training(command, from_file, chat, shots, folder, 
     methods = ["--methods", "target"] if command == "evaluate" else ["--rules", "static"]
     result = CliRunner().invoke(app, [command, *methods, *options, *pair_options(folder)])
     assert result.exit_code == 0, result.output
-    ((pair, task, examples, _, last),) = calls
-    settings = next(iter(last.values())) if command == "evaluate" else last
+    ((pair, task, examples, *last),) = calls
+    settings = last[0][0][1] if command == "evaluate" else last[-1]
     prompts = [task.prompt(example) for example in examples]
     found = encode(pair.tokenizer, prompts, settings.add_special_tokens)
 

@@ -71,7 +71,7 @@ def test_info_without_records(tmp_path):
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ("{", "is no JSON"),
+        ("{", "is not valid JSON"),
         ("[]", "must hold a JSON object"),
         ('{"records": [{"method": "lossless"}]}', "record of the head"),
     ],

@@ -333,7 +333,7 @@ def test_dropping_finished_rows_changes_nothing(pair, verifier, monkeypatch):
     eos = first[[0, 2, 5], [3, 7, 12]].tolist()  # rows now end in different rounds
     whole, shrunk = [], []
     for share, outputs in ((0.0, whole), (1.0, shrunk)):
-        monkeypatch.setattr(eager, "_SHRINK_BELOW", share)
+        monkeypatch.setattr(eager, "_COMPACT_BELOW", share)
         outputs.append(relaxed(pair, verifier, inputs, eos_token_id=eos, output_token_records=True))
     assert len({row.num_emitted for row in whole[0].stats.per_row}) >= 3
     assert torch.equal(whole[0].sequences, shrunk[0].sequences)
@@ -351,7 +351,7 @@ def test_dropping_finished_rows_changes_nothing(pair, verifier, monkeypatch):
 
 def test_rows_with_settings_of_their_own_stay(pair, head, monkeypatch):
     """Catches a dial that moves to another row when finished rows leave."""
-    monkeypatch.setattr(eager, "_SHRINK_BELOW", 1.0)
+    monkeypatch.setattr(eager, "_COMPACT_BELOW", 1.0)
     inputs = ragged_batch(4)
     dials = [0.0, 0.3, 0.8, 1.0]
     eos = relaxed(pair, LosslessVerifier(), inputs).sequences[[3, 1], [-17, -12]].tolist()

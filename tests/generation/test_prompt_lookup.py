@@ -80,7 +80,7 @@ def test_lossless_greedy_is_plain_generate(target, ngram_size):
 def test_ragged_batch_is_its_single_runs(target, name, share, monkeypatch):
     """Invariant 2. Catches padding that is looked up as text, a row's draft cut by another's, filler that counts as
     drafted, and rows that take over another's padding once finished rows have left (share 1)."""
-    monkeypatch.setattr(eager, "_SHRINK_BELOW", share)
+    monkeypatch.setattr(eager, "_COMPACT_BELOW", share)
     inputs = repetitive_batch()
     free = lookup(target, RULES[name], inputs).sequences[:, 16:]
     eos = free[[0, 2], [5, 11]].tolist()  # rows end in different rounds

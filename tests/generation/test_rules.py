@@ -120,7 +120,7 @@ ENGINES = {
 def test_loop_equals_naive_reference(name: str, engine: str, monkeypatch):
     """Invariant 12 for every rule. Catches state that does not follow a row, drafts of one row judged by another's
     draft length, a law taken before its processors, and any error of caches, masks and offsets."""
-    monkeypatch.setattr(eager, "_SHRINK_BELOW", 0.0)  # rows stay where their random numbers are
+    monkeypatch.setattr(eager, "_COMPACT_BELOW", 0.0)  # rows stay where their random numbers are
     monkeypatch.setattr(StaticEngine, "should_compact", lambda self, running: False)
     mode, gamma, batch_sizes, settings = ENGINES[engine]
     for rows in batch_sizes:

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import shutil
 
 import pytest
 import torch
@@ -369,7 +370,7 @@ def test_resume_goes_on_from_the_newest_complete_checkpoint(monkeypatch, tokeniz
     base = copy.deepcopy(draft)
     options = {"save_strategy": "steps", "save_steps": 2, "max_steps": 4, "lr_scheduler_type": "constant"}
     whole = tune_draft(target, draft, tokenizer, make_rows(8), config(tmp_path, **options))
-    (tmp_path / "checkpoint-4" / "complete.json").unlink()
+    shutil.rmtree(tmp_path / "checkpoint-4")
     steps = []
     loss = DraftTuner.compute_loss
     monkeypatch.setattr(DraftTuner, "compute_loss", lambda *args, **kwargs: steps.append(1) or loss(*args, **kwargs))
@@ -432,7 +433,7 @@ def test_a_broken_run_of_all_weights_goes_on(tokenizer, target, draft, tmp_path)
     options = {"save_strategy": "steps", "save_steps": 2, "max_steps": 4, "lr_scheduler_type": "constant"}
     options |= {"all_weights": True}
     whole = tune_draft(target, draft, tokenizer, make_rows(8), config(tmp_path, **options))
-    (tmp_path / "checkpoint-4" / "complete.json").unlink()
+    shutil.rmtree(tmp_path / "checkpoint-4")
     again = tune_draft(target, copy.deepcopy(base), tokenizer, make_rows(8), config(tmp_path, **options, resume=True))
     for (name, value), other in zip(whole.state_dict().items(), again.state_dict().values()):
         assert torch.allclose(value, other, atol=1e-6), name
