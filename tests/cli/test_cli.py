@@ -11,6 +11,7 @@ from hf_diversed import DiversedHead, DiversedHeadConfig, load_demo_pair
 from hf_diversed.cli import app
 from hf_diversed.cli.models import load_pair
 from hf_diversed.cli.rendering import token_text
+from hf_diversed.cli.streaming import build_method
 from hf_diversed.formatting import PLAIN
 from hf_diversed.outputs import TokenRecords
 from hf_diversed.token_view import ORIGINS
@@ -92,8 +93,16 @@ def test_generate_prints_text_and_then_statistics(method, words):
     assert result.stdout == text + "\n"
 
 
+@pytest.mark.parametrize("command", ["generate", "compile"])
+def test_lenience_is_the_default_without_a_head(command, folder):
+    """Catches a baseline, static:0.7, as the default of a pair that comes without a head."""
+    label, verifier = build_method(load_pair(str(folder / "target"), str(folder / "draft"), "cpu"), None, None, {})
+    assert (label, verifier.lenience) == ("lenience:0.3", 0.3)
+    assert "lenience:0.3" in run(command, "--help").stdout
+
+
 def test_generate_turns_the_dial():
-    """Catches options that never reach the rule."""
+    """Catches options that never reach the verifier."""
     accepted = []
     for options in ([], ["--max-bias", "0"], ["--bias-budget", "0"], ["--max-ratio", "1"]):
         result = run(
