@@ -1,4 +1,4 @@
-"""Drafting: gamma cheap steps of the draft model for a whole batch. Does not verify."""
+"""Drafting: gamma steps of the draft model for a batch. Verification is in `verification.py`."""
 
 from collections.abc import Callable
 from typing import Protocol
@@ -16,56 +16,56 @@ from hf_diversed.sampling import RandomSource, draw, first_true
 
 
 class Drafter(Protocol):
-    """What the loop asks of whatever proposes tokens.
+    """Interface of sources of draft tokens.
 
     Attributes:
-        num_forwards: forward passes of a draft model so far.
+        num_forwards: number of forward passes of the draft model so far.
     """
 
     @property
     def num_forwards(self) -> int: ...
 
     def prefill(self, chunk_size: int | None = None) -> None:
-        """Read all of the prompt but its last token."""
+        """Process all tokens of the prompt except the last."""
 
     def propose(self, counts: PerRow) -> tuple[DraftOutput | None, PerRow]:
-        """Draft for every row and write the tokens behind it.
+        """Draft tokens for every row and write them after the row's last token.
 
         Args:
-            counts: per row, how many of its drafts will be looked at; 0 for finished rows.
+            counts: maximum number of draft tokens per row; 0 for finished rows.
 
         Returns:
-            tokens and processed scores of q, on the rows' device, or None if nothing was drafted; and per row how
-            many of the tokens are drafts of its own, at most its count. The others only fill up the block.
+            the draft block with the processed scores of q, on the rows' device, or None without draft tokens; and the
+            number of draft tokens per row, at most `counts`. The rest of the block is padding.
         """
 
     def rewind(self, all_accepted: bool) -> None:
-        """Say how the round ended: whether some running row's drafts were all accepted."""
+        """Update the state after verification. `all_accepted`: whether some running row accepted all draft tokens."""
 
     def keep(self, rows: torch.Tensor) -> None:
-        """Go on with these rows (long, ascending) of the batch only."""
+        """Keep only these rows (long, ascending) of the batch."""
 
 
 def active_drafts(tokens: torch.Tensor, counts: torch.Tensor, eos_ids: torch.Tensor | None) -> torch.Tensor:
-    """Which drafts count, bool `[B, G]`: up to each row's number of them, long `[B]`, or its first drafted EOS."""
+    """Mask of valid draft tokens, bool `[B, G]`: the first `counts` (long `[B]`) of each row, up to its first EOS."""
     reach = torch.minimum(counts, first_true(is_one_of(tokens, eos_ids)) + 1)
     return torch.arange(tokens.shape[1], device=tokens.device) < reach[:, None]
 
 
 class DiversedCandidateGenerator:
-    """Proposes tokens with any draft model, from its own cache and its own forward loop, for every row of a batch.
+    """Generates draft tokens for every row of a batch with a draft model and its own cache.
 
-    Named after upstream's candidate generators, whose contract it keeps; it knows nothing of DIVERSED's rule. The loop
-    drives it by `propose`; by `get_candidates` it can stand in upstream's assisted decoding at batch size 1.
+    It does not depend on the verifier.
 
     Args:
-        assistant_model: the draft.
-        rows: the batch's ids; drafted tokens are written behind each row's length.
-        processor: what turns the draft's logits into the scores of q.
-        vocab_size: V of the target. Ids that only the draft has are cut before its softmax; ids it lacks get
-            probability 0.
-        random_source: draws from q; None to take its argmax.
-        runner: makes a `RaggedModel` of the draft. model_options: remaining arguments of `RaggedModel`.
+        assistant_model: the draft model.
+        rows: ids of the batch; draft tokens are written after each row's length.
+        processor: turns the draft model's logits into the scores of q.
+        vocab_size: V of the target. Ids that only the draft model has are cut before its softmax; ids that it lacks
+            get probability 0.
+        random_source: samples from q; None for its argmax.
+        keep_raw_logits: also return the draft model's unprocessed logits.
+        runner: creates a `RaggedModel` of the draft model. model_options: remaining arguments of `RaggedModel`.
     """
 
     def __init__(
@@ -87,13 +87,12 @@ class DiversedCandidateGenerator:
         self.vocab_size = vocab_size
         self.random_source = random_source
         self.keep_raw_logits = keep_raw_logits
-        # A single row stops drafting behind an EOS, as upstream does, where looking for one costs nothing: on a
-        # device every look would make the host wait.
+        # As in upstream, a single row stops drafting after an EOS. On an accelerator the check would synchronise.
         self._stops_early = len(rows.ids) == 1 and rows.ids.device.type == "cpu"
-        self._behind = 0  # nothing read yet
+        self._behind = 0  # number of tokens that the cache lacks
 
     def prefill(self, chunk_size: int | None = None) -> None:
-        """Read all of the prompt but its last token, which the first step feeds."""
+        """Process all tokens of the prompt except the last, which is an input of the first step."""
         self.model.prefill(self.rows.ids[:, : self.rows.prompt_length - 1], chunk_size)
         self._behind = 1
 
@@ -102,11 +101,11 @@ class DiversedCandidateGenerator:
         return self.model.num_forwards
 
     def keep(self, rows: torch.Tensor) -> None:
-        """Go on with these rows (long, ascending) of the batch only."""
+        """Keep only these rows (long, ascending) of the batch."""
         self.model.keep(rows)
 
     def rewind(self, all_accepted: bool) -> None:
-        """Say how the last round ended. Its last draft was never fed: a fully accepted row lags by two."""
+        """See `Drafter.rewind`. The cache lacks the last draft token, so a fully accepted row lags by two."""
         self._behind = 2 if all_accepted else 1
 
     def propose(self, counts: PerRow) -> tuple[DraftOutput | None, PerRow]:
@@ -119,7 +118,7 @@ class DiversedCandidateGenerator:
             if self._stops_early and bool(rows.is_eos(steps[-1][0]).all()):
                 break
         if not steps:
-            self._behind += 1  # by the token that this round emits
+            self._behind += 1  # the token that this round emits
             return None, counts
         tokens, scores, raw, hidden = zip(*steps)
         drafted = torch.stack(tokens, dim=1)
@@ -135,7 +134,7 @@ class DiversedCandidateGenerator:
         return draft, counts.at_most(len(steps))
 
     def _step(self, step: int, feed: torch.Tensor, counts: PerRow):
-        """Draft a token per row from `feed`, ids `[B, 1 or 2]` that end `step` columns behind the row's length."""
+        """Draft one token per row from `feed`, ids `[B, 1 or 2]` that end `step` columns after the row's length."""
         rows = self.rows
         logits, hidden = self.model(feed, rows.lengths + (step - feed.shape[1]), keep=1)
         raw = to_vocabulary(logits, self.vocab_size).to(rows.ids.device)
@@ -148,10 +147,10 @@ class DiversedCandidateGenerator:
 
 
 def draw_drafts(scores: torch.Tensor, noise: torch.Tensor | None, greedy: torch.Tensor | None) -> torch.Tensor:
-    """One token per row from q, whose processed scores are `[B, V]`: long `[B]`.
+    """Return one token per row from q, long `[B]`. `scores` are the processed scores of q, `[B, V]`.
 
     Args:
-        noise: see `draw`; None to take every row's best token. greedy: bool `[B]`, rows that take it all the same.
+        noise: see `draw`; None for the argmax in every row. greedy: bool `[B]`, rows that always use the argmax.
     """
     if noise is None:
         return scores.argmax(dim=-1)
@@ -160,6 +159,6 @@ def draw_drafts(scores: torch.Tensor, noise: torch.Tensor | None, greedy: torch.
 
 
 def to_vocabulary(logits: torch.Tensor, size: int) -> torch.Tensor:
-    """Logits `[..., V']` over `size` ids: those that only the draft has are cut, those it lacks get probability 0."""
+    """Cut logits `[..., V']` to the first `size` ids, or pad them with -inf (probability 0)."""
     missing = size - logits.shape[-1]
     return F.pad(logits, (0, missing), value=-torch.inf) if missing > 0 else logits[..., :size]

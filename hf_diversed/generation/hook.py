@@ -1,4 +1,4 @@
-"""What `generate` does with the arguments `diversed_head=` and `verifier=`; `patching.py` puts it there."""
+"""Handling of `diversed_head=` and `verifier=` in `generate`; `patching.py` installs the hook."""
 
 import copy
 import functools
@@ -22,7 +22,7 @@ from hf_diversed.verifiers import CertifiedVerifier, DiversedVerifier, Verifier,
 
 
 _DRAFT_MODES = ("prompt_lookup_num_tokens", "assistant_early_exit")
-# The dials of DiversedVerifier and CertifiedVerifier, and what `generate` calls them.
+# Settings of DiversedVerifier and CertifiedVerifier, and their argument names in `generate`.
 DIALS = {
     "strictness": "diversed_strictness",
     "max_bias": "diversed_max_bias",
@@ -30,7 +30,7 @@ DIALS = {
     "max_ratio": "diversed_max_ratio",
     "max_drop": "diversed_max_drop",
 }
-# Two ways to set one dial: who names either is not asked about the other.
+# The two settings are mutually exclusive.
 _ONE_DIAL = {"strictness", "max_drop"}
 
 
@@ -47,14 +47,14 @@ def attach(
     diversed_max_ratio: float | None = None,
     diversed_max_drop: float | None = None,
 ) -> Attachment:
-    """Make every later `model.generate(...)` use this draft model and verifier, for callers that cannot pass them.
+    """Use this draft model and verifier in all later `model.generate(...)` calls, for code that cannot pass them.
 
-    As a context manager it holds for the thread or task that entered, until the block ends; threads started inside
-    see it if they run in `contextvars.copy_context()`. Called without `with` it holds in every thread, until `detach`;
-    so does what a `with` statement calls, for the moment until it enters: a server whose other threads call `generate`
-    on this model without them should pass draft model and verifier with each call instead.
-    Nothing is stored on the model: `state_dict`, `save_pretrained`, `deepcopy` and pickle do not change. What a call
-    names, by keyword or in its generation config, wins over what is attached.
+    As a context manager, the attachment is valid in the current thread or task until the block ends. Threads started
+    inside the block use it if they run in `contextvars.copy_context()`. Without `with`, it is valid in every thread
+    until `detach`. A `with` statement also attaches in every thread between the call and the start of the block, so a
+    server with other threads that call `generate` on this model should pass draft model and verifier per call instead.
+    Nothing is stored on the model: `state_dict`, `save_pretrained`, `deepcopy` and pickle do not change. Arguments of
+    a call and entries of its generation config take precedence over the attachment.
 
     Example:
         ```python
@@ -77,11 +77,11 @@ def attach(
 
 
 def dispatch(original, model: PreTrainedModel, args: tuple, kwargs: dict[str, Any]):
-    """One call of the hooked `generate`: relaxed decoding if it or an attachment has a verifier, else upstream's."""
+    """Run one `generate` call: with a verifier if the call or an attachment has one, else upstream's."""
     attachment = attached_to(model)
     options = Options.pop_from(kwargs)
     if attachment is None and not options.names_verifier():
-        if isinstance(kwargs.get("custom_generate"), str):  # a script of the Hub may bring the verifier
+        if isinstance(kwargs.get("custom_generate"), str):  # a script of the Hub may add the verifier
             return original(model, *args, **kwargs, **options.given())
         _refuse_options_without_verifier(options)
         return original(model, *args, **kwargs)
@@ -97,9 +97,9 @@ def _refuse_options_without_verifier(options: Options) -> None:
 
 
 def _generate_relaxed(original, model: PreTrainedModel, attachment: Attached | None, options: Options, args, kwargs):
-    """Bind draft model, verifier and streamer to the loop; upstream prepares everything else."""
+    """Bind draft model, verifier and streamer to the decoding loop, and call upstream's `generate` with it."""
     signature = inspect.signature(original)
-    if "assistant_model" not in signature.parameters:  # a wrapper of somebody's that takes anything
+    if "assistant_model" not in signature.parameters:  # wrapped with *args and **kwargs
         signature = stock_signature()
     arguments = signature.bind(model, *args, **kwargs).arguments
     extra = arguments.pop("kwargs", {})
@@ -123,9 +123,9 @@ def _generate_relaxed(original, model: PreTrainedModel, attachment: Attached | N
 
 
 class _Call:
-    """One `generate` call as bound arguments, and where its settings may come from.
+    """Bound arguments of one `generate` call, and the sources of its settings.
 
-    What was passed decides: keyword, the call's generation config, what is attached, the model's own config.
+    Precedence: keyword argument, generation config of the call, attachment, generation config of the model.
     """
 
     def __init__(
@@ -134,20 +134,20 @@ class _Call:
         self.model, self.arguments, self.extra, self.attachment = model, arguments, extra, attachment
 
     def named(self, name: str):
-        """A value that this call names, by keyword or in its generation config; or None."""
+        """Return a setting from the keywords of the call or its generation config; None if neither has it."""
         config = self.arguments.get("generation_config")
         return _first(self.extra.get(name), _compat.config_entry(config, name))
 
     def setting(self, name: str):
-        """The same, or what the model's own generation config says."""
+        """`named`, with the generation config of the model as fallback."""
         return _first(self.named(name), _compat.config_entry(self.model.generation_config, name))
 
     def drafts_alone(self) -> bool:
-        """Whether the call itself asks for drafts from its own text or its own layers."""
+        """Whether the call itself selects prompt lookup or early exit as its source of draft tokens."""
         return any(self.named(mode) is not None for mode in _DRAFT_MODES)
 
     def draft(self) -> PreTrainedModel | None:
-        """The assistant model, or None where the call drafts without one."""
+        """The draft model; None for prompt lookup and early exit."""
         draft = self.arguments.pop("assistant_model", None)
         if draft is None and self.attachment is not None and not self.drafts_alone():
             draft = self.attachment.assistant_model
@@ -167,7 +167,7 @@ class _Call:
         return length
 
     def verifier(self, options: Options) -> Verifier | None:
-        """The verifier of the call, or the attached one; dials of a generation config apply to heads only."""
+        """The verifier of the call, or the attached one. Settings from a generation config apply to heads only."""
         attached = Options() if self.attachment is None else self.attachment.options
         chosen = options if options.names_verifier() else attached
         sources: list[Callable[[str], Any]] = [lambda name: getattr(options, name)]
@@ -177,7 +177,7 @@ class _Call:
         return resolve_verifier(chosen.diversed_head, chosen.verifier, self.model.device, **_first_dials(sources))
 
     def refuse_other_modes(self) -> None:
-        """What upstream would act on before it reaches the loop."""
+        """Raise ValueError for modes and inputs that upstream would handle before it calls the loop."""
         other_loop = self.arguments.get("custom_generate")
         if other_loop is not None and other_loop is not diversed_decoding:
             raise ValueError(
@@ -189,13 +189,13 @@ class _Call:
         inputs = _compat.forward_inputs(self.model)
         named = inputs | checks.TEXT_MARKERS
         given = {name: value for name, value in self.extra.items() if name in named}
-        prompts = _first(self.arguments.get("inputs"), self.extra.get("input_ids"))  # None: upstream begins with BOS
+        prompts = _first(self.arguments.get("inputs"), self.extra.get("input_ids"))  # None: upstream starts with BOS
         checks.check_inputs(self.model, prompts, given, self.extra.get("past_key_values") is not None)
         for name in checks.TEXT_MARKERS - inputs:  # all zeros; upstream would refuse the argument
             self.extra.pop(name, None)
 
     def take_over_stop_strings(self) -> None:
-        """Turn stop strings into a criterion here: upstream loses the tokenizer on the way to a custom loop."""
+        """Turn stop strings into a criterion, since upstream does not pass the tokenizer to a custom loop."""
         stop_strings = self.setting("stop_strings")
         tokenizer = self.extra.pop("tokenizer", None)
         if stop_strings is None:
@@ -210,14 +210,14 @@ class _Call:
         if config is not None and _compat.config_entry(config, "stop_strings") is not None:
             self.arguments["generation_config"] = _without_stop_strings(config)
         if _compat.config_entry(self.model.generation_config, "stop_strings") is not None:
-            # Upstream re-reads the model's own config. A shallow twin shares every weight and leaves the model alone.
+            # Upstream reads the model's config again. Use a shallow copy, which shares the weights.
             twin = copy.copy(self.model)
             twin.generation_config = _without_stop_strings(self.model.generation_config)
             self.arguments["self"] = twin
 
 
 def _first_dials(sources: list[Callable[[str], Any]]) -> dict[str, Any]:
-    """Every dial from the first source that names it."""
+    """Return each setting from the first source that has it."""
     dials: dict[str, Any] = {}
     for source in sources:
         taken = {*dials, *(_ONE_DIAL if dials.keys() & _ONE_DIAL else ())}
@@ -227,7 +227,7 @@ def _first_dials(sources: list[Callable[[str], Any]]) -> dict[str, Any]:
 
 
 def check_dials(dials: Mapping[str, Any]) -> None:
-    """Refuse a stated drop beside other dials; None is none. Raises ValueError."""
+    """Raise ValueError if `max_drop` is combined with another setting. None means unset."""
     others = [DIALS[name] for name, value in dials.items() if value is not None and name != "max_drop"]
     if dials.get("max_drop") is not None and others:
         raise ValueError(
@@ -242,11 +242,15 @@ def resolve_verifier(
     device: torch.device | None = None,
     **dials: float | list[float] | torch.Tensor | None,
 ) -> Verifier | None:
-    """Build the requested verifier; `dials` as `DiversedVerifier` has them, None for its own default, or
-    `max_drop` as `CertifiedVerifier` has it.
+    """Build the requested verifier.
+
+    Args:
+        diversed_head: head, or its folder or Hub id. verifier: verifier, or its name; exclusive with `diversed_head`.
+        device: of the head, where it is loaded by name.
+        dials: arguments of `DiversedVerifier`, None for its defaults; or `max_drop`, for a `CertifiedVerifier`.
 
     Raises:
-        ValueError: on contradictions, on unknown names, and on dials without a head.
+        ValueError: for conflicting arguments, unknown names, and settings without a head.
     """
     if diversed_head is not None and verifier is not None:
         raise ValueError("diversed_head= and verifier= both choose the verifier; pass only one of them.")

@@ -1,4 +1,4 @@
-"""One call of `generate` before its first round: the verifier, lengths, rows, models with their caches, engine."""
+"""Preparation of one `generate` call: verifier, draft lengths, rows, models with their caches, and engine."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -37,20 +37,20 @@ from hf_diversed.verifiers.base import Verifier
 
 logger = _compat.get_logger(__name__)
 DEFAULT_NUM_ASSISTANT_TOKENS = 5
-_UPSTREAM_NGRAM_SIZE = 2  # of prompt lookup, where the config has none
+_UPSTREAM_NGRAM_SIZE = 2  # upstream's default for prompt lookup
 
 
 @dataclass(eq=False)
 class Call:
-    """One call of `generate`: what it was given, and what its rounds need.
+    """Arguments of one `generate` call, and the objects that its rounds use.
 
     Attributes:
-        assistant_model: None for draft tokens from the text or from the target's first layers.
+        assistant_model: the draft model; None for prompt lookup and early exit.
         returns_records, streams_records: whether token records are returned, or streamed. The other arguments are
             those of `diversed_decoding`.
-        draft: the model that drafts; None for prompt lookup. verifier: the one for this call's settings.
+        draft: the model that drafts; None for prompt lookup. verifier: adapted to this call.
         wants: see `Recorder`.
-        schedule: draft tokens per round, where there is room. longest: the most of them.
+        schedule: number of draft tokens per round. longest: its maximum.
     """
 
     model: PreTrainedModel
@@ -77,7 +77,7 @@ class Call:
         self.verifier = self._verifier_for_call(gamma)
         room = max(self.max_length - self.input_ids.shape[1] - 1, 1)
         self.longest = max(gamma, LONGEST) if self.is_adaptive else gamma
-        # Static rounds keep their length; few different limits mean few compilations.
+        # Rounded, so that static rounds of few different lengths are compiled.
         self.longest = min(self.longest, length_for(room) if config.cache_implementation == "static" else room)
         self.rows = RaggedRows(
             self.input_ids,
@@ -105,20 +105,20 @@ class Call:
     def max_length(self) -> int:
         """The length of a row, prompt included, at which it ends; at least one token is generated.
 
-        A `MaxLengthCriteria` of the caller's replaces the configuration's.
+        A `MaxLengthCriteria` passed by the caller takes precedence over the generation config.
         """
         length = min(_compat.max_lengths(self.criteria), default=self.config.max_length)
         return max(length, self.input_ids.shape[1] + 1)
 
     @cached_property
     def is_adaptive(self) -> bool:
-        """Whether draft lengths adapt: by the call, or by the draft model's own config, which upstream reads."""
+        """Whether the call's generation config or, as in upstream, the draft model's sets an adaptive schedule."""
         configs = [self.config, *([] if self.assistant_model is None else [self.assistant_model.generation_config])]
         return any(_compat.config_entry(each, "num_assistant_tokens_schedule") == ADAPTIVE for each in configs)
 
     @property
     def strictnesses(self) -> list[float]:
-        """Of the rows, repeated as `generate` repeats prompts; empty for verifiers without a strictness."""
+        """Strictness per row, repeated as `generate` repeats prompts; empty for verifiers without a strictness."""
         values = self.verifier.strictness_per_row()
         return [value for value in values for _ in range(len(self.input_ids) // len(values))]
 
@@ -129,14 +129,14 @@ class Call:
 
     @cached_property
     def only_library_code(self) -> bool:
-        """Whether no code of the caller's receives a tensor of the loop."""
+        """Whether no user code receives tensors of the loop."""
         models = [_compat.base_model(each) for each in (self.model, self.draft) if each is not None]
         others = [*self.verifier.components(), *self.processors, *self.criteria]
         others += [] if self.random_source is None else [self.random_source]
         return all(map(_compat.is_library_code, [*models, *others]))
 
     def _verifier_for_call(self, gamma: int) -> Verifier:
-        """The verifier that decodes the call. Raises ValueError on what it cannot serve."""
+        """Return the verifier adapted to this call. Raises ValueError if it does not support the call."""
         verifier, name = self.verifier, type(self.verifier).__name__
         if verifier.greedy_only and self.config.do_sample:
             raise ValueError(f"{name} is defined for greedy decoding only; pass do_sample=False.")
@@ -182,7 +182,7 @@ class Call:
         )
 
     def _engine(self) -> Engine:
-        """The static engine if it is asked for and can serve the call, else the eager one."""
+        """The static engine if it is requested and supports the call, else the eager one."""
         config, model = self.config, self.model
         limit = find_rotary_limit(model, self._model_options["position_ids"], self.max_length)
         reason = None
@@ -243,7 +243,7 @@ class Call:
 
     @cached_property
     def _model_options(self) -> dict[str, Any]:
-        """Arguments of `RaggedModel`, the same for both models."""
+        """Arguments of `RaggedModel` for both models."""
         mask, positions = self.model_kwargs.get("attention_mask"), self.model_kwargs.get("position_ids")
         if positions is None or positions.ndim != 2:
             known = torch.ones_like(self.input_ids) if mask is None else mask.long()
@@ -257,7 +257,7 @@ class Call:
         }
 
     def _schedule(self, start: int) -> Schedule:
-        """The draft lengths; adaptive ones continue from what earlier calls measured with the same models."""
+        """The schedule of draft lengths; an adaptive one reuses measurements of earlier calls with the same models."""
         if not self.is_adaptive:
             return ConstantLength(start)
         target, config, assistant = _compat.base_model(self.model), self.config, self.assistant_model
@@ -279,7 +279,7 @@ class Call:
 def row_temperatures(
     given: list[float] | torch.Tensor | None, config: GenerationConfig, input_ids: torch.Tensor
 ) -> torch.Tensor | None:
-    """Temperatures of the rows, float32 `[B]`, from one per prompt; None if none were given. Raises ValueError."""
+    """Expand one temperature per prompt to rows, float32 `[B]`; None if `given` is None. Raises ValueError."""
     if given is None:
         return None
     values = torch.as_tensor(given, dtype=torch.float32).flatten()
@@ -299,7 +299,7 @@ def row_temperatures(
 def draft_length(
     config: GenerationConfig, num_assistant_tokens: int | None, verifier: Verifier, draft: PreTrainedModel | None
 ) -> int:
-    """Gamma: from the call, then from the verifier, then from the draft model's own generation config."""
+    """Return gamma from the call, the verifier or the draft model's generation config, in this order."""
     looked_up = config.prompt_lookup_num_tokens
     if looked_up is not None and num_assistant_tokens not in (None, looked_up):
         raise ValueError(

@@ -1,4 +1,4 @@
-"""One causal language model run over rows of different lengths: the only place that calls a model's forward."""
+"""A causal language model over rows of different lengths. Only this module calls a model's forward."""
 
 from dataclasses import dataclass
 
@@ -17,11 +17,12 @@ logger = _compat.get_logger(__name__)
 
 @dataclass(frozen=True)
 class RotaryLimit:
-    """Where the target's rotary frequencies change in a call of one row; see `_compat.rotary_limit`.
+    """Length at which the target's rotary frequencies change, for batch size 1; see `_compat.rotary_limit`.
 
     Attributes:
-        length: of the row, in columns, up to which they stay. grows: whether they change with every position beyond.
-        rereads: whether the cache is filled anew once the length is exceeded.
+        length: of the row, in columns, up to which the frequencies are constant. grows: whether they change with every
+            further position.
+        rereads: whether the cache is recomputed once the length is exceeded.
     """
 
     length: int
@@ -29,26 +30,25 @@ class RotaryLimit:
     rereads: bool
 
     def longest_block(self, length: int, gamma: int) -> int:
-        """Draft tokens of a row of `length` that plain decoding would score with the same frequencies."""
+        """Maximum number of draft tokens, for a row of `length`, that share the frequencies of plain decoding."""
         if length > self.length:
             return 0 if self.grows else gamma
         return min(gamma, self.length - length)
 
 
 class RaggedModel:
-    """A model, its cache, and the masks and positions that go with them.
+    """A model with its cache, masks and positions.
 
     Args:
-        model: a causal LM (a PEFT wrapper will do).
-        prompt_mask: long `[B, S]`, 0 at left padding; None where nothing is padded.
+        model: a causal LM, or a PEFT wrapper around one.
+        prompt_mask: long `[B, S]`, 0 at left padding; None without padding.
         position_ids: long `[B, S]`, positions of the prompt.
-        limit: columns the longest row may ever occupy, leftover drafts included.
-        last_position: column of the last token that can be emitted; later columns reuse its position, so that learned
-            position tables are never read past their end.
+        limit: maximum number of columns of a row, rejected draft tokens included.
+        last_position: column of the last token that can be emitted. Later columns reuse its position, so that learned
+            position embeddings are not indexed out of range.
         keep_hidden: also return the last hidden states.
-        max_id: highest id the model can embed; anything above is fed as this one. A draft padded less than its target
-            has
-            never seen those ids, and neither has anyone: they are padding.
+        max_id: highest id that the model can embed. Higher ids are replaced by it: they only exist where the target's
+            embedding has more padding than the draft model's.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class RaggedModel:
     ):
         self.model = _compat.recording_view(model) if keep_hidden else model
         self.device = _compat.device(model) or position_ids.device
-        self._dtype = model.dtype  # both are searched for among all parameters: once is enough
+        self._dtype = model.dtype  # device and dtype are properties that iterate over all parameters
         self.keep_hidden = keep_hidden
         self.num_forwards = 0
         self._max_id = max_id
@@ -78,7 +78,7 @@ class RaggedModel:
         self._can_trim_logits = _compat.supports_logits_to_keep(model)
 
     def prefill(self, input_ids: torch.Tensor, chunk_size: int | None = None) -> None:
-        """Fill the cache with prompt ids (long `[B, N]`, N may be 0). The model builds its own masks here."""
+        """Fill the cache with prompt ids (long `[B, N]`, N may be 0). The model creates its own masks here."""
         length = input_ids.shape[1]
         for start in range(0, length, chunk_size or max(length, 1)):
             stop = min(start + (chunk_size or length), length)
@@ -89,17 +89,17 @@ class RaggedModel:
             self._forward(input_ids[:, start:stop], mask, self._positions[:, start:stop], keep=1, hidden=False)
 
     def keep(self, rows: torch.Tensor) -> None:
-        """Go on with these rows (long, ascending) of the batch only."""
+        """Keep only these rows (long, ascending) of the batch."""
         rows = rows.to(self.device)
         self._positions = self._positions[rows]
         self._cache.keep(rows)
 
     def __call__(self, tokens: torch.Tensor, starts: PerRow, keep: int) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Run `tokens` (long `[B, Q]`), row i at columns `starts[i] ..`, over everything the cache holds before them.
+        """Run `tokens` (long `[B, Q]`), row i at columns `starts[i] ..`, after the cached columns before them.
 
         Returns:
-            logits float32 `[B, keep, V]` of the last `keep` positions, and their hidden states `[B, keep, D]` if asked
-            for.
+            logits float32 `[B, keep, V]` of the last `keep` positions, and their hidden states `[B, keep, D]`, or None
+            without `keep_hidden`.
         """
         first, last = min(starts.host), max(starts.host)
         columns = self._cache.open(starts.device.to(self.device), first, last, tokens.shape[1])
@@ -115,13 +115,13 @@ class RaggedModel:
 
 
 def find_rotary_limit(model: PreTrainedModel, position_ids: torch.Tensor, max_length: int) -> RotaryLimit | None:
-    """Return the limit that a call can pass; None if there is none.
+    """Return the rotary limit that the call can exceed, or None.
 
     Args:
-        position_ids: long `[B, S]`, of the prompts. max_length: columns that a row can reach.
+        position_ids: long `[B, S]`, positions of the prompts. max_length: maximum number of columns of a row.
 
     Raises:
-        ValueError: for several rows: they share the frequencies of the longest one.
+        ValueError: for several rows, as they would use the frequencies of the longest one.
     """
     found = _compat.rotary_limit(model)
     if found is None or max_length <= found[0]:
@@ -152,7 +152,7 @@ def run_model(
     can_trim_logits: bool,
     hidden: bool,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """One forward over tokens, long `[B, Q]`: logits float32 `[B, keep, V]`, and hidden states if asked for."""
+    """Run one forward over tokens, long `[B, Q]`. Returns logits float32 `[B, keep, V]` and, if `hidden`, states."""
     extra = {"logits_to_keep": keep} if can_trim_logits else {}
     if hidden:
         extra["output_hidden_states"] = True

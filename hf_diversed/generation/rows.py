@@ -1,4 +1,4 @@
-"""The ids of a batch whose rows advance at their own pace. Knows nothing of models, rules or processors."""
+"""Ids of a batch whose rows have different lengths. Independent of models, verifiers and processors."""
 
 from dataclasses import dataclass
 
@@ -6,15 +6,15 @@ import torch
 import torch.nn.functional as F
 
 
-_RUNNING = torch.iinfo(torch.long).max  # the end of a row that has none yet
+_RUNNING = torch.iinfo(torch.long).max  # end of a row that has not finished
 
 
 @dataclass
 class PerRow:
-    """One whole number per row, known on both sides of a round's transfer.
+    """One integer per row, stored on the host and on the device.
 
     Attributes:
-        host: list of length B. device: long `[B]`, the same numbers.
+        host: list of length B. device: long `[B]`, the same values.
     """
 
     host: list[int]
@@ -31,17 +31,16 @@ class PerRow:
 
 
 class RaggedRows:
-    """Prompts left-padded as given, generated tokens from column S, each row at its own length.
+    """Left-padded prompts, followed from column S by generated tokens. Rows have different lengths.
 
     Attributes:
-        ids: long `[B, capacity]`; behind a row's length stand drafts or leftovers.
-        origins: which row of the batch each of these is; rows that have finished may be dropped (`keep`).
-        prompt_length: S. max_length: the length at which a row finishes at the latest.
-        lengths: columns in use per row. ends: the length at which each row finished; None on the host, and on the
-            device a number beyond all columns, while it runs.
-        eos_ids: long `[E]`, on the host; None where there is no EOS.
-        temperatures: float32 `[B]`, where rows have temperatures of their own; 0 is greedy. None where all are drawn
-            alike.
+        ids: long `[B, capacity]`; columns after a row's length contain draft tokens or stale values.
+        origins: index of each row in the original batch; finished rows may have been dropped (`keep`).
+        prompt_length: S. max_length: maximum length of a row.
+        lengths: number of columns in use per row. ends: final length of each finished row; for running rows, None on
+            the host and the maximum of int64 on the device.
+        eos_ids: long `[E]`, on the host; None without EOS.
+        temperatures: float32 `[B]`, one per row; 0 is greedy. None if all rows are decoded alike.
     """
 
     def __init__(
@@ -77,39 +76,39 @@ class RaggedRows:
 
     @property
     def greedy(self) -> torch.Tensor | None:
-        """Which rows take the best token in a batch that draws, bool `[B]`; None where none is told apart."""
+        """Greedy rows of a batch that samples, bool `[B]`; None if all rows are decoded alike."""
         return None if self.temperatures is None else self.temperatures == 0.0
 
     @property
     def done(self) -> torch.Tensor:
-        """Which rows have finished, bool `[B]`."""
+        """Finished rows, bool `[B]`."""
         return self.ends_device != _RUNNING
 
     def room(self, gamma: int) -> PerRow:
-        """gamma_i: no row drafts past its last token but one, so that rounds end where they do in single runs."""
+        """Maximum number of draft tokens per row: `gamma`, less near `max_length`, and 0 in finished rows."""
         spare = self.max_length - 1 - self.lengths.device
         return PerRow(self.room_on_host(gamma), spare.clamp_max(gamma).masked_fill(self.done, 0))
 
     def room_on_host(self, gamma: int) -> list[int]:
-        """The same, where nothing on the device has to know."""
+        """`room` on the host only."""
         spare = self.max_length - 1
         return [min(gamma, spare - n) if end is None else 0 for n, end in zip(self.lengths.host, self.ends)]
 
     def write(self, offsets: torch.Tensor | int, tokens: torch.Tensor) -> None:
-        """Put one token per row (long `[B]`) `offsets` columns behind the row's length."""
+        """Write one token per row (long `[B]`), `offsets` columns after the row's length."""
         self.ids.scatter_(1, (self.lengths.device + offsets)[:, None], tokens[:, None])
 
     def last(self, count: int) -> torch.Tensor:
-        """The last `count` ids of every row, long `[B, count]`."""
+        """Return the last `count` ids of every row, long `[B, count]`."""
         return self.ids.gather(1, (self.lengths.device - count)[:, None] + self._columns[:count])
 
     def advance(self, emitted: PerRow) -> None:
-        """Lengthen every row by its number of new tokens, already written."""
+        """Increase the length of each row by its number of new tokens, which are already written."""
         host = [length + count for length, count in zip(self.lengths.host, emitted.host)]
         self.lengths = PerRow(host, self.lengths.device + emitted.device)
 
     def finish(self, ended: PerRow) -> None:
-        """Close the running rows that have met an EOS (`ended`, 0 or 1) or the maximal length."""
+        """Mark running rows as finished at an EOS (`ended`, 0 or 1) or at the maximum length."""
         closing = (ended.device > 0) | (self.lengths.device >= self.max_length)
         self.ends_device = torch.where(closing & ~self.done, self.lengths.device, self.ends_device)
         for row in self.running:
@@ -117,12 +116,12 @@ class RaggedRows:
                 self.ends[row] = self.lengths.host[row]
 
     def send_ends(self) -> None:
-        """Let the device know the ends that somebody has found on the host."""
+        """Copy the ends from the host to the device."""
         known = [_RUNNING if end is None else end for end in self.ends]
         self.ends_device = torch.tensor(known, device=self.ids.device)
 
     def keep(self, rows: torch.Tensor) -> None:
-        """Go on with these rows (long, ascending) only; the others, finished, keep what they have."""
+        """Keep only these rows (long, ascending); the others must have finished and stay in the result."""
         self._file()
         kept = rows.tolist()
         self.ids, self.ends_device = self.ids[rows], self.ends_device[rows]
@@ -132,20 +131,21 @@ class RaggedRows:
         self.row_index = self.row_index[: len(kept)]
 
     def _file(self) -> None:
-        """Put what the present rows hold where the whole batch is kept."""
+        """Copy the remaining rows back into the buffers of the original batch."""
         if self.ids is not self._all_ids:
             self._all_ids[torch.tensor(self.origins, device=self.ids.device)] = self.ids
             for origin, end in zip(self.origins, self.ends):
                 self._all_ends[origin] = end
 
     def text(self) -> torch.Tensor:
-        """The ids up to the longest row's length, as plain `generate` would show them: see `view`."""
+        """Return `view` up to the length of the longest row."""
         return self.view(max(self.lengths.host), self.lengths)
 
     def view(self, column: int, valid: PerRow) -> torch.Tensor:
-        """`ids[:, :column]` as plain `generate` would show it.
+        """Return `ids[:, :column]` as plain `generate` would pass them to processors and criteria.
 
-        Rows with fewer than `column` valid ids look finished: their ids, EOS, pads (only pads if they did finish).
+        Rows with fewer than `column` valid ids are filled up as finished rows: an EOS unless they have finished, then
+        pads.
         """
         shown = self.ids[:, :column]
         if min(valid.host) >= column:
@@ -155,7 +155,7 @@ class RaggedRows:
         return torch.where((behind == 0) & ~self.done[:, None], self._eos_id, filled)
 
     def drafted_view(self, column: int, valid: PerRow) -> torch.Tensor:
-        """`view`, with pads behind a drafted EOS as well: what was drafted there is never emitted."""
+        """Return `view` with pads after a drafted EOS, as later draft tokens are never emitted."""
         shown = self.view(column, valid)
         if self.eos_ids_device is None:
             return shown
@@ -164,23 +164,23 @@ class RaggedRows:
         return shown.masked_fill(behind, self.pad_id)
 
     def is_eos(self, tokens: torch.Tensor) -> torch.Tensor:
-        """bool, same shape as `tokens`."""
+        """Return which tokens are EOS: bool, same shape as `tokens`."""
         return is_one_of(tokens, self.eos_ids_device)
 
     def final_ends(self) -> list[int]:
-        """The end of every row of the batch, once all have one."""
+        """Return the final length of every row of the original batch, once all have finished."""
         self._file()
         return [end for end in self._all_ends if end is not None]
 
     def finished(self) -> torch.Tensor:
-        """All sequences, long `[B, S + T]`: each row up to its end, then pads."""
+        """Return the sequences of the original batch, long `[B, S + T]`, padded after each row's end."""
         ends = torch.tensor(self.final_ends(), device=self.ids.device)
         width = max(self.final_ends())
         return torch.where(self._columns[:width] < ends[:, None], self._all_ids[:, :width], self.pad_id)
 
 
 def is_one_of(tokens: torch.Tensor, ids: torch.Tensor | None) -> torch.Tensor:
-    """Whether each token is among `ids` (long `[E]`, or None for no ids): bool, the shape of `tokens`."""
+    """Return whether each token is in `ids` (long `[E]`; None is empty): bool, same shape as `tokens`."""
     if ids is None:
         return torch.zeros_like(tokens, dtype=torch.bool)
     return (tokens[..., None] == ids).any(dim=-1)

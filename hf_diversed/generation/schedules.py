@@ -1,4 +1,4 @@
-"""How many tokens a round drafts: always as many, or as many as pay."""
+"""Draft length per round: constant, or adapted to measured times and acceptance."""
 
 import os
 import time
@@ -15,26 +15,26 @@ from hf_diversed.theory import best_gamma
 from hf_diversed.verifiers.base import Memory
 
 
-ADAPTIVE = "adaptive"  # what `num_assistant_tokens_schedule` calls it
-LONGEST = 16  # drafts per round; a longer round has to be asked for
-# The line through the durations of rounds needs different lengths: at first in turns, then one now and then.
+ADAPTIVE = "adaptive"  # value of `num_assistant_tokens_schedule`
+LONGEST = 16  # draft tokens per round, unless the call sets a larger number
+# The fit of round times needs different lengths: alternating in the first rounds, then occasionally.
 _EXPLORE = 18  # rounds
 _TRY_ANOTHER_EVERY = 24  # rounds
 
 
 class Schedule(Protocol):
-    """Chooses the draft length of each round, from earlier rounds alone: a law must not depend on its own draws."""
+    """Chooses the draft length of each round. It may only depend on earlier rounds, or the output would be biased."""
 
     def next(self, memory: Memory) -> int:
-        """gamma of the round that begins now."""
+        """Return gamma for the round that starts now."""
 
     def learn(self, round: Round, tally: Tally) -> None:
-        """Hear how that round ended."""
+        """Update the schedule with the result of that round."""
 
 
 @dataclass(frozen=True)
 class ConstantLength:
-    """The same in every round."""
+    """The same draft length in every round."""
 
     gamma: int
 
@@ -47,16 +47,16 @@ class ConstantLength:
 
 @dataclass(eq=False)
 class AdaptiveLength:
-    """The length that promises the most tokens per second of the whole batch: `theory.best_gamma`.
+    """Draft length with the highest expected throughput of the batch, in tokens per second: `theory.best_gamma`.
 
-    A round of B rows takes as long whichever of them keep their drafts, so what counts is how many drafts they keep on
-    average. Lengths are tried on purpose until two or more have been timed, and now and then later on.
+    The time of a round does not depend on which rows accept draft tokens, so the mean number of accepted tokens
+    decides. Other lengths are tried until at least two have been timed, and occasionally later.
 
     Attributes:
-        start: the length until enough is known; always allowed. longest: up to which lengths are considered.
-        ready: whether a round of a length could start at once; see `Engine.ready`.
-        times_for: the durations of rounds of so many rows. survival: of the drafts that the rule judges.
-        clock: in seconds.
+        start: draft length until enough rounds have been measured; always allowed. longest: maximum draft length.
+        ready: whether a round of a given length can start without compilation; see `Engine.ready`.
+        times_for: returns the measured times for a number of rows. survival: acceptance by position.
+        clock: returns seconds.
     """
 
     start: int
@@ -94,23 +94,23 @@ class AdaptiveLength:
         return min([best, *others], key=asked.__getitem__)
 
     def _useful(self) -> list[float]:
-        """The mean share of running rows whose nth draft is kept: none has a use for more than it has room for."""
+        """Expected fraction of running rows that accept their nth draft token, within the room of each row."""
         running = self.rows.running
         fitting = [sum(self._room[row] > n for row in running) / len(running) for n in range(self.longest)]
         return [alive * share for alive, share in zip(self.survival.curve(self.longest), fitting)]
 
 
 def clock_for(device: torch.device) -> Callable[[], float]:
-    """What rounds are timed by, in seconds.
+    """Return the clock for round times, in seconds.
 
-    Where the models run on the host, the time that the calling thread was running, so that other processes do not
-    count; Windows has it in steps longer than a round.
+    On the CPU this is the calling thread's CPU time, which other processes do not affect. On Windows its resolution is
+    coarser than a round, so wall-clock time is used.
     """
     return time.thread_time if device.type == "cpu" and os.name == "posix" else time.perf_counter
 
 
 def neighbours(gamma: int, lengths: Collection[int]) -> list[int]:
-    """Of `lengths` those nearest to half and to double `gamma`, below and above it."""
+    """Return the element of `lengths` below `gamma` nearest to half of it, and the one above nearest to double."""
     sides = {
         gamma / 2: [other for other in lengths if other < gamma],
         gamma * 2: [other for other in lengths if other > gamma],
