@@ -1,4 +1,4 @@
-"""Training of heads: rollouts of the decoding loop, an objective over its decisions, and a `Trainer` around both."""
+"""Training of heads by policy gradient on rollouts of speculative decoding, and tuning of draft models."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -20,7 +20,7 @@ _HOME_OF = {
 
 
 def __getattr__(name: str) -> Any:
-    """Names with their modules, at first use: `settings.py` alone needs neither torch nor transformers."""
+    """Import a name at first use, so that `settings.py` can be imported without torch and transformers."""
     if name not in _HOME_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.{_HOME_OF[name]}"), name)

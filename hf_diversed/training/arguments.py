@@ -1,4 +1,4 @@
-"""Settings of a training run, in TRL's vocabulary where it has a word."""
+"""Arguments of a training run; names follow TRL where it has an equivalent."""
 
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
@@ -14,22 +14,24 @@ BASELINES = ("batch", "prompt")
 
 @dataclass
 class DiversedConfig(HeadTrainingSettings, TrainingArguments):
-    """`TrainingArguments` plus what rollouts, objective and constraint need. One step is one update of the head;
-    `num_iterations` steps share the rollouts drawn at the first of them.
+    """`TrainingArguments` with the settings of rollouts, objective and constraint.
 
-    The run is constrained unless `acceptance_coef` is given: the coefficient c of acceptance adapts so that the
-    reward stays within `max_quality_drop` of the target's own on the same prompts.
+    One step is one update of the head. The rollouts are drawn at every `num_iterations`-th step and reused by the
+    steps in between.
+
+    The run is constrained unless `acceptance_coef` is given: the coefficient c of acceptance adapts so that the mean
+    reward stays within `max_quality_drop` of the target model's own reward on the same prompts.
 
     Raises:
-        ValueError: on a value out of range, on a batch that does not hold whole groups, on a save or evaluation that
-            would fall between two rollouts, on evaluations without a checkpoint to load the best head from, and on
-            gradient accumulation.
+        ValueError: if a value is out of range, the batch size is not a multiple of `num_generations`, a save or
+            evaluation would fall between two rollouts, evaluations and checkpoints differ with
+            `load_best_model_at_end`, or gradient accumulation is enabled.
     """
 
     _VALID_DICT_FIELDS: ClassVar[list[str]] = [*TrainingArguments._VALID_DICT_FIELDS, "model_init_kwargs"]
 
     def settle(self, token_features: bool) -> None:
-        """Fill in what was left to the kind of head."""
+        """Set the defaults that depend on whether the head has token features."""
         if self.clip_range is None:
             self.clip_range = 0.5 if token_features else 0.2
         if self.baseline is None:
@@ -92,7 +94,7 @@ class DiversedConfig(HeadTrainingSettings, TrainingArguments):
 
 
 def own_settings(config: TrainingArguments) -> dict[str, Any]:
-    """What a subclass of `TrainingArguments` declares itself, for provenance: all that a run of ours depends on."""
+    """Return the fields that a subclass of `TrainingArguments` declares itself, for the provenance record."""
     lineage = type(config).__mro__
     declared = {name for owner in lineage[: lineage.index(TrainingArguments)] for name in owner.__annotations__}
     names = {item.name for item in fields(config)} & declared

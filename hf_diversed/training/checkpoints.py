@@ -1,4 +1,4 @@
-"""Checkpoints that are complete or not there: each is written to a temporary folder and renamed."""
+"""Atomic checkpoints: each is written to a temporary folder and then renamed."""
 
 import os
 import shutil
@@ -18,22 +18,22 @@ WRITE_FAILURES = (RuntimeError, SafetensorError)
 
 
 def resume_point(output_dir: Path) -> str | None:
-    """The checkpoint with the most steps, or None if there is none."""
+    """Return the checkpoint with the most steps, or None without checkpoints."""
     return get_last_checkpoint(str(output_dir)) if output_dir.is_dir() else None
 
 
 def publish(unfinished: Path, folder: Path) -> None:
-    """Flush a written checkpoint to the disk and move it to its place."""
+    """Flush a checkpoint to disk and rename it to `folder`."""
     for path in (*unfinished.rglob("*"), unfinished):
         _sync(path)
-    shutil.rmtree(folder, ignore_errors=True)  # of a run that went on from before this step
+    shutil.rmtree(folder, ignore_errors=True)  # left by a run that was resumed before this step
     unfinished.replace(folder)
     _sync(folder.parent)
 
 
 def _sync(path: Path) -> None:
     if os.name == "nt" and path.is_dir():
-        return  # Windows opens no folders
+        return  # Windows cannot open folders
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -42,8 +42,10 @@ def _sync(path: Path) -> None:
 
 
 class AtomicCheckpoints(Trainer):
-    """A trainer whose checkpoints appear once they are complete, before older ones are removed. A failed write raises
-    a `WriteError` that names the file and what to do."""
+    """A `Trainer` that renames complete checkpoints into place before it removes older ones.
+
+    A failed write raises a `WriteError` with the file's name.
+    """
 
     _saving = False
 
@@ -54,7 +56,7 @@ class AtomicCheckpoints(Trainer):
     def _save_checkpoint(self, model, trial) -> None:
         folder = self._checkpoint(self.state.global_step)
         unfinished = folder.parent / SAVING / folder.name
-        if self.args.should_save:  # an interrupted save may have left something
+        if self.args.should_save:  # remove the rest of an interrupted save
             shutil.rmtree(unfinished.parent, ignore_errors=True)
         self.accelerator.wait_for_everyone()
         self._saving = True
@@ -94,7 +96,7 @@ class AtomicCheckpoints(Trainer):
             super()._load_best_model()
 
     def _locate_best(self) -> None:
-        """Set the path of the best checkpoint: it was renamed, and the output folder may have been moved."""
+        """Update the path of the best checkpoint, which was renamed or may have been moved with the output folder."""
         if self.state.best_global_step:
             best = self._checkpoint(self.state.best_global_step)
             self.state.best_model_checkpoint = str(best) if best.is_dir() else None

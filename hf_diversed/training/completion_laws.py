@@ -1,4 +1,4 @@
-"""Batches of prompts with completions, and the laws that a model gives the completions' tokens."""
+"""Batches of prompts with completions, and a model's distributions at the completion tokens."""
 
 from collections.abc import Mapping, Sequence
 
@@ -11,13 +11,17 @@ from hf_diversed import _compat
 from hf_diversed.sampling import total_variation
 
 
-IGNORED = -100  # label of what has no loss: prompt and padding
+IGNORED = -100  # label of prompt and padding tokens, which have no loss
 STATES = "target_states"
 
 
 def collate(examples: Sequence[Mapping]) -> dict[str, torch.Tensor]:
-    """Pad to the right, where no model sees it: `input_ids`, `attention_mask` and `labels`, long `[B, S + T]`; the
-    target's states of examples that have them one after another, `[N, D]`, as the laws below are."""
+    """Collate examples with right padding.
+
+    Returns:
+        `input_ids`, `attention_mask` and `labels`, long `[B, S + T]`. If the examples have them, also
+        `target_states`, `[N, D]`: the target model's hidden states at the N completion tokens, row by row.
+    """
     ids = [torch.tensor(example["input_ids"]) for example in examples]
     labels = [torch.tensor(example["labels"]) for example in examples]
     batch = {
@@ -31,34 +35,35 @@ def collate(examples: Sequence[Mapping]) -> dict[str, torch.Tensor]:
 
 
 def completion_ids(batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """Ids `[N]` of a batch's completion tokens, row by row."""
+    """Return the ids of a batch's completion tokens, row by row: long `[N]`."""
     labels = batch["labels"][:, 1:]
     return labels[labels != IGNORED]
 
 
 def completion_logits(model, batch: Mapping[str, torch.Tensor], unwrapped: PreTrainedModel) -> torch.Tensor:
-    """Logits `[N, V]` of a batch's completion tokens, row by row, on the model's device. The output embedding sees no
-    others: prompts are most of a batch, and laws most of its memory.
+    """Return the logits of a batch's completion tokens, row by row, `[N, V]`, on the model's device.
+
+    To save memory, the output embedding is applied to these positions only.
 
     Args:
-        model: what is called, perhaps `unwrapped` in a wrapper for several devices.
+        model: the model to call: `unwrapped`, or a wrapper of it for several devices.
     """
     kept = batch["labels"][:, 1:] != IGNORED  # the last position predicts nothing
 
     def select(at_all: torch.Tensor) -> torch.Tensor:
         return at_all[:, :-1][kept.to(at_all.device)]
 
-    # Ids beyond the embedding are padding of the other model's; in decoding too it reads its last one instead.
+    # Ids beyond the embedding come from the other model's padded vocabulary. Decoding clamps them as well.
     ids = batch["input_ids"].clamp_max(_compat.known_ids(unwrapped) - 1).to(unwrapped.device)
     inputs = {"input_ids": ids, "attention_mask": batch["attention_mask"].to(unwrapped.device), "use_cache": False}
-    if any(isinstance(module, OptimizedModule) for module in model.modules()):  # each new hook would compile it again
+    if any(isinstance(module, OptimizedModule) for module in model.modules()):  # new hooks cause recompilation
         columns = torch.arange(ids.shape[1] - 1)
         if _compat.supports_logits_to_keep(unwrapped):
             columns = kept.any(dim=0).nonzero().flatten()
             inputs["logits_to_keep"] = columns.to(unwrapped.device)
         at_columns = model(**inputs).logits[:, : len(columns)]
         return at_columns[kept[:, columns].to(at_columns.device)]
-    if isinstance(model, torch.nn.DataParallel):  # each of its replicas has rows of its own
+    if isinstance(model, torch.nn.DataParallel):  # each replica processes different rows
         return select(model(**inputs).logits)
     output = unwrapped.get_output_embeddings()
     handle = output.register_forward_pre_hook(lambda _, hidden: (select(hidden[0]),))
@@ -72,17 +77,19 @@ def completion_logits(model, batch: Mapping[str, torch.Tensor], unwrapped: PreTr
 def divergences(
     target_logits: torch.Tensor, draft_logits: torch.Tensor, temperature: float, learned: str = "kl"
 ) -> dict[str, torch.Tensor]:
-    """Compare next-token laws whose vocabularies may be padded to different sizes: ids that only the draft has are cut
-    before its softmax, those that only the target has have q = 0, and p is untouched.
+    """Return TV and KL between target and draft distributions whose vocabularies may be padded to different sizes.
+
+    Ids that only the draft model has are cut before its softmax. Ids that only the target model has get q = 0; p
+    covers the whole target vocabulary.
 
     Args:
-        target_logits: float `[N, Vp]`. draft_logits: float `[N, Vq]`. learned: which one has a gradient; the other's
-            would take as much memory as some laws.
+        target_logits: float `[N, Vp]`.
+        draft_logits: float `[N, Vq]`.
+        learned: the divergence with a gradient, "tv" or "kl"; the other one is detached to save memory.
 
     Returns:
-        "tv", float32 `[N]`: TV(p, q), what a lossless verifier rejects (arXiv 2211.17192). "kl", float32 `[N]`:
-        KL(p||q) over the ids that both have (a draft of a cut vocabulary says minus infinity for the others), as it is
-        infinite beyond.
+        "tv", float32 `[N]`: TV(p, q), the rejection probability of a lossless verifier (arXiv 2211.17192). "kl",
+        float32 `[N]`: KL(p||q), summed over the ids with q > 0, since it is infinite otherwise.
     """
     common = min(target_logits.shape[-1], draft_logits.shape[-1])
     log_p = (target_logits.float() / temperature).log_softmax(-1)[..., :common]
@@ -93,6 +100,6 @@ def divergences(
         return (p * (log_p - log_q).masked_fill(log_q.detach().isinf(), 0.0)).sum(-1)
 
     def tv(log_q: torch.Tensor) -> torch.Tensor:
-        return total_variation(log_q.exp(), p)  # in this order: q has all its mass on the common ids, p may not
+        return total_variation(log_q.exp(), p)  # order matters: q sums to 1 over the common ids, p may not
 
     return {name: of(log_q if name == learned else log_q.detach()) for name, of in (("tv", tv), ("kl", kl))}

@@ -1,4 +1,4 @@
-"""How much acceptance is worth: a coefficient that rises while quality holds and falls when it drops too far."""
+"""The coefficient of acceptance in the reward, adapted to a bound on the quality drop."""
 
 import math
 
@@ -7,20 +7,27 @@ from transformers.trainer_callback import ExportableState
 
 
 class ConstraintCallback(TrainerCallback, ExportableState):
-    """Keeps c, the reward that full acceptance is worth, and adapts it by dual ascent to "the reward may fall at most
-    `max_drop` below the target's own".
+    """Adapts c, the reward of full acceptance, by dual ascent on the constraint `drop <= max_drop`.
 
-    The drop is a running mean over the last `window` rollouts. After each batch of rollouts log c moves by at most
-    `learning_rate` in proportion to the slack. Three guards keep it from winding up, or down, while the head is still
-    on its way: c is bounded, a full step is taken only once the window is full, and c stays where it is while
-    acceptance rises by itself, or the drop shrinks by itself. A fourth acts at once: what acceptance is worth shrinks
-    to nothing as the last two batches go beyond the bound, the proportional term of arXiv 2007.03964. A head that
-    starts near the draft rejects too little to learn by, and any acceptance term drives it further.
-    Its state travels with every checkpoint.
+    `drop` is the target model's own reward minus the reward of the rollouts, averaged over the last `window` rollouts.
+    After each batch of rollouts log c changes by at most `learning_rate`, in proportion to the slack. Three guards
+    prevent windup while the head is still changing: c is bounded, steps are scaled by the filled share of the window,
+    and c is unchanged while acceptance already rises, or the drop already shrinks, as the step intends.
+
+    `worth` reacts at once: it falls to 0 as the drop of the last two batches exceeds the bound (the proportional term
+    of arXiv 2007.03964). Without it, a head close to the draft model rejects too few tokens to learn from, and the
+    acceptance term lowers rejection further.
+
+    The state is stored in every checkpoint.
 
     Args:
-        max_drop: tolerated drop of the mean reward. coef: c at the start, bounded by `low` and `high`.
-        fixed: leave c alone and only keep the running means.
+        max_drop: tolerated drop of the mean reward.
+        coef: initial c.
+        low: lower bound of c.
+        high: upper bound of c.
+        learning_rate: largest change of log c per batch of rollouts.
+        window: number of rollouts in the running mean.
+        fixed: keep c constant and update only the running means.
     """
 
     def __init__(
@@ -38,15 +45,15 @@ class ConstraintCallback(TrainerCallback, ExportableState):
         self.batches: list[list[float]] = []  # [rollouts, mean drop, mean acceptance], the newest last
 
     def go_on_from(self, other: "ConstraintCallback") -> None:
-        """Take over what a run has seen and where its c was; bounds and window stay this run's own."""
+        """Copy the batches and, unless fixed, c of another run. Bounds and window are unchanged."""
         self.batches = other.batches
         if not self.fixed:
             self.coef = min(max(other.coef, self.low), self.high)
 
     def update(self, num_rollouts: int, drop: float, acceptance: float) -> None:
-        """Take note of one batch of rollouts: its mean drop against the target and its mean acceptance."""
+        """Record one batch of rollouts by its mean drop and mean acceptance, and adapt c."""
         self.batches.append([num_rollouts, drop, acceptance])
-        # Two at least: one batch that fills the window would show no trend, and c would never move.
+        # Keep at least two batches: a single one has no trend, so c would never change.
         while len(self.batches) > 2 and sum(count for count, *_ in self.batches[1:]) >= self.window:
             self.batches.pop(0)
         if self.fixed:
@@ -59,7 +66,7 @@ class ConstraintCallback(TrainerCallback, ExportableState):
 
     @property
     def worth(self) -> float:
-        """c, less what the newest rollouts are beyond the bound: nothing where they miss it by `_LOST`."""
+        """c, reduced linearly to 0 as the drop of the last two batches exceeds `max_drop` by up to `_LOST`."""
         if self.fixed or not self.batches:
             return self.coef
         excess = self._mean(self.batches[-2:], 1) - self.max_drop
@@ -67,16 +74,16 @@ class ConstraintCallback(TrainerCallback, ExportableState):
 
     @property
     def drop(self) -> float:
-        """Running mean of the drop; nan before the first rollouts."""
+        """Running mean of the drop; NaN before the first rollouts."""
         return self._mean(self.batches, 1)
 
     @property
     def filled(self) -> float:
-        """Share of the window that has been seen."""
+        """Filled share of the window, in [0, 1]."""
         return min(sum(count for count, *_ in self.batches) / self.window, 1.0)
 
     def _under_way(self, rise: bool) -> bool:
-        """Whether what a rise of c is for, more acceptance, or a fall, less of a drop, is happening without it."""
+        """Return whether acceptance already rises (for a rise of c), or the drop already shrinks (for a fall)."""
         middle = len(self.batches) // 2
         if middle == 0:
             return True
@@ -99,4 +106,4 @@ class ConstraintCallback(TrainerCallback, ExportableState):
 
 
 _LOST = 0.3
-_STALLED = 0.005  # a smaller change between the halves of the window is none
+_STALLED = 0.005  # smaller changes between the halves of the window are ignored

@@ -1,6 +1,6 @@
-"""A draft for a target that has none: some of the target's own layers, and output rows for frequent tokens only.
+"""Make a draft model from some of a target model's layers, optionally with output rows for frequent tokens only.
 
-Untrained it agrees with the target seldom; `tune_draft` with `all_weights` makes a draft of it.
+Before training its acceptance rate is low; train it with `tune_draft` and `all_weights`.
 """
 
 import itertools
@@ -23,14 +23,14 @@ from hf_diversed.sampling import total_variation
 from hf_diversed.training.target_samples import Ids, end_ids, until_end
 
 
-# Which of `total` layers `count` are taken from, in words of the command line.
+# Functions that choose `count` of `total` layers, by their names on the command line.
 CHOICES: dict[str, Callable[[int, int], list[int]]] = {
     "first": lambda total, count: list(range(count)),
     "first+last": lambda total, count: [*range(count - 1), total - 1],
     "ends": lambda total, count: [*range(count - count // 2), *range(total - count // 2, total)],
     "even": lambda total, count: [round(place * (total - 1) / max(1, count - 1)) for place in range(count)],
 }
-# What choices are compared on, where nothing else is given: everyday requests, answered by the target itself.
+# Default prompts of `sample_target`, on whose completions the choices are compared.
 PROMPTS = (
     "Explain in a few sentences why the sky is blue.",
     "Write a short e-mail that moves a meeting from Monday to Tuesday.",
@@ -40,25 +40,26 @@ PROMPTS = (
     "List five things to pack for a weekend in the mountains.",
 )
 _SAMPLE_TOKENS = 48
-_CHARACTERS = 2**20  # of a text that are tokenized together
+_CHARACTERS = 2**20  # of a text, tokenized in one call
 
 
 def make_draft(
     target: PreTrainedModel, layers: Sequence[int], kept_ids: Sequence[int] | None = None
 ) -> PreTrainedModel:
-    """Copy a target's embeddings, some of its layers, final norm and output embedding into a model of their own.
+    """Return a draft model with copies of a target's embeddings, chosen layers, final norm and output embedding.
 
     Args:
-        target: any decoder whose layers are a plain list. layers: which of them, ascending.
-        kept_ids: ids that get a row of the output embedding, ascending; all others have probability 0. None keeps all,
-            and the target's own class.
+        target: a decoder-only model whose layers are in one `ModuleList`.
+        layers: indices of the layers to copy, ascending.
+        kept_ids: ids with a row in the output embedding, ascending; all others have probability 0. None keeps all ids
+            and the target's class.
 
     Returns:
-        A model in eval mode, in the target's dtype and on its device, that shares nothing with the target.
+        A model in eval mode, with the target's dtype and device. It shares no memory with the target.
 
     Raises:
-        ValueError: for layers or ids that do not exist or are out of order, layers that are no plain list, or ids for
-            an architecture that is not served.
+        ValueError: if layers or ids do not exist or are not ascending, the target has no `ModuleList` of layers, or
+            `kept_ids` is not supported for its architecture.
     """
     check_architecture(target, "target")
     target = _compat.base_model(target)
@@ -91,7 +92,7 @@ def make_draft(
 def choose_layers(
     target: PreTrainedModel, count: int, samples: Mapping[Ids, Sequence[Ids]]
 ) -> tuple[list[int], dict[str, float]]:
-    """The best of `CHOICES` by `agreement` on samples of the target, and what each came to."""
+    """Return the layers of the best of `CHOICES` by `agreement` on the target's samples, and the agreement of each."""
     total = _compat.num_layers(target)
     if not 1 <= count <= total:
         raise ValueError(f"`layers` must be between 1 and {total}, all that the target has, got {count}.")
@@ -106,17 +107,20 @@ def choose_layers(
 
 
 def agreement(target: PreTrainedModel, draft: PreTrainedModel, samples: Mapping[Ids, Sequence[Ids]]) -> float:
-    """Mean over completion tokens of `1 - TV(p, q)`: what a lossless verifier would accept at temperature 1.
+    """Return the mean of `1 - TV(p, q)` over completion tokens: the acceptance rate of a lossless verifier at
+    temperature 1.
 
     Args:
-        samples: completions, ids, by the ids of their prompt.
+        target: the target model.
+        draft: the draft model.
+        samples: token ids of completions, by the token ids of their prompt.
     """
     return _overlap(_laws(target, samples), _laws(draft, samples))
 
 
 @torch.inference_mode()
 def _laws(model: PreTrainedModel, samples: Mapping[Ids, Sequence[Ids]]) -> torch.Tensor:
-    """Law of every completion token, float32 `[N, V]`, on the CPU."""
+    """Return a model's distributions at all completion tokens, float32 `[N, V]`, on the CPU."""
     found = []
     for prompt, completions in samples.items():
         for completion in completions:
@@ -132,8 +136,8 @@ def _overlap(p: torch.Tensor, q: torch.Tensor) -> float:
 def sample_target(
     target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompts: Sequence[str] = PROMPTS, seed: int = 0
 ) -> dict[Ids, list[Ids]]:
-    """One short completion of the target per prompt, at temperature 1; prompts are chat turns where the tokenizer has
-    a template."""
+    """Draw one short completion of the target per prompt, at temperature 1. Prompts are formatted as chat messages if
+    the tokenizer has a chat template."""
     asked: list[Prompt] = list(prompts)
     if tokenizer.chat_template is not None:
         asked = [[{"role": "user", "content": text}] for text in prompts]
@@ -146,11 +150,13 @@ def sample_target(
 
 
 def count_ids(path: Path, tokenizer: PreTrainedTokenizerBase) -> Counter[int]:
-    """How often each id occurs in a file: in a text; or, of JSON Lines, in all texts of its objects, or in their
-    "completion_ids" where they have any, as `target_samples.jsonl` of a tuning does.
+    """Count the token ids in a file.
+
+    In a JSON Lines file, the "completion_ids" of each object are counted, as in `target_samples.jsonl` of
+    `tune_draft`; objects without them contribute all their strings. Any other file is read as text.
 
     Raises:
-        ValueError: for a file that is none, or holds no text.
+        ValueError: if the file does not exist or contains no text.
     """
     if not path.is_file():
         raise ValueError(f"the text must be a file, got {str(path)!r}, which is none.")
@@ -178,11 +184,13 @@ def _count(counts: Counter[int], rows: Sequence[Sequence[int]]) -> None:
 def frequent_ids(
     counts: Counter[int], size: int, target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
 ) -> list[int]:
-    """The `size` ids to keep, ascending: special ones and those that end a text, then by frequency, and behind what
-    occurs at all the lowest ones, which a byte-pair vocabulary learned first.
+    """Return the `size` ids to keep, ascending.
+
+    Special and EOS ids come first, then ids by frequency, then the lowest remaining ids, which byte-pair encoding
+    merged first.
 
     Raises:
-        ValueError: if `size` is no number of ids between the special ones and the whole vocabulary.
+        ValueError: if `size` does not exceed the number of special and EOS ids, or exceeds the vocabulary size.
     """
     total = _compat.vocab_size(target)
     always = sorted({*tokenizer.all_special_ids, *eos_ids(target)})
@@ -197,7 +205,7 @@ def frequent_ids(
 def save_draft(
     draft: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path, record: Mapping[str, Any]
 ) -> None:
-    """Write a draft with its tokenizer, `provenance.json` and a card that says what it is and who can load it."""
+    """Save a draft model with its tokenizer, `provenance.json` and a model card that explains how to load it."""
     draft.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     (folder / "provenance.json").write_text(json.dumps(record, indent=2, default=str) + "\n")
@@ -226,7 +234,7 @@ def _card(draft: PreTrainedModel, record: Mapping[str, Any]) -> str:
 
 
 def _state_of_layers(target: PreTrainedModel, stack: torch.nn.ModuleList, layers: Sequence[int]) -> dict[str, Any]:
-    """The target's state with the chosen layers counted anew, and without the others."""
+    """Return the target's state dict with only the chosen layers, renumbered from 0."""
     prefix = next(name for name, module in target.named_modules() if module is stack) + "."
     places = {str(layer): str(place) for place, layer in enumerate(layers)}
     state = {}

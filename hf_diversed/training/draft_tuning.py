@@ -1,7 +1,6 @@
-"""Tuning of the draft, so that it agrees more with the target on a task: LoRA, or all weights, on transformers'
-`Trainer`.
+"""Tuning of draft models towards the target model on a task, with LoRA or of all weights, on transformers' `Trainer`.
 
-The result serves as `assistant_model`. Knows nothing of heads and verifiers.
+The result can be passed as `assistant_model`. This module is independent of heads and verifiers.
 """
 
 import copy
@@ -47,10 +46,10 @@ DIVERGENCES = ("kl", "tv")
 
 @dataclass
 class DraftTuningConfig(DraftTuningSettings, TrainingArguments):
-    """`TrainingArguments` plus the adapter, what it is tuned towards, and how the target's completions are drawn.
+    """`TrainingArguments` with the settings of the adapter, the loss and the sampling of target completions.
 
     Raises:
-        ValueError: on a value out of range, and on a setting that the chosen mode would ignore.
+        ValueError: if a value is out of range, or a setting has no effect in the chosen mode.
     """
 
     _VALID_DICT_FIELDS: ClassVar[list[str]] = [*TrainingArguments._VALID_DICT_FIELDS, "model_init_kwargs"]
@@ -78,7 +77,7 @@ class DraftTuningConfig(DraftTuningSettings, TrainingArguments):
         self._check_mode()
 
     def _check_mode(self) -> None:
-        """Refuse what the chosen mode would ignore."""
+        """Raise if a setting has no effect in the chosen mode."""
         if self.mode == "supervised" and self.divergence != "kl":
             raise ValueError(
                 f'divergence={self.divergence!r} needs mode="distill", got mode="supervised", whose loss is the cross '
@@ -115,27 +114,32 @@ def tune_draft(
     stop_strings: Sequence[str] = (),
     eval_rows: Sequence[Row] = (),
 ) -> PeftModel | PreTrainedModel:
-    """Tune a draft with LoRA and save the adapter, with `provenance.json`, in `args.output_dir`; with
-    `args.all_weights` train the draft itself, in place, and save it with the tokenizer.
+    """Tune a draft model and save the result in `args.output_dir`, with `provenance.json`.
 
-    Distillation draws completions of the target once, by plain `generate`, and keeps them in `target_samples.jsonl`
-    there. As peft does, the adapter's layers are put into `draft` itself; its own weights stay as they are, and
-    `unload()` on the result gives it back.
+    By default a LoRA adapter is trained and saved. With `args.all_weights` the draft model itself is trained in place
+    and saved with the tokenizer.
+
+    Distillation draws completions of the target once, with plain `generate`, and stores them in
+    `target_samples.jsonl` in the output folder. The adapter's layers are inserted into `draft`; its own weights do
+    not change, and `unload()` on the result restores it.
 
     Args:
-        target: whose laws to learn; never changed. Not looked at by `mode="supervised"`, so None will do.
-        rows: a "prompt" each, text or chat messages, and for `mode="supervised"` a "completion" in text, which gets
-            an EOS.
-        stop_strings: where the target's completions end, beside EOS.
-        eval_rows: held-out rows of the same kind. Evaluations (`args.eval_strategy`) log "eval_loss" of them and, of
-            distillation, "eval_acceptance", what a lossless verifier would accept.
+        target: the target model, not changed. Unused with `mode="supervised"`, where it may be None.
+        draft: the draft model.
+        tokenizer: the tokenizer of both models.
+        rows: mappings with a "prompt", text or chat messages. `mode="supervised"` also needs a "completion" in text,
+            to which EOS is appended.
+        args: the settings of the run.
+        stop_strings: strings that end a completion of the target, in addition to EOS.
+        eval_rows: held-out rows in the same format. Evaluations (`args.eval_strategy`) log "eval_loss" and, in
+            distillation, "eval_acceptance", the acceptance rate of a lossless verifier.
 
     Returns:
-        The tuned draft in eval mode, an `assistant_model` as it is.
+        The tuned draft model in eval mode, usable as `assistant_model`.
 
     Raises:
-        ValueError: for rows that lack something or are beyond a model's context, vocabularies of two tokenizers, a
-            tokenizer without EOS, and samples in `output_dir` that were drawn under other settings.
+        ValueError: if rows lack a column or exceed a model's context, the models' vocabularies differ, the tokenizer
+            has no EOS, or the samples in `output_dir` were drawn with other settings.
         OSError: if another run is training in `output_dir`, or a file there cannot be written.
 
     Example:
@@ -154,7 +158,7 @@ def tune_draft(
 
 
 def _tune(target, draft, tokenizer, rows, num_train: int, args: DraftTuningConfig, stop_strings):
-    """Tune on the first `num_train` rows and hold out the others."""
+    """Tune on the first `num_train` rows; evaluate on the others."""
     draft = load_frozen(draft, args)
     if args.mode == "distill":
         if target is None:
@@ -184,7 +188,7 @@ def _tune(target, draft, tokenizer, rows, num_train: int, args: DraftTuningConfi
 
 
 def _drawn_examples(target, draft, tokenizer, rows, args: DraftTuningConfig, stop_strings) -> list[list[dict]]:
-    """Per row, the target's own completions."""
+    """Return for each row the examples with the target's completions."""
     prompts = [_encode_prompt(tokenizer, row["prompt"]) for row in rows]
     models = {"target": target, "draft": draft}
     check_context("rows", [len(prompt) for prompt in prompts], args.max_completion_length, models)
@@ -193,7 +197,7 @@ def _drawn_examples(target, draft, tokenizer, rows, args: DraftTuningConfig, sto
 
 
 def _written_examples(draft, tokenizer, rows, args: DraftTuningConfig) -> list[list[dict]]:
-    """Per row, its reference."""
+    """Return for each row the example with its reference completion."""
     end = end_ids(draft, tokenizer)
     examples = [_supervised_example(tokenizer, row, end, args.max_completion_length) for row in rows]
     _check_known(examples, draft)
@@ -203,12 +207,12 @@ def _written_examples(draft, tokenizer, rows, args: DraftTuningConfig) -> list[l
 
 
 def _save_beside(model, tokenizer: PreTrainedTokenizerBase, args: DraftTuningConfig) -> None:
-    """What a whole draft needs beside its weights, or an adapter put into its draft."""
+    """Save the tokenizer with a fully trained draft model, or the merged model with `merge`."""
     folder = Path(args.output_dir)
     if args.all_weights:
         tokenizer.save_pretrained(folder)
     elif args.merge:
-        # A copy, since taking a merged adapter out again would leave rounding errors in the draft.
+        # Merge a copy: unmerging leaves rounding errors in the draft model.
         copy.deepcopy(model).merge_and_unload().save_pretrained(folder / "merged")
         tokenizer.save_pretrained(folder / "merged")
 
@@ -228,12 +232,15 @@ def _with_adapter(draft: PreTrainedModel, args: DraftTuningConfig) -> PeftModel:
 
 
 class DraftTuner(AtomicCheckpoints):
-    """Cross entropy or divergence on completion tokens, as a mean over those of a batch. Checkpoints hold the adapter
-    alone, where there is one, and are renamed into place once complete.
+    """A `Trainer` for the mean cross entropy or divergence over the completion tokens of a batch.
+
+    Checkpoints are atomic. With an adapter, they contain only the adapter.
 
     Args:
-        model: the draft with its adapter, or to be trained as a whole. target: frozen; None in supervised mode.
-        examples, held_out: `input_ids` and `labels`, lists of equal length, and perhaps the target's states.
+        model: the draft model with its adapter, or without one to train all weights.
+        target: the frozen target model; None in supervised mode.
+        examples: `input_ids` and `labels`, lists of equal length, and optionally `target_states`.
+        held_out: examples for evaluation, in the same format.
     """
 
     def __init__(
@@ -251,7 +258,7 @@ class DraftTuner(AtomicCheckpoints):
         self._held_out: list[torch.Tensor] = []
 
     def compute_loss(self, model, inputs, return_outputs: bool = False, num_items_in_batch=None):
-        """Loss of one batch."""
+        """Return the loss of one batch, and the logits of the draft model if `return_outputs`."""
         draft_logits = completion_logits(model, inputs, self.model)
         if self.target is None:
             smoothing = self.args.label_smoothing_factor
@@ -268,7 +275,7 @@ class DraftTuner(AtomicCheckpoints):
         return (loss, {"logits": draft_logits}) if return_outputs else loss
 
     def evaluation_loop(self, *args, metric_key_prefix: str = "eval", **kwargs):
-        """Upstream's, with the mean acceptance over held-out tokens (of this process) beside the loss."""
+        """Evaluate as `Trainer` does, and add the mean acceptance over the held-out tokens of this process."""
         self._held_out.clear()
         output = super().evaluation_loop(*args, metric_key_prefix=metric_key_prefix, **kwargs)
         if self._held_out:
@@ -282,7 +289,7 @@ class DraftTuner(AtomicCheckpoints):
         super().log(logs, start_time)
 
     def _save(self, output_dir: str | None = None, state_dict=None) -> None:
-        """Write the adapter, or the draft, and its provenance; nothing pickled."""
+        """Save the adapter or the draft model with its provenance, without pickle files."""
         folder = Path(output_dir or self.args.output_dir)
         if self.args.all_weights:
             self.model.save_pretrained(folder)
@@ -309,9 +316,9 @@ def _target_logits(target: PreTrainedModel, inputs) -> torch.Tensor:
 def _save_adapter(model: PeftModel, folder: Path) -> None:
     card = folder / "README.md"
     written_by_user = card.exists()
-    model.save_pretrained(folder, save_embedding_layers=False)  # "auto" would look the draft up on the Hub
+    model.save_pretrained(folder, save_embedding_layers=False)  # "auto" would query the Hub
     if not written_by_user:
-        card.unlink(missing_ok=True)  # peft's is an empty form but for the folder that the draft was loaded from
+        card.unlink(missing_ok=True)  # peft's card is an empty template with a local path
 
 
 def _encode_prompt(tokenizer: PreTrainedTokenizerBase, prompt: Prompt) -> Ids:
@@ -319,7 +326,7 @@ def _encode_prompt(tokenizer: PreTrainedTokenizerBase, prompt: Prompt) -> Ids:
 
 
 def _supervised_example(tokenizer, row: Row, end: list[int], longest: int) -> dict[str, list[int]]:
-    """Prompt and reference, which ends with EOS unless it had to be cut."""
+    """Return an example of prompt and reference; the reference ends with EOS unless it is truncated."""
     prompt, reference = row["prompt"], row["completion"]
     if not isinstance(prompt, str):
         opened = render(tokenizer, prompt)

@@ -1,4 +1,4 @@
-"""The frozen pair and the head that a run starts with."""
+"""Loading of frozen models and tokenizers, and initialization of heads."""
 
 import math
 
@@ -12,7 +12,7 @@ from hf_diversed.training.arguments import DiversedConfig
 
 
 def load_frozen(model: PreTrainedModel | str, args: DiversedConfig) -> PreTrainedModel:
-    """Return a model in eval mode and without gradients; a name is loaded onto this process's device."""
+    """Return a model in eval mode and without gradients. A name is loaded onto the device of this process."""
     if isinstance(model, str):
         given = args.model_init_kwargs or {}
         if isinstance(given, str):
@@ -34,7 +34,7 @@ def load_tokenizer(target: PreTrainedModel | str) -> PreTrainedTokenizerBase:
 
 
 def fresh_head(target: PreTrainedModel, draft: PreTrainedModel | None, args: DiversedConfig) -> DiversedHead:
-    """Return a head for a pair that says what `say_at_start` makes it say; without a draft, for looked-up ones."""
+    """Return a new head for a pair, initialized by `say_at_start`; without a draft model, one for prompt lookup."""
     if draft is None and args.head_features != "distribution":
         raise ValueError(
             'drafts that are looked up have no hidden states, so head_features must be "distribution", got '
@@ -57,8 +57,10 @@ def fresh_head(target: PreTrainedModel, draft: PreTrainedModel | None, args: Div
 
 
 def say_at_start(head: DiversedHead, args: DiversedConfig) -> None:
-    """Make an untrained head say `args.initial_weight` everywhere, or `args.initial_lenience` if it sees the token;
-    the same before and after its inputs were standardised."""
+    """Initialize a head to predict `args.initial_weight` everywhere or, with token features, `args.initial_lenience`.
+
+    Standardization of the head's inputs does not change these predictions.
+    """
     if head.needs_token:
         head.start_lenient(args.initial_lenience)
         return

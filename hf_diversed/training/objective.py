@@ -1,8 +1,8 @@
-"""The training objective of a head: reward by the score of the decoding process, plus acceptance and KL terms.
+"""The training objective of a head: a policy gradient of the reward, plus acceptance and KL terms.
 
-The head only biases coins: what a coin's outcome says about it is the rule's to tell (`LearnedRule`). Knows nothing of
-models, vocabularies, tasks or rules.
-Letters: B rollouts, M decisions. Probabilities and log-probabilities have the dtype of the record (float32).
+The actions are the accept or reject decisions; `LearnedRule` computes their log-probabilities. This module is
+independent of models, vocabularies and tasks.
+Shapes: B rollouts, M decisions. Probabilities and log-probabilities have the dtype of the records (float32).
 """
 
 from dataclasses import dataclass
@@ -12,18 +12,18 @@ import torch
 from hf_diversed.verifiers.learned import Decisions, LearnedRule
 
 
-# exp() overflows float32 at 88, and the 0 * inf of a branch that was not taken is nan.
+# exp() overflows float32 at 88, and 0 * inf in the gradient of an unused branch is NaN.
 _MAX_LOG_RATIO = 20.0
 
 
 @dataclass(frozen=True)
 class LossSettings:
-    """What the loss is made of.
+    """Coefficients of the loss.
 
     Attributes:
-        acceptance_coef: reward that one unit of expected acceptance is worth (c).
-        kl_coef: reward that one nat of KL(v || p), summed over a rollout, costs.
-        clip_range: PPO's epsilon; None leaves the importance ratios alone.
+        acceptance_coef: reward per unit of expected acceptance (c).
+        kl_coef: penalty per nat of KL(v || p), summed over a rollout; v is the emitted distribution.
+        clip_range: PPO's epsilon; None disables clipping.
     """
 
     acceptance_coef: float = 0.0
@@ -32,32 +32,32 @@ class LossSettings:
 
 
 def expected_acceptance(rule: LearnedRule, logit: torch.Tensor, decisions: Decisions) -> torch.Tensor:
-    """Mean expected acceptance over each rollout's verified positions: `[B]`; 1 for a rollout without any.
+    """Return the mean expected acceptance over each rollout's verified positions: `[B]`; 1 for rollouts without any.
 
-    Differentiates through the rule at the positions that were visited, not through which ones were. To have that part
-    of the gradient too, add c times the detached value to the reward: both together are exact.
+    The gradient treats the set of visited positions as fixed. For the exact gradient, also add c times the detached
+    value to the reward.
     """
     return 1.0 - decisions.mean(rule.expected_rejection(logit, decisions))
 
 
 def accepted_share(decisions: Decisions) -> torch.Tensor:
-    """Share of each rollout's coins that came up accepted: `[B]`; 1 for a rollout without any.
+    """Return the share of accepted decisions of each rollout: `[B]`; 1 for rollouts without decisions.
 
-    A property of the rollout, so it can be added to the reward: that is how acceptance enters when advantages are
-    normalised, `center(rewards + c * accepted_share(decisions), normalize=True)` with `acceptance_coef=0`. Added to
-    normalised advantages, c would change its worth with the spread of the rewards.
+    It has no gradient and can be part of the reward. With normalized advantages use
+    `center(rewards + c * accepted_share(decisions), normalize=True)` and `acceptance_coef=0`: a separate acceptance
+    term would have an effective weight that depends on the standard deviation of the rewards.
     """
     return 1.0 - decisions.mean((~decisions.accepted).to(decisions.tv.dtype))
 
 
 def kl_to_target(rule: LearnedRule, logit: torch.Tensor, decisions: Decisions) -> torch.Tensor:
-    """Estimate KL(v || p) at every verified position from the emitted token alone: `[M]`, non-negative.
+    """Estimate KL(v || p) at every verified position from the emitted token: `[M]`, non-negative.
 
-    A token emitted at a verified position, accepted or residual, is distributed as v. So p/v - 1 - log(p/v) is
-    unbiased ("k3", http://joschu.net/blog/kl-approx.html). Its derivative is not: on average it is that of KL(p || v).
-    The gradient is therefore that of log(p/v)^2 / 2, which is unbiased for KL(v || p) with visitation held fixed. Both
-    hold where rollouts were drawn with `logit`. p is floored at the smallest normal number: a token that is impossible
-    under p costs 87 nats in float32, not infinity.
+    Tokens emitted at a verified position, accepted or residual, follow the emitted distribution v, so
+    p/v - 1 - log(p/v) is unbiased ("k3", http://joschu.net/blog/kl-approx.html). Its derivative is biased: its
+    expectation is the gradient of KL(p || v). The gradient used instead is that of log(p/v)^2 / 2, which is unbiased
+    for KL(v || p) at fixed visited positions. Both statements assume rollouts drawn with `logit`. p is clamped to the
+    smallest normal number, so a token with p = 0 costs 87 nats in float32 rather than infinity.
     """
     excess = rule.log_excess(logit, decisions)
     descent = 0.5 * excess.square()
@@ -66,31 +66,32 @@ def kl_to_target(rule: LearnedRule, logit: torch.Tensor, decisions: Decisions) -
 
 
 def center(rewards: torch.Tensor, normalize: bool = False) -> torch.Tensor:
-    """Advantages from rewards: `[B]` to `[B]`. Pass the rewards of the global batch, not of one device.
+    """Return advantages over the mean reward: `[B]`. Pass the rewards of the global batch, not of one device.
 
     Args:
-        rewards: float `[B]`. Each is part of its own baseline, which shrinks the expected gradient by 1 - 1/B and
-            leaves its direction alone.
-        normalize: also divide by the standard deviation (arXiv 2501.03262). The acceptance term must then be in the
-            rewards: see `accepted_share`. Equal rewards give zeros.
+        rewards: float `[B]`. Each is included in the baseline, which scales the expected gradient by 1 - 1/B.
+        normalize: also divide by the standard deviation (arXiv 2501.03262). The acceptance term must then be part of
+            the rewards, see `accepted_share`. Equal rewards give zeros.
     """
     centered = rewards - rewards.mean()
     if not normalize:
         return centered
     std = centered.square().mean().sqrt()
-    # Equal rewards can differ from their mean by rounding, which must not be scaled up to 1.
+    # Equal rewards can differ from their mean by rounding errors, which must not be scaled to 1.
     spread = std > 1e-6 * rewards.abs().max()
     return torch.where(spread, centered / std.clamp_min(torch.finfo(std.dtype).tiny), 0.0)
 
 
 def leave_one_out(rewards: torch.Tensor, valid: torch.Tensor, group_size: int) -> torch.Tensor:
-    """Advantages over the mean of the group's other valid rewards: `[B]`; 0 where there is no other, or none at all.
+    """Return advantages over the mean of the group's other valid rewards (RLOO, arXiv 2402.14740): `[B]`.
 
-    Unlike in `center` no reward is part of its own baseline, and what a prompt alone decides adds no noise (arXiv
-    2402.14740).
+    Invalid rewards, and those without another valid reward in their group, have advantage 0. Unlike in `center`, a
+    reward is not part of its own baseline, and differences between prompts add no variance.
 
     Args:
-        rewards: float `[B]`, of whole groups of `group_size` in a row. valid: bool `[B]`; others are left out.
+        rewards: float `[B]`, in consecutive groups of `group_size`.
+        valid: bool `[B]`; invalid rewards are excluded.
+        group_size: number of rollouts per prompt.
     """
     rewards, valid = rewards.view(-1, group_size), valid.view(-1, group_size)
     known = torch.where(valid, rewards, 0.0)
@@ -108,22 +109,22 @@ def diversed_loss(
     settings: LossSettings,
     num_sequences: float | None = None,
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """The loss: minus reward, minus `acceptance_coef` times acceptance, plus `kl_coef` times KL.
+    """Return the loss: policy loss, minus `acceptance_coef` times acceptance, plus `kl_coef` times KL.
 
-    All terms are sums over rollouts with one divisor, so the losses of the parts of a batch add up to that of the
-    whole. Arguments as in `policy_terms`.
+    All terms are sums over rollouts with the same divisor, so the losses of the parts of a batch add up to the loss
+    of the whole batch. The arguments are those of `policy_terms`.
 
     Returns:
-        The loss, a scalar, and detached scalars of this part of the batch; nan where there is no decision:
+        The loss, a scalar, and detached scalar metrics of this part of the batch, NaN without decisions:
         `policy_loss`; `ratio`, `clip_fraction` (decisions without gradient), `weight` and `kl`, means over decisions;
-        `expected_acceptance`, mean over rollouts that have one.
+        `expected_acceptance`, mean over rollouts with decisions.
     """
     divisor = decisions.num_sequences if num_sequences is None else num_sequences
     terms = policy_terms(rule, logit, old_logit, decisions, advantage, settings.clip_range, num_sequences)
     policy, ratio, clipped = terms
     acceptance, kl = expected_acceptance(rule, logit, decisions), kl_to_target(rule, logit, decisions)
     loss = policy
-    # A term that is off must not reach the gradient, where 0 * inf would be nan.
+    # Skip disabled terms: 0 * inf in their gradient would be NaN.
     if settings.acceptance_coef:
         loss = loss - settings.acceptance_coef * acceptance.sum() / divisor
     if settings.kl_coef:
@@ -148,20 +149,23 @@ def policy_terms(
     clip_range: float | None = None,
     num_sequences: float | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return the policy loss, and per decision the importance ratio and whether clipping removed its gradient.
+    """Return the policy loss, and for each decision the importance ratio and whether clipping removed its gradient.
 
-    The loss is minus the ratio times the advantage, summed over decisions, as a mean over rollouts.
+    The loss is minus the ratio times the advantage, summed over decisions and averaged over rollouts.
 
-    Where `logit` is `old_logit` the gradient is plain REINFORCE. Further away one ratio per decision is PPO's local
-    approximation (arXiv 1707.06347, eq. 7); unbiased would be the product of a rollout's ratios.
+    If `logit` equals `old_logit`, the gradient is that of REINFORCE. Otherwise the ratio per decision is PPO's local
+    approximation (arXiv 1707.06347, eq. 7); the product of a rollout's ratios would be unbiased.
 
     Args:
-        rule: scores decisions. logit, old_logit: float `[M]`, the head's output now and when the rollouts were drawn.
+        rule: computes log-probabilities of decisions.
+        logit: float `[M]`, the head's current output.
+        old_logit: float `[M]`, the head's output when the rollouts were drawn.
+        decisions: the M decisions of the rollouts.
         advantage: float `[B]`, one per rollout; see `center`.
-        clip_range: a decision whose ratio has left 1 +- clip_range in the advantage's direction has no gradient.
-        num_sequences: divisor, if not `decisions.num_sequences`: for a part of a batch, the size of the whole.
+        clip_range: a decision whose ratio has left 1 +- clip_range in the direction of the advantage has no gradient.
+        num_sequences: divisor; by default `decisions.num_sequences`. For a part of a batch, the size of the whole.
     """
-    # Also a guard: an advantage per decision would be indexed without complaint.
+    # An advantage per decision would be indexed without an error.
     assert advantage.shape == (decisions.num_sequences,), "one advantage per rollout"
     change = rule.log_prob(logit, decisions) - rule.log_prob(old_logit.detach(), decisions)
     ratio = change.clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO).exp()
