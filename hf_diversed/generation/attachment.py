@@ -1,4 +1,4 @@
-"""Drafts and rules kept beside models, for callers that only call `generate(**json)`: what holds where, how long."""
+"""Registry of attached draft models and verifiers, by model and by context."""
 
 import threading
 import weakref
@@ -14,7 +14,7 @@ from hf_diversed.generation.options import Options
 
 @dataclass(frozen=True, eq=False)
 class Attached:
-    """What `attach` keeps beside a model."""
+    """Draft model and options attached to a model."""
 
     assistant_model: PreTrainedModel
     options: Options
@@ -22,7 +22,7 @@ class Attached:
 
 
 class Attachment:
-    """What `attach` returns. Entered as a context manager, it holds for the block instead of for every thread."""
+    """Handle returned by `attach`. As a context manager it is valid in the block only, instead of in every thread."""
 
     def __init__(self, model: torch.nn.Module, attached: Attached):
         self._model_ref, self._attached = weakref.ref(model), attached
@@ -39,26 +39,26 @@ class Attachment:
         stack = list(_ENTERED.get())
         places = [place for place, entered in enumerate(stack) if entered[1] is self._attached]
         if places:
-            del stack[places[-1]]  # a handle may be entered again inside its own block
+            del stack[places[-1]]  # a handle may be entered several times
             _ENTERED.set(tuple(stack))
 
 
 @dataclass(frozen=True)
 class _Standing:
-    """What holds in every thread. Once its handle is gone nobody can enter it: what it replaced never comes back."""
+    """Attachment valid in every thread. A freed handle cannot be entered, so older attachments can be dropped."""
 
     attached: Attached
     handle: "weakref.ref[Attachment]"
 
 
-# Blocks that were entered, innermost last: every thread and task has a context of its own and sees only its own.
+# Entered blocks of the current thread or task, innermost last.
 _ENTERED: ContextVar[tuple[tuple[weakref.ref, Attached], ...]] = ContextVar("hf_diversed_attached", default=())
 _STANDING: "weakref.WeakKeyDictionary[torch.nn.Module, list[_Standing]]" = weakref.WeakKeyDictionary()  # newest last
 _LOCK = threading.Lock()
 
 
 def keep_beside(model: torch.nn.Module, attached: Attached) -> Attachment:
-    """Let `attached` hold for a model in every thread, until something else does or its handle is entered."""
+    """Attach to a model in every thread, until it is replaced, detached, or its handle is entered."""
     handle = Attachment(model, attached)
     with _LOCK:
         entries = _STANDING.setdefault(model, [])
@@ -68,7 +68,7 @@ def keep_beside(model: torch.nn.Module, attached: Attached) -> Attachment:
 
 
 def attached_to(model: torch.nn.Module) -> Attached | None:
-    """What holds for a model here: the innermost block's, else what holds in every thread."""
+    """Return the attachment of the innermost block, else the one for every thread, else None."""
     for model_ref, attached in reversed(_ENTERED.get()):
         if model_ref() is model:
             return attached
@@ -86,7 +86,7 @@ def _forget_replaced(entries: list[_Standing]) -> None:
 
 
 def detach(model: PreTrainedModel) -> None:
-    """Undo `attach`, in every thread and in the blocks that this one is in; does nothing if nothing is attached."""
+    """Remove all attachments of a model, in every thread and in the current blocks. Does nothing if there are none."""
     inner = _compat.base_model(model)
     with _LOCK:
         _STANDING.pop(inner, None)

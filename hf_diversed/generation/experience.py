@@ -1,4 +1,4 @@
-"""What rounds have shown of a pair: how long they take, and how many of their drafts are kept. Chooses nothing."""
+"""Measurements of a pair of models across calls: round times and acceptance by position."""
 
 import weakref
 from collections import Counter, OrderedDict, deque
@@ -12,17 +12,17 @@ from hf_diversed.theory import ForwardTimes
 
 
 Kept = TypeVar("Kept")
-_WINDOW = 512  # rounds: long enough to hold the odd ones that try another length, short enough to follow the context
-_ENOUGH = 4  # rounds of one width whose quartile means something
+_WINDOW = 512  # rounds: includes the rare ones of other lengths, and still follows the growth of the context
+_ENOUGH = 4  # minimum number of rounds of one width for a quartile
 _REFIT_EVERY = 32  # rounds
-_TICK = 1e-9  # seconds; no round takes less, whatever the clock says
-_AROUND = 8  # rounds before and after one that say how fast the machine was then
+_TICK = 1e-9  # seconds; lower bound on measured times
+_AROUND = 8  # rounds before and after one, to estimate the speed of the machine at that time
 
 
 class RoundTimes:
-    """How long the last rounds took, and what a draft costs in them: `seconds = target + drafts * draft`.
+    """Times of the last rounds, and a linear fit: `seconds = target + num_drafted * draft`.
 
-    A round is timed as a whole, since on an accelerator nothing less can be without making the host wait.
+    Only whole rounds are timed, since timing parts of a round on an accelerator needs a synchronisation.
     """
 
     def __init__(self) -> None:
@@ -32,7 +32,7 @@ class RoundTimes:
         self._lock = RLock()
 
     def learn(self, asked: int, drafts: int, seconds: float) -> None:
-        """File a round that was to draft `asked` tokens per row, and did draft `drafts`."""
+        """Record a round with a scheduled length of `asked` and a block of `drafts` draft tokens."""
         with self._lock:
             self._rounds.append((asked, drafts, max(seconds, _TICK)))
             self.num_rounds += 1
@@ -42,21 +42,24 @@ class RoundTimes:
 
     @property
     def costs(self) -> ForwardTimes | None:
-        """In forwards of the target; None as long as fewer than two widths have been timed often enough."""
+        """Costs in units of a target forward; None until two widths have been timed often enough."""
         return self._costs
 
     def asked(self) -> Counter[int]:
-        """How many of the last rounds were to draft how many tokens."""
+        """Return the number of recent rounds per scheduled length."""
         with self._lock:
             return Counter(asked for asked, _, _ in self._rounds)
 
 
 def fit(widths: Sequence[int], seconds: Sequence[float], known: ForwardTimes | None = None) -> ForwardTimes | None:
-    """The line through the durations of successive rounds, in forwards of the target; None for a single width.
+    """Fit a line to the times of successive rounds, in units of a target forward.
 
-    Least squares through each width's lower quartile, as heavy as it has rounds: what disturbs a round (compilation,
-    other processes, a growing buffer) only ever adds to its time. The machine slows down and texts grow; as soon as
-    something is `known` of the costs, they tell which rounds that was so for, whatever their widths.
+    Weighted least squares over the lower quartile of each width, with the number of rounds as weight. The quartile is
+    used because disturbances (compilation, other processes, a growing buffer) only add time. With `known` costs, times
+    are first divided by their local ratio to those costs, to correct for throttling and growing contexts.
+
+    Returns:
+        the fitted costs; `known` if fewer than two widths have enough rounds.
     """
     if known is not None:
         paces = [taken / known.round(width) for width, taken in zip(widths, seconds)]
@@ -73,27 +76,27 @@ def fit(widths: Sequence[int], seconds: Sequence[float], known: ForwardTimes | N
     level = sum(taken * weight for _, taken, weight in points) / total
     spread = sum(weight * (width - center) ** 2 for width, _, weight in points)
     slope = sum(weight * (width - center) * (taken - level) for width, taken, weight in points) / spread
-    # A disturbed line may fall, or run through 0; costs do neither.
+    # Noise can give a negative slope or intercept; costs are not negative.
     draft = min(max(slope, 0.0), 0.99 * level / center)
     return ForwardTimes(target=1.0, draft=draft / (level - draft * center))
 
 
 def quartile(values: Sequence[float]) -> float:
-    """The lower one."""
+    """Return the lower quartile."""
     return sorted(values)[(len(values) - 1) // 4]
 
 
-_HALF_LIFE = 64  # rounds; texts have easy and hard passages
+_HALF_LIFE = 64  # rounds; acceptance changes within a text
 _FORGET = 0.5 ** (1.0 / _HALF_LIFE)
-_PRIOR_RATE, _PRIOR_DRAFTS = 0.8, 4.0  # what is believed of a draft at first, and how many drafts outweigh it
-_POOLED_DRAFTS = 16.0  # as many drafts at one position outweigh what all positions say together
+_PRIOR_RATE, _PRIOR_DRAFTS = 0.8, 4.0  # prior acceptance rate, and its weight in draft tokens
+_POOLED_DRAFTS = 16.0  # weight of the rate over all positions, in draft tokens at one position
 
 
 class Survival:
-    """How often the first n drafts of a round are all kept: recent rounds of all rows, with exponential forgetting.
+    """Probability that the first n draft tokens of a round are all accepted, with exponential forgetting.
 
-    Every position has its own probability of being kept once those before it are, drawn towards that of all positions
-    where it has been reached rarely: steps of a text are not independent, and far positions are seldom seen.
+    Each position has its own conditional acceptance rate, as positions are not independent. It is shrunk towards the
+    rate over all positions where few draft tokens have been verified.
     """
 
     def __init__(self) -> None:
@@ -102,14 +105,13 @@ class Survival:
 
     @property
     def is_new(self) -> bool:
-        """Whether nothing but what was believed at first speaks from it."""
+        """Whether no round has been recorded, so that only the prior is used."""
         return not self._reached
 
     def learn(self, kept: Sequence[int], paid: Sequence[int]) -> None:
-        """File a round: per row how many drafts were kept, of how many that could have been.
+        """Record a round: per row, the number of accepted draft tokens and the maximum possible number.
 
-        Drafts behind a drafted EOS were paid for and bring nothing, so there the text ends a row of kept drafts just
-        as a rejection does.
+        Draft tokens after an EOS cost time and are never accepted, so an EOS counts as a rejection of the next token.
         """
         longest = max(0, len(self._reached), *paid)
         self._reached, self._kept = (
@@ -123,7 +125,7 @@ class Survival:
                 self._kept[position] += 1.0
 
     def curve(self, longest: int) -> list[float]:
-        """Probability that the first n drafts are all kept, n = 1..`longest`."""
+        """Return the probability that the first n draft tokens are all accepted, n = 1..`longest`."""
         rate = (sum(self._kept) + _PRIOR_DRAFTS * _PRIOR_RATE) / (sum(self._reached) + _PRIOR_DRAFTS)
         alive, curve = 1.0, []
         for position in range(longest):
@@ -134,18 +136,18 @@ class Survival:
         return curve
 
 
-_MOST_KEPT = 64  # things remembered of a pair; those used longest ago go first
+_MOST_KEPT = 64  # entries per pair; the least recently used are dropped first
 _lock = RLock()
 
 
 class Experience:
-    """What is remembered of one pair, by key, from call to call."""
+    """Measurements of one pair, by key, kept across calls."""
 
     def __init__(self) -> None:
         self._kept: OrderedDict[Hashable, Any] = OrderedDict()
 
     def recall(self, make: Callable[[], Kept], *key: Hashable) -> Kept:
-        """What `make` made when it was first asked for under this key."""
+        """Return the entry for this key, created by `make` at first use."""
         with _lock:
             found = self._kept.pop((make, key), None) or make()
             self._kept[make, key] = found
@@ -159,6 +161,6 @@ _pairs = weakref.WeakKeyDictionary()
 
 
 def experience_with(target: nn.Module, draft: nn.Module) -> Experience:
-    """The experience with a pair; it goes when either model does. A target that drafts by itself is its own draft."""
+    """Return the measurements of a pair, freed with either model. Without a draft model, pass the target twice."""
     with _lock:
         return _pairs.setdefault(target, weakref.WeakKeyDictionary()).setdefault(draft, Experience())

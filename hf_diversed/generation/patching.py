@@ -1,7 +1,7 @@
-"""The only file that touches `GenerationMixin`: puts our `generate` around upstream's, as soon as there is one.
+"""Wraps `GenerationMixin.generate`; the only module that modifies it.
 
-Imports neither torch nor transformers, and nothing else while transformers is being imported: what is done with a call
-stands in `hook.py`, which the first call loads.
+Imports neither torch nor transformers, so that `import hf_diversed` is fast. The first `generate` call imports
+`hook.py`, which handles the call.
 """
 
 import functools
@@ -18,20 +18,22 @@ from hf_diversed.generation.options import Options
 _UPSTREAM = "transformers.generation.utils"
 _HOOK = "_hf_diversed_hook"
 _LOCK = threading.Lock()
-_STOCK: list[inspect.Signature] = []  # of `generate` as it was when it was first seen
+_STOCK: list[inspect.Signature] = []  # of the original `generate`
 
 
 def install_hook() -> None:
-    """Wrap `GenerationMixin.generate`, once: now, or right after transformers is imported. `import hf_diversed` does
-    it unless HF_DIVERSED_NO_HOOK=1."""
+    """Wrap `GenerationMixin.generate` once: now, or when transformers is imported.
+
+    `import hf_diversed` calls this unless HF_DIVERSED_NO_HOOK=1.
+    """
     watch(_UPSTREAM, _wrap)
 
 
 def uninstall_hook() -> None:
-    """Give `GenerationMixin.generate` back, or never take it; does nothing if the hook is not installed.
+    """Restore `GenerationMixin.generate`, or cancel a pending installation. Does nothing without the hook.
 
     Raises:
-        RuntimeError: if somebody has wrapped the hooked method since; theirs would be lost.
+        RuntimeError: if the hooked method has been wrapped again, as that wrapper would be lost.
     """
     upstream = sys.modules.get(_UPSTREAM)
     if upstream is not None:
@@ -47,7 +49,7 @@ def uninstall_hook() -> None:
 
 
 def stock_signature() -> inspect.Signature:
-    """Of upstream's `generate`, also where a wrapper that takes anything hides it."""
+    """Return the signature of upstream's `generate`, even if a wrapper with *args and **kwargs hides it."""
     return _STOCK[0]
 
 
@@ -66,12 +68,12 @@ def _wrap(upstream: ModuleType) -> None:
             return dispatch(original, self, args, kwargs)
 
         generate.__signature__ = _extended_signature(original)  # type: ignore[attr-defined]
-        setattr(generate, _HOOK, generate)  # a wrapper around ours inherits the attribute, but is not its value
+        setattr(generate, _HOOK, generate)  # a wrapper around this copies the attribute, but is not its value
         upstream.GenerationMixin.generate = generate
 
 
 def _layers(function):
-    """A function and what it wraps, from the outside in."""
+    """Yield a function and those it wraps, outermost first."""
     while function is not None:
         yield function
         function = getattr(function, "__wrapped__", None)

@@ -1,7 +1,7 @@
 """Logits processors over rows of different lengths.
 
-They were written for rows of equal length: `processor(input_ids[:, :l], scores)`, one column after the other. Here
-every call still looks like that; the result is used for the rows that stand at column l.
+Processors expect rows of equal length: `processor(input_ids[:, :l], scores)`, one column at a time. They are called in
+that form here as well, and the result is used for the rows that have a position at column l.
 """
 
 from collections.abc import Callable, Container, Iterable
@@ -16,27 +16,27 @@ from hf_diversed.generation.rows import PerRow, RaggedRows
 class BlockProcessor:
     """A `LogitsProcessorList` for blocks of positions.
 
-    Warpers that look at one position alone run over the whole block. All others are taken to read the row's prefix,
-    and are called once per column with every row, in the list's order.
+    Pointwise processors run over the whole block. All others may read the prefix and are called once per column with
+    every row, in the order of the list.
     """
 
     def __init__(self, processors: Iterable[LogitsProcessor], tempers: bool = True):
         self.processors, self._tempers = list(processors), tempers
 
     def without(self, types: Container[type]) -> "BlockProcessor":
-        """The same without processors of these types, and without the rows' own temperatures."""
+        """Return a copy without processors of these types and without temperatures per row."""
         return BlockProcessor((x for x in self.processors if type(x) not in types), tempers=False)
 
     @property
     def reads_prefix(self) -> bool:
-        """Whether some processor is called column by column with every row of the batch."""
+        """Whether some processor is not pointwise, and so is called once per column with every row."""
         return any(type(processor) not in _compat.POINTWISE_PROCESSORS for processor in self.processors)
 
     def __call__(self, rows: RaggedRows, scores: torch.Tensor, offset: int, counts: PerRow) -> torch.Tensor:
-        """Process scores float32 `[B, N, V]`, position k of row i following its first `lengths[i] + offset + k` ids.
+        """Process scores float32 `[B, N, V]`; position k of row i follows its first `lengths[i] + offset + k` ids.
 
         Args:
-            counts: per row, how many of the N positions matter; the others may stay unprocessed.
+            counts: number of positions per row that are used; the others may stay unprocessed.
         """
 
         def run(processor: LogitsProcessor, scores: torch.Tensor) -> torch.Tensor:
@@ -59,7 +59,7 @@ class BlockProcessor:
             steps = column - starts.device
             standing = ((steps >= 0) & (steps < counts.device))[:, None]
             at = rows.row_index, steps.clamp(0, scores.shape[1] - 1)
-            # A copy: a processor may write into the scores it is given.
+            # Indexing copies: a processor may modify its input in place.
             processed = processor(rows.drafted_view(column, valid), scores[at])
             result[at] = torch.where(standing, processed, result[at])
         return result
@@ -71,11 +71,11 @@ def run_in_order(
     scores: torch.Tensor,
     temperatures: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Scores `[B, N, V]` after all processors, each applied by `run`.
+    """Apply all processors to scores `[B, N, V]`, each by `run`.
 
     Args:
-        temperatures: float32 `[B]`, of rows that have their own; 0 is greedy. Upstream has temperature first among the
-            warpers, and greedy decoding none of them.
+        temperatures: float32 `[B]`, one per row; 0 is greedy. As in upstream, temperature is the first of the warpers,
+            and greedy rows use no warpers. None without temperatures per row.
     """
     warpers = [] if temperatures is None else [each for each in processors if type(each) in _compat.WARPERS]
     for processor in processors:
@@ -91,7 +91,7 @@ def run_in_order(
 
 
 def run_pointwise(processor: LogitsProcessor, scores: torch.Tensor) -> torch.Tensor:
-    """Scores `[B, N, V]` after a processor that looks at one position alone."""
-    # One id per position: these never look at them, but an empty prefix would trip type checks.
+    """Apply a pointwise processor to scores `[B, N, V]`."""
+    # Pointwise processors do not read the ids, but an empty prefix would fail in type checks.
     ids = torch.zeros(scores.shape[0] * scores.shape[1], 1, dtype=torch.long, device=scores.device)
     return processor(ids, scores.flatten(0, 1)).view_as(scores)

@@ -1,4 +1,4 @@
-"""Drafting by prompt lookup: what followed the text's last words where they stood before. Does not verify."""
+"""Drafting by prompt lookup: copies the tokens that followed an earlier occurrence of the last n-gram."""
 
 import torch
 from transformers.generation.candidate_generator import PromptLookupCandidateGenerator
@@ -11,19 +11,19 @@ from hf_diversed.generation.rows import PerRow, RaggedRows
 
 
 class PromptLookupDrafter:
-    """Proposes, for every row of a batch, what upstream's prompt lookup would propose for that row alone.
+    """Generates draft tokens for every row as upstream's prompt lookup does for a single row.
 
-    q is one-hot: the drafted token has probability 1. It depends on the prefix only, so `w p + (1 - w) q` is a law.
-    A row without a match drafts nothing in that round. A draft ends before the first EOS, and before the first token
-    that a processor forbids (where this is the very first token, upstream would look for another match).
+    q is one-hot: the draft token has probability 1. It depends on the prefix only, so `w p + (1 - w) q` is a
+    distribution. A row without a match has no draft tokens in that round. A draft block ends before the first EOS, and
+    before the first token that a processor forbids (if that is its first token, upstream would try another match).
 
     Args:
-        rows: the batch's ids; drafted tokens are written behind each row's length.
-        processor: of the call; what forbids tokens outright is asked, warpers are not.
-        prompt_mask: long `[B, S]`, 0 at left padding, which is no text; None where nothing is padded.
+        rows: ids of the batch; draft tokens are written after each row's length.
+        processor: of the call; used without its warpers, to find forbidden tokens.
+        prompt_mask: long `[B, S]`, 0 at left padding, which is not searched; None without padding.
         vocab_size: V of the target.
-        num_tokens: gamma. max_ngram_size: how many of the last ids to look for, at most.
-        do_sample: what the verifier is told of the tokens' origin.
+        num_tokens: gamma. max_ngram_size: maximum number of last ids to match.
+        do_sample: value of `DraftOutput.sampled`.
     """
 
     num_forwards = 0
@@ -53,10 +53,10 @@ class PromptLookupDrafter:
         )
 
     def prefill(self, chunk_size: int | None = None) -> None:
-        """Nothing to read ahead."""
+        """Do nothing: there is no cache to fill."""
 
     def rewind(self, all_accepted: bool) -> None:
-        """Nothing to take back."""
+        """Do nothing: there is no cache to rewind."""
 
     def keep(self, rows: torch.Tensor) -> None:
         self._first = [self._first[row] for row in rows.tolist()]
@@ -64,7 +64,7 @@ class PromptLookupDrafter:
     def propose(self, counts: PerRow) -> tuple[DraftOutput | None, PerRow]:
         """See `Drafter.propose`."""
         rows, lengths = self.rows, self.rows.lengths.host
-        # The lookup decides on the host, row by row: one transfer, not one per comparison.
+        # The lookup runs on the host: copy all ids once instead of once per comparison.
         ids = rows.ids[:, : max(lengths)].cpu()
         found = [self._look_up(ids[row, : lengths[row]], row, count) for row, count in enumerate(counts.host)]
         lookups = [len(tokens) for tokens in found]
@@ -89,7 +89,7 @@ class PromptLookupDrafter:
         return draft, own
 
     def _look_up(self, ids: torch.Tensor, row: int, count: int) -> torch.Tensor:
-        """Up to `count` ids that may follow `ids`, long `[N]`."""
+        """Return up to `count` draft tokens after `ids`, long `[N]`."""
         text = ids[None, self._first[row] :]
         if count < 1:
             return text[0, :0]
@@ -97,7 +97,7 @@ class PromptLookupDrafter:
         return candidates[0, text.shape[1] :][:count]
 
     def _before_bans(self, tokens: torch.Tensor, counts: PerRow) -> PerRow:
-        """How many of each row's tokens stand before the first one that a processor forbids."""
+        """Return the number of tokens per row before the first one that a processor forbids."""
         if not self._bans.processors:
             return counts
         even = torch.zeros(*tokens.shape, self.vocab_size, device=tokens.device)

@@ -11,11 +11,11 @@ from hf_diversed.generation.rows import PerRow, RaggedRows
 
 
 _known: MutableMapping[PreTrainedTokenizerBase, dict[tuple, StopStringCriteria]] = WeakKeyDictionary()
-_MOST_KNOWN = 8  # per tokenizer, as a criterion holds numbers for every token
+_MOST_KNOWN = 8  # per tokenizer, as a criterion stores arrays over the vocabulary
 
 
 def stop_criterion(tokenizer: PreTrainedTokenizerBase, stop_strings: str | Sequence[str]) -> StopStringCriteria:
-    """Upstream's criterion, the same one when asked again: making it goes through the whole vocabulary."""
+    """Return upstream's criterion. It is cached, as its construction iterates over the vocabulary."""
     strings = (stop_strings,) if isinstance(stop_strings, str) else tuple(stop_strings)
     key, known = (strings, len(tokenizer)), _known.setdefault(tokenizer, {})
     if key not in known:
@@ -26,11 +26,11 @@ def stop_criterion(tokenizer: PreTrainedTokenizerBase, stop_strings: str | Seque
 
 
 class StopTracker:
-    """Calls the criteria other than length and EOS, which are read off the block, column by column.
+    """Calls the stopping criteria column by column. Length and EOS are handled in verification.
 
-    A criterion may keep state and index rows, so it sees what plain `generate` would show it: one call per column, in
-    order, every row with its true ids. A column is therefore checked once all running rows have reached it; a row that
-    ran ahead past its stop is cut back. That costs no round: the batch lasts as long as its slowest row either way.
+    A criterion may keep state and index rows, so it receives the same calls as in plain `generate`: one per column, in
+    order, with the final ids of every row. A column is checked once all running rows have reached it, and longer rows
+    are cut at their stop. This adds no rounds, since the slowest row determines the number of rounds.
     """
 
     def __init__(self, rows: RaggedRows, criteria: StoppingCriteriaList):
@@ -41,10 +41,10 @@ class StopTracker:
         self._stopped: set[int] = set()
 
     def update(self, scores=None) -> None:
-        """Cut the rows that a criterion stops; those that met an EOS or the length have their end already.
+        """Cut the rows that a criterion stops. Rows that ended by EOS or length are already finished.
 
         Args:
-            scores: maps a column to the tuple of processed scores before it, where the caller collects them.
+            scores: maps a column to the tuple of processed scores before it; None if scores are not collected.
         """
         if not self.criteria:
             return
@@ -63,11 +63,11 @@ class StopTracker:
         verdict = self.criteria(shown, scores(column) if scores is not None else None).tolist()
         self._stopped |= {row for row, stop in enumerate(verdict) if stop and column <= seen[row]}
         if not self._pads and len(self._stopped) < len(seen):
-            return  # Without an EOS to pad with, plain `generate` lets stopped rows run on until all have stopped.
+            return  # Without an EOS, plain `generate` continues stopped rows until all have stopped.
         for row in self._stopped:
             end = rows.ends[row]
             rows.ends[row] = column if end is None else min(end, column)
         if self._stopped:
-            rows.send_ends()  # before the next column is shown
+            rows.send_ends()  # before the next column is checked
         if self._pads:
             self._stopped.clear()
