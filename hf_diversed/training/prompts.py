@@ -1,4 +1,4 @@
-"""Which prompts can be rolled out, and in which order."""
+"""Length checks of prompts, and their order in training."""
 
 from collections.abc import Iterator, Sequence
 
@@ -10,13 +10,16 @@ from hf_diversed import _compat
 
 
 def check_context(name: str, lengths: Sequence[int], new_tokens: int, models: dict[str, PreTrainedModel]) -> None:
-    """Refuse prompts that leave too little of a model's context.
+    """Check that prompts and completions fit in the context of all models.
 
     Args:
-        name: of the data set. lengths: tokens by prompt. new_tokens: longest completion. models: by what to call them.
+        name: name of the dataset, for messages.
+        lengths: number of tokens of each prompt.
+        new_tokens: largest number of new tokens.
+        models: the models by name, for messages.
 
     Raises:
-        ValueError: naming the first such prompt, its length and the limit; and for a prompt without tokens.
+        ValueError: if a prompt has no tokens or is too long.
     """
     if 0 in lengths:
         raise ValueError(f"prompt {lengths.index(0)} of {name} has no tokens; leave it out, or write something there.")
@@ -36,11 +39,11 @@ def check_context(name: str, lengths: Sequence[int], new_tokens: int, models: di
 
 
 class RolloutOrder(Sampler[int]):
-    """Indices of prompts for a whole run: every group of `batch_size` is one update of all devices together.
+    """Yields the prompt indices of a whole run; each group of `batch_size` indices is one update on all devices.
 
-    A group holds `batch_size / num_generations` prompts, each `num_generations` times in a row, and comes
-    `num_iterations` times in a row, once for each update that its rollouts serve. Prompts are shuffled anew whenever
-    all were seen; the order is a function of the seed, so a resumed run finds its place.
+    A group contains `batch_size / num_generations` prompts, each repeated `num_generations` times in a row. Each group
+    is repeated `num_iterations` times, once per update that uses its rollouts. Prompts are reshuffled after each pass.
+    The order depends on the seed only, so a resumed run continues in the same order.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The target's own rewards, which the constraint compares with: computed once per prompt, and stored."""
+"""Rewards of the target model's own completions, the baseline of the constraint; measured once per prompt."""
 
 import hashlib
 import json
@@ -10,14 +10,14 @@ from hf_diversed.running.files import write_json
 
 
 class ReferenceRewards:
-    """Mean reward of the target's own completions by prompt, kept in a file.
+    """Mean reward of the target model's own completions by prompt, stored in a file.
 
     Args:
-        path: JSON file; read if it is there. settings: what the rewards depend on beside the prompt; a file made under
-            other settings is refused.
+        path: JSON file, read if it exists.
+        settings: everything except the prompt that the rewards depend on.
 
     Raises:
-        ValueError: if the file was made under other settings, or is damaged.
+        ValueError: if the file was made with other settings, or is damaged.
     """
 
     def __init__(self, path: Path, settings: dict):
@@ -37,12 +37,12 @@ class ReferenceRewards:
         return self.rewards[_key(prompt)]
 
     def missing(self, prompts: list) -> list:
-        """The distinct prompts that were not measured yet, in order."""
+        """Return the distinct prompts without a stored reward, in order."""
         return [prompt for key, prompt in {_key(p): p for p in prompts}.items() if key not in self.rewards]
 
     def add(self, prompts: list, rewards: list[float | None]) -> None:
-        """Take the mean over a prompt's rewards; a prompt occurs once per completion. None is left out, and a prompt
-        with nothing else has None."""
+        """Add the mean reward of each prompt, which occurs once per completion. None is excluded from the mean; a
+        prompt with only None gets None."""
         found: dict[str, list[float]] = {_key(prompt): [] for prompt in prompts}
         for prompt, reward in zip(prompts, rewards):
             if reward is not None:
@@ -50,12 +50,14 @@ class ReferenceRewards:
         self.rewards |= {key: sum(values) / len(values) if values else None for key, values in found.items()}
 
     def measure(self, rows: Sequence[dict[str, Any]], draw: Callable[..., list], portion: int, save: bool) -> None:
-        """Fill in what is missing for `rows`, `portion` prompts at a time; stored as it goes.
+        """Measure the missing rewards of `rows` in portions, and save after each portion.
 
         Args:
-            draw: makes (prompt, reward) pairs, one per completion, from rows and a number. The number counts what was
-                measured before, not in this process, so that a measurement that goes on draws as an unbroken one.
-            save: whether this process keeps the file.
+            rows: rows with a "prompt".
+            draw: function of rows and a number for the seed; returns one (prompt, reward) pair per completion. The
+                number is that of the stored rewards, so a resumed measurement draws the same completions.
+            portion: number of prompts per call of `draw`.
+            save: whether this process writes the file.
         """
         by_prompt = {_key(row["prompt"]): row for row in reversed(rows)}
         todo = [by_prompt[_key(prompt)] for prompt in self.missing([row["prompt"] for row in rows])]

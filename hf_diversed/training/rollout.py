@@ -1,7 +1,4 @@
-"""Rollouts: the decoding loop with recording on, turned into the decisions and head inputs that updates need.
-
-There is no second loop here: sampling is `generate` with a verifier, and what it recorded is only rearranged.
-"""
+"""Rollouts: completions drawn with `generate` and a recording verifier, converted to decisions and head inputs."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -24,11 +21,15 @@ from hf_diversed.verifiers.learned import Decisions
 
 @dataclass(eq=False)
 class Rollouts:
-    """B completions and the M decisions behind them.
+    """B completions and their M decisions.
 
     Attributes:
-        completions: text. completion_ids: token ids, EOS included. finished: whether EOS or a stop string was reached.
-        decisions: see `objective.Decisions`. inputs: what the head saw at each decision, by name, `[M, ...]`.
+        completions: texts.
+        completion_ids: token ids, including EOS.
+        finished: whether each completion reached EOS or a stop string.
+        decisions: the accept or reject decisions, see `verifiers.learned.Decisions`.
+        inputs: the head's inputs at each decision by name, `[M, ...]`.
+        stats: decoding statistics of all completions.
     """
 
     completions: list[str]
@@ -40,12 +41,12 @@ class Rollouts:
 
 
 class RecordingVerifier(DiversedVerifier):
-    """DIVERSED as trained, with the head's inputs kept for training.
+    """The DIVERSED verifier at strictness 0.5 (as trained), with the head's inputs recorded.
 
     Attributes:
-        tells_law: records have the exact TV(v, p) of every position. Where tokens have weights of their own, that
-            takes a weight for every token of the vocabulary; False leaves what the drafted token alone says,
-            `Trace.bias`.
+        tells_law: whether records contain the exact TV(v, p) of every position. With token features this needs the
+            weight of every token in the vocabulary; with False only the draft token's value, `Trace.bias`, is
+            recorded.
     """
 
     keeps_inputs = True
@@ -59,15 +60,16 @@ class RecordingVerifier(DiversedVerifier):
 
 
 class Sampler:
-    """Draws completions from a pair, in batches, each under a seed of its own.
+    """Draws completions with a pair in batches, each with its own seed.
 
     Attributes:
-        verifier_class: makes the rule of a rollout from the head. tells_law: see `RecordingVerifier`; only the KL of
-            weights per token hangs on it.
+        verifier_class: class of the verifier that wraps the head.
+        tells_law: see `RecordingVerifier`; needed only for the KL term with token features.
 
     Args:
-        pair: of frozen models. settings: how to draw. By default from the whole vocabulary: truncation makes w useless
-            where p and q differ.
+        pair: the frozen models and their tokenizer.
+        settings: sampling settings. `top_k` and `top_p` should keep the whole vocabulary: with truncation, w has no
+            effect where p and q have different supports.
     """
 
     def __init__(self, pair: Pair, settings: Sampling):
@@ -85,12 +87,14 @@ class Sampler:
         batch_size: int | None = None,
         keep_inputs: bool = True,
     ) -> Rollouts:
-        """Draw one completion per prompt by relaxed decoding with `head`; at least one prompt.
+        """Draw one completion per prompt with the verifier of `head`.
 
         Args:
-            batch_size: rows decoded together; None for that of the settings.
-            keep_inputs: store the head's inputs, which updates need: `[M, D]` each for M decisions. Without, `inputs`
-                of the result is empty.
+            prompts: at least one prompt.
+            head: the head to train or evaluate.
+            seed: seed of the first batch, increased by 1 per batch.
+            batch_size: rows per batch; None for `settings.batch_size`.
+            keep_inputs: record the head's inputs, `[M, D]` each, which updates need. With False, `inputs` is empty.
         """
         verifier = self.verifier_class(head)
         verifier.keeps_inputs = keep_inputs
@@ -104,8 +108,8 @@ class Sampler:
         return _join(parts)
 
     def lossless(self, prompts: Sequence[Prompt], seed: int) -> tuple[list[str], list[list[int]]]:
-        """Draw one completion per prompt, text and token ids, from the target's own law: with the draft's help that
-        costs less than alone."""
+        """Draw one completion per prompt, text and token ids, from the target distribution by lossless speculative
+        decoding."""
         ids: list[list[int]] = [[] for _ in prompts]
         for order, part in self._decoded(Method(LOSSLESS, LosslessVerifier()), prompts, seed):
             for index, row in zip(order, part.tokens):
@@ -113,20 +117,20 @@ class Sampler:
         return [self.decoder.text(row) for row in ids], ids
 
     def lengths(self, prompts: Sequence[Prompt]) -> list[int]:
-        """Tokens of each prompt."""
+        """Return the number of tokens of each prompt."""
         return [len(ids) for ids in encode(self.tokenizer, prompts)]
 
     def _decoded(
         self, method: Method, prompts: Sequence[Prompt], seed: int, batch_size: int | None = None, **kwargs
     ) -> Iterator[tuple[list[int], Decoded]]:
-        """Yield (indices into `prompts`, what was drawn for them); every batch has a seed of its own."""
+        """Yield (indices into `prompts`, their completions) per batch; each batch has its own seed."""
         rows = encode(self.tokenizer, prompts)
         batches = plan_batches([len(row) for row in rows], batch_size or self.settings.batch_size)
         for number, order in enumerate(batches):
             yield order, self.decoder(method, [rows[index] for index in order], seed + number, **kwargs)
 
     def _read(self, records: TokenRecords, stats: SpeculativeStats) -> Rollouts:
-        """Completions and decisions of one batch, from its token records."""
+        """Return the completions and decisions of one batch from its token records."""
         emitted = records.source >= 0
         rows, columns = (emitted & (records.source != SOURCES.index("bonus"))).nonzero(as_tuple=True)
         decisions = Decisions(
@@ -151,7 +155,7 @@ class Sampler:
 
 
 def _join(parts: list[tuple[list[int], Rollouts]]) -> Rollouts:
-    """One `Rollouts` in the order of the prompts out of batches in another."""
+    """Join the rollouts of batches in the order of the prompts."""
     size = sum(len(order) for order, _ in parts)
     rows: list[tuple[str, list[int], bool]] = [("", [], False)] * size
     stats, sequences = SpeculativeStats(), []

@@ -1,4 +1,4 @@
-"""The folder of a run: can it be written to, and does another run use it."""
+"""Checks and locking of a run's output folder."""
 
 import tempfile
 from collections.abc import Iterator
@@ -16,10 +16,10 @@ LOCK = ".training.lock"
 
 
 def check_writable(folder: Path) -> None:
-    """Make the folder if it is not there, and write to it, so that a run fails now and not at its first save.
+    """Create the folder if needed and test that it can be written to, before the first save.
 
     Raises:
-        WriteError: if that cannot be done.
+        WriteError: if it cannot.
     """
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -29,18 +29,17 @@ def check_writable(folder: Path) -> None:
 
 @contextmanager
 def sole_run(args: TrainingArguments) -> Iterator[None]:
-    """Keep other runs out of `args.output_dir`, on all processes of this one.
+    """Lock `args.output_dir` against other runs.
 
-    The lock is the system's own on an open file: it ends with the process, however that ends, so a killed run leaves
-    none. The file itself stays.
+    The operating system releases the lock when the process ends, even if it is killed. The lock file remains.
 
     Raises:
-        OSError: if another run is there, or the folder cannot be written to; in every process of this run.
+        OSError: in every process of this run, if another run uses the folder or it cannot be written to.
     """
     lock = FileLock(Path(args.output_dir) / LOCK)
     problem = _taken(lock, Path(args.output_dir)) if args.process_index == 0 else None
     try:
-        # Without this word from the first process the others would wait for it for ever.
+        # Broadcast the error: otherwise the other processes wait forever.
         if problem := broadcast_object_list([problem])[0]:
             raise problem
         yield
@@ -49,7 +48,7 @@ def sole_run(args: TrainingArguments) -> Iterator[None]:
 
 
 def _taken(lock: FileLock, folder: Path) -> OSError | None:
-    """Take the lock, or say why not."""
+    """Acquire the lock; return the error if that fails, else None."""
     try:
         check_writable(folder)
         lock.acquire(timeout=0)

@@ -1,4 +1,4 @@
-"""What rollouts were worth: rewards, what the target alone gets on the same prompts, acceptance."""
+"""Rewards and statistics of rollouts, and the quality drop against the target model on the same prompts."""
 
 import math
 import statistics
@@ -17,10 +17,10 @@ Rows = Sequence[dict[str, Any]]
 
 
 class Scorer:
-    """Rewards completions in TRL's calling convention.
+    """Computes rewards with TRL's calling convention.
 
     Attributes:
-        references: the target's own rewards; None until something is compared with them.
+        references: rewards of the target model's own completions; None until they are needed.
     """
 
     def __init__(self, reward: RewardSum):
@@ -28,7 +28,7 @@ class Scorer:
         self.references: ReferenceRewards | None = None
 
     def rewards(self, rows: Rows, texts: list[str], completion_ids: list[list[int]]) -> dict[str, list]:
-        """Rewards of completions: "reward", the weighted sum, and by function."""
+        """Return the rewards of completions: "reward", the weighted sum, and "rewards/<name>" of each function."""
         chat = [[{"role": "assistant", "content": text}] for text in texts]
         completions = texts if isinstance(rows[0]["prompt"], str) else chat
         names = {name: None for row in rows for name in row if name != "prompt"}  # rows of several tasks differ
@@ -37,7 +37,8 @@ class Scorer:
         return self.reward(completions, **columns)
 
     def facts(self, rows: Rows, rollouts: Rollouts) -> dict[str, list]:
-        """What is known of each rollout: rewards, drop against the target, acceptance, length."""
+        """Return lists with one entry per rollout: rewards, drop against the target, accepted share, length and
+        truncation; and "counts" of the whole batch."""
         facts = self.rewards(rows, rollouts.completions, rollouts.completion_ids)
         if self.references is not None:
             own = [self.references[row["prompt"]] for row in rows]
@@ -54,8 +55,8 @@ class Scorer:
 
 
 def gathered(make: Callable[[], list]) -> list:
-    """What all devices make, one after the other. A reward that fails on one of them fails on all: the others would
-    wait for it for ever."""
+    """Return the items of all devices, in the order of their ranks. A `RewardError` on one device is raised on all,
+    since the others would wait forever."""
     try:
         mine = make()
     except RewardError as error:
@@ -67,20 +68,20 @@ def gathered(make: Callable[[], list]) -> list:
 
 
 def merged(everyone: list[dict[str, list]]) -> dict[str, list]:
-    """The facts of all devices, in the order of their ranks."""
+    """Concatenate the facts of all devices, in the order of their ranks."""
     return {name: [value for facts in everyone for value in facts[name]] for name in everyone[0]}
 
 
 def known(values: Sequence[float | None]) -> list[float]:
-    """Those that are not None."""
+    """Return the values that are not None."""
     return [value for value in values if value is not None]
 
 
 def mean(values: Sequence[float]) -> float:
-    """The mean; nan of nothing."""
+    """Return the mean; NaN for no values."""
     return sum(values) / len(values) if values else float("nan")
 
 
 def standard_error(values: Sequence[float]) -> float:
-    """Of their mean; 0 where there are too few to tell."""
+    """Return the standard error of the mean; 0 for fewer than two values."""
     return statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else 0.0

@@ -1,7 +1,7 @@
-"""Settings of the training runs with their defaults and what they mean, apart from `TrainingArguments`.
+"""Settings of the training runs beyond `TrainingArguments`, with defaults and descriptions.
 
-Standard library only: who asks what a command takes does not wait for transformers. `arguments.py` and
-`draft_tuning.py` check the values.
+Standard library only, so that `--help` does not import transformers. `arguments.py` and `draft_tuning.py` check the
+values.
 """
 
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ MIN_WINDOW = 2000
 
 @dataclass
 class HeadTrainingSettings:
-    """What the training of a head needs beside `TrainingArguments`, and the defaults that it changes there."""
+    """Settings of head training beyond `TrainingArguments`, and the defaults that differ from it."""
 
     per_device_train_batch_size: int = field(default=256, metadata={"help": "Rollouts per device and update."})
     generation_batch_size: int = field(default=128, metadata={"help": "Rows decoded together, in training."})
@@ -88,7 +88,7 @@ class HeadTrainingSettings:
 
 @dataclass
 class DraftTuningSettings:
-    """What the tuning of a draft needs beside `TrainingArguments`, and the defaults that it changes there."""
+    """Settings of draft tuning beyond `TrainingArguments`, and the defaults that differ from it."""
 
     per_device_train_batch_size: int = field(default=8, metadata={"help": "Completions per device and update."})
     learning_rate: float = field(default=2e-4, metadata={"help": "Of AdamW, on the adapter."})

@@ -1,4 +1,4 @@
-"""Completions that the target draws for its draft to learn from, kept in a file."""
+"""Completions of the target model for distillation, stored in a file."""
 
 import bisect
 import random
@@ -33,14 +33,15 @@ def sample_completions(
     args: "DraftTuningConfig",
     stop_strings: Sequence[str] = (),
 ) -> dict[Ids, list[Ids]]:
-    """Draw `args.num_samples_per_prompt` completions of the target per prompt, or read them from
-    `target_samples.jsonl` in `args.output_dir`, which grows batch by batch.
+    """Draw `args.num_samples_per_prompt` completions of the target per prompt.
+
+    Completions in `target_samples.jsonl` of `args.output_dir` are reused; new ones are appended after each batch.
 
     Returns:
-        Token ids by the prompt's token ids; an EOS that was drawn is the last of them.
+        Token ids of the completions by the prompt's token ids, including EOS if it was drawn.
 
     Raises:
-        ValueError: if the file was made under other settings.
+        ValueError: if the file was made with other settings.
     """
     path = Path(args.output_dir) / "target_samples.jsonl"
     settings = {name: getattr(args, name) for name in _SAMPLING} | {
@@ -48,7 +49,7 @@ def sample_completions(
         "target_weights": model_digest(target),
         "stop_strings": list(stop_strings),
     }
-    # As the first process finds the file: others may not see its disk.
+    # Only the first process reads the file: other nodes may not share its disk.
     found = _read_samples(path, settings) if args.process_index == 0 else {}
     found = broadcast_object_list([found])[0]
     missing = sorted({*prompts} - found.keys(), key=lambda prompt: (len(prompt), prompt))
@@ -65,7 +66,7 @@ def sample_completions(
 
 
 def _draw(target, tokenizer, prompts: list[Ids], args: "DraftTuningConfig", stop_strings) -> list[list[Ids]]:
-    """Completions of one batch of prompts, under a seed of its own: a resumed run draws what an unbroken one draws."""
+    """Draw the completions of a batch. The seed depends on the prompts, so a resumed run draws the same ones."""
     n = args.num_samples_per_prompt
     end = end_ids(target, tokenizer)
     pad = pad_id(tokenizer, target)
@@ -84,13 +85,13 @@ def _draw(target, tokenizer, prompts: list[Ids], args: "DraftTuningConfig", stop
 
 
 def until_end(ids: Sequence[int], end: list[int]) -> Ids:
-    """The ids up to their first EOS, that one included."""
+    """Return the ids up to and including the first EOS."""
     stop = next((place + 1 for place, token in enumerate(ids) if token in end), None)
     return tuple(ids[:stop])
 
 
 def _until_stop(ids: Ids, tokenizer: PreTrainedTokenizerBase, stop_strings: Sequence[str]) -> Ids:
-    """The ids up to the token that completes a stop string: `generate` pads from there, perhaps with an EOS."""
+    """Return the ids up to the token that completes a stop string; `generate` pads the rest, possibly with EOS."""
 
     def stopped(length: int) -> bool:
         text = tokenizer.decode(ids[:length])
@@ -100,12 +101,12 @@ def _until_stop(ids: Ids, tokenizer: PreTrainedTokenizerBase, stop_strings: Sequ
 
 
 def end_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """What ends a completion: the tokenizer's EOS first, then what else the model's generation config names."""
+    """Return the ids that end a completion: the tokenizer's EOS, then those of the model's generation config."""
     return list(dict.fromkeys([tokenizer.eos_token_id, *eos_ids(model)]))
 
 
 def _read_samples(path: Path, settings: dict) -> dict[Ids, list[Ids]]:
-    """Samples by prompt; a file that is not there is begun, a line that a crash tore apart is dropped."""
+    """Return the stored samples by prompt. A missing file is created; an incomplete last line is removed."""
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         drop_torn_line(path)

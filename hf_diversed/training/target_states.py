@@ -1,5 +1,7 @@
-"""What a frozen target knows at the tokens of its completions, read once and kept in a file: its last hidden states,
-of which its output embedding makes its laws. Without it, every epoch of a distillation reads every prompt again."""
+"""The target model's last hidden states at its completion tokens, computed once and stored in a file.
+
+The output embedding maps them to logits, so distillation needs no forward passes of the target in later epochs.
+"""
 
 import hashlib
 import json
@@ -21,16 +23,21 @@ from hf_diversed.training.completion_laws import IGNORED, STATES, collate, compl
 def with_target_states(
     examples: Sequence[dict], target: PreTrainedModel, folder: Path, batch_size: int, shown: bool | None = None
 ) -> list[dict]:
-    """Give each example, as `collate` takes them, the "target_states" `[T, D]` of its T completion tokens, in the
-    target's dtype. They lie in `target_states.bin` of a folder, which grows batch by batch and is never read whole.
+    """Return the examples with "target_states", `[T, D]` for T completion tokens, in the target's dtype.
+
+    The states are stored in `target_states.bin`, which is appended to after each batch and memory-mapped.
 
     Args:
-        batch_size: examples that the target reads together. shown: whether a progress bar is; None: on a terminal.
+        examples: examples as `collate` takes them.
+        target: the target model.
+        folder: folder of the file.
+        batch_size: examples per forward pass of the target.
+        shown: whether to show a progress bar; None shows one on a terminal.
 
     Raises:
-        ValueError: for a target that caps its logits: they are not those of its output embedding; for
-            a file of another target or of other completions.
-        OSError: if there is no room for the file, or it cannot be written.
+        ValueError: if the logits of the target are not those of its output embedding (logit soft-capping), or the
+            file belongs to another target or other completions.
+        OSError: if the disk has too little space, or the file cannot be written.
     """
     lengths = [sum(label != IGNORED for label in example["labels"][1:]) for example in examples]
     order = sorted(range(len(examples)), key=lambda number: len(examples[number]["input_ids"]))
@@ -59,7 +66,7 @@ def with_target_states(
 
 
 def _drop_torn_states(path: Path, settings: dict, bounds: list[int]) -> int:
-    """How many examples the file holds already, once what follows them is cut."""
+    """Truncate the file after its last complete example and return the number of complete examples."""
     about = path.with_suffix(".json")
     known = json.loads(about.read_text()) if about.exists() else settings
     if changed := sorted(name for name in settings if known.get(name) != settings[name]):
@@ -81,8 +88,7 @@ def _drop_torn_states(path: Path, settings: dict, bounds: list[int]) -> int:
 
 
 def _read(target: PreTrainedModel, examples: list[dict]) -> torch.Tensor:
-    """States `[N, D]` of a batch's completion tokens: what stands where the logits would, without the output
-    embedding."""
+    """Return the hidden states `[N, D]` of a batch's completion tokens: the inputs of the output embedding."""
     handle = target.get_output_embeddings().register_forward_hook(lambda _, inputs, __: inputs[0])
     try:
         return completion_logits(target, collate(examples), target)
