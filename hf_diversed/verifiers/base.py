@@ -1,4 +1,4 @@
-"""The verifier contract: a callable on ids and scores, like a LogitsProcessor, but over a drafted block."""
+"""Base classes of verifiers: callables on ids and scores, like a LogitsProcessor, for a block of draft tokens."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -12,23 +12,23 @@ from hf_diversed.sampling import residual
 class Verifier:
     """Decides which draft tokens to accept, and the distribution of the token that replaces the first rejected one.
 
-    A verifier sees tensors and returns tensors: it never calls a model, touches a cache or draws a random number.
-    Subclasses implement `__call__`, or derive from `DistributionVerifier` and only choose the
-    distribution to verify against.
+    A verifier takes and returns tensors. It does not call models, change caches or draw random numbers.
+    Subclasses implement `__call__`, or derive from `DistributionVerifier` and implement `emitted_probs`.
 
     Attributes:
-        needs_hidden_states: ask for `hidden` on both outputs.
-        needs_raw_logits: ask for `raw_logits` on both outputs.
-        needs_draft_confidence: the verifier reads the draft model's confidence, which looked-up tokens lack.
-        greedy_only: refuse sampling before the first forward pass.
-        has_emitted_probs: sampling emits one distribution at the draft positions, and every `Verdict` returns it.
-        needs_input_ids: the verifier reads the ids so far. Unless this is False it runs outside of compiled rounds,
-            which do not have them at hand.
-        row_settings: attributes whose values reach the verifier as dials only, so that what is compiled for one value
-            serves all.
-        state_width: number of values that the verifier keeps per row from round to round.
-        num_assistant_tokens: draft length the verifier was made for, used if the caller sets none.
-        needs_check: whether its first verdict of a call is checked; set for every class outside this package.
+        needs_hidden_states: whether both outputs must contain `hidden`.
+        needs_raw_logits: whether both outputs must contain `raw_logits`.
+        needs_draft_confidence: whether the verifier uses the draft model's probabilities, which prompt lookup lacks.
+        greedy_only: whether sampling raises an error before the first forward pass.
+        has_emitted_probs: whether sampling has a well-defined emitted distribution at draft positions; if so, every
+            `Verdict` contains it.
+        needs_input_ids: whether the verifier uses `input_ids`. If so, it runs outside of compiled rounds, where they
+            are not available.
+        row_settings: attributes that the verifier reads from `dials` only. Changing them does not trigger
+            recompilation.
+        state_width: number of state values per row, kept between rounds.
+        num_assistant_tokens: default number of draft tokens per round, used if the caller sets none.
+        needs_check: whether the first verdict of each call is validated; True for classes outside this package.
     """
 
     needs_hidden_states = False
@@ -46,47 +46,49 @@ class Verifier:
         super().__init_subclass__(**kwargs)
         cls.needs_check = not cls.__module__.startswith("hf_diversed.")
         if "__call__" in vars(cls) and "needs_input_ids" not in vars(cls):
-            cls.needs_input_ids = True  # whatever its base did, this one is handed the ids
+            cls.needs_input_ids = True  # the override may use them even if the base class does not
 
     def check(self, context: DecodingContext) -> None:
-        """Refuse, before any forward pass, what this verifier cannot serve. Raises ValueError."""
+        """Raise ValueError, before any forward pass, if this verifier does not support the call."""
 
     def for_call(self, context: DecodingContext) -> "Verifier":
-        """Return the verifier that decodes a call: this one, unless it depends on the call's settings.
+        """Return the verifier to use for a call: `self`, unless it depends on the call's settings.
 
-        Raises ValueError, before any forward pass, where there is none for them.
+        Raises ValueError, before any forward pass, if no verifier fits these settings.
         """
         return self
 
     def strictness_per_row(self) -> Sequence[float]:
-        """The strictness, one value or one per row, for the statistics; empty for verifiers without one."""
+        """Return the strictness for the statistics: one value or one per row; empty for verifiers without one."""
         return ()
 
     def remarks(self, context: DecodingContext) -> list[str]:
-        """Warnings about this use of the verifier, each logged once; none by default."""
+        """Return warnings about this use of the verifier; each is logged once. Empty by default."""
         return []
 
     def components(self) -> list[object]:
-        """The verifier and all objects that receive a block's tensors from it: other verifiers, a head."""
+        """Return the verifier and all objects that it calls on a block: other verifiers, a head."""
         return [self]
 
     def dials(self, batch_size: int, device: torch.device) -> dict[str, torch.Tensor]:
-        """Settings that rows may have of their own, by name: `[B, 1]` each; none by default.
+        """Return the per-row settings by name, `[B, 1]` each; empty by default.
 
-        The loop keeps them with the rows and passes them as `dials=`; a verifier without any is called without.
+        The decoding loop passes them as `dials=` and drops finished rows from them. The argument is left out if there
+        are none.
         """
         return {}
 
     def __call__(
         self, input_ids: torch.Tensor, draft: DraftOutput, target: TargetOutput, state: torch.Tensor | None = None
     ) -> Verdict:
-        """Judge one block.
+        """Verify one block of draft tokens.
 
         Args:
-            input_ids: long `[B, L]`, the ids so far; rows with fewer, `draft.lengths`, are filled up.
-            draft: draft tokens and q at G positions. target: p at G + 1 positions.
-            state: what this verifier returned at its last call for the accepted draft tokens, `[B, state_width]`; None
-                at the first one. Rounds in which no row has draft tokens call no verifier, but lengthen rows.
+            input_ids: long `[B, L]`, prompt and generated ids. Row i has `draft.lengths[i]` ids; the rest is padding.
+            draft: draft tokens and q at G positions.
+            target: p at G + 1 positions.
+            state: `[B, state_width]`, the state from the previous verdict after the accepted draft tokens; None at
+                the first call. Rounds without draft tokens add a token to each row but do not call the verifier.
         """
         raise NotImplementedError(
             f"{type(self).__name__} must implement __call__ (or derive from DistributionVerifier)"
@@ -97,23 +99,22 @@ class Verifier:
         return f"{type(self).__name__}({shown})"
 
     def settings(self) -> dict[str, object]:
-        """Settings by name, for `repr`."""
+        """Return the settings by name, for `repr`."""
         return {name: value for name, value in vars(self).items() if not name.startswith(("_", "needs_"))}
 
 
 class DistributionVerifier(Verifier):
-    """Verifiers that choose a distribution v and verify exactly against it: subclasses implement `emitted_probs`.
+    """Base class of verifiers that verify exactly against a distribution v; subclasses implement `emitted_probs`.
 
-    Sampling: accept x with probability min(1, v(x) / q(x)), replace by norm(max(v - q, 0)). Greedy: accept x iff it is
-    v's argmax, else replace it by that argmax. Either way the emitted distribution is v at draft positions (arXiv
-    2211.17192).
+    Sampling: accept x with probability min(1, v(x) / q(x)), else draw from norm(max(v - q, 0)), so that the emitted
+    distribution at draft positions is v (arXiv 2211.17192). Greedy: accept x iff it is argmax v, else emit argmax v.
     """
 
     has_emitted_probs = True
     needs_input_ids = False
 
     def emitted_probs(self, draft: DraftOutput, target: TargetOutput) -> torch.Tensor:
-        """Return the emitted distribution v: float32 `[B, G, V]`, summing to one at every position."""
+        """Return the emitted distribution v: float32 `[B, G, V]`; sums to 1 at every position."""
         raise NotImplementedError(f"{type(self).__name__} must implement emitted_probs")
 
     def __call__(
@@ -142,12 +143,12 @@ class DistributionVerifier(Verifier):
 
 @dataclass(eq=False)
 class Memory:
-    """Dials and state of a verifier, per row.
+    """Per-row settings and state of a verifier during a call.
 
     Attributes:
-        dials: see `Verifier.dials`. state: `[B, state_width]`; None before the first round, and for verifiers without
-            state.
-        is_checked: whether a verdict of the verifier has been checked; see `Verifier.needs_check`.
+        dials: see `Verifier.dials`.
+        state: `[B, state_width]`; None before the first round and for verifiers without state.
+        is_checked: whether the first verdict has been validated; see `Verifier.needs_check`.
     """
 
     dials: dict[str, torch.Tensor] = field(default_factory=dict)
@@ -155,25 +156,25 @@ class Memory:
     is_checked: bool = False
 
     def verify(self, verifier: Verifier, input_ids: torch.Tensor, draft: DraftOutput, target: TargetOutput) -> Verdict:
-        """Call a verifier with its state and, if it has any, its dials."""
+        """Call the verifier with its state and, if there are any, its dials."""
         dials = {"dials": self.dials} if self.dials else {}
         return verifier(input_ids, draft, target, self.state, **dials)
 
     def learn(self, verdict: Verdict | None, num_accepted: torch.Tensor) -> None:
-        """Keep the state after `num_accepted` accepted draft tokens, long `[B]`; does nothing without a verdict."""
+        """Store the state after `num_accepted` (long `[B]`) draft tokens. No effect if `verdict` is None."""
         if verdict is not None:
             self.is_checked = True
             rows = torch.arange(len(num_accepted), device=num_accepted.device)
             self.state = None if verdict.state is None else verdict.state[rows, num_accepted]
 
     def keep(self, rows: torch.Tensor) -> None:
-        """Go on with these rows (long, ascending) of the batch only."""
+        """Keep only these rows of the batch (long, ascending)."""
         self.dials = {name: values[rows] for name, values in self.dials.items()}
         self.state = None if self.state is None else self.state[rows]
 
 
 class CompositeVerifier(Verifier):
-    """Base of verifiers made of other verifiers: needs what any of them needs."""
+    """Base class of verifiers that combine other verifiers; its requirements are the union of theirs."""
 
     def __init__(self, *parts: Verifier):
         for part in parts:
@@ -209,7 +210,7 @@ class CompositeVerifier(Verifier):
         states: Sequence[torch.Tensor | None],
         dials: dict[str, torch.Tensor] | None,
     ) -> list[Verdict]:
-        """Every part's verdict: on a draft of its own, with its own state and its own dials."""
+        """Return the verdict of every part, each called with its own draft output, state and dials."""
         verdicts = []
         for index, (part, draft, state) in enumerate(zip(self._parts, drafts, states)):
             start = f"{index}."
@@ -219,16 +220,17 @@ class CompositeVerifier(Verifier):
 
 
 def keep_best(best: torch.Tensor, tokens: torch.Tensor, mass: torch.Tensor) -> torch.Tensor:
-    """Greedy acceptance, float32 `[B, G]`: 1 where a token is the best one, else 0; NaN where the distribution is.
+    """Greedy acceptance, float32 `[B, G]`: 1 where tokens equal `best`, else 0; NaN where `mass` is NaN or infinite.
 
     Args:
-        best, tokens: long `[B, G]`. mass: float32 `[B, G]`, probability of the best token.
+        best, tokens: long `[B, G]`.
+        mass: float32 `[B, G]`, the probability of the best token.
     """
     return torch.where(mass.isfinite(), (best == tokens).float(), float("nan"))
 
 
 def target_residual(draft: DraftOutput, target: TargetOutput) -> Callable[[torch.Tensor], torch.Tensor]:
-    """The residual distribution max(p - q, 0) of lossless, mixing and lenient verifiers; p where it is zero."""
+    """Return a function of positions that computes norm(max(p - q, 0)), or p where that is zero everywhere."""
 
     def replacement(positions: torch.Tensor) -> torch.Tensor:
         p = target.probs(positions)
@@ -238,27 +240,27 @@ def target_residual(draft: DraftOutput, target: TargetOutput) -> Callable[[torch
 
 
 def decoding_laws(draft: DraftOutput, target: TargetOutput) -> tuple[torch.Tensor, torch.Tensor]:
-    """q and p at the drafted positions, float32 `[B, G, V]` each; one-hot when greedy."""
+    """Return q and p at the draft positions, float32 `[B, G, V]` each; one-hot in greedy decoding."""
     if draft.sampled:
         return draft.probs(), target.probs()[:, :-1]
     return one_hot_best(draft.scores), one_hot_best(target.scores[:, :-1])
 
 
 def one_hot_best(scores: torch.Tensor) -> torch.Tensor:
-    """All mass on the argmax: float32, the shape of `scores`."""
+    """Return the one-hot distribution at the argmax: float32, shape of `scores`."""
     best = scores.argmax(-1, keepdim=True)
     return torch.zeros_like(scores, dtype=torch.float32).scatter_(-1, best, 1.0)
 
 
 def check_range(name: str, value: float, low: float, high: float, advice: str = "") -> float:
-    """Return `value` as a float, or raise ValueError naming parameter, range, what was given and what to do."""
-    if isinstance(value, str) or not low <= value <= high:  # also refuses nan
+    """Return `value` as a float. Raises ValueError outside of [low, high]; `advice` ends the message."""
+    if isinstance(value, str) or not low <= value <= high:  # also true for NaN
         raise ValueError(f"`{name}` must lie in [{low:g}, {high:g}], got {value!r}. {advice}".rstrip())
     return float(value)
 
 
 def check_count(name: str, value: float, advice: str = "") -> int:
-    """Return `value` as an int of at least 1, or raise ValueError. Whole floats count: command lines send them."""
+    """Return `value` as an int >= 1, else raise ValueError. Accepts whole floats, as parsed from the command line."""
     if isinstance(value, str) or not value >= 1 or not float(value).is_integer():
         raise ValueError(f"`{name}` must be an integer >= 1, got {value!r}. {advice}".rstrip())
     return int(value)

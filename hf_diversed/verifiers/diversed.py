@@ -1,4 +1,4 @@
-"""DIVERSED: learned weights per position (arXiv 2604.07622) or per token, with a strictness and bounds."""
+"""DIVERSED: weights predicted per position (arXiv 2604.07622) or per token, with a strictness and bounds."""
 
 from typing import Any, Protocol, cast, runtime_checkable
 
@@ -21,10 +21,11 @@ _AS_TRAINED = 0.5
 
 @runtime_checkable
 class Head(Protocol):
-    """What the rule asks of a head: a `DiversedHead` is one, and so is whatever computes a logit from the same inputs.
+    """Interface of a head, as implemented by `DiversedHead`.
 
     Attributes:
-        config: as of `DiversedHeadConfig`: the pair, vocabulary, temperature and draft length it was trained for.
+        config: a `DiversedHeadConfig`, or an object with its fields: model names and sizes, vocabulary size,
+            temperature and draft length of the training.
     """
 
     needs_hidden_states: bool
@@ -33,34 +34,34 @@ class Head(Protocol):
     config: Any
 
     def __call__(self, **inputs: torch.Tensor) -> torch.Tensor:
-        """float32 `[B, G]`, the logit of the weight on the target; inputs as `DiversedHead.forward` names them."""
+        """Return the logit of the weight on the target, float32 `[B, G]`; arguments as in `DiversedHead.forward`."""
 
 
 class TokenHead(Head, Protocol):
-    """A head that sees the drafted token, too: `needs_token` is true."""
+    """A head whose input includes features of the draft token: `needs_token` is True."""
 
     def ratio_slope(self) -> torch.Tensor:
-        """How fast the logit falls as log p/q of the token rises, nats per nat: a float32 scalar above 0."""
+        """Return minus the slope of the logit in log p/q of the token, in nats per nat: a float32 scalar above 0."""
 
 
 class DiversedVerifier(MixtureVerifier):
-    """Verify between q and p with weights on the target that a head predicts.
+    """Verify against a mixture of p and q whose weights a head predicts.
 
-    From both models' states at the position: v = w p + (1 - w) q (arXiv 2604.07622). A head that sees the drafted
-    token, too, gives every token x a weight w(x) of its own, in place of all that the draft would say there or
-    nothing; acceptance, replacement and the law v of either kind are in `weights.py`.
+    With a weight w per position, v = w p + (1 - w) q (arXiv 2604.07622). A head with `needs_token` predicts a weight
+    w(x) per token x. `weights.py` defines acceptance, residual distribution and v for both.
 
     Args:
         head: the trained `DiversedHead`.
         strictness: in [0, 1], one value or one per row. 0 accepts every draft token, 0.5 is the head as trained, 1 is
             lossless.
-        max_bias, bias_budget, max_ratio: one value or one per row, see `MixtureVerifier`; all act after `strictness`.
+        max_bias, bias_budget, max_ratio: one value or one per row, see `MixtureVerifier`; applied after `strictness`.
 
     Attributes:
-        keeps_inputs: put what the head saw into every `Verdict`, and so into the token records; training reads it.
+        keeps_inputs: whether every `Verdict`, and so the token records, contain the inputs of the head, for training.
 
     Raises:
-        ValueError: on values out of range or, before the first forward, on hidden sizes that are not the head's.
+        ValueError: if values are out of range or, before the first forward pass, if hidden or vocabulary sizes differ
+            from those of the head.
     """
 
     keeps_inputs = False
@@ -86,7 +87,7 @@ class DiversedVerifier(MixtureVerifier):
 
     @property
     def score(self) -> LearnedRule:
-        """What training asks of the rule."""
+        """The training objective's view of this verifier, see `LearnedRule`."""
         return TokenScore() if self.head.needs_token else MixtureScore()
 
     def check(self, context: DecodingContext) -> None:
@@ -154,7 +155,7 @@ class DiversedVerifier(MixtureVerifier):
         return Weights(weight, tv, kept, per_token)
 
     def _dialled(self, logit: torch.Tensor, strictness: torch.Tensor | None) -> torch.Tensor:
-        """Weights from the head's logits, moved by the dial; at its ends they do not depend on the logits."""
+        """Return the weights for logits of the head at a strictness; 0 and 1 are exact even if logits are NaN."""
         if strictness is None:
             return torch.sigmoid(logit)
         if self.head.needs_token:
@@ -165,7 +166,7 @@ class DiversedVerifier(MixtureVerifier):
         return torch.where((strictness == 0.0) | (strictness == 1.0), strictness, weight)
 
     def observe(self, draft: DraftOutput, target: TargetOutput) -> tuple[dict[str, torch.Tensor], torch.Tensor | None]:
-        """What the head sees, by the names of its arguments, and TV(p, q) `[B, G]` where something needs it."""
+        """Return the keyword arguments of the head, and TV(p, q) `[B, G]` if it is one of the features."""
         inputs: dict[str, torch.Tensor] = {}
         tv = None
         if self.head.needs_hidden_states:
@@ -183,10 +184,11 @@ class DiversedVerifier(MixtureVerifier):
 
 
 def apply_strictness(weight: torch.Tensor, strictness: torch.Tensor) -> torch.Tensor:
-    """Move a weight towards 0 (strictness 0) or 1 (strictness 1), linearly and exactly at 0, 0.5 and 1.
+    """Interpolate linearly from 0 (strictness 0) over `weight` (0.5) to 1 (strictness 1), exactly at these three.
 
     Args:
-        weight: float32 `[B, G]` in [0, 1]. `strictness`: float32, broadcasts.
+        weight: float32 `[B, G]` in [0, 1].
+        strictness: float32, broadcasts.
     """
     permissive = 2.0 * strictness * weight
     strict = weight + (2.0 * strictness - 1.0) * (1.0 - weight)
@@ -196,11 +198,13 @@ def apply_strictness(weight: torch.Tensor, strictness: torch.Tensor) -> torch.Te
 def shift_lenience(logit: torch.Tensor, strictness: torch.Tensor, slope: torch.Tensor) -> torch.Tensor:
     """Shift the logit of a weight per token: -inf at strictness 0, unchanged at 0.5, inf at 1.
 
-    Such logits fall with log p/q by some `slope`, and their zero, the p/q at which a token is kept with even odds, is
-    the head's lenience. Strictness s multiplies that by s / (1 - s). A shift in units of the logit would have no
-    effect except near the ends: logits of tokens span more than 20.
+    The logit falls with log p/q at rate `slope`. The p/q at which it is 0 is the head's lenience, which strictness s
+    multiplies by s / (1 - s). A shift in units of the logit would have little effect except near 0 and 1, as logits
+    of tokens span more than 20.
 
     Args:
-        logit: float32. strictness: float32, broadcasts. slope: float32 scalar, above 0.
+        logit: float32.
+        strictness: float32, broadcasts.
+        slope: float32 scalar, above 0.
     """
     return logit + slope * torch.logit(strictness)

@@ -1,8 +1,8 @@
-"""What training asks of a rule whose coins are biased by a head. Pure torch.
+"""Log-probabilities and expected rejections of learned verifiers, as functions of the head's logits, for training.
 
-Drafts come from q, a rejected draft is replaced from norm(max(p - q, 0)) and a bonus token comes from p, whatever the
-head says; so a few probabilities and the outcome of every coin are all that is needed.
-Letters: B rollouts, M decisions. Probabilities and log-probabilities have the dtype of the record (float32).
+The head affects acceptance only: draft tokens come from q, residual tokens from norm(max(p - q, 0)) and bonus tokens
+from p. So a few probabilities and the outcome per verified position are sufficient.
+Shapes: B rollouts, M decisions. Probabilities and log-probabilities have the dtype of the record (float32).
 """
 
 from dataclasses import dataclass, replace
@@ -14,19 +14,19 @@ import torch.nn.functional as F
 
 @dataclass(frozen=True, eq=False)
 class Decisions:
-    """The coins of B rollouts, flat: one entry per verified position (an accepted draft or a rejection).
+    """Acceptance decisions of B rollouts, flat: one entry per accepted or rejected draft token.
 
-    Bonus tokens, and drafts that the end of a rollout cut off, are no decisions.
+    Bonus tokens and draft tokens after the end of a rollout are not included.
 
     Attributes:
-        sequence: long `[M]`, the rollout, 0 to `num_sequences - 1`, in any order.
-        target_prob: float `[M]`, p(y) of the emitted token: the accepted draft, or the residual token in its place.
+        sequence: long `[M]`, index of the rollout, 0 to `num_sequences - 1`, in any order.
+        target_prob: float `[M]`, p(y) of the emitted token y: the accepted draft token or the residual token.
         draft_prob: float `[M]`, q(y) of the same token.
         tv: float `[M]`, TV(p, q) at the position.
-        strict_prob: float `[M]`, min(1, p(x) / q(x)) of the drafted token x, whatever became of it.
-        bias: float `[M]`, TV(v, p) at the position, of the law v that the rollout was drawn under.
+        strict_prob: float `[M]`, min(1, p(x) / q(x)) of the draft token x, accepted or not.
+        bias: float `[M]`, TV(v, p) at the position, for the emitted distribution v of the rollout.
         accepted: bool `[M]`.
-        num_sequences: B; rollouts without a decision count.
+        num_sequences: B, including rollouts without decisions.
     """
 
     COLUMNS: ClassVar = ("sequence", "target_prob", "draft_prob", "tv", "strict_prob", "bias", "accepted")
@@ -44,43 +44,44 @@ class Decisions:
         return replace(self, **{name: getattr(self, name).to(device) for name in self.COLUMNS})
 
     def counts(self) -> torch.Tensor:
-        """Decisions per rollout: long `[B]`."""
+        """Return the number of decisions per rollout: long `[B]`."""
         return torch.bincount(self.sequence, minlength=self.num_sequences)
 
     def mean(self, values: torch.Tensor) -> torch.Tensor:
-        """Mean of `values` `[M]` over each rollout's decisions: `[B]`; 0 for a rollout without any."""
+        """Return the mean of `values` `[M]` over the decisions of each rollout: `[B]`; 0 without decisions."""
         totals = values.new_zeros(self.num_sequences).index_add(0, self.sequence, values)
         return totals / self.counts().clamp_min(1)
 
 
 class LearnedRule(Protocol):
-    """How a rule's coins depend on what its head logit; `logit` is the head's output, float `[M]`."""
+    """How acceptance depends on the output of the head, `logit`: float `[M]`."""
 
     def log_prob(self, logit: torch.Tensor, decisions: Decisions) -> torch.Tensor:
-        """Log-probability of every decision under the process, up to terms that the head has no part in: `[M]`.
+        """Return the log-probability of every decision, `[M]`, up to terms that do not depend on the head.
 
-        Finite, with finite gradient, at any output, p and q.
+        Finite, with finite gradient, for any logit, p and q.
         """
 
     def expected_rejection(self, logit: torch.Tensor, decisions: Decisions) -> torch.Tensor:
-        """Chance that the draft of each verified position is rejected, before its coin is flipped: `[M]`."""
+        """Return the probability, `[M]`, that a draft token is rejected at each position."""
 
     def log_excess(self, logit: torch.Tensor, decisions: Decisions) -> torch.Tensor:
-        """Log of the emitted law over p, at the emitted token: `[M]`.
+        """Return log v(y) / p(y) at the emitted token y: `[M]`.
 
-        Its gradient is that law's score, or the decision's, which has the same mean given the token.
+        Its gradient is the score of v, or that of the decision, which has the same mean given y.
         """
 
     def weight(self, logit: torch.Tensor, decisions: Decisions) -> torch.Tensor:
-        """Weight on the target at every decision: `[M]`."""
+        """Return the weight on the target at every decision: `[M]`."""
 
 
 class MixtureScore:
     """The mixture v = w p + (1 - w) q with w = sigmoid(logit): a `LearnedRule`.
 
-    The process accepts y with min(q, v)(y) and rejects into y with w TV(p, q) norm(max(p - q, 0))(y). That leaves
-    log v(y) for an accepted y with p < q, log w for a rejection, and 0 for an accepted y with p >= q. Its gradient is
-    the exact score; log v of all emitted tokens is not, because where a round ends depends on the coins too.
+    y is drafted and accepted with probability min(q, v)(y), and emitted after a rejection with
+    w TV(p, q) norm(max(p - q, 0))(y). Without constant terms, `log_prob` is log v(y) for an accepted y with p < q, 0
+    for one with p >= q, and log w for a rejection. Its gradient is the exact score. That of log v of all emitted
+    tokens is not, because the length of a round depends on acceptance, too.
     """
 
     def log_prob(self, logit: torch.Tensor, decisions: Decisions) -> torch.Tensor:
@@ -98,9 +99,9 @@ class MixtureScore:
         return torch.sigmoid(_at_precision(logit, decisions))
 
     def _log_mixture(self, logit: torch.Tensor, decisions: Decisions) -> torch.Tensor:
-        """log v(y) = log(w p(y) + (1 - w) q(y)), `[M]`."""
-        # In log space throughout: at p = 0, w = 1 to rounding, v itself would be 0 and its gradient nan. One term may
-        # be log 0, so p needs no floor, which would outweigh (1 - w) q where that is tiny; q has one for both at once.
+        """Return log v(y) = log(w p(y) + (1 - w) q(y)), `[M]`."""
+        # In log space, as v rounds to 0 at p = 0 and w near 1, and its gradient to NaN. Only q has a floor: one of the
+        # two terms may be log 0, and a floor of p could exceed a tiny (1 - w) q.
         logit = _at_precision(logit, decisions)
         return torch.logaddexp(
             F.logsigmoid(logit) + decisions.target_prob.log(),
@@ -111,10 +112,10 @@ class MixtureScore:
 class TokenScore:
     """A weight per token, w(x) = sigmoid(logit) at the drafted token x (see `weights.py`): a `LearnedRule`.
 
-    The coin of x keeps it with 1 - w(x) + w(x) min(1, p(x)/q(x)). That leaves the log of this for an accepted x with
-    p < q, log w(x) for a rejection, and 0 for an accepted x with p >= q: the exact score, at the drafted token alone.
-    The law v at another token y depends on all weights of the position, through what is rejected there. That is taken
-    from the record (`bias`), so `log_excess` is exact only where rollouts were drawn with `logit`.
+    x is accepted with probability 1 - w(x) + w(x) min(1, p(x)/q(x)). Without constant terms, `log_prob` is the log of
+    this for an accepted x with p < q, 0 for one with p >= q, and log w(x) for a rejection. Its gradient is the exact
+    score and depends on the draft token only. v(y) at a residual token y depends on all weights of the position.
+    `log_excess` computes it from the recorded `bias`, so it is exact only if the rollouts were drawn with `logit`.
     """
 
     def log_prob(self, logit: torch.Tensor, decisions: Decisions) -> torch.Tensor:
@@ -128,7 +129,7 @@ class TokenScore:
         p, q = decisions.target_prob, decisions.draft_prob
         log_p, score = _floored_log(p), self.log_prob(logit, decisions)
         tiny = torch.finfo(p.dtype).tiny
-        average = 1.0 - decisions.bias / decisions.tv.clamp_min(tiny)  # the weight that all tokens with p >= q share
+        average = 1.0 - decisions.bias / decisions.tv.clamp_min(tiny)  # R / TV(p, q), the weight of tokens with p >= q
         shared = torch.lerp(q, p, average.clamp(0.0, 1.0)).clamp_min(tiny).log()
         own = self._log_kept(logit, decisions) + _floored_log(q)
         value = torch.where(p < q, own, shared) - log_p
@@ -138,7 +139,7 @@ class TokenScore:
         return torch.sigmoid(_at_precision(logit, decisions))
 
     def _log_kept(self, logit: torch.Tensor, decisions: Decisions) -> torch.Tensor:
-        """log(1 - w + w min(1, p/q)) of the drafted token, `[M]`; in log space for what `MixtureScore` says."""
+        """Return log(1 - w + w min(1, p/q)) of the draft token, `[M]`; in log space as in `MixtureScore`."""
         logit = _at_precision(logit, decisions)
         return torch.logaddexp(F.logsigmoid(-logit), F.logsigmoid(logit) + decisions.strict_prob.log())
 

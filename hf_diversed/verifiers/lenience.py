@@ -10,10 +10,10 @@ from hf_diversed.verifiers.base import Verifier, check_range, target_residual
 
 
 class LenientVerifier(Verifier):
-    """Keep x with probability min(1, p(x) / (lenience * q(x))), else draw from norm(max(p - q, 0)).
+    """Accept x with probability min(1, p(x) / (lenience * q(x))), else draw from norm(max(p - q, 0)).
 
-    The emitted law never exceeds p / lenience. Greedy: keep x iff p(x) >= lenience * max p, p at temperature 1; else
-    argmax p.
+    The emitted distribution never exceeds p / lenience. Greedy: accept x iff p(x) >= lenience * max p, with p at
+    temperature 1; else emit argmax p.
 
     Args:
         lenience: in (0, 1]; 1 is lossless. (Some papers write alpha = 1 - lenience.)
@@ -39,11 +39,11 @@ def lenient_verdict(
     lenience: float,
     replacement: Callable[[torch.Tensor], torch.Tensor],
 ) -> Verdict:
-    """Accept leniently; `replacement` is the law that sampling draws a rejected token's substitute from."""
+    """Return the verdict of lenient acceptance; sampling draws residual tokens from `replacement`."""
     p = target.prob(draft.tokens)
     if draft.sampled:
         return Verdict(acceptance(p, lenience * draft.prob(draft.tokens)), replacement)
     best, top = target.scores[:, :-1].argmax(dim=-1), target.top_prob()[:, :-1]
-    # The argmax is kept by name: rounding must not lose it at lenience 1, nor keep its neighbour.
+    # Compare ids, not probabilities: softmax may round the two best scores to the same probability.
     kept = (draft.tokens == best) | ((p >= lenience * top) & (lenience < 1.0))
     return Verdict(kept.float(), target.at)

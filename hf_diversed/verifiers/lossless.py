@@ -8,9 +8,9 @@ from hf_diversed.verifiers.base import Verifier, target_residual
 
 
 class LosslessVerifier(Verifier):
-    """Keep x with probability min(1, p(x) / q(x)), else draw from norm(max(p - q, 0)): the output follows p exactly.
+    """Accept x with probability min(1, p(x) / q(x)), else draw from norm(max(p - q, 0)). The output follows p exactly.
 
-    Greedy: keep x iff it is the target's argmax.
+    Greedy: accept x iff it is argmax p, else emit argmax p.
     """
 
     needs_input_ids = False
@@ -29,6 +29,6 @@ class LosslessVerifier(Verifier):
 
 
 def greedy_verdict(draft: DraftOutput, target: TargetOutput) -> Verdict:
-    """Keep what is the target's argmax, replace by it: plain greedy decoding."""
+    """Accept draft tokens that equal the target's argmax, else emit it. The output is that of greedy decoding."""
     best = target.scores[:, : draft.tokens.shape[1]].argmax(dim=-1)
     return Verdict((best == draft.tokens).float(), target.at)

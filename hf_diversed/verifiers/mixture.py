@@ -1,4 +1,4 @@
-"""Verification between q and p, for any rule that supplies weights on the target (arXiv 2604.07622)."""
+"""Base class of verifiers that mix p and q with weights on the target distribution (arXiv 2604.07622)."""
 
 from dataclasses import replace
 
@@ -15,20 +15,20 @@ LIMITS = ("max_bias", "bias_budget", "max_ratio")
 
 
 class MixtureVerifier(Verifier):
-    """Base of the mixing rules; subclasses implement `weights`.
+    """Base class of verifiers with an emitted distribution v between p and q; subclasses implement `weights`.
 
-    Sampling needs p(x), q(x) and w at the drafted tokens only; norm(max(v - q, 0)) = norm(max(p - q, 0)) does not
-    depend on w. Greedy decoding keeps x iff it is the argmax of v, both laws taken at temperature 1, and replaces it
-    by that argmax. The law v is in `weights.py`, for weights per position and per token.
+    Sampling uses p(x), q(x) and w at the draft tokens only, as the residual distribution norm(max(p - q, 0)) does not
+    depend on w. Greedy: accept x iff it is argmax v, with p and q at temperature 1; else emit argmax v. `weights.py`
+    defines v for weights per position and per token.
 
     Args:
-        max_bias: in [0, 1], one value or one per row: raises w until TV(v, p) <= max_bias at every drafted token,
-            after everything else. In greedy decoding it keeps p(emitted) >= max p - 2 max_bias.
-        bias_budget: at least 0, one value or one per row: the sum of TV(v, p) over a sequence never exceeds it. It is
-            spent as it comes, and once it is gone w is 1. The law of a whole sampled sequence then stays within it of
-            the target's, in total variation.
-        max_ratio: in [0, 1], one value or one per row: raises w, token by token, until v <= p / max_ratio: no token
-            is more than 1 / max_ratio times as likely as under the target. 1 is lossless, 0 bounds nothing.
+        max_bias: in [0, 1], one value or one per row. Raises w until TV(v, p) <= max_bias at every draft position. In
+            greedy decoding p(emitted) >= max p - 2 max_bias.
+        bias_budget: at least 0, one value or one per row. Bounds the sum of TV(v, p) over a sequence: w is unchanged
+            until the budget is used up, then 1. It also bounds the total variation between the emitted and the target
+            distribution of whole sampled sequences.
+        max_ratio: in [0, 1], one value or one per row. Raises w per token until v <= p / max_ratio. 1 is lossless, 0
+            is no bound.
     """
 
     needs_input_ids = False
@@ -50,7 +50,7 @@ class MixtureVerifier(Verifier):
         )
         advice = "1 is lossless, 0 bounds nothing; for at most twice the target's probability say 0.5."
         self.max_ratio = None if max_ratio is None else per_row_values("max_ratio", max_ratio, advice)
-        self.state_width = 0 if self.bias_budget is None else 1  # bias so far
+        self.state_width = 0 if self.bias_budget is None else 1  # the sum of TV(v, p) so far
 
     def check(self, context: DecodingContext) -> None:
         limits = {f"diversed_{name}": getattr(self, name) for name in LIMITS}
@@ -74,9 +74,9 @@ class MixtureVerifier(Verifier):
         return dials
 
     def weights(self, draft: DraftOutput, target: TargetOutput, dials: dict[str, torch.Tensor]) -> Weights:
-        """The weight at every drafted position; `dials` are those of this rule, `[B, 1]` each.
+        """Return the weights at the draft positions; `dials` are the per-row settings, `[B, 1]` each.
 
-        `Weights.weight` may depend on the drafted token only where `Weights.per_token` says the same of all tokens.
+        `Weights.weight` may depend on the draft token only if `Weights.per_token` is set and consistent with it.
         """
         raise NotImplementedError(f"{type(self).__name__} must implement weights")
 
@@ -104,7 +104,7 @@ class MixtureVerifier(Verifier):
         p, q = target.probs()[:, :-1], draft.probs()
         mixing = weights.mixing(p, q)
         v = torch.lerp(q, p, mixing)
-        # The ends follow the scores: softmax can round two different scores to one probability.
+        # At w = 0 and 1 take the argmax of scores: softmax may round two different scores to the same probability.
         mass, best = v.max(dim=-1)
         best = torch.where((mixing == 1.0).all(-1), target.scores[:, :-1].argmax(-1), best)
         best = torch.where((mixing == 0.0).all(-1), draft.tokens, best)
@@ -118,7 +118,7 @@ class MixtureVerifier(Verifier):
 
 
 def per_row_values(name: str, given: Values, advice: str, high: float = 1.0) -> list[float]:
-    """A setting as a list of one value or one per row, each in [0, high]. Raises ValueError."""
+    """Return a setting as a list of one value or one per row. Raises ValueError outside of [0, high]."""
     values = torch.as_tensor(given, dtype=torch.float64).flatten().tolist()
     if not values:
         raise ValueError(f"`{name}` must be one value or one per row, got none. {advice}")
@@ -126,7 +126,7 @@ def per_row_values(name: str, given: Values, advice: str, high: float = 1.0) -> 
 
 
 def check_row_values(context: DecodingContext, **settings: list[float] | None) -> None:
-    """Refuse settings that fit neither all rows nor each. Raises ValueError."""
+    """Raise ValueError if a setting has neither one value nor one per prompt or row."""
     for name, values in settings.items():
         if values is not None and len(values) not in (1, context.num_prompts, context.batch_size):
             raise ValueError(f"{name} must be one value or one per prompt ({context.num_prompts}), got {len(values)}.")
@@ -135,10 +135,10 @@ def check_row_values(context: DecodingContext, **settings: list[float] | None) -
 def per_row(
     values: list[float], batch_size: int, device: torch.device, dtype: torch.dtype = torch.float32
 ) -> torch.Tensor:
-    """`[B, 1]`; repeated in place for `num_return_sequences`, as `generate` repeats the prompts."""
+    """Return values as `[B, 1]`, repeated for `num_return_sequences` in the order of `generate`."""
     column = torch.tensor(values, dtype=dtype, device=device)
     return column.repeat_interleave(batch_size // len(values))[:, None]
 
 
 def _accurate(device: torch.device) -> torch.dtype:
-    return torch.float32 if device.type == "mps" else torch.float64  # which has no float64
+    return torch.float32 if device.type == "mps" else torch.float64  # MPS has no float64

@@ -1,4 +1,4 @@
-"""Speculative cascades (arXiv 2405.19261): defer to the draft's law, or keep its good tokens, where that is safe."""
+"""Speculative cascades (arXiv 2405.19261): use q, or part of it, where a deferral rule permits, else p."""
 
 from collections.abc import Callable
 
@@ -10,9 +10,8 @@ from hf_diversed.verifiers.base import DistributionVerifier, check_range, decodi
 
 
 _GATES_ON_DRAFT = {"chow", "diff", "opt", "token_v1"}
-# Each gate sees raw draft and target probabilities `[B, G, V]`, TV of the processed laws `[B, G, 1]` and alpha, and
-# says where (`[B, G, 1]`: the whole position; `[B, G, V]`: single tokens) the draft's law is kept. Equation numbers
-# are the paper's.
+# Gates map raw q and p `[B, G, V]`, TV of the processed p and q `[B, G, 1]` and alpha to a mask of where q is kept:
+# `[B, G, 1]` for whole positions, `[B, G, V]` for tokens. Equation numbers are those of the paper.
 _ROW_GATES: dict[str, Callable] = {
     "chow": lambda q, p, tv, alpha: _top(q) >= 1.0 - alpha,  # eq. 2
     "diff": lambda q, p, tv, alpha: _top(q) >= _top(p) - alpha,  # eq. 5
@@ -34,15 +33,15 @@ _ALPHA_RANGES = {
 
 
 class SpecCascadeVerifier(DistributionVerifier):
-    """Exact verification against a cascaded law pi.
+    """Verify exactly against a cascade distribution pi.
 
-    Row rules set pi = q where a confidence gate opens, else p. Token rules keep a set S of tokens:
-    pi(x) = q(x) [x in S] + eta p(x), eta = sum of q outside S. Gates read raw probabilities (temperature 1, no
-    warpers); pi is made of the processed laws (one-hot when greedy).
+    "chow", "diff" and "opt" set pi = q where the condition holds, else pi = p. The token rules keep a set S of tokens:
+    pi(x) = q(x) [x in S] + eta p(x), with eta the sum of q outside S. Conditions use raw probabilities (temperature 1,
+    no logits warpers); pi uses the processed ones (one-hot in greedy decoding).
 
     Args:
         rule: "chow", "diff", "opt", "token_v1", "token_v2" or "token_v3".
-        alpha: cost of deferring; see the range in the error message of each rule.
+        alpha: the paper's deferral cost: in [0, 1] for "chow" and "token_v3", any number for "opt", else in [-1, 1].
     """
 
     needs_raw_logits = True

@@ -1,4 +1,4 @@
-"""Static ensemble: one weight everywhere (arXiv 2604.07622; upstream's `assistant_ensemble_weight`)."""
+"""Static ensemble with a constant weight (arXiv 2604.07622; `assistant_ensemble_weight` in transformers)."""
 
 import torch
 
@@ -9,13 +9,13 @@ from hf_diversed.verifiers.weights import Weights
 
 
 class StaticEnsembleVerifier(MixtureVerifier):
-    """Verify against v = weight * p + (1 - weight) * q with a constant weight on the target.
+    """Verify against v = weight * p + (1 - weight) * q, with a constant weight on the target distribution.
 
-    Accepts a draft with probability 1 - weight * TV(p, q) on average and moves v away from p by (1 - weight) * TV(p,
-    q): no other law accepts more at that distance.
+    The expected acceptance probability is 1 - weight * TV(p, q), and TV(v, p) = (1 - weight) * TV(p, q). No other
+    emitted distribution at this distance from p has a higher acceptance probability.
 
     Args:
-        weight: in [0, 1]. 1 is lossless, 0 accepts every draft.
+        weight: in [0, 1]; 1 is lossless, 0 accepts every draft token.
         max_bias, bias_budget, max_ratio: see `MixtureVerifier`.
 
     Example:

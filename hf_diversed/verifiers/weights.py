@@ -1,13 +1,13 @@
-"""Weights on the target, the law that they make, and the bounds that raise them. Tensors in, tensors out.
+"""Weights on the target distribution, the emitted distribution v, and bounds on TV(v, p) and v / p.
 
-With a weight w(x) per token, x ~ q is kept with probability 1 - w(x) + w(x) min(1, p(x)/q(x)), and what is rejected is
-replaced from norm(max(p - q, 0)). With R = sum w (q - p)+, the chance of a rejection, the emitted law is
+With a weight w(x) per token, x ~ q is accepted with probability 1 - w(x) + w(x) min(1, p(x)/q(x)). A rejected token is
+replaced by a draw from norm((p - q)+). The rejection probability is R = sum w (q - p)+, and
 
     v = q - w (q - p)+ + R norm((p - q)+)
 
-which lies between p and q at every token, and has TV(q, v) = R and TV(v, p) = sum (1 - w) (q - p)+. Both add up to
-TV(p, q): whatever w is, no law rejects less at that distance from p. One weight for all tokens is the mixture
-w p + (1 - w) q of arXiv 2604.07622.
+At every token v lies between p and q. TV(q, v) = R and TV(v, p) = sum (1 - w) (q - p)+ add up to TV(p, q), so no
+emitted distribution with the same TV(v, p) has a lower rejection probability. With one weight for all tokens, v is the
+mixture w p + (1 - w) q of arXiv 2604.07622.
 """
 
 from collections.abc import Callable
@@ -22,14 +22,15 @@ from hf_diversed.sampling import acceptance, total_variation
 
 @dataclass(frozen=True, eq=False)
 class Weights:
-    """What a mixing rule says of one block.
+    """Weights on the target distribution for one block.
 
     Attributes:
-        weight: float32 `[B, G]` in [0, 1], on the target, at the drafted token.
-        tv: float32 `[B, G]`, TV(p, q), if it was needed on the way. inputs: see `Trace.inputs`.
-        per_token: maps p and q, float32 `[B, G, V]`, to the weight of every token, of that shape; None where the
-            drafted token has no say, and `weight` holds for all.
-        average: float32 `[B, G]`, R / TV(p, q), if it was needed on the way.
+        weight: float32 `[B, G]` in [0, 1], the weight of the draft token.
+        tv: float32 `[B, G]`, TV(p, q), if already computed.
+        inputs: see `Trace.inputs`.
+        per_token: maps p and q, float32 `[B, G, V]`, to the weight of every token, same shape. None if `weight` holds
+            for all tokens.
+        average: float32 `[B, G]`, R / TV(p, q), if already computed.
     """
 
     weight: torch.Tensor
@@ -39,10 +40,9 @@ class Weights:
     average: torch.Tensor | None = None
 
     def mixing(self, p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
-        """The w with which v = w p + (1 - w) q at every token: `[B, G, 1]`, or `[B, G, V]`.
+        """Return w with v = w p + (1 - w) q at every token: `[B, G, 1]`, or `[B, G, V]` with weights per token.
 
-        Tokens with p < q have their own; all others share what was rejected, in proportion to p - q, and so have R /
-        TV(p, q).
+        It is w(x) where p < q. Elsewhere it is R / TV(p, q), as the rejected mass is shared in proportion to p - q.
         """
         if self.per_token is None:
             return self.weight[..., None]
@@ -50,7 +50,7 @@ class Weights:
         return torch.where(p < q, weight, average_weight(weight, p, q, self.weight)[..., None])
 
     def bias(self, p: torch.Tensor, q: torch.Tensor) -> torch.Tensor | None:
-        """`Trace.bias` from p and q of the drafted tokens, `[B, G]` each."""
+        """Return `Trace.bias` from p and q of the draft tokens, `[B, G]` each; None for weights per position."""
         if self.per_token is None:
             return None
         if self.average is not None and self.tv is not None:
@@ -58,7 +58,7 @@ class Weights:
         return (1.0 - self.weight) * (1.0 - acceptance(p, q))
 
     def changed(self, change: Callable[..., torch.Tensor], *settings: torch.Tensor) -> "Weights":
-        """The same with `change(weight, *settings)` for every weight; settings are `[B, G]` or `[B, 1]`."""
+        """Return a copy with `change(weight, *settings)` as weights; settings are `[B, G]` or `[B, 1]`."""
         before = self.per_token
 
         def per_token(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
@@ -69,11 +69,13 @@ class Weights:
 
 
 def average_weight(weight: torch.Tensor, p: torch.Tensor, q: torch.Tensor, where_equal: torch.Tensor) -> torch.Tensor:
-    """R / TV(p, q): the weight of the mixture that rejects as often, and has the same bias. Exactly 0 or 1 where all
-    weights are.
+    """Return R / TV(p, q), `[B, G]`: the weight per position with the same rejection probability and TV(v, p).
+
+    Exactly 0 or 1 where all weights are.
 
     Args:
-        weight, p, q: float32 `[B, G, V]`. where_equal: float32 `[B, G]`, what to say where p = q.
+        weight, p, q: float32 `[B, G, V]`.
+        where_equal: float32 `[B, G]`, the result where p = q.
     """
     deficit = (q - p).clamp_(min=0.0)
     tv = deficit.sum(-1)
@@ -89,7 +91,7 @@ def limit_bias(
     state: torch.Tensor | None,
     dials: dict[str, torch.Tensor],
 ) -> tuple[Weights, torch.Tensor | None]:
-    """Raise weights to what the bounds among the dials allow; also the budget's new state."""
+    """Return the weights, raised to satisfy the bounds in `dials`, and the new state of `bias_budget` or None."""
     if "max_ratio" in dials:
         weights = _cap_ratio(weights, draft, target, dials["max_ratio"])
     if "max_bias" not in dials and "bias_budget" not in dials:
@@ -104,11 +106,11 @@ def limit_bias(
     spent = torch.zeros_like(budget) if state is None else state
     weights = weights.changed(at_least, (spent >= budget).to(weights.weight.dtype))
     weights, total = _spend(weights, draft, target, budget, spent)
-    return weights, F.pad(total, (0, 1), mode="replicate")[..., None]  # a rejected position has spent its bias, too
+    return weights, F.pad(total, (0, 1), mode="replicate")[..., None]  # a rejected position spends its bias, too
 
 
 def _cap_ratio(weights: Weights, draft: DraftOutput, target: TargetOutput, max_ratio: torch.Tensor) -> Weights:
-    """With weights of at least those of lenience `max_ratio`, so that no token's v exceeds p / max_ratio."""
+    """Raise the weights to those of lenience `max_ratio`, so that v <= p / max_ratio at every token."""
     drafted = lenient_weight(target.prob(draft.tokens), draft.prob(draft.tokens), max_ratio)
 
     def per_token(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
@@ -119,16 +121,19 @@ def _cap_ratio(weights: Weights, draft: DraftOutput, target: TargetOutput, max_r
 
 
 def at_least(weight: torch.Tensor, floor: torch.Tensor) -> torch.Tensor:
-    """Raise weights to a floor in [0, 1]; where it is 1 the result is 1 even if the weight is NaN."""
+    """Return max(weight, floor) for a floor in [0, 1]; 1 where the floor is 1, even if the weight is NaN."""
     return torch.where(floor == 1.0, floor, torch.maximum(weight, floor))
 
 
 def lenient_weight(p: torch.Tensor, q: torch.Tensor, lenience: torch.Tensor) -> torch.Tensor:
-    """The weight per token with which a rule is lenience (arXiv 2211.17192, A.5), which keeps a token with probability
-    min(1, p / (lenience q)): (1 - p / (lenience q))+ / (1 - p / q)+. Lenience 1 is lossless, 0 accepts all.
+    """Return the weight per token that is equivalent to lenience: (1 - p / (lenience q))+ / (1 - p / q)+.
+
+    Lenience accepts a token with probability min(1, p / (lenience q)) (arXiv 2211.17192, A.5); 1 is lossless, 0
+    accepts every token.
 
     Args:
-        p, q: float32, of one shape. lenience: float32 in [0, 1], broadcasts.
+        p, q: float32, same shape.
+        lenience: float32 in [0, 1], broadcasts.
     """
     ratio = acceptance(p, q)
     inside = (1.0 - ratio / lenience) / (1.0 - ratio)
@@ -136,10 +141,11 @@ def lenient_weight(p: torch.Tensor, q: torch.Tensor, lenience: torch.Tensor) -> 
 
 
 def cap_bias(weight: torch.Tensor, tv: torch.Tensor, max_bias: torch.Tensor) -> torch.Tensor:
-    """Raise a weight until (1 - weight) * tv <= max_bias.
+    """Return the least weight >= `weight` with (1 - weight) * tv <= max_bias.
 
     Args:
-        weight, tv: float32 `[B, G]`. `max_bias`: float32, broadcasts.
+        weight, tv: float32 `[B, G]`.
+        max_bias: float32, broadcasts.
     """
     floor = 1.0 - max_bias / tv.clamp_min(torch.finfo(tv.dtype).tiny)
     return at_least(weight, floor.clamp(0.0, 1.0))
@@ -148,8 +154,11 @@ def cap_bias(weight: torch.Tensor, tv: torch.Tensor, max_bias: torch.Tensor) -> 
 def _spend(
     weights: Weights, draft: DraftOutput, target: TargetOutput, budget: torch.Tensor, spent: torch.Tensor
 ) -> tuple[Weights, torch.Tensor]:
-    """`spend_bias` for either kind of weights. Weights per token are charged for the bias of all tokens, never for the
-    drafted one's alone, and where they must be raised their distances to 1 shrink by one factor."""
+    """Apply `spend_bias` to weights per position or per token.
+
+    Weights per token are charged TV(v, p) at the position. Where they must be raised, all of 1 - w(x) shrink by one
+    factor.
+    """
     assert weights.tv is not None
     if weights.per_token is None:
         weight, total = spend_bias(weights.weight, weights.tv, draft.active, budget, spent)
@@ -168,24 +177,24 @@ def _shrink(weight: torch.Tensor, share: torch.Tensor) -> torch.Tensor:
 def spend_bias(
     weight: torch.Tensor, tv: torch.Tensor, active: torch.Tensor, budget: torch.Tensor, spent: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Raise weights from where a budget runs out, so that the sum of (1 - weight) * tv stays within it.
+    """Raise weights from the position at which the budget is used up, so that sum (1 - weight) * tv <= budget.
 
     Args:
-        weight, tv: float32 `[B, G]`. active: bool `[B, G]`; elsewhere nothing is spent.
-        budget, spent: `[B, 1]`, in the precision to account in.
+        weight, tv: float32 `[B, G]`.
+        active: bool `[B, G]`; other positions spend nothing.
+        budget, spent: `[B, 1]`; their dtype is that of the sums.
 
     Returns:
-        float32 `[B, G]`, and the sum spent after each position, `[B, G]` in the precision of `budget`.
+        The weights, float32 `[B, G]`, and the sum after each position, `[B, G]` in the dtype of `budget`.
     """
     exact_weight, exact_tv = weight.to(budget.dtype), tv.to(budget.dtype)
     wanted = torch.where(active, (1.0 - exact_weight) * exact_tv, 0.0)
-    # Spending as it comes: after each position the sum of the wishes, or all there is.
     reached = torch.minimum(spent + wanted.cumsum(-1), budget)
     allowed = reached.diff(dim=-1, prepend=spent).clamp_min(0.0)
     floor = 1.0 - allowed / exact_tv.clamp_min(torch.finfo(torch.float32).tiny)
     rounded = floor.clamp(0.0, 1.0).float()
     up = torch.nextafter(rounded, torch.ones_like(rounded))
-    rounded = torch.where(rounded.to(floor.dtype) < floor, up, rounded)  # never down: that would overspend
+    rounded = torch.where(rounded.to(floor.dtype) < floor, up, rounded)  # rounding down would overspend
     limited = torch.where(allowed < wanted, torch.maximum(weight, rounded), weight)
     biases = torch.where(active, (1.0 - limited.to(budget.dtype)) * exact_tv, 0.0)
     return limited, spent + biases.cumsum(-1)
