@@ -1,1 +1,1 @@
-"""Drafting, verifying and the hook that plugs both into `generate`."""
+"""Drafting, verification and the hook in `generate`."""

@@ -1,4 +1,4 @@
-"""What decoding with a verifier refuses, by name and before any forward pass."""
+"""Checks of models, arguments and inputs before any forward pass."""
 
 import torch
 from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, PreTrainedTokenizerBase
@@ -10,9 +10,9 @@ from hf_diversed.generation.tokenizers import check_tokenizers
 
 logger = _compat.get_logger(__name__)
 _TEXT_INPUTS = {"attention_mask", "position_ids", "use_cache", "logits_to_keep"}
-# Embeddings of one tokenizer are padded to round sizes; two tokenizers differ by more than this, or by more than 1%.
+# Larger differences of vocabulary sizes (this, and 1%) are not padding, but different tokenizers.
 _LARGEST_PADDING = 512
-# Tokenizers and multimodal processors send these along with plain text; all zeros says "text only".
+# Tokenizers and multimodal processors also return these for plain text; all zeros means text only.
 TEXT_MARKERS = {"token_type_ids", "mm_token_type_ids"}
 
 
@@ -41,7 +41,7 @@ def check_call(
     config: GenerationConfig,
     processors: LogitsProcessorList,
 ) -> None:
-    """Check a call as `generate` has prepared it, models and inputs apart. Raises ValueError."""
+    """Check the settings of a prepared call; models and inputs are checked separately. Raises ValueError."""
     check_config(config)
     check_drafts(model, draft, config)
     check_processors(processors)
@@ -52,7 +52,7 @@ def check_call(
 
 
 def check_architecture(model: PreTrainedModel, role: str) -> None:
-    """Refuse models whose cache cannot be rolled back row by row. `role` is "target" or "draft"."""
+    """Raise if the cache of a model cannot be rolled back per row. `role` is "target" or "draft"."""
     if not isinstance(_compat.base_model(model), PreTrainedModel):
         raise TypeError(
             f"the {role} must be a model of transformers (or a PEFT model around one), got {type(model).__name__}; "
@@ -86,7 +86,7 @@ def check_architecture(model: PreTrainedModel, role: str) -> None:
 
 
 def check_model(model: PreTrainedModel, role: str) -> None:
-    """`check_architecture`, and refuse models in a state that cannot decode."""
+    """`check_architecture`, and raise ValueError for models in a state that does not allow decoding."""
     check_architecture(model, role)
     name = type(_compat.base_model(model)).__name__
     if _compat.device(model) is None:
@@ -107,7 +107,7 @@ def check_model(model: PreTrainedModel, role: str) -> None:
 
 
 def check_rows(model: PreTrainedModel, role: str, batch_size: int) -> None:
-    """Refuse several rows for models that take no position per row."""
+    """Raise ValueError for batch sizes > 1 if positions cannot differ per row."""
     if batch_size == 1:
         return
     name, reason = type(_compat.base_model(model)).__name__, None
@@ -123,7 +123,7 @@ def check_rows(model: PreTrainedModel, role: str, batch_size: int) -> None:
 
 
 def check_shapes(input_ids: torch.Tensor, model_kwargs: dict) -> None:
-    """Refuse masks and positions that do not fit the prompts, and prompts without rows."""
+    """Raise ValueError for empty prompts, and for masks and positions of another shape."""
     expected = tuple(input_ids.shape)
     if input_ids.ndim != 2 or 0 in expected:
         raise ValueError(f"input_ids must be [batch, length] with at least one row and one id, got {list(expected)}.")
@@ -135,7 +135,7 @@ def check_shapes(input_ids: torch.Tensor, model_kwargs: dict) -> None:
         value = model_kwargs.get(name)
         if value is None or tuple(value.shape) == expected:
             continue
-        # `generate` makes positions of one row for all, or one plane per axis for models that see pictures.
+        # `generate` creates positions of one row, or of one plane per axis for multimodal models.
         if name == "position_ids" and value.shape[-1] == expected[-1] and (value.ndim == 3 or len(value) == 1):
             continue
         raise ValueError(
@@ -145,7 +145,7 @@ def check_shapes(input_ids: torch.Tensor, model_kwargs: dict) -> None:
 
 
 def check_config(config: GenerationConfig) -> None:
-    """Refuse decoding modes that contradict a verifier."""
+    """Raise ValueError for decoding modes that are incompatible with a verifier."""
     check_cache_implementation(config.cache_implementation)
     if (config.num_beams or 1) > 1:
         raise ValueError(
@@ -176,7 +176,7 @@ def check_config(config: GenerationConfig) -> None:
 
 
 def check_drafts(model: PreTrainedModel, draft: PreTrainedModel | None, config: GenerationConfig) -> None:
-    """Refuse a call with no source of draft tokens, with two, or with one out of range."""
+    """Raise ValueError unless a call has exactly one source of draft tokens, with valid settings."""
     named = {name: getattr(config, name) for name in ("prompt_lookup_num_tokens", "assistant_early_exit")}
     sources = ([] if draft is None else ["assistant_model"]) + [
         f"{n}={v!r}" for n, v in named.items() if v is not None
@@ -201,7 +201,7 @@ def check_drafts(model: PreTrainedModel, draft: PreTrainedModel | None, config: 
 
 
 def check_cache_implementation(name: str | None) -> None:
-    """Refuse kinds of cache whose properties the loop's own cache lacks; the others are replaced without loss."""
+    """Raise ValueError for caches with properties that `RaggedCache` lacks; other caches are replaced by it."""
     if name == "paged":
         raise ValueError('cache_implementation="paged" is continuous batching, which has no verifier; drop it.')
     if name in ("offloaded", "offloaded_static", "quantized"):
@@ -214,7 +214,7 @@ def check_cache_implementation(name: str | None) -> None:
 def check_inputs(
     model: PreTrainedModel, input_ids: torch.Tensor | None, model_kwargs: dict, is_user_cache: bool
 ) -> None:
-    """Refuse model inputs that the loop would not feed, and shapes that do not fit.
+    """Raise ValueError for unsupported model inputs and invalid shapes.
 
     Args:
         input_ids: None if upstream creates the first token.
@@ -247,7 +247,7 @@ def check_processors(processors: LogitsProcessorList) -> None:
 
 
 def check_vocabularies(model: PreTrainedModel, draft: PreTrainedModel) -> None:
-    """Refuse vocabularies that differ by more than the padding of one tokenizer's embedding."""
+    """Raise ValueError if the vocabulary sizes differ by more than padding."""
     target_size, draft_size = _compat.vocab_size(model), _compat.vocab_size(draft)
     if abs(target_size - draft_size) > max(_LARGEST_PADDING, max(target_size, draft_size) // 100):
         raise ValueError(
@@ -257,7 +257,7 @@ def check_vocabularies(model: PreTrainedModel, draft: PreTrainedModel) -> None:
 
 
 def check_recording(streamer: BaseStreamer | None, records: bool, config: GenerationConfig, batch_size: int) -> None:
-    """Refuse streams of several rows, and records that are not returned."""
+    """Raise ValueError for streams of several rows, and for records that are not returned."""
     if streamer is not None and batch_size > 1:
         raise ValueError(f"streamers take batch size 1, got {batch_size}: rows advance at their own pace.")
     if records and not config.return_dict_in_generate:
@@ -265,7 +265,7 @@ def check_recording(streamer: BaseStreamer | None, records: bool, config: Genera
 
 
 def warn_of_no_effect(config: GenerationConfig, draft: PreTrainedModel | None) -> None:
-    """Warn once of settings of upstream's drafting that have no effect, if the call or the draft model sets them."""
+    """Warn once about drafting settings of the call or the draft model that have no effect."""
     named = [config] if draft is None else [config, draft.generation_config]
     schedules = {_compat.config_entry(each, "num_assistant_tokens_schedule") for each in named}
     thresholds = {_compat.config_entry(each, "assistant_confidence_threshold") for each in named}

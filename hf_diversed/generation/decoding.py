@@ -1,4 +1,4 @@
-"""The round loop: draft a block, verify it in one target forward, keep what the verifier keeps."""
+"""Decoding loop: draft a block, score it in one target forward, verify it."""
 
 from contextlib import nullcontext
 
@@ -42,11 +42,11 @@ def diversed_decoding(
     is_checked: bool = False,
     **model_kwargs,
 ) -> GenerateDiversedOutput | torch.Tensor:
-    """Speculative decoding under any verifier, for batches whose rows advance at their own pace.
+    """Speculative decoding with any verifier, for batches whose rows accept different numbers of tokens.
 
-    Has the signature of upstream's decoding methods: the hook passes it to `generate` as `custom_generate=`, and so
-    can callers. Bind draft model, verifier, streamer and stop-string criteria to it first: `generate` does not pass
-    them on.
+    It has the signature of upstream's decoding methods. The hook passes it to `generate` as `custom_generate=`, and
+    callers can do the same. Bind draft model, verifier, streamer and stop-string criteria first, as `generate` does
+    not pass them on.
 
     Args:
         model: the target model. input_ids: long `[B, S]`, left-padded.
@@ -54,21 +54,21 @@ def diversed_decoding(
             `prompt_lookup_num_tokens` (the text) or `assistant_early_exit` (the target's first layers).
         verifier: accepts or replaces draft tokens.
         num_assistant_tokens: gamma, draft tokens per round; None for the verifier's preference, the draft model's, or
-            5. With `num_assistant_tokens_schedule="adaptive"` (of the generation config) only the first rounds' gamma:
-            see `AdaptiveLength`.
+            5. With `num_assistant_tokens_schedule="adaptive"` in the generation config, only gamma of the first
+            rounds: see `AdaptiveLength`.
         output_token_records: also return `TokenRecords` (needs `return_dict_in_generate=True`).
         streamer: receives every round's tokens once, in order; a `RoundStreamer` also records. Batch size 1 only.
-        temperatures: one per prompt, 0 for greedy, in a call that samples and sets no temperature.
+        temperatures: one per prompt, 0 for greedy; needs `do_sample=True` and no `temperature`.
         random_source: source of random numbers; None for torch's generator.
-        tokenizer, assistant_tokenizer: of target and draft model, to check that they agree. None for those that lie
-            where the models were loaded from.
+        tokenizer, assistant_tokenizer: of target and draft model, to check that they are equal. None for those in the
+            folders or repositories of the models.
         is_checked: whether the hook has checked models and inputs already.
 
     Returns:
         long `[B, S + T]`, or `GenerateDiversedOutput` with `return_dict_in_generate=True`.
 
     Raises:
-        ValueError: before any forward pass, for what `generation/checks.py` lists.
+        ValueError: before any forward pass, for the reasons in `generation/checks.py`.
         FloatingPointError: if scores of a model, or acceptance probabilities, are NaN or infinite.
 
     Example:

@@ -1,4 +1,4 @@
-"""The arguments that `generate` learns. Standard library only: they are added to it before torch is there."""
+"""Arguments added to `generate`. Standard library only, so that torch is not imported."""
 
 import os
 from dataclasses import dataclass, fields
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Options:
-    """The arguments that the hook adds to `generate`."""
+    """Arguments that the hook adds to `generate`."""
 
     diversed_head: "DiversedHead | str | os.PathLike | None" = None
     verifier: "Verifier | str | None" = None

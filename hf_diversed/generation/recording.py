@@ -1,4 +1,4 @@
-"""What a call returns beside its tokens: statistics, token records, scores and streams. Decoding does not use them."""
+"""Statistics, token records, scores and streams of a call. Decoding does not use them."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -24,10 +24,10 @@ _COLLECTORS: ContextVar[tuple[SpeculativeStats, ...]] = ContextVar("hf_diversed_
 
 @contextmanager
 def record_stats() -> Iterator[SpeculativeStats]:
-    """Add up the statistics of every relaxed `generate` call in the block, for callers that only get a tensor back.
+    """Sum the statistics of every `generate` call with a verifier in the block, for callers that only receive ids.
 
-    Blocks may be nested; each counts every call. They belong to the current context: to include threads, start them
-    with `contextvars.copy_context().run`.
+    Blocks can be nested; each counts every call in it. Only calls in the current context are counted. To include
+    threads, start them with `contextvars.copy_context().run`.
 
     Example:
         ```python
@@ -45,9 +45,9 @@ def record_stats() -> Iterator[SpeculativeStats]:
 
 
 class RoundStreamer(BaseStreamer):
-    """A streamer that receives each round with its records: `generate(..., streamer=...)`, batch size 1.
+    """Streamer that receives each round with its records: `generate(..., streamer=...)`, batch size 1.
 
-    Override `put_round`. Plain decoding has no rounds; it calls `put` as for any streamer: once with the prompt, then
+    Override `put_round`. Decoding without a verifier has no rounds and only calls `put`: once with the prompt, then
     with every token.
 
     Example:
@@ -59,7 +59,7 @@ class RoundStreamer(BaseStreamer):
     """
 
     def put_round(self, records: TokenRecords, stats: SpeculativeStats) -> None:
-        """Receive one round as it ends: its tokens, `[1, N]`, and what it adds to the statistics of the call."""
+        """Receive one round: the records of its tokens, `[1, N]`, and its statistics."""
         raise NotImplementedError
 
     def put(self, value: torch.Tensor) -> None:
@@ -86,18 +86,18 @@ class RecordedRound:
     records: TokenRecords | None = None
 
     def expected_accepted(self) -> list[float]:
-        """Per row, the accepted draft tokens to expect from the acceptance probabilities."""
+        """Return the expected number of accepted draft tokens per row, from the acceptance probabilities."""
         if self.accept_prob is None:
             return [0.0] * len(self.rows)
         return expected_accepted(self.accept_prob.cpu(), torch.tensor(self.tally.drafted)).tolist()
 
 
 class Recorder:
-    """Collects the rounds of a call, and builds what the call returns once every row's end is known.
+    """Collects the rounds of a call and builds its return value once every row has ended.
 
     Args:
-        prompt_length: S. streamer: receives tokens as rounds end; None for no stream.
-        wants: what the call returns beside the ids: any of "records", "scores", "logits".
+        prompt_length: S. streamer: receives the tokens of each round; None for no stream.
+        wants: additional return values of the call: any of "records", "scores", "logits".
         strictnesses: of the rows, for verifiers that have one.
     """
 
@@ -133,7 +133,7 @@ class Recorder:
         self.rounds.append(recorded)
 
     def _add_columns(self, name: str, scores: torch.Tensor, tally: Tally) -> None:
-        """File scores `[B, N, V]` as `generate` returns them: `[B, V]` per generated column, zeros after the end."""
+        """Store scores `[B, N, V]` as `generate` returns them: `[B, V]` per generated column, zeros after the end."""
         columns = self._columns[name]
         for row, (start, count) in enumerate(zip(tally.starts, tally.emitted)):
             first = start - self.prompt_length
@@ -144,13 +144,13 @@ class Recorder:
 
     @property
     def scores_before(self):
-        """Maps a column of the ids to the processed scores of all generated tokens before it; None if not kept."""
+        """Function from a column of the ids to the processed scores before it; None if scores are not collected."""
         if "scores" not in self.wants:
             return None
         return lambda column: tuple(self._columns["scores"][: column - self.prompt_length])
 
     def stream(self, rows: RaggedRows, tally: Tally, forwards: tuple[int, int]) -> None:
-        """Pass what a round emitted to the streamer, once the rows have their ends."""
+        """Pass the tokens of a round to the streamer, after stopping criteria have been applied."""
         if self.streamer is None:
             return
         with plain_tensors():
@@ -164,7 +164,7 @@ class Recorder:
                 self.streamer.put_round(merge_records(latest, [end], tally.starts[0]), stats)
 
     def result(self, rows: RaggedRows, engine: Engine, as_dict: bool) -> GenerateDiversedOutput | torch.Tensor:
-        """The return value of the call, in ordinary tensors. Adds its statistics to every `record_stats` block."""
+        """Return the value of the call and add its statistics to every `record_stats` block."""
         if self.streamer is not None:
             self.streamer.end()
         ends = rows.final_ends()
@@ -184,7 +184,7 @@ class Recorder:
 
 @contextmanager
 def plain_tensors() -> Iterator[None]:
-    """Create ordinary tensors in the block, though the loop runs in inference mode."""
+    """Leave inference mode, so that tensors created in the block can be used in autograd."""
     with torch.inference_mode(False), torch.no_grad():
         yield
 
@@ -192,10 +192,10 @@ def plain_tensors() -> Iterator[None]:
 def sum_up(
     rounds: list[RecordedRound], ends: list[int], forwards: tuple[int, int], strictnesses: Sequence[float] = ()
 ) -> SpeculativeStats:
-    """Statistics of some rounds, with `per_row`; what lies behind a row's end does not count.
+    """Return the statistics of some rounds, with `per_row`. Tokens after a row's end are not counted.
 
     Args:
-        forwards: of the target and of the draft model.
+        ends: final length per row. forwards: number of forward passes of the target and of the draft model.
     """
     target_forwards, draft_forwards = forwards
     per_row = [SpeculativeStats(target_forwards=target_forwards, draft_forwards=draft_forwards) for _ in ends]
@@ -216,7 +216,7 @@ def sum_up(
 
 
 def merge_records(rounds: list[RecordedRound], ends: list[int], prompt_length: int) -> TokenRecords:
-    """Scatter the rounds' records into `[B, T]`, cutting every row at its end."""
+    """Merge the records of all rounds into `[B, T]`, up to each row's end."""
     shape = (len(ends), max(ends) - prompt_length)
     nan = torch.full(shape, float("nan"))
     merged = {name: nan.clone() for name in ("weight", "p", "q", "tv", "bias", "strict_prob")}
@@ -242,14 +242,14 @@ def merge_records(rounds: list[RecordedRound], ends: list[int], prompt_length: i
 def _count(counters: SpeculativeStats, entry: RecordedRound, row: int, end: int, expected: float) -> int:
     """Add one row's part of one round and return the number of its verified positions.
 
-    What the row's end cuts off is neither drafted nor accepted. `expected` includes cuts by EOS and the length, but
-    not by other stops; subtracting only what a stop did cut keeps it unbiased.
+    Tokens after the row's end count neither as drafted nor as accepted. `expected` accounts for EOS and the maximum
+    length, but not for other stops. Subtracting the number of tokens that a stop has removed keeps it unbiased.
     """
     room = end - entry.tally.starts[row]
     if room <= 0:
         return 0
     kept, drafted = entry.tally.accepted[row], entry.tally.drafted[row]
-    if room <= kept:  # the end lies on an accepted draft
+    if room <= kept:  # the row ends on an accepted draft token
         kept = drafted = room
     rejected = int(kept < drafted)
     counters.num_rounds += 1
@@ -269,7 +269,7 @@ def _average(
     counters: SpeculativeStats, weight: list[float] | None, tv: list[float] | None, bias: list[float] | None
 ) -> None:
     if weight is not None:
-        known = [w for w in weight if w == w]  # nan where a verifier without weights decided
+        known = [w for w in weight if w == w]  # NaN at positions without a weight
         counters.weight_sum += sum(known)
         counters.weight_count += len(known)
     if tv is not None:
@@ -284,7 +284,7 @@ def _average(
 
 
 def describe_round(round: Round) -> TokenRecords:
-    """Records of one round, `[B, G + 1]` on the device; positions behind the emitted tokens are meaningless."""
+    """Return the records of one round, `[B, G + 1]` on the device. Positions after emitted tokens are undefined."""
     draft, target, verdict, outcome = round.draft, round.target, round.verdict, round.outcome
     batch_size = outcome.next_token.shape[0]
     if draft is None or verdict is None:
@@ -326,8 +326,10 @@ def describe_round(round: Round) -> TokenRecords:
 
 
 def _bias(trace: Trace, tv: torch.Tensor, target: TargetOutput) -> torch.Tensor | None:
-    """TV(v, p) `[B, G]` itself, also where the rule itself only estimates it but tells its law; None for rules without
-    weights."""
+    """Return TV(v, p), `[B, G]`, computed from the emitted distribution if the trace has one.
+
+    None for verifiers without weights.
+    """
     if trace.weight is None:
         return None
     if trace.bias is None:
@@ -338,7 +340,7 @@ def _bias(trace: Trace, tv: torch.Tensor, target: TargetOutput) -> torch.Tensor 
 
 
 def _strict_prob(draft: DraftOutput, round: Round) -> torch.Tensor:
-    """Chance that lossless verification would have kept each draft: float32 `[B, G]`, 0 or 1 in greedy rows."""
+    """Return the lossless acceptance probability per draft token: float32 `[B, G]`, 0 or 1 in greedy rows."""
     assert round.verdict is not None
     target, strict = round.target, round.verdict.trace.strict_prob
     if round.round_noise.uniforms is None:
@@ -351,7 +353,7 @@ def _strict_prob(draft: DraftOutput, round: Round) -> torch.Tensor:
 
 
 def _is_relaxed(strict_prob: torch.Tensor, round: Round) -> torch.Tensor:
-    """bool `[B, G + 1]`: accepted drafts that lossless verification, with the same uniform, would have rejected."""
+    """Return accepted draft tokens that lossless verification rejects with the same uniforms, bool `[B, G + 1]`."""
     uniforms = round.round_noise.uniforms
     refused = (0.5 if uniforms is None else uniforms) >= strict_prob
     accepted = torch.arange(strict_prob.shape[1], device=refused.device) < round.outcome.num_accepted[:, None]
@@ -359,5 +361,5 @@ def _is_relaxed(strict_prob: torch.Tensor, round: Round) -> torch.Tensor:
 
 
 def _is_best(draft: DraftOutput, target: TargetOutput) -> torch.Tensor:
-    """bool `[B, G]`: drafts that are the target's argmax."""
+    """Return which draft tokens are the target's argmax, bool `[B, G]`."""
     return target.scores[:, : draft.tokens.shape[1]].argmax(-1) == draft.tokens

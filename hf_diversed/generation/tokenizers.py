@@ -1,4 +1,4 @@
-"""Whether target and draft model use one tokenizer. Reads local files only, and each pair of tokenizers once."""
+"""Check that target and draft model use the same tokenizer. Reads local files only; results are cached."""
 
 import filecmp
 from collections.abc import MutableMapping
@@ -25,11 +25,11 @@ def check_tokenizers(
     tokenizer: PreTrainedTokenizerBase | None = None,
     assistant_tokenizer: PreTrainedTokenizerBase | None = None,
 ) -> None:
-    """Raise ValueError if an id stands for different tokens in the two models. Ids that only one of them has are fine.
+    """Raise ValueError if an id is a different token in target and draft model. Ids of only one model are allowed.
 
     Args:
-        tokenizer, assistant_tokenizer: of target and draft model. None for what lies in the folder, or the local cache
-            of the Hub, that the model was loaded from; a model without either is not compared.
+        tokenizer, assistant_tokenizer: of target and draft model. None to load it from the model's folder or the local
+            Hub cache. If one is missing, only a difference of vocabulary sizes is reported, by a warning.
     """
     files = [_vocabulary_file(*_compat.model_origin(model)) for model in (target, draft)]
     if tokenizer is None and assistant_tokenizer is None and None not in files and _same_content(*files):
@@ -55,7 +55,7 @@ def check_tokenizers(
 
 @lru_cache(maxsize=64)
 def _vocabulary_file(name: str, revision: str | None) -> Path | None:
-    """The file that holds a model's vocabulary, in its folder or the local cache of the Hub; None if there is none."""
+    """Return a model's vocabulary file, from its folder or the local Hub cache; None if it does not exist."""
     if not name:
         return None
     for file in _VOCABULARY_FILES:
@@ -75,9 +75,9 @@ def _same_content(first: Path, second: Path) -> bool:
 
 @lru_cache(maxsize=8)
 def _load(file: Path | None) -> PreTrainedTokenizerBase | None:
-    """The tokenizer beside a vocabulary file; None if it cannot be loaded."""
+    """Load the tokenizer in the folder of a vocabulary file; None if it cannot be loaded."""
     try:
-        # By its folder: by a Hub id, loading may ask the Hub even with local_files_only.
+        # Load from the folder: with a Hub id, transformers may send requests even with local_files_only.
         return None if file is None else AutoTokenizer.from_pretrained(file.parent, trust_remote_code=False)
     except Exception as error:
         logger.info(f"the tokenizer in {file and file.parent} was not loaded for comparison: {error}")
@@ -85,7 +85,7 @@ def _load(file: Path | None) -> PreTrainedTokenizerBase | None:
 
 
 def _difference(first: PreTrainedTokenizerBase, second: PreTrainedTokenizerBase) -> str | None:
-    """The first id that stands for different tokens, in words; None if there is none. Cached while both sizes stay."""
+    """Describe the first id that differs; None if all are equal. Cached until a tokenizer changes its size."""
     if first is second:
         return None
     known, sizes = _compared.setdefault(first, WeakKeyDictionary()), (len(first), len(second))
@@ -96,7 +96,7 @@ def _difference(first: PreTrainedTokenizerBase, second: PreTrainedTokenizerBase)
 
 def _find_difference(first: PreTrainedTokenizerBase, second: PreTrainedTokenizerBase) -> str | None:
     by_id = {index: token for token, index in second.get_vocab().items()}
-    special = _special_ids(first) | _special_ids(second)  # tuning for chats renames them
+    special = _special_ids(first) | _special_ids(second)  # chat models often rename them
     for token, index in first.get_vocab().items():
         other = by_id.get(index, token)
         if other != token and index not in special:

@@ -1,6 +1,6 @@
-"""Verification of a drafted block: acceptance, the accepted prefix, the next token, and how rows change.
+"""Verification of a block of draft tokens: acceptance, the accepted prefix, and the next token.
 
-`verify` is a function of tensors that can be compiled; `commit` holds the one host transfer of a round.
+`verify` is a function of tensors and can be compiled. `commit` contains the only host transfer of a round.
 """
 
 from dataclasses import dataclass, fields, replace
@@ -19,7 +19,7 @@ class Round:
 
     Attributes:
         draft, verdict: None if no row had draft tokens.
-        greedy: bool `[B]`, rows that take the best token in a batch that samples; None if all rows decode alike.
+        greedy: bool `[B]`, greedy rows in a batch that samples; None if all rows are decoded alike.
     """
 
     draft: DraftOutput | None
@@ -32,7 +32,7 @@ class Round:
 
 @dataclass(frozen=True)
 class Tally:
-    """Counts of one round on the host, per row: its start, draft tokens that counted, accepted and emitted tokens."""
+    """Counts of one round on the host, per row: its start, and the numbers of drafted, accepted and emitted tokens."""
 
     starts: list[int]
     drafted: list[int]
@@ -50,13 +50,13 @@ def verify(
     round_noise: RoundNoise,
     greedy: torch.Tensor | None = None,
 ) -> Round:
-    """Run the verifier on a block, accept a prefix of every row and draw the next token.
+    """Run the verifier on a block, accept a prefix of every row and sample the next token.
 
-    A batch that samples and has greedy rows is verified both ways, as verifiers handle a block as a whole.
+    If only some rows are greedy, the block is verified in both modes, as verifiers process a block as a whole.
 
     Args:
         input_ids: long `[B, L]`, the ids so far. draft: None if no row has draft tokens; the verifier is not called.
-        memory: the verifier's dials and state per row. eos_ids: long `[E]`, on the device; None without EOS.
+        memory: the verifier's settings and state per row. eos_ids: long `[E]`, on the device; None without EOS.
         round_noise: all None for greedy decoding. greedy: see `Round`.
     """
     sampled = _verify_alike(verifier, input_ids, draft, target, memory, eos_ids, round_noise)
@@ -107,7 +107,7 @@ def _verify_alike(
 
 
 def _mixed(greedy: torch.Tensor, best: Round, sampled: Round) -> Round:
-    """The results of `best` in the greedy rows, bool `[B]`, and of `sampled` in the others."""
+    """Combine the results of `best` for greedy rows, bool `[B]`, with those of `sampled` for the others."""
 
     def pick(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
         return torch.where(greedy.view(-1, *[1] * (first.ndim - 1)), first, second)
@@ -134,11 +134,11 @@ def _mixed(greedy: torch.Tensor, best: Round, sampled: Round) -> Round:
 
 
 def commit(rows: RaggedRows, outcome: VerifyOutput, verifier: Verifier) -> Tally:
-    """Write a round's tokens, lengthen the rows and close those that have ended.
+    """Write the tokens of a round, update the lengths and mark finished rows.
 
     Raises:
         FloatingPointError: if a value that the emitted tokens depend on is NaN or infinite. Nothing is emitted then.
-        ValueError: if a caller's verifier returns values that are no distribution.
+        ValueError: if a user-defined verifier returns invalid probabilities.
     """
     rows.write(outcome.num_accepted, outcome.next_token)
     drafted, accepted, emitted, ended, faults = outcome.to_host()  # the one host transfer
@@ -153,7 +153,7 @@ def commit(rows: RaggedRows, outcome: VerifyOutput, verifier: Verifier) -> Tally
     return tally
 
 
-# Error messages by the code in `VerifyOutput.faults`; 0 means that a row is valid.
+# Error messages by code in `VerifyOutput.faults`; 0 means that a row is valid.
 FAULTS = (
     "",
     "the target's scores are not finite (nan or inf) where a token was to be chosen; check its weights and dtype "
@@ -181,8 +181,8 @@ def find_faults(
     """Index into `FAULTS` for every row, long `[B]`. Only positions that the emitted tokens depend on are checked.
 
     Args:
-        next_probs: `[B, V]`, what the next token is drawn from. draws: bool `[B]`, rows that emit that token; False
-            where the last accepted draft token is EOS.
+        next_probs: `[B, V]`, distribution of the next token. draws: bool `[B]`, rows that emit that token; False if
+            the last accepted draft token is EOS.
     """
 
     def any_not_finite(values: torch.Tensor, used: torch.Tensor) -> torch.Tensor:
@@ -190,7 +190,7 @@ def find_faults(
 
     positions = torch.arange(target.scores.shape[1], device=num_accepted.device)
     reached = positions < (num_accepted + draws)[:, None]
-    # `amax` propagates NaN and inf, and is -inf where every token is forbidden, so checking it is enough.
+    # `amax` propagates NaN and inf, and is -inf if every token is forbidden, so checking it is enough.
     fault = any_not_finite(target.top, reached).long()
     if draft is None or verdict is None:
         return fault
@@ -205,13 +205,13 @@ def find_faults(
 def find_no_distribution(
     verifier: Verifier, verdict: Verdict, draft: DraftOutput, target: TargetOutput, replacement: torch.Tensor
 ) -> torch.Tensor:
-    """Rows in which a caller's verifier returned no probabilities, bool `[B]`. NaN is left to `find_faults`.
+    """Return rows with invalid probabilities of a user-defined verifier, bool `[B]`. `find_faults` checks for NaN.
 
     Args:
-        replacement: `[B, V]`, what the verdict returned for one position per row.
+        replacement: `[B, V]`, value of `verdict.replacement` at one position per row.
 
     Raises:
-        ValueError: on a wrong shape.
+        ValueError: for a wrong shape.
     """
     block, vocabulary = draft.tokens.shape, target.scores.shape[2:]
     emitted = None if verdict.trace.emitted_probs is None else verdict.trace.emitted_probs()
