@@ -1,1 +1,1 @@
-"""Running a pair over prompts: what the command line, evaluation, benchmark, training and the Space share."""
+"""Decoding of prompts with a pair, shared by the command line, evaluation, benchmark, training and the Space."""

@@ -24,14 +24,15 @@ _ATTEMPTS = 8
 
 
 def default_compile_config(device: torch.device, backend: str = "inductor") -> CompileConfig:
-    """The compile configuration of compiled methods on a device: static shapes, with CUDA graphs on CUDA.
+    """Return the compile configuration of compiled methods: static shapes, with CUDA graphs on CUDA.
 
     Args:
-        backend: of `torch.compile`; "eager" only traces, for tests.
+        device: the models' device.
+        backend: backend of `torch.compile`; "eager" only traces, for tests.
     """
     graphs = device.type == "cuda" and backend == "inductor"
     config = CompileConfig(backend=backend, mode="reduce-overhead" if graphs else "default", dynamic=False)
-    config._compile_all_devices = True  # else upstream does not compile plain decoding on a CPU
+    config._compile_all_devices = True  # otherwise transformers does not compile on a CPU
     return config
 
 
@@ -48,30 +49,33 @@ def warmup(
     compile_config: CompileConfig | None = None,
     **kwargs: Any,
 ) -> CompileStats:
-    """Compile what later calls of `generate(..., cache_implementation="static")` run, by decoding random prompts.
+    """Compile the code of later calls of `generate(..., cache_implementation="static")` by decoding random prompts.
 
-    Rounds are compiled for a batch size (the next power of two), a number of columns (256, 512, 1024, ...) and the
-    settings of a call: models, verifier, processors, and whether it samples. Pass the arguments of the later calls.
-    Compiled functions are kept until the model is freed, or until `clear_compiled`. Another process reuses inductor's
-    cache on disk (`TORCHINDUCTOR_CACHE_DIR`), and warms up in seconds instead of minutes.
+    Rounds are compiled per batch size (rounded up to a power of two), number of columns (256, 512, 1024, ...) and
+    settings of the call: models, verifier, processors and `do_sample`. Pass the arguments of the later calls. Compiled
+    functions are kept until the model is freed or `clear_compiled` is called. Other processes reuse inductor's disk
+    cache (`TORCHINDUCTOR_CACHE_DIR`) and warm up in seconds instead of minutes.
 
-    Where only forwards are compiled (`stats.engine` is "compiled (forwards)"), later calls may still compile a forward
-    of a width that did not occur here.
+    If only forward passes are compiled (`stats.engine` is "compiled (forwards)"), later calls may still compile
+    forward passes of other widths.
 
     Args:
-        model: the target model. assistant_model: the draft model.
-        diversed_head, verifier: one of the two, as for `generate`.
-        batch_sizes: rows of later calls. max_length: the largest number of columns of a call, prompt and new tokens.
-        num_assistant_tokens: gamma; None for the verifier's default, the draft model's, or 5.
+        model: the target model.
+        assistant_model: the draft model.
+        diversed_head: as for `generate`; mutually exclusive with `verifier`.
+        verifier: as for `generate`.
+        batch_sizes: batch sizes of the later calls.
+        max_length: largest number of prompt and new tokens of a later call.
+        num_assistant_tokens: gamma; None for the default of the verifier or the draft model, or 5.
         do_sample: False for greedy decoding.
-        compile_config: as for `generate`; on a CPU nothing is compiled without one.
-        kwargs: other arguments of the later calls: `temperature`, `top_k`, `output_token_records` ...
+        compile_config: as for `generate`; required on a CPU.
+        kwargs: other arguments of the later calls: `temperature`, `top_k`, `output_token_records`, ...
 
     Returns:
-        the compile statistics of these calls, summed.
+        The summed compile statistics of these calls.
 
     Raises:
-        ValueError: without a verifier, on sizes out of range, and where nothing can be compiled.
+        ValueError: if there is no verifier, a size is out of range, or nothing can be compiled.
 
     Example:
         ```python
@@ -99,14 +103,14 @@ def warmup(
     total = CompileStats()
     for rows in batch_sizes:
         for length in _prompt_lengths(max_length, gamma):
-            # Room for a second round: in the first one a verifier has no state yet.
+            # Two rounds: a verifier has state only from the second one on.
             longest = min(_most_positions(model, assistant_model), length + 2 * (gamma + 1))
             total.add(_decode(model, rows, length, options | {"max_new_tokens": longest - length}))
     return total
 
 
 def _decode(model: PreTrainedModel, rows: int, length: int, options: dict[str, Any]) -> CompileStats:
-    """Decode random prompts until one takes two rounds, which an early EOS may prevent."""
+    """Decode random prompts until one takes two rounds; an early EOS may prevent this."""
     draft, total = options["assistant_model"], CompileStats()
     ids = min(map(_compat.known_ids, (model, draft)))
     for seed in range(_ATTEMPTS):
@@ -122,10 +126,10 @@ def _decode(model: PreTrainedModel, rows: int, length: int, options: dict[str, A
 
 
 def _prompt_lengths(max_length: int, gamma: int) -> Iterator[int]:
-    """Prompt lengths that together lead to every number of columns that calls of up to `max_length` use."""
+    """Yield prompt lengths that cover every number of columns of calls up to `max_length`."""
     capacity = SMALLEST_CAPACITY
     yield min(2, max_length - 1)
-    while capacity < max_length - 1 + gamma:  # a round's draft tokens may reach beyond the last column
+    while capacity < max_length - 1 + gamma:  # draft tokens may exceed max_length
         yield min(capacity + 1, max_length - 1)
         capacity *= 2
 

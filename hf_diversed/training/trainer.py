@@ -1,4 +1,4 @@
-"""`DiversedTrainer`: trains a head for a frozen pair and a reward, on transformers' `Trainer`."""
+"""`DiversedTrainer` trains a head for a frozen pair and a reward, on transformers' `Trainer`."""
 
 import dataclasses
 import hashlib
@@ -40,7 +40,7 @@ logger = _compat.get_logger(__name__)
 
 @dataclasses.dataclass(eq=False)
 class _Batch:
-    """Rollouts of this device with what their updates share: advantages `[B]`, logits `[M]` they were drawn with."""
+    """Rollouts of this device, with advantages `[B]` and the logits `[M]` they were drawn with."""
 
     decisions: Decisions
     inputs: dict[str, torch.Tensor]
@@ -49,23 +49,28 @@ class _Batch:
 
 
 class DiversedTrainer(AtomicCheckpoints):
-    """Trains a `DiversedHead` on rollouts of speculative decoding: reward by the score of the decoding process, plus
-    acceptance (arXiv 2604.07622; the objective is `training/objective.py`).
+    """Trains a `DiversedHead` on rollouts of speculative decoding by policy gradient (arXiv 2604.07622).
 
-    The models are frozen and stay outside `self.model`, so checkpoints hold the head alone. Unless
-    `args.acceptance_coef` is set, the run is constrained: see `DiversedConfig` and `ConstraintCallback`. With
-    `eval_dataset` and `load_best_model_at_end`, what remains is the head of highest acceptance that kept the
-    constraint there.
+    The objective is the reward of the completions plus acceptance, see `training/objective.py`. The models are frozen
+    and not part of `self.model`, so checkpoints contain only the head. Unless `args.acceptance_coef` is set, the run
+    is constrained: see `DiversedConfig` and `ConstraintCallback`. With `eval_dataset` and `load_best_model_at_end`,
+    the final head is the one with the highest acceptance rate that satisfied the constraint in an evaluation.
 
     Args:
-        target, draft: models, or names or folders to load them from (with `args.model_init_kwargs`). Without a draft,
-            drafts are looked up in the text, as in `generate(prompt_lookup_num_tokens=...)`.
-        head: to go on from; a new one by `args.head_features`, `args.token_features` and `args.head_type` if left out.
-        reward_funcs: one or more functions `(completions, **columns) -> list[float | None]`, or their names: see
+        target: the target model, or its name or folder (loaded with `args.model_init_kwargs`).
+        draft: the draft model, or its name or folder. None takes draft tokens from prompt lookup, as
+            `generate(prompt_lookup_num_tokens=...)` does.
+        head: head to train further; None creates one with `args.head_features`, `args.token_features` and
+            `args.head_type`.
+        reward_funcs: one or more functions `(completions, **columns) -> list[float | None]`, or their names; see
             `tasks.rewards.load_reward`.
-        train_dataset, eval_dataset: rows with a "prompt", text or chat messages, and the columns that rewards read.
-        processing_class: the tokenizer, padding on the left; the target's if left out.
-        task: noted in the head's configuration. stop_strings: where a completion ends, beside EOS.
+        args: the settings of the run.
+        train_dataset: rows with a "prompt", text or chat messages, and the columns that the rewards read.
+        eval_dataset: held-out rows in the same format.
+        processing_class: the tokenizer, with left padding; by default the target's.
+        task: name of the task, stored in the head's configuration.
+        stop_strings: strings that end a completion, in addition to EOS.
+        kwargs: other arguments of `Trainer`, such as `callbacks`.
 
     Example:
         ```python
@@ -110,7 +115,7 @@ class DiversedTrainer(AtomicCheckpoints):
             check_writable(Path(args.output_dir))
         target, draft = load_frozen(target, args), None if draft is None else load_frozen(draft, args)
         if args.n_gpu > 1:
-            args._n_gpu = 1  # DataParallel would tear groups of rollouts apart; `accelerate launch` uses more devices
+            args._n_gpu = 1  # DataParallel would split groups of rollouts; use `accelerate launch` for more devices
         self._fresh = head is None
         head = head or fresh_head(target, draft, args)
         head.config.task = task or head.config.task
@@ -129,7 +134,7 @@ class DiversedTrainer(AtomicCheckpoints):
         self.rule = self.sampler.verifier_class(head).score
         self.seconds = dict.fromkeys(("reference", "rollout", "reward", "evaluation", "save"), 0.0)
         self._batch: _Batch | None = None
-        self._step_of_head: int | None = None  # where the best head was loaded at the end
+        self._step_of_head: int | None = None  # step of the best head, once it is loaded
         self._metrics: dict[str, list[float]] = {}
         self.constraint = ConstraintCallback(
             max_drop=args.max_quality_drop,
@@ -158,12 +163,15 @@ class DiversedTrainer(AtomicCheckpoints):
     # Rollouts and updates
 
     def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs):
-        """Train; continue from the newest checkpoint of `output_dir` if `resume_from_checkpoint` is True, or from the
-        one in the given folder.
+        """Train the head.
+
+        Args:
+            resume_from_checkpoint: a checkpoint folder, or True for the newest checkpoint in `output_dir`.
+            kwargs: other arguments of `Trainer.train`.
 
         Raises:
-            ValueError: if the given folder holds no checkpoint.
-            RewardError: if a reward fails. What was trained up to there is saved as a checkpoint first.
+            ValueError: if the given folder contains no checkpoint.
+            RewardError: if a reward raises. A checkpoint of the steps so far is saved first.
             OSError: if another run is training in `output_dir`, or a file there cannot be written.
         """
         with sole_run(self.args):
@@ -203,7 +211,7 @@ class DiversedTrainer(AtomicCheckpoints):
         )
 
     def _prepare_inputs(self, inputs: Rows) -> _Batch:
-        """Prompts become rollouts at the first of the updates that share them."""
+        """Draw rollouts for the prompts at every `num_iterations`-th step; reuse them in between."""
         if self.state.global_step % self.args.num_iterations == 0 or self._batch is None:
             self._batch = self._roll_out(inputs)
         return self._batch
@@ -229,9 +237,11 @@ class DiversedTrainer(AtomicCheckpoints):
         return _Batch(decisions, inputs, advantage[first : first + len(rows)].to(device), old_logit)
 
     def _advantages(self, facts: dict[str, list]) -> torch.Tensor:
-        """Rewards of all devices less their baseline, 0 where there is none. Where the target's own reward on the
-        prompt is known it is taken off first: a baseline that knows the prompt alone biases nothing, and hard prompts
-        add no noise."""
+        """Return rewards of all devices minus their baseline; 0 for rollouts without a reward.
+
+        In a constrained run, the target's own reward on the prompt is subtracted first. A baseline that depends on
+        the prompt only adds no bias and reduces variance.
+        """
         gains = facts["reward"] if self.scorer.references is None else [_negative(drop) for drop in facts["drop"]]
         valid = torch.tensor([gain is not None for gain in gains])
         values = torch.tensor([gain or 0.0 for gain in gains])
@@ -247,14 +257,14 @@ class DiversedTrainer(AtomicCheckpoints):
         return advantage
 
     def _standardize(self, inputs: dict[str, torch.Tensor]) -> None:
-        """Scale a new head's inputs by the first rollouts; what it says stays what it said at its start."""
+        """Standardize a new head's inputs on the first rollouts, without a change of its initial predictions."""
         self.model.standardize(**inputs)
         for values in (self.model.input_mean, self.model.input_std):
             values.copy_(broadcast(values))
         say_at_start(self.model, self.args)
 
     def compute_loss(self, model, inputs: _Batch, return_outputs: bool = False, num_items_in_batch=None):
-        """The loss of one update over this device's rollouts; costs no forward of the pair."""
+        """Return the loss of one update on this device's rollouts, without forward passes of target and draft."""
         settings = LossSettings(
             acceptance_coef=0.0 if self.args.normalize_advantages else self.constraint.worth,
             kl_coef=self.args.kl_coef,
@@ -269,7 +279,7 @@ class DiversedTrainer(AtomicCheckpoints):
         return (loss, {"logit": logit}) if return_outputs else loss
 
     def _note(self, facts: dict[str, list]) -> None:
-        """Log one batch of rollouts of all devices, and let the multiplier see it."""
+        """Log one batch of rollouts of all devices, and update the constraint."""
         drops = known(facts.get("drop", []))
         if drops:
             self.constraint.update(len(drops), sum(drops) / len(drops), mean(facts["accepted"]))
@@ -288,7 +298,7 @@ class DiversedTrainer(AtomicCheckpoints):
                 self._log_value(name if name == "reward" else f"{name}/mean", mean(known(values)))
 
     def _stored_references(self) -> ReferenceRewards:
-        """What an interrupted run has measured, as the first process finds it: others may not see its disk."""
+        """Return the stored reference rewards, read by the first process: other nodes may not share its disk."""
         args = self.args
         references = ReferenceRewards(
             Path(args.output_dir) / "reference_rewards.json",
@@ -306,7 +316,7 @@ class DiversedTrainer(AtomicCheckpoints):
         return references
 
     def _measure_references(self, rows: Rows) -> None:
-        """Measure the target's own reward on every prompt that has none yet."""
+        """Measure the target's own reward on every prompt without a stored one."""
         args = self.args
         references = self.scorer.references or self._stored_references()
         self.scorer.references = references
@@ -315,7 +325,7 @@ class DiversedTrainer(AtomicCheckpoints):
             references.measure(rows, self._reference_rewards, portion, save=self.is_world_process_zero())
 
     def _reference_rewards(self, rows: Rows, number: int) -> list[tuple[Any, float | None]]:
-        """Prompt and reward of each completion that the target alone draws, on all devices together."""
+        """Return (prompt, reward) of each completion drawn from the target distribution, on all devices."""
         args = self.args
         mine = [row for row in rows[args.process_index :: args.world_size] for _ in range(args.reference_generations)]
         prompts = [row["prompt"] for row in mine]
@@ -331,12 +341,13 @@ class DiversedTrainer(AtomicCheckpoints):
     # Evaluation
 
     def evaluate(self, eval_dataset: Rows | None = None, ignore_keys=None, metric_key_prefix: str = "eval") -> dict:
-        """Decode every evaluation prompt once, always under the same seed.
+        """Decode every evaluation prompt once, always with the same seed.
 
         Returns:
-            Reward, acceptance rate, block efficiency, and `objective`, by which the best head is chosen: in a
-            constrained run acceptance where the mean drop plus its standard error (over prompts) is within
-            `max_quality_drop`, minus that sum elsewhere; else reward plus c times acceptance.
+            Reward, acceptance rate, block efficiency, and `objective`, by which the best head is chosen. In a
+            constrained run the objective is the acceptance rate if the mean drop plus its standard error (over
+            prompts) is at most `max_quality_drop`, otherwise minus that sum. In other runs it is the reward plus c
+            times the acceptance rate.
         """
         rows = list(self.eval_dataset if eval_dataset is None else eval_dataset)
         if self.args.constrained:
@@ -353,7 +364,7 @@ class DiversedTrainer(AtomicCheckpoints):
         if self.args.constrained:
             drops = known(facts["drop"])
             metrics["quality_drop"], metrics["quality_drop_error"] = mean(drops), standard_error(drops)
-            # The best of several noisy means is flattered; the margin keeps luck from choosing.
+            # The maximum of noisy means is biased upwards, so the standard error is added as a margin.
             likely = metrics["quality_drop"] + metrics["quality_drop_error"]
             metrics["objective"] = metrics["acceptance_rate"] if likely <= self.args.max_quality_drop else -likely
         else:
@@ -375,12 +386,12 @@ class DiversedTrainer(AtomicCheckpoints):
         if "loss" in logs:
             logs |= {name: mean(values) for name, values in self._metrics.items()}
             self._metrics.clear()
-        if "loss" in logs or "train_runtime" in logs:  # the latter is the last line, after the last evaluation
+        if "loss" in logs or "train_runtime" in logs:  # the latter is logged last
             logs |= {f"time/{name}": round(value, 2) for name, value in self._time_spent().items()}
         super().log(logs, start_time)
 
     def _time_spent(self) -> dict[str, float]:
-        """Seconds of this run by phase; updates are what is left."""
+        """Return the seconds of this run by phase; updates are the remaining time."""
         return self.seconds | {"update": time.perf_counter() - self._began - sum(self.seconds.values())}
 
     @contextmanager
@@ -393,7 +404,7 @@ class DiversedTrainer(AtomicCheckpoints):
         self._metrics.setdefault(name, []).append(value)
 
     def _seed(self, purpose: str, number: int) -> int:
-        """A seed of its own for every purpose, place and device: a resumed run draws what an unbroken one draws."""
+        """Return a seed per purpose, number and device, so that a resumed run draws the same random numbers."""
         text = f"{self.args.seed}/{purpose}/{number}/{self.args.process_index}"
         return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=6).digest(), "big")
 
@@ -401,7 +412,7 @@ class DiversedTrainer(AtomicCheckpoints):
         return 0
 
     def _save(self, output_dir: str | None = None, state_dict=None) -> None:
-        """Write the head and its provenance; nothing pickled."""
+        """Save the head and its provenance, without pickle files."""
         if not self.args.should_save:
             return
         folder = Path(output_dir or self.args.output_dir)
@@ -420,7 +431,7 @@ class DiversedTrainer(AtomicCheckpoints):
         (folder / "provenance.json").write_text(json.dumps(record, indent=2, default=str) + "\n")
 
     def _validation(self, step: int) -> dict[str, float] | None:
-        """What the evaluation at `step` measured, by name; None if there was none."""
+        """Return the metrics of the evaluation at `step`; None if there was none."""
         lines = (line for line in self.state.log_history if line["step"] == step and "eval_objective" in line)
         found = next(lines, None)
         if found is None:
@@ -436,10 +447,15 @@ class DiversedTrainer(AtomicCheckpoints):
         private: bool | None = None,
         **kwargs,
     ) -> CommitInfo | None:
-        """Publish the head and how it was trained, as `DiversedHead.push_to_hub` does: one commit, nothing pickled.
+        """Publish the head with its training record in one commit, see `DiversedHead.push_to_hub`.
 
         Args:
-            blocking: has no effect; a head is small. kwargs: `evaluation`, `license`, `tags` and the like, see there.
+            commit_message: message of the commit.
+            blocking: has no effect; a head is small.
+            token: Hub token; by default `args.hub_token`.
+            revision: branch; by default `args.hub_revision`.
+            private: visibility of a new repository; by default `args.hub_private_repo`.
+            kwargs: other arguments of `DiversedHead.push_to_hub`: `evaluation`, `license`, `tags`, ...
 
         Returns:
             The commit; None on all processes but the first.
@@ -459,7 +475,7 @@ class DiversedTrainer(AtomicCheckpoints):
         )
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
-        """Publish the head of a checkpoint; the checkpoint itself, which holds pickles, stays here."""
+        """Publish the head only: checkpoints contain pickle files."""
         if self.args.hub_strategy == HubStrategy.END:
             return
         try:
@@ -468,7 +484,7 @@ class DiversedTrainer(AtomicCheckpoints):
             logger.warning(f"training goes on, though its head could not be published: {error}")
 
     def _load_callback_state(self) -> None:
-        """The multiplier goes on from the checkpoint, under this run's settings: who resumes may tolerate more."""
+        """Restore the constraint's state from the checkpoint, but keep this run's settings, which may differ."""
         super()._load_callback_state()
         restored = next(cb for cb in self.callback_handler.callbacks if isinstance(cb, ConstraintCallback))
         self.constraint.go_on_from(restored)
