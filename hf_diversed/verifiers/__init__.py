@@ -1,4 +1,4 @@
-"""The rules, by name. A new rule is one file here, one line below, one row in `tests/verifier_cases.py`."""
+"""Verifiers by name. To add one: a file here, an entry in `VERIFIERS`, and one in `tests/verifier_cases.py`."""
 
 import inspect
 
@@ -41,7 +41,7 @@ VERIFIERS: dict[str, type[Verifier]] = {
 }
 
 
-# A usable specification of each verifier that text can build.
+# Example specifications of the verifiers that `build_verifier` supports.
 EXAMPLES = (
     *("lossless", "static:0.7", "static:0.3", "lenience:0.3", "lossy:0.5", "spec_cascade:token_v3:0.5"),
     *("fuzzy:0.2:js", "contrastive:0.5:0.1", "cactus:0.25", "typical", "top_k_relaxed:10:0.6", "fly:0.3:2"),
@@ -50,11 +50,13 @@ EXAMPLES = (
 
 
 def build_verifier(spec: str) -> Verifier:
-    """Build a verifier from its name and parameters, "name" or "name:value:value": "lossless", "static:0.7",
-    "spec_cascade:chow:0.3". The parameter may be another verifier: "block:static:0.7".
+    """Build a verifier from a specification: "name" or "name:value:value".
+
+    Examples are "lossless", "static:0.7" and "spec_cascade:chow:0.3". The parameter may be another verifier, as in
+    "block:static:0.7".
 
     Raises:
-        ValueError: for an unknown name, and for missing or wrong parameters.
+        ValueError: if the name is unknown, or parameters are missing or invalid.
     """
     name, *values = spec.split(":")
     if name not in VERIFIERS:

@@ -1,4 +1,4 @@
-"""Block verification (arXiv 2403.10444): decide about the whole block at once, and keep more of it."""
+"""Block verification (arXiv 2403.10444): verify a block jointly, which accepts more draft tokens than one by one."""
 
 from dataclasses import replace
 
@@ -12,15 +12,16 @@ from hf_diversed.verifiers.lossless import LosslessVerifier
 
 
 class BlockVerifier(CompositeVerifier):
-    """Verify against the law v of another rule, with the block-wise coupling instead of a coin per token.
+    """Verify against the emitted distribution v of another verifier, block by block instead of token by token.
 
-    With P_0 = 1 and P_i = min(1, P_{i-1} v(x_i) / q(x_i)), the longest i is kept whose coin falls below h_i; the next
-    token is drawn from norm(max(P_i v - q, 0)). Over p this is lossless; over a relaxed v the output is that of the
-    rule at drafted positions. On average it keeps at least as many drafts as token-wise verification. Greedy: the
-    rule itself.
+    With P_0 = 1 and P_i = min(1, P_{i-1} v(x_i) / q(x_i)), accept the longest prefix i whose uniform number is below
+    h_i, and draw the next token from norm(max(P_i v - q, 0)). v = p is lossless; otherwise the emitted distribution at
+    draft positions is that of `rule`. The expected number of accepted draft tokens is at least that of token-wise
+    verification. Greedy: same as `rule`.
 
     Args:
-        rule: any rule with a law (lossless, mixing, cascades, fuzzy, contrastive); lossless by default.
+        rule: a verifier with `has_emitted_probs` (lossless, static, DIVERSED, cascades, fuzzy, contrastive); lossless
+            by default.
     """
 
     def __init__(self, rule: Verifier | None = None):
@@ -33,7 +34,7 @@ class BlockVerifier(CompositeVerifier):
             )
         self.state_width = self.rule.state_width
 
-    needs_input_ids = False  # or what its rule says
+    needs_input_ids = False  # default; instances take the value of `rule`
 
     def settings(self) -> dict[str, object]:
         return {"rule": self.rule}
@@ -65,17 +66,17 @@ class BlockVerifier(CompositeVerifier):
 
 
 def block_acceptance(v: torch.Tensor, q: torch.Tensor, draft: DraftOutput) -> tuple[torch.Tensor, torch.Tensor]:
-    """The block-wise coupling as one coin per draft: its chance of being kept given the block and those before it.
+    """Return block verification as conditional acceptance probabilities, each given that all before are accepted.
 
-    Keeping the longest i with u_i < h_i keeps i or more drafts with chance T_i = h_i + (1 - h_i) T_{i+1}; flipping
-    coins of T_i / T_{i-1} from the left keeps as many, with the same distribution. Every run of active positions is a
-    block.
+    Accepting the longest i with u_i < h_i accepts at least i draft tokens with probability
+    T_i = h_i + (1 - h_i) T_{i+1}. Accepting token i with probability T_i / T_{i-1}, from left to right, gives the same
+    distribution of accepted lengths. Each run of active positions is a block.
 
     Args:
         v, q: float32 `[B, G, V]`.
 
     Returns:
-        the chances and P before each draft, float32 `[B, G]` each.
+        The acceptance probabilities, and P before each draft token; float32 `[B, G]` each.
     """
     active, count = draft.active, draft.tokens.shape[1]
     drafted = draft.tokens[..., None]
@@ -84,7 +85,7 @@ def block_acceptance(v: torch.Tensor, q: torch.Tensor, draft: DraftOutput) -> tu
     for i in range(count):
         reach.append(torch.where(active[:, i], (reach[i] * ratio[:, i]).clamp_max(1.0), 1.0))
     before, after = torch.stack(reach[:-1], dim=1), torch.stack(reach[1:], dim=1)
-    left = torch.clamp(before[..., None] * v - q, min=0.0).sum(-1)  # Z of the position that follows i drafts
+    left = torch.clamp(before[..., None] * v - q, min=0.0).sum(-1)  # at the position after i draft tokens
     short = left[:, 1:] + 1.0 - after[:, :-1]
     inner = torch.where(short > 0.0, left[:, 1:] / short, 1.0)
     ends = active & ~F.pad(active[:, 1:], (0, 1))

@@ -1,4 +1,4 @@
-"""Cactus (arXiv 2604.04987): raise the drafted token's target probability as far as a divergence budget allows."""
+"""Cactus (arXiv 2604.04987): raise the draft token's target probability within a divergence bound."""
 
 import torch
 
@@ -9,14 +9,13 @@ from hf_diversed.verifiers.lossless import greedy_verdict
 
 
 class CactusVerifier(Verifier):
-    """Verify x against H_x, the target with x raised to p~(x) = min(1, p(x) + sqrt(2 delta p(x) (1 - p(x)))).
+    """Verify x against H_x, which is p with p(x) raised to p~(x) = min(1, p(x) + sqrt(2 delta p(x) (1 - p(x)))).
 
-    All other tokens keep their proportions. Keeps x with probability min(1, p~(x) / q(x)), else draws from
-    norm(max(H_x - q, 0)). As H_x depends on the proposal, what is emitted is no single law's exact sampling. Greedy:
-    lossless.
+    H_x scales the other tokens by a common factor. Accept x with probability min(1, p~(x) / q(x)), else draw from
+    norm(max(H_x - q, 0)). H_x depends on the draft token, so H_x is not the emitted distribution. Greedy: lossless.
 
     Args:
-        delta: at least 0, the divergence allowed per token in nats (to second order); 0 is lossless.
+        delta: at least 0, allowed divergence from p per token, in nats (second-order approximation); 0 is lossless.
     """
 
     needs_input_ids = False
@@ -31,9 +30,9 @@ class CactusVerifier(Verifier):
             return greedy_verdict(draft, target)
         p = target.prob(draft.tokens).clamp_max(1.0)  # rounding must not make 1 - p negative
         gain = torch.sqrt(2.0 * self.delta * p * (1.0 - p))
-        # A root must not raise what softmax may as well round to 0.
+        # Do not raise subnormal p: softmax could round it to 0, but its root is large.
         raised = (p + torch.where(p < torch.finfo(p.dtype).tiny, 0.0, gain)).clamp_max(1.0)
-        # Where p(x) = 1 there is nothing else to scale; x is then never rejected.
+        # At p(x) = 1 the other tokens have no mass, and x is always accepted.
         others = (1.0 - raised) / (1.0 - p).clamp_min(torch.finfo(p.dtype).tiny)
 
         def replacement(positions: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Fuzzy speculative decoding (arXiv 2502.20704): trust the draft wherever its law is close to the target's."""
+"""Fuzzy speculative decoding (arXiv 2502.20704): accept draft tokens where q is close to p."""
 
 from collections.abc import Callable
 
@@ -10,12 +10,12 @@ from hf_diversed.verifiers.base import DistributionVerifier, check_range, decodi
 
 
 def kl_divergence(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
-    """KL(p || q) in nats over the last axis; infinite where p has mass outside of q's support."""
+    """Return KL(p || q) in nats over the last axis; infinite if p > 0 where q = 0."""
     return (torch.special.xlogy(p, p) - torch.special.xlogy(p, q)).sum(-1)
 
 
 def js_divergence(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
-    """Jensen-Shannon divergence in nats over the last axis, at most log 2."""
+    """Return the Jensen-Shannon divergence in nats over the last axis; at most log 2."""
     middle = 0.5 * (p + q)
     return 0.5 * (kl_divergence(p, middle) + kl_divergence(q, middle))
 
@@ -28,15 +28,15 @@ _DIVERGENCES: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = 
 
 
 class FuzzyVerifier(DistributionVerifier):
-    """Exact verification against pi = q where D(p, q) <= threshold, else p.
+    """Verify exactly against pi = q where D(p, q) <= threshold, else p.
 
-    The emitted law is that of the paper's rule (keep every draft where the laws are close, else sample from p); as
-    the draft is verified against p elsewhere, more of it is kept. Greedy: keep x where the laws, at temperature 1,
-    are close, or where it is argmax p.
+    The emitted distribution is that of the paper. It accepts more draft tokens, because positions with a larger
+    divergence are verified losslessly instead of sampled from p. Greedy: accept x iff D(p, q) <= threshold, with p and
+    q at temperature 1, or x is argmax p.
 
     Args:
         threshold: at least 0, in nats (TV: a probability); 0 is lossless.
-        divergence: "kl" (of p from q; a target token that the draft cuts away makes it infinite), "js" or "tv".
+        divergence: "kl" (KL(p || q); infinite if the logits warpers remove a token from q that p keeps), "js" or "tv".
     """
 
     def __init__(self, threshold: float, divergence: str = "js"):
@@ -47,7 +47,7 @@ class FuzzyVerifier(DistributionVerifier):
 
     def emitted_probs(self, draft: DraftOutput, target: TargetOutput) -> torch.Tensor:
         distance = _DIVERGENCES[self.divergence](target.probs()[:, :-1], draft.probs())
-        # Divergences of close laws are mostly rounding, which must not open the gate at 0.
+        # Rounding can give a divergence <= 0 where p and q differ, so threshold 0 is handled separately.
         close = (distance <= self.threshold) & (self.threshold > 0.0)
         q, p = decoding_laws(draft, target)
         return torch.where(close[..., None], q, p)

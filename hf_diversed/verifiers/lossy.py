@@ -9,15 +9,15 @@ from hf_diversed.verifiers.lenience import lenient_verdict
 
 
 class LossyVerifier(Verifier):
-    """Keep x with probability min(1, p(x) / ((1 - alpha) q(x))), else draw from norm(max(p / beta - q, 0)).
+    """Accept x with probability min(1, p(x) / ((1 - alpha) q(x))), else draw from norm(max(p / beta - q, 0)).
 
-    With the balancing beta the emitted law is q clamped to [p / beta, p / (1 - alpha)]: as much is added as was cut.
-    Greedy: keep x iff p(x) >= (1 - alpha) * max p, p at temperature 1; else argmax p.
+    With beta=None the emitted distribution is q clamped to [p / beta, p / (1 - alpha)], with beta such that it sums to
+    1. Greedy: accept x iff p(x) >= (1 - alpha) * max p, with p at temperature 1; else emit argmax p.
 
     Args:
         alpha: in [0, 1); 0 is lossless (with beta = 1 or None), larger accepts more.
-        beta: at least 1 - alpha; None balances the mass at every position, 1 is lenience 1 - alpha. Where p / beta
-            lies below q everywhere, the replacement is drawn from p.
+        beta: at least 1 - alpha. None computes it at every position, 1 is lenience 1 - alpha. Residual tokens are
+            drawn from p where p / beta <= q for every token.
     """
 
     needs_input_ids = False
@@ -42,7 +42,7 @@ class LossyVerifier(Verifier):
 
 
 def balancing_scale(p: torch.Tensor, q: torch.Tensor, lenience: float) -> torch.Tensor:
-    """The s in [0, 1] with sum max(s p - q, 0) = sum max(q - p / lenience, 0): what is cut off q comes back.
+    """Return 1 / beta, the s in [0, 1] with sum max(s p - q, 0) = sum max(q - p / lenience, 0).
 
     Args:
         p, q: float32 `[..., V]`.
@@ -51,7 +51,7 @@ def balancing_scale(p: torch.Tensor, q: torch.Tensor, lenience: float) -> torch.
         float32 `[..., 1]`.
     """
     cut = torch.clamp(q - p / lenience, min=0.0).sum(-1, keepdim=True)
-    # The left side is linear in s between the ratios q / p; without p there is nothing to add.
+    # The left side is linear in s between consecutive ratios q / p. Tokens with p = 0 do not contribute.
     ratio = torch.where(p > 0.0, q / p, torch.inf)
     ratio, order = ratio.sort(dim=-1)
     below_p, below_q = (law.gather(-1, order).cumsum(-1) for law in (p, q))

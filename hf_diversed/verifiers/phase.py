@@ -1,4 +1,4 @@
-"""A rule for the span between two tokens and another one outside of it, as serving engines offer for thinking."""
+"""One verifier between two marker tokens, such as <think> and </think>, and another one elsewhere."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,13 +15,14 @@ _NO_TOKEN = -1
 
 
 class PhaseVerifier(CompositeVerifier):
-    """Verify with `inside` behind a `begin` token, up to and including the next `end`, and with `outside` elsewhere.
+    """Verify with `inside` after a `begin` token, up to and including the next `end` token, else with `outside`.
 
-    Every row has its phase, and every drafted position its own: `begin` and `end` may stand in the prompt, be drafted,
-    or come as a residual or bonus token. Each rule keeps its own state and is charged only for what it decides.
+    The phase is computed per row and position; `begin` and `end` may be prompt, draft, residual or bonus tokens. Each
+    verifier keeps its own state and updates it only for positions in its phase.
 
     Args:
-        inside, outside: any rules. begin, end: token ids; they must differ. Padding on the left counts as text.
+        inside, outside: verifiers; `outside` is lossless by default.
+        begin, end: token ids; they must differ. Left padding is treated like other tokens.
 
     Example:
         ```python
@@ -62,9 +63,9 @@ class PhaseVerifier(CompositeVerifier):
         return _merge(here, verdicts, draft, target, state=torch.cat(memories, dim=-1) if memories else None)
 
     def _started(self, input_ids: torch.Tensor, lengths: torch.Tensor | None) -> torch.Tensor:
-        """Whether each row is inside behind its last id: bool `[B]`.
+        """Return whether each row is inside after its last id: bool `[B]`.
 
-        Read from the ids and not remembered: in rounds without drafts rows grow, too, and no rule is called.
+        Recomputed from the ids, because rounds without draft tokens add ids but do not call the verifier.
         """
         if lengths is not None:
             columns = torch.arange(input_ids.shape[1], device=input_ids.device)
@@ -73,15 +74,20 @@ class PhaseVerifier(CompositeVerifier):
         return self._phases(outside, input_ids)[:, -1]
 
     def _memories(self, state: torch.Tensor | None) -> list[torch.Tensor | None]:
-        """The state of both rules."""
+        """Split the state into those of both verifiers; None without state."""
         if state is None:
             return [None, None]
         memories = state.split([part.state_width for part in self._parts], dim=-1)
         return [memory if memory.shape[-1] else None for memory in memories]
 
     def _phases(self, started: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-        """Whether a row is inside before and after each token: bool `[B, N + 1]` from bool `[B]` and long `[B, N]`."""
-        # The last mark counts: odd numbers open, even ones close, later ones are larger.
+        """Return whether a row is inside before and after each token: bool `[B, N + 1]`.
+
+        Args:
+            started: bool `[B]`, whether the row is inside before the first token.
+            tokens: long `[B, N]`.
+        """
+        # Marks grow with the position: odd for `begin`, even for `end`. cummax finds the last one.
         places = 2 * torch.arange(1, tokens.shape[1] + 1, device=tokens.device)
         marks = torch.where(tokens == self.begin, places + 1, torch.where(tokens == self.end, places, 0))
         return torch.cat([started[:, None].long(), marks], dim=1).cummax(dim=1).values % 2 == 1
@@ -90,7 +96,7 @@ class PhaseVerifier(CompositeVerifier):
 def _merge(
     here: torch.Tensor, verdicts: list[Verdict], draft: DraftOutput, target: TargetOutput, state: torch.Tensor | None
 ) -> Verdict:
-    """One verdict out of two: the first where `here`, bool `[B, G]`."""
+    """Combine two verdicts: the first where `here`, bool `[B, G]`, is True, else the second."""
     inside, outside = verdicts
     rows = torch.arange(len(here), device=here.device)
 
