@@ -1,4 +1,4 @@
-"""Quality beside acceptance and cost: methods over a task's prompts, with bounds clustered by prompt."""
+"""Quality, acceptance and cost of methods on a task's prompts, with bounds clustered by prompt."""
 
 from hf_diversed.evaluation.evaluate import evaluate, report
 from hf_diversed.evaluation.intervals import Bootstrap, Estimate

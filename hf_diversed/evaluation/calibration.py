@@ -1,4 +1,4 @@
-"""From a tolerated drop of quality to a dial: measure and test dial after dial against the target alone."""
+"""Choose the strictness for a tolerated quality drop: measure and test each one against the target alone."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -33,8 +33,8 @@ class Tested:
     """One dial, measured and tested.
 
     Attributes:
-        drop: of the mean reward, below the target alone. acceptance_rate: None where nothing was drafted.
-        p_values: of "the drop is larger", by stated drop, for those that no stricter dial had failed.
+        drop: the target's mean reward minus that with this dial. acceptance_rate: None if nothing was drafted.
+        p_values: of "the drop is larger", by tolerated drop, for drops that no stricter dial has failed.
     """
 
     strictness: float
@@ -55,25 +55,25 @@ def calibrate(
     confidence: float = 0.95,
     dials: Sequence[float] = DIALS,
 ) -> tuple[list[dict[str, Any]], list[Tested]]:
-    """Find the most permissive dial for every tolerated drop of quality, by fixed-sequence testing.
+    """Find the most permissive dial for each tolerated quality drop, by fixed-sequence testing.
 
-    The certificates also go into `head.config.certified_drops`, in place of earlier ones under the same conditions,
-    of other weights and of earlier versions.
+    The certificates are also stored in `head.config.certified_drops`. They replace earlier ones for the same
+    conditions, for other weights and of earlier versions.
 
     Args:
-        pair, task, examples: as in `evaluate`, with a draft model; prompts that the head was not trained on, drawn
-            like those of later calls.
-        settings: as in `evaluate`, for one process and with `num_assistant_tokens`.
+        pair, task, examples: as in `evaluate`, with a draft model; prompts that the head was not trained on, from
+            the same distribution as those of later calls.
+        settings: as in `evaluate`, for one process and with `num_assistant_tokens` set.
         max_drops: each in (0, 1), in units of the task's metric.
-        output: a folder that keeps every finished call, so that an interrupted calibration can continue.
-        confidence: of the dial of each drop.
-        dials: from strict to permissive; the first that fails every drop is the last one measured.
+        output: a folder that stores every finished call, so that an interrupted calibration can continue.
+        confidence: probability that a certified dial keeps its drop, for each drop separately.
+        dials: from strict to permissive; measurement ends with the first that fails every drop.
 
     Returns:
         The new certificates, one for each drop with a certified dial, and all tested dials.
 
     Raises:
-        ValueError: on values out of range, and as `evaluate` does.
+        ValueError: for values out of range, and as in `evaluate`.
     """
     if settings.num_assistant_tokens is None or settings.world_size > 1:
         raise ValueError("a calibration needs settings with `num_assistant_tokens`, and runs in one process.")
@@ -112,7 +112,7 @@ def calibrate(
 
 
 def rewards(results: Results, label: str) -> np.ndarray:
-    """Rewards of one method, `[P, S]`; nan where a call is missing."""
+    """Return the rewards of one method, `[P, S]`; NaN where a call is missing."""
     found = np.full((results.header["n"], results.header["settings"]["samples_per_prompt"]), np.nan)
     for (method, _, sample), entry in results.entries.items():
         if method == label:
@@ -121,7 +121,7 @@ def rewards(results: Results, label: str) -> np.ndarray:
 
 
 class _Probe(DiversedVerifier):
-    """Keeps the context of its last call."""
+    """A verifier that stores the context of its last call."""
 
     context: DecodingContext
 
@@ -133,7 +133,7 @@ class _Probe(DiversedVerifier):
 def _conditions(
     pair: Pair, task: Task, example: Mapping[str, Any], head: DiversedHead, settings: EvaluationSettings
 ) -> dict[str, Any]:
-    """The conditions of the calls to come, from a call of one token: the target's own settings add processors."""
+    """Return the conditions of later calls, from a call of one token: the target's own config can add processors."""
     sampling = settings.sampling(task.stop_strings, task.max_new_tokens)
     probe = _Probe(head)
     prompts = encode(pair.tokenizer, [task.prompt(example)], settings.add_special_tokens)
@@ -142,6 +142,6 @@ def _conditions(
 
 
 def _drops(results: Results, label: str, seed: int) -> np.ndarray:
-    """Drops of all prompts, in an order that does not depend on them: a file may be sorted."""
+    """Return the drops of all prompts, shuffled, because a file may be sorted."""
     drops = paired_drops(rewards(results, PLAIN), rewards(results, label))
     return drops[np.random.default_rng(seed).permutation(len(drops))]

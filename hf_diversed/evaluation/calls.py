@@ -1,4 +1,4 @@
-"""Decode one batch of prompts with one method and take its measurements, a list per quantity."""
+"""Decode one batch of prompts with one method and measure it."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
@@ -10,7 +10,7 @@ from hf_diversed.running.methods import Method
 
 
 class Task(Protocol):
-    """What an evaluation needs of a task. Scores lie in [0, 1]; `metric` says what they measure."""
+    """The interface of a task in an evaluation. Scores lie in [0, 1]; `metric` is the name of their metric."""
 
     @property
     def name(self) -> str: ...
@@ -46,7 +46,7 @@ def measured_call(
     """Complete a batch of encoded prompts.
 
     Returns:
-        Lists of length B, and what `generate` took: `seconds` of wall time, `peak_memory_bytes` and
+        Lists of length B, and the cost of `generate`: `seconds` of wall time, `peak_memory_bytes` and
         `peak_memory_kind` (see `memory`).
     """
     if records and method.verifier is not None:
@@ -70,7 +70,7 @@ def _counter_columns(per_row: list[SpeculativeStats]) -> dict[str, list]:
 
 
 def _record_columns(records: TokenRecords) -> dict[str, list]:
-    """Relaxed tokens per row, and the largest bias TV(v, p); None for rules that do not mix."""
+    """Return relaxed tokens per row and the largest bias TV(v, p); None for verifiers that are not mixtures."""
     largest = records.bias.nan_to_num(-1.0).max(dim=1).values.tolist()
     return {
         "relaxed": records.relaxed.sum(dim=1).tolist(),

@@ -1,7 +1,7 @@
-"""Which settings cost at most a tolerated drop of quality, with a bounded error probability. Pure numpy.
+"""Tests of whether a setting keeps a tolerated quality drop, with a bounded error probability. Pure numpy.
 
 Quality is a reward in [0, 1]; a drop is the target's mean reward minus that of relaxed decoding.
-Prompts are the independent units: several samples of one are averaged first.
+Prompts are the independent units: the samples of each are averaged first.
 
 Letters: P prompts, S samples of each.
 """
@@ -18,7 +18,7 @@ _BETS_SUIT = math.log(1 / 0.05)  # chosen for level 0.05; bets independent of th
 
 
 def paired_drops(reference: np.ndarray, relaxed: np.ndarray) -> np.ndarray:
-    """Drop of every prompt: `[P]` in [-1, 1], from rewards `[P, S]` of the target alone and of relaxed decoding.
+    """Return the drop of every prompt, `[P]` in [-1, 1], from rewards `[P, S]` of the target and of relaxed decoding.
 
     Raises:
         ValueError: if rewards lie outside [0, 1] or belong to different prompts.
@@ -33,7 +33,7 @@ def paired_drops(reference: np.ndarray, relaxed: np.ndarray) -> np.ndarray:
 
 
 def p_value(drops: np.ndarray, max_drop: float) -> float:
-    """P-value of "the mean drop is above `max_drop`": valid for any number of prompts and any law of the drops.
+    """Return the p-value of "the mean drop is above `max_drop`", valid for any number of prompts and distribution.
 
     A test by betting: the capital grows with each prompt whose drop lies below `max_drop`, and each bet depends on
     earlier prompts only. Under the hypothesis the capital is a supermartingale, so by Ville's inequality it exceeds
@@ -43,11 +43,11 @@ def p_value(drops: np.ndarray, max_drop: float) -> float:
     `max_drop`.
 
     Args:
-        drops: `[P]` in [-1, 1], of prompts drawn independently from one law, in an order that does not depend on them.
+        drops: `[P]` in [-1, 1], of prompts drawn independently from one distribution, in an order independent of them.
         max_drop: in (0, 1).
 
     Raises:
-        ValueError: on values out of range.
+        ValueError: for values out of range.
     """
     drops = np.asarray(drops, dtype=np.float64)
     if drops.ndim != 1 or not len(drops) or not (np.abs(drops) <= 1.0).all():
@@ -70,7 +70,7 @@ class FixedSequence:
     al., arXiv 2110.01052). The guarantee holds for each drop separately.
 
     Attributes:
-        passed: for every drop, how many of the first settings are certified.
+        passed: for every drop, the number of settings, from the first, that are certified.
         open: drops that no setting has failed yet; the test ends when it is empty.
 
     Raises:

@@ -1,7 +1,7 @@
-"""Records of evaluations as the curves that figures and tables show. Knows no matplotlib.
+"""Curves of evaluation records, for figures and tables. Independent of matplotlib.
 
-A curve is what one file holds of one task under one temperature and draft length; points of different runs are never
-joined.
+A curve contains the records of one file for one task, temperature and draft length; points of different runs are
+never joined.
 """
 
 import json
@@ -24,10 +24,10 @@ _NEEDED = {
 
 @dataclass(frozen=True)
 class Curve:
-    """What one file, whose stem is `source`, holds of one setting.
+    """The records of one setting in one file, whose stem is `source`.
 
     Attributes:
-        plain: plain decoding of the target; None if it was not measured.
+        plain: decoding with the target alone; None if it was not measured.
         families: records by family, each in the order of its parameter. The static one ends in lossless decoding.
     """
 
@@ -40,7 +40,7 @@ class Curve:
 
     @property
     def static(self) -> list[Record]:
-        """The static curve by acceptance rate, as `static_gain` interpolates it."""
+        """The static curve, sorted by acceptance rate, as `static_gain` interpolates it."""
         return sorted(self.families.get(STATIC, ()), key=lambda record: record["acceptance_rate"])
 
 
@@ -48,7 +48,7 @@ def read_records(path: Path | str) -> list[dict[str, Any]]:
     """Read the records of `hf-diversed evaluate` or `frontier`.
 
     Raises:
-        ValueError: on a file that holds no such results, naming it.
+        ValueError: if the file contains no such results; the message names it.
     """
     try:
         content = json.loads(Path(path).read_text(encoding="utf-8"))
@@ -67,8 +67,8 @@ def read_curves(path: Path | str) -> list[Curve]:
     """Read a file into curves.
 
     Raises:
-        ValueError: as `read_records` and `to_curves`, and on a transfer matrix: its rows differ in their head and not
-            in a parameter.
+        ValueError: as in `read_records` and `to_curves`, and for a transfer matrix, whose rows differ in their head
+            and not in a parameter.
     """
     records = read_records(path)
     if any("trained_on" in record for record in records):
@@ -80,7 +80,7 @@ def to_curves(records: Sequence[Record], source: str) -> list[Curve]:
     """Group the records of one file by task, temperature and draft length.
 
     Raises:
-        ValueError: if a group holds a method twice: what tells the two apart, such as another draft, makes no curve.
+        ValueError: if a group contains a method twice. Their difference, such as another draft model, is no curve.
     """
     groups: dict[tuple[str, float, int], list[Record]] = {}
     for record in records:
@@ -96,7 +96,7 @@ def to_curves(records: Sequence[Record], source: str) -> list[Curve]:
 
 
 def weight(record: Record) -> float:
-    """The constant weight on the target of a point on the static curve."""
+    """Return the constant weight on the target of a point on the static curve."""
     family, parameter = family_of(record["method"])
     return 1.0 if family == LOSSLESS or parameter is None else parameter
 

@@ -1,4 +1,4 @@
-"""Run methods over a task's prompts, batch by batch, and keep what is done: quality beside acceptance and cost."""
+"""Measure quality, acceptance and cost of methods on a task's prompts; finished calls are stored."""
 
 import hashlib
 import json
@@ -39,21 +39,21 @@ def evaluate(
     """Measure quality, acceptance and cost of several methods on the same prompts under the same seeds.
 
     Args:
-        pair: `target`, `draft` and `tokenizer`. task: prompts and scores; `PromptedTask` gives it shots or a chat
+        pair: `target`, `draft` and `tokenizer`. task: prompts and scores; `PromptedTask` adds shots or a chat
             template. examples: the task's records.
-        methods: names or (label, verifier) pairs, see `build_methods`. head: what "diversed" means.
-        output: a folder. Every finished call is kept there, so an interrupted evaluation continues where it stopped
-            and gives the same table; methods may be added later; several processes (`settings.rank` of
-            `settings.world_size`) share it. Once nothing is missing, `evaluation.json` is written there:
+        methods: names or (label, verifier) pairs, see `build_methods`. head: the head of "diversed".
+        output: a folder that stores every finished call. An interrupted evaluation continues where it stopped and
+            returns the same records; methods can be added later; several processes (`settings.rank` of
+            `settings.world_size`) share it. When all calls are finished, `evaluation.json` is written there:
             {"records": [...], "provenance": {...}}.
 
     Returns:
-        One record per method, see `summarize`, and per method that the folder had before. No records while other
-        processes have calls to finish: the last one gets them, or `report` does later.
+        One record per method, see `summarize`, including the methods already in the folder. The list is empty while
+        other processes have unfinished calls: the last process returns the records, or `report` later.
 
     Raises:
-        ValueError: before anything is written, on unknown methods, a head of another pair, or an output folder that
-            holds results of other settings.
+        ValueError: before anything is written, for unknown methods, a head of another pair, or an output folder
+            with results of other settings.
 
     Example:
         ```python
@@ -80,10 +80,10 @@ def evaluate(
 
 
 def report(output: Path | str, labels: Sequence[str] | None = None) -> list[dict]:
-    """Summarise an output folder, all processes' files together, and write its `evaluation.json`.
+    """Summarise an output folder with the files of all processes, and write its `evaluation.json`.
 
     Args:
-        labels: which methods; None for all that the folder has.
+        labels: the methods to include; None for all in the folder.
 
     Raises:
         ValueError: if calls are missing, or files differ in their settings.
@@ -101,7 +101,7 @@ def _rules(results: Results) -> dict[str, str]:
 
 
 class _Run:
-    """One process' share of an evaluation."""
+    """The part of an evaluation that one process runs."""
 
     def __init__(
         self,
@@ -129,11 +129,11 @@ class _Run:
             "device": pair.target.device.type,
             "data": _digest([prompts, examples]),
             "settings": settings.identity(),
-            **getattr(task, "prompt_format", {}),  # a plain task has none, and so the header of earlier folders
+            **getattr(task, "prompt_format", {}),  # plain tasks have none, so headers of earlier folders still match
         }
 
     def complete(self, folder: Path | None) -> Results:
-        """Run every call of this process that is not done yet: all methods on one batch, then the next."""
+        """Run the unfinished calls of this process: all methods on one batch, then the next batch."""
         results = Results(self.header) if folder is None else read_results(folder, self.header)
         self._check_rules(results)
         mine = range(self.settings.rank, len(self.batches), self.settings.world_size)
@@ -156,18 +156,18 @@ class _Run:
             results.add(entry)
             if journal is not None:
                 journal.append(entry)
-        # What other processes have finished meanwhile counts, too.
+        # Includes calls that other processes have finished meanwhile.
         return results if folder is None else read_results(folder, self.header)
 
     def _warm_up(self, calls: list[tuple[Method, int, int]]) -> None:
-        """Decode a few tokens with each method: the first call is slow, and an unfit method fails early."""
+        """Decode a few tokens with each method: the first call is slow, and an invalid method fails early."""
         most = self.decoder.sampling.max_new_tokens
         for method in {call[0].label: call[0] for call in calls}.values():
             prompt = self.prompts[self.batches[calls[0][1]][0]]
             self.decoder(method, [prompt], seed=0, max_new_tokens=min(_WARM_UP_TOKENS, most))
 
     def _estimate(self, calls: list[tuple[Method, int, int]]) -> float:
-        """Seconds that the calls take at most, from two short calls per method with the first batch."""
+        """Estimate the maximum seconds that the calls take, from two short calls per method on the first batch."""
         prompts, most = (
             [self.prompts[index] for index in self.batches[calls[0][1]]],
             self.decoder.sampling.max_new_tokens,
@@ -181,7 +181,7 @@ class _Run:
         return total
 
     def _entry(self, method: Method, batch: int, sample: int) -> dict:
-        """Decode and score one batch; ready for JSON."""
+        """Decode and score one batch; return a JSON-serialisable entry."""
         indices = self.batches[batch]
         seed = self.settings.call_seed(batch, sample)
         prompts = [self.prompts[index] for index in indices]
@@ -213,7 +213,7 @@ class _Run:
 
 
 def _model_identity(model) -> dict:
-    """Enough to notice another model; a local folder by its name only."""
+    """Return data that distinguishes models; of a local folder, its name only."""
     config = dict(model.generation_config.to_diff_dict())
     config.pop("transformers_version", None)
     return {

@@ -1,4 +1,4 @@
-"""Sweep families of rules over their one parameter on one task: the points that make up a quality-acceptance front."""
+"""Sweep the parameter of verifier families on one task: the points of a quality-acceptance front."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -19,9 +19,9 @@ from hf_diversed.running.pair import Pair
 
 FRONTIER = "frontier.json"
 STATIC, DIVERSED = "static", "diversed"
-AS_TRAINED = 0.5  # the dial of a head that is named without one
+AS_TRAINED = 0.5  # the strictness of "diversed" without "@"
 
-# What each family is swept over unless values are given. Lossless decoding closes every curve on its strict side.
+# Default parameter values of each family. Lossless decoding is the strict end of every curve.
 FAMILIES: dict[str, tuple[float, ...]] = {
     STATIC: (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9),
     "lenience": (0.05, 0.1, 0.2, 0.3, 0.5, 0.7),
@@ -40,11 +40,11 @@ def expand(rules: Sequence[str]) -> list[str]:
     """Expand families into methods of `build_methods`, "target" and "lossless" before them.
 
     Args:
-        rules: names in `FAMILIES` ("spec_cascade" is its token_v3), with values behind them or the family's own:
+        rules: names in `FAMILIES` ("spec_cascade" is its token_v3), with values appended, or the default values:
             "static", "static:0.3:0.7", "diversed:0.25:0.5:0.75", "spec_cascade:opt:0:0.1".
 
     Raises:
-        ValueError: on unknown families, values that are no numbers, and families or values that come twice.
+        ValueError: for unknown families, values that are not numbers, and duplicate families or values.
     """
     methods = [PLAIN, LOSSLESS]
     for rule in rules:
@@ -60,9 +60,9 @@ def expand(rules: Sequence[str]) -> list[str]:
 
 
 def family_of(method: str) -> tuple[str, float | None]:
-    """Family and parameter of a method by its label: "static:0.7" is ("static", 0.7), "diversed" ("diversed", 0.5).
+    """Return family and parameter of a method label: "static:0.7" is ("static", 0.7), "diversed" ("diversed", 0.5).
 
-    A method without a parameter, or of a name of the user's, is a family of its own.
+    A method without a parameter, or with a name chosen by the user, is a family of its own.
     """
     if method.split(":")[0].split("@")[0] == DIVERSED:
         name, mark, dial = method.rpartition("@")
@@ -74,7 +74,7 @@ def family_of(method: str) -> tuple[str, float | None]:
 
 
 def with_families(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The records, each with `family` and `parameter`."""
+    """Return the records, each with `family` and `parameter` added."""
     return [{**record, **dict(zip(("family", "parameter"), family_of(record["method"])))} for record in records]
 
 
@@ -89,20 +89,21 @@ def frontier(
     head: HeadLike | None = None,
     output: Path | str | None = None,
 ) -> list[dict]:
-    """Sweep families of rules; every point is a method of one `evaluate`, so all share prompts and seeds.
+    """Sweep verifier families; every point is a method of one `evaluate`, so all share prompts and seeds.
 
     Args:
-        rules: see `expand`. The rest is as in `evaluate`.
-        num_assistant_tokens: draft lengths, in the place of the settings' own. All rules run at 5, or at the first
-            one if 5 is not among them; the others are for the static curve alone.
-        output: a folder, with one of an evaluation in it per draft length. Once nothing is missing, `frontier.json`
+        rules: see `expand`. The other arguments are those of `evaluate`.
+        num_assistant_tokens: draft lengths, instead of that of the settings. All families run at 5, or at the first
+            length if 5 is not among them; the other lengths are for the static curve only.
+        output: a folder, with one evaluation folder per draft length. When all calls are finished, `frontier.json`
             is written there: {"records": [...], "provenance": {...}}.
 
     Returns:
-        The records of `evaluate`, each with `family` and `parameter`; none while other processes have calls to finish.
+        The records of `evaluate`, each with `family` and `parameter`; empty while other processes have unfinished
+        calls.
 
     Raises:
-        ValueError: as `expand` and `evaluate` do, or on draft lengths that come twice or none.
+        ValueError: as in `expand` and `evaluate`, for duplicate draft lengths, or without draft lengths.
     """
     methods, lengths = expand(rules), list(num_assistant_tokens)
     if not lengths or len(set(lengths)) < len(lengths):
@@ -125,7 +126,7 @@ def frontier(
 
 
 def _parse(rule: str) -> tuple[str, tuple[float, ...]]:
-    """Family and values of one entry of `rules`."""
+    """Return family and values of one entry of `rules`."""
     words = rule.strip().split(":")
     count = next((place for place, word in enumerate(words) if _number(word) is not None), len(words))
     name = ":".join(words[:count])

@@ -1,7 +1,7 @@
 """Bootstrap clustered by prompt, vectorised: ratios, means, paired differences, distance to a curve. Pure numpy.
 
 Samples of one prompt resemble each other, so prompts are drawn with replacement, each with all its samples. One matrix
-of counts serves every method: methods ran on the same prompts and are compared within a replicate.
+of counts is used for all methods: they ran on the same prompts and are compared within a replicate.
 
 Letters: P prompts, R replicates, K points of a curve.
 """
@@ -14,18 +14,18 @@ from statistics import NormalDist
 import numpy as np
 
 
-# Replicates that a curve cannot judge are left out of its interval; with more than this share of them there is none.
+# Replicates in which the statistic is undefined are left out; if their share is larger, there is no interval.
 MAX_OUTSIDE = 0.05
-_ROUNDING = 1e-9  # statistics this close are the same
+_ROUNDING = 1e-9  # statistics closer than this count as equal
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A statistic with percentile bounds at one level; nan where it is not defined.
+    """A statistic with percentile bounds at one level; NaN where it is not defined.
 
     Attributes:
-        value: on the prompts themselves.
-        low, high: two-sided bounds. lower, upper: one-sided bounds, each holding by itself at the level.
+        value: on the original prompts.
+        low, high: two-sided bounds. lower, upper: one-sided bounds, each at the level by itself.
         outside: share of replicates in which the statistic is not defined.
     """
 
@@ -38,15 +38,15 @@ class Estimate:
 
 
 class Bootstrap:
-    """Resamples of P prompts. A statistic is an array `[R + 1]`: on the prompts themselves, then once per replicate.
+    """Resamples of P prompts. A statistic is an array `[R + 1]`: on the original prompts, then once per replicate.
 
-    Combine statistics by arithmetic on these arrays before `estimate`: a difference of two of them is paired.
+    Combine statistics by arithmetic on these arrays before `estimate`; differences are then paired.
     Bounds of `estimate` are percentiles, so a statistic that does not vary over the prompts (every answer wrong) gets
-    bounds of width 0, which say nothing; those of `estimate_mean` do.
+    bounds of width 0, which are meaningless; use `estimate_mean` there.
 
     Args:
         num_prompts: P. replicates: R. The counts take 8 (R + 1) P bytes.
-        seed: of the resamples.
+        seed: seed of the resamples.
     """
 
     def __init__(self, num_prompts: int, replicates: int = 2000, seed: int = 0):
@@ -55,23 +55,23 @@ class Bootstrap:
                 raise ValueError(f"`{name}` must be >= 1, got {value}; 2000 replicates suit 95% bounds.")
         generator = np.random.default_rng(seed)
         self.counts = np.ones((replicates + 1, num_prompts))
-        for row in self.counts[1:]:  # one by one: all draws at once would take four times the memory
+        for row in self.counts[1:]:  # one row at a time: all draws at once would take four times the memory
             row[:] = np.bincount(generator.integers(num_prompts, size=num_prompts), minlength=num_prompts)
 
     def totals(self, per_prompt: np.ndarray) -> np.ndarray:
-        """Sums over prompts: `[P]` -> `[R + 1]`."""
+        """Return sums over prompts: `[P]` -> `[R + 1]`."""
         return self.counts @ np.asarray(per_prompt, dtype=np.float64)
 
     def ratio(self, numerators: np.ndarray, denominators: np.ndarray) -> np.ndarray:
-        """Ratio of sums, both `[P]` -> `[R + 1]`; nan where the denominators sum to 0.
+        """Return the ratio of sums of `[P]` as `[R + 1]`; NaN where the denominators sum to 0.
 
-        Means are ratios, too: sums of scores over numbers of samples.
+        A mean is such a ratio: the sum of scores over the number of samples.
         """
         return _divide(self.totals(numerators), self.totals(denominators))
 
     @staticmethod
     def estimate(statistic: np.ndarray, level: float = 0.95) -> Estimate:
-        """Value and percentile bounds of a statistic `[R + 1]`."""
+        """Return value and percentile bounds of a statistic `[R + 1]`."""
         value, replicates = float(statistic[0]), statistic[1:]
         known = replicates[~np.isnan(replicates)]
         outside = 1.0 - len(known) / len(replicates)
@@ -82,11 +82,11 @@ class Bootstrap:
         return Estimate(value, float(low), float(high), float(lower), float(upper), outside)
 
     def estimate_mean(self, statistic: np.ndarray, low: float, high: float, level: float = 0.95) -> Estimate:
-        """`estimate` for a mean over prompts of values in [low, high], also where all prompts have the same value.
+        """Return `estimate` of a mean of values in [low, high]; also valid if all prompts have the same value.
 
-        The replicates are all alike then. That none of P prompts has another value leaves another one a probability
-        of at most Wilson's bound on 0 of P, and the mean as much room towards either end. For rates of 0 and 1 this
-        is Wilson's interval with the prompts as trials.
+        In that case all replicates are equal. The probability of any other value is then at most Wilson's upper
+        bound for 0 of P, which bounds the mean in both directions. For values of 0 and 1 this is Wilson's interval
+        with the prompts as trials.
         """
         found = self.estimate(statistic, level)
         if np.isnan(found.low) or np.ptp(statistic[~np.isnan(statistic)]) > _ROUNDING:
@@ -105,7 +105,7 @@ class Bootstrap:
 
 
 def wilson(successes: int, trials: int, level: float = 0.95) -> tuple[float, float]:
-    """Bounds on a probability from independent trials (Wilson 1927, JASA 22:209); not of width 0 at 0 and at 1."""
+    """Return bounds on a probability from independent trials (Wilson 1927, JASA 22:209); width > 0 also at 0 and 1."""
     z = NormalDist().inv_cdf(0.5 + level / 2)
     rate, scale = successes / trials, 1.0 + z * z / trials
     centre = (rate + z * z / (2 * trials)) / scale
@@ -114,8 +114,8 @@ def wilson(successes: int, trials: int, level: float = 0.95) -> tuple[float, flo
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """p-values adjusted for having looked at all of them: those of at most 5% are wrong in 5% of families (Holm 1979,
-    Scand. J. Statist. 6:65). In the order given."""
+    """Return p-values, in the given order, adjusted for multiple tests: the probability that any true hypothesis gets
+    a value of at most 5% is at most 5% (Holm 1979, Scand. J. Statist. 6:65)."""
     order = np.argsort(p_values, kind="stable")
     scaled = np.array(p_values, dtype=np.float64)[order] * np.arange(len(order), 0, -1)
     adjusted = np.empty(len(order))
@@ -124,13 +124,13 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def interpolate(at: np.ndarray, x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Piecewise linear curve through the points (x, y), another one in every replicate.
+    """Interpolate the piecewise linear curve through the points (x, y) of each replicate.
 
     Args:
         at: `[R + 1]`, where to read each replicate's curve. `x`, `y`: `[R + 1, K]`, its points in any order.
 
     Returns:
-        `[R + 1]`; nan beyond the curve's ends, never extrapolated. Of points that share their x, the mean of two
+        `[R + 1]`; NaN beyond the curve's ends, never extrapolated. Where points have the same x, the mean of two
         neighbours.
     """
     order = np.argsort(x, axis=1, kind="stable")

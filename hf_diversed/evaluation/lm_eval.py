@@ -1,9 +1,9 @@
-"""The lm-evaluation-harness on relaxed decoding, for its generation tasks.
+"""Generation tasks of lm-evaluation-harness with relaxed decoding.
 
     python -m hf_diversed.evaluation.lm_eval run --model hf-diversed --tasks gsm8k --batch_size 8 \\
         --model_args pretrained=org/target,assistant=org/draft,head=org/head,strictness=0.5
 
-is `lm-eval run` with one model class more. Releases that look for plugins find it without this command.
+is `lm-eval run` with an additional model class. Releases with plugins find the class without this command.
 """
 
 import logging
@@ -31,28 +31,29 @@ except ModuleNotFoundError as error:
 
 
 EMBEDDED = "embedded"
-logger = logging.getLogger("lm_eval.hf_diversed")  # below theirs, so that it is shown beside theirs
+logger = logging.getLogger("lm_eval.hf_diversed")  # a child of lm-eval's logger, so its messages are shown
 
 
 @register_model("hf-diversed")
 class DiversedLM(HFLM):
-    """`HFLM` that decodes with a draft and a rule, and reports the rule's statistics per task.
+    """`HFLM` that decodes with a draft model and a verifier, and reports statistics per task.
 
-    They are logged after each task and stand in the results file, under "hf_diversed" of its "config". Sampled tasks
-    keep lm-eval's convention: what `--gen_kwargs` leave out, the target's generation config decides.
+    They are logged after each task and stored in the results file, under "hf_diversed" of its "config". As usual in
+    lm-eval, settings that `--gen_kwargs` leave out come from the target's generation config.
 
     Args:
-        pretrained, assistant: Hub ids or folders of target and draft; "embedded" and None are the embedded pair.
-        head: Hub id or folder of a head, or the task of an embedded one.
-        method: as of `hf-diversed evaluate`: "lossless", "static:0.7", "diversed" ...; "diversed" if there is a head,
+        pretrained, assistant: Hub ids or folders of target and draft model; "embedded" and None select the embedded
+            pair.
+        head: Hub id or folder of a head, or the task of an embedded head.
+        method: as in `hf-diversed evaluate`: "lossless", "static:0.7", "diversed" ...; "diversed" if there is a head,
             else "lossless". "target" is the target alone.
-        strictness: dial of a head, in [0, 1]; as good as "@0.7" behind the method.
-        num_assistant_tokens: drafts per round; the head's own, or 5.
-        hflm_args: those of `HFLM`. The draft takes over the target's dtype and device.
+        strictness: strictness of a head, in [0, 1]; the same as "@0.7" after the method.
+        num_assistant_tokens: draft tokens per round; by default the head's, or 5.
+        hflm_args: arguments of `HFLM`. The draft model uses the target's dtype and device.
 
     Raises:
-        ValueError: before a model is loaded, on a method that does not exist or arguments that do not go together;
-            before any forward, on a head of another pair and on tasks that ask for likelihoods.
+        ValueError: before a model is loaded, for unknown methods and conflicting arguments; before any forward pass,
+            for a head of another pair and for tasks that require likelihoods.
     """
 
     def __init__(
@@ -75,7 +76,7 @@ class DiversedLM(HFLM):
             hflm_args = {"tokenizer": str(WEIGHTS / "tokenizer"), "dtype": "float32"} | hflm_args
             if head is not None and (WEIGHTS / "heads" / head).is_dir():
                 head = str(WEIGHTS / "heads" / head)
-        plain = build_methods([spec], head)[0].verifier is None  # now, as loading the models takes longer
+        plain = build_methods([spec], head)[0].verifier is None  # checked here, before the models are loaded
         if assistant is None and not plain:
             raise ValueError(f"method {spec!r} needs a draft to verify: name it with assistant=.")
         super().__init__(pretrained, **hflm_args)
@@ -92,7 +93,7 @@ class DiversedLM(HFLM):
             self.options = self.method.generate_kwargs(draft.eval(), num_assistant_tokens)
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
-        """Answer task by task, so that each has its own statistics; those of all processes come together on one."""
+        """Generate task by task, for statistics per task; one process collects those of all processes."""
         tasks: dict[str, list[int]] = defaultdict(list)
         for index, request in enumerate(requests):
             tasks[str(request.task_name)].append(index)
@@ -111,14 +112,14 @@ class DiversedLM(HFLM):
         return answers
 
     def _model_generate(self, context, max_length: int, stop: list[str], **generation_kwargs):
-        # By `stop_strings` a row stops for itself; by lm-eval's own criteria the batch goes on until the last row
-        # stops, and statistics would count what is cut off afterwards.
+        # `stop_strings` ends each row separately. With lm-eval's criteria the batch continues until the last row ends,
+        # and statistics would include tokens that are cut off afterwards.
         if stop := [text for text in stop if text]:
             generation_kwargs |= {"stop_strings": stop, "tokenizer": self.tokenizer}
         return super()._model_generate(context, max_length, stop=[], **self.options | generation_kwargs)
 
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False):
-        """Refuse: likelihoods are the target's, whatever the rule."""
+        """Raise: likelihoods are those of the target, whatever the verifier."""
         names = ", ".join(sorted({str(request.task_name) for request in requests}))
         raise ValueError(
             f"hf-diversed serves generation tasks only, and {names} asks for likelihoods. They are the target's, "
@@ -128,7 +129,7 @@ class DiversedLM(HFLM):
     loglikelihood_rolling = loglikelihood
 
     def get_model_info(self) -> dict:
-        """What lm-eval writes into the "config" of its results: the models, the rule, and statistics by task."""
+        """Return the "config" entry of lm-eval's results: the models, the verifier, and statistics by task."""
         rule = {"method": self.method.label, "rule": self.method.rule, **self.named}
         tasks = {task: {"num_samples": len(stats.per_row)} | stats.to_dict() for task, stats in self.stats.items()}
         return super().get_model_info() | {"hf_diversed": rule | {"tasks": tasks}}
@@ -148,7 +149,7 @@ class DiversedLM(HFLM):
 
 
 def _method_name(method: str | None, head: str | None, strictness: float | None) -> str:
-    """The name that `build_methods` reads."""
+    """Return the method name for `build_methods`."""
     spec = method or (LOSSLESS if head is None else "diversed")
     if not spec.startswith("diversed") and (head is not None or strictness is not None):
         raise ValueError(f"head= and strictness= act on method diversed only, got method={spec}; leave them out.")

@@ -9,7 +9,7 @@ def markdown_table(records: Sequence[dict], bounds: bool = False) -> str:
     """Acceptance rate and quality, methods by tasks (the layout of table 1 of arXiv 2604.07622).
 
     Args:
-        records: of any number of evaluations and tasks. Each temperature and draft length has its own table.
+        records: records of any number of evaluations and tasks. Each temperature and draft length has its own table.
             A method that did not run on a task shows "-".
         bounds: add the 95% bounds.
 

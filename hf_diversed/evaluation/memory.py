@@ -14,7 +14,7 @@ SINCE_START = "process_resident_since_start"  # of the whole process, from its s
 
 @dataclass
 class PeakMemory:
-    """Bytes and the kind of peak; None until the block has ended, and on systems that report no peak."""
+    """Bytes and the kind of peak; None until the block has ended, and on systems without peak measurement."""
 
     num_bytes: int | None = None
     kind: str | None = None

@@ -23,7 +23,7 @@ from hf_diversed.formatting import LOSSLESS
 _METADATA: dict[str, dict] = {"png": {"Software": None}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}
 FORMATS = tuple(_METADATA)
 
-# Okabe and Ito's colours, safe for the colour-blind; markers and dashes differ, too, for print in grey.
+# Okabe and Ito's colours, safe for colour blindness; markers and dashes also differ, for greyscale print.
 _STYLES = {
     STATIC: ("#0072B2", "o", "-"),
     DIVERSED: ("#D55E00", "D", "-"),
@@ -58,16 +58,16 @@ _THIN = 0.8
 
 @contextmanager
 def _look() -> Iterator[None]:
-    """Matplotlib's defaults and ours on top; what the user has set comes back afterwards."""
+    """Apply matplotlib's defaults and our style; restore the user's settings afterwards."""
     with matplotlib.style.context(["default", _LOOK]):
         yield
 
 
 def draw(curves: Sequence[Curve]) -> tuple[dict[str, Figure], list[str]]:
-    """Draw each figure for which the curves hold the data.
+    """Draw each figure for which the curves contain the data.
 
     Returns:
-        Figures by name, `<source>-quality-acceptance` and so on, and a sentence for each source without figures.
+        Figures by name, `<source>-quality-acceptance` and so on, and a message for each source without figures.
     """
     figures: dict[str, Figure] = {}
     skipped: list[str] = []
@@ -95,7 +95,7 @@ def draw(curves: Sequence[Curve]) -> tuple[dict[str, Figure], list[str]]:
 
 @_look()
 def quality_acceptance(curve: Curve) -> Figure:
-    """Quality against acceptance rate; the static points are joined as `static_gain` interpolates them."""
+    """Quality against acceptance rate; lines between static points are those of `static_gain`."""
     figure, axes = _axes(_title(curve))
     points = []
     for name, style in _styles(curve):
@@ -117,7 +117,7 @@ def quality_acceptance(curve: Curve) -> Figure:
 
 @_look()
 def quality_time(curve: Curve) -> Figure:
-    """Quality against wall time per sample in the run's own batches; the target alone is one of the points."""
+    """Quality against wall time per sample, in the batches of the run; includes the target alone."""
     figure, axes = _axes(_title(curve))
     families: list[tuple[str, tuple, Sequence[Record]]] = [
         (name, style, curve.families[name]) for name, style in _styles(curve)
@@ -137,7 +137,7 @@ def quality_time(curve: Curve) -> Figure:
 
 @_look()
 def speed_acceptance(curve: Curve) -> Figure:
-    """Speed over that of the target alone, against acceptance rate. The curve must hold the target alone."""
+    """Speed over that of the target alone, against acceptance rate. The curve must contain the target alone."""
     assert curve.plain is not None
     figure, axes = _axes(_title(curve))
     points = []
@@ -174,9 +174,10 @@ def acceptance_weight(curves: Sequence[Curve]) -> Figure:
 
 @_look()
 def time_acceptance(curves: Sequence[Curve]) -> Figure:
-    """Time per sample over plain decoding's in the same run, against acceptance: static weights joined, dials hollow.
+    """Time per sample relative to the target alone in the same run, against acceptance rate.
 
-    The paper's figure of this name scales every curve to [0, 1]; a ratio keeps what was gained.
+    Static weights are joined by lines; strictnesses of a head have hollow markers. The paper's figure of this name
+    scales every curve to [0, 1]; a ratio keeps the size of the gain.
     """
     figure, axes = _axes("joined: static weights; hollow: DIVERSED at its dials")
     for curve, label, style in zip(curves, _different_labels(curves), cycle([*_STYLES.values(), *_OTHERS])):
@@ -204,10 +205,10 @@ _PER_CURVE: dict[str, Callable[[Curve], Figure]] = {
 
 @_look()
 def save(figure: Figure, path: Path, made_of: str | None = None) -> None:
-    """Write a figure in the format that the file's name says; the same figure gives the same bytes.
+    """Write a figure in the format of the file's suffix; equal figures give equal bytes.
 
     Args:
-        made_of: goes into the file's metadata ("Description"; "Subject" of a PDF).
+        made_of: text for the file's metadata ("Description"; "Subject" of a PDF).
 
     Raises:
         ValueError: for a format other than `FORMATS`.
@@ -238,7 +239,7 @@ def _title(curve: Curve, gamma: bool = True) -> str:
 
 
 def _styles(curve: Curve) -> Iterator[tuple[str, tuple[str, str, str]]]:
-    """Families with colour, marker and line: the known ones always the same, others in turn. Static goes below."""
+    """Yield families with colour, marker and line: fixed for known ones, cycled for others. Static is drawn first."""
     others = cycle(_OTHERS)
     for name in sorted(curve.families, key=lambda name: [*_STYLES, name].index(name)):
         yield name, _STYLES.get(name) or next(others)
@@ -264,7 +265,7 @@ def _line(axes: Axes, x: Sequence[float], y: Sequence[float], style: tuple[str, 
 
 
 def _intervals(axes: Axes, x, y, colour: str, *, y_of, y_name: str = "quality", x_of=None) -> None:
-    """Thin 95% bars; a point without bounds has none."""
+    """Draw thin 95% error bars; points without bounds have no bar."""
     across = None if x_of is None else _distances(x_of, "acceptance_rate")
     up = _distances(y_of, y_name)
     axes.errorbar(x, y, xerr=across, yerr=up, fmt="none", ecolor=colour, elinewidth=0.6, alpha=0.5, label="_")
@@ -276,7 +277,7 @@ def _distances(records: Sequence[Record], name: str) -> list[list[float]]:
 
 
 def _named(records: Sequence[Record], x: Sequence[float], y: Sequence[float], colour: str) -> list[tuple]:
-    """Points with the text of their parameter and a colour, for `_finish`; without text where there is none."""
+    """Return points with their parameter as text and a colour, for `_finish`; the text is empty without parameter."""
     named = []
     for record, *place in zip(records, x, y):
         family, value = family_of(record["method"])
@@ -286,10 +287,10 @@ def _named(records: Sequence[Record], x: Sequence[float], y: Sequence[float], co
 
 
 def _finish(figure: Figure, axes: Axes, points: Sequence[tuple]) -> Figure:
-    """Add the legend, and each point's text beside it where it covers no point and no other text."""
+    """Add the legend, and a label beside each point where it covers no point and no other label."""
     _legend(figure, axes)
     renderer = FigureCanvasAgg(figure).get_renderer()
-    figure.draw_without_rendering()  # the layout decides where the points lie
+    figure.draw_without_rendering()  # the layout determines where the points lie
     taken = []
     for x, y, *_ in points:
         across, up = axes.transData.transform((x, y))
@@ -309,7 +310,7 @@ def _finish(figure: Figure, axes: Axes, points: Sequence[tuple]) -> Figure:
 
 
 def _different_labels(curves: Sequence[Curve]) -> list[str]:
-    """The shortest names that tell the curves apart: task, then draft length and temperature, then the file."""
+    """Return the shortest distinct names of curves: task, then draft length and temperature, then the file."""
     for parts in (
         "{0.task}",
         "{0.task}, {0.num_assistant_tokens} drafts",
@@ -322,6 +323,6 @@ def _different_labels(curves: Sequence[Curve]) -> list[str]:
 
 
 def _legend(figure: Figure, axes: Axes) -> None:
-    """Above the axes, so that it covers no point."""
+    """Place the legend above the axes, where it covers no point."""
     handles, labels = axes.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside upper left", ncols=3, columnspacing=1.2, handlelength=2.6)

@@ -1,7 +1,7 @@
 """Results on disk: one file of JSON lines per process, a header and then one line per finished call.
 
-All files of a folder must have the same header. A line that a crash left incomplete is dropped, and its call is done
-again.
+All files of a folder must have the same header. A line left incomplete by a crash is dropped, and its call is
+repeated.
 """
 
 import json
@@ -37,7 +37,7 @@ class Results:
         return list(dict.fromkeys(label for label, _, _ in self.entries))
 
     def missing(self, labels: Iterable[str]) -> list[tuple[str, int, int]]:
-        """Keys of the unfinished calls of these methods."""
+        """Return the keys of the unfinished calls of these methods."""
         batches, samples = self.header["num_batches"], self.header["settings"]["samples_per_prompt"]
         wanted = ((label, batch, sample) for label in labels for batch in range(batches) for sample in range(samples))
         return [key for key in wanted if key not in self.entries]
@@ -62,10 +62,10 @@ def read_results(folder: Path | str, header: dict | None = None) -> Results:
     """Read all files of a folder.
 
     Args:
-        header: the header they must have; None to only compare them with each other.
+        header: the required header; None to only compare the files with each other.
 
     Raises:
-        ValueError: if headers differ, a complete line is not an entry, or the folder holds no results.
+        ValueError: if headers differ, a complete line is not an entry, or the folder contains no results.
     """
     results = None if header is None else Results(header)
     for path in sorted(Path(folder).glob(_FILES)):
@@ -102,7 +102,7 @@ def _check_header(path: Path, found: dict, expected: dict) -> None:
 
 
 def _flat(header: dict) -> dict:
-    """The header with its settings on the same level; its own values take precedence over the settings."""
+    """Return the header with its settings on the same level; its own values take precedence."""
     return header.get("settings", {}) | {name: value for name, value in header.items() if name != "settings"}
 
 

@@ -18,22 +18,22 @@ class EvaluationSettings(Sampling):
     """Settings that all methods of an evaluation share, in addition to those of `Sampling`.
 
     Args:
-        stop_strings: set by the task. max_new_tokens: longest answer; None for the task's own limit.
-        num_examples: how many of the first examples to use at most. samples_per_prompt: completions of each.
-        seed: of sampling and of the bootstrap.
+        stop_strings: set by the task. max_new_tokens: maximum length; None for the task's limit.
+        num_examples: use at most this many examples, from the first. samples_per_prompt: completions of each.
+        seed: seed of sampling and of the bootstrap.
         add_special_tokens: False for prompts that contain them, such as those of a chat template.
-        split: where the examples come from; recorded, and compared when a run continues.
-        records: also keep token records: TV, bias and relaxed tokens. Changes no token and takes longer.
-        rank, world_size: this process takes every `world_size`-th batch from `rank` on.
+        split: the split of the examples; recorded, and compared when a run continues.
+        records: also store token records: TV, bias and relaxed tokens. Slower, with the same tokens.
+        rank, world_size: this process runs every `world_size`-th batch, starting at `rank`.
         progress: True for a progress bar on standard error, False for no output, None for a bar on a terminal and one
             line per batch elsewhere. Unless False, the time of all calls is estimated before the first.
 
     Raises:
-        ValueError: on values out of range, or several greedy samples of a prompt.
+        ValueError: for values out of range, or several greedy samples of a prompt.
     """
 
-    max_new_tokens: int | None = None  # type: ignore[assignment]  # `sampling` knows better
-    num_examples: int = field(default=500, metadata=_NO_IDENTITY)  # the prompts themselves are compared
+    max_new_tokens: int | None = None  # type: ignore[assignment]  # replaced in `sampling`
+    num_examples: int = field(default=500, metadata=_NO_IDENTITY)  # prompts are compared instead
     samples_per_prompt: int = 1
     seed: int = 0
     add_special_tokens: bool = True
@@ -57,17 +57,17 @@ class EvaluationSettings(Sampling):
             )
 
     def identity(self) -> dict[str, Any]:
-        """The settings that results depend on, ready for JSON; without the stop strings, which the task sets."""
+        """Return the settings that results depend on, JSON-serialisable, without the stop strings of the task."""
         names = [item.name for item in fields(self) if not item.metadata.get("no_identity")]
         return {name: getattr(self, name) for name in names if name != "stop_strings"}
 
     def sampling(self, stop_strings: Sequence[str], max_new_tokens: int) -> Sampling:
-        """Sampling settings for a task with these stop strings and this limit."""
+        """Return sampling settings for a task with these stop strings and this limit."""
         own = {item.name: getattr(self, item.name) for item in fields(Sampling)}
         own |= {"stop_strings": tuple(stop_strings), "max_new_tokens": self.max_new_tokens or max_new_tokens}
         return Sampling(**own)
 
     def call_seed(self, batch: int, sample: int) -> int:
-        """Seed of one call. All methods share it, and any call can be repeated alone."""
+        """Return the seed of one call. It is the same for all methods, and any call can be repeated alone."""
         state = np.random.SeedSequence([self.seed, batch, sample]).generate_state(1, np.uint64)
         return int(state[0] >> np.uint64(1))

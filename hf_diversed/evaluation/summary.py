@@ -1,4 +1,4 @@
-"""From the rows of finished calls to one record per method, with bounds clustered by prompt."""
+"""Summarise finished calls as one record per method, with bounds clustered by prompt."""
 
 import math
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ _SHARED = (
     "batch_size",
     "split",
 )
-_ROUNDING = 1e-5  # accepted drafts per round that float32 probabilities may be off by
+_ROUNDING = 1e-5  # error of accepted draft tokens per round from float32 probabilities
 
 
 class MethodTable:
@@ -36,9 +36,9 @@ class MethodTable:
         self.static_weight: float | None = entries[0]["static_weight"]
         self.seconds = math.fsum(entry["seconds"] for entry in entries)
         kinds = {entry.get("peak_memory_kind") for entry in entries}
-        self.peak_kind: str | None = kinds.pop() if len(kinds) == 1 else None  # peaks of two kinds do not compare
+        self.peak_kind: str | None = kinds.pop() if len(kinds) == 1 else None  # other kinds are not comparable
         self.peak_bytes = None if self.peak_kind is None else max(entry["peak_memory_bytes"] for entry in entries)
-        # Entries of an earlier version may lack a column; a sum over the others would be one of other rows.
+        # Entries of an earlier version may lack a column; a sum over the others would cover fewer rows.
         known = [name for name in entries[0]["rows"] if all(name in entry["rows"] for entry in entries)]
         self.rows = {name: [x for entry in entries for x in entry["rows"][name]] for name in known}
         prompts, num_prompts = np.array(self.rows["prompt"]), results.header["n"]
@@ -50,14 +50,14 @@ class MethodTable:
         self.sums["rows"] = np.bincount(prompts, minlength=num_prompts).astype(np.float64)
 
     def rate(self, numerator: str, *denominators: str) -> float | None:
-        """Ratio of two totals; None where there is nothing to count."""
+        """Return the ratio of two totals; None if there is no data."""
         if not {numerator, *denominators} <= self.sums.keys():
             return None
         below = sum(float(self.sums[name].sum()) for name in denominators)
         return float(self.sums[numerator].sum()) / below if below else None
 
     def accepted_per_position(self) -> list[float] | None:
-        """Share of rounds in which draft position j was accepted."""
+        """Return the share of rounds in which draft position j was accepted."""
         if "accepted_per_position" not in self.rows:
             return None
         rounds = float(self.sums["num_rounds"].sum())
@@ -66,7 +66,7 @@ class MethodTable:
         return [sum(row[j] for row in counts if j < len(row)) / rounds for j in range(width)]
 
     def mean_score(self, relaxed: bool) -> float | None:
-        """Quality of the completions that have relaxed tokens, or of those that have none; None without any."""
+        """Return the quality of completions with relaxed tokens, or of those without; None without data."""
         if "relaxed" not in self.rows:
             return None
         chosen = [
@@ -79,22 +79,22 @@ class MethodTable:
 
 
 def summarize(results: Results, labels: Sequence[str] | None = None, replicates: int = REPLICATES) -> list[dict]:
-    """One record per method, ready for strict JSON; what a method does not have is None.
+    """Return one record per method, ready for strict JSON; values that do not exist for a method are None.
 
     `*_ci` are two-sided 95% bounds from a bootstrap over prompts. `quality_drop` is the `reference` ("target", else
     "lossless") minus the method on the same prompts; 95% of the time it lies below `quality_drop_upper`. `static_gain`
-    is as in the function of that name. Rates count as in `SpeculativeStats`; `relaxed_share` is per generated token,
-    `mean_bias` and `max_bias` go over verified positions; times are those of batched calls, all processes added up,
-    `peak_memory_bytes` the most of any call, of the kind named beside it (see `memory`). `quality_wilson_ci` is there
-    for single samples that are right or wrong.
+    is that of the function of this name. Rates count as in `SpeculativeStats`; `relaxed_share` is per generated token,
+    `mean_bias` and `max_bias` cover verified positions. Times are of batched calls, summed over processes.
+    `peak_memory_bytes` is the maximum over calls, of kind `peak_memory_kind` (see `memory`). `quality_wilson_ci` is
+    given for single samples that are right or wrong.
 
-    `accepted_length` is accepted drafts per round, `accepted_length_exact` what the drafts' acceptance probabilities
-    predict of it, `accepted_length_iid` what the verified acceptance rate and the mean draft length predict as if
-    steps were independent. `accepted_length_z` is measured minus exact, paired by round, over its standard error
-    clustered by prompt: beyond 4 in one of 16,000 evaluations, if the theory holds.
+    `accepted_length` is the number of accepted draft tokens per round, `accepted_length_exact` its prediction from
+    acceptance probabilities, `accepted_length_iid` its prediction from the verified acceptance rate and the mean draft
+    length for independent steps. `accepted_length_z` is measured minus exact, paired by round, over its standard error
+    clustered by prompt: its absolute value exceeds 4 in one of 16,000 evaluations if the theory holds.
 
     Args:
-        labels: which methods; None for all that there are.
+        labels: the methods to include; None for all.
 
     Raises:
         ValueError: if calls of these methods are missing.
@@ -121,16 +121,16 @@ def summarize(results: Results, labels: Sequence[str] | None = None, replicates:
 
 
 def static_gain(results: Results, label: str, replicates: int = REPLICATES) -> dict:
-    """Quality of a method minus that of the static curve at the method's acceptance rate.
+    """Return the quality of a method minus that of the static curve at the method's acceptance rate.
 
-    The curve is piecewise linear through (acceptance rate, quality) of all methods with a constant weight, lossless
-    as weight 1 included; method and curve are recomputed jointly in every replicate.
+    The curve is piecewise linear through (acceptance rate, quality) of all methods with a constant weight, including
+    lossless as weight 1; method and curve are recomputed jointly in every replicate.
 
     Returns:
         `static_gain`, `static_gain_ci`, `static_gain_lower` (one-sided 95%) and `static_gain_outside`: share of
-        replicates whose acceptance lies beyond the curve's ends. They are left out; with more than `MAX_OUTSIDE` of
-        them the bounds are None, and beyond the ends the gain itself is. All are None for the curve's own methods,
-        for "target", and with fewer than two points.
+        replicates whose acceptance rate lies beyond the curve's ends. These are left out. The bounds are None if the
+        share exceeds `MAX_OUTSIDE`; the gain is None if the method itself lies beyond the ends. All are None for the
+        curve's own methods, for "target", and with fewer than two points.
     """
     if label not in results.labels():
         raise ValueError(f"no method {label!r} in these results; they have {', '.join(results.labels())}.")
@@ -141,14 +141,14 @@ def static_gain(results: Results, label: str, replicates: int = REPLICATES) -> d
 def compare(
     results: Results, label: str | Sequence[str], other: str | Sequence[str], replicates: int = REPLICATES
 ) -> dict:
-    """Acceptance rate and quality of a method minus those of another on the same prompts, with 95% bounds.
+    """Return acceptance rate and quality of a method minus those of another on the same prompts, with 95% bounds.
 
     Args:
-        label, other: a method, or several that count as one: heads that differ in the seed of their training.
+        label, other: a method, or several that count as one, such as heads trained with different seeds.
 
     Returns:
-        `method`, `minus`, and of each difference its value, `_ci`, and `_p`: two-sided p-value of no difference, by
-        its standard error clustered by prompt; None where no prompt differs.
+        `method`, `minus`, and for each difference its value, `_ci`, and `_p`: two-sided p-value of no difference,
+        from its standard error clustered by prompt; None if no prompt differs.
     """
     sides = [[side] if isinstance(side, str) else list(side) for side in (label, other)]
     tables, bootstrap = _prepare(results, list(dict.fromkeys([*sides[0], *sides[1]])), replicates)
@@ -232,7 +232,7 @@ def _accepted_length(table: MethodTable, bootstrap: Bootstrap) -> dict:
 
 
 def z_score(statistic: np.ndarray, rounding: float) -> float | None:
-    """Value of a statistic `[R + 1]` over its standard error; None if its replicates do not vary, as with one prompt.
+    """Return a statistic `[R + 1]` over its standard error; None if replicates do not vary, as with one prompt.
 
     A value within `rounding` counts as 0.
     """

@@ -13,7 +13,7 @@ from hf_diversed.running.methods import HeadLike, MethodLike
 from hf_diversed.running.pair import Pair
 
 
-# Methods, their settings, and the folder that keeps their calls (None: nothing is kept).
+# Methods, their settings, and the folder that stores their calls (None: nothing is stored).
 Part = tuple[Sequence[MethodLike], EvaluationSettings, Path | None]
 
 
@@ -30,11 +30,11 @@ def sweep(
 
     Args:
         pair, task, examples, head: as in `evaluate`.
-        output: a file for {"records": [...], "provenance": {...}} of all parts, see `merge_reports`; all parts then
-            need a folder.
+        output: a file for {"records": [...], "provenance": {...}} of all parts, see `merge_reports`; requires a
+            folder for every part.
 
     Returns:
-        The records of all parts, in their order; none, and no file, while other processes have calls to finish.
+        The records of all parts, in order; empty, and no file is written, while other processes have unfinished calls.
     """
 
     def run() -> list[list[dict]]:
@@ -44,7 +44,7 @@ def sweep(
         ]
 
     done = run()
-    if not all(done):  # another process may have finished an early part since
+    if not all(done):  # another process may have finished an earlier part meanwhile
         done = run()
     if not all(done):
         return []
@@ -56,9 +56,9 @@ def sweep(
 
 
 def merge_reports(reports: Sequence[dict]) -> dict:
-    """Join reports of `evaluate`; a single one is returned as it is.
+    """Join reports of `evaluate`; a single one is returned unchanged.
 
-    Of several, the records follow each other, and `provenance` is that of the first, with `evaluations` and
+    The records of several are concatenated, and `provenance` is that of the first, with `evaluations` and
     `rules_of_evaluations`, one per report, in place of `evaluation` and `rules`.
     """
     if len(reports) == 1:
