@@ -1,4 +1,4 @@
-"""A tolerated drop of quality in place of a dial: the head at the most permissive dial certified for that drop."""
+"""DIVERSED at the most permissive strictness certified for a given drop of quality."""
 
 import hashlib
 from collections.abc import Iterable, Mapping
@@ -14,27 +14,26 @@ from hf_diversed.verifiers.mixture import Values, check_row_values, per_row_valu
 
 
 _SETTINGS = ("temperature", "top_k", "top_p", "num_assistant_tokens", "max_new_tokens")
-# What a certificate holds for, besides the head. A call must have the same values.
+# Conditions of a certificate besides the head. A call must have the same values.
 CONDITIONS = (*_SETTINGS, "processors", "dtype", "target", "draft")
 _ADVICE = "run `hf-diversed calibrate`"
-_MANY = 64  # longer tensors of a processor are stored as a digest
+_MANY = 64  # processor tensors with more elements are stored as a digest
 
 
 class CertifiedVerifier(Verifier):
-    """Verify with a head at the most permissive dial whose certified drop of quality is at most `max_drop`.
+    """Verify with a head at the lowest strictness whose certified drop of quality is at most `max_drop`.
 
-    The certificates are the entries of the head's `config.certified_drops`. Each holds for one head, one pair of
-    models, one dtype, one list of logits processors, one draft length and one `max_new_tokens`, see `conditions_of`,
-    and for prompts drawn like those of the calibration, which is not checked. A certificate is not protected against
-    editing.
+    Certificates are the entries of the head's `config.certified_drops`. Each is valid for one head, one target and
+    draft model, and the conditions of `conditions_of`. It also assumes prompts from the same distribution as those of
+    the calibration, which is not checked. Certificates are not protected against editing.
 
     Args:
-        head: the trained `DiversedHead`, with the weights it had when it was calibrated.
+        head: the trained `DiversedHead`, with the weights of the calibration.
         max_drop: in [0, 1], in units of the calibration's metric, one value or one per row.
 
     Raises:
-        ValueError: if values are out of range, if the head was not calibrated, or if its weights have changed. In
-            `for_call`: also if no certificate covers the drop or the call.
+        ValueError: if values are out of range, the head was not calibrated, or its weights have changed. `for_call`
+            also raises it if no certificate matches the call or `max_drop`.
     """
 
     def __init__(self, head: Head, max_drop: Values):
@@ -44,7 +43,7 @@ class CertifiedVerifier(Verifier):
         self.num_assistant_tokens = self._certificates()[-1]["num_assistant_tokens"]
 
     def _certificates(self) -> list[Mapping[str, Any]]:
-        """Certificates of the head with its present weights, at least one."""
+        """Return the complete certificates for the head's current weights; at least one."""
         found = getattr(self.head.config, "certified_drops", None) or []
         if not found:
             raise ValueError(f"nothing was certified for this head, so max_drop cannot be used; {_ADVICE} first.")
@@ -80,10 +79,10 @@ class CertifiedVerifier(Verifier):
 
 
 def conditions_of(context: DecodingContext) -> dict[str, Any]:
-    """Return what a certificate and a call must have in common, by the names in `CONDITIONS`, ready for JSON.
+    """Return the conditions of a call, by the names in `CONDITIONS`, as values that JSON can store.
 
-    `target` and `draft` are digests of the configuration and of a sample of the weights, see `model_digest`. Without
-    models in the context (vLLM), only its sampling settings and lengths are returned.
+    `target` and `draft` are digests of the configuration and of a sample of the weights, see `model_digest`. If the
+    context has no models (vLLM), only sampling settings and lengths are returned.
     """
     found = {name: getattr(context, name) for name in _SETTINGS}
     if context.target is None or context.draft is None:
@@ -97,7 +96,7 @@ def conditions_of(context: DecodingContext) -> dict[str, Any]:
 
 
 def certified_entries(entries: Iterable[Mapping[str, Any]], head: str) -> list[dict[str, Any]]:
-    """The complete certificates among `entries` whose head has the digest `head`."""
+    """Return the complete certificates in `entries` whose head has the digest `head`."""
     return [dict(entry) for entry in entries if entry["head"] == head and entry.keys() >= set(CONDITIONS)]
 
 
@@ -110,7 +109,7 @@ def _differences(entry: Mapping[str, Any], conditions: Mapping[str, Any]) -> lis
 
 
 def _dtype(model: torch.nn.Module) -> str:
-    """Parameter dtype, and that of autocast where it is on."""
+    """Return the parameter dtype and, if enabled, the autocast dtype."""
     parameter = next(model.parameters())
     kind = parameter.device.type
     autocast = f" under autocast to {torch.get_autocast_dtype(kind)}" if torch.is_autocast_enabled(kind) else ""
@@ -118,7 +117,7 @@ def _dtype(model: torch.nn.Module) -> str:
 
 
 def _in_words(processor: object) -> str:
-    """Class and parameters of a logits processor; those of unknown classes may have more state than they show."""
+    """Return class name and attributes of a logits processor; only the name for classes of other packages."""
     name = type(processor).__name__
     if type(processor).__module__.partition(".")[0] not in ("transformers", __package__.partition(".")[0]):
         return f"{name} (not a class of transformers, so its parameters cannot be compared)"
@@ -133,7 +132,7 @@ def _value(value: Any) -> str:
 
 
 def _dial(certificates: list[Mapping[str, Any]], max_drop: float) -> float:
-    """The most permissive dial certified for the drop."""
+    """Return the lowest strictness certified for `max_drop`."""
     within = [entry["strictness"] for entry in certificates if entry["max_drop"] <= max_drop]
     if not within:
         known = ", ".join(f"{drop:g}" for drop in sorted(entry["max_drop"] for entry in certificates))

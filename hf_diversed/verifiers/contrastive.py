@@ -1,4 +1,4 @@
-"""Speculative contrastive decoding (arXiv 2311.08981): sharpen the target by what the draft gets wrong."""
+"""Speculative contrastive decoding (arXiv 2311.08981)."""
 
 import torch
 
@@ -7,16 +7,15 @@ from hf_diversed.verifiers.base import DistributionVerifier, check_range, one_ho
 
 
 class ContrastiveVerifier(DistributionVerifier):
-    """Exact verification against pi, the softmax of (1 + beta) z_p - beta z_q over the plausible tokens.
+    """Verify exactly against pi, the softmax of (1 + beta) z_p - beta z_q over the plausible tokens.
 
-    z are the processed scores and plausible are the tokens with p(x) >= alpha * max p. The output follows pi, not p,
-    on purpose. Greedy: the best plausible token. A token that the draft's warpers cut away counts with the lowest
-    score they kept: how much further down it was is not known.
+    z_p and z_q are processed scores. Plausible tokens have p(x) >= alpha * max p. The output follows pi, not p.
+    Greedy: argmax pi. Where the logits warpers set z_q to -inf, the lowest finite z_q at the position is used instead.
 
     Args:
-        beta: at least 0, strength of the contrast; 0 leaves the target alone.
-        alpha: in [0, 1], plausibility threshold; 1 leaves only the target's best token. The defaults are those of
-            contrastive decoding for reasoning (arXiv 2309.09117).
+        beta: at least 0, strength of the contrast; 0 ignores the draft scores.
+        alpha: in [0, 1], plausibility threshold; 1 keeps only the target's best token. The defaults of beta and alpha
+            are those of contrastive decoding for reasoning (arXiv 2309.09117).
     """
 
     needs_draft_confidence = True

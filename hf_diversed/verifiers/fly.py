@@ -1,4 +1,4 @@
-"""FLy (arXiv 2511.22972): forgive a rejection where the target is unsure and agrees with what follows."""
+"""FLy (arXiv 2511.22972): accept a rejected draft token if the target has high entropy and accepts the next ones."""
 
 import torch
 import torch.nn.functional as F
@@ -9,15 +9,17 @@ from hf_diversed.verifiers.lossless import LosslessVerifier
 
 
 class FLyVerifier(Verifier):
-    """Keep a draft that lossless verification rejects if the target's entropy there is high and lossless
-    verification keeps the next `window_size` drafts, which must lie in the block.
+    """Lossless verification that forgives a rejection at high target entropy if the next draft tokens are accepted.
 
-    The entropy is that of the `top_k` likeliest tokens, - sum p log p in nats, as serving engines compute it. A draft
-    with p(x) = 0 is never forgiven. What is rejected is replaced as in lossless verification.
+    Lossless verification must accept the next `window_size` draft tokens, all within the block. The entropy is
+    - sum p log p over the `top_k` most likely tokens, in nats, as in serving engines. Draft tokens with p(x) = 0 are
+    never forgiven. Residual tokens are those of lossless verification.
 
     Args:
-        entropy_threshold: at least 0, `fly_entropy_threshold`. top_k: at least 1, `fly_entropy_top_k`.
-        window_size: at least 1, `fly_window_size`; None for 6, or all that fit behind the first draft.
+        entropy_threshold: at least 0, `fly_entropy_threshold`.
+        window_size: at least 1, `fly_window_size`. None is 6, or the number of draft tokens after the first one if
+            that is less.
+        top_k: at least 1, `fly_entropy_top_k`.
     """
 
     needs_input_ids = False
@@ -35,7 +37,7 @@ class FLyVerifier(Verifier):
         native = LosslessVerifier()(input_ids, draft, target)
         best = target.probs()[:, :-1].topk(min(self.top_k, target.scores.shape[-1]), dim=-1).values
         unsure = torch.special.entr(best).sum(-1) >= self.entropy_threshold
-        # As many as fit behind the first draft of the row, not of the longest one beside it.
+        # Draft tokens after the first one of this row; other rows may have more.
         fitting = (draft.num_drafted - 1).clamp(1, 6)
         window = fitting if self.window_size is None else torch.full_like(fitting, self.window_size)
         forgivable = unsure & (target.prob(draft.tokens) > 0.0)
@@ -46,22 +48,24 @@ class FLyVerifier(Verifier):
 def forgiving_acceptance(
     native: torch.Tensor, forgivable: torch.Tensor, active: torch.Tensor, window: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Chance of keeping each draft, given those before it, if a rejection may be made up for by the drafts behind it.
+    """Return the acceptance probability of each draft token, given that all before it are accepted.
 
-    Every draft has a coin that keeps it with chance `native`. Scanning from the left, a forgiven rejection leaves
-    `window` keeps owed; while any are owed, no other rejection is forgiven. `owing[c]` is the chance to have come so
-    far with c owed.
+    Each draft token passes lossless verification with probability `native`. A forgiven rejection requires the next
+    `window` draft tokens to pass; no other rejection is forgiven until they have. `owing[c]` is the joint probability
+    of reaching a position with c passes still required.
 
     Args:
-        native: float32 `[B, G]`. forgivable, active: bool `[B, G]`; a window must lie in active positions.
-        window: long `[B]`; a row whose window is as wide as the block, or wider, is forgiven nothing.
+        native: float32 `[B, G]`.
+        forgivable, active: bool `[B, G]`; a window must lie in active positions.
+        window: long `[B]`; rows with a window of G or more forgive nothing.
 
     Returns:
-        the chances, and the part of each in which the draft's own coin kept it; float32 `[B, G]` each.
+        The acceptance probabilities, and the part of each in which the token passes lossless verification; float32
+        `[B, G]` each.
     """
     count = native.shape[1]
-    # runs[k][:, i]: the chance that the k active drafts behind i are all kept by their own coins.
-    # clear[k][:, i]: whether there are so many behind it.
+    # runs[k][:, i]: the probability that the k draft tokens after i all pass.
+    # clear[k][:, i]: whether at least k active positions follow i.
     runs, clear = [torch.ones_like(native)], [torch.ones_like(active)]
     for k in range(1, count):
         behind, open_behind = F.pad((native * active)[:, k:], (0, k)), F.pad(active[:, k:], (0, k))
@@ -76,9 +80,9 @@ def forgiving_acceptance(
         own, open_here = native[:, i], active[:, i]
         forgiven = owing[0] * (1.0 - own) * (forgivable[:, i] & fits[:, i])
         owed = [*owing[1:], torch.zeros_like(own)]
-        owed[0] = owing[0] + owed[0]  # who owes nothing goes on so
+        owed[0] = owing[0] + owed[0]  # c = 0 stays 0
         paid = [chance * own + forgiven * size for chance, size in zip(owed, sizes)]
-        # Where another rule decides nothing is owed, as windows do not reach there, and all starts anew.
+        # Another verifier decides at inactive positions. Windows do not reach them, so reset.
         fresh = [torch.ones_like(own)] + [torch.zeros_like(own)] * (count - 1)
         owing = [torch.where(open_here, a, b) for a, b in zip(paid, fresh)]
         terms = [owing[c] * runs[c][:, i] for c in range(count)]

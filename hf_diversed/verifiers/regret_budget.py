@@ -1,4 +1,4 @@
-"""Approximate speculative decoding (arXiv 2608.03447): a budget of regret for greedy decoding."""
+"""Approximate speculative decoding (arXiv 2608.03447): greedy decoding with a regret budget."""
 
 import torch
 import torch.nn.functional as F
@@ -9,22 +9,23 @@ from hf_diversed.verifiers.lossless import greedy_verdict
 
 
 class RegretBudgetVerifier(Verifier):
-    """Keep a draft that is not the target's best while what it loses, max z_p - z_p(x), can be afforded.
+    """Accept draft tokens other than argmax p while the sum of their regrets is within a budget. Greedy only.
 
-    Of a block the longest prefix is kept in which, for the sequence so far, the sum of regrets is at most `budget`; at
-    the i-th of K drafts (from 0) the regret is at most `max_regret` * (K - i), so that later drafts, which open up
-    less, may cost less; and at most `max_mismatches` drafts have any. Then argmax p. Greedy only: sampling is refused.
+    The regret of x is max z_p - z_p(x). The longest prefix of a block is accepted that satisfies three conditions: the
+    sum of regrets over the sequence is at most `budget`; the regret of draft token i of K (from 0) is at most
+    `max_regret` * (K - i), which allows less for later tokens; and at most `max_mismatches` draft tokens differ from
+    argmax p. After it argmax p is emitted.
 
     Args:
-        budget: at least 0, in units of the processed target scores, per sequence; 0 is lossless. The authors report
-            2.0625.
-        max_regret: at least 0, per remaining draft of the block; no limit by default.
-        max_mismatches: at least 1, per block; None for no limit.
+        budget: at least 0, in units of the processed target scores, per sequence; 0 is lossless. The authors
+            report 2.0625.
+        max_regret: at least 0, per remaining draft token of the block; no limit by default.
+        max_mismatches: at least 1, per block; None is no limit.
     """
 
     needs_input_ids = False
     greedy_only = True
-    state_width = 1  # regret so far
+    state_width = 1  # sum of regrets so far
 
     def __init__(self, budget: float, max_regret: float = float("inf"), max_mismatches: int | None = None):
         self.budget = check_range("budget", budget, 0.0, float("inf"), "0 is lossless.")
@@ -39,7 +40,7 @@ class RegretBudgetVerifier(Verifier):
         strict = greedy_verdict(draft, target)
         scores = target.scores[:, :-1]
         regret = scores.amax(-1) - scores.gather(-1, draft.tokens[..., None]).squeeze(-1)
-        # Where another rule decides nothing is spent; of tied best tokens only the target's own is no mismatch.
+        # Inactive positions add no regret. Of tied best tokens only the argmax is no mismatch.
         mismatch = draft.active & (strict.accept_prob == 0.0)
         regret = torch.where(mismatch, regret, 0.0)
         spent = regret.new_zeros(len(regret), 1) if state is None else state

@@ -1,4 +1,4 @@
-"""Relaxed acceptance as TensorRT-LLM offers it for thinking phases: near the top is good enough."""
+"""Relaxed acceptance of TensorRT-LLM: accept a draft token among the target's top k within a margin."""
 
 import torch
 
@@ -7,15 +7,15 @@ from hf_diversed.verifiers.base import Verifier, check_count, check_range
 
 
 class TopKRelaxedVerifier(Verifier):
-    """Keep x iff it is among the target's `top_k` best tokens and p(x) >= max p - delta.
+    """Accept x iff it is among the target's `top_k` best tokens and p(x) >= max p - delta, else draw from p.
 
-    A rejected token is replaced by a draw from p; greedy by argmax p. At the defaults greedy decoding is lossless;
-    sampling is not at any setting, as the target's best token is always kept. See
-    https://nvidia.github.io/TensorRT-LLM (MTP, `use_relaxed_acceptance_for_thinking`), and `PhaseVerifier` for the
-    limit to a thinking phase.
+    Greedy: else emit argmax p. The defaults are lossless in greedy decoding. Sampling is never lossless, as it always
+    accepts argmax p. See https://nvidia.github.io/TensorRT-LLM (MTP, `use_relaxed_acceptance_for_thinking`). Use
+    `PhaseVerifier` to restrict it to thinking.
 
     Args:
-        top_k: at least 1, `relaxed_topk`. delta: in [0, 1], `relaxed_delta`; 10 and 0.6 are its documented example.
+        top_k: at least 1, `relaxed_topk`; the documented example is 10.
+        delta: in [0, 1], `relaxed_delta`; the documented example is 0.6.
     """
 
     needs_input_ids = False
@@ -33,7 +33,7 @@ class TopKRelaxedVerifier(Verifier):
         chosen = scores.gather(-1, draft.tokens[..., None])
         among_best = (scores > chosen).sum(-1) < self.top_k
         near = target.prob(draft.tokens) >= target.top_prob()[:, :-1] - self.delta
-        # Of several best tokens one is the target's own; only with top_k = 1 do the others not count.
+        # With top_k = 1 and tied best tokens only the argmax is accepted.
         is_best = draft.tokens == scores.argmax(-1)
         kept = is_best | (among_best & near & (self.top_k > 1))
         return Verdict(kept.float(), target.probs if draft.sampled else target.at)

@@ -1,4 +1,4 @@
-"""Typical acceptance (Medusa, arXiv 2401.10774, section 3.3.1): keep what the target finds plausible enough."""
+"""Typical acceptance (Medusa, arXiv 2401.10774, section 3.3.1)."""
 
 import torch
 
@@ -8,12 +8,12 @@ from hf_diversed.verifiers.lossless import greedy_verdict
 
 
 class TypicalAcceptanceVerifier(Verifier):
-    """Keep x iff p(x) > min(epsilon, delta * exp(-H(p))), else draw from p.
+    """Accept x iff p(x) > min(epsilon, delta * exp(-H(p))), else draw from p.
 
-    H is the entropy of p in nats: the less the target knows, the less it takes. q plays no part. Greedy: lossless.
+    H is the entropy of p in nats, so higher entropy lowers the threshold. q is not used. Greedy: lossless.
 
     Args:
-        epsilon: in [0, 1], `posterior_threshold`: above it every token is kept.
+        epsilon: in [0, 1], `posterior_threshold`; tokens with p(x) > epsilon are always accepted.
         delta: at least 0, `posterior_alpha`; the defaults are those of Medusa's `medusa_generate`.
     """
 
