@@ -1,4 +1,4 @@
-"""The head: predicts the weight on the target at every drafted position."""
+"""The head, which predicts the weight on the target at each draft position."""
 
 from transformers import AutoConfig, AutoModel
 

@@ -1,4 +1,4 @@
-"""Configuration of a head: its shape, and the pair, task and settings it was made for."""
+"""Configuration of a head: its architecture, and the pair, task and settings of its training."""
 
 import math
 from collections.abc import Callable
@@ -17,7 +17,7 @@ FEATURES = ("hidden", "distribution", "both")
 _DTYPES = ("float32", "float16", "bfloat16", "float64")
 _TORCH_DTYPES = tuple(getattr(torch, name) for name in _DTYPES)
 
-Rule = tuple[str, Callable[[Any], bool]]  # what a value must be, in words and as a test
+Rule = tuple[str, Callable[[Any], bool]]  # description of the allowed values, and a predicate
 
 
 def _integer(most: int, optional: bool = False) -> Rule:
@@ -43,7 +43,7 @@ _TEMPERATURE = "a number >= 0", lambda value: _is_number(value) and 0 <= value <
 _STRING: Rule = "a string", lambda value: isinstance(value, str)
 _WIDTH, _TEXT = _integer(2**17), ("a string or None", lambda value: value is None or isinstance(value, str))
 _COUNT, _GAMMA = _integer(2**31), _integer(64)
-# What calibration says of a drop that it certified.
+# Fields of one entry of `certified_drops`, written by `hf-diversed calibrate`.
 CERTIFIED: dict[str, Rule] = {
     "max_drop": _number(0, 1),
     "confidence": _number(0, 1),
@@ -68,7 +68,7 @@ CERTIFIED: dict[str, Rule] = {
     "target": _STRING,
     "draft": _STRING,
 }
-# Not in the entries of earlier versions, which are loaded and not used.
+# Fields missing in entries of earlier versions. Those entries can be loaded but are not used.
 _LATER = {"max_new_tokens", "processors", "dtype", "target", "draft"}
 
 
@@ -88,7 +88,7 @@ def _rename_strictness(entry: Any) -> Any:
     return {"strictness" if name == "quality" else name: value for name, value in entry.items()}
 
 
-# All that a configuration may hold. Whoever publishes a head writes it, so nothing else reaches transformers' loaders.
+# All allowed entries. Configurations on the Hub are untrusted, so no others are passed to transformers.
 _RULES: dict[str, Rule] = {
     "target_hidden_size": _WIDTH,
     "draft_hidden_size": _WIDTH,
@@ -119,39 +119,38 @@ _RULES: dict[str, Rule] = {
     ),
     "architectures": ("a list or None", lambda value: value is None or isinstance(value, list)),
 }
-# What transformers writes, or passes, of its own accord; a head has no use for it.
+# Entries that transformers adds; ignored without a warning.
 _IGNORED = {*PreTrainedConfig().to_dict(), "name_or_path", "torch_dtype", "use_cache"} - _RULES.keys()
 
 
-LOOKED_UP = "prompt lookup"  # in the place of a draft's name: drafts are copied from the text
+LOOKED_UP = "prompt lookup"  # replaces the name of the draft model for prompt lookup
 
 
 class DiversedHeadConfig(PreTrainedConfig):
-    """Describes a `DiversedHead`.
+    """Configuration of a `DiversedHead`.
 
     Args:
-        target_hidden_size: width of what the target's output embedding sees
-            (`get_output_embeddings().weight.shape[1]`).
-        draft_hidden_size: the same for the draft.
+        target_hidden_size: input width of the target's output embedding (`get_output_embeddings().weight.shape[1]`).
+        draft_hidden_size: the same for the draft model.
         head_type: "linear" or "mlp" (one hidden layer of `intermediate_size` GELU units).
-        features: "hidden" (both models' last hidden states), "distribution" (eight figures on p and q, see
-            `distribution_features`; needs no hidden states) or "both": of the prefix.
-        token_features: also see the drafted token, by five figures (see `token_features`): the weight is then the
-            token's own.
-        normalize: bring each hidden state to zero mean and unit variance before it enters; off for converted heads.
-        task: what the head was trained on. `mixing`: what it mixes; "probs" is the only value.
-        num_assistant_tokens: draft length it was trained with, 1 to 64, the default for generation.
-        training_temperature: temperature of its rollouts, 0 for greedy; None if unknown.
-        base_model_name_or_path, base_model_revision: the target. assistant_model_name_or_path,
-            assistant_model_revision: the draft; "prompt lookup" for drafts that are copied from the text.
-        vocab_size: of the target; None if unknown.
-        certified_drops: what `hf-diversed calibrate` found: values of `strictness` by the drop of quality that they
-            were certified not to exceed, with the settings and, as `head`, a digest of the weights that this holds
-            for; None for a head that was not calibrated.
-        kwargs: `dtype` and `architectures`, as in `PreTrainedConfig`; all others are left out, with a warning.
+        features: inputs computed from the prefix: "hidden" (last hidden states of both models), "distribution" (eight
+            statistics of p and q, see `distribution_features`; needs no hidden states) or "both".
+        token_features: also use five features of the draft token (see `token_features`), so that the weight depends on
+            the token.
+        normalize: normalise each hidden state to zero mean and unit variance; False for converted heads.
+        task: task of the training. `mixing`: what the weight mixes; only "probs" is allowed.
+        num_assistant_tokens: draft tokens per round in training, 1 to 64; the default for generation.
+        training_temperature: temperature of the rollouts, 0 for greedy; None if unknown.
+        base_model_name_or_path, base_model_revision: the target model. assistant_model_name_or_path,
+            assistant_model_revision: the draft model; "prompt lookup" without a draft model.
+        vocab_size: of the target model; None if unknown.
+        certified_drops: results of `hf-diversed calibrate`: values of `strictness` with the drop in quality that they
+            are certified not to exceed, the settings, and a digest of the weights (`head`) for which they are valid;
+            None for a head that is not calibrated.
+        kwargs: `dtype` and `architectures`, as in `PreTrainedConfig`; all others are dropped with a warning.
 
     Raises:
-        ValueError: on a value of another kind or out of its range, here and wherever one is set later.
+        ValueError: for a value of a wrong type or out of range, here and in later assignments.
     """
 
     model_type = "diversed_head"
@@ -175,7 +174,7 @@ class DiversedHeadConfig(PreTrainedConfig):
     certified_drops: list[dict[str, Any]] | None = None
 
     def __init__(self, target_hidden_size: int = 1, draft_hidden_size: int = 1, **kwargs):
-        # transformers would generate a constructor that takes keywords only; the two sizes may come by position.
+        # Defined here because the constructor that transformers generates takes only keyword arguments.
         sizes = {"target_hidden_size": target_hidden_size, "draft_hidden_size": draft_hidden_size}
         names = DiversedHeadConfig.__annotations__
         settings = {name: kwargs.pop(name, getattr(type(self), name)) for name in names if name not in sizes}
@@ -183,7 +182,7 @@ class DiversedHeadConfig(PreTrainedConfig):
             logger.warning(
                 "The configuration of a head has no use for %.500s: left out.", ", ".join(map(repr, foreign))
             )
-        if isinstance(settings["certified_drops"], list):  # heads saved before the dial was named strictness
+        if isinstance(settings["certified_drops"], list):  # heads saved when strictness was named quality
             settings["certified_drops"] = [_rename_strictness(entry) for entry in settings["certified_drops"]]
         super().__init__(**{name: value for name, value in kwargs.items() if name in _RULES})
         for name, value in (sizes | settings).items():
@@ -198,10 +197,10 @@ class DiversedHeadConfig(PreTrainedConfig):
 
     @classmethod
     def for_pair(cls, target: PreTrainedModel, draft: PreTrainedModel | None, **kwargs) -> "DiversedHeadConfig":
-        """Return the configuration that fits a pair: its widths, vocabulary and names; `kwargs` set the rest.
+        """Return a configuration with the hidden sizes, vocabulary size and names of a pair; `kwargs` set the rest.
 
         Args:
-            draft: None for drafts that are looked up in the text. They have no hidden states.
+            draft: the draft model; None for prompt lookup, which has no hidden states.
         """
         about_pair = {
             "vocab_size": _compat.vocab_size(target),

@@ -1,7 +1,7 @@
-"""Heads of the authors' code (github.com/comeusr/diversed) as `DiversedHead`s.
+"""Conversion of heads of the authors' code (github.com/comeusr/diversed) to `DiversedHead`.
 
-Theirs is `nn.Linear(Dq + Dp, 2)` on the draft's and the target's last hidden states, in this order, under a softmax
-whose second entry weighs the target. The softmax of two logits is the sigmoid of their difference.
+Those heads are `nn.Linear(Dq + Dp, 2)` on the last hidden states of draft and target model, in this order, followed by
+a softmax. Its second entry is the weight on the target, which equals the sigmoid of the difference of the two logits.
 """
 
 import json
@@ -18,7 +18,7 @@ from hf_diversed.head.modeling_diversed import DiversedHead
 WEIGHTS_NAME, CONFIG_NAME = "ensemble_head.bin", "ensemble_config.json"
 _WEIGHT, _BIAS = "summary.weight", "summary.bias"
 _SHAPE = {"head_type": "linear", "features": "hidden", "token_features": False}
-# Theirs to ours, of what `ensemble_config.json` may say.
+# Entries of `ensemble_config.json`, and their names in `DiversedHeadConfig`.
 _CONFIG_KEYS = {
     "target_hidden_size": "target_hidden_size",
     "draft_hidden_size": "draft_hidden_size",
@@ -30,20 +30,20 @@ _CONFIG_KEYS = {
 def convert_head(
     path: str | os.PathLike, target_hidden_size: int | None = None, draft_hidden_size: int | None = None, **config
 ) -> DiversedHead:
-    """Read a head of the authors' code.
+    """Load a head of the authors' code.
 
     Args:
-        path: `ensemble_head.bin`, or the folder it is in. An `ensemble_config.json` beside it is read as well; what is
-            passed here wins over it.
-        target_hidden_size, draft_hidden_size: the file only says their sum, so one of them must be known.
-        config: other entries of `DiversedHeadConfig`; what shapes a head is given.
+        path: `ensemble_head.bin`, or its folder. An `ensemble_config.json` in the same folder is read as well; the
+            arguments here take precedence over it.
+        target_hidden_size, draft_hidden_size: the file only determines their sum, so one of them must be known.
+        config: other entries of `DiversedHeadConfig`. Those of the architecture are fixed.
 
     Returns:
-        a float32 head on the CPU, in eval mode, that takes hidden states as they are (`normalize=False`).
+        a float32 head on the CPU, in eval mode, for hidden states without normalisation (`normalize=False`).
 
     Raises:
-        ValueError: if the file is no such head, holds anything but tensors, or does not fit the sizes.
-        FileNotFoundError: if there is no such file.
+        ValueError: if the file is not such a head, contains anything but tensors, or does not match the sizes.
+        FileNotFoundError: if the file does not exist.
 
     Example:
         ```python
@@ -69,7 +69,7 @@ def convert_head(
 
 
 def _read_weights(path: Path) -> tuple[torch.Tensor, torch.Tensor]:
-    """Weight `[2, Dq + Dp]` and bias `[2]`, float32."""
+    """Return weight `[2, Dq + Dp]` and bias `[2]`, float32."""
     if not path.is_file():
         raise FileNotFoundError(f"{path} does not exist; pass the authors' {WEIGHTS_NAME} or the folder it is in.")
     try:
@@ -111,7 +111,7 @@ def _read_config(path: Path) -> dict:
 
 
 def _widths(width: int, target: int | None, draft: int | None) -> dict[str, int]:
-    """Both hidden sizes, where at least one is known and they add up to the head's width."""
+    """Return both hidden sizes, given at least one and their sum `width`. Raises ValueError."""
     if target is None and draft is None:
         raise ValueError(
             f"the head is {width} wide, which is both hidden sizes together: pass target_hidden_size or "

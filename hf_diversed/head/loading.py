@@ -1,4 +1,4 @@
-"""Heads by name: `diversed_head="org/head-mbpp"` in a call should not read the disk every time."""
+"""Cached loading of heads by name, so that `diversed_head="org/head-mbpp"` does not read the disk in every call."""
 
 from functools import lru_cache
 from pathlib import Path
@@ -10,13 +10,13 @@ from hf_diversed.head.modeling_diversed import DiversedHead
 
 
 def load_head(name: str, device: torch.device | str | None = None, **hub: Any) -> DiversedHead:
-    """Load a head from a folder or the Hub ("org/name" or "org/name@revision"), kept in a small cache by name and
-    device.
+    """Load a head from a folder or the Hub, with a small cache.
 
-    A folder is read again once its weights change.
+    The cache key is name, device and `hub`. A folder is read again once its files change.
 
     Args:
-        hub: where and how to download, as in `from_pretrained`: token, cache_dir, local_files_only, force_download.
+        name: folder, "org/name" or "org/name@revision". device: None for the CPU.
+        hub: download options as in `from_pretrained`: token, cache_dir, local_files_only, force_download.
     """
     folder = Path(name)
     if folder.is_dir():

@@ -1,4 +1,4 @@
-"""The head itself: a few thousand parameters on top of two frozen models."""
+"""The head: a few thousand parameters on top of two frozen models."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -22,19 +22,19 @@ from hf_diversed.head import pulling
 from hf_diversed.head.configuration_diversed import DiversedHeadConfig
 
 
-_LEAST_STD = 1e-3  # an input that hardly varied must not be blown up when it does
+_LEAST_STD = 1e-3  # lower bound, so that almost constant inputs are not amplified
 _LARGEST_INPUT = 65504.0  # float16's largest value; hidden states beyond it would already have overflowed there
 
 
 class DiversedHead(PreTrainedModel):
     """Predicts the logit of w, the weight on the target, at a position; w = sigmoid(logit) (arXiv 2604.07622).
 
-    What it sees belongs to the prefix, so that `w p + (1 - w) q` is a law; with `token_features` it sees the drafted
-    token, too, and the rule is another one (see `DiversedVerifier`). It computes in float32 whatever its own or the
-    base models' dtype, on its own device. A fresh head says w = 0.5 everywhere.
+    Its inputs depend on the prefix only, so `w p + (1 - w) q` is a distribution. With `token_features` they also
+    depend on the draft token, and acceptance differs (see `DiversedVerifier`). It computes in float32 on its own
+    device, for any dtype of head and models. An untrained head predicts w = 0.5 everywhere.
 
     Attributes:
-        input_mean, input_std: float32 `[width]`, by which inputs are standardised; 0 and 1 until `standardize`.
+        input_mean, input_std: float32 `[width]`, for the standardisation of inputs; 0 and 1 until `standardize`.
 
     Example:
         ```python
@@ -50,7 +50,7 @@ class DiversedHead(PreTrainedModel):
 
     def __init__(self, config: DiversedHeadConfig):
         super().__init__(config)
-        # Plain attributes: configs are slow to read, and these are read in every round.
+        # Plain attributes, since reading a config is slow and these are read in every round.
         self.needs_hidden_states = config.features != "distribution"
         self.needs_distributions = config.features != "hidden"
         self.needs_token = config.token_features
@@ -68,17 +68,17 @@ class DiversedHead(PreTrainedModel):
 
     @classmethod
     def from_pretrained(cls, name, *args, config=None, subfolder: str = "", **kwargs) -> "DiversedHead":
-        """Load as any `PreTrainedModel` does, but only what is a head, whole, and in safetensors.
+        """Load a head, as in `PreTrainedModel`. Only complete heads in safetensors format are accepted.
 
         Args:
-            name: folder, or id on the Hub; then with `revision`, `token`, `cache_dir`, `local_files_only` and
-                `force_download` as usual.
-            subfolder: where in it the head lies. `config`: other than the one beside the weights.
+            name: folder or Hub id. For a Hub id, `revision`, `token`, `cache_dir`, `local_files_only` and
+                `force_download` are passed on.
+            subfolder: folder of the head within `name`. `config`: replaces the one stored with the weights.
 
         Raises:
-            OSError: if there is no such head, it cannot be reached, or its files are damaged, too large, of another
-                model, or hold values that no head can have. A repository's weights are downloaded only once its
-                configuration is known to be a head's, and their size to fit it.
+            OSError: if the head does not exist or cannot be downloaded, or if its files are damaged, too large, of
+                another model, or contain invalid values. Weights are downloaded only after the configuration and the
+                file size have been checked.
 
         Example:
             ```python
@@ -93,10 +93,10 @@ class DiversedHead(PreTrainedModel):
                 config, kwargs = cls.config_class.from_dict(found, return_unused_kwargs=True, **kwargs)
             except ValueError as error:
                 raise OSError(f"{pulling.CONFIG} of {name} cannot be used: {error}") from error
-        with torch.device("meta"):  # nothing drawn: a head that is loaded late must not change what a seed gives
+        with torch.device("meta"):  # does not advance the random generator
             shapes = {key: tuple(tensor.shape) for key, tensor in cls(config).state_dict().items()}
         weights = pulling.read_weights(name, subfolder, shapes, **hub)
-        # No name: by one, transformers would look for adapters, other weights and more beside these.
+        # None instead of a name, so that transformers does not search for adapters and other weights.
         loaded = super().from_pretrained(None, *args, config=config, state_dict=weights, **kwargs)
         head = loaded[0] if isinstance(loaded, tuple) else loaded  # output_loading_info
         head._check_numbers(name)
@@ -113,30 +113,30 @@ class DiversedHead(PreTrainedModel):
         tags: Sequence[str] = (),
         **destination: Any,
     ) -> CommitInfo:
-        """Publish the head in one commit: configuration, weights, a card with results, and `custom_generate/`.
+        """Upload the head in one commit: configuration, weights, a model card with results, and `custom_generate/`.
 
         Args:
-            evaluation: what `hf-diversed evaluate --output` wrote, or its file; without it the card shows no figures.
-            training: the provenance.json that the trainer wrote, or its content.
-            license, tags: for the card, as the Hub spells them.
+            evaluation: output of `hf-diversed evaluate --output`, or its file; None for a card without results.
+            training: the provenance.json of the trainer, or its content.
+            license, tags: of the model card, as on the Hub.
             destination: `private`, `revision`, `create_pr`, `token`, `commit_message` and `commit_description`, as in
                 transformers.
 
         Raises:
-            ValueError: if the evaluation is of other weights. PushError: if the Hub refuses or cannot be reached.
+            ValueError: if the evaluation is of other weights. PushError: if the upload fails.
 
         Example:
             ```python
             head.push_to_hub("org/head-mbpp", evaluation="mbpp.json", training="head-mbpp/provenance.json")
             ```
         """
-        from hf_diversed.hub import Destination, HeadRecords, push, read_json  # above this layer: the only door up
+        from hf_diversed.hub import Destination, HeadRecords, push, read_json  # a higher layer, so imported here
 
         records = HeadRecords(read_json(evaluation), read_json(training), tuple(tags or ()), license)
         return push(self, records, Destination(repo_id, **destination))
 
     def _check_numbers(self, name: str | Path) -> None:
-        """Raise OSError for parameters that make the logit of the weight on the target NaN or infinite."""
+        """Raise OSError if the parameters make the output NaN or infinite."""
         state = self.state_dict()
         wrong = [f"{key} must be finite" for key, values in state.items() if not values.isfinite().all()]
         if not (state["input_std"] > 0).all():
@@ -148,7 +148,7 @@ class DiversedHead(PreTrainedModel):
 
     @torch.no_grad()
     def _largest_sum(self) -> float:
-        """Upper bound on the magnitude of every sum in `forward`, for inputs of at most `_LARGEST_INPUT`."""
+        """Return an upper bound on the magnitude of all sums in `forward`, for inputs up to `_LARGEST_INPUT`."""
         values = (_LARGEST_INPUT + self.input_mean.double().abs()) / self.input_std.double()
         sums = [values]
         for layer in (self.dense, self.out):
@@ -178,17 +178,18 @@ class DiversedHead(PreTrainedModel):
         """Compute the logit of the weight on the target.
 
         Args:
-            target_hidden: `[..., Dp]`, any float dtype and device: what the target's output embedding saw. None for
-                `features="distribution"`. `draft_hidden`: `[..., Dq]`, the same for the draft.
+            target_hidden: `[..., Dp]`, any float dtype and device: input of the target's output embedding. None for
+                `features="distribution"`.
+            draft_hidden: `[..., Dq]`, the same for the draft model.
             features: float32 `[..., 8]` from `distribution_features`; None for `features="hidden"`.
-            token: float32 `[..., 5]` from `token_features`, or `[..., N, 5]` of N tokens behind every prefix; None
+            token: float32 `[..., 5]` from `token_features`, or `[..., N, 5]` for N tokens after each prefix; None
                 unless the configuration has `token_features`.
 
         Returns:
             float32 `[...]`, or `[..., N]`, on the head's device.
 
         Raises:
-            ValueError: if an input the configuration calls for is missing or has another width.
+            ValueError: if an input that the configuration requires is missing or has a wrong width.
         """
         values = self._values(target_hidden, draft_hidden, features)
         if not self.needs_token:
@@ -206,9 +207,9 @@ class DiversedHead(PreTrainedModel):
         features: torch.Tensor | None = None,
         token: torch.Tensor | None = None,
     ) -> None:
-        """Take mean and standard deviation of inputs `[M, ...]`, as of `forward`, as those of all inputs to come.
+        """Set `input_mean` and `input_std` from M inputs, as of `forward` with shape `[M, ...]`.
 
-        Training does so once: weights of inputs that vary around zero can grow without moving the bias.
+        Training calls this once. With centred inputs, changes of the weights do not shift the mean logit.
         """
         values = self._values(target_hidden, draft_hidden, features)
         if self.needs_token:
@@ -218,8 +219,9 @@ class DiversedHead(PreTrainedModel):
 
     @torch.no_grad()
     def start_lenient(self, lenience: float, slope: float = 2.0) -> None:
-        """Make a head with token features say what a smooth lenience says, until it learns better: its logit is
-        `slope * (log lenience - log p/q)`, so w = 1/2 where p/q of the token is `lenience`.
+        """Initialise a head with token features as a smooth lenience.
+
+        Its logit is `slope * (log lenience - log p/q)`, so w = 1/2 for tokens with p/q equal to `lenience`.
 
         Args:
             lenience: in (0, 1]. slope: above 0, in nats of the logit per nat of log p/q.
@@ -239,7 +241,7 @@ class DiversedHead(PreTrainedModel):
         if self.dense is None:
             self.out.weight[0, place] = -slope * std
             return
-        # gelu(z) - gelu(-z) = z: two units carry the line, and can learn to bend it.
+        # Two units represent the linear function, since gelu(z) - gelu(-z) = z.
         for unit, sign in enumerate((1.0, -1.0)):
             nn.init.zeros_(self.dense.weight[unit])
             self.dense.weight[unit, place], self.dense.bias[unit] = sign, 0.0
@@ -247,8 +249,10 @@ class DiversedHead(PreTrainedModel):
 
     @torch.no_grad()
     def ratio_slope(self) -> torch.Tensor:
-        """How fast the logit falls as log p/q of the token rises, in nats per nat, with all other inputs at their
-        means: a float32 scalar, at least 1. For heads with token features."""
+        """Return the negative slope of the logit in log p/q of the token, in nats per nat, a float32 scalar >= 1.
+
+        All other inputs are at their means. Only for heads with token features.
+        """
         mean, split = self.input_mean.float(), len(self.input_mean) - NUM_TOKEN_FEATURES
         is_ratio = torch.arange(NUM_TOKEN_FEATURES, device=mean.device) == LOG_RATIO
         around = mean[split:] + torch.stack([-0.5 * is_ratio, 0.5 * is_ratio])
@@ -262,7 +266,7 @@ class DiversedHead(PreTrainedModel):
     def _values(
         self, target_hidden: torch.Tensor | None, draft_hidden: torch.Tensor | None, features: torch.Tensor | None
     ) -> torch.Tensor:
-        """All of the prefix that the configuration calls for, in one float32 vector `[..., width]`."""
+        """Return the concatenated inputs that depend on the prefix, float32 `[..., width]`."""
         parts = []
         if self.needs_hidden_states:
             widths = (self.config.target_hidden_size, self.config.draft_hidden_size)

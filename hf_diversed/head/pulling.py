@@ -1,5 +1,7 @@
-"""Where a head's two files come from, and what is wrong with them if they are not a head's. Reads no pickle, runs no
-code of a repository, and downloads nothing that is larger than a head's file can be."""
+"""Download and validation of a head's two files.
+
+Pickles are not read, code of a repository is not run, and files larger than a head's are not downloaded.
+"""
 
 import json
 import math
@@ -25,25 +27,25 @@ from safetensors import SafetensorError, safe_open
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 HUB_ARGUMENTS = ("cache_dir", "force_download", "local_files_only", "revision", "token")
 LARGEST_CONFIG, LARGEST_WEIGHTS = 2**20, 2**30  # bytes
-_BYTES_PER_NUMBER, _LEEWAY = 4, 4  # float32, and how many times more or less a file may hold
-_LARGEST_HEADER = 2**16  # bytes of a safetensors file before its numbers, far above what a head's few tensors need
+_BYTES_PER_NUMBER, _LEEWAY = 4, 4  # float32; allowed factor between file size and expected size
+_LARGEST_HEADER = 2**16  # bytes; generous limit for the safetensors header of a few tensors
 _FLOATS = ("F16", "BF16", "F32", "F64")
 
 Shapes = Mapping[str, tuple[int, ...]]
 
 
 def find_files(name: str | Path, files: tuple[str, ...], subfolder: str = "", **hub: Any) -> Path:
-    """Return the folder that holds those of the files which exist: a folder here, or the cached state of a repository.
+    """Return the folder with those of the files that exist: a local folder, or a snapshot in the Hub cache.
 
-    All come from one commit of the repository.
+    All files are from one commit of the repository.
 
     Args:
-        name: folder or Hub id. subfolder: where in it the files lie. hub: any of `HUB_ARGUMENTS`.
+        name: folder or Hub id. subfolder: folder of the files within it. hub: any of `HUB_ARGUMENTS`.
 
     Raises:
-        OSError: if the repository cannot be read; says why and what to do.
+        OSError: if the repository cannot be read, with the reason and a remedy.
     """
-    if os.path.isdir(name):  # unlike Path, which takes "" for the present folder
+    if os.path.isdir(name):  # unlike Path, False for ""
         return Path(name) / subfolder
     patterns = [f"{subfolder}/{file}" if subfolder else file for file in files]
     try:
@@ -53,7 +55,7 @@ def find_files(name: str | Path, files: tuple[str, ...], subfolder: str = "", **
 
 
 def pin(name: str | Path, **hub: Any) -> dict[str, Any]:
-    """Return `hub` with the commit that its revision stands for now: all files come from one. Raises OSError."""
+    """Return `hub` with its revision resolved to a commit, so that all files are from one. Raises OSError."""
     _check_name(name)
     if os.path.isdir(name):
         return hub
@@ -65,13 +67,13 @@ def pin(name: str | Path, **hub: Any) -> dict[str, Any]:
 
 
 def read_config(name: str | Path, subfolder: str, model_type: str, **hub: Any) -> dict[str, Any]:
-    """Read config.json and check that it is of this type of model.
+    """Read config.json and check its `model_type`.
 
     Args:
-        name: folder or Hub id. subfolder: where in it the file lies. hub: as `pin` returned it.
+        name: folder or Hub id. subfolder: folder of the file within it. hub: return value of `pin`.
 
     Raises:
-        OSError: if it cannot be reached, or is too large, damaged or of another model.
+        OSError: if it cannot be downloaded, or is too large, damaged or of another model.
     """
     path = _find(name, CONFIG, subfolder, (0, LARGEST_CONFIG), hub)
     if path.stat().st_size > LARGEST_CONFIG:
@@ -89,14 +91,14 @@ def read_config(name: str | Path, subfolder: str, model_type: str, **hub: Any) -
 
 
 def read_weights(name: str | Path, subfolder: str, expected: Shapes, **hub: Any) -> dict[str, torch.Tensor]:
-    """Read the weights, on the CPU, and check that they are whole and that there is one for every parameter.
+    """Read the weights to the CPU and check that they are complete and match the parameters.
 
     Args:
-        name: folder or Hub id. subfolder: where in it the file lies. hub: as `pin` returned it.
-        expected: the shapes that its configuration gives. What is far from their size is not downloaded.
+        name: folder or Hub id. subfolder: folder of the file within it. hub: return value of `pin`.
+        expected: shapes from the configuration. A file whose size is far from theirs is not downloaded.
 
     Raises:
-        OSError: if they cannot be reached, or are damaged or of another model.
+        OSError: if they cannot be downloaded, or are damaged or of another model.
     """
     count = sum(math.prod(shape) for shape in expected.values())
     most = min(count * _BYTES_PER_NUMBER * _LEEWAY + _LARGEST_HEADER, LARGEST_WEIGHTS)
@@ -107,7 +109,7 @@ def read_weights(name: str | Path, subfolder: str, expected: Shapes, **hub: Any)
             found = {key: tuple(part.get_shape()) for key, part in slices.items()}
             others = {key: part.get_dtype() for key, part in slices.items() if part.get_dtype() not in _FLOATS}
             fits = found == dict(expected) and not others
-            # Copies: the file itself may be written again while the head is in use.
+            # Copies, since the file may be overwritten while the head is in use.
             weights = {key: file.get_tensor(key).clone() for key in found} if fits else {}
     except SafetensorError as error:
         raise OSError(
@@ -126,7 +128,7 @@ def read_weights(name: str | Path, subfolder: str, expected: Shapes, **hub: Any)
 
 
 def _find(name: str | Path, file: str, subfolder: str, sizes: tuple[int, int], hub: Mapping[str, Any]) -> Path:
-    """The path of a file here or in the cache; downloaded only if the Hub states a size, in bytes, within `sizes`."""
+    """Return the path of a file, local or cached. Downloads it only if its size in bytes is within `sizes`."""
     if os.path.isdir(name):
         path = Path(name) / subfolder / file
         if not path.is_file():
@@ -157,7 +159,7 @@ def _not_the_size(name: str | Path, file: str, size: int, sizes: tuple[int, int]
 
 
 def _in_words(name: str, hub: Mapping[str, Any], error: Exception) -> str:
-    """What went wrong and what helps; a gated repository is a special case of a missing one to the client."""
+    """Return a message with the cause and a remedy. GatedRepoError is a subclass of RepositoryNotFoundError."""
     page = f"{constants.ENDPOINT}/{name}"
     if isinstance(error, HFValidationError):
         return f"{name!r} is no folder, and cannot be a head of the Hub either: an id reads org/name."
