@@ -1,4 +1,4 @@
-"""`hf-diversed calibrate`: the most permissive dial of a head for every drop of quality that is tolerated."""
+"""`hf-diversed calibrate`: the most permissive strictness of a head for each tolerated quality drop."""
 
 import json
 from pathlib import Path
@@ -69,7 +69,7 @@ def calibrate(
     from hf_diversed.tasks import load_records
 
     drops = preparing.numbers("--max-quality-drop", max_quality_drop, float)
-    FixedSequence(drops, confidence)  # refuses both
+    FixedSequence(drops, confidence)  # validates both
     judge = preparing.load_task(task, allow_code_execution, unsafe_code_execution)
     loaded = DiversedHead.from_pretrained(head).eval()
     settings = EvaluationSettings(
@@ -107,7 +107,7 @@ def calibrate(
 
 
 def _write(folder: Path, head: Any) -> None:
-    """Put the head's table into its configuration and its card; the weights stay as they are."""
+    """Write the head's table to its configuration and its card; the weights do not change."""
     from hf_diversed.head.pulling import CONFIG
     from hf_diversed.hub import publication, read_records
     from hf_diversed.hub.files import CARD
@@ -119,7 +119,7 @@ def _write(folder: Path, head: Any) -> None:
 
 
 def _table(tested: "list[Tested]", metric: str) -> Table:
-    """One line per dial that was tested."""
+    """Return a table with one line per tested dial."""
     from hf_diversed.formatting import percent
 
     table = Table(header_style="bold", box=box.SIMPLE)

@@ -1,4 +1,4 @@
-"""Decode the same prompts with several methods, in turns, and measure each. Prints only progress."""
+"""Decode the same prompts with several methods, alternately, and measure each. Prints only progress."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -27,7 +27,7 @@ class Row:
     """Result of one method.
 
     Attributes:
-        texts, num_tokens, stats: of the first repeat; each repeat draws the same tokens. `stats` is None where the
+        texts, num_tokens, stats: of the first repeat; each repeat draws the same tokens. `stats` is None if the
             method reports none.
         seconds: one value per repeat, over all prompts, without compilation.
         compile_seconds: time of compilation; for decoding by transformers, of the whole first call.
@@ -47,7 +47,7 @@ class Row:
 
 
 def demo_cases(head: DiversedHead, sampling: Sampling) -> list[Case]:
-    """The demo's rows, from the target alone to a batch of eight."""
+    """Return the demo's rows, from the target alone to a batch of eight."""
     single, diversed = replace(sampling, batch_size=1), DiversedVerifier(head)
     methods = [
         Method(PLAIN),
@@ -62,7 +62,7 @@ def demo_cases(head: DiversedHead, sampling: Sampling) -> list[Case]:
 def compiled_cases(
     verifier_spec: str, head: DiversedHead | None, sampling: Sampling, config: CompileConfig
 ) -> list[Case]:
-    """The target alone and one verifier, eager and compiled, in the order that `compiled_line` reads."""
+    """Return the target alone and one verifier, eager and compiled, in the order that `compiled_line` requires."""
     single = replace(sampling, batch_size=1)
     verifier = build_verifier(verifier_spec) if head is None else DiversedVerifier(head)
     eager = [Method(PLAIN), Method(verifier_spec, verifier)]
@@ -71,7 +71,7 @@ def compiled_cases(
 
 
 def all_cases(head: DiversedHead, begin: int, end: int, sampling: Sampling) -> list[Case]:
-    """Every verifier in a usual setting.
+    """Return every verifier in a usual setting.
 
     Args:
         begin, end: tokens between which the phase verifier relaxes; it is lossless elsewhere.
@@ -94,7 +94,7 @@ def compare(
 ) -> list[Row]:
     """Decode each prompt with each method in turn, `repeats` times, after a warm-up that compiles.
 
-    Methods alternate prompt by prompt, so a change of the machine's load affects all of them alike. A call's seed
+    Methods alternate prompt by prompt, so a change of the machine's load affects all of them equally. A call's seed
     depends only on its prompt's place, so every repeat draws the same tokens.
     """
     encoded = encode(pair.tokenizer, prompts)

@@ -1,4 +1,4 @@
-"""`hf-diversed compile`: have what later calls run compiled, and kept on disk."""
+"""`hf-diversed compile`: compile the rounds of later calls ahead of time, into a cache on disk."""
 
 from typing import Annotated
 

@@ -1,4 +1,4 @@
-"""`hf-diversed convert`: a head of the authors' code to a folder that `DiversedHead.from_pretrained` reads."""
+"""`hf-diversed convert`: convert a head of the authors' code to a folder for `DiversedHead.from_pretrained`."""
 
 from pathlib import Path
 from typing import Annotated

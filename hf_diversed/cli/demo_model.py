@@ -1,4 +1,4 @@
-"""The two demos: word problems on the embedded pair, and a chat model that repeats texts."""
+"""The two demos: word problems with the embedded pair, and a chat model that repeats texts."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -23,7 +23,7 @@ from hf_diversed.verifiers import build_verifier
 from hf_diversed.zoo import packaged
 
 
-PHASE_TOKENS = (":", ".")  # the problems have no thinking phase; the answer's first sentence stands in for one
+PHASE_TOKENS = (":", ".")  # the problems have no thinking phase; the answer's first sentence replaces it
 SHOWN = "lenience:0.3"
 REPEAT = "Repeat the following text word for word:\n\n"
 TEXTS = (
@@ -48,13 +48,13 @@ TEXTS = (
 
 @dataclass(frozen=True)
 class Demo:
-    """What one demo compares.
+    """The methods that one demo compares.
 
     Attributes:
         title: printed above the results.
         cases: rows of the eager table, the target alone first.
         compiled: the verifier that is also compiled and whose tokens are shown, and the head of "diversed".
-        score: counts the right answers among texts; None where none is defined.
+        score: counts the right answers among texts; None if the demo has no score.
     """
 
     title: str
@@ -92,7 +92,7 @@ class Demo:
 
 @contextmanager
 def _optional(skip: bool) -> Iterator[None]:
-    """Report a failed compilation instead of raising it, if `skip`: not every machine has a compiler."""
+    """If `skip`, report a failed compilation instead of raising: not every machine has a compiler."""
     try:
         yield
     except RuntimeError as error:
@@ -104,7 +104,7 @@ def _optional(skip: bool) -> Iterator[None]:
 def embedded_demo(
     num_examples: int, sampling: Sampling, seed: int, every_rule: bool, device: str | None, dtype: str | None
 ) -> Demo:
-    """Word problems on the embedded pair."""
+    """Return the demo of word problems with the embedded pair."""
     pair = load_pair(None, None, device, dtype=dtype)
     task = get_task("math")
     records = load_records(task, "test", num_examples, seed)
@@ -128,15 +128,15 @@ def embedded_demo(
 def model_demo(
     name: str, draft: str, num_examples: int, sampling: Sampling, device: str | None, dtype: str | None
 ) -> Demo:
-    """A chat model that repeats texts, most of which a prompt lookup can copy.
+    """Return the demo of a chat model that repeats texts, most of which prompt lookup can copy.
 
     Args:
-        name: Hub id or folder of a chat model, or a packaged model. draft: "lookup", or the same of a draft model; a
-            packaged pair, such as "qwen-coder", brings its own.
+        name: Hub id or folder of a chat model, or a packaged model. draft: "lookup", or the same for a draft model; a
+            packaged pair, such as "qwen-coder", contains one.
         num_examples: number of texts, at most that of `TEXTS`.
 
     Raises:
-        ValueError: for more texts than there are, or a tokenizer without a chat template.
+        ValueError: if `num_examples` is too large, or the tokenizer has no chat template.
     """
     if num_examples > len(TEXTS):
         raise ValueError(f"--num-examples must be at most {len(TEXTS)} with --model, got {num_examples}.")

@@ -92,7 +92,7 @@ def evaluate(
         with preparing.interruptible(output, folder):
             rows = sweep(pair, asked, examples, parts, head=chosen, output=output)
     if not rows:
-        return  # other processes are still at work; the last one reports
+        return  # other processes are unfinished; the last one reports
     if markdown is not None:
         markdown.parent.mkdir(parents=True, exist_ok=True)
         markdown.write_text(markdown_table(rows), encoding="utf-8")
@@ -100,14 +100,14 @@ def evaluate(
 
 
 def _folders(root: Path, variants: "list[EvaluationSettings]") -> "dict[Path, EvaluationSettings]":
-    """Where each variant's calls are kept: in the folder itself, or in one below it for each of several."""
+    """Return the folder of each variant's calls: `output` itself, or a subfolder for each of several."""
     if len(variants) == 1:
         return {root: variants[0]}
     return {root / f"temperature-{item.temperature:g}_gamma-{item.num_assistant_tokens}": item for item in variants}
 
 
 def _show(rows: list[dict]) -> None:
-    """Two tables for every temperature and draft length."""
+    """Print two tables for each temperature and draft length."""
     from hf_diversed.cli.tables import accepted_length_table, results_table
     from hf_diversed.evaluation.markdown import setting
 

@@ -1,4 +1,4 @@
-"""Options that commands share, as types of their parameters. Standard library and typer only, for a fast `--help`."""
+"""Options shared by commands, as parameter types. Standard library and typer only, for a fast `--help`."""
 
 from pathlib import Path
 from typing import Annotated

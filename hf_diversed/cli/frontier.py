@@ -1,4 +1,4 @@
-"""`hf-diversed frontier`: families of rules swept over their parameter on one task."""
+"""`hf-diversed frontier`: sweep the parameter of verifier families on one task."""
 
 import shutil
 import tempfile
@@ -80,7 +80,7 @@ def frontier(
                 pair, asked, examples, families, share, num_assistant_tokens=lengths, head=chosen, output=folder
             )
         if not rows:
-            return  # other processes are still at work; the last one reports
+            return  # other processes are unfinished; the last one reports
         if output is not None:
             shutil.copyfile(folder / FRONTIER, output)
     for length in dict.fromkeys(row["num_assistant_tokens"] for row in rows):

@@ -1,4 +1,4 @@
-"""`hf-diversed generate`: continue a prompt, every token in the colour of where it came from."""
+"""`hf-diversed generate`: continue a prompt, with every token coloured by its origin."""
 
 from typing import Annotated
 

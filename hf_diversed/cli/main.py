@@ -1,4 +1,4 @@
-"""The commands. Their modules hold what `--help` shows; what they need to work is imported when they do."""
+"""The commands. Their modules contain the text of `--help`; other imports happen when a command runs."""
 
 from typing import Annotated
 
@@ -21,7 +21,7 @@ from hf_diversed.cli.training_commands import train, tune_draft
 
 
 def _spelled(name: str) -> str:
-    """Options and commands are spelled with hyphens; underscores and earlier names are understood."""
+    """Return the name of an option or command with hyphens; underscores and earlier names are accepted."""
     name = name.replace("_", "-")
     return _EARLIER.get(name, name)
 
@@ -41,10 +41,10 @@ for measured in (demo, generate, evaluate, calibrate, frontier, plot, convert, p
 app.command("compile")(command(compile_rounds))
 app.command("make-draft")(command(make_draft))
 
-# What it does not know is an option of vLLM's.
+# Unknown options are passed to vLLM.
 app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(serve)
 
-# Their options, over a hundred, are those of dataclasses, which parse and explain themselves.
+# Their options, over a hundred, are fields of dataclasses, with a parser and help of their own.
 for trained in (train, tune_draft):
     app.command(add_help_option=False, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(
         trained

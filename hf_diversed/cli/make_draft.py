@@ -1,4 +1,4 @@
-"""`hf-diversed make-draft`: a draft out of the target's own layers, for a target that has none."""
+"""`hf-diversed make-draft`: make a draft model from layers of a target that has none."""
 
 from pathlib import Path
 from typing import Annotated
@@ -96,7 +96,7 @@ def _check_choice(choose: str, layers: int) -> None:
 
 
 def _choose(model, choose: str, layers: int, samples) -> tuple[list[int], dict[str, float]]:
-    """The layers that an option means, and what was measured to find them."""
+    """Return the layers that an option selects, and the measurements used to choose them."""
     from hf_diversed._compat import num_layers
     from hf_diversed.cli.preparing import numbers
     from hf_diversed.training.draft_making import CHOICES, choose_layers

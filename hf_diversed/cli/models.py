@@ -1,4 +1,4 @@
-"""The pair that a command works on."""
+"""Loading of the pair that a command uses."""
 
 import os
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ from hf_diversed.zoo import load_demo_pair, packaged
 
 
 Device = torch.device | str
-LOOKUP = "lookup"  # in the place of a draft: what followed the text's last words where they stood before
+LOOKUP = "lookup"  # instead of a draft model: prompt lookup
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
@@ -26,16 +26,16 @@ def load_pair(
     dtype: str | None = None,
     two_models: bool = False,
 ) -> Pair:
-    """Load a pair by name, or the embedded one with its heads, onto a device; the best one if left out.
+    """Load a pair by name, or the embedded one with its heads, onto a device; by default the best one.
 
     Args:
         target, draft: Hub ids, folders or names of packaged models; the draft may be "lookup".
-        dtype: of `DTYPES`; None for the one that the weights were saved in.
-        two_models: refuse looked-up drafts.
+        dtype: of `DTYPES`; None for the dtype of the saved weights.
+        two_models: refuse "lookup" as draft.
 
     Raises:
-        ValueError: if only one of the two is named, for a device that is not here, for models that cannot decode
-            together, or for `chat` and a tokenizer without a chat template; all before a named model is loaded.
+        ValueError: if only one model is named, the device is not available, the models cannot decode together, or
+            `chat` is set and the tokenizer has no chat template; all before a named model is loaded.
     """
     check_pair(target, draft)
     if two_models:
@@ -67,7 +67,7 @@ def naming_model(option: str, name: str) -> Iterator[None]:
     """Name the option and the model in errors about a model that cannot be loaded.
 
     Raises:
-        ValueError: for the path of a folder that does not exist. OSError: for a model that is not found or reached.
+        ValueError: if the folder does not exist. OSError: if the model is not found or cannot be downloaded.
     """
     if (name.startswith((".", "/", "~")) or name.count("/") > 1) and not Path(name).is_dir():
         raise ValueError(f"{option}: the folder {name} does not exist.")
@@ -83,9 +83,9 @@ def naming_model(option: str, name: str) -> Iterator[None]:
 
 
 def best_device() -> str:
-    """The accelerator, of several the one that belongs to this process of `accelerate launch` or torchrun."""
+    """Return the accelerator; of several, the one for this process of `accelerate launch` or torchrun."""
     if torch.cuda.is_available():
-        # A launcher may show each process its own GPU alone, whatever its rank.
+        # A launcher may make only one GPU visible to each process, whatever its rank.
         return f"cuda:{int(os.environ.get('LOCAL_RANK', 0)) % torch.cuda.device_count()}"
     return "mps" if torch.backends.mps.is_available() else "cpu"
 
@@ -104,7 +104,7 @@ def check_two_models(draft: str | None) -> None:
 
 
 def check_device(device: Device) -> None:
-    """Refuse a device that torch does not know, or that is not here."""
+    """Raise if torch does not support a device, or it is not available."""
     try:
         torch.empty(1, device=device).item()
     except (RuntimeError, AssertionError) as error:
@@ -116,7 +116,7 @@ def check_device(device: Device) -> None:
 
 
 def check_dtype(dtype: str | None) -> torch.dtype | str:
-    """The dtype of a name, for `from_pretrained`."""
+    """Return the dtype of a name, for `from_pretrained`."""
     if dtype is None or dtype == "auto":
         return "auto"
     if dtype not in DTYPES:
@@ -126,7 +126,7 @@ def check_dtype(dtype: str | None) -> torch.dtype | str:
 
 
 def check_together(target: str, draft: str, tokenizer) -> None:
-    """Refuse two models that no rule could decode with, by their shapes and tokenizers, without their weights."""
+    """Raise if two models cannot decode together, by their shapes and tokenizers, without loading their weights."""
     models = []
     for option, name in (("--target", target), ("--draft", draft)):
         with naming_model(option, name):
@@ -140,10 +140,10 @@ def check_together(target: str, draft: str, tokenizer) -> None:
     try:
         drafts = AutoTokenizer.from_pretrained(draft).get_vocab()
     except (OSError, ValueError):
-        return  # a draft may come without one: the target's is used
+        return  # a draft model may have none: the target's is used
     known = tokenizer.get_vocab()  # a new dict each time
     shared = sum(known.get(token) == index for token, index in drafts.items())
-    if 2 * shared < len(drafts):  # one tokenizer with a few tokens added is one
+    if 2 * shared < len(drafts):  # a few added tokens are accepted
         raise ValueError(
             f"--target {target} --draft {draft}: of the draft's {len(drafts):,} tokens only {shared:,} have their id "
             "in the target's tokenizer. Use a draft from the same family."
@@ -151,7 +151,7 @@ def check_together(target: str, draft: str, tokenizer) -> None:
 
 
 def without_weights(name: str) -> PreTrainedModel:
-    """The model's shapes alone: a config may not say what the output embedding sees."""
+    """Build a model without weights: its config may lack the input width of the output embedding."""
     config = AutoConfig.from_pretrained(name)
     with torch.device("meta"):
         model: PreTrainedModel = AutoModelForCausalLM.from_config(config)

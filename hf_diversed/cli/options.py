@@ -1,4 +1,4 @@
-"""What the training commands share: dataclasses as options with a YAML file behind them, and rows of a task."""
+"""Shared by the training commands: dataclasses as options with defaults from a YAML file, and rows of a task."""
 
 import argparse
 import dataclasses
@@ -16,14 +16,14 @@ from hf_diversed.tasks.rows import prompt_rows
 
 
 def parse_options(classes: Iterable[type], argv: list[str], prog: str, **defaults: Any) -> tuple:
-    """Read dataclasses from the command line; `--config run.yaml` gives defaults in their names, and the command line
-    wins. Hyphens and underscores are one, in the file as well.
+    """Read dataclasses from the command line, which takes precedence over `--config run.yaml`. Hyphens and underscores
+    are equivalent, also in the file.
 
     Args:
-        defaults: other than those of the dataclasses.
+        defaults: replace those of the dataclasses.
 
     Raises:
-        ValueError: for an option that does not exist, and for a file that does not exist.
+        ValueError: for an unknown option or a missing file.
     """
     parser = HfArgumentParser(tuple(classes), prog=prog, usage=f"{prog} [options]; --help lists them")
     parser.add_argument("--config", help="YAML file with any of these options.")
@@ -49,7 +49,7 @@ def parse_options(classes: Iterable[type], argv: list[str], prog: str, **default
 
 
 def upstream_help(ours: Iterable[type]) -> str:
-    """What the options of transformers' trainer mean, but for those that `ours` explain."""
+    """Return the help of the options of transformers' trainer, without those that `ours` define."""
     parser = HfArgumentParser(TrainingArguments, usage=argparse.SUPPRESS, add_help=False)
     _spell_with_hyphens(parser)
     explained = {item.name for section in ours for item in dataclasses.fields(section)}
@@ -60,13 +60,13 @@ def upstream_help(ours: Iterable[type]) -> str:
 
 
 def resume_point_of(given: str | bool | None, resume: bool) -> str | bool | None:
-    """Where a run goes on from: a checkpoint's folder, True for the newest complete one, None for the start.
+    """Return where a run continues: a checkpoint's folder, True for the newest complete one, None for the start.
 
     Args:
-        given: what `--resume-from-checkpoint` says; "true" is what scripts of transformers take. resume: `--resume`.
+        given: value of `--resume-from-checkpoint`; "true" as in scripts of transformers. resume: `--resume`.
 
     Raises:
-        ValueError: for a folder that is none.
+        ValueError: if the path is not a folder.
     """
     words = "" if given is None else str(given)
     if words.lower() in ("", "false", "true"):
@@ -80,7 +80,7 @@ def resume_point_of(given: str | bool | None, resume: bool) -> str | bool | None
 
 
 def read_records(task: Task, split: str, n: int, seed: int, data_file: str | None) -> list[dict[str, Any]]:
-    """`n` records of a split, or of a file; all of a smaller file."""
+    """Return `n` records of a split or a file; all records of a smaller file."""
     if data_file is None:
         return load_records(task, split, n, seed)
     records = load_records(task, split, data_file=data_file)
@@ -88,21 +88,21 @@ def read_records(task: Task, split: str, n: int, seed: int, data_file: str | Non
 
 
 def supervised_rows(task: Task, records: list[dict[str, Any]], shots: int, chat: bool) -> list[dict[str, Any]]:
-    """Rows with "prompt" and "completion", the reference; solved examples come from the other records."""
+    """Return rows with "prompt" and "completion", the reference; solved examples come from the other records."""
     references = [task.chat_answer(record) if chat else task.reference(record) for record in records]
     rows = prompt_rows(task, records, pool=records, shots=shots, chat=chat)
     return [{"prompt": row["prompt"], "completion": reference} for row, reference in zip(rows, references)]
 
 
 def _spell_with_hyphens(parser: argparse.ArgumentParser) -> None:
-    """Show every option as it is written elsewhere; what is parsed stays the same, underscores included."""
+    """Show every option with hyphens; the parser still accepts underscores."""
     for action in parser._actions:
         spelled = [option for option in action.option_strings if "_" not in option]
         action.option_strings = spelled[:1] if spelled and action.dest != "help" else action.option_strings
 
 
 def _by_destination(found: dict[str, Any], parser: argparse.ArgumentParser) -> tuple[dict[str, Any], list[str]]:
-    """Values of a file by the name that the parser stores them under, and the names that it does not know."""
+    """Return the values of a file by the parser's destination, and the unknown names."""
     known = {option: action.dest for action in parser._actions for option in action.option_strings}
     named = {f"--{name}".replace("_", "-"): (name, value) for name, value in found.items()}
     unknown = sorted(name for option, (name, _) in named.items() if option not in known)

@@ -1,4 +1,4 @@
-"""`hf-diversed plot`: results to figures."""
+"""`hf-diversed plot`: draw figures of results."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -39,7 +39,7 @@ def plot(
 
 
 def _read(paths: list[Path]) -> "list[Curve]":
-    """Curves of all files; one that holds no results, as `results/*.json` may match, is named and left out."""
+    """Return the curves of all files; one without results, as `results/*.json` may match, is reported and skipped."""
     from hf_diversed.evaluation.curves import read_curves
 
     curves: list[Curve] = []

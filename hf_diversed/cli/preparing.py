@@ -1,5 +1,5 @@
-"""What the measuring commands prepare: which pair, head, methods and prompts, and where results go. Whatever can be
-refused without the models is refused before they load."""
+"""Preparation of measuring commands: pair, head, methods, prompts and output folder. Arguments that can be checked
+without the models are checked before the models are loaded."""
 
 import fnmatch
 import os
@@ -24,14 +24,14 @@ Value = TypeVar("Value", int, float)
 
 
 def load_task(name: str, allow_code_execution: bool, unsafe_code_execution: bool) -> Task:
-    """A task that can score what models write; refused here, before anything is decoded."""
+    """Load a task and check, before decoding, that it can score completions."""
     task = get_task(name, allow_code_execution=allow_code_execution, unsafe_code_execution=unsafe_code_execution)
     task.check_scoring()
     return task
 
 
 def check_methods(option: str, specs: Sequence[str], target: str | None, head: str | None, task: str = "math") -> None:
-    """Refuse methods that could not be built, with the heads that they name.
+    """Raise for methods that cannot be built, including the heads that they name.
 
     Raises:
         ValueError: naming the option, what was given, and an example.
@@ -59,7 +59,7 @@ def naming(option: str, spec: str) -> Iterator[None]:
 
 
 def check_output(option: str, path: Path | None, folder: bool = False) -> None:
-    """Refuse a place where nothing can be written, before hours of work; leaves nothing there."""
+    """Raise if a path cannot be written, before a long run; creates nothing."""
     if path is None:
         return
     if path.exists() and path.is_dir() != folder:
@@ -68,13 +68,13 @@ def check_output(option: str, path: Path | None, folder: bool = False) -> None:
     try:
         if there.is_dir():
             tempfile.TemporaryFile(dir=there).close()
-        else:  # a file, or in the place of a folder
+        else:  # a file, or a path below a file
             (path if path.exists() else there / path.name).open("ab").close()
     except OSError as error:
         raise ValueError(f"{option} {path} cannot be written: {error}.") from error
 
 
-# What training and conversion write. The caches are compared with the settings of a run before they are used.
+# Files written by training and conversion. Caches are compared with the settings of a run before they are used.
 _CACHES = ("target_samples.jsonl", "reference_rewards.json", "target_states.*")
 _WRITTEN = (
     *_CACHES,
@@ -88,16 +88,16 @@ _WRITTEN = (
 def check_new_folder(
     option: str, folder: Path, overwrite: bool, inputs: Sequence[str | None] = (), resume: bool | None = None
 ) -> None:
-    """Refuse a folder with files, unless they are to be removed or, as an interrupted run's, continued.
+    """Raise if a folder has files, unless they are to be removed or belong to an interrupted run that continues.
 
-    Hidden files and caches of a run that has saved nothing yet are no obstacle.
+    Hidden files, and caches of a run that has saved nothing else, are allowed.
 
     Args:
         inputs: models and heads that the run reads; `overwrite` must not remove them.
         resume: whether the run continues an earlier one; None for commands that cannot.
 
     Raises:
-        ValueError: with what is in the folder and the options to pass.
+        ValueError: with the folder's contents and the options to pass.
     """
     check_output(option, folder, folder=True)
     if overwrite and resume:
@@ -117,7 +117,7 @@ def check_new_folder(
 
 
 def remove_earlier_run(folder: Path) -> None:
-    """Remove what training or conversion wrote to a folder; other files stay."""
+    """Remove files that training or conversion wrote to a folder; other files are kept."""
     for path in folder.iterdir() if folder.is_dir() else ():
         if not _matches(path.name, _WRITTEN):
             continue
@@ -140,30 +140,30 @@ def load_models(
     chat: bool = False,
     dtype: str | None = None,
 ) -> tuple[Pair, HeadLike | None]:
-    """The pair, and what "diversed" means: the head that was named, or the embedded pair's own for the task.
+    """Load the pair and the head of "diversed": the named one, or the embedded pair's head for the task.
 
     Raises:
-        ValueError: as `load_pair` does.
+        ValueError: as in `load_pair`.
     """
     pair = load_pair(target, draft, device, chat, dtype)
     return pair, head if head is not None else pair.heads.get(task)
 
 
 def load_shots(task: Task, shots: int, shots_file: str | None, seed: int) -> list[dict]:
-    """Records to take solved examples from. Those of training if the seed is the same, or the file and all of it was
-    trained on.
+    """Load records for solved examples: those of training if the seed is the same, or, for a file, if the file is the
+    same and training used all of it.
 
     Raises:
         ValueError: if there are too few records to take the shots from, or for a file without shots.
     """
     if shots_file is not None and not shots:
         raise ValueError("--shots-file says where solved examples come from; pass --shots as well.")
-    # Of a split, one more than shots: a record never is its own example.
+    # Of a split, one more than shots: a record is never its own example.
     return load_records(task, "train", shots + 1 if shots_file is None else None, seed, shots_file) if shots else []
 
 
 def prompted(task: Task, pair: Pair, pool: Sequence[Record], shots: int, chat: bool) -> PromptedTask:
-    """The task under the prompts of `hf-diversed train` with the same options."""
+    """Return the task with the prompts of `hf-diversed train` under the same options."""
     return PromptedTask(task, pair.tokenizer, pool=pool, shots=shots, chat=chat)
 
 
@@ -191,7 +191,7 @@ def interruptible(output: Path | None, folder: Path) -> AbstractContextManager[N
 
 
 def numbers(option: str, text: str, kind: Callable[[str], Value], distinct: bool = True) -> list[Value]:
-    """The values of an option that takes several, separated by commas; each once if `distinct`."""
+    """Return the comma-separated values of an option; each once if `distinct`."""
     try:
         values = [kind(part) for part in text.split(",")]
     except ValueError as error:

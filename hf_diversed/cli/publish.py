@@ -1,4 +1,4 @@
-"""`hf-diversed push`, `card` and `info`: a head and what is known about it."""
+"""`hf-diversed push`, `card` and `info`: publish or describe a head."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -95,7 +95,7 @@ def info(
 
 
 def about_table(head: "DiversedHead", records: "HeadRecords") -> Table:
-    """What a head is and belongs to, a line each; what nobody recorded is left out."""
+    """Return a table of a head's properties; missing ones are left out."""
     config = head.config
     measured = (records.evaluation.get("provenance") or {}).get("evaluation") or {}
     parameters = sum(parameter.numel() for parameter in head.parameters())

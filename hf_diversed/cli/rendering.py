@@ -1,4 +1,4 @@
-"""How results look in a terminal."""
+"""Results as text for a terminal."""
 
 import math
 
@@ -14,7 +14,7 @@ from hf_diversed.token_view import ORIGINS, TARGET, Piece, TokenReader
 
 
 def comparison_table(rows: list[Row], right: list[float] | None = None, num_prompts: int = 0) -> Table:
-    """One line per method, within 80 columns: medians over the repeats, ranges in parentheses.
+    """Return a table of at most 80 columns, one line per method: medians over the repeats, ranges in parentheses.
 
     "accepted" is accepted / drafted. The first row is the reference of the ratios. `right` adds the number of right
     answers out of `num_prompts`.
@@ -37,7 +37,7 @@ def comparison_table(rows: list[Row], right: list[float] | None = None, num_prom
 
 
 def compiled_line(rows: list[Row]) -> str:
-    """The gain of compilation and its cost; the rows are those of `compiled_cases`."""
+    """Return the gain and cost of compilation; the rows are those of `compiled_cases`."""
     _, eager, target, ours = rows
     own, plain = (show_ratio(paired_ratio(ours.tokens_per_second, row.tokens_per_second)) for row in (eager, target))
     return (
@@ -47,17 +47,17 @@ def compiled_line(rows: list[Row]) -> str:
 
 
 def token_text(tokenizer: PreTrainedTokenizerBase, records: TokenRecords | None) -> Text:
-    """The first row's tokens, coloured by origin."""
+    """Return the first row's tokens, coloured by origin."""
     return Text() if records is None else pieces_text(TokenReader(tokenizer).read(records))
 
 
 def pieces_text(pieces: list[Piece]) -> Text:
-    """Pieces, coloured by origin."""
+    """Return the pieces, coloured by origin."""
     return Text.assemble(*((piece.text, ORIGINS[piece.origin].style) for piece in pieces))
 
 
 def source_legend() -> Text:
-    """What the colours of `token_text` mean."""
+    """Return the legend of the colours in `token_text`."""
     text = Text()
     for name, origin in ORIGINS.items():
         if name != TARGET:
@@ -67,7 +67,7 @@ def source_legend() -> Text:
 
 
 def stats_line(label: str, stats: SpeculativeStats, seconds: float) -> str:
-    """A call in one line; the rates of the draft only where there was one."""
+    """Return a call's statistics in one line; rates only if a draft model was used."""
     parts = [f"{stats.num_emitted} tokens in {seconds:.2f} s ({stats.num_emitted / seconds:.0f} tokens/s)"]
     if stats.num_drafted:
         parts.append(f"{stats.acceptance_rate:.1%} of {stats.num_drafted} drafts accepted")

@@ -1,4 +1,4 @@
-"""One prompt, decoded by a named method and printed as it arrives."""
+"""Decode one prompt with a named method and print tokens as they are generated."""
 
 from typing import Any
 
@@ -19,11 +19,11 @@ from hf_diversed.verifiers import Verifier, build_verifier
 from hf_diversed.zoo.loader import WEIGHTS
 
 
-DEFAULT = "lenience:0.3"  # the verifier where there is no head
+DEFAULT = "lenience:0.3"  # the verifier without a head
 
 
 def check_method(method: str | None, head: str | None, task: str, target: str | None, dials: dict[str, Any]) -> None:
-    """Refuse a method that cannot be built, before models load.
+    """Raise for a method that cannot be built, before models are loaded.
 
     Raises:
         ValueError: for unknown methods, "diversed" without a head, and dials without a head.
@@ -44,7 +44,7 @@ def check_method(method: str | None, head: str | None, task: str, target: str | 
 
 
 def build_method(pair: Pair, method: str | None, head: Any, dials: dict[str, Any]) -> tuple[str, Verifier | None]:
-    """Label and verifier of a method that `check_method` accepted; no verifier decodes with the target alone."""
+    """Return label and verifier of a method that `check_method` accepted; None decodes with the target alone."""
     method = method or (DEFAULT if head is None else "diversed")
     if method != "diversed":
         return method, _without_head(method)
@@ -59,7 +59,7 @@ def _without_head(method: str) -> Verifier | None:
 def stream(
     pair: Pair, prompt: Prompt, verifier: Verifier | None, sampling: Sampling, seed: int
 ) -> tuple[SpeculativeStats, float]:
-    """Print tokens as they come; returns statistics and seconds."""
+    """Print tokens as they are generated; return statistics and seconds."""
     total = SpeculativeStats()
 
     def show(pieces: list[Piece], stats: SpeculativeStats) -> None:

@@ -1,4 +1,4 @@
-"""Results of evaluations as tables."""
+"""Tables of evaluation results."""
 
 from collections.abc import Iterable
 
@@ -9,7 +9,7 @@ from hf_diversed.formatting import number, percent, with_bounds
 
 
 def results_table(rows: list[dict]) -> Table:
-    """One line per method: acceptance and quality with their 95% bounds."""
+    """Return a table with acceptance and quality of each method and their 95% bounds."""
     table = Table(header_style="bold", box=box.SIMPLE)
     table.add_column("method", no_wrap=True)
     for header in ("accepted", "accepted,\nverified", "tokens per\nround", rows[0]["metric"], "below\nreference"):
@@ -27,7 +27,7 @@ def results_table(rows: list[dict]) -> Table:
 
 
 def accepted_length_table(rows: Iterable[dict]) -> Table:
-    """One line per drafted method: accepted drafts per round, and what theory says of them."""
+    """Return a table of accepted draft tokens per round of each method, measured and predicted."""
     table = Table(header_style="bold", box=box.SIMPLE)
     table.add_column("method", no_wrap=True)
     headers = ("accepted\nper round", "predicted,\nexact", "predicted,\ni.i.d.", "standard errors\nfrom exact")

@@ -1,4 +1,4 @@
-"""Where commands print, and how they say what went wrong."""
+"""Output of commands and their error messages."""
 
 import functools
 import inspect
@@ -14,13 +14,13 @@ from rich.console import Console
 from rich.text import Text
 
 
-console = Console()  # results, which may go into a file or a pipe; everything else goes to `notes`
+console = Console()  # results, which may be redirected; everything else goes to `notes`
 notes = Console(stderr=True)
 
-USAGE, FAILURE = 2, 1  # exit codes: what was asked for cannot be, or could not be done
+USAGE, FAILURE = 2, 1  # exit codes: invalid request, or failure during the run
 INTERRUPTED = 130
 
-# Which extra of the package brings a module; what an import names is a module, and not what pip installs.
+# The extra that installs each module; import errors name the module, not the package.
 EXTRAS = {
     "datasets": "train",
     "lm_eval": "eval",
@@ -62,7 +62,7 @@ def errors_in_words(debug: bool = False, options: Collection[str] = ()) -> Itera
     """Print errors on standard error, without a traceback unless `debug`, and exit.
 
     Args:
-        options: names of the command's options, which errors then show as flags.
+        options: names of the command's options, which error messages then show as flags.
     """
     try:
         yield
@@ -77,7 +77,7 @@ def errors_in_words(debug: bool = False, options: Collection[str] = ()) -> Itera
     except OSError as error:
         _tell(str(error), debug)
         raise typer.Exit(FAILURE) from error
-    except (RuntimeError, AssertionError) as error:  # of torch: no memory left, no such kernel, built without CUDA
+    except (RuntimeError, AssertionError) as error:  # from torch: out of memory, missing kernel, built without CUDA
         _tell(f"{type(error).__name__}: {error}" + ("" if debug else "\n--debug shows where."), debug)
         raise typer.Exit(FAILURE) from error
 
@@ -107,7 +107,7 @@ def in_flags(message: str, options: Collection[str]) -> str:
 
 
 def hear_own_warnings_only() -> None:
-    """For a command: warnings of this library are shown, and of transformers errors only."""
+    """Show warnings of this library, and only errors of transformers."""
     from transformers.utils import logging
 
     from hf_diversed import _compat

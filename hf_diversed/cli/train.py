@@ -1,4 +1,4 @@
-"""`hf-diversed train`: a task, a pair and a few numbers to a head in a folder."""
+"""`hf-diversed train`: train a head for a task and a pair."""
 
 import sys
 from contextlib import redirect_stdout
@@ -24,7 +24,7 @@ DEFAULTS = {"eval_strategy": "steps", "load_best_model_at_end": True, "output_di
 
 
 def train(argv: list[str]) -> DiversedTrainer:
-    """Parse, train, and leave the head in `output_dir`, whose name is all that standard output gets."""
+    """Parse options, train, and save the head in `output_dir`; standard output receives only that name."""
     arguments, config = parse_options((TrainArguments, DiversedConfig), argv, "hf-diversed train", **DEFAULTS)
     start = resume_point_of(config.resume_from_checkpoint, arguments.resume)
     folder, first = Path(config.output_dir), config.process_index == 0
@@ -32,7 +32,7 @@ def train(argv: list[str]) -> DiversedTrainer:
         inputs = (arguments.target, arguments.draft, arguments.head)
         check_new_folder("--output-dir", folder, arguments.overwrite, inputs, resume=start is not None)
     again = "Run the same command with --resume to continue from the newest complete checkpoint."
-    with interruptible(again), redirect_stdout(sys.stderr):  # where the trainer and rewards print
+    with interruptible(again), redirect_stdout(sys.stderr):  # output of the trainer and rewards
         trainer = build_trainer(arguments, config)
         if first and arguments.overwrite:
             remove_earlier_run(folder)
@@ -45,7 +45,7 @@ def train(argv: list[str]) -> DiversedTrainer:
 
 
 def build_trainer(arguments: TrainArguments, config: DiversedConfig) -> DiversedTrainer:
-    """Load records, rewards and head, and then the pair."""
+    """Load records, rewards, head and pair, and build the trainer."""
     check_pair(arguments.target, arguments.draft)
     check_dtype(arguments.dtype)
     execution = {
@@ -74,7 +74,7 @@ def build_trainer(arguments: TrainArguments, config: DiversedConfig) -> Diversed
 
 
 def pair_options(target: str | None, draft: str | None, dtype: str | None, config: Any) -> dict[str, Any]:
-    """Target, draft and tokenizer as a trainer takes them: the embedded ones, or names whose shapes go together."""
+    """Return target, draft and tokenizer for a trainer: the embedded ones, or names with compatible shapes."""
     if target is None or draft is None:
         pair = load_pair(None, None, config.device, dtype=dtype)
         return {"target": pair.target, "draft": pair.draft, "processing_class": pair.tokenizer}
@@ -91,7 +91,7 @@ def pair_options(target: str | None, draft: str | None, dtype: str | None, confi
 def load_rows(
     arguments: TrainArguments, task: Task, seed: int, held_out: bool
 ) -> tuple[list[dict], list[dict] | None]:
-    """Rows to train on and held-out rows, disjoint also where both come from the training split or one file."""
+    """Return training and held-out rows, disjoint also if both come from the training split or one file."""
     n, n_eval = arguments.num_examples, arguments.num_eval_examples if held_out else 0
     shared = n_eval and not arguments.eval_data_file and (arguments.data_file or arguments.eval_split == "train")
     records = read_records(task, "train", n + n_eval if shared else n, seed, arguments.data_file)

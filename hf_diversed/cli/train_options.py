@@ -1,4 +1,4 @@
-"""What `hf-diversed train` and `tune-draft` take besides the settings of a run. Nothing here waits for torch."""
+"""Options of `hf-diversed train` and `tune-draft` besides the settings of a run. Does not import torch."""
 
 from dataclasses import dataclass, field
 

@@ -1,4 +1,4 @@
-"""`hf-diversed train` and `tune-draft`: their options in words, and the way to what runs them."""
+"""`hf-diversed train` and `tune-draft`: help of their options, and the commands."""
 
 import argparse
 import dataclasses
@@ -11,7 +11,7 @@ from hf_diversed.cli.train_options import TrainArguments, TuneDraftArguments
 from hf_diversed.training.settings import DraftTuningSettings, HeadTrainingSettings
 
 
-# Of the hundred options of transformers' trainer, those that every run asks for.
+# The most used of the hundred options of transformers' trainer.
 _OF_UPSTREAM = {
     "--output-dir": ("DIR", "Folder of the checkpoints and of the result. (default: head, tuned-draft)"),
     "--resume-from-checkpoint": ("DIR", "Continue from this checkpoint; true means --resume."),
@@ -45,7 +45,7 @@ def tune_draft(context: typer.Context) -> None:
 
 
 def _run(name: str, argv: list[str], sections: Mapping[str, type], run: Callable[[list[str]], None]) -> None:
-    """Explain the options, or do the work."""
+    """Print the help if requested, otherwise run."""
     argv, debug = _without_debug(argv)
     with errors_in_words(debug, [item.name for section in sections.values() for item in dataclasses.fields(section)]):
         if _HELP & set(argv):
@@ -59,14 +59,14 @@ def _run(name: str, argv: list[str], sections: Mapping[str, type], run: Callable
 
 
 def _without_debug(argv: list[str]) -> tuple[list[str], bool]:
-    """A bare `--debug` asks for the trace; with a value behind it, it is an option of transformers' trainer."""
+    """Remove `--debug` without a value, which shows tracebacks; with a value it is an option of the trainer."""
     ends = [*argv[1:], "--"]
     bare = [option == _DEBUG and following.startswith("-") for option, following in zip(argv, ends)]
     return [option for option, ours in zip(argv, bare) if not ours], any(bare)
 
 
 def own_help(name: str, sections: Mapping[str, type]) -> str:
-    """What our own options mean, from the dataclasses that hold them."""
+    """Return the help of our own options, from their dataclasses."""
     usage = f"hf-diversed {name} --task TASK [options]"
     parser = argparse.ArgumentParser(usage=usage, add_help=False)
     for title, section in sections.items():

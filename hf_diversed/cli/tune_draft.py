@@ -1,4 +1,4 @@
-"""`hf-diversed tune-draft`: a task and a pair to a LoRA adapter of the draft in a folder."""
+"""`hf-diversed tune-draft`: tune the draft model of a pair on a task, by default as a LoRA adapter."""
 
 import sys
 from contextlib import redirect_stdout
@@ -19,7 +19,7 @@ from hf_diversed.training.draft_tuning import DraftTuningConfig, tune_draft
 
 
 def tune(argv: list[str]) -> PeftModel | PreTrainedModel:
-    """Parse, tune, and leave the result in `output_dir`, whose name is all that standard output gets."""
+    """Parse options, tune, and save the result in `output_dir`; standard output receives only that name."""
     arguments, config = parse_options(
         (TuneDraftArguments, DraftTuningConfig), argv, "hf-diversed tune-draft", output_dir="tuned-draft"
     )
@@ -43,10 +43,10 @@ def tune(argv: list[str]) -> PeftModel | PreTrainedModel:
     n_eval = min(n_eval, len(records) // 2)  # a small file is halved
     if config.mode == "supervised":
         rows = supervised_rows(task, records, arguments.shots, arguments.chat)
-    else:  # the target writes its own answers, and some tasks have none
+    else:  # the target generates the completions; some tasks have no references
         rows = prompt_rows(task, records, pool=records, shots=arguments.shots, chat=arguments.chat)
     again = "Run the same command with --resume to continue from the newest complete checkpoint."
-    with interruptible(again), redirect_stdout(sys.stderr):  # where the trainer prints
+    with interruptible(again), redirect_stdout(sys.stderr):  # output of the trainer
         pair = pair_options(arguments.target, arguments.draft, arguments.dtype, config)
         stop_strings = () if arguments.chat else task.stop_strings
         split = len(rows) - n_eval
