@@ -73,8 +73,7 @@ class Verifier:
     def dials(self, batch_size: int, device: torch.device) -> dict[str, torch.Tensor]:
         """Return the per-row settings by name, `[B, 1]` each; empty by default.
 
-        The decoding loop passes them as `dials=` and drops finished rows from them. The argument is left out if there
-        are none.
+        The decoding loop drops finished rows from them and passes them as `dials=`, unless the dict is empty.
         """
         return {}
 
