@@ -1,4 +1,4 @@
-"""One batch of prompts through `generate` with one method: seeded, timed, and cut where each row ends."""
+"""Seeded and timed decoding of one batch of prompts with one method."""
 
 import sys
 import time
@@ -22,16 +22,18 @@ from hf_diversed.running.sampling import Sampling
 
 
 Item = TypeVar("Item")
-_LINES = 20  # of progress, where no terminal shows a bar
+_LINES = 20  # of progress, without a terminal
 
 
 @dataclass(eq=False)
 class Decoded:
-    """One call.
+    """The result of one call of `generate`.
 
     Attributes:
-        tokens: ids of each completion, its EOS included and no padding. seconds: that `generate` took.
-        stats, records: of our loop, the records where `output_token_records` asks for them; None for other methods.
+        tokens: ids of each completion, including EOS, without padding.
+        seconds: duration of the call.
+        stats: statistics of our decoding loop; None for other methods.
+        records: token records of our decoding loop with `output_token_records`, else None.
     """
 
     tokens: list[list[int]]
@@ -41,7 +43,7 @@ class Decoded:
 
 
 class Decoder:
-    """Binds a pair to its sampling; every call is seeded and depends on nothing that ran before it."""
+    """Decodes with a pair and sampling settings. Every call is seeded and independent of earlier calls."""
 
     def __init__(self, pair: Pair, sampling: Sampling):
         install_hook()
@@ -53,7 +55,7 @@ class Decoder:
             self.criteria.append(stop_criterion(pair.tokenizer, self.stop_strings))
 
     def __call__(self, method: Method, prompts: Sequence[Sequence[int]], seed: int, **kwargs) -> Decoded:
-        """Complete a batch of encoded prompts; `kwargs` are arguments of `generate` that win over the sampling's."""
+        """Complete a batch of encoded prompts; `kwargs` override the sampling's arguments of `generate`."""
         options = {
             **left_padded(prompts, self.pad_id, self.pair.target.device),
             **self.sampling.generate_kwargs(),
@@ -74,11 +76,11 @@ class Decoder:
         return Decoded(tokens, seconds, output.stats, output.token_records)
 
     def text(self, ids: list[int]) -> str:
-        """What ids say, special tokens left out."""
+        """Return the text of token ids, without special tokens."""
         return str(self.pair.tokenizer.decode(ids, skip_special_tokens=True))
 
     def _plain_length(self, row: list[int]) -> int:
-        """Generated tokens of upstream's decoding, its EOS included, which only the padding behind them tells."""
+        """Return the number of tokens, including EOS, that transformers generated, inferred from the padding."""
         ends = [column for column, token in enumerate(row) if token in self.eos_ids]
         if not ends:
             length = len(row)
@@ -91,19 +93,19 @@ class Decoder:
 
 
 def timed_call(target: PreTrainedModel, seed: int, **kwargs) -> tuple[Any, list[list[int]], float]:
-    """Call `generate` under a seed: its output, the new columns as lists, padding included, and seconds."""
+    """Call `generate` with a seed; return its output, the new columns as lists with padding, and the seconds."""
     width = kwargs["input_ids"].shape[1]
     with seeded(seed, target.device):
         began = time.perf_counter()
         output = target.generate(**kwargs, return_dict_in_generate=True)
-        rows = output.sequences[:, width:].tolist()  # waits for the device, too
+        rows = output.sequences[:, width:].tolist()  # also synchronizes with the device
         return output, rows, time.perf_counter() - began
 
 
 @contextmanager
 def seeded(seed: int, device: torch.device) -> Iterator[None]:
-    """Draw under `seed` and leave the caller's random state alone: that of the CPU and of the device."""
-    # By default torch would ask every GPU of the machine, and so open a context on each.
+    """Use `seed` in the block; restore the random state of the CPU and the device afterwards."""
+    # By default torch saves the state of every GPU, which creates a context on each.
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         torch.manual_seed(seed)
         yield
@@ -119,8 +121,12 @@ def with_progress(
     """Yield the items and report progress on standard error.
 
     Args:
-        shown: True for a progress bar, False for none, None for a bar on a terminal and lines of text elsewhere.
-        stage: a line is printed after the last of consecutive items with the same stage; by default 20 lines in all.
+        items: the items.
+        words: description of the work.
+        unit: singular name of an item.
+        shown: True for a progress bar, False for no output, None for a bar on a terminal and text lines elsewhere.
+        stage: function of an item. A line is printed after the last of consecutive items with the same stage; by
+            default 20 lines in all.
     """
     if shown is None and not sys.stderr.isatty():
         return _with_lines(items, words, unit, stage)
@@ -139,5 +145,5 @@ def _with_lines(items: Sequence[Item], words: str, unit: str, stage: Callable[[I
 
 
 def notify(line: str) -> None:
-    """Print a line on standard error at once."""
+    """Print a line on standard error and flush it."""
     print(line, file=sys.stderr, flush=True)

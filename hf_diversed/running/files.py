@@ -1,4 +1,4 @@
-"""Files that a crash leaves whole: replaced in one move, or grown line by line. Knows nothing of what is in them."""
+"""Crash-safe files: JSON files that are replaced atomically, and JSON Lines files that are appended to."""
 
 import json
 import os
@@ -12,15 +12,16 @@ REMOVE_LINE = "remove the line, so that it is done again, or the file."
 
 
 class WriteError(OSError):
-    """A file that could not be written; says which, why, and what to do."""
+    """A file could not be written; the message contains its path, the reason and a remedy."""
 
 
 @contextmanager
 def writing(path: Path, *also: type[Exception]) -> Iterator[None]:
-    """Turn what goes wrong in the block into a `WriteError` about `path`: the system's own words may name no file.
+    """Convert errors in the block to a `WriteError` with the path, which the original message may lack.
 
     Args:
-        also: what else than an `OSError` a failed write raises in this block.
+        path: the file or folder that is written.
+        also: exceptions besides `OSError` that a failed write raises in this block.
     """
     failures: tuple[type[Exception], ...] = (OSError, *also)
     try:
@@ -35,16 +36,16 @@ def writing(path: Path, *also: type[Exception]) -> Iterator[None]:
 
 
 def _room(path: Path) -> str:
-    """How much is free where `path` should go; nothing where that is unknown, too."""
+    """Return a sentence about the free space at `path`; empty if it is unknown."""
     there = next((folder for folder in path.parents if folder.is_dir()), None)
     return "" if there is None else f"{shutil.disk_usage(there).free / 2**20:.1f} MiB are free there. "
 
 
 def write_json(path: Path, value: dict) -> None:
-    """Write strict JSON in one move: who reads it never sees half of it, not even after a power failure.
+    """Write strict JSON atomically, so that the file is never incomplete, even after a power failure.
 
     Raises:
-        WriteError: if that fails; what was there before is left, and nothing else.
+        WriteError: if that fails; an existing file is unchanged.
     """
     text = json.dumps(value, indent=1, allow_nan=False) + "\n"
     part = path.with_name(f"{path.name}.{os.getpid()}.part")
@@ -67,17 +68,17 @@ def append_lines(path: Path, values: Iterable[dict]) -> None:
 
 
 def read_lines(path: Path) -> list[dict]:
-    """Read what `append_lines` wrote; what follows the last line's end was interrupted, and is left out.
+    """Read the lines of `append_lines`, without an incomplete last line.
 
     Raises:
-        ValueError: on a whole line that is damaged.
+        ValueError: if a complete line is not a JSON object.
     """
     *lines, _torn = path.read_bytes().split(b"\n")
     values = []
     for number, line in enumerate(lines, start=1):
         try:
             value = json.loads(line)
-        except ValueError as error:  # also for bytes that are no text
+        except ValueError as error:  # also for invalid UTF-8
             raise ValueError(f"{path}, line {number} is no JSON ({error}); {REMOVE_LINE}") from error
         if not isinstance(value, dict):
             raise ValueError(f"{path}, line {number} must be a JSON object, got {value!r}; {REMOVE_LINE}")
@@ -86,7 +87,7 @@ def read_lines(path: Path) -> list[dict]:
 
 
 def drop_torn_line(path: Path) -> None:
-    """Cut what a process that was killed while writing left behind the last line's end; no file is fine, too."""
+    """Remove an incomplete last line, left by a killed process. Does nothing if the file does not exist."""
     if not path.exists():
         return
     content = path.read_bytes()

@@ -1,4 +1,4 @@
-"""Methods by name: the ways to decode that are compared with each other."""
+"""Decoding methods by name, for comparisons."""
 
 import copy
 import os
@@ -27,19 +27,21 @@ from hf_diversed.verifiers import (
 
 @dataclass(frozen=True)
 class Method:
-    """One way to decode: the target alone, our loop under a rule, or upstream's assisted decoding.
+    """A decoding method: the target alone, our loop with a verifier, or transformers' assisted decoding.
 
     Attributes:
-        label: names it in results. verifier: the rule, where our loop runs.
-        upstream: upstream's assisted decoding, of one row; with `ensemble_weight`, its `assistant_ensemble_weight`.
-        compile_config: decode over static shapes, compiled so; None for the eager way.
+        label: name in results.
+        verifier: verifier of our loop; None for other methods.
+        upstream: whether transformers' assisted decoding runs, for batches of one row.
+        ensemble_weight: `assistant_ensemble_weight` of transformers' assisted decoding.
+        compile_config: compile configuration, with static shapes; None decodes eagerly.
     """
 
     label: str
     verifier: Verifier | None = None
     upstream: bool = False
     ensemble_weight: float | None = None
-    compile_config: CompileConfig | None = field(default=None, compare=False)  # how, not what
+    compile_config: CompileConfig | None = field(default=None, compare=False)  # same distribution
 
     @property
     def is_plain(self) -> bool:
@@ -47,25 +49,26 @@ class Method:
 
     @cached_property
     def rule(self) -> str:
-        """The rule in words that survive a restart, with a digest of its head: equal words, equal decoding."""
+        """A reproducible description of the verifier, with a digest of its head; equal for equal decoding."""
         if self.upstream:
             return f"upstream({self.ensemble_weight})"
         return "plain" if self.verifier is None else describe(self.verifier)
 
     @property
     def static_weight(self) -> float | None:
-        """The constant weight on the target that the rule amounts to (1 if lossless); None for others. Methods that
-        have one make up the static curve."""
+        """The constant weight on the target of a static ensemble (1 if lossless); None for other verifiers. Methods
+        with a weight form the static curve."""
         verifier = self.verifier
         if isinstance(verifier, StaticEnsembleVerifier) and verifier.settings().keys() == {"weight"}:
             return verifier.weight
         return 1.0 if isinstance(verifier, LosslessVerifier) else None
 
     def generate_kwargs(self, draft: PreTrainedModel | None, num_assistant_tokens: int | None) -> dict[str, Any]:
-        """What `generate` of the target takes; `num_assistant_tokens` drafts per round, None for the rule's own.
+        """Return the arguments of the target's `generate`.
 
         Args:
-            draft: None looks drafts up in the text.
+            draft: the draft model; None for prompt lookup.
+            num_assistant_tokens: draft tokens per round; None for the verifier's default.
         """
         gamma = num_assistant_tokens or DEFAULT_NUM_ASSISTANT_TOKENS
         if self.upstream:
@@ -97,14 +100,16 @@ def build_methods(
     """Build methods from names.
 
     Args:
-        specs: each one of "target" (the target alone), "lossless", a rule with its parameters ("static:0.7",
-            "spec_cascade:token_v3:0.5"), "diversed" (the given head), "diversed:<folder or Hub id>", either with
-            "@<strictness>" behind it, or a pair (label, verifier) in Python. A number behind the last @ is the
-            strictness, any other word a revision: "diversed:org/head@main@0.5".
-        head: what "diversed" means; an instance, a folder or a Hub id. device: where to load heads to.
+        specs: "target" (the target alone), "lossless", a verifier with its parameters ("static:0.7",
+            "spec_cascade:token_v3:0.5"), "diversed" (the given head) or "diversed:<folder or Hub id>", either with an
+            optional "@<strictness>", or a pair (label, verifier). A number after the last @ is the strictness,
+            anything else a revision: "diversed:org/head@main@0.5".
+        head: the head of "diversed": an instance, a folder or a Hub id.
+        device: the device of loaded heads.
 
     Raises:
-        ValueError: on unknown names, wrong parameters, "diversed" without a head, or a label that comes twice.
+        ValueError: if a name is unknown, parameters are invalid, "diversed" has no head, or a label is repeated.
+        TypeError: if a pair's second item is not a `Verifier`.
     """
     methods = [_build(spec, head, device) for spec in specs]
     if not methods:
@@ -143,7 +148,7 @@ def _build(spec: MethodLike, head: HeadLike | None, device: torch.device | str |
 
 
 def _diversed(spec: str, head: HeadLike | None, device: torch.device | str | None) -> DiversedVerifier:
-    """The rule of "diversed[:<source>][@<strictness>]"."""
+    """Return the verifier of "diversed[:<source>][@<strictness>]"."""
     rest, strictness = spec, 0.5
     before, _, last = spec.rpartition("@")
     if before and _is_number(last):
@@ -170,7 +175,8 @@ def _is_number(text: str) -> bool:
 
 
 def constant_draft(draft: PreTrainedModel, gamma: int) -> PreTrainedModel:
-    """A shallow twin of the draft with its draft length pinned: upstream reads it from there only."""
+    """Return a shallow copy of the draft model with a constant draft length in its generation config, the only place
+    where transformers reads it."""
     twin = copy.copy(draft)
     twin.generation_config = copy.deepcopy(draft.generation_config)
     twin.generation_config.num_assistant_tokens = gamma
@@ -180,7 +186,7 @@ def constant_draft(draft: PreTrainedModel, gamma: int) -> PreTrainedModel:
 
 
 def describe(verifier: Verifier) -> str:
-    """The rule, its parameters and a digest of every module it holds."""
+    """Return a description of a verifier with its parameters and a digest of each module."""
     shown = []
     for name, value in verifier.settings().items():
         if isinstance(value, Verifier):

@@ -1,4 +1,4 @@
-"""Two models that decode together, and what belongs to them."""
+"""A target and a draft model with their tokenizer and heads."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-import hf_diversed.cut_vocabulary  # noqa: F401  `from_pretrained` knows its classes then
+import hf_diversed.cut_vocabulary  # noqa: F401  registers its classes for `from_pretrained`
 
 
 if TYPE_CHECKING:
@@ -16,8 +16,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Pair:
-    """A target and a draft of one vocabulary, their tokenizer, and the heads that come with them, by task. Without a
-    draft, drafts are looked up in the text."""
+    """A target and a draft model of one vocabulary, their tokenizer, and their heads by task.
+
+    Without a draft model, draft tokens come from prompt lookup.
+    """
 
     target: PreTrainedModel
     draft: PreTrainedModel | None
@@ -25,7 +27,7 @@ class Pair:
     heads: Mapping[str, "DiversedHead"] = field(default_factory=dict)
 
     def to(self, device: torch.device | str, dtype: torch.dtype | None = None) -> "Pair":
-        """The pair with its modules moved, as `torch.nn.Module.to` moves them: in place. Heads keep their dtype."""
+        """Move all modules in place, as `torch.nn.Module.to` does, and return the pair. Heads keep their dtype."""
         for model in (self.target, self.draft):
             if model is not None:
                 model.to(device=device, dtype=dtype)
@@ -35,17 +37,17 @@ class Pair:
 
 
 def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
-    """The tokenizer of a model by name, for prompts of which all end in the same column."""
+    """Load the tokenizer of a model by Hub id or folder, with left padding."""
     return AutoTokenizer.from_pretrained(name, padding_side="left")
 
 
 def load_model(name: str, device: torch.device | str, dtype: torch.dtype | str = "auto") -> PreTrainedModel:
-    """A model by name of the Hub or folder, in eval mode."""
+    """Load a model by Hub id or folder, in eval mode."""
     return AutoModelForCausalLM.from_pretrained(name, dtype=dtype, device_map=device).eval()
 
 
 def eos_ids(model: PreTrainedModel) -> list[int]:
-    """The tokens that end a text, by the model's generation config."""
+    """Return the EOS ids of the model's generation config."""
     ids = model.generation_config.eos_token_id
     if ids is None:
         return []
@@ -53,6 +55,6 @@ def eos_ids(model: PreTrainedModel) -> list[int]:
 
 
 def pad_id(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel) -> int:
-    """What fills up shorter rows; some tokenizers have no pad token, and then any id will do."""
+    """Return the id for padding: the tokenizer's pad token, else an EOS id, else 0."""
     ids = [tokenizer.pad_token_id, tokenizer.eos_token_id, *eos_ids(model), 0]
     return next(int(pad) for pad in ids if pad is not None)

@@ -1,4 +1,4 @@
-"""Prompts as token ids, and as batches of them."""
+"""Encoding and batching of prompts."""
 
 from collections.abc import Sequence
 
@@ -12,17 +12,20 @@ Prompt = str | list[dict[str, str]]
 def render(
     tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, str]], add_generation_prompt: bool = True
 ) -> str:
-    """Chat messages as text, its special tokens included: encode it without adding more."""
+    """Return chat messages as text with special tokens; encode it with `add_special_tokens=False`."""
     return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=add_generation_prompt))
 
 
 def encode(
     tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Prompt], add_special_tokens: bool = True
 ) -> list[list[int]]:
-    """Token ids of prompts, of which all are text or all are chat messages.
+    """Return the token ids of prompts, either all text or all chat messages.
 
     Args:
-        add_special_tokens: False for texts that bring their own, as `render` writes them. Messages always do.
+        tokenizer: the tokenizer.
+        prompts: the prompts.
+        add_special_tokens: False for texts that contain special tokens, such as those of `render`. Ignored for chat
+            messages, whose template adds them.
     """
     if not prompts:
         return []
@@ -32,13 +35,13 @@ def encode(
 
 
 def plan_batches(lengths: Sequence[int], batch_size: int) -> list[list[int]]:
-    """Indices of prompts by batch, prompts of similar length together: less padding, and the same plan every time."""
+    """Return the prompt indices of each batch, sorted by length to reduce padding; deterministic."""
     order = sorted(range(len(lengths)), key=lambda index: (lengths[index], index))
     return [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
 
 
 def left_padded(rows: Sequence[Sequence[int]], pad: int, device: torch.device | str) -> dict[str, torch.Tensor]:
-    """`input_ids` and `attention_mask`, long `[B, S]`. Not the tokenizer's work: some pad right, or cannot."""
+    """Return left-padded `input_ids` and `attention_mask`, long `[B, S]`, for tokenizers with any padding side."""
     width = max(map(len, rows))
     ids = [[pad] * (width - len(row)) + list(row) for row in rows]
     mask = [[0] * (width - len(row)) + [1] * len(row) for row in rows]

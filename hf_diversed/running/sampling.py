@@ -1,4 +1,4 @@
-"""How tokens are drawn, in one place, so that training and measuring see the same laws."""
+"""Sampling settings, shared by training and evaluation so that both use the same distributions."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -6,17 +6,19 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Sampling:
-    """How a pair draws completions.
+    """Sampling settings of completions.
 
     Args:
-        temperature: 0 decodes greedily. top_k, top_p: 0 and 1 leave p and q the models' own laws.
-        num_assistant_tokens: drafts per round; None for the rule's own preference, or 5.
-        max_new_tokens: longest completion.
-        batch_size: prompts per call. It decides which random numbers a prompt gets.
-        stop_strings: where a completion ends, beside EOS.
+        temperature: 0 decodes greedily.
+        top_k: 0 disables it.
+        top_p: 1 disables it.
+        num_assistant_tokens: draft tokens per round; None for the verifier's default, or 5.
+        max_new_tokens: largest number of new tokens.
+        batch_size: prompts per call; affects which random numbers each prompt gets.
+        stop_strings: strings that end a completion, in addition to EOS.
 
     Raises:
-        ValueError: on values out of range.
+        ValueError: if a value is out of range.
     """
 
     temperature: float = 1.0
@@ -33,15 +35,15 @@ class Sampling:
             raise ValueError(f"`top_p` must lie in (0, 1], got {self.top_p!r}; 1 turns it off.")
 
     def check_at_least(self, **lowest: float) -> None:
-        """Refuse fields below their lowest values; None is left alone."""
+        """Raise if a field is below its lowest value; None is allowed."""
         for name, low in lowest.items():
             value = getattr(self, name)
-            if value is not None and not value >= low:  # also refuses nan
+            if value is not None and not value >= low:  # also rejects NaN
                 raise ValueError(f"`{name}` must be >= {low}, got {value!r}.")
 
     def generate_kwargs(self) -> dict[str, Any]:
-        """How `generate` draws tokens and how many; what else the target's generation config says stays in force."""
+        """Return the arguments of `generate`; other settings of the target's generation config still apply."""
         kwargs: dict[str, Any] = {"do_sample": self.temperature > 0, "max_new_tokens": self.max_new_tokens}
         if self.temperature > 0:
             kwargs |= {"temperature": float(self.temperature), "top_k": self.top_k, "top_p": float(self.top_p)}
-        return kwargs | {"repetition_penalty": 1.0}  # some models bring one: q and p would be other laws
+        return kwargs | {"repetition_penalty": 1.0}  # some generation configs set one, which changes p and q
