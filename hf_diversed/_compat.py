@@ -1,6 +1,6 @@
-"""Everything that depends on how transformers (and peft) are built inside. Nothing else probes their objects.
+"""Access to internals of transformers and peft. No other module depends on them.
 
-Serves transformers 5.16.1 to 5.23; `tests/test_compat.py` names what breaks when a release moves one of these.
+Supports transformers 5.16.1 to 5.23; `tests/test_compat.py` fails if a release changes one of these internals.
 """
 
 import copy
@@ -29,7 +29,7 @@ _MARKS_USER_CACHES = _RELEASE >= (5, 17)
 MASKED_ATTENTION = ("sdpa", "eager")
 LAYER_TYPES = {"full_attention", "sliding_attention"}
 
-# Reshape a law and never mean to forbid a token; what they cut depends on scores, not on the prefix.
+# Processors that reshape a distribution. The tokens they remove depend on the scores, not on the prefix.
 WARPERS = frozenset(
     {
         lp.TemperatureLogitsWarper,
@@ -42,14 +42,14 @@ WARPERS = frozenset(
     }
 )
 
-# Each position by itself: these see neither the prefix nor the row, so a whole block goes through in one call.
+# Processors of single positions. They use neither prefix nor row, so one call processes a whole block.
 POINTWISE_PROCESSORS = WARPERS | {
     lp.SuppressTokensLogitsProcessor,
     lp.InfNanRemoveLogitsProcessor,
     lp.LogitNormalization,
 }
 
-# Call a model, count their calls, or belong to other modalities: wrong on rows of different lengths.
+# Processors that call a model, count calls or are for other modalities: wrong for rows of different lengths.
 REFUSED_PROCESSORS = {
     lp.UnbatchedClassifierFreeGuidanceLogitsProcessor: "it runs the model itself, token by token (`guidance_scale`)",
     lp.ClassifierFreeGuidanceLogitsProcessor: "it expects a doubled batch",
@@ -63,10 +63,10 @@ REFUSED_PROCESSORS = {
     lp.WhisperNoSpeechDetection: "it is made for speech",
 }
 
-# What `generate` keeps on a model from call to call, and its settings: no forward reads them.
+# State and settings that `generate` stores on a model. Forward passes do not read them.
 KEPT_BY_GENERATE = ("generation_config", "_previous_max_cache_length", "_compiled_call", "_last_compile_config")
 
-# Bias added per attention head from absolute key positions; a ragged 4D mask cannot carry it.
+# Models with a bias per attention head from absolute key positions, which a ragged 4D mask cannot represent.
 _ALIBI_MODEL_TYPES = {"bloom", "mpt"}
 
 
@@ -80,7 +80,7 @@ if _RELEASE < (5, 19):
 
 
 def get_logger(name: str):
-    """A module's logger, below transformers' own: its verbosity, its handlers and its format hold for ours, too."""
+    """Return a child of transformers' logger, with its verbosity, handlers and format."""
     return logging.get_logger(f"transformers.{name}")
 
 
@@ -89,21 +89,21 @@ def text_config(model: PreTrainedModel):
 
 
 def num_layers(model: PreTrainedModel) -> int:
-    """Layers of the decoder; where a config describes an encoder as well, `num_hidden_layers` may be the encoder's."""
+    """Number of decoder layers. In configs with an encoder, `num_hidden_layers` may be the encoder's."""
     config = text_config(model)
     return getattr(config, "decoder_layers", None) or config.num_hidden_layers
 
 
 def max_positions(model: PreTrainedModel) -> int | None:
-    """Positions the model was made for; None where its config does not say."""
+    """Maximum number of positions in the config; None if it has no such entry."""
     return getattr(text_config(model), "max_position_embeddings", None)
 
 
 def rotary_limit(model: PreTrainedModel) -> tuple[int, str] | None:
-    """Length beyond which the longest position of a forward decides how all its keys are rotated, and the rope type.
+    """Return the length at which rotary frequencies change, and the rope type.
 
-    Longrope then takes its long factors, dynamic NTK a base that grows with every further position. None for models
-    whose rotation does not depend on the length.
+    Beyond it, the highest position of a forward determines the rotation of all its keys: longrope uses its long
+    factors, and dynamic NTK a base that grows with each position. None for models with constant frequencies.
     """
     config = text_config(model)
     given = getattr(config, "rope_parameters", None) or {}
@@ -117,19 +117,19 @@ def rotary_limit(model: PreTrainedModel) -> tuple[int, str] | None:
 
 
 def rereads_at_rotary_limit(model: PreTrainedModel) -> bool:
-    """Whether upstream's `generate` drops the cache where the long factors begin, and reads all of the text again."""
+    """Whether upstream's `generate` recomputes the cache at the length where the long factors start."""
     return text_config(model).model_type in ("phi3", "phimoe", "phi4_multimodal")
 
 
 def layer_types(model: PreTrainedModel) -> list[str]:
-    """Attention kinds the config lists; empty for models that have one kind only."""
+    """Attention types in the config; empty for models with one type."""
     return list(getattr(text_config(model), "layer_types", None) or [])
 
 
 def mask_windows(model: PreTrainedModel) -> dict[str, int | None] | int | None:
-    """Sliding window of each mask the model takes, in the form `RaggedCache` wants it.
+    """Sliding window of each mask of the model, in the form that `RaggedCache` expects.
 
-    Mirrors `create_masks_for_generate`: a config that lists layer types means a model that takes a dict of masks.
+    As in `create_masks_for_generate`, models with `layer_types` in the config take a dict of masks.
     """
     window = getattr(text_config(model), "sliding_window", None)
     types = layer_types(model)
@@ -148,44 +148,44 @@ def is_chunked(model: PreTrainedModel) -> bool:
 
 
 def is_stateful(model: PreTrainedModel) -> bool:
-    """Recurrent or convolutional state that cannot be rolled back."""
+    """Whether the model has recurrent or convolutional state, which cannot be rolled back."""
     return bool(getattr(base_model(model), "_is_stateful", False))
 
 
 def takes_position_ids(model: PreTrainedModel) -> bool:
-    """Whether positions can be given row by row; the others (Bart's kin) count them from the cache, alike for all."""
+    """Whether the model takes positions per row. Others, such as Bart, count them from the cache."""
     return "position_ids" in _forward_parameters(model)
 
 
 def cannot_verify(model: PreTrainedModel) -> str | None:
-    """Why the model cannot read a drafted block behind a cached prefix; None if it can."""
-    if "past_key_values" not in _forward_parameters(model):  # the first GPT reads the whole text every time
+    """Return why the model cannot process several tokens after a cached prefix; None if it can."""
+    if "past_key_values" not in _forward_parameters(model):  # GPT-1 has no cache
         return "takes no past_key_values"
     return _ODD_CACHES.get(text_config(model).model_type)
 
 
 def counts_from_last_key(model: PreTrainedModel) -> bool:
-    """Local attention that places every query at the end of the keys, wherever its row stands."""
+    """Whether local attention counts its window from the last key, independent of the row's position."""
     config = text_config(model)
     return config.model_type == "gpt_neo" and "local" in config.attention_layers
 
 
 def recomputes_activations(model: PreTrainedModel) -> bool:
-    """Gradient checkpointing in training mode, under which the layers drop the cache."""
+    """Whether gradient checkpointing is active (training mode), in which layers ignore the cache."""
     return any(m.training and getattr(m, "gradient_checkpointing", False) for m in base_model(model).modules())
 
 
 def reads_token_types(model: PreTrainedModel) -> bool:
-    """Whether token types of all zeros differ from none: where they are looked up among the tokens (GPT-2's kin)."""
+    """Whether all-zero token types change the output, as in GPT-2, which embeds them with the token embedding."""
     if "token_type_ids" not in _forward_parameters(model):
         return False
     return not (is_multimodal(model) or hasattr(text_config(model), "type_vocab_size"))
 
 
 def device(model: PreTrainedModel) -> torch.device | None:
-    """Where the model takes its inputs; None for a model without weights, which lie on "meta" and cannot run.
+    """Return the device of the model's inputs; None for a model without weights (on "meta").
 
-    An offloaded model is on "meta" as well; accelerate's hooks bring each layer to where it is executed.
+    Offloaded models are on "meta" as well. For them, it is the first execution device of accelerate's hooks.
     """
     if model.device.type != "meta":
         return model.device
@@ -200,16 +200,16 @@ def attention_implementation(model: PreTrainedModel) -> str:
 
 
 def base_model(model: PreTrainedModel) -> PreTrainedModel:
-    """The transformers model inside a wrapper of torch.compile or PEFT, or the model itself."""
+    """Return the transformers model inside a wrapper of torch.compile or PEFT, or the model itself."""
     model = getattr(model, "_orig_mod", model)
     return model if isinstance(model, PreTrainedModel) else getattr(model, "get_base_model", lambda: model)()
 
 
 def prompt_learning_adapter(model: PreTrainedModel) -> str | None:
-    """Name of the active PEFT method if it adds virtual tokens (prompt, prefix, p-tuning), else None.
+    """Return the name of the active PEFT method if it adds virtual tokens (prompt, prefix, p-tuning), else None.
 
-    `PeftModel.generate` calls the inner model's `generate` and leaves its own `prepare_inputs_for_generation` there:
-    that bound method is how the inner model knows it is wrapped.
+    `PeftModel.generate` binds its own `prepare_inputs_for_generation` to the inner model, so the wrapper can be found
+    from the inner model.
     """
     wrapper = getattr(vars(model).get("prepare_inputs_for_generation"), "__self__", model)
     config = getattr(wrapper, "active_peft_config", None)
@@ -217,26 +217,26 @@ def prompt_learning_adapter(model: PreTrainedModel) -> str | None:
 
 
 def hidden_width(model: PreTrainedModel) -> int:
-    """Input width of the output embedding; `config.hidden_size` differs from it where a model projects out."""
+    """Input width of the output embedding. `config.hidden_size` differs in models with an output projection."""
     return _matrix_shape(model.get_output_embeddings())[1]
 
 
 def vocab_size(model: PreTrainedModel) -> int:
-    """Width of the logits; a resized embedding may differ from the config, and a cut one has fewer rows."""
+    """Width of the logits. It can differ from the config after resizing, and from the matrix of a cut embedding."""
     output = model.get_output_embeddings()
     return getattr(output, "num_ids", None) or _matrix_shape(output)[0]
 
 
 def known_ids(model: PreTrainedModel) -> int:
-    """Number of ids the model can embed."""
+    """Number of ids that the model can embed."""
     return _matrix_shape(model.get_input_embeddings())[0]
 
 
 def _matrix_shape(module: Any) -> tuple[int, int]:
     """Rows and columns of an embedding's matrix.
 
-    Quantized modules pack their weights, return them from a method, or store them under other names, but keep the
-    sizes as attributes. Those of an ordinary layer can be out of date after its weight was replaced.
+    Quantized modules pack or rename their weights, but keep the sizes as attributes. The attributes of an ordinary
+    layer can be outdated after its weight was replaced, so its weight takes precedence.
     """
     weight = getattr(module, "weight", None)
     if isinstance(weight, torch.Tensor) and weight.is_floating_point() and weight.ndim == 2:
@@ -247,7 +247,7 @@ def _matrix_shape(module: Any) -> tuple[int, int]:
 
 
 def _forward_parameters(model: PreTrainedModel):
-    """By the class: what is bound to an instance from outside takes anything and hands it on."""
+    """Parameters of the class's forward. Wrappers bound to an instance often take *args and **kwargs."""
     return inspect.signature(type(base_model(model)).forward).parameters
 
 
@@ -260,19 +260,19 @@ def supports_logits_to_keep(model: PreTrainedModel) -> bool:
 
 
 def forward_inputs(model: PreTrainedModel) -> set[str]:
-    """What the model's forward takes besides ids and generation settings: masks, positions, pixels, audio."""
+    """Names of forward arguments other than ids and generation settings: masks, positions, pixels, audio."""
     return set(_forward_parameters(model)) - {"self", "input_ids", "kwargs", *vars(GenerationConfig())}
 
 
 def first_layers(model: PreTrainedModel, count: int) -> PreTrainedModel:
-    """A view of a model that goes from its first layers straight to the final norm and the output embedding.
+    """Return a view of a model with its first `count` layers, the final norm and the output embedding.
 
-    It shares every parameter and buffer, and nothing else: configs and modules are its own, so that the model's layer
-    count, attributes and hooks stay as they are. (Upstream's early exit rewrites `config.num_hidden_layers` of the
-    model during a call, which other threads see, and which models that do not read it while running ignore.)
+    It shares all parameters and buffers. Configs and modules are copies, so the model itself does not change.
+    (Upstream's early exit changes `config.num_hidden_layers` of the model during a call. This affects other threads,
+    and some models ignore it after construction.)
 
     Raises:
-        ValueError: if the model's forward is bound to it from outside, or its layers cannot be told.
+        ValueError: if a forward is bound to an instance, or the layers cannot be found.
     """
     model = base_model(model)
     decoder, name, stack = model.get_decoder(), type(model).__name__, layer_stack(model)
@@ -292,14 +292,14 @@ def first_layers(model: PreTrainedModel, count: int) -> PreTrainedModel:
 
 
 def layer_stack(model: PreTrainedModel) -> nn.ModuleList | None:
-    """The decoder's layers; None where they are no plain list."""
+    """Return the decoder's layers; None if they are not in a single `ModuleList`."""
     children = model.get_decoder().children()
     stacks = [child for child in children if isinstance(child, nn.ModuleList) and len(child) == num_layers(model)]
     return stacks[0] if len(stacks) == 1 else None
 
 
 def config_of_layers(model: PreTrainedModel, layers: Sequence[int]):
-    """A copy of a model's config for these of its layers only: what it lists layer by layer is shortened as well."""
+    """Return a copy of the config for a subset of layers. Lists with one entry per layer are shortened as well."""
     config = copy.deepcopy(model.config)
     text, count = config.get_text_config(decoder=True), num_layers(model)
     for name, value in list(vars(text).items()):
@@ -310,10 +310,10 @@ def config_of_layers(model: PreTrainedModel, layers: Sequence[int]):
 
 
 def _view(module: nn.Module, stack: nn.Module | None = None, count: int | None = None):
-    """The module tree again over the same parameters and buffers, with the first `count` layers of `stack`."""
-    twin = module.__class__.__new__(module.__class__)  # `copy` asks for a state, which some modules refuse to give
+    """Copy the module tree with shared parameters and buffers, and only the first `count` layers of `stack`."""
+    twin = module.__class__.__new__(module.__class__)  # `copy.copy` fails for modules that do not support pickling
     twin.__dict__ = module.__dict__.copy()
-    twin._buffers = module._buffers.copy()  # what a forward registers anew goes with the attributes that describe it
+    twin._buffers = module._buffers.copy()  # a forward may register buffers, which belong to the view's attributes
     children = list(module._modules.items())[: count if module is stack else None]
     twin._modules = {name: child and _view(child, stack, count) for name, child in children}
     twin._forward_hooks, twin._forward_pre_hooks = module._forward_hooks.copy(), module._forward_pre_hooks.copy()
@@ -321,15 +321,15 @@ def _view(module: nn.Module, stack: nn.Module | None = None, count: int | None =
 
 
 def is_library_code(thing: object) -> bool:
-    """Whether an object's class is upstream's or ours: known to leave its tensors alone."""
+    """Whether an object's class is from transformers, peft or this library, which do not keep tensors of the loop."""
     return type(thing).__module__.partition(".")[0] in ("transformers", "peft", __package__)
 
 
 def recording_view(model: PreTrainedModel) -> PreTrainedModel:
-    """A view of a model to ask for hidden states: the hooks that upstream installs to record them stay on the view.
+    """Return a view of a model for forwards with hidden states. Upstream installs hooks for them on the view only.
 
-    On the model they would outlive the call, and cannot be pickled. Where the forward is bound to the model from
-    outside (torch.compile, accelerate), a view of it would run the model all the same, so it is used as it is.
+    On the model itself the hooks would remain after the call and prevent pickling. If a forward is bound to an
+    instance (torch.compile, accelerate), a view would still run the original modules, so the model is returned.
     """
     if any("forward" in vars(module) for module in model.modules()):
         return model
@@ -337,7 +337,7 @@ def recording_view(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def cannot_compile(model: PreTrainedModel) -> str | None:
-    """Why a model's forward cannot be a function of tensors alone; None if it can."""
+    """Return why a model's forward cannot be compiled as a function of tensors; None if it can."""
     if any("forward" in vars(module) for module in base_model(model).modules()):
         return "has a forward bound to it from outside (torch.compile, or accelerate's device_map)"
     if model is not base_model(model):
@@ -347,15 +347,14 @@ def cannot_compile(model: PreTrainedModel) -> str | None:
 
 
 def is_sharded(model: PreTrainedModel) -> bool:
-    """Parameters spread over processes (ZeRO-3, FSDP): every forward would need all of them in step."""
+    """Whether parameters are sharded over processes (ZeRO-3, FSDP), so that all processes must run each forward."""
     return is_deepspeed_zero3_enabled() or is_fsdp_managed_module(model)
 
 
 def is_user_cache(cache) -> bool:
-    """Whether the cache of a prepared call is the caller's; where there is none, `generate` makes an empty one.
+    """Whether the cache of a prepared call was passed by the caller. Otherwise `generate` creates an empty one.
 
-    Before transformers 5.17 nothing marks the caller's, so it is known by the tokens it holds: an empty one passes
-    for one of `generate`.
+    Before transformers 5.17 caches are not marked, so an empty cache counts as created by `generate`.
     """
     if cache is None or _MARKS_USER_CACHES:
         return bool(getattr(cache, "_is_user_defined", False))
@@ -363,32 +362,32 @@ def is_user_cache(cache) -> bool:
 
 
 def pad_token_id(config: GenerationConfig) -> int:
-    """The pad id as `generate` prepared it; 0 where neither pad nor EOS is known and nothing ever needs padding."""
+    """Return the pad id that `generate` prepared; 0 without pad and EOS ids, where padding is not needed."""
     return 0 if config._pad_token_tensor is None else int(config._pad_token_tensor)
 
 
 def model_name(model: PreTrainedModel) -> str:
-    """Hub id or folder the model was loaded from; empty for models built from a config."""
+    """Hub id or folder from which the model was loaded; empty for models created from a config."""
     return base_model(model).name_or_path
 
 
 def model_origin(model: PreTrainedModel) -> tuple[str, str | None]:
-    """`model_name`, and the commit of the Hub that the configuration was loaded from, if any."""
+    """`model_name`, and the Hub commit of the configuration, or None."""
     return model_name(model), getattr(base_model(model).config, "_commit_hash", None)
 
 
 def public_name(model: PreTrainedModel) -> str:
-    """Hub id, or the last part of a folder on this machine."""
+    """Hub id, or the last part of a local folder."""
     name = model_name(model)
     return Path(name).name if Path(name).is_dir() else name
 
 
 def script_origin(script: str) -> tuple[str, str | None] | None:
-    """Where a custom_generate script was read from, by its place in the cache of modules, all that it is told.
+    """Return the origin of a custom_generate script, from its path in transformers' module cache.
 
     Returns:
-        The repository as `module_name` spells it, and the commit; a folder's name and None; None for a script that
-        lies somewhere else.
+        the repository in the form of `module_name`, and its commit; or a folder's name and None; or None for a script
+        outside the module cache.
     """
     parts = Path(script).parts
     if TRANSFORMERS_DYNAMIC_MODULE_NAME not in parts:
@@ -399,7 +398,7 @@ def script_origin(script: str) -> tuple[str, str | None] | None:
 
 
 def module_name(repo_id: str) -> str:
-    """A Hub id as the cache of modules spells it: every part a Python name."""
+    """Return a Hub id in the form of the module cache, in which each part is a Python identifier."""
     return "/".join(_sanitize_module_name(part) for part in repo_id.split("/"))
 
 
@@ -413,26 +412,26 @@ def eos_ids(criteria: StoppingCriteriaList) -> list[int]:
 
 
 def pads_stopped_rows(criteria: StoppingCriteriaList) -> bool:
-    """Whether `generate` pads rows that have stopped: if any criterion knows an EOS. Else they run on to the end."""
+    """Whether `generate` pads stopped rows, which it does if a criterion has an EOS id. Otherwise they continue."""
     return any(hasattr(criterion, "eos_token_id") for criterion in criteria)
 
 
 def prefix_criteria(criteria: StoppingCriteriaList) -> StoppingCriteriaList:
-    """The criteria that have to be called: all but length and EOS."""
+    """Return the criteria other than length and EOS."""
     return StoppingCriteriaList([c for c in criteria if type(c) not in (MaxLengthCriteria, EosTokenCriteria)])
 
 
 def config_entry(config: GenerationConfig | None, name: str):
-    """An attribute of a generation config as its author set it (entries of ours travel there too); None if unset."""
+    """Return an attribute of a generation config, including entries of this library; None if unset."""
     return vars(config).get(name) if config is not None else None
 
 
 def silent_default(name: str):
-    """What upstream fills in for an entry of a generation config that nobody chose."""
+    """Upstream's default for an entry of a generation config."""
     return GenerationConfig._get_default_generation_params()[name]
 
 
 def explicit_draft_length(config: GenerationConfig) -> int | None:
-    """`num_assistant_tokens` if somebody set it, in a config that `generate` has prepared."""
+    """`num_assistant_tokens` of a prepared config; None if it equals upstream's default."""
     length = config.num_assistant_tokens
     return None if length == silent_default("num_assistant_tokens") else length
