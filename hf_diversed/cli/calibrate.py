@@ -119,7 +119,7 @@ def _write(folder: Path, head: Any) -> None:
 
 
 def _table(tested: "list[Tested]", metric: str) -> Table:
-    """Return a table with one line per tested dial."""
+    """Return a table with one line per tested strictness."""
     from hf_diversed.formatting import percent
 
     table = Table(header_style="bold", box=box.SIMPLE)

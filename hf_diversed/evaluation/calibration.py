@@ -30,11 +30,11 @@ DIALS = tuple(place / 20 for place in range(19, 0, -1))
 
 @dataclass(frozen=True)
 class Tested:
-    """One dial, measured and tested.
+    """One strictness, measured and tested.
 
     Attributes:
-        drop: the target's mean reward minus that with this dial. acceptance_rate: None if nothing was drafted.
-        p_values: of "the drop is larger", by tolerated drop, for drops that no stricter dial has failed.
+        drop: the target's mean reward minus that at this strictness. acceptance_rate: None if nothing was drafted.
+        p_values: of "the drop is larger", by tolerated drop, for drops that no stricter setting has failed.
     """
 
     strictness: float
@@ -55,7 +55,7 @@ def calibrate(
     confidence: float = 0.95,
     dials: Sequence[float] = DIALS,
 ) -> tuple[list[dict[str, Any]], list[Tested]]:
-    """Find the most permissive dial for each tolerated quality drop, by fixed-sequence testing.
+    """Find the most permissive strictness for each tolerated quality drop, by fixed-sequence testing.
 
     The certificates are also stored in `head.config.certified_drops`. They replace earlier ones for the same
     conditions, for other weights and of earlier versions.
@@ -66,11 +66,11 @@ def calibrate(
         settings: as in `evaluate`, for one process and with `num_assistant_tokens` set.
         max_drops: each in (0, 1), in units of the task's metric.
         output: a folder that stores every finished call, so that an interrupted calibration can continue.
-        confidence: probability that a certified dial keeps its drop, for each drop separately.
-        dials: from strict to permissive; measurement ends with the first that fails every drop.
+        confidence: probability that a certified strictness keeps its drop, for each drop separately.
+        dials: strictnesses, from strict to permissive; measurement ends with the first that fails every drop.
 
     Returns:
-        The new certificates, one for each drop with a certified dial, and all tested dials.
+        The new certificates, one for each drop with a certified strictness, and all tested settings.
 
     Raises:
         ValueError: for values out of range, and as in `evaluate`.

@@ -51,7 +51,7 @@ def render_card(
         config: the head's. Without a `repo_id`, the card names the folder in `name_or_path`, if any.
         evaluation: what `evaluate` writes, {"records": [...], "provenance": {...}}, with a record "diversed", besides
             any of "target", "lossless", "static:<weight>" and "diversed@<strictness>"; {} without evaluation.
-        training: the trainer's provenance.json; {} if there is none.
+        training: the trainer's provenance.json; {} if it does not exist.
         repo_id: the repository on the Hub. tags: additional ones. license: a license id of the Hub.
 
     Raises:

@@ -19,7 +19,7 @@ class HeadRecords:
 
     Attributes:
         evaluation: the output of `hf-diversed evaluate --output`; {} if the head was not evaluated.
-        training: the trainer's provenance.json; {} if there is none.
+        training: the trainer's provenance.json; {} if it does not exist.
         tags: additional tags on the Hub.
         license: a license id of the Hub.
     """
