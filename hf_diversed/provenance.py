@@ -1,4 +1,4 @@
-"""Where a number came from: command, code version, library versions, machine, weights. Goes beside every result."""
+"""Provenance records of results: command, code version, library versions, machine and weights; secrets are removed."""
 
 import hashlib
 import json
@@ -21,17 +21,17 @@ import torch
 _PACKAGES = ("torch", "transformers", "accelerate", "peft", "tokenizers", "safetensors", "huggingface-hub", "numpy")
 _BLANK = "***"
 _SAMPLED = 16  # values of each tensor in `model_digest`
-# Fields of a configuration that change no logits.
+# Configuration fields that do not affect logits.
 _NAMES = re.compile(
     r"^(_name_or_path|transformers_version|architectures|dtype|torch_dtype|use_cache|output_.*|return_.*|.*_token_ids?"
     r"|_attn_implementation.*|id2label|label2id|problem_type|chunk_size_feed_forward|initializer_range)$"
 )
 _DIGESTS: WeakKeyDictionary[torch.nn.Module, tuple[Any, str]] = WeakKeyDictionary()
-# Names of secrets, in lower case with single underscores; and of tokens that are text.
+# Names of secrets, in lower case with single underscores, and names of text tokens, which are not secret.
 _SECRET = re.compile(r"secret|passw(or)?d|passphrase|credential")
 _OFTEN_SECRET = re.compile(r"(token|apikey)$|(^|_)(key|auth|authorization|pwd)$")
 _OF_TEXT = re.compile(r"(^|_)(bos|eos|pad|unk|sep|cls|mask|per)_token$")
-# Inside a text: "name=", "name:", '"name":' and "--name ", and what may follow.
+# Names in a text, as "name=", "name:", '"name":' or "--name ", and the values after them.
 _NAME = re.compile(r"""(?P<option>--?[\w.-]+)\s+|(?P<name>[\w.-]+)\\?["']?\s*[=:]\s*""")
 _VALUE = re.compile(
     r"""(?:(?:Bearer|Basic)\s+)?(?:"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'|\{[^}]*\}|\[[^\]]*\]|\([^)]*\)|[^\s,;&)}\]]+)""",
@@ -51,10 +51,12 @@ _PATH = re.compile(
 
 
 def provenance(seed: int | None = None, device: torch.device | str | None = None) -> dict:
-    """JSON-ready record of this run: argv (as `publishable`), commit, versions, device, threads, time, seed.
+    """Return a JSON-serializable record of this run: argv (as `publishable`), commit, versions, device, threads, time
+    and seed.
 
     Args:
-        device: that the models were on; the default device if left out.
+        seed: the seed of the run.
+        device: the device of the models; by default torch's default device.
     """
     return {
         "argv": publishable(sys.argv),
@@ -68,7 +70,7 @@ def provenance(seed: int | None = None, device: torch.device | str | None = None
 
 
 def module_digest(module: torch.nn.Module) -> str:
-    """Class and weights in a few letters: equal letters, equal weights."""
+    """Return the class name and a digest of all weights, equal for equal weights."""
     digest = hashlib.sha256()
     for name, tensor in sorted(module.state_dict().items()):
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
@@ -77,16 +79,17 @@ def module_digest(module: torch.nn.Module) -> str:
 
 
 def model_digest(model: torch.nn.Module) -> str:
-    """Digest of a model's configuration and of a sample of its weights, cheap enough for every call.
+    """Return a digest of a model's configuration and a sample of its weights, cheap enough for every call.
 
-    Covers the class, the configuration without token ids and names, the active PEFT adapters, and of each parameter
-    and persistent buffer its name, shape, dtype and up to 16 evenly spaced values. A change that spares these values
-    is not detected, nor is one of tensors that are neither (packed weights of `torch.ao`) or that are offloaded.
-    The digest is computed once per model and again after a tensor was replaced or modified in place; changes through
-    `.data` and of the configuration alone are not noticed.
+    It covers the class, the configuration without token ids and names, the active PEFT adapters, and the name, shape,
+    dtype and up to 16 evenly spaced values of each parameter and persistent buffer. Changes to other values are not
+    detected, nor changes to packed weights of `torch.ao` or offloaded tensors.
+
+    The digest is cached per model and computed again after a tensor was replaced or modified in place. Changes
+    through `.data`, or of the configuration alone, do not invalidate the cache.
 
     Returns:
-        The class and 16 hexadecimal digits; the same on every device.
+        The class name and 16 hexadecimal digits, equal on all devices.
     """
     tensors, adapters = dict[str, torch.Tensor](), list[Any]()
     for prefix, module in model.named_modules():
@@ -95,7 +98,7 @@ def model_digest(model: torch.nn.Module) -> str:
             tensors |= _plain_tensors(f"{prefix}.{name}", found[name])
         if hasattr(module, "merged_adapters"):  # a layer of PEFT
             adapters.append((module.active_adapters, module.disable_adapters, module.merged_adapters, module.scaling))
-    # A tensor's version counts the operations in place. Inference tensors have none.
+    # `_version` counts in-place operations. Inference tensors do not have it.
     state = {name: (value.data_ptr(), value.is_inference() or value._version) for name, value in tensors.items()}
     key = state, repr(adapters)
     if (cached := _DIGESTS.get(model)) is None or cached[0] != key:
@@ -104,7 +107,7 @@ def model_digest(model: torch.nn.Module) -> str:
 
 
 def _plain_tensors(name: str, value: torch.Tensor | None) -> dict[str, torch.Tensor]:
-    """A tensor by name; those it consists of, where it is a quantized one of torchao."""
+    """Return a tensor by name, or the inner tensors of a tensor subclass, such as torchao's quantized tensors."""
     if value is None:
         return {}
     if not hasattr(value, "__tensor_flatten__"):
@@ -121,13 +124,13 @@ def _digest_of(model: Any, tensors: Mapping[str, torch.Tensor], adapters: str) -
             count = min(value.numel(), _SAMPLED)
             places = torch.arange(count, device=value.device) * (value.numel() - 1) // max(count - 1, 1)
             samples.append(value.detach().reshape(-1)[places].view(torch.uint8))
-    if samples:  # one transfer for all
+    if samples:  # a single transfer
         digest.update(torch.cat([sample.to(samples[0].device) for sample in samples]).cpu().numpy().tobytes())
     return digest.hexdigest()[:16]
 
 
 def _computing(config: Any) -> Any:
-    """What of a configuration may change the logits, in a fixed order."""
+    """Return the fields of a configuration that may affect logits, sorted by name."""
     if not isinstance(config, Mapping):
         return config
     kept = {str(name): _computing(value) for name, value in config.items() if not _NAMES.search(str(name))}
@@ -135,9 +138,12 @@ def _computing(config: Any) -> Any:
 
 
 def publishable(value: Any) -> Any:
-    """A JSON value without what is nobody's business: folders of absolute paths and of anybody's home, and secrets, by
-    the name of their option or key, by the place of a password in an address, or by their looks. Hub ids and relative
-    paths stay, and so do numbers."""
+    """Return a JSON value without private data.
+
+    Absolute paths, and relative paths through a home folder, are shortened to the file name. Secrets are blanked: the
+    values of options and keys with a secret's name, credentials in URLs, and Hub tokens. Hub ids, other relative
+    paths and numbers are kept.
+    """
     if isinstance(value, Mapping):
         return {
             publishable(key): _BLANK if _is_secret(str(key), item) else publishable(item)
@@ -154,10 +160,10 @@ def publishable(value: Any) -> Any:
 
 
 def _is_secret(name: str, value: Any) -> bool:
-    """Whether a value of that name must not be shown."""
+    """Return whether a value is secret, by its name."""
     words = re.sub(r"[^a-z0-9]+", "_", re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()).strip("_")
     if _SECRET.search(words):
-        found = "/" not in name  # a head may be called that
+        found = "/" not in name  # a Hub id or path may contain such a word
     else:
         found = (
             bool(_OFTEN_SECRET.search(words)) and not _OF_TEXT.search(words) and not isinstance(value, (int, float))
@@ -166,7 +172,7 @@ def _is_secret(name: str, value: Any) -> bool:
 
 
 def _is_secret_option(option: Any, item: Any) -> bool:
-    """Whether an argument is the value of the option before it, and secret."""
+    """Return whether an argument is the secret value of the preceding option."""
     if not isinstance(option, str) or not option.startswith("-") or str(item).startswith("--"):
         return False
     return option == "-t" or _is_secret(option, item)
@@ -175,7 +181,7 @@ def _is_secret_option(option: Any, item: Any) -> bool:
 def _publishable_text(text: str) -> str:
     name, equals, value = text.partition("=")
     if equals and (name.startswith("-") or name.isupper()) and _is_secret(name, value):
-        return f"{name}={_BLANK}"  # whatever is in it, spaces and commas too
+        return f"{name}={_BLANK}"  # even if it contains spaces or commas
     if text.startswith(("{", "[")):
         with suppress(ValueError, RecursionError):
             found = json.loads(text)
@@ -207,7 +213,7 @@ def _device_name(device: torch.device) -> str:
 
 
 def _git_commit() -> str | None:
-    """Commit of the checkout this package lies in, "-dirty" if files differ from it; None outside a checkout."""
+    """Return the commit of this package's checkout, with "-dirty" if files differ; None outside a checkout."""
     here = Path(__file__).parent
     try:
         described = subprocess.run(

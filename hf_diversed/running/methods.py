@@ -193,5 +193,5 @@ def describe(verifier: Verifier) -> str:
             text = describe(value)
         else:
             text = module_digest(value) if isinstance(value, torch.nn.Module) else repr(value)
-        shown.append(f"{name}={re.sub(' at 0x[0-9a-f]+', '', text)}")  # an address does not survive a restart
+        shown.append(f"{name}={re.sub(' at 0x[0-9a-f]+', '', text)}")  # addresses differ between runs
     return f"{type(verifier).__name__}({', '.join(shown)})"

@@ -45,12 +45,12 @@ def _digits(value: float) -> str:
 
 
 def paired_ratio(values: Sequence[float], reference: Sequence[float]) -> Spread:
-    """Summarize the ratios of two quantities that were measured alternately: the first to the first, and so on.
+    """Summarize the pairwise ratios of two quantities that were measured alternately.
 
-    A change of the machine's load between two repeats changes both quantities and cancels in their ratio.
+    A change in machine load between repeats affects both quantities and cancels in their ratio.
 
     Raises:
-        ValueError: if the two were not measured equally often.
+        ValueError: if the numbers of measurements differ.
     """
     if len(values) != len(reference):
         raise ValueError(f"paired ratios need equally many measurements, got {len(values)} and {len(reference)}.")
@@ -58,7 +58,7 @@ def paired_ratio(values: Sequence[float], reference: Sequence[float]) -> Spread:
 
 
 def show_ratio(ratio: Spread) -> str:
-    """`1.52x (1.47-1.60)`, or `TOO_NOISY` where the range does not support a figure."""
+    """Return a ratio as `1.52x (1.47-1.60)`, or `TOO_NOISY` if `is_noisy`."""
     if ratio.is_noisy:
         return TOO_NOISY
     return f"{ratio.median:.2f}x ({ratio.low:.2f}-{ratio.high:.2f})"

@@ -1,4 +1,4 @@
-"""Tasks by name. A new task is one file here and one line below. `hf_diversed.tasks.rewards` makes rewards of them."""
+"""Tasks by name. To add one, write a module here and list it in `TASKS`. `hf_diversed.tasks.rewards` uses them."""
 
 from hf_diversed.formatting import did_you_mean
 from hf_diversed.tasks.base import HubSource, Record, Task, choose_shots

@@ -10,7 +10,7 @@ from hf_diversed.sandbox import run_programs
 from hf_diversed.tasks.base import Record, Task, check_lengths
 
 
-# End of a chat question, without which chat models add explanations and examples several times as long as the code.
+# Appended to chat questions: otherwise chat models add explanations and examples several times as long as the code.
 CODE_ONLY = "Answer with the code only, in one code block, without comments, explanations or examples."
 
 
@@ -83,7 +83,7 @@ def fenced(code: str) -> str:
 
 
 def joined_tests(task: str, tests: Sequence[str]) -> str:
-    """Join a record's tests; raise if there are none, since every completion would pass."""
+    """Join a record's tests; raise without any, since every completion would pass."""
     if not any(test.strip() for test in tests):
         raise ValueError(f"a record of task {task!r} has no tests, so any completion would pass; drop the record.")
     return "\n".join(tests).replace("\r\n", "\n") + "\n"

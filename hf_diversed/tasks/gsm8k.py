@@ -29,7 +29,7 @@ class Gsm8k(Task):
         return " " + _CALCULATOR_NOTE.sub("", record["answer"]).strip()
 
     def chat_question(self, record: Record) -> str:
-        """Return the question with instructions, without which code models write programs or long derivations."""
+        """Return the question with instructions; without them, code models write programs or long derivations."""
         return f"{record['question']}\n\nThink briefly, in plain text without code. End with: The answer is N."
 
     def chat_answer(self, record: Record) -> str:

@@ -6,7 +6,7 @@ from types import ModuleType
 from hf_diversed.tasks.base import Record
 
 
-# Instructions that split sentences or words, for which nltk needs data.
+# Instructions whose checkers split sentences or words with nltk, which needs data for this.
 WITH_SENTENCES = {"length_constraints:number_sentences", "change_case:capital_word_frequency"}
 
 
@@ -48,7 +48,7 @@ def check_record(record: Record) -> None:
     """Raise if a record's instructions cannot be checked here.
 
     Raises:
-        ValueError: if there are none, or if one has no arguments, no checker, or needs missing data of nltk.
+        ValueError: if the list is empty, or if one has no arguments, no checker, or needs missing data of nltk.
     """
     names, arguments = record["instruction_id_list"], record["kwargs"]
     if not 0 < len(names) == len(arguments):

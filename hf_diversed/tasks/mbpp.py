@@ -18,7 +18,7 @@ class Mbpp(CodeTask):
     stop_strings = ("\nWrite a Python function to solve", "\nif __name__", "\nprint(", "\nassert ")
 
     def prompt(self, record: Record) -> str:
-        """Return the prompt of the paper's code, with a cue at its end, without which models continue the tests."""
+        """Return the prompt of the paper's code plus a final cue; without it, models continue the tests."""
         return f"{self._problem(record)}\n\nSolution:\n"
 
     def chat_question(self, record: Record) -> str:

@@ -11,8 +11,8 @@ _ASKED = "Correct the spelling of the following text and change nothing else."
 
 
 class Rewrite(Task):
-    """Column `text`, or the abstracts of SciTLDR: a letter is doubled in 5% of the words of four letters or more, and
-    the text is to be corrected. The score is ROUGE-2 against the original text."""
+    """Column `text`, or the abstracts of SciTLDR. In 5% of the words of four or more letters a letter is doubled, and
+    the model must correct the text. The score is ROUGE-2 against the original text."""
 
     name = "rewrite"
     metric = "rouge2"

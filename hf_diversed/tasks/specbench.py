@@ -9,7 +9,7 @@ from hf_diversed.tasks.wmt import Wmt
 
 
 class SpecBench(Task):
-    """Columns `category` and `turns`, and optionally `reference`. Read from a file, see `data_file`.
+    """Columns `category` and `turns`, and optionally `reference`. Records are read from a `data_file`.
 
     The prompt is a record's first turn or, with a column `answers`, the turn after these (see `second_turns`). The
     score depends on the category: sentence BLEU of translations, ROUGE-2 of summaries, 1.0 for the correct number in
@@ -51,7 +51,7 @@ def _contains(completion: str, accepted: Sequence[str]) -> float:
     return float(any(answer.strip(" ,.").lower() in text for answer in accepted))
 
 
-# By category: completion and reference to a score in [0, 1].
+# Functions of completion and reference that return a score in [0, 1], by category.
 SCORES: Mapping[str, Callable[..., float]] = {
     "translation": lambda text, english: Wmt().score(text, {"translation": {"en": english}}),
     "summarization": rouge2,
@@ -61,5 +61,5 @@ SCORES: Mapping[str, Callable[..., float]] = {
 
 
 def second_turns(records: Sequence[Record], answers: Sequence[str]) -> list[dict]:
-    """Return records that ask the second turn, of those that have one, after the given answers to the first."""
+    """Return records for the second turn, after the given answers to the first; records without one are dropped."""
     return [{**record, "answers": [answer]} for record, answer in zip(records, answers) if len(record["turns"]) > 1]

@@ -1,9 +1,9 @@
-"""The embedded offline pair: a small target and a smaller draft trained from scratch, with heads for them."""
+"""The embedded offline pair: a small target and a smaller draft model trained from scratch, with their heads."""
 
 from hf_diversed.zoo.loader import load_demo_pair
 
 
-# The target solves it at every seed tried; at strictness 0 most answers are wrong.
+# The target solves it with every seed tried; at strictness 0 most answers are wrong.
 EXAMPLE_PROMPT = "Question: Mia has 74 dollars and buys 9 pens at 7 dollars each. How much money is left?\nAnswer:"
 
 __all__ = ["EXAMPLE_PROMPT", "load_demo_pair"]

@@ -1,4 +1,4 @@
-"""Load the embedded pair from package data. Knows nothing of how it was trained."""
+"""Loading of the embedded pair from package data."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,15 +17,15 @@ HEADS, MIXTURE = "heads", "mixture-heads"
 
 
 def load_demo_pair(folder: Path = WEIGHTS, heads: str = HEADS) -> Pair:
-    """Load the pair that comes with the package, in float32 and in eval mode; needs no network.
+    """Load the pair included in the package, in float32 and eval mode, without network access.
 
-    Its tokenizer pads on the left and starts every encoding with one BOS. Its heads are keyed by
-    task: "math", "summary", "code".
+    The tokenizer pads on the left and adds one BOS token to every encoding. The heads are keyed by task: "math",
+    "summary" and "code".
 
     Args:
-        folder: another pair, as written by `python -m embedded.train` in a checkout of the repository.
-        heads: "heads", which see the drafted token, or "mixture-heads", with one weight for all tokens of a position
-            (arXiv 2604.07622).
+        folder: folder of another pair, as written by `python -m embedded.train` in a checkout of the repository.
+        heads: "heads", with token features, or "mixture-heads", with one weight for all tokens of a position (arXiv
+            2604.07622).
 
     Example:
 
@@ -46,7 +46,7 @@ def load_demo_pair(folder: Path = WEIGHTS, heads: str = HEADS) -> Pair:
 
 def _load_model(folder: Path) -> LlamaForCausalLM:
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    model.name_or_path = model.config._name_or_path = ""  # it has no name on the Hub, and a path is none
+    model.name_or_path = model.config._name_or_path = ""  # not on the Hub, and a path is not a Hub id
     return model
 
 
@@ -54,6 +54,6 @@ def _load_heads(folder: Path) -> dict[str, "DiversedHead"]:
     paths = sorted(folder.iterdir()) if folder.is_dir() else []
     if not paths:
         return {}
-    from hf_diversed.head import DiversedHead  # here, as the pair is of use without any head
+    from hf_diversed.head import DiversedHead  # imported only if there are heads
 
     return {path.name: DiversedHead.from_pretrained(path).eval() for path in paths}

