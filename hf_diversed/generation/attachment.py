@@ -86,7 +86,7 @@ def _forget_replaced(entries: list[_Standing]) -> None:
 
 
 def detach(model: PreTrainedModel) -> None:
-    """Remove all attachments of a model, in every thread and in the current blocks. Does nothing if there are none."""
+    """Remove all attachments of a model, in every thread and in the current blocks, if any."""
     inner = _compat.base_model(model)
     with _LOCK:
         _STANDING.pop(inner, None)

@@ -119,7 +119,7 @@ def run_rounds(call: Call, recorder: Recorder) -> None:
 
 
 def compact(call: Call, memory: Memory) -> None:
-    """Remove finished rows once enough have accumulated and nothing indexes rows."""
+    """Remove finished rows once enough have accumulated and no code indexes rows."""
     running = call.rows.running
     if call.may_compact and running and call.engine.should_compact(len(running)):
         kept = torch.tensor(running, device=call.rows.ids.device)

@@ -191,7 +191,7 @@ class _Call:
         given = {name: value for name, value in self.extra.items() if name in named}
         prompts = _first(self.arguments.get("inputs"), self.extra.get("input_ids"))  # None: upstream starts with BOS
         checks.check_inputs(self.model, prompts, given, self.extra.get("past_key_values") is not None)
-        for name in checks.TEXT_MARKERS - inputs:  # all zeros; upstream would refuse the argument
+        for name in checks.TEXT_MARKERS - inputs:  # all zeros; upstream would reject the argument
             self.extra.pop(name, None)
 
     def take_over_stop_strings(self) -> None:
