@@ -33,7 +33,7 @@ def compile_rounds(
     device: options.Device = None,
     dtype: options.Dtype = None,
 ) -> None:
-    """Compile what generate(..., cache_implementation="static") runs, before anybody waits for it.
+    """Compile what generate(..., cache_implementation="static") runs, ahead of the first call.
 
     The code stays on disk, where inductor keeps it: in TORCHINDUCTOR_CACHE_DIR, or a folder of yours under the
     temporary one. A later process with the same models, rule, sizes, sampling and threads still traces its first

@@ -89,7 +89,7 @@ def _check_choice(choose: str, layers: int) -> None:
 
     if choose[:1].isdigit():
         if (count := len(numbers("--choose", choose, int))) != layers:
-            raise ValueError(f"--choose {choose} names {count} layers, and --layers says {layers}.")
+            raise ValueError(f"--choose {choose} names {count} layers, but --layers is {layers}.")
     elif choose not in (*CHOICES, MEASURED):
         known = ", ".join((MEASURED, *CHOICES))
         raise ValueError(f"--choose must be one of {known}, or numbers as in 0,1,2,29, got {choose!r}.")

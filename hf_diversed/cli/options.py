@@ -73,8 +73,8 @@ def resume_point_of(given: str | bool | None, resume: bool) -> str | bool | None
         return True if resume or words.lower() == "true" else None
     if not Path(words).is_dir():
         raise ValueError(
-            f"--resume-from-checkpoint must name the folder of a checkpoint, got {words!r}, which is none; --resume "
-            "goes on from the newest complete one of --output-dir."
+            f"--resume-from-checkpoint must name an existing folder, got {words!r}; --resume continues from "
+            "the newest complete checkpoint in --output-dir."
         )
     return words
 

@@ -63,7 +63,7 @@ def check_output(option: str, path: Path | None, folder: bool = False) -> None:
     if path is None:
         return
     if path.exists() and path.is_dir() != folder:
-        raise ValueError(f"{option} must name a {'folder' if folder else 'file'}, got {path}, which is none.")
+        raise ValueError(f"{option} must name a {'folder' if folder else 'file'}, got {path}, which is not one.")
     there = next(place for place in (path.absolute(), *path.absolute().parents) if place.exists())
     try:
         if there.is_dir():
@@ -157,7 +157,7 @@ def load_shots(task: Task, shots: int, shots_file: str | None, seed: int) -> lis
         ValueError: if there are too few records to take the shots from, or for a file without shots.
     """
     if shots_file is not None and not shots:
-        raise ValueError("--shots-file says where solved examples come from; pass --shots as well.")
+        raise ValueError("--shots-file names the file of solved examples; pass --shots, their number, as well.")
     # Of a split, one more than shots: a record is never its own example.
     return load_records(task, "train", shots + 1 if shots_file is None else None, seed, shots_file) if shots else []
 

@@ -74,7 +74,6 @@ _LATER = {"max_new_tokens", "processors", "dtype", "target", "draft"}
 
 def _are_certified(value: Any) -> bool:
     required = CERTIFIED.keys() - _LATER
-    required = CERTIFIED.keys() - _LATER
     return value is None or (
         isinstance(value, list)
         and all(isinstance(entry, dict) and required <= entry.keys() <= CERTIFIED.keys() for entry in value)

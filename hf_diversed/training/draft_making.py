@@ -159,7 +159,7 @@ def count_ids(path: Path, tokenizer: PreTrainedTokenizerBase) -> Counter[int]:
         ValueError: if the file does not exist or contains no text.
     """
     if not path.is_file():
-        raise ValueError(f"the text must be a file, got {str(path)!r}, which is none.")
+        raise ValueError(f"the text must be a file, got {str(path)!r}, which is not a file.")
     counts: Counter[int] = Counter()
     if path.suffix != ".jsonl":
         with path.open(encoding="utf-8") as file:

@@ -67,8 +67,8 @@ class DraftTuningConfig(DraftTuningSettings, TrainingArguments):
             check_range(name, getattr(self, name), low, high)
         if not 0 < self.temperature < float("inf"):
             raise ValueError(
-                f"temperature must be above 0, got {self.temperature!r}: greedy laws have no gradient. A draft tuned "
-                "at temperature 1 also serves greedy decoding."
+                f"temperature must be above 0, got {self.temperature!r}: greedy distributions have no gradient. A "
+                "draft model tuned at temperature 1 also works for greedy decoding."
             )
         if self.all_weights and self.merge:
             raise ValueError("merge=True needs an adapter, and all_weights=True trains none; drop one of them.")
@@ -86,7 +86,7 @@ class DraftTuningConfig(DraftTuningSettings, TrainingArguments):
         if self.mode == "distill" and self.label_smoothing_factor:
             raise ValueError(
                 f'label_smoothing_factor needs mode="supervised", got {self.label_smoothing_factor!r} with '
-                'mode="distill", which has laws for labels; drop one of them.'
+                'mode="distill", which has distributions as labels; drop one of them.'
             )
         if self.keep_target_states and (self.mode != "distill" or self.world_size > 1):
             raise ValueError(

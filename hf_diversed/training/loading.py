@@ -26,7 +26,7 @@ def load_tokenizer(target: PreTrainedModel | str) -> PreTrainedTokenizerBase:
     """Return the target's tokenizer, padding on the left."""
     name = target if isinstance(target, str) else _compat.model_name(target)
     if not name:
-        raise ValueError("a target without a name tells nothing of its tokenizer; pass processing_class=.")
+        raise ValueError("the tokenizer cannot be found for a target without a name; pass processing_class=.")
     tokenizer = from_name(name)
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token

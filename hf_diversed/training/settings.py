@@ -96,9 +96,7 @@ class DraftTuningSettings:
 
     mode: str = field(
         default="distill",
-        metadata={
-            "help": '"distill": towards the target\'s laws on its completions; "supervised": to the references.'
-        },
+        metadata={"help": '"distill": towards the target on its completions; "supervised": to the references.'},
     )
     divergence: str = field(
         default="kl", metadata={"help": 'Of distillation: "kl" is KL(p||q); "tv" is what acceptance loses, TV(p, q).'}
@@ -114,7 +112,9 @@ class DraftTuningSettings:
         default_factory=lambda: ["all-linear"],
         metadata={"help": 'Names of the layers that get one; "all-linear" is all but the output.'},
     )
-    temperature: float = field(default=1.0, metadata={"help": "Of the target's completions, and of both laws."})
+    temperature: float = field(
+        default=1.0, metadata={"help": "Of the target's completions, and of both distributions."}
+    )
     max_completion_length: int = field(default=128, metadata={"help": "Longest completion in tokens."})
     num_samples_per_prompt: int = field(default=1, metadata={"help": "The target's completions per prompt."})
     generation_batch_size: int = field(default=128, metadata={"help": "Completions of the target drawn together."})
@@ -130,4 +130,4 @@ class DraftTuningSettings:
     model_init_kwargs: dict | str | None = field(default=None, metadata={"help": "For models given by name (JSON)."})
 
     dataloader_pin_memory: bool = field(default=False, metadata={"help": "Off: batches are small."})
-    remove_unused_columns: bool = field(default=False, metadata={"help": "Off: there are none."})
+    remove_unused_columns: bool = field(default=False, metadata={"help": "Must stay off: no column is unused."})

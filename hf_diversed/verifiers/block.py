@@ -29,7 +29,7 @@ class BlockVerifier(CompositeVerifier):
         super().__init__(self.rule)
         if not self.rule.has_emitted_probs:
             raise ValueError(
-                f"block verification needs a rule with a law to verify against, got {self.rule!r}; "
+                f"block verification needs a verifier with an emitted distribution, got {self.rule!r}; "
                 "use lossless, a mixing rule, a cascade, fuzzy or contrastive."
             )
         self.state_width = self.rule.state_width

@@ -37,8 +37,8 @@ class CactusVerifier(Verifier):
 
         def replacement(positions: torch.Tensor) -> torch.Tensor:
             at = positions[:, None]
-            law = target.probs(positions)
-            conditioned = (law * others.gather(1, at)).scatter(-1, draft.tokens.gather(1, at), raised.gather(1, at))
-            return residual(conditioned, draft.probs(positions), fallback=law)
+            p = target.probs(positions)
+            conditioned = (p * others.gather(1, at)).scatter(-1, draft.tokens.gather(1, at), raised.gather(1, at))
+            return residual(conditioned, draft.probs(positions), fallback=p)
 
         return Verdict(acceptance(raised, draft.prob(draft.tokens)), replacement)

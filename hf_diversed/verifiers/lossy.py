@@ -54,7 +54,7 @@ def balancing_scale(p: torch.Tensor, q: torch.Tensor, lenience: float) -> torch.
     # The left side is linear in s between consecutive ratios q / p. Tokens with p = 0 do not contribute.
     ratio = torch.where(p > 0.0, q / p, torch.inf)
     ratio, order = ratio.sort(dim=-1)
-    below_p, below_q = (law.gather(-1, order).cumsum(-1) for law in (p, q))
+    below_p, below_q = (probs.gather(-1, order).cumsum(-1) for probs in (p, q))
     reached = torch.where(ratio < torch.inf, ratio * below_p - below_q, torch.inf)  # the left side at s = ratio
     last = ((reached <= cut).sum(-1, keepdim=True) - 1).clamp_min(0)
     scale = (cut + below_q.gather(-1, last)) / below_p.gather(-1, last).clamp_min(torch.finfo(p.dtype).tiny)

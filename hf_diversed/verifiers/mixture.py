@@ -91,11 +91,11 @@ class MixtureVerifier(Verifier):
         dials = self.dials(len(draft.tokens), draft.tokens.device) if dials is None else dials
         weights, state = limit_bias(self.weights(draft, target, dials), draft, target, state, dials)
 
-        def law() -> torch.Tensor:
+        def emitted_probs() -> torch.Tensor:
             p, q = target.probs()[:, :-1], draft.probs()
             return torch.lerp(q, p, weights.mixing(p, q))
 
-        trace = Trace(weight=weights.weight, tv=weights.tv, inputs=weights.inputs, emitted_probs=law)
+        trace = Trace(weight=weights.weight, tv=weights.tv, inputs=weights.inputs, emitted_probs=emitted_probs)
         if draft.sampled:
             of_p, of_q = target.prob(draft.tokens), draft.prob(draft.tokens)
             accept_prob = acceptance(of_p, of_q, weights.weight)

@@ -109,8 +109,8 @@ def _merge(
         return torch.where(here, first, second)
 
     def replacement(positions: torch.Tensor) -> torch.Tensor:
-        laws = inside.replacement(positions), outside.replacement(positions)
-        return torch.where(here[rows, positions, None], laws[0], laws[1])
+        residuals = inside.replacement(positions), outside.replacement(positions)
+        return torch.where(here[rows, positions, None], residuals[0], residuals[1])
 
     nothing = torch.full(here.shape, float("nan"), device=here.device)
     emitted = [verdict.trace.emitted_probs for verdict in (inside, outside)]

@@ -223,7 +223,7 @@ def test_checkpoint_that_is_not_there(command, tmp_path):
     options = ["--task", "math", "--output-dir", str(tmp_path), "--resume-from-checkpoint", str(tmp_path / "no")]
     result = CliRunner().invoke(app, [command, *options])
     assert result.exit_code == 2, result.output
-    assert "--resume goes on from the newest complete one" in result.stderr
+    assert "--resume continues from the newest complete checkpoint" in result.stderr
 
 
 @pytest.mark.parametrize("command", ["train", "tune-draft"])

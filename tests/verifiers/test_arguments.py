@@ -93,7 +93,7 @@ def test_builds_a_rule_from_text(spec: str, expected: str):
         ("lossless:1", "verifier 'lossless:1' has wrong parameters"),
         ("static:2", r"`weight` must lie in \[0, 1\], got 2.0"),
         ("phase:static:0.7", "verifier 'phase:static:0.7' cannot be built from text"),
-        ("block:lossy:0.5", "needs a rule with a law"),
+        ("block:lossy:0.5", "needs a verifier with an emitted distribution"),
         ("diversed:org/head", "head must be a DiversedHead, got str"),
     ],
 )

@@ -282,7 +282,11 @@ def test_composites_ask_for_what_their_parts_need():
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
-        (lambda: BlockVerifier(LenientVerifier(0.5)), ValueError, "needs a rule with a law .*, got LenientVerifier"),
+        (
+            lambda: BlockVerifier(LenientVerifier(0.5)),
+            ValueError,
+            "needs a verifier with an emitted distribution, got LenientVerifier",
+        ),
         (lambda: BlockVerifier("lossless"), TypeError, "takes verifiers, got str"),
         (lambda: PhaseVerifier("static", begin=1, end=2), TypeError, "takes verifiers, got str"),
         (lambda: PhaseVerifier(LosslessVerifier(), begin=1, end=1), ValueError, "different tokens, got 1 for both"),
