@@ -138,7 +138,8 @@ class DiversedVerifier(MixtureVerifier):
     def weights(self, draft: DraftOutput, target: TargetOutput, dials: dict[str, torch.Tensor]) -> Weights:
         inputs, tv = self.observe(draft, target)
         device, strictness = draft.tokens.device, dials.get("strictness")
-        weight = self._dialled(self.head(**inputs).to(device), strictness)
+        # float32: autocast lets the head return a narrower dtype
+        weight = self._dialled(self.head(**inputs).to(device, torch.float32), strictness)
         kept = inputs if self.keeps_inputs else None
         if not self.head.needs_token:
             return Weights(weight, tv, kept)

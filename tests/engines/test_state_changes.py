@@ -175,6 +175,17 @@ class Walk:
 CHANGES = [name for name in vars(Walk) if not name.startswith("_")]
 
 
+def differ_by_rounding(out, expected) -> bool:
+    """Whether the first token that differs in each row has the best eager score, up to bfloat16 rounding."""
+    start = expected.sequences.shape[1] - len(expected.logits)
+    for row in (out.sequences != expected.sequences).any(dim=1).nonzero()[:, 0].tolist():
+        column = int((out.sequences[row] != expected.sequences[row]).nonzero()[0])
+        scores = expected.logits[column - start][row].float()
+        if scores.max() - scores[out.sequences[row, column]] > 2**-7 * scores.abs().max():
+            return False
+    return True
+
+
 def take_steps(seed: int, steps: int) -> None:
     walk, threads = Walk(seed), torch.get_num_threads()
     done: list[str] = []
@@ -186,10 +197,14 @@ def take_steps(seed: int, steps: int) -> None:
             torch.set_num_threads(walk.threads)
             pair = walk.target, walk.draft
             with walk.context():
-                expected = decode(pair, {}, walk.verifier, ragged_batch(2), **SHORT)
+                expected = decode(pair, {}, walk.verifier, ragged_batch(2), output_logits=True, **SHORT)
                 out = decode(pair, TRACED, walk.verifier, ragged_batch(2), **SHORT)
+                rounded = torch.is_autocast_enabled("cpu")
             assert out.stats.engine == "compiled", done
-            assert torch.equal(out.sequences, expected.sequences), (seed, done)
+            if not torch.equal(out.sequences, expected.sequences):
+                assert rounded, (seed, done)
+                assert differ_by_rounding(out, expected), (seed, done)
+                continue
             assert out.stats.num_accepted == expected.stats.num_accepted, (seed, done)
     finally:
         torch.set_num_threads(threads)

@@ -15,7 +15,7 @@ from hf_diversed.engines import eager
 from hf_diversed.generation.schedules import ConstantLength
 from hf_diversed.verifiers import LenientVerifier, SpecCascadeVerifier
 from tests.reference import naive_decoding
-from tests.tiny import BOS, EOS, PAD, ragged_batch, tiny_model
+from tests.tiny import BOS, EOS, PAD, ragged_batch, tiny_head, tiny_model
 
 
 GAMMA = 4
@@ -360,3 +360,14 @@ def test_rows_with_settings_of_their_own_stay(pair, head, monkeypatch):
         alone = {name: values[row : row + 1] for name, values in inputs.items()}
         expected = relaxed(pair, DiversedVerifier(head, dial), alone, eos_token_id=eos).sequences[0]
         assert torch.equal(together.sequences[row, : len(expected)], expected)
+
+
+@pytest.mark.parametrize("features", ["hidden", "distribution"])
+def test_heads_decode_under_autocast(pair, features):
+    """Catches weights in autocast's dtype, which cannot be mixed with probabilities in float32."""
+    target, draft = pair
+    with torch.autocast("cpu", torch.bfloat16):
+        out = target.generate(
+            **ragged_batch(2), assistant_model=draft, diversed_head=tiny_head(features=features), max_new_tokens=6
+        )
+    assert out.shape[1] > ragged_batch(2)["input_ids"].shape[1]
