@@ -15,7 +15,7 @@ Parts, each of which is kept in the output folder and goes on where it was inter
 4. Seconds: the methods in turns on the same prompts, eager and compiled, at batch sizes 1 and 8; ms per round (the
    prompt's reading shared out among them), tokens per second of the clock and of the CPU, peak memory (on a CPU
    that of the process since its start). Compiling is timed apart.
-   On a shared machine the clock says little; the CPU's time is comparable within a run.
+   Wall time varies on a shared machine; CPU time is comparable within a run.
 """
 
 import argparse
