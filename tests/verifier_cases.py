@@ -108,17 +108,19 @@ def lossy_law(laws: Laws, alpha: float, beta: float | None) -> torch.Tensor:
     return torch.maximum(kept, high * laws.p)
 
 
-def fuzzy_law(laws: Laws, threshold: float, divergence: str) -> torch.Tensor:
+def fuzzy_law(laws: Laws, threshold: float, divergence: str, confidence: float = 1.0) -> torch.Tensor:
     def kl(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         return torch.where(a > 0.0, a * (a.log() - b.log()), 0.0).sum(-1)
 
     middle = 0.5 * (laws.p + laws.q)
     distance = {
         "kl": kl(laws.p, laws.q),
+        "reverse_kl": kl(laws.q, laws.p),
         "js": 0.5 * (kl(laws.p, middle) + kl(laws.q, middle)),
         "tv": total_variation(laws.p, laws.q),
     }[divergence]
-    return torch.where((distance <= threshold)[..., None], laws.q, laws.p)
+    close = (distance <= threshold) & (laws.p.amax(-1) <= confidence)
+    return torch.where(close[..., None], laws.q, laws.p)
 
 
 def contrastive_law(laws: Laws, beta: float, alpha: float) -> torch.Tensor:
@@ -180,9 +182,9 @@ def lenient_best(laws: Laws, lenience: float) -> torch.Tensor:
     return torch.where(laws.p.gather(-1, drafted)[..., 0] >= lenience * top.values, drafted[..., 0], top.indices)
 
 
-def fuzzy_best(laws: Laws, threshold: float, divergence: str) -> torch.Tensor:
-    """Which law is followed is decided on whole laws, and what it says best is emitted."""
-    return best(laws, partial(fuzzy_law, threshold=threshold, divergence=divergence))
+def fuzzy_best(laws: Laws, **setting) -> torch.Tensor:
+    """The condition uses p and q at temperature 1; the argmax of the chosen distribution is emitted."""
+    return best(laws, partial(fuzzy_law, **setting))
 
 
 def top_k_best(laws: Laws, top_k: int, delta: float) -> torch.Tensor:
@@ -290,10 +292,10 @@ def _lossy(alpha: float, beta: float | None = None) -> VerifierCase:
     )
 
 
-def _fuzzy(threshold: float, divergence: str) -> VerifierCase:
-    setting = {"threshold": threshold, "divergence": divergence}
+def _fuzzy(threshold: float, divergence: str, confidence: float = 1.0) -> VerifierCase:
+    setting = {"threshold": threshold, "divergence": divergence, "confidence": confidence}
     return VerifierCase(
-        f"fuzzy-{divergence}-{threshold}",
+        f"fuzzy-{divergence}-{threshold}-{confidence}",
         "fuzzy",
         partial(FuzzyVerifier, **setting),
         partial(fuzzy_law, **setting),
@@ -410,6 +412,8 @@ VERIFIER_CASES = [
     _fuzzy(0.5, "kl"),
     _fuzzy(0.1, "js"),
     _fuzzy(0.4, "tv"),
+    _fuzzy(0.3, "reverse_kl"),
+    _fuzzy(5.0, "kl", 0.5),
     _fuzzy(0.0, "js"),
     _contrastive(0.5, 0.1),
     _contrastive(0.1, 0.0),

@@ -22,32 +22,40 @@ def js_divergence(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
 
 _DIVERGENCES: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "kl": kl_divergence,
+    "reverse_kl": lambda p, q: kl_divergence(q, p),
     "js": js_divergence,
     "tv": total_variation,
 }
 
 
 class FuzzyVerifier(DistributionVerifier):
-    """Verify exactly against pi = q where D(p, q) <= threshold, else p.
+    """Verify exactly against pi = q where D(p, q) <= threshold and max p <= confidence, else p.
 
     The emitted distribution is that of the paper. It accepts more draft tokens, because positions with a larger
-    divergence are verified losslessly instead of sampled from p. Greedy: accept x iff D(p, q) <= threshold, with p and
-    q at temperature 1, or x is argmax p.
+    divergence are verified losslessly instead of sampled from p. Greedy: accept x iff the same condition holds, with p
+    and q at temperature 1, or x is argmax p.
 
     Args:
         threshold: at least 0, in nats (TV: a probability); 0 is lossless.
-        divergence: "kl" (KL(p || q); infinite if the logits warpers remove a token from q that p keeps), "js" or "tv".
+        divergence: "kl", KL(p || q) = sum p log(p / q), infinite if the logits warpers remove a token from q that p
+            keeps; "reverse_kl", KL(q || p), infinite in the opposite case; "js", the Jensen-Shannon divergence; or
+            "tv". The authors report that the paper's results, stated for JS, were obtained with `reverse_kl`
+            (NVIDIA/TensorRT-LLM#12853).
+        confidence: in [0, 1]. Positions with max p > confidence are verified losslessly; 1 has no such positions.
+            "kl" with 0.9 is the training-free verification of arXiv 2601.04766.
     """
 
-    def __init__(self, threshold: float, divergence: str = "js"):
+    def __init__(self, threshold: float, divergence: str = "js", confidence: float = 1.0):
         self.threshold = check_range("threshold", threshold, 0.0, float("inf"), "0 is lossless, larger accepts more.")
         if divergence not in _DIVERGENCES:
             raise ValueError(f"`divergence` must be one of {', '.join(_DIVERGENCES)}, got {divergence!r}.")
         self.divergence = divergence
+        self.confidence = check_range("confidence", confidence, 0.0, 1.0, "1 applies the threshold at every position.")
 
     def emitted_probs(self, draft: DraftOutput, target: TargetOutput) -> torch.Tensor:
         distance = _DIVERGENCES[self.divergence](target.probs()[:, :-1], draft.probs())
         # Rounding can give a divergence <= 0 where p and q differ, so threshold 0 is handled separately.
         close = (distance <= self.threshold) & (self.threshold > 0.0)
+        close &= target.top_prob()[:, :-1] <= self.confidence
         q, p = decoding_laws(draft, target)
         return torch.where(close[..., None], q, p)

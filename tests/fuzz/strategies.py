@@ -110,7 +110,9 @@ _WITH_A_LAW = st.one_of(
     st.builds(StaticEnsembleVerifier, _unit, st.none() | _unit, st.none() | st.floats(0.0, 3.0), st.none() | _unit),
     st.builds(DiversedVerifier, _head, _unit, st.none() | _unit, st.none() | st.floats(0.0, 3.0), st.none() | _unit),
     _cascade(),
-    st.builds(FuzzyVerifier, st.floats(0.0, 1.0), st.sampled_from(("kl", "js", "tv"))),
+    st.builds(
+        FuzzyVerifier, st.floats(0.0, 1.0), st.sampled_from(("kl", "reverse_kl", "js", "tv")), st.floats(0.0, 1.0)
+    ),
     st.builds(ContrastiveVerifier, st.floats(0.0, 1.0), _unit),
 )
 _TOKENWISE = _WITH_A_LAW | st.one_of(
