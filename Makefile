@@ -119,6 +119,7 @@ docs: $(VENV)/.docs
 # Figures, README, documentation and cards from the JSON in results/; prints the commands for missing files.
 results: $(VENV)/.dev
 	$(BIN)/python -m tools.render_results
+	$(BIN)/python -m tools.draw_plots
 	$(BIN)/python -m tools.render_cards
 	$(BIN)/python -m tools.render_docs
 

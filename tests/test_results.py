@@ -9,13 +9,11 @@ from typer.testing import CliRunner
 from hf_diversed.cli import app
 from hf_diversed.zoo.loader import HEADS, MIXTURE, WEIGHTS
 from tests.evaluation.measured import record, sweep
-from tools import render_learning, render_studies
+from tools import draw_plots, render_learning, render_studies
 from tools.render_results import (
     COMMANDS,
     RESULTS,
-    draw_picture,
     missing,
-    picture_is_current,
     pivot,
     read_asked,
     tasks,
@@ -53,7 +51,7 @@ def test_section(tmp_path):
     write(tmp_path, transfer=cells)
     text = results(tmp_path)
     assert "| `target` | - | 90.0% | - | 50.0% |\n| `lossless` | 60.0% | 89.0% | 60.0% | 50.0% |" in text
-    assert "![Quality against acceptance on math](../results/frontier-math.png)" in text
+    assert "![Quality against acceptance on math](assets/plots/frontier-math.png)" in text
     assert "1 of 2 strictness settings" in text
     assert "| `diversed@0.7` | 70.0% (68.0% to 71.0%) | 84.0% (79.0% to 87.0%) | 24.0% (20.0% to 30.0%) |" in text
     assert "| `lenience:0.4` | 75.0% (73.0% to 76.0%) | 55.0% (50.0% to 58.0%) | 5.0% (-2.0% to 9.0%) |" in text
@@ -195,19 +193,23 @@ def test_cells_hold_one_record():
         pivot([record("lossless", 0.5, 0.5), record("lossless", 0.6, 0.6)], "method", "task", "method")
 
 
-def test_the_picture_says_what_it_was_made_of(tmp_path):
-    """Catches a picture of other results than those beside it."""
-    assert picture_is_current(tmp_path)
+def test_plots_of_other_results_are_outdated(tmp_path):
+    """Catches a plot that shows other results than those in the repository, or results that were removed."""
+    plots = tmp_path / "plots"
+    assert draw_plots.outdated(plots, tmp_path) == []
     write(tmp_path, **{"frontier-math": sweep()})
-    assert not picture_is_current(tmp_path)
-    draw_picture(tmp_path)
-    assert picture_is_current(tmp_path)
+    names = ["frontier-math", "positions-math"]
+    assert draw_plots.outdated(plots, tmp_path) == names
+    draw_plots.draw(plots, tmp_path)
+    assert draw_plots.outdated(plots, tmp_path) == []
     write(tmp_path, **{"frontier-math": sweep()[:-1]})
-    assert not picture_is_current(tmp_path)
+    assert draw_plots.outdated(plots, tmp_path) == names
+    (tmp_path / "frontier-math.json").unlink()
+    assert draw_plots.outdated(plots, tmp_path) == names
 
 
-def test_the_committed_picture_is_current():
-    assert picture_is_current(RESULTS)
+def test_committed_plots_are_current():
+    assert draw_plots.outdated() == []
 
 
 @pytest.mark.parametrize("name", [name for name, command in COMMANDS.items() if command.startswith("hf-diversed")])

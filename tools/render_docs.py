@@ -161,8 +161,7 @@ def _file(name: str) -> str:
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
     """Called by mkdocs for every page."""
-    markdown = _FILE.sub(lambda mark: _file(mark.group(1)), markdown).replace("<!-- settings -->", settings())
-    return markdown.replace("](../results/", "](results/")
+    return _FILE.sub(lambda mark: _file(mark.group(1)), markdown).replace("<!-- settings -->", settings())
 
 
 def on_page_content(html: str, **_: Any) -> str:
@@ -177,17 +176,6 @@ def _label_cells(html: str) -> str:
         columns = iter(labels)
         rows[number] = re.sub(r"<td\b", lambda _: f'<td data-label="{next(columns, "")}"', row)  # noqa: B023
     return "".join(rows)
-
-
-def on_files(files: Any, config: Any) -> Any:
-    """Called by mkdocs: the pictures of the results become files of the site."""
-    from mkdocs.structure.files import File  # only where mkdocs calls
-
-    for picture in sorted(RESULTS.glob("*.png")):
-        files.append(File.generated(config, f"results/{picture.name}", abs_src_path=str(picture)))
-    for name, content in render_pair.draw():
-        files.append(File.generated(config, f"results/{name}", content=content))
-    return files
 
 
 def main() -> None:

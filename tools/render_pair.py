@@ -1,15 +1,14 @@
 """The page of the Qwen2.5-Coder pair (`benchmarks/real_pair.py`), from `results/real/qwen-coder-*.json`."""
 
 import json
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from hf_diversed.evaluation.curves import read_records, to_curves
+from hf_diversed.evaluation.curves import read_records
 from hf_diversed.formatting import number, percent, with_bounds
-from tools.markdown import prompts, table
+from tools.markdown import folded, prompts, table
 
 
 FOLDER = Path(__file__).parent.parent / "results" / "real"
@@ -30,18 +29,6 @@ def pair(folder: Path = FOLDER) -> str:
     missing = [name for name in [*FILES] if not (folder / f"{PREFIX}{name}.json").is_file()]
     parts += [f"Not measured yet: {', '.join(missing)}. `{_command(missing)}` measures them."] if missing else []
     return "\n\n".join(parts)
-
-
-def draw(folder: Path = FOLDER) -> Iterator[tuple[str, bytes]]:
-    """Names and contents of the pictures: quality against acceptance, one per task and temperature."""
-    from hf_diversed.evaluation.plots import quality_acceptance, save  # the only place that needs matplotlib
-
-    for path in _files(folder):
-        if _has_curve(path):
-            with tempfile.TemporaryDirectory() as scratch:
-                (curve,) = to_curves(read_records(path), path.stem)
-                save(quality_acceptance(curve), Path(scratch) / "picture.png")
-                yield f"{path.stem}.png", (Path(scratch) / "picture.png").read_bytes()
 
 
 def _files(folder: Path) -> list[Path]:
@@ -84,17 +71,13 @@ def _task(path: Path) -> str:
     )
     option = "" if first["temperature"] == 1 else f" --temperature {first['temperature']:g}"
     option += " --no-chat" if plain else ""
-    parts = [
-        f"### {TASKS[first['task']]}{temperature}",
-        setting,
-        table((*header, "over the static front"), rows),
-        _positions(records),
-        f"Measured by `{_command([first['task']], option)}`.",
-    ]
+    name = f"{TASKS[first['task']]}{temperature}"
+    parts = [f"### {name}", setting, table((*header, "over the static front"), rows)]
     if _has_curve(path):
-        name = f"quality against acceptance on {TASKS[first['task']]}{temperature}"
-        parts.insert(3, f"![{name}](results/{path.stem}.png)")
-    return "\n\n".join(part for part in parts if part)
+        parts.append(f"![Quality against acceptance on {name}](assets/plots/frontier-{path.stem}.png)")
+        parts.append(f"![Accepted draft tokens by position on {name}](assets/plots/positions-{path.stem}.png)")
+        parts.append(folded("Accepted draft tokens by position", _positions(records)))
+    return "\n\n".join([*parts, f"Measured by `{_command([first['task']], option)}`."])
 
 
 def _gain(record: Record) -> str:
@@ -109,12 +92,7 @@ def _positions(records: Sequence[Record]) -> str:
     """Share of rounds in which each position of the draft block was accepted."""
     shares = [(record["method"], record["accepted_per_position"]) for record in records]
     rows = [[f"`{method}`", *map(percent, found)] for method, found in shares if found]
-    if not rows:
-        return ""
-    width = max(map(len, rows))
-    return table(
-        ("accepted at position", *map(str, range(1, width))), [row + ["-"] * (width - len(row)) for row in rows]
-    )
+    return table(("accepted at position", *map(str, range(1, max(map(len, rows))))), rows)
 
 
 def _categories(path: Path) -> str:

@@ -149,6 +149,8 @@ def _study(name: str, found: Record, record: Record) -> str:
         f"median (range) of {settings['repeats']} alternating runs."
     )
     parts = [setting, table(header, rows), f"Measured by `{COMMANDS[name]}`."]
+    if name == "lookup-scitldr.json":
+        parts.insert(2, "![Speed against acceptance on scitldr](assets/plots/speed-smollm2.png)")
     if "draft" in found:
         parts.insert(0, _draft(found["draft"]))
     return "\n\n".join(parts)

@@ -1,27 +1,23 @@
-"""The documentation's results: tables and the frontier's picture from JSON in `results/`.
+"""The documentation's results: tables from JSON in `results/`.
 
-python -m tools.render_results draws the picture and says which results are missing and what makes them.
+python -m tools.render_results prints the commands that measure missing results.
 """
 
-import hashlib
 import shlex
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from PIL import Image
-
 from hf_diversed.evaluation import markdown_table
 from hf_diversed.evaluation.curves import read_records, to_curves
 from hf_diversed.evaluation.frontier import DIVERSED
 from hf_diversed.formatting import percent, with_bounds
 from tools import render_learning, render_studies
-from tools.markdown import table
+from tools.markdown import folded, table
 
 
 RESULTS = Path(__file__).parent.parent / "results"
-PICTURE = "frontier-math.png"
 TASKS = ("math", "summary", "code")
 
 _RUN = "hf-diversed evaluate --num-examples {} --batch-size 250"
@@ -71,23 +67,6 @@ def read_asked(path: Path) -> list[dict[str, Any]]:
     return [record for record in read_records(path) if record["method"] in asked]
 
 
-def draw_picture(folder: Path = RESULTS) -> None:
-    """Draw the frontier, marked with a digest of the records that it shows."""
-    from hf_diversed.evaluation.plots import quality_acceptance, save  # the only place that needs matplotlib
-
-    records = read_records(folder / "frontier-math.json")
-    save(quality_acceptance(_front(records)), folder / PICTURE, made_of=_digest(folder))
-
-
-def picture_is_current(folder: Path = RESULTS) -> bool:
-    """Whether the picture was drawn from the results beside it; also if there is neither."""
-    source, picture = folder / "frontier-math.json", folder / PICTURE
-    if not source.is_file() or not picture.is_file():
-        return source.is_file() == picture.is_file()
-    with Image.open(picture) as image:
-        return image.info.get("Description") == _digest(folder)
-
-
 def pivot(records: Iterable[Record], row: str, column: str, head: str) -> str:
     """Markdown table of "accepted / quality", one cell per record; rows and columns in the order of the records.
 
@@ -129,16 +108,17 @@ def _methods_and_tasks(folder: Path) -> str:
 
 
 def _frontier(folder: Path) -> str:
-    """Picture, and where the dial, and rules that need no head, stand against the static curve."""
+    """Plots of each task, and quality above the static curve at each strictness and of verifiers without a head."""
     records, gaps = _read(folder, ["frontier-math.json"])
     if gaps:
         return gaps[0]
-    front = _front(records)
+    front = max(to_curves(records, "frontier-math"), key=lambda curve: len(curve.families))
     dials = [record for name in front.families if name.split(":")[0] == DIVERSED for record in front.families[name]]
     others = [record for record in records if record.get("static_gain") is not None and record not in dials]
     above = [record for record in dials if (record.get("static_gain_ci") or (-1.0,))[0] > 0]
+    pictures = [f"![Quality against acceptance on {task}](assets/plots/frontier-{task}.png)" for task in TASKS]
     parts = [
-        f"![Quality against acceptance on {front.task}](../results/{PICTURE})",
+        *pictures,
         f"On {front.task} ({_samples(dials[0] if dials else records[0])} samples), {len(above)} of {len(dials)} "
         "strictness settings of DIVERSED have a lower 95% bound above the interpolated static curve.",
     ]
@@ -147,7 +127,9 @@ def _frontier(folder: Path) -> str:
         rows = (
             [f"`{record['method']}`", *(with_bounds(record, name) for name in figures)] for record in [*above, *others]
         )
-        parts.append(table(("method", "accepted / drafted", "quality", "above the static curve"), rows))
+        found = table(("method", "accepted / drafted", "quality", "above the static curve"), rows)
+        parts.append(folded(f"The points on {front.task}", found))
+    parts.append("![Accepted draft tokens by position on math](assets/plots/positions-math.png)")
     return "\n\n".join(parts)
 
 
@@ -187,15 +169,6 @@ def _how_to_make(name: str) -> str:
     return f"Not measured yet: `{COMMANDS[name]} --output results/{name}`."
 
 
-def _front(records: Sequence[Record]):
-    """The curve with most families: other draft lengths are static only."""
-    return max(to_curves(records, "frontier-math"), key=lambda curve: len(curve.families))
-
-
-def _digest(folder: Path) -> str:
-    return hashlib.sha256((folder / "frontier-math.json").read_bytes()).hexdigest()
-
-
 def _samples(record: Record) -> str:
     return f"{record['n'] * record['samples_per_prompt']:,}"
 
@@ -219,8 +192,6 @@ def _plain(value: Any) -> str:
 def main() -> int:
     for sentence in missing():
         print(sentence)
-    if (RESULTS / "frontier-math.json").is_file():
-        draw_picture()
     return 0
 
 

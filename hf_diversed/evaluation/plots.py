@@ -31,7 +31,7 @@ _STYLES = {
     "spec_cascade:token_v3": ("#CC79A7", "^", ":"),
 }
 _OTHERS = (("#56B4E9", "v", "-."), ("#E69F00", "P", "--"), ("#000000", "X", ":"), ("#999999", "h", "-."))
-_NAMES = {STATIC: "static (w, 1: lossless)", DIVERSED: "DIVERSED (dial)", "lenience": "lenience"}
+_NAMES = {STATIC: "static (w, 1: lossless)", DIVERSED: "DIVERSED (strictness)", "lenience": "lenience"}
 _MM = 1 / 25.4
 _LOOK = {
     "figure.figsize": (110 * _MM, 82 * _MM),
@@ -49,7 +49,7 @@ _LOOK = {
     "lines.markersize": 4,
     "legend.frameon": False,
     "legend.fontsize": 7,
-    "savefig.dpi": 300,
+    "savefig.dpi": 200,
     "svg.hashsalt": "hf_diversed",
 }
 _ACCEPTANCE = "acceptance rate, accepted / drafted (%)"
@@ -78,7 +78,7 @@ def draw(curves: Sequence[Curve]) -> tuple[dict[str, Figure], list[str]]:
         for curve in mine:
             setting = f"-{curve.task}-t{curve.temperature:g}-g{curve.num_assistant_tokens}" if len(mine) > 1 else ""
             for kind, make in _PER_CURVE.items():
-                if curve.plain is not None or kind != "speed-acceptance":
+                if _has_data(curve, kind):
                     figures[f"{source}-{kind}{setting}"] = make(curve)
         groups: dict[tuple, list[Curve]] = {}
         for curve in mine:
@@ -139,7 +139,7 @@ def quality_time(curve: Curve) -> Figure:
 def speed_acceptance(curve: Curve) -> Figure:
     """Speed over that of the target alone, against acceptance rate. The curve must contain the target alone."""
     assert curve.plain is not None
-    figure, axes = _axes(_title(curve))
+    figure, axes = _axes(_title(curve, intervals=False))
     points = []
     for name, style in _styles(curve):
         records = curve.static if name == STATIC else curve.families[name]
@@ -152,6 +152,27 @@ def speed_acceptance(curve: Curve) -> Figure:
     axes.set_xlabel(_ACCEPTANCE)
     axes.set_ylabel("speed / target alone")
     return _finish(figure, axes, points)
+
+
+@_look()
+def acceptance_position(curve: Curve) -> Figure:
+    """Share of rounds that accept the draft token at each position: lossless, and each family's middle parameter."""
+    figure, axes = _axes(_title(curve, intervals=False))
+    for name, style in _styles(curve):
+        records = [record for record in curve.families[name] if record.get("accepted_per_position")]
+        lossless = [record for record in records if record["method"] == LOSSLESS]
+        relaxed = sorted((r for r in records if r not in lossless), key=lambda record: record["acceptance_rate"])
+        chosen = [(record, "lossless", ("#000000", "x", ":")) for record in lossless]
+        chosen += [(record, record["method"], style) for record in relaxed[len(relaxed) // 2 :][:1]]
+        for record, label, look in chosen:
+            shares = [100 * share for share in record["accepted_per_position"]]
+            _line(axes, range(1, len(shares) + 1), shares, look, label)
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.set_ylim(0, 100)
+    axes.set_xlabel("position in the draft block")
+    axes.set_ylabel("rounds that accept up to this position (%)")
+    _legend(figure, axes)
+    return figure
 
 
 @_look()
@@ -179,7 +200,7 @@ def time_acceptance(curves: Sequence[Curve]) -> Figure:
     Static weights are joined by lines; strictnesses of a head have hollow markers. The paper's figure of this name
     scales every curve to [0, 1]; a ratio keeps the size of the gain.
     """
-    figure, axes = _axes("joined: static weights; hollow: DIVERSED at its dials")
+    figure, axes = _axes("joined: static weights; hollow: DIVERSED at its strictnesses")
     for curve, label, style in zip(curves, _different_labels(curves), cycle([*_STYLES.values(), *_OTHERS])):
         assert curve.plain is not None
         plain = curve.plain["seconds_per_sample"]
@@ -200,7 +221,14 @@ _PER_CURVE: dict[str, Callable[[Curve], Figure]] = {
     "quality-acceptance": quality_acceptance,
     "quality-time": quality_time,
     "speed-acceptance": speed_acceptance,
+    "acceptance-position": acceptance_position,
 }
+
+
+def _has_data(curve: Curve, kind: str) -> bool:
+    if kind == "acceptance-position":
+        return any(row.get("accepted_per_position") for records in curve.families.values() for row in records)
+    return kind != "speed-acceptance" or curve.plain is not None
 
 
 @_look()
@@ -229,13 +257,12 @@ def _axes(title: str) -> tuple[Figure, Axes]:
     return figure, axes
 
 
-def _title(curve: Curve, gamma: bool = True) -> str:
+def _title(curve: Curve, *, gamma: bool = True, intervals: bool = True) -> str:
     first = next(iter(curve.families.values()))[0]
     samples = f" x {first['samples_per_prompt']} samples" if first["samples_per_prompt"] > 1 else ""
     words = [f"{curve.task}, {first['n']} prompts{samples}", f"temperature {curve.temperature:g}"]
-    return ", ".join(
-        [*words, *([f"{curve.num_assistant_tokens} draft tokens per round"] if gamma else []), "95% intervals"]
-    )
+    words += [f"{curve.num_assistant_tokens} draft tokens"] if gamma else []
+    return ", ".join([*words, *(["95% intervals"] if intervals else [])])
 
 
 def _styles(curve: Curve) -> Iterator[tuple[str, tuple[str, str, str]]]:

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from hf_diversed.cli import app
 from hf_diversed.evaluation.curves import read_curves, to_curves
 from hf_diversed.evaluation.plots import (
+    acceptance_position,
     acceptance_weight,
     draw,
     quality_acceptance,
@@ -44,7 +45,7 @@ def test_quality_against_acceptance(curve):
     figure = quality_acceptance(curve)
     found = lines(figure)
     assert found["static (w, 1: lossless)"] == [[60, 85], [70, 60], [90, 40]]
-    assert found["DIVERSED (dial)"] == [[90, 41], [70, 84]]
+    assert found["DIVERSED (strictness)"] == [[90, 41], [70, 84]]
     assert found["lenience"] == [[75, 55]]
     assert [y for _, y in found["target alone"]] == [86, 86]
     assert words(figure) == ["1", "0.7", "0.2", "0.3", "0.7", "0.5"]
@@ -61,6 +62,18 @@ def test_quality_against_time(curve):
     found = lines(quality_time(curve))
     assert found["static (w, 1: lossless)"] == [[200, 40], [250, 60], [300, 85]]
     assert found["target alone"] == [[400, 86]]
+
+
+def test_acceptance_by_position(curve):
+    """Catches positions counted from 0, and a lossless curve under the name of a static weight."""
+    shares = {"lossless": [0.6, 0.4], "static:0.7": [0.7, 0.5], "static:0.2": [0.9, 0.8], "lenience:0.5": [0.75, 0.6]}
+    rows = [row | {"accepted_per_position": shares.get(row["method"])} for row in sweep()]
+    found = lines(acceptance_position(to_curves(rows, "file")[0]))
+    assert found == {
+        "lossless": [[1, 60], [2, 40]],
+        "static:0.2": [[1, 90], [2, 80]],
+        "lenience:0.5": [[1, 75], [2, 60]],
+    }
 
 
 def test_acceptance_against_weight():
@@ -97,11 +110,13 @@ def test_styles_differ_without_colour(curve):
 
 def test_any_evaluation_is_drawn():
     """Catches `plot` that draws frontiers only: two methods of an evaluation gave no figure."""
-    rows = [record("target", None, 0.9, seconds_per_sample=0.3), record("diversed", 0.7, 0.8)]
+    rows = [record("target", None, 0.9, seconds_per_sample=0.3)]
+    rows += [record("diversed", 0.7, 0.8, accepted_per_position=[0.7, 0.5])]
     figures, skipped = draw(to_curves(rows, "small"))
     assert skipped == []
-    assert set(figures) == {"small-quality-acceptance", "small-quality-time", "small-speed-acceptance"}
-    assert lines(figures["small-speed-acceptance"])["DIVERSED (dial)"] == [[70, 1.5]]
+    kinds = ("quality-acceptance", "quality-time", "speed-acceptance", "acceptance-position")
+    assert set(figures) == {f"small-{kind}" for kind in kinds}
+    assert lines(figures["small-speed-acceptance"])["DIVERSED (strictness)"] == [[70, 1.5]]
     assert words(figures["small-quality-acceptance"]) == ["0.5"]
 
 
