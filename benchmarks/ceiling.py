@@ -84,7 +84,7 @@ def main() -> None:
 
 
 def complete(decoder: Decoder, prompts: list[list[int]], seed: int) -> list[list[int]]:
-    """One completion by the target's law per prompt, in the order of the prompts."""
+    """One completion of the target per prompt, in the order of the prompts."""
     ids: list[list[int]] = [[] for _ in prompts]
     method = Method("lossless", LosslessVerifier())
     for number, order in enumerate(plan_batches([len(prompt) for prompt in prompts], decoder.sampling.batch_size)):
@@ -100,7 +100,7 @@ def rejections(pair: Pair, prompt: list[int], ids: list[int], heads: dict) -> tu
     inside = slice(len(prompt) - 1, len(prompt) - 1 + len(ids))
     p, q = (model(text).logits[:, inside].float().softmax(-1) for model in (pair.target, pair.draft))
     drafted = torch.multinomial(q[0], 1).T
-    of_p, of_q = (law.gather(-1, drafted[..., None]).squeeze(-1) for law in (p, q))
+    of_p, of_q = (probs.gather(-1, drafted[..., None]).squeeze(-1) for probs in (p, q))
     rejected = torch.rand(of_p.shape) >= of_p / of_q
     replacement = torch.multinomial(residual(p, q, p)[0], 1).T
     inputs = {"features": distribution_features(p, q), "token": drafted_token_features(p, q, drafted)}

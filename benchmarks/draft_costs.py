@@ -5,7 +5,7 @@
 Times a target's forward on one token and on a block, and one step of drafts made of it (`make_draft`: what their
 weights say costs nothing), one row, one thread, behind a context, in turns. Times are CPU seconds, as the machine may
 be shared: what others do to caches and memory is in them all the same. The loop's own share of a round is what a call
-of `generate` takes beyond its forwards. `hf_diversed.theory` then says, for each acceptance per drafted token (i.i.d.,
+of `generate` takes beyond its forwards. `hf_diversed.theory` then computes, for each acceptance per drafted token (i.i.d.,
 arXiv 2211.17192), which draft length is best and what it gains over plain decoding, and which acceptance would be
 needed for a gain of 1 and of 1.5. That of a lossless rule cannot exceed what the vocabulary covers.
 """

@@ -307,7 +307,7 @@ def _call(decoder: Decoder, way: Method, batch: list[list[int]], seed: int) -> d
 
 
 def _rates(turns: list[dict[str, float]]) -> dict[str, Any]:
-    """Medians over the turns, and every turn for whoever wants bounds."""
+    """Medians over the turns, and every turn, for bounds."""
 
     def over(above: str, below: str, factor: float = 1.0) -> float | None:
         return median(factor * turn[above] / turn[below] for turn in turns) if turns[0][below] else None

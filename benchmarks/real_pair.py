@@ -163,7 +163,7 @@ def prompt_sets(name: str, part: int, arguments: argparse.Namespace) -> Iterator
 
 
 def suffix(arguments: argparse.Namespace) -> str:
-    """What tells files of other settings apart: nothing for chat prompts at temperature 1."""
+    """Return the part of a file's name for its settings: nothing for chat prompts at temperature 1."""
     temperature = "" if arguments.temperature == 1 else f"-t{arguments.temperature:g}"
     return temperature if arguments.chat else f"{temperature}-plain"
 

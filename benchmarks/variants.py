@@ -43,7 +43,7 @@ class ConstantVerifier(RecordingVerifier):
 
 
 class ShuffledVerifier(RecordingVerifier):
-    """The head sees inputs of other positions: the same law of inputs, without what they say."""
+    """Give the head the inputs of other positions: the same distribution of inputs, without their information."""
 
     def observe(self, draft, target):
         inputs, tv = super().observe(draft, target)

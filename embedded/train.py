@@ -58,7 +58,7 @@ def train_pair(recipe: Recipe, output: Path, compiled: bool = True) -> dict:
 
 
 def save_model(model: LlamaForCausalLM, settings: ModelRecipe, folder: Path) -> None:
-    """Sharpen a trained model as its recipe says, and save it in half precision."""
+    """Sharpen a trained model as its recipe defines, and save it in half precision."""
     with torch.no_grad():
         model.model.norm.weight.mul_(settings.sharpness)
     model.half().save_pretrained(folder)

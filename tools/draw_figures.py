@@ -22,7 +22,7 @@ TOKENS_WIDTH, ROUND_WIDTH = 560, 760  # the one can be read on a phone
 
 
 def answer() -> list[Piece]:
-    """What the embedded pair says to a held-out prompt, with the packaged head."""
+    """Return the embedded pair's answer to a held-out prompt, with the packaged head."""
     pair, heard = load_demo_pair(), []
     prompt = load_records(get_task("math"), "test", 1)[0]["prompt"]
     torch.manual_seed(0)

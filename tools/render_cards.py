@@ -1,4 +1,4 @@
-"""Write the cards of the embedded pair's heads from their JSON results. `--check` only says whether they agree.
+"""Write the cards of the embedded pair's heads from their JSON results. `--check` only reports differences.
 
 python -m tools.render_cards [--check]
 """

@@ -157,7 +157,7 @@ def benchmark(
 
 def _check_contexts(target, draft, settings: BenchmarkSettings, prompts: list[list[int]] | None) -> None:
     if prompts is None and PROMPTS_AS_GIVEN in settings.context_lengths:
-        raise ValueError("`context_lengths` has 0, the prompts as given, and there are none; choose a length >= 2.")
+        raise ValueError("`context_lengths` has 0, which means the prompts as given, but no prompts were given; choose a length >= 2.")
     given = max(map(len, prompts)) if prompts else 0
     needed = max(length or given for length in settings.context_lengths) + settings.max_new_tokens
     for role, model in (("target", target), ("draft", draft)):

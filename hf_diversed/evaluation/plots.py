@@ -13,6 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.patheffects import withStroke
+from matplotlib.ticker import MaxNLocator
 from matplotlib.transforms import Bbox
 
 from hf_diversed.evaluation.curves import Curve, Record, weight
@@ -167,7 +168,7 @@ def acceptance_position(curve: Curve) -> Figure:
         for record, label, look in chosen:
             shares = [100 * share for share in record["accepted_per_position"]]
             _line(axes, range(1, len(shares) + 1), shares, look, label)
-    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_ylim(0, 100)
     axes.set_xlabel("position in the draft block")
     axes.set_ylabel("rounds that accept up to this position (%)")
