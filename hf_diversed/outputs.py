@@ -174,6 +174,9 @@ class TokenRecords:
         weight, p, q, tv, bias: float32; the weight on the target at the draft token, both models' probability of
             the emitted token, TV(p, q), and TV(v, p) for mixtures. NaN where undefined: weight, tv and bias exist at
             drafted positions only, q not at bonus tokens.
+        log_prob: float32, log-probability of the emitted token under the distribution that sampled it: the emitted
+            distribution v at drafted positions, p at bonus tokens, 0 in greedy decoding. NaN at drafted positions of
+            verifiers without an emitted distribution (`Verifier.has_emitted_probs`).
         strict_prob: float32, probability that lossless verification accepts the draft token: min(1, p / q), or 0 or 1
             in greedy decoding; NaN at bonus tokens.
         inputs: inputs of the head, by name, `[B, T, ...]` in their own dtype, zeros where there is no weight; None
@@ -188,8 +191,18 @@ class TokenRecords:
     q: torch.Tensor
     tv: torch.Tensor
     bias: torch.Tensor
+    log_prob: torch.Tensor
     strict_prob: torch.Tensor
     inputs: dict[str, torch.Tensor] | None = None
+
+    @property
+    def log_prob_target(self) -> torch.Tensor:
+        """Log-probability of the emitted token under p: float32 `[B, T]`; NaN after a row's end.
+
+        `log_prob_target - log_prob`, summed over a row, is the log of its importance weight. Averages with these
+        weights are unbiased for the target if v > 0 wherever p > 0.
+        """
+        return self.p.log()
 
 
 @dataclass

@@ -138,12 +138,23 @@ def verify_block(settings: CallSettings, buffers: Buffers, inputs: RoundInputs, 
     return _trim(round, settings)
 
 
+@dataclass(frozen=True, eq=False)
+class _Computed:
+    """`Trace.emitted_probs` of a compiled round, which can return tensors but no functions."""
+
+    probs: torch.Tensor
+
+    def __call__(self) -> torch.Tensor:
+        return self.probs
+
+
 def _trim(round: Round, settings: CallSettings) -> Round:
     """Only the fields of a round that later code reads."""
     draft, target, verdict = round.draft, round.target, round.verdict
     assert draft is not None
     assert verdict is not None
     no_scores = target.scores[:, :0]
+    emitted_probs = verdict.trace.emitted_probs if settings.keep_scores else None
     return Round(
         draft=DraftOutput(
             draft.scores if settings.keep_scores else no_scores,
@@ -161,7 +172,7 @@ def _trim(round: Round, settings: CallSettings) -> Round:
             verdict.accept_prob,
             _no_replacement,
             verdict.state,
-            replace(verdict.trace, emitted_probs=None),
+            replace(verdict.trace, emitted_probs=emitted_probs and _Computed(emitted_probs())),
         ),
         outcome=round.outcome,
         greedy=round.greedy,

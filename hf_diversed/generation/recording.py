@@ -219,7 +219,7 @@ def merge_records(rounds: list[RecordedRound], ends: list[int], prompt_length: i
     """Merge the records of all rounds into `[B, T]`, up to each row's end."""
     shape = (len(ends), max(ends) - prompt_length)
     nan = torch.full(shape, float("nan"))
-    merged = {name: nan.clone() for name in ("weight", "p", "q", "tv", "bias", "strict_prob")}
+    merged = {name: nan.clone() for name in ("weight", "p", "q", "tv", "bias", "log_prob", "strict_prob")}
     merged["tokens"] = torch.zeros(shape, dtype=torch.long)
     merged["source"] = torch.full(shape, -1, dtype=torch.int8)
     merged["relaxed"] = torch.zeros(shape, dtype=torch.bool)
@@ -292,7 +292,8 @@ def describe_round(round: Round) -> TokenRecords:
         nan = torch.full_like(p, float("nan"))
         bonus = torch.full((batch_size, 1), _BONUS)
         relaxed = torch.zeros_like(bonus).bool()
-        return TokenRecords(outcome.next_token[:, None], bonus, relaxed, nan, p, nan, nan, nan, nan)
+        log_prob = _log_prob(outcome.next_token[:, None], torch.ones_like(relaxed), round)
+        return TokenRecords(outcome.next_token[:, None], bonus, relaxed, nan, p, nan, nan, nan, log_prob, nan)
     positions = torch.arange(draft.tokens.shape[1] + 1, device=draft.tokens.device)
     at_end = positions == outcome.num_accepted[:, None]
     is_bonus = at_end & (outcome.num_accepted >= outcome.num_drafted)[:, None]
@@ -320,6 +321,7 @@ def describe_round(round: Round) -> TokenRecords:
         q=q,
         tv=at_drafts(tv),
         bias=at_drafts(_bias(trace, tv, target)),
+        log_prob=_log_prob(tokens, is_bonus, round),
         strict_prob=at_drafts(strict_prob),
         inputs=inputs,
     )
@@ -337,6 +339,19 @@ def _bias(trace: Trace, tv: torch.Tensor, target: TargetOutput) -> torch.Tensor 
     if trace.emitted_probs is None:
         return trace.bias
     return total_variation(trace.emitted_probs(), target.probs()[:, :-1])
+
+
+def _log_prob(tokens: torch.Tensor, is_bonus: torch.Tensor, round: Round) -> torch.Tensor:
+    """Return `TokenRecords.log_prob` of emitted tokens, long `[B, N]`; `is_bonus`: bool, tokens drawn from p."""
+    p = round.target.prob(tokens)
+    if round.round_noise.noise is None:
+        return torch.zeros_like(p)
+    emitted_probs = None if round.verdict is None else round.verdict.trace.emitted_probs
+    v = torch.full_like(p, float("nan"))
+    if emitted_probs is not None:
+        v = F.pad(emitted_probs().gather(-1, tokens[:, :-1, None]).squeeze(-1), (0, 1))
+    log_prob = torch.where(is_bonus, p, v).log()
+    return log_prob if round.greedy is None else log_prob.masked_fill(round.greedy[:, None], 0.0)
 
 
 def _strict_prob(draft: DraftOutput, round: Round) -> torch.Tensor:

@@ -54,7 +54,8 @@ class RecordingVerifier(DiversedVerifier):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Verdict:
         verdict = super().__call__(*args, **kwargs)
-        if not self.tells_law:
+        # With one weight per position, records compute TV(v, p) without v.
+        if not self.tells_law or verdict.trace.bias is None:
             verdict.trace = replace(verdict.trace, emitted_probs=None)
         return verdict
 

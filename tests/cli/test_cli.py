@@ -119,7 +119,9 @@ def test_tokens_have_colours():
         tokens=torch.tensor([[5, 6]]),
         source=torch.tensor([[0, 1]], dtype=torch.int8),
         relaxed=torch.tensor([[True, False]]),
-        **dict.fromkeys(("weight", "p", "q", "tv", "bias", "strict_prob"), torch.full((1, 2), float("nan"))),
+        **dict.fromkeys(
+            ("weight", "p", "q", "tv", "bias", "log_prob", "strict_prob"), torch.full((1, 2), float("nan"))
+        ),
     )
     text = token_text(SimpleNamespace(all_special_ids=[], decode=lambda ids: "[red]" * len(ids)), records)
     assert text.plain == "[red][red]"

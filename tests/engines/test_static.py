@@ -87,6 +87,22 @@ CALLS = {
 
 
 @pytest.mark.parametrize("mode", [STATIC, TRACED], ids=["static", "traced"])
+def test_token_records_are_the_same(pair, mode):
+    """Catches a compiled round without the emitted distribution, and TV(v, p) estimated instead of computed."""
+    by_token = tiny_head(features="distribution", token_features=True)
+    call = {"output_token_records": True, "do_sample": True, "top_k": 0, "batch": ragged_batch(1), "max_new_tokens": 8}
+    for verifier in (StaticEnsembleVerifier(0.4), DiversedVerifier(by_token)):
+        records = []
+        for each in ({}, mode):
+            torch.manual_seed(0)
+            records.append(decode(pair, each, verifier, **call).token_records)
+        expected, found = records
+        assert torch.equal(found.tokens, expected.tokens)
+        for name in ("log_prob", "bias", "p", "q"):
+            assert torch.allclose(getattr(found, name), getattr(expected, name), atol=1e-5, equal_nan=True), name
+
+
+@pytest.mark.parametrize("mode", [STATIC, TRACED], ids=["static", "traced"])
 @pytest.mark.parametrize("name", CALLS)
 def test_options_of_a_call(pair, mode, name):
     """Catches dials, state, EOS ids and processors that a compiled round keeps from its first call."""

@@ -75,6 +75,30 @@ def test_token_records(pair):
     assert torch.allclose(records.p[real], p[real], atol=1e-4)
 
 
+def test_log_prob_of_emitted_tokens(pair):
+    """Catches log-probabilities of a sampled row in a greedy one, of v at bonus tokens, and a number where a verifier
+    has no emitted distribution."""
+    call = functools.partial(
+        pair[0].generate,
+        **ragged_batch(),
+        assistant_model=pair[1],
+        output_token_records=True,
+        return_dict_in_generate=True,
+    )
+    sampled, temperatures = {**SAMPLED, "temperature": None}, [0.0, 1.0, 0.0, 1.0]
+    records = call(verifier="static:0.3", diversed_temperature=temperatures, **sampled).token_records
+    drafted, bonus, greedy = records.source.clamp_max(1) >= 0, records.source == 2, torch.tensor(temperatures) == 0.0
+    drafted = drafted & ~bonus
+    expected = torch.where(bonus, records.p, 0.3 * records.p + 0.7 * records.q).log()
+    assert bonus[~greedy].any()
+    assert (records.log_prob[greedy][records.source[greedy] >= 0] == 0.0).all()
+    both = torch.where(drafted | bonus, expected, float("nan"))[~greedy]
+    assert torch.allclose(records.log_prob[~greedy], both, atol=1e-4, equal_nan=True)
+    assert torch.allclose(records.log_prob_target, records.p.log(), equal_nan=True)
+    records = call(verifier="lenience:0.3", **SAMPLED).token_records
+    assert torch.equal(records.log_prob.isnan(), records.source != 2)
+
+
 def _with_mask(sequences, mask):
     mask = torch.cat([mask, torch.ones(len(mask), sequences.shape[1] - mask.shape[1], dtype=mask.dtype)], dim=1)
     return {

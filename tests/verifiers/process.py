@@ -11,7 +11,10 @@ from functools import cache
 
 import torch
 
-from hf_diversed.blocks import DraftOutput, TargetOutput, Verdict
+from hf_diversed.blocks import DraftOutput, TargetOutput, Verdict, VerifyOutput
+from hf_diversed.generation.recording import describe_round
+from hf_diversed.generation.verification import Round
+from hf_diversed.sampling import RoundNoise
 from hf_diversed.verifiers import Verifier
 
 
@@ -50,6 +53,8 @@ class Block:
     paths: list[Tokens]
     chances: torch.Tensor
     verdict: Verdict
+    draft: DraftOutput
+    target: TargetOutput
 
     def kept(self) -> torch.Tensor:
         """float64 `[N, G + 1]`: the chance that exactly 0..G drafts of a path are kept."""
@@ -57,6 +62,14 @@ class Block:
             [torch.ones(len(self.paths), 1).double(), self.verdict.accept_prob.double().cumprod(-1)], dim=-1
         )
         return torch.cat([reached[:, :-1] - reached[:, 1:], reached[:, -1:]], dim=-1)
+
+    def importance(self, count: int, token: int) -> torch.Tensor:
+        """The importance weight from token records, `[N]`, of `count` accepted draft tokens and then `token`."""
+        counts = torch.full((len(self.paths),), count)
+        outcome = VerifyOutput(self.draft.num_drafted, counts, torch.full_like(counts, token), counts, counts, counts)
+        noise = RoundNoise(torch.zeros_like(self.verdict.accept_prob), torch.zeros(1))
+        records = describe_round(Round(self.draft, self.target, noise, self.verdict, outcome))
+        return (records.log_prob_target - records.log_prob)[:, : count + 1].double().sum(-1).exp()
 
     def expected_accepted(self) -> float:
         counts = torch.arange(self.kept().shape[1]).double()
@@ -73,13 +86,20 @@ def judge(rule: Verifier, tables: Tables, prefix: Tokens, gamma: int, state: tor
     draft = DraftOutput(q, raw_logits=q, tokens=tokens, sampled=True)
     memory = None if state is None else state.expand(len(paths), -1)
     ids = torch.tensor([prefix]).expand(len(paths), -1)
-    return Block(paths, chances, rule(ids, draft, TargetOutput(p, raw_logits=p), memory))
+    target = TargetOutput(p, raw_logits=p)
+    return Block(paths, chances, rule(ids, draft, target, memory), draft, target)
 
 
 def rounds(
-    rule: Verifier, tables: Tables, prefix: Tokens, gamma: int, state: torch.Tensor | None, bonus: Law
+    rule: Verifier,
+    tables: Tables,
+    prefix: Tokens,
+    gamma: int,
+    state: torch.Tensor | None,
+    bonus: Law,
+    weighted: bool = False,
 ) -> Iterator[tuple[Tokens, float, torch.Tensor | None]]:
-    """Every outcome of one round: the tokens it adds, its chance, the rule's new state."""
+    """Every outcome of one round: the tokens it adds, its chance (times its importance weight), the new state."""
     if gamma == 0:
         for token, share in enumerate(bonus(tables, prefix).tolist()):
             yield (token,), share, state
@@ -90,20 +110,32 @@ def rounds(
         if count < gamma:
             law = block.verdict.replacement(torch.full((len(block.paths),), count)).double()
             law = law / law.sum(-1, keepdim=True)
+        weights = [block.importance(count, token) if weighted else None for token in range(VOCAB)]
         for row, path in enumerate(block.paths):
             chance = float(block.chances[row] * kept[row, count])
             if chance <= 0.0:
                 continue
             memory = None if block.verdict.state is None else block.verdict.state[row : row + 1, count]
             following = law[row] if count < gamma else bonus(tables, prefix + path)
-            for token, share in enumerate(following.tolist()):
-                yield (*path[:count], token), chance * share, memory
+            for token, (share, weight) in enumerate(zip(following.tolist(), weights)):
+                # A zero share has no finite weight.
+                factor = 1.0 if weight is None or share <= 0.0 else float(weight[row])
+                yield (*path[:count], token), chance * share * factor, memory
 
 
 def process_law(
-    rule: Verifier, tables: Tables, gamma: int, length: int, prefix: Tokens = (0,), bonus: Law = Tables.p
+    rule: Verifier,
+    tables: Tables,
+    gamma: int,
+    length: int,
+    prefix: Tokens = (0,),
+    bonus: Law = Tables.p,
+    weighted: bool = False,
 ) -> dict[Tokens, float]:
-    """The law of `length` tokens behind `prefix`; no round drafts past the last token but one, as in `generate`."""
+    """The law of `length` tokens behind `prefix`; no round drafts past the last token but one, as in `generate`.
+
+    With `weighted`, probabilities are multiplied by the importance weights of the token records.
+    """
     nodes: dict[tuple, float] = {(prefix, None): 1.0}
     memories: dict = {None: None}
     total: dict[Tokens, float] = defaultdict(float)
@@ -113,7 +145,7 @@ def process_law(
         if left == 0:
             total[here[len(prefix) :]] += chance
             continue
-        for added, share, state in rounds(rule, tables, here, min(gamma, left - 1), memories[key], bonus):
+        for added, share, state in rounds(rule, tables, here, min(gamma, left - 1), memories[key], bonus, weighted):
             name = None if state is None else tuple(state.flatten().tolist())
             memories[name] = state
             node = (here + added, name)

@@ -16,6 +16,7 @@ from hf_diversed.sampling import total_variation
 from hf_diversed.verifiers import (
     BlockVerifier,
     DiversedVerifier,
+    FuzzyVerifier,
     LenientVerifier,
     PhaseVerifier,
     StaticEnsembleVerifier,
@@ -178,6 +179,29 @@ def test_max_ratio_bounds_sequences(ratio: float):
         rule = DiversedVerifier(token_head(), strictness=0.02, max_ratio=ratio)
         found, exact = (process_law(rule, Tables(seed), 2, 3), product_law(Tables.p, Tables(seed), 3))
         assert all(chance <= exact[tokens] / ratio**3 + ROUNDING for tokens, chance in found.items())
+
+
+WEIGHABLE = {
+    "static": lambda: StaticEnsembleVerifier(0.3),
+    "token": lambda: DiversedVerifier(token_head()),
+    "budget": lambda: DiversedVerifier(token_head(), strictness=0.1, bias_budget=0.3),
+    "fuzzy": lambda: FuzzyVerifier(1.0, "reverse_kl"),
+    "block": lambda: BlockVerifier(StaticEnsembleVerifier(0.4)),
+    "phase": lambda: PhaseVerifier(StaticEnsembleVerifier(0.2), DiversedVerifier(token_head()), begin=1, end=2),
+}
+
+
+@pytest.mark.parametrize("name", WEIGHABLE)
+@torch.no_grad()
+def test_importance_weights_give_the_target(name: str):
+    """Catches a recorded log-probability of another position, token or distribution: of q, of p at residual tokens,
+    of v at bonus tokens. Weighted, every sequence has the target's probability, so averages are unbiased."""
+    rule = WEIGHABLE[name]()
+    for seed in SEEDS[:2]:
+        tables = Tables(seed)
+        exact = product_law(Tables.p, tables, 3)
+        assert distance(process_law(rule, tables, 2, 3, weighted=True), exact) < ROUNDING
+        assert distance(process_law(rule, tables, 2, 3), exact) > 0.01
 
 
 # The dial
