@@ -22,6 +22,7 @@ import argparse
 import json
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -41,7 +42,7 @@ from hf_diversed.provenance import provenance
 from hf_diversed.running.compiled import default_compile_config
 from hf_diversed.running.decode import Decoder
 from hf_diversed.running.files import write_json
-from hf_diversed.running.methods import Method, build_methods
+from hf_diversed.running.methods import DIVERSED, Method, MethodName, build_methods
 from hf_diversed.running.pair import Pair, load_model, load_tokenizer
 from hf_diversed.running.prompts import encode
 from hf_diversed.running.sampling import Sampling
@@ -351,8 +352,10 @@ def _show(records: list[dict]) -> None:
 
 
 def _short(label: str) -> str:
-    kind, colon, folder = label.partition(":")
-    return f"{kind}:{Path(folder).name}" if kind == "diversed" and colon else label
+    name = MethodName.parse(label)
+    if name.name != DIVERSED or not name.parameters:
+        return label
+    return str(replace(name, parameters=Path(name.parameters).name))
 
 
 def _arguments() -> argparse.Namespace:

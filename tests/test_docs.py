@@ -1,6 +1,7 @@
 """The documentation says what the code does: its snippets run, its commands exist, its figures are the results'."""
 
 import contextlib
+import inspect
 import re
 import shlex
 from pathlib import Path
@@ -11,6 +12,7 @@ import yaml
 
 import hf_diversed
 from hf_diversed.cli import app
+from hf_diversed.running.methods import MethodName
 from hf_diversed.tasks import TASKS
 from hf_diversed.token_view import ORIGINS
 from tools import render_docs
@@ -19,6 +21,7 @@ from tools.draw_figures import INK, INK_AT_NIGHT, PAPER, PAPER_AT_NIGHT, round_p
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted((ROOT / "docs").glob("*.md"))
+VERIFIERS = ROOT / "docs" / "verifiers.md"
 
 
 def blocks(page: Path, language: str) -> str:
@@ -135,6 +138,45 @@ def test_every_public_name_is_in_the_reference():
         assert f"::: hf_diversed.{name}\n" in reference, name
     for verifier in hf_diversed.VERIFIERS.values():
         assert f"`{verifier.__name__}(" in table, verifier
+
+
+ROW = re.compile(r"^\| `([^`]+)` \| (.*?) \| .* \| (?:measured|experimental) \|$", re.MULTILINE)
+NAMES = ROW.findall(VERIFIERS.read_text())
+PARAMETER = re.compile(r"(\w+): (.+?)(?: \(([^()]*)\))?$")
+
+
+def test_every_method_is_in_the_table():
+    """Catches a verifier that cannot be looked up by the name that users type."""
+    found = {MethodName.parse(form).name for form, _ in NAMES}
+    assert found == {*hf_diversed.VERIFIERS, "target", "upstream"} - {"phase"}
+
+
+@pytest.mark.parametrize(("form", "cell"), [(f, c) for f, c in NAMES if ":" in f and not f.startswith("upstream")])
+def test_parameters_of_methods_are_those_of_the_code(form, cell):
+    """Catches a parameter, default or range in the table that differs from the code's."""
+    name, *names = form.split(":")
+    build = hf_diversed.VERIFIERS[name]
+    defaults = {key: item.default for key, item in list(inspect.signature(build).parameters.items())[: len(names)]}
+    rows = [PARAMETER.fullmatch(part).groups() for part in cell.split("; ")]
+    assert [row[0] for row in rows] == names == list(defaults)
+    required = {key: 0.5 for key, default in defaults.items() if default is inspect.Parameter.empty}
+    for parameter, values, default in rows:
+        expected = defaults[parameter]
+        assert (default is None) == (parameter in required)
+        if isinstance(expected, (int, float, str)):
+            assert default == (expected if isinstance(expected, str) else f"{expected:g}")
+        cases = {}
+        if bounds := re.match(r"([\[(])([-\d.]+), ([-\d.]+|inf)([\])])(?! for)", values):
+            cases = {float(bounds[2]): bounds[1] == "[", float(bounds[2]) - 1: False}
+            if bounds[3] != "inf":
+                cases |= {float(bounds[3]): bounds[4] == "]", float(bounds[3]) + 1: False}
+        elif values.startswith("1, 2"):
+            cases = {1: True, 0: False}
+        elif values[0] not in "[(" and name != "block":
+            cases = dict.fromkeys(values.split(", "), True) | {"no_such_word": False}
+        for value, allowed in cases.items():
+            with contextlib.nullcontext() if allowed else pytest.raises(ValueError, match="must"):
+                build(**required | {parameter: value})
 
 
 def test_the_picture_of_a_round_is_as_its_tool_draws_it():

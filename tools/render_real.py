@@ -7,6 +7,7 @@ from statistics import median
 from typing import Any
 
 from hf_diversed.formatting import number, with_bounds
+from hf_diversed.running.methods import DIVERSED, MethodName
 from tools.markdown import prompts, table
 
 
@@ -179,9 +180,9 @@ def _gain(methods: Record, label: str, plain: str) -> str:
 
 
 def _name(method: str) -> str:
-    kind, colon, source = method.partition(":")
-    if kind == "diversed" and colon:
-        return _HEADS[Path(source).name]
+    name = MethodName.parse(method)
+    if name.name == DIVERSED and name.parameters:
+        return _HEADS[Path(name.parameters).name]
     return _NAMES.get(method, f"`{method}`")
 
 

@@ -11,8 +11,8 @@ from typing import Any
 
 from hf_diversed.evaluation import markdown_table
 from hf_diversed.evaluation.curves import read_records, to_curves
-from hf_diversed.evaluation.frontier import DIVERSED
 from hf_diversed.formatting import percent, with_bounds
+from hf_diversed.running.methods import DIVERSED, MethodName
 from tools import render_learning, render_studies
 from tools.markdown import folded, table
 
@@ -113,7 +113,8 @@ def _frontier(folder: Path) -> str:
     if gaps:
         return gaps[0]
     front = max(to_curves(records, "frontier-math"), key=lambda curve: len(curve.families))
-    dials = [record for name in front.families if name.split(":")[0] == DIVERSED for record in front.families[name]]
+    heads = [name for name in front.families if MethodName.parse(name).name == DIVERSED]
+    dials = [record for name in heads for record in front.families[name]]
     others = [record for record in records if record.get("static_gain") is not None and record not in dials]
     above = [record for record in dials if (record.get("static_gain_ci") or (-1.0,))[0] > 0]
     pictures = [f"![Quality against acceptance on {task}](assets/plots/frontier-{task}.png)" for task in TASKS]

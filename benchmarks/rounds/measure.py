@@ -2,7 +2,7 @@
 
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -10,14 +10,14 @@ from transformers import PreTrainedModel
 
 from benchmarks.rounds.hardware import copy_bandwidth, weight_bytes
 from benchmarks.rounds.memory import PeakMemory, give_back_free_pages, peak_memory
-from benchmarks.rounds.runner import UPSTREAM, Run, Runner, build_timed, runs_at
+from benchmarks.rounds.runner import Run, Runner, build_timed, runs_at
 from benchmarks.rounds.settings import PROMPTS_AS_GIVEN, BenchmarkSettings, Point
 from benchmarks.rounds.timing import PHASES, Phases
 from hf_diversed import _compat
 from hf_diversed.formatting import COMPILED, LOSSLESS, PLAIN
 from hf_diversed.provenance import provenance
 from hf_diversed.running.decode import with_progress
-from hf_diversed.running.methods import HeadLike, Method
+from hf_diversed.running.methods import UPSTREAM, HeadLike, Method, MethodName
 
 
 LIMIT = "bandwidth limit"
@@ -256,10 +256,10 @@ def _record(case: Case, cases: list[Case], limit_ms: float) -> Record:
 def _references(case: Case) -> dict[str, tuple]:
     """What a case is compared with, by place; itself is no comparison."""
     label, batch_size, context_length, gamma = case.place
-    engine = COMPILED if case.method.compile_config is not None else ""
-    name = label.removeprefix(engine)
-    weight = name.removeprefix(f"{_STATIC}:") if name.startswith(f"{_STATIC}:") else None
-    places = {"eager": (name, batch_size, context_length, gamma)}
+    name = MethodName.parse(label)
+    engine = COMPILED if name.compiled else ""
+    weight = name.parameters if name.name == _STATIC else None
+    places = {"eager": (str(replace(name, compiled=False)), batch_size, context_length, gamma)}
     if not case.method.is_plain:
         places["plain"] = (PLAIN, batch_size, context_length, None)
         places["plain_compiled"] = (COMPILED + PLAIN, batch_size, context_length, None)

@@ -20,20 +20,19 @@ from benchmarks.rounds.timing import (
     forward_ends,
     round_ends,
 )
-from hf_diversed.formatting import COMPILED
+from hf_diversed.formatting import COMPILED, PLAIN
 from hf_diversed.generation.hook import install_hook
 from hf_diversed.head import DiversedHead, DiversedHeadConfig
 from hf_diversed.outputs import SpeculativeStats
 from hf_diversed.running.compiled import default_compile_config
 from hf_diversed.running.decode import seeded, timed_call
-from hf_diversed.running.methods import HeadLike, Method, build_methods
+from hf_diversed.running.methods import UPSTREAM, HeadLike, Method, MethodName, build_methods, parse_number
 from hf_diversed.running.pair import eos_ids
 from hf_diversed.running.prompts import left_padded
 from hf_diversed.verifiers import DiversedVerifier
 from hf_diversed.verifiers.base import check_range
 
 
-UPSTREAM = "upstream"
 FRESH = "fresh"
 _TOKEN = "+token"
 
@@ -67,11 +66,16 @@ def build_timed(
     config = default_compile_config(target.device, backend)
     built = []
     for name in methods:
-        method = _build(name.removeprefix(COMPILED), target, draft, head)
+        parsed = MethodName.parse(name)
+        method = _build(replace(parsed, compiled=False), target, draft, head)
         if method.verifier is not None and acceptance is not None:
             method = replace(method, verifier=SyntheticVerifier(method.verifier, acceptance))
-        if name.startswith(COMPILED):
-            check_compiles(name)
+        if parsed.compiled:
+            if method.upstream:
+                raise ValueError(
+                    f"method {name!r} does not exist: upstream's assisted decoding has no static cache. Compare with "
+                    f"{method.label}, or with {COMPILED}{PLAIN}."
+                )
             method = replace(method, compile_config=config)
         built.append(replace(method, label=name))
     labels = [method.label for method in built]
@@ -80,30 +84,16 @@ def build_timed(
     return built
 
 
-def check_compiles(name: str) -> None:
-    """Raise ValueError for methods without static shapes."""
-    if name.removeprefix(COMPILED).partition(":")[0] == UPSTREAM:
-        raise ValueError(
-            f"method {name!r} does not exist: upstream's assisted decoding takes no static cache. Compare with "
-            f"{name.removeprefix(COMPILED)}, or with {COMPILED}target."
-        )
-
-
-def _build(name: str, target: PreTrainedModel, draft: PreTrainedModel, head: HeadLike | None) -> Method:
-    kind, _, parameter = name.partition(":")
-    if kind == UPSTREAM:
-        weight = None if not parameter else check_range(name, _number(name, parameter), 0.0, 1.0)
-        return Method(name, upstream=True, ensemble_weight=weight)
-    if kind == FRESH:
-        return Method(name, DiversedVerifier(_fresh_head(parameter, target, draft)))
-    return build_methods([name], head, target.device)[0]
-
-
-def _number(name: str, text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise ValueError(f"method {name!r} must read {UPSTREAM} or {UPSTREAM}:<weight in [0, 1]>.") from None
+def _build(name: MethodName, target: PreTrainedModel, draft: PreTrainedModel, head: HeadLike | None) -> Method:
+    if name.name == UPSTREAM:
+        weight = None if name.parameters is None else parse_number(name.parameters)
+        if weight is None and name.parameters is not None:
+            raise ValueError(f"method {str(name)!r} must read {UPSTREAM} or {UPSTREAM}:<weight in [0, 1]>.")
+        weight = None if weight is None else check_range(str(name), weight, 0.0, 1.0)
+        return Method(str(name), upstream=True, ensemble_weight=weight)
+    if name.name == FRESH:
+        return Method(str(name), DiversedVerifier(_fresh_head(name.parameters or "", target, draft)))
+    return build_methods([str(name)], head, target.device)[0]
 
 
 def _fresh_head(parameters: str, target: PreTrainedModel, draft: PreTrainedModel) -> DiversedHead:

@@ -6,7 +6,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from hf_diversed.evaluation.curves import Record, to_curves
-from hf_diversed.evaluation.frontier import family_of
+from hf_diversed.running.methods import MethodName
 
 
 HERE = Path(__file__).parent
@@ -63,7 +63,7 @@ def build_front(records: list[dict], source: str = "records") -> Front:
 
 def _parameter(record: Record) -> float:
     """A record's parameter on its curve; lossless decoding is at 1 on every curve."""
-    return 1.0 if record["method"] == "lossless" else family_of(record["method"])[1] or 0.0
+    return 1.0 if record["method"] == "lossless" else MethodName.parse(record["method"]).family[1] or 0.0
 
 
 def interpolate(points: list[Point], parameter: float) -> Point:

@@ -14,7 +14,7 @@ from typing import TypeVar
 from hf_diversed.cli import terminal
 from hf_diversed.cli.models import load_pair
 from hf_diversed.evaluation import EvaluationSettings
-from hf_diversed.running.methods import HeadLike, build_methods
+from hf_diversed.running.methods import DIVERSED, HeadLike, MethodName, build_methods
 from hf_diversed.running.pair import Pair
 from hf_diversed.tasks import PromptedTask, Record, Task, get_task, load_records
 from hf_diversed.zoo.loader import WEIGHTS
@@ -39,7 +39,7 @@ def check_methods(option: str, specs: Sequence[str], target: str | None, head: s
     embedded = WEIGHTS / "heads" / task
     chosen: HeadLike | None = embedded if head is None and target is None and embedded.is_dir() else head
     for spec in specs:
-        if chosen is None and spec.partition("@")[0] == "diversed":
+        if chosen is None and replace(MethodName.parse(spec), strictness=None) == MethodName(DIVERSED):
             raise ValueError(
                 f"{option} {spec} needs a head: pass --head FOLDER_OR_HUB_ID, or name it as in diversed:org/head@0.5."
             )

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hf_diversed.evaluation.frontier import STATIC, family_of
+from hf_diversed.evaluation.frontier import STATIC
 from hf_diversed.formatting import LOSSLESS, PLAIN
+from hf_diversed.running.methods import MethodName
 
 
 Record = Mapping[str, Any]
@@ -97,7 +98,7 @@ def to_curves(records: Sequence[Record], source: str) -> list[Curve]:
 
 def weight(record: Record) -> float:
     """Return the constant weight on the target of a point on the static curve."""
-    family, parameter = family_of(record["method"])
+    family, parameter = MethodName.parse(record["method"]).family
     return 1.0 if family == LOSSLESS or parameter is None else parameter
 
 
@@ -105,7 +106,7 @@ def _families(records: Sequence[Record]) -> tuple[Record | None, dict[str, list[
     plain: Record | None = None
     families: dict[str, list[Record]] = {}
     for record in records:
-        family, _ = family_of(record["method"])
+        family, _ = MethodName.parse(record["method"]).family
         if family == PLAIN:
             plain = record
         elif record["acceptance_rate"] is not None:  # None where nothing was drafted
@@ -116,4 +117,4 @@ def _families(records: Sequence[Record]) -> tuple[Record | None, dict[str, list[
 
 
 def _parameter(record: Record) -> float:
-    return family_of(record["method"])[1] or 0.0
+    return MethodName.parse(record["method"]).family[1] or 0.0

@@ -13,13 +13,12 @@ from hf_diversed.evaluation.sweep import sweep
 from hf_diversed.formatting import LOSSLESS, PLAIN
 from hf_diversed.generation.planning import DEFAULT_NUM_ASSISTANT_TOKENS
 from hf_diversed.running.files import write_json
-from hf_diversed.running.methods import HeadLike
+from hf_diversed.running.methods import DIVERSED, HeadLike, MethodName, parse_number
 from hf_diversed.running.pair import Pair
 
 
 FRONTIER = "frontier.json"
-STATIC, DIVERSED = "static", "diversed"
-AS_TRAINED = 0.5  # the strictness of "diversed" without "@"
+STATIC = "static"
 
 # Default parameter values of each family. Lossless decoding is the strict end of every curve.
 FAMILIES: dict[str, tuple[float, ...]] = {
@@ -59,23 +58,10 @@ def expand(rules: Sequence[str]) -> list[str]:
     return methods
 
 
-def family_of(method: str) -> tuple[str, float | None]:
-    """Return family and parameter of a method label: "static:0.7" is ("static", 0.7), "diversed" ("diversed", 0.5).
-
-    A method without a parameter, or with a name chosen by the user, is a family of its own.
-    """
-    if method.split(":")[0].split("@")[0] == DIVERSED:
-        name, mark, dial = method.rpartition("@")
-        strictness = _number(dial) if mark else None
-        return (method, AS_TRAINED) if strictness is None else (name, strictness)
-    name, colon, last = method.rpartition(":")
-    value = _number(last) if colon else None
-    return (method, None) if value is None else (name, value)
-
-
 def with_families(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return the records, each with `family` and `parameter` added."""
-    return [{**record, **dict(zip(("family", "parameter"), family_of(record["method"])))} for record in records]
+    families = [MethodName.parse(record["method"]).family for record in records]
+    return [{**record, "family": name, "parameter": value} for record, (name, value) in zip(records, families)]
 
 
 def frontier(
@@ -109,7 +95,7 @@ def frontier(
     if not lengths or len(set(lengths)) < len(lengths):
         raise ValueError(f"`num_assistant_tokens` must hold different draft lengths, got {lengths}.")
     main = DEFAULT_NUM_ASSISTANT_TOKENS if DEFAULT_NUM_ASSISTANT_TOKENS in lengths else lengths[0]
-    static = [method for method in methods if family_of(method)[0] in (PLAIN, LOSSLESS, STATIC)]
+    static = [method for method in methods if MethodName.parse(method).family[0] in (PLAIN, LOSSLESS, STATIC)]
     parts = [
         (
             methods if length == main else static,
@@ -128,7 +114,7 @@ def frontier(
 def _parse(rule: str) -> tuple[str, tuple[float, ...]]:
     """Return family and values of one entry of `rules`."""
     words = rule.strip().split(":")
-    count = next((place for place, word in enumerate(words) if _number(word) is not None), len(words))
+    count = next((place for place, word in enumerate(words) if parse_number(word) is not None), len(words))
     name = ":".join(words[:count])
     family = _SHORT.get(name, name)
     if family not in FAMILIES:
@@ -136,14 +122,7 @@ def _parse(rule: str) -> tuple[str, tuple[float, ...]]:
             f"unknown family {name!r} in {rule!r}; known are {', '.join([*FAMILIES, *_SHORT])}, with values as in "
             "static:0.3:0.7."
         )
-    values = [_number(word) for word in words[count:]]
+    values = [parse_number(word) for word in words[count:]]
     if None in values:
         raise ValueError(f"values of a family must be numbers, got {rule!r}; for example {family}:0.3:0.7.")
     return family, tuple(value for value in values if value is not None) or FAMILIES[family]
-
-
-def _number(text: str) -> float | None:
-    try:
-        return float(text)
-    except ValueError:
-        return None

@@ -17,8 +17,9 @@ from matplotlib.ticker import MaxNLocator
 from matplotlib.transforms import Bbox
 
 from hf_diversed.evaluation.curves import Curve, Record, weight
-from hf_diversed.evaluation.frontier import DIVERSED, STATIC, family_of
+from hf_diversed.evaluation.frontier import STATIC
 from hf_diversed.formatting import LOSSLESS
+from hf_diversed.running.methods import DIVERSED, MethodName
 
 
 _METADATA: dict[str, dict] = {"png": {"Software": None}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}
@@ -308,7 +309,7 @@ def _named(records: Sequence[Record], x: Sequence[float], y: Sequence[float], co
     """Return points with their parameter as text and a colour, for `_finish`; the text is empty without parameter."""
     named = []
     for record, *place in zip(records, x, y):
-        family, value = family_of(record["method"])
+        family, value = MethodName.parse(record["method"]).family
         value = 1.0 if family == LOSSLESS else value
         named.append((*place, "" if value is None else f"{value:g}", colour))
     return named

@@ -1,7 +1,6 @@
 """Metadata that the Hub reads: the card's front matter, and files with evaluation results. Only ids that exist on the
 Hub are included."""
 
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,16 +12,13 @@ from huggingface_hub.utils import validate_repo_id
 
 from hf_diversed.head import LOOKED_UP, DiversedHeadConfig
 from hf_diversed.hub.records import LICENSE
+from hf_diversed.running.methods import AS_TRAINED, DIVERSED, MethodName
 from hf_diversed.tasks import TASKS, HubSource
 
 
-DIVERSED = "diversed"
-AS_TRAINED = 0.5  # the strictness of "diversed" without "@"
 TAGS = ("diversed", "speculative-decoding", "arxiv:2604.07622")
 SCRIPT_TAG = "custom_generate"
 RESULTS_FOLDER = ".eval_results"
-
-_STRICTNESS = re.compile(rf"{DIVERSED}@(\d*\.?\d+)")  # of this head; "diversed:<source>" can be another one
 
 Record = Mapping[str, Any]
 
@@ -93,7 +89,10 @@ def by_strictness(records: Mapping[str, Record]) -> dict[float, Record]:
     """Return the head's records by strictness, from permissive to strict, including the head as trained."""
     if not records:
         return {}
-    found = {float(match[1]): record for label, record in records.items() if (match := _STRICTNESS.fullmatch(label))}
+    # "diversed:<source>" can be another head.
+    names = {label: MethodName.parse(label) for label in records}
+    own = {label: name for label, name in names.items() if name == MethodName(DIVERSED, None, name.strictness)}
+    found = {name.strictness: records[label] for label, name in own.items() if name.strictness is not None}
     found[AS_TRAINED] = own_record(records)
     return dict(sorted(found.items()))
 

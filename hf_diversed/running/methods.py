@@ -1,17 +1,17 @@
-"""Decoding methods by name, for comparisons."""
+"""Decoding methods, and the grammar of their names."""
 
 import copy
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
 import torch
 from transformers import CompileConfig, PreTrainedModel
 
-from hf_diversed.formatting import LOSSLESS, PLAIN, did_you_mean
+from hf_diversed.formatting import COMPILED, LOSSLESS, PLAIN, did_you_mean
 from hf_diversed.generation.planning import DEFAULT_NUM_ASSISTANT_TOKENS
 from hf_diversed.head import DiversedHead, load_head
 from hf_diversed.provenance import module_digest
@@ -23,6 +23,63 @@ from hf_diversed.verifiers import (
     Verifier,
     build_verifier,
 )
+
+
+DIVERSED, UPSTREAM = "diversed", "upstream"
+AS_TRAINED = 0.5  # the strictness of "diversed" without "@"
+
+
+@dataclass(frozen=True)
+class MethodName:
+    """The parts of a method's name, `[compiled:]name[:parameter ...][@strictness]`; `str` formats them.
+
+    Attributes:
+        name: "target", "upstream", "diversed", a name in `VERIFIERS`, or any label without colons.
+        parameters: the text after the colon, None without one; of "diversed" the head's folder or Hub id.
+        strictness: of "diversed", the number after the last @; None without one.
+        compiled: whether the name starts with "compiled:".
+    """
+
+    name: str
+    parameters: str | None = None
+    strictness: float | None = None
+    compiled: bool = False
+
+    @classmethod
+    def parse(cls, text: str) -> "MethodName":
+        """Split a name or label; every text is accepted."""
+        rest, strictness = text.removeprefix(COMPILED), None
+        before, _, last = rest.rpartition("@")
+        if re.split("[:@]", rest)[0] == DIVERSED and before and (value := parse_number(last)) is not None:
+            rest, strictness = before, value
+        name, colon, parameters = rest.partition(":")
+        return cls(name, parameters if colon else None, strictness, text.startswith(COMPILED))
+
+    def __str__(self) -> str:
+        parameters = "" if self.parameters is None else f":{self.parameters}"
+        strictness = "" if self.strictness is None else f"@{self.strictness:g}"
+        return f"{COMPILED if self.compiled else ''}{self.name}{parameters}{strictness}"
+
+    @property
+    def family(self) -> tuple[str, float | None]:
+        """The method family and its parameter: ("static", 0.7) for "static:0.7", ("diversed", 0.5) for "diversed".
+
+        The parameter is the last one if it is a number, or the strictness of "diversed"; None otherwise.
+        """
+        if self.name == DIVERSED:
+            strictness = AS_TRAINED if self.strictness is None else self.strictness
+            return str(replace(self, strictness=None)), strictness
+        family, colon, last = str(self).rpartition(":")
+        value = parse_number(last) if colon else None
+        return (str(self), None) if value is None else (family, value)
+
+
+def parse_number(text: str) -> float | None:
+    """Return the number that a text denotes, or None."""
+    try:
+        return float(text)
+    except ValueError:
+        return None
 
 
 @dataclass(frozen=True)
@@ -102,8 +159,8 @@ def build_methods(
     Args:
         specs: "target" (the target alone), "lossless", a verifier with its parameters ("static:0.7",
             "spec_cascade:token_v3:0.5"), "diversed" (the given head) or "diversed:<folder or Hub id>", either with an
-            optional "@<strictness>", or a pair (label, verifier). A number after the last @ is the strictness,
-            anything else a revision: "diversed:org/head@main@0.5".
+            optional "@<strictness>", a pair (label, verifier), or a `Method`. A number after the last @ is the
+            strictness, anything else a revision: "diversed:org/head@main@0.5".
         head: the head of "diversed": an instance, a folder or a Hub id.
         device: the device of loaded heads.
 
@@ -133,11 +190,22 @@ def _build(spec: MethodLike, head: HeadLike | None, device: torch.device | str |
         if label in (PLAIN, LOSSLESS):
             raise ValueError(f"the label {label!r} is taken: it names the reference decoding; choose another one.")
         return Method(label, verifier)
-    name = re.split("[:@]", spec)[0]
     if spec == PLAIN:
         return Method(spec)
-    if name == "diversed":
-        return Method(spec, _diversed(spec, head, device))
+    parsed = MethodName.parse(spec)
+    if parsed.name == DIVERSED and parsed.parameters != "":
+        chosen = parsed.parameters or head
+        if chosen is None:
+            raise ValueError(f"method {spec!r} needs a head: pass head=, or name it as in diversed:org/head@0.5.")
+        if isinstance(chosen, (str, os.PathLike)):
+            chosen = load_head(os.fspath(chosen), device)
+        strictness = AS_TRAINED if parsed.strictness is None else parsed.strictness
+        return Method(spec, DiversedVerifier(chosen, strictness=strictness))
+    name = parsed.name.partition("@")[0]
+    if name == DIVERSED:
+        raise ValueError(
+            f"method {spec!r} must read diversed or diversed:<folder or Hub id>, either with @<strictness in [0, 1]>."
+        )
     if name not in VERIFIERS:
         known = [PLAIN, *VERIFIERS]
         raise ValueError(
@@ -145,33 +213,6 @@ def _build(spec: MethodLike, head: HeadLike | None, device: torch.device | str |
             "lenience:0.3."
         )
     return Method(spec, build_verifier(spec))
-
-
-def _diversed(spec: str, head: HeadLike | None, device: torch.device | str | None) -> DiversedVerifier:
-    """Return the verifier of "diversed[:<source>][@<strictness>]"."""
-    rest, strictness = spec, 0.5
-    before, _, last = spec.rpartition("@")
-    if before and _is_number(last):
-        rest, strictness = before, float(last)
-    name, colon, source = rest.partition(":")
-    if name != "diversed" or (colon and not source):
-        raise ValueError(
-            f"method {spec!r} must read diversed or diversed:<folder or Hub id>, either with @<strictness in [0, 1]>."
-        )
-    chosen = source or head
-    if chosen is None:
-        raise ValueError(f"method {spec!r} needs a head: pass head=, or name it as in diversed:org/head@0.5.")
-    if isinstance(chosen, (str, os.PathLike)):
-        chosen = load_head(os.fspath(chosen), device)
-    return DiversedVerifier(chosen, strictness=strictness)
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
 
 
 def constant_draft(draft: PreTrainedModel, gamma: int) -> PreTrainedModel:

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from hf_diversed.evaluation import EvaluationSettings
-from hf_diversed.evaluation.frontier import FAMILIES, expand, family_of, frontier
-from hf_diversed.running.methods import build_methods
+from hf_diversed.evaluation.frontier import FAMILIES, expand, frontier
+from hf_diversed.running.methods import MethodName, build_methods
 from tests.evaluation.fakes import LetterTask, examples, tiny_pair
 
 
@@ -18,28 +18,9 @@ def test_families_expand_into_methods():
     ]
     for family, values in FAMILIES.items():
         methods = expand([family])
-        assert [family_of(method) for method in methods[2:]] == [(family, value) for value in values]
+        assert [MethodName.parse(method).family for method in methods[2:]] == [(family, value) for value in values]
         if family != "diversed":
             assert len(build_methods(methods)) == len(values) + 2  # every default lies in its rule's range
-
-
-@pytest.mark.parametrize(
-    ("method", "expected"),
-    [
-        ("target", ("target", None)),
-        ("lossless", ("lossless", None)),
-        ("static:0.7", ("static", 0.7)),
-        ("spec_cascade:token_v3:0.5", ("spec_cascade:token_v3", 0.5)),
-        ("diversed", ("diversed", 0.5)),
-        ("diversed@0.25", ("diversed", 0.25)),
-        ("diversed:org/head@main", ("diversed:org/head@main", 0.5)),
-        ("diversed:org/head@main@0.7", ("diversed:org/head@main", 0.7)),
-        ("mine", ("mine", None)),
-    ],
-)
-def test_family_of_a_method(method, expected):
-    """Catches a revision taken for a dial, and a head without a dial that falls out of its curve."""
-    assert family_of(method) == expected
 
 
 @pytest.mark.parametrize(

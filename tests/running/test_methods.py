@@ -5,6 +5,7 @@ import torch
 
 from hf_diversed import DiversedHead, DiversedHeadConfig
 from hf_diversed.evaluation import build_methods
+from hf_diversed.running.methods import MethodName
 from hf_diversed.verifiers import (
     BlockVerifier,
     DiversedVerifier,
@@ -21,15 +22,49 @@ def head() -> DiversedHead:
     return DiversedHead(DiversedHeadConfig(4, 4)).eval()
 
 
+@pytest.mark.parametrize(
+    ("text", "family", "value"),
+    [
+        ("target", "target", None),
+        ("lossless", "lossless", None),
+        ("static:0.7", "static", 0.7),
+        ("spec_cascade:token_v3:0.5", "spec_cascade:token_v3", 0.5),
+        ("upstream:0.7", "upstream", 0.7),
+        ("compiled:static:0.7", "compiled:static", 0.7),
+        ("diversed", "diversed", 0.5),
+        ("diversed@0.25", "diversed", 0.25),
+        ("diversed@v2", "diversed@v2", None),
+        ("diversed:org/head@main", "diversed:org/head@main", 0.5),
+        ("diversed:org/head@main@0.7", "diversed:org/head@main", 0.7),
+        ("compiled:diversed:org/head@0.7", "compiled:diversed:org/head", 0.7),
+        ("mine", "mine", None),
+        ("lossless, compiled", "lossless, compiled", None),
+    ],
+)
+def test_parts_of_a_name(text, family, value):
+    """Catches a revision read as a strictness, a head without "@" outside its curve, and a name that parsing
+    changes."""
+    assert MethodName.parse(text).family == (family, value)
+    assert str(MethodName.parse(text)) == text
+
+
 def test_names(head):
-    """Catches a name that builds another rule, and static points missing from the curve."""
-    names = ["target", "lossless", "static:0.7", "spec_cascade:token_v3:0.5", "diversed", "diversed@0.25"]
+    """Catches a name that builds another verifier, a strictness of 0 that is ignored, and missing static points."""
+    names = [
+        "target",
+        "lossless",
+        "static:0.7",
+        "spec_cascade:token_v3:0.5",
+        "diversed",
+        "diversed@0.25",
+        "diversed@0",
+    ]
     methods = build_methods([*names, ("mine", StaticEnsembleVerifier(0.2))], head)
     assert [method.label for method in methods] == [*names, "mine"]
     kinds = [type(None), LosslessVerifier, StaticEnsembleVerifier, SpecCascadeVerifier]
     assert [type(method.verifier) for method in methods[:4]] == kinds
-    assert [method.static_weight for method in methods] == [None, 1.0, 0.7, None, None, None, 0.2]
-    assert [method.verifier.strictness for method in methods[4:6]] == [[0.5], [0.25]]
+    assert [method.static_weight for method in methods] == [None, 1.0, 0.7, None, None, None, None, 0.2]
+    assert [method.verifier.strictness for method in methods[4:7]] == [[0.5], [0.25], [0.0]]
     assert build_methods(methods) == methods
 
 
