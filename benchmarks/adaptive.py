@@ -1,11 +1,11 @@
-"""Time adaptive draft lengths against constant ones on the embedded tasks: batch 1, one thread, one process.
+"""Time adaptive draft lengths against constant ones on the embedded tasks.
 
     python benchmarks/adaptive.py --output results/adaptive.json
 
-Every prompt is decoded with each length in turns, under one seed, before the next prompt is. Times are CPU seconds, as
-the machine may be shared; with one thread they are what an idle machine's clock would show. One prompt is decoded
-beforehand with every length, which compiles where `--engine compiled` is asked for; what adaptive lengths learn from
-the others, and the rounds that they try lengths in, are part of what is timed.
+Setting: batch size 1, one thread, one process. The methods decode each prompt in turn from the same seed. Times are
+CPU seconds because the machine may be shared; with one thread they equal wall time on an idle machine. Each method
+first decodes one untimed prompt, which includes compilation with `--engine compiled`. The timed runs include the
+rounds in which the adaptive schedule explores other lengths.
 """
 
 import argparse
@@ -36,7 +36,7 @@ ENGINES = {"eager": {}, "compiled": {"cache_implementation": "static", "compile_
 
 @dataclass
 class Measured:
-    """Sums over the prompts of a turn, by turn."""
+    """Totals over all prompts, one entry per turn."""
 
     tokens: list[int] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
@@ -109,7 +109,7 @@ def _decode(pair: Pair, prompt, rule: str, method: str, arguments: argparse.Name
 
 
 def _summary(measured: dict[str, Measured]) -> dict:
-    """Tokens per CPU second; adaptive over the best constant length and over 5: overall, middle half of turns."""
+    """Return tokens per CPU second, and the adaptive schedule's ratio to the best constant length and to length 5."""
     best = max(map(str, CONSTANT), key=lambda method: measured[method].rate)
     return {
         "tokens_per_second": {method: round(each.rate, 1) for method, each in measured.items()},

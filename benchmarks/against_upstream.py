@@ -1,10 +1,10 @@
-"""Time our loop against upstream's assisted decoding on the embedded pair: same weight, same draft
-length, one process.
+"""Time our loop against assisted decoding in transformers on the embedded pair.
 
     python -m benchmarks.against_upstream --output results/against_upstream.json
 
-A summary of `python -m benchmarks.rounds --methods upstream:0.7,static:0.7`. At batch 1 both loops draw the same
-tokens from one seed, so seconds per round compare directly; throughput at larger batches is in tokens per second.
+Summarizes `python -m benchmarks.rounds --methods upstream:0.7,static:0.7`. Both loops run in one process with the same
+ensemble weight and draft length. At batch size 1 they sample the same tokens from one seed, so seconds per round are
+directly comparable. Larger batches are compared in tokens per second.
 """
 
 import argparse
@@ -47,7 +47,7 @@ def main() -> None:
 
 
 def _summary(records: list[dict], arguments) -> dict:
-    """Ours over upstream's, turn by turn: the median and the middle half."""
+    """Return the ratios of our loop to upstream's: median and quartiles over the turns."""
     ours = {row["batch_size"]: row for row in records if row["implementation"] == "hf_diversed"}
     if not ours[1]["same_tokens_as_upstream"]:
         raise RuntimeError("the loops drew different tokens from one seed: their rounds cannot be compared")

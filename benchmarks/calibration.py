@@ -1,12 +1,13 @@
-"""Do calibrations keep their word? Many of them, on prompts drawn anew each time, of an embedded head.
+"""Measure how often `hf-diversed calibrate` keeps its bound on the quality drop, on an embedded head.
 
 python benchmarks/calibration.py
 
-A pool of prompts is decoded once, with the target alone and at every dial, and what is finished is kept in
-build/calibration: run it again to go on. The pool then stands for all prompts, so every dial's true drop is known.
-Each calibration draws its prompts from it with replacement and takes the dial that `hf-diversed calibrate` would take;
-it fails if it certified a dial whose true drop is larger than what was stated. Beside those of `--max-drops`, it
-states drops that are hardest to keep: just below a dial's own. Writes results/calibration.json.
+A pool of prompts is decoded once with the target alone and at every strictness. Finished batches are kept in
+build/calibration, so an interrupted run continues there. The pool serves as the population of prompts, so the true
+drop at each strictness is known. Each simulated calibration draws prompts from the pool with replacement and selects a
+strictness as `hf-diversed calibrate` does. It fails if it certifies a strictness whose true drop exceeds the stated
+bound. Besides the bounds in `--max-drops`, the hardest ones are tested: just below each true drop. Writes
+results/calibration.json.
 """
 
 import argparse
@@ -75,10 +76,10 @@ def main() -> None:
 
 
 def simulate(pool: np.ndarray, max_drops: Sequence[float], arguments: argparse.Namespace) -> list[dict]:
-    """Calibrations on prompts drawn from a pool, summed up by stated drop.
+    """Simulate calibrations on prompts drawn from a pool and summarize them by stated bound.
 
     Args:
-        pool: `[len(DIALS), P]`, drops of all prompts of the pool at every dial.
+        pool: `[len(DIALS), P]`, the drop of every prompt of the pool at every strictness.
     """
     draws, true_drops = np.random.default_rng(arguments.seed), pool.mean(axis=1)
     passed: dict[float, Counter[int]] = {max_drop: Counter() for max_drop in max_drops}
@@ -101,7 +102,7 @@ def simulate(pool: np.ndarray, max_drops: Sequence[float], arguments: argparse.N
 
 
 def _wrong(counts: Counter[int], true_drops: np.ndarray, max_drop: float) -> int:
-    """Calibrations that certified any dial whose true drop is larger than was stated."""
+    """Return the number of calibrations that certified a strictness whose true drop exceeds the bound."""
     return sum(times for count, times in counts.items() if (true_drops[:count] > max_drop).any())
 
 

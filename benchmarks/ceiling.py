@@ -1,13 +1,14 @@
-"""What is there to gain? Rejections of lossless decoding, each tried both ways: what keeping the draft's token costs.
+"""Measure what accepting rejected draft tokens costs in quality, for an oracle and for each verifier's order.
 
 python -m benchmarks.ceiling math
 
-On completions of the target, at every position a token is drafted and accepted or rejected as in lossless decoding. Of
-the rejected ones some are continued by the target from both branches, the drafted token and its replacement, several
-times each. The mean difference of their scores is what keeping that token costs, to first order: the rest follows the
-target. An oracle keeps first what cost least on one half of its continuations, and is charged what it cost on the
-other half; rules go by their own order: lenience by p/q, a head by its weight. Writes results/ceiling-TASK.json, with
-the cost of several shares kept, and the largest share that costs nothing.
+At every position of a lossless completion, one draft token is sampled and accepted or rejected losslessly. For a
+sample of the rejections, the target continues both branches several times: from the draft token and from its
+replacement. The mean score difference is the cost of keeping that token, to first order, because the rest of the text
+follows the target. An oracle keeps the tokens that cost least on one half of the continuations; its cost is measured
+on the other half. Verifiers keep tokens in their own order: lenience by p/q, a head by its weight. Writes
+results/ceiling-TASK.json: the cost of keeping several shares of the rejections, and the largest share that costs
+nothing.
 """
 
 import argparse
@@ -84,7 +85,7 @@ def main() -> None:
 
 
 def complete(decoder: Decoder, prompts: list[list[int]], seed: int) -> list[list[int]]:
-    """One completion of the target per prompt, in the order of the prompts."""
+    """Return one completion of the target per prompt, in the order of the prompts."""
     ids: list[list[int]] = [[] for _ in prompts]
     method = Method("lossless", LosslessVerifier())
     for number, order in enumerate(plan_batches([len(prompt) for prompt in prompts], decoder.sampling.batch_size)):
@@ -95,7 +96,7 @@ def complete(decoder: Decoder, prompts: list[list[int]], seed: int) -> list[list
 
 
 def rejections(pair: Pair, prompt: list[int], ids: list[int], heads: dict) -> tuple[list[dict[str, Any]], float]:
-    """Positions of one completion at which a drafted token is rejected, and how many are to be expected."""
+    """Return the positions of one completion at which a draft token is rejected, and their expected number."""
     text = torch.tensor([prompt + ids])
     inside = slice(len(prompt) - 1, len(prompt) - 1 + len(ids))
     p, q = (model(text).logits[:, inside].float().softmax(-1) for model in (pair.target, pair.draft))
@@ -119,7 +120,7 @@ def rejections(pair: Pair, prompt: list[int], ids: list[int], heads: dict) -> tu
 
 
 def continue_and_score(decoder, task: Task, examples, prompts, chosen, starts, branch: str, seed: int) -> list[float]:
-    """Scores of one continuation by the target behind one branch of every rejection."""
+    """Continue every rejection with the target after one branch and return the scores."""
     texts = [[*start, entry["tokens"][branch]] for start, entry in zip(starts, chosen)]
     open_ones = [index for index, text in enumerate(texts) if text[-1] not in decoder.eos_ids]
     drawn = complete(decoder, [texts[index] for index in open_ones], seed)
@@ -133,7 +134,7 @@ def continue_and_score(decoder, task: Task, examples, prompts, chosen, starts, b
 
 
 def cut(text: str, stop_strings: list[str]) -> str:
-    """A text up to its first stop string, which it keeps, as decoding would have left it."""
+    """Return the text up to and including its first stop string, as decoding would."""
     ends = [text.index(stop) + len(stop) for stop in stop_strings if stop in text]
     return text[: min(ends)] if ends else text
 
@@ -141,8 +142,11 @@ def cut(text: str, stop_strings: list[str]) -> str:
 def summary(
     chosen: list[dict[str, Any]], heads: list[str], seed: int, per_completion: float, n: int
 ) -> dict[str, Any]:
-    """What keeping shares of the rejected tokens costs, in points of the score per completion, if those go first that
-    an oracle or a rule would keep first; bounds clustered by completion."""
+    """Return the cost of keeping shares of the rejected tokens, in points of the score per completion.
+
+    The oracle and each verifier choose in their own order which tokens to keep. Confidence bounds are clustered by
+    completion.
+    """
     costs = np.array([np.subtract(entry["replaced"], entry["kept"]) for entry in chosen])  # [M, K]
     half = costs.shape[1] // 2
     charged = {"oracle": costs[:, half:].mean(1), **dict.fromkeys(("lenience", *heads), costs.mean(1))}

@@ -1,12 +1,12 @@
-"""Time compiled rounds on the embedded pair against upstream's assisted decoding and against plain decoding, which is
-compiled, too: same weight, same draft length, one process for each number of threads.
+"""Time compiled rounds on the embedded pair against assisted decoding in transformers and compiled target decoding.
 
     python -m benchmarks.compiled --output results/compiled.json
 
-A summary of `python -m benchmarks.rounds --methods target,compiled:target,upstream:0.7,static:0.7,compiled:static:0.7,
-compiled:diversed`. Methods take turns; every figure is the median over the turns, with the quartiles. Rounds of one
-row are compared with upstream's one by one; larger batches in tokens per second, as upstream takes one row. What a
-round does beside the two models' forwards is held against these forwards, each compiled by itself.
+Summarizes `python -m benchmarks.rounds --methods target,compiled:target,upstream:0.7,static:0.7,compiled:static:0.7,
+compiled:diversed`. All methods use the same ensemble weight and draft length and run in turns, in one process per
+number of threads. Figures are medians over the turns, with quartiles. At batch size 1 rounds are compared with
+upstream's directly; larger batches are compared in tokens per second because upstream supports one row only. The
+overhead of a round is its time minus the time of the two models' forwards, each compiled alone.
 """
 
 import argparse
@@ -42,7 +42,7 @@ def main() -> None:
 
 
 def _measure_apart(threads: int, arguments: argparse.Namespace) -> dict:
-    """A report from a process of its own: what is compiled, and torch's pools of threads, depend on their number."""
+    """Measure in a separate process, because compiled code and thread pools depend on the number of threads."""
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder) / "report.json"
         own = ["--threads-here", str(threads), "--output", str(output)]
@@ -78,7 +78,7 @@ def _measure(arguments: argparse.Namespace) -> dict:
     prompts = pair.tokenizer(texts)["input_ids"]
     methods = ["target", "upstream" + weight, "static" + weight, OURS + weight]
     report = benchmark(pair.target, pair.draft, methods, settings, prompts=prompts)
-    # What a head gains is asked at batch 1 alone, so that it is compiled once.
+    # The head is compared at batch size 1 only, so that it is compiled once.
     one, versus = replace(settings, batch_sizes=(1,)), ["target", "compiled:target", HEAD]
     heads = benchmark(pair.target, pair.draft, versus, one, head=pair.heads["math"], prompts=prompts)
     report["records"] += [row for row in heads["records"] if row["method"] in ("compiled:target", HEAD)]
@@ -117,7 +117,7 @@ def _summary(records: list[dict], arguments: argparse.Namespace) -> dict:
 
 
 def _each(rows: dict[str, dict], figure) -> dict:
-    """A spread by batch size."""
+    """Return a rounded statistic per batch size."""
     return {size: _rounded(figure(row)) for size, row in rows.items()}
 
 

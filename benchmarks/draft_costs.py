@@ -1,13 +1,13 @@
-"""What a draft of N layers and K output rows would have to agree to pay on this machine: measured costs, then theory.
+"""Compute the acceptance rate that a draft of N layers and K output rows needs for a speedup, from measured costs.
 
     python benchmarks/draft_costs.py --target smollm2 --output results/real/costs.json
 
-Times a target's forward on one token and on a block, and one step of drafts made of it (`make_draft`: what their
-weights say costs nothing), one row, one thread, behind a context, in turns. Times are CPU seconds, as the machine may
-be shared: what others do to caches and memory is in them all the same. The loop's own share of a round is what a call
-of `generate` takes beyond its forwards. `hf_diversed.theory` then computes, for each acceptance per drafted token (i.i.d.,
-arXiv 2211.17192), which draft length is best and what it gains over plain decoding, and which acceptance would be
-needed for a gain of 1 and of 1.5. That of a lossless rule cannot exceed what the vocabulary covers.
+Times the target's forward on one token and on a block, and one step of each draft from `make_draft`. The draft's
+weights do not affect the time. Setting: one row, one thread, a given context length, models in turns. Times are CPU
+seconds because the machine may be shared; contention for caches and memory still affects them. The loop's overhead is
+what `generate` takes beyond its forwards. `hf_diversed.theory` then computes, for each i.i.d. acceptance rate (arXiv
+2211.17192), the best draft length and its speedup over target decoding, and the acceptance rates needed for speedups
+of 1 and 1.5. With a lossless verifier the rate cannot exceed the probability mass that the draft's vocabulary covers.
 """
 
 import argparse
@@ -28,8 +28,8 @@ from hf_diversed.training.draft_making import make_draft
 from hf_diversed.zoo import packaged
 
 
-BLOCK = 6  # a verification of five drafts
-LONGEST = 12  # drafts per round that are considered
+BLOCK = 6  # five draft tokens and the token before them
+LONGEST = 12  # maximum number of draft tokens per round
 RATES = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 GAINS = (1.0, 1.5)
 _WARM_UP = 3
@@ -55,8 +55,7 @@ def main() -> None:
 
 @torch.inference_mode()
 def measure(target: PreTrainedModel, arguments: argparse.Namespace) -> dict:
-    """CPU seconds, medians over the turns: of the target on one token and on a block, of each draft's step, by name,
-    and of the loop beside its forwards."""
+    """Return median CPU seconds of the target on one token and on a block, of each draft's step, and of the loop."""
     total = target.get_output_embeddings().weight.shape[0]
     sizes = [size if 0 < size < total else None for size in arguments.vocabulary]
     drafts = {
@@ -85,7 +84,7 @@ def measure(target: PreTrainedModel, arguments: argparse.Namespace) -> dict:
 
 
 def lean_draft(target: PreTrainedModel, layers: int, size: int | None) -> PreTrainedModel:
-    """A draft that shares the target's embeddings, so that there is room for many."""
+    """Return a draft that shares the target's embeddings, so that many fit in memory."""
     draft = make_draft(target, range(layers), None if size is None else range(size))
     draft.set_input_embeddings(target.get_input_embeddings())
     if size is None:
@@ -94,7 +93,7 @@ def lean_draft(target: PreTrainedModel, layers: int, size: int | None) -> PreTra
 
 
 def step(model: PreTrainedModel, width: int, context: int) -> Callable[[], None]:
-    """A forward on `width` tokens behind a context, which leaves the cache as it was."""
+    """Return a function that runs a forward on `width` tokens after a context and then crops the cache."""
     ids = torch.arange(context + width)[None] % 1000
     cache = DynamicCache(config=model.config)
     model(input_ids=ids[:, :context], past_key_values=cache, logits_to_keep=1)
@@ -114,11 +113,13 @@ def overhead(
     block: float,
     arguments: argparse.Namespace,
 ) -> float:
-    """What a round of `generate` takes beyond its forwards, at least 0: from two calls of different length, whose
-    difference is rounds alone."""
+    """Return the CPU seconds per round that `generate` takes beyond its forwards, at least 0.
+
+    Two calls of different length are timed; their difference consists of whole rounds.
+    """
     ids = torch.arange(arguments.context)[None] % 1000
     calls = []
-    for length in (arguments.new_tokens, arguments.new_tokens, 3 * arguments.new_tokens):  # the first one warms up
+    for length in (arguments.new_tokens, arguments.new_tokens, 3 * arguments.new_tokens):  # the first call warms up
         torch.manual_seed(0)
         began = time.process_time()
         output = target.generate(
@@ -140,7 +141,7 @@ def overhead(
 
 
 def summary(name: str, costs: dict) -> dict:
-    """One draft: its costs in forwards of the target, the best draft length by acceptance, and what it would need."""
+    """Return a draft's relative cost, its best draft length by acceptance rate, and the rates that it needs."""
     extra = max(0.0, (costs["block"] - costs["target"]) / (BLOCK - 1))
     times = ForwardTimes(costs["target"], costs["drafts"][name], extra, costs["overhead"])
     best = {rate: best_gamma(_survival(rate), times) for rate in RATES}
@@ -154,7 +155,7 @@ def summary(name: str, costs: dict) -> dict:
 
 
 def needed(gain: float, times: ForwardTimes) -> float | None:
-    """The least acceptance whose best draft length gains so much; None where full acceptance does not."""
+    """Return the lowest acceptance rate that reaches a speedup, or None if full acceptance does not."""
     if best_gamma(_survival(1.0), times)[1] < gain:
         return None
     low, high = 0.0, 1.0

@@ -1,11 +1,11 @@
-"""Does a tuned draft help, and does DIVERSED still help then? Untuned, supervised and distilled drafts of one task.
+"""Measure whether a tuned draft model helps and whether DIVERSED still helps with it, on one task.
 
 python -m benchmarks.draft_tuning math --samples-per-prompt 2
 
-For every draft: acceptance and quality of lossless decoding, and of DIVERSED with a head that was trained for this
-draft under the settings of the packaged mixture head and `--set`. The paper's ablation is in its table of tuned drafts
-(arXiv 2604.07622).
-Writes results/drafts-TASK.json. Two processes with RANK and WORLD_SIZE share the drafts.
+Compares the untuned, a supervised and a distilled draft. For each: acceptance and quality of lossless decoding, and of
+DIVERSED with a head trained for this draft under the settings of the packaged mixture head and `--set`. Corresponds to
+the paper's table of tuned drafts (arXiv 2604.07622). Writes results/drafts-TASK.json. Two processes with RANK and
+WORLD_SIZE share the drafts.
 """
 
 import argparse
@@ -46,7 +46,7 @@ def main() -> None:
         samples_per_prompt=options.samples_per_prompt,
         batch_size=options.batch_size,
     )
-    # Taken away: a training that sees them would wait for the other processes.
+    # Removed from the environment, because training would otherwise wait for the other processes.
     rank, world_size = (int(os.environ.pop(name, default)) for name, default in (("RANK", 0), ("WORLD_SIZE", 1)))
     for mode in MODES[rank::world_size]:
         pair = load_demo_pair()
@@ -81,7 +81,7 @@ def main() -> None:
 
 
 def tuned(mode: str, pair, task, folder: Path, num_prompts: int):
-    """The draft with an adapter tuned on the task's training prompts, merged; `resume` finds a finished one."""
+    """Return the draft merged with an adapter tuned on the task's training prompts; `resume` loads a finished one."""
     config = DraftTuningConfig(
         output_dir=str(folder),
         mode=mode,

@@ -1,4 +1,4 @@
-"""A vLLM engine in this process with the embedded pair, with or without the plugin; counts draft tokens as `generate`.
+"""Run the embedded pair in a vLLM engine in this process, with or without the plugin, and count its draft tokens.
 
 For `benchmarks/serving.py`; needs the environment of `make vllm`.
 """
@@ -26,17 +26,17 @@ NUM_DRAFTS = 5
 
 @dataclass
 class Counted:
-    """Draft tokens of one request, and how many of them were accepted."""
+    """Number of draft and accepted tokens of one request."""
 
     drafted: int = 0
     accepted: int = 0
 
 
 class Engine:
-    """The pair in a folder, as `hf_diversed.serving.export` writes it, in vLLM.
+    """A vLLM engine for a folder that `hf_diversed.serving.export` wrote.
 
     Args:
-        settings: the deployment's; None is the target alone, without draft tokens.
+        settings: the deployment's; None decodes with the target alone.
     """
 
     def __init__(self, pair: Path, settings: Mapping[str, Any] | None, seed: int = 0):
@@ -78,7 +78,7 @@ class Engine:
         """Yield each prompt's text at temperature 1, its draft tokens as vLLM counts them, and as `generate` does.
 
         Args:
-            verifier: None is the target alone.
+            verifier: None decodes with the target alone.
         """
         from vllm import SamplingParams
 
@@ -95,9 +95,9 @@ class Engine:
 
     @contextmanager
     def _counting(self) -> Iterator[dict[str, Counted]]:
-        """Yield by request the draft tokens up to a drafted end of text, and how many of them were accepted.
+        """Yield, by request, the number of draft tokens up to EOS among them, and of the accepted ones.
 
-        vLLM drafts five tokens in every round and counts all of them, including those after a drafted end of text.
+        vLLM drafts five tokens in every round and counts all of them, including those after EOS.
         """
         scheduler, found = self.core.scheduler, dict[str, Counted]()
         stock = scheduler.update_from_output
@@ -118,11 +118,13 @@ class Engine:
             del scheduler.update_from_output
 
     def step_times(self, prompts: Sequence[str], xargs: Mapping[str, Any], steps: int) -> list[float]:
-        """Return CPU seconds of steps that verify draft tokens of every prompt, alternately with and without the
-        plugin, so that both have the same texts and lengths.
+        """Return CPU seconds of steps that verify draft tokens of every prompt.
+
+        Steps run alternately with and without the plugin, so that both have the same texts and lengths.
 
         Args:
-            xargs: `vllm_xargs` of every request. steps: number of steps to time; texts continue after EOS.
+            xargs: `vllm_xargs` of every request.
+            steps: number of steps to time; texts continue after EOS.
         """
         from vllm import SamplingParams
 

@@ -1,13 +1,13 @@
-"""Does learning pay? The packaged head of a task, which sees the drafted token, beside rules that learn nothing.
+"""Compare the packaged token-aware head of a task with verifiers that are not trained.
 
 python -m benchmarks.learning math
 
-Trains what the packaged head is compared with, under its settings but for one thing: other seeds; with --thorough also
-another bound on the drop, parts that do not learn, other inputs and another shape. Every head of another seed or bound
-meets lenience and its own untrained start, both set so that they would accept as much on rollouts of training prompts.
-Then all of them decode the same test prompts, in the folder that keeps what `hf-diversed evaluate --output
-results/TASK.json` did: run that first. Writes results/learning-TASK.json. Several processes with RANK and WORLD_SIZE
-share the heads and then the evaluation: run it again, until all is there.
+Trains variants of the packaged head that differ in one setting: other seeds and, with --thorough, another bound on the
+drop, frozen parameters, other inputs and another shape. Heads of other seeds or bounds are compared with lenience and
+with their own untrained start, both set to the same acceptance on rollouts of training prompts. All of them then
+decode the same test prompts, in the folder where `hf-diversed evaluate --output results/TASK.json` keeps its results:
+run that first. Writes results/learning-TASK.json. Several processes with RANK and WORLD_SIZE share the heads and then
+the evaluation; run the command again until all results are there.
 """
 
 import argparse
@@ -40,7 +40,7 @@ from hf_diversed.zoo.loader import HEADS, MIXTURE, WEIGHTS
 
 SEEDS = {f"seed-{seed}": Variant({"seed": seed}) for seed in (43, 44)}
 BOUND = {"drop-0.005": Variant({"max_quality_drop": 0.005})}
-# Adam moves every weight by the learning rate: a dozen inputs take more of it than hundreds.
+# Adam changes every weight by about the learning rate, so a head with a dozen inputs needs a larger one.
 ABLATIONS = {
     "frozen-slope": Variant(frozen={"out.weight": NUM_DISTRIBUTION_FEATURES}),
     "frozen-bias": Variant(frozen={"out.bias": slice(None)}),
@@ -55,7 +55,7 @@ BESIDE = ["target", "lossless", CASCADE]
 def main() -> None:
     options = _arguments()
     parts = options.output.with_suffix(".parts")
-    # Taken away: a training that sees them would wait for the other processes.
+    # Removed from the environment, because training would otherwise wait for the other processes.
     rank, world_size = (int(os.environ.pop(name, default)) for name, default in (("RANK", 0), ("WORLD_SIZE", 1)))
     pair, task = load_demo_pair(), get_task(options.task, allow_code_execution=True)
     packaged = WEIGHTS / HEADS / task.name
@@ -108,8 +108,10 @@ def load(folder: Path) -> DiversedHead:
 
 @torch.no_grad()
 def match(pair: Pair, task: Task, folder: Path) -> dict[str, Any]:
-    """The lenience, and the dial of the untrained start, that accept as many of the tokens which a head was shown on
-    rollouts of training prompts as the head does."""
+    """Return the lenience and the untrained start's strictness that accept as many draft tokens as a head.
+
+    Acceptance is measured on rollouts of training prompts.
+    """
     head, source = load(folder), json.loads((folder / DONE).read_text())
     settings = Sampling(
         max_new_tokens=source["training"]["max_completion_length"],
@@ -139,7 +141,7 @@ def match(pair: Pair, task: Task, folder: Path) -> dict[str, Any]:
 
 
 def crossing(falling: Callable[[float], float], goal: float) -> float:
-    """Where in (0, 1) a falling function comes down to `goal`."""
+    """Return the argument in (0, 1) at which a decreasing function reaches `goal`."""
     low, high = 0.0, 1.0
     for _ in range(40):
         middle = (low + high) / 2
@@ -148,7 +150,7 @@ def crossing(falling: Callable[[float], float], goal: float) -> float:
 
 
 def untrained(pair: Pair, folder: Path) -> DiversedHead:
-    """What the head of a folder started from."""
+    """Return the untrained head from which a folder's head was trained."""
     settings = json.loads((folder / DONE).read_text())["training"]
     args = DiversedConfig(
         output_dir=str(folder),

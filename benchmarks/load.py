@@ -1,4 +1,4 @@
-"""Replicas under load: many simultaneous requests through a router, some bad, some cancelled; one worker is killed.
+"""Test replicas under load: simultaneous requests through a router, some invalid or cancelled, and one killed worker.
 
 For `benchmarks/serving.py` and `tests/vllm/test_load.py`.
 """
@@ -27,7 +27,7 @@ from benchmarks.served import MODEL, STOP, Server, free_port, running
 
 ROUTER = Path(__file__).parents[1] / "examples" / "serving" / "nginx.conf"
 STRICTNESSES = (0.0, 0.5, 1.0)
-# How a request can end. "error": the client receives an error. "lost": none of the others.
+# How a request can end. "error": the client receives an error. "lost": any other way.
 OUTCOMES = ("answered", "refused", "cancelled", "error", "lost")
 _PATIENCE = 300.0
 _BAD = (
@@ -69,7 +69,7 @@ class Outcome:
 
 
 def plan(prompts: Sequence[str], count: int, seed: int, bad: float = 0.05, cancelled: float = 0.05) -> list[Request]:
-    """Return requests at each strictness in turn, half of them streams; shares of them are bad or cancelled."""
+    """Return requests at alternating strictnesses, half of them streams; shares of them are bad or cancelled."""
     draws = random.Random(seed)
     kinds = ["bad"] * round(bad * count) + ["cancel"] * round(cancelled * count)
     kinds += ["whole", "stream"] * count
@@ -84,10 +84,10 @@ def plan(prompts: Sequence[str], count: int, seed: int, bad: float = 0.05, cance
 def ask_all(
     address: str, requests: Sequence[Request], after: Callable[[int], None] | None = None
 ) -> tuple[list[Outcome], float]:
-    """Make all requests at once and return how they ended, and the seconds until all had.
+    """Send all requests at once and return their outcomes and the seconds until the last one.
 
     Args:
-        after: called with the number of ended requests, whenever one ends.
+        after: called with the number of finished requests whenever one finishes.
     """
     began, found = time.monotonic(), list[Outcome]()
     with ThreadPoolExecutor(len(requests)) as pool:
@@ -100,7 +100,7 @@ def ask_all(
 
 
 def ask(address: str, request: Request) -> Outcome:
-    """Make a request and return how it ended."""
+    """Send a request and return its outcome."""
     connection = http.client.HTTPConnection(urlsplit(address).netloc, timeout=_PATIENCE)
     try:
         connection.request("POST", "/v1/completions", request.body(), {"Content-Type": "application/json"})
@@ -147,7 +147,7 @@ def _answered(request: Request, answer: dict[str, Any]) -> Outcome:
 
 @dataclass(frozen=True)
 class Phase:
-    """How requests that were made at once ended."""
+    """Outcomes of requests that were sent at once."""
 
     name: str
     outcomes: list[Outcome]
@@ -169,10 +169,12 @@ class Phase:
 def drill(
     serve: Callable[[], Server], prompts: Sequence[str], requests: int, nginx: str, folder: Path, seed: int = 0
 ) -> Iterator[Phase]:
-    """Yield four phases: one replica, two behind a router, the same with one worker killed, and the remaining one.
+    """Yield four phases: one replica, two behind a router, two with one worker killed, and the remaining one.
 
     Args:
-        serve: starts a replica. nginx: the program. requests: number of simultaneous requests in each phase.
+        serve: starts a replica.
+        nginx: the program.
+        requests: number of simultaneous requests in each phase.
     """
 
     def phase(name: str, address: str, *disturbance: float, after: Callable[[int], None] | None = None) -> Phase:
@@ -203,7 +205,7 @@ def wait_until_idle(server: Server, patience: float = 60.0) -> None:
 
 @contextmanager
 def router(program: str, replicas: Sequence[Server], folder: Path) -> Iterator[str]:
-    """Run nginx in front of replicas, with the example's configuration and their ports, and yield its address."""
+    """Run nginx in front of the replicas with the example's configuration and their ports, and yield its address."""
     port = free_port()
     text = ROUTER.read_text().replace("listen 8000", f"listen 127.0.0.1:{port}")
     for replica, example in zip(replicas, ("127.0.0.1:8001", "127.0.0.1:8002"), strict=True):
@@ -226,7 +228,7 @@ def router(program: str, replicas: Sequence[Server], folder: Path) -> Iterator[s
 
 
 def kill_worker(server: Server) -> str:
-    """Kill the worker process of a replica, as running out of memory would, and return its name."""
+    """Kill the worker process of a replica, as the kernel does when memory runs out, and return its name."""
     assert server.process is not None
     own = psutil.Process(server.process.pid).children(recursive=True)
     named = {" ".join(process.cmdline()): process for process in own}

@@ -1,21 +1,22 @@
-"""A real model, real text, real seconds: SmolLM2-135M-Instruct with drafts of its own and with looked-up ones.
+"""Measure quality and speed of SmolLM2-135M-Instruct with trained drafts and with prompt lookup.
 
     python benchmarks/real.py --output build/real                                      # `make real`: minutes
     python benchmarks/real.py --output build/study --data scitldr=FILE,rewrite=FILE,gsm8k=FILE --draft-steps 3000 \\
         --head-steps 160 --num-examples 200 --timed-prompts 24 --repeats 5 --report results/real/study.json
 
-Parts, each of which is kept in the output folder and goes on where it was interrupted:
+Finished parts are kept in the output folder, so an interrupted run continues there:
 
-1. With `--draft-steps`, a draft: `make-draft` on `--layers` and `--vocabulary` (counted in the target's own samples),
-   then `tune-draft --all-weights` on the first task of `--data`. `--draft` names one that is there already.
-2. Two regimes: drafts of the model, where there is one, and drafts looked up in the prompt, on work that copies it
-   (`scitldr`, and `rewrite`: mend the spelling of a text). Of each method the quality with bounds clustered by prompt
-   and the acceptance (`hf_diversed.evaluation`), eager, at batch size 8.
-3. With `--head-steps`, heads for each regime, by `train` on its first task: a mixture and one that sees the token.
-4. Seconds: the methods in turns on the same prompts, eager and compiled, at batch sizes 1 and 8; ms per round (the
-   prompt's reading shared out among them), tokens per second of the clock and of the CPU, peak memory (on a CPU
-   that of the process since its start). Compiling is timed apart.
-   Wall time varies on a shared machine; CPU time is comparable within a run.
+1. With `--draft-steps`, a draft: `make-draft` with `--layers` and `--vocabulary` (token counts from the target's own
+   samples), then `tune-draft --all-weights` on the first task of `--data`. `--draft` selects an existing draft
+   instead.
+2. Quality and acceptance in two regimes: with the draft, if there is one, and with prompt lookup on tasks that copy
+   the prompt (`scitldr`, and `rewrite`: correct the spelling of a text). Measured with `hf_diversed.evaluation`,
+   eager, batch size 8; bounds are clustered by prompt.
+3. With `--head-steps`, two heads for each regime, a mixture head and a token-aware head, trained on its first task.
+4. Speed: the methods in turns on the same prompts, eager and compiled, at batch sizes 1 and 8. Reports ms per round
+   (prefill spread over the rounds), tokens per second of wall time and of CPU time, and peak memory (on a CPU, of the
+   process since its start). Compile time is reported separately. Wall time varies on a shared machine; CPU time is
+   comparable within a run.
 """
 
 import argparse
@@ -63,7 +64,7 @@ from hf_diversed.zoo import packaged
 RULES = ("lossless", "lenience:0.3", "static:0.5")
 COMPILED = ("target", "lossless", "lenience:0.3")
 REGIMES = ("draft", LOOKUP)
-COPYING = ("scitldr", "rewrite")  # what drafts are looked up for
+COPYING = ("scitldr", "rewrite")  # tasks for prompt lookup
 HEADS = {"mixture": (), "token-aware": ("--token-features", "true")}
 SAMPLES, MADE, TUNED = "samples", "made-draft", "tuned-draft"
 
@@ -92,11 +93,11 @@ def main() -> None:
     _show(records)
 
 
-# What is trained
+# Training
 
 
 def trained_draft(arguments: argparse.Namespace) -> str:
-    """The folder of a draft that was made and tuned; a run that is there is gone on with."""
+    """Return the folder of a draft that is made and tuned; an unfinished run is resumed."""
     folder, made = arguments.output / TUNED, arguments.output / MADE
     target = packaged.resolve(arguments.target)
     if not (made / "provenance.json").exists():
@@ -112,7 +113,7 @@ def trained_draft(arguments: argparse.Namespace) -> str:
 
 
 def history(folder: Path) -> dict[str, Any]:
-    """What a draft was made of, and the acceptance on held-out completions that its tuning logged."""
+    """Return how a draft was made, and the held-out acceptance that was logged during tuning."""
     made = json.loads((folder / MADE / "provenance.json").read_text())
     logs = json.loads((folder / TUNED / "trainer_state.json").read_text())["log_history"]
     held_out = [
@@ -122,7 +123,7 @@ def history(folder: Path) -> dict[str, Any]:
 
 
 def _counts(target: str, arguments: argparse.Namespace):
-    """Tokens of the target's own completions: one step of a tuning that draws them leaves them in a file."""
+    """Return the token counts of the target's own completions, which one tuning step samples into a file."""
     folder = arguments.output / SAMPLES
     steps = ["--max-steps", "1", "--lora-r", "1", "--all-weights", "false", "--save-strategy", "no"]
     steps += ["--keep-target-states", "false", "--eval-strategy", "no", "--num-eval-examples", "0"]
@@ -131,7 +132,7 @@ def _counts(target: str, arguments: argparse.Namespace):
     samples = folder / "target_samples.jsonl"
     tuned = arguments.output / TUNED
     tuned.mkdir(exist_ok=True)
-    (tuned / samples.name).write_bytes(samples.read_bytes())  # the tuning need not draw them again
+    (tuned / samples.name).write_bytes(samples.read_bytes())  # so that tuning does not sample them again
     return count_ids(samples, load_tokenizer(target))
 
 
@@ -152,7 +153,7 @@ def _tuning(target: str, draft: str, arguments: argparse.Namespace) -> list[str]
 
 
 def trained_head(name: str, draft: str, task: str, folder: Path, arguments: argparse.Namespace) -> None:
-    """Leave a head of one of `HEADS` in a folder; one that is there is kept."""
+    """Train one of `HEADS` into a folder, unless the folder has a head."""
     if (folder / "trainer_state.json").exists():
         return
     iterations = min(4, arguments.head_steps)
@@ -174,9 +175,9 @@ def trained_head(name: str, draft: str, task: str, folder: Path, arguments: argp
 
 
 def _training_data(task: str, arguments: argparse.Namespace) -> list[str]:
-    """What is left of a task's file without the examples that are measured, which are its last."""
+    """Write a task's records except the last ones, which are evaluated, and return the training arguments."""
     path = arguments.output / f"train-{task}.jsonl"
-    with Path(arguments.data[task]).open(encoding="utf-8") as file:  # `splitlines` would break lines inside texts
+    with Path(arguments.data[task]).open(encoding="utf-8") as file:  # `splitlines` would also split inside texts
         rows = list(file)
     path.write_text("".join(rows[: -arguments.num_examples]), encoding="utf-8")
     return ["--task", task, "--data-file", str(path), "--chat", "true"]
@@ -186,7 +187,7 @@ def _training_data(task: str, arguments: argparse.Namespace) -> list[str]:
 
 
 def regimes(draft: str | None, arguments: argparse.Namespace) -> Iterator[tuple[str, str, list[str]]]:
-    """Name, draft and tasks of each."""
+    """Yield the name, draft and tasks of each regime."""
     if draft is not None and "draft" in arguments.regimes:
         yield "draft", draft, list(arguments.data)
     copying = [task for task in COPYING if task in arguments.data] or ([] if arguments.data else ["rewrite"])
@@ -195,7 +196,7 @@ def regimes(draft: str | None, arguments: argparse.Namespace) -> Iterator[tuple[
 
 
 def study(regime: str, draft: str, tasks: list[str], arguments: argparse.Namespace) -> list[dict]:
-    """Quality and seconds of every method on every task of a regime."""
+    """Measure quality and speed of every method on every task of a regime."""
     folders = [arguments.output / regime / f"head-{name}" for name in arguments.heads if arguments.head_steps]
     for name, folder in zip(arguments.heads, folders):
         trained_head(name, draft, tasks[0], folder, arguments)
@@ -224,11 +225,11 @@ def study(regime: str, draft: str, tasks: list[str], arguments: argparse.Namespa
 
 
 def _examples(task: Task, tokenizer: PreTrainedTokenizerBase, arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """Records that no training has seen: of a file, of the last ones those that can be answered in full."""
+    """Return the evaluated records: the last ones of the file whose answers fit `max_new_tokens`."""
     if task.name not in arguments.data:
         return [{"text": text} for text in TEXTS[: arguments.num_examples]]
     found = load_records(task, "test", data_file=arguments.data[task.name])[-arguments.num_examples :]
-    if task.name == "ifeval":  # sentences are counted with data that is not everywhere
+    if task.name == "ifeval":  # the data for counting sentences may be missing
         found = [record for record in found if not WITH_SENTENCES.intersection(record["instruction_id_list"])]
     if task.name == "rewrite":  # the answer is as long as the text
         room = arguments.max_new_tokens
@@ -237,13 +238,13 @@ def _examples(task: Task, tokenizer: PreTrainedTokenizerBase, arguments: argpars
     return found
 
 
-# Seconds
+# Speed
 
 
 def timed(
     pair: Pair, prompts: Sequence[str], methods: list[Method], folder: Path, arguments: argparse.Namespace
 ) -> list[dict]:
-    """Every method's calls in turns, kept by batch size."""
+    """Time all methods in turns by batch size; finished batch sizes are kept."""
     rows = encode(pair.tokenizer, prompts, add_special_tokens=False)[: arguments.timed_prompts]
     config = default_compile_config(pair.target.device, arguments.backend)
     ways = [*build_methods(["target"]), Method("upstream", upstream=True), *methods]
@@ -276,7 +277,7 @@ def _turns(pair: Pair, batches: list[list[list[int]]], ways: list[Method], argum
             for way in ways[first:] + ways[:first]:
                 seed = arguments.seed + turn * len(batches) + number
                 call = _call(decoder, way, batch, seed)
-                if call["compiling"]:  # a shape that the warm-up did not meet: what the CPU did besides is not known
+                if call["compiling"]:  # a shape that was not in the warm-up; the call's CPU time includes compilation
                     call = _call(decoder, way, batch, seed)
                 for name, value in call.items():
                     merge = max if name == "memory" else float.__add__
@@ -294,7 +295,7 @@ def _call(decoder: Decoder, way: Method, batch: list[list[int]], seed: int) -> d
         decoded = decoder(way, batch, seed)
     spent = time.process_time() - began
     compiling = 0.0 if decoded.stats is None else decoded.stats.compile.seconds
-    rounds = max(map(len, decoded.tokens)) if way.is_plain else 0  # upstream does not say
+    rounds = max(map(len, decoded.tokens)) if way.is_plain else 0  # upstream does not report rounds
     if decoded.stats is not None:
         rounds = max(row.num_rounds for row in decoded.stats.per_row)
     return {
@@ -308,7 +309,7 @@ def _call(decoder: Decoder, way: Method, batch: list[list[int]], seed: int) -> d
 
 
 def _rates(turns: list[dict[str, float]]) -> dict[str, Any]:
-    """Medians over the turns, and every turn, for bounds."""
+    """Return medians over the turns, and all turns for confidence bounds."""
 
     def over(above: str, below: str, factor: float = 1.0) -> float | None:
         return median(factor * turn[above] / turn[below] for turn in turns) if turns[0][below] else None
@@ -323,7 +324,7 @@ def _rates(turns: list[dict[str, float]]) -> dict[str, Any]:
     }
 
 
-# What it comes to
+# Output
 
 
 def _show(records: list[dict]) -> None:

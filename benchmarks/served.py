@@ -1,4 +1,4 @@
-"""A served pair: `hf-diversed serve` in its own process, with an HTTP client."""
+"""Start `hf-diversed serve` in a separate process and send it requests over HTTP."""
 
 import json
 import os
@@ -23,7 +23,7 @@ CHOICES = ("static:0.5", "static:0.7", "lenience:0.3")
 STOP = ["\nQuestion:"]
 MODEL = "demo"
 _COUNTED = r"vllm:(?:spec_decode_)?num_(draft_tokens|accepted_tokens|requests_\w+ing)(?:_total)?\{[^}]*\} ([\d.e+]+)"
-# A small engine in float32; everything else as in a deployment.
+# A small engine in float32, otherwise as in a deployment.
 _OPTIONS = (
     *("--served-model-name", MODEL, "--dtype", "float32", "--max-model-len", "512", "--max-num-seqs", "32"),
     *("--enforce-eager", "--kv-cache-memory-bytes", str(2**28), "--no-enable-prefix-caching"),
@@ -44,7 +44,7 @@ class Server:
     def post(
         self, prompt: str, xargs: Mapping[str, Any], path: str = "completions", **options: Any
     ) -> tuple[int, dict]:
-        """Return the HTTP status and answer of a completion; its "headers" are the `x-diversed-*` ones."""
+        """Return the HTTP status and the answer to a completion request; its "headers" are the `x-diversed-*` ones."""
         body = {"model": MODEL, "max_tokens": 128, "temperature": 1.0, "stop": STOP, "vllm_xargs": dict(xargs)}
         body |= {"prompt": prompt} if path == "completions" else {"messages": [{"role": "user", "content": prompt}]}
         data = json.dumps(body | options).encode()
@@ -101,7 +101,7 @@ def free_port() -> int:
 
 
 def start(pair: Path, folder: Path, *more: str) -> Server:
-    """Start a server by `hf-diversed serve` with further options; do not wait until it answers."""
+    """Start `hf-diversed serve` with further options, without waiting until it answers."""
     port = free_port()
     log = folder / f"server-{port}.log"
     command = [

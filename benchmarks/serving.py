@@ -1,4 +1,4 @@
-"""The embedded pair in vLLM: acceptance by verifier compared with `generate`, the plugin's cost, behaviour under load.
+"""Measure the embedded pair in vLLM: acceptance compared with `generate`, cost of the plugin, behaviour under load.
 
     python -m benchmarks.serving acceptance
     python -m benchmarks.serving cost
@@ -6,12 +6,14 @@
 
 Runs in the environment of `make vllm`, on a CPU. Each command writes its part of results/serving.json only.
 
-Acceptance: the same problems in an engine and with `generate`. vLLM counts all draft tokens of every round, `generate`
-none after a drafted end of text; and `generate` drafts the first token of a text, which vLLM samples from the target.
-There is one pair of rates as each counts, and one restricted to what both count. Cost: CPU seconds of steps, because
-the machine may be shared, alternately with and without the plugin; each step is compared with its neighbours. Load:
-two replicas behind a router with many simultaneous requests at several strictnesses, some bad, some cancelled; one
-replica's worker is killed meanwhile.
+- Acceptance: the same problems in an engine and with `generate`. Two differences affect the rates. vLLM counts all
+  draft tokens of every round, `generate` none after EOS; and vLLM samples the first token of a text from the target,
+  whereas `generate` drafts it. The report has one pair of rates as each counts, and one restricted to the tokens that
+  both count.
+- Cost: CPU seconds of steps, because the machine may be shared, alternately with and without the plugin. Each step is
+  compared with its neighbours.
+- Load: two replicas behind a router, with many simultaneous requests at several strictnesses, some of them bad or
+  cancelled. One replica's worker is killed meanwhile.
 """
 
 import argparse
@@ -48,7 +50,7 @@ from hf_diversed.zoo.loader import HEADS, MIXTURE
 
 TASK = TASKS["math"]()
 PLAIN = "plain"
-# Verifiers by engine, which has one head; and the equivalent method of `generate`.
+# Verifiers by engine, each with one head, and the equivalent method of `generate`.
 ENGINES = {
     PLAIN: {PLAIN: "target"},
     HEADS: {
@@ -71,7 +73,7 @@ STEPS_AT_ONCE = 60
 
 @dataclass
 class Completed:
-    """By sample: scores, draft tokens as the engine counts them, and those up to a drafted end of text."""
+    """By sample: scores, draft tokens as the engine counts them, and those up to EOS among them."""
 
     scores: list[float] = field(default_factory=list)
     counted: list[Counted] = field(default_factory=list)
@@ -79,7 +81,7 @@ class Completed:
 
 
 def acceptance(arguments: argparse.Namespace, pair: Path) -> dict[str, Any]:
-    """Return each verifier's figures in the engine and with `generate`, on the same problems."""
+    """Return each verifier's results in the engine and with `generate`, on the same problems."""
     problems = load_records(TASK, "test", arguments.num_examples, seed=arguments.seed)
     bootstrap = Bootstrap(len(problems), seed=arguments.seed)
     served = {
@@ -152,7 +154,7 @@ def _drafts(decoded: Decoded) -> list[Counted]:
 def _record(
     mine: Completed, generated: Completed, behind_first: Completed, bootstrap: Bootstrap, samples: int
 ) -> dict[str, Any]:
-    """Return figures with 95% bounds, clustered by prompt; differences are engine minus `generate`, paired."""
+    """Return statistics with 95% bounds, clustered by prompt; differences are engine minus `generate`, paired."""
 
     def by_prompt(values: Sequence[float]) -> np.ndarray:
         return np.asarray(values, dtype=float).reshape(-1, samples).sum(axis=1)
@@ -219,7 +221,7 @@ def step_costs(runs: Sequence[Sequence[float]], seed: int) -> dict[str, Any]:
     """Return medians in ms, and the plugin's relative cost: the median ratio of a step to its neighbours, minus 1.
 
     Args:
-        runs: seconds of steps; even ones ran with the plugin.
+        runs: seconds of steps; the even ones ran with the plugin.
     """
     ratios = [
         (run[at] / mean((run[at - 1], run[at + 1]))) ** (1 if at % 2 == 0 else -1)
@@ -268,7 +270,7 @@ def _acceptance(answered: Sequence[Outcome], seed: int) -> dict[str, Any]:
 
 
 def _alone(work: Callable[..., Any], *args: Any) -> Any:
-    """Return the result of a function run in its own process, whose end frees an engine's memory."""
+    """Run a function in a separate process, so that an engine's memory is freed, and return its result."""
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
         return pool.submit(work, *args).result()
 

@@ -1,4 +1,4 @@
-"""Every packaged head on every embedded task: acceptance and quality of heads away from their own task.
+"""Evaluate every packaged head on every embedded task: acceptance and quality outside the head's own task.
 
 python benchmarks/transfer.py --output results/transfer.json
 """

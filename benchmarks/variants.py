@@ -1,12 +1,17 @@
-"""Heads trained as the packaged mixture head of a task was, but for one thing and `--set`, and evaluated beside it.
+"""Train variants of a task's packaged mixture head that differ in one setting, and evaluate them beside it.
 
 python -m benchmarks.variants controls math --samples-per-prompt 10
 
-controls: is it the head, or would any weight do? "constant" sees nothing, so only its bias learns; "shuffled" sees
-what belongs to other positions. features: what should a head see, and of which shape should it be? starts: does the
-weight it starts from matter? Writes results/STUDY-TASK.json. Several processes with RANK and WORLD_SIZE share the
-heads and then the evaluation: run it again, until all heads are there. What all studies of a task with as many samples
-compare with is evaluated once.
+`--set` changes further training settings of every variant. Studies:
+
+- controls: heads without information. "constant" receives zeros, so only its bias learns; "shuffled" receives the
+  inputs of other positions.
+- features: the head's inputs and shape.
+- starts: the weight at the start of training.
+
+Writes results/STUDY-TASK.json. Several processes with RANK and WORLD_SIZE share the heads and then the evaluation; run
+the command again until all heads are there. The methods that all studies compare with are evaluated once per task and
+number of samples.
 """
 
 import argparse
@@ -35,7 +40,7 @@ from hf_diversed.zoo.loader import MIXTURE, WEIGHTS
 
 
 class ConstantVerifier(RecordingVerifier):
-    """The head sees zeros."""
+    """Replace the head's inputs by zeros."""
 
     def observe(self, draft, target):
         inputs, tv = super().observe(draft, target)
@@ -43,7 +48,7 @@ class ConstantVerifier(RecordingVerifier):
 
 
 class ShuffledVerifier(RecordingVerifier):
-    """Give the head the inputs of other positions: the same distribution of inputs, without their information."""
+    """Give the head the inputs of other positions: the same distribution of inputs, but uninformative."""
 
     def observe(self, draft, target):
         inputs, tv = super().observe(draft, target)
@@ -53,12 +58,13 @@ class ShuffledVerifier(RecordingVerifier):
 
 @dataclass(frozen=True)
 class Variant:
-    """What differs from the packaged head: settings of the training, what of the head does not learn, or the rule that
-    shows it its inputs.
+    """Differences from the packaged head.
 
     Attributes:
-        frozen: by name of a parameter, which of its entries keep what they start with: an index into its last
-            dimension, or a slice.
+        settings: training settings that change.
+        frozen: by parameter name, the entries of its last dimension (an index or a slice) that keep their start
+            values.
+        verifier: the class that provides the head's inputs.
     """
 
     settings: dict[str, Any] = field(default_factory=dict)
@@ -69,7 +75,7 @@ class Variant:
 STUDIES = {
     "controls": {"constant": Variant(verifier=ConstantVerifier), "shuffled": Variant(verifier=ShuffledVerifier)},
     "features": {
-        # Adam moves every weight by the learning rate: eight inputs take more of it than hundreds.
+        # Adam changes every weight by about the learning rate, so a head with eight inputs needs a larger one.
         f"{features}-{shape}": Variant(
             {"head_features": features, "head_type": shape}
             | ({} if (features, shape) == ("distribution", "linear") else {"learning_rate": 0.02})
@@ -87,7 +93,7 @@ DONE = "provenance.json"  # written last
 def main() -> None:
     options = parse_arguments()
     folder = options.output.parent / f"variants-{options.task}.parts"
-    # Taken away: a training that sees them would wait for the other processes.
+    # Removed from the environment, because training would otherwise wait for the other processes.
     rank, world_size = (int(os.environ.pop(name, default)) for name, default in (("RANK", 0), ("WORLD_SIZE", 1)))
     pair, task = load_demo_pair(heads=MIXTURE), get_task(options.task, allow_code_execution=True)
     study = STUDIES[options.study]
@@ -138,7 +144,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def claim(folder: Path, settings: dict[str, Any]) -> None:
-    """Note what is made in a folder before it is begun, and refuse a folder where something else was."""
+    """Write a folder's settings, or raise ValueError if the folder was started with other settings."""
     path = folder / "settings.json"
     if not path.exists() and not (folder / DONE).exists():
         folder.mkdir(parents=True, exist_ok=True)
@@ -150,14 +156,14 @@ def claim(folder: Path, settings: dict[str, Any]) -> None:
 def train(
     variant: Variant, pair: Pair, task: Task, folder: Path, packaged: Path, changes: dict[str, Any] | None = None
 ) -> None:
-    """Train a head under the settings that the provenance of the packaged one names, unless `folder` has it.
+    """Train a head under the settings in the packaged head's provenance, unless `folder` has it.
 
     Raises:
-        ValueError: if `folder` has a head, or the beginning of one, of other settings.
+        ValueError: if `folder` has a finished or unfinished head with other settings.
     """
     source = json.loads((packaged / "provenance.json").read_text())
     settings = {name: value for name, value in source["training"].items() if value is not None}
-    settings["per_device_train_batch_size"] *= source["world_size"]  # here one process draws them all
+    settings["per_device_train_batch_size"] *= source["world_size"]  # one process samples the rollouts of all
     settings |= {"eval_strategy": "steps", "load_best_model_at_end": True, "seed": source["seed"]}
     settings |= (changes or {}) | variant.settings
     claim(folder, settings)
@@ -179,7 +185,7 @@ def train(
         task=task.name,
         stop_strings=task.stop_strings,
     )
-    # The target's own rewards are the same for all; the first head's measurement serves the others.
+    # The target's own rewards do not depend on the head, so the first measurement is shared.
     measured = next(folder.parent.glob(f"*/{REFERENCES}"), None)
     if measured is not None:
         trainer.scorer.references = ReferenceRewards(measured, json.loads(measured.read_text())["settings"])
@@ -192,7 +198,7 @@ def train(
 
 
 def without(gradient: torch.Tensor, entries: int | slice) -> torch.Tensor:
-    """A gradient by which these entries, of the last dimension, do not move."""
+    """Return the gradient with these entries of the last dimension set to zero."""
     gradient = gradient.clone()
     gradient[..., entries] = 0.0
     return gradient

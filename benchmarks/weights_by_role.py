@@ -1,10 +1,10 @@
-"""Where is a head strict? Mean weight on the target, TV and acceptance by the role of a token, on the math task.
+"""Measure the head's mean weight, TV and acceptance by the role of a token, on the math task.
 
 python benchmarks/weights_by_role.py --num-examples 500
 
-Roles: "result" digits stand behind an equals sign or in the last sentence and decide the answer; "operand" digits
-stand elsewhere and say what is computed, or a result again in words; "operator" signs stand in equations; all else is
-"wording". Writes results/roles-math.json.
+Roles: "result" digits follow an equals sign or are in the last sentence, and determine the answer. "operand" digits
+are all others: operands, or results repeated in words. "operator" tokens are the signs in equations. Everything else
+is "wording". Writes results/roles-math.json.
 """
 
 import argparse
@@ -52,7 +52,7 @@ def main() -> None:
 
 
 def measure(records, tokenizer) -> dict[str, dict[str, float]]:
-    """By role: number of verified tokens, mean weight, mean TV(p, q), and the share that was a draft token."""
+    """Return by role: number of verified tokens, mean weight, mean TV(p, q), share of accepted draft tokens."""
     words = tokenizer.convert_ids_to_tokens(range(len(tokenizer)))
     roles = torch.tensor(
         [[ROLES.index(role) for role in row_roles([words[i] for i in row])] for row in records.tokens]
@@ -71,7 +71,7 @@ def measure(records, tokenizer) -> dict[str, dict[str, float]]:
 
 
 def row_roles(tokens: list[str]) -> list[str]:
-    """The role of every token of one completion."""
+    """Return the role of every token of one completion."""
     roles, in_result, last = [], False, False
     for token in tokens:
         text = token.strip("Ġ▁ ")

@@ -2,7 +2,7 @@
 
     python -m benchmarks.rounds --methods target,upstream:0.7,static:0.7,compiled:static:0.7
 
-A method with "compiled:" before its name runs over static shapes, compiled; the time of compiling is separate.
+The prefix "compiled:" runs a method over static shapes, compiled; compile time is reported separately.
 """
 
 import argparse
@@ -91,7 +91,7 @@ def _list_of(kind: type) -> Callable[[str], tuple]:
     def values(text: str) -> tuple:
         return tuple(kind(part) for part in text.split(","))
 
-    values.__name__ = f"comma-separated {kind.__name__}"  # argparse names it in its message
+    values.__name__ = f"comma-separated {kind.__name__}"  # argparse uses it in its error message
     return values
 
 

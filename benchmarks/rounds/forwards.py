@@ -1,4 +1,4 @@
-"""The forward passes of a compiled round alone, for comparison with the whole round."""
+"""Time the forward passes of a compiled round alone, for comparison with the whole round."""
 
 import statistics
 from collections.abc import Callable
@@ -17,12 +17,13 @@ _REPEATS = 10
 
 
 class CompiledForwards:
-    """The draft's forward of two tokens, its gamma - 1 forwards of one, and the target's of gamma + 1.
+    """The forwards of one round: the draft's on two tokens, its gamma - 1 on one, and the target's on gamma + 1.
 
-    Each is compiled by itself and runs over the prompt in buffers of the size that a round runs over.
+    Each is compiled separately and runs over the prompt in caches of the size that a round uses.
 
     Args:
-        inputs: `input_ids` and `attention_mask`, long `[B, S]`. columns: smallest number of columns of the buffers.
+        inputs: `input_ids` and `attention_mask`, long `[B, S]`.
+        columns: minimum number of cache columns.
         hidden: whether to return hidden states.
     """
 
@@ -45,7 +46,7 @@ class CompiledForwards:
 
     @torch.no_grad()
     def milliseconds(self, watch: Stopwatch) -> float:
-        """Return the time of one round's forwards, the median of several runs; the first call compiles them."""
+        """Return the median time of one round's forwards over several runs; the first call compiles them."""
         marks = []
         for _ in range(1 + _REPEATS):
             marks.append(watch.mark())
@@ -55,7 +56,7 @@ class CompiledForwards:
 
     @torch.no_grad()
     def _over(self, model: PreTrainedModel, max_id: int | None) -> StaticModel:
-        """Return the model with the prompt in its buffers."""
+        """Prefill a static cache with the prompt and return the model over it."""
         ids, mask = self._inputs["input_ids"], self._inputs["attention_mask"]
         made = StaticModel(
             model,
@@ -78,6 +79,6 @@ class CompiledForwards:
         shape = Shape(rows, capacity, (width, keep))
         last = self._inputs["input_ids"].shape[1] - 1
         columns = torch.arange(last, last + width, device=model.device).repeat(rows, 1)
-        tokens = torch.zeros_like(columns)  # any tokens: the time is the same
+        tokens = torch.zeros_like(columns)  # the values do not affect the time
         inputs = (model.model, model.traits, model.buffers, tokens, columns, keep)
         return partial(compiler.run, extend, shape, "", *inputs)

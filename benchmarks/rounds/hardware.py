@@ -1,4 +1,4 @@
-"""Bandwidth of the machine, and the bytes that a round must read."""
+"""Memory bandwidth of the machine, and the bytes that a round must read."""
 
 import torch
 from transformers import PreTrainedModel
@@ -7,7 +7,7 @@ from benchmarks.rounds.timing import Stopwatch
 
 
 def copy_bandwidth(device: torch.device, num_bytes: int = 2**28, repeats: int = 5) -> float:
-    """Return the bytes per second of a large copy (read and written), the best of several."""
+    """Return the bytes per second (read and written) of a large copy, the best of several."""
     source = torch.ones(num_bytes, dtype=torch.uint8, device=device)
     destination = torch.empty_like(source)
     watch = Stopwatch(device)
@@ -15,7 +15,7 @@ def copy_bandwidth(device: torch.device, num_bytes: int = 2**28, repeats: int = 
     for _ in range(repeats + 1):
         destination.copy_(source)
         marks.append(watch.mark())
-    best = min(watch.milliseconds(marks)[1:])  # the first one maps the memory
+    best = min(watch.milliseconds(marks)[1:])  # the first copy includes page faults
     return 2 * num_bytes / (best / 1e3)
 
 

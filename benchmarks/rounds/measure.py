@@ -26,27 +26,33 @@ _STATIC = "static"
 
 @dataclass(frozen=True)
 class Record:
-    """One line of the table; what a method does not have is None. `*` marks a spread: median and quartiles.
+    """One row of the results. Fields that do not apply are None; `*` marks a median with quartiles.
 
     Attributes:
-        method, implementation: "transformers" for plain and upstream's decoding, "hf_diversed", or "machine" for the
-            bandwidth limit: bytes of weights read per round over the speed of a large copy.
-        batch_size, context_length, num_assistant_tokens: the point; plain decoding has no drafts.
-        engine: what ran our rounds, as `SpeculativeStats` has it.
-        ms_per_round*: from the end of a round to the end of the next, per run the median; a token of plain decoding.
-            Prefill is not in it. seconds*, tokens_per_second*: of whole calls, prefill included.
-        block_efficiency: tokens per row and round. acceptance_rate: accepted / drafted; upstream reports none.
-        ratios: to "plain", "plain_compiled", "eager" (the same method, not compiled) and "lossless" at the same point,
-            and to "upstream" (one row; for a static rule with its weight): `seconds`*, `ms_per_round`* and
-            `tokens_per_second`*, turn by turn.
-        same_tokens_as_upstream: whether every turn drew upstream's tokens, so that their rounds are the same.
-        breakdown: mean ms per round by phase (`PHASES`), in separate runs, whose rounds took
-            `breakdown_cost` times as long as the timed ones. head_percent*: share of a round that the head takes.
-        compile_seconds: of a compiled method, what its first calls took beyond a later one: in no other figure.
-        forwards_ms*: the two models' forwards of a compiled round alone, each compiled by itself, at the same shapes.
-        own_percent*: the share of a compiled round that they leave over, turn by turn.
-        peak_memory_bytes: weights included. added_memory_bytes: what of it a call added: caches, activations, logits;
-            on a GPU of torch's allocator, on a CPU of the process, in whole pages and in a call that is not timed.
+        method: name of the method.
+        implementation: "transformers" for target decoding and assisted decoding, "hf_diversed", or "machine" for the
+            bandwidth limit: bytes of weights read per round divided by the speed of a large copy.
+        batch_size, context_length, num_assistant_tokens: the point; None draft tokens for target decoding.
+        engine: as in `SpeculativeStats`.
+        ms_per_round*: time between the ends of successive rounds (or tokens of target decoding), median per run;
+            without prefill.
+        seconds*, tokens_per_second*: of whole calls, with prefill.
+        block_efficiency: tokens per row and round.
+        acceptance_rate: accepted / drafted; None for upstream, which does not report it.
+        ratios: to "plain", "plain_compiled", "eager" (the same method, not compiled), "lossless" and "upstream" (one
+            row; for a static ensemble with its weight) at the same point: `seconds`*, `ms_per_round`* and
+            `tokens_per_second`*, paired by turn.
+        same_tokens_as_upstream: whether every turn sampled upstream's tokens, so that rounds correspond.
+        breakdown: mean ms per round by phase (`PHASES`), from separate runs.
+        breakdown_cost: time of a round in these runs divided by the time of a round in the timed ones.
+        head_percent*: the head's share of a round.
+        compile_seconds: time of the first calls of a compiled method beyond a later one; excluded from all other
+            fields.
+        forwards_ms*: the two models' forwards of a compiled round, each compiled alone at the same shapes.
+        own_percent*: share of a compiled round outside these forwards, paired by turn.
+        peak_memory_bytes: with weights.
+        added_memory_bytes: memory that a call adds: caches, activations, logits. On a GPU from torch's allocator; on a
+            CPU from the process, in whole pages and in an untimed call.
         limit_ms: the bandwidth limit at this draft length.
     """
 
@@ -76,10 +82,10 @@ class Record:
 
 @dataclass
 class Case:
-    """A method at a point, with what its turns gave.
+    """A method at a point, with the results of its turns.
 
     Attributes:
-        first_seconds: of every call in which something was compiled.
+        first_seconds: seconds of every call that compiled something.
     """
 
     method: Method
@@ -92,7 +98,7 @@ class Case:
 
     @property
     def place(self) -> tuple:
-        """Where it stands; for plain decoding, whatever the draft length."""
+        """Key of the case; for target decoding it does not depend on the draft length."""
         gamma = None if self.method.is_plain else self.point.num_assistant_tokens
         return (self.method.label, self.point.batch_size, self.point.context_length, gamma)
 
@@ -121,16 +127,17 @@ def benchmark(
     """Time methods against each other.
 
     Args:
-        methods: names, see `build_timed`. head: what "diversed" means.
-        prompts: encoded prompts, which other context lengths are cut from; None for ids at random.
+        methods: names, see `build_timed`.
+        head: the head of "diversed".
+        prompts: token ids, from which prompts of other context lengths are cut; None for random ids.
 
     Returns:
-        {"records": [...], "provenance": {...}} for strict JSON, the fields of `Record`; the last records are the
-        bandwidth limits.
+        {"records": [...], "provenance": {...}} for strict JSON, with the fields of `Record`; the last records are
+        the bandwidth limits.
 
     Raises:
-        ValueError: before anything is timed, on unknown methods, a context length without prompts or beyond what the
-            models can take.
+        ValueError: before any timing, for unknown methods, context length 0 without prompts, or a context length
+            that exceeds the models' limit.
 
     Example:
         ```python
@@ -157,7 +164,10 @@ def benchmark(
 
 def _check_contexts(target, draft, settings: BenchmarkSettings, prompts: list[list[int]] | None) -> None:
     if prompts is None and PROMPTS_AS_GIVEN in settings.context_lengths:
-        raise ValueError("`context_lengths` has 0, which means the prompts as given, but no prompts were given; choose a length >= 2.")
+        raise ValueError(
+            "`context_lengths` has 0, which means the prompts as given, but no prompts were given; "
+            "choose a length >= 2."
+        )
     given = max(map(len, prompts)) if prompts else 0
     needed = max(length or given for length in settings.context_lengths) + settings.max_new_tokens
     for role, model in (("target", target), ("draft", draft)):
@@ -182,7 +192,7 @@ def _cases(methods: list[Method], settings: BenchmarkSettings) -> list[Case]:
 
 
 def _take_turns(cases: list[Case], runner: Runner, settings: BenchmarkSettings) -> None:
-    """All cases, again and again: what slows the machine down for a while slows all of them down."""
+    """Run all cases in turns, so that temporary slowdowns of the machine affect all of them."""
     first = [partial(turn, case, runner, settings.seed) for turn in (_warm_up, _measure_memory) for case in cases]
     timed = [
         partial(_time, case, runner, settings.seed + repeat, settings.breakdown)
@@ -205,7 +215,7 @@ def _measure_memory(case: Case, runner: Runner, seed: int) -> None:
 
 def _time(case: Case, runner: Runner, seed: int, breakdown: bool) -> None:
     run = runner(case.method, case.point, seed)
-    while run.stats is not None and run.stats.compile.num_compiled:  # a shape that no turn has come to before
+    while run.stats is not None and run.stats.compile.num_compiled:  # a shape that no earlier turn had
         case.first_seconds.append(run.seconds)
         run = runner(case.method, case.point, seed)
     case.runs.append(run)
@@ -254,7 +264,7 @@ def _record(case: Case, cases: list[Case], limit_ms: float) -> Record:
 
 
 def _references(case: Case) -> dict[str, tuple]:
-    """What a case is compared with, by place; itself is no comparison."""
+    """Return the keys of the cases to compare with, without the case itself."""
     label, batch_size, context_length, gamma = case.place
     name = MethodName.parse(label)
     engine = COMPILED if name.compiled else ""
@@ -302,7 +312,7 @@ def _parts(case: Case) -> dict[str, Any]:
 
 
 def spread(values: Sequence[float]) -> dict:
-    """Median and quartiles, of one value that value."""
+    """Return the median and quartiles."""
     if len(values) == 1:
         return {"median": values[0], "quartiles": [values[0], values[0]]}
     low, median, high = statistics.quantiles(values, n=4, method="inclusive")
@@ -315,7 +325,7 @@ def _limit_ms(target: PreTrainedModel, draft: PreTrainedModel, case: Case, bandw
 
 
 def _limits(records: list[Record]) -> list[Record]:
-    """The limit as rows of its own: a token of plain decoding, and a round at each draft length."""
+    """Return the limits as separate rows: one token of target decoding, and a round at each draft length."""
     limits: dict[int | None, Record] = {}
     for record in records:
         gamma, limit = record.num_assistant_tokens, record.limit_ms

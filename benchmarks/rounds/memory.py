@@ -13,7 +13,7 @@ import torch
 
 ALLOCATED = "cuda_allocated"  # by torch on the device, within the block
 RESIDENT = "process_resident"  # of the whole process within the block, models included
-SINCE_START = "process_resident_since_start"  # where the kernel cannot reset the peak
+SINCE_START = "process_resident_since_start"  # if the kernel cannot reset the peak
 
 _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 _RESET_PEAK = "5"
@@ -21,7 +21,7 @@ _RESET_PEAK = "5"
 
 @dataclass
 class PeakMemory:
-    """Bytes and the kind of peak; None until the block has ended, and if unknown.
+    """Bytes and kind of a peak; None until the block has ended, and if unknown.
 
     `num_added` is the part that the block added: in torch's allocator on a GPU, in pages of the process on a CPU (call
     `give_back_free_pages` before). None if only the peak since start is known.
@@ -55,7 +55,7 @@ def peak_memory(device: torch.device) -> Iterator[PeakMemory]:
 
 def give_back_free_pages() -> None:
     """Return free memory of the C library to the system, so that a block's additions are visible."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None  # glibc has it
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None  # glibc only
     if trim is not None:
         trim(0)
 
@@ -68,7 +68,7 @@ def _status(entry: str) -> int:
 
 
 def _forget_resident_peak() -> bool:
-    """Reset the peak of the process; False where the system or the container does not allow it."""
+    """Reset the peak of the process; False if the system or the container does not allow it."""
     try:
         _CLEAR.write_text(_RESET_PEAK)
     except OSError:
@@ -78,7 +78,7 @@ def _forget_resident_peak() -> bool:
 
 def _peak_since_start() -> int | None:
     try:
-        import resource  # not on Windows
+        import resource  # missing on Windows
     except ImportError:
         return None
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)  # or KiB

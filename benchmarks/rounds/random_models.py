@@ -1,4 +1,4 @@
-"""Models with random weights, built from configuration files of real models."""
+"""Models with random weights and the configurations of published models."""
 
 import json
 from pathlib import Path
@@ -27,12 +27,12 @@ def random_model(
     """Build a causal LM with random weights.
 
     Args:
-        shape: a name from `shape_names()`, or a file like the Hub's `config.json`; of a multimodal one, its
-            text model is built.
-        num_layers: build at most so many layers.
+        shape: a name from `shape_names()`, or the path of a file like the Hub's `config.json`; for a multimodal
+            configuration the text model is built.
+        num_layers: maximum number of layers.
 
     Raises:
-        ValueError: on an unknown name or a file that is no model configuration.
+        ValueError: for an unknown name or a file that is not a model configuration.
     """
     fields = _read_fields(shape)
     if num_layers is not None:

@@ -1,4 +1,4 @@
-"""Calls of the methods that are timed: the target alone, upstream's assisted decoding, our loop with any verifier."""
+"""Calls of the timed methods: the target alone, upstream's assisted decoding, and our loop with any verifier."""
 
 import copy
 from collections.abc import Hashable, Iterator, Sequence
@@ -50,18 +50,18 @@ def build_timed(
     acceptance: tuple[float, ...] | None = None,
     backend: str = "inductor",
 ) -> list[Method]:
-    """Build what a benchmark times from names.
+    """Build the methods of a benchmark from names.
 
     Args:
         methods: "upstream" (lossless), "upstream:<weight>" (its static ensemble), "fresh:<features>[+token][:mlp]" (an
-            untrained head of that kind, as expensive as a trained one; "+token" sees the drafted token, too), or what
-            `build_methods` knows: "target", "lossless", "static:0.7", "diversed" (the given head) ... With "compiled:"
-            before it, over static shapes, compiled.
-        acceptance: see `BenchmarkSettings`; acts on our methods.
+            untrained head of that kind, with the cost of a trained one; "+token" makes it token-aware), or a name for
+            `build_methods`: "target", "lossless", "static:0.7", "diversed" (the given head) ... The prefix "compiled:"
+            selects static shapes and compilation.
+        acceptance: see `BenchmarkSettings`; applies to our methods.
         backend: see `default_compile_config`.
 
     Raises:
-        ValueError: on unknown names or wrong parameters, and on "compiled:upstream".
+        ValueError: for unknown names, invalid parameters, and "compiled:upstream".
     """
     config = default_compile_config(target.device, backend)
     built = []
@@ -105,7 +105,7 @@ def _fresh_head(parameters: str, target: PreTrainedModel, draft: PreTrainedModel
 
 @dataclass(frozen=True)
 class Run:
-    """One timed call. `rounds_ms`: the whole rounds in it, or tokens of plain decoding; prefill is in none of them."""
+    """One timed call; `rounds_ms` contains whole rounds, or tokens of target decoding, without prefill."""
 
     seconds: float
     rounds_ms: list[float]
@@ -119,7 +119,7 @@ class Run:
 
 
 class Runner:
-    """Calls methods at points; every call is seeded and independent of earlier calls."""
+    """Runs methods at points; every call is seeded and independent of earlier calls."""
 
     def __init__(
         self,
@@ -136,7 +136,7 @@ class Runner:
         self._forwards: dict[Hashable, CompiledForwards] = {}
 
     def __call__(self, method: Method, point: Point, seed: int) -> Run:
-        """Decode, timing the call and every round."""
+        """Decode and time the call and every round."""
         target, draft = self._models(method, point)
         options = self._options(method, point, draft)
         with self._round_ends(method, target, options) as ends:
@@ -152,8 +152,7 @@ class Runner:
 
     @contextmanager
     def _round_ends(self, method: Method, target: PreTrainedModel, options: dict[str, Any]) -> Iterator[list]:
-        """Marks of rounds, or of tokens of plain decoding: the first ends in one with the prefill, the others are
-        whole."""
+        """Collect marks at the ends of rounds or tokens; the first mark follows the prefill and the first round."""
         if method.is_plain:
             options["logits_processor"] = LogitsProcessorList([marker := Marker(self.watch)])
             yield marker.marks
@@ -162,7 +161,7 @@ class Runner:
             yield ends
 
     def phases(self, method: Method, point: Point, seed: int) -> Phases:
-        """Decode with our eager loop, timing phases."""
+        """Decode with our eager loop and time the phases."""
         assert method.verifier is not None
         target, draft = self._models(method, point)
         timer = PhaseTimer(self.watch)
@@ -189,8 +188,10 @@ class Runner:
         return self._forwards[point, hidden].milliseconds(self.watch)
 
     def _models(self, method: Method, point: Point) -> tuple[PreTrainedModel, PreTrainedModel]:
-        """Twins that calls of a kind share, as what is compiled is kept with them. Upstream keeps the size of its
-        static cache as well: plain decoding has twins of its own at each point."""
+        """Return copies of the models that keep compiled code across calls of the same kind.
+
+        Upstream also keeps the size of its static cache, so target decoding has separate copies at each point.
+        """
         stops = point.context_length == PROMPTS_AS_GIVEN and self.settings.acceptance is None
         kind = (stops, point if method.is_plain else None)
         if kind not in self._twins:
@@ -209,7 +210,7 @@ class Runner:
         return left_padded(self._prompt_rows(point), pad, self.target.device)
 
     def _prompt_rows(self, point: Point) -> list[list[int]]:
-        """Return the prompts, their text in rows of one length, or random ids without prompts."""
+        """Return the prompts, rows of equal length cut from their text, or random ids without prompts."""
         size, length = point.batch_size, point.context_length
         if self.prompts is None:
             generator = torch.Generator().manual_seed(self.settings.seed)
@@ -227,6 +228,6 @@ def _twin(model: PreTrainedModel, stops_at_eos: bool) -> PreTrainedModel:
     twin.generation_config = copy.deepcopy(model.generation_config)
     if not stops_at_eos:
         twin.generation_config.eos_token_id = None
-        # Upstream masks pads among generated tokens in its draft, and would go on from another prefix than ours.
+        # Upstream masks pads among generated tokens in its draft, so its prefix would differ from ours.
         twin.generation_config.pad_token_id = None
     return twin

@@ -27,20 +27,20 @@ class BenchmarkSettings:
 
     Args:
         batch_sizes: rows. Upstream's assisted decoding runs at 1 only.
-        context_lengths: prompt tokens per row; 0 for the given prompts as they are, stopping at EOS. With others
+        context_lengths: prompt tokens per row; 0 uses the given prompts unchanged and stops at EOS. At other lengths
             all rows decode `max_new_tokens`.
         draft_lengths: draft tokens per round.
-        max_new_tokens: tokens per row. repeats: timed turns, after one that warms up and one that
-            measures memory.
+        max_new_tokens: tokens per row.
+        repeats: timed turns, after one for warming up and one for measuring memory.
         temperature: 0 decodes greedily; top-k and top-p are off.
-        acceptance: None for the models' own; else the conditional acceptance rate of our methods, one for all
-            positions or one for each (`SyntheticVerifier`).
-        breakdown: also time the parts of a round, in separate runs; of a compiled one, its forwards alone.
-        backend: of `torch.compile`, for compiled methods; "eager" only traces, for trials.
+        acceptance: conditional acceptance rate of our methods, one for all positions or one for each
+            (`SyntheticVerifier`); None for the models' own.
+        breakdown: also time the parts of a round, in separate runs; of a compiled round, its forwards alone.
+        backend: of `torch.compile`, for compiled methods; "eager" traces without compiling, for testing.
         progress: show a progress bar; None: if standard error is a terminal.
 
     Raises:
-        ValueError: on values out of range, too few tokens for three rounds, or greedy decoding with an acceptance.
+        ValueError: for values out of range, too few tokens for three rounds, or greedy decoding with `acceptance`.
     """
 
     batch_sizes: tuple[int, ...] = (1, 4, 8, 16)
@@ -62,7 +62,7 @@ class BenchmarkSettings:
             raise ValueError("`context_lengths` must be 0 (the prompts as given) or >= 2, got 1: nothing to prefill.")
         for name, low in (("repeats", 1), ("seed", 0), ("temperature", 0)):
             value = getattr(self, name)
-            if not value >= low:  # also refuses nan
+            if not value >= low:  # also rejects NaN
                 raise ValueError(f"`{name}` must be >= {low}, got {value!r}.")
         least = _LEAST_ROUNDS * (max(self.draft_lengths) + 1)
         if self.max_new_tokens < least:
@@ -83,7 +83,7 @@ class BenchmarkSettings:
             raise ValueError("`acceptance` needs a temperature above 0: greedy decoding draws no random numbers.")
 
     def points(self) -> list[Point]:
-        """The base point, then every other value of each setting, the rest as in the base."""
+        """Return the base point, then each other value of each setting with the rest as in the base point."""
         (batch, *batches), (context, *contexts) = self.batch_sizes, self.context_lengths
         gamma, *gammas = self.draft_lengths
         return [

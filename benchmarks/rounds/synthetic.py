@@ -1,4 +1,4 @@
-"""A given acceptance rate, to measure speed without a trained pair. For benchmarks only: the text is meaningless."""
+"""A verifier with a given acceptance rate, to measure speed without a trained pair; the text is meaningless."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -15,11 +15,11 @@ class SyntheticVerifier(CompositeVerifier):
 
     Args:
         inner: the verifier that is executed; residual tokens follow its distribution.
-        acceptance: in [0, 1], P(token j is accepted | all before it were): one for all positions or one for each. The
-            unconditional rates of vLLM's `synthetic` are the running products.
+        acceptance: in [0, 1], P(token j is accepted | all earlier ones are): one rate for all positions or one for
+            each. The unconditional rates of vLLM's `synthetic` are the running products.
 
     Raises:
-        ValueError: on rates out of range, on greedy decoding (before the first forward), and with more draft tokens
+        ValueError: for rates out of range, for greedy decoding (before the first forward), and for more draft tokens
             than rates.
     """
 
@@ -35,7 +35,7 @@ class SyntheticVerifier(CompositeVerifier):
             raise ValueError("synthetic acceptance needs do_sample=True: greedy decoding draws no random numbers.")
 
     def components(self) -> list[object]:
-        # Without this class: it keeps no tensors, and a class outside the library would turn off inference mode.
+        # Excludes this class: it keeps no tensors, and a class from outside the library would disable inference mode.
         return self.inner.components()
 
     def settings(self) -> dict[str, object]:

@@ -12,10 +12,10 @@ from hf_diversed.formatting import number, percent
 
 
 def tables(records: list[dict]) -> Iterator[Table]:
-    """Speed, rounds, costs and parts of a round of every point, medians over the turns: each fits 80 columns."""
+    """Return tables of speed, rounds, costs and parts of a round by point, medians over the turns, in 80 columns."""
     for place, rows in _by_place(records).items():
         timed = [row for row in rows if row["method"] != LIMIT]
-        if not timed:  # the bandwidth limit alone
+        if not timed:  # only the bandwidth limit
             continue
         yield _table(_title(*place), _SPEED, timed)
         yield _table("rounds", _ROUND, rows)

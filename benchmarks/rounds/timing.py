@@ -16,13 +16,13 @@ from transformers import LogitsProcessor, PreTrainedModel
 from hf_diversed.generation.recording import Recorder
 
 
-# Modules that run in a round, and the rest: sampling, acceptance, caches, the next token, transfers, bookkeeping.
+# Modules that run in a round; "other": sampling, verification, caches, transfers, bookkeeping.
 PHASES = ("draft", "target", "head", "other")
 _ROUND_END = "round end"
 
 
 class Stopwatch:
-    """Marks in time on one device."""
+    """Time marks on one device."""
 
     def __init__(self, device: torch.device):
         self.device = device
@@ -47,7 +47,7 @@ class Stopwatch:
 
 @contextmanager
 def forward_ends(model: PreTrainedModel, watch: Stopwatch) -> Iterator[list]:
-    """Collect a mark at the end of every forward pass: a round of upstream's decoding lasts from one to the next."""
+    """Collect a mark after every forward pass; in upstream's decoding these delimit the rounds."""
     marks: list = []
     handle = model.register_forward_hook(lambda *_: marks.append(watch.mark()))
     try:
@@ -84,7 +84,7 @@ def round_ends(watch: Stopwatch) -> Iterator[list]:
 
 
 class Marker(LogitsProcessor):
-    """Collects a mark per token of plain decoding; a forward hook would be compiled with the model."""
+    """Collects a mark per token of target decoding; a forward hook would be compiled with the model."""
 
     def __init__(self, watch: Stopwatch):
         self.watch = watch
@@ -112,10 +112,10 @@ class PhaseTimer:
 
     @contextmanager
     def timed(self, modules: dict[str, torch.nn.Module]) -> Iterator[None]:
-        """Time calls of `modules`, whose names are of `PHASES` and which do not contain each other."""
+        """Time calls of `modules`, whose keys are from `PHASES` and which do not contain each other."""
         with ExitStack() as stack:
             for name, module in modules.items():
-                # Ahead of and behind other hooks, so that these count for the module.
+                # The first pre-hook and the last hook, so that the time of other hooks counts for the module.
                 first = module.register_forward_pre_hook(self._marker("other"), prepend=True)
                 last = module.register_forward_hook(self._marker(name))
                 for handle in (first, last):
