@@ -26,6 +26,7 @@ PATHS = (
     "CHANGELOG.md",
     "CONTRIBUTING.md",
     "README.md",
+    "benchmarks",
     "docs",
     "examples",
     "hf_diversed",
