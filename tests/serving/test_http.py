@@ -48,11 +48,17 @@ class CompletionRequest:
         return self.params
 
 
+class AnthropicServingMessages:
+    async def create_messages(self, request, raw_request=None):
+        return request
+
+
 @pytest.fixture
 def server(monkeypatch):
     """Return the request class and `build_app` of a server whose engine serves a head."""
     modules = {
         http.SERVER: {"build_app": App},
+        http.MESSAGES: {"AnthropicServingMessages": type("Messages", (AnthropicServingMessages,), {})},
         "vllm.exceptions": {"VLLMValidationError": Refused},
         **{module: {name: type(name, (CompletionRequest,), {})} for module, name in http.REQUESTS.items()},
     }
@@ -63,7 +69,9 @@ def server(monkeypatch):
     http.serve(Deployment.of(engine({"head": HEAD, "max_bias": 0.9, "choices": ["static:0.5", "lenience:0.3"]})))
     completion = sys.modules["vllm.entrypoints.openai.completion.protocol"].CompletionRequest
     return SimpleNamespace(
-        request=completion, build_app=lambda: sys.modules[http.SERVER].build_app(SimpleNamespace(middleware=[]))
+        request=completion,
+        messages=sys.modules[http.MESSAGES].AnthropicServingMessages(),
+        build_app=lambda: sys.modules[http.SERVER].build_app(SimpleNamespace(middleware=[])),
     )
 
 
@@ -106,6 +114,20 @@ def test_top_level_fields_are_refused(server, name):
         server.request(request(), **{name: 7}).to_sampling_params(16)
     params = server.request(request(), other_field=7).to_sampling_params(16)
     assert params.temperature == 1.0
+
+
+def test_top_level_fields_of_messages_are_refused(server):
+    """Catches `"diversed_strictness": 1` in a request to `/v1/messages`, whose unknown fields vLLM drops."""
+
+    def answer(**fields):
+        async def json():
+            return {"model": "m", "max_tokens": 3} | fields
+
+        return asyncio.run(server.messages.create_messages("request", SimpleNamespace(json=json)))
+
+    with pytest.raises(Refused, match="`diversed_strictness` has no effect at the top level of a request"):
+        answer(diversed_strictness=1)
+    assert answer(vllm_xargs={"diversed_strictness": 1}) == "request"
 
 
 def test_bad_values_are_refused_before_the_answer_starts(server):

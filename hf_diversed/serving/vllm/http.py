@@ -23,6 +23,7 @@ REQUESTS = {
     "vllm.entrypoints.openai.chat_completion.protocol": "ChatCompletionRequest",
     "vllm.entrypoints.openai.responses.protocol": "ResponsesRequest",
 }
+MESSAGES = "vllm.entrypoints.anthropic.serving"
 HEADER = "x-diversed-"
 _HEADERS: ContextVar[dict[str, str] | None] = ContextVar("headers", default=None)
 
@@ -34,6 +35,7 @@ def serve(deployment: Deployment) -> None:
         return
     for module, name in REQUESTS.items():
         _check_requests(getattr(importlib.import_module(module), name), deployment)
+    _check_messages(importlib.import_module(MESSAGES).AnthropicServingMessages)
     build_app = server.build_app
 
     @functools.wraps(build_app)
@@ -59,6 +61,20 @@ def _check_requests(request_class: type, deployment: Deployment) -> None:
         return params
 
     request_class.to_sampling_params = to_sampling_params  # type: ignore[attr-defined]
+
+
+def _check_messages(serving_class: type) -> None:
+    """Check the fields of `/v1/messages`, which vLLM drops before it creates a chat completion request."""
+    stock = serving_class.create_messages  # type: ignore[attr-defined]
+
+    @functools.wraps(stock)
+    async def create_messages(self: Any, request: Any, raw_request: Any = None) -> Any:
+        if raw_request is not None:
+            with validation_errors():
+                check_top_level(await raw_request.json())
+        return await stock(self, request, raw_request)
+
+    serving_class.create_messages = create_messages  # type: ignore[attr-defined]
 
 
 def describe(deployment: Deployment, settings: RequestSettings) -> dict[str, str]:

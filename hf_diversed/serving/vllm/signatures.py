@@ -35,6 +35,7 @@ KNOWN: dict[tuple[str, str], tuple[str, ...]] = {
     ("entrypoints/openai/responses/protocol.py", "ResponsesRequest.to_sampling_params"): (
         "self default_max_tokens default_sampling_params",
     ),
+    ("entrypoints/anthropic/serving.py", "AnthropicServingMessages.create_messages"): ("self request raw_request",),
     ("v1/worker/gpu_model_runner.py", "GPUModelRunner.__init__"): ("self vllm_config device",),
     ("v1/worker/gpu_model_runner.py", "GPUModelRunner._sample"): ("self logits spec_decode_metadata",),
     ("v1/sample/rejection_sampler.py", "rejection_sample"): (_V1_VERIFY, f"{_V1_VERIFY} {_FLY}"),
