@@ -48,6 +48,7 @@ def compile_rounds(
     from hf_diversed.cli.models import load_pair
     from hf_diversed.cli.preparing import numbers
     from hf_diversed.cli.streaming import build_method, check_method
+    from hf_diversed.generation.schedules import LONGEST
     from hf_diversed.running.compiled import default_compile_config
     from hf_diversed.running.sampling import Sampling
 
@@ -62,6 +63,11 @@ def compile_rounds(
     check_method(method, head, task, target, dials)
     if threads is not None:
         torch.set_num_threads(threads)
+    if (num_assistant_tokens or 0) > LONGEST:
+        notes.print(
+            f"Compiling rounds of {num_assistant_tokens} draft tokens can take many minutes; 3 to 8 suit most pairs.",
+            soft_wrap=True,
+        )
     pair = load_pair(target, draft, device, dtype=dtype, two_models=True)
     label, rule = build_method(pair, method, head or pair.heads.get(task), dials)
     drawn = sampling.generate_kwargs()

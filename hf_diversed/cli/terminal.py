@@ -93,6 +93,7 @@ def interruptible(advice: str) -> Iterator[None]:
 
 
 _NAMES = re.compile(r"`(\w+)`|(?<![\w/.:-])(\w+)=(?=[\s,.;)]|$)|(?<![\w/.:-])(\w+_\w+)(?![\w/=-])")
+_RENAMED = {"verifier": "method", "max_drop": "max_quality_drop"}  # where a command has the second only
 
 
 def in_flags(message: str, options: Collection[str]) -> str:
@@ -100,7 +101,7 @@ def in_flags(message: str, options: Collection[str]) -> str:
 
     def flag(match: re.Match) -> str:
         name = next(name for name in match.groups() if name).removeprefix("diversed_")
-        name = "method" if name == "verifier" and name not in options else name
+        name = name if name in options else _RENAMED.get(name, name)
         return f"--{name.replace('_', '-')}" if name in options else match[0]
 
     return _NAMES.sub(flag, message)

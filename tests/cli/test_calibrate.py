@@ -61,7 +61,7 @@ def test_goes_on_where_it_stopped(head):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--max-quality-drop", "0"], "`max_drop` must lie between 0 and 1, got 0.0"),
+        (["--max-quality-drop", "0"], "--max-quality-drop must lie between 0 and 1, got 0.0"),
         (["--max-quality-drop", "much"], "--max-quality-drop must be a number"),
         (["--confidence", "1"], "--confidence must lie between 0 and 1, got 1.0"),
         (["--task", "nothing"], "unknown task"),

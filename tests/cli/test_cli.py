@@ -13,7 +13,7 @@ from hf_diversed.cli.models import load_pair
 from hf_diversed.cli.rendering import token_text
 from hf_diversed.cli.streaming import build_method
 from hf_diversed.formatting import PLAIN
-from hf_diversed.outputs import TokenRecords
+from hf_diversed.outputs import CompileStats, TokenRecords
 from hf_diversed.token_view import ORIGINS
 
 
@@ -182,6 +182,16 @@ def test_compile(folder):
     assert result.stdout.startswith("static:0.7: compiled 2 functions in ")
     assert "TORCHINDUCTOR_CACHE_DIR" not in result.stderr
     assert "TORCHINDUCTOR_CACHE_DIR" in run("compile", "--help").stdout
+
+
+def test_compile_warns_of_many_draft_tokens(folder, monkeypatch):
+    """Catches minutes of compiling without a word for --num-assistant-tokens 300."""
+    monkeypatch.setattr("hf_diversed.warmup", lambda *args, **kwargs: CompileStats())
+    pair = [str(folder / name) for name in ("target", "draft")]
+    for gamma, warns in ((16, False), (300, True)):
+        result = run("compile", *pair, "--method", "static:0.7", "--num-assistant-tokens", str(gamma))
+        assert result.exit_code == 0, result.output
+        assert (f"rounds of {gamma} draft tokens can take many minutes" in result.stderr) is warns
 
 
 @pytest.mark.parametrize(
