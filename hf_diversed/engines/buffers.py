@@ -55,13 +55,14 @@ class Buffers:
 
 
 def pad_rows(values: torch.Tensor, size: int) -> torch.Tensor:
-    """`values` `[B, ...]` as `[size, ...]`, with the strides of a new tensor; the last row is repeated.
+    """Return `values` `[B, ...]` as `[size, ...]`, with the strides of a new tensor; the last row is repeated.
 
-    A contiguous tensor may have any stride along an axis of length 1, and guards compare strides.
+    A contiguous tensor may have any stride along an axis of length 1, and guards compare strides. The result is no
+    view, as dynamo never frees what it records of a view.
     """
     missing = size - len(values)
     padded = torch.cat([values, values[-1:].expand(missing, *values.shape[1:])]) if missing else values
-    return padded.contiguous().flatten().view(padded.shape)
+    return padded.contiguous().flatten().view(padded.shape).detach()
 
 
 class BufferPool:

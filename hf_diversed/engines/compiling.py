@@ -88,8 +88,7 @@ class CompiledFunction:
         run = torch.compile(
             self._function, backend=config.backend, options=_options(config), fullgraph=True, dynamic=False
         )
-        # Dynamo's cache entry refers to the code object that holds it, a cycle that the garbage collector cannot see.
-        weakref.finalize(self, torch._dynamo.eval_frame.remove_from_cache, self._function.__code__).atexit = False
+        weakref.finalize(self, _free, self._function.__code__).atexit = False
         with torch._dynamo.config.patch(skip_nnmodule_hook_guards=False):
             result = run(*args)
         for entry in self._entries():
@@ -110,6 +109,21 @@ class CompiledFunction:
 
     def _entries(self) -> list:
         return torch._dynamo.eval_frame._debug_get_cache_entry_list(self._function)
+
+
+def _free(code: types.CodeType) -> None:
+    """Free what dynamo keeps for a code object.
+
+    The cache entry refers to the code object that holds it, a cycle that the garbage collector cannot see. Each object
+    that a guard compares by identity, such as a module, keeps the guards by a finalizer for as long as it exists.
+    """
+    managers = [entry.guard_manager for entry in torch._dynamo.eval_frame._debug_get_cache_entry_list(code)]
+    torch._dynamo.eval_frame.remove_from_cache(code)
+    for finalizer in list(weakref.finalize._registry):  # type: ignore[attr-defined]
+        found = finalizer.peek()
+        owner = getattr(getattr(found and found[1], "func", None), "__self__", None)
+        if any(getattr(owner, "guard_manager", None) is manager for manager in managers):
+            finalizer.detach()
 
 
 class Compiler:

@@ -2,7 +2,9 @@
 
 import copy
 import gc
+import logging
 import weakref
+from collections import Counter
 
 import pytest
 import torch
@@ -158,6 +160,24 @@ def test_dropped_functions_are_freed(pair, monkeypatch):
     hf_diversed.clear_compiled()
     collect_garbage()
     assert [graph() is None for graph in graphs] == [True, True]
+
+
+def test_dropped_functions_leave_no_records_of_dynamo(pair):
+    """Catches guards that finalizers keep, and fake tensors of views, which no garbage collector finds."""
+
+    def compile_and_drop() -> dict[str, int]:
+        call = {"num_assistant_tokens": 1, "max_new_tokens": 3, "batch": ragged_batch(3)}
+        assert decode(pair, TRACED, **call).stats.compile.num_compiled == 1
+        hf_diversed.clear_compiled()
+        collect_garbage()
+        names = Counter(type(each).__name__ for each in gc.get_objects())
+        return {name: names[name] for name in ("FakeTensor", "CheckFunctionManager")}
+
+    logging.disable()  # pytest keeps log records, some of which refer to fake tensors
+    try:
+        assert compile_and_drop() == compile_and_drop()
+    finally:
+        logging.disable(logging.NOTSET)
 
 
 def collect_garbage() -> None:
