@@ -61,29 +61,6 @@ def test_random_weights_end_to_end(configs, tmp_path, capsys):
     assert found == {(1, 8, 3), (2, 8, 3), (1, 16, 3), (1, 8, 2)}
 
 
-def test_compiled_methods(configs, capsys):
-    """Catches a backend that never arrives, which would be minutes here, and a table without compiling in it."""
-    options = {
-        "--methods": "target,compiled:target,compiled:lossless",
-        "--backend": "eager",
-        "--acceptance": "0.9",
-        "--batch-sizes": "1",
-        "--context-lengths": "8",
-        "--draft-lengths": "2",
-        "--max-new-tokens": "12",
-        "--repeats": "1",
-        "--num-layers": "1",
-        "--device": "cpu",
-    }
-    run(configs | options)
-    printed = capsys.readouterr().out
-    assert "…" not in printed
-    (costs,) = (part for part in printed.split("memory, and compiling")[1:])
-    (line,) = (line for line in costs.splitlines() if line.startswith("compiled:lossless"))
-    assert "-" not in line.split()
-    assert line.rstrip().endswith("%")
-
-
 @pytest.mark.parametrize(
     ("options", "words"),
     [

@@ -10,8 +10,7 @@ import pytest
 
 from embedded.corpus import FAMILIES, STYLES, drills, is_held_out, training_examples
 from embedded.corpus.math_plans import PLANS
-from embedded.corpus.summary import STORIES
-from embedded.corpus.wording import Style, pick, write
+from embedded.corpus.wording import Style
 from embedded.recipe import Recipe
 from embedded.records import TASKS, draw, draw_records, main, split_of
 from embedded.stream import chunk_examples
@@ -133,22 +132,6 @@ def test_equations_are_true_and_lead_from_the_question_to_the_answer(style):
         assert example.completion.endswith(f"The answer is {equations[-1][3]}.")
 
 
-def test_habits_decide_which_words_are_frequent():
-    """With 4000 draws a share is off by 0.05 with probability below 1e-9 (Hoeffding: 2 exp(-20))."""
-    rng = random.Random(0)
-    for habit in (-0.9, 0.0, 0.9):
-        share = sum(pick(rng, 2, habit) == 0 for _ in range(4000)) / 4000
-        assert share == pytest.approx(1 / (1 + 2.718281828**-habit), abs=0.05)
-
-
-def test_templates_nest_and_refuse_loose_brackets():
-    texts = {write("(a|b (c|$d)|)", {"d": "(x|y)"}, random.Random(seed), Style()) for seed in range(60)}
-    assert texts == {"a", "b c", "b x", "b y", ""}
-    for wrong in ("(a|b", "(a))", "(a)|b"):
-        with pytest.raises(ValueError, match="unbalanced"):
-            write(wrong, {}, random.Random(0), Style())
-
-
 @pytest.mark.parametrize("style", STYLES)
 def test_functions_pass_their_tests(style):
     """Catches a description, a function and tests that speak of different things: another constant, another filter."""
@@ -175,10 +158,3 @@ def test_summaries_say_what_the_articles_say(style):
         facts = re.findall(r"\d+|\b[A-Z][a-z]+", example.answer.split(" ", 1)[1])
         assert all(fact in example.prompt for fact in facts), example
         assert 5 <= example.prompt.count(".") <= 6
-
-
-@pytest.mark.parametrize("family", ["summary", "code"])
-def test_every_kind_is_drawn(family):
-    rng = random.Random(6)
-    kinds = {FAMILIES[family](rng, STYLES["draft"]).key.split("/")[1] for _ in range(400)}
-    assert len(kinds) == {"summary": len(STORIES), "code": 16}[family]

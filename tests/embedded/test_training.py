@@ -80,14 +80,6 @@ def test_a_checkpoint_of_another_run_is_refused(tokenizer, tmp_path, recipe, wor
         train.train_model(recipe, "target", tokenizer, tmp_path, compiled=False)
 
 
-def test_a_step_sees_the_same_batch_whenever_it_is_run(tokenizer):
-    for (_, whole), from_18 in zip(
-        [item for item in zip(range(STEPS), batches(TINY, "target", tokenizer, 0)) if item[0] >= 18],
-        batches(TINY, "target", tokenizer, 18),
-    ):
-        assert all(torch.equal(whole[name], from_18[name]) for name in whole)
-
-
 def test_loss_weights(tokenizer):
     """Padding weighs nothing, prompts little, and digits of a completion most."""
     stream = batches(dataclasses.replace(TINY, families={"math": 1.0}), "target", tokenizer, 0)

@@ -1,5 +1,6 @@
 """Random changes of state between compiled calls, each of which returns what the eager engine returns then."""
 
+import copy
 import functools
 import os
 import random
@@ -150,6 +151,12 @@ class Walk:
     def autocast(self):
         self.context = functools.partial(torch.autocast, "cpu", torch.bfloat16)
 
+    def layers(self):
+        for model in (self.target, self.draft):
+            model.model.layers = nn.ModuleList([*model.model.layers, copy.deepcopy(model.model.layers[0])][:2])
+            model.model.layers[-1].self_attn.layer_idx = len(model.model.layers) - 1
+            model.config.num_hidden_layers = len(model.model.layers)
+
     def number_of_threads(self):
         self.threads = 3 - self.threads
 
@@ -187,12 +194,13 @@ def differ_by_rounding(out, expected) -> bool:
 
 
 def take_steps(seed: int, steps: int) -> None:
+    """Every change once in a random order, then random ones."""
     walk, threads = Walk(seed), torch.get_num_threads()
-    done: list[str] = []
+    order, done = walk.random.sample(CHANGES, len(CHANGES)), ["start"]
     try:
         for index in range(steps):
-            done.append(walk.random.choice(CHANGES) if index else "start")
             if index:
+                done.append(order.pop() if order else walk.random.choice(CHANGES))
                 getattr(walk, done[-1])()
             torch.set_num_threads(walk.threads)
             pair = walk.target, walk.draft
@@ -225,7 +233,7 @@ def test_a_verifiers_setting_is_seen_wherever_it_is_stored(pair, kind):
 
 def test_compiled_calls_follow_changes_of_state():
     """Catches state that a compiled function keeps: weights, tying, dtype, strides, hooks, settings, modes."""
-    take_steps(seed=0, steps=20)
+    take_steps(seed=0, steps=1 + len(CHANGES))
 
 
 @pytest.mark.slow

@@ -23,12 +23,6 @@ def capital(drops, max_drop: float) -> float:
     return best
 
 
-def test_of_one_prompt_by_hand():
-    assert p_value(np.array([0.0]), 0.2) == pytest.approx(1 / 1.15)
-    assert p_value(np.array([-1.0]), 0.2) == pytest.approx(1 / 1.9)
-    assert p_value(np.array([0.5]), 0.2) == 1.0
-
-
 @pytest.mark.parametrize("max_drop", [0.01, 0.1, 0.5])
 def test_is_that_of_a_loop(max_drop):
     """Catches a bet that knows the prompt it is made on, which no bound allows."""
@@ -79,11 +73,6 @@ def test_tests_end_at_the_first_failure():
     assert list(sequence.test(better)) == sequence.open == [0.2]
     assert sequence.passed == {0.02: 1, 0.2: 3}
     assert num_passed([worse, better], [0.02]) == [0]
-
-
-def test_samples_are_averaged_by_prompt():
-    drops = paired_drops(np.array([[1.0, 1.0], [0.0, 1.0]]), np.array([[1.0, 0.0, 1.0], [0.5, 0.5, 0.5]]))
-    np.testing.assert_allclose(drops, [1 / 3, 0.0])
 
 
 def test_calibrations_keep_their_word():

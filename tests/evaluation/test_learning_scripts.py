@@ -1,15 +1,12 @@
 """`benchmarks/learning.py` and `ceiling.py`: what they compare with, and what they count."""
 
 import json
-import math
 
 import numpy as np
 import pytest
-import torch
 from scipy import stats
 
 from benchmarks import ceiling, learning
-from benchmarks.variants import without
 from hf_diversed.evaluation import compare
 from hf_diversed.evaluation.calls import COUNTERS
 from hf_diversed.evaluation.intervals import holm
@@ -86,19 +83,6 @@ def test_rules_are_matched_to_what_a_head_accepts(tmp_path):
     ]
 
 
-def test_crossing():
-    """Catches a search that walks the wrong way."""
-    assert learning.crossing(lambda value: 1.0 - value**2, 0.75) == pytest.approx(0.5, abs=1e-9)
-
-
-def test_frozen_entries_do_not_move():
-    """Catches a gradient that is zeroed everywhere, or in the caller's tensor."""
-    gradient = torch.ones(1, 4)
-    assert without(gradient, 2).tolist() == [[1.0, 1.0, 0.0, 1.0]]
-    assert without(gradient, slice(None)).tolist() == [[0.0] * 4]
-    assert gradient.tolist() == [[1.0] * 4]
-
-
 def test_ceiling_charges_the_oracle_for_what_it_did_not_see():
     """Catches costs of the wrong sign, an oracle that is charged by what it chose by, and rules in reverse order."""
     generator = np.random.default_rng(0)
@@ -119,10 +103,3 @@ def test_ceiling_charges_the_oracle_for_what_it_did_not_see():
     assert at["head"][places[0.2]] == pytest.approx(0.2 * 2.0, abs=0.06)
     assert found["free"]["head"] < 0.05
     assert 0.4 < found["free"]["lenience"] <= 0.8
-
-
-def test_texts_end_where_decoding_would_have_ended():
-    """Catches a stop string that is cut off, or one that is searched for behind the first."""
-    assert ceiling.cut("a.\nb\nc", ["\n", "b"]) == "a.\n"
-    assert ceiling.cut("abc", ["\n"]) == "abc"
-    assert math.isclose(len(ceiling.cut("", ["\n"])), 0)

@@ -64,14 +64,6 @@ def test_parts_are_pooled_and_kept(run, tmp_path):
     assert [path.stat().st_size for path in files] == sizes
 
 
-def test_plain_prompts(run):
-    """Catches plain completion that does not end at the task's stop strings, or that overwrites chat results."""
-    plain = run("--methods", PLAIN, "--no-chat", name="gsm8k-plain")
-    (header,) = plain["provenance"]["evaluations"]
-    assert header["stop_strings"] == ["\nQuestion:"]
-    assert header["settings"]["add_special_tokens"]
-
-
 def test_categories_and_second_turns(run, tmp_path):
     """Catches a second turn without the target's answer to the first, answers that differ between methods, and a
     quality where nothing is scored."""

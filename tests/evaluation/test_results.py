@@ -81,9 +81,3 @@ def test_full_disk_at_a_report(tmp_path, monkeypatch):
         write_json(path, {"records": [2]})
     assert json.loads(path.read_text()) == {"records": [1]}
     assert list(tmp_path.iterdir()) == [path]
-
-
-def test_a_folder_that_is_a_file(tmp_path):
-    (tmp_path / "results").touch()
-    with pytest.raises(WriteError, match=r"results/batches-0\.jsonl could not be written: .*File exists"):
-        Journal(tmp_path / "results", 0, HEADER)

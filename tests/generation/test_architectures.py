@@ -5,7 +5,6 @@ import copy
 import itertools
 from functools import partial
 
-import peft
 import pytest
 import torch
 
@@ -225,21 +224,6 @@ def test_text_draft_for_a_multimodal_target():
     ours = decode(target, draft, inputs, LosslessVerifier())
     assert torch.equal(ours.sequences, plain)
     assert ours.stats.num_accepted > 0
-
-
-# peft 0.21 asks transformers 5.23 for the deprecated `is_gradient_checkpointing` (peft_model.py, PeftModel.__init__).
-@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
-def test_lora_target_and_draft():
-    """Catches a PEFT wrapper whose adapter is skipped, or whose inner model is not recognised as the target."""
-    config = peft.LoraConfig(task_type="CAUSAL_LM", r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
-    torch.manual_seed(0)
-    target = peft.get_peft_model(tiny.tiny_model("llama"), config).eval()
-    draft = tiny.tiny_draft(target)
-    inputs = tiny.ragged_batch(3, PROMPT)
-    plain = target.generate(**inputs, max_new_tokens=NEW, do_sample=False)
-    with target.disable_adapter():
-        assert not torch.equal(target.generate(**inputs, max_new_tokens=NEW, do_sample=False), plain)
-    assert torch.equal(decode(target, draft, inputs, LosslessVerifier()).sequences, plain)
 
 
 class PackedLinear(torch.nn.Module):

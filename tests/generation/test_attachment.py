@@ -130,18 +130,6 @@ def test_a_handle_entered_twice(pair, decode):
     assert decode() == "plain"
 
 
-def test_nested_records_both_count(pair):
-    """Catches an inner `record_stats` block that hides its calls from the outer one."""
-    target, draft = pair
-    with hf_diversed.record_stats() as outer:
-        with hf_diversed.record_stats() as inner:
-            target.generate(**ragged_batch(), assistant_model=draft, verifier="lossless", max_new_tokens=6)
-        target.generate(**ragged_batch(), assistant_model=draft, verifier="lossless", max_new_tokens=6)
-    assert inner.num_emitted > 0
-    assert outer.num_rounds > inner.num_rounds
-    assert len(outer.per_row) == 2 * len(inner.per_row) == 8
-
-
 @pytest.mark.parametrize("early_exit", [False, True])
 def test_models_can_be_pickled_after_hidden_states_were_read(pair, early_exit):
     """Catches upstream's recording hooks left on the models: they cannot be pickled, and outlive the call."""

@@ -2,7 +2,6 @@
 
 import copy
 import gc
-import time
 import weakref
 from functools import partial
 from types import SimpleNamespace
@@ -258,41 +257,6 @@ def test_criterion_with_eos_ids_of_its_own(pair):
     assert out.sequences.tolist() == expected.tolist()
 
 
-class MultiTokenEOSCriteria(tf.StoppingCriteria):
-    """lm-eval's criterion (lm_eval/models/utils_hf.py), which decodes the last few generated tokens only."""
-
-    def __init__(self, sequence, tokenizer, initial_decoder_input_length, batch_size, as_tensor):
-        self.initial_decoder_input_length = initial_decoder_input_length
-        self.done_tracker = [False] * batch_size
-        self.sequence = sequence
-        self.sequence_id_len = len(tokenizer.encode(sequence, add_special_tokens=False)) + 2
-        self.tokenizer = tokenizer
-        self.as_tensor = as_tensor
-
-    def __call__(self, input_ids, scores, **kwargs):
-        lookback_ids_batch = input_ids[:, self.initial_decoder_input_length :][:, -self.sequence_id_len :]
-        lookback_tokens_batch = self.tokenizer.batch_decode(lookback_ids_batch)
-        for i, done in enumerate(self.done_tracker):
-            if not done:
-                self.done_tracker[i] = self.sequence in lookback_tokens_batch[i]
-        return torch.tensor(self.done_tracker) if self.as_tensor else False not in self.done_tracker
-
-
-@pytest.mark.parametrize("as_tensor", [True, False], ids=["per row", "all rows"])
-@pytest.mark.parametrize("eos", [tiny.EOS, None], ids=["eos", "no eos"])
-def test_lm_eval_criterion(pair, text, tokenizer, as_tensor, eos):
-    """Catches a stop string inside an accepted block being missed: lm-eval reads only the last len(stop) + 2 ids."""
-    for row, step in ((0, 1), (1, 4), (2, 6)):
-        stops = [tokenizer.decode(text[row, step : step + 2]), tokenizer.decode(text[(row + 1) % 4, 3:4])]
-        make = [partial(MultiTokenEOSCriteria, stop, tokenizer, PROMPT, 4, as_tensor) for stop in stops]
-        theirs, mine = [tf.StoppingCriteriaList([m() for m in make]) for _ in range(2)]
-        expected = plain(pair[0], stopping_criteria=theirs, eos_token_id=eos)
-        out = relaxed(pair, stopping_criteria=mine, eos_token_id=eos)
-        assert out.sequences.tolist() == expected.tolist()
-        assert [m.done_tracker for m in mine] == [t.done_tracker for t in theirs]
-        assert any(any(m.done_tracker) for m in mine)
-
-
 @pytest.mark.parametrize("limit", [0.5, 3.5, 6.5])
 def test_max_time(pair, monkeypatch, limit):
     """Catches a time limit that is only looked at between blocks. The clock ticks once per look."""
@@ -306,12 +270,6 @@ def test_max_time(pair, monkeypatch, limit):
     assert expected.shape[1] == PROMPT + int(limit) + 1
     ticking()
     assert relaxed(pair, max_time=limit).sequences.tolist() == expected.tolist()
-
-
-def test_max_time_in_real_time(pair):
-    """Catches a limit that never comes: an expired clock leaves one token, as in plain `generate`."""
-    expired = tf.StoppingCriteriaList([tf.MaxTimeCriteria(1.0, initial_timestamp=time.time() - 60)])
-    assert relaxed(pair, stopping_criteria=expired).sequences.shape[1] == PROMPT + 1
 
 
 class StopWhenSure(tf.StoppingCriteria):

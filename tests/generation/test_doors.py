@@ -95,20 +95,6 @@ def test_attach_serves_callers_that_pass_nothing(pair):
     assert torch.equal(target.generate(**ragged_batch(), max_new_tokens=12, do_sample=False), plain)
 
 
-def test_attachments_nest(pair):
-    """Catches an inner block that takes the outer attachment away with it."""
-    target, draft = pair
-    with hf_diversed.attach(target, draft, verifier="lossless"):
-        with hf_diversed.attach(target, draft, verifier="static:0.0"):
-            pass
-        with hf_diversed.record_stats() as stats:
-            target.generate(**ragged_batch(), **SAMPLED)
-        assert 0 < stats.acceptance_rate < 1
-    with hf_diversed.record_stats() as stats:
-        target.generate(**ragged_batch(), **SAMPLED)
-    assert stats.num_rounds == 0
-
-
 def test_text_generation_pipeline(pair, tokenizer):
     """Catches pipeline arguments (`assistant_tokenizer` among them) that our checks trip over."""
     target, draft = pair

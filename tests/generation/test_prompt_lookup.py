@@ -2,25 +2,23 @@
 
 import functools
 import itertools
-from collections import Counter, defaultdict
 
 import pytest
 import torch
 import torch.nn.functional as F
-from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, LogitsProcessorList
+from transformers import GenerationConfig, LogitsProcessorList
 from transformers.generation.candidate_generator import PromptLookupCandidateGenerator
 from transformers.generation.logits_process import NoBadWordsLogitsProcessor, TopPLogitsWarper
 
 import hf_diversed
-from hf_diversed import DiversedHead, DiversedHeadConfig, LosslessVerifier, StaticEnsembleVerifier, diversed_decoding
+from hf_diversed import LosslessVerifier, StaticEnsembleVerifier, diversed_decoding
 from hf_diversed.blocks import DraftOutput
-from hf_diversed.engines import eager
 from hf_diversed.generation.processing import BlockProcessor
 from hf_diversed.generation.prompt_lookup import PromptLookupDrafter
 from hf_diversed.generation.rows import PerRow, RaggedRows
-from hf_diversed.verifiers import LenientVerifier, PhaseVerifier, SpecCascadeVerifier
+from hf_diversed.verifiers import PhaseVerifier
 from tests.tiny import EOS, PAD, ragged_batch, tiny_draft, tiny_model
-from tests.verifier_cases import LAW_CASES, Laws, enumerate_law, make_block, random_head, weights_of
+from tests.verifier_cases import LAW_CASES, Laws, enumerate_law, make_block, weights_of
 
 
 GAMMA = 4
@@ -45,25 +43,6 @@ def lookup(target, verifier, inputs, **kwargs):
     return target.generate(**inputs, verifier=verifier, **given)
 
 
-def distribution_head():
-    torch.manual_seed(3)
-    head = DiversedHead(DiversedHeadConfig(32, 32, features="distribution"))
-    torch.nn.init.normal_(head.out.weight, std=0.5)
-    return head.eval()
-
-
-RULES = {
-    "lossless": LosslessVerifier(),
-    "static 0.7": StaticEnsembleVerifier(0.7),
-    "lenience 0.1": LenientVerifier(0.1),
-    "token_v3 0.9": SpecCascadeVerifier("token_v3", 0.9),
-    "diversed": hf_diversed.DiversedVerifier(distribution_head(), strictness=0.4, max_bias=0.6),
-    "token": hf_diversed.DiversedVerifier(
-        random_head(features="distribution", token_features=True), strictness=0.4, max_ratio=0.01
-    ),
-}
-
-
 @pytest.mark.parametrize("ngram_size", [1, 3])
 def test_lossless_greedy_is_plain_generate(target, ngram_size):
     """Invariant 1 over looked-up drafts. Catches blocks that are read at the wrong columns where rows find different
@@ -74,25 +53,6 @@ def test_lossless_greedy_is_plain_generate(target, ngram_size):
     assert out.stats.num_accepted > 0
     assert out.stats.draft_forwards == 0
     assert len({row.num_drafted for row in out.stats.per_row}) > 1
-
-
-@pytest.mark.parametrize(("name", "share"), [*((name, 1.0) for name in RULES), ("static 0.7", 0.0)])
-def test_ragged_batch_is_its_single_runs(target, name, share, monkeypatch):
-    """Invariant 2. Catches padding that is looked up as text, a row's draft cut by another's, filler that counts as
-    drafted, and rows that take over another's padding once finished rows have left (share 1)."""
-    monkeypatch.setattr(eager, "_COMPACT_BELOW", share)
-    inputs = repetitive_batch()
-    free = lookup(target, RULES[name], inputs).sequences[:, 16:]
-    eos = free[[0, 2], [5, 11]].tolist()  # rows end in different rounds
-    together = lookup(target, RULES[name], inputs, eos_token_id=eos)
-    assert together.stats.num_drafted >= together.stats.num_accepted > 0
-    for row, mine in enumerate(together.stats.per_row):
-        prompt = inputs["input_ids"][row, inputs["attention_mask"][row].bool()][None]
-        alone = lookup(target, RULES[name], {"input_ids": prompt}, eos_token_id=eos)
-        new = alone.sequences[0, prompt.shape[1] :]
-        assert torch.equal(together.sequences[row, 16 : 16 + len(new)], new)
-        for count in ("num_rounds", "num_drafted", "num_accepted", "num_rejected", "num_emitted"):
-            assert getattr(mine, count) == getattr(alone.stats, count), count
 
 
 @pytest.mark.parametrize("ngram_size", [None, 3])
@@ -159,38 +119,12 @@ def test_proposal_by_hand():
     assert (draft, counts.host) == (None, [0, 0])
 
 
-def test_padding_is_no_text():
-    """Catches a match inside the padding, and another row's padding after rows have left."""
-    ids = [[9, 4, 4, 8, 5, 8, 4], [8, 4, 7, 6, 5, 8, 4]]
-    mask = torch.tensor([[0, 0, 0, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1, 1]])
-    drafter, rows = drafter_over(ids, mask=mask)
-    draft, counts = drafter.propose(known([3, 3]))
-    assert counts.host == [0, 3]
-    assert draft.tokens[1].tolist() == [7, 6, 5]
-    drafter.keep(torch.tensor([1]))
-    rows.keep(torch.tensor([1]))
-    assert drafter.propose(known([3]))[1].host == [3]
-
-
 @pytest.mark.parametrize(("banned", "count"), [(7, 0), (8, 1), (5, 2), (3, 3)])
 def test_forbidden_tokens_end_a_draft(banned, count):
     """Catches a relaxed rule that would keep what a processor forbids, and warpers that cut drafts at random."""
     processors = [NoBadWordsLogitsProcessor([[banned]], eos_token_id=EOS), TopPLogitsWarper(0.1)]
     drafter, _ = drafter_over(BLOCK[:1], processors)
     assert drafter.propose(known([3]))[1].host == [count]
-
-
-def test_forbidden_tokens_are_never_emitted(target):
-    """The same over the loop, with the rule that keeps every draft and a processor that reads the prefix."""
-    out = lookup(target, StaticEnsembleVerifier(0.0), repetitive_batch(), no_repeat_ngram_size=3, max_new_tokens=40)
-    assert out.stats.num_accepted > 0
-    for ids, mask in zip(out.sequences.tolist(), repetitive_batch()["attention_mask"]):
-        text = ids[int(mask.argmax()) :]
-        text = text[: text.index(EOS)] if EOS in text else text
-        written = Counter(zip(text, text[1:], text[2:]))
-        prompt = text[: int(mask.sum())]
-        allowed = Counter(zip(prompt, prompt[1:], prompt[2:]))
-        assert all(count <= max(1, allowed[ngram]) for ngram, count in written.items())
 
 
 SERVED = [case for case in LAW_CASES if not (case.make().needs_hidden_states or case.make().needs_draft_confidence)]
@@ -228,74 +162,6 @@ def test_greedy_token(case):
 def test_rules_without_draft_confidence_are_served():
     """Guards the table above: an empty list of cases would pass."""
     assert {case.rule for case in SERVED} >= {"lossless", "static", "diversed", "lenience", "spec_cascade"}
-
-
-def _matches(text, gamma):
-    """Prompt lookup by its definition: the first place where the last two, else the last one, ids stood before."""
-    for size in (2, 1):
-        for start in range(len(text) - size):
-            if text[start : start + size] == text[-size:]:
-                return text[start + size :][:gamma]
-    return ()
-
-
-def _process_law(law, weight, gamma, remaining, prefix):
-    """Exact law of the process over looked-up drafts: {tokens: probability}."""
-    total = defaultdict(float)
-    drafts = _matches(prefix, min(gamma, remaining - 1))
-
-    def emit(emitted, probability):
-        if len(emitted) == remaining:
-            total[emitted] += probability
-            return
-        for tail, share in _process_law(law, weight, gamma, remaining - len(emitted), prefix + emitted).items():
-            total[emitted + tail] += probability * share
-
-    kept = 1.0
-    for position, drafted in enumerate(drafts):
-        p = law(prefix + drafts[:position])
-        for token in range(len(p)):
-            if token != drafted:
-                emit((*drafts[:position], token), kept * weight * float(p[token]))
-        kept *= 1.0 - weight + weight * float(p[drafted])
-    p = law(prefix + drafts)
-    for token in range(len(p)):
-        emit((*drafts, token), kept * float(p[token]))
-    return total
-
-
-@pytest.mark.parametrize("weight", [0.5, 1.0])
-def test_end_to_end_law(weight):
-    """Three tokens follow the process's exact law: v where the text had something to say, p elsewhere.
-
-    3,000 rows; that any of 27 frequencies deviates by more than 5 standard errors has probability below 27 * 6e-7 =
-    2e-5 under the right law. Catches v taken where nothing was drafted, and a residual that keeps the draft's token.
-    """
-    torch.manual_seed(2)
-    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
-    config = LlamaConfig(vocab_size=3, **sizes, pad_token_id=None, eos_token_id=None, bos_token_id=None)
-    model = LlamaForCausalLM(config).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.mul_(20.0 if parameter.ndim == 2 else 1.0)
-
-    @functools.cache
-    @torch.no_grad()
-    def law(prefix):
-        return torch.softmax(model(torch.tensor([prefix])).logits[0, -1].double(), -1)
-
-    prompt, count = (0, 1, 0, 2), 3_000
-    ids = torch.tensor([prompt]).expand(count, -1)
-    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-    settings = {"prompt_lookup_num_tokens": 2, "max_new_tokens": 3, "do_sample": True, "top_k": 0}
-    out = lookup(model, StaticEnsembleVerifier(weight), inputs, **settings)
-    exact = _process_law(law, weight, 2, 3, prompt)
-    assert sum(exact.values()) == pytest.approx(1.0, abs=1e-9)
-    assert 0.1 < out.stats.acceptance_rate < 0.95
-    seen = Counter(map(tuple, out.sequences[:, 4:].tolist()))
-    for tokens, probability in exact.items():
-        error = (probability * (1 - probability) / count) ** 0.5
-        assert abs(seen[tokens] / count - probability) < 5 * error + 1e-12, tokens
 
 
 def test_phases_end_in_rounds_without_drafts(target, monkeypatch):

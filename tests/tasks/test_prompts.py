@@ -126,15 +126,6 @@ def test_a_model_that_starts_the_next_shot_is_cut(name: str):
     assert task.trim(runaway).rstrip() == REFERENCES[name].rstrip()
 
 
-def test_shots_are_separated_by_blank_lines():
-    """Catches shots in the wrong order, and line ends of code that add to the blank line."""
-    task = get_task("mbpp")
-    first, second = PROMPTS["mbpp"].replace("Double x", "Double Ax"), PROMPTS["mbpp"]
-    assert task.few_shot_prompt(RECORDS["mbpp"], [other("mbpp", "A")]) == (
-        f"{first}def f(x):\n    return 2*x\n\n{second}"
-    )
-
-
 def test_trim_cuts_at_the_first_of_several():
     """Catches a cut at the first listed stop string instead of the first that occurs."""
     task = get_task("mbpp")

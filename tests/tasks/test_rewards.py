@@ -4,15 +4,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from hf_diversed.tasks import execution, get_task
 from hf_diversed.tasks.rewards import (
     RewardError,
     RewardSum,
     call_reward,
-    completion_text,
     load_reward,
     task_reward,
 )
@@ -20,15 +17,6 @@ from hf_diversed.tasks.rewards import (
 
 def chat(text: str) -> list[dict[str, str]]:
     return [{"role": "tool", "content": "#### 1"}, {"role": "assistant", "content": text}]
-
-
-def test_reads_text_and_chats():
-    """Catches the first message scored in place of the last."""
-    assert completion_text("text") == "text"
-    assert completion_text(chat("last")) == "last"
-    for odd in ([], [{"role": "assistant"}], [{"content": ["part"]}], 3, ["text"], None):
-        with pytest.raises(TypeError, match="a completion must be text or a list of messages"):
-            completion_text(odd)
 
 
 @pytest.mark.parametrize("form", [str, chat])
@@ -188,19 +176,6 @@ def test_a_reward_that_raises_now_and_then_blames_nobody():
         call_reward(reward, ["a", "b", "c"])
 
 
-def test_passes_everything_by_keyword():
-    """Catches a user's reward that is written for TRL and called otherwise."""
-    seen = {}
-
-    def reward(*, prompts, completions, completion_ids, answer):
-        seen.update(prompts=prompts, completions=completions, completion_ids=completion_ids, answer=answer)
-        return [True]
-
-    given_columns = {"prompts": ["p"], "completion_ids": [[1]], "answer": ["a"]}
-    assert RewardSum([reward])(completions=["c"], **given_columns)["reward"] == [1.0]
-    assert seen == given_columns | {"completions": ["c"]}
-
-
 def test_sums_what_is_there():
     """Catches None counted as 0 where all are None, and weights in the wrong order."""
     first, second = constant(1.0, None, None, None, 0.0), constant(2.0, 4.0, None, 3.0, None)
@@ -213,16 +188,6 @@ def test_sums_what_is_there():
 
 def len_reward(completions, **columns):
     return [len(completion) for completion in completions]
-
-
-@given(st.lists(st.lists(st.none() | st.integers(-9, 9), min_size=3, max_size=3), min_size=1, max_size=4))
-def test_is_the_weighted_sum(table: list[list[int | None]]):
-    """Catches a sum over samples in place of functions."""
-    weights = [2.0**index for index in range(len(table))]
-    combined = RewardSum([constant(*row) for row in table], weights)(completions=["x"] * 3)["reward"]
-    for sample, value in enumerate(combined):
-        known = [weight * row[sample] for weight, row in zip(weights, table) if row[sample] is not None]
-        assert value == (sum(known) if known else None)
 
 
 @pytest.mark.parametrize(

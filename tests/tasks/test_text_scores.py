@@ -159,16 +159,6 @@ def test_wmt_takes_the_first_line_with_text():
     assert task.score("\n\nGerman: x\n\nEnglish: the cat sat on the mat", record) == 0.0
 
 
-def test_batches_pair_completions_with_records():
-    """Catches a batch of another size than its records."""
-    records = [{"answer": "1"}, {"answer": "2"}, {"answer": "3"}]
-    texts = ["The answer is 1.", "The answer is 3.", "The answer is 3."]
-    assert get_task("math").score_batch(texts, records) == [1.0, 0.0, 1.0]
-    for name in ("math", "wmt", "code"):
-        with pytest.raises(ValueError, match="got 2 completions for 3 records"):
-            get_task(name).score_batch(texts[:2], records)
-
-
 @given(st.text(max_size=80), st.text(min_size=1, max_size=80))
 def test_scores_stay_in_range(completion: str, reference: str):
     """Catches a crash or a score outside [0, 1] on the odd text of an untrained model."""

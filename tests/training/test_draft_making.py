@@ -15,7 +15,6 @@ from hf_diversed import _compat, load_demo_pair
 from hf_diversed.cli import app
 from hf_diversed.cut_vocabulary import CUT, CutLlamaForCausalLM
 from hf_diversed.running.pair import load_model
-from hf_diversed.training import draft_making
 from hf_diversed.training.draft_making import (
     CHOICES,
     agreement,
@@ -23,8 +22,6 @@ from hf_diversed.training.draft_making import (
     count_ids,
     frequent_ids,
     make_draft,
-    sample_target,
-    save_draft,
 )
 from hf_diversed.zoo.loader import WEIGHTS
 from tests.tiny import ARCHITECTURES, EOS, VOCAB_SIZE, ragged_batch, sharpen, tiny_model
@@ -217,16 +214,6 @@ def test_agreement_is_the_acceptance_of_completion_tokens():
     assert agreement(target, target, samples) == pytest.approx(1.0)
 
 
-def test_samples_are_the_targets_own(pair):
-    """Catches padding that counts as a completion, and prompts without their template."""
-    samples = sample_target(pair.target, pair.tokenizer, ["Question: 1 and 1?\nAnswer:", "Question: 2?\nAnswer:"])
-    assert len(samples) == 2
-    assert all(len(completions) == 1 and completions[0] for completions in samples.values())
-    assert samples == sample_target(
-        pair.target, pair.tokenizer, ["Question: 1 and 1?\nAnswer:", "Question: 2?\nAnswer:"]
-    )
-
-
 def test_tokens_are_counted_in_texts_lines_and_samples(pair, tmp_path):
     """Catches prompts that count in the target's samples, keys that count as text, and texts deep inside a record."""
     tokenizer = pair.tokenizer
@@ -311,6 +298,7 @@ def test_command_makes_a_draft_that_decodes(pair, tmp_path):
     assert again.exit_code == 0, again.output
     assert type(load_model(str(output), "cpu")) is tf.LlamaForCausalLM
     assert not (output / "cut_vocabulary.py").exists()
+    assert "trust" not in (output / "README.md").read_text()
 
 
 @pytest.mark.parametrize(
@@ -330,11 +318,3 @@ def test_command_refuses_before_it_loads(options, words, monkeypatch, tmp_path):
     )
     assert result.exit_code == 2
     assert words in " ".join(result.output.split())
-
-
-def test_a_draft_of_the_whole_vocabulary_needs_no_code(pair, tmp_path):
-    """Catches a card that asks for trust where none is needed, and a file of code beside stock weights."""
-    save_draft(make_draft(pair.target, [0]), pair.tokenizer, tmp_path, {"layers": [0], "target": "t"})
-    assert "trust" not in (tmp_path / "README.md").read_text()
-    assert not list(tmp_path.glob("*.py"))
-    assert draft_making.PROMPTS

@@ -1,7 +1,5 @@
 """The store of the target's own rewards."""
 
-import json
-
 import pytest
 
 from hf_diversed.training.references import ReferenceRewards
@@ -61,15 +59,3 @@ def test_other_settings_are_refused_by_name(path):
     ReferenceRewards(path, SETTINGS).save()
     with pytest.raises(ValueError, match=r"other settings \(generations, target\); use another output_dir"):
         ReferenceRewards(path, {**SETTINGS, "target": "org/other", "generations": 4})
-
-
-def test_interrupted_save_leaves_the_old_file(path, monkeypatch):
-    """Catches a file that is written in place: half of it would be there after a kill."""
-    store = ReferenceRewards(path, SETTINGS)
-    store.add(["a"], [1.0])
-    store.save()
-    store.add(["b"], [0.0])
-    monkeypatch.setattr(type(path), "replace", lambda *_: pytest.fail("stop here", pytrace=False))
-    with pytest.raises(pytest.fail.Exception):
-        store.save()
-    assert len(json.loads(path.read_text())["rewards"]) == 1

@@ -163,30 +163,6 @@ def test_counts_are_those_of_the_statistics(drawn):
     assert min(stats.num_accepted, stats.num_rejected) > 5
 
 
-def test_bonus_tokens_are_no_decisions(drawn):
-    """Catches a bonus token, drawn from p whatever w is, that the head would be blamed for."""
-    decisions, stats = drawn.rollouts.decisions, drawn.rollouts.stats
-    bonus = sum((records.source == SOURCES.index("bonus")).sum().item() for records in drawn.sampler.records)
-    assert bonus > 5
-    assert len(decisions.sequence) == sum(map(len, drawn.rollouts.completion_ids)) - bonus
-    assert decisions.counts().tolist() == list(map(len, drawn.positions))
-    assert stats.num_emitted == sum(map(len, drawn.rollouts.completion_ids))
-
-
-def test_weights_follow_from_the_recorded_inputs(drawn):
-    """Catches inputs of another position than the weight's: the importance ratios would not start at 1."""
-    with torch.no_grad():
-        found = torch.sigmoid(drawn.head(**drawn.rollouts.inputs))
-    expected, first = torch.zeros_like(found), 0
-    for records in drawn.sampler.records:
-        kept = (records.source >= 0) & (records.source != SOURCES.index("bonus"))
-        count = int(kept.sum())
-        expected[first : first + count] = records.weight[kept]
-        first += count
-    torch.testing.assert_close(found, expected, rtol=0.0, atol=1e-5)
-    assert found.std() > 0.02
-
-
 @pytest.mark.parametrize("features", ["both", "distribution+token"])
 def test_coins_fall_as_the_recorded_laws_say(features: str):
     """Catches accept flags of other positions. The count of rejections less the sum of w TV, or of w (1 - p/q)+, is a
@@ -199,14 +175,6 @@ def test_coins_fall_as_the_recorded_laws_say(features: str):
     assert surprise.abs() < 4.5 * (rejection * (1 - rejection)).sum().sqrt()
     # The rejected: p > q at the token that took the place.
     assert (decisions.target_prob > decisions.draft_prob)[~decisions.accepted].all()
-
-
-@pytest.mark.parametrize("features", ["both", "both+token"])
-@pytest.mark.parametrize(("bias", "accepted"), [(-100.0, True), (100.0, False)], ids=["permissive", "strict"])
-def test_weight_at_its_ends(features: str, bias: float, accepted: bool):
-    """Catches weight and its complement swapped: at 0 nothing is rejected, at 1 a draft with q > p often is."""
-    decisions = draw(features=features, bias=bias).rollouts.decisions
-    assert decisions.accepted.all().item() == accepted
 
 
 def test_completions_come_in_the_order_of_the_prompts():
@@ -222,14 +190,6 @@ def test_completions_come_in_the_order_of_the_prompts():
         assert alone.completions == [together.completions[index] for index in part]
         mine = torch.cat([(together.decisions.sequence == index).nonzero()[:, 0] for index in part])
         assert torch.equal(together.decisions.target_prob[mine], alone.decisions.target_prob)
-
-
-def test_text_is_that_of_the_ids(drawn):
-    """Catches special tokens in what a reward reads."""
-    for text, ids in zip(drawn.rollouts.completions, drawn.rollouts.completion_ids):
-        assert 1 <= len(ids) <= MAX_NEW
-        assert text == drawn.sampler.tokenizer.decode([token for token in ids if token > 3])
-        assert "<eos>" not in text
 
 
 def test_seed_decides():
@@ -319,11 +279,6 @@ def test_reference_completions_follow_the_target():
     assert surprise.mean().abs() < 4.5 * surprise.std() / len(surprise) ** 0.5
 
 
-def test_no_prompts():
-    """Catches a process of a distributed run that fails because no prompt was left for it."""
-    assert make_sampler().lossless([], seed=1) == ([], [])
-
-
 def seen_prompts(sampler: Spy, prompts, monkeypatch) -> list[list[int]]:
     """The prompts as the target gets them, without their padding."""
     seen, inner = [], sampler.pair.target.generate
@@ -347,15 +302,6 @@ def test_chat_prompts_get_the_template_and_nothing_twice(monkeypatch):
     assert seen_prompts(sampler, ["hi"], monkeypatch) == [
         [BOS, *sampler.tokenizer("hi", add_special_tokens=False).input_ids]
     ]
-
-
-def test_chat_prompts_decode():
-    """Catches a path that serves text prompts only."""
-    sampler = make_sampler()
-    chats = [[{"role": "user", "content": content}] for content in ("hi", "why so?", "a")]
-    rollouts = sampler.relaxed(chats, make_head(sampler.pair.target, sampler.pair.draft), seed=1)
-    assert len(rollouts.completions) == 3
-    assert rollouts.decisions.counts().min() > 0
 
 
 def test_truncation_reaches_the_laws():

@@ -63,10 +63,3 @@ def test_who_resumes_may_tolerate_more(tmp_path):
     fixed = runs.trainer(tmp_path, acceptance_coef=0.7, max_steps=8)
     fixed.train(resume_from_checkpoint=True)
     assert fixed.constraint.worth == 0.7
-
-
-def test_resume_without_checkpoints_starts(tmp_path):
-    """Catches a job script with resume always on that fails at its first start."""
-    trainer = runs.trainer(tmp_path, max_steps=2)
-    trainer.train(resume_from_checkpoint=True)
-    assert trainer.state.global_step == 2

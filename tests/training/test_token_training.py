@@ -5,13 +5,9 @@ import shutil
 import pytest
 import torch
 
-from hf_diversed.verifiers.learned import MixtureScore, TokenScore
 from tests.training import runs
 from tests.training.short_runs import same
-from tests.training.test_trainer import history, poisoned_pair
-
-
-TOKEN = {"token_features": True, "head_features": "distribution"}
+from tests.training.test_trainer import TOKEN, history
 
 
 @pytest.mark.parametrize("head_type", ["linear", "mlp"])
@@ -27,12 +23,6 @@ def test_starts_at_the_lenience_and_stays_there(tmp_path, head_type: str):
     torch.testing.assert_close(batch.old_logit, 2.0 * (torch.tensor(0.1).log() - ratio), rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(head.ratio_slope(), torch.tensor(2.0), rtol=1e-4, atol=1e-4)
     assert history(trainer, "ratio") == [1.0]
-
-
-def test_the_rule_is_the_heads(tmp_path):
-    """Catches scores of the other kind of head, whose gradients would look plausible."""
-    assert isinstance(runs.trainer(tmp_path / "one", **TOKEN).rule, TokenScore)
-    assert isinstance(runs.trainer(tmp_path / "other").rule, MixtureScore)
 
 
 def test_settings_follow_the_head_that_is_given(tmp_path):
@@ -66,34 +56,6 @@ def test_baseline_leaves_one_out(tmp_path, normalize: bool):
     torch.testing.assert_close(one, -other)
     assert advantage.abs().max() > 0.0
     assert (advantage.square().mean().sqrt() - 1.0).abs() < 1e-4 or not normalize
-
-
-def test_punished_tokens_are_rejected(tmp_path):
-    """Catches a score with the wrong sign, or at the residual token in place of the drafted one: what only the draft
-    would say costs reward, so its weight must rise, and that of other tokens need not."""
-    target, draft, odd = poisoned_pair()
-
-    def clean(completions, **columns):
-        return [-float(text.count(odd)) for text in completions]
-
-    sizes = {"per_device_train_batch_size": 64, "generation_batch_size": 64, "num_generations": 8}
-    steps = {"max_steps": 16, "save_steps": 16, "logging_steps": 4, "learning_rate": 0.2}
-    trainer = runs.trainer(
-        tmp_path, clean, models=(target, draft), acceptance_coef=0.0, initial_lenience=0.001, **TOKEN, **sizes, **steps
-    )
-    trainer.train()
-    reward, accepted = history(trainer, "reward"), history(trainer, "acceptance_rate")
-    assert reward[-1] > 0.5 * reward[0]
-    assert accepted[-1] > accepted[0] - 0.15
-
-
-def test_with_nothing_to_lose_acceptance_grows(tmp_path):
-    """Catches the acceptance term with the wrong sign."""
-    steps = {"learning_rate": 0.5, "max_steps": 16, "save_steps": 16, "logging_steps": 4}
-    trainer = runs.trainer(tmp_path, runs.zero, **TOKEN, initial_lenience=0.5, **steps)
-    trainer.train()
-    expected = history(trainer, "expected_acceptance")
-    assert expected[-1] > expected[0] + 0.05
 
 
 def test_resumed_run_ends_where_the_unbroken_one_does(tmp_path):

@@ -95,14 +95,6 @@ def test_log_reaches_callbacks(tmp_path):
     assert "rewards/letters/mean" in seen[0]
 
 
-def test_times_start_anew_with_every_run(tmp_path):
-    """Catches seconds of an earlier run that make the updates' share of this one negative."""
-    trainer = runs.trainer(tmp_path, max_steps=2)
-    trainer.seconds["rollout"] = 1e6
-    trainer.train()
-    assert history(trainer, "time/update")[-1] >= 0
-
-
 # Rewards
 
 
@@ -160,14 +152,6 @@ def test_namesakes_and_nameless_are_kept_apart(tmp_path):
     assert len([name for name in trainer.state.log_history[0] if name.startswith("rewards/")]) == 3
 
 
-@pytest.mark.parametrize("coef", [0.3, None], ids=["fixed", "constrained"])
-def test_none_everywhere_is_an_error(tmp_path, coef):
-    """Catches a run that goes on without any reward at all."""
-    trainer = runs.trainer(tmp_path, lambda completions, **columns: [None] * len(completions), acceptance_coef=coef)
-    with pytest.raises(ValueError, match="every reward of a batch of rollouts is None"):
-        trainer.train()
-
-
 def test_prompt_without_reward_in_a_constrained_run(tmp_path):
     """Catches a run that fails on a prompt which has no reference reward to compare with."""
 
@@ -212,13 +196,16 @@ def test_chat_rewards_get_messages_everywhere(tmp_path, coef):
 # What it learns
 
 
-def test_constant_reward_leaves_acceptance_to_grow(tmp_path):
+STEPS = {"max_steps": 16, "save_steps": 16, "logging_steps": 4}
+TOKEN = {"token_features": True, "head_features": "distribution"}
+every_head = pytest.mark.parametrize("kind", [{}, {**TOKEN, "initial_lenience": 0.5}], ids=["position", "token"])
+
+
+@every_head
+def test_constant_reward_increases_acceptance(tmp_path, kind):
     """Catches the acceptance term with the wrong sign: with nothing to lose, the head must become permissive."""
-    trainer = rewarded(tmp_path, runs.zero, learning_rate=0.5, max_steps=16, save_steps=16, logging_steps=4)
-    weight = history(trainer, "weight")
-    assert weight[-1] < weight[0] - 0.1
-    acceptance = history(trainer, "acceptance_rate")
-    assert acceptance[-1] > acceptance[0]
+    expected = history(rewarded(tmp_path, runs.zero, learning_rate=0.5, **STEPS, **kind), "expected_acceptance")
+    assert expected[-1] > expected[0] + 0.05
 
 
 def poisoned_pair():
@@ -235,31 +222,26 @@ def poisoned_pair():
     return target, draft, runs.tokenizer().decode([odd])
 
 
-def test_punished_tokens_make_the_head_stricter(tmp_path):
-    """Catches a score with the wrong sign, or advantages of other rollouts: what only the draft would say costs
-    reward, so the weight on the target must rise."""
+@pytest.mark.parametrize("kind", [{}, {**TOKEN, "initial_lenience": 0.001}], ids=["position", "token"])
+def test_punished_tokens_make_the_head_stricter(tmp_path, kind):
+    """Catches a score with the wrong sign, or at the residual token instead of the draft token, and advantages of
+    other rollouts: tokens that only the draft model prefers cost reward, so their weight must rise."""
     target, draft, odd = poisoned_pair()
 
     def clean(completions, **columns):
         return [-float(text.count(odd)) for text in completions]
 
-    trainer = runs.trainer(
-        tmp_path,
-        clean,
-        models=(target, draft),
-        acceptance_coef=0.0,
-        learning_rate=0.2,
-        max_steps=16,
-        save_steps=16,
-        logging_steps=4,
-        per_device_train_batch_size=64,
-        generation_batch_size=64,
-        num_generations=8,
-    )
+    sizes = {"per_device_train_batch_size": 64, "generation_batch_size": 64, "num_generations": 8}
+    settings = {"acceptance_coef": 0.0, "learning_rate": 0.2, **STEPS, **sizes, **kind}
+    trainer = runs.trainer(tmp_path, clean, models=(target, draft), **settings)
     trainer.train()
-    weight, reward = history(trainer, "weight"), history(trainer, "reward")
-    assert weight[-1] > weight[0] + 0.03 > 0.53
+    reward, accepted = history(trainer, "reward"), history(trainer, "acceptance_rate")
     assert reward[-1] > 0.5 * reward[0]
+    if kind:
+        assert accepted[-1] > accepted[0] - 0.15  # other tokens need not be rejected more often
+    else:
+        weight = history(trainer, "weight")
+        assert weight[-1] > weight[0] + 0.03 > 0.53
 
 
 def test_normalised_advantages_hold_the_acceptance_term(tmp_path):
@@ -414,7 +396,6 @@ def test_head_to_go_on_from(done, tmp_path):
 
 REFUSED = {
     "a later row": ({"train_dataset": [{"prompt": "a"}, {"text": "b"}]}, "must hold rows with a"),
-    "no rows": ({"train_dataset": []}, 'train_dataset must hold rows with a "prompt", got no row'),
     "no prompt": ({"train_dataset": [{"text": "a"}]}, r"with a \"prompt\", got \['text'\]"),
     "no eval prompt": ({"eval_dataset": [{"text": "a"}]}, "eval_dataset must hold rows"),
     "weights": ({"reward_weights": [1.0, 2.0]}, "reward_weights must hold 1, one per reward, got 2"),

@@ -102,8 +102,3 @@ def test_refuses_text_that_names_no_rule(spec: str, message: str):
     """Catches a typing error on the command line that runs some other rule, or ends in a traceback from inside."""
     with pytest.raises(ValueError, match=message):
         build_verifier(spec)
-
-
-def test_prints_its_settings():
-    """Catches results that cannot be told apart in a log: the setting is what a reader needs."""
-    assert repr(SpecCascadeVerifier("opt", 0.25)) == "SpecCascadeVerifier(rule='opt', alpha=0.25)"

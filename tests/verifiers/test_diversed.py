@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from hf_diversed.blocks import DecodingContext
 from hf_diversed.head import DiversedHead, DiversedHeadConfig
-from hf_diversed.sampling import total_variation
 from hf_diversed.verifiers import DiversedVerifier, LosslessVerifier, PhaseVerifier
 from hf_diversed.verifiers.diversed import apply_strictness
 from hf_diversed.verifiers.weights import cap_bias
@@ -49,15 +48,6 @@ def test_dial_is_exact_at_both_ends_and_in_the_middle(weight: float):
     assert torch.equal(ends, torch.stack([torch.tensor(0.0), weight, torch.tensor(1.0)]))
 
 
-@search
-@given(unit, unit, unit)
-def test_dial_is_monotone(weight: float, lower: float, upper: float):
-    """Catches a jump where the dial's two halves meet, and a weight outside [0, 1]."""
-    lower, upper = sorted((lower, upper))
-    dialled = apply_strictness(torch.tensor(weight), torch.tensor([0.0, lower, upper, 1.0]))
-    assert (dialled.diff() >= 0.0).all()
-
-
 def test_dial_is_linear():
     """Catches a dial in logits: it is dead on a saturated head, where these weights would not move."""
     found = apply_strictness(torch.tensor([0.999, 0.2]), torch.tensor([[0.25], [0.75]]))
@@ -94,14 +84,6 @@ def test_settings_repeat_with_the_prompts(given):
     assert torch.equal(weights(DiversedVerifier(random_head(), given, [0.1, 0.3])), expected)
 
 
-def test_cap_comes_after_the_dial():
-    """Catches the cap applied first, so that a low strictness undoes it."""
-    draft, target = make_block("random")
-    verdict = DiversedVerifier(random_head(), strictness=0.0, max_bias=0.1)(draft.tokens, draft, target)
-    tv = total_variation(target.probs()[:, :-1], draft.probs())
-    torch.testing.assert_close((1.0 - verdict.trace.weight) * tv, tv.clamp_max(0.1))
-
-
 def test_weights_read_their_own_position():
     """Catches an off-by-one: w belongs to the states that produced its position's laws, the bonus state to none."""
     draft, target = make_block("random")
@@ -128,12 +110,6 @@ def test_distribution_head_needs_no_hidden_states():
     verifier.check(replace(CONTEXT, target_hidden_size=99, draft_hidden_size=99))
 
 
-def test_prefers_the_draft_length_of_its_training():
-    """Catches a head trained at one draft length and run at another without anybody having asked for it."""
-    assert DiversedVerifier(head_for(num_assistant_tokens=3)).num_assistant_tokens == 3
-    assert DiversedVerifier(head_for()).num_assistant_tokens is None
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -147,12 +123,6 @@ def test_refuses_before_the_first_forward(changes: dict, message: str):
     head = head_for(base_model_name_or_path="org/big", assistant_model_name_or_path="org/small")
     with pytest.raises(ValueError, match=message):
         DiversedVerifier(head, strictness=[0.2, 0.8]).check(replace(CONTEXT, **changes))
-
-
-def test_refuses_caps_that_fit_no_row():
-    """Catches a per-row cap that is checked as if it were the strictness."""
-    with pytest.raises(ValueError, match=r"diversed_max_bias must be one value or one per prompt \(4\), got 3"):
-        DiversedVerifier(head_for(), max_bias=[0.1, 0.2, 0.3]).check(CONTEXT)
 
 
 @pytest.mark.parametrize(
@@ -171,12 +141,6 @@ def test_refuses_values_out_of_range(arguments: dict, message: str):
         DiversedVerifier(head_for(), **arguments)
 
 
-def test_refuses_what_is_no_head():
-    """Catches a head given by name where an object is due: it would fail at the first attribute instead."""
-    with pytest.raises(TypeError, match="head must be a DiversedHead, got str; load one with from_pretrained"):
-        DiversedVerifier("org/head-mbpp")
-
-
 @pytest.mark.parametrize(
     ("made_for", "message"),
     [
@@ -187,20 +151,9 @@ def test_refuses_what_is_no_head():
 )
 def test_another_use_is_remarked_on(made_for: dict, message: str):
     """Catches a head moved silently to a pair or temperature it never saw, also inside another rule."""
-    rule = DiversedVerifier(head_for(**made_for))
+    own = {"base_model_name_or_path": "org/target", "assistant_model_name_or_path": "org/draft"}
+    rule = DiversedVerifier(head_for(**{**own, "training_temperature": 0.0, **made_for}))
     for verifier in (rule, PhaseVerifier(rule, begin=1, end=2)):
         assert verifier.remarks(CONTEXT) == [f"this head was trained for {message}."]
-    assert LosslessVerifier().remarks(CONTEXT) == []
-
-
-@pytest.mark.parametrize(
-    ("made_for", "context"),
-    [
-        ({"base_model_name_or_path": "org/target", "training_temperature": 0.0}, {}),
-        ({}, {}),
-        ({"base_model_name_or_path": "org/third-target"}, {"target_name": ""}),
-    ],
-)
-def test_stays_silent_on_its_own_or_unknown_pair(made_for: dict, context: dict):
-    """Catches remarks about models that have no name: every model built from a config would set one off."""
-    assert DiversedVerifier(head_for(**made_for)).remarks(replace(CONTEXT, **context)) == []
+    unnamed = replace(CONTEXT, target_name="", draft_name="", temperature=made_for.get("training_temperature", 0.0))
+    assert LosslessVerifier().remarks(CONTEXT) == rule.remarks(unnamed) == []
