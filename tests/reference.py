@@ -87,11 +87,11 @@ def naive_decoding(
                 kept += 1
             state = None if verdict.state is None else verdict.state[:, kept]
         here = torch.tensor([kept])
-        law = verdict.replacement(here) if kept < count else (p.probs(here) if sampled else p.at(here))
+        distribution = verdict.replacement(here) if kept < count else (p.probs(here) if sampled else p.at(here))
         ended = 0 < kept == count and int(block[0, -1]) in eos_ids
         ids = block[:, : ids.shape[1] + kept]
         if not ended:
-            ids = torch.cat([ids, draw(law, last_noise)[:, None]], dim=1)
+            ids = torch.cat([ids, draw(distribution, last_noise)[:, None]], dim=1)
         if stats is not None:
             stats.add(_round_stats(verdict, count, kept, emitted=kept + (not ended)))
         if ended or int(ids[0, -1]) in eos_ids:
@@ -117,7 +117,7 @@ def _draft(model, ids, room, eos_ids, process, noises) -> tuple[torch.Tensor, Dr
 
 
 def _look_up(lookup: Lookup, ids, found: list[int], sampled: bool) -> tuple[torch.Tensor, DraftOutput | None]:
-    """One-hot laws of the tokens that were found."""
+    """One-hot distributions of the tokens that were found."""
     if not found:
         return ids, None
     tokens = torch.tensor([found])

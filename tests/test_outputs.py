@@ -15,11 +15,11 @@ def test_blocks_agree_with_softmax():
     draft, target = make_block()
     for block in (draft, target):
         rows, positions, _ = block.scores.shape
-        law = torch.softmax(block.scores.double(), dim=-1)
-        torch.testing.assert_close(block.probs().double(), law, rtol=1e-5, atol=1e-7)
+        distribution = torch.softmax(block.scores.double(), dim=-1)
+        torch.testing.assert_close(block.probs().double(), distribution, rtol=1e-5, atol=1e-7)
         for token in range(VOCAB):
             tokens = torch.full((rows, positions), token)
-            torch.testing.assert_close(block.prob(tokens).double(), law[..., token], rtol=1e-5, atol=1e-7)
+            torch.testing.assert_close(block.prob(tokens).double(), distribution[..., token], rtol=1e-5, atol=1e-7)
 
 
 def test_prob_reads_the_first_positions():

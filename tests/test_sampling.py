@@ -37,7 +37,7 @@ def test_acceptance_at_weight_one_is_exactly_the_lossless_ratio():
 
 
 def test_residual_is_the_surplus_or_the_fallback():
-    """Catches negative mass, one row's fallback given to all, and an empty law where v and q agree."""
+    """Catches negative mass, one row's fallback given to all, and an empty distribution where v and q agree."""
     v = torch.tensor([[0.5, 0.3, 0.2], [0.2, 0.3, 0.5], [0.6, 0.4, 0.0]])
     q = torch.tensor([[0.2, 0.5, 0.3], [0.2, 0.3, 0.5], [0.0, 0.0, 1.0]])
     fallback = torch.tensor([[9.0, 9.0, 9.0], [0.1, 0.9, 0.0], [9.0, 9.0, 9.0]])
@@ -73,41 +73,41 @@ def test_uniforms_at_the_ends():
 @pytest.mark.parametrize("seed", range(8))
 def test_draw_is_torch_multinomial(seed: int):
     """Catches draws that leave upstream's stream of random numbers: one seed would give other tokens."""
-    law = torch.rand(6, 50, generator=torch.Generator().manual_seed(99)) ** 4
-    law[:, ::3] = 0.0
-    law[1:] /= law[1:].sum(-1, keepdim=True)  # normalised or not
-    noise = torch.empty_like(law).exponential_(generator=torch.Generator().manual_seed(seed))
-    expected = torch.multinomial(law, 1, generator=torch.Generator().manual_seed(seed)).squeeze(-1)
-    assert torch.equal(draw(law, noise), expected)
+    distribution = torch.rand(6, 50, generator=torch.Generator().manual_seed(99)) ** 4
+    distribution[:, ::3] = 0.0
+    distribution[1:] /= distribution[1:].sum(-1, keepdim=True)  # normalised or not
+    noise = torch.empty_like(distribution).exponential_(generator=torch.Generator().manual_seed(seed))
+    expected = torch.multinomial(distribution, 1, generator=torch.Generator().manual_seed(seed)).squeeze(-1)
+    assert torch.equal(draw(distribution, noise), expected)
 
 
-def test_draw_by_inversion_follows_the_law():
+def test_draw_by_inversion_follows_the_distribution():
     """Catches an interval of uniforms that belongs to the wrong token: every token's share of an even grid of N
     uniforms is within 1/N of its probability, and tokens of probability 0 get none, at the ends as well."""
-    law = torch.tensor([0.0, 0.3, 0.0, 0.05, 2e-4, 0.65, 0.0]) * 3.7
+    distribution = torch.tensor([0.0, 0.3, 0.0, 0.05, 2e-4, 0.65, 0.0]) * 3.7
     grid = torch.arange(0, 1, 1 / 4096)
     grid[-1] = 1 - 2**-24
-    tokens = draw(law.expand(len(grid), -1), grid[:, None])
-    shares = torch.bincount(tokens, minlength=len(law)) / len(grid)
-    torch.testing.assert_close(shares, law / law.sum(), atol=1 / 4096 + 1e-6, rtol=0)
+    tokens = draw(distribution.expand(len(grid), -1), grid[:, None])
+    shares = torch.bincount(tokens, minlength=len(distribution)) / len(grid)
+    torch.testing.assert_close(shares, distribution / distribution.sum(), atol=1 / 4096 + 1e-6, rtol=0)
     assert set(tokens.tolist()) == {1, 3, 4, 5}
 
 
 def test_noise_has_the_shape_of_the_draw():
     """Catches a single row that leaves upstream's stream of random numbers, and a batch whose rows share one."""
     torch.manual_seed(0)
-    law = torch.softmax(torch.randn(1, 40), dim=-1)
-    expected = torch.multinomial(law, 1)
+    distribution = torch.softmax(torch.randn(1, 40), dim=-1)
+    expected = torch.multinomial(distribution, 1)
     torch.manual_seed(0)
     torch.randn(1, 40)
-    assert torch.equal(draw(law, draw_noise(law)), expected.squeeze(-1))
-    noise = draw_noise(law.expand(64, -1))
+    assert torch.equal(draw(distribution, draw_noise(distribution)), expected.squeeze(-1))
+    noise = draw_noise(distribution.expand(64, -1))
     assert noise.shape == (64, 1)
     assert len(noise.unique()) > 60
 
 
 def test_draw_without_noise_is_the_argmax():
-    """Catches greedy decoding of scores that are negative or -inf being treated as a law."""
+    """Catches greedy decoding of scores that are negative or -inf being treated as a distribution."""
     assert draw(torch.tensor([[-3.0, -1.0, -torch.inf], [0.0, 0.2, 0.7]]), None).tolist() == [1, 2]
 
 

@@ -18,7 +18,7 @@ from hf_diversed.theory import (
     iid_accepted_length,
     reject_and_bias,
 )
-from tests.verifier_cases import Laws, cascade_law, lenient_law
+from tests.verifier_cases import Probs, cascade_probs, lenient_probs
 
 
 VOCAB = 3
@@ -26,16 +26,16 @@ TOLERANCE = 1e-12
 seeds = st.integers(0, 2**32 - 1)
 
 
-def random_laws(seed: int, *shape: int) -> list[torch.Tensor]:
-    """Two sharp random laws of the given shape, the last axis the vocabulary."""
+def random_distributions(seed: int, *shape: int) -> list[torch.Tensor]:
+    """Two sharp random distributions of the given shape, the last axis the vocabulary."""
     generator = torch.Generator().manual_seed(seed)
     return [torch.softmax(3.0 * torch.randn(*shape, generator=generator).double(), dim=-1) for _ in range(2)]
 
 
 def context_tables(seed: int, length: int) -> dict[tuple[int, ...], list[torch.Tensor]]:
-    """(q, v) for every prefix of drafts: laws that depend on all that came before."""
+    """(q, v) for every prefix of drafts: distributions that depend on all that came before."""
     prefixes = [prefix for n in range(length) for prefix in itertools.product(range(VOCAB), repeat=n)]
-    return {prefix: random_laws(seed + index, VOCAB) for index, prefix in enumerate(prefixes)}
+    return {prefix: random_distributions(seed + index, VOCAB) for index, prefix in enumerate(prefixes)}
 
 
 def enumerated_length(tables: dict, length: int) -> float:
@@ -56,16 +56,16 @@ def enumerated_length(tables: dict, length: int) -> float:
 @settings(max_examples=15, deadline=None)
 def test_expected_length_is_that_of_all_drafts_and_coins(length: int, seed: int):
     """Catches a product that starts late or leaves out earlier steps, means taken before products, and steps taken to
-    be independent: context decides these laws."""
+    be independent: context decides these distributions."""
     tables = context_tables(seed, length)
     expected = enumerated_length(tables, length)
     drafts = list(itertools.product(range(VOCAB), repeat=length))
-    laws = [[(*tables[path[:n]], path[n]) for n in range(length)] for path in drafts]
-    accept = torch.stack([torch.stack([(v[x] / q[x]).clamp_max(1.0) for q, v, x in path]) for path in laws])
-    drawn = torch.stack([torch.stack([q[x] for q, _, x in path]).prod() for path in laws])
+    probs = [[(*tables[path[:n]], path[n]) for n in range(length)] for path in drafts]
+    accept = torch.stack([torch.stack([(v[x] / q[x]).clamp_max(1.0) for q, v, x in path]) for path in probs])
+    drawn = torch.stack([torch.stack([q[x] for q, _, x in path]).prod() for path in probs])
     assert float(drawn @ expected_accepted(accept)) == pytest.approx(expected, abs=TOLERANCE)
     # The same as sums of min(q, v) over prefixes.
-    overlap = torch.stack([torch.stack([torch.minimum(q, v)[x] for q, v, x in path]) for path in laws])
+    overlap = torch.stack([torch.stack([torch.minimum(q, v)[x] for q, v, x in path]) for path in probs])
     by_prefix = sum(
         float({path[:n]: product[n - 1] for path, product in zip(drafts, overlap.cumprod(-1))}[prefix])
         for n in range(1, length + 1)
@@ -88,7 +88,7 @@ def test_expected_accepted_counts_what_was_drafted():
 @settings(max_examples=50, deadline=None)
 def test_acceptance_is_one_minus_w_tv(seed: int, weight: float):
     """Catches a weight on the draft, and TV without its factor 1/2."""
-    p, q = random_laws(seed, 4, 5)
+    p, q = random_distributions(seed, 4, 5)
     v = weight * p + (1.0 - weight) * q
     torch.testing.assert_close(expected_acceptance(p, q, weight), torch.minimum(q, v).sum(-1), rtol=0, atol=TOLERANCE)
 
@@ -119,25 +119,26 @@ def excess(v, p, q):
 @given(seed=seeds, weight=st.floats(0.0, 1.0), lenience=st.floats(0.01, 1.0))
 @settings(max_examples=100, deadline=None)
 def test_mixtures_and_lenience_lie_on_the_front(seed: int, weight: float, lenience: float):
-    """Catches bias and rejection mixed up (their sum would not tell), and an excess measured to another law."""
-    p, q = random_laws(seed, 4, 6)
+    """Catches bias and rejection mixed up (their sum would not tell), and an excess measured to another
+    distribution."""
+    p, q = random_distributions(seed, 4, 6)
     mixed = weight * p + (1.0 - weight) * q
     distance = total_variation(p, q)
     for found, share in zip(reject_and_bias(mixed, p, q), (weight, 1.0 - weight)):
         torch.testing.assert_close(found, share * distance, rtol=0, atol=TOLERANCE)
-    for law in (mixed, lenient_law(Laws(p, q, p, q), lenience), p, q):
-        assert excess(law, p, q).abs().max() <= TOLERANCE
+    for distribution in (mixed, lenient_probs(Probs(p, q, p, q), lenience), p, q):
+        assert excess(distribution, p, q).abs().max() <= TOLERANCE
 
 
 def test_other_rules_lie_behind_the_front():
     """Catches an excess that is 0 for everything: mixed logits and SpecCascade's token_v3 leave the segment between
     p and q, by as much as arithmetic says."""
-    p, q = random_laws(0, 2000, 6)
+    p, q = random_distributions(0, 2000, 6)
     mixed_logits = torch.softmax(0.5 * p.log() + 0.5 * q.log(), dim=-1)
-    token_v3 = cascade_law(Laws(p, q, p, q), "token_v3", 0.5)
-    for law in (mixed_logits, token_v3):
-        found = excess(law, p, q)
-        beyond = torch.maximum(law - torch.maximum(p, q), torch.minimum(p, q) - law).clamp_min(0.0)
+    token_v3 = cascade_probs(Probs(p, q, p, q), "token_v3", 0.5)
+    for distribution in (mixed_logits, token_v3):
+        found = excess(distribution, p, q)
+        beyond = torch.maximum(distribution - torch.maximum(p, q), torch.minimum(p, q) - distribution).clamp_min(0.0)
         torch.testing.assert_close(found, beyond.sum(-1), rtol=0, atol=TOLERANCE)
         assert found.min() >= -TOLERANCE
         assert (found > 1e-3).double().mean() > 0.5
@@ -146,10 +147,10 @@ def test_other_rules_lie_behind_the_front():
 
 @given(seed=seeds)
 @settings(max_examples=30, deadline=None)
-def test_no_law_lies_before_the_front(seed: int):
-    p, q = random_laws(seed, 20, 4)
-    law, _ = random_laws(seed + 1, 20, 4)
-    assert excess(law, p, q).min() >= -TOLERANCE
+def test_no_distribution_lies_before_the_front(seed: int):
+    p, q = random_distributions(seed, 20, 4)
+    distribution, _ = random_distributions(seed + 1, 20, 4)
+    assert excess(distribution, p, q).min() >= -TOLERANCE
 
 
 def test_speedup_by_hand():

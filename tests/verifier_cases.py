@@ -1,6 +1,7 @@
-"""Every registered rule in a few settings, with the law it must emit: the one table behind the matrix tests.
+"""Every registered rule in a few settings, with the distribution it must emit: the one table behind the matrix tests.
 
-A new rule adds its rows to `VERIFIER_CASES`. Reference laws are written in float64, from the papers' formulas.
+A new rule adds its rows to `VERIFIER_CASES`. Reference distributions are written in float64, from the papers'
+formulas.
 """
 
 from collections.abc import Callable
@@ -38,7 +39,7 @@ TEMPERATURE = 0.8
 
 
 @dataclass(frozen=True)
-class Laws:
+class Probs:
     """What a reference formula may look at: float64 `[B, G, V]`; `weight` is the rule's own, by token, or None."""
 
     p: torch.Tensor
@@ -48,106 +49,106 @@ class Laws:
     weight: torch.Tensor | None = None
 
     @classmethod
-    def of(cls, draft: DraftOutput, target: TargetOutput, weight: torch.Tensor | None = None) -> "Laws":
+    def of(cls, draft: DraftOutput, target: TargetOutput, weight: torch.Tensor | None = None) -> "Probs":
         scores = (target.scores[:, :-1], draft.scores, target.raw_logits[:, :-1], draft.raw_logits)
-        laws = [torch.softmax(values.double(), dim=-1) for values in scores]
-        return cls(*laws, weight=None if weight is None else weight.double())
+        probs = [torch.softmax(values.double(), dim=-1) for values in scores]
+        return cls(*probs, weight=None if weight is None else weight.double())
 
 
 def total_variation(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return 0.5 * (a - b).abs().sum(-1)
 
 
-def lossless_law(laws: Laws) -> torch.Tensor:
-    return laws.p
+def lossless_probs(probs: Probs) -> torch.Tensor:
+    return probs.p
 
 
-def mixture_law(laws: Laws) -> torch.Tensor:
-    return laws.weight * laws.p + (1.0 - laws.weight) * laws.q
+def mixture_probs(probs: Probs) -> torch.Tensor:
+    return probs.weight * probs.p + (1.0 - probs.weight) * probs.q
 
 
-def token_law(laws: Laws) -> torch.Tensor:
+def token_probs(probs: Probs) -> torch.Tensor:
     """A weight per token takes its share of what the draft has too much; all that is spread over what it lacks."""
-    taken = laws.weight * (laws.q - laws.p).clamp_min(0.0)
-    lacking = F.normalize((laws.p - laws.q).clamp_min(0.0), p=1.0, dim=-1)
-    return laws.q - taken + taken.sum(-1, keepdim=True) * lacking
+    taken = probs.weight * (probs.q - probs.p).clamp_min(0.0)
+    lacking = F.normalize((probs.p - probs.q).clamp_min(0.0), p=1.0, dim=-1)
+    return probs.q - taken + taken.sum(-1, keepdim=True) * lacking
 
 
-def lenient_law(laws: Laws, lenience: float) -> torch.Tensor:
-    kept = torch.minimum(laws.q, laws.p / lenience)
-    surplus = (laws.p - laws.q).clamp_min(0.0)
+def lenient_probs(probs: Probs, lenience: float) -> torch.Tensor:
+    kept = torch.minimum(probs.q, probs.p / lenience)
+    surplus = (probs.p - probs.q).clamp_min(0.0)
     return kept + (1.0 - kept.sum(-1, keepdim=True)) * F.normalize(surplus, p=1.0, dim=-1)
 
 
-def cascade_law(laws: Laws, rule: str, alpha: float) -> torch.Tensor:
-    top_p, top_q = laws.raw_p.amax(-1, keepdim=True), laws.raw_q.amax(-1, keepdim=True)
-    tv = total_variation(laws.p, laws.q)[..., None]
+def cascade_probs(probs: Probs, rule: str, alpha: float) -> torch.Tensor:
+    top_p, top_q = probs.raw_p.amax(-1, keepdim=True), probs.raw_q.amax(-1, keepdim=True)
+    tv = total_variation(probs.p, probs.q)[..., None]
     kept = {
         "chow": top_q >= 1.0 - alpha,
         "diff": top_q >= top_p - alpha,
         "opt": top_q >= top_p - alpha * tv,
-        "token_v1": laws.raw_q >= top_p - alpha,
-        "token_v2": laws.raw_p >= top_p - alpha,
-        "token_v3": laws.raw_p >= (1.0 - alpha) * top_p,
+        "token_v1": probs.raw_q >= top_p - alpha,
+        "token_v2": probs.raw_p >= top_p - alpha,
+        "token_v3": probs.raw_p >= (1.0 - alpha) * top_p,
     }[rule]
-    return laws.q * kept + (laws.q * ~kept).sum(-1, keepdim=True) * laws.p
+    return probs.q * kept + (probs.q * ~kept).sum(-1, keepdim=True) * probs.p
 
 
-def lossy_law(laws: Laws, alpha: float, beta: float | None) -> torch.Tensor:
-    ceiling = laws.p / (1.0 - alpha)
-    kept = torch.minimum(laws.q, ceiling)
+def lossy_probs(probs: Probs, alpha: float, beta: float | None) -> torch.Tensor:
+    ceiling = probs.p / (1.0 - alpha)
+    kept = torch.minimum(probs.q, ceiling)
     if beta is not None:
-        surplus = (laws.p / beta - laws.q).clamp_min(0.0)
-        surplus = torch.where(surplus.sum(-1, keepdim=True) > 0.0, surplus, laws.p)
+        surplus = (probs.p / beta - probs.q).clamp_min(0.0)
+        surplus = torch.where(surplus.sum(-1, keepdim=True) > 0.0, surplus, probs.p)
         return kept + (1.0 - kept.sum(-1, keepdim=True)) * F.normalize(surplus, p=1.0, dim=-1)
     low, high = torch.zeros_like(kept[..., :1]), torch.ones_like(kept[..., :1])
     for _ in range(60):
         middle = 0.5 * (low + high)
-        short = torch.maximum(kept, middle * laws.p).sum(-1, keepdim=True) < 1.0
+        short = torch.maximum(kept, middle * probs.p).sum(-1, keepdim=True) < 1.0
         low, high = torch.where(short, middle, low), torch.where(short, high, middle)
-    return torch.maximum(kept, high * laws.p)
+    return torch.maximum(kept, high * probs.p)
 
 
-def fuzzy_law(laws: Laws, threshold: float, divergence: str, confidence: float = 1.0) -> torch.Tensor:
+def fuzzy_probs(probs: Probs, threshold: float, divergence: str, confidence: float = 1.0) -> torch.Tensor:
     def kl(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         return torch.where(a > 0.0, a * (a.log() - b.log()), 0.0).sum(-1)
 
-    middle = 0.5 * (laws.p + laws.q)
+    middle = 0.5 * (probs.p + probs.q)
     distance = {
-        "kl": kl(laws.p, laws.q),
-        "reverse_kl": kl(laws.q, laws.p),
-        "js": 0.5 * (kl(laws.p, middle) + kl(laws.q, middle)),
-        "tv": total_variation(laws.p, laws.q),
+        "kl": kl(probs.p, probs.q),
+        "reverse_kl": kl(probs.q, probs.p),
+        "js": 0.5 * (kl(probs.p, middle) + kl(probs.q, middle)),
+        "tv": total_variation(probs.p, probs.q),
     }[divergence]
-    close = (distance <= threshold) & (laws.p.amax(-1) <= confidence)
-    return torch.where(close[..., None], laws.q, laws.p)
+    close = (distance <= threshold) & (probs.p.amax(-1) <= confidence)
+    return torch.where(close[..., None], probs.q, probs.p)
 
 
-def contrastive_law(laws: Laws, beta: float, alpha: float) -> torch.Tensor:
-    smallest = laws.q.where(laws.q > 0.0, 1.0).amin(-1, keepdim=True)
-    contrast = laws.p ** (1.0 + beta) * torch.maximum(laws.q, smallest) ** -beta
-    plausible = (laws.p > 0.0) & (laws.p >= alpha * laws.p.amax(-1, keepdim=True))
+def contrastive_probs(probs: Probs, beta: float, alpha: float) -> torch.Tensor:
+    smallest = probs.q.where(probs.q > 0.0, 1.0).amin(-1, keepdim=True)
+    contrast = probs.p ** (1.0 + beta) * torch.maximum(probs.q, smallest) ** -beta
+    plausible = (probs.p > 0.0) & (probs.p >= alpha * probs.p.amax(-1, keepdim=True))
     return F.normalize(contrast * plausible, p=1.0, dim=-1)
 
 
-def cactus_law(laws: Laws, delta: float) -> torch.Tensor:
-    emitted = torch.zeros_like(laws.p)
-    for x in range(laws.p.shape[-1]):
-        p, q = laws.p[..., x], laws.q[..., x]
+def cactus_probs(probs: Probs, delta: float) -> torch.Tensor:
+    emitted = torch.zeros_like(probs.p)
+    for x in range(probs.p.shape[-1]):
+        p, q = probs.p[..., x], probs.q[..., x]
         raised = (p + (2.0 * delta * p * (1.0 - p)).clamp_min(0.0).sqrt()).clamp_max(1.0)
-        conditioned = laws.p * torch.where(p < 1.0, (1.0 - raised) / (1.0 - p), 0.0)[..., None]
+        conditioned = probs.p * torch.where(p < 1.0, (1.0 - raised) / (1.0 - p), 0.0)[..., None]
         conditioned[..., x] = raised
-        surplus = (conditioned - laws.q).clamp_min(0.0)
-        surplus = torch.where(surplus.sum(-1, keepdim=True) > 0.0, surplus, laws.p)
+        surplus = (conditioned - probs.q).clamp_min(0.0)
+        surplus = torch.where(surplus.sum(-1, keepdim=True) > 0.0, surplus, probs.p)
         emitted[..., x] += torch.minimum(q, raised)
         emitted += (q - raised).clamp_min(0.0)[..., None] * F.normalize(surplus, p=1.0, dim=-1)
     return emitted
 
 
-def gated_law(laws: Laws, gate: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+def gated_probs(probs: Probs, gate: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
     """Drafts behind the gate are kept, all others replaced by a draw from p."""
-    kept = gate(laws.p)
-    return laws.q * kept + (laws.q * ~kept).sum(-1, keepdim=True) * laws.p
+    kept = gate(probs.p)
+    return probs.q * kept + (probs.q * ~kept).sum(-1, keepdim=True) * probs.p
 
 
 def typical_gate(p: torch.Tensor, epsilon: float, delta: float) -> torch.Tensor:
@@ -163,39 +164,40 @@ def top_k_gate(p: torch.Tensor, top_k: int, delta: float) -> torch.Tensor:
     return is_best | ((rank < top_k) & (p >= p.amax(-1, keepdim=True) - delta))
 
 
-def best(laws: Laws, law: Callable[[Laws], torch.Tensor]) -> torch.Tensor:
-    return law(laws).argmax(-1)
+def best(probs: Probs, emitted: Callable[[Probs], torch.Tensor]) -> torch.Tensor:
+    return emitted(probs).argmax(-1)
 
 
-def token_best(laws: Laws) -> torch.Tensor:
-    """The law once more as a mixture, token by token, where equal tokens stay equal; to six digits, as weights do."""
-    deficit = (laws.q - laws.p).clamp_min(0.0)
-    average = ((laws.weight * deficit).sum(-1, keepdim=True) / deficit.sum(-1, keepdim=True)).nan_to_num(1.0)
-    weight = torch.where(laws.p < laws.q, laws.weight, average)
-    return mixture_law(replace(laws, weight=weight)).round(decimals=6).argmax(-1)
+def token_best(probs: Probs) -> torch.Tensor:
+    """The distribution once more as a mixture, token by token, where equal tokens stay equal; to six digits, as
+    weights do."""
+    deficit = (probs.q - probs.p).clamp_min(0.0)
+    average = ((probs.weight * deficit).sum(-1, keepdim=True) / deficit.sum(-1, keepdim=True)).nan_to_num(1.0)
+    weight = torch.where(probs.p < probs.q, probs.weight, average)
+    return mixture_probs(replace(probs, weight=weight)).round(decimals=6).argmax(-1)
 
 
-def lenient_best(laws: Laws, lenience: float) -> torch.Tensor:
+def lenient_best(probs: Probs, lenience: float) -> torch.Tensor:
     if lenience == 1.0:  # lossless: of several best tokens only the target's own
-        return best(laws, lossless_law)
-    drafted, top = laws.q.argmax(-1, keepdim=True), laws.p.max(-1)
-    return torch.where(laws.p.gather(-1, drafted)[..., 0] >= lenience * top.values, drafted[..., 0], top.indices)
+        return best(probs, lossless_probs)
+    drafted, top = probs.q.argmax(-1, keepdim=True), probs.p.max(-1)
+    return torch.where(probs.p.gather(-1, drafted)[..., 0] >= lenience * top.values, drafted[..., 0], top.indices)
 
 
-def fuzzy_best(laws: Laws, **setting) -> torch.Tensor:
+def fuzzy_best(probs: Probs, **setting) -> torch.Tensor:
     """The condition uses p and q at temperature 1; the argmax of the chosen distribution is emitted."""
-    return best(laws, partial(fuzzy_law, **setting))
+    return best(probs, partial(fuzzy_probs, **setting))
 
 
-def top_k_best(laws: Laws, top_k: int, delta: float) -> torch.Tensor:
-    drafted = laws.q.argmax(-1, keepdim=True)
-    kept = top_k_gate(laws.p, top_k, delta).gather(-1, drafted)[..., 0]
-    return torch.where(kept, drafted[..., 0], laws.p.argmax(-1))
+def top_k_best(probs: Probs, top_k: int, delta: float) -> torch.Tensor:
+    drafted = probs.q.argmax(-1, keepdim=True)
+    kept = top_k_gate(probs.p, top_k, delta).gather(-1, drafted)[..., 0]
+    return torch.where(kept, drafted[..., 0], probs.p.argmax(-1))
 
 
-def cascade_best(laws: Laws, rule: str, alpha: float) -> torch.Tensor:
-    one_hot = {name: F.one_hot(getattr(laws, name).argmax(-1), laws.p.shape[-1]).double() for name in ("p", "q")}
-    return cascade_law(replace(laws, **one_hot), rule, alpha).argmax(-1)
+def cascade_best(probs: Probs, rule: str, alpha: float) -> torch.Tensor:
+    one_hot = {name: F.one_hot(getattr(probs, name).argmax(-1), probs.p.shape[-1]).double() for name in ("p", "q")}
+    return cascade_probs(replace(probs, **one_hot), rule, alpha).argmax(-1)
 
 
 def random_head(head_type: str = "linear", features: str = "hidden", token_features: bool = False) -> DiversedHead:
@@ -216,43 +218,46 @@ class VerifierCase:
 
     Attributes:
         rule: its key in `VERIFIERS`. `make`: builds the verifier.
-        law: what sampling must emit, `[B, G, V]`; None for rules that judge blocks, which have tests of their own.
-        greedy: the token greedy decoding must emit, `[B, G]`; None for the same rules.
-        maximal: no other rule with the same law accepts more. `gated`: a threshold decides, which rounding may tip.
+        emitted: what sampling must emit, `[B, G, V]`; None for verifiers of blocks, which have tests of their own.
+        greedy: the token greedy decoding must emit, `[B, G]`; None for the same verifiers.
+        maximal: no other verifier with this distribution accepts more. `gated`: a threshold decides, and rounding may
+            change the decision.
         agreeing: all is accepted where p = q.
     """
 
     id: str
     rule: str
     make: Callable[[], Verifier]
-    law: Callable[[Laws], torch.Tensor] | None
-    greedy: Callable[[Laws], torch.Tensor] | None
+    emitted: Callable[[Probs], torch.Tensor] | None
+    greedy: Callable[[Probs], torch.Tensor] | None
     maximal: bool = True
     gated: bool = False
     agreeing: bool = True
 
 
 def _lossless() -> VerifierCase:
-    return VerifierCase("lossless", "lossless", LosslessVerifier, lossless_law, partial(best, law=lossless_law))
+    return VerifierCase(
+        "lossless", "lossless", LosslessVerifier, lossless_probs, partial(best, emitted=lossless_probs)
+    )
 
 
 def _static(weight: float) -> VerifierCase:
     make = partial(StaticEnsembleVerifier, weight)
-    return VerifierCase(f"static-{weight}", "static", make, mixture_law, partial(best, law=mixture_law))
+    return VerifierCase(f"static-{weight}", "static", make, mixture_probs, partial(best, emitted=mixture_probs))
 
 
 def _diversed(id: str, head_type: str = "linear", features: str = "hidden", **settings) -> VerifierCase:
     def make() -> DiversedVerifier:
         return DiversedVerifier(random_head(head_type, features), **settings)
 
-    return VerifierCase(f"diversed-{id}", "diversed", make, mixture_law, partial(best, law=mixture_law))
+    return VerifierCase(f"diversed-{id}", "diversed", make, mixture_probs, partial(best, emitted=mixture_probs))
 
 
 def _token(id: str, head_type: str = "linear", features: str = "distribution", **settings) -> VerifierCase:
     def make() -> DiversedVerifier:
         return DiversedVerifier(random_head(head_type, features, token_features=True), **settings)
 
-    return VerifierCase(f"token-{id}", "diversed", make, token_law, token_best)
+    return VerifierCase(f"token-{id}", "diversed", make, token_probs, token_best)
 
 
 def _lenient(lenience: float) -> VerifierCase:
@@ -260,7 +265,7 @@ def _lenient(lenience: float) -> VerifierCase:
         f"lenience-{lenience}",
         "lenience",
         partial(LenientVerifier, lenience),
-        partial(lenient_law, lenience=lenience),
+        partial(lenient_probs, lenience=lenience),
         partial(lenient_best, lenience=lenience),
     )
 
@@ -271,7 +276,7 @@ def _cascade(rule: str, alpha: float) -> VerifierCase:
         f"{rule}{alpha:+}",
         "spec_cascade",
         partial(SpecCascadeVerifier, **setting),
-        partial(cascade_law, **setting),
+        partial(cascade_probs, **setting),
         partial(cascade_best, **setting),
         gated=True,
         # Token cascades keep q on a set and p outside of it, which is not q even where p = q.
@@ -284,7 +289,7 @@ def _lossy(alpha: float, beta: float | None = None) -> VerifierCase:
         f"lossy-{alpha}-{beta}",
         "lossy",
         partial(LossyVerifier, alpha, beta),
-        partial(lossy_law, alpha=alpha, beta=beta),
+        partial(lossy_probs, alpha=alpha, beta=beta),
         partial(lenient_best, lenience=1.0 - alpha),
         # With little left of p / beta the replacement is p, even where that was cut off: rounding says when.
         maximal=beta is None or beta <= 1.0,
@@ -298,7 +303,7 @@ def _fuzzy(threshold: float, divergence: str, confidence: float = 1.0) -> Verifi
         f"fuzzy-{divergence}-{threshold}-{confidence}",
         "fuzzy",
         partial(FuzzyVerifier, **setting),
-        partial(fuzzy_law, **setting),
+        partial(fuzzy_probs, **setting),
         partial(fuzzy_best, **setting),
         gated=True,
     )
@@ -306,13 +311,13 @@ def _fuzzy(threshold: float, divergence: str, confidence: float = 1.0) -> Verifi
 
 def _contrastive(beta: float, alpha: float) -> VerifierCase:
     setting = {"beta": beta, "alpha": alpha}
-    law = partial(contrastive_law, **setting)
+    emitted = partial(contrastive_probs, **setting)
     return VerifierCase(
         f"contrastive-{beta}-{alpha}",
         "contrastive",
         partial(ContrastiveVerifier, **setting),
-        law,
-        partial(best, law=law),
+        emitted,
+        partial(best, emitted=emitted),
         gated=True,
         agreeing=alpha == 0.0,
     )
@@ -323,10 +328,10 @@ def _cactus(delta: float) -> VerifierCase:
         f"cactus-{delta}",
         "cactus",
         partial(CactusVerifier, delta),
-        partial(cactus_law, delta=delta),
-        partial(best, law=lossless_law),
+        partial(cactus_probs, delta=delta),
+        partial(best, emitted=lossless_probs),
         maximal=delta == 0.0,
-        agreeing=False,  # all is accepted, but the law behind it is not p
+        agreeing=False,  # all is accepted, but the distribution behind it is not p
     )
 
 
@@ -336,8 +341,8 @@ def _typical(epsilon: float, delta: float) -> VerifierCase:
         f"typical-{epsilon}-{delta}",
         "typical",
         partial(TypicalAcceptanceVerifier, **setting),
-        partial(gated_law, gate=partial(typical_gate, **setting)),
-        partial(best, law=lossless_law),
+        partial(gated_probs, gate=partial(typical_gate, **setting)),
+        partial(best, emitted=lossless_probs),
         maximal=False,
         gated=True,
         agreeing=False,
@@ -350,7 +355,7 @@ def _top_k_relaxed(top_k: int, delta: float) -> VerifierCase:
         f"top-k-{top_k}-{delta}",
         "top_k_relaxed",
         partial(TopKRelaxedVerifier, **setting),
-        partial(gated_law, gate=partial(top_k_gate, **setting)),
+        partial(gated_probs, gate=partial(top_k_gate, **setting)),
         partial(top_k_best, **setting),
         maximal=False,
         gated=True,
@@ -359,7 +364,7 @@ def _top_k_relaxed(top_k: int, delta: float) -> VerifierCase:
 
 
 def _joint(id: str, rule: str, make: Callable[[], Verifier]) -> VerifierCase:
-    return VerifierCase(id, rule, make, law=None, greedy=None)
+    return VerifierCase(id, rule, make, emitted=None, greedy=None)
 
 
 BEGIN, END = 4, 5  # of the phases
@@ -378,7 +383,7 @@ VERIFIER_CASES = [
     _diversed("strictness-1", strictness=1.0),
     _diversed("max-bias-0.1", strictness=0.25, max_bias=0.1),
     _diversed("max-bias-0", strictness=0.0, max_bias=0.0),
-    replace(_diversed("max-ratio-0.3", strictness=0.25, max_ratio=0.3), law=token_law, greedy=token_best),
+    replace(_diversed("max-ratio-0.3", strictness=0.25, max_ratio=0.3), emitted=token_probs, greedy=token_best),
     _token("linear"),
     _token("mlp", "mlp"),
     _token("hidden", features="hidden"),
@@ -446,15 +451,16 @@ VERIFIER_CASES = [
     _joint("block-token", "block", lambda: BlockVerifier(DiversedVerifier(random_head("mlp", token_features=True)))),
     _joint("diversed-budget", "diversed", lambda: DiversedVerifier(random_head(), strictness=0.2, bias_budget=0.5)),
 ]
-LAW_CASES = [case for case in VERIFIER_CASES if case.law is not None]
+DISTRIBUTION_CASES = [case for case in VERIFIER_CASES if case.emitted is not None]
 
-# random: full supports. truncated: each law keeps its own three best tokens. disjoint: no token in common.
+# random: full supports. truncated: each distribution keeps its own three best tokens. disjoint: no token in common.
 # ties: scores on an integer grid. denormal: probabilities down to 1e-42. equal: p = q.
 KINDS = ("random", "truncated", "disjoint", "ties", "denormal", "equal")
 
 
 def make_block(*kinds: str, sampled: bool = True, rows: int = 2, seed: int = 0) -> tuple[DraftOutput, TargetOutput]:
-    """Random laws with hidden states and raw logits, `rows` rows of each kind (default: all); tokens are argmax q."""
+    """Random distributions with hidden states and raw logits, `rows` rows of each kind (default: all); tokens are
+    argmax q."""
     generator = torch.Generator().manual_seed(seed)
     scores = [_scores(kind, rows, generator) for kind in kinds or KINDS]
     raw_q, raw_p, q, p = (torch.cat(parts) for parts in zip(*scores))
@@ -488,14 +494,14 @@ class Enumeration:
     `bias` may, both by token; `tv`: `[B, G]` or None."""
 
     accept: torch.Tensor
-    replacement: torch.Tensor  # [B, G, V, V]: the normalised law that replaces token x, for every x
+    replacement: torch.Tensor  # [B, G, V, V]: the normalised distribution that replaces token x, for every x
     emitted: torch.Tensor
     weight: torch.Tensor | None
     tv: torch.Tensor | None
     bias: torch.Tensor | None
 
 
-def enumerate_law(verifier: Verifier, draft: DraftOutput, target: TargetOutput) -> Enumeration:
+def enumerate_emitted(verifier: Verifier, draft: DraftOutput, target: TargetOutput) -> Enumeration:
     """Hand `verifier` every token at every position and add up what sampling would emit, without drawing anything."""
     batch, gamma, vocab = draft.scores.shape
     tokens = torch.arange(vocab).repeat(batch)[:, None].expand(-1, gamma)
@@ -518,7 +524,7 @@ def enumerate_law(verifier: Verifier, draft: DraftOutput, target: TargetOutput) 
 
 def weights_of(verifier: Verifier, draft: DraftOutput, target: TargetOutput) -> torch.Tensor | None:
     """The weight of every token, greedy decoding or not: float64 `[B, G, V]`; None for rules without."""
-    return enumerate_law(verifier, replace(draft, sampled=True), target).weight
+    return enumerate_emitted(verifier, replace(draft, sampled=True), target).weight
 
 
 def _repeated(block, count: int):

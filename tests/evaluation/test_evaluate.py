@@ -253,7 +253,7 @@ def test_greedy_lossless_is_plain_decoding(pair, tmp_path, stop_strings, pad_is_
 
 
 def test_token_records_change_no_token(few, whole):
-    """Catches recording that draws random numbers or touches a law."""
+    """Catches recording that draws random numbers or touches a distribution."""
     recorded = rows(whole[1], "text")
     assert rows(few[1], "text") == {key: text for key, text in recorded.items() if key[0] in FEW}
     assert "relaxed" not in read_results(few[1]).entries["static:0.5", 0, 0]["rows"]

@@ -1,4 +1,4 @@
-"""The bootstrap against loops over replicates, and against laws whose truth is known."""
+"""The bootstrap against loops over replicates, and against distributions whose truth is known."""
 
 import tracemalloc
 

@@ -53,7 +53,8 @@ class Case:
 
 @cache
 def pair(vocab_size: int, noise: float):
-    """A target and its draft in double precision, so that a coin hardly ever falls between two roundings of a law."""
+    """A target and its draft in double precision, so that a coin hardly ever falls between two roundings of a
+    distribution."""
     torch.manual_seed(vocab_size)
     config = tf.LlamaConfig(
         vocab_size=vocab_size,

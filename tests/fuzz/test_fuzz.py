@@ -47,8 +47,8 @@ class Recorder(RandomSource):
         monkeypatch.setattr(RaggedRows, "keep", listening_keep)
         monkeypatch.setattr(Call, "prepare", listening_prepare)
 
-    def draft_noise(self, law):
-        self.events.append(("draft", super().draft_noise(law)))
+    def draft_noise(self, distribution):
+        self.events.append(("draft", super().draft_noise(distribution)))
         return self.events[-1][1]
 
     def round_noise(self, scores):

@@ -85,7 +85,7 @@ def test_lossless_greedy_is_plain_generate(pair):
 
 @pytest.mark.parametrize("rule", ["static", "head"])
 def test_ragged_batch_is_its_single_runs(pair, rule):
-    """Catches rounds that end elsewhere in a batch than alone: relaxed laws depend on where a round ends."""
+    """Catches rounds that end elsewhere in a batch than alone: relaxed distributions depend on where a round ends."""
     target, _ = pair
     draft, inputs, new = tiny.tiny_draft(target, noise=0.35), tiny.ragged_batch(4, PROMPT), 7
     verifier = StaticEnsembleVerifier(0.3) if rule == "static" else DiversedVerifier(random_head(target, draft))

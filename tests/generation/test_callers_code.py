@@ -140,7 +140,7 @@ class NoReplacement(LosslessVerifier):
 
 
 @pytest.mark.parametrize("do_sample", [False, True])
-def test_a_replacement_that_is_no_law_is_named(pair, do_sample):
+def test_a_replacement_that_is_no_distribution_is_named(pair, do_sample):
     """Catches a check of acceptances only: the token that replaces a draft was 0 or V - 1 for ever."""
     target, draft = pair
     call = {**ragged_batch(), "max_new_tokens": 8, "do_sample": do_sample, "assistant_model": draft}

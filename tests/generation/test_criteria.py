@@ -325,7 +325,8 @@ def test_every_criterion_of_transformers_is_tested_here():
 
 
 def test_relaxed_rows_end_as_they_do_alone(target, text, tokenizer):
-    """Catches rounds cut otherwise in a batch than alone when a criterion ends rows: relaxed laws would differ."""
+    """Catches rounds cut otherwise in a batch than alone when a criterion ends rows: relaxed distributions would
+    differ."""
     draft, inputs = tiny.tiny_draft(target, noise=0.35), tiny.ragged_batch(4, PROMPT)
     rule = {"assistant_model": draft, "verifier": StaticEnsembleVerifier(0.3), "num_assistant_tokens": GAMMA}
     ends = {"stop_strings": [tokenizer.decode(text[0, 5:6]), tokenizer.decode(text[3, 3:4])], "tokenizer": tokenizer}

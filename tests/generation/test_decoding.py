@@ -1,4 +1,5 @@
-"""The loop against plain `generate`, upstream's assisted decoding, a naive reference, and the laws it promises."""
+"""The loop against plain `generate`, upstream's assisted decoding, a naive reference, and the distributions it
+promises."""
 
 import copy
 from collections import Counter, defaultdict
@@ -94,8 +95,9 @@ def _tiny_vocabulary_model(seed: int) -> LlamaForCausalLM:
     return model.eval()
 
 
-def _process_law(target, draft, weight: float, gammas: tuple[int, ...], remaining: int, prefix: tuple[int, ...]):
-    """Exact law of the decoding process: {tokens: probability}, by enumerating drafts, coins and replacements.
+def _process_probs(target, draft, weight: float, gammas: tuple[int, ...], remaining: int, prefix: tuple[int, ...]):
+    """Exact distribution of the decoding process: {tokens: probability}, by enumerating drafts, coins and
+    replacements.
 
     `gammas` are the rounds' draft lengths.
     """
@@ -107,12 +109,12 @@ def _process_law(target, draft, weight: float, gammas: tuple[int, ...], remainin
         if len(done) == remaining:
             total[done] += probability
             return
-        rest = _process_law(target, draft, weight, gammas[1:], remaining - len(done), prefix + done)
+        rest = _process_probs(target, draft, weight, gammas[1:], remaining - len(done), prefix + done)
         for tail, share in rest.items():
             total[done + tail] += probability * share
 
     def walk(emitted, probability):
-        p, q = (_law(model, prefix + emitted) for model in (target, draft))
+        p, q = (_probs(model, prefix + emitted) for model in (target, draft))
         if len(emitted) == horizon:
             for token in range(3):
                 emit(emitted, token, probability * float(p[token]))
@@ -128,18 +130,19 @@ def _process_law(target, draft, weight: float, gammas: tuple[int, ...], remainin
 
 
 @cache
-def _law(model, prefix: tuple[int, ...]) -> torch.Tensor:
+def _probs(model, prefix: tuple[int, ...]) -> torch.Tensor:
     with torch.no_grad():
         return torch.softmax(model(torch.tensor([prefix])).logits[0, -1].double(), -1)
 
 
 @pytest.mark.parametrize("gammas", [(1, 1, 1), (2, 2, 2), (2, 1, 1), (1, 2, 1)])
-def test_end_to_end_law(gammas, monkeypatch):
-    """Invariant 5 over the whole loop: three tokens follow the process's exact law, bonus positions (law p) included.
+def test_end_to_end_distribution(gammas, monkeypatch):
+    """Invariant 5 over the whole loop: three tokens follow the process's exact distribution, bonus positions
+    (distribution p) included.
 
-    20,000 rows; that any of 27 frequencies deviates by more than 5 standard errors has probability below
-    27 * 6e-7 = 2e-5 under the right law. Catches a bonus drawn from v, a wrong effective draft length, rows that
-    share their coins, and rounds of one length that remember another's.
+    20,000 rows; that any of 27 frequencies deviates by more than 5 standard errors has probability below 27 * 6e-7 =
+    2e-5 under the right distribution. Catches a bonus drawn from v, a wrong effective draft length, rows that share
+    their coins, and rounds of one length that remember another's.
     """
     lengths = iter(gammas)
     monkeypatch.setattr(ConstantLength, "next", lambda schedule, memory: next(lengths))
@@ -156,7 +159,7 @@ def test_end_to_end_law(gammas, monkeypatch):
         **settings,
     )
     assert 0.1 < out.stats.acceptance_rate < 0.95
-    exact = _process_law(target, draft, weight, gammas, remaining=3, prefix=(0,))
+    exact = _process_probs(target, draft, weight, gammas, remaining=3, prefix=(0,))
     assert sum(exact.values()) == pytest.approx(1.0, abs=1e-9)
     seen = Counter(map(tuple, out.sequences[:, 1:].tolist()))
     for tokens, probability in exact.items():

@@ -96,8 +96,8 @@ class Nowhere(DistributionVerifier):
 
 
 @pytest.mark.parametrize("do_sample", [False, True])
-def test_a_users_rule_without_a_law_is_named(pair, do_sample):
-    """Catches a law of nan, whose argmax is token 0."""
+def test_a_users_rule_without_a_distribution_is_named(pair, do_sample):
+    """Catches a distribution of nan, whose argmax is token 0."""
     target, draft = pair
     with pytest.raises(FloatingPointError, match="Nowhere"):
         target.generate(
@@ -127,7 +127,7 @@ def test_what_no_token_hangs_on_is_let_be(pair):
 
 @pytest.mark.parametrize("spec", ["contrastive:inf", "cactus:inf", "contrastive:nan", "lenience:nan", "static:nan"])
 def test_settings_that_are_no_numbers_are_refused(spec):
-    """Catches an infinite contrast, whose law is nan."""
+    """Catches an infinite contrast, whose distribution is nan."""
     with pytest.raises(ValueError, match="must lie in"):
         hf_diversed.verifiers.build_verifier(spec)
 

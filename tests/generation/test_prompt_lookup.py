@@ -1,4 +1,5 @@
-"""Verification of looked-up drafts: upstream's matches, the laws that a one-hot q gives, rows without a match."""
+"""Verification of looked-up drafts: upstream's matches, the distributions that a one-hot q gives, rows without a
+match."""
 
 import functools
 import itertools
@@ -18,7 +19,7 @@ from hf_diversed.generation.prompt_lookup import PromptLookupDrafter
 from hf_diversed.generation.rows import PerRow, RaggedRows
 from hf_diversed.verifiers import PhaseVerifier
 from tests.tiny import EOS, PAD, ragged_batch, tiny_draft, tiny_model
-from tests.verifier_cases import LAW_CASES, Laws, enumerate_law, make_block, weights_of
+from tests.verifier_cases import DISTRIBUTION_CASES, Probs, enumerate_emitted, make_block, weights_of
 
 
 GAMMA = 4
@@ -103,7 +104,8 @@ BLOCK = [
 
 
 def test_proposal_by_hand():
-    """Catches wrong counts, filler with a count, laws that are not one-hot, and tokens that processors cannot see."""
+    """Catches wrong counts, filler with a count, distributions that are not one-hot, and tokens that processors cannot
+    see."""
     drafter, rows = drafter_over(BLOCK)
     draft, counts = drafter.propose(known([3, 2, 3, 3, 3, 0]))
     assert counts.host == counts.device.tolist() == [3, 2, 0, 0, 1, 0]
@@ -127,11 +129,13 @@ def test_forbidden_tokens_end_a_draft(banned, count):
     assert drafter.propose(known([3]))[1].host == [count]
 
 
-SERVED = [case for case in LAW_CASES if not (case.make().needs_hidden_states or case.make().needs_draft_confidence)]
+SERVED = [
+    case for case in DISTRIBUTION_CASES if not (case.make().needs_hidden_states or case.make().needs_draft_confidence)
+]
 
 
 def one_hot_block(sampled=True):
-    """The blocks of the matrix tests with q replaced by a one-hot law, likely and unlikely tokens alike."""
+    """The blocks of the matrix tests with q replaced by a one-hot distribution, likely and unlikely tokens alike."""
     draft, target = make_block()
     tokens = torch.randint(draft.scores.shape[-1], draft.tokens.shape, generator=torch.Generator().manual_seed(5))
     scores = torch.where(F.one_hot(tokens, draft.scores.shape[-1]) == 1, 0.0, -torch.inf)
@@ -139,13 +143,14 @@ def one_hot_block(sampled=True):
 
 
 @pytest.mark.parametrize("case", SERVED, ids=lambda case: case.id)
-def test_emitted_law(case):
-    """Catches 0 * inf and -inf - -inf under a one-hot q, and any law but v: by enumeration, no Monte Carlo."""
+def test_emitted_distribution(case):
+    """Catches 0 * inf and -inf - -inf under a one-hot q, and any distribution but v: by enumeration, no Monte
+    Carlo."""
     draft, target = one_hot_block()
-    found = enumerate_law(case.make(), draft, target)
-    law = case.law(Laws.of(draft, target, found.weight))
-    assert law.isfinite().all()
-    torch.testing.assert_close(found.emitted, law, rtol=0.0, atol=1e-6)
+    found = enumerate_emitted(case.make(), draft, target)
+    distribution = case.emitted(Probs.of(draft, target, found.weight))
+    assert distribution.isfinite().all()
+    torch.testing.assert_close(found.emitted, distribution, rtol=0.0, atol=1e-6)
 
 
 @pytest.mark.parametrize("case", SERVED, ids=lambda case: case.id)
@@ -156,7 +161,7 @@ def test_greedy_token(case):
     verdict = verifier(torch.zeros(len(draft.tokens), 1, dtype=torch.long), draft, target)
     replaced = [verdict.replacement(torch.full((len(draft.tokens),), g)).argmax(-1) for g in range(3)]
     emitted = torch.where(verdict.accept_prob == 1.0, draft.tokens, torch.stack(replaced, dim=1))
-    assert torch.equal(emitted, case.greedy(Laws.of(draft, target, weights_of(verifier, draft, target))))
+    assert torch.equal(emitted, case.greedy(Probs.of(draft, target, weights_of(verifier, draft, target))))
 
 
 def test_rules_without_draft_confidence_are_served():

@@ -67,7 +67,7 @@ def test_expected_by_hand():
 
 
 def test_greedy_is_expected_exactly(pair, head):
-    """Catches a prediction from other laws than those that decide."""
+    """Catches a prediction from other distributions than those that decide."""
     records = measure(pair, head, temperature=0, num_examples=10)
     for record in records.values():
         assert record["accepted_length_exact"] == record["accepted_length"]

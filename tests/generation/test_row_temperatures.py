@@ -81,7 +81,8 @@ def test_rows_keep_theirs_when_others_leave(pair, monkeypatch):
 
 
 def test_greedy_rows_are_their_greedy_call(pair):
-    """Catches warpers of the rows that draw (and upstream's silent top_k=50) in the laws that greedy rows mix."""
+    """Catches warpers of the rows that draw (and upstream's silent top_k=50) in the distributions that greedy rows
+    mix."""
     target, draft = pair
     call = {**ragged_batch(8), "assistant_model": draft, "verifier": "static:0.5", "max_new_tokens": 16}
     mixed = target.generate(**call, do_sample=True, top_k=2, diversed_temperature=[0.0] * 7 + [1.0])

@@ -83,8 +83,8 @@ class Recorder(RandomSource):
     def __init__(self):
         self.drawn: list[tuple[str, torch.Tensor]] = []
 
-    def draft_noise(self, law):
-        self.drawn.append(("draft", super().draft_noise(law)))
+    def draft_noise(self, distribution):
+        self.drawn.append(("draft", super().draft_noise(distribution)))
         return self.drawn[-1][1]
 
     def round_noise(self, scores):
@@ -119,7 +119,7 @@ ENGINES = {
 @pytest.mark.parametrize("name", NAMES)
 def test_loop_equals_naive_reference(name: str, engine: str, monkeypatch):
     """Invariant 12 for every rule. Catches state that does not follow a row, drafts of one row judged by another's
-    draft length, a law taken before its processors, and any error of caches, masks and offsets."""
+    draft length, a distribution taken before its processors, and any error of caches, masks and offsets."""
     monkeypatch.setattr(eager, "_COMPACT_BELOW", 0.0)  # rows stay where their random numbers are
     monkeypatch.setattr(StaticEngine, "should_compact", lambda self, running: False)
     mode, gamma, batch_sizes, settings = ENGINES[engine]

@@ -8,7 +8,7 @@ import torch
 from hf_diversed.serving.vllm.logits import COLUMNS, RequestSettings, served_logits, verifier_logits
 from hf_diversed.verifiers import LosslessVerifier, StaticEnsembleVerifier
 from tests.serving.kernels import emitted, verify
-from tests.verifier_cases import KINDS, LAW_CASES, VOCAB, Laws, VerifierCase, enumerate_law, make_block
+from tests.verifier_cases import DISTRIBUTION_CASES, KINDS, VOCAB, Probs, VerifierCase, enumerate_emitted, make_block
 
 
 TOLERANCE = 2e-6  # verifiers and kernels compute in float32
@@ -21,7 +21,7 @@ def is_served(case: VerifierCase) -> bool:
     return not verifier.needs_hidden_states and not verifier.needs_raw_logits
 
 
-SERVED = [case for case in LAW_CASES if is_served(case)]
+SERVED = [case for case in DISTRIBUTION_CASES if is_served(case)]
 LOOKED_UP = [case for case in SERVED if not case.make().needs_draft_confidence]
 every_case = pytest.mark.parametrize("case", SERVED, ids=lambda case: case.id)
 
@@ -55,8 +55,8 @@ def test_emits_the_verifiers_distribution(case: VerifierCase):
     logits, q = target.scores[:, :-1].flatten(0, 1), draft.probs().flatten(0, 1)
     ours = every_draft(verifier, logits, q)
     found = emitted(*verify(ours, q[:, None].expand_as(ours)), q.double())
-    weight = enumerate_law(verifier, draft, target).weight
-    close(found, case.law(Laws.of(draft, target, weight)).flatten(0, 1))
+    weight = enumerate_emitted(verifier, draft, target).weight
+    close(found, case.emitted(Probs.of(draft, target, weight)).flatten(0, 1))
 
 
 @every_case
@@ -70,7 +70,7 @@ def test_accepts_and_replaces_as_generate_does(case: VerifierCase):
     logits, q = target.scores[:, :-1].flatten(0, 1), draft.probs().flatten(0, 1)
     ours = every_draft(verifier, logits, q)
     kept, replacement = verify(ours, q[:, None].expand_as(ours))
-    enumerated = enumerate_law(verifier, draft, target)
+    enumerated = enumerate_emitted(verifier, draft, target)
     accept = torch.where(logits == -torch.inf, 0.0, enumerated.accept.flatten(0, 1))
     left = enumerated.replacement.flatten(0, 1)
     # A verifier whose residual can return the rejected token: that counts as acceptance.
@@ -90,7 +90,7 @@ def test_certain_draft_tokens_are_accepted(case: VerifierCase):
     kinds = ("random", "ties") if verifier.needs_draft_confidence else ("random", "ties", "equal")
     logits, q = distributions(*kinds)
     draft, target = make_block(*kinds, rows=4)
-    certain = enumerate_law(verifier, draft, target).accept.flatten(0, 1) == 1.0
+    certain = enumerate_emitted(verifier, draft, target).accept.flatten(0, 1) == 1.0
     ours = every_draft(verifier, logits, q)
     p = ours.softmax(-1, dtype=torch.float32).diagonal(dim1=-2, dim2=-1)
     assert (p / q)[certain].ge(1.0).all()
@@ -108,7 +108,7 @@ def test_looked_up_drafts_are_one_hot(case: VerifierCase):
     for token in range(VOCAB):
         certain = replace(draft, scores=torch.full_like(draft.scores, -torch.inf))
         certain.scores[..., token] = 0.0
-        enumerated = enumerate_law(verifier, certain, target)
+        enumerated = enumerate_emitted(verifier, certain, target)
         found = emitted(kept, replacement, one_hot[:, token].double())
         close(found, enumerated.emitted.flatten(0, 1))
 

@@ -83,7 +83,7 @@ def test_supervised_lowers_the_cross_entropy_of_references_only_by_the_adapter(t
 
 @pytest.mark.parametrize("divergence", ["kl", "tv"])
 def test_distillation_raises_agreement_on_unseen_samples(tokenizer, target, draft, tmp_path, divergence):
-    """Catches a divergence of the wrong sign, laws of shifted positions, and a target that trains along."""
+    """Catches a divergence of the wrong sign, distributions of shifted positions, and a target that trains along."""
     rows, before = make_rows(48), copy.deepcopy(target.state_dict())
     unseen = {tuple(tokenizer(row["prompt"]).input_ids) for row in make_rows(24, seed=1)}
     held_out = sample_completions(target, tokenizer, unseen, config(tmp_path / "held_out"))
@@ -247,9 +247,9 @@ def test_padded_vocabularies(tokenizer, target, draft, tmp_path, more):
 # The target's completions
 
 
-def test_completions_follow_the_law_of_the_target(tokenizer, target, tmp_path):
+def test_completions_follow_the_distribution_of_the_target(tokenizer, target, tmp_path):
     """Catches prompts padded on the wrong side, and warpers of the target's own generation config: completions of
-    one token are counted against the law. False alarm below 1e-4 (bound on TV at 2000 draws)."""
+    one token are counted against the distribution. False alarm below 1e-4 (bound on TV at 2000 draws)."""
     target = copy.deepcopy(target)
     target.generation_config.top_k = 2
     prompts = [tuple(tokenizer(text).input_ids) for text in ("w9", "w4 w5 w6 w7")]
@@ -258,11 +258,11 @@ def test_completions_follow_the_law_of_the_target(tokenizer, target, tmp_path):
     samples = sample_completions(target, tokenizer, prompts, args)
     for prompt in prompts:
         with torch.no_grad():
-            law = (target(torch.tensor([prompt])).logits[0, -1] / 2.0).softmax(-1)
+            distribution = (target(torch.tensor([prompt])).logits[0, -1] / 2.0).softmax(-1)
         counts = torch.bincount(torch.tensor(samples[prompt]).flatten(), minlength=VOCAB_SIZE)
         # E TV <= sum(sqrt(p(1-p)/n))/2, and McDiarmid: P(TV > E TV + t) <= exp(-2 n t^2), t = 0.05.
-        bound = (law * (1 - law) / 2000).sqrt().sum() / 2 + 0.05
-        assert (counts / 2000 - law).abs().sum() / 2 < bound
+        bound = (distribution * (1 - distribution) / 2000).sqrt().sum() / 2 + 0.05
+        assert (counts / 2000 - distribution).abs().sum() / 2 < bound
 
 
 def test_completions_end_at_stop_strings(tmp_path):

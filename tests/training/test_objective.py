@@ -62,7 +62,7 @@ class Leaf:
 
 
 class Process:
-    """Speculative decoding with random context-dependent laws and head, written as naively as it is defined.
+    """Speculative decoding with random context-dependent distributions and head, written as naively as it is defined.
 
     Under the mixture a rejection says the same whichever token was drafted; with weights per token it does not.
     """

@@ -82,7 +82,8 @@ def drawn() -> Drawn:
 
 
 def fresh(model, prompt_ids: list[int], completion: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Laws `[T, V]` and hidden states `[T, D]` that produced each token of a completion, by one plain forward."""
+    """Distributions `[T, V]` and hidden states `[T, D]` that produced each token of a completion, by one plain
+    forward."""
     ids = torch.tensor([prompt_ids + completion])
     with torch.no_grad():
         output = model(ids, output_hidden_states=True)
@@ -96,7 +97,7 @@ def fresh(model, prompt_ids: list[int], completion: list[int]) -> tuple[torch.Te
 )
 def test_decisions_are_those_of_a_fresh_forward(architecture: str, features: str):
     """Catches probabilities, distances or head inputs of a neighbouring position, of another row or of rejected
-    drafts, and raw laws where processed ones belong."""
+    drafts, and raw distributions where processed ones belong."""
     drawn = draw(architecture, features)
     decisions, inputs = drawn.rollouts.decisions, drawn.rollouts.inputs
     by_token = features.endswith("+token")
@@ -135,7 +136,7 @@ def test_decisions_are_those_of_a_fresh_forward(architecture: str, features: str
             torch.testing.assert_close(values[mine], known[name][places], rtol=0.0, atol=2e-3)
 
 
-def test_bias_is_that_of_the_law_they_were_drawn_under():
+def test_bias_is_that_of_the_distribution_they_were_drawn_under():
     """Catches the drafted token's estimate recorded as the bias, or that of a neighbouring position."""
     drawn = draw(features="distribution+token")
     decisions, head = drawn.rollouts.decisions, drawn.head
@@ -164,7 +165,7 @@ def test_counts_are_those_of_the_statistics(drawn):
 
 
 @pytest.mark.parametrize("features", ["both", "distribution+token"])
-def test_coins_fall_as_the_recorded_laws_say(features: str):
+def test_coins_fall_as_the_recorded_distributions_say(features: str):
     """Catches accept flags of other positions. The count of rejections less the sum of w TV, or of w (1 - p/q)+, is a
     martingale; beyond 4.5 standard deviations with probability below 1e-5, and the seed is fixed."""
     drawn = draw(features=features, prompts=PROMPTS * 12, batch_size=96)
@@ -266,7 +267,7 @@ def test_stop_strings_end_a_rollout():
 
 
 def test_reference_completions_follow_the_target():
-    """Catches reference rewards that are measured under a relaxed law. Given its prefix, the expectation of
+    """Catches reference rewards that are measured under a relaxed distribution. Given its prefix, the expectation of
     log q(y) / p(y) is -KL(p || q); beyond 4.5 standard errors with probability below 1e-5, and the seed is fixed."""
     sampler = make_sampler(batch_size=64)
     prompts, excess = PROMPTS * 8, []
@@ -304,13 +305,13 @@ def test_chat_prompts_get_the_template_and_nothing_twice(monkeypatch):
     ]
 
 
-def test_truncation_reaches_the_laws():
+def test_truncation_reaches_the_distributions():
     """Catches top_k or top_p that is accepted and ignored: with one token left p(y) is 0 or 1."""
     decisions = draw(top_k=1).rollouts.decisions
     assert set(decisions.target_prob.tolist()) <= {0.0, 1.0}
 
 
-def test_without_the_law_no_other_token_is_asked_about(monkeypatch):
+def test_without_the_distribution_no_other_token_is_asked_about(monkeypatch):
     """Catches training that pays for the whole vocabulary, and other decisions, or another bias on average, then."""
     sampler = make_sampler()
     head = make_head(*runs.pair(), features="distribution+token")

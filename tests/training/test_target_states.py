@@ -1,4 +1,5 @@
-"""The target's states: the same laws without reading again, kept over an interruption, refused where they fail."""
+"""The target's states: the same distributions without reading again, kept over an interruption, refused where they
+fail."""
 
 import copy
 import re
@@ -33,7 +34,7 @@ def make_examples(n: int = 7) -> list[dict]:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_states_make_the_laws_of_every_token(target, tmp_path, dtype):
+def test_states_make_the_distributions_of_every_token(target, tmp_path, dtype):
     """Catches states of another position, of another example, and bytes read in another dtype."""
     target, examples = target.to(dtype), make_examples()
     read = with_target_states(examples, target, tmp_path, batch_size=3)
@@ -121,7 +122,7 @@ def last_steps(kind, config):
 
 
 def test_capped_logits_are_refused(tmp_path):
-    """Catches laws that lack what a model does behind its output embedding."""
+    """Catches distributions that lack what a model does behind its output embedding."""
     model = last_steps(Gemma2ForCausalLM, Gemma2Config(final_logit_softcapping=30.0, head_dim=8))
     with pytest.raises(ValueError, match="Gemma2ForCausalLM caps them"):
         with_target_states(make_examples(), model, tmp_path, 2)

@@ -466,7 +466,7 @@ def test_rows_of_several_tasks(tmp_path):
 
 
 def test_rollouts_leave_a_models_own_penalties_aside(tmp_path):
-    """Catches heads that are trained under another law than they are evaluated under."""
+    """Catches heads that are trained under another distribution than they are evaluated under."""
     target, draft = runs.pair()
     target.generation_config.repetition_penalty = 50.0
     trainer = runs.trainer(tmp_path, models=(target, draft))

@@ -1,4 +1,4 @@
-"""The law of a whole decoding process under any rule, by enumeration: every draft, coin and replacement.
+"""The distribution of a whole decoding process under any rule, by enumeration: every draft, coin and replacement.
 
 Models are tables: random scores for every prefix of a three-token vocabulary.
 """
@@ -108,22 +108,22 @@ def rounds(
     kept = block.kept()
     for count in range(gamma + 1):
         if count < gamma:
-            law = block.verdict.replacement(torch.full((len(block.paths),), count)).double()
-            law = law / law.sum(-1, keepdim=True)
+            distribution = block.verdict.replacement(torch.full((len(block.paths),), count)).double()
+            distribution = distribution / distribution.sum(-1, keepdim=True)
         weights = [block.importance(count, token) if weighted else None for token in range(VOCAB)]
         for row, path in enumerate(block.paths):
             chance = float(block.chances[row] * kept[row, count])
             if chance <= 0.0:
                 continue
             memory = None if block.verdict.state is None else block.verdict.state[row : row + 1, count]
-            following = law[row] if count < gamma else bonus(tables, prefix + path)
+            following = distribution[row] if count < gamma else bonus(tables, prefix + path)
             for token, (share, weight) in enumerate(zip(following.tolist(), weights)):
                 # A zero share has no finite weight.
                 factor = 1.0 if weight is None or share <= 0.0 else float(weight[row])
                 yield (*path[:count], token), chance * share * factor, memory
 
 
-def process_law(
+def process_probs(
     rule: Verifier,
     tables: Tables,
     gamma: int,
@@ -132,7 +132,8 @@ def process_law(
     bonus: Law = Tables.p,
     weighted: bool = False,
 ) -> dict[Tokens, float]:
-    """The law of `length` tokens behind `prefix`; no round drafts past the last token but one, as in `generate`.
+    """The distribution of `length` tokens behind `prefix`; no round drafts past the last token but one, as in
+    `generate`.
 
     With `weighted`, probabilities are multiplied by the importance weights of the token records.
     """
@@ -153,11 +154,11 @@ def process_law(
     return dict(total)
 
 
-def product_law(law: Law, tables: Tables, length: int, prefix: Tokens = (0,)) -> dict[Tokens, float]:
-    """The law of `length` tokens that all follow `law`."""
+def product_probs(distribution: Law, tables: Tables, length: int, prefix: Tokens = (0,)) -> dict[Tokens, float]:
+    """The distribution of `length` tokens that all follow `distribution`."""
     total = {}
     for tokens in itertools.product(range(VOCAB), repeat=length):
-        chances = [float(law(tables, prefix + tokens[:i])[token]) for i, token in enumerate(tokens)]
+        chances = [float(distribution(tables, prefix + tokens[:i])[token]) for i, token in enumerate(tokens)]
         total[tokens] = float(torch.tensor(chances).double().prod())
     return total
 

@@ -46,13 +46,13 @@ from tests.verifier_cases import make_block
     ],
 )
 def test_refuses_values_out_of_range(make, message: str):
-    """Catches a setting that makes v no law, found only once the output looks odd."""
+    """Catches a setting that makes v no distribution, found only once the output looks odd."""
     with pytest.raises(ValueError, match=message):
         make()
 
 
 def test_cascade_asks_for_raw_logits():
-    """Catches gates that fall back to processed laws when nobody kept the raw ones."""
+    """Catches gates that fall back to processed distributions when nobody kept the raw ones."""
     draft, target = make_block("random")
     assert SpecCascadeVerifier.needs_raw_logits
     for blocks in ((replace(draft, raw_logits=None), target), (draft, replace(target, raw_logits=None))):

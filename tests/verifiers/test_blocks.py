@@ -22,7 +22,7 @@ from hf_diversed.verifiers import (
 from hf_diversed.verifiers.base import CompositeVerifier
 from hf_diversed.verifiers.fly import forgiving_acceptance
 from tests.verifier_cases import BEGIN, END, VOCAB, make_block
-from tests.verifiers.process import Tables, distance, judge, process_law, product_law
+from tests.verifiers.process import Tables, distance, judge, process_probs, product_probs
 
 
 ROUNDING = 1e-6
@@ -47,8 +47,8 @@ def test_block_verification_emits_the_target(gamma: int, length: int, spread: fl
     """Catches a wrong h or residual, the first instead of the longest kept prefix, and coins that do not telescope."""
     for seed in SEEDS:
         tables = Tables(seed, spread)
-        found = process_law(BlockVerifier(), tables, gamma, length)
-        assert distance(found, product_law(Tables.p, tables, length)) < ROUNDING
+        found = process_probs(BlockVerifier(), tables, gamma, length)
+        assert distance(found, product_probs(Tables.p, tables, length)) < ROUNDING
 
 
 @pytest.mark.parametrize("weight", [0.0, 0.3, 0.7])
@@ -56,8 +56,8 @@ def test_relaxed_block_emits_v(weight: float):
     """Catches p left in the coupling where v is due. The bonus must be v's, which only enumeration can give it."""
     rule = BlockVerifier(StaticEnsembleVerifier(weight))
     for seed, gamma in itertools.product(SEEDS, (1, 2)):
-        found = process_law(rule, Tables(seed), gamma, 3, bonus=mixture(weight))
-        assert distance(found, product_law(mixture(weight), Tables(seed), 3)) < ROUNDING
+        found = process_probs(rule, Tables(seed), gamma, 3, bonus=mixture(weight))
+        assert distance(found, product_probs(mixture(weight), Tables(seed), 3)) < ROUNDING
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,8 @@ def test_fly_is_the_scan_of_its_coins(window: int):
 
 
 def test_fly_gate():
-    """Catches an entropy over the whole law, in bits, or compared the wrong way round; and p(x) = 0 forgiven."""
+    """Catches an entropy over the whole distribution, in bits, or compared the wrong way round; and p(x) = 0
+    forgiven."""
     p = torch.tensor([[0.5, 0.3, 0.1, 0.05, 0.05, 0.0]]).log().expand(1, 4, -1)
     entropy = -sum(x * torch.tensor(x).log() for x in (0.5, 0.3, 0.1))
     for token, threshold, expected in ((1, entropy - 1e-4, 1.0), (1, entropy + 1e-4, 0.0), (5, 0.1, 0.0)):
@@ -171,13 +172,13 @@ def test_regret_is_the_scan_of_a_block(setting):
 @pytest.mark.parametrize("gamma", [1, 2])
 @pytest.mark.parametrize("budget", [0.0, 0.05, 0.2, 0.6])
 @pytest.mark.parametrize("wrap", [lambda rule: rule, BlockVerifier], ids=["token-wise", "block"])
-def test_bias_budget_bounds_the_law_of_sequences(wrap, gamma: int, budget: float):
+def test_bias_budget_bounds_the_distribution_of_sequences(wrap, gamma: int, budget: float):
     """Catches a budget per round or per token, a rejected position that costs nothing, and a state read too early."""
     used = []
     for seed in SEEDS:
         tables = Tables(seed, 2.0)
         rule = wrap(StaticEnsembleVerifier(0.1, bias_budget=budget))
-        used.append(distance(process_law(rule, tables, gamma, 3), product_law(Tables.p, tables, 3)))
+        used.append(distance(process_probs(rule, tables, gamma, 3), product_probs(Tables.p, tables, 3)))
     assert max(used) <= budget + ROUNDING
     assert max(used) >= 0.5 * budget  # and it is there to be spent
 
@@ -211,8 +212,8 @@ def test_phases_follow_the_tokens(gamma: int, prefix: tuple):
     begin token itself, or ends before the end token."""
     parts = StaticEnsembleVerifier(0.1), TypicalAcceptanceVerifier(0.3, 0.6)
     for seed in range(3):
-        found = process_law(PhaseVerifier(*parts, begin=1, end=2), Tables(seed), gamma, 4, prefix)
-        assert distance(found, process_law(ScanningPhase(*parts, 1, 2), Tables(seed), gamma, 4, prefix)) < ROUNDING
+        found = process_probs(PhaseVerifier(*parts, begin=1, end=2), Tables(seed), gamma, 4, prefix)
+        assert distance(found, process_probs(ScanningPhase(*parts, 1, 2), Tables(seed), gamma, 4, prefix)) < ROUNDING
 
 
 def test_phases_charge_each_rule_for_its_own():
@@ -240,8 +241,8 @@ def test_phase_over_couplings():
     for seed in range(4):
         rule = PhaseVerifier(BlockVerifier(), begin=1, end=2)
         for prefix in ((0,), (0, 1)):
-            found = process_law(rule, Tables(seed), 3, 4, prefix)
-            assert distance(found, product_law(Tables.p, Tables(seed), 4, prefix)) < ROUNDING
+            found = process_probs(rule, Tables(seed), 3, 4, prefix)
+            assert distance(found, product_probs(Tables.p, Tables(seed), 4, prefix)) < ROUNDING
 
 
 def test_composites_ask_for_what_their_parts_need():

@@ -1,4 +1,4 @@
-"""The corners: equal laws, zero and denormal probabilities, ties, both ends of every dial."""
+"""The corners: equal distributions, zero and denormal probabilities, ties, both ends of every dial."""
 
 from functools import partial
 
@@ -21,14 +21,14 @@ from hf_diversed.verifiers import (
     Verifier,
 )
 from tests.verifier_cases import (
+    DISTRIBUTION_CASES,
     DRAFT_WIDTH,
     GAMMA,
-    LAW_CASES,
     TARGET_WIDTH,
     VERIFIER_CASES,
-    Laws,
+    Probs,
     VerifierCase,
-    enumerate_law,
+    enumerate_emitted,
     make_block,
     random_head,
 )
@@ -76,7 +76,7 @@ PERMISSIVE = {
     "strictness": lambda: DiversedVerifier(random_head(), strictness=0.0),
     "token strictness": lambda: DiversedVerifier(token_head(), strictness=0.0),
 }
-AGREEING = [case for case in LAW_CASES if case.agreeing]
+AGREEING = [case for case in DISTRIBUTION_CASES if case.agreeing]
 
 
 def greedy_tokens(verifier: Verifier, draft: DraftOutput, target: TargetOutput) -> torch.Tensor:
@@ -88,16 +88,16 @@ def greedy_tokens(verifier: Verifier, draft: DraftOutput, target: TargetOutput) 
 
 
 @pytest.mark.parametrize("case", AGREEING, ids=lambda case: case.id)
-def test_equal_laws_accept_everything(case: VerifierCase):
+def test_equal_distributions_accept_everything(case: VerifierCase):
     """Catches a residual of rounding noise, or 0 / 0, where p = q: all is kept, and the fallback is p."""
     draft, target = make_block("equal")
-    found = enumerate_law(case.make(), draft, target)
+    found = enumerate_emitted(case.make(), draft, target)
     assert found.accept.min() >= 1.0 - ROUNDING
-    torch.testing.assert_close(found.replacement, Laws.of(draft, target).p[:, :, None].expand_as(found.replacement))
+    torch.testing.assert_close(found.replacement, Probs.of(draft, target).p[:, :, None].expand_as(found.replacement))
 
 
 @pytest.mark.parametrize("case", VERIFIER_CASES, ids=lambda case: case.id)
-def test_equal_laws_accept_everything_greedily(case: VerifierCase):
+def test_equal_distributions_accept_everything_greedily(case: VerifierCase):
     """Catches a greedy rule that turns down the draft's token though it is the target's own."""
     draft, target = make_block("equal", sampled=False, rows=8)
     assert (case.make()(draft.tokens, draft, target).accept_prob == 1.0).all()
@@ -110,14 +110,14 @@ def test_weight_zero_accepts_exactly_everything(name: str, sampled: bool):
     draft, target = make_block(sampled=sampled)
     verifier = PERMISSIVE[name]()
     assert (verifier(draft.tokens, draft, target).accept_prob == 1.0).all()
-    assert not sampled or (enumerate_law(verifier, draft, target).accept == 1.0).all()
+    assert not sampled or (enumerate_emitted(verifier, draft, target).accept == 1.0).all()
 
 
 @pytest.mark.parametrize("name", LOSSLESS)
 def test_strict_end_is_lossless(name: str):
     """Catches a dial that stops short of its strict end: (1 - w) q left over, or a gate that still opens."""
     draft, target = make_block()
-    exact, found = (enumerate_law(verifier, draft, target) for verifier in (LosslessVerifier(), LOSSLESS[name]()))
+    exact, found = (enumerate_emitted(verifier, draft, target) for verifier in (LosslessVerifier(), LOSSLESS[name]()))
     torch.testing.assert_close(found.accept, exact.accept, rtol=0.0, atol=ROUNDING)
     torch.testing.assert_close(found.emitted, exact.emitted, rtol=0.0, atol=ROUNDING)
 
@@ -152,7 +152,8 @@ def test_permissive_end_follows_the_draft_where_softmax_cannot(name: str):
 
 @pytest.mark.parametrize("alpha", [0.2, 0.5, 0.8])
 def test_greedy_token_v3_is_lenience(alpha: float):
-    """Catches a gate on processed laws, or alpha taken for lenience: greedy TokenV3 is lenience 1 - alpha on raw p."""
+    """Catches a gate on processed distributions, or alpha taken for lenience: greedy TokenV3 is lenience 1 - alpha on
+    raw p."""
     draft, target = make_block(sampled=False, rows=50)
     unwarped = TargetOutput(target.raw_logits)
     # Temperature keeps the argmax; truncation may not, so lenience judges the same drafts against raw p.
@@ -167,9 +168,9 @@ def test_greedy_token_v3_is_lenience(alpha: float):
 ROWS, VOCAB = 12, 5
 # Zero, denormal, tiny and ordinary probabilities, with ties and near ties.
 score = st.sampled_from([-torch.inf, -120.0, -103.0, -95.0, -88.0, -30.0, -3.0, 0.0, 1e-7, 0.5, 1.0, 40.0])
-law = st.lists(score, min_size=VOCAB, max_size=VOCAB).filter(lambda scores: max(scores) > -torch.inf)
-laws = st.lists(law, min_size=ROWS, max_size=ROWS)
-search = settings(max_examples=25, deadline=None, derandomize=True)  # 300 pairs of laws
+distribution = st.lists(score, min_size=VOCAB, max_size=VOCAB).filter(lambda scores: max(scores) > -torch.inf)
+probs = st.lists(distribution, min_size=ROWS, max_size=ROWS)
+search = settings(max_examples=25, deadline=None, derandomize=True)  # 300 pairs of distributions
 RULES = {case: case.make() for case in VERIFIER_CASES}
 
 
@@ -184,27 +185,27 @@ def block_of(p: list, q: list, sampled: bool) -> tuple[DraftOutput, TargetOutput
 
 
 @search
-@given(laws, laws)
-def test_no_sampled_law_breaks(p, q):
-    """Catches nan, inf, negative or vanished mass on laws with zeros, ties and denormals, a replacement outside of p's
-    support, and a law bent by them."""
+@given(probs, probs)
+def test_no_sampled_distribution_breaks(p, q):
+    """Catches nan, inf, negative or vanished mass on distributions with zeros, ties and denormals, a replacement
+    outside of p's support, and a distribution bent by them."""
     draft, target = block_of(p, q, sampled=True)
     impossible = target.probs()[:, :-1, None] == 0.0
     for case, verifier in RULES.items():
         if verifier.greedy_only:
             continue
         note(case.id)
-        found = enumerate_law(verifier, draft, target)
+        found = enumerate_emitted(verifier, draft, target)
         assert ((found.accept >= 0.0) & (found.accept <= 1.0)).all()
-        assert (found.replacement >= 0.0).all()  # nan fails this, also that of an empty law
+        assert (found.replacement >= 0.0).all()  # nan fails this, also that of an empty distribution
         assert (found.replacement.where(impossible, 0.0) == 0.0).all()
-        if case.law is not None and not case.gated:  # in float64, gates may tip the other way
-            expected = case.law(Laws.of(draft, target, found.weight))
+        if case.emitted is not None and not case.gated:  # in float64, gates may tip the other way
+            expected = case.emitted(Probs.of(draft, target, found.weight))
             torch.testing.assert_close(found.emitted, expected, rtol=0.0, atol=1e-5)
 
 
 @search
-@given(laws, laws)
+@given(probs, probs)
 def test_no_greedy_choice_breaks(p, q):
     """Catches coins other than 0 and 1, and a rejected token that is emitted all the same."""
     draft, target = block_of(p, q, sampled=False)
@@ -215,7 +216,7 @@ def test_no_greedy_choice_breaks(p, q):
 
 
 def wide_block(p: list, q: list, sampled: bool) -> tuple[DraftOutput, TargetOutput]:
-    """The same laws as blocks of three drafts: what judges whole blocks multiplies and divides along them."""
+    """The same distributions as blocks of three drafts: what judges whole blocks multiplies and divides along them."""
     draft, target = block_of(p, q, sampled)
     scores, raw = (values.view(-1, GAMMA, VOCAB) for values in (draft.scores, draft.raw_logits))
     behind = torch.zeros(len(scores), 1, VOCAB)
@@ -229,7 +230,7 @@ def wide_block(p: list, q: list, sampled: bool) -> tuple[DraftOutput, TargetOutp
 
 
 @search
-@given(laws, laws)
+@given(probs, probs)
 def test_no_block_breaks(p, q):
     """Catches nan from a product of chances that vanished on the way, and chances outside of [0, 1]."""
     for sampled in (True, False):
@@ -243,6 +244,6 @@ def test_no_block_breaks(p, q):
             for values in (verdict.trace.strict_prob, verdict.trace.tv, verdict.state):
                 assert values is None or not values.isnan().any()  # regret without end is no error: it is rejected
             for position in range(GAMMA):
-                law = verdict.replacement(torch.full((len(draft.tokens),), position))
-                assert not law.isnan().any()
-                assert not sampled or ((law >= 0.0).all() and (law.sum(-1) > 0.0).all())
+                distribution = verdict.replacement(torch.full((len(draft.tokens),), position))
+                assert not distribution.isnan().any()
+                assert not sampled or ((distribution >= 0.0).all() and (distribution.sum(-1) > 0.0).all())

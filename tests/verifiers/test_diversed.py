@@ -85,7 +85,8 @@ def test_settings_repeat_with_the_prompts(given):
 
 
 def test_weights_read_their_own_position():
-    """Catches an off-by-one: w belongs to the states that produced its position's laws, the bonus state to none."""
+    """Catches an off-by-one: w belongs to the states that produced its position's distributions, the bonus state to
+    none."""
     draft, target = make_block("random")
     verifier = DiversedVerifier(random_head("mlp", "both"))
     before = verifier(draft.tokens, draft, target).trace.weight
@@ -136,7 +137,7 @@ def test_refuses_before_the_first_forward(changes: dict, message: str):
     ],
 )
 def test_refuses_values_out_of_range(arguments: dict, message: str):
-    """Catches a setting that makes v no law."""
+    """Catches a setting that makes v no distribution."""
     with pytest.raises(ValueError, match=message):
         DiversedVerifier(head_for(), **arguments)
 

@@ -1,4 +1,4 @@
-"""Weights per token: the law and its bounds at every corner, whole processes, the dial, what is told."""
+"""Weights per token: the distribution and its bounds at every corner, whole processes, the dial, what is told."""
 
 import itertools
 from collections.abc import Callable
@@ -27,13 +27,13 @@ from hf_diversed.verifiers.weights import Weights, lenient_weight
 from tests.verifier_cases import (
     DRAFT_WIDTH,
     TARGET_WIDTH,
-    Laws,
-    enumerate_law,
+    Probs,
+    enumerate_emitted,
     make_block,
     random_head,
-    token_law,
+    token_probs,
 )
-from tests.verifiers.process import Tables, distance, judge, process_law, product_law
+from tests.verifiers.process import Tables, distance, judge, process_probs, product_probs
 
 
 ROUNDING = 1e-6
@@ -54,39 +54,42 @@ class Given(MixtureVerifier):
         return Weights(table.gather(-1, draft.tokens[..., None])[..., 0], per_token=lambda p, q: table)
 
 
-# Zero, denormal, tiny and ordinary probabilities, with ties; one score alone makes a one-hot law, as looked up.
+# Zero, denormal, tiny and ordinary probabilities, with ties; one score alone is one-hot, as in prompt lookup.
 score = st.sampled_from([-torch.inf, -120.0, -103.0, -95.0, -88.0, -30.0, -3.0, 0.0, 1e-7, 0.5, 1.0, 40.0])
-law = st.lists(score, min_size=VOCAB, max_size=VOCAB).filter(lambda scores: max(scores) > -torch.inf)
+distribution = st.lists(score, min_size=VOCAB, max_size=VOCAB).filter(lambda scores: max(scores) > -torch.inf)
 one_hot = st.integers(0, VOCAB - 1).map(lambda x: [0.0 if x == y else -torch.inf for y in range(VOCAB)])
 weight = st.sampled_from([0.0, 1e-30, 1e-6, 0.5, 1.0 - 2**-24, 1.0]) | st.floats(0.0, 1.0, width=32)
-laws = partial(st.lists, min_size=ROWS, max_size=ROWS)
-tables = laws(st.lists(weight, min_size=VOCAB, max_size=VOCAB))
+probs = partial(st.lists, min_size=ROWS, max_size=ROWS)
+tables = probs(st.lists(weight, min_size=VOCAB, max_size=VOCAB))
 bound = st.sampled_from([0.0, 1.0]) | st.floats(0.0, 1.0, width=32)
 
 
 @settings(max_examples=170, deadline=None, derandomize=True)  # 2,040 triples (p, q, w)
-@given(laws(law), laws(law | one_hot), tables, bound)
+@given(probs(distribution), probs(distribution | one_hot), tables, bound)
 def test_no_triple_breaks(p, q, w, limit):
-    """Catches nan, a law that is none or not the one told, a rejection or bias that theory does not know, and bounds
-    that do not hold, at zeros, ties, denormals and one-hot q."""
+    """Catches nan, a distribution that is none or not the one told, a rejection or bias that theory does not know, and
+    bounds that do not hold, at zeros, ties, denormals and one-hot q."""
     scores, table = torch.tensor(p)[:, None].repeat(1, 2, 1), torch.tensor(w)
     draft = DraftOutput(torch.tensor(q)[:, None], tokens=torch.tensor(q)[:, None].argmax(-1), sampled=True)
     target = TargetOutput(scores)
-    laws = Laws(*(2 * [law.double() for law in (target.probs()[:, :-1], draft.probs())]), table.double()[:, None])
+    probs = Probs(
+        *(2 * [distribution.double() for distribution in (target.probs()[:, :-1], draft.probs())]),
+        table.double()[:, None],
+    )
 
     def check(rule: Given) -> tuple[torch.Tensor, torch.Tensor]:
-        found = enumerate_law(rule, draft, target)
+        found = enumerate_emitted(rule, draft, target)
         assert ((found.accept >= 0.0) & (found.accept <= 1.0)).all()
         close(rule(draft.tokens, draft, target).trace.emitted_probs(), found.emitted)
-        return found.emitted, (laws.q * (1.0 - found.accept)).sum(-1)
+        return found.emitted, (probs.q * (1.0 - found.accept)).sum(-1)
 
     emitted, rejected = check(Given(table))
-    close(emitted, token_law(laws))
-    close(total_variation(laws.q, emitted), rejected)
-    close(total_variation(emitted, laws.p) + rejected, total_variation(laws.p, laws.q))
-    assert (total_variation(check(Given(table, max_bias=limit))[0], laws.p) <= limit + ROUNDING).all()
-    assert (total_variation(check(Given(table, bias_budget=limit))[0], laws.p) <= limit + ROUNDING).all()
-    assert (limit * check(Given(table, max_ratio=limit))[0] <= laws.p + ROUNDING).all()
+    close(emitted, token_probs(probs))
+    close(total_variation(probs.q, emitted), rejected)
+    close(total_variation(emitted, probs.p) + rejected, total_variation(probs.p, probs.q))
+    assert (total_variation(check(Given(table, max_bias=limit))[0], probs.p) <= limit + ROUNDING).all()
+    assert (total_variation(check(Given(table, bias_budget=limit))[0], probs.p) <= limit + ROUNDING).all()
+    assert (limit * check(Given(table, max_ratio=limit))[0] <= probs.p + ROUNDING).all()
 
 
 def close(found: torch.Tensor, expected: torch.Tensor) -> None:
@@ -96,22 +99,24 @@ def close(found: torch.Tensor, expected: torch.Tensor) -> None:
 def test_bounds_raise_no_further_than_they_say():
     """Catches bounds that act where nothing is to be bounded."""
     draft, target = make_block()
-    free = enumerate_law(DiversedVerifier(token_head()), draft, target).weight
+    free = enumerate_emitted(DiversedVerifier(token_head()), draft, target).weight
     idle = {"max_bias": 1.0, "max_ratio": 0.0, "bias_budget": 99.0}
     for name, value in idle.items():
-        assert torch.equal(enumerate_law(DiversedVerifier(token_head(), **{name: value}), draft, target).weight, free)
+        assert torch.equal(
+            enumerate_emitted(DiversedVerifier(token_head(), **{name: value}), draft, target).weight, free
+        )
 
 
 @pytest.mark.parametrize("lenience", [1.0, 0.5, 0.05])
 def test_lenience_is_a_weight_per_token(lenience: float):
     """Catches (1 - p / (l q)) without its denominator: the bound would be stricter than p / l, or not hold."""
     draft, target = make_block()
-    exact = enumerate_law(LenientVerifier(lenience), draft, target)
+    exact = enumerate_emitted(LenientVerifier(lenience), draft, target)
     for rule in (
         StaticEnsembleVerifier(0.0, max_ratio=lenience),
         DiversedVerifier(token_head(), strictness=0.0, max_ratio=lenience),
     ):
-        found = enumerate_law(rule, draft, target)
+        found = enumerate_emitted(rule, draft, target)
         close(draft.probs() * found.accept, draft.probs() * exact.accept)
         close(found.emitted, exact.emitted)
 
@@ -124,40 +129,40 @@ def test_lenient_weight_at_its_ends():
 
 
 def token_rule(rule: DiversedVerifier) -> Callable[[Tables, tuple], torch.Tensor]:
-    """The law that a rule's weights make at any prefix, from the formula."""
+    """The distribution that a rule's weights make at any prefix, from the formula."""
 
     @cache
-    def law(tables: Tables, prefix: tuple) -> torch.Tensor:
+    def distribution(tables: Tables, prefix: tuple) -> torch.Tensor:
         block = judge(rule, tables, prefix, 1)
         p, q = tables.p(prefix), tables.q(prefix)
-        return token_law(Laws(p, q, p, q, block.verdict.trace.weight[:, 0].double()))
+        return token_probs(Probs(p, q, p, q, block.verdict.trace.weight[:, 0].double()))
 
-    return law
+    return distribution
 
 
 @pytest.mark.parametrize(("gamma", "length"), [(1, 3), (2, 3), (3, 4)])
 @pytest.mark.parametrize("wrap", [lambda rule: rule, BlockVerifier], ids=["token-wise", "block"])
 @torch.no_grad()
-def test_process_emits_the_law(wrap, gamma: int, length: int):
+def test_process_emits_the_distribution(wrap, gamma: int, length: int):
     """Catches a weight of another position or token anywhere in the loop's arithmetic: drafts, coins, residual."""
     for seed in SEEDS:
         rule = DiversedVerifier(token_head())
-        law = token_rule(rule)
-        found = process_law(wrap(rule), Tables(seed), gamma, length, bonus=law)
-        assert distance(found, product_law(law, Tables(seed), length)) < ROUNDING
+        distribution = token_rule(rule)
+        found = process_probs(wrap(rule), Tables(seed), gamma, length, bonus=distribution)
+        assert distance(found, product_probs(distribution, Tables(seed), length)) < ROUNDING
 
 
 @pytest.mark.parametrize("gamma", [1, 2])
 @pytest.mark.parametrize("budget", [0.0, 0.05, 0.2, 0.6])
 @pytest.mark.parametrize("make", [token_head, partial(token_head, "mlp")], ids=["linear", "mlp"])
 @torch.no_grad()
-def test_bias_budget_bounds_the_law_of_sequences(make, gamma: int, budget: float):
+def test_bias_budget_bounds_the_distribution_of_sequences(make, gamma: int, budget: float):
     """Catches a charge of (1 - w) TV by the drafted token's weight: the budget would be over, or never spent."""
     used = []
     for seed in SEEDS:
         tables = Tables(seed, 2.0)
         rule = DiversedVerifier(make(), strictness=0.02, bias_budget=budget)
-        used.append(distance(process_law(rule, tables, gamma, 3), product_law(Tables.p, tables, 3)))
+        used.append(distance(process_probs(rule, tables, gamma, 3), product_probs(Tables.p, tables, 3)))
     assert max(used) <= budget + ROUNDING
     assert max(used) >= 0.5 * budget  # and it is there to be spent
 
@@ -180,9 +185,9 @@ def test_importance_weights_give_the_target(name: str):
     rule = WEIGHABLE[name]()
     for seed in SEEDS[:2]:
         tables = Tables(seed)
-        exact = product_law(Tables.p, tables, 3)
-        assert distance(process_law(rule, tables, 2, 3, weighted=True), exact) < ROUNDING
-        assert distance(process_law(rule, tables, 2, 3), exact) > 0.01
+        exact = product_probs(Tables.p, tables, 3)
+        assert distance(process_probs(rule, tables, 2, 3, weighted=True), exact) < ROUNDING
+        assert distance(process_probs(rule, tables, 2, 3), exact) > 0.01
 
 
 # The dial
@@ -204,7 +209,7 @@ def test_each_tenth_of_the_dial_moves_acceptance(head_type: str):
     found = []
     for tenth in range(11):
         rule = DiversedVerifier(lenient_head(head_type=head_type), strictness=tenth / 10)
-        found.append((q * enumerate_law(rule, draft, target).accept).sum(-1).mean().item())
+        found.append((q * enumerate_emitted(rule, draft, target).accept).sum(-1).mean().item())
     assert found[0] == pytest.approx(1.0, abs=1e-8)
     assert found[-1] == pytest.approx(strict.item(), abs=ROUNDING)
     steps = [before - after for before, after in itertools.pairwise(found)]

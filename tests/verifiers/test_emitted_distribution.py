@@ -7,26 +7,26 @@ import torch
 
 from hf_diversed.verifiers import VERIFIERS
 from tests.verifier_cases import (
+    DISTRIBUTION_CASES,
     GAMMA,
-    LAW_CASES,
     VERIFIER_CASES,
-    Laws,
+    Probs,
     VerifierCase,
-    enumerate_law,
+    enumerate_emitted,
     make_block,
-    mixture_law,
-    token_law,
+    mixture_probs,
+    token_probs,
     total_variation,
     weights_of,
 )
 
 
 TOLERANCE = 1e-6  # the rules compute in float32
-MIXING = [case for case in VERIFIER_CASES if case.law is mixture_law]
-TOKENWISE = [case for case in VERIFIER_CASES if case.law is token_law]
+MIXING = [case for case in VERIFIER_CASES if case.emitted is mixture_probs]
+TOKENWISE = [case for case in VERIFIER_CASES if case.emitted is token_probs]
 LENIENT = [case for case in VERIFIER_CASES if case.rule == "lenience"]
 
-every_case = pytest.mark.parametrize("case", LAW_CASES, ids=lambda case: case.id)
+every_case = pytest.mark.parametrize("case", DISTRIBUTION_CASES, ids=lambda case: case.id)
 mixing_cases = pytest.mark.parametrize("case", MIXING, ids=lambda case: case.id)
 token_cases = pytest.mark.parametrize("case", TOKENWISE, ids=lambda case: case.id)
 lenient_cases = pytest.mark.parametrize("case", LENIENT, ids=lambda case: case.id)
@@ -44,20 +44,20 @@ def test_every_registered_rule_has_a_case():
 
 
 @every_case
-def test_sampling_emits_the_law(case: VerifierCase):
-    """Catches any error in acceptance, residual or fallback, raw and processed laws mixed up, a position off by one, a
-    weight that looks at the drafted token: all of them bend the emitted law away from v."""
+def test_sampling_emits_the_distribution(case: VerifierCase):
+    """Catches any error in acceptance, residual or fallback, raw and processed distributions mixed up, a position off
+    by one, a weight that looks at the drafted token: all of them bend the emitted distribution away from v."""
     draft, target = make_block()
-    found = enumerate_law(case.make(), draft, target)
-    close(found.emitted, case.law(Laws.of(draft, target, found.weight)))
+    found = enumerate_emitted(case.make(), draft, target)
+    close(found.emitted, case.emitted(Probs.of(draft, target, found.weight)))
 
 
-@pytest.mark.parametrize("case", [case for case in LAW_CASES if case.maximal], ids=lambda case: case.id)
-def test_accepts_as_much_as_the_law_allows(case: VerifierCase):
-    """Catches needless rejections that a residual overlapping q makes up for: the right law, but slow."""
+@pytest.mark.parametrize("case", [case for case in DISTRIBUTION_CASES if case.maximal], ids=lambda case: case.id)
+def test_accepts_as_much_as_the_distribution_allows(case: VerifierCase):
+    """Catches needless rejections that a residual overlapping q makes up for: the right distribution, but slow."""
     draft, target = make_block()
-    found = enumerate_law(case.make(), draft, target)
-    q = Laws.of(draft, target).q
+    found = enumerate_emitted(case.make(), draft, target)
+    q = Probs.of(draft, target).q
     close((q * found.accept).sum(-1), 1.0 - total_variation(q, found.emitted))
 
 
@@ -65,77 +65,77 @@ def test_accepts_as_much_as_the_law_allows(case: VerifierCase):
 def test_mixing_acceptance_and_bias(case: VerifierCase):
     """Catches a weight on the draft instead of the target, and statistics that report another TV than TV(p, q)."""
     draft, target = make_block()
-    found = enumerate_law(case.make(), draft, target)
-    laws = Laws.of(draft, target)
-    tv = total_variation(laws.p, laws.q)
+    found = enumerate_emitted(case.make(), draft, target)
+    probs = Probs.of(draft, target)
+    tv = total_variation(probs.p, probs.q)
     close(found.weight, found.weight[..., :1].expand_as(found.weight))
     assert found.bias is None
     weight = found.weight[..., 0]
-    close((laws.q * found.accept).sum(-1), 1.0 - weight * tv)
-    close(total_variation(found.emitted, laws.p), (1.0 - weight) * tv)
+    close((probs.q * found.accept).sum(-1), 1.0 - weight * tv)
+    close(total_variation(found.emitted, probs.p), (1.0 - weight) * tv)
     if found.tv is not None:
         close(found.tv, tv)
 
 
 @token_cases
 def test_weights_per_token_are_on_the_front(case: VerifierCase):
-    """Catches a rejection charged to another token, a law that leaves the span between q and p, and a bias that is no
-    more than that of the drafted token: its mean over drafts must be TV(v, p)."""
+    """Catches a rejection charged to another token, a distribution that leaves the span between q and p, and a bias
+    that is no more than that of the drafted token: its mean over drafts must be TV(v, p)."""
     draft, target = make_block()
-    found = enumerate_law(case.make(), draft, target)
-    laws = Laws.of(draft, target)
-    deficit = (laws.q - laws.p).clamp_min(0.0)
+    found = enumerate_emitted(case.make(), draft, target)
+    probs = Probs.of(draft, target)
+    deficit = (probs.q - probs.p).clamp_min(0.0)
     rejected, bias = (found.weight * deficit).sum(-1), ((1.0 - found.weight) * deficit).sum(-1)
-    close((laws.q * found.accept).sum(-1), 1.0 - rejected)
-    close(total_variation(laws.q, found.emitted), rejected)
-    close(total_variation(found.emitted, laws.p), bias)
-    close((laws.q * found.bias).sum(-1), bias)
-    assert (found.emitted >= torch.minimum(laws.p, laws.q) - TOLERANCE).all()
-    assert (found.emitted <= torch.maximum(laws.p, laws.q) + TOLERANCE).all()
+    close((probs.q * found.accept).sum(-1), 1.0 - rejected)
+    close(total_variation(probs.q, found.emitted), rejected)
+    close(total_variation(found.emitted, probs.p), bias)
+    close((probs.q * found.bias).sum(-1), bias)
+    assert (found.emitted >= torch.minimum(probs.p, probs.q) - TOLERANCE).all()
+    assert (found.emitted <= torch.maximum(probs.p, probs.q) + TOLERANCE).all()
 
 
 @token_cases
-def test_the_law_that_is_told_is_the_emitted_one(case: VerifierCase):
+def test_the_distribution_that_is_told_is_the_emitted_one(case: VerifierCase):
     """Catches weights over the vocabulary that are not those of the drafted tokens: greedy decoding, budgets, block
     verification and records go by them. Chunks of the vocabulary are among the causes."""
     draft, target = make_block()
     verifier = case.make()
     told = verifier(draft.tokens, draft, target).trace.emitted_probs()
-    close(told, enumerate_law(verifier, draft, target).emitted)
+    close(told, enumerate_emitted(verifier, draft, target).emitted)
 
 
 @token_cases
-def test_greedy_bias_is_that_of_the_law(case: VerifierCase):
+def test_greedy_bias_is_that_of_the_distribution(case: VerifierCase):
     """Catches the drafted token's estimate in greedy decoding, where the draft is no draw from q."""
     draft, target = make_block(sampled=False)
     verifier = case.make()
-    found = enumerate_law(verifier, replace(draft, sampled=True), target)
+    found = enumerate_emitted(verifier, replace(draft, sampled=True), target)
     bias = verifier(draft.tokens, draft, target).trace.bias
-    close(bias, total_variation(found.emitted, Laws.of(draft, target).p))
+    close(bias, total_variation(found.emitted, Probs.of(draft, target).p))
 
 
 RATIO_BOUND = [case for case in TOKENWISE if "max-ratio" in case.id or "all-bounds" in case.id]
 
 
 @pytest.mark.parametrize("case", RATIO_BOUND, ids=lambda case: case.id)
-def test_max_ratio_bounds_the_emitted_law(case: VerifierCase):
+def test_max_ratio_bounds_the_emitted_distribution(case: VerifierCase):
     """Catches a bound on the drafted token's weight alone, one taken before the dial, and 1 / l taken for l."""
     draft, target = make_block()
     verifier = case.make()
-    emitted = enumerate_law(verifier, draft, target).emitted
-    assert (emitted <= Laws.of(draft, target).p / verifier.max_ratio[0] + TOLERANCE).all()
+    emitted = enumerate_emitted(verifier, draft, target).emitted
+    assert (emitted <= Probs.of(draft, target).p / verifier.max_ratio[0] + TOLERANCE).all()
 
 
 BOUNDED = [case for case in MIXING + TOKENWISE if "max-bias" in case.id or "all-bounds" in case.id]
 
 
 @pytest.mark.parametrize("case", BOUNDED, ids=lambda case: case.id)
-def test_max_bias_bounds_the_emitted_law(case: VerifierCase):
+def test_max_bias_bounds_the_emitted_distribution(case: VerifierCase):
     """Catches a cap applied before the strictness or to the wrong TV: `max_bias` would be a wish, not a bound."""
     draft, target = make_block()
     verifier = case.make()
-    emitted = enumerate_law(verifier, draft, target).emitted
-    assert total_variation(emitted, Laws.of(draft, target).p).max() <= verifier.max_bias[0] + TOLERANCE
+    emitted = enumerate_emitted(verifier, draft, target).emitted
+    assert total_variation(emitted, Probs.of(draft, target).p).max() <= verifier.max_bias[0] + TOLERANCE
 
 
 @lenient_cases
@@ -143,11 +143,11 @@ def test_lenience_bounds_overshoot_on_the_front(case: VerifierCase):
     """Catches lenience applied to the residual too, or as 1 - lenience: v <= p / l and the front would be lost."""
     draft, target = make_block()
     verifier = case.make()
-    found = enumerate_law(verifier, draft, target)
-    laws = Laws.of(draft, target)
-    assert (found.emitted <= laws.p / verifier.lenience + TOLERANCE).all()
-    rejected = 1.0 - (laws.q * found.accept).sum(-1)
-    close(rejected + total_variation(found.emitted, laws.p), total_variation(laws.p, laws.q))
+    found = enumerate_emitted(verifier, draft, target)
+    probs = Probs.of(draft, target)
+    assert (found.emitted <= probs.p / verifier.lenience + TOLERANCE).all()
+    rejected = 1.0 - (probs.q * found.accept).sum(-1)
+    close(rejected + total_variation(found.emitted, probs.p), total_variation(probs.p, probs.q))
 
 
 @every_case
@@ -156,7 +156,7 @@ def test_greedy_emits_the_best_token(case: VerifierCase):
     draft, target = make_block(sampled=False, rows=8)
     verifier = case.make()
     verdict = verifier(draft.tokens, draft, target)
-    expected = case.greedy(Laws.of(draft, target, weights_of(verifier, draft, target)))
+    expected = case.greedy(Probs.of(draft, target, weights_of(verifier, draft, target)))
     assert torch.equal(verdict.accept_prob, (expected == draft.tokens).float())
     for position in range(GAMMA):
         kept = verdict.accept_prob[:, position] == 1.0
@@ -167,7 +167,7 @@ def test_greedy_emits_the_best_token(case: VerifierCase):
 @pytest.mark.parametrize("sampled", [True, False])
 @every_case
 def test_rows_reject_at_their_own_positions(case: VerifierCase, sampled: bool):
-    """Catches a replacement law read at one row's position for the whole batch."""
+    """Catches a replacement distribution read at one row's position for the whole batch."""
     draft, target = make_block("random", sampled=sampled, rows=GAMMA)
     verdict = case.make()(draft.tokens, draft, target)
     own = torch.arange(GAMMA).flip(0)
