@@ -77,7 +77,7 @@ def completion_logits(model, batch: Mapping[str, torch.Tensor], unwrapped: PreTr
 def divergences(
     target_logits: torch.Tensor, draft_logits: torch.Tensor, temperature: float, learned: str = "kl"
 ) -> dict[str, torch.Tensor]:
-    """Return TV and KL between target and draft distributions whose vocabularies may be padded to different sizes.
+    """Return divergences of target and draft distributions whose vocabularies may be padded to different sizes.
 
     Ids that only the draft model has are cut before its softmax. Ids that only the target model has get q = 0; p
     covers the whole target vocabulary.
@@ -85,11 +85,12 @@ def divergences(
     Args:
         target_logits: float `[N, Vp]`.
         draft_logits: float `[N, Vq]`.
-        learned: the divergence with a gradient, "tv" or "kl"; the other one is detached to save memory.
+        learned: the divergence with a gradient, "tv", "kl" or "lk"; the others are detached to save memory.
 
     Returns:
         "tv", float32 `[N]`: TV(p, q), the rejection probability of a lossless verifier (arXiv 2211.17192). "kl",
-        float32 `[N]`: KL(p||q), summed over the ids with q > 0, since it is infinite otherwise.
+        float32 `[N]`: KL(p||q), summed over the ids with q > 0, since it is infinite otherwise. "lk", float32 `[N]`:
+        -log sum min(p, q) = -log(1 - TV), the negative log-acceptance of LK losses (arXiv 2602.23881).
     """
     common = min(target_logits.shape[-1], draft_logits.shape[-1])
     log_p = (target_logits.float() / temperature).log_softmax(-1)[..., :common]
@@ -102,4 +103,8 @@ def divergences(
     def tv(log_q: torch.Tensor) -> torch.Tensor:
         return total_variation(log_q.exp(), p)  # order matters: q sums to 1 over the common ids, p may not
 
-    return {name: of(log_q if name == learned else log_q.detach()) for name, of in (("tv", tv), ("kl", kl))}
+    def lk(log_q: torch.Tensor) -> torch.Tensor:
+        return -torch.minimum(log_q.exp(), p).sum(-1).clamp_min(torch.finfo(p.dtype).tiny).log()
+
+    kinds = {"tv": tv, "kl": kl, "lk": lk}
+    return {name: of(log_q if name == learned else log_q.detach()) for name, of in kinds.items()}

@@ -41,7 +41,7 @@ from hf_diversed.verifiers.base import check_range
 
 Row = Mapping[str, Any]
 MODES = ("distill", "supervised")
-DIVERGENCES = ("kl", "tv")
+DIVERGENCES = ("kl", "tv", "lk")
 
 
 @dataclass

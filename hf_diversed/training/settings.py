@@ -99,7 +99,8 @@ class DraftTuningSettings:
         metadata={"help": '"distill": towards the target on its completions; "supervised": to the references.'},
     )
     divergence: str = field(
-        default="kl", metadata={"help": 'Of distillation: "kl" is KL(p||q); "tv" is what acceptance loses, TV(p, q).'}
+        default="kl",
+        metadata={"help": 'Of distillation: "kl" is KL(p||q), "tv" is TV(p, q), "lk" is -log(1 - TV(p, q)).'},
     )
     all_weights: bool = field(
         default=False,

@@ -81,7 +81,7 @@ def test_supervised_lowers_the_cross_entropy_of_references_only_by_the_adapter(t
         assert torch.equal(value, before[name]), name
 
 
-@pytest.mark.parametrize("divergence", ["kl", "tv"])
+@pytest.mark.parametrize("divergence", ["kl", "tv", "lk"])
 def test_distillation_raises_agreement_on_unseen_samples(tokenizer, target, draft, tmp_path, divergence):
     """Catches a divergence of the wrong sign, distributions of shifted positions, and a target that trains along."""
     rows, before = make_rows(48), copy.deepcopy(target.state_dict())
@@ -229,6 +229,7 @@ def test_divergences_against_their_definitions(p_logits, q_logits, padding, temp
     assert found["kl"].item() == pytest.approx(kl.item(), abs=1e-4)
     q = torch.cat([q, q.new_zeros(len(p) - common)])
     assert found["tv"].item() == pytest.approx(((p - q).abs().sum() / 2).item(), abs=1e-5)
+    assert found["lk"].item() == pytest.approx(-torch.minimum(p, q).sum().log().item(), abs=1e-4)
 
 
 @pytest.mark.parametrize("more", ["target", "draft"])
@@ -419,6 +420,8 @@ def test_ids_that_the_draft_cannot_say_cost_no_divergence():
     q_logits.requires_grad_(True)
     found = divergences(p_logits, q_logits, 1.0)
     assert not found["tv"].requires_grad  # what is only logged keeps no graph
+    disjoint = divergences(torch.tensor([[0.0, -200.0]]), torch.tensor([[-200.0, 0.0]], requires_grad=True), 1.0, "lk")
+    assert disjoint["lk"].isfinite().all()
     p, q = p_logits.softmax(-1), q_logits.detach().softmax(-1)
     kept = [0, 2, 3, 5]
     expected = (p[:, kept] * (p[:, kept] / q[:, kept]).log()).sum(-1)
@@ -436,7 +439,7 @@ def test_ids_that_the_draft_cannot_say_cost_no_divergence():
     ("options", "words"),
     [
         ({"mode": "both"}, "mode must be one of distill, supervised, got 'both'"),
-        ({"divergence": "js"}, "divergence must be one of kl, tv"),
+        ({"divergence": "js"}, "divergence must be one of kl, tv, lk"),
         ({"lora_r": 0}, "`lora_r` must lie in"),
         ({"lora_dropout": 1.0}, "`lora_dropout` must lie in"),
         ({"temperature": 0.0}, "temperature must be above 0"),
