@@ -43,6 +43,8 @@ class SpeculativeStats:
     rejected one. `engine` is "eager", "static" (fixed shapes), "compiled", or "compiled (forwards)" if verifier or
     processors ran outside the compiled functions; `engine_reason` is why a call with `cache_implementation="static"`
     was not compiled as a whole, empty if it was; `compile` counts compilations.
+    `max_ratio` is the largest v(y) / p(y) of an emitted token y at a verified position, where sampling follows v and
+    the target p; 0 without token records, in greedy decoding, and for verifiers without an emitted distribution.
     `expected_accepted_sum` is the expectation of `num_accepted` given the draft tokens, before acceptance is drawn.
     """
 
@@ -60,6 +62,9 @@ class SpeculativeStats:
     tv_count: int = 0
     bias_sum: float = 0.0
     bias_count: int = 0
+    overshoot_sum: float = 0.0
+    overshoot_count: int = 0
+    max_ratio: float = 0.0
     expected_accepted_sum: float = 0.0
     strictness_sum: float = 0.0
     strictness_count: int = 0
@@ -122,6 +127,15 @@ class SpeculativeStats:
         """
         return _ratio(self.bias_sum, self.bias_count)
 
+    @property
+    def mean_overshoot(self) -> float:
+        """Mean of max(1 - p(y) / v(y), 0) over the tokens y emitted at verified positions; NaN where `max_ratio` is 0.
+
+        It is the share of a token's probability that exceeds the target's (cf. arXiv 2607.26627), with TV(v, p) as its
+        expectation.
+        """
+        return _ratio(self.overshoot_sum, self.overshoot_count)
+
     def add(self, other: "SpeculativeStats") -> None:
         """Add the counters of other rows or calls, in place, and append their rows."""
         for item in fields(self):
@@ -130,6 +144,8 @@ class SpeculativeStats:
                 longest = max(len(mine), len(theirs))
                 padded = [values + [0] * (longest - len(values)) for values in (mine, theirs)]
                 self.accepted_per_position = [a + b for a, b in zip(*padded)]
+            elif item.name == "max_ratio":
+                self.max_ratio = max(mine, theirs)
             elif item.name == "per_row":
                 self.per_row = mine + theirs
             elif item.name in ("engine", "engine_reason"):
@@ -141,7 +157,7 @@ class SpeculativeStats:
                 setattr(self, item.name, mine + theirs)
 
     def to_dict(self) -> dict:
-        """Counters and rates for strict JSON (None where a rate is nan), under AIPerf's names where it has one."""
+        """Counters and rates for strict JSON (None where NaN or infinite), under AIPerf's names where it has one."""
         values = {
             "num_spec_steps": self.num_rounds,
             "num_draft_tokens": self.num_drafted,
@@ -157,8 +173,10 @@ class SpeculativeStats:
             "mean_weight": self.mean_weight,
             "mean_tv": self.mean_tv,
             "mean_bias": self.mean_bias,
+            "mean_overshoot": self.mean_overshoot,
+            "max_ratio": self.max_ratio or None,
         }
-        return {name: None if value != value else value for name, value in values.items()}
+        return {name: None if value != value or value == float("inf") else value for name, value in values.items()}
 
 
 SOURCES = ("draft", "residual", "bonus")

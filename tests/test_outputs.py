@@ -56,6 +56,9 @@ def rows() -> list[SpeculativeStats]:
             tv_count=8,
             bias_sum=0.4,
             bias_count=8,
+            overshoot_sum=0.8,
+            overshoot_count=8,
+            max_ratio=3.0,
             expected_accepted_sum=7.0,
         ),
         SpeculativeStats(
@@ -67,6 +70,7 @@ def rows() -> list[SpeculativeStats]:
             accepted_per_position=[1, 1, 1],
             weight_sum=3.0,
             weight_count=4,
+            max_ratio=float("inf"),
             expected_accepted_sum=2.5,
         ),
     ]
@@ -94,6 +98,9 @@ def test_counters_add_up():
         tv_count=8,
         bias_sum=0.4,
         bias_count=8,
+        overshoot_sum=0.8,
+        overshoot_count=8,
+        max_ratio=float("inf"),
         expected_accepted_sum=9.5,
         per_row=[first, second],
     )
@@ -112,6 +119,7 @@ def test_counters_add_up():
         ("mean_weight", 0.25),
         ("mean_tv", 0.125),
         ("mean_bias", 0.05),
+        ("mean_overshoot", 0.1),
     ],
 )
 def test_rates(rate: str, expected):
@@ -147,4 +155,7 @@ def test_to_dict_names():
         "mean_weight": 0.25,
         "mean_tv": 0.125,
         "mean_bias": 0.05,
+        "mean_overshoot": 0.1,
+        "max_ratio": 3.0,
     }
+    assert json.loads(json.dumps(rows()[1].to_dict()))["max_ratio"] is None  # infinite

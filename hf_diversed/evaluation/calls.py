@@ -36,6 +36,8 @@ COUNTERS = (
     "tv_count",
     "bias_sum",
     "bias_count",
+    "overshoot_sum",
+    "overshoot_count",
     "expected_accepted_sum",
 )
 
@@ -65,6 +67,8 @@ def measured_call(
 
 def _counter_columns(per_row: list[SpeculativeStats]) -> dict[str, list]:
     columns: dict[str, list[Any]] = {name: [getattr(stats, name) for stats in per_row] for name in COUNTERS}
+    ratios = [stats.max_ratio for stats in per_row]
+    columns["max_ratio"] = [ratio if 0.0 < ratio < float("inf") else None for ratio in ratios]
     columns["accepted_per_position"] = [list(stats.accepted_per_position) for stats in per_row]
     return columns
 

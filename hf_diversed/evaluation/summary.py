@@ -74,8 +74,8 @@ class MethodTable:
         ]
         return math.fsum(chosen) / len(chosen) if chosen else None
 
-    def max_bias(self) -> float | None:
-        return max((bias for bias in self.rows.get("max_bias", []) if bias is not None), default=None)
+    def largest(self, name: str) -> float | None:
+        return max((value for value in self.rows.get(name, []) if value is not None), default=None)
 
 
 def summarize(results: Results, labels: Sequence[str] | None = None, replicates: int = REPLICATES) -> list[dict]:
@@ -84,7 +84,8 @@ def summarize(results: Results, labels: Sequence[str] | None = None, replicates:
     `*_ci` are two-sided 95% bounds from a bootstrap over prompts. `quality_drop` is the `reference` ("target", else
     "lossless") minus the method on the same prompts; 95% of the time it lies below `quality_drop_upper`. `static_gain`
     is that of the function of this name. Rates count as in `SpeculativeStats`; `relaxed_share` is per generated token,
-    `mean_bias` and `max_bias` cover verified positions. Times are of batched calls, summed over processes.
+    `mean_bias`, `max_bias`, `mean_overshoot` and `max_ratio` cover verified positions; the last one leaves out tokens
+    with p = 0. Times are of batched calls, summed over processes.
     `peak_memory_bytes` is the maximum over calls, of kind `peak_memory_kind` (see `memory`). `quality_wilson_ci` is
     given for single samples that are right or wrong.
 
@@ -211,7 +212,9 @@ def _acceptance(table: MethodTable, bootstrap: Bootstrap) -> dict:
         "mean_weight": table.rate("weight_sum", "weight_count"),
         "mean_tv": table.rate("tv_sum", "tv_count"),
         "mean_bias": table.rate("bias_sum", "bias_count"),
-        "max_bias": table.max_bias(),
+        "max_bias": table.largest("max_bias"),
+        "mean_overshoot": table.rate("overshoot_sum", "overshoot_count"),
+        "max_ratio": table.largest("max_ratio"),
         "relaxed_share": table.rate("relaxed", "tokens"),
     }
 

@@ -75,6 +75,7 @@ class RecordedRound:
 
     Attributes:
         records: of its G + 1 positions; None unless token records are returned or streamed.
+        ratio: v / p of the emitted tokens in sampled rows, else NaN; None without records.
     """
 
     rows: list[int]
@@ -83,6 +84,7 @@ class RecordedRound:
     weight: torch.Tensor | None = None
     tv: torch.Tensor | None = None
     bias: torch.Tensor | None = None
+    ratio: torch.Tensor | None = None
     records: TokenRecords | None = None
 
     def expected_accepted(self) -> list[float]:
@@ -130,6 +132,7 @@ class Recorder:
             if records is not None:
                 recorded.tv = records.tv[:, :-1] if trace.tv is None else trace.tv
                 recorded.bias = None if trace.bias is None else records.bias[:, :-1]
+                recorded.ratio = _ratio(records, round)
         self.rounds.append(recorded)
 
     def _add_columns(self, name: str, scores: torch.Tensor, tally: Tally) -> None:
@@ -202,12 +205,18 @@ def sum_up(
     for counters, strictness in zip(per_row, strictnesses):
         counters.strictness_sum, counters.strictness_count = strictness, 1
     for entry in rounds:
-        traced = [None if values is None else values.tolist() for values in (entry.weight, entry.tv, entry.bias)]
+        measured = entry.weight, entry.tv, entry.bias, entry.ratio
+        traced = [None if values is None else values.tolist() for values in measured]
         expected = entry.expected_accepted()
         for row, origin in enumerate(entry.rows):
             counters = per_row[origin]
             verified = _count(counters, entry, row, ends[origin], expected[row])
-            _average(counters, *(values and values[row][:verified] for values in traced))
+            *averaged, ratio = (values and values[row][:verified] for values in traced)
+            _average(counters, *averaged)
+            known = [value for value in ratio or () if value == value]
+            counters.max_ratio = max(counters.max_ratio, *known, 0.0)
+            counters.overshoot_sum += sum(max(1.0 - 1.0 / value, 0.0) for value in known)
+            counters.overshoot_count += len(known)
     total = SpeculativeStats()
     for counters in per_row:
         total.add(counters)
@@ -352,6 +361,14 @@ def _log_prob(tokens: torch.Tensor, is_bonus: torch.Tensor, round: Round) -> tor
         v = F.pad(emitted_probs().gather(-1, tokens[:, :-1, None]).squeeze(-1), (0, 1))
     log_prob = torch.where(is_bonus, p, v).log()
     return log_prob if round.greedy is None else log_prob.masked_fill(round.greedy[:, None], 0.0)
+
+
+def _ratio(records: TokenRecords, round: Round) -> torch.Tensor:
+    """Return `RecordedRound.ratio`, float32 `[B, G]`."""
+    ratio = (records.log_prob - records.log_prob_target).exp()[:, :-1]
+    if round.round_noise.noise is None:
+        return torch.full_like(ratio, float("nan"))
+    return ratio if round.greedy is None else ratio.masked_fill(round.greedy[:, None], float("nan"))
 
 
 def _strict_prob(draft: DraftOutput, round: Round) -> torch.Tensor:

@@ -64,6 +64,10 @@ class Decoder:
             **method.generate_kwargs(self.pair.draft, self.sampling.num_assistant_tokens),
             **kwargs,
         }
+        if method.truncation and not options["do_sample"]:
+            raise ValueError(
+                f"method {method.label!r} needs a temperature above 0: greedy decoding truncates nothing."
+            )
         output, rows, seconds = timed_call(self.pair.target, seed, **options)
         if not isinstance(output, GenerateDiversedOutput):
             return Decoded([row[: self._plain_length(row)] for row in rows], seconds)

@@ -25,6 +25,8 @@ from hf_diversed.verifiers import (
 )
 
 
+# Sampling arguments of `generate` that remove tokens from the target's distribution.
+TRUNCATIONS = ("top_p", "top_k", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff")
 DIVERSED, UPSTREAM = "diversed", "upstream"
 AS_TRAINED = 0.5  # the strictness of "diversed" without "@"
 
@@ -92,6 +94,7 @@ class Method:
         upstream: whether transformers' assisted decoding runs, for batches of one row.
         ensemble_weight: `assistant_ensemble_weight` of transformers' assisted decoding.
         compile_config: compile configuration, with static shapes; None decodes eagerly.
+        truncation: arguments of `generate` that truncate the target's distribution, for plain decoding.
     """
 
     label: str
@@ -99,6 +102,7 @@ class Method:
     upstream: bool = False
     ensemble_weight: float | None = None
     compile_config: CompileConfig | None = field(default=None, compare=False)  # same distribution
+    truncation: tuple[tuple[str, float], ...] = ()
 
     @property
     def is_plain(self) -> bool:
@@ -109,7 +113,9 @@ class Method:
         """A reproducible description of the verifier, with a digest of its head; equal for equal decoding."""
         if self.upstream:
             return f"upstream({self.ensemble_weight})"
-        return "plain" if self.verifier is None else describe(self.verifier)
+        if self.verifier is None:
+            return ":".join(["plain", *(f"{name}={value:g}" for name, value in self.truncation)])
+        return describe(self.verifier)
 
     @property
     def static_weight(self) -> float | None:
@@ -140,7 +146,7 @@ class Method:
         if self.compile_config is not None:
             static = {"cache_implementation": "static", "compile_config": self.compile_config}
         if self.verifier is None:
-            return static
+            return static | dict(self.truncation)
         if draft is None:
             return {"prompt_lookup_num_tokens": gamma, "verifier": self.verifier} | static
         ours = {"assistant_model": draft, "verifier": self.verifier, "num_assistant_tokens": num_assistant_tokens}
@@ -157,7 +163,8 @@ def build_methods(
     """Build methods from names.
 
     Args:
-        specs: "target" (the target alone), "lossless", a verifier with its parameters ("static:0.7",
+        specs: "target" (the target alone), "target:top_p=0.9" and the like (the target alone with some of
+            `TRUNCATIONS`, separated by colons), "lossless", a verifier with its parameters ("static:0.7",
             "spec_cascade:token_v3:0.5"), "diversed" (the given head) or "diversed:<folder or Hub id>", either with an
             optional "@<strictness>", a pair (label, verifier), or a `Method`. A number after the last @ is the
             strictness, anything else a revision: "diversed:org/head@main@0.5".
@@ -190,9 +197,9 @@ def _build(spec: MethodLike, head: HeadLike | None, device: torch.device | str |
         if label in (PLAIN, LOSSLESS):
             raise ValueError(f"the label {label!r} is taken: it names the reference decoding; choose another one.")
         return Method(label, verifier)
-    if spec == PLAIN:
-        return Method(spec)
     parsed = MethodName.parse(spec)
+    if parsed.name == PLAIN and not parsed.compiled:
+        return Method(spec, truncation=_truncation(spec, parsed.parameters))
     if parsed.name == DIVERSED and parsed.parameters != "":
         chosen = parsed.parameters or head
         if chosen is None:
@@ -213,6 +220,20 @@ def _build(spec: MethodLike, head: HeadLike | None, device: torch.device | str |
             "lenience:0.3."
         )
     return Method(spec, build_verifier(spec))
+
+
+def _truncation(spec: str, parameters: str | None) -> tuple[tuple[str, float], ...]:
+    """Return the arguments of `generate` in "target:top_p=0.9:top_k=50"; none for "target"."""
+    found: list[tuple[str, float]] = []
+    for part in [] if parameters is None else parameters.split(":"):
+        name, _, value = part.partition("=")
+        if name not in TRUNCATIONS or (number := parse_number(value)) is None:
+            raise ValueError(
+                f"method {spec!r} must read target, or target:<name>=<value> with names of {', '.join(TRUNCATIONS)}, "
+                "for example target:top_p=0.9."
+            )
+        found.append((name, int(number) if name == "top_k" else number))
+    return tuple(found)
 
 
 def constant_draft(draft: PreTrainedModel, gamma: int) -> PreTrainedModel:

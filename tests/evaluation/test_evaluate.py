@@ -30,7 +30,7 @@ SPECULATIVE = {
     *("accepted_per_position", "accepted_length", "accepted_length_exact", "accepted_length_iid"),
     "accepted_length_z",
 }
-RECORDED = {"mean_tv", "relaxed_share"}
+RECORDED = {"mean_tv", "relaxed_share", "mean_overshoot", "max_ratio"}
 MIXING = {"mean_weight", "mean_bias", "max_bias"}
 REFERRED = {"quality_drop", "quality_drop_ci", "quality_drop_upper", "reference"}
 GAIN = {"static_gain", "static_gain_ci", "static_gain_lower", "static_gain_outside"}
@@ -128,6 +128,8 @@ def test_records_say_what_happened(whole):
     assert by_name["static:0.0"]["acceptance_rate"] == 1
     assert by_name["static:0.0"]["mean_bias"] == pytest.approx(by_name["static:0.0"]["mean_tv"])
     assert by_name["static:0.5"]["max_bias"] >= by_name["static:0.5"]["mean_bias"] > 0
+    assert by_name["lossless"]["max_ratio"] == pytest.approx(1.0, abs=1e-4)
+    assert by_name["static:0.5"]["max_ratio"] > 1.5
 
 
 def test_gain_over_the_static_curve(whole):

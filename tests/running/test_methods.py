@@ -5,7 +5,9 @@ import torch
 
 from hf_diversed import DiversedHead, DiversedHeadConfig
 from hf_diversed.evaluation import build_methods
+from hf_diversed.running.decode import Decoder
 from hf_diversed.running.methods import MethodName
+from hf_diversed.running.sampling import Sampling
 from hf_diversed.verifiers import (
     BlockVerifier,
     DiversedVerifier,
@@ -14,6 +16,7 @@ from hf_diversed.verifiers import (
     StaticEnsembleVerifier,
     Verifier,
 )
+from tests.evaluation.fakes import tiny_pair
 
 
 @pytest.fixture
@@ -29,6 +32,7 @@ def head() -> DiversedHead:
         ("lossless", "lossless", None),
         ("static:0.7", "static", 0.7),
         ("spec_cascade:token_v3:0.5", "spec_cascade:token_v3", 0.5),
+        ("target:top_p=0.9", "target:top_p=0.9", None),
         ("upstream:0.7", "upstream", 0.7),
         ("compiled:static:0.7", "compiled:static", 0.7),
         ("diversed", "diversed", 0.5),
@@ -66,6 +70,22 @@ def test_names(head):
     assert [method.static_weight for method in methods] == [None, 1.0, 0.7, None, None, None, None, 0.2]
     assert [method.verifier.strictness for method in methods[4:7]] == [[0.5], [0.25], [0.0]]
     assert build_methods(methods) == methods
+
+
+def test_truncated_target(head):
+    """Catches a truncation that never reaches `generate`, results of one continued with another, and a typing error
+    that decodes without truncation."""
+    pair, plain = tiny_pair(), build_methods(["target", "target:top_k=1:top_p=0.9"])
+    assert plain[1].generate_kwargs(None, 5) == {"top_k": 1, "top_p": 0.9}
+    assert [method.rule for method in plain] == ["plain", "plain:top_k=1:top_p=0.9"]
+    decoder = Decoder(pair, Sampling(max_new_tokens=6))
+    first, best = (decoder(plain[1], [[5, 6, 7]], seed=seed).tokens for seed in (0, 1))
+    assert first == best  # only the most likely token is left
+    with pytest.raises(ValueError, match="needs a temperature above 0"):
+        Decoder(pair, Sampling(temperature=0.0, max_new_tokens=6))(plain[1], [[5, 6, 7]], seed=0)
+    for wrong in ("target:top_q=0.9", "target:top_p", "target:top_p=x"):
+        with pytest.raises(ValueError, match="must read target, or target:<name>=<value>"):
+            build_methods([wrong])
 
 
 def test_heads_by_name(head, tmp_path):
