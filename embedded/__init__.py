@@ -1,5 +1,5 @@
-"""How the embedded pair was made: its training text, its recipe, its training and what it was measured by.
+"""Code that made the embedded pair: its corpus, recipe, training and measurement.
 
-Run from a checkout: `python -m embedded.train --output DIR`. The package `hf_diversed` knows nothing of this folder;
-it carries what came of it, the weights, and the task families that prompts are drawn from.
+Run from a checkout: `python -m embedded.train --output DIR`. The package `hf_diversed` does not import this folder. It
+contains the resulting weights and records of the task families.
 """

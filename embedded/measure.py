@@ -58,7 +58,7 @@ def measure_pair(pair: Pair, recipe: Recipe, n: int, seed: int = 0) -> dict:
 
 
 def repeated_ngrams(examples: list[Example], training: Iterable[Example]) -> float:
-    """Share of the examples' distinct word 8-grams, over prompt and completion, that the training text contains."""
+    """Return the share of the examples' distinct word 8-grams that the training text contains."""
     wanted = {ngram for example in examples for ngram in _ngrams(example)}
     seen = {ngram for example in training for ngram in _ngrams(example) if ngram in wanted}
     return len(seen) / len(wanted)

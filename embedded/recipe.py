@@ -13,10 +13,10 @@ class ModelRecipe:
         style: wording of its training text, a key of `embedded.corpus.STYLES`.
         steps: optimizer steps, each over `batch` examples.
         batch: examples in a step.
-        learning_rate: highest learning rate, after `warmup` steps; it falls to 0 over the last fraction
-            `decay` of the steps.
-        sharpness: factor on the trained model's logits, applied to its last norm. Above 1 it compensates for short
-            training: the model is more confident at temperature 1.
+        learning_rate: maximum, reached after `warmup` steps; it falls to 0 over the last fraction `decay` of the
+            steps.
+        sharpness: factor on the trained model's logits, applied to its last norm. Above 1 it makes the model more
+            confident at temperature 1, which compensates for short training.
     """
 
     style: str

@@ -2,8 +2,8 @@
 
 python -m embedded.records math train --seed 7 --n 2000 --output math.jsonl
 
-`hf-diversed train --task math --data-file math.jsonl` reads the file. With --packaged it writes the records that come
-with the package instead.
+`hf-diversed train --task math --data-file math.jsonl` reads the file. `--packaged` writes the package's records
+instead.
 """
 
 import argparse
@@ -19,14 +19,14 @@ from hf_diversed.tasks.embedded import RECORDS, SEEDS
 
 TASKS = ("math", "summary", "code")
 NUM_PACKAGED = 1024  # of each split
-_PATIENCE = 20_000  # consecutive draws without a new record after which a family counts as exhausted
+_PATIENCE = 20_000  # a family is exhausted after so many consecutive draws without a new record
 
 
 def draw(family: str, split: str, n: int, seed: int, patience: int = _PATIENCE) -> list[Example]:
     """Draw `n` examples with distinct prompts, in the wording of the target's training text.
 
-    A smaller `n` returns the first of them. The hash of an example's key decides its split, so the splits are disjoint
-    for any seeds, and the models were trained on neither "validation" nor "test".
+    A smaller `n` returns a prefix. The hash of an example's key determines its split, so the splits are disjoint for
+    any seeds. The models were not trained on "validation" and "test".
 
     Raises:
         ValueError: if the family has fewer than `n` examples in this split.
@@ -50,7 +50,7 @@ def draw(family: str, split: str, n: int, seed: int, patience: int = _PATIENCE) 
 
 
 def split_of(key: str) -> str:
-    """Return the split of a key: "train" is what the corpus does not hold out, a second hash divides the rest."""
+    """Return the split of a key; keys that the corpus holds out are divided by a second hash."""
     if not is_held_out(key):
         return "train"
     digest = hashlib.blake2b(key.encode(), digest_size=8, person=b"validation").digest()

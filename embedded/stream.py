@@ -1,4 +1,4 @@
-"""The training stream as tensors: which examples step `s` of a model sees, and how they become a batch."""
+"""The training stream as tensors: the examples of each step, and their collation into a batch."""
 
 from collections.abc import Iterator
 from itertools import islice
@@ -11,12 +11,12 @@ from embedded.corpus import RESULTS_ONLY, STYLES, Example, training_examples
 from embedded.recipe import Recipe
 
 
-CHUNK = 16  # batches drawn together and sorted by length, so that little is padding
+CHUNK = 16  # batches drawn together and sorted by length, to reduce padding
 IGNORED = -100
 
 
 def chunk_examples(recipe: Recipe, role: str, chunk: int) -> list[Example]:
-    """Return the examples of steps `chunk * CHUNK` to `(chunk + 1) * CHUNK - 1`; each chunk has a seed of its own."""
+    """Return the examples of steps `chunk * CHUNK` to `(chunk + 1) * CHUNK - 1`; each chunk has its own seed."""
     settings = recipe.models[role]
     stream = training_examples(recipe.families, STYLES[settings.style], f"{recipe.seed}/{role}/{chunk}")
     return list(islice(stream, CHUNK * settings.batch))
@@ -44,7 +44,7 @@ def batches(recipe: Recipe, role: str, tokenizer: PreTrainedTokenizerFast, start
 def _weigh(
     example: Example, prompt: list[int], completion: list[int], recipe: Recipe, tokenizer: PreTrainedTokenizerFast
 ) -> list[float]:
-    """Loss weights of prompt, completion and EOS: digits weigh more than words, and what is drawn at random little."""
+    """Return the loss weights of prompt, completion and EOS: digits weigh more than words, random content little."""
     results_only = example.key.split("/")[0] in RESULTS_ONLY
     digits = set(tokenizer.convert_tokens_to_ids(list("0123456789")))
     equals = tokenizer.convert_tokens_to_ids("=")
@@ -60,7 +60,7 @@ def _weigh(
 
 
 def _collate(rows: list[tuple[list[int], list[float]]], pad_token_id: int) -> dict[str, Tensor]:
-    """Pad rows of (ids, weights) on the right, where causal attention needs no mask."""
+    """Pad rows of (ids, weights) on the right, so that causal attention needs no mask."""
     width = max(len(row) for row, _ in rows)
     ids = torch.tensor([row + [pad_token_id] * (width - len(row)) for row, _ in rows])
     weights = torch.tensor([weights + [0.0] * (width - len(weights)) for _, weights in rows])

@@ -10,10 +10,10 @@ PAD, BOS, EOS = "<pad>", "<bos>", "<eos>"
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerFast:
-    """Learn a tokenizer from texts.
+    """Train a tokenizer on texts.
 
-    Every encoding starts with one BOS, in training as in generation, and has no EOS; padding goes to the left. All 256
-    bytes are in the vocabulary, so any prompt can be encoded and decoding gives back the text exactly.
+    Every encoding starts with one BOS, in training as in generation, and has no EOS; padding is on the left. All 256
+    bytes are in the vocabulary, so any prompt can be encoded and decoding restores the text exactly.
     """
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.Sequence(

@@ -1,9 +1,8 @@
 """Train the embedded pair from scratch: `python -m embedded.train --output DIR [--seed N]`.
 
-Writes `DIR/{tokenizer,target,draft}/` and `DIR/training.json`. A run that was killed goes on from its last checkpoint
-in `DIR/checkpoints/` and ends in the same weights: step `s` sees the same batch whenever it is run. Steps are
-compiled; `--no-compile` is for machines without a C++ compiler. What the pair is worth is measured afterwards:
-`python -m embedded.measure DIR`.
+Writes `DIR/{tokenizer,target,draft}/` and `DIR/training.json`. An interrupted run continues from its last checkpoint
+in `DIR/checkpoints/` and ends in the same weights, because the batch of each step is fixed. Steps are compiled; use
+`--no-compile` on machines without a C++ compiler. Measure the pair afterwards with `python -m embedded.measure DIR`.
 """
 
 import argparse
@@ -34,7 +33,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def train_pair(recipe: Recipe, output: Path, compiled: bool = True) -> dict:
-    """Train tokenizer and models and save them in half precision; return the provenance."""
+    """Train tokenizer and models, save them in half precision, and return the provenance."""
     tokenizer = _make_tokenizer(recipe, output / "tokenizer")
     figures: dict[str, dict[str, Any]] = {}
     for role in ("draft", "target"):
@@ -58,7 +57,7 @@ def train_pair(recipe: Recipe, output: Path, compiled: bool = True) -> dict:
 
 
 def save_model(model: LlamaForCausalLM, settings: ModelRecipe, folder: Path) -> None:
-    """Sharpen a trained model as its recipe defines, and save it in half precision."""
+    """Apply the recipe's sharpness to a trained model and save it in half precision."""
     with torch.no_grad():
         model.model.norm.weight.mul_(settings.sharpness)
     model.half().save_pretrained(folder)
@@ -70,8 +69,9 @@ def train_model(
     """Train one model of the pair, from its checkpoint if there is one.
 
     Returns:
-        The model in float32 and its figures: steps, tokens seen, seconds (over all runs), mean of the last 100 losses,
-        and schedules: more than one if it was made longer on the way, which one run cannot repeat.
+        The model in float32 and its statistics: steps, tokens, seconds (over all runs), mean of the last 100 losses,
+            and schedules. More than one schedule means that training was extended, which a single run cannot
+            reproduce.
 
     Raises:
         ValueError: if the checkpoint belongs to another recipe, or is beyond this one's last step.
@@ -79,7 +79,7 @@ def train_model(
     settings = recipe.models[role]
     torch.manual_seed(recipe.seed)
     model = build_model(settings, tokenizer).train()
-    model.set_attn_implementation("eager")  # rows are short: the backward of fused attention takes a quarter of a step
+    model.set_attn_implementation("eager")  # faster for short rows than fused attention's backward
     forward: Any = torch.compile(model, dynamic=True) if compiled else model
     optimizers = _make_optimizers(model, settings)
     figures: dict[str, Any] = dict.fromkeys(("steps", "tokens", "seconds", "cpu_seconds"), 0)
@@ -113,7 +113,7 @@ def train_model(
 def _train_step(
     model: torch.nn.Module, optimizers: list, batch: dict[str, Tensor], settings: ModelRecipe, step: int
 ) -> float:
-    """Take one step, its products in bfloat16, and return the loss per completion token."""
+    """Take one optimizer step with matrix products in bfloat16 and return the loss per completion token."""
     scale = min(1.0, (step + 1) / settings.warmup, (settings.steps - step) / (settings.decay * settings.steps))
     with torch.autocast("cpu", torch.bfloat16):
         logits = model(input_ids=batch["input_ids"][:, :-1], use_cache=False).logits
@@ -133,7 +133,7 @@ def _train_step(
 
 
 def _make_optimizers(model: LlamaForCausalLM, settings: ModelRecipe) -> list[torch.optim.Optimizer]:
-    """Muon for the weight matrices of the layers, Adam for the embedding and the norms."""
+    """Return Muon for the weight matrices of the layers, and Adam for the embedding and the norms."""
     matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and "layers" in name]
     others = [p for name, p in model.named_parameters() if p.ndim != 2 or "layers" not in name]
     return [
@@ -143,7 +143,7 @@ def _make_optimizers(model: LlamaForCausalLM, settings: ModelRecipe) -> list[tor
 
 
 def _identity(recipe: Recipe, role: str) -> dict:
-    """What a checkpoint depends on: all of the recipe but how long it goes on, and the other model."""
+    """Return the settings that a checkpoint depends on: the recipe without the number of steps and the other model."""
     own = dataclasses.asdict(recipe)
     own["models"] = {name: value for name, value in own["models"][role].items() if name != "steps"}
     return {name: value for name, value in own.items() if name != "save_every"}
@@ -155,7 +155,7 @@ def _save(path: Path, model: LlamaForCausalLM, optimizers: list, figures: dict, 
     states = [optimizer.state_dict() for optimizer in optimizers]
     checkpoint = {"model": model.state_dict(), "optimizers": states, "figures": figures, "recipe": identity}
     torch.save(checkpoint, unfinished)
-    unfinished.replace(path)  # atomic: a kill leaves the old checkpoint or the new one
+    unfinished.replace(path)  # atomic: an interruption leaves the old checkpoint or the new one
 
 
 def _load(path: Path, model: LlamaForCausalLM, optimizers: list, recipe: Recipe, role: str) -> dict:
@@ -172,7 +172,7 @@ def _load(path: Path, model: LlamaForCausalLM, optimizers: list, recipe: Recipe,
 
 
 def _make_tokenizer(recipe: Recipe, folder: Path) -> PreTrainedTokenizerFast:
-    """Learn the tokenizer from the target's kind of text, or take the one already in `folder`."""
+    """Train the tokenizer on text in the target's style, or load the one in `folder`."""
     if not folder.exists():
         stream = training_examples(recipe.families, STYLES["target"], f"{recipe.seed}/tokenizer")
         texts = (example.prompt + example.completion for example in islice(stream, recipe.tokenizer_examples))

@@ -1,4 +1,4 @@
-"""Make README's links absolute before a release is built: the package index shows it without the files beside it.
+"""Make the README's links absolute before a release, because the package index has no files beside it.
 
 python -m tools.absolute_links REPOSITORY REVISION     as in https://github.com/owner/name v1.2.3
 """
@@ -13,7 +13,7 @@ LINK = re.compile(r"(!?\[[^\]]*\])\(([^)\s]+)\)")
 
 
 def absolute(text: str, repository: str, revision: str) -> str:
-    """The text with every relative link, and every picture, at that revision of the repository."""
+    """Return the text with every relative link and image at that revision of the repository."""
 
     def link(found: re.Match[str]) -> str:
         words, address = found.groups()

@@ -24,7 +24,7 @@ PACKAGE = str(Path(hf_diversed.__file__).parent)
 
 
 def entered_functions() -> dict[str, set[str]]:
-    """Names of the entered functions by file, of a call with a head that samples at batch size 2."""
+    """Return the functions that a call with a head, sampling at batch size 2, enters, by file."""
     sizes = {"vocab_size": 32, "hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2}
     config = LlamaConfig(**sizes, num_hidden_layers=1, bos_token_id=None, eos_token_id=1, pad_token_id=0)
     torch.manual_seed(0)
@@ -42,7 +42,7 @@ def entered_functions() -> dict[str, set[str]]:
         code: CodeType = frame.f_code
         if code.co_filename.startswith(PACKAGE):
             name = getattr(code, "co_qualname", code.co_name)
-            # Lambdas, comprehensions and nested functions are read with the function around them.
+            # Lambdas, comprehensions and nested functions count as part of the enclosing function.
             found[str(Path(code.co_filename).relative_to(PACKAGE))].add(name.partition(".<locals>")[0])
 
     sys.setprofile(trace)

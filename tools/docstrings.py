@@ -1,6 +1,6 @@
-"""An extension of griffe for the API page: one entry per attribute or argument, where a docstring groups several.
+"""A griffe extension for the API page: one entry per attribute or argument where a docstring groups several.
 
-Without it, "p, q: probabilities" is read as the attribute "p," of type "q".
+Without it, "p, q: probabilities" is parsed as the attribute "p," of type "q".
 """
 
 import re
@@ -28,7 +28,8 @@ def split_entries(docstring: str, names: set[str]) -> str:
     """Write "a, b: text. c: text" as three lines, for names `a`, `b` and `c`.
 
     Args:
-        docstring: without indentation. names: those at which a line may be split; at its beginning, any name may be.
+        docstring: without indentation.
+        names: names at which a line may be split; at the start of a line any name may be.
     """
     return _SECTION.sub(lambda match: match[1] + "".join(_entries(match[2], names)), docstring)
 

@@ -1,4 +1,4 @@
-"""The documentation's pictures: a round, and an answer whose tokens are coloured by where they came from.
+"""Draw the documentation's pictures: a round, and an answer with its tokens coloured by origin.
 
 python -m tools.draw_figures
 """
@@ -18,7 +18,7 @@ ASSETS = Path(__file__).parent.parent / "docs" / "assets"
 INK, PAPER = "#222222", "#FFFFFF"
 INK_AT_NIGHT, PAPER_AT_NIGHT = "#E6E6E6", "#1E2129"
 LINE, CELL, TOP = 26, 8.4, 12
-TOKENS_WIDTH, ROUND_WIDTH = 560, 760  # the one can be read on a phone
+TOKENS_WIDTH, ROUND_WIDTH = 560, 760  # the first is narrow enough for phones
 
 
 def answer() -> list[Piece]:
@@ -39,7 +39,7 @@ def answer() -> list[Piece]:
 
 
 def tokens_picture(pieces: Iterable[Piece]) -> str:
-    """Tokens as boxes in lines, and what the colours mean."""
+    """Draw tokens as boxes in lines, with a legend."""
     x, y, parts = 10.0, TOP, []
     for piece in pieces:
         text = piece.text.replace("\n", "⏎")
@@ -56,7 +56,7 @@ def tokens_picture(pieces: Iterable[Piece]) -> str:
 
 
 def round_picture() -> str:
-    """Four drafts of which two are kept, one of them by relaxing; then a correction."""
+    """Draw a round: four draft tokens, two accepted (one of them by relaxing), then a correction."""
     rows: Sequence[tuple[str, Sequence[tuple[str, str]]]] = (
         ("draft writes", (("draft", "x1 ~ q"), ("draft", "x2 ~ q"), ("draft", "x3 ~ q"), ("draft", "x4 ~ q"))),
         (
@@ -90,7 +90,7 @@ def _text(x: float, y: float, words: str) -> str:
 
 
 def _svg(width: float, height: float, parts: Iterable[str], title: str) -> str:
-    """Ink and paper change together, so that it can be read wherever a page and its reader differ on the night."""
+    """Return an SVG whose text and background both follow the reader's colour scheme."""
     night = f".paper {{fill: {PAPER_AT_NIGHT}}} .words {{fill: {INK_AT_NIGHT}}}"
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height:.0f}" role="img" fill="{INK}" '

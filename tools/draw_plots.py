@@ -2,8 +2,8 @@
 
 python -m tools.draw_plots
 
-Each plot is a PNG in `docs/assets/plots`. Its metadata has a digest of the results shown, so that a test finds plots
-of older results.
+Each plot is a PNG in `docs/assets/plots`. Its metadata contains a digest of the results shown, so that a test can
+detect outdated plots.
 """
 
 import hashlib
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parent.parent
 PLOTS = ROOT / "docs" / "assets" / "plots"
-TABLES = ("summary.json", "code.json")  # with the methods of further studies, which the plots leave out
+TABLES = ("summary.json", "code.json")  # also contain methods of further studies, which the plots omit
 
 
 class Plot(NamedTuple):
-    """A plot: the results it shows, relative to `results/`, the reader of its curve, and its kind in `plots.py`."""
+    """A plot: its results, relative to `results/`, the function that reads its curve, and its kind in `plots.py`."""
 
     source: str
     read: Callable[[Path], Curve]
@@ -34,7 +34,7 @@ class Plot(NamedTuple):
 
 
 def largest(path: Path) -> Curve:
-    """Return the curve with the most families: those of other draft lengths have static points only."""
+    """Return the curve with the most families: curves of other draft lengths have static points only."""
     records = read_asked(path) if path.name in TABLES else read_records(path)
     return max(to_curves(records, path.stem), key=lambda curve: len(curve.families))
 
@@ -80,7 +80,7 @@ def draw(folder: Path = PLOTS, results: Path = RESULTS) -> None:
 
 
 def outdated(folder: Path = PLOTS, results: Path = RESULTS) -> list[str]:
-    """Return the plots that are missing, that show other results, or that `plots` does not name."""
+    """Return the plots that are missing, outdated, or not in `plots`."""
     current: Mapping[str, Plot] = plots(results)
     drawn = {path.stem: path.read_bytes() for path in folder.glob("*.png")}
     stale = [

@@ -1,6 +1,6 @@
-"""Let a rebuild of vLLM answer for the package `vllm`, whose metadata vLLM asks for: `python tools/name_vllm.py`.
+"""Add metadata for the package `vllm` to an environment with a rebuild of it: `python tools/name_vllm.py`.
 
-The version says "cpu", by which vLLM knows what it runs on. Does nothing where `vllm` itself is installed.
+vLLM reads its own metadata; "cpu" in the version selects the CPU platform. Does nothing if `vllm` itself is installed.
 """
 
 from importlib.metadata import PackageNotFoundError, distribution, version

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parent.parent
 
 
 def cards() -> dict[Path, str]:
-    """The card of every packaged head that has results, by its file, as a push would publish it."""
+    """Return the card of every packaged head that has results, by its file, as it would be published."""
     found = {}
     weights, results_of = ROOT / "hf_diversed" / "zoo" / "weights", ROOT / "results"
     for kind, measured, suffix in ((HEADS, results_of, ""), (MIXTURE, results_of / "mixture", "-mixture")):
@@ -29,7 +29,7 @@ def cards() -> dict[Path, str]:
 
 
 def differing() -> list[Path]:
-    """Cards that are missing, out of date, or of a head that is gone."""
+    """Return the cards that are missing, outdated, or of a head that was removed."""
     expected = cards()
     present = {path: path.read_text() for path in (ROOT / "model_cards").glob("embedded-*/README.md")}
     return sorted(path for path in expected.keys() | present.keys() if expected.get(path) != present.get(path))

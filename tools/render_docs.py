@@ -33,7 +33,7 @@ ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 _MARK = re.compile(r"(<!-- begin:([\w-]+) -->\n).*?(<!-- end:\2 -->)", re.DOTALL)
 _FILE = re.compile(r"^.*<!-- file: ([\w.]+) -->$", re.MULTILINE)
-# Files of the repository that have a page.
+# Files of the repository that have a page of their own.
 FILES = {
     "ARCHITECTURE.md": "architecture.md",
     "CHANGELOG.md": "changelog.md",
@@ -45,7 +45,7 @@ Record = Mapping[str, Any]
 
 
 def guide() -> str:
-    """Methods on each task of the embedded pair."""
+    """Return a table of methods on each task of the embedded pair."""
     parts = []
     for task in TASKS:
         records = read_asked(RESULTS / f"{task}.json")
@@ -64,7 +64,7 @@ def _quality_and_acceptance(records: Sequence[Record]) -> str:
 
 
 def drafts() -> str:
-    """Tuned draft models, with lossless decoding and with a head."""
+    """Return tables of tuned draft models, with lossless decoding and with a head."""
     found = json.loads((RESULTS / "drafts-math.json").read_text())
     records = [record for record in found["records"] if record["method"] != "target"]
     rows = (
@@ -79,17 +79,17 @@ def drafts() -> str:
 
 
 def lookup() -> str:
-    """Prompt lookup on SmolLM2."""
+    """Return a table of prompt lookup on SmolLM2."""
     return render_real.study(RESULTS / "real" / "lookup-scitldr.json")
 
 
 def own_layers() -> str:
-    """Draft models made of SmolLM2's own layers."""
+    """Return a table of draft models made of SmolLM2's layers."""
     return render_real.study(RESULTS / "real" / "draft-scitldr.json")
 
 
 def families() -> str:
-    """Model types by how they are served, from a run of `make families`."""
+    """Return a table of model types by how they are supported, from a run of `make families`."""
     found = json.loads((RESULTS / "families.json").read_text())
     names: dict[str, list[str]] = {words: [] for words in _SERVED.values()}
     for kind, types in found["model_types"].items():
@@ -99,7 +99,7 @@ def families() -> str:
 
 
 def settings() -> str:
-    """The fields that `DiversedConfig` adds to `TrainingArguments`, or whose default it changes."""
+    """Return a table of the fields that `DiversedConfig` adds to `TrainingArguments`, or whose default it changes."""
     rows = (
         [f"`{field.name}`", f"`{field.default!r}`", field.metadata["help"].replace("|", "or")]
         for field in fields(HeadTrainingSettings)
@@ -143,7 +143,7 @@ SECTIONS = {
 
 
 def render(text: str) -> str:
-    """A page with the current figures.
+    """Return a page with the current figures.
 
     Raises:
         KeyError: for a name that is not in `SECTIONS`.
@@ -152,7 +152,7 @@ def render(text: str) -> str:
 
 
 def _file(name: str) -> str:
-    """A file of the repository, with links to the pages of other files."""
+    """Return a file of the repository, with links to the pages of other files."""
     text = (ROOT / name).read_text().replace("](docs/", "](")
     for other, page in FILES.items():
         text = text.replace(f"]({other}", f"]({page}")
@@ -160,12 +160,12 @@ def _file(name: str) -> str:
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Called by mkdocs for every page."""
+    """Render a page; mkdocs calls this for every page."""
     return _FILE.sub(lambda mark: _file(mark.group(1)), markdown).replace("<!-- settings -->", settings())
 
 
 def on_page_content(html: str, **_: Any) -> str:
-    """Called by mkdocs for every page: label the cells of tables, which narrow screens show one below the other."""
+    """Label the cells of tables, which narrow screens show below each other; mkdocs calls this for every page."""
     return re.sub(r"<table>.*?</table>", lambda match: _label_cells(match.group()), html, flags=re.DOTALL)
 
 

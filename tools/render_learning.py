@@ -1,4 +1,4 @@
-"""Studies of token heads: their gain over lenience, its upper bound, and certified strictness."""
+"""Render studies of token heads: their gain over lenience, its upper bound, and certified strictness."""
 
 import json
 from collections.abc import Mapping
@@ -46,7 +46,7 @@ Found = Mapping[str, Any]
 
 
 def studies(folder: Path) -> dict[str, str]:
-    """Those that were made, by their headings."""
+    """Return the studies that have results, by their headings."""
     learned = _found(folder, "learning-{}.json")
     parts = {"Trained heads against lenience": _learning(learned)} if learned else {}
     if "math" in learned:
@@ -64,7 +64,7 @@ def _found(folder: Path, pattern: str) -> dict[str, Found]:
 
 
 def _learning(found: Mapping[str, Found]) -> str:
-    """Each task's methods at similar acceptance, and the trained heads' differences to them."""
+    """Return tables of each task's methods at similar acceptance, and of the trained heads' differences to them."""
     names = ["lossless", "diversed-mixture", CASCADE, *_MATCHED, _BEST, "seed-43", "seed-44"]
     rows = []
     for name in names:
@@ -83,7 +83,7 @@ def _learning(found: Mapping[str, Found]) -> str:
 
 
 def _differences(found: Mapping[str, Found]) -> str:
-    """Heads of three seeds, pooled, against each method."""
+    """Return a table of heads of three seeds, pooled, against each method."""
     kinds = [*_MATCHED.values(), f"`{CASCADE}`", "the mixture head"]
     values = [[study["comparisons"][place] for study in found.values()] for place in range(len(kinds))]
     flat = [1.0 if one["quality_p"] is None else one["quality_p"] for row in values for one in row]

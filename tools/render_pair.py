@@ -1,4 +1,4 @@
-"""The page of the Qwen2.5-Coder pair (`benchmarks/real_pair.py`), from `results/real/qwen-coder-*.json`."""
+"""Render the page of the Qwen2.5-Coder pair (`benchmarks/real_pair.py`) from `results/real/qwen-coder-*.json`."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ Record = Mapping[str, Any]
 
 
 def pair(folder: Path = FOLDER) -> str:
-    """Tables of everything that was measured, task by task, with the command for each."""
+    """Return tables of all results, by task, with the command for each."""
     parts = [_task(path) for path in _files(folder)]
     for name, section in (("specbench", _categories), ("speed", _speed)):
         path = folder / f"{PREFIX}{name}.json"
@@ -47,7 +47,7 @@ def _command(tasks: Sequence[str], options: str = "") -> str:
 
 
 def _task(path: Path) -> str:
-    """One task: acceptance, cost, quality, and acceptance by draft position."""
+    """Render one task: acceptance, cost, quality, and acceptance by draft position."""
     records = read_records(path)
     first, source = records[0], json.loads(path.read_text())["provenance"]
     header = ("method", "accepted / drafted", "tokens per target pass", first["metric"], "below the target")
@@ -81,7 +81,7 @@ def _task(path: Path) -> str:
 
 
 def _gain(record: Record) -> str:
-    """Quality above the static mixtures at equal acceptance, with its one-sided bound."""
+    """Return the quality above the static ensembles at equal acceptance, with its one-sided bound."""
     if record["static_gain"] is None:
         return "-"
     lower = record["static_gain_lower"]
@@ -89,14 +89,14 @@ def _gain(record: Record) -> str:
 
 
 def _positions(records: Sequence[Record]) -> str:
-    """Share of rounds in which each position of the draft block was accepted."""
+    """Return the share of rounds in which each position of the draft block was accepted."""
     shares = [(record["method"], record["accepted_per_position"]) for record in records]
     rows = [[f"`{method}`", *map(percent, found)] for method, found in shares if found]
     return table(("accepted at position", *map(str, range(1, max(map(len, rows))))), rows)
 
 
 def _categories(path: Path) -> str:
-    """Spec-Bench: acceptance and tokens per target pass of every category and turn."""
+    """Return a table of Spec-Bench: acceptance and tokens per target pass of every category and turn."""
     records = json.loads(path.read_text())["records"]
     methods = [name for name in dict.fromkeys(record["method"] for record in records) if name != "target"]
     header = ["category", "questions", *(f"`{name}`: accepted, tokens per pass" for name in methods)]
@@ -121,7 +121,7 @@ def _categories(path: Path) -> str:
 
 
 def _speed(path: Path) -> str:
-    """Tokens per second over the target alone, of the same turn and engine, by task, draft length and batch size."""
+    """Return a table of tokens per second over the target's, by task, draft length and batch size."""
     found = json.loads(path.read_text())
     rows = []
     for record in found["records"]:

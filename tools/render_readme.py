@@ -1,4 +1,4 @@
-"""The README's tables, from the JSON results."""
+"""Render the README's tables from the JSON results."""
 
 import json
 
@@ -12,7 +12,7 @@ REAL = RESULTS / "real" / "lookup-scitldr.json"
 
 
 def first() -> str:
-    """The gain on the embedded pair, in four lines, and the part of it that a trained head adds."""
+    """Return the gain on the embedded pair, in four lines, and the part of it that a trained head adds."""
     rows = {record["method"]: record for record in json.loads((RESULTS / "math.json").read_text())["records"]}
     labels = {
         "target": "target alone",
@@ -39,7 +39,7 @@ def first() -> str:
 
 
 def _learning() -> str:
-    """Quality of heads of three seeds, minus that of lenience at the same acceptance."""
+    """Return the quality of heads of three seeds, minus that of lenience at the same acceptance."""
     better = []
     for task in ("math", "summary"):
         found = json.loads((RESULTS / f"learning-{task}.json").read_text())["comparisons"][0]
@@ -52,7 +52,7 @@ def _learning() -> str:
 
 
 def brief() -> str:
-    """The gain on SmolLM2."""
+    """Return the gain on SmolLM2."""
     methods = ("lossless", "lenience:0.3")
     made, copied = (
         "`lossless` reaches {} and `lenience:0.3` {}".format(*render_real.gains(REAL.with_name(name), methods))

@@ -1,4 +1,4 @@
-"""The study of a real model (`benchmarks/real.py`), from `results/real/`."""
+"""Render the study of SmolLM2 (`benchmarks/real.py`) from `results/real/`."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,7 +15,7 @@ FURTHER = "lenience-scitldr.json"
 
 
 def _command(name: str, task: str, options: str, gamma: int = 10, batch_sizes: str = "1") -> str:
-    """The command of a study; both tasks read one file of texts."""
+    """Return the command of a study; both tasks read the same file of texts."""
     return (
         f"python benchmarks/real.py --output build/{name} --data {task}=scitldr_800.jsonl --temperature 0.3 "
         f"--gamma {gamma} --dtype bfloat16 --threads 1 --num-examples 96 --batch-sizes {batch_sizes} {options} "
@@ -60,7 +60,7 @@ Record = Mapping[str, Any]
 
 
 def real(folder: Path) -> Iterator[tuple[str, str]]:
-    """Heading and text of every part that was measured, by task and source of drafts."""
+    """Return heading and text of every part that has results, by task and source of draft tokens."""
     for name in COMMANDS:
         path = folder / name
         if path.is_file():
@@ -75,13 +75,13 @@ def real(folder: Path) -> Iterator[tuple[str, str]]:
 
 
 def study(path: Path) -> str:
-    """The first part of a file of `benchmarks/real.py`."""
+    """Render the first part of a report of `benchmarks/real.py`."""
     found = json.loads(path.read_text())
     return _study(path.name, found, found["records"][0])
 
 
 def brief(path: Path) -> str:
-    """A shorter table, without methods whose quality is significantly below the target's.
+    """Return a shorter table, without methods whose quality is significantly below the target's.
 
     The methods of `FURTHER`, measured on the same prompts, follow if that file exists.
     """
@@ -89,7 +89,7 @@ def brief(path: Path) -> str:
     record = found["records"][0]
     first = record["quality"][0]
     beside = path.with_name(FURTHER)
-    further = _rows(json.loads(beside.read_text())["records"][0])[1:] if beside.is_file() else []  # without plain
+    further = _rows(json.loads(beside.read_text())["records"][0])[1:] if beside.is_file() else []  # without the target
     rows = [
         [
             _name(row["method"]),
@@ -112,18 +112,18 @@ def brief(path: Path) -> str:
 
 
 def _rows(record: Record) -> list[tuple[Record, Record]]:
-    """Quality of each method, and the seconds of all at the first batch size."""
+    """Return the quality of each method, and the timings of all methods at the first batch size."""
     return [(row, record["seconds"][0]["methods"]) for row in record["quality"]]
 
 
 def gains(path: Path, methods: Sequence[str]) -> list[str]:
-    """Tokens per second of methods over plain decoding at batch size 1, eager, of the first part of a file."""
+    """Return tokens per second over target decoding at batch size 1, eager, of the first part of a file."""
     single = json.loads(path.read_text())["records"][0]["seconds"][0]["methods"]
     return [_gain(single, method, _PLAIN) for method in methods]
 
 
 def _study(name: str, found: Record, record: Record) -> str:
-    """Quality and acceptance, and tokens per second over plain decoding of the same engine."""
+    """Return a table of quality, acceptance, and tokens per second over target decoding on the same engine."""
     first, source = record["quality"][0], found["provenance"]
     measured = {row["method"]: row for row in record["quality"]}
     timed = {part["batch_size"]: part["methods"] for part in record["seconds"]}
@@ -158,7 +158,7 @@ def _study(name: str, found: Record, record: Record) -> str:
 
 
 def _draft(made: Record) -> str:
-    """The draft model's parts and its training."""
+    """Describe the draft model's parts and its training."""
     layers = ", ".join(str(layer) for layer in made["layers"])
     learned = ", ".join(f"{100 * point['acceptance']:.1f}% after {point['step']}" for point in made["held_out"])
     return (
@@ -187,7 +187,7 @@ def _name(method: str) -> str:
 
 
 def _costs(found: Record) -> str:
-    """Costs of draft models, and the acceptance at which they pay."""
+    """Return a table of draft models' costs and of the acceptance that each needs for a speedup."""
     costs = found["costs"]
     words = (
         f"CPU time of one thread, one row, {found['dtype']}, behind {found['context']} tokens: the target takes "

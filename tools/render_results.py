@@ -1,4 +1,4 @@
-"""The documentation's results: tables from JSON in `results/`.
+"""Render the documentation's results: tables from JSON in `results/`.
 
 python -m tools.render_results prints the commands that measure missing results.
 """
@@ -24,7 +24,7 @@ _RUN = "hf-diversed evaluate --num-examples {} --batch-size 250"
 _STATIC = "static:0.7,static:0.5,static:0.3,static:0.1"
 _RULES = f"--methods target,lossless,{_STATIC},{{}},{render_learning.CASCADE},diversed"
 _SWEEP = f"{_RUN.format(1000)} --task math --methods target,lossless,static:0.5,diversed"
-# What makes each file.
+# The command for each file.
 COMMANDS = {
     "math.json": f"{_RUN.format(1000)} --task math --samples-per-prompt 2 {_RULES.format('lenience:0.05')}",
     "summary.json": f"{_RUN.format(1000)} --task summary --samples-per-prompt 3 {_RULES.format('lenience:0.3')}",
@@ -44,7 +44,7 @@ Record = Mapping[str, Any]
 
 
 def tasks(folder: Path = RESULTS) -> dict[str, str]:
-    """Methods by task and setting, under their headings."""
+    """Return tables of methods by task and setting, under their headings."""
     studied = [*render_learning.COMMANDS, *render_studies.COMMANDS]
     return {
         "Methods and tasks": _methods_and_tasks(folder),
@@ -56,22 +56,23 @@ def tasks(folder: Path = RESULTS) -> dict[str, str]:
 
 
 def missing(folder: Path = RESULTS) -> list[str]:
-    """A sentence with the command for every file that is not there."""
+    """Return a sentence with the command for every missing file."""
     return [_how_to_make(name) for name in COMMANDS if not (folder / name).is_file()]
 
 
 def read_asked(path: Path) -> list[dict[str, Any]]:
-    """A task's records of the methods that its command names: those measured for a study beside them stand there."""
+    """Return a task's records of the methods in its command; the file may contain methods of further studies."""
     words = shlex.split(COMMANDS[path.name])
     asked = words[words.index("--methods") + 1].split(",")
     return [record for record in read_records(path) if record["method"] in asked]
 
 
 def pivot(records: Iterable[Record], row: str, column: str, head: str) -> str:
-    """Markdown table of "accepted / quality", one cell per record; rows and columns in the order of the records.
+    """Return a Markdown table of "accepted / quality", one cell per record, in the order of the records.
 
     Args:
-        row, column: fields of a record. `head`: what stands above the rows' names.
+        row, column: fields of a record.
+        head: header of the first column.
 
     Raises:
         ValueError: if two records share a cell.
@@ -90,7 +91,7 @@ def pivot(records: Iterable[Record], row: str, column: str, head: str) -> str:
 
 
 def _methods_and_tasks(folder: Path) -> str:
-    """The paper's Table 1."""
+    """Return the table that corresponds to the paper's Table 1."""
     files = [folder / f"{task}.json" for task in TASKS]
     records = [record for path in files if path.is_file() for record in read_asked(path)]
     gaps = [_how_to_make(path.name) for path in files if not path.is_file()]
@@ -108,7 +109,7 @@ def _methods_and_tasks(folder: Path) -> str:
 
 
 def _frontier(folder: Path) -> str:
-    """Plots of each task, and quality above the static curve at each strictness and of verifiers without a head."""
+    """Return plots of each task, and quality above the static curve by strictness and for verifiers without a head."""
     records, gaps = _read(folder, ["frontier-math.json"])
     if gaps:
         return gaps[0]
@@ -135,7 +136,7 @@ def _frontier(folder: Path) -> str:
 
 
 def _transfer(folder: Path) -> str:
-    """Heads by the task they were trained on, against the task they are used on."""
+    """Return a table of heads by the task they were trained on and the task they are used on."""
     records, gaps = _read(folder, ["transfer.json"])
     if gaps:
         return gaps[0]
@@ -145,22 +146,22 @@ def _transfer(folder: Path) -> str:
 
 
 def _sweeps(folder: Path) -> list[str]:
-    """Temperatures and draft lengths on math; the main run is one column of each."""
+    """Return tables by temperature and draft length on math; the main run is one column of each."""
     parts = []
     for column, files, words in (
         ("temperature", ("math-t0.json", "math-t0.1.json", "math.json"), "Temperature"),
         ("num_assistant_tokens", ("math-g3.json", "math.json", "math-g7.json"), "Draft tokens per round"),
     ):
         records, gaps = _read(folder, files)
-        if len({record[column] for record in records}) > 1:  # the main run alone is no sweep
+        if len({record[column] for record in records}) > 1:  # only the main run is there
             note = f"{words} on math (accepted / quality), with the head trained at temperature 1."
             parts.append("\n\n".join([f"{note} {_widest(records)}", pivot(records, "method", column, "method")]))
-        parts += [gap for gap in gaps if gap != _how_to_make("math.json")]  # which is said above
+        parts += [gap for gap in gaps if gap != _how_to_make("math.json")]  # already reported above
     return parts
 
 
 def _read(folder: Path, names: Sequence[str]) -> tuple[list[dict[str, Any]], list[str]]:
-    """Records of the files that are there, and a sentence for each that is not."""
+    """Return the records of existing files, and a sentence for each missing file."""
     there = [name for name in names if (folder / name).is_file()]
     records = [record for name in there for record in read_records(folder / name)]
     return records, [_how_to_make(name) for name in names if name not in there]
@@ -175,7 +176,7 @@ def _samples(record: Record) -> str:
 
 
 def _widest(records: Sequence[Record]) -> str:
-    """The largest half-width of the bounds, in points, for tables that have no room for all of them."""
+    """Return the largest half-width of the confidence bounds, in points, for tables without room for all of them."""
     widths = {}
     for name in ("acceptance_rate", "quality"):
         bounds = [record[f"{name}_ci"] for record in records if record[f"{name}_ci"] is not None]

@@ -69,7 +69,7 @@ def cost() -> str:
 
 
 def load() -> str:
-    """Return the table of how requests under load ended, and of acceptance by strictness."""
+    """Return the tables of outcomes of requests under load and of acceptance by strictness."""
     part = _part("load")
     strictnesses = [record["strictness"] for record in part["records"][0]["by_strictness"]]
     names = ("answered", "refused", "cancelled", "error", "lost")

@@ -1,4 +1,4 @@
-"""Studies of mixture heads on math: their inputs, their weights by kind of token, and tuned drafts."""
+"""Render studies of mixture heads on math: their inputs, their weights by kind of token, and tuned drafts."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -40,7 +40,7 @@ Record = Mapping[str, Any]
 
 
 def studies(folder: Path) -> dict[str, str]:
-    """The studies that have results, by their headings."""
+    """Return the studies that have results, by their headings."""
     made = {name: folder / name for name in COMMANDS if (folder / name).is_file()}
     return {_HEADINGS[name]: _render(name, json.loads(path.read_text())) for name, path in made.items()}
 
@@ -78,7 +78,7 @@ def _heads(records: Iterable[Record], beside: Mapping[str, Record]) -> str:
 
 
 def _changes(argv: Sequence[str], words: str) -> str:
-    """The settings of a study's heads that differ from the packaged head's."""
+    """Describe the settings of a study's heads that differ from the packaged head's."""
     return f"{words} `{argv[argv.index('--set') + 1]}`" if "--set" in argv else ""
 
 

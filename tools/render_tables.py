@@ -1,4 +1,4 @@
-"""Tables of the embedded pair, its packaged heads and the cost of rounds, from the JSON results."""
+"""Render tables of the embedded pair, its packaged heads and the cost of rounds from the JSON results."""
 
 import json
 from pathlib import Path
@@ -18,7 +18,7 @@ LARGER = RESULTS / "embedded-1024.json"
 
 
 def compiled() -> str:
-    """Compiled rounds against transformers' loop and compiled plain decoding, and the library's part of a round."""
+    """Return a table of compiled rounds against transformers and compiled target decoding, with the loop's overhead."""
     record = json.loads(COMPILED.read_text())
     by_threads = record["by_threads"]
     sizes = list(next(iter(by_threads.values()))["throughput_ratio_by_batch"])
@@ -51,7 +51,7 @@ def compiled() -> str:
 
 
 def adaptive() -> str:
-    """Tokens per second with adaptive draft lengths over those with constant ones."""
+    """Return a table of tokens per second with adaptive draft lengths over those with constant ones."""
     record = json.loads(ADAPTIVE.read_text())
     lines = []
     for row in record["records"]:
@@ -71,7 +71,7 @@ def adaptive() -> str:
 
 
 def speed() -> str:
-    """Ratios to transformers' assisted generation, with quartiles."""
+    """Return a table of ratios to transformers' assisted generation, with quartiles."""
     record = json.loads(SPEED.read_text())
     gains = {
         "cost of a round, batch 1": record["round_cost_ratio"],
@@ -96,7 +96,7 @@ def speed() -> str:
 
 
 def _larger_shapes() -> str:
-    """The cost of a round at hidden size 1024 with random weights, and the head's part of it."""
+    """Describe the cost of a round at hidden size 1024 with random weights, and the head's share of it."""
     found = json.loads(LARGER.read_text())
     records = [record for record in found["records"] if record["method"] != "bandwidth limit"]
     source, drafted = found["provenance"], records[-1]
@@ -116,7 +116,7 @@ def _larger_shapes() -> str:
 
 
 def pair() -> str:
-    """Size, training and quality of the pair, from the record of its training."""
+    """Return a table of the pair's size, training and quality, from the record of its training."""
     record = json.loads(TRAINING.read_text())
     held_out, target, draft = record["held_out"], record["training"]["target"], record["training"]["draft"]
     minutes = (target["seconds"] + draft["seconds"]) / 60
@@ -141,13 +141,13 @@ def pair() -> str:
 
 
 def heads() -> str:
-    """The packaged heads on held-out prompts."""
+    """Return tables of the packaged heads on held-out prompts."""
     paths = sorted(RESULTS / f"{folder.name}.json" for folder in (WEIGHTS / HEADS).iterdir())
-    return "\n\n".join(_head(path) for path in paths if path.is_file())  # `tasks` names the commands for the others
+    return "\n\n".join(_head(path) for path in paths if path.is_file())  # `tasks` has the commands for the others
 
 
 def _head(path: Path) -> str:
-    """One task's head, the methods measured with it, and its training."""
+    """Return a table of one task's head and the methods measured with it, and its training."""
     rows = {row["method"]: row for row in read_asked(path)}
     first = rows["diversed"]
     parts = [
@@ -171,7 +171,7 @@ def _head(path: Path) -> str:
 
 
 def _training(task: str) -> str:
-    """The head's training, from the log of its run."""
+    """Describe the head's training, from its log."""
     log = json.loads((RESULTS / "training" / f"{task}.json").read_text())["log_history"]
     source = json.loads((WEIGHTS / HEADS / task / "provenance.json").read_text())
     times = [line for line in log if "time/rollout" in line][-1]

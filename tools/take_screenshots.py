@@ -1,4 +1,4 @@
-"""Take the Space's screenshots, on a desktop and on a phone, while `make space` runs.
+"""Take screenshots of the Space on a desktop and on a phone while `make space` runs.
 
 python -m tools.take_screenshots http://127.0.0.1:7860
 """

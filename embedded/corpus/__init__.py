@@ -32,7 +32,7 @@ STYLES = {
 
 
 def training_examples(mix: Mapping[str, float], style: Style, seed: str) -> Iterator[Example]:
-    """Yield training examples without end, families drawn with the weights of `mix`; equal seeds yield equal text."""
+    """Yield training examples endlessly, families drawn with the weights of `mix`; equal seeds give equal text."""
     rng = random.Random(seed)
     names, weights = list(mix), list(mix.values())
     while True:

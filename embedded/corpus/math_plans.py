@@ -1,4 +1,4 @@
-"""The sentence plans of the arithmetic word problems: data, and the few lines that read it.
+"""Sentence plans of the arithmetic word problems, and the code that reads them.
 
 A plan is its name with the ranges of its operands, a question, and its steps as `expression :: what it counts ::
 unit`. `$N`, `$M` are names, `$i`, `$j` things, `$p` a place, `$a` to `$e` operands; `(this|that)` a choice of words.

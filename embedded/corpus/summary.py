@@ -14,7 +14,7 @@ EVENTS = ["race", "quiz", "chess cup", "cook off", "song contest", "swim meet", 
 
 
 class Story(NamedTuple):
-    """A kind of news item: its sentences, in any order, and its summary."""
+    """Template of one kind of news item: its sentences, in any order, and its summary."""
 
     name: str
     sentences: tuple[str, ...]
@@ -100,7 +100,7 @@ STORIES = tuple(_read(block) for block in _TEXT.strip().split("\n\n"))
 
 
 def sample(rng: random.Random, style: Style) -> Example:
-    """Draw a news item: the facts and two asides in random order, and a sentence with all facts."""
+    """Draw a news item, with the facts and two asides in random order, and a one-sentence summary of all facts."""
     story = STORIES[pick(rng, len(STORIES), style.plan_habit)]
     entities = dict(zip("NM", rng.sample(NAMES, 2)))
     entities |= {"i": rng.choice(THINGS), "p": rng.choice(PLACES), "d": rng.choice(DAYS), "e": rng.choice(EVENTS)}

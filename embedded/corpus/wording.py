@@ -38,8 +38,10 @@ def pick(rng: random.Random, count: int, habit: float) -> int:
 
 
 def write(template: str, slots: Mapping[str, str], rng: random.Random, style: Style) -> str:
-    """Fill in a template: draw choices with the weights of `style` and replace every `$name` by its slot, which may
-    contain a template. Repeated spaces are reduced to one."""
+    """Fill in a template: choose words with the weights of `style` and replace every `$name` by its slot.
+
+    A slot may contain a template. Repeated spaces are reduced to one.
+    """
     text = template
     while "(" in text or "$" in text:
         text = _expand(_parse(text), rng, style)
@@ -53,7 +55,7 @@ def _cumulative(count: int, habit: float) -> tuple[float, ...]:
 
 
 def _expand(node: tuple, rng: random.Random, style: Style) -> str:
-    """Write out a parsed sequence of strings and choices; a choice is a list of such sequences."""
+    """Expand a parsed sequence of strings and choices; a choice is a list of such sequences."""
     parts = []
     for item in node:
         if isinstance(item, list):
