@@ -28,16 +28,19 @@ PATHS = (
     "README.md",
     "benchmarks",
     "docs",
+    "embedded",
     "examples",
     "hf_diversed",
     "tests/browser",
-    "tools/check_language.py",
-    "tools/docstrings.py",
-    "tools/render_docs.py",
-    "tools/render_readme.py",
+    "tools",
 )
-# Files below `PATHS` that still have to be rewritten, or that show others.
-EXCEPT = ("docs/api.md", "hf_diversed/sandbox/jail/confinement.py", "tools/check_language.py")
+# Files below `PATHS` that are not checked: still to be rewritten, or the phrases are part of their data.
+EXCEPT = (
+    "docs/api.md",
+    "embedded/corpus/summary.py",
+    "hf_diversed/sandbox/jail/confinement.py",
+    "tools/check_language.py",
+)
 _SUFFIXES = {".md", ".py"}
 _PHRASE = re.compile("|".join(rf"(?P<p{number}>\b(?:{phrase})\b)" for number, phrase in enumerate(PHRASES)), re.I)
 
