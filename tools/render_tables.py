@@ -18,7 +18,7 @@ LARGER = RESULTS / "embedded-1024.json"
 
 
 def compiled() -> str:
-    """Return a table of compiled rounds against transformers and compiled target decoding, with the loop's overhead."""
+    """Return a table of compiled rounds against transformers and compiled target decoding, and the overhead."""
     record = json.loads(COMPILED.read_text())
     by_threads = record["by_threads"]
     sizes = list(next(iter(by_threads.values()))["throughput_ratio_by_batch"])
