@@ -21,11 +21,11 @@ def pair():
 
 @pytest.fixture
 def caplog(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.LogCaptureFixture]:
-    """pytest's `caplog`, to which the loggers of transformers and of this library propagate their warnings."""
+    """pytest's `caplog` with the warnings of transformers and of this library propagated to it."""
     logger = logging.getLogger("transformers")
     monkeypatch.setattr(logger, "propagate", True)
     level = logger.level
-    logger.setLevel(logging.WARNING)  # the command line sets it to errors for the whole process
+    logger.setLevel(logging.WARNING)  # the CLI sets it to ERROR for the whole process
     yield caplog
     logger.setLevel(level)
 

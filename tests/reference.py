@@ -1,4 +1,4 @@
-"""A naive speculative decoder to compare the fast path with: one row, no cache, no batching, full forwards only."""
+"""A naive speculative decoder as a reference: one row, no cache, no batching, full forwards only."""
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
@@ -15,14 +15,14 @@ Process = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 @dataclass
 class Randomness:
-    """The random numbers of one row by round: noise of each draft, coins, noise of the next token."""
+    """The random numbers of one row by round: noise of each draft token, uniforms, noise of the next token."""
 
     rounds: list[tuple[list[torch.Tensor], torch.Tensor | None, torch.Tensor]]
 
 
 @dataclass
 class Lookup:
-    """Stands in for a draft model: what followed the first earlier place of the row's last words.
+    """A draft source that copies what followed the first earlier occurrence of the row's last tokens.
 
     `bans` maps ids `[1, L]` to the tokens that may not follow, bool `[V]`.
     """
@@ -33,7 +33,7 @@ class Lookup:
     bans: Callable[[torch.Tensor], torch.Tensor]
 
     def find(self, ids: torch.Tensor, room: int, eos_ids: Collection[int]) -> list[int]:
-        """At most `room` tokens, up to the first EOS or ban; none where the last words stand nowhere else."""
+        """Return at most `room` tokens, up to the first EOS or banned token; empty if there is no match."""
         text, allowed = ids[0].tolist(), []
         for token in self._continuation(text)[:room]:
             if token in eos_ids or self.bans(torch.tensor([text + allowed]))[token]:
@@ -62,10 +62,10 @@ def naive_decoding(
     randomness: Randomness | None = None,
     stats: SpeculativeStats | None = None,
 ):
-    """Relaxed decoding of one unpadded row (long `[1, S]`); returns long `[1, S + T]`.
+    """Decode one unpadded row (long `[1, S]`) by relaxed speculative decoding; returns long `[1, S + T]`.
 
-    Greedy without `randomness`. Models give `.logits` and `.hidden_states`, or both as a pair; `draft` may be a
-    `Lookup`. `process` maps ids `[1, L]` and the scores `[1, V]` that follow them. Counts into `stats`.
+    Greedy without `randomness`. Models return `.logits` and `.hidden_states`, or both as a pair; `draft` may be a
+    `Lookup`. `process` maps ids `[1, L]` and scores `[1, V]` of the next token to scores. Adds counts to `stats`.
     """
     eos_ids = eos_id if isinstance(eos_id, Collection) else () if eos_id is None else (eos_id,)
     ids, limit, state, number = input_ids, input_ids.shape[1] + max_new_tokens, None, 0
@@ -100,7 +100,7 @@ def naive_decoding(
 
 
 def _draft(model, ids, room, eos_ids, process, noises) -> tuple[torch.Tensor, DraftOutput | None]:
-    """Draft token by token, up to an EOS; greedy where there are no noises."""
+    """Draft token by token, up to an EOS; greedy without noises."""
     block, steps = ids, []
     for step in range(room):
         raw, hidden = _read(model, block)
@@ -117,7 +117,7 @@ def _draft(model, ids, room, eos_ids, process, noises) -> tuple[torch.Tensor, Dr
 
 
 def _look_up(lookup: Lookup, ids, found: list[int], sampled: bool) -> tuple[torch.Tensor, DraftOutput | None]:
-    """One-hot distributions of the tokens that were found."""
+    """Return one-hot distributions of the tokens found."""
     if not found:
         return ids, None
     tokens = torch.tensor([found])
@@ -126,7 +126,7 @@ def _look_up(lookup: Lookup, ids, found: list[int], sampled: bool) -> tuple[torc
 
 
 def _round_stats(verdict: Verdict | None, count: int, kept: int, emitted: int) -> SpeculativeStats:
-    """The counters of one round; means run over the drafts that were judged: the kept ones and the refused one."""
+    """Return the counters of one round; means are over the draft tokens up to the first rejection."""
     judged = kept + (kept < count)
     stats = SpeculativeStats(1, count, kept, judged - kept, emitted, accepted_per_position=[1] * kept)
     if verdict is None:
@@ -146,6 +146,6 @@ def _round_stats(verdict: Verdict | None, count: int, kept: int, emitted: int) -
 
 
 def _read(model, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Raw logits and last hidden states."""
+    """Return raw logits and last hidden states."""
     out = model(ids, output_hidden_states=True)
     return out if isinstance(out, tuple) else (out.logits.float(), out.hidden_states[-1])

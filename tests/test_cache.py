@@ -1,4 +1,4 @@
-"""The ragged cache by itself: columns per row, growth, rollback by overwriting, and the masks that go with it."""
+"""The ragged cache alone: columns per row, growth, rollback by overwriting, and the masks."""
 
 import pytest
 import torch
@@ -18,7 +18,7 @@ def make(batch=2, limit=64, prompt_mask=None, windows=None, layers=1):
 
 
 def block(batch, length, seed=0):
-    """Keys and values of different width, as latent attention has them."""
+    """Keys and values of different width, as in latent attention."""
     generator = torch.Generator().manual_seed(seed)
     return tuple(torch.randn(batch, HEADS, length, width, generator=generator) for width in (KEY_WIDTH, VALUE_WIDTH))
 
@@ -30,7 +30,7 @@ def put(cache, starts, states, layer=0):
 
 
 def test_block_lands_in_each_rows_columns_and_nowhere_else():
-    """Catches a scatter that transposes rows and columns, or touches what other rows keep to the right of it."""
+    """Catches a scatter that transposes rows and columns, or overwrites other rows' columns to the right of it."""
     cache = make(batch=3)
     before = block(3, 12, seed=1)
     put(cache, [0, 0, 0], before)
@@ -41,13 +41,13 @@ def test_block_lands_in_each_rows_columns_and_nowhere_else():
         expected = old.clone()
         for row, start in enumerate(starts):
             expected[row, :, start : start + 4] = new[row]
-        assert torch.equal(got, expected[:, :, :11])  # up to the longest row, no further
+        assert torch.equal(got, expected[:, :, :11])  # up to the longest row
 
 
 @settings(max_examples=25, deadline=None, derandomize=True)
 @given(start=st.integers(0, 9), length=st.integers(1, 5), seed=st.integers(0, 99))
 def test_slice_and_scatter_paths_agree(start, length, seed):
-    """Catches the fast path for even rows writing elsewhere than the general one."""
+    """Catches a fast path for equal rows that writes elsewhere than the general one."""
     results = []
     for scatter in (False, True):
         cache = make()
@@ -63,21 +63,21 @@ def test_slice_and_scatter_paths_agree(start, length, seed):
 
 
 def test_rollback_is_overwriting():
-    """Catches rejected columns that survive: after a lower start, everything a query may see is the new block's."""
+    """Catches rejected columns that survive: after a lower start, every visible key is from the new block."""
     cache = make()
     put(cache, [0, 0], block(2, 6, seed=1))
-    put(cache, [6, 6], block(2, 5, seed=2))  # rejected from the first (row 0) and the third (row 1) on
+    put(cache, [6, 6], block(2, 5, seed=2))  # row 0: all rejected; row 1: rejected from the third
     states = block(2, 3, seed=3)
     columns, (keys, _) = put(cache, [6, 8], states)
     mask = cache.mask(columns, torch.float32)
     assert torch.equal(keys[0, :, 6:9], states[0][0])
     assert torch.equal(keys[1, :, 8:11], states[0][1])
-    assert torch.equal(keys[1, :, 6:8], block(2, 5, seed=2)[0][1, :, :2])  # accepted, kept
-    assert mask[0, 0, :, 9:].max() < -1e30  # row 0's leftovers of the rejected block are out of sight
+    assert torch.equal(keys[1, :, 6:8], block(2, 5, seed=2)[0][1, :, :2])  # accepted
+    assert mask[0, 0, :, 9:].max() < -1e30  # the rest of row 0's rejected block is masked
 
 
 def test_growth_by_doubling_keeps_content():
-    """Catches losing keys when the buffer grows, uninitialised memory, copying at every step, or passing the limit."""
+    """Catches lost keys after growth, uninitialised memory, copies at every step, or growth past the limit."""
     cache, limit = make(limit=1100), 1100
     layer, written, capacities = cache.layers[0], [], []
     for step in range(11):
@@ -86,13 +86,13 @@ def test_growth_by_doubling_keeps_content():
         assert torch.equal(keys, torch.cat([k for k, _ in written], dim=2))
         assert torch.equal(values, torch.cat([v for _, v in written], dim=2))
         capacities.append(layer.keys.shape[2])
-        assert layer.keys[:, :, 100 * (step + 1) :].abs().sum() == 0  # a nan behind the mask would still be a nan
+        assert layer.keys[:, :, 100 * (step + 1) :].abs().sum() == 0  # NaN propagates through a mask
     assert capacities[-1] == limit
     assert len(set(capacities)) <= 4  # 256, 512, 1024, limit
 
 
 def test_writes_up_to_the_limit():
-    """Catches an off-by-one at the last column, where leftover drafts of the longest row land."""
+    """Catches an off-by-one error at the last column, where the last draft tokens of the longest row are written."""
     cache = make(limit=10)
     put(cache, [0, 0], block(2, 7))
     states = block(2, 4, seed=1)
@@ -102,7 +102,7 @@ def test_writes_up_to_the_limit():
 
 
 def test_layers_share_the_window_but_not_the_states():
-    """Catches one layer's keys shown to another, and layers that disagree about where the block goes."""
+    """Catches keys of one layer returned for another, and layers with different columns for the block."""
     cache = make(layers=3)
     columns = cache.open(torch.tensor([0, 2]), 0, 2, 3)
     for layer in range(3):
@@ -127,7 +127,7 @@ def test_sizes_upstream_asks_for():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_masks_are_additive(dtype):
-    """Catches bool masks, which eager attention ignores without a word, and infinities, which make rows of nan."""
+    """Catches bool masks, which eager attention silently ignores, and infinities, which produce NaN rows."""
     cache = make(prompt_mask=[[1, 1, 1], [0, 0, 1]])
     columns = cache.open(torch.tensor([3, 5]), 3, 5, 2)
     mask = cache.mask(columns, dtype)
@@ -141,7 +141,7 @@ def test_masks_are_additive(dtype):
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(data=st.data(), batch=st.integers(1, 4), prompt=st.integers(1, 6), length=st.integers(1, 5))
 def test_mask_is_its_definition(data, batch, prompt, length):
-    """Catches any slip on ragged rows: a key is seen iff it is real, not later than the query, and in the window."""
+    """Catches errors on ragged rows: a key is visible iff it is real, not later than the query, and in the window."""
     pads = [data.draw(st.integers(0, prompt - 1)) for _ in range(batch)]
     padded = data.draw(st.booleans())
     prompt_mask = torch.tensor([[column >= pad for column in range(prompt)] for pad in pads]) if padded else None

@@ -1,4 +1,4 @@
-"""One test per assumption about transformers and peft. A failure here names what a release has moved."""
+"""One test per assumption about transformers and peft; a failure here identifies what a release changed."""
 
 import inspect
 
@@ -17,7 +17,7 @@ from tests import tiny, versions
 
 
 EAGER_ONLY = {"gemma2", "gpt_oss"}
-# peft 0.21 asks transformers 5.23 for the deprecated `is_gradient_checkpointing` (peft_model.py, PeftModel.__init__).
+# peft 0.21 reads `is_gradient_checkpointing`, deprecated in transformers 5.23 (peft_model.py, PeftModel.__init__).
 peft_asks_for_a_deprecated_name = pytest.mark.filterwarnings(
     "ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"
 )
@@ -34,7 +34,7 @@ def model(request):
 
 
 def prepared(model, **kwargs):
-    """What `generate` hands to a custom loop."""
+    """Return the arguments that `generate` passes to a custom loop."""
     seen = {}
 
     def loop(model, input_ids, logits_processor, stopping_criteria, generation_config, **model_kwargs):
@@ -46,14 +46,14 @@ def prepared(model, **kwargs):
 
 
 def test_masks_are_those_transformers_would_build(model):
-    """Breaks `mask_windows`: dict or single mask, its keys, and which keys each query sees, for every architecture."""
+    """Breaks `mask_windows`: dict or single mask, its keys, and the visible keys, for every architecture."""
     config, (batch, length) = _compat.text_config(model), (2, 20)
     attention_mask = torch.ones(batch, length, dtype=torch.long)
     attention_mask[1, :3] = 0
     before, config._attn_implementation = (
         config._attn_implementation,
         "eager",
-    )  # sdpa leaves out masks it does not need
+    )  # sdpa omits masks it does not need
     try:
         theirs = create_masks_for_generate(config, torch.zeros(batch, length, 32), attention_mask, None)
     finally:
@@ -65,7 +65,7 @@ def test_masks_are_those_transformers_would_build(model):
         ours, theirs = {"all": ours}, {"all": theirs}
     assert ours.keys() == theirs.keys()
     for kind in ours:
-        real = attention_mask.bool()[:, None]  # what padding itself attends to is nobody's business
+        real = attention_mask.bool()[:, None]  # masks of padding queries may differ
         torch.testing.assert_close(ours[kind][real.expand(ours[kind].shape[:3])], theirs[kind][real])
 
 
@@ -83,7 +83,7 @@ def test_forward_takes_the_arguments_of_the_loop(model):
 
 
 def test_config_names_hold_for_every_architecture(model):
-    """Breaks `num_layers` and friends where an old config spells them otherwise (GPT-2: `n_layer`)."""
+    """Breaks `num_layers` and similar helpers if an old config uses another name (GPT-2: `n_layer`)."""
     with torch.no_grad():
         cache = model(tiny.ragged_batch(1, 3)["input_ids"], use_cache=True).past_key_values
     assert len(cache.layers) == _compat.num_layers(model) == 2
@@ -97,25 +97,25 @@ def test_config_names_hold_for_every_architecture(model):
 
 
 def test_some_models_do_trim_logits(llama):
-    """Breaks `supports_logits_to_keep`: renamed, it would quietly compute the whole logit matrix."""
+    """Breaks `supports_logits_to_keep`: if the argument is renamed, the whole logit matrix is computed."""
     assert _compat.supports_logits_to_keep(llama)
 
 
 def test_hidden_width_is_what_the_output_embedding_sees():
-    """Breaks heads: OPT projects 32 down to 16 before its output embedding, and `config.hidden_size` says 32."""
+    """Breaks heads: OPT projects 32 down to 16 before its output embedding, but `config.hidden_size` is 32."""
     model = tiny.tiny_model("opt")
     assert (_compat.hidden_width(model), model.config.hidden_size) == (16, 32)
 
 
 def test_attention_implementation_reaches_nested_configs():
-    """Breaks the refusal of flash attention on multimodal models, whose text config is a part of another."""
+    """Breaks the rejection of flash attention on multimodal models, whose text config is nested in another."""
     model = tiny.tiny_model("gemma3_multimodal", attention="eager")
     assert _compat.attention_implementation(model) == "eager"
     assert _compat.text_config(model) is model.config.text_config
 
 
 def test_layer_types_known_to_transformers():
-    """Breaks the refusal of layers that cannot be rolled back: a new kind must be looked at before it is served."""
+    """Breaks the rejection of layers that cannot be rolled back: a new kind needs a review before it is supported."""
     kinds = set(LAYER_PATTERN_TO_MASK_FUNCTION_MAPPING)
     assert kinds >= _compat.LAYER_TYPES
     assert {"chunked_attention", "linear_attention"} <= kinds - _compat.LAYER_TYPES
@@ -125,7 +125,7 @@ def test_layer_types_known_to_transformers():
         model.config.layer_types = [kind, "full_attention"]
         with pytest.raises(ValueError, match=kind):
             checks.check_model(model, "target")
-    assert not hasattr(config, "layer_types")  # else `mask_windows` would build a dict for every Llama
+    assert not hasattr(config, "layer_types")  # otherwise `mask_windows` would return a dict for every Llama
 
 
 def test_marks_of_models_that_cannot_be_rolled_back():
@@ -140,7 +140,7 @@ def test_marks_of_models_that_cannot_be_rolled_back():
 
 
 def test_models_that_older_releases_decode_wrongly():
-    """Breaks the refusal of models whose masks were mended in 5.19: other tokens than plain `generate`, silently."""
+    """Breaks the rejection of models whose masks were fixed in 5.19: tokens silently differ from plain `generate`."""
     sizes = {"hidden_size": 16, "input_embedding_size": 16, "intermediate_size": 16}
     layers = {"num_hidden_layers": 1, "num_attention_heads": 2}
     model = tf.RemBertForCausalLM(tf.RemBertConfig(vocab_size=64, is_decoder=True, **sizes, **layers))
@@ -152,7 +152,7 @@ def test_models_that_older_releases_decode_wrongly():
 
 
 def test_cache_base_classes():
-    """Breaks `RaggedLayer`: a new abstract method, or `Cache` no longer taking ready-made layers."""
+    """Breaks `RaggedLayer`: a new abstract method, or a `Cache` that no longer accepts existing layers."""
     abstract = CacheLayerMixin.__abstractmethods__
     assert abstract <= {"lazy_initialization", "update", "get_mask_sizes", "get_seq_length", "get_max_length"}
     assert "layers" in inspect.signature(Cache.__init__).parameters
@@ -164,7 +164,7 @@ def test_cache_base_classes():
 
 @pytest.mark.parametrize("tokens", [3, pytest.param(0, marks=versions.since("5.17", "marks no cache"))])
 def test_user_caches_are_told_from_those_of_generate(llama, tokens):
-    """Breaks the refusal of `past_key_values`: `generate` makes an empty cache of its own, and marks the caller's."""
+    """Breaks the rejection of `past_key_values`: `generate` creates an empty cache, and marks the caller's."""
     assert not _compat.is_user_cache(prepared(llama)["kwargs"].get("past_key_values"))
     assert not _compat.is_user_cache(prepared(llama, cache_implementation="static")["kwargs"]["past_key_values"])
     mine = tf.DynamicCache(config=llama.config)
@@ -176,13 +176,13 @@ def test_user_caches_are_told_from_those_of_generate(llama, tokens):
 
 @pytest.mark.parametrize(("pad", "eos", "expected"), [(0, [7, 8], 0), (None, [7, 8], 7), (None, None, 0)])
 def test_pad_id(llama, pad, eos, expected, monkeypatch):
-    """Breaks padding of finished rows: the prepared pad id lives in a private entry of the generation config."""
+    """Breaks padding of finished rows: the prepared pad id is in a private entry of the generation config."""
     monkeypatch.setattr(llama, "generation_config", tf.GenerationConfig(pad_token_id=pad, eos_token_id=eos))
     assert _compat.pad_token_id(prepared(llama)["config"]) == expected
 
 
 def test_prepared_criteria(llama):
-    """Breaks reading length and EOS off a block: the criteria's attributes, and which are left to be called."""
+    """Breaks length and EOS checks of a block: attributes of the criteria, and which must still be called."""
     mine = tf.MaxTimeCriteria(60.0)
     criteria = prepared(llama, eos_token_id=[5, 6], stopping_criteria=tf.StoppingCriteriaList([mine]))["criteria"]
     assert _compat.max_lengths(criteria) == [9]
@@ -193,7 +193,7 @@ def test_prepared_criteria(llama):
 
 
 def test_silent_draft_length(llama):
-    """Breaks the default of 5: `generate` fills in a draft length of its own, which is not the user's choice."""
+    """Breaks the default of 5: `generate` fills in its own draft length, which is not the user's choice."""
     assert _compat.config_entry(tf.GenerationConfig(), "num_assistant_tokens") is None
     config = prepared(llama)["config"]
     assert config.num_assistant_tokens == 20
@@ -203,7 +203,7 @@ def test_silent_draft_length(llama):
 
 
 def test_own_entries_travel_in_a_generation_config(tmp_path):
-    """Breaks `diversed_strictness` for callers that can only send JSON: unknown entries must be kept and saved."""
+    """Breaks `diversed_strictness` for clients that can only send JSON: unknown entries must be kept and saved."""
     tf.GenerationConfig(diversed_strictness=0.3).save_pretrained(tmp_path)
     loaded = tf.GenerationConfig.from_pretrained(tmp_path)
     assert _compat.config_entry(loaded, "diversed_strictness") == 0.3
@@ -212,7 +212,7 @@ def test_own_entries_travel_in_a_generation_config(tmp_path):
 
 
 def test_unset_entries_of_a_generation_config_are_none():
-    """Breaks "was it set": a default filled in by the constructor would look like somebody's choice."""
+    """Breaks "was it set": a default from the constructor would look like a user's choice."""
     config = tf.GenerationConfig()
     names = ["stop_strings", "token_healing", "cache_implementation", "num_beams", "use_cache"]
     names += ["assistant_ensemble_weight", "prompt_lookup_num_tokens", "assistant_early_exit", "use_mtp"]
@@ -223,7 +223,7 @@ def test_unset_entries_of_a_generation_config_are_none():
 
 @peft_asks_for_a_deprecated_name
 def test_peft_wrappers():
-    """Breaks PEFT targets and drafts: the inner model, the adapter's kind, the trace `PeftModel.generate` leaves."""
+    """Breaks PEFT targets and drafts: the inner model, the adapter's kind, the attribute `PeftModel.generate` sets."""
     lora = peft.get_peft_model(tiny.tiny_model("llama"), peft.LoraConfig(task_type="CAUSAL_LM", r=2))
     assert type(_compat.base_model(lora)) is tf.LlamaForCausalLM
     assert _compat.prompt_learning_adapter(lora) is None
@@ -236,7 +236,7 @@ def test_peft_wrappers():
     wrapped = peft.get_peft_model(tiny.tiny_model("llama"), prompt)
     assert "PROMPT_TUNING" in _compat.prompt_learning_adapter(wrapped)
     inner = _compat.base_model(wrapped)
-    inner.prepare_inputs_for_generation = wrapped.prepare_inputs_for_generation  # as PeftModel.generate does
+    inner.prepare_inputs_for_generation = wrapped.prepare_inputs_for_generation  # as `PeftModel.generate` does
     assert "PROMPT_TUNING" in _compat.prompt_learning_adapter(inner)
     assert "prepare_inputs_for_generation = self.prepare_inputs_for_generation" in inspect.getsource(
         peft.PeftModelForCausalLM.generate
@@ -244,7 +244,7 @@ def test_peft_wrappers():
 
 
 def test_model_names(llama, tmp_path):
-    """Breaks the "trained for another model" warning: where a model remembers what it was loaded from."""
+    """Breaks the "trained for another model" warning: where a model stores the name it was loaded from."""
     assert _compat.model_name(llama) == ""
     llama.save_pretrained(tmp_path)
     assert _compat.model_name(tf.LlamaForCausalLM.from_pretrained(tmp_path)) == str(tmp_path)
@@ -266,7 +266,7 @@ POINTWISE = [
 
 @pytest.mark.parametrize("processor", POINTWISE, ids=lambda processor: type(processor).__name__)
 def test_pointwise_processors_are_pointwise(processor):
-    """Breaks running them over a whole block: one that looks at the ids, at its neighbours, or writes in place."""
+    """Breaks processing of a whole block: a processor that reads the ids or neighbouring rows, or writes in place."""
     generator = torch.Generator().manual_seed(0)
     scores = 3 * torch.randn(6, 11, generator=generator)
     scores[2, 4], scores[3, 1] = torch.inf, torch.nan
@@ -281,7 +281,7 @@ def test_pointwise_processors_are_pointwise(processor):
 
 
 def test_every_pointwise_processor_is_tested():
-    """Guards the list above: a class added to `POINTWISE_PROCESSORS` must be shown to be pointwise."""
+    """Guards the list above: every class in `POINTWISE_PROCESSORS` is tested."""
     assert {type(processor) for processor in POINTWISE} == _compat.POINTWISE_PROCESSORS
 
 

@@ -1,4 +1,4 @@
-"""How much of the code has to be held in mind at once, as radon counts it."""
+"""Complexity of the package's functions, measured by radon."""
 
 import ast
 import inspect
@@ -13,11 +13,11 @@ from hf_diversed.generation import decoding
 
 PACKAGE = Path(decoding.__file__).parents[1]
 LIMIT = 15
-# Longer than they should be, and why they are let be: each is a list of cases side by side, not nested decisions.
+# Allowed above the limit: each is a flat list of cases, without nested decisions.
 EXCEPTIONS = {
     "evaluation/plots.py:draw": 21,  # one mark of the figure per line
     "evaluation/summary.py:__init__": 16,  # one column of the table per line
-    "training/arguments.py:__post_init__": 16,  # one refusal per argument
+    "training/arguments.py:__post_init__": 16,  # one check per argument
 }
 
 
@@ -28,7 +28,7 @@ def _blocks(path: Path):
 
 
 def test_no_function_is_too_complex():
-    """Catches a function that grows case by case; and an exception that is no longer needed."""
+    """Catches a function that becomes too complex, and an exception that is no longer needed."""
     found = {
         name: part for path in PACKAGE.rglob("*.py") for name, part in _blocks(path) if not hasattr(part, "methods")
     }
@@ -38,7 +38,7 @@ def test_no_function_is_too_complex():
 
 @pytest.mark.parametrize("function", [decoding.diversed_decoding, decoding.run_rounds])
 def test_the_loop_reads_as_the_algorithm(function):
-    """Catches a loop that drafts, judges, records and streams inline: 50 lines, complexity 10, 20 names."""
+    """Catches a loop that drafts, verifies, records and streams inline: 50 lines, complexity 10, 20 names."""
     source = textwrap.dedent(inspect.getsource(inspect.unwrap(function)))
     tree = ast.parse(source).body[0]
     docstring = ast.get_docstring(tree, clean=False) or ""

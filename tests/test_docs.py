@@ -1,4 +1,4 @@
-"""The documentation says what the code does: its snippets run, its commands exist, its figures are the results'."""
+"""The documentation matches the code: its snippets run, its commands exist, its figures come from the results."""
 
 import contextlib
 import inspect
@@ -25,19 +25,19 @@ VERIFIERS = ROOT / "docs" / "verifiers.md"
 
 
 def blocks(page: Path, language: str) -> str:
-    """All blocks of a page in one language, one below the other."""
+    """Return all blocks of a page in one language, joined."""
     return "\n".join(re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE))
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")], ids=lambda page: page.stem)
 def test_snippets_run(page, tmp_path, monkeypatch, embedded_for_hub):
-    """Catches a snippet that the API has left behind, names that nobody defined, and a warning in a reader's way."""
+    """Catches a snippet for an older API, undefined names, and a warning that readers would see."""
     monkeypatch.chdir(tmp_path)
     exec(compile(blocks(page, "python"), str(page), "exec"), {"__name__": "__main__"})
 
 
 def options_of(name: str) -> set[str]:
-    """Every spelling of a command's options."""
+    """Return every spelling of a command's options."""
     command = typer.main.get_command(app).commands[name]
     if "--help" in (spelled := {option for entry in command.params for option in entry.opts}):
         return spelled
@@ -45,7 +45,7 @@ def options_of(name: str) -> set[str]:
 
 
 def trainers_options(name: str) -> set[str]:
-    """Those of `train` and `tune-draft`, which are dataclasses' fields."""
+    """Return the options of `train` and `tune-draft`, which are fields of dataclasses."""
     from typer.testing import CliRunner
 
     with contextlib.suppress(SystemExit):
@@ -61,7 +61,7 @@ COMMANDS = {
 }
 
 
-# What `serve` hands on to vLLM.
+# Options that `serve` passes to vLLM.
 PASSED_ON = {"--port", "--max-model-len", "--dtype", "--enforce-eager", "--tensor-parallel-size"}
 
 
@@ -75,14 +75,14 @@ def test_commands_exist(line):
 
 @pytest.mark.parametrize("page", render_docs.PAGES, ids=lambda page: page.stem)
 def test_figures_are_rendered_from_results(page):
-    """Catches figures typed by hand, results without `make results`, and a mark without its section."""
+    """Catches manually typed figures, results without `make results`, and a marker without its section."""
     text = page.read_text()
     assert render_docs.render(text) == text, f"{page.name} is not up to date: run `make results`"
     assert text.count("<!-- begin:") == text.count("<!-- end:") == len(re.findall(render_docs._MARK, text))
 
 
 def test_every_section_has_its_page():
-    """Catches a table that no page shows, and a name that is not rendered."""
+    """Catches a table that is on no page, and a name that is not rendered."""
     shown = {name for page in render_docs.PAGES for _, name, _ in render_docs._MARK.findall(page.read_text())}
     assert shown == set(render_docs.SECTIONS)
     with pytest.raises(KeyError):
@@ -90,21 +90,21 @@ def test_every_section_has_its_page():
 
 
 def test_pages_are_short():
-    """Catches a page that grows again; the tables of results pages count apart."""
+    """Catches a page that grows too long; the tables of results pages do not count."""
     for page in PAGES:
         written = re.sub(render_docs._MARK, "", page.read_text())
         assert len(written.splitlines()) <= 150, page.name
 
 
 def test_every_task_is_told_of():
-    """Catches a task that nobody can find."""
+    """Catches a task that is missing in the documentation."""
     page = (ROOT / "docs" / "training.md").read_text()
     for name in TASKS:
         assert f"`{name}`" in page, name
 
 
 def test_every_page_is_in_the_navigation():
-    """Catches a page that nobody can find, and an entry without a page; `make docs` checks the links."""
+    """Catches a page that is not linked, and an entry without a page; `make docs` checks the links."""
 
     def pages(entry):
         if isinstance(entry, str):
@@ -116,7 +116,7 @@ def test_every_page_is_in_the_navigation():
 
 
 def test_file_tree_is_the_file_tree():
-    """Catches modules and packages that are named in the tree and gone, or there and not named."""
+    """Catches modules and packages that the tree lists but that do not exist, and the reverse."""
     tree = (ROOT / "ARCHITECTURE.md").read_text().split("```\nhf_diversed/\n", 1)[1].split("```", 1)[0]
     package = ROOT / "hf_diversed"
     modules = [*package.glob("*.py"), *(package / "generation").glob("*.py")]
@@ -131,7 +131,7 @@ def test_file_tree_is_the_file_tree():
 
 
 def test_every_public_name_is_in_the_reference():
-    """Catches a name of `hf_diversed.__all__` without documentation, and a verifier without a line in its table."""
+    """Catches a name of `hf_diversed.__all__` without documentation, and a verifier without a row in its table."""
     reference, table = ((ROOT / "docs" / f"{name}.md").read_text() for name in ("api", "verifiers"))
     for name in set(hf_diversed.__all__) - {"VERIFIERS", "__version__"}:
         assert hasattr(hf_diversed, name), name
@@ -146,7 +146,7 @@ PARAMETER = re.compile(r"(\w+): (.+?)(?: \(([^()]*)\))?$")
 
 
 def test_every_method_is_in_the_table():
-    """Catches a verifier that cannot be looked up by the name that users type."""
+    """Catches a verifier whose name is not in the table."""
     found = {MethodName.parse(form).name for form, _ in NAMES}
     assert found == {*hf_diversed.VERIFIERS, "target", "upstream"} - {"phase"}
 
@@ -180,13 +180,13 @@ def test_parameters_of_methods_are_those_of_the_code(form, cell):
 
 
 def test_the_picture_of_a_round_is_as_its_tool_draws_it():
-    """Catches a picture that was drawn by hand, or before its tool changed."""
+    """Catches a picture that was drawn manually, or before its tool changed."""
     assert (ROOT / "docs" / "assets" / "round.svg").read_text() == round_picture()
 
 
 @pytest.mark.parametrize("name", ["round", "tokens"])
 def test_pictures_have_the_colours_of_terminal_and_space(name):
-    """Catches a colour that means something else in a figure."""
+    """Catches a colour with another meaning in a figure."""
     used = set(re.findall(r"#[0-9A-F]{6}", (ROOT / "docs" / "assets" / f"{name}.svg").read_text()))
     colours = {origin.color for origin in ORIGINS.values()}
     assert (

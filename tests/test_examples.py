@@ -1,4 +1,4 @@
-"""Every example runs as a user would run it."""
+"""Every example runs as users run it."""
 
 import os
 import subprocess
@@ -14,7 +14,7 @@ EXAMPLES = sorted((Path(__file__).parent.parent / "examples").glob("*.py"))
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
 def test_example_runs(path, tmp_path):
-    """Catches an example that the API has left behind."""
+    """Catches an example for an older API."""
     environment = {**os.environ, "PYTHONPATH": str(path.parent.parent), "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(
         [sys.executable, str(path), *SHORTER.get(path.name, [])],
@@ -28,5 +28,5 @@ def test_example_runs(path, tmp_path):
 
 
 def test_there_are_examples():
-    """Catches a glob that finds nothing."""
+    """Catches a glob without matches."""
     assert {path.name for path in EXAMPLES} >= {"quickstart.py", "batched.py", "custom_verifier.py", "train_head.py"}

@@ -1,6 +1,6 @@
-"""`import hf_diversed` costs nothing, and `generate` knows our arguments all the same, whatever is imported first.
+"""`import hf_diversed` is fast, and `generate` accepts our arguments regardless of import order.
 
-What depends on the order of imports runs in processes of its own.
+Tests that depend on the import order run in separate processes.
 """
 
 import ast
@@ -24,7 +24,7 @@ import inspect
 from transformers import GenerationMixin
 known = "diversed_head" in inspect.signature(GenerationMixin.generate).parameters
 """
-# A model of a few kilobytes: the hook must act, not only show.
+# A model of a few kilobytes, to test that the hook works and is not only installed.
 DECODES = """
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -40,7 +40,7 @@ assert ours.stats.acceptance_rate == 1.0
 
 
 def run(code: str, **environment: str) -> None:
-    """In a fresh interpreter, where nothing is imported yet."""
+    """Run code in a fresh interpreter."""
     done = subprocess.run(
         [sys.executable, "-W", "error::ImportWarning", "-c", code],
         env={**os.environ, "HF_DIVERSED_NO_HOOK": "", "HF_HUB_OFFLINE": "1", **environment},
@@ -51,7 +51,7 @@ def run(code: str, **environment: str) -> None:
 
 
 def test_import_alone_loads_neither_torch_nor_transformers():
-    """Catches an import of seconds for who asks for `--help` or the version."""
+    """Catches an import that makes `--help` or the version take seconds."""
     run(
         "import sys, hf_diversed; hf_diversed.__version__; dir(hf_diversed)\n"
         "assert not {'torch', 'transformers', 'numpy'} & set(sys.modules)"
@@ -68,18 +68,18 @@ def test_import_alone_loads_neither_torch_nor_transformers():
     ],
 )
 def test_generate_knows_the_arguments_whatever_comes_first(first):
-    """Catches a hook that is only there in one order of imports, and one that breaks an import halfway."""
+    """Catches a hook that depends on the order of imports, and one that interrupts an import."""
     run(f"{first}\n{KNOWS}\nassert known\n{DECODES}")
 
 
 def test_without_the_hook():
-    """Catches an import that patches later in spite of HF_DIVERSED_NO_HOOK=1."""
+    """Catches an import that patches later despite HF_DIVERSED_NO_HOOK=1."""
     code = f"import hf_diversed\n{KNOWS}\nassert not known\nhf_diversed.install_hook()\n{KNOWS}\nassert known"
     run(code, HF_DIVERSED_NO_HOOK="1")
 
 
 def test_uninstalled_before_and_after_transformers():
-    """Catches a hook that comes back with the import of transformers, and one that cannot be put back."""
+    """Catches a hook that returns with the import of transformers, and one that cannot be reinstalled."""
     run(
         f"import hf_diversed; hf_diversed.uninstall_hook()\n{KNOWS}\nassert not known\n"
         f"hf_diversed.install_hook()\n{KNOWS}\nassert known\n{DECODES}\n"
@@ -88,7 +88,7 @@ def test_uninstalled_before_and_after_transformers():
 
 
 def test_reloaded_upstream_is_hooked_again():
-    """Catches a hook that a reload loses, or that wraps twice and then refuses to be taken off."""
+    """Catches a hook that a reload removes, or that wraps twice and then cannot be removed."""
     run(
         "import importlib, hf_diversed\nimport transformers.generation.utils as upstream\n"
         "importlib.reload(upstream); importlib.reload(hf_diversed)\n"
@@ -102,7 +102,7 @@ def test_reloaded_upstream_is_hooked_again():
 
 
 def test_heads_are_known_to_auto_classes(tmp_path):
-    """Catches `AutoModel.from_pretrained` of a head that only works once a class of ours was named."""
+    """Catches `AutoModel.from_pretrained` that loads a head only after one of our classes was accessed."""
     hf_diversed.DiversedHead(hf_diversed.DiversedHeadConfig(4, 4)).save_pretrained(tmp_path)
     run(
         "import hf_diversed\nfrom transformers import AutoModel\n"
@@ -112,7 +112,7 @@ def test_heads_are_known_to_auto_classes(tmp_path):
 
 
 def test_lazy_names_are_the_public_ones():
-    """Catches a name that only type checkers see, and one that they do not."""
+    """Catches a name that is visible only to type checkers, and one that is not."""
     tree = ast.parse(Path(hf_diversed.__file__).read_text())
     (block,) = (node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")
     seen = {alias.name: node.module for node in block.body for alias in node.names}
@@ -129,7 +129,7 @@ def test_lazy_names_are_the_public_ones():
 
 @pytest.fixture
 def watched(tmp_path, monkeypatch):
-    """A module to be imported, its name, and who was called back."""
+    """Yield the name of a module to import, and a list of callbacks."""
     name = "hf_diversed_watched_module"
     (tmp_path / f"{name}.py").write_text("value = 1\n")
     monkeypatch.syspath_prepend(tmp_path)
@@ -142,7 +142,7 @@ def watched(tmp_path, monkeypatch):
 
 
 def test_watching_a_module(watched):
-    """Catches a callback before the module is whole, a second watcher, and one that stays when it is not needed."""
+    """Catches a callback before the module is complete, a second watcher, and one that stays when it is not needed."""
     name, calls = watched
     for _ in range(2):
         _after_import.watch(name, lambda module: calls.append(module.value))
@@ -163,7 +163,7 @@ def test_watching_a_module(watched):
 
 
 def test_threads_that_import_a_watched_module(watched, tmp_path):
-    """Catches a callback for every thread that waits for the import, and one on a module that is half done."""
+    """Catches a callback for every thread that waits for the import, and one on an incomplete module."""
     name, calls = watched
     (tmp_path / f"{name}.py").write_text("import time\ntime.sleep(0.2)\nvalue = 1\n")
     importlib.invalidate_caches()
@@ -173,7 +173,7 @@ def test_threads_that_import_a_watched_module(watched, tmp_path):
         thread.start()
     while name not in sys.modules:
         time.sleep(0.01)
-    _after_import.watch(name, lambda module: calls.append(module.value))  # of a module that is being imported
+    _after_import.watch(name, lambda module: calls.append(module.value))  # the module is being imported
     for thread in threads:
         thread.join()
     assert set(calls) == {1}
@@ -181,7 +181,7 @@ def test_threads_that_import_a_watched_module(watched, tmp_path):
 
 
 def test_unwatched_between_finding_and_execution(watched):
-    """Catches a callback that comes though nobody watches any more."""
+    """Catches a callback after `unwatch`."""
     name, calls = watched
     _after_import.watch(name, calls.append)
     spec = importlib.util.find_spec(name)
@@ -193,7 +193,7 @@ def test_unwatched_between_finding_and_execution(watched):
 
 
 def test_one_wrapper_from_many_threads(monkeypatch):
-    """Catches two wrappers around each other: the inner one would take an attachment for a second call."""
+    """Catches nested wrappers: the inner one would treat an attachment as a second call."""
     from hf_diversed.generation import patching
 
     class GenerationMixin:

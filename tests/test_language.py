@@ -15,17 +15,17 @@ from tools import check_language
     ],
 )
 def test_phrases_are_found(text, found):
-    """Catches a phrase that is not found, and parts of other words."""
+    """Catches a banned phrase that is not found, and matches inside other words."""
     assert [phrase for _, phrase, _ in check_language.problems(text)] == found
 
 
 def test_lines_are_counted():
-    """Catches a report of another line."""
+    """Catches a wrong line number."""
     assert next(check_language.problems("one\ntwo\nthe laws"))[0] == 3
 
 
 def test_paths_exist():
-    """Catches a path that was renamed, and so is no longer checked."""
+    """Catches a path that was renamed and is therefore no longer checked."""
     for name in (*check_language.PATHS, *check_language.EXCEPT):
         assert (check_language.ROOT / name).exists(), name
     assert len(check_language.files()) > 20

@@ -1,4 +1,4 @@
-"""Warnings follow the one switch that users of transformers know."""
+"""The verbosity setting of transformers controls our warnings."""
 
 import logging
 import re
@@ -16,7 +16,7 @@ from hf_diversed.cli.terminal import hear_own_warnings_only
 
 @pytest.fixture
 def logger():
-    """One of ours, with all that a test does to levels put back."""
+    """Return one of our loggers; restores all changed levels."""
     ours, before = _compat.get_logger("hf_diversed"), upstream.get_verbosity()
     ours.setLevel(logging.NOTSET)
     yield _compat.get_logger("hf_diversed.generation.planning")
@@ -42,14 +42,14 @@ def test_verbosity_of_transformers_is_ours(logger, caplog):
 
 
 def test_commands_keep_their_own_warnings(logger, caplog):
-    """Catches a command that silences itself together with transformers."""
+    """Catches a command that silences its own warnings together with those of transformers."""
     hear_own_warnings_only()
     assert heard(logger, caplog) == ["WARNING", "ERROR"]
     assert heard(upstream.get_logger("transformers.generation.utils"), caplog) == ["ERROR"]
 
 
 def test_every_logger_is_made_in_one_place():
-    """Catches a module whose logger is its own, and so deaf to that switch; what loads no transformers is excepted."""
+    """Catches a logger created elsewhere, which ignores that setting; modules without transformers are excepted."""
     package = Path(hf_diversed.__file__).parent
     apart = {"_compat.py", "evaluation/lm_eval.py", "tasks/number_extraction.py"}
     for path in package.rglob("*.py"):
@@ -59,7 +59,7 @@ def test_every_logger_is_made_in_one_place():
 
 
 def test_environment_variable(tmp_path):
-    """Catches TRANSFORMERS_VERBOSITY that is read for upstream only."""
+    """Catches a TRANSFORMERS_VERBOSITY that applies to upstream only."""
     code = "from hf_diversed import _compat\n_compat.get_logger('hf_diversed.x').warning('told')"
     for level, told in (("error", ""), ("warning", "[transformers] told\n")):
         environment = {"PYTHONPATH": str(Path(hf_diversed.__file__).parents[1]), "TRANSFORMERS_VERBOSITY": level}

@@ -1,4 +1,4 @@
-"""Every notebook runs from its first cell to its last, and is kept without outputs."""
+"""Every notebook runs from start to end, and is stored without outputs."""
 
 import json
 from pathlib import Path
@@ -10,20 +10,20 @@ NOTEBOOKS = sorted((Path(__file__).parent.parent / "examples" / "notebooks").glo
 
 
 def code_of(notebook: Path) -> list[str]:
-    """The code cells, without those that install."""
+    """Return the code cells, without those that install packages."""
     cells = json.loads(notebook.read_text())["cells"]
     sources = ("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
     return [source for source in sources if not source.startswith("%pip")]
 
 
 def test_there_are_notebooks():
-    """Catches a glob that finds nothing."""
+    """Catches a glob without matches."""
     assert [path.stem for path in NOTEBOOKS] == ["measure_your_pair", "quickstart", "train_a_head"]
 
 
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
 def test_notebook_runs(notebook, tmp_path, monkeypatch, capsys):
-    """Catches a notebook that the API has left behind, and one that says nothing."""
+    """Catches a notebook for an older API, and one that prints nothing."""
     monkeypatch.chdir(tmp_path)
     names: dict = {"__name__": "__main__"}
     for number, source in enumerate(code_of(notebook)):
@@ -33,6 +33,6 @@ def test_notebook_runs(notebook, tmp_path, monkeypatch, capsys):
 
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
 def test_notebook_holds_no_outputs(notebook):
-    """Catches outputs, and with them paths and figures of somebody's machine."""
+    """Catches stored outputs, which contain paths and timings of a local machine."""
     cells = json.loads(notebook.read_text())["cells"]
     assert all(cell.get("outputs", []) == [] and cell.get("execution_count") is None for cell in cells)

@@ -23,7 +23,7 @@ def test_blocks_agree_with_softmax():
 
 
 def test_prob_reads_the_first_positions():
-    """Catches the target's bonus position shifted onto the drafts: its block is one longer than their tokens."""
+    """Catches the target's bonus position used for a draft token: the target's block is one position longer."""
     draft, target = make_block("random")
     expected = torch.softmax(target.scores, -1)[:, :GAMMA].gather(-1, draft.tokens[..., None])[..., 0]
     assert target.prob(draft.tokens).shape == draft.tokens.shape
@@ -77,7 +77,7 @@ def rows() -> list[SpeculativeStats]:
 
 
 def test_counters_add_up():
-    """Catches a counter that is forgotten when rows or calls are summed, and positions cut to the shorter list."""
+    """Catches a counter that is lost when rows or calls are summed, and positions truncated to the shorter list."""
     first, second = rows()
     total = SpeculativeStats(per_row=[first])
     total.add(first)
@@ -104,7 +104,7 @@ def test_counters_add_up():
         expected_accepted_sum=9.5,
         per_row=[first, second],
     )
-    assert [first, second] == rows()  # what was added is left alone
+    assert [first, second] == rows()  # the summands do not change
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ def test_sums_keep_rates_exact():
     total.add(second)
     assert total.acceptance_rate == 9 / 15
     assert total.mean_weight == pytest.approx(5 / 12)
-    assert total.mean_tv == 0.125  # over the row that knows it
+    assert total.mean_tv == 0.125  # over the row that has it
 
 
 def test_to_dict_names():

@@ -1,4 +1,4 @@
-"""The page of the Qwen2.5-Coder pair, rendered from made-up results."""
+"""The page of the Qwen2.5-Coder pair, rendered from invented results."""
 
 import json
 
@@ -47,7 +47,7 @@ def folder(tmp_path):
 
 
 def test_tables(folder):
-    """Catches figures under another column, a bound that is lost, and a category without its turn."""
+    """Catches figures in the wrong column, a lost bound, and a category without its turn."""
     text = render_pair.pair(folder)
     assert "### MBPP, temperature 1" in text
     assert "| `target` | - | - | 44.0% (39.0% to 47.0%) | - | - |" in text
@@ -61,20 +61,20 @@ def test_tables(folder):
 
 
 def test_gains_are_over_the_target_of_the_same_turn_and_engine(folder):
-    """Catches compiled seconds over eager ones, and medians of ratios of different turns."""
+    """Catches compiled speed divided by eager speed, and medians of ratios of different turns."""
     text = render_pair.pair(folder)
     assert "| MBPP | 1 | 3 | `lossless` | 5.0 | 1.50x (1.00 to 2.00) |" in text
     assert "| MBPP | 1 | 3 | `lossless, compiled` | 5.0 | 4.00x (4.00 to 4.00) |" in text
 
 
 def test_what_is_missing_comes_with_its_command(folder, tmp_path):
-    """Catches a page that hides what was not measured."""
+    """Catches a page that hides missing results."""
     assert "Not measured yet: humaneval, gsm8k." in render_pair.pair(folder)
     assert "--data mbpp=mbpp_974.jsonl,humaneval=" in render_pair.pair(tmp_path / "nothing")
 
 
 def test_one_point_has_no_plot(folder):
-    """Catches a link to a plot that is not drawn."""
+    """Catches a link to a plot that does not exist."""
     path = folder / "qwen-coder-mbpp.json"
     records = [row for row in read_records(path) if row["method"] == "target"]
     path.write_text(json.dumps({"records": records, "provenance": {"device": "some CPU"}}))

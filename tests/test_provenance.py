@@ -1,4 +1,4 @@
-"""What goes beside every result, and what must not."""
+"""The provenance stored with every result, and what it must not contain."""
 
 import json
 from pathlib import Path
@@ -74,7 +74,7 @@ SECRETS = [
 
 @pytest.mark.parametrize(("given", "expected"), SECRETS)
 def test_secrets_are_blanked(given, expected):
-    """Catches a token or a user's folder that is pushed to the Hub with the command that it was passed to."""
+    """Catches a token or a user's folder that is published as part of a recorded command."""
     assert publishable(given) == expected
 
 
@@ -94,12 +94,12 @@ def test_secrets_are_blanked(given, expected):
     ],
 )
 def test_everything_else_stays(given):
-    """Catches options that merely sound like secrets, ids, addresses, and folders that are nobody's home."""
+    """Catches the removal of options that resemble secrets, of ids, addresses, and folders outside home folders."""
     assert publishable(given) == given
 
 
 def test_committed_records_are_publishable():
-    """Catches a rule that would blank, or shorten, what our own records say."""
+    """Catches a pattern that would remove or shorten entries of our own records."""
     files = [
         *(ROOT / "results").glob("*.json"),
         *(ROOT / "hf_diversed" / "zoo" / "weights").glob("**/provenance.json"),
@@ -111,7 +111,7 @@ def test_committed_records_are_publishable():
 
 
 def test_device_is_that_of_the_models():
-    """Catches a GPU that is named because it is there, not because it was used."""
+    """Catches a GPU that is recorded because it is available, not because it was used."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.cuda, "is_available", lambda: True)
         patch.setattr(torch.cuda, "get_device_name", lambda device=None: f"Accelerator {device}")
@@ -121,13 +121,13 @@ def test_device_is_that_of_the_models():
 
 
 def test_choices_are_recorded_by_their_values():
-    """Catches "SchedulerType.LINEAR" in a record, which no training accepts again."""
+    """Catches "SchedulerType.LINEAR" in a record, which training does not accept."""
     assert publishable({"lr_scheduler_type": SchedulerType.LINEAR}) == {"lr_scheduler_type": "linear"}
     assert type(publishable(SchedulerType.LINEAR)) is str
 
 
 def test_model_digest_covers_every_tensor():
-    """Catches a digest of the output embedding alone, which is the same for models that differ in their layers."""
+    """Catches a digest of the output embedding alone, which is equal for models with different layers."""
     model = tiny_model()
     found = {model_digest(model)}
     for count, parameter in enumerate(model.parameters(), start=2):
@@ -138,7 +138,7 @@ def test_model_digest_covers_every_tensor():
 
 
 def test_model_digest_survives_copies_and_names(tmp_path):
-    """Catches a digest that depends on where a model was loaded from, and one that changes on the way to a file."""
+    """Catches a digest that depends on the source path of a model, and one that changes when the model is saved."""
     model = tiny_model()
     model.save_pretrained(tmp_path)
     loaded = type(model).from_pretrained(tmp_path)
@@ -151,7 +151,7 @@ def test_model_digest_survives_copies_and_names(tmp_path):
 
 
 def test_model_digest_covers_active_adapters():
-    """Catches an adapter that is switched off, which changes no weight."""
+    """Catches a digest that ignores a disabled adapter, which changes no weight."""
     model = get_peft_model(tiny_model(), LoraConfig(target_modules=["q_proj"], init_lora_weights=False))
     active = model_digest(model)
     with model.disable_adapter():

@@ -1,4 +1,4 @@
-"""The maths and the rules need torch and nothing else: engines other than transformers use them."""
+"""The maths and the verifiers import torch only, so that engines other than transformers can use them."""
 
 import os
 import subprocess
@@ -21,7 +21,7 @@ PURE = (
 
 @pytest.mark.parametrize("module", PURE)
 def test_pure_modules_load_torch_only(module):
-    """Catches an import that drags transformers, and with it seconds and versions, into a serving engine."""
+    """Catches an import of transformers, which is slow and adds version constraints to a serving engine."""
     code = f"import sys, {module}; print([name for name in {HEAVY} if name in sys.modules], 'torch' in sys.modules)"
     environment = {**os.environ, "HF_DIVERSED_NO_HOOK": "1"}
     run = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)

@@ -1,4 +1,4 @@
-"""The README fits a page, says what the results say, and what stands in it runs and leads somewhere."""
+"""The README fits on a page, matches the results, and its snippets and links work."""
 
 import re
 from pathlib import Path
@@ -14,13 +14,13 @@ HUB, OFFLINE = re.findall(r"^```python\n(.*?)^```", README, re.DOTALL | re.MULTI
 
 
 def test_is_one_page():
-    """Catches a README that grows again: everything else has a place in the documentation."""
+    """Catches a README that grows too long; details belong in the documentation."""
     assert len(README.splitlines()) <= 120
     assert len(README.encode()) <= 8_000
 
 
 def test_figures_are_rendered_from_results():
-    """Catches figures typed by hand, and results without `make results`."""
+    """Catches manually typed figures, and results without `make results`."""
     assert render(README) == README
     changed = re.sub(r"\d+\.\d%", "0.1%", README)
     assert changed != README
@@ -28,7 +28,7 @@ def test_figures_are_rendered_from_results():
 
 
 def test_offline_snippet_runs_as_it_stands(tmp_path, monkeypatch, capsys):
-    """Catches names that nobody defined, and a snippet that the API has left behind: pasted, nothing before it."""
+    """Catches undefined names, and a snippet for an older API, when it is pasted alone."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     exec(compile(OFFLINE, "README.md", "exec"), {"__name__": "__main__"})
@@ -36,19 +36,19 @@ def test_offline_snippet_runs_as_it_stands(tmp_path, monkeypatch, capsys):
 
 
 def test_hub_snippet_runs(embedded_for_hub, capsys):
-    """Catches arguments that `generate` does not know: with the embedded pair in the place of models of the Hub."""
+    """Catches arguments that `generate` rejects; the embedded pair replaces models of the Hub."""
     exec(compile(HUB, "README.md", "exec"), {"__name__": "__main__"})
     assert "Speculative decoding is" in capsys.readouterr().out
 
 
 def headings(page: Path) -> set[str]:
-    """The anchors of a page's titles, as GitHub and mkdocs name them."""
+    """Return the anchors of a page's headings, as GitHub and mkdocs name them."""
     titles = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
     return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
 def test_links_lead_somewhere():
-    """Catches a page that was renamed, and a heading that was."""
+    """Catches links to a renamed page or heading."""
     links = [address for _, address in LINK.findall(README)]
     assert len(links) > 15
     for address in links:
@@ -60,7 +60,7 @@ def test_links_lead_somewhere():
 
 
 def test_links_hold_on_the_package_index():
-    """Catches a link that only the repository resolves, and a picture that is sent as a page."""
+    """Catches a link that works only in the repository, and an image that is served as a page."""
     text = absolute(README, "https://example.org/owner/name", "v1.2.3")
     assert all("://" in address for _, address in LINK.findall(text))
     assert "](https://example.org/owner/name/raw/v1.2.3/docs/assets/tokens.svg)" in text
@@ -69,7 +69,7 @@ def test_links_hold_on_the_package_index():
 
 
 def test_every_rule_has_its_name_there():
-    """Catches a registered rule that nobody can find."""
+    """Catches a registered verifier that is missing in the README."""
     assert f"All {len(hf_diversed.VERIFIERS)} verifiers" in README
     for name in hf_diversed.VERIFIERS:
         assert f"`{name}`" in README, name

@@ -1,4 +1,4 @@
-"""Tables of the study of a real model, rendered from made-up results."""
+"""Tables of the SmolLM2 study, rendered from invented results."""
 
 import json
 
@@ -38,7 +38,7 @@ def made_up(**given) -> dict:
 
 
 def test_gains_are_over_plain_decoding_of_the_same_engine_and_turn(tmp_path):
-    """Catches compiled seconds over eager ones, medians of other turns, and a method under another's name."""
+    """Catches compiled speed divided by eager speed, medians over other turns, and a method under another name."""
     (tmp_path / "lookup-scitldr.json").write_text(json.dumps(made_up()))
     ((heading, text),) = real(tmp_path)
     assert heading == "scitldr, prompt lookup"
@@ -55,7 +55,7 @@ def test_gains_are_over_plain_decoding_of_the_same_engine_and_turn(tmp_path):
 
 
 def test_the_short_table_leaves_out_what_is_surely_worse(tmp_path):
-    """Catches a rule that costs quality shown among those that do not, and figures of the compiled engine."""
+    """Catches a verifier with a significant quality drop in the short table, and figures of the compiled engine."""
     path = tmp_path / "lookup-scitldr.json"
     path.write_text(json.dumps(made_up()))
     lines = brief(path).splitlines()
@@ -76,7 +76,7 @@ def test_the_short_table_leaves_out_what_is_surely_worse(tmp_path):
 
 
 def test_costs_say_what_a_draft_needs(tmp_path):
-    """Catches seconds for milliseconds, and an acceptance that no draft length needs shown as one."""
+    """Catches seconds shown as milliseconds, and an acceptance rate where no draft length reaches the speedup."""
     rows = [
         {
             "draft": "4 layers, 8000 ids",
@@ -95,7 +95,7 @@ def test_costs_say_what_a_draft_needs(tmp_path):
 
 
 def test_a_draft_says_what_it_is_made_of(tmp_path):
-    """Catches a table whose draft nobody could make again."""
+    """Catches a table without the information to reproduce its draft."""
     points = [{"step": 50, "acceptance": 0.3121}, {"step": 100, "acceptance": 0.4}]
     made = {"layers": [0, 1, 29], "vocabulary": 8000, "held_out": points}
     found = made_up(draft=made)

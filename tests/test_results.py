@@ -1,4 +1,4 @@
-"""The page of results, rendered from made-up results."""
+"""The page of results, rendered from invented results."""
 
 import json
 import shlex
@@ -26,7 +26,7 @@ def write(folder, **files):
 
 
 def results(folder) -> str:
-    """All tables of a folder of results."""
+    """Return all tables of a folder of results."""
     parts = [part(folder) for part in (tasks, render_learning.studies, render_studies.studies)]
     return "\n\n".join(text for part in parts for text in part.values())
 
@@ -40,7 +40,7 @@ def test_without_results_the_commands_are_named(tmp_path):
 
 
 def test_section(tmp_path):
-    """Catches figures in other cells, dials above the curve by their point only, and sweeps without the main run."""
+    """Catches figures in wrong cells, a strictness above the curve without its bound, and incomplete sweeps."""
     rows = [record("target", None, 0.9), record("lossless", 0.6, 0.89)]
     write(tmp_path, math=rows, summary=[{**row, "task": "summary", "quality": 0.5} for row in rows])
     other = record("lenience:0.4", 0.75, 0.55, static_gain=0.05, static_gain_ci=[-0.02, 0.09])
@@ -67,7 +67,7 @@ def test_section(tmp_path):
 
 
 def test_studies(tmp_path):
-    """Catches rows of what is only compared with, and figures in other columns."""
+    """Catches rows of the reference methods, and figures in the wrong columns."""
     rows = [record("lossless", 0.6, 0.89), record("diversed", 0.8, 0.9), record("constant", 0.65, 0.7)]
     difference = {"acceptance_rate": 0.15, "acceptance_rate_ci": [0.1, 0.2], "quality": 0.2, "quality_ci": [0.1, 0.3]}
     differences = [{"method": "diversed", "minus": "constant", **difference}]
@@ -105,7 +105,7 @@ def difference(method: str, minus: str, better: float, p_value: float | None) ->
 
 
 def test_studies_of_learning(tmp_path):
-    """Catches rules in each other's rows, p-values that are not corrected, and an oracle beside another share."""
+    """Catches verifiers in each other's rows, uncorrected p-values, and an oracle at another share."""
     rates = {"lossless": 0.6, "diversed-mixture": 0.8, "spec_cascade:token_v3:0.95": 0.9, "lenience:0.07": 0.93}
     rates |= {"untrained@0.6": 0.92, "diversed": 0.94, "seed-43": 0.935, "seed-44": 0.925, "gelu-64": 0.91}
     against = [
@@ -150,7 +150,7 @@ def test_studies_of_learning(tmp_path):
 
 @pytest.mark.parametrize("name", [name for name in COMMANDS if (RESULTS / name).is_file()])
 def test_commands_made_the_committed_results(name):
-    """Catches results of another command than the one that is named as theirs."""
+    """Catches results that were made by another command than the documented one."""
     argv = json.loads((RESULTS / name).read_text())["provenance"]["argv"]
     if "--output" in argv:
         del argv[argv.index("--output") : argv.index("--output") + 2]
@@ -161,14 +161,14 @@ def test_commands_made_the_committed_results(name):
 
 
 def test_contributors_are_told_the_command():
-    """Catches a command that a contributor would measure a packaged head with, and that made none of the others."""
+    """Catches a documented command for packaged heads that differs from the one for the committed results."""
     guide = (RESULTS.parent / "CONTRIBUTING.md").read_text()
     told = " ".join(guide.replace("\\\n", " ").split())
     assert f"{COMMANDS['math.json']} --output results/math.json" in told
 
 
 def test_records_of_a_study_stay_out_of_a_tasks_tables(tmp_path):
-    """Catches rows that the task's command does not ask for, and the loss of one that it does."""
+    """Catches rows that are not in the task's command, and the loss of one that is."""
     write(tmp_path, math=[record("target", None, 0.9), record("lossless", 0.6, 0.89), record("seed-43", 0.7, 0.8)])
     assert [row["method"] for row in read_asked(tmp_path / "math.json")] == ["target", "lossless"]
     assert "seed-43" not in results(tmp_path)
@@ -179,7 +179,7 @@ def test_records_of_a_study_stay_out_of_a_tasks_tables(tmp_path):
     ("kind", "logs"), [(HEADS, RESULTS / "training"), (MIXTURE, RESULTS / "mixture" / "training")]
 )
 def test_packaged_heads_are_what_their_runs_chose(kind, logs, task):
-    """Catches a head picked by hand, and a log of another run beside it."""
+    """Catches a manually selected head, and a log of another run."""
     paths = WEIGHTS / kind / task / "provenance.json", logs / f"{task}.json"
     made, log = (json.loads(path.read_text()) for path in paths)
     assert made["step"] == log["best_global_step"]
@@ -194,7 +194,7 @@ def test_cells_hold_one_record():
 
 
 def test_plots_of_other_results_are_outdated(tmp_path):
-    """Catches a plot that shows other results than those in the repository, or results that were removed."""
+    """Catches a plot of results that differ from those in the repository, or that were removed."""
     plots = tmp_path / "plots"
     assert draw_plots.outdated(plots, tmp_path) == []
     write(tmp_path, **{"frontier-math": sweep()})
@@ -214,7 +214,7 @@ def test_committed_plots_are_current():
 
 @pytest.mark.parametrize("name", [name for name, command in COMMANDS.items() if command.startswith("hf-diversed")])
 def test_commands_are_commands(name):
-    """Catches options that are not there: each command gets as far as a task that nobody has."""
+    """Catches options that do not exist: each command runs up to an unknown task."""
     words = shlex.split(COMMANDS[name])[1:]
     words[words.index("--task") + 1] = "nothing"
     result = CliRunner().invoke(app, words)

@@ -1,4 +1,4 @@
-"""The arithmetic on plain tensors: every corner by enumeration."""
+"""The sampling functions on plain tensors: edge cases by enumeration."""
 
 import itertools
 
@@ -23,21 +23,21 @@ def test_acceptance_is_min_1_v_over_q():
 
 
 def test_acceptance_at_weight_zero_is_exactly_one():
-    """Catches 0 * inf and 0 / 0: nan compares false with any uniform, so a permissive rule would reject."""
+    """Catches 0 * inf and 0 / 0: comparisons with NaN are false, so a permissive verifier would reject."""
     p, q = torch.cartesian_prod(PROBABILITIES, PROBABILITIES).unbind(-1)
     assert (acceptance(p, q, 0.0) == 1.0).all()
     assert (acceptance(p, q, torch.zeros_like(p)) == 1.0).all()
 
 
 def test_acceptance_at_weight_one_is_exactly_the_lossless_ratio():
-    """Catches a mixing formula that rounds differently from plain speculative sampling: one seed, other tokens."""
+    """Catches a mixture that rounds differently from lossless sampling: one seed would give other tokens."""
     p, q = torch.cartesian_prod(PROBABILITIES, PROBABILITIES[2:]).unbind(-1)
     assert torch.equal(acceptance(p, q), (p / q).clamp_max(1.0))
     assert (acceptance(torch.zeros(3), PROBABILITIES[:3]) == 0.0).all()
 
 
 def test_residual_is_the_surplus_or_the_fallback():
-    """Catches negative mass, one row's fallback given to all, and an empty distribution where v and q agree."""
+    """Catches negative values, one row's fallback used for all, and an empty distribution where v equals q."""
     v = torch.tensor([[0.5, 0.3, 0.2], [0.2, 0.3, 0.5], [0.6, 0.4, 0.0]])
     q = torch.tensor([[0.2, 0.5, 0.3], [0.2, 0.3, 0.5], [0.0, 0.0, 1.0]])
     fallback = torch.tensor([[9.0, 9.0, 9.0], [0.1, 0.9, 0.0], [9.0, 9.0, 9.0]])
@@ -46,7 +46,7 @@ def test_residual_is_the_surplus_or_the_fallback():
 
 
 def test_count_accepted_over_all_decisions():
-    """Catches a count that skips a rejection, or that goes on past a row's drafted tokens."""
+    """Catches a count that skips a rejection, or that continues past a row's draft tokens."""
     outcomes = list(itertools.product([False, True], repeat=4))
     for num_drafted in range(5):
         expected = [next((i for i, kept in enumerate(row) if not kept or i == num_drafted), 4) for row in outcomes]
@@ -63,7 +63,7 @@ def test_count_accepted_reads_every_row_by_itself():
 
 
 def test_uniforms_at_the_ends():
-    """Catches `<=` for `<`: 0 must not accept a token of probability 0, nor a uniform below 1 reject one of 1."""
+    """Catches `<=` for `<`: 0 must not accept probability 0, and a uniform below 1 must accept probability 1."""
     largest = torch.nextafter(torch.tensor(1.0), torch.tensor(0.0))
     accept_prob = torch.tensor([[0.0], [1.0], [1.0]])
     uniforms = torch.tensor([[0.0], [0.0], [largest]])
@@ -72,7 +72,7 @@ def test_uniforms_at_the_ends():
 
 @pytest.mark.parametrize("seed", range(8))
 def test_draw_is_torch_multinomial(seed: int):
-    """Catches draws that leave upstream's stream of random numbers: one seed would give other tokens."""
+    """Catches draws that do not follow upstream's random number stream: one seed would give other tokens."""
     distribution = torch.rand(6, 50, generator=torch.Generator().manual_seed(99)) ** 4
     distribution[:, ::3] = 0.0
     distribution[1:] /= distribution[1:].sum(-1, keepdim=True)  # normalised or not
@@ -82,8 +82,11 @@ def test_draw_is_torch_multinomial(seed: int):
 
 
 def test_draw_by_inversion_follows_the_distribution():
-    """Catches an interval of uniforms that belongs to the wrong token: every token's share of an even grid of N
-    uniforms is within 1/N of its probability, and tokens of probability 0 get none, at the ends as well."""
+    """Catches an interval of uniforms that is assigned to the wrong token.
+
+    On an even grid of N uniforms, every token's share is within 1/N of its probability, and tokens of probability 0
+    get none, including at both ends.
+    """
     distribution = torch.tensor([0.0, 0.3, 0.0, 0.05, 2e-4, 0.65, 0.0]) * 3.7
     grid = torch.arange(0, 1, 1 / 4096)
     grid[-1] = 1 - 2**-24
@@ -94,7 +97,7 @@ def test_draw_by_inversion_follows_the_distribution():
 
 
 def test_noise_has_the_shape_of_the_draw():
-    """Catches a single row that leaves upstream's stream of random numbers, and a batch whose rows share one."""
+    """Catches a single row that does not follow upstream's random numbers, and a batch whose rows share them."""
     torch.manual_seed(0)
     distribution = torch.softmax(torch.randn(1, 40), dim=-1)
     expected = torch.multinomial(distribution, 1)
@@ -107,7 +110,7 @@ def test_noise_has_the_shape_of_the_draw():
 
 
 def test_draw_without_noise_is_the_argmax():
-    """Catches greedy decoding of scores that are negative or -inf being treated as a distribution."""
+    """Catches greedy decoding that treats negative or -inf scores as probabilities."""
     assert draw(torch.tensor([[-3.0, -1.0, -torch.inf], [0.0, 0.2, 0.7]]), None).tolist() == [1, 2]
 
 
@@ -119,6 +122,6 @@ def test_total_variation():
 
 
 def test_first_true():
-    """Catches the index 0 that an argmax reports where there is none, and the last True taken for the first."""
+    """Catches the index 0 that argmax returns for rows without True, and the last True instead of the first."""
     flags = torch.tensor([[False, True, True], [False, False, False], [True, False, True]])
     assert first_true(flags).tolist() == [1, 3, 0]

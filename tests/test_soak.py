@@ -1,4 +1,4 @@
-"""Many calls in one process, of every sort and failing too: nothing may pile up, and nothing may stay behind."""
+"""Many calls of every kind in one process, some of which fail: memory and attributes must not accumulate."""
 
 import copy
 import gc
@@ -21,7 +21,7 @@ GREEDY = {"max_new_tokens": 12, "do_sample": False}
 
 
 class Interrupted(Exception):
-    """What breaks off a call half-way."""
+    """Interrupts a call."""
 
 
 class Interrupt(StoppingCriteria):
@@ -34,7 +34,7 @@ class Interrupt(StoppingCriteria):
 
 
 class Listener(RoundStreamer):
-    """Hears of rounds and keeps nothing."""
+    """A streamer that stores nothing."""
 
     def put_round(self, records, stats):
         assert stats.num_rounds == 1
@@ -45,7 +45,7 @@ def broken_forward(*_):
 
 
 def interrupted_forward(target, draft, **kwargs) -> None:
-    """A draft that fails in its forward; the hook is the test's own, and goes again."""
+    """Generate with a draft whose forward fails, then remove the test's hook."""
     hook = draft.model.layers[0].register_forward_pre_hook(broken_forward)
     try:
         target.generate(assistant_model=draft, verifier="lossless", **kwargs)
@@ -75,7 +75,7 @@ def attached_for_good(target, draft, head, **kwargs) -> None:
 
 
 def sorts_of_calls(target, draft, heads) -> list:
-    """Functions that call `generate`, each in another way; `FAILING` of them fail."""
+    """Return functions that call `generate` in different ways; `FAILING` of them fail."""
     batch, one = ragged_batch(3), ragged_batch(1)
     named = {"assistant_model": draft, **batch}
     records = {"return_dict_in_generate": True, "output_token_records": True, "output_scores": True}
@@ -101,7 +101,7 @@ def sorts_of_calls(target, draft, heads) -> list:
 
 
 def traces(**models) -> dict[str, object]:
-    """What a call could leave on a model, by place: hooks, attributes of modules, changed configs."""
+    """Return what a call could leave on a model: hooks, attributes of modules, changed configs."""
     found: dict[str, object] = {}
     for role, model in models.items():
         found[f"{role}.config"] = copy.deepcopy(model.config.to_dict())
@@ -114,7 +114,7 @@ def traces(**models) -> dict[str, object]:
 
 
 def footprint() -> tuple[int, int]:
-    """Bytes in memory, and tensors alive."""
+    """Return bytes in memory and the number of live tensors."""
     gc.collect()
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * resource.getpagesize(), sum(issubclass(type(thing), torch.Tensor) for thing in gc.get_objects())
@@ -122,9 +122,9 @@ def footprint() -> tuple[int, int]:
 
 @pytest.mark.parametrize(("rounds", "settled"), [(12, 3), pytest.param(59, 12, marks=pytest.mark.slow)])
 def test_nothing_piles_up_or_stays_behind(rounds: int, settled: int):
-    """Catches a hook, an attachment, a changed config or a cache that outlives its call, also where the call fails.
+    """Catches a hook, an attachment, a changed config or a cache that outlives its call, also when the call fails.
 
-    A round is 17 calls; from the round after which allocators have settled to the last one memory may not grow.
+    A round is 17 calls. Memory must not grow between round `settled`, when the allocators are warm, and the last one.
     """
     target = tiny_model("llama")
     draft, heads = tiny_draft(target), (tiny_head(), tiny_head(features="distribution"))

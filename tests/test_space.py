@@ -38,7 +38,7 @@ NAN = math.nan
 
 @pytest.fixture
 def space(monkeypatch):
-    """The Space's own modules, which are in the folder of its app."""
+    """The Space's modules, from the folder of its app."""
     monkeypatch.syspath_prepend(str(SPACE))
     import backend
     import chart
@@ -66,7 +66,7 @@ RECORDS = [
 
 
 def test_front_is_read_by_method(space):
-    """Catches "diversed" without its 0.5, lossless on one curve only, and another rule's points on a curve."""
+    """Catches "diversed" without its 0.5, lossless on one curve only, and another verifier's points on a curve."""
     front = space.chart.build_front(RECORDS)
     assert [point.parameter for point in front.curves["diversed"]] == [0.5, 0.75, 1.0]
     assert [point.parameter for point in front.curves["static"]] == [0.5, 1.0]
@@ -74,7 +74,7 @@ def test_front_is_read_by_method(space):
 
 
 def test_lenience_is_a_curve_where_it_was_measured(space):
-    """Catches a method without its curve, a curve without its lossless end, and a key for what is not drawn."""
+    """Catches a method without its curve, a curve without its lossless end, and a legend entry for a missing curve."""
     assert "lenience" not in space.chart.build_front(RECORDS).curves
     assert "lenience" not in space.chart.front_chart(space.chart.build_front(RECORDS), "lenience", 0.3)
     front = space.chart.build_front([*RECORDS, record("lenience:0.3", 0.9, 0.87)])
@@ -86,7 +86,7 @@ def test_lenience_is_a_curve_where_it_was_measured(space):
 
 @pytest.mark.parametrize("family", ["static", "diversed", "lenience"])
 def test_a_method_has_one_colour(family):
-    """Catches a curve of the page in the colour that another method has in print."""
+    """Catches a curve of the page in a colour that the documentation's plots use for another method."""
     css = (SPACE / "style.css").read_text()
     used = {
         color for mark in ("polyline", "circle", "i") for color in re.findall(rf"{mark}\.{family} {{[^}}]*(#\w+)", css)
@@ -95,14 +95,14 @@ def test_a_method_has_one_colour(family):
 
 
 def test_front_is_that_of_one_draft_length(space):
-    """Catches points of other draft lengths, which are static only, on the curve or in its place."""
+    """Catches points of other draft lengths, which are static only, on the curve or instead of it."""
     others = [record(row["method"], row["acceptance_rate"], 0.1, 3) for row in RECORDS[:3]]
     front = space.chart.build_front(RECORDS)
     assert space.chart.build_front(RECORDS + others) == space.chart.build_front(others + RECORDS) == front
 
 
 def test_front_of_named_heads(space):
-    """Catches a label that is not read as the library writes it, and another head's points under the dial."""
+    """Catches a label that is parsed differently than by the library, and another head's points on the curve."""
     named = [record(f"diversed:org/head{mark}", 0.9, 0.1) for mark in ("", "@0.5", "@main@0.7")]
     assert space.chart.build_front(RECORDS + named) == space.chart.build_front(RECORDS)
     assert [point.parameter for point in space.chart.build_front(RECORDS[:2] + named).curves["diversed"]] == [1.0]
@@ -113,13 +113,13 @@ def test_front_of_named_heads(space):
     [(0.5, 0.8, 0.8), (0.75, 0.7, 0.86), (0.625, 0.75, 0.83), (0.9, 0.64, 0.872), (1.0, 0.6, 0.88), (0.1, 0.8, 0.8)],
 )
 def test_dial_between_measurements(space, parameter, acceptance, quality):
-    """Catches a dot off the line, on the wrong segment, or extrapolated."""
+    """Catches a marker off the line, on the wrong segment, or extrapolated."""
     point = space.chart.interpolate(space.chart.build_front(RECORDS).curves["diversed"], parameter)
     assert (point.acceptance, point.quality) == pytest.approx((acceptance, quality))
 
 
 def test_chart_says_what_was_measured(space):
-    """Catches a dot for a method without drafts, and a number below the lowest measurement without a word."""
+    """Catches a marker for a method without draft tokens, and a value below the lowest measurement without a note."""
     front = space.chart.build_front(RECORDS)
     shown = space.chart.front_chart(front, "diversed", 0.5)
     assert 'class="dot"' in shown
@@ -130,7 +130,7 @@ def test_chart_says_what_was_measured(space):
 
 
 def test_front_comes_from_the_results(space, tmp_path):
-    """Catches a reader that the results have left behind, and a frontier that does not win over a head's figures."""
+    """Catches a reader for an older format, and a head's results that take precedence over the frontier's."""
     assert space.chart.load_front("math").num_prompts >= 100
     assert space.chart.load_front("poetry") is None
     for name, target in (("math.json", 0.1), ("frontier-math.json", 0.2)):
@@ -139,7 +139,7 @@ def test_front_comes_from_the_results(space, tmp_path):
 
 
 def test_model_output_is_no_markup(space):
-    """Catches a model that writes a script into the page."""
+    """Catches model output that is inserted into the page as markup."""
     run = space.backend.Run([Piece("<script>", "draft", 0.25, 0.5, 0.5), Piece("</b>", "bonus")], SpeculativeStats())
     for panel in (
         space.rendering.source_panel(run, "DIVERSED"),
@@ -154,7 +154,7 @@ def test_model_output_is_no_markup(space):
 
 
 def comparison(space, speeds: list[float], plain_speeds: list[float]):
-    """A finished comparison with invented times."""
+    """Return a finished comparison with invented times."""
     stats = SpeculativeStats(num_rounds=10, num_drafted=50, num_accepted=30, num_emitted=40)
     run = space.backend.Run([Piece("x", "relaxed", 0.1)], stats, seconds=2.0)
     plain = space.backend.Run([], SpeculativeStats(num_rounds=10, num_emitted=10), seconds=1.0)
@@ -162,7 +162,7 @@ def comparison(space, speeds: list[float], plain_speeds: list[float]):
 
 
 def test_figures(space):
-    """Catches figures that are swapped, and NaN on the page."""
+    """Catches swapped figures, and NaN on the page."""
     both = comparison(space, [18.0, 20.0, 21.0], [9.0, 10.0, 10.0])
     shown = space.rendering.tiles(both, "DIVERSED")
     for value in ("20", "18 to 21; plain 10", "2.00x", "2.00 to 2.10 in 3 runs", "60%", "30 of 50", "4.00", "1"):
@@ -184,7 +184,7 @@ def test_noisy_times_give_no_ratio(space):
 
 
 def test_methods_are_timed_alternately(space, monkeypatch):
-    """Catches methods that are timed one after the other, a timed first run, and text that a repeat replaces."""
+    """Catches methods that are timed one after the other, a timed first run, and text that a repetition replaces."""
     calls = []
 
     def decode(pair, prompt, verifier, choice):
@@ -205,14 +205,14 @@ def test_methods_are_timed_alternately(space, monkeypatch):
 
 
 def test_only_methods_with_a_weight_have_its_panel(space):
-    """Catches a panel of weights under a verifier that has none."""
+    """Catches a panel of weights for a verifier without weights."""
     run = space.backend.Run([Piece("x", "draft")], SpeculativeStats())
     shown = [name for name in space.choice.METHODS if space.rendering.weight_panel(run, name)]
     assert shown == ["Static", "DIVERSED"]
 
 
 def test_methods_and_colours_are_explained(space):
-    """Catches a method or a colour without a sentence."""
+    """Catches a method or a colour without a description."""
     assert set(space.rendering.METHOD_HINTS) == set(space.choice.METHODS)
     assert set(space.rendering.COLOR_HINTS) == set(ORIGINS)
     for hint in [*space.rendering.METHOD_HINTS.values(), *space.rendering.COLOR_HINTS.values()]:
@@ -230,14 +230,14 @@ def choice(space, **given):
 
 @pytest.fixture
 def pair(space):
-    """A pair of which only the device, the length and the heads matter."""
+    """A pair of which only the device, the length and the heads are used."""
     text_config = SimpleNamespace(max_position_embeddings=64)
     target = SimpleNamespace(device="cpu", config=SimpleNamespace(get_text_config=lambda: text_config))
     return Pair(target, object(), SimpleNamespace(chat_template=None))
 
 
 def test_visitors_name_heads_of_the_hub_only(space, pair, monkeypatch, tmp_path):
-    """Catches a visitor who reads folders of the machine, its owner's private heads, or fills its disk."""
+    """Catches a visitor who can read local folders or the owner's private heads, or fill the disk."""
     random_head().save_pretrained(tmp_path / "org" / "here")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_TOKEN", WRITER)
@@ -284,7 +284,7 @@ def test_visitors_name_heads_of_the_hub_only(space, pair, monkeypatch, tmp_path)
     ],
 )
 def test_prompts_are_capped(space, pair, given, words):
-    """Catches a prompt that is tokenized, or decoded, however long it is."""
+    """Catches a prompt without a length limit for tokenization or decoding."""
     tokenizer = lambda texts, **_: {"input_ids": [[1] * len(text) for text in texts]}  # noqa: E731
     tokenizer.chat_template = None
     with pytest.raises(ValueError, match=words):
@@ -293,7 +293,7 @@ def test_prompts_are_capped(space, pair, given, words):
 
 @pytest.mark.parametrize("task", ["math", "summary", "code"])
 def test_prompts_of_the_embedded_pair_are_accepted(space, task):
-    """Catches a kind of prompt that the corpus contains and the page refuses."""
+    """Catches a kind of prompt that is in the corpus but that the page rejects."""
     for record in load_records(get_task(task), "test", 20, seed=1):
         space.choice.check_kind(record["prompt"])
         space.choice.check_kind(f"\n{record['prompt']}  ")
@@ -301,7 +301,7 @@ def test_prompts_of_the_embedded_pair_are_accepted(space, task):
 
 @pytest.mark.parametrize("prompt", ["Why is the sky blue?", "Question: who are you?", "Summary:", "Task: sing."])
 def test_other_prompts_are_refused(space, prompt):
-    """Catches a nonsense answer, and a refusal without the form of an allowed prompt."""
+    """Catches a meaningless answer, and an error without the form of an allowed prompt."""
     with pytest.raises(ValueError, match=r"three kinds of prompt.*of an example, or write"):
         space.choice.check_kind(prompt)
 
@@ -321,7 +321,7 @@ def test_every_method_has_its_verifier(space, pair):
 
 @pytest.fixture
 def compiler(space, monkeypatch):
-    """A compiler that takes half a second, counts its calls, and can be made to fail."""
+    """A compiler that takes half a second, counts its calls, and can be set to fail."""
     compiler = SimpleNamespace(count=0, refuses=False)
 
     def compile_slowly(graph, inputs, **_):
@@ -346,7 +346,7 @@ def tiny(space):
 
 
 def follow(space, pair, rule, given, length: int = 4):
-    """Decode a prompt of some length: the run, what it waited for in each frame, and seconds by the clock."""
+    """Decode a prompt and return the run, what it waited for in each frame, and the wall time in seconds."""
     began, waits = time.perf_counter(), []
     for run in space.backend.decode(pair, list(range(3, 3 + length)), rule, given):
         waits.append(run.waits_for)
@@ -355,8 +355,10 @@ def follow(space, pair, rule, given, length: int = 4):
 
 @pytest.mark.parametrize("method", ["Static", "Plain"])
 def test_both_sides_decode_compiled(space, tiny, compiler, method):
-    """Catches a side that stays eager, that streams nothing, whose speed has compiling in it, or that is compiled
-    for every length of a prompt anew; and a page that does not say what it waits for."""
+    """Catches a side that runs eagerly, does not stream, counts compile time, or recompiles for every prompt length.
+
+    Also catches a page that does not show what it waits for.
+    """
     given = {"method": method, "max_new_tokens": 12, "temperature": 0.0, "gamma": 1}
     rule = space.choice.choose_verifier(tiny, choice(space, **given))
     eager, waits, _ = follow(space, tiny, rule, choice(space, **given))
@@ -384,7 +386,7 @@ def test_a_failed_compilation_is_a_message(space, tiny, compiler, monkeypatch):
 
 
 def test_a_run_waits_for_one_that_was_stopped(space, tiny):
-    """Catches two runs at a time, of which one compiles, and seconds of waiting in the figures."""
+    """Catches two simultaneous runs of which one compiles, and waiting time in the figures."""
     decoding = space.backend.decode(tiny, [3, 4, 5], None, choice(space, method="Plain"))
     with space.backend._one_at_a_time:
         assert next(decoding).waits_for == "occupied"
@@ -395,7 +397,7 @@ def test_a_run_waits_for_one_that_was_stopped(space, tiny):
 
 
 def test_the_state_is_shown(space):
-    """Catches a page without a message for a minute, and a message of the wrong state."""
+    """Catches a page without a message for a minute, and a wrong message."""
     Comparison, status = space.backend.Comparison, space.rendering.status
     for both, state, words in (
         (Comparison(), "running", "Decoding."),
@@ -415,7 +417,7 @@ def test_the_state_is_shown(space):
 
 @pytest.fixture
 def cache(monkeypatch, tmp_path):
-    """A cache of models of the package index, empty, and an environment that names nothing."""
+    """An empty cache of models from the package index, and an environment without model names."""
     for name in ("TARGET", "DRAFT", "HEAD"):
         monkeypatch.delenv(f"HF_DIVERSED_{name}", raising=False)
     monkeypatch.setattr(packaged, "CACHE", tmp_path)
@@ -423,7 +425,7 @@ def cache(monkeypatch, tmp_path):
 
 
 def test_models_on_offer(space, cache, monkeypatch):
-    """Catches a download that nobody asked for, a choice where the environment has chosen, and half a pair."""
+    """Catches an unrequested download, a choice although the environment selects the models, and half a pair."""
     offered = lambda: [(model.target, model.draft) for model in space.models.find_models()]  # noqa: E731
     assert offered() == [(None, None)]
     packaged.folder("smollm2").mkdir()
@@ -438,8 +440,10 @@ def test_models_on_offer(space, cache, monkeypatch):
 
 
 def test_a_model_whose_drafts_are_looked_up(space, cache, monkeypatch):
-    """Catches words about the embedded pair, its prompts, or a head that this model has not; and one that does not
-    decode, in SmolLM2's place the embedded target."""
+    """Catches text about the embedded pair, its prompts, or a missing head.
+
+    Also catches a model that does not decode; the embedded target replaces SmolLM2.
+    """
     for part in ("target", "tokenizer"):
         shutil.copytree(WEIGHTS / part, packaged.folder("smollm2"), dirs_exist_ok=True)
     monkeypatch.setenv("HF_DIVERSED_TARGET", "smollm2")
@@ -465,7 +469,7 @@ def test_a_model_whose_drafts_are_looked_up(space, cache, monkeypatch):
 
 
 def test_the_embedded_pair_says_what_it_is(space, cache):
-    """Catches a page that lets visitors of the embedded pair ask anything, or names no task of its heads."""
+    """Catches a page that allows any prompt for the embedded pair, or that omits a task of its heads."""
     (model,) = space.models.find_models()
     assert "three kinds of prompt" in model.about
     assert {name for _, name in model.tasks} == set(model.pair.heads)
@@ -503,7 +507,7 @@ def test_invalid_settings_are_refused(space, given, words):
 
 @pytest.fixture
 def app(space, cache, monkeypatch):
-    """The Space's app on a stand-in for gradio, which the development environment does not have."""
+    """The Space's app with a mock of gradio, which the development environment does not have."""
     monkeypatch.setitem(sys.modules, "gradio", MagicMock())
     for name in ("app", "controls"):
         monkeypatch.delitem(sys.modules, name, raising=False)
@@ -513,7 +517,7 @@ def app(space, cache, monkeypatch):
 
 
 def test_a_refused_prompt_clears_the_results(space, app):
-    """Catches the figures and texts of an earlier run under the message that refuses a prompt."""
+    """Catches figures and texts of an earlier run below the error message for a prompt."""
     refused = choice(space, prompt="Why is the sky blue?")
     ((message, figures, *panels),) = app.generate(app.FIRST.label, *vars(refused).values())
     assert 'data-state="refused"' in message
@@ -523,7 +527,7 @@ def test_a_refused_prompt_clears_the_results(space, app):
 
 
 def test_strictness_changes_the_first_example(space, app):
-    """Catches a first example that shows the same text at every strictness."""
+    """Catches a first example whose text is the same at every strictness."""
     model, texts = app.FIRST, []
     for strictness in (0.0, 0.5, 1.0):
         given = choice(space, prompt=model.first_example, strictness=strictness, max_new_tokens=128)
@@ -542,7 +546,7 @@ def records(tokens: list[int], source: list[int], relaxed: list[bool]) -> TokenR
 
 
 def test_tokens_are_spelled_in_context():
-    """Catches lost spaces, half characters, special tokens as text, and rounds that are spelled without the last."""
+    """Catches lost spaces, half characters, special tokens as text, and rounds decoded without the previous one."""
     pieces = {1: b"caf", 2: b"\xc3", 3: b"\xa9", 4: b" x", 9: b"</s>"}
     tokenizer = SimpleNamespace(
         all_special_ids=[9], decode=lambda ids: b"".join(pieces[token] for token in ids).decode(errors="replace")
@@ -559,7 +563,7 @@ def test_tokens_are_spelled_in_context():
 
 
 def test_long_texts_are_spelled_piece_by_piece():
-    """Catches an answer whose every token has all before it decoded again, and text lost where that is cut off."""
+    """Catches decoding the whole prefix for every token, and text lost where the prefix is cut off."""
     letters = "naïve café — 東京 𝄞 plain words "
     pieces = [bytes([byte]) for byte in (letters * 12).encode()]
     lengths = []
@@ -575,7 +579,7 @@ def test_long_texts_are_spelled_piece_by_piece():
 
 
 def test_plain_tokens_are_rounds_of_one():
-    """Catches the prompt among the answer, and relaxed decoding told twice."""
+    """Catches the prompt in the answer, and relaxed decoding reported twice."""
     tokenizer = SimpleNamespace(all_special_ids=[], decode=lambda ids: "a" * len(ids))
     for plain, expected in ((True, ["a", "a"]), (False, [])):
         heard, total = [], SpeculativeStats()

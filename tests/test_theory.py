@@ -33,13 +33,13 @@ def random_distributions(seed: int, *shape: int) -> list[torch.Tensor]:
 
 
 def context_tables(seed: int, length: int) -> dict[tuple[int, ...], list[torch.Tensor]]:
-    """(q, v) for every prefix of drafts: distributions that depend on all that came before."""
+    """Return (q, v) for every prefix of draft tokens: distributions that depend on the context."""
     prefixes = [prefix for n in range(length) for prefix in itertools.product(range(VOCAB), repeat=n)]
     return {prefix: random_distributions(seed + index, VOCAB) for index, prefix in enumerate(prefixes)}
 
 
 def enumerated_length(tables: dict, length: int) -> float:
-    """Mean number of accepted drafts over all drafts and all outcomes of the coins, as the round is played."""
+    """Return the mean number of accepted draft tokens by enumerating draft tokens and acceptance decisions."""
     total = 0.0
     for drafts in itertools.product(range(VOCAB), repeat=length):
         steps = [(tables[drafts[:n]], drafts[n]) for n in range(length)]
@@ -55,8 +55,10 @@ def enumerated_length(tables: dict, length: int) -> float:
 @given(seed=seeds)
 @settings(max_examples=15, deadline=None)
 def test_expected_length_is_that_of_all_drafts_and_coins(length: int, seed: int):
-    """Catches a product that starts late or leaves out earlier steps, means taken before products, and steps taken to
-    be independent: context decides these distributions."""
+    """Catches a product that starts late or omits earlier steps, and means taken before products.
+
+    Also catches the assumption that steps are independent: these distributions depend on the context.
+    """
     tables = context_tables(seed, length)
     expected = enumerated_length(tables, length)
     drafts = list(itertools.product(range(VOCAB), repeat=length))
@@ -64,7 +66,7 @@ def test_expected_length_is_that_of_all_drafts_and_coins(length: int, seed: int)
     accept = torch.stack([torch.stack([(v[x] / q[x]).clamp_max(1.0) for q, v, x in path]) for path in probs])
     drawn = torch.stack([torch.stack([q[x] for q, _, x in path]).prod() for path in probs])
     assert float(drawn @ expected_accepted(accept)) == pytest.approx(expected, abs=TOLERANCE)
-    # The same as sums of min(q, v) over prefixes.
+    # Equal to the sums of min(q, v) over prefixes.
     overlap = torch.stack([torch.stack([torch.minimum(q, v)[x] for q, v, x in path]) for path in probs])
     by_prefix = sum(
         float({path[:n]: product[n - 1] for path, product in zip(drafts, overlap.cumprod(-1))}[prefix])
@@ -75,8 +77,7 @@ def test_expected_length_is_that_of_all_drafts_and_coins(length: int, seed: int)
 
 
 def test_expected_accepted_counts_what_was_drafted():
-    """Catches drafts that EOS or the length cut off being expected all the same, rows mixed up, and nan that comes
-    from positions nobody computed."""
+    """Catches counts beyond EOS or the length limit, mixed up rows, and NaN from unused positions."""
     accept_prob = torch.tensor([[0.5, 0.5, 1.0], [1.0, 0.0, 1.0], [0.25, float("nan"), 1.0], [0.5, 0.5, 0.5]])
     found = expected_accepted(accept_prob, torch.tensor([3, 3, 1, 0]))
     assert found.tolist() == [0.5 + 0.25 + 0.25, 1.0, 0.25, 0.0]
@@ -87,7 +88,7 @@ def test_expected_accepted_counts_what_was_drafted():
 @given(seed=seeds, weight=st.floats(0.0, 1.0))
 @settings(max_examples=50, deadline=None)
 def test_acceptance_is_one_minus_w_tv(seed: int, weight: float):
-    """Catches a weight on the draft, and TV without its factor 1/2."""
+    """Catches a weight applied to the draft, and TV without its factor 1/2."""
     p, q = random_distributions(seed, 4, 5)
     v = weight * p + (1.0 - weight) * q
     torch.testing.assert_close(expected_acceptance(p, q, weight), torch.minimum(q, v).sum(-1), rtol=0, atol=TOLERANCE)
@@ -95,7 +96,7 @@ def test_acceptance_is_one_minus_w_tv(seed: int, weight: float):
 
 @given(rate=st.floats(0.0, 1.0), gamma=st.integers(0, 12))
 def test_iid_length_is_the_sum_of_powers(rate: float, gamma: int):
-    """Catches a formula that divides by 0 at rate 1 or loses its digits near it, and a sum that starts at rate^0."""
+    """Catches division by 0 at rate 1, loss of precision near it, and a sum that starts at rate^0."""
     expected = math.fsum(rate**n for n in range(1, gamma + 1))
     assert iid_accepted_length(rate, gamma) == pytest.approx(expected, rel=1e-9, abs=TOLERANCE)
 
@@ -111,7 +112,7 @@ def test_iid_length_at_its_ends():
 
 
 def excess(v, p, q):
-    """TV(q, v) + TV(v, p) - TV(q, p): 0 on the front of rejection and bias."""
+    """Return TV(q, v) + TV(v, p) - TV(q, p): 0 on the front of rejection and bias."""
     reject, bias = reject_and_bias(v, p, q)
     return reject + bias - total_variation(q, p)
 
@@ -119,8 +120,7 @@ def excess(v, p, q):
 @given(seed=seeds, weight=st.floats(0.0, 1.0), lenience=st.floats(0.01, 1.0))
 @settings(max_examples=100, deadline=None)
 def test_mixtures_and_lenience_lie_on_the_front(seed: int, weight: float, lenience: float):
-    """Catches bias and rejection mixed up (their sum would not tell), and an excess measured to another
-    distribution."""
+    """Catches swapped bias and rejection, which their sum does not detect, and an excess to another distribution."""
     p, q = random_distributions(seed, 4, 6)
     mixed = weight * p + (1.0 - weight) * q
     distance = total_variation(p, q)
@@ -131,8 +131,10 @@ def test_mixtures_and_lenience_lie_on_the_front(seed: int, weight: float, lenien
 
 
 def test_other_rules_lie_behind_the_front():
-    """Catches an excess that is 0 for everything: mixed logits and SpecCascade's token_v3 leave the segment between
-    p and q, by as much as arithmetic says."""
+    """Catches an excess that is always 0.
+
+    Mixed logits and SpecCascade's token_v3 leave the segment between p and q; the expected excess is computed.
+    """
     p, q = random_distributions(0, 2000, 6)
     mixed_logits = torch.softmax(0.5 * p.log() + 0.5 * q.log(), dim=-1)
     token_v3 = cascade_probs(Probs(p, q, p, q), "token_v3", 0.5)
@@ -154,7 +156,7 @@ def test_no_distribution_lies_before_the_front(seed: int):
 
 
 def test_speedup_by_hand():
-    """Catches the bonus token forgotten, drafts paid once instead of gamma times, and a forgotten overhead."""
+    """Catches a missing bonus token, draft cost counted once instead of gamma times, and missing overhead."""
     assert expected_speedup(3.0, 5, ForwardTimes(1.0, 0.1)) == pytest.approx(4.0 / 1.5)
     times = ForwardTimes(target=0.020, draft=0.002, extra_position=0.001, overhead=0.005)
     assert times.round(5) == pytest.approx(0.040)
@@ -163,7 +165,7 @@ def test_speedup_by_hand():
 
 
 def test_best_gamma():
-    """Catches the last length taken for the best, and an index that is off by one."""
+    """Catches the last length returned as the best, and an off-by-one error in the index."""
     survival = [0.8**n for n in range(1, 31)]
     for ratio in (0.0, 0.02, 0.1, 0.5, 2.0):
         times = ForwardTimes(1.0, ratio)

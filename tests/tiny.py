@@ -24,7 +24,7 @@ _BASE = {
     "pad_token_id": PAD,
     "eos_token_id": EOS,
     "bos_token_id": BOS,
-    # Tied, a random model's residual stream says "the same token again".
+    # With tied weights a random model repeats its input token.
     "tie_word_embeddings": False,
 }
 _GEMMA = {"head_dim": 8, "query_pre_attn_scalar": 8, "sliding_window": 8}
@@ -153,7 +153,7 @@ def _without(*names: str) -> dict:
 
 
 def tiny_model(architecture: str = "llama", seed: int = 0, attention: str = "sdpa"):
-    """A random model in eval mode whose greedy text wanders about and has no near ties."""
+    """Return a random model in eval mode whose greedy text varies and has no near ties."""
     torch.manual_seed(seed)
     model = ARCHITECTURES[architecture]().eval()
     model.set_attn_implementation(attention)
@@ -165,7 +165,7 @@ def tiny_model(architecture: str = "llama", seed: int = 0, attention: str = "sdp
 def sharpen(model, gain: float = 3.0) -> None:
     """Scale every matrix to keep its input's scale; queries and keys to double it, the output embedding `gain`-fold.
 
-    At the library's own initialisation a random model predicts almost uniformly, and repeats one token for ever.
+    With the library's own initialisation a random model predicts almost uniformly and repeats one token forever.
     """
     output = model.get_output_embeddings().weight
     with torch.no_grad():
@@ -183,7 +183,7 @@ def sharpen(model, gain: float = 3.0) -> None:
 
 
 def tiny_draft(model, noise: float = 0.06, seed: int = 1):
-    """A copy of `model` with perturbed weights: agrees with it often, but not always."""
+    """Return a copy of `model` with perturbed weights, which agrees with it often but not always."""
     draft = copy.deepcopy(model)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -205,7 +205,7 @@ def ragged_batch(batch_size: int = 4, length: int = 9, seed: int = 0) -> dict[st
 
 
 def tiny_head(seed: int = 0, **config) -> DiversedHead:
-    """A head for `tiny_model` and `tiny_draft` whose weights are all over (0, 1)."""
+    """Return a head for `tiny_model` and `tiny_draft` with weights across (0, 1)."""
     torch.manual_seed(seed)
     head = DiversedHead(DiversedHeadConfig(target_hidden_size=32, draft_hidden_size=32, **config))
     torch.nn.init.normal_(head.out.weight, std=0.3)

@@ -1,6 +1,6 @@
-"""Every registered rule in a few settings, with the distribution it must emit: the one table behind the matrix tests.
+"""Every registered verifier in a few settings, with its reference emitted distribution, for the matrix tests.
 
-A new rule adds its rows to `VERIFIER_CASES`. Reference distributions are written in float64, from the papers'
+A new verifier adds its rows to `VERIFIER_CASES`. Reference distributions are computed in float64 from the papers'
 formulas.
 """
 
@@ -40,7 +40,7 @@ TEMPERATURE = 0.8
 
 @dataclass(frozen=True)
 class Probs:
-    """What a reference formula may look at: float64 `[B, G, V]`; `weight` is the rule's own, by token, or None."""
+    """Inputs of a reference formula: float64 `[B, G, V]`; `weight` is the verifier's own, by token, or None."""
 
     p: torch.Tensor
     q: torch.Tensor
@@ -68,7 +68,10 @@ def mixture_probs(probs: Probs) -> torch.Tensor:
 
 
 def token_probs(probs: Probs) -> torch.Tensor:
-    """A weight per token takes its share of what the draft has too much; all that is spread over what it lacks."""
+    """Return the emitted distribution of per-token weights.
+
+    Each token's weight removes that share of its excess q - p; the removed probability is spread over p > q.
+    """
     taken = probs.weight * (probs.q - probs.p).clamp_min(0.0)
     lacking = F.normalize((probs.p - probs.q).clamp_min(0.0), p=1.0, dim=-1)
     return probs.q - taken + taken.sum(-1, keepdim=True) * lacking
@@ -146,7 +149,7 @@ def cactus_probs(probs: Probs, delta: float) -> torch.Tensor:
 
 
 def gated_probs(probs: Probs, gate: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
-    """Drafts behind the gate are kept, all others replaced by a draw from p."""
+    """Keep draft tokens that pass the gate and replace all others by a draw from p."""
     kept = gate(probs.p)
     return probs.q * kept + (probs.q * ~kept).sum(-1, keepdim=True) * probs.p
 
@@ -169,8 +172,10 @@ def best(probs: Probs, emitted: Callable[[Probs], torch.Tensor]) -> torch.Tensor
 
 
 def token_best(probs: Probs) -> torch.Tensor:
-    """The distribution once more as a mixture, token by token, where equal tokens stay equal; to six digits, as
-    weights do."""
+    """Return the argmax of the emitted distribution, computed as a mixture per token, so that ties stay exact.
+
+    Rounded to six digits, the precision of the weights.
+    """
     deficit = (probs.q - probs.p).clamp_min(0.0)
     average = ((probs.weight * deficit).sum(-1, keepdim=True) / deficit.sum(-1, keepdim=True)).nan_to_num(1.0)
     weight = torch.where(probs.p < probs.q, probs.weight, average)
@@ -178,14 +183,14 @@ def token_best(probs: Probs) -> torch.Tensor:
 
 
 def lenient_best(probs: Probs, lenience: float) -> torch.Tensor:
-    if lenience == 1.0:  # lossless: of several best tokens only the target's own
+    if lenience == 1.0:  # lossless: of several best tokens only the target's argmax
         return best(probs, lossless_probs)
     drafted, top = probs.q.argmax(-1, keepdim=True), probs.p.max(-1)
     return torch.where(probs.p.gather(-1, drafted)[..., 0] >= lenience * top.values, drafted[..., 0], top.indices)
 
 
 def fuzzy_best(probs: Probs, **setting) -> torch.Tensor:
-    """The condition uses p and q at temperature 1; the argmax of the chosen distribution is emitted."""
+    """Return the argmax of the chosen distribution; the condition uses p and q at temperature 1."""
     return best(probs, partial(fuzzy_probs, **setting))
 
 
@@ -201,7 +206,7 @@ def cascade_best(probs: Probs, rule: str, alpha: float) -> torch.Tensor:
 
 
 def random_head(head_type: str = "linear", features: str = "hidden", token_features: bool = False) -> DiversedHead:
-    """A tiny head whose weights on the target spread over (0, 1)."""
+    """Return a tiny head whose weights on the target spread over (0, 1)."""
     kind = {"head_type": head_type, "features": features, "token_features": token_features}
     config = DiversedHeadConfig(TARGET_WIDTH, DRAFT_WIDTH, **kind, intermediate_size=5)
     head = DiversedHead(config).eval()
@@ -214,15 +219,16 @@ def random_head(head_type: str = "linear", features: str = "hidden", token_featu
 
 @dataclass(frozen=True)
 class VerifierCase:
-    """One rule in one setting.
+    """One verifier in one setting.
 
     Attributes:
-        rule: its key in `VERIFIERS`. `make`: builds the verifier.
-        emitted: what sampling must emit, `[B, G, V]`; None for verifiers of blocks, which have tests of their own.
-        greedy: the token greedy decoding must emit, `[B, G]`; None for the same verifiers.
-        maximal: no other verifier with this distribution accepts more. `gated`: a threshold decides, and rounding may
-            change the decision.
-        agreeing: all is accepted where p = q.
+        rule: its key in `VERIFIERS`.
+        make: builds the verifier.
+        emitted: reference emitted distribution, `[B, G, V]`; None for verifiers of blocks, which have their own tests.
+        greedy: reference greedy token, `[B, G]`; None for the same verifiers.
+        maximal: whether no other verifier with this emitted distribution accepts more.
+        gated: whether a threshold decides, so that rounding may change the decision.
+        agreeing: whether all draft tokens are accepted where p = q.
     """
 
     id: str
@@ -279,7 +285,7 @@ def _cascade(rule: str, alpha: float) -> VerifierCase:
         partial(cascade_probs, **setting),
         partial(cascade_best, **setting),
         gated=True,
-        # Token cascades keep q on a set and p outside of it, which is not q even where p = q.
+        # Token cascades keep q on a set and p outside of it, which differs from q even where p = q.
         agreeing=not rule.startswith("token"),
     )
 
@@ -291,7 +297,7 @@ def _lossy(alpha: float, beta: float | None = None) -> VerifierCase:
         partial(LossyVerifier, alpha, beta),
         partial(lossy_probs, alpha=alpha, beta=beta),
         partial(lenient_best, lenience=1.0 - alpha),
-        # With little left of p / beta the replacement is p, even where that was cut off: rounding says when.
+        # Where little of p / beta is left, the residual is p; rounding decides when.
         maximal=beta is None or beta <= 1.0,
         gated=beta is not None and beta > 1.0,
     )
@@ -331,7 +337,7 @@ def _cactus(delta: float) -> VerifierCase:
         partial(cactus_probs, delta=delta),
         partial(best, emitted=lossless_probs),
         maximal=delta == 0.0,
-        agreeing=False,  # all is accepted, but the distribution behind it is not p
+        agreeing=False,  # all draft tokens are accepted, but the emitted distribution is not p
     )
 
 
@@ -459,8 +465,10 @@ KINDS = ("random", "truncated", "disjoint", "ties", "denormal", "equal")
 
 
 def make_block(*kinds: str, sampled: bool = True, rows: int = 2, seed: int = 0) -> tuple[DraftOutput, TargetOutput]:
-    """Random distributions with hidden states and raw logits, `rows` rows of each kind (default: all); tokens are
-    argmax q."""
+    """Return random distributions with hidden states and raw logits, `rows` rows of each kind (default: all).
+
+    Draft tokens are argmax q.
+    """
     generator = torch.Generator().manual_seed(seed)
     scores = [_scores(kind, rows, generator) for kind in kinds or KINDS]
     raw_q, raw_p, q, p = (torch.cat(parts) for parts in zip(*scores))
@@ -471,7 +479,7 @@ def make_block(*kinds: str, sampled: bool = True, rows: int = 2, seed: int = 0) 
 
 
 def _scores(kind: str, rows: int, generator: torch.Generator) -> tuple[torch.Tensor, ...]:
-    """Raw logits of draft and target, then both again as temperature and truncation leave them."""
+    """Return raw logits of draft and target, then both after temperature and truncation."""
     normal = partial(torch.randn, generator=generator)
     raw_q, raw_p = 2.0 * normal(rows, GAMMA, VOCAB), 2.0 * normal(rows, GAMMA + 1, VOCAB)
     if kind == "equal":
@@ -490,8 +498,12 @@ def _scores(kind: str, rows: int, generator: torch.Generator) -> tuple[torch.Ten
 
 @dataclass(frozen=True)
 class Enumeration:
-    """A rule's answer to every token it could be handed: float64, `[B, G, V]`, also `weight`, which may be None as
-    `bias` may, both by token; `tv`: `[B, G]` or None."""
+    """A verifier's output for every possible draft token, in float64.
+
+    Attributes:
+        accept, emitted, weight, bias: by token, `[B, G, V]`; `weight` and `bias` may be None.
+        tv: `[B, G]` or None.
+    """
 
     accept: torch.Tensor
     replacement: torch.Tensor  # [B, G, V, V]: the normalised distribution that replaces token x, for every x
@@ -502,7 +514,7 @@ class Enumeration:
 
 
 def enumerate_emitted(verifier: Verifier, draft: DraftOutput, target: TargetOutput) -> Enumeration:
-    """Hand `verifier` every token at every position and add up what sampling would emit, without drawing anything."""
+    """Verify every token at every position and sum the emitted distribution exactly, without sampling."""
     batch, gamma, vocab = draft.scores.shape
     tokens = torch.arange(vocab).repeat(batch)[:, None].expand(-1, gamma)
     draft, target = replace(_repeated(draft, vocab), tokens=tokens), _repeated(target, vocab)
@@ -523,7 +535,7 @@ def enumerate_emitted(verifier: Verifier, draft: DraftOutput, target: TargetOutp
 
 
 def weights_of(verifier: Verifier, draft: DraftOutput, target: TargetOutput) -> torch.Tensor | None:
-    """The weight of every token, greedy decoding or not: float64 `[B, G, V]`; None for rules without."""
+    """Return the weight of every token, float64 `[B, G, V]`, also for greedy drafts; None without weights."""
     return enumerate_emitted(verifier, replace(draft, sampled=True), target).weight
 
 

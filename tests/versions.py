@@ -1,4 +1,4 @@
-"""What a test cannot ask of an older transformers: marks that name the release which can, and say why."""
+"""Marks for tests that need a newer transformers release, with reasons."""
 
 import pytest
 import transformers
@@ -10,11 +10,11 @@ def is_before(release: str) -> bool:
 
 
 def since(release: str, reason: str) -> pytest.MarkDecorator:
-    """Skip before this release of transformers; the reason says what older ones do."""
+    """Skip before this release of transformers; `reason` describes what older releases do."""
     return pytest.mark.skipif(is_before(release), reason=f"transformers before {release} {reason}")
 
 
 def warns_before(release: str, message: str) -> pytest.MarkDecorator:
-    """Let pass what older releases of transformers warn of by themselves. `message` is a regular expression."""
+    """Ignore warnings that older releases of transformers emit. `message` is a regular expression."""
     action = "ignore" if is_before(release) else "error"
     return pytest.mark.filterwarnings(f"{action}:{message}")
