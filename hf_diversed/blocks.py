@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from hf_diversed.sampling import RoundNoise
+
 
 @dataclass(eq=False)
 class BlockOutput:
@@ -170,6 +172,33 @@ class VerifyOutput:
         """Return `num_drafted`, `num_accepted`, `num_emitted`, `ended`, `faults` as lists of B, in one transfer."""
         counts = (self.num_drafted, self.num_accepted, self.num_emitted, self.ended.long(), self.faults)
         return torch.stack(counts).tolist()
+
+
+@dataclass(frozen=True, eq=False)
+class Round:
+    """Inputs and results of one round.
+
+    Attributes:
+        draft, verdict: None if no row had draft tokens.
+        greedy: bool `[B]`, greedy rows in a batch that samples; None if all rows are decoded alike.
+    """
+
+    draft: DraftOutput | None
+    target: TargetOutput
+    round_noise: RoundNoise
+    verdict: Verdict | None
+    outcome: VerifyOutput
+    greedy: torch.Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Tally:
+    """Counts of one round on the host, per row: its start, and the numbers of drafted, accepted and emitted tokens."""
+
+    starts: list[int]
+    drafted: list[int]
+    accepted: list[int]
+    emitted: list[int]
 
 
 @dataclass(frozen=True)

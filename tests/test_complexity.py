@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from radon.complexity import cc_visit
 
-from hf_diversed.generation import decoding
+from hf_diversed.generation import decoding, planning
 
 
 PACKAGE = Path(decoding.__file__).parents[1]
@@ -36,7 +36,7 @@ def test_no_function_is_too_complex():
     assert over == {name: min(over.get(name, 0), limit) for name, limit in EXCEPTIONS.items()}
 
 
-@pytest.mark.parametrize("function", [decoding.diversed_decoding, decoding.run_rounds])
+@pytest.mark.parametrize("function", [planning.diversed_decoding, decoding.run_rounds])
 def test_the_loop_reads_as_the_algorithm(function):
     """Catches a loop that drafts, verifies, records and streams inline: 50 lines, complexity 10, 20 names."""
     source = textwrap.dedent(inspect.getsource(inspect.unwrap(function)))

@@ -5,12 +5,12 @@ from typing import Any, ClassVar
 
 import torch
 
-from hf_diversed.blocks import DraftOutput, TargetOutput
+from hf_diversed.blocks import DraftOutput, Round, TargetOutput
+from hf_diversed.generation.decoding import verify
 from hf_diversed.generation.drafting import Drafter
 from hf_diversed.generation.processing import BlockProcessor
 from hf_diversed.generation.ragged_model import RaggedModel, RotaryLimit
 from hf_diversed.generation.rows import PerRow, RaggedRows
-from hf_diversed.generation.verification import Round, verify
 from hf_diversed.sampling import RandomSource, RoundNoise
 from hf_diversed.verifiers.base import Memory, Verifier
 

@@ -8,6 +8,7 @@ import torch
 from transformers import PreTrainedModel
 
 from hf_diversed import _compat
+from hf_diversed.blocks import Round
 from hf_diversed.engines import static_round
 from hf_diversed.engines.buffers import SMALLEST_LENGTH, length_for, pad_rows, size_for
 from hf_diversed.engines.compiling import Compiler, Shape, cannot_be_traced, warn_once
@@ -17,7 +18,6 @@ from hf_diversed.engines.static_round import CallSettings, RoundInputs
 from hf_diversed.generation.drafting import DiversedCandidateGenerator
 from hf_diversed.generation.processing import BlockProcessor
 from hf_diversed.generation.rows import RaggedRows
-from hf_diversed.generation.verification import Round
 from hf_diversed.sampling import RoundNoise
 from hf_diversed.verifiers.base import Memory, Verifier
 

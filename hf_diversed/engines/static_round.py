@@ -9,12 +9,12 @@ from dataclasses import dataclass, replace
 import torch
 from transformers import LogitsProcessor, PreTrainedModel
 
-from hf_diversed.blocks import DraftOutput, TargetOutput, Verdict
+from hf_diversed.blocks import DraftOutput, Round, TargetOutput, Verdict
 from hf_diversed.engines.buffers import Buffers
 from hf_diversed.engines.static_model import Traits, extend
+from hf_diversed.generation.decoding import verify
 from hf_diversed.generation.drafting import active_drafts, draw_drafts, to_vocabulary
 from hf_diversed.generation.processing import run_in_order, run_pointwise
-from hf_diversed.generation.verification import Round, verify
 from hf_diversed.sampling import RoundNoise
 from hf_diversed.verifiers.base import Memory, Verifier
 

@@ -1,11 +1,24 @@
 """Checks of models, arguments and inputs before any forward pass."""
 
+import filecmp
+from collections.abc import MutableMapping
+from functools import lru_cache
+from pathlib import Path
+from weakref import WeakKeyDictionary
+
 import torch
-from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, PreTrainedTokenizerBase
+from huggingface_hub import try_to_load_from_cache
+from huggingface_hub.errors import HFValidationError
+from transformers import (
+    AutoTokenizer,
+    GenerationConfig,
+    LogitsProcessorList,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 from transformers.generation.streamers import BaseStreamer
 
 from hf_diversed import _compat
-from hf_diversed.generation.tokenizers import check_tokenizers
 
 
 logger = _compat.get_logger(__name__)
@@ -14,6 +27,9 @@ _TEXT_INPUTS = {"attention_mask", "position_ids", "use_cache", "logits_to_keep"}
 _LARGEST_PADDING = 512
 # Tokenizers and multimodal processors also return these for plain text; all zeros means text only.
 TEXT_MARKERS = {"token_type_ids", "mm_token_type_ids"}
+_VOCABULARY_FILES = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt")
+_Compared = MutableMapping[PreTrainedTokenizerBase, tuple[tuple[int, int], str | None]]
+_compared: MutableMapping[PreTrainedTokenizerBase, _Compared] = WeakKeyDictionary()
 
 
 def check_models(
@@ -280,3 +296,93 @@ def warn_of_no_effect(config: GenerationConfig, draft: PreTrainedModel | None) -
                 f"{name}={value!r} has no effect with a verifier: every round drafts the same number of tokens, or "
                 'with num_assistant_tokens_schedule="adaptive" the fastest number.'
             )
+
+
+def check_tokenizers(
+    target: PreTrainedModel,
+    draft: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    assistant_tokenizer: PreTrainedTokenizerBase | None = None,
+) -> None:
+    """Raise ValueError if an id is a different token in target and draft model. Ids of only one model are allowed.
+
+    Args:
+        tokenizer, assistant_tokenizer: of target and draft model. None to load it from the model's folder or the local
+            Hub cache. If one is missing, only a difference of vocabulary sizes is reported, by a warning.
+    """
+    files = [_vocabulary_file(*_compat.model_origin(model)) for model in (target, draft)]
+    if tokenizer is None and assistant_tokenizer is None and None not in files and _same_content(*files):
+        return
+    first = tokenizer if tokenizer is not None else _load(files[0])
+    second = assistant_tokenizer if assistant_tokenizer is not None else _load(files[1])
+    sizes = _compat.vocab_size(target), _compat.vocab_size(draft)
+    if first is None or second is None:
+        if sizes[0] != sizes[1]:
+            logger.warning_once(
+                f"target and draft model have vocabularies of {sizes[0]} and {sizes[1]} ids, and no tokenizers were "
+                "found to compare them: pass tokenizer= and assistant_tokenizer=. With different tokenizers the "
+                "output is meaningless."
+            )
+        return
+    if (difference := _difference(first, second)) is not None:
+        raise ValueError(
+            f"target and draft model have different tokenizers ({difference}), but a verifier compares their "
+            "distributions token by token. Use a draft model from the same family, or upstream's assisted decoding "
+            "without a verifier."
+        )
+
+
+@lru_cache(maxsize=64)
+def _vocabulary_file(name: str, revision: str | None) -> Path | None:
+    """Return a model's vocabulary file, from its folder or the local Hub cache; None if it does not exist."""
+    if not name:
+        return None
+    for file in _VOCABULARY_FILES:
+        try:
+            found = Path(name, file) if Path(name).is_dir() else try_to_load_from_cache(name, file, revision=revision)
+        except HFValidationError:
+            return None
+        if isinstance(found, (str, Path)) and Path(found).is_file():
+            return Path(found)
+    return None
+
+
+@lru_cache(maxsize=64)
+def _same_content(first: Path, second: Path) -> bool:
+    return first.name == second.name and filecmp.cmp(first, second, shallow=False)
+
+
+@lru_cache(maxsize=8)
+def _load(file: Path | None) -> PreTrainedTokenizerBase | None:
+    """Load the tokenizer in the folder of a vocabulary file; None if it cannot be loaded."""
+    try:
+        # Load from the folder: with a Hub id, transformers may send requests even with local_files_only.
+        return None if file is None else AutoTokenizer.from_pretrained(file.parent, trust_remote_code=False)
+    except Exception as error:
+        logger.info(f"the tokenizer in {file and file.parent} was not loaded for comparison: {error}")
+        return None
+
+
+def _difference(first: PreTrainedTokenizerBase, second: PreTrainedTokenizerBase) -> str | None:
+    """Describe the first id that differs; None if all are equal. Cached until a tokenizer changes its size."""
+    if first is second:
+        return None
+    known, sizes = _compared.setdefault(first, WeakKeyDictionary()), (len(first), len(second))
+    if second not in known or known[second][0] != sizes:
+        known[second] = sizes, _find_difference(first, second)
+    return known[second][1]
+
+
+def _find_difference(first: PreTrainedTokenizerBase, second: PreTrainedTokenizerBase) -> str | None:
+    by_id = {index: token for token, index in second.get_vocab().items()}
+    special = _special_ids(first) | _special_ids(second)  # chat models often rename them
+    for token, index in first.get_vocab().items():
+        other = by_id.get(index, token)
+        if other != token and index not in special:
+            return f"id {index} is {token!r} for the target and {other!r} for the draft model"
+    return None
+
+
+def _special_ids(tokenizer: PreTrainedTokenizerBase) -> set[int]:
+    added = {index for index, token in tokenizer.added_tokens_decoder.items() if token.special}
+    return added.union(tokenizer.all_special_ids)

@@ -1,127 +1,286 @@
-"""Decoding loop: draft a block, score it in one target forward, verify it."""
+"""The decoding loop and one round of it: draft a block, score it, accept a prefix, and emit one more token.
 
-from contextlib import nullcontext
+An engine drafts and scores. `verify` is a function of tensors and can be compiled. `commit` contains the only host
+transfer of a round.
+"""
+
+from dataclasses import fields, replace
+from typing import Any, ClassVar, Protocol
 
 import torch
-from transformers import (
-    GenerationConfig,
-    LogitsProcessorList,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-    StoppingCriteriaList,
-)
-from transformers.generation.streamers import BaseStreamer
 
-from hf_diversed import _compat
-from hf_diversed.generation import checks
-from hf_diversed.generation.planning import Call
-from hf_diversed.generation.recording import Recorder, RoundStreamer
-from hf_diversed.generation.verification import commit
-from hf_diversed.outputs import GenerateDiversedOutput
-from hf_diversed.sampling import RandomSource
+from hf_diversed.blocks import DraftOutput, Round, Tally, TargetOutput, Verdict, VerifyOutput
+from hf_diversed.generation.processing import StopTracker
+from hf_diversed.generation.recording import Recorder
+from hf_diversed.generation.rows import PerRow, RaggedRows, is_one_of
+from hf_diversed.generation.schedules import Schedule
+from hf_diversed.sampling import RoundNoise, count_accepted, draw
 from hf_diversed.verifiers.base import Memory, Verifier
 
 
-@torch.no_grad()
-def diversed_decoding(
-    model: PreTrainedModel,
-    input_ids: torch.LongTensor,
-    logits_processor: LogitsProcessorList,
-    stopping_criteria: StoppingCriteriaList,
-    generation_config: GenerationConfig,
-    *,
-    assistant_model: PreTrainedModel | None = None,
-    verifier: Verifier | None = None,
-    num_assistant_tokens: int | None = None,
-    output_token_records: bool = False,
-    streamer: BaseStreamer | None = None,
-    temperatures: list[float] | torch.Tensor | None = None,
-    random_source: RandomSource | None = None,
-    tokenizer: PreTrainedTokenizerBase | None = None,
-    assistant_tokenizer: PreTrainedTokenizerBase | None = None,
-    is_checked: bool = False,
-    **model_kwargs,
-) -> GenerateDiversedOutput | torch.Tensor:
-    """Speculative decoding with any verifier, for batches whose rows accept different numbers of tokens.
+class Engine(Protocol):
+    """Runs draft and target model over the rows of one call, each with its own cache.
 
-    It has the signature of upstream's decoding methods. The hook passes it to `generate` as `custom_generate=`, and
-    callers can do the same. Bind draft model, verifier, streamer and stop-string criteria first, as `generate` does
-    not pass them on.
+    Attributes:
+        rows: the batch; draft tokens are written behind each row's length.
+        verifier: verifies the draft tokens.
+        forwards: number of forward passes so far, of the target model and of the draft model.
+        may_use_inference_mode: whether rounds may run under `torch.inference_mode`.
+    """
+
+    rows: RaggedRows
+    verifier: Verifier
+    may_use_inference_mode: ClassVar[bool]
+
+    @property
+    def forwards(self) -> tuple[int, int]: ...
+
+    def prefill(self, chunk_size: int | None) -> None:
+        """Run both models over the prompts without their last tokens."""
+
+    def round(self, gamma: int, memory: Memory) -> Round:
+        """Draft up to `gamma` tokens per row, score them in one target forward, and verify them."""
+
+    def ready(self, gamma: int, memory: Memory) -> bool:
+        """Whether a round of this length can start without compiling anything first."""
+
+    def rewind(self, draft: DraftOutput | None, accepted: list[int]) -> None:
+        """Discard what the caches hold of draft tokens that were rejected.
+
+        Args:
+            accepted: number of accepted draft tokens per row.
+        """
+
+    def should_compact(self, running: int) -> bool:
+        """Whether to continue with only the `running` rows, which copies their caches."""
+
+    def keep(self, kept: torch.Tensor) -> None:
+        """Continue with only these rows (long, ascending) of the batch."""
+
+    def close(self) -> None:
+        """Return borrowed memory, also after an error."""
+
+    def report(self) -> dict[str, Any]:
+        """How the rounds were run, as fields of `SpeculativeStats`."""
+
+
+def run_rounds(
+    engine: Engine, schedule: Schedule, stops: StopTracker, recorder: Recorder, may_compact: bool = False
+) -> None:
+    """Decode until every row has ended.
 
     Args:
-        model: the target model. input_ids: long `[B, S]`, left-padded.
-        assistant_model: the draft model; None if the generation config names another source of draft tokens:
-            `prompt_lookup_num_tokens` (the text) or `assistant_early_exit` (the target's first layers).
-        verifier: accepts or replaces draft tokens.
-        num_assistant_tokens: gamma, draft tokens per round; None for the verifier's preference, the draft model's, or
-            5. With `num_assistant_tokens_schedule="adaptive"` in the generation config, only gamma of the first
-            rounds: see `AdaptiveLength`.
-        output_token_records: also return `TokenRecords` (needs `return_dict_in_generate=True`).
-        streamer: receives every round's tokens once, in order; a `RoundStreamer` also records. Batch size 1 only.
-        temperatures: one per prompt, 0 for greedy; needs `do_sample=True` and no `temperature`.
-        random_source: source of random numbers; None for torch's generator.
-        tokenizer, assistant_tokenizer: of target and draft model, to check that they are equal. None for those in the
-            folders or repositories of the models.
-        is_checked: whether the hook has checked models and inputs already.
-
-    Returns:
-        long `[B, S + T]`, or `GenerateDiversedOutput` with `return_dict_in_generate=True`.
-
-    Raises:
-        ValueError: before any forward pass, for the reasons in `generation/checks.py`.
-        FloatingPointError: if scores of a model, or acceptance probabilities, are NaN or infinite.
-
-    Example:
-        ```python
-        loop = functools.partial(diversed_decoding, assistant_model=draft, verifier=StaticEnsembleVerifier(0.7))
-        model.generate(**inputs, custom_generate=loop)
-        ```
+        may_compact: whether finished rows may be removed, as no code outside the engine indexes rows.
     """
-    if not is_checked:
-        checks.check_models(model, assistant_model, tokenizer, assistant_tokenizer)
-        is_user_cache = _compat.is_user_cache(model_kwargs.get("past_key_values"))
-        checks.check_inputs(model, input_ids, model_kwargs, is_user_cache)
-    checks.check_call(model, assistant_model, len(input_ids), generation_config, logits_processor)
-    checks.check_recording(streamer, output_token_records, generation_config, len(input_ids))
-    if not isinstance(verifier, Verifier):
-        raise TypeError(f"verifier must be a Verifier, got {type(verifier).__name__}; see hf_diversed.VERIFIERS.")
-    prepared = model, assistant_model, verifier, input_ids, logits_processor, stopping_criteria, generation_config
-    options = num_assistant_tokens, output_token_records, isinstance(streamer, RoundStreamer), temperatures
-    call = Call(*prepared, *options, random_source, model_kwargs)
-    call.prepare()
-    recorder = Recorder(call.rows.prompt_length, streamer, call.wants, call.strictnesses)
-    # Inference tensors cannot be used in autograd, so this mode is entered only where no user code receives them.
-    uses_inference_mode = call.only_library_code and call.engine.may_use_inference_mode
-    with torch.inference_mode() if uses_inference_mode else nullcontext():
-        try:
-            call.engine.prefill(generation_config.prefill_chunk_size)
-            run_rounds(call, recorder)
-        finally:
-            call.engine.close()
-    return recorder.result(call.rows, call.engine, generation_config.return_dict_in_generate)
-
-
-def run_rounds(call: Call, recorder: Recorder) -> None:
-    """Decode until every row has ended."""
-    rows, engine, verifier = call.rows, call.engine, call.verifier
+    rows, verifier = engine.rows, engine.verifier
     memory = Memory(verifier.dials(len(rows.ids), rows.ids.device))
     while rows.running:
-        gamma = call.schedule.next(memory)
-        round = engine.round(gamma, memory)  # draft a block, score it in one target forward, verify it
+        gamma = schedule.next(memory)
+        round = engine.round(gamma, memory)  # draft a block, score it in one target forward, `verify` it
         tally = commit(rows, round.outcome, verifier)  # accepted tokens, then the residual or bonus token
         recorder.add(rows, round, tally)
-        call.stops.update(recorder.scores_before)
+        stops.update(recorder.scores_before)
         recorder.stream(rows, tally, engine.forwards)
         engine.rewind(round.draft, tally.accepted)
         memory.learn(round.verdict, round.outcome.num_accepted)
-        call.schedule.learn(round, tally)
-        compact(call, memory)
+        schedule.learn(round, tally)
+        running = rows.running
+        if may_compact and running and engine.should_compact(len(running)):
+            kept = torch.tensor(running, device=rows.ids.device)
+            for holder in (rows, engine, memory):
+                holder.keep(kept)
 
 
-def compact(call: Call, memory: Memory) -> None:
-    """Remove finished rows once enough have accumulated and no code indexes rows."""
-    running = call.rows.running
-    if call.may_compact and running and call.engine.should_compact(len(running)):
-        kept = torch.tensor(running, device=call.rows.ids.device)
-        for holder in (call.rows, call.engine, memory):
-            holder.keep(kept)
+def verify(
+    verifier: Verifier,
+    input_ids: torch.Tensor,
+    draft: DraftOutput | None,
+    target: TargetOutput,
+    memory: Memory,
+    eos_ids: torch.Tensor | None,
+    round_noise: RoundNoise,
+    greedy: torch.Tensor | None = None,
+) -> Round:
+    """Run the verifier on a block, accept a prefix of every row and sample the next token.
+
+    If only some rows are greedy, the block is verified in both modes, as verifiers process a block as a whole.
+
+    Args:
+        input_ids: long `[B, L]`, the ids so far. draft: None if no row has draft tokens; the verifier is not called.
+        memory: the verifier's settings and state per row. eos_ids: long `[E]`, on the device; None without EOS.
+        round_noise: all None for greedy decoding. greedy: see `Round`.
+    """
+    sampled = _verify_alike(verifier, input_ids, draft, target, memory, eos_ids, round_noise)
+    if greedy is None:
+        return sampled
+    greedy_draft = None if draft is None else replace(draft, sampled=False)
+    best = _verify_alike(verifier, input_ids, greedy_draft, target, memory, eos_ids, RoundNoise())
+    return _mixed(greedy, best, sampled)
+
+
+def _verify_alike(
+    verifier: Verifier,
+    input_ids: torch.Tensor,
+    draft: DraftOutput | None,
+    target: TargetOutput,
+    memory: Memory,
+    eos_ids: torch.Tensor | None,
+    round_noise: RoundNoise,
+) -> Round:
+    """`verify` for a batch whose rows all sample or are all greedy."""
+    target_probs = target.at if round_noise.noise is None else target.probs
+    if draft is None:
+        verdict, num_drafted = None, torch.zeros_like(target.scores[:, 0, 0], dtype=torch.long)
+        num_accepted, ends_on_draft = num_drafted, torch.zeros_like(num_drafted, dtype=torch.bool)
+        next_probs = replacement = target_probs(num_accepted)
+    else:
+        verdict, num_drafted = memory.verify(verifier, input_ids, draft, target), draft.num_drafted
+        uniforms = torch.full_like(verdict.accept_prob, 0.5) if round_noise.uniforms is None else round_noise.uniforms
+        num_accepted = count_accepted(verdict.accept_prob, uniforms, num_drafted)
+        all_accepted = num_accepted >= num_drafted
+        replacement = verdict.replacement(num_accepted.clamp_max(draft.tokens.shape[1] - 1))
+        next_probs = torch.where(all_accepted[:, None], target_probs(num_accepted), replacement)
+        ends_on_draft = all_accepted & (is_one_of(draft.tokens, eos_ids) & draft.active).any(dim=-1)
+    next_token = draw(next_probs, round_noise.noise)
+    faults = find_faults(draft, target, verdict, num_accepted, next_probs, ~ends_on_draft)
+    if draft is not None and verdict is not None and verifier.needs_check and not memory.is_checked:
+        wrong = find_no_distribution(verifier, verdict, draft, target, replacement)
+        faults = torch.where((faults == 0) & wrong, NO_DISTRIBUTION, faults)
+    outcome = VerifyOutput(
+        num_drafted=num_drafted,
+        num_accepted=num_accepted,
+        next_token=next_token,
+        num_emitted=num_accepted + 1 - ends_on_draft.long(),
+        ended=ends_on_draft | is_one_of(next_token, eos_ids),
+        faults=faults,
+    )
+    return Round(draft, target, round_noise, verdict, outcome)
+
+
+def _mixed(greedy: torch.Tensor, best: Round, sampled: Round) -> Round:
+    """Combine the results of `best` for greedy rows, bool `[B]`, with those of `sampled` for the others."""
+
+    def pick(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+        return torch.where(greedy.view(-1, *[1] * (first.ndim - 1)), first, second)
+
+    def pick_known(first: torch.Tensor | None, second: torch.Tensor | None) -> torch.Tensor | None:
+        return None if first is None or second is None else pick(first, second)
+
+    names = [item.name for item in fields(VerifyOutput)]
+    outcome = VerifyOutput(
+        **{name: pick(getattr(best.outcome, name), getattr(sampled.outcome, name)) for name in names}
+    )
+    one, other = best.verdict, sampled.verdict
+    if one is None or other is None:
+        return replace(sampled, verdict=None, outcome=outcome, greedy=greedy)
+    trace = replace(
+        other.trace,
+        weight=pick_known(one.trace.weight, other.trace.weight),
+        tv=pick_known(one.trace.tv, other.trace.tv),
+        bias=pick_known(one.trace.bias, other.trace.bias),
+    )
+    accept_prob, state = pick(one.accept_prob, other.accept_prob), pick_known(one.state, other.state)
+    verdict = Verdict(accept_prob, other.replacement, state, trace)
+    return replace(sampled, verdict=verdict, outcome=outcome, greedy=greedy)
+
+
+def commit(rows: RaggedRows, outcome: VerifyOutput, verifier: Verifier) -> Tally:
+    """Write the tokens of a round, update the lengths and mark finished rows.
+
+    Raises:
+        FloatingPointError: if a value that the emitted tokens depend on is NaN or infinite. Nothing is emitted then.
+        ValueError: if a user-defined verifier returns invalid probabilities.
+    """
+    rows.write(outcome.num_accepted, outcome.next_token)
+    drafted, accepted, emitted, ended, faults = outcome.to_host()  # the one host transfer
+    running = [end is None for end in rows.ends]
+    if found := [fault for fault, runs in zip(faults, running) if runs and fault]:
+        error = ValueError if min(found) == NO_DISTRIBUTION else FloatingPointError
+        raise error(FAULTS[min(found)].format(verifier=type(verifier).__name__))
+    tally = Tally(rows.lengths.host, drafted, accepted, [count * runs for count, runs in zip(emitted, running)])
+    done = rows.done
+    rows.advance(PerRow(tally.emitted, outcome.num_emitted.masked_fill(done, 0)))
+    rows.finish(PerRow(ended, outcome.ended.long()))
+    return tally
+
+
+# Error messages by code in `VerifyOutput.faults`; 0 means that a row is valid.
+FAULTS = (
+    "",
+    "the target's scores are not finite (nan or inf) where a token was to be chosen; check its weights and dtype "
+    "(float16 overflows where bfloat16 does not), and processors that forbid every token.",
+    "the draft's scores are not finite (nan or inf) where a token was to be verified; check its weights and dtype "
+    "(float16 overflows where bfloat16 does not), and processors that forbid every token.",
+    "{verifier} returned an acceptance probability or a distribution that is not finite though both models' scores "
+    "are; check its settings, the weights of its head, and the hidden states that the head reads, if any.",
+    "{verifier} returned values that are no distribution: acceptance probabilities must lie in [0, 1], the emitted "
+    "distribution (`Trace.emitted_probs`) must be non-negative and sum to 1 at every position, and the replacement "
+    "must be non-negative with a positive sum. Check the verifier's arithmetic.",
+)
+NO_DISTRIBUTION = len(FAULTS) - 1
+_ROUNDING = 1e-3
+
+
+def find_faults(
+    draft: DraftOutput | None,
+    target: TargetOutput,
+    verdict: Verdict | None,
+    num_accepted: torch.Tensor,
+    next_probs: torch.Tensor,
+    draws: torch.Tensor,
+) -> torch.Tensor:
+    """Index into `FAULTS` for every row, long `[B]`. Only positions that the emitted tokens depend on are checked.
+
+    Args:
+        next_probs: `[B, V]`, distribution of the next token. draws: bool `[B]`, rows that emit that token; False if
+            the last accepted draft token is EOS.
+    """
+
+    def any_not_finite(values: torch.Tensor, used: torch.Tensor) -> torch.Tensor:
+        return (~torch.isfinite(values) & used).any(dim=-1)
+
+    positions = torch.arange(target.scores.shape[1], device=num_accepted.device)
+    reached = positions < (num_accepted + draws)[:, None]
+    # `amax` propagates NaN and inf, and is -inf if every token is forbidden, so checking it is enough.
+    fault = any_not_finite(target.top, reached).long()
+    if draft is None or verdict is None:
+        return fault
+    verified = (positions <= num_accepted[:, None])[:, :-1] & draft.active
+    of_verifier = any_not_finite(verdict.accept_prob, verified)
+    of_verifier |= any_not_finite(next_probs.amax(dim=-1, keepdim=True), draws[:, None])
+    later = torch.where(of_verifier, 3, fault)
+    later = torch.where(any_not_finite(draft.top, verified), 2, later)
+    return torch.where(fault > 0, fault, later)
+
+
+def find_no_distribution(
+    verifier: Verifier, verdict: Verdict, draft: DraftOutput, target: TargetOutput, replacement: torch.Tensor
+) -> torch.Tensor:
+    """Return rows with invalid probabilities of a user-defined verifier, bool `[B]`. `find_faults` checks for NaN.
+
+    Args:
+        replacement: `[B, V]`, value of `verdict.replacement` at one position per row.
+
+    Raises:
+        ValueError: for a wrong shape.
+    """
+    block, vocabulary = draft.tokens.shape, target.scores.shape[2:]
+    emitted = None if verdict.trace.emitted_probs is None else verdict.trace.emitted_probs()
+    shapes = {
+        "accept_prob": (verdict.accept_prob, block),
+        "replacement": (replacement, block[:1] + vocabulary),
+        "the emitted distribution": (emitted, block + vocabulary),
+        "state": (verdict.state, (block[0], block[1] + 1, verifier.state_width)),
+    }
+    for name, (values, expected) in shapes.items():
+        if values is not None and values.shape != expected:
+            raise ValueError(
+                f"{type(verifier).__name__}: {name} must have shape {list(expected)}, got {list(values.shape)}."
+            )
+    wrong = (verdict.accept_prob < 0.0) | (verdict.accept_prob > 1.0 + _ROUNDING)
+    if emitted is not None:
+        wrong |= (emitted.amin(-1) < 0.0) | ((emitted.sum(-1) - 1.0).abs() > _ROUNDING)
+    rows = (wrong & draft.active).any(-1)
+    if draft.sampled:
+        rows |= (replacement.amin(-1) < 0.0) | (replacement.sum(-1) <= 0.0)
+    return rows

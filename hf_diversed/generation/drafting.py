@@ -1,4 +1,4 @@
-"""Drafting: gamma steps of the draft model for a batch. Verification is in `verification.py`."""
+"""Drafting: gamma steps of the draft model for a batch. Verification is in `decoding.py`."""
 
 from collections.abc import Callable
 from typing import Protocol

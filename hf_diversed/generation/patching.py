@@ -1,4 +1,4 @@
-"""Wraps `GenerationMixin.generate`; the only module that modifies it.
+"""Wraps `GenerationMixin.generate` and adds arguments to it; the only module that modifies it.
 
 Imports neither torch nor transformers, so that `import hf_diversed` is fast. The first `generate` call imports
 `hook.py`, which handles the call.
@@ -6,19 +6,52 @@ Imports neither torch nor transformers, so that `import hf_diversed` is fast. Th
 
 import functools
 import inspect
+import os
 import sys
 import threading
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 from hf_diversed._after_import import unwatch, watch
-from hf_diversed.generation.options import Options
+
+
+if TYPE_CHECKING:
+    import torch
+
+    from hf_diversed.head import DiversedHead
+    from hf_diversed.verifiers import Verifier
 
 
 _UPSTREAM = "transformers.generation.utils"
 _HOOK = "_hf_diversed_hook"
 _LOCK = threading.Lock()
 _STOCK: list[inspect.Signature] = []  # of the original `generate`
+
+
+@dataclass
+class Options:
+    """Arguments that the hook adds to `generate`."""
+
+    diversed_head: "DiversedHead | str | os.PathLike | None" = None
+    verifier: "Verifier | str | None" = None
+    diversed_strictness: "float | list[float] | torch.Tensor | None" = None
+    diversed_max_bias: "float | list[float] | torch.Tensor | None" = None
+    diversed_bias_budget: "float | list[float] | torch.Tensor | None" = None
+    diversed_max_ratio: "float | list[float] | torch.Tensor | None" = None
+    diversed_max_drop: "float | list[float] | torch.Tensor | None" = None
+    diversed_temperature: "list[float] | torch.Tensor | None" = None
+    output_token_records: bool | None = None
+
+    @classmethod
+    def pop_from(cls, kwargs: dict) -> "Options":
+        return cls(**{item.name: kwargs.pop(item.name, None) for item in fields(cls)})
+
+    def names_verifier(self) -> bool:
+        return self.diversed_head is not None or self.verifier is not None
+
+    def given(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if value is not None}
 
 
 def install_hook() -> None:

@@ -1,26 +1,36 @@
-"""Preparation of one `generate` call: verifier, draft lengths, rows, models with their caches, and engine."""
+"""One `generate` call: its checks, and the verifier, draft lengths, rows, models with caches and engine it uses."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
 
 import torch
-from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
+from transformers import (
+    GenerationConfig,
+    LogitsProcessorList,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    StoppingCriteriaList,
+)
+from transformers.generation.streamers import BaseStreamer
 
 from hf_diversed import _compat
 from hf_diversed.blocks import DecodingContext
 from hf_diversed.engines.buffers import length_for, size_for
 from hf_diversed.engines.compiling import Compiler, how_to_compile, warn_once, why_untraceable
 from hf_diversed.engines.eager import EagerEngine
-from hf_diversed.engines.protocol import Engine
 from hf_diversed.engines.static import StaticEngine
 from hf_diversed.engines.static_model import StaticModel
+from hf_diversed.generation import checks
+from hf_diversed.generation.decoding import run_rounds
 from hf_diversed.generation.drafting import DiversedCandidateGenerator, Drafter
 from hf_diversed.generation.experience import RoundTimes, Survival, experience_with
-from hf_diversed.generation.processing import BlockProcessor
+from hf_diversed.generation.processing import BlockProcessor, StopTracker
 from hf_diversed.generation.prompt_lookup import PromptLookupDrafter
 from hf_diversed.generation.ragged_model import RaggedModel, find_rotary_limit
+from hf_diversed.generation.recording import Recorder, RoundStreamer
 from hf_diversed.generation.rows import RaggedRows
 from hf_diversed.generation.schedules import (
     ADAPTIVE,
@@ -30,7 +40,7 @@ from hf_diversed.generation.schedules import (
     Schedule,
     clock_for,
 )
-from hf_diversed.generation.stops import StopTracker
+from hf_diversed.outputs import GenerateDiversedOutput
 from hf_diversed.sampling import RandomSource
 from hf_diversed.verifiers.base import Verifier
 
@@ -38,6 +48,86 @@ from hf_diversed.verifiers.base import Verifier
 logger = _compat.get_logger(__name__)
 DEFAULT_NUM_ASSISTANT_TOKENS = 5
 _UPSTREAM_NGRAM_SIZE = 2  # upstream's default for prompt lookup
+
+
+@torch.no_grad()
+def diversed_decoding(
+    model: PreTrainedModel,
+    input_ids: torch.LongTensor,
+    logits_processor: LogitsProcessorList,
+    stopping_criteria: StoppingCriteriaList,
+    generation_config: GenerationConfig,
+    *,
+    assistant_model: PreTrainedModel | None = None,
+    verifier: Verifier | None = None,
+    num_assistant_tokens: int | None = None,
+    output_token_records: bool = False,
+    streamer: BaseStreamer | None = None,
+    temperatures: list[float] | torch.Tensor | None = None,
+    random_source: RandomSource | None = None,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    assistant_tokenizer: PreTrainedTokenizerBase | None = None,
+    is_checked: bool = False,
+    **model_kwargs,
+) -> GenerateDiversedOutput | torch.Tensor:
+    """Speculative decoding with any verifier, for batches whose rows accept different numbers of tokens.
+
+    It has the signature of upstream's decoding methods. The hook passes it to `generate` as `custom_generate=`, and
+    callers can do the same. Bind draft model, verifier, streamer and stop-string criteria first, as `generate` does
+    not pass them on.
+
+    Args:
+        model: the target model. input_ids: long `[B, S]`, left-padded.
+        assistant_model: the draft model; None if the generation config names another source of draft tokens:
+            `prompt_lookup_num_tokens` (the text) or `assistant_early_exit` (the target's first layers).
+        verifier: accepts or replaces draft tokens.
+        num_assistant_tokens: gamma, draft tokens per round; None for the verifier's preference, the draft model's, or
+            5. With `num_assistant_tokens_schedule="adaptive"` in the generation config, only gamma of the first
+            rounds: see `AdaptiveLength`.
+        output_token_records: also return `TokenRecords` (needs `return_dict_in_generate=True`).
+        streamer: receives every round's tokens once, in order; a `RoundStreamer` also records. Batch size 1 only.
+        temperatures: one per prompt, 0 for greedy; needs `do_sample=True` and no `temperature`.
+        random_source: source of random numbers; None for torch's generator.
+        tokenizer, assistant_tokenizer: of target and draft model, to check that they are equal. None for those in the
+            folders or repositories of the models.
+        is_checked: whether the hook has checked models and inputs already.
+
+    Returns:
+        long `[B, S + T]`, or `GenerateDiversedOutput` with `return_dict_in_generate=True`.
+
+    Raises:
+        ValueError: before any forward pass, for the reasons in `generation/checks.py`.
+        FloatingPointError: if scores of a model, or acceptance probabilities, are NaN or infinite.
+
+    Example:
+        ```python
+        loop = functools.partial(diversed_decoding, assistant_model=draft, verifier=StaticEnsembleVerifier(0.7))
+        model.generate(**inputs, custom_generate=loop)
+        ```
+    """
+    if not is_checked:
+        checks.check_models(model, assistant_model, tokenizer, assistant_tokenizer)
+        is_user_cache = _compat.is_user_cache(model_kwargs.get("past_key_values"))
+        checks.check_inputs(model, input_ids, model_kwargs, is_user_cache)
+    checks.check_call(model, assistant_model, len(input_ids), generation_config, logits_processor)
+    checks.check_recording(streamer, output_token_records, generation_config, len(input_ids))
+    if not isinstance(verifier, Verifier):
+        raise TypeError(f"verifier must be a Verifier, got {type(verifier).__name__}; see hf_diversed.VERIFIERS.")
+    prepared = model, assistant_model, verifier, input_ids, logits_processor, stopping_criteria, generation_config
+    options = num_assistant_tokens, output_token_records, isinstance(streamer, RoundStreamer), temperatures
+    call = Call(*prepared, *options, random_source, model_kwargs)
+    call.prepare()
+    recorder = Recorder(call.rows.prompt_length, streamer, call.wants, call.strictnesses)
+    # Inference tensors cannot be used in autograd, so this mode is entered only where no user code receives them.
+    uses_inference_mode = call.only_library_code and call.engine.may_use_inference_mode
+    with torch.inference_mode() if uses_inference_mode else nullcontext():
+        try:
+            call.engine.prefill(generation_config.prefill_chunk_size)
+            run_rounds(call.engine, call.schedule, call.stops, recorder, call.may_compact)
+        finally:
+            call.engine.close()
+    forwards, report = call.engine.forwards, call.engine.report()
+    return recorder.result(call.rows, forwards, report, generation_config.return_dict_in_generate)
 
 
 @dataclass(eq=False)
@@ -181,7 +271,7 @@ class Call:
             draft=draft,
         )
 
-    def _engine(self) -> Engine:
+    def _engine(self) -> EagerEngine:
         """The static engine if it is requested and supports the call, else the eager one."""
         config, model = self.config, self.model
         limit = find_rotary_limit(model, self._model_options["position_ids"], self.max_length)

@@ -4,15 +4,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from transformers.generation.streamers import BaseStreamer
 
-from hf_diversed.blocks import DraftOutput, TargetOutput, Trace
-from hf_diversed.engines.protocol import Engine
+from hf_diversed.blocks import DraftOutput, Round, Tally, TargetOutput, Trace
 from hf_diversed.generation.rows import RaggedRows
-from hf_diversed.generation.verification import Round, Tally
 from hf_diversed.outputs import SOURCES, GenerateDiversedOutput, SpeculativeStats, TokenRecords
 from hf_diversed.sampling import acceptance, total_variation
 from hf_diversed.theory import expected_accepted
@@ -166,12 +165,18 @@ class Recorder:
                 stats = sum_up(latest, [end], new, self.strictnesses)
                 self.streamer.put_round(merge_records(latest, [end], tally.starts[0]), stats)
 
-    def result(self, rows: RaggedRows, engine: Engine, as_dict: bool) -> GenerateDiversedOutput | torch.Tensor:
-        """Return the value of the call and add its statistics to every `record_stats` block."""
+    def result(
+        self, rows: RaggedRows, forwards: tuple[int, int], report: dict[str, Any], as_dict: bool
+    ) -> GenerateDiversedOutput | torch.Tensor:
+        """Return the value of the call and add its statistics to every `record_stats` block.
+
+        Args:
+            forwards: number of forward passes of the target and of the draft model. report: see `Engine.report`.
+        """
         if self.streamer is not None:
             self.streamer.end()
         ends = rows.final_ends()
-        stats = replace(sum_up(self.rounds, ends, engine.forwards, self.strictnesses), **engine.report())
+        stats = replace(sum_up(self.rounds, ends, forwards, self.strictnesses), **report)
         for collector in _COLLECTORS.get():
             collector.add(stats)
         if not as_dict:

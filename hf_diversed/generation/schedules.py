@@ -8,9 +8,9 @@ from typing import Protocol
 
 import torch
 
+from hf_diversed.blocks import Round, Tally
 from hf_diversed.generation.experience import RoundTimes, Survival
 from hf_diversed.generation.rows import RaggedRows
-from hf_diversed.generation.verification import Round, Tally
 from hf_diversed.theory import best_gamma
 from hf_diversed.verifiers.base import Memory
 

@@ -10,7 +10,7 @@ from accelerate.utils import broadcast_object_list, gather_object
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_diversed import _compat
-from hf_diversed.generation.stops import stop_criterion
+from hf_diversed.generation.processing import stop_criterion
 from hf_diversed.provenance import model_digest
 from hf_diversed.running.decode import timed_call
 from hf_diversed.running.files import append_lines, drop_torn_line, read_lines, writing

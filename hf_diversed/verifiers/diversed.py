@@ -12,8 +12,7 @@ from hf_diversed.features import (
     vocabulary_features,
 )
 from hf_diversed.verifiers.learned import LearnedRule, MixtureScore, TokenScore
-from hf_diversed.verifiers.mixture import MixtureVerifier, Values, check_row_values, per_row, per_row_values
-from hf_diversed.verifiers.weights import Weights
+from hf_diversed.verifiers.mixture import MixtureVerifier, Values, Weights, check_row_values, per_row, per_row_values
 
 
 _AS_TRAINED = 0.5
@@ -48,7 +47,7 @@ class DiversedVerifier(MixtureVerifier):
     """Verify against a mixture of p and q whose weights a head predicts.
 
     With a weight w per position, v = w p + (1 - w) q (arXiv 2604.07622). A head with `needs_token` predicts a weight
-    w(x) per token x. `weights.py` defines acceptance, residual distribution and v for both.
+    w(x) per token x. `mixture.py` defines acceptance, residual distribution and v for both.
 
     Args:
         head: the trained `DiversedHead`.

@@ -110,7 +110,7 @@ class MixtureScore:
 
 
 class TokenScore:
-    """A weight per token, w(x) = sigmoid(logit) at the draft token x (see `weights.py`): a `LearnedRule`.
+    """A weight per token, w(x) = sigmoid(logit) at the draft token x (see `mixture.py`): a `LearnedRule`.
 
     x is accepted with probability 1 - w(x) + w(x) min(1, p(x)/q(x)). Without constant terms, `log_prob` is the log of
     this for an accepted x with p < q, 0 for one with p >= q, and log w(x) for a rejection. Its gradient is the exact

@@ -1,25 +1,85 @@
-"""Base class of verifiers that mix p and q with weights on the target distribution (arXiv 2604.07622)."""
+"""Verifiers that mix p and q with weights on the target distribution (arXiv 2604.07622), and bounds on their bias.
 
-from dataclasses import replace
+
+With a weight w(x) per token, x ~ q is accepted with probability 1 - w(x) + w(x) min(1, p(x)/q(x)). A rejected token is
+replaced by a draw from norm((p - q)+). The rejection probability is R = sum w (q - p)+, and
+
+    v = q - w (q - p)+ + R norm((p - q)+)
+
+At every token v lies between p and q. TV(q, v) = R and TV(v, p) = sum (1 - w) (q - p)+ add up to TV(p, q), so no
+emitted distribution with the same TV(v, p) has a lower rejection probability. With one weight for all tokens, v is the
+mixture w p + (1 - w) q of arXiv 2604.07622.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import torch
+import torch.nn.functional as F
 
 from hf_diversed.blocks import DecodingContext, DraftOutput, TargetOutput, Trace, Verdict
 from hf_diversed.sampling import acceptance, total_variation
 from hf_diversed.verifiers.base import Verifier, check_range, keep_best, target_residual
-from hf_diversed.verifiers.weights import Weights, limit_bias
 
 
 Values = float | list[float] | torch.Tensor
 LIMITS = ("max_bias", "bias_budget", "max_ratio")
 
 
+@dataclass(frozen=True, eq=False)
+class Weights:
+    """Weights on the target distribution for one block.
+
+    Attributes:
+        weight: float32 `[B, G]` in [0, 1], the weight of the draft token.
+        tv: float32 `[B, G]`, TV(p, q), if already computed.
+        inputs: see `Trace.inputs`.
+        per_token: maps p and q, float32 `[B, G, V]`, to the weight of every token, same shape. None if `weight` holds
+            for all tokens.
+        average: float32 `[B, G]`, R / TV(p, q), if already computed.
+    """
+
+    weight: torch.Tensor
+    tv: torch.Tensor | None = None
+    inputs: dict[str, torch.Tensor] | None = None
+    per_token: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None
+    average: torch.Tensor | None = None
+
+    def mixing(self, p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
+        """Return w with v = w p + (1 - w) q at every token: `[B, G, 1]`, or `[B, G, V]` with weights per token.
+
+        It is w(x) where p < q. Elsewhere it is R / TV(p, q), as the rejected mass is shared in proportion to p - q.
+        """
+        if self.per_token is None:
+            return self.weight[..., None]
+        weight = self.per_token(p, q)
+        return torch.where(p < q, weight, average_weight(weight, p, q, self.weight)[..., None])
+
+    def bias(self, p: torch.Tensor, q: torch.Tensor) -> torch.Tensor | None:
+        """Return `Trace.bias` from p and q of the draft tokens, `[B, G]` each; None for weights per position."""
+        if self.per_token is None:
+            return None
+        if self.average is not None and self.tv is not None:
+            return (1.0 - self.average) * self.tv
+        return (1.0 - self.weight) * (1.0 - acceptance(p, q))
+
+    def changed(self, change: Callable[..., torch.Tensor], *settings: torch.Tensor) -> "Weights":
+        """Return a copy with `change(weight, *settings)` as weights; settings are `[B, G]` or `[B, 1]`."""
+        before = self.per_token
+
+        def per_token(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
+            assert before is not None
+            return change(before(p, q), *(values[..., None] for values in settings))
+
+        return replace(self, weight=change(self.weight, *settings), per_token=None if before is None else per_token)
+
+
 class MixtureVerifier(Verifier):
     """Base class of verifiers with an emitted distribution v between p and q; subclasses implement `weights`.
 
     Sampling uses p(x), q(x) and w at the draft tokens only, as the residual distribution norm(max(p - q, 0)) does not
-    depend on w. Greedy: accept x iff it is argmax v, with p and q at temperature 1; else emit argmax v. `weights.py`
-    defines v for weights per position and per token.
+    depend on w. Greedy: accept x iff it is argmax v, with p and q at temperature 1; else emit argmax v. The module
+    docstring defines v for weights per position and per token.
 
     Args:
         max_bias: in [0, 1], one value or one per row. Raises w until TV(v, p) <= max_bias at every draft position. In
@@ -142,3 +202,135 @@ def per_row(
 
 def _accurate(device: torch.device) -> torch.dtype:
     return torch.float32 if device.type == "mps" else torch.float64  # MPS has no float64
+
+
+def average_weight(weight: torch.Tensor, p: torch.Tensor, q: torch.Tensor, where_equal: torch.Tensor) -> torch.Tensor:
+    """Return R / TV(p, q), `[B, G]`: the weight per position with the same rejection probability and TV(v, p).
+
+    Exactly 0 or 1 where all weights are.
+
+    Args:
+        weight, p, q: float32 `[B, G, V]`.
+        where_equal: float32 `[B, G]`, the result where p = q.
+    """
+    deficit = (q - p).clamp_(min=0.0)
+    tv = deficit.sum(-1)
+    bias = deficit.addcmul_(weight, deficit, value=-1.0).sum(-1)
+    average = 1.0 - bias / tv.clamp_min(torch.finfo(tv.dtype).tiny)
+    return torch.where(tv > 0.0, average, where_equal)
+
+
+def limit_bias(
+    weights: Weights,
+    draft: DraftOutput,
+    target: TargetOutput,
+    state: torch.Tensor | None,
+    dials: dict[str, torch.Tensor],
+) -> tuple[Weights, torch.Tensor | None]:
+    """Return the weights, raised to satisfy the bounds in `dials`, and the new state of `bias_budget` or None."""
+    if "max_ratio" in dials:
+        weights = _cap_ratio(weights, draft, target, dials["max_ratio"])
+    if "max_bias" not in dials and "bias_budget" not in dials:
+        return weights, None
+    tv = total_variation(target.probs()[:, :-1], draft.probs()) if weights.tv is None else weights.tv
+    weights = replace(weights, tv=tv)
+    if "max_bias" in dials:
+        weights = weights.changed(cap_bias, tv, dials["max_bias"])
+    if "bias_budget" not in dials:
+        return weights, None
+    budget = dials["bias_budget"]
+    spent = torch.zeros_like(budget) if state is None else state
+    weights = weights.changed(at_least, (spent >= budget).to(weights.weight.dtype))
+    weights, total = _spend(weights, draft, target, budget, spent)
+    return weights, F.pad(total, (0, 1), mode="replicate")[..., None]  # a rejected position spends its bias, too
+
+
+def _cap_ratio(weights: Weights, draft: DraftOutput, target: TargetOutput, max_ratio: torch.Tensor) -> Weights:
+    """Raise the weights to those of lenience `max_ratio`, so that v <= p / max_ratio at every token."""
+    drafted = lenient_weight(target.prob(draft.tokens), draft.prob(draft.tokens), max_ratio)
+
+    def per_token(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
+        before = weights.weight[..., None] if weights.per_token is None else weights.per_token(p, q)
+        return at_least(before, lenient_weight(p, q, max_ratio[..., None]))
+
+    return replace(weights, weight=at_least(weights.weight, drafted), per_token=per_token)
+
+
+def at_least(weight: torch.Tensor, floor: torch.Tensor) -> torch.Tensor:
+    """Return max(weight, floor) for a floor in [0, 1]; 1 where the floor is 1, even if the weight is NaN."""
+    return torch.where(floor == 1.0, floor, torch.maximum(weight, floor))
+
+
+def lenient_weight(p: torch.Tensor, q: torch.Tensor, lenience: torch.Tensor) -> torch.Tensor:
+    """Return the weight per token that is equivalent to lenience: (1 - p / (lenience q))+ / (1 - p / q)+.
+
+    Lenience accepts a token with probability min(1, p / (lenience q)) (arXiv 2211.17192, A.5); 1 is lossless, 0
+    accepts every token.
+
+    Args:
+        p, q: float32, same shape.
+        lenience: float32 in [0, 1], broadcasts.
+    """
+    ratio = acceptance(p, q)
+    inside = (1.0 - ratio / lenience) / (1.0 - ratio)
+    return torch.where(lenience == 1.0, 1.0, torch.where(ratio < lenience, inside, 0.0))
+
+
+def cap_bias(weight: torch.Tensor, tv: torch.Tensor, max_bias: torch.Tensor) -> torch.Tensor:
+    """Return the least weight >= `weight` with (1 - weight) * tv <= max_bias.
+
+    Args:
+        weight, tv: float32 `[B, G]`.
+        max_bias: float32, broadcasts.
+    """
+    floor = 1.0 - max_bias / tv.clamp_min(torch.finfo(tv.dtype).tiny)
+    return at_least(weight, floor.clamp(0.0, 1.0))
+
+
+def _spend(
+    weights: Weights, draft: DraftOutput, target: TargetOutput, budget: torch.Tensor, spent: torch.Tensor
+) -> tuple[Weights, torch.Tensor]:
+    """Apply `spend_bias` to weights per position or per token.
+
+    Weights per token are charged TV(v, p) at the position. Where they must be raised, all of 1 - w(x) shrink by one
+    factor.
+    """
+    assert weights.tv is not None
+    if weights.per_token is None:
+        weight, total = spend_bias(weights.weight, weights.tv, draft.active, budget, spent)
+        return replace(weights, weight=weight), total
+    p, q = target.probs()[:, :-1], draft.probs()
+    average = average_weight(weights.per_token(p, q), p, q, weights.weight)
+    limited, total = spend_bias(average, weights.tv, draft.active, budget, spent)
+    share = torch.where(limited > average, (1.0 - limited) / (1.0 - average), 1.0)
+    return replace(weights.changed(_shrink, share), average=limited), total
+
+
+def _shrink(weight: torch.Tensor, share: torch.Tensor) -> torch.Tensor:
+    return torch.where(share < 1.0, 1.0 - (1.0 - weight) * share, weight)
+
+
+def spend_bias(
+    weight: torch.Tensor, tv: torch.Tensor, active: torch.Tensor, budget: torch.Tensor, spent: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Raise weights from the position at which the budget is used up, so that sum (1 - weight) * tv <= budget.
+
+    Args:
+        weight, tv: float32 `[B, G]`.
+        active: bool `[B, G]`; other positions spend nothing.
+        budget, spent: `[B, 1]`; their dtype is that of the sums.
+
+    Returns:
+        The weights, float32 `[B, G]`, and the sum after each position, `[B, G]` in the dtype of `budget`.
+    """
+    exact_weight, exact_tv = weight.to(budget.dtype), tv.to(budget.dtype)
+    wanted = torch.where(active, (1.0 - exact_weight) * exact_tv, 0.0)
+    reached = torch.minimum(spent + wanted.cumsum(-1), budget)
+    allowed = reached.diff(dim=-1, prepend=spent).clamp_min(0.0)
+    floor = 1.0 - allowed / exact_tv.clamp_min(torch.finfo(torch.float32).tiny)
+    rounded = floor.clamp(0.0, 1.0).float()
+    up = torch.nextafter(rounded, torch.ones_like(rounded))
+    rounded = torch.where(rounded.to(floor.dtype) < floor, up, rounded)  # rounding down would overspend
+    limited = torch.where(allowed < wanted, torch.maximum(weight, rounded), weight)
+    biases = torch.where(active, (1.0 - limited.to(budget.dtype)) * exact_tv, 0.0)
+    return limited, spent + biases.cumsum(-1)

@@ -4,8 +4,7 @@ import torch
 
 from hf_diversed.blocks import DraftOutput, TargetOutput
 from hf_diversed.verifiers.base import check_range
-from hf_diversed.verifiers.mixture import MixtureVerifier, Values
-from hf_diversed.verifiers.weights import Weights
+from hf_diversed.verifiers.mixture import MixtureVerifier, Values, Weights
 
 
 class StaticEnsembleVerifier(MixtureVerifier):

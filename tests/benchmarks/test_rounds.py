@@ -20,7 +20,7 @@ from benchmarks.rounds.memory import RESIDENT, peak_memory
 from benchmarks.rounds.runner import Run, Runner, build_timed
 from benchmarks.rounds.timing import PHASES
 from hf_diversed import LosslessVerifier, StaticEnsembleVerifier
-from hf_diversed.generation.decoding import diversed_decoding
+from hf_diversed.generation.planning import diversed_decoding
 from hf_diversed.generation.recording import Recorder
 from hf_diversed.outputs import CompileStats, SpeculativeStats
 from hf_diversed.running.methods import Method

@@ -15,8 +15,8 @@ from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformers.generation import stopping_criteria as sc
 
 from hf_diversed import LosslessVerifier, StaticEnsembleVerifier
-from hf_diversed.generation import stops as stops_module
-from hf_diversed.generation.stops import stop_criterion
+from hf_diversed.generation import processing as stops_module
+from hf_diversed.generation.processing import stop_criterion
 from tests import tiny
 
 

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
+from hf_diversed.blocks import Tally
 from hf_diversed.evaluation import EvaluationSettings, evaluate
 from hf_diversed.generation import recording
 from hf_diversed.generation.recording import RecordedRound, sum_up
-from hf_diversed.generation.verification import Tally
 from hf_diversed.head import DiversedHead, DiversedHeadConfig
 from hf_diversed.running.pair import Pair
 from hf_diversed.theory import expected_accepted

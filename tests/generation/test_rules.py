@@ -9,7 +9,7 @@ from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogit
 from hf_diversed import DiversedHead, DiversedHeadConfig, DiversedVerifier
 from hf_diversed.engines import eager
 from hf_diversed.engines.static import StaticEngine
-from hf_diversed.generation import decoding
+from hf_diversed.generation import planning
 from hf_diversed.sampling import RandomSource
 from hf_diversed.verifiers import VERIFIERS, BlockVerifier, PhaseVerifier, StaticEnsembleVerifier, build_verifier
 from tests.engines.modes import STATIC, TRACED
@@ -142,7 +142,7 @@ def _compare(verifier, batch, temperature: float, warped: bool, recorder: Record
         warpers += [TopKLogitsWarper(12), TopPLogitsWarper(0.9)] if warped else []
     torch.manual_seed(5)
     loop = partial(
-        decoding.diversed_decoding,
+        planning.diversed_decoding,
         assistant_model=draft,
         verifier=verifier,
         num_assistant_tokens=gamma,

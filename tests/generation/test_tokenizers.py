@@ -10,7 +10,7 @@ import transformers as tf
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
-from hf_diversed.generation import tokenizers as checking
+from hf_diversed.generation import checks as checking
 from tests.tiny import EOS, PAD, tiny_model
 
 

@@ -11,9 +11,8 @@ from functools import cache
 
 import torch
 
-from hf_diversed.blocks import DraftOutput, TargetOutput, Verdict, VerifyOutput
+from hf_diversed.blocks import DraftOutput, Round, TargetOutput, Verdict, VerifyOutput
 from hf_diversed.generation.recording import describe_round
-from hf_diversed.generation.verification import Round
 from hf_diversed.sampling import RoundNoise
 from hf_diversed.verifiers import Verifier
 

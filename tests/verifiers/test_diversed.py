@@ -11,7 +11,7 @@ from hf_diversed.blocks import DecodingContext
 from hf_diversed.head import DiversedHead, DiversedHeadConfig
 from hf_diversed.verifiers import DiversedVerifier, LosslessVerifier, PhaseVerifier
 from hf_diversed.verifiers.diversed import apply_strictness
-from hf_diversed.verifiers.weights import cap_bias
+from hf_diversed.verifiers.mixture import cap_bias
 from tests.verifier_cases import DRAFT_WIDTH, GAMMA, TARGET_WIDTH, make_block, random_head
 
 

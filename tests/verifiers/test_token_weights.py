@@ -22,8 +22,7 @@ from hf_diversed.verifiers import (
     StaticEnsembleVerifier,
 )
 from hf_diversed.verifiers.diversed import shift_lenience
-from hf_diversed.verifiers.mixture import MixtureVerifier
-from hf_diversed.verifiers.weights import Weights, lenient_weight
+from hf_diversed.verifiers.mixture import MixtureVerifier, Weights, lenient_weight
 from tests.verifier_cases import (
     DRAFT_WIDTH,
     TARGET_WIDTH,

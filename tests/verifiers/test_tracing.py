@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from hf_diversed.blocks import DraftOutput, TargetOutput
-from hf_diversed.generation.verification import verify
+from hf_diversed.generation.decoding import verify
 from hf_diversed.sampling import RoundNoise
 from hf_diversed.verifiers import VERIFIERS, DiversedVerifier, PhaseVerifier, StaticEnsembleVerifier
 from hf_diversed.verifiers.base import Memory

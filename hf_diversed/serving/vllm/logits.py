@@ -22,8 +22,7 @@ import torch.nn.functional as F
 
 from hf_diversed.blocks import DraftOutput, TargetOutput
 from hf_diversed.verifiers.base import Verifier
-from hf_diversed.verifiers.mixture import MixtureVerifier
-from hf_diversed.verifiers.weights import limit_bias
+from hf_diversed.verifiers.mixture import MixtureVerifier, limit_bias
 
 
 # Settings that a request may have of its own, with the values at which they change nothing.
