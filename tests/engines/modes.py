@@ -8,7 +8,7 @@ from hf_diversed import StaticEnsembleVerifier
 from tests.tiny import ragged_batch
 
 
-# Traces the round and runs the graph op by op: seconds, where inductor takes a minute.
+# Traces the round and runs the graph op by op, which takes seconds instead of minutes.
 TRACED = {"cache_implementation": "static", "compile_config": CompileConfig(backend="eager", mode="default")}
 STATIC = {"cache_implementation": "static", "disable_compile": True}
 COMPILED = {"cache_implementation": "static", "compile_config": CompileConfig(mode="default")}

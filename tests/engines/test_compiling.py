@@ -21,7 +21,7 @@ from tests.tiny import ragged_batch, tiny_draft, tiny_model
 
 
 def test_autocast_and_strides_compile_anew(pair):
-    """Catches generated code that reads bfloat16 buffers, or a transposed weight, as what it was compiled for."""
+    """Catches generated code that reads buffers with the dtype and strides it was compiled for."""
     pair = tuple(copy.deepcopy(model) for model in pair)
     assert_same(pair, TRACED)
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -68,7 +68,7 @@ def test_the_least_recently_used_function_is_dropped(pair, monkeypatch):
 
 
 def test_dropped_functions_are_freed(pair, monkeypatch):
-    """Catches graphs that stay in dynamo's cache once we have dropped them, or once the caller has cleared them."""
+    """Catches graphs that stay in dynamo's cache after they are dropped here or cleared by the caller."""
     graphs: list[weakref.ref] = []
 
     def backend(graph, example_inputs):
@@ -88,7 +88,7 @@ def test_dropped_functions_are_freed(pair, monkeypatch):
 
 
 def test_dropped_functions_leave_no_records_of_dynamo(pair):
-    """Catches guards that finalizers keep, and fake tensors of views, which no garbage collector finds."""
+    """Catches guards that finalizers keep alive, and fake tensors of views, which garbage collection does not find."""
 
     def compile_and_drop() -> dict[str, int]:
         call = {"num_assistant_tokens": 1, "max_new_tokens": 3, "batch": ragged_batch(3)}
@@ -106,13 +106,13 @@ def test_dropped_functions_leave_no_records_of_dynamo(pair):
 
 
 def collect_garbage() -> None:
-    """Twice: the first collection frees functions, whose graphs are cycles of their own."""
+    """Collect twice: the first collection frees functions, whose graphs are separate cycles."""
     gc.collect()
     gc.collect()
 
 
 def dynamic_rope_pair(pair):
-    """Dynamic-NTK rotary embeddings compare positions on the host, which no graph can do."""
+    """A pair with dynamic-NTK rotary embeddings, which compare positions on the host and cannot be traced."""
     config = copy.deepcopy(pair[0].config)
     config.rope_parameters = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}
     target = type(pair[0])(config).eval()
@@ -134,7 +134,7 @@ def test_a_model_that_cannot_be_traced_runs_uncompiled(pair, caplog):
 
 
 def test_a_setting_that_changes_during_a_call(pair):
-    """Catches guards that are checked once per call although code of the caller's runs between the rounds."""
+    """Catches guards that are checked once per call although user code runs between the rounds."""
     verifier = StaticEnsembleVerifier(1.0)
 
     class Relaxing(tf.StoppingCriteria):
@@ -152,7 +152,7 @@ def test_a_setting_that_changes_during_a_call(pair):
 
 
 def test_stop_strings_of_the_generation_config_compile_once(pair):
-    """Catches functions that are kept for the copy of the model which such a call runs."""
+    """Catches functions that belong to a temporary copy of the model, which such a call uses."""
     target = copy.deepcopy(pair[0])
     target.generation_config.stop_strings = ["never"]
     calls = [decode((target, pair[1]), TRACED, tokenizer=character_tokenizer()) for _ in range(2)]
@@ -160,7 +160,7 @@ def test_stop_strings_of_the_generation_config_compile_once(pair):
 
 
 def test_clear_compiled(pair):
-    """Catches functions that are kept."""
+    """Catches functions that remain."""
     decode(pair, TRACED)
     hf_diversed.clear_compiled()
     assert decode(pair, TRACED).stats.compile.num_compiled == 1
@@ -168,13 +168,13 @@ def test_clear_compiled(pair):
 
 @pytest.fixture
 def replaying(monkeypatch):
-    """Treats a CPU as if functions were CUDA graphs: buffers come from the pool, results are copied."""
+    """Treat the CPU as if functions were CUDA graphs: buffers come from the pool, results are copied."""
     monkeypatch.setattr(compiling, "_replays", lambda config: True)
     monkeypatch.setattr(compiling, "_REPLAYING_DEVICES", ("cpu",))
 
 
 def test_replayed_graphs_use_the_same_buffers(pair, replaying, monkeypatch):
-    """Catches buffers at an address that a recorded graph does not use, and a pool that lends one twice."""
+    """Catches buffers at an address that a recorded graph does not use, and a buffer that is used twice."""
     borrowed = []
     borrow = pool.borrow
     monkeypatch.setattr(pool, "borrow", lambda *args: borrowed.append(borrow(*args)) or borrowed[-1])

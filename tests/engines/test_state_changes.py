@@ -1,4 +1,4 @@
-"""Random changes of state between compiled calls, each of which returns what the eager engine returns then."""
+"""Random changes of state between compiled calls; each call must return the eager engine's result."""
 
 import copy
 import functools
@@ -94,7 +94,7 @@ class Walk:
         self.random = random.Random(seed)
         torch.manual_seed(seed)
         self.target = tiny_model("llama")
-        self.target.model.layers = self.target.model.layers[:1]  # halves the time that tracing takes
+        self.target.model.layers = self.target.model.layers[:1]  # halves the tracing time
         self.target.config.num_hidden_layers = 1
         self.draft = tiny_draft(self.target)
         self.own_head = self.draft.lm_head.weight
@@ -183,7 +183,7 @@ CHANGES = [name for name in vars(Walk) if not name.startswith("_")]
 
 
 def differ_by_rounding(out, expected) -> bool:
-    """Whether the first token that differs in each row has the best eager score, up to bfloat16 rounding."""
+    """Return whether the first differing token of each row has the best eager score, up to bfloat16 rounding."""
     start = expected.sequences.shape[1] - len(expected.logits)
     for row in (out.sequences != expected.sequences).any(dim=1).nonzero()[:, 0].tolist():
         column = int((out.sequences[row] != expected.sequences[row]).nonzero()[0])
@@ -194,7 +194,7 @@ def differ_by_rounding(out, expected) -> bool:
 
 
 def take_steps(seed: int, steps: int) -> None:
-    """Every change once in a random order, then random ones."""
+    """Apply every change once in random order, then random ones."""
     walk, threads = Walk(seed), torch.get_num_threads()
     order, done = walk.random.sample(CHANGES, len(CHANGES)), ["start"]
     try:
@@ -239,5 +239,5 @@ def test_compiled_calls_follow_changes_of_state():
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(1, NUM_WALKS + 1))
 def test_many_changes_of_state(seed):
-    """The same, 500 changes (FUZZ_CASES for another number)."""
+    """The same with 500 changes (FUZZ_CASES sets another number)."""
     take_steps(seed, STEPS_PER_WALK)

@@ -26,7 +26,7 @@ def pair_of(architecture: str):
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_static_shapes_change_no_token(architecture):
-    """Catches masks, windows and positions that hold for growing shapes only, and padding rows that are read."""
+    """Catches masks, windows and positions that are correct for growing shapes only, and reads of padding rows."""
     pair = pair_of(architecture)
     for batch in (ragged_batch(1), ragged_batch(3), ragged_batch(8)):
         out = assert_same(pair, STATIC, batch=batch, max_new_tokens=30, num_assistant_tokens=5)
@@ -36,14 +36,14 @@ def test_static_shapes_change_no_token(architecture):
 @pytest.mark.parametrize("batch_size", [1, 4])
 @pytest.mark.parametrize("architecture", TRACED_ARCHITECTURES)
 def test_compiling_changes_no_token(architecture, batch_size):
-    """Catches constants that should be inputs, lost writes, and branches that are taken once."""
+    """Catches constants that should be inputs, lost writes, and branches that are fixed at tracing."""
     out = assert_same(pair_of(architecture), TRACED, batch=ragged_batch(batch_size))
     assert out.stats.engine == "compiled"
     assert out.stats.compile.num_compiled == 1
 
 
 def test_inductor_changes_no_token(pair):
-    """The real compiler, once. Catches writes to the caches that generated code loses."""
+    """Catches writes to the caches that generated code loses. The only test with inductor."""
     out = assert_same(pair, COMPILED, batch=ragged_batch(2))
     assert (out.stats.engine, out.stats.compile.num_compiled) == ("compiled", 1)
     again = assert_same(pair, COMPILED, batch=ragged_batch(2, length=15, seed=4), max_new_tokens=40)
@@ -64,13 +64,13 @@ def test_many_calls_compile_once(pair):
 
 @pytest.mark.parametrize("mode", [STATIC, TRACED], ids=["static", "traced"])
 def test_a_text_that_outgrows_its_buffers(pair, mode):
-    """Catches contents that are lost on the way to larger buffers, and positions cropped at their edge."""
+    """Catches contents that are lost when buffers grow, and positions cropped at their edge."""
     target = copy.deepcopy(pair[0])
     for each in (long_pair := (target, tiny_draft(target))):
         each.config.max_position_embeddings = 512
     out = assert_same(long_pair, mode, batch=ragged_batch(2, length=249), max_new_tokens=12)
     assert out.stats.compile.num_compiled in (0, 2)
-    for new_tokens in range(1, 9):  # the last round begins at every distance from the edge
+    for new_tokens in range(1, 9):  # the last round starts at every distance from the edge
         assert_same(long_pair, STATIC, batch=ragged_batch(1, length=250), max_new_tokens=new_tokens)
 
 
@@ -105,7 +105,7 @@ def test_token_records_are_the_same(pair, mode):
 @pytest.mark.parametrize("mode", [STATIC, TRACED], ids=["static", "traced"])
 @pytest.mark.parametrize("name", CALLS)
 def test_options_of_a_call(pair, mode, name):
-    """Catches dials, state, EOS ids and processors that a compiled round keeps from its first call."""
+    """Catches settings, state, EOS ids and processors that a compiled round keeps from its first call."""
     call = dict(CALLS[name])
     make = call.pop("verifier", lambda: None)
     expected, out = decode(pair, {}, make(), **call), decode(pair, mode, make(), **call)
@@ -115,7 +115,7 @@ def test_options_of_a_call(pair, mode, name):
 
 
 def test_all_values_of_a_dial_share_a_function(pair):
-    """Catches a function per value of a dial."""
+    """Catches one compiled function per value of a setting."""
     counts = []
     for strictness in (0.3, 0.4, [0.1, 0.2, 0.8, 0.9]):
         verifier = DiversedVerifier(tiny_head(), strictness=strictness)
@@ -132,7 +132,7 @@ FORWARDS_ONLY = {
 
 
 class NoRepeats(LosslessVerifier):
-    """Reads the text: rejects every draft token that the row contains."""
+    """Rejects every draft token that the row already contains."""
 
     def __call__(self, input_ids, draft, target, state=None):
         verdict = super().__call__(input_ids, draft, target, state)
@@ -144,11 +144,11 @@ class NoRepeats(LosslessVerifier):
 @pytest.mark.parametrize("mode", [STATIC, TRACED], ids=["static", "traced"])
 @pytest.mark.parametrize("name", FORWARDS_ONLY)
 def test_what_cannot_be_compiled_runs_between_compiled_forwards(pair, mode, name):
-    """Catches a verifier that gets two ids instead of the text, and processors that get another prefix."""
+    """Catches a verifier that receives two ids instead of the text, and processors that receive another prefix."""
     target, draft = pair
     settings = dict(FORWARDS_ONLY[name])
     if name == "caller's verifier":
-        settings["batch"] = ragged_batch(1)  # in a batch it reads the padding as text
+        settings["batch"] = ragged_batch(1)  # in a batch, its text would include the padding
     verifier = NoRepeats() if name == "caller's verifier" else LosslessVerifier()
     draft = None if name == "lookup" else draft
     if draft is None:
@@ -160,7 +160,7 @@ def test_what_cannot_be_compiled_runs_between_compiled_forwards(pair, mode, name
 
 
 class Peeking(MixtureVerifier):
-    """Branches on a number on the host, which no graph can do."""
+    """Branches on a number on the host, which cannot be traced."""
 
     def weights(self, draft, target, dials):
         return Weights(torch.ones(draft.tokens.shape) if target.top.max() > 0 else torch.zeros(draft.tokens.shape))
@@ -186,7 +186,7 @@ def test_early_exit_and_rows_of_two_temperatures(pair):
 
 
 def test_scores_records_and_streams(pair):
-    """Catches requested outputs that a compiled round leaves out."""
+    """Catches requested outputs that a compiled round omits."""
     call = {"output_scores": True, "output_logits": True, "output_token_records": True}
     expected, out = decode(pair, {}, **call), decode(pair, TRACED, **call)
     torch.testing.assert_close(torch.stack(out.scores), torch.stack(expected.scores), atol=1e-4, rtol=1e-4)
@@ -207,7 +207,7 @@ def test_scores_records_and_streams(pair):
 
 
 def test_stop_strings(pair):
-    """Catches criteria that get ids without those of a compiled round."""
+    """Catches criteria that receive ids without those of a compiled round."""
     stop = tf.StoppingCriteriaList([partial(_contains, token=int(decode(pair, {}).sequences[0, 14]))])
     assert_same(pair, TRACED, stopping_criteria=stop)
 
@@ -217,7 +217,7 @@ def _contains(input_ids, scores, token: int):
 
 
 def test_batches_are_compacted_to_compiled_sizes_only(pair):
-    """Catches compacting to a size that has to be compiled first, and a batch that is never compacted."""
+    """Catches compacting to a size that must first be compiled, and a batch that is never compacted."""
     batch = ragged_batch(4)
     ends = decode(pair, {}, batch=batch, max_new_tokens=24).sequences[:3, 11].tolist()
     call = {"batch": batch, "eos_token_id": ends, "max_new_tokens": 24}
@@ -252,7 +252,7 @@ def test_what_static_shapes_cannot_serve_is_reported(pair, caplog):
 
 
 def test_draft_lengths_beyond_the_room(pair, monkeypatch):
-    """Catches drafting far more tokens than a call has room for, and a compilation per length of what room is left."""
+    """Catches drafting far beyond a call's length limit, and a compilation for each remaining length."""
     forwards = []
     pair[1].get_input_embeddings().register_forward_hook(lambda *call: forwards.append(1))
     for gamma, new_tokens in ((1000, 6), (300, 40)):
@@ -271,7 +271,7 @@ def test_draft_lengths_beyond_the_room(pair, monkeypatch):
 
 @pytest.mark.parametrize("rows", [1, 3])
 def test_one_seed_draws_the_same_text_over_static_shapes(pair, rows):
-    """Catches random numbers drawn for draft tokens that the rows have no room for."""
+    """Catches random numbers drawn for draft tokens beyond the rows' length limit."""
     call = {"do_sample": True, "top_k": 0, "eos_token_id": None, "pad_token_id": 0, "batch": ragged_batch(rows)}
     for seed in range(20):
         texts = []
@@ -282,7 +282,7 @@ def test_one_seed_draws_the_same_text_over_static_shapes(pair, rows):
 
 
 def test_a_cpu_compiles_only_on_request(pair, caplog):
-    """Catches a first call that compiles for a minute unasked, and static shapes reported as compiled."""
+    """Catches a first call that compiles without a request, and static shapes reported as compiled."""
     out = decode(pair, {"cache_implementation": "static"})
     assert out.stats.engine == "static"
     assert "is not compiled on cpu unless compile_config= is given" in caplog.text

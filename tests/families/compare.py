@@ -1,4 +1,4 @@
-"""Lossless greedy decoding of a small model against plain `generate`: row by row, in a batch, and left-padded."""
+"""Compare lossless greedy decoding of a small model with plain `generate`: alone, in a batch, and left-padded."""
 
 import traceback
 from contextlib import contextmanager
@@ -14,19 +14,21 @@ from tests.families.shrink import MARKER
 from tests.tiny import PAD, VOCAB_SIZE, ragged_batch, sharpen, tiny_draft
 
 
-ROWS, PROMPT, NEW, GAMMA = 5, 9, 24, 4  # 33 tokens in all: four times the sliding windows
-NOISES = (0.06, 0.15, 0.02, 0.4)  # of the draft, until it is neither always right nor always wrong
+ROWS, PROMPT, NEW, GAMMA = 5, 9, 24, 4  # 33 tokens in total: four times the sliding windows
+NOISES = (0.06, 0.15, 0.02, 0.4)  # of the draft's weights, tried in this order
 KINDS = ("equal", "refused", "upstream", "wrong")  # from good to bad
 _PACKAGE = str(Path(hf_diversed.__file__).parent)
 
 
 @dataclass
 class Outcome:
-    """What became of one layout.
+    """Result of one layout.
 
     Attributes:
-        kind: of `KINDS`. Refused is by name and before a forward; upstream is where plain `generate` fails by itself.
-        unjudged: rows that plain `generate` decodes in two ways, alone and in a batch, and ours in a third.
+        kind: one of `KINDS`. "refused": an error that names the model, before any forward. "upstream": plain
+            `generate` fails.
+        detail: error message, or the rows that differ.
+        unjudged: rows that plain `generate` decodes differently alone and in a batch, and that differ from both here.
     """
 
     kind: str
@@ -36,7 +38,7 @@ class Outcome:
 
 @dataclass
 class Family:
-    """What became of a model: `alone` a row by itself, `batch` several of one length, `padded` of many lengths."""
+    """Results of a model: `alone` for single rows, `batch` for equal lengths, `padded` for different lengths."""
 
     alone: Outcome
     batch: Outcome
@@ -50,7 +52,7 @@ class Family:
 
     @property
     def kind(self) -> str:
-        """One word where the layouts agree, else three."""
+        """One word if the layouts agree, else three."""
         kinds = [outcome.kind for outcome in self.outcomes]
         if "wrong" in kinds:
             return "wrong"
@@ -62,12 +64,12 @@ class Family:
 
     @property
     def is_tested(self) -> bool:
-        """Whether drafts were both taken and refused, and rows drifted apart: else being equal proves little."""
+        """Whether some draft tokens were accepted and some rejected, by row; otherwise equality is weak evidence."""
         return 0.1 < self.acceptance < 0.98 and (self.is_ragged or self.batch.kind != "equal")
 
 
 def examine(model: PreTrainedModel) -> Family:
-    """Compare in every layout, with the first draft that is worth it."""
+    """Compare in every layout, with the first draft that tests it sufficiently."""
     prepare(model)
     for noise in NOISES:
         family = _compare(model, tiny_draft(model, noise))
@@ -77,7 +79,7 @@ def examine(model: PreTrainedModel) -> Family:
 
 
 def prepare(model: PreTrainedModel) -> None:
-    """Give the model wandering text without near ties."""
+    """Change the weights so that the greedy text varies and has no near ties."""
     torch.manual_seed(0)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -87,7 +89,7 @@ def prepare(model: PreTrainedModel) -> None:
                 parameter.normal_()
     sharpen(model)
     for module in model.modules():
-        if isinstance(module, torch.nn.Embedding):  # positions must be heard
+        if isinstance(module, torch.nn.Embedding):  # so that positions affect the output
             module.weight.data /= module.weight.std()
     model.generation_config = GenerationConfig(pad_token_id=PAD, suppress_tokens=[PAD, MARKER])
 
@@ -110,19 +112,19 @@ def _compare(target: PreTrainedModel, draft: PreTrainedModel) -> Family:
 
 
 def _row(inputs: dict[str, torch.Tensor], row: int) -> dict[str, torch.Tensor]:
-    """One row without its padding."""
+    """Return one row without its padding."""
     ids = inputs["input_ids"][row : row + 1, inputs["attention_mask"][row].bool()]
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
 
 
 def _plain(target: PreTrainedModel, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
-    """The new ids, long `[B, NEW]`."""
+    """Return the new ids, long `[B, NEW]`."""
     ids = target.generate(**inputs, max_new_tokens=NEW, do_sample=False)
     return ids[:, inputs["input_ids"].shape[1] :]
 
 
 def _judge(target, draft, inputs, stats: list[SpeculativeStats]) -> Outcome:
-    """Decode `inputs` both ways, whatever either raises: that is what is looked for. Ours adds to `stats`."""
+    """Decode `inputs` with and without the draft and compare, including errors. Appends our statistics to `stats`."""
     with _counted(target, draft) as forwards:
         try:
             out = target.generate(
@@ -152,7 +154,7 @@ def _judge(target, draft, inputs, stats: list[SpeculativeStats]) -> Outcome:
 
 
 def _settle(ours: torch.Tensor, rows: list[torch.Tensor], together: torch.Tensor) -> Outcome:
-    """Equal to what upstream says of every row, as far as it says one thing."""
+    """Compare with upstream's rows, except for those that upstream decodes differently alone and in a batch."""
     agrees = [torch.equal(alone, batched) for alone, batched in zip(rows, together)]
     right = [torch.equal(got, alone) or torch.equal(got, batched) for got, alone, batched in zip(ours, rows, together)]
     wrong = [row for row, (same, good) in enumerate(zip(agrees, right)) if same and not good]
@@ -165,7 +167,7 @@ def _settle(ours: torch.Tensor, rows: list[torch.Tensor], together: torch.Tensor
 
 @contextmanager
 def _counted(*models: PreTrainedModel):
-    """A list that grows with every forward of these models."""
+    """Yield a list with one entry per forward of these models."""
     seen: list[str] = []
     hooks = [model.register_forward_pre_hook(lambda *_: seen.append("forward")) for model in models]
     try:
@@ -176,7 +178,7 @@ def _counted(*models: PreTrainedModel):
 
 
 def _is_refusal(error: Exception, name: str) -> bool:
-    """A ValueError that this library raised itself and that names the model."""
+    """Return whether this library raised the error, and it is a ValueError that names the model."""
     raised_in = traceback.extract_tb(error.__traceback__)[-1].filename
     return isinstance(error, ValueError) and raised_in.startswith(_PACKAGE) and name in str(error)
 

@@ -1,4 +1,4 @@
-"""Prints the table of model types at the end of a full run, also of several processes.
+"""Print the table of model types at the end of a full run, also with several processes.
 
 FAMILIES_JSON names a file to write it to.
 """
@@ -18,7 +18,7 @@ def pytest_terminal_summary(terminalreporter):
     found = dict(
         value
         for report in reports
-        for name, value in getattr(report, "user_properties", ())  # warnings have none
+        for name, value in getattr(report, "user_properties", ())  # absent from warnings
         if name == "family"
     )
     if len(found) <= len(SAMPLE):

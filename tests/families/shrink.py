@@ -1,7 +1,4 @@
-"""Shrinks any causal language model's own default config, by the names of its settings, until it builds in megabytes.
-
-Knows nothing of decoding.
-"""
+"""Shrink the default config of any causal language model, by the names of its settings, to a few megabytes."""
 
 import dataclasses
 import re
@@ -18,7 +15,7 @@ from tests.tiny import BOS, EOS, PAD, VOCAB_SIZE
 
 HIDDEN, HEADS, HEAD_DIM, MLP, WINDOW, POSITIONS = 64, 4, 16, 48, 8, 128
 FEWEST_LAYERS, MOST_LAYERS = 2, 8
-MARKER = 3  # of images, audio, masks: prompts do not hold it, and it is never generated
+MARKER = 3  # id of image, audio and mask tokens: not in the prompts and never generated
 MOST_PARAMETERS = 10_000_000
 
 _ALWAYS = {
@@ -29,7 +26,7 @@ _ALWAYS = {
     "is_decoder": True,
     "is_encoder_decoder": False,
 }
-# The name of a setting (the first that matches whole) and the most that is left of a number under that name.
+# Patterns of setting names (the first full match applies) and the upper limit for their numbers.
 _LIMITS = (
     (r".*(drop|jitter|mask_time_prob).*", 0.0),
     (r".*token_(id|index)", MARKER),
@@ -53,10 +50,10 @@ _LAYERS = re.compile(r"n_layers?|num_layers|(num_)?(hidden|encoder|decoder)_laye
 
 
 def small_model(model_type: str) -> PreTrainedModel:
-    """A random model of the class that transformers names for `model_type`, in eval mode.
+    """Return a random model of the class that transformers registers for `model_type`, in eval mode.
 
     Raises:
-        MemoryError: if shrinking left it large; it is counted before anything is allocated.
+        MemoryError: if the shrunk model is still large; parameters are counted before any allocation.
     """
     config = shrunk(CONFIG_MAPPING[model_type], **FIXED.get(model_type, {}))
     with torch.device("meta"):
@@ -68,9 +65,9 @@ def small_model(model_type: str) -> PreTrainedModel:
 
 
 def shrunk(config_class: type[PreTrainedConfig], **fixed: Any) -> PreTrainedConfig:
-    """The class's default config in small, with a layer of every kind that it has by default.
+    """Return a small version of the class's default config, with a layer of every kind in it.
 
-    `fixed` goes in as it is; a dict under the name of a sub-config is what is fixed inside it.
+    `fixed` overrides settings; a dict under the name of a sub-config overrides settings of the sub-config.
     """
     default = config_class()
     settings = {**dict(_settings(default)), **fixed}
@@ -87,7 +84,7 @@ def shrunk(config_class: type[PreTrainedConfig], **fixed: Any) -> PreTrainedConf
 
 
 def _settings(default: PreTrainedConfig) -> Iterator[tuple[str, Any]]:
-    """What the class declares, in small. What it leaves open it works out itself from the rest."""
+    """Yield the declared settings, reduced. The config class derives the rest from them."""
     one_key_each = vars(default).get("num_key_value_heads") == vars(default).get("num_attention_heads", 0)
     for item in dataclasses.fields(default):
         if not item.init:
@@ -118,7 +115,7 @@ def _per_layer(config: PreTrainedConfig) -> Iterator[tuple[str, list]]:
 
 
 def _cut(name: str, value: Any, count: int, default: PreTrainedConfig) -> Any:
-    """A count of layers becomes `count`, a list by layer its beginning."""
+    """Set a number of layers to `count`, and truncate a list by layer to it."""
     if isinstance(value, int) and _LAYERS.fullmatch(name):
         return count
     if isinstance(value, (list, tuple)) and len(value) == _num_layers(default) > count:

@@ -1,4 +1,4 @@
-"""What shrinking by name cannot know of single families, and what is expected of those that are not served in full."""
+"""Settings of families that cannot be shrunk by name, and expected results of families with partial support."""
 
 from tests import versions
 
@@ -25,12 +25,12 @@ _DOTS3 = {
 _HYBRID = {"layers_block_type": ["linear_attention", "hybrid"]}
 _ROPE = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [4, 2, 2]}
 
-# Settings, by model type: mostly what a config class leaves to the files on the Hub.
+# Settings by model type, mostly those that are only in the files on the Hub.
 FIXED = {
     "cohere_compass_text": {"layer_types": ["full_attention"] * 2, "rope_parameters": {"full_attention": _ROPE}},
     "dbrx": {"attn_config": {"rope_theta": 1e4, "clip_qkv": 8.0, "kv_n_heads": 2}},
     "deepseek_v2": {"num_experts_per_tok": 2, "n_group": 1, "topk_group": 1},
-    # Equal tokens tie in its choice of keys: behind the window upstream's own cached and full forwards differ.
+    # Equal tokens are ties in key selection: beyond the window, upstream's cached and full forwards differ.
     "doge": {"keep_window_size": 128},
     "dots1": {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1},
     "dots3_note": {"text_config": _DOTS3, "vision_config": {"mlp_layer_types": ["dense", "sparse"]}},
@@ -42,7 +42,7 @@ FIXED = {
     "lfm2_moe": {"layer_types": ["conv", "full_attention"], "num_dense_layers": 0},
     "mamba2": {"head_dim": 32},
     "ministral": {"head_dim": 16},
-    # Upstream's prefill looks past the window that its cache cuts to from then on; ours keeps to the window.
+    # Upstream's prefill reads beyond the window to which its cache is later cropped; ours does not.
     "moshi": {"sliding_window": 128},
     "nemotron": {"head_dim": 16, "num_key_value_heads": 2},
     "qwen4_exp": {"text_config": _QSA},
@@ -53,7 +53,7 @@ FIXED = {
     "zamba2": _HYBRID,
 }
 
-# Neither plain nor relaxed: no model comes of the class's own config, or plain `generate` does not run it.
+# Not testable: the class cannot be built from its own config, or plain `generate` fails.
 UNTESTABLE = {
     "blt": "plain generate asks its config for layers that only its parts have",
     "gemma3n": "its vision tower needs timm; gemma3n_text stands for it",
@@ -63,8 +63,8 @@ UNTESTABLE = {
     "musicgen_melody": "the class is its decoder's, the config that of three models; emits audio",
 }
 
-# Right for a single row, refused for several: their forward takes no positions (two hand them on, which it does not
-# say), or a window is counted from the end of the cache.
+# Correct for a single row, rejected for several: the forward accepts no positions (two pass them on without
+# declaring it), or a window is counted from the end of the cache.
 SINGLE_ROW = {
     "bart",
     "bigbird_pegasus",
@@ -82,7 +82,7 @@ SINGLE_ROW = {
     "whisper",
 }
 
-# Refused whatever the batch, by a word of what is said: layers that cannot be rolled back, most of them.
+# Rejected for any batch, by a word of the error message; most have layers that cannot be rolled back.
 _REFUSED = {
     "ALiBi": ("bloom", "mpt"),
     "recurrent state": ("rwkv", "xlstm"),

@@ -1,6 +1,6 @@
-"""Every causal class of transformers' own mapping, in small: decoded as plain `generate` does, or refused by name.
+"""Every causal class registered in transformers, in small: decoded like plain `generate`, or rejected by name.
 
-A sample runs with the other tests, all of them with `make families`, which prints the table.
+A sample runs with the other tests; `make families` runs all of them and prints the table.
 """
 
 import pytest
@@ -11,7 +11,7 @@ from tests.families.shrink import small_model
 from tests.families.special import FIXED, REFUSED, SINGLE_ROW, UNTESTABLE
 
 
-# Of each kind: caches of latents, learned and looked-up positions, encoders, sinks; refused, and refused in batches.
+# One of each kind: latent caches, learned and tabulated positions, encoders, sinks; rejected always or in batches.
 SAMPLE = {
     *("bert", "biogpt", "ctrl", "deepseek_v3", "gemma2", "granite_swa", "whisper"),
     *("bloom", "deepseek_v32", "lfm2", "llama4_text", "openai-gpt", "rwkv", "zamba2"),
@@ -28,10 +28,10 @@ def expected(model_type: str) -> str:
     return "equal, refused, refused" if model_type in SINGLE_ROW else "equal"
 
 
-@pytest.mark.filterwarnings("ignore")  # upstream's models warn of themselves, each in its own words
+@pytest.mark.filterwarnings("ignore")  # warnings of upstream's models
 @pytest.mark.parametrize("model_type", CASES)
 def test_family_is_plain_generate_or_refused(model_type: str, record_property):
-    """Catches a class that is decoded wrongly without a word, or crashes half-way instead of being refused by name."""
+    """Catches a class that is silently decoded wrongly, or that fails during decoding instead of being rejected."""
     if model_type in UNTESTABLE:
         record_property("family", (model_type, f"not testable: {UNTESTABLE[model_type]}"))
         pytest.skip(UNTESTABLE[model_type])
@@ -44,6 +44,6 @@ def test_family_is_plain_generate_or_refused(model_type: str, record_property):
 
 
 def test_tables_name_what_exists():
-    """Catches entries for classes that a release of transformers has renamed or dropped."""
+    """Catches entries for classes that transformers has renamed or removed."""
     assert {*FIXED, *REFUSED, *SINGLE_ROW, *UNTESTABLE, *SAMPLE} <= set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
     assert not set(REFUSED) & (SINGLE_ROW | set(UNTESTABLE))

@@ -1,4 +1,4 @@
-"""What the fuzz draws: a rule with its parameters, a batch of prompts, and how to decode it."""
+"""Strategies for the fuzz test: a verifier with its parameters, a batch of prompts, and decoding settings."""
 
 from dataclasses import dataclass
 from functools import cache
@@ -36,7 +36,7 @@ WIDTH, LONGEST_PROMPT, MOST_TOKENS, MOST_ROWS = 16, 10, 12, 4
 
 @dataclass(frozen=True)
 class Case:
-    """One call, and `alone`: the rule that stands for the call's in each row by itself."""
+    """One call; `alone` has the verifiers that are equivalent to the call's for each row alone."""
 
     rule: Verifier
     alone: tuple[Verifier, ...]
@@ -53,8 +53,7 @@ class Case:
 
 @cache
 def pair(vocab_size: int, noise: float):
-    """A target and its draft in double precision, so that a coin hardly ever falls between two roundings of a
-    distribution."""
+    """Return a target and its draft in double precision, so that rounding rarely changes an acceptance decision."""
     torch.manual_seed(vocab_size)
     config = tf.LlamaConfig(
         vocab_size=vocab_size,
@@ -136,7 +135,7 @@ _stateful = st.one_of(
 
 @st.composite
 def rules(draw, rows: int) -> tuple[Verifier, tuple[Verifier, ...]]:
-    """A rule for the whole batch and for each row alone; some have a value per row."""
+    """Draw a verifier for the whole batch and one for each row alone; some settings are per row."""
     kind = draw(st.sampled_from((_TOKENWISE, _blocks, _phases, _stateful, None)))
     if kind is not None:
         rule = draw(kind)
@@ -179,7 +178,7 @@ def cases(draw) -> Case:
 
 @st.composite
 def _settings(draw, greedy_only: bool, max_new_tokens: int) -> dict[str, Any]:
-    """Keyword arguments of `generate`: sampling, and processors that read the prefix."""
+    """Draw keyword arguments of `generate`: sampling, and processors that read the prefix."""
     settings: dict[str, Any] = {"do_sample": not greedy_only and draw(st.integers(0, 3)) > 0}
     if settings["do_sample"]:
         settings["temperature"] = draw(st.sampled_from((0.3, 0.8, 1.0, 1.7)))

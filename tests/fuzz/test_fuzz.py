@@ -1,6 +1,6 @@
-"""The loop against the naive reference: any rule, batch, processors, end and source of drafts, with equal noise.
+"""The loop against the naive reference: any verifier, batch, processors, end and draft source, with equal noise.
 
-150 cases run with the other tests; FUZZ_CASES=2000 asks for more, in pieces of 150 with a seed each (`make fuzz`).
+150 cases run with the other tests; FUZZ_CASES=2000 runs more, in parts of 150 with a seed each (`make fuzz`).
 """
 
 import os
@@ -29,7 +29,7 @@ SUMS = ("weight_sum", "tv_sum", "bias_sum", "expected_accepted_sum")
 
 
 class Recorder(RandomSource):
-    """Listens to the loop: its random numbers in their order, which rows it went on with, and its processors."""
+    """Records the loop's random numbers in order, the rows it keeps, and its processors."""
 
     def __init__(self, monkeypatch):
         self.events: list[tuple[str, torch.Tensor | None]] = []
@@ -57,7 +57,7 @@ class Recorder(RandomSource):
         return round_noise
 
     def of_row(self, row: int) -> Randomness:
-        """What fell to one row of the batch, wherever it stood: rounds, each closed by the noise of its next token."""
+        """Return the random numbers of one row of the batch by round, across changes of its index."""
         rounds, drafts, round_noise = [], [], None
         for kind, values in self.events:
             if kind == "kept":
@@ -76,13 +76,13 @@ class Recorder(RandomSource):
 
 @pytest.mark.parametrize("piece", range(PIECES))
 def test_loop_equals_naive_reference(piece: int):
-    """Catches what no table of cases foresees: two settings that are right by themselves and wrong together."""
+    """Catches errors of unusual combinations: two settings that are correct separately and wrong together."""
     options = settings(max_examples=PER_PIECE, deadline=None, database=None, suppress_health_check=list(HealthCheck))
     seed(piece)(options(given(cases(), st.sampled_from(({}, STATIC)))(check)))()
 
 
 def test_fly_counts_its_window_in_each_row():
-    """Catches a window that follows the longest draft of the batch instead of the row's own."""
+    """Catches a window that follows the longest draft block of the batch instead of the row's own."""
     rule, prompts = FLyVerifier(0.0, None, 1), ((0,), (0,), (1,))
     sampled = {"do_sample": True, "temperature": 0.8, "top_k": 0, "top_p": 1.0}
     for mode in ({}, STATIC):
@@ -118,10 +118,10 @@ def check(case: Case, mode: dict) -> None:
 
 
 def _naive(case: Case, row: int, pad: int, recorder: Recorder) -> tuple[list[int], SpeculativeStats]:
-    """New tokens and counters of one row by itself. Processors read the padded prompt, as in plain `generate`."""
+    """Return new tokens and counters of one row alone. Processors read the padded prompt, as in plain `generate`."""
 
     def process(ids: torch.Tensor, scores: torch.Tensor, processors=recorder.processors) -> torch.Tensor:
-        # As often as the batch has rows: some processors of upstream know whose prompt is how long.
+        # Repeated to the batch size, because some processors of upstream store the prompts' lengths by row.
         shown = torch.cat([torch.full((1, pad), PAD), ids], dim=1).repeat(len(case.prompts), 1)
         scores = scores.repeat(len(case.prompts), 1)
         for processor in processors:

@@ -1,4 +1,4 @@
-"""The distribution of a whole decoding process under any rule, by enumeration: every draft, coin and replacement.
+"""The exact distribution of a whole decoding process under any verifier, by enumeration of all outcomes.
 
 Models are tables: random scores for every prefix of a three-token vocabulary.
 """
@@ -47,7 +47,7 @@ def _scores(seed: int, spread: float, model: int, prefix: Tokens) -> torch.Tenso
 
 @dataclass(frozen=True)
 class Block:
-    """All drafts of one round: `paths` of G tokens, their chances under q, and the rule's verdict on each."""
+    """All draft blocks of one round: `paths` of G tokens, their probabilities under q, and the verdict on each."""
 
     paths: list[Tokens]
     chances: torch.Tensor
@@ -56,14 +56,14 @@ class Block:
     target: TargetOutput
 
     def kept(self) -> torch.Tensor:
-        """float64 `[N, G + 1]`: the chance that exactly 0..G drafts of a path are kept."""
+        """Return float64 `[N, G + 1]`: the probability that exactly 0..G draft tokens of a path are accepted."""
         reached = torch.cat(
             [torch.ones(len(self.paths), 1).double(), self.verdict.accept_prob.double().cumprod(-1)], dim=-1
         )
         return torch.cat([reached[:, :-1] - reached[:, 1:], reached[:, -1:]], dim=-1)
 
     def importance(self, count: int, token: int) -> torch.Tensor:
-        """The importance weight from token records, `[N]`, of `count` accepted draft tokens and then `token`."""
+        """Return the importance weight from token records, `[N]`, of `count` accepted tokens and then `token`."""
         counts = torch.full((len(self.paths),), count)
         outcome = VerifyOutput(self.draft.num_drafted, counts, torch.full_like(counts, token), counts, counts, counts)
         noise = RoundNoise(torch.zeros_like(self.verdict.accept_prob), torch.zeros(1))
@@ -76,7 +76,7 @@ class Block:
 
 
 def judge(rule: Verifier, tables: Tables, prefix: Tokens, gamma: int, state: torch.Tensor | None = None) -> Block:
-    """Hand a rule every possible block of `gamma` drafts behind `prefix`, which starts with a prompt token."""
+    """Verify every possible block of `gamma` draft tokens after `prefix`, which starts with a prompt token."""
     paths = list(itertools.product(range(VOCAB), repeat=gamma))
     q = torch.stack([torch.stack([tables.scores(1, prefix + x[:i]) for i in range(gamma)]) for x in paths])
     p = torch.stack([torch.stack([tables.scores(0, prefix + x[:i]) for i in range(gamma + 1)]) for x in paths])
@@ -98,7 +98,7 @@ def rounds(
     bonus: Law,
     weighted: bool = False,
 ) -> Iterator[tuple[Tokens, float, torch.Tensor | None]]:
-    """Every outcome of one round: the tokens it adds, its chance (times its importance weight), the new state."""
+    """Yield every outcome of one round: new tokens, probability (times importance weight) and new state."""
     if gamma == 0:
         for token, share in enumerate(bonus(tables, prefix).tolist()):
             yield (token,), share, state
@@ -117,7 +117,7 @@ def rounds(
             memory = None if block.verdict.state is None else block.verdict.state[row : row + 1, count]
             following = distribution[row] if count < gamma else bonus(tables, prefix + path)
             for token, (share, weight) in enumerate(zip(following.tolist(), weights)):
-                # A zero share has no finite weight.
+                # A share of zero has no finite weight.
                 factor = 1.0 if weight is None or share <= 0.0 else float(weight[row])
                 yield (*path[:count], token), chance * share * factor, memory
 
@@ -131,10 +131,10 @@ def process_probs(
     bonus: Law = Tables.p,
     weighted: bool = False,
 ) -> dict[Tokens, float]:
-    """The distribution of `length` tokens behind `prefix`; no round drafts past the last token but one, as in
-    `generate`.
+    """Return the distribution of `length` tokens after `prefix`.
 
-    With `weighted`, probabilities are multiplied by the importance weights of the token records.
+    As in `generate`, no round drafts the last token. With `weighted`, probabilities are multiplied by the importance
+    weights of the token records.
     """
     nodes: dict[tuple, float] = {(prefix, None): 1.0}
     memories: dict = {None: None}
@@ -154,7 +154,7 @@ def process_probs(
 
 
 def product_probs(distribution: Law, tables: Tables, length: int, prefix: Tokens = (0,)) -> dict[Tokens, float]:
-    """The distribution of `length` tokens that all follow `distribution`."""
+    """Return the distribution of `length` tokens that all follow `distribution`."""
     total = {}
     for tokens in itertools.product(range(VOCAB), repeat=length):
         chances = [float(distribution(tables, prefix + tokens[:i])[token]) for i, token in enumerate(tokens)]

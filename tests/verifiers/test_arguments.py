@@ -1,4 +1,4 @@
-"""What the rules refuse, and how they print."""
+"""Invalid arguments of verifiers, and their representation as text."""
 
 from dataclasses import replace
 
@@ -46,13 +46,13 @@ from tests.verifier_cases import make_block
     ],
 )
 def test_refuses_values_out_of_range(make, message: str):
-    """Catches a setting that makes v no distribution, found only once the output looks odd."""
+    """Catches a setting for which v is not a distribution, and which would only show in the output."""
     with pytest.raises(ValueError, match=message):
         make()
 
 
 def test_cascade_asks_for_raw_logits():
-    """Catches gates that fall back to processed distributions when nobody kept the raw ones."""
+    """Catches a gate that falls back to processed distributions if raw logits are missing."""
     draft, target = make_block("random")
     assert SpecCascadeVerifier.needs_raw_logits
     for blocks in ((replace(draft, raw_logits=None), target), (draft, replace(target, raw_logits=None))):
@@ -80,7 +80,7 @@ def test_cascade_asks_for_raw_logits():
     ],
 )
 def test_builds_a_rule_from_text(spec: str, expected: str):
-    """Catches a parameter that a command line passes on as text, or to another rule."""
+    """Catches a parameter that a command line passes on as text, or to another verifier."""
     assert repr(build_verifier(spec)) == expected
 
 
@@ -99,6 +99,6 @@ def test_builds_a_rule_from_text(spec: str, expected: str):
     ],
 )
 def test_refuses_text_that_names_no_rule(spec: str, message: str):
-    """Catches a typing error on the command line that runs some other rule, or ends in a traceback from inside."""
+    """Catches a typing error on the command line that selects another verifier, or ends in a traceback."""
     with pytest.raises(ValueError, match=message):
         build_verifier(spec)

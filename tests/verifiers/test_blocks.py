@@ -1,4 +1,4 @@
-"""Rules that judge a block as a whole, or remember: whole processes by enumeration, and naive scans."""
+"""Verifiers of whole blocks and verifiers with state: whole processes by enumeration, and naive scans."""
 
 import itertools
 
@@ -34,7 +34,7 @@ def mixture(weight: float):
 
 
 def random_drafts(draft: DraftOutput, seed: int = 0, **changes) -> DraftOutput:
-    """The same block with drafts that are not all the draft's best."""
+    """Return the same block with draft tokens that are not all the draft's argmax."""
     tokens = torch.randint(VOCAB, draft.tokens.shape, generator=torch.Generator().manual_seed(seed))
     best = torch.rand(tokens.shape, generator=torch.Generator().manual_seed(seed + 1)) < 0.5
     settings = {"scores": draft.scores, "tokens": torch.where(best, draft.tokens, tokens), "sampled": draft.sampled}
@@ -44,7 +44,7 @@ def random_drafts(draft: DraftOutput, seed: int = 0, **changes) -> DraftOutput:
 @pytest.mark.parametrize(("gamma", "length"), [(1, 3), (2, 3), (3, 4)])
 @pytest.mark.parametrize("spread", [0.5, 3.0])
 def test_block_verification_emits_the_target(gamma: int, length: int, spread: float):
-    """Catches a wrong h or residual, the first instead of the longest kept prefix, and coins that do not telescope."""
+    """Catches a wrong h or residual, and the first instead of the longest accepted prefix."""
     for seed in SEEDS:
         tables = Tables(seed, spread)
         found = process_probs(BlockVerifier(), tables, gamma, length)
@@ -53,7 +53,7 @@ def test_block_verification_emits_the_target(gamma: int, length: int, spread: fl
 
 @pytest.mark.parametrize("weight", [0.0, 0.3, 0.7])
 def test_relaxed_block_emits_v(weight: float):
-    """Catches p left in the coupling where v is due. The bonus must be v's, which only enumeration can give it."""
+    """Catches p used in the coupling instead of v. The bonus token follows v here, which only enumeration can do."""
     rule = BlockVerifier(StaticEnsembleVerifier(weight))
     for seed, gamma in itertools.product(SEEDS, (1, 2)):
         found = process_probs(rule, Tables(seed), gamma, 3, bonus=mixture(weight))
@@ -64,7 +64,7 @@ def test_relaxed_block_emits_v(weight: float):
     "rule", [LosslessVerifier(), StaticEnsembleVerifier(0.4), FuzzyVerifier(0.05), ContrastiveVerifier()], ids=repr
 )
 def test_block_verification_keeps_at_least_as_much(rule: Verifier):
-    """Catches a coupling that is exact but wasteful."""
+    """Catches a coupling that is exact but accepts less."""
     gains = []
     for seed, gamma in itertools.product(range(15), (1, 2, 3)):
         token_wise, block_wise = (judge(r, Tables(seed), (0,), gamma) for r in (rule, BlockVerifier(rule)))
@@ -75,7 +75,7 @@ def test_block_verification_keeps_at_least_as_much(rule: Verifier):
 
 
 def test_block_reports_what_its_rule_reports():
-    """Catches lost weights, and lossless verification whose drafts count as relaxed because its coins are others."""
+    """Catches lost weights, and lossless block verification whose draft tokens are recorded as relaxed."""
     draft, target = make_block()
     verdict = BlockVerifier(StaticEnsembleVerifier(0.4))(draft.tokens, draft, target)
     assert (verdict.trace.weight == 0.4).all()
@@ -85,7 +85,7 @@ def test_block_reports_what_its_rule_reports():
 
 
 def naive_fly(own: list[bool], forgivable: list[bool], window: int) -> int:
-    """How many drafts are kept, coin by coin."""
+    """Return the number of accepted draft tokens, decision by decision."""
     for i, kept in enumerate(own):
         behind = own[i + 1 : i + 1 + window]
         if not (kept or (forgivable[i] and len(behind) == window and all(behind))):
@@ -95,7 +95,7 @@ def naive_fly(own: list[bool], forgivable: list[bool], window: int) -> int:
 
 @pytest.mark.parametrize("window", [1, 2, 3])
 def test_fly_is_the_scan_of_its_coins(window: int):
-    """Catches windows that reach past the block, forgiveness inside of a window, and a wrong share of own keeps."""
+    """Catches windows that extend past the block, forgiveness within a window, and a wrong lossless share."""
     generator = torch.Generator().manual_seed(window)
     for count, _ in itertools.product(range(1, 6), range(4)):
         native = torch.rand(1, count, generator=generator)
@@ -113,8 +113,7 @@ def test_fly_is_the_scan_of_its_coins(window: int):
 
 
 def test_fly_gate():
-    """Catches an entropy over the whole distribution, in bits, or compared the wrong way round; and p(x) = 0
-    forgiven."""
+    """Catches an entropy of the whole distribution, in bits, or with an inverted comparison, and p(x) = 0 forgiven."""
     p = torch.tensor([[0.5, 0.3, 0.1, 0.05, 0.05, 0.0]]).log().expand(1, 4, -1)
     entropy = -sum(x * torch.tensor(x).log() for x in (0.5, 0.3, 0.1))
     for token, threshold, expected in ((1, entropy - 1e-4, 1.0), (1, entropy + 1e-4, 0.0), (5, 0.1, 0.0)):
@@ -125,7 +124,7 @@ def test_fly_gate():
 
 
 def test_positions_of_other_rules_part_blocks():
-    """Catches a window or a block that reaches into positions which another rule decides."""
+    """Catches a window or a block that extends into positions of another verifier."""
     draft, target = make_block("random", rows=8)
     active = torch.tensor([[True, False, True]]).expand_as(draft.tokens)
     for rule in (BlockVerifier(), FLyVerifier(0.0, 1)):
@@ -135,7 +134,7 @@ def test_positions_of_other_rules_part_blocks():
 
 
 def naive_regret(scores, tokens, spent: float, budget: float, max_regret: float, max_mismatches: int) -> tuple:
-    """How many drafts are kept, and the regret after them."""
+    """Return the number of accepted draft tokens, and the regret after them."""
     mismatches = 0
     for i, (row, token) in enumerate(zip(scores, tokens)):
         if token == int(row.argmax()):
@@ -151,8 +150,10 @@ def naive_regret(scores, tokens, spent: float, budget: float, max_regret: float,
 
 @pytest.mark.parametrize("setting", [(4.0, 9.0, 3), (4.0, 0.5, 3), (9.0, 9.0, 1), (0.0, 9.0, 3), (9.0, 0.0, 3)])
 def test_regret_is_the_scan_of_a_block(setting):
-    """Catches regret that is not summed over rounds, a limit that ignores what is left of the block, and mismatches
-    counted across rounds."""
+    """Catches regret that is not summed over rounds, a limit that ignores the rest of the block, and wrong mismatches.
+
+    Mismatches count per round.
+    """
     draft, target = make_block("random", "ties", sampled=False, rows=20)
     rule, spent, kept_any = RegretBudgetVerifier(*setting), torch.zeros(40, 1), 0
     for seed in range(3):
@@ -173,18 +174,18 @@ def test_regret_is_the_scan_of_a_block(setting):
 @pytest.mark.parametrize("budget", [0.0, 0.05, 0.2, 0.6])
 @pytest.mark.parametrize("wrap", [lambda rule: rule, BlockVerifier], ids=["token-wise", "block"])
 def test_bias_budget_bounds_the_distribution_of_sequences(wrap, gamma: int, budget: float):
-    """Catches a budget per round or per token, a rejected position that costs nothing, and a state read too early."""
+    """Catches a budget per round or per token, rejected positions that cost nothing, and a state read too early."""
     used = []
     for seed in SEEDS:
         tables = Tables(seed, 2.0)
         rule = wrap(StaticEnsembleVerifier(0.1, bias_budget=budget))
         used.append(distance(process_probs(rule, tables, gamma, 3), product_probs(Tables.p, tables, 3)))
     assert max(used) <= budget + ROUNDING
-    assert max(used) >= 0.5 * budget  # and it is there to be spent
+    assert max(used) >= 0.5 * budget  # the budget is used
 
 
 class ScanningPhase(CompositeVerifier):
-    """The phases again, from the ids alone: no state, one position after the other."""
+    """Computes the phases from the ids alone: no state, one position after the other."""
 
     def __init__(self, inside: Verifier, outside: Verifier, begin: int, end: int):
         super().__init__(inside, outside)
@@ -208,8 +209,10 @@ class ScanningPhase(CompositeVerifier):
 @pytest.mark.parametrize("gamma", [1, 2, 3])
 @pytest.mark.parametrize("prefix", [(0,), (0, 1), (1, 2, 0), (2, 1, 1)])
 def test_phases_follow_the_tokens(gamma: int, prefix: tuple):
-    """Catches a phase that misses a residual, bonus or prompt token, that counts rejected drafts, that starts with the
-    begin token itself, or ends before the end token."""
+    """Catches a phase that misses a residual, bonus or prompt token, or that counts rejected draft tokens.
+
+    Also catches a phase that starts with the begin token itself, or ends before the end token.
+    """
     parts = StaticEnsembleVerifier(0.1), TypicalAcceptanceVerifier(0.3, 0.6)
     for seed in range(3):
         found = process_probs(PhaseVerifier(*parts, begin=1, end=2), Tables(seed), gamma, 4, prefix)
@@ -217,7 +220,7 @@ def test_phases_follow_the_tokens(gamma: int, prefix: tuple):
 
 
 def test_phases_charge_each_rule_for_its_own():
-    """Catches a budget that is spent by tokens of the other phase, or lost on the way through it."""
+    """Catches a budget that tokens of the other phase use, or that is lost during it."""
     draft, target = make_block("random", rows=20)
     begun = torch.tensor([[0, BEGIN]]).expand(20, -1)
     rule = PhaseVerifier(
@@ -236,7 +239,7 @@ def test_phases_charge_each_rule_for_its_own():
 
 
 def test_phase_over_couplings():
-    """Catches a block rule that goes on counting where the phase has ended."""
+    """Catches a block verifier that continues after the phase has ended."""
 
     for seed in range(4):
         rule = PhaseVerifier(BlockVerifier(), begin=1, end=2)
@@ -246,7 +249,7 @@ def test_phase_over_couplings():
 
 
 def test_composites_ask_for_what_their_parts_need():
-    """Catches a cascade without raw logits, or a greedy rule that is let into sampling, behind another rule's name."""
+    """Catches a nested cascade without raw logits, or a nested greedy verifier that is used for sampling."""
     assert PhaseVerifier(RegretBudgetVerifier(1.0), begin=1, end=2).greedy_only
     assert PhaseVerifier(LosslessVerifier(), begin=1, end=2).needs_raw_logits is False
     assert repr(BlockVerifier(StaticEnsembleVerifier(0.5))) == "BlockVerifier(rule=StaticEnsembleVerifier(weight=0.5))"
@@ -270,6 +273,6 @@ def test_composites_ask_for_what_their_parts_need():
     ],
 )
 def test_refuses_what_makes_no_rule(make, error, message: str):
-    """Catches a rule that only fails, or misbehaves, in the middle of a generation."""
+    """Catches an invalid verifier that fails only during generation."""
     with pytest.raises(error, match=message):
         make()

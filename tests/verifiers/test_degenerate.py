@@ -1,4 +1,4 @@
-"""The corners: equal distributions, zero and denormal probabilities, ties, both ends of every dial."""
+"""Edge cases: equal distributions, zero and denormal probabilities, ties, both ends of every setting."""
 
 from functools import partial
 
@@ -39,7 +39,7 @@ token_head = partial(random_head, features="distribution", token_features=True)
 
 
 def nan_head(make=random_head):
-    """A head whose output is NaN, as finite weights of 1e38 make it."""
+    """Return a head whose output is NaN, as finite weights of 1e38 cause."""
     head = make()
     head.out.weight.data.fill_(torch.nan)
     return head
@@ -80,7 +80,7 @@ AGREEING = [case for case in DISTRIBUTION_CASES if case.agreeing]
 
 
 def greedy_tokens(verifier: Verifier, draft: DraftOutput, target: TargetOutput) -> torch.Tensor:
-    """What greedy decoding emits at every position: the kept draft or its replacement, long `[B, G]`."""
+    """Return what greedy decoding emits at every position, long `[B, G]`: the draft token or its replacement."""
     verdict = verifier(draft.tokens, draft, target)
     rows, gamma = draft.tokens.shape
     replacing = [verdict.replacement(torch.full((rows,), position)).argmax(-1) for position in range(gamma)]
@@ -89,7 +89,7 @@ def greedy_tokens(verifier: Verifier, draft: DraftOutput, target: TargetOutput) 
 
 @pytest.mark.parametrize("case", AGREEING, ids=lambda case: case.id)
 def test_equal_distributions_accept_everything(case: VerifierCase):
-    """Catches a residual of rounding noise, or 0 / 0, where p = q: all is kept, and the fallback is p."""
+    """Catches a residual of rounding noise, or 0 / 0, where p = q: all tokens are accepted, and the fallback is p."""
     draft, target = make_block("equal")
     found = enumerate_emitted(case.make(), draft, target)
     assert found.accept.min() >= 1.0 - ROUNDING
@@ -98,7 +98,7 @@ def test_equal_distributions_accept_everything(case: VerifierCase):
 
 @pytest.mark.parametrize("case", VERIFIER_CASES, ids=lambda case: case.id)
 def test_equal_distributions_accept_everything_greedily(case: VerifierCase):
-    """Catches a greedy rule that turns down the draft's token though it is the target's own."""
+    """Catches a greedy verifier that rejects a draft token that is also the target's."""
     draft, target = make_block("equal", sampled=False, rows=8)
     assert (case.make()(draft.tokens, draft, target).accept_prob == 1.0).all()
 
@@ -106,7 +106,7 @@ def test_equal_distributions_accept_everything_greedily(case: VerifierCase):
 @pytest.mark.parametrize("sampled", [True, False])
 @pytest.mark.parametrize("name", PERMISSIVE)
 def test_weight_zero_accepts_exactly_everything(name: str, sampled: bool):
-    """Catches 0 * inf: a denormal or vanished q(x) overflows p / q, and a nan coin rejects what w = 0 must keep."""
+    """Catches 0 * inf: a denormal or zero q(x) overflows p / q, and NaN rejects a token that w = 0 must accept."""
     draft, target = make_block(sampled=sampled)
     verifier = PERMISSIVE[name]()
     assert (verifier(draft.tokens, draft, target).accept_prob == 1.0).all()
@@ -115,7 +115,7 @@ def test_weight_zero_accepts_exactly_everything(name: str, sampled: bool):
 
 @pytest.mark.parametrize("name", LOSSLESS)
 def test_strict_end_is_lossless(name: str):
-    """Catches a dial that stops short of its strict end: (1 - w) q left over, or a gate that still opens."""
+    """Catches a setting that is not lossless at its strict end: (1 - w) q remains, or a gate still opens."""
     draft, target = make_block()
     exact, found = (enumerate_emitted(verifier, draft, target) for verifier in (LosslessVerifier(), LOSSLESS[name]()))
     torch.testing.assert_close(found.accept, exact.accept, rtol=0.0, atol=ROUNDING)
@@ -124,14 +124,14 @@ def test_strict_end_is_lossless(name: str):
 
 @pytest.mark.parametrize("name", LOSSLESS)
 def test_strict_end_is_lossless_greedily(name: str):
-    """Catches greedy decoding at w = 1, lenience 1, ... that is not plain greedy decoding, ties included."""
+    """Catches greedy decoding at w = 1, lenience 1, ... that differs from plain greedy decoding, including ties."""
     draft, target = make_block(sampled=False, rows=8)
     assert torch.equal(greedy_tokens(LOSSLESS[name](), draft, target), target.scores[:, :-1].argmax(-1))
 
 
 @pytest.mark.parametrize("name", LOSSLESS)
 def test_strict_end_follows_scores_that_softmax_cannot_tell_apart(name: str):
-    """Catches greedy decoding by probabilities: scores 0 and 1e-9 give one float32 probability, but one argmax."""
+    """Catches greedy decoding by probabilities: scores 0 and 1e-9 have equal float32 probabilities, but one argmax."""
     p, q = torch.tensor([0.0, 1e-9, -3.0]), torch.tensor([2.0, 1.0, 0.0])
     p, q = p.expand(1, GAMMA + 1, -1), q.expand(1, GAMMA, -1)
     assert torch.softmax(p, -1)[0, 0, 0] == torch.softmax(p, -1)[0, 0, 1]
@@ -142,7 +142,7 @@ def test_strict_end_follows_scores_that_softmax_cannot_tell_apart(name: str):
 
 @pytest.mark.parametrize("name", PERMISSIVE)
 def test_permissive_end_follows_the_draft_where_softmax_cannot(name: str):
-    """Catches w = 0 rejecting the draft's own argmax because softmax rounded its score to a neighbour's."""
+    """Catches w = 0 rejecting the draft's own argmax because softmax rounds its score to a neighbour's."""
     q = torch.tensor([0.0, 1e-9, -3.0]).expand(1, GAMMA, -1)
     p = torch.tensor([5.0, 0.0, 0.0]).expand(1, GAMMA + 1, -1)
     hidden = torch.ones(1, GAMMA + 1, TARGET_WIDTH), torch.ones(1, GAMMA, DRAFT_WIDTH)
@@ -152,11 +152,10 @@ def test_permissive_end_follows_the_draft_where_softmax_cannot(name: str):
 
 @pytest.mark.parametrize("alpha", [0.2, 0.5, 0.8])
 def test_greedy_token_v3_is_lenience(alpha: float):
-    """Catches a gate on processed distributions, or alpha taken for lenience: greedy TokenV3 is lenience 1 - alpha on
-    raw p."""
+    """Catches a gate on processed distributions, or alpha used as lenience: greedy TokenV3 is lenience 1 - alpha."""
     draft, target = make_block(sampled=False, rows=50)
     unwarped = TargetOutput(target.raw_logits)
-    # Temperature keeps the argmax; truncation may not, so lenience judges the same drafts against raw p.
+    # Temperature keeps the argmax, truncation may not, so lenience uses the same draft tokens and raw p.
     lenient = LenientVerifier(1.0 - alpha)(draft.tokens, draft, unwarped)
     cascade = SpecCascadeVerifier("token_v3", alpha)(
         draft.tokens, draft, TargetOutput(target.raw_logits, raw_logits=target.raw_logits)
@@ -175,7 +174,7 @@ RULES = {case: case.make() for case in VERIFIER_CASES}
 
 
 def block_of(p: list, q: list, sampled: bool) -> tuple[DraftOutput, TargetOutput]:
-    """One drafted position in every row; raw logits are flatter and untruncated, as before temperature and warpers."""
+    """Return one draft token per row; raw logits are flatter and untruncated, as before temperature and warpers."""
     p, q = torch.tensor(p)[:, None].repeat(1, 2, 1), torch.tensor(q)[:, None]
     raw_p, raw_q = (scores.clamp_min(-60.0) / 2.0 for scores in (p, q))
     target_hidden = torch.linspace(-1.0, 1.0, TARGET_WIDTH).expand(*p.shape[:2], -1)
@@ -187,8 +186,10 @@ def block_of(p: list, q: list, sampled: bool) -> tuple[DraftOutput, TargetOutput
 @search
 @given(probs, probs)
 def test_no_sampled_distribution_breaks(p, q):
-    """Catches nan, inf, negative or vanished mass on distributions with zeros, ties and denormals, a replacement
-    outside of p's support, and a distribution bent by them."""
+    """Catches NaN, inf, negative or lost probability on distributions with zeros, ties and denormals.
+
+    Also catches a replacement outside of p's support, and a wrong emitted distribution.
+    """
     draft, target = block_of(p, q, sampled=True)
     impossible = target.probs()[:, :-1, None] == 0.0
     for case, verifier in RULES.items():
@@ -197,9 +198,9 @@ def test_no_sampled_distribution_breaks(p, q):
         note(case.id)
         found = enumerate_emitted(verifier, draft, target)
         assert ((found.accept >= 0.0) & (found.accept <= 1.0)).all()
-        assert (found.replacement >= 0.0).all()  # nan fails this, also that of an empty distribution
+        assert (found.replacement >= 0.0).all()  # false for NaN, which an empty distribution becomes
         assert (found.replacement.where(impossible, 0.0) == 0.0).all()
-        if case.emitted is not None and not case.gated:  # in float64, gates may tip the other way
+        if case.emitted is not None and not case.gated:  # in float64, gates may decide differently
             expected = case.emitted(Probs.of(draft, target, found.weight))
             torch.testing.assert_close(found.emitted, expected, rtol=0.0, atol=1e-5)
 
@@ -207,7 +208,7 @@ def test_no_sampled_distribution_breaks(p, q):
 @search
 @given(probs, probs)
 def test_no_greedy_choice_breaks(p, q):
-    """Catches coins other than 0 and 1, and a rejected token that is emitted all the same."""
+    """Catches acceptance probabilities other than 0 and 1, and a rejected token that is emitted anyway."""
     draft, target = block_of(p, q, sampled=False)
     for case, verifier in RULES.items():
         note(case.id)
@@ -216,7 +217,7 @@ def test_no_greedy_choice_breaks(p, q):
 
 
 def wide_block(p: list, q: list, sampled: bool) -> tuple[DraftOutput, TargetOutput]:
-    """The same distributions as blocks of three drafts: what judges whole blocks multiplies and divides along them."""
+    """Return the same distributions as blocks of three draft tokens, for verifiers that multiply along a block."""
     draft, target = block_of(p, q, sampled)
     scores, raw = (values.view(-1, GAMMA, VOCAB) for values in (draft.scores, draft.raw_logits))
     behind = torch.zeros(len(scores), 1, VOCAB)
@@ -232,7 +233,7 @@ def wide_block(p: list, q: list, sampled: bool) -> tuple[DraftOutput, TargetOutp
 @search
 @given(probs, probs)
 def test_no_block_breaks(p, q):
-    """Catches nan from a product of chances that vanished on the way, and chances outside of [0, 1]."""
+    """Catches NaN from a product of probabilities that underflowed, and probabilities outside of [0, 1]."""
     for sampled in (True, False):
         draft, target = wide_block(p, q, sampled)
         for case, verifier in RULES.items():
@@ -242,7 +243,7 @@ def test_no_block_breaks(p, q):
             verdict = verifier(draft.tokens, draft, target)
             assert ((verdict.accept_prob >= 0.0) & (verdict.accept_prob <= 1.0)).all()
             for values in (verdict.trace.strict_prob, verdict.trace.tv, verdict.state):
-                assert values is None or not values.isnan().any()  # regret without end is no error: it is rejected
+                assert values is None or not values.isnan().any()  # infinite regret is allowed: the token is rejected
             for position in range(GAMMA):
                 distribution = verdict.replacement(torch.full((len(draft.tokens),), position))
                 assert not distribution.isnan().any()

@@ -1,4 +1,4 @@
-"""The learned rule: its dial, its cap, what it asks of the head and what it refuses."""
+"""The learned verifier: its strictness, its bound on bias, the inputs of the head, and its errors."""
 
 from dataclasses import replace
 
@@ -42,14 +42,14 @@ def weights(verifier: DiversedVerifier, rows: int = 4, **block) -> torch.Tensor:
 @search
 @given(unit)
 def test_dial_is_exact_at_both_ends_and_in_the_middle(weight: float):
-    """Catches rounding: strictness 0.5 must be the head itself, 1 lossless and 0 permissive to the last bit."""
+    """Catches rounding: strictness 0.5 must equal the head, 1 lossless and 0 permissive, bit by bit."""
     weight = torch.tensor(weight)
     ends = apply_strictness(weight, torch.tensor([0.0, 0.5, 1.0]))
     assert torch.equal(ends, torch.stack([torch.tensor(0.0), weight, torch.tensor(1.0)]))
 
 
 def test_dial_is_linear():
-    """Catches a dial in logits: it is dead on a saturated head, where these weights would not move."""
+    """Catches strictness applied to logits: it has no effect on a saturated head, whose weights would not change."""
     found = apply_strictness(torch.tensor([0.999, 0.2]), torch.tensor([[0.25], [0.75]]))
     torch.testing.assert_close(found, torch.tensor([[0.4995, 0.1], [0.9995, 0.6]]))
 
@@ -57,7 +57,7 @@ def test_dial_is_linear():
 @search
 @given(unit, unit, unit)
 def test_cap_raises_the_weight_no_further_than_needed(weight: float, tv: float, max_bias: float):
-    """Catches a cap that does not hold, that lowers a weight, or that is stricter than what was asked for."""
+    """Catches a bound that does not hold, that lowers a weight, or that is stricter than requested."""
     weight, tv, max_bias = (torch.tensor(value) for value in (weight, tv, max_bias))
     capped = cap_bias(weight, tv, max_bias)
     assert weight <= capped <= 1.0
@@ -79,14 +79,13 @@ def test_strictness_and_cap_per_row():
 
 @pytest.mark.parametrize("given", [[0.2, 0.8], torch.tensor([0.2, 0.8])])
 def test_settings_repeat_with_the_prompts(given):
-    """Catches tiling instead of interleaving: num_return_sequences=2 turns prompts a, b into a, a, b, b."""
+    """Catches tiling instead of interleaving: num_return_sequences=2 expands prompts a, b to a, a, b, b."""
     expected = weights(DiversedVerifier(random_head(), [0.2, 0.2, 0.8, 0.8], [0.1, 0.1, 0.3, 0.3]))
     assert torch.equal(weights(DiversedVerifier(random_head(), given, [0.1, 0.3])), expected)
 
 
 def test_weights_read_their_own_position():
-    """Catches an off-by-one: w belongs to the states that produced its position's distributions, the bonus state to
-    none."""
+    """Catches an off-by-one error: w uses the states of its position's distributions, never the bonus state."""
     draft, target = make_block("random")
     verifier = DiversedVerifier(random_head("mlp", "both"))
     before = verifier(draft.tokens, draft, target).trace.weight
@@ -100,7 +99,7 @@ def test_weights_read_their_own_position():
 
 
 def test_distribution_head_needs_no_hidden_states():
-    """Catches forward passes made to return hidden states that nobody reads, or their absence breaking the rule."""
+    """Catches forward passes that return unused hidden states, or a verifier that fails without them."""
     draft, target = make_block("random")
     verifier = DiversedVerifier(random_head(features="distribution"))
     assert not verifier.needs_hidden_states
@@ -120,7 +119,7 @@ def test_distribution_head_needs_no_hidden_states():
     ],
 )
 def test_refuses_before_the_first_forward(changes: dict, message: str):
-    """Catches a head of another pair that only fails, or worse runs, in the middle of a generation."""
+    """Catches a head of another pair that fails, or runs, during generation."""
     head = head_for(base_model_name_or_path="org/big", assistant_model_name_or_path="org/small")
     with pytest.raises(ValueError, match=message):
         DiversedVerifier(head, strictness=[0.2, 0.8]).check(replace(CONTEXT, **changes))
@@ -137,7 +136,7 @@ def test_refuses_before_the_first_forward(changes: dict, message: str):
     ],
 )
 def test_refuses_values_out_of_range(arguments: dict, message: str):
-    """Catches a setting that makes v no distribution."""
+    """Catches a setting for which v is not a distribution."""
     with pytest.raises(ValueError, match=message):
         DiversedVerifier(head_for(), **arguments)
 
@@ -151,7 +150,7 @@ def test_refuses_values_out_of_range(arguments: dict, message: str):
     ],
 )
 def test_another_use_is_remarked_on(made_for: dict, message: str):
-    """Catches a head moved silently to a pair or temperature it never saw, also inside another rule."""
+    """Catches a head that is silently used on a new pair or temperature, also within another verifier."""
     own = {"base_model_name_or_path": "org/target", "assistant_model_name_or_path": "org/draft"}
     rule = DiversedVerifier(head_for(**{**own, "training_temperature": 0.0, **made_for}))
     for verifier in (rule, PhaseVerifier(rule, begin=1, end=2)):

@@ -1,4 +1,4 @@
-"""What every rule emits, by enumeration of all drafted tokens: no Monte Carlo."""
+"""The emitted distribution of every verifier, by enumeration of all draft tokens instead of sampling."""
 
 from dataclasses import replace
 
@@ -21,7 +21,7 @@ from tests.verifier_cases import (
 )
 
 
-TOLERANCE = 1e-6  # the rules compute in float32
+TOLERANCE = 1e-6  # the verifiers compute in float32
 MIXING = [case for case in VERIFIER_CASES if case.emitted is mixture_probs]
 TOKENWISE = [case for case in VERIFIER_CASES if case.emitted is token_probs]
 LENIENT = [case for case in VERIFIER_CASES if case.rule == "lenience"]
@@ -37,7 +37,7 @@ def close(found: torch.Tensor, expected: torch.Tensor) -> None:
 
 
 def test_every_registered_rule_has_a_case():
-    """Catches a rule that is registered without a row in the table, and a row that builds some other rule."""
+    """Catches a verifier that is registered without a row in the table, and a row that builds another verifier."""
     assert {case.rule for case in VERIFIER_CASES} == set(VERIFIERS)
     for case in VERIFIER_CASES:
         assert type(case.make()) is VERIFIERS[case.rule], case.id
@@ -45,8 +45,10 @@ def test_every_registered_rule_has_a_case():
 
 @every_case
 def test_sampling_emits_the_distribution(case: VerifierCase):
-    """Catches any error in acceptance, residual or fallback, raw and processed distributions mixed up, a position off
-    by one, a weight that looks at the drafted token: all of them bend the emitted distribution away from v."""
+    """Catches any error in acceptance, residual or fallback, because each changes the emitted distribution.
+
+    Examples: raw and processed distributions swapped, a position off by one, a weight that depends on the draft token.
+    """
     draft, target = make_block()
     found = enumerate_emitted(case.make(), draft, target)
     close(found.emitted, case.emitted(Probs.of(draft, target, found.weight)))
@@ -54,7 +56,7 @@ def test_sampling_emits_the_distribution(case: VerifierCase):
 
 @pytest.mark.parametrize("case", [case for case in DISTRIBUTION_CASES if case.maximal], ids=lambda case: case.id)
 def test_accepts_as_much_as_the_distribution_allows(case: VerifierCase):
-    """Catches needless rejections that a residual overlapping q makes up for: the right distribution, but slow."""
+    """Catches needless rejections that a residual overlapping q compensates: correct distribution, but slow."""
     draft, target = make_block()
     found = enumerate_emitted(case.make(), draft, target)
     q = Probs.of(draft, target).q
@@ -79,8 +81,11 @@ def test_mixing_acceptance_and_bias(case: VerifierCase):
 
 @token_cases
 def test_weights_per_token_are_on_the_front(case: VerifierCase):
-    """Catches a rejection charged to another token, a distribution that leaves the span between q and p, and a bias
-    that is no more than that of the drafted token: its mean over drafts must be TV(v, p)."""
+    """Catches a rejection attributed to another token, a distribution outside the span between q and p, and wrong
+    bias.
+
+    The mean of the reported bias over draft tokens must be TV(v, p).
+    """
     draft, target = make_block()
     found = enumerate_emitted(case.make(), draft, target)
     probs = Probs.of(draft, target)
@@ -96,8 +101,10 @@ def test_weights_per_token_are_on_the_front(case: VerifierCase):
 
 @token_cases
 def test_the_distribution_that_is_told_is_the_emitted_one(case: VerifierCase):
-    """Catches weights over the vocabulary that are not those of the drafted tokens: greedy decoding, budgets, block
-    verification and records go by them. Chunks of the vocabulary are among the causes."""
+    """Catches weights over the vocabulary that differ from those of the draft tokens.
+
+    Greedy decoding, budgets, block verification and records use them. Chunking of the vocabulary can cause this.
+    """
     draft, target = make_block()
     verifier = case.make()
     told = verifier(draft.tokens, draft, target).trace.emitted_probs()
@@ -106,7 +113,7 @@ def test_the_distribution_that_is_told_is_the_emitted_one(case: VerifierCase):
 
 @token_cases
 def test_greedy_bias_is_that_of_the_distribution(case: VerifierCase):
-    """Catches the drafted token's estimate in greedy decoding, where the draft is no draw from q."""
+    """Catches the draft token's estimate in greedy decoding, where the draft token is not sampled from q."""
     draft, target = make_block(sampled=False)
     verifier = case.make()
     found = enumerate_emitted(verifier, replace(draft, sampled=True), target)
@@ -119,7 +126,7 @@ RATIO_BOUND = [case for case in TOKENWISE if "max-ratio" in case.id or "all-boun
 
 @pytest.mark.parametrize("case", RATIO_BOUND, ids=lambda case: case.id)
 def test_max_ratio_bounds_the_emitted_distribution(case: VerifierCase):
-    """Catches a bound on the drafted token's weight alone, one taken before the dial, and 1 / l taken for l."""
+    """Catches a bound on the draft token's weight alone, one applied before the strictness, and 1 / l used as l."""
     draft, target = make_block()
     verifier = case.make()
     emitted = enumerate_emitted(verifier, draft, target).emitted
@@ -131,7 +138,7 @@ BOUNDED = [case for case in MIXING + TOKENWISE if "max-bias" in case.id or "all-
 
 @pytest.mark.parametrize("case", BOUNDED, ids=lambda case: case.id)
 def test_max_bias_bounds_the_emitted_distribution(case: VerifierCase):
-    """Catches a cap applied before the strictness or to the wrong TV: `max_bias` would be a wish, not a bound."""
+    """Catches a bound applied before the strictness or to the wrong TV, so that `max_bias` does not hold."""
     draft, target = make_block()
     verifier = case.make()
     emitted = enumerate_emitted(verifier, draft, target).emitted
@@ -140,7 +147,7 @@ def test_max_bias_bounds_the_emitted_distribution(case: VerifierCase):
 
 @lenient_cases
 def test_lenience_bounds_overshoot_on_the_front(case: VerifierCase):
-    """Catches lenience applied to the residual too, or as 1 - lenience: v <= p / l and the front would be lost."""
+    """Catches lenience applied to the residual too, or as 1 - lenience: v <= p / l and the front would not hold."""
     draft, target = make_block()
     verifier = case.make()
     found = enumerate_emitted(verifier, draft, target)
@@ -152,7 +159,7 @@ def test_lenience_bounds_overshoot_on_the_front(case: VerifierCase):
 
 @every_case
 def test_greedy_emits_the_best_token(case: VerifierCase):
-    """Catches a greedy rule that samples, or that accepts and replaces by different criteria."""
+    """Catches a greedy verifier that samples, or that accepts and replaces by different criteria."""
     draft, target = make_block(sampled=False, rows=8)
     verifier = case.make()
     verdict = verifier(draft.tokens, draft, target)
@@ -167,7 +174,7 @@ def test_greedy_emits_the_best_token(case: VerifierCase):
 @pytest.mark.parametrize("sampled", [True, False])
 @every_case
 def test_rows_reject_at_their_own_positions(case: VerifierCase, sampled: bool):
-    """Catches a replacement distribution read at one row's position for the whole batch."""
+    """Catches a replacement distribution of one row's position used for the whole batch."""
     draft, target = make_block("random", sampled=sampled, rows=GAMMA)
     verdict = case.make()(draft.tokens, draft, target)
     own = torch.arange(GAMMA).flip(0)

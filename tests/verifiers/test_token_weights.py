@@ -1,4 +1,4 @@
-"""Weights per token: the distribution and its bounds at every corner, whole processes, the dial, what is told."""
+"""Weights per token: emitted distribution, bounds, whole processes, strictness, and diagnostics."""
 
 import itertools
 from collections.abc import Callable
@@ -42,7 +42,7 @@ token_head = partial(random_head, features="distribution", token_features=True)
 
 
 class Given(MixtureVerifier):
-    """Weights from a table `[B, V]`: whatever a head may say. Rows of a block repeat those of the table in place."""
+    """Weights from a table `[B, V]`, as any head could return. Rows of a block repeat each table row consecutively."""
 
     def __init__(self, table: torch.Tensor, **limits):
         super().__init__(**limits)
@@ -66,8 +66,11 @@ bound = st.sampled_from([0.0, 1.0]) | st.floats(0.0, 1.0, width=32)
 @settings(max_examples=170, deadline=None, derandomize=True)  # 2,040 triples (p, q, w)
 @given(probs(distribution), probs(distribution | one_hot), tables, bound)
 def test_no_triple_breaks(p, q, w, limit):
-    """Catches nan, a distribution that is none or not the one told, a rejection or bias that theory does not know, and
-    bounds that do not hold, at zeros, ties, denormals and one-hot q."""
+    """Catches errors at zeros, ties, denormals and one-hot q.
+
+    Errors: NaN, an emitted distribution that is invalid or differs from the reported one, rejection or bias that
+    contradict the theory, and bounds that do not hold.
+    """
     scores, table = torch.tensor(p)[:, None].repeat(1, 2, 1), torch.tensor(w)
     draft = DraftOutput(torch.tensor(q)[:, None], tokens=torch.tensor(q)[:, None].argmax(-1), sampled=True)
     target = TargetOutput(scores)
@@ -96,7 +99,7 @@ def close(found: torch.Tensor, expected: torch.Tensor) -> None:
 
 
 def test_bounds_raise_no_further_than_they_say():
-    """Catches bounds that act where nothing is to be bounded."""
+    """Catches bounds that change weights although they are already met."""
     draft, target = make_block()
     free = enumerate_emitted(DiversedVerifier(token_head()), draft, target).weight
     idle = {"max_bias": 1.0, "max_ratio": 0.0, "bias_budget": 99.0}
@@ -121,14 +124,14 @@ def test_lenience_is_a_weight_per_token(lenience: float):
 
 
 def test_lenient_weight_at_its_ends():
-    """Catches 0 / 0 and 0 * inf: at lenience 0 nothing is asked, at 1 everything."""
+    """Catches 0 / 0 and 0 * inf: lenience 0 gives weight 0, lenience 1 weight 1."""
     p, q = torch.tensor([0.0, 0.0, 0.3, 0.3, 1e-45]), torch.tensor([0.5, 0.0, 0.3, 0.9, 1e-44])
     assert (lenient_weight(p, q, torch.tensor(0.0)) == 0.0).all()
     assert (lenient_weight(p, q, torch.tensor(1.0)) == 1.0).all()
 
 
 def token_rule(rule: DiversedVerifier) -> Callable[[Tables, tuple], torch.Tensor]:
-    """The distribution that a rule's weights make at any prefix, from the formula."""
+    """Return a function for the distribution that a verifier's weights emit at any prefix, from the formula."""
 
     @cache
     def distribution(tables: Tables, prefix: tuple) -> torch.Tensor:
@@ -143,7 +146,7 @@ def token_rule(rule: DiversedVerifier) -> Callable[[Tables, tuple], torch.Tensor
 @pytest.mark.parametrize("wrap", [lambda rule: rule, BlockVerifier], ids=["token-wise", "block"])
 @torch.no_grad()
 def test_process_emits_the_distribution(wrap, gamma: int, length: int):
-    """Catches a weight of another position or token anywhere in the loop's arithmetic: drafts, coins, residual."""
+    """Catches a weight of another position or token in the loop: draft tokens, acceptance, residual."""
     for seed in SEEDS:
         rule = DiversedVerifier(token_head())
         distribution = token_rule(rule)
@@ -156,14 +159,14 @@ def test_process_emits_the_distribution(wrap, gamma: int, length: int):
 @pytest.mark.parametrize("make", [token_head, partial(token_head, "mlp")], ids=["linear", "mlp"])
 @torch.no_grad()
 def test_bias_budget_bounds_the_distribution_of_sequences(make, gamma: int, budget: float):
-    """Catches a charge of (1 - w) TV by the drafted token's weight: the budget would be over, or never spent."""
+    """Catches a charge of (1 - w) TV with the draft token's weight: the budget would be exceeded, or not used."""
     used = []
     for seed in SEEDS:
         tables = Tables(seed, 2.0)
         rule = DiversedVerifier(make(), strictness=0.02, bias_budget=budget)
         used.append(distance(process_probs(rule, tables, gamma, 3), product_probs(Tables.p, tables, 3)))
     assert max(used) <= budget + ROUNDING
-    assert max(used) >= 0.5 * budget  # and it is there to be spent
+    assert max(used) >= 0.5 * budget  # the budget is used
 
 
 WEIGHABLE = {
@@ -179,8 +182,11 @@ WEIGHABLE = {
 @pytest.mark.parametrize("name", WEIGHABLE)
 @torch.no_grad()
 def test_importance_weights_give_the_target(name: str):
-    """Catches a recorded log-probability of another position, token or distribution: of q, of p at residual tokens,
-    of v at bonus tokens. Weighted, every sequence has the target's probability, so averages are unbiased."""
+    """Catches a recorded log-probability of another position, token or distribution.
+
+    Examples: q, p at residual tokens, v at bonus tokens. Weighted, every sequence has the target's probability, so
+    averages are unbiased.
+    """
     rule = WEIGHABLE[name]()
     for seed in SEEDS[:2]:
         tables = Tables(seed)
@@ -189,11 +195,11 @@ def test_importance_weights_give_the_target(name: str):
         assert distance(process_probs(rule, tables, 2, 3), exact) > 0.01
 
 
-# The dial
+# Strictness
 
 
 def lenient_head(lenience: float = 0.05, slope: float = 3.0, head_type: str = "linear") -> DiversedHead:
-    """As training starts; its logits span 30."""
+    """Return a head as at the start of training; its logits span 30."""
     settings = {"head_type": head_type, "features": "distribution", "token_features": True}
     head = DiversedHead(DiversedHeadConfig(TARGET_WIDTH, DRAFT_WIDTH, **settings)).eval()
     head.start_lenient(lenience, slope)
@@ -202,7 +208,7 @@ def lenient_head(lenience: float = 0.05, slope: float = 3.0, head_type: str = "l
 
 @pytest.mark.parametrize("head_type", ["linear", "mlp"])
 def test_each_tenth_of_the_dial_moves_acceptance(head_type: str):
-    """Catches a dial in units of the logit, dead all but at its ends where logits are large."""
+    """Catches strictness in units of the logit: with large logits only its ends would have an effect."""
     draft, target = make_block("random", rows=100)
     q, strict = draft.probs(), 1.0 - total_variation(target.probs()[:, :-1], draft.probs()).mean()
     found = []
@@ -218,7 +224,7 @@ def test_each_tenth_of_the_dial_moves_acceptance(head_type: str):
 @settings(max_examples=100, deadline=None, derandomize=True)
 @given(st.floats(-40.0, 40.0, width=32), st.floats(1.0, 10.0, width=32), st.floats(0.0, 1.0), st.floats(0.0, 1.0))
 def test_dial_is_exact_and_monotone(logit: float, slope: float, one: float, other: float):
-    """Catches a dial that rounds: 0 must accept all, 0.5 be the head itself and 1 lossless to the last bit."""
+    """Catches rounding: strictness 0 must accept all, 0.5 equal the head and 1 be lossless, bit by bit."""
     logit, slope = torch.tensor(logit), torch.tensor(slope)
     strictness = torch.tensor([0.0, 0.5, 1.0, *sorted((one, other))])
     found = torch.sigmoid(shift_lenience(logit, strictness, slope))
@@ -227,7 +233,7 @@ def test_dial_is_exact_and_monotone(logit: float, slope: float, one: float, othe
 
 
 def test_dial_multiplies_the_lenience():
-    """Catches a slope of standardised inputs taken for one of log p/q: strictness 0.75 is three times the lenience."""
+    """Catches the slope of standardised inputs used for that of log p/q: strictness 0.75 is 3 times the lenience."""
     head = lenient_head(0.1, slope=2.0)
     head.standardize(features=torch.randn(50, 8), token=3.0 * torch.randn(50, 5) - 2.0)
     head.start_lenient(0.1, slope=2.0)
@@ -253,13 +259,13 @@ def test_a_dial_and_bounds_per_row():
         torch.testing.assert_close(together.trace.emitted_probs()[row], verdict.trace.emitted_probs()[row])
 
 
-# What is told
+# Diagnostics
 
 
 def test_phases_tell_the_bias_of_either_kind():
-    """Catches a bias that is lost, or made up, where a rule of another kind decides the rest."""
+    """Catches a bias that is lost or invented where another kind of verifier decides."""
     draft, target = make_block("random")
-    tokens = torch.zeros_like(draft.tokens)  # no mark among them: the first row is inside, the second outside
+    tokens = torch.zeros_like(draft.tokens)  # no marker tokens: the first row is inside the phase, the second outside
     draft = replace(draft, tokens=tokens)
     rule, tv = DiversedVerifier(token_head()), total_variation(target.probs()[:, :-1], draft.probs())
     own = rule(tokens, draft, target).trace

@@ -1,4 +1,4 @@
-"""Every rule, and the round around it, is one graph to `torch.compile`: what a compiled engine builds on."""
+"""Every verifier and its round are one graph for `torch.compile`, as the compiled engine requires."""
 
 from dataclasses import fields
 
@@ -31,14 +31,14 @@ MAKERS = dict(_one_per_rule())
 
 
 def test_every_rule_is_traced():
-    """Catches a new rule that nobody tried to trace."""
+    """Catches a new verifier without a tracing test."""
     assert set(MAKERS) >= set(VERIFIERS)
 
 
 @pytest.mark.parametrize("sampled", [True, False], ids=["sampled", "greedy"])
 @pytest.mark.parametrize("name", MAKERS)
 def test_a_round_is_one_graph(name, sampled):
-    """Catches caches that take locks, branches on values, and Python state that a traced region cannot follow."""
+    """Catches caches that take locks, branches on values, and Python state that cannot be traced."""
     rule = MAKERS[name]()
     if rule.greedy_only and sampled:
         pytest.skip("the rule is greedy")
