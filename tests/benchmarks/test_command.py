@@ -1,4 +1,4 @@
-"""`python -m benchmarks.rounds`, run in process on shapes of a few kilobytes."""
+"""`python -m benchmarks.rounds`, run in this process on models of a few kilobytes."""
 
 import json
 
@@ -25,7 +25,7 @@ def run(options: dict[str, str]) -> None:
 
 
 def test_random_weights_end_to_end(configs, tmp_path, capsys):
-    """Catches options that never arrive, tables that fail on a method without drafts, and figures cut to "1…"."""
+    """Catches options without effect, tables that fail for a method without draft tokens, and numbers cut to "1…"."""
     output = tmp_path / "new" / "benchmark.json"
     options = {
         "--methods": "target,upstream,lossless,fresh:both,fresh:distribution",
@@ -74,7 +74,7 @@ def test_random_weights_end_to_end(configs, tmp_path, capsys):
     ],
 )
 def test_bad_options_are_messages(options, words, capsys):
-    """Catches tracebacks where a sentence would do."""
+    """Catches tracebacks for user errors."""
     with pytest.raises(SystemExit) as raised:
         run(options)
     assert raised.value.code == 2

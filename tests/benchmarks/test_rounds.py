@@ -1,4 +1,4 @@
-"""Speed measurements: what is timed, what is compared with what, and what is refused."""
+"""Speed measurements: what is timed, the comparisons, and the errors."""
 
 import functools
 import json
@@ -43,7 +43,7 @@ METHODS = ["target", "upstream", "upstream:0.7", "lossless", "static:0.7", "fres
 
 @pytest.fixture(scope="module")
 def report(pair) -> dict:
-    """Without a given acceptance, as upstream has none."""
+    """A report without a given acceptance, which upstream does not support."""
     settings = BenchmarkSettings(
         batch_sizes=(1, 3), context_lengths=(8,), draft_lengths=(3,), max_new_tokens=16, repeats=2, progress=False
     )
@@ -52,7 +52,7 @@ def report(pair) -> dict:
 
 @pytest.fixture(scope="module")
 def compiled(pair) -> dict:
-    """Compiled only as far as tracing goes, at a given acceptance."""
+    """A report of traced but not compiled rounds, at a given acceptance."""
     settings = BenchmarkSettings(
         batch_sizes=(1,),
         context_lengths=(8,),
@@ -73,12 +73,12 @@ def record(report: dict, method: str, batch_size: int = 1) -> dict:
     return found
 
 
-# Acceptance by decree
+# Given acceptance
 
 
 @pytest.mark.parametrize("rule", [LosslessVerifier(), StaticEnsembleVerifier(0.5)])
 def test_synthetic_rates_are_conditional_and_the_rule_still_runs(rule):
-    """Catches unconditional rates, a list that is cut at the wrong end, and a residual that the rule did not make."""
+    """Catches unconditional rates, a list truncated at the wrong end, and a residual of another verifier."""
     draft, target = make_block(rows=2)
     rows, count = draft.tokens.shape
     verdict = SyntheticVerifier(rule, [0.9, 0.5, 0.25, 0.1])(None, draft, target)
@@ -89,7 +89,7 @@ def test_synthetic_rates_are_conditional_and_the_rule_still_runs(rule):
 
 
 def test_accepted_counts_follow_the_given_rates(pair):
-    """Catches rates that never reach the loop's coins. Both bounds are 5 standard errors: false alarm below 1e-5."""
+    """Catches rates without effect on acceptance. Both bounds are 5 standard errors: false alarm below 1e-5."""
     rates = [0.9, 0.5]
     loop = functools.partial(
         diversed_decoding,
@@ -102,7 +102,7 @@ def test_accepted_counts_follow_the_given_rates(pair):
     sampling = {"do_sample": True, "top_k": 0, "max_new_tokens": 60, "eos_token_id": None, "pad_token_id": 0}
     out = pair[0].generate(**inputs, **sampling, custom_generate=loop, return_dict_in_generate=True)
     first, both = out.stats.accepted_per_position
-    # The last rounds of a row may draft less than two tokens: at most two rounds per row.
+    # The last rounds of a row may draft fewer than two tokens: at most two rounds per row.
     rounds, slack = out.stats.num_rounds, 2 * 32
     for count, trials, rate in ((first, rounds, rates[0]), (both, first, rates[1])):
         error = 5 * (rate * (1 - rate) * trials) ** 0.5
@@ -110,7 +110,7 @@ def test_accepted_counts_follow_the_given_rates(pair):
 
 
 def test_synthetic_asks_for_what_its_rule_asks_for():
-    """Catches a head timed without hidden states, and checks that are lost on the way."""
+    """Catches a head timed without hidden states, and skipped checks."""
 
     class Demanding(Verifier):
         needs_hidden_states = needs_raw_logits = needs_draft_confidence = greedy_only = True
@@ -135,11 +135,11 @@ def test_synthetic_refuses():
         SyntheticVerifier(LosslessVerifier(), [0.5, 0.5])(None, *make_block(rows=1))
 
 
-# What is timed
+# Timing
 
 
 def test_phases_add_up_to_the_rounds(pair):
-    """Catches a prefill or a first round among the phases, and a module whose calls are not timed."""
+    """Catches a prefill or a first round in the phases, and a module whose calls are not timed."""
     settings = BenchmarkSettings(context_lengths=(16,), draft_lengths=(3,), max_new_tokens=24, acceptance=(0.7,))
     runner = Runner(*pair, settings, None)
     (method,) = build_timed(["fresh:both"], *pair, None, settings.acceptance)
@@ -155,7 +155,7 @@ def test_phases_add_up_to_the_rounds(pair):
 
 
 def test_timing_leaves_no_trace(pair):
-    """Catches hooks and wrappers that outlive a run, an aborted one included."""
+    """Catches hooks and wrappers that outlive a run, including an aborted one."""
     settings = BenchmarkSettings(context_lengths=(8,), draft_lengths=(3,), max_new_tokens=12)
     runner = Runner(*pair, settings, None)
     add = Recorder.add
@@ -175,7 +175,7 @@ def test_timing_leaves_no_trace(pair):
 
 
 def test_rounds_are_counted_without_prefill(pair):
-    """Catches a prefill among the rounds, by the numbers of forwards that plain decoding and our loop must make."""
+    """Catches a prefill counted as a round, by the number of forwards of plain decoding and of our loop."""
     settings = BenchmarkSettings(context_lengths=(8,), draft_lengths=(3,), max_new_tokens=16, acceptance=(1.0,))
     runner = Runner(*pair, settings, None)
     plain, ours = build_timed(["target", "lossless"], *pair, None, settings.acceptance)
@@ -187,7 +187,7 @@ def test_rounds_are_counted_without_prefill(pair):
 
 
 def test_prompts(pair):
-    """Catches rows that are all the same, a wrong length, and given prompts that are cut."""
+    """Catches equal rows, a wrong length, and given prompts that are truncated."""
     runner = Runner(*pair, BenchmarkSettings(max_new_tokens=64), [[4, 5, 6], [7, 8]])
     assert runner._prompt_rows(Point(3, 0, 5)) == [[4, 5, 6], [7, 8], [4, 5, 6]]
     assert runner._prompt_rows(Point(2, 4, 5)) == [[4, 5, 6, 7], [8, 4, 5, 6]]
@@ -196,11 +196,11 @@ def test_prompts(pair):
     assert inputs["attention_mask"].tolist() == [[1, 1, 1], [0, 1, 1]]
 
 
-# What is reported
+# Reports
 
 
 def test_records(report):
-    """Catches missing methods and figures, upstream at a batch it cannot serve, and JSON that is not strict."""
+    """Catches missing methods and figures, upstream at an unsupported batch size, and JSON that is not strict."""
     json.dumps(report, allow_nan=False)
     places = {(row["method"], row["batch_size"]) for row in report["records"] if row["implementation"] != "machine"}
     assert places == {(name, size) for name in METHODS for size in (1, 3) if size == 1 or "upstream" not in name}
@@ -230,19 +230,19 @@ def test_ours_draws_upstreams_tokens(report):
 
 
 def test_ratios_are_to_the_right_reference(report):
-    """Catches a static rule compared with lossless upstream, and ratios upside down."""
+    """Catches a static ensemble compared with lossless upstream, and inverted ratios."""
     assert record(report, "target")["ratios"] == {}
     assert record(report, "lossless")["ratios"].keys() == {"plain", "upstream"}
     assert record(report, "fresh:both", 3)["ratios"].keys() == {"plain", "upstream", "lossless"}
     assert record(report, "upstream")["ratios"].keys() == {"plain"}
-    # Two turns: the median is the mean of both, and a ratio of seconds lies between those of the turns.
+    # With two turns the median is the mean, and a ratio of seconds lies between those of the turns.
     mine, theirs = record(report, "static:0.7"), record(report, "upstream:0.7")
     low, high = (mine["seconds"]["quartiles"][i] / theirs["seconds"]["quartiles"][1 - i] for i in (0, 1))
     assert 0.5 * low < mine["ratios"]["upstream"]["seconds"]["median"] < 2 * high
 
 
 def test_ratios_are_mine_over_theirs(pair):
-    """Catches ratios upside down, on times that are given."""
+    """Catches inverted ratios, with given times."""
     (method,) = build_timed(["lossless"], *pair)
     fast, slow = (
         Case(method, Point(1, 8, 3), [Run(seconds, [seconds, 10.0, 0.1], 3, [[1] * 6], None)])
@@ -257,7 +257,7 @@ def test_ratios_are_mine_over_theirs(pair):
 
 
 def test_limit_counts_the_bytes_that_are_read(report, pair):
-    """Catches an input embedding that counts as read, tied ones counted twice, and drafts counted once."""
+    """Catches an input embedding that counts as read, tied ones counted twice, and draft forwards counted once."""
     target, draft = pair
     table = target.get_input_embeddings().weight.numel()
     assert weight_bytes(target) == 4 * (sum(p.numel() for p in target.parameters()) - table)
@@ -270,12 +270,14 @@ def test_limit_counts_the_bytes_that_are_read(report, pair):
     assert record(report, "lossless")["limit_ms"] == limits[3]
 
 
-# Compiled
+# Compiled rounds
 
 
 def test_compiled_methods_run_compiled(compiled):
-    """Catches a compiled method that decodes the eager way, an acceptance that acts on one engine only, and figures
-    that a compiled round does not have."""
+    """Catches a compiled method that decodes eagerly, and an acceptance that applies to one engine only.
+
+    Also catches fields that a compiled round does not have.
+    """
     eager, ours = record(compiled, "static:0.7"), record(compiled, "compiled:static:0.7")
     assert (eager["engine"], ours["engine"]) == ("eager", "compiled")
     assert ours["acceptance_rate"] == eager["acceptance_rate"] == 1.0
@@ -289,7 +291,7 @@ def test_compiled_methods_run_compiled(compiled):
 
 
 def test_own_work_is_what_the_forwards_leave(pair):
-    """Catches a share upside down, and forwards held against another turn's rounds."""
+    """Catches an inverted share, and forwards compared with another turn's rounds."""
     (method,) = build_timed(["compiled:lossless"], *pair, backend="eager")
     runs = [Run(1.0, [ms, ms, 99.0], 3, [[1]], None) for ms in (10.0, 20.0)]
     found = _parts(Case(method, Point(1, 8, 3), runs, forwards_ms=[8.0, 18.0]))
@@ -298,7 +300,7 @@ def test_own_work_is_what_the_forwards_leave(pair):
 
 
 def test_a_turn_that_compiles_is_taken_again(pair):
-    """Catches compiling in a timed turn, where a text for once reaches the next size of the buffers."""
+    """Catches compilation in a timed turn, when a text reaches the next buffer size."""
     (method,) = build_timed(["compiled:lossless"], *pair, backend="eager")
     turns = [(3, 9.0), (0, 1.0)]
 
@@ -313,7 +315,7 @@ def test_a_turn_that_compiles_is_taken_again(pair):
 
 
 def test_calls_of_a_kind_share_what_is_compiled(pair):
-    """Catches twins made for each call, with which all that is compiled would go; and forwards of other shapes."""
+    """Catches copies of the models per call, which would lose compiled code, and forwards of other shapes."""
     settings = BenchmarkSettings(context_lengths=(8,), draft_lengths=(2,), max_new_tokens=12, backend="eager")
     runner = Runner(*pair, settings, None)
     lossless, plain = build_timed(["compiled:lossless", "target"], *pair, backend="eager")
@@ -328,7 +330,7 @@ def test_calls_of_a_kind_share_what_is_compiled(pair):
 
 
 def test_memory_that_a_call_adds():
-    """Catches a peak without what was there before, and an addition with it."""
+    """Catches a peak without earlier allocations, and an added amount that includes them."""
     with peak_memory(torch.device("cpu")) as peak:
         torch.ones(20_000_000)
     assert peak.num_bytes >= 80_000_000
@@ -336,7 +338,7 @@ def test_memory_that_a_call_adds():
         assert 70_000_000 < peak.num_added < min(160_000_000, peak.num_bytes)
 
 
-# Shapes
+# Random models
 
 
 @pytest.mark.parametrize(("name", "count"), PARAMETERS.items())
@@ -346,7 +348,7 @@ def test_shapes_have_the_parameters_of_the_real_models(name, count):
 
 
 def test_random_models(tmp_path):
-    """Catches layers that are not cut, layer types of another number, weights that differ between runs."""
+    """Catches layers that are not removed, layer types of another number, and weights that differ between runs."""
     assert {"embedded-1024-target", *PARAMETERS} <= set(shape_names())
     gemma = random_model("gemma-3-4b", num_layers=2, device="meta")
     assert (gemma.config.num_hidden_layers, len(gemma.config.layer_types)) == (2, 2)
@@ -358,7 +360,7 @@ def test_random_models(tmp_path):
     assert all(torch.equal(a, b) for a, b in zip(text.parameters(), again.parameters()))
 
 
-# What is refused
+# Errors
 
 
 @pytest.mark.parametrize(
@@ -377,7 +379,7 @@ def test_random_models(tmp_path):
     ],
 )
 def test_settings_refuse(settings, words):
-    """Catches settings that would fail, or mean nothing, after minutes."""
+    """Catches settings that would fail, or have no effect, after minutes."""
     with pytest.raises(ValueError, match=words):
         BenchmarkSettings(**settings)
 
@@ -400,14 +402,14 @@ def test_settings_refuse(settings, words):
     ],
 )
 def test_benchmark_refuses(pair, methods, settings, words):
-    """Catches what would fail after minutes."""
+    """Catches errors that would occur only after minutes."""
     with pytest.raises(ValueError, match=words):
         benchmark(*pair, methods, BenchmarkSettings(**{"context_lengths": (8,), **settings}))
 
 
 @pytest.mark.parametrize("content", ["[1]", "{", '{"model_type": "llama"}', None])
 def test_random_model_refuses(tmp_path, content):
-    """Catches tracebacks about keys where a file is no configuration."""
+    """Catches tracebacks about keys for a file that is not a configuration."""
     path = tmp_path / "config.json"
     if content is not None:
         path.write_text(content)

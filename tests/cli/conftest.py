@@ -1,4 +1,4 @@
-"""A pair in folders, as commands name one."""
+"""Fixture: a pair in folders, for use with commands."""
 
 import pytest
 import torch

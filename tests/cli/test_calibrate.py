@@ -1,4 +1,4 @@
-"""`hf-diversed calibrate` on the embedded pair: the table goes into the head's folder and is taken from there."""
+"""`hf-diversed calibrate` on the embedded pair: the table is saved in the head's folder and used from there."""
 
 import json
 import shutil
@@ -23,9 +23,9 @@ def run(head, *options: str):
 
 
 def test_writes_what_generate_takes(head):
-    """Catches a table that is printed and forgotten, settings lost from the configuration, and a card without it.
+    """Catches a table that is printed but not saved, settings lost from the configuration, and a card without it.
 
-    Four tokens answer nothing, so no dial drops; eight prompts are enough to certify a drop of 0.9, and not of 0.01.
+    Four tokens contain no answer, so no strictness has a drop; eight prompts suffice to certify 0.9, but not 0.01.
     """
     before = json.loads((head / "config.json").read_text())
     result = run(head, "--max-quality-drop", "0.9,0.01", "--confidence", "0.9")
@@ -47,7 +47,7 @@ def test_writes_what_generate_takes(head):
 
 
 def test_goes_on_where_it_stopped(head):
-    """Catches finished calls that nobody finds again, and an earlier table that stays beside the new one."""
+    """Catches finished batches that are not reused, and an earlier table that stays beside the new one."""
     options = ("--max-quality-drop", "0.9")
     assert run(head, *options).exit_code == 0
     (kept,) = (head / "calibration").iterdir()

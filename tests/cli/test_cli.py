@@ -1,4 +1,4 @@
-"""The command line, run in process on the embedded pair."""
+"""The command line, run in this process on the embedded pair."""
 
 import re
 from types import SimpleNamespace
@@ -22,7 +22,7 @@ def run(*arguments: str):
 
 
 def test_demo_prints_a_row_per_method():
-    """Catches a method that fails or vanishes from the table, and an example without its prompt."""
+    """Catches a method that fails or is missing in the table, and an example without its prompt."""
     result = run("demo", "--num-examples", "1", "--max-new-tokens", "24", "--engine", "eager", "--repeats", "1")
     assert result.exit_code == 0, result.output
     assert "compiled" not in result.output
@@ -33,7 +33,7 @@ def test_demo_prints_a_row_per_method():
 
 
 def test_demo_of_both_engines():
-    """Catches a compiled row that decodes the eager way, and compilation that counts as decoding."""
+    """Catches a compiled row that decodes eagerly, and compile time that counts as decoding."""
     options = ("--num-examples", "2", "--max-new-tokens", "24", "--backend", "eager", "--repeats", "1")
     result = run("demo", *options, "--engine", "both")
     assert result.exit_code == 0, result.output
@@ -41,12 +41,12 @@ def test_demo_of_both_engines():
     speed = float(re.search(r"compiled:diversed +[0-9.]+% +[0-9.]+ +([0-9.]+) ", text)[1])
     seconds = re.search(rf"took ([0-9]+) s for compiled:{PLAIN} and ([0-9]+) s for compiled:diversed", text)
     assert int(seconds[2]) > 0
-    # 48 tokens in the time of tracing would be a few per second.
+    # 48 tokens over the tracing time would be a few per second.
     assert speed > 2 * 48 / int(seconds[2])
 
 
 def test_demo_without_a_compiler():
-    """Catches a demo that fails where nothing can be compiled, and a failure that nobody hears of."""
+    """Catches a demo that fails where compilation is not possible, and a failure that is not reported."""
     options = ("--num-examples", "1", "--max-new-tokens", "12", "--backend", "no-such-backend", "--repeats", "1")
     result = run("demo", *options)
     assert result.exit_code == 0, result.output
@@ -71,7 +71,7 @@ PROMPT = "Question: 2 plus 3?\nAnswer:"
     ],
 )
 def test_generate_prints_text_and_then_statistics(method, words):
-    """Catches a method that does not stream, tokens lost or told twice, and escape codes or notes in a pipe."""
+    """Catches a method that does not stream, tokens lost or printed twice, and escape codes or notes in a pipe."""
     chosen = [] if method is None else ["--method", method]
     settings = ["--max-new-tokens", "12", "--seed", "3"]
     result = run("generate", PROMPT, *chosen, *settings)
@@ -95,14 +95,14 @@ def test_generate_prints_text_and_then_statistics(method, words):
 
 @pytest.mark.parametrize("command", ["generate", "compile"])
 def test_lenience_is_the_default_without_a_head(command, folder):
-    """Catches a baseline, static:0.7, as the default of a pair that comes without a head."""
+    """Catches a baseline, static:0.7, as the default of a pair without a head."""
     label, verifier = build_method(load_pair(str(folder / "target"), str(folder / "draft"), "cpu"), None, None, {})
     assert (label, verifier.lenience) == ("lenience:0.3", 0.3)
     assert "lenience:0.3" in run(command, "--help").stdout
 
 
 def test_generate_turns_the_dial():
-    """Catches options that never reach the verifier."""
+    """Catches options that do not reach the verifier."""
     accepted = []
     for options in ([], ["--max-bias", "0"], ["--bias-budget", "0"], ["--max-ratio", "1"]):
         result = run(
@@ -114,7 +114,7 @@ def test_generate_turns_the_dial():
 
 
 def test_tokens_have_colours():
-    """Catches tokens without their colours, and model output read as markup."""
+    """Catches tokens without their colours, and model output interpreted as markup."""
     records = TokenRecords(
         tokens=torch.tensor([[5, 6]]),
         source=torch.tensor([[0, 1]], dtype=torch.int8),
@@ -164,7 +164,7 @@ def test_generate_with_folders(tmp_path):
     ],
 )
 def test_bad_options_are_messages(arguments, words, monkeypatch):
-    """Catches tracebacks where a sentence would do, sentences in the output, and models loaded in vain."""
+    """Catches tracebacks for user errors, errors on standard output, and models loaded before the check."""
     monkeypatch.setattr("hf_diversed.cli.models.load_demo_pair", None)
     result = run("generate", "x", *arguments)
     assert result.exit_code == 2, result.output
@@ -174,7 +174,7 @@ def test_bad_options_are_messages(arguments, words, monkeypatch):
 
 
 def test_compile(folder):
-    """Catches options that never reach the warm-up, and a folder promised where nothing is kept."""
+    """Catches options that do not reach the warm-up, and a message about a folder where nothing is stored."""
     pair = [str(folder / name) for name in ("target", "draft")]
     sizes = ["--batch-sizes", "1,2", "--max-length", "64", "--num-assistant-tokens", "1"]
     result = run("compile", *pair, "--method", "static:0.7", *sizes, "--backend", "eager", "--device", "cpu")
@@ -185,7 +185,7 @@ def test_compile(folder):
 
 
 def test_compile_warns_of_many_draft_tokens(folder, monkeypatch):
-    """Catches minutes of compiling without a word for --num-assistant-tokens 300."""
+    """Catches minutes of compilation without a warning for --num-assistant-tokens 300."""
     monkeypatch.setattr("hf_diversed.warmup", lambda *args, **kwargs: CompileStats())
     pair = [str(folder / name) for name in ("target", "draft")]
     for gamma, warns in ((16, False), (300, True)):
@@ -206,7 +206,7 @@ def test_compile_warns_of_many_draft_tokens(folder, monkeypatch):
     ],
 )
 def test_compile_refuses_in_words(arguments, words, monkeypatch):
-    """Catches models loaded in vain."""
+    """Catches models loaded before the check."""
     monkeypatch.setattr("hf_diversed.cli.models.load_demo_pair", None)
     result = run("compile", *arguments)
     assert result.exit_code == 2, result.output
@@ -214,14 +214,14 @@ def test_compile_refuses_in_words(arguments, words, monkeypatch):
 
 
 def test_empty_prompt_is_refused():
-    """Catches the error in the place of the text: `generate "" >out`."""
+    """Catches an error message on standard output: `generate "" >out`."""
     result = run("generate", "  ")
     assert (result.exit_code, result.stdout) == (2, "")
     assert "empty" in result.stderr
 
 
 def test_missing_head_is_a_failure(monkeypatch):
-    """Catches the pair loaded before its head is looked for."""
+    """Catches a pair that is loaded before its head is found."""
     monkeypatch.setattr("hf_diversed.cli.models.load_demo_pair", None)
     result = run("generate", "x", "--head", "/no/such/folder")
     assert (result.exit_code, result.stdout) == (1, "")
@@ -229,7 +229,7 @@ def test_missing_head_is_a_failure(monkeypatch):
 
 
 def test_dtype_of_the_pair():
-    """Catches a --dtype that only named models obey."""
+    """Catches a --dtype that applies to named models only."""
     assert load_pair(None, None, "cpu", dtype="bfloat16").target.dtype is torch.bfloat16
     assert load_pair(None, None, "cpu").draft.dtype is torch.float32
     result = run("generate", "2 plus 3?", "--dtype", "bfloat16", "--device", "cpu", "--max-new-tokens", "4")

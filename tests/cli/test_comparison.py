@@ -19,7 +19,7 @@ METHODS = [Method("target"), Method("lossless", LosslessVerifier())]
 
 @pytest.fixture
 def invent(monkeypatch):
-    """Replaces decoding: `invent(seconds)` makes call number n of a method take `seconds(label, n)`."""
+    """Replace decoding: `invent(seconds)` makes call number n of a method take `seconds(label, n)`."""
 
     def install(seconds):
         calls = []
@@ -59,7 +59,7 @@ def shown(table) -> str:
 
 
 def test_methods_alternate_prompt_by_prompt(invent):
-    """Catches a method that is timed after another one is done, while the machine's load changes."""
+    """Catches a method that is timed after another one has finished, while the machine's load changes."""
     calls = invent(lambda label, number: 1.0)
     compare(repeats=2)
     turns = [(label, length) for length in (1, 2) for label in ("target", "lossless")]
@@ -80,7 +80,7 @@ def test_a_load_that_grows_leaves_the_ratio(invent):
 
 
 def test_noise_gives_no_ratio(invent):
-    """Catches a ratio between figures that differ by more than 30% from repeat to repeat."""
+    """Catches a ratio of times that vary by more than 30% between repetitions."""
     invent(lambda label, number: [1.0, 1.0, 3.0][number // 2] if label == "target" else 1.0)
     rows = compare()
     assert rows[0].seconds == [2.0, 2.0, 6.0]
@@ -89,6 +89,6 @@ def test_noise_gives_no_ratio(invent):
 
 
 def test_one_repeat_gives_no_ratio(invent):
-    """Catches a figure from one measurement, whose noise is unknown."""
+    """Catches a ratio from a single measurement, whose noise is unknown."""
     invent(lambda label, number: 1.0)
     assert "too noisy to say" in shown(comparison_table(compare(repeats=1)))

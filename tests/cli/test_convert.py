@@ -1,4 +1,4 @@
-"""`hf-diversed convert` on a file in the authors' format, written here."""
+"""`hf-diversed convert` on a file in the authors' format, written by these tests."""
 
 import shlex
 from pathlib import Path
@@ -27,7 +27,7 @@ def convert(*arguments):
 
 
 def test_sizes_of_a_pair(folder):
-    """Catches `hidden_size` read in place of the output embedding's width, and weights asked for: there are none."""
+    """Catches `hidden_size` used instead of the output embedding's width, and a need for weights, which are missing."""
     pair = ("--target", folder / "target", "--draft", folder / "draft")
     result = convert(folder / "ensemble_head.bin", folder / "head", *pair)
     assert result.exit_code == 0, result.output
@@ -49,11 +49,11 @@ def test_sizes_of_a_pair(folder):
     ],
 )
 def test_bad_arguments_are_messages(folder, arguments, words):
-    """Catches tracebacks where a sentence would do, and a folder written all the same."""
+    """Catches tracebacks for user errors, and a folder that is written despite an error."""
     file, *options = arguments
     result = convert(folder / file, folder / "head", *options)
     assert result.exit_code == 2, result.output
-    assert "".join(words.split()) in "".join(result.output.split())  # wherever the terminal wraps
+    assert "".join(words.split()) in "".join(result.output.split())  # independent of line breaks
     assert not (folder / "head").exists()
 
 
@@ -71,7 +71,7 @@ def test_output_that_is_a_file(folder):
 
 
 def test_the_line_of_the_documentation(folder, tmp_path):
-    """Catches a line that ends in a refusal on the authors' checkpoint: bfloat16, 2048 + 4096 wide, no config."""
+    """Catches a documented command that fails on the authors' checkpoint: bfloat16, 2048 + 4096 wide, no config."""
     page = (Path(__file__).parents[2] / "docs" / "hub.md").read_text()
     line = next(line for line in page.splitlines() if line.startswith("hf-diversed convert"))
     _, _, file, output, *options = shlex.split(line, comments=True)

@@ -25,7 +25,7 @@ def run(*options: str):
 
 
 def test_sweep_from_the_command_line(tmp_path):
-    """Catches a list read as one value, combinations left out, tables of other parts, and missing files."""
+    """Catches a list read as one value, missing combinations, tables of other parts, and missing files."""
     output, markdown = tmp_path / "all.json", tmp_path / "all.md"
     options = ("--temperature", "0,1.0", "--num-assistant-tokens", "2,3", "--output", str(output))
     result = run(*options, "--markdown", str(markdown))
@@ -45,7 +45,7 @@ def test_sweep_from_the_command_line(tmp_path):
 
 
 def test_overwrite_starts_anew(tmp_path, monkeypatch):
-    """Catches results of other settings that cannot be replaced, and finished calls that are kept."""
+    """Catches results of other settings that cannot be replaced, and finished batches that are kept."""
     output = ("--output", str(tmp_path / "all.json"))
     assert run(*output).exit_code == 0
     refused = run(*output, "--seed", "1")
@@ -76,8 +76,8 @@ def test_bad_lists_are_refused_in_words(options, words):
 
 @pytest.mark.parametrize("command", ["evaluate", "frontier"])
 def test_several_processes_need_a_place_to_meet(command, monkeypatch):
-    """Catches processes that each measure their share, print nothing and forget it."""
-    monkeypatch.setattr("hf_diversed.cli.preparing.load_models", None)  # refused before models are loaded
+    """Catches processes that each measure their part, print nothing and do not save it."""
+    monkeypatch.setattr("hf_diversed.cli.preparing.load_models", None)  # the error must come before models are loaded
     options = ["--task", "math", *(["--methods", "target"] if command == "evaluate" else [])]
     result = CliRunner().invoke(app, [command, *options], env={"COLUMNS": "100", "WORLD_SIZE": "2", "RANK": "1"})
     assert result.exit_code == 2, result.output
@@ -93,8 +93,10 @@ def pair_options(folder) -> list[str]:
 @pytest.mark.parametrize("chat", [False, True])
 @pytest.mark.parametrize("shots", [0, 2])
 def test_prompts_are_those_of_training(command, from_file, chat, shots, folder, tmp_path, monkeypatch):
-    """Catches a head that is measured on other prompts than it was trained on: other shots, plain text for a chat, a
-    second BOS, and stop strings where training had none."""
+    """Catches a head that is evaluated on other prompts than it was trained on.
+
+    Examples: other shots, plain text instead of a chat, a second BOS, and stop strings that training did not use.
+    """
     calls = []
     entry = "sweep" if command == "evaluate" else "frontier.frontier"
     monkeypatch.setattr(f"hf_diversed.evaluation.{entry}", lambda *args, **_: calls.append(args) or [])
@@ -122,8 +124,10 @@ def test_prompts_are_those_of_training(command, from_file, chat, shots, folder, 
 
 @pytest.mark.parametrize("command", ["evaluate", "frontier"])
 def test_formats_of_prompts_never_mix(command, folder, tmp_path):
-    """Catches results of two prompt formats in one folder, a format that provenance does not name, and a header of
-    plain prompts that earlier folders do not have."""
+    """Catches results of two prompt formats in one folder, and a format that is missing in the provenance.
+
+    Also catches a changed header for plain prompts, which would not match existing folders.
+    """
     methods = ["--methods", "target"] if command == "evaluate" else ["--rules", "static:0.5"]
     output = tmp_path / "chat.json"
     options = ["--task", "math", *methods, "--num-examples", "2", "--max-new-tokens", "3", *pair_options(folder)]
@@ -143,14 +147,14 @@ def test_formats_of_prompts_never_mix(command, folder, tmp_path):
 
 
 def test_shots_file_without_shots_is_refused():
-    """Catches an option that does nothing."""
+    """Catches an option without effect."""
     result = run("--shots-file", "data.jsonl")
     assert result.exit_code == 2, result.output
     assert "pass --shots, their number" in " ".join(result.output.split())
 
 
 def test_nobody_right_is_not_a_certainty(tmp_path):
-    """Catches 0.0% (0.0% to 0.0%) of two prompts, in the table and in the file: the bootstrap is degenerate there."""
+    """Catches 0.0% (0.0% to 0.0%) for two prompts in table and file, where the bootstrap is degenerate."""
     output = tmp_path / "all.json"
     result = run("--output", str(output), "--temperature", "0", "--num-examples", "8", "--max-new-tokens", "2")
     assert result.exit_code == 0, result.stderr
@@ -180,7 +184,7 @@ def test_nobody_right_is_not_a_certainty(tmp_path):
     ],
 )
 def test_refused_before_the_pair_is_loaded(options, words, monkeypatch):
-    """Catches minutes of loading before a refusal, and a sentence in the place of results."""
+    """Catches minutes of loading before an error, and a message instead of results."""
     monkeypatch.setattr("hf_diversed.cli.models.load_demo_pair", None)
     result = run(*options)
     assert (result.exit_code, result.stdout) == (2, ""), result.output
@@ -188,7 +192,7 @@ def test_refused_before_the_pair_is_loaded(options, words, monkeypatch):
 
 
 def test_markdown_in_a_new_folder(tmp_path):
-    """Catches a table that is lost, after the evaluation, for want of a folder."""
+    """Catches a table that is lost after the evaluation because its folder does not exist."""
     path = tmp_path / "new" / "table.md"
     assert run("--markdown", str(path), "--dtype", "float32").exit_code == 0
     assert "static:0.5" in path.read_text()
@@ -204,7 +208,7 @@ def test_frontier_checks_its_rules_first(monkeypatch):
 
 @pytest.mark.parametrize("command", ["evaluate", "frontier", "calibrate"])
 def test_interrupts_name_the_way_to_continue(command, tmp_path, monkeypatch):
-    """Catches Ctrl-C that ends in "Aborted!" and leaves open whether anything was kept."""
+    """Catches Ctrl-C that prints "Aborted!" without stating whether results were kept."""
     head = shutil.copytree(WEIGHTS / "heads" / "math", tmp_path / "head")
     call = {
         "evaluate": ["evaluate", "--methods", "target", "--output", str(tmp_path / "all.json")],
@@ -220,6 +224,6 @@ def test_interrupts_name_the_way_to_continue(command, tmp_path, monkeypatch):
 
 
 def test_an_interrupt_without_output_keeps_nothing(monkeypatch):
-    """Catches a promise that a run can continue whose calls went to a temporary folder."""
+    """Catches advice to continue a run whose results were in a temporary folder."""
     monkeypatch.setattr(Decoder, "__call__", Mock(side_effect=KeyboardInterrupt))
     assert "Nothing was kept; pass --output" in run().stderr

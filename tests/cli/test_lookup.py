@@ -1,4 +1,4 @@
-"""Commands without a second model: looked-up drafts, and the model of the package index by its name."""
+"""Commands without a draft model: prompt lookup, and a model of the package index by its name."""
 
 import json
 import os
@@ -25,7 +25,7 @@ def run(*arguments: str):
 
 
 def test_methods_look_their_drafts_up(folder):
-    """Catches a method that asks for a draft that is not there, and one that decodes plainly under a rule's name."""
+    """Catches a method that requires a draft model, and one that decodes plainly under a verifier's name."""
     pair = models.load_pair(str(folder / "target"), "lookup", "cpu")
     assert pair.draft is None
     decoder = Decoder(pair, Sampling(temperature=0.0, num_assistant_tokens=3, max_new_tokens=12, batch_size=2))
@@ -38,13 +38,13 @@ def test_methods_look_their_drafts_up(folder):
     assert upstream.tokens == decoder(plain, prompts[:1], seed=0).tokens
     with record_stats() as stats:
         copied = decoder(static, prompts, seed=0)
-    assert copied.tokens[1][0] == 9  # what a rule without a target says is what was looked up
+    assert copied.tokens[1][0] == 9  # at weight 0 the copied token is emitted
     assert stats.num_drafted == stats.num_accepted > 0
     assert stats.draft_forwards == 0
 
 
 def test_evaluation_on_looked_up_drafts(folder, tmp_path):
-    """Catches a header that asks a draft for its name, and results of a draft that go on without one."""
+    """Catches a header that requires the name of a draft, and results with a draft model continued without one."""
     data = tmp_path / "data.jsonl"
     data.write_text(json.dumps({"question": "1 and 1 and 1 and", "answer": "#### 3"}) + "\n")
     options = ("evaluate", "--task", "gsm8k", "--methods", "lossless,static:0.3", "--target", str(folder / "target"))
@@ -55,12 +55,12 @@ def test_evaluation_on_looked_up_drafts(folder, tmp_path):
     report = json.loads((tmp_path / "out.json").read_text())
     assert report["provenance"]["evaluation"]["draft"] == {"name": "prompt lookup"}
     assert [row["method"] for row in report["records"]] == ["lossless", "static:0.3"]
-    assert run(*options, "--draft", str(folder / "draft")).exit_code == 2  # the folder holds other settings
+    assert run(*options, "--draft", str(folder / "draft")).exit_code == 2  # the folder has other settings
 
 
 @pytest.mark.parametrize("token", ["true", "false"])
 def test_training_on_looked_up_drafts(folder, tmp_path, token):
-    """Catches a head that cannot be trained without a second model, or decodes with none afterwards."""
+    """Catches a head that cannot be trained without a draft model, or does not decode without one afterwards."""
     data = tmp_path / "data.jsonl"
     row = {"question": "1 and 1 and 1 and 1", "answer": "#### 3"}
     data.write_text(
@@ -90,7 +90,7 @@ def test_compile_wants_two_models(monkeypatch):
 
 
 def test_a_tuning_wants_a_draft(monkeypatch, tmp_path):
-    """Catches a tuning that loads the target and then has nothing to tune."""
+    """Catches draft tuning that loads the target although there is no draft to tune."""
     monkeypatch.setattr("hf_diversed.cli.tune_draft.read_records", lambda *_: pytest.fail("records were read"))
     options = ["--task", "gsm8k", "--target", "x", "--draft", "lookup", "--output-dir", str(tmp_path / "draft")]
     with pytest.raises(ValueError, match="--draft lookup is no model"):
@@ -98,7 +98,7 @@ def test_a_tuning_wants_a_draft(monkeypatch, tmp_path):
 
 
 def test_smollm2_is_a_name_wherever_a_pair_is_named(folder, monkeypatch):
-    """Catches a command that looks for a model called smollm2 on the Hub."""
+    """Catches a command that requests a model named smollm2 from the Hub."""
     monkeypatch.setattr(packaged, "fetch", lambda name: folder / "target")
     pair = models.load_pair("smollm2", str(folder / "draft"), "cpu")
     assert pair.target.config.hidden_size == 16
@@ -107,7 +107,7 @@ def test_smollm2_is_a_name_wherever_a_pair_is_named(folder, monkeypatch):
 
 
 def test_demo_of_a_named_model(folder, monkeypatch):
-    """Catches a row that fails or is left out, a second engine, a pair without its draft model, and a lost `--yes`."""
+    """Catches a row that fails or is missing, a second engine, a pair without its draft model, and a lost `--yes`."""
     monkeypatch.setattr(packaged, "fetch", lambda name: folder / "target")
     short = ("--num-examples", "1", "--max-new-tokens", "8", "--device", "cpu", "--repeats", "1")
     result = run("demo", "--model", "smollm2", "--engine", "eager", *short)
@@ -134,7 +134,7 @@ def test_demo_of_a_named_model(folder, monkeypatch):
     ],
 )
 def test_demo_refuses_before_it_fetches(options, words, monkeypatch):
-    """Catches 93 MB that come before a refusal."""
+    """Catches a download of 93 MB before an error."""
     monkeypatch.setattr(packaged, "fetch", lambda name: pytest.fail("the model was fetched"))
     result = run("demo", "--model", "smollm2", *options)
     assert result.exit_code == 2

@@ -1,4 +1,4 @@
-"""Where commands put the pair: on the device that was named, or the best one."""
+"""Device of the pair: the one that is given, or the best one."""
 
 import json
 
@@ -15,7 +15,7 @@ from hf_diversed.cli.tune_draft import tune
 
 @pytest.fixture
 def moves(monkeypatch):
-    """Class and device of every `.to(device)`; nothing moves, so that any device will do."""
+    """Record class and device of every `.to(device)` without moving anything, so that any device works."""
     found = []
 
     def to(module, device, *_, **__):
@@ -29,7 +29,7 @@ def moves(monkeypatch):
 
 @pytest.mark.parametrize(("rank", "visible", "device"), [(None, 8, "cuda:0"), ("3", 8, "cuda:3"), ("3", 1, "cuda:0")])
 def test_processes_of_one_machine_take_a_gpu_each(rank, visible, device, monkeypatch):
-    """Catches a launch over eight GPUs that loads eight pairs onto the first, and one that sees its own alone."""
+    """Catches a launch that loads all pairs onto the first GPU, also where each process sees one GPU only."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: visible)
     monkeypatch.delenv("LOCAL_RANK", raising=False)
@@ -49,7 +49,7 @@ def load_models(device):
 @pytest.mark.parametrize("load", [load_pair, load_models])
 @pytest.mark.parametrize("device", ["cuda:1", None])
 def test_the_embedded_pair_goes_where_it_is_told(load, device, moves, monkeypatch):
-    """Catches a --device that only named pairs obey, and heads that stay behind."""
+    """Catches a --device that applies to named pairs only, and heads that are not moved."""
     monkeypatch.setattr(models, "best_device", lambda: "mps")
     load(device)
     assert {where for _, where in moves} == {device or "mps"}
@@ -60,7 +60,7 @@ def test_the_embedded_pair_goes_where_it_is_told(load, device, moves, monkeypatc
 
 @pytest.mark.parametrize(("command", "builder"), [(train, "train.DiversedTrainer"), (tune, "tune_draft.tune_draft")])
 def test_training_has_the_embedded_pair_on_its_own_device(command, builder, moves, monkeypatch, tmp_path):
-    """Catches a head that trains on one device with its pair on another."""
+    """Catches a head that trains on another device than its pair."""
 
     class Built(Exception):
         pass
@@ -78,7 +78,7 @@ def test_training_has_the_embedded_pair_on_its_own_device(command, builder, move
 
 
 def test_chat_without_a_template_is_refused_before_models_load(tmp_path):
-    """Catches minutes of loading before a refusal; there are no models in this folder."""
+    """Catches minutes of loading before an error; there are no models in this folder."""
     tokenizer = models.load_pair(None, None, "cpu").tokenizer
     tokenizer.save_pretrained(tmp_path)
     for name in (None, str(tmp_path)):
@@ -87,7 +87,7 @@ def test_chat_without_a_template_is_refused_before_models_load(tmp_path):
 
 
 def shapes(folder, tokenizer, config) -> str:
-    """A model of which there is no more than its configuration and tokenizer: who loads its weights fails."""
+    """A model with configuration and tokenizer only, so that loading its weights fails."""
     config.save_pretrained(folder)
     if tokenizer is not None:
         tokenizer.save_pretrained(folder)
@@ -100,7 +100,7 @@ def llama(**sizes) -> LlamaConfig:
 
 
 def test_models_that_cannot_decode_together_are_refused_before_they_load(tmp_path):
-    """Catches gigabytes that are loaded for a pair of two vocabularies, of two tokenizers, or with ALiBi."""
+    """Catches gigabytes that are loaded for a pair with two vocabularies or tokenizers, or with ALiBi."""
     tokenizer = models.load_pair(None, None, "cpu").tokenizer
     size = len(tokenizer)
     target = shapes(tmp_path / "target", tokenizer, llama(vocab_size=size))
@@ -117,13 +117,13 @@ def test_models_that_cannot_decode_together_are_refused_before_they_load(tmp_pat
         with pytest.raises(ValueError, match=words) as refused:
             models.load_pair(target, draft, "cpu")
         assert str(refused.value).startswith(f"--target {target} --draft {tmp_path / name}: ")
-    good = shapes(tmp_path / "draft", None, llama(vocab_size=size))  # without a tokenizer: the target's is used
+    good = shapes(tmp_path / "draft", None, llama(vocab_size=size))  # without a tokenizer, the target's is used
     with pytest.raises(OSError, match="no file named model"):
         models.load_pair(target, good, "cpu")
 
 
 def test_a_vocabulary_is_read_once(tmp_path, monkeypatch):
-    """Catches a check that reads the target's vocabulary per token of the draft's: half an hour for SmolLM2's."""
+    """Catches a check that reads the target's vocabulary for each token of the draft's: half an hour for SmolLM2's."""
     tokenizer = models.load_pair(None, None, "cpu").tokenizer
     read = []
     get_vocab = type(tokenizer).get_vocab
@@ -135,15 +135,17 @@ def test_a_vocabulary_is_read_once(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("device", ["cudaa", "meta", "cuda:99", "mps:7"])
 def test_devices_that_are_not_here(device):
-    """Catches an AssertionError of a torch without CUDA, and a RuntimeError of a device that it never heard of."""
+    """Catches an AssertionError of torch without CUDA, and a RuntimeError for an unknown device."""
     with pytest.raises(ValueError, match="--device must be cpu, or an accelerator that is here"):
         models.check_device(device)
     models.check_device("cpu")
 
 
 def test_a_model_that_is_not_here_is_named(monkeypatch):
-    """Catches "We couldn't connect to 'https://huggingface.co'" without the name of the model, and a missing folder
-    that is reported as a malformed repository id."""
+    """Catches "We couldn't connect to 'https://huggingface.co'" without the name of the model.
+
+    Also catches a missing folder that is reported as a malformed repository id.
+    """
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(ValueError, match=r"--target: the folder \./nothing does not exist"):

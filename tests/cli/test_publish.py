@@ -24,7 +24,7 @@ def folder(tmp_path):
 
 
 def test_card_is_written(folder, tmp_path):
-    """Catches records beside the head that do not reach the card, and options that are dropped."""
+    """Catches records beside the head that are missing in the card, and options that are dropped."""
     result = run("card", str(folder), "--repo", "org/head-gsm8k", "--license", "mit", "--tags", "one, two")
     assert result.exit_code == 0, result.output
     data = ModelCard.load(folder / "README.md").data
@@ -51,7 +51,7 @@ def test_card_shows_the_head_in_the_folder(tmp_path, monkeypatch):
 
 
 def test_info_shows_pair_sizes_task_and_results(folder):
-    """Catches a figure that is left out or of another row."""
+    """Catches a value that is missing or of another row."""
     result = run("info", str(folder))
     assert result.exit_code == 0, result.output
     sizes = ("8,190.74 M", "596.05 M", "4096", "1024", "5,121 parameters")
@@ -77,7 +77,7 @@ def test_info_without_records(tmp_path):
     ],
 )
 def test_bad_records_are_messages(folder, content, words):
-    """Catches tracebacks where a sentence would do."""
+    """Catches tracebacks for user errors."""
     (folder / "evaluation.json").write_text(content)
     result = run("card", str(folder))
     assert result.exit_code == 2, result.output

@@ -1,4 +1,4 @@
-"""`hf-diversed serve`: the command it writes, and what it refuses. `make vllm` runs vLLM itself."""
+"""`hf-diversed serve`: the command that it builds, and its errors. `make vllm` runs vLLM itself."""
 
 import json
 import re
@@ -22,7 +22,7 @@ def run(*options: str):
 
 
 def written(*options: str) -> tuple[list[str], dict, dict]:
-    """The command's words, and both of its configurations."""
+    """Return the words of the command, and both of its configurations."""
     result = run(*options, "--dry-run")
     assert result.exit_code == 0, result.output
     words = shlex.split(result.stdout)
@@ -82,7 +82,7 @@ def test_a_verifier_without_a_head():
     ],
 )
 def test_refuses_before_vllm_starts(options, words):
-    """Catches an error that vLLM raises a minute later, or one that names keys of a configuration and not flags."""
+    """Catches an error that vLLM raises a minute later, or one that names configuration keys instead of flags."""
     result = run(*options)
     assert result.exit_code == 2, result.output
     assert words in " ".join(result.output.split())
@@ -96,7 +96,7 @@ def test_names_how_to_install_vllm(monkeypatch):
 
 
 def test_becomes_the_server(monkeypatch, tmp_path):
-    """Catches a child process that outlives the command, and a hook on `generate` in processes that never call it."""
+    """Catches a child process that outlives the command, and a hook on `generate` in processes that do not call it."""
     seen = []
     monkeypatch.setattr("hf_diversed.serving.command.free_memory", lambda: (10 * 2**30, 40 * 2**30, "GPU 1"))
     monkeypatch.setattr("os.execve", lambda *call: seen.append(call))
@@ -125,12 +125,12 @@ def test_becomes_the_server(monkeypatch, tmp_path):
     ],
 )
 def test_the_memory_note_follows_the_options(options, words):
-    """Catches a server that fails minutes later on a machine in use, with no option named that would help."""
+    """Catches a server that fails minutes later on a machine in use, without naming an option that would help."""
     assert re.search(words, memory_note(options, 30 * 2**30, 40 * 2**30, "GPU 0"))
 
 
 def test_free_memory_is_that_of_the_fullest_gpu(monkeypatch):
-    """Catches the note for a GPU with room, where vLLM fails on another."""
+    """Catches a note based on a GPU with free memory while vLLM fails on another."""
     free, total, device = free_memory()
     assert 0 < free <= total
     assert torch.cuda.is_available() or device == "this machine"

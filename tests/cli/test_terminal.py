@@ -1,4 +1,4 @@
-"""What every command does alike: help that is quick, errors in words on standard error, exit codes, `--debug`."""
+"""Behaviour that all commands share: fast help, error messages on standard error, exit codes, `--debug`."""
 
 import os
 import re
@@ -41,9 +41,9 @@ ASKING = [["--help"], ["--version"], *([name, "--help"] for name in (*COMMANDS, 
 
 
 def test_help_and_version_are_quick():
-    """Catches an import of torch or transformers on the way to `--help`: seconds, of which each may take one.
+    """Catches an import of torch or transformers before `--help`, which would take seconds.
 
-    CPU time is that of child processes, so another test beside this one does not count.
+    The limit is one second of child processes' CPU time, so that a parallel test does not matter.
     """
     for arguments in ASKING:
         before = os.times()
@@ -56,7 +56,7 @@ def test_help_and_version_are_quick():
 
 
 def test_help_loads_no_torch():
-    """Catches the same where a machine is quick enough to hide it."""
+    """Catches the same on a machine that is too fast for the test above."""
     code = (
         "import sys\nfrom typer.testing import CliRunner\nfrom hf_diversed.cli import app\n"
         f"for arguments in {ASKING!r}: assert CliRunner().invoke(app, arguments).exit_code == 0\n"
@@ -67,7 +67,7 @@ def test_help_loads_no_torch():
 
 
 def test_every_command_is_asked_for_help():
-    """Catches a new command that the tests above do not know."""
+    """Catches a new command that the tests above omit."""
     shown = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "200"}).stdout
     found = set(re.findall(r"^│ ([a-z][a-z-]*) ", shown, re.MULTILINE))
     assert found == {*COMMANDS, "train", "tune-draft"}
@@ -78,7 +78,7 @@ def test_version():
 
 
 def test_words_of_help_are_those_of_the_library():
-    """Catches names that stand in the options, which import nothing, and are others in the library."""
+    """Catches names in the options, which import nothing, that differ from the library's."""
     assert TASK_NAMES.split(", ") == list(TASKS)
     assert records.LICENSE == LICENSE
     assert records.EVALUATION in CliRunner().invoke(app, ["card", "--help"], env={"COLUMNS": "200"}).stdout
@@ -95,7 +95,7 @@ def test_extras_bring_what_they_are_named_for():
 
 @pytest.mark.parametrize("option", ["--num_examples", "--num-prompts", "--num_prompts", "--num-examples"])
 def test_spellings_of_options(option, monkeypatch):
-    """Catches underscores, the habit of `train`, as unknown options elsewhere."""
+    """Catches underscores, usual for `train`, as unknown options elsewhere."""
     monkeypatch.setattr("hf_diversed.cli.models.load_demo_pair", None)
     result = CliRunner().invoke(app, ["demo", option, "0"], env={"COLUMNS": "200"})
     assert result.exit_code == 2
@@ -130,7 +130,7 @@ ERRORS = [
 
 @pytest.mark.parametrize(("error", "code", "words"), ERRORS, ids=[type(error).__name__ for error, *_ in ERRORS])
 def test_errors_in_words(error, code, words):
-    """Catches tracebacks, errors in the output proper, and a failure that looks like wrong usage to a script."""
+    """Catches tracebacks, errors on standard output, and a failure with the exit code of wrong usage."""
     result = CliRunner().invoke(application(error), [])
     assert (result.exit_code, result.stdout) == (code, "")
     assert words in result.stderr
@@ -143,14 +143,14 @@ def test_errors_in_words(error, code, words):
 
 
 def test_a_bug_keeps_its_traceback_and_a_result_its_stream():
-    """Catches a handler that hides what nobody foresaw, and an exit taken for an error (`typer.Exit` is one)."""
+    """Catches a handler that hides unexpected errors, and `typer.Exit` handled as an error."""
     assert isinstance(CliRunner().invoke(application(KeyError("x")), []).exception, KeyError)
     assert CliRunner().invoke(application(typer.Exit(5)), []).exit_code == 5
     assert CliRunner().invoke(application(None), ["--name", "y"]).stdout == "y\n"
 
 
 def test_a_missing_package_is_named_with_its_extra(monkeypatch, tmp_path):
-    """Catches an ImportError that ends in a trace: figures need a package that a base install lacks."""
+    """Catches an ImportError that ends in a traceback: plots need a package that a base install lacks."""
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     monkeypatch.delitem(sys.modules, "hf_diversed.evaluation.plots", raising=False)
     monkeypatch.delattr("hf_diversed.evaluation.plots", raising=False)
@@ -172,5 +172,5 @@ def test_a_missing_package_is_named_with_its_extra(monkeypatch, tmp_path):
     ],
 )
 def test_errors_name_the_flags_of_the_command_line(message, expected):
-    """Catches an error about a Python argument that the user of a command cannot pass."""
+    """Catches an error about a Python argument that is not an option of the command."""
     assert in_flags(message, {"top_p", "head", "max_drop", "method"}) == (expected or message)

@@ -1,4 +1,4 @@
-"""The training commands: recipes that run, options that explain themselves, and refusals in words."""
+"""The training commands: recipes, help texts, and error messages."""
 
 import dataclasses
 import json
@@ -71,7 +71,7 @@ def test_every_pair_of_the_paper_has_a_recipe_for_every_task():
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
 def test_recipe_parses(path):
-    """Catches an option that was renamed, a value out of range, and a recipe that says another task or pair."""
+    """Catches an option that was renamed, a value out of range, and a recipe with another task or pair."""
     arguments, config = parse_options((TrainArguments, DiversedConfig), ["--config", str(path)], "test")
     assert arguments.task == path.stem.split("-")[1]
     assert config.output_dir == f"head-{path.stem}"
@@ -87,7 +87,7 @@ def test_recipe_parses(path):
     "path", [path for path in RECIPES if path.stem.startswith("qwen")], ids=lambda path: path.stem
 )
 def test_recipe_runs(path, folder, tmp_path):
-    """Catches a recipe that only parses: a tiny pair stands in, and records of the same columns."""
+    """Catches a recipe that only parses; the run uses a tiny pair and records of the same columns."""
     task = path.stem.split("-")[1]
     trainer = train(["--config", str(path), *options_for(folder, tmp_path, task)])
     assert trainer.state.global_step == 2
@@ -99,7 +99,7 @@ def test_recipe_runs(path, folder, tmp_path):
 
 
 def test_a_head_that_sees_the_drafted_token(folder, tmp_path):
-    """Catches options that parse and do nothing, and a record that does not say what was left to the kind of head."""
+    """Catches options without effect, and a record without the defaults that the kind of head determined."""
     token = ["--token-features", "--initial-lenience", "0.1", "--report-to", "none", "--use-cpu", "true"]
     train(["--task", "gsm8k", *options_for(folder, tmp_path, "gsm8k"), *token])
     head = DiversedHead.from_pretrained(tmp_path / "head")
@@ -124,7 +124,7 @@ def test_a_head_that_sees_the_drafted_token(folder, tmp_path):
     ],
 )
 def test_resumes_where_it_is_told_to(monkeypatch, options, expected, tmp_path):
-    """Catches an option of upstream's that parses and does nothing: the run would start anew; and a folder "True"."""
+    """Catches an upstream option without effect, so that the run would start again, and a folder "True"."""
     trainer = Mock()
     monkeypatch.chdir(tmp_path)
     Path("checkpoint-8").mkdir()
@@ -135,7 +135,7 @@ def test_resumes_where_it_is_told_to(monkeypatch, options, expected, tmp_path):
 
 
 def test_data_file_is_read_once(tmp_path, monkeypatch):
-    """Catches a large file that is parsed a second time to count its records; and another choice of them."""
+    """Catches a large file that is parsed twice to count its records, and a different selection of them."""
     task, path = get_task("gsm8k"), tmp_path / "data.jsonl"
     path.write_text("".join(json.dumps(RECORDS["gsm8k"] | {"question": str(i)}) + "\n" for i in range(9)))
     expected = load_records(task, "train", 4, 7, path)
@@ -151,7 +151,7 @@ EARLIER = ("model.safetensors", "config.json", "README.md", "calibration/batches
 
 @pytest.fixture
 def used(tmp_path):
-    """A folder with the files of an earlier run, and one of the user's."""
+    """A folder with the files of an earlier run and one file of the user's."""
     for name in (*EARLIER, "notes.txt", "checkpoint-8/optimizer.pt"):
         path = tmp_path / "used" / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -179,8 +179,10 @@ def test_used_folders_are_refused(command, used, tmp_path, monkeypatch):
 
 
 def test_overwriting_removes_the_earlier_run(monkeypatch, used):
-    """Catches files of an earlier run that are left, files of the user that are not, and a folder that is emptied
-    before the new run can start."""
+    """Catches files of an earlier run that remain, and files of the user that are removed.
+
+    Also catches a folder that is emptied before the new run can start.
+    """
     trainer = Mock()
     monkeypatch.setattr("hf_diversed.cli.train.build_trainer", Mock(side_effect=ValueError("no such task")))
     options = ["--task", "math", "--output_dir", str(used), "--overwrite"]
@@ -208,7 +210,7 @@ def test_interrupts_name_resume(command, tmp_path, monkeypatch):
 
 
 def test_caches_alone_are_no_earlier_run(monkeypatch, tmp_path):
-    """Catches a run that was stopped before its first checkpoint and cannot be started again with the same command."""
+    """Catches a run that stopped before its first checkpoint and cannot be started again with the same command."""
     trainer = Mock()
     monkeypatch.setattr("hf_diversed.cli.train.build_trainer", lambda arguments, config: trainer)
     for name in ("reference_rewards.json", "target_samples.jsonl", ".training.lock"):
@@ -219,7 +221,7 @@ def test_caches_alone_are_no_earlier_run(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize("command", ["train", "tune-draft"])
 def test_checkpoint_that_is_not_there(command, tmp_path):
-    """Catches "its save was interrupted", said of a folder that never was, after the pair was loaded."""
+    """Catches "its save was interrupted" for a folder that never existed, reported after the pair was loaded."""
     options = ["--task", "math", "--output-dir", str(tmp_path), "--resume-from-checkpoint", str(tmp_path / "no")]
     result = CliRunner().invoke(app, [command, *options])
     assert result.exit_code == 2, result.output
@@ -228,13 +230,13 @@ def test_checkpoint_that_is_not_there(command, tmp_path):
 
 @pytest.mark.parametrize("command", ["train", "tune-draft"])
 def test_standard_output_gets_the_folder_alone(command, tmp_path, folder):
-    """Catches logs, which the trainer prints, in what a script reads; and a --dtype that does not arrive."""
+    """Catches the trainer's logs on standard output, which scripts read, and a --dtype without effect."""
     options = ["--max-steps", "2", "--num-examples", "2", "--max-completion-length", "4", "--dtype", "bfloat16"]
     pair = ["--target", str(folder / "target"), "--draft", str(folder / "draft"), "--use-cpu", "true"]
     options += ["--logging-steps", "1", "--disable-tqdm", "true", "--report-to", "none", "--save-steps", "2"]
     if command == "train":
         sizes = {"num-iterations": 2, "per-device-train-batch-size": 2, "num-generations": 2, "eval-steps": 2}
-        sizes |= {"num_eval_prompts": 2, "reference_generations": 1}  # spelled as before
+        sizes |= {"num_eval_prompts": 2, "reference_generations": 1}  # spelled with underscores
         options += [f"--{name}={value}" for name, value in sizes.items()]
     result = CliRunner().invoke(app, [command, "--task", "math", "--output-dir", str(tmp_path), *pair, *options])
     assert result.exit_code == 0, result.stderr
@@ -256,7 +258,7 @@ def test_command_line_wins_over_the_config(tmp_path):
 
 
 def test_held_out_rows_are_never_trained_on(tmp_path):
-    """Catches a head that is chosen on its own training prompts, where both come from one file or one split."""
+    """Catches a head that is selected on its own training prompts if both come from one file or one split."""
     path = tmp_path / "data.jsonl"
     path.write_text("".join(json.dumps({"question": f"Q{n}", "answer": f"#### {n}"}) + "\n" for n in range(10)))
     arguments = TrainArguments(task="gsm8k", data_file=str(path), num_examples=8, num_eval_examples=4)
@@ -273,7 +275,7 @@ SECTIONS = {"train": (TrainArguments, HeadTrainingSettings), "tune-draft": (Tune
 
 @pytest.mark.parametrize("command", SECTIONS)
 def test_help_explains_every_option_of_ours(command):
-    """Catches an option of ours without a word on what it does, and transformers' hundred in front of them."""
+    """Catches an option of ours without a help text, and transformers' hundred options listed before ours."""
     result = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "200"})
     assert result.exit_code == 0
     shown = " ".join(result.stdout.split())
@@ -298,7 +300,7 @@ def test_help_all_shows_the_trainers_options_behind_ours():
 
 
 def test_options_of_a_file_in_either_spelling(tmp_path):
-    """Catches a file whose hyphens are unknown options, and one that may name what does not exist."""
+    """Catches a file whose hyphenated options are unknown, and one with options that do not exist."""
     path = tmp_path / "run.yaml"
     path.write_text("task: math\nmax-quality-drop: 0.05\nnum_prompts: 3\nnum-eval-examples: 4\n")
     arguments, config = parse_options((TrainArguments, DiversedConfig), [f"--config={path}"], "test")
@@ -306,7 +308,7 @@ def test_options_of_a_file_in_either_spelling(tmp_path):
 
 
 def test_debug_of_ours_and_of_the_trainers(tmp_path):
-    """Catches a flag that swallows upstream's option of that name."""
+    """Catches a flag that hides upstream's option of that name."""
     assert _without_debug(["--task", "math", "--debug"]) == (["--task", "math"], True)
     assert _without_debug(["--debug", "--task", "math"]) == (["--task", "math"], True)
     argv = ["--debug", "underflow_overflow"]
@@ -314,7 +316,7 @@ def test_debug_of_ours_and_of_the_trainers(tmp_path):
 
 
 def test_refusals_come_in_words(tmp_path):
-    """Catches a traceback where a sentence would do."""
+    """Catches a traceback for user errors."""
     for arguments, words in (
         (["train", "--task", "math", "--target", "x"], "--target and --draft go together"),
         (["train", "--task", "poetry"], "poetry"),
@@ -341,7 +343,7 @@ def test_refusals_come_in_words(tmp_path):
     ],
 )
 def test_wrong_options_of_training_are_wrong_usage(options, words):
-    """Catches exit code 1, that of a failure, for a missing file of options; and a misspelled flag without a hint."""
+    """Catches exit code 1 (failure) for a missing options file, and a misspelled flag without a suggestion."""
     result = CliRunner().invoke(app, ["train", "--task", "math", *options])
     assert result.exit_code == 2
     assert words in " ".join(result.stderr.split())

@@ -1,4 +1,4 @@
-"""What a head's configuration refuses and remembers."""
+"""Validation and storage of a head's configuration."""
 
 import json
 import math
@@ -77,14 +77,14 @@ REFUSED = [
 
 @pytest.mark.parametrize(("arguments", "message"), REFUSED)
 def test_refuses_bad_values(arguments: dict, message: str):
-    """Catches a bad configuration that only fails later: as a shape error inside torch, or as a host out of memory."""
+    """Catches a bad configuration that fails only later: with a shape error in torch, or by exhausting memory."""
     with pytest.raises(ValueError, match=message):
         DiversedHeadConfig(**arguments)
 
 
 @pytest.mark.parametrize(("arguments", "message"), REFUSED)
 def test_refuses_them_in_a_file(arguments: dict, message: str, tmp_path):
-    """Catches a head's configuration that reaches the decoding unread, and an error that does not say whose it is."""
+    """Catches a head's configuration that is used without validation, and an error that does not name the file."""
     DiversedHead(DiversedHeadConfig(8, 8)).save_pretrained(tmp_path)
     path = tmp_path / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"dtype": None} | arguments))
@@ -93,7 +93,7 @@ def test_refuses_them_in_a_file(arguments: dict, message: str, tmp_path):
 
 
 def test_refuses_them_later():
-    """Catches a check that only the constructor makes: `from_pretrained(..., num_assistant_tokens=10**9)` sets it."""
+    """Catches a check in the constructor only: `from_pretrained(..., num_assistant_tokens=10**9)` sets values later."""
     config = DiversedHeadConfig(8, 8, num_assistant_tokens=64)
     with pytest.raises(ValueError, match=f"{GAMMA} 1000000000"):
         config.num_assistant_tokens = 10**9
@@ -103,7 +103,7 @@ def test_refuses_them_later():
 
 
 def test_every_entry_has_a_rule():
-    """Catches an entry that is added without saying what it may be."""
+    """Catches a new entry without validation."""
     assert set(DiversedHeadConfig.__annotations__) - {"model_type"} <= configuration_diversed._RULES.keys()
 
 
@@ -135,7 +135,7 @@ WRITTEN = {
 
 @pytest.mark.parametrize("load", [DiversedHead.from_pretrained, AutoModel.from_pretrained])
 def test_other_entries_are_left_out(load, tmp_path, caplog, monkeypatch):
-    """Catches entries of a stranger's config.json that steer transformers' loaders: kernels, quantisers, files."""
+    """Catches entries of an untrusted config.json that control transformers' loaders: kernels, quantisers, files."""
     monkeypatch.setattr(logging.get_logger("transformers"), "propagate", True)
     head = DiversedHead(DiversedHeadConfig(8, 8, task="math"))
     head.save_pretrained(tmp_path)
@@ -154,7 +154,7 @@ def test_other_entries_are_left_out(load, tmp_path, caplog, monkeypatch):
 
 
 def test_what_transformers_writes_is_no_news(caplog, monkeypatch):
-    """Catches a warning at every head that was saved or copied as usual."""
+    """Catches a warning for heads that were saved or copied normally."""
     monkeypatch.setattr(logging.get_logger("transformers"), "propagate", True)
     config = DiversedHeadConfig(8, 8, dtype="bfloat16", architectures=["DiversedHead"])
     again = DiversedHeadConfig.from_dict(config.to_dict())
@@ -164,7 +164,7 @@ def test_what_transformers_writes_is_no_news(caplog, monkeypatch):
 
 
 def test_auto_config_round_trip(tmp_path):
-    """Catches a field that is not stored: the next user's checks on pair, task and settings would pass unseen."""
+    """Catches a field that is not stored, so that later checks of pair, task and settings would be skipped."""
     settings = {
         "target_hidden_size": 8,
         "draft_hidden_size": 6,

@@ -1,4 +1,4 @@
-"""Heads in the authors' format, written here: the softmax of their linear layer against our sigmoid."""
+"""Heads in the authors' format, written by these tests: the softmax of their linear layer against our sigmoid."""
 
 import json
 import pickle
@@ -33,7 +33,7 @@ def write_config(folder, **entries):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_weight_is_the_originals_softmax(dtype, tmp_path):
-    """Catches the other order of concatenation, the other class, a lost bias, and normalised inputs."""
+    """Catches a wrong order of concatenation, the wrong class, a lost bias, and normalised inputs."""
     state = original_state(dtype)
     torch.save(state, tmp_path / "ensemble_head.bin")
     head = convert_head(tmp_path / "ensemble_head.bin", target_hidden_size=TARGET_WIDTH)
@@ -51,7 +51,7 @@ def test_weight_is_the_originals_softmax(dtype, tmp_path):
 
 @pytest.mark.parametrize("known", [{"target_hidden_size": 12}, {"draft_hidden_size": 7}, {}])
 def test_sizes_come_from_arguments_or_config(folder, known):
-    """Catches a config that is not read, and one that is read against what was passed."""
+    """Catches a config that is not read, and one that overrides arguments."""
     write_config(folder, target_hidden_size=12, target_model_path="org/target", draft_model_path="org/draft")
     config = convert_head(folder, **known, task="cnndm", base_model_name_or_path="org/other" if known else None).config
     assert (config.target_hidden_size, config.draft_hidden_size, config.task) == (12, 7, "cnndm")
@@ -60,7 +60,7 @@ def test_sizes_come_from_arguments_or_config(folder, known):
 
 
 def test_converted_head_generates(tmp_path):
-    """Catches a head that loads but does not decide: its rows' weights must be what moves the tokens."""
+    """Catches a converted head that loads but is not used: its weights must determine the emitted tokens."""
     torch.save(original_state(width=64, scale=1.0), tmp_path / "ensemble_head.bin")
     head = convert_head(tmp_path, target_hidden_size=32)
     target = tiny_model("llama")
@@ -112,7 +112,7 @@ def written(content: bytes):
     ],
 )
 def test_refuses_other_files(write, words, tmp_path):
-    """Catches code that runs from a pickle, and tracebacks about shapes from the middle of a conversion."""
+    """Catches code that runs from a pickle, and tracebacks about shapes during conversion."""
     write(tmp_path / "ensemble_head.bin")
     with pytest.raises(ValueError, match=r"ensemble_head\.bin|summary\.weight") as raised:
         convert_head(tmp_path, target_hidden_size=TARGET_WIDTH)
@@ -130,7 +130,7 @@ def test_refuses_other_files(write, words, tmp_path):
     ],
 )
 def test_refuses_sizes_that_do_not_fit(folder, sizes, words):
-    """Catches a head whose columns are cut at the wrong place: it would run, and be wrong."""
+    """Catches a head whose columns are split at the wrong index: it would run with wrong results."""
     with pytest.raises(ValueError, match="hidden_size") as raised:
         convert_head(folder, **sizes)
     assert all(word in str(raised.value) for word in words), raised.value
@@ -138,14 +138,14 @@ def test_refuses_sizes_that_do_not_fit(folder, sizes, words):
 
 @pytest.mark.parametrize("content", ["{", "[]", "[" * 10**5, '{"target_hidden_size": "12"}'])
 def test_refuses_broken_config(folder, content):
-    """Catches a config that is skipped because it could not be read."""
+    """Catches a config that is ignored because it cannot be read."""
     (folder / "ensemble_config.json").write_text(content)
     with pytest.raises(ValueError, match=r"ensemble_config\.json|target_hidden_size must be an integer, got '12'"):
         convert_head(folder, draft_hidden_size=DRAFT_WIDTH)
 
 
 def test_missing_file_is_named(tmp_path):
-    """Catches an empty head made up where there is no file."""
+    """Catches an untrained head created for a missing file."""
     with pytest.raises(FileNotFoundError, match=r"ensemble_head\.bin"):
         convert_head(tmp_path)
 

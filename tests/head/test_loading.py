@@ -30,7 +30,7 @@ def assert_same(found: DiversedHead, expected: DiversedHead) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("load", [DiversedHead.from_pretrained, AutoModel.from_pretrained])
 def test_round_trip(load, dtype: torch.dtype, tmp_path):
-    """Catches weights that are initialised again after loading, or change dtype on the way."""
+    """Catches weights that are initialised again after loading, or that change dtype."""
     head = random_head("mlp", "both").to(dtype)
     head.save_pretrained(tmp_path)
     assert_same(load(tmp_path), head)
@@ -72,7 +72,7 @@ def _with(folder, name: str, values: torch.Tensor) -> None:
     ],
 )
 def test_numbers_that_decode_nothing_are_refused(folder, load, name, value, words):
-    """Catches a head whose output is NaN, also from finite parameters that overflow."""
+    """Catches a head whose output is NaN, also with finite parameters that overflow."""
     values = load_file(folder / "model.safetensors")[name]
     values.view(-1)[-1] = value
     _with(folder, name, values)
@@ -90,7 +90,7 @@ def test_numbers_are_looked_at_as_they_are_used(folder):
 
 @pytest.mark.parametrize("kind", [torch.int64, torch.complex64, torch.float8_e4m3fn, torch.bool])
 def test_other_types_of_numbers_are_refused(folder, kind):
-    """Catches weights that are cast without a word: integers, or the real part of complex numbers."""
+    """Catches weights that are cast silently: integers, or the real part of complex numbers."""
     _with(folder, "out.bias", torch.zeros(1).to(kind))
     with pytest.raises(OSError, match=r"out\.bias is of type \w+, must be one of F16, BF16, F32, F64"):
         DiversedHead.from_pretrained(folder)
@@ -111,7 +111,7 @@ def test_other_types_of_numbers_are_refused(folder, kind):
     ],
 )
 def test_broken_configurations_are_said(folder, content, words):
-    """Catches tracebacks of the JSON reader, and a file that fills the memory before anybody looks at it."""
+    """Catches tracebacks of the JSON reader, and a file that fills the memory before it is checked."""
     path = folder / "config.json"
     path.write_bytes(content(path.read_bytes().rstrip()))
     with pytest.raises(OSError, match=words):
@@ -120,19 +120,19 @@ def test_broken_configurations_are_said(folder, content, words):
 
 @pytest.mark.parametrize("name", [None, 3, ["a"], b"head"])
 def test_names_are_text_or_paths(name):
-    """Catches a number taken for a file descriptor, or for an id of the Hub."""
+    """Catches a number interpreted as a file descriptor, or as an id of the Hub."""
     with pytest.raises(TypeError, match=f"named by a folder or an id of the Hub, got {re.escape(repr(name))}"):
         DiversedHead.from_pretrained(name)
 
 
 def test_adapters_beside_a_head_are_not_read(folder):
-    """Catches a file beside the head that makes transformers build, or fetch, something else."""
+    """Catches a file beside the head that makes transformers build or download something else."""
     (folder / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "base_model_name_or_path": "evil/x"}))
     assert_same(DiversedHead.from_pretrained(folder), random_head("mlp", "both"))
 
 
 def test_a_head_may_be_written_over_its_own_file(folder):
-    """Catches weights that are the file's own bytes in memory: saving the head again would change it."""
+    """Catches weights that share memory with the file, so that saving the head again would change them."""
     head = DiversedHead.from_pretrained(folder)
     before = {name: values.clone() for name, values in head.state_dict().items()}
     path = folder / "model.safetensors"
@@ -142,7 +142,7 @@ def test_a_head_may_be_written_over_its_own_file(folder):
 
 
 def test_loading_draws_no_random_numbers(folder):
-    """Catches a seed that gives other tokens when a call has to load its head first."""
+    """Catches a seed that gives other tokens if a call must load its head first."""
     before = torch.get_rng_state()
     DiversedHead.from_pretrained(folder)
     assert torch.equal(torch.get_rng_state(), before)
@@ -156,20 +156,20 @@ def test_cache_keeps_the_object(folder):
 
 
 def test_cache_notices_new_weights(folder):
-    """Catches the old head served after training wrote a new one to the same folder."""
+    """Catches the old head being used after training wrote a new one to the same folder."""
     first = load_head(str(folder))
     other = random_head("mlp", "both")
     torch.nn.init.ones_(other.out.bias)
     other.save_pretrained(folder)
     written = (folder / "model.safetensors").stat().st_mtime_ns
-    os.utime(folder / "model.safetensors", ns=(written, written + 10**9))  # coarse clocks: never the same instant
+    os.utime(folder / "model.safetensors", ns=(written, written + 10**9))  # file times can be coarse
     second = load_head(str(folder))
     assert second is not first
     assert_same(second, other)
 
 
 def test_empty_folder_is_refused_by_name(tmp_path):
-    """Catches an empty sequence's error where the folder is what is wrong."""
+    """Catches an unrelated error for an empty folder."""
     with pytest.raises(OSError, match="no file named"):
         load_head(str(tmp_path))
 
@@ -178,7 +178,7 @@ def test_empty_folder_is_refused_by_name(tmp_path):
     ("name", "repo_id", "revision"), [("org/head", "org/head", "main"), ("org/head@v1", "org/head", "v1")]
 )
 def test_names_carry_a_revision(name: str, repo_id: str, revision: str, monkeypatch):
-    """Catches a pinned revision that is dropped: the newest head would be used in its place."""
+    """Catches a pinned revision that is dropped, so that the newest head would be used."""
     asked = []
 
     def from_pretrained(name, revision, **kwargs):
@@ -188,5 +188,5 @@ def test_names_carry_a_revision(name: str, repo_id: str, revision: str, monkeypa
     monkeypatch.setattr(loading.DiversedHead, "from_pretrained", from_pretrained)
     loading._load.cache_clear()
     load_head(name)
-    loading._load.cache_clear()  # the stand-in must not outlive this test
+    loading._load.cache_clear()  # removes the mock
     assert asked == [(repo_id, revision)]

@@ -1,4 +1,4 @@
-"""The head: what it says when fresh, in which precision, and what it sees of two laws."""
+"""The head: its untrained output, its precision, and its inputs from two distributions."""
 
 import itertools
 import json
@@ -24,7 +24,7 @@ token_heads = pytest.mark.parametrize(("head_type", "features"), [head[:2] for h
 
 
 def inputs(dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
-    """Everything any head may ask for, at the same positions."""
+    """Return all possible inputs of a head, at the same positions."""
     draft, target = make_block(rows=3)
     p, q = target.probs()[:, :-1], draft.probs()
     return {
@@ -37,14 +37,14 @@ def inputs(dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
 
 @every_head
 def test_fresh_head_says_one_half_everywhere(head_type: str, features: str, token: bool):
-    """Catches random initialisation of the output layer: training would start from noise, not from an even mixture."""
+    """Catches random initialisation of the output layer: training should start from an even mixture."""
     kind = {"head_type": head_type, "features": features, "token_features": token}
     config = DiversedHeadConfig(TARGET_WIDTH, DRAFT_WIDTH, **kind)
     assert (torch.sigmoid(DiversedHead(config)(**inputs())) == 0.5).all()
 
 
 def test_fresh_mlp_can_learn():
-    """Catches a hidden layer initialised to zero: no gradient would ever reach it."""
+    """Catches a hidden layer initialised to zero, which would receive no gradient."""
     head = DiversedHead(DiversedHeadConfig(TARGET_WIDTH, DRAFT_WIDTH, head_type="mlp"))
     head(**inputs()).sum().backward()
     assert head.out.weight.grad.abs().min() > 0.0
@@ -52,7 +52,7 @@ def test_fresh_mlp_can_learn():
 
 @every_head
 def test_computes_in_float32_from_bfloat16(head_type: str, features: str, token: bool):
-    """Catches arithmetic in bfloat16, which knows w to 2^-9 only: reference in float64 on the same rounded values."""
+    """Catches arithmetic in bfloat16, which resolves w to 2^-9; the reference is float64 on the same rounded values."""
     head = random_head(head_type, features, token).to(torch.bfloat16)
     given = inputs(torch.bfloat16)
     found = head(**given)
@@ -74,7 +74,7 @@ def _normalised(hidden: torch.Tensor) -> torch.Tensor:
 
 
 def test_normalize_can_be_switched_off():
-    """Catches converted heads seeing normalised states: theirs were trained on raw ones."""
+    """Catches converted heads with normalised states: they were trained on raw ones."""
     head = random_head()
     head.config.normalize = False
     given = inputs()
@@ -93,21 +93,21 @@ def test_normalize_can_be_switched_off():
     ],
 )
 def test_refuses_inputs_of_another_width(features: str, name: str, given: torch.Tensor | None, message: str):
-    """Catches a head of another pair: swapped or wrong states must fail by name, not deep inside a matrix product."""
+    """Catches a head of another pair: swapped or wrong states must raise a clear error."""
     right = {"target_hidden": torch.ones(2, 4), "draft_hidden": torch.ones(2, 3), "features": torch.ones(2, 8)}
     with pytest.raises(ValueError, match=message):
         random_head(features=features)(**{**right, name: given})
 
 
 def test_distribution_head_takes_no_hidden_states():
-    """Catches a distribution head that still looks at hidden states."""
+    """Catches a distribution head that still reads hidden states."""
     given = inputs()
     head = random_head(features="distribution")
     assert torch.equal(head(None, None, given["features"]), head(**given))
 
 
 def test_distribution_features_by_definition():
-    """Catches a figure in the wrong place, in bits, of swapped laws, or that is not finite on a truncated support."""
+    """Catches a feature at the wrong index, in bits, of swapped distributions, or infinite on a truncated support."""
     draft, target = make_block(rows=3)
     p, q = target.probs()[:, :-1].flatten(0, 1), draft.probs().flatten(0, 1)
     found = distribution_features(p, q)
@@ -129,8 +129,7 @@ def _figures(p: list[float], q: list[float]) -> list[float]:
 
 
 def test_standardize_scales_inputs_and_travels_with_the_head(tmp_path):
-    """Catches a scale that is lost on the way to disk, one that blows up a constant input, and one over the wrong
-    axis."""
+    """Catches a scale that is not saved, that is unbounded for a constant input, or that uses the wrong axis."""
     torch.manual_seed(0)
     head = DiversedHead(DiversedHeadConfig(4, 3, features="both"))
     torch.nn.init.normal_(head.out.weight)
@@ -153,7 +152,7 @@ def test_standardize_scales_inputs_and_travels_with_the_head(tmp_path):
 
 
 def test_token_features_by_definition():
-    """Catches a figure in the wrong place or of swapped laws, ranks that count ties, and logs without an end."""
+    """Catches a feature at the wrong index or of swapped distributions, ranks that count ties, and unbounded logs."""
     draft, target = make_block(rows=3)
     p, q = target.probs()[:, :-1].flatten(0, 1), draft.probs().flatten(0, 1)
     for token in range(p.shape[-1]):
@@ -175,7 +174,7 @@ def _token_figures(p: list[float], q: list[float], x: int) -> list[float]:
 @pytest.mark.parametrize("held", [1, 20, 2**18])
 @pytest.mark.parametrize("size", [6, 300])
 def test_features_of_the_vocabulary_are_those_of_its_tokens(size: int, held: int, monkeypatch):
-    """Catches chunks out of order, a rank that knows its own chunk only, and ranks beyond the last one told apart."""
+    """Catches chunks in the wrong order, a rank within the chunk only, and ranks beyond the last one not merged."""
     monkeypatch.setattr(features_module, "_HELD", held)
     generator = torch.Generator().manual_seed(0)
     p, q = (torch.softmax((3.0 * torch.randn(4, size, generator=generator)).round(), -1) for _ in range(2))
@@ -189,7 +188,7 @@ def test_features_of_the_vocabulary_are_those_of_its_tokens(size: int, held: int
 
 @token_heads
 def test_tokens_of_one_prefix_at_once(head_type: str, features: str):
-    """Catches a prefix paired with another one's tokens, and two ways to compute one logit."""
+    """Catches a prefix combined with another one's tokens, and two different results for one logit."""
     head, given = random_head(head_type, features, True), inputs()
     others = torch.stack([given["token"], given["token"].flip(0), given["token"] + 1.0], dim=-2)
     together = head(**given | {"token": others})
@@ -200,12 +199,12 @@ def test_tokens_of_one_prefix_at_once(head_type: str, features: str):
 
 @pytest.mark.parametrize("head_type", ["linear", "mlp"])
 def test_starts_at_a_lenience(head_type: str):
-    """Catches a start in standardised inputs, a sign, and a prefix that has a say before anything was learned."""
+    """Catches a start in standardised inputs, a wrong sign, and a prefix that affects the untrained head."""
     torch.manual_seed(0)
     kind = {"head_type": head_type, "features": "both", "token_features": True}
     head, given = DiversedHead(DiversedHeadConfig(TARGET_WIDTH, DRAFT_WIDTH, **kind)), inputs()
     expected = 2.0 * (math.log(0.2) - given["token"][..., 0])
-    for _ in range(2):  # the second time with inputs standardised
+    for _ in range(2):  # the second time with standardised inputs
         head.start_lenient(0.2)
         torch.testing.assert_close(head(**given), expected, rtol=1e-4, atol=1e-4)
         torch.testing.assert_close(head.ratio_slope(), torch.tensor(2.0), rtol=1e-4, atol=1e-4)
@@ -215,7 +214,7 @@ def test_starts_at_a_lenience(head_type: str):
 
 
 def test_slope_is_never_flat():
-    """Catches a head that learned to ignore p/q, on which the dial would be dead, or turned round."""
+    """Catches a head that learned to ignore p/q, for which strictness would have no effect or be inverted."""
     head = random_head(token_features=True)
     for slope in (0.0, 3.0):
         with torch.no_grad():
@@ -233,14 +232,14 @@ def test_refuses_a_start_it_cannot_make(settings: dict):
 
 @pytest.mark.parametrize("token", [None, torch.ones(2, 4)])
 def test_refuses_tokens_that_are_none(token):
-    """Catches a token-aware head run by a caller that knows prefixes only."""
+    """Catches a token-aware head that is called without draft tokens."""
     given = {"target_hidden": torch.ones(2, 4), "draft_hidden": torch.ones(2, 3)}
     with pytest.raises(ValueError, match="token must have width 5 for features='hidden', token_features=True, got "):
         random_head(token_features=True)(**given, token=token)
 
 
 def test_heads_of_before_load_unchanged(tmp_path):
-    """Catches a field that old configurations lack and a shape that grew."""
+    """Catches a field that old configurations lack, and a shape that changed."""
     head = random_head("mlp", "both")
     head.save_pretrained(tmp_path)
     path = tmp_path / "config.json"
@@ -254,7 +253,7 @@ def test_heads_of_before_load_unchanged(tmp_path):
 
 
 def test_token_features_need_no_law():
-    """Catches a figure that is not elementwise: the law over the vocabulary is built from chunks."""
+    """Catches a feature that is not elementwise: the emitted distribution is computed in chunks of the vocabulary."""
     p, q, rank = torch.tensor([0.5, 0.1]), torch.tensor([0.25, 0.4]), torch.tensor([0, 3])
     one, other = (token_features(p[i], q[i], torch.tensor(0.5), rank[i]) for i in range(2))
     torch.testing.assert_close(token_features(p, q, torch.tensor(0.5), rank), torch.stack([one, other]))

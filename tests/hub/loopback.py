@@ -82,7 +82,9 @@ class LoopbackHub:
     """The server and its storage, running inside a `with` block.
 
     Attributes:
-        repositories: by id. blobs: uploaded LFS content by SHA-256. log: the steps of all requests, in order.
+        repositories: by id.
+        blobs: uploaded LFS content by SHA-256.
+        log: the steps of all requests, in order.
     """
 
     def __init__(self) -> None:

