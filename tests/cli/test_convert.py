@@ -27,7 +27,7 @@ def convert(*arguments):
 
 
 def test_sizes_of_a_pair(folder):
-    """Catches `hidden_size` used instead of the output embedding's width, and a need for weights, which are missing."""
+    """Catches `hidden_size` used instead of the output embedding's width, and a need for weights, which are absent."""
     pair = ("--target", folder / "target", "--draft", folder / "draft")
     result = convert(folder / "ensemble_head.bin", folder / "head", *pair)
     assert result.exit_code == 0, result.output

@@ -93,7 +93,7 @@ def test_refuses_them_in_a_file(arguments: dict, message: str, tmp_path):
 
 
 def test_refuses_them_later():
-    """Catches a check in the constructor only: `from_pretrained(..., num_assistant_tokens=10**9)` sets values later."""
+    """Catches a check in the constructor only: `from_pretrained(..., num_assistant_tokens=10**9)` sets it later."""
     config = DiversedHeadConfig(8, 8, num_assistant_tokens=64)
     with pytest.raises(ValueError, match=f"{GAMMA} 1000000000"):
         config.num_assistant_tokens = 10**9

@@ -52,7 +52,7 @@ def test_fresh_mlp_can_learn():
 
 @every_head
 def test_computes_in_float32_from_bfloat16(head_type: str, features: str, token: bool):
-    """Catches arithmetic in bfloat16, which resolves w to 2^-9; the reference is float64 on the same rounded values."""
+    """Catches arithmetic in bfloat16, which resolves w to 2^-9; the reference is float64 on equal rounded values."""
     head = random_head(head_type, features, token).to(torch.bfloat16)
     given = inputs(torch.bfloat16)
     found = head(**given)
