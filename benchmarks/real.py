@@ -48,7 +48,7 @@ from hf_diversed.running.pair import Pair, load_model, load_tokenizer
 from hf_diversed.running.prompts import encode
 from hf_diversed.running.sampling import Sampling
 from hf_diversed.tasks import PromptedTask, Task, get_task, load_records
-from hf_diversed.tasks.instructions import WITH_SENTENCES
+from hf_diversed.tasks.ifeval import WITH_SENTENCES
 from hf_diversed.training.draft_making import (
     agreement,
     choose_layers,

@@ -5,6 +5,7 @@ import re
 
 import torch
 import transformers as tf
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from hf_diversed import DiversedHead, DiversedHeadConfig
 
@@ -210,3 +211,15 @@ def tiny_head(seed: int = 0, **config) -> DiversedHead:
     head = DiversedHead(DiversedHeadConfig(target_hidden_size=32, draft_hidden_size=32, **config))
     torch.nn.init.normal_(head.out.weight, std=0.3)
     return head
+
+
+def word_tokenizer(prefix: str = "") -> tf.PreTrainedTokenizerFast:
+    """One word per id, "w5" for 5, padded on the left; `prefix` is put before every text."""
+    backend = Tokenizer(models.WordLevel({f"w{i}": i for i in range(VOCAB_SIZE)}, unk_token="w3"))
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    if prefix:
+        special = [(prefix, int(prefix[1:]))]
+        backend.post_processor = processors.TemplateProcessing(single=f"{prefix} $A", special_tokens=special)
+    tokens = {"pad_token": f"w{PAD}", "eos_token": f"w{EOS}", "bos_token": f"w{BOS}"}
+    names = ["input_ids", "attention_mask"]
+    return tf.PreTrainedTokenizerFast(tokenizer_object=backend, padding_side="left", model_input_names=names, **tokens)

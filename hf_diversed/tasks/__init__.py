@@ -2,22 +2,17 @@
 
 from hf_diversed.formatting import did_you_mean
 from hf_diversed.tasks.base import HubSource, Record, Task, choose_shots
-from hf_diversed.tasks.cnndm import CnnDailyMail
-from hf_diversed.tasks.code import Code
+from hf_diversed.tasks.code import HumanEval, Mbpp, MbppSanitized
+from hf_diversed.tasks.embedded import Code, Math, Summary
 from hf_diversed.tasks.execution import CodeTask
 from hf_diversed.tasks.gsm8k import Gsm8k
-from hf_diversed.tasks.humaneval import HumanEval
 from hf_diversed.tasks.ifeval import IFEval
 from hf_diversed.tasks.loading import load_records
-from hf_diversed.tasks.math import Math
-from hf_diversed.tasks.mbpp import Mbpp, MbppSanitized
 from hf_diversed.tasks.prompted import PromptedTask
 from hf_diversed.tasks.rewrite import Rewrite
-from hf_diversed.tasks.scitldr import SciTldr
 from hf_diversed.tasks.specbench import SpecBench
-from hf_diversed.tasks.summary import Summary
+from hf_diversed.tasks.summaries import CnnDailyMail, SciTldr, XSum
 from hf_diversed.tasks.wmt import Wmt
-from hf_diversed.tasks.xsum import XSum
 
 
 TASKS: dict[str, type[Task]] = {

@@ -1,20 +1,125 @@
-"""Small functions over lists, for the embedded pair."""
+"""Code tasks with data on the Hub, MBPP and HumanEval, and the program in a completion."""
 
-from hf_diversed.tasks.base import Record
-from hf_diversed.tasks.code_extraction import extract_code
-from hf_diversed.tasks.embedded import EmbeddedTask
-from hf_diversed.tasks.execution import CodeTask, joined_tests
+import re
+from collections.abc import Sequence
+
+from hf_diversed.tasks.base import HubSource, Record, lookup
+from hf_diversed.tasks.execution import CODE_ONLY, CodeTask, fenced, joined_tests
 
 
-class Code(CodeTask, EmbeddedTask):
-    """The answer has one `assert` statement per line; the tests import nothing."""
+_FENCE = re.compile(r"^[ \t]*```[^\n]*\n?", re.MULTILINE)
+_STARTS_AS_CODE = re.compile(r"\t| {2,}|@|(?:async def|def|class|import)\s|from\s+[\w.]+\s+import\b|\w+\s*=[^=]")
+_MAIN = "if __name__"
+STOP_POINTS = ("Question:", "Task:", "Problem:", "Explanation:", "Write a Python", _MAIN, "print(", "assert ")
 
-    name = "code"
-    max_new_tokens = 128
-    stop_strings = ("\nTask:",)
+
+def extract_code(completion: str, stop_points: Sequence[str] = STOP_POINTS) -> str:
+    """Return the code of a completion: the first fenced block, or everything before a line that starts with a stop
+    point or a fence.
+
+    A completion whose first line is code is treated as not fenced: a later fence closes a block that the prompt
+    opened, or follows the answer. A fenced block loses only its `if __name__` part, since the program runs as the main
+    module. Line ends become `\\n`.
+    """
+    text = completion.replace("\r\n", "\n").replace("\r", "\n")
+    fence = _FENCE.search(text)
+    if fence is None or _STARTS_AS_CODE.match(text.lstrip("\n")):
+        return _cut(text, ["```", *stop_points])
+    closing = _FENCE.search(text, fence.end())
+    return _cut(text[fence.end() : closing.start() if closing else None], [_MAIN])
+
+
+def _cut(text: str, stop_points: Sequence[str]) -> str:
+    stop = re.search("^(?:" + "|".join(map(re.escape, stop_points)) + ")", text, re.MULTILINE)
+    return text[: stop.start()] if stop else text
+
+
+class Mbpp(CodeTask):
+    """The full set: columns `text`, `code`, `test_list` and optionally `test_setup_code`. A test is an `assert`
+    statement. The columns of the sanitized set are read as well."""
+
+    name = "mbpp"
+    source = HubSource("google-research-datasets/mbpp", "full")
+    splits = ("train", "validation", "test", "prompt")
+    columns = ("text|prompt", "code", "test_list")
+    score_columns = ("test_list",)
+    max_new_tokens = 256
+    stop_strings = ("\nWrite a Python function to solve", "\nif __name__", "\nprint(", "\nassert ")
+
+    def prompt(self, record: Record) -> str:
+        """Return the prompt of the paper's code plus a final cue; without it, models continue the tests."""
+        return f"{self._problem(record)}\n\nSolution:\n"
+
+    def chat_question(self, record: Record) -> str:
+        return f"{self._problem(record)}\n\n{CODE_ONLY}"
+
+    def _problem(self, record: Record) -> str:
+        text, tests = lookup(record, "text|prompt"), "\n".join(record["test_list"])
+        return (
+            f"Write a Python function to solve the following problem:\n\n{text}\n\n"
+            f"Your solution should pass these tests:\n{tests}"
+        )
+
+    def reference(self, record: Record) -> str:
+        return record["code"].replace("\r\n", "\n").strip() + "\n"
 
     def program(self, completion: str, record: Record) -> str:
         return extract_code(completion)
 
     def tests(self, record: Record) -> str:
-        return joined_tests(self.name, [record["answer"]])
+        """Return the setup, which may use classes of the program, and the tests."""
+        tests = joined_tests(self.name, record["test_list"])
+        setup = lookup(record, "test_setup_code|test_imports") or ""
+        lines = [setup] if isinstance(setup, str) else setup
+        return "\n".join([*lines, tests]).replace("\r\n", "\n")
+
+
+class MbppSanitized(Mbpp):
+    """The verified subset: columns `prompt`, `code`, `test_list` and optionally `test_imports`."""
+
+    name = "mbpp_sanitized"
+    source = HubSource("google-research-datasets/mbpp", "sanitized")
+
+
+_NEXT_DEFINITIONS = ("def ", "class ", "@", "import ", "from ", "if ", "#", '"""', "print(", "assert ")
+
+
+class HumanEval(CodeTask):
+    """Columns `prompt`, `canonical_solution`, `test` (defines `check`) and `entry_point`.
+
+    A completion is a body, which ends at the next line without indentation, or a complete function, which overrides
+    the signature in the prompt. If a training row's `prompt` is rendered, with shots or chat turns, `task_prompt`
+    contains the record's own.
+    """
+
+    name = "humaneval"
+    source = HubSource("openai/openai_humaneval")
+    splits = ("test",)
+    columns = ("prompt", "canonical_solution", "test", "entry_point")
+    score_columns = ("task_prompt|prompt", "test", "entry_point")
+    max_new_tokens = 384
+    stop_strings = tuple(f"\n{start}" for start in _NEXT_DEFINITIONS)
+
+    def prompt(self, record: Record) -> str:
+        return lookup(record, "task_prompt|prompt").replace("\r\n", "\n")
+
+    def reference(self, record: Record) -> str:
+        return record["canonical_solution"].replace("\r\n", "\n")
+
+    def program(self, completion: str, record: Record) -> str:
+        body = completion.lstrip("\r\n").startswith((" ", "\t"))
+        code = extract_code(completion, _NEXT_DEFINITIONS) if body else extract_code(completion)
+        return self.prompt(record) + code
+
+    def tests(self, record: Record) -> str:
+        """Return the definitions before the function in the prompt, and the tests: some tests use these (`poly`,
+        `encode_cyclic`), and the program could have redefined them."""
+        test, function = joined_tests(self.name, [record["test"]]), record["entry_point"]
+        above = self.prompt(record).rpartition(f"def {function}(")[0]
+        return f"{above}\n{test}\ncheck({function})\n"
+
+    def chat_question(self, record: Record) -> str:
+        return f"Complete this Python function, and repeat its signature. {CODE_ONLY}\n\n{fenced(self.prompt(record))}"
+
+    def chat_answer(self, record: Record) -> str:
+        return fenced(self.prompt(record) + self.reference(record))

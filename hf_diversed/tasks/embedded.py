@@ -3,11 +3,15 @@
 import bz2
 import json
 import random
+import re
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from hf_diversed.tasks.base import Record, Task
+from hf_diversed.tasks.code import extract_code
+from hf_diversed.tasks.execution import CodeTask, joined_tests
+from hf_diversed.tasks.summaries import rouge2
 
 
 RECORDS = Path(__file__).parent / "records"
@@ -42,3 +46,46 @@ class EmbeddedTask(Task):
 @lru_cache
 def _lines(task: str, split: str) -> list[str]:
     return bz2.decompress((RECORDS / f"{task}.{split}.jsonl.bz2").read_bytes()).decode().splitlines()
+
+
+_ANSWER = re.compile(r"The answer is (\d+)\.\s*$")
+
+
+class Math(EmbeddedTask):
+    """The answer is a number, which the last sentence of a completion must contain."""
+
+    name = "math"
+    metric = "accuracy"
+    max_new_tokens = 128
+    stop_strings = ("\nQuestion:",)
+
+    def score(self, completion: str, record: Record) -> float:
+        """Return 1.0 if the completion ends in `The answer is N.` with the right number, else 0.0."""
+        match = _ANSWER.search(self.trim(completion))
+        return float(match is not None and match[1] == record["answer"])
+
+
+class Summary(EmbeddedTask):
+    """The answer is a sentence; the score is ROUGE-2."""
+
+    name = "summary"
+    metric = "rouge2"
+    max_new_tokens = 64
+    stop_strings = ("\nArticle:",)
+
+    def score(self, completion: str, record: Record) -> float:
+        return rouge2(self.trim(completion), record["answer"])
+
+
+class Code(CodeTask, EmbeddedTask):
+    """The answer has one `assert` statement per line; the tests import nothing."""
+
+    name = "code"
+    max_new_tokens = 128
+    stop_strings = ("\nTask:",)
+
+    def program(self, completion: str, record: Record) -> str:
+        return extract_code(completion)
+
+    def tests(self, record: Record) -> str:
+        return joined_tests(self.name, [record["answer"]])

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from hf_diversed.tasks.base import Record, Task
 from hf_diversed.tasks.gsm8k import Gsm8k
-from hf_diversed.tasks.rouge import rouge2
+from hf_diversed.tasks.summaries import rouge2
 from hf_diversed.tasks.wmt import Wmt
 
 

@@ -9,8 +9,6 @@ import pytest
 import torch
 
 from hf_diversed import (
-    DiversedHead,
-    DiversedHeadConfig,
     DiversedVerifier,
     LosslessVerifier,
     StaticEnsembleVerifier,
@@ -55,17 +53,6 @@ def single(inputs, row):
     return {"input_ids": inputs["input_ids"][row : row + 1, inputs["attention_mask"][row].bool()]}
 
 
-def random_head(target, draft):
-    """A head whose weights spread over most of (0, 1)."""
-    head = DiversedHead(
-        DiversedHeadConfig(
-            target_hidden_size=_compat.hidden_width(target), draft_hidden_size=_compat.hidden_width(draft)
-        )
-    )
-    torch.nn.init.normal_(head.out.weight, std=0.3, generator=torch.Generator().manual_seed(0))
-    return head.eval()
-
-
 def test_lossless_greedy_is_plain_generate(pair):
     """Catches a wrong mask, position, window or cache column in one architecture: text would drift."""
     target, draft = pair
@@ -88,7 +75,7 @@ def test_ragged_batch_is_its_single_runs(pair, rule):
     """Catches rounds that end elsewhere in a batch than alone: relaxed distributions depend on where a round ends."""
     target, _ = pair
     draft, inputs, new = tiny.tiny_draft(target, noise=0.35), tiny.ragged_batch(4, PROMPT), 7
-    verifier = StaticEnsembleVerifier(0.3) if rule == "static" else DiversedVerifier(random_head(target, draft))
+    verifier = StaticEnsembleVerifier(0.3) if rule == "static" else DiversedVerifier(tiny.tiny_head())
     batch = decode(target, draft, inputs, verifier, max_new_tokens=new)
     for row in range(4):
         prompt = single(inputs, row)

@@ -9,21 +9,13 @@ import pytest
 import torch
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
-from hf_diversed import DiversedHead, DiversedHeadConfig, LosslessVerifier, StaticEnsembleVerifier
+from hf_diversed import LosslessVerifier, StaticEnsembleVerifier
 from hf_diversed.engines import eager
 from hf_diversed.generation.schedules import ConstantLength
 from tests.tiny import EOS, ragged_batch, tiny_head, tiny_model
 
 
 GAMMA = 4
-
-
-@pytest.fixture(scope="module")
-def head():
-    torch.manual_seed(3)
-    head = DiversedHead(DiversedHeadConfig(target_hidden_size=32, draft_hidden_size=32))
-    torch.nn.init.normal_(head.out.weight, std=0.3)
-    return head
 
 
 def relaxed(pair, verifier, inputs, **kwargs):
@@ -197,14 +189,14 @@ def test_padded_vocabularies(extra, do_sample):
         assert out.stats.acceptance_rate > (0.99 if extra > 0 else 0.1)
 
 
-def test_num_return_sequences_and_row_strictness(pair, head):
+def test_num_return_sequences_and_row_strictness(pair):
     """Catches per-row strictness that is not repeated along with its prompt."""
     target, draft = pair
     batch = ragged_batch(batch_size=2)
     out = target.generate(
         **batch,
         assistant_model=draft,
-        diversed_head=head,
+        diversed_head=tiny_head(),
         diversed_strictness=[0.0, 1.0],
         num_return_sequences=3,
         do_sample=True,
@@ -221,8 +213,7 @@ def test_num_return_sequences_and_row_strictness(pair, head):
 def test_half_precision(pair):
     """bf16 target and draft with a float32 head: dtypes meet only where they should."""
     target, draft = (copy.deepcopy(model).to(torch.bfloat16) for model in pair)
-    torch.manual_seed(0)
-    head = DiversedHead(DiversedHeadConfig(target_hidden_size=32, draft_hidden_size=32, features="both"))
+    head = tiny_head(features="both")
     call = {**ragged_batch(), "max_new_tokens": 12, "do_sample": False}
     plain = target.generate(**call)
     out = target.generate(

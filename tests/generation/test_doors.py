@@ -9,21 +9,17 @@ import weakref
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast, pipeline
+from transformers import pipeline
 from transformers.generation.streamers import BaseStreamer
 
 import hf_diversed
 from hf_diversed import StaticEnsembleVerifier, diversed_decoding
-from tests.tiny import SAMPLED, VOCAB_SIZE, ragged_batch, tiny_head, tiny_model
+from tests.tiny import SAMPLED, ragged_batch, tiny_head, tiny_model, word_tokenizer
 
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    words = {f"w{i}": i for i in range(VOCAB_SIZE)}
-    raw = Tokenizer(models.WordLevel(words, unk_token="w3"))
-    raw.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return PreTrainedTokenizerFast(tokenizer_object=raw, pad_token="w0", eos_token="w1", bos_token="w2")
+    return word_tokenizer()
 
 
 def test_head_as_object_folder_and_kwarg_spellings(pair, tmp_path):

@@ -5,9 +5,9 @@ import copy
 import pytest
 import torch
 
-from hf_diversed import DiversedHead, DiversedHeadConfig, DiversedVerifier, StaticEnsembleVerifier, _compat
+from hf_diversed import DiversedVerifier, StaticEnsembleVerifier, _compat
 from tests.reference import naive_decoding
-from tests.tiny import EOS, PAD, ragged_batch, tiny_model
+from tests.tiny import EOS, PAD, ragged_batch, tiny_head, tiny_model
 
 
 ARCHITECTURES = ["llama", "gemma3_text", "gemma3_multimodal", "gpt2", "opt", "qwen3_moe"]
@@ -61,10 +61,7 @@ def test_lossless_greedy_is_plain_generate(architecture):
 def test_fast_path_equals_naive_reference(rule):
     """Invariants 2 and 12: rows are their single runs, and heads see the hidden states of the early exit."""
     target = tiny_model("llama")
-    torch.manual_seed(3)
-    head = DiversedHead(DiversedHeadConfig(32, 32)).eval()
-    torch.nn.init.normal_(head.out.weight, std=0.5)
-    verifier = {"static": StaticEnsembleVerifier(0.5), "diversed": DiversedVerifier(head)}[rule]
+    verifier = {"static": StaticEnsembleVerifier(0.5), "diversed": DiversedVerifier(tiny_head())}[rule]
     inputs = ragged_batch()
     fast = exits_early(target, verifier, inputs).sequences
     view = _compat.first_layers(target, 1)
@@ -81,7 +78,7 @@ def test_model_stays_as_it_was():
     """Invariant 13. Catches a changed layer count, and upstream's output hooks left on layers that the model shares:
     the model would then report every hidden state twice."""
     target = tiny_model("llama")
-    head = DiversedHead(DiversedHeadConfig(32, 32))
+    head = tiny_head()
 
     def snapshot():
         hooks = sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in target.modules())

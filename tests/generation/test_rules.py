@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-from hf_diversed import DiversedHead, DiversedHeadConfig, DiversedVerifier
+from hf_diversed import DiversedVerifier
 from hf_diversed.engines import eager
 from hf_diversed.engines.static import StaticEngine
 from hf_diversed.generation import planning
@@ -27,16 +27,8 @@ def pair():
     return target, tiny_draft(target, noise=0.15)
 
 
-@cache
-def head() -> DiversedHead:
-    torch.manual_seed(3)
-    head = DiversedHead(DiversedHeadConfig(target_hidden_size=32, draft_hidden_size=32))
-    torch.nn.init.normal_(head.out.weight, std=0.3)
-    return head
-
-
 RULES = {
-    "diversed": lambda: DiversedVerifier(head(), strictness=0.4, bias_budget=1.5),
+    "diversed": lambda: DiversedVerifier(tiny_head(), strictness=0.4, bias_budget=1.5),
     "token": lambda: DiversedVerifier(tiny_head(features="both", token_features=True), strictness=0.3),
     "token-bounds": lambda: DiversedVerifier(
         tiny_head(features="distribution", token_features=True), strictness=0.2, bias_budget=1.5, max_ratio=0.1

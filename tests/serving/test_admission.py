@@ -3,10 +3,10 @@
 import pytest
 
 from hf_diversed.head import DiversedHead
-from hf_diversed.provenance import module_digest
 from hf_diversed.serving.vllm.admission import check_top_level, read_request
 from hf_diversed.serving.vllm.deployment import Deployment
 from hf_diversed.serving.vllm.logits import RequestSettings
+from tests.generation.test_certified import certified
 from tests.serving.fakes import HEAD, MAX_TOKENS, engine, request
 
 
@@ -115,34 +115,9 @@ def test_fields_of_other_plugins_are_ignored(deployment):
     check_top_level(["guided_json", "lossless"])
 
 
-def certified_head(tmp_path, *drops: tuple[float, float], temperature: float = 1.0) -> str:
+def certified_head(tmp_path, *drops: tuple[float, float]) -> str:
     """Save the embedded head with certified drops and return its folder."""
-    head = DiversedHead.from_pretrained(HEAD)
-    head.config.certified_drops = [
-        {
-            "max_drop": drop,
-            "confidence": 0.95,
-            "strictness": strictness,
-            "drop": 0.0,
-            "acceptance_rate": None,
-            "task": "math",
-            "metric": "accuracy",
-            "num_prompts": 10,
-            "samples_per_prompt": 1,
-            "temperature": temperature,
-            "top_k": 0,
-            "top_p": 1.0,
-            "num_assistant_tokens": 5,
-            "max_new_tokens": MAX_TOKENS,
-            "processors": [],
-            "dtype": "",
-            "target": "",
-            "draft": "",
-            "head": module_digest(head),
-        }
-        for drop, strictness in drops
-    ]
-    head.save_pretrained(tmp_path / "head")
+    certified(DiversedHead.from_pretrained(HEAD), *drops, max_new_tokens=MAX_TOKENS).save_pretrained(tmp_path / "head")
     return str(tmp_path / "head")
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from hf_diversed.tasks.code_extraction import STOP_POINTS, extract_code
+from hf_diversed.tasks.code import STOP_POINTS, extract_code
 
 
 CODE = "def f(x):\n    return x\n"

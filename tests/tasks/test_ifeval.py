@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from hf_diversed.tasks import get_task, instructions
+from hf_diversed.tasks import get_task, ifeval
 from hf_diversed.tasks.rewards import task_reward
 
 
@@ -33,7 +33,7 @@ def checkers(monkeypatch):
     for package in ("langdetect", "immutabledict", "lm_eval"):
         pytest.importorskip(package, reason="lm-eval[ifeval] is not installed")
     monkeypatch.setattr(nltk, "download", lambda *_: False)
-    return instructions.checkers()
+    return ifeval.checkers()
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def checkers(monkeypatch):
 )
 def test_score_is_the_share_that_is_followed(checkers, completion, followed):
     """Catches all or nothing, instructions checked with another's arguments, and an empty text that breaks no rule."""
-    assert instructions.followed(completion, TWO) == followed
+    assert ifeval.followed(completion, TWO) == followed
     assert get_task("ifeval").score(completion, TWO) == sum(followed) / 2
 
 
@@ -113,7 +113,7 @@ def test_sentences_want_data_of_nltk(checkers, monkeypatch, here):
 def test_without_lm_eval_there_is_no_score(monkeypatch, missing):
     """Catches a score of 0, or an ImportError that does not say what to install."""
     monkeypatch.setitem(sys.modules, missing, None)
-    monkeypatch.setattr(instructions, "checkers", instructions.checkers.__wrapped__)
+    monkeypatch.setattr(ifeval, "checkers", ifeval.checkers.__wrapped__)
     for ask in (get_task("ifeval").check_scoring, lambda: get_task("ifeval").score("x", ONE)):
         with pytest.raises(ImportError, match=r"checked by lm-eval's ifeval task .*install hf-diversed\[eval\]"):
             ask()

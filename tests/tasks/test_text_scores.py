@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from hf_diversed.tasks import get_task
 from hf_diversed.tasks.rewrite import misspelled
-from hf_diversed.tasks.rouge import rouge2
+from hf_diversed.tasks.summaries import rouge2
 
 
 def gsm8k(completion: str, gold: str) -> float:

@@ -4,10 +4,8 @@ import copy
 from pathlib import Path
 
 import pytest
-from tokenizers import Tokenizer, models, pre_tokenizers, processors
-from transformers import PreTrainedTokenizerFast
 
-from tests.tiny import BOS, EOS, PAD, VOCAB_SIZE
+from tests.tiny import BOS, word_tokenizer
 from tests.training import runs, short_runs
 
 
@@ -52,12 +50,4 @@ def unbroken_best(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="session")
 def tokenizer():
-    """One word per id, with a BOS before every text."""
-    words = {f"w{i}": i for i in range(VOCAB_SIZE)}
-    backend = Tokenizer(models.WordLevel(words, unk_token="w3"))
-    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    backend.post_processor = processors.TemplateProcessing(single="w2 $A", special_tokens=[("w2", BOS)])
-    tokens = {"pad_token": f"w{PAD}", "eos_token": f"w{EOS}", "bos_token": f"w{BOS}"}
-    return PreTrainedTokenizerFast(
-        tokenizer_object=backend, padding_side="left", model_input_names=["input_ids", "attention_mask"], **tokens
-    )
+    return word_tokenizer(f"w{BOS}")

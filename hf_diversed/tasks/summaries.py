@@ -1,0 +1,104 @@
+"""Summaries, scored by ROUGE-2: CNN/DailyMail, XSum and SciTLDR (arXiv 2004.15011)."""
+
+from functools import lru_cache
+from typing import Any
+
+from hf_diversed.tasks.base import HubSource, Record, Task, lookup
+
+
+def rouge2(completion: str, reference: str) -> float:
+    """Return the F measure of ROUGE-2 in [0, 1] with stemming, as usual for summarization."""
+    return float(_scorer().score(reference, completion)["rouge2"].fmeasure)
+
+
+@lru_cache(maxsize=1)
+def _scorer() -> Any:
+    try:
+        from rouge_score.rouge_scorer import RougeScorer
+    except ImportError as error:
+        raise ImportError("summaries are scored by rouge-score; install hf-diversed[train].") from error
+    return RougeScorer(["rouge2"], use_stemmer=True)
+
+
+class CnnDailyMail(Task):
+    """News articles and their highlights. Columns `article` and `highlights`; the score is ROUGE-2."""
+
+    name = "cnndm"
+    metric = "rouge2"
+    source = HubSource("abisee/cnn_dailymail", "3.0.0")
+    splits = ("train", "validation", "test")
+    columns = ("article", "highlights")
+    score_columns = ("highlights",)
+    max_new_tokens = 128
+    stop_strings = ("\nArticle:", "\nSummarize the following article:")
+
+    def prompt(self, record: Record) -> str:
+        return f"Summarize the following article:\n\nArticle: {record['article']}\n\nSummary:"
+
+    def reference(self, record: Record) -> str:
+        return f" {record['highlights'].strip()}"
+
+    def score(self, completion: str, record: Record) -> float:
+        return rouge2(self.trim(completion), record["highlights"])
+
+
+_WORDS_SCORED = 32
+
+
+class XSum(Task):
+    """BBC articles and their one-sentence summaries. Columns `document` and `summary`; the score is ROUGE-2 of the first
+    32 words, as in the paper's code, since longer texts would lose precision because of their length."""
+
+    name = "xsum"
+    metric = "rouge2"
+    source = HubSource("EdinburghNLP/xsum")
+    splits = ("train", "validation", "test")
+    columns = ("document", "summary")
+    score_columns = ("summary",)
+    max_new_tokens = 64
+    stop_strings = ("\nDocument:", "\nWrite a concise summary of the following document:")
+
+    def prompt(self, record: Record) -> str:
+        return f"Write a concise summary of the following document:\n\nDocument: {record['document']}\n\nSummary:"
+
+    def reference(self, record: Record) -> str:
+        return f" {record['summary'].strip()}"
+
+    def score(self, completion: str, record: Record) -> float:
+        words = self.trim(completion).split()
+        return rouge2(" ".join(words[:_WORDS_SCORED]), record["summary"])
+
+
+class SciTldr(Task):
+    """Abstracts of papers and their one-sentence summaries. Columns `abstract` and `tldr`, or `source` and `target` as on the Hub; the score is the highest ROUGE-2
+    over the summaries, as in the dataset's paper."""
+
+    name = "scitldr"
+    metric = "rouge2"
+    source = HubSource("allenai/scitldr", "Abstract")
+    splits = ("train", "validation", "test")
+    columns = ("abstract|source", "tldr|target")
+    score_columns = ("tldr|target",)
+    max_new_tokens = 64
+    stop_strings = ("\nAbstract:", "\nSummarize the following abstract in one sentence:")
+
+    def prompt(self, record: Record) -> str:
+        abstract = lookup(record, "abstract|source")
+        text = abstract if isinstance(abstract, str) else " ".join(abstract)
+        return f"Summarize the following abstract in one sentence:\n\nAbstract: {text.strip()}\n\nSummary:"
+
+    def reference(self, record: Record) -> str:
+        """Return the first summary."""
+        return f" {_summaries(record)[0].strip()}"
+
+    def score(self, completion: str, record: Record) -> float:
+        text = self.trim(completion)
+        return max(rouge2(text, summary) for summary in _summaries(record))
+
+
+def _summaries(record: Record) -> list[str]:
+    found = lookup(record, "tldr|target")
+    summaries = [found] if isinstance(found, str) else list(found)
+    if not summaries:
+        raise ValueError("`tldr` of task 'scitldr' must hold at least one summary, got none; drop the record.")
+    return summaries
