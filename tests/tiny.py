@@ -208,7 +208,8 @@ def ragged_batch(batch_size: int = 4, length: int = 9, seed: int = 0) -> dict[st
 def tiny_head(seed: int = 0, **config) -> DiversedHead:
     """Return a head for `tiny_model` and `tiny_draft` with weights across (0, 1)."""
     torch.manual_seed(seed)
-    head = DiversedHead(DiversedHeadConfig(target_hidden_size=32, draft_hidden_size=32, **config))
+    widths = {"target_hidden_size": 32, "draft_hidden_size": 32}
+    head = DiversedHead(DiversedHeadConfig(**widths | config))
     torch.nn.init.normal_(head.out.weight, std=0.3)
     return head
 

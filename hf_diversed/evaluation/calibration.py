@@ -88,7 +88,9 @@ def calibrate(
             break
         label = f"diversed@{dial:g}"
         records = evaluate(pair, task, examples, [PLAIN, label], settings, head=head, output=output)
-        drops = _drops(read_results(output), label, settings.seed)
+        results = read_results(output)
+        drops = paired_drops(rewards(results, PLAIN), rewards(results, label))
+        drops = drops[np.random.default_rng(settings.seed).permutation(len(drops))]  # a file may be sorted
         (record,) = (record for record in records if record["method"] == label)
         tested.append(Tested(dial, float(drops.mean()), record["acceptance_rate"], sequence.test(drops)))
     shared = {
@@ -139,9 +141,3 @@ def _conditions(
     prompts = encode(pair.tokenizer, [task.prompt(example)], settings.add_special_tokens)
     Decoder(pair, sampling)(Method("probe", probe), prompts, seed=0, max_new_tokens=1)
     return conditions_of(probe.context) | {"max_new_tokens": sampling.max_new_tokens}
-
-
-def _drops(results: Results, label: str, seed: int) -> np.ndarray:
-    """Return the drops of all prompts, shuffled, because a file may be sorted."""
-    drops = paired_drops(rewards(results, PLAIN), rewards(results, label))
-    return drops[np.random.default_rng(seed).permutation(len(drops))]

@@ -160,13 +160,9 @@ def compare(
             for side in sides
         )
         found |= _with_bounds(figure, bootstrap.estimate_mean(mine - theirs, -1.0, 1.0))
-        found[f"{figure}_p"] = _p_value(mine - theirs)
+        score = z_score(mine - theirs, 0.0) if np.ptp(mine - theirs) else None
+        found[f"{figure}_p"] = None if score is None else 2.0 * (1.0 - NormalDist().cdf(abs(score)))
     return found
-
-
-def _p_value(statistic: np.ndarray) -> float | None:
-    score = z_score(statistic, 0.0)
-    return None if score is None or not np.ptp(statistic) else 2.0 * (1.0 - NormalDist().cdf(abs(score)))
 
 
 def _prepare(

@@ -46,8 +46,8 @@ _WORDS_SCORED = 32
 
 
 class XSum(Task):
-    """BBC articles and their one-sentence summaries. Columns `document` and `summary`; the score is ROUGE-2 of the first
-    32 words, as in the paper's code, since longer texts would lose precision because of their length."""
+    """BBC articles and their one-sentence summaries. Columns `document` and `summary`; the score is ROUGE-2 of the
+    first 32 words, as in the paper's code, since longer texts would lose precision because of their length."""
 
     name = "xsum"
     metric = "rouge2"
@@ -70,8 +70,8 @@ class XSum(Task):
 
 
 class SciTldr(Task):
-    """Abstracts of papers and their one-sentence summaries. Columns `abstract` and `tldr`, or `source` and `target` as on the Hub; the score is the highest ROUGE-2
-    over the summaries, as in the dataset's paper."""
+    """Abstracts of papers and their one-sentence summaries. Columns `abstract` and `tldr`, or `source` and `target` as
+    on the Hub; the score is the highest ROUGE-2 over the summaries, as in the dataset's paper."""
 
     name = "scitldr"
     metric = "rouge2"

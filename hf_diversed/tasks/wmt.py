@@ -1,7 +1,5 @@
 """WMT14, German to English; scored by BLEU."""
 
-from typing import Any
-
 from hf_diversed.tasks.base import HubSource, Record, Task
 
 
@@ -26,20 +24,10 @@ class Wmt(Task):
         return f" {record['translation']['en'].strip()}"
 
     def score(self, completion: str, record: Record) -> float:
-        result = _sacrebleu().sentence_bleu(self._translation(completion), [record["translation"]["en"]])
-        return _share(result.score)
-
-    def _translation(self, completion: str) -> str:
-        return next((line.strip() for line in self.trim(completion).split("\n") if line.strip()), "")
-
-
-def _share(percent: float) -> float:
-    return min(percent / 100, 1.0)  # a perfect match is 100.00000000000004
-
-
-def _sacrebleu() -> Any:
-    try:
-        import sacrebleu
-    except ImportError as error:
-        raise ImportError("translations are scored by sacrebleu; install hf-diversed[train].") from error
-    return sacrebleu
+        try:
+            import sacrebleu
+        except ImportError as error:
+            raise ImportError("translations are scored by sacrebleu; install hf-diversed[train].") from error
+        translation = next((line.strip() for line in self.trim(completion).split("\n") if line.strip()), "")
+        result = sacrebleu.sentence_bleu(translation, [record["translation"]["en"]])
+        return min(result.score / 100, 1.0)  # a perfect match is 100.00000000000004

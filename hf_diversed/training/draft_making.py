@@ -97,9 +97,9 @@ def choose_layers(
     if not 1 <= count <= total:
         raise ValueError(f"`layers` must be between 1 and {total}, all that the target has, got {count}.")
     found = {tuple(choose(total, count)): name for name, choose in reversed(CHOICES.items())}
-    of_target = _laws(target, samples)
+    of_target = _distributions(target, samples)
     measured = {
-        found[layers]: (_overlap(of_target, _laws(make_draft(target, layers), samples)), layers)
+        found[layers]: (_overlap(of_target, _distributions(make_draft(target, layers), samples)), layers)
         for layers in reversed(found)
     }
     best = max(measured, key=lambda name: measured[name][0])
@@ -115,11 +115,11 @@ def agreement(target: PreTrainedModel, draft: PreTrainedModel, samples: Mapping[
         draft: the draft model.
         samples: token ids of completions, by the token ids of their prompt.
     """
-    return _overlap(_laws(target, samples), _laws(draft, samples))
+    return _overlap(_distributions(target, samples), _distributions(draft, samples))
 
 
 @torch.inference_mode()
-def _laws(model: PreTrainedModel, samples: Mapping[Ids, Sequence[Ids]]) -> torch.Tensor:
+def _distributions(model: PreTrainedModel, samples: Mapping[Ids, Sequence[Ids]]) -> torch.Tensor:
     """Return a model's distributions at all completion tokens, float32 `[N, V]`, on the CPU."""
     found = []
     for prompt, completions in samples.items():
@@ -164,21 +164,17 @@ def count_ids(path: Path, tokenizer: PreTrainedTokenizerBase) -> Counter[int]:
     if path.suffix != ".jsonl":
         with path.open(encoding="utf-8") as file:
             while lines := file.readlines(_CHARACTERS):
-                _count(counts, tokenizer(lines, add_special_tokens=False).input_ids)
+                counts.update(itertools.chain(*tokenizer(lines, add_special_tokens=False).input_ids))
     else:
         with path.open(encoding="utf-8") as file:
             for record in map(json.loads, filter(str.strip, file)):
                 if "completion_ids" in record:
-                    _count(counts, record["completion_ids"])
+                    counts.update(itertools.chain(*record["completion_ids"]))
                 elif texts := _texts(record):
-                    _count(counts, tokenizer(texts, add_special_tokens=False).input_ids)
+                    counts.update(itertools.chain(*tokenizer(texts, add_special_tokens=False).input_ids))
     if not counts:
         raise ValueError(f"{path.name} holds no text to count tokens in.")
     return counts
-
-
-def _count(counts: Counter[int], rows: Sequence[Sequence[int]]) -> None:
-    counts.update(itertools.chain.from_iterable(rows))
 
 
 def frequent_ids(
@@ -209,28 +205,22 @@ def save_draft(
     draft.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     (folder / "provenance.json").write_text(json.dumps(record, indent=2, default=str) + "\n")
-    (folder / "README.md").write_text(_card(draft, record))
-
-
-def _card(draft: PreTrainedModel, record: Mapping[str, Any]) -> str:
-    output = draft.get_output_embeddings()
-    lines = [
+    card = [
         f"# A draft of {len(record['layers'])} layers for {record['target']}",
-        "",
         f"Layers {', '.join(map(str, record['layers']))} of the target, with its embeddings, final norm and output "
-        "embedding, as `hf-diversed make-draft` copies them. It wants `hf-diversed tune-draft --all-weights true`.",
-        "",
+        "embedding, as `hf-diversed make-draft` copies them. Train it with `hf-diversed tune-draft --all-weights "
+        "true`.",
     ]
+    output = draft.get_output_embeddings()
     if isinstance(output, CutOutput):
-        lines += [
+        card.append(
             f"It has output rows for {len(output.kept_ids):,} of {output.num_ids:,} ids; all others have probability "
             "0, which speculative decoding allows: what the draft cannot propose, the target supplies. The class is "
             f"`{type(draft).__name__}`, which transformers does not have: load it with `import "
             "hf_diversed.cut_vocabulary`, or without hf_diversed by `trust_remote_code=True`, which runs the file "
-            "`cut_vocabulary.py` beside these weights.",
-            "",
-        ]
-    return "\n".join(lines)
+            "`cut_vocabulary.py` beside these weights."
+        )
+    (folder / "README.md").write_text("\n\n".join(card) + "\n")
 
 
 def _state_of_layers(target: PreTrainedModel, stack: torch.nn.ModuleList, layers: Sequence[int]) -> dict[str, Any]:

@@ -75,7 +75,9 @@ def test_ragged_batch_is_its_single_runs(pair, rule):
     """Catches rounds that end elsewhere in a batch than alone: relaxed distributions depend on where a round ends."""
     target, _ = pair
     draft, inputs, new = tiny.tiny_draft(target, noise=0.35), tiny.ragged_batch(4, PROMPT), 7
-    verifier = StaticEnsembleVerifier(0.3) if rule == "static" else DiversedVerifier(tiny.tiny_head())
+    width = _compat.hidden_width(target)
+    head = tiny.tiny_head(target_hidden_size=width, draft_hidden_size=width)
+    verifier = StaticEnsembleVerifier(0.3) if rule == "static" else DiversedVerifier(head)
     batch = decode(target, draft, inputs, verifier, max_new_tokens=new)
     for row in range(4):
         prompt = single(inputs, row)
