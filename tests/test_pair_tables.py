@@ -79,3 +79,16 @@ def test_one_point_has_no_plot(folder):
     records = [row for row in read_records(path) if row["method"] == "target"]
     path.write_text(json.dumps({"records": records, "provenance": {"device": "some CPU"}}))
     assert "png" not in render_pair.pair(folder)
+
+
+def test_brief_table(folder):
+    """Catches a task of which a method is missing, and figures under another task."""
+    rows = [measured("target", None, 0.3), measured("lossless", 0.6, 0.2)]
+    (folder / "qwen-coder-gsm8k.json").write_text(json.dumps({"records": rows}))
+    text = render_pair.brief(folder, ["target", "lossless", "lenience:0.3"])
+    assert "GSM8K" not in text
+    assert "| `target` | - | 1.00 | 44.0% (39.0% to 47.0%) |" in text
+    text = render_pair.brief(folder, ["target", "lossless"])
+    lossless = "| `lossless` | 70.0% (68.0% to 71.0%) | 4.50 | 42.0% (37.0% to 45.0%) | 60.0%"
+    assert lossless in text
+    assert "100 prompts of MBPP, 100 prompts of GSM8K; temperature 1, 5 draft tokens per round" in text

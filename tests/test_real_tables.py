@@ -3,7 +3,7 @@
 import json
 
 from tests.evaluation.measured import record
-from tools.render_real import COMMANDS, brief, gains, real, study
+from tools.render_real import COMMANDS, gains, real, study
 
 
 def turns(*seconds: float) -> dict:
@@ -54,24 +54,10 @@ def test_gains_are_over_plain_decoding_of_the_same_engine_and_turn(tmp_path):
     assert text == study(tmp_path / "lookup-scitldr.json")
 
 
-def test_the_short_table_leaves_out_what_is_surely_worse(tmp_path):
-    """Catches a verifier with a significant quality drop in the short table, and figures of the compiled engine."""
+def test_gains_are_medians_over_turns(tmp_path):
+    """Catches figures of the compiled engine, and ratios of different turns."""
     path = tmp_path / "lookup-scitldr.json"
     path.write_text(json.dumps(made_up()))
-    lines = brief(path).splitlines()
-    assert lines[0] == "| method | draft tokens accepted | tokens per target forward | ROUGE-2 | speedup |"
-    assert [line.split(" | ")[0] for line in lines[2:4]] == ["| `target`", "| `lossless`"]
-    assert lines[3].endswith("| 21.0% (16.0% to 24.0%) | 2.00x (1.50 to 2.00) |")
-    assert lines[4] == ""
-    assert "1 CPU thread" in lines[5]
-    rule = made_up()
-    rule["records"][0]["quality"] = [
-        record("target", None, 0.2),
-        record("lenience:0.05", 0.16, 0.2, block_efficiency=2.0, quality_drop_ci=[-0.1, 0.1]),
-    ]
-    rule["records"][0]["seconds"][0]["methods"]["lenience:0.05"] = turns(1, 1, 1)
-    (tmp_path / "lenience-scitldr.json").write_text(json.dumps(rule))
-    assert brief(path).splitlines()[4].endswith("| 2.00 | 20.0% (15.0% to 23.0%) | 6.00x (6.00 to 12.00) |")
     assert gains(path, ["lossless", "upstream"]) == ["2.00x (1.50 to 2.00)", "2.00x (2.00 to 4.00)"]
 
 

@@ -138,6 +138,7 @@ SECTIONS = {
     "smollm2": lambda: _headed(dict(render_real.real(RESULTS / "real"))),
     "families": families,
     "qwen-coder": render_pair.pair,
+    "published": render_pair.brief,
     **render_serving.SECTIONS,
 }
 

@@ -16,6 +16,7 @@ PREFIX = "qwen-coder-"
 TASKS = {"mbpp": "MBPP", "humaneval": "HumanEval", "gsm8k": "GSM8K"}
 FILES = {"mbpp": "mbpp_974.jsonl", "humaneval": "HumanEval.jsonl", "gsm8k": "gsm8k_train_7473.jsonl"}
 FILES["specbench"] = "specbench_480.jsonl"
+METHODS = ("target", "lossless", "static:0.5", "lenience:0.3")
 _RUN = "python -m benchmarks.real_pair --target qwen-coder-1.5b --draft qwen-coder-0.5b --output build/real-pair"
 Record = Mapping[str, Any]
 
@@ -29,6 +30,33 @@ def pair(folder: Path = FOLDER) -> str:
     missing = [name for name in [*FILES] if not (folder / f"{PREFIX}{name}.json").is_file()]
     parts += [f"Not measured yet: {', '.join(missing)}. `{_command(missing)}` measures them."] if missing else []
     return "\n\n".join(parts)
+
+
+def brief(folder: Path = FOLDER, methods: Sequence[str] = METHODS) -> str:
+    """One table of the tasks of which all `methods` were measured at temperature 1: acceptance, cost and quality."""
+    found = {}
+    for task in TASKS:
+        path = folder / f"{PREFIX}{task}.json"
+        rows = {record["method"]: record for record in read_records(path)} if path.is_file() else {}
+        if set(methods) <= rows.keys():
+            found[task] = rows
+    header, cells = ["method"], {name: [f"`{name}`"] for name in methods}
+    for task, rows in found.items():
+        header += [f"{TASKS[task]}: accepted", "tokens per target forward", rows[methods[0]]["metric"]]
+        for name in methods:
+            record = rows[name]
+            cells[name] += [
+                with_bounds(record, "acceptance_rate"),
+                number(record["block_efficiency"]) if record["block_efficiency"] else "1.00",
+                with_bounds(record, "quality"),
+            ]
+    first = next(iter(found.values()))[methods[0]]
+    sizes = ", ".join(f"{rows[methods[0]]['n']} prompts of {TASKS[task]}" for task, rows in found.items())
+    setting = (
+        f"{sizes}; temperature {first['temperature']:g}, {first['num_assistant_tokens']} draft tokens per round, "
+        "95% intervals clustered by prompt."
+    )
+    return f"{table(header, cells.values())}\n\n{setting}"
 
 
 def _files(folder: Path) -> list[Path]:

@@ -80,42 +80,6 @@ def study(path: Path) -> str:
     return _study(path.name, found, found["records"][0])
 
 
-def brief(path: Path) -> str:
-    """Return a shorter table, without methods whose quality is significantly below the target's.
-
-    The methods of `FURTHER`, measured on the same prompts, follow if that file exists.
-    """
-    found = json.loads(path.read_text())
-    record = found["records"][0]
-    first = record["quality"][0]
-    beside = path.with_name(FURTHER)
-    further = _rows(json.loads(beside.read_text())["records"][0])[1:] if beside.is_file() else []  # without the target
-    rows = [
-        [
-            _name(row["method"]),
-            with_bounds(row, "acceptance_rate"),
-            number(row["block_efficiency"]),
-            with_bounds(row, "quality"),
-            _gain(single, row["method"], _PLAIN),
-        ]
-        for row, single in [*_rows(record), *further]
-        if row["quality_drop_ci"] is None or row["quality_drop_ci"][0] <= 0
-    ]
-    header = ("method", "draft tokens accepted", "tokens per target forward", _METRICS[first["metric"]], "speedup")
-    setting = (
-        f"{prompts(record['quality'])}, temperature {first['temperature']:g}, "
-        f"{first['num_assistant_tokens']} draft tokens per round at most, 95% intervals clustered by prompt; eager, "
-        f"{found['provenance']['threads']} CPU thread, median (range) of {found['settings']['repeats']} alternating "
-        "runs, one run where no range is given."
-    )
-    return f"{table(header, rows)}\n\n{setting}"
-
-
-def _rows(record: Record) -> list[tuple[Record, Record]]:
-    """Return the quality of each method, and the timings of all methods at the first batch size."""
-    return [(row, record["seconds"][0]["methods"]) for row in record["quality"]]
-
-
 def gains(path: Path, methods: Sequence[str]) -> list[str]:
     """Return tokens per second over target decoding at batch size 1, eager, of the first part of a file."""
     single = json.loads(path.read_text())["records"][0]["seconds"][0]["methods"]
