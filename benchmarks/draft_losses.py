@@ -2,8 +2,8 @@
 
 python -m benchmarks.draft_losses
 
-Each loss starts from the packaged draft model and sees the same completions of the target in the same order.
-Reported is the lossless acceptance 1 - TV(p, q) on held-out completions. Writes results/draft-losses.json and
+Each loss starts from the packaged draft model and uses the same completions of the target in the same order. The
+report contains the lossless acceptance 1 - TV(p, q) on held-out completions. Writes results/draft-losses.json and
 continues an interrupted run.
 """
 

@@ -29,7 +29,7 @@ def moves(monkeypatch):
 
 @pytest.mark.parametrize(("rank", "visible", "device"), [(None, 8, "cuda:0"), ("3", 8, "cuda:3"), ("3", 1, "cuda:0")])
 def test_processes_of_one_machine_take_a_gpu_each(rank, visible, device, monkeypatch):
-    """Catches a launch that loads all pairs onto the first GPU, also where each process sees one GPU only."""
+    """Catches a launch that loads all pairs onto the first GPU, also where one GPU is visible per process."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: visible)
     monkeypatch.delenv("LOCAL_RANK", raising=False)
