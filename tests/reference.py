@@ -7,7 +7,7 @@ import torch
 
 from hf_diversed.blocks import DraftOutput, TargetOutput, Verdict
 from hf_diversed.outputs import SpeculativeStats
-from hf_diversed.sampling import draw
+from hf_diversed.sampling import RandomSource, draw
 
 
 Process = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -18,6 +18,41 @@ class Randomness:
     """The random numbers of one row by round: noise of each draft token, uniforms, noise of the next token."""
 
     rounds: list[tuple[list[torch.Tensor], torch.Tensor | None, torch.Tensor]]
+
+
+class Recorder(RandomSource):
+    """Keeps the random numbers that the loop draws, in order; subclasses may add which rows it kept."""
+
+    def __init__(self):
+        self.events: list[tuple[str, torch.Tensor | None]] = []
+
+    def draft_noise(self, distribution):
+        self.events.append(("draft", super().draft_noise(distribution)))
+        return self.events[-1][1]
+
+    def round_noise(self, scores):
+        round_noise = super().round_noise(scores)
+        self.events += [("round_noise", round_noise.uniforms), ("next", round_noise.noise)]
+        return round_noise
+
+    def of_row(self, row: int) -> Randomness:
+        """The numbers of one row of the batch, wherever it was: rounds, each closed by the noise of its next token."""
+        rounds, drafts, round_noise = [], [], None
+        for kind, values in self.events:
+            if kind == "kept":
+                if row not in values.tolist():
+                    break
+                row = values.tolist().index(row)
+                continue
+            own = None if values is None else values[row : row + 1]
+            if kind == "draft":
+                drafts.append(own)
+            elif kind == "round_noise":
+                round_noise = own
+            else:
+                rounds.append((drafts, round_noise, own))
+                drafts, round_noise = [], None
+        return Randomness(rounds)
 
 
 @dataclass

@@ -29,6 +29,10 @@ _BASE = {
     "tie_word_embeddings": False,
 }
 _GEMMA = {"head_dim": 8, "query_pre_attn_scalar": 8, "sliding_window": 8}
+_GPT2 = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 128}
+_GPT2 |= {
+    name: _BASE[name] for name in ("vocab_size", "pad_token_id", "eos_token_id", "bos_token_id", "tie_word_embeddings")
+}
 _VISION = {
     "hidden_size": 16,
     "intermediate_size": 16,
@@ -102,36 +106,12 @@ ARCHITECTURES = {
             v_head_dim=12,
         )
     ),
-    "gpt_bigcode": lambda: tf.GPTBigCodeForCausalLM(
-        tf.GPTBigCodeConfig(
-            vocab_size=VOCAB_SIZE,
-            n_embd=32,
-            n_layer=2,
-            n_head=4,
-            n_positions=128,
-            pad_token_id=PAD,
-            eos_token_id=EOS,
-            bos_token_id=BOS,
-            tie_word_embeddings=False,
-        )
-    ),
+    "gpt_bigcode": lambda: tf.GPTBigCodeForCausalLM(tf.GPTBigCodeConfig(**_GPT2)),
     "glm": lambda: tf.GlmForCausalLM(tf.GlmConfig(**_BASE, head_dim=8)),
     "stablelm": lambda: tf.StableLmForCausalLM(tf.StableLmConfig(**_BASE)),
     "starcoder2": lambda: tf.Starcoder2ForCausalLM(tf.Starcoder2Config(**_BASE, sliding_window=8)),
     "smollm3": lambda: tf.SmolLM3ForCausalLM(tf.SmolLM3Config(**_BASE)),
-    "gpt2": lambda: tf.GPT2LMHeadModel(
-        tf.GPT2Config(
-            vocab_size=VOCAB_SIZE,
-            n_embd=32,
-            n_layer=2,
-            n_head=4,
-            n_positions=128,
-            pad_token_id=PAD,
-            eos_token_id=EOS,
-            bos_token_id=BOS,
-            tie_word_embeddings=False,
-        )
-    ),
+    "gpt2": lambda: tf.GPT2LMHeadModel(tf.GPT2Config(**_GPT2)),
     "gpt_neox": lambda: tf.GPTNeoXForCausalLM(tf.GPTNeoXConfig(**_without("num_key_value_heads"))),
     "opt": lambda: tf.OPTForCausalLM(
         tf.OPTConfig(

@@ -10,7 +10,7 @@ from hf_diversed.evaluation.certification import FixedSequence, p_value, paired_
 
 
 def capital(drops, max_drop: float) -> float:
-    """The largest capital, as the definition says: one bet after the other."""
+    """The largest capital by its definition: one bet after the other."""
     wealth = best = 1.0
     total, squares, variance = 0.0, 0.0, 1.0
     for count, drop in enumerate(drops, start=1):
@@ -65,7 +65,7 @@ def test_monotone_in_drop_and_confidence():
 
 
 def test_tests_end_at_the_first_failure():
-    """Catches a permissive setting that is certified behind one that failed, and tests that nobody needs."""
+    """Catches a permissive setting that is certified behind one that failed, and needless tests."""
     better, worse, as_good = (np.full(300, drop) for drop in (-0.1, 0.1, 0.0))
     sequence = FixedSequence((0.2, 0.02), 0.95)
     assert list(sequence.test(as_good)) == sequence.open == [0.02, 0.2]

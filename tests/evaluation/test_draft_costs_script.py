@@ -1,4 +1,4 @@
-"""The cost model of drafts: what is timed, and what theory says of it."""
+"""The cost model of drafts: the timings, and the speedup that theory predicts from them."""
 
 import json
 import sys
@@ -12,7 +12,7 @@ from tests.tiny import tiny_model
 
 
 def test_needed_acceptance_is_where_the_gain_begins():
-    """Catches an acceptance that gains less, one that is higher than it has to be, and a gain that nobody reaches."""
+    """Catches an acceptance that gains less, one that is higher than needed, and a gain that cannot be reached."""
     times = ForwardTimes(1.0, 0.1, 0.05, 0.2)
     for gain in (1.0, 1.5):
         rate = draft_costs.needed(gain, times)

@@ -140,8 +140,8 @@ def test_gain_over_the_static_curve(whole):
     assert all(by_name[name]["static_gain"] is None for name in ("target", "lossless", "static:0.5"))
     results = read_results(folder)
     assert static_gain(results, "diversed") == {name: by_name["diversed"][name] for name in GAIN}
-    with pytest.raises(ValueError, match="nobody"):
-        static_gain(results, "nobody")
+    with pytest.raises(ValueError, match="missing"):
+        static_gain(results, "missing")
 
 
 def test_without_plain_decoding(whole):
@@ -174,7 +174,7 @@ def test_an_interrupted_run_gives_the_same_table(pair, few, tmp_path, calls):
 
 
 def test_two_processes_give_the_table_of_one(pair, few, tmp_path):
-    """Catches batches done twice or by nobody, and files that are not merged."""
+    """Catches batches that both processes or neither decode, and files that are not merged."""
     chosen = [settings(samples_per_prompt=2, rank=rank, world_size=2) for rank in (0, 1)]
     first = evaluate(pair, LetterTask(), examples(5), FEW, chosen[0], output=tmp_path)
     assert first == []

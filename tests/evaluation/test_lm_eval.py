@@ -123,7 +123,7 @@ def test_a_row_stops_at_its_own_stop(records):
 
 
 def test_plain_decoding_and_lossless_agree(records):
-    """Catches "target" that runs with a draft, and a lossless rule that is none."""
+    """Catches "target" that runs with a draft, and a lossless method that is not."""
     plain = harness.DiversedLM(method="target", device="cpu", batch_size=4)
     lossless = harness.DiversedLM(pretrained="embedded", device="cpu", batch_size=4)
     asked = requests(records, 4)
@@ -199,7 +199,7 @@ runpy.run_module("hf_diversed.evaluation.lm_eval", run_name="__main__")
 
 
 def test_without_the_harness():
-    """Catches a missing package that nobody is told how to install, and a harness that everybody has to install."""
+    """Catches an error without the command that installs the package, and a harness that every user must install."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-c", WITHOUT_THE_HARNESS], env=environment, capture_output=True, text=True)
     assert done.returncode == 1

@@ -102,7 +102,7 @@ def test_time_against_acceptance():
 
 
 def test_styles_differ_without_colour(curve):
-    """Catches families that only colour tells apart, and one family in two looks."""
+    """Catches families that differ in colour only, and one family in two looks."""
     looks = [(line.get_marker(), line.get_color()) for line in quality_acceptance(curve).axes[0].lines]
     markers, colours = zip(*looks)
     assert len(set(markers)) == len(set(colours)) == len(looks)
@@ -155,7 +155,7 @@ def test_points_without_bounds_are_drawn(curve):
 
 
 def test_a_method_twice_is_no_curve():
-    """Catches the results of several drafts, which only "draft" tells apart, joined to one curve."""
+    """Catches the results of several drafts, which differ in "draft" only, joined to one curve."""
     rows = [{"draft": draft, **row} for draft in ("untuned", "distill") for row in sweep()]
     with pytest.raises(ValueError, match=r"drafts-math holds diversed@0\.3.* more than once for math.*5 drafts"):
         to_curves(rows, "drafts-math")

@@ -15,10 +15,9 @@ from hf_diversed import FLyVerifier, SpeculativeStats, diversed_decoding
 from hf_diversed._compat import WARPERS
 from hf_diversed.generation.planning import Call
 from hf_diversed.generation.rows import RaggedRows
-from hf_diversed.sampling import RandomSource
 from tests.engines.modes import STATIC
 from tests.fuzz.strategies import Case, cases, pair
-from tests.reference import Lookup, Randomness, naive_decoding
+from tests.reference import Lookup, Recorder, naive_decoding
 from tests.tiny import PAD
 
 
@@ -28,11 +27,11 @@ COUNTERS = ("num_rounds", "num_drafted", "num_accepted", "num_rejected", "num_em
 SUMS = ("weight_sum", "tv_sum", "bias_sum", "expected_accepted_sum")
 
 
-class Recorder(RandomSource):
+class LoopRecorder(Recorder):
     """Records the loop's random numbers in order, the rows it keeps, and its processors."""
 
     def __init__(self, monkeypatch):
-        self.events: list[tuple[str, torch.Tensor | None]] = []
+        super().__init__()
         self.processors: list = []
         keep, prepare = RaggedRows.keep, Call.prepare
 
@@ -46,32 +45,6 @@ class Recorder(RandomSource):
 
         monkeypatch.setattr(RaggedRows, "keep", listening_keep)
         monkeypatch.setattr(Call, "prepare", listening_prepare)
-
-    def draft_noise(self, distribution):
-        self.events.append(("draft", super().draft_noise(distribution)))
-        return self.events[-1][1]
-
-    def round_noise(self, scores):
-        round_noise = super().round_noise(scores)
-        self.events += [("round_noise", round_noise.uniforms), ("next", round_noise.noise)]
-        return round_noise
-
-    def of_row(self, row: int) -> Randomness:
-        """Return the random numbers of one row of the batch by round, across changes of its index."""
-        rounds, drafts, round_noise = [], [], None
-        for kind, values in self.events:
-            if kind == "kept":
-                if row not in values.tolist():
-                    break
-                row = values.tolist().index(row)
-            elif kind == "draft":
-                drafts.append(values[row : row + 1])
-            elif kind == "round_noise":
-                round_noise = None if values is None else values[row : row + 1]
-            else:
-                rounds.append((drafts, round_noise, values[row : row + 1]))
-                drafts, round_noise = [], None
-        return Randomness(rounds)
 
 
 @pytest.mark.parametrize("piece", range(PIECES))
@@ -98,7 +71,7 @@ def check(case: Case, mode: dict) -> None:
         named = {"prompt_lookup_num_tokens": case.gamma, "max_matching_ngram_size": case.lookup_ngram}
         source = {}
     with pytest.MonkeyPatch.context() as monkeypatch:
-        recorder = Recorder(monkeypatch)
+        recorder = LoopRecorder(monkeypatch)
         torch.manual_seed(case.seed)
         fast = target.generate(
             input_ids=torch.tensor([[PAD] * pad + [*prompt] for pad, prompt in zip(pads, case.prompts)]),
@@ -117,7 +90,7 @@ def check(case: Case, mode: dict) -> None:
         _compare_stats(fast.stats.per_row[row], stats)
 
 
-def _naive(case: Case, row: int, pad: int, recorder: Recorder) -> tuple[list[int], SpeculativeStats]:
+def _naive(case: Case, row: int, pad: int, recorder: LoopRecorder) -> tuple[list[int], SpeculativeStats]:
     """Return new tokens and counters of one row alone. Processors read the padded prompt, as in plain `generate`."""
 
     def process(ids: torch.Tensor, scores: torch.Tensor, processors=recorder.processors) -> torch.Tensor:

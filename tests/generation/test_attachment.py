@@ -1,4 +1,4 @@
-"""Where an attachment holds: in every thread, or in the block of whoever entered it."""
+"""Where an attachment is active: in every thread, or in the `with` block of its caller."""
 
 import asyncio
 import contextvars
@@ -18,7 +18,7 @@ RULES = ("static:0.0", "lossless")
 
 @pytest.fixture
 def decode(pair):
-    """Tells by the text which rule a caller that passes nothing gets: its name, or "plain"."""
+    """A function that decodes without arguments and returns the verifier that the text shows, or "plain"."""
     target, draft = pair
     call = {**ragged_batch(), "max_new_tokens": 16, "do_sample": False}
     expected = {rule: target.generate(**call, assistant_model=draft, verifier=rule) for rule in RULES}

@@ -312,7 +312,7 @@ def test_users_eos_criterion(pair, text):
 
 
 def test_every_criterion_of_transformers_is_tested_here():
-    """Catches a release that adds a stopping criterion nobody decided about."""
+    """Catches a release that adds a stopping criterion that is neither served nor refused."""
     members = [member for member in vars(sc).values() if isinstance(member, type)]
     known = {m for m in members if issubclass(m, sc.StoppingCriteria) and m is not sc.StoppingCriteria}
     assert known == {

@@ -53,7 +53,7 @@ def test_custom_generate_door(pair):
 
 
 def test_streamer_through_the_custom_generate_door(pair):
-    """Catches a streamer that hears the prompt and then nothing."""
+    """Catches a streamer that receives the prompt and then nothing."""
     target, draft = pair
     heard = []
 
@@ -146,7 +146,7 @@ def test_attachments_refuse_what_they_would_ignore(pair):
 
 
 def test_attached_draft_lengths_are_for_the_attached_draft(pair):
-    """Catches a call that looks its drafts up, and is told that it passed two lengths."""
+    """Catches a call with prompt lookup that is refused for passing two lengths."""
     target, draft = pair
     with hf_diversed.attach(target, draft, verifier="static:0.5", num_assistant_tokens=3):
         with hf_diversed.record_stats() as stats:

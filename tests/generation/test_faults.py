@@ -1,4 +1,4 @@
-"""Numbers that are not finite end a call with the name of whoever made them, before anything is emitted."""
+"""Numbers that are not finite end a call before anything is emitted, with the name of their source."""
 
 import copy
 import math

@@ -125,7 +125,7 @@ CASES += [pytest.param(kwargs, id=name, marks=MARKS.get(name, ())) for name, kwa
 
 
 def test_table_covers_every_processor_of_transformers():
-    """Catches a release that adds a processor nobody decided about: it would be called per column, right or wrong."""
+    """Catches a release that adds a processor that is neither served nor refused: it would be called per column."""
     members = [member for member in vars(lp).values() if isinstance(member, type)]
     known = {m for m in members if issubclass(m, lp.LogitsProcessor) and m is not lp.LogitsProcessor}
     assert len(known) >= 30

@@ -229,7 +229,7 @@ def test_other_doors(target):
 
 @pytest.mark.parametrize(("weight", "keeps_all"), [(0.0, True), (0.5, True), (0.75, False)])
 def test_greedy_mixtures_keep_copies_up_to_one_half(target, weight, keeps_all):
-    """The README says so. Catches a tie at w = 1/2 that goes to the target."""
+    """The README states this. Catches a tie at w = 1/2 that goes to the target."""
     out = lookup(target, StaticEnsembleVerifier(weight), repetitive_batch())
     assert out.stats.num_drafted > 0
     assert (out.stats.acceptance_rate == 1.0) == keeps_all

@@ -104,9 +104,9 @@ def test_wrong_predictions_are_caught(pair, head, monkeypatch):
 
 
 def test_bias_per_token_is_estimated_without_bias_and_recorded_exactly(pair):
-    """Catches an estimate that is none of TV(v, p), and records that carry it in place of TV(v, p). False alarms: the
-    two sums over some ten thousand positions differ by 4.5 standard errors once in 150,000 times; the seed is
-    fixed."""
+    """Catches an estimate of something other than TV(v, p), and records that carry it in place of TV(v, p). False
+    alarms: the two sums over some ten thousand positions differ by 4.5 standard errors once in 150,000 times; the seed
+    is fixed."""
     config = DiversedHeadConfig(32, 32, features="distribution", token_features=True)
     by_token = DiversedHead(config).eval()
     by_token.start_lenient(0.3)

@@ -369,7 +369,7 @@ ROWS = [
     Row(
         "no rows", generate(input_ids=torch.ones(0, 6).long(), attention_mask=MISSING), ["at least one row", "[0, 6]"]
     ),
-    Row("ids that are none", generate(input_ids=torch.ones(2, 6)), ["input_ids", "long or int", "float32"]),
+    Row("ids of a float type", generate(input_ids=torch.ones(2, 6)), ["input_ids", "long or int", "float32"]),
     Row("types of tokens", generate(token_type_ids=types_of_tokens(1)), ["'token_type_ids'", "Drop it"]),
     Row(
         "types of tokens that are looked up",

@@ -9,8 +9,8 @@ from transformers import LogitsProcessor, LogitsProcessorList, TemperatureLogits
 from hf_diversed import DiversedVerifier, StaticEnsembleVerifier, diversed_decoding
 from hf_diversed.engines import eager
 from hf_diversed.verifiers import build_verifier
-from tests.generation.test_rules import Recorder, forward
-from tests.reference import naive_decoding
+from tests.generation.test_rules import forward
+from tests.reference import Recorder, naive_decoding
 from tests.tiny import EOS, ragged_batch, tiny_head
 
 
@@ -92,7 +92,8 @@ def test_greedy_rows_are_their_greedy_call(pair):
 
 
 def test_forbidden_tokens_stay_forbidden_when_tempered(pair):
-    """Catches a ban written as the lowest finite number, divided by the row's temperature until it is none."""
+    """Catches a ban written as the lowest finite number, that the row's temperature divides until it no longer
+    excludes."""
     target, _ = pair
     ids = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 8, 5, 6]])
 
@@ -116,7 +117,7 @@ def test_forbidden_tokens_stay_forbidden_when_tempered(pair):
 
 @pytest.mark.parametrize("given", [[0.5], [0.5, -1.0], [0.5, float("inf")], [0.1, 0.2, 0.3]])
 def test_refusals(pair, given):
-    """Catches one temperature for several rows, and numbers that are none."""
+    """Catches one temperature for several rows, and invalid numbers."""
     target, draft = pair
     call = {**ragged_batch(2), "assistant_model": draft, "verifier": "lossless", "max_new_tokens": 4}
     with pytest.raises(ValueError, match="2 finite numbers >= 0, one per prompt"):

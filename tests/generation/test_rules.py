@@ -10,10 +10,9 @@ from hf_diversed import DiversedVerifier
 from hf_diversed.engines import eager
 from hf_diversed.engines.static import StaticEngine
 from hf_diversed.generation import planning
-from hf_diversed.sampling import RandomSource
 from hf_diversed.verifiers import VERIFIERS, BlockVerifier, PhaseVerifier, StaticEnsembleVerifier, build_verifier
 from tests.engines.modes import STATIC, TRACED
-from tests.reference import Randomness, naive_decoding
+from tests.reference import Recorder, naive_decoding
 from tests.tiny import EOS, PAD, ragged_batch, tiny_draft, tiny_head, tiny_model
 from tests.verifier_cases import VERIFIER_CASES
 
@@ -67,36 +66,6 @@ def forward(model, ids: tuple[int, ...]):
     """Raw logits and last hidden states of one row; rules and settings share many prefixes."""
     out = model(torch.tensor([ids]), output_hidden_states=True)
     return out.logits.float(), out.hidden_states[-1]
-
-
-class Recorder(RandomSource):
-    """Keeps the random numbers that the loop draws, in its order."""
-
-    def __init__(self):
-        self.drawn: list[tuple[str, torch.Tensor]] = []
-
-    def draft_noise(self, distribution):
-        self.drawn.append(("draft", super().draft_noise(distribution)))
-        return self.drawn[-1][1]
-
-    def round_noise(self, scores):
-        round_noise = super().round_noise(scores)
-        self.drawn += [("round_noise", round_noise.uniforms), ("next", round_noise.noise)]
-        return round_noise
-
-    def of_row(self, row: int) -> Randomness:
-        """What fell to one row: a round after the other, each closed by the noise of its next token."""
-        rounds, drafts, round_noise = [], [], None
-        for kind, values in self.drawn:
-            own = None if values is None else values[row : row + 1]
-            if kind == "draft":
-                drafts.append(own)
-            elif kind == "round_noise":
-                round_noise = own
-            else:
-                rounds.append((drafts, round_noise, own))
-                drafts, round_noise = [], None
-        return Randomness(rounds)
 
 
 # By engine: its arguments, gamma, batch sizes (of three rows a fourth is idle) and settings; tracing takes seconds.

@@ -27,7 +27,7 @@ PAIRS = [(0.9, 0.1), (0.6, 0.05), (0.8, 0.4), (0.97, 0.2)]  # acceptance, cost o
 
 @dataclass
 class Machine:
-    """Stands for models and rows: keeps each draft with the same probability, and takes as long as it is told to.
+    """Stands for models and rows: accepts each draft token with one probability, and takes the given time.
 
     `rows` and `engine` at once, of calls of 60 tokens per row; `disturb` maps a round's number and time to its time.
     """
@@ -109,7 +109,7 @@ def test_it_begins_where_it_is_told():
 
 
 def test_the_same_times_give_the_same_lengths():
-    """Catches a choice that hangs on anything but rounds and clock."""
+    """Catches a choice that depends on anything but rounds and measured times."""
     first, second = (Machine(0.8, ForwardTimes(0.02, 0.003)).decode(calls=20) for _ in range(2))
     assert first == second
 

@@ -128,7 +128,7 @@ def test_processors_of_the_prefix_send_nothing_either(pair, monkeypatch):
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_a_round_waits_once_on_a_device(pair):
-    """The same where the runtime itself tells: any other wait is an error."""
+    """The same on a device, whose runtime raises at any other wait."""
     target, draft = (model.cuda() for model in pair)
     commit = decoding.commit
 

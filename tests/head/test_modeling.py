@@ -112,7 +112,7 @@ def test_distribution_features_by_definition():
     p, q = target.probs()[:, :-1].flatten(0, 1), draft.probs().flatten(0, 1)
     found = distribution_features(p, q)
     assert found.isfinite().all()
-    expected = [_figures(*laws) for laws in zip(p.double().tolist(), q.double().tolist())]
+    expected = [_figures(*pair) for pair in zip(p.double().tolist(), q.double().tolist())]
     torch.testing.assert_close(found.double(), torch.tensor(expected, dtype=torch.float64), rtol=1e-4, atol=1e-5)
 
 
@@ -120,7 +120,7 @@ def _figures(p: list[float], q: list[float]) -> list[float]:
     def log_ratio(a: float, b: float) -> float:
         return min(20.0, max(-20.0, math.log(a / b))) if b > 0.0 else 20.0
 
-    entropies = [-sum(value * math.log(value) for value in law if value > 0.0) for law in (p, q)]
+    entropies = [-sum(value * math.log(value) for value in probs if value > 0.0) for probs in (p, q)]
     kl = sum(a * log_ratio(a, b) for a, b in zip(p, q) if a > 0.0)
     tv = 0.5 * sum(abs(a - b) for a, b in zip(p, q))
     same_best = float(p.index(max(p)) == q.index(max(q)))
@@ -157,8 +157,8 @@ def test_token_features_by_definition():
     p, q = target.probs()[:, :-1].flatten(0, 1), draft.probs().flatten(0, 1)
     for token in range(p.shape[-1]):
         found = drafted_token_features(p, q, torch.full((len(p),), token))
-        laws = zip(p.double().tolist(), q.double().tolist())
-        expected = torch.tensor([_token_figures(*pair, token) for pair in laws], dtype=torch.float64)
+        pairs = zip(p.double().tolist(), q.double().tolist())
+        expected = torch.tensor([_token_figures(*pair, token) for pair in pairs], dtype=torch.float64)
         torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-5)
 
 

@@ -1,4 +1,4 @@
-"""The wheel, as somebody meets it who has nothing of this repository.
+"""The wheel as a user without this repository installs it.
 
 HF_DIVERSED_TEST_PYTHON names another interpreter to install it for.
 """

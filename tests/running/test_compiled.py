@@ -93,8 +93,8 @@ def test_a_pair_that_cannot_be_compiled_is_refused(pair):
         warmup(target, draft, verifier="static:0.5", max_length=64, compile_config=CONFIG)
 
 
-def test_how_it_is_compiled_where_nobody_says():
-    """Catches graphs of CUDA asked for where there is none, shapes that become dynamic with the second batch size, and
+def test_default_compile_config():
+    """Catches CUDA graphs requested without CUDA, shapes that become dynamic with the second batch size, and
     upstream's plain decoding left uncompiled on a CPU."""
     cpu, cuda = (default_compile_config(torch.device(kind)) for kind in ("cpu", "cuda"))
     assert (cpu.mode, cuda.mode, cpu.dynamic) == ("default", "reduce-overhead", False)

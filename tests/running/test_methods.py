@@ -111,7 +111,7 @@ def test_rules_in_words_follow_the_head(head):
 
 
 def test_rules_in_words_follow_a_head_inside_of_another_rule(head):
-    """Catches a head that is told by its shape only once another rule stands around it."""
+    """Catches a head inside another verifier that is identified by its shape only."""
     rule = ("mine", BlockVerifier(DiversedVerifier(head)))
     before = build_methods([rule])[0].rule
     with torch.no_grad():
@@ -120,7 +120,7 @@ def test_rules_in_words_follow_a_head_inside_of_another_rule(head):
 
 
 def test_bounded_weights_are_no_points_of_the_static_curve():
-    """Catches a curve through points whose weight is not what their label says."""
+    """Catches a curve through points whose weight differs from their label."""
     methods = build_methods(["static:0.3", "static:0.3:0.1"])
     assert [method.static_weight for method in methods] == [0.3, None]
 

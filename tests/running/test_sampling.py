@@ -1,4 +1,4 @@
-"""How tokens are drawn: what `generate` is told, and what is refused."""
+"""How tokens are drawn: the arguments of `generate`, and refused settings."""
 
 import dataclasses
 
@@ -8,11 +8,11 @@ from hf_diversed.evaluation import EvaluationSettings
 from hf_diversed.running.sampling import Sampling
 
 
-def test_generate_is_told_everything_that_decides_a_law():
+def test_generate_receives_every_sampling_argument():
     """Catches a setting of the model's own generation config, a top-k of 50 or a repetition penalty, that makes the
-    laws of training others than those of evaluation."""
-    laws = {"top_k": 0, "top_p": 1.0, "repetition_penalty": 1.0}
-    assert Sampling().generate_kwargs() == {"do_sample": True, "temperature": 1.0, "max_new_tokens": 128, **laws}
+    distributions of training differ from those of evaluation."""
+    fixed = {"top_k": 0, "top_p": 1.0, "repetition_penalty": 1.0}
+    assert Sampling().generate_kwargs() == {"do_sample": True, "temperature": 1.0, "max_new_tokens": 128, **fixed}
     greedy = {"do_sample": False, "max_new_tokens": 9, "repetition_penalty": 1.0}
     assert Sampling(temperature=0, max_new_tokens=9).generate_kwargs() == greedy
 

@@ -275,7 +275,7 @@ for thread in threads:
     "empty": "",
 }
 
-# Namespaces only: where there are none, new processes are refused.
+# Namespaces only: without them, new processes are refused.
 WITH_PROCESSES = {
     "child": """
 import os

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="namespaces and 
 
 
 def interpreter_for_nobody() -> str | None:
-    """Root's own interpreter is often under /root, which nobody can enter."""
+    """Root's own interpreter is often under /root, which the user nobody cannot enter."""
     for python in (sys.executable, "/usr/bin/python3", "/usr/local/bin/python3"):
         command = [python, "-I", "-c", "import sys, ctypes; sys.exit(sys.version_info < (3, 10))"]
         try:

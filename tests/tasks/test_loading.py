@@ -83,7 +83,7 @@ def test_refuses_what_does_not_exist(name: str, split: str, options: dict, messa
 
 
 def test_refuses_more_records_than_the_file_has(tmp_path: Path):
-    """Catches a table that says 100 prompts and counts 90."""
+    """Catches a table of 100 prompts that counts 90."""
     with pytest.raises(ValueError, match=r"`n` must be at most 2, the number of records in .*a\.jsonl, got 3"):
         load_records(get_task("gsm8k"), "test", 3, data_file=write(tmp_path / "a.jsonl", *rows(2)))
 

@@ -69,7 +69,7 @@ REFERENCES = {
 
 
 def other(name: str, mark: str) -> dict:
-    """The record with something added that tells it from the first."""
+    """The record with something added, so that it differs from the first."""
     column = {"wmt": "translation", "mbpp": "text"}.get(name, next(iter(RECORDS[name])))
     value = RECORDS[name][column]
     return RECORDS[name] | {column: {**value, "de": mark} if name == "wmt" else value.replace(" ", f" {mark}", 1)}

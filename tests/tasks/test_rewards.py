@@ -183,7 +183,16 @@ def test_sums_what_is_there():
     assert weighted["reward"] == [2.0, 2.0, None, 1.5, 0.0]
     assert weighted["rewards/reward_1"] == [2.0, 4.0, None, 3.0, None]
     assert RewardSum([first, second])(completions=["x"] * 5)["reward"] == [3.0, 4.0, None, 3.0, 0.0]
-    assert RewardSum([len_reward, task_reward(get_task("math"))]).names == ["len_reward", "math"]
+
+    class Constant:
+        def __call__(self, completions, **columns):
+            return [4.0] * len(completions)
+
+    assert RewardSum([len_reward, Constant(), task_reward(get_task("math"))]).names == [
+        "len_reward",
+        "Constant",
+        "math",
+    ]
 
 
 def len_reward(completions, **columns):

@@ -1,4 +1,4 @@
-"""What goes wrong around a run, one thing at a time: each ends in a sentence that says what to do, or is survived, and
+"""What goes wrong around a run, one thing at a time: each ends in a message with advice, or is survived, and
 a run that goes on afterwards ends with the weights of one that nothing happened to."""
 
 import errno
@@ -38,7 +38,7 @@ def mounted(*arguments: str) -> bool:
 
 
 def test_full_disk(unbroken, disk):
-    """Catches 'basic_ios::clear: iostream error' of torch, which tells nobody that a disk is full, and an error of the
+    """Catches 'basic_ios::clear: iostream error' of torch, which does not mention the full disk, and an error of the
     system that names no file."""
     full = trainer(disk / "run")
     words = r"checkpoint-\d could not be written: .* 0\.0 MiB are free there\. Free some space"

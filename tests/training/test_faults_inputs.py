@@ -9,7 +9,7 @@ from tests.training.short_runs import EVALUATED, STEPS, same, trainer
 
 
 def failing_at(number: int, failure: Exception | float):
-    """A reward that raises, or returns a number that is none, for one completion of its `number`-th call."""
+    """A reward that raises, or returns an invalid number, for one completion of its `number`-th call."""
     calls = []
 
     def moody(completions, prompts, **columns):
@@ -27,7 +27,7 @@ def failing_at(number: int, failure: Exception | float):
 @pytest.mark.parametrize("failure", [KeyError("answer"), float("nan"), float("inf")], ids=["raises", "nan", "inf"])
 def test_failing_reward(unbroken, tmp_path, failure):
     """Catches NaN that passes for "no reward", an error that names neither reward nor prompt, and steps since the last
-    checkpoint that are lost for a mistake in somebody's reward."""
+    checkpoint that are lost for a mistake in a user's reward."""
     reward, calls = failing_at(3, failure)
     words = "reward 'moody' .*(KeyError: 'answer'|nan|inf).* for completion .* of prompt "
     failing = trainer(tmp_path, reward, save_steps=STEPS)

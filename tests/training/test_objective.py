@@ -64,7 +64,7 @@ class Leaf:
 class Process:
     """Speculative decoding with random context-dependent distributions and head, written as naively as it is defined.
 
-    Under the mixture a rejection says the same whichever token was drafted; with weights per token it does not.
+    Under the mixture a rejection has one score for every draft token; with weights per token it has several.
     """
 
     def __init__(
@@ -141,7 +141,7 @@ class Process:
 
     @cached_property
     def drafted(self) -> torch.Tensor:
-        """The drafted token of every decision; 0 where nobody asks."""
+        """The drafted token of every decision; 0 where it is not used."""
         return torch.tensor([step.drafted or 0 for _, step in self.flat])
 
     @cached_property
@@ -410,7 +410,8 @@ def test_rollouts_without_decisions_change_nothing(rule):
 
 
 def test_leave_one_out():
-    """Catches a reward in its own baseline, neighbours of another prompt in it, and rewards that are none counted."""
+    """Catches a reward in its own baseline, neighbours of another prompt in it, and missing rewards that are
+    counted."""
     rewards = torch.tensor([1.0, 0.0, 0.5, 0.0, 9.0, 2.0, 0.7, 0.7, 0.7])
     valid = torch.tensor([True, True, True, True, False, False, True, True, True])
     found = leave_one_out(rewards, valid, 3)
@@ -421,7 +422,7 @@ def test_leave_one_out():
 
 
 def test_center():
-    """Catches a division by the spread that nobody asked for, and rounding noise of equal rewards scaled up to 1."""
+    """Catches a division by the spread that was not requested, and rounding noise of equal rewards scaled up to 1."""
     rewards = torch.tensor([1.0, 0.0, 0.0, 1.0, 1.0])
     torch.testing.assert_close(center(rewards), torch.tensor([0.4, -0.6, -0.6, 0.4, 0.4]))
     normal = center(rewards, normalize=True)

@@ -1,6 +1,6 @@
 """Runs that are killed with SIGKILL and resumed end exactly where an undisturbed run ends.
 
-A few kills by default: one at each place that is told to, and two at random moments. `make faults` asks for more.
+A few kills by default: one at each place in `PAUSES`, and two at random moments. `make faults` runs more.
 """
 
 import json

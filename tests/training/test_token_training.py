@@ -48,7 +48,7 @@ def test_what_the_prompt_alone_decides_moves_nothing(tmp_path):
 
 @pytest.mark.parametrize("normalize", [False, True])
 def test_baseline_leaves_one_out(tmp_path, normalize: bool):
-    """Catches groups of other rows than those of one prompt, and a spread that nobody divides by."""
+    """Catches groups of other rows than those of one prompt, and a spread that is not divided by."""
     trainer = runs.trainer(tmp_path, **TOKEN, max_steps=2, normalize_advantages=normalize)
     trainer.train()
     advantage = trainer._batch.advantage

@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import EarlyStoppingCallback, TrainerCallback
+from transformers import EarlyStoppingCallback
 
 from hf_diversed.head import DiversedHead
 from tests.tiny import EOS
@@ -83,18 +83,6 @@ def test_last_line_counts_the_last_evaluation(done):
     assert last["time/evaluation"] > updates[-1]["time/evaluation"]
 
 
-def test_log_reaches_callbacks(tmp_path):
-    """Catches metrics that stay in the trainer: report_to works through on_log."""
-    seen = []
-
-    class Reporter(TrainerCallback):
-        def on_log(self, args, state, control, logs=None, **kwargs):
-            seen.append(dict(logs))
-
-    runs.trainer(tmp_path, callbacks=[Reporter()], max_steps=2).train()
-    assert "rewards/letters/mean" in seen[0]
-
-
 # Rewards
 
 
@@ -136,20 +124,6 @@ def test_weighted_sum_of_several_rewards(tmp_path):
     assert history(trainer, "rewards/first/mean") == [1.0]
     assert history(trainer, "rewards/second/mean") == [10.0]
     assert trainer._batch.advantage.tolist() == pytest.approx([1.0, -1.0, 0.0, 0.0] * 2)
-
-
-def test_namesakes_and_nameless_are_kept_apart(tmp_path):
-    """Catches one of two lambdas that is dropped without a word, and an object that has no __name__."""
-
-    class Constant:
-        def __call__(self, completions, **columns):
-            return [4.0] * len(completions)
-
-    one, two = (lambda completions, value=value, **columns: [value] * len(completions) for value in (1.0, 2.0))
-    trainer = rewarded(tmp_path, [one, two, Constant()], max_steps=2)
-    assert history(trainer, "reward") == [7.0]
-    assert history(trainer, "rewards/Constant/mean") == [4.0]
-    assert len([name for name in trainer.state.log_history[0] if name.startswith("rewards/")]) == 3
 
 
 def test_prompt_without_reward_in_a_constrained_run(tmp_path):
@@ -209,7 +183,7 @@ def test_constant_reward_increases_acceptance(tmp_path, kind):
 
 
 def poisoned_pair():
-    """A pair whose draft says an odd token wherever the target would say one of its frequent ones."""
+    """A pair whose draft model proposes an odd token where the target would emit one of its frequent ones."""
     target, draft = runs.pair(noise=0.05)
     head = draft.get_output_embeddings().weight
     odd = head.shape[0] - 1
@@ -253,17 +227,6 @@ def test_normalised_advantages_hold_the_acceptance_term(tmp_path):
     decisions = trainer._batch.decisions
     rejections = torch.bincount(decisions.sequence[~decisions.accepted], minlength=8) / decisions.counts()
     assert torch.corrcoef(torch.stack([advantage, -rejections]))[0, 1] == pytest.approx(1.0)
-
-
-def test_kl_costs_reward(tmp_path):
-    """Catches a KL term that is logged but not paid for."""
-    weights = []
-    for coef in (0.0, 2.0):
-        trainer = rewarded(
-            tmp_path / str(coef), runs.zero, kl_coef=coef, acceptance_coef=0.0, learning_rate=0.3, max_steps=8
-        )
-        weights.append(history(trainer, "weight")[-1])
-    assert weights[1] > weights[0] + 0.02
 
 
 def test_fresh_head_starts_at_the_asked_weight(tmp_path):
@@ -413,11 +376,6 @@ def test_looked_up_drafts_have_no_hidden_states(tmp_path):
     target, _ = runs.pair()
     with pytest.raises(ValueError, match="head_features must be \"distribution\", got 'both'"):
         runs.trainer(tmp_path, models=(target, None), head_features="both")
-
-
-def test_unknown_rewards_are_refused(tmp_path):
-    with pytest.raises(ValueError, match="does not exist"):
-        runs.trainer(tmp_path, "tests.training.runs.nothing")
 
 
 def test_padding_of_the_tokenizer_does_not_matter(tmp_path, monkeypatch):

@@ -19,7 +19,7 @@ from hf_diversed.verifiers import Verifier
 
 VOCAB = 3
 Tokens = tuple[int, ...]
-Law = Callable[["Tables", Tokens], torch.Tensor]
+Distribution = Callable[["Tables", Tokens], torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ def rounds(
     prefix: Tokens,
     gamma: int,
     state: torch.Tensor | None,
-    bonus: Law,
+    bonus: Distribution,
     weighted: bool = False,
 ) -> Iterator[tuple[Tokens, float, torch.Tensor | None]]:
     """Yield every outcome of one round: new tokens, probability (times importance weight) and new state."""
@@ -128,7 +128,7 @@ def process_probs(
     gamma: int,
     length: int,
     prefix: Tokens = (0,),
-    bonus: Law = Tables.p,
+    bonus: Distribution = Tables.p,
     weighted: bool = False,
 ) -> dict[Tokens, float]:
     """Return the distribution of `length` tokens after `prefix`.
@@ -153,7 +153,9 @@ def process_probs(
     return dict(total)
 
 
-def product_probs(distribution: Law, tables: Tables, length: int, prefix: Tokens = (0,)) -> dict[Tokens, float]:
+def product_probs(
+    distribution: Distribution, tables: Tables, length: int, prefix: Tokens = (0,)
+) -> dict[Tokens, float]:
     """Return the distribution of `length` tokens that all follow `distribution`."""
     total = {}
     for tokens in itertools.product(range(VOCAB), repeat=length):
