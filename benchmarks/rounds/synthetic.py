@@ -47,9 +47,9 @@ class SyntheticVerifier(CompositeVerifier):
         draft: DraftOutput,
         target: TargetOutput,
         state: torch.Tensor | None = None,
-        dials: dict[str, torch.Tensor] | None = None,
+        row_values: dict[str, torch.Tensor] | None = None,
     ) -> Verdict:
-        verdict = self.ask_parts(input_ids, [draft], target, [state], dials)[0]
+        verdict = self.verify_parts(input_ids, [draft], target, [state], row_values)[0]
         count = draft.tokens.shape[1]
         rates = self.acceptance * count if len(self.acceptance) == 1 else self.acceptance[:count]
         if len(rates) < count:

@@ -147,7 +147,7 @@ class StaticEngine(EagerEngine):
     def _shape(self, gamma: int, memory: Memory) -> Shape:
         """What a round of this length is compiled for."""
         rows = self.rows
-        rest = (gamma, *sorted(memory.dials), memory.state is None, *self._sampling)
+        rest = (gamma, *sorted(memory.row_values), memory.state is None, *self._sampling)
         return Shape(size_for(len(rows.ids)), self.target.capacity_for(max(rows.lengths.host) + gamma), rest)
 
     def _step_shape(self, shape: Shape, width: int) -> Shape:
@@ -198,7 +198,7 @@ class StaticEngine(EagerEngine):
                 temperatures=rows.temperatures,
                 draft_noise=draft_noise,
                 round_noise=round_noise,
-                dials=memory.dials,
+                row_values=memory.row_values,
                 state=memory.state,
             ),
         )

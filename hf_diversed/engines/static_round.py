@@ -53,7 +53,7 @@ class RoundInputs:
         tail: long `[R, 2]`, the last ids of each row. lengths: long `[R]`, the number of its ids. room: long `[R]`,
             how many draft tokens it has room for. temperatures: see `RaggedRows`.
         draft_noise: gamma tensors, see `draw`; empty for greedy drafting. round_noise: see `RoundNoise`.
-        dials, state: see `Memory`.
+        row_values, state: see `Memory`.
     """
 
     gamma: int
@@ -63,7 +63,7 @@ class RoundInputs:
     temperatures: torch.Tensor | None
     draft_noise: list[torch.Tensor]
     round_noise: RoundNoise
-    dials: dict[str, torch.Tensor]
+    row_values: dict[str, torch.Tensor]
     state: torch.Tensor | None
 
 
@@ -133,7 +133,7 @@ def verify_block(settings: CallSettings, buffers: Buffers, inputs: RoundInputs, 
         settings.process(logits, inputs.temperatures), hidden_states, logits if settings.keep_raw else None
     )
     greedy = None if inputs.temperatures is None else inputs.temperatures == 0.0
-    memory = Memory(inputs.dials, inputs.state)
+    memory = Memory(inputs.row_values, inputs.state)
     round = verify(settings.verifier, inputs.tail, draft, target, memory, settings.eos_ids, inputs.round_noise, greedy)
     return _trim(round, settings)
 

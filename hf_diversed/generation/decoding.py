@@ -73,7 +73,7 @@ def run_rounds(
         may_compact: whether finished rows may be removed, as no code outside the engine indexes rows.
     """
     rows, verifier = engine.rows, engine.verifier
-    memory = Memory(verifier.dials(len(rows.ids), rows.ids.device))
+    memory = Memory(verifier.row_values(len(rows.ids), rows.ids.device))
     while rows.running:
         gamma = schedule.next(memory)
         round = engine.round(gamma, memory)  # draft a block, score it in one target forward, `verify` it

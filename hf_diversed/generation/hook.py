@@ -25,15 +25,15 @@ from hf_diversed.verifiers import CertifiedVerifier, DiversedVerifier, Verifier,
 
 _DRAFT_MODES = ("prompt_lookup_num_tokens", "assistant_early_exit")
 # Settings of DiversedVerifier and CertifiedVerifier, and their argument names in `generate`.
-DIALS = {
+HEAD_SETTINGS = {
     "strictness": "diversed_strictness",
     "max_bias": "diversed_max_bias",
     "bias_budget": "diversed_bias_budget",
     "max_ratio": "diversed_max_ratio",
     "max_drop": "diversed_max_drop",
 }
-# The two settings are mutually exclusive.
-_ONE_DIAL = {"strictness", "max_drop"}
+# These two settings are mutually exclusive.
+_EXCLUSIVE = {"strictness", "max_drop"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,8 +105,8 @@ def attached_to(model: torch.nn.Module) -> Attached | None:
 
 
 def _forget_replaced(entries: list[_Standing]) -> None:
-    settled = [index for index, entry in enumerate(entries) if entry.handle() is None]
-    del entries[: settled[-1] if settled else 0]
+    permanent = [index for index, entry in enumerate(entries) if entry.handle() is None]
+    del entries[: permanent[-1] if permanent else 0]
 
 
 def attach(
@@ -137,16 +137,16 @@ def attach(
             pipeline("text-generation", model=model, tokenizer=tokenizer)("Question: ...")
         ```
     """
-    dials = diversed_strictness, diversed_max_bias, diversed_bias_budget, diversed_max_ratio, diversed_max_drop
-    options = Options(diversed_head, verifier, *dials)
+    settings = diversed_strictness, diversed_max_bias, diversed_bias_budget, diversed_max_ratio, diversed_max_drop
+    options = Options(diversed_head, verifier, *settings)
     if (diversed_head is None) == (verifier is None):
         raise ValueError("attach needs exactly one of diversed_head= and verifier=.")
     for candidate, role in ((model, "target"), (assistant_model, "draft")):
         checks.check_model(candidate, role)
-    named = {dial: getattr(options, argument) for dial, argument in DIALS.items()}
+    named = {setting: getattr(options, argument) for setting, argument in HEAD_SETTINGS.items()}
     if verifier is not None:
         resolve_verifier(None, verifier, **named)
-    check_dials(named)
+    check_settings(named)
     install_hook()
     return _keep_beside(_compat.base_model(model), Attached(assistant_model, options, num_assistant_tokens))
 
@@ -257,7 +257,7 @@ class _Call:
         if chosen.diversed_head is not None:
             beside = attached if chosen is attached else Options()
             sources += [self.named, lambda name: getattr(beside, name), self.setting]
-        return resolve_verifier(chosen.diversed_head, chosen.verifier, self.model.device, **_first_dials(sources))
+        return resolve_verifier(chosen.diversed_head, chosen.verifier, self.model.device, **_first_settings(sources))
 
     def refuse_other_modes(self) -> None:
         """Raise ValueError for modes and inputs that upstream would handle before it calls the loop."""
@@ -299,23 +299,23 @@ class _Call:
             self.arguments["self"] = twin
 
 
-def _first_dials(sources: list[Callable[[str], Any]]) -> dict[str, Any]:
+def _first_settings(sources: list[Callable[[str], Any]]) -> dict[str, Any]:
     """Return each setting from the first source that has it."""
-    dials: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     for source in sources:
-        taken = {*dials, *(_ONE_DIAL if dials.keys() & _ONE_DIAL else ())}
-        found = {dial: source(argument) for dial, argument in DIALS.items() if dial not in taken}
-        dials |= {dial: value for dial, value in found.items() if value is not None}
-    return dials
+        taken = {*settings, *(_EXCLUSIVE if settings.keys() & _EXCLUSIVE else ())}
+        found = {setting: source(argument) for setting, argument in HEAD_SETTINGS.items() if setting not in taken}
+        settings |= {setting: value for setting, value in found.items() if value is not None}
+    return settings
 
 
-def check_dials(dials: Mapping[str, Any]) -> None:
+def check_settings(settings: Mapping[str, Any]) -> None:
     """Raise ValueError if `max_drop` is combined with another setting. None means unset."""
-    others = [DIALS[name] for name, value in dials.items() if value is not None and name != "max_drop"]
-    if dials.get("max_drop") is not None and others:
+    others = [HEAD_SETTINGS[name] for name, value in settings.items() if value is not None and name != "max_drop"]
+    if settings.get("max_drop") is not None and others:
         raise ValueError(
-            f"diversed_max_drop chooses the dial that was certified, which {' and '.join(others)} would change; pass "
-            "only one of them."
+            f"diversed_max_drop chooses the strictness that was certified, which {' and '.join(others)} would change; "
+            "pass only one of them."
         )
 
 
@@ -323,25 +323,25 @@ def resolve_verifier(
     diversed_head: "DiversedHead | str | os.PathLike | None",
     verifier: Verifier | str | None,
     device: torch.device | None = None,
-    **dials: float | list[float] | torch.Tensor | None,
+    **settings: float | list[float] | torch.Tensor | None,
 ) -> Verifier | None:
     """Build the requested verifier.
 
     Args:
         diversed_head: head, or its folder or Hub id. verifier: verifier, or its name; exclusive with `diversed_head`.
         device: of the head, where it is loaded by name.
-        dials: arguments of `DiversedVerifier`, None for its defaults; or `max_drop`, for a `CertifiedVerifier`.
+        settings: arguments of `DiversedVerifier`, None for its defaults; or `max_drop`, for a `CertifiedVerifier`.
 
     Raises:
         ValueError: for conflicting arguments, unknown names, and settings without a head.
     """
     if diversed_head is not None and verifier is not None:
         raise ValueError("diversed_head= and verifier= both choose the verifier; pass only one of them.")
-    given: dict[str, Any] = {name: value for name, value in dials.items() if value is not None}
+    given: dict[str, Any] = {name: value for name, value in settings.items() if value is not None}
     if diversed_head is not None:
         if isinstance(diversed_head, (str, os.PathLike)):
             diversed_head = load_head(os.fspath(diversed_head), device)
-        check_dials(given)
+        check_settings(given)
         return (
             CertifiedVerifier(diversed_head, **given)
             if "max_drop" in given
@@ -349,7 +349,7 @@ def resolve_verifier(
         )
     if given:
         raise ValueError(
-            f"{' and '.join(DIALS[name] for name in given)} can only act on a head: pass diversed_head=, or "
+            f"{' and '.join(HEAD_SETTINGS[name] for name in given)} can only act on a head: pass diversed_head=, or "
             f"build DiversedVerifier(head, {next(iter(given))}=...) yourself."
         )
     if isinstance(verifier, str):

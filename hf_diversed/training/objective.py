@@ -1,6 +1,6 @@
 """The training objective of a head: a policy gradient of the reward, plus acceptance and KL terms.
 
-The actions are the accept or reject decisions; `LearnedRule` computes their log-probabilities. This module is
+The actions are the accept or reject decisions; `AcceptanceModel` computes their log-probabilities. This module is
 independent of models, vocabularies and tasks.
 Shapes: B rollouts, M decisions. Probabilities and log-probabilities have the dtype of the records (float32).
 """
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from hf_diversed.verifiers.learned import Decisions, LearnedRule
+from hf_diversed.verifiers.learned import AcceptanceModel, Decisions
 
 
 # exp() overflows float32 at 88, and 0 * inf in the gradient of an unused branch is NaN.
@@ -31,7 +31,7 @@ class LossSettings:
     clip_range: float | None = None
 
 
-def expected_acceptance(rule: LearnedRule, logit: torch.Tensor, decisions: Decisions) -> torch.Tensor:
+def expected_acceptance(rule: AcceptanceModel, logit: torch.Tensor, decisions: Decisions) -> torch.Tensor:
     """Return the mean expected acceptance over each rollout's verified positions: `[B]`; 1 for rollouts without any.
 
     The gradient treats the set of visited positions as fixed. For the exact gradient, also add c times the detached
@@ -50,7 +50,7 @@ def accepted_share(decisions: Decisions) -> torch.Tensor:
     return 1.0 - decisions.mean((~decisions.accepted).to(decisions.tv.dtype))
 
 
-def kl_to_target(rule: LearnedRule, logit: torch.Tensor, decisions: Decisions) -> torch.Tensor:
+def kl_to_target(rule: AcceptanceModel, logit: torch.Tensor, decisions: Decisions) -> torch.Tensor:
     """Estimate KL(v || p) at every verified position from the emitted token: `[M]`, non-negative.
 
     Tokens emitted at a verified position, accepted or residual, follow the emitted distribution v, so
@@ -101,7 +101,7 @@ def leave_one_out(rewards: torch.Tensor, valid: torch.Tensor, group_size: int) -
 
 
 def diversed_loss(
-    rule: LearnedRule,
+    rule: AcceptanceModel,
     logit: torch.Tensor,
     old_logit: torch.Tensor,
     decisions: Decisions,
@@ -141,7 +141,7 @@ def diversed_loss(
 
 
 def policy_terms(
-    rule: LearnedRule,
+    rule: AcceptanceModel,
     logit: torch.Tensor,
     old_logit: torch.Tensor,
     decisions: Decisions,

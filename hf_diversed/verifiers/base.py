@@ -24,7 +24,7 @@ class Verifier:
             `Verdict` contains it.
         needs_input_ids: whether the verifier uses `input_ids`. If so, it runs outside of compiled rounds, where they
             are not available.
-        row_settings: attributes that the verifier reads from `dials` only. Changing them does not trigger
+        row_settings: attributes that the verifier reads from `row_values` only. Changing them does not trigger
             recompilation.
         state_width: number of state values per row, kept between rounds.
         num_assistant_tokens: default number of draft tokens per round, used if the caller sets none.
@@ -70,10 +70,10 @@ class Verifier:
         """Return the verifier and all objects that it calls on a block: other verifiers, a head."""
         return [self]
 
-    def dials(self, batch_size: int, device: torch.device) -> dict[str, torch.Tensor]:
+    def row_values(self, batch_size: int, device: torch.device) -> dict[str, torch.Tensor]:
         """Return the per-row settings by name, `[B, 1]` each; empty by default.
 
-        The decoding loop drops finished rows from them and passes them as `dials=`, unless the dict is empty.
+        The decoding loop drops finished rows from them and passes them as `row_values=`, unless the dict is empty.
         """
         return {}
 
@@ -145,19 +145,19 @@ class Memory:
     """Per-row settings and state of a verifier during a call.
 
     Attributes:
-        dials: see `Verifier.dials`.
+        row_values: see `Verifier.row_values`.
         state: `[B, state_width]`; None before the first round and for verifiers without state.
         is_checked: whether the first verdict has been validated; see `Verifier.needs_check`.
     """
 
-    dials: dict[str, torch.Tensor] = field(default_factory=dict)
+    row_values: dict[str, torch.Tensor] = field(default_factory=dict)
     state: torch.Tensor | None = None
     is_checked: bool = False
 
     def verify(self, verifier: Verifier, input_ids: torch.Tensor, draft: DraftOutput, target: TargetOutput) -> Verdict:
-        """Call the verifier with its state and, if there are any, its dials."""
-        dials = {"dials": self.dials} if self.dials else {}
-        return verifier(input_ids, draft, target, self.state, **dials)
+        """Call the verifier with its state and its settings per row, if it has any."""
+        values = {"row_values": self.row_values} if self.row_values else {}
+        return verifier(input_ids, draft, target, self.state, **values)
 
     def learn(self, verdict: Verdict | None, num_accepted: torch.Tensor) -> None:
         """Store the state after `num_accepted` (long `[B]`) draft tokens. No effect if `verdict` is None."""
@@ -168,7 +168,7 @@ class Memory:
 
     def keep(self, rows: torch.Tensor) -> None:
         """Keep only these rows of the batch (long, ascending)."""
-        self.dials = {name: values[rows] for name, values in self.dials.items()}
+        self.row_values = {name: values[rows] for name, values in self.row_values.items()}
         self.state = None if self.state is None else self.state[rows]
 
 
@@ -197,23 +197,23 @@ class CompositeVerifier(Verifier):
     def remarks(self, context: DecodingContext) -> list[str]:
         return [remark for part in self._parts for remark in part.remarks(context)]
 
-    def dials(self, batch_size: int, device: torch.device) -> dict[str, torch.Tensor]:
-        named = enumerate(part.dials(batch_size, device) for part in self._parts)
-        return {f"{index}.{name}": values for index, dials in named for name, values in dials.items()}
+    def row_values(self, batch_size: int, device: torch.device) -> dict[str, torch.Tensor]:
+        parts = enumerate(part.row_values(batch_size, device) for part in self._parts)
+        return {f"{index}.{name}": values for index, own in parts for name, values in own.items()}
 
-    def ask_parts(
+    def verify_parts(
         self,
         input_ids: torch.Tensor,
         drafts: Sequence[DraftOutput],
         target: TargetOutput,
         states: Sequence[torch.Tensor | None],
-        dials: dict[str, torch.Tensor] | None,
+        row_values: dict[str, torch.Tensor] | None,
     ) -> list[Verdict]:
-        """Return the verdict of every part, each called with its own draft output, state and dials."""
+        """Return the verdict of every part, each called with its own draft output, state and settings per row."""
         verdicts = []
         for index, (part, draft, state) in enumerate(zip(self._parts, drafts, states)):
             start = f"{index}."
-            own = {name[len(start) :]: x for name, x in (dials or {}).items() if name.startswith(start)}
+            own = {name[len(start) :]: x for name, x in (row_values or {}).items() if name.startswith(start)}
             verdicts.append(Memory(own, state).verify(part, input_ids, draft, target))
         return verdicts
 
@@ -238,7 +238,7 @@ def target_residual(draft: DraftOutput, target: TargetOutput) -> Callable[[torch
     return replacement
 
 
-def decoding_laws(draft: DraftOutput, target: TargetOutput) -> tuple[torch.Tensor, torch.Tensor]:
+def decoding_probs(draft: DraftOutput, target: TargetOutput) -> tuple[torch.Tensor, torch.Tensor]:
     """Return q and p at the draft positions, float32 `[B, G, V]` each; one-hot in greedy decoding."""
     if draft.sampled:
         return draft.probs(), target.probs()[:, :-1]

@@ -45,9 +45,9 @@ class BlockVerifier(CompositeVerifier):
         draft: DraftOutput,
         target: TargetOutput,
         state: torch.Tensor | None = None,
-        dials: dict[str, torch.Tensor] | None = None,
+        row_values: dict[str, torch.Tensor] | None = None,
     ) -> Verdict:
-        (verdict,) = self.ask_parts(input_ids, [draft], target, [state], dials)
+        (verdict,) = self.verify_parts(input_ids, [draft], target, [state], row_values)
         if not draft.sampled:
             return verdict
         assert verdict.trace.emitted_probs is not None

@@ -75,7 +75,7 @@ class CertifiedVerifier(Verifier):
                 f"the certified values, or {_ADVICE} with these."
             )
         fitting = [entry for entry, different in zip(certificates, differences) if not different]
-        return DiversedVerifier(self.head, strictness=[_dial(fitting, drop) for drop in self.max_drop])
+        return DiversedVerifier(self.head, strictness=[_strictness_for(fitting, drop) for drop in self.max_drop])
 
 
 def conditions_of(context: DecodingContext) -> dict[str, Any]:
@@ -131,7 +131,7 @@ def _value(value: Any) -> str:
     return repr(value)
 
 
-def _dial(certificates: list[Mapping[str, Any]], max_drop: float) -> float:
+def _strictness_for(certificates: list[Mapping[str, Any]], max_drop: float) -> float:
     """Return the lowest strictness certified for `max_drop`."""
     within = [entry["strictness"] for entry in certificates if entry["max_drop"] <= max_drop]
     if not within:

@@ -11,7 +11,7 @@ from hf_diversed.features import (
     drafted_token_features,
     vocabulary_features,
 )
-from hf_diversed.verifiers.learned import LearnedRule, MixtureScore, TokenScore
+from hf_diversed.verifiers.learned import AcceptanceModel, MixtureScore, TokenScore
 from hf_diversed.verifiers.mixture import MixtureVerifier, Values, Weights, check_row_values, per_row, per_row_values
 
 
@@ -85,8 +85,8 @@ class DiversedVerifier(MixtureVerifier):
         )
 
     @property
-    def score(self) -> LearnedRule:
-        """The training objective's view of this verifier, see `LearnedRule`."""
+    def score(self) -> AcceptanceModel:
+        """The training objective's view of this verifier, see `AcceptanceModel`."""
         return TokenScore() if self.head.needs_token else MixtureScore()
 
     def check(self, context: DecodingContext) -> None:
@@ -128,17 +128,17 @@ class DiversedVerifier(MixtureVerifier):
             if expected not in (None, "") and found not in (None, "") and expected != found
         ]
 
-    def dials(self, batch_size: int, device: torch.device) -> dict[str, torch.Tensor]:
-        dials = super().dials(batch_size, device)
+    def row_values(self, batch_size: int, device: torch.device) -> dict[str, torch.Tensor]:
+        values = super().row_values(batch_size, device)
         if any(value != _AS_TRAINED for value in self.strictness):
-            dials["strictness"] = per_row(self.strictness, batch_size, device)
-        return dials
+            values["strictness"] = per_row(self.strictness, batch_size, device)
+        return values
 
-    def weights(self, draft: DraftOutput, target: TargetOutput, dials: dict[str, torch.Tensor]) -> Weights:
+    def weights(self, draft: DraftOutput, target: TargetOutput, row_values: dict[str, torch.Tensor]) -> Weights:
         inputs, tv = self.observe(draft, target)
-        device, strictness = draft.tokens.device, dials.get("strictness")
+        device, strictness = draft.tokens.device, row_values.get("strictness")
         # float32: autocast lets the head return a narrower dtype
-        weight = self._dialled(self.head(**inputs).to(device, torch.float32), strictness)
+        weight = self._weight(self.head(**inputs).to(device, torch.float32), strictness)
         kept = inputs if self.keeps_inputs else None
         if not self.head.needs_token:
             return Weights(weight, tv, kept)
@@ -150,11 +150,11 @@ class DiversedVerifier(MixtureVerifier):
                 end = start + token.shape[-2]
                 logit[..., start:end] = self.head(**of_prefix, token=token)
                 start = end
-            return self._dialled(logit, None if strictness is None else strictness[..., None])
+            return self._weight(logit, None if strictness is None else strictness[..., None])
 
         return Weights(weight, tv, kept, per_token)
 
-    def _dialled(self, logit: torch.Tensor, strictness: torch.Tensor | None) -> torch.Tensor:
+    def _weight(self, logit: torch.Tensor, strictness: torch.Tensor | None) -> torch.Tensor:
         """Return the weights for logits of the head at a strictness; 0 and 1 are exact even if logits are NaN."""
         if strictness is None:
             return torch.sigmoid(logit)

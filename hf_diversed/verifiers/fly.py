@@ -51,8 +51,8 @@ def forgiving_acceptance(
     """Return the acceptance probability of each draft token, given that all before it are accepted.
 
     Each draft token passes lossless verification with probability `native`. A forgiven rejection requires the next
-    `window` draft tokens to pass; no other rejection is forgiven until they have. `owing[c]` is the joint probability
-    of reaching a position with c passes still required.
+    `window` draft tokens to pass; no other rejection is forgiven until they have. `pending[c]` is the joint
+    probability of reaching a position with c passes still required.
 
     Args:
         native: float32 `[B, G]`.
@@ -73,23 +73,23 @@ def forgiving_acceptance(
         clear.append(clear[-1] & open_behind)
     sizes = [window == c for c in range(count)]
     fits = torch.stack([size[:, None] & there for size, there in zip(sizes, clear)]).any(dim=0)
-    owing = [torch.ones_like(native[:, 0])] + [torch.zeros_like(native[:, 0])] * (count - 1)
+    pending = [torch.ones_like(native[:, 0])] + [torch.zeros_like(native[:, 0])] * (count - 1)
     previous = torch.ones_like(native[:, 0])
     accept, strict = [], []
     for i in range(count):
         own, open_here = native[:, i], active[:, i]
-        forgiven = owing[0] * (1.0 - own) * (forgivable[:, i] & fits[:, i])
-        owed = [*owing[1:], torch.zeros_like(own)]
-        owed[0] = owing[0] + owed[0]  # c = 0 stays 0
-        paid = [chance * own + forgiven * size for chance, size in zip(owed, sizes)]
+        forgiven = pending[0] * (1.0 - own) * (forgivable[:, i] & fits[:, i])
+        shifted = [*pending[1:], torch.zeros_like(own)]
+        shifted[0] = pending[0] + shifted[0]  # c = 0 stays 0
+        updated = [chance * own + forgiven * size for chance, size in zip(shifted, sizes)]
         # Another verifier decides at inactive positions. Windows do not reach them, so reset.
         fresh = [torch.ones_like(own)] + [torch.zeros_like(own)] * (count - 1)
-        owing = [torch.where(open_here, a, b) for a, b in zip(paid, fresh)]
-        terms = [owing[c] * runs[c][:, i] for c in range(count)]
+        pending = [torch.where(open_here, a, b) for a, b in zip(updated, fresh)]
+        terms = [pending[c] * runs[c][:, i] for c in range(count)]
         kept = sum(terms)
-        by_coin = kept - sum(term * size for term, size in zip(terms, sizes))
+        lossless = kept - sum(term * size for term, size in zip(terms, sizes))
         safe = previous.clamp_min(torch.finfo(native.dtype).tiny)
         accept.append((kept / safe).clamp_max(1.0))
-        strict.append((by_coin / safe).clamp_max(1.0))
+        strict.append((lossless / safe).clamp_max(1.0))
         previous = torch.where(open_here, kept, 1.0)
     return torch.stack(accept, dim=1), torch.stack(strict, dim=1)

@@ -6,7 +6,7 @@ import torch
 
 from hf_diversed.blocks import DraftOutput, TargetOutput
 from hf_diversed.sampling import total_variation
-from hf_diversed.verifiers.base import DistributionVerifier, check_range, decoding_laws
+from hf_diversed.verifiers.base import DistributionVerifier, check_range, decoding_probs
 
 
 def kl_divergence(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
@@ -57,5 +57,5 @@ class FuzzyVerifier(DistributionVerifier):
         # Rounding can give a divergence <= 0 where p and q differ, so threshold 0 is handled separately.
         close = (distance <= self.threshold) & (self.threshold > 0.0)
         close &= target.top_prob()[:, :-1] <= self.confidence
-        q, p = decoding_laws(draft, target)
+        q, p = decoding_probs(draft, target)
         return torch.where(close[..., None], q, p)

@@ -53,7 +53,7 @@ class Decisions:
         return totals / self.counts().clamp_min(1)
 
 
-class LearnedRule(Protocol):
+class AcceptanceModel(Protocol):
     """How acceptance depends on the output of the head, `logit`: float `[M]`."""
 
     def log_prob(self, logit: torch.Tensor, decisions: Decisions) -> torch.Tensor:
@@ -76,7 +76,7 @@ class LearnedRule(Protocol):
 
 
 class MixtureScore:
-    """The mixture v = w p + (1 - w) q with w = sigmoid(logit): a `LearnedRule`.
+    """The mixture v = w p + (1 - w) q with w = sigmoid(logit): a `AcceptanceModel`.
 
     y is drafted and accepted with probability min(q, v)(y), and emitted after a rejection with
     w TV(p, q) norm(max(p - q, 0))(y). Without constant terms, `log_prob` is log v(y) for an accepted y with p < q, 0
@@ -110,7 +110,7 @@ class MixtureScore:
 
 
 class TokenScore:
-    """A weight per token, w(x) = sigmoid(logit) at the draft token x (see `mixture.py`): a `LearnedRule`.
+    """A weight per token, w(x) = sigmoid(logit) at the draft token x (see `mixture.py`): a `AcceptanceModel`.
 
     x is accepted with probability 1 - w(x) + w(x) min(1, p(x)/q(x)). Without constant terms, `log_prob` is the log of
     this for an accepted x with p < q, 0 for one with p >= q, and log w(x) for a rejection. Its gradient is the exact

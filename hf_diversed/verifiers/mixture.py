@@ -123,18 +123,19 @@ class MixtureVerifier(Verifier):
             if name != "state_width" and not (name in LIMITS and value is None)
         }
 
-    def dials(self, batch_size: int, device: torch.device) -> dict[str, torch.Tensor]:
-        dials = {}
+    def row_values(self, batch_size: int, device: torch.device) -> dict[str, torch.Tensor]:
+        values = {}
+        dtype = torch.float32 if device.type == "mps" else torch.float64  # MPS has no float64
         if self.max_bias is not None:
-            dials["max_bias"] = per_row(self.max_bias, batch_size, device)
+            values["max_bias"] = per_row(self.max_bias, batch_size, device)
         if self.bias_budget is not None:
-            dials["bias_budget"] = per_row(self.bias_budget, batch_size, device, _accurate(device))
+            values["bias_budget"] = per_row(self.bias_budget, batch_size, device, dtype)
         if self.max_ratio is not None:
-            dials["max_ratio"] = per_row(self.max_ratio, batch_size, device)
-        return dials
+            values["max_ratio"] = per_row(self.max_ratio, batch_size, device)
+        return values
 
-    def weights(self, draft: DraftOutput, target: TargetOutput, dials: dict[str, torch.Tensor]) -> Weights:
-        """Return the weights at the draft positions; `dials` are the per-row settings, `[B, 1]` each.
+    def weights(self, draft: DraftOutput, target: TargetOutput, row_values: dict[str, torch.Tensor]) -> Weights:
+        """Return the weights at the draft positions; `row_values` are the per-row settings, `[B, 1]` each.
 
         `Weights.weight` may depend on the draft token only if `Weights.per_token` is set and consistent with it.
         """
@@ -146,10 +147,10 @@ class MixtureVerifier(Verifier):
         draft: DraftOutput,
         target: TargetOutput,
         state: torch.Tensor | None = None,
-        dials: dict[str, torch.Tensor] | None = None,
+        row_values: dict[str, torch.Tensor] | None = None,
     ) -> Verdict:
-        dials = self.dials(len(draft.tokens), draft.tokens.device) if dials is None else dials
-        weights, state = limit_bias(self.weights(draft, target, dials), draft, target, state, dials)
+        row_values = self.row_values(len(draft.tokens), draft.tokens.device) if row_values is None else row_values
+        weights, state = limit_bias(self.weights(draft, target, row_values), draft, target, state, row_values)
 
         def emitted_probs() -> torch.Tensor:
             p, q = target.probs()[:, :-1], draft.probs()
@@ -200,10 +201,6 @@ def per_row(
     return column.repeat_interleave(batch_size // len(values))[:, None]
 
 
-def _accurate(device: torch.device) -> torch.dtype:
-    return torch.float32 if device.type == "mps" else torch.float64  # MPS has no float64
-
-
 def average_weight(weight: torch.Tensor, p: torch.Tensor, q: torch.Tensor, where_equal: torch.Tensor) -> torch.Tensor:
     """Return R / TV(p, q), `[B, G]`: the weight per position with the same rejection probability and TV(v, p).
 
@@ -225,20 +222,20 @@ def limit_bias(
     draft: DraftOutput,
     target: TargetOutput,
     state: torch.Tensor | None,
-    dials: dict[str, torch.Tensor],
+    row_values: dict[str, torch.Tensor],
 ) -> tuple[Weights, torch.Tensor | None]:
-    """Return the weights, raised to satisfy the bounds in `dials`, and the new state of `bias_budget` or None."""
-    if "max_ratio" in dials:
-        weights = _cap_ratio(weights, draft, target, dials["max_ratio"])
-    if "max_bias" not in dials and "bias_budget" not in dials:
+    """Return the weights, raised to satisfy the bounds in `row_values`, and the new state of `bias_budget` or None."""
+    if "max_ratio" in row_values:
+        weights = _cap_ratio(weights, draft, target, row_values["max_ratio"])
+    if "max_bias" not in row_values and "bias_budget" not in row_values:
         return weights, None
     tv = total_variation(target.probs()[:, :-1], draft.probs()) if weights.tv is None else weights.tv
     weights = replace(weights, tv=tv)
-    if "max_bias" in dials:
-        weights = weights.changed(cap_bias, tv, dials["max_bias"])
-    if "bias_budget" not in dials:
+    if "max_bias" in row_values:
+        weights = weights.changed(cap_bias, tv, row_values["max_bias"])
+    if "bias_budget" not in row_values:
         return weights, None
-    budget = dials["bias_budget"]
+    budget = row_values["bias_budget"]
     spent = torch.zeros_like(budget) if state is None else state
     weights = weights.changed(at_least, (spent >= budget).to(weights.weight.dtype))
     weights, total = _spend(weights, draft, target, budget, spent)

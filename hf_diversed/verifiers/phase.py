@@ -53,12 +53,12 @@ class PhaseVerifier(CompositeVerifier):
         draft: DraftOutput,
         target: TargetOutput,
         state: torch.Tensor | None = None,
-        dials: dict[str, torch.Tensor] | None = None,
+        row_values: dict[str, torch.Tensor] | None = None,
     ) -> Verdict:
         inside = self._phases(self._started(input_ids, draft.lengths), draft.tokens)
         here = inside[:, :-1]
         drafts = [replace(draft, active=draft.active & mine) for mine in (here, ~here)]
-        verdicts = self.ask_parts(input_ids, drafts, target, self._memories(state), dials)
+        verdicts = self.verify_parts(input_ids, drafts, target, self._memories(state), row_values)
         memories = [verdict.state for verdict in verdicts if verdict.state is not None]
         return _merge(here, verdicts, draft, target, state=torch.cat(memories, dim=-1) if memories else None)
 

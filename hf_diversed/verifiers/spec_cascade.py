@@ -6,7 +6,7 @@ import torch
 
 from hf_diversed.blocks import DraftOutput, TargetOutput
 from hf_diversed.sampling import total_variation
-from hf_diversed.verifiers.base import DistributionVerifier, check_range, decoding_laws
+from hf_diversed.verifiers.base import DistributionVerifier, check_range, decoding_probs
 
 
 _GATES_ON_DRAFT = {"chow", "diff", "opt", "token_v1"}
@@ -55,7 +55,7 @@ class SpecCascadeVerifier(DistributionVerifier):
         self.needs_draft_confidence = rule in _GATES_ON_DRAFT
 
     def emitted_probs(self, draft: DraftOutput, target: TargetOutput) -> torch.Tensor:
-        q, p = decoding_laws(draft, target)
+        q, p = decoding_probs(draft, target)
         if draft.raw_logits is None or target.raw_logits is None:
             raise ValueError("SpecCascadeVerifier needs raw logits on both outputs.")
         raw_q, raw_p = torch.softmax(draft.raw_logits, -1), torch.softmax(target.raw_logits[:, :-1], -1)

@@ -35,5 +35,5 @@ class StaticEnsembleVerifier(MixtureVerifier):
             "weight", weight, 0.0, 1.0, "1 is lossless, 0 accepts every draft; 0.7 is a good start."
         )
 
-    def weights(self, draft: DraftOutput, target: TargetOutput, dials: dict[str, torch.Tensor]) -> Weights:
+    def weights(self, draft: DraftOutput, target: TargetOutput, row_values: dict[str, torch.Tensor]) -> Weights:
         return Weights(torch.full(draft.tokens.shape, self.weight, dtype=torch.float32, device=draft.tokens.device))

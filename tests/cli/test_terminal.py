@@ -165,7 +165,7 @@ def test_a_missing_package_is_named_with_its_extra(monkeypatch, tmp_path):
     [
         ("`top_p` must lie in (0, 1], got 2.0.", "--top-p must lie in (0, 1], got 2.0."),
         ("pass diversed_head=, or name it", "pass --head, or name it"),
-        ("diversed_max_drop chooses the dial", "--max-drop chooses the dial"),
+        ("diversed_max_drop chooses the strictness", "--max-drop chooses the strictness"),
         ("pass verifier=.", "pass --method."),
         ("max_drop: 0.1", "--max-drop: 0.1"),
         ('/data/top_p/x is `none`, cache_implementation="static"', None),

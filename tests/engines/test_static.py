@@ -162,7 +162,7 @@ def test_what_cannot_be_compiled_runs_between_compiled_forwards(pair, mode, name
 class Peeking(MixtureVerifier):
     """Branches on a number on the host, which cannot be traced."""
 
-    def weights(self, draft, target, dials):
+    def weights(self, draft, target, row_values):
         return Weights(torch.ones(draft.tokens.shape) if target.top.max() > 0 else torch.zeros(draft.tokens.shape))
 
 

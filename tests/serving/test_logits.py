@@ -37,7 +37,7 @@ def every_draft(verifier, logits: torch.Tensor, q: torch.Tensor | None) -> torch
     rows = len(logits)
     tokens = torch.arange(VOCAB).repeat(rows)
     spread = [None if values is None else values.repeat_interleave(VOCAB, 0) for values in (logits, q)]
-    values = verifier.dials(len(tokens), tokens.device)
+    values = verifier.row_values(len(tokens), tokens.device)
     return verifier_logits(verifier, *spread, tokens, values).unflatten(0, (rows, VOCAB))
 
 

@@ -48,7 +48,7 @@ class Given(MixtureVerifier):
         super().__init__(**limits)
         self.table = table
 
-    def weights(self, draft, target, dials) -> Weights:
+    def weights(self, draft, target, row_values) -> Weights:
         table = self.table.repeat_interleave(len(draft.tokens) // len(self.table), 0)[:, None]
         return Weights(table.gather(-1, draft.tokens[..., None])[..., 0], per_token=lambda p, q: table)
 

@@ -17,7 +17,7 @@ def _one_per_rule():
     first = {case.rule: case.make for case in reversed(VERIFIER_CASES)}
     yield from first.items()
     yield (
-        "dials",
+        "row_values",
         lambda: DiversedVerifier(random_head(), strictness=[0.2, 0.5, 0.7, 1.0], max_bias=0.3, bias_budget=1.0),
     )
     yield "token", lambda: DiversedVerifier(random_head(token_features=True))
@@ -47,20 +47,20 @@ def test_a_round_is_one_graph(name, sampled):
     generator = torch.Generator().manual_seed(1)
     uniforms = torch.rand(draft.tokens.shape, generator=generator)
     round_noise = RoundNoise(uniforms, torch.rand(batch, 1, generator=generator)) if sampled else RoundNoise()
-    dials = rule.dials(batch, ids.device)
+    dials = rule.row_values(batch, ids.device)
     state = torch.zeros(batch, rule.state_width, dtype=torch.float64) if rule.state_width else None
     eos = torch.tensor([1])
 
-    def settle(ids, draft_tensors, target_tensors, dials, state, round_noise):
+    def run(ids, draft_tensors, target_tensors, dials, state, round_noise):
         q, p = DraftOutput(**draft_tensors, sampled=sampled), TargetOutput(**target_tensors)
         round = verify(rule, ids, q, p, Memory(dials, state), eos, RoundNoise(*round_noise))
         return {item.name: getattr(round.outcome, item.name) for item in fields(round.outcome)}
 
     arguments = ids, _tensors(draft), _tensors(target), dials, state, (round_noise.uniforms, round_noise.noise)
     torch.compiler.reset()
-    traced = torch.compile(settle, backend="eager", fullgraph=True)
+    traced = torch.compile(run, backend="eager", fullgraph=True)
     with torch.no_grad():
-        expected, found = settle(*arguments), traced(*arguments)
+        expected, found = run(*arguments), traced(*arguments)
     for key, values in expected.items():
         assert torch.equal(found[key], values), key
 
