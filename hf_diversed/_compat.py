@@ -8,7 +8,7 @@ import inspect
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import transformers
@@ -402,23 +402,29 @@ def module_name(repo_id: str) -> str:
     return "/".join(_sanitize_module_name(part) for part in repo_id.split("/"))
 
 
-def max_lengths(criteria: StoppingCriteriaList) -> list[int]:
-    return [criterion.max_length for criterion in criteria if type(criterion) is MaxLengthCriteria]
+class Criteria(NamedTuple):
+    """Stopping criteria of a prepared call, sorted.
+
+    Attributes:
+        max_lengths: of all `MaxLengthCriteria`. eos_ids: of all `EosTokenCriteria`. others: the remaining criteria.
+        pads_stopped_rows: whether `generate` pads stopped rows, which it does if a criterion has an EOS id. Otherwise
+            they continue.
+    """
+
+    max_lengths: list[int]
+    eos_ids: list[int]
+    others: StoppingCriteriaList
+    pads_stopped_rows: bool
 
 
-def eos_ids(criteria: StoppingCriteriaList) -> list[int]:
-    tensors = [criterion.eos_token_id for criterion in criteria if type(criterion) is EosTokenCriteria]
-    return [token for ids in tensors for token in ids.flatten().tolist()]
-
-
-def pads_stopped_rows(criteria: StoppingCriteriaList) -> bool:
-    """Whether `generate` pads stopped rows, which it does if a criterion has an EOS id. Otherwise they continue."""
-    return any(hasattr(criterion, "eos_token_id") for criterion in criteria)
-
-
-def prefix_criteria(criteria: StoppingCriteriaList) -> StoppingCriteriaList:
-    """Return the criteria other than length and EOS."""
-    return StoppingCriteriaList([c for c in criteria if type(c) not in (MaxLengthCriteria, EosTokenCriteria)])
+def sort_criteria(criteria: StoppingCriteriaList) -> Criteria:
+    tensors = [each.eos_token_id for each in criteria if type(each) is EosTokenCriteria]
+    return Criteria(
+        [each.max_length for each in criteria if type(each) is MaxLengthCriteria],
+        [token for ids in tensors for token in ids.flatten().tolist()],
+        StoppingCriteriaList([each for each in criteria if type(each) not in (MaxLengthCriteria, EosTokenCriteria)]),
+        any(hasattr(each, "eos_token_id") for each in criteria),
+    )
 
 
 def config_entry(config: GenerationConfig | None, name: str):

@@ -5,7 +5,7 @@ Letters: B batch, G drafted positions, V vocabulary, D hidden width. Needs torch
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -149,10 +149,12 @@ class Verdict:
 
 
 @dataclass(frozen=True, eq=False)
-class VerifyOutput:
-    """Outcome of one round, with one entry per row.
+class Round:
+    """Inputs, verdict and outcome of one round; the outcome has one entry per row.
 
     Attributes:
+        draft, verdict: None if no row had draft tokens.
+        greedy: bool `[B]`, greedy rows in a batch that samples; None if all rows are decoded alike.
         num_drafted: long `[B]`, draft tokens up to the row's gamma or its first drafted EOS.
         num_accepted: long `[B]`, 0 to `num_drafted`.
         next_token: long `[B]`, the residual token at the first rejection, or the bonus token after all draft tokens.
@@ -161,33 +163,18 @@ class VerifyOutput:
         faults: long `[B]`, error code per row; 0 means that all values used were valid.
     """
 
+    OUTCOME: ClassVar = ("num_drafted", "num_accepted", "next_token", "num_emitted", "ended", "faults")
+
+    draft: DraftOutput | None
+    target: TargetOutput
+    round_noise: RoundNoise
+    verdict: Verdict | None
     num_drafted: torch.Tensor
     num_accepted: torch.Tensor
     next_token: torch.Tensor
     num_emitted: torch.Tensor
     ended: torch.Tensor
     faults: torch.Tensor
-
-    def to_host(self) -> list[list[int]]:
-        """Return `num_drafted`, `num_accepted`, `num_emitted`, `ended`, `faults` as lists of B, in one transfer."""
-        counts = (self.num_drafted, self.num_accepted, self.num_emitted, self.ended.long(), self.faults)
-        return torch.stack(counts).tolist()
-
-
-@dataclass(frozen=True, eq=False)
-class Round:
-    """Inputs and results of one round.
-
-    Attributes:
-        draft, verdict: None if no row had draft tokens.
-        greedy: bool `[B]`, greedy rows in a batch that samples; None if all rows are decoded alike.
-    """
-
-    draft: DraftOutput | None
-    target: TargetOutput
-    round_noise: RoundNoise
-    verdict: Verdict | None
-    outcome: VerifyOutput
     greedy: torch.Tensor | None = None
 
 

@@ -56,7 +56,8 @@ class EagerEngine:
         draft, target = self.block(self.rows.room(gamma))
         round_noise = RoundNoise() if self.random_source is None else self.random_source.round_noise(target.scores)
         rows = self.rows
-        return verify(self.verifier, rows.text(), draft, target, memory, rows.eos_ids_device, round_noise, rows.greedy)
+        text = rows.view(max(rows.lengths.host), rows.lengths)
+        return verify(self.verifier, text, draft, target, memory, rows.eos_ids_device, round_noise, rows.greedy)
 
     def ready(self, gamma: int, memory: Memory) -> bool:
         return True

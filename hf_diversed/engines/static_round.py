@@ -155,7 +155,8 @@ def _trim(round: Round, settings: CallSettings) -> Round:
     assert verdict is not None
     no_scores = target.scores[:, :0]
     emitted_probs = verdict.trace.emitted_probs if settings.keep_scores else None
-    return Round(
+    return replace(
+        round,
         draft=DraftOutput(
             draft.scores if settings.keep_scores else no_scores,
             tokens=draft.tokens,
@@ -167,15 +168,12 @@ def _trim(round: Round, settings: CallSettings) -> Round:
             target.scores if settings.keep_scores else no_scores,
             raw_logits=target.raw_logits if settings.keep_scores else None,
         ),
-        round_noise=round.round_noise,
         verdict=Verdict(
             verdict.accept_prob,
             _no_replacement,
             verdict.state,
             replace(verdict.trace, emitted_probs=emitted_probs and _Computed(emitted_probs())),
         ),
-        outcome=round.outcome,
-        greedy=round.greedy,
     )
 
 

@@ -56,14 +56,29 @@ def check_call(
     batch_size: int,
     config: GenerationConfig,
     processors: LogitsProcessorList,
+    streamer: BaseStreamer | None,
+    records: bool,
 ) -> None:
-    """Check the settings of a prepared call; models and inputs are checked separately. Raises ValueError."""
+    """Check the settings of a prepared call; models and inputs are checked separately. Raises ValueError.
+
+    Args:
+        records: whether token records are requested.
+    """
     check_config(config)
     check_drafts(model, draft, config)
-    check_processors(processors)
+    for processor in processors:
+        for refused, reason in _compat.REFUSED_PROCESSORS.items():
+            if isinstance(processor, refused):
+                raise ValueError(
+                    f"{type(processor).__name__} cannot be used with a verifier: {reason}. Drop one of them."
+                )
     check_rows(model, "target", batch_size)
     if draft is not None:
         check_rows(draft, "draft", batch_size)
+    if streamer is not None and batch_size > 1:
+        raise ValueError(f"streamers take batch size 1, got {batch_size}: rows advance at their own pace.")
+    if records and not config.return_dict_in_generate:
+        raise ValueError("output_token_records=True needs return_dict_in_generate=True to return them.")
     warn_of_no_effect(config, draft)
 
 
@@ -253,15 +268,6 @@ def check_inputs(
         check_shapes(input_ids, model_kwargs)
 
 
-def check_processors(processors: LogitsProcessorList) -> None:
-    for processor in processors:
-        for refused, reason in _compat.REFUSED_PROCESSORS.items():
-            if isinstance(processor, refused):
-                raise ValueError(
-                    f"{type(processor).__name__} cannot be used with a verifier: {reason}. Drop one of them."
-                )
-
-
 def check_vocabularies(model: PreTrainedModel, draft: PreTrainedModel) -> None:
     """Raise ValueError if the vocabulary sizes differ by more than padding."""
     target_size, draft_size = _compat.vocab_size(model), _compat.vocab_size(draft)
@@ -270,14 +276,6 @@ def check_vocabularies(model: PreTrainedModel, draft: PreTrainedModel) -> None:
             f"target and draft have vocabularies of {target_size} and {draft_size} ids, which is more than padding: a "
             "verifier needs one tokenizer for both. Use a draft from the same family."
         )
-
-
-def check_recording(streamer: BaseStreamer | None, records: bool, config: GenerationConfig, batch_size: int) -> None:
-    """Raise ValueError for streams of several rows, and for records that are not returned."""
-    if streamer is not None and batch_size > 1:
-        raise ValueError(f"streamers take batch size 1, got {batch_size}: rows advance at their own pace.")
-    if records and not config.return_dict_in_generate:
-        raise ValueError("output_token_records=True needs return_dict_in_generate=True to return them.")
 
 
 def warn_of_no_effect(config: GenerationConfig, draft: PreTrainedModel | None) -> None:

@@ -4,12 +4,12 @@ An engine drafts and scores. `verify` is a function of tensors and can be compil
 transfer of a round.
 """
 
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any, ClassVar, Protocol
 
 import torch
 
-from hf_diversed.blocks import DraftOutput, Round, Tally, TargetOutput, Verdict, VerifyOutput
+from hf_diversed.blocks import DraftOutput, Round, Tally, TargetOutput, Verdict
 from hf_diversed.generation.processing import StopTracker
 from hf_diversed.generation.recording import Recorder
 from hf_diversed.generation.rows import PerRow, RaggedRows, is_one_of
@@ -77,12 +77,12 @@ def run_rounds(
     while rows.running:
         gamma = schedule.next(memory)
         round = engine.round(gamma, memory)  # draft a block, score it in one target forward, `verify` it
-        tally = commit(rows, round.outcome, verifier)  # accepted tokens, then the residual or bonus token
+        tally = commit(rows, round, verifier)  # accepted tokens, then the residual or bonus token
         recorder.add(rows, round, tally)
         stops.update(recorder.scores_before)
         recorder.stream(rows, tally, engine.forwards)
         engine.rewind(round.draft, tally.accepted)
-        memory.learn(round.verdict, round.outcome.num_accepted)
+        memory.learn(round.verdict, round.num_accepted)
         schedule.learn(round, tally)
         running = rows.running
         if may_compact and running and engine.should_compact(len(running)):
@@ -146,7 +146,11 @@ def _verify_alike(
     if draft is not None and verdict is not None and verifier.needs_check and not memory.is_checked:
         wrong = find_no_distribution(verifier, verdict, draft, target, replacement)
         faults = torch.where((faults == 0) & wrong, NO_DISTRIBUTION, faults)
-    outcome = VerifyOutput(
+    return Round(
+        draft,
+        target,
+        round_noise,
+        verdict,
         num_drafted=num_drafted,
         num_accepted=num_accepted,
         next_token=next_token,
@@ -154,7 +158,6 @@ def _verify_alike(
         ended=ends_on_draft | is_one_of(next_token, eos_ids),
         faults=faults,
     )
-    return Round(draft, target, round_noise, verdict, outcome)
 
 
 def _mixed(greedy: torch.Tensor, best: Round, sampled: Round) -> Round:
@@ -166,13 +169,10 @@ def _mixed(greedy: torch.Tensor, best: Round, sampled: Round) -> Round:
     def pick_known(first: torch.Tensor | None, second: torch.Tensor | None) -> torch.Tensor | None:
         return None if first is None or second is None else pick(first, second)
 
-    names = [item.name for item in fields(VerifyOutput)]
-    outcome = VerifyOutput(
-        **{name: pick(getattr(best.outcome, name), getattr(sampled.outcome, name)) for name in names}
-    )
+    outcome: dict[str, Any] = {name: pick(getattr(best, name), getattr(sampled, name)) for name in Round.OUTCOME}
     one, other = best.verdict, sampled.verdict
     if one is None or other is None:
-        return replace(sampled, verdict=None, outcome=outcome, greedy=greedy)
+        return replace(sampled, verdict=None, greedy=greedy, **outcome)
     trace = replace(
         other.trace,
         weight=pick_known(one.trace.weight, other.trace.weight),
@@ -181,30 +181,31 @@ def _mixed(greedy: torch.Tensor, best: Round, sampled: Round) -> Round:
     )
     accept_prob, state = pick(one.accept_prob, other.accept_prob), pick_known(one.state, other.state)
     verdict = Verdict(accept_prob, other.replacement, state, trace)
-    return replace(sampled, verdict=verdict, outcome=outcome, greedy=greedy)
+    return replace(sampled, verdict=verdict, greedy=greedy, **outcome)
 
 
-def commit(rows: RaggedRows, outcome: VerifyOutput, verifier: Verifier) -> Tally:
+def commit(rows: RaggedRows, round: Round, verifier: Verifier) -> Tally:
     """Write the tokens of a round, update the lengths and mark finished rows.
 
     Raises:
         FloatingPointError: if a value that the emitted tokens depend on is NaN or infinite. Nothing is emitted then.
         ValueError: if a user-defined verifier returns invalid probabilities.
     """
-    rows.write(outcome.num_accepted, outcome.next_token)
-    drafted, accepted, emitted, ended, faults = outcome.to_host()  # the one host transfer
+    rows.write(round.num_accepted, round.next_token)
+    counts = (round.num_drafted, round.num_accepted, round.num_emitted, round.ended.long(), round.faults)
+    drafted, accepted, emitted, ended, faults = torch.stack(counts).tolist()  # the one host transfer
     running = [end is None for end in rows.ends]
     if found := [fault for fault, runs in zip(faults, running) if runs and fault]:
         error = ValueError if min(found) == NO_DISTRIBUTION else FloatingPointError
         raise error(FAULTS[min(found)].format(verifier=type(verifier).__name__))
     tally = Tally(rows.lengths.host, drafted, accepted, [count * runs for count, runs in zip(emitted, running)])
     done = rows.done
-    rows.advance(PerRow(tally.emitted, outcome.num_emitted.masked_fill(done, 0)))
-    rows.finish(PerRow(ended, outcome.ended.long()))
+    rows.advance(PerRow(tally.emitted, round.num_emitted.masked_fill(done, 0)))
+    rows.finish(PerRow(ended, round.ended.long()))
     return tally
 
 
-# Error messages by code in `VerifyOutput.faults`; 0 means that a row is valid.
+# Error messages by code in `Round.faults`; 0 means that a row is valid.
 FAULTS = (
     "",
     "the target's scores are not finite (nan or inf) where a token was to be chosen; check its weights and dtype "

@@ -109,8 +109,8 @@ def diversed_decoding(
         checks.check_models(model, assistant_model, tokenizer, assistant_tokenizer)
         is_user_cache = _compat.is_user_cache(model_kwargs.get("past_key_values"))
         checks.check_inputs(model, input_ids, model_kwargs, is_user_cache)
-    checks.check_call(model, assistant_model, len(input_ids), generation_config, logits_processor)
-    checks.check_recording(streamer, output_token_records, generation_config, len(input_ids))
+    settings = generation_config, logits_processor, streamer, output_token_records
+    checks.check_call(model, assistant_model, len(input_ids), *settings)
     if not isinstance(verifier, Verifier):
         raise TypeError(f"verifier must be a Verifier, got {type(verifier).__name__}; see hf_diversed.VERIFIERS.")
     prepared = model, assistant_model, verifier, input_ids, logits_processor, stopping_criteria, generation_config
@@ -139,7 +139,7 @@ class Call:
         returns_records, streams_records: whether token records are returned, or streamed. The other arguments are
             those of `diversed_decoding`.
         draft: the model that drafts; None for prompt lookup. verifier: adapted to this call.
-        wants: see `Recorder`.
+        wants: see `Recorder`. max_length: the length of a row, prompt included, at which it ends.
         schedule: number of draft tokens per round. longest: its maximum.
     """
 
@@ -160,6 +160,10 @@ class Call:
     def prepare(self) -> None:
         """Choose verifier and lengths, and build rows, engine and schedule. Raises ValueError."""
         config, self.draft = self.config, self.assistant_model
+        criteria = _compat.sort_criteria(self.criteria)
+        # A `MaxLengthCriteria` of the caller takes precedence; at least one token is generated.
+        length = min(criteria.max_lengths, default=config.max_length)
+        self.max_length = max(length, self.input_ids.shape[1] + 1)
         gamma = draft_length(config, self.num_assistant_tokens, self.verifier, self.draft)
         if config.assistant_early_exit is not None:
             self.draft = _compat.first_layers(self.model, config.assistant_early_exit)
@@ -173,11 +177,11 @@ class Call:
             self.input_ids,
             self.max_length,
             self.longest,
-            _compat.eos_ids(self.criteria),
+            criteria.eos_ids,
             _compat.pad_token_id(config),
             self.row_temperatures,
         )
-        self.processor, self.stops = BlockProcessor(self.processors), StopTracker(self.rows, self.criteria)
+        self.processor, self.stops = BlockProcessor(self.processors), StopTracker(self.rows, criteria)
         if not config.do_sample:
             self.random_source = None
         elif self.random_source is None:
@@ -190,15 +194,6 @@ class Call:
         config = self.config
         asked = {"scores": config.output_scores, "logits": config.output_logits, "records": self.returns_records}
         return {name for name, wanted in asked.items() if wanted and config.return_dict_in_generate}
-
-    @cached_property
-    def max_length(self) -> int:
-        """The length of a row, prompt included, at which it ends; at least one token is generated.
-
-        A `MaxLengthCriteria` passed by the caller takes precedence over the generation config.
-        """
-        length = min(_compat.max_lengths(self.criteria), default=self.config.max_length)
-        return max(length, self.input_ids.shape[1] + 1)
 
     @cached_property
     def is_adaptive(self) -> bool:

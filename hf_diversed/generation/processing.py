@@ -8,7 +8,7 @@ from collections.abc import Callable, Container, Iterable, MutableMapping, Seque
 from weakref import WeakKeyDictionary
 
 import torch
-from transformers import LogitsProcessor, PreTrainedTokenizerBase, StoppingCriteriaList, StopStringCriteria
+from transformers import LogitsProcessor, PreTrainedTokenizerBase, StopStringCriteria
 
 from hf_diversed import _compat
 from hf_diversed.generation.rows import PerRow, RaggedRows
@@ -121,10 +121,8 @@ class StopTracker:
     are cut at their stop. This adds no rounds, since the slowest row determines the number of rounds.
     """
 
-    def __init__(self, rows: RaggedRows, criteria: StoppingCriteriaList):
-        self.rows = rows
-        self.criteria = _compat.prefix_criteria(criteria)
-        self._pads = _compat.pads_stopped_rows(criteria)
+    def __init__(self, rows: RaggedRows, criteria: _compat.Criteria):
+        self.rows, self.criteria, self._pads = rows, criteria.others, criteria.pads_stopped_rows
         self._checked = rows.prompt_length
         self._stopped: set[int] = set()
 

@@ -86,12 +86,6 @@ class RecordedRound:
     ratio: torch.Tensor | None = None
     records: TokenRecords | None = None
 
-    def expected_accepted(self) -> list[float]:
-        """Return the expected number of accepted draft tokens per row, from the acceptance probabilities."""
-        if self.accept_prob is None:
-            return [0.0] * len(self.rows)
-        return expected_accepted(self.accept_prob.cpu(), torch.tensor(self.tally.drafted)).tolist()
-
 
 class Recorder:
     """Collects the rounds of a call and builds its return value once every row has ended.
@@ -212,7 +206,9 @@ def sum_up(
     for entry in rounds:
         measured = entry.weight, entry.tv, entry.bias, entry.ratio
         traced = [None if values is None else values.tolist() for values in measured]
-        expected = entry.expected_accepted()
+        expected = [0.0] * len(entry.rows)
+        if entry.accept_prob is not None:
+            expected = expected_accepted(entry.accept_prob.cpu(), torch.tensor(entry.tally.drafted)).tolist()
         for row, origin in enumerate(entry.rows):
             counters = per_row[origin]
             verified = _count(counters, entry, row, ends[origin], expected[row])
@@ -299,19 +295,19 @@ def _average(
 
 def describe_round(round: Round) -> TokenRecords:
     """Return the records of one round, `[B, G + 1]` on the device. Positions after emitted tokens are undefined."""
-    draft, target, verdict, outcome = round.draft, round.target, round.verdict, round.outcome
-    batch_size = outcome.next_token.shape[0]
+    draft, target, verdict = round.draft, round.target, round.verdict
+    batch_size = round.next_token.shape[0]
     if draft is None or verdict is None:
-        p = target.prob(outcome.next_token[:, None])
+        p = target.prob(round.next_token[:, None])
         nan = torch.full_like(p, float("nan"))
         bonus = torch.full((batch_size, 1), _BONUS)
         relaxed = torch.zeros_like(bonus).bool()
-        log_prob = _log_prob(outcome.next_token[:, None], torch.ones_like(relaxed), round)
-        return TokenRecords(outcome.next_token[:, None], bonus, relaxed, nan, p, nan, nan, nan, log_prob, nan)
+        log_prob = _log_prob(round.next_token[:, None], torch.ones_like(relaxed), round)
+        return TokenRecords(round.next_token[:, None], bonus, relaxed, nan, p, nan, nan, nan, log_prob, nan)
     positions = torch.arange(draft.tokens.shape[1] + 1, device=draft.tokens.device)
-    at_end = positions == outcome.num_accepted[:, None]
-    is_bonus = at_end & (outcome.num_accepted >= outcome.num_drafted)[:, None]
-    tokens = torch.where(at_end, outcome.next_token[:, None], F.pad(draft.tokens, (0, 1)))
+    at_end = positions == round.num_accepted[:, None]
+    is_bonus = at_end & (round.num_accepted >= round.num_drafted)[:, None]
+    tokens = torch.where(at_end, round.next_token[:, None], F.pad(draft.tokens, (0, 1)))
     p = target.prob(tokens)
     nan = torch.full_like(p, float("nan"))
     q = F.pad(draft.prob(tokens[:, :-1]), (0, 1), value=float("nan")).masked_fill(is_bonus, float("nan"))
@@ -393,7 +389,7 @@ def _is_relaxed(strict_prob: torch.Tensor, round: Round) -> torch.Tensor:
     """Return accepted draft tokens that lossless verification rejects with the same uniforms, bool `[B, G + 1]`."""
     uniforms = round.round_noise.uniforms
     refused = (0.5 if uniforms is None else uniforms) >= strict_prob
-    accepted = torch.arange(strict_prob.shape[1], device=refused.device) < round.outcome.num_accepted[:, None]
+    accepted = torch.arange(strict_prob.shape[1], device=refused.device) < round.num_accepted[:, None]
     return F.pad(refused & accepted, (0, 1))
 
 

@@ -137,10 +137,6 @@ class RaggedRows:
             for origin, end in zip(self.origins, self.ends):
                 self._all_ends[origin] = end
 
-    def text(self) -> torch.Tensor:
-        """Return `view` up to the length of the longest row."""
-        return self.view(max(self.lengths.host), self.lengths)
-
     def view(self, column: int, valid: PerRow) -> torch.Tensor:
         """Return `ids[:, :column]` as plain `generate` would pass them to processors and criteria.
 

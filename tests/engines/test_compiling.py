@@ -194,7 +194,7 @@ def test_results_of_a_replay_are_copied(pair, replaying, monkeypatch):
         for tensor in tensors:
             tensor.zero_()
         round = original(self, *args)
-        tensors[:] = [round.verdict.accept_prob, round.verdict.trace.weight, round.outcome.num_drafted]
+        tensors[:] = [round.verdict.accept_prob, round.verdict.trace.weight, round.num_drafted]
         return round
 
     monkeypatch.setattr(static.StaticEngine, "_run", overwriting)

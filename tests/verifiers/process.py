@@ -11,7 +11,7 @@ from functools import cache
 
 import torch
 
-from hf_diversed.blocks import DraftOutput, Round, TargetOutput, Verdict, VerifyOutput
+from hf_diversed.blocks import DraftOutput, Round, TargetOutput, Verdict
 from hf_diversed.generation.recording import describe_round
 from hf_diversed.sampling import RoundNoise
 from hf_diversed.verifiers import Verifier
@@ -65,9 +65,9 @@ class Block:
     def importance(self, count: int, token: int) -> torch.Tensor:
         """Return the importance weight from token records, `[N]`, of `count` accepted tokens and then `token`."""
         counts = torch.full((len(self.paths),), count)
-        outcome = VerifyOutput(self.draft.num_drafted, counts, torch.full_like(counts, token), counts, counts, counts)
+        outcome = (self.draft.num_drafted, counts, torch.full_like(counts, token), counts, counts, counts)
         noise = RoundNoise(torch.zeros_like(self.verdict.accept_prob), torch.zeros(1))
-        records = describe_round(Round(self.draft, self.target, noise, self.verdict, outcome))
+        records = describe_round(Round(self.draft, self.target, noise, self.verdict, *outcome))
         return (records.log_prob_target - records.log_prob)[:, : count + 1].double().sum(-1).exp()
 
     def expected_accepted(self) -> float:

@@ -5,7 +5,7 @@ from dataclasses import fields
 import pytest
 import torch
 
-from hf_diversed.blocks import DraftOutput, TargetOutput
+from hf_diversed.blocks import DraftOutput, Round, TargetOutput
 from hf_diversed.generation.decoding import verify
 from hf_diversed.sampling import RoundNoise
 from hf_diversed.verifiers import VERIFIERS, DiversedVerifier, PhaseVerifier, StaticEnsembleVerifier
@@ -54,7 +54,7 @@ def test_a_round_is_one_graph(name, sampled):
     def run(ids, draft_tensors, target_tensors, dials, state, round_noise):
         q, p = DraftOutput(**draft_tensors, sampled=sampled), TargetOutput(**target_tensors)
         round = verify(rule, ids, q, p, Memory(dials, state), eos, RoundNoise(*round_noise))
-        return {item.name: getattr(round.outcome, item.name) for item in fields(round.outcome)}
+        return {name: getattr(round, name) for name in Round.OUTCOME}
 
     arguments = ids, _tensors(draft), _tensors(target), dials, state, (round_noise.uniforms, round_noise.noise)
     torch.compiler.reset()
