@@ -138,36 +138,39 @@ def mask_windows(model: PreTrainedModel) -> dict[str, int | None] | int | None:
     return window
 
 
-def uses_alibi(model: PreTrainedModel) -> bool:
+def cannot_roll_back(model: PreTrainedModel) -> str | None:
+    """Return why the rows of a model's cache cannot be rolled back one by one, and what to use; None if they can."""
+    if model.config.is_encoder_decoder:
+        return "is an encoder-decoder model, which is not served here; use a decoder-only one."
     config = text_config(model)
-    return config.model_type in _ALIBI_MODEL_TYPES or bool(getattr(config, "alibi", False))
-
-
-def is_chunked(model: PreTrainedModel) -> bool:
-    return getattr(text_config(model), "attention_chunk_size", None) is not None
-
-
-def is_stateful(model: PreTrainedModel) -> bool:
-    """Whether the model has recurrent or convolutional state, which cannot be rolled back."""
-    return bool(getattr(base_model(model), "_is_stateful", False))
-
-
-def takes_position_ids(model: PreTrainedModel) -> bool:
-    """Whether the model takes positions per row. Others, such as Bart, count them from the cache."""
-    return "position_ids" in _forward_parameters(model)
-
-
-def cannot_verify(model: PreTrainedModel) -> str | None:
-    """Return why the model cannot process several tokens after a cached prefix; None if it can."""
+    kinds = sorted(set(layer_types(model)) - LAYER_TYPES)
+    if not kinds and getattr(config, "attention_chunk_size", None) is not None:
+        kinds = ["chunked attention"]
+    if not kinds and getattr(base_model(model), "_is_stateful", False):
+        kinds = ["recurrent state"]
+    if kinds:
+        return (
+            f"has layers that cannot be rolled back ({', '.join(kinds)}); use a model with full or sliding-window "
+            "attention only."
+        )
+    reason = _ODD_CACHES.get(config.model_type)
     if "past_key_values" not in _forward_parameters(model):  # GPT-1 has no cache
-        return "takes no past_key_values"
-    return _ODD_CACHES.get(text_config(model).model_type)
+        reason = "takes no past_key_values"
+    if reason is not None:
+        return f"{reason}, and so cannot read drafted tokens behind what it has cached; use a model that can."
+    if config.model_type in _ALIBI_MODEL_TYPES or getattr(config, "alibi", False):
+        return "uses ALiBi, which needs equal row lengths; use rotary positions."
+    return None
 
 
-def counts_from_last_key(model: PreTrainedModel) -> bool:
-    """Whether local attention counts its window from the last key, independent of the row's position."""
+def needs_equal_rows(model: PreTrainedModel) -> str | None:
+    """Return why the model can only decode rows of equal length; None if their lengths may differ."""
     config = text_config(model)
-    return config.model_type == "gpt_neo" and "local" in config.attention_layers
+    if "position_ids" not in _forward_parameters(model):
+        return "takes no position_ids and counts positions from the cache"
+    if config.model_type == "gpt_neo" and "local" in config.attention_layers:
+        return "has local attention that counts its window from the end of the cache"
+    return None
 
 
 def recomputes_activations(model: PreTrainedModel) -> bool:

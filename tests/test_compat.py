@@ -87,9 +87,7 @@ def test_config_names_hold_for_every_architecture(model):
     with torch.no_grad():
         cache = model(tiny.ragged_batch(1, 3)["input_ids"], use_cache=True).past_key_values
     assert len(cache.layers) == _compat.num_layers(model) == 2
-    assert not _compat.is_stateful(model)
-    assert not _compat.is_chunked(model)
-    assert not _compat.uses_alibi(model)
+    assert _compat.cannot_roll_back(model) is None
     assert not _compat.is_sharded(model)
     assert _compat.attention_implementation(model) in _compat.MASKED_ATTENTION
     assert set(_compat.layer_types(model)) <= _compat.LAYER_TYPES
@@ -129,7 +127,7 @@ def test_layer_types_known_to_transformers():
 
 
 def test_marks_of_models_that_cannot_be_rolled_back():
-    """Breaks `is_stateful`, `is_chunked` and `uses_alibi`: the class attribute and config entries they read."""
+    """Breaks `cannot_roll_back`: the class attribute and config entries it reads."""
     assert tf.PreTrainedModel._is_stateful is False
     assert tf.MambaForCausalLM._is_stateful
     assert tf.Qwen3NextForCausalLM._is_stateful

@@ -90,24 +90,8 @@ def check_architecture(model: PreTrainedModel, role: str) -> None:
             "load it with AutoModelForCausalLM.from_pretrained."
         )
     name = type(_compat.base_model(model)).__name__
-    if model.config.is_encoder_decoder:
-        raise ValueError(
-            f"the {role} {name} is an encoder-decoder model, which is not served here; use a decoder-only one."
-        )
-    foreign = sorted(set(_compat.layer_types(model)) - _compat.LAYER_TYPES)
-    if _compat.is_stateful(model) or foreign or _compat.is_chunked(model):
-        kinds = ", ".join(foreign) or ("chunked attention" if _compat.is_chunked(model) else "recurrent state")
-        raise ValueError(
-            f"the {role} {name} has layers that cannot be rolled back ({kinds}); "
-            "use a model with full or sliding-window attention only."
-        )
-    if (reason := _compat.cannot_verify(model)) is not None:
-        raise ValueError(
-            f"the {role} {name} {reason}, and so cannot read drafted tokens behind what it has cached; use a model "
-            "that can."
-        )
-    if _compat.uses_alibi(model):
-        raise ValueError(f"the {role} {name} uses ALiBi, which needs equal row lengths; use rotary positions.")
+    if (reason := _compat.cannot_roll_back(model)) is not None:
+        raise ValueError(f"the {role} {name} {reason}")
     implementation = _compat.attention_implementation(model)
     if implementation not in _compat.MASKED_ATTENTION:
         raise ValueError(
@@ -141,12 +125,8 @@ def check_rows(model: PreTrainedModel, role: str, batch_size: int) -> None:
     """Raise ValueError for batch sizes > 1 if positions cannot differ per row."""
     if batch_size == 1:
         return
-    name, reason = type(_compat.base_model(model)).__name__, None
-    if not _compat.takes_position_ids(model):
-        reason = "takes no position_ids and counts positions from the cache"
-    elif _compat.counts_from_last_key(model):
-        reason = "has local attention that counts its window from the end of the cache"
-    if reason is not None:
+    if (reason := _compat.needs_equal_rows(model)) is not None:
+        name = type(_compat.base_model(model)).__name__
         raise ValueError(
             f"the {role} {name} {reason}, which is wrong for rows of different lengths: batch size must be 1, got "
             f"{batch_size}; decode the prompts one by one."

@@ -169,19 +169,19 @@ class Recorder:
         """
         if self.streamer is not None:
             self.streamer.end()
-        ends = rows.final_ends()
+        sequences, ends = rows.finished()
         stats = replace(sum_up(self.rounds, ends, forwards, self.strictnesses), **report)
         for collector in _COLLECTORS.get():
             collector.add(stats)
         if not as_dict:
-            return rows.finished()
+            return sequences
         columns = {
             name: tuple(column.clone() for column in kept[: max(ends) - self.prompt_length])
             for name, kept in self._columns.items()
             if name in self.wants
         }
         records = merge_records(self.rounds, ends, self.prompt_length) if "records" in self.wants else None
-        return GenerateDiversedOutput(sequences=rows.finished(), stats=stats, token_records=records, **columns)
+        return GenerateDiversedOutput(sequences=sequences, stats=stats, token_records=records, **columns)
 
 
 @contextmanager

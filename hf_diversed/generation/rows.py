@@ -163,16 +163,16 @@ class RaggedRows:
         """Return which tokens are EOS: bool, same shape as `tokens`."""
         return is_one_of(tokens, self.eos_ids_device)
 
-    def final_ends(self) -> list[int]:
-        """Return the final length of every row of the original batch, once all have finished."""
-        self._file()
-        return [end for end in self._all_ends if end is not None]
+    def finished(self) -> tuple[torch.Tensor, list[int]]:
+        """Return sequences and final lengths of the original batch, once all rows have finished.
 
-    def finished(self) -> torch.Tensor:
-        """Return the sequences of the original batch, long `[B, S + T]`, padded after each row's end."""
-        ends = torch.tensor(self.final_ends(), device=self.ids.device)
-        width = max(self.final_ends())
-        return torch.where(self._columns[:width] < ends[:, None], self._all_ids[:, :width], self.pad_id)
+        The sequences are long `[B, S + T]`, padded after each row's end.
+        """
+        self._file()
+        ends = [end for end in self._all_ends if end is not None]
+        width, ends_device = max(ends), torch.tensor(ends, device=self.ids.device)
+        filled = torch.where(self._columns[:width] < ends_device[:, None], self._all_ids[:, :width], self.pad_id)
+        return filled, ends
 
 
 def is_one_of(tokens: torch.Tensor, ids: torch.Tensor | None) -> torch.Tensor:
