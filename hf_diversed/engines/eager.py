@@ -51,11 +51,23 @@ class EagerEngine:
         self.drafter.prefill(chunk_size)
 
     def round(self, gamma: int, memory: Memory) -> Round:
+        """Draft a block, score it in one target forward over each row's last token and its draft tokens, verify it."""
+        rows = self.rows
         if self.rotary_limit is not None:
             gamma = self._within_rotary_limit(self.rotary_limit, gamma)
-        draft, target = self.block(self.rows.room(gamma))
-        round_noise = RoundNoise() if self.random_source is None else self.random_source.round_noise(target.scores)
-        rows = self.rows
+        draft, drafted = self.drafter.propose(rows.room(gamma))
+        last = rows.last(1)
+        block = last if draft is None else torch.cat([last, draft.tokens], dim=1)
+        logits, hidden = self.target(block, rows.lengths + (-1), keep=block.shape[1])
+        logits = logits.to(rows.ids.device)
+        ahead = (drafted + 1).at_most(block.shape[1])
+        counts = PerRow(
+            [count if end is None else 0 for count, end in zip(ahead.host, rows.ends)],
+            ahead.device.masked_fill(rows.done, 0),
+        )
+        scores = self.processor(rows, logits, offset=0, counts=counts)
+        target = TargetOutput(scores, hidden, logits if self.keep_raw else None)
+        round_noise = RoundNoise() if self.random_source is None else self.random_source.round_noise(scores)
         text = rows.view(max(rows.lengths.host), rows.lengths)
         return verify(self.verifier, text, draft, target, memory, rows.eos_ids_device, round_noise, rows.greedy)
 
@@ -68,26 +80,6 @@ class EagerEngine:
         if limit.rereads and self.rows.prompt_length <= limit.length == length - 1:
             self.target.prefill(self.rows.ids[:, :length])
         return limit.longest_block(length, gamma)
-
-    def block(self, room: PerRow) -> tuple[DraftOutput | None, TargetOutput]:
-        """Draft, then run one target forward over every row's last token and its draft tokens.
-
-        Returns:
-            the draft block at G positions, None where no row has room for draft tokens; the target's scores at G + 1.
-        """
-        rows = self.rows
-        draft, drafted = self.drafter.propose(room)
-        last = rows.last(1)
-        block = last if draft is None else torch.cat([last, draft.tokens], dim=1)
-        logits, hidden = self.target(block, rows.lengths + (-1), keep=block.shape[1])
-        logits = logits.to(rows.ids.device)
-        ahead = (drafted + 1).at_most(block.shape[1])
-        counts = PerRow(
-            [count if end is None else 0 for count, end in zip(ahead.host, rows.ends)],
-            ahead.device.masked_fill(rows.done, 0),
-        )
-        scores = self.processor(rows, logits, offset=0, counts=counts)
-        return draft, TargetOutput(scores, hidden, logits if self.keep_raw else None)
 
     def rewind(self, draft: DraftOutput | None, accepted: list[int]) -> None:
         if draft is not None:

@@ -110,24 +110,11 @@ def verify(
         memory: the verifier's settings and state per row. eos_ids: long `[E]`, on the device; None without EOS.
         round_noise: all None for greedy decoding. greedy: see `Round`.
     """
-    sampled = _verify_alike(verifier, input_ids, draft, target, memory, eos_ids, round_noise)
-    if greedy is None:
-        return sampled
-    greedy_draft = None if draft is None else replace(draft, sampled=False)
-    best = _verify_alike(verifier, input_ids, greedy_draft, target, memory, eos_ids, RoundNoise())
-    return _mixed(greedy, best, sampled)
-
-
-def _verify_alike(
-    verifier: Verifier,
-    input_ids: torch.Tensor,
-    draft: DraftOutput | None,
-    target: TargetOutput,
-    memory: Memory,
-    eos_ids: torch.Tensor | None,
-    round_noise: RoundNoise,
-) -> Round:
-    """`verify` for a batch whose rows all sample or are all greedy."""
+    if greedy is not None:
+        sampled = verify(verifier, input_ids, draft, target, memory, eos_ids, round_noise)
+        greedy_draft = None if draft is None else replace(draft, sampled=False)
+        best = verify(verifier, input_ids, greedy_draft, target, memory, eos_ids, RoundNoise())
+        return _mixed(greedy, best, sampled)
     target_probs = target.at if round_noise.noise is None else target.probs
     if draft is None:
         verdict, num_drafted = None, torch.zeros_like(target.scores[:, 0, 0], dtype=torch.long)
