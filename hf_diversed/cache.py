@@ -141,12 +141,12 @@ class RaggedCache(Cache):
             self._real = self._real[rows]
 
     def states(self) -> tuple[list[torch.Tensor | None], list[torch.Tensor | None]]:
-        """Keys and values of every layer; None for layers that nothing was written to."""
+        """Return keys and values of every layer; None for layers without states."""
         keys, values = ([getattr(layer, name, None) for layer in self.layers] for name in ("keys", "values"))
         return keys, values
 
     def mask(self, columns: torch.Tensor, dtype: torch.dtype) -> torch.Tensor | dict[str, torch.Tensor]:
-        """`block_masks` of the open block over the visible columns."""
+        """Return `block_masks` of the open block over the visible columns."""
         real = None if self._real is None else self._real[:, :, : self.window.visible]
         return block_masks(columns, self._columns[: self.window.visible], real, self.windows, dtype)
 
@@ -158,7 +158,7 @@ def block_masks(
     windows: Windows,
     dtype: torch.dtype,
 ) -> torch.Tensor | dict[str, torch.Tensor]:
-    """Additive masks, `[B, 1, Q, C]` each: 0 where a query may attend, the dtype's minimum elsewhere.
+    """Return additive masks, `[B, 1, Q, C]` each: 0 where a query may attend, the dtype's minimum elsewhere.
 
     Not bool, because eager attention adds the mask to the scores.
 

@@ -1,4 +1,4 @@
-"""Buffers of fixed size that take the place of a model's cache, pooled where compiled graphs hold their addresses."""
+"""Buffers of fixed size that replace a model's cache, and a pool of them for CUDA graphs."""
 
 import weakref
 from dataclasses import dataclass
@@ -14,17 +14,17 @@ States = list[torch.Tensor | None]
 
 
 def capacity_for(columns: int) -> int:
-    """The number of columns of buffers for `columns` columns: 256, 512, 1024, ..."""
+    """Return the number of columns of buffers for `columns` columns: 256, 512, 1024, ..."""
     return max(SMALLEST_CAPACITY, _power_of_two(columns))
 
 
 def size_for(rows: int) -> int:
-    """The number of rows that a batch of `rows` rows is padded to: 1, 2, 4, 8, ..."""
+    """Return the number of rows that a batch of `rows` rows is padded to: 1, 2, 4, 8, ..."""
     return _power_of_two(rows)
 
 
 def length_for(room: int) -> int:
-    """The most draft tokens of a round where rows have room for `room`: 8, 16, 32, ..."""
+    """Return the maximum number of draft tokens of a round if rows have room for `room`: 8, 16, 32, ..."""
     return max(SMALLEST_LENGTH, _power_of_two(max(room, 1)))
 
 
@@ -66,9 +66,9 @@ def pad_rows(values: torch.Tensor, size: int) -> torch.Tensor:
 
 
 class BufferPool:
-    """Buffers that outlive a call, per model, for CUDA graphs, which read and write memory at fixed addresses.
+    """Buffers that are kept across calls, per model, for CUDA graphs, which use memory at fixed addresses.
 
-    A call borrows buffers that no other call holds, so threads never share any.
+    A call borrows buffers that no other call uses, so threads never share buffers.
     """
 
     def __init__(self) -> None:
@@ -76,7 +76,7 @@ class BufferPool:
         self._lock = Lock()
 
     def borrow(self, model: nn.Module, wanted: Buffers) -> Buffers:
-        """Buffers of the pool with the contents of `wanted`."""
+        """Return buffers of the pool with the contents of `wanted`."""
         with self._lock:
             free = self._free.setdefault(model, [])
             fitting = next((each for each in free if each.shapes() == wanted.shapes()), None)

@@ -1,4 +1,4 @@
-"""Compiled functions that outlive a call: when one may be used again, how many are kept, what compiling took."""
+"""Compiled functions that are kept across calls: reuse, eviction and statistics."""
 
 import itertools
 import sys
@@ -31,7 +31,7 @@ _lock, _compiling = threading.RLock(), threading.RLock()
 
 
 def how_to_compile(config: GenerationConfig, device: torch.device) -> CompileConfig | None:
-    """The compile configuration of a call with `cache_implementation="static"`; None if it is not compiled.
+    """Return the compile configuration of a call with `cache_implementation="static"`; None to run it uncompiled.
 
     Accelerators compile unless `disable_compile`, as upstream does. A CPU compiles only where a `compile_config` is
     given, because a first call takes a minute there. (Upstream needs its private `_compile_all_devices` as well.)
@@ -50,7 +50,7 @@ def how_to_compile(config: GenerationConfig, device: torch.device) -> CompileCon
 
 
 class Shape(NamedTuple):
-    """The shape that a function is compiled for: rows, columns, and what else decides the shapes of its arguments."""
+    """The shape that a function is compiled for: rows, columns, and all else that determines its arguments' shapes."""
 
     rows: int
     columns: int
@@ -61,7 +61,7 @@ Key = tuple[Callable, Shape, Hashable]
 
 
 class CompiledFunction:
-    """A function that was compiled once, with the guards that `torch.compile` put on it.
+    """A compiled function with the guards that `torch.compile` created for it.
 
     `torch.compile` evaluates its guards at every call. Here `accepts` evaluates them, and `__call__` runs the code
     that dynamo generated without them, so that a decoding call can pay for them once. Both are read from dynamo's
@@ -98,7 +98,7 @@ class CompiledFunction:
         return result
 
     def accepts(self, args: tuple) -> bool:
-        """Whether all guards hold for these arguments in the present global state."""
+        """Return whether all guards hold for these arguments in the current global state."""
         if self._run is self._function:  # torch.compile is disabled in this process
             return True
         values = dict(zip(self._names, args))
@@ -127,13 +127,13 @@ def _free(code: types.CodeType) -> None:
 
 
 class Compiler:
-    """Runs a call's functions, compiled or as they are.
+    """Runs the functions of a call, compiled or uncompiled.
 
     Args:
-        config: how to compile; None to run functions as they are.
+        config: how to compile; None to run functions uncompiled.
         target: the model that the compiled functions are kept for; they are freed with it.
-        check_every_run: evaluate the guards at every run, because code of the caller's runs in between and may change
-            what they check; else only at the first run of a function in a call.
+        check_every_run: evaluate the guards at every run, because user code runs in between and may change what they
+            check; otherwise only at the first run of a function in a call.
 
     Attributes:
         replays: whether functions are CUDA graphs, which read and write memory at fixed addresses.
@@ -153,7 +153,7 @@ class Compiler:
         self._has: dict[tuple[Key, str], bool] = {}
 
     def run(self, function: Callable, shape: Shape, label: str, *args: Any) -> Any:
-        """The function's result. `label` names the kind of call for later calls of `has`."""
+        """Return the function's result. `label` names the kind of call for later calls of `has`."""
         if self.config is None:
             return function(*args)
         key = (function, shape, self._config_key)
@@ -171,9 +171,9 @@ class Compiler:
         return found(*args)
 
     def has(self, function: Callable, shape: Shape, label: str) -> bool:
-        """Whether a call with this label has run the function for this shape, so that it most likely runs at once.
+        """Return whether a call with this label has run the function for this shape, so that it probably is compiled.
 
-        Only the guards can tell for certain, and they need the arguments. A wrong answer costs time, never tokens.
+        Only the guards determine it, and they need the arguments. A wrong result costs time, but changes no tokens.
         """
         if self.config is None:
             return True
@@ -185,14 +185,14 @@ class Compiler:
         return self._has[key, label]
 
     def stop(self, model: PreTrainedModel, error: Exception) -> None:
-        """Compile nothing more in this call, nor in later ones with this model, which dynamo cannot trace."""
+        """Stop compiling in this call and in later ones with this model, which dynamo cannot trace."""
         self.config = None
         self.stopped_by = f"torch.compile cannot trace {describe(model)}: {str(error).splitlines()[0].rstrip('.')}"
         _untraceable[model.get_input_embeddings()] = self.stopped_by
         warn_once(self._target, f'cache_implementation="static" has no effect: {self.stopped_by}.')
 
     def stats(self) -> CompileStats:
-        """What this call used, and what it had to compile."""
+        """Return the numbers of functions that this call used and compiled."""
         return replace(self._stats, num_used=len(self._used))
 
     def _find(self, key: Key, args: tuple) -> CompiledFunction | None:
@@ -219,13 +219,13 @@ class Compiler:
 
 
 def why_untraceable(*models: PreTrainedModel | None) -> str | None:
-    """Why one of the models cannot be compiled, as an earlier call has found out; None if all may be."""
+    """Return why one of the models could not be compiled in an earlier call; None without such a model."""
     reasons = (_untraceable.get(model.get_input_embeddings()) for model in models if model is not None)
     return next((reason for reason in reasons if reason is not None), None)
 
 
 def describe(model: PreTrainedModel) -> str:
-    """The model's class, and the name it was loaded by if it has one, for messages."""
+    """Return the model's class and, if it has one, its name or path, for messages."""
     name = _compat.model_name(model)
     return type(_compat.base_model(model)).__name__ + (f" ({name})" if name else "")
 
@@ -239,13 +239,13 @@ def warn_once(model: PreTrainedModel, message: str) -> None:
 
 
 def cannot_be_traced(error: Exception) -> bool:
-    """Whether an error was raised by dynamo for code that it cannot trace; none of that code has run then."""
+    """Return whether dynamo raised an error for code that it cannot trace. None of that code has run."""
     raised_by = sys.modules.get("torch._dynamo.exc")  # importing it takes seconds
     return raised_by is not None and isinstance(error, raised_by.Unsupported)
 
 
 def clear_compiled() -> None:
-    """Free every compiled decoding function, of all models, and the memory kept for them."""
+    """Free all compiled decoding functions of all models, and their memory."""
     with _lock:
         _compiled.clear()
         _untraceable.clear()
@@ -253,7 +253,7 @@ def clear_compiled() -> None:
 
 
 def _options(config: CompileConfig) -> dict[str, Any]:
-    """The backend's options, where the config names a mode instead: `torch.compile` takes only one of them."""
+    """Return the backend's options; those of the mode if the config has one, as `torch.compile` takes only one."""
     if config.options is not None or config.backend != "inductor":
         return dict(config.options or {})
     return dict(torch._inductor.list_mode_options(config.mode))
@@ -264,6 +264,6 @@ def _replays(config: CompileConfig) -> bool:
 
 
 def _with_own_code(function: Callable) -> types.FunctionType:
-    """A copy with a code object of its own: dynamo keeps compiled functions by code object, at most eight for one."""
+    """Return a copy with its own code object: dynamo keeps at most eight compiled functions per code object."""
     code = function.__code__.replace(co_name=f"{function.__name__}_{next(_numbers)}")
     return types.FunctionType(code, function.__globals__, code.co_name, function.__defaults__, function.__closure__)

@@ -1,4 +1,4 @@
-"""The engine that runs the models as they are, with any processor and verifier, over shapes that change."""
+"""The engine that runs the models uncompiled, with any processor and verifier, over shapes that change."""
 
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -75,7 +75,7 @@ class EagerEngine:
         return True
 
     def _within_rotary_limit(self, limit: RotaryLimit, gamma: int) -> int:
-        """The draft tokens of the next round; the cache is filled anew where upstream's `generate` does so."""
+        """Return gamma of the next round; recompute the cache where upstream's `generate` does so."""
         length = max(self.rows.lengths.host)
         if limit.rereads and self.rows.prompt_length <= limit.length == length - 1:
             self.target.prefill(self.rows.ids[:, :length])
@@ -94,7 +94,7 @@ class EagerEngine:
         self.drafter.keep(kept)
 
     def close(self) -> None:
-        """This engine borrows no memory."""
+        """Do nothing: this engine borrows no memory."""
 
     def report(self) -> dict[str, Any]:
         return {"engine": "eager", "engine_reason": self.reason}

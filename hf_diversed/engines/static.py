@@ -45,7 +45,7 @@ class StaticEngine(EagerEngine):
 
     @staticmethod
     def cannot_serve(target: PreTrainedModel, draft: PreTrainedModel | None, rows: RaggedRows) -> str | None:
-        """Why a call cannot be decoded over static shapes; None if it can."""
+        """Return why a call cannot be decoded over static shapes; None if it can."""
         if rows.prompt_length < 2:
             return "a prompt of one token leaves nothing to fill the caches with"
         for role, model in (("target", target), ("draft", draft)):
@@ -55,7 +55,7 @@ class StaticEngine(EagerEngine):
 
     @staticmethod
     def why_forwards_only(verifier: Verifier, processor: BlockProcessor, models: tuple) -> str | None:
-        """Why a round cannot be one function, so that only the models' forwards are compiled; None if it can."""
+        """Return why a round cannot be one function and only the forwards are compiled; None if it can."""
         if None in models:
             return "draft tokens are looked up on the host"
         if len({_compat.device(model) for model in models}) > 1:
@@ -113,7 +113,7 @@ class StaticEngine(EagerEngine):
         return round
 
     def _fit_to_room(self, gamma: int, memory: Memory) -> int:
-        """A shorter draft length that still fills the room left, if it needs no compilation; else `gamma`."""
+        """Return a shorter draft length that fills the remaining room if it is compiled already; else `gamma`."""
         if gamma <= SMALLEST_LENGTH:
             return gamma
         shorter = min(gamma, length_for(max(self.rows.room_on_host(gamma))))
@@ -124,11 +124,11 @@ class StaticEngine(EagerEngine):
         return super().round(gamma, memory)
 
     def _own(self, values: torch.Tensor) -> torch.Tensor:
-        """A copy where the next replay would overwrite the values."""
+        """Return a copy if the next replay would overwrite the values, else the values."""
         return values.clone() if self.compiler.replays else values
 
     def _run(self, settings: CallSettings, inputs: RoundInputs, shape: Shape) -> Round:
-        """The round, as one compiled function or as several."""
+        """Run the round as one compiled function, or as several."""
         target, draft = self.target.buffers, self._draft.buffers
         if self.compiler.replays:
             torch.compiler.cudagraph_mark_step_begin()
@@ -145,7 +145,7 @@ class StaticEngine(EagerEngine):
         return self.compiler.run(*self._latest, self._label, settings, target, inputs, steps)
 
     def _shape(self, gamma: int, memory: Memory) -> Shape:
-        """What a round of this length is compiled for."""
+        """Return the shape that a round of this length is compiled for."""
         rows = self.rows
         rest = (gamma, *sorted(memory.row_values), memory.state is None, *self._sampling)
         return Shape(size_for(len(rows.ids)), self.target.capacity_for(max(rows.lengths.host) + gamma), rest)
@@ -204,7 +204,7 @@ class StaticEngine(EagerEngine):
         )
 
     def _draw_noise(self, gamma: int, vocab_size: int) -> tuple[list[torch.Tensor], RoundNoise]:
-        """Random numbers for the draft tokens that rows have room for, as the eager engine draws them, then filler."""
+        """Draw the eager engine's random numbers for the draft tokens that rows have room for, then add filler."""
         rows = self.rows
         if self.random_source is None:
             return [], RoundNoise()
@@ -220,7 +220,7 @@ class StaticEngine(EagerEngine):
         return draft_noise + filler, RoundNoise(uniforms, drawn.noise)
 
     def should_compact(self, running: int) -> bool:
-        """Whether rounds of fewer rows are compiled already; compiling them would cost more than they save."""
+        """Return whether rounds of fewer rows are compiled already; compiling them would cost more than it saves."""
         if self._latest is None:
             return False
         function, shape = self._latest
@@ -246,7 +246,7 @@ def _is_one_function(settings: CallSettings, gamma: int) -> bool:
 
 
 def _label(settings: CallSettings) -> str:
-    """For `Compiler.has`: the draft model, the verifier without its settings per row, and the processors."""
+    """Return a label for `Compiler.has`: draft model, verifier without its settings per row, and processors."""
     verifier = settings.verifier
     fixed = {name: value for name, value in verifier.settings().items() if name not in verifier.row_settings}
     draft = id(settings.draft.get_input_embeddings())
@@ -254,7 +254,7 @@ def _label(settings: CallSettings) -> str:
 
 
 def map_tensors(function: Callable[[torch.Tensor], torch.Tensor], value: Any) -> Any:
-    """`value` with every tensor in it, through dataclasses, lists and dicts, replaced by `function` of it."""
+    """Return `value` with `function` applied to every tensor in it, through dataclasses, lists and dicts."""
     if isinstance(value, torch.Tensor):
         return function(value)
     if isinstance(value, list):

@@ -136,7 +136,7 @@ class StaticModel(RaggedModel):
             self._use(self._sized(self.buffers.keys, self.buffers.values, self.capacity_for(columns)))
 
     def capacity_for(self, columns: int) -> int:
-        """The capacity of the buffers after `make_room(columns)`."""
+        """Return the capacity of the buffers after `make_room(columns)`."""
         return max(self.capacity, capacity_for(columns))
 
     def keep(self, rows: torch.Tensor) -> None:
@@ -161,7 +161,7 @@ class StaticModel(RaggedModel):
             del self.buffers
 
     def _sized(self, keys: States, values: States, capacity: int) -> Buffers:
-        """Buffers of `capacity` columns with these keys and values, rows padded to a power of two."""
+        """Return buffers of `capacity` columns with these keys and values, and rows padded to a power of two."""
         size = size_for(len(self._positions))
 
         def fit(states: torch.Tensor | None) -> torch.Tensor | None:
@@ -197,7 +197,7 @@ class StaticModel(RaggedModel):
         return logits[:rows, :keep], None if hidden is None else hidden[:rows, :keep]
 
     def ready(self, start: int, given: int, keep: int) -> bool:
-        """Whether a block of `given` tokens from column `start` on runs without compiling anything first."""
+        """Return whether a block of `given` tokens from column `start` on runs without compilation."""
         width = self._width(given)
         return self._compiler.has(extend, self._shape(start + width, width, width - given + keep), self._label)
 

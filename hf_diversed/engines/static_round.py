@@ -21,7 +21,7 @@ from hf_diversed.verifiers.base import Memory, Verifier
 
 @dataclass(frozen=True, eq=False)
 class CallSettings:
-    """What is the same in all rounds of a call.
+    """Settings that all rounds of a call share.
 
     Attributes:
         processors: each processes every position by itself. vocab_size: V of the target model.
@@ -149,7 +149,7 @@ class _Computed:
 
 
 def _trim(round: Round, settings: CallSettings) -> Round:
-    """Only the fields of a round that later code reads."""
+    """Return the round with only the fields that later code reads."""
     draft, target, verdict = round.draft, round.target, round.verdict
     assert draft is not None
     assert verdict is not None
