@@ -126,7 +126,7 @@ def test_bad_values_are_answered_with_400(server, problems, xargs, stream):
     assert server.post(TASK.prompt(problems[0]), {"diversed_strictness": 0.7}, max_tokens=4)[0] == 200
 
 
-@pytest.mark.parametrize("path", ["completions", "chat/completions"])
+@pytest.mark.parametrize("path", ["completions", "chat/completions", "messages"])
 def test_top_level_fields_are_answered_with_400(server, problems, path):
     """Catches `"diversed_strictness": 7` beside `vllm_xargs`, which vLLM ignores."""
     for fields in ({"diversed_strictness": 7}, {"diversed_quality": 0.5}, {"strictness": 1}):
