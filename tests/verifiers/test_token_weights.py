@@ -247,11 +247,15 @@ def test_dial_multiplies_the_lenience():
 def test_a_dial_and_bounds_per_row():
     """Catches one row's setting applied to the batch, also over the vocabulary."""
     draft, target = make_block("random", rows=4)
-    dials = {"strictness": [0.0, 0.3, 0.5, 0.9], "max_bias": [0.9, 0.1, 1.0, 0.2], "max_ratio": [0.2, 0.0, 0.5, 0.1]}
-    dials["bias_budget"] = [0.1, 9.0, 0.3, 0.5]
-    together = DiversedVerifier(token_head(), **dials)(draft.tokens, draft, target)
+    settings = {
+        "strictness": [0.0, 0.3, 0.5, 0.9],
+        "max_bias": [0.9, 0.1, 1.0, 0.2],
+        "max_ratio": [0.2, 0.0, 0.5, 0.1],
+    }
+    settings["bias_budget"] = [0.1, 9.0, 0.3, 0.5]
+    together = DiversedVerifier(token_head(), **settings)(draft.tokens, draft, target)
     for row in range(4):
-        alone = DiversedVerifier(token_head(), **{name: values[row] for name, values in dials.items()})
+        alone = DiversedVerifier(token_head(), **{name: values[row] for name, values in settings.items()})
         verdict = alone(draft.tokens, draft, target)
         for name in ("weight", "bias"):
             found, expected = (getattr(v.trace, name)[row] for v in (together, verdict))

@@ -17,12 +17,12 @@ def _one_per_rule():
     first = {case.rule: case.make for case in reversed(VERIFIER_CASES)}
     yield from first.items()
     yield (
-        "row_values",
+        "settings",
         lambda: DiversedVerifier(random_head(), strictness=[0.2, 0.5, 0.7, 1.0], max_bias=0.3, bias_budget=1.0),
     )
     yield "token", lambda: DiversedVerifier(random_head(token_features=True))
-    dials = {"strictness": [0.2, 0.5, 0.7, 1.0], "max_bias": 0.3, "bias_budget": 1.0, "max_ratio": 0.2}
-    yield "token dials", lambda: DiversedVerifier(random_head("mlp", "both", token_features=True), **dials)
+    settings = {"strictness": [0.2, 0.5, 0.7, 1.0], "max_bias": 0.3, "bias_budget": 1.0, "max_ratio": 0.2}
+    yield "token settings", lambda: DiversedVerifier(random_head("mlp", "both", token_features=True), **settings)
     yield "distribution", lambda: DiversedVerifier(random_head(features="distribution"))
     yield "phase of budgets", lambda: PhaseVerifier(StaticEnsembleVerifier(0.2, bias_budget=1.0), begin=3, end=4)
 
@@ -47,16 +47,16 @@ def test_a_round_is_one_graph(name, sampled):
     generator = torch.Generator().manual_seed(1)
     uniforms = torch.rand(draft.tokens.shape, generator=generator)
     round_noise = RoundNoise(uniforms, torch.rand(batch, 1, generator=generator)) if sampled else RoundNoise()
-    dials = rule.row_values(batch, ids.device)
+    row_values = rule.row_values(batch, ids.device)
     state = torch.zeros(batch, rule.state_width, dtype=torch.float64) if rule.state_width else None
     eos = torch.tensor([1])
 
-    def run(ids, draft_tensors, target_tensors, dials, state, round_noise):
+    def run(ids, draft_tensors, target_tensors, row_values, state, round_noise):
         q, p = DraftOutput(**draft_tensors, sampled=sampled), TargetOutput(**target_tensors)
-        round = verify(rule, ids, q, p, Memory(dials, state), eos, RoundNoise(*round_noise))
+        round = verify(rule, ids, q, p, Memory(row_values, state), eos, RoundNoise(*round_noise))
         return {name: getattr(round, name) for name in Round.OUTCOME}
 
-    arguments = ids, _tensors(draft), _tensors(target), dials, state, (round_noise.uniforms, round_noise.noise)
+    arguments = ids, _tensors(draft), _tensors(target), row_values, state, (round_noise.uniforms, round_noise.noise)
     torch.compiler.reset()
     traced = torch.compile(run, backend="eager", fullgraph=True)
     with torch.no_grad():
