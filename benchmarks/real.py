@@ -37,7 +37,7 @@ from hf_diversed.cli.models import LOOKUP, load_pair
 from hf_diversed.cli.train import train
 from hf_diversed.cli.tune_draft import tune
 from hf_diversed.evaluation import EvaluationSettings, evaluate
-from hf_diversed.evaluation.memory import peak_memory
+from hf_diversed.evaluation.calls import peak_memory
 from hf_diversed.formatting import with_bounds
 from hf_diversed.provenance import provenance
 from hf_diversed.running.compiled import default_compile_config

@@ -62,20 +62,6 @@ def test_slice_and_scatter_paths_agree(start, length, seed):
         assert sliced.shape[2] == start + length
 
 
-def test_rollback_is_overwriting():
-    """Catches rejected columns that survive: after a lower start, every visible key is from the new block."""
-    cache = make()
-    put(cache, [0, 0], block(2, 6, seed=1))
-    put(cache, [6, 6], block(2, 5, seed=2))  # row 0: all rejected; row 1: rejected from the third
-    states = block(2, 3, seed=3)
-    columns, (keys, _) = put(cache, [6, 8], states)
-    mask = cache.mask(columns, torch.float32)
-    assert torch.equal(keys[0, :, 6:9], states[0][0])
-    assert torch.equal(keys[1, :, 8:11], states[0][1])
-    assert torch.equal(keys[1, :, 6:8], block(2, 5, seed=2)[0][1, :, :2])  # accepted
-    assert mask[0, 0, :, 9:].max() < -1e30  # the rest of row 0's rejected block is masked
-
-
 def test_growth_by_doubling_keeps_content():
     """Catches lost keys after growth, uninitialised memory, copies at every step, or growth past the limit."""
     cache, limit = make(limit=1100), 1100

@@ -129,15 +129,6 @@ def test_rates(rate: str, expected):
     assert nothing == [] or math.isnan(nothing)
 
 
-def test_sums_keep_rates_exact():
-    """Catches averaged rates: a short row must not weigh as much as a long one."""
-    total, second = rows()
-    total.add(second)
-    assert total.acceptance_rate == 9 / 15
-    assert total.mean_weight == pytest.approx(5 / 12)
-    assert total.mean_tv == 0.125  # over the row that has it
-
-
 def test_to_dict_names():
     """Catches renamed keys: cards, benchmarks and AIPerf's schema read these."""
     assert json.loads(json.dumps(rows()[0].to_dict())) == {

@@ -1,9 +1,13 @@
 """Decode one batch of prompts with one method and measure it."""
 
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Protocol
 
-from hf_diversed.evaluation.memory import peak_memory
+import torch
+
 from hf_diversed.outputs import SpeculativeStats, TokenRecords
 from hf_diversed.running.decode import Decoder
 from hf_diversed.running.methods import Method
@@ -49,7 +53,7 @@ def measured_call(
 
     Returns:
         Lists of length B, and the cost of `generate`: `seconds` of wall time, `peak_memory_bytes` and
-        `peak_memory_kind` (see `memory`).
+        `peak_memory_kind` (see `PeakMemory`).
     """
     if records and method.verifier is not None:
         kwargs["output_token_records"] = True
@@ -80,3 +84,32 @@ def _record_columns(records: TokenRecords) -> dict[str, list]:
         "relaxed": records.relaxed.sum(dim=1).tolist(),
         "max_bias": [None if value < 0 else value for value in largest],
     }
+
+
+ALLOCATED = "cuda_allocated"  # by torch on the device, within the block
+SINCE_START = "process_resident_since_start"  # of the whole process, from its start to the end of the block
+
+
+@dataclass
+class PeakMemory:
+    """Bytes and the kind of peak; None until the block has ended, and on systems without peak measurement."""
+
+    num_bytes: int | None = None
+    kind: str | None = None
+
+
+@contextmanager
+def peak_memory(device: torch.device) -> Iterator[PeakMemory]:
+    """Measure the peak memory of a block, including weights and everything else allocated before it."""
+    peak = PeakMemory()
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        yield peak
+        peak.num_bytes, peak.kind = torch.cuda.max_memory_allocated(device), ALLOCATED
+        return
+    yield peak
+    if sys.platform != "win32":
+        import resource
+
+        unit = 1 if sys.platform == "darwin" else 1024
+        peak.num_bytes, peak.kind = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit, SINCE_START

@@ -85,20 +85,18 @@ def summarize(results: Results, labels: Sequence[str] | None = None, replicates:
     "lossless") minus the method on the same prompts; 95% of the time it lies below `quality_drop_upper`. `static_gain`
     is that of the function of this name. Rates count as in `SpeculativeStats`; `relaxed_share` is per generated token,
     `mean_bias`, `max_bias`, `mean_overshoot` and `max_ratio` cover verified positions; the last one leaves out tokens
-    with p = 0. Times are of batched calls, summed over processes.
-    `peak_memory_bytes` is the maximum over calls, of kind `peak_memory_kind` (see `memory`). `quality_wilson_ci` is
-    given for single samples that are right or wrong.
+    with p = 0. Times are of batched calls, summed over processes. `peak_memory_bytes` is the maximum over calls, of
+    kind `peak_memory_kind` (see `PeakMemory`). `quality_wilson_ci` is given for single samples that are right or
+    wrong.
 
     `accepted_length` is the number of accepted draft tokens per round, `accepted_length_exact` its prediction from
     acceptance probabilities, `accepted_length_iid` its prediction from the verified acceptance rate and the mean draft
     length for independent steps. `accepted_length_z` is measured minus exact, paired by round, over its standard error
     clustered by prompt: its absolute value exceeds 4 in one of 16,000 evaluations if the theory holds.
 
-    Args:
-        labels: the methods to include; None for all.
+    Args: labels: the methods to include; None for all.
 
-    Raises:
-        ValueError: if calls of these methods are missing.
+    Raises: ValueError: if calls of these methods are missing.
     """
     tables, bootstrap = _prepare(results, labels, replicates)
     reference = next((tables[label] for label in (PLAIN, LOSSLESS) if label in tables), None)

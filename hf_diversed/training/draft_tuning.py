@@ -22,7 +22,7 @@ from hf_diversed.provenance import provenance, publishable
 from hf_diversed.running.prompts import Prompt, encode, render
 from hf_diversed.training.arguments import own_settings
 from hf_diversed.training.checkpoints import AtomicCheckpoints, resume_point
-from hf_diversed.training.completion_laws import (
+from hf_diversed.training.completions import (
     IGNORED,
     STATES,
     collate,

@@ -16,7 +16,7 @@ from hf_diversed import _compat
 from hf_diversed.provenance import model_digest
 from hf_diversed.running.decode import with_progress
 from hf_diversed.running.files import write_json, writing
-from hf_diversed.training.completion_laws import IGNORED, STATES, collate, completion_logits
+from hf_diversed.training.completions import IGNORED, STATES, collate, completion_logits
 
 
 @torch.no_grad()

@@ -22,13 +22,12 @@ from hf_diversed.running.pair import Pair
 from hf_diversed.running.sampling import Sampling
 from hf_diversed.tasks.rewards import RewardError, RewardFunc, RewardSum
 from hf_diversed.training.arguments import DiversedConfig, own_settings
-from hf_diversed.training.checkpoints import AtomicCheckpoints, resume_point
+from hf_diversed.training.checkpoints import AtomicCheckpoints, Rescue, resume_point
 from hf_diversed.training.constraint import ConstraintCallback
 from hf_diversed.training.loading import fresh_head, load_frozen, load_tokenizer, say_at_start
 from hf_diversed.training.objective import LossSettings, center, diversed_loss, leave_one_out
 from hf_diversed.training.prompts import RolloutOrder, check_context
 from hf_diversed.training.references import ReferenceRewards
-from hf_diversed.training.rescue import Rescue
 from hf_diversed.training.rollout import Sampler
 from hf_diversed.training.run_folder import check_writable, sole_run
 from hf_diversed.training.scoring import Rows, Scorer, gathered, known, mean, merged, standard_error

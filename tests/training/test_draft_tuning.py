@@ -19,7 +19,7 @@ from hf_diversed import load_demo_pair
 from hf_diversed.cli.tune_draft import tune
 from hf_diversed.running.pair import load_model
 from hf_diversed.training import draft_tuning
-from hf_diversed.training.completion_laws import collate, divergences
+from hf_diversed.training.completions import collate, divergences
 from hf_diversed.training.draft_making import agreement as made_agreement
 from hf_diversed.training.draft_making import make_draft
 from hf_diversed.training.draft_tuning import (

@@ -10,7 +10,7 @@ import torch
 from transformers import Gemma2Config, Gemma2ForCausalLM, GraniteConfig, GraniteForCausalLM
 
 from hf_diversed.training import draft_tuning, target_states
-from hf_diversed.training.completion_laws import STATES, collate, completion_ids, completion_logits
+from hf_diversed.training.completions import STATES, collate, completion_ids, completion_logits
 from hf_diversed.training.draft_tuning import DraftTuningConfig, tune_draft
 from hf_diversed.training.target_states import with_target_states
 from tests.tiny import VOCAB_SIZE, tiny_draft, tiny_model

@@ -4,9 +4,12 @@ Reads vLLM's sampling parameters by field name and imports nothing of vLLM.
 """
 
 import functools
-from collections.abc import Iterable, Mapping
+import logging
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, cast
+
+import torch
 
 from hf_diversed.blocks import DecodingContext
 from hf_diversed.head import DiversedHead
@@ -133,3 +136,27 @@ def _certified(deployment: Deployment, drop: float, temperature: float, params: 
 @functools.lru_cache(maxsize=1024)
 def _strictness(head: DiversedHead, drop: float, context: DecodingContext) -> float:
     return CertifiedVerifier(head, drop).for_call(context).strictness[0]
+
+
+logger = logging.getLogger("vllm.hf_diversed")
+
+
+def read_safely(deployment: Deployment, params: Any) -> RequestSettings:
+    """Return `read_request`, or lossless settings for what it refuses, so that the engine goes on."""
+    try:
+        return read_request(deployment, params).at(float(params.temperature))
+    except ValueError as error:
+        logger.error("hf_diversed: a request that was not checked at admission decodes losslessly: %s", error)
+        return RequestSettings()
+
+
+def any_relaxed(present: Collection[RequestSettings]) -> bool:
+    return any(settings.verifier for settings in present)
+
+
+def move_verifiers(deployment: Deployment, device: torch.device) -> None:
+    """Move the verifiers' heads to the device that samples."""
+    for verifier in deployment.verifiers:
+        for part in verifier.components():
+            if isinstance(part, torch.nn.Module):
+                part.to(device)

@@ -15,9 +15,9 @@ from typing import Any
 
 import torch
 
+from hf_diversed.serving.vllm.admission import any_relaxed, move_verifiers, read_safely
 from hf_diversed.serving.vllm.deployment import Deployment
 from hf_diversed.serving.vllm.logits import COLUMNS, LOSSLESS, RequestSettings, served_logits
-from hf_diversed.serving.vllm.requests import any_relaxed, move_verifiers, read_safely
 
 
 _MODULE = "vllm.v1.worker.gpu.spec_decode.rejection_sampler"
