@@ -68,7 +68,7 @@ class TokenReader:
                 pieces.append(Piece(text, RELAXED if relaxed else SOURCES[source], *shown))
         return pieces
 
-    def read_plain(self, tokens: torch.Tensor) -> list[Piece]:
+    def read_target(self, tokens: torch.Tensor) -> list[Piece]:
         """Return pieces of tokens that the target decoded alone: long, any shape."""
         return [Piece(text, TARGET) for token in tokens.flatten().tolist() if (text := self._spell(token))]
 
@@ -91,24 +91,24 @@ class PieceStreamer(RoundStreamer):
     """Passes every round on as pieces, with the statistics of the round.
 
     Args:
-        plain: the target decodes alone; every token counts as a round.
+        target_alone: whether the target decodes without a draft model; every token then counts as a round.
     """
 
     def __init__(
         self,
         tokenizer: PreTrainedTokenizerBase,
         on_pieces: Callable[[list[Piece], SpeculativeStats], None],
-        plain: bool = False,
+        target_alone: bool = False,
     ):
         self._reader = TokenReader(tokenizer)
-        self._on_pieces, self._plain = on_pieces, plain
+        self._on_pieces, self._target_alone = on_pieces, target_alone
         self._prompt_is_next = True
 
     def put_round(self, records: TokenRecords, stats: SpeculativeStats) -> None:
         self._on_pieces(self._reader.read(records), stats)
 
     def put(self, value: torch.Tensor) -> None:
-        if self._plain and not self._prompt_is_next:
+        if self._target_alone and not self._prompt_is_next:
             stats = SpeculativeStats(num_rounds=1, num_emitted=value.numel(), target_forwards=1)
-            self._on_pieces(self._reader.read_plain(value), stats)
+            self._on_pieces(self._reader.read_target(value), stats)
         self._prompt_is_next = False

@@ -573,7 +573,7 @@ def test_long_texts_are_spelled_piece_by_piece():
         return b"".join(pieces[token] for token in ids).decode(errors="replace")
 
     reader = TokenReader(SimpleNamespace(all_special_ids=[], decode=decode))
-    found = reader.read_plain(torch.arange(len(pieces)))
+    found = reader.read_target(torch.arange(len(pieces)))
     assert "".join(piece.text for piece in found) == letters * 12
     assert max(lengths) < 100 < len(pieces)
 

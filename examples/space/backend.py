@@ -103,7 +103,7 @@ def decode(pair: Pair, prompt: list[int], verifier: Verifier | None, choice: Cho
 
     def work() -> None:
         try:
-            streamer = PieceStreamer(pair.tokenizer, receive, plain=verifier is None)
+            streamer = PieceStreamer(pair.tokenizer, receive, target_alone=verifier is None)
             if _one_at_a_time.locked():
                 wait(OCCUPIED)
             with _one_at_a_time, clock:

@@ -66,7 +66,7 @@ def stream(
         total.add(stats)
         console.print(pieces_text(pieces), end="", soft_wrap=True)
 
-    streamer = PieceStreamer(pair.tokenizer, show, plain=verifier is None)
+    streamer = PieceStreamer(pair.tokenizer, show, target_alone=verifier is None)
     method, ids = Method("stream", verifier), encode(pair.tokenizer, [prompt])
     decoded = Decoder(pair, sampling)(method, ids, seed, streamer=streamer)
     console.print()
