@@ -128,3 +128,11 @@ def test_packed_layers_compute_the_same():
         torch.testing.assert_close(layer(states), expected)
         compiled = torch.compile(lambda given: layer(given), fullgraph=True, backend="aot_eager")
         torch.testing.assert_close(compiled(states), expected)
+
+
+def test_plain_prompts(run):
+    """Catches plain completion that does not end at the task's stop strings, or that overwrites chat results."""
+    plain = run("--methods", PLAIN, "--no-chat", name="gsm8k-plain")
+    (header,) = plain["provenance"]["evaluations"]
+    assert header["stop_strings"] == ["\nQuestion:"]
+    assert header["settings"]["add_special_tokens"]

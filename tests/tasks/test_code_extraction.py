@@ -1,6 +1,8 @@
 """The program inside a completion."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from hf_diversed.tasks.code import STOP_POINTS, extract_code
 
@@ -49,3 +51,11 @@ def test_stop_points_count_at_the_margin_only():
     assert extract_code("print(1)") == ""
     assert extract_code(f"{CODE}def g(): pass", ["def "]) == ""
     assert extract_code(f"    return 1\n{CODE}", ["def "]) == "    return 1\n"
+
+
+@given(st.text(alphabet="`\n\rdef x():if __name_print", max_size=60))
+def test_any_text_gives_a_piece_of_it(text: str):
+    """Catches invented code, and a crash on the odd text of an untrained model."""
+    code = extract_code(text)
+    assert code in text.replace("\r\n", "\n").replace("\r", "\n")
+    assert "\r" not in code

@@ -35,3 +35,18 @@ def test_references_score_one(name: str):
     task = get_task(name)
     records = load_records(task, "test", 20)
     assert task.score_batch([task.reference(record) for record in records], records) == [1.0] * 20
+
+
+def test_a_seed_chooses_records():
+    """Catches a seed or a split without effect, and a smaller `n` that is no prefix of a larger one."""
+    task = get_task("math")
+    records = load_records(task, "test", 40, seed=4)
+    assert load_records(task, "test", 10, seed=4) == records[:10]
+    assert load_records(task, "test", 40, seed=5) != records
+    assert load_records(task, "validation", 40, seed=4) != records
+
+
+def test_refuses_more_records_than_are_packaged():
+    """Catches fewer records than asked for."""
+    with pytest.raises(ValueError, match=r"`n` must be at most 1024, the packaged records of 'math'/test, got 1025\."):
+        load_records(get_task("math"), "test", 1025)

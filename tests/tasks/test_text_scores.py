@@ -174,3 +174,13 @@ def test_scores_stay_in_range(completion: str, reference: str):
     }
     for name, record in records.items():
         assert 0.0 <= get_task(name).score(completion, record) <= 1.0
+
+
+def test_batches_pair_completions_with_records():
+    """Catches a batch of another size than its records."""
+    records = [{"answer": "1"}, {"answer": "2"}, {"answer": "3"}]
+    texts = ["The answer is 1.", "The answer is 3.", "The answer is 3."]
+    assert get_task("math").score_batch(texts, records) == [1.0, 0.0, 1.0]
+    for name in ("math", "wmt", "code"):
+        with pytest.raises(ValueError, match="got 2 completions for 3 records"):
+            get_task(name).score_batch(texts[:2], records)

@@ -179,3 +179,11 @@ def test_worth_forgets_sooner_than_the_window():
     assert callback.drop > 0.1
     assert callback.worth == callback.coef
     assert constraint(fixed=True).worth == 0.3
+
+
+def test_falls_even_while_acceptance_rises():
+    """Catches the guard above applied to the wrong figure: quality that stays lost must be answered."""
+    callback = constraint(window=10 * WINDOW)
+    for step in range(4):
+        callback.update(WINDOW, 0.5, 0.3 + 0.1 * step)
+    assert callback.coef < 0.3

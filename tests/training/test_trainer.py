@@ -441,3 +441,14 @@ def test_references_of_another_target_are_refused(tmp_path):
     target.get_output_embeddings().weight.data.mul_(1.5)
     with pytest.raises(ValueError, match="target_weights"):
         runs.trainer(tmp_path, models=(target, draft), **settings).train()
+
+
+def test_kl_costs_reward(tmp_path):
+    """Catches a KL term that is logged but not paid for."""
+    weights = []
+    for coef in (0.0, 2.0):
+        trainer = rewarded(
+            tmp_path / str(coef), runs.zero, kl_coef=coef, acceptance_coef=0.0, learning_rate=0.3, max_steps=8
+        )
+        weights.append(history(trainer, "weight")[-1])
+    assert weights[1] > weights[0] + 0.02
