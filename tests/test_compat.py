@@ -50,10 +50,7 @@ def test_masks_are_those_transformers_would_build(model):
     config, (batch, length) = _compat.text_config(model), (2, 20)
     attention_mask = torch.ones(batch, length, dtype=torch.long)
     attention_mask[1, :3] = 0
-    before, config._attn_implementation = (
-        config._attn_implementation,
-        "eager",
-    )  # sdpa omits masks it does not need
+    before, config._attn_implementation = (config._attn_implementation, "eager")  # sdpa omits masks it does not need
     try:
         theirs = create_masks_for_generate(config, torch.zeros(batch, length, 32), attention_mask, None)
     finally:

@@ -10,14 +10,7 @@ from hf_diversed.cli import app
 from hf_diversed.zoo.loader import HEADS, MIXTURE, WEIGHTS
 from tests.evaluation.measured import record, sweep
 from tools import draw_plots, render_learning, render_studies
-from tools.render_results import (
-    COMMANDS,
-    RESULTS,
-    missing,
-    pivot,
-    read_asked,
-    tasks,
-)
+from tools.render_results import COMMANDS, RESULTS, missing, pivot, read_asked, tasks
 
 
 def write(folder, **files):

@@ -115,10 +115,7 @@ ARCHITECTURES = {
     "gpt_neox": lambda: tf.GPTNeoXForCausalLM(tf.GPTNeoXConfig(**_without("num_key_value_heads"))),
     "opt": lambda: tf.OPTForCausalLM(
         tf.OPTConfig(
-            **_without("num_key_value_heads", "intermediate_size"),
-            ffn_dim=48,
-            word_embed_proj_dim=16,
-            dropout=0.0,
+            **_without("num_key_value_heads", "intermediate_size"), ffn_dim=48, word_embed_proj_dim=16, dropout=0.0
         )
     ),
     "falcon": lambda: tf.FalconForCausalLM(

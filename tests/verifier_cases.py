@@ -542,6 +542,5 @@ def weights_of(verifier: Verifier, draft: DraftOutput, target: TargetOutput) -> 
 def _repeated(block, count: int):
     tensors = {item.name: getattr(block, item.name) for item in fields(block) if item.init}
     return replace(
-        block,
-        **{name: value.repeat_interleave(count, 0) for name, value in tensors.items() if torch.is_tensor(value)},
+        block, **{name: value.repeat_interleave(count, 0) for name, value in tensors.items() if torch.is_tensor(value)}
     )

@@ -6,14 +6,7 @@ import json
 import pytest
 import torch
 
-from benchmarks.rounds import (
-    BenchmarkSettings,
-    Point,
-    SyntheticVerifier,
-    benchmark,
-    random_model,
-    shape_names,
-)
+from benchmarks.rounds import BenchmarkSettings, Point, SyntheticVerifier, benchmark, random_model, shape_names
 from benchmarks.rounds.hardware import weight_bytes
 from benchmarks.rounds.measure import Case, _parts, _ratios, _time
 from benchmarks.rounds.memory import RESIDENT, peak_memory

@@ -111,10 +111,7 @@ def cases() -> Iterator[tuple[str, dict, object]]:
             yield (
                 f"eos batch={batch_size} sample={do_sample}",
                 {"do_sample": do_sample, "eos_token_id": [1, 5, 9]},
-                (
-                    "static:0.5",
-                    batch_size,
-                ),
+                ("static:0.5", batch_size),
             )
         for do_sample in (False, True):
             yield f"adapter batch={batch_size} sample={do_sample}", {"do_sample": do_sample}, ("head", batch_size)

@@ -8,12 +8,7 @@ from functools import partial
 import pytest
 import torch
 
-from hf_diversed import (
-    DiversedVerifier,
-    LosslessVerifier,
-    StaticEnsembleVerifier,
-    _compat,
-)
+from hf_diversed import DiversedVerifier, LosslessVerifier, StaticEnsembleVerifier, _compat
 from hf_diversed.generation.ragged_model import RaggedModel
 from hf_diversed.generation.rows import PerRow
 from tests import tiny

@@ -94,10 +94,7 @@ def test_length_cut(pair, new):
     assert by_length.tolist() == expected.tolist()
 
 
-@pytest.mark.parametrize(
-    "new",
-    [3, 5],
-)
+@pytest.mark.parametrize("new", [3, 5])
 def test_users_max_length_criterion_replaces_the_configs(pair, new):
     """Catches taking the smaller of two lengths: upstream lets a passed MaxLengthCriteria win, longer or not."""
     criteria = tf.StoppingCriteriaList([tf.MaxLengthCriteria(PROMPT + new)])

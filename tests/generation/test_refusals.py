@@ -387,11 +387,7 @@ ROWS = [
     Row("verifier without draft", generate(assistant_model=None), ["verifier", "pass assistant_model="]),
     Row("head and verifier", generate(diversed_head=BENCH.head), ["diversed_head=", "verifier=", "only one"]),
     Row("unknown rule", generate(verifier="losless"), ["'losless'", *hf_diversed.VERIFIERS]),
-    Row(
-        "rule without weight",
-        generate(verifier=STATIC),
-        [f"'{STATIC}'", "weight", "needs a value"],
-    ),
+    Row("rule without weight", generate(verifier=STATIC), [f"'{STATIC}'", "weight", "needs a value"]),
     Row("no rule at all", generate(verifier=0.7), ["float", "Verifier"], TypeError),
     Row("class, not rule", generate(verifier=StaticEnsembleVerifier), ["Verifier", "type"], TypeError),
     Row("no head at all", with_head(diversed_head=0.7), ["DiversedHead", "float", "from_pretrained"], TypeError),

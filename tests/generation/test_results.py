@@ -101,8 +101,4 @@ def test_log_prob_of_emitted_tokens(pair):
 
 def _with_mask(sequences, mask):
     mask = torch.cat([mask, torch.ones(len(mask), sequences.shape[1] - mask.shape[1], dtype=mask.dtype)], dim=1)
-    return {
-        "input_ids": sequences,
-        "attention_mask": mask,
-        "position_ids": (mask.cumsum(-1) - 1).clamp_min(0),
-    }
+    return {"input_ids": sequences, "attention_mask": mask, "position_ids": (mask.cumsum(-1) - 1).clamp_min(0)}

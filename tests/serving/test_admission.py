@@ -71,10 +71,7 @@ def test_every_deployment_serves_lossless():
             {"verifier": "static:0.5", "strictness": 0.5},
             "'static:0.5' has no diversed_strictness; its settings: diversed_max_bias",
         ),
-        (
-            {"verifier": "lenience:0.3", "max_bias": 0.1},
-            "'lenience:0.3' has no diversed_max_bias; its settings: none",
-        ),
+        ({"verifier": "lenience:0.3", "max_bias": 0.1}, "'lenience:0.3' has no diversed_max_bias; its settings: none"),
         ({"verifier": "lossless", "strictness": 1}, "'lossless' has no diversed_strictness; its settings: none"),
         ({"bias_budget": 1.0}, "needs a sum per sequence"),
     ],

@@ -13,10 +13,7 @@ TWO = {
     "prompt": "Write at least 4 words without commas.",
     "instruction_id_list": ["punctuation:no_comma", "length_constraints:number_words"],
     # As on the Hub, where every record has every argument.
-    "kwargs": [
-        {"num_words": None, "relation": None},
-        {"num_words": 4, "relation": "at least", "num_bullets": None},
-    ],
+    "kwargs": [{"num_words": None, "relation": None}, {"num_words": 4, "relation": "at least", "num_bullets": None}],
 }
 ONE = {"prompt": "No commas.", "instruction_id_list": ["punctuation:no_comma"], "kwargs": [{}]}
 SENTENCES = {
@@ -54,11 +51,7 @@ def test_score_is_the_share_that_is_followed(checkers, completion, followed):
 
 def test_languages_are_guessed_alike_every_time(checkers):
     """Catches a reward that differs from call to call: langdetect draws random numbers unless it is seeded."""
-    record = {
-        "prompt": "lower case",
-        "instruction_id_list": ["change_case:english_lowercase"],
-        "kwargs": [{}],
-    }
+    record = {"prompt": "lower case", "instruction_id_list": ["change_case:english_lowercase"], "kwargs": [{}]}
     texts = ["no", "si me la de", "an in die", "hotel taxi restaurant"]
     first = get_task("ifeval").score_batch(texts, [record] * 4)
     assert all(get_task("ifeval").score_batch(texts, [record] * 4) == first for _ in range(5))

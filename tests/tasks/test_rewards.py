@@ -6,13 +6,7 @@ from pathlib import Path
 import pytest
 
 from hf_diversed.tasks import execution, get_task
-from hf_diversed.tasks.rewards import (
-    RewardError,
-    RewardSum,
-    call_reward,
-    load_reward,
-    task_reward,
-)
+from hf_diversed.tasks.rewards import RewardError, RewardSum, call_reward, load_reward, task_reward
 
 
 def chat(text: str) -> list[dict[str, str]]:

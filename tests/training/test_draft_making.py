@@ -15,14 +15,7 @@ from hf_diversed import _compat, load_demo_pair
 from hf_diversed.cli import app
 from hf_diversed.cut_vocabulary import CUT, CutLlamaForCausalLM
 from hf_diversed.running.pair import load_model
-from hf_diversed.training.draft_making import (
-    CHOICES,
-    agreement,
-    choose_layers,
-    count_ids,
-    frequent_ids,
-    make_draft,
-)
+from hf_diversed.training.draft_making import CHOICES, agreement, choose_layers, count_ids, frequent_ids, make_draft
 from hf_diversed.zoo.loader import WEIGHTS
 from tests.tiny import ARCHITECTURES, EOS, VOCAB_SIZE, ragged_batch, sharpen, tiny_model
 

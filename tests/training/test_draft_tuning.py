@@ -22,11 +22,7 @@ from hf_diversed.training import draft_tuning
 from hf_diversed.training.completions import collate, divergences
 from hf_diversed.training.draft_making import agreement as made_agreement
 from hf_diversed.training.draft_making import make_draft
-from hf_diversed.training.draft_tuning import (
-    DraftTuner,
-    sample_completions,
-    tune_draft,
-)
+from hf_diversed.training.draft_tuning import DraftTuner, sample_completions, tune_draft
 from hf_diversed.training.run_folder import sole_run
 from tests.tiny import BOS, EOS, PAD, VOCAB_SIZE, ragged_batch, tiny_draft, tiny_model
 from tests.training.drafts import config, make_rows

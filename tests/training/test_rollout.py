@@ -116,11 +116,7 @@ def test_decisions_are_those_of_a_fresh_forward(architecture: str, features: str
         }
         for name, values in expected.items():
             torch.testing.assert_close(getattr(decisions, name)[mine], values, rtol=0.0, atol=1e-4)
-        known = {
-            "features": distribution_features(p, q),
-            "target_hidden": target_hidden,
-            "draft_hidden": draft_hidden,
-        }
+        known = {"features": distribution_features(p, q), "target_hidden": target_hidden, "draft_hidden": draft_hidden}
         strict, kept = decisions.strict_prob[mine], decisions.accepted[mine]
         lossless = (p[places, tokens] / q[places, tokens]).clamp_max(1.0)
         torch.testing.assert_close(strict[kept], lossless[kept], rtol=0.0, atol=1e-3)

@@ -51,10 +51,7 @@ KNOWN: dict[tuple[str, str], tuple[str, ...]] = {
         "self logits draft_logits draft_sampled pos cu_num_logits idx_mapping idx_mapping_np expanded_idx_mapping "
         "expanded_local_pos seq_lens_upper_bound_np verify_draft_sampled",
     ),
-    ("v1/worker/gpu/spec_decode/rejection_sampler_utils.py", "rejection_sample"): (
-        _V2_VERIFY,
-        f"{_V2_VERIFY} {_FLY}",
-    ),
+    ("v1/worker/gpu/spec_decode/rejection_sampler_utils.py", "rejection_sample"): (_V2_VERIFY, f"{_V2_VERIFY} {_FLY}"),
 }
 # Names that a function must use: the plugin replaces them, and would otherwise have no effect.
 USES: dict[tuple[str, str], tuple[str, ...]] = {
