@@ -7,13 +7,14 @@ import torch.nn.functional as F
 
 
 NUM_DISTRIBUTION_FEATURES = 8
-TOTAL_VARIATION = 4  # its index
+TARGET_ENTROPY, TOTAL_VARIATION = 0, 4  # their indices
 _IMPLAUSIBLE = 0.01
 _LEAST_MASS = 1e-3
 _MAX_LOG_RATIO = 20.0
 
 NUM_TOKEN_FEATURES = 5
 LOG_RATIO = 0  # its index
+NUM_LOOKAHEAD_FEATURES = 4
 _LEAST_LOG = -10.0
 _LAST_RANK = 127
 _HELD = 2**18  # tokens, over all positions, whose features are in memory at once
@@ -128,6 +129,24 @@ def drafted_token_features(p: torch.Tensor, q: torch.Tensor, tokens: torch.Tenso
     of_p, of_q = (probs.gather(-1, tokens[..., None]) for probs in (p, q))
     rank = p.clone().gt_(of_p).sum(-1).clamp_max(_LAST_RANK)  # floats, as above
     return token_features(of_p.squeeze(-1), of_q.squeeze(-1), p.amax(-1), rank)
+
+
+def lookahead_features(features: torch.Tensor, token: torch.Tensor, active: torch.Tensor, window: int) -> torch.Tensor:
+    """Four features of each of the next `window` draft tokens in the block: log p/q (of `token_features`), TV(p, q),
+    the target's entropy, and 1. All four are 0 where the block has ended.
+
+    Args:
+        features: float32 `[B, G, 8]`, of `distribution_features`. token: float32 `[B, G, 5]`, of the draft tokens.
+        active: bool `[B, G]`, see `DraftOutput`; other draft tokens count as after the end.
+
+    Returns:
+        float32 `[B, G, window, 4]`.
+    """
+    log_ratio = token[..., LOG_RATIO]
+    own = (log_ratio, features[..., TOTAL_VARIATION], features[..., TARGET_ENTROPY], torch.ones_like(log_ratio))
+    values = torch.stack(own, dim=-1).masked_fill(~active[..., None], 0.0)
+    values = F.pad(values, (0, 0, 0, window))
+    return torch.stack([values[:, k : k + active.shape[1]] for k in range(1, window + 1)], dim=2)
 
 
 def vocabulary_features(p: torch.Tensor, q: torch.Tensor) -> Iterator[torch.Tensor]:

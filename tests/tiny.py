@@ -201,3 +201,9 @@ def word_tokenizer(prefix: str = "") -> tf.PreTrainedTokenizerFast:
     tokens = {"pad_token": f"w{PAD}", "eos_token": f"w{EOS}", "bos_token": f"w{BOS}"}
     names = ["input_ids", "attention_mask"]
     return tf.PreTrainedTokenizerFast(tokenizer_object=backend, padding_side="left", model_input_names=names, **tokens)
+
+
+def tiny_block_head(seed: int = 0) -> DiversedHead:
+    """A head that reads the rest of the block, with weights all over (0, 1)."""
+    kind = {"features": "distribution", "token_features": True, "strictness_slope": 1.0}
+    return tiny_head(seed, **kind, lookahead=2, target_after=True)

@@ -100,6 +100,9 @@ def about_table(head: "DiversedHead", records: "HeadRecords") -> Table:
     measured = (records.evaluation.get("provenance") or {}).get("evaluation") or {}
     parameters = sum(parameter.numel() for parameter in head.parameters())
     seen = config.features + (" and the drafted token" if config.token_features else "")
+    seen += (f", {config.lookahead} draft tokens ahead" if config.lookahead else "") + (
+        ", target after the token" if config.target_after else ""
+    )
     shown = {
         "task": config.task,
         "target": _model(config.base_model_name_or_path, config.base_model_revision, measured.get("target")),

@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 from hf_diversed.features import (
     LOG_RATIO,
     NUM_DISTRIBUTION_FEATURES,
+    NUM_LOOKAHEAD_FEATURES,
     NUM_TOKEN_FEATURES,
     head_logit,
     token_logit,
@@ -30,7 +31,8 @@ class DiversedHead(PreTrainedModel):
     """Predicts the logit of w, the weight on the target, at a position; w = sigmoid(logit) (arXiv 2604.07622).
 
     Its inputs depend on the prefix only, so `w p + (1 - w) q` is a distribution. With `token_features` they also
-    depend on the draft token, and acceptance differs (see `DiversedVerifier`). It computes in float32 on its own
+    depend on the draft token, and acceptance differs (see `DiversedVerifier`). With `lookahead` or `target_after` they
+    depend on more of the block. It computes in float32 on its own
     device, for any dtype of head and models. An untrained head predicts w = 0.5 everywhere.
 
     Attributes:
@@ -51,12 +53,20 @@ class DiversedHead(PreTrainedModel):
     def __init__(self, config: DiversedHeadConfig):
         super().__init__(config)
         # Plain attributes, since reading a config is slow and these are read in every round.
-        self.needs_hidden_states = config.features != "distribution"
+        self.needs_prefix_hidden = config.features != "distribution"
+        self.lookahead, self.target_after = config.lookahead, config.target_after
+        self.needs_hidden_states = self.needs_prefix_hidden or self.target_after
         self.needs_distributions = config.features != "hidden"
         self.needs_token = config.token_features
+        if (self.lookahead or self.target_after) and not (self.needs_token and self.needs_distributions):
+            raise ValueError(
+                "lookahead and target_after need token_features=True and features='distribution' or 'both', got "
+                f"token_features={config.token_features}, features={config.features!r}."
+            )
         width = NUM_DISTRIBUTION_FEATURES if self.needs_distributions else 0
-        if self.needs_hidden_states:
+        if self.needs_prefix_hidden:
             width += config.target_hidden_size + config.draft_hidden_size
+        width += self.lookahead * NUM_LOOKAHEAD_FEATURES + (config.target_hidden_size if self.target_after else 0)
         width += NUM_TOKEN_FEATURES if self.needs_token else 0
         self.dense = nn.Linear(width, config.intermediate_size) if config.head_type == "mlp" else None
         self.out = nn.Linear(width if self.dense is None else config.intermediate_size, 1)
@@ -174,6 +184,8 @@ class DiversedHead(PreTrainedModel):
         draft_hidden: torch.Tensor | None = None,
         features: torch.Tensor | None = None,
         token: torch.Tensor | None = None,
+        lookahead: torch.Tensor | None = None,
+        target_after: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Compute the logit of the weight on the target.
 
@@ -184,6 +196,9 @@ class DiversedHead(PreTrainedModel):
             features: float32 `[..., 8]` from `distribution_features`; None for `features="hidden"`.
             token: float32 `[..., 5]` from `token_features`, or `[..., N, 5]` for N tokens after each prefix; None
                 unless the configuration has `token_features`.
+            lookahead: float32 `[..., W, 4]` from `lookahead_features`; None unless the configuration has `lookahead`.
+            target_after: `[..., Dp]`, input of the target's output embedding after the draft token; None unless the
+                configuration has `target_after`.
 
         Returns:
             float32 `[...]`, or `[..., N]`, on the head's device.
@@ -191,7 +206,7 @@ class DiversedHead(PreTrainedModel):
         Raises:
             ValueError: if an input that the configuration requires is missing or has a wrong width.
         """
-        values = self._values(target_hidden, draft_hidden, features)
+        values = self._values(target_hidden, draft_hidden, features, lookahead, target_after)
         if not self.needs_token:
             return head_logit(values, *self._parameters_of_logit())
         token = self._check_width("token", token, NUM_TOKEN_FEATURES)
@@ -200,22 +215,21 @@ class DiversedHead(PreTrainedModel):
         return token_logit(values, token[..., None, :], *self._parameters_of_logit()).squeeze(-1)
 
     @torch.no_grad()
-    def standardize(
-        self,
-        target_hidden: torch.Tensor | None = None,
-        draft_hidden: torch.Tensor | None = None,
-        features: torch.Tensor | None = None,
-        token: torch.Tensor | None = None,
-    ) -> None:
+    def standardize(self, **inputs: torch.Tensor) -> None:
         """Set `input_mean` and `input_std` from M inputs, as of `forward` with shape `[M, ...]`.
 
         Training calls this once. With centred inputs, changes of the weights do not shift the mean logit.
         """
-        values = self._values(target_hidden, draft_hidden, features)
-        if self.needs_token:
-            values = torch.cat([values, self._check_width("token", token, NUM_TOKEN_FEATURES)], dim=-1)
+        values = self.concatenate(**inputs)
         self.input_mean.copy_(values.mean(dim=0))
         self.input_std.copy_(values.std(dim=0, correction=0).clamp_min(_LEAST_STD))
+
+    def concatenate(self, token: torch.Tensor | None = None, **inputs: torch.Tensor | None) -> torch.Tensor:
+        """Return the inputs of `forward` as one vector per position, float32 `[..., width]`, not standardised."""
+        values = self._values(**inputs)
+        if self.needs_token:
+            values = torch.cat([values, self._check_width("token", token, NUM_TOKEN_FEATURES)], dim=-1)
+        return values
 
     @torch.no_grad()
     def start_lenient(self, lenience: float, slope: float = 2.0) -> None:
@@ -249,10 +263,13 @@ class DiversedHead(PreTrainedModel):
 
     @torch.no_grad()
     def ratio_slope(self) -> torch.Tensor:
-        """Return the negative slope of the logit in log p/q of the token, in nats per nat, a float32 scalar >= 1.
+        """Return the change of the logit per unit of logit(strictness), a float32 scalar.
 
-        All other inputs are at their means. Only for heads with token features.
+        It is `config.strictness_slope`, or the negative slope of the logit in log p/q of the token, at least 1, with
+        all other inputs at their means. Only for heads with token features.
         """
+        if self.config.strictness_slope is not None:
+            return torch.tensor(self.config.strictness_slope, device=self.input_mean.device)
         mean, split = self.input_mean.float(), len(self.input_mean) - NUM_TOKEN_FEATURES
         is_ratio = torch.arange(NUM_TOKEN_FEATURES, device=mean.device) == LOG_RATIO
         around = mean[split:] + torch.stack([-0.5 * is_ratio, 0.5 * is_ratio])
@@ -264,18 +281,30 @@ class DiversedHead(PreTrainedModel):
         return (self.input_mean, self.input_std, self.out.weight, self.out.bias, *dense)
 
     def _values(
-        self, target_hidden: torch.Tensor | None, draft_hidden: torch.Tensor | None, features: torch.Tensor | None
+        self,
+        target_hidden: torch.Tensor | None = None,
+        draft_hidden: torch.Tensor | None = None,
+        features: torch.Tensor | None = None,
+        lookahead: torch.Tensor | None = None,
+        target_after: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Return the concatenated inputs that depend on the prefix, float32 `[..., width]`."""
+        """Return the concatenated inputs other than those of the draft token, float32 `[..., width]`."""
         parts = []
-        if self.needs_hidden_states:
-            widths = (self.config.target_hidden_size, self.config.draft_hidden_size)
-            for name, hidden, width in zip(("target_hidden", "draft_hidden"), (target_hidden, draft_hidden), widths):
-                hidden = self._check_width(name, hidden, width)
-                parts.append(F.layer_norm(hidden, (width,)) if self.config.normalize else hidden)
+        if self.needs_prefix_hidden:
+            parts.append(self._hidden("target_hidden", target_hidden, self.config.target_hidden_size))
+            parts.append(self._hidden("draft_hidden", draft_hidden, self.config.draft_hidden_size))
         if self.needs_distributions:
             parts.append(self._check_width("features", features, NUM_DISTRIBUTION_FEATURES))
+        if self.lookahead:
+            flat = None if lookahead is None else lookahead.flatten(-2)
+            parts.append(self._check_width("lookahead", flat, self.lookahead * NUM_LOOKAHEAD_FEATURES))
+        if self.target_after:
+            parts.append(self._hidden("target_after", target_after, self.config.target_hidden_size))
         return torch.cat(parts, dim=-1)
+
+    def _hidden(self, name: str, hidden: torch.Tensor | None, width: int) -> torch.Tensor:
+        hidden = self._check_width(name, hidden, width)
+        return F.layer_norm(hidden, (width,)) if self.config.normalize else hidden
 
     def _check_width(self, name: str, values: torch.Tensor | None, width: int) -> torch.Tensor:
         if values is None or values.shape[-1] != width:

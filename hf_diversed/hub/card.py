@@ -99,8 +99,13 @@ def _about_pair(config: DiversedHeadConfig, evaluation: Mapping[str, Any]) -> di
         "looked_up": looked_up,
         "drafts": f"prompt_lookup_num_tokens={lookups}" if looked_up else "assistant_model=draft",
         "pair": _pair(config, evaluation),
-        "seen": _SEEN[config.features] + (_SEEN_TOKEN if config.token_features else ""),
+        "seen": _SEEN[config.features] + _more_inputs(config) + (_SEEN_TOKEN if config.token_features else ""),
     }
+
+
+def _more_inputs(config: DiversedHeadConfig) -> str:
+    lookahead = f", features of the next {config.lookahead} draft tokens" if config.lookahead else ""
+    return lookahead + (", the target's last hidden state after the draft token" if config.target_after else "")
 
 
 def _about_decoding(config: DiversedHeadConfig, own: Mapping[str, Any], trained: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from hf_diversed.features import (
     TOTAL_VARIATION,
     distribution_features,
     drafted_token_features,
+    lookahead_features,
     vocabulary_features,
 )
 from hf_diversed.verifiers.learned import AcceptanceModel, MixtureScore, TokenScore
@@ -20,7 +21,8 @@ _AS_TRAINED = 0.5
 
 @runtime_checkable
 class Head(Protocol):
-    """Interface of a head, as implemented by `DiversedHead`.
+    """Interface of a head, as implemented by `DiversedHead`. The attributes `lookahead`, `target_after` and
+    `needs_prefix_hidden` are optional.
 
     Attributes:
         config: a `DiversedHeadConfig`, or an object with its fields: model names and sizes, vocabulary size,
@@ -49,11 +51,24 @@ class DiversedVerifier(MixtureVerifier):
     With a weight w per position, v = w p + (1 - w) q (arXiv 2604.07622). A head with `needs_token` predicts a weight
     w(x) per token x. `mixture.py` defines acceptance, residual distribution and v for both.
 
+    A head with `lookahead` or `target_after` predicts a weight per draft token from the whole block x_1 ... x_G.
+    Given the block, x_t is accepted with probability 1 - w_t + w_t min(1, p/q). An emitted distribution per position
+    is then not known. For the probability P that a round emits x_1 ... x_n at its draft positions,
+
+        prod min(p, q) <= P <= prod max(p, q),    P <= prod p / max_ratio,
+
+    and w = 1 is lossless. With the bonus token from p, the bound of `max_ratio` holds for whole sequences. For single
+    tokens it holds for the first token of a round only: x_t may be accepted depending on x_{t+1}, so x_{t+1} does not
+    follow q given that x_t was accepted. Therefore `max_bias`, `bias_budget` and block verification raise an error.
+    Greedy: accept x iff it is the target's argmax, or w < 1/2 (with `max_ratio` also p(x) >= max_ratio max p); else
+    emit the target's argmax.
+
     Args:
         head: the trained `DiversedHead`.
         strictness: in [0, 1], one value or one per row. 0 accepts every draft token, 0.5 is the head as trained, 1 is
             lossless.
         max_bias, bias_budget, max_ratio: one value or one per row, see `MixtureVerifier`; applied after `strictness`.
+            Heads with `lookahead` or `target_after` allow `max_ratio` only.
 
     Attributes:
         keeps_inputs: whether every `Verdict`, and so the token records, contain the inputs of the head, for training.
@@ -78,11 +93,27 @@ class DiversedVerifier(MixtureVerifier):
             raise TypeError(f"head must be a DiversedHead, got {type(head).__name__}; load one with from_pretrained.")
         super().__init__(max_bias, bias_budget, max_ratio)
         self.head = head
+        self._lookahead, self._target_after = getattr(head, "lookahead", 0), getattr(head, "target_after", False)
+        self._prefix_hidden = getattr(head, "needs_prefix_hidden", head.needs_hidden_states)
+        for name in ("max_bias", "bias_budget"):
+            if self._of_block and getattr(self, name) is not None:
+                raise ValueError(
+                    f"`{name}` bounds TV(v, p) per position, which is unknown for a head with lookahead or "
+                    "target_after, as its decisions depend on the block; use `max_ratio`, or a head without them."
+                )
         self.needs_hidden_states = head.needs_hidden_states
         self.num_assistant_tokens = head.config.num_assistant_tokens
         self.strictness: list[float] = per_row_values(
             "strictness", strictness, "0 accepts every draft, 0.5 is the head as trained, 1 is lossless."
         )
+
+    @property
+    def _of_block(self) -> bool:
+        return bool(self._lookahead or self._target_after)
+
+    @property
+    def has_emitted_probs(self) -> bool:  # type: ignore[override]
+        return not self._of_block
 
     @property
     def score(self) -> AcceptanceModel:
@@ -140,8 +171,8 @@ class DiversedVerifier(MixtureVerifier):
         # float32: autocast lets the head return a narrower dtype
         weight = self._weight(self.head(**inputs).to(device, torch.float32), strictness)
         kept = inputs if self.keeps_inputs else None
-        if not self.head.needs_token:
-            return Weights(weight, tv, kept)
+        if not self.head.needs_token or self._of_block:
+            return Weights(weight, tv, kept, of_block=self._of_block)
         of_prefix = {name: values for name, values in inputs.items() if name != "token"}
 
         def per_token(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
@@ -169,7 +200,7 @@ class DiversedVerifier(MixtureVerifier):
         """Return the keyword arguments of the head, and TV(p, q) `[B, G]` if it is one of the features."""
         inputs: dict[str, torch.Tensor] = {}
         tv = None
-        if self.head.needs_hidden_states:
+        if self._prefix_hidden:
             assert target.hidden is not None
             assert draft.hidden is not None
             inputs |= {"target_hidden": target.hidden[:, :-1], "draft_hidden": draft.hidden}
@@ -180,6 +211,13 @@ class DiversedVerifier(MixtureVerifier):
             tv = inputs["features"][..., TOTAL_VARIATION]
         if self.head.needs_token:
             inputs["token"] = drafted_token_features(p, q, draft.tokens)
+        if self._lookahead:
+            inputs["lookahead"] = lookahead_features(
+                inputs["features"], inputs["token"], draft.active, self._lookahead
+            )
+        if self._target_after:
+            assert target.hidden is not None
+            inputs["target_after"] = target.hidden[:, 1:]
         return inputs, tv
 
 

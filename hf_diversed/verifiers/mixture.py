@@ -37,6 +37,8 @@ class Weights:
         per_token: maps p and q, float32 `[B, G, V]`, to the weight of every token, same shape. None if `weight` holds
             for all tokens.
         average: float32 `[B, G]`, R / TV(p, q), if already computed.
+        of_block: whether `weight` depends on more of the block than the prefix and the draft token's probabilities.
+            Then the weights of other tokens are unknown, and `per_token` is not used.
     """
 
     weight: torch.Tensor
@@ -44,6 +46,7 @@ class Weights:
     inputs: dict[str, torch.Tensor] | None = None
     per_token: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None
     average: torch.Tensor | None = None
+    of_block: bool = False
 
     def mixing(self, p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
         """Return w with v = w p + (1 - w) q at every token: `[B, G, 1]`, or `[B, G, V]` with weights per token.
@@ -56,7 +59,10 @@ class Weights:
         return torch.where(p < q, weight, average_weight(weight, p, q, self.weight)[..., None])
 
     def bias(self, p: torch.Tensor, q: torch.Tensor) -> torch.Tensor | None:
-        """Return `Trace.bias` from p and q of the draft tokens, `[B, G]` each; None for weights per position."""
+        """Return `Trace.bias` from p and q of the draft tokens, `[B, G]` each; None for weights per position, NaN for
+        weights of a block."""
+        if self.of_block:
+            return torch.full_like(self.weight, float("nan"))
         if self.per_token is None:
             return None
         if self.average is not None and self.tv is not None:
@@ -156,12 +162,16 @@ class MixtureVerifier(Verifier):
             p, q = target.probs()[:, :-1], draft.probs()
             return torch.lerp(q, p, weights.mixing(p, q))
 
-        trace = Trace(weight=weights.weight, tv=weights.tv, inputs=weights.inputs, emitted_probs=emitted_probs)
+        known = None if weights.of_block else emitted_probs
+        trace = Trace(weight=weights.weight, tv=weights.tv, inputs=weights.inputs, emitted_probs=known)
         if draft.sampled:
             of_p, of_q = target.prob(draft.tokens), draft.prob(draft.tokens)
             accept_prob = acceptance(of_p, of_q, weights.weight)
             trace = replace(trace, bias=weights.bias(of_p, of_q))
             return Verdict(accept_prob, target_residual(draft, target), state, trace)
+        if weights.of_block:
+            kept = keep_cheap(weights.weight, draft, target, dials.get("max_ratio"))
+            return Verdict(kept, target.at, state, replace(trace, bias=torch.full_like(kept, float("nan"))))
         p, q = target.probs()[:, :-1], draft.probs()
         mixing = weights.mixing(p, q)
         v = torch.lerp(q, p, mixing)
@@ -176,6 +186,18 @@ class MixtureVerifier(Verifier):
 
         trace = replace(trace, bias=None if weights.per_token is None else total_variation(v, p))
         return Verdict(keep_best(best, draft.tokens, mass), one_hot_best, state, trace)
+
+
+def keep_cheap(
+    weight: torch.Tensor, draft: DraftOutput, target: TargetOutput, max_ratio: torch.Tensor | None
+) -> torch.Tensor:
+    """Greedy acceptance for weights of a block, float32 `[B, G]`: 1 where the draft token is the target's argmax, or
+    has a weight below 1/2 and p(x) >= max_ratio * max p; NaN where the weight or p is."""
+    cheap = weight < 0.5
+    if max_ratio is not None:
+        cheap &= (target.prob(draft.tokens) >= max_ratio * target.top_prob()[:, :-1]) & (max_ratio < 1.0)
+    kept = (draft.tokens == target.scores[:, :-1].argmax(-1)) | cheap
+    return torch.where((weight + target.top[:, :-1]).isfinite(), kept.float(), float("nan"))
 
 
 def per_row_values(name: str, given: Values, advice: str, high: float = 1.0) -> list[float]:

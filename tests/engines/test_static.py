@@ -12,7 +12,7 @@ from hf_diversed import DiversedVerifier, LosslessVerifier, StaticEnsembleVerifi
 from hf_diversed.engines import buffers, static
 from hf_diversed.verifiers.mixture import MixtureVerifier, Weights
 from tests.engines.modes import COMPILED, SMALL, STATIC, TRACED, assert_same, decode
-from tests.tiny import ARCHITECTURES, EOS, ragged_batch, tiny_draft, tiny_head, tiny_model
+from tests.tiny import ARCHITECTURES, EOS, ragged_batch, tiny_block_head, tiny_draft, tiny_head, tiny_model
 
 
 EAGER_ATTENTION = {"gemma2", "gpt_oss"}  # as upstream recommends
@@ -78,6 +78,9 @@ CALLS = {
     "hidden states": {"verifier": lambda: DiversedVerifier(tiny_head())},
     "strictness per row": {
         "verifier": lambda: DiversedVerifier(tiny_head(), strictness=[0.1, 0.5, 0.7, 1.0], max_bias=0.3)
+    },
+    "block": {
+        "verifier": lambda: DiversedVerifier(tiny_block_head(), strictness=[0.3, 0.5, 0.6, 1.0], max_ratio=0.01)
     },
     "budget": {"verifier": lambda: StaticEnsembleVerifier(0.2, bias_budget=0.8)},
     "end inside a block": {"eos_token_id": [EOS, 9, 17, 33, 41, 57], "max_new_tokens": 30},

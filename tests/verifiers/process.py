@@ -82,10 +82,10 @@ def judge(rule: Verifier, tables: Tables, prefix: Tokens, gamma: int, state: tor
     p = torch.stack([torch.stack([tables.scores(0, prefix + x[:i]) for i in range(gamma + 1)]) for x in paths])
     tokens = torch.tensor(paths)
     chances = torch.softmax(q.double(), -1).gather(-1, tokens[..., None])[..., 0].prod(-1)
-    draft = DraftOutput(q, raw_logits=q, tokens=tokens, sampled=True)
+    draft = DraftOutput(q, hidden=q, raw_logits=q, tokens=tokens, sampled=True)  # scores serve as hidden states
     memory = None if state is None else state.expand(len(paths), -1)
     ids = torch.tensor([prefix]).expand(len(paths), -1)
-    target = TargetOutput(p, raw_logits=p)
+    target = TargetOutput(p, hidden=p, raw_logits=p)
     return Block(paths, chances, rule(ids, draft, target, memory), draft, target)
 
 

@@ -1,0 +1,242 @@
+"""Weights that depend on the rest of the block: what holds for whole blocks, by enumeration, and what is refused."""
+
+import itertools
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from hf_diversed.features import lookahead_features
+from hf_diversed.head import DiversedHead, DiversedHeadConfig
+from hf_diversed.verifiers import BlockVerifier, DiversedVerifier, LenientVerifier, LosslessVerifier
+from hf_diversed.verifiers.mixture import MixtureVerifier, Weights
+from tests.verifier_cases import DRAFT_WIDTH, TARGET_WIDTH, make_block
+from tests.verifiers.process import VOCAB, Tables, Tokens, distance, judge, process_probs, product_probs, rounds
+
+
+ROUNDING = 1e-6
+SEEDS = range(4)
+PREFIX = (0,)
+
+
+class OfBlock(MixtureVerifier):
+    """Weights from a table `[V^G, G]`: an arbitrary function of the whole block."""
+
+    def __init__(self, table: torch.Tensor, **limits):
+        super().__init__(**limits)
+        self.table = table
+
+    def weights(self, draft, target, dials) -> Weights:
+        return Weights(self.table, of_block=True)
+
+
+def tables_of_weights(gamma: int, seed: int) -> list[torch.Tensor]:
+    """Weights of all blocks: arbitrary, and 0 or 1, which is as far from the mean of a block as weights can be."""
+    generator = torch.Generator().manual_seed(seed)
+    table = torch.rand(VOCAB**gamma, gamma, generator=generator)
+    return [table, table.round()]
+
+
+def block_head(lookahead: int = 2, target_after: bool = True, head_type: str = "mlp", width: int = VOCAB, **config):
+    kind = {"head_type": head_type, "intermediate_size": 5, "features": "distribution", "token_features": True}
+    config = DiversedHeadConfig(width, **kind, lookahead=lookahead, target_after=target_after, **config)
+    head, generator = DiversedHead(config).eval().requires_grad_(False), torch.Generator().manual_seed(5)
+    for parameter in head.parameters():
+        parameter.copy_(torch.randn(parameter.shape, generator=generator))
+    return head
+
+
+def starts(rule, tables: Tables, gamma: int) -> dict[Tokens, float]:
+    """The probability that a round starts with some tokens, up to the first residual token."""
+    found: dict[Tokens, float] = {}
+    for tokens, chance, _ in rounds(rule, tables, PREFIX, gamma, None, Tables.p):
+        for n in range(1, min(len(tokens), gamma) + 1):
+            found[tokens[:n]] = found.get(tokens[:n], 0.0) + chance
+    return found
+
+
+def bound(of, tables: Tables, tokens: Tokens) -> float:
+    """The product over positions of `of(p, q)` at the token."""
+    values = [
+        of(tables.p(PREFIX + tokens[:n])[token], tables.q(PREFIX + tokens[:n])[token])
+        for n, token in enumerate(tokens)
+    ]
+    return float(torch.stack(values).prod())
+
+
+@pytest.mark.parametrize("gamma", [1, 2, 3])
+def test_starts_of_rounds_stay_between_both_models(gamma: int):
+    """Catches a residual distribution, or an acceptance below lossless, that leaves [prod min(p, q), prod max(p, q)]
+    for some weights of a block."""
+    for seed in SEEDS:
+        tables = Tables(seed)
+        for table in tables_of_weights(gamma, seed):
+            for tokens, chance in starts(OfBlock(table), tables, gamma).items():
+                assert chance >= bound(torch.minimum, tables, tokens) - ROUNDING
+                assert chance <= bound(torch.maximum, tables, tokens) + ROUNDING
+
+
+@pytest.mark.parametrize("max_ratio", [0.3, 0.8, 1.0])
+@pytest.mark.parametrize("gamma", [1, 2, 3])
+def test_max_ratio_bounds_whole_blocks(gamma: int, max_ratio: float):
+    """Catches a bound that holds on average over the rest of the block, but not for the tokens emitted together."""
+    for seed in SEEDS:
+        tables = Tables(seed)
+        for table in tables_of_weights(gamma, seed):
+            for tokens, chance in starts(OfBlock(table, max_ratio=max_ratio), tables, gamma).items():
+                assert chance <= bound(lambda p, q: p / max_ratio, tables, tokens) + ROUNDING
+
+
+def test_max_ratio_bounds_whole_sequences():
+    """Catches rounds whose bounds do not multiply."""
+    for seed in SEEDS:
+        head, tables = block_head(), Tables(seed)
+        found = process_probs(DiversedVerifier(head, strictness=0.05, max_ratio=0.5), tables, gamma=2, length=3)
+        for tokens, chance in found.items():
+            assert chance <= bound(lambda p, q: p / 0.5, tables, tokens) + ROUNDING
+
+
+def test_later_tokens_have_no_bound_of_their_own():
+    """The reason for the refusals: given x_1, the second token can exceed max(p, q) and p / max_ratio, as x_1 may be
+    accepted only in front of it."""
+    wanted = 2
+    paths = torch.tensor(list(itertools.product(range(VOCAB), repeat=2)))
+    table = torch.stack([(paths[:, 1] != wanted).float(), torch.zeros(len(paths))], dim=-1)
+    excess = []
+    for seed in SEEDS:
+        tables = Tables(seed)
+        found = starts(OfBlock(table, max_ratio=0.5), tables, gamma=2)
+        for first in range(VOCAB):
+            after = (*PREFIX, first)
+            share = found[first, wanted] / sum(found.get((first, second), 0.0) for second in range(VOCAB))
+            ceiling = torch.maximum(tables.p(after) / 0.5, tables.q(after))[wanted]
+            excess.append(share - float(ceiling))
+    assert max(excess) > 0.01
+
+
+@pytest.mark.parametrize("spread", [0.5, 3.0])
+def test_first_token_has_a_distribution(spread: float):
+    """Catches a first token whose rejections and bias do not add up to TV(p, q)."""
+    for seed in SEEDS:
+        tables, gamma = Tables(seed, spread), 2
+        p, q = tables.p(PREFIX), tables.q(PREFIX)
+        for table in tables_of_weights(gamma, seed):
+            block = judge(OfBlock(table), tables, PREFIX, gamma)
+            first = starts(OfBlock(table), tables, gamma)
+            emitted = torch.tensor([first.get((x,), 0.0) for x in range(VOCAB)]).double()
+            rejected = float(block.chances @ (1.0 - block.verdict.accept_prob[:, 0].double()))
+            assert 0.5 * float((q - emitted).abs().sum()) == pytest.approx(rejected, abs=ROUNDING)
+            bias = 0.5 * float((p - emitted).abs().sum())
+            assert bias + rejected == pytest.approx(0.5 * float((p - q).abs().sum()), abs=ROUNDING)
+
+
+def test_strictness_one_is_lossless():
+    """Catches a block that still decides at the strict end."""
+    for seed, kind in itertools.product(SEEDS, ({"lookahead": 0}, {"target_after": False}, {})):
+        rule = DiversedVerifier(block_head(**kind), strictness=1.0)
+        assert distance(process_probs(rule, Tables(seed), 2, 3), product_probs(Tables.p, Tables(seed), 3)) < ROUNDING
+
+
+def test_strictness_zero_accepts_every_draft_token():
+    rule = DiversedVerifier(block_head(), strictness=0.0)
+    assert (judge(rule, Tables(0), PREFIX, 3).verdict.accept_prob == 1.0).all()
+
+
+def test_target_after_is_the_state_after_the_token():
+    """Catches a shifted state: with `target_after` alone, the weight is that of a token after its prefix, and every
+    position emits q - w (q - p)+ + R norm((p - q)+)."""
+    rule = DiversedVerifier(block_head(lookahead=0))
+
+    def distributions(tables: Tables, prefix: Tokens) -> tuple[torch.Tensor, torch.Tensor]:
+        """Of accepted draft tokens, unnormalised, and of emitted tokens."""
+        p, q = tables.p(prefix), tables.q(prefix)
+        weight = judge(rule, tables, prefix, 1).verdict.trace.weight[:, 0].double()
+        accepted = q - weight * (q - p).clamp_min(0.0)
+        lacking = (p - q).clamp_min(0.0)
+        return accepted, accepted + (1.0 - accepted.sum()) * lacking / lacking.sum()
+
+    for seed in SEEDS:
+        tables, gamma = Tables(seed), 3
+        for tokens, chance in starts(rule, tables, gamma).items():
+            steps = [distributions(tables, PREFIX + tokens[:n]) for n in range(len(tokens))]
+            accepted = [float(step[0][token]) for step, token in zip(steps[:-1], tokens)]
+            expected = math.prod(accepted) * float(steps[-1][1][tokens[-1]])
+            assert chance == pytest.approx(expected, abs=ROUNDING)
+
+
+def test_lookahead_reads_the_next_tokens_up_to_the_end():
+    """Catches the token's own features, those before it, and features after the row's end."""
+    features, token = torch.rand(2, 4, 8), -torch.rand(2, 4, 5)
+    active = torch.tensor([[True] * 4, [True, True, False, False]])
+    found = lookahead_features(features, token, active, 2)
+    assert found.shape == (2, 4, 2, 4)
+    for row, length in enumerate((4, 2)):
+        for t, k in itertools.product(range(4), range(2)):
+            u = t + 1 + k
+            own = [token[row, u, 0], features[row, u, 4], features[row, u, 0], 1.0] if u < length else [0.0] * 4
+            assert found[row, t, k].tolist() == pytest.approx([float(value) for value in own])
+
+
+def test_a_row_does_not_depend_on_longer_rows():
+    """Catches lookahead beyond a row's own draft length, which would make a batch differ from single calls."""
+    draft, target = make_block(rows=1)
+    rule = DiversedVerifier(block_head(width=TARGET_WIDTH))
+    active = torch.tensor([True, True, False]).expand(draft.tokens.shape)
+    short = replace(
+        draft, scores=draft.scores[:, :2], hidden=None, raw_logits=None, tokens=draft.tokens[:, :2], active=None
+    )
+    cut = replace(target, scores=target.scores[:, :3], hidden=target.hidden[:, :3])
+    whole = rule(draft.tokens, replace(draft, active=active), target).accept_prob[:, :2]
+    torch.testing.assert_close(whole, rule(draft.tokens, short, cut).accept_prob, equal_nan=True)
+
+
+@pytest.mark.parametrize("max_ratio", [None, 0.2, 1.0])
+def test_greedy_accepts_mismatches_below_the_price(max_ratio: float | None):
+    """Catches a threshold on the wrong side, a replaced token other than the target's best, and a bound not kept."""
+    draft, target = make_block("random", rows=40, sampled=False)
+    head = block_head(width=TARGET_WIDTH)
+    free = DiversedVerifier(head)(draft.tokens, draft, target).trace.weight
+    head.out.bias.sub_(torch.logit(free).median())  # half of the draft tokens are cheap
+    rule = DiversedVerifier(head, max_ratio=max_ratio)
+    verdict = rule(draft.tokens, draft, target)
+    best, weight = target.scores[:, :-1].argmax(-1), verdict.trace.weight
+    cheap = weight < 0.5
+    if max_ratio is not None:
+        lenient = LenientVerifier(max_ratio)(draft.tokens, draft, target).accept_prob.bool()
+        cheap &= lenient
+    assert torch.equal(verdict.accept_prob.bool(), cheap | (draft.tokens == best))
+    assert (cheap & (draft.tokens != best)).any() == (max_ratio != 1.0)
+    for position in range(draft.tokens.shape[1]):
+        chosen = verdict.replacement(torch.full((40,), position)).argmax(-1)
+        assert torch.equal(chosen, best[:, position])
+
+
+def test_greedy_ends():
+    draft, target = make_block("random", rows=40, sampled=False)
+    for strictness, expected in (
+        (0.0, torch.ones(40, 3)),
+        (1.0, LosslessVerifier()(draft.tokens, draft, target).accept_prob),
+    ):
+        rule = DiversedVerifier(block_head(width=TARGET_WIDTH), strictness=strictness)
+        assert torch.equal(rule(draft.tokens, draft, target).accept_prob, expected)
+
+
+def test_what_does_not_hold_is_refused():
+    """Catches bounds per position and block verification of weights that have no emitted distribution."""
+    head = block_head()
+    for name in ("max_bias", "bias_budget"):
+        with pytest.raises(ValueError, match=f"`{name}` bounds TV.*use `max_ratio`"):
+            DiversedVerifier(head, **{name: 0.1})
+    with pytest.raises(ValueError, match="needs a verifier with an emitted distribution"):
+        BlockVerifier(DiversedVerifier(head))
+    verdict = judge(DiversedVerifier(head), Tables(0), PREFIX, 2).verdict
+    assert verdict.trace.emitted_probs is None
+    assert verdict.trace.bias.isnan().all()
+
+
+@pytest.mark.parametrize("kind", [{"token_features": False}, {"features": "hidden"}])
+def test_heads_without_the_features_of_the_token_are_refused(kind: dict):
+    config = {"features": "distribution", "token_features": True, "lookahead": 2} | kind
+    with pytest.raises(ValueError, match="lookahead and target_after need token_features=True"):
+        DiversedHead(DiversedHeadConfig(TARGET_WIDTH, DRAFT_WIDTH, **config))
