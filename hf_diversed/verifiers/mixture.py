@@ -170,7 +170,7 @@ class MixtureVerifier(Verifier):
             trace = replace(trace, bias=weights.bias(of_p, of_q))
             return Verdict(accept_prob, target_residual(draft, target), state, trace)
         if weights.of_block:
-            kept = keep_cheap(weights.weight, draft, target, dials.get("max_ratio"))
+            kept = keep_cheap(weights.weight, draft, target, row_values.get("max_ratio"))
             return Verdict(kept, target.at, state, replace(trace, bias=torch.full_like(kept, float("nan"))))
         p, q = target.probs()[:, :-1], draft.probs()
         mixing = weights.mixing(p, q)

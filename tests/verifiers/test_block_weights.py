@@ -27,7 +27,7 @@ class OfBlock(MixtureVerifier):
         super().__init__(**limits)
         self.table = table
 
-    def weights(self, draft, target, dials) -> Weights:
+    def weights(self, draft, target, row_values) -> Weights:
         return Weights(self.table, of_block=True)
 
 

@@ -1,0 +1,187 @@
+"""Training of a head on the labels of `training/labels.py`: a regression of the cost of keeping a draft token.
+
+The head's logit is sharpness * (predicted cost - price) / spread, where spread is the standard deviation of predicted
+costs. With a large sharpness a token is accepted if its predicted cost is below the price. To first order that accepts
+the largest share of tokens for a given mean cost. Strictness s moves the price by -spread * logit(s).
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from hf_diversed.head import DiversedHead, DiversedHeadConfig
+from hf_diversed.training.labels import Labels
+
+
+_PENALTIES = torch.logspace(-1, 5, 25, dtype=torch.float64)
+_STEPS, _EVERY, _LEARNING_RATE, _WEIGHT_DECAY = 400, 10, 5e-3, 0.1
+
+
+@dataclass(frozen=True)
+class FitSettings:
+    """Settings of a regression.
+
+    Args:
+        head_type: "linear" (ridge regression) or "mlp" (one hidden layer of `intermediate_size` units).
+        lookahead: number of later draft tokens to use; None for all that were recorded.
+        target_after: whether to use the target's hidden state after the token; None if it was recorded.
+        kept_share: share of rejected draft tokens below the price at strictness 0.5, in (0, 1).
+        sharpness: change of the logit per standard deviation of predicted costs.
+        folds: of the cross-validation over prompts that chooses the penalty, or the number of updates of an "mlp".
+        seed: of the folds and the initial weights.
+    """
+
+    head_type: str = "linear"
+    intermediate_size: int = 32
+    lookahead: int | None = None
+    target_after: bool | None = None
+    kept_share: float = 0.5
+    sharpness: float = 10.0
+    folds: int = 5
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.kept_share < 1.0:
+            raise ValueError(f"kept_share must lie in (0, 1), got {self.kept_share!r}.")
+        if not self.sharpness > 0.0:
+            raise ValueError(f"sharpness must be above 0, got {self.sharpness!r}.")
+        if self.folds < 2:
+            raise ValueError(f"folds must be at least 2, got {self.folds!r}.")
+
+
+def fit_head(labels: Labels, settings: FitSettings) -> tuple[DiversedHead, dict[str, Any]]:
+    """Train a head on labels.
+
+    Returns:
+        the head, and a report: `r2`, the share of the labels' variance that cross-validation explains, `price` and
+        `spread` in units of the score, `penalty` (of "linear") or `updates` (of "mlp"), and the numbers of labels and
+        prompts.
+
+    Raises:
+        ValueError: if the labels lack an input, or have fewer prompts than folds.
+    """
+    head, inputs = _new_head(labels, settings)
+    head.standardize(**inputs)
+    values = ((head.concatenate(**inputs) - head.input_mean) / head.input_std).double()
+    cost, fold = labels.cost, _folds(labels.prompt, settings)
+    mean = cost.mean()
+    regress = _ridge if settings.head_type == "linear" else _mlp
+    # Rows: one candidate of the penalty or number of updates each.
+    candidates, held_out = None, torch.empty(0)
+    for number in range(settings.folds):
+        inside, outside = fold != number, fold == number
+        candidates, predicted = regress(head, values[inside], cost[inside], values[outside])
+        held_out = torch.zeros(len(candidates), len(cost), dtype=torch.float64) if not len(held_out) else held_out
+        held_out[:, outside] = predicted
+    best = int((held_out - cost).square().mean(-1).argmin())
+    regress(head, values, cost, values[:1], best)
+    predicted = held_out[best]
+    spread = predicted.std().clamp_min(1e-12)
+    price = predicted.quantile(settings.kept_share)
+    scale = float(settings.sharpness / spread)
+    with torch.no_grad():
+        head.out.weight.mul_(scale)
+        head.out.bias.sub_(price).mul_(scale)
+    residual = (predicted - cost).square().mean() / (cost - mean).square().mean().clamp_min(1e-12)
+    return head.eval(), {
+        "r2": 1.0 - float(residual),
+        "price": float(price),
+        "spread": float(spread),
+        "penalty" if settings.head_type == "linear" else "updates": float(candidates[best]),  # type: ignore[index]
+        "num_labels": len(cost),
+        "num_prompts": len(labels.prompt.unique()),
+    }
+
+
+def _new_head(labels: Labels, settings: FitSettings) -> tuple[DiversedHead, dict[str, torch.Tensor]]:
+    """Return an untrained head and its inputs on the labels."""
+    inputs, about = dict(labels.inputs), labels.settings
+    recorded = inputs["lookahead"].shape[1] if "lookahead" in inputs else 0
+    window = recorded if settings.lookahead is None else settings.lookahead
+    target_after = "target_after" in inputs if settings.target_after is None else settings.target_after
+    if window > recorded or (target_after and "target_after" not in inputs):
+        raise ValueError(
+            f"lookahead={window} and target_after={target_after} need labels with these inputs; the file has a "
+            f"lookahead of {recorded} and {'a' if 'target_after' in inputs else 'no'} state after the token."
+        )
+    used = ["features", "token"] + ["lookahead"] * (window > 0) + ["target_after"] * target_after
+    inputs = {name: inputs[name][:, :window] if name == "lookahead" else inputs[name] for name in used}
+    sampling = about["sampling"]
+    names = ("target_hidden_size", "draft_hidden_size", "vocab_size", "base_model_name_or_path")
+    config = DiversedHeadConfig(
+        **{name: about[name] for name in (*names, "assistant_model_name_or_path")},
+        task=about["task"],
+        head_type=settings.head_type,
+        intermediate_size=settings.intermediate_size,
+        features="distribution",
+        token_features=True,
+        lookahead=window,
+        target_after=target_after,
+        strictness_slope=settings.sharpness,
+        num_assistant_tokens=sampling["num_assistant_tokens"],
+        training_temperature=sampling["temperature"],
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(settings.seed)
+        head = DiversedHead(config)
+    return head, inputs
+
+
+def _folds(prompt: torch.Tensor, settings: FitSettings) -> torch.Tensor:
+    """Return the fold of each label, long `[M]`; all labels of a prompt share one."""
+    prompts, index = prompt.unique(return_inverse=True)
+    if len(prompts) < settings.folds:
+        raise ValueError(f"labels of at least {settings.folds} prompts are needed, one per fold, got {len(prompts)}.")
+    order = torch.randperm(len(prompts), generator=torch.Generator().manual_seed(settings.seed))
+    return (order % settings.folds)[index]
+
+
+def _ridge(
+    head: DiversedHead, values: torch.Tensor, cost: torch.Tensor, other: torch.Tensor, chosen: int | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the penalties, and the predictions for `other` with each of them; store the regression `chosen`."""
+    centre, mean = values.mean(0), cost.mean()
+    values = values - centre
+    scales, basis = torch.linalg.eigh(values.T @ values)
+    along = basis.T @ (values.T @ (cost - mean))
+    slopes = (along / (scales.clamp_min(0.0) + _PENALTIES[:, None])) @ basis.T  # [P, D]
+    if chosen is not None:
+        with torch.no_grad():
+            head.out.weight.copy_(slopes[chosen][None])
+            head.out.bias.copy_(mean - slopes[chosen] @ centre)
+    return _PENALTIES, mean + slopes @ (other - centre).T
+
+
+def _mlp(
+    head: DiversedHead, values: torch.Tensor, cost: torch.Tensor, other: torch.Tensor, chosen: int | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """As `_ridge`, for numbers of updates of AdamW instead of penalties. Labels are divided by their deviation."""
+    assert head.dense is not None
+    mean, deviation = cost.mean(), cost.std().clamp_min(1e-12)
+    start = [parameter.detach().double() for parameter in (head.dense.weight, head.dense.bias)]
+    parameters = [*start, torch.zeros(1, len(start[1]), dtype=torch.float64), torch.zeros(1, dtype=torch.float64)]
+    parameters = [parameter.clone().requires_grad_() for parameter in parameters]
+
+    def predict(inputs: torch.Tensor) -> torch.Tensor:
+        units = F.gelu(F.linear(inputs, parameters[0], parameters[1]))
+        return F.linear(units, parameters[2], parameters[3]).squeeze(-1)
+
+    updates = torch.arange(_EVERY, _STEPS + 1, _EVERY)
+    optimizer = torch.optim.AdamW(parameters, lr=_LEARNING_RATE, weight_decay=_WEIGHT_DECAY)
+    predictions = []
+    last = _STEPS if chosen is None else int(updates[chosen])
+    for step in range(1, last + 1):
+        optimizer.zero_grad()
+        F.mse_loss(predict(values), (cost - mean) / deviation).backward()
+        optimizer.step()
+        if step % _EVERY == 0:
+            predictions.append(mean + deviation * predict(other).detach())
+    if chosen is not None:
+        with torch.no_grad():
+            head.dense.weight.copy_(parameters[0])
+            head.dense.bias.copy_(parameters[1])
+            head.out.weight.copy_(parameters[2] * deviation)
+            head.out.bias.copy_(parameters[3] * deviation + mean)
+    return updates, torch.stack(predictions)

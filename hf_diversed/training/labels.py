@@ -1,0 +1,290 @@
+"""Labels of rejected draft tokens: what it costs in score to keep one, from continuations of both branches.
+
+Completions are drawn by lossless speculative decoding. At some of its rejections, the text with the rejected draft
+token (*kept*) and the text with the residual token (*replaced*) are each continued several times by the target and
+scored. The label is the mean score of the replaced branch minus that of the kept branch: the first-order cost of
+keeping the token, with everything after it following the target. It contains no interactions between kept tokens.
+
+Each draft token x is rejected with probability max(0, 1 - p/q), so x has the distribution max(q - p, 0) / TV(p, q):
+these are the tokens on which a relaxed verifier and the lossless one differ. The mean of the labels is therefore the
+cost per rejection of lossless decoding.
+
+A label is noisy: with K continuations its variance is (Var kept + Var replaced) / K, plus the variance over residual
+tokens, of which one is drawn. `Labels.noise` estimates the first part.
+"""
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hf_diversed.blocks import DraftOutput, TargetOutput
+from hf_diversed.formatting import LOSSLESS, duration
+from hf_diversed.head import DiversedHead, DiversedHeadConfig
+from hf_diversed.outputs import SOURCES
+from hf_diversed.provenance import model_digest, provenance
+from hf_diversed.running.decode import Decoder, notify, with_progress
+from hf_diversed.running.files import append_lines, drop_torn_line, read_lines
+from hf_diversed.running.methods import Method
+from hf_diversed.running.pair import Pair
+from hf_diversed.running.prompts import Prompt, encode, plan_batches
+from hf_diversed.running.sampling import Sampling
+from hf_diversed.tasks import Record, Task
+from hf_diversed.verifiers import DiversedVerifier, LosslessVerifier
+from hf_diversed.verifiers.mixture import Weights
+
+
+BRANCHES = ("kept", "replaced")
+INPUTS = ("features", "token", "lookahead", "target_after")
+_DRAFTED = "drafted"
+
+
+@dataclass(frozen=True)
+class LabelSettings:
+    """Settings of a run.
+
+    Args:
+        rejections: largest number of rejections per completion that are labelled, chosen at random.
+        continuations: number of continuations of each branch; one is enough at temperature 0.
+        lookahead: number of later draft tokens whose features are recorded.
+        seed: of all random numbers.
+    """
+
+    rejections: int = 3
+    continuations: int = 4
+    lookahead: int = 4
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name, low in (("rejections", 1), ("continuations", 1), ("lookahead", 0)):
+            if getattr(self, name) < low:
+                raise ValueError(f"{name} must be at least {low}, got {getattr(self, name)}.")
+
+
+@dataclass(eq=False)
+class Labels:
+    """M labelled rejections.
+
+    Attributes:
+        settings: the first line of the file.
+        cost: float64 `[M]`, mean score of the replaced branch minus that of the kept branch.
+        scores: float64 `[M, 2, K]`, of both branches, in the order of `BRANCHES`.
+        prompt: long `[M]`, index of the prompt; labels of one prompt are dependent.
+        inputs: inputs of a head by name, float32 `[M, ...]`, see `DiversedHead.forward`.
+    """
+
+    settings: dict[str, Any]
+    scores: torch.Tensor
+    prompt: torch.Tensor
+    inputs: dict[str, torch.Tensor]
+
+    @property
+    def cost(self) -> torch.Tensor:
+        return self.scores[:, 1].mean(-1) - self.scores[:, 0].mean(-1)
+
+    @property
+    def noise(self) -> float:
+        """Standard deviation of a label that is due to the sampled continuations; NaN with one per branch."""
+        return float((self.scores.var(-1).sum(-1) / self.scores.shape[-1]).mean().sqrt())
+
+
+class LabelVerifier(DiversedVerifier):
+    """Lossless verification that records the draft token and the inputs of a head at every decision."""
+
+    keeps_inputs = True
+
+    def weights(self, draft: DraftOutput, target: TargetOutput, row_values: dict[str, torch.Tensor]) -> Weights:
+        inputs, tv = self.observe(draft, target)
+        return Weights(
+            torch.ones_like(target.prob(draft.tokens)), tv, inputs | {_DRAFTED: draft.tokens}, of_block=True
+        )
+
+
+def make_labels(
+    pair: Pair,
+    task: Task,
+    prompts: Sequence[Prompt],
+    records: Sequence[Record],
+    sampling: Sampling,
+    settings: LabelSettings,
+    path: Path,
+    progress: bool | None = None,
+) -> Labels:
+    """Label rejections of completions of the prompts, and append them to `path`, one line per batch of prompts.
+
+    An interrupted run continues after the batches in the file. Decoding uses batches of `sampling.batch_size` rows.
+
+    Args:
+        records: of the prompts, for the score.
+        path: JSON Lines file. Its first line contains the settings of the run.
+        progress: see `with_progress`.
+
+    Raises:
+        ValueError: if the file belongs to a run with other settings.
+    """
+    run = LabelRun(pair, task, sampling, settings)
+    ids = encode(pair.tokenizer, prompts)
+    size = sampling.batch_size
+    batches = [list(range(start, min(start + size, len(ids)))) for start in range(0, len(ids), size)]
+    about = {"num_prompts": len(ids), **run.describe()}
+    done = _read_done(path, about)
+    if not done and not path.exists():
+        append_lines(path, [{"settings": about, "provenance": provenance(settings.seed)}])
+    left = batches[done:]
+    if left:
+        branches = 2 * settings.rejections * settings.continuations
+        notify(
+            f"{sum(map(len, left))} completions of the target, then at most {branches} continuations of each, of half "
+            f"the length on average: at most the cost of {sum(map(len, left)) * (1 + branches // 2)} completions."
+        )
+    for number in with_progress(range(done, len(batches)), "labels", "part", progress):
+        rows = batches[number]
+        append_lines(path, [run.batch(number, rows, [ids[row] for row in rows], [records[row] for row in rows])])
+    return load_labels(path)
+
+
+class LabelRun:
+    """Completes, chooses rejections, continues both branches and scores them."""
+
+    def __init__(self, pair: Pair, task: Task, sampling: Sampling, settings: LabelSettings):
+        self.pair, self.task, self.sampling, self.settings = pair, task, sampling, settings
+        self.decoder = Decoder(pair, sampling)
+        kind = {"features": "distribution", "token_features": True, "lookahead": settings.lookahead}
+        config = DiversedHeadConfig.for_pair(pair.target, pair.draft, **kind, target_after=pair.draft is not None)
+        self.recorder = Method("labels", LabelVerifier(DiversedHead(config)))
+        self.lossless = Method(LOSSLESS, LosslessVerifier())
+        self.estimated = False
+
+    def describe(self) -> dict[str, Any]:
+        """Return what must be equal in a run that continues this one."""
+        models = {"target": self.pair.target, "draft": self.pair.draft}
+        sampling = asdict(self.sampling) | {"stop_strings": list(self.sampling.stop_strings)}
+        config = self.recorder.verifier.head.config  # type: ignore[union-attr]
+        return {
+            "task": self.task.name,
+            "metric": self.task.metric,
+            **asdict(self.settings),
+            "sampling": sampling,
+            "target_hidden_size": config.target_hidden_size,
+            "draft_hidden_size": config.draft_hidden_size,
+            "vocab_size": config.vocab_size,
+            "base_model_name_or_path": config.base_model_name_or_path,
+            "assistant_model_name_or_path": config.assistant_model_name_or_path,
+            **{name: None if model is None else model_digest(model) for name, model in models.items()},
+        }
+
+    def batch(self, number: int, rows: list[int], prompts: list[list[int]], records: list[Record]) -> dict[str, Any]:
+        """Return the line of one batch: the labels of these prompts, with `rows` as their indices."""
+        began = time.perf_counter()
+        seed = 100_003 * (1_000 * self.settings.seed + number)
+        chosen, completions = self._rejections(prompts, seed)
+        spent = time.perf_counter() - began
+        texts, owners = [], []
+        for label in chosen:
+            start = completions[label["row"]][: label["position"]]
+            for token in label["tokens"]:
+                texts += [[*start, token]] * self.settings.continuations
+                owners += [label["row"]] * self.settings.continuations
+        if not self.estimated:
+            self.estimated = True
+            about = (
+                spent
+                / max(1, sum(map(len, completions)))
+                * sum(max(0, len(completions[row]) - len(text)) for text, row in zip(texts, owners))
+            )
+            notify(
+                f"About {duration(spent + about)} per part of {len(rows)} prompts, from the speed of the first one."
+            )
+        flat = torch.tensor(self._continued(texts, owners, prompts, records, seed + 1), dtype=torch.float64)
+        for label, values in zip(chosen, flat.view(len(chosen), 2, self.settings.continuations).tolist()):
+            label["prompt"] = rows[label.pop("row")]
+            label |= dict(zip(BRANCHES, values))
+        return {"batch": number, "num_prompts": len(rows), "labels": chosen}
+
+    def _rejections(self, prompts: list[list[int]], seed: int) -> tuple[list[dict[str, Any]], list[list[int]]]:
+        """Return chosen rejections, without scores, and the completions of the prompts."""
+        drawn = self.decoder(self.recorder, prompts, seed, output_token_records=True)
+        records, generator = drawn.records, torch.Generator().manual_seed(seed)
+        assert records is not None
+        assert records.inputs is not None
+        rejected = records.source == SOURCES.index("residual")
+        chosen = []
+        for row in range(len(prompts)):
+            places = rejected[row].nonzero()[:, 0]
+            for place in places[torch.randperm(len(places), generator=generator)[: self.settings.rejections]].tolist():
+                kept, replaced = int(records.inputs[_DRAFTED][row, place]), int(records.tokens[row, place])
+                inputs = {name: _short(records.inputs[name][row, place]) for name in INPUTS if name in records.inputs}
+                chosen.append({"row": row, "position": place, "tokens": [kept, replaced], "inputs": inputs})
+        return chosen, drawn.tokens
+
+    def _continued(
+        self,
+        texts: list[list[int]],
+        owners: list[int],
+        prompts: list[list[int]],
+        records: list[Record],
+        seed: int,
+    ) -> list[float]:
+        """Return the score of one continuation of each text; `owners` are the indices of their prompts."""
+        longest, ends = self.sampling.max_new_tokens, set(self.decoder.eos_ids)
+        open_ones = [index for index, ids in enumerate(texts) if ids[-1] not in ends and len(ids) < longest]
+        starts = [prompts[owners[index]] + texts[index] for index in open_ones]
+        texts = list(texts)
+        for part, order in enumerate(plan_batches([len(start) for start in starts], self.sampling.batch_size)):
+            room = max(longest - len(texts[open_ones[place]]) for place in order)
+            drawn = self.decoder(self.lossless, [starts[place] for place in order], seed + part, max_new_tokens=room)
+            for place, ids in zip(order, drawn.tokens):
+                index = open_ones[place]
+                texts[index] = (texts[index] + ids)[:longest]
+        answers = [cut(self.decoder.text(ids), self.decoder.stop_strings) for ids in texts]
+        return self.task.score_batch(answers, [records[owner] for owner in owners])
+
+
+def cut(text: str, stop_strings: Sequence[str]) -> str:
+    """Return a text up to and including its first stop string, as decoding would have left it."""
+    ends = [text.index(stop) + len(stop) for stop in stop_strings if stop in text]
+    return text[: min(ends)] if ends else text
+
+
+def load_labels(path: Path) -> Labels:
+    """Read a file of `make_labels`, which need not be complete.
+
+    Raises:
+        ValueError: if it contains no labels.
+    """
+    lines = read_lines(path) if path.is_file() else []
+    labels = [label for line in lines[1:] for label in line["labels"]]
+    if not labels:
+        raise ValueError(f"{path} contains no labels; make them with `hf-diversed label --output {path}`.")
+    return Labels(
+        settings=lines[0]["settings"],
+        scores=torch.tensor([[label[branch] for branch in BRANCHES] for label in labels], dtype=torch.float64),
+        prompt=torch.tensor([label["prompt"] for label in labels]),
+        inputs={name: torch.tensor([label["inputs"][name] for label in labels]) for name in labels[0]["inputs"]},
+    )
+
+
+def _read_done(path: Path, about: dict[str, Any]) -> int:
+    """Return the number of batches in the file; 0 if there is none."""
+    drop_torn_line(path)
+    lines = read_lines(path) if path.exists() else []
+    if not lines:
+        return 0
+    found = lines[0].get("settings", {})
+    different = sorted(name for name in about.keys() | found.keys() if about.get(name) != found.get(name))
+    if different:
+        shown = ", ".join(f"{name} ({found.get(name)!r}, now {about.get(name)!r})" for name in different)
+        raise ValueError(f"{path} was written with other settings: {shown}. Use these, or another file.")
+    return len(lines) - 1
+
+
+def _short(values: torch.Tensor) -> Any:
+    """Return float32 values as nested lists with four significant digits, which keeps the file small."""
+    if values.ndim:
+        return [_short(item) for item in values]
+    value = float(values)
+    return 0.0 if value == 0.0 or not math.isfinite(value) else float(f"{value:.4g}")

@@ -1,0 +1,122 @@
+"""Regression of the cost of a token: planted costs, the price, folds by prompt, and decoding with the head."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from hf_diversed import DiversedHead, DiversedVerifier
+from hf_diversed.provenance import module_digest
+from hf_diversed.training.counterfactual import FitSettings, fit_head
+from hf_diversed.training.labels import Labels
+from tests.tiny import ragged_batch, tiny_draft, tiny_model
+
+
+WIDTH, LOOKAHEAD, PROMPTS, PER_PROMPT = 32, 2, 60, 5
+
+
+@torch.no_grad()
+def planted(cost=lambda inputs: inputs["token"][:, 0], noise: float = 0.0) -> Labels:
+    """Random inputs, with a cost that is a function of them."""
+    generator, count = torch.Generator().manual_seed(1), PROMPTS * PER_PROMPT
+    shapes = {"features": (8,), "token": (5,), "lookahead": (LOOKAHEAD, 4), "target_after": (WIDTH,)}
+    inputs = {name: torch.randn(count, *shape, generator=generator) for name, shape in shapes.items()}
+    values = cost(inputs).double() + noise * torch.randn(count, generator=generator).double()
+    scores = torch.stack([torch.zeros_like(values), values], dim=1)[..., None].repeat(1, 1, 2)
+    sampling = {"num_assistant_tokens": 3, "temperature": 1.0}
+    about = {"task": "math", "target_hidden_size": WIDTH, "draft_hidden_size": WIDTH, "vocab_size": 64}
+    names = dict.fromkeys(("base_model_name_or_path", "assistant_model_name_or_path"))
+    prompt = torch.arange(PROMPTS).repeat_interleave(PER_PROMPT)
+    return Labels({**about, **names, "sampling": sampling}, scores, prompt, inputs)
+
+
+@pytest.mark.parametrize("head_type", ["linear", "mlp"])
+def test_price_separates_cheap_tokens_from_expensive_ones(head_type: str):
+    """Catches a sign, a price in other units than the cost, and a dial that does not move the price."""
+    labels = planted()
+    settings = FitSettings(head_type, lookahead=0, target_after=False, kept_share=0.3)
+    head, report = fit_head(labels, settings)
+    predicted = report["price"] + head(**labels.inputs).double() * report["spread"] / settings.sharpness
+    error = (predicted - labels.cost).square().mean() / labels.cost.var()
+    assert error < (0.01 if head_type == "linear" else 0.2)
+    assert (labels.cost < report["price"]).double().mean() == pytest.approx(0.3, abs=0.03)
+    stricter = report["price"] - report["spread"] * torch.logit(torch.tensor(0.8))
+    shifted = head(**labels.inputs) + head.ratio_slope() * torch.logit(torch.tensor(0.8))
+    assert torch.equal(shifted < 0.0, predicted.float() < stricter)
+
+
+def test_ridge_regression_is_the_exact_one():
+    """Catches a penalty on the intercept, and values that were centred in one place only."""
+    labels = planted(lambda inputs: 3.0 + inputs["features"][:, 2], noise=1.0)
+    settings = FitSettings(lookahead=0, target_after=False, sharpness=1.0)
+    head, report = fit_head(labels, settings)
+    values = torch.cat([labels.inputs["features"], labels.inputs["token"]], dim=-1).double()
+    values = (values - values.mean(0)) / values.std(0, correction=0)
+    gram = values.T @ values + report["penalty"] * torch.eye(values.shape[1]).double()
+    expected = torch.linalg.solve(gram, values.T @ (labels.cost - labels.cost.mean()))
+    torch.testing.assert_close(head.out.weight[0].detach().double() * report["spread"], expected, rtol=1e-4, atol=1e-6)
+    mean = head.out.bias.item() * report["spread"] + report["price"]
+    assert mean == pytest.approx(float(labels.cost.mean()), rel=1e-5)
+
+
+def test_folds_keep_prompts_together():
+    """Catches folds of labels: what is peculiar to a prompt would then count as explained."""
+    generator = torch.Generator().manual_seed(2)
+    labels = planted(lambda inputs: torch.randn(PROMPTS, generator=generator).repeat_interleave(PER_PROMPT))
+    own = torch.randn(PROMPTS, WIDTH, generator=generator)
+    labels.inputs["target_after"] = own.repeat_interleave(PER_PROMPT, dim=0)
+    assert fit_head(labels, FitSettings())[1]["r2"] < 0.05
+
+
+def test_mlp_learns_what_a_linear_head_cannot():
+    labels = planted(lambda inputs: inputs["token"][:, 0].abs())
+    few = {"lookahead": 0, "target_after": False}
+    explained = {kind: fit_head(labels, FitSettings(kind, **few))[1]["r2"] for kind in ("linear", "mlp")}
+    assert explained["mlp"] > explained["linear"] + 0.2
+
+
+def test_same_labels_give_the_same_head():
+    heads = [fit_head(planted(), FitSettings("mlp"))[0] for _ in range(2)]
+    assert module_digest(heads[0]) == module_digest(heads[1])
+
+
+def test_a_head_decodes_as_the_saved_one(tmp_path):
+    """Catches inputs, or the scale of the dial, that are not stored with the head."""
+    head, _ = fit_head(planted(noise=1.0), FitSettings())
+    head.save_pretrained(tmp_path)
+    loaded = DiversedHead.from_pretrained(tmp_path)
+    target = tiny_model("llama")
+    call = {"assistant_model": tiny_draft(target), "do_sample": True, "max_new_tokens": 12, "num_assistant_tokens": 3}
+    texts = []
+    for each in (head, loaded):
+        torch.manual_seed(0)
+        texts.append(target.generate(**ragged_batch(), diversed_head=each, diversed_strictness=0.4, **call))
+    assert torch.equal(*texts)
+    verifier = DiversedVerifier(loaded)
+    assert verifier.needs_hidden_states
+    assert verifier.num_assistant_tokens == 3
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"kept_share": 1.0}, "kept_share must lie"),
+        ({"sharpness": 0.0}, "sharpness must be above 0"),
+        ({"folds": 1}, "folds must be at least 2"),
+    ],
+)
+def test_settings_out_of_range(wrong: dict, message: str):
+    with pytest.raises(ValueError, match=message):
+        FitSettings(**wrong)
+
+
+def test_inputs_that_were_not_recorded():
+    labels = planted()
+    with pytest.raises(ValueError, match="need labels with these inputs"):
+        fit_head(labels, FitSettings(lookahead=LOOKAHEAD + 1))
+    with pytest.raises(ValueError, match="at least 61 prompts are needed"):
+        fit_head(labels, FitSettings(folds=PROMPTS + 1))
+    without = dataclasses.replace(labels, inputs={name: labels.inputs[name] for name in ("features", "token")})
+    assert not fit_head(without, FitSettings())[0].needs_hidden_states
+    with pytest.raises(ValueError, match="target_after=True need labels"):
+        fit_head(without, FitSettings(target_after=True))

@@ -1,0 +1,148 @@
+"""Labels of rejections against fresh forward passes, plain decoding, and interrupted runs."""
+
+import dataclasses
+import json
+
+import pytest
+import torch
+
+from hf_diversed.features import distribution_features, drafted_token_features
+from hf_diversed.running.pair import Pair
+from hf_diversed.running.sampling import Sampling
+from hf_diversed.tasks import Task
+from hf_diversed.training.labels import LabelRun, LabelSettings, cut, load_labels, make_labels
+from tests.training import runs
+
+
+PROMPTS = runs.PROMPTS[:6]
+RECORDS = runs.rows(PROMPTS)
+
+
+class Letters(Task):
+    """Scores the share of letters, and keeps the completions that were scored."""
+
+    name, metric, stop_strings = "letters", "letters", ()
+
+    def __init__(self, fail_after: int | None = None):
+        self.seen: list[str] = []
+        self.fail_after = fail_after
+
+    def score_batch(self, completions, records):
+        if self.fail_after is not None and len(self.seen) >= self.fail_after:
+            raise RuntimeError("interrupted")
+        self.seen += completions
+        return runs.letters(completions)
+
+
+@pytest.fixture(scope="module")
+def pair() -> Pair:
+    return Pair(*runs.pair(), runs.tokenizer())
+
+
+def sampling(temperature: float = 1.0) -> Sampling:
+    return Sampling(temperature, num_assistant_tokens=3, max_new_tokens=10, batch_size=3)
+
+
+TWICE = LabelSettings(continuations=2)
+
+
+def label(pair, path, task=None, settings=TWICE, **changes):
+    task = Letters() if task is None else task
+    return make_labels(pair, task, PROMPTS, RECORDS, sampling(**changes), settings, path, progress=False)
+
+
+@torch.no_grad()
+def test_inputs_are_those_of_the_rejected_token(pair):
+    """Catches inputs of the residual token, of another position, or a state before the draft token is read."""
+    run = LabelRun(pair, Letters(), sampling(), LabelSettings())
+    prompts = [list(ids) for ids in pair.tokenizer(PROMPTS)["input_ids"]]
+    chosen, completions = run._rejections(prompts, seed=0)
+    assert len(chosen) > len(prompts)
+    for found in chosen:
+        prefix = prompts[found["row"]] + completions[found["row"]][: found["position"]]
+        kept, replaced = found["tokens"]
+        out = pair.target(torch.tensor([[*prefix, kept]]), output_hidden_states=True)
+        p = out.logits[0, -2].softmax(-1)
+        q = pair.draft(torch.tensor([prefix])).logits[0, -1].softmax(-1)
+        assert p[kept] < q[kept]
+        assert p[replaced] > q[replaced]
+        assert completions[found["row"]][found["position"]] == replaced
+        expected = {
+            "features": distribution_features(p, q),
+            "token": drafted_token_features(p, q, torch.tensor(kept)),
+            "target_after": out.hidden_states[-1][0, -1],
+        }
+        for name, values in expected.items():
+            torch.testing.assert_close(torch.tensor(found["inputs"][name]), values, rtol=2e-3, atol=2e-3)
+        there = torch.tensor(found["inputs"]["lookahead"])[:, -1]
+        assert there.sum() <= 2  # of 3 draft tokens
+        assert there.diff().max() <= 0
+
+
+def greedy(pair, ids: torch.Tensor, count: int) -> torch.Tensor:
+    """Ids `[1, S]` and `count` tokens of the target after them; a random model also emits the id of padding."""
+    if count == 0:
+        return ids[0]
+    mask = torch.ones_like(ids)
+    return pair.target.generate(ids, attention_mask=mask, do_sample=False, max_new_tokens=count)[0]
+
+
+def test_branches_are_those_of_plain_greedy_decoding(pair, tmp_path):
+    """Catches branches that are exchanged or continued from the wrong text, too long or by the draft model."""
+    task = Letters()
+    labels = label(pair, tmp_path / "labels.jsonl", task, LabelSettings(continuations=1), temperature=0.0)
+    lines = [json.loads(line) for line in (tmp_path / "labels.jsonl").read_text().splitlines()[1:]]
+    found = [label for line in lines for label in line["labels"]]
+    assert len(found) == len(labels.cost) > 3
+    for index, item in enumerate(found):
+        ids = pair.tokenizer(PROMPTS[item["prompt"]], return_tensors="pt").input_ids
+        plain = greedy(pair, ids, 10)[ids.shape[1] :]
+        assert int(plain[item["position"]]) == item["tokens"][1]
+        start = torch.cat([ids[0], plain[: item["position"]], torch.tensor(item["tokens"][:1])])[None]
+        ended = item["tokens"][0] == pair.target.generation_config.eos_token_id
+        left = 0 if ended else 10 - item["position"] - 1
+        kept = greedy(pair, start, left)[ids.shape[1] :]
+        scores = runs.letters([pair.tokenizer.decode(ids, skip_special_tokens=True) for ids in (kept, plain)])
+        assert [item["kept"], item["replaced"]] == [pytest.approx([score]) for score in scores]
+        assert labels.cost[index] == pytest.approx(scores[1] - scores[0])
+
+
+def test_an_interrupted_run_continues(pair, tmp_path):
+    """Catches batches that are lost, repeated, or drawn with other random numbers after an interruption."""
+    whole = label(pair, tmp_path / "whole.jsonl")
+    path = tmp_path / "broken.jsonl"
+    with pytest.raises(RuntimeError, match="interrupted"):
+        label(pair, path, Letters(fail_after=1))
+    with path.open("a") as file:
+        file.write('{"batch": 1, "la')  # torn
+    first = len(load_labels(path).cost)
+    assert 0 < first < len(whole.cost)
+    continued = label(pair, path)
+    assert torch.equal(continued.scores, whole.scores)
+    assert torch.equal(continued.prompt, whole.prompt)
+    done = Letters()
+    label(pair, path, done)
+    assert done.seen == []
+
+
+def test_a_file_of_other_settings_is_refused(pair, tmp_path):
+    path = tmp_path / "labels.jsonl"
+    label(pair, path)
+    other = dataclasses.replace(TWICE, seed=1)
+    with pytest.raises(ValueError, match=r"written with other settings: seed \(0, now 1\)"):
+        label(pair, path, settings=other)
+    with pytest.raises(ValueError, match="contains no labels"):
+        load_labels(tmp_path / "none.jsonl")
+
+
+def test_noise_is_that_of_the_continuations(pair, tmp_path):
+    """Catches a noise of single continuations or of one branch."""
+    labels = label(pair, tmp_path / "labels.jsonl")
+    variances = labels.scores.var(-1)
+    assert labels.noise == pytest.approx(float((variances.sum(-1) / 2).mean().sqrt()))
+    assert labels.scores.shape == (len(labels.cost), 2, 2)
+
+
+def test_cut_keeps_the_first_stop_string():
+    assert cut("one\n\ntwo\n", ["\n\n", "two"]) == "one\n\n"
+    assert cut("one", ["\n"]) == "one"
