@@ -8,7 +8,10 @@ from pathlib import Path
 import pytest
 
 
-SHORTER = {"train_head.py": ["--max-steps", "4", "--rollouts", "16", "--num-prompts", "8", "--num-examples", "4"]}
+SHORTER = {
+    "train_head.py": ["--max-steps", "4", "--rollouts", "16", "--num-prompts", "8", "--num-examples", "4"],
+    "rl_rollouts.py": ["--updates", "1", "--prompts", "4", "--group", "4"],
+}
 EXAMPLES = sorted((Path(__file__).parent.parent / "examples").glob("*.py"))
 
 
@@ -29,4 +32,4 @@ def test_example_runs(path, tmp_path):
 
 def test_there_are_examples():
     """Catches a glob without matches."""
-    assert {path.name for path in EXAMPLES} >= {"quickstart.py", "batched.py", "custom_verifier.py", "train_head.py"}
+    assert {path.name for path in EXAMPLES} >= {"quickstart.py", "batched.py", "train_head.py", "rl_rollouts.py"}
