@@ -12,7 +12,7 @@ import json
 from pathlib import Path
 
 from hf_diversed import load_demo_pair
-from hf_diversed.cli.options import supervised_rows
+from hf_diversed.cli.train import supervised_rows
 from hf_diversed.provenance import provenance
 from hf_diversed.tasks import get_task, load_records
 from hf_diversed.training.draft_tuning import DIVERGENCES, DraftTuningConfig, tune_draft

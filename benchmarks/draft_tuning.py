@@ -17,7 +17,7 @@ from pathlib import Path
 from benchmarks.variants import Variant, claim, train
 from embedded.records import draw_records
 from hf_diversed import DiversedHead, load_demo_pair
-from hf_diversed.cli.options import supervised_rows
+from hf_diversed.cli.train import supervised_rows
 from hf_diversed.evaluation import EvaluationSettings, evaluate
 from hf_diversed.provenance import provenance
 from hf_diversed.tasks import get_task, load_records

@@ -33,9 +33,8 @@ from transformers import PreTrainedTokenizerBase
 from transformers.utils import logging
 
 from hf_diversed.cli.demo_model import TEXTS
+from hf_diversed.cli.main import call
 from hf_diversed.cli.models import LOOKUP, load_pair
-from hf_diversed.cli.train import train
-from hf_diversed.cli.tune_draft import tune
 from hf_diversed.evaluation import EvaluationSettings, evaluate
 from hf_diversed.evaluation.calls import peak_memory
 from hf_diversed.formatting import with_bounds
@@ -108,7 +107,7 @@ def trained_draft(arguments: argparse.Namespace) -> str:
         draft = make_draft(model, layers, kept)
         record = {"target": arguments.target, "layers": layers, "choices": choices, "vocabulary": len(kept)}
         save_draft(draft, tokenizer, made, record | {"acceptance": agreement(model, draft, asked)})
-    tune([*_tuning(target, str(made), arguments), "--output-dir", str(folder), "--resume", "true"])
+    call("tune-draft", [*_tuning(target, str(made), arguments), "--output-dir", str(folder), "--resume", "true"])
     return str(folder)
 
 
@@ -128,7 +127,7 @@ def _counts(target: str, arguments: argparse.Namespace):
     steps = ["--max-steps", "1", "--lora-r", "1", "--all-weights", "false", "--save-strategy", "no"]
     steps += ["--keep-target-states", "false", "--eval-strategy", "no", "--num-eval-examples", "0"]
     if not (folder / "trainer_state.json").exists():
-        tune([*_tuning(target, target, arguments), *steps, "--output-dir", str(folder)])
+        call("tune-draft", [*_tuning(target, target, arguments), *steps, "--output-dir", str(folder)])
     samples = folder / "target_samples.jsonl"
     tuned = arguments.output / TUNED
     tuned.mkdir(exist_ok=True)
@@ -159,7 +158,8 @@ def trained_head(name: str, draft: str, task: str, folder: Path, arguments: argp
     iterations = min(4, arguments.head_steps)
     steps = str(max(1, arguments.head_steps // iterations // 2) * iterations)
     examples = str(arguments.train_examples)
-    train(
+    call(
+        "train",
         [
             *("--target", packaged.resolve(arguments.target), "--draft", draft, "--dtype", arguments.dtype),
             *(*_training_data(task, arguments), *HEADS[name]),
@@ -170,7 +170,7 @@ def trained_head(name: str, draft: str, task: str, folder: Path, arguments: argp
             *("--per-device-eval-batch-size", "16", "--max-completion-length", str(arguments.max_new_tokens)),
             *("--temperature", str(arguments.temperature), "--seed", str(arguments.seed), "--resume", "true"),
             *("--use-cpu", "true", "--report-to", "none", "--output-dir", str(folder)),
-        ]
+        ],
     )
 
 

@@ -1,7 +1,7 @@
-"""`python -m hf_diversed` is `hf-diversed`, for launchers that want a module: `accelerate launch -m hf_diversed`."""
+"""`python -m hf_diversed` is `hf-diversed`, for launchers that need a module: `accelerate launch -m hf_diversed`."""
 
 from hf_diversed.cli import app
 
 
 if __name__ == "__main__":
-    app()
+    raise SystemExit(app())

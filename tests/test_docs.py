@@ -7,14 +7,14 @@ import shlex
 from pathlib import Path
 
 import pytest
-import typer
 import yaml
 
 import hf_diversed
-from hf_diversed.cli import app
+from hf_diversed.cli import main as cli
 from hf_diversed.running.methods import MethodName
 from hf_diversed.tasks import TASKS
 from hf_diversed.token_view import ORIGINS
+from tests.commands import run
 from tools import render_docs
 from tools.draw_figures import INK, INK_AT_NIGHT, PAPER, PAPER_AT_NIGHT, round_picture
 
@@ -37,20 +37,8 @@ def test_snippets_run(page, tmp_path, monkeypatch, embedded_for_hub):
 
 
 def options_of(name: str) -> set[str]:
-    """Return every spelling of a command's options."""
-    command = typer.main.get_command(app).commands[name]
-    if "--help" in (spelled := {option for entry in command.params for option in entry.opts}):
-        return spelled
-    return spelled | {"--help"} | trainers_options(name)
-
-
-def trainers_options(name: str) -> set[str]:
-    """Return the options of `train` and `tune-draft`, which are fields of dataclasses."""
-    from typer.testing import CliRunner
-
-    with contextlib.suppress(SystemExit):
-        shown = CliRunner(env={"COLUMNS": "200"}).invoke(app, [name, "--help-all"]).output
-    return set(re.findall(r"--[a-z][a-z0-9-]*", shown))
+    """Every option of a command."""
+    return set(re.findall(r"--[a-z][a-z0-9-]*", run(name, "--help-all").stdout)) | {"--help", "--help-all"}
 
 
 COMMANDS = {
@@ -126,7 +114,7 @@ def test_file_tree_is_the_file_tree():
         assert f"  {path.parent.name}/" in tree, path.parent.name
     for name in re.findall(r"(\w+\.py)", tree):
         assert list(package.rglob(name)), name
-    for name in typer.main.get_command(app).commands:
+    for name in cli.COMMANDS:
         assert re.search(rf"[|] {name}\b|hf-diversed {name}\b", tree), name
 
 

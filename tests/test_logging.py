@@ -11,7 +11,7 @@ from transformers.utils import logging as upstream
 
 import hf_diversed
 from hf_diversed import _compat
-from hf_diversed.cli.terminal import hear_own_warnings_only
+from hf_diversed.cli.terminal import show_own_warnings_only
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def test_verbosity_of_transformers_is_ours(logger, caplog):
 
 def test_commands_keep_their_own_warnings(logger, caplog):
     """Catches a command that silences its own warnings together with those of transformers."""
-    hear_own_warnings_only()
+    show_own_warnings_only()
     assert heard(logger, caplog) == ["WARNING", "ERROR"]
     assert heard(upstream.get_logger("transformers.generation.utils"), caplog) == ["ERROR"]
 

@@ -4,10 +4,9 @@ import json
 import shlex
 
 import pytest
-from typer.testing import CliRunner
 
-from hf_diversed.cli import app
 from hf_diversed.zoo.loader import HEADS, MIXTURE, WEIGHTS
+from tests.commands import run
 from tests.evaluation.measured import record, sweep
 from tools import draw_plots, render_learning, render_studies
 from tools.render_results import COMMANDS, RESULTS, missing, pivot, read_asked, tasks
@@ -210,5 +209,5 @@ def test_commands_are_commands(name):
     """Catches options that do not exist: each command runs up to an unknown task."""
     words = shlex.split(COMMANDS[name])[1:]
     words[words.index("--task") + 1] = "nothing"
-    result = CliRunner().invoke(app, words)
+    result = run(*words)
     assert "unknown task" in result.output, result.output

@@ -1,59 +1,19 @@
 """`hf-diversed convert`: convert a head of the authors' code to a folder for `DiversedHead.from_pretrained`."""
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
-import typer
 from rich.text import Text
 
-from hf_diversed.cli.evaluation_options import Overwrite
+from hf_diversed.cli.models import check_pair, without_weights
+from hf_diversed.cli.options import argument, option
+from hf_diversed.cli.preparing import check_new_folder, remove_earlier_run
 from hf_diversed.cli.terminal import console
+from hf_diversed.head import DiversedHeadConfig
+from hf_diversed.head.conversion import CONFIG_NAME, WEIGHTS_NAME, convert_head
 
 
-Width = Annotated[
-    int | None, typer.Option(min=1, help="Width of the hidden states that enter the model's output embedding.")
-]
-
-
-def convert(
-    file: Annotated[str, typer.Argument(help="The authors' ensemble_head.bin, or its folder.")],
-    output: Annotated[str, typer.Argument(help="Folder for the head.")],
-    target_hidden_size: Width = None,
-    draft_hidden_size: Width = None,
-    target: Annotated[str | None, typer.Option(help="Hub id or folder; only its configuration is read.")] = None,
-    draft: Annotated[str | None, typer.Option(help="Hub id or folder; only its configuration is read.")] = None,
-    overwrite: Overwrite = False,
-) -> None:
-    """Convert a head of the authors' code; sizes from an ensemble_config.json beside it, from a pair, or as given."""
-    from hf_diversed.cli.models import check_pair, without_weights
-    from hf_diversed.cli.preparing import check_new_folder, remove_earlier_run
-    from hf_diversed.head import DiversedHeadConfig
-    from hf_diversed.head.conversion import CONFIG_NAME, WEIGHTS_NAME, convert_head
-
-    check_pair(target, draft)
-    check_new_folder("OUTPUT", Path(output), overwrite, (file, target, draft))
-    known = {}
-    if target is not None and draft is not None:
-        config = DiversedHeadConfig.for_pair(without_weights(target), without_weights(draft))
-        known = {name: getattr(config, name) for name in _OF_A_PAIR}
-    sizes = {"target_hidden_size": target_hidden_size, "draft_hidden_size": draft_hidden_size}
-    known |= {name: size for name, size in sizes.items() if size is not None}
-    weights = Path(file) / WEIGHTS_NAME if Path(file).is_dir() else Path(file)
-    if not known and weights.is_file() and not (weights.parent / CONFIG_NAME).is_file():
-        raise ValueError(
-            f"{weights} holds one matrix as wide as both hidden sizes together, so one of them must be known, as an "
-            "integer of at least 1: pass --target-hidden-size 4096 --draft-hidden-size 2048 (Llama 3.1 8B with "
-            f"Llama 3.2 1B), or --target and --draft, or put {CONFIG_NAME} beside the file."
-        )
-    head = convert_head(file, **known)
-    if overwrite:
-        remove_earlier_run(Path(output))
-    head.save_pretrained(output)
-    config = head.config
-    widths = f"target {config.target_hidden_size}, draft {config.draft_hidden_size}"
-    console.print(Text(f"{output}: hidden sizes {widths}, {head.num_parameters():,} parameters"), soft_wrap=True)
-
-
+_WIDTH = "Width of the hidden states that enter the model's output embedding."
 _OF_A_PAIR = (
     "target_hidden_size",
     "draft_hidden_size",
@@ -61,3 +21,45 @@ _OF_A_PAIR = (
     "base_model_name_or_path",
     "assistant_model_name_or_path",
 )
+
+
+@dataclass(kw_only=True)
+class ConvertOptions:
+    """What to convert."""
+
+    file: Path = argument("The authors' ensemble_head.bin, or its folder.")
+    output: Path = argument("Folder for the head.")
+    target_hidden_size: int | None = option(_WIDTH)
+    draft_hidden_size: int | None = option(_WIDTH)
+    target: str | None = option("Hub id or folder; only its configuration is read.")
+    draft: str | None = option("Hub id or folder; only its configuration is read.")
+    overwrite: bool = option("Remove the files of an earlier run from the folder.", False)
+
+
+def convert(options: ConvertOptions) -> None:
+    """Convert a head of the authors' code; sizes from an ensemble_config.json beside it, from a pair, or as given."""
+    target, draft, file = options.target, options.draft, options.file
+    check_pair(target, draft)
+    check_new_folder("OUTPUT", options.output, options.overwrite, (str(file), target, draft))
+    known = {}
+    if target is not None and draft is not None:
+        config = DiversedHeadConfig.for_pair(without_weights(target), without_weights(draft))
+        known = {name: getattr(config, name) for name in _OF_A_PAIR}
+    sizes = {"target_hidden_size": options.target_hidden_size, "draft_hidden_size": options.draft_hidden_size}
+    known |= {name: size for name, size in sizes.items() if size is not None}
+    weights = file / WEIGHTS_NAME if file.is_dir() else file
+    if not known and weights.is_file() and not (weights.parent / CONFIG_NAME).is_file():
+        raise ValueError(
+            f"{weights} holds one matrix as wide as both hidden sizes together, so one of them must be known, as an "
+            "integer of at least 1: pass --target-hidden-size 4096 --draft-hidden-size 2048 (Llama 3.1 8B with "
+            f"Llama 3.2 1B), or --target and --draft, or put {CONFIG_NAME} beside the file."
+        )
+    head = convert_head(file, **known)
+    if options.overwrite:
+        remove_earlier_run(options.output)
+    head.save_pretrained(options.output)
+    config = head.config
+    widths = f"target {config.target_hidden_size}, draft {config.draft_hidden_size}"
+    console.print(
+        Text(f"{options.output}: hidden sizes {widths}, {head.num_parameters():,} parameters"), soft_wrap=True
+    )

@@ -1,119 +1,111 @@
-"""`hf-diversed evaluate`: quality, acceptance and cost of several methods on one task."""
+"""`hf-diversed evaluate` and `frontier`: quality, acceptance and cost of methods on one task."""
 
 import itertools
+import shutil
 import tempfile
-from dataclasses import replace
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from hf_diversed.cli import evaluation_options as options
+from hf_diversed.cli import preparing
+from hf_diversed.cli.options import MeasuringOptions, option, required
+from hf_diversed.cli.rendering import accepted_length_table, results_table
 from hf_diversed.cli.terminal import console
+from hf_diversed.evaluation import EvaluationSettings, markdown_table, sweep
+from hf_diversed.evaluation import frontier as sweeping
+from hf_diversed.evaluation.markdown import setting
+from hf_diversed.evaluation.results import remove_results
 
 
-if TYPE_CHECKING:
-    from hf_diversed.evaluation import EvaluationSettings
+@dataclass(kw_only=True)
+class EvaluateOptions(MeasuringOptions):
+    """What to measure."""
+
+    methods: str = required("Methods, separated by commas: target, lossless, lenience:0.3, diversed, diversed@0.7 ...")
+    temperature: str = option("Sampling temperature, 0 for greedy decoding; several as in 0,0.1,1.", "1.0")  # type: ignore[assignment]
+    num_assistant_tokens: str = option("Draft tokens per round; several as in 3,5,7.", "5")
+    records: bool = option("Also measure TV, bias and relaxed tokens (slower).", False)
+    markdown: Path | None = option("Markdown file for a table of acceptance and quality.")
 
 
-def evaluate(
-    task: options.TaskName,
-    methods: Annotated[
-        str,
-        typer.Option(help="Methods, separated by commas: target, lossless, lenience:0.3, diversed, diversed@0.7 ..."),
-    ],
-    target: options.Target = None,
-    draft: options.Draft = None,
-    head: options.Head = None,
-    num_examples: options.NumExamples = 500,
-    samples_per_prompt: options.SamplesPerPrompt = 1,
-    split: options.Split = "test",
-    data_file: options.DataFile = None,
-    shots: options.Shots = 0,
-    shots_file: options.ShotsFile = None,
-    chat: options.Chat = False,
-    seed: options.Seed = 0,
-    temperature: Annotated[
-        str, typer.Option(help="Sampling temperature, 0 for greedy decoding; several as in 0,0.1,1.")
-    ] = "1.0",
-    top_k: options.TopK = 0,
-    top_p: options.TopP = 1.0,
-    num_assistant_tokens: Annotated[str, typer.Option(help="Draft tokens per round; several as in 3,5,7.")] = "5",
-    batch_size: options.BatchSize = 16,
-    max_new_tokens: options.MaxNewTokens = None,
-    records: options.Records = False,
-    device: options.Device = None,
-    dtype: options.Dtype = None,
-    output: options.Results = None,
-    markdown: Annotated[Path | None, typer.Option(help="Markdown file for a table of acceptance and quality.")] = None,
-    overwrite: options.Overwrite = False,
-    allow_code_execution: options.AllowCode = False,
-    unsafe_code_execution: options.UnsafeCode = False,
-) -> None:
-    """Measure methods on the same prompts under the same seeds; an interrupted run goes on where it stopped."""
-    from hf_diversed.cli import preparing
-    from hf_diversed.evaluation import EvaluationSettings, markdown_table, sweep
-    from hf_diversed.evaluation.results import remove_results
-    from hf_diversed.tasks import load_records
+@dataclass(kw_only=True)
+class FrontierOptions(MeasuringOptions):
+    """What to sweep."""
 
-    judge = preparing.load_task(task, allow_code_execution, unsafe_code_execution)
-    settings = EvaluationSettings(
-        num_examples=num_examples,
-        samples_per_prompt=samples_per_prompt,
-        seed=seed,
-        top_k=top_k,
-        top_p=top_p,
-        batch_size=batch_size,
-        max_new_tokens=max_new_tokens,
-        add_special_tokens=not chat,
-        records=records,
-        split=split if data_file is None else Path(data_file).name,
+    rules: str = option(
+        "Method families, separated by commas, with values to sweep as in static:0.3:0.7.",
+        "static,lenience,spec_cascade,diversed",
     )
-    temperatures = preparing.numbers("--temperature", temperature, float)
-    gammas = preparing.numbers("--num-assistant-tokens", num_assistant_tokens, int)
+    num_assistant_tokens: str = option(
+        "Draft tokens per round; of several (3,5,7), all but 5 apply to static weights only.", "5"
+    )
+
+
+def evaluate(options: EvaluateOptions) -> None:
+    """Measure methods on the same prompts under the same seeds; an interrupted run continues where it stopped."""
+    task = preparing.load_task(options)
+    temperatures = preparing.numbers("--temperature", options.temperature, float)
+    gammas = preparing.numbers("--num-assistant-tokens", options.num_assistant_tokens, int)
     variants = [
-        replace(preparing.process_share(settings, output, overwrite), temperature=t, num_assistant_tokens=gamma)
-        for t, gamma in itertools.product(temperatures, gammas)
+        preparing.process_share(options, temperature=temperature, num_assistant_tokens=gamma)
+        for temperature, gamma in itertools.product(temperatures, gammas)
     ]
-    names = methods.split(",")
-    preparing.check_methods("--methods", names, target, head, task)
-    preparing.check_output("--output", output)
-    preparing.check_output("--markdown", markdown)
-    examples = load_records(judge, split, num_examples, seed, data_file)
-    judge.check_scoring(examples)
-    pool = preparing.load_shots(judge, shots, shots_file, seed)
-    pair, chosen = preparing.load_models(target, draft, head, device, task, chat, dtype)
-    asked = preparing.prompted(judge, pair, pool, shots, chat)
-    with tempfile.TemporaryDirectory() as scratch:
-        folder = Path(scratch) if output is None else output.with_suffix(".parts")
-        if overwrite:
-            remove_results(folder)
+    names = options.methods.split(",")
+    preparing.check_methods("--methods", names, options.target, options.head, options.task)
+    preparing.check_output("--output", options.output)
+    preparing.check_output("--markdown", options.markdown)
+    pair, prompted, examples, head = preparing.load_prompts(options, task, options.head)
+    with _folder(options) as folder:
         parts = [(names, variant, part) for part, variant in _folders(folder, variants).items()]
-        with preparing.interruptible(output, folder):
-            rows = sweep(pair, asked, examples, parts, head=chosen, output=output)
+        rows = sweep(pair, prompted, examples, parts, head=head, output=options.output)
     if not rows:
         return  # other processes are unfinished; the last one reports
-    if markdown is not None:
-        markdown.parent.mkdir(parents=True, exist_ok=True)
-        markdown.write_text(markdown_table(rows), encoding="utf-8")
-    _show(rows)
-
-
-def _folders(root: Path, variants: "list[EvaluationSettings]") -> "dict[Path, EvaluationSettings]":
-    """Return the folder of each variant's calls: `output` itself, or a subfolder for each of several."""
-    if len(variants) == 1:
-        return {root: variants[0]}
-    return {root / f"temperature-{item.temperature:g}_gamma-{item.num_assistant_tokens}": item for item in variants}
-
-
-def _show(rows: list[dict]) -> None:
-    """Print two tables for each temperature and draft length."""
-    from hf_diversed.cli.tables import accepted_length_table, results_table
-    from hf_diversed.evaluation.markdown import setting
-
+    if options.markdown is not None:
+        options.markdown.parent.mkdir(parents=True, exist_ok=True)
+        options.markdown.write_text(markdown_table(rows), encoding="utf-8")
     for words, chosen in itertools.groupby(rows, key=setting):
         group = list(chosen)
         console.print(f"[bold]{words[0].upper()}{words[1:]}[/]")
         console.print(results_table(group))
         if any(row["acceptance_rate"] is not None for row in group):
             console.print(accepted_length_table(group))
+
+
+def frontier(options: FrontierOptions) -> None:
+    """Sweep static weights, lenience, SpecCascade's alpha and the strictness of a head; `hf-diversed plot` draws
+    them."""
+    task = preparing.load_task(options)
+    gammas = preparing.numbers("--num-assistant-tokens", options.num_assistant_tokens, int)
+    settings = preparing.process_share(options, num_assistant_tokens=gammas[0])
+    families = options.rules.split(",")
+    preparing.check_methods("--rules", sweeping.expand(families), options.target, options.head, options.task)
+    preparing.check_output("--output", options.output)
+    pair, prompted, examples, head = preparing.load_prompts(options, task, options.head)
+    with _folder(options) as folder:
+        rows = sweeping.frontier(
+            pair, prompted, examples, families, settings, num_assistant_tokens=gammas, head=head, output=folder
+        )
+        if rows and options.output is not None:
+            shutil.copyfile(folder / sweeping.FRONTIER, options.output)
+    for gamma in dict.fromkeys(row["num_assistant_tokens"] for row in rows):
+        console.print(f"{gamma} draft tokens per round")
+        console.print(results_table([row for row in rows if row["num_assistant_tokens"] == gamma]))
+
+
+@contextmanager
+def _folder(options: MeasuringOptions) -> Iterator[Path]:
+    """Yield the folder of finished calls: beside the output, or a temporary one."""
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch) if options.output is None else options.output.with_suffix(".parts")
+        if options.overwrite:
+            remove_results(folder)
+        with preparing.interruptible(options.output, folder):
+            yield folder
+
+
+def _folders(root: Path, variants: list[EvaluationSettings]) -> dict[Path, EvaluationSettings]:
+    """Return the folder of each variant's calls: `root` itself, or a subfolder for each of several."""
+    if len(variants) == 1:
+        return {root: variants[0]}
+    return {root / f"temperature-{item.temperature:g}_gamma-{item.num_assistant_tokens}": item for item in variants}

@@ -1,68 +1,118 @@
 """`hf-diversed generate`: continue a prompt, with every token coloured by its origin."""
 
-from typing import Annotated
+from dataclasses import dataclass
+from typing import Any
 
-import typer
 from rich.text import Text
+from transformers.utils import logging
 
-from hf_diversed.cli import evaluation_options as options
-from hf_diversed.cli.terminal import hear_own_warnings_only, notes
+from hf_diversed.cli.models import load_pair
+from hf_diversed.cli.options import MethodOptions, argument, option
+from hf_diversed.cli.preparing import naming
+from hf_diversed.cli.rendering import pieces_text, source_legend, stats_line
+from hf_diversed.cli.terminal import console, notes, show_own_warnings_only
+from hf_diversed.formatting import PLAIN
+from hf_diversed.generation.hook import resolve_verifier
+from hf_diversed.head import load_head
+from hf_diversed.outputs import SpeculativeStats
+from hf_diversed.running.decode import Decoder
+from hf_diversed.running.methods import DIVERSED, Method
+from hf_diversed.running.pair import Pair
+from hf_diversed.running.prompts import Prompt, encode
+from hf_diversed.running.sampling import Sampling
+from hf_diversed.token_view import Piece, PieceStreamer
+from hf_diversed.verifiers import Verifier, build_verifier
+from hf_diversed.zoo.loader import WEIGHTS
 
 
-def generate(
-    prompt: Annotated[str, typer.Argument(help="Text to continue.", show_default=False)],
-    task: options.HeadTask = "math",
-    target: options.Target = None,
-    draft: options.Draft = None,
-    head: options.HeadSource = None,
-    method: options.Method = None,
-    strictness: Annotated[
-        float | None,
-        typer.Option(
-            min=0.0,
-            max=1.0,
-            help="Strictness of the head: 0 accepts every draft token, 0.5 is as trained, 1 is lossless.",
-        ),
-    ] = None,
-    max_bias: Annotated[float | None, typer.Option(min=0.0, max=1.0, help="Bound on TV(v, p) at each token.")] = None,
-    bias_budget: Annotated[
-        float | None, typer.Option(min=0.0, help="Bound on the sum of TV(v, p) over the answer.")
-    ] = None,
-    max_ratio: Annotated[
-        float | None, typer.Option(min=0.0, max=1.0, help="Bound v <= p / max_ratio on each token's probability.")
-    ] = None,
-    max_drop: Annotated[
-        float | None, typer.Option(min=0.0, max=1.0, help="Certified drop of quality to tolerate.")
-    ] = None,
-    num_assistant_tokens: options.Gamma = None,
-    temperature: options.Temperature = 1.0,
-    seed: Annotated[int, typer.Option(help="Seed of sampling.")] = 0,
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="Longest answer, in tokens.")] = 128,
-    chat: Annotated[bool, typer.Option(help="Apply the tokenizer's chat template to the prompt.")] = False,
-    device: options.Device = None,
-    dtype: options.Dtype = None,
-) -> None:
+DEFAULT = "lenience:0.3"  # the verifier without a head
+_SETTINGS = ("strictness", "max_bias", "bias_budget", "max_ratio", "max_drop")
+
+
+@dataclass(kw_only=True)
+class GenerateOptions(MethodOptions):
+    """What to continue."""
+
+    prompt: str = argument("Text to continue.")
+    bias_budget: float | None = option("Bound on the sum of TV(v, p) over the answer.")
+    seed: int = option("Seed of sampling.", 0)
+    max_new_tokens: int = option("Longest answer, in tokens.", 128)
+    chat: bool = option("Apply the tokenizer's chat template to the prompt.", False)
+
+
+def generate(options: GenerateOptions) -> None:
     """Continue a prompt. Standard output receives only the text, standard error everything else."""
-    if not prompt.strip():
+    if not options.prompt.strip():
         raise ValueError("the prompt is empty; pass a text to continue.")
-
-    from transformers.utils import logging
-
-    from hf_diversed.cli.models import load_pair
-    from hf_diversed.cli.rendering import source_legend, stats_line
-    from hf_diversed.cli.streaming import build_method, check_method, stream
-    from hf_diversed.running.sampling import Sampling
-
-    hear_own_warnings_only()
+    show_own_warnings_only()
     logging.disable_progress_bar()
-    dials = {"strictness": strictness, "max_bias": max_bias, "bias_budget": bias_budget, "max_ratio": max_ratio}
-    dials |= {"max_drop": max_drop}
-    check_method(method, head, task, target, dials)
-    pair = load_pair(target, draft, device, chat, dtype)
-    label, verifier = build_method(pair, method, head or pair.heads.get(task), dials)
-    notes.print(Text(prompt, style="bold"), end="", soft_wrap=True)
-    sampling = Sampling(temperature, num_assistant_tokens=num_assistant_tokens, max_new_tokens=max_new_tokens)
-    asked = [{"role": "user", "content": prompt}] if chat else prompt
-    stats, seconds = stream(pair, asked, verifier, sampling, seed)
+    check_method(options)
+    pair = load_pair(options.target, options.draft, options.device, options.chat, options.dtype)
+    label, verifier = build_method(options, pair)
+    notes.print(Text(options.prompt, style="bold"), end="", soft_wrap=True)
+    sampling = Sampling(
+        options.temperature,
+        num_assistant_tokens=options.num_assistant_tokens,
+        max_new_tokens=options.max_new_tokens,
+    )
+    prompt = [{"role": "user", "content": options.prompt}] if options.chat else options.prompt
+    stats, seconds = _stream(pair, prompt, verifier, sampling, options.seed)
     notes.print(Text("\n").append_text(Text() if verifier is None else source_legend()))
     notes.print(Text(stats_line(label, stats, seconds), style="bold"), soft_wrap=True)
+
+
+def check_method(options: MethodOptions) -> None:
+    """Raise for a method that cannot be built, before models are loaded.
+
+    Raises:
+        ValueError: for unknown methods, "diversed" without a head, and settings of a head without one.
+    """
+    embedded = sorted(path.name for path in (WEIGHTS / "heads").glob("*")) if options.target is None else []
+    method = options.method or (DIVERSED if options.head is not None or options.task in embedded else DEFAULT)
+    settings = _settings(options)
+    if method != DIVERSED:
+        if given := [name for name, value in settings.items() if value is not None]:
+            flags = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+            raise ValueError(f"{flags} needs --method diversed, which uses a head, and cannot act on {method}.")
+        with naming("--method", method):
+            _without_head(method)
+    elif options.head is not None:
+        resolve_verifier(load_head(options.head), None, **settings)
+    elif options.task not in embedded:
+        others = f", or name a --task that has one: {', '.join(embedded)}" if embedded else ""
+        raise ValueError(f"--method diversed needs a head: pass --head FOLDER_OR_HUB_ID{others}.")
+
+
+def build_method(options: MethodOptions, pair: Pair) -> tuple[str, Verifier | None]:
+    """Return label and verifier of a method that `check_method` accepted; None decodes with the target alone."""
+    head = options.head or pair.heads.get(options.task)
+    method = options.method or (DEFAULT if head is None else DIVERSED)
+    if method != DIVERSED:
+        return method, _without_head(method)
+    label = method if options.strictness is None else f"{method}@{options.strictness:g}"
+    return label, resolve_verifier(head, None, pair.target.device, **_settings(options))
+
+
+def _settings(options: MethodOptions) -> dict[str, Any]:
+    return {name: getattr(options, name, None) for name in _SETTINGS}
+
+
+def _without_head(method: str) -> Verifier | None:
+    return None if method == PLAIN else build_verifier(method)
+
+
+def _stream(
+    pair: Pair, prompt: Prompt, verifier: Verifier | None, sampling: Sampling, seed: int
+) -> tuple[SpeculativeStats, float]:
+    """Print tokens as they are generated; return statistics and seconds."""
+    total = SpeculativeStats()
+
+    def show(pieces: list[Piece], stats: SpeculativeStats) -> None:
+        total.add(stats)
+        console.print(pieces_text(pieces), end="", soft_wrap=True)
+
+    streamer = PieceStreamer(pair.tokenizer, show, target_alone=verifier is None)
+    method, ids = Method("stream", verifier), encode(pair.tokenizer, [prompt])
+    decoded = Decoder(pair, sampling)(method, ids, seed, streamer=streamer)
+    console.print()
+    return total, decoded.seconds

@@ -1,66 +1,87 @@
-"""The commands. Their modules contain the text of `--help`; other imports happen when a command runs."""
+"""The `hf-diversed` command: finds the command that is named, parses its options and runs it."""
 
-from typing import Annotated
-
-import typer
+import os
+import sys
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from typing import Any
 
 from hf_diversed._version import __version__
-from hf_diversed.cli.calibrate import calibrate
-from hf_diversed.cli.compile import compile_rounds
-from hf_diversed.cli.convert import convert
-from hf_diversed.cli.demo import demo
-from hf_diversed.cli.evaluate import evaluate
-from hf_diversed.cli.frontier import frontier
-from hf_diversed.cli.generate import generate
-from hf_diversed.cli.make_draft import make_draft
-from hf_diversed.cli.plot import plot
-from hf_diversed.cli.publish import card, info, push
-from hf_diversed.cli.serve import serve
-from hf_diversed.cli.terminal import command, console
-from hf_diversed.cli.training_commands import train, tune_draft
+from hf_diversed.cli import options
+from hf_diversed.cli.terminal import INTERRUPTED, USAGE, errors_as_text
+from hf_diversed.formatting import did_you_mean
 
 
-def _spelled(name: str) -> str:
-    """Return the name of an option or command with hyphens; underscores and earlier names are accepted."""
-    name = name.replace("_", "-")
-    return _EARLIER.get(name, name)
+# Module, function and summary of each command.
+COMMANDS = {
+    "demo": ("demo", "demo", "Compare decoding methods on the embedded pair, offline."),
+    "generate": ("generate", "generate", "Continue a prompt and colour each token by its origin."),
+    "train": ("train", "train", "Train a head for a pair and a task."),
+    "tune-draft": ("train", "tune_draft", "Tune a draft model towards its target, by LoRA or with all weights."),
+    "make-draft": ("make_draft", "make_draft", "Make a draft model from layers of a target model."),
+    "evaluate": ("evaluate", "evaluate", "Measure quality, acceptance and cost of methods on a task."),
+    "frontier": ("evaluate", "frontier", "Sweep the parameter of method families on a task."),
+    "calibrate": ("calibrate", "calibrate", "Certify the strictness of a head for tolerated drops of quality."),
+    "plot": ("plot", "plot", "Draw figures of results."),
+    "compile": ("compile", "compile_rounds", "Compile the rounds of later calls, into a cache on disk."),
+    "serve": ("serve", "serve", "Serve a pair with vLLM; unknown options are passed to vLLM."),
+    "convert": ("convert", "convert", "Convert a head of the authors' code."),
+    "push": ("publish", "push", "Publish a head on the Hub."),
+    "card": ("publish", "card", "Render the model card that a push would publish."),
+    "info": ("publish", "info", "Show a head's pair, sizes, task and results."),
+}
+_HELP = {"-h", "--help", "--help-all"}
 
 
-_EARLIER = {"gamma": "num-assistant-tokens", "num-prompts": "num-examples"}
+def app(argv: Sequence[str] | None = None) -> int:
+    """Run a command line and return its exit code; errors are printed and raise SystemExit."""
+    given = list(sys.argv[1:] if argv is None else argv)
+    if not given or given[0] in _HELP:
+        print(_overview())
+        return 0 if given else USAGE
+    if given[0] == "--version":
+        print(f"hf-diversed {__version__}")
+        return 0
+    with errors_as_text():
+        classes = options.classes_of(_function(given[0]))
+    words, debug = options.without_debug([options.spelled(word) for word in given[1:]], classes)
+    try:
+        with errors_as_text(debug, options.own_names(classes)):
+            call(given[0], words)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    return 0
 
 
-app = typer.Typer(
-    help="Relaxed speculative decoding for Hugging Face models.",
-    no_args_is_help=True,
-    add_completion=False,
-    context_settings={"token_normalize_func": _spelled},
-)
-for measured in (demo, generate, evaluate, calibrate, frontier, plot, convert, push, card, info):
-    app.command()(command(measured))
+def call(name: str, argv: Sequence[str]) -> Any:
+    """Parse the options of a command, run it, and return its result; or print its help, if that is requested."""
+    function = _function(name)
+    parser = options.Parser(options.classes_of(function), name.replace("_", "-"), function.__doc__ or "")
+    if asked := _HELP & set(argv):
+        print(parser.help("--help-all" in asked))
+        return None
+    values, more = parser.parse([options.spelled(word) for word in argv])
+    if getattr(values[0], "yes", False):
+        os.environ["HF_DIVERSED_YES"] = "1"
+    if name == "serve":
+        return function(*values, more)
+    options.refuse_unknown(more, parser)
+    return function(*values)
 
-app.command("compile")(command(compile_rounds))
-app.command("make-draft")(command(make_draft))
 
-# Unknown options are passed to vLLM.
-app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(serve)
+def _function(name: str) -> Callable[..., Any]:
+    found = COMMANDS.get(name.replace("_", "-"))
+    if found is None:
+        raise ValueError(f"no such command: {name}{did_you_mean(name, COMMANDS)}; known are {', '.join(COMMANDS)}.")
+    module, function, _ = found
+    loaded: Callable[..., Any] = getattr(import_module(f"hf_diversed.cli.{module}"), function)
+    return loaded
 
-# Their options, over a hundred, are fields of dataclasses, with a parser and help of their own.
-for trained in (train, tune_draft):
-    app.command(add_help_option=False, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(
-        trained
+
+def _overview() -> str:
+    lines = [f"  {name:<12}{summary}" for name, (*_, summary) in COMMANDS.items()]
+    return (
+        "usage: hf-diversed COMMAND [options]\n\nRelaxed speculative decoding for Hugging Face models.\n\ncommands:\n"
+        + "\n".join(lines)
+        + "\n\n`hf-diversed COMMAND --help` shows the options of a command, `hf-diversed --version` the version."
     )
-
-
-def _version(asked: bool) -> None:
-    if asked:
-        console.print(f"hf-diversed {__version__}", highlight=False)
-        raise typer.Exit
-
-
-@app.callback()
-def main(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
-    ] = False,
-) -> None:
-    """Relaxed speculative decoding for Hugging Face models."""

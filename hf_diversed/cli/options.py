@@ -1,115 +1,336 @@
-"""Shared by the training commands: dataclasses as options with defaults from a YAML file, and rows of a task."""
+"""Options of commands: dataclasses whose fields become options of the command line, with defaults from a YAML file."""
 
 import argparse
-import dataclasses
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from types import NoneType
+from typing import Any, get_args, get_origin, get_type_hints
 
 import yaml
 from transformers import HfArgumentParser, TrainingArguments
 
 from hf_diversed.formatting import did_you_mean
-from hf_diversed.tasks.base import Task
-from hf_diversed.tasks.loading import choose, load_records
-from hf_diversed.tasks.rows import prompt_rows
+from hf_diversed.tasks import TASKS
+from hf_diversed.zoo import packaged
 
 
-def parse_options(classes: Iterable[type], argv: list[str], prog: str, **defaults: Any) -> tuple:
-    """Read dataclasses from the command line, which takes precedence over `--config run.yaml`. Hyphens and underscores
-    are equivalent, also in the file.
+# Options of transformers' trainer that `--help` shows beside ours.
+_USUAL = {"output_dir", "resume_from_checkpoint", "seed", "use_cpu", "push_to_hub"}
+_EARLIER = {"gamma": "num-assistant-tokens", "num-prompts": "num-examples", "num-eval-prompts": "num-eval-examples"}
+_LOWEST = {
+    **dict.fromkeys(("num_examples", "repeats", "max_new_tokens", "num_assistant_tokens", "threads", "batch_size"), 1),
+    **dict.fromkeys(("target_hidden_size", "draft_hidden_size", "layers", "vocabulary", "samples_per_prompt"), 1),
+    **dict.fromkeys(("num_eval_examples", "shots"), 0),
+}
 
-    Args:
-        defaults: replace those of the dataclasses.
 
-    Raises:
-        ValueError: for an unknown option or a missing file.
-    """
-    parser = HfArgumentParser(tuple(classes), prog=prog, usage=f"{prog} [options]; --help lists them")
-    parser.add_argument("--config", help="YAML file with any of these options.")
-    parser.set_defaults(**defaults)
-    first = argparse.ArgumentParser(prog=prog, add_help=False, allow_abbrev=False)
-    first.add_argument("--config")
-    path = first.parse_known_args(argv)[0].config
-    if path is not None:
-        found, unknown = _by_destination(_read_config(path), parser)
-        if unknown:
-            raise ValueError(f"the config names options that do not exist: {', '.join(unknown)}; see --help.")
-        parser.set_defaults(**found)
-        for action in parser._actions:
-            action.required = action.required and action.dest not in found
-    _spell_with_hyphens(parser)
-    *parsed, _, unknown = parser.parse_args_into_dataclasses(
-        argv, look_for_args_file=False, return_remaining_strings=True
+def option(help: str, default: Any = None, also: str | None = None) -> Any:
+    """Return a dataclass field that is an option, a flag if it is a bool; `also` is a second name."""
+    return field(default=default, metadata={"help": help, "also": [also] if also else []})
+
+
+def required(help: str) -> Any:
+    """Return a dataclass field that is an option without a default."""
+    return field(metadata={"help": help, "also": []})
+
+
+def argument(help: str, default: Any = MISSING, kind: Callable[[str], Any] | None = None) -> Any:
+    """Return a dataclass field that is a positional argument, optional with a default; `kind` converts its text."""
+    return field(default=default, metadata={"help": help, "kind": kind})
+
+
+def existing_folder(text: str) -> Path:
+    """Convert text to the path of an existing folder."""
+    if not Path(text).is_dir():
+        raise argparse.ArgumentTypeError(f"the folder {text} does not exist.")
+    return Path(text)
+
+
+@dataclass(kw_only=True)
+class LoadingOptions:
+    """How models are loaded."""
+
+    dtype: str | None = option("Data type of the models: auto (as saved, the default), float32, bfloat16 or float16.")
+    yes: bool = option("Download packaged models without asking.", False)
+
+
+@dataclass(kw_only=True)
+class DeviceOptions(LoadingOptions):
+    """Where models are loaded."""
+
+    device: str | None = option("cuda, cuda:1, mps or cpu; by default the fastest available.")
+
+
+@dataclass(kw_only=True)
+class PairOptions(LoadingOptions):
+    """The models of a command."""
+
+    target: str | None = option(
+        f"Hub id, folder or one of {', '.join(packaged.MODELS)}; the embedded pair by default."
     )
-    if unknown:
-        known = [option for action in parser._actions for option in action.option_strings]
-        raise ValueError(f"no such option: {unknown[0]}{did_you_mean(unknown[0], known)}; --help lists all.")
-    return tuple(parsed)
+    draft: str | None = option(
+        "Hub id or folder of the draft model, or lookup: draft tokens are copied from the text."
+    )
 
 
-def upstream_help(ours: Iterable[type]) -> str:
-    """Return the help of the options of transformers' trainer, without those that `ours` define."""
-    parser = HfArgumentParser(TrainingArguments, usage=argparse.SUPPRESS, add_help=False)
-    _spell_with_hyphens(parser)
-    explained = {item.name for section in ours for item in dataclasses.fields(section)}
-    for action in parser._actions:
-        if action.dest in explained:
-            action.help = argparse.SUPPRESS
-    return parser.format_help().replace("options:", "of transformers' trainer:", 1)
+@dataclass(kw_only=True)
+class PromptOptions(PairOptions):
+    """A task and its prompts."""
+
+    task: str = required(f"One of {', '.join(TASKS)}.")
+    data_file: str | None = option("JSON Lines file with the task's columns, used instead of the split.")
+    shots: int = option("Solved examples before each prompt, from the training split.", 0)
+    chat: bool = option("Apply the tokenizer's chat template, without stop strings.", False)
+    overwrite: bool = option("Remove the files of an earlier run from the output folder.", False)
 
 
-def resume_point_of(given: str | bool | None, resume: bool) -> str | bool | None:
-    """Return where a run continues: a checkpoint's folder, True for the newest complete one, None for the start.
+@dataclass(kw_only=True)
+class ScoringOptions(PromptOptions):
+    """A task whose completions are scored."""
+
+    allow_code_execution: bool = option("Let code tasks run completions in a sandbox.", False)
+    unsafe_code_execution: bool = option(
+        "Let code tasks run completions without a sandbox, where none is available.", False
+    )
+
+
+@dataclass(kw_only=True)
+class MeasuringOptions(ScoringOptions, DeviceOptions):
+    """Options of commands that measure methods on a task; names are those of `EvaluationSettings`."""
+
+    head: str | None = option("Hub id or folder of the head of diversed; by default the embedded head of the task.")
+    num_examples: int = option("Number of prompts.", 500)
+    samples_per_prompt: int = option("Number of completions of each prompt.", 1)
+    split: str = option("Split of the task.", "test")
+    shots_file: str | None = option("JSON Lines file whose first records are the solved examples.")
+    seed: int = option("Seed of prompts, sampling and intervals.", 0)
+    temperature: float = option("Sampling temperature; 0 decodes greedily.", 1.0)
+    top_k: int = option("Sample from this many of the likeliest tokens; 0 keeps all.", 0)
+    top_p: float = option("Sample from the likeliest tokens of this total probability; 1 keeps all.", 1.0)
+    batch_size: int = option("Prompts decoded together.", 16)
+    max_new_tokens: int | None = option("Longest answer, in tokens; by default the task's own.")
+    output: Path | None = option("JSON file for the results; a folder beside it keeps finished calls, to continue.")
+
+
+@dataclass(kw_only=True)
+class VerifierOptions:
+    """One method, with a head and its settings."""
+
+    head: str | None = option("Hub id or folder of a DiversedHead.")
+    strictness: float | None = option(
+        "Strictness of the head: 0 accepts every draft token, 0.5 is as trained, 1 is lossless."
+    )
+    max_bias: float | None = option("Bound on TV(v, p) at each token.")
+    max_ratio: float | None = option("Bound v <= p / max_ratio on each token's probability.")
+    max_drop: float | None = option("Certified drop of quality to tolerate, instead of a strictness.")
+    num_assistant_tokens: int | None = option("Draft tokens per round; by default the head's own, or 5.")
+
+
+@dataclass(kw_only=True)
+class MethodOptions(VerifierOptions, PairOptions, DeviceOptions):
+    """One method of `generate` and `compile`."""
+
+    method: str | None = option(
+        "target, lossless, lenience:0.3, diversed ...; by default diversed with a head, else lenience:0.3.",
+        also="--verifier",
+    )
+    task: str = option("Task whose head of the embedded pair is used.", "math")
+    temperature: float = option("Sampling temperature; 0 decodes greedily.", 1.0)
+
+
+def classes_of(function: Callable[..., Any]) -> list[type]:
+    """Return the dataclasses that a command's parameters are annotated with."""
+    hints = get_type_hints(function)
+    hints.pop("return", None)
+    return [kind for kind in hints.values() if hasattr(kind, "__dataclass_fields__")]
+
+
+def own_names(classes: Sequence[type]) -> set[str]:
+    """Return the names of options that this library declares, without those of transformers' trainer."""
+    bases = [base for kind in classes for base in kind.__mro__ if base not in TrainingArguments.__mro__]
+    declared = {name for base in bases for name in vars(base).get("__annotations__", {})}
+    return declared & {item.name for kind in classes for item in fields(kind)}
+
+
+def spelled(word: str) -> str:
+    """Return an option with hyphens and its present name; underscores and earlier names are accepted."""
+    if not word.startswith("--"):
+        return word
+    name, equals, value = word[2:].partition("=")
+    name = name.replace("_", "-")
+    return f"--{_EARLIER.get(name, name)}{equals}{value}"
+
+
+def without_debug(argv: list[str], classes: Sequence[type]) -> tuple[list[str], bool]:
+    """Remove `--debug`, which shows tracebacks; with a value it is an option of transformers' trainer."""
+    trains = any(issubclass(kind, TrainingArguments) for kind in classes)
+    ends = [*argv[1:], "--"]
+    ours = [word == "--debug" and (not trains or after.startswith("-")) for word, after in zip(argv, ends)]
+    return [word for word, removed in zip(argv, ours) if not removed], any(ours)
+
+
+class _Formatter(argparse.HelpFormatter):
+    def _get_help_string(self, action: argparse.Action) -> str:
+        shown = action.option_strings and not any(
+            action.default is value for value in (None, False, argparse.SUPPRESS)
+        )
+        return (action.help or "") + (" (default: %(default)s)" if shown else "")
+
+
+class Parser:
+    """Reads dataclasses from the command line, which takes precedence over `--config run.yaml`.
 
     Args:
-        given: value of `--resume-from-checkpoint`; "true" as in scripts of transformers. resume: `--resume`.
-
-    Raises:
-        ValueError: if the path is not a folder.
+        classes: `TrainingArguments` or subclasses of it, and dataclasses with fields of `option`, `required` and
+            `argument`. An attribute `DEFAULTS` of a class replaces defaults of any class.
+        name: the command.
+        description: shown above its options.
     """
-    words = "" if given is None else str(given)
-    if words.lower() in ("", "false", "true"):
-        return True if resume or words.lower() == "true" else None
-    if not Path(words).is_dir():
-        raise ValueError(
-            f"--resume-from-checkpoint must name an existing folder, got {words!r}; --resume continues from "
-            "the newest complete checkpoint in --output-dir."
+
+    def __init__(self, classes: Sequence[type], name: str, description: str = ""):
+        self.classes, self.name = classes, name
+        trained = [kind for kind in classes if issubclass(kind, TrainingArguments)]
+        self._parser = HfArgumentParser(
+            trained,
+            prog=f"hf-diversed {name}",
+            usage=argparse.SUPPRESS,
+            add_help=False,
+            allow_abbrev=False,
+            formatter_class=_Formatter,
+            description=" ".join(description.split()),
         )
-    return words
+        for action in self._parser._actions:  # show hyphens only
+            hyphens = [text for text in action.option_strings if "_" not in text]
+            action.option_strings = hyphens[:1] or action.option_strings
+        self._own = [kind for kind in classes if kind not in trained]
+        for kind in self._own:
+            hints = get_type_hints(kind)
+            for item in fields(kind):
+                _add(self._parser, item, hints[item.name])
+        self._parser.add_argument("--config", metavar="FILE", help="YAML file with any of these options.")
+        if "debug" not in {action.dest for action in self._parser._actions}:
+            self._parser.add_argument("--debug", action="store_true", help="Show the traceback of an error.")
+        for kind in classes:
+            self._parser.set_defaults(**getattr(kind, "DEFAULTS", {}))
+
+    @property
+    def names(self) -> list[str]:
+        """Every option of the command."""
+        return [text for action in self._parser._actions for text in action.option_strings]
+
+    def parse(self, argv: Sequence[str]) -> tuple[list[Any], list[str]]:
+        """Return an instance of each class, and the words that are no options of it.
+
+        Raises:
+            ValueError: for missing options, values of a wrong kind, and a `--config` that is missing or wrong.
+        """
+        first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+        first.add_argument("--config")
+        if (path := first.parse_known_args(argv)[0].config) is not None:
+            self._set_defaults(path)
+        self._parser.error = _raise
+        trained = [kind for kind in self.classes if kind not in self._own]
+        found = self._parser.parse_args_into_dataclasses(
+            list(argv), look_for_args_file=False, return_remaining_strings=True
+        )
+        *configs, namespace, more = found
+        values = iter(configs)
+        return [next(values) if kind in trained else _build(kind, namespace) for kind in self.classes], more
+
+    def help(self, everything: bool = False) -> str:
+        """Return the help of our options; of transformers' trainer's too if `everything`."""
+        first = {item.name for kind in self._own for item in fields(kind)} | {"config"}
+        first |= {"debug"} if len(self._own) == len(self.classes) else set()
+        sections = {"options:": first}
+        if len(self._own) < len(self.classes):
+            sections["options of training:"] = (own_names(self.classes) | _USUAL) - first
+            sections["options of transformers' trainer:"] = {
+                action.dest for action in self._parser._actions
+            }.difference(*sections.values())
+        parts = [self._section(title, names) for title, names in sections.items()]
+        if len(parts) > 1 and not everything:
+            parts[2] = "--help-all also shows the options of transformers' trainer; --debug the traceback of an error."
+        positional = " ".join(action.dest.upper() for action in self._parser._actions if not action.option_strings)
+        return "\n\n".join([" ".join(f"usage: {self._parser.prog} {positional} [options]".split()), *parts])
+
+    def _section(self, title: str, names: Collection[str]) -> str:
+        texts = {action: action.help for action in self._parser._actions}
+        for action in texts:
+            action.help = texts[action] if action.dest in names else argparse.SUPPRESS
+        formatted = self._parser.format_help().strip().replace("options:", title, 1)
+        for action, text in texts.items():
+            action.help = text
+        self._parser.description = None
+        return formatted
+
+    def _set_defaults(self, path: str) -> None:
+        known = {option: action for action in self._parser._actions for option in action.option_strings}
+        known |= {f"--{action.dest}": action for action in self._parser._actions if not action.option_strings}
+        found = _read(path)
+        given = {name: spelled(f"--{name}") for name in found}
+        if unknown := sorted(name for name, text in given.items() if text not in known):
+            raise ValueError(f"the config names options that do not exist: {', '.join(unknown)}; see --help.")
+        own = {item.name for kind in self._own for item in fields(kind)}
+        for name, value in found.items():
+            action = known[given[name]]
+            if action.dest in own and action.nargs is None and not isinstance(value, (bool, NoneType)):
+                value = ",".join(map(str, value)) if isinstance(value, list) else str(value)
+            action.required = False
+            if not action.option_strings:
+                action.nargs = "?"
+            self._parser.set_defaults(**{action.dest: value})
 
 
-def read_records(task: Task, split: str, n: int, seed: int, data_file: str | None) -> list[dict[str, Any]]:
-    """Return `n` records of a split or a file; all records of a smaller file."""
-    if data_file is None:
-        return load_records(task, split, n, seed)
-    records = load_records(task, split, data_file=data_file)
-    return choose(records, min(n, len(records)), seed, data_file)
+def refuse_unknown(more: Sequence[str], parser: Parser) -> None:
+    """Raise for words that are no options of a command."""
+    if more:
+        kind = "option" if more[0].startswith("-") else "argument"
+        close = did_you_mean(more[0].partition("=")[0], parser.names)
+        raise ValueError(f"no such {kind}: {more[0]}{close}; --help lists all.")
 
 
-def supervised_rows(task: Task, records: list[dict[str, Any]], shots: int, chat: bool) -> list[dict[str, Any]]:
-    """Return rows with "prompt" and "completion", the reference; solved examples come from the other records."""
-    references = [task.chat_answer(record) if chat else task.reference(record) for record in records]
-    rows = prompt_rows(task, records, pool=records, shots=shots, chat=chat)
-    return [{"prompt": row["prompt"], "completion": reference} for row, reference in zip(rows, references)]
+def parse_options(classes: Sequence[type], argv: Sequence[str], name: str = "train") -> tuple[Any, ...]:
+    """Return an instance of each class, from the options of a command line."""
+    parser = Parser(classes, name)
+    values, more = parser.parse([spelled(word) for word in argv])
+    refuse_unknown(more, parser)
+    return tuple(values)
 
 
-def _spell_with_hyphens(parser: argparse.ArgumentParser) -> None:
-    """Show every option with hyphens; the parser still accepts underscores."""
-    for action in parser._actions:
-        spelled = [option for option in action.option_strings if "_" not in option]
-        action.option_strings = spelled[:1] if spelled and action.dest != "help" else action.option_strings
+def _add(parser: argparse.ArgumentParser, item: Any, hint: Any) -> None:
+    """Add a field of an own dataclass to the parser."""
+    kind = hint if get_origin(hint) is list else next((part for part in get_args(hint) if part is not NoneType), hint)
+    many, needed, flag = get_origin(kind) is list, item.default is MISSING, f"--{item.name.replace('_', '-')}"
+    kind = get_args(kind)[0] if many else kind
+    given = {"help": item.metadata["help"], "default": None if needed else item.default}
+    if "kind" in item.metadata:
+        count = "+" if many else None if needed else "?"
+        kind = item.metadata["kind"] or kind
+        parser.add_argument(item.name, nargs=count, type=kind, metavar=item.name.upper(), **given)
+    elif kind is bool:
+        action = parser.add_argument(flag, action=argparse.BooleanOptionalAction, **given)
+        action.help = given["help"]  # without the default that argparse appends
+    else:
+        name = item.name.rpartition("_")[2].upper()
+        count = "+" if many else None
+        flags = (flag, *item.metadata["also"])
+        parser.add_argument(*flags, type=kind, required=needed, nargs=count, metavar=name, **given)
 
 
-def _by_destination(found: dict[str, Any], parser: argparse.ArgumentParser) -> tuple[dict[str, Any], list[str]]:
-    """Return the values of a file by the parser's destination, and the unknown names."""
-    known = {option: action.dest for action in parser._actions for option in action.option_strings}
-    named = {f"--{name}".replace("_", "-"): (name, value) for name, value in found.items()}
-    unknown = sorted(name for option, (name, _) in named.items() if option not in known)
-    return {known[option]: value for option, (_, value) in named.items() if option in known}, unknown
+def _build(kind: type, namespace: argparse.Namespace) -> Any:
+    values = {item.name: getattr(namespace, item.name) for item in fields(kind)}
+    for name, value in values.items():
+        if isinstance(value, int) and name in _LOWEST and value < _LOWEST[name]:
+            raise ValueError(f"--{name.replace('_', '-')} must be >= {_LOWEST[name]}, got {value}.")
+    return kind(**values)
 
 
-def _read_config(path: str) -> dict[str, Any]:
+def _raise(message: str) -> None:
+    raise ValueError(message)
+
+
+def _read(path: str) -> dict[str, Any]:
     if not Path(path).is_file():
         raise ValueError(f"--config: the file {path} does not exist.")
     found = yaml.safe_load(Path(path).read_text())

@@ -7,27 +7,57 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from hf_diversed.cli import terminal
 from hf_diversed.cli.models import load_pair
+from hf_diversed.cli.options import MeasuringOptions, ScoringOptions
 from hf_diversed.evaluation import EvaluationSettings
 from hf_diversed.running.methods import DIVERSED, HeadLike, MethodName, build_methods
 from hf_diversed.running.pair import Pair
-from hf_diversed.tasks import PromptedTask, Record, Task, get_task, load_records
+from hf_diversed.tasks import PromptedTask, Task, get_task, load_records
 from hf_diversed.zoo.loader import WEIGHTS
 
 
 Value = TypeVar("Value", int, float)
 
 
-def load_task(name: str, allow_code_execution: bool, unsafe_code_execution: bool) -> Task:
+def load_task(options: ScoringOptions) -> Task:
     """Load a task and check, before decoding, that it can score completions."""
-    task = get_task(name, allow_code_execution=allow_code_execution, unsafe_code_execution=unsafe_code_execution)
+    task = get_task(
+        options.task,
+        allow_code_execution=options.allow_code_execution,
+        unsafe_code_execution=options.unsafe_code_execution,
+    )
     task.check_scoring()
     return task
+
+
+def settings_of(options: MeasuringOptions, **changes: Any) -> EvaluationSettings:
+    """Return the evaluation settings that the options of the same names hold, and `changes`."""
+    values = {
+        item.name: getattr(options, item.name) for item in fields(EvaluationSettings) if hasattr(options, item.name)
+    }
+    values["add_special_tokens"] = not options.chat
+    values["split"] = options.split if options.data_file is None else Path(options.data_file).name
+    return EvaluationSettings(**values | changes)
+
+
+def load_prompts(
+    options: MeasuringOptions, task: Task, head: str | None
+) -> tuple[Pair, PromptedTask, list[dict[str, Any]], HeadLike | None]:
+    """Load the records and the pair; return the pair, the task with its prompts, the records, and the head."""
+    examples = load_records(task, options.split, options.num_examples, options.seed, options.data_file)
+    task.check_scoring(examples)
+    pool = load_shots(task, options.shots, options.shots_file, options.seed)
+    pair, chosen = load_models(
+        options.target, options.draft, head, options.device, options.task, options.chat, options.dtype
+    )
+    # The prompts of `hf-diversed train` under the same options.
+    prompted = PromptedTask(task, pair.tokenizer, pool=pool, shots=options.shots, chat=options.chat)
+    return pair, prompted, examples, chosen
 
 
 def check_methods(option: str, specs: Sequence[str], target: str | None, head: str | None, task: str = "math") -> None:
@@ -162,25 +192,20 @@ def load_shots(task: Task, shots: int, shots_file: str | None, seed: int) -> lis
     return load_records(task, "train", shots + 1 if shots_file is None else None, seed, shots_file) if shots else []
 
 
-def prompted(task: Task, pair: Pair, pool: Sequence[Record], shots: int, chat: bool) -> PromptedTask:
-    """Return the task with the prompts of `hf-diversed train` under the same options."""
-    return PromptedTask(task, pair.tokenizer, pool=pool, shots=shots, chat=chat)
-
-
-def process_share(settings: EvaluationSettings, output: Path | None, overwrite: bool) -> EvaluationSettings:
+def process_share(options: MeasuringOptions, **changes: Any) -> EvaluationSettings:
     """Return the settings for this process of those that `accelerate launch` or torchrun started.
 
     Raises:
         ValueError: if there are several processes and no `output` that they share, or `overwrite`.
     """
     world_size = int(os.environ.get("WORLD_SIZE", 1))
-    if world_size > 1 and output is None:
-        raise ValueError(f"--output must name a file for {world_size} processes (WORLD_SIZE): they meet beside it.")
-    if world_size > 1 and overwrite:
+    if world_size > 1 and options.output is None:
+        raise ValueError(f"--output must name a file for {world_size} processes (WORLD_SIZE), which they share.")
+    if world_size > 1 and options.overwrite:
         raise ValueError(
             f"--overwrite needs one process, got {world_size} (WORLD_SIZE); remove the results beforehand."
         )
-    return replace(settings, rank=int(os.environ.get("RANK", 0)), world_size=world_size)
+    return settings_of(options, rank=int(os.environ.get("RANK", 0)), world_size=world_size, **changes)
 
 
 def interruptible(output: Path | None, folder: Path) -> AbstractContextManager[None]:

@@ -1,6 +1,7 @@
 """Results as text for a terminal."""
 
 import math
+from collections.abc import Iterable
 
 from rich import box
 from rich.table import Table
@@ -8,6 +9,7 @@ from rich.text import Text
 from transformers import PreTrainedTokenizerBase
 
 from hf_diversed.cli.comparison import Row
+from hf_diversed.formatting import number, percent, with_bounds
 from hf_diversed.outputs import SpeculativeStats, TokenRecords
 from hf_diversed.running.timing import Spread, paired_ratio, show_ratio
 from hf_diversed.token_view import ORIGINS, TARGET, Piece, TokenReader
@@ -77,3 +79,35 @@ def stats_line(label: str, stats: SpeculativeStats, seconds: float) -> str:
     if not math.isnan(stats.strictness):
         parts.append(f"strictness {stats.strictness:g}")
     return f"{label}: {', '.join(parts)}"
+
+
+def results_table(rows: list[dict]) -> Table:
+    """Return a table with acceptance and quality of each method and their 95% bounds."""
+    table = Table(header_style="bold", box=box.SIMPLE)
+    table.add_column("method", no_wrap=True)
+    for header in ("accepted", "accepted,\nverified", "tokens per\nround", rows[0]["metric"], "below\nreference"):
+        table.add_column(header, justify="right")
+    for row in rows:
+        table.add_row(
+            row["method"],
+            with_bounds(row, "acceptance_rate"),
+            percent(row["verified_acceptance_rate"]),
+            number(row["block_efficiency"]),
+            with_bounds(row, "quality"),
+            with_bounds(row, "quality_drop"),
+        )
+    return table
+
+
+def accepted_length_table(rows: Iterable[dict]) -> Table:
+    """Return a table of accepted draft tokens per round of each method, measured and predicted."""
+    table = Table(header_style="bold", box=box.SIMPLE)
+    table.add_column("method", no_wrap=True)
+    headers = ("accepted\nper round", "predicted,\nexact", "predicted,\ni.i.d.", "standard errors\nfrom exact")
+    for header in headers:
+        table.add_column(header, justify="right")
+    names = ("accepted_length", "accepted_length_exact", "accepted_length_iid", "accepted_length_z")
+    for row in rows:
+        if row["acceptance_rate"] is not None:
+            table.add_row(row["method"], *(number(row[name]) for name in names))
+    return table

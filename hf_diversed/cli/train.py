@@ -1,40 +1,80 @@
-"""`hf-diversed train`: train a head for a task and a pair."""
+"""`hf-diversed train` and `tune-draft`: train a head, or tune the draft model, of a pair on a task."""
 
 import sys
 from contextlib import redirect_stdout
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
-from hf_diversed.cli.models import LOOKUP, check_dtype, check_pair, check_together, load_pair, naming_model
-from hf_diversed.cli.options import parse_options, read_records, resume_point_of
+from peft import PeftModel
+from transformers import PreTrainedModel
+
+from hf_diversed.cli.models import (
+    LOOKUP,
+    check_dtype,
+    check_pair,
+    check_together,
+    check_two_models,
+    load_pair,
+    naming_model,
+)
+from hf_diversed.cli.options import PromptOptions, ScoringOptions, option
 from hf_diversed.cli.preparing import check_new_folder, remove_earlier_run
 from hf_diversed.cli.terminal import console, interruptible
-from hf_diversed.cli.train_options import TrainArguments
 from hf_diversed.head import DiversedHead
 from hf_diversed.tasks import Task, get_task
+from hf_diversed.tasks.loading import choose, load_records
 from hf_diversed.tasks.rewards import load_reward
 from hf_diversed.tasks.rows import prompt_rows
 from hf_diversed.training import DiversedConfig, DiversedTrainer
+from hf_diversed.training import draft_tuning as tuning
 from hf_diversed.training.loading import load_tokenizer
 from hf_diversed.zoo import packaged
 
 
-DEFAULTS = {"eval_strategy": "steps", "load_best_model_at_end": True, "output_dir": "head"}
+_AGAIN = "Run the same command with --resume to continue from the newest complete checkpoint."
 
 
-def train(argv: list[str]) -> DiversedTrainer:
-    """Parse options, train, and save the head in `output_dir`; standard output receives only that name."""
-    arguments, config = parse_options((TrainArguments, DiversedConfig), argv, "hf-diversed train", **DEFAULTS)
-    start = resume_point_of(config.resume_from_checkpoint, arguments.resume)
+@dataclass(kw_only=True)
+class TrainOptions(ScoringOptions):
+    """What to train on."""
+
+    DEFAULTS: ClassVar[dict[str, Any]] = {
+        "eval_strategy": "steps",
+        "load_best_model_at_end": True,
+        "output_dir": "head",
+    }
+    head: str | None = option("Hub id or folder of a head to start from.")
+    reward_funcs: list[str] | None = option(
+        '"task:NAME" or package.module.function; by default the score of the task.'
+    )
+    eval_data_file: str | None = option("JSON Lines file of held-out prompts.")
+    eval_split: str = option("Split of the held-out prompts.", "validation")
+    num_examples: int = option("Number of training prompts; a smaller data file is used whole.", 1024)
+    num_eval_examples: int = option("Number of held-out prompts that choose the best head.", 1024)
+    resume: bool = option("Continue from the newest complete checkpoint of --output-dir, if there is one.", False)
+
+
+@dataclass(kw_only=True)
+class TuneDraftOptions(PromptOptions):
+    """What to tune on."""
+
+    DEFAULTS: ClassVar[dict[str, Any]] = {"output_dir": "tuned-draft"}
+    num_examples: int = option("Number of training prompts; a smaller data file is used whole.", 1024)
+    num_eval_examples: int = option("Number of held-out prompts; --eval-strategy sets how often they are measured.", 0)
+
+
+def train(options: TrainOptions, config: DiversedConfig) -> DiversedTrainer:
+    """Train a head and save it in `output_dir`; standard output receives only that name."""
+    start = resume_point_of(config.resume_from_checkpoint, options.resume)
     folder, first = Path(config.output_dir), config.process_index == 0
     if first:
-        inputs = (arguments.target, arguments.draft, arguments.head)
-        check_new_folder("--output-dir", folder, arguments.overwrite, inputs, resume=start is not None)
-    again = "Run the same command with --resume to continue from the newest complete checkpoint."
-    with interruptible(again), redirect_stdout(sys.stderr):  # output of the trainer and rewards
-        trainer = build_trainer(arguments, config)
-        if first and arguments.overwrite:
+        inputs = (options.target, options.draft, options.head)
+        check_new_folder("--output-dir", folder, options.overwrite, inputs, resume=start is not None)
+    with interruptible(_AGAIN), redirect_stdout(sys.stderr):  # output of the trainer and rewards
+        trainer = build_trainer(options, config)
+        if first and options.overwrite:
             remove_earlier_run(folder)
         trainer.train(resume_from_checkpoint=start)
         trainer.save_model(config.output_dir)
@@ -44,32 +84,32 @@ def train(argv: list[str]) -> DiversedTrainer:
     return trainer
 
 
-def build_trainer(arguments: TrainArguments, config: DiversedConfig) -> DiversedTrainer:
+def build_trainer(options: TrainOptions, config: DiversedConfig) -> DiversedTrainer:
     """Load records, rewards, head and pair, and build the trainer."""
-    check_pair(arguments.target, arguments.draft)
-    check_dtype(arguments.dtype)
+    check_pair(options.target, options.draft)
+    check_dtype(options.dtype)
     execution = {
-        "allow_code_execution": arguments.allow_code_execution,
-        "unsafe_code_execution": arguments.unsafe_code_execution,
+        "allow_code_execution": options.allow_code_execution,
+        "unsafe_code_execution": options.unsafe_code_execution,
     }
-    task = get_task(arguments.task, **execution)
-    if arguments.reward_funcs is None:
+    task = get_task(options.task, **execution)
+    if options.reward_funcs is None:
         task.check_scoring()
-    names = arguments.reward_funcs or [f"task:{task.name}"]
+    names = options.reward_funcs or [f"task:{task.name}"]
     rewards = [load_reward(name, **execution) for name in names]
-    head = None if arguments.head is None else DiversedHead.from_pretrained(arguments.head)
-    train_rows, eval_rows = load_rows(arguments, task, config.seed, held_out=config.eval_strategy != "no")
-    if arguments.reward_funcs is None:
+    head = None if options.head is None else DiversedHead.from_pretrained(options.head)
+    train_rows, eval_rows = load_rows(options, task, config.seed, held_out=config.eval_strategy != "no")
+    if options.reward_funcs is None:
         task.check_scoring([*train_rows, *(eval_rows or [])])
     return DiversedTrainer(
-        **pair_options(arguments.target, arguments.draft, arguments.dtype, config),
+        **pair_options(options.target, options.draft, options.dtype, config),
         head=head,
         reward_funcs=rewards,
         args=config,
         train_dataset=train_rows,
         eval_dataset=eval_rows,
         task=task.name,
-        stop_strings=() if arguments.chat else task.stop_strings,
+        stop_strings=() if options.chat else task.stop_strings,
     )
 
 
@@ -88,17 +128,88 @@ def pair_options(target: str | None, draft: str | None, dtype: str | None, confi
     return {"target": target, "draft": named, "processing_class": tokenizer}
 
 
-def load_rows(
-    arguments: TrainArguments, task: Task, seed: int, held_out: bool
-) -> tuple[list[dict], list[dict] | None]:
+def load_rows(options: TrainOptions, task: Task, seed: int, held_out: bool) -> tuple[list[dict], list[dict] | None]:
     """Return training and held-out rows, disjoint also if both come from the training split or one file."""
-    n, n_eval = arguments.num_examples, arguments.num_eval_examples if held_out else 0
-    shared = n_eval and not arguments.eval_data_file and (arguments.data_file or arguments.eval_split == "train")
-    records = read_records(task, "train", n + n_eval if shared else n, seed, arguments.data_file)
+    n, n_eval = options.num_examples, options.num_eval_examples if held_out else 0
+    shared = n_eval and not options.eval_data_file and (options.data_file or options.eval_split == "train")
+    records = read_records(task, "train", n + n_eval if shared else n, seed, options.data_file)
     if shared:
         n_eval = min(n_eval, len(records) // 2)  # a small file is halved
         records, evaluation = records[: len(records) - n_eval], records[len(records) - n_eval :]
     elif n_eval:
-        evaluation = read_records(task, arguments.eval_split, n_eval, seed, arguments.eval_data_file)
-    rows = partial(prompt_rows, task, pool=records, shots=arguments.shots, chat=arguments.chat)
+        evaluation = read_records(task, options.eval_split, n_eval, seed, options.eval_data_file)
+    rows = partial(prompt_rows, task, pool=records, shots=options.shots, chat=options.chat)
     return rows(records), rows(evaluation) if n_eval else None
+
+
+def tune_draft(options: TuneDraftOptions, config: tuning.DraftTuningConfig) -> PeftModel | PreTrainedModel:
+    """Tune the draft model and save the result in `output_dir`; standard output receives only that name."""
+    start = resume_point_of(config.resume_from_checkpoint, config.resume)
+    config.resume, config.resume_from_checkpoint = start is True, start if isinstance(start, str) else None
+    check_pair(options.target, options.draft)
+    check_two_models(options.draft)
+    check_dtype(options.dtype)
+    folder, first = Path(config.output_dir), config.process_index == 0
+    if first:
+        inputs = (options.target, options.draft)
+        check_new_folder("--output-dir", folder, options.overwrite, inputs, resume=start is not None)
+    task = get_task(options.task)
+    n, n_eval = options.num_examples, options.num_eval_examples
+    if n_eval < 0 or (n_eval > 0) != (config.eval_strategy != "no"):
+        raise ValueError(
+            f"--num-eval-examples and --eval-strategy go together, got {n_eval} and {config.eval_strategy.value}: "
+            "hold some prompts out and state how often they are measured, or leave out both."
+        )
+    records = read_records(task, "train", n + n_eval, config.seed, options.data_file)
+    n_eval = min(n_eval, len(records) // 2)  # a small file is halved
+    if config.mode == "supervised":
+        rows = supervised_rows(task, records, options.shots, options.chat)
+    else:  # the target generates the completions; some tasks have no references
+        rows = prompt_rows(task, records, pool=records, shots=options.shots, chat=options.chat)
+    with interruptible(_AGAIN), redirect_stdout(sys.stderr):  # output of the trainer
+        pair = pair_options(options.target, options.draft, options.dtype, config)
+        stop_strings = () if options.chat else task.stop_strings
+        split = len(rows) - n_eval
+        if first and options.overwrite:
+            remove_earlier_run(folder)
+        tuned = tuning.tune_draft(
+            pair["target"], pair["draft"], pair["processing_class"], rows[:split], config, stop_strings, rows[split:]
+        )
+    if first:
+        console.print(config.output_dir, markup=False, highlight=False, soft_wrap=True)
+    return tuned
+
+
+def resume_point_of(given: str | bool | None, resume: bool) -> str | bool | None:
+    """Return where a run continues: a checkpoint's folder, True for the newest complete one, None for the start.
+
+    Args:
+        given: value of `--resume-from-checkpoint`; "true" as in scripts of transformers. resume: `--resume`.
+
+    Raises:
+        ValueError: if the path is not a folder.
+    """
+    words = "" if given is None else str(given)
+    if words.lower() in ("", "false", "true"):
+        return True if resume or words.lower() == "true" else None
+    if not Path(words).is_dir():
+        raise ValueError(
+            f"--resume-from-checkpoint must name an existing folder, got {words!r}; --resume continues from "
+            "the newest complete checkpoint in --output-dir."
+        )
+    return words
+
+
+def read_records(task: Task, split: str, n: int, seed: int, data_file: str | None) -> list[dict[str, Any]]:
+    """Return `n` records of a split or a file; all records of a smaller file."""
+    if data_file is None:
+        return load_records(task, split, n, seed)
+    records = load_records(task, split, data_file=data_file)
+    return choose(records, min(n, len(records)), seed, data_file)
+
+
+def supervised_rows(task: Task, records: list[dict[str, Any]], shots: int, chat: bool) -> list[dict[str, Any]]:
+    """Return rows with "prompt" and "completion", the reference; solved examples come from the other records."""
+    references = [task.chat_answer(record) if chat else task.reference(record) for record in records]
+    rows = prompt_rows(task, records, pool=records, shots=shots, chat=chat)
+    return [{"prompt": row["prompt"], "completion": reference} for row, reference in zip(rows, references)]

@@ -4,11 +4,10 @@ import json
 import shutil
 
 import pytest
-from typer.testing import CliRunner
 
 from hf_diversed import DiversedHead, load_demo_pair
-from hf_diversed.cli import app
 from hf_diversed.zoo.loader import WEIGHTS
+from tests.commands import run
 
 
 @pytest.fixture
@@ -17,9 +16,9 @@ def head(tmp_path):
     return shutil.copytree(WEIGHTS / "heads" / "math", tmp_path / "head")
 
 
-def run(head, *options: str):
+def calibrate(head, *options: str):
     call = ["calibrate", str(head), "--task", "math", "--num-examples", "8", "--samples-per-prompt", "1"]
-    return CliRunner().invoke(app, [*call, "--max-new-tokens", "4", *options], env={"COLUMNS": "100"})
+    return run(*call, "--max-new-tokens", "4", *options)
 
 
 def test_writes_what_generate_takes(head):
@@ -28,10 +27,10 @@ def test_writes_what_generate_takes(head):
     Four tokens contain no answer, so no strictness has a drop; eight prompts suffice to certify 0.9, but not 0.01.
     """
     before = json.loads((head / "config.json").read_text())
-    result = run(head, "--max-quality-drop", "0.9,0.01", "--confidence", "0.9")
+    result = calibrate(head, "--max-quality-drop", "0.9,0.01", "--confidence", "0.9")
     assert result.exit_code == 0, result.output
-    assert "diversed_max_drop=0.9 takes strictness 0.05, at 90% confidence." in result.output
-    assert "No dial was certified for a drop of 0.01" in result.output
+    assert "diversed_max_drop=0.9 uses strictness 0.05, at 90% confidence." in result.output
+    assert "No strictness was certified for a drop of 0.01" in result.output
     after = json.loads((head / "config.json").read_text())
     assert after | {"certified_drops": None} == before | {"certified_drops": None}
     (entry,) = after["certified_drops"]
@@ -49,11 +48,11 @@ def test_writes_what_generate_takes(head):
 def test_goes_on_where_it_stopped(head):
     """Catches finished batches that are not reused, and an earlier table that stays beside the new one."""
     options = ("--max-quality-drop", "0.9")
-    assert run(head, *options).exit_code == 0
+    assert calibrate(head, *options).exit_code == 0
     (kept,) = (head / "calibration").iterdir()
     lines = (kept / "batches-0.jsonl").read_text()
     assert kept.name == "math_temperature-1_gamma-5"
-    assert run(head, *options).exit_code == 0
+    assert calibrate(head, *options).exit_code == 0
     assert (kept / "batches-0.jsonl").read_text() == lines
     assert len(DiversedHead.from_pretrained(head).config.certified_drops) == 1
 
@@ -69,12 +68,12 @@ def test_goes_on_where_it_stopped(head):
 )
 def test_refuses_before_models_load(head, options, words, monkeypatch):
     monkeypatch.setattr("hf_diversed.cli.preparing.load_models", None)
-    result = run(head, *options)
+    result = calibrate(head, *options)
     assert result.exit_code == 2, result.output
     assert words in " ".join(result.output.split())
 
 
 def test_a_folder_without_a_head_is_refused(tmp_path):
-    result = run(tmp_path)
+    result = calibrate(tmp_path)
     assert result.exit_code == 1, result.output
     assert "holds no head" in " ".join(result.output.split())

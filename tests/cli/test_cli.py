@@ -5,20 +5,16 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
 from hf_diversed import DiversedHead, DiversedHeadConfig, load_demo_pair
-from hf_diversed.cli import app
+from hf_diversed.cli.generate import build_method
 from hf_diversed.cli.models import load_pair
+from hf_diversed.cli.options import MethodOptions
 from hf_diversed.cli.rendering import token_text
-from hf_diversed.cli.streaming import build_method
 from hf_diversed.formatting import PLAIN
 from hf_diversed.outputs import CompileStats, TokenRecords
 from hf_diversed.token_view import ORIGINS
-
-
-def run(*arguments: str):
-    return CliRunner().invoke(app, list(arguments), env={"COLUMNS": "200"})
+from tests.commands import run
 
 
 def test_demo_prints_a_row_per_method():
@@ -96,7 +92,7 @@ def test_generate_prints_text_and_then_statistics(method, words):
 @pytest.mark.parametrize("command", ["generate", "compile"])
 def test_lenience_is_the_default_without_a_head(command, folder):
     """Catches a baseline, static:0.7, as the default of a pair without a head."""
-    label, verifier = build_method(load_pair(str(folder / "target"), str(folder / "draft"), "cpu"), None, None, {})
+    label, verifier = build_method(MethodOptions(), load_pair(str(folder / "target"), str(folder / "draft"), "cpu"))
     assert (label, verifier.lenience) == ("lenience:0.3", 0.3)
     assert "lenience:0.3" in run(command, "--help").stdout
 
@@ -186,7 +182,7 @@ def test_compile(folder):
 
 def test_compile_warns_of_many_draft_tokens(folder, monkeypatch):
     """Catches minutes of compilation without a warning for --num-assistant-tokens 300."""
-    monkeypatch.setattr("hf_diversed.warmup", lambda *args, **kwargs: CompileStats())
+    monkeypatch.setattr("hf_diversed.cli.compile.warmup", lambda *args, **kwargs: CompileStats())
     pair = [str(folder / name) for name in ("target", "draft")]
     for gamma, warns in ((16, False), (300, True)):
         result = run("compile", *pair, "--method", "static:0.7", "--num-assistant-tokens", str(gamma))

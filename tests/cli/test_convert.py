@@ -5,10 +5,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
 from hf_diversed import DiversedHead
-from hf_diversed.cli import app
+from tests.commands import run
 from tests.tiny import tiny_model
 
 
@@ -23,7 +22,7 @@ def folder(tmp_path):
 
 
 def convert(*arguments):
-    return CliRunner().invoke(app, ["convert", *map(str, arguments)], env={"COLUMNS": "200"})
+    return run("convert", *map(str, arguments))
 
 
 def test_sizes_of_a_pair(folder):

@@ -5,12 +5,11 @@ import os
 
 import pytest
 from transformers import GenerationConfig
-from typer.testing import CliRunner
 
-from hf_diversed.cli import app, models
+from hf_diversed.cli import models
 from hf_diversed.cli.demo_model import TEXTS
-from hf_diversed.cli.train import pair_options, train
-from hf_diversed.cli.tune_draft import tune
+from hf_diversed.cli.main import call
+from hf_diversed.cli.train import pair_options
 from hf_diversed.formatting import PLAIN
 from hf_diversed.generation.recording import record_stats
 from hf_diversed.head import DiversedHead
@@ -18,10 +17,7 @@ from hf_diversed.running.decode import Decoder
 from hf_diversed.running.methods import Method, build_methods
 from hf_diversed.running.sampling import Sampling
 from hf_diversed.zoo import packaged
-
-
-def run(*arguments: str):
-    return CliRunner().invoke(app, list(arguments), env={"COLUMNS": "200"})
+from tests.commands import run
 
 
 def test_methods_look_their_drafts_up(folder):
@@ -70,7 +66,7 @@ def test_training_on_looked_up_drafts(folder, tmp_path, token):
     options |= {"num-iterations": 1, "per-device-train-batch-size": 8, "per-device-eval-batch-size": 4}
     options |= {"num-generations": 2, "max-completion-length": 12, "eval-steps": 1, "save-steps": 1, "use-cpu": "true"}
     options |= {"report-to": "none", "token-features": token, "output-dir": tmp_path / "head"}
-    trainer = train([f"--{name}={value}" for name, value in options.items()])
+    trainer = call("train", [f"--{name}={value}" for name, value in options.items()])
     assert any("eval_acceptance_rate" in row for row in trainer.state.log_history)
     head = DiversedHead.from_pretrained(tmp_path / "head")
     assert head.config.assistant_model_name_or_path == "prompt lookup"
@@ -91,10 +87,10 @@ def test_compile_wants_two_models(monkeypatch):
 
 def test_a_tuning_wants_a_draft(monkeypatch, tmp_path):
     """Catches draft tuning that loads the target although there is no draft to tune."""
-    monkeypatch.setattr("hf_diversed.cli.tune_draft.read_records", lambda *_: pytest.fail("records were read"))
+    monkeypatch.setattr("hf_diversed.cli.train.read_records", lambda *_: pytest.fail("records were read"))
     options = ["--task", "gsm8k", "--target", "x", "--draft", "lookup", "--output-dir", str(tmp_path / "draft")]
     with pytest.raises(ValueError, match="--draft lookup is no model"):
-        tune(options)
+        call("tune-draft", options)
 
 
 def test_smollm2_is_a_name_wherever_a_pair_is_named(folder, monkeypatch):

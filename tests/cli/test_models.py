@@ -9,8 +9,7 @@ from transformers import BloomConfig, LlamaConfig, LlamaForCausalLM, PreTrainedT
 
 from hf_diversed import DiversedHead
 from hf_diversed.cli import models, preparing
-from hf_diversed.cli.train import train
-from hf_diversed.cli.tune_draft import tune
+from hf_diversed.cli.main import call
 
 
 @pytest.fixture
@@ -58,7 +57,10 @@ def test_the_embedded_pair_goes_where_it_is_told(load, device, moves, monkeypatc
     assert kinds.count(DiversedHead) == len(models.load_demo_pair().heads)
 
 
-@pytest.mark.parametrize(("command", "builder"), [(train, "train.DiversedTrainer"), (tune, "tune_draft.tune_draft")])
+@pytest.mark.parametrize(
+    ("command", "builder"),
+    [("train", "cli.train.DiversedTrainer"), ("tune-draft", "training.draft_tuning.tune_draft")],
+)
 def test_training_has_the_embedded_pair_on_its_own_device(command, builder, moves, monkeypatch, tmp_path):
     """Catches a head that trains on another device than its pair."""
 
@@ -68,12 +70,12 @@ def test_training_has_the_embedded_pair_on_its_own_device(command, builder, move
     def build(*args, **kwargs):
         raise Built
 
-    monkeypatch.setattr(f"hf_diversed.cli.{builder}", build)
+    monkeypatch.setattr(f"hf_diversed.{builder}", build)
     monkeypatch.setattr("transformers.TrainingArguments.device", torch.device("cuda:1"))
     monkeypatch.setattr("transformers.TrainingArguments.process_index", 0)
     options = ["--num-examples", "4", "--output_dir", str(tmp_path)]
     with pytest.raises(Built):
-        command(["--task", "math", *options, *(["--num-eval-examples", "4"] if command is train else [])])
+        call(command, ["--task", "math", *options, *(["--num-eval-examples", "4"] if command == "train" else [])])
     assert [where for kind, where in moves if kind is LlamaForCausalLM] == ["cuda:1"] * 2
 
 

@@ -4,15 +4,10 @@ import json
 
 import pytest
 from huggingface_hub import ModelCard
-from typer.testing import CliRunner
 
-from hf_diversed.cli import app
 from hf_diversed.head import DiversedHead
+from tests.commands import run
 from tests.hub.test_card import HUB, make_evaluation, make_training
-
-
-def run(*arguments: str):
-    return CliRunner().invoke(app, list(arguments), env={"COLUMNS": "200"})
 
 
 @pytest.fixture

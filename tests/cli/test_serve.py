@@ -7,23 +7,22 @@ import sys
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
-from hf_diversed.cli import app
 from hf_diversed.serving.command import free_memory, memory_note
 from hf_diversed.zoo.loader import HEADS, WEIGHTS
+from tests.commands import run
 
 
 HEAD = str(WEIGHTS / HEADS / "math")
 
 
-def run(*options: str):
-    return CliRunner().invoke(app, ["serve", "org/target", "--draft", "org/draft", *options], env={"COLUMNS": "200"})
+def serve(*options: str):
+    return run("serve", "org/target", "--draft", "org/draft", *options)
 
 
 def written(*options: str) -> tuple[list[str], dict, dict]:
     """Return the words of the command, and both of its configurations."""
-    result = run(*options, "--dry-run")
+    result = serve(*options, "--dry-run")
     assert result.exit_code == 0, result.output
     words = shlex.split(result.stdout)
     speculative, additional = (json.loads(words[words.index(name) + 1]) for name in words if name in CONFIGS)
@@ -67,7 +66,7 @@ def test_a_verifier_without_a_head():
     [
         ([], "pass --head, or --verifier, for example"),
         (["--verifier", "diversed"], "pass --head, or --verifier, for example"),
-        (["--head", HEAD, "--strictness", "7"], "should be less than or equal to 1"),
+        (["--head", HEAD, "--strictness", "7"], "`--strictness` must lie in [0, 1], got 7.0."),
         (["--head", HEAD, "--quality", "0.5"], "--quality was renamed to --strictness."),
         (["--rule=static:0.5"], "--rule was renamed to --verifier."),
         (["--verifier", "static:0.5", "--head", HEAD], "`--head` belongs to the verifier 'diversed'"),
@@ -83,14 +82,14 @@ def test_a_verifier_without_a_head():
 )
 def test_refuses_before_vllm_starts(options, words):
     """Catches an error that vLLM raises a minute later, or one that names configuration keys instead of flags."""
-    result = run(*options)
+    result = serve(*options)
     assert result.exit_code == 2, result.output
     assert words in " ".join(result.output.split())
 
 
 def test_names_how_to_install_vllm(monkeypatch):
     monkeypatch.setattr("shutil.which", lambda *args, **named: None)
-    result = run("--head", HEAD)
+    result = serve("--head", HEAD)
     assert result.exit_code == 1
     assert "vLLM is not installed: pip install" in " ".join(result.output.split())
 
@@ -105,7 +104,7 @@ def test_becomes_the_server(monkeypatch, tmp_path):
     program.write_text("#!/bin/sh\n")
     program.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
-    result = run("--head", HEAD)
+    result = serve("--head", HEAD)
     assert result.exit_code == 0
     assert (
         "vLLM reserves 0.92 of the memory of GPU 1: 36.8 of 40.0 GiB; 10.0 GiB are free. It will not start: pass"

@@ -1,87 +1,70 @@
 """Behaviour that all commands share: fast help, error messages on standard error, exit codes, `--debug`."""
 
-import os
 import re
-import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
-import typer
-from typer.testing import CliRunner
 
 import hf_diversed
-from hf_diversed.cli import app
-from hf_diversed.cli.evaluation_options import TASK_NAMES
-from hf_diversed.cli.publish import LICENSE
-from hf_diversed.cli.terminal import EXTRAS, command, in_flags
-from hf_diversed.hub import records
+from hf_diversed.cli.main import COMMANDS
+from hf_diversed.cli.terminal import EXTRAS, in_flags
 from hf_diversed.sandbox import SandboxUnavailable
-from hf_diversed.tasks import TASKS
+from tests.commands import run
 
 
 ROOT = Path(__file__).parents[2]
-COMMANDS = (
-    "demo",
-    "make-draft",
-    "generate",
-    "evaluate",
-    "calibrate",
-    "frontier",
-    "plot",
-    "compile",
-    "serve",
-    "convert",
-    "push",
-    "card",
-    "info",
-)
-ASKING = [["--help"], ["--version"], *([name, "--help"] for name in (*COMMANDS, "train", "tune-draft"))]
-
-
-def test_help_and_version_are_quick():
-    """Catches an import of torch or transformers before `--help`, which would take seconds.
-
-    The limit is one second of child processes' CPU time, so that a parallel test does not matter.
-    """
-    for arguments in ASKING:
-        before = os.times()
-        done = subprocess.run([sys.executable, "-m", "hf_diversed", *arguments], capture_output=True, text=True)
-        after = os.times()
-        assert done.returncode == 0, done.stderr
-        assert done.stdout.strip()
-        spent = after.children_user - before.children_user + after.children_system - before.children_system
-        assert spent < 1.0, (arguments, spent)
-
-
-def test_help_loads_no_torch():
-    """Catches the same on a machine that is too fast for the test above."""
-    code = (
-        "import sys\nfrom typer.testing import CliRunner\nfrom hf_diversed.cli import app\n"
-        f"for arguments in {ASKING!r}: assert CliRunner().invoke(app, arguments).exit_code == 0\n"
-        "assert not {'torch', 'transformers', 'numpy'} & set(sys.modules)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-
-
-def test_every_command_is_asked_for_help():
-    """Catches a new command that the tests above omit."""
-    shown = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "200"}).stdout
-    found = set(re.findall(r"^│ ([a-z][a-z-]*) ", shown, re.MULTILINE))
-    assert found == {*COMMANDS, "train", "tune-draft"}
 
 
 def test_version():
-    assert CliRunner().invoke(app, ["--version"]).stdout == f"hf-diversed {hf_diversed.__version__}\n"
+    assert run("--version").stdout == f"hf-diversed {hf_diversed.__version__}\n"
 
 
-def test_words_of_help_are_those_of_the_library():
-    """Catches names in the options, which import nothing, that differ from the library's."""
-    assert TASK_NAMES.split(", ") == list(TASKS)
-    assert records.LICENSE == LICENSE
-    assert records.EVALUATION in CliRunner().invoke(app, ["card", "--help"], env={"COLUMNS": "200"}).stdout
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_of_every_command(name):
+    """Catches help that fails, an option without a description, and a required option that help needs."""
+    result = run(name, "--help")
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert result.stdout.startswith(f"usage: hf-diversed {name} ")
+    assert f"  {name}" in run("--help").stdout
+    assert not re.search(r"--[a-z]+_", result.stdout)
+    assert "--debug" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "usage: hf-diversed COMMAND"),
+        (["evalate"], "no such command: evalate (did you mean evaluate?)"),
+        (["generate"], "the following arguments are required: PROMPT"),
+        (["generate", "x", "--sed", "1"], "no such option: --sed (did you mean --seed?)"),
+        (["generate", "x", "y"], "no such argument: y"),
+        (["generate", "x", "--seed", "one"], "argument --seed: invalid int value: 'one'"),
+        (["demo", "--num-examples", "0"], "--num-examples must be >= 1, got 0."),
+        (["card", "no-such-folder"], "argument FOLDER: the folder no-such-folder does not exist."),
+    ],
+)
+def test_wrong_usage(arguments, words):
+    """Catches an invalid request with another exit code, and an error without the word that is wrong."""
+    result = run(*arguments)
+    assert result.exit_code == 2
+    assert words in result.output
+
+
+def test_every_command_reads_a_config(tmp_path):
+    """Catches a file whose lists, numbers and arguments are not converted as those of the command line are."""
+    path = tmp_path / "run.yaml"
+    path.write_text("prompt: 2 plus 3?\nmethod: static:0.5\nmax_new_tokens: 4\nseed: 3\nchat: false\n")
+    assert run("generate", "--config", path).stdout == run("generate", "2 plus 3?", *OPTIONS).stdout
+    path.write_text("task: math\nmethods: [target, magic]\ntemperature: [0, 1]\n")
+    assert "unknown method 'magic'" in run("evaluate", "--config", path).stderr
+    path.write_text("task: nothing\nmethods: target\nno_option: 1\n")
+    assert "options that do not exist: no_option" in run("evaluate", "--config", path).stderr
+
+
+OPTIONS = ("--method", "static:0.5", "--max-new-tokens", "4", "--seed", "3")
 
 
 def test_extras_bring_what_they_are_named_for():
@@ -94,25 +77,10 @@ def test_extras_bring_what_they_are_named_for():
 
 
 @pytest.mark.parametrize("option", ["--num_examples", "--num-prompts", "--num_prompts", "--num-examples"])
-def test_spellings_of_options(option, monkeypatch):
+def test_spellings_of_options(option):
     """Catches underscores, usual for `train`, as unknown options elsewhere."""
-    monkeypatch.setattr("hf_diversed.cli.models.load_demo_pair", None)
-    result = CliRunner().invoke(app, ["demo", option, "0"], env={"COLUMNS": "200"})
-    assert result.exit_code == 2
-    assert "No such option" not in result.stderr
-    assert "'--num-examples': " in result.stderr
-
-
-def application(error: BaseException | None) -> typer.Typer:
-    def work(name: str = "x") -> None:
-        """Do some work."""
-        if error is not None:
-            raise error
-        print(name)
-
-    made = typer.Typer()
-    made.command()(command(work))
-    return made
+    result = run("demo", option, "0")
+    assert (result.exit_code, result.stderr) == (2, "--num-examples must be >= 1, got 0.\n")
 
 
 ERRORS = [
@@ -129,24 +97,24 @@ ERRORS = [
 
 
 @pytest.mark.parametrize(("error", "code", "words"), ERRORS, ids=[type(error).__name__ for error, *_ in ERRORS])
-def test_errors_in_words(error, code, words):
-    """Catches tracebacks, errors on standard output, and a failure with the exit code of wrong usage."""
-    result = CliRunner().invoke(application(error), [])
+def test_errors_as_text(error, code, words, monkeypatch):
+    """Catches tracebacks, errors in the output proper, and a failure that looks like wrong usage to a script."""
+    monkeypatch.setattr("hf_diversed.cli.demo.embedded_demo", Mock(side_effect=error))
+    result = run("demo")
     assert (result.exit_code, result.stdout) == (code, "")
     assert words in result.stderr
     assert "Traceback" not in result.stderr
-    traced = CliRunner().invoke(application(error), ["--debug"])
+    traced = run("demo", "--debug")
     assert (traced.exit_code, traced.stdout) == (code, "")
     assert "Traceback" in traced.stderr
-    assert "raise error" in traced.stderr
     assert words in traced.stderr
 
 
-def test_a_bug_keeps_its_traceback_and_a_result_its_stream():
-    """Catches a handler that hides unexpected errors, and `typer.Exit` handled as an error."""
-    assert isinstance(CliRunner().invoke(application(KeyError("x")), []).exception, KeyError)
-    assert CliRunner().invoke(application(typer.Exit(5)), []).exit_code == 5
-    assert CliRunner().invoke(application(None), ["--name", "y"]).stdout == "y\n"
+def test_a_bug_keeps_its_traceback(monkeypatch):
+    """Catches a handler that hides an unexpected error."""
+    monkeypatch.setattr("hf_diversed.cli.demo.embedded_demo", Mock(side_effect=KeyError("x")))
+    with pytest.raises(KeyError):
+        run("demo")
 
 
 def test_a_missing_package_is_named_with_its_extra(monkeypatch, tmp_path):
@@ -154,7 +122,7 @@ def test_a_missing_package_is_named_with_its_extra(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     monkeypatch.delitem(sys.modules, "hf_diversed.evaluation.plots", raising=False)
     monkeypatch.delattr("hf_diversed.evaluation.plots", raising=False)
-    result = CliRunner().invoke(app, ["plot", str(tmp_path / "x.json")])
+    result = run("plot", str(tmp_path / "x.json"))
     assert (result.exit_code, result.stdout) == (1, "")
     assert 'pip install "hf-diversed[eval]"' in result.stderr
     assert "Traceback" not in result.stderr

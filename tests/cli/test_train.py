@@ -9,17 +9,15 @@ from unittest.mock import Mock
 import pytest
 import yaml
 from transformers import TrainingArguments
-from typer.testing import CliRunner
 
 from hf_diversed import DiversedHead
-from hf_diversed.cli import app
-from hf_diversed.cli.options import parse_options, read_records
-from hf_diversed.cli.train import load_rows, train
-from hf_diversed.cli.train_options import TrainArguments, TuneDraftArguments
-from hf_diversed.cli.training_commands import _without_debug
+from hf_diversed.cli.main import call
+from hf_diversed.cli.options import parse_options, without_debug
+from hf_diversed.cli.train import TrainOptions, TuneDraftOptions, load_rows, read_records
 from hf_diversed.tasks import get_task, load_records, loading
 from hf_diversed.training import DiversedConfig
 from hf_diversed.training.settings import DraftTuningSettings, HeadTrainingSettings
+from tests.commands import run
 
 
 RECIPES = sorted((Path(__file__).parents[2] / "examples" / "recipes").glob("*.yaml"))
@@ -72,7 +70,7 @@ def test_every_pair_of_the_paper_has_a_recipe_for_every_task():
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
 def test_recipe_parses(path):
     """Catches an option that was renamed, a value out of range, and a recipe with another task or pair."""
-    arguments, config = parse_options((TrainArguments, DiversedConfig), ["--config", str(path)], "test")
+    arguments, config = parse_options((TrainOptions, DiversedConfig), ["--config", str(path)])
     assert arguments.task == path.stem.split("-")[1]
     assert config.output_dir == f"head-{path.stem}"
     assert (config.top_k, config.top_p, config.temperature, config.num_assistant_tokens) == (0, 1.0, 1.0, 5)
@@ -89,7 +87,7 @@ def test_recipe_parses(path):
 def test_recipe_runs(path, folder, tmp_path):
     """Catches a recipe that only parses; the run uses a tiny pair and records of the same columns."""
     task = path.stem.split("-")[1]
-    trainer = train(["--config", str(path), *options_for(folder, tmp_path, task)])
+    trainer = call("train", ["--config", str(path), *options_for(folder, tmp_path, task)])
     assert trainer.state.global_step == 2
     head = DiversedHead.from_pretrained(tmp_path / "head")
     assert head.config.task == task
@@ -101,7 +99,7 @@ def test_recipe_runs(path, folder, tmp_path):
 def test_a_head_that_sees_the_drafted_token(folder, tmp_path):
     """Catches options without effect, and a record without the defaults that the kind of head determined."""
     token = ["--token-features", "--initial-lenience", "0.1", "--report-to", "none", "--use-cpu", "true"]
-    train(["--task", "gsm8k", *options_for(folder, tmp_path, "gsm8k"), *token])
+    call("train", ["--task", "gsm8k", *options_for(folder, tmp_path, "gsm8k"), *token])
     head = DiversedHead.from_pretrained(tmp_path / "head")
     assert head.config.token_features
     assert head.config.features == "distribution"
@@ -130,7 +128,7 @@ def test_resumes_where_it_is_told_to(monkeypatch, options, expected, tmp_path):
     Path("checkpoint-8").mkdir()
     Path("run.yaml").write_text("resume_from_checkpoint: true\n")
     monkeypatch.setattr("hf_diversed.cli.train.build_trainer", lambda arguments, config: trainer)
-    train(["--task", "math", "--output_dir", str(tmp_path / "head"), *options])
+    call("train", ["--task", "math", "--output_dir", str(tmp_path / "head"), *options])
     trainer.train.assert_called_once_with(resume_from_checkpoint=expected)
 
 
@@ -169,7 +167,7 @@ def test_used_folders_are_refused(command, used, tmp_path, monkeypatch):
         "make-draft": ["org/target", "--layers", "1", "--output", str(used)],
         "convert": [str(tmp_path / "ensemble_head.bin"), str(used), "--target-hidden-size", "2"],
     }
-    result = CliRunner().invoke(app, [command, *options[command]])
+    result = run(command, *options[command])
     assert result.exit_code == 2, result.output
     words = " ".join(result.output.split())
     assert "is not empty: it holds README.md, calibration, checkpoint-8 ..." in words
@@ -187,14 +185,14 @@ def test_overwriting_removes_the_earlier_run(monkeypatch, used):
     monkeypatch.setattr("hf_diversed.cli.train.build_trainer", Mock(side_effect=ValueError("no such task")))
     options = ["--task", "math", "--output_dir", str(used), "--overwrite"]
     with pytest.raises(ValueError, match="no such task"):
-        train(options)
+        call("train", options)
     assert all((used / name).exists() for name in EARLIER)
     monkeypatch.setattr("hf_diversed.cli.train.build_trainer", lambda arguments, config: trainer)
     with pytest.raises(ValueError, match="pass only one of them"):
-        train([*options, "--resume"])
+        call("train", [*options, "--resume"])
     with pytest.raises(ValueError, match="which this run reads; choose another folder"):
-        train([*options, "--head", str(used / "checkpoint-8")])
-    train(options)
+        call("train", [*options, "--head", str(used / "checkpoint-8")])
+    call("train", options)
     trainer.train.assert_called_once_with(resume_from_checkpoint=None)
     assert [path.name for path in used.iterdir()] == ["notes.txt"]
 
@@ -202,9 +200,12 @@ def test_overwriting_removes_the_earlier_run(monkeypatch, used):
 @pytest.mark.parametrize("command", ["train", "tune-draft"])
 def test_interrupts_name_resume(command, tmp_path, monkeypatch):
     """Catches Ctrl-C during training that ends in "Aborted!"."""
-    made = {"train": "hf_diversed.cli.train.build_trainer", "tune-draft": "hf_diversed.cli.tune_draft.tune_draft"}
+    made = {
+        "train": "hf_diversed.cli.train.build_trainer",
+        "tune-draft": "hf_diversed.training.draft_tuning.tune_draft",
+    }
     monkeypatch.setattr(made[command], Mock(side_effect=KeyboardInterrupt))
-    result = CliRunner().invoke(app, [command, "--task", "math", "--output-dir", str(tmp_path / "out")])
+    result = run(command, "--task", "math", "--output-dir", str(tmp_path / "out"))
     assert result.exit_code == 130
     assert "Run the same command with --resume" in " ".join(result.stderr.split())
 
@@ -215,7 +216,7 @@ def test_caches_alone_are_no_earlier_run(monkeypatch, tmp_path):
     monkeypatch.setattr("hf_diversed.cli.train.build_trainer", lambda arguments, config: trainer)
     for name in ("reference_rewards.json", "target_samples.jsonl", ".training.lock"):
         (tmp_path / name).touch()
-    train(["--task", "math", "--output_dir", str(tmp_path)])
+    call("train", ["--task", "math", "--output_dir", str(tmp_path)])
     trainer.train.assert_called_once_with(resume_from_checkpoint=None)
 
 
@@ -223,7 +224,7 @@ def test_caches_alone_are_no_earlier_run(monkeypatch, tmp_path):
 def test_checkpoint_that_is_not_there(command, tmp_path):
     """Catches "its save was interrupted" for a folder that never existed, reported after the pair was loaded."""
     options = ["--task", "math", "--output-dir", str(tmp_path), "--resume-from-checkpoint", str(tmp_path / "no")]
-    result = CliRunner().invoke(app, [command, *options])
+    result = run(command, *options)
     assert result.exit_code == 2, result.output
     assert "--resume continues from the newest complete checkpoint" in result.stderr
 
@@ -238,7 +239,7 @@ def test_standard_output_gets_the_folder_alone(command, tmp_path, folder):
         sizes = {"num-iterations": 2, "per-device-train-batch-size": 2, "num-generations": 2, "eval-steps": 2}
         sizes |= {"num_eval_prompts": 2, "reference_generations": 1}  # spelled with underscores
         options += [f"--{name}={value}" for name, value in sizes.items()]
-    result = CliRunner().invoke(app, [command, "--task", "math", "--output-dir", str(tmp_path), *pair, *options])
+    result = run(command, "--task", "math", "--output-dir", str(tmp_path), *pair, *options)
     assert result.exit_code == 0, result.stderr
     assert result.stdout == f"{tmp_path}\n"
     assert "'loss'" in result.stderr
@@ -250,33 +251,33 @@ def test_standard_output_gets_the_folder_alone(command, tmp_path, folder):
 def test_command_line_wins_over_the_config(tmp_path):
     path = tmp_path / "run.yaml"
     path.write_text("task: math\nmax_quality_drop: 0.05\nseed: 3\n")
-    arguments, config = parse_options((TrainArguments, DiversedConfig), [f"--config={path}", "--seed", "4"], "test")
+    arguments, config = parse_options((TrainOptions, DiversedConfig), [f"--config={path}", "--seed", "4"])
     assert (arguments.task, config.max_quality_drop, config.seed) == ("math", 0.05, 4)
     path.write_text("task: math\nmax_qualty_drop: 0.05\n")
     with pytest.raises(ValueError, match="max_qualty_drop"):
-        parse_options((TrainArguments, DiversedConfig), ["--config", str(path)], "test")
+        parse_options((TrainOptions, DiversedConfig), ["--config", str(path)])
 
 
 def test_held_out_rows_are_never_trained_on(tmp_path):
     """Catches a head that is selected on its own training prompts if both come from one file or one split."""
     path = tmp_path / "data.jsonl"
     path.write_text("".join(json.dumps({"question": f"Q{n}", "answer": f"#### {n}"}) + "\n" for n in range(10)))
-    arguments = TrainArguments(task="gsm8k", data_file=str(path), num_examples=8, num_eval_examples=4)
+    arguments = TrainOptions(task="gsm8k", data_file=str(path), num_examples=8, num_eval_examples=4)
     train_rows, eval_rows = load_rows(arguments, get_task("gsm8k"), seed=0, held_out=True)
     assert not {row["question"] for row in train_rows} & {row["question"] for row in eval_rows}
     assert (len(train_rows), len(eval_rows)) == (6, 4)
-    arguments = TrainArguments(task="math", num_examples=20, num_eval_examples=20)
+    arguments = TrainOptions(task="math", num_examples=20, num_eval_examples=20)
     train_rows, eval_rows = load_rows(arguments, get_task("math"), seed=0, held_out=True)
     assert not {row["prompt"] for row in train_rows} & {row["prompt"] for row in eval_rows}
 
 
-SECTIONS = {"train": (TrainArguments, HeadTrainingSettings), "tune-draft": (TuneDraftArguments, DraftTuningSettings)}
+SECTIONS = {"train": (TrainOptions, HeadTrainingSettings), "tune-draft": (TuneDraftOptions, DraftTuningSettings)}
 
 
 @pytest.mark.parametrize("command", SECTIONS)
 def test_help_explains_every_option_of_ours(command):
     """Catches an option of ours without a help text, and transformers' hundred options listed before ours."""
-    result = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "200"})
+    result = run(command, "--help")
     assert result.exit_code == 0
     shown = " ".join(result.stdout.split())
     for item in (item for section in SECTIONS[command] for item in dataclasses.fields(section)):
@@ -289,7 +290,7 @@ def test_help_explains_every_option_of_ours(command):
 
 def test_help_all_shows_the_trainers_options_behind_ours():
     """Catches an option shown twice, in two spellings, or not at all."""
-    shown = CliRunner().invoke(app, ["train", "--help-all"], env={"COLUMNS": "200"}).stdout
+    shown = run("train", "--help-all").stdout
     assert shown.index("--max-quality-drop") < shown.index("of transformers' trainer:") < shown.index("--adam-beta1")
     assert len(re.findall(r"^  --learning-rate", shown, re.MULTILINE)) == 1
     assert not re.search(r"^ +--[a-z]+_", shown, re.MULTILINE)
@@ -303,16 +304,16 @@ def test_options_of_a_file_in_either_spelling(tmp_path):
     """Catches a file whose hyphenated options are unknown, and one with options that do not exist."""
     path = tmp_path / "run.yaml"
     path.write_text("task: math\nmax-quality-drop: 0.05\nnum_prompts: 3\nnum-eval-examples: 4\n")
-    arguments, config = parse_options((TrainArguments, DiversedConfig), [f"--config={path}"], "test")
+    arguments, config = parse_options((TrainOptions, DiversedConfig), [f"--config={path}"])
     assert (arguments.num_examples, arguments.num_eval_examples, config.max_quality_drop) == (3, 4, 0.05)
 
 
 def test_debug_of_ours_and_of_the_trainers(tmp_path):
     """Catches a flag that hides upstream's option of that name."""
-    assert _without_debug(["--task", "math", "--debug"]) == (["--task", "math"], True)
-    assert _without_debug(["--debug", "--task", "math"]) == (["--task", "math"], True)
+    assert without_debug(["--task", "math", "--debug"], [DiversedConfig]) == (["--task", "math"], True)
+    assert without_debug(["--debug", "--task", "math"], [DiversedConfig]) == (["--task", "math"], True)
     argv = ["--debug", "underflow_overflow"]
-    assert _without_debug(argv) == (argv, False)
+    assert without_debug(argv, [DiversedConfig]) == (argv, False)
 
 
 def test_refusals_come_in_words(tmp_path):
@@ -329,7 +330,7 @@ def test_refusals_come_in_words(tmp_path):
     ):
         if arguments[0] == "train":
             arguments = [*arguments, "--output_dir", str(tmp_path / "out")]
-        result = CliRunner().invoke(app, arguments)
+        result = run(*arguments)
         assert result.exit_code == 2, arguments
         assert words in " ".join(result.output.split())
         assert "Traceback" not in result.output
@@ -344,6 +345,6 @@ def test_refusals_come_in_words(tmp_path):
 )
 def test_wrong_options_of_training_are_wrong_usage(options, words):
     """Catches exit code 1 (failure) for a missing options file, and a misspelled flag without a suggestion."""
-    result = CliRunner().invoke(app, ["train", "--task", "math", *options])
+    result = run("train", "--task", "math", *options)
     assert result.exit_code == 2
     assert words in " ".join(result.stderr.split())

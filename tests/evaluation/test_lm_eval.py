@@ -8,13 +8,12 @@ import warnings
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 import hf_diversed
 from hf_diversed import DiversedHead, DiversedHeadConfig
-from hf_diversed.cli import app
 from hf_diversed.tasks import get_task, load_records
 from hf_diversed.zoo.loader import WEIGHTS
+from tests.commands import run
 
 
 with warnings.catch_warnings():
@@ -82,9 +81,7 @@ def test_command_agrees_with_evaluate(records, tmp_path):
 
     output = tmp_path / "evaluation.json"
     options = f"--task math --methods lossless --temperature 0 --batch-size 4 --num-examples {NUM_PROMPTS}"
-    result = CliRunner().invoke(
-        app, ["evaluate", *options.split(), "--data-file", str(records), "--output", str(output)]
-    )
+    result = run("evaluate", *options.split(), "--data-file", str(records), "--output", str(output))
     assert result.exit_code == 0, result.output
     (expected,) = json.loads(output.read_text())["records"]
     assert 0 < expected["quality"] < 1

@@ -7,9 +7,7 @@ from pathlib import Path
 
 import matplotlib
 import pytest
-from typer.testing import CliRunner
 
-from hf_diversed.cli import app
 from hf_diversed.evaluation.curves import read_curves, to_curves
 from hf_diversed.evaluation.plots import (
     acceptance_position,
@@ -21,6 +19,7 @@ from hf_diversed.evaluation.plots import (
     speed_acceptance,
     time_acceptance,
 )
+from tests.commands import run
 from tests.evaluation.measured import record, sweep
 
 
@@ -202,13 +201,13 @@ def test_command(tmp_path):
     good = write(tmp_path / "front.json", {"records": sweep()})
     other = write(tmp_path / "speed.json", {"speed": 1})
     output = tmp_path / "figures"
-    result = CliRunner().invoke(app, ["plot", str(good), str(other), "--output", str(output), "--format", "svg"])
+    result = run("plot", str(good), str(other), "--output", str(output), "--format", "svg")
     assert result.exit_code == 0, result.output
     assert "speed.json" in result.output.replace("\n", "")
     kinds = ("acceptance-weight", "quality-acceptance", "quality-time", "speed-acceptance")
     names = [*(f"front-{kind}" for kind in kinds), "time-acceptance"]
     assert sorted(path.name for path in output.iterdir()) == [f"{name}.svg" for name in names]
     for arguments in ([str(other)], [str(good), str(good)], [str(good), "--format", "gif"]):
-        result = CliRunner().invoke(app, ["plot", *arguments, "--output", str(tmp_path / "none")])
+        result = run("plot", *arguments, "--output", str(tmp_path / "none"))
         assert result.exit_code == 2, result.output
     assert not (tmp_path / "none").exists()

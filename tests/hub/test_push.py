@@ -11,6 +11,7 @@ from huggingface_hub.errors import HfHubHTTPError
 from hf_diversed import DiversedHead
 from hf_diversed.hub import PushError
 from hf_diversed.provenance import module_digest
+from tests.commands import run
 from tests.hub.loopback import DROP, LOSE_ANSWER, READER
 from tests.hub.test_card import HUB, make_evaluation, make_record, make_training
 
@@ -98,10 +99,6 @@ def test_results_are_for_leaderboards(hub):
 
 def test_nothing_but_the_head_is_sent(hub, tmp_path, monkeypatch):
     """Catches pickles and other files of a training folder, and local paths in published files."""
-    from typer.testing import CliRunner
-
-    from hf_diversed.cli import app
-
     head = make_head(base_model_name_or_path=str(tmp_path / "my-target"))
     head.save_pretrained(tmp_path)
     for name in ("training_args.bin", "trainer_state.json", "optimizer.pt", "notes.txt"):
@@ -110,7 +107,7 @@ def test_nothing_but_the_head_is_sent(hub, tmp_path, monkeypatch):
     training["training"]["model_init_kwargs"] = {"cache_dir": str(tmp_path / "models")}
     (tmp_path / "provenance.json").write_text(json.dumps(training))
     (tmp_path / "evaluation.json").write_text(json.dumps(make_evaluation()))
-    result = CliRunner().invoke(app, ["push", str(tmp_path), REPO, "--tags", "one,two", "--commit-message", "Here"])
+    result = run("push", str(tmp_path), REPO, "--tags", "one,two", "--commit-message", "Here")
     assert result.exit_code == 0, result.output
     assert f"{hub.endpoint}/{REPO}/commit/" in result.output
     assert set(ours(hub)) == FILES
@@ -266,12 +263,8 @@ def test_short_faults_are_retried(hub):
 
 
 def test_errors_are_a_line_in_the_terminal(hub, tmp_path):
-    from typer.testing import CliRunner
-
-    from hf_diversed.cli import app
-
     make_head().save_pretrained(tmp_path)
-    result = CliRunner().invoke(app, ["push", str(tmp_path), "visitor/head"])
+    result = run("push", str(tmp_path), "visitor/head")
     assert result.exit_code == 1
     assert "Nothing was uploaded" in result.output
     assert "Traceback" not in result.output

@@ -19,9 +19,9 @@ from pathlib import Path
 import torch
 from transformers.utils.logging import disable_progress_bar
 
+from hf_diversed.cli.main import call
 from hf_diversed.cli.options import parse_options
-from hf_diversed.cli.train import TrainArguments, build_trainer
-from hf_diversed.cli.train import train as command
+from hf_diversed.cli.train import TrainOptions, build_trainer
 from hf_diversed.training import DiversedConfig, checkpoints, references, scoring
 from hf_diversed.training import trainer as trainer_module
 from tests.training import runs
@@ -77,7 +77,7 @@ def prepare(folder: Path) -> None:
 def train(folder: Path, pause: str | None, tell: Callable[[str], None]) -> None:
     """One attempt. `pause` is where it stands still the first time it gets there."""
     _install(tell, pause)
-    trainer = command(argv(folder))
+    trainer = call("train", argv(folder))
     state = {"constraint": trainer.constraint.state(), "references": trainer.scorer.references.rewards}
     # The last line is of this process alone, from where it began.
     log = trainer.state.log_history[:-1]
@@ -197,7 +197,7 @@ def main(folder: Path, seed: int, num_kills: int) -> dict:
 
 def _warm_up(folder: Path) -> None:
     """Import what is imported late, once for all children. No backward pass, which could start threads."""
-    arguments, config = parse_options((TrainArguments, DiversedConfig), argv(folder), "hf-diversed train")
+    arguments, config = parse_options((TrainOptions, DiversedConfig), argv(folder))
     trainer = build_trainer(arguments, config)
     trainer.create_optimizer_and_scheduler(STEPS)
     trainer.sampler.relaxed(["a"], trainer.model, seed=0)

@@ -8,15 +8,14 @@ from collections import Counter
 import pytest
 import torch
 import transformers as tf
-from typer.testing import CliRunner
 
 import hf_diversed
 from hf_diversed import _compat, load_demo_pair
-from hf_diversed.cli import app
 from hf_diversed.cut_vocabulary import CUT, CutLlamaForCausalLM
 from hf_diversed.running.pair import load_model
 from hf_diversed.training.draft_making import CHOICES, agreement, choose_layers, count_ids, frequent_ids, make_draft
 from hf_diversed.zoo.loader import WEIGHTS
+from tests.commands import run
 from tests.tiny import ARCHITECTURES, EOS, VOCAB_SIZE, ragged_batch, sharpen, tiny_model
 
 
@@ -269,7 +268,7 @@ def test_command_makes_a_draft_that_decodes(pair, tmp_path):
     text = tmp_path / "text.txt"
     text.write_text("Question: Mia has 12 apples. Leo has 3 times as many. The answer is 48.")
     options = ["--layers", "2", "--output", str(output), "--device", "cpu"]
-    result = CliRunner().invoke(app, ["make-draft", str(target), *options, "--vocabulary", "300", "--text", str(text)])
+    result = run("make-draft", str(target), *options, "--vocabulary", "300", "--text", str(text))
     assert result.exit_code == 0, result.output
     assert str(output) in result.stdout.replace("\n", "")
     draft = load_model(str(output), "cpu")
@@ -287,7 +286,7 @@ def test_command_makes_a_draft_that_decodes(pair, tmp_path):
     with hf_diversed.record_stats() as stats:
         pair.target.generate(**inputs, assistant_model=draft, verifier="lossless", max_new_tokens=8, do_sample=True)
     assert stats.num_drafted > 0
-    again = CliRunner().invoke(app, ["make-draft", str(target), *options, "--choose", "0,1", "--overwrite"])
+    again = run("make-draft", str(target), *options, "--choose", "0,1", "--overwrite")
     assert again.exit_code == 0, again.output
     assert type(load_model(str(output), "cpu")) is tf.LlamaForCausalLM
     assert not (output / "cut_vocabulary.py").exists()
@@ -306,8 +305,6 @@ def test_command_makes_a_draft_that_decodes(pair, tmp_path):
 def test_command_refuses_before_it_loads(options, words, monkeypatch, tmp_path):
     """Catches a model that is loaded for a command that cannot go on."""
     monkeypatch.setattr("hf_diversed.running.pair.load_model", lambda *_: pytest.fail("a model was loaded"))
-    result = CliRunner().invoke(
-        app, ["make-draft", str(WEIGHTS / "target"), "--layers", "2", "--output", str(tmp_path / "d"), *options]
-    )
+    result = run("make-draft", str(WEIGHTS / "target"), "--layers", "2", "--output", str(tmp_path / "d"), *options)
     assert result.exit_code == 2
     assert words in " ".join(result.output.split())

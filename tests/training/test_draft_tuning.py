@@ -16,7 +16,7 @@ from torch.nn.functional import cross_entropy
 
 import hf_diversed
 from hf_diversed import load_demo_pair
-from hf_diversed.cli.tune_draft import tune
+from hf_diversed.cli.main import call
 from hf_diversed.running.pair import load_model
 from hf_diversed.training import draft_tuning
 from hf_diversed.training.completions import collate, divergences
@@ -507,7 +507,7 @@ def test_command_tunes_the_embedded_draft(tmp_path):
     folder, run = tmp_path / "draft", tmp_path / "run.yaml"
     run.write_text(yaml.safe_dump({"task": "math", "num_prompts": 4, "max_steps": 9, "learning_rate": "1e-3"}))
     quick = "--max_completion_length 8 --max_steps 1 --lora_r 2 --use_cpu --disable_tqdm true --save_strategy no"
-    tuned = tune([f"--config={run}", "--output_dir", str(folder), *quick.split()])
+    tuned = call("tune-draft", [f"--config={run}", "--output_dir", str(folder), *quick.split()])
     record = json.loads((folder / "provenance.json").read_text())
     assert record["tuning"]["learning_rate"] == pytest.approx(1e-3)
     assert (record["step"], record["num_completions"]) == (1, 4)
@@ -531,13 +531,13 @@ def test_command_tunes_on_prompts_without_references_and_holds_some_out(tmp_path
     options = f"--task ifeval --data_file {data} --output_dir {tmp_path / 'draft'} --use_cpu --disable_tqdm true"
     options += " --max_completion_length 4 --max_steps 1 --save_strategy no --all_weights true --num_examples 4"
     options += " --num_eval_examples 2 --eval_strategy steps --eval_steps 1"
-    tuned = tune(options.split())
+    tuned = call("tune-draft", options.split())
     assert type(tuned) is tf.LlamaForCausalLM
     assert json.loads((tmp_path / "draft" / "provenance.json").read_text())["num_completions"] == 4
     logs = json.loads((tmp_path / "draft" / "trainer_state.json").read_text())["log_history"]
     assert [line["step"] for line in logs if "eval_acceptance" in line] == [1]
     with pytest.raises(ValueError, match="task 'ifeval' has no references"):
-        tune([*options.split(), "--mode", "supervised", "--overwrite"])
+        call("tune-draft", [*options.split(), "--mode", "supervised", "--overwrite"])
 
 
 @pytest.mark.parametrize(
@@ -555,4 +555,6 @@ def test_command_refuses(tmp_path, settings, arguments, words):
     run = tmp_path / "run.yaml"
     run.write_text(yaml.safe_dump(settings))
     with pytest.raises(ValueError, match=words):
-        tune(["--task", "math", "--config", str(run), "--output_dir", str(tmp_path / "draft"), *arguments])
+        call(
+            "tune-draft", ["--task", "math", "--config", str(run), "--output_dir", str(tmp_path / "draft"), *arguments]
+        )

@@ -1,0 +1,37 @@
+"""Runs the command line in this process."""
+
+import io
+import os
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from unittest.mock import patch
+
+from hf_diversed.cli import app
+
+
+@dataclass
+class Result:
+    """Exit code and text of a command."""
+
+    exit_code: int
+    stdout: str
+    stderr: str
+
+    @property
+    def output(self) -> str:
+        return self.stdout + self.stderr
+
+
+def run(*arguments: object, **environment: str) -> Result:
+    """Run `hf-diversed` with arguments, on a terminal of 200 columns."""
+    out, err = io.StringIO(), io.StringIO()
+    with (
+        patch.dict(os.environ, {"COLUMNS": "200", **environment}),
+        redirect_stdout(out),
+        redirect_stderr(err),
+    ):
+        try:
+            code = app(list(map(str, arguments)))
+        except SystemExit as ended:
+            code = ended.code
+    return Result(code, out.getvalue(), err.getvalue())
