@@ -177,6 +177,11 @@ class _Formatter(argparse.HelpFormatter):
         )
         return (action.help or "") + (" (default: %(default)s)" if shown else "")
 
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        if isinstance(action, argparse.BooleanOptionalAction):
+            return action.option_strings[0]  # without its negation
+        return super()._format_action_invocation(action)
+
 
 class Parser:
     """Reads dataclasses from the command line, which takes precedence over `--config run.yaml`.
