@@ -1,4 +1,4 @@
-"""Provenance records of results: command, code version, library versions, machine and weights; secrets are removed."""
+"""Provenance records of results: command, code version, library versions, machine and weights."""
 
 import hashlib
 import json
@@ -6,8 +6,7 @@ import platform
 import re
 import subprocess
 import sys
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from enum import Enum
 from importlib.metadata import version
@@ -27,18 +26,16 @@ _NAMES = re.compile(
     r"|_attn_implementation.*|id2label|label2id|problem_type|chunk_size_feed_forward|initializer_range)$"
 )
 _DIGESTS: WeakKeyDictionary[torch.nn.Module, tuple[Any, str]] = WeakKeyDictionary()
-# Names of secrets, in lower case with single underscores, and names of text tokens, which are not secret.
-_SECRET = re.compile(r"secret|passw(or)?d|passphrase|credential")
-_OFTEN_SECRET = re.compile(r"(token|apikey)$|(^|_)(key|auth|authorization|pwd)$")
-_OF_TEXT = re.compile(r"(^|_)(bos|eos|pad|unk|sep|cls|mask|per)_token$")
-# Names in a text, as "name=", "name:", '"name":' or "--name ", and the values after them.
-_NAME = re.compile(r"""(?P<option>--?[\w.-]+)\s+|(?P<name>[\w.-]+)\\?["']?\s*[=:]\s*""")
-_VALUE = re.compile(
-    r"""(?:(?:Bearer|Basic)\s+)?(?:"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'|\{[^}]*\}|\[[^\]]*\]|\([^)]*\)|[^\s,;&)}\]]+)""",
-    re.IGNORECASE,
-)
-_NO_SECRETS = ("none", "null", "true", "false")
-_USER = re.compile(r"(?<=\w://)[^\s/]+(?=@)")
+# Options and settings whose text is recorded. Of all others only flags and numbers are: their text may be private.
+_TEXT = """
+backend baseline batch_sizes choices choose config data data_file device divergence draft draft_config dtype engine
+eval_data_file eval_split eval_strategy evaluation features folder format head head_features head_type heads
+lora_target_modules lr_scheduler_type markdown method methods metric_for_best_model mode model optim output output_dir
+regimes report report_to resume_from_checkpoint reward_funcs rules save_strategy set shots_file split study target
+target_config task tasks text verifier attn_implementation experts_implementation revision torch_dtype
+"""
+_RECORDED = frozenset(_TEXT.split())
+_PLAIN = re.compile(r"[+-]?[\d.][\d.,e+-]*|true|false|none", re.IGNORECASE)
 _HUB_TOKEN = re.compile(r"hf_[A-Za-z0-9]{16,}")
 _PART = r"""[^\s/\\,;:"'=()\[\]{}<>]+"""
 _PATH = re.compile(
@@ -51,7 +48,7 @@ _PATH = re.compile(
 
 
 def provenance(seed: int | None = None, device: torch.device | str | None = None) -> dict:
-    """Return a JSON-serializable record of this run: argv (as `publishable`), commit, versions, device, threads, time
+    """Return a JSON-serializable record of this run: argv (as `recorded`), commit, versions, device, threads, time
     and seed.
 
     Args:
@@ -59,7 +56,7 @@ def provenance(seed: int | None = None, device: torch.device | str | None = None
         device: the device of the models; by default torch's default device.
     """
     return {
-        "argv": publishable(sys.argv),
+        "argv": recorded(sys.argv),
         "git_commit": _git_commit(),
         "versions": {"python": platform.python_version(), **{name: version(name) for name in _PACKAGES}},
         "device": _device_name(torch.get_default_device() if device is None else torch.device(device)),
@@ -137,75 +134,51 @@ def _computing(config: Any) -> Any:
     return dict(sorted(kept.items()))
 
 
-def publishable(value: Any) -> Any:
-    """Return a JSON value without private data.
+def recorded(argv: Sequence[str]) -> list[str]:
+    """Return a command line with the values of known options, as `publishable`; text of other options is left out."""
+    shown, kept = [], True
+    for word in argv:
+        if not word.startswith("-") or _PLAIN.fullmatch(word):
+            if kept or _PLAIN.fullmatch(word):
+                shown.append(publishable(word))
+            continue
+        name, equals, value = word.partition("=")
+        kept = name.strip("-").replace("-", "_") in _RECORDED
+        shown.append(f"{name}={publishable(value)}" if equals and (kept or _PLAIN.fullmatch(value)) else name)
+    return shown
 
-    Absolute paths, and relative paths through a home folder, are shortened to the file name. Secrets are blanked: the
-    values of options and keys with a secret's name, credentials in URLs, and Hub tokens. Hub ids, other relative
+
+def recorded_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings as `publishable`. Of nested ones, such as `model_init_kwargs`, text is kept for known names."""
+    known = {
+        name: {key: item for key, item in value.items() if key in _RECORDED or not isinstance(item, (str, Mapping))}
+        if isinstance(value, Mapping)
+        else value
+        for name, value in settings.items()
+    }
+    found: dict[str, Any] = publishable(known)
+    return found
+
+
+def publishable(value: Any) -> Any:
+    """Return a JSON value without paths of this machine and without Hub tokens.
+
+    Absolute paths, and relative paths through a home folder, are shortened to the file name. Hub ids, other relative
     paths and numbers are kept.
     """
     if isinstance(value, Mapping):
-        return {
-            publishable(key): _BLANK if _is_secret(str(key), item) else publishable(item)
-            for key, item in value.items()
-        }
+        return {publishable(key): publishable(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [
-            _BLANK if _is_secret_option(option, item) else publishable(item)
-            for option, item in zip([None, *value], value)
-        ]
+        return [publishable(item) for item in value]
     if isinstance(value, Enum):
         return publishable(value.value)
-    return _publishable_text(value) if isinstance(value, str) else value
-
-
-def _is_secret(name: str, value: Any) -> bool:
-    """Return whether a value is secret, by its name."""
-    words = re.sub(r"[^a-z0-9]+", "_", re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()).strip("_")
-    if _SECRET.search(words):
-        found = "/" not in name  # a Hub id or path may contain such a word
-    else:
-        found = (
-            bool(_OFTEN_SECRET.search(words)) and not _OF_TEXT.search(words) and not isinstance(value, (int, float))
-        )
-    return found and str(value).lower() not in _NO_SECRETS
-
-
-def _is_secret_option(option: Any, item: Any) -> bool:
-    """Return whether an argument is the secret value of the preceding option."""
-    if not isinstance(option, str) or not option.startswith("-") or str(item).startswith("--"):
-        return False
-    return option == "-t" or _is_secret(option, item)
-
-
-def _publishable_text(text: str) -> str:
-    name, equals, value = text.partition("=")
-    if equals and (name.startswith("-") or name.isupper()) and _is_secret(name, value):
-        return f"{name}={_BLANK}"  # even if it contains spaces or commas
-    if text.startswith(("{", "[")):
-        with suppress(ValueError, RecursionError):
-            found = json.loads(text)
-            return text if (shown := publishable(found)) == found else json.dumps(shown)
-    text = _HUB_TOKEN.sub(_BLANK, _USER.sub(_BLANK, _without_named_secrets(text)))
-    option, equals, value = text.rpartition("=")
-    if Path(value).is_absolute():
-        text = f"{option}{equals}{Path(value).name}"
+    if not isinstance(value, str):
+        return value
+    text = _HUB_TOKEN.sub(_BLANK, value)
+    option, equals, last = text.rpartition("=")
+    if Path(last).is_absolute():
+        text = f"{option}{equals}{Path(last).name}"
     return _PATH.sub(lambda match: re.split(r"[/\\]+", match[0].rstrip("/"))[-1], text)
-
-
-def _without_named_secrets(text: str) -> str:
-    parts, end = [], 0
-    for match in _NAME.finditer(text):
-        value = _VALUE.match(text, match.end())
-        name = match["option"] or match["name"]
-        if value is None or match.start() < end or not _is_secret(name, value[0]):
-            continue
-        if match["option"] and value[0].startswith("--"):
-            continue
-        quote = value[0][0] if value[0][0] in "\"'" else ""
-        parts += [text[end : match.end()], quote, _BLANK, quote]
-        end = value.end()
-    return "".join(parts) + text[end:]
 
 
 def _device_name(device: torch.device) -> str:

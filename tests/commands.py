@@ -1,10 +1,10 @@
 """Runs the command line in this process."""
 
 import io
-import os
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
-from unittest.mock import patch
+
+import pytest
 
 from hf_diversed.cli import app
 
@@ -25,11 +25,9 @@ class Result:
 def run(*arguments: object, **environment: str) -> Result:
     """Run `hf-diversed` with arguments, on a terminal of 200 columns."""
     out, err = io.StringIO(), io.StringIO()
-    with (
-        patch.dict(os.environ, {"COLUMNS": "200", **environment}),
-        redirect_stdout(out),
-        redirect_stderr(err),
-    ):
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
+        for name, value in {"COLUMNS": "200", **environment}.items():
+            patch.setenv(name, value)
         try:
             code = app(list(map(str, arguments)))
         except SystemExit as ended:

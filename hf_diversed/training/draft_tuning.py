@@ -18,7 +18,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainingArgum
 
 from hf_diversed import _compat
 from hf_diversed.generation.checks import check_vocabularies
-from hf_diversed.provenance import provenance, publishable
+from hf_diversed.provenance import provenance, recorded_settings
 from hf_diversed.running.prompts import Prompt, encode, render
 from hf_diversed.training.arguments import own_settings
 from hf_diversed.training.checkpoints import AtomicCheckpoints, resume_point
@@ -296,7 +296,7 @@ class DraftTuner(AtomicCheckpoints):
         else:
             _save_adapter(self.model, folder)
         record = provenance(self.args.seed, self.model.device) | {
-            "tuning": publishable(own_settings(self.args)),
+            "tuning": recorded_settings(own_settings(self.args)),
             "target": None if self.target is None else _compat.public_name(self.target),
             "draft": _compat.public_name(self.model),
             "step": self.state.global_step,

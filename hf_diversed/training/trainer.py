@@ -17,7 +17,7 @@ from transformers.trainer_utils import HubStrategy, IntervalStrategy
 
 from hf_diversed import _compat
 from hf_diversed.head import DiversedHead
-from hf_diversed.provenance import model_digest, provenance, publishable
+from hf_diversed.provenance import model_digest, provenance, recorded_settings
 from hf_diversed.running.pair import Pair
 from hf_diversed.running.sampling import Sampling
 from hf_diversed.tasks.rewards import RewardError, RewardFunc, RewardSum
@@ -418,7 +418,7 @@ class DiversedTrainer(AtomicCheckpoints):
         self.model.save_pretrained(folder)
         step = self.state.global_step if self._step_of_head is None else self._step_of_head
         record = provenance(self.args.seed, self.sampler.pair.target.device) | {
-            "training": publishable(own_settings(self.args)),
+            "training": recorded_settings(own_settings(self.args)),
             "rewards": self.scorer.reward.names,
             "step": step,
             "validation": self._validation(step),
