@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from transformers import CompileConfig, GenerationConfig, PreTrainedModel
@@ -12,13 +12,11 @@ from hf_diversed.engines.buffers import SMALLEST_CAPACITY
 from hf_diversed.engines.compiling import how_to_compile
 from hf_diversed.generation.hook import install_hook, resolve_verifier
 from hf_diversed.generation.planning import draft_length
+from hf_diversed.head import DiversedHead
 from hf_diversed.outputs import CompileStats
 from hf_diversed.running.decode import seeded
 from hf_diversed.verifiers import Verifier
 
-
-if TYPE_CHECKING:
-    from hf_diversed.head import DiversedHead
 
 _ATTEMPTS = 8
 
@@ -40,7 +38,7 @@ def warmup(
     model: PreTrainedModel,
     assistant_model: PreTrainedModel,
     *,
-    diversed_head: "DiversedHead | str | os.PathLike | None" = None,
+    diversed_head: DiversedHead | str | os.PathLike | None = None,
     verifier: Verifier | str | None = None,
     batch_sizes: Sequence[int] = (1,),
     max_length: int = 512,

@@ -2,16 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 import hf_diversed.cut_vocabulary  # noqa: F401  registers its classes for `from_pretrained`
-
-
-if TYPE_CHECKING:
-    from hf_diversed.head import DiversedHead
+from hf_diversed.head import DiversedHead
 
 
 @dataclass(frozen=True)
@@ -24,7 +20,7 @@ class Pair:
     target: PreTrainedModel
     draft: PreTrainedModel | None
     tokenizer: PreTrainedTokenizerBase
-    heads: Mapping[str, "DiversedHead"] = field(default_factory=dict)
+    heads: Mapping[str, DiversedHead] = field(default_factory=dict)
 
     def to(self, device: torch.device | str, dtype: torch.dtype | None = None) -> "Pair":
         """Move all modules in place, as `torch.nn.Module.to` does, and return the pair. Heads keep their dtype."""

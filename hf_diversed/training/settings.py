@@ -1,8 +1,4 @@
-"""Settings of the training runs beyond `TrainingArguments`, with defaults and descriptions.
-
-Standard library only, so that `--help` does not import transformers. `arguments.py` and `draft_tuning.py` check the
-values.
-"""
+"""Settings of the training runs beyond `TrainingArguments`; `arguments.py` and `draft_tuning.py` check the values."""
 
 from dataclasses import dataclass, field
 

@@ -1,16 +1,13 @@
 """Loading of the embedded pair from package data."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
+from hf_diversed.head import DiversedHead
 from hf_diversed.running.pair import Pair
 
-
-if TYPE_CHECKING:
-    from hf_diversed.head import DiversedHead
 
 WEIGHTS = Path(__file__).parent / "weights"
 HEADS, MIXTURE = "heads", "mixture-heads"
@@ -50,10 +47,6 @@ def _load_model(folder: Path) -> LlamaForCausalLM:
     return model
 
 
-def _load_heads(folder: Path) -> dict[str, "DiversedHead"]:
+def _load_heads(folder: Path) -> dict[str, DiversedHead]:
     paths = sorted(folder.iterdir()) if folder.is_dir() else []
-    if not paths:
-        return {}
-    from hf_diversed.head import DiversedHead  # imported only if there are heads
-
     return {path.name: DiversedHead.from_pretrained(path).eval() for path in paths}
