@@ -279,12 +279,19 @@ class Parser:
         own = {item.name for kind in self._own for item in fields(kind)}
         for name, value in found.items():
             action = known[given[name]]
-            if action.dest in own and action.nargs is None and not isinstance(value, (bool, NoneType)):
-                value = ",".join(map(str, value)) if isinstance(value, list) else str(value)
+            if action.dest in own and action.nargs is None:
+                value = _as_text(value)
             action.required = False
             if not action.option_strings:
                 action.nargs = "?"
             self._parser.set_defaults(**{action.dest: value})
+
+
+def _as_text(value: Any) -> Any:
+    """Return a value of a YAML file as the command line has it: a list with commas; flags and None unchanged."""
+    if value is None or isinstance(value, bool):
+        return value
+    return ",".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def refuse_unknown(more: Sequence[str], parser: Parser) -> None:

@@ -3,6 +3,7 @@
 import os
 import shlex
 from dataclasses import dataclass
+from typing import Any
 
 from hf_diversed.cli.options import VerifierOptions, argument, option, required
 from hf_diversed.cli.terminal import notes
@@ -31,10 +32,7 @@ def serve(options: ServeOptions, more: list[str]) -> None:
             raise ValueError(f"--{old} was renamed to --{new}.")
     if options.head is None and options.verifier in (None, DIVERSED):
         raise ValueError('pass --head, or --verifier, for example --verifier "static:0.7".')
-    given = {name: getattr(options, name) for name in ("verifier", "head", "choices", *SETTINGS)}
-    settings = {name: value for name, value in given.items() if value is not None}
-    if options.choices is not None:
-        settings["choices"] = options.choices.split(",")
+    settings = _settings(options)
     length = options.num_assistant_tokens or DEFAULT_NUM_ASSISTANT_TOKENS
     deployment = Deployment.build(settings, length, spell=lambda name: "--" + name.replace("_", "-"))
     if options.num_assistant_tokens is None and deployment.head is not None:
@@ -48,3 +46,9 @@ def serve(options: ServeOptions, more: list[str]) -> None:
     for line in (shlex.join(command), memory, serving.CHAT_NOTE):
         notes.print(line, soft_wrap=True, highlight=False, markup=False)
     os.execve(found, command, {**os.environ, "HF_DIVERSED_NO_HOOK": "1"})
+
+
+def _settings(options: ServeOptions) -> dict[str, Any]:
+    given = {name: getattr(options, name) for name in ("verifier", "head", *SETTINGS)}
+    given["choices"] = None if options.choices is None else options.choices.split(",")
+    return {name: value for name, value in given.items() if value is not None}
