@@ -23,26 +23,28 @@ _TOKEN = "Access token; by default that of `hf auth login`."
 
 
 @dataclass(kw_only=True)
-class CardOptions:
-    """What to publish."""
+class HeadOptions:
+    """A head and its card."""
 
     folder: Path = argument("Folder of a head, as the trainer saves it.", kind=existing_folder)
     evaluation: Path | None = option(f"Results of `evaluate`; by default FOLDER/{EVALUATION}.")
-    repo: str | None = option("Future Hub id of the head.")
     license: str = option("License of the card, as the Hub spells it.", LICENSE)
     tags: str = option("More tags for the card, separated by commas.", "")
+
+
+@dataclass(kw_only=True)
+class CardOptions(HeadOptions):
+    """Where to write the card."""
+
+    repo: str | None = option("Future Hub id of the head.")
     output: Path | None = option(f"File for the card; by default FOLDER/{CARD}.")
 
 
 @dataclass(kw_only=True)
-class PushOptions:
-    """What to publish, and where."""
+class PushOptions(HeadOptions):
+    """Where to publish."""
 
-    folder: Path = argument("Folder of a head, as the trainer saves it.", kind=existing_folder)
     repo: str = argument("Hub id: org/name, or a name under your account.")
-    evaluation: Path | None = option(f"Results of `evaluate`; by default FOLDER/{EVALUATION}.")
-    license: str = option("License of the card, as the Hub spells it.", LICENSE)
-    tags: str = option("More tags for the card, separated by commas.", "")
     private: bool | None = option("Make a new repository private.")
     revision: str | None = option("Branch; created if it does not exist.")
     create_pr: bool = option("Open a pull request.", False)
@@ -125,7 +127,7 @@ def _model(name: str | None, revision: str | None, measured: Mapping[str, Any] |
     return ", ".join(part for part in parts if part) or None
 
 
-def _read(options: CardOptions | PushOptions) -> tuple[DiversedHead, HeadRecords]:
+def _read(options: HeadOptions) -> tuple[DiversedHead, HeadRecords]:
     records = hub.read_records(options.folder, options.evaluation)
     tags = tuple(tag.strip() for tag in options.tags.split(",") if tag.strip())
     return DiversedHead.from_pretrained(options.folder), replace(records, license=options.license, tags=tags)
