@@ -151,7 +151,11 @@ def recorded(argv: Sequence[str]) -> list[str]:
 def recorded_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return settings as `publishable`. Of nested ones, such as `model_init_kwargs`, text is kept for known names."""
     known = {
-        name: {key: item for key, item in value.items() if key in _RECORDED or not isinstance(item, (str, Mapping))}
+        name: {
+            key: item
+            for key, item in value.items()
+            if key in _RECORDED or item is None or isinstance(item, (bool, int, float))
+        }
         if isinstance(value, Mapping)
         else value
         for name, value in settings.items()

@@ -53,7 +53,10 @@ def test_documented_commands_are_recorded_whole(command):
 
 def test_nested_settings_are_recorded_by_name():
     """Catches a token in `model_init_kwargs`, and a data type that is lost."""
-    settings = {"mode": "distill", "model_init_kwargs": {"token": "short", "dtype": "bfloat16", "proxies": {"a": "b"}}}
+    settings = {
+        "mode": "distill",
+        "model_init_kwargs": {"token": "short", "dtype": "bfloat16", "proxies": {"a": "b"}, "headers": ["short"]},
+    }
     assert recorded_settings(settings) == {"mode": "distill", "model_init_kwargs": {"dtype": "bfloat16"}}
 
 
