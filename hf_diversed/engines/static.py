@@ -158,6 +158,8 @@ class StaticEngine(EagerEngine):
         return self.random_source is not None, self.rows.temperatures is None
 
     def ready(self, gamma: int, memory: Memory) -> bool:
+        if gamma == 0:  # would leave the draft model's cache behind by a varying number of tokens
+            return False
         if self._settings is None:
             return self._forwards_ready(gamma)
         shape, has = self._shape(gamma, memory), self.compiler.has

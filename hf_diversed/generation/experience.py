@@ -16,6 +16,7 @@ _WINDOW = 512  # rounds: includes the rare ones of other lengths, and still foll
 _ENOUGH = 4  # minimum number of rounds of one width for a quartile
 _REFIT_EVERY = 32  # rounds
 _TICK = 1e-9  # seconds; lower bound on measured times
+_PROBE_SHARE = 0.02  # time of probes of drafting over that of rounds without draft tokens
 _AROUND = 8  # rounds before and after one, to estimate the speed of the machine at that time
 
 
@@ -29,6 +30,7 @@ class RoundTimes:
         self.num_rounds = 0
         self._rounds: deque[tuple[int, int, float]] = deque(maxlen=_WINDOW)
         self._costs: ForwardTimes | None = None
+        self._probe_debt = 0.0
         self._lock = RLock()
 
     def learn(self, asked: int, drafts: int, seconds: float) -> None:
@@ -36,6 +38,7 @@ class RoundTimes:
         with self._lock:
             self._rounds.append((asked, drafts, max(seconds, _TICK)))
             self.num_rounds += 1
+            self._probe_debt = max(self._probe_debt - _PROBE_SHARE * seconds, 0.0) if asked == 0 else seconds
             if self._costs is None or self.num_rounds % _REFIT_EVERY == 0:
                 _, widths, taken = zip(*self._rounds)
                 self._costs = fit(widths, taken, self._costs)
@@ -44,6 +47,11 @@ class RoundTimes:
     def costs(self) -> ForwardTimes | None:
         """Costs in units of a target forward; None until two widths have been timed often enough."""
         return self._costs
+
+    @property
+    def may_probe(self) -> bool:
+        """Whether the rounds without drafting since the last probe took 50 times as long as that probe."""
+        return self._probe_debt == 0.0
 
     def asked(self) -> Counter[int]:
         """Return the number of recent rounds per scheduled length."""

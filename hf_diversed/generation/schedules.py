@@ -49,6 +49,8 @@ class ConstantLength:
 class AdaptiveLength:
     """Draft length with the highest expected throughput of the batch, in tokens per second: `theory.best_gamma`.
 
+    It is 0, a step of the target alone, where drafting is not expected to be faster, except for rare probes.
+
     The time of a round does not depend on which rows accept draft tokens, so the mean number of accepted tokens
     decides. Other lengths are tried until at least two have been timed, and occasionally later.
 
@@ -73,23 +75,26 @@ class AdaptiveLength:
     def next(self, memory: Memory) -> int:
         self._began = self.clock()
         self._room = self.rows.room_on_host(self.longest)
-        lengths = [gamma for gamma in range(1, self.longest + 1) if gamma == self.start or self.ready(gamma, memory)]
+        lengths = [gamma for gamma in range(self.longest + 1) if gamma == self.start or self.ready(gamma, memory)]
         self._gamma = self._choose(lengths, self.times_for(len(self._room)))
         return self._gamma
 
     def learn(self, round: Round, tally: Tally) -> None:
         drafts = 0 if round.draft is None else round.draft.tokens.shape[1]
-        self.survival.learn(tally.accepted, [min(drafts, room) for room in self._room])
+        if drafts:
+            self.survival.learn(tally.accepted, [min(drafts, room) for room in self._room])
         self.times_for(len(self._room)).learn(self._gamma, drafts, self.clock() - self._began)
 
     def _choose(self, lengths: list[int], times: RoundTimes) -> int:
         explores = times.costs is None or times.num_rounds < _EXPLORE
-        best = self.start
+        best, drafting = self.start, [gamma for gamma in lengths if gamma]
         if times.costs is not None and not explores and not self.survival.is_new:
-            best, _ = best_gamma(self._useful(), times.costs, lengths)
+            best, speedup = best_gamma(self._useful(), times.costs, drafting)
+            if speedup <= 1.0 and 0 in lengths:
+                return best if times.may_probe else 0
         if not explores and times.num_rounds % _TRY_ANOTHER_EVERY:
             return best
-        others = neighbours(best, [gamma for gamma in lengths if gamma <= max(self._room)])
+        others = neighbours(best, [gamma for gamma in drafting if gamma <= max(self._room)])
         asked = times.asked()
         return min([best, *others], key=asked.__getitem__)
 

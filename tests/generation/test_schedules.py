@@ -1,6 +1,7 @@
 """Adaptive draft lengths: what is learnt from rounds, what is chosen, and that decoding is otherwise the same."""
 
 import gc
+import itertools
 import random
 import weakref
 from collections.abc import Callable
@@ -363,3 +364,36 @@ def test_nothing_is_compiled_on_the_way(pair, lengths, monkeypatch, name):
         assert second.stats.compile.num_compiled == 0
     finally:
         clear_compiled()
+
+
+def test_drafting_stops_where_it_does_not_pay_and_resumes():
+    """Catches draft tokens that are never accepted and always paid for, probes that cost more than 2%, and a draft
+    model that is never tried again after its acceptance has risen."""
+    machine = Machine(0.02, ForwardTimes(0.02, 0.006), lengths=tuple(range(LONGEST + 1)))
+    machine.decode(calls=5)
+    began = machine.now
+    later = machine.decode(calls=100)
+    assert 0 < sum(gamma > 0 for gamma in later) < 0.02 * len(later)
+    assert machine.now - began < 1.02 * 100 * 60 * 0.02
+    machine.rate = 0.95
+    machine.decode(calls=200)
+    assert share_of_best(machine, [gamma for _ in range(10) for gamma in machine.decode(calls=1)[:2]]) > 0.9
+
+
+@pytest.mark.parametrize("batch_size", [1, 4])
+def test_rounds_without_drafts_change_no_token(pair, monkeypatch, batch_size):
+    """Catches a draft model whose cache lacks tokens of rounds without drafts, or has them at other positions."""
+    target, draft = pair
+    cycle = itertools.cycle([0, 0, 0, 4, 0, 2, 2, 0])
+    monkeypatch.setattr(AdaptiveLength, "_choose", lambda self, lengths, times: next(cycle))
+    call = {**ragged_batch(batch_size), "max_new_tokens": 40, "do_sample": False}
+    out = target.generate(
+        **call,
+        num_assistant_tokens_schedule="adaptive",
+        assistant_model=draft,
+        verifier="lossless",
+        return_dict_in_generate=True,
+    )
+    assert torch.equal(out.sequences, target.generate(**call))
+    expected = target.generate(**call, assistant_model=draft, verifier="lossless", return_dict_in_generate=True)
+    assert out.stats.verified_acceptance_rate == pytest.approx(expected.stats.verified_acceptance_rate, abs=0.25)
