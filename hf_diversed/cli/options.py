@@ -237,11 +237,24 @@ class Parser:
         self._parser.error = _raise
         trained = [kind for kind in self.classes if kind not in self._own]
         found = self._parser.parse_args_into_dataclasses(
-            list(argv), look_for_args_file=False, return_remaining_strings=True
+            self._without_values(argv), look_for_args_file=False, return_remaining_strings=True
         )
         *configs, namespace, more = found
         values = iter(configs)
         return [next(values) if kind in trained else _build(kind, namespace) for kind in self.classes], more
+
+    def _without_values(self, argv: Sequence[str]) -> list[str]:
+        """Replace `--chat true` and `--chat=false` by `--chat` and `--no-chat`, as `HfArgumentParser` accepts both."""
+        actions = [action for action in self._parser._actions if isinstance(action, argparse.BooleanOptionalAction)]
+        flags = {action.option_strings[0] for action in actions}
+        parts = [part for word in argv for part in (word.split("=", 1) if word.partition("=")[0] in flags else [word])]
+        words: list[str] = []
+        for before, word in zip(["", *parts], parts):
+            if before not in flags or word.lower() not in ("true", "false"):
+                words.append(word)
+            elif word.lower() == "false":
+                words[-1] = f"--no-{before[2:]}"
+        return words
 
     def help(self, everything: bool = False) -> str:
         """Return the help of our options; of transformers' trainer's too if `everything`."""

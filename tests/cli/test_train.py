@@ -308,6 +308,14 @@ def test_options_of_a_file_in_either_spelling(tmp_path):
     assert (arguments.num_examples, arguments.num_eval_examples, config.max_quality_drop) == (3, 4, 0.05)
 
 
+def test_flags_with_values():
+    """Catches `--chat true`, which scripts of transformers' users contain, as an unknown argument."""
+    argv = ["--task", "math", "--chat", "true", "--overwrite=False", "--resume", "--token-features", "true"]
+    options, config = parse_options((TrainOptions, DiversedConfig), [*argv, "--yes=true", "--no-yes"])
+    assert (options.chat, options.overwrite, options.resume, options.yes) == (True, False, True, False)
+    assert config.token_features
+
+
 def test_debug_of_ours_and_of_the_trainers(tmp_path):
     """Catches a flag that hides upstream's option of that name."""
     assert without_debug(["--task", "math", "--debug"], [DiversedConfig]) == (["--task", "math"], True)
