@@ -13,7 +13,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from hf_diversed.formatting import with_bounds
+from hf_diversed.formatting import percent, with_bounds
 from hf_diversed.training.settings import HeadTrainingSettings
 from tools import (
     render_learning,
@@ -78,6 +78,85 @@ def drafts() -> str:
     return table(("draft", "method", "accepted / drafted", "quality"), rows)
 
 
+def _command(found: Record) -> str:
+    script, *arguments = found["provenance"]["argv"]
+    return f"Measured by `{' '.join(['python -m', f'benchmarks.{script}'.removesuffix('.py'), *arguments])}`."
+
+
+def truncation() -> str:
+    """Relaxed verifiers beside truncated targets, with overshoot."""
+    records = json.loads((RESULTS / "truncation.json").read_text())["records"]
+    rows = (
+        [
+            f"`{record['method']}`",
+            *(with_bounds(record, name) for name in ("acceptance_rate", "quality")),
+            "-" if record["mean_overshoot"] is None else f"{record['mean_overshoot']:.3f}",
+            "-" if record["max_ratio"] is None else f"{record['max_ratio']:.2g}",
+        ]
+        for record in records
+    )
+    header = ("method", "accepted / drafted", "quality", "mean overshoot", "largest v/p")
+    return f"{table(header, rows)}\n\nEmbedded pair, math, temperature 1, {prompts(records)}."
+
+
+def random_draft() -> str:
+    """The adaptive schedule with a draft model of random weights, over the target alone."""
+    found = json.loads((RESULTS / "random-draft.json").read_text())
+    rows = (
+        [
+            str(row["batch_size"]),
+            "{:.2f} ({:.2f} to {:.2f})".format(*row["over_target"]),
+            f"{row['first_call']:.2f}",
+            f"{row['draft_forwards']:.3f}",
+        ]
+        for row in found["records"]
+    )
+    header = ("batch size", "CPU time over the target alone", "first call", "draft forwards per target forward")
+    words = "Embedded target, eager engine, 96 new tokens per row, median (quartiles) of alternating calls."
+    return f"{table(header, rows)}\n\n{words} {_command(found)}"
+
+
+def draft_losses() -> str:
+    """Held-out acceptance by loss and number of updates."""
+    found = json.loads((RESULTS / "draft-losses.json").read_text())
+    updates = list(found["runs"][0]["acceptance"])
+    rows = (
+        [f"`{run['loss']}`", str(run["seed"]), *(percent(run["acceptance"][step]) for step in updates)]
+        for run in found["runs"]
+    )
+    setting = found["setting"]
+    words = (
+        "Lossless acceptance 1 - TV(p, q) on the target's completions of "
+        f"{setting['num_eval_prompts']} held-out prompts; {setting['num_prompts']} training prompts, 16 per update. "
+        f"{_command(found)}"
+    )
+    return f"{table(('loss', 'seed', *(f'{step} updates' for step in updates)), rows)}\n\n{words}"
+
+
+def importance() -> str:
+    """Mean rewards of relaxed rollouts with importance weights."""
+    found = json.loads((RESULTS / "importance.json").read_text())
+    records = found["records"]
+
+    def with_error(record: Record, name: str) -> str:
+        return f"{record[name]['mean']:.3f} ± {record[name]['error']:.3f}"
+
+    rows = (
+        [
+            f"`{record['method']}`",
+            *(with_error(record, name) for name in ("reward", "weighted_reward", "mean_weight")),
+            percent(record["effective_share"]),
+        ]
+        for record in records
+    )
+    words = (
+        f"Embedded pair, math, temperature 1, {records[0]['num_prompts']} prompts x "
+        f"{records[0]['samples_per_prompt']}; ± one standard error over prompts. {_command(found)}"
+    )
+    header = ("rollouts", "mean reward", "weighted", "mean weight", "effective sample size")
+    return f"{table(header, rows)}\n\n{words}"
+
+
 def lookup() -> str:
     """Return a table of prompt lookup on SmolLM2."""
     return render_real.study(RESULTS / "real" / "lookup-scitldr.json")
@@ -130,6 +209,10 @@ SECTIONS = {
     "speed": render_tables.speed,
     "guide": guide,
     "drafts": drafts,
+    "draft-losses": draft_losses,
+    "importance": importance,
+    "truncation": truncation,
+    "random-draft": random_draft,
     "lookup": lookup,
     "own-layers": own_layers,
     "tasks": lambda: _headed(render_results.tasks(RESULTS)),
@@ -173,9 +256,9 @@ def on_page_content(html: str, **_: Any) -> str:
 def _label_cells(html: str) -> str:
     labels = [re.sub("<.*?>", "", label).strip() for label in re.findall(r"<th\b[^>]*>(.*?)</th>", html, re.DOTALL)]
     rows = re.split(r"(?=<tr\b)", html)
-    for number, row in enumerate(rows):
+    for index, row in enumerate(rows):
         columns = iter(labels)
-        rows[number] = re.sub(r"<td\b", lambda _: f'<td data-label="{next(columns, "")}"', row)  # noqa: B023
+        rows[index] = re.sub(r"<td\b", lambda _: f'<td data-label="{next(columns, "")}"', row)  # noqa: B023
     return "".join(rows)
 
 

@@ -68,15 +68,18 @@ class AdaptiveLength:
     times_for: Callable[[int], RoundTimes]
     survival: Survival
     clock: Callable[[], float]
-    _gamma: int = field(default=0, init=False)
+    _gamma: int = field(default=-1, init=False)  # of the last round
     _room: list[int] = field(default_factory=list, init=False)
     _began: float = field(default=0.0, init=False)
 
     def next(self, memory: Memory) -> int:
         self._began = self.clock()
         self._room = self.rows.room_on_host(self.longest)
+        times = self.times_for(len(self._room))
+        if self._gamma == 0 and not times.may_probe:  # nothing has been measured that would change the choice
+            return 0
         lengths = [gamma for gamma in range(self.longest + 1) if gamma == self.start or self.ready(gamma, memory)]
-        self._gamma = self._choose(lengths, self.times_for(len(self._room)))
+        self._gamma = self._choose(lengths, times)
         return self._gamma
 
     def learn(self, round: Round, tally: Tally) -> None:

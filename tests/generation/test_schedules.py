@@ -385,6 +385,7 @@ def test_rounds_without_drafts_change_no_token(pair, monkeypatch, batch_size):
     """Catches a draft model whose cache lacks tokens of rounds without drafts, or has them at other positions."""
     target, draft = pair
     cycle = itertools.cycle([0, 0, 0, 4, 0, 2, 2, 0])
+    monkeypatch.setattr(RoundTimes, "may_probe", True)
     monkeypatch.setattr(AdaptiveLength, "_choose", lambda self, lengths, times: next(cycle))
     call = {**ragged_batch(batch_size), "max_new_tokens": 40, "do_sample": False}
     out = target.generate(

@@ -1,0 +1,88 @@
+"""CPU time of the adaptive schedule with a draft model of random weights, over that of the target alone.
+
+python -m benchmarks.random_draft
+
+Both decode the same prompts of the embedded pair in turn, for a fixed number of tokens. Writes
+results/random-draft.json.
+"""
+
+import argparse
+import json
+import time
+from pathlib import Path
+from statistics import quantiles
+
+import torch
+from transformers import AutoModelForCausalLM
+from transformers.utils import logging
+
+from hf_diversed import load_demo_pair
+from hf_diversed.provenance import provenance
+from hf_diversed.running.decode import timed_call
+from hf_diversed.tasks import get_task, load_records
+
+
+NEW_TOKENS, WARM_UP_CALLS = 96, 2
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--turns", type=int, default=9)
+    parser.add_argument("--output", type=Path, default=Path("results/random-draft.json"))
+    options = parser.parse_args()
+    logging.set_verbosity_error()
+    torch.set_num_threads(1)
+    pair = load_demo_pair()
+    pair.target.generation_config.eos_token_id = pair.target.generation_config.pad_token_id = None
+    torch.manual_seed(0)
+    draft = AutoModelForCausalLM.from_config(pair.draft.config).eval()
+    prompts = [record["prompt"] for record in load_records(get_task("math"), "test", 64)]
+    records = []
+    for size in (1, 8):
+        batches = [prompts[at : at + size] for at in range(0, len(prompts), size)]
+        inputs = [pair.tokenizer(batch, return_tensors="pt", padding=True) for batch in batches]
+        records.append({"batch_size": size, **measure(pair.target, draft, inputs, options.turns)})
+        print(records[-1], flush=True)
+    options.output.write_text(json.dumps({"records": records, "provenance": provenance(0)}, indent=1) + "\n")
+
+
+def measure(target, draft, inputs, turns: int) -> dict:
+    """Return ratios of CPU seconds, and draft forwards per target forward."""
+
+    def seconds(drafted: bool, turn: int):
+        call = {"assistant_model": draft, "verifier": "lossless", "num_assistant_tokens_schedule": "adaptive"}
+        began = time.process_time()
+        output, _, _ = timed_call(
+            target,
+            turn,
+            **inputs[turn % len(inputs)],
+            do_sample=True,
+            top_k=0,
+            max_new_tokens=NEW_TOKENS,
+            **(call if drafted else {}),
+        )
+        return time.process_time() - began, output
+
+    first = seconds(True, 0)[0] / seconds(False, 0)[0]
+    for turn in range(1, WARM_UP_CALLS):
+        seconds(True, turn)
+    ratios, forwards = [], [0, 0]
+    for turn in range(turns):
+        # The order alternates.
+        (mine, output), (alone, _) = sorted((seconds(drafted, turn) for drafted in _order(turn)), key=_is_plain)
+        ratios.append(mine / alone)
+        forwards = [forwards[0] + output.stats.draft_forwards, forwards[1] + output.stats.target_forwards]
+    low, middle, high = quantiles(ratios, method="inclusive")
+    return {"over_target": [middle, low, high], "first_call": first, "draft_forwards": forwards[0] / forwards[1]}
+
+
+def _order(turn: int) -> tuple[bool, bool]:
+    return (True, False) if turn % 2 else (False, True)
+
+
+def _is_plain(measured) -> bool:
+    return not hasattr(measured[1], "stats")
+
+
+if __name__ == "__main__":
+    main()
