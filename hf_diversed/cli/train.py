@@ -21,14 +21,18 @@ from hf_diversed.cli.models import (
 )
 from hf_diversed.cli.options import PromptOptions, ScoringOptions, option
 from hf_diversed.cli.preparing import check_new_folder, remove_earlier_run
-from hf_diversed.cli.terminal import console, interruptible
+from hf_diversed.cli.terminal import console, interruptible, notes
 from hf_diversed.head import DiversedHead
+from hf_diversed.provenance import provenance
+from hf_diversed.running.files import write_json
 from hf_diversed.tasks import Task, get_task
 from hf_diversed.tasks.loading import choose, load_records
 from hf_diversed.tasks.rewards import load_reward
 from hf_diversed.tasks.rows import prompt_rows
 from hf_diversed.training import DiversedConfig, DiversedTrainer
 from hf_diversed.training import draft_tuning as tuning
+from hf_diversed.training.counterfactual import FitSettings, fit_head
+from hf_diversed.training.labels import load_labels
 from hf_diversed.training.loading import load_tokenizer
 from hf_diversed.zoo import packaged
 
@@ -46,6 +50,10 @@ class TrainOptions(ScoringOptions):
         "output_dir": "head",
     }
     head: str | None = option("Hub id or folder of a head to start from.")
+    objective: str = option(
+        "rollouts: rewards of completions; counterfactual: costs of single tokens, from --labels.", "rollouts"
+    )
+    labels: Path | None = option("File of `hf-diversed label`, for --objective counterfactual.")
     reward_funcs: list[str] | None = option(
         '"task:NAME" or package.module.function; by default the score of the task.'
     )
@@ -65,8 +73,11 @@ class TuneDraftOptions(PromptOptions):
     num_eval_examples: int = option("Number of held-out prompts; --eval-strategy sets how often they are measured.", 0)
 
 
-def train(options: TrainOptions, config: DiversedConfig) -> DiversedTrainer:
+def train(options: TrainOptions, config: DiversedConfig) -> DiversedTrainer | None:
     """Train a head and save it in `output_dir`; standard output receives only that name."""
+    if (labels := labels_of(options)) is not None:
+        train_on_labels(options, config, labels)
+        return None
     start = resume_point_of(config.resume_from_checkpoint, options.resume)
     folder, first = Path(config.output_dir), config.process_index == 0
     if first:
@@ -82,6 +93,39 @@ def train(options: TrainOptions, config: DiversedConfig) -> DiversedTrainer:
     if first:
         console.print(config.output_dir, markup=False, highlight=False, soft_wrap=True)
     return trainer
+
+
+def labels_of(options: TrainOptions) -> Path | None:
+    """Return the file of labels, or None for training on rollouts. Raises ValueError if the options do not fit."""
+    if options.objective not in ("rollouts", "counterfactual"):
+        raise ValueError(f"--objective must be rollouts or counterfactual, got {options.objective!r}.")
+    if (options.objective == "counterfactual") != (options.labels is not None):
+        raise ValueError(
+            "--objective counterfactual and --labels FILE belong together; make the file with `hf-diversed label`."
+        )
+    if options.labels is not None and options.head is not None:
+        raise ValueError("--head cannot be combined with --objective counterfactual, which trains a new head.")
+    return options.labels
+
+
+def train_on_labels(options: TrainOptions, config: DiversedConfig, path: Path) -> None:
+    """Train a head on labels and save it with the report of the regression."""
+    folder = Path(config.output_dir)
+    check_new_folder("--output-dir", folder, options.overwrite, (str(path),))
+    labels = load_labels(path)
+    if labels.settings["task"] != options.task:
+        raise ValueError(f"--labels has labels of task {labels.settings['task']}, but --task is {options.task}.")
+    head, report = fit_head(labels, FitSettings(head_type=config.head_type, seed=config.seed))
+    if options.overwrite:
+        remove_earlier_run(folder)
+    head.save_pretrained(folder)
+    record = {"labels": labels.settings, "regression": report}
+    write_json(folder / "provenance.json", provenance(config.seed) | {"counterfactual": record})
+    notes.print(
+        f"{report['num_labels']} labels of {report['num_prompts']} prompts; the regression explains "
+        f"{report['r2']:.0%} of their variance on held-out prompts"
+    )
+    console.print(config.output_dir, markup=False, highlight=False, soft_wrap=True)
 
 
 def build_trainer(options: TrainOptions, config: DiversedConfig) -> DiversedTrainer:

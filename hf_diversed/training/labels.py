@@ -89,6 +89,8 @@ class Labels:
     @property
     def noise(self) -> float:
         """Standard deviation of a label that is due to the sampled continuations; NaN with one per branch."""
+        if self.scores.shape[-1] == 1:
+            return math.nan
         return float((self.scores.var(-1).sum(-1) / self.scores.shape[-1]).mean().sqrt())
 
 

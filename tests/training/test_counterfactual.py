@@ -1,14 +1,17 @@
 """Regression of the cost of a token: planted costs, the price, folds by prompt, and decoding with the head."""
 
 import dataclasses
+import json
+from pathlib import Path
 
 import pytest
 import torch
 
 from hf_diversed import DiversedHead, DiversedVerifier
+from hf_diversed.cli.main import call
 from hf_diversed.provenance import module_digest
 from hf_diversed.training.counterfactual import FitSettings, fit_head
-from hf_diversed.training.labels import Labels
+from hf_diversed.training.labels import Labels, load_labels
 from tests.tiny import ragged_batch, tiny_draft, tiny_model
 
 
@@ -120,3 +123,24 @@ def test_inputs_that_were_not_recorded():
     assert not fit_head(without, FitSettings())[0].needs_hidden_states
     with pytest.raises(ValueError, match="target_after=True need labels"):
         fit_head(without, FitSettings(target_after=True))
+
+
+def test_commands_label_and_train(tmp_path):
+    """Catches options that do not reach the labels, and a head of other labels than those of the file."""
+    labels, folder = str(tmp_path / "labels.jsonl"), tmp_path / "head"
+    options = ["--num-examples", "6", "--batch-size", "6", "--rejections", "2", "--continuations", "1"]
+    options += ["--max-new-tokens", "12", "--temperature", "1", "--lookahead", "2", "--device", "cpu"]
+    call("label", ["--task", "summary", "--output", labels, *options])
+    assert load_labels(Path(labels)).settings["rejections"] == 2
+    command = ["--task", "summary", "--objective", "counterfactual", "--output-dir", str(folder)]
+    call("train", [*command, "--labels", labels])
+    head = DiversedHead.from_pretrained(folder)
+    assert (head.lookahead, head.target_after, head.config.task) == (2, True, "summary")
+    assert json.loads((folder / "provenance.json").read_text())["counterfactual"]["regression"]["num_labels"] > 5
+    for wrong, message in (
+        (["--objective", "counterfactual"], "belong together"),
+        (["--labels", labels], "belong together"),
+        (["--objective", "other"], "must be rollouts or counterfactual"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            call("train", ["--task", "summary", "--output-dir", str(tmp_path / "new"), *wrong])
