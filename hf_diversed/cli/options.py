@@ -213,6 +213,10 @@ class Parser:
             hints = get_type_hints(kind)
             for item in fields(kind):
                 _add(self._parser, item, hints[item.name])
+        shown = self._parser._optionals._group_actions  # in the order of help
+        shown.sort(
+            key=lambda action: (not action.required, action.dest in {item.name for item in fields(DeviceOptions)})
+        )
         self._parser.add_argument("--config", metavar="FILE", help="YAML file with any of these options.")
         if "debug" not in {action.dest for action in self._parser._actions}:
             self._parser.add_argument("--debug", action="store_true", help="Show the traceback of an error.")
@@ -337,7 +341,7 @@ def _add(parser: argparse.ArgumentParser, item: Any, hint: Any) -> None:
         action = parser.add_argument(flag, action=argparse.BooleanOptionalAction, **given)
         action.help = given["help"]  # without the default that argparse appends
     else:
-        name = item.name.rpartition("_")[2].upper()
+        name = {int: "N", float: "X"}.get(kind, item.name.rpartition("_")[2].upper())
         count = "+" if many else None
         flags = (flag, *item.metadata["also"])
         parser.add_argument(*flags, type=kind, required=needed, nargs=count, metavar=name, **given)

@@ -271,7 +271,7 @@ def load_labels(path: Path) -> Labels:
 
 
 def _read_done(path: Path, about: dict[str, Any]) -> int:
-    """Return the number of batches in the file; 0 if there is none."""
+    """Return the number of batches in the file; 0 without a file."""
     drop_torn_line(path)
     lines = read_lines(path) if path.exists() else []
     if not lines:
