@@ -16,6 +16,7 @@ from typing import Any
 from hf_diversed.formatting import percent, with_bounds
 from hf_diversed.training.settings import HeadTrainingSettings
 from tools import (
+    render_counterfactual,
     render_learning,
     render_pair,
     render_readme,
@@ -216,6 +217,7 @@ SECTIONS = {
     "lookup": lookup,
     "own-layers": own_layers,
     "tasks": lambda: _headed(render_results.tasks(RESULTS)),
+    "counterfactual": lambda: _headed(render_counterfactual.studies(RESULTS)),
     "learning": lambda: _headed(render_learning.studies(RESULTS)),
     "mixture-heads": lambda: _headed(render_studies.studies(RESULTS)),
     "smollm2": lambda: _headed(dict(render_real.real(RESULTS / "real"))),

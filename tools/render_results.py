@@ -13,7 +13,7 @@ from hf_diversed.evaluation import markdown_table
 from hf_diversed.evaluation.curves import read_records, to_curves
 from hf_diversed.formatting import percent, with_bounds
 from hf_diversed.running.methods import DIVERSED, MethodName
-from tools import render_learning, render_studies
+from tools import render_counterfactual, render_learning, render_studies
 from tools.markdown import folded, table
 
 
@@ -39,13 +39,14 @@ COMMANDS = {
     "transfer.json": "python benchmarks/transfer.py --batch-size 250",
     **render_learning.COMMANDS,
     **render_studies.COMMANDS,
+    **render_counterfactual.COMMANDS,
 }
 Record = Mapping[str, Any]
 
 
 def tasks(folder: Path = RESULTS) -> dict[str, str]:
     """Return tables of methods by task and setting, under their headings."""
-    studied = [*render_learning.COMMANDS, *render_studies.COMMANDS]
+    studied = [*render_learning.COMMANDS, *render_studies.COMMANDS, *render_counterfactual.COMMANDS]
     return {
         "Methods and tasks": _methods_and_tasks(folder),
         "The frontier": _frontier(folder),

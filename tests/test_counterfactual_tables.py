@@ -1,0 +1,51 @@
+"""The tables of heads trained on token costs, rendered from made-up results."""
+
+import json
+
+from tools.render_counterfactual import studies
+
+
+def point(share: float, cost: float, saving: float) -> dict:
+    bounds = {"cost_ci": [cost - 0.01, cost + 0.01], "saving_ci": [saving - 0.01, saving + 0.01]}
+    return {"share": share, "cost": cost, "saving": saving, **bounds}
+
+
+def decoded(method: str, rate: float | None, drop: float | None, **gain) -> dict:
+    record = {"method": method, "n": 1000, "quality": 0.7, "quality_drop": drop, "acceptance_rate": rate, **gain}
+    bounds = {"quality_drop_ci": drop and [drop - 0.01, drop + 0.01], "acceptance_rate_ci": rate and [rate, rate]}
+    return record | bounds
+
+
+def test_tables(tmp_path):
+    """Catches figures in wrong cells, a saving whose interval contains 0 among the clear ones, and a difference at
+    equal acceptance where there is no estimate."""
+    assert not any(studies(tmp_path).values())
+    made = {"labels": 3000, "prompts": 1000, "continuations": 2, "mean_cost": 0.1, "deviation": 0.1, "noise": 0.05}
+    curve = {
+        "lenience": [point(0.2, 0.03, 0.0), point(0.5, 0.08, 0.0)],
+        "packaged head": [point(0.2, 0.01, 0.02), point(0.5, 0.06, 0.02)],
+        "lookahead": [point(0.2, 0.025, 0.005), point(0.5, 0.06, 0.02)],
+        "same inputs": [point(0.2, 0.03, 0.0), point(0.5, 0.09, -0.01)],
+    }
+    decoding = [
+        decoded("target", None, None),
+        decoded("lenience:0.3", 0.75, 0.02),
+        decoded("lenience:0.1", 0.8, 0.03),
+        decoded("counterfactual@0.5", 0.81, 0.04, gain=None),
+        decoded("counterfactual@0.6", 0.79, 0.025, gain=0.005, gain_ci=[-0.01, 0.02]),
+    ]
+    study = {"task": "summary", "metric": "rouge2", "labels": {"train": made}, "curve": curve, "decoding": decoding}
+    study["heads"] = {"lookahead": {"r2": 0.4}, "same inputs": {"r2": 0.3}}
+    (tmp_path / "counterfactual-summary.json").write_text(json.dumps(study))
+    labels, costs, decoded_text = studies(tmp_path).values()
+    assert "| train | 3,000 | 1,000 | 2 | 10.00 | 10.00 | 5.00 | 25.0% |" in labels
+    assert "| order | R² | cost, 20% kept | cost, 50% kept | saving, 20% kept | saving, 50% kept |" in costs
+    assert "| p/q, as lenience | - | 3.00 (2.00 to 4.00) | 8.00 (7.00 to 9.00) | - | - |" in costs
+    assert "| lookahead | 40.0% | 2.50 (1.50 to 3.50) | 6.00 (5.00 to 7.00) | 0.50 (-0.50 to 1.50) |" in costs
+    assert "excludes 0 for: lookahead (50%). It contains 0 at every share for: same inputs." in costs
+    assert "| `lenience:0.3` | 75.0% (75.0% to 75.0%) | 70.0% | 2.00 (1.00 to 3.00) |" in decoded_text
+    assert "`counterfactual@0.5` accepts 81.0% with a drop of 4.00 points; the closest lenience, `lenience:0.1`" in (
+        decoded_text
+    )
+    assert "no estimate at equal acceptance: its acceptance is above that of every lenience." in decoded_text
+    assert "its quality is 0.50 (-1.00 to 2.00) points above that of lenience." in decoded_text

@@ -1,0 +1,127 @@
+"""Render the study of heads trained on the costs of single tokens."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from hf_diversed.formatting import percent, with_bounds
+from tools.markdown import table
+
+
+COMMANDS = {
+    "counterfactual-summary.json": "python -m benchmarks.counterfactual summary --samples 1 "
+    "--lenience 0.12 0.05 0.001 0.0001 --strictness 0.55 0.65"
+}
+_LENIENCE, _OWN = "lenience", "counterfactual@"
+_WORDS = {_LENIENCE: "p/q, as lenience", "packaged head": "the packaged head, trained on rollouts"}
+Found = Mapping[str, Any]
+
+
+def studies(folder: Path) -> dict[str, str]:
+    """Return the parts of the study by their headings; empty without results."""
+    paths = [folder / name for name in COMMANDS if (folder / name).is_file()]
+    found = [json.loads(path.read_text()) for path in paths]
+    return {
+        "Measured: labels": "\n\n".join(map(_labels, found)),
+        "Measured: cost per rejected token kept": "\n\n".join(map(_curve, found)),
+        "Measured: decoding": "\n\n".join(_decoding(study) for study in found if "decoding" in study),
+    }
+
+
+def _labels(study: Found) -> str:
+    rows = [
+        [
+            split,
+            f"{one['labels']:,}",
+            f"{one['prompts']:,}",
+            str(one["continuations"]),
+            *(_points(one[name]) for name in ("mean_cost", "deviation", "noise")),
+            percent((one["noise"] / one["deviation"]) ** 2),
+        ]
+        for split, one in study["labels"].items()
+    ]
+    header = ("split", "labels", "prompts", "continuations per branch", "mean cost", "deviation", "noise", "share")
+    note = (
+        f"Embedded pair, {study['task']}, temperature 1; costs are in points of {study['metric']}. Noise is the "
+        "standard deviation of a label due to the sampled continuations, and share its part of the labels' variance. "
+        "It excludes the variance over residual tokens:"
+    )
+    return f"{note}\n\n{table(header, rows)}"
+
+
+def _curve(study: Found) -> str:
+    """Return costs and savings by order, and the shares at which the interval of the saving excludes 0."""
+    rows, clear, unclear = [], [], []
+    for name, points in study["curve"].items():
+        head, words = study["heads"].get(name), _WORDS.get(name, name)
+        saved = [f"{point['share']:.0%}" for point in points if point["saving_ci"][0] > 0.0]
+        if head is not None:
+            (clear if saved else unclear).append(f"{words} ({', '.join(saved)})" if saved else words)
+        rows.append(
+            [
+                words,
+                "-" if head is None else percent(head["r2"]),
+                *(_bounded(point, "cost") for point in points),
+                *("-" if name == _LENIENCE else _bounded(point, "saving") for point in points),
+            ]
+        )
+    shares = [f"{point['share']:.0%} kept" for point in study["curve"][_LENIENCE]]
+    header = ("order", "R²", *(f"cost, {share}" for share in shares), *(f"saving, {share}" for share in shares))
+    note = (
+        "Each order keeps a share of the rejected tokens of the test labels. The cost is in points of "
+        f"{study['metric']} per rejection of lossless decoding, to first order; the saving is the cost of lenience's "
+        "order minus it. R² is the share of the labels' variance that the head explains on held-out training prompts:"
+    )
+    lines = [f"The interval of the saving excludes 0 for: {'; '.join(clear)}."] if clear else []
+    lines += [f"It contains 0 at every share for: {'; '.join(unclear)}."] if unclear else []
+    bounds = "95% intervals are clustered by prompt, for the given order, and not corrected for several comparisons."
+    return "\n\n".join([note, table(header, rows), " ".join([*lines, bounds])])
+
+
+def _decoding(study: Found) -> str:
+    """Return the table of methods, and each head setting beside the lenience with the closest acceptance."""
+    records = study["decoding"]
+    rows = [
+        [f"`{one['method']}`", with_bounds(one, "acceptance_rate"), percent(one["quality"]), _drop(one)]
+        for one in records
+    ]
+    header = ("method", "accepted / drafted", study["metric"], "drop from the target, points")
+    lenient = [one for one in records if one["method"].startswith(_LENIENCE)]
+    lines = []
+    for own in (one for one in records if one["method"].startswith(_OWN)):
+        rate = own["acceptance_rate"]
+        near = min(lenient, key=lambda one: abs(one["acceptance_rate"] - rate))
+        lines.append(
+            f"- `{own['method']}` accepts {percent(rate)} with a drop of {_points(own['quality_drop'])} points; the "
+            f"closest lenience, `{near['method']}`, accepts {percent(near['acceptance_rate'])} with a drop of "
+            f"{_points(near['quality_drop'])}. {_gain(own, [one['acceptance_rate'] for one in lenient])}"
+        )
+    note = (
+        f"{records[0]['n']:,} test prompts, temperature 1, 5 draft tokens per round; `counterfactual@s` is the linear "
+        "head with all inputs at strictness s:"
+    )
+    return "\n\n".join([note, table(header, rows), "\n".join(lines)])
+
+
+def _gain(own: Found, rates: list[float]) -> str:
+    """Describe the paired difference to lenience at equal acceptance."""
+    if own["gain"] is not None:
+        return f"At equal acceptance its quality is {_bounded(own, 'gain')} points above that of lenience."
+    side = "below" if own["acceptance_rate"] < min(rates) else "above" if own["acceptance_rate"] > max(rates) else ""
+    words = f"its acceptance is {side} that of every lenience" if side else "its acceptance is near an end of theirs"
+    return f"There is no estimate at equal acceptance: {words}."
+
+
+def _drop(record: Found) -> str:
+    return "-" if record["quality_drop"] is None else _bounded(record, "quality_drop")
+
+
+def _bounded(record: Found, name: str) -> str:
+    low, high = record[f"{name}_ci"]
+    return f"{_points(record[name])} ({_points(low)} to {_points(high)})"
+
+
+def _points(value: float) -> str:
+    text = f"{100 * value:.2f}"
+    return "0.00" if text == "-0.00" else text
