@@ -37,8 +37,9 @@ class CactusVerifier(Verifier):
 
         def replacement(positions: torch.Tensor) -> torch.Tensor:
             at = positions[:, None]
-            p = target.probs(positions)
-            conditioned = (p * others.gather(1, at)).scatter(-1, draft.tokens.gather(1, at), raised.gather(1, at))
+            p, x = target.probs(positions), draft.tokens.gather(1, at)
+            raised_x = torch.where(p.gather(-1, x) > 0.0, raised.gather(1, at), 0.0)  # softmax rounds subnormal p to 0
+            conditioned = (p * others.gather(1, at)).scatter(-1, x, raised_x)
             return residual(conditioned, draft.probs(positions), fallback=p)
 
         return Verdict(acceptance(raised, draft.prob(draft.tokens)), replacement)
