@@ -29,7 +29,7 @@ from hf_diversed.provenance import module_digest, provenance
 from hf_diversed.tasks import get_task, load_records
 
 
-DIALS = (0.95, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1)
+STRICTNESSES = (0.95, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1)
 _JUST_BELOW = 1e-6
 
 
@@ -47,7 +47,7 @@ def main() -> None:
         split="test",
     )
     examples = load_records(task, "test", settings.num_examples, settings.seed)
-    labels = [PLAIN, *(f"diversed@{dial:g}" for dial in DIALS)]
+    labels = [PLAIN, *(f"diversed@{strictness:g}" for strictness in STRICTNESSES)]
     head, folder = pair.heads[arguments.task], Path(arguments.folder)
     measured = evaluate(pair, task, examples, labels, settings, head=head, output=folder)
     found = read_results(folder)
@@ -62,8 +62,8 @@ def main() -> None:
         "prompts_per_calibration": arguments.prompts_per_calibration,
         "confidence": arguments.confidence,
         "pool": [
-            {"strictness": dial, "drop": float(drop), "acceptance_rate": record["acceptance_rate"]}
-            for dial, drop, record in zip(DIALS, true_drops, measured[1:])
+            {"strictness": strictness, "drop": float(drop), "acceptance_rate": record["acceptance_rate"]}
+            for strictness, drop, record in zip(STRICTNESSES, true_drops, measured[1:])
         ],
         "stated": simulate(pool, arguments.max_drops, arguments),
         "hardest": simulate(pool, hardest, arguments),
@@ -79,7 +79,7 @@ def simulate(pool: np.ndarray, max_drops: Sequence[float], arguments: argparse.N
     """Simulate calibrations on prompts drawn from a pool and summarize them by stated bound.
 
     Args:
-        pool: `[len(DIALS), P]`, the drop of every prompt of the pool at every strictness.
+        pool: `[len(STRICTNESSES), P]`, the drop of every prompt of the pool at every strictness.
     """
     draws, true_drops = np.random.default_rng(arguments.seed), pool.mean(axis=1)
     passed: dict[float, Counter[int]] = {max_drop: Counter() for max_drop in max_drops}
@@ -95,7 +95,9 @@ def simulate(pool: np.ndarray, max_drops: Sequence[float], arguments: argparse.N
             "max_drop": max_drop,
             "kept": 1.0 - _wrong(counts, true_drops, max_drop) / arguments.calibrations,
             "certified": 1.0 - counts[0] / arguments.calibrations,
-            "dials": {f"{DIALS[count - 1]:g}": times for count, times in sorted(counts.items()) if count},
+            "strictnesses": {
+                f"{STRICTNESSES[count - 1]:g}": times for count, times in sorted(counts.items()) if count
+            },
         }
         for max_drop, counts in passed.items()
     ]

@@ -150,10 +150,15 @@ def _ceilings(found: Mapping[str, Found]) -> str:
 
 def _calibration(found: Found) -> str:
     stated = [
-        [f"{100 * row['max_drop']:g}", percent(row["certified"]), percent(row["kept"]), _dials(row["dials"])]
+        [
+            f"{100 * row['max_drop']:g}",
+            percent(row["certified"]),
+            percent(row["kept"]),
+            _strictnesses(row["strictnesses"]),
+        ]
         for row in found["stated"]
     ]
-    dial = [
+    rows_by_strictness = [
         [f"{row['strictness']:g}", percent(row["acceptance_rate"]), _in_points(row["drop"])] for row in found["pool"]
     ]
     note = (
@@ -169,12 +174,12 @@ def _calibration(found: Found) -> str:
             f"{kept} of the calibrations were right."
         )
     header = ("tolerated drop, points", "certified a strictness", "were right", "certified strictness (count)")
-    curve = table(("`diversed_strictness`", "accepted / drafted", "below the target, points"), dial)
+    curve = table(("`diversed_strictness`", "accepted / drafted", "below the target, points"), rows_by_strictness)
     return "\n\n".join([note, curve, table(header, stated), worst])
 
 
-def _dials(counts: Mapping[str, int]) -> str:
-    return ", ".join(f"{dial} ({count})" for dial, count in counts.items()) or "-"
+def _strictnesses(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{value} ({count})" for value, count in counts.items()) or "-"
 
 
 def _cost(found: Found) -> str:

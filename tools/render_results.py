@@ -116,14 +116,14 @@ def _frontier(folder: Path) -> str:
         return gaps[0]
     front = max(to_curves(records, "frontier-math"), key=lambda curve: len(curve.families))
     heads = [name for name in front.families if MethodName.parse(name).name == DIVERSED]
-    dials = [record for name in heads for record in front.families[name]]
-    others = [record for record in records if record.get("static_gain") is not None and record not in dials]
-    above = [record for record in dials if (record.get("static_gain_ci") or (-1.0,))[0] > 0]
+    settings = [record for name in heads for record in front.families[name]]
+    others = [record for record in records if record.get("static_gain") is not None and record not in settings]
+    above = [record for record in settings if (record.get("static_gain_ci") or (-1.0,))[0] > 0]
     pictures = [f"![Quality against acceptance on {task}](assets/plots/frontier-{task}.png)" for task in TASKS]
     parts = [
         *pictures,
-        f"On {front.task} ({_samples(dials[0] if dials else records[0])} samples), {len(above)} of {len(dials)} "
-        "strictness settings of DIVERSED have a lower 95% bound above the interpolated static curve.",
+        f"On {front.task} ({_samples(settings[0] if settings else records[0])} samples), {len(above)} of "
+        f"{len(settings)} strictness settings of DIVERSED have a lower 95% bound above the interpolated static curve.",
     ]
     if above or others:
         figures = ("acceptance_rate", "quality", "static_gain")

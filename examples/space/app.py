@@ -112,9 +112,9 @@ def build() -> gr.Blocks:
                 empty = _panels(Comparison(), FIRST.method)
                 names = ("sources", "weights", "plain")
                 sources, weights, reference = (gr.HTML(html, elem_id=name) for html, name in zip(empty, names))
-        dials = [model, task, method, strictness, lenience, weight]
+        inputs = [model, task, method, strictness, lenience, weight]
         quietly = {"show_progress": "hidden", "trigger_mode": "always_last"}
-        gr.on([item.change for item in dials], show_point, dials, [chart, hint], **quietly)
+        gr.on([item.change for item in inputs], show_point, inputs, [chart, hint], **quietly)
         controls = [strictness, lenience, weight, max_bias, gamma, weights]
         method.change(show_controls, method, controls, show_progress="hidden")
         gr.on([task.input, another.click], example, [model, task], prompt, show_progress="hidden")

@@ -25,7 +25,7 @@ from hf_diversed.verifiers.diversed import DiversedVerifier
 
 
 # Strict to permissive. Below the last one nearly every draft token is accepted.
-DIALS = tuple(place / 20 for place in range(19, 0, -1))
+STRICTNESSES = tuple(place / 20 for place in range(19, 0, -1))
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ def calibrate(
     output: Path,
     *,
     confidence: float = 0.95,
-    dials: Sequence[float] = DIALS,
+    strictnesses: Sequence[float] = STRICTNESSES,
 ) -> tuple[list[dict[str, Any]], list[Tested]]:
     """Find the most permissive strictness for each tolerated quality drop, by fixed-sequence testing.
 
@@ -67,7 +67,7 @@ def calibrate(
         max_drops: each in (0, 1), in units of the task's metric.
         output: a folder that stores every finished call, so that an interrupted calibration can continue.
         confidence: probability that a certified strictness keeps its drop, for each drop separately.
-        dials: strictnesses, from strict to permissive; measurement ends with the first that fails every drop.
+        strictnesses: values to test, from strict to permissive; measurement ends with the first that fails every drop.
 
     Returns:
         The new certificates, one for each drop with a certified strictness, and all tested settings.
@@ -79,20 +79,20 @@ def calibrate(
         raise ValueError("a calibration needs settings with `num_assistant_tokens`, and runs in one process.")
     if pair.draft is None:
         raise ValueError("a calibration needs a draft model: prompt lookup cannot be certified.")
-    if list(dials) != sorted(set(dials), reverse=True):
-        raise ValueError(f"`dials` must fall from strict to permissive, got {list(dials)}.")
+    if list(strictnesses) != sorted(set(strictnesses), reverse=True):
+        raise ValueError(f"`strictnesses` must fall from strict to permissive, got {list(strictnesses)}.")
     sequence, tested = FixedSequence(max_drops, confidence), list[Tested]()
     conditions = _conditions(pair, task, examples[0], head, settings)
-    for dial in dials:
+    for strictness in strictnesses:
         if not sequence.open:
             break
-        label = f"diversed@{dial:g}"
+        label = f"diversed@{strictness:g}"
         records = evaluate(pair, task, examples, [PLAIN, label], settings, head=head, output=output)
         results = read_results(output)
         drops = paired_drops(rewards(results, PLAIN), rewards(results, label))
         drops = drops[np.random.default_rng(settings.seed).permutation(len(drops))]  # a file may be sorted
         (record,) = (record for record in records if record["method"] == label)
-        tested.append(Tested(dial, float(drops.mean()), record["acceptance_rate"], sequence.test(drops)))
+        tested.append(Tested(strictness, float(drops.mean()), record["acceptance_rate"], sequence.test(drops)))
     shared = {
         "confidence": float(confidence),
         "task": task.name,

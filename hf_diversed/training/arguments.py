@@ -30,7 +30,7 @@ class DiversedConfig(HeadTrainingSettings, TrainingArguments):
 
     _VALID_DICT_FIELDS: ClassVar[list[str]] = [*TrainingArguments._VALID_DICT_FIELDS, "model_init_kwargs"]
 
-    def settle(self, token_features: bool) -> None:
+    def set_head_defaults(self, token_features: bool) -> None:
         """Set the defaults that depend on whether the head has token features."""
         if self.clip_range is None:
             self.clip_range = 0.5 if token_features else 0.2

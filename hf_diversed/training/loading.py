@@ -34,10 +34,10 @@ def load_tokenizer(target: PreTrainedModel | str) -> PreTrainedTokenizerBase:
 
 
 def fresh_head(target: PreTrainedModel, draft: PreTrainedModel | None, args: DiversedConfig) -> DiversedHead:
-    """Return a new head for a pair, initialized by `say_at_start`; without a draft model, one for prompt lookup."""
+    """Return a new head for a pair; without a draft model, one for prompt lookup."""
     if draft is None and args.head_features != "distribution":
         raise ValueError(
-            'drafts that are looked up have no hidden states, so head_features must be "distribution", got '
+            'draft tokens from prompt lookup have no hidden states, so head_features must be "distribution", got '
             f"{args.head_features!r}."
         )
     config = DiversedHeadConfig.for_pair(
@@ -52,12 +52,12 @@ def fresh_head(target: PreTrainedModel, draft: PreTrainedModel | None, args: Div
     with torch.random.fork_rng():
         torch.manual_seed(args.seed)
         head = DiversedHead(config)
-    say_at_start(head, args)
+    set_initial_prediction(head, args)
     return head
 
 
-def say_at_start(head: DiversedHead, args: DiversedConfig) -> None:
-    """Initialize a head to predict `args.initial_weight` everywhere or, with token features, `args.initial_lenience`.
+def set_initial_prediction(head: DiversedHead, args: DiversedConfig) -> None:
+    """Let a head predict `args.initial_weight` at every position or, with token features, `args.initial_lenience`.
 
     Standardization of the head's inputs does not change these predictions.
     """

@@ -44,18 +44,18 @@ class RecordingVerifier(DiversedVerifier):
     """The DIVERSED verifier at strictness 0.5 (as trained), with the head's inputs recorded.
 
     Attributes:
-        tells_law: whether records contain the exact TV(v, p) of every position. With token features this needs the
+        records_bias: whether records contain the exact TV(v, p) of every position. With token features this needs the
             weight of every token in the vocabulary; with False only the draft token's value, `Trace.bias`, is
             recorded.
     """
 
     keeps_inputs = True
-    tells_law = True
+    records_bias = True
 
     def __call__(self, *args: Any, **kwargs: Any) -> Verdict:
         verdict = super().__call__(*args, **kwargs)
         # With one weight per position, records compute TV(v, p) without v.
-        if not self.tells_law or verdict.trace.bias is None:
+        if not self.records_bias or verdict.trace.bias is None:
             verdict.trace = replace(verdict.trace, emitted_probs=None)
         return verdict
 
@@ -65,7 +65,7 @@ class Sampler:
 
     Attributes:
         verifier_class: class of the verifier that wraps the head.
-        tells_law: see `RecordingVerifier`; needed only for the KL term with token features.
+        records_bias: see `RecordingVerifier`; needed only for the KL term with token features.
 
     Args:
         pair: the frozen models and their tokenizer.
@@ -75,7 +75,7 @@ class Sampler:
 
     def __init__(self, pair: Pair, settings: Sampling):
         self.verifier_class: type[RecordingVerifier] = RecordingVerifier
-        self.tells_law = True
+        self.records_bias = True
         self.pair, self.tokenizer, self.settings = pair, pair.tokenizer, settings
         self.decoder = Decoder(pair, settings)
         self._eos = set(self.decoder.eos_ids)
@@ -99,7 +99,7 @@ class Sampler:
         """
         verifier = self.verifier_class(head)
         verifier.keeps_inputs = keep_inputs
-        verifier.tells_law = self.tells_law
+        verifier.records_bias = self.records_bias
         method = Method("relaxed", verifier)
         parts: list[tuple[list[int], Rollouts]] = []
         for order, drawn in self._decoded(method, prompts, seed, batch_size, output_token_records=True):

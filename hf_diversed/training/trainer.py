@@ -24,7 +24,7 @@ from hf_diversed.tasks.rewards import RewardError, RewardFunc, RewardSum
 from hf_diversed.training.arguments import DiversedConfig, own_settings
 from hf_diversed.training.checkpoints import AtomicCheckpoints, Rescue, resume_point
 from hf_diversed.training.constraint import ConstraintCallback
-from hf_diversed.training.loading import fresh_head, load_frozen, load_tokenizer, say_at_start
+from hf_diversed.training.loading import fresh_head, load_frozen, load_tokenizer, set_initial_prediction
 from hf_diversed.training.objective import LossSettings, center, diversed_loss, leave_one_out
 from hf_diversed.training.prompts import RolloutOrder, check_context
 from hf_diversed.training.references import ReferenceRewards
@@ -118,7 +118,7 @@ class DiversedTrainer(AtomicCheckpoints):
         self._fresh = head is None
         head = head or fresh_head(target, draft, args)
         head.config.task = task or head.config.task
-        args.settle(head.needs_token)
+        args.set_head_defaults(head.needs_token)
         settings = Sampling(
             temperature=args.temperature,
             top_k=args.top_k,
@@ -129,7 +129,7 @@ class DiversedTrainer(AtomicCheckpoints):
             stop_strings=tuple(stop_strings),
         )
         self.sampler = Sampler(Pair(target, draft, tokenizer), settings)
-        self.sampler.tells_law = args.kl_coef > 0 or not head.needs_token
+        self.sampler.records_bias = args.kl_coef > 0 or not head.needs_token
         self.rule = self.sampler.verifier_class(head).score
         self.seconds = dict.fromkeys(("reference", "rollout", "reward", "evaluation", "save"), 0.0)
         self._batch: _Batch | None = None
@@ -260,7 +260,7 @@ class DiversedTrainer(AtomicCheckpoints):
         self.model.standardize(**inputs)
         for values in (self.model.input_mean, self.model.input_std):
             values.copy_(broadcast(values))
-        say_at_start(self.model, self.args)
+        set_initial_prediction(self.model, self.args)
 
     def compute_loss(self, model, inputs: _Batch, return_outputs: bool = False, num_items_in_batch=None):
         """Return the loss of one update on this device's rollouts, without forward passes of target and draft."""
@@ -271,7 +271,7 @@ class DiversedTrainer(AtomicCheckpoints):
         )
         logit = model(**inputs.inputs)
         loss, metrics = diversed_loss(self.rule, logit, inputs.old_logit, inputs.decisions, inputs.advantage, settings)
-        if not self.sampler.tells_law:
+        if not self.sampler.records_bias:
             del metrics["kl"]
         for name, value in metrics.items():
             self._metrics.setdefault(name, []).append(value.item())

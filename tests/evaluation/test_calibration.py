@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from hf_diversed.evaluation import EvaluationSettings, evaluate, read_results
-from hf_diversed.evaluation.calibration import DIALS, calibrate, rewards
+from hf_diversed.evaluation.calibration import STRICTNESSES, calibrate, rewards
 from hf_diversed.provenance import model_digest, module_digest
 from tests.evaluation.fakes import Interrupted, LetterTask, examples, tiny_pair
 from tests.tiny import ragged_batch, tiny_head
@@ -21,9 +21,9 @@ def pair():
     return tiny_pair()
 
 
-def run(pair, folder: Path, task=None, drops=DROPS, dials=STRICT_TO_PERMISSIVE, head=None, **options):
+def run(pair, folder: Path, task=None, drops=DROPS, strictnesses=STRICT_TO_PERMISSIVE, head=None, **options):
     task, head = task or LetterTask(), head or tiny_head()
-    return calibrate(pair, task, examples(20), head, SETTINGS, drops, folder, dials=dials, **options)
+    return calibrate(pair, task, examples(20), head, SETTINGS, drops, folder, strictnesses=strictnesses, **options)
 
 
 def test_an_interrupted_calibration_goes_on(pair, tmp_path):
@@ -38,22 +38,22 @@ def test_an_interrupted_calibration_goes_on(pair, tmp_path):
 
 
 def test_says_what_it_measured(pair, tmp_path):
-    """Catches figures of another dial, an entry for a drop that failed, and a table that its head does not take."""
+    """Catches figures of another strictness, an entry for a failed drop, and a table that its head refuses."""
     head = tiny_head()
     (entry,), tested = run(pair, tmp_path, head=head)
     records = evaluate(
         pair,
         LetterTask(),
         examples(20),
-        ["target", *(f"diversed@{dial}" for dial in STRICT_TO_PERMISSIVE)],
+        ["target", *(f"diversed@{value}" for value in STRICT_TO_PERMISSIVE)],
         SETTINGS,
         head=head,
     )
-    assert [dial.strictness for dial in tested] == list(STRICT_TO_PERMISSIVE)
-    for dial, record in zip(tested, records[1:]):
-        assert dial.drop == pytest.approx(record["quality_drop"])
-        assert dial.acceptance_rate == record["acceptance_rate"]
-    assert [list(dial.p_values) for dial in tested] == [list(DROPS), [0.7], [0.7]]
+    assert [item.strictness for item in tested] == list(STRICT_TO_PERMISSIVE)
+    for item, record in zip(tested, records[1:]):
+        assert item.drop == pytest.approx(record["quality_drop"])
+        assert item.acceptance_rate == record["acceptance_rate"]
+    assert [list(item.p_values) for item in tested] == [list(DROPS), [0.7], [0.7]]
     assert entry == {
         "max_drop": 0.7,
         "confidence": 0.95,
@@ -84,7 +84,7 @@ def test_says_what_it_measured(pair, tmp_path):
 
 
 def test_ends_with_the_last_open_drop(pair, tmp_path):
-    """Catches dials that are decoded though nothing depends on them."""
+    """Catches strictnesses that are decoded though nothing depends on them."""
     task = LetterTask()
     certified, tested = run(pair, tmp_path, task, drops=[0.001])
     assert certified == []
@@ -131,8 +131,8 @@ def test_processors_of_the_target_are_certified(tmp_path):
 
 
 def test_refusals(pair, tmp_path):
-    with pytest.raises(ValueError, match="`dials` must fall from strict to permissive"):
-        run(pair, tmp_path, dials=(0.1, 0.9))
+    with pytest.raises(ValueError, match="`strictnesses` must fall from strict to permissive"):
+        run(pair, tmp_path, strictnesses=(0.1, 0.9))
     with pytest.raises(ValueError, match="`max_drop` must lie between 0 and 1, got 0"):
         run(pair, tmp_path, drops=(0.0,))
     settings = EvaluationSettings(num_assistant_tokens=None)
@@ -143,6 +143,6 @@ def test_refusals(pair, tmp_path):
 
 def test_the_default_dials_are_exact():
     """Catches 0.1 + 0.05 + ... in labels, which would not be found again."""
-    assert DIALS[0] == 0.95
-    assert DIALS[-1] == 0.05
-    assert [f"{dial:g}" for dial in DIALS] == [str(dial) for dial in DIALS]
+    assert STRICTNESSES[0] == 0.95
+    assert STRICTNESSES[-1] == 0.05
+    assert [f"{dial:g}" for dial in STRICTNESSES] == [str(dial) for dial in STRICTNESSES]

@@ -4,7 +4,7 @@ from argparse import Namespace
 
 import numpy as np
 
-from benchmarks.calibration import DIALS, simulate
+from benchmarks.calibration import STRICTNESSES, simulate
 
 
 ARGUMENTS = Namespace(calibrations=200, prompts_per_calibration=300, confidence=0.95, seed=0)
@@ -13,7 +13,7 @@ ARGUMENTS = Namespace(calibrations=200, prompts_per_calibration=300, confidence=
 def pool(*drops: float) -> np.ndarray:
     """Drops of 1,000 prompts, 0 or 1 each, at as many dials as the script has."""
     generator = np.random.default_rng(1)
-    means = [*drops, *[drops[-1]] * (len(DIALS) - len(drops))]
+    means = [*drops, *[drops[-1]] * (len(STRICTNESSES) - len(drops))]
     return np.stack([generator.permutation(np.arange(1000) < 1000 * mean) for mean in means]).astype(float)
 
 
@@ -21,10 +21,10 @@ def test_counts_what_was_certified_and_what_was_wrong():
     """Catches a failure that is judged by the calibration's own prompts, and dials counted off by one."""
     (safe, tight) = simulate(pool(0.0, 0.1, 0.3), [0.25, 0.1 - 1e-6], ARGUMENTS)
     assert safe["kept"] == safe["certified"] == 1.0
-    assert safe["dials"] == {"0.9": 200}
+    assert safe["strictnesses"] == {"0.9": 200}
     assert tight["certified"] == 1.0
     assert 0.9 < tight["kept"] <= 1.0
-    assert tight["dials"].get("0.9", 0) == round(200 * (1 - tight["kept"]))
+    assert tight["strictnesses"].get("0.9", 0) == round(200 * (1 - tight["kept"]))
 
 
 def test_sees_a_loose_test():

@@ -124,7 +124,7 @@ def test_from_the_command_line(tmp_path):
 def test_the_kind_of_head_settles_what_is_left_open(tmp_path, token_features: bool, given: dict, expected: tuple):
     """Catches a default that overrules what was asked for, and old heads trained otherwise than before."""
     found = config(tmp_path, **given)
-    found.settle(token_features)
+    found.set_head_defaults(token_features)
     assert (found.clip_range, found.baseline) == expected
 
 

@@ -313,7 +313,7 @@ def test_without_the_distribution_no_other_token_is_asked_about(monkeypatch):
     head = make_head(*runs.pair(), features="distribution+token")
     told = sampler.relaxed(PROMPTS * 40, head, seed=0)
     monkeypatch.setattr(diversed, "vocabulary_features", None)  # would be called
-    sampler.tells_law = False
+    sampler.records_bias = False
     found = sampler.relaxed(PROMPTS * 40, head, seed=0)
     for name in set(Decisions.COLUMNS) - {"bias"}:
         assert torch.equal(getattr(found.decisions, name), getattr(told.decisions, name)), name
