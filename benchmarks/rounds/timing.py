@@ -68,11 +68,11 @@ def at_round_ends(function: Callable[[], None]) -> Iterator[None]:
         function()
         original(*args, **kwargs)
 
-    Recorder.add = add  # type: ignore[method-assign]
+    Recorder.add = add
     try:
         yield
     finally:
-        Recorder.add = original  # type: ignore[method-assign]
+        Recorder.add = original
 
 
 @contextmanager
