@@ -1,7 +1,6 @@
 """`hf-diversed evaluate` and `frontier`: quality, acceptance and cost of methods on one task."""
 
 import itertools
-import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,16 +12,15 @@ from hf_diversed.cli.options import MeasuringOptions, option, required
 from hf_diversed.cli.rendering import accepted_length_table, results_table
 from hf_diversed.cli.terminal import console
 from hf_diversed.evaluation import EvaluationSettings, markdown_table, sweep
-from hf_diversed.evaluation import frontier as sweeping
+from hf_diversed.evaluation.frontier import expand
 from hf_diversed.evaluation.markdown import setting
 from hf_diversed.evaluation.results import remove_results
 
 
 @dataclass(kw_only=True)
-class EvaluateOptions(MeasuringOptions):
-    """What to measure."""
+class SweepOptions(MeasuringOptions):
+    """Options of which several values are measured, and further output."""
 
-    methods: str = required("Methods, separated by commas: target, lossless, lenience:0.3, diversed, diversed@0.7 ...")
     temperature: str = option("Sampling temperature, 0 for greedy decoding; several as in 0,0.1,1.", "1.0")  # type: ignore[assignment]
     num_assistant_tokens: str = option("Draft tokens per round; several as in 3,5,7.", "5")
     records: bool = option("Also measure TV, bias and relaxed tokens (slower).", False)
@@ -30,20 +28,35 @@ class EvaluateOptions(MeasuringOptions):
 
 
 @dataclass(kw_only=True)
-class FrontierOptions(MeasuringOptions):
+class EvaluateOptions(SweepOptions):
+    """What to measure."""
+
+    methods: str = required("Methods, separated by commas: target, lossless, lenience:0.3, diversed, diversed@0.7 ...")
+
+
+@dataclass(kw_only=True)
+class FrontierOptions(SweepOptions):
     """What to sweep."""
 
-    rules: str = option(
+    families: str = option(
         "Method families, separated by commas, with values to sweep as in static:0.3:0.7.",
         "static,lenience,spec_cascade,diversed",
-    )
-    num_assistant_tokens: str = option(
-        "Draft tokens per round; of several (3,5,7), all but 5 apply to static weights only.", "5"
     )
 
 
 def evaluate(options: EvaluateOptions) -> None:
     """Measure methods on the same prompts under the same seeds; an interrupted run continues where it stopped."""
+    _measure(options, "--methods", options.methods.split(","))
+
+
+def frontier(options: FrontierOptions) -> None:
+    """Sweep static weights, lenience, SpecCascade's alpha and the strictness of a head; `hf-diversed plot` draws
+    them."""
+    _measure(options, "--families", expand(options.families.split(",")))
+
+
+def _measure(options: SweepOptions, option: str, methods: list[str]) -> None:
+    """Measure the methods, which come from `option`, at each temperature and number of draft tokens."""
     task = preparing.load_task(options)
     temperatures = preparing.numbers("--temperature", options.temperature, float)
     gammas = preparing.numbers("--num-assistant-tokens", options.num_assistant_tokens, int)
@@ -51,13 +64,12 @@ def evaluate(options: EvaluateOptions) -> None:
         preparing.process_share(options, temperature=temperature, num_assistant_tokens=gamma)
         for temperature, gamma in itertools.product(temperatures, gammas)
     ]
-    names = options.methods.split(",")
-    preparing.check_methods("--methods", names, options.target, options.head, options.task)
+    preparing.check_methods(option, methods, options.target, options.head, options.task)
     preparing.check_output("--output", options.output)
     preparing.check_output("--markdown", options.markdown)
     pair, prompted, examples, head = preparing.load_prompts(options, task, options.head)
     with _folder(options) as folder:
-        parts = [(names, variant, part) for part, variant in _folders(folder, variants).items()]
+        parts = [(methods, variant, part) for part, variant in _folders(folder, variants).items()]
         rows = sweep(pair, prompted, examples, parts, head=head, output=options.output)
     if not rows:
         return  # other processes are unfinished; the last one reports
@@ -70,27 +82,6 @@ def evaluate(options: EvaluateOptions) -> None:
         console.print(results_table(group))
         if any(row["acceptance_rate"] is not None for row in group):
             console.print(accepted_length_table(group))
-
-
-def frontier(options: FrontierOptions) -> None:
-    """Sweep static weights, lenience, SpecCascade's alpha and the strictness of a head; `hf-diversed plot` draws
-    them."""
-    task = preparing.load_task(options)
-    gammas = preparing.numbers("--num-assistant-tokens", options.num_assistant_tokens, int)
-    settings = preparing.process_share(options, num_assistant_tokens=gammas[0])
-    families = options.rules.split(",")
-    preparing.check_methods("--rules", sweeping.expand(families), options.target, options.head, options.task)
-    preparing.check_output("--output", options.output)
-    pair, prompted, examples, head = preparing.load_prompts(options, task, options.head)
-    with _folder(options) as folder:
-        rows = sweeping.frontier(
-            pair, prompted, examples, families, settings, num_assistant_tokens=gammas, head=head, output=folder
-        )
-        if rows and options.output is not None:
-            shutil.copyfile(folder / sweeping.FRONTIER, options.output)
-    for gamma in dict.fromkeys(row["num_assistant_tokens"] for row in rows):
-        console.print(f"{gamma} draft tokens per round")
-        console.print(results_table([row for row in rows if row["num_assistant_tokens"] == gamma]))
 
 
 @contextmanager

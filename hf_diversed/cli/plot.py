@@ -19,7 +19,7 @@ class PlotOptions:
 
 
 def plot(options: PlotOptions) -> None:
-    """Draw quality against acceptance and time, speed against acceptance, and acceptance against static weights."""
+    """Draw quality and speed against acceptance, and acceptance by position in the draft block."""
     from hf_diversed.evaluation import plots as drawing  # needs matplotlib
 
     kinds = options.format.split(",")

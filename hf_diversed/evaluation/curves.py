@@ -91,15 +91,16 @@ def to_curves(records: Sequence[Record], source: str) -> list[Curve]:
         if twice := sorted({method for method in methods if methods.count(method) > 1}):
             raise ValueError(
                 f"{source} holds {', '.join(twice)} more than once for {task} at temperature {temperature:g} and "
-                f"{gamma} drafts per round: a curve has one point of each. Pass what differs in files of its own."
+                f"{gamma} draft tokens per round: a curve has one point of each. Pass other differences in "
+                "separate files."
             )
     return [Curve(source, *setting, *_families(members)) for setting, members in groups.items()]
 
 
-def weight(record: Record) -> float:
-    """Return the constant weight on the target of a point on the static curve."""
-    family, parameter = MethodName.parse(record["method"]).family
-    return 1.0 if family == LOSSLESS or parameter is None else parameter
+def parameter(record: Record) -> float | None:
+    """Return the parameter of a point within its family, 1 for lossless decoding; None without one."""
+    family, value = MethodName.parse(record["method"]).family
+    return 1.0 if family == LOSSLESS else value
 
 
 def _families(records: Sequence[Record]) -> tuple[Record | None, dict[str, list[Record]]]:
@@ -111,10 +112,6 @@ def _families(records: Sequence[Record]) -> tuple[Record | None, dict[str, list[
             plain = record
         elif record["acceptance_rate"] is not None:  # None where nothing was drafted
             families.setdefault(STATIC if family == LOSSLESS else family, []).append(record)
-    for name, members in families.items():
-        members.sort(key=weight if name == STATIC else _parameter)
+    for members in families.values():
+        members.sort(key=lambda record: parameter(record) or 0.0)
     return plain, families
-
-
-def _parameter(record: Record) -> float:
-    return MethodName.parse(record["method"]).family[1] or 0.0

@@ -1,4 +1,4 @@
-"""Figures of evaluation results: quality, acceptance, weight, speed and time against each other.
+"""Figures of evaluation results: quality and speed against acceptance, and acceptance by position.
 
 A figure depends only on its records, not on the time, the user's matplotlibrc or pyplot.
 """
@@ -16,10 +16,10 @@ from matplotlib.patheffects import withStroke
 from matplotlib.ticker import MaxNLocator
 from matplotlib.transforms import Bbox
 
-from hf_diversed.evaluation.curves import Curve, Record, weight
+from hf_diversed.evaluation.curves import Curve, Record, parameter
 from hf_diversed.evaluation.frontier import STATIC
 from hf_diversed.formatting import LOSSLESS
-from hf_diversed.running.methods import DIVERSED, MethodName
+from hf_diversed.running.methods import DIVERSED
 
 
 _METADATA: dict[str, dict] = {"png": {"Software": None}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}
@@ -82,16 +82,6 @@ def draw(curves: Sequence[Curve]) -> tuple[dict[str, Figure], list[str]]:
             for kind, make in _PER_CURVE.items():
                 if _has_data(curve, kind):
                     figures[f"{source}-{kind}{setting}"] = make(curve)
-        groups: dict[tuple, list[Curve]] = {}
-        for curve in mine:
-            if len(curve.static) > 2:
-                groups.setdefault((curve.task, curve.temperature), []).append(curve)
-        for (task, temperature), members in groups.items():
-            setting = f"-{task}-t{temperature:g}" if len(groups) > 1 else ""
-            figures[f"{source}-acceptance-weight{setting}"] = acceptance_weight(members)
-    timed = [curve for curve in curves if curve.plain is not None and len(curve.static) > 1]
-    if timed:
-        figures["time-acceptance"] = time_acceptance(timed)
     return figures, skipped
 
 
@@ -103,7 +93,8 @@ def quality_acceptance(curve: Curve) -> Figure:
     for name, style in _styles(curve):
         records = curve.static if name == STATIC else curve.families[name]
         x, y = _percent(records, "acceptance_rate"), _percent(records, "quality")
-        _intervals(axes, x, y, style[0], x_of=records, y_of=records)
+        across, up = _distances(records, "acceptance_rate"), _distances(records, "quality")
+        axes.errorbar(x, y, up, across, fmt="none", ecolor=style[0], elinewidth=0.6, alpha=0.5, label="_")
         _line(axes, x, y, style, _label(name))
         points += _named(records, x, y, style[0])
     if curve.plain is not None:
@@ -113,27 +104,7 @@ def quality_acceptance(curve: Curve) -> Figure:
             axes.axhspan(100 * low, 100 * high, color="0.92", zorder=0, linewidth=0)
         axes.axhline(quality, color="black", linewidth=_THIN, linestyle=(0, (6, 3)), label="target alone")
     axes.set_xlabel(_ACCEPTANCE)
-    axes.set_ylabel(_quality_label(curve))
-    return _finish(figure, axes, points)
-
-
-@_look()
-def quality_time(curve: Curve) -> Figure:
-    """Quality against wall time per sample, in the batches of the run; includes the target alone."""
-    figure, axes = _axes(_title(curve))
-    families: list[tuple[str, tuple, Sequence[Record]]] = [
-        (name, style, curve.families[name]) for name, style in _styles(curve)
-    ]
-    if curve.plain is not None:
-        families.append(("target alone", ("#000000", "*", "none"), [curve.plain]))
-    points = []
-    for name, style, records in families:
-        x, y = [1e3 * record["seconds_per_sample"] for record in records], _percent(records, "quality")
-        _intervals(axes, x, y, style[0], y_of=records)
-        _line(axes, x, y, style, _label(name))
-        points += _named(records, x, y, style[0])
-    axes.set_xlabel(f"time per sample, {families[0][2][0]['batch_size']} prompts at once (ms)")
-    axes.set_ylabel(_quality_label(curve))
+    axes.set_ylabel(f"{_first(curve)['metric']} (%)")
     return _finish(figure, axes, points)
 
 
@@ -177,51 +148,8 @@ def acceptance_position(curve: Curve) -> Figure:
     return figure
 
 
-@_look()
-def acceptance_weight(curves: Sequence[Curve]) -> Figure:
-    """Acceptance rate against the static weight by draft length, each with the chord between its ends."""
-    curves = sorted(curves, key=lambda curve: curve.num_assistant_tokens)
-    figure, axes = _axes(_title(curves[0], gamma=False))
-    for curve, style in zip(curves, cycle([*_STYLES.values(), *_OTHERS])):
-        records = curve.families[STATIC]
-        x, y = [weight(record) for record in records], _percent(records, "acceptance_rate")
-        _intervals(axes, x, y, style[0], y_of=records, y_name="acceptance_rate")
-        _line(axes, x, y, (*style[:2], "-"), f"{curve.num_assistant_tokens} draft tokens per round")
-        axes.plot([x[0], x[-1]], [y[0], y[-1]], color=style[0], linestyle=":", linewidth=_THIN)
-    axes.plot([], [], color="0.3", linestyle=":", linewidth=_THIN, label="straight line")
-    axes.set_xlabel("weight w on the target")
-    axes.set_ylabel(_ACCEPTANCE)
-    _legend(figure, axes)
-    return figure
-
-
-@_look()
-def time_acceptance(curves: Sequence[Curve]) -> Figure:
-    """Time per sample relative to the target alone in the same run, against acceptance rate.
-
-    Static weights are joined by lines; strictnesses of a head have hollow markers. The paper's figure of this name
-    scales every curve to [0, 1]; a ratio keeps the size of the gain.
-    """
-    figure, axes = _axes("joined: static weights; hollow: DIVERSED at its strictnesses")
-    for curve, label, style in zip(curves, _different_labels(curves), cycle([*_STYLES.values(), *_OTHERS])):
-        assert curve.plain is not None
-        plain = curve.plain["seconds_per_sample"]
-        for records, hollow in ((curve.static, False), (curve.families.get(DIVERSED, []), True)):
-            x, y = _percent(records, "acceptance_rate"), [record["seconds_per_sample"] / plain for record in records]
-            line = _line(axes, x, y, (*style[:2], "none" if hollow else style[2]), "" if hollow else label)
-            if hollow:
-                line.set_markerfacecolor("white")
-    axes.axhline(1.0, color="black", linewidth=_THIN, linestyle=(0, (6, 3)), label="target alone")
-    axes.set_ylim(bottom=0.0)
-    axes.set_xlabel(_ACCEPTANCE)
-    axes.set_ylabel("time per sample / target alone")
-    _legend(figure, axes)
-    return figure
-
-
 _PER_CURVE: dict[str, Callable[[Curve], Figure]] = {
     "quality-acceptance": quality_acceptance,
-    "quality-time": quality_time,
     "speed-acceptance": speed_acceptance,
     "acceptance-position": acceptance_position,
 }
@@ -259,12 +187,17 @@ def _axes(title: str) -> tuple[Figure, Axes]:
     return figure, axes
 
 
-def _title(curve: Curve, *, gamma: bool = True, intervals: bool = True) -> str:
-    first = next(iter(curve.families.values()))[0]
+def _title(curve: Curve, intervals: bool = True) -> str:
+    first = _first(curve)
     samples = f" x {first['samples_per_prompt']} samples" if first["samples_per_prompt"] > 1 else ""
     words = [f"{curve.task}, {first['n']} prompts{samples}", f"temperature {curve.temperature:g}"]
-    words += [f"{curve.num_assistant_tokens} draft tokens"] if gamma else []
-    return ", ".join([*words, *(["95% intervals"] if intervals else [])])
+    words += [f"{curve.num_assistant_tokens} draft tokens", *(["95% intervals"] if intervals else [])]
+    return ", ".join(words)
+
+
+def _first(curve: Curve) -> Record:
+    """Return any record of a curve: the fields of its setting are the same in all."""
+    return next(iter(curve.families.values()))[0]
 
 
 def _styles(curve: Curve) -> Iterator[tuple[str, tuple[str, str, str]]]:
@@ -279,40 +212,25 @@ def _label(name: str) -> str:
     return f"SpecCascade {rule}" if family == "spec_cascade" else _NAMES.get(name, name)
 
 
-def _quality_label(curve: Curve) -> str:
-    return f"{next(iter(curve.families.values()))[0]['metric']} (%)"
-
-
 def _percent(records: Sequence[Record], name: str) -> list[float]:
     return [100 * record[name] for record in records]
 
 
-def _line(axes: Axes, x: Sequence[float], y: Sequence[float], style: tuple[str, str, str], label: str):
+def _line(axes: Axes, x: Sequence[float], y: Sequence[float], style: tuple[str, str, str], label: str) -> None:
     colour, marker, line = style
-    size = 7 if marker == "*" else None
-    return axes.plot(x, y, color=colour, marker=marker, markersize=size, linestyle=line, label=label or "_")[0]
-
-
-def _intervals(axes: Axes, x, y, colour: str, *, y_of, y_name: str = "quality", x_of=None) -> None:
-    """Draw thin 95% error bars; points without bounds have no bar."""
-    across = None if x_of is None else _distances(x_of, "acceptance_rate")
-    up = _distances(y_of, y_name)
-    axes.errorbar(x, y, xerr=across, yerr=up, fmt="none", ecolor=colour, elinewidth=0.6, alpha=0.5, label="_")
+    axes.plot(x, y, color=colour, marker=marker, linestyle=line, label=label)
 
 
 def _distances(records: Sequence[Record], name: str) -> list[list[float]]:
+    """Return the distances of the 95% bounds below and above a figure, in percent; 0 for points without bounds."""
     bounds = [(record[name], *(record[f"{name}_ci"] or (record[name], record[name]))) for record in records]
     return [[100 * max(value - low, 0.0) for value, low, _ in bounds], [100 * max(h - v, 0.0) for v, _, h in bounds]]
 
 
 def _named(records: Sequence[Record], x: Sequence[float], y: Sequence[float], colour: str) -> list[tuple]:
     """Return points with their parameter as text and a colour, for `_finish`; the text is empty without parameter."""
-    named = []
-    for record, *place in zip(records, x, y):
-        family, value = MethodName.parse(record["method"]).family
-        value = 1.0 if family == LOSSLESS else value
-        named.append((*place, "" if value is None else f"{value:g}", colour))
-    return named
+    values = [parameter(record) for record in records]
+    return [(*place, "" if value is None else f"{value:g}", colour) for *place, value in zip(x, y, values)]
 
 
 def _finish(figure: Figure, axes: Axes, points: Sequence[tuple]) -> Figure:
@@ -336,19 +254,6 @@ def _finish(figure: Figure, axes: Axes, points: Sequence[tuple]) -> Figure:
                 break
             text.remove()
     return figure
-
-
-def _different_labels(curves: Sequence[Curve]) -> list[str]:
-    """Return the shortest distinct names of curves: task, then draft length and temperature, then the file."""
-    for parts in (
-        "{0.task}",
-        "{0.task}, {0.num_assistant_tokens} drafts",
-        "{0.task}, {0.num_assistant_tokens} drafts, T = {0.temperature:g}",
-    ):
-        labels = [parts.format(curve) for curve in curves]
-        if len(set(labels)) == len(labels):
-            return labels
-    return [f"{label} ({curve.source})" for label, curve in zip(labels, curves)]
 
 
 def _legend(figure: Figure, axes: Axes) -> None:

@@ -85,7 +85,7 @@ def read_results(folder: Path | str, header: dict | None = None) -> Results:
 
 def remove_results(folder: Path | str) -> None:
     """Remove the finished calls and reports in a folder and in the folders directly below it."""
-    for pattern in (_FILES, "evaluation.json", "frontier.json"):
+    for pattern in (_FILES, "evaluation.json"):
         for path in [*Path(folder).glob(pattern), *Path(folder).glob(f"*/{pattern}")]:
             path.unlink()
 

@@ -71,12 +71,10 @@ def test_bad_lists_are_refused_in_words(options, words):
     assert words in " ".join(result.output.split())
 
 
-@pytest.mark.parametrize("command", ["evaluate", "frontier"])
-def test_several_processes_need_a_place_to_meet(command, monkeypatch):
+def test_several_processes_need_a_place_to_meet(monkeypatch):
     """Catches processes that each measure their part, print nothing and do not save it."""
     monkeypatch.setattr("hf_diversed.cli.preparing.load_models", None)  # the error must come before models are loaded
-    options = ["--task", "math", *(["--methods", "target"] if command == "evaluate" else [])]
-    result = run(command, *options, WORLD_SIZE="2", RANK="1")
+    result = evaluate(WORLD_SIZE="2", RANK="1")
     assert result.exit_code == 2, result.output
     assert "--output must name a file for 2 processes" in " ".join(result.output.split())
 
@@ -85,18 +83,16 @@ def pair_options(folder) -> list[str]:
     return ["--target", str(folder / "target"), "--draft", str(folder / "draft"), "--device", "cpu"]
 
 
-@pytest.mark.parametrize("command", ["evaluate", "frontier"])
 @pytest.mark.parametrize("from_file", [False, True])
 @pytest.mark.parametrize("chat", [False, True])
 @pytest.mark.parametrize("shots", [0, 2])
-def test_prompts_are_those_of_training(command, from_file, chat, shots, folder, tmp_path, monkeypatch):
+def test_prompts_are_those_of_training(from_file, chat, shots, folder, tmp_path, monkeypatch):
     """Catches a head that is evaluated on other prompts than it was trained on.
 
     Examples: other shots, plain text instead of a chat, a second BOS, and stop strings that training did not use.
     """
     calls = []
-    entry = "cli.evaluate.sweep" if command == "evaluate" else "evaluation.frontier.frontier"
-    monkeypatch.setattr(f"hf_diversed.{entry}", lambda *args, **_: calls.append(args) or [])
+    monkeypatch.setattr("hf_diversed.cli.evaluate.sweep", lambda *args, **_: calls.append(args) or [])
     data = None
     options = ["--task", "math", "--num-examples", "4", "--seed", "7", "--split", "train", "--shots", str(shots)]
     if from_file:
@@ -105,11 +101,9 @@ def test_prompts_are_those_of_training(command, from_file, chat, shots, folder, 
             file.writelines(json.dumps(record) + "\n" for record in load_records(get_task("math"), "train", 4))
         options += ["--data-file", data, *(["--shots-file", data] if shots else [])]
     options += ["--chat"] if chat else []
-    methods = ["--methods", "target"] if command == "evaluate" else ["--rules", "static"]
-    result = run(command, *methods, *options, *pair_options(folder))
+    result = run("evaluate", "--methods", "target", *options, *pair_options(folder))
     assert result.exit_code == 0, result.output
-    ((pair, task, examples, *last),) = calls
-    settings = last[0][0][1] if command == "evaluate" else last[-1]
+    ((pair, task, examples, [(_, settings, _)]),) = calls
     prompts = [task.prompt(example) for example in examples]
     found = encode(pair.tokenizer, prompts, settings.add_special_tokens)
 
@@ -119,16 +113,13 @@ def test_prompts_are_those_of_training(command, from_file, chat, shots, folder, 
     assert task.stop_strings == (() if chat else get_task("math").stop_strings)
 
 
-@pytest.mark.parametrize("command", ["evaluate", "frontier"])
-def test_formats_of_prompts_never_mix(command, folder, tmp_path):
+def test_formats_of_prompts_never_mix(folder, tmp_path):
     """Catches results of two prompt formats in one folder, and a format that is missing in the provenance.
 
     Also catches a changed header for plain prompts, which would not match existing folders.
     """
-    methods = ["--methods", "target"] if command == "evaluate" else ["--rules", "static:0.5"]
     output = tmp_path / "chat.json"
-    options = ["--task", "math", *methods, "--num-examples", "2", "--max-new-tokens", "3", *pair_options(folder)]
-    call = [command, *options, "--output"]
+    call = [*CALL, "--max-new-tokens", "3", *pair_options(folder), "--output"]
     result = run(*call, str(output), "--chat", "--shots", "1")
     assert result.exit_code == 0, result.output
     header = json.loads(output.read_text())["provenance"]["evaluation"]
@@ -195,21 +186,34 @@ def test_markdown_in_a_new_folder(tmp_path):
     assert "static:0.5" in path.read_text()
 
 
-def test_frontier_checks_its_rules_first(monkeypatch):
+def test_frontier_is_an_evaluation_of_families(tmp_path):
+    """Catches families that are not expanded, and points that are missing at one of the draft lengths."""
+    output = tmp_path / "front.json"
+    options = ["--task", "math", "--num-examples", "1", "--max-new-tokens", "4", "--num-assistant-tokens", "2,5"]
+    result = run("frontier", *options, "--families", "static:0:0.5,lenience:0.5", "--output", str(output))
+    assert result.exit_code == 0, result.output
+    found = [(row["num_assistant_tokens"], row["method"]) for row in json.loads(output.read_text())["records"]]
+    methods = ("target", "lossless", "static:0", "static:0.5", "lenience:0.5")
+    assert found == [(gamma, method) for gamma in (2, 5) for method in methods]
+
+
+def test_frontier_checks_its_families_first(monkeypatch):
     monkeypatch.setattr("hf_diversed.cli.models.load_demo_pair", None)
-    for rules, words in (("static:2", "--rules static:2: `weight` must lie in [0, 1]"), ("magic", "unknown family")):
-        result = run("frontier", "--task", "math", "--rules", rules)
+    for families, words in (
+        ("static:2", "--families static:2: `weight` must lie in [0, 1]"),
+        ("magic", "unknown fam"),
+    ):
+        result = run("frontier", "--task", "math", "--families", families)
         assert (result.exit_code, result.stdout) == (2, "")
         assert words in result.stderr
 
 
-@pytest.mark.parametrize("command", ["evaluate", "frontier", "calibrate"])
+@pytest.mark.parametrize("command", ["evaluate", "calibrate"])
 def test_interrupts_name_the_way_to_continue(command, tmp_path, monkeypatch):
     """Catches Ctrl-C that prints "Aborted!" without stating whether results were kept."""
     head = shutil.copytree(WEIGHTS / "heads" / "math", tmp_path / "head")
     call = {
         "evaluate": ["evaluate", "--methods", "target", "--output", str(tmp_path / "all.json")],
-        "frontier": ["frontier", "--rules", "static:0.5", "--output", str(tmp_path / "all.json")],
         "calibrate": ["calibrate", str(head), "--output", str(tmp_path / "all.parts")],
     }[command]
     monkeypatch.setattr(Decoder, "__call__", Mock(side_effect=KeyboardInterrupt))

@@ -9,16 +9,7 @@ import matplotlib
 import pytest
 
 from hf_diversed.evaluation.curves import read_curves, to_curves
-from hf_diversed.evaluation.plots import (
-    acceptance_position,
-    acceptance_weight,
-    draw,
-    quality_acceptance,
-    quality_time,
-    save,
-    speed_acceptance,
-    time_acceptance,
-)
+from hf_diversed.evaluation.plots import acceptance_position, draw, quality_acceptance, save, speed_acceptance
 from tests.commands import run
 from tests.evaluation.measured import record, sweep
 
@@ -57,12 +48,6 @@ def test_quality_against_acceptance(curve):
     assert "math, 100 prompts, temperature 1, 5 draft tokens" in axes.get_title(loc="left")
 
 
-def test_quality_against_time(curve):
-    found = lines(quality_time(curve))
-    assert found["static (w, 1: lossless)"] == [[200, 40], [250, 60], [300, 85]]
-    assert found["target alone"] == [[400, 86]]
-
-
 def test_acceptance_by_position(curve):
     """Catches positions counted from 0, and a lossless curve under the name of a static weight."""
     shares = {"lossless": [0.6, 0.4], "static:0.7": [0.7, 0.5], "static:0.2": [0.9, 0.8], "lenience:0.5": [0.75, 0.6]}
@@ -73,31 +58,6 @@ def test_acceptance_by_position(curve):
         "static:0.2": [[1, 90], [2, 80]],
         "lenience:0.5": [[1, 75], [2, 60]],
     }
-
-
-def test_acceptance_against_weight():
-    """Catches draft lengths that are joined, and lossless at another weight than 1."""
-    curves = to_curves(sweep() + sweep(num_assistant_tokens=3), "file")
-    figure = acceptance_weight(curves)
-    found = lines(figure)
-    expected = [[0.2, 90], [0.7, 70], [1, 60]]
-    assert list(found) == ["3 draft tokens per round", "5 draft tokens per round", "straight line"]
-    assert found["3 draft tokens per round"] == found["5 draft tokens per round"] == expected
-    chords = [line for line in figure.axes[0].lines if line.get_linestyle() == ":" and len(line.get_xdata())]
-    assert [chord.get_xydata().round(6).tolist() for chord in chords] == [[expected[0], expected[-1]]] * 2
-
-
-def test_time_against_acceptance():
-    """Catches times over another run's plain decoding, and curves that share a name."""
-    curves = to_curves(sweep() + sweep(task="code"), "a") + to_curves(sweep(), "b")
-    found = lines(time_acceptance(curves))
-    assert [label for label in found if label != "target alone"] == [
-        "math, 5 drafts, T = 1 (a)",
-        "code, 5 drafts, T = 1 (a)",
-        "math, 5 drafts, T = 1 (b)",
-    ]
-    assert found["math, 5 drafts, T = 1 (b)"] == [[60, 0.75], [70, 0.625], [90, 0.5]]
-    assert list(lines(time_acceptance(curves[:2]))) == ["math", "code", "target alone"]
 
 
 def test_styles_differ_without_colour(curve):
@@ -113,7 +73,7 @@ def test_any_evaluation_is_drawn():
     rows += [record("diversed", 0.7, 0.8, accepted_per_position=[0.7, 0.5])]
     figures, skipped = draw(to_curves(rows, "small"))
     assert skipped == []
-    kinds = ("quality-acceptance", "quality-time", "speed-acceptance", "acceptance-position")
+    kinds = ("quality-acceptance", "speed-acceptance", "acceptance-position")
     assert set(figures) == {f"small-{kind}" for kind in kinds}
     assert lines(figures["small-speed-acceptance"])["DIVERSED (strictness)"] == [[70, 1.5]]
     assert words(figures["small-quality-acceptance"]) == ["0.5"]
@@ -128,7 +88,7 @@ def test_what_is_missing_is_reported():
     assert skipped == []
     assert "two-quality-acceptance-code-t1-g5" in figures
     figures, _ = draw(to_curves([row for row in sweep() if row["method"] != "target"], "bare"))
-    assert set(figures) == {"bare-quality-acceptance", "bare-quality-time", "bare-acceptance-weight"}
+    assert set(figures) == {"bare-quality-acceptance"}
     assert "target alone" not in lines(figures["bare-quality-acceptance"])
 
 
@@ -140,7 +100,7 @@ def test_labels_of_points_do_not_overlap():
         rows.append(record(f"diversed@0.{number + 1}", 0.9 - 0.005 * number, 0.8 + 0.0021 * number))
         rows.append(record(f"lenience:0.{number + 1}", 0.7, 0.8 + 0.004 * number))
     (curve,) = to_curves(rows, "crowd")
-    for figure in (quality_acceptance(curve), quality_time(curve), speed_acceptance(curve)):
+    for figure in (quality_acceptance(curve), speed_acceptance(curve)):
         renderer = figure.canvas.get_renderer()
         boxes = [text.get_window_extent(renderer) for text in figure.axes[0].texts]
         assert len(boxes) > 4
@@ -156,7 +116,7 @@ def test_points_without_bounds_are_drawn(curve):
 def test_a_method_twice_is_no_curve():
     """Catches the results of several drafts, which differ in "draft" only, joined to one curve."""
     rows = [{"draft": draft, **row} for draft in ("untuned", "distill") for row in sweep()]
-    with pytest.raises(ValueError, match=r"drafts-math holds diversed@0\.3.* more than once for math.*5 drafts"):
+    with pytest.raises(ValueError, match=r"drafts-math holds diversed@0\.3.* more than once for math.*5 draft tokens"):
         to_curves(rows, "drafts-math")
     assert len(to_curves(rows[:7], "drafts-math")) == 1
 
@@ -164,15 +124,15 @@ def test_a_method_twice_is_no_curve():
 @pytest.mark.parametrize("kind", ["png", "svg", "pdf"])
 def test_files_are_the_same_bytes(curve, tmp_path, kind):
     """Catches timestamps, random ids, and a look that the user's settings change."""
-    save(quality_time(curve), tmp_path / f"a.{kind}")
+    save(quality_acceptance(curve), tmp_path / f"a.{kind}")
     before = dict(matplotlib.rcParams)
     with matplotlib.rc_context({"font.size": 30, "lines.linewidth": 9}):
-        save(quality_time(curve), tmp_path / f"b.{kind}")
+        save(quality_acceptance(curve), tmp_path / f"b.{kind}")
     assert (tmp_path / f"a.{kind}").read_bytes() == (tmp_path / f"b.{kind}").read_bytes()
     assert dict(matplotlib.rcParams) == before
     assert "matplotlib.pyplot" not in sys.modules or not matplotlib.pyplot.get_fignums()
     with pytest.raises(ValueError, match=r"png, svg, pdf.*a\.gif"):
-        save(quality_time(curve), tmp_path / "a.gif")
+        save(quality_acceptance(curve), tmp_path / "a.gif")
 
 
 def write(path: Path, content) -> Path:
@@ -204,9 +164,8 @@ def test_command(tmp_path):
     result = run("plot", str(good), str(other), "--output", str(output), "--format", "svg")
     assert result.exit_code == 0, result.output
     assert "speed.json" in result.output.replace("\n", "")
-    kinds = ("acceptance-weight", "quality-acceptance", "quality-time", "speed-acceptance")
-    names = [*(f"front-{kind}" for kind in kinds), "time-acceptance"]
-    assert sorted(path.name for path in output.iterdir()) == [f"{name}.svg" for name in names]
+    names = ["front-quality-acceptance.svg", "front-speed-acceptance.svg"]
+    assert sorted(path.name for path in output.iterdir()) == names
     for arguments in ([str(other)], [str(good), str(good)], [str(good), "--format", "gif"]):
         result = run("plot", *arguments, "--output", str(tmp_path / "none"))
         assert result.exit_code == 2, result.output
