@@ -33,7 +33,7 @@ class Counted:
 
 
 class Engine:
-    """A vLLM engine for a folder that `hf_diversed.serving.export` wrote.
+    """A vLLM engine for a folder that `embedded.export` wrote.
 
     Args:
         settings: the deployment's; None decodes with the target alone.

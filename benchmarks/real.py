@@ -47,7 +47,6 @@ from hf_diversed.running.pair import Pair, load_model, load_tokenizer
 from hf_diversed.running.prompts import encode
 from hf_diversed.running.sampling import Sampling
 from hf_diversed.tasks import PromptedTask, Task, get_task, load_records
-from hf_diversed.tasks.ifeval import WITH_SENTENCES
 from hf_diversed.training.draft_making import (
     agreement,
     choose_layers,
@@ -229,12 +228,10 @@ def _examples(task: Task, tokenizer: PreTrainedTokenizerBase, arguments: argpars
     if task.name not in arguments.data:
         return [{"text": text} for text in TEXTS[: arguments.num_examples]]
     found = load_records(task, "test", data_file=arguments.data[task.name])[-arguments.num_examples :]
-    if task.name == "ifeval":  # the data for counting sentences may be missing
-        found = [record for record in found if not WITH_SENTENCES.intersection(record["instruction_id_list"])]
     if task.name == "rewrite":  # the answer is as long as the text
         room = arguments.max_new_tokens
         found = [record for record in found if len(tokenizer(task.reference(record)).input_ids) <= room]
-    task.check_scoring(found)
+    task.check_scoring()
     return found
 
 

@@ -10,7 +10,7 @@ from hf_diversed.cli.terminal import notes
 from hf_diversed.generation.planning import DEFAULT_NUM_ASSISTANT_TOKENS
 from hf_diversed.running.methods import DIVERSED
 from hf_diversed.serving import command as serving
-from hf_diversed.serving.vllm.deployment import RENAMED, SETTINGS, Deployment
+from hf_diversed.serving.vllm.deployment import SETTINGS, Deployment
 
 
 @dataclass(kw_only=True)
@@ -27,9 +27,6 @@ class ServeOptions(VerifierOptions):
 def serve(options: ServeOptions, more: list[str]) -> None:
     """Serve a pair with vLLM: hf-diversed serve TARGET --draft DRAFT --head HEAD. All other options are passed to
     vLLM: --port 8000 --max-model-len 4096 --tensor-parallel-size 2."""
-    for old, new in RENAMED.items():
-        if any(word.partition("=")[0] == f"--{old}" for word in more):
-            raise ValueError(f"--{old} was renamed to --{new}.")
     if options.head is None and options.verifier in (None, DIVERSED):
         raise ValueError('pass --head, or --verifier, for example --verifier "static:0.7".')
     settings = _settings(options)
@@ -42,8 +39,7 @@ def serve(options: ServeOptions, more: list[str]) -> None:
         print(shlex.join(command))
         return
     found = serving.program()
-    memory = serving.memory_note(more, *serving.free_memory())
-    for line in (shlex.join(command), memory, serving.CHAT_NOTE):
+    for line in (shlex.join(command), serving.CHAT_NOTE):
         notes.print(line, soft_wrap=True, highlight=False, markup=False)
     os.execve(found, command, {**os.environ, "HF_DIVERSED_NO_HOOK": "1"})
 

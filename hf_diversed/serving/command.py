@@ -5,7 +5,6 @@ import json
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,6 @@ CHAT_NOTE = (
     "Chat requests (/v1/chat/completions) need a chat template: that of the target's tokenizer, or --chat-template "
     "FILE. /v1/completions needs none."
 )
-_MEMORY_OPTION, _MEMORY_FRACTION = "--gpu-memory-utilization", 0.92  # and its default in vLLM 0.32 and 0.33
 
 
 def serve_command(
@@ -46,37 +44,6 @@ def serve_command(
     ]
 
 
-def memory_note(options: Sequence[str], free: float, total: float, device: str) -> str:
-    """Return how much memory vLLM will reserve, whether that is free, and the option that changes it.
-
-    Args:
-        options: the options of `vllm serve`.
-        free, total: the device's memory in bytes.
-        device: how the note names it.
-    """
-    fraction = _memory_fraction(options)
-    note = (
-        f"vLLM reserves {fraction:g} of the memory of {device}: {fraction * total / 2**30:.1f} of "
-        f"{total / 2**30:.1f} GiB; {free / 2**30:.1f} GiB are free."
-    )
-    if fraction * total <= free:
-        return f"{note} {_MEMORY_OPTION} changes the fraction."
-    return f"{note} It will not start: pass {_MEMORY_OPTION} {0.95 * free / total:.2f} or less, or free some memory."
-
-
-def free_memory() -> tuple[float, float, str]:
-    """Return free and total bytes of the GPU with the least free memory, or of the machine, and how to name it."""
-    import torch
-
-    if torch.cuda.is_available():
-        gpus = [(*torch.cuda.mem_get_info(index), f"GPU {index}") for index in range(torch.cuda.device_count())]
-        return min(gpus)
-    import psutil
-
-    memory = psutil.virtual_memory()
-    return memory.available, memory.total, "this machine"
-
-
 def program() -> str:
     """Return the path of `vllm`: in the folder of this Python, or on the PATH.
 
@@ -88,11 +55,3 @@ def program() -> str:
     if found is None or importlib.util.find_spec("vllm") is None:
         raise RuntimeError(HOW_TO_INSTALL)
     return found
-
-
-def _memory_fraction(options: Sequence[str]) -> float:
-    words = [word for option in options for word in option.replace("_", "-").split("=", 1)]
-    for name, value in pairwise(words):
-        if name == _MEMORY_OPTION:
-            return float(value)
-    return _MEMORY_FRACTION

@@ -6,7 +6,6 @@ from hf_diversed.tasks.code import HumanEval, Mbpp, MbppSanitized
 from hf_diversed.tasks.embedded import Code, Math, Summary
 from hf_diversed.tasks.execution import CodeTask
 from hf_diversed.tasks.gsm8k import Gsm8k
-from hf_diversed.tasks.ifeval import IFEval
 from hf_diversed.tasks.loading import load_records
 from hf_diversed.tasks.prompted import PromptedTask
 from hf_diversed.tasks.rewrite import Rewrite
@@ -23,7 +22,6 @@ TASKS: dict[str, type[Task]] = {
     "mbpp_sanitized": MbppSanitized,
     "humaneval": HumanEval,
     "wmt": Wmt,
-    "ifeval": IFEval,
     "scitldr": SciTldr,
     "rewrite": Rewrite,
     "specbench": SpecBench,

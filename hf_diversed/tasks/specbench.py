@@ -31,7 +31,10 @@ class SpecBench(Task):
         return "\n\n".join([*lines, "Assistant:"])
 
     def reference(self, record: Record) -> str:
-        raise ValueError("task 'specbench' has no references: leave out solved examples (--shots).")
+        raise ValueError(
+            "task 'specbench' has no references: leave out solved examples (--shots), and tune a draft on the "
+            "target's own completions (--mode distill)."
+        )
 
     def score(self, completion: str, record: Record) -> float:
         scored = SCORES.get(record["category"])

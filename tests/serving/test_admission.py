@@ -88,9 +88,6 @@ def test_refuses_by_name(deployment, fields, words, temperature):
     [
         ("strictness", "`strictness` is not a field of `vllm_xargs`. Allowed"),
         ("max_bias", "`max_bias` is not a field of `vllm_xargs`. Allowed"),
-        ("quality", "`quality` is not a field of `vllm_xargs`. It was renamed to `diversed_strictness`. Allowed"),
-        ("diversed_quality", "It was renamed to `diversed_strictness`. Allowed"),
-        ("diversed_rule", "It was renamed to `diversed_verifier`. Allowed"),
         ("diversed_strictnes", "Allowed in `vllm_xargs`: diversed_verifier, diversed_strictness, diversed_max_bias"),
         ("Diversed-Strictness", "`Diversed-Strictness` is not a field"),
     ],

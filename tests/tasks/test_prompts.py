@@ -25,7 +25,6 @@ RECORDS = {
         "entry_point": "f",
     },
     "wmt": {"translation": {"de": "Es regnet.", "en": "It rains."}},
-    "ifeval": {"prompt": "Say hi. Use no comma.", "instruction_id_list": ["punctuation:no_comma"], "kwargs": [{}]},
     "scitldr": {"abstract": "It rained. We measured it.", "tldr": ["We measure rain.", "Rain is measured."]},
     "rewrite": {"text": "It rained. We measured it."},
     "specbench": {"category": "math", "turns": ["Add 1 and 1.", "And 2?"], "answers": ["It is 2."]},
@@ -41,7 +40,6 @@ PROMPTS = {
     "Your solution should pass these tests:\nassert f(1)==2\n\nSolution:\n",
     "humaneval": 'def f(x):\n    """Double x."""\n',
     "wmt": "Translate the following German sentence into English:\n\nGerman: Es regnet.\n\nEnglish:",
-    "ifeval": "Say hi. Use no comma.",
     "scitldr": "Summarize the following abstract in one sentence:\n\nAbstract: It rained. We measured it.\n\nSummary:",
     "rewrite": "Correct the spelling of the following text and change nothing else.\n\n"
     "Text: It rained. We measured it.\n\nCorrected:",
@@ -90,15 +88,14 @@ def test_reference(name: str):
 
 
 def test_a_task_without_references_serves_prompts_alone():
-    """Catches a chat prompt that asks for the answer first, and solved examples with nothing in the place of it."""
-    assert set(TASKS) - set(REFERENCES) == {"ifeval", "specbench"}
-    task, record = get_task("ifeval"), RECORDS["ifeval"]
-    assert task.chat_messages(record) == [{"role": "user", "content": "Say hi. Use no comma."}]
-    for name, change in (("ifeval", {"prompt": "Another."}), ("specbench", {"answers": []})):
-        task, record = get_task(name), RECORDS[name]
-        for ask in (task.few_shot_prompt, task.chat_messages):
-            with pytest.raises(ValueError, match=f"task '{name}' has no references: leave out solved examples"):
-                ask(record, [record | change])
+    """Catches a chat prompt that needs a reference, and solved examples without answers."""
+    assert set(TASKS) - set(REFERENCES) == {"specbench"}
+    task, record = get_task("specbench"), RECORDS["specbench"]
+    first = record | {"answers": []}
+    assert task.chat_messages(first) == [{"role": "user", "content": "Add 1 and 1."}]
+    for render in (task.few_shot_prompt, task.chat_messages):
+        with pytest.raises(ValueError, match="task 'specbench' has no references: leave out solved examples"):
+            render(record, [first])
 
 
 @pytest.mark.parametrize("name", TASKS)
@@ -107,7 +104,7 @@ def test_registry_names_are_the_tasks_names(name: str):
     task = get_task(name)
     assert type(task) is TASKS[name]
     assert task.name == name
-    assert task.metric in {"accuracy", "rouge2", "bleu", "pass@1", "instructions", "reference score"}
+    assert task.metric in {"accuracy", "rouge2", "bleu", "pass@1", "reference score"}
     assert task.splits
     assert (task.source is None) == (isinstance(task, EmbeddedTask) or name == "specbench")
     assert (task.metric == "pass@1") == isinstance(task, CodeTask)

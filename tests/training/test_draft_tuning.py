@@ -525,10 +525,10 @@ def test_command_tunes_the_embedded_draft(tmp_path):
 def test_command_tunes_on_prompts_without_references_and_holds_some_out(tmp_path):
     """Catches a distillation that asks for references, held-out prompts that are trained on, and all weights that are
     an option only."""
-    rows = [{"prompt": f"Say {n}.", "instruction_id_list": ["punctuation:no_comma"], "kwargs": [{}]} for n in range(6)]
-    data = tmp_path / "ifeval.jsonl"
+    rows = [{"category": "writing", "turns": [f"Say {n}."]} for n in range(6)]
+    data = tmp_path / "specbench.jsonl"
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    options = f"--task ifeval --data_file {data} --output_dir {tmp_path / 'draft'} --use_cpu --disable_tqdm true"
+    options = f"--task specbench --data_file {data} --output_dir {tmp_path / 'draft'} --use_cpu --disable_tqdm true"
     options += " --max_completion_length 4 --max_steps 1 --save_strategy no --all_weights true --num_examples 4"
     options += " --num_eval_examples 2 --eval_strategy steps --eval_steps 1"
     tuned = call("tune-draft", options.split())
@@ -536,7 +536,7 @@ def test_command_tunes_on_prompts_without_references_and_holds_some_out(tmp_path
     assert json.loads((tmp_path / "draft" / "provenance.json").read_text())["num_completions"] == 4
     logs = json.loads((tmp_path / "draft" / "trainer_state.json").read_text())["log_history"]
     assert [line["step"] for line in logs if "eval_acceptance" in line] == [1]
-    with pytest.raises(ValueError, match="task 'ifeval' has no references"):
+    with pytest.raises(ValueError, match="task 'specbench' has no references"):
         call("tune-draft", [*options.split(), "--mode", "supervised", "--overwrite"])
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.load import STRICTNESSES, drill
 from benchmarks.served import start
-from hf_diversed.serving.export import export_demo_pair
+from embedded.export import export_demo_pair
 from hf_diversed.tasks import TASKS, load_records
 
 

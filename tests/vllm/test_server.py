@@ -12,12 +12,12 @@ import pytest
 import torch
 
 from benchmarks.served import CHOICES, STOP, Server, acceptance, running, start, stop
+from embedded.export import export_demo_pair
 from hf_diversed import DiversedHead, DiversedHeadConfig, load_demo_pair
 from hf_diversed.running.decode import Decoder
 from hf_diversed.running.methods import build_methods
 from hf_diversed.running.prompts import encode
 from hf_diversed.running.sampling import Sampling
-from hf_diversed.serving.export import export_demo_pair
 from hf_diversed.tasks import TASKS, load_records
 
 

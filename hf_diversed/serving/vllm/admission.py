@@ -13,7 +13,7 @@ import torch
 
 from hf_diversed.blocks import DecodingContext
 from hf_diversed.head import DiversedHead
-from hf_diversed.serving.vllm.deployment import RENAMED, SETTINGS, Deployment, no_setting
+from hf_diversed.serving.vllm.deployment import SETTINGS, Deployment, no_setting
 from hf_diversed.serving.vllm.logits import LOSSLESS, RequestSettings
 from hf_diversed.verifiers import CertifiedVerifier
 
@@ -75,7 +75,7 @@ def check_top_level(fields: Iterable[str]) -> None:
     """
     for name in fields:
         if _is_ours(name):
-            raise ValueError(f"`{name}` has no effect at the top level of a request.{_hint(name)} {_ALLOWED}")
+            raise ValueError(f"`{name}` has no effect at the top level of a request. {_ALLOWED}")
 
 
 def _read_fields(extra: Mapping[str, Any]) -> dict[str, Any]:
@@ -91,18 +91,13 @@ def _read_fields(extra: Mapping[str, Any]) -> dict[str, Any]:
         if name.startswith(PREFIX) and plain in FIELDS:
             fields[plain] = value
         elif _is_ours(name):
-            raise ValueError(f"`{name}` is not a field of `vllm_xargs`.{_hint(name)} {_ALLOWED}")
+            raise ValueError(f"`{name}` is not a field of `vllm_xargs`. {_ALLOWED}")
     return fields
 
 
 def _is_ours(name: str) -> bool:
     """Return whether a field is meant for the plugin: `diversed_*`, or the name of a setting without the prefix."""
-    return name.lower().replace("-", "_").startswith(PREFIX) or name in (*FIELDS, *RENAMED)
-
-
-def _hint(name: str) -> str:
-    new = RENAMED.get(name.removeprefix(PREFIX))
-    return "" if new is None else f" It was renamed to `{PREFIX}{new}`."
+    return name.lower().replace("-", "_").startswith(PREFIX) or name in FIELDS
 
 
 def _spell(name: str) -> str:

@@ -46,7 +46,6 @@ SETTINGS = {
     "max_ratio": "1 is lossless, 0 is no bound.",
     "max_drop": "0.01 allows a drop of one percentage point.",
 }
-RENAMED = {"quality": "strictness", "rule": "verifier"}  # refused under the old name, with the new one
 _KEYS = ("verifier", "head", "choices", *SETTINGS)
 Spell = Callable[[str], str]  # from a setting's name to how the user wrote it: --max-bias, diversed_max_bias
 

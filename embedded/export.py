@@ -1,4 +1,4 @@
-"""The embedded pair as folders that an engine loads: `python -m hf_diversed.serving.export FOLDER`."""
+"""The embedded pair as folders that an engine loads: `python -m embedded.export FOLDER`."""
 
 import shutil
 import sys

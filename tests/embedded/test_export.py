@@ -4,8 +4,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
+from embedded.export import HEAD_SIZE, export_demo_pair, pad_heads
 from hf_diversed.head import DiversedHead
-from hf_diversed.serving.export import HEAD_SIZE, export_demo_pair, pad_heads
 
 
 @pytest.mark.parametrize(("head_dim", "size"), [(8, 12), (4, 32)])
