@@ -66,8 +66,7 @@ def push(options: PushOptions) -> None:
     """Publish a head with its card, results and provenance, in one commit; nothing else of the folder is sent."""
     head, records = _read(options)
     names = ("private", "revision", "create_pr", "token", "commit_message")
-    destination = hub.Destination(options.repo, **{name: getattr(options, name) for name in names})
-    commit = hub.push(head, records, destination)
+    commit = hub.push(head, records, options.repo, **{name: getattr(options, name) for name in names})
     console.print(Text(commit.pr_url or commit.commit_url), soft_wrap=True)
 
 

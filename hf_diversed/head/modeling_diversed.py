@@ -140,10 +140,10 @@ class DiversedHead(PreTrainedModel):
             head.push_to_hub("org/head-mbpp", evaluation="mbpp.json", training="head-mbpp/provenance.json")
             ```
         """
-        from hf_diversed.hub import Destination, HeadRecords, push, read_json  # a higher layer, so imported here
+        from hf_diversed.hub import HeadRecords, push, read_json  # a higher layer, so imported here
 
         records = HeadRecords(read_json(evaluation), read_json(training), tuple(tags or ()), license)
-        return push(self, records, Destination(repo_id, **destination))
+        return push(self, records, repo_id, **destination)
 
     def _check_numbers(self, name: str | Path) -> None:
         """Raise OSError if the parameters make the output NaN or infinite."""

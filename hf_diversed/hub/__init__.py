@@ -3,12 +3,11 @@
 from hf_diversed.hub.card import render_card
 from hf_diversed.hub.custom_generate import generate_with
 from hf_diversed.hub.files import publication
-from hf_diversed.hub.pushing import Destination, PushError, push
+from hf_diversed.hub.pushing import PushError, push
 from hf_diversed.hub.records import HeadRecords, read_json, read_records
 
 
 __all__ = [
-    "Destination",
     "HeadRecords",
     "PushError",
     "generate_with",
