@@ -90,16 +90,15 @@ def call_reward(function: RewardFunc, completions: Sequence[Any], **columns: Any
     """Call a reward function and check its result.
 
     Raises:
-        RewardError: if it raises, or does not return one finite number or None per completion. To find the completion
-            that makes it raise, halves of the batch are tried again.
+        RewardError: if it raises, or does not return one finite number or None per completion.
     """
     name = _name(function)
     try:
         values = function(completions=completions, **columns)
     except Exception as error:  # a user's function may raise any exception
         raise RewardError(
-            f"reward {name!r} raised {type(error).__name__}: {error}; {_culprit(function, completions, columns)}. "
-            "Fix the reward, or return None to skip such a completion."
+            f"reward {name!r} raised {type(error).__name__}: {error}. Fix the reward, or return None to skip a "
+            "completion that it cannot score."
         ) from error
     if inspect.iscoroutine(values):
         values.close()
@@ -162,30 +161,6 @@ def _number(value: Any, name: str, place: Callable[[], str]) -> float | None:
             f"reward {name!r} must return finite numbers or None, got {number} {place()}; None skips a completion."
         )
     return number
-
-
-def _culprit(function: RewardFunc, completions: Sequence[Any], columns: dict[str, Any]) -> str:
-    """Return a description of where a call raises, found by bisection of the batch."""
-
-    def raises(low: int, high: int) -> bool:
-        part = {
-            name: values[low:high] if _is_list(values, len(completions)) else values
-            for name, values in columns.items()
-        }
-        try:
-            function(completions=completions[low:high], **part)
-        except Exception:  # as above
-            return True
-        return False
-
-    low, high, seen = 0, len(completions), True
-    while high - low > 1:
-        middle = (low + high) // 2
-        seen = raises(low, middle)
-        low, high = (low, middle) if seen else (middle, high)
-    if seen or raises(low, high):
-        return _place(low, completions, columns)
-    return f"for a batch of {len(completions)} completions, though for none alone"
 
 
 def _place(index: int, completions: Sequence[Any], columns: dict[str, Any]) -> str:

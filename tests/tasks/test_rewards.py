@@ -137,37 +137,15 @@ def test_refuses_odd_returns(reward, message: str):
             call()
 
 
-@pytest.mark.parametrize("bad", [0, 3, 6])
-def test_a_reward_that_raises_is_named_with_its_prompt(bad: int):
-    """Catches a bare KeyError of a user's reward function, without its name or the completion."""
-    calls = []
-
-    def reward(completions, number, **columns):
-        calls.append(len(completions))
-        return [{"answer": 1.0}["question" if index == bad else "answer"] for index in number]
-
-    columns = {"prompts": [f"prompt {index}" for index in range(7)], "number": list(range(7)), "setting": "same"}
-    with pytest.raises(RewardError) as error:
-        call_reward(reward, [f"text {index}" for index in range(7)], **columns)
-    words = f"reward 'reward' raised KeyError: 'question'; for completion 'text {bad}' of prompt 'prompt {bad}'. Fix"
-    assert words in str(error.value)
-    assert sum(calls[1:]) <= 7
-    assert isinstance(error.value.__cause__, KeyError)
-
-
-def test_a_reward_that_raises_now_and_then_blames_nobody():
-    """Catches a completion that is blamed for a service that was down for a moment."""
-    left = [1]
+def test_a_reward_that_raises_is_named():
+    """Catches a bare KeyError of a user's reward function, without its name."""
 
     def reward(completions, **columns):
-        if left:
-            raise ConnectionError(f"no answer, {left.pop()} more")
-        return [1.0] * len(completions)
+        return [{"answer": 1.0}["question"]]
 
-    with pytest.raises(
-        RewardError, match=r"ConnectionError: no answer.*for a batch of 3 completions, though for none"
-    ):
-        call_reward(reward, ["a", "b", "c"])
+    with pytest.raises(RewardError, match="reward 'reward' raised KeyError: 'question'") as error:
+        call_reward(reward, ["a"])
+    assert isinstance(error.value.__cause__, KeyError)
 
 
 def test_sums_what_is_there():
