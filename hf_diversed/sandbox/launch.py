@@ -25,47 +25,47 @@ _LIBRARIES = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/nix/store", "/gnu/st
 _SYSTEM_FILES = ("/etc/ld.so.cache", "/etc/localtime", "/usr/share/zoneinfo")
 
 
-@dataclass(frozen=True)
-class Limits:
-    """Wall-clock seconds; bytes of address space for each process, and of memory for all processes together."""
-
-    timeout: float
-    memory_bytes: int
+class SandboxUnavailable(RuntimeError):
+    """This machine cannot isolate a program; nothing was run."""
 
 
 @dataclass(frozen=True)
-class Report:
-    """The launcher's result.
+class ProgramResult:
+    """The result of one program.
 
     Attributes:
-        ended: "passed", "exit N", "killed by signal N", "timeout", "failed its tests", "left N processes running",
-            "wrote to the launcher's descriptor", "more than N MiB in all its processes", "killed with its launcher",
-            or "unavailable" if the jail was not set up. That is determined before the program starts, so no program
-            can cause it.
-        completed: the program's first process reached its last statement, and its tests, if any, passed.
-        detail: the exception, or why the jail was not set up; may be empty.
-        output: the first 4 KiB that the program printed.
+        passed: True if the program ran to its end and passed its tests, if it has any.
+        reason: "passed", "exit 1: AssertionError: line 4: assert f(2) == 4", "timeout", "killed by signal 9",
+            "did not run to its end (exit 0)", "test failed: AssertionError: line 1: assert f(2) == 4", "left N
+            processes running", "wrote to the launcher's descriptor", "more than N MiB in all its processes" or "killed
+            with its launcher".
+        output: the first 4 KiB of stdout and stderr together.
     """
 
-    ended: str
-    completed: bool = False
-    detail: str = ""
+    passed: bool
+    reason: str
     output: str = ""
 
 
-def launch(program: str, mode: str, limits: Limits, tests: str = "") -> Report:
+def launch(program: str, mode: str, timeout: float, memory_bytes: int, tests: str = "") -> ProgramResult:
     """Run `program`, and `tests` beside it, in a jail of kind `mode`: "namespaces", "landlock" or "unsafe".
+
+    Args:
+        timeout: wall-clock seconds.
+        memory_bytes: address space of each process, and memory of all processes together.
 
     Raises:
         SyntaxError, ValueError: if the tests are not valid Python.
+        SandboxUnavailable: if the jail was not set up. That is determined before the program starts, so no program can
+            cause it.
     """
     source = program.encode("utf-8", "surrogatepass")
     request = f"{' '.join(names_of_the_program(tests))}\n{tests}".encode("utf-8", "surrogatepass") if tests else b""
     scratch = tempfile.mkdtemp(prefix="hf-diversed-")
     try:
         sizes = [str(len(source)), "tested" if tests else "plain"]
-        arguments = [mode, str(limits.timeout), str(limits.memory_bytes), *sizes, os.path.realpath(scratch)]
-        return _talk(arguments, source + request, limits.timeout + _GRACE)
+        arguments = [mode, str(timeout), str(memory_bytes), *sizes, os.path.realpath(scratch)]
+        return _talk(arguments, source + request, timeout + _GRACE)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 
@@ -86,7 +86,7 @@ def names_of_the_program(tests: str) -> list[str]:
     return sorted(wanted - set(dir(builtins)) or wanted)
 
 
-def _talk(arguments: list[str], request: bytes, patience: float) -> Report:
+def _talk(arguments: list[str], request: bytes, patience: float) -> ProgramResult:
     command = [interpreter(), "-I", "-S", "-c", _START, str(Path(__file__).parent), *arguments, *readable_paths()]
     with subprocess.Popen(
         command,
@@ -100,17 +100,16 @@ def _talk(arguments: list[str], request: bytes, patience: float) -> Report:
         try:
             answer, complaint = process.communicate(request, patience)
         except subprocess.TimeoutExpired:
-            return Report("timeout")
+            return ProgramResult(False, "timeout")
         finally:
             # The jail dies with its launcher (parent-death signal).
             process.kill()
-    report = answer.removeprefix(_STARTED)
-    if not report and answer:
-        return Report("killed with its launcher")
-    if not report:
-        return Report("unavailable", detail=complaint.decode(errors="replace").strip()[-500:] or "the launcher died")
-    ended, completed, detail, output = ast.literal_eval(report.decode())
-    return Report(ended, completed, detail, output.decode("utf-8", "replace"))
+    if not answer:
+        raise SandboxUnavailable(complaint.decode(errors="replace").strip()[-500:] or "the launcher died")
+    if answer == _STARTED:
+        return ProgramResult(False, "killed with its launcher")
+    passed, reason, output = ast.literal_eval(answer.removeprefix(_STARTED).decode())
+    return ProgramResult(passed, reason, output.decode("utf-8", "replace"))
 
 
 @functools.cache

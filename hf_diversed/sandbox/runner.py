@@ -27,10 +27,9 @@ import os
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 
-from hf_diversed.sandbox.isolation import SandboxUnavailable, check_platform, usable_mode
-from hf_diversed.sandbox.launch import Limits, Report, launch
+from hf_diversed.sandbox.isolation import check_platform, usable_mode
+from hf_diversed.sandbox.launch import ProgramResult, SandboxUnavailable, launch
 
 
 _LEAST_MEMORY = 64 * 2**20
@@ -38,22 +37,6 @@ _LEAST_MEMORY = 64 * 2**20
 _MOST_SOURCE = 4 * 2**20
 # Seconds between attempts: the kernel can lack memory, namespaces or processes for a moment.
 _PAUSES = (0.0, 0.2, 1.0)
-
-
-@dataclass(frozen=True)
-class ProgramResult:
-    """The result of one program.
-
-    Attributes:
-        passed: True if the program ran to its end and passed its tests, if it has any.
-        reason: "passed", "exit 1: AssertionError: line 4: assert f(2) == 4", "timeout", "killed by signal 9",
-            "did not run to its end (exit 0)", "test failed: AssertionError: line 1: assert f(2) == 4", ...
-        output: the first 4 KiB of stdout and stderr together.
-    """
-
-    passed: bool
-    reason: str
-    output: str = ""
 
 
 def run_programs(
@@ -99,12 +82,11 @@ def run_programs(
         return []
     check_platform(unsafe)
     mode = "unsafe" if unsafe else usable_mode()
-    limits = Limits(timeout, memory_bytes)
     jobs = list(zip(programs, [""] * len(programs) if tests is None else tests))
     unique = list(dict.fromkeys(jobs))
     pool = ThreadPoolExecutor(min(len(unique), workers or min(4, os.cpu_count() or 1)), "sandbox")
     try:
-        results = dict(zip(unique, pool.map(lambda job: _run(job[0], job[1], mode, limits), unique)))
+        results = dict(zip(unique, pool.map(lambda job: _run(*job, mode, timeout, memory_bytes), unique)))
     finally:
         pool.shutdown(cancel_futures=True)
     return [results[job] for job in jobs]
@@ -127,33 +109,20 @@ def _check(
         raise ValueError(f"workers must be at least 1, got {workers}; pass None for min(4, cpu count).")
 
 
-def _run(program: str, tests: str, mode: str, limits: Limits) -> ProgramResult:
+def _run(program: str, tests: str, mode: str, timeout: float, memory_bytes: int) -> ProgramResult:
     if len(program) > _MOST_SOURCE:
         return ProgramResult(
             False, f"exit 1: the source has {len(program)} characters, at most {_MOST_SOURCE} are run"
         )
-    report = Report("unavailable")
     for pause in _PAUSES:
         time.sleep(pause)
         try:
-            report = launch(program, mode, limits, tests)
+            return launch(program, mode, timeout, memory_bytes, tests)
         except (SyntaxError, ValueError) as error:
             return ProgramResult(False, f"the tests are not valid Python: {error}")
-        if report.ended != "unavailable":
-            return _result(report)
+        except SandboxUnavailable as error:
+            failure = error
     raise SandboxUnavailable(
         f"the sandbox ({mode}) worked before, but could not be set up {len(_PAUSES)} times in a row: "
-        f"{report.detail}; use fewer workers or free memory."
-    )
-
-
-def _result(report: Report) -> ProgramResult:
-    if report.completed:
-        return ProgramResult(True, "passed", report.output)
-    if report.detail:
-        reason = report.detail
-    elif report.ended.startswith("exit"):
-        reason = f"did not run to its end ({report.ended})"
-    else:
-        reason = report.ended
-    return ProgramResult(False, reason, report.output)
+        f"{failure}; use fewer workers or free memory."
+    ) from failure

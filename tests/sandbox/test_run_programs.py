@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hf_diversed.sandbox import ProgramResult, SandboxUnavailable, isolation, run_programs, runner
-from hf_diversed.sandbox.launch import Report, names_of_the_program
+from hf_diversed.sandbox.launch import names_of_the_program
 from tests.sandbox.attacks import AGAINST_TESTS, ATTACKS, TESTED, TESTS
 from tests.sandbox.jails import jail_mode
 
@@ -184,9 +184,9 @@ def test_callers_threads_and_umask_do_not_matter():
 def test_identical_programs_run_once(monkeypatch):
     launched = []
 
-    def launch(program, mode, limits, tests):
+    def launch(program, *arguments):
         launched.append(program)
-        return Report("exit 0", completed=True)
+        return ProgramResult(True, "passed")
 
     monkeypatch.setattr(runner, "launch", launch)
     results = run_programs(["a", "b", "a", "a"], unsafe=True)
@@ -195,7 +195,7 @@ def test_identical_programs_run_once(monkeypatch):
 
 
 def test_unavailable_is_said_before_anything_runs(monkeypatch, tmp_path):
-    monkeypatch.setattr(isolation, "probe", lambda mode: Report("unavailable", detail=f"no {mode} today"))
+    monkeypatch.setattr(isolation, "probe", lambda mode: f"no {mode} today")
     witness = tmp_path / "witness"
     with pytest.raises(SandboxUnavailable, match=r"no namespaces today.*no landlock today.*--unsafe-code-execution"):
         run_programs([f"open({str(witness)!r}, 'w')"])
@@ -204,13 +204,15 @@ def test_unavailable_is_said_before_anything_runs(monkeypatch, tmp_path):
 
 
 def test_second_kind_is_used_where_the_first_fails(monkeypatch):
-    reports = {"namespaces": Report("unavailable", detail="no"), "landlock": Report("exit 0", completed=True)}
-    monkeypatch.setattr(isolation, "probe", reports.__getitem__)
+    monkeypatch.setattr(isolation, "probe", {"namespaces": "not permitted", "landlock": ""}.__getitem__)
     assert isolation.usable_mode() == "landlock"
 
 
 def test_jail_that_fails_later_is_an_error_and_not_a_verdict(monkeypatch):
-    monkeypatch.setattr(runner, "launch", lambda *arguments: Report("unavailable", detail="out of namespaces"))
+    def launch(*arguments):
+        raise SandboxUnavailable("out of namespaces")
+
+    monkeypatch.setattr(runner, "launch", launch)
     monkeypatch.setattr(runner, "usable_mode", lambda: "namespaces")
     monkeypatch.setattr(runner.time, "sleep", lambda seconds: None)
     with pytest.raises(SandboxUnavailable, match="out of namespaces"):

@@ -1,7 +1,7 @@
 """The launcher: build the jail, fork the program and its tests into it, watch them, print one report.
 
 It prints "started" once both are confined; a failure after that is the program's, not the jail's. Then it
-prints `(ended, completed, detail, output)` as a Python literal.
+prints `(passed, reason, output)` as a Python literal.
 """
 
 import os
@@ -31,14 +31,13 @@ def main(arguments: list[str]) -> None:
             plan.scratch = namespaces.enter(plan.scratch, plan.readable, privileged)
         watch = _start(plan, privileged, source, secret, family)
     except OSError as error:
-        print(("unavailable", False, str(error), b""))
-        return
+        sys.exit(str(error))
     sys.stdout.write(STARTED)
     sys.stdout.flush()
     watch.start()
     ended = watch.follow(plan.timeout, plan.memory_bytes)
     watch.end(jailed=plan.mode != "unsafe")
-    print((ended, ended == "passed", watch.detail(ended), watch.output))
+    print((ended == "passed", watch.reason(ended), watch.output))
     # Skip finalising the interpreter, which takes milliseconds.
     sys.stdout.flush()
     os._exit(0)

@@ -114,11 +114,13 @@ class Watch:
             if not self._read_output():
                 break
 
-    def detail(self, ended: str) -> str:
-        """Return details of how it ended, for users."""
+    def reason(self, ended: str) -> str:
+        """Return how it ended, with the report of the tests or the program if there is one."""
         if ended == _FAILED:
             return (self.verdict or b"").decode("utf-8", "replace")
-        return self.complaint.decode("utf-8", "replace") if ended.startswith("exit ") else ""
+        if ended.startswith("exit "):
+            return self.complaint.decode("utf-8", "replace") or f"did not run to its end ({ended})"
+        return ended
 
     def _decided(self) -> str:
         if self.tampered:
