@@ -32,7 +32,6 @@ from hf_diversed.sandbox.isolation import check_platform, usable_mode
 from hf_diversed.sandbox.launch import ProgramResult, SandboxUnavailable, launch
 
 
-_LEAST_MEMORY = 64 * 2**20
 # Larger than programs of a model, and smaller than a source that makes the launcher fail instead of the program.
 _MOST_SOURCE = 4 * 2**20
 # Seconds between attempts: the kernel can lack memory, namespaces or processes for a moment.
@@ -45,7 +44,6 @@ def run_programs(
     *,
     timeout: float = 3.0,
     memory_bytes: int = 512 * 2**20,
-    workers: int | None = None,
     unsafe: bool = False,
 ) -> list[ProgramResult]:
     """Run each program in its own jail; identical programs run once and share their result.
@@ -54,13 +52,12 @@ def run_programs(
     cannot see the caller's files, environment, processes and descriptors, and cannot reach a network.
 
     Args:
-        programs: Python sources.
+        programs: Python sources; up to four run at once.
         tests: for each program, statements that must not fail, "" for none. They run in another process; names that
             they do not define are the program's, whose functions are called with copies of builtin values. The
             module's docstring describes the limits.
         timeout: wall-clock seconds for each program with its tests, > 0; then all its processes are killed.
         memory_bytes: memory of all processes of a program together, and address space of each; >= 64 MiB.
-        workers: number of programs that run at once; None for `min(4, cpu count)`.
         unsafe: run without isolation, with resource limits and the timeout only. Programs then have the caller's
             permissions.
 
@@ -68,6 +65,7 @@ def run_programs(
         One `ProgramResult` per program, in order.
 
     Raises:
+        ValueError: if the numbers of programs and tests differ.
         SandboxUnavailable: if the kernel does not support isolation, and `unsafe` is False.
 
     Example:
@@ -77,36 +75,18 @@ def run_programs(
         >>> run_programs(["def f(x):\n    return 2 * x"], ["assert f(2) == 4"])[0].passed
         True
     """
-    _check(programs, tests, timeout, memory_bytes, workers)
     if not programs:
         return []
     check_platform(unsafe)
     mode = "unsafe" if unsafe else usable_mode()
-    jobs = list(zip(programs, [""] * len(programs) if tests is None else tests))
+    jobs = list(zip(programs, [""] * len(programs) if tests is None else tests, strict=True))
     unique = list(dict.fromkeys(jobs))
-    pool = ThreadPoolExecutor(min(len(unique), workers or min(4, os.cpu_count() or 1)), "sandbox")
+    pool = ThreadPoolExecutor(min(len(unique), 4, os.cpu_count() or 1), "sandbox")
     try:
-        results = dict(zip(unique, pool.map(lambda job: _run(*job, mode, timeout, memory_bytes), unique)))
+        results = dict(zip(unique, pool.map(lambda job: _run(job[0], job[1], mode, timeout, memory_bytes), unique)))
     finally:
         pool.shutdown(cancel_futures=True)
     return [results[job] for job in jobs]
-
-
-def _check(
-    programs: Sequence[str], tests: Sequence[str] | None, timeout: float, memory_bytes: int, workers: int | None
-) -> None:
-    if isinstance(programs, str) or not all(isinstance(program, str) for program in programs):
-        raise TypeError(
-            f"programs must be a list of Python sources, got {type(programs).__name__}; wrap it in a list."
-        )
-    if tests is not None and (isinstance(tests, str) or len(tests) != len(programs)):
-        raise ValueError(f'tests must be one string for each of the {len(programs)} programs; pass "" for no tests.')
-    if not 0 < timeout < 86400:
-        raise ValueError(f"timeout must be in (0, 86400) seconds, got {timeout}; MBPP-like programs need 3.")
-    if memory_bytes < _LEAST_MEMORY:
-        raise ValueError(f"memory_bytes must be at least {_LEAST_MEMORY} (the interpreter's own), got {memory_bytes}.")
-    if workers is not None and workers < 1:
-        raise ValueError(f"workers must be at least 1, got {workers}; pass None for min(4, cpu count).")
 
 
 def _run(program: str, tests: str, mode: str, timeout: float, memory_bytes: int) -> ProgramResult:
@@ -124,5 +104,5 @@ def _run(program: str, tests: str, mode: str, timeout: float, memory_bytes: int)
             failure = error
     raise SandboxUnavailable(
         f"the sandbox ({mode}) worked before, but could not be set up {len(_PAUSES)} times in a row: "
-        f"{failure}; use fewer workers or free memory."
+        f"{failure}; free some memory."
     ) from failure

@@ -50,12 +50,12 @@ def main(package: str, mode: str, scratch: str) -> None:
     before = snapshot(outside, Path(package))
     started = time.monotonic()
     quick = [name for name in attacks if name not in ENDLESS]
-    broken = dict(zip(quick, sandbox.run_programs([attacks[name] for name in quick], timeout=20.0, workers=2)))
-    broken |= zip(ENDLESS, sandbox.run_programs([attacks[name] for name in ENDLESS], timeout=0.7, workers=4))
-    fine = sandbox.run_programs(list(ordinary.values()), timeout=20.0, workers=2)
+    broken = dict(zip(quick, sandbox.run_programs([attacks[name] for name in quick], timeout=20.0)))
+    broken |= zip(ENDLESS, sandbox.run_programs([attacks[name] for name in ENDLESS], timeout=0.7))
+    fine = sandbox.run_programs(list(ordinary.values()), timeout=20.0)
     cheats = list(AGAINST_TESTS.values())
-    cheated = sandbox.run_programs(cheats, [TESTS] * len(cheats), timeout=5.0, workers=4)
-    tested = sandbox.run_programs(*map(list, zip(*TESTED.values())), timeout=20.0, workers=2)
+    cheated = sandbox.run_programs(cheats, [TESTS] * len(cheats), timeout=5.0)
+    tested = sandbox.run_programs(*map(list, zip(*TESTED.values())), timeout=20.0)
     seconds = time.monotonic() - started
     touched = [f"file {name}" for name, *_ in before ^ snapshot(outside, Path(package))]
     touched += [f"left behind: {path.name}" for path in temporary.iterdir()]

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="namespaces and 
 
 
 def interpreter_for_nobody() -> str | None:
-    """Root's own interpreter is often under /root, which the user nobody cannot enter."""
+    """Return an interpreter for the user nobody, who cannot enter /root, where root's own often is."""
     for python in (sys.executable, "/usr/bin/python3", "/usr/local/bin/python3"):
         command = [python, "-I", "-c", "import sys, ctypes; sys.exit(sys.version_info < (3, 10))"]
         try:
@@ -85,7 +85,7 @@ def ordinary_programs_pass(outcome: dict) -> None:
 
 
 def attacks_end_for_the_right_reason(outcome: dict) -> None:
-    """A jail in which nothing works would also let no attack pass."""
+    """No attack would pass in a jail in which nothing runs, so the reasons are checked too."""
     reasons = {name: reason for name, (_, reason, _) in outcome["attacks"].items()}
     for name in ("endless_loop", "endless_sleep", "flood"):
         assert reasons[name] == "timeout"

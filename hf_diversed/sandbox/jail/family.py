@@ -33,15 +33,10 @@ class Family:
     def offer_to_the_oom_killer(self, score: int) -> None:
         """Set the OOM score of this process and its next children: 0 is the default, 1000 is killed first."""
         try:
-            file = os.open("self/oom_score_adj", os.O_WRONLY, dir_fd=self.proc)
+            with open("self/oom_score_adj", "wb", buffering=0, opener=self._open) as file:
+                file.write(b"%d" % score)
         except OSError:
-            return  # optional: a container may hide it
-        try:
-            os.write(file, b"%d" % score)
-        except OSError:
-            pass
-        finally:
-            os.close(file)
+            pass  # optional: a container may hide it
 
     def alive(self, apart_from: int | None) -> list[str]:
         """Return the running descendants, without the child `apart_from` and its descendants."""
@@ -68,15 +63,13 @@ class Family:
 
     def _threads(self, pid: str) -> list[str]:
         try:
-            folder = os.open(f"{pid}/task", os.O_RDONLY | os.O_DIRECTORY, dir_fd=self.proc)
+            folder = self._open(f"{pid}/task", os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                return [f"{pid}/task/{thread}" for thread in os.listdir(folder)]
+            finally:
+                os.close(folder)
         except OSError:
             return []  # ended
-        try:
-            return [f"{pid}/task/{thread}" for thread in os.listdir(folder)]
-        except OSError:
-            return []
-        finally:
-            os.close(folder)
 
     def _kilobytes(self, path: str, *names: str) -> int | None:
         """Return the sum of the named lines; None if the process has no memory any more, or it is not visible."""
@@ -86,12 +79,10 @@ class Family:
 
     def _read(self, path: str) -> str:
         try:
-            file = os.open(path, os.O_RDONLY, dir_fd=self.proc)
+            with open(path, "rb", buffering=0, opener=self._open) as file:
+                return file.read(_MOST_TEXT).decode(errors="replace")
         except OSError:
             return ""  # ended
-        try:
-            return os.read(file, _MOST_TEXT).decode(errors="replace")
-        except OSError:
-            return ""
-        finally:
-            os.close(file)
+
+    def _open(self, path: str, flags: int) -> int:
+        return os.open(path, flags, dir_fd=self.proc)
