@@ -32,7 +32,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 from transformers.utils import logging
 
-from hf_diversed.cli.demo_model import TEXTS
+from hf_diversed.cli.demo import TEXTS
 from hf_diversed.cli.main import call
 from hf_diversed.cli.models import LOOKUP, load_pair
 from hf_diversed.evaluation import EvaluationSettings, evaluate

@@ -9,12 +9,12 @@ replaces a line `<!-- file: NAME.md -->` with that file of the repository.
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from hf_diversed.formatting import percent, with_bounds
-from hf_diversed.training.settings import HeadTrainingSettings
+from hf_diversed.training import DiversedConfig
+from hf_diversed.training.arguments import own_fields
 from tools import (
     render_counterfactual,
     render_learning,
@@ -182,8 +182,7 @@ def settings() -> str:
     """Return a table of the fields that `DiversedConfig` adds to `TrainingArguments`, or whose default it changes."""
     rows = (
         [f"`{field.name}`", f"`{field.default!r}`", field.metadata["help"].replace("|", "or")]
-        for field in fields(HeadTrainingSettings)
-        if "help" in field.metadata
+        for field in own_fields(DiversedConfig)
     )
     return table(("field", "default", "meaning"), rows)
 

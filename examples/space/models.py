@@ -9,7 +9,7 @@ import torch
 from choice import DIVERSED, LENIENT, check_kind
 
 from hf_diversed import DiversedHead, LosslessVerifier
-from hf_diversed.cli.demo_model import REPEAT, TEXTS
+from hf_diversed.cli.demo import REPEAT, TEXTS
 from hf_diversed.cli.models import LOOKUP, load_pair
 from hf_diversed.running.decode import Decoder
 from hf_diversed.running.methods import Method

@@ -17,7 +17,6 @@ from hf_diversed.zoo import packaged
 
 # Options of transformers' trainer that `--help` shows beside ours.
 _USUAL = {"output_dir", "resume_from_checkpoint", "seed", "use_cpu", "push_to_hub"}
-_EARLIER = {"gamma": "num-assistant-tokens", "num-prompts": "num-examples", "num-eval-prompts": "num-eval-examples"}
 _LOWEST = {
     **dict.fromkeys(("num_examples", "repeats", "max_new_tokens", "num_assistant_tokens", "threads", "batch_size"), 1),
     **dict.fromkeys(("target_hidden_size", "draft_hidden_size", "layers", "vocabulary", "samples_per_prompt"), 1),
@@ -154,12 +153,11 @@ def own_names(classes: Sequence[type]) -> set[str]:
 
 
 def spelled(word: str) -> str:
-    """Return an option with hyphens and its present name; underscores and earlier names are accepted."""
+    """Return an option with hyphens in place of underscores."""
     if not word.startswith("--"):
         return word
-    name, equals, value = word[2:].partition("=")
-    name = name.replace("_", "-")
-    return f"--{_EARLIER.get(name, name)}{equals}{value}"
+    name, equals, value = word.partition("=")
+    return f"{name.replace('_', '-')}{equals}{value}"
 
 
 def without_debug(argv: list[str], classes: Sequence[type]) -> tuple[list[str], bool]:

@@ -48,16 +48,25 @@ def settings_of(options: MeasuringOptions, **changes: Any) -> EvaluationSettings
 def load_prompts(
     options: MeasuringOptions, task: Task, head: str | None
 ) -> tuple[Pair, PromptedTask, list[dict[str, Any]], HeadLike | None]:
-    """Load the records and the pair; return the pair, the task with its prompts, the records, and the head."""
+    """Load the records and the pair; return the pair, the task with its prompts, the records, and the head of
+    "diversed": the named one, or the embedded pair's head for the task.
+
+    Raises:
+        ValueError: for too few solved examples, a file of them without `shots`, and as in `load_pair`.
+    """
     examples = load_records(task, options.split, options.num_examples, options.seed, options.data_file)
     task.check_scoring(examples)
-    pool = load_shots(task, options.shots, options.shots_file, options.seed)
-    pair, chosen = load_models(
-        options.target, options.draft, head, options.device, options.task, options.chat, options.dtype
-    )
-    # The prompts of `hf-diversed train` under the same options.
+    if options.shots_file is not None and not options.shots:
+        raise ValueError("--shots-file names the file of solved examples; pass --shots, their number, as well.")
+    pool: list[dict[str, Any]] = []
+    if options.shots:
+        # Of a split, one more than shots: a record is never its own example.
+        count = options.shots + 1 if options.shots_file is None else None
+        pool = load_records(task, "train", count, options.seed, options.shots_file)
+    pair = load_pair(options.target, options.draft, options.device, options.chat, options.dtype)
+    # The prompts of `hf-diversed train` under the same options, if training used all records of a `shots_file`.
     prompted = PromptedTask(task, pair.tokenizer, pool=pool, shots=options.shots, chat=options.chat)
-    return pair, prompted, examples, chosen
+    return pair, prompted, examples, head if head is not None else pair.heads.get(options.task)
 
 
 def check_methods(option: str, specs: Sequence[str], target: str | None, head: str | None, task: str = "math") -> None:
@@ -159,37 +168,6 @@ def remove_earlier_run(folder: Path) -> None:
 
 def _matches(name: str, patterns: Sequence[str]) -> bool:
     return any(fnmatch.fnmatch(name, pattern) for pattern in patterns)
-
-
-def load_models(
-    target: str | None,
-    draft: str | None,
-    head: str | None,
-    device: str | None,
-    task: str,
-    chat: bool = False,
-    dtype: str | None = None,
-) -> tuple[Pair, HeadLike | None]:
-    """Load the pair and the head of "diversed": the named one, or the embedded pair's head for the task.
-
-    Raises:
-        ValueError: as in `load_pair`.
-    """
-    pair = load_pair(target, draft, device, chat, dtype)
-    return pair, head if head is not None else pair.heads.get(task)
-
-
-def load_shots(task: Task, shots: int, shots_file: str | None, seed: int) -> list[dict]:
-    """Load records for solved examples: those of training if the seed is the same, or, for a file, if the file is the
-    same and training used all of it.
-
-    Raises:
-        ValueError: if there are too few records to take the shots from, or for a file without shots.
-    """
-    if shots_file is not None and not shots:
-        raise ValueError("--shots-file names the file of solved examples; pass --shots, their number, as well.")
-    # Of a split, one more than shots: a record is never its own example.
-    return load_records(task, "train", shots + 1 if shots_file is None else None, seed, shots_file) if shots else []
 
 
 def process_share(options: MeasuringOptions, **changes: Any) -> EvaluationSettings:

@@ -20,7 +20,7 @@ _HOME_OF = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import a name at first use, so that `settings.py` can be imported without torch and transformers."""
+    """Import a name at first use, so that `objective.py` can be imported without transformers."""
     if name not in _HOME_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.{_HOME_OF[name]}"), name)

@@ -1,19 +1,19 @@
 """Arguments of a training run; names follow TRL where it has an equivalent."""
 
-from dataclasses import dataclass, fields
+from dataclasses import Field, dataclass, field, fields
 from typing import Any, ClassVar
 
 from transformers import TrainingArguments
 
-from hf_diversed.training.settings import MIN_WINDOW, HeadTrainingSettings
 from hf_diversed.verifiers.base import check_range
 
 
 BASELINES = ("batch", "prompt")
+MIN_WINDOW = 2000
 
 
 @dataclass
-class DiversedConfig(HeadTrainingSettings, TrainingArguments):
+class DiversedConfig(TrainingArguments):
     """`TrainingArguments` with the settings of rollouts, objective and constraint.
 
     One step is one update of the head. The rollouts are drawn at every `num_iterations`-th step and reused by the
@@ -29,6 +29,88 @@ class DiversedConfig(HeadTrainingSettings, TrainingArguments):
     """
 
     _VALID_DICT_FIELDS: ClassVar[list[str]] = [*TrainingArguments._VALID_DICT_FIELDS, "model_init_kwargs"]
+
+    per_device_train_batch_size: int = field(default=256, metadata={"help": "Rollouts per device and update."})
+    generation_batch_size: int = field(default=128, metadata={"help": "Rows decoded together, in training."})
+    per_device_eval_batch_size: int = field(default=128, metadata={"help": "Rows decoded together, in evaluation."})
+    num_generations: int = field(default=4, metadata={"help": "Rollouts per prompt."})
+    num_iterations: int = field(default=4, metadata={"help": "Updates per rollout."})
+    max_steps: int = field(default=160, metadata={"help": "Updates in all; rollouts are max_steps / num_iterations."})
+    learning_rate: float = field(default=0.2, metadata={"help": "Of Adam, on the head's few parameters."})
+    lr_scheduler_type: str = field(default="linear", metadata={"help": "As in transformers."})
+    warmup_steps: float = field(default=16, metadata={"help": "Adam's first steps follow the noise of one batch."})
+    max_grad_norm: float = field(default=0.0, metadata={"help": "0 clips no gradients; ratios are clipped instead."})
+
+    num_assistant_tokens: int = field(default=5, metadata={"help": "Draft tokens per round (gamma)."})
+    temperature: float = field(default=1.0, metadata={"help": "Of the rollouts; above 0."})
+    top_k: int = field(default=0, metadata={"help": "Of the rollouts; 0 keeps the whole vocabulary."})
+    top_p: float = field(default=1.0, metadata={"help": "Of the rollouts; 1 keeps the whole vocabulary."})
+    max_completion_length: int = field(default=128, metadata={"help": "Longest rollout in tokens."})
+
+    head_features: str = field(
+        default="distribution", metadata={"help": "Inputs of a new head: hidden, distribution or both."}
+    )
+    token_features: bool = field(
+        default=False,
+        metadata={"help": "Make a new head a token head, which also reads the draft token: one weight per token."},
+    )
+    head_type: str = field(default="linear", metadata={"help": "Shape of a new head: linear or mlp."})
+    initial_weight: float = field(
+        default=0.5, metadata={"help": "Initial weight of a new mixture head on the target."}
+    )
+    initial_lenience: float = field(
+        default=0.2,
+        metadata={
+            "help": "Initial lenience of a new token head: w is 1/2 where p/q has this value, and rises as p/q falls. "
+            "With constant initial weights, token heads do not learn."
+        },
+    )
+
+    acceptance_coef: float | None = field(
+        default=None, metadata={"help": "Reward for full acceptance, c; by default it adapts to max_quality_drop."}
+    )
+    max_quality_drop: float = field(
+        default=0.01, metadata={"help": "Tolerated drop below the target's own mean reward, absolute."}
+    )
+    acceptance_coef_init: float = field(default=0.2, metadata={"help": "Initial c of a constrained run."})
+    acceptance_coef_min: float = field(default=0.05, metadata={"help": "Smallest c of a constrained run."})
+    acceptance_coef_max: float = field(default=1.5, metadata={"help": "Largest c of a constrained run."})
+    dual_learning_rate: float = field(default=0.2, metadata={"help": "Largest change of log c per batch of rollouts."})
+    dual_window: int = field(default=2048, metadata={"help": f"Rollouts in the running mean, at least {MIN_WINDOW}."})
+    reference_generations: int = field(
+        default=2, metadata={"help": "Completions of the target per prompt that measure its own reward."}
+    )
+
+    clip_range: float | None = field(
+        default=None,
+        metadata={"help": "PPO's epsilon for the importance ratios; by default 0.5 with token features, else 0.2."},
+    )
+    baseline: str | None = field(
+        default=None,
+        metadata={
+            "help": "Mean reward to subtract: batch (of all rollouts) or prompt (of the prompt's other rollouts, "
+            "leave-one-out); by default prompt with token features, else batch."
+        },
+    )
+    kl_coef: float = field(default=0.0, metadata={"help": "Penalty per nat of KL to the target, in units of reward."})
+    normalize_advantages: bool = field(
+        default=False, metadata={"help": "Divide advantages by their standard deviation."}
+    )
+    model_init_kwargs: dict | str | None = field(default=None, metadata={"help": "For models given by name (JSON)."})
+    reward_weights: list[float] | None = field(default=None, metadata={"help": "One per reward; 1 each by default."})
+
+    dataloader_pin_memory: bool = field(default=False, metadata={"help": "Off: batches contain text."})
+    remove_unused_columns: bool = field(default=False, metadata={"help": "Off: rewards use the columns."})
+    logging_steps: float = field(default=4, metadata={"help": "Updates between lines of the log."})
+    save_steps: float = field(
+        default=40, metadata={"help": "Updates between checkpoints, a multiple of num_iterations."}
+    )
+    eval_steps: float | None = field(default=40, metadata={"help": "Updates between evaluations."})
+    metric_for_best_model: str | None = field(default="objective", metadata={"help": "Of `DiversedTrainer.evaluate`."})
+    greater_is_better: bool | None = field(default=True, metadata={"help": "The objective is maximised."})
+    restore_callback_states_from_checkpoint: bool = field(
+        default=True, metadata={"help": "On: c is restored from the checkpoint."}
+    )
 
     def set_head_defaults(self, token_features: bool) -> None:
         """Set the defaults that depend on whether the head has token features."""
@@ -93,12 +175,16 @@ class DiversedConfig(HeadTrainingSettings, TrainingArguments):
             )
 
 
+def own_fields(kind: type[TrainingArguments]) -> list[Field]:
+    """Return the fields that subclasses of `TrainingArguments` declare, in the order of declaration."""
+    known = {item.name: item for item in fields(kind)}
+    lineage = kind.__mro__[: kind.__mro__.index(TrainingArguments)]
+    return [known[name] for owner in reversed(lineage) for name in owner.__annotations__ if name in known]
+
+
 def own_settings(config: TrainingArguments) -> dict[str, Any]:
-    """Return the fields that a subclass of `TrainingArguments` declares itself, for the provenance record."""
-    lineage = type(config).__mro__
-    declared = {name for owner in lineage[: lineage.index(TrainingArguments)] for name in owner.__annotations__}
-    names = {item.name for item in fields(config)} & declared
-    return {name: getattr(config, name) for name in sorted(names)}
+    """Return the values of `own_fields`, for the provenance record."""
+    return {name: getattr(config, name) for name in sorted(item.name for item in own_fields(type(config)))}
 
 
 _RANGES = (

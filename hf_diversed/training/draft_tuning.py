@@ -7,7 +7,7 @@ import copy
 import itertools
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -33,7 +33,6 @@ from hf_diversed.training.completions import (
 from hf_diversed.training.loading import load_frozen
 from hf_diversed.training.prompts import check_context
 from hf_diversed.training.run_folder import sole_run
-from hf_diversed.training.settings import DraftTuningSettings
 from hf_diversed.training.target_samples import Ids, end_ids, sample_completions, until_end
 from hf_diversed.training.target_states import with_target_states
 from hf_diversed.verifiers.base import check_range
@@ -45,7 +44,7 @@ DIVERGENCES = ("kl", "tv", "lk")
 
 
 @dataclass
-class DraftTuningConfig(DraftTuningSettings, TrainingArguments):
+class DraftTuningConfig(TrainingArguments):
     """`TrainingArguments` with the settings of the adapter, the loss and the sampling of target completions.
 
     Raises:
@@ -53,6 +52,51 @@ class DraftTuningConfig(DraftTuningSettings, TrainingArguments):
     """
 
     _VALID_DICT_FIELDS: ClassVar[list[str]] = [*TrainingArguments._VALID_DICT_FIELDS, "model_init_kwargs"]
+
+    per_device_train_batch_size: int = field(default=8, metadata={"help": "Completions per device and update."})
+    learning_rate: float = field(default=2e-4, metadata={"help": "Of AdamW, on the adapter."})
+    lr_scheduler_type: str = field(default="cosine", metadata={"help": "As in transformers."})
+
+    mode: str = field(
+        default="distill",
+        metadata={"help": '"distill": towards the target on its completions; "supervised": to the references.'},
+    )
+    divergence: str = field(
+        default="kl",
+        metadata={"help": 'Of distillation: "kl" is KL(p||q), "tv" is TV(p, q), "lk" is -log(1 - TV(p, q)).'},
+    )
+    all_weights: bool = field(
+        default=False,
+        metadata={"help": "Train the draft model itself instead of an adapter, for example one of low acceptance."},
+    )
+    lora_r: int = field(default=16, metadata={"help": "Rank of the adapter."})
+    lora_alpha: int = field(default=32, metadata={"help": "Scale of the adapter is lora_alpha / lora_r."})
+    lora_dropout: float = field(default=0.0, metadata={"help": "On the adapter's input."})
+    lora_target_modules: list[str] = field(
+        default_factory=lambda: ["all-linear"],
+        metadata={"help": 'Names of the layers with an adapter; "all-linear" selects all but the output.'},
+    )
+    temperature: float = field(
+        default=1.0, metadata={"help": "Of the target's completions, and of both distributions."}
+    )
+    max_completion_length: int = field(default=128, metadata={"help": "Longest completion in tokens."})
+    num_samples_per_prompt: int = field(default=1, metadata={"help": "The target's completions per prompt."})
+    generation_batch_size: int = field(default=128, metadata={"help": "Completions of the target drawn together."})
+    keep_target_states: bool = field(
+        default=False,
+        metadata={
+            "help": "Of distillation: compute the target's hidden states once per completion and store them on disk. "
+            "Saves time from the second epoch on."
+        },
+    )
+    merge: bool = field(
+        default=False, metadata={"help": 'Also save draft model and adapter as one model, in "merged".'}
+    )
+    resume: bool = field(default=False, metadata={"help": "Continue from the newest complete checkpoint."})
+    model_init_kwargs: dict | str | None = field(default=None, metadata={"help": "For models given by name (JSON)."})
+
+    dataloader_pin_memory: bool = field(default=False, metadata={"help": "Off: batches are small."})
+    remove_unused_columns: bool = field(default=False, metadata={"help": "Must be off: all columns are used."})
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -200,7 +244,12 @@ def _written_examples(draft, tokenizer, rows, args: DraftTuningConfig) -> list[l
     """Return for each row the example with its reference completion."""
     end = end_ids(draft, tokenizer)
     examples = [_supervised_example(tokenizer, row, end, args.max_completion_length) for row in rows]
-    _check_known(examples, draft)
+    known, largest = _compat.known_ids(draft), max(max(example["input_ids"]) for example in examples)
+    if largest >= known:
+        raise ValueError(
+            f"token ids must be below {known}, all that the draft model can embed, got {largest}: use the tokenizer "
+            "of the draft model."
+        )
     lengths = [example["labels"].count(IGNORED) for example in examples]
     check_context("rows", lengths, args.max_completion_length, {"draft": draft})
     return [[example] for example in examples]
@@ -265,8 +314,14 @@ class DraftTuner(AtomicCheckpoints):
             loss = cross_entropy(draft_logits.float(), completion_ids(inputs), label_smoothing=smoothing)
         else:
             with torch.no_grad():
-                target_logits = _target_logits(self.target, inputs).to(draft_logits.device)
-            distances = divergences(target_logits, draft_logits, self.args.temperature, self.args.divergence)
+                if STATES in inputs:
+                    output = self.target.get_output_embeddings()
+                    target_logits = output(inputs[STATES].to(self.target.device))
+                else:
+                    target_logits = completion_logits(self.target, inputs, self.target)
+            distances = divergences(
+                target_logits.to(draft_logits.device), draft_logits, self.args.temperature, self.args.divergence
+            )
             loss = distances[self.args.divergence].mean()
             if model.training:
                 self._acceptance.append(1.0 - distances["tv"].mean().item())
@@ -304,13 +359,6 @@ class DraftTuner(AtomicCheckpoints):
             "world_size": self.args.world_size,
         }
         (folder / "provenance.json").write_text(json.dumps(record, indent=2, default=str) + "\n")
-
-
-def _target_logits(target: PreTrainedModel, inputs) -> torch.Tensor:
-    if STATES not in inputs:
-        return completion_logits(target, inputs, target)
-    logits: torch.Tensor = target.get_output_embeddings()(inputs[STATES].to(target.device))
-    return logits
 
 
 def _save_adapter(model: PeftModel, folder: Path) -> None:
@@ -356,11 +404,3 @@ def _check(rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase, args: DraftT
             raise ValueError(f"row {number} lacks {', '.join(map(repr, lacking))}; it has {sorted(row)}.")
     if tokenizer.eos_token_id is None:
         raise ValueError("the tokenizer must have an EOS token, got none: completions would have no end. Set one.")
-
-
-def _check_known(examples: list[dict], draft: PreTrainedModel) -> None:
-    known, largest = _compat.known_ids(draft), max(max(example["input_ids"]) for example in examples)
-    if largest >= known:
-        raise ValueError(
-            f"token ids must be below {known}, all that the draft can embed, got {largest}: use the draft's tokenizer."
-        )

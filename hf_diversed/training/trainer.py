@@ -4,6 +4,7 @@ import dataclasses
 import hashlib
 import json
 import time
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -134,7 +135,7 @@ class DiversedTrainer(AtomicCheckpoints):
         self.seconds = dict.fromkeys(("reference", "rollout", "reward", "evaluation", "save"), 0.0)
         self._batch: _Batch | None = None
         self._step_of_head: int | None = None  # step of the best head, once it is loaded
-        self._metrics: dict[str, list[float]] = {}
+        self._metrics: dict[str, list[float]] = defaultdict(list)
         self.constraint = ConstraintCallback(
             max_drop=args.max_quality_drop,
             coef=args.acceptance_coef_init if args.acceptance_coef is None else args.acceptance_coef,
@@ -241,7 +242,9 @@ class DiversedTrainer(AtomicCheckpoints):
         In a constrained run, the target's own reward on the prompt is subtracted first. A baseline that depends on
         the prompt only adds no bias and reduces variance.
         """
-        gains = facts["reward"] if self.scorer.references is None else [_negative(drop) for drop in facts["drop"]]
+        gains = facts["reward"]
+        if self.scorer.references is not None:
+            gains = [None if drop is None else -drop for drop in facts["drop"]]
         valid = torch.tensor([gain is not None for gain in gains])
         values = torch.tensor([gain or 0.0 for gain in gains])
         if self.args.normalize_advantages:
@@ -274,7 +277,7 @@ class DiversedTrainer(AtomicCheckpoints):
         if not self.sampler.records_bias:
             del metrics["kl"]
         for name, value in metrics.items():
-            self._metrics.setdefault(name, []).append(value.item())
+            self._metrics[name].append(value.item())
         return (loss, {"logit": logit}) if return_outputs else loss
 
     def _note(self, facts: dict[str, list]) -> None:
@@ -282,19 +285,19 @@ class DiversedTrainer(AtomicCheckpoints):
         drops = known(facts.get("drop", []))
         if drops:
             self.constraint.update(len(drops), sum(drops) / len(drops), mean(facts["accepted"]))
-            self._log_value("quality_drop", self.constraint.drop)
-            self._log_value("acceptance_worth", self.constraint.worth)
+            self._metrics["quality_drop"].append(self.constraint.drop)
+            self._metrics["acceptance_worth"].append(self.constraint.worth)
         accepted, drafted, emitted, rounds = (sum(column) for column in zip(*facts["counts"]))
-        self._log_value("acceptance_coef", self.constraint.coef)
-        self._log_value("acceptance_rate", accepted / max(drafted, 1))
-        self._log_value("block_efficiency", emitted / max(rounds, 1))
+        self._metrics["acceptance_coef"].append(self.constraint.coef)
+        self._metrics["acceptance_rate"].append(accepted / max(drafted, 1))
+        self._metrics["block_efficiency"].append(emitted / max(rounds, 1))
         rewards = torch.tensor(known(facts["reward"]))
-        self._log_value("reward_std", rewards.std(correction=0).item())
-        self._log_value("completions/mean_length", mean(facts["length"]))
-        self._log_value("completions/clipped_ratio", mean(facts["clipped"]))
+        self._metrics["reward_std"].append(rewards.std(correction=0).item())
+        self._metrics["completions/mean_length"].append(mean(facts["length"]))
+        self._metrics["completions/clipped_ratio"].append(mean(facts["clipped"]))
         for name, values in facts.items():
             if name.startswith("reward"):
-                self._log_value(name if name == "reward" else f"{name}/mean", mean(known(values)))
+                self._metrics[name if name == "reward" else f"{name}/mean"].append(mean(known(values)))
 
     def _stored_references(self) -> ReferenceRewards:
         """Return the stored reference rewards, read by the first process: other nodes may not share its disk."""
@@ -386,21 +389,15 @@ class DiversedTrainer(AtomicCheckpoints):
             logs |= {name: mean(values) for name, values in self._metrics.items()}
             self._metrics.clear()
         if "loss" in logs or "train_runtime" in logs:  # the latter is logged last
-            logs |= {f"time/{name}": round(value, 2) for name, value in self._time_spent().items()}
+            rest = time.perf_counter() - self._began - sum(self.seconds.values())
+            logs |= {f"time/{name}": round(value, 2) for name, value in (self.seconds | {"update": rest}).items()}
         super().log(logs, start_time)
-
-    def _time_spent(self) -> dict[str, float]:
-        """Return the seconds of this run by phase; updates are the remaining time."""
-        return self.seconds | {"update": time.perf_counter() - self._began - sum(self.seconds.values())}
 
     @contextmanager
     def _timed(self, phase: str) -> Iterator[None]:
         began = time.perf_counter()
         yield
         self.seconds[phase] += time.perf_counter() - began
-
-    def _log_value(self, name: str, value: float) -> None:
-        self._metrics.setdefault(name, []).append(value)
 
     def _seed(self, purpose: str, number: int) -> int:
         """Return a seed per purpose, number and device, so that a resumed run draws the same random numbers."""
@@ -499,7 +496,3 @@ def _check_rows(name: str, rows: Rows) -> None:
     without = next((row for row in rows if "prompt" not in row), None) if len(rows) else {}
     if without is not None:
         raise ValueError(f'{name} must hold rows with a "prompt", got {sorted(without) if len(rows) else "no row"}.')
-
-
-def _negative(value: float | None) -> float | None:
-    return None if value is None else -value

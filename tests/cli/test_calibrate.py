@@ -67,7 +67,7 @@ def test_goes_on_where_it_stopped(head):
     ],
 )
 def test_refuses_before_models_load(head, options, words, monkeypatch):
-    monkeypatch.setattr("hf_diversed.cli.preparing.load_models", None)
+    monkeypatch.setattr("hf_diversed.cli.preparing.load_pair", None)
     result = calibrate(head, *options)
     assert result.exit_code == 2, result.output
     assert words in " ".join(result.output.split())

@@ -73,7 +73,7 @@ def test_bad_lists_are_refused_in_words(options, words):
 
 def test_several_processes_need_a_place_to_meet(monkeypatch):
     """Catches processes that each measure their part, print nothing and do not save it."""
-    monkeypatch.setattr("hf_diversed.cli.preparing.load_models", None)  # the error must come before models are loaded
+    monkeypatch.setattr("hf_diversed.cli.preparing.load_pair", None)  # the error must come before models are loaded
     result = evaluate(WORLD_SIZE="2", RANK="1")
     assert result.exit_code == 2, result.output
     assert "--output must name a file for 2 processes" in " ".join(result.output.split())

@@ -7,7 +7,7 @@ import pytest
 from transformers import GenerationConfig
 
 from hf_diversed.cli import models
-from hf_diversed.cli.demo_model import TEXTS
+from hf_diversed.cli.demo import TEXTS
 from hf_diversed.cli.main import call
 from hf_diversed.cli.train import pair_options
 from hf_diversed.formatting import PLAIN

@@ -8,7 +8,7 @@ from tokenizers import Tokenizer
 from transformers import BloomConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from hf_diversed import DiversedHead
-from hf_diversed.cli import models, preparing
+from hf_diversed.cli import models
 from hf_diversed.cli.main import call
 
 
@@ -37,20 +37,11 @@ def test_processes_of_one_machine_take_a_gpu_each(rank, visible, device, monkeyp
     assert models.best_device() == device
 
 
-def load_pair(device):
-    return models.load_pair(None, None, device)
-
-
-def load_models(device):
-    return preparing.load_models(None, None, None, device, "math")
-
-
-@pytest.mark.parametrize("load", [load_pair, load_models])
 @pytest.mark.parametrize("device", ["cuda:1", None])
-def test_the_embedded_pair_goes_where_it_is_told(load, device, moves, monkeypatch):
+def test_the_embedded_pair_goes_where_it_is_told(device, moves, monkeypatch):
     """Catches a --device that applies to named pairs only, and heads that are not moved."""
     monkeypatch.setattr(models, "best_device", lambda: "mps")
-    load(device)
+    models.load_pair(None, None, device)
     assert {where for _, where in moves} == {device or "mps"}
     kinds = [kind for kind, _ in moves]
     assert kinds.count(LlamaForCausalLM) == 2

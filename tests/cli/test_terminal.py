@@ -76,7 +76,7 @@ def test_extras_bring_what_they_are_named_for():
         assert re.search(rf'"{package}\b', packages), module
 
 
-@pytest.mark.parametrize("option", ["--num_examples", "--num-prompts", "--num_prompts", "--num-examples"])
+@pytest.mark.parametrize("option", ["--num_examples", "--num-examples"])
 def test_spellings_of_options(option):
     """Catches underscores, usual for `train`, as unknown options elsewhere."""
     result = run("demo", option, "0")

@@ -15,8 +15,8 @@ from hf_diversed.cli.main import call
 from hf_diversed.cli.options import parse_options, without_debug
 from hf_diversed.cli.train import TrainOptions, TuneDraftOptions, load_rows, read_records
 from hf_diversed.tasks import get_task, load_records, loading
-from hf_diversed.training import DiversedConfig
-from hf_diversed.training.settings import DraftTuningSettings, HeadTrainingSettings
+from hf_diversed.training import DiversedConfig, DraftTuningConfig
+from hf_diversed.training.arguments import own_fields
 from tests.commands import run
 
 
@@ -237,7 +237,7 @@ def test_standard_output_gets_the_folder_alone(command, tmp_path, folder):
     options += ["--logging-steps", "1", "--disable-tqdm", "true", "--report-to", "none", "--save-steps", "2"]
     if command == "train":
         sizes = {"num-iterations": 2, "per-device-train-batch-size": 2, "num-generations": 2, "eval-steps": 2}
-        sizes |= {"num_eval_prompts": 2, "reference_generations": 1}  # spelled with underscores
+        sizes |= {"num_eval_examples": 2, "reference_generations": 1}  # spelled with underscores
         options += [f"--{name}={value}" for name, value in sizes.items()]
     result = run(command, "--task", "math", "--output-dir", str(tmp_path), *pair, *options)
     assert result.exit_code == 0, result.stderr
@@ -271,16 +271,19 @@ def test_held_out_rows_are_never_trained_on(tmp_path):
     assert not {row["prompt"] for row in train_rows} & {row["prompt"] for row in eval_rows}
 
 
-SECTIONS = {"train": (TrainOptions, HeadTrainingSettings), "tune-draft": (TuneDraftOptions, DraftTuningSettings)}
+OURS = {
+    "train": [*dataclasses.fields(TrainOptions), *own_fields(DiversedConfig)],
+    "tune-draft": [*dataclasses.fields(TuneDraftOptions), *own_fields(DraftTuningConfig)],
+}
 
 
-@pytest.mark.parametrize("command", SECTIONS)
+@pytest.mark.parametrize("command", OURS)
 def test_help_explains_every_option_of_ours(command):
     """Catches an option of ours without a help text, and transformers' hundred options listed before ours."""
     result = run(command, "--help")
     assert result.exit_code == 0
     shown = " ".join(result.stdout.split())
-    for item in (item for section in SECTIONS[command] for item in dataclasses.fields(section)):
+    for item in OURS[command]:
         assert f"--{item.name.replace('_', '-')} " in shown
         assert item.metadata["help"][:30] in shown
     assert "--adam-beta1" not in shown
@@ -294,7 +297,7 @@ def test_help_all_shows_the_trainers_options_behind_ours():
     assert shown.index("--max-quality-drop") < shown.index("of transformers' trainer:") < shown.index("--adam-beta1")
     assert len(re.findall(r"^  --learning-rate", shown, re.MULTILINE)) == 1
     assert not re.search(r"^ +--[a-z]+_", shown, re.MULTILINE)
-    ours = {item.name for section in SECTIONS["train"] for item in dataclasses.fields(section)}
+    ours = {item.name for item in OURS["train"]}
     for item in dataclasses.fields(TrainingArguments):
         option = item.name.replace("_", "-")
         assert re.search(rf"^  --{option}\b", shown, re.MULTILINE) or item.name in ours, option
@@ -303,7 +306,7 @@ def test_help_all_shows_the_trainers_options_behind_ours():
 def test_options_of_a_file_in_either_spelling(tmp_path):
     """Catches a file whose hyphenated options are unknown, and one with options that do not exist."""
     path = tmp_path / "run.yaml"
-    path.write_text("task: math\nmax-quality-drop: 0.05\nnum_prompts: 3\nnum-eval-examples: 4\n")
+    path.write_text("task: math\nmax-quality-drop: 0.05\nnum_examples: 3\nnum-eval-examples: 4\n")
     arguments, config = parse_options((TrainOptions, DiversedConfig), [f"--config={path}"])
     assert (arguments.num_examples, arguments.num_eval_examples, config.max_quality_drop) == (3, 4, 0.05)
 

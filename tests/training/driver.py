@@ -35,7 +35,7 @@ STEPS = 16
 SETTINGS = {
     "max_steps": STEPS,
     "task": "gsm8k",
-    "num_prompts": 10,
+    "num_examples": 10,
     "reward_funcs": "tests.training.runs.letters",
     "max_completion_length": 6,
     "reference_generations": 8,  # two portions of eight prompts

@@ -8,8 +8,7 @@ from transformers import HfArgumentParser, TrainingArguments
 
 from hf_diversed.head.configuration_diversed import FEATURES, HEAD_TYPES
 from hf_diversed.training import DiversedConfig
-from hf_diversed.training.arguments import own_settings
-from hf_diversed.training.settings import HeadTrainingSettings
+from hf_diversed.training.arguments import own_fields, own_settings
 from tests.training.runs import config
 
 
@@ -28,27 +27,20 @@ def test_is_training_arguments_in_trl_s_words(tmp_path):
     assert isinstance(config(tmp_path), TrainingArguments)
 
 
-@pytest.mark.parametrize("item", fields(HeadTrainingSettings), ids=lambda item: item.name)
-def test_every_setting_of_ours_has_help(item):
-    """Catches a setting that `hf-diversed train --help` would show without a word, and one that upstream overrides."""
-    assert item.metadata["help"]
-    (merged,) = (other for other in fields(DiversedConfig) if other.name == item.name)
-    assert merged.default == item.default
+def test_every_setting_of_ours_has_help(tmp_path):
+    """Catches a setting that `--help` shows without a text, one that is not recorded in the provenance, and
+    transformers' hundred settings recorded with ours."""
+    own = own_fields(DiversedConfig)
+    assert all(item.metadata["help"] for item in own)
+    assert set(own_settings(config(tmp_path))) == {item.name for item in own}
+    assert {"num_iterations", "learning_rate"} < {item.name for item in own} < {f.name for f in fields(DiversedConfig)}
 
 
 def test_help_names_the_choices():
-    """Catches choices in words that are not those that a head takes."""
-    words = {item.name: item.metadata["help"] for item in fields(HeadTrainingSettings)}
-    for choice in FEATURES:
-        assert choice in words["head_features"]
-    for choice in HEAD_TYPES:
-        assert choice in words["head_type"]
-
-
-def test_settings_that_go_into_provenance(tmp_path):
-    """Catches a setting of ours left out of what is recorded, and transformers' hundred recorded with it."""
-    names = {item.name for item in fields(HeadTrainingSettings)}
-    assert set(own_settings(config(tmp_path))) == names
+    """Catches help texts with other choices than those of the head's configuration."""
+    words = {item.name: item.metadata["help"] for item in own_fields(DiversedConfig)}
+    for name, choices in (("head_features", FEATURES), ("head_type", HEAD_TYPES)):
+        assert all(choice in words[name] for choice in choices)
 
 
 REFUSED = [

@@ -505,7 +505,7 @@ def test_calls_are_checked(tokenizer, target, draft, tmp_path):
 def test_command_tunes_the_embedded_draft(tmp_path):
     """Catches options that get lost, and a path of this machine in what is written beside the adapter."""
     folder, run = tmp_path / "draft", tmp_path / "run.yaml"
-    run.write_text(yaml.safe_dump({"task": "math", "num_prompts": 4, "max_steps": 9, "learning_rate": "1e-3"}))
+    run.write_text(yaml.safe_dump({"task": "math", "num_examples": 4, "max_steps": 9, "learning_rate": "1e-3"}))
     quick = "--max_completion_length 8 --max_steps 1 --lora_r 2 --use_cpu --disable_tqdm true --save_strategy no"
     tuned = call("tune-draft", [f"--config={run}", "--output_dir", str(folder), *quick.split()])
     record = json.loads((folder / "provenance.json").read_text())
