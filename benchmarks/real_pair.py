@@ -128,8 +128,8 @@ def _(states: torch.Tensor, index: int, width: int) -> torch.Tensor:
 def measure(pair: Pair, name: str, method: str, part: int, arguments: argparse.Namespace) -> None:
     """Evaluate one method on one part of a task's prompts; finished batches are kept."""
     task = get_task(name, allow_code_execution=True)
+    task.check_scoring()
     for path, records in prompt_sets(name, part, arguments):
-        task.check_scoring(records)
         settings = EvaluationSettings(
             temperature=arguments.temperature,
             num_assistant_tokens=arguments.gamma,

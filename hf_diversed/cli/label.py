@@ -40,7 +40,6 @@ def label(options: LabelOptions) -> None:
     else:
         records = load_records(task, options.split, data_file=options.data_file)
         records = choose(records, min(options.num_examples, len(records)), options.seed, options.data_file)
-    task.check_scoring(records)
     rows = prompt_rows(task, records, pool=records, shots=options.shots, chat=options.chat)
     pair = load_pair(options.target, options.draft, options.device, options.chat, options.dtype)
     sampling = Sampling(

@@ -55,7 +55,6 @@ def load_prompts(
         ValueError: for too few solved examples, a file of them without `shots`, and as in `load_pair`.
     """
     examples = load_records(task, options.split, options.num_examples, options.seed, options.data_file)
-    task.check_scoring(examples)
     if options.shots_file is not None and not options.shots:
         raise ValueError("--shots-file names the file of solved examples; pass --shots, their number, as well.")
     pool: list[dict[str, Any]] = []

@@ -143,8 +143,6 @@ def build_trainer(options: TrainOptions, config: DiversedConfig) -> DiversedTrai
     rewards = [load_reward(name, **execution) for name in names]
     head = None if options.head is None else DiversedHead.from_pretrained(options.head)
     train_rows, eval_rows = load_rows(options, task, config.seed, held_out=config.eval_strategy != "no")
-    if options.reward_funcs is None:
-        task.check_scoring([*train_rows, *(eval_rows or [])])
     return DiversedTrainer(
         **pair_options(options.target, options.draft, options.dtype, config),
         head=head,

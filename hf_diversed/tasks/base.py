@@ -27,7 +27,7 @@ class Task:
 
     Attributes:
         name: key in `TASKS`.
-        metric: name of the score in tables: "accuracy", "rouge2", "bleu", "pass@1" or "instructions".
+        metric: name of the score in tables: "accuracy", "rouge2", "bleu" or "pass@1".
         source: the dataset on the Hub; None for an embedded task, whose records are packaged.
         splits: the existing splits.
         columns: columns that a record must have. `"a|b"` is either one, `"a.b"` the entry `b` of the mapping in `a`.
@@ -58,8 +58,8 @@ class Task:
         """Return the score of a completion, in [0, 1]."""
         raise NotImplementedError
 
-    def check_scoring(self, records: Sequence[Record] = ()) -> None:
-        """Raise before decoding what `score` would raise, including for these records."""
+    def check_scoring(self) -> None:
+        """Raise before decoding if completions cannot be scored on this machine."""
 
     def score_batch(self, completions: Sequence[str], records: Sequence[Record]) -> list[float]:
         """Return one score per completion; completion `i` answers record `i`."""

@@ -43,7 +43,7 @@ class CodeTask(Task):
         """
         raise NotImplementedError
 
-    def check_scoring(self, records: Sequence[Record] = ()) -> None:
+    def check_scoring(self) -> None:
         """Raise ValueError if running code is not allowed, SandboxUnavailable if it cannot be isolated."""
         self._check_allowed()
         run_programs(["pass"], unsafe=self.unsafe_code_execution)
