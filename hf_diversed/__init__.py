@@ -1,8 +1,8 @@
 """Relaxed speculative decoding for Hugging Face `generate()`.
 
-`import hf_diversed` teaches `model.generate` the arguments `diversed_head=` and `verifier=`, and does nothing else. It
-loads neither torch nor transformers: they come with the first name that needs them, and `generate` of every model
-knows the arguments, whichever is imported first. Set HF_DIVERSED_NO_HOOK=1 to import without the hook.
+`import hf_diversed` adds the arguments `diversed_head=`, `verifier=` and others to `model.generate`, in any order of
+imports. It loads neither torch nor transformers; the first name that needs them does. Set HF_DIVERSED_NO_HOOK=1 to
+import without the hook.
 """
 
 import os
@@ -93,7 +93,7 @@ _HOMES = {
     "hf_diversed.zoo": ("load_demo_pair",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
-# What could always be reached as an attribute, without an import of its own.
+# Modules that are available as attributes without an import of their own.
 _MODULES = frozenset({"generation", "head", "outputs", "sampling", "theory", "verifiers", "zoo"})
 
 
@@ -112,8 +112,8 @@ def __dir__() -> list[str]:
 
 
 def _register_heads(_: object) -> None:
-    """`AutoModel.from_pretrained` of a head needs no import but this package's either."""
-    if "hf_diversed.head" not in sys.modules:  # else it is done, or another thread is at it and must not be waited for
+    """Register heads with transformers' auto classes."""
+    if "hf_diversed.head" not in sys.modules:  # otherwise another thread may be importing it: waiting could deadlock
         import_module("hf_diversed.head")
 
 

@@ -24,7 +24,7 @@ def logger():
     upstream.set_verbosity(before)
 
 
-def heard(logger: logging.Logger, caplog: pytest.LogCaptureFixture) -> list[str]:
+def recorded(logger: logging.Logger, caplog: pytest.LogCaptureFixture) -> list[str]:
     caplog.clear()
     for level in (logging.INFO, logging.WARNING, logging.ERROR):
         logger.log(level, logging.getLevelName(level))
@@ -34,18 +34,18 @@ def heard(logger: logging.Logger, caplog: pytest.LogCaptureFixture) -> list[str]
 def test_verbosity_of_transformers_is_ours(logger, caplog):
     """Catches warnings that `transformers.logging.set_verbosity_error()` does not silence."""
     upstream.set_verbosity_error()
-    assert heard(logger, caplog) == ["ERROR"]
+    assert recorded(logger, caplog) == ["ERROR"]
     upstream.set_verbosity_warning()
-    assert heard(logger, caplog) == ["WARNING", "ERROR"]
+    assert recorded(logger, caplog) == ["WARNING", "ERROR"]
     upstream.set_verbosity_info()
-    assert heard(logger, caplog) == ["INFO", "WARNING", "ERROR"]
+    assert recorded(logger, caplog) == ["INFO", "WARNING", "ERROR"]
 
 
 def test_commands_keep_their_own_warnings(logger, caplog):
     """Catches a command that silences its own warnings together with those of transformers."""
     show_own_warnings_only()
-    assert heard(logger, caplog) == ["WARNING", "ERROR"]
-    assert heard(upstream.get_logger("transformers.generation.utils"), caplog) == ["ERROR"]
+    assert recorded(logger, caplog) == ["WARNING", "ERROR"]
+    assert recorded(upstream.get_logger("transformers.generation.utils"), caplog) == ["ERROR"]
 
 
 def test_every_logger_is_made_in_one_place():

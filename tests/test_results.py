@@ -153,11 +153,11 @@ def test_commands_made_the_committed_results(name):
     assert sorted(argv if argv[0] == words[0] else argv[1:]) == sorted(words)
 
 
-def test_contributors_are_told_the_command():
+def test_contributors_find_the_command():
     """Catches a documented command for packaged heads that differs from the one for the committed results."""
     guide = (RESULTS.parent / "CONTRIBUTING.md").read_text()
-    told = " ".join(guide.replace("\\\n", " ").split())
-    assert f"{COMMANDS['math.json']} --output results/math.json" in told
+    shown = " ".join(guide.replace("\\\n", " ").split())
+    assert f"{COMMANDS['math.json']} --output results/math.json" in shown
 
 
 def test_records_of_a_study_stay_out_of_a_tasks_tables(tmp_path):

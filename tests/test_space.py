@@ -582,10 +582,10 @@ def test_plain_tokens_are_rounds_of_one():
     """Catches the prompt in the answer, and relaxed decoding reported twice."""
     tokenizer = SimpleNamespace(all_special_ids=[], decode=lambda ids: "a" * len(ids))
     for plain, expected in ((True, ["a", "a"]), (False, [])):
-        heard, total = [], SpeculativeStats()
-        streamer = PieceStreamer(tokenizer, lambda pieces, stats: (heard.extend(pieces), total.add(stats)), plain)  # noqa: B023
+        shown, total = [], SpeculativeStats()
+        streamer = PieceStreamer(tokenizer, lambda pieces, stats: (shown.extend(pieces), total.add(stats)), plain)  # noqa: B023
         for value in (torch.tensor([[5, 6, 7]]), torch.tensor([8]), torch.tensor([9])):
             streamer.put(value)
-        assert [piece.text for piece in heard] == expected
+        assert [piece.text for piece in shown] == expected
         assert total.num_emitted == len(expected)
     assert math.isnan(total.acceptance_rate)

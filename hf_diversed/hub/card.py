@@ -276,8 +276,5 @@ def _rollouts(training: Mapping[str, Any]) -> int | None:
 
 def _points(value: float) -> str:
     """Return a difference of two rates in percentage points, with its sign."""
-    return _unsigned_zero(f"{100 * value:+.1f}", "-0.0", "+0.0")
-
-
-def _unsigned_zero(text: str, *zeros: str) -> str:
-    return text[1:] if text in zeros else text
+    shown = f"{100 * value:+.1f}"
+    return "0.0" if shown in ("-0.0", "+0.0") else shown

@@ -9,10 +9,10 @@ from hf_diversed.serving.vllm.signatures import KNOWN, USES, differences
 
 
 def write_package(folder: Path, release: int = 0, **changes: str) -> Path:
-    """A package with the functions that the plugin knows, as one release has them, and nothing in them.
+    """Write a package that has the functions of one supported release, without their content.
 
     Args:
-        release: which of the known parameter lists. changes: source that replaces the start of a function, by name.
+        release: index of the supported parameter list. changes: source that replaces the start of a function, by name.
     """
     bodies = {place: [] for place in (*KNOWN, *USES)}
     for place, used in USES.items():

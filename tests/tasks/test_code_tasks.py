@@ -153,14 +153,6 @@ def test_refuses_records_without_tests(name: str, changed: dict, sandbox: FakeSa
         allowed(name).score(RIGHT, RECORDS[name] | changed)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_in_the_real_sandbox(name: str):
-    """Catches a sandbox that is called in another way than it is written."""
-    task, record = runnable(name), RECORDS[name]
-    completions = [task.reference(record), WRONG, "import sys\nsys.exit(0)\n"]
-    assert task.score_batch(completions, [record] * 3) == [1.0, 0.0, 0.0]
-
-
 EQUALS_EVERYTHING = """
 class A:
     def __eq__(self, other):
@@ -188,15 +180,15 @@ TABLE = "def double(x):\n    return {1: 2, 3: 6}.get(x)\n"
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_cheats_earn_nothing(name: str):
-    """Catches asserts that the program decides: by an object that equals everything, a child for each guess, a
-    subclass of the right type, a function of Python's that is replaced. A table of the values does pass: the limit of
-    any test."""
+def test_references_pass_in_the_real_sandbox_and_cheats_do_not(name: str):
+    """Catches a wrong call of the sandbox, and asserts that the program controls: by an object that equals everything,
+    a child for each guess, a subclass of the right type, or a replaced builtin. A table of the values passes any test.
+    """
     task, record = runnable(name), RECORDS[name]
     number = EQUALS_EVERYTHING.replace("class A:", "class A(int):").replace("return A()", "return A(5)")
     replaced = "import builtins, math\nmath.floor = abs = builtins.abs = lambda x: 1\ndef double(x): return 0\n"
-    cheats = [EQUALS_EVERYTHING, CHILD_PER_GUESS, number, replaced, TABLE]
-    assert task.score_batch(cheats, [record] * 5) == [0.0, 0.0, 0.0, 0.0, 1.0]
+    wrong = [WRONG, "import sys\nsys.exit(0)\n", EQUALS_EVERYTHING, CHILD_PER_GUESS, number, replaced]
+    assert task.score_batch([task.reference(record), TABLE, *wrong], [record] * 8) == [1.0, 1.0, *[0.0] * 6]
 
 
 def test_helpers_of_the_prompt_are_not_the_programs():

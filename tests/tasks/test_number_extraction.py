@@ -107,8 +107,8 @@ def test_computes_short_arithmetic_only(box: str, expected: str | None):
     assert extract_number(rf"It is \boxed{{{box}}}.") == (None if expected is None else Fraction(expected))
 
 
-def test_says_once_that_math_verify_is_missing(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):
-    """Catches a run that dies in the middle, or scores otherwise in silence, where the optional package is missing."""
+def test_one_warning_without_math_verify(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):
+    """Catches a run that ends in the middle, or other scores without a warning, without the optional package."""
     monkeypatch.setattr(number_extraction, "find_spec", lambda name: None)
     monkeypatch.setitem(sys.modules, "math_verify", None)
     number_extraction._warn_once.cache_clear()

@@ -1,4 +1,4 @@
-"""Rewards: what they are called with, what they may return, how they add up."""
+"""Arguments, return values and sums of rewards."""
 
 import sys
 from pathlib import Path
@@ -96,8 +96,8 @@ def test_loads_tasks_functions_and_paths(monkeypatch: pytest.MonkeyPatch, tmp_pa
         ("math.pi", TypeError, "reward 'math.pi' must be a function, got float"),
     ],
 )
-def test_refuses_paths_that_lead_nowhere(spec: str, error: type[Exception], message: str):
-    """Catches a typing error in a config that ends in a traceback of the import machinery."""
+def test_refuses_invalid_names(spec: str, error: type[Exception], message: str):
+    """Catches a typing error that ends in a traceback of importlib."""
     with pytest.raises(error, match=message):
         load_reward(spec)
 
@@ -149,7 +149,7 @@ def test_a_reward_that_raises_is_named():
 
 
 def test_sums_what_is_there():
-    """Catches None counted as 0 where all are None, and weights in the wrong order."""
+    """Catches None counted as 0, and weights in the wrong order."""
     first, second = constant(1.0, None, None, None, 0.0), constant(2.0, 4.0, None, 3.0, None)
     weighted = RewardSum([first, second], [1.0, 0.5])(completions=["x"] * 5)
     assert weighted["reward"] == [2.0, 2.0, None, 1.5, 0.0]
@@ -181,6 +181,6 @@ def len_reward(completions, **columns):
     ],
 )
 def test_refuses_weights_that_do_not_fit(functions: list, weights: list | None, message: str):
-    """Catches a reward that counts for nothing since its weight is missing."""
+    """Catches a reward without a weight, which would be ignored."""
     with pytest.raises(ValueError, match=message):
         RewardSum(functions, weights)

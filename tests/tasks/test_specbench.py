@@ -24,7 +24,7 @@ def test_scores_by_category(category, reference, right, wrong):
 
 
 def test_a_category_without_a_score():
-    """Catches a reference that is compared where the data set asks a judge."""
+    """Catches a comparison with the reference in a category that the dataset scores by a judge model."""
     assert get_task("specbench").score("5pi", {"category": "math", "turns": ["?", "!"], "reference": ["5pi", ""]}) == 0
 
 

@@ -57,8 +57,8 @@ def test_gsm8k_refuses_records_without_a_gold_number(answer: str):
         ("", 0.0),
     ],
 )
-def test_math_wants_the_last_sentence(completion: str, score: float):
-    """Catches a right number anywhere in the text taken for an answer."""
+def test_math_reads_the_last_sentence(completion: str, score: float):
+    """Catches a number elsewhere in the text that counts as the answer."""
     assert get_task("math").score(completion, {"answer": "7"}) == score
 
 
@@ -89,7 +89,7 @@ def test_summaries_are_scored_up_to_the_next_shot(name: str, column: str, stop: 
 
 
 def test_xsum_scores_32_words_and_cnndm_all():
-    """Catches a cut of characters or tokens, one word more or less, and a cut where none belongs."""
+    """Catches a cut of characters or tokens, one word more or less, and a cut for CNN/DailyMail."""
     words = [f"w{i}" for i in range(40)]
     record = {"summary": " ".join(words[:32]), "highlights": " ".join(words[:32])}
     assert get_task("xsum").score(" ".join(words), record) == 1.0
@@ -111,8 +111,8 @@ def test_scitldr_takes_the_nearest_summary_and_the_columns_of_the_hub():
 
 
 def test_rewrite_misspells_alike_every_time_and_scores_what_was_mended():
-    """Catches another text on every run, a text that is left as it is, letters that are lost, and a copy that scores
-    as high as what was asked for."""
+    """Catches another text on every run, an unchanged text, lost letters, and a copy that scores as high as the
+    corrected text."""
     task, text = (
         get_task("rewrite"),
         " ".join(f"The {word} measured everything twice." for word in ("ministry", "crew")),

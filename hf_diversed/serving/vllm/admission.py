@@ -1,4 +1,4 @@
-"""Checks of what a request asks for, before it runs: an exception inside a sampler would end the engine.
+"""Checks of a request's settings before it runs: an exception inside a sampler would end the engine.
 
 Reads vLLM's sampling parameters by field name and imports nothing of vLLM.
 """
