@@ -30,9 +30,8 @@ from hf_diversed.evaluation.calls import Task
 from hf_diversed.head.configuration_diversed import FEATURES, HEAD_TYPES
 from hf_diversed.provenance import provenance
 from hf_diversed.running.pair import Pair
-from hf_diversed.tasks import get_task, load_records
+from hf_diversed.tasks import get_task, load_records, prompt_rows
 from hf_diversed.tasks.rewards import task_reward
-from hf_diversed.tasks.rows import prompt_rows
 from hf_diversed.training import DiversedConfig, DiversedTrainer
 from hf_diversed.training.references import ReferenceRewards
 from hf_diversed.training.rollout import RecordingVerifier

@@ -4,8 +4,7 @@ import argparse
 
 from hf_diversed import load_demo_pair
 from hf_diversed.evaluation import EvaluationSettings, evaluate
-from hf_diversed.tasks import get_task, load_records
-from hf_diversed.tasks.rows import prompt_rows
+from hf_diversed.tasks import get_task, load_records, prompt_rows
 from hf_diversed.training import DiversedConfig, DiversedTrainer
 
 

@@ -9,7 +9,7 @@ from hf_diversed.cli.options import DeviceOptions, ScoringOptions, option, requi
 from hf_diversed.cli.terminal import console, notes
 from hf_diversed.running.sampling import Sampling
 from hf_diversed.tasks.loading import choose, load_records
-from hf_diversed.tasks.rows import prompt_rows
+from hf_diversed.tasks.prompted import prompt_rows
 from hf_diversed.training.labels import LabelSettings, make_labels
 
 

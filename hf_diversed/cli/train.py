@@ -27,8 +27,8 @@ from hf_diversed.provenance import provenance
 from hf_diversed.running.files import write_json
 from hf_diversed.tasks import Task, get_task
 from hf_diversed.tasks.loading import choose, load_records
+from hf_diversed.tasks.prompted import prompt_rows
 from hf_diversed.tasks.rewards import load_reward
-from hf_diversed.tasks.rows import prompt_rows
 from hf_diversed.training import DiversedConfig, DiversedTrainer
 from hf_diversed.training import draft_tuning as tuning
 from hf_diversed.training.counterfactual import FitSettings, fit_head

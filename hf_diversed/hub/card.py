@@ -25,7 +25,6 @@ _SEEN = {
     "distribution": "eight features of the two distributions",
     "both": "the last hidden states of both models and eight features of the two distributions",
 }
-_SEEN_TOKEN = ", and five features of the draft token: it predicts a weight per token"
 _SETTINGS = (
     "learning_rate", "lr_scheduler_type", "max_steps", "num_iterations", "per_device_train_batch_size",
     "num_generations", "num_assistant_tokens", "temperature", "top_k", "top_p", "max_completion_length",
@@ -99,13 +98,18 @@ def _about_pair(config: DiversedHeadConfig, evaluation: Mapping[str, Any]) -> di
         "looked_up": looked_up,
         "drafts": f"prompt_lookup_num_tokens={lookups}" if looked_up else "assistant_model=draft",
         "pair": _pair(config, evaluation),
-        "seen": _SEEN[config.features] + _more_inputs(config) + (_SEEN_TOKEN if config.token_features else ""),
+        "seen": _inputs(config),
     }
 
 
-def _more_inputs(config: DiversedHeadConfig) -> str:
-    lookahead = f", features of the next {config.lookahead} draft tokens" if config.lookahead else ""
-    return lookahead + (", the target's last hidden state after the draft token" if config.target_after else "")
+def _inputs(config: DiversedHeadConfig) -> str:
+    parts = (
+        _SEEN[config.features],
+        config.lookahead and f", features of the next {config.lookahead} draft tokens",
+        config.target_after and ", the target's last hidden state after the draft token",
+        config.token_features and ", and five features of the draft token: it predicts a weight per token",
+    )
+    return "".join(part for part in parts if part)
 
 
 def _about_decoding(config: DiversedHeadConfig, own: Mapping[str, Any], trained: Mapping[str, Any]) -> dict[str, Any]:

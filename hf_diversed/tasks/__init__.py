@@ -7,7 +7,7 @@ from hf_diversed.tasks.embedded import Code, Math, Summary
 from hf_diversed.tasks.execution import CodeTask
 from hf_diversed.tasks.gsm8k import Gsm8k
 from hf_diversed.tasks.loading import load_records
-from hf_diversed.tasks.prompted import PromptedTask
+from hf_diversed.tasks.prompted import PromptedTask, prompt_rows
 from hf_diversed.tasks.rewrite import Rewrite
 from hf_diversed.tasks.specbench import SpecBench
 from hf_diversed.tasks.summaries import CnnDailyMail, SciTldr, XSum
@@ -53,4 +53,5 @@ __all__ = [
     "choose_shots",
     "get_task",
     "load_records",
+    "prompt_rows",
 ]

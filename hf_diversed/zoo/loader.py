@@ -37,7 +37,7 @@ def load_demo_pair(folder: Path = WEIGHTS, heads: str = HEADS) -> Pair:
         tokenizer=AutoTokenizer.from_pretrained(folder / "tokenizer"),
         target=_load_model(folder / "target"),
         draft=_load_model(folder / "draft"),
-        heads=_load_heads(folder / heads),
+        heads={path.name: DiversedHead.from_pretrained(path).eval() for path in sorted((folder / heads).glob("*"))},
     )
 
 
@@ -45,8 +45,3 @@ def _load_model(folder: Path) -> LlamaForCausalLM:
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     model.name_or_path = model.config._name_or_path = ""  # not on the Hub, and a path is not a Hub id
     return model
-
-
-def _load_heads(folder: Path) -> dict[str, DiversedHead]:
-    paths = sorted(folder.iterdir()) if folder.is_dir() else []
-    return {path.name: DiversedHead.from_pretrained(path).eval() for path in paths}

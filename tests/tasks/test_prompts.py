@@ -5,11 +5,10 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 
-from hf_diversed.tasks import TASKS, CodeTask, PromptedTask, choose_shots, get_task
+from hf_diversed.tasks import TASKS, CodeTask, PromptedTask, choose_shots, get_task, prompt_rows
 from hf_diversed.tasks.base import lookup
 from hf_diversed.tasks.embedded import EmbeddedTask
 from hf_diversed.tasks.execution import CODE_ONLY
-from hf_diversed.tasks.rows import prompt_rows
 
 
 RECORDS = {
