@@ -94,7 +94,7 @@ def _read_weights(path: Path) -> tuple[torch.Tensor, torch.Tensor]:
         )
     for name, values in ((_WEIGHT, weight), (_BIAS, bias)):
         if not (values.is_floating_point() and values.isfinite().all()):
-            raise ValueError(f"{name} in {path} must hold finite floats; this head cannot have decoded anything.")
+            raise ValueError(f"{name} in {path} must hold finite floats; a head with other values cannot decode.")
     return weight.float(), bias.float()
 
 
@@ -104,7 +104,9 @@ def _read_config(path: Path) -> dict:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is not JSON ({error}); mend it, or remove it and pass the hidden sizes.") from error
+        raise ValueError(
+            f"{path} is not valid JSON ({error}); correct it, or remove it and pass both sizes."
+        ) from error
     if not isinstance(found, dict):
         raise ValueError(f"{path} must hold an object, got {type(found).__name__}.")
     return {ours: found[theirs] for theirs, ours in _CONFIG_KEYS.items() if found.get(theirs) is not None}

@@ -81,11 +81,11 @@ def read_config(name: str | Path, subfolder: str, model_type: str, **hub: Any) -
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
-        raise OSError(f"{CONFIG} of {name} is no JSON, or nested too deep: {error}") from error
+        raise OSError(f"{CONFIG} of {name} is not valid JSON, or is nested too deeply: {error}") from error
     found_type = found.get("model_type") if isinstance(found, dict) else None
     if found_type != model_type:
         raise OSError(
-            f"{name} holds no head: the model_type in its {CONFIG} must be {model_type!r}, got {found_type!r:.200}."
+            f"{name} is not a head: the model_type in its {CONFIG} must be {model_type!r}, got {found_type!r:.200}."
         )
     return found
 
@@ -113,8 +113,8 @@ def read_weights(name: str | Path, subfolder: str, expected: Shapes, **hub: Any)
             weights = {key: file.get_tensor(key).clone() for key in found} if fits else {}
     except SafetensorError as error:
         raise OSError(
-            f"{WEIGHTS} of {name} is damaged or cut off ({error}). Get it again: from_pretrained(..., "
-            "force_download=True) for a head of the Hub."
+            f"{WEIGHTS} of {name} is damaged or truncated ({error}). Download a head of the Hub again with "
+            "from_pretrained(..., force_download=True)."
         ) from error
     differences = [
         f"{key} is {found.get(key, 'missing')}, must be {expected.get(key, 'left out')}"
@@ -151,27 +151,27 @@ def _check_name(name: Any) -> None:
 
 def _missing(name: str | Path, file: str) -> str:
     hint = " Weights in other formats are not read: a pickle could run code." if file == WEIGHTS else ""
-    return f"{name} holds no head: there is no file named {file}.{hint}"
+    return f"{name} is not a head: there is no file named {file}.{hint}"
 
 
 def _not_the_size(name: str | Path, file: str, size: int, sizes: tuple[int, int]) -> str:
-    return f"{name} holds no head: its {file} has {size:,} bytes, where {sizes[0]:,} to {sizes[1]:,} can be right."
+    return f"{name} is not a head: its {file} has {size:,} bytes, expected {sizes[0]:,} to {sizes[1]:,}."
 
 
 def _in_words(name: str, hub: Mapping[str, Any], error: Exception) -> str:
     """Return a message with the cause and a remedy. GatedRepoError is a subclass of RepositoryNotFoundError."""
     page = f"{constants.ENDPOINT}/{name}"
     if isinstance(error, HFValidationError):
-        return f"{name!r} is no folder, and cannot be a head of the Hub either: an id reads org/name."
+        return f"{name!r} is neither a folder nor an id of the Hub, which has the form org/name."
     if isinstance(error, GatedRepoError):
         return f"{name} is gated: ask for access at {page}, then pass token= or log in with `hf auth login`."
     if isinstance(error, RepositoryNotFoundError):
         return (
-            f"{name} is no folder, and {page} does not exist or is private: check the name; for a private head pass "
-            "token= or log in with `hf auth login`."
+            f"{name} is not a folder, and {page} does not exist or is private: check the name; for a private head "
+            "pass token= or log in with `hf auth login`."
         )
     if isinstance(error, RevisionNotFoundError):
-        return f"{name} has no revision {hub.get('revision')!r}: see {page}/commits for those it has."
+        return f"{name} has no revision {hub.get('revision')!r}: {page}/commits lists the existing ones."
     if isinstance(error, (LocalEntryNotFoundError, RevisionResolutionError)):
         reason = error.__cause__ or "looking it up is switched off: local_files_only or HF_HUB_OFFLINE"
         return f"{name} is not in the cache and was not downloaded from {page} ({reason})."

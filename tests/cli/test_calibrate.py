@@ -76,4 +76,4 @@ def test_refuses_before_models_load(head, options, words, monkeypatch):
 def test_a_folder_without_a_head_is_refused(tmp_path):
     result = calibrate(tmp_path)
     assert result.exit_code == 1, result.output
-    assert "holds no head" in " ".join(result.output.split())
+    assert "is not a head" in " ".join(result.output.split())

@@ -79,4 +79,4 @@ def test_bad_records_are_messages(folder, content, words):
     assert words in result.output.replace("\n", " ")
     missing = run("info", "/no/such/head")
     assert (missing.exit_code, missing.stdout) == (1, "")
-    assert "is no folder" in missing.stderr
+    assert "is neither a folder" in missing.stderr

@@ -101,11 +101,11 @@ def test_other_types_of_numbers_are_refused(folder, kind):
     [
         (
             lambda good: good[:-1] + b', "j": "' + b"x" * 2**20 + b'"}',
-            r"config\.json has 1,\d+,\d+ bytes, where 0 to 1,048,576",
+            r"config\.json has 1,\d+,\d+ bytes, expected 0 to 1,048,576",
         ),
-        (lambda good: good[:-1] + b', "j": ' + b"[" * 10**5 + b"]" * 10**5 + b"}", "nested too deep"),
-        (lambda good: good[:40], "is no JSON"),
-        (lambda good: b"\xff" + good, "is no JSON"),
+        (lambda good: good[:-1] + b', "j": ' + b"[" * 10**5 + b"]" * 10**5 + b"}", "nested too deeply"),
+        (lambda good: good[:40], "is not valid JSON"),
+        (lambda good: b"\xff" + good, "is not valid JSON"),
         (lambda good: b"[]", "must be 'diversed_head', got None"),
         (lambda good: good.replace(b"diversed_head", b"llama"), "must be 'diversed_head', got 'llama'"),
     ],

@@ -91,19 +91,19 @@ def test_offline_uses_the_cache(hub, folder, monkeypatch):
 @pytest.mark.parametrize(
     ("name", "arguments", "words"),
     [
-        ("org/none", {}, r"org/none is no folder, and http.*/org/none does not exist or is private"),
+        ("org/none", {}, r"org/none is not a folder, and http.*/org/none does not exist or is private"),
         ("org/gated", {"token": READER}, "org/gated is gated: ask for access at http.*/org/gated"),
         (REPO, {"revision": "v9"}, "org/head has no revision 'v9'"),
-        ("/no/such/folder", {}, "'/no/such/folder' is no folder, and cannot be a head of the Hub"),
-        ("", {}, "'' is no folder"),
-        ("org/torn", {}, "config.json of org/torn is no JSON"),
-        ("org/cut", {}, "model.safetensors of org/cut is damaged or cut off.*force_download=True"),
+        ("/no/such/folder", {}, "'/no/such/folder' is neither a folder nor an id of the Hub"),
+        ("", {}, "'' is neither a folder"),
+        ("org/torn", {}, "config.json of org/torn is not valid JSON"),
+        ("org/cut", {}, "model.safetensors of org/cut is damaged or truncated.*force_download=True"),
         (
             "org/empty",
             {},
-            "org/empty holds no head: its model.safetensors has 0 bytes, where .* It was not downloaded",
+            "org/empty is not a head: its model.safetensors has 0 bytes, expected .* It was not downloaded",
         ),
-        ("org/garbage", {}, "model.safetensors of org/garbage is damaged or cut off"),
+        ("org/garbage", {}, "model.safetensors of org/garbage is damaged or truncated"),
         ("org/other", {}, r"does not fit its config.json: dense.bias is missing, must be \(5,\)"),
         ("org/pickle", {}, "no file named model.safetensors.*a pickle could run code"),
         ("org/no-config", {}, "no file named config.json"),
@@ -168,7 +168,7 @@ def test_files_of_another_size_are_not_downloaded(hub, folder, tmp_path, file, s
     content = hub.files(REPO)[file][:size].ljust(size)
     hub.add("org/heavy", hub.files(REPO) | {file: content})
     hub.log.clear()
-    with pytest.raises(OSError, match=rf"{file} has {size:,} bytes, where .* It was not downloaded"):
+    with pytest.raises(OSError, match=rf"{file} has {size:,} bytes, expected .* It was not downloaded"):
         DiversedHead.from_pretrained("org/heavy")
     assert "download" not in hub.log
     assert all(path.read_bytes() != content for path in (tmp_path / "cache").rglob("*") if path.is_file())
@@ -193,7 +193,7 @@ def test_damaged_files_are_downloaded_again(hub, folder, tmp_path):
     DiversedHead.from_pretrained(REPO)
     (weights,) = (tmp_path / "cache").glob("models--org--head/snapshots/*/model.safetensors")
     weights.resolve().write_bytes(b"")
-    with pytest.raises(OSError, match=r"damaged or cut off.*force_download=True"):
+    with pytest.raises(OSError, match=r"damaged or truncated.*force_download=True"):
         DiversedHead.from_pretrained(REPO)
     DiversedHead.from_pretrained(REPO, force_download=True)
     hub.log.clear()
