@@ -1,11 +1,12 @@
 """Render studies of token heads: their gain over lenience, its upper bound, and certified strictness."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hf_diversed.evaluation.intervals import holm
+import numpy as np
+
 from hf_diversed.formatting import percent, with_bounds
 from tools.markdown import prompts, table
 
@@ -213,3 +214,13 @@ def _record(study: Found, method: str) -> Found:
 
 def _metric(study: Found) -> str:
     return str(study["records"][0]["metric"])
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Return p-values, in the given order, adjusted for multiple tests: the probability that any true hypothesis gets
+    a value of at most 5% is at most 5% (Holm 1979, Scand. J. Statist. 6:65)."""
+    order = np.argsort(p_values, kind="stable")
+    scaled = np.array(p_values, dtype=np.float64)[order] * np.arange(len(order), 0, -1)
+    adjusted = np.empty(len(order))
+    adjusted[order] = np.minimum(np.maximum.accumulate(scaled), 1.0)
+    return [float(value) for value in adjusted]

@@ -100,7 +100,7 @@ def check_pair(target: str | None, draft: str | None) -> None:
 
 def check_two_models(draft: str | None) -> None:
     if draft == LOOKUP:
-        raise ValueError("--draft lookup is no model, and this command wants two; name a draft.")
+        raise ValueError("--draft must be a model for this command, got lookup; name a draft model.")
 
 
 def check_device(device: Device) -> None:

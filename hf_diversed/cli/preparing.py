@@ -192,12 +192,12 @@ def interruptible(output: Path | None, folder: Path) -> AbstractContextManager[N
     return terminal.interruptible(f"Finished calls are kept in {folder}: run the same command again to continue.")
 
 
-def numbers(option: str, text: str, kind: Callable[[str], Value], distinct: bool = True) -> list[Value]:
-    """Return the comma-separated values of an option; each once if `distinct`."""
+def numbers(option: str, text: str, kind: Callable[[str], Value]) -> list[Value]:
+    """Return the comma-separated values of an option, which must differ."""
     try:
         values = [kind(part) for part in text.split(",")]
     except ValueError as error:
         raise ValueError(f"{option} must be a number, or several separated by commas, got {text!r}.") from error
-    if distinct and len(set(values)) < len(values):
+    if len(set(values)) < len(values):
         raise ValueError(f"{option} must not name a value twice, got {text!r}.")
     return values

@@ -72,7 +72,7 @@ def stats_line(label: str, stats: SpeculativeStats, seconds: float) -> str:
     """Return a call's statistics in one line; rates only if a draft model was used."""
     parts = [f"{stats.num_emitted} tokens in {seconds:.2f} s ({stats.num_emitted / seconds:.0f} tokens/s)"]
     if stats.num_drafted:
-        parts.append(f"{stats.acceptance_rate:.1%} of {stats.num_drafted} drafts accepted")
+        parts.append(f"{stats.acceptance_rate:.1%} of {stats.num_drafted} draft tokens accepted")
     parts.append(f"{stats.block_efficiency:.2f} tokens per target forward")
     if not math.isnan(stats.mean_weight):
         parts.append(f"mean w {stats.mean_weight:.2f}")

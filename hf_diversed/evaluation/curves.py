@@ -54,7 +54,7 @@ def read_records(path: Path | str) -> list[dict[str, Any]]:
     try:
         content = json.loads(Path(path).read_text(encoding="utf-8"))
     except ValueError as error:
-        raise ValueError(f"{path} is no JSON ({error}); pass results of hf-diversed evaluate or frontier.") from error
+        raise ValueError(f"{path} is not JSON ({error}); pass results of hf-diversed evaluate or frontier.") from error
     records = content.get("records") if isinstance(content, dict) else None
     if not isinstance(records, list) or not records or not all(isinstance(record, dict) for record in records):
         raise ValueError(f'{path} holds no evaluation results (no "records"); hf-diversed evaluate writes them.')

@@ -7,7 +7,6 @@ Letters: P prompts, R replicates, K points of a curve.
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 
@@ -111,16 +110,6 @@ def wilson(successes: int, trials: int, level: float = 0.95) -> tuple[float, flo
     centre = (rate + z * z / (2 * trials)) / scale
     half = z / scale * math.sqrt(rate * (1.0 - rate) / trials + z * z / (4 * trials * trials))
     return max(0.0, centre - half), min(1.0, centre + half)
-
-
-def holm(p_values: Sequence[float]) -> list[float]:
-    """Return p-values, in the given order, adjusted for multiple tests: the probability that any true hypothesis gets
-    a value of at most 5% is at most 5% (Holm 1979, Scand. J. Statist. 6:65)."""
-    order = np.argsort(p_values, kind="stable")
-    scaled = np.array(p_values, dtype=np.float64)[order] * np.arange(len(order), 0, -1)
-    adjusted = np.empty(len(order))
-    adjusted[order] = np.minimum(np.maximum.accumulate(scaled), 1.0)
-    return [float(value) for value in adjusted]
 
 
 def interpolate(at: np.ndarray, x: np.ndarray, y: np.ndarray) -> np.ndarray:

@@ -78,7 +78,7 @@ class DiversedLM(HFLM):
                 head = str(WEIGHTS / "heads" / head)
         plain = build_methods([spec], head)[0].verifier is None  # checked here, before the models are loaded
         if assistant is None and not plain:
-            raise ValueError(f"method {spec!r} needs a draft to verify: name it with assistant=.")
+            raise ValueError(f"method {spec!r} needs a draft model: pass assistant=.")
         super().__init__(pretrained, **hflm_args)
         install_hook()
         self.method: Method = build_methods([spec], head, self.model.device)[0]
@@ -122,8 +122,8 @@ class DiversedLM(HFLM):
         """Raise: likelihoods are those of the target, whatever the verifier."""
         names = ", ".join(sorted({str(request.task_name) for request in requests}))
         raise ValueError(
-            f"hf-diversed serves generation tasks only, and {names} asks for likelihoods. They are the target's, "
-            "and no draft or rule takes part in them; measure them with --model hf."
+            f"hf-diversed serves generation tasks only, and {names} asks for likelihoods. They depend on the target "
+            "alone; measure them with --model hf."
         )
 
     loglikelihood_rolling = loglikelihood

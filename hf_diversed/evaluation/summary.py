@@ -13,7 +13,6 @@ from hf_diversed.formatting import LOSSLESS, PLAIN
 from hf_diversed.theory import iid_accepted_length
 
 
-REPLICATES = 2000
 _SHARED = (
     "temperature",
     "top_k",
@@ -78,7 +77,7 @@ class MethodTable:
         return max((value for value in self.rows.get(name, []) if value is not None), default=None)
 
 
-def summarize(results: Results, labels: Sequence[str] | None = None, replicates: int = REPLICATES) -> list[dict]:
+def summarize(results: Results, labels: Sequence[str] | None = None) -> list[dict]:
     """Return one record per method, ready for strict JSON; values that do not exist for a method are None.
 
     `*_ci` are two-sided 95% bounds from a bootstrap over prompts. `quality_drop` is the `reference` ("target", else
@@ -98,7 +97,7 @@ def summarize(results: Results, labels: Sequence[str] | None = None, replicates:
 
     Raises: ValueError: if calls of these methods are missing.
     """
-    tables, bootstrap = _prepare(results, labels, replicates)
+    tables, bootstrap = _prepare(results, labels)
     reference = next((tables[label] for label in (PLAIN, LOSSLESS) if label in tables), None)
     return [
         {
@@ -119,7 +118,7 @@ def summarize(results: Results, labels: Sequence[str] | None = None, replicates:
     ]
 
 
-def static_gain(results: Results, label: str, replicates: int = REPLICATES) -> dict:
+def static_gain(results: Results, label: str) -> dict:
     """Return the quality of a method minus that of the static curve at the method's acceptance rate.
 
     The curve is piecewise linear through (acceptance rate, quality) of all methods with a constant weight, including
@@ -133,13 +132,11 @@ def static_gain(results: Results, label: str, replicates: int = REPLICATES) -> d
     """
     if label not in results.labels():
         raise ValueError(f"no method {label!r} in these results; they have {', '.join(results.labels())}.")
-    tables, bootstrap = _prepare(results, None, replicates)
+    tables, bootstrap = _prepare(results, None)
     return _static_gain(tables[label], list(tables.values()), bootstrap)
 
 
-def compare(
-    results: Results, label: str | Sequence[str], other: str | Sequence[str], replicates: int = REPLICATES
-) -> dict:
+def compare(results: Results, label: str | Sequence[str], other: str | Sequence[str]) -> dict:
     """Return acceptance rate and quality of a method minus those of another on the same prompts, with 95% bounds.
 
     Args:
@@ -150,7 +147,7 @@ def compare(
         from its standard error clustered by prompt; None if no prompt differs.
     """
     sides = [[side] if isinstance(side, str) else list(side) for side in (label, other)]
-    tables, bootstrap = _prepare(results, list(dict.fromkeys([*sides[0], *sides[1]])), replicates)
+    tables, bootstrap = _prepare(results, list(dict.fromkeys([*sides[0], *sides[1]])))
     found: dict = {"method": ", ".join(sides[0]), "minus": ", ".join(sides[1])}
     for figure, above, below in (("acceptance_rate", "num_accepted", "num_drafted"), ("quality", "score", "rows")):
         mine, theirs = (
@@ -163,15 +160,13 @@ def compare(
     return found
 
 
-def _prepare(
-    results: Results, labels: Sequence[str] | None, replicates: int
-) -> tuple[dict[str, MethodTable], Bootstrap]:
+def _prepare(results: Results, labels: Sequence[str] | None) -> tuple[dict[str, MethodTable], Bootstrap]:
     labels = results.labels() if labels is None else labels
     missing = results.missing(labels)
     if missing or not labels:
         first = f", the first of them (method, batch, sample) = {missing[0]}" if missing else ""
         raise ValueError(f"{len(missing)} calls are missing{first}; run `evaluate` until all ranks are done.")
-    bootstrap = Bootstrap(results.header["n"], replicates, results.header["settings"]["seed"])
+    bootstrap = Bootstrap(results.header["n"], seed=results.header["settings"]["seed"])
     return {label: MethodTable(results, label) for label in labels}, bootstrap
 
 

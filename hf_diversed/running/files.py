@@ -79,7 +79,7 @@ def read_lines(path: Path) -> list[dict]:
         try:
             value = json.loads(line)
         except ValueError as error:  # also for invalid UTF-8
-            raise ValueError(f"{path}, line {number} is no JSON ({error}); {REMOVE_LINE}") from error
+            raise ValueError(f"{path}, line {number} is not JSON ({error}); {REMOVE_LINE}") from error
         if not isinstance(value, dict):
             raise ValueError(f"{path}, line {number} must be a JSON object, got {value!r}; {REMOVE_LINE}")
         values.append(value)

@@ -142,13 +142,13 @@ class DiversedConfig(TrainingArguments):
             )
         if self.gradient_accumulation_steps != 1:
             raise ValueError(
-                f"gradient_accumulation_steps must be 1, got {self.gradient_accumulation_steps}: updates cost next to "
-                "nothing; raise per_device_train_batch_size and leave the memory to generation_batch_size."
+                f"gradient_accumulation_steps must be 1, got {self.gradient_accumulation_steps}: updates are "
+                "cheap; raise per_device_train_batch_size, and limit memory by generation_batch_size."
             )
         if self.per_device_train_batch_size % self.num_generations:
             raise ValueError(
                 f"per_device_train_batch_size must be a multiple of num_generations={self.num_generations}, got "
-                f"{self.per_device_train_batch_size}: a device draws whole groups."
+                f"{self.per_device_train_batch_size}: each device draws whole groups."
             )
         for name in ("max_steps", "save_steps", "eval_steps"):
             steps = getattr(self, name)
@@ -156,7 +156,7 @@ class DiversedConfig(TrainingArguments):
             if used and steps is not None and (steps < 1 or steps % self.num_iterations):
                 raise ValueError(
                     f"{name} must be a positive multiple of num_iterations={self.num_iterations}, got {steps!r}: "
-                    "between two rollouts nothing can be resumed."
+                    "runs can be resumed at rollouts only."
                 )
         by_steps = self.eval_strategy == "steps" and self.save_strategy == "steps"
         if self.load_best_model_at_end and by_steps and self.eval_steps != self.save_steps:

@@ -65,7 +65,7 @@ def make_draft(
     target = _compat.base_model(target)
     stack, name = _compat.layer_stack(target), type(target).__name__
     if stack is None:
-        raise ValueError(f"no draft can be made of {name}: its layers are no plain list.")
+        raise ValueError(f"a draft model cannot be made from {name}: its layers are not in one `ModuleList`.")
     _check_ascending("layers", layers, len(stack))
     config, kind = _compat.config_of_layers(target, layers), type(target)
     state = _state_of_layers(target, stack, layers)
@@ -73,7 +73,7 @@ def make_draft(
         _check_ascending("kept_ids", kept_ids, _compat.vocab_size(target))
         if kind not in CUT or target.lm_head.bias is not None:
             served = ", ".join(sorted(known.__name__ for known in CUT))
-            raise ValueError(f"the output of {name} cannot be cut: served are {served}. Keep its whole vocabulary.")
+            raise ValueError(f"`kept_ids` is not supported for {name}, but for {served}; keep the whole vocabulary.")
         kind = CUT[kind]
         settings = {
             key: value for key, value in config.to_dict().items() if key not in ("model_type", "architectures")
@@ -215,7 +215,7 @@ def save_draft(
     if isinstance(output, CutOutput):
         card.append(
             f"It has output rows for {len(output.kept_ids):,} of {output.num_ids:,} ids; all others have probability "
-            "0, which speculative decoding allows: what the draft cannot propose, the target supplies. The class is "
+            "0. Speculative decoding remains correct, because residual tokens come from the target. The class is "
             f"`{type(draft).__name__}`, which transformers does not have: load it with `import "
             "hf_diversed.cut_vocabulary`, or without hf_diversed by `trust_remote_code=True`, which runs the file "
             "`cut_vocabulary.py` beside these weights."

@@ -381,8 +381,8 @@ def _supervised_example(tokenizer, row: Row, end: list[int], longest: int) -> di
         turn = render(tokenizer, [*prompt, {"role": "assistant", "content": reference}], False)
         if not turn.startswith(opened):
             raise ValueError(
-                "the chat template writes an answer otherwise than it asks for one, so no reference can follow the "
-                'prompt; use plain prompts, or mode="distill".'
+                "answers formatted by the chat template do not start with the prompt that it formats, so references "
+                'cannot be separated from prompts; use plain prompts, or mode="distill".'
             )
         reference = turn[len(opened) :]
     ids = until_end(tokenizer(reference, add_special_tokens=False).input_ids, end)

@@ -5,8 +5,6 @@ independent of models, vocabularies and tasks.
 Shapes: B rollouts, M decisions. Probabilities and log-probabilities have the dtype of the records (float32).
 """
 
-from dataclasses import dataclass
-
 import torch
 
 from hf_diversed.verifiers.learned import AcceptanceModel, Decisions
@@ -14,21 +12,6 @@ from hf_diversed.verifiers.learned import AcceptanceModel, Decisions
 
 # exp() overflows float32 at 88, and 0 * inf in the gradient of an unused branch is NaN.
 _MAX_LOG_RATIO = 20.0
-
-
-@dataclass(frozen=True)
-class LossSettings:
-    """Coefficients of the loss.
-
-    Attributes:
-        acceptance_coef: reward per unit of expected acceptance (c).
-        kl_coef: penalty per nat of KL(v || p), summed over a rollout; v is the emitted distribution.
-        clip_range: PPO's epsilon; None disables clipping.
-    """
-
-    acceptance_coef: float = 0.0
-    kl_coef: float = 0.0
-    clip_range: float | None = None
 
 
 def expected_acceptance(rule: AcceptanceModel, logit: torch.Tensor, decisions: Decisions) -> torch.Tensor:
@@ -106,29 +89,33 @@ def diversed_loss(
     old_logit: torch.Tensor,
     decisions: Decisions,
     advantage: torch.Tensor,
-    settings: LossSettings,
-    num_sequences: float | None = None,
+    *,
+    acceptance_coef: float = 0.0,
+    kl_coef: float = 0.0,
+    clip_range: float | None = None,
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """Return the loss: policy loss, minus `acceptance_coef` times acceptance, plus `kl_coef` times KL.
 
-    All terms are sums over rollouts with the same divisor, so the losses of the parts of a batch add up to the loss
-    of the whole batch. The arguments are those of `policy_terms`.
+    All terms are means over rollouts, so the loss of a batch is the mean of the losses of its equally large parts.
+
+    Args:
+        acceptance_coef: reward per unit of expected acceptance (c).
+        kl_coef: penalty per nat of KL(v || p), summed over a rollout; v is the emitted distribution.
+        The others are those of `policy_terms`.
 
     Returns:
         The loss, a scalar, and detached scalar metrics of this part of the batch, NaN without decisions:
         `policy_loss`; `ratio`, `clip_fraction` (decisions without gradient), `weight` and `kl`, means over decisions;
         `expected_acceptance`, mean over rollouts with decisions.
     """
-    divisor = decisions.num_sequences if num_sequences is None else num_sequences
-    terms = policy_terms(rule, logit, old_logit, decisions, advantage, settings.clip_range, num_sequences)
-    policy, ratio, clipped = terms
+    policy, ratio, clipped = policy_terms(rule, logit, old_logit, decisions, advantage, clip_range)
     acceptance, kl = expected_acceptance(rule, logit, decisions), kl_to_target(rule, logit, decisions)
     loss = policy
     # Skip disabled terms: 0 * inf in their gradient would be NaN.
-    if settings.acceptance_coef:
-        loss = loss - settings.acceptance_coef * acceptance.sum() / divisor
-    if settings.kl_coef:
-        loss = loss + settings.kl_coef * kl.sum() / divisor
+    if acceptance_coef:
+        loss = loss - acceptance_coef * acceptance.sum() / decisions.num_sequences
+    if kl_coef:
+        loss = loss + kl_coef * kl.sum() / decisions.num_sequences
     metrics = {
         "policy_loss": policy,
         "ratio": ratio.mean(),
@@ -147,7 +134,6 @@ def policy_terms(
     decisions: Decisions,
     advantage: torch.Tensor,
     clip_range: float | None = None,
-    num_sequences: float | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return the policy loss, and for each decision the importance ratio and whether clipping removed its gradient.
 
@@ -162,8 +148,8 @@ def policy_terms(
         old_logit: float `[M]`, the head's output when the rollouts were drawn.
         decisions: the M decisions of the rollouts.
         advantage: float `[B]`, one per rollout; see `center`.
-        clip_range: a decision whose ratio has left 1 +- clip_range in the direction of the advantage has no gradient.
-        num_sequences: divisor; by default `decisions.num_sequences`. For a part of a batch, the size of the whole.
+        clip_range: PPO's epsilon. A decision whose ratio has left 1 +- clip_range in the direction of the advantage
+            has no gradient; None disables clipping.
     """
     # An advantage per decision would be indexed without an error.
     assert advantage.shape == (decisions.num_sequences,), "one advantage per rollout"
@@ -176,5 +162,4 @@ def policy_terms(
         bounded = ratio.clamp(1.0 - clip_range, 1.0 + clip_range) * gain
         clipped = bounded < surrogate
         surrogate = torch.where(clipped, bounded, surrogate)
-    divisor = decisions.num_sequences if num_sequences is None else num_sequences
-    return -surrogate.sum() / divisor, ratio, clipped
+    return -surrogate.sum() / decisions.num_sequences, ratio, clipped

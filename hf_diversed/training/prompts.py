@@ -22,7 +22,7 @@ def check_context(name: str, lengths: Sequence[int], new_tokens: int, models: di
         ValueError: if a prompt has no tokens or is too long.
     """
     if 0 in lengths:
-        raise ValueError(f"prompt {lengths.index(0)} of {name} has no tokens; leave it out, or write something there.")
+        raise ValueError(f"prompt {lengths.index(0)} of {name} has no tokens; leave it out.")
     contexts = {model: most for model, most in ((n, _compat.max_positions(m)) for n, m in models.items()) if most}
     if not contexts:
         return

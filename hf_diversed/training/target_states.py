@@ -56,7 +56,7 @@ def with_target_states(
         bounds.append(bounds[-1] + lengths[number] * width * dtype.itemsize)
     done = _drop_torn_states(path, settings, bounds)
     starts = range(done, len(order), batch_size)
-    for start in with_progress(starts, "The target reads its completions", " batches", shown):
+    for start in with_progress(starts, "hidden states of the target", "batch", shown):
         states = _read(target, [examples[number] for number in order[start : start + batch_size]])
         with writing(path), path.open("ab") as file:
             file.write(states.to("cpu", dtype).contiguous().view(torch.uint8).numpy().tobytes())
@@ -71,8 +71,8 @@ def _drop_torn_states(path: Path, settings: dict, bounds: list[int]) -> int:
     known = json.loads(about.read_text()) if about.exists() else settings
     if changed := sorted(name for name in settings if known.get(name) != settings[name]):
         raise ValueError(
-            f"{path.name} holds what a target knew of other completions, or another one of these "
-            f"({', '.join(changed)}); use another output_dir, or remove it and {about.name} to have them read again."
+            f"{path.name} contains hidden states of another target or of other completions ({', '.join(changed)}); "
+            f"use another output_dir, or remove it and {about.name} to compute them again."
         )
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -102,5 +102,5 @@ def _check_output(target: PreTrainedModel, example: dict) -> None:
     if not torch.allclose(made, logits, rtol=1e-2, atol=1e-2 * logits.std().item()):
         raise ValueError(
             f"keep_target_states=True needs a target whose logits are its output embedding's; {type(target).__name__} "
-            "caps them. Leave it out: the target then reads every batch anew."
+            "caps them. Leave it out: the target is then called for every batch."
         )

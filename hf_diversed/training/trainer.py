@@ -26,7 +26,7 @@ from hf_diversed.training.arguments import DiversedConfig, own_settings
 from hf_diversed.training.checkpoints import AtomicCheckpoints, Rescue, resume_point
 from hf_diversed.training.constraint import ConstraintCallback
 from hf_diversed.training.loading import fresh_head, load_frozen, load_tokenizer, set_initial_prediction
-from hf_diversed.training.objective import LossSettings, center, diversed_loss, leave_one_out
+from hf_diversed.training.objective import center, diversed_loss, leave_one_out
 from hf_diversed.training.prompts import RolloutOrder, check_context
 from hf_diversed.training.references import ReferenceRewards
 from hf_diversed.training.rollout import Sampler
@@ -106,9 +106,8 @@ class DiversedTrainer(AtomicCheckpoints):
             _check_rows("eval_dataset", eval_dataset)
         elif args.eval_strategy != IntervalStrategy.NO:
             raise ValueError(
-                f'eval_strategy="{args.eval_strategy.value}" needs eval_dataset, got none; of a data file with one '
-                'prompt none can be held out. Pass held-out prompts, or eval_strategy="no" and '
-                "load_best_model_at_end=False."
+                f'eval_strategy="{args.eval_strategy.value}" needs eval_dataset, got none (a data file of one prompt '
+                'has none to hold out). Pass held-out prompts, or eval_strategy="no" and load_best_model_at_end=False.'
             )
         tokenizer = processing_class or load_tokenizer(target)
         if args.should_save:
@@ -267,13 +266,17 @@ class DiversedTrainer(AtomicCheckpoints):
 
     def compute_loss(self, model, inputs: _Batch, return_outputs: bool = False, num_items_in_batch=None):
         """Return the loss of one update on this device's rollouts, without forward passes of target and draft."""
-        settings = LossSettings(
+        logit = model(**inputs.inputs)
+        loss, metrics = diversed_loss(
+            self.rule,
+            logit,
+            inputs.old_logit,
+            inputs.decisions,
+            inputs.advantage,
             acceptance_coef=0.0 if self.args.normalize_advantages else self.constraint.worth,
             kl_coef=self.args.kl_coef,
             clip_range=self.args.clip_range,
         )
-        logit = model(**inputs.inputs)
-        loss, metrics = diversed_loss(self.rule, logit, inputs.old_logit, inputs.decisions, inputs.advantage, settings)
         if not self.sampler.records_bias:
             del metrics["kl"]
         for name, value in metrics.items():
@@ -477,7 +480,7 @@ class DiversedTrainer(AtomicCheckpoints):
         try:
             self.push_to_hub(commit_message=f"Training in progress, step {self.state.global_step}")
         except OSError as error:
-            logger.warning(f"training goes on, though its head could not be published: {error}")
+            logger.warning(f"training continues, but its head could not be published: {error}")
 
     def _load_callback_state(self) -> None:
         """Restore the constraint's state from the checkpoint, but keep this run's settings, which may differ."""

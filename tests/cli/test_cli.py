@@ -61,7 +61,7 @@ PROMPT = "Question: 2 plus 3?\nAnswer:"
     ("method", "words"),
     [
         ("target", ["target: ", "1.00 tokens per target forward"]),
-        ("lossless", ["lossless: ", "drafts accepted", "relaxed:"]),
+        ("lossless", ["lossless: ", "draft tokens accepted", "relaxed:"]),
         ("static:0.5", ["static:0.5: ", "mean w 0.50"]),
         (None, ["diversed: ", "mean w"]),
     ],
@@ -74,7 +74,7 @@ def test_generate_prints_text_and_then_statistics(method, words):
     assert result.exit_code == 0, result.output
     for part in words:
         assert part in result.stderr
-    assert ("drafts accepted" in result.stderr) == (method != "target")
+    assert ("draft tokens accepted" in result.stderr) == (method != "target")
     assert "\x1b" not in result.stdout
     pair = load_demo_pair()
     torch.manual_seed(3)

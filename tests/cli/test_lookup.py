@@ -82,14 +82,16 @@ def test_compile_wants_two_models(monkeypatch):
     monkeypatch.setattr(models, "load_model", lambda *_: pytest.fail("a model was loaded"))
     result = run("compile", "x", "lookup")
     assert result.exit_code == 2
-    assert "--draft lookup is no model, and this command wants two; name a draft." in " ".join(result.output.split())
+    assert "--draft must be a model for this command, got lookup; name a draft model." in " ".join(
+        result.output.split()
+    )
 
 
 def test_a_tuning_wants_a_draft(monkeypatch, tmp_path):
     """Catches draft tuning that loads the target although there is no draft to tune."""
     monkeypatch.setattr("hf_diversed.cli.train.read_records", lambda *_: pytest.fail("records were read"))
     options = ["--task", "gsm8k", "--target", "x", "--draft", "lookup", "--output-dir", str(tmp_path / "draft")]
-    with pytest.raises(ValueError, match="--draft lookup is no model"):
+    with pytest.raises(ValueError, match="--draft must be a model"):
         call("tune-draft", options)
 
 

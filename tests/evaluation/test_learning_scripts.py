@@ -9,12 +9,12 @@ from scipy import stats
 from benchmarks import ceiling, learning
 from hf_diversed.evaluation import compare
 from hf_diversed.evaluation.calls import COUNTERS
-from hf_diversed.evaluation.intervals import holm
 from hf_diversed.evaluation.results import Results
 from hf_diversed.training import DiversedConfig
 from hf_diversed.training.loading import fresh_head
 from hf_diversed.verifiers import DiversedVerifier
 from tests.evaluation.fakes import LetterTask, examples, tiny_pair
+from tools.render_learning import holm
 
 
 NUM_PROMPTS = 400

@@ -164,7 +164,7 @@ def test_likelihoods_are_refused(kind, monkeypatch):
         ({"method": "lossless", "head": "math"}, "act on method diversed only"),
         ({"head": "math", "strictness": 2}, "must lie in"),
         ({"assistant": "org/draft"}, "go together"),
-        ({"pretrained": "org/target"}, "needs a draft"),
+        ({"pretrained": "org/target"}, "needs a draft model"),
     ],
 )
 def test_arguments_that_do_not_fit(arguments, words, monkeypatch):

@@ -143,7 +143,7 @@ def write(path: Path, content) -> Path:
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ("{", "no JSON"),
+        ("{", "not JSON"),
         ({"speed": 1}, 'no "records"'),
         ([1], 'no "records"'),
         ({"records": []}, 'no "records"'),

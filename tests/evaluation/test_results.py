@@ -39,8 +39,8 @@ def test_a_file_that_is_cut_anywhere_goes_on(folder):
 
 
 DAMAGES = {
-    "no text": (b'"batch": 1', b'"batch": \xff', "line 3 is no JSON"),
-    "zeros": (b'"batch": 1', b"\x00" * 10, "line 3 is no JSON"),
+    "no text": (b'"batch": 1', b'"batch": \xff', "line 3 is not JSON"),
+    "zeros": (b'"batch": 1', b"\x00" * 10, "line 3 is not JSON"),
     "no object": (
         b'{"method": "target", "batch": 2',
         b'[2]\n{"method": "target", "batch": 2',

@@ -24,6 +24,7 @@ def test_generate_receives_every_sampling_argument():
         ({"temperature": float("nan")}, "temperature"),
         ({"top_k": -1}, "top_k"),
         ({"top_p": 1.5}, r"`top_p` must lie in \(0, 1\]"),
+        ({"top_p": 0.0}, r"`top_p` must lie in \(0, 1\]"),
         ({"num_assistant_tokens": 0}, "num_assistant_tokens"),
         ({"max_new_tokens": 0}, "max_new_tokens"),
         ({"batch_size": 0}, "batch_size"),

@@ -255,7 +255,7 @@ def test_vocabularies_that_cannot_be_cut():
     with pytest.raises(ValueError, match="`kept_ids` must be ascending numbers from 0 to 63"):
         make_draft(deep(tf.LlamaForCausalLM), [0], [5, 3])
     with pytest.raises(
-        ValueError, match="the output of GPT2LMHeadModel cannot be cut: served are LlamaForCausalLM, Q"
+        ValueError, match="`kept_ids` is not supported for GPT2LMHeadModel, but for LlamaForCausalLM, Q"
     ):
         make_draft(tiny_model("gpt2"), [0], [3, 5])
 

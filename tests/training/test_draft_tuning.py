@@ -203,7 +203,7 @@ def test_chat_references_are_the_turn_that_the_template_writes(monkeypatch, toke
     assert example["input_ids"] == [BOS, 30, 9, EOS, 32, 31, 5, EOS]
     assert example["labels"] == [-100] * 6 + [5, EOS]
     chat.chat_template = chat.chat_template.replace("w31 {% endif", "w33 {% endif")
-    with pytest.raises(ValueError, match="otherwise than it asks"):
+    with pytest.raises(ValueError, match="do not start with the prompt"):
         tune_draft(None, draft, chat, [row], config(tmp_path, mode="supervised"))
 
 
@@ -301,7 +301,7 @@ def test_completions_are_drawn_once_and_a_broken_run_goes_on(monkeypatch, tokeni
     assert path.read_text() == "".join(lines)
 
     path.write_text(lines[0] + "{}}\n" + "".join(lines[1:]))
-    with pytest.raises(ValueError, match=r"target_samples\.jsonl, line 2 is no JSON .* remove the line"):
+    with pytest.raises(ValueError, match=r"target_samples\.jsonl, line 2 is not JSON .* remove the line"):
         sample_completions(target, tokenizer, prompts, args)
     path.write_text("".join(lines))
 
