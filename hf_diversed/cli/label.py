@@ -8,7 +8,6 @@ from hf_diversed.cli.models import load_pair
 from hf_diversed.cli.options import DeviceOptions, ScoringOptions, option, required
 from hf_diversed.cli.terminal import console, notes
 from hf_diversed.running.sampling import Sampling
-from hf_diversed.tasks.loading import choose, load_records
 from hf_diversed.tasks.prompted import prompt_rows
 from hf_diversed.training.labels import LabelSettings, make_labels
 
@@ -35,11 +34,7 @@ def label(options: LabelOptions) -> None:
     continued by the target."""
     preparing.check_output("--output", options.output)
     task = preparing.load_task(options)
-    if options.data_file is None:
-        records = load_records(task, options.split, options.num_examples, options.seed)
-    else:
-        records = load_records(task, options.split, data_file=options.data_file)
-        records = choose(records, min(options.num_examples, len(records)), options.seed, options.data_file)
+    records = preparing.read_records(task, options.split, options.num_examples, options.seed, options.data_file)
     rows = prompt_rows(task, records, pool=records, shots=options.shots, chat=options.chat)
     pair = load_pair(options.target, options.draft, options.device, options.chat, options.dtype)
     sampling = Sampling(

@@ -18,6 +18,7 @@ from hf_diversed.evaluation import EvaluationSettings
 from hf_diversed.running.methods import DIVERSED, HeadLike, MethodName, build_methods
 from hf_diversed.running.pair import Pair
 from hf_diversed.tasks import PromptedTask, Task, get_task, load_records
+from hf_diversed.tasks.loading import choose
 from hf_diversed.zoo.loader import WEIGHTS
 
 
@@ -66,6 +67,14 @@ def load_prompts(
     # The prompts of `hf-diversed train` under the same options, if training used all records of a `shots_file`.
     prompted = PromptedTask(task, pair.tokenizer, pool=pool, shots=options.shots, chat=options.chat)
     return pair, prompted, examples, head if head is not None else pair.heads.get(options.task)
+
+
+def read_records(task: Task, split: str, n: int, seed: int, data_file: str | None) -> list[dict[str, Any]]:
+    """Return `n` records of a split or a file; all records of a smaller file."""
+    if data_file is None:
+        return load_records(task, split, n, seed)
+    records = load_records(task, split, data_file=data_file)
+    return choose(records, min(n, len(records)), seed, data_file)
 
 
 def check_methods(option: str, specs: Sequence[str], target: str | None, head: str | None, task: str = "math") -> None:

@@ -20,13 +20,12 @@ from hf_diversed.cli.models import (
     naming_model,
 )
 from hf_diversed.cli.options import PromptOptions, ScoringOptions, option
-from hf_diversed.cli.preparing import check_new_folder, remove_earlier_run
+from hf_diversed.cli.preparing import check_new_folder, read_records, remove_earlier_run
 from hf_diversed.cli.terminal import console, interruptible, notes
 from hf_diversed.head import DiversedHead
 from hf_diversed.provenance import provenance
 from hf_diversed.running.files import write_json
 from hf_diversed.tasks import Task, get_task
-from hf_diversed.tasks.loading import choose, load_records
 from hf_diversed.tasks.prompted import prompt_rows
 from hf_diversed.tasks.rewards import load_reward
 from hf_diversed.training import DiversedConfig, DiversedTrainer
@@ -240,14 +239,6 @@ def resume_point_of(given: str | bool | None, resume: bool) -> str | bool | None
             "the newest complete checkpoint in --output-dir."
         )
     return words
-
-
-def read_records(task: Task, split: str, n: int, seed: int, data_file: str | None) -> list[dict[str, Any]]:
-    """Return `n` records of a split or a file; all records of a smaller file."""
-    if data_file is None:
-        return load_records(task, split, n, seed)
-    records = load_records(task, split, data_file=data_file)
-    return choose(records, min(n, len(records)), seed, data_file)
 
 
 def supervised_rows(task: Task, records: list[dict[str, Any]], shots: int, chat: bool) -> list[dict[str, Any]]:

@@ -145,4 +145,4 @@ def test_the_default_dials_are_exact():
     """Catches 0.1 + 0.05 + ... in labels, which would not be found again."""
     assert STRICTNESSES[0] == 0.95
     assert STRICTNESSES[-1] == 0.05
-    assert [f"{dial:g}" for dial in STRICTNESSES] == [str(dial) for dial in STRICTNESSES]
+    assert [f"{strictness:g}" for strictness in STRICTNESSES] == [str(strictness) for strictness in STRICTNESSES]

@@ -11,14 +11,14 @@ ARGUMENTS = Namespace(calibrations=200, prompts_per_calibration=300, confidence=
 
 
 def pool(*drops: float) -> np.ndarray:
-    """Drops of 1,000 prompts, 0 or 1 each, at as many dials as the script has."""
+    """Drops of 1,000 prompts, 0 or 1 each, at as many strictnesses as the script has."""
     generator = np.random.default_rng(1)
     means = [*drops, *[drops[-1]] * (len(STRICTNESSES) - len(drops))]
     return np.stack([generator.permutation(np.arange(1000) < 1000 * mean) for mean in means]).astype(float)
 
 
 def test_counts_what_was_certified_and_what_was_wrong():
-    """Catches a failure that is judged by the calibration's own prompts, and dials counted off by one."""
+    """Catches a failure that is decided by the calibration's own prompts, and strictnesses counted off by one."""
     (safe, tight) = simulate(pool(0.0, 0.1, 0.3), [0.25, 0.1 - 1e-6], ARGUMENTS)
     assert safe["kept"] == safe["certified"] == 1.0
     assert safe["strictnesses"] == {"0.9": 200}
@@ -28,7 +28,7 @@ def test_counts_what_was_certified_and_what_was_wrong():
 
 
 def test_sees_a_loose_test():
-    """Catches a simulation that cannot fail: at a confidence of 0.3 wrong dials are certified."""
+    """Catches a simulation that cannot fail: at a confidence of 0.3 wrong strictnesses are certified."""
     loose = Namespace(**vars(ARGUMENTS) | {"confidence": 0.3})
     (found,) = simulate(pool(0.0, 0.1, 0.3), [0.1 - 1e-6], loose)
     assert found["kept"] < 0.9

@@ -45,9 +45,9 @@ def test_valid_by_enumeration(low, high, max_drop):
         assert sum(mass for value, mass in found if value <= level) <= level + 1e-12
 
 
-def num_passed(dials, max_drops, confidence: float = 0.95) -> list[int]:
+def num_passed(strictnesses, max_drops, confidence: float = 0.95) -> list[int]:
     sequence = FixedSequence(max_drops, confidence)
-    for drops in dials:
+    for drops in strictnesses:
         sequence.test(drops)
     return list(sequence.passed.values())
 
@@ -56,10 +56,10 @@ def test_monotone_in_drop_and_confidence():
     """Catches a setting that is certified for 1 point and not for 2, or at 99% and not at 95%."""
     generator = np.random.default_rng(0)
     for _ in range(50):
-        dials = [generator.normal(shift, 0.1, size=300).clip(-1, 1) for shift in (-0.02, 0.0, 0.02, 0.04)]
-        values = [[p_value(drops, alpha) for drops in dials] for alpha in (0.005, 0.01, 0.03, 0.1)]
+        strictnesses = [generator.normal(shift, 0.1, size=300).clip(-1, 1) for shift in (-0.02, 0.0, 0.02, 0.04)]
+        values = [[p_value(drops, alpha) for drops in strictnesses] for alpha in (0.005, 0.01, 0.03, 0.1)]
         assert (np.diff(values, axis=0) <= 0).all()
-        counts = [num_passed(dials, (0.1, 0.005, 0.03, 0.01), confidence) for confidence in (0.99, 0.95, 0.5)]
+        counts = [num_passed(strictnesses, (0.1, 0.005, 0.03, 0.01), confidence) for confidence in (0.99, 0.95, 0.5)]
         assert (np.diff(counts, axis=0) >= 0).all()
         assert (np.diff(counts, axis=1) >= 0).all()
 
@@ -76,7 +76,7 @@ def test_tests_end_at_the_first_failure():
 
 
 def test_calibrations_keep_their_word():
-    """2,000 calibrations of dials one of which drops just above what is stated, on rewards of two samples per prompt.
+    """2,000 calibrations with one strictness that drops just above the limit, on rewards of two samples per prompt.
 
     A right test fails at most 5% of them; that more than 128 fail then has a probability below 2e-3. It must also
     certify what does not drop, or it would be useless. Catches samples that count as prompts: two of a prompt with

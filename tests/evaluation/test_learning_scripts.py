@@ -63,7 +63,7 @@ def test_holm():
 
 
 def test_rules_are_matched_to_what_a_head_accepts(tmp_path):
-    """Catches a match on the wrong side: the lenience and the dial found accept as much on the head's rollouts."""
+    """Catches a match on the wrong side: the lenience and the strictness found accept as much on its rollouts."""
     pair, task = tiny_pair(), LetterTask()
     settings = {"initial_lenience": 0.3, "max_completion_length": 6, "token_features": True}
     args = DiversedConfig(str(tmp_path), **settings, eval_strategy="no", load_best_model_at_end=False, use_cpu=True)
@@ -74,7 +74,7 @@ def test_rules_are_matched_to_what_a_head_accepts(tmp_path):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(learning, "draw_records", lambda *_: learning_rows)
         found = learning.match(pair, task, tmp_path)
-    # The head is the untrained start itself, so the dial must stand where it changes nothing.
+    # The head is the untrained start itself, so the strictness must stand where it changes nothing.
     assert found["untrained_strictness"] == pytest.approx(0.5, abs=1e-3)
     assert 0.0 < float(found["lenience"].removeprefix("lenience:")) < 1.0
     assert 0.0 < found["expected_acceptance"] < 1.0

@@ -93,7 +93,7 @@ def test_records_and_length_by_call(pair):
 
 
 def test_a_pair_moves_with_its_heads():
-    """Catches heads that stay behind on another device, and heads in half precision, which would judge otherwise."""
+    """Catches heads that stay behind on another device, and heads in half precision, which would decide otherwise."""
     head = torch.nn.Linear(2, 2)
     found = dataclasses.replace(tiny_pair(), heads={"math": head})
     moved = found.to("meta", torch.float16)

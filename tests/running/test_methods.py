@@ -89,11 +89,11 @@ def test_truncated_target(head):
 
 
 def test_heads_by_name(head, tmp_path):
-    """Catches a revision taken for a dial, and the given head in the place of the named one."""
+    """Catches a revision taken for a strictness, and the given head in the place of the named one."""
     folder = tmp_path / "head@v2"
     head.save_pretrained(folder)
-    plain, dialled = build_methods([f"diversed:{folder}", f"diversed:{folder}@0.75"], DiversedHead(head.config))
-    for method, strictness in ((plain, 0.5), (dialled, 0.75)):
+    plain, strict = build_methods([f"diversed:{folder}", f"diversed:{folder}@0.75"], DiversedHead(head.config))
+    for method, strictness in ((plain, 0.5), (strict, 0.75)):
         assert isinstance(method.verifier, DiversedVerifier)
         assert method.verifier.strictness == [strictness]
         assert torch.equal(next(method.verifier.head.parameters()), next(head.parameters()))

@@ -35,7 +35,7 @@ def planted(cost=lambda inputs: inputs["token"][:, 0], noise: float = 0.0) -> La
 
 @pytest.mark.parametrize("head_type", ["linear", "mlp"])
 def test_price_separates_cheap_tokens_from_expensive_ones(head_type: str):
-    """Catches a sign, a price in other units than the cost, and a dial that does not move the price."""
+    """Catches a sign, a price in other units than the cost, and a strictness that does not move the price."""
     labels = planted()
     settings = FitSettings(head_type, lookahead=0, target_after=False, kept_share=0.3)
     head, report = fit_head(labels, settings)
@@ -84,7 +84,7 @@ def test_same_labels_give_the_same_head():
 
 
 def test_a_head_decodes_as_the_saved_one(tmp_path):
-    """Catches inputs, or the scale of the dial, that are not stored with the head."""
+    """Catches inputs, or the scale of the strictness, that are not stored with the head."""
     head, _ = fit_head(planted(noise=1.0), FitSettings())
     head.save_pretrained(tmp_path)
     loaded = DiversedHead.from_pretrained(tmp_path)

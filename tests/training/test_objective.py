@@ -140,7 +140,7 @@ class Process:
 
     @cached_property
     def drafted(self) -> torch.Tensor:
-        """The drafted token of every decision; 0 where it is not used."""
+        """The draft token of every decision; 0 where it is not used."""
         return torch.tensor([step.drafted or 0 for _, step in self.flat])
 
     @cached_property
@@ -188,7 +188,7 @@ def relative_error(found: torch.Tensor, expected: torch.Tensor) -> float:
 
 
 def record(accepted, p, q, tv=None, sequence=None, num_sequences=None, dtype=torch.float64) -> Decisions:
-    """A record from lists; p and q are also those of the drafted token."""
+    """A record from lists; p and q are also those of the draft token."""
     sequence = list(range(len(p))) if sequence is None else sequence
     p, q = torch.tensor(p, dtype=dtype), torch.tensor(q, dtype=dtype)
     tv = torch.tensor([0.5] * len(p) if tv is None else tv, dtype=dtype)

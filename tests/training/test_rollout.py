@@ -133,7 +133,7 @@ def test_decisions_are_those_of_a_fresh_forward(architecture: str, features: str
 
 
 def test_bias_is_that_of_the_distribution_they_were_drawn_under():
-    """Catches the drafted token's estimate recorded as the bias, or that of a neighbouring position."""
+    """Catches the draft token's estimate recorded as the bias, or that of a neighbouring position."""
     drawn = draw(features="distribution+token")
     decisions, head = drawn.rollouts.decisions, drawn.head
     for row, ids in enumerate(drawn.rollouts.completion_ids):
@@ -320,6 +320,6 @@ def test_without_the_distribution_no_other_token_is_asked_about(monkeypatch):
     assert found.completion_ids == told.completion_ids
     estimated, exact = found.decisions.bias, told.decisions.bias
     assert not torch.allclose(estimated, exact)
-    # Drafted tokens stand for all where they come from q: 6 standard errors of the mean difference.
+    # Draft tokens stand for all where they come from q: 6 standard errors of the mean difference.
     off = estimated - exact
     assert off.mean().abs() < 6 * off.std() / len(off) ** 0.5

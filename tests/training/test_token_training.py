@@ -1,4 +1,4 @@
-"""Training of heads that see the drafted token: where they start, what they are compared with, what they learn."""
+"""Training of heads that see the draft token: where they start, what they are compared with, what they learn."""
 
 import shutil
 
