@@ -179,16 +179,6 @@ class Round:
 
 
 @dataclass(frozen=True)
-class Tally:
-    """Counts of one round on the host, per row: its start, and the numbers of drafted, accepted and emitted tokens."""
-
-    starts: list[int]
-    drafted: list[int]
-    accepted: list[int]
-    emitted: list[int]
-
-
-@dataclass(frozen=True)
 class DecodingContext:
     """Settings of a call that a verifier may check before the first forward pass.
 

@@ -12,9 +12,9 @@ from hf_diversed.blocks import Round
 from hf_diversed.engines import static_round
 from hf_diversed.engines.buffers import SMALLEST_LENGTH, length_for, pad_rows, size_for
 from hf_diversed.engines.compiling import Compiler, Shape, cannot_be_traced, warn_once
-from hf_diversed.engines.eager import EagerEngine
 from hf_diversed.engines.static_model import StaticModel
 from hf_diversed.engines.static_round import CallSettings, RoundInputs
+from hf_diversed.generation.decoding import EagerEngine
 from hf_diversed.generation.drafting import DiversedCandidateGenerator
 from hf_diversed.generation.processing import BlockProcessor
 from hf_diversed.generation.rows import RaggedRows

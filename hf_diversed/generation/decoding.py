@@ -1,94 +1,147 @@
-"""The decoding loop and one round of it: draft a block, score it, accept a prefix, and emit one more token.
+"""The decoding loop and one round of it: draft a block, score it, verify it, and commit what was accepted.
 
-An engine drafts and scores. `verify` is a function of tensors and can be compiled. `commit` contains the only host
-transfer of a round.
+`verify` is a function of tensors and can be compiled. `commit` contains the only host transfer of a round.
 """
 
-from dataclasses import replace
-from typing import Any, ClassVar, Protocol
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 import torch
 
-from hf_diversed.blocks import DraftOutput, Round, Tally, TargetOutput, Verdict
-from hf_diversed.generation.processing import StopTracker
-from hf_diversed.generation.recording import Recorder
+from hf_diversed.blocks import DraftOutput, Round, TargetOutput, Verdict
+from hf_diversed.generation.drafting import DiversedCandidateGenerator
+from hf_diversed.generation.processing import BlockProcessor, StopTracker
+from hf_diversed.generation.prompt_lookup import PromptLookupDrafter
+from hf_diversed.generation.ragged_model import RaggedModel, RotaryLimit
+from hf_diversed.generation.recording import RecordedRound, Recorder
 from hf_diversed.generation.rows import PerRow, RaggedRows, is_one_of
-from hf_diversed.generation.schedules import Schedule
-from hf_diversed.sampling import RoundNoise, count_accepted, draw
+from hf_diversed.generation.schedules import AdaptiveLength
+from hf_diversed.sampling import RandomSource, RoundNoise, count_accepted, draw
 from hf_diversed.verifiers.base import Memory, Verifier
 
 
-class Engine(Protocol):
-    """Runs draft and target model over the rows of one call, each with its own cache.
-
-    Attributes:
-        rows: the batch; draft tokens are written behind each row's length.
-        verifier: verifies the draft tokens.
-        forwards: number of forward passes so far, of the target model and of the draft model.
-        may_use_inference_mode: whether rounds may run under `torch.inference_mode`.
-    """
-
-    rows: RaggedRows
-    verifier: Verifier
-    may_use_inference_mode: ClassVar[bool]
-
-    @property
-    def forwards(self) -> tuple[int, int]: ...
-
-    def prefill(self, chunk_size: int | None) -> None:
-        """Run both models over the prompts without their last tokens."""
-
-    def round(self, gamma: int, memory: Memory) -> Round:
-        """Draft up to `gamma` tokens per row, score them in one target forward, and verify them."""
-
-    def ready(self, gamma: int, memory: Memory) -> bool:
-        """Whether a round of this length can start without compiling anything first."""
-
-    def rewind(self, draft: DraftOutput | None, accepted: list[int]) -> None:
-        """Discard what the caches hold of draft tokens that were rejected.
-
-        Args:
-            accepted: number of accepted draft tokens per row.
-        """
-
-    def should_compact(self, running: int) -> bool:
-        """Whether to continue with only the `running` rows, which copies their caches."""
-
-    def keep(self, kept: torch.Tensor) -> None:
-        """Continue with only these rows (long, ascending) of the batch."""
-
-    def close(self) -> None:
-        """Return borrowed memory, also after an error."""
-
-    def report(self) -> dict[str, Any]:
-        """How the rounds were run, as fields of `SpeculativeStats`."""
+_COMPACT_BELOW = 0.75  # share of running rows; compacting copies the caches, which costs less than a round
 
 
 def run_rounds(
-    engine: Engine, schedule: Schedule, stops: StopTracker, recorder: Recorder, may_compact: bool = False
+    engine: "EagerEngine",
+    gamma: int,
+    schedule: AdaptiveLength | None,
+    stops: StopTracker,
+    recorder: Recorder,
+    may_compact: bool = False,
 ) -> None:
     """Decode until every row has ended.
 
     Args:
+        gamma: draft tokens per round. schedule: chooses gamma of each round; None for the same in every round.
         may_compact: whether finished rows may be removed, as no code outside the engine indexes rows.
     """
     rows, verifier = engine.rows, engine.verifier
     memory = Memory(verifier.row_values(len(rows.ids), rows.ids.device))
     while rows.running:
-        gamma = schedule.next(memory)
-        round = engine.round(gamma, memory)  # draft a block, score it in one target forward, `verify` it
-        tally = commit(rows, round, verifier)  # accepted tokens, then the residual or bonus token
-        recorder.add(rows, round, tally)
+        if schedule is not None:
+            gamma = schedule.next(memory)
+        round = engine.round(gamma, memory)  # draft a block, score it in one target forward, verify it
+        recorded = commit(rows, round, verifier)  # accepted tokens, then the residual or bonus token
+        recorder.add(recorded, round)
         stops.update(recorder.scores_before)
-        recorder.stream(rows, tally, engine.forwards)
-        engine.rewind(round.draft, tally.accepted)
+        recorder.stream(rows, recorded, engine.forwards)
+        engine.rewind(round.draft, recorded.accepted)
         memory.learn(round.verdict, round.num_accepted)
-        schedule.learn(round, tally)
+        if schedule is not None:
+            schedule.learn(round.draft, recorded.accepted)
         running = rows.running
         if may_compact and running and engine.should_compact(len(running)):
             kept = torch.tensor(running, device=rows.ids.device)
             for holder in (rows, engine, memory):
                 holder.keep(kept)
+
+
+@dataclass(eq=False)
+class EagerEngine:
+    """Runs draft and target model uncompiled, each over its own cache, with any processor and verifier.
+
+    Attributes:
+        rows: the batch; draft tokens are written behind each row's length.
+        verifier: verifies the draft tokens. random_source: None for greedy decoding.
+        keep_raw: also keep the target model's raw logits.
+        reason: why this engine runs a call that requested another; empty if it did not.
+        may_use_inference_mode: whether rounds may run under `torch.inference_mode`.
+    """
+
+    rows: RaggedRows
+    target: RaggedModel
+    drafter: DiversedCandidateGenerator | PromptLookupDrafter
+    processor: BlockProcessor
+    verifier: Verifier
+    random_source: RandomSource | None
+    keep_raw: bool
+    rotary_limit: RotaryLimit | None
+    reason: str
+
+    may_use_inference_mode: ClassVar[bool] = True
+
+    @property
+    def forwards(self) -> tuple[int, int]:
+        """Number of forward passes so far, of the target model and of the draft model."""
+        return self.target.num_forwards, self.drafter.num_forwards
+
+    def prefill(self, chunk_size: int | None) -> None:
+        """Run both models over the prompts without their last tokens, which the first round feeds."""
+        # With a rotary limit the last token is read here, too, as it decides how the others are rotated.
+        last = self.rows.prompt_length - (self.rotary_limit is None)
+        self.target.prefill(self.rows.ids[:, :last], chunk_size)
+        self.drafter.prefill(chunk_size)
+
+    def round(self, gamma: int, memory: Memory) -> Round:
+        """Draft up to `gamma` tokens per row, score them in one target forward, and verify them."""
+        rows = self.rows
+        if self.rotary_limit is not None:
+            gamma = self._within_rotary_limit(self.rotary_limit, gamma)
+        draft, drafted = self.drafter.propose(rows.room(gamma))
+        last = rows.last(1)
+        block = last if draft is None else torch.cat([last, draft.tokens], dim=1)
+        logits, hidden = self.target(block, rows.lengths + (-1), keep=block.shape[1])
+        logits = logits.to(rows.ids.device)
+        scores = self.processor(rows, logits, offset=0, counts=rows.scored(drafted, block.shape[1]))
+        target = TargetOutput(scores, hidden, logits if self.keep_raw else None)
+        round_noise = RoundNoise() if self.random_source is None else self.random_source.round_noise(scores)
+        text = rows.view(max(rows.lengths.host), rows.lengths)
+        return verify(self.verifier, text, draft, target, memory, rows.eos_ids_device, round_noise, rows.greedy)
+
+    def ready(self, gamma: int, memory: Memory) -> bool:
+        """Whether a round of this length can start without compiling anything first."""
+        return True
+
+    def _within_rotary_limit(self, limit: RotaryLimit, gamma: int) -> int:
+        """Return gamma of the next round; recompute the cache where upstream's `generate` does so."""
+        length = max(self.rows.lengths.host)
+        if limit.rereads and self.rows.prompt_length <= limit.length == length - 1:
+            self.target.prefill(self.rows.ids[:, :length])
+        return limit.longest_block(length, gamma)
+
+    def rewind(self, draft: DraftOutput | None, accepted: list[int]) -> None:
+        """Discard what the caches hold of rejected draft tokens. `accepted`: their accepted number per row."""
+        if draft is not None:
+            width = draft.tokens.shape[1]
+            self.drafter.rewind(all_accepted=any(accepted[row] == width for row in self.rows.running))
+
+    def should_compact(self, running: int) -> bool:
+        """Whether to continue with only the `running` rows, which copies their caches."""
+        return running <= _COMPACT_BELOW * len(self.rows.ends)
+
+    def keep(self, kept: torch.Tensor) -> None:
+        """Continue with only these rows (long, ascending) of the batch."""
+        self.target.keep(kept)
+        self.drafter.keep(kept)
+
+    def close(self) -> None:
+        """Return borrowed memory, also after an error; this engine borrows none."""
+
+    def report(self) -> dict[str, Any]:
+        """Return how the rounds were run, as fields of `SpeculativeStats`."""
+        return {"engine": "eager", "engine_reason": self.reason}
 
 
 def verify(
@@ -147,6 +200,26 @@ def verify(
     )
 
 
+def commit(rows: RaggedRows, round: Round, verifier: Verifier) -> RecordedRound:
+    """Write the tokens of a round, update the lengths and mark finished rows.
+
+    Raises:
+        FloatingPointError: if a value that the emitted tokens depend on is NaN or infinite. Nothing is emitted then.
+        ValueError: if a user-defined verifier returns invalid probabilities.
+    """
+    rows.write(round.num_accepted, round.next_token)
+    counts = (round.num_drafted, round.num_accepted, round.num_emitted, round.ended.long(), round.faults)
+    drafted, accepted, emitted, ended, faults = torch.stack(counts).tolist()  # the one host transfer
+    running = [end is None for end in rows.ends]
+    if found := [fault for fault, runs in zip(faults, running) if runs and fault]:
+        error = ValueError if min(found) == NO_DISTRIBUTION else FloatingPointError
+        raise error(FAULTS[min(found)].format(verifier=type(verifier).__name__))
+    new = PerRow([count * runs for count, runs in zip(emitted, running)], round.num_emitted.masked_fill(rows.done, 0))
+    recorded = RecordedRound(rows.origins, rows.lengths.host, drafted, accepted, new.host)
+    rows.advance(new, PerRow(ended, round.ended))
+    return recorded
+
+
 def _mixed(greedy: torch.Tensor, best: Round, sampled: Round) -> Round:
     """Combine the results of `best` for greedy rows, bool `[B]`, with those of `sampled` for the others."""
 
@@ -169,27 +242,6 @@ def _mixed(greedy: torch.Tensor, best: Round, sampled: Round) -> Round:
     accept_prob, state = pick(one.accept_prob, other.accept_prob), pick_known(one.state, other.state)
     verdict = Verdict(accept_prob, other.replacement, state, trace)
     return replace(sampled, verdict=verdict, greedy=greedy, **outcome)
-
-
-def commit(rows: RaggedRows, round: Round, verifier: Verifier) -> Tally:
-    """Write the tokens of a round, update the lengths and mark finished rows.
-
-    Raises:
-        FloatingPointError: if a value that the emitted tokens depend on is NaN or infinite. Nothing is emitted then.
-        ValueError: if a user-defined verifier returns invalid probabilities.
-    """
-    rows.write(round.num_accepted, round.next_token)
-    counts = (round.num_drafted, round.num_accepted, round.num_emitted, round.ended.long(), round.faults)
-    drafted, accepted, emitted, ended, faults = torch.stack(counts).tolist()  # the one host transfer
-    running = [end is None for end in rows.ends]
-    if found := [fault for fault, runs in zip(faults, running) if runs and fault]:
-        error = ValueError if min(found) == NO_DISTRIBUTION else FloatingPointError
-        raise error(FAULTS[min(found)].format(verifier=type(verifier).__name__))
-    tally = Tally(rows.lengths.host, drafted, accepted, [count * runs for count, runs in zip(emitted, running)])
-    done = rows.done
-    rows.advance(PerRow(tally.emitted, round.num_emitted.masked_fill(done, 0)))
-    rows.finish(PerRow(ended, round.ended.long()))
-    return tally
 
 
 # Error messages by code in `Round.faults`; 0 means that a row is valid.

@@ -1,7 +1,6 @@
 """Drafting: gamma steps of the draft model for a batch. Verification is in `decoding.py`."""
 
 from collections.abc import Callable
-from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -13,37 +12,6 @@ from hf_diversed.generation.processing import BlockProcessor
 from hf_diversed.generation.ragged_model import RaggedModel
 from hf_diversed.generation.rows import PerRow, RaggedRows, is_one_of
 from hf_diversed.sampling import RandomSource, draw, first_true
-
-
-class Drafter(Protocol):
-    """Interface of sources of draft tokens.
-
-    Attributes:
-        num_forwards: number of forward passes of the draft model so far.
-    """
-
-    @property
-    def num_forwards(self) -> int: ...
-
-    def prefill(self, chunk_size: int | None = None) -> None:
-        """Process all tokens of the prompt except the last."""
-
-    def propose(self, counts: PerRow) -> tuple[DraftOutput | None, PerRow]:
-        """Draft tokens for every row and write them after the row's last token.
-
-        Args:
-            counts: maximum number of draft tokens per row; 0 for finished rows.
-
-        Returns:
-            the draft block with the processed scores of q, on the rows' device, or None without draft tokens; and the
-            number of draft tokens per row, at most `counts`. The rest of the block is padding.
-        """
-
-    def rewind(self, all_accepted: bool) -> None:
-        """Update the state after verification. `all_accepted`: whether some running row accepted all draft tokens."""
-
-    def keep(self, rows: torch.Tensor) -> None:
-        """Keep only these rows (long, ascending) of the batch."""
 
 
 def active_drafts(tokens: torch.Tensor, counts: torch.Tensor, eos_ids: torch.Tensor | None) -> torch.Tensor:
@@ -65,7 +33,7 @@ class DiversedCandidateGenerator:
             get probability 0.
         random_source: samples from q; None for its argmax.
         keep_raw_logits: also return the draft model's unprocessed logits.
-        runner: creates a `RaggedModel` of the draft model. model_options: remaining arguments of `RaggedModel`.
+        runner: creates a `RaggedModel` of the draft model, given that and `max_id`.
     """
 
     def __init__(
@@ -75,13 +43,11 @@ class DiversedCandidateGenerator:
         processor: BlockProcessor,
         vocab_size: int,
         random_source: RandomSource | None,
-        keep_raw_logits: bool = False,
-        runner: Callable[..., RaggedModel] = RaggedModel,
-        **model_options,
+        keep_raw_logits: bool,
+        runner: Callable[..., RaggedModel],
     ):
         known_ids = _compat.known_ids(assistant_model)
-        max_id = known_ids - 1 if known_ids < vocab_size else None
-        self.model = runner(assistant_model, **model_options, max_id=max_id)
+        self.model = runner(assistant_model, max_id=known_ids - 1 if known_ids < vocab_size else None)
         self.rows = rows
         self.processor = processor
         self.vocab_size = vocab_size
@@ -105,11 +71,20 @@ class DiversedCandidateGenerator:
         self.model.keep(rows)
 
     def rewind(self, all_accepted: bool) -> None:
-        """See `Drafter.rewind`. The cache lacks the last draft token, so a fully accepted row lags by two."""
+        """Update the state after verification. `all_accepted`: whether a running row accepted all draft tokens."""
+        # The cache lacks the last draft token, so a fully accepted row lags by two.
         self._behind = 2 if all_accepted else 1
 
     def propose(self, counts: PerRow) -> tuple[DraftOutput | None, PerRow]:
-        """Draft `max(counts)` tokens for every row; see `Drafter.propose`."""
+        """Draft `max(counts)` tokens for every row and write them after the row's last token.
+
+        Args:
+            counts: maximum number of draft tokens per row; 0 for finished rows.
+
+        Returns:
+            the draft block with the processed scores of q, on the rows' device, or None without draft tokens; and the
+            number of draft tokens per row, at most `counts`. The rest of the block is padding.
+        """
         rows = self.rows
         steps: list[tuple] = []
         for step in range(max(counts.host)):

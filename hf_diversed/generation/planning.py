@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,26 +20,18 @@ from hf_diversed import _compat
 from hf_diversed.blocks import DecodingContext
 from hf_diversed.engines.buffers import length_for, size_for
 from hf_diversed.engines.compiling import Compiler, how_to_compile, warn_once, why_untraceable
-from hf_diversed.engines.eager import EagerEngine
 from hf_diversed.engines.static import StaticEngine
 from hf_diversed.engines.static_model import StaticModel
 from hf_diversed.generation import checks
-from hf_diversed.generation.decoding import run_rounds
-from hf_diversed.generation.drafting import DiversedCandidateGenerator, Drafter
+from hf_diversed.generation.decoding import EagerEngine, run_rounds
+from hf_diversed.generation.drafting import DiversedCandidateGenerator
 from hf_diversed.generation.experience import RoundTimes, Survival, experience_with
 from hf_diversed.generation.processing import BlockProcessor, StopTracker
 from hf_diversed.generation.prompt_lookup import PromptLookupDrafter
 from hf_diversed.generation.ragged_model import RaggedModel, find_rotary_limit
 from hf_diversed.generation.recording import Recorder, RoundStreamer
 from hf_diversed.generation.rows import RaggedRows
-from hf_diversed.generation.schedules import (
-    ADAPTIVE,
-    LONGEST,
-    AdaptiveLength,
-    ConstantLength,
-    Schedule,
-    clock_for,
-)
+from hf_diversed.generation.schedules import ADAPTIVE, LONGEST, AdaptiveLength, clock_for
 from hf_diversed.outputs import GenerateDiversedOutput
 from hf_diversed.sampling import RandomSource
 from hf_diversed.verifiers.base import Verifier
@@ -113,21 +105,27 @@ def diversed_decoding(
     checks.check_call(model, assistant_model, len(input_ids), *settings)
     if not isinstance(verifier, Verifier):
         raise TypeError(f"verifier must be a Verifier, got {type(verifier).__name__}; see hf_diversed.VERIFIERS.")
+    as_dict = generation_config.return_dict_in_generate
+    returned = {
+        "scores": generation_config.output_scores,
+        "logits": generation_config.output_logits,
+        "records": output_token_records,
+    }
+    wants = {name for name, wanted in returned.items() if wanted and as_dict}
     prepared = model, assistant_model, verifier, input_ids, logits_processor, stopping_criteria, generation_config
-    options = num_assistant_tokens, output_token_records, isinstance(streamer, RoundStreamer), temperatures
+    options = num_assistant_tokens, wants, isinstance(streamer, RoundStreamer), temperatures
     call = Call(*prepared, *options, random_source, model_kwargs)
     call.prepare()
-    recorder = Recorder(call.rows.prompt_length, streamer, call.wants, call.strictnesses)
+    recorder = Recorder(call.rows.prompt_length, streamer, wants, call.verifier.strictness_per_row())
     # Inference tensors cannot be used in autograd, so this mode is entered only where no user code receives them.
     uses_inference_mode = call.only_library_code and call.engine.may_use_inference_mode
     with torch.inference_mode() if uses_inference_mode else nullcontext():
         try:
             call.engine.prefill(generation_config.prefill_chunk_size)
-            run_rounds(call.engine, call.schedule, call.stops, recorder, call.may_compact)
+            run_rounds(call.engine, call.gamma, call.schedule, call.stops, recorder, call.may_compact)
         finally:
             call.engine.close()
-    forwards, report = call.engine.forwards, call.engine.report()
-    return recorder.result(call.rows, forwards, report, generation_config.return_dict_in_generate)
+    return recorder.result(call.rows, call.engine.forwards, call.engine.report(), as_dict)
 
 
 @dataclass(eq=False)
@@ -136,11 +134,13 @@ class Call:
 
     Attributes:
         assistant_model: the draft model; None for prompt lookup and early exit.
-        returns_records, streams_records: whether token records are returned, or streamed. The other arguments are
-            those of `diversed_decoding`.
+        wants: see `Recorder`. streams_records: whether token records are streamed. The other arguments are those of
+            `diversed_decoding`.
         draft: the model that drafts; None for prompt lookup. verifier: adapted to this call.
-        wants: see `Recorder`. max_length: the length of a row, prompt included, at which it ends.
-        schedule: number of draft tokens per round. longest: its maximum.
+        max_length: the length of a row, prompt included, at which it ends.
+        gamma: draft tokens per round, at first if `schedule` chooses their number. longest: its maximum.
+        may_compact: whether finished rows may be dropped: no processor, criterion or result indexes rows.
+        only_library_code: whether no user code receives tensors of the loop.
     """
 
     model: PreTrainedModel
@@ -151,7 +151,7 @@ class Call:
     criteria: StoppingCriteriaList
     config: GenerationConfig
     num_assistant_tokens: int | None
-    returns_records: bool
+    wants: set[str]
     streams_records: bool
     temperatures: list[float] | torch.Tensor | None
     random_source: RandomSource | None
@@ -160,6 +160,9 @@ class Call:
     def prepare(self) -> None:
         """Choose verifier and lengths, and build rows, engine and schedule. Raises ValueError."""
         config, self.draft = self.config, self.assistant_model
+        configs = [config] if self.draft is None else [config, self.draft.generation_config]  # as in upstream
+        schedules = [_compat.config_entry(each, "num_assistant_tokens_schedule") for each in configs]
+        self.is_adaptive = ADAPTIVE in schedules
         criteria = _compat.sort_criteria(self.criteria)
         # A `MaxLengthCriteria` of the caller takes precedence; at least one token is generated.
         length = min(criteria.max_lengths, default=config.max_length)
@@ -173,52 +176,23 @@ class Call:
         self.longest = max(gamma, LONGEST) if self.is_adaptive else gamma
         # Rounded, so that static rounds of few different lengths are compiled.
         self.longest = min(self.longest, length_for(room) if config.cache_implementation == "static" else room)
+        self.gamma = min(gamma, self.longest)
+        pad_id = _compat.pad_token_id(config)
         self.rows = RaggedRows(
-            self.input_ids,
-            self.max_length,
-            self.longest,
-            criteria.eos_ids,
-            _compat.pad_token_id(config),
-            self.row_temperatures,
+            self.input_ids, self.max_length, self.longest, criteria.eos_ids, pad_id, self.row_temperatures
         )
         self.processor, self.stops = BlockProcessor(self.processors), StopTracker(self.rows, criteria)
         if not config.do_sample:
             self.random_source = None
         elif self.random_source is None:
             self.random_source = RandomSource()
-        self.engine = self._engine()
-        self.schedule = self._schedule(min(gamma, self.longest))
-
-    @cached_property
-    def wants(self) -> set[str]:
-        config = self.config
-        asked = {"scores": config.output_scores, "logits": config.output_logits, "records": self.returns_records}
-        return {name for name, wanted in asked.items() if wanted and config.return_dict_in_generate}
-
-    @cached_property
-    def is_adaptive(self) -> bool:
-        """Whether the call's generation config or, as in upstream, the draft model's sets an adaptive schedule."""
-        configs = [self.config, *([] if self.assistant_model is None else [self.assistant_model.generation_config])]
-        return any(_compat.config_entry(each, "num_assistant_tokens_schedule") == ADAPTIVE for each in configs)
-
-    @property
-    def strictnesses(self) -> list[float]:
-        """Strictness per row, repeated as `generate` repeats prompts; empty for verifiers without a strictness."""
-        values = self.verifier.strictness_per_row()
-        return [value for value in values for _ in range(len(self.input_ids) // len(values))]
-
-    @property
-    def may_compact(self) -> bool:
-        """Whether finished rows may be dropped: no processor, criterion or result indexes rows."""
-        return not (self.processor.reads_prefix or self.stops.criteria or self.wants - {"records"})
-
-    @cached_property
-    def only_library_code(self) -> bool:
-        """Whether no user code receives tensors of the loop."""
+        self.may_compact = not (self.processor.reads_prefix or self.stops.criteria or self.wants - {"records"})
         models = [_compat.base_model(each) for each in (self.model, self.draft) if each is not None]
-        others = [*self.verifier.components(), *self.processors, *self.criteria]
-        others += [] if self.random_source is None else [self.random_source]
-        return all(map(_compat.is_library_code, [*models, *others]))
+        used = [*models, *self.verifier.components(), *self.processors, *self.criteria]
+        used += [] if self.random_source is None else [self.random_source]
+        self.only_library_code = all(map(_compat.is_library_code, used))
+        self.engine = self._engine()
+        self.schedule = self._schedule()
 
     def _verifier_for_call(self, gamma: int) -> Verifier:
         """Return the verifier adapted to this call. Raises ValueError if it does not support the call."""
@@ -267,12 +241,16 @@ class Call:
         )
 
     def _engine(self) -> EagerEngine:
-        """The static engine if it is requested and supports the call, else the eager one."""
-        config, model = self.config, self.model
-        limit = find_rotary_limit(model, self._model_options["position_ids"], self.max_length)
-        reason = None
+        """Return the static engine if it is requested and supports the call, else the eager one."""
+        config, model, rows = self.config, self.model, self.rows
+        mask, positions = self.model_kwargs.get("attention_mask"), self.model_kwargs.get("position_ids")
+        if positions is None or positions.ndim != 2:
+            known = torch.ones_like(self.input_ids) if mask is None else mask.long()
+            positions = (known.cumsum(-1) - 1).clamp_min(0)
+        positions = positions.expand(len(self.input_ids), -1)
+        limit, reason, compiler = find_rotary_limit(model, positions, self.max_length), None, None
         if config.cache_implementation == "static":
-            reason = StaticEngine.cannot_serve(model, self.draft, self.rows)
+            reason = StaticEngine.cannot_serve(model, self.draft, rows)
             if limit is not None:
                 reason = "the target's rotary frequencies change at a length that the call can reach"
             if reason is None:
@@ -281,77 +259,59 @@ class Call:
             if reason is None:
                 check_every_run = not self.only_library_code or self.streams_records
                 compiler = Compiler(compile_config, _compat.base_model(model), check_every_run)
-                return StaticEngine(
-                    **self._engine_parts(partial(StaticModel, compiler=compiler)),
-                    rotary_limit=None,
-                    compiler=compiler,
-                    keep_scores=bool(self.wants) or self.streams_records,
-                    reason="",
-                    forwards_only=StaticEngine.why_forwards_only(self.verifier, self.processor, (model, self.draft)),
-                )
-            warn_once(model, f'cache_implementation="static" has no effect: {reason}.')
-        return EagerEngine(**self._engine_parts(RaggedModel), rotary_limit=limit, reason=reason or "")
-
-    def _engine_parts(self, runner: Callable[..., RaggedModel]) -> dict[str, Any]:
-        return {
-            "rows": self.rows,
-            "target": runner(self.model, **self._model_options),
+            else:
+                warn_once(model, f'cache_implementation="static" has no effect: {reason}.')
+        runner = partial(
+            RaggedModel if compiler is None else partial(StaticModel, compiler=compiler),
+            prompt_mask=mask,
+            position_ids=positions,
+            limit=rows.ids.shape[1],
+            last_position=self.max_length - 1,
+            keep_hidden=self.verifier.needs_hidden_states,
+        )
+        parts: dict[str, Any] = {
+            "rows": rows,
+            "target": runner(model),
             "drafter": self._drafter(runner),
             "processor": self.processor,
             "verifier": self.verifier,
             "random_source": self.random_source,
             "keep_raw": "logits" in self.wants or self.verifier.needs_raw_logits,
+            "rotary_limit": limit,
+            "reason": reason or "",
         }
-
-    def _drafter(self, runner: Callable[..., RaggedModel]) -> Drafter:
-        vocab_size = _compat.vocab_size(self.model)
-        if self.draft is None:
-            return PromptLookupDrafter(
-                self.rows,
-                self.processor,
-                self.model_kwargs.get("attention_mask"),
-                vocab_size,
-                self.longest,
-                self.config.max_matching_ngram_size or _UPSTREAM_NGRAM_SIZE,
-                self.random_source is not None,
-            )
-        return DiversedCandidateGenerator(
-            self.draft,
-            self.rows,
-            self.processor,
-            vocab_size=vocab_size,
-            random_source=self.random_source,
-            keep_raw_logits=self.verifier.needs_raw_logits,
-            runner=runner,
-            **self._model_options,
+        if compiler is None:
+            return EagerEngine(**parts)
+        return StaticEngine(
+            **parts,
+            compiler=compiler,
+            keep_scores=bool(self.wants) or self.streams_records,
+            forwards_only=StaticEngine.why_forwards_only(self.verifier, self.processor, (model, self.draft)),
         )
 
-    @cached_property
-    def _model_options(self) -> dict[str, Any]:
-        """Arguments of `RaggedModel` for both models."""
-        mask, positions = self.model_kwargs.get("attention_mask"), self.model_kwargs.get("position_ids")
-        if positions is None or positions.ndim != 2:
-            known = torch.ones_like(self.input_ids) if mask is None else mask.long()
-            positions = (known.cumsum(-1) - 1).clamp_min(0)
-        return {
-            "prompt_mask": mask,
-            "position_ids": positions.expand(len(self.input_ids), -1),
-            "limit": self.rows.ids.shape[1],
-            "last_position": self.max_length - 1,
-            "keep_hidden": self.verifier.needs_hidden_states,
-        }
+    def _drafter(self, runner: Callable[..., RaggedModel]) -> DiversedCandidateGenerator | PromptLookupDrafter:
+        vocab_size, samples = _compat.vocab_size(self.model), self.random_source is not None
+        if self.draft is None:
+            mask, ngram_size = self.model_kwargs.get("attention_mask"), self.config.max_matching_ngram_size
+            return PromptLookupDrafter(
+                self.rows, self.processor, mask, vocab_size, self.longest, ngram_size or _UPSTREAM_NGRAM_SIZE, samples
+            )
+        keep_raw = self.verifier.needs_raw_logits
+        return DiversedCandidateGenerator(
+            self.draft, self.rows, self.processor, vocab_size, self.random_source, keep_raw, runner
+        )
 
-    def _schedule(self, start: int) -> Schedule:
-        """The schedule of draft lengths; an adaptive one reuses measurements of earlier calls with the same models."""
+    def _schedule(self) -> AdaptiveLength | None:
+        """Return the adaptive schedule, if requested; it reuses measurements of earlier calls with the same models."""
         if not self.is_adaptive:
-            return ConstantLength(start)
+            return None
         target, config, assistant = _compat.base_model(self.model), self.config, self.assistant_model
         experience = experience_with(target, target if assistant is None else _compat.base_model(assistant))
         sources = config.prompt_lookup_num_tokens, config.assistant_early_exit
         running = str(self.rows.ids.device), torch.get_num_threads(), self.engine.report()["engine"], *sources
         drawing = repr(self.verifier), config.temperature if config.do_sample else 0.0, *sources
         return AdaptiveLength(
-            start,
+            self.gamma,
             self.longest,
             self.rows,
             self.engine.ready,

@@ -27,15 +27,12 @@ class BlockProcessor:
 
     def __init__(self, processors: Iterable[LogitsProcessor], tempers: bool = True):
         self.processors, self._tempers = list(processors), tempers
+        # Whether some processor is not pointwise, and so is called once per column with every row.
+        self.reads_prefix = any(type(each) not in _compat.POINTWISE_PROCESSORS for each in self.processors)
 
     def without(self, types: Container[type]) -> "BlockProcessor":
         """Return a copy without processors of these types and without temperatures per row."""
         return BlockProcessor((x for x in self.processors if type(x) not in types), tempers=False)
-
-    @property
-    def reads_prefix(self) -> bool:
-        """Whether some processor is not pointwise, and so is called once per column with every row."""
-        return any(type(processor) not in _compat.POINTWISE_PROCESSORS for processor in self.processors)
 
     def __call__(self, rows: RaggedRows, scores: torch.Tensor, offset: int, counts: PerRow) -> torch.Tensor:
         """Process scores float32 `[B, N, V]`; position k of row i follows its first `lengths[i] + offset + k` ids.
@@ -126,27 +123,25 @@ class StopTracker:
         self._checked = rows.prompt_length
         self._stopped: set[int] = set()
 
-    def update(self, scores=None) -> None:
+    def update(self, scores_before: Callable[[int], tuple[torch.Tensor, ...] | None]) -> None:
         """Cut the rows that a criterion stops. Rows that ended by EOS or length are already finished.
 
         Args:
-            scores: maps a column to the tuple of processed scores before it; None if scores are not collected.
+            scores_before: maps a column to the processed scores before it; to None if scores are not collected.
         """
-        if not self.criteria:
-            return
-        while self._checked < self._reached():
+        while self.criteria:
+            running, lengths = self.rows.running, self.rows.lengths.host
+            reached = [lengths[row] for row in running] or [max(end for end in self.rows.ends if end is not None)]
+            if self._checked >= min(reached):
+                return
             self._checked += 1
-            self._check(self._checked, scores)
+            self._check(self._checked, scores_before(self._checked))
 
-    def _reached(self) -> int:
-        running, lengths = self.rows.running, self.rows.lengths.host
-        return min(lengths[row] for row in running) if running else max(e for e in self.rows.ends if e is not None)
-
-    def _check(self, column: int, scores) -> None:
+    def _check(self, column: int, scores: tuple[torch.Tensor, ...] | None) -> None:
         rows = self.rows
         seen = [length if end is None else end for length, end in zip(rows.lengths.host, rows.ends)]
         shown = rows.view(column, PerRow(seen, torch.tensor(seen, device=rows.ids.device)))
-        verdict = self.criteria(shown, scores(column) if scores is not None else None).tolist()
+        verdict = self.criteria(shown, scores).tolist()
         self._stopped |= {row for row, stop in enumerate(verdict) if stop and column <= seen[row]}
         if not self._pads and len(self._stopped) < len(seen):
             return  # Without an EOS, plain `generate` continues stopped rows until all have stopped.

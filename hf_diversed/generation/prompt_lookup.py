@@ -62,7 +62,7 @@ class PromptLookupDrafter:
         self._first = [self._first[row] for row in rows.tolist()]
 
     def propose(self, counts: PerRow) -> tuple[DraftOutput | None, PerRow]:
-        """See `Drafter.propose`."""
+        """See `DiversedCandidateGenerator.propose`."""
         rows, lengths = self.rows, self.rows.lengths.host
         # The lookup runs on the host: copy all ids once instead of once per comparison.
         ids = rows.ids[:, : max(lengths)].cpu()

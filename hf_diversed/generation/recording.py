@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from transformers.generation.streamers import BaseStreamer
 
-from hf_diversed.blocks import DraftOutput, Round, Tally, TargetOutput, Trace
+from hf_diversed.blocks import DraftOutput, Round, TargetOutput, Trace
 from hf_diversed.generation.rows import RaggedRows
 from hf_diversed.outputs import SOURCES, GenerateDiversedOutput, SpeculativeStats, TokenRecords
 from hf_diversed.sampling import acceptance, total_variation
@@ -70,15 +70,20 @@ class RoundStreamer(BaseStreamer):
 
 @dataclass
 class RecordedRound:
-    """One round of the rows `rows` of the batch; tensors `[B, G]`, None without draft tokens.
+    """One round of some rows: counts on the host, one per row, and tensors `[B, G]`, None without draft tokens.
 
     Attributes:
+        rows: index of each row in the original batch. starts: its length before the round.
+        drafted, accepted, emitted: its numbers of tokens.
         records: of its G + 1 positions; None unless token records are returned or streamed.
         ratio: v / p of the emitted tokens in sampled rows, else NaN; None without records.
     """
 
     rows: list[int]
-    tally: Tally
+    starts: list[int]
+    drafted: list[int]
+    accepted: list[int]
+    emitted: list[int]
     accept_prob: torch.Tensor | None = None
     weight: torch.Tensor | None = None
     tv: torch.Tensor | None = None
@@ -93,7 +98,7 @@ class Recorder:
     Args:
         prompt_length: S. streamer: receives the tokens of each round; None for no stream.
         wants: additional return values of the call: any of "records", "scores", "logits".
-        strictnesses: of the rows, for verifiers that have one.
+        strictnesses: one value or one per row or prompt; empty for verifiers without strictness.
     """
 
     def __init__(
@@ -110,14 +115,13 @@ class Recorder:
         self._columns: dict[str, list[torch.Tensor]] = {"scores": [], "logits": []}
         self._streamed_forwards = (0, 0)
 
-    def add(self, rows: RaggedRows, round: Round, tally: Tally) -> None:
-        """Record a round."""
+    def add(self, recorded: RecordedRound, round: Round) -> None:
+        """Record a round. `recorded` has its counts; the tensors are added here."""
         if "scores" in self.wants:
-            self._add_columns("scores", round.target.scores, tally)
+            self._add_columns("scores", round.target.scores, recorded)
         if "logits" in self.wants and round.target.raw_logits is not None:
-            self._add_columns("logits", round.target.raw_logits, tally)
-        records = describe_round(round) if self._describes else None
-        recorded = RecordedRound(rows.origins, tally, records=records)
+            self._add_columns("logits", round.target.raw_logits, recorded)
+        records = recorded.records = describe_round(round) if self._describes else None
         if round.verdict is not None:
             trace = round.verdict.trace
             recorded.accept_prob = round.verdict.accept_prob
@@ -128,36 +132,32 @@ class Recorder:
                 recorded.ratio = _ratio(records, round)
         self.rounds.append(recorded)
 
-    def _add_columns(self, name: str, scores: torch.Tensor, tally: Tally) -> None:
+    def _add_columns(self, name: str, scores: torch.Tensor, recorded: RecordedRound) -> None:
         """Store scores `[B, N, V]` as `generate` returns them: `[B, V]` per generated column, zeros after the end."""
         columns = self._columns[name]
-        for row, (start, count) in enumerate(zip(tally.starts, tally.emitted)):
+        for row, (start, count) in enumerate(zip(recorded.starts, recorded.emitted)):
             first = start - self.prompt_length
             while len(columns) < first + count:
                 columns.append(torch.zeros_like(scores[:, 0]))
             for k in range(count):
                 columns[first + k][row] = scores[row, k]
 
-    @property
-    def scores_before(self):
-        """Function from a column of the ids to the processed scores before it; None if scores are not collected."""
-        if "scores" not in self.wants:
-            return None
-        return lambda column: tuple(self._columns["scores"][: column - self.prompt_length])
+    def scores_before(self, column: int) -> tuple[torch.Tensor, ...] | None:
+        """Return the processed scores before a column of the ids; None if scores are not collected."""
+        return tuple(self._columns["scores"][: column - self.prompt_length]) if "scores" in self.wants else None
 
-    def stream(self, rows: RaggedRows, tally: Tally, forwards: tuple[int, int]) -> None:
+    def stream(self, rows: RaggedRows, recorded: RecordedRound, forwards: tuple[int, int]) -> None:
         """Pass the tokens of a round to the streamer, after stopping criteria have been applied."""
         if self.streamer is None:
             return
         with plain_tensors():
             end = rows.ends[0] or rows.lengths.host[0]
-            self.streamer.put(rows.ids[0, tally.starts[0] : end].cpu().clone())
+            self.streamer.put(rows.ids[0, recorded.starts[0] : end].cpu().clone())
             if isinstance(self.streamer, RoundStreamer):
-                latest, before = self.rounds[-1:], self._streamed_forwards
+                before, self._streamed_forwards = self._streamed_forwards, forwards
                 new = forwards[0] - before[0], forwards[1] - before[1]
-                self._streamed_forwards = forwards
-                stats = sum_up(latest, [end], new, self.strictnesses)
-                self.streamer.put_round(merge_records(latest, [end], tally.starts[0]), stats)
+                stats = sum_up([recorded], [end], new, self.strictnesses)
+                self.streamer.put_round(merge_records([recorded], [end], recorded.starts[0]), stats)
 
     def result(
         self, rows: RaggedRows, forwards: tuple[int, int], report: dict[str, Any], as_dict: bool
@@ -201,23 +201,20 @@ def sum_up(
     """
     target_forwards, draft_forwards = forwards
     per_row = [SpeculativeStats(target_forwards=target_forwards, draft_forwards=draft_forwards) for _ in ends]
-    for counters, strictness in zip(per_row, strictnesses):
-        counters.strictness_sum, counters.strictness_count = strictness, 1
+    for row, counters in enumerate(per_row if strictnesses else ()):
+        # Repeated as `generate` repeats prompts.
+        counters.strictness_sum = strictnesses[row * len(strictnesses) // len(ends)]
+        counters.strictness_count = 1
     for entry in rounds:
         measured = entry.weight, entry.tv, entry.bias, entry.ratio
         traced = [None if values is None else values.tolist() for values in measured]
         expected = [0.0] * len(entry.rows)
         if entry.accept_prob is not None:
-            expected = expected_accepted(entry.accept_prob.cpu(), torch.tensor(entry.tally.drafted)).tolist()
+            expected = expected_accepted(entry.accept_prob.cpu(), torch.tensor(entry.drafted)).tolist()
         for row, origin in enumerate(entry.rows):
             counters = per_row[origin]
             verified = _count(counters, entry, row, ends[origin], expected[row])
-            *averaged, ratio = (values and values[row][:verified] for values in traced)
-            _average(counters, *averaged)
-            known = [value for value in ratio or () if value == value]
-            counters.max_ratio = max(counters.max_ratio, *known, 0.0)
-            counters.overshoot_sum += sum(max(1.0 - 1.0 / value, 0.0) for value in known)
-            counters.overshoot_count += len(known)
+            _average(counters, *(values and values[row][:verified] for values in traced))
     total = SpeculativeStats()
     for counters in per_row:
         total.add(counters)
@@ -236,9 +233,9 @@ def merge_records(rounds: list[RecordedRound], ends: list[int], prompt_length: i
     inputs: dict[str, torch.Tensor] = {}
     for entry in rounds:
         assert entry.records is not None
-        starts, origins = torch.tensor(entry.tally.starts), torch.tensor(entry.rows)
+        starts, origins = torch.tensor(entry.starts), torch.tensor(entry.rows)
         room = torch.tensor(ends)[origins] - starts
-        count = torch.minimum(torch.tensor(entry.tally.accepted) + 1, room)
+        count = torch.minimum(torch.tensor(entry.accepted) + 1, room)
         rows, positions = (torch.arange(entry.records.tokens.shape[1]) < count[:, None]).nonzero(as_tuple=True)
         columns = starts[rows] - prompt_length + positions
         for name, values in merged.items():
@@ -255,10 +252,10 @@ def _count(counters: SpeculativeStats, entry: RecordedRound, row: int, end: int,
     Tokens after the row's end count neither as drafted nor as accepted. `expected` accounts for EOS and the maximum
     length, but not for other stops. Subtracting the number of tokens that a stop has removed keeps it unbiased.
     """
-    room = end - entry.tally.starts[row]
+    room = end - entry.starts[row]
     if room <= 0:
         return 0
-    kept, drafted = entry.tally.accepted[row], entry.tally.drafted[row]
+    kept, drafted = entry.accepted[row], entry.drafted[row]
     if room <= kept:  # the row ends on an accepted draft token
         kept = drafted = room
     rejected = int(kept < drafted)
@@ -267,7 +264,7 @@ def _count(counters: SpeculativeStats, entry: RecordedRound, row: int, end: int,
     counters.num_accepted += kept
     counters.num_rejected += rejected
     counters.num_emitted += min(kept + 1, room)
-    counters.expected_accepted_sum += expected - (entry.tally.accepted[row] - kept)
+    counters.expected_accepted_sum += expected - (entry.accepted[row] - kept)
     num_positions = 0 if entry.accept_prob is None else entry.accept_prob.shape[1]
     counters.accepted_per_position += [0] * (num_positions - len(counters.accepted_per_position))
     for position in range(kept):
@@ -275,22 +272,17 @@ def _count(counters: SpeculativeStats, entry: RecordedRound, row: int, end: int,
     return kept + rejected
 
 
-def _average(
-    counters: SpeculativeStats, weight: list[float] | None, tv: list[float] | None, bias: list[float] | None
-) -> None:
-    if weight is not None:
-        known = [w for w in weight if w == w]  # NaN at positions without a weight
-        counters.weight_sum += sum(known)
-        counters.weight_count += len(known)
-    if tv is not None:
-        counters.tv_sum += sum(tv)
-        counters.tv_count += len(tv)
+def _average(counters: SpeculativeStats, weight, tv, bias, ratio) -> None:
+    """Add the values at a row's verified positions, each list[float] or None; NaN at positions without a value."""
     if bias is None and weight is not None and tv is not None:
         bias = [(1.0 - w) * distance for w, distance in zip(weight, tv)]
-    if bias is not None:
-        known = [value for value in bias if value == value]
-        counters.bias_sum += sum(known)
-        counters.bias_count += len(known)
+    ratios = [value for value in ratio or () if value == value]
+    counters.max_ratio = max(counters.max_ratio, *ratios, 0.0)
+    overshoot = [max(1.0 - 1.0 / value, 0.0) for value in ratios]
+    for name, values in {"weight": weight, "tv": tv, "bias": bias, "overshoot": overshoot}.items():
+        known = [value for value in values or () if value == value]
+        setattr(counters, f"{name}_sum", getattr(counters, f"{name}_sum") + sum(known))
+        setattr(counters, f"{name}_count", getattr(counters, f"{name}_count") + len(known))
 
 
 def describe_round(round: Round) -> TokenRecords:

@@ -41,6 +41,7 @@ class RaggedRows:
             the host and the maximum of int64 on the device.
         eos_ids: long `[E]`, on the host; None without EOS.
         temperatures: float32 `[B]`, one per row; 0 is greedy. None if all rows are decoded alike.
+        greedy: bool `[B]`, greedy rows of a batch that samples; None if all rows are decoded alike.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class RaggedRows:
         batch_size, self.prompt_length = input_ids.shape
         device = input_ids.device
         self.max_length, self.pad_id, self.temperatures = max_length, pad_id, temperatures
+        self.greedy = None if temperatures is None else temperatures == 0.0
         self.ids = torch.full((batch_size, max_length + spare), pad_id, dtype=torch.long, device=device)
         self.ids[:, : self.prompt_length] = input_ids
         self.lengths = PerRow(
@@ -73,11 +75,6 @@ class RaggedRows:
     @property
     def running(self) -> list[int]:
         return [row for row, end in enumerate(self.ends) if end is None]
-
-    @property
-    def greedy(self) -> torch.Tensor | None:
-        """Greedy rows of a batch that samples, bool `[B]`; None if all rows are decoded alike."""
-        return None if self.temperatures is None else self.temperatures == 0.0
 
     @property
     def done(self) -> torch.Tensor:
@@ -102,14 +99,22 @@ class RaggedRows:
         """Return the last `count` ids of every row, long `[B, count]`."""
         return self.ids.gather(1, (self.lengths.device - count)[:, None] + self._columns[:count])
 
-    def advance(self, emitted: PerRow) -> None:
-        """Increase the length of each row by its number of new tokens, which are already written."""
+    def scored(self, drafted: PerRow, width: int) -> PerRow:
+        """Return how many positions of a target block `width` wide are used: 0 in finished rows."""
+        ahead = (drafted + 1).at_most(width)
+        host = [count if end is None else 0 for count, end in zip(ahead.host, self.ends)]
+        return PerRow(host, ahead.device.masked_fill(self.done, 0))
+
+    def advance(self, emitted: PerRow, ended: PerRow) -> None:
+        """Add the new tokens, which are already written, to the lengths, and mark finished rows.
+
+        Args:
+            emitted: number of new tokens per row. ended: whether the last of them is EOS. Rows also finish at the
+                maximum length.
+        """
         host = [length + count for length, count in zip(self.lengths.host, emitted.host)]
         self.lengths = PerRow(host, self.lengths.device + emitted.device)
-
-    def finish(self, ended: PerRow) -> None:
-        """Mark running rows as finished at an EOS (`ended`, 0 or 1) or at the maximum length."""
-        closing = (ended.device > 0) | (self.lengths.device >= self.max_length)
+        closing = ended.device | (self.lengths.device >= self.max_length)
         self.ends_device = torch.where(closing & ~self.done, self.lengths.device, self.ends_device)
         for row in self.running:
             if ended.host[row] or self.lengths.host[row] >= self.max_length:
@@ -125,7 +130,8 @@ class RaggedRows:
         self._file()
         kept = rows.tolist()
         self.ids, self.ends_device = self.ids[rows], self.ends_device[rows]
-        self.temperatures = None if self.temperatures is None else self.temperatures[rows]
+        if self.temperatures is not None and self.greedy is not None:
+            self.temperatures, self.greedy = self.temperatures[rows], self.greedy[rows]
         self.lengths = self.lengths.keep(rows, kept)
         self.origins, self.ends = ([x[row] for row in kept] for x in (self.origins, self.ends))
         self.row_index = self.row_index[: len(kept)]

@@ -1,14 +1,13 @@
-"""Draft length per round: constant, or adapted to measured times and acceptance."""
+"""Draft lengths that adapt to measured times and acceptance."""
 
 import os
 import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import torch
 
-from hf_diversed.blocks import Round, Tally
+from hf_diversed.blocks import DraftOutput
 from hf_diversed.generation.experience import RoundTimes, Survival
 from hf_diversed.generation.rows import RaggedRows
 from hf_diversed.theory import best_gamma
@@ -20,29 +19,6 @@ LONGEST = 16  # draft tokens per round, unless the call sets a larger number
 # The fit of round times needs different lengths: alternating in the first rounds, then occasionally.
 _EXPLORE = 18  # rounds
 _TRY_ANOTHER_EVERY = 24  # rounds
-
-
-class Schedule(Protocol):
-    """Chooses the draft length of each round. It may only depend on earlier rounds, or the output would be biased."""
-
-    def next(self, memory: Memory) -> int:
-        """Return gamma for the round that starts now."""
-
-    def learn(self, round: Round, tally: Tally) -> None:
-        """Update the schedule with the result of that round."""
-
-
-@dataclass(frozen=True)
-class ConstantLength:
-    """The same draft length in every round."""
-
-    gamma: int
-
-    def next(self, memory: Memory) -> int:
-        return self.gamma
-
-    def learn(self, round: Round, tally: Tally) -> None:
-        pass
 
 
 @dataclass(eq=False)
@@ -73,6 +49,7 @@ class AdaptiveLength:
     _began: float = field(default=0.0, init=False)
 
     def next(self, memory: Memory) -> int:
+        """Return gamma for the round that starts now. It depends only on earlier rounds, so outputs are unbiased."""
         self._began = self.clock()
         self._room = self.rows.room_on_host(self.longest)
         times = self.times_for(len(self._room))
@@ -82,10 +59,11 @@ class AdaptiveLength:
         self._gamma = self._choose(lengths, times)
         return self._gamma
 
-    def learn(self, round: Round, tally: Tally) -> None:
-        drafts = 0 if round.draft is None else round.draft.tokens.shape[1]
+    def learn(self, draft: DraftOutput | None, accepted: list[int]) -> None:
+        """Record the round that has ended: its draft block, and the number of accepted tokens per row."""
+        drafts = 0 if draft is None else draft.tokens.shape[1]
         if drafts:
-            self.survival.learn(tally.accepted, [min(drafts, room) for room in self._room])
+            self.survival.learn(accepted, [min(drafts, room) for room in self._room])
         self.times_for(len(self._room)).learn(self._gamma, drafts, self.clock() - self._began)
 
     def _choose(self, lengths: list[int], times: RoundTimes) -> int:

@@ -10,8 +10,7 @@ import torch
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
 from hf_diversed import DiversedVerifier, LosslessVerifier, StaticEnsembleVerifier
-from hf_diversed.engines import eager
-from hf_diversed.generation.schedules import ConstantLength
+from hf_diversed.generation import decoding
 from tests.tiny import EOS, ragged_batch, tiny_head, tiny_model
 
 
@@ -136,8 +135,8 @@ def test_end_to_end_distribution(gammas, monkeypatch):
     2e-5 under the right distribution. Catches a bonus drawn from v, a wrong effective draft length, rows that share
     their coins, and rounds of one length that remember another's.
     """
-    lengths = iter(gammas)
-    monkeypatch.setattr(ConstantLength, "next", lambda schedule, memory: next(lengths))
+    lengths, run = iter(gammas), decoding.EagerEngine.round
+    monkeypatch.setattr(decoding.EagerEngine, "round", lambda engine, _, memory: run(engine, next(lengths), memory))
     torch.manual_seed(0)
     target, draft, weight, count = _tiny_vocabulary_model(1), _tiny_vocabulary_model(2), 0.4, 20_000
     settings = {"num_assistant_tokens": max(gammas), "max_new_tokens": 3, "do_sample": True, "top_k": 0}
@@ -210,7 +209,7 @@ def test_dropping_finished_rows_changes_nothing(pair, verifier, monkeypatch):
     eos = first[[0, 2, 5], [3, 7, 12]].tolist()  # rows now end in different rounds
     whole, shrunk = [], []
     for share, outputs in ((0.0, whole), (1.0, shrunk)):
-        monkeypatch.setattr(eager, "_COMPACT_BELOW", share)
+        monkeypatch.setattr(decoding, "_COMPACT_BELOW", share)
         outputs.append(relaxed(pair, verifier, inputs, eos_token_id=eos, output_token_records=True))
     assert len({row.num_emitted for row in whole[0].stats.per_row}) >= 3
     assert torch.equal(whole[0].sequences, shrunk[0].sequences)
@@ -239,7 +238,7 @@ def test_heads_decode_under_autocast(pair, features):
 
 def test_rows_with_settings_of_their_own_stay(pair, monkeypatch):
     """Catches a strictness that moves to another row when finished rows leave."""
-    monkeypatch.setattr(eager, "_COMPACT_BELOW", 1.0)
+    monkeypatch.setattr(decoding, "_COMPACT_BELOW", 1.0)
     inputs, dials = ragged_batch(4), [0.0, 0.3, 0.8, 1.0]
     eos = relaxed(pair, LosslessVerifier(), inputs).sequences[[3, 1], [-17, -12]].tolist()
     together = relaxed(pair, DiversedVerifier(tiny_head(), dials), inputs, eos_token_id=eos)

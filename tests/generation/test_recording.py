@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from hf_diversed.blocks import Tally
 from hf_diversed.evaluation import EvaluationSettings, evaluate
 from hf_diversed.generation import recording
 from hf_diversed.generation.recording import RecordedRound, sum_up
@@ -54,8 +53,8 @@ def test_expected_by_hand():
         ([10, 10, 10], [3, 1, 3], [0, 1, 3], accept[[0, 2, 1]]),
         ([11, 12, 14], [3, 3, 3], [1, 0, 2], accept),
     ):
-        rounds.append(RecordedRound([0, 2, 1], Tally(starts, drafted, accepted, [1, 1, 1]), probabilities))
-    rounds.append(RecordedRound([0, 2], Tally([13, 13], [0, 0], [0, 0], [1, 1])))
+        rounds.append(RecordedRound([0, 2, 1], starts, drafted, accepted, [1, 1, 1], probabilities))
+    rounds.append(RecordedRound([0, 2], [13, 13], [0, 0], [0, 0], [1, 1]))
     stats = sum_up(rounds, [14, 12, 14], forwards=(3, 6))
     first, second, third = (row.expected_accepted_sum for row in stats.per_row)
     assert first == pytest.approx((0.5 + 0.5 + 0.25) + (0.5 + 0.5 + 0.25))

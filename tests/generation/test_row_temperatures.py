@@ -7,7 +7,7 @@ import torch
 from transformers import LogitsProcessor, LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper
 
 from hf_diversed import DiversedVerifier, StaticEnsembleVerifier, diversed_decoding
-from hf_diversed.engines import eager
+from hf_diversed.generation import decoding
 from hf_diversed.verifiers import build_verifier
 from tests.generation.test_rules import forward
 from tests.reference import Recorder, naive_decoding
@@ -26,7 +26,7 @@ RULES = {
 @pytest.mark.parametrize("name", RULES)
 def test_every_row_is_the_naive_one(pair, name, monkeypatch):
     """Catches a greedy row that is drawn, a temperature that moves to another row, and state of the wrong branch."""
-    monkeypatch.setattr(eager, "_COMPACT_BELOW", 0.0)  # rows stay where their random numbers are
+    monkeypatch.setattr(decoding, "_COMPACT_BELOW", 0.0)  # rows stay where their random numbers are
     (target, draft), recorder, batch = pair, Recorder(), ragged_batch()
     loop = partial(diversed_decoding, assistant_model=draft, verifier=RULES[name](), num_assistant_tokens=3)
     torch.manual_seed(2)
@@ -58,7 +58,7 @@ def test_every_row_is_the_naive_one(pair, name, monkeypatch):
 
 def test_rows_keep_theirs_when_others_leave(pair, monkeypatch):
     """Catches temperatures that stay behind when finished rows leave; and records that call greedy rows drawn."""
-    monkeypatch.setattr(eager, "_COMPACT_BELOW", 1.0)
+    monkeypatch.setattr(decoding, "_COMPACT_BELOW", 1.0)
     target, draft = pair
     call = {**ragged_batch(8), "assistant_model": draft, "verifier": "static:0.5", "max_new_tokens": 20}
     greedy = target.generate(**call, do_sample=False)

@@ -7,9 +7,8 @@ import torch
 from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from hf_diversed import DiversedVerifier
-from hf_diversed.engines import eager
 from hf_diversed.engines.static import StaticEngine
-from hf_diversed.generation import planning
+from hf_diversed.generation import decoding, planning
 from hf_diversed.verifiers import VERIFIERS, BlockVerifier, PhaseVerifier, StaticEnsembleVerifier, build_verifier
 from tests.engines.modes import STATIC, TRACED
 from tests.reference import Recorder, naive_decoding
@@ -81,7 +80,7 @@ ENGINES = {
 def test_loop_equals_naive_reference(name: str, engine: str, monkeypatch):
     """Invariant 12 for every rule. Catches state that does not follow a row, drafts of one row judged by another's
     draft length, a distribution taken before its processors, and any error of caches, masks and offsets."""
-    monkeypatch.setattr(eager, "_COMPACT_BELOW", 0.0)  # rows stay where their random numbers are
+    monkeypatch.setattr(decoding, "_COMPACT_BELOW", 0.0)  # rows stay where their random numbers are
     monkeypatch.setattr(StaticEngine, "should_compact", lambda self, running: False)
     mode, gamma, batch_sizes, settings = ENGINES[engine]
     for rows in batch_sizes:

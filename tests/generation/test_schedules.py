@@ -78,7 +78,7 @@ class Machine:
         self.now += self.disturb(len(self.rounds), self.times.round(max(room)))
         self.rounds.append(gamma)
         draft = SimpleNamespace(tokens=torch.empty(self.batch_size, max(room))) if max(room) else None
-        schedule.learn(SimpleNamespace(draft=draft), SimpleNamespace(accepted=accepted))
+        schedule.learn(draft, accepted)
 
 
 def promised(rate: float, times: ForwardTimes, gamma: int) -> float:

@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import LogitsProcessorList, RepetitionPenaltyLogitsProcessor, TemperatureLogitsWarper
 
 from hf_diversed import DiversedVerifier, PhaseVerifier, StaticEnsembleVerifier, diversed_decoding
-from hf_diversed.engines import eager, static_model
+from hf_diversed.engines import static_model
 from hf_diversed.engines.static import StaticEngine
 from hf_diversed.generation import decoding
 from hf_diversed.generation.ragged_model import RaggedModel
@@ -75,7 +75,7 @@ def counted(monkeypatch, rounds: list[Counter]):
     monkeypatch.setattr(static_model, "run_model", pausing(static_model.run_model))
     monkeypatch.setattr(StaticEngine, "should_compact", lambda self, running: False)
     monkeypatch.setattr(decoding, "commit", committing)
-    monkeypatch.setattr(eager, "_COMPACT_BELOW", 0.0)  # who leaves the batch is sent once, not in every round
+    monkeypatch.setattr(decoding, "_COMPACT_BELOW", 0.0)  # who leaves the batch is sent once, not in every round
     with transfers:
         yield
 
