@@ -182,7 +182,8 @@ def reads_token_types(model: PreTrainedModel) -> bool:
     """Whether all-zero token types change the output, as in GPT-2, which embeds them with the token embedding."""
     if "token_type_ids" not in _forward_parameters(model):
         return False
-    return not (is_multimodal(model) or hasattr(text_config(model), "type_vocab_size"))
+    is_multimodal = text_config(model) is not model.config
+    return not (is_multimodal or hasattr(text_config(model), "type_vocab_size"))
 
 
 def device(model: PreTrainedModel) -> torch.device | None:
@@ -252,10 +253,6 @@ def _matrix_shape(module: Any) -> tuple[int, int]:
 def _forward_parameters(model: PreTrainedModel):
     """Parameters of the class's forward. Wrappers bound to an instance often take *args and **kwargs."""
     return inspect.signature(type(base_model(model)).forward).parameters
-
-
-def is_multimodal(model: PreTrainedModel) -> bool:
-    return text_config(model) is not model.config
 
 
 def supports_logits_to_keep(model: PreTrainedModel) -> bool:

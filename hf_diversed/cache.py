@@ -46,20 +46,16 @@ class RaggedLayer(CacheLayerMixin):
         self.keys, self.values = key_states[:, :, :0], value_states[:, :, :0]
         self.is_initialized = True
 
-    def _reserve(self, columns: int) -> None:
-        if columns <= self.keys.shape[2]:
-            return
-        # Doubling keeps copies rare without allocating `max_length` at once.
-        aligned = -(-columns // _ALIGNMENT) * _ALIGNMENT
-        capacity = min(self.limit, max(2 * self.keys.shape[2], aligned))
-        self.keys, self.values = enlarged(self.keys, capacity), enlarged(self.values, capacity)
-
     def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *args, **kwargs):
         """Write `[B, heads, Q, head_dim]` to the window's columns; return the visible keys and values."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         start, visible, columns = self.window.start, self.window.visible, self.window.columns
-        self._reserve(visible)
+        if visible > self.keys.shape[2]:
+            # Doubling keeps copies rare without allocating `max_length` at once.
+            aligned = -(-visible // _ALIGNMENT) * _ALIGNMENT
+            capacity = min(self.limit, max(2 * self.keys.shape[2], aligned))
+            self.keys, self.values = enlarged(self.keys, capacity), enlarged(self.values, capacity)
         if columns is None:
             self.keys[:, :, start:visible] = key_states
             self.values[:, :, start:visible] = value_states

@@ -1,4 +1,4 @@
-"""Inputs of a head, computed from both distributions and a token, and the head's logit. Needs torch only."""
+"""Inputs of a head, computed from both distributions and a token. Needs torch only."""
 
 from collections.abc import Iterator
 
@@ -18,59 +18,6 @@ NUM_LOOKAHEAD_FEATURES = 4
 _LEAST_LOG = -10.0
 _LAST_RANK = 127
 _HELD = 2**18  # tokens, over all positions, whose features are in memory at once
-
-
-def head_logit(
-    values: torch.Tensor,
-    mean: torch.Tensor,
-    std: torch.Tensor,
-    out_weight: torch.Tensor,
-    out_bias: torch.Tensor,
-    dense_weight: torch.Tensor | None = None,
-    dense_bias: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """The logit of the weight on the target: linear in the standardised inputs, or through one layer of GELU units.
-
-    Args:
-        values: float32 `[..., D]`. mean, std: `[D]`. out_weight: `[1, D]`, or `[1, H]` after `dense_weight` `[H, D]`.
-
-    Returns:
-        float32 `[...]`; parameters of any float dtype are converted to float32.
-    """
-    values = (values - mean.float()) / std.float()
-    if dense_weight is not None and dense_bias is not None:
-        values = F.gelu(F.linear(values, dense_weight.float(), dense_bias.float()))
-    return F.linear(values, out_weight.float(), out_bias.float()).squeeze(-1)
-
-
-def token_logit(
-    values: torch.Tensor,
-    token: torch.Tensor,
-    mean: torch.Tensor,
-    std: torch.Tensor,
-    out_weight: torch.Tensor,
-    out_bias: torch.Tensor,
-    dense_weight: torch.Tensor | None = None,
-    dense_bias: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """`head_logit` for N tokens after one prefix, whose part of the first layer is computed once.
-
-    Args:
-        values: float32 `[..., D - F]`, of the prefix. token: float32 `[..., N, F]`, of the tokens. The others are as
-            in `head_logit`, with the tokens' inputs last.
-
-    Returns:
-        float32 `[..., N]`.
-    """
-    mean, std, split = mean.float(), std.float(), values.shape[-1]
-    values, token = (values - mean[:split]) / std[:split], (token - mean[split:]) / std[split:]
-    weight, bias = (out_weight, out_bias) if dense_weight is None else (dense_weight, dense_bias)
-    weight = weight.float()
-    of_prefix = F.linear(values, weight[:, :split], None if bias is None else bias.float())
-    units = of_prefix[..., None, :] + F.linear(token, weight[:, split:])
-    if dense_weight is not None:
-        units = F.linear(F.gelu(units), out_weight.float(), out_bias.float())
-    return units.squeeze(-1)
 
 
 def distribution_features(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:

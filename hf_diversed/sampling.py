@@ -116,8 +116,3 @@ def draw(probs: torch.Tensor, noise: torch.Tensor | None) -> torch.Tensor:
 def total_variation(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
     """`TV(p, q) = sum(max(p - q, 0))` over the last axis, for two distributions `[..., V]`."""
     return torch.clamp(p - q, min=0.0).sum(dim=-1)
-
-
-def first_true(flags: torch.Tensor) -> torch.Tensor:
-    """Return the index of the first True in each row of a bool `[B, N]`, or N without one: long `[B]`."""
-    return (~flags).long().cumprod(dim=-1).sum(dim=-1)

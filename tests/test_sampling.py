@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 
-from hf_diversed.sampling import acceptance, count_accepted, draw, draw_noise, first_true, residual, total_variation
+from hf_diversed.sampling import acceptance, count_accepted, draw, draw_noise, residual, total_variation
 
 
 DENORMAL = 1e-42
@@ -119,9 +119,3 @@ def test_total_variation():
     p = torch.tensor([[0.5, 0.5, 0.0], [0.1, 0.2, 0.7], [1.0, 0.0, 0.0]])
     q = torch.tensor([[0.0, 0.5, 0.5], [0.1, 0.2, 0.7], [0.0, 0.5, 0.5]])
     torch.testing.assert_close(total_variation(p, q), torch.tensor([0.5, 0.0, 1.0]))
-
-
-def test_first_true():
-    """Catches the index 0 that argmax returns for rows without True, and the last True instead of the first."""
-    flags = torch.tensor([[False, True, True], [False, False, False], [True, False, True]])
-    assert first_true(flags).tolist() == [1, 3, 0]

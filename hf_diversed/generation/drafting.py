@@ -11,12 +11,13 @@ from hf_diversed.blocks import DraftOutput
 from hf_diversed.generation.processing import BlockProcessor
 from hf_diversed.generation.ragged_model import RaggedModel
 from hf_diversed.generation.rows import PerRow, RaggedRows, is_one_of
-from hf_diversed.sampling import RandomSource, draw, first_true
+from hf_diversed.sampling import RandomSource, draw
 
 
 def active_drafts(tokens: torch.Tensor, counts: torch.Tensor, eos_ids: torch.Tensor | None) -> torch.Tensor:
     """Mask of valid draft tokens, bool `[B, G]`: the first `counts` (long `[B]`) of each row, up to its first EOS."""
-    reach = torch.minimum(counts, first_true(is_one_of(tokens, eos_ids)) + 1)
+    before_eos = (~is_one_of(tokens, eos_ids)).long().cumprod(dim=-1).sum(dim=-1)
+    reach = torch.minimum(counts, before_eos + 1)
     return torch.arange(tokens.shape[1], device=tokens.device) < reach[:, None]
 
 
@@ -90,7 +91,7 @@ class DiversedCandidateGenerator:
         for step in range(max(counts.host)):
             feed = steps[-1][0][:, None] if steps else rows.last(self._behind)
             steps.append(self._step(step, feed, counts))
-            if self._stops_early and bool(rows.is_eos(steps[-1][0]).all()):
+            if self._stops_early and bool(is_one_of(steps[-1][0], rows.eos_ids_device).all()):
                 break
         if not steps:
             self._behind += 1  # the token that this round emits

@@ -24,12 +24,15 @@ class RoundTimes:
     """Times of the last rounds, and a linear fit: `seconds = target + num_drafted * draft`.
 
     Only whole rounds are timed, since timing parts of a round on an accelerator needs a synchronisation.
+
+    Attributes:
+        costs: in units of a target forward; None until two widths have been timed often enough.
     """
 
     def __init__(self) -> None:
         self.num_rounds = 0
         self._rounds: deque[tuple[int, int, float]] = deque(maxlen=_WINDOW)
-        self._costs: ForwardTimes | None = None
+        self.costs: ForwardTimes | None = None
         self._probe_debt = 0.0
         self._lock = RLock()
 
@@ -39,14 +42,9 @@ class RoundTimes:
             self._rounds.append((asked, drafts, max(seconds, _TICK)))
             self.num_rounds += 1
             self._probe_debt = max(self._probe_debt - _PROBE_SHARE * seconds, 0.0) if asked == 0 else seconds
-            if self._costs is None or self.num_rounds % _REFIT_EVERY == 0:
+            if self.costs is None or self.num_rounds % _REFIT_EVERY == 0:
                 _, widths, taken = zip(*self._rounds)
-                self._costs = fit(widths, taken, self._costs)
-
-    @property
-    def costs(self) -> ForwardTimes | None:
-        """Costs in units of a target forward; None until two widths have been timed often enough."""
-        return self._costs
+                self.costs = fit(widths, taken, self.costs)
 
     @property
     def may_probe(self) -> bool:

@@ -166,17 +166,12 @@ def dispatch(original, model: PreTrainedModel, args: tuple, kwargs: dict[str, An
     if attachment is None and not options.names_verifier():
         if isinstance(kwargs.get("custom_generate"), str):  # a script of the Hub may add the verifier
             return original(model, *args, **kwargs, **options.given())
-        _refuse_options_without_verifier(options)
+        if given := [name for name, value in options.given().items() if value is not False]:
+            raise ValueError(
+                f"{', '.join(given)} acts on relaxed decoding only: pass diversed_head= or verifier= as well."
+            )
         return original(model, *args, **kwargs)
     return _generate_relaxed(original, model, attachment, options, args, kwargs)
-
-
-def _refuse_options_without_verifier(options: Options) -> None:
-    given = [name for name, value in options.given().items() if value is not False]
-    if given:
-        raise ValueError(
-            f"{', '.join(given)} acts on relaxed decoding only: pass diversed_head= or verifier= as well."
-        )
 
 
 def _generate_relaxed(original, model: PreTrainedModel, attachment: Attached | None, options: Options, args, kwargs):
@@ -187,14 +182,14 @@ def _generate_relaxed(original, model: PreTrainedModel, attachment: Attached | N
     arguments = signature.bind(model, *args, **kwargs).arguments
     extra = arguments.pop("kwargs", {})
     call = _Call(model, arguments, extra, attachment)
-    draft = call.draft()
+    draft, num_assistant_tokens = call.drafting()
     checks.check_models(model, draft, extra.get("tokenizer"), extra.pop("assistant_tokenizer", None))
     call.refuse_other_modes()
     loop = functools.partial(
         diversed_decoding,
         assistant_model=draft,
         verifier=call.verifier(options),
-        num_assistant_tokens=call.draft_length(),
+        num_assistant_tokens=num_assistant_tokens,
         output_token_records=bool(options.output_token_records),
         temperatures=options.diversed_temperature,
         is_checked=True,
@@ -205,16 +200,17 @@ def _generate_relaxed(original, model: PreTrainedModel, attachment: Attached | N
     return original(arguments.pop("self"), **arguments, **extra)
 
 
+@dataclass(frozen=True, eq=False)
 class _Call:
     """Bound arguments of one `generate` call, and the sources of its settings.
 
     Precedence: keyword argument, generation config of the call, attachment, generation config of the model.
     """
 
-    def __init__(
-        self, model: PreTrainedModel, arguments: dict[str, Any], extra: dict[str, Any], attachment: Attached | None
-    ):
-        self.model, self.arguments, self.extra, self.attachment = model, arguments, extra, attachment
+    model: PreTrainedModel
+    arguments: dict[str, Any]
+    extra: dict[str, Any]
+    attachment: Attached | None
 
     def named(self, name: str):
         """Return a setting from the keywords of the call or its generation config; None if neither has it."""
@@ -225,29 +221,24 @@ class _Call:
         """`named`, with the generation config of the model as fallback."""
         return _first(self.named(name), _compat.config_entry(self.model.generation_config, name))
 
-    def drafts_alone(self) -> bool:
-        """Whether the call itself selects prompt lookup or early exit as its source of draft tokens."""
-        return any(self.named(mode) is not None for mode in _DRAFT_MODES)
+    def drafting(self) -> tuple[PreTrainedModel | None, int | None]:
+        """Return the draft model, None for prompt lookup and early exit, and the draft length, None if unset.
 
-    def draft(self) -> PreTrainedModel | None:
-        """The draft model; None for prompt lookup and early exit."""
-        draft = self.arguments.pop("assistant_model", None)
-        if draft is None and self.attachment is not None and not self.drafts_alone():
-            draft = self.attachment.assistant_model
+        The attachment supplies them unless the call itself selects prompt lookup or early exit.
+        """
+        attached = self.attachment if all(self.named(mode) is None for mode in _DRAFT_MODES) else None
+        draft, length = self.arguments.pop("assistant_model", None), self.named("num_assistant_tokens")
+        if attached is not None:
+            draft = _first(draft, attached.assistant_model)
+            length = _first(length, attached.num_assistant_tokens)
         if draft is None and all(self.setting(mode) is None for mode in _DRAFT_MODES):
             raise ValueError(
                 "diversed_head= and verifier= need a draft to verify: pass assistant_model= as well (or "
                 "prompt_lookup_num_tokens= or assistant_early_exit=)."
             )
-        return draft
-
-    def draft_length(self) -> int | None:
-        attached = None
-        if self.attachment is not None and not self.drafts_alone():
-            attached = self.attachment.num_assistant_tokens
-        length = _first(self.named("num_assistant_tokens"), attached, self.setting("num_assistant_tokens"))
+        length = _first(length, self.setting("num_assistant_tokens"))
         self.extra.pop("num_assistant_tokens", None)
-        return length
+        return draft, length
 
     def verifier(self, options: Options) -> Verifier | None:
         """The verifier of the call, or the attached one. Settings from a generation config apply to heads only."""

@@ -161,13 +161,9 @@ class RaggedRows:
         shown = self.view(column, valid)
         if self.eos_ids_device is None:
             return shown
-        eos = self.is_eos(shown[:, self.prompt_length :]).long()
+        eos = is_one_of(shown[:, self.prompt_length :], self.eos_ids_device).long()
         behind = F.pad(eos.cumsum(dim=-1) - eos > 0, (self.prompt_length, 0))
         return shown.masked_fill(behind, self.pad_id)
-
-    def is_eos(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Return which tokens are EOS: bool, same shape as `tokens`."""
-        return is_one_of(tokens, self.eos_ids_device)
 
     def finished(self) -> tuple[torch.Tensor, list[int]]:
         """Return sequences and final lengths of the original batch, once all rows have finished.

@@ -16,8 +16,6 @@ from hf_diversed.features import (
     NUM_DISTRIBUTION_FEATURES,
     NUM_LOOKAHEAD_FEATURES,
     NUM_TOKEN_FEATURES,
-    head_logit,
-    token_logit,
 )
 from hf_diversed.head import pulling
 from hf_diversed.head.configuration_diversed import DiversedHeadConfig
@@ -207,12 +205,34 @@ class DiversedHead(PreTrainedModel):
             ValueError: if an input that the configuration requires is missing or has a wrong width.
         """
         values = self._values(target_hidden, draft_hidden, features, lookahead, target_after)
-        if not self.needs_token:
-            return head_logit(values, *self._parameters_of_logit())
-        token = self._check_width("token", token, NUM_TOKEN_FEATURES)
-        if token.ndim > values.ndim:
-            return token_logit(values, token, *self._parameters_of_logit())
-        return token_logit(values, token[..., None, :], *self._parameters_of_logit()).squeeze(-1)
+        if self.needs_token:
+            token = self._check_width("token", token, NUM_TOKEN_FEATURES)
+            if token.ndim > values.ndim:
+                return self._token_logit(values, token)
+            return self._token_logit(values, token[..., None, :]).squeeze(-1)
+        values = (values - self.input_mean.float()) / self.input_std.float()
+        if self.dense is not None:
+            values = F.gelu(F.linear(values, self.dense.weight.float(), self.dense.bias.float()))
+        return F.linear(values, self.out.weight.float(), self.out.bias.float()).squeeze(-1)
+
+    def _token_logit(self, values: torch.Tensor, token: torch.Tensor) -> torch.Tensor:
+        """Return the logits of N tokens after one prefix, whose part of the first layer is computed once.
+
+        Args:
+            values: float32 `[..., D - F]`, inputs of the prefix. token: float32 `[..., N, F]`, of the tokens.
+
+        Returns:
+            float32 `[..., N]`.
+        """
+        mean, std, split = self.input_mean.float(), self.input_std.float(), values.shape[-1]
+        values, token = (values - mean[:split]) / std[:split], (token - mean[split:]) / std[split:]
+        first = self.out if self.dense is None else self.dense
+        weight = first.weight.float()
+        of_prefix = F.linear(values, weight[:, :split], first.bias.float())
+        units = of_prefix[..., None, :] + F.linear(token, weight[:, split:])
+        if self.dense is not None:
+            units = F.linear(F.gelu(units), self.out.weight.float(), self.out.bias.float())
+        return units.squeeze(-1)
 
     @torch.no_grad()
     def standardize(self, **inputs: torch.Tensor) -> None:
@@ -273,12 +293,8 @@ class DiversedHead(PreTrainedModel):
         mean, split = self.input_mean.float(), len(self.input_mean) - NUM_TOKEN_FEATURES
         is_ratio = torch.arange(NUM_TOKEN_FEATURES, device=mean.device) == LOG_RATIO
         around = mean[split:] + torch.stack([-0.5 * is_ratio, 0.5 * is_ratio])
-        below, above = token_logit(mean[:split], around, *self._parameters_of_logit()).unbind()
+        below, above = self._token_logit(mean[:split], around).unbind()
         return (below - above).clamp_min(1.0)
-
-    def _parameters_of_logit(self) -> tuple[torch.Tensor, ...]:
-        dense = () if self.dense is None else (self.dense.weight, self.dense.bias)
-        return (self.input_mean, self.input_std, self.out.weight, self.out.bias, *dense)
 
     def _values(
         self,

@@ -94,6 +94,7 @@ class DiversedVerifier(MixtureVerifier):
         super().__init__(max_bias, bias_budget, max_ratio)
         self.head = head
         self._lookahead, self._target_after = getattr(head, "lookahead", 0), getattr(head, "target_after", False)
+        self._of_block = bool(self._lookahead or self._target_after)
         self._prefix_hidden = getattr(head, "needs_prefix_hidden", head.needs_hidden_states)
         for name in ("max_bias", "bias_budget"):
             if self._of_block and getattr(self, name) is not None:
@@ -106,10 +107,6 @@ class DiversedVerifier(MixtureVerifier):
         self.strictness: list[float] = per_row_values(
             "strictness", strictness, "0 accepts every draft, 0.5 is the head as trained, 1 is lossless."
         )
-
-    @property
-    def _of_block(self) -> bool:
-        return bool(self._lookahead or self._target_after)
 
     @property
     def has_emitted_probs(self) -> bool:  # type: ignore[override]

@@ -98,7 +98,7 @@ class MixtureVerifier(Verifier):
     """
 
     needs_input_ids = False
-    row_settings: tuple[str, ...] = ("max_bias", "bias_budget", "max_ratio")
+    row_settings: tuple[str, ...] = LIMITS
     has_emitted_probs = True
 
     def __init__(
@@ -119,8 +119,7 @@ class MixtureVerifier(Verifier):
         self.state_width = 0 if self.bias_budget is None else 1  # the sum of TV(v, p) so far
 
     def check(self, context: DecodingContext) -> None:
-        limits = {f"diversed_{name}": getattr(self, name) for name in LIMITS}
-        check_row_values(context, **limits)
+        check_row_values(context, **{f"diversed_{name}": getattr(self, name) for name in LIMITS})
 
     def settings(self) -> dict[str, object]:
         return {
@@ -130,15 +129,12 @@ class MixtureVerifier(Verifier):
         }
 
     def row_values(self, batch_size: int, device: torch.device) -> dict[str, torch.Tensor]:
-        values = {}
-        dtype = torch.float32 if device.type == "mps" else torch.float64  # MPS has no float64
-        if self.max_bias is not None:
-            values["max_bias"] = per_row(self.max_bias, batch_size, device)
-        if self.bias_budget is not None:
-            values["bias_budget"] = per_row(self.bias_budget, batch_size, device, dtype)
-        if self.max_ratio is not None:
-            values["max_ratio"] = per_row(self.max_ratio, batch_size, device)
-        return values
+        exact = torch.float32 if device.type == "mps" else torch.float64  # MPS has no float64
+        given = {name: values for name in LIMITS if (values := getattr(self, name)) is not None}
+        return {
+            name: per_row(values, batch_size, device, exact if name == "bias_budget" else torch.float32)
+            for name, values in given.items()
+        }
 
     def weights(self, draft: DraftOutput, target: TargetOutput, row_values: dict[str, torch.Tensor]) -> Weights:
         """Return the weights at the draft positions; `row_values` are the per-row settings, `[B, 1]` each.
@@ -322,11 +318,11 @@ def _spend(
     average = average_weight(weights.per_token(p, q), p, q, weights.weight)
     limited, total = spend_bias(average, weights.tv, draft.active, budget, spent)
     share = torch.where(limited > average, (1.0 - limited) / (1.0 - average), 1.0)
-    return replace(weights.changed(_shrink, share), average=limited), total
 
+    def shrink(weight: torch.Tensor, share: torch.Tensor) -> torch.Tensor:
+        return torch.where(share < 1.0, 1.0 - (1.0 - weight) * share, weight)
 
-def _shrink(weight: torch.Tensor, share: torch.Tensor) -> torch.Tensor:
-    return torch.where(share < 1.0, 1.0 - (1.0 - weight) * share, weight)
+    return replace(weights.changed(shrink, share), average=limited), total
 
 
 def spend_bias(
