@@ -29,6 +29,17 @@ _MARKS_USER_CACHES = _RELEASE >= (5, 17)
 MASKED_ATTENTION = ("sdpa", "eager")
 LAYER_TYPES = {"full_attention", "sliding_attention"}
 
+# Layers with recurrent or convolution states; "hybrid" ones store keys and values as well.
+RECURRENT_LAYER_TYPES = {"linear_attention", "conv", "hybrid", "hybrid_sliding"}
+_ATTENTION_OF_HYBRIDS = {"hybrid": "full_attention", "hybrid_sliding": "sliding_attention"}
+_STATELESS_LAYER_TYPES = {"mlp", "moe"}
+# Models with such layers whose forward over several tokens continues the cached states, as `make families` shows.
+_CONTINUES_STATES = {
+    *("bailing_hybrid", "bamba", "falcon_h1", "granitemoehybrid", "inkling2_text", "inkling_text", "kimi_linear"),
+    *("lfm2", "lfm2_moe", "lfm3", "nemotron_h", "olmo_hybrid", "qwen3_5_moe_text", "qwen3_5_text"),
+    *("qwen3_next", "zamba2", "zaya"),
+}
+
 # Processors that reshape a distribution. The tokens they remove depend on the scores, not on the prefix.
 WARPERS = frozenset(
     {
@@ -73,6 +84,7 @@ _ALIBI_MODEL_TYPES = {"bloom", "mpt"}
 _ODD_CACHES = {
     "cpmant": "puts tokens of its own before the prompt",
     "prophetnet": "reads one token at a time behind its cache",
+    **dict.fromkeys(("falcon_mamba", "jamba", "mamba", "zamba"), "ignores its state when it reads several tokens"),
 }
 if _RELEASE < (5, 19):
     _MISREAD = "misreads masks of several tokens in transformers before 5.19"
@@ -132,10 +144,21 @@ def mask_windows(model: PreTrainedModel) -> dict[str, int | None] | int | None:
     As in `create_masks_for_generate`, models with `layer_types` in the config take a dict of masks.
     """
     window = getattr(text_config(model), "sliding_window", None)
+    types = set(layer_types(model))
+    if types & RECURRENT_LAYER_TYPES:  # models name the masks of hybrid layers in one of two ways
+        types |= {_ATTENTION_OF_HYBRIDS[kind] for kind in types & set(_ATTENTION_OF_HYBRIDS)}
+        types -= {"linear_attention", "conv"} | _STATELESS_LAYER_TYPES
+    elif not types:
+        return window
+    return {kind: window if kind in ("sliding_attention", "hybrid_sliding") else None for kind in sorted(types)}
+
+
+def recurrent_states(model: PreTrainedModel) -> list[int]:
+    """Number of recurrent states of each layer, 0 for attention layers; empty for models without such states."""
     types = layer_types(model)
-    if types:
-        return {kind: window if kind == "sliding_attention" else None for kind in sorted(set(types))}
-    return window
+    count = getattr(text_config(model), "number_of_conv_states", 1)
+    states = [count if kind in RECURRENT_LAYER_TYPES else 0 for kind in types]
+    return states if any(states) else []
 
 
 def cannot_roll_back(model: PreTrainedModel) -> str | None:
@@ -143,24 +166,30 @@ def cannot_roll_back(model: PreTrainedModel) -> str | None:
     if model.config.is_encoder_decoder:
         return "is an encoder-decoder model, which is not served here; use a decoder-only one."
     config = text_config(model)
-    kinds = sorted(set(layer_types(model)) - LAYER_TYPES)
-    if not kinds and getattr(config, "attention_chunk_size", None) is not None:
-        kinds = ["chunked attention"]
-    if not kinds and getattr(base_model(model), "_is_stateful", False):
-        kinds = ["recurrent state"]
-    if kinds:
+    reason = _ODD_CACHES.get(config.model_type)
+    if reason is None and (kinds := _refused_layers(model)):
         return (
             f"has layers that cannot be rolled back ({', '.join(kinds)}); use a model with full or sliding-window "
             "attention only."
         )
-    reason = _ODD_CACHES.get(config.model_type)
     if "past_key_values" not in _forward_parameters(model):  # GPT-1 has no cache
-        reason = "takes no past_key_values"
+        reason = reason or "takes no past_key_values"
     if reason is not None:
         return f"{reason}, and so cannot read drafted tokens behind what it has cached; use a model that can."
     if config.model_type in _ALIBI_MODEL_TYPES or getattr(config, "alibi", False):
         return "uses ALiBi, which needs equal row lengths; use rotary positions."
     return None
+
+
+def _refused_layers(model: PreTrainedModel) -> list[str]:
+    config, kinds = text_config(model), set(layer_types(model))
+    if config.model_type in _CONTINUES_STATES and _RELEASE >= (5, 23):
+        kinds -= RECURRENT_LAYER_TYPES | _STATELESS_LAYER_TYPES
+    elif not kinds & RECURRENT_LAYER_TYPES and getattr(base_model(model), "_is_stateful", False):
+        kinds.add("recurrent state")
+    if kinds <= LAYER_TYPES and getattr(config, "attention_chunk_size", None) is not None:
+        kinds.add("chunked attention")
+    return sorted(kinds - LAYER_TYPES)
 
 
 def needs_equal_rows(model: PreTrainedModel) -> str | None:
@@ -170,6 +199,8 @@ def needs_equal_rows(model: PreTrainedModel) -> str | None:
         return "takes no position_ids and counts positions from the cache"
     if config.model_type == "gpt_neo" and "local" in config.attention_layers:
         return "has local attention that counts its window from the end of the cache"
+    if recurrent_states(model):
+        return "has recurrent states, which advance by the same tokens in all rows"
     return None
 
 

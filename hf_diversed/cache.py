@@ -4,14 +4,17 @@ Column c of the cache holds the token in column c of the id buffer, for every ro
 operation: the next block overwrites the rejected columns, and no query attends to a column to the right of its own.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
-from transformers.cache_utils import Cache, CacheLayerMixin
+from transformers.cache_utils import Cache, CacheLayerMixin, LinearAttentionLayer
 
 
 _ALIGNMENT = 256
 Windows = dict[str, int | None] | int | None
+Masks = torch.Tensor | dict[str, torch.Tensor] | dict[str, torch.Tensor | None]
 
 
 @dataclass
@@ -82,6 +85,34 @@ class RaggedLayer(CacheLayerMixin):
         return self.limit
 
 
+class RecurrentLayer(RaggedLayer, LinearAttentionLayer):
+    """A `RaggedLayer` with recurrent and convolution states, which cannot be cropped.
+
+    Layers without attention leave its keys and values empty.
+    """
+
+    STATES = (
+        *("conv_states", "is_conv_states_initialized", "conv_kernel_size"),
+        *("recurrent_states", "is_recurrent_states_initialized", "has_previous_state"),
+    )
+
+    def __init__(self, window: WriteWindow, limit: int, number_of_states: int):
+        RaggedLayer.__init__(self, window, limit)
+        LinearAttentionLayer.__init__(self, number_of_states)
+
+    def lazy_initialization(self, *keys_and_values, **states) -> None:
+        """Upstream passes keys and values by position, and states by name."""
+        (LinearAttentionLayer if states else RaggedLayer).lazy_initialization(self, *keys_and_values, **states)
+
+    def copy_states(self) -> dict[str, dict[int, Any]]:
+        """Copy the states. Models update them in place."""
+        return {name: {index: _copy(value) for index, value in vars(self)[name].items()} for name in self.STATES}
+
+
+def _copy(value: Any) -> Any:
+    return value.clone() if isinstance(value, torch.Tensor) else value
+
+
 class RaggedCache(Cache):
     """One `RaggedLayer` per attention layer, and the masks that make a ragged block causal.
 
@@ -91,6 +122,7 @@ class RaggedCache(Cache):
         prompt_mask: bool `[B, S]`, False at padding; None where nothing is padded.
         windows: the sliding window of every mask the model expects (None: full attention). A dict, by layer type, for
             models that mix several; a single value for models that take one mask.
+        recurrent_states: number of recurrent states per layer; empty for models without such states.
     """
 
     def __init__(
@@ -99,9 +131,14 @@ class RaggedCache(Cache):
         limit: int,
         prompt_mask: torch.Tensor | None,
         windows: Windows,
+        recurrent_states: Sequence[int] = (),
     ):
         self.window = WriteWindow()
-        super().__init__(layers=[RaggedLayer(self.window, limit) for _ in range(num_layers)])
+        layers = [RaggedLayer(self.window, limit) for _ in range(num_layers)]
+        for layer, count in enumerate(recurrent_states):
+            if count:
+                layers[layer] = RecurrentLayer(self.window, limit, count)
+        super().__init__(layers=layers)
         self.windows = windows
         self._limit = limit
         self._columns = torch.empty(0, dtype=torch.long)
@@ -141,10 +178,26 @@ class RaggedCache(Cache):
         keys, values = ([getattr(layer, name, None) for layer in self.layers] for name in ("keys", "values"))
         return keys, values
 
-    def mask(self, columns: torch.Tensor, dtype: torch.dtype) -> torch.Tensor | dict[str, torch.Tensor]:
-        """Return `block_masks` of the open block over the visible columns."""
+    @property
+    def recurrent_layers(self) -> list[RecurrentLayer]:
+        return [layer for layer in self.layers if isinstance(layer, RecurrentLayer)]
+
+    def copy_recurrent_states(self) -> list[dict]:
+        """Return a copy of the states of all recurrent layers."""
+        return [layer.copy_states() for layer in self.recurrent_layers]
+
+    def restore_recurrent_states(self, copies: list[dict]) -> None:
+        """Continue from states of `copy_recurrent_states`, which the next forward changes."""
+        for layer, states in zip(self.recurrent_layers, copies):
+            layer.__dict__.update(states)
+
+    def mask(self, columns: torch.Tensor, dtype: torch.dtype) -> Masks:
+        """Return `block_masks` of the open block over the visible columns; recurrent layers get None."""
         real = None if self._real is None else self._real[:, :, : self.window.visible]
-        return block_masks(columns, self._columns[: self.window.visible], real, self.windows, dtype)
+        masks = block_masks(columns, self._columns[: self.window.visible], real, self.windows, dtype)
+        if self.recurrent_layers and isinstance(masks, dict):
+            return {**masks, "linear_attention": None, "conv": None}
+        return masks
 
 
 def block_masks(

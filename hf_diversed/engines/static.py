@@ -51,6 +51,8 @@ class StaticEngine(EagerEngine):
         for role, model in (("target", target), ("draft", draft)):
             if model is not None and (reason := _compat.cannot_compile(model)) is not None:
                 return f"the {role} {reason}"
+            if model is not None and _compat.recurrent_states(model):
+                return f"the {role} has recurrent states"
         return None
 
     @staticmethod

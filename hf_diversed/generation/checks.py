@@ -211,6 +211,15 @@ def check_drafts(model: PreTrainedModel, draft: PreTrainedModel | None, config: 
         )
 
 
+def check_draft_mode(model: PreTrainedModel, name: str) -> None:
+    """Raise ValueError if the target cannot draft with the setting `name`, of prompt lookup or early exit."""
+    if _compat.recurrent_states(model):
+        raise ValueError(
+            f"{name} is not served for {type(_compat.base_model(model)).__name__}, whose layers have recurrent "
+            "states; pass an assistant_model."
+        )
+
+
 def check_cache_implementation(name: str | None) -> None:
     """Raise ValueError for caches with properties that `RaggedCache` lacks; other caches are replaced by it."""
     if name == "paged":

@@ -75,6 +75,7 @@ class DiversedCandidateGenerator:
         """Update the state after verification. `all_accepted`: whether a running row accepted all draft tokens."""
         # The cache lacks the last draft token, so a fully accepted row lags by two.
         self._behind = 2 if all_accepted else 1
+        self.model.rewind(self.rows, self._behind)
 
     def propose(self, counts: PerRow) -> tuple[DraftOutput | None, PerRow]:
         """Draft `max(counts)` tokens for every row and write them after the row's last token.
@@ -113,6 +114,8 @@ class DiversedCandidateGenerator:
         """Draft one token per row from `feed`, ids `[B, 1 or 2]` that end `step` columns after the row's length."""
         rows = self.rows
         logits, hidden = self.model(feed, rows.lengths + (step - feed.shape[1]), keep=1)
+        if step == 0:
+            self.model.accept()
         raw = to_vocabulary(logits, self.vocab_size).to(rows.ids.device)
         here = PerRow([int(step < count) for count in counts.host], (counts.device > step).long())
         scores = self.processor(rows, raw, offset=step, counts=here)

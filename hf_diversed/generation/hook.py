@@ -260,6 +260,9 @@ class _Call:
         if self.setting("token_healing"):
             raise ValueError("token_healing is not served: the prompt must be final; heal the prompt beforehand.")
         checks.check_cache_implementation(self.setting("cache_implementation"))
+        for mode in _DRAFT_MODES:
+            if self.setting(mode) is not None:
+                checks.check_draft_mode(self.model, mode)
         inputs = _compat.forward_inputs(self.model)
         named = inputs | checks.TEXT_MARKERS
         given = {name: value for name, value in self.extra.items() if name in named}

@@ -9,10 +9,11 @@ from transformers.cache_utils import Cache
 
 from hf_diversed import _compat
 from hf_diversed.cache import RaggedCache
-from hf_diversed.generation.rows import PerRow
+from hf_diversed.generation.rows import PerRow, RaggedRows
 
 
 logger = _compat.get_logger(__name__)
+_LONGEST_REPLAY = 16  # more tokens are read by a forward of their own, after which their states are kept
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,9 @@ class RaggedModel:
         room = last_position - position_ids.shape[1]
         self._positions = torch.cat([position_ids, position_ids[:, -1:] + 1 + generated.clamp_max(room)], dim=1)
         real = None if self._prompt_mask is None else self._prompt_mask.bool()
-        self._cache = RaggedCache(_compat.num_layers(model), limit, real, _compat.mask_windows(model))
+        states = _compat.recurrent_states(model)
+        self._cache = RaggedCache(_compat.num_layers(model), limit, real, _compat.mask_windows(model), states)
+        self._replay = Replay(self._cache, limit, self.device) if states else None
         self._can_trim_logits = _compat.supports_logits_to_keep(model)
 
     def prefill(self, input_ids: torch.Tensor, chunk_size: int | None = None) -> None:
@@ -87,6 +90,20 @@ class RaggedModel:
             if mask is not None:
                 mask = F.pad(mask, (0, max(stop - mask.shape[1], 0)), value=1)[:, :stop]
             self._forward(input_ids[:, start:stop], mask, self._positions[:, start:stop], keep=1, hidden=False)
+        self.accept()
+
+    def accept(self) -> None:
+        """Declare that all tokens read so far are accepted, so that no `rewind` removes one of them."""
+        if self._replay is not None:
+            self._replay.accept()
+
+    def rewind(self, rows: RaggedRows, behind: int) -> None:
+        """Declare that each row's accepted tokens end `behind` columns before its length.
+
+        Keys and values need no change, as the next block overwrites the others. Recurrent states are restored.
+        """
+        if self._replay is not None:
+            self._replay.rewind(rows.lengths.host[0] - behind)
 
     def keep(self, rows: torch.Tensor) -> None:
         """Keep only these rows (long, ascending) of the batch."""
@@ -101,17 +118,69 @@ class RaggedModel:
             logits float32 `[B, keep, V]` of the last `keep` positions, and their hidden states `[B, keep, D]`, or None
             without `keep_hidden`.
         """
+        if self._replay is not None:
+            missing = self._replay.missing(starts.host[0])
+            if missing.shape[1] > _LONGEST_REPLAY:
+                self._block(missing, starts + (-missing.shape[1]), keep=1, hidden=False)
+                self._replay.accept()
+            else:
+                tokens, starts = torch.cat([missing, tokens.to(self.device)], dim=1), starts + (-missing.shape[1])
+        return self._block(tokens, starts, keep, self.keep_hidden)
+
+    def _block(self, tokens: torch.Tensor, starts: PerRow, keep: int, hidden: bool):
         first, last = min(starts.host), max(starts.host)
         columns = self._cache.open(starts.device.to(self.device), first, last, tokens.shape[1])
         mask = self._cache.mask(columns, self._dtype)
-        return self._forward(tokens, mask, self._positions.gather(1, columns), keep, hidden=self.keep_hidden)
+        return self._forward(tokens, mask, self._positions.gather(1, columns), keep, hidden)
 
     def _forward(self, tokens, mask, positions, keep: int, hidden: bool):
         self.num_forwards += 1
+        if self._replay is not None:
+            self._replay.record(tokens)
         tokens = tokens.to(self.device)
         if self._max_id is not None:
             tokens = tokens.clamp_max(self._max_id)
         return run_model(self.model, tokens, mask, positions, self._cache, keep, self._can_trim_logits, hidden)
+
+
+class Replay:
+    """Removes rejected tokens from recurrent states of a single row, which cannot be cropped.
+
+    The states before the rejected tokens are restored, and the accepted tokens after them are read once more, before
+    the tokens of the next block and in the same forward.
+
+    Args:
+        cache: with the recurrent states. limit: maximum number of columns of the row.
+    """
+
+    def __init__(self, cache: RaggedCache, limit: int, device: torch.device):
+        self._cache = cache
+        self._ids = torch.zeros(1, limit, dtype=torch.long, device=device)
+        self._length = 0  # tokens that the current states contain
+        self.accept()
+
+    def record(self, tokens: torch.Tensor) -> None:
+        """Store tokens, long `[1, Q]`, that the next forward adds to the states."""
+        stop = self._length + tokens.shape[1]
+        self._ids[:, self._length : stop] = tokens
+        self._length = stop
+
+    def accept(self) -> None:
+        """Keep a copy of the current states, to which `rewind` returns."""
+        self._kept = self._length, self._cache.copy_recurrent_states()
+
+    def rewind(self, length: int) -> None:
+        """Restore the kept states, unless the current ones contain exactly the first `length` tokens."""
+        if length == self._length:
+            self.accept()
+            return
+        self._length, states = self._kept
+        self._cache.restore_recurrent_states(states)
+        self.accept()
+
+    def missing(self, length: int) -> torch.Tensor:
+        """Return the tokens among the first `length` that the states lack, long `[1, N]`."""
+        return self._ids[:, self._length : length]
 
 
 def find_rotary_limit(model: PreTrainedModel, position_ids: torch.Tensor, max_length: int) -> RotaryLimit | None:

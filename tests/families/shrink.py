@@ -74,7 +74,7 @@ def shrunk(config_class: type[PreTrainedConfig], **fixed: Any) -> PreTrainedConf
     for name, value in vars(default).items():
         if isinstance(value, PreTrainedConfig):
             settings[name] = shrunk(type(value), **fixed.get(name, {}))
-    kinds = {name: set(map(str, values)) for name, values in _per_layer(default)}
+    kinds = {name: set(map(str, fixed.get(name, values))) for name, values in _per_layer(default)}
     for count in range(FEWEST_LAYERS, MOST_LAYERS + 1):
         config = config_class(**{name: _cut(name, value, count, default) for name, value in settings.items()})
         found = {name: set(map(str, values)) for name, values in _per_layer(config)}

@@ -27,6 +27,7 @@ _ROPE = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [4, 2, 2]}
 
 # Settings by model type, mostly those that are only in the files on the Hub.
 FIXED = {
+    "bamba": {"attn_layer_indices": [1]},
     "cohere_compass_text": {"layer_types": ["full_attention"] * 2, "rope_parameters": {"full_attention": _ROPE}},
     "dbrx": {"attn_config": {"rope_theta": 1e4, "clip_qkv": 8.0, "kv_n_heads": 2}},
     "deepseek_v2": {"num_experts_per_tok": 2, "n_group": 1, "topk_group": 1},
@@ -36,8 +37,10 @@ FIXED = {
     "dots3_note": {"text_config": _DOTS3, "vision_config": {"mlp_layer_types": ["dense", "sparse"]}},
     "dots3_note_text": _DOTS3,
     "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
+    "granitemoehybrid": {"layer_types": ["linear_attention", "full_attention"]},
     "hunyuan_v1_dense": {"head_dim": 16},
     "hunyuan_v1_moe": {"head_dim": 16},
+    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
     "lfm2": {"full_attn_idxs": [1]},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"], "num_dense_layers": 0},
     "mamba2": {"head_dim": 32},
@@ -64,7 +67,7 @@ UNTESTABLE = {
 }
 
 # Correct for a single row, rejected for several: the forward accepts no positions (two pass them on without
-# declaring it), or a window is counted from the end of the cache.
+# declaring it), a window is counted from the end of the cache, or layers have recurrent states.
 SINGLE_ROW = {
     "bart",
     "bigbird_pegasus",
@@ -81,23 +84,27 @@ SINGLE_ROW = {
     "trocr",
     "whisper",
 }
+_RECURRENT = {
+    *("bailing_hybrid", "bamba", "falcon_h1", "granitemoehybrid", "inkling2_text", "inkling_text", "kimi_linear"),
+    *("lfm2", "lfm2_moe", "lfm3", "nemotron_h", "olmo_hybrid", "qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text"),
+    *("qwen3_5_text", "qwen3_next", "zamba2", "zaya"),
+}
 
 # Rejected for any batch, by a word of the error message; most have layers that cannot be rolled back.
 _REFUSED = {
     "ALiBi": ("bloom", "mpt"),
     "recurrent state": ("rwkv", "xlstm"),
-    "linear_attention": (
-        *("bailing_hybrid", "bamba", "falcon_mamba", "granitemoehybrid", "jamba", "kimi_linear", "mamba", "mamba2"),
-        *("minimax", "nemotron_h", "olmo_hybrid", "qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_5_text"),
-        *("qwen3_next", "qwen4_exp", "qwen4_exp_text", "recurrent_gemma", "zamba", "zamba2"),
-    ),
-    "hybrid": ("falcon_h1", "inkling2_text", "inkling_text", "zaya"),
-    "conv": ("lfm2", "lfm2_moe", "lfm3"),
+    "ignores its state": ("falcon_mamba", "jamba", "mamba", "zamba"),
+    "linear_attention": ("mamba2", "minimax", "qwen4_exp", "qwen4_exp_text", "recurrent_gemma"),
     "chunked_attention": ("llama4", "llama4_text"),
     "indexed_attention": (*("axk2", "deepseek_v32", "dots3_note", "dots3_note_text", "glm_moe_dsa", "hy_v4"),),
     "compressed_sparse_attention": ("deepseek_v4",),
     "": ("cpmant", "openai-gpt", "prophetnet", "reformer", "xlm", "xlnet"),
 }
+if versions.is_before("5.23"):
+    _REFUSED["cannot be rolled back"] = tuple(_RECURRENT)
+else:
+    SINGLE_ROW |= _RECURRENT
 if versions.is_before("5.19"):
     _REFUSED["before 5.19"] = ("big_bird", "doge", "git", "megatron-bert", "rembert", "roformer")
 REFUSED = {name: word for word, names in _REFUSED.items() for name in names}

@@ -14,8 +14,8 @@ from tests.families.special import FIXED, REFUSED, SINGLE_ROW, UNTESTABLE
 # One of each kind: latent caches, learned and tabulated positions, encoders, sinks; rejected always or in batches.
 SAMPLE = {
     *("bert", "biogpt", "ctrl", "deepseek_v3", "gemma2", "granite_swa", "whisper"),
-    *("bloom", "deepseek_v32", "lfm2", "llama4_text", "openai-gpt", "rwkv", "zamba2"),
-    *("bart", "gpt_neo"),
+    *("bloom", "deepseek_v32", "llama4_text", "openai-gpt", "rwkv", "zamba"),
+    *("bart", "falcon_h1", "gpt_neo", "lfm2"),
 }
 CASES = [
     pytest.param(name, marks=() if name in SAMPLE else pytest.mark.slow) for name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES

@@ -51,22 +51,6 @@ def mamba():
     return tf.MambaForCausalLM(tf.MambaConfig(**sizes))
 
 
-def qwen3_next():
-    linear = {
-        "linear_num_key_heads": 1,
-        "linear_num_value_heads": 1,
-        "linear_key_head_dim": 8,
-        "linear_value_head_dim": 8,
-    }
-    sizes = {**SMALL, "num_hidden_layers": 2, "head_dim": 8, "num_experts": 2, "moe_intermediate_size": 8}
-    kinds = ["linear_attention", "full_attention"]
-    return tf.Qwen3NextForCausalLM(tf.Qwen3NextConfig(**sizes, **linear, layer_types=kinds))
-
-
-def lfm2():
-    return tf.Lfm2ForCausalLM(tf.Lfm2Config(**SMALL, layer_types=["conv"]))
-
-
 def llama4():
     return tf.Llama4ForCausalLM(
         tf.Llama4TextConfig(**SMALL, head_dim=8, intermediate_size_mlp=16, num_local_experts=2, attention_chunk_size=8)
@@ -217,9 +201,7 @@ looking_up = partial(generate, assistant_model=MISSING, **{"prompt_lookup_num_to
 ROWS = [
     # models
     *as_target_and_draft("encoder-decoder", t5, "T5ForConditionalGeneration", "use a decoder-only"),
-    *as_target_and_draft("Mamba", mamba, "MambaForCausalLM", "linear_attention", "use a model with full or sliding"),
-    *as_target_and_draft("Qwen3-Next", qwen3_next, "Qwen3Next", "linear_attention", "use a model with full"),
-    *as_target_and_draft("LFM2", lfm2, "Lfm2ForCausalLM", "conv", "use a model with full or sliding-window"),
+    *as_target_and_draft("Mamba", mamba, "MambaForCausalLM", "ignores its state", "use a model that can"),
     *as_target_and_draft("Llama 4", llama4, "Llama4ForCausalLM", "chunked", "use a model with full or sliding-window"),
     *as_target_and_draft("Bloom", bloom, "BloomForCausalLM", "ALiBi", "use"),
     *as_target_and_draft("MPT", mpt, "MptForCausalLM", "ALiBi", "use"),
