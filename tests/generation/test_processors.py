@@ -301,7 +301,8 @@ def test_block_is_the_processor_row_by_row(data, batch, block, offset):
     generator = torch.Generator().manual_seed(data.draw(st.integers(0, 1000)))
     rows = RaggedRows(torch.randint(4, vocab, (batch, prompt), generator=generator), 24, 0, eos_ids=[1], pad_id=0)
     rows.ids[:, prompt:] = torch.randint(4, vocab, (batch, 24 - prompt), generator=generator)
-    rows.advance(known([data.draw(st.integers(0, 6)) for _ in range(batch)]))
+    none_ended = PerRow([0] * batch, torch.zeros(batch, dtype=torch.bool))
+    rows.advance(known([data.draw(st.integers(0, 6)) for _ in range(batch)]), none_ended)
     counts = [data.draw(st.integers(0, block)) for _ in range(batch)]
     scores = torch.randn(batch, block, vocab, generator=generator)
     chain = [lp.TopKLogitsWarper(7), Bias(1), lp.TemperatureLogitsWarper(0.5), InPlaceBias(2)]
