@@ -178,6 +178,17 @@ def families() -> str:
     return f"{table(('supported', 'number', 'model types'), rows)}\n\ntransformers {found['transformers']}."
 
 
+def replay() -> str:
+    """Return the cost of a rejection in a model with recurrent states, from `benchmarks.replay`."""
+    found = json.loads((RESULTS / "replay.json").read_text())
+    return (
+        f"On a random Qwen3.5 model with {found['parameters'] / 1e6:.0f} million parameters on one CPU thread, a "
+        f"target round that rejects half of\n{found['gamma']} draft tokens takes {found['ratio']:.2f} times the process "
+        f"time of a round that accepts all, with {found['forwards_per_round']:.2f} forwards per\nround (n = {found['rounds']} "
+        "rounds each). Measured by `python -m benchmarks.replay`."
+    )
+
+
 def settings() -> str:
     """Return a table of the fields that `DiversedConfig` adds to `TrainingArguments`, or whose default it changes."""
     rows = (
@@ -221,6 +232,7 @@ SECTIONS = {
     "mixture-heads": lambda: _headed(render_studies.studies(RESULTS)),
     "smollm2": lambda: _headed(dict(render_real.real(RESULTS / "real"))),
     "families": families,
+    "replay": replay,
     "qwen-coder": render_pair.pair,
     "published": render_pair.brief,
     **render_serving.SECTIONS,

@@ -1,0 +1,15 @@
+"""`benchmarks/replay.py`: the cost of a rejection in a model with recurrent states."""
+
+import pytest
+
+from benchmarks.replay import measure
+from tests import versions
+
+
+@pytest.mark.skipif(versions.is_before("5.23"), reason="models with recurrent states are refused")
+@pytest.mark.filterwarnings("ignore:.*falling back.*")
+def test_rejections_need_few_forwards_of_their_own():
+    """Catches a replay in a forward of its own in every round, which would double the cost of a round."""
+    found = measure(rounds=8, seed=0)
+    assert 1.0 < found["forwards_per_round"] < 1.3
+    assert found["ratio"] > 0.0
