@@ -181,11 +181,12 @@ def families() -> str:
 def replay() -> str:
     """Return the cost of a rejection in a model with recurrent states, from `benchmarks.replay`."""
     found = json.loads((RESULTS / "replay.json").read_text())
+    size, gamma, ratio = found["parameters"] / 1e6, found["gamma"], found["ratio"]
     return (
-        f"On a random Qwen3.5 model with {found['parameters'] / 1e6:.0f} million parameters on one CPU thread, a "
-        f"target round that rejects half of\n{found['gamma']} draft tokens takes {found['ratio']:.2f} times the process "
-        f"time of a round that accepts all, with {found['forwards_per_round']:.2f} forwards per\nround (n = {found['rounds']} "
-        "rounds each). Measured by `python -m benchmarks.replay`."
+        f"On a random Qwen3.5 model with {size:.0f} million parameters on one CPU thread, a target round that rejects "
+        f"half of\n{gamma} draft tokens takes {ratio:.2f} times the process time of a round that accepts all, "
+        f"with {found['forwards_per_round']:.2f} forwards per\nround (n = {found['rounds']} rounds each). "
+        "Measured by `python -m benchmarks.replay`."
     )
 
 
