@@ -4,9 +4,10 @@ python -m benchmarks.counterfactual summary
 
 Makes labels of the training and of the test prompts (`hf_diversed/training/labels.py`) and trains one head per set of
 inputs on the former. On the latter it measures what it costs to keep the cheapest share of the rejections of lossless
-decoding, in the order of each head and of lenience (p/q). Then it decodes the test prompts with lenience and the head
-with all inputs at several settings. Writes results/counterfactual-TASK.json; a folder beside it keeps what is done, to
-continue. Bounds are clustered by prompt; differences are paired.
+decoding, or to gain a share of the tokens after them, in the order of each head and of lenience (p/q). Then it decodes
+the test prompts with lenience and the heads with all inputs, priced per token kept and per token gained. Writes
+results/counterfactual-TASK.json; a folder beside it keeps what is done, to continue. Bounds are clustered by prompt;
+differences are paired.
 """
 
 import argparse
@@ -30,12 +31,13 @@ from hf_diversed.training.labels import Labels, LabelSettings, make_labels
 
 
 SHARES = (0.2, 0.5, 0.7)
-BOTH = "lookahead and state"
+BOTH, PER_GAIN = "lookahead and state", "lookahead and state, per token gained"
 INPUTS: dict[str, dict[str, Any]] = {
     "same inputs": {"lookahead": 0, "target_after": False},
     "lookahead": {"target_after": False},
     "state after the token": {"lookahead": 0},
     BOTH: {},
+    PER_GAIN: {"per_token_gained": True},
 }
 
 
@@ -66,10 +68,11 @@ def main() -> None:
         "metric": task.metric,
         "labels": {split: about(found) for split, found in labels.items()},
         "heads": reports,
-        "curve": curve(labels["test"], orders),
+        "curve": curve(labels["test"], orders, torch.ones_like(labels["test"].cost)),
+        "gain_curve": curve(labels["test"], orders, labels["test"].gain),
     }
     if options.strictness:
-        report["decoding"] = decode(options, pair, task, heads[BOTH], folder / "decoding")
+        report["decoding"] = decode(options, pair, task, heads, folder / "decoding")
     write_json(options.output, report | {"provenance": provenance(0)})
     print(json.dumps(report, indent=1))
 
@@ -92,8 +95,9 @@ def about(labels: Labels) -> dict[str, Any]:
     }
 
 
-def curve(labels: Labels, orders: dict[str, torch.Tensor]) -> dict[str, list[dict[str, Any]]]:
-    """Return the cost per rejection of keeping the first share of them, and the saving against lenience, by order.
+def curve(labels: Labels, orders: dict[str, torch.Tensor], weight: torch.Tensor) -> dict[str, list[dict[str, Any]]]:
+    """Return the cost per rejection of keeping the first ones until they have a share of the total weight, and the
+    saving against lenience, by order.
 
     The bounds hold for the order on these labels, as each replicate keeps the same tokens.
     """
@@ -102,7 +106,8 @@ def curve(labels: Labels, orders: dict[str, torch.Tensor]) -> dict[str, list[dic
     total = bootstrap.totals(np.bincount(index))
 
     def spent(values: torch.Tensor, share: float) -> np.ndarray:
-        first = np.argsort(values.numpy(), kind="stable")[: round(share * len(cost))]
+        order = np.argsort(values.numpy(), kind="stable")
+        first = order[: np.searchsorted(weight.numpy()[order].cumsum(), share * float(weight.sum()), side="right")]
         return bootstrap.totals(np.bincount(index[first], cost[first], minlength=len(prompts))) / total
 
     found: dict[str, list[dict[str, Any]]] = {}
@@ -122,14 +127,21 @@ def curve(labels: Labels, orders: dict[str, torch.Tensor]) -> dict[str, list[dic
     return found
 
 
-def decode(options: argparse.Namespace, pair, task, head: DiversedHead, folder: Path) -> list[dict[str, Any]]:
-    """Return drop and acceptance of lenience and of the head at each strictness. `gain` of the head is its quality
+def decode(
+    options: argparse.Namespace, pair, task, heads: dict[str, DiversedHead], folder: Path
+) -> list[dict[str, Any]]:
+    """Return drop and acceptance of lenience and of two heads at each strictness. `gain` of a head is its quality
     minus that of lenience, interpolated at the acceptance of the head; None outside of the values of lenience."""
     settings = EvaluationSettings(
         num_examples=options.num_test, samples_per_prompt=options.samples, batch_size=250, num_assistant_tokens=5
     )
     lenient = [f"lenience:{value}" for value in options.lenience]
-    own = [(f"counterfactual@{value}", DiversedVerifier(head, value)) for value in options.strictness]
+    kinds = {"counterfactual": (heads[BOTH], options.strictness), "per_gain": (heads[PER_GAIN], options.per_gain)}
+    own = [
+        (f"{name}@{value}", DiversedVerifier(head, value))
+        for name, (head, values) in kinds.items()
+        for value in values
+    ]
     examples = load_records(task, "test", options.num_test)
     rows = evaluate(pair, task, examples, ["target", *lenient, *own], settings, output=folder)
     shown = ("method", "n", "quality", "quality_drop", "quality_drop_ci", "acceptance_rate", "acceptance_rate_ci")
@@ -157,7 +169,10 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--rejections", type=int, default=4, help="labels per training completion")
     parser.add_argument("--samples", type=int, default=3, help="completions per test prompt")
     parser.add_argument("--lenience", type=float, nargs="*", default=[0.3, 0.12, 0.05, 0.02])
-    parser.add_argument("--strictness", type=float, nargs="*", default=[0.7, 0.6, 0.5])
+    parser.add_argument(
+        "--strictness", type=float, nargs="*", default=[0.65, 0.55], help="of the head priced per token"
+    )
+    parser.add_argument("--per-gain", type=float, nargs="*", default=[0.65, 0.55], help="the same, per token gained")
     parser.add_argument("--output", type=Path, help="results/counterfactual-TASK.json by default")
     options = parser.parse_args()
     options.output = options.output or Path("results") / f"counterfactual-{options.task}.json"

@@ -3,8 +3,13 @@
 The head's logit is sharpness * (predicted cost - price) / spread, where spread is the standard deviation of predicted
 costs. With a large sharpness a token is accepted if its predicted cost is below the price. To first order that accepts
 the largest share of tokens for a given mean cost. Strictness s moves the price by -spread * logit(s).
+
+A rejection also discards the draft tokens after it. With `per_token_gained` the head therefore predicts the cost minus
+a price times the expected number of tokens that keeping the draft token gains, see `Labels.gain`. To first order that
+gains the largest number of tokens for a given mean cost.
 """
 
+import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +33,7 @@ class FitSettings:
         lookahead: number of later draft tokens to use; None for all that were recorded.
         target_after: whether to use the target's hidden state after the token; None if it was recorded.
         kept_share: share of rejected draft tokens below the price at strictness 0.5, in (0, 1).
+        per_token_gained: whether the price is that of a token gained, instead of a draft token kept.
         sharpness: change of the logit per standard deviation of predicted costs.
         folds: of the cross-validation over prompts that chooses the penalty, or the number of updates of an "mlp".
         seed: of the folds and the initial weights.
@@ -38,6 +44,7 @@ class FitSettings:
     lookahead: int | None = None
     target_after: bool | None = None
     kept_share: float = 0.5
+    per_token_gained: bool = False
     sharpness: float = 10.0
     folds: int = 5
     seed: int = 0
@@ -57,7 +64,7 @@ def fit_head(labels: Labels, settings: FitSettings) -> tuple[DiversedHead, dict[
     Returns:
         the head, and a report: `r2`, the share of the labels' variance that cross-validation explains, `price` and
         `spread` in units of the score, `penalty` (of "linear") or `updates` (of "mlp"), and the numbers of labels and
-        prompts.
+        prompts. With `per_token_gained`, also `price_per_token`; `price` and `spread` are of the predicted net cost.
 
     Raises:
         ValueError: if the labels lack an input, or have fewer prompts than folds.
@@ -65,34 +72,43 @@ def fit_head(labels: Labels, settings: FitSettings) -> tuple[DiversedHead, dict[
     head, inputs = _new_head(labels, settings)
     head.standardize(**inputs)
     values = ((head.concatenate(**inputs) - head.input_mean) / head.input_std).double()
-    cost, fold = labels.cost, _folds(labels.prompt, settings)
-    mean = cost.mean()
-    regress = _ridge if settings.head_type == "linear" else _mlp
-    # Rows: one candidate of the penalty or number of updates each.
-    candidates, held_out = None, torch.empty(0)
-    for number in range(settings.folds):
-        inside, outside = fold != number, fold == number
-        candidates, predicted = regress(head, values[inside], cost[inside], values[outside])
-        held_out = torch.zeros(len(candidates), len(cost), dtype=torch.float64) if not len(held_out) else held_out
-        held_out[:, outside] = predicted
-    best = int((held_out - cost).square().mean(-1).argmin())
-    regress(head, values, cost, values[:1], best)
-    predicted = held_out[best]
+    fold, cost, report = _folds(labels.prompt, settings), labels.cost, {}
+    predicted, chosen = _cross_validate(copy.deepcopy(head) if settings.per_token_gained else head, values, cost, fold)
+    report["r2"] = 1.0 - float((predicted - cost).square().mean() / cost.var(correction=0).clamp_min(1e-12))
+    if settings.per_token_gained:
+        report["price_per_token"] = float((predicted / labels.gain).quantile(settings.kept_share).clamp_min(0.0))
+        predicted, chosen = _cross_validate(head, values, cost - report["price_per_token"] * labels.gain, fold)
     spread = predicted.std().clamp_min(1e-12)
     price = predicted.quantile(settings.kept_share)
     scale = float(settings.sharpness / spread)
     with torch.no_grad():
         head.out.weight.mul_(scale)
         head.out.bias.sub_(price).mul_(scale)
-    residual = (predicted - cost).square().mean() / (cost - mean).square().mean().clamp_min(1e-12)
     return head.eval(), {
-        "r2": 1.0 - float(residual),
+        **report,
         "price": float(price),
         "spread": float(spread),
-        "penalty" if settings.head_type == "linear" else "updates": float(candidates[best]),  # type: ignore[index]
+        "penalty" if settings.head_type == "linear" else "updates": chosen,
         "num_labels": len(cost),
         "num_prompts": len(labels.prompt.unique()),
     }
+
+
+def _cross_validate(
+    head: DiversedHead, values: torch.Tensor, goal: torch.Tensor, fold: torch.Tensor
+) -> tuple[torch.Tensor, float]:
+    """Store the regression of `goal` on all labels in the head. Return the held-out predictions, float64 `[M]`, and
+    the penalty or number of updates with the least error on held-out prompts."""
+    regress = _ridge if head.dense is None else _mlp
+    candidates, held_out = torch.empty(0), torch.empty(0)  # held_out: one row per candidate
+    for number in range(int(fold.max()) + 1):
+        inside, outside = fold != number, fold == number
+        candidates, predicted = regress(head, values[inside], goal[inside], values[outside])
+        held_out = torch.zeros(len(candidates), len(goal), dtype=torch.float64) if not len(held_out) else held_out
+        held_out[:, outside] = predicted
+    best = int((held_out - goal).square().mean(-1).argmin())
+    regress(head, values, goal, values[:1], best)
+    return held_out[best], float(candidates[best])
 
 
 def _new_head(labels: Labels, settings: FitSettings) -> tuple[DiversedHead, dict[str, torch.Tensor]]:

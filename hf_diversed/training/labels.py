@@ -87,6 +87,14 @@ class Labels:
         return self.scores[:, 1].mean(-1) - self.scores[:, 0].mean(-1)
 
     @property
+    def gain(self) -> torch.Tensor:
+        """Expected number of tokens that a round gains by keeping the draft token, float64 `[M]`: the token, and the
+        run after it that lossless verification accepts, of the draft tokens in the recorded lookahead."""
+        later = self.inputs["lookahead"].double()
+        accepted = (later[..., 0].exp() * later[..., 3]).clamp_max(1.0)
+        return 1.0 + accepted.cumprod(-1).sum(-1)
+
+    @property
     def noise(self) -> float:
         """Standard deviation of a label that is due to the sampled continuations; NaN with one per branch."""
         if self.scores.shape[-1] == 1:
