@@ -9,7 +9,7 @@ import torch
 from benchmarks.rounds import BenchmarkSettings, Point, SyntheticVerifier, benchmark, random_model, shape_names
 from benchmarks.rounds.hardware import weight_bytes
 from benchmarks.rounds.measure import Case, _parts, _ratios, _time
-from benchmarks.rounds.memory import RESIDENT, peak_memory
+from benchmarks.rounds.memory import RESIDENT, give_back_free_pages, peak_memory
 from benchmarks.rounds.runner import Run, Runner, build_timed
 from benchmarks.rounds.timing import PHASES
 from hf_diversed import LosslessVerifier, StaticEnsembleVerifier
@@ -324,11 +324,12 @@ def test_calls_of_a_kind_share_what_is_compiled(pair):
 
 def test_memory_that_a_call_adds():
     """Catches a peak without earlier allocations, and an added amount that includes them."""
+    give_back_free_pages()
     with peak_memory(torch.device("cpu")) as peak:
-        torch.ones(20_000_000)
-    assert peak.num_bytes >= 80_000_000
-    if peak.kind == RESIDENT:
-        assert 70_000_000 < peak.num_added < min(160_000_000, peak.num_bytes)
+        torch.ones(50_000_000)
+    assert peak.num_bytes >= 200_000_000
+    if peak.kind == RESIDENT:  # a busy system may evict pages of libraries meanwhile
+        assert 120_000_000 < peak.num_added < min(300_000_000, peak.num_bytes)
 
 
 # Random models
