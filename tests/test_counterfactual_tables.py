@@ -35,14 +35,17 @@ def test_tables(tmp_path):
         decoded("counterfactual@0.6", 0.79, 0.025, gain=0.005, gain_ci=[-0.01, 0.02]),
     ]
     study = {"task": "summary", "metric": "rouge2", "labels": {"train": made}, "curve": curve, "decoding": decoding}
+    study["gain_curve"] = {"lenience": [point(0.6, 0.07, 0.0)], "lookahead": [point(0.6, 0.05, 0.02)]}
     study["heads"] = {"lookahead": {"r2": 0.4}, "same inputs": {"r2": 0.3}}
     (tmp_path / "counterfactual-summary.json").write_text(json.dumps(study))
-    labels, costs, decoded_text = studies(tmp_path).values()
+    labels, costs, gains, decoded_text = studies(tmp_path).values()
     assert "| train | 3,000 | 1,000 | 2 | 10.00 | 10.00 | 5.00 | 25.0% |" in labels
     assert "| order | R² | cost, 20% kept | cost, 50% kept | saving, 20% kept | saving, 50% kept |" in costs
     assert "| p/q, as lenience | - | 3.00 (2.00 to 4.00) | 8.00 (7.00 to 9.00) | - | - |" in costs
     assert "| lookahead | 40.0% | 2.50 (1.50 to 3.50) | 6.00 (5.00 to 7.00) | 0.50 (-0.50 to 1.50) |" in costs
     assert "excludes 0 for: lookahead (50%). It contains 0 at every share for: same inputs." in costs
+    assert "| lookahead | 40.0% | 5.00 (4.00 to 6.00) | 2.00 (1.00 to 3.00) |" in gains
+    assert "cost, 60% gained" in gains
     assert "| `lenience:0.3` | 75.0% (75.0% to 75.0%) | 70.0% | 2.00 (1.00 to 3.00) |" in decoded_text
     assert "`counterfactual@0.5` accepts 81.0% with a drop of 4.00 points; the closest lenience, `lenience:0.1`" in (
         decoded_text

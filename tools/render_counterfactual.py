@@ -13,8 +13,19 @@ COMMANDS = {
     "counterfactual-summary.json": "python -m benchmarks.counterfactual summary --samples 1 "
     "--lenience 0.12 0.05 0.001 0.0001 --strictness 0.55 0.65"
 }
-_LENIENCE, _OWN = "lenience", "counterfactual@"
+_LENIENCE = "lenience"
 _WORDS = {_LENIENCE: "p/q, as lenience", "packaged head": "the packaged head, trained on rollouts"}
+_KEPT = (
+    "Each order keeps a share of the rejected tokens of the test labels. The cost is in points of {} per rejection of "
+    "lossless decoding, to first order; the saving is the cost of lenience's order minus it. R² is the share of the "
+    "labels' variance that the head explains on held-out training prompts:"
+)
+_GAINED = (
+    "The same, but each order keeps tokens until they have gained a share of what all rejected tokens would gain: the "
+    'token itself and the run of draft tokens after it that lossless verification accepts. "Per token gained" is the '
+    "head that is trained for this (`FitSettings(per_token_gained=True)`):"
+)
+_BOUNDS = "95% intervals are clustered by prompt, for the given order, and not corrected for several comparisons."
 Found = Mapping[str, Any]
 
 
@@ -22,9 +33,16 @@ def studies(folder: Path) -> dict[str, str]:
     """Return the parts of the study by their headings; empty without results."""
     paths = [folder / name for name in COMMANDS if (folder / name).is_file()]
     found = [json.loads(path.read_text()) for path in paths]
+    if not found:
+        return {}
     return {
         "Measured: labels": "\n\n".join(map(_labels, found)),
-        "Measured: cost per rejected token kept": "\n\n".join(map(_curve, found)),
+        "Measured: cost per rejected token kept": "\n\n".join(
+            [_KEPT.format(found[0]["metric"]), *(_curve(study, "curve", "kept") for study in found), _BOUNDS]
+        ),
+        "Measured: cost per token gained": "\n\n".join(
+            [_GAINED, *(_curve(study, "gain_curve", "gained") for study in found)]
+        ),
         "Measured: decoding": "\n\n".join(_decoding(study) for study in found if "decoding" in study),
     }
 
@@ -50,11 +68,17 @@ def _labels(study: Found) -> str:
     return f"{note}\n\n{table(header, rows)}"
 
 
-def _curve(study: Found) -> str:
-    """Return costs and savings by order, and the shares at which the interval of the saving excludes 0."""
-    rows, clear, unclear = [], [], []
-    for name, points in study["curve"].items():
-        head, words = study["heads"].get(name), _WORDS.get(name, name)
+def _curve(study: Found, name: str, goal: str) -> str:
+    """Return costs and savings by order, and the shares at which the interval of the saving excludes 0.
+
+    Args:
+        name: of the curve in the study. goal: what the shares are of.
+    """
+    rows = []
+    clear: list[str] = []
+    unclear: list[str] = []
+    for order, points in study[name].items():
+        head, words = study["heads"].get(order), _WORDS.get(order, order)
         saved = [f"{point['share']:.0%}" for point in points if point["saving_ci"][0] > 0.0]
         if head is not None:
             (clear if saved else unclear).append(f"{words} ({', '.join(saved)})" if saved else words)
@@ -63,20 +87,14 @@ def _curve(study: Found) -> str:
                 words,
                 "-" if head is None else percent(head["r2"]),
                 *(_bounded(point, "cost") for point in points),
-                *("-" if name == _LENIENCE else _bounded(point, "saving") for point in points),
+                *("-" if order == _LENIENCE else _bounded(point, "saving") for point in points),
             ]
         )
-    shares = [f"{point['share']:.0%} kept" for point in study["curve"][_LENIENCE]]
+    shares = [f"{point['share']:.0%} {goal}" for point in study[name][_LENIENCE]]
     header = ("order", "R²", *(f"cost, {share}" for share in shares), *(f"saving, {share}" for share in shares))
-    note = (
-        "Each order keeps a share of the rejected tokens of the test labels. The cost is in points of "
-        f"{study['metric']} per rejection of lossless decoding, to first order; the saving is the cost of lenience's "
-        "order minus it. R² is the share of the labels' variance that the head explains on held-out training prompts:"
-    )
     lines = [f"The interval of the saving excludes 0 for: {'; '.join(clear)}."] if clear else []
     lines += [f"It contains 0 at every share for: {'; '.join(unclear)}."] if unclear else []
-    bounds = "95% intervals are clustered by prompt, for the given order, and not corrected for several comparisons."
-    return "\n\n".join([note, table(header, rows), " ".join([*lines, bounds])])
+    return f"{table(header, rows)}\n\n{' '.join(lines)}"
 
 
 def _decoding(study: Found) -> str:
@@ -89,7 +107,7 @@ def _decoding(study: Found) -> str:
     header = ("method", "accepted / drafted", study["metric"], "drop from the target, points")
     lenient = [one for one in records if one["method"].startswith(_LENIENCE)]
     lines = []
-    for own in (one for one in records if one["method"].startswith(_OWN)):
+    for own in (one for one in records if "gain" in one):
         rate = own["acceptance_rate"]
         near = min(lenient, key=lambda one: abs(one["acceptance_rate"] - rate))
         lines.append(
@@ -99,7 +117,7 @@ def _decoding(study: Found) -> str:
         )
     note = (
         f"{records[0]['n']:,} test prompts, temperature 1, 5 draft tokens per round; `counterfactual@s` is the linear "
-        "head with all inputs at strictness s:"
+        "head with all inputs at strictness s, and `per_gain@s` the one priced per token gained:"
     )
     return "\n\n".join([note, table(header, rows), "\n".join(lines)])
 

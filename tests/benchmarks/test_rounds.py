@@ -147,6 +147,16 @@ def test_phases_add_up_to_the_rounds(pair):
     assert phases.rounds == len(run.rounds_ms) == run.rounds - 1
 
 
+def test_inputs_of_an_untrained_head(pair):
+    """Catches an input that is parsed and not used."""
+    methods = build_timed(["fresh:distribution+token", "fresh:distribution+token+lookahead+target_after"], *pair, None)
+    heads = [method.verifier.head for method in methods]
+    assert [(head.needs_token, head.lookahead, head.target_after) for head in heads] == [
+        (True, 0, False),
+        (True, 4, True),
+    ]
+
+
 def test_timing_leaves_no_trace(pair):
     """Catches hooks and wrappers that outlive a run, including an aborted one."""
     settings = BenchmarkSettings(context_lengths=(8,), draft_lengths=(3,), max_new_tokens=12)
@@ -387,6 +397,7 @@ def test_settings_refuse(settings, words):
         (["compiled:upstream:0.7"], {}, "no static cache"),
         (["compiled:nonsense"], {}, "unknown method"),
         (["fresh:nonsense"], {}, "features must be one of"),
+        (["fresh:both+nonsense"], {}, "unknown input 'nonsense'"),
         (["lossless", "lossless"], {}, "different methods"),
         ([], {}, "at least one"),
         (["diversed"], {}, "needs a head"),

@@ -48,6 +48,33 @@ def test_price_separates_cheap_tokens_from_expensive_ones(head_type: str):
     assert torch.equal(shifted < 0.0, predicted.float() < stricter)
 
 
+def test_gain_counts_the_run_that_lossless_verification_accepts():
+    """Catches later tokens that count although one before them is rejected, and tokens after the block's end."""
+    labels = planted()
+    rates = torch.tensor([[0.5, 0.25], [0.5, 1.0], [1.0, 1.0]])
+    active = torch.tensor([[1.0, 1.0], [1.0, 0.0], [0.0, 0.0]])
+    later = torch.stack([rates.log() * active, *[torch.zeros(3, LOOKAHEAD)] * 2, active], dim=-1)
+    labels = dataclasses.replace(labels, inputs={"lookahead": later})
+    assert labels.gain.tolist() == pytest.approx([1.0 + 0.5 + 0.5 * 0.25, 1.5, 1.0])
+
+
+@pytest.mark.parametrize("head_type", ["linear", "mlp"])
+def test_price_per_token_gained_prefers_tokens_that_gain_more(head_type: str):
+    """Catches a price per draft token kept, a sign, and a price that does not keep the share."""
+    labels = planted(lambda inputs: 2.0 + 0.3 * inputs["features"][:, 0])
+    active = torch.rand(len(labels.cost), generator=torch.Generator().manual_seed(3)) < 0.5
+    labels.inputs["lookahead"] = torch.zeros(len(active), LOOKAHEAD, 4)
+    labels.inputs["lookahead"][:, 0, 3] = active.float()
+    assert labels.gain.unique().tolist() == [1.0, 2.0]
+    settings = FitSettings(head_type, target_after=False, kept_share=0.3, per_token_gained=True)
+    head, report = fit_head(labels, settings)
+    inputs = {name: labels.inputs[name] for name in ("features", "token", "lookahead")}
+    kept, ratio = head(**inputs) < 0.0, labels.cost / labels.gain
+    assert report["price_per_token"] == pytest.approx(float(ratio.quantile(0.3)), abs=0.1)
+    assert kept.double().mean() == pytest.approx(0.3, abs=0.05)
+    assert (kept == (ratio < ratio.quantile(0.3))).double().mean() > 0.9
+
+
 def test_ridge_regression_is_the_exact_one():
     """Catches a penalty on the intercept, and values that were centred in one place only."""
     labels = planted(lambda inputs: 3.0 + inputs["features"][:, 2], noise=1.0)
