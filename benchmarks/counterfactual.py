@@ -31,14 +31,15 @@ from hf_diversed.training.labels import Labels, LabelSettings, make_labels
 
 
 SHARES = (0.2, 0.5, 0.7)
-BOTH, PER_GAIN = "lookahead and state", "lookahead and state, per token gained"
 INPUTS: dict[str, dict[str, Any]] = {
     "same inputs": {"lookahead": 0, "target_after": False},
     "lookahead": {"target_after": False},
     "state after the token": {"lookahead": 0},
-    BOTH: {},
-    PER_GAIN: {"per_token_gained": True},
+    "lookahead and state": {},
+    "lookahead and state, per token gained": {"per_token_gained": True},
 }
+# Names of the heads in decoding.
+DECODED = dict(zip(("same_inputs", "lookahead", "target_after", "counterfactual", "per_gain"), INPUTS))
 
 
 def main() -> None:
@@ -71,7 +72,7 @@ def main() -> None:
         "curve": curve(labels["test"], orders, torch.ones_like(labels["test"].cost)),
         "gain_curve": curve(labels["test"], orders, labels["test"].gain),
     }
-    if options.strictness:
+    if options.heads:
         report["decoding"] = decode(options, pair, task, heads, folder / "decoding")
     write_json(options.output, report | {"provenance": provenance(0)})
     print(json.dumps(report, indent=1))
@@ -130,18 +131,16 @@ def curve(labels: Labels, orders: dict[str, torch.Tensor], weight: torch.Tensor)
 def decode(
     options: argparse.Namespace, pair, task, heads: dict[str, DiversedHead], folder: Path
 ) -> list[dict[str, Any]]:
-    """Return drop and acceptance of lenience and of two heads at each strictness. `gain` of a head is its quality
-    minus that of lenience, interpolated at the acceptance of the head; None outside of the values of lenience."""
+    """Return drop and acceptance of lenience and of heads at some strictnesses. `gain` of a head is its quality minus
+    that of lenience, interpolated at the acceptance of the head; None outside of the values of lenience."""
     settings = EvaluationSettings(
         num_examples=options.num_test, samples_per_prompt=options.samples, batch_size=250, num_assistant_tokens=5
     )
     lenient = [f"lenience:{value}" for value in options.lenience]
-    kinds = {"counterfactual": (heads[BOTH], options.strictness), "per_gain": (heads[PER_GAIN], options.per_gain)}
-    own = [
-        (f"{name}@{value}", DiversedVerifier(head, value))
-        for name, (head, values) in kinds.items()
-        for value in values
-    ]
+    own = []
+    for method in options.heads:
+        name, _, strictness = method.partition("@")
+        own.append((method, DiversedVerifier(heads[DECODED[name]], float(strictness))))
     examples = load_records(task, "test", options.num_test)
     rows = evaluate(pair, task, examples, ["target", *lenient, *own], settings, output=folder)
     shown = ("method", "n", "quality", "quality_drop", "quality_drop_ci", "acceptance_rate", "acceptance_rate_ci")
@@ -168,11 +167,14 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--num-test", type=int, default=1000)
     parser.add_argument("--rejections", type=int, default=4, help="labels per training completion")
     parser.add_argument("--samples", type=int, default=3, help="completions per test prompt")
-    parser.add_argument("--lenience", type=float, nargs="*", default=[0.3, 0.12, 0.05, 0.02])
+    parser.add_argument("--lenience", type=float, nargs="*", default=[0.12, 1e-4, 1e-5, 1e-6, 1e-7, 1e-8, 1e-10])
     parser.add_argument(
-        "--strictness", type=float, nargs="*", default=[0.65, 0.55], help="of the head priced per token"
+        "--heads",
+        nargs="*",
+        metavar="NAME@STRICTNESS",
+        default=["counterfactual@0.6", "counterfactual@0.55", "counterfactual@0.5"],
+        help=f"linear heads to decode with, of {', '.join(DECODED)}",
     )
-    parser.add_argument("--per-gain", type=float, nargs="*", default=[0.65, 0.55], help="the same, per token gained")
     parser.add_argument("--output", type=Path, help="results/counterfactual-TASK.json by default")
     options = parser.parse_args()
     options.output = options.output or Path("results") / f"counterfactual-{options.task}.json"
