@@ -134,7 +134,7 @@ def rereads_at_rotary_limit(model: PreTrainedModel) -> bool:
 
 
 def layer_types(model: PreTrainedModel) -> list[str]:
-    """Attention types in the config; empty for models with one type."""
+    """Layer types in the config; empty for models with one type."""
     return list(getattr(text_config(model), "layer_types", None) or [])
 
 
@@ -168,10 +168,10 @@ def cannot_roll_back(model: PreTrainedModel) -> str | None:
     config = text_config(model)
     reason = _ODD_CACHES.get(config.model_type)
     if reason is None and (kinds := _refused_layers(model)):
-        return (
-            f"has layers that cannot be rolled back ({', '.join(kinds)}); use a model with full or sliding-window "
-            "attention only."
-        )
+        remedy = "use a model with full or sliding-window attention only."
+        if config.model_type in _CONTINUES_STATES and _RELEASE < (5, 23):
+            remedy = f"upgrade transformers from {transformers.__version__} to 5.23 or later."
+        return f"has layers that cannot be rolled back ({', '.join(kinds)}); {remedy}"
     if "past_key_values" not in _forward_parameters(model):  # GPT-1 has no cache
         reason = reason or "takes no past_key_values"
     if reason is not None:
@@ -200,7 +200,7 @@ def needs_equal_rows(model: PreTrainedModel) -> str | None:
     if config.model_type == "gpt_neo" and "local" in config.attention_layers:
         return "has local attention that counts its window from the end of the cache"
     if recurrent_states(model):
-        return "has recurrent states, which advance by the same tokens in all rows"
+        return "has recurrent states, which advance by the same number of tokens in every row"
     return None
 
 

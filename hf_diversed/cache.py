@@ -2,6 +2,7 @@
 
 Column c of the cache holds the token in column c of the id buffer, for every row. Rolling a row back needs no
 operation: the next block overwrites the rejected columns, and no query attends to a column to the right of its own.
+Recurrent states are the exception; see `Replay` in `generation/ragged_model.py`.
 """
 
 from collections.abc import Sequence
@@ -114,10 +115,10 @@ def _copy(value: Any) -> Any:
 
 
 class RaggedCache(Cache):
-    """One `RaggedLayer` per attention layer, and the masks that make a ragged block causal.
+    """One `RaggedLayer` or `RecurrentLayer` per layer, and the masks that make a ragged block causal.
 
     Args:
-        num_layers: attention layers of the model.
+        num_layers: layers of the model.
         limit: columns of the longest possible row.
         prompt_mask: bool `[B, S]`, False at padding; None where nothing is padded.
         windows: the sliding window of every mask the model expects (None: full attention). A dict, by layer type, for
@@ -187,7 +188,7 @@ class RaggedCache(Cache):
         return [layer.copy_states() for layer in self.recurrent_layers]
 
     def restore_recurrent_states(self, copies: list[dict]) -> None:
-        """Continue from states of `copy_recurrent_states`, which the next forward changes."""
+        """Restore states from `copy_recurrent_states`. The next forward changes them in place, so use a copy once."""
         for layer, states in zip(self.recurrent_layers, copies):
             layer.__dict__.update(states)
 

@@ -23,9 +23,10 @@ _KEPT = (
     "labels' variance that the head explains on held-out training prompts:"
 )
 _GAINED = (
-    "The same, but each order keeps tokens until they have gained a share of what all rejected tokens would gain: the "
-    'token itself and the run of draft tokens after it that lossless verification accepts. "Per token gained" is the '
-    "head that is trained for this (`FitSettings(per_token_gained=True)`):"
+    "As above, but the share is of tokens gained. Keeping a rejected token gains that token and the draft tokens "
+    "after it that lossless verification accepts. Each order keeps tokens until their gain is the given share of the "
+    'gain of keeping all. "Per token gained" is the head that is trained for this '
+    "(`FitSettings(per_token_gained=True)`):"
 )
 _BOUNDS = "95% intervals are clustered by prompt, for the given order, and not corrected for several comparisons."
 Found = Mapping[str, Any]

@@ -215,8 +215,8 @@ def check_draft_mode(model: PreTrainedModel, name: str) -> None:
     """Raise ValueError if the target cannot draft with the setting `name`, of prompt lookup or early exit."""
     if _compat.recurrent_states(model):
         raise ValueError(
-            f"{name} is not served for {type(_compat.base_model(model)).__name__}, whose layers have recurrent "
-            "states; pass an assistant_model."
+            f"{name} is not supported for {type(_compat.base_model(model)).__name__} because its layers have "
+            "recurrent states; pass an assistant_model."
         )
 
 

@@ -13,7 +13,7 @@ from hf_diversed.generation.rows import PerRow, RaggedRows
 
 
 logger = _compat.get_logger(__name__)
-_LONGEST_REPLAY = 16  # more tokens are read by a forward of their own, after which their states are kept
+_LONGEST_REPLAY = 16  # longer replays run as a separate forward, whose states are then kept
 
 
 @dataclass(frozen=True)
@@ -180,6 +180,7 @@ class Replay:
 
     def missing(self, length: int) -> torch.Tensor:
         """Return the tokens among the first `length` that the states lack, long `[1, N]`."""
+        assert length >= self._length, "recurrent states cannot read a token twice"
         return self._ids[:, self._length : length]
 
 
@@ -190,12 +191,19 @@ def find_rotary_limit(model: PreTrainedModel, position_ids: torch.Tensor, max_le
         position_ids: long `[B, S]`, positions of the prompts. max_length: maximum number of columns of a row.
 
     Raises:
-        ValueError: for several rows, as they would use the frequencies of the longest one.
+        ValueError: for several rows, as they would use the frequencies of the longest one, and for models with
+            recurrent states, as tokens are read again at the limit.
     """
     found = _compat.rotary_limit(model)
     if found is None or max_length <= found[0]:
         return None
     (limit, rope_type), (batch_size, prompt_length) = found, position_ids.shape
+    if _compat.recurrent_states(model):
+        raise ValueError(
+            f"the target {type(_compat.base_model(model)).__name__} has recurrent states and changes its rotary "
+            f"frequencies at {limit} ids (type {rope_type!r}), which is not supported: prompt and new tokens may have "
+            f"at most {limit} ids together, got {max_length}."
+        )
     grows, lengths = rope_type != "longrope", position_ids[:, -1] + 1
     if batch_size > 1 and (grows or int(lengths.min()) <= limit):
         raise ValueError(

@@ -34,6 +34,7 @@ from hf_diversed.sandbox.launch import ProgramResult, SandboxUnavailable, launch
 
 # Larger than programs of a model, and smaller than a source that makes the launcher fail instead of the program.
 _MOST_SOURCE = 4 * 2**20
+_LEAST_MEMORY = 64 * 2**20
 # Seconds between attempts: the kernel can lack memory, namespaces or processes for a moment.
 _PAUSES = (0.0, 0.2, 1.0)
 
@@ -65,7 +66,8 @@ def run_programs(
         One `ProgramResult` per program, in order.
 
     Raises:
-        ValueError: if the numbers of programs and tests differ.
+        TypeError: if programs or tests are one string instead of several.
+        ValueError: if the numbers of programs and tests differ, or a limit is out of range.
         SandboxUnavailable: if the kernel does not support isolation, and `unsafe` is False.
 
     Example:
@@ -75,6 +77,13 @@ def run_programs(
         >>> run_programs(["def f(x):\n    return 2 * x"], ["assert f(2) == 4"])[0].passed
         True
     """
+    if isinstance(programs, str) or isinstance(tests, str):
+        raise TypeError("programs and tests must be lists of sources, got one string; pass [source].")
+    if not (0.0 < timeout < 86_400.0 and memory_bytes >= _LEAST_MEMORY):
+        raise ValueError(
+            f"timeout must be above 0 and below 86400 seconds, and memory_bytes at least {_LEAST_MEMORY}, got "
+            f"{timeout!r} and {memory_bytes!r}."
+        )
     if not programs:
         return []
     check_platform(unsafe)

@@ -5,8 +5,8 @@ costs. With a large sharpness a token is accepted if its predicted cost is below
 the largest share of tokens for a given mean cost. Strictness s moves the price by -spread * logit(s).
 
 A rejection also discards the draft tokens after it. With `per_token_gained` the head therefore predicts the cost minus
-a price times the expected number of tokens that keeping the draft token gains, see `Labels.gain`. To first order that
-gains the largest number of tokens for a given mean cost.
+a price times the expected number of tokens that keeping the draft token gains, see `Labels.gain`. To first order, this
+maximises the tokens gained for a given mean cost.
 """
 
 import copy
@@ -121,6 +121,10 @@ def _new_head(labels: Labels, settings: FitSettings) -> tuple[DiversedHead, dict
         raise ValueError(
             f"lookahead={window} and target_after={target_after} need labels with these inputs; the file has a "
             f"lookahead of {recorded} and {'a' if 'target_after' in inputs else 'no'} state after the token."
+        )
+    if settings.per_token_gained and not recorded:
+        raise ValueError(
+            "per_token_gained needs labels with a lookahead of at least 1, got 0; label with --lookahead 4."
         )
     used = ["features", "token"] + ["lookahead"] * (window > 0) + ["target_after"] * target_after
     inputs = {name: inputs[name][:, :window] if name == "lookahead" else inputs[name] for name in used}

@@ -89,7 +89,7 @@ class Labels:
     @property
     def gain(self) -> torch.Tensor:
         """Expected number of tokens that a round gains by keeping the draft token, float64 `[M]`: the token, and the
-        run after it that lossless verification accepts, of the draft tokens in the recorded lookahead."""
+        run after it that lossless verification accepts. Draft tokens beyond the recorded lookahead do not count."""
         later = self.inputs["lookahead"].double()
         accepted = (later[..., 0].exp() * later[..., 3]).clamp_max(1.0)
         return 1.0 + accepted.cumprod(-1).sum(-1)

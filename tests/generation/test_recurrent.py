@@ -1,5 +1,6 @@
 """Models with recurrent or convolution states, which cannot be cropped: rollback, text, distributions and limits."""
 
+import copy
 import functools
 import itertools
 
@@ -139,8 +140,17 @@ def test_refusals(target):
     with pytest.raises(ValueError, match=r"recurrent states.* batch size must be 1, got 2"):
         decode(target, tiny_draft(target), prompt().repeat(2, 1))
     for mode in ("assistant_early_exit", "prompt_lookup_num_tokens"):
-        with pytest.raises(ValueError, match=rf"{mode} is not served for \w+ForCausalLM"):
+        with pytest.raises(ValueError, match=rf"{mode} is not supported for \w+ForCausalLM"):
             target.generate(prompt(), verifier="lossless", **{mode: 1})
+
+
+def test_a_rotary_limit_within_the_call_is_refused():
+    """Catches a prompt token that is read into the states twice, where upstream recomputes the cache."""
+    model = copy.deepcopy(hybrid("qwen3_5_text"))
+    model.config.rope_parameters = {**model.config.rope_parameters, "rope_type": "dynamic", "factor": 2.0}
+    model.config.max_position_embeddings = 16
+    with pytest.raises(ValueError, match="recurrent states and changes its rotary frequencies at 16 ids"):
+        decode(model, tiny_draft(model))
 
 
 def test_other_models_keep_no_states():

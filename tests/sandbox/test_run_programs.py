@@ -226,6 +226,21 @@ def test_other_systems_need_the_flag(monkeypatch, platform):
         run_programs(["x = 1"])
 
 
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"programs": "x = 1"}, TypeError, "lists of sources"),
+        ({"programs": ["x = 1"], "tests": "assert x"}, TypeError, "lists of sources"),
+        ({"programs": ["x = 1"], "timeout": 0}, ValueError, "timeout must be above 0"),
+        ({"programs": ["x = 1"], "memory_bytes": 1000}, ValueError, "memory_bytes at least"),
+    ],
+)
+def test_refusals(arguments, error, message):
+    """Catches one string that runs as one program per character."""
+    with pytest.raises(error, match=message):
+        run_programs(**arguments)
+
+
 def test_every_program_has_its_tests():
     """Catches programs without tests, which would pass."""
     with pytest.raises(ValueError, match="shorter"):

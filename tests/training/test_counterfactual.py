@@ -148,6 +148,8 @@ def test_inputs_that_were_not_recorded():
         fit_head(labels, FitSettings(folds=PROMPTS + 1))
     without = dataclasses.replace(labels, inputs={name: labels.inputs[name] for name in ("features", "token")})
     assert not fit_head(without, FitSettings())[0].needs_hidden_states
+    with pytest.raises(ValueError, match="per_token_gained needs labels with a lookahead"):
+        fit_head(without, FitSettings(per_token_gained=True))
     with pytest.raises(ValueError, match="target_after=True need labels"):
         fit_head(without, FitSettings(target_after=True))
 
