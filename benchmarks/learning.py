@@ -31,7 +31,7 @@ from hf_diversed.running.pair import Pair
 from hf_diversed.running.sampling import Sampling
 from hf_diversed.tasks import get_task, load_records
 from hf_diversed.training import DiversedConfig
-from hf_diversed.training.loading import fresh_head, set_initial_prediction
+from hf_diversed.training.loading import fresh_head
 from hf_diversed.training.rollout import Sampler
 from hf_diversed.verifiers import DiversedVerifier
 from hf_diversed.verifiers.learned import TokenScore
@@ -161,7 +161,6 @@ def untrained(pair: Pair, folder: Path) -> DiversedHead:
         use_cpu=True,
     )
     head = fresh_head(pair.target, pair.draft, args)
-    set_initial_prediction(head, args)
     return head.eval()
 
 

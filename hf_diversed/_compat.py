@@ -175,7 +175,7 @@ def cannot_roll_back(model: PreTrainedModel) -> str | None:
     if "past_key_values" not in _forward_parameters(model):  # GPT-1 has no cache
         reason = reason or "takes no past_key_values"
     if reason is not None:
-        return f"{reason}, and so cannot read drafted tokens behind what it has cached; use a model that can."
+        return f"{reason}, so it cannot read a block of draft tokens after its cache; use another model."
     if config.model_type in _ALIBI_MODEL_TYPES or getattr(config, "alibi", False):
         return "uses ALiBi, which needs equal row lengths; use rotary positions."
     return None

@@ -152,7 +152,7 @@ def _optional(skip: bool) -> Iterator[None]:
 
 
 def embedded_demo(
-    num_examples: int, sampling: Sampling, seed: int, every_rule: bool, device: str | None, dtype: str | None
+    num_examples: int, sampling: Sampling, seed: int, every_verifier: bool, device: str | None, dtype: str | None
 ) -> Demo:
     """Return the demo of word problems with the embedded pair."""
     pair = load_pair(None, None, device, dtype=dtype)
@@ -163,7 +163,7 @@ def embedded_demo(
         notes.print("The embedded pair has no trained head: an untrained head predicts w = 0.5 everywhere.\n")
         head = DiversedHead(DiversedHeadConfig.for_pair(pair.target, pair.draft)).eval()
     begin, end = (pair.tokenizer.convert_tokens_to_ids(token) for token in PHASE_TOKENS)
-    cases = all_cases(head, begin, end, sampling) if every_rule else demo_cases(head, sampling)
+    cases = all_cases(head, begin, end, sampling) if every_verifier else demo_cases(head, sampling)
     return Demo(
         f"{num_examples} held-out word problems, {_setting(sampling)}",
         pair,

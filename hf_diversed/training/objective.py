@@ -14,13 +14,13 @@ from hf_diversed.verifiers.learned import AcceptanceModel, Decisions
 _MAX_LOG_RATIO = 20.0
 
 
-def expected_acceptance(rule: AcceptanceModel, logit: torch.Tensor, decisions: Decisions) -> torch.Tensor:
+def expected_acceptance(acceptance_model: AcceptanceModel, logit: torch.Tensor, decisions: Decisions) -> torch.Tensor:
     """Return the mean expected acceptance over each rollout's verified positions: `[B]`; 1 for rollouts without any.
 
     The gradient treats the set of visited positions as fixed. For the exact gradient, also add c times the detached
     value to the reward.
     """
-    return 1.0 - decisions.mean(rule.expected_rejection(logit, decisions))
+    return 1.0 - decisions.mean(acceptance_model.expected_rejection(logit, decisions))
 
 
 def accepted_share(decisions: Decisions) -> torch.Tensor:
@@ -33,7 +33,7 @@ def accepted_share(decisions: Decisions) -> torch.Tensor:
     return 1.0 - decisions.mean((~decisions.accepted).to(decisions.tv.dtype))
 
 
-def kl_to_target(rule: AcceptanceModel, logit: torch.Tensor, decisions: Decisions) -> torch.Tensor:
+def kl_to_target(acceptance_model: AcceptanceModel, logit: torch.Tensor, decisions: Decisions) -> torch.Tensor:
     """Estimate KL(v || p) at every verified position from the emitted token: `[M]`, non-negative.
 
     Tokens emitted at a verified position, accepted or residual, follow the emitted distribution v, so
@@ -42,7 +42,7 @@ def kl_to_target(rule: AcceptanceModel, logit: torch.Tensor, decisions: Decision
     for KL(v || p) at fixed visited positions. Both statements assume rollouts drawn with `logit`. p is clamped to the
     smallest normal number, so a token with p = 0 costs 87 nats in float32 rather than infinity.
     """
-    excess = rule.log_excess(logit, decisions)
+    excess = acceptance_model.log_excess(logit, decisions)
     descent = 0.5 * excess.square()
     bounded = excess.detach().clamp_min(-_MAX_LOG_RATIO)
     return torch.expm1(-bounded) + bounded + (descent - descent.detach())
@@ -84,7 +84,7 @@ def leave_one_out(rewards: torch.Tensor, valid: torch.Tensor, group_size: int) -
 
 
 def diversed_loss(
-    rule: AcceptanceModel,
+    acceptance_model: AcceptanceModel,
     logit: torch.Tensor,
     old_logit: torch.Tensor,
     decisions: Decisions,
@@ -108,8 +108,11 @@ def diversed_loss(
         `policy_loss`; `ratio`, `clip_fraction` (decisions without gradient), `weight` and `kl`, means over decisions;
         `expected_acceptance`, mean over rollouts with decisions.
     """
-    policy, ratio, clipped = policy_terms(rule, logit, old_logit, decisions, advantage, clip_range)
-    acceptance, kl = expected_acceptance(rule, logit, decisions), kl_to_target(rule, logit, decisions)
+    policy, ratio, clipped = policy_terms(acceptance_model, logit, old_logit, decisions, advantage, clip_range)
+    acceptance, kl = (
+        expected_acceptance(acceptance_model, logit, decisions),
+        kl_to_target(acceptance_model, logit, decisions),
+    )
     loss = policy
     # Skip disabled terms: 0 * inf in their gradient would be NaN.
     if acceptance_coef:
@@ -120,7 +123,7 @@ def diversed_loss(
         "policy_loss": policy,
         "ratio": ratio.mean(),
         "clip_fraction": clipped.to(ratio.dtype).mean(),
-        "weight": rule.weight(logit, decisions).mean(),
+        "weight": acceptance_model.weight(logit, decisions).mean(),
         "expected_acceptance": acceptance[decisions.counts() > 0].mean(),
         "kl": kl.mean(),
     }
@@ -128,7 +131,7 @@ def diversed_loss(
 
 
 def policy_terms(
-    rule: AcceptanceModel,
+    acceptance_model: AcceptanceModel,
     logit: torch.Tensor,
     old_logit: torch.Tensor,
     decisions: Decisions,
@@ -143,7 +146,7 @@ def policy_terms(
     approximation (arXiv 1707.06347, eq. 7); the product of a rollout's ratios would be unbiased.
 
     Args:
-        rule: computes log-probabilities of decisions.
+        acceptance_model: computes log-probabilities of decisions.
         logit: float `[M]`, the head's current output.
         old_logit: float `[M]`, the head's output when the rollouts were drawn.
         decisions: the M decisions of the rollouts.
@@ -153,7 +156,7 @@ def policy_terms(
     """
     # An advantage per decision would be indexed without an error.
     assert advantage.shape == (decisions.num_sequences,), "one advantage per rollout"
-    change = rule.log_prob(logit, decisions) - rule.log_prob(old_logit.detach(), decisions)
+    change = acceptance_model.log_prob(logit, decisions) - acceptance_model.log_prob(old_logit.detach(), decisions)
     ratio = change.clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO).exp()
     gain = advantage.to(ratio.dtype)[decisions.sequence]
     surrogate = ratio * gain

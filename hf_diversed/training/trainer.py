@@ -130,7 +130,7 @@ class DiversedTrainer(AtomicCheckpoints):
         )
         self.sampler = Sampler(Pair(target, draft, tokenizer), settings)
         self.sampler.records_bias = args.kl_coef > 0 or not head.needs_token
-        self.rule = self.sampler.verifier_class(head).score
+        self.acceptance_model = self.sampler.verifier_class(head).score
         self.seconds = dict.fromkeys(("reference", "rollout", "reward", "evaluation", "save"), 0.0)
         self._batch: _Batch | None = None
         self._step_of_head: int | None = None  # step of the best head, once it is loaded
@@ -268,7 +268,7 @@ class DiversedTrainer(AtomicCheckpoints):
         """Return the loss of one update on this device's rollouts, without forward passes of target and draft."""
         logit = model(**inputs.inputs)
         loss, metrics = diversed_loss(
-            self.rule,
+            self.acceptance_model,
             logit,
             inputs.old_logit,
             inputs.decisions,

@@ -16,28 +16,28 @@ class BlockVerifier(CompositeVerifier):
 
     With P_0 = 1 and P_i = min(1, P_{i-1} v(x_i) / q(x_i)), accept the longest prefix i whose uniform number is below
     h_i, and draw the next token from norm(max(P_i v - q, 0)). v = p is lossless; otherwise the emitted distribution at
-    draft positions is that of `rule`. The expected number of accepted draft tokens is at least that of token-wise
-    verification. Greedy: same as `rule`.
+    draft positions is that of `verifier`. The expected number of accepted draft tokens is at least that of token-wise
+    verification. Greedy: same as `verifier`.
 
     Args:
-        rule: a verifier with `has_emitted_probs` (lossless, static, DIVERSED, cascades, fuzzy, contrastive); lossless
+        verifier: one with `has_emitted_probs` (lossless, static, DIVERSED, cascades, fuzzy, contrastive); lossless
             by default.
     """
 
-    def __init__(self, rule: Verifier | None = None):
-        self.rule = LosslessVerifier() if rule is None else rule
-        super().__init__(self.rule)
-        if not self.rule.has_emitted_probs:
+    def __init__(self, verifier: Verifier | None = None):
+        self.verifier = LosslessVerifier() if verifier is None else verifier
+        super().__init__(self.verifier)
+        if not self.verifier.has_emitted_probs:
             raise ValueError(
-                f"block verification needs a verifier with an emitted distribution, got {self.rule!r}; "
-                "use lossless, a mixing rule, a cascade, fuzzy or contrastive."
+                f"block verification needs a verifier with an emitted distribution, got {self.verifier!r}; "
+                "use lossless, a mixture, a cascade, fuzzy or contrastive."
             )
-        self.state_width = self.rule.state_width
+        self.state_width = self.verifier.state_width
 
-    needs_input_ids = False  # default; instances take the value of `rule`
+    needs_input_ids = False  # default; instances take the value of `verifier`
 
     def settings(self) -> dict[str, object]:
-        return {"rule": self.rule}
+        return {"verifier": self.verifier}
 
     def __call__(
         self,

@@ -201,7 +201,7 @@ looking_up = partial(generate, assistant_model=MISSING, **{"prompt_lookup_num_to
 ROWS = [
     # models
     *as_target_and_draft("encoder-decoder", t5, "T5ForConditionalGeneration", "use a decoder-only"),
-    *as_target_and_draft("Mamba", mamba, "MambaForCausalLM", "ignores its state", "use a model that can"),
+    *as_target_and_draft("Mamba", mamba, "MambaForCausalLM", "ignores its state", "use another model"),
     *as_target_and_draft("Llama 4", llama4, "Llama4ForCausalLM", "chunked", "use a model with full or sliding-window"),
     *as_target_and_draft("Bloom", bloom, "BloomForCausalLM", "ALiBi", "use"),
     *as_target_and_draft("MPT", mpt, "MptForCausalLM", "ALiBi", "use"),
@@ -252,8 +252,12 @@ ROWS = [
     *(
         Row(f"{name} on looked-up tokens", looking_up(verifier=rule), [words, "the draft's confidence"])
         for name, rule, words in (
-            ("block of a cascade", "block:spec_cascade:chow:0.3", "BlockVerifier(rule=SpecCascadeVerifier("),
-            ("block of contrasts", BlockVerifier(ContrastiveVerifier()), "BlockVerifier(rule=ContrastiveVerifier("),
+            ("block of a cascade", "block:spec_cascade:chow:0.3", "BlockVerifier(verifier=SpecCascadeVerifier("),
+            (
+                "block of contrasts",
+                BlockVerifier(ContrastiveVerifier()),
+                "BlockVerifier(verifier=ContrastiveVerifier(",
+            ),
             ("phase", PhaseVerifier(LosslessVerifier(), ContrastiveVerifier(), begin=3, end=4), "PhaseVerifier("),
             ("given acceptance", SyntheticVerifier(ContrastiveVerifier(), 0.5), "SyntheticVerifier("),
         )

@@ -75,8 +75,8 @@ def test_cascade_asks_for_raw_logits():
         ("regret_budget:2", "RegretBudgetVerifier(budget=2.0, max_regret=inf, max_mismatches=None)"),
         ("fly", "FLyVerifier(entropy_threshold=0.3, window_size=None, top_k=3)"),
         ("static:0.7:0.2:1.5", "StaticEnsembleVerifier(max_bias=[0.2], bias_budget=[1.5], weight=0.7)"),
-        ("block", "BlockVerifier(rule=LosslessVerifier())"),
-        ("block:static:0.7", "BlockVerifier(rule=StaticEnsembleVerifier(weight=0.7))"),
+        ("block", "BlockVerifier(verifier=LosslessVerifier())"),
+        ("block:static:0.7", "BlockVerifier(verifier=StaticEnsembleVerifier(weight=0.7))"),
     ],
 )
 def test_builds_a_rule_from_text(spec: str, expected: str):
