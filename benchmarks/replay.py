@@ -21,7 +21,7 @@ from hf_diversed.provenance import provenance
 SIZES = {"vocab_size": 2048, "hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 8}
 HEADS = {"num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 64, "linear_num_key_heads": 8}
 LINEAR = {"linear_num_value_heads": 8, "linear_key_head_dim": 64, "linear_value_head_dim": 64}
-PROMPT, GAMMA, WARM_UP = 32, 4, 10
+PROMPT, GAMMA, WARM_UP, BLOCK = 32, 4, 10, 20
 
 
 class Row:
@@ -29,7 +29,7 @@ class Row:
 
     def __init__(self, model, ids: torch.Tensor, accepted: int):
         limit = ids.shape[1]
-        self.ids, self.accepted, self.seconds = ids, accepted, 0.0
+        self.ids, self.accepted = ids, accepted
         self.rows = RaggedRows(ids[:, :PROMPT], limit - GAMMA, GAMMA, [], 0)
         self.model = RaggedModel(model, None, torch.arange(PROMPT)[None], limit, limit - 1, keep_hidden=False)
         self.model.prefill(ids[:, : PROMPT - 1])
@@ -49,18 +49,25 @@ def measure(rounds: int, seed: int) -> dict:
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model("qwen3_5_text", **SIZES, **HEADS, **LINEAR)).eval()
     ids = torch.randint(4, SIZES["vocab_size"], (1, PROMPT + (GAMMA + 1) * (rounds + WARM_UP + 1)))
     accepted, rejected = Row(model, ids, GAMMA), Row(model, ids, GAMMA // 2)
-    for number in range(rounds + WARM_UP):
-        for row in (accepted, rejected):
-            row.seconds += row.round() * (number >= WARM_UP)
-    forwards = (rejected.model.num_forwards - 1) / (rounds + WARM_UP)
-    ratio = rejected.seconds / accepted.seconds
+    for row in (accepted, rejected):
+        for _ in range(WARM_UP):
+            row.round()
+    before = rejected.model.num_forwards
+    times = torch.tensor([[rejected.round(), accepted.round()] for _ in range(rounds)], dtype=torch.float64)
+    forwards = (rejected.model.num_forwards - before) / rounds
+    # Some rejected rounds have a forward more, so means over blocks of rounds are compared, not single rounds.
+    means = times[: rounds - rounds % BLOCK].view(-1, BLOCK, 2).mean(1)
+    low, median, high = (
+        (means[:, 0] / means[:, 1]).quantile(torch.tensor([0.25, 0.5, 0.75], dtype=torch.float64)).tolist()
+    )
+    ratio = {"median": median, "quartiles": [low, high]}
     return {"ratio": ratio, "forwards_per_round": forwards, "parameters": model.num_parameters()}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output", type=Path, required=True)
-    parser.add_argument("--rounds", type=int, default=120)
+    parser.add_argument("--rounds", type=int, default=400)
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     torch.set_num_threads(1)

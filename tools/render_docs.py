@@ -181,11 +181,13 @@ def families() -> str:
 def replay() -> str:
     """Return the cost of a rejection in a model with recurrent states, from `benchmarks.replay`."""
     found = json.loads((RESULTS / "replay.json").read_text())
-    size, gamma, ratio = found["parameters"] / 1e6, found["gamma"], found["ratio"]
+    size, gamma = found["parameters"] / 1e6, found["gamma"]
+    median, (low, high) = found["ratio"]["median"], found["ratio"]["quartiles"]
     return (
         f"On a random Qwen3.5 model with {size:.0f} million parameters on one CPU thread, a target round that rejects "
-        f"half of\n{gamma} draft tokens takes {ratio:.2f} times the process time of a round that accepts all, "
-        f"with {found['forwards_per_round']:.2f} forwards per\nround (n = {found['rounds']} rounds each). "
+        f"half\nof {gamma} draft tokens takes {median:.2f} times the process time of a round that accepts all ({low:.2f} to "
+        f"{high:.2f}: quartiles\nof means over 20 rounds, {found['rounds']} alternating rounds each), with "
+        f"{found['forwards_per_round']:.2f} forwards per round.\n"
         "Measured by `python -m benchmarks.replay`."
     )
 

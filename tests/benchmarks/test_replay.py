@@ -10,6 +10,7 @@ from tests import versions
 @pytest.mark.filterwarnings("ignore:.*falling back.*")
 def test_rejections_need_few_forwards_of_their_own():
     """Catches a replay in a forward of its own in every round, which would double the cost of a round."""
-    found = measure(rounds=8, seed=0)
+    found = measure(rounds=40, seed=0)
     assert 1.0 < found["forwards_per_round"] < 1.3
-    assert found["ratio"] > 0.0
+    low, high = found["ratio"]["quartiles"]
+    assert low <= found["ratio"]["median"] <= high
