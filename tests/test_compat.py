@@ -6,12 +6,12 @@ import peft
 import pytest
 import torch
 import transformers as tf
-from transformers.cache_utils import Cache, CacheLayerMixin
+from transformers.cache_utils import Cache, CacheLayerMixin, LinearAttentionLayer
 from transformers.generation import logits_process as lp
 from transformers.masking_utils import LAYER_PATTERN_TO_MASK_FUNCTION_MAPPING, create_masks_for_generate
 
 from hf_diversed import _compat
-from hf_diversed.cache import RaggedCache
+from hf_diversed.cache import RaggedCache, RecurrentLayer
 from hf_diversed.generation import checks
 from tests import tiny, versions
 
@@ -43,6 +43,13 @@ def prepared(model, **kwargs):
 
     model.generate(**{**tiny.ragged_batch(2, 6), "max_new_tokens": 3, **kwargs}, custom_generate=loop)
     return seen
+
+
+@versions.since("5.23", "has no layer with recurrent states")
+def test_states_to_restore_are_all_that_a_recurrent_layer_has():
+    """Breaks `RecurrentLayer.copy_states`, which would leave a new kind of state as it was before a rejection."""
+    constants = {"number_of_states", "device", "dtype", "record_past"}
+    assert set(vars(LinearAttentionLayer(1))) == {*RecurrentLayer.STATES, *constants}
 
 
 def test_masks_are_those_transformers_would_build(model):
