@@ -185,9 +185,9 @@ def replay() -> str:
     median, (low, high) = found["ratio"]["median"], found["ratio"]["quartiles"]
     return (
         f"On a random Qwen3.5 model with {size:.0f} million parameters on one CPU thread, a target round that rejects "
-        f"half\nof {gamma} draft tokens takes {median:.2f} times the process time of a round that accepts all ({low:.2f} to "
-        f"{high:.2f}: quartiles\nof means over 20 rounds, {found['rounds']} alternating rounds each), with "
-        f"{found['forwards_per_round']:.2f} forwards per round.\n"
+        f"half\nof {gamma} draft tokens takes {median:.2f} times the process time of a round that accepts all "
+        f"({low:.2f} to {high:.2f}: quartiles\nof means over 20 rounds, {found['rounds']} alternating rounds each), "
+        f"with {found['forwards_per_round']:.2f} forwards per round.\n"
         "Measured by `python -m benchmarks.replay`."
     )
 
