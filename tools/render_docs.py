@@ -184,10 +184,10 @@ def replay() -> str:
     size, gamma = found["parameters"] / 1e6, found["gamma"]
     median, (low, high) = found["ratio"]["median"], found["ratio"]["quartiles"]
     return (
-        f"On a random Qwen3.5 model with {size:.0f} million parameters on one CPU thread, a target round that rejects "
-        f"half\nof {gamma} draft tokens takes {median:.2f} times the process time of a round that accepts all "
-        f"({low:.2f} to {high:.2f}: quartiles\nof means over 20 rounds, {found['rounds']} alternating rounds each), "
-        f"with {found['forwards_per_round']:.2f} forwards per round.\n"
+        f"The target's part of a round that rejects half of {gamma} draft tokens takes {median:.2f} times as long as "
+        f"one that accepts all ({low:.2f} to {high:.2f}), with {found['forwards_per_round']:.2f} forward passes per "
+        f"round. Qwen3.5 architecture with {size:.0f} million random parameters, one CPU thread, process time, median "
+        f"(quartiles) of means over 20 rounds, {found['rounds']} alternating rounds each. "
         "Measured by `python -m benchmarks.replay`."
     )
 

@@ -27,8 +27,8 @@ _WORDS = {
     "lossless": "lossless",
     "diversed-mixture": "mixture head: one weight per position",
     "diversed": "**token head**",
-    "seed-43": "the same, seed 43",
-    "seed-44": "the same, seed 44",
+    "seed-43": "token head, seed 43",
+    "seed-44": "token head, seed 44",
     "drop-0.005": "trained for half the quality drop",
     "frozen-slope": "its slope on log p/q not learned",
     "frozen-bias": "its bias not learned",
@@ -74,11 +74,10 @@ def _learning(found: Mapping[str, Found]) -> str:
             record = _record(task, task["matched"][_BEST][name] if name in _MATCHED else name)
             row += [with_bounds(record, "acceptance_rate"), with_bounds(record, "quality")]
         rows.append(row)
-    header = ["rule", *(f"{task}: {what}" for task in found for what in ("accepted", _metric(found[task])))]
+    header = ["method", *(f"{task}: {what}" for task in found for what in ("accepted", _metric(found[task])))]
     samples = "; ".join(f"{task}: {prompts(study['records'])}" for task, study in found.items())
     note = (
-        "Lenience and the untrained head are set to the trained head's acceptance on rollouts of training prompts "
-        f"({samples}):"
+        f'"Matched" methods are set to the acceptance of the token head on rollouts of training prompts ({samples}):'
     )
     return "\n\n".join([note, table(header, rows), _differences(found)])
 
@@ -106,7 +105,7 @@ def _differences(found: Mapping[str, Found]) -> str:
     ]
     note = (
         "In points, with 95% intervals clustered by prompt; p-values are corrected for all comparisons of this table "
-        "(Holm). Seeds are fixed effects:"
+        "(Holm). Intervals do not include the variation between seeds:"
     )
     return f"{note}\n\n{table(header, rows)}"
 
@@ -140,11 +139,11 @@ def _ceilings(found: Mapping[str, Found]) -> str:
     tried = ", ".join(f"{study['positions']:,} ({task})" for task, study in found.items())
     lossless = ", ".join(f"{percent(study['lossless_acceptance'])} ({task})" for task, study in found.items())
     note = (
-        f"The target continues both the draft token and its replacement at positions where lossless decoding rejects "
-        f"({tried}), {first['continuations']} times each. Cells are the cost of accepting a share of these tokens, in "
-        "points of the score per completion, to first order. The oracle ranks by one half of the continuations and "
-        "is scored by the other. The free share is the largest one without a cost. Lossless decoding accepts "
-        f"{lossless} of the tokens it verifies:"
+        f"At positions where lossless decoding rejects ({tried}), the target continues both the draft token and its "
+        f"replacement, {first['continuations']} times each. Cells are the cost of keeping a share of the rejected "
+        "tokens, lowest rank first, in points of the score per completion, to first order. The oracle ranks tokens by "
+        "one half of their continuations, and the cost is measured on the other half. The free share is the largest "
+        f"one without a cost. Lossless decoding accepts {lossless} of the tokens it verifies:"
     )
     return f"{note}\n\n{table(header, rows)}"
 
@@ -164,17 +163,22 @@ def _calibration(found: Found) -> str:
     ]
     note = (
         f"Strictness of the {found['task']} head, and {found['calibrations']} calibrations of "
-        f"{found['prompts_per_calibration']} prompts each, resampled from that pool, at a confidence of "
+        f"{found['prompts_per_calibration']} prompts each, resampled from the measured ones, at a confidence of "
         f"{found['confidence']:.0%}:"
     )
-    worst = "No strictness loses quality here, so no certificate could be wrong."
+    worst = "No strictness has a quality drop here, so no certificate could be wrong."
     if found["hardest"]:
         kept = percent(min(row["kept"] for row in found["hardest"]))
         worst = (
-            "For tolerated drops just below a strictness's true drop, the hardest case, at least "
-            f"{kept} of the calibrations were right."
+            "The hardest case is a tolerated drop just below the true drop of a strictness. There, at least "
+            f"{kept} of the calibrations certified no strictness with a larger drop."
         )
-    header = ("tolerated drop, points", "certified a strictness", "were right", "certified strictness (count)")
+    header = (
+        "tolerated drop, points",
+        "certified a strictness",
+        "true drop within it",
+        "certified strictness (count)",
+    )
     curve = table(("`diversed_strictness`", "accepted / drafted", "below the target, points"), rows_by_strictness)
     return "\n\n".join([note, curve, table(header, stated), worst])
 

@@ -78,7 +78,7 @@ def _task(path: Path) -> str:
     """Render one task: acceptance, cost, quality, and acceptance by draft position."""
     records = read_records(path)
     first, source = records[0], json.loads(path.read_text())["provenance"]
-    header = ("method", "accepted / drafted", "tokens per target pass", first["metric"], "below the target")
+    header = ("method", "accepted / drafted", "tokens per target forward", first["metric"], "below the target")
     rows = [
         [
             f"`{record['method']}`",
@@ -100,7 +100,7 @@ def _task(path: Path) -> str:
     option = "" if first["temperature"] == 1 else f" --temperature {first['temperature']:g}"
     option += " --no-chat" if plain else ""
     name = f"{TASKS[first['task']]}{temperature}"
-    parts = [f"### {name}", setting, table((*header, "over the static front"), rows)]
+    parts = [f"### {name}", setting, table((*header, "above the static curve"), rows)]
     if _has_curve(path):
         parts.append(f"![Quality against acceptance on {name}](assets/plots/frontier-{path.stem}.png)")
         parts.append(f"![Accepted draft tokens by position on {name}](assets/plots/positions-{path.stem}.png)")

@@ -46,7 +46,7 @@ def _learning() -> str:
         points, low, high = (100 * value for value in (found["quality"], *found["quality_ci"]))
         better.append(f"{points:.2f} points ({low:.2f} to {high:.2f})")
     return (
-        "Most of this gain comes from lenience alone. At the same acceptance, heads of three seeds score "
+        "Lenience alone gives most of this gain. At the same acceptance, heads of three seeds score "
         f"{better[0]} above lenience on these problems, and {better[1]} on summaries."
     )
 

@@ -104,7 +104,8 @@ def _larger_shapes() -> str:
         "The pair's shapes at hidden size 1024 with random weights, "
         f"{drafted['num_assistant_tokens']} draft tokens per round, an imposed acceptance of "
         f"{source['benchmark']['acceptance'][0]:g} per draft token; medians (quartiles) of "
-        f"{source['benchmark']['repeats']} alternating runs on {source['device']}, {source['threads']} thread(s):"
+        f"{source['benchmark']['repeats']} alternating runs on {source['device']}, {source['threads']} thread(s). "
+        "`upstream` is transformers' assisted generation, and `fresh:` an untrained head with the given inputs:"
     )
     lines = []
     for record in records:
