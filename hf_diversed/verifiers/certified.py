@@ -1,4 +1,4 @@
-"""DIVERSED at the most permissive strictness certified for a given drop of quality."""
+"""DIVERSED at the most permissive strictness certified for a given quality drop."""
 
 import hashlib
 from collections.abc import Iterable, Mapping
@@ -21,7 +21,7 @@ _MANY = 64  # processor tensors with more elements are stored as a digest
 
 
 class CertifiedVerifier(Verifier):
-    """Verify with a head at the lowest strictness whose certified drop of quality is at most `max_drop`.
+    """Verify with a head at the lowest strictness whose certified quality drop is at most `max_drop`.
 
     Certificates are the entries of the head's `config.certified_drops`. Each is valid for one head, one target and
     draft model, and the conditions of `conditions_of`. It also assumes prompts from the same distribution as those of
@@ -46,25 +46,27 @@ class CertifiedVerifier(Verifier):
         """Return the complete certificates for the head's current weights; at least one."""
         found = getattr(self.head.config, "certified_drops", None) or []
         if not found:
-            raise ValueError(f"nothing was certified for this head, so max_drop cannot be used; {_ADVICE} first.")
+            raise ValueError(f"this head has no certificate, which max_drop requires; {_ADVICE} first.")
         digest = module_digest(cast(torch.nn.Module, self.head))
         certificates = [entry for entry in found if entry["head"] == digest]
         if not certificates:
             raise ValueError(
-                f"the certified drops are those of {found[0]['head']}, but this head is {digest}: it was trained or "
-                f"cast to another dtype after the calibration; {_ADVICE} again."
+                f"the certificates are for a head with digest {found[0]['head']}, but this head has digest "
+                f"{digest}: it was trained or cast to another dtype after the calibration; {_ADVICE} again."
             )
         complete = [entry for entry in certificates if entry.keys() >= set(CONDITIONS)]
         if not complete:
             missing = ", ".join(name for name in CONDITIONS if name not in certificates[0])
             raise ValueError(
-                f"the certified drops do not record {missing}: an earlier version wrote them; {_ADVICE} again."
+                f"the certificates of this head lack {missing}, as an earlier version wrote them; {_ADVICE} again."
             )
         return complete
 
     def for_call(self, context: DecodingContext) -> DiversedVerifier:
         if context.draft_hidden_size is None:
-            raise ValueError("drops were certified with an assistant_model, not for prompt lookup; pass the model.")
+            raise ValueError(
+                "certificates are for a draft model, but this call uses prompt lookup; pass `assistant_model`."
+            )
         check_row_values(context, diversed_max_drop=self.max_drop)
         conditions, certificates = conditions_of(context), self._certificates()
         differences = [_differences(entry, conditions) for entry in certificates]
@@ -137,7 +139,7 @@ def _strictness_for(certificates: list[Mapping[str, Any]], max_drop: float) -> f
     if not within:
         known = ", ".join(f"{drop:g}" for drop in sorted(entry["max_drop"] for entry in certificates))
         raise ValueError(
-            f"diversed_max_drop must be at least a drop that was certified ({known}), got {max_drop:g}; tolerate a "
-            f"larger one, or {_ADVICE} with more prompts."
+            f"diversed_max_drop must be at least one of the certified drops ({known}), got {max_drop:g}; increase it, "
+            f"or {_ADVICE} with more prompts."
         )
     return min(within)

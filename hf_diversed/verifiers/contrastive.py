@@ -21,8 +21,8 @@ class ContrastiveVerifier(DistributionVerifier):
     needs_draft_confidence = True
 
     def __init__(self, beta: float = 0.5, alpha: float = 0.1):
-        self.beta = check_range("beta", beta, 0.0, 1e3, "0 leaves the target alone; 0.1 to 1 are usual.")
-        self.alpha = check_range("alpha", alpha, 0.0, 1.0, "0 lets every token take part; 0.1 is usual.")
+        self.beta = check_range("beta", beta, 0.0, 1e3, "0 ignores the draft model; 0.1 to 1 are usual.")
+        self.alpha = check_range("alpha", alpha, 0.0, 1.0, "0 keeps all tokens; 0.1 is usual.")
 
     def emitted_probs(self, draft: DraftOutput, target: TargetOutput) -> torch.Tensor:
         scores = self._scores(draft, target)

@@ -105,7 +105,7 @@ class DiversedVerifier(MixtureVerifier):
         self.needs_hidden_states = head.needs_hidden_states
         self.num_assistant_tokens = head.config.num_assistant_tokens
         self.strictness: list[float] = per_row_values(
-            "strictness", strictness, "0 accepts every draft, 0.5 is the head as trained, 1 is lossless."
+            "strictness", strictness, "0 accepts every draft token, 0.5 is the head as trained, 1 is lossless."
         )
 
     @property
@@ -114,7 +114,7 @@ class DiversedVerifier(MixtureVerifier):
 
     @property
     def score(self) -> AcceptanceModel:
-        """The training objective's view of this verifier, see `AcceptanceModel`."""
+        """The `AcceptanceModel` of this verifier, for the training objective."""
         return TokenScore() if self.head.needs_token else MixtureScore()
 
     def check(self, context: DecodingContext) -> None:
@@ -125,13 +125,13 @@ class DiversedVerifier(MixtureVerifier):
         ):
             if self.needs_hidden_states and expected != found:
                 raise ValueError(
-                    f"the head was made for a {role} of hidden size {expected}, got {found}; "
-                    f"use the {role} it was trained with ({config.base_model_name_or_path} / "
+                    f"the head was trained for a {role} model of hidden size {expected}, got {found}; "
+                    f"use the {role} model it was trained with ({config.base_model_name_or_path} / "
                     f"{config.assistant_model_name_or_path}) or train a head for this pair."
                 )
         if config.vocab_size not in (None, context.vocab_size):
             raise ValueError(
-                f"the head was made for a vocabulary of {config.vocab_size} ids, got {context.vocab_size}; "
+                f"the head was trained for a vocabulary of {config.vocab_size} ids, got {context.vocab_size}; "
                 "use the target it was trained with or train a head for this pair."
             )
         check_row_values(context, diversed_strictness=self.strictness)
@@ -151,7 +151,7 @@ class DiversedVerifier(MixtureVerifier):
             ("temperature", config.training_temperature, context.temperature),
         )
         return [
-            f"this head was trained for {role} {expected}, and is used with {found}."
+            f"this head was trained for {role} {expected}, but is used with {found}."
             for role, expected, found in uses
             if expected not in (None, "") and found not in (None, "") and expected != found
         ]
@@ -219,7 +219,7 @@ class DiversedVerifier(MixtureVerifier):
 
 
 def apply_strictness(weight: torch.Tensor, strictness: torch.Tensor) -> torch.Tensor:
-    """Interpolate linearly from 0 (strictness 0) over `weight` (0.5) to 1 (strictness 1), exactly at these three.
+    """Interpolate linearly between 0 (strictness 0), `weight` (0.5) and 1 (strictness 1); exact at these three.
 
     Args:
         weight: float32 `[B, G]` in [0, 1].

@@ -9,16 +9,16 @@ from hf_diversed.verifiers.lossless import LosslessVerifier
 
 
 class FLyVerifier(Verifier):
-    """Lossless verification that forgives a rejection at high target entropy if the next draft tokens are accepted.
+    """Lossless verification, except that a rejection may be forgiven: the rejected draft token is then accepted.
 
-    Lossless verification must accept the next `window_size` draft tokens, all within the block. The entropy is
-    - sum p log p over the `top_k` most likely tokens, in nats, as in serving engines. Draft tokens with p(x) = 0 are
-    never forgiven. Residual tokens are those of lossless verification.
+    A rejection is forgiven if the target's entropy is at least `entropy_threshold` and lossless verification accepts
+    the next `window_size` draft tokens, all within the block. The entropy is - sum p log p over the `top_k` most
+    likely tokens, in nats, as in serving engines. Draft tokens with p(x) = 0 are never forgiven. Residual tokens are
+    those of lossless verification.
 
     Args:
         entropy_threshold: at least 0, `fly_entropy_threshold`.
-        window_size: at least 1, `fly_window_size`. None is 6, or the number of draft tokens after the first one if
-            that is less.
+        window_size: at least 1, `fly_window_size`. None is the number of draft tokens after the first one, at most 6.
         top_k: at least 1, `fly_entropy_top_k`.
     """
 

@@ -76,12 +76,12 @@ class AcceptanceModel(Protocol):
 
 
 class MixtureScore:
-    """The mixture v = w p + (1 - w) q with w = sigmoid(logit): a `AcceptanceModel`.
+    """The mixture v = w p + (1 - w) q with w = sigmoid(logit): an `AcceptanceModel`.
 
     y is drafted and accepted with probability min(q, v)(y), and emitted after a rejection with
     w TV(p, q) norm(max(p - q, 0))(y). Without constant terms, `log_prob` is log v(y) for an accepted y with p < q, 0
     for one with p >= q, and log w for a rejection. Its gradient is the exact score. That of log v of all emitted
-    tokens is not, because the length of a round depends on acceptance, too.
+    tokens is not, because the length of a round also depends on acceptance.
     """
 
     def log_prob(self, logit: torch.Tensor, decisions: Decisions) -> torch.Tensor:
@@ -110,7 +110,7 @@ class MixtureScore:
 
 
 class TokenScore:
-    """A weight per token, w(x) = sigmoid(logit) at the draft token x (see `mixture.py`): a `AcceptanceModel`.
+    """A weight per token, w(x) = sigmoid(logit) at the draft token x (see `mixture.py`): an `AcceptanceModel`.
 
     x is accepted with probability 1 - w(x) + w(x) min(1, p(x)/q(x)). Without constant terms, `log_prob` is the log of
     this for an accepted x with p < q, 0 for one with p >= q, and log w(x) for a rejection. Its gradient is the exact

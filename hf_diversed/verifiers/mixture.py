@@ -1,6 +1,5 @@
 """Verifiers that mix p and q with weights on the target distribution (arXiv 2604.07622), and bounds on their bias.
 
-
 With a weight w(x) per token, x ~ q is accepted with probability 1 - w(x) + w(x) min(1, p(x)/q(x)). A rejected token is
 replaced by a draw from norm((p - q)+). The rejection probability is R = sum w (q - p)+, and
 
@@ -108,13 +107,13 @@ class MixtureVerifier(Verifier):
         max_ratio: Values | None = None,
     ):
         self.max_bias = (
-            None if max_bias is None else per_row_values("max_bias", max_bias, "0 is lossless, 1 caps nothing.")
+            None if max_bias is None else per_row_values("max_bias", max_bias, "0 is lossless, 1 is no bound.")
         )
-        advice = "0 is lossless; 1 and more bounds nothing that total variation could tell."
+        advice = "0 is lossless; values of 1 or more do not bound the total variation, which is at most 1."
         self.bias_budget = (
             None if bias_budget is None else per_row_values("bias_budget", bias_budget, advice, high=float("inf"))
         )
-        advice = "1 is lossless, 0 bounds nothing; for at most twice the target's probability say 0.5."
+        advice = "1 is lossless, 0 is no bound, 0.5 allows at most twice the target's probability."
         self.max_ratio = None if max_ratio is None else per_row_values("max_ratio", max_ratio, advice)
         self.state_width = 0 if self.bias_budget is None else 1  # the sum of TV(v, p) so far
 
@@ -200,7 +199,7 @@ def per_row_values(name: str, given: Values, advice: str, high: float = 1.0) -> 
     """Return a setting as a list of one value or one per row. Raises ValueError outside of [0, high]."""
     values = torch.as_tensor(given, dtype=torch.float64).flatten().tolist()
     if not values:
-        raise ValueError(f"`{name}` must be one value or one per row, got none. {advice}")
+        raise ValueError(f"`{name}` must be one value or one per row, got an empty list. {advice}")
     return [check_range(name, value, 0.0, high, advice) for value in values]
 
 
@@ -257,7 +256,7 @@ def limit_bias(
     spent = torch.zeros_like(budget) if state is None else state
     weights = weights.changed(at_least, (spent >= budget).to(weights.weight.dtype))
     weights, total = _spend(weights, draft, target, budget, spent)
-    return weights, F.pad(total, (0, 1), mode="replicate")[..., None]  # a rejected position spends its bias, too
+    return weights, F.pad(total, (0, 1), mode="replicate")[..., None]  # a rejected position also uses its bias
 
 
 def _cap_ratio(weights: Weights, draft: DraftOutput, target: TargetOutput, max_ratio: torch.Tensor) -> Weights:
@@ -307,8 +306,7 @@ def _spend(
 ) -> tuple[Weights, torch.Tensor]:
     """Apply `spend_bias` to weights per position or per token.
 
-    Weights per token are charged TV(v, p) at the position. Where they must be raised, all of 1 - w(x) shrink by one
-    factor.
+    Weights per token use TV(v, p) of the position. Where they must be raised, all 1 - w(x) are scaled by one factor.
     """
     assert weights.tv is not None
     if weights.per_token is None:
@@ -332,8 +330,8 @@ def spend_bias(
 
     Args:
         weight, tv: float32 `[B, G]`.
-        active: bool `[B, G]`; other positions spend nothing.
-        budget, spent: `[B, 1]`; their dtype is that of the sums.
+        active: bool `[B, G]`; other positions do not use the budget.
+        budget, spent: `[B, 1]`; sums are computed in their dtype.
 
     Returns:
         The weights, float32 `[B, G]`, and the sum after each position, `[B, G]` in the dtype of `budget`.
@@ -345,7 +343,7 @@ def spend_bias(
     floor = 1.0 - allowed / exact_tv.clamp_min(torch.finfo(torch.float32).tiny)
     rounded = floor.clamp(0.0, 1.0).float()
     up = torch.nextafter(rounded, torch.ones_like(rounded))
-    rounded = torch.where(rounded.to(floor.dtype) < floor, up, rounded)  # rounding down would overspend
+    rounded = torch.where(rounded.to(floor.dtype) < floor, up, rounded)  # rounding down would exceed the budget
     limited = torch.where(allowed < wanted, torch.maximum(weight, rounded), weight)
     biases = torch.where(active, (1.0 - limited.to(budget.dtype)) * exact_tv, 0.0)
     return limited, spent + biases.cumsum(-1)

@@ -27,7 +27,7 @@ class PhaseVerifier(CompositeVerifier):
     Example:
         ```python
         begin, end = tokenizer.convert_tokens_to_ids(["<think>", "</think>"])
-        rule = PhaseVerifier(TopKRelaxedVerifier(10, 0.6), begin=begin, end=end)
+        verifier = PhaseVerifier(TopKRelaxedVerifier(10, 0.6), begin=begin, end=end)
         ```
     """
 
@@ -74,7 +74,7 @@ class PhaseVerifier(CompositeVerifier):
         return self._phases(outside, input_ids)[:, -1]
 
     def _memories(self, state: torch.Tensor | None) -> list[torch.Tensor | None]:
-        """Split the state into those of both verifiers; None without state."""
+        """Return the states of `inside` and `outside`; None for a verifier without state."""
         if state is None:
             return [None, None]
         memories = state.split([part.state_width for part in self._parts], dim=-1)

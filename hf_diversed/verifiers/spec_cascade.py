@@ -23,21 +23,21 @@ _TOKEN_GATES: dict[str, Callable] = {
     "token_v3": lambda q, p, tv, alpha: p >= (1.0 - alpha) * _top(p),  # eq. 15
 }
 _ALPHA_RANGES = {
-    "chow": (0.0, 1.0, "0 is near lossless, 1 follows the draft."),
-    "diff": (-1.0, 1.0, "-1 is lossless, 1 follows the draft."),
-    "opt": (float("-inf"), float("inf"), "Small values around 0 are usual; larger follows the draft."),
-    "token_v1": (-1.0, 1.0, "-1 is lossless, 1 follows the draft."),
-    "token_v2": (-1.0, 1.0, "-1 is lossless, 1 follows the draft."),
-    "token_v3": (0.0, 1.0, "0 keeps only the target's best token, 1 follows the draft."),
+    "chow": (0.0, 1.0, "0 is near lossless, 1 follows the draft model."),
+    "diff": (-1.0, 1.0, "-1 is lossless, 1 follows the draft model."),
+    "opt": (float("-inf"), float("inf"), "Small values around 0 are usual; larger follows the draft model."),
+    "token_v1": (-1.0, 1.0, "-1 is lossless, 1 follows the draft model."),
+    "token_v2": (-1.0, 1.0, "-1 is lossless, 1 follows the draft model."),
+    "token_v3": (0.0, 1.0, "0 keeps only the target's best token, 1 follows the draft model."),
 }
 
 
 class SpecCascadeVerifier(DistributionVerifier):
     """Verify exactly against a cascade distribution pi.
 
-    "chow", "diff" and "opt" set pi = q where the condition holds, else pi = p. The token rules keep a set S of tokens:
-    pi(x) = q(x) [x in S] + eta p(x), with eta the sum of q outside S. Conditions use raw probabilities (temperature 1,
-    no logits warpers); pi uses the processed ones (one-hot in greedy decoding).
+    "chow", "diff" and "opt" set pi = q where the condition holds, else pi = p. The token conditions keep a set S of
+    tokens: pi(x) = q(x) [x in S] + eta p(x), with eta the sum of q outside S. Conditions use raw probabilities
+    (temperature 1, no logits warpers); pi uses the processed ones (one-hot in greedy decoding).
 
     Args:
         rule: "chow", "diff", "opt", "token_v1", "token_v2" or "token_v3".

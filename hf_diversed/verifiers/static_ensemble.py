@@ -32,7 +32,7 @@ class StaticEnsembleVerifier(MixtureVerifier):
     ):
         super().__init__(max_bias, bias_budget, max_ratio)
         self.weight = check_range(
-            "weight", weight, 0.0, 1.0, "1 is lossless, 0 accepts every draft; 0.7 is a good start."
+            "weight", weight, 0.0, 1.0, "1 is lossless, 0 accepts every draft token; 0.7 is a good start."
         )
 
     def weights(self, draft: DraftOutput, target: TargetOutput, row_values: dict[str, torch.Tensor]) -> Weights:

@@ -70,7 +70,7 @@ def test_a_verifier_without_a_head():
             "'static:0.5' has no --strictness; its settings: --max-b",
         ),
         (["--head", HEAD, "--strictness", "0.5", "--max-drop", "0.1"], "`--strictness` and `--max-drop` are mutually"),
-        (["--head", HEAD, "--max-drop", "0.1"], "`--max-drop`: nothing was certified for this head"),
+        (["--head", HEAD, "--max-drop", "0.1"], "`--max-drop`: this head has no certificate"),
         (["--verifier", "static:0.5:0.1"], "set `--max-bias` or `--max-ratio` beside the verifier"),
         (["--verifier", "block"], "verifier 'block' is not served by vLLM"),
     ],

@@ -179,7 +179,7 @@ def test_a_head_of_another_pair_is_refused(records, tmp_path, monkeypatch):
     DiversedHead(DiversedHeadConfig(8, 4)).save_pretrained(tmp_path)
     lm = harness.DiversedLM(head=str(tmp_path), device="cpu")
     monkeypatch.setattr(lm.model, "forward", lambda **_: pytest.fail("a forward pass"))
-    with pytest.raises(ValueError, match="the head was made for a target of hidden size 8"):
+    with pytest.raises(ValueError, match="the head was trained for a target model of hidden size 8"):
         lm.generate_until(requests(records, 1), disable_tqdm=True)
 
 

@@ -60,8 +60,8 @@ def test_takes_the_most_permissive_dial_within_the_drop():
 
 
 REFUSED = [
-    ({}, 0.005, r"at least a drop that was certified \(0.01, 0.02\), got 0.005"),
-    ({"draft_hidden_size": None}, 0.01, "not for prompt lookup"),
+    ({}, 0.005, r"at least one of the certified drops \(0.01, 0.02\), got 0.005"),
+    ({"draft_hidden_size": None}, 0.01, "this call uses prompt lookup"),
     (
         {"batch_size": 3, "num_prompts": 3},
         [0.01, 0.02],
@@ -85,9 +85,11 @@ def test_refuses_other_weights():
     with torch.no_grad():
         head.out.bias += 1.0
     for refused in (lambda: CertifiedVerifier(head, 0.01), lambda: built.for_call(HERE)):
-        with pytest.raises(ValueError, match=r"the certified drops are those of DiversedHead:.*, but this head is"):
+        with pytest.raises(
+            ValueError, match=r"certificates are for a head with digest DiversedHead:.*, but this head has digest"
+        ):
             refused()
-    with pytest.raises(ValueError, match="nothing was certified for this head"):
+    with pytest.raises(ValueError, match="this head has no certificate"):
         CertifiedVerifier(tiny_head(), 0.01)
     with pytest.raises(ValueError, match=r"`max_drop` must lie in \[0, 1\], got 2"):
         CertifiedVerifier(certified(tiny_head(), (0.01, 0.6)), 2.0)
@@ -100,7 +102,7 @@ def test_refuses_certificates_of_earlier_versions(tmp_path):
         del head.config.certified_drops[0][name]
     head.save_pretrained(tmp_path)
     loaded = hf_diversed.DiversedHead.from_pretrained(tmp_path)
-    words = "do not record max_new_tokens, processors, dtype, target, draft: .* run `hf-diversed calibrate` again"
+    words = "lack max_new_tokens, processors, dtype, target, draft, .* run `hf-diversed calibrate` again"
     with pytest.raises(ValueError, match=words):
         CertifiedVerifier(loaded, 0.01)
 

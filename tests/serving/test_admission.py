@@ -62,7 +62,7 @@ def test_every_deployment_serves_lossless():
         ({"strictness": [0.5]}, r"`diversed_strictness` must be a number .* got \[0.5\]"),
         ({"max_bias": -0.1}, r"`diversed_max_bias` must lie in \[0, 1\], got -0.1. 0 is lossless"),
         ({"max_ratio": 1.5}, r"`diversed_max_ratio` must lie in \[0, 1\], got 1.5. 1 is lossless"),
-        ({"max_drop": 0.1}, "`diversed_max_drop`: nothing was certified for this head"),
+        ({"max_drop": 0.1}, "`diversed_max_drop`: this head has no certificate"),
         ({"strictness": 0.5, "max_drop": 0.1}, "`diversed_strictness` and `diversed_max_drop` are mutually exclusive"),
         ({"verifier": "static:0.9"}, "must be one of diversed, static:0.5, lenience:0.3, lossless, got 'static:0.9'"),
         ({"verifier": 3}, "must be one of diversed, static:0.5, lenience:0.3, lossless, got 3"),
@@ -135,7 +135,7 @@ def test_a_drop_selects_its_certified_strictness(governed):
     [
         (request(temperature=0.7), r"temperature \(certified 1.0, got 0.7\)"),
         (request(sampling={"max_tokens": 17}), r"max_new_tokens \(certified 16, got 17\)"),
-        (request(max_drop=0.001), r"must be at least a drop that was certified \(0.01, 0.05\), got 0.001"),
+        (request(max_drop=0.001), r"must be at least one of the certified drops \(0.01, 0.05\), got 0.001"),
         (request(sampling={"top_k": 50}), "without cut-offs .* got top_k=50 with a `max_drop`"),
         (request(sampling={"repetition_penalty": 1.1}), "got repetition_penalty=1.1 with a `max_drop`"),
     ],

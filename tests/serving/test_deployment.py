@@ -68,7 +68,7 @@ def test_every_verifier_is_served_or_refused_by_name():
         ({"verifier": "static:0.5:0.1"}, "has bounds in its name; set `max_bias` or `max_ratio` beside the verifier"),
         ({"head": HEAD, "strictness": 2}, r"`strictness` must lie in \[0, 1\], got 2.0"),
         ({"head": HEAD, "strictness": "low"}, r"`strictness` must be a number in \[0, 1\], got 'low'"),
-        ({"head": HEAD, "max_drop": 0.01}, "nothing was certified for this head"),
+        ({"head": HEAD, "max_drop": 0.01}, "this head has no certificate"),
         ({"head": HEAD, "strictness": 0.5, "max_drop": 0.01}, "`strictness` and `max_drop` are mutually exclusive"),
     ],
 )
@@ -136,7 +136,7 @@ def test_refuses_heads_that_do_not_fit(tmp_path):
     DiversedHead(DiversedHeadConfig(8, 8, **block)).save_pretrained(tmp_path / "block")
     with pytest.raises(ValueError, match=r"reads the rest of the block \(lookahead=2, target_after=False\)"):
         Deployment.of(engine({"head": str(tmp_path / "block")}))
-    with pytest.raises(ValueError, match="made for a vocabulary of 1024 ids, got 32000"):
+    with pytest.raises(ValueError, match="trained for a vocabulary of 1024 ids, got 32000"):
         Deployment.of(engine({"head": HEAD}, vocab_size=32000))
     with pytest.raises(OSError, match="nowhere"):
         Deployment.of(engine({"head": str(tmp_path / "nowhere")}))

@@ -113,8 +113,8 @@ def test_distribution_head_needs_no_hidden_states():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"target_hidden_size": 99}, r"a target of hidden size 4, got 99; .*org/big / org/small"),
-        ({"draft_hidden_size": 98}, r"a draft of hidden size 3, got 98; .*org/big / org/small"),
+        ({"target_hidden_size": 99}, r"a target model of hidden size 4, got 99; .*org/big / org/small"),
+        ({"draft_hidden_size": 98}, r"a draft model of hidden size 3, got 98; .*org/big / org/small"),
         ({"batch_size": 3, "num_prompts": 3}, r"diversed_strictness must be one value or one per prompt \(3\), got 2"),
     ],
 )
@@ -130,9 +130,9 @@ def test_refuses_before_the_first_forward(changes: dict, message: str):
     [
         ({"strictness": 1.5}, r"`strictness` must lie in \[0, 1\], got 1.5. 0 accepts every draft"),
         ({"strictness": [0.5, float("nan")]}, r"`strictness` must lie in \[0, 1\], got nan"),
-        ({"strictness": []}, "`strictness` must be one value or one per row, got none"),
+        ({"strictness": []}, "`strictness` must be one value or one per row, got an empty list"),
         ({"max_bias": -0.1}, r"`max_bias` must lie in \[0, 1\], got -0.1. 0 is lossless"),
-        ({"max_ratio": 2.0}, r"`max_ratio` must lie in \[0, 1\], got 2.0. .* for at most twice .* say 0.5"),
+        ({"max_ratio": 2.0}, r"`max_ratio` must lie in \[0, 1\], got 2.0. .* 0.5 allows at most twice the target"),
     ],
 )
 def test_refuses_values_out_of_range(arguments: dict, message: str):
@@ -144,9 +144,9 @@ def test_refuses_values_out_of_range(arguments: dict, message: str):
 @pytest.mark.parametrize(
     ("made_for", "message"),
     [
-        ({"base_model_name_or_path": "org/other-target"}, "target org/other-target, and is used with org/target"),
-        ({"assistant_model_name_or_path": "org/other-draft"}, "draft org/other-draft, and is used with org/draft"),
-        ({"training_temperature": 0.9}, "temperature 0.9, and is used with 0.0"),
+        ({"base_model_name_or_path": "org/other-target"}, "target org/other-target, but is used with org/target"),
+        ({"assistant_model_name_or_path": "org/other-draft"}, "draft org/other-draft, but is used with org/draft"),
+        ({"training_temperature": 0.9}, "temperature 0.9, but is used with 0.0"),
     ],
 )
 def test_another_use_is_remarked_on(made_for: dict, message: str):
