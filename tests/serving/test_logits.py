@@ -147,6 +147,18 @@ def test_lossless_rows_are_bit_identical():
     assert nothing.data_ptr() == logits.data_ptr()
 
 
+@pytest.mark.parametrize("sampled", [True, False], ids=["sampled", "one-hot"])
+def test_draft_tokens_without_an_id_keep_the_targets_logits(sampled: bool):
+    """Catches -1, the id of draft tokens that a grammar excludes, used as an index: the error ends the engine."""
+    logits, q = distributions("random")
+    tokens = torch.tensor([1, -1, 2, -1], dtype=torch.int32)
+    relaxed = RequestSettings(verifier=1)
+    served = served_logits(
+        [static()], {relaxed}, table(*[relaxed] * 4), logits[:4], q[:4] if sampled else None, tokens
+    )
+    assert [torch.equal(*rows) for rows in zip(served, logits)] == [False, True, False, True]
+
+
 def test_every_row_has_its_own_verifier_and_settings():
     """Catches a setting or verifier that affects other rows: each row must equal the same row alone."""
     logits, q = distributions("random")

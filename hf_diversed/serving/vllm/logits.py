@@ -77,11 +77,14 @@ def served_logits(
         draft_probs: float32 `[N, V]`, the distribution that each draft token was drawn from; None for draft tokens
             found by n-gram lookup.
         tokens: int `[N]`, the draft tokens; arbitrary ids in rows without one, whose settings must be lossless.
+            Negative ids mark draft tokens that vLLM rejects, for example by a grammar; their rows are lossless.
 
     Returns:
         float32 `[N, V]`; lossless rows are bit-identical to `target_logits`.
     """
     served = target_logits
+    chosen = torch.where(tokens < 0, LOSSLESS, table[:, 0])[:, None]
+    tokens = tokens.clamp_min(0).long()
     for index, verifier in enumerate(verifiers, 1):
         mine = [settings for settings in present if settings.verifier == index]
         if not mine:
@@ -91,10 +94,8 @@ def served_logits(
             for column, (name, neutral) in enumerate(NEUTRAL.items(), 1)
             if any(getattr(settings, name) != neutral for settings in mine)
         }
-        relaxed = verifier_logits(verifier, target_logits, draft_probs, tokens.long(), values)
-        if len(mine) == len(present):
-            return relaxed
-        served = torch.where(table[:, :1] == index, relaxed, served)
+        relaxed = verifier_logits(verifier, target_logits, draft_probs, tokens, values)
+        served = torch.where(chosen == index, relaxed, served)
     return served
 
 

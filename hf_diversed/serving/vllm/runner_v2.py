@@ -164,8 +164,7 @@ def _relaxed(
         temperature = torch.where(temperature == 0.0, 1.0, temperature)[:, None]
         steps = rows.steps.clamp_max(draft_logits.shape[1] - 1)
         q = (draft_logits[rows.slots, steps, :width].float() / temperature).softmax(-1)
-    present = batch.present | {RequestSettings()}  # of bonus rows
-    return served_logits(deployment.verifiers, present, table, target_logits[:, :width], q, drafts)
+    return served_logits(deployment.verifiers, batch.present, table, target_logits[:, :width], q, drafts)
 
 
 assert LOSSLESS == 0, "an empty row of the table is lossless"
