@@ -185,7 +185,8 @@ class DecodingContext:
     `batch_size` rows come from `num_prompts` prompts (`num_return_sequences` each). `temperature` is 0 when greedy and
     None if it differs between rows. `num_assistant_tokens` is None if it adapts. `top_k` is 0 and `top_p` is 1 when
     they are off. `processors` holds all logits processors, including those of sampling. `target` and `draft` are the
-    models, or None in vLLM. With prompt lookup `draft_hidden_size` is None and `draft_name` is empty.
+    models, or None in vLLM. For draft tokens without a distribution (prompt lookup, and greedy draft tokens in vLLM)
+    `draft_hidden_size` is None and `draft_name` is empty.
     """
 
     batch_size: int

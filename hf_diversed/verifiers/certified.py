@@ -65,7 +65,8 @@ class CertifiedVerifier(Verifier):
     def for_call(self, context: DecodingContext) -> DiversedVerifier:
         if context.draft_hidden_size is None:
             raise ValueError(
-                "certificates are for a draft model, but this call uses prompt lookup; pass `assistant_model`."
+                "certificates are for draft tokens sampled from a draft model, but this call uses prompt lookup or "
+                'greedy draft tokens; pass `assistant_model`, or in vLLM "draft_sample_method": "probabilistic".'
             )
         check_row_values(context, diversed_max_drop=self.max_drop)
         conditions, certificates = conditions_of(context), self._certificates()

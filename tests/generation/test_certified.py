@@ -61,7 +61,7 @@ def test_takes_the_most_permissive_dial_within_the_drop():
 
 REFUSED = [
     ({}, 0.005, r"at least one of the certified drops \(0.01, 0.02\), got 0.005"),
-    ({"draft_hidden_size": None}, 0.01, "this call uses prompt lookup"),
+    ({"draft_hidden_size": None}, 0.01, "this call uses prompt lookup or greedy draft tokens"),
     (
         {"batch_size": 3, "num_prompts": 3},
         [0.01, 0.02],

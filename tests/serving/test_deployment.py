@@ -80,22 +80,19 @@ def test_refuses_settings_by_name(settings, words):
 @pytest.mark.parametrize(
     ("drafting", "words"),
     [
-        (
-            speculative(draft_sample_method="greedy"),
-            'Add "draft_sample_method": "probabilistic" to --speculative-config',
-        ),
         (speculative(rejection_sample_method="block"), "got rejection_sample_method='block'"),
         (speculative(rejection_sample_method="fly"), "got rejection_sample_method='fly'"),
         (
             speculative(enable_adaptive_verification=True),
             "enable_adaptive_verification has not been tested with hf_diversed; leave it out",
         ),
-        (speculative(method="medusa"), "'medusa' provides no draft distributions"),
+        (speculative(method="custom_class"), "'custom_class' is not served: the distribution of its draft tokens"),
+        (speculative(method="extract_hidden_states"), "Served are dflash, draft_model, dspark, eagle, eagle3, medusa"),
     ],
 )
 def test_refuses_speculative_configurations_that_cannot_be_served(drafting, words):
-    """Catches lossless decoding without notice, as vLLM does without draft probabilities, and adaptive verification,
-    which has not been tested."""
+    """Catches draft tokens that may be random without a distribution, verification other than token by token, and
+    adaptive verification, which has not been tested."""
     with pytest.raises(ValueError, match=words):
         Deployment.of(engine({"verifier": "static:0.5"}, drafting))
 
@@ -117,14 +114,21 @@ def test_refuses_the_rust_frontend(monkeypatch):
     assert Deployment.of(engine({"verifier": "static:0.5"})) is not None
 
 
-def test_looked_up_drafts_are_one_hot():
-    """Catches draft distributions expected of n-gram lookup, and verifiers that read the draft's confidence."""
-    ngram = speculative(method="ngram", draft_sample_method="greedy")
-    assert Deployment.of(engine({"verifier": "static:0.5"}, ngram)).looked_up
-    assert Deployment.of(engine({"head": HEAD}, ngram)).looked_up
-    assert not Deployment.of(engine({"head": HEAD})).looked_up
-    with pytest.raises(ValueError, match="reads the draft model's confidence"):
-        Deployment.of(engine({"verifier": "contrastive"}, ngram))
+SAMPLING = ("draft_model", "eagle", "eagle3", "mtp", "dflash", "dspark")
+
+
+@pytest.mark.parametrize("method", [*SAMPLING, "ngram", "ngram_gpu", "suffix", "medusa"])
+@pytest.mark.parametrize("sample", ["greedy", "probabilistic"])
+def test_which_draft_tokens_are_one_hot(method, sample):
+    """Catches draft distributions expected of deterministic draft tokens, which vLLM stores for no method that looks
+    draft tokens up and for Medusa; and verifiers that read the draft's confidence."""
+    drafting = speculative(method=method, draft_sample_method=sample)
+    one_hot = sample == "greedy" or method not in SAMPLING
+    for settings in ({"verifier": "lenience:0.3"}, {"head": HEAD}):
+        assert Deployment.of(engine(settings, drafting)).one_hot == one_hot
+    if one_hot:
+        with pytest.raises(ValueError, match=r"confidence, which greedy and looked-up draft tokens do not have"):
+            Deployment.of(engine({"verifier": "contrastive"}, drafting))
 
 
 def test_refuses_heads_that_do_not_fit(tmp_path):

@@ -22,7 +22,7 @@ def is_served(case: VerifierCase) -> bool:
 
 
 SERVED = [case for case in DISTRIBUTION_CASES if is_served(case)]
-LOOKED_UP = [case for case in SERVED if not case.make().needs_draft_confidence]
+ONE_HOT = [case for case in SERVED if not case.make().needs_draft_confidence]
 every_case = pytest.mark.parametrize("case", SERVED, ids=lambda case: case.id)
 
 
@@ -96,9 +96,9 @@ def test_certain_draft_tokens_are_accepted(case: VerifierCase):
     assert (p / q)[certain].ge(1.0).all()
 
 
-@pytest.mark.parametrize("case", LOOKED_UP, ids=lambda case: case.id)
-def test_looked_up_drafts_are_one_hot(case: VerifierCase):
-    """Catches other draft probabilities for n-gram lookup: kernels use q = 1 and p without the token as residual."""
+@pytest.mark.parametrize("case", ONE_HOT, ids=lambda case: case.id)
+def test_deterministic_drafts_are_one_hot(case: VerifierCase):
+    """Catches other draft probabilities than one-hot ones: kernels use q = 1 and p without the token as residual."""
     verifier = case.make()
     draft, target = make_block("random", "ties")
     logits = target.scores[:, :-1].flatten(0, 1)

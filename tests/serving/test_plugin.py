@@ -9,7 +9,7 @@ import torch
 
 from hf_diversed import _after_import
 from hf_diversed.serving.vllm import plugin, runner_v1
-from tests.serving.fakes import engine, request
+from tests.serving.fakes import engine, request, speculative
 from tests.serving.test_signatures import write_package
 
 
@@ -167,11 +167,21 @@ def test_other_batches_of_the_process_are_left_alone(vllm):
 
 
 def test_a_round_without_draft_distributions_is_lossless(vllm):
-    """Catches draft tokens with missing distributions that are verified as n-gram lookup."""
-    runner = vllm.runner(engine(STATIC))
-    runner.add("plain", request())
-    logits = torch.randn(1, 8)
-    assert runner._sample(logits, (torch.tensor([1], dtype=torch.int32), [1])) is logits
+    """Catches missing distributions that are treated as one-hot, and greedy draft tokens verified losslessly."""
+    for sample, stays in (("probabilistic", True), ("greedy", False)):
+        runner = vllm.runner(engine(STATIC, speculative(draft_sample_method=sample)))
+        runner.add("plain", request())
+        logits = torch.randn(1, 8)
+        served = runner._sample(logits, (torch.tensor([1], dtype=torch.int32), [1]))
+        assert torch.equal(served, logits) == stays
+
+
+def test_a_round_without_draft_tokens(vllm):
+    """Catches a table without columns, whose error ends the engine: a lookup may find nothing for any request."""
+    runner = vllm.runner(engine(STATIC, speculative(draft_sample_method="greedy")))
+    runner.add("bounded", request(max_bias=0.1))
+    logits = torch.randn(0, 8)
+    assert runner._sample(logits, (torch.zeros(0, dtype=torch.int32), [0])).shape == (0, 8)
 
 
 def test_a_request_is_read_again_when_its_parameters_change(vllm):

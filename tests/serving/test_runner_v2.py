@@ -137,10 +137,10 @@ def test_other_engines_are_left_alone(module):
 
 
 def test_draft_tokens_without_distributions(module):
-    """Catches n-gram draft tokens verified losslessly, and missing distributions that are treated as n-gram lookup."""
-    looked_up = served_sampler(module, {"verifier": "static:0.5"}, method="ngram", draft_sample_method="greedy")
-    looked_up.add_request(0, request())
-    logits, served, _, _ = verify(module, looked_up, {0: 2}, draft_logits=False)
+    """Catches greedy draft tokens verified losslessly, and missing distributions that are treated as one-hot."""
+    greedy = served_sampler(module, {"verifier": "static:0.5"}, draft_sample_method="greedy")
+    greedy.add_request(0, request())
+    logits, served, _, _ = verify(module, greedy, {0: 2}, draft_logits=False)
     assert [torch.equal(*rows) for rows in zip(logits, served)] == [False, False, True]
     sampled = served_sampler(module, {"verifier": "static:0.5"})
     sampled.add_request(0, request())

@@ -79,7 +79,7 @@ def draw(
 ):
     """Return the first emitted tokens, long `[N]`, and which draft tokens were accepted, bool `[N]`."""
     count = len(drafts)
-    deployment = Deployment(("verifier",), (verifier,), {}, None, CONTEXT, looked_up=q is None)
+    deployment = Deployment(("verifier",), (verifier,), {}, None, CONTEXT, one_hot=q is None)
     metadata = SimpleNamespace(
         all_greedy=False, all_random=True, temperature=torch.ones(count), generators={}, top_k=None, top_p=None
     )
@@ -114,14 +114,19 @@ def test_kernels_emit_the_distribution(make, argument, settings):
     assert p_value(both, torch.stack([rate, 1.0 - rate])) > FALSE_ALARM
 
 
-def test_looked_up_drafts(kernels):
-    """Catches n-gram draft tokens that are verified as if they had been sampled."""
+@pytest.mark.parametrize(("name", "accept"), [("lossless", 1.0), ("lenience:0.3", 1.0 / 0.3), ("static:0.6", None)])
+def test_draft_tokens_without_distributions(name, accept):
+    """Catches greedy and looked-up draft tokens that are verified as if they had been sampled. `accept` is the factor
+    of p(x) in the acceptance probability; the static mixture accepts with probability w p(x) + 1 - w."""
     logits, _ = distributions()
-    draft = int(logits.argsort()[3])
-    tokens, _ = draw(build_verifier("static:0.6"), RequestSettings(1), logits, None, torch.full((DRAWS,), draft))
-    expected = 0.6 * logits.double().softmax(-1)
-    expected[draft] += 0.4
-    assert p_value(torch.bincount(tokens, minlength=VOCAB).double(), expected) > FALSE_ALARM
+    p = logits.double().softmax(-1)
+    for draft in (int(logits.argmax()), int(logits.argsort()[3])):
+        tokens, accepted = draw(build_verifier(name), RequestSettings(1), logits, None, torch.full((DRAWS,), draft))
+        kept = 0.6 * p[draft] + 0.4 if accept is None else (accept * p[draft]).clamp_max(1.0)
+        expected = (1.0 - kept) * p / (1.0 - p[draft])
+        expected[draft] = kept
+        assert p_value(torch.bincount(tokens, minlength=VOCAB).double(), expected) > FALSE_ALARM
+        assert torch.equal(accepted, tokens == draft)
 
 
 def test_the_expansion_is_mended():

@@ -66,8 +66,12 @@ def test_requests_of_one_batch_have_their_own_settings(drawn):
         check(drawn["mixed"], start, 3, *case)
 
 
-def test_looked_up_drafts(drawn):
-    target, _ = distributions()
-    probs = 0.6 * target.double().softmax(-1)
-    probs[3] += 0.4
-    check(drawn["looked up"], 0, 1, probs, probs)
+def test_greedy_draft_tokens(drawn):
+    """Catches draft tokens without distributions that are refused, or verified losslessly: lenience accepts them with
+    probability min(1, p / 0.8), and lossless verification emits the target's distribution."""
+    target, q = distributions()
+    p, draft = target.double().softmax(-1), q.argmax()
+    for start, kept in enumerate((p[draft] / 0.8, p[draft])):
+        probs = (1.0 - kept) * p / (1.0 - p[draft])
+        probs[draft] = kept
+        check(drawn["greedy"], start, 2, probs, probs)

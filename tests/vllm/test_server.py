@@ -6,6 +6,7 @@ standard error of about half a percentage point.
 
 import json
 import os
+import re
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -250,14 +251,23 @@ def test_an_unknown_vllm_goes_on_losslessly(pair_folder, tmp_path, problems, mon
     assert rate < 0.9  # static:0.0 would accept every draft token
 
 
-def test_looked_up_drafts(pair_folder, tmp_path, problems):
-    """Catches n-gram draft tokens that are verified losslessly, or with a distribution."""
-    ngram = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1, "prompt_lookup_max": 2}
-    options = ("--verifier", "static:0.0", "--speculative-config", json.dumps(ngram))
-    with running(start(pair_folder, tmp_path, *options)) as looked_up:
+@pytest.mark.parametrize("method", ["ngram", "draft_model"])
+def test_draft_tokens_without_distributions(pair_folder, tmp_path, problems, method):
+    """Catches looked-up and greedy draft tokens that are refused, or verified losslessly, or with a distribution; and
+    an engine that ends at a draft token that a grammar excludes."""
+    drafting = {
+        "ngram": {"prompt_lookup_min": 1, "prompt_lookup_max": 2},
+        "draft_model": {"model": str(pair_folder / "draft")},  # greedy by default
+    }
+    config = {"method": method, "num_speculative_tokens": 3} | drafting[method]
+    options = ("--verifier", "static:0.0", "--speculative-config", json.dumps(config))
+    with running(start(pair_folder, tmp_path, *options)) as started:
         prompts, rates = [TASK.prompt(record) for record in problems[:16]], []
         for xargs in ({}, {"diversed_verifier": "lossless"}):
-            answers = looked_up.post_all(prompts, [xargs] * len(prompts))
+            answers = started.post_all(prompts, [xargs] * len(prompts))
             rates.append(acceptance([answer for answer in answers if "metrics" in answer]))
-    print("looked up", rates)
+        status, answer = started.post(prompts[0], {}, max_tokens=24, structured_outputs={"regex": "[0-9]{24}"})
+    print(method, rates)
     assert rates[0] == 1.0 > rates[1]
+    assert status == 200
+    assert re.fullmatch("[0-9]+", answer["choices"][0]["text"])

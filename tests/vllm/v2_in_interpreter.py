@@ -59,18 +59,21 @@ def distributions() -> tuple[torch.Tensor, torch.Tensor]:
     return target, TEMPERATURE * draft
 
 
-def verify(settings: dict, requests: list[dict], draws: int, looked_up: bool = False) -> dict:
-    """Verify one draft token and a bonus row for each of `draws` requests, with the settings in `requests` in turn."""
-    drafting = {"method": "ngram", "draft_sample_method": "greedy"} if looked_up else {}
+def verify(settings: dict, requests: list[dict], draws: int, sample: str = "probabilistic") -> dict:
+    """Verify one draft token and a bonus row for each of `draws` requests, with the settings in `requests` in turn.
+
+    Args:
+        sample: vLLM's `draft_sample_method`; greedy draft tokens have no distribution.
+    """
     sampler = Sampler(draws)
-    runner_v2.serve(sampler, Deployment.of(engine(settings, speculative(**drafting), VOCAB)))
+    runner_v2.serve(sampler, Deployment.of(engine(settings, speculative(draft_sample_method=sample), VOCAB)))
     for slot in range(draws):
         sampler.add_request(slot, request(TEMPERATURE, **requests[slot % len(requests)]))
     target, draft = distributions()
     torch.manual_seed(1)
     drafted = torch.multinomial((draft / TEMPERATURE).softmax(-1), draws, replacement=True)
-    if looked_up:
-        drafted = drafted * 0 + 3
+    if sample == "greedy":
+        drafted = torch.full_like(drafted, int(draft.argmax()))
     stock = rejection_sampler.RejectionSampler.__new__(rejection_sampler.RejectionSampler)
     vars(stock).update(
         sampler=sampler,
@@ -84,7 +87,7 @@ def verify(settings: dict, requests: list[dict], draws: int, looked_up: bool = F
     tokens = torch.stack([torch.zeros_like(drafted), drafted], dim=1).flatten()
     _, sampled, count = stock._verify(
         target.repeat(2 * draws, 1),
-        None if looked_up else draft.repeat(draws, 1, 1),
+        None if sample == "greedy" else draft.repeat(draws, 1, 1),
         tokens,
         torch.arange(2 * draws),
         torch.arange(0, 2 * draws + 1, 2, dtype=torch.int32),
@@ -105,7 +108,7 @@ if __name__ == "__main__":
             {
                 "static": verify({"verifier": "static:0.5"}, [{}], draws),
                 "mixed": verify({"verifier": "static:0.3"}, [{}, {"verifier": "lossless"}, {"max_bias": 0.1}], draws),
-                "looked up": verify({"verifier": "static:0.6"}, [{}], draws, looked_up=True),
+                "greedy": verify({"verifier": "lenience:0.8"}, [{}, {"verifier": "lossless"}], draws, "greedy"),
             }
         )
     )

@@ -37,8 +37,10 @@ _NOT_SERVED = {
     "block verification of its own",
     "phase": "it reads the text so far, which vLLM's sampler does not receive",
 }
-_LOOKED_UP = ("ngram", "ngram_gpu", "suffix")
-_WITHOUT_DISTRIBUTIONS = ("medusa", "mlp_speculator", "extract_hidden_states", "custom_class")
+# Methods whose draft tokens follow from the text so far, and methods that sample them if `draft_sample_method` is
+# "probabilistic". Draft tokens of other methods may be random without a distribution.
+_DETERMINISTIC = ("ngram", "ngram_gpu", "suffix", "medusa")
+_SAMPLING = ("draft_model", "eagle", "eagle3", "mtp", "dflash", "dspark")
 # Settings of a request, with what the ends of their range [0, 1] mean.
 SETTINGS = {
     "strictness": "0 accepts every draft token, 0.5 is the head as trained, 1 is lossless.",
@@ -83,7 +85,7 @@ class Deployment:
         defaults: settings of requests that set none of their own: some of strictness, max_bias, max_ratio, max_drop.
         head: the head of "diversed", if that is among the verifiers.
         context: what verifiers are checked against.
-        looked_up: draft tokens come from n-gram lookup and have no distribution.
+        one_hot: draft tokens are deterministic, so their distributions are one-hot and vLLM stores none.
     """
 
     names: tuple[str, ...]
@@ -91,7 +93,7 @@ class Deployment:
     defaults: Mapping[str, float]
     head: DiversedHead | None
     context: DecodingContext
-    looked_up: bool
+    one_hot: bool
 
     @classmethod
     def of(cls, vllm_config: Any) -> "Deployment | None":
@@ -99,24 +101,24 @@ class Deployment:
 
         Raises:
             ValueError: for verifiers and heads that cannot be served, settings out of range, and speculative
-                configurations without draft distributions; each with what to do.
+                configurations that are not served; each with what to do.
         """
         given = read_config(vllm_config.additional_config)
         if given is None:
             return None
         if os.environ.get("VLLM_USE_RUST_FRONTEND", "0") not in ("", "0"):
             raise ValueError("VLLM_USE_RUST_FRONTEND bypasses hf_diversed's checks of requests; unset it.")
-        looked_up = _check_drafting(vllm_config.speculative_config)
+        one_hot = _check_drafting(vllm_config.speculative_config)
         vocab_size = vllm_config.model_config.get_vocab_size()
         length = vllm_config.speculative_config.num_speculative_tokens
-        deployment = cls.build(given, length, looked_up)
+        deployment = cls.build(given, length, one_hot)
         if deployment.head is not None:
-            DiversedVerifier(deployment.head).check(_context(vocab_size, length, looked_up))
+            DiversedVerifier(deployment.head).check(_context(vocab_size, length, one_hot))
         return deployment
 
     @classmethod
     def build(
-        cls, given: Mapping[str, Any], num_assistant_tokens: int, looked_up: bool = False, spell: Spell = str
+        cls, given: Mapping[str, Any], num_assistant_tokens: int, one_hot: bool = False, spell: Spell = str
     ) -> "Deployment":
         """Return the deployment with given settings, which is not yet compared with the models.
 
@@ -133,9 +135,9 @@ class Deployment:
             raise ValueError(f"`{spell('choices')}` must be a list of verifiers by name, got {choices!r:.200}.")
         names = tuple(dict.fromkeys((given.pop("verifier", "diversed"), *choices)))
         head = _load_head(given.pop("head", None), names, spell)
-        context = _context((head.config.vocab_size if head else None) or 0, num_assistant_tokens, looked_up)
+        context = _context((head.config.vocab_size if head else None) or 0, num_assistant_tokens, one_hot)
         verifiers = tuple(_build(name, head, context, spell) for name in names)
-        deployment = cls(names, verifiers, given, head, context, looked_up)
+        deployment = cls(names, verifiers, given, head, context, one_hot)
         deployment.read(0, given, spell)
         return deployment
 
@@ -184,9 +186,10 @@ def _in_range(name: str, value: Any, meaning: str) -> float:
 
 
 def _check_drafting(speculative: Any) -> bool:
-    """Return whether draft tokens come from n-gram lookup; refuse configurations that vLLM would decode losslessly.
+    """Return whether draft tokens are one-hot; refuse speculative configurations that are not served.
 
-    Those are draft tokens without distributions, and verification other than token by token.
+    A draft token that is chosen without random numbers has a one-hot distribution given everything before it: the
+    text, the models' hidden states, and where the round began.
     """
     if speculative is None:
         raise ValueError("a verifier needs draft tokens; add --speculative-config with a draft model.")
@@ -200,27 +203,22 @@ def _check_drafting(speculative: Any) -> bool:
         raise ValueError(
             "enable_adaptive_verification has not been tested with hf_diversed; leave it out of --speculative-config."
         )
-    if method in _WITHOUT_DISTRIBUTIONS:
+    if method not in (*_DETERMINISTIC, *_SAMPLING):
         raise ValueError(
-            f"speculative method {method!r} provides no draft distributions; use a draft model, EAGLE, MTP or ngram."
+            f"speculative method {method!r} is not served: the distribution of its draft tokens is not known. Served "
+            f"are {', '.join(sorted((*_DETERMINISTIC, *_SAMPLING)))}."
         )
-    if method not in _LOOKED_UP and speculative.draft_sample_method != "probabilistic":
-        raise ValueError(
-            f"draft_sample_method must be 'probabilistic', got {speculative.draft_sample_method!r}: greedy draft "
-            'tokens are not sampled from a distribution. Add "draft_sample_method": "probabilistic" to '
-            "--speculative-config."
-        )
-    return method in _LOOKED_UP
+    return method in _DETERMINISTIC or speculative.draft_sample_method == "greedy"
 
 
-def _context(vocab_size: int, num_assistant_tokens: int, looked_up: bool) -> DecodingContext:
+def _context(vocab_size: int, num_assistant_tokens: int, one_hot: bool) -> DecodingContext:
     return DecodingContext(
         batch_size=1,
         num_prompts=1,
         vocab_size=vocab_size,
         temperature=None,
         target_hidden_size=0,
-        draft_hidden_size=None if looked_up else 0,
+        draft_hidden_size=None if one_hot else 0,
         target_name="",
         draft_name="",
         num_assistant_tokens=num_assistant_tokens,
@@ -262,7 +260,8 @@ def _build(name: str, head: DiversedHead | None, context: DecodingContext, spell
     verifier = DiversedVerifier(ServedHead(head)) if name == "diversed" and head is not None else build_verifier(name)
     if verifier.needs_draft_confidence and context.draft_hidden_size is None:
         raise ValueError(
-            f"verifier {name!r} reads the draft model's confidence, which n-gram lookup does not have; use another."
+            f"verifier {name!r} reads the draft model's confidence, which greedy and looked-up draft tokens do not "
+            'have; use another, or a draft model with "draft_sample_method": "probabilistic".'
         )
     if isinstance(verifier, MixtureVerifier) and any(getattr(verifier, limit) is not None for limit in LIMITS):
         raise ValueError(

@@ -74,8 +74,7 @@ def served_logits(
         present: the settings in this batch; verifiers and bounds that none of them uses are not computed.
         table: float32 `[N, COLUMNS]`, `RequestSettings.row` of every row.
         target_logits: float `[N, V]`, after temperature and cut-offs.
-        draft_probs: float32 `[N, V]`, the distribution that each draft token was drawn from; None for draft tokens
-            found by n-gram lookup.
+        draft_probs: float32 `[N, V]`, the distribution that each draft token was drawn from; None if all are one-hot.
         tokens: int `[N]`, the draft tokens; arbitrary ids in rows without one, whose settings must be lossless.
             Negative ids mark draft tokens that vLLM rejects, for example by a grammar; their rows are lossless.
 

@@ -16,7 +16,7 @@ import torch
 
 from hf_diversed.serving.vllm.admission import any_relaxed, move_verifiers, read_safely
 from hf_diversed.serving.vllm.deployment import Deployment
-from hf_diversed.serving.vllm.logits import RequestSettings, served_logits
+from hf_diversed.serving.vllm.logits import COLUMNS, RequestSettings, served_logits
 
 
 _MODULE = "vllm.v1.sample.rejection_sampler"
@@ -37,7 +37,7 @@ class Batch:
         """Return float32 `[N, COLUMNS]`: `RequestSettings.row` for each of a request's `counts` draft tokens."""
         if self._table is None or counts != self._counts:
             rows = [row for one, count in zip(self.settings, counts) for row in [one.row()] * count]
-            table = torch.tensor(rows, dtype=torch.float32, pin_memory=device.type == "cuda")
+            table = torch.tensor(rows, dtype=torch.float32, pin_memory=device.type == "cuda").view(-1, COLUMNS)
             self._counts, self._table = list(counts), table.to(device, non_blocking=True)
         return self._table
 
@@ -126,7 +126,7 @@ def _relaxed(
 ) -> torch.Tensor:
     deployment = batch.deployment
     # vLLM can lose the draft distributions for a round (it logs that); such a round is verified losslessly.
-    if not batch.is_relaxed or (draft_probs is None) != deployment.looked_up:
+    if not batch.is_relaxed or (draft_probs is None) != deployment.one_hot:
         return target_logits
     table = batch.table(num_draft_tokens, target_logits.device)
     return served_logits(deployment.verifiers, batch.present, table, target_logits, draft_probs, draft_token_ids)

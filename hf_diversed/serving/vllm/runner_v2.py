@@ -152,7 +152,7 @@ def _relaxed(
     batch: _Batch, target_logits: torch.Tensor, draft_logits: torch.Tensor | None, rows: _Rows
 ) -> torch.Tensor:
     deployment = batch.slots.deployment
-    if not any_relaxed(batch.present) or (draft_logits is None) != deployment.looked_up:
+    if not any_relaxed(batch.present) or (draft_logits is None) != deployment.one_hot:
         return target_logits
     verifies, drafts = rows.drafted()
     table = torch.where(verifies[:, None], batch.slots.table(target_logits.device)[rows.slots], LOSSLESS)
