@@ -53,6 +53,8 @@ class TrainOptions(ScoringOptions):
         "rollouts: rewards of completions; counterfactual: costs of single tokens, from --labels.", "rollouts"
     )
     labels: Path | None = option("File of `hf-diversed label`, for --objective counterfactual.")
+    kept_share: float = option("Share of the rejected tokens below the price at strictness 0.5, with --labels.", 0.5)
+    per_token_gained: bool = option("Price tokens gained instead of draft tokens kept, with --labels.", False)
     reward_funcs: list[str] | None = option(
         '"task:NAME" or package.module.function; by default the score of the task.'
     )
@@ -114,7 +116,13 @@ def train_on_labels(options: TrainOptions, config: DiversedConfig, path: Path) -
     labels = load_labels(path)
     if labels.settings["task"] != options.task:
         raise ValueError(f"--labels has labels of task {labels.settings['task']}, but --task is {options.task}.")
-    head, report = fit_head(labels, FitSettings(head_type=config.head_type, seed=config.seed))
+    settings = FitSettings(
+        head_type=config.head_type,
+        kept_share=options.kept_share,
+        per_token_gained=options.per_token_gained,
+        seed=config.seed,
+    )
+    head, report = fit_head(labels, settings)
     if options.overwrite:
         remove_earlier_run(folder)
     head.save_pretrained(folder)

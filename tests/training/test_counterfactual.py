@@ -162,10 +162,12 @@ def test_commands_label_and_train(tmp_path):
     call("label", ["--task", "summary", "--output", labels, *options])
     assert load_labels(Path(labels)).settings["rejections"] == 2
     command = ["--task", "summary", "--objective", "counterfactual", "--output-dir", str(folder)]
-    call("train", [*command, "--labels", labels])
+    call("train", [*command, "--labels", labels, "--per-token-gained", "true"])
     head = DiversedHead.from_pretrained(folder)
     assert (head.lookahead, head.target_after, head.config.task) == (2, True, "summary")
-    assert json.loads((folder / "provenance.json").read_text())["counterfactual"]["regression"]["num_labels"] > 5
+    regression = json.loads((folder / "provenance.json").read_text())["counterfactual"]["regression"]
+    assert regression["num_labels"] > 5
+    assert "price_per_token" in regression
     for wrong, message in (
         (["--objective", "counterfactual"], "belong together"),
         (["--labels", labels], "belong together"),
