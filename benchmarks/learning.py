@@ -121,10 +121,10 @@ def match(pair: Pair, task: Task, folder: Path) -> dict[str, Any]:
     sampler = Sampler(pair, settings)
     rows = draw_records(task.name, "train", MATCHED_ROLLOUTS, source["seed"])
     rollouts = sampler.relaxed([task.prompt(row) for row in rows], head, seed=source["seed"])
-    seen, kept, rule = rollouts.decisions, rollouts.decisions.strict_prob, TokenScore()
+    seen, kept, score = rollouts.decisions, rollouts.decisions.strict_prob, TokenScore()
 
     def accepted(logit: torch.Tensor) -> float:
-        return 1.0 - float(rule.expected_rejection(logit, seen).mean())
+        return 1.0 - float(score.expected_rejection(logit, seen).mean())
 
     start = untrained(pair, folder)
     logit, slope = start(**rollouts.inputs), start.ratio_slope()

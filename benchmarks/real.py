@@ -59,7 +59,7 @@ from hf_diversed.training.draft_making import (
 from hf_diversed.zoo import packaged
 
 
-RULES = ("lossless", "lenience:0.3", "static:0.5")
+METHODS = ("lossless", "lenience:0.3", "static:0.5")
 COMPILED = ("target", "lossless", "lenience:0.3")
 REGIMES = ("draft", LOOKUP)
 COPYING = ("scitldr", "rewrite")  # tasks for prompt lookup
@@ -200,7 +200,7 @@ def study(regime: str, draft: str, tasks: list[str], arguments: argparse.Namespa
     for name, folder in zip(arguments.heads, folders):
         trained_head(name, draft, tasks[0], folder, arguments)
     pair = load_pair(arguments.target, draft, "cpu", chat=True, dtype=arguments.dtype)
-    methods = build_methods([*arguments.rules, *(f"diversed:{folder}" for folder in folders)])
+    methods = build_methods([*arguments.methods, *(f"diversed:{folder}" for folder in folders)])
     records = []
     for name in tasks:
         task = get_task(name)
@@ -389,7 +389,7 @@ def _arguments() -> argparse.Namespace:
     add("--repeats", type=int, default=1)
     add("--dtype", default="float32", help="Of the models.")
     add("--report", type=Path, help="Where the figures go; OUTPUT/real.json by default.")
-    add("--rules", type=lambda text: text.split(","), default=list(RULES))
+    add("--methods", type=lambda text: text.split(","), default=list(METHODS))
     add("--backend", default="inductor", help="Of torch.compile.")
     add("--eager-only", action="store_true")
     add("--threads", type=int)

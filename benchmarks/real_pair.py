@@ -37,6 +37,7 @@ from transformers.utils import logging
 from benchmarks.real import timed
 from hf_diversed.cli.models import load_pair
 from hf_diversed.evaluation import EvaluationSettings, evaluate, read_results, summarize
+from hf_diversed.evaluation.evaluate import definitions
 from hf_diversed.evaluation.results import Results
 from hf_diversed.formatting import LOSSLESS, PLAIN
 from hf_diversed.provenance import provenance
@@ -214,7 +215,7 @@ def write_report(name: str, arguments: argparse.Namespace) -> None:
             if path.is_dir():
                 sets.setdefault(path.name if name == "specbench" else "", []).append(read_results(path))
     records: list[dict[str, Any]] = []
-    verifiers, headers = {}, []
+    methods, headers = {}, []
     for category, parts in sets.items():
         whole = [part for part in parts if not part.missing(arguments.methods)]
         results = pooled(whole or parts[:1])
@@ -223,14 +224,12 @@ def write_report(name: str, arguments: argparse.Namespace) -> None:
             scored = not category or category.removesuffix("-turn-1") in SCORES
             unscored = {key: None for key in record if key.startswith(("quality", "static_gain"))}
             records.append(record | ({} if scored else unscored) | ({"category": category} if category else {}))
-        verifiers |= {
-            entry["method"]: entry["rule"] for entry in results.entries.values() if entry["method"] in labels
-        }
+        methods |= {label: text for label, text in definitions(results).items() if label in labels}
         headers.append(results.header)
-    source = provenance(0, arguments.device) | {"evaluations": headers, "rules": verifiers}
+    source = provenance(0, arguments.device) | {"evaluations": headers, "methods": methods}
     path = arguments.output / f"qwen-coder-{name}{suffix(arguments)}.json"
     write_json(path, {"records": records, "provenance": source})
-    print(json.dumps({"written": path.name, "methods": list(verifiers)}), flush=True)
+    print(json.dumps({"written": path.name, "methods": list(methods)}), flush=True)
 
 
 def pooled(parts: list[Results]) -> Results:

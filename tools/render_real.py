@@ -32,7 +32,7 @@ COMMANDS = {
     FURTHER: _command(
         "lenience-scitldr",
         "scitldr",
-        "--max-new-tokens 64 --rules lenience:0.05 --eager-only --timed-prompts 6",
+        "--max-new-tokens 64 --methods lenience:0.05 --eager-only --timed-prompts 6",
     ),
     "lookup-rewrite.json": _command(
         "lookup-rewrite", "rewrite", "--max-new-tokens 160 --samples-per-prompt 3 --timed-prompts 4 --repeats 2"

@@ -91,13 +91,17 @@ def report(output: Path | str, labels: Sequence[str] | None = None) -> list[dict
     results = read_results(output)
     records = summarize(results, labels)
     seed = results.header["settings"]["seed"]
-    source = provenance(seed, results.header["device"]) | {"evaluation": results.header, "rules": _rules(results)}
+    source = provenance(seed, results.header["device"]) | {
+        "evaluation": results.header,
+        "methods": definitions(results),
+    }
     write_json(Path(output) / REPORT, {"records": records, "provenance": source})
     return records
 
 
-def _rules(results: Results) -> dict[str, str]:
-    return {entry["method"]: entry["rule"] for entry in results.entries.values()}
+def definitions(results: Results) -> dict[str, str]:
+    """Return the definition of each method by its label, see `Method.definition`."""
+    return {entry["method"]: entry["definition"] for entry in results.entries.values()}
 
 
 class _Run:
@@ -135,7 +139,7 @@ class _Run:
     def complete(self, folder: Path | None) -> Results:
         """Run the unfinished calls of this process: all methods on one batch, then the next batch."""
         results = Results(self.header) if folder is None else read_results(folder, self.header)
-        self._check_rules(results)
+        self._check_definitions(results)
         mine = range(self.settings.rank, len(self.batches), self.settings.world_size)
         open_calls = set(results.missing(method.label for method in self.methods))
         calls = [
@@ -194,7 +198,7 @@ class _Run:
             )
         return {
             "method": method.label,
-            "rule": method.rule,
+            "definition": method.definition,
             "static_weight": method.static_weight,
             "batch": batch,
             "sample": sample,
@@ -202,13 +206,13 @@ class _Run:
             "rows": {"prompt": list(indices), "score": [float(score) for score in scores], **rows},
         }
 
-    def _check_rules(self, results: Results) -> None:
-        found = _rules(results)
+    def _check_definitions(self, results: Results) -> None:
+        found = definitions(results)
         for method in self.methods:
-            if found.get(method.label, method.rule) != method.rule:
+            if found.get(method.label, method.definition) != method.definition:
                 raise ValueError(
-                    f"the output folder holds {method.label!r} as {found[method.label]}, got {method.rule}; choose "
-                    "another label or folder."
+                    f"the output folder holds {method.label!r} as {found[method.label]}, got {method.definition}; "
+                    "choose another label or folder."
                 )
 
 

@@ -130,9 +130,9 @@ class DiversedLM(HFLM):
 
     def get_model_info(self) -> dict:
         """Return the "config" entry of lm-eval's results: the models, the verifier, and statistics by task."""
-        rule = {"method": self.method.label, "rule": self.method.rule, **self.named}
+        method = {"method": self.method.label, "definition": self.method.definition, **self.named}
         tasks = {task: {"num_samples": len(stats.per_row)} | stats.to_dict() for task, stats in self.stats.items()}
-        return super().get_model_info() | {"hf_diversed": rule | {"tasks": tasks}}
+        return super().get_model_info() | {"hf_diversed": method | {"tasks": tasks}}
 
     def _log(self, task: str) -> None:
         if (stats := self.stats.get(task)) is None or not stats.num_rounds:

@@ -21,7 +21,7 @@ class Results:
 
     Attributes:
         header: settings, task, models and prompts of all entries.
-        entries: by (method, batch, sample), one finished call: `rule`, `static_weight`, `seconds`,
+        entries: by (method, batch, sample), one finished call: `definition`, `static_weight`, `seconds`,
             `peak_memory_bytes` and `_kind`, and `rows`, lists with one value per completion.
     """
 

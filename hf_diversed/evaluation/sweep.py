@@ -59,12 +59,12 @@ def merge_reports(reports: Sequence[dict]) -> dict:
     """Join reports of `evaluate`; a single one is returned unchanged.
 
     The records of several are concatenated, and `provenance` is that of the first, with `evaluations` and
-    `rules_of_evaluations`, one per report, in place of `evaluation` and `rules`.
+    `methods_of_evaluations`, one per report, in place of `evaluation` and `methods`.
     """
     if len(reports) == 1:
         return reports[0]
-    first = {name: value for name, value in reports[0]["provenance"].items() if name not in ("evaluation", "rules")}
+    first = {name: value for name, value in reports[0]["provenance"].items() if name not in ("evaluation", "methods")}
     sources = [report["provenance"] for report in reports]
     several = {"evaluations": [source["evaluation"] for source in sources]}
-    several["rules_of_evaluations"] = [source["rules"] for source in sources]
+    several["methods_of_evaluations"] = [source["methods"] for source in sources]
     return {"records": [row for report in reports for row in report["records"]], "provenance": first | several}

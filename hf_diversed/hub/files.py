@@ -65,13 +65,13 @@ def is_outdated(path: str, files: dict[str, bytes]) -> bool:
 
 def _check_measured(head: DiversedHead, records: HeadRecords) -> None:
     """Refuse figures of another head. Older reports do not record the head's digest, and are accepted."""
-    rules = (records.evaluation.get("provenance") or {}).get("rules") or {}
+    methods = (records.evaluation.get("provenance") or {}).get("methods") or {}
     found = by_strictness({record["method"]: record for record in records.evaluation.get("records") or []})
     digest = module_digest(head)
-    for label in {record["method"] for record in found.values()} & rules.keys():
-        if digest not in rules[label]:
+    for label in {record["method"] for record in found.values()} & methods.keys():
+        if digest not in methods[label]:
             raise ValueError(
-                f"the evaluation was made with other weights: {digest} of this head is not in {rules[label]}; "
+                f"the evaluation was made with other weights: {digest} of this head is not in {methods[label]}; "
                 "evaluate this head, or publish it without an evaluation."
             )
 

@@ -109,7 +109,7 @@ class Method:
         return self.verifier is None and not self.upstream
 
     @cached_property
-    def rule(self) -> str:
+    def definition(self) -> str:
         """A reproducible description of the verifier, with a digest of its head; equal for equal decoding."""
         if self.upstream:
             return f"upstream({self.ensemble_weight})"

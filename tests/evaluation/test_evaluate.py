@@ -97,7 +97,7 @@ def test_every_field_is_there(whole):
     written = json.loads((folder / "evaluation.json").read_text())
     assert written["records"] == records
     assert written["provenance"]["evaluation"]["settings"]["samples_per_prompt"] == 2
-    assert written["provenance"]["rules"]["static:0.5"] == "StaticEnsembleVerifier(weight=0.5)"
+    assert written["provenance"]["methods"]["static:0.5"] == "StaticEnsembleVerifier(weight=0.5)"
     assert {"versions", "git_commit", "device"} <= written["provenance"].keys()
 
 

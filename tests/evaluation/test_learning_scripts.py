@@ -27,7 +27,7 @@ def results(**scores: np.ndarray) -> Results:
         counters = {name: [0] * NUM_PROMPTS for name in COUNTERS}
         counters |= {"num_accepted": [round(10 * value) for value in values], "num_drafted": [10] * NUM_PROMPTS}
         rows = {"prompt": list(range(NUM_PROMPTS)), "score": values.tolist(), "tokens": [1] * NUM_PROMPTS}
-        about = {"method": label, "batch": 0, "sample": 0, "rule": label, "static_weight": None}
+        about = {"method": label, "batch": 0, "sample": 0, "definition": label, "static_weight": None}
         found.add({**about, "seconds": 1.0, "peak_memory_bytes": 1, "rows": rows | counters})
     return found
 

@@ -45,7 +45,7 @@ def test_a_table_for_every_setting():
 def test_reports_are_merged():
     """Catches records of the first report only, and one evaluation's settings standing for all."""
     reports = [
-        {"records": [n], "provenance": {"seed": 7, "evaluation": {"n": n}, "rules": {"lossless": str(n)}}}
+        {"records": [n], "provenance": {"seed": 7, "evaluation": {"n": n}, "methods": {"lossless": str(n)}}}
         for n in (1, 2)
     ]
     assert merge_reports(reports[:1]) == reports[0]
@@ -54,6 +54,6 @@ def test_reports_are_merged():
         "provenance": {
             "seed": 7,
             "evaluations": [{"n": 1}, {"n": 2}],
-            "rules_of_evaluations": [{"lossless": "1"}, {"lossless": "2"}],
+            "methods_of_evaluations": [{"lossless": "1"}, {"lossless": "2"}],
         },
     }

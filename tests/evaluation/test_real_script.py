@@ -42,10 +42,10 @@ def test_looked_up_drafts_without_any_data(run, folder, capsys):
     report = run("--backend", "eager", "--batch-sizes", "1")
     (record,) = report["records"]
     assert (record["regime"], record["task"]) == ("lookup", "rewrite")
-    assert [row["method"] for row in record["quality"]] == ["target", *real.RULES]
+    assert [row["method"] for row in record["quality"]] == ["target", *real.METHODS]
     (single,) = (part["methods"] for part in record["seconds"])
     compiled = [f"{name}, compiled" for name in real.COMPILED]
-    assert list(single) == ["target", "upstream", *real.RULES, *compiled]
+    assert list(single) == ["target", "upstream", *real.METHODS, *compiled]
     for name, row in single.items():
         assert row["tokens_per_second"] > 0
         assert all(0 < turn["tokens"] <= 12 and turn["rounds"] <= turn["tokens"] for turn in row["turns"])
@@ -67,7 +67,7 @@ def test_draft_and_heads_are_trained_once(run, folder, monkeypatch):
     places = [("draft", "scitldr"), ("draft", "rewrite"), ("lookup", "scitldr"), ("lookup", "rewrite")]
     assert [(record["regime"], record["task"]) for record in report["records"]] == places
     for (regime, _), record in zip(places, report["records"]):
-        methods = [*real.RULES, *(f"diversed:{folder / 'out' / regime / f'head-{name}'}" for name in real.HEADS)]
+        methods = [*real.METHODS, *(f"diversed:{folder / 'out' / regime / f'head-{name}'}" for name in real.HEADS)]
         assert [row["method"] for row in record["quality"]] == ["target", *methods]
         single, several = (list(part["methods"]) for part in record["seconds"])
         assert (single, several) == (["target", "upstream", *methods], ["target", *methods])

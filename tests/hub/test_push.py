@@ -141,7 +141,7 @@ def test_figures_of_another_head_are_refused(hub):
     evaluation = make_evaluation()
     rule = "DiversedVerifier(head={}, strictness=[0.5])"
     evaluation["provenance"] = evaluation["provenance"] | {
-        "rules": {"diversed": rule.format(module_digest(make_head()))}
+        "methods": {"diversed": rule.format(module_digest(make_head()))}
     }
     with pytest.raises(ValueError, match="other weights"):
         make_head(seed=1).push_to_hub(REPO, evaluation=evaluation)

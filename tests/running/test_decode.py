@@ -77,7 +77,7 @@ def test_upstream_is_the_static_rule(pair):
     decoder = Decoder(pair, Sampling(temperature=0, max_new_tokens=20, num_assistant_tokens=3))
     ours = decoder(Method("static", StaticEnsembleVerifier(0.5)), [[4, 5, 6]], 0)
     assert ours.tokens == decoder(UPSTREAM, [[4, 5, 6]], 0).tokens
-    assert UPSTREAM.rule == "upstream(0.5)"
+    assert UPSTREAM.definition == "upstream(0.5)"
     assert UPSTREAM.generate_kwargs(pair.draft, 3)["assistant_model"].generation_config.num_assistant_tokens == 3
 
 

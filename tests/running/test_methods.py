@@ -77,7 +77,7 @@ def test_truncated_target(head):
     that decodes without truncation."""
     pair, plain = tiny_pair(), build_methods(["target", "target:top_k=1:top_p=0.9"])
     assert plain[1].generate_kwargs(None, 5) == {"top_k": 1, "top_p": 0.9}
-    assert [method.rule for method in plain] == ["plain", "plain:top_k=1:top_p=0.9"]
+    assert [method.definition for method in plain] == ["plain", "plain:top_k=1:top_p=0.9"]
     decoder = Decoder(pair, Sampling(max_new_tokens=6))
     first, best = (decoder(plain[1], [[5, 6, 7]], seed=seed).tokens for seed in (0, 1))
     assert first == best  # only the most likely token is left
@@ -102,21 +102,21 @@ def test_heads_by_name(head, tmp_path):
 
 def test_rules_in_words_follow_the_head(head):
     """Catches results of one head continued with another: equal words must mean equal decoding."""
-    before = build_methods(["diversed"], head)[0].rule
-    assert build_methods(["diversed"], head)[0].rule == before
-    assert build_methods(["diversed@0.6"], head)[0].rule != before
+    before = build_methods(["diversed"], head)[0].definition
+    assert build_methods(["diversed"], head)[0].definition == before
+    assert build_methods(["diversed@0.6"], head)[0].definition != before
     with torch.no_grad():
         next(head.parameters()).add_(1e-3)
-    assert build_methods(["diversed"], head)[0].rule != before
+    assert build_methods(["diversed"], head)[0].definition != before
 
 
 def test_rules_in_words_follow_a_head_inside_of_another_rule(head):
     """Catches a head inside another verifier that is identified by its shape only."""
     rule = ("mine", BlockVerifier(DiversedVerifier(head)))
-    before = build_methods([rule])[0].rule
+    before = build_methods([rule])[0].definition
     with torch.no_grad():
         next(head.parameters()).add_(1e-3)
-    assert build_methods([rule])[0].rule != before
+    assert build_methods([rule])[0].definition != before
 
 
 def test_bounded_weights_are_no_points_of_the_static_curve():
@@ -132,7 +132,7 @@ def test_rules_in_words_hold_no_addresses():
         def __init__(self):
             self.helper = object()
 
-    assert "0x" not in build_methods([("mine", Mine())])[0].rule
+    assert "0x" not in build_methods([("mine", Mine())])[0].definition
 
 
 @pytest.mark.parametrize(
