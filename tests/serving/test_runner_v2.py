@@ -128,6 +128,21 @@ def test_a_target_padded_to_more_ids(module):
     assert served.shape[1] == VOCAB
 
 
+@pytest.mark.parametrize("method", ["ngram", "suffix"])
+def test_padding_is_verified_losslessly(module, method):
+    """Catches repetitions of the last token, with which an n-gram lookup fills rounds, accepted as draft tokens."""
+    sampler = served_sampler(module, {"verifier": "static:0.0"}, method=method)
+    drafted = {slot: STEPS for slot in range(SLOTS)}
+    for slot in drafted:
+        sampler.add_request(slot, request())
+    logits, served, tokens, _ = verify(module, sampler, drafted, draft_logits=False)
+    bonus = torch.arange(len(tokens)) % (STEPS + 1) == STEPS
+    padding = (tokens.roll(-1) == VOCAB - 1) & ~bonus  # the last token of each request is VOCAB - 1
+    assert padding.any()
+    stays = bonus | padding if method == "ngram" else bonus
+    assert torch.equal((served == logits).all(-1), stays)
+
+
 def test_other_engines_are_left_alone(module):
     """Catches a verifier of one engine that verifies another engine's draft tokens."""
     sampler = served_sampler(module, {"verifier": "static:0.5"})

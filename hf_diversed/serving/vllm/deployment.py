@@ -6,7 +6,7 @@ Reads vLLM's configuration by field name and imports nothing of vLLM.
 import json
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from hf_diversed.blocks import DecodingContext
@@ -86,6 +86,7 @@ class Deployment:
         head: the head of "diversed", if that is among the verifiers.
         context: what verifiers are checked against.
         one_hot: draft tokens are deterministic, so their distributions are one-hot and vLLM stores none.
+        pads: runner V2 repeats the last token where a lookup finds no draft token.
     """
 
     names: tuple[str, ...]
@@ -94,6 +95,7 @@ class Deployment:
     head: DiversedHead | None
     context: DecodingContext
     one_hot: bool
+    pads: bool = False
 
     @classmethod
     def of(cls, vllm_config: Any) -> "Deployment | None":
@@ -111,7 +113,9 @@ class Deployment:
         one_hot = _check_drafting(vllm_config.speculative_config)
         vocab_size = vllm_config.model_config.get_vocab_size()
         length = vllm_config.speculative_config.num_speculative_tokens
-        deployment = cls.build(given, length, one_hot)
+        deployment = replace(
+            cls.build(given, length, one_hot), pads=vllm_config.speculative_config.method in ("ngram", "ngram_gpu")
+        )
         if deployment.head is not None:
             DiversedVerifier(deployment.head).check(_context(vocab_size, length, one_hot))
         return deployment

@@ -147,6 +147,10 @@ class _Rows:
         verifies[-1] = False
         return verifies, torch.where(verifies, self.tokens.roll(-1), 0)
 
+    def last(self) -> torch.Tensor:
+        """Return int `[N]`, the last token before the draft tokens of each row's request."""
+        return self.tokens[torch.arange(len(self.tokens), device=self.tokens.device) - self.steps]
+
 
 def _relaxed(
     batch: _Batch, target_logits: torch.Tensor, draft_logits: torch.Tensor | None, rows: _Rows
@@ -155,6 +159,8 @@ def _relaxed(
     if not any_relaxed(batch.present) or (draft_logits is None) != deployment.one_hot:
         return target_logits
     verifies, drafts = rows.drafted()
+    if deployment.pads:  # padding would be accepted as if it had been found, so it is verified losslessly
+        drafts = torch.where(drafts == rows.last(), -1, drafts)
     table = torch.where(verifies[:, None], batch.slots.table(target_logits.device)[rows.slots], LOSSLESS)
     q, width = None, target_logits.shape[1]
     if draft_logits is not None:
