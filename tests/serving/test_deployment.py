@@ -82,17 +82,12 @@ def test_refuses_settings_by_name(settings, words):
     [
         (speculative(rejection_sample_method="block"), "got rejection_sample_method='block'"),
         (speculative(rejection_sample_method="fly"), "got rejection_sample_method='fly'"),
-        (
-            speculative(enable_adaptive_verification=True),
-            "enable_adaptive_verification has not been tested with hf_diversed; leave it out",
-        ),
         (speculative(method="custom_class"), "'custom_class' is not served: the distribution of its draft tokens"),
         (speculative(method="extract_hidden_states"), "Served are dflash, draft_model, dspark, eagle, eagle3, medusa"),
     ],
 )
 def test_refuses_speculative_configurations_that_cannot_be_served(drafting, words):
-    """Catches draft tokens that may be random without a distribution, verification other than token by token, and
-    adaptive verification, which has not been tested."""
+    """Catches draft tokens that may be random without a distribution, and verification other than token by token."""
     with pytest.raises(ValueError, match=words):
         Deployment.of(engine({"verifier": "static:0.5"}, drafting))
 

@@ -75,3 +75,16 @@ def test_greedy_draft_tokens(drawn):
         probs = (1.0 - kept) * p / (1.0 - p[draft])
         probs[draft] = kept
         check(drawn["greedy"], start, 2, probs, probs)
+
+
+def test_draft_tokens_dropped_by_adaptive_verification(drawn):
+    """Catches rows that are found by a layout with all draft tokens: requests whose draft token was dropped follow
+    the target, and the others their verifier."""
+    found = {name: torch.tensor(values) for name, values in drawn["trimmed"].items()}
+    admitted = found["admitted"] == 1
+    assert 0 < admitted.sum() < len(admitted)
+    assert torch.equal(found["count"][~admitted], torch.ones_like(found["count"][~admitted]))
+    check({name: values[admitted].tolist() for name, values in found.items()}, 0, 1, *expected(0.5))
+    target, _ = distributions()
+    counts = torch.bincount(found["tokens"][~admitted], minlength=8).double()
+    assert p_value(counts, target.double().softmax(-1)) > FALSE_ALARM

@@ -22,7 +22,8 @@ from triton.backends import backends
 # vLLM uses Triton on CPUs only with a backend of that name, and the interpreter has no libdevice.
 backends["cpu"] = SimpleNamespace(driver=SimpleNamespace(is_active=lambda: False), compiler=None)
 
-from vllm.v1.worker.gpu.spec_decode import rejection_sampler, rejection_sampler_utils
+from vllm.v1.worker.gpu.input_batch import expand_idx_mapping
+from vllm.v1.worker.gpu.spec_decode import adaptive_verification, rejection_sampler, rejection_sampler_utils
 
 from hf_diversed.serving.vllm import runner_v2
 from hf_diversed.serving.vllm.deployment import Deployment
@@ -59,11 +60,14 @@ def distributions() -> tuple[torch.Tensor, torch.Tensor]:
     return target, TEMPERATURE * draft
 
 
-def verify(settings: dict, requests: list[dict], draws: int, sample: str = "probabilistic") -> dict:
+def verify(
+    settings: dict, requests: list[dict], draws: int, sample: str = "probabilistic", trimmed: bool = False
+) -> dict:
     """Verify one draft token and a bonus row for each of `draws` requests, with the settings in `requests` in turn.
 
     Args:
         sample: vLLM's `draft_sample_method`; greedy draft tokens have no distribution.
+        trimmed: adaptive verification admits the draft tokens of every other request only.
     """
     sampler = Sampler(draws)
     runner_v2.serve(sampler, Deployment.of(engine(settings, speculative(draft_sample_method=sample), VOCAB)))
@@ -83,14 +87,18 @@ def verify(settings: dict, requests: list[dict], draws: int, sample: str = "prob
         watermark_key=None,
     )
     slots = torch.arange(draws, dtype=torch.int32)
-    rows, steps = slots.repeat_interleave(2), torch.tensor([0, 1], dtype=torch.int32).repeat(draws)
-    tokens = torch.stack([torch.zeros_like(drafted), drafted], dim=1).flatten()
+    admitted = torch.ones_like(slots)
+    if trimmed:
+        adaptive_verification._assign_draft_token_budget(torch.rand(draws, 1), slots, admitted, draws // 2, 1)
+    ends = torch.cat([torch.zeros_like(slots[:1]), (admitted + 1).cumsum(0)]).int()
+    rows, steps = expand_idx_mapping(slots, int(ends[-1]), ends, 2)
+    tokens = torch.where(steps == 0, 0, drafted[rows.long()])
     _, sampled, count = stock._verify(
-        target.repeat(2 * draws, 1),
+        target.repeat(len(rows), 1),
         None if sample == "greedy" else draft.repeat(draws, 1, 1),
         tokens,
-        torch.arange(2 * draws),
-        torch.arange(0, 2 * draws + 1, 2, dtype=torch.int32),
+        torch.arange(len(rows)),
+        ends,
         slots,
         slots.numpy(),
         rows,
@@ -98,7 +106,8 @@ def verify(settings: dict, requests: list[dict], draws: int, sample: str = "prob
         None,
         tokens,
     )
-    return {"tokens": sampled[:, 0].tolist(), "count": count.tolist(), "drafted": drafted.tolist()}
+    found = {"tokens": sampled[:, 0], "count": count, "drafted": drafted, "admitted": admitted}
+    return {name: values.tolist() for name, values in found.items()}
 
 
 if __name__ == "__main__":
@@ -109,6 +118,7 @@ if __name__ == "__main__":
                 "static": verify({"verifier": "static:0.5"}, [{}], draws),
                 "mixed": verify({"verifier": "static:0.3"}, [{}, {"verifier": "lossless"}, {"max_bias": 0.1}], draws),
                 "greedy": verify({"verifier": "lenience:0.8"}, [{}, {"verifier": "lossless"}], draws, "greedy"),
+                "trimmed": verify({"verifier": "static:0.5"}, [{}], draws, trimmed=True),
             }
         )
     )

@@ -193,7 +193,8 @@ def _check_drafting(speculative: Any) -> bool:
     """Return whether draft tokens are one-hot; refuse speculative configurations that are not served.
 
     A draft token that is chosen without random numbers has a one-hot distribution given everything before it: the
-    text, the models' hidden states, and where the round began.
+    text, the models' hidden states, and where the round began. Adaptive verification drops draft tokens by
+    confidences of the distributions before each, not of the tokens, so it does not bias what is emitted.
     """
     if speculative is None:
         raise ValueError("a verifier needs draft tokens; add --speculative-config with a draft model.")
@@ -202,10 +203,6 @@ def _check_drafting(speculative: Any) -> bool:
         raise ValueError(
             "hf_diversed replaces the standard verification only; got rejection_sample_method="
             f"{speculative.rejection_sample_method!r}. Leave it out of --speculative-config."
-        )
-    if getattr(speculative, "enable_adaptive_verification", False):  # of vLLM 0.32 and later
-        raise ValueError(
-            "enable_adaptive_verification has not been tested with hf_diversed; leave it out of --speculative-config."
         )
     if method not in (*_DETERMINISTIC, *_SAMPLING):
         raise ValueError(
