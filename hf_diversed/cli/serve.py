@@ -5,7 +5,7 @@ import shlex
 from dataclasses import dataclass
 from typing import Any
 
-from hf_diversed.cli.options import VerifierOptions, argument, option, required
+from hf_diversed.cli.options import VerifierOptions, argument, option
 from hf_diversed.cli.terminal import notes
 from hf_diversed.generation.planning import DEFAULT_NUM_ASSISTANT_TOKENS
 from hf_diversed.running.methods import DIVERSED
@@ -18,7 +18,7 @@ class ServeOptions(VerifierOptions):
     """What to serve; the settings are defaults of requests."""
 
     target: str = argument("Hub id or folder of the target model.")
-    draft: str = required("Hub id or folder of the draft model.")
+    draft: str | None = option("Hub id or folder of the draft model; or pass vLLM's --speculative-config instead.")
     verifier: str | None = option('For example "static:0.7"; by default the head.')
     choices: str | None = option('Verifiers that requests may choose, for example "static:0.5,lenience:0.3".')
     dry_run: bool = option("Print the command without running it.", False)
@@ -29,6 +29,8 @@ def serve(options: ServeOptions, more: list[str]) -> None:
     vLLM: --port 8000 --max-model-len 4096 --tensor-parallel-size 2."""
     if options.head is None and options.verifier in (None, DIVERSED):
         raise ValueError('pass --head, or --verifier, for example --verifier "static:0.7".')
+    if options.draft is None and not any(word.startswith(("--spec", "-sc")) for word in more):
+        raise ValueError('pass --draft, or vLLM\'s --speculative-config, for example \'{"method": "mtp", ...}\'.')
     settings = _settings(options)
     length = options.num_assistant_tokens or DEFAULT_NUM_ASSISTANT_TOKENS
     deployment = Deployment.build(settings, length, spell=lambda name: "--" + name.replace("_", "-"))

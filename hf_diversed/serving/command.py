@@ -20,12 +20,12 @@ CHAT_NOTE = (
 
 
 def serve_command(
-    target: str, draft: str, settings: Mapping[str, Any], num_assistant_tokens: int, more: Sequence[str] = ()
+    target: str, draft: str | None, settings: Mapping[str, Any], num_assistant_tokens: int, more: Sequence[str] = ()
 ) -> list[str]:
-    """Return the `vllm serve` command with a draft model that samples, and the deployment's settings.
+    """Return the `vllm serve` command with a draft model that samples, if one is given, and the deployment's settings.
 
     Args:
-        target, draft: folders, or ids on the Hub.
+        target, draft: folders, or ids on the Hub. Without a draft model, `more` configures the draft tokens.
         settings: verifier, head, choices and defaults of requests, as `Deployment.build` reads them.
         num_assistant_tokens: draft tokens per round.
         more: further options of `vllm serve`.
@@ -38,7 +38,7 @@ def serve_command(
     }
     return [
         *("vllm", "serve", target),
-        *("--speculative-config", json.dumps(speculative)),
+        *(() if draft is None else ("--speculative-config", json.dumps(speculative))),
         *("--additional-config", json.dumps({"hf_diversed": dict(settings)})),
         *more,
     ]

@@ -30,7 +30,7 @@ CONFIGS = ("--speculative-config", "--additional-config")
 
 
 def test_writes_a_command_that_can_be_typed():
-    """Catches greedy draft tokens, whose distribution vLLM does not keep, and lost options of vLLM."""
+    """Catches greedy draft tokens, which are vLLM's default, and lost options of vLLM."""
     words, speculative, ours = written("--head", HEAD, "--strictness", "0.7", "--port", "8001", "--enforce-eager")
     assert words[:3] == ["vllm", "serve", "org/target"]
     assert words[-3:] == ["--port", "8001", "--enforce-eager"]
@@ -41,6 +41,19 @@ def test_writes_a_command_that_can_be_typed():
         "draft_sample_method": "probabilistic",
     }
     assert ours == {"head": HEAD, "strictness": 0.7}
+
+
+def test_other_draft_tokens_than_a_models():
+    """Catches a draft model that users of MTP and EAGLE must name, and their configuration lost or given twice."""
+    config = '{"method": "mtp", "num_speculative_tokens": 2}'
+    result = run("serve", "org/target", "--verifier", "lenience:0.3", "--speculative-config", config, "--dry-run")
+    assert result.exit_code == 0, result.output
+    words = shlex.split(result.stdout)
+    assert words.count("--speculative-config") == 1
+    assert words[words.index("--speculative-config") + 1] == config
+    result = run("serve", "org/target", "--verifier", "lenience:0.3", "--dry-run")
+    assert result.exit_code == 2
+    assert "pass --draft, or vLLM's --speculative-config" in " ".join(result.output.split())
 
 
 def test_a_verifier_without_a_head():
