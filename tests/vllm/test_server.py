@@ -262,8 +262,9 @@ DRAFTERS = {
 
 @pytest.mark.parametrize("method", DRAFTERS)
 def test_draft_tokens_without_distributions(pair_folder, tmp_path, problems, method):
-    """Catches looked-up and greedy draft tokens that are refused, or verified losslessly, or with a distribution; and
-    an engine that ends at a draft token that a grammar excludes. Random heads must not affect lossless answers."""
+    """Catches looked-up and greedy draft tokens that are refused, or verified losslessly, or with a distribution; an
+    engine that ends in a round without draft tokens; and accepted draft tokens that a grammar excludes. Random heads
+    must not affect lossless answers."""
     config = {"method": method, "num_speculative_tokens": 3} | DRAFTERS[method](pair_folder, tmp_path)
     options = ("--verifier", "static:0.0", "--speculative-config", json.dumps(config))
     with running(start(pair_folder, tmp_path, *options)) as started:
