@@ -216,8 +216,8 @@ def test_more_than_one_worker(server, pair_folder, options, problems, tmp_path, 
     [
         (("--verifier", "block"), "is not served by vLLM"),
         (
-            ("--verifier", "static:0.5", "--speculative-config", "{greedy}"),
-            "greedy draft tokens are not sampled from a distribution",
+            ("--verifier", "contrastive", "--speculative-config", "{greedy}"),
+            "confidence, which greedy and looked-up draft tokens do not have",
         ),
         (("--head", "{hidden}"), "reads hidden states (features='hidden'), which vLLM's sampler does not receive"),
     ],
