@@ -82,12 +82,12 @@ _ALIBI_MODEL_TYPES = {"bloom", "mpt"}
 
 
 _ODD_CACHES = {
-    "cpmant": "puts tokens of its own before the prompt",
-    "prophetnet": "reads one token at a time behind its cache",
+    "cpmant": "adds tokens before the prompt",
+    "prophetnet": "reads only one token at a time after its cache",
     **dict.fromkeys(("falcon_mamba", "jamba", "mamba", "zamba"), "ignores its state when it reads several tokens"),
 }
 if _RELEASE < (5, 19):
-    _MISREAD = "misreads masks of several tokens in transformers before 5.19"
+    _MISREAD = "computes wrong masks for several tokens in transformers before 5.19"
     _ODD_CACHES |= dict.fromkeys(("big_bird", "doge", "git", "megatron-bert", "rembert", "roformer"), _MISREAD)
 
 
@@ -164,7 +164,7 @@ def recurrent_states(model: PreTrainedModel) -> list[int]:
 def cannot_roll_back(model: PreTrainedModel) -> str | None:
     """Return why the rows of a model's cache cannot be rolled back one by one, and what to use; None if they can."""
     if model.config.is_encoder_decoder:
-        return "is an encoder-decoder model, which is not served here; use a decoder-only one."
+        return "is an encoder-decoder model, which is not supported; use a decoder-only one."
     config = text_config(model)
     reason = _ODD_CACHES.get(config.model_type)
     if reason is None and (kinds := _refused_layers(model)):
@@ -309,8 +309,8 @@ def first_layers(model: PreTrainedModel, count: int) -> PreTrainedModel:
     decoder, name, stack = model.get_decoder(), type(model).__name__, layer_stack(model)
     if stack is None or any("forward" in vars(module) for module in (model, model.base_model, decoder)):
         raise ValueError(
-            f"{name} cannot be left early: its layers are no plain list, or its forward is bound to it from outside "
-            "(torch.compile, or accelerate's device_map). Pass an assistant_model."
+            f"{name} does not support early exit: its layers are not in a single ModuleList, or its forward was "
+            "replaced (by torch.compile, or accelerate's device_map). Pass an assistant_model."
         )
     view = _view(model, stack, count)
     view.config = copy.deepcopy(model.config)
@@ -370,11 +370,11 @@ def recording_view(model: PreTrainedModel) -> PreTrainedModel:
 def cannot_compile(model: PreTrainedModel) -> str | None:
     """Return why a model's forward cannot be compiled as a function of tensors; None if it can."""
     if any("forward" in vars(module) for module in base_model(model).modules()):
-        return "has a forward bound to it from outside (torch.compile, or accelerate's device_map)"
+        return "has a forward that was replaced (by torch.compile, or accelerate's device_map)"
     if model is not base_model(model):
         return f"is wrapped in a {type(model).__name__}"
     quantizer = getattr(model, "hf_quantizer", None)
-    return None if quantizer is None or quantizer.is_compileable else "is quantised in a way that cannot be compiled"
+    return None if quantizer is None or quantizer.is_compileable else "is quantized in a way that cannot be compiled"
 
 
 def is_sharded(model: PreTrainedModel) -> bool:

@@ -1,5 +1,6 @@
-"""Models whose output embedding has rows for some of the ids only: drafts whose output matrix is a fraction of the
-target's (as in FR-Spec, arXiv 2502.14856). All other ids have probability 0; every id can be read.
+"""Draft models whose output embedding has rows for some ids only, so it is a fraction of the target's.
+
+All other ids have probability 0; every id can be read (as in FR-Spec, arXiv 2502.14856).
 
 Imports torch and transformers alone: `save_pretrained` writes this file beside the weights, so that
 `AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)` loads them without hf_diversed.
@@ -43,7 +44,7 @@ class CutOutput(nn.Linear):
 
 
 class _CutModel(PreTrainedModel):
-    """Puts a `CutOutput` in the place of a class's own output embedding, which is then tied to nothing."""
+    """Mixin that replaces the output embedding of a model class by a `CutOutput`, without tied weights."""
 
     _tied_weights_keys: ClassVar[dict[str, str]] = {}
 
@@ -80,7 +81,7 @@ class CutQwen3ForCausalLM(_CutModel, Qwen3ForCausalLM):
     config_class = CutQwen3Config
 
 
-# By the class of the model that is cut.
+# By the class of the original model.
 CUT: dict[type, type[PreTrainedModel]] = {
     LlamaForCausalLM: CutLlamaForCausalLM,
     Qwen2ForCausalLM: CutQwen2ForCausalLM,

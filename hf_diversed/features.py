@@ -47,7 +47,7 @@ def distribution_features(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
         torch.clamp(p - q, min=0.0).sum(-1),
         torch.log1p(kl),
         (best_p == best_q).float(),
-        # In-place comparisons of floats take a third of the time of those with boolean results, on a CPU.
+        # On a CPU, in-place comparisons of floats take a third of the time of those with boolean results.
         (p.clone().lt_(_IMPLAUSIBLE).mul_(q).sum(-1) + _LEAST_MASS).log(),
     )
     return torch.stack(features, dim=-1)

@@ -1,4 +1,4 @@
-"""Accept, residual and bonus: the arithmetic of speculative sampling on plain tensors.
+"""The arithmetic of speculative sampling on plain tensors: acceptance, residual and bonus tokens.
 
 Independent of models, caches and tokenizers. Random numbers are arguments, so tests can enumerate distributions.
 Letters: B batch, G drafted positions, V vocabulary. Probabilities are float32.

@@ -50,9 +50,9 @@ def convert(options: ConvertOptions) -> None:
     weights = file / WEIGHTS_NAME if file.is_dir() else file
     if not known and weights.is_file() and not (weights.parent / CONFIG_NAME).is_file():
         raise ValueError(
-            f"{weights} holds one matrix as wide as both hidden sizes together, so one of them must be known, as an "
-            "integer of at least 1: pass --target-hidden-size 4096 --draft-hidden-size 2048 (Llama 3.1 8B with "
-            f"Llama 3.2 1B), or --target and --draft, or put {CONFIG_NAME} beside the file."
+            f"{weights} contains one matrix whose width is the sum of both hidden sizes, so one of them is needed, "
+            "an integer >= 1: pass --target-hidden-size 4096 --draft-hidden-size 2048 (Llama 3.1 8B with Llama 3.2 "
+            f"1B), or --target and --draft, or put {CONFIG_NAME} in the same folder."
         )
     head = convert_head(file, **known)
     if options.overwrite:

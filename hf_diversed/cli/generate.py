@@ -73,7 +73,7 @@ def check_method(options: MethodOptions) -> None:
     if method != DIVERSED:
         if given := [name for name, value in settings.items() if value is not None]:
             flags = ", ".join(f"--{name.replace('_', '-')}" for name in given)
-            raise ValueError(f"{flags} needs --method diversed, which uses a head, and cannot act on {method}.")
+            raise ValueError(f"{flags} needs --method diversed, which uses a head, got {method}.")
         with naming("--method", method):
             _without_head(method)
     elif options.head is not None:

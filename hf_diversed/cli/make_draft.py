@@ -94,7 +94,7 @@ def _choose(model, choose: str, layers: int, samples) -> tuple[list[int], dict[s
     """Return the layers that an option selects, and the measurements used to choose them."""
     total = num_layers(model)
     if layers > total:
-        raise ValueError(f"--layers must be at most {total}, all that the target has, got {layers}.")
+        raise ValueError(f"--layers must be at most {total}, the number of layers of the target, got {layers}.")
     if choose == MEASURED:
         return choose_layers(model, layers, samples)
     return CHOICES[choose](total, layers) if choose in CHOICES else numbers("--choose", choose, int), {}

@@ -76,7 +76,7 @@ def naming_model(option: str, name: str) -> Iterator[None]:
     except OSError as error:
         reason = str(error).strip().splitlines()[0]
         raise OSError(
-            f"{option} {name} is no folder here and could not be loaded from the Hub: {reason}"
+            f"{option} {name} is not a local folder and could not be loaded from the Hub: {reason}"
             if not Path(name).is_dir()
             else f"{option} {name} could not be loaded: {reason}"
         ) from error
@@ -110,7 +110,7 @@ def check_device(device: Device) -> None:
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
         raise ValueError(
-            f"--device must be cpu, or an accelerator that is here, as in cuda, cuda:1 or mps; got {str(device)!r}: "
+            f"--device must be cpu, or an available accelerator, as in cuda, cuda:1 or mps; got {str(device)!r}: "
             f"{reason}"
         ) from error
 
@@ -162,6 +162,6 @@ def without_weights(name: str) -> PreTrainedModel:
 def _check_chat(tokenizer, chat: bool) -> None:
     if chat and tokenizer.chat_template is None:
         raise ValueError(
-            "--chat needs a tokenizer with a chat template, and the target's has none; leave it out, or name "
+            "--chat needs a tokenizer with a chat template, and the target's has none; remove it, or name "
             "instruction-tuned models."
         )

@@ -122,7 +122,9 @@ class VerifierOptions:
     )
     max_bias: float | None = option("Bound on TV(v, p) at each token.")
     max_ratio: float | None = option("Bound v <= p / max_ratio on each token's probability.")
-    max_drop: float | None = option("Certified drop of quality to tolerate, instead of a strictness.")
+    max_drop: float | None = option(
+        "Tolerated quality drop, for which a strictness was certified; instead of a strictness."
+    )
     num_assistant_tokens: int | None = option("Draft tokens per round; by default the head's own, or 5.")
 
 
@@ -186,7 +188,7 @@ class Parser:
 
     Args:
         classes: `TrainingArguments` or subclasses of it, and dataclasses with fields of `option`, `required` and
-            `argument`. An attribute `DEFAULTS` of a class replaces defaults of any class.
+            `argument`. An attribute `DEFAULTS` of a class overrides the defaults of all classes.
         name: the command.
         description: shown above its options.
     """
@@ -290,7 +292,7 @@ class Parser:
         found = _read(path)
         given = {name: spelled(f"--{name}") for name in found}
         if unknown := sorted(name for name, text in given.items() if text not in known):
-            raise ValueError(f"the config names options that do not exist: {', '.join(unknown)}; see --help.")
+            raise ValueError(f"unknown options in the config: {', '.join(unknown)}; see --help.")
         own = {item.name for kind in self._own for item in fields(kind)}
         for name, value in found.items():
             action = known[given[name]]
@@ -362,5 +364,5 @@ def _read(path: str) -> dict[str, Any]:
         raise ValueError(f"--config: the file {path} does not exist.")
     found = yaml.safe_load(Path(path).read_text())
     if not isinstance(found, dict):
-        raise ValueError(f"{path} must hold a mapping from option to value.")
+        raise ValueError(f"{path} must contain a mapping from option to value.")
     return found

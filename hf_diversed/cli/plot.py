@@ -30,7 +30,7 @@ def plot(options: PlotOptions) -> None:
     for sentence in skipped:
         notes.print(sentence, markup=False)
     if not figures:
-        raise ValueError("nothing to draw: no file holds a method that verified draft tokens.")
+        raise ValueError("nothing to draw: no file contains a method that verified draft tokens.")
     options.output.mkdir(parents=True, exist_ok=True)
     for name, figure in figures.items():
         for kind in kinds:

@@ -66,7 +66,7 @@ def calibrate(
         settings: as in `evaluate`, for one process and with `num_assistant_tokens` set.
         max_drops: each in (0, 1), in units of the task's metric.
         output: a folder that stores every finished call, so that an interrupted calibration can continue.
-        confidence: probability that a certified strictness keeps its drop, for each drop separately.
+        confidence: probability that a certified strictness stays within its drop, for each drop separately.
         strictnesses: values to test, from strict to permissive; measurement ends with the first that fails every drop.
 
     Returns:

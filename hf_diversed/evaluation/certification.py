@@ -1,4 +1,4 @@
-"""Tests of whether a setting keeps a tolerated quality drop, with a bounded error probability. Pure numpy.
+"""Tests of whether the quality drop of a setting is within a limit, with a bounded error probability. Pure numpy.
 
 Quality is a reward in [0, 1]; a drop is the target's mean reward minus that of relaxed decoding.
 Prompts are the independent units: the samples of each are averaged first.

@@ -57,10 +57,12 @@ def read_records(path: Path | str) -> list[dict[str, Any]]:
         raise ValueError(f"{path} is not JSON ({error}); pass results of hf-diversed evaluate or frontier.") from error
     records = content.get("records") if isinstance(content, dict) else None
     if not isinstance(records, list) or not records or not all(isinstance(record, dict) for record in records):
-        raise ValueError(f'{path} holds no evaluation results (no "records"); hf-diversed evaluate writes them.')
+        raise ValueError(
+            f'{path} contains no evaluation results (no "records"); pass results of hf-diversed evaluate or frontier.'
+        )
     missing = sorted(_NEEDED - set.intersection(*map(set, records)))
     if missing:
-        raise ValueError(f"{path} holds no evaluation results: its records lack {', '.join(missing)}.")
+        raise ValueError(f"{path} contains no evaluation results: its records lack {', '.join(missing)}.")
     return records
 
 
@@ -73,7 +75,7 @@ def read_curves(path: Path | str) -> list[Curve]:
     """
     records = read_records(path)
     if any("trained_on" in record for record in records):
-        raise ValueError(f"{path} holds a transfer matrix, which is a table and no curve.")
+        raise ValueError(f"{path} contains a transfer matrix, which is not a curve.")
     return to_curves(records, Path(path).stem)
 
 
@@ -81,7 +83,7 @@ def to_curves(records: Sequence[Record], source: str) -> list[Curve]:
     """Group the records of one file by task, temperature and draft length.
 
     Raises:
-        ValueError: if a group contains a method twice. Their difference, such as another draft model, is no curve.
+        ValueError: if a group contains a method twice. A difference such as another draft model is not a curve.
     """
     groups: dict[tuple[str, float, int], list[Record]] = {}
     for record in records:
@@ -91,8 +93,8 @@ def to_curves(records: Sequence[Record], source: str) -> list[Curve]:
         if twice := sorted({method for method in methods if methods.count(method) > 1}):
             raise ValueError(
                 f"{source} holds {', '.join(twice)} more than once for {task} at temperature {temperature:g} and "
-                f"{gamma} draft tokens per round: a curve has one point of each. Pass other differences in "
-                "separate files."
+                f"{gamma} draft tokens per round: a curve has one point of each. Use separate files for other "
+                "settings."
             )
     return [Curve(source, *setting, *_families(members)) for setting, members in groups.items()]
 

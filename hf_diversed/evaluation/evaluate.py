@@ -67,7 +67,7 @@ def evaluate(
     if not examples:
         raise ValueError("`examples` must hold at least one record, got none.")
     if settings.world_size > 1 and output is None:
-        raise ValueError(f"world_size = {settings.world_size} needs `output`: processes meet in that folder.")
+        raise ValueError(f"world_size = {settings.world_size} needs `output`, the folder that the processes share.")
     run = _Run(pair, task, examples, built, settings)
     labels = [method.label for method in built]
     if output is None:

@@ -26,7 +26,7 @@ try:
     from lm_eval.api.registry import register_model
     from lm_eval.models.huggingface import HFLM
 except ModuleNotFoundError as error:
-    words = f"the lm-evaluation-harness is not complete here ({error}): pip install 'hf-diversed[eval]'"
+    words = f"the lm-evaluation-harness is not completely installed ({error}): pip install 'hf-diversed[eval]'"
     raise (SystemExit if __name__ == "__main__" else ImportError)(words) from error
 
 
@@ -122,7 +122,7 @@ class DiversedLM(HFLM):
         """Raise: likelihoods are those of the target, whatever the verifier."""
         names = ", ".join(sorted({str(request.task_name) for request in requests}))
         raise ValueError(
-            f"hf-diversed serves generation tasks only, and {names} asks for likelihoods. They depend on the target "
+            f"hf-diversed supports generation tasks only, but {names} needs likelihoods. They depend on the target "
             "alone; measure them with --model hf."
         )
 

@@ -79,7 +79,7 @@ def read_results(folder: Path | str, header: dict | None = None) -> Results:
                 raise ValueError(f"{path}, line {number} lacks {', '.join(sorted(missing))}; {REMOVE_LINE}")
             results.add(entry)
     if results is None:
-        raise ValueError(f"{folder} holds no results ({_FILES}); run an evaluation with this output folder first.")
+        raise ValueError(f"{folder} contains no results ({_FILES}); run an evaluation with this output folder first.")
     return results
 
 

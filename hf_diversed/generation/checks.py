@@ -76,7 +76,7 @@ def check_call(
     if draft is not None:
         check_rows(draft, "draft", batch_size)
     if streamer is not None and batch_size > 1:
-        raise ValueError(f"streamers take batch size 1, got {batch_size}: rows advance at their own pace.")
+        raise ValueError(f"streamers require batch size 1, got {batch_size}, because rows have different lengths.")
     if records and not config.return_dict_in_generate:
         raise ValueError("output_token_records=True needs return_dict_in_generate=True to return them.")
     warn_of_no_effect(config, draft)
@@ -95,8 +95,8 @@ def check_architecture(model: PreTrainedModel, role: str) -> None:
     implementation = _compat.attention_implementation(model)
     if implementation not in _compat.MASKED_ATTENTION:
         raise ValueError(
-            f"the {role} {name} runs attn_implementation={implementation!r}, which takes no 4D mask; "
-            'load it with attn_implementation="sdpa" (or "eager").'
+            f"the {role} {name} uses attn_implementation={implementation!r}, which does not support 4D masks; load "
+            'it with attn_implementation="sdpa" (or "eager").'
         )
 
 
@@ -114,8 +114,8 @@ def check_model(model: PreTrainedModel, role: str) -> None:
     adapter = _compat.prompt_learning_adapter(model)
     if adapter is not None:
         raise ValueError(
-            f"the {role} {name} carries a prompt-learning adapter ({adapter}), whose virtual tokens this loop does "
-            "not feed; use a LoRA-like adapter."
+            f"the {role} {name} has a prompt-learning adapter ({adapter}), whose virtual tokens are not supported; "
+            "use an adapter without them, such as LoRA."
         )
     if _compat.is_sharded(model):
         raise ValueError(f"the {role} {name} is sharded over processes (ZeRO-3 or FSDP); gather it first.")
@@ -140,7 +140,7 @@ def check_shapes(input_ids: torch.Tensor, model_kwargs: dict) -> None:
         raise ValueError(f"input_ids must be [batch, length] with at least one row and one id, got {list(expected)}.")
     if input_ids.dtype not in (torch.long, torch.int):
         raise ValueError(
-            f"input_ids must be ids (long or int), got {input_ids.dtype}; pass what the tokenizer returned."
+            f"input_ids must be ids (long or int), got {input_ids.dtype}; pass the ids of the tokenizer's output."
         )
     for name in ("attention_mask", "position_ids"):
         value = model_kwargs.get(name)
@@ -150,8 +150,8 @@ def check_shapes(input_ids: torch.Tensor, model_kwargs: dict) -> None:
         if name == "position_ids" and value.shape[-1] == expected[-1] and (value.ndim == 3 or len(value) == 1):
             continue
         raise ValueError(
-            f"{name} must have the shape of input_ids, {list(expected)}, got {list(value.shape)}; pass what the "
-            "tokenizer returned beside the ids."
+            f"{name} must have the shape of input_ids, {list(expected)}, got {list(value.shape)}; pass the "
+            "tokenizer's output unchanged."
         )
 
 
@@ -159,31 +159,27 @@ def check_config(config: GenerationConfig) -> None:
     """Raise ValueError for decoding modes that are incompatible with a verifier."""
     check_cache_implementation(config.cache_implementation)
     if (config.num_beams or 1) > 1:
-        raise ValueError(
-            f"num_beams must be 1 with a verifier, got {config.num_beams}; a drafted block follows one path."
-        )
+        raise ValueError(f"num_beams must be 1 with a verifier, got {config.num_beams}; beam search is not supported.")
     if config.use_cache is False:
-        raise ValueError("use_cache must be True: speculative decoding re-reads the prefix from the cache.")
+        raise ValueError("use_cache must be True: speculative decoding needs the cache of the prefix.")
     modes = {
         "assistant_ensemble_weight": "pass verifier=StaticEnsembleVerifier(weight) instead",
-        "use_mtp": "multi-token heads draft by themselves; drop it or drop the verifier",
-        "speculation_type": "the assistant model drafts as a causal LM; drop it or drop the verifier",
-        "penalty_alpha": "contrastive search is a decoding loop of its own; drop it or drop the verifier",
-        "dola_layers": "DoLa is a decoding loop of its own; drop it or drop the verifier",
-        "force_words_ids": "constrained beam search is a decoding loop of its own; drop it or drop the verifier",
-        "constraints": "constrained beam search is a decoding loop of its own; drop it or drop the verifier",
+        "use_mtp": "multi-token prediction is another source of draft tokens; remove it or the verifier",
+        "speculation_type": "the draft model must be a causal language model; remove it or the verifier",
+        "penalty_alpha": "contrastive search is another decoding method; remove it or the verifier",
+        "dola_layers": "DoLa is another decoding method; remove it or the verifier",
+        "force_words_ids": "constrained beam search is another decoding method; remove it or the verifier",
+        "constraints": "constrained beam search is another decoding method; remove it or the verifier",
     }
     for name, advice in modes.items():
         value = getattr(config, name)
         if value not in (None, False):
             raise ValueError(f"{name}={value!r} cannot be combined with a verifier: {advice}.")
     if config.token_healing:
-        raise ValueError("token_healing is not served: the prompt must be final; heal the prompt beforehand.")
+        raise ValueError("token_healing is not supported with a verifier; heal the prompt before the call.")
     for name in ("output_attentions", "output_hidden_states"):
         if getattr(config, name) and config.return_dict_in_generate:
-            raise ValueError(
-                f"{name}=True is not collected over ragged blocks; run the model on the returned sequences."
-            )
+            raise ValueError(f"{name}=True is not supported with a verifier; run the model on the returned sequences.")
 
 
 def check_drafts(model: PreTrainedModel, draft: PreTrainedModel | None, config: GenerationConfig) -> None:
@@ -206,8 +202,8 @@ def check_drafts(model: PreTrainedModel, draft: PreTrainedModel | None, config: 
     exit_layer, layers = config.assistant_early_exit, _compat.num_layers(model)
     if exit_layer is not None and exit_layer >= layers:
         raise ValueError(
-            f"assistant_early_exit must be below the model's {layers} layers, got {exit_layer}: with all of them the "
-            "draft would be the target."
+            f"assistant_early_exit must be below the model's {layers} layers, got {exit_layer}: with all layers, "
+            "the draft model would be the target."
         )
 
 
@@ -223,11 +219,13 @@ def check_draft_mode(model: PreTrainedModel, name: str) -> None:
 def check_cache_implementation(name: str | None) -> None:
     """Raise ValueError for caches with properties that `RaggedCache` lacks; other caches are replaced by it."""
     if name == "paged":
-        raise ValueError('cache_implementation="paged" is continuous batching, which has no verifier; drop it.')
+        raise ValueError(
+            'cache_implementation="paged" selects continuous batching, which does not support verifiers; remove it.'
+        )
     if name in ("offloaded", "offloaded_static", "quantized"):
         raise ValueError(
-            f"cache_implementation={name!r} is not served: rows of different lengths need a cache of their own, on "
-            "the device and at full precision. Drop it."
+            f"cache_implementation={name!r} is not supported: rows of different lengths need this library's cache, "
+            "which can be neither offloaded nor quantized. Remove it."
         )
 
 
@@ -241,10 +239,11 @@ def check_inputs(
     """
     if is_user_cache:
         raise ValueError(
-            "past_key_values are not served: rows get their own cache. Pass the whole prompt as input_ids."
+            "past_key_values are not supported: rows of different lengths need this library's cache. Pass the "
+            "whole prompt as input_ids."
         )
     if model_kwargs.get("inputs_embeds") is not None:
-        raise ValueError("inputs_embeds are not served: the draft needs token ids. Pass input_ids.")
+        raise ValueError("inputs_embeds are not supported: the draft model needs token ids. Pass input_ids.")
     for name, value in model_kwargs.items():
         if value is None or name in _TEXT_INPUTS or name == "past_key_values":
             continue
@@ -252,7 +251,7 @@ def check_inputs(
             continue
         if name == "mm_encoder_outputs" and all(output is None for output in value.values()):
             continue
-        raise ValueError(f"the model input {name!r} is not served: drafting and verifying are text only. Drop it.")
+        raise ValueError(f"the model input {name!r} is not supported: verifiers support text only. Remove it.")
     if input_ids is not None:
         check_shapes(input_ids, model_kwargs)
 
@@ -262,8 +261,8 @@ def check_vocabularies(model: PreTrainedModel, draft: PreTrainedModel) -> None:
     target_size, draft_size = _compat.vocab_size(model), _compat.vocab_size(draft)
     if abs(target_size - draft_size) > max(_LARGEST_PADDING, max(target_size, draft_size) // 100):
         raise ValueError(
-            f"target and draft have vocabularies of {target_size} and {draft_size} ids, which is more than padding: a "
-            "verifier needs one tokenizer for both. Use a draft from the same family."
+            f"target and draft model have vocabularies of {target_size} and {draft_size} ids, which is more than "
+            "padding: a verifier needs one tokenizer for both. Use a draft model from the same family."
         )
 
 
@@ -280,8 +279,8 @@ def warn_of_no_effect(config: GenerationConfig, draft: PreTrainedModel | None) -
     for name, values in idle.items():
         for value in values:
             logger.warning_once(
-                f"{name}={value!r} has no effect with a verifier: every round drafts the same number of tokens, or "
-                'with num_assistant_tokens_schedule="adaptive" the fastest number.'
+                f"{name}={value!r} has no effect with a verifier: every round drafts the same number of tokens; "
+                'num_assistant_tokens_schedule="adaptive" chooses the fastest number.'
             )
 
 

@@ -1,4 +1,4 @@
-"""The decoding loop and one round of it: draft a block, score it, verify it, and commit what was accepted.
+"""The decoding loop and one round of it: draft a block, score it, verify it, and commit the accepted tokens.
 
 `verify` is a function of tensors and can be compiled. `commit` contains the only host transfer of a round.
 """
@@ -20,7 +20,7 @@ from hf_diversed.sampling import RandomSource, RoundNoise, count_accepted, draw
 from hf_diversed.verifiers.base import Memory, Verifier
 
 
-_COMPACT_BELOW = 0.75  # share of running rows; compacting copies the caches, which costs less than a round
+_COMPACT_BELOW = 0.75  # share of running rows; compacting copies the caches, which takes less time than a round
 
 
 def run_rounds(
@@ -34,7 +34,7 @@ def run_rounds(
     """Decode until every row has ended.
 
     Args:
-        gamma: draft tokens per round. schedule: chooses gamma of each round; None for the same in every round.
+        gamma: draft tokens per round. schedule: chooses gamma of each round; None for a constant gamma.
         may_compact: whether finished rows may be removed, as no code outside the engine indexes rows.
     """
     rows, verifier = engine.rows, engine.verifier
@@ -89,7 +89,7 @@ class EagerEngine:
 
     def prefill(self, chunk_size: int | None) -> None:
         """Run both models over the prompts without their last tokens, which the first round feeds."""
-        # With a rotary limit the last token is read here, too, as it decides how the others are rotated.
+        # With a rotary limit the last token is also read here, as it determines how the others are rotated.
         last = self.rows.prompt_length - (self.rotary_limit is None)
         self.target.prefill(self.rows.ids[:, :last], chunk_size)
         self.drafter.prefill(chunk_size)
@@ -122,7 +122,7 @@ class EagerEngine:
         return limit.longest_block(length, gamma)
 
     def rewind(self, draft: DraftOutput | None, accepted: list[int]) -> None:
-        """Discard what the caches hold of rejected draft tokens. `accepted`: their accepted number per row."""
+        """Discard rejected draft tokens from the caches. `accepted`: number of accepted draft tokens per row."""
         if draft is not None:
             width = draft.tokens.shape[1]
             self.drafter.rewind(all_accepted=any(accepted[row] == width for row in self.rows.running))
@@ -248,13 +248,13 @@ def _mixed(greedy: torch.Tensor, best: Round, sampled: Round) -> Round:
 # Error messages by code in `Round.faults`; 0 means that a row is valid.
 FAULTS = (
     "",
-    "the target's scores are not finite (nan or inf) where a token was to be chosen; check its weights and dtype "
+    "the target's scores are not finite (NaN or inf) at a position that determines a token; check its weights and "
+    "dtype (float16 overflows where bfloat16 does not), and processors that forbid every token.",
+    "the draft model's scores are not finite (NaN or inf) at a verified position; check its weights and dtype "
     "(float16 overflows where bfloat16 does not), and processors that forbid every token.",
-    "the draft's scores are not finite (nan or inf) where a token was to be verified; check its weights and dtype "
-    "(float16 overflows where bfloat16 does not), and processors that forbid every token.",
-    "{verifier} returned an acceptance probability or a distribution that is not finite though both models' scores "
-    "are; check its settings, the weights of its head, and the hidden states that the head reads, if any.",
-    "{verifier} returned values that are no distribution: acceptance probabilities must lie in [0, 1], the emitted "
+    "{verifier} returned an acceptance probability or a distribution that is not finite, although both models' "
+    "scores are finite; check its settings, and the weights and hidden states that its head uses.",
+    "{verifier} returned invalid probabilities: acceptance probabilities must lie in [0, 1], the emitted "
     "distribution (`Trace.emitted_probs`) must be non-negative and sum to 1 at every position, and the replacement "
     "must be non-negative with a positive sum. Check the verifier's arithmetic.",
 )

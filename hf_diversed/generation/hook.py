@@ -92,7 +92,7 @@ def _keep_beside(model: torch.nn.Module, attached: Attached) -> Attachment:
 
 
 def attached_to(model: torch.nn.Module) -> Attached | None:
-    """Return the attachment of the innermost block, else the one for every thread, else None."""
+    """Return the attachment of the innermost `with` block, else the one for all threads, else None."""
     for model_ref, attached in reversed(_ENTERED.get()):
         if model_ref() is model:
             return attached
@@ -167,9 +167,7 @@ def dispatch(original, model: PreTrainedModel, args: tuple, kwargs: dict[str, An
         if isinstance(kwargs.get("custom_generate"), str):  # a script of the Hub may add the verifier
             return original(model, *args, **kwargs, **options.given())
         if given := [name for name, value in options.given().items() if value is not False]:
-            raise ValueError(
-                f"{', '.join(given)} acts on relaxed decoding only: pass diversed_head= or verifier= as well."
-            )
+            raise ValueError(f"{', '.join(given)} requires a verifier: pass diversed_head= or verifier= as well.")
         return original(model, *args, **kwargs)
     return _generate_relaxed(original, model, attachment, options, args, kwargs)
 
@@ -233,7 +231,7 @@ class _Call:
             length = _first(length, attached.num_assistant_tokens)
         if draft is None and all(self.setting(mode) is None for mode in _DRAFT_MODES):
             raise ValueError(
-                "diversed_head= and verifier= need a draft to verify: pass assistant_model= as well (or "
+                "diversed_head= and verifier= need draft tokens to verify: pass assistant_model= as well (or "
                 "prompt_lookup_num_tokens= or assistant_early_exit=)."
             )
         length = _first(length, self.setting("num_assistant_tokens"))
@@ -258,7 +256,7 @@ class _Call:
                 f"custom_generate={other_loop!r} cannot be combined with diversed_head= or verifier=; pass one."
             )
         if self.setting("token_healing"):
-            raise ValueError("token_healing is not served: the prompt must be final; heal the prompt beforehand.")
+            raise ValueError("token_healing is not supported with a verifier; heal the prompt before the call.")
         checks.check_cache_implementation(self.setting("cache_implementation"))
         for mode in _DRAFT_MODES:
             if self.setting(mode) is not None:
@@ -278,7 +276,7 @@ class _Call:
         if stop_strings is None:
             return
         if tokenizer is None:
-            raise ValueError("stop_strings need the tokenizer that spells them: pass tokenizer=.")
+            raise ValueError("stop_strings require the tokenizer: pass tokenizer=.")
         criteria = StoppingCriteriaList(self.arguments.get("stopping_criteria") or [])
         criteria.append(stop_criterion(tokenizer, stop_strings))
         self.arguments["stopping_criteria"] = criteria
@@ -308,7 +306,7 @@ def check_settings(settings: Mapping[str, Any]) -> None:
     others = [HEAD_SETTINGS[name] for name, value in settings.items() if value is not None and name != "max_drop"]
     if settings.get("max_drop") is not None and others:
         raise ValueError(
-            f"diversed_max_drop chooses the strictness that was certified, which {' and '.join(others)} would change; "
+            f"diversed_max_drop sets the certified strictness and cannot be combined with {' and '.join(others)}; "
             "pass only one of them."
         )
 
@@ -330,7 +328,7 @@ def resolve_verifier(
         ValueError: for conflicting arguments, unknown names, and settings without a head.
     """
     if diversed_head is not None and verifier is not None:
-        raise ValueError("diversed_head= and verifier= both choose the verifier; pass only one of them.")
+        raise ValueError("diversed_head= and verifier= are mutually exclusive; pass only one of them.")
     given: dict[str, Any] = {name: value for name, value in settings.items() if value is not None}
     if diversed_head is not None:
         if isinstance(diversed_head, (str, os.PathLike)):
@@ -343,8 +341,8 @@ def resolve_verifier(
         )
     if given:
         raise ValueError(
-            f"{' and '.join(HEAD_SETTINGS[name] for name in given)} can only act on a head: pass diversed_head=, or "
-            f"build DiversedVerifier(head, {next(iter(given))}=...) yourself."
+            f"{' and '.join(HEAD_SETTINGS[name] for name in given)} can only be used with a head: pass "
+            f"diversed_head=, or build DiversedVerifier(head, {next(iter(given))}=...) yourself."
         )
     if isinstance(verifier, str):
         return build_verifier(verifier)

@@ -1,4 +1,4 @@
-"""One `generate` call: its checks, and the verifier, draft lengths, rows, models with caches and engine it uses."""
+"""One `generate` call: its checks, and its verifier, draft lengths, rows, models with caches and engine."""
 
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -73,11 +73,12 @@ def diversed_decoding(
         assistant_model: the draft model; None if the generation config names another source of draft tokens:
             `prompt_lookup_num_tokens` (the text) or `assistant_early_exit` (the target's first layers).
         verifier: accepts or replaces draft tokens.
-        num_assistant_tokens: gamma, draft tokens per round; None for the verifier's preference, the draft model's, or
-            5. With `num_assistant_tokens_schedule="adaptive"` in the generation config, only gamma of the first
+        num_assistant_tokens: gamma, draft tokens per round; None for the default of the verifier or the draft model,
+            else 5. With `num_assistant_tokens_schedule="adaptive"` in the generation config, only gamma of the first
             rounds: see `AdaptiveLength`.
         output_token_records: also return `TokenRecords` (needs `return_dict_in_generate=True`).
-        streamer: receives every round's tokens once, in order; a `RoundStreamer` also records. Batch size 1 only.
+        streamer: receives every round's tokens once, in order; a `RoundStreamer` also receives records. Batch size
+            1 only.
         temperatures: one per prompt, 0 for greedy; needs `do_sample=True` and no `temperature`.
         random_source: source of random numbers; None for torch's generator.
         tokenizer, assistant_tokenizer: of target and draft model, to check that they are equal. None for those in the
@@ -201,13 +202,13 @@ class Call:
             raise ValueError(f"{name} is defined for greedy decoding only; pass do_sample=False.")
         if self.draft is None and verifier.needs_hidden_states:
             raise ValueError(
-                f"{name} reads the draft's hidden states, and looked-up tokens (prompt_lookup_num_tokens) have none; "
-                'use a head with features="distribution", or an assistant_model.'
+                f"{name} needs hidden states of a draft model, which prompt lookup (prompt_lookup_num_tokens) "
+                'lacks; use a head with features="distribution", or an assistant_model.'
             )
         if self.draft is None and verifier.needs_draft_confidence:
             raise ValueError(
-                f"{verifier!r} reads the draft's confidence, and looked-up tokens (prompt_lookup_num_tokens) have "
-                "none; use a verifier that reads p and the drafted token, or an assistant_model."
+                f"{verifier!r} needs probabilities of a draft model, which prompt lookup (prompt_lookup_num_tokens) "
+                "lacks; use a verifier that needs only p and the draft token, or an assistant_model."
             )
         context = self._context(gamma)
         verifier = verifier.for_call(context)
@@ -335,8 +336,8 @@ def row_temperatures(
         )
     if not config.do_sample or config.temperature not in (None, 1.0):
         raise ValueError(
-            "diversed_temperature needs do_sample=True and no temperature= beside it: it holds one per prompt, and 0 "
-            "is greedy."
+            "diversed_temperature needs do_sample=True and no temperature=: it sets one temperature per prompt (0 "
+            "is greedy)."
         )
     return values.repeat_interleave(len(input_ids) // prompts).to(input_ids.device)
 

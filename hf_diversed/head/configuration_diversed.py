@@ -190,7 +190,7 @@ class DiversedHeadConfig(PreTrainedConfig):
         settings = {name: kwargs.pop(name, getattr(type(self), name)) for name in names if name not in sizes}
         if foreign := sorted(kwargs.keys() - _RULES.keys() - _IGNORED):
             logger.warning(
-                "The configuration of a head has no use for %.500s: left out.", ", ".join(map(repr, foreign))
+                "Unknown entries in the configuration of a head are ignored: %.500s.", ", ".join(map(repr, foreign))
             )
         if isinstance(settings["certified_drops"], list):  # heads saved when strictness was named quality
             settings["certified_drops"] = [_rename_strictness(entry) for entry in settings["certified_drops"]]

@@ -58,7 +58,7 @@ def convert_head(
     known |= {name: value for name, value in given.items() if value is not None}
     for name, shape in _SHAPE.items():
         if known.get(name, shape) != shape:
-            raise ValueError(f"{name} of a converted head must be {shape!r}, got {known[name]!r}; leave it out.")
+            raise ValueError(f"{name} of a converted head must be {shape!r}, got {known[name]!r}; omit it.")
     known |= _widths(weight.shape[1], known.get("target_hidden_size"), known.get("draft_hidden_size"))
     head = DiversedHead(DiversedHeadConfig(**{**known, "normalize": False})).eval()
     of_draft, of_target = (weight[1] - weight[0]).split([known["draft_hidden_size"], known["target_hidden_size"]])
@@ -76,15 +76,15 @@ def _read_weights(path: Path) -> tuple[torch.Tensor, torch.Tensor]:
         found = torch.load(path, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
         raise ValueError(
-            f"{path} holds more than tensors, or is damaged, and was not loaded: a pickle could run code. Save the "
-            f"head's state_dict as {WEIGHTS_NAME} again, where it comes from."
+            f"{path} is damaged or contains objects other than tensors. It was not loaded, as a pickle can execute "
+            f"code. Save the head's state_dict as {WEIGHTS_NAME} again."
         ) from error
     found = found if isinstance(found, dict) else {type(found).__name__: found}
     if set(found) != {_WEIGHT, _BIAS} or not all(map(torch.is_tensor, found.values())):
         names = ", ".join(f"{name} ({type(value).__name__})" for name, value in found.items())
         raise ValueError(
-            f"{path} must hold the tensors {_WEIGHT} and {_BIAS}, got {names or 'nothing'}; it is no head of the "
-            "authors' code."
+            f"{path} must contain the tensors {_WEIGHT} and {_BIAS}, got {names or 'nothing'}; it is not a head of "
+            "the authors' code."
         )
     weight, bias = found[_WEIGHT], found[_BIAS]
     if weight.ndim != 2 or weight.shape[0] != 2 or bias.shape != (2,):
@@ -94,7 +94,7 @@ def _read_weights(path: Path) -> tuple[torch.Tensor, torch.Tensor]:
         )
     for name, values in ((_WEIGHT, weight), (_BIAS, bias)):
         if not (values.is_floating_point() and values.isfinite().all()):
-            raise ValueError(f"{name} in {path} must hold finite floats; a head with other values cannot decode.")
+            raise ValueError(f"{name} in {path} must contain finite floats; correct the file.")
     return weight.float(), bias.float()
 
 
@@ -108,7 +108,7 @@ def _read_config(path: Path) -> dict:
             f"{path} is not valid JSON ({error}); correct it, or remove it and pass both sizes."
         ) from error
     if not isinstance(found, dict):
-        raise ValueError(f"{path} must hold an object, got {type(found).__name__}.")
+        raise ValueError(f"{path} must contain an object, got {type(found).__name__}.")
     return {ours: found[theirs] for theirs, ours in _CONFIG_KEYS.items() if found.get(theirs) is not None}
 
 
@@ -116,8 +116,8 @@ def _widths(width: int, target: int | None, draft: int | None) -> dict[str, int]
     """Return both hidden sizes, given at least one and their sum `width`. Raises ValueError."""
     if target is None and draft is None:
         raise ValueError(
-            f"the head is {width} wide, which is both hidden sizes together: pass target_hidden_size or "
-            f"draft_hidden_size, or put {CONFIG_NAME} beside the file."
+            f"the head's width, {width}, is the sum of both hidden sizes: pass target_hidden_size or "
+            f"draft_hidden_size, or put {CONFIG_NAME} in the same folder."
         )
     for name, size in (("target_hidden_size", target), ("draft_hidden_size", draft)):
         if size is not None and type(size) is not int:

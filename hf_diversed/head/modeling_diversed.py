@@ -30,8 +30,8 @@ class DiversedHead(PreTrainedModel):
 
     Its inputs depend on the prefix only, so `w p + (1 - w) q` is a distribution. With `token_features` they also
     depend on the draft token, and acceptance differs (see `DiversedVerifier`). With `lookahead` or `target_after` they
-    depend on more of the block. It computes in float32 on its own
-    device, for any dtype of head and models. An untrained head predicts w = 0.5 everywhere.
+    depend on more of the block. It computes in float32 on its own device, for any dtype of head and models. An
+    untrained head predicts w = 0.5 everywhere.
 
     Attributes:
         input_mean, input_std: float32 `[width]`, for the standardisation of inputs; 0 and 1 until `standardize`.
@@ -265,7 +265,7 @@ class DiversedHead(PreTrainedModel):
         """
         if not self.needs_token or (self.dense is not None and len(self.dense.weight) < 2):
             raise ValueError(
-                "a head can start at a lenience only if it has token_features=True, and two units or more; got "
+                "a head can start at a lenience only if it has token_features=True, and at least two units; got "
                 f"token_features={self.needs_token}, intermediate_size={self.config.intermediate_size}."
             )
         place = LOG_RATIO - NUM_TOKEN_FEATURES

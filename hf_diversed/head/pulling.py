@@ -1,6 +1,6 @@
 """Download and validation of a head's two files.
 
-Pickles are not read, code of a repository is not run, and files larger than a head's are not downloaded.
+Pickles are not read, code of a repository is not executed, and files larger than a head's are not downloaded.
 """
 
 import json
@@ -146,11 +146,13 @@ def _find(name: str | Path, file: str, subfolder: str, sizes: tuple[int, int], h
 
 def _check_name(name: Any) -> None:
     if not isinstance(name, (str, os.PathLike)):
-        raise TypeError(f"a head is named by a folder or an id of the Hub, got {name!r:.200} ({type(name).__name__}).")
+        raise TypeError(
+            f"a head must be given as a folder or an id of the Hub, got {name!r:.200} ({type(name).__name__})."
+        )
 
 
 def _missing(name: str | Path, file: str) -> str:
-    hint = " Weights in other formats are not read: a pickle could run code." if file == WEIGHTS else ""
+    hint = " Weights in other formats are not read, as a pickle can execute code." if file == WEIGHTS else ""
     return f"{name} is not a head: there is no file named {file}.{hint}"
 
 
@@ -164,7 +166,7 @@ def _in_words(name: str, hub: Mapping[str, Any], error: Exception) -> str:
     if isinstance(error, HFValidationError):
         return f"{name!r} is neither a folder nor an id of the Hub, which has the form org/name."
     if isinstance(error, GatedRepoError):
-        return f"{name} is gated: ask for access at {page}, then pass token= or log in with `hf auth login`."
+        return f"{name} is gated: request access at {page}, then pass token= or log in with `hf auth login`."
     if isinstance(error, RepositoryNotFoundError):
         return (
             f"{name} is not a folder, and {page} does not exist or is private: check the name; for a private head "
@@ -173,6 +175,6 @@ def _in_words(name: str, hub: Mapping[str, Any], error: Exception) -> str:
     if isinstance(error, RevisionNotFoundError):
         return f"{name} has no revision {hub.get('revision')!r}: {page}/commits lists the existing ones."
     if isinstance(error, (LocalEntryNotFoundError, RevisionResolutionError)):
-        reason = error.__cause__ or "looking it up is switched off: local_files_only or HF_HUB_OFFLINE"
+        reason = error.__cause__ or "downloads are disabled by local_files_only or HF_HUB_OFFLINE"
         return f"{name} is not in the cache and was not downloaded from {page} ({reason})."
     return f"{name} could not be downloaded from {page}: {type(error).__name__}: {error}"

@@ -35,11 +35,15 @@ class DiversedConfig(TrainingArguments):
     per_device_eval_batch_size: int = field(default=128, metadata={"help": "Rows decoded together, in evaluation."})
     num_generations: int = field(default=4, metadata={"help": "Rollouts per prompt."})
     num_iterations: int = field(default=4, metadata={"help": "Updates per rollout."})
-    max_steps: int = field(default=160, metadata={"help": "Updates in all; rollouts are max_steps / num_iterations."})
+    max_steps: int = field(
+        default=160, metadata={"help": "Total updates; max_steps / num_iterations batches of rollouts."}
+    )
     learning_rate: float = field(default=0.2, metadata={"help": "Of Adam, on the head's few parameters."})
-    lr_scheduler_type: str = field(default="linear", metadata={"help": "As in transformers."})
-    warmup_steps: float = field(default=16, metadata={"help": "Adam's first steps follow the noise of one batch."})
-    max_grad_norm: float = field(default=0.0, metadata={"help": "0 clips no gradients; ratios are clipped instead."})
+    lr_scheduler_type: str = field(default="linear", metadata={"help": "Learning rate schedule, as in transformers."})
+    warmup_steps: float = field(default=16, metadata={"help": "Steps of linear warm-up."})
+    max_grad_norm: float = field(
+        default=0.0, metadata={"help": "0 disables clipping of gradients; importance ratios are clipped instead."}
+    )
 
     num_assistant_tokens: int = field(default=5, metadata={"help": "Draft tokens per round (gamma)."})
     temperature: float = field(default=1.0, metadata={"help": "Of the rollouts; above 0."})
@@ -131,8 +135,8 @@ class DiversedConfig(TrainingArguments):
                 check_range(name, value, low, high)
         if not self.temperature > 0:
             raise ValueError(
-                f"temperature must be above 0, got {self.temperature!r}: greedy rollouts have no score function. "
-                "A head trained at temperature 1 also serves greedy decoding."
+                f"temperature must be above 0, got {self.temperature!r}: greedy rollouts have no score function. A "
+                "head trained at temperature 1 can also be used for greedy decoding."
             )
         self._check_baseline()
         if not self.acceptance_coef_min <= self.acceptance_coef_init <= self.acceptance_coef_max:

@@ -57,7 +57,7 @@ class AtomicCheckpoints(Trainer):
     def _save_checkpoint(self, model, trial) -> None:
         folder = self._checkpoint(self.state.global_step)
         unfinished = folder.parent / SAVING / folder.name
-        if self.args.should_save:  # remove the rest of an interrupted save
+        if self.args.should_save:  # remove the files of an interrupted save
             shutil.rmtree(unfinished.parent, ignore_errors=True)
         self.accelerator.wait_for_everyone()
         self._saving = True
@@ -89,7 +89,7 @@ class AtomicCheckpoints(Trainer):
             super().save_state()
 
     def _load_callback_state(self) -> None:
-        super()._load_callback_state()  # called once the rest of a checkpoint's state is loaded
+        super()._load_callback_state()  # called after the other state of a checkpoint is loaded
         self._locate_best()
 
     def _load_best_model(self) -> None:
@@ -127,6 +127,6 @@ class Rescue(TrainerCallback):
         the state is consistent."""
         step = self.trainer.state.global_step
         if step == self.first_step:
-            return RewardError(f"{error} No step was done since the run was started; start it again as it was.")
+            return RewardError(f"{error} No step was finished; run the same command again.")
         self.trainer._save_checkpoint(self.trainer.model, trial=None)
         return RewardError(f"{error} The {step} steps before it are saved in checkpoint-{step}; resume from there.")

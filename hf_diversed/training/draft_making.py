@@ -73,7 +73,7 @@ def make_draft(
         _check_ascending("kept_ids", kept_ids, _compat.vocab_size(target))
         if kind not in CUT or target.lm_head.bias is not None:
             served = ", ".join(sorted(known.__name__ for known in CUT))
-            raise ValueError(f"`kept_ids` is not supported for {name}, but for {served}; keep the whole vocabulary.")
+            raise ValueError(f"`kept_ids` is supported for {served}, got {name}; keep the whole vocabulary.")
         kind = CUT[kind]
         settings = {
             key: value for key, value in config.to_dict().items() if key not in ("model_type", "architectures")
@@ -95,7 +95,7 @@ def choose_layers(
     """Return the layers of the best of `CHOICES` by `agreement` on the target's samples, and the agreement of each."""
     total = _compat.num_layers(target)
     if not 1 <= count <= total:
-        raise ValueError(f"`layers` must be between 1 and {total}, all that the target has, got {count}.")
+        raise ValueError(f"`layers` must be between 1 and {total}, the number of layers of the target, got {count}.")
     found = {tuple(choose(total, count)): name for name, choose in reversed(CHOICES.items())}
     of_target = _distributions(target, samples)
     measured = {
@@ -159,7 +159,7 @@ def count_ids(path: Path, tokenizer: PreTrainedTokenizerBase) -> Counter[int]:
         ValueError: if the file does not exist or contains no text.
     """
     if not path.is_file():
-        raise ValueError(f"the text must be a file, got {str(path)!r}, which is not a file.")
+        raise ValueError(f"the text must be an existing file, got {str(path)!r}.")
     counts: Counter[int] = Counter()
     if path.suffix != ".jsonl":
         with path.open(encoding="utf-8") as file:
@@ -173,7 +173,7 @@ def count_ids(path: Path, tokenizer: PreTrainedTokenizerBase) -> Counter[int]:
                 elif texts := _texts(record):
                     counts.update(itertools.chain(*tokenizer(texts, add_special_tokens=False).input_ids))
     if not counts:
-        raise ValueError(f"{path.name} holds no text to count tokens in.")
+        raise ValueError(f"{path.name} contains no text.")
     return counts
 
 
@@ -206,7 +206,7 @@ def save_draft(
     tokenizer.save_pretrained(folder)
     (folder / "provenance.json").write_text(json.dumps(record, indent=2, default=str) + "\n")
     card = [
-        f"# A draft of {len(record['layers'])} layers for {record['target']}",
+        f"# A draft model of {len(record['layers'])} layers for {record['target']}",
         f"Layers {', '.join(map(str, record['layers']))} of the target, with its embeddings, final norm and output "
         "embedding, as `hf-diversed make-draft` copies them. Train it with `hf-diversed tune-draft --all-weights "
         "true`.",
@@ -214,11 +214,11 @@ def save_draft(
     output = draft.get_output_embeddings()
     if isinstance(output, CutOutput):
         card.append(
-            f"It has output rows for {len(output.kept_ids):,} of {output.num_ids:,} ids; all others have probability "
-            "0. Speculative decoding remains correct, because residual tokens come from the target. The class is "
-            f"`{type(draft).__name__}`, which transformers does not have: load it with `import "
-            "hf_diversed.cut_vocabulary`, or without hf_diversed by `trust_remote_code=True`, which runs the file "
-            "`cut_vocabulary.py` beside these weights."
+            f"It has output rows for {len(output.kept_ids):,} of {output.num_ids:,} ids; all others have "
+            "probability 0. Speculative decoding remains correct, because residual tokens come from the target. "
+            f"The class is `{type(draft).__name__}`, which is not part of transformers: load it with `import "
+            "hf_diversed.cut_vocabulary`, or without hf_diversed by `trust_remote_code=True`, which executes "
+            "`cut_vocabulary.py` in this folder."
         )
     (folder / "README.md").write_text("\n\n".join(card) + "\n")
 

@@ -55,7 +55,7 @@ class DraftTuningConfig(TrainingArguments):
 
     per_device_train_batch_size: int = field(default=8, metadata={"help": "Completions per device and update."})
     learning_rate: float = field(default=2e-4, metadata={"help": "Of AdamW, on the adapter."})
-    lr_scheduler_type: str = field(default="cosine", metadata={"help": "As in transformers."})
+    lr_scheduler_type: str = field(default="cosine", metadata={"help": "Learning rate schedule, as in transformers."})
 
     mode: str = field(
         default="distill",
@@ -117,7 +117,7 @@ class DraftTuningConfig(TrainingArguments):
         if self.all_weights and self.merge:
             raise ValueError("merge=True needs an adapter, and all_weights=True trains none; drop one of them.")
         if not self.lora_target_modules:
-            raise ValueError('lora_target_modules must name at least one layer; "all-linear" takes all of them.')
+            raise ValueError('lora_target_modules must name at least one layer; "all-linear" selects all.')
         self._check_mode()
 
     def _check_mode(self) -> None:
@@ -196,7 +196,9 @@ def tune_draft(
     if eval_rows:
         _check(eval_rows, tokenizer, args)
     elif args.eval_strategy != "no":
-        raise ValueError(f"eval_strategy={str(args.eval_strategy.value)!r} needs eval_rows, got none; pass some.")
+        raise ValueError(
+            f"eval_strategy={str(args.eval_strategy.value)!r} needs eval_rows, got none; pass held-out rows."
+        )
     with sole_run(args):
         return _tune(target, draft, tokenizer, [*rows, *eval_rows], len(rows), args, stop_strings)
 
@@ -206,7 +208,7 @@ def _tune(target, draft, tokenizer, rows, num_train: int, args: DraftTuningConfi
     draft = load_frozen(draft, args)
     if args.mode == "distill":
         if target is None:
-            raise ValueError('mode="distill" needs a target to learn from; pass one, or take mode="supervised".')
+            raise ValueError('mode="distill" needs a target; pass one, or use mode="supervised".')
         target = load_frozen(target, args)
         check_vocabularies(target, draft)
         examples = _drawn_examples(target, draft, tokenizer, rows, args, stop_strings)
@@ -247,8 +249,8 @@ def _written_examples(draft, tokenizer, rows, args: DraftTuningConfig) -> list[l
     known, largest = _compat.known_ids(draft), max(max(example["input_ids"]) for example in examples)
     if largest >= known:
         raise ValueError(
-            f"token ids must be below {known}, all that the draft model can embed, got {largest}: use the tokenizer "
-            "of the draft model."
+            f"token ids must be below {known}, the number of ids that the draft model can embed, got {largest}: use "
+            "the tokenizer of the draft model."
         )
     lengths = [example["labels"].count(IGNORED) for example in examples]
     check_context("rows", lengths, args.max_completion_length, {"draft": draft})
@@ -398,9 +400,9 @@ def _example(prompt: Ids, completion: Ids) -> dict[str, list[int]]:
 def _check(rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase, args: DraftTuningConfig) -> None:
     columns = ("prompt",) if args.mode == "distill" else ("prompt", "completion")
     if len(rows) == 0:
-        raise ValueError("rows must hold at least one, got none.")
+        raise ValueError("rows must contain at least one row, got none.")
     for number, row in enumerate(rows):
         if lacking := [name for name in columns if name not in row]:
             raise ValueError(f"row {number} lacks {', '.join(map(repr, lacking))}; it has {sorted(row)}.")
     if tokenizer.eos_token_id is None:
-        raise ValueError("the tokenizer must have an EOS token, got none: completions would have no end. Set one.")
+        raise ValueError("the tokenizer must have an EOS token, which ends completions, got none; set one.")

@@ -54,7 +54,7 @@ def _taken(lock: FileLock, folder: Path) -> OSError | None:
         lock.acquire(timeout=0)
     except Timeout:
         return OSError(
-            f"another run is training in {folder} (it holds {LOCK}); wait for its end, or choose another output_dir."
+            f"another run is training in {folder} (it holds {LOCK}); wait until it ends, or choose another output_dir."
         )
     except OSError as error:
         return error

@@ -101,6 +101,6 @@ def _check_output(target: PreTrainedModel, example: dict) -> None:
     made = target.get_output_embeddings()(_read(target, [example])).float()
     if not torch.allclose(made, logits, rtol=1e-2, atol=1e-2 * logits.std().item()):
         raise ValueError(
-            f"keep_target_states=True needs a target whose logits are its output embedding's; {type(target).__name__} "
-            "caps them. Leave it out: the target is then called for every batch."
+            "keep_target_states=True needs a target whose logits are those of its output embedding, but "
+            f"{type(target).__name__} caps them; set it to False."
         )

@@ -58,8 +58,8 @@ class DiversedTrainer(AtomicCheckpoints):
 
     Args:
         target: the target model, or its name or folder (loaded with `args.model_init_kwargs`).
-        draft: the draft model, or its name or folder. None takes draft tokens from prompt lookup, as
-            `generate(prompt_lookup_num_tokens=...)` does.
+        draft: the draft model, or its name or folder. None for prompt lookup, as in
+            `generate(prompt_lookup_num_tokens=...)`.
         head: head to train further; None creates one with `args.head_features`, `args.token_features` and
             `args.head_type`.
         reward_funcs: one or more functions `(completions, **columns) -> list[float | None]`, or their names; see
@@ -106,8 +106,9 @@ class DiversedTrainer(AtomicCheckpoints):
             _check_rows("eval_dataset", eval_dataset)
         elif args.eval_strategy != IntervalStrategy.NO:
             raise ValueError(
-                f'eval_strategy="{args.eval_strategy.value}" needs eval_dataset, got none (a data file of one prompt '
-                'has none to hold out). Pass held-out prompts, or eval_strategy="no" and load_best_model_at_end=False.'
+                f'eval_strategy="{args.eval_strategy.value}" needs eval_dataset, got none (a data file with a '
+                'single prompt cannot be split). Pass held-out prompts, or eval_strategy="no" and '
+                "load_best_model_at_end=False."
             )
         tokenizer = processing_class or load_tokenizer(target)
         if args.should_save:
@@ -192,9 +193,9 @@ class DiversedTrainer(AtomicCheckpoints):
         best = self.state.best_metric
         if self.args.constrained and best is not None and best <= 0:
             logger.warning(
-                f"no head kept the drop, plus its standard error, within max_quality_drop="
-                f"{self.args.max_quality_drop} on the evaluation prompts; the smallest was {-best:.4f}. Train longer, "
-                "evaluate on more prompts, or tolerate more."
+                "no head kept the drop, plus its standard error, within "
+                f"max_quality_drop={self.args.max_quality_drop} on the evaluation prompts; the smallest was "
+                f"{-best:.4f}. Train longer, evaluate on more prompts, or increase the limit."
             )
         return output
 
@@ -223,7 +224,10 @@ class DiversedTrainer(AtomicCheckpoints):
             facts = merged(gathered(lambda: [self.scorer.facts(rows, rollouts)]))
         first = self.args.process_index * len(rows)
         if all(reward is None for reward in facts["reward"]):
-            raise RewardError("every reward of a batch of rollouts is None: nothing can be learned from it.")
+            raise RewardError(
+                "every reward of a batch of rollouts is None, but an update needs at least one number; check the "
+                "reward functions."
+            )
         advantage = self._advantages(facts)
         self._note(facts)
         device = self.model.device
@@ -454,7 +458,7 @@ class DiversedTrainer(AtomicCheckpoints):
             token: Hub token; by default `args.hub_token`.
             revision: branch; by default `args.hub_revision`.
             private: visibility of a new repository; by default `args.hub_private_repo`.
-            kwargs: other arguments of `DiversedHead.push_to_hub`: `evaluation`, `license`, `tags`, ...
+            kwargs: other arguments of `DiversedHead.push_to_hub`, such as `evaluation`, `license` and `tags`.
 
         Returns:
             The commit; None on all processes but the first.

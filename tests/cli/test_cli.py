@@ -154,7 +154,7 @@ def test_generate_with_folders(tmp_path):
         (["--method", "static"], "the form is static:weight[:max_bias][:bias_budget][:max_ratio]"),
         (["--method", "phase"], "build PhaseVerifier in Python"),
         (["--target", "x", "--draft", "y", "--method", "diversed"], "pass --head FOLDER_OR_HUB_ID."),
-        (["--device", "cudaa"], "--device must be cpu, or an accelerator that is here"),
+        (["--device", "cudaa"], "--device must be cpu, or an available accelerator"),
         (["--device", "meta"], "got 'meta'"),
         (["--dtype", "float7"], "--dtype must be one of auto, float32, bfloat16, float16, got 'float7'"),
     ],

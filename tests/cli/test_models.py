@@ -129,7 +129,7 @@ def test_a_vocabulary_is_read_once(tmp_path, monkeypatch):
 @pytest.mark.parametrize("device", ["cudaa", "meta", "cuda:99", "mps:7"])
 def test_devices_that_are_not_here(device):
     """Catches an AssertionError of torch without CUDA, and a RuntimeError for an unknown device."""
-    with pytest.raises(ValueError, match="--device must be cpu, or an accelerator that is here"):
+    with pytest.raises(ValueError, match="--device must be cpu, or an available accelerator"):
         models.check_device(device)
     models.check_device("cpu")
 
@@ -143,5 +143,5 @@ def test_a_model_that_is_not_here_is_named(monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(ValueError, match=r"--target: the folder \./nothing does not exist"):
         models.load_pair("./nothing", "lookup", "cpu")
-    with pytest.raises(OSError, match="--target org/no-such-model is no folder here and could not be loaded"):
+    with pytest.raises(OSError, match="--target org/no-such-model is not a local folder and could not be loaded"):
         models.load_pair("org/no-such-model", "lookup", "cpu")

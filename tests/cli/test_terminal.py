@@ -61,7 +61,7 @@ def test_every_command_reads_a_config(tmp_path):
     path.write_text("task: math\nmethods: [target, magic]\ntemperature: [0, 1]\n")
     assert "unknown method 'magic'" in run("evaluate", "--config", path).stderr
     path.write_text("task: nothing\nmethods: target\nno_option: 1\n")
-    assert "options that do not exist: no_option" in run("evaluate", "--config", path).stderr
+    assert "unknown options in the config: no_option" in run("evaluate", "--config", path).stderr
 
 
 OPTIONS = ("--method", "static:0.5", "--max-new-tokens", "4", "--seed", "3")
@@ -133,7 +133,7 @@ def test_a_missing_package_is_named_with_its_extra(monkeypatch, tmp_path):
     [
         ("`top_p` must lie in (0, 1], got 2.0.", "--top-p must lie in (0, 1], got 2.0."),
         ("pass diversed_head=, or name it", "pass --head, or name it"),
-        ("diversed_max_drop chooses the strictness", "--max-drop chooses the strictness"),
+        ("diversed_max_drop sets the certified strictness", "--max-drop sets the certified strictness"),
         ("pass verifier=.", "pass --method."),
         ("max_drop: 0.1", "--max-drop: 0.1"),
         ('/data/top_p/x is `none`, cache_implementation="static"', None),

@@ -232,7 +232,7 @@ def test_a_broken_line_is_named(pair, tmp_path):
     path.write_text(path.read_text().replace('"batch": 1', '"batch" 1'))
     with pytest.raises(ValueError, match=r"batches-0.jsonl, line 3"):
         report(tmp_path)
-    with pytest.raises(ValueError, match="holds no results"):
+    with pytest.raises(ValueError, match="contains no results"):
         report(tmp_path / "elsewhere")
 
 

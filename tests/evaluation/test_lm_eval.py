@@ -150,7 +150,7 @@ def test_likelihoods_are_refused(kind, monkeypatch):
     lm = harness.DiversedLM(device="cpu")
     monkeypatch.setattr(lm.model, "forward", lambda **_: pytest.fail("a forward pass"))
     request = Instance(kind, {}, ("Question:", " 2"), 0, ("hellaswag", 0, 1))
-    with pytest.raises(ValueError, match="generation tasks only, and hellaswag asks"):
+    with pytest.raises(ValueError, match="generation tasks only, but hellaswag needs"):
         getattr(lm, kind)([request])
 
 
@@ -202,5 +202,5 @@ def test_without_the_harness():
     assert done.returncode == 1
     for words in (done.stdout, done.stderr):
         (line,) = words.strip().splitlines()  # no traceback
-        assert line.startswith("the lm-evaluation-harness is not complete here")
+        assert line.startswith("the lm-evaluation-harness is not completely installed")
         assert line.endswith("pip install 'hf-diversed[eval]'")

@@ -170,9 +170,9 @@ def test_refused_beside_other_dials(pair, other):
     """Catches a certified dial that something else moves."""
     target, draft = pair
     given = {"diversed_head": certified(tiny_head(), (0.01, 0.75)), "diversed_max_drop": 0.01, other: 0.5}
-    with pytest.raises(ValueError, match=f"which {other} would change"):
+    with pytest.raises(ValueError, match=f"cannot be combined with {other}"):
         target.generate(**ragged_batch(), **SAMPLED, assistant_model=draft, **given)
-    with pytest.raises(ValueError, match=f"which {other} would change"):
+    with pytest.raises(ValueError, match=f"cannot be combined with {other}"):
         hf_diversed.attach(target, draft, **given)
 
 
@@ -198,7 +198,7 @@ def test_refused_beside_other_dials(pair, other):
         ({"renormalize_logits": True}, "LogitNormalization"),
         ({"logits_processor": LogitsProcessorList([TemperatureLogitsWarper(0.1)])}, r"TemperatureLogitsWarper\(.*0.1"),
         ({"assistant_early_exit": 1, "assistant_model": None}, r"draft \(certified 'LlamaForCausalLM:"),
-        ({"verifier": "lossless", "diversed_head": None}, "diversed_max_drop can only act on a head"),
+        ({"verifier": "lossless", "diversed_head": None}, "diversed_max_drop can only be used with a head"),
     ],
 )
 def test_calls_that_differ_are_refused(pair, settings, words):

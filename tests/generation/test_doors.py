@@ -136,7 +136,7 @@ def test_attachments_refuse_what_they_would_ignore(pair):
     """Catches a cap that is taken and never applied, and a rule that fails with the first request only."""
     target, draft = pair
     for limit in ("diversed_max_bias", "diversed_bias_budget", "diversed_strictness"):
-        with pytest.raises(ValueError, match=f"{limit} can only act on a head"):
+        with pytest.raises(ValueError, match=f"{limit} can only be used with a head"):
             hf_diversed.attach(target, draft, verifier="static:0.5", **{limit: 0.05})
     with pytest.raises(ValueError, match="nonsense"):
         hf_diversed.attach(target, draft, verifier="nonsense")

@@ -157,15 +157,15 @@ class Accepting(Verifier):
 @pytest.mark.parametrize(
     ("verifier", "words"),
     [
-        (Emitting(lambda q: 2 * q), "no distribution"),
-        (Emitting(lambda q: q - 0.01), "no distribution"),
-        (Emitting(lambda q: torch.cat([1.5 * q[..., :1], -q[..., 1:]], -1)), "no distribution"),
+        (Emitting(lambda q: 2 * q), "invalid probabilities"),
+        (Emitting(lambda q: q - 0.01), "invalid probabilities"),
+        (Emitting(lambda q: torch.cat([1.5 * q[..., :1], -q[..., 1:]], -1)), "invalid probabilities"),
         (Emitting(lambda q: q[..., :-1]), r"must have shape \[\d, 5, 64\], got \[\d, 5, 63\]"),
-        (Accepting(-0.1), "no distribution"),
-        (Accepting(1.5), "no distribution"),
-        (Accepting(change=lambda p: -p), "no distribution"),
-        (Accepting(change=lambda p: 0 * p), "no distribution"),
-        (BlockVerifier(Emitting(lambda q: 2 * q)), "no distribution"),
+        (Accepting(-0.1), "invalid probabilities"),
+        (Accepting(1.5), "invalid probabilities"),
+        (Accepting(change=lambda p: -p), "invalid probabilities"),
+        (Accepting(change=lambda p: 0 * p), "invalid probabilities"),
+        (BlockVerifier(Emitting(lambda q: 2 * q)), "invalid probabilities"),
     ],
 )
 def test_a_callers_verifier_must_return_distributions(pair, verifier, words, mode):

@@ -97,7 +97,7 @@ def test_refusals_of_what_would_be_ignored(pair, tmp_path):
     with pytest.raises(ValueError, match="pass diversed_head= or verifier="):
         target.generate(**call, output_token_records=True)
     for strictness in (0.0, torch.tensor([0.5])):
-        with pytest.raises(ValueError, match="diversed_strictness acts on relaxed decoding only"):
+        with pytest.raises(ValueError, match="diversed_strictness requires a verifier"):
             target.generate(**call, diversed_strictness=strictness)
     prompt = {"input_ids": ragged_batch()["input_ids"][:1], "assistant_model": draft, "max_new_tokens": 4}
     assert target.generate(**prompt, output_token_records=False).shape == (1, 13)

@@ -237,20 +237,20 @@ ROWS = [
     Row("two draft lengths", looking_up(num_assistant_tokens=5), ["=3", "=5", "pass only the first"]),
     Row("two samples looked up", looking_up(num_return_sequences=2, do_sample=True), ["num_return_sequences", "1"]),
     Row(
-        "hidden states of looked-up tokens",
+        "hidden states with prompt lookup",
         looking_up(verifier=MISSING, diversed_head=BENCH.head),
         ["DiversedVerifier", "hidden states", 'features="distribution"', "assistant_model"],
     ),
     *(
         Row(
-            f"{rule} on looked-up tokens",
+            f"{rule} with prompt lookup",
             looking_up(verifier=SpecCascadeVerifier(rule, 0.3)),
-            [rule, "the draft's confidence", "assistant_model"],
+            [rule, "probabilities of a draft model", "assistant_model"],
         )
         for rule in ("chow", "diff", "opt", "token_v1")
     ),
     *(
-        Row(f"{name} on looked-up tokens", looking_up(verifier=rule), [words, "the draft's confidence"])
+        Row(f"{name} with prompt lookup", looking_up(verifier=rule), [words, "probabilities of a draft model"])
         for name, rule, words in (
             ("block of a cascade", "block:spec_cascade:chow:0.3", "BlockVerifier(verifier=SpecCascadeVerifier("),
             (
@@ -288,19 +288,19 @@ ROWS = [
     Row(
         "early exit of a bound forward",
         lambda: BENCH.generate(bound(), assistant_model=MISSING, assistant_early_exit=1),
-        ["LlamaForCausalLM", "bound to it from outside", "Pass an assistant_model"],
+        ["LlamaForCausalLM", "its forward was replaced", "Pass an assistant_model"],
     ),
-    Row("multi-token heads", generate(use_mtp=True), ["use_mtp=True", "drop"]),
-    Row("DFlash draft", generate(speculation_type="dflash"), ["speculation_type='dflash'", "drop"]),
-    Row("contrastive search", generate(penalty_alpha=0.6, top_k=4), ["penalty_alpha=0.6", "drop"]),
-    Row("forced words", generate(force_words_ids=[[5]]), ["force_words_ids=[[5]]", "drop"]),
-    Row("constraints", generate(constraints=["x"]), ["constraints=['x']", "drop"]),
-    Row("DoLa", generate(dola_layers="high"), ["dola_layers='high'", "drop"]),
+    Row("multi-token heads", generate(use_mtp=True), ["use_mtp=True", "remove"]),
+    Row("DFlash draft", generate(speculation_type="dflash"), ["speculation_type='dflash'", "remove"]),
+    Row("contrastive search", generate(penalty_alpha=0.6, top_k=4), ["penalty_alpha=0.6", "remove"]),
+    Row("forced words", generate(force_words_ids=[[5]]), ["force_words_ids=[[5]]", "remove"]),
+    Row("constraints", generate(constraints=["x"]), ["constraints=['x']", "remove"]),
+    Row("DoLa", generate(dola_layers="high"), ["dola_layers='high'", "remove"]),
     Row("no cache", generate(use_cache=False), ["use_cache", "must be True"]),
-    Row("offloaded cache", generate(cache_implementation="offloaded"), ["'offloaded'", "Drop it"]),
-    Row("quantized cache", generate(cache_implementation="quantized"), ["'quantized'", "Drop it"]),
-    Row("paged cache", generate(cache_implementation="paged"), ['cache_implementation="paged"', "drop it"]),
-    Row("token healing", generate(token_healing=True), ["token_healing", "heal the prompt beforehand"]),
+    Row("offloaded cache", generate(cache_implementation="offloaded"), ["'offloaded'", "Remove it"]),
+    Row("quantized cache", generate(cache_implementation="quantized"), ["'quantized'", "Remove it"]),
+    Row("paged cache", generate(cache_implementation="paged"), ['cache_implementation="paged"', "remove it"]),
+    Row("token healing", generate(token_healing=True), ["token_healing", "heal the prompt before the call"]),
     Row("guidance", generate(guidance_scale=1.5), ["guidance_scale", "Classifier", "Drop one"]),
     Row(
         "SynthID",
@@ -332,12 +332,12 @@ ROWS = [
     Row(
         "images",
         lambda: BENCH.generate(BENCH.multimodal, pixel_values=torch.zeros(2, 3, 28, 28)),
-        ["'pixel_values'", "text only", "Drop it"],
+        ["'pixel_values'", "text only", "Remove it"],
     ),
     Row(
         "image tokens",
         lambda: BENCH.generate(BENCH.multimodal, token_type_ids=torch.eye(2, 6).long()),
-        ["'token_type_ids'", "text only", "Drop it"],
+        ["'token_type_ids'", "text only", "Remove it"],
     ),
     *(
         Row(
@@ -356,11 +356,11 @@ ROWS = [
         "no rows", generate(input_ids=torch.ones(0, 6).long(), attention_mask=MISSING), ["at least one row", "[0, 6]"]
     ),
     Row("ids of a float type", generate(input_ids=torch.ones(2, 6)), ["input_ids", "long or int", "float32"]),
-    Row("types of tokens", generate(token_type_ids=types_of_tokens(1)), ["'token_type_ids'", "Drop it"]),
+    Row("types of tokens", generate(token_type_ids=types_of_tokens(1)), ["'token_type_ids'", "Remove it"]),
     Row(
         "types of tokens that are looked up",
         lambda: BENCH.generate(tiny.tiny_model("gpt2"), token_type_ids=types_of_tokens(0)),
-        ["'token_type_ids'", "Drop it"],
+        ["'token_type_ids'", "Remove it"],
     ),
     Row("no chunk", generate(prefill_chunk_size=0), ["prefill_chunk_size", ">= 1", "got 0"]),
     Row(

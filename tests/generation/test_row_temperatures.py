@@ -123,5 +123,5 @@ def test_refusals(pair, given):
     with pytest.raises(ValueError, match="2 finite numbers >= 0, one per prompt"):
         target.generate(**call, do_sample=True, diversed_temperature=given)
     for other in ({"do_sample": False}, {"do_sample": True, "temperature": 0.7}):
-        with pytest.raises(ValueError, match="needs do_sample=True and no temperature= beside it"):
+        with pytest.raises(ValueError, match="needs do_sample=True and no temperature="):
             target.generate(**call, **other, diversed_temperature=[0.5, 0.0])

@@ -121,7 +121,7 @@ def test_broken_configurations_are_said(folder, content, words):
 @pytest.mark.parametrize("name", [None, 3, ["a"], b"head"])
 def test_names_are_text_or_paths(name):
     """Catches a number interpreted as a file descriptor, or as an id of the Hub."""
-    with pytest.raises(TypeError, match=f"named by a folder or an id of the Hub, got {re.escape(repr(name))}"):
+    with pytest.raises(TypeError, match=f"given as a folder or an id of the Hub, got {re.escape(repr(name))}"):
         DiversedHead.from_pretrained(name)
 
 

@@ -226,7 +226,9 @@ def test_slope_is_never_flat():
     "settings", [{"token_features": False}, {"token_features": True, "head_type": "mlp", "intermediate_size": 1}]
 )
 def test_refuses_a_start_it_cannot_make(settings: dict):
-    with pytest.raises(ValueError, match="can start at a lenience only if it has token_features=True, and two units"):
+    with pytest.raises(
+        ValueError, match="can start at a lenience only if it has token_features=True, and at least two"
+    ):
         DiversedHead(DiversedHeadConfig(4, 3, **settings)).start_lenient(0.2)
 
 

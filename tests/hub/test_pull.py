@@ -92,7 +92,7 @@ def test_offline_uses_the_cache(hub, folder, monkeypatch):
     ("name", "arguments", "words"),
     [
         ("org/none", {}, r"org/none is not a folder, and http.*/org/none does not exist or is private"),
-        ("org/gated", {"token": READER}, "org/gated is gated: ask for access at http.*/org/gated"),
+        ("org/gated", {"token": READER}, "org/gated is gated: request access at http.*/org/gated"),
         (REPO, {"revision": "v9"}, "org/head has no revision 'v9'"),
         ("/no/such/folder", {}, "'/no/such/folder' is neither a folder nor an id of the Hub"),
         ("", {}, "'' is neither a folder"),
@@ -105,7 +105,7 @@ def test_offline_uses_the_cache(hub, folder, monkeypatch):
         ),
         ("org/garbage", {}, "model.safetensors of org/garbage is damaged or truncated"),
         ("org/other", {}, r"does not fit its config.json: dense.bias is missing, must be \(5,\)"),
-        ("org/pickle", {}, "no file named model.safetensors.*a pickle could run code"),
+        ("org/pickle", {}, "no file named model.safetensors.*a pickle can execute code"),
         ("org/no-config", {}, "no file named config.json"),
         (REPO, {"subfolder": "inner"}, "no file named config.json"),
     ],

@@ -187,7 +187,9 @@ def test_the_choice_that_agrees_most_is_taken(monkeypatch):
     assert measured.keys() == {"first", "first+last", "even"}  # "ends" of three layers is "first+last"
     assert layers == CHOICES[max(by_hand, key=by_hand.__getitem__)](5, 3)
     assert choose_layers(target, 5, samples)[1] == {"first": 1.0}
-    with pytest.raises(ValueError, match="`layers` must be between 1 and 5, all that the target has, got 6"):
+    with pytest.raises(
+        ValueError, match="`layers` must be between 1 and 5, the number of layers of the target, got 6"
+    ):
         choose_layers(target, 6, samples)
 
 
@@ -220,9 +222,9 @@ def test_tokens_are_counted_in_texts_lines_and_samples(pair, tmp_path):
     counted = count_ids(samples, tokenizer)
     assert (counted[5], counted[7], counted[1]) == (2, 1, 0)
     (tmp_path / "d.jsonl").write_text('{"n": 1}\n')
-    with pytest.raises(ValueError, match=r"d\.jsonl holds no text"):
+    with pytest.raises(ValueError, match=r"d\.jsonl contains no text"):
         count_ids(tmp_path / "d.jsonl", tokenizer)
-    with pytest.raises(ValueError, match="the text must be a file"):
+    with pytest.raises(ValueError, match="the text must be an existing file"):
         count_ids(tmp_path / "none.txt", tokenizer)
 
 

@@ -470,7 +470,7 @@ def test_prompts_beyond_the_context_are_refused(tokenizer, target, draft, tmp_pa
 def test_two_tunings_in_one_folder_are_refused(tokenizer, draft, tmp_path):
     """Catches two runs that write each other's samples and checkpoints."""
     args = config(tmp_path, mode="supervised", max_steps=1)
-    with sole_run(args), pytest.raises(OSError, match=r"another run is training in .* wait for its end"):
+    with sole_run(args), pytest.raises(OSError, match=r"another run is training in .* wait until it ends"):
         tune_draft(None, draft, tokenizer, make_rows(4), args)
     tune_draft(None, draft, tokenizer, make_rows(4), args)
 
@@ -543,8 +543,8 @@ def test_command_tunes_on_prompts_without_references_and_holds_some_out(tmp_path
 @pytest.mark.parametrize(
     ("settings", "arguments", "words"),
     [
-        ({"nonsense": 1}, [], "options that do not exist: nonsense"),
-        ([1], [], "must hold a mapping"),
+        ({"nonsense": 1}, [], "unknown options in the config: nonsense"),
+        ([1], [], "must contain a mapping"),
         ({}, ["--draft", "alone"], "go together"),
         ({}, ["--mode", "none"], "mode must be one of"),
         ({}, ["--num-eval-examples", "4"], "--num-eval-examples and --eval-strategy go together, got 4 and no"),

@@ -133,7 +133,7 @@ def test_second_run_in_one_folder(unbroken, tmp_path):
 
     def reward(completions, **columns):
         if not refused:
-            with pytest.raises(OSError, match=r"another run is training in .*wait for its end, or choose another"):
+            with pytest.raises(OSError, match=r"another run is training in .*wait until it ends, or choose another"):
                 trainer(tmp_path).train(resume_from_checkpoint=True)
             refused.append(True)
         return runs.letters(completions)

@@ -58,7 +58,7 @@ def test_rewards_that_become_none(tmp_path):
 def test_reward_that_fails_at_once(tmp_path):
     """Catches a checkpoint of nothing, and one that a resumed run writes again over itself."""
     reward, _ = failing_at(1, KeyError("answer"))
-    with pytest.raises(RewardError, match="No step was done since the run was started"):
+    with pytest.raises(RewardError, match="No step was finished"):
         trainer(tmp_path, reward).train()
     assert list(tmp_path.glob("checkpoint-*")) == []
 
