@@ -1,8 +1,8 @@
-"""Everything to run where there is a GPU, in order of value: the CUDA tests, then the benchmarks of `make bench-gpu`.
+"""Run the CUDA tests on a GPU, then the benchmarks, most important first.
 
 make gpu
 
-Every step writes one JSON file when it ends. A later run continues with the steps that have none, so `make gpu` can be
+Every step writes one JSON file when it ends. A later run continues with the steps without a file, so `make gpu` can be
 stopped at any time and repeated. `--dry-run` runs the same steps on the CPU with small shapes.
 """
 

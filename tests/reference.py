@@ -21,7 +21,7 @@ class Randomness:
 
 
 class Recorder(RandomSource):
-    """Keeps the random numbers that the loop draws, in order; subclasses may add which rows it kept."""
+    """Stores the random numbers that the loop draws, in order; subclasses may add which rows were kept."""
 
     def __init__(self):
         self.events: list[tuple[str, torch.Tensor | None]] = []
@@ -36,7 +36,8 @@ class Recorder(RandomSource):
         return round_noise
 
     def of_row(self, row: int) -> Randomness:
-        """The numbers of one row of the batch, wherever it was: rounds, each closed by the noise of its next token."""
+        """Return the random numbers of one row of the batch, wherever it was: rounds, each ended by the noise of its
+        next token."""
         rounds, drafts, round_noise = [], [], None
         for kind, values in self.events:
             if kind == "kept":

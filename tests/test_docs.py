@@ -84,7 +84,7 @@ def test_pages_are_short():
         assert len(written.splitlines()) <= 150, page.name
 
 
-def test_every_task_is_told_of():
+def test_every_task_is_documented():
     """Catches a task that is missing in the documentation."""
     page = (ROOT / "docs" / "training.md").read_text()
     for name in TASKS:

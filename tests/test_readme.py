@@ -68,7 +68,7 @@ def test_links_hold_on_the_package_index():
     assert "](https://arxiv.org/abs/2604.07622)" in text
 
 
-def test_every_rule_has_its_name_there():
+def test_every_verifier_is_listed():
     """Catches a registered verifier that is missing in the README."""
     assert f"All {len(hf_diversed.VERIFIERS)} verifiers" in README
     for name in hf_diversed.VERIFIERS:

@@ -61,7 +61,7 @@ def test_gains_are_medians_over_turns(tmp_path):
     assert gains(path, ["lossless", "upstream"]) == ["2.00x (1.50 to 2.00)", "2.00x (2.00 to 4.00)"]
 
 
-def test_costs_say_what_a_draft_needs(tmp_path):
+def test_costs_show_what_a_draft_model_needs(tmp_path):
     """Catches seconds shown as milliseconds, and an acceptance rate where no draft length reaches the speedup."""
     rows = [
         {
@@ -80,7 +80,7 @@ def test_costs_say_what_a_draft_needs(tmp_path):
     assert "| 4 layers, 8000 ids | 10.4 | 0.64 | - | 0.80x (3) | 1.46x (3) |" in text
 
 
-def test_a_draft_says_what_it_is_made_of(tmp_path):
+def test_a_draft_model_is_described(tmp_path):
     """Catches a table without the information to reproduce its draft."""
     points = [{"step": 50, "acceptance": 0.3121}, {"step": 100, "acceptance": 0.4}]
     made = {"layers": [0, 1, 29], "vocabulary": 8000, "held_out": points}
@@ -93,5 +93,5 @@ def test_a_draft_says_what_it_is_made_of(tmp_path):
     assert "31.2% after 50, 40.0% after 100 updates.\n\nSmolLM2" in text
 
 
-def test_nothing_measured_says_nothing(tmp_path):
+def test_without_measurements_there_is_no_section(tmp_path):
     assert list(real(tmp_path)) == []

@@ -112,13 +112,13 @@ def test_front_of_named_heads(space):
     ("parameter", "acceptance", "quality"),
     [(0.5, 0.8, 0.8), (0.75, 0.7, 0.86), (0.625, 0.75, 0.83), (0.9, 0.64, 0.872), (1.0, 0.6, 0.88), (0.1, 0.8, 0.8)],
 )
-def test_dial_between_measurements(space, parameter, acceptance, quality):
+def test_strictness_between_measurements(space, parameter, acceptance, quality):
     """Catches a marker off the line, on the wrong segment, or extrapolated."""
     point = space.chart.interpolate(space.chart.build_front(RECORDS).curves["diversed"], parameter)
     assert (point.acceptance, point.quality) == pytest.approx((acceptance, quality))
 
 
-def test_chart_says_what_was_measured(space):
+def test_chart_shows_what_was_measured(space):
     """Catches a marker for a method without draft tokens, and a value below the lowest measurement without a note."""
     front = space.chart.build_front(RECORDS)
     shown = space.chart.front_chart(front, "diversed", 0.5)
@@ -468,7 +468,7 @@ def test_a_model_whose_drafts_are_looked_up(space, cache, monkeypatch):
         space.choice.choose_verifier(replace(model.pair, heads={"": random_head()}), learned)
 
 
-def test_the_embedded_pair_says_what_it_is(space, cache):
+def test_the_embedded_pair_is_described(space, cache):
     """Catches a page that allows any prompt for the embedded pair, or that omits a task of its heads."""
     (model,) = space.models.find_models()
     assert "three kinds of prompt" in model.about

@@ -54,7 +54,7 @@ def enumerated_length(tables: dict, length: int) -> float:
 @pytest.mark.parametrize("length", [1, 2, 3])
 @given(seed=seeds)
 @settings(max_examples=15, deadline=None)
-def test_expected_length_is_that_of_all_drafts_and_coins(length: int, seed: int):
+def test_expected_length_is_that_of_all_drafts_and_decisions(length: int, seed: int):
     """Catches a product that starts late or omits earlier steps, and means taken before products.
 
     Also catches the assumption that steps are independent: these distributions depend on the context.

@@ -24,8 +24,10 @@ PHRASES = {
 PATHS = (
     "ARCHITECTURE.md",
     "CHANGELOG.md",
+    "CODE_OF_CONDUCT.md",
     "CONTRIBUTING.md",
     "README.md",
+    "SECURITY.md",
     "benchmarks",
     "docs",
     "embedded",
@@ -43,7 +45,7 @@ EXCEPT = (
     "tests/test_language.py",
     "tools/check_language.py",
 )
-_SUFFIXES = {".md", ".py"}
+_SUFFIXES = {".ipynb", ".md", ".py"}
 _PHRASE = re.compile("|".join(rf"(?P<p{number}>\b(?:{phrase})\b)" for number, phrase in enumerate(PHRASES)), re.I)
 
 

@@ -145,8 +145,8 @@ def check_together(target: str, draft: str, tokenizer) -> None:
     shared = sum(known.get(token) == index for token, index in drafts.items())
     if 2 * shared < len(drafts):  # a few added tokens are accepted
         raise ValueError(
-            f"--target {target} --draft {draft}: of the draft's {len(drafts):,} tokens only {shared:,} have their id "
-            "in the target's tokenizer. Use a draft from the same family."
+            f"--target {target} --draft {draft}: only {shared:,} of the draft model's {len(drafts):,} tokens have "
+            "the same id in the target's tokenizer. Use a draft model from the same family."
         )
 
 

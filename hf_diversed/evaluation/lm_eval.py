@@ -152,7 +152,7 @@ def _method_name(method: str | None, head: str | None, strictness: float | None)
     """Return the method name for `build_methods`."""
     spec = method or (LOSSLESS if head is None else "diversed")
     if not spec.startswith("diversed") and (head is not None or strictness is not None):
-        raise ValueError(f"head= and strictness= act on method diversed only, got method={spec}; leave them out.")
+        raise ValueError(f"head= and strictness= require method=diversed, got method={spec}; remove them.")
     return spec if strictness is None else f"{spec}@{strictness}"
 
 

@@ -195,7 +195,7 @@ def _build(spec: MethodLike, head: HeadLike | None, device: torch.device | str |
         if not isinstance(verifier, Verifier):
             raise TypeError(f"method {label!r} must come with a Verifier, got {type(verifier).__name__}.")
         if label in (PLAIN, LOSSLESS):
-            raise ValueError(f"the label {label!r} is taken: it names the reference decoding; choose another one.")
+            raise ValueError(f"the label {label!r} is reserved for the reference decoding; choose another one.")
         return Method(label, verifier)
     parsed = MethodName.parse(spec)
     if parsed.name == PLAIN and not parsed.compiled:
@@ -211,7 +211,8 @@ def _build(spec: MethodLike, head: HeadLike | None, device: torch.device | str |
     name = parsed.name.partition("@")[0]
     if name == DIVERSED:
         raise ValueError(
-            f"method {spec!r} must read diversed or diversed:<folder or Hub id>, either with @<strictness in [0, 1]>."
+            f"method {spec!r} must have the form diversed or diversed:<folder or Hub id>, either with @<strictness "
+            "in [0, 1]>."
         )
     if name not in VERIFIERS:
         known = [PLAIN, *VERIFIERS]
@@ -229,8 +230,8 @@ def _truncation(spec: str, parameters: str | None) -> tuple[tuple[str, float], .
         name, _, value = part.partition("=")
         if name not in TRUNCATIONS or (number := parse_number(value)) is None:
             raise ValueError(
-                f"method {spec!r} must read target, or target:<name>=<value> with names of {', '.join(TRUNCATIONS)}, "
-                "for example target:top_p=0.9."
+                f"method {spec!r} must have the form target, or target:<name>=<value> with names of "
+                f"{', '.join(TRUNCATIONS)}, for example target:top_p=0.9."
             )
         found.append((name, int(number) if name == "top_k" else number))
     return tuple(found)

@@ -1,4 +1,4 @@
-"""Summaries of repeated timings: median, range, and whether they are too noisy for a ratio. Standard library only."""
+"""Summaries of repeated timings: median, range, and whether they vary too much for a ratio. Standard library only."""
 
 import math
 from collections.abc import Sequence

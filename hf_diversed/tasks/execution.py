@@ -10,7 +10,7 @@ from hf_diversed.sandbox import run_programs
 from hf_diversed.tasks.base import Record, Task, check_lengths
 
 
-# Appended to chat questions: otherwise chat models add explanations and examples several times as long as the code.
+# Appended to chat questions, because chat models add explanations and examples several times as long as the code.
 CODE_ONLY = "Answer with the code only, in one code block, without comments, explanations or examples."
 
 

@@ -50,7 +50,7 @@ def _read_lines(path: Path, task: Task) -> list[dict[str, Any]]:
             if line.strip():
                 records.append(_read_line(line, f"line {number} of {path}", task))
     if not records:
-        raise ValueError(f"`data_file` {str(path)!r} holds no records.")
+        raise ValueError(f"`data_file` {str(path)!r} contains no records.")
     return records
 
 

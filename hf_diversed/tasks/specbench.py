@@ -32,8 +32,8 @@ class SpecBench(Task):
 
     def reference(self, record: Record) -> str:
         raise ValueError(
-            "task 'specbench' has no references: leave out solved examples (--shots), and tune a draft on the "
-            "target's own completions (--mode distill)."
+            "task 'specbench' has no references: remove --shots, and tune a draft model on the target's "
+            "completions (--mode distill)."
         )
 
     def score(self, completion: str, record: Record) -> float:

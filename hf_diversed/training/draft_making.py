@@ -133,14 +133,12 @@ def _overlap(p: torch.Tensor, q: torch.Tensor) -> float:
     return 1.0 - total_variation(p, q).mean().item()
 
 
-def sample_target(
-    target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompts: Sequence[str] = PROMPTS, seed: int = 0
-) -> dict[Ids, list[Ids]]:
-    """Draw one short completion of the target per prompt, at temperature 1. Prompts are formatted as chat messages if
-    the tokenizer has a chat template."""
-    asked: list[Prompt] = list(prompts)
+def sample_target(target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, seed: int = 0) -> dict[Ids, list[Ids]]:
+    """Draw one short completion of the target per prompt of `PROMPTS`, at temperature 1. Prompts are formatted as chat
+    messages if the tokenizer has a chat template."""
+    asked: list[Prompt] = list(PROMPTS)
     if tokenizer.chat_template is not None:
-        asked = [[{"role": "user", "content": text}] for text in prompts]
+        asked = [[{"role": "user", "content": text}] for text in PROMPTS]
     rows = encode(tokenizer, asked)
     options = {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0, "max_new_tokens": _SAMPLE_TOKENS}
     pad = pad_id(tokenizer, target)

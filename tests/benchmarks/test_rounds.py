@@ -70,7 +70,7 @@ def record(report: dict, method: str, batch_size: int = 1) -> dict:
 
 
 @pytest.mark.parametrize("rule", [LosslessVerifier(), StaticEnsembleVerifier(0.5)])
-def test_synthetic_rates_are_conditional_and_the_rule_still_runs(rule):
+def test_synthetic_rates_are_conditional_and_the_verifier_still_runs(rule):
     """Catches unconditional rates, a list truncated at the wrong end, and a residual of another verifier."""
     draft, target = make_block(rows=2)
     rows, count = draft.tokens.shape
@@ -102,7 +102,7 @@ def test_accepted_counts_follow_the_given_rates(pair):
         assert rate * (trials - slack) - error < count < rate * trials + error
 
 
-def test_synthetic_asks_for_what_its_rule_asks_for():
+def test_synthetic_needs_what_its_verifier_needs():
     """Catches a head timed without hidden states, and skipped checks."""
 
     class Demanding(Verifier):

@@ -97,7 +97,7 @@ def test_lenience_is_the_default_without_a_head(command, folder):
     assert "lenience:0.3" in run(command, "--help").stdout
 
 
-def test_generate_turns_the_dial():
+def test_generate_applies_the_strictness():
     """Catches options that do not reach the verifier."""
     accepted = []
     for options in ([], ["--max-bias", "0"], ["--bias-budget", "0"], ["--max-ratio", "1"]):
@@ -201,7 +201,7 @@ def test_compile_warns_of_many_draft_tokens(folder, monkeypatch):
         (["--top-p", "2"], "--top-p must lie in (0, 1]"),
     ],
 )
-def test_compile_refuses_in_words(arguments, words, monkeypatch):
+def test_compile_refuses_with_a_message(arguments, words, monkeypatch):
     """Catches models loaded before the check."""
     monkeypatch.setattr("hf_diversed.cli.models.load_demo_pair", None)
     result = run("compile", *arguments)

@@ -64,14 +64,14 @@ def test_overwrite_starts_anew(tmp_path, monkeypatch):
         (["--num-assistant-tokens", "2.5"], "--num-assistant-tokens must be a number"),
     ],
 )
-def test_bad_lists_are_refused_in_words(options, words):
+def test_bad_lists_are_refused_with_a_message(options, words):
     """Catches a sweep that fails at its last part, and a traceback."""
     result = evaluate(*options)
     assert result.exit_code == 2, result.output
     assert words in " ".join(result.output.split())
 
 
-def test_several_processes_need_a_place_to_meet(monkeypatch):
+def test_several_processes_need_an_output(monkeypatch):
     """Catches processes that each measure their part, print nothing and do not save it."""
     monkeypatch.setattr("hf_diversed.cli.preparing.load_pair", None)  # the error must come before models are loaded
     result = evaluate(WORLD_SIZE="2", RANK="1")
@@ -141,7 +141,7 @@ def test_shots_file_without_shots_is_refused():
     assert "pass --shots, their number" in " ".join(result.output.split())
 
 
-def test_nobody_right_is_not_a_certainty(tmp_path):
+def test_no_right_answer_has_an_interval(tmp_path):
     """Catches 0.0% (0.0% to 0.0%) for two prompts in table and file, where the bootstrap is degenerate."""
     output = tmp_path / "all.json"
     result = evaluate("--output", str(output), "--temperature", "0", "--num-examples", "8", "--max-new-tokens", "2")

@@ -20,7 +20,7 @@ from hf_diversed.zoo import packaged
 from tests.commands import run
 
 
-def test_methods_look_their_drafts_up(folder):
+def test_methods_with_prompt_lookup(folder):
     """Catches a method that requires a draft model, and one that decodes plainly under a verifier's name."""
     pair = models.load_pair(str(folder / "target"), "lookup", "cpu")
     assert pair.draft is None
@@ -39,7 +39,7 @@ def test_methods_look_their_drafts_up(folder):
     assert stats.draft_forwards == 0
 
 
-def test_evaluation_on_looked_up_drafts(folder, tmp_path):
+def test_evaluation_with_prompt_lookup(folder, tmp_path):
     """Catches a header that requires the name of a draft, and results with a draft model continued without one."""
     data = tmp_path / "data.jsonl"
     data.write_text(json.dumps({"question": "1 and 1 and 1 and", "answer": "#### 3"}) + "\n")
@@ -55,7 +55,7 @@ def test_evaluation_on_looked_up_drafts(folder, tmp_path):
 
 
 @pytest.mark.parametrize("token", ["true", "false"])
-def test_training_on_looked_up_drafts(folder, tmp_path, token):
+def test_training_with_prompt_lookup(folder, tmp_path, token):
     """Catches a head that cannot be trained without a draft model, or does not decode without one afterwards."""
     data = tmp_path / "data.jsonl"
     row = {"question": "1 and 1 and 1 and 1", "answer": "#### 3"}
@@ -77,7 +77,7 @@ def test_training_on_looked_up_drafts(folder, tmp_path, token):
     assert stats.num_drafted > 0
 
 
-def test_compile_wants_two_models(monkeypatch):
+def test_compile_needs_two_models(monkeypatch):
     """Catches a verifier that is compiled without a draft model."""
     monkeypatch.setattr(models, "load_model", lambda *_: pytest.fail("a model was loaded"))
     result = run("compile", "x", "lookup")
@@ -87,7 +87,7 @@ def test_compile_wants_two_models(monkeypatch):
     )
 
 
-def test_a_tuning_wants_a_draft(monkeypatch, tmp_path):
+def test_tuning_needs_a_draft_model(monkeypatch, tmp_path):
     """Catches draft tuning that loads the target although there is no draft to tune."""
     monkeypatch.setattr("hf_diversed.cli.train.read_records", lambda *_: pytest.fail("records were read"))
     options = ["--task", "gsm8k", "--target", "x", "--draft", "lookup", "--output-dir", str(tmp_path / "draft")]

@@ -38,7 +38,7 @@ def test_processes_of_one_machine_take_a_gpu_each(rank, visible, device, monkeyp
 
 
 @pytest.mark.parametrize("device", ["cuda:1", None])
-def test_the_embedded_pair_goes_where_it_is_told(device, moves, monkeypatch):
+def test_the_embedded_pair_is_moved_to_the_device(device, moves, monkeypatch):
     """Catches a --device that applies to named pairs only, and heads that are not moved."""
     monkeypatch.setattr(models, "best_device", lambda: "mps")
     models.load_pair(None, None, device)
@@ -127,14 +127,14 @@ def test_a_vocabulary_is_read_once(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("device", ["cudaa", "meta", "cuda:99", "mps:7"])
-def test_devices_that_are_not_here(device):
+def test_unavailable_devices(device):
     """Catches an AssertionError of torch without CUDA, and a RuntimeError for an unknown device."""
     with pytest.raises(ValueError, match="--device must be cpu, or an available accelerator"):
         models.check_device(device)
     models.check_device("cpu")
 
 
-def test_a_model_that_is_not_here_is_named(monkeypatch):
+def test_an_unknown_model_is_named(monkeypatch):
     """Catches "We couldn't connect to 'https://huggingface.co'" without the name of the model.
 
     Also catches a missing folder that is reported as a malformed repository id.

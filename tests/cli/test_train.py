@@ -96,7 +96,7 @@ def test_recipe_runs(path, folder, tmp_path):
     assert not list((tmp_path / "head").rglob("training_args.bin"))
 
 
-def test_a_head_that_sees_the_drafted_token(folder, tmp_path):
+def test_a_head_with_token_features(folder, tmp_path):
     """Catches options without effect, and a record without the defaults that the kind of head determined."""
     token = ["--token-features", "--initial-lenience", "0.1", "--report-to", "none", "--use-cpu", "true"]
     call("train", ["--task", "gsm8k", *options_for(folder, tmp_path, "gsm8k"), *token])
@@ -121,7 +121,7 @@ def test_a_head_that_sees_the_drafted_token(folder, tmp_path):
         (["--config", "run.yaml"], True),
     ],
 )
-def test_resumes_where_it_is_told_to(monkeypatch, options, expected, tmp_path):
+def test_resumes_from_the_given_checkpoint(monkeypatch, options, expected, tmp_path):
     """Catches an upstream option without effect, so that the run would start again, and a folder "True"."""
     trainer = Mock()
     monkeypatch.chdir(tmp_path)
@@ -248,7 +248,7 @@ def test_standard_output_gets_the_folder_alone(command, tmp_path, folder):
     assert settings["model_init_kwargs"]["dtype"] == "bfloat16"
 
 
-def test_command_line_wins_over_the_config(tmp_path):
+def test_command_line_overrides_the_config(tmp_path):
     path = tmp_path / "run.yaml"
     path.write_text("task: math\nmax_quality_drop: 0.05\nseed: 3\n")
     arguments, config = parse_options((TrainOptions, DiversedConfig), [f"--config={path}", "--seed", "4"])
@@ -327,7 +327,7 @@ def test_debug_of_ours_and_of_the_trainers(tmp_path):
     assert without_debug(argv, [DiversedConfig]) == (argv, False)
 
 
-def test_refusals_come_in_words(tmp_path):
+def test_errors_are_messages(tmp_path):
     """Catches a traceback for user errors."""
     for arguments, words in (
         (["train", "--task", "math", "--target", "x"], "--target and --draft go together"),

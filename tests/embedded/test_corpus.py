@@ -54,7 +54,7 @@ def test_splits_are_disjoint(name: str):
 
 @pytest.mark.parametrize("name", TASKS)
 def test_a_seed_gives_the_examples_of_the_committed_results(name):
-    """Catches a change to the task families that gives a seed other examples than results and heads were made with."""
+    """Catches a change of the tasks that gives a seed other examples than those of results and heads."""
     drawn = [draw(name, split, 200, 1) for split in SEEDS]
     for examples in drawn:
         assert len({example.prompt for example in examples}) == len({example.key for example in examples}) == 200
@@ -72,7 +72,7 @@ def test_packaged_records_are_drawn_ones(name: str, split: str, tmp_path):
 
 
 def test_refuses_more_examples_than_there_are(monkeypatch: pytest.MonkeyPatch):
-    """Catches an endless search for examples that do not exist."""
+    """Catches an endless search for examples."""
     few = "code/solve/count/same/all/"
     monkeypatch.setattr("embedded.records.split_of", lambda key: "train" if key.startswith(few) else "test")
     with pytest.raises(ValueError, match="`n` must be at most 1, got 2: 3000 more draws found nothing new in 'code'/"):
@@ -81,12 +81,12 @@ def test_refuses_more_examples_than_there_are(monkeypatch: pytest.MonkeyPatch):
 
 @pytest.mark.parametrize("role", TRAINING_DIGESTS)
 def test_training_text_is_that_of_the_packaged_weights(role):
-    """Catches a recipe that no longer gives the packaged weights: other text under the same seed."""
+    """Catches a recipe that no longer reproduces the packaged weights, because the text of its seed changed."""
     assert digest([astuple(example) for example in chunk_examples(Recipe(), role, 2)]) == TRAINING_DIGESTS[role]
 
 
-def test_drills_hold():
-    """Catches a drill that teaches wrong sums."""
+def test_drills_are_correct():
+    """Catches a drill with wrong sums."""
     rng = random.Random(3)
     for _ in range(200):
         example = drills.sample(rng, STYLES["target"])
@@ -97,8 +97,8 @@ def test_drills_hold():
             assert {"+": a + b == c, "-": a - b == c, "*": a * b == c, "/": b * c == a}[operator], example
 
 
-def test_the_key_is_blind_to_wording():
-    """Catches a split that puts one problem on one side and its paraphrase on the other."""
+def test_the_key_does_not_depend_on_wording():
+    """Catches a problem in one split and its paraphrase in the other."""
     keys = [FAMILIES["math"](random.Random(5), Style()).key for _ in range(2)]
     assert keys[0] == keys[1]
     name, *rest = keys[0].split("/")
@@ -114,7 +114,7 @@ def test_at_least_forty_plans_and_all_are_drawn():
 
 @pytest.mark.parametrize("style", STYLES)
 def test_equations_are_true_and_lead_from_the_question_to_the_answer(style):
-    """Every equation holds and uses numbers known by then only; the last one gives the answer."""
+    """Every equation is correct and uses only numbers known before it; the last one gives the answer."""
     for example in math_examples(style, 400):
         known = {int(number) for number in re.findall(r"\d+", example.prompt)}
         known |= {value for words, value in CONSTANTS.items() if words in example.prompt}
@@ -134,7 +134,7 @@ def test_equations_are_true_and_lead_from_the_question_to_the_answer(style):
 
 @pytest.mark.parametrize("style", STYLES)
 def test_functions_pass_their_tests(style):
-    """Catches a description, a function and tests that speak of different things: another constant, another filter."""
+    """Catches a description, a function and tests that differ, such as in a constant or a filter."""
     rng = random.Random(4)
     for _ in range(300):
         example = FAMILIES["code"](rng, STYLES[style])
@@ -149,8 +149,8 @@ def test_functions_pass_their_tests(style):
 
 
 @pytest.mark.parametrize("style", STYLES)
-def test_summaries_say_what_the_articles_say(style):
-    """Catches a summary with a name, a number, a day or a place that its article does not have."""
+def test_summaries_agree_with_the_articles(style):
+    """Catches a summary with a name, a number, a day or a place that is not in its article."""
     rng = random.Random(5)
     for _ in range(300):
         example = FAMILIES["summary"](rng, STYLES[style])

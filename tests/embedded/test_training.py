@@ -1,4 +1,4 @@
-"""The recipe: a run that was killed ends where an unbroken one ends."""
+"""The recipe: a killed run ends like an uninterrupted one."""
 
 import dataclasses
 import json
@@ -29,7 +29,7 @@ def tokenizer():
 
 
 def test_a_killed_run_ends_in_the_same_weights(tokenizer, tmp_path, monkeypatch):
-    """Catches state left out of the checkpoint: optimizer, step of the schedule, place in the data."""
+    """Catches state that is missing in the checkpoint: optimizer, step of the schedule, position in the data."""
     unbroken, figures = train.train_model(TINY, "target", tokenizer, tmp_path / "unbroken", compiled=False)
     take_step = train._train_step
 
@@ -52,8 +52,8 @@ def test_a_killed_run_ends_in_the_same_weights(tokenizer, tmp_path, monkeypatch)
     assert figures["schedules"] == [{"from_step": 0, "steps": STEPS}]
 
 
-def test_a_run_that_was_made_longer_says_so(tokenizer, tmp_path):
-    """Catches a schedule that no single run has, under a recipe that looks as if one had."""
+def test_an_extended_run_is_recorded(tokenizer, tmp_path):
+    """Catches the provenance of an extended run that looks like that of a single run."""
     for steps in (2, 3):
         models = {"target": dataclasses.replace(TINY.models["target"], steps=steps)}
         recipe = dataclasses.replace(TINY, models=models)
@@ -73,7 +73,7 @@ def test_a_run_that_was_made_longer_says_so(tokenizer, tmp_path):
     ids=["another seed", "too few steps"],
 )
 def test_a_checkpoint_of_another_run_is_refused(tokenizer, tmp_path, recipe, words):
-    """Catches weights of one recipe that are signed with another."""
+    """Catches weights of one recipe with the provenance of another."""
     short = dataclasses.replace(TINY, models={"target": dataclasses.replace(TINY.models["target"], steps=2)})
     train.train_model(short, "target", tokenizer, tmp_path, compiled=False)
     with pytest.raises(ValueError, match=words):
@@ -81,7 +81,7 @@ def test_a_checkpoint_of_another_run_is_refused(tokenizer, tmp_path, recipe, wor
 
 
 def test_loss_weights(tokenizer):
-    """Padding weighs nothing, prompts little, and digits of a completion most."""
+    """Padding has weight 0, prompts have a low weight, and digits of a completion the highest."""
     stream = batches(dataclasses.replace(TINY, families={"math": 1.0}), "target", tokenizer, 0)
     found = list(islice(stream, CHUNK))
     weights = {0.0, TINY.prompt_weight, 1.0, TINY.number_weight}
@@ -92,8 +92,8 @@ def test_loss_weights(tokenizer):
         assert torch.equal(batch["input_ids"] == tokenizer.pad_token_id, batch["weights"] == 0)
 
 
-def test_of_a_drill_only_results_weigh(tokenizer):
-    """Catches loss on operands, which are drawn at random: they drown what can be learned."""
+def test_only_results_of_a_drill_have_loss(tokenizer):
+    """Catches loss on operands, which are random and cannot be learned."""
     batch = next(batches(dataclasses.replace(TINY, families={"drills": 1.0}), "target", tokenizer, 0))
     for ids, weights in zip(batch["input_ids"], batch["weights"]):
         text = tokenizer.convert_ids_to_tokens(ids)

@@ -117,7 +117,7 @@ def test_options_of_a_call(pair, mode, name):
     assert out.stats.mean_bias == pytest.approx(expected.stats.mean_bias, nan_ok=True, abs=1e-5)
 
 
-def test_all_values_of_a_dial_share_a_function(pair):
+def test_all_strictness_values_share_a_function(pair):
     """Catches one compiled function per value of a setting."""
     counts = []
     for strictness in (0.3, 0.4, [0.1, 0.2, 0.8, 0.9]):

@@ -33,7 +33,7 @@ def character_tokenizer() -> PreTrainedTokenizerFast:
 
 
 class Interrupted(Exception):
-    """Stands for a killed process."""
+    """Represents a killed process."""
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""Records as `evaluate` writes them, by method."""
+"""Records in the format of `evaluate`, by method."""
 
 
 def record(method: str, acceptance: float | None, quality: float, **changes) -> dict:
@@ -13,7 +13,7 @@ def record(method: str, acceptance: float | None, quality: float, **changes) -> 
 
 
 def sweep(**changes) -> list[dict]:
-    """A small frontier, out of order."""
+    """A small frontier; its points are not sorted."""
     return [
         record("target", None, 0.86, seconds_per_sample=0.4, **changes),
         record("lossless", 0.6, 0.85, seconds_per_sample=0.3, **changes),

@@ -1,4 +1,4 @@
-"""Calibration: what is measured, when it ends, and what becomes of an interrupted one."""
+"""Calibration: what is measured, when it ends, and how an interrupted one continues."""
 
 from pathlib import Path
 
@@ -26,8 +26,8 @@ def run(pair, folder: Path, task=None, drops=DROPS, strictnesses=STRICT_TO_PERMI
     return calibrate(pair, task, examples(20), head, SETTINGS, drops, folder, strictnesses=strictnesses, **options)
 
 
-def test_an_interrupted_calibration_goes_on(pair, tmp_path):
-    """Catches calls that are lost or made twice, and another table than that of one go."""
+def test_an_interrupted_calibration_continues(pair, tmp_path):
+    """Catches calls that are lost or repeated, and a table that differs from that of an uninterrupted run."""
     whole = LetterTask()
     expected = run(pair, tmp_path / "whole", whole)
     with pytest.raises(Interrupted):
@@ -37,7 +37,7 @@ def test_an_interrupted_calibration_goes_on(pair, tmp_path):
     assert rest.num_calls == whole.num_calls - 7 == 2 * 2 * 4 - 7
 
 
-def test_says_what_it_measured(pair, tmp_path):
+def test_records_what_was_measured(pair, tmp_path):
     """Catches figures of another strictness, an entry for a failed drop, and a table that its head refuses."""
     head = tiny_head()
     (entry,), tested = run(pair, tmp_path, head=head)
@@ -84,7 +84,7 @@ def test_says_what_it_measured(pair, tmp_path):
 
 
 def test_ends_with_the_last_open_drop(pair, tmp_path):
-    """Catches strictnesses that are decoded though nothing depends on them."""
+    """Catches strictness values that are decoded although no result depends on them."""
     task = LetterTask()
     certified, tested = run(pair, tmp_path, task, drops=[0.001])
     assert certified == []
@@ -92,8 +92,8 @@ def test_ends_with_the_last_open_drop(pair, tmp_path):
     assert task.num_calls == 2 * 2 * 2
 
 
-def test_rewards_are_filed_by_prompt_and_sample(pair, tmp_path):
-    """Catches rewards in the order of batches, which go by length: they would be paired with other prompts'."""
+def test_rewards_are_sorted_by_prompt_and_sample(pair, tmp_path):
+    """Catches rewards in the order of batches, which are sorted by length: they would be paired with other prompts."""
     (record,) = evaluate(pair, LetterTask(), examples(20), ["target"], SETTINGS, output=tmp_path)
     results = read_results(tmp_path)
     found = rewards(results, "target")
@@ -105,7 +105,7 @@ def test_rewards_are_filed_by_prompt_and_sample(pair, tmp_path):
 
 
 def test_a_new_calibration_replaces_earlier_ones(pair, tmp_path):
-    """Catches two certificates for one call, and kept certificates of other weights or of earlier versions."""
+    """Catches two certificates for one call, and certificates of other weights or earlier versions that are kept."""
     head = tiny_head()
     (entry,), _ = run(pair, tmp_path, head=head)
     colder, other, old = {**entry, "temperature": 0.5}, {**entry, "head": "DiversedHead:0"}, dict(entry)
@@ -141,7 +141,7 @@ def test_refusals(pair, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_the_default_dials_are_exact():
+def test_the_default_strictness_values_are_exact():
     """Catches 0.1 + 0.05 + ... in labels, which would not be found again."""
     assert STRICTNESSES[0] == 0.95
     assert STRICTNESSES[-1] == 0.05

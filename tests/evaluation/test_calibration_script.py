@@ -1,4 +1,4 @@
-"""`benchmarks/calibration.py`: its calibrations on a pool whose drops are known."""
+"""`benchmarks/calibration.py`: its calibrations on data with known drops."""
 
 from argparse import Namespace
 
@@ -11,14 +11,15 @@ ARGUMENTS = Namespace(calibrations=200, prompts_per_calibration=300, confidence=
 
 
 def pool(*drops: float) -> np.ndarray:
-    """Drops of 1,000 prompts, 0 or 1 each, at as many strictnesses as the script has."""
+    """Drops of 1,000 prompts, 0 or 1 each, for each strictness of the script."""
     generator = np.random.default_rng(1)
     means = [*drops, *[drops[-1]] * (len(STRICTNESSES) - len(drops))]
     return np.stack([generator.permutation(np.arange(1000) < 1000 * mean) for mean in means]).astype(float)
 
 
 def test_counts_what_was_certified_and_what_was_wrong():
-    """Catches a failure that is decided by the calibration's own prompts, and strictnesses counted off by one."""
+    """Catches a failure that is decided by the calibration's own prompts, and strictness values that are shifted by
+    one."""
     (safe, tight) = simulate(pool(0.0, 0.1, 0.3), [0.25, 0.1 - 1e-6], ARGUMENTS)
     assert safe["kept"] == safe["certified"] == 1.0
     assert safe["strictnesses"] == {"0.9": 200}
@@ -27,8 +28,8 @@ def test_counts_what_was_certified_and_what_was_wrong():
     assert tight["strictnesses"].get("0.9", 0) == round(200 * (1 - tight["kept"]))
 
 
-def test_sees_a_loose_test():
-    """Catches a simulation that cannot fail: at a confidence of 0.3 wrong strictnesses are certified."""
+def test_detects_a_loose_test():
+    """Catches a simulation that cannot fail: at a confidence of 0.3, wrong strictness values are certified."""
     loose = Namespace(**vars(ARGUMENTS) | {"confidence": 0.3})
     (found,) = simulate(pool(0.0, 0.1, 0.3), [0.1 - 1e-6], loose)
     assert found["kept"] < 0.9

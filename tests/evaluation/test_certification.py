@@ -10,7 +10,7 @@ from hf_diversed.evaluation.certification import FixedSequence, p_value, paired_
 
 
 def capital(drops, max_drop: float) -> float:
-    """The largest capital by its definition: one bet after the other."""
+    """The largest capital by definition, one bet after the other."""
     wealth = best = 1.0
     total, squares, variance = 0.0, 0.0, 1.0
     for count, drop in enumerate(drops, start=1):
@@ -25,7 +25,7 @@ def capital(drops, max_drop: float) -> float:
 
 @pytest.mark.parametrize("max_drop", [0.01, 0.1, 0.5])
 def test_is_that_of_a_loop(max_drop):
-    """Catches a bet that knows the prompt it is made on, which no bound allows."""
+    """Catches a bet that depends on its own prompt, which would invalidate the bound."""
     generator = np.random.default_rng(3)
     for size in (2, 17, 400):
         drops = generator.choice([-1.0, -0.5, 0.0, 0.5, 1.0], p=[0.05, 0.1, 0.8, 0.03, 0.02], size=size)
@@ -53,7 +53,7 @@ def num_passed(strictnesses, max_drops, confidence: float = 0.95) -> list[int]:
 
 
 def test_monotone_in_drop_and_confidence():
-    """Catches a setting that is certified for 1 point and not for 2, or at 99% and not at 95%."""
+    """Catches a setting that is certified for 1 point but not for 2, or at 99% but not at 95%."""
     generator = np.random.default_rng(0)
     for _ in range(50):
         strictnesses = [generator.normal(shift, 0.1, size=300).clip(-1, 1) for shift in (-0.02, 0.0, 0.02, 0.04)]
@@ -65,7 +65,7 @@ def test_monotone_in_drop_and_confidence():
 
 
 def test_tests_end_at_the_first_failure():
-    """Catches a permissive setting that is certified behind one that failed, and needless tests."""
+    """Catches a permissive setting that is certified after one that failed, and needless tests."""
     better, worse, as_good = (np.full(300, drop) for drop in (-0.1, 0.1, 0.0))
     sequence = FixedSequence((0.2, 0.02), 0.95)
     assert list(sequence.test(as_good)) == sequence.open == [0.02, 0.2]
@@ -75,13 +75,10 @@ def test_tests_end_at_the_first_failure():
     assert num_passed([worse, better], [0.02]) == [0]
 
 
-def test_calibrations_keep_their_word():
-    """2,000 calibrations with one strictness that drops just above the limit, on rewards of two samples per prompt.
-
-    A right test fails at most 5% of them; that more than 128 fail then has a probability below 2e-3. It must also
-    certify what does not drop, or it would be useless. Catches samples that count as prompts: two of a prompt with
-    its own difficulty are no two prompts.
-    """
+def test_calibrations_have_the_stated_confidence():
+    """2,000 calibrations with one strictness whose drop is just above the limit, on rewards of two samples per prompt.
+    A valid test certifies it in at most 5% of them, so in more than 128 with a probability below 2e-3. It must also
+    certify settings without a drop. Catches samples that count as independent prompts."""
     generator = np.random.default_rng(1)
     true_drops, max_drop, wrong, useful = np.array([0.0, 0.005, 0.0301, 0.05]), 0.03, 0, 0
     for _ in range(2000):

@@ -1,4 +1,4 @@
-"""`benchmarks/compiled.py`: which of a benchmark's figures become its own. What it times is tested beside this."""
+"""`benchmarks/compiled.py`: the figures that it takes from records of a benchmark."""
 
 from argparse import Namespace
 
@@ -15,7 +15,7 @@ def spread(value: float) -> dict:
 
 
 def row(method: str, size: int, ratios: dict[str, float], **changes) -> dict:
-    """A record whose figures all tell it from others."""
+    """A record with unique figures."""
     figures = ("ms_per_round", "tokens_per_second")
     return {
         **{
@@ -49,7 +49,8 @@ def records(**changes) -> list[dict]:
 
 
 def test_summary_takes_each_figure_from_its_record():
-    """Catches tokens per second for milliseconds, a head's figures for the static rule's, and a batch for another."""
+    """Catches tokens per second used for milliseconds, a head's figures for those of the static verifier, and another
+    batch size."""
     found = _summary(records(), ARGUMENTS)
     assert found["round_cost_ratio"]["median"] == 0.25
     assert found["round_cost_ratio_to_eager"]["8"]["median"] == 0.5

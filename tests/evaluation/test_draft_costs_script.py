@@ -1,4 +1,4 @@
-"""The cost model of drafts: the timings, and the speedup that theory predicts from them."""
+"""The cost model of draft models: the timings, and the speedup that theory predicts from them."""
 
 import json
 import sys
@@ -12,7 +12,8 @@ from tests.tiny import tiny_model
 
 
 def test_needed_acceptance_is_where_the_gain_begins():
-    """Catches an acceptance that gains less, one that is higher than needed, and a gain that cannot be reached."""
+    """Catches an acceptance with a lower speedup, one that is higher than needed, and a speedup that cannot be
+    reached."""
     times = ForwardTimes(1.0, 0.1, 0.05, 0.2)
     for gain in (1.0, 1.5):
         rate = draft_costs.needed(gain, times)
@@ -22,7 +23,7 @@ def test_needed_acceptance_is_where_the_gain_begins():
 
 
 def test_costs_are_those_of_a_round():
-    """Catches extra positions that are counted as whole forwards, and an overhead that is left out."""
+    """Catches extra positions that count as whole forwards, and a missing overhead."""
     costs = {"target": 0.1, "block": 0.15, "overhead": 0.02, "drafts": {"4 layers": 0.01}}
     found = draft_costs.summary("4 layers", costs)
     assert (found["milliseconds"], found["cost_ratio"]) == (pytest.approx(10.0), pytest.approx(0.1))
@@ -33,7 +34,7 @@ def test_costs_are_those_of_a_round():
 
 
 def test_a_step_leaves_the_cache_as_it_was():
-    """Catches a context that grows from turn to turn, so that later turns cost more."""
+    """Catches a context that grows in each repetition, so that later ones take longer."""
     model, widths = tiny_model("llama"), []
     handle = model.register_forward_pre_hook(
         lambda module, args, kwargs: widths.append(
@@ -50,7 +51,7 @@ def test_a_step_leaves_the_cache_as_it_was():
 
 
 def test_the_script_writes_what_it_measured(tmp_path, monkeypatch, capsys):
-    """Catches a report without its source, and drafts that are timed under each other's name."""
+    """Catches a report without its provenance, and draft models that are stored under each other's name."""
     folder, output = tmp_path / "target", tmp_path / "costs" / "out.json"
     tiny_model("llama").save_pretrained(folder)
     options = [

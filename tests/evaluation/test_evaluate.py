@@ -1,4 +1,4 @@
-"""The evaluation loop on tiny random models: what it records, that it can be stopped, shared out and continued."""
+"""The evaluation loop on tiny random models: its records, interruption, sharing between processes and continuation."""
 
 import dataclasses
 import json
@@ -58,7 +58,7 @@ def timeless(records: list[dict]) -> list[dict]:
 
 
 def rows(folder, column: str) -> dict:
-    """One column of all finished calls."""
+    """Return one column of all finished calls."""
     return {key: entry["rows"][column] for key, entry in read_results(folder).entries.items()}
 
 
@@ -72,13 +72,13 @@ def whole(pair, head, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def few(pair, tmp_path_factory):
-    """The same with two methods and without records."""
+    """The same with two methods and without token records."""
     folder = tmp_path_factory.mktemp("few")
     return evaluate(pair, LetterTask(), examples(5), FEW, settings(samples_per_prompt=2), output=folder), folder
 
 
 def test_every_field_is_there(whole):
-    """Catches fields that go missing, nan in JSON, and numbers where a method has none."""
+    """Catches missing fields, NaN in JSON, and numbers where a method has none."""
     records, folder = whole
     every = ALWAYS | SPECULATIVE | RECORDED | MIXING | REFERRED | GAIN | SPLIT | NOT_HERE
     for record in records:
@@ -101,7 +101,7 @@ def test_every_field_is_there(whole):
     assert {"versions", "git_commit", "device"} <= written["provenance"].keys()
 
 
-def test_records_say_what_happened(whole):
+def test_records_contain_the_calls_statistics(whole):
     """Catches statistics of other rows, of other methods, or with the wrong denominator."""
     records, folder = whole
     entries = read_results(folder).entries
@@ -133,7 +133,7 @@ def test_records_say_what_happened(whole):
 
 
 def test_gain_over_the_static_curve(whole):
-    """Catches a curve of other points: the head at w = 1/2 everywhere is static:0.5, so it gains nothing."""
+    """Catches a curve of other points: a head with w = 1/2 everywhere is static:0.5, so its gain is 0."""
     records, folder = whole
     by_name = {record["method"]: record for record in records}
     assert by_name["diversed"]["static_gain"] == pytest.approx(0.0, abs=1e-9)
@@ -145,7 +145,7 @@ def test_gain_over_the_static_curve(whole):
 
 
 def test_without_plain_decoding(whole):
-    """Catches a reference that is not there."""
+    """Catches a missing reference method."""
     records = summarize(read_results(whole[1]), ["lossless", "diversed"])
     assert [record["reference"] for record in records] == [None, "lossless"]
     assert [record["length_ratio"] for record in records] == [None, None]
@@ -155,7 +155,8 @@ def test_without_plain_decoding(whole):
 
 @pytest.mark.parametrize("calls", [1, 4, 7])
 def test_an_interrupted_run_gives_the_same_table(pair, few, tmp_path, calls):
-    """Catches seeds that depend on what ran before, calls done twice, and a torn line that ends the story."""
+    """Catches seeds that depend on earlier calls, repeated calls, and an incomplete line after which the run cannot
+    continue."""
     chosen = settings(samples_per_prompt=2)
     with pytest.raises(Interrupted):
         evaluate(pair, LetterTask(calls_left=calls), examples(5), FEW, chosen, output=tmp_path)
@@ -187,7 +188,7 @@ def test_two_processes_give_the_table_of_one(pair, few, tmp_path):
 
 
 def test_methods_may_be_added_later(pair, few, tmp_path):
-    """Catches a second method that lacks the first one's prompts and seeds, or throws its results away."""
+    """Catches a method added later with other prompts or seeds, and results of the first one that are lost."""
     chosen = settings(samples_per_prompt=2)
     evaluate(pair, LetterTask(), examples(5), ["target"], chosen, output=tmp_path)
     task = LetterTask()
@@ -208,7 +209,7 @@ def test_methods_may_be_added_later(pair, few, tmp_path):
     ],
 )
 def test_other_settings_are_refused(pair, tmp_path, changes, count, words):
-    """Catches two experiments in one table."""
+    """Catches results of two settings in one table."""
     evaluate(pair, LetterTask(), examples(4), ["target"], settings(), output=tmp_path)
     before = (tmp_path / "batches-0.jsonl").read_bytes()
     with pytest.raises(ValueError) as error:
@@ -217,7 +218,7 @@ def test_other_settings_are_refused(pair, tmp_path, changes, count, words):
     assert (tmp_path / "batches-0.jsonl").read_bytes() == before
 
 
-def test_another_rule_under_one_label_is_refused(pair, tmp_path):
+def test_another_verifier_under_one_label_is_refused(pair, tmp_path):
     for weight in (0.5, 0.5):
         rule = ("mine", StaticEnsembleVerifier(weight))
         evaluate(pair, LetterTask(), examples(4), [rule], settings(), output=tmp_path)
@@ -226,7 +227,7 @@ def test_another_rule_under_one_label_is_refused(pair, tmp_path):
 
 
 def test_a_broken_line_is_named(pair, tmp_path):
-    """Catches a damaged file passing for a torn one."""
+    """Catches a damaged file that is treated as one with an incomplete last line."""
     evaluate(pair, LetterTask(), examples(4), ["target"], settings(), output=tmp_path)
     path = tmp_path / "batches-0.jsonl"
     path.write_text(path.read_text().replace('"batch": 1', '"batch" 1'))
@@ -239,7 +240,7 @@ def test_a_broken_line_is_named(pair, tmp_path):
 @pytest.mark.parametrize("stop_strings", [[], ["q", "Z"]])
 @pytest.mark.parametrize("pad_is_eos", [False, True])
 def test_greedy_lossless_is_plain_decoding(pair, tmp_path, stop_strings, pad_is_eos):
-    """Catches lengths that count padding or lose the EOS: plain decoding only shows padding behind its end."""
+    """Catches lengths that count padding or omit the EOS, in plain decoding."""
     if pad_is_eos:
         pair = Pair(pair.target, pair.draft, tiny_pair().tokenizer)
         pair.tokenizer.pad_token = pair.tokenizer.eos_token
@@ -255,14 +256,14 @@ def test_greedy_lossless_is_plain_decoding(pair, tmp_path, stop_strings, pad_is_
 
 
 def test_token_records_change_no_token(few, whole):
-    """Catches recording that draws random numbers or touches a distribution."""
+    """Catches recording that draws random numbers or changes a distribution."""
     recorded = rows(whole[1], "text")
     assert rows(few[1], "text") == {key: text for key, text in recorded.items() if key[0] in FEW}
     assert "relaxed" not in read_results(few[1]).entries["static:0.5", 0, 0]["rows"]
 
 
-def test_seeds_are_the_methods_own_place(pair, whole):
-    """Catches two samples of one prompt under one seed, and methods under different ones."""
+def test_seeds_depend_on_prompt_and_sample_only(pair, whole):
+    """Catches two samples of one prompt with the same seed, and methods with different seeds."""
     texts = rows(whole[1], "text")
     assert texts["target", 0, 0] != texts["target", 0, 1]
     # w = 1/2 by a head and by a constant: one seed, one text
@@ -278,7 +279,7 @@ def test_batches_hold_prompts_of_similar_length():
 
 
 def test_old_journals_lack_columns(pair, whole, tmp_path):
-    """Catches a sum over the new half of a table, where an earlier version wrote the other half, and a crash."""
+    """Catches an error, and a sum over some rows only, for files of which a part was written by an earlier version."""
     for path in whole[1].glob("*.jsonl"):
         header, *lines = map(json.loads, path.read_text().splitlines())
         del header["settings"]["split"]
@@ -300,7 +301,7 @@ def test_old_journals_lack_columns(pair, whole, tmp_path):
 
 
 def test_wilson_bounds_and_memory(pair):
-    """Catches Wilson bounds for scores that are no yes or no, or for several samples of a prompt; a peak in KiB."""
+    """Catches Wilson bounds for scores other than 0 and 1, or for several samples of a prompt; a peak in KiB."""
 
     class OneEach(LetterTask):
         def score_batch(self, completions, records):
@@ -320,7 +321,7 @@ def test_wilson_bounds_and_memory(pair):
 
 
 def test_bad_scores_are_refused(pair, tmp_path):
-    """Catches percent, and lists that lost a completion."""
+    """Catches scores in percent, and lists with a missing completion."""
 
     class Percent(LetterTask):
         def score_batch(self, completions, records):
@@ -335,7 +336,7 @@ def test_bad_scores_are_refused(pair, tmp_path):
             evaluate(pair, task, examples(4), ["target"], settings())
 
 
-def test_an_attached_draft_is_no_plain_decoding(pair):
+def test_an_attached_draft_model_is_refused_for_plain_decoding(pair):
     with attach(pair.target, pair.draft, verifier="static:0.0"), pytest.raises(ValueError, match="detach"):
         evaluate(pair, LetterTask(), examples(4), ["target"], settings())
 
@@ -368,7 +369,7 @@ def test_calls_that_cannot_work_are_refused(pair):
 
 
 def test_progress_without_a_terminal(pair, capsys):
-    """Catches minutes of silence in a log file: an estimate comes first, then a line for each batch."""
+    """Catches minutes without output in a log file: an estimate is printed first, then a line for each batch."""
     evaluate(pair, LetterTask(), examples(5), FEW, settings(batch_size=2, samples_per_prompt=2))
     first, *lines = capsys.readouterr().err.splitlines()
     calls, words = 3 * 2 * len(FEW), "letters at temperature 1"
@@ -382,7 +383,7 @@ def test_progress_without_a_terminal(pair, capsys):
 
 
 def test_estimate_scales_with_calls_and_tokens(pair, monkeypatch, capsys):
-    """Catches an estimate of one method, of one batch or of the short calls alone."""
+    """Catches an estimate of one method, of one batch or of the short calls only."""
     inner = Decoder.__call__
 
     def timed(self, method, prompts, seed, **kwargs):

@@ -1,4 +1,4 @@
-"""The bootstrap against loops over replicates, and against distributions whose truth is known."""
+"""The bootstrap against loops over replicates, and against distributions with known parameters."""
 
 import tracemalloc
 
@@ -9,7 +9,7 @@ from hf_diversed.evaluation.intervals import MAX_OUTSIDE, Bootstrap, interpolate
 
 
 def draws(num_prompts: int, replicates: int, seed: int) -> list[np.ndarray]:
-    """The prompts of every replicate by the definition: P of P with replacement."""
+    """Prompts of every replicate, by definition: P of P with replacement."""
     generator = np.random.default_rng(seed)
     return list(generator.integers(num_prompts, size=(replicates, num_prompts)))
 
@@ -23,7 +23,8 @@ def sums():
 
 
 def test_statistics_are_those_of_a_loop(sums):
-    """Catches counts of the wrong replicate, means of ratios for ratios of sums, and methods resampled apart."""
+    """Catches counts of the wrong replicate, means of ratios instead of ratios of sums, and methods resampled
+    independently."""
     accepted, drafted, score, samples = sums
     bootstrap = Bootstrap(23, 40, seed=7)
     rates = np.stack([bootstrap.ratio(a, d) for a, d in zip(accepted, drafted)], axis=1)
@@ -40,7 +41,7 @@ def test_statistics_are_those_of_a_loop(sums):
 
 
 def test_bounds_are_percentiles(sums):
-    """Catches two-sided tails used one-sidedly, and the value counted among the replicates."""
+    """Catches two-sided tails used for one-sided bounds, and the value counted as a replicate."""
     statistic = np.concatenate([[1000.0], np.random.default_rng(0).permutation(1001) / 1000])
     estimate = Bootstrap.estimate(statistic)
     assert estimate.value == 1000.0
@@ -50,11 +51,9 @@ def test_bounds_are_percentiles(sums):
 
 
 def test_coverage_of_clustered_samples():
-    """Catches samples resampled instead of prompts: 8 samples of a prompt with its own difficulty are no 8 prompts.
-
-    300 experiments whose bounds cover the truth with probability 0.93 (percentile bounds at 40 prompts lie a little
-    below 0.95) show 263 or fewer with probability 3e-4; both bounds are fixed by the seeds.
-    """
+    """Catches samples resampled instead of prompts: 8 samples of a prompt are not 8 prompts. 300 experiments whose
+    bounds cover the true value with probability 0.93 (percentile bounds at 40 prompts are slightly below 0.95) show
+    263 or fewer with probability 3e-4; the seeds are fixed."""
     generator = np.random.default_rng(0)
     covered = one_sided = naive = 0
     for seed in range(300):
@@ -71,7 +70,7 @@ def test_coverage_of_clustered_samples():
 
 
 def test_a_curve_ends_at_its_ends():
-    """Catches extrapolation, and points that lie exactly on an end taken for points beyond it."""
+    """Catches extrapolation, and points exactly at an end that count as outside."""
     x = np.array([[0.9, 0.5, 0.7]] * 6)
     y = np.array([[0.2, 1.0, 0.8]] * 6)
     at = np.array([0.5, 0.6, 0.7, 0.9, 0.49, 0.91])
@@ -95,7 +94,7 @@ def test_memory_is_as_documented():
 
 
 def test_undefined_statistics():
-    """Catches nan spoiling or silently shrinking bounds: a few are left out and told, many leave no bounds."""
+    """Catches NaN in bounds: few undefined replicates are omitted and reported, many give no bounds."""
     few = np.concatenate([[0.5], np.full(3, np.nan), np.linspace(0, 1, 97)])
     assert Bootstrap.estimate(few).outside == pytest.approx(0.03)
     assert Bootstrap.estimate(few).low == pytest.approx(0.025)
@@ -109,7 +108,7 @@ def test_undefined_statistics():
 
 
 def test_wilson_solves_its_equation():
-    """Catches a one-sided quantile and a wrong centre: at its bounds, the observed rate is z standard errors off."""
+    """Catches a one-sided quantile and a wrong centre: at its bounds, the observed rate is z standard errors away."""
     for successes, trials in ((0, 10), (3, 10), (10, 10), (861, 1000)):
         low, high = wilson(successes, trials)
         for bound in (low, high):
@@ -123,7 +122,7 @@ def test_wilson_solves_its_equation():
 
 @pytest.mark.parametrize(("value", "expected"), [(0.0, (0.0, 8)), (1.0, (8, 8))])
 def test_outcomes_that_are_all_equal(value, expected):
-    """Catches "0 of 8 right" with bounds of width 0: the bootstrap has nothing to draw from, and Wilson's has."""
+    """Catches "0 of 8 right" with bounds of width 0, which the bootstrap gives and Wilson's interval does not."""
     right, ones = np.full(8, 4 * value), np.full(8, 4.0)  # four samples a prompt: the trials are still 8 prompts
     bootstrap = Bootstrap(8, 50)
     found = bootstrap.estimate_mean(bootstrap.ratio(right, ones), 0.0, 1.0)
@@ -134,7 +133,7 @@ def test_outcomes_that_are_all_equal(value, expected):
 
 
 def test_differences_that_are_all_equal():
-    """Catches "no drop, for certain" of two methods that agree on 8 prompts, and bounds beyond what can be."""
+    """Catches bounds of width 0 for two methods that agree on 8 prompts, and bounds outside of the possible range."""
     bootstrap = Bootstrap(8, 50)
     unseen = wilson(0, 8)[1]
     same = bootstrap.estimate_mean(np.zeros(51), -1.0, 1.0)
@@ -144,7 +143,7 @@ def test_differences_that_are_all_equal():
 
 
 def test_outcomes_that_differ_keep_their_percentiles(sums):
-    """Catches Wilson's bounds where the bootstrap has something to say, and where a statistic is undefined."""
+    """Catches Wilson's bounds where the bootstrap is valid, and where a statistic is undefined."""
     accepted, drafted, _, _ = sums
     bootstrap = Bootstrap(23, 40, seed=7)
     ratio = bootstrap.ratio(accepted[0], drafted[0])
@@ -154,8 +153,8 @@ def test_outcomes_that_differ_keep_their_percentiles(sums):
 
 
 def test_coverage_where_few_are_right():
-    """Catches bounds that exclude the truth whenever no answer is right: at 8 prompts and a rate of 0.05, two times in
-    three. 400 experiments at coverage 0.95 show 359 or fewer with probability 2e-5; the seeds are fixed."""
+    """Catches bounds that exclude the true value whenever no answer is right: at 8 prompts and a rate of 0.05, two
+    times in three. 400 experiments at coverage 0.95 show 359 or fewer with probability 2e-5; the seeds are fixed."""
     generator = np.random.default_rng(3)
     covered = naive = 0
     for seed in range(400):

@@ -1,4 +1,4 @@
-"""`benchmarks/learning.py` and `ceiling.py`: what they compare with, and what they count."""
+"""`benchmarks/learning.py` and `ceiling.py`: what they compare, and what they count."""
 
 import json
 
@@ -21,7 +21,7 @@ NUM_PROMPTS = 400
 
 
 def results(**scores: np.ndarray) -> Results:
-    """Made-up calls: one row per prompt with these scores, and as many accepted of ten drafts."""
+    """Invented calls: one row per prompt with these scores, each of ten draft tokens."""
     found = Results({"n": NUM_PROMPTS, "num_batches": 1, "settings": {"samples_per_prompt": 1, "seed": 0}})
     for label, values in scores.items():
         counters = {name: [0] * NUM_PROMPTS for name in COUNTERS}
@@ -33,7 +33,7 @@ def results(**scores: np.ndarray) -> Results:
 
 
 def test_compares_several_methods_as_one():
-    """Catches a mean over one of them only, a difference the wrong way round, and a p-value of another test."""
+    """Catches a mean over one of them only, a difference of the wrong sign, and a p-value of another test."""
     generator = np.random.default_rng(0)
     first, second, other = (generator.integers(0, 11, NUM_PROMPTS) / 10 for _ in range(3))
     found = compare(results(first=first, second=second, other=other), ("first", "second"), "other")
@@ -47,8 +47,8 @@ def test_compares_several_methods_as_one():
     assert low < difference.mean() < high
 
 
-def test_p_values_tell_what_differs():
-    """Catches a p-value of one minus itself: a large difference has a small one, none has none."""
+def test_p_values_are_small_for_large_differences():
+    """Catches a p-value p reported as 1 - p: a large difference has a small one."""
     values = np.random.default_rng(1).integers(0, 6, NUM_PROMPTS) / 10
     better = values + np.random.default_rng(2).integers(0, 3, NUM_PROMPTS) / 10
     assert compare(results(a=better, b=values), "a", "b")["quality_p"] < 1e-9
@@ -56,14 +56,14 @@ def test_p_values_tell_what_differs():
 
 
 def test_holm():
-    """Catches factors in the wrong order, and values that fall below a smaller one's."""
+    """Catches factors in the wrong order, and adjusted values that decrease."""
     assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
     assert holm([0.5, 0.9]) == pytest.approx([1.0, 1.0])
     assert holm([0.02]) == pytest.approx([0.02])
 
 
-def test_rules_are_matched_to_what_a_head_accepts(tmp_path):
-    """Catches a match on the wrong side: the lenience and the strictness found accept as much on its rollouts."""
+def test_verifiers_are_matched_to_the_acceptance_of_a_head(tmp_path):
+    """Catches a match on the wrong side: the lenience and the strictness found must accept as much on its rollouts."""
     pair, task = tiny_pair(), LetterTask()
     settings = {"initial_lenience": 0.3, "max_completion_length": 6, "token_features": True}
     args = DiversedConfig(str(tmp_path), **settings, eval_strategy="no", load_best_model_at_end=False, use_cpu=True)
@@ -83,8 +83,9 @@ def test_rules_are_matched_to_what_a_head_accepts(tmp_path):
     ]
 
 
-def test_ceiling_charges_the_oracle_for_what_it_did_not_see():
-    """Catches costs of the wrong sign, an oracle that is charged by what it chose by, and rules in reverse order."""
+def test_the_oracle_is_scored_on_held_out_continuations():
+    """Catches costs of the wrong sign, an oracle that is scored on the data that it selects by, and verifiers in
+    reverse order."""
     generator = np.random.default_rng(0)
     chosen = []
     for example in range(NUM_PROMPTS):

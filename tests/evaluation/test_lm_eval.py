@@ -1,4 +1,4 @@
-"""The harness' own command on the embedded pair, and what the model class refuses."""
+"""The harness's own command on the embedded pair, and errors of the model class."""
 
 import json
 import os
@@ -66,8 +66,8 @@ def requests(records: Path, count: int, task: str = "word_problems", **options) 
 
 
 def test_command_agrees_with_evaluate(records, tmp_path):
-    """Catches a draft, a rule or stop strings that do not reach the loop, prompts encoded otherwise, answers out of
-    order, statistics that count what is cut off, and a results file without them."""
+    """Catches a draft model, a verifier or stop strings that do not reach the loop, prompts that are encoded
+    differently, answers in another order, statistics that count removed tokens, and a results file without them."""
     (tmp_path / "words.yaml").write_text(TASK.replace("RECORDS", str(records)))
     options = (
         "--model hf-diversed --tasks word_problems --include_path . --device cpu --batch_size 4 --output_path out"
@@ -92,7 +92,7 @@ def test_command_agrees_with_evaluate(records, tmp_path):
 
 
 def test_statistics_by_task(records):
-    """Catches statistics of one task in another's, answers that change places with them, and options that are lost."""
+    """Catches statistics stored under another task, answers of other tasks, and lost options."""
     lm = harness.DiversedLM(method="static:0.5", num_assistant_tokens=3, device="cpu", batch_size=2)
     sampled = {"do_sample": True, "temperature": 1.0, "top_k": 0}
     greedy, drawn = requests(records, 3, "greedy"), requests(records, 2, "drawn", **sampled)
@@ -110,7 +110,7 @@ def test_statistics_by_task(records):
 
 
 def test_a_row_stops_at_its_own_stop(records):
-    """Catches rows that go on until the last one of the batch stops: they would count in the statistics."""
+    """Catches rows that continue until the last one of the batch stops, and would count in the statistics."""
     lm = harness.DiversedLM(device="cpu", batch_size=4)
     alone = harness.DiversedLM(device="cpu", batch_size=1)
     # Letters that come at different places in different rows.
@@ -120,7 +120,7 @@ def test_a_row_stops_at_its_own_stop(records):
 
 
 def test_plain_decoding_and_lossless_agree(records):
-    """Catches "target" that runs with a draft, and a lossless method that is not."""
+    """Catches "target" that uses a draft model, and a lossless method that is not lossless."""
     plain = harness.DiversedLM(method="target", device="cpu", batch_size=4)
     lossless = harness.DiversedLM(pretrained="embedded", device="cpu", batch_size=4)
     asked = requests(records, 4)
@@ -128,8 +128,8 @@ def test_plain_decoding_and_lossless_agree(records):
     assert plain.stats["word_problems"].num_rounds == 0 < lossless.stats["word_problems"].num_rounds
 
 
-def test_the_dial_reaches_the_head(records):
-    """Catches strictness= that is dropped, heads that only load by folder, and a draft in another dtype."""
+def test_the_strictness_reaches_the_head(records):
+    """Catches strictness= that is dropped, heads that load by folder only, and a draft model in another dtype."""
     folder = str(WEIGHTS / "heads" / "math")
     models = [
         harness.DiversedLM(head=head, strictness=strictness, device="cpu", batch_size=4, dtype="bfloat16")
@@ -146,7 +146,7 @@ def test_the_dial_reaches_the_head(records):
 
 @pytest.mark.parametrize("kind", ["loglikelihood", "loglikelihood_rolling"])
 def test_likelihoods_are_refused(kind, monkeypatch):
-    """Catches a score of the target alone that is sold as one of the rule."""
+    """Catches a likelihood of the target alone that is reported for a verifier."""
     lm = harness.DiversedLM(device="cpu")
     monkeypatch.setattr(lm.model, "forward", lambda **_: pytest.fail("a forward pass"))
     request = Instance(kind, {}, ("Question:", " 2"), 0, ("hellaswag", 0, 1))
@@ -160,15 +160,15 @@ def test_likelihoods_are_refused(kind, monkeypatch):
         ({"method": "nonsense"}, "unknown method 'nonsense'"),
         ({"method": "static:2"}, "must lie in"),
         ({"method": "diversed"}, "needs a head"),
-        ({"method": "static:0.5", "strictness": 0.5}, "act on method diversed only"),
-        ({"method": "lossless", "head": "math"}, "act on method diversed only"),
+        ({"method": "static:0.5", "strictness": 0.5}, "require method=diversed"),
+        ({"method": "lossless", "head": "math"}, "require method=diversed"),
         ({"head": "math", "strictness": 2}, "must lie in"),
         ({"assistant": "org/draft"}, "go together"),
         ({"pretrained": "org/target"}, "needs a draft model"),
     ],
 )
 def test_arguments_that_do_not_fit(arguments, words, monkeypatch):
-    """Catches mistakes that show only after the models have been loaded, or never."""
+    """Catches errors that are reported only after the models have been loaded, or never."""
     monkeypatch.setattr(harness.HFLM, "__init__", lambda *_, **__: pytest.fail("the model is loaded"))
     with pytest.raises(ValueError, match=words):
         harness.DiversedLM(**arguments)
@@ -196,7 +196,7 @@ runpy.run_module("hf_diversed.evaluation.lm_eval", run_name="__main__")
 
 
 def test_without_the_harness():
-    """Catches an error without the command that installs the package, and a harness that every user must install."""
+    """Catches an error without the command that installs the package, and a harness that is a required dependency."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-c", WITHOUT_THE_HARNESS], env=environment, capture_output=True, text=True)
     assert done.returncode == 1

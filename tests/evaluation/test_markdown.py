@@ -13,7 +13,7 @@ def record(method: str, task: str, accepted: float | None, quality: float, **cha
 
 
 def test_methods_by_tasks():
-    """Catches cells under another task's head, and a method that shifts them where it did not run."""
+    """Catches cells in another task's column, also where a method did not run."""
     rows = [record("target", "math", None, 0.7), record("lossless", "math", 0.445, 0.67)]
     rows += [record("lossless", "code", 0.263, 0.53, n=50), record("diversed", "code", 0.85, 0.53)]
     assert markdown_table(rows) == (
@@ -29,7 +29,7 @@ def test_methods_by_tasks():
 
 
 def test_a_table_for_every_setting():
-    """Catches temperatures and draft lengths that overwrite each other, and one cell claimed twice."""
+    """Catches temperatures and draft lengths that overwrite each other, and two records for one cell."""
     rows = [
         record("lossless", "math", 0.4, 0.6, temperature=t, num_assistant_tokens=g) for t in (0.0, 0.1) for g in (3, 5)
     ]
@@ -43,7 +43,7 @@ def test_a_table_for_every_setting():
 
 
 def test_reports_are_merged():
-    """Catches records of the first report only, and one evaluation's settings standing for all."""
+    """Catches records of the first report only, and settings of one evaluation used for all."""
     reports = [
         {"records": [n], "provenance": {"seed": 7, "evaluation": {"n": n}, "methods": {"lossless": str(n)}}}
         for n in (1, 2)

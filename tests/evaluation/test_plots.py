@@ -20,7 +20,7 @@ def curve():
 
 
 def lines(figure) -> dict[str, list]:
-    """The named lines of a figure: their points, rounded."""
+    """Return the named lines of a figure: their points, rounded."""
     (axes,) = figure.axes
     points = {line.get_label(): line.get_xydata().round(6).tolist() for line in axes.lines}
     return {label: found for label, found in points.items() if not label.startswith("_")}
@@ -61,7 +61,7 @@ def test_acceptance_by_position(curve):
 
 
 def test_styles_differ_without_colour(curve):
-    """Catches families that differ in colour only, and one family in two looks."""
+    """Catches families that differ in colour only, and one family in two styles."""
     looks = [(line.get_marker(), line.get_color()) for line in quality_acceptance(curve).axes[0].lines]
     markers, colours = zip(*looks)
     assert len(set(markers)) == len(set(colours)) == len(looks)
@@ -93,7 +93,7 @@ def test_what_is_missing_is_reported():
 
 
 def test_labels_of_points_do_not_overlap():
-    """Catches parameters written over each other where the points of a frontier crowd."""
+    """Catches overlapping labels where the points of a frontier are close."""
     rows = [record("target", None, 0.86), record("lossless", 0.6, 0.85)]
     for number in range(8):
         rows.append(record(f"static:0.{number + 1}", 0.9 - 0.005 * number, 0.8 + 0.002 * number))
@@ -108,13 +108,13 @@ def test_labels_of_points_do_not_overlap():
 
 
 def test_points_without_bounds_are_drawn(curve):
-    """Catches None taken for a bound."""
+    """Catches None used as a bound."""
     rows = [{**row, "quality_ci": None, "acceptance_rate_ci": None} for row in sweep()]
     assert lines(quality_acceptance(to_curves(rows, "file")[0])) == lines(quality_acceptance(curve))
 
 
 def test_a_method_twice_is_no_curve():
-    """Catches the results of several drafts, which differ in "draft" only, joined to one curve."""
+    """Catches the results of several draft models, which differ in "draft" only, joined to one curve."""
     rows = [{"draft": draft, **row} for draft in ("untuned", "distill") for row in sweep()]
     with pytest.raises(ValueError, match=r"drafts-math holds diversed@0\.3.* more than once for math.*5 draft tokens"):
         to_curves(rows, "drafts-math")
@@ -123,7 +123,7 @@ def test_a_method_twice_is_no_curve():
 
 @pytest.mark.parametrize("kind", ["png", "svg", "pdf"])
 def test_files_are_the_same_bytes(curve, tmp_path, kind):
-    """Catches timestamps, random ids, and a look that the user's settings change."""
+    """Catches timestamps, random ids, and a style that the user's settings change."""
     save(quality_acceptance(curve), tmp_path / f"a.{kind}")
     before = dict(matplotlib.rcParams)
     with matplotlib.rc_context({"font.size": 30, "lines.linewidth": 9}):

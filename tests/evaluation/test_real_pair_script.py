@@ -84,7 +84,7 @@ def test_categories_and_second_turns(run, tmp_path):
 
 
 def test_seconds_are_kept_by_draft_length(run, tmp_path):
-    """Catches a draft length that is not passed on, and timed turns that are repeated."""
+    """Catches a draft length that is not passed on, and timed repetitions that are repeated."""
     options = [
         "--seconds",
         "--methods",
@@ -104,7 +104,7 @@ def test_seconds_are_kept_by_draft_length(run, tmp_path):
 
 
 def test_prompts_are_held_out(tmp_path):
-    """Catches MBPP's training problems, and problems of GSM8K's that a head may be trained on."""
+    """Catches training problems of MBPP, and problems of GSM8K that a head may be trained on."""
     mbpp = [{"text": "", "code": "", "test_list": ["assert True"], "task_id": n} for n in range(1, 975)]
     gsm8k = [{"question": str(n), "answer": f"#### {n}"} for n in range(1200)]
     for name, rows in (("mbpp", mbpp), ("gsm8k", gsm8k)):
@@ -120,7 +120,7 @@ def test_prompts_are_held_out(tmp_path):
 
 
 def test_packed_layers_compute_the_same():
-    """Catches a bias that is lost, a transposed weight, and layers that torch.compile cannot take."""
+    """Catches a lost bias, a transposed weight, and layers that torch.compile does not support."""
     layer, states = torch.nn.Linear(32, 48).bfloat16(), torch.randn(2, 3, 32).bfloat16()
     with torch.no_grad():
         expected = layer(states)

@@ -12,7 +12,7 @@ from hf_diversed.training.draft_making import make_draft
 
 @pytest.fixture
 def folder(tmp_path):
-    """A small target with a chat template, in a folder; and records of a task."""
+    """A small target with a chat template in a folder, and records of a task."""
     pair = load_demo_pair()
     tokenizer = pair.tokenizer
     tokenizer.chat_template = "{% for message in messages %}{{ message.content }}\n{% endfor %}Answer:"
@@ -37,8 +37,8 @@ def run(monkeypatch, folder):
     return run
 
 
-def test_looked_up_drafts_without_any_data(run, folder, capsys):
-    """Catches a method that is left out, seconds of one under another's name, and a sample that is measured anew."""
+def test_prompt_lookup_without_data(run, folder, capsys):
+    """Catches a missing method, seconds of one under another's name, and a sample that is measured again."""
     report = run("--backend", "eager", "--batch-sizes", "1")
     (record,) = report["records"]
     assert (record["regime"], record["task"]) == ("lookup", "rewrite")
@@ -58,7 +58,7 @@ def test_looked_up_drafts_without_any_data(run, folder, capsys):
 
 
 def test_draft_and_heads_are_trained_once(run, folder, monkeypatch):
-    """Catches a draft that is not the one that was tuned, heads of one kind only, and work that is repeated."""
+    """Catches a draft model other than the tuned one, heads of one kind only, and work that is repeated."""
     files = f"scitldr={folder / 'scitldr.jsonl'},rewrite={folder / 'scitldr.jsonl'}"
     data = ["--data", files, "--max-new-tokens", "16", "--eager-only", "--layers", "1", "--vocabulary", "300"]
     data += ["--train-examples", "4"]
@@ -91,7 +91,7 @@ def test_draft_and_heads_are_trained_once(run, folder, monkeypatch):
     assert run(*data, *trained)["records"] == report["records"]
 
 
-def test_a_draft_wants_data(run):
-    """Catches a draft that is trained on nothing, after the model was loaded."""
+def test_a_draft_model_needs_data(run):
+    """Catches a draft model that is trained without data, reported after the model was loaded."""
     with pytest.raises(ValueError, match="a draft or a head is trained on the first task of --data"):
         run("--draft-steps", "2")

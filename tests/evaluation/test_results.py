@@ -1,4 +1,4 @@
-"""Results on disk: what a kill, a full disk or a bad sector leaves behind."""
+"""Results on disk after a kill, on a full disk, and with damaged files."""
 
 import errno
 import json
@@ -23,8 +23,8 @@ def folder(tmp_path) -> Path:
     return tmp_path
 
 
-def test_a_file_that_is_cut_anywhere_goes_on(folder):
-    """Catches a torn line, or a torn header, that ends the story or takes a whole line with it."""
+def test_a_truncated_file_can_be_continued(folder):
+    """Catches an incomplete line or header after which the run cannot continue, or that removes a complete line."""
     path = folder / "batches-0.jsonl"
     content = path.read_bytes()
     for length in range(len(content)):
@@ -53,7 +53,7 @@ DAMAGES = {
 
 @pytest.mark.parametrize(("old", "new", "words"), DAMAGES.values(), ids=DAMAGES)
 def test_damage_is_named_with_its_line(folder, old: bytes, new: bytes, words: str):
-    """Catches "'utf-8' codec can't decode byte", or a KeyError, as all that is said of a damaged file."""
+    """Catches "'utf-8' codec can't decode byte", or a KeyError, as the only message about a damaged file."""
     path = folder / "batches-0.jsonl"
     path.write_bytes(path.read_bytes().replace(old, new))
     with pytest.raises(ValueError, match=rf"batches-0\.jsonl, {words}.*; remove the line"):
@@ -69,7 +69,7 @@ def test_full_disk():
 
 
 def test_full_disk_at_a_report(tmp_path, monkeypatch):
-    """Catches a report that is destroyed by one that could not be written, and the remains of that one."""
+    """Catches a report that is destroyed by one that could not be written, and incomplete files that remain."""
     path = tmp_path / "report.json"
     write_json(path, {"records": [1]})
 

@@ -24,7 +24,7 @@ def parts(folder, **changes) -> list:
 
 
 def test_a_sweep_is_its_evaluations(pair, tmp_path):
-    """Catches settings that leak into the next part, and an interrupted sweep that starts over."""
+    """Catches settings that affect the next part, and an interrupted sweep that starts again."""
     output = tmp_path / "sweep.json"
     with pytest.raises(Interrupted):
         sweep(pair, LetterTask(calls_left=5), examples(5), parts(tmp_path), output=output)
@@ -41,7 +41,7 @@ def test_a_sweep_is_its_evaluations(pair, tmp_path):
 
 
 def test_the_last_process_reports(pair, tmp_path):
-    """Catches a sweep without a report: the process that ends last did not have the last call of every part."""
+    """Catches a sweep without a report: the process that ends last did not make the last call of every part."""
     shares = [parts(tmp_path, rank=rank, world_size=2) for rank in (0, 1)]
     output = tmp_path / "sweep.json"
     (_, early, early_folder), (_, late, late_folder) = shares[0]
@@ -59,7 +59,7 @@ def test_the_last_process_reports(pair, tmp_path):
 
 
 def test_nothing_is_reported_too_early(pair, tmp_path):
-    """Catches a file that holds the first process' share only."""
+    """Catches a file with the results of the first process only."""
     output = tmp_path / "sweep.json"
     assert sweep(pair, LetterTask(), examples(5), parts(tmp_path, world_size=2), output=output) == []
     assert not output.exists()

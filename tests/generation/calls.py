@@ -30,7 +30,7 @@ EXTRAS = {
 }
 
 
-# The name of the dial before it was called strictness.
+# Earlier name of `strictness`.
 DIAL = "strictness" if "strictness" in inspect.signature(DiversedVerifier).parameters else "quality"
 STATIC = {"cache_implementation": "static", "disable_compile": True}
 COUNTERS = (

@@ -102,11 +102,9 @@ def output_embedding_inputs(model):
 
 @torch.no_grad()
 def test_logits_after_rollback_are_fresh_logits(pair):
-    """Catches stale keys of rejected drafts, shifted positions and windows counted in the wrong row's columns.
-
-    Every round writes a wrong block, longer than the right one, and then the right one over it, at ragged starts. What
-    the wrong block wrote further right stays in the cache, as after a rejection.
-    """
+    """Catches stale keys of rejected draft tokens, shifted positions and windows computed from another row's columns.
+    Every round first writes a wrong block that is longer than the right one, at ragged starts, and then the right one.
+    Columns of the wrong block that are not overwritten stay in the cache, as after a rejection."""
     target, _ = pair
     inputs, total, width = tiny.ragged_batch(4, PROMPT), 26, 4
     generator = torch.Generator().manual_seed(7)
@@ -140,7 +138,7 @@ def test_logits_after_rollback_are_fresh_logits(pair):
 
 @torch.no_grad()
 def test_sliding_windows_matter():
-    """Guards the guard: the distant past must be out of sight, else the rollback test proves little about windows."""
+    """Without tokens outside of the window, the rollback test would not test windows."""
     for name in ("mistral", "phi3", "starcoder2"):  # one mask, every layer sliding: reach 2 * 7 tokens back at most
         model = tiny.tiny_model(name)
         ids = torch.randint(4, tiny.VOCAB_SIZE, (1, 30), generator=torch.Generator().manual_seed(0))
@@ -153,7 +151,7 @@ def test_sliding_windows_matter():
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "mistral"])
 def test_prompt_of_one_token(name):
-    """Catches prefill of nothing: with one prompt token there is no column before the first block."""
+    """Catches an empty prefill: a prompt of one token has no column before the first block."""
     target = tiny.tiny_model(name)
     draft = tiny.tiny_draft(target)
     for ids in (torch.tensor([[5]]), torch.tensor([[5], [9], [17]])):
@@ -164,7 +162,7 @@ def test_prompt_of_one_token(name):
 @pytest.mark.parametrize("name", ["llama", "mistral", "gemma3_text"])
 @pytest.mark.parametrize("chunk", [1, 3, 20])
 def test_prefill_in_chunks(name, chunk):
-    """Catches chunks written to, or masked for, the wrong columns; chunks of nothing but padding are among them."""
+    """Catches chunks that are written to, or masked for, the wrong columns; some chunks contain padding only."""
     target = tiny.tiny_model(name)
     inputs = tiny.ragged_batch(4, PROMPT)
     plain = target.generate(**inputs, max_new_tokens=6, do_sample=False)
@@ -175,7 +173,8 @@ def test_prefill_in_chunks(name, chunk):
 
 
 def test_learned_positions_are_not_read_past_their_table():
-    """Catches drafts behind the last token that index GPT-2's position table out of range (an IndexError on CPU)."""
+    """Catches draft tokens after the last token that index GPT-2's position table out of range (an IndexError on
+    CPU)."""
     target = tiny.tiny_model("gpt2")
     draft = tiny.tiny_draft(target)
     limit = target.config.n_positions
@@ -186,7 +185,7 @@ def test_learned_positions_are_not_read_past_their_table():
 
 
 def test_multimodal_model_with_text():
-    """Catches refusing the all-zero `token_type_ids` that multimodal processors send along with plain text."""
+    """Catches an error about the all-zero `token_type_ids` that multimodal processors return for plain text."""
     target = tiny.tiny_model("gemma3_multimodal")
     draft = tiny.tiny_draft(target)
     inputs = tiny.ragged_batch(2, PROMPT)
@@ -196,7 +195,8 @@ def test_multimodal_model_with_text():
 
 
 def test_text_draft_for_a_multimodal_target():
-    """Catches handing the target's arguments to a draft of another class: Gemma3 with vision, draft without."""
+    """Catches arguments of the target that are passed to a draft model of another class: Gemma3 with vision, draft
+    model without."""
     target = tiny.tiny_model("gemma3_multimodal")
     draft = tiny.tiny_model("gemma3_text", seed=3)
     draft.load_state_dict(
@@ -223,7 +223,7 @@ class PackedLinear(torch.nn.Module):
 
 
 def packed(model):
-    """A copy whose linear layers hold no matrix."""
+    """Return a copy whose linear layers store packed bytes."""
     model = copy.deepcopy(model)
     for name, layer in list(model.named_modules()):
         if isinstance(layer, torch.nn.Linear):
@@ -236,7 +236,7 @@ def packed(model):
 @pytest.mark.parametrize("quantized", [partial(quantize_dynamic, dtype=torch.float16), packed])
 @pytest.mark.parametrize("rule", ["lossless", "head"])
 def test_quantized_modules(quantized, rule):
-    """Catches sizes read off the output embedding's weight, which is a method there or packed."""
+    """Catches sizes read from the weight of the output embedding, which is a method there, or packed."""
     models = tiny.tiny_model(), tiny.tiny_draft(tiny.tiny_model())
     small = [quantized(model) for model in models]
     given = {"diversed_head": tiny.tiny_head(), "diversed_strictness": 1.0} if rule == "head" else {"verifier": rule}

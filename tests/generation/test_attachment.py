@@ -18,7 +18,7 @@ RULES = ("static:0.0", "lossless")
 
 @pytest.fixture
 def decode(pair):
-    """A function that decodes without arguments and returns the verifier that the text shows, or "plain"."""
+    """Return a function that decodes without arguments and returns the verifier that the text shows, or "plain"."""
     target, draft = pair
     call = {**ragged_batch(), "max_new_tokens": 16, "do_sample": False}
     expected = {rule: target.generate(**call, assistant_model=draft, verifier=rule) for rule in RULES}
@@ -45,8 +45,8 @@ def in_a_thread(run, context=None):
     return heard[0]
 
 
-def test_threads_in_blocks_of_their_own_keep_their_rules(pair, decode):
-    """Catches attachments shared by a process: both threads used to decode with the last one's rule."""
+def test_threads_in_separate_blocks_keep_their_verifiers(pair, decode):
+    """Catches attachments shared by a process: both threads used to decode with the verifier of the last one."""
     target, draft = pair
     inside, done, heard = threading.Barrier(2), threading.Barrier(2), {}
 
@@ -65,8 +65,8 @@ def test_threads_in_blocks_of_their_own_keep_their_rules(pair, decode):
     assert decode() == "plain"
 
 
-def test_tasks_in_blocks_of_their_own_keep_their_rules(pair, decode):
-    """Catches a thread-local: the tasks of one event loop share a thread."""
+def test_tasks_in_separate_blocks_keep_their_verifiers(pair, decode):
+    """Catches a thread-local attachment: the tasks of one event loop share a thread."""
     target, draft = pair
 
     async def work(rule):
@@ -80,8 +80,8 @@ def test_tasks_in_blocks_of_their_own_keep_their_rules(pair, decode):
     assert tuple(asyncio.run(both())) == RULES
 
 
-def test_who_sees_a_block(pair, decode):
-    """Catches a block that other threads fall into, and one that a thread cannot be let into."""
+def test_a_block_is_active_in_its_context_only(pair, decode):
+    """Catches a block that is active in other threads, and one that a thread cannot be started in."""
     target, draft = pair
     with hf_diversed.attach(target, draft, verifier="static:0.0"):
         assert decode() == "static:0.0"
@@ -89,8 +89,9 @@ def test_who_sees_a_block(pair, decode):
         assert in_a_thread(decode, contextvars.copy_context()) == "static:0.0"
 
 
-def test_outside_a_block_every_thread_sees_it(pair, decode):
-    """Catches an attachment that the threads of a server do not see; and a block that does not come first."""
+def test_outside_a_block_it_is_active_in_every_thread(pair, decode):
+    """Catches an attachment that is not active in the threads of a server, and a block that does not take
+    precedence."""
     target, draft = pair
     hf_diversed.attach(target, draft, verifier="static:0.0")
     try:
@@ -120,7 +121,7 @@ def test_blocks_left_out_of_order(pair, decode):
 
 
 def test_a_handle_entered_twice(pair, decode):
-    """Catches an inner exit that takes the outer block's entry with it."""
+    """Catches an inner exit that removes the entry of the outer block."""
     target, draft = pair
     handle = hf_diversed.attach(target, draft, verifier="static:0.0")
     with handle:
@@ -132,7 +133,8 @@ def test_a_handle_entered_twice(pair, decode):
 
 @pytest.mark.parametrize("early_exit", [False, True])
 def test_models_can_be_pickled_after_hidden_states_were_read(pair, early_exit):
-    """Catches upstream's recording hooks left on the models: they cannot be pickled, and outlive the call."""
+    """Catches upstream's recording hooks that stay on the models: hooks cannot be pickled, and would outlive the
+    call."""
     target, draft = (copy.deepcopy(model) for model in pair)
     own_draft = {"assistant_early_exit": 1} if early_exit else {"assistant_model": draft}
     for _ in range(2):

@@ -1,4 +1,4 @@
-"""What callers bring along, and what their models carry, is treated as plain `generate` treats it."""
+"""Models, processors, criteria and verifiers of callers are treated as in plain `generate`."""
 
 import copy
 from functools import partial
@@ -21,8 +21,8 @@ GREEDY = {"max_new_tokens": 12, "do_sample": False}
 @torch.no_grad()
 @pytest.mark.parametrize("rule", ["lossless", "head"])
 def test_growing_rotary_tables_are_left_alone(rule):
-    """Catches a view that shares buffers with its model, but not the counters that go with them: dynamic RoPE grew on
-    the view and stayed grown on the model."""
+    """Catches a view that shares buffers with its model, but not their counters: dynamic RoPE grew on the view, and
+    the model kept the grown buffers."""
     sizes = {"vocab_size": VOCAB_SIZE, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
     rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
     config = tf.LlamaConfig(
@@ -40,7 +40,7 @@ def test_growing_rotary_tables_are_left_alone(rule):
 
 
 def test_parametrized_layers(pair):
-    """Catches a view made by `copy`, which such modules refuse."""
+    """Catches a view made by `copy`, which such modules do not support."""
     target = copy.deepcopy(pair[0])
     weight_norm(target.model.layers[0].mlp.up_proj)
     call = {**ragged_batch(), **GREEDY, "assistant_model": pair[1]}
@@ -48,25 +48,25 @@ def test_parametrized_layers(pair):
     assert torch.equal(ours, target.generate(**ragged_batch(), **GREEDY))
 
 
-class NothingBehindEos(LogitsProcessor):
-    """A grammar that is through at EOS: no token may follow."""
+class NothingAfterEos(LogitsProcessor):
+    """A grammar that forbids every token after EOS."""
 
     def __call__(self, input_ids, scores):
         return scores.masked_fill((input_ids[:, -1] == 9)[:, None], -torch.inf)
 
 
 @pytest.mark.parametrize("batch_size", [1, 4])
-def test_what_stands_behind_eos_may_be_forbidden(pair, batch_size):
-    """Catches a check of the bonus position where an accepted EOS ends the row, and no bonus token is drawn."""
+def test_tokens_after_eos_may_be_forbidden(pair, batch_size):
+    """Catches a check of the bonus position after an accepted EOS, where no bonus token is drawn."""
     target = pair[0]
     call = {**ragged_batch(batch_size), **GREEDY, "max_new_tokens": 40, "eos_token_id": [9, *range(10, 24)]}
-    call["logits_processor"] = LogitsProcessorList([NothingBehindEos()])
+    call["logits_processor"] = LogitsProcessorList([NothingAfterEos()])
     ours = target.generate(**call, assistant_model=copy.deepcopy(target), verifier="lossless")
     assert torch.equal(ours, target.generate(**call))
 
 
 class Guided(LogitsProcessor):
-    """Follows a gradient and keeps what it saw for a loss of its own."""
+    """Uses gradients and stores tensors for a later loss."""
 
     def __init__(self):
         self.kept = []
@@ -80,7 +80,7 @@ class Guided(LogitsProcessor):
 
 
 def test_processors_may_use_gradients(pair):
-    """Catches inference mode around the caller's code: its tensors cannot enter autograd, then or later."""
+    """Catches inference mode around user code: its tensors cannot be used in autograd, then or later."""
     target, draft = pair
     call, guided = {**ragged_batch(), **GREEDY}, Guided()
     ours = target.generate(
@@ -93,7 +93,7 @@ def test_processors_may_use_gradients(pair):
 
 
 class Learning(LosslessVerifier):
-    """A rule that learns while it decides."""
+    """A verifier that updates parameters when it is called."""
 
     def __call__(self, input_ids, draft, target, state=None):
         with torch.enable_grad():
@@ -103,8 +103,8 @@ class Learning(LosslessVerifier):
 
 
 @pytest.mark.parametrize("wrap", [lambda rule: rule, lambda rule: PhaseVerifier(rule, rule, begin=3, end=4)])
-def test_rules_may_use_gradients(pair, wrap):
-    """Catches inference mode around a rule of the caller's, alone or as a part of one of ours."""
+def test_verifiers_may_use_gradients(pair, wrap):
+    """Catches inference mode around a user's verifier, alone or as a part of one of ours."""
     target, draft = pair
     call = {**ragged_batch(), **GREEDY}
     ours = target.generate(**call, assistant_model=draft, verifier=wrap(Learning()))
@@ -120,8 +120,8 @@ class Watching(StoppingCriteria):
         return input_ids[:, -1] % 7 == 3
 
 
-def test_criteria_see_what_plain_generate_shows(pair):
-    """Catches a row that a criterion has stopped and that is shown, a column later, with EOS instead of padding."""
+def test_criteria_receive_what_plain_generate_passes(pair):
+    """Catches a row that a criterion has stopped and that is shown with EOS instead of padding a column later."""
     target, draft = pair
     plain, ours = Watching(), Watching()
     call = {**ragged_batch(6), **GREEDY, "max_new_tokens": 24}
@@ -140,8 +140,8 @@ class NoReplacement(LosslessVerifier):
 
 
 @pytest.mark.parametrize("do_sample", [False, True])
-def test_a_replacement_that_is_no_distribution_is_named(pair, do_sample):
-    """Catches a check of acceptances only: the token that replaces a draft was 0 or V - 1 for ever."""
+def test_an_invalid_replacement_is_reported(pair, do_sample):
+    """Catches a check of acceptances only: the residual token was always 0 or V - 1."""
     target, draft = pair
     call = {**ragged_batch(), "max_new_tokens": 8, "do_sample": do_sample, "assistant_model": draft}
     with pytest.raises(FloatingPointError, match="NoReplacement returned"):
@@ -150,8 +150,8 @@ def test_a_replacement_that_is_no_distribution_is_named(pair, do_sample):
 
 @pytest.mark.filterwarnings("ignore:Using the model-agnostic default `max_length`:UserWarning")
 @pytest.mark.parametrize("length", [4, 8, 9])
-def test_lengths_that_are_reached_already(pair, length):
-    """Catches a criterion of the caller's that ends within the prompt: plain `generate` emits one token."""
+def test_maximum_lengths_within_the_prompt(pair, length):
+    """Catches a user's criterion that ends within the prompt: plain `generate` emits one token."""
     target, draft = pair
     call = {**ragged_batch(), "do_sample": False, "stopping_criteria": [MaxLengthCriteria(length)]}
     expected = target.generate(**call)
@@ -159,7 +159,7 @@ def test_lengths_that_are_reached_already(pair, length):
 
 
 class Script(RandomSource):
-    """A random source with a length, 0 at first."""
+    """A random source with a length of 0 at first, so that it is falsy."""
 
     def __init__(self):
         self.rounds = 0

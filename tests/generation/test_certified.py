@@ -1,4 +1,4 @@
-"""`diversed_max_drop`: the dial it chooses, and calls that no certificate covers."""
+"""`diversed_max_drop`: the strictness that it selects, and calls without a certificate."""
 
 import copy
 import re
@@ -18,8 +18,9 @@ from tests.verifiers.test_diversed import CONTEXT
 HERE = replace(CONTEXT, temperature=1.0, num_assistant_tokens=5, max_new_tokens=12)
 
 
-def certified(head, *dials: tuple[float, float], pair=None, **settings):
-    """The head with (drop, dial) pairs in its configuration, certified for a pair and calls under `SAMPLED`."""
+def certified(head, *certificates: tuple[float, float], pair=None, **settings):
+    """Return the head with (drop, strictness) pairs in its configuration, certified for a pair and calls under
+    `SAMPLED`."""
     target, draft = ("", "") if pair is None else map(model_digest, pair)
     entry = {
         "confidence": 0.95,
@@ -42,18 +43,21 @@ def certified(head, *dials: tuple[float, float], pair=None, **settings):
         **settings,
     }
     known = head.config.certified_drops or []
-    head.config.certified_drops = [*known, *({"max_drop": drop, "strictness": dial, **entry} for drop, dial in dials)]
+    head.config.certified_drops = [
+        *known,
+        *({"max_drop": drop, "strictness": strictness, **entry} for drop, strictness in certificates),
+    ]
     return head
 
 
-def test_takes_the_most_permissive_dial_within_the_drop():
-    """Catches the strictest one, the nearest one, and one of a larger drop."""
+def test_takes_the_most_permissive_strictness_within_the_drop():
+    """Catches the strictest or the nearest strictness, and one that is certified for a larger drop."""
     head = certified(tiny_head(), (0.01, 0.6), (0.02, 0.3), (0.05, 0.3))
     certified(head, (0.01, 0.1), temperature=0.5)
-    for drop, dial in ((0.01, 0.6), (0.015, 0.6), (0.02, 0.3), (1.0, 0.3)):
+    for drop, strictness in ((0.01, 0.6), (0.015, 0.6), (0.02, 0.3), (1.0, 0.3)):
         rule = CertifiedVerifier(head, drop).for_call(HERE)
         assert type(rule) is DiversedVerifier
-        assert rule.strictness == [dial]
+        assert rule.strictness == [strictness]
     rows = replace(HERE, batch_size=4, num_prompts=2)
     assert CertifiedVerifier(head, [0.01, 0.02]).for_call(rows).strictness == [0.6, 0.3]
     assert CertifiedVerifier(head, 0.01).for_call(replace(HERE, temperature=0.5)).strictness == [0.1]
@@ -114,18 +118,19 @@ def test_survives_a_file(tmp_path):
     assert CertifiedVerifier(loaded, 0.01).for_call(HERE).strictness == [0.6]
 
 
-@pytest.mark.parametrize("door", ["keyword", "generation config", "attachment"])
-def test_every_door(pair, door):
-    """Catches a drop that is taken and does nothing, other tokens than the dial's own, and statistics without it."""
+@pytest.mark.parametrize("way", ["keyword", "generation config", "attachment"])
+def test_every_way_to_pass_a_drop(pair, way):
+    """Catches a drop without effect, tokens that differ from those of the same strictness, and statistics without
+    it."""
     target, draft = pair
     head = certified(tiny_head(), (0.01, 0.6), (0.02, 0.1), pair=pair)
     call = {**ragged_batch(), **SAMPLED, "return_dict_in_generate": True}
     torch.manual_seed(0)
     expected = target.generate(**call, assistant_model=draft, diversed_head=head, diversed_strictness=0.1)
     torch.manual_seed(0)
-    if door == "keyword":
+    if way == "keyword":
         out = target.generate(**call, assistant_model=draft, diversed_head=head, diversed_max_drop=0.02)
-    elif door == "generation config":
+    elif way == "generation config":
         config = GenerationConfig(pad_token_id=PAD, diversed_max_drop=0.02, **SAMPLED)
         out = target.generate(**call, assistant_model=draft, diversed_head=head, generation_config=config)
     else:
@@ -135,8 +140,8 @@ def test_every_door(pair, door):
     assert out.stats.strictness == expected.stats.strictness == 0.1
 
 
-def test_rows_say_their_own_dial(pair):
-    """Catches dials that reach other rows, and a streamed or summed call that counts one per round."""
+def test_strictness_is_reported_per_row(pair):
+    """Catches a strictness that is applied to other rows, and a streamed or summed call that counts one per round."""
     target, draft = pair
     head = certified(tiny_head(), (0.01, 0.75), (0.02, 0.25), pair=pair)
     call = {**ragged_batch(3), **SAMPLED, "return_dict_in_generate": True, "num_return_sequences": 2}
@@ -147,11 +152,11 @@ def test_rows_say_their_own_dial(pair):
     out = target.generate(
         **ragged_batch(1), **SAMPLED, assistant_model=draft, verifier="lossless", return_dict_in_generate=True
     )
-    assert out.stats.strictness != out.stats.strictness  # a rule without a dial has none
+    assert out.stats.strictness != out.stats.strictness  # NaN: this verifier has no strictness
 
 
-def test_whoever_is_asked_first_sets_the_dial(pair):
-    """Catches a server's dial that makes a stated drop an error, and the reverse."""
+def test_the_call_overrides_the_attachment(pair):
+    """Catches a drop of the call that conflicts with the server's strictness, and the reverse."""
     target, draft = pair
     head = certified(tiny_head(), (0.01, 0.75), pair=pair)
     call = {**ragged_batch(), **SAMPLED, "return_dict_in_generate": True}
@@ -166,8 +171,8 @@ def test_whoever_is_asked_first_sets_the_dial(pair):
 @pytest.mark.parametrize(
     "other", ["diversed_strictness", "diversed_max_bias", "diversed_bias_budget", "diversed_max_ratio"]
 )
-def test_refused_beside_other_dials(pair, other):
-    """Catches a certified dial that something else moves."""
+def test_other_settings_are_refused_with_a_drop(pair, other):
+    """Catches a certified strictness that another setting changes."""
     target, draft = pair
     given = {"diversed_head": certified(tiny_head(), (0.01, 0.75)), "diversed_max_drop": 0.01, other: 0.5}
     with pytest.raises(ValueError, match=f"cannot be combined with {other}"):
@@ -202,7 +207,7 @@ def test_refused_beside_other_dials(pair, other):
     ],
 )
 def test_calls_that_differ_are_refused(pair, settings, words):
-    """Catches settings, processors and drafts that were not part of the calibration and are accepted."""
+    """Catches settings, processors and draft models that differ from the calibration and are accepted."""
     target, draft = pair
     head = certified(tiny_head(), (0.01, 0.75), pair=pair)
     call = {**ragged_batch(), **SAMPLED, "assistant_model": draft, "diversed_head": head, **settings}
@@ -228,7 +233,7 @@ def test_own_processors_are_never_certified(pair):
 @pytest.mark.parametrize("changed", ["target", "draft"])
 @pytest.mark.parametrize("change", ["other weights", "other dtype", "changed in place"])
 def test_other_models_are_refused(pair, changed, change):
-    """Catches a certificate that is accepted for a model that it was not made with, also for a second call."""
+    """Catches a certificate that is accepted for a model other than that of the calibration, also in a second call."""
     models = dict(zip(("target", "draft"), pair))
     head = certified(tiny_head(), (0.01, 0.75), pair=pair)
     models[changed] = copy.deepcopy(models[changed])
@@ -255,7 +260,7 @@ def test_autocast_is_another_dtype(pair):
 
 
 def test_the_certified_draft_length_is_the_default(pair):
-    """Catches a call that names nothing and is refused for it."""
+    """Catches an error for a call that does not set the draft length."""
     target, draft = pair
     head = tiny_head(num_assistant_tokens=2)
     certified(head, (0.01, 0.0), pair=pair, num_assistant_tokens=4, max_new_tokens=20)

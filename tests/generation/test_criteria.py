@@ -31,7 +31,8 @@ def target():
 
 @pytest.fixture(scope="module", params=["perfect", "noisy"])
 def pair(request, target):
-    """A draft whose blocks are accepted whole, so that ends fall inside them, and one that makes rows ragged."""
+    """Draft models whose blocks are accepted as a whole, so that ends fall inside them, and one that makes rows
+    ragged."""
     return target, target if request.param == "perfect" else tiny.tiny_draft(target)
 
 
@@ -62,7 +63,8 @@ def relaxed(pair, verifier=None, **kwargs):
 
 
 def check_stats(pair, out):
-    """What an end cuts off does not count: every emitted token counts once, and a perfect draft loses nothing."""
+    """Tokens after a row's end are not counted: every emitted token counts once, and a perfect draft model has an
+    acceptance rate of 1."""
     target, draft = pair
     emitted = int(out.sequences[:, PROMPT:].ne(tiny.PAD).sum())
     assert out.stats.num_emitted == emitted
@@ -73,7 +75,7 @@ def check_stats(pair, out):
 
 @pytest.mark.parametrize("step", STEPS)
 def test_eos_inside_a_block(pair, text, step):
-    """Catches tokens emitted behind an EOS that was drafted and accepted, and rows that do not end there."""
+    """Catches tokens emitted after an EOS that was drafted and accepted, and rows that do not end there."""
     eos = [tiny.EOS, int(text[0, step - 1]), int(text[2, -step])]
     expected = plain(pair[0], eos_token_id=eos)
     assert expected[0, PROMPT:].ne(tiny.PAD).sum() <= step
@@ -84,7 +86,7 @@ def test_eos_inside_a_block(pair, text, step):
 
 @pytest.mark.parametrize("new", STEPS)
 def test_length_cut(pair, new):
-    """Catches blocks that overrun `max_length`, and drafts behind the last token being counted."""
+    """Catches blocks that exceed `max_length`, and draft tokens after the last token that are counted."""
     expected = plain(pair[0], max_new_tokens=new)
     assert expected.shape[1] == PROMPT + new
     out = relaxed(pair, max_new_tokens=new)
@@ -96,7 +98,7 @@ def test_length_cut(pair, new):
 
 @pytest.mark.parametrize("new", [3, 5])
 def test_users_max_length_criterion_replaces_the_configs(pair, new):
-    """Catches taking the smaller of two lengths: upstream lets a passed MaxLengthCriteria win, longer or not."""
+    """Catches the smaller of two lengths: in upstream a passed MaxLengthCriteria takes precedence, longer or not."""
     criteria = tf.StoppingCriteriaList([tf.MaxLengthCriteria(PROMPT + new)])
     expected = plain(pair[0], max_new_tokens=4, stopping_criteria=criteria)
     assert expected.shape[1] == PROMPT + new
@@ -105,7 +107,7 @@ def test_users_max_length_criterion_replaces_the_configs(pair, new):
 
 @pytest.fixture
 def own_config(target, monkeypatch):
-    """The target's generation config, free to be changed."""
+    """The target's generation config, which a test may change."""
     monkeypatch.setattr(target, "generation_config", copy.deepcopy(target.generation_config))
     return target.generation_config
 
@@ -118,10 +120,8 @@ def own_config(target, monkeypatch):
     ],
 )
 def test_stop_strings_inside_a_block(pair, text, tokenizer, own_config, source, step):
-    """Catches stop strings that end in the middle of an accepted block and are looked for at its edge only.
-
-    Also: strings that stand only in the passed or in the model's generation config; both must stay as they were.
-    """
+    """Catches stop strings that end in the middle of an accepted block and are searched for at its end only. The
+    strings may be in the passed or in the model's generation config only; both must stay unchanged."""
     target = pair[0]
     stops = [tokenizer.decode(text[0, step - 1 : step + 1])[:-1], tokenizer.decode(text[3, 4:5])]
     kwargs = {"tokenizer": tokenizer}
@@ -144,8 +144,8 @@ def test_stop_strings_inside_a_block(pair, text, tokenizer, own_config, source, 
 
 
 def test_a_criterion_is_made_once(monkeypatch, pair, tokenizer):
-    """Catches calls that go through the whole vocabulary each, criteria of other strings or other tokens, and a
-    tokenizer that is kept alive."""
+    """Catches calls that iterate over the whole vocabulary, criteria of other strings or tokenizers, and a tokenizer
+    that is kept alive."""
     made, init = [], tf.StopStringCriteria.__init__
     monkeypatch.setattr(tf.StopStringCriteria, "__init__", lambda *args: made.append(args[2]) or init(*args))
     own = copy.deepcopy(tokenizer)
@@ -165,7 +165,8 @@ def test_a_criterion_is_made_once(monkeypatch, pair, tokenizer):
 
 
 def test_one_stop_string_and_no_tokenizer(pair, text, tokenizer, own_config):
-    """Catches a bare string being read letter by letter, and a missing tokenizer surfacing after the first forward."""
+    """Catches a single string that is treated as a list of letters, and a missing tokenizer reported after the first
+    forward."""
     stop = tokenizer.decode(text[1, 3:4])
     expected = plain(pair[0], stop_strings=stop, tokenizer=tokenizer)
     assert relaxed(pair, stop_strings=stop, tokenizer=tokenizer).sequences.tolist() == expected.tolist()
@@ -178,7 +179,7 @@ def test_one_stop_string_and_no_tokenizer(pair, text, tokenizer, own_config):
 
 
 def test_stop_strings_beside_users_criteria(pair, text, tokenizer):
-    """Catches the caller's own criteria list growing by our stop-string criterion, or being replaced by it."""
+    """Catches our stop-string criterion appended to the caller's list of criteria, or replacing it."""
     stop, eos = tokenizer.decode(text[1, 3:4]), int(text[2, 5])
     mine = tf.StoppingCriteriaList([StopAfter(8)])
     expected = plain(pair[0], stop_strings=stop, tokenizer=tokenizer, stopping_criteria=mine, eos_token_id=eos)
@@ -205,10 +206,8 @@ class StopAfter(tf.StoppingCriteria):
 @pytest.mark.parametrize("eos", [tiny.EOS, None], ids=["eos", "no eos"])
 @pytest.mark.parametrize("count", [1, 2, 3, 5, 8])
 def test_stateful_user_criterion(pair, text, count, eos):
-    """Catches columns skipped, repeated or shown out of order to a criterion that counts its calls per row.
-
-    Without any EOS plain `generate` has nothing to pad with: it lets stopped rows run on until all have stopped.
-    """
+    """Catches columns that are skipped, repeated or passed out of order to a criterion that counts its calls per row.
+    Without an EOS, plain `generate` cannot pad, so stopped rows continue until all have stopped."""
     make = partial(StopAfter, count, ids=[int(text[3, 4])])
     theirs, mine = make(), make()
     expected = plain(pair[0], stopping_criteria=tf.StoppingCriteriaList([theirs]), eos_token_id=eos)
@@ -223,7 +222,7 @@ def test_stateful_user_criterion(pair, text, count, eos):
 
 
 class StopOn(tf.StoppingCriteria):
-    """A criterion without memory: true at certain ids, and false again behind them."""
+    """A criterion without state: true at certain ids, and false again after them."""
 
     def __init__(self, ids):
         self.ids = torch.tensor(ids)
@@ -233,8 +232,8 @@ class StopOn(tf.StoppingCriteria):
 
 
 @pytest.mark.parametrize("eos", [tiny.EOS, None], ids=["eos", "no eos"])
-def test_criterion_without_memory(pair, text, eos):
-    """Catches forgetting that a row has stopped: without any EOS it runs on, and stays stopped all the same."""
+def test_criterion_without_state(pair, text, eos):
+    """Catches a stopped row that counts as running again: without an EOS it continues, but remains stopped."""
     criteria = tf.StoppingCriteriaList([StopOn([int(text[row, step]) for row, step in enumerate((2, 6, 4, 1))])])
     expected = plain(pair[0], stopping_criteria=criteria, eos_token_id=eos)
     assert PROMPT + 5 <= expected.shape[1] < PROMPT + NEW
@@ -243,7 +242,7 @@ def test_criterion_without_memory(pair, text, eos):
 
 
 def test_criterion_with_eos_ids_of_its_own(pair):
-    """Catches rows running on behind a criterion that carries `eos_token_id`: upstream pads them, EOS or not."""
+    """Catches rows that continue after a criterion with `eos_token_id`: upstream pads them in any case."""
 
     class Named(StopAfter):
         eos_token_id = 5
@@ -256,7 +255,7 @@ def test_criterion_with_eos_ids_of_its_own(pair):
 
 @pytest.mark.parametrize("limit", [0.5, 3.5, 6.5])
 def test_max_time(pair, monkeypatch, limit):
-    """Catches a time limit that is only looked at between blocks. The clock ticks once per look."""
+    """Catches a time limit that is checked between blocks only. The clock advances at every reading."""
 
     def ticking(**extra):
         ticks = iter(range(1000))
@@ -276,7 +275,8 @@ class StopWhenSure(tf.StoppingCriteria):
 
 
 def test_criterion_that_reads_scores(pair):
-    """Catches scores handed over a block at a time, or of rows that ran ahead: the last ones must be the column's."""
+    """Catches scores that are passed per block, or those of rows that are ahead: the last scores must be those of the
+    column."""
     kwargs = {"output_scores": True, "eos_token_id": tiny.EOS}
     criteria = tf.StoppingCriteriaList([StopWhenSure()])
     expected = plain(pair[0], stopping_criteria=criteria, return_dict_in_generate=True, **kwargs).sequences
@@ -285,7 +285,7 @@ def test_criterion_that_reads_scores(pair):
 
 
 def test_confidence_criterion_at_batch_one(pair):
-    """Catches upstream's own score-reading criterion (it returns a bare bool, for one row) being fed other scores."""
+    """Catches other scores for upstream's own criterion that uses them (it returns a bare bool, for one row)."""
     target, draft = pair
     lengths = set()
     for threshold in (0.1, 0.21, 0.23):
@@ -300,7 +300,7 @@ def test_confidence_criterion_at_batch_one(pair):
 
 
 def test_users_eos_criterion(pair, text):
-    """Catches ignoring EOS ids that only a passed criterion knows, beside those of the config or without any."""
+    """Catches EOS ids of a passed criterion that are ignored, with or without EOS ids in the config."""
     for eos in (tiny.EOS, None):
         criteria = tf.StoppingCriteriaList([sc.EosTokenCriteria([int(text[0, 2]), int(text[2, 5])])])
         expected = plain(pair[0], stopping_criteria=criteria, eos_token_id=eos)
@@ -309,7 +309,7 @@ def test_users_eos_criterion(pair, text):
 
 
 def test_every_criterion_of_transformers_is_tested_here():
-    """Catches a release that adds a stopping criterion that is neither served nor refused."""
+    """Catches a release with a new stopping criterion that is neither supported nor refused."""
     members = [member for member in vars(sc).values() if isinstance(member, type)]
     known = {m for m in members if issubclass(m, sc.StoppingCriteria) and m is not sc.StoppingCriteria}
     assert known == {
@@ -322,7 +322,7 @@ def test_every_criterion_of_transformers_is_tested_here():
 
 
 def test_relaxed_rows_end_as_they_do_alone(target, text, tokenizer):
-    """Catches rounds cut otherwise in a batch than alone when a criterion ends rows: relaxed distributions would
+    """Catches rounds that end elsewhere in a batch than alone when a criterion ends rows: relaxed distributions would
     differ."""
     draft, inputs = tiny.tiny_draft(target, noise=0.35), tiny.ragged_batch(4, PROMPT)
     rule = {"assistant_model": draft, "verifier": StaticEnsembleVerifier(0.3), "num_assistant_tokens": GAMMA}

@@ -49,11 +49,9 @@ def upstream_assisted(pair, inputs, gamma=GAMMA, **kwargs):
 @pytest.mark.parametrize("weight", [None, 0.3, 0.7])
 @pytest.mark.parametrize("warpers", [{"top_k": 0}, {"top_k": 8}])
 def test_matches_upstream_token_for_token(pair, weight, warpers):
-    """Invariant 6, sampled at batch 1. Catches draws in another order or shape, a shifted bonus and a stale q.
-
-    Temperature 1 only: upstream hands its draft the processors and also the settings they came from, so the draft is
-    tempered twice (lossless all the same, but another q than the one asked for).
-    """
+    """Invariant 6, sampled at batch size 1. Catches draws in another order or shape, a shifted bonus token and an
+    outdated q. Temperature 1 only: upstream applies the temperature twice to the draft model (still lossless, but with
+    another q than requested)."""
     verifier = LosslessVerifier() if weight is None else StaticEnsembleVerifier(weight)
     for seed in range(4):
         prompt = {"input_ids": ragged_batch(seed=seed)["input_ids"][:1]}
@@ -189,7 +187,7 @@ def test_padded_vocabularies(extra, do_sample):
 
 
 def test_half_precision(pair):
-    """bf16 target and draft with a float32 head: dtypes meet only where they should."""
+    """bf16 target and draft model with a float32 head: catches dtypes that are mixed."""
     target, draft = (copy.deepcopy(model).to(torch.bfloat16) for model in pair)
     head = tiny_head(features="both")
     call = {**ragged_batch(), "max_new_tokens": 12, "do_sample": False}
@@ -203,7 +201,7 @@ def test_half_precision(pair):
 
 @pytest.mark.parametrize("verifier", [LosslessVerifier(), StaticEnsembleVerifier(0.3)], ids=["lossless", "static"])
 def test_dropping_finished_rows_changes_nothing(pair, verifier, monkeypatch):
-    """Catches a row that gets another one's cache, mask or account once finished rows have left the batch."""
+    """Catches a row that gets the cache, mask or state of another one after finished rows were removed."""
     inputs = ragged_batch(8)
     first = relaxed(pair, verifier, inputs).sequences[:, inputs["input_ids"].shape[1] :]
     eos = first[[0, 2, 5], [3, 7, 12]].tolist()  # rows now end in different rounds
@@ -237,12 +235,12 @@ def test_heads_decode_under_autocast(pair, features):
 
 
 def test_rows_with_settings_of_their_own_stay(pair, monkeypatch):
-    """Catches a strictness that moves to another row when finished rows leave."""
+    """Catches a strictness that moves to another row when finished rows are removed."""
     monkeypatch.setattr(decoding, "_COMPACT_BELOW", 1.0)
-    inputs, dials = ragged_batch(4), [0.0, 0.3, 0.8, 1.0]
+    inputs, strictnesses = ragged_batch(4), [0.0, 0.3, 0.8, 1.0]
     eos = relaxed(pair, LosslessVerifier(), inputs).sequences[[3, 1], [-17, -12]].tolist()
-    together = relaxed(pair, DiversedVerifier(tiny_head(), dials), inputs, eos_token_id=eos)
-    for row, dial in enumerate(dials):
+    together = relaxed(pair, DiversedVerifier(tiny_head(), strictnesses), inputs, eos_token_id=eos)
+    for row, strictness in enumerate(strictnesses):
         alone = {name: values[row : row + 1] for name, values in inputs.items()}
-        expected = relaxed(pair, DiversedVerifier(tiny_head(), dial), alone, eos_token_id=eos).sequences[0]
+        expected = relaxed(pair, DiversedVerifier(tiny_head(), strictness), alone, eos_token_id=eos).sequences[0]
         assert torch.equal(together.sequences[row, : len(expected)], expected)

@@ -1,4 +1,4 @@
-"""The doors into the loop beside keywords: custom_generate, attachments, pipelines, adapters, streamers."""
+"""Ways to reach the loop besides keywords: custom_generate, attachments, pipelines, adapters, streamers."""
 
 import copy
 import functools
@@ -71,8 +71,8 @@ def test_streamer_through_the_custom_generate_door(pair):
     assert heard == [*out[0, 9:].tolist(), None]
 
 
-def test_attach_serves_callers_that_pass_nothing(pair):
-    """Catches state on the model: everything that copies or saves it must not change while a draft is attached."""
+def test_attach_works_for_callers_that_pass_nothing(pair):
+    """Catches state on the model: copies and saved files must not change while a draft model is attached."""
     target, draft = tiny_model("llama"), pair[1]
     head = tiny_head()
     plain = target.generate(**ragged_batch(), max_new_tokens=12, do_sample=False)
@@ -92,7 +92,7 @@ def test_attach_serves_callers_that_pass_nothing(pair):
 
 
 def test_text_generation_pipeline(pair, tokenizer):
-    """Catches pipeline arguments (`assistant_tokenizer` among them) that our checks trip over."""
+    """Catches errors about arguments of pipelines, such as `assistant_tokenizer`."""
     target, draft = pair
     settings = {"max_new_tokens": 12, "do_sample": False, "return_full_text": False}
     prompt = "w10 w20 w30"
@@ -133,7 +133,7 @@ def test_lora_adapters(pair, wrapped):
 
 
 def test_attachments_refuse_what_they_would_ignore(pair):
-    """Catches a cap that is taken and never applied, and a rule that fails with the first request only."""
+    """Catches a bound that is accepted without effect, and an invalid verifier that fails only in the first call."""
     target, draft = pair
     for limit in ("diversed_max_bias", "diversed_bias_budget", "diversed_strictness"):
         with pytest.raises(ValueError, match=f"{limit} can only be used with a head"):
@@ -146,7 +146,7 @@ def test_attachments_refuse_what_they_would_ignore(pair):
 
 
 def test_attached_draft_lengths_are_for_the_attached_draft(pair):
-    """Catches a call with prompt lookup that is refused for passing two lengths."""
+    """Catches an error about two draft lengths in a call with prompt lookup."""
     target, draft = pair
     with hf_diversed.attach(target, draft, verifier="static:0.5", num_assistant_tokens=3):
         with hf_diversed.record_stats() as stats:
@@ -154,8 +154,8 @@ def test_attached_draft_lengths_are_for_the_attached_draft(pair):
         assert len(stats.accepted_per_position) == 6
 
 
-def test_attaching_again_lets_older_drafts_go(pair):
-    """Catches a server that swaps drafts and keeps all of them."""
+def test_attaching_again_frees_older_draft_models(pair):
+    """Catches a server that replaces draft models and keeps all of them in memory."""
     target = pair[0]
     drafts = [copy.deepcopy(pair[1]) for _ in range(4)]
     seen = [weakref.ref(draft) for draft in drafts]

@@ -1,4 +1,4 @@
-"""Drafts from the target's own first layers: the view that computes them, and the loop over it."""
+"""Draft tokens from the target's first layers: the view that computes them, and the loop with it."""
 
 import copy
 
@@ -32,8 +32,8 @@ def upstream_logits(model, ids, layers):
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @torch.no_grad()
 def test_view_leaves_after_its_layers(architecture):
-    """Catches a view that runs every layer (upstream does, where a model does not read its config while running), or
-    leaves out the final norm."""
+    """Catches a view that runs every layer (as upstream's does, where a model does not read its config while running),
+    or lacks the final norm."""
     model = tiny_model(architecture)
     ids = ragged_batch()["input_ids"][:2].clamp_min(4)
     view = _compat.first_layers(model, 1)
@@ -49,7 +49,7 @@ def test_view_leaves_after_its_layers(architecture):
 
 @pytest.mark.parametrize("architecture", ["llama", "gemma3_text", "gpt2"])
 def test_lossless_greedy_is_plain_generate(architecture):
-    """Invariant 1. Catches a view and a target that write into one cache, or masks of a layer that is not there."""
+    """Invariant 1. Catches a view and a target that write into one cache, or masks of a missing layer."""
     target, inputs = tiny_model(architecture), ragged_batch()
     out = exits_early(target, "lossless", inputs)
     assert torch.equal(out.sequences, target.generate(**inputs, max_new_tokens=16, do_sample=False))
@@ -59,7 +59,7 @@ def test_lossless_greedy_is_plain_generate(architecture):
 
 @pytest.mark.parametrize("rule", ["static", "diversed"])
 def test_fast_path_equals_naive_reference(rule):
-    """Invariants 2 and 12: rows are their single runs, and heads see the hidden states of the early exit."""
+    """Invariants 2 and 12: rows equal their single runs, and heads receive the hidden states of the early exit."""
     target = tiny_model("llama")
     verifier = {"static": StaticEnsembleVerifier(0.5), "diversed": DiversedVerifier(tiny_head())}[rule]
     inputs = ragged_batch()
@@ -74,9 +74,9 @@ def test_fast_path_equals_naive_reference(rule):
         assert (fast[row, 9 + len(new) :] == PAD).all()
 
 
-def test_model_stays_as_it_was():
-    """Invariant 13. Catches a changed layer count, and upstream's output hooks left on layers that the model shares:
-    the model would then report every hidden state twice."""
+def test_model_is_unchanged():
+    """Invariant 13. Catches a changed layer count, and upstream's output hooks that stay on shared layers: the model
+    would then return every hidden state twice."""
     target = tiny_model("llama")
     head = tiny_head()
 

@@ -1,4 +1,4 @@
-"""Numbers that are not finite end a call before anything is emitted, with the name of their source."""
+"""NaN and infinite values end a call before a token is emitted, with an error that names their source."""
 
 import copy
 import math
@@ -20,8 +20,9 @@ from hf_diversed.verifiers import (
 from tests.tiny import ragged_batch, tiny_head
 
 
-def spoilt(model, value: float, first: int = 2):
-    """A copy whose logits are `value` in one column from its `first`-th forward pass on; the first is the prompt's."""
+def with_fault(model, value: float, first: int = 2):
+    """Return a copy whose logits are `value` in one column from its `first`-th forward pass on; the first is the
+    prefill."""
     model = copy.deepcopy(model)
     calls = []
 
@@ -36,7 +37,7 @@ def spoilt(model, value: float, first: int = 2):
     return model
 
 
-class Heard(BaseStreamer):
+class StoringStreamer(BaseStreamer):
     def __init__(self):
         self.puts = []
 
@@ -52,24 +53,26 @@ class Heard(BaseStreamer):
     "rule", ["lossless", "static:0.5", "lenience:0.5", "fuzzy:0.1", "block:static:0.5", "typical:0.3:0.3"]
 )
 @pytest.mark.parametrize("value", [math.nan, math.inf])
-@pytest.mark.parametrize("culprit", ["target", "draft"])
+@pytest.mark.parametrize("culprit", ["target", "draft model"])
 def test_a_models_faults_are_named(pair, culprit, value, rule, do_sample):
-    """Catches nan logits that become token 0 (greedy) or V - 1 (sampled) for ever, and the wrong model accused."""
-    target, draft = (spoilt(m, value) if role == culprit else m for role, m in zip(("target", "draft"), pair))
+    """Catches NaN logits that become token 0 (greedy) or V - 1 (sampled), and an error that names the wrong model."""
+    target, draft = (
+        with_fault(m, value) if role == culprit else m for role, m in zip(("target", "draft model"), pair)
+    )
     call = {"assistant_model": draft, "verifier": rule, "max_new_tokens": 12, "do_sample": do_sample}
     torch.manual_seed(0)
     with pytest.raises(FloatingPointError, match=f"the {culprit}'s scores are not finite"):
         target.generate(**ragged_batch(3), **call)
 
 
-def test_nothing_is_emitted_once_a_number_is_wrong(pair):
-    """Catches a check behind the streamer: what was streamed must be the text without the fault."""
+def test_nothing_is_emitted_after_a_fault(pair):
+    """Catches a check after the streamer: the streamed text must end before the fault."""
     target, draft = pair
     prompt = {name: values[:1] for name, values in ragged_batch().items()}
     call = {"assistant_model": draft, "verifier": "lossless", "max_new_tokens": 24, "do_sample": False}
-    whole, heard = target.generate(**prompt, **call), Heard()
+    whole, heard = target.generate(**prompt, **call), StoringStreamer()
     with pytest.raises(FloatingPointError):
-        spoilt(target, math.nan, first=4).generate(**prompt, **call, streamer=heard)
+        with_fault(target, math.nan, first=4).generate(**prompt, **call, streamer=heard)
     streamed = torch.cat([put.flatten() for put in heard.puts])
     assert 9 < len(streamed) < whole.shape[1]
     assert torch.equal(streamed, whole[0, : len(streamed)])
@@ -77,8 +80,9 @@ def test_nothing_is_emitted_once_a_number_is_wrong(pair):
 
 @pytest.mark.parametrize("do_sample", [False, True])
 @pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_a_heads_faults_are_its_rules(pair, value, do_sample):
-    """Catches weights gone wrong in memory (a training that diverged), alone and inside another rule."""
+def test_faults_of_a_head_are_those_of_its_verifier(pair, value, do_sample):
+    """Catches weights that became NaN in memory, such as after diverged training, alone and inside another
+    verifier."""
     target, draft = pair
     head = tiny_head()
     head.out.weight.data.fill_(value)
@@ -96,8 +100,8 @@ class Nowhere(DistributionVerifier):
 
 
 @pytest.mark.parametrize("do_sample", [False, True])
-def test_a_users_rule_without_a_distribution_is_named(pair, do_sample):
-    """Catches a distribution of nan, whose argmax is token 0."""
+def test_a_verifier_without_a_distribution_is_named(pair, do_sample):
+    """Catches a NaN distribution, whose argmax is token 0."""
     target, draft = pair
     with pytest.raises(FloatingPointError, match="Nowhere"):
         target.generate(
@@ -105,15 +109,15 @@ def test_a_users_rule_without_a_distribution_is_named(pair, do_sample):
         )
 
 
-def test_what_no_token_hangs_on_is_let_be(pair):
-    """Catches a check of whole blocks: behind a rejection, and in rows that have finished, anything may stand."""
+def test_unused_values_are_not_checked(pair):
+    """Catches a check of whole blocks: values after a rejection and in finished rows do not matter."""
     target, draft = pair
     prompts = ragged_batch()
     call = {"assistant_model": draft, "max_new_tokens": 24, "do_sample": False}
     expected = target.generate(**prompts, **call, verifier="lossless")
 
     class Spoiling(type(build_verifier("lossless"))):
-        """Turns what stands behind each row's first rejection into nan, as a fault there would."""
+        """Sets the values after each row's first rejection to NaN, as a fault there would."""
 
         def __call__(self, input_ids, draft, target, state=None):
             verdict = super().__call__(input_ids, draft, target, state)
@@ -126,8 +130,8 @@ def test_what_no_token_hangs_on_is_let_be(pair):
 
 
 @pytest.mark.parametrize("spec", ["contrastive:inf", "cactus:inf", "contrastive:nan", "lenience:nan", "static:nan"])
-def test_settings_that_are_no_numbers_are_refused(spec):
-    """Catches an infinite contrast, whose distribution is nan."""
+def test_infinite_settings_are_refused(spec):
+    """Catches an infinite contrast, whose distribution is NaN."""
     with pytest.raises(ValueError, match="must lie in"):
         hf_diversed.verifiers.build_verifier(spec)
 

@@ -17,7 +17,7 @@ from tests.tiny import PAD, SAMPLED, ragged_batch, tiny_head
 
 
 def test_without_our_arguments_nothing_changes(pair):
-    """Invariant 9. Catches a hook that touches arguments, randomness or outputs of calls that are not ours."""
+    """Invariant 9. Catches a hook that changes arguments, random numbers or outputs of other calls."""
     target, draft = pair
     hooked = GenerationMixin.generate
     calls = [
@@ -91,7 +91,7 @@ def test_positional_arguments(pair):
 
 
 def test_refusals_of_what_would_be_ignored(pair, tmp_path):
-    """Catches options without a rule, rows without a value, and pairs that do not belong together."""
+    """Catches options without a verifier, rows without a value, and models that do not form a pair."""
     target, draft = pair
     call = {**ragged_batch(), "assistant_model": draft, "max_new_tokens": 4}
     with pytest.raises(ValueError, match="pass diversed_head= or verifier="):
@@ -105,9 +105,9 @@ def test_refusals_of_what_would_be_ignored(pair, tmp_path):
         target.generate(**call, diversed_head=tiny_head(), diversed_strictness=[0.0, 1.0])
     with pytest.raises(ValueError, match="vocabulary of 99 ids, got 64"):
         target.generate(**call, diversed_head=tiny_head(vocab_size=99))
-    stranger = copy.deepcopy(draft)
-    stranger.resize_token_embeddings(64 + 600, mean_resizing=False)
+    other_draft = copy.deepcopy(draft)
+    other_draft.resize_token_embeddings(64 + 600, mean_resizing=False)
     with pytest.raises(ValueError, match="64 and 664 ids"):
-        target.generate(**{**call, "assistant_model": stranger}, verifier="lossless")
+        target.generate(**{**call, "assistant_model": other_draft}, verifier="lossless")
     tiny_head().save_pretrained(tmp_path)
     assert target.generate(**call, diversed_head=tmp_path).shape[0] == 4  # a pathlib.Path is a folder too

@@ -1,4 +1,4 @@
-"""Models whose layers lie elsewhere or are counted differently are served like any other."""
+"""Models whose layers are on several devices, or counted differently, are decoded like any other."""
 
 import copy
 
@@ -28,7 +28,7 @@ def on_disk(target, folder):
 @pytest.mark.parametrize("offload", [on_cpu, on_disk])
 @pytest.mark.parametrize("offloaded", ["target", "draft"])
 def test_offloaded_models(pair, offload, offloaded, tmp_path):
-    """Catches inputs sent to "meta", where an offloaded model's parameters seem to be."""
+    """Catches inputs sent to "meta", the apparent device of an offloaded model's parameters."""
     models = dict(zip(("target", "draft"), pair))
     expected = models["target"].generate(**ragged_batch(), **GREEDY)
     models[offloaded] = offload(models[offloaded], tmp_path)

@@ -1,4 +1,4 @@
-"""Every logits processor of transformers: over ragged rows it acts as it does in plain `generate`, or is refused."""
+"""Every logits processor of transformers: over ragged rows it acts as in plain `generate`, or raises an error."""
 
 import pytest
 import torch
@@ -53,7 +53,7 @@ def acts(out):
 
 
 class Upset(tf.LogitsProcessor):
-    """Puts an infinity and a nan where `InfNanRemoveLogitsProcessor` has to deal with them."""
+    """Returns an infinite and a NaN score, which `InfNanRemoveLogitsProcessor` replaces."""
 
     def __call__(self, input_ids, scores):
         rows = torch.arange(len(scores))
@@ -62,7 +62,7 @@ class Upset(tf.LogitsProcessor):
 
 
 def allowed(batch_id, ids):
-    """Tokens congruent to something that depends on the row, the length and the last id."""
+    """Tokens congruent to a function of the row, the length and the last id."""
     return [token for token in range(3, tiny.VOCAB_SIZE) if (token + batch_id + len(ids) + int(ids[-1])) % 3]
 
 
@@ -125,7 +125,7 @@ CASES += [pytest.param(kwargs, id=name, marks=MARKS.get(name, ())) for name, kwa
 
 
 def test_table_covers_every_processor_of_transformers():
-    """Catches a release that adds a processor that is neither served nor refused: it would be called per column."""
+    """Catches a release with a new processor that is neither supported nor refused: it would be called per column."""
     members = [member for member in vars(lp).values() if isinstance(member, type)]
     known = {m for m in members if issubclass(m, lp.LogitsProcessor) and m is not lp.LogitsProcessor}
     assert len(known) >= 30
@@ -136,7 +136,7 @@ def test_table_covers_every_processor_of_transformers():
 
 @pytest.mark.parametrize("kwargs", CASES)
 def test_ragged_lossless_is_plain_generate(pair, kwargs):
-    """Catches a processor that sees other lengths, drafts or leftovers instead of what plain `generate` shows."""
+    """Catches a processor that receives other lengths, draft tokens or stale ids than in plain `generate`."""
     inputs, prompt = tiny.ragged_batch(4, PROMPT), PROMPT
     if "forced_bos_token_id" in kwargs:  # acts at the very first column only
         inputs, prompt = {"input_ids": torch.tensor([[5], [9], [17], [33]])}, 1
@@ -150,14 +150,15 @@ def test_ragged_lossless_is_plain_generate(pair, kwargs):
 @pytest.mark.parametrize("cls", _compat.REFUSED_PROCESSORS, ids=lambda cls: cls.__name__)
 @pytest.mark.parametrize("derived", [False, True], ids=["itself", "subclass"])
 def test_refused_by_name(pair, cls, derived):
-    """Catches processors that call models or count calls slipping into the loop, also under a subclass's name."""
+    """Catches processors that call models or count calls, also under the name of a subclass."""
     cls = type("Mine", (cls,), {}) if derived else cls
     with pytest.raises(ValueError, match=cls.__name__):
         relaxed(pair, tiny.ragged_batch(2, PROMPT), **one(cls.__new__(cls)))
 
 
 class Bias(tf.LogitsProcessor):
-    """A user's processor: depends on the row and its whole prefix; multiplies, so its place in the list matters."""
+    """A user's processor that depends on the row and its whole prefix. It multiplies, so its place in the list
+    matters."""
 
     def __init__(self, salt):
         self.salt = salt
@@ -178,7 +179,7 @@ class InPlaceBias(Bias):
 
 
 def test_order_is_kept(pair):
-    """Catches pointwise warpers hoisted out of the list: a prefix processor between two of them stays there."""
+    """Catches pointwise warpers that run before a prefix processor that precedes them in the list."""
     inputs = tiny.ragged_batch(4, PROMPT)
     chain = [lp.TopKLogitsWarper(12), Bias(1), lp.TemperatureLogitsWarper(0.5), Bias(2), lp.TopKLogitsWarper(6)]
     outputs = []
@@ -193,7 +194,7 @@ def test_order_is_kept(pair):
 
 
 def test_raw_logits_stay_raw(pair):
-    """Catches an in-place processor reaching the raw logits; upstream has that bug, so the reference copies."""
+    """Catches an in-place processor that changes the raw logits; upstream has that bug, so the reference copies."""
     inputs = tiny.ragged_batch(4, PROMPT)
     plain = run(pair[0], inputs, **one(Bias(3)))
     ours = relaxed(pair, inputs, **one(InPlaceBias(3)))
@@ -201,8 +202,9 @@ def test_raw_logits_stay_raw(pair):
     assert_same(ours, plain)
 
 
-def test_raw_logits_for_rules_stay_raw(pair):
-    """Catches an in-place processor reaching the raw logits that cascade rules gate on, the draft's or target's."""
+def test_raw_logits_for_verifiers_stay_raw(pair):
+    """Catches an in-place processor that changes the raw logits which cascades use, of the draft model or the
+    target."""
 
     class Raw(LosslessVerifier):
         needs_raw_logits = True
@@ -223,7 +225,7 @@ def test_raw_logits_for_rules_stay_raw(pair):
 
 
 def test_scores_without_processors_do_not_alias_logits(pair):
-    """Catches scores and logits sharing memory: a user's change to one would show in the other."""
+    """Catches scores and logits that share memory: a user's change of one would change the other."""
     out = relaxed(pair, tiny.ragged_batch(4, PROMPT))
     assert_same(out, run(pair[0], tiny.ragged_batch(4, PROMPT)))
     before = out.logits[0].clone()
@@ -233,7 +235,7 @@ def test_scores_without_processors_do_not_alias_logits(pair):
 
 @pytest.mark.parametrize("weight", [0.0, 0.5])
 def test_constraints_hold_for_accepted_drafts(pair, weight):
-    """Catches a draft whose logits go unprocessed: at weight 0 its tokens are all accepted, even forbidden ones."""
+    """Catches draft logits that are not processed: at weight 0 all draft tokens are accepted, even forbidden ones."""
     inputs = tiny.ragged_batch(4, PROMPT)
     bad = [[token] for token in range(4, 64, 3)]
     out = relaxed(
@@ -252,11 +254,9 @@ def test_constraints_hold_for_accepted_drafts(pair, weight):
             assert token in allowed(row, ids[:column])
 
 
-def test_processor_sees_what_plain_generate_shows(pair):
-    """Catches calls with a part of the rows, with another row's drafts, or with rows that do not look finished there.
-
-    A row that has not come as far as the column shows its ids, an EOS and pads, so that a grammar leaves it alone.
-    """
+def test_processors_receive_what_plain_generate_passes(pair):
+    """Catches calls with some of the rows, with draft tokens of another row, or with rows that do not look finished. A
+    row that is shorter than the column is passed with its ids, an EOS and pads, as a grammar expects."""
 
     class Spy(tf.LogitsProcessor):
         def __call__(self, input_ids, scores):
@@ -296,7 +296,7 @@ def known(numbers: list[int]) -> PerRow:
 @settings(max_examples=25, deadline=None, derandomize=True)
 @given(data=st.data(), batch=st.integers(1, 4), block=st.integers(1, 5), offset=st.integers(0, 3))
 def test_block_is_the_processor_row_by_row(data, batch, block, offset):
-    """Catches wrong columns for rows, offsets or counts, on any raggedness: each position alone is the reference."""
+    """Catches wrong columns of rows, offsets or counts: each position alone is the reference."""
     prompt, vocab = 3, 11
     generator = torch.Generator().manual_seed(data.draw(st.integers(0, 1000)))
     rows = RaggedRows(torch.randint(4, vocab, (batch, prompt), generator=generator), 24, 0, eos_ids=[1], pad_id=0)

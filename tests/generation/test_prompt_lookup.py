@@ -31,7 +31,7 @@ def target():
 
 
 def repetitive_batch(batch_size=4, length=16):
-    """Left-padded prompts that say everything twice."""
+    """Left-padded prompts that contain everything twice."""
     batch = ragged_batch(batch_size, length // 2)
     ids = torch.cat([batch["input_ids"], batch["input_ids"]], dim=1)
     mask = torch.cat([batch["attention_mask"], torch.ones_like(batch["attention_mask"])], dim=1)
@@ -46,8 +46,8 @@ def lookup(target, verifier, inputs, **kwargs):
 
 @pytest.mark.parametrize("ngram_size", [1, 3])
 def test_lossless_greedy_is_plain_generate(target, ngram_size):
-    """Invariant 1 over looked-up drafts. Catches blocks that are read at the wrong columns where rows find different
-    numbers of tokens."""
+    """Invariant 1 with prompt lookup. Catches blocks that are read at the wrong columns where rows have different
+    numbers of draft tokens."""
     inputs = repetitive_batch()
     out = lookup(target, "lossless", inputs, max_matching_ngram_size=ngram_size)
     assert torch.equal(out.sequences, target.generate(**inputs, max_new_tokens=24, do_sample=False))
@@ -104,8 +104,8 @@ BLOCK = [
 
 
 def test_proposal_by_hand():
-    """Catches wrong counts, filler with a count, distributions that are not one-hot, and tokens that processors cannot
-    see."""
+    """Catches wrong counts, padding that is counted, distributions that are not one-hot, and tokens that processors do
+    not receive."""
     drafter, rows = drafter_over(BLOCK)
     draft, counts = drafter.propose(known([3, 2, 3, 3, 3, 0]))
     assert counts.host == counts.device.tolist() == [3, 2, 0, 0, 1, 0]
@@ -121,8 +121,8 @@ def test_proposal_by_hand():
     assert (draft, counts.host) == (None, [0, 0])
 
 
-def test_padding_is_no_text():
-    """Catches a match inside the padding, and another row's padding after rows have left."""
+def test_padding_is_not_searched():
+    """Catches a match inside the padding, and the padding of another row after rows were removed."""
     ids = [[9, 4, 4, 8, 5, 8, 4], [8, 4, 7, 6, 5, 8, 4]]
     mask = torch.tensor([[0, 0, 0, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1, 1]])
     drafter, rows = drafter_over(ids, mask=mask)
@@ -136,7 +136,8 @@ def test_padding_is_no_text():
 
 @pytest.mark.parametrize(("banned", "count"), [(7, 0), (8, 1), (5, 2), (3, 3)])
 def test_forbidden_tokens_end_a_draft(banned, count):
-    """Catches a relaxed rule that would keep what a processor forbids, and warpers that cut drafts at random."""
+    """Catches a relaxed verifier that accepts what a processor forbids, and warpers that shorten draft blocks at
+    random."""
     processors = [NoBadWordsLogitsProcessor([[banned]], eos_token_id=EOS), TopPLogitsWarper(0.1)]
     drafter, _ = drafter_over(BLOCK[:1], processors)
     assert drafter.propose(known([3]))[1].host == [count]
@@ -148,7 +149,7 @@ SERVED = [
 
 
 def one_hot_block(sampled=True):
-    """The blocks of the matrix tests with q replaced by a one-hot distribution, likely and unlikely tokens alike."""
+    """The blocks of the matrix tests with a one-hot q, at likely and unlikely tokens."""
     draft, target = make_block()
     tokens = torch.randint(draft.scores.shape[-1], draft.tokens.shape, generator=torch.Generator().manual_seed(5))
     scores = torch.where(F.one_hot(tokens, draft.scores.shape[-1]) == 1, 0.0, -torch.inf)
@@ -157,8 +158,7 @@ def one_hot_block(sampled=True):
 
 @pytest.mark.parametrize("case", SERVED, ids=lambda case: case.id)
 def test_emitted_distribution(case):
-    """Catches 0 * inf and -inf - -inf under a one-hot q, and any distribution but v: by enumeration, no Monte
-    Carlo."""
+    """Catches 0 * inf and -inf - -inf under a one-hot q, and any emitted distribution other than v, by enumeration."""
     draft, target = one_hot_block()
     found = enumerate_emitted(case.make(), draft, target)
     distribution = case.emitted(Probs.of(draft, target, found.weight))
@@ -168,7 +168,7 @@ def test_emitted_distribution(case):
 
 @pytest.mark.parametrize("case", SERVED, ids=lambda case: case.id)
 def test_greedy_token(case):
-    """The same at temperature 0: the kept draft, or what replaces it, is the rule's own token."""
+    """The same at temperature 0: the emitted token is the verifier's own."""
     draft, target = one_hot_block(sampled=False)
     verifier = case.make()
     verdict = verifier(torch.zeros(len(draft.tokens), 1, dtype=torch.long), draft, target)
@@ -177,14 +177,14 @@ def test_greedy_token(case):
     assert torch.equal(emitted, case.greedy(Probs.of(draft, target, weights_of(verifier, draft, target))))
 
 
-def test_rules_without_draft_confidence_are_served():
-    """Guards the table above: an empty list of cases would pass."""
+def test_verifiers_without_draft_confidence_exist():
+    """Without this test, an empty list of cases in the table above would pass."""
     assert {case.rule for case in SERVED} >= {"lossless", "static", "diversed", "lenience", "spec_cascade"}
 
 
 def test_phases_end_in_rounds_without_drafts(target, monkeypatch):
-    """Behind the end token decoding is plain, whichever round brought it. Catches a phase that misses what is emitted
-    while the rule is not called, and one that counts ids wrongly from then on."""
+    """After the end token decoding is lossless, whichever round emitted it. Catches a phase that ignores tokens of
+    rounds that do not call the verifier, or that counts ids wrongly afterwards."""
     quiet, inner = set(), PromptLookupDrafter.propose
 
     def spy(self, counts):
@@ -213,7 +213,7 @@ def test_phases_end_in_rounds_without_drafts(target, monkeypatch):
 
 @pytest.mark.parametrize(("begin", "end"), [(9, EOS), (9, PAD), (PAD, 9), (EOS, 9)])
 def test_phases_of_short_rows(target, begin, end):
-    """Catches what short rows are filled up with, EOS and pads, read as tokens of theirs."""
+    """Catches EOS and pads after the end of short rows that are read as tokens of theirs."""
     ids = repetitive_batch()["input_ids"].masked_fill(repetitive_batch()["input_ids"] <= EOS, 7)
     ids[:, 8] = 9
     rule = PhaseVerifier(StaticEnsembleVerifier(0.0), begin=begin, end=end)
@@ -223,8 +223,8 @@ def test_phases_of_short_rows(target, begin, end):
         assert torch.equal(together[row, : len(alone)], alone)
 
 
-def test_other_doors(target):
-    """Catches a source of drafts that only the keyword names: attached pairs, configs and the loop itself."""
+def test_other_ways_to_select_prompt_lookup(target):
+    """Catches prompt lookup that only the keyword selects: also attached pairs, configs and the loop itself can."""
     inputs = repetitive_batch(2)
     expected = lookup(target, "lossless", inputs).stats
     call = {"max_new_tokens": 24, "do_sample": False, "return_dict_in_generate": True}
@@ -242,7 +242,7 @@ def test_other_doors(target):
 
 @pytest.mark.parametrize(("weight", "keeps_all"), [(0.0, True), (0.5, True), (0.75, False)])
 def test_greedy_mixtures_keep_copies_up_to_one_half(target, weight, keeps_all):
-    """The README states this. Catches a tie at w = 1/2 that goes to the target."""
+    """The documentation states this. Catches a tie at w = 1/2 that emits the target's token."""
     out = lookup(target, StaticEnsembleVerifier(weight), repetitive_batch())
     assert out.stats.num_drafted > 0
     assert (out.stats.acceptance_rate == 1.0) == keeps_all

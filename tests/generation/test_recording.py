@@ -1,4 +1,4 @@
-"""Rounds into statistics: what the acceptance probabilities let expect of the accepted drafts."""
+"""Statistics of rounds: the expected number of accepted draft tokens, given the acceptance probabilities."""
 
 import pytest
 import torch
@@ -31,7 +31,7 @@ def head() -> DiversedHead:
 
 
 def measure(pair: Pair, head: DiversedHead, **changes) -> dict[str, dict]:
-    """A thousand rows (if no more is said) of each method on the tiny pair in one call, by method."""
+    """Run each method on 1,000 rows (by default) of the tiny pair in one call; return statistics by method."""
     stop_strings, methods = (
         changes.pop("stop_strings", []),
         changes.pop("methods", ["lossless", "static:0.3", "diversed"]),
@@ -43,9 +43,8 @@ def measure(pair: Pair, head: DiversedHead, **changes) -> dict[str, dict]:
 
 
 def test_expected_by_hand():
-    """Catches the drafts behind a rejection left out, a row's expectation filed under another row, drafts beyond EOS
-    or the length expected, rounds behind a row's end counted, and an end on an accepted draft that the expectation
-    does not know of."""
+    """Catches draft tokens after a rejection that are omitted, a row's expectation stored under another row, draft
+    tokens after EOS or the maximum length that are expected, and rounds after a row's end that are counted."""
     rounds = []
     accept = torch.tensor([[0.5, 1.0, 0.5], [1.0, 0.5, 1.0], [0.5, 0.5, 0.5]])
     # Row 0 rejects at once, row 2 drafts one token, row 1 keeps all three but ends behind the second one.
@@ -65,8 +64,8 @@ def test_expected_by_hand():
     assert stats.expected_accepted_length == pytest.approx((first + second + third) / 7)
 
 
-def test_greedy_is_expected_exactly(pair, head):
-    """Catches a prediction from other distributions than those that decide."""
+def test_greedy_expectation_is_exact(pair, head):
+    """Catches an expectation from other distributions than those that decide."""
     records = measure(pair, head, temperature=0, num_examples=10)
     for record in records.values():
         assert record["accepted_length_exact"] == record["accepted_length"]
@@ -76,21 +75,22 @@ def test_greedy_is_expected_exactly(pair, head):
 
 @pytest.mark.parametrize("stop_strings", [[], list("abcdefghijklm")], ids=["eos", "stop strings"])
 def test_measured_and_expected_length_agree(pair, head, stop_strings):
-    """Catches acceptance that does not follow min(1, v / q), and drafts that a stop, EOS or the length cuts off on one
-    side only. False alarms: |z| > 4 in one of 16,000 for each of six figures, 4e-4 in all; the seed is fixed."""
+    """Catches acceptance that does not follow min(1, v / q), and draft tokens that a stop, EOS or the length removes
+    from one of both numbers only. False alarms: |z| > 4 in one of 16,000 for each of six figures, 4e-4 in all; the
+    seed is fixed."""
     for record in measure(pair, head, stop_strings=stop_strings).values():
         assert abs(record["accepted_length_z"]) <= 4.0, record
         assert record["accepted_length_exact"] == pytest.approx(record["accepted_length"], abs=0.1)
 
 
-def test_wrong_predictions_are_caught(pair, head, monkeypatch):
-    """Catches a z that is small whatever is predicted, here draft tokens beyond EOS and the length."""
+def test_wrong_expectations_are_detected(pair, head, monkeypatch):
+    """Catches a z that is small for any prediction, here of draft tokens after EOS and the maximum length."""
     monkeypatch.setattr(recording, "expected_accepted", lambda probs, _: expected_accepted(probs))
     assert measure(pair, head, methods=["static:0.3"])["static:0.3"]["accepted_length_z"] < -4.0
 
 
 def test_bias_per_token_is_estimated_without_bias_and_recorded_exactly(pair):
-    """Catches an estimate of something other than TV(v, p), and records that carry it in place of TV(v, p). False
+    """Catches an estimate of something other than TV(v, p), and records that contain it instead of TV(v, p). False
     alarms: the two sums over some ten thousand positions differ by 4.5 standard errors once in 150,000 times; the seed
     is fixed."""
     config = DiversedHeadConfig(32, 32, features="distribution", token_features=True)

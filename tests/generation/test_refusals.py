@@ -1,4 +1,4 @@
-"""What relaxed decoding does not serve is refused by name, with advice, and before any module has run."""
+"""Unsupported calls of relaxed decoding raise an error with advice, before any module has run."""
 
 import contextlib
 import warnings
@@ -124,7 +124,7 @@ class Streamer(BaseStreamer):
 
 
 class Words:
-    """All that the tokenizer check looks at."""
+    """The part of a tokenizer that the tokenizer check uses."""
 
     all_special_ids = ()
     added_tokens_decoder: ClassVar[dict] = {}
@@ -140,7 +140,7 @@ class Words:
 
 
 class Bench:
-    """A pair, a head and two prompts, with the keyword arguments of a call that is served."""
+    """A pair, a head and two prompts, with the keyword arguments of a valid call."""
 
     target = cached_property(lambda self: tiny.tiny_model("llama"))
     draft = cached_property(lambda self: tiny.tiny_model("llama", seed=1))
@@ -171,7 +171,8 @@ BENCH = Bench()
 
 @dataclass
 class Row:
-    """`call` must raise `error` with a message that contains all `words`: the thing, what was given, what to do."""
+    """`call` must raise `error` with a message that contains all `words`: what is wrong, what was given, what to
+    do."""
 
     name: str
     call: Callable
@@ -189,7 +190,8 @@ def as_target_and_draft(name, make, *words):
 
 
 def bound():
-    """As torch.compile and accelerate's dispatch leave a model: calling a view of it would call the model."""
+    """Return a model as torch.compile and accelerate's dispatch leave it: calling a view of it would call the
+    model."""
     model = tiny.tiny_model("llama", seed=5)
     model.forward = model.forward
     return model
@@ -409,7 +411,7 @@ ROWS = [
 
 @contextlib.contextmanager
 def modules_run():
-    """The modules whose forward is entered in the block, of any model."""
+    """The modules, of any model, whose forward is called in the block."""
     ran = []
     hook = register_module_forward_pre_hook(lambda module, args: ran.append(type(module).__name__))
     try:
@@ -422,7 +424,7 @@ def modules_run():
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
 @pytest.mark.parametrize("row", [pytest.param(row, id=row.name.replace(" ", "-"), marks=row.marks) for row in ROWS])
 def test_refused_by_name_before_any_forward(row, monkeypatch):
-    """Catches a mode that is ignored, breaks halfway, or is refused by upstream in words about something else."""
+    """Catches a mode that is ignored, fails during decoding, or raises an error of upstream about something else."""
     if row.patch:
         name, value = row.patch
         monkeypatch.setattr(_compat, name, lambda *args: value)
@@ -434,8 +436,9 @@ def test_refused_by_name_before_any_forward(row, monkeypatch):
     assert not missing, f"{missing} not in: {message}"
 
 
-def test_the_bench_itself_is_served():
-    """Guards the table: without its one offence, every row's call would go through, and modules run where it does."""
+def test_the_valid_call_succeeds():
+    """Without its one invalid argument every row's call must succeed and run modules, or the table would prove
+    nothing."""
     with modules_run() as ran:
         assert BENCH.generate().shape == (2, 10)
         assert BENCH.with_head(diversed_strictness=[0.1, 0.9]).shape == (2, 10)
@@ -449,7 +452,7 @@ def test_the_bench_itself_is_served():
 
 @pytest.mark.parametrize("entry", ["num_beams", "token_healing", "prompt_lookup_num_tokens", "cache_implementation"])
 def test_modes_set_in_the_models_own_config(entry, monkeypatch):
-    """Catches looking at the call's arguments only: checkpoints ship generation configs that switch modes on."""
+    """Catches a check of the call's arguments only: generation configs of checkpoints also select modes."""
     value = {"num_beams": 4, "token_healing": True, "prompt_lookup_num_tokens": 3, "cache_implementation": "paged"}[
         entry
     ]
@@ -463,8 +466,8 @@ def test_modes_set_in_the_models_own_config(entry, monkeypatch):
 
 # as above
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
-def test_prompt_tuning_is_seen_through_peft_generate(monkeypatch):
-    """Guards a row of the table: `PeftModel.generate` calls the inner model's `generate`, which must still notice."""
+def test_prompt_tuning_is_detected_in_peft_generate(monkeypatch):
+    """`PeftModel.generate` calls the inner model's `generate`, which must still detect prompt tuning."""
     seen = []
     inner = tf.LlamaForCausalLM.generate
     monkeypatch.setattr(

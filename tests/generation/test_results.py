@@ -1,4 +1,4 @@
-"""What comes back beside tokens: statistics of a call and of a block of calls, token records."""
+"""Return values besides tokens: statistics of a call and of a block of calls, token records."""
 
 import functools
 import io
@@ -12,7 +12,7 @@ from tests.tiny import SAMPLED, ragged_batch, tiny_head
 
 
 def test_record_stats_collects_calls_and_nests(pair):
-    """Catches counters that leak out of their block, or threads that report into someone else's."""
+    """Catches counters that are changed after their block, or by calls of other threads."""
     target, draft = pair
     call = functools.partial(target.generate, **ragged_batch(), assistant_model=draft, verifier="lossless", **SAMPLED)
     with hf_diversed.record_stats() as outer:
@@ -33,7 +33,7 @@ def test_record_stats_collects_calls_and_nests(pair):
 
 
 def test_stats_survive_json_and_pickle(pair):
-    """Catches tensors left in the counters."""
+    """Catches tensors in the counters."""
     import json
 
     target, draft = pair

@@ -49,7 +49,7 @@ def model(kind: str, seed: int = 0):
 @pytest.mark.parametrize("kind", ["longrope", "phi3", "dynamic"])
 def test_lossless_decoding_is_plain_decoding_across_the_limit(kind, length):
     """Catches blocks across the limit, keys of a prompt that are rotated without its last token, and a cache that
-    upstream reads anew and we do not."""
+    upstream computes again and we do not."""
     for seed in range(4):
         target, ids = model(kind, seed), ragged_batch(1, length, seed=seed)["input_ids"]
         draft = tiny_draft(target)
@@ -86,7 +86,7 @@ def test_static_shapes_are_not_used_across_the_limit():
 
 @pytest.mark.parametrize("kind", ["longrope", "dynamic"])
 def test_batches_across_the_limit_are_refused(kind):
-    """Catches rows that are scored with the frequencies of a longer row beside them; within the limit all is well."""
+    """Catches rows that are scored with the frequencies of a longer row; within the limit there is no error."""
     target, inputs = model(kind), ragged_batch(3, 24)
     call = {**inputs, "do_sample": False, "assistant_model": tiny_draft(target), "verifier": "lossless"}
     with pytest.raises(ValueError, match=rf"changes its rotary frequencies at {LIMIT} ids.*batch size must be 1"):
@@ -95,8 +95,8 @@ def test_batches_across_the_limit_are_refused(kind):
     assert torch.equal(ours, target.generate(**inputs, do_sample=False, max_new_tokens=LIMIT - 24))
 
 
-def test_batches_beyond_the_limit_are_served():
-    """Catches a refusal where every row has its long factors from the start."""
+def test_batches_beyond_the_limit_are_supported():
+    """Catches an error for prompts that all have the long factors from the start."""
     target = model("longrope")
     ids = ragged_batch(2, LIMIT + 1)["input_ids"]
     ids[ids == PAD] = 5

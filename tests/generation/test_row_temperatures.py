@@ -1,4 +1,4 @@
-"""A temperature per row: greedy rows and rows that draw share a batch, and each is as if it were alone."""
+"""A temperature per row: greedy and sampled rows share a batch, and each equals a single call."""
 
 from functools import partial
 
@@ -25,7 +25,7 @@ RULES = {
 
 @pytest.mark.parametrize("name", RULES)
 def test_every_row_is_the_naive_one(pair, name, monkeypatch):
-    """Catches a greedy row that is drawn, a temperature that moves to another row, and state of the wrong branch."""
+    """Catches a greedy row that is sampled, a temperature that moves to another row, and state of the wrong branch."""
     monkeypatch.setattr(decoding, "_COMPACT_BELOW", 0.0)  # rows stay where their random numbers are
     (target, draft), recorder, batch = pair, Recorder(), ragged_batch()
     loop = partial(diversed_decoding, assistant_model=draft, verifier=RULES[name](), num_assistant_tokens=3)
@@ -56,8 +56,8 @@ def test_every_row_is_the_naive_one(pair, name, monkeypatch):
         assert out[row, width : width + len(new)].tolist() == new.tolist()
 
 
-def test_rows_keep_theirs_when_others_leave(pair, monkeypatch):
-    """Catches temperatures that stay behind when finished rows leave; and records that call greedy rows drawn."""
+def test_temperatures_are_compacted_with_the_rows(pair, monkeypatch):
+    """Catches temperatures that are not compacted with the rows, and records of greedy rows that count as sampled."""
     monkeypatch.setattr(decoding, "_COMPACT_BELOW", 1.0)
     target, draft = pair
     call = {**ragged_batch(8), "assistant_model": draft, "verifier": "static:0.5", "max_new_tokens": 20}
@@ -81,8 +81,7 @@ def test_rows_keep_theirs_when_others_leave(pair, monkeypatch):
 
 
 def test_greedy_rows_are_their_greedy_call(pair):
-    """Catches warpers of the rows that draw (and upstream's silent top_k=50) in the distributions that greedy rows
-    mix."""
+    """Catches warpers of sampled rows (and upstream's default top_k=50) in the distributions that greedy rows mix."""
     target, draft = pair
     call = {**ragged_batch(8), "assistant_model": draft, "verifier": "static:0.5", "max_new_tokens": 16}
     mixed = target.generate(**call, do_sample=True, top_k=2, diversed_temperature=[0.0] * 7 + [1.0])
@@ -92,8 +91,8 @@ def test_greedy_rows_are_their_greedy_call(pair):
 
 
 def test_forbidden_tokens_stay_forbidden_when_tempered(pair):
-    """Catches a ban written as the lowest finite number, that the row's temperature divides until it no longer
-    excludes."""
+    """Catches a ban by the lowest finite number, which the row's temperature divides until it no longer excludes the
+    token."""
     target, _ = pair
     ids = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 8, 5, 6]])
 

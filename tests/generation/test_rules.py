@@ -1,4 +1,4 @@
-"""Every rule through the loop at every temperature, against the naive reference under the same random numbers."""
+"""Every verifier in the loop at every temperature, against the naive reference with the same random numbers."""
 
 from functools import cache, partial
 
@@ -55,8 +55,8 @@ def make(name: str):
     return build_verifier(name) if name in SPECS else CASES[name]()
 
 
-def test_every_rule_is_run():
-    """Catches a rule that is registered, but never seen in the loop."""
+def test_every_verifier_is_run():
+    """Catches a registered verifier that the loop is never tested with."""
     assert {name.split(":")[0] for name in NAMES} >= set(VERIFIERS)
 
 
@@ -78,8 +78,8 @@ ENGINES = {
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("name", NAMES)
 def test_loop_equals_naive_reference(name: str, engine: str, monkeypatch):
-    """Invariant 12 for every rule. Catches state that does not follow a row, drafts of one row judged by another's
-    draft length, a distribution taken before its processors, and any error of caches, masks and offsets."""
+    """Invariant 12 for every verifier. Catches state that does not follow a row, draft tokens verified with the draft
+    length of another row, a distribution before processing, and errors of caches, masks and offsets."""
     monkeypatch.setattr(decoding, "_COMPACT_BELOW", 0.0)  # rows stay where their random numbers are
     monkeypatch.setattr(StaticEngine, "should_compact", lambda self, running: False)
     mode, gamma, batch_sizes, settings = ENGINES[engine]
@@ -142,7 +142,7 @@ def _sampled(verifier, **kwargs):
 
 
 def test_lossless_blocks_relax_nothing():
-    """Catches drafts that count as relaxed because its acceptance probabilities are not min(1, p / q)."""
+    """Catches draft tokens that count as relaxed because their acceptance probabilities differ from min(1, p / q)."""
     assert not _sampled(BlockVerifier(), output_token_records=True).token_records.relaxed.any()
     relaxed = _sampled(BlockVerifier(StaticEnsembleVerifier(0.3)), output_token_records=True).token_records.relaxed
     assert 0 < relaxed.sum() < relaxed.numel() / 2
@@ -150,8 +150,8 @@ def test_lossless_blocks_relax_nothing():
 
 @pytest.mark.parametrize("do_sample", [True, False])
 def test_statistics_account_for_the_budget(do_sample: bool):
-    """Catches a budget that leaves the row it belongs to, or a sum that is not what was spent, also with finished rows
-    leaving the batch."""
+    """Catches a budget that moves to another row, or a sum that differs from the amount used, also when finished rows
+    are removed."""
     out = _sampled(StaticEnsembleVerifier(0.1, bias_budget=0.4), do_sample=do_sample)
     spent = [row.bias_sum for row in out.stats.per_row]
     assert max(spent) <= 0.4 + 1e-12
@@ -164,7 +164,7 @@ def test_statistics_account_for_the_budget(do_sample: bool):
 
 
 def test_statistics_count_only_what_a_phase_defines():
-    """Catches nan in a sum where a rule without weights decided, and a weight made up for it."""
+    """Catches NaN in a sum where a verifier without weights decided, and an invented weight."""
     rule = PhaseVerifier(StaticEnsembleVerifier(0.1, bias_budget=99.0), begin=21, end=34)
     inputs = ragged_batch()
     inputs["input_ids"][:2, -1] = 21

@@ -1,4 +1,4 @@
-"""Where a call's settings come from: keyword, generation config, attachment, the model's own config, the head."""
+"""Sources of a call's settings: keyword, generation config, attachment, the model's own config, the head."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ from tests.tiny import PAD, SAMPLED, ragged_batch, tiny_head
     ("name", "value"), [("strictness", 0.0), ("max_bias", 0.05), ("bias_budget", 0.3), ("max_ratio", 1.0)]
 )
 def test_limits_of_a_head_come_from_every_source(pair, source, name, value):
-    """Catches a limit that is read from keywords alone, or accepted and not applied."""
+    """Catches a bound that is read from keywords only, or accepted without effect."""
     (target, draft), limit = pair, {f"diversed_{name}": value}
     call = {**ragged_batch(), **SAMPLED, "max_new_tokens": 24, "return_dict_in_generate": True}
     given = {"diversed_head": tiny_head()} | ({} if name == "strictness" else {"diversed_strictness": 0.1})
@@ -36,8 +36,8 @@ def test_limits_of_a_head_come_from_every_source(pair, source, name, value):
         assert found.mean_bias <= value + 1e-6
 
 
-def test_draft_length_comes_from_whoever_named_one(pair):
-    """Catches upstream's silent 20: keyword, then the user's config, then the head's, then 5."""
+def test_order_of_sources_of_the_draft_length(pair):
+    """Catches upstream's default of 20: the order is keyword, the user's config, the head's, 5."""
     target, draft = pair
 
     def drafted_per_round(head, **kwargs):
@@ -56,8 +56,8 @@ def test_draft_length_comes_from_whoever_named_one(pair):
         target.generation_config.num_assistant_tokens = None
 
 
-def test_call_wins_over_attached_wins_over_the_models_config(pair):
-    """Catches a server's default that no request can override, and one that a checkpoint's config beats."""
+def test_call_then_attachment_then_model_config(pair):
+    """Catches a server's default that no request can override, and one that a checkpoint's config overrides."""
     target, draft = pair
     config = GenerationConfig(max_new_tokens=12, do_sample=True, top_k=0, pad_token_id=PAD, num_assistant_tokens=2)
     config.diversed_strictness = 0.0
@@ -72,14 +72,14 @@ def test_call_wins_over_attached_wins_over_the_models_config(pair):
         out = target.generate(
             **ragged_batch(), assistant_model=draft, verifier="lossless", return_dict_in_generate=True, **SAMPLED
         )
-        assert out.stats.num_drafted > 0  # a dial in the model's config is no error for a rule without one
+        assert out.stats.num_drafted > 0  # verifiers without a strictness ignore that of the model's config
     finally:
         del target.generation_config.diversed_strictness
 
 
 @pytest.mark.parametrize(("head_says", "expected"), [(None, 2), (3, 3)])
 def test_a_drafts_own_length_comes_after_the_heads(pair, head_says, expected, monkeypatch):
-    """Catches the place where upstream reads the draft length, ignored without a word."""
+    """Catches a draft length of the draft model's generation config that is ignored."""
     target, draft = pair
     monkeypatch.setattr(draft.generation_config, "num_assistant_tokens", 2, raising=False)
     call = {"max_new_tokens": 24, "do_sample": False, "diversed_strictness": 0.0, "return_dict_in_generate": True}
@@ -89,8 +89,9 @@ def test_a_drafts_own_length_comes_after_the_heads(pair, head_says, expected, mo
     assert draft.generation_config.num_assistant_tokens == 2
 
 
-def test_settings_of_upstreams_drafting_say_that_they_do_nothing(pair, caplog, monkeypatch):
-    """Catches a schedule or a confidence threshold that is taken and dropped, by keyword or in the draft's config."""
+def test_settings_without_effect_are_warned_of(pair, caplog, monkeypatch):
+    """Catches a schedule or a confidence threshold that is ignored without a warning, as a keyword or in the draft
+    model's config."""
     target, draft = pair
     said = []
     monkeypatch.setattr(checks.logger, "warning_once", said.append)
@@ -109,7 +110,7 @@ def test_settings_of_upstreams_drafting_say_that_they_do_nothing(pair, caplog, m
 
 @pytest.mark.parametrize("drafts", ["assistant_model", "prompt_lookup_num_tokens"])
 def test_draft_lengths_beyond_the_room_cost_nothing(pair, drafts):
-    """Catches a head's config that names a billion drafts and has the ids' buffer allocated for them."""
+    """Catches a head's config with a billion draft tokens, for which the buffer of ids would be allocated."""
     target, draft = pair
     length = 10**9
     given = {"num_assistant_tokens": length, drafts: draft}
@@ -120,7 +121,7 @@ def test_draft_lengths_beyond_the_room_cost_nothing(pair, drafts):
 
 
 def test_token_types_of_plain_text_are_dropped(pair):
-    """Catches tokenizers that return `token_type_ids` for every model: all zeros say nothing."""
+    """Catches an error for tokenizers that return `token_type_ids` for every model; all zeros have no meaning."""
     target, draft = pair
     call = {**ragged_batch(), "assistant_model": draft, "verifier": "lossless", "max_new_tokens": 6}
     zeros = torch.zeros_like(call["input_ids"])

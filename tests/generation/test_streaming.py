@@ -1,4 +1,4 @@
-"""Rounds as they are streamed against the records and statistics of the whole call."""
+"""Streamed rounds against the records and statistics of the whole call."""
 
 import math
 from dataclasses import fields
@@ -38,7 +38,7 @@ STOPS = [lambda ids, scores: torch.tensor([ids.shape[1] >= 18])]
 
 @pytest.mark.parametrize("extra", [{}, {"stopping_criteria": STOPS}, {"do_sample": False}, {"max_new_tokens": 1}])
 def test_streamed_rounds_add_up_to_the_call(pair, extra):
-    """Catches a round told twice or not at all, tokens behind a stop inside a block, and lost forwards."""
+    """Catches a round that is streamed twice or not at all, tokens after a stop inside a block, and lost forwards."""
     listener = _Listener()
     _, out = _generate(
         pair,
@@ -64,7 +64,7 @@ def test_streamed_rounds_add_up_to_the_call(pair, extra):
     assert listener.ended == 1
 
 
-def test_streaming_asks_for_nothing_else(pair):
+def test_streaming_needs_no_other_option(pair):
     """Catches a streamer that needs return_dict_in_generate, changes the tokens, or is counted twice by
     `record_stats`."""
     listener = _Listener()

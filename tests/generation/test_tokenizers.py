@@ -1,4 +1,4 @@
-"""Draft models with another tokenizer are refused, without a request to the Hub and without comparing twice."""
+"""Draft models with another tokenizer raise an error, without a request to the Hub and with one comparison only."""
 
 import copy
 import logging
@@ -21,7 +21,7 @@ TEXTS = (
 
 
 def trained(text: list[str], size: int) -> PreTrainedTokenizerFast:
-    """A tokenizer trained on a text, with ids 0 to `size` - 1 at most."""
+    """Return a tokenizer trained on a text, with at most `size` ids."""
     tokenizer = Tokenizer(models.BPE(unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer.train_from_iterator(
@@ -31,7 +31,7 @@ def trained(text: list[str], size: int) -> PreTrainedTokenizerFast:
 
 
 def saved(folder, tokenizer, size: int = 64):
-    """A model of `size` ids that was saved beside a tokenizer, and loaded."""
+    """Return a model of `size` ids that was saved with a tokenizer, and loaded."""
     model = tiny_model()
     model.resize_token_embeddings(size)
     model.save_pretrained(folder)
@@ -48,7 +48,7 @@ def decode(target, draft, **call):
 
 @pytest.mark.parametrize("draft_size", [64, 60])
 def test_another_tokenizer_beside_the_draft_is_refused(tmp_path, draft_size, monkeypatch):
-    """Catches a draft model whose ids stand for other tokens: at a low weight every draft token was accepted."""
+    """Catches a draft model whose ids are other tokens: at a low weight every draft token was accepted."""
     monkeypatch.setattr("socket.socket.connect", lambda *_: pytest.fail("asked the network"))
     first, second = (trained(text, 60) for text in TEXTS)
     target = saved(tmp_path / "target", first)
@@ -59,8 +59,8 @@ def test_another_tokenizer_beside_the_draft_is_refused(tmp_path, draft_size, mon
     assert decode(target, same).shape == (1, 10)
 
 
-def test_one_tokenizer_in_two_versions_is_served(tmp_path):
-    """Catches a comparison of sizes or of renamed special tokens: a target tuned for chats has more tokens."""
+def test_two_versions_of_one_tokenizer_are_accepted(tmp_path):
+    """Catches a comparison of sizes or of renamed special tokens: a chat model may have more tokens."""
     tuned = trained(TEXTS[0], 60)
     target, draft = saved(tmp_path / "target", tuned), saved(tmp_path / "draft", trained(TEXTS[0], 60), 62)
     tuned.add_special_tokens({"additional_special_tokens": ["<|user|>"]})
@@ -70,7 +70,7 @@ def test_one_tokenizer_in_two_versions_is_served(tmp_path):
 
 
 def test_a_passed_tokenizer_is_compared_with_a_saved_one(tmp_path):
-    """Catches a check that needs both arguments: `tokenizer=` alone is what stop strings need."""
+    """Catches a check that needs both arguments: stop strings need `tokenizer=` only."""
     first, second = (trained(text, 60) for text in TEXTS)
     draft = saved(tmp_path / "draft", second)
     with pytest.raises(ValueError, match="different tokenizers"):
@@ -78,7 +78,7 @@ def test_a_passed_tokenizer_is_compared_with_a_saved_one(tmp_path):
 
 
 def test_vocabularies_of_two_sizes_without_tokenizers_warn_once(caplog):
-    """Catches silence where nothing can be compared, a warning at every call, and one for sizes that are equal."""
+    """Catches no warning where tokenizers cannot be compared, a warning at every call, and one for equal sizes."""
     tf.utils.logging.warning_once.cache_clear()
     target, draft = tiny_model(), tiny_model(seed=1)
     with caplog.at_level(logging.WARNING):
@@ -93,7 +93,7 @@ def test_vocabularies_of_two_sizes_without_tokenizers_warn_once(caplog):
 
 
 def test_vocabularies_are_compared_once(monkeypatch):
-    """Catches a pass over both vocabularies at every call, and a result kept after one of them has grown."""
+    """Catches a comparison at every call, and a result that is kept after a tokenizer has grown."""
     first, second = trained(TEXTS[0], 60), trained(TEXTS[0], 60)
     target, draft = tiny_model(), tiny_model(seed=1)
     compared = []

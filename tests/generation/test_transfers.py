@@ -1,4 +1,4 @@
-"""What a round moves between host and device: one transfer up to the host, and nothing down."""
+"""Transfers between host and device in a round: one to the host, and none to the device."""
 
 import itertools
 from collections import Counter
@@ -21,11 +21,9 @@ from tests.tiny import ragged_batch, tiny_head
 
 
 class Transfers(TorchDispatchMode):
-    """Counts what would make a device wait for the host, or send it something, outside of the models' own forwards.
-
-    On a CPU nothing is moved, but the same calls are made: numbers read from tensors, tensors made of numbers, and
-    indices by bool, whose count the host has to know. `tolist` never reaches the dispatcher, so it is counted itself.
-    """
+    """Counts operations that would wait for the device or send data to it, outside of the models' forwards. On a CPU
+    nothing is moved, but the same calls are made: numbers read from tensors, tensors made of numbers, and indices by
+    bool, whose count the host needs. `tolist` does not reach the dispatcher and is counted separately."""
 
     READS = ("_local_scalar_dense", "nonzero", "masked_select", "_unique2", "equal")
 
@@ -100,7 +98,7 @@ RULES = {
 @pytest.mark.parametrize("do_sample", [False, True], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("name", RULES)
 def test_a_round_has_one_transfer(pair, name, do_sample, mode, monkeypatch):
-    """Catches lengths, draft lengths or flags that are read or sent more than once a round."""
+    """Catches lengths, draft lengths or flags that are read or sent more than once per round."""
     target, draft = pair
     rounds: list[Counter] = []
     loop = partial(diversed_decoding, assistant_model=draft, verifier=RULES[name]())
@@ -128,7 +126,7 @@ def test_processors_of_the_prefix_send_nothing_either(pair, monkeypatch):
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_a_round_waits_once_on_a_device(pair):
-    """The same on a device, whose runtime raises at any other wait."""
+    """The same on a device, whose runtime raises at every other synchronisation."""
     target, draft = (model.cuda() for model in pair)
     commit = decoding.commit
 

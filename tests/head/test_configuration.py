@@ -92,7 +92,7 @@ def test_refuses_them_in_a_file(arguments: dict, message: str, tmp_path):
         DiversedHead.from_pretrained(tmp_path)
 
 
-def test_refuses_them_later():
+def test_refuses_bad_values_in_later_assignments():
     """Catches a check in the constructor only: `from_pretrained(..., num_assistant_tokens=10**9)` sets it later."""
     config = DiversedHeadConfig(8, 8, num_assistant_tokens=64)
     with pytest.raises(ValueError, match=f"{GAMMA} 1000000000"):
@@ -102,7 +102,7 @@ def test_refuses_them_later():
     assert config.num_assistant_tokens == 64
 
 
-def test_every_entry_has_a_rule():
+def test_every_entry_is_validated():
     """Catches a new entry without validation."""
     assert set(DiversedHeadConfig.__annotations__) - {"model_type"} <= configuration_diversed._RULES.keys()
 
@@ -153,7 +153,7 @@ def test_other_entries_are_left_out(load, tmp_path, caplog, monkeypatch):
     assert all((value == loaded.state_dict()[name]).all() for name, value in head.state_dict().items())
 
 
-def test_what_transformers_writes_is_no_news(caplog, monkeypatch):
+def test_entries_of_transformers_are_not_warned_of(caplog, monkeypatch):
     """Catches a warning for heads that were saved or copied normally."""
     monkeypatch.setattr(logging.get_logger("transformers"), "propagate", True)
     config = DiversedHeadConfig(8, 8, dtype="bfloat16", architectures=["DiversedHead"])

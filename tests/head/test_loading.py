@@ -71,7 +71,7 @@ def _with(folder, name: str, values: torch.Tensor) -> None:
         ("input_std", 1e-38, "parameters are so large that the head's output overflows float32"),
     ],
 )
-def test_numbers_that_decode_nothing_are_refused(folder, load, name, value, words):
+def test_parameters_with_nan_outputs_are_refused(folder, load, name, value, words):
     """Catches a head whose output is NaN, also with finite parameters that overflow."""
     values = load_file(folder / "model.safetensors")[name]
     values.view(-1)[-1] = value
@@ -80,7 +80,7 @@ def test_numbers_that_decode_nothing_are_refused(folder, load, name, value, word
         load(str(folder))
 
 
-def test_numbers_are_looked_at_as_they_are_used(folder):
+def test_parameters_are_checked_in_their_dtype(folder):
     """Catches weights that are finite in the file only, and a deviation that half precision rounds to zero."""
     _with(folder, "input_std", load_file(folder / "model.safetensors")["input_std"] * 1e-9)
     DiversedHead.from_pretrained(folder)
@@ -110,7 +110,7 @@ def test_other_types_of_numbers_are_refused(folder, kind):
         (lambda good: good.replace(b"diversed_head", b"llama"), "must be 'diversed_head', got 'llama'"),
     ],
 )
-def test_broken_configurations_are_said(folder, content, words):
+def test_broken_configurations_are_reported(folder, content, words):
     """Catches tracebacks of the JSON reader, and a file that fills the memory before it is checked."""
     path = folder / "config.json"
     path.write_bytes(content(path.read_bytes().rstrip()))

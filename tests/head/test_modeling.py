@@ -36,7 +36,7 @@ def inputs(dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
 
 
 @every_head
-def test_fresh_head_says_one_half_everywhere(head_type: str, features: str, token: bool):
+def test_untrained_head_predicts_one_half(head_type: str, features: str, token: bool):
     """Catches random initialisation of the output layer: training should start from an even mixture."""
     kind = {"head_type": head_type, "features": features, "token_features": token}
     config = DiversedHeadConfig(TARGET_WIDTH, DRAFT_WIDTH, **kind)
@@ -233,14 +233,14 @@ def test_refuses_a_start_it_cannot_make(settings: dict):
 
 
 @pytest.mark.parametrize("token", [None, torch.ones(2, 4)])
-def test_refuses_tokens_that_are_none(token):
+def test_refuses_missing_token_features(token):
     """Catches a token-aware head that is called without draft tokens."""
     given = {"target_hidden": torch.ones(2, 4), "draft_hidden": torch.ones(2, 3)}
     with pytest.raises(ValueError, match="token must have width 5 for features='hidden', token_features=True, got "):
         random_head(token_features=True)(**given, token=token)
 
 
-def test_heads_of_before_load_unchanged(tmp_path):
+def test_older_heads_load_unchanged(tmp_path):
     """Catches a field that old configurations lack, and a shape that changed."""
     head = random_head("mlp", "both")
     head.save_pretrained(tmp_path)
@@ -254,7 +254,7 @@ def test_heads_of_before_load_unchanged(tmp_path):
     assert torch.equal(loaded(**given), head(**given))
 
 
-def test_token_features_need_no_law():
+def test_token_features_are_elementwise():
     """Catches a feature that is not elementwise: the emitted distribution is computed in chunks of the vocabulary."""
     p, q, rank = torch.tensor([0.5, 0.1]), torch.tensor([0.25, 0.4]), torch.tensor([0, 3])
     one, other = (token_features(p[i], q[i], torch.tensor(0.5), rank[i]) for i in range(2))

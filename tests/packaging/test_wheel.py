@@ -1,7 +1,4 @@
-"""The wheel as a user without this repository installs it.
-
-HF_DIVERSED_TEST_PYTHON names another interpreter to install it for.
-"""
+"""The wheel, installed without this repository."""
 
 import os
 import re
@@ -20,7 +17,7 @@ SOURCES = ("pyproject.toml", "README.md", "LICENSE")
 
 
 def run(*command: object, cwd: Path, **environment: str) -> str:
-    """In a process that finds nothing of the checkout; returns its standard output."""
+    """Run a process that cannot import the checkout, and return its standard output."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "HF_"))}
     done = subprocess.run(
         [str(part) for part in command], cwd=cwd, env=inherited | environment, capture_output=True, text=True
@@ -31,7 +28,7 @@ def run(*command: object, cwd: Path, **environment: str) -> str:
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory) -> Path:
-    """Built from a copy of what it may be made of, where no earlier build lies around."""
+    """Build the wheel from a copy of the package and `SOURCES`, without earlier builds."""
     folder = tmp_path_factory.mktemp("source")
     for name in SOURCES:
         shutil.copy(ROOT / name, folder)
@@ -42,14 +39,14 @@ def wheel(tmp_path_factory) -> Path:
 
 
 @pytest.mark.slow
-def test_index_takes_it(wheel, tmp_path):
-    """Catches a description that the package index would not render, and metadata that it would refuse."""
+def test_the_index_accepts_it(wheel, tmp_path):
+    """Catches a description that the package index cannot render, and invalid metadata."""
     assert "PASSED" in run(sys.executable, "-m", "twine", "check", "--strict", wheel, cwd=tmp_path)
 
 
 @pytest.mark.slow
-def test_holds_the_package_and_nothing_beside_it(wheel):
-    """Catches weights, templates or `py.typed` left behind, and tests that come along."""
+def test_contains_exactly_the_package(wheel):
+    """Catches missing weights, templates or `py.typed`, and tests in the wheel."""
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
         (metadata,) = (name for name in names if name.endswith(".dist-info/METADATA"))
@@ -64,7 +61,7 @@ def test_holds_the_package_and_nothing_beside_it(wheel):
 
 
 @pytest.mark.slow
-def test_first_hour(wheel, tmp_path):
+def test_installed_package_works(wheel, tmp_path):
     """Catches a dependency that only the repository's environment has, and a package that needs its checkout."""
     home, python = tmp_path / "home", tmp_path / "home" / "bin" / "python"
     run(os.environ.get("HF_DIVERSED_TEST_PYTHON", sys.executable), "-m", "venv", home, cwd=tmp_path)

@@ -1,4 +1,4 @@
-"""What is compiled beforehand is what later calls run, and nothing of it is compiled twice."""
+"""Code that is compiled ahead of time is what later calls run, and is compiled once."""
 
 import pytest
 import torch
@@ -32,8 +32,8 @@ def decode(pair, rule, rows: int, length: int, **options):
 
 
 def test_later_calls_compile_nothing(pair):
-    """Catches sizes of buffers that no prompt led to, the first round of a rule that remembers taken for all of them,
-    and models that look like others after plain decoding over a static cache of another length."""
+    """Catches buffer sizes that no prompt leads to, a verifier with state of which only the first round is compiled,
+    and models that look different after plain decoding with a static cache of another length."""
     rule = StaticEnsembleVerifier(0.5, bias_budget=3.0)
     state = torch.random.get_rng_state()
     stats = warmup(*pair, verifier=rule, max_length=300, num_assistant_tokens=GAMMA, **DRAWN)
@@ -50,7 +50,7 @@ def test_later_calls_compile_nothing(pair):
 
 
 def test_batches_and_greedy_calls_are_compiled_for_themselves(pair):
-    """Catches batch sizes that are ignored, and sampling that is compiled where greedy decoding is asked for."""
+    """Catches batch sizes that are ignored, and sampling that is compiled instead of greedy decoding."""
     options = {"verifier": LosslessVerifier(), "max_length": 100, "num_assistant_tokens": GAMMA}
     options |= {"compile_config": CONFIG, "do_sample": False}
     assert warmup(*pair, **options, batch_sizes=(1, 3)).num_compiled == 2
@@ -61,7 +61,8 @@ def test_batches_and_greedy_calls_are_compiled_for_themselves(pair):
 @pytest.mark.parametrize("gamma", [1, 5, 40])
 @pytest.mark.parametrize("max_length", [3, 200, 251, 252, 256, 257, 300, 512, 1000])
 def test_prompts_lead_to_every_size(max_length, gamma):
-    """Catches a size that only the last rounds of the longest texts come to, whose drafts reach behind the end."""
+    """Catches a size that only the last rounds of the longest texts reach, whose draft tokens exceed the maximum
+    length."""
     met = {capacity_for(length + gamma) for length in range(2, max_length)}
     lengths = list(_prompt_lengths(max_length, gamma))
     assert {capacity_for(max(length, 2) + gamma) for length in lengths} == met
@@ -80,7 +81,7 @@ def test_prompts_lead_to_every_size(max_length, gamma):
     ],
 )
 def test_refusals(pair, changes, words):
-    """Catches a warm-up that warms nothing, in silence."""
+    """Catches a warm-up without effect and without an error."""
     with pytest.raises(ValueError, match=words):
         warmup(*pair, **{"verifier": "static:0.5", "compile_config": CONFIG, **changes})
 

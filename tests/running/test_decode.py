@@ -1,4 +1,4 @@
-"""One decoder for all: prompts as ids, rows cut where they end, and random numbers that depend on the seed alone."""
+"""The decoder: prompts as ids, rows cut at their end, and random numbers that depend on the seed only."""
 
 import dataclasses
 
@@ -23,7 +23,7 @@ UPSTREAM = Method("upstream", upstream=True, ensemble_weight=0.5)
 
 @pytest.fixture(scope="module")
 def pair() -> Pair:
-    """Without an end, so that rows of all methods are as long as they can be."""
+    """Without EOS, so that rows of all methods reach the maximum length."""
     found = tiny_pair()
     found.target.generation_config.eos_token_id = found.draft.generation_config.eos_token_id = None
     return found
@@ -40,7 +40,7 @@ def test_prompts_get_special_tokens_once():
 
 
 def test_rows_end_in_one_column():
-    """Catches padding behind a prompt, or padding that is not masked."""
+    """Catches padding after a prompt, or padding that is not masked."""
     inputs = left_padded([[5, 6, 7], (8,)], 0, "cpu")
     assert inputs["input_ids"].tolist() == [[5, 6, 7], [0, 0, 8]]
     assert inputs["attention_mask"].tolist() == [[1, 1, 1], [0, 0, 1]]
@@ -59,7 +59,7 @@ def test_padding_without_a_pad_token(pair):
     "method", [Method("target"), Method("lossless", LosslessVerifier()), UPSTREAM], ids=lambda m: m.label
 )
 def test_only_the_seed_decides(pair, method):
-    """Catches a draw from the caller's random state, or one that advances it: data order and dropout would change."""
+    """Catches draws from the caller's random state, or that advance it: data order and dropout would change."""
     decoder = Decoder(pair, Sampling(max_new_tokens=9, num_assistant_tokens=2))
     before = torch.get_rng_state()
     one = decoder(method, [[4, 5, 6]], 1)
@@ -72,8 +72,8 @@ def test_only_the_seed_decides(pair, method):
     assert one.seconds > 0
 
 
-def test_upstream_is_the_static_rule(pair):
-    """Catches an ensemble weight that is lost, or a draft length of upstream's own choice."""
+def test_upstream_equals_the_static_verifier(pair):
+    """Catches an ensemble weight that is lost, and upstream's own draft length."""
     decoder = Decoder(pair, Sampling(temperature=0, max_new_tokens=20, num_assistant_tokens=3))
     ours = decoder(Method("static", StaticEnsembleVerifier(0.5)), [[4, 5, 6]], 0)
     assert ours.tokens == decoder(UPSTREAM, [[4, 5, 6]], 0).tokens
@@ -82,7 +82,7 @@ def test_upstream_is_the_static_rule(pair):
 
 
 def test_records_and_length_by_call(pair):
-    """Catches arguments of one call that are dropped, or that stay for the next one."""
+    """Catches arguments of one call that are dropped, or used for the next one."""
     decoder, method = Decoder(pair, Sampling(max_new_tokens=9)), Method("lossless", LosslessVerifier())
     recorded = decoder(method, [[4], [5, 6]], 0, output_token_records=True, max_new_tokens=4)
     assert [len(row) for row in recorded.tokens] == [4, 4]
@@ -93,7 +93,7 @@ def test_records_and_length_by_call(pair):
 
 
 def test_a_pair_moves_with_its_heads():
-    """Catches heads that stay behind on another device, and heads in half precision, which would decide otherwise."""
+    """Catches heads that stay on another device, and heads in half precision, which would decide differently."""
     head = torch.nn.Linear(2, 2)
     found = dataclasses.replace(tiny_pair(), heads={"math": head})
     moved = found.to("meta", torch.float16)

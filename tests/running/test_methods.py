@@ -1,4 +1,4 @@
-"""Methods by name, and what is refused."""
+"""Methods by name, and errors."""
 
 import pytest
 import torch
@@ -73,8 +73,8 @@ def test_names(head):
 
 
 def test_truncated_target(head):
-    """Catches a truncation that never reaches `generate`, results of one continued with another, and a typing error
-    that decodes without truncation."""
+    """Catches a truncation that does not reach `generate`, results of one continued with another, and a misspelled
+    option that decodes without truncation."""
     pair, plain = tiny_pair(), build_methods(["target", "target:top_k=1:top_p=0.9"])
     assert plain[1].generate_kwargs(None, 5) == {"top_k": 1, "top_p": 0.9}
     assert [method.definition for method in plain] == ["plain", "plain:top_k=1:top_p=0.9"]
@@ -89,7 +89,7 @@ def test_truncated_target(head):
 
 
 def test_heads_by_name(head, tmp_path):
-    """Catches a revision taken for a strictness, and the given head in the place of the named one."""
+    """Catches a revision used as a strictness, and the given head used instead of the named one."""
     folder = tmp_path / "head@v2"
     head.save_pretrained(folder)
     plain, strict = build_methods([f"diversed:{folder}", f"diversed:{folder}@0.75"], DiversedHead(head.config))
@@ -100,8 +100,8 @@ def test_heads_by_name(head, tmp_path):
     assert build_methods(["diversed"], folder)[0].verifier.head is plain.verifier.head
 
 
-def test_rules_in_words_follow_the_head(head):
-    """Catches results of one head continued with another: equal words must mean equal decoding."""
+def test_descriptions_identify_the_head(head):
+    """Catches results of one head continued with another: equal descriptions must mean equal decoding."""
     before = build_methods(["diversed"], head)[0].definition
     assert build_methods(["diversed"], head)[0].definition == before
     assert build_methods(["diversed@0.6"], head)[0].definition != before
@@ -110,7 +110,7 @@ def test_rules_in_words_follow_the_head(head):
     assert build_methods(["diversed"], head)[0].definition != before
 
 
-def test_rules_in_words_follow_a_head_inside_of_another_rule(head):
+def test_descriptions_identify_a_nested_head(head):
     """Catches a head inside another verifier that is identified by its shape only."""
     rule = ("mine", BlockVerifier(DiversedVerifier(head)))
     before = build_methods([rule])[0].definition
@@ -119,14 +119,14 @@ def test_rules_in_words_follow_a_head_inside_of_another_rule(head):
     assert build_methods([rule])[0].definition != before
 
 
-def test_bounded_weights_are_no_points_of_the_static_curve():
+def test_bounded_weights_are_not_on_the_static_curve():
     """Catches a curve through points whose weight differs from their label."""
     methods = build_methods(["static:0.3", "static:0.3:0.1"])
     assert [method.static_weight for method in methods] == [0.3, None]
 
 
-def test_rules_in_words_hold_no_addresses():
-    """Catches a rule of the user's that no restart recognises."""
+def test_descriptions_contain_no_addresses():
+    """Catches the description of a user's verifier that differs after a restart."""
 
     class Mine(Verifier):
         def __init__(self):

@@ -9,8 +9,8 @@ from hf_diversed.running.sampling import Sampling
 
 
 def test_generate_receives_every_sampling_argument():
-    """Catches a setting of the model's own generation config, a top-k of 50 or a repetition penalty, that makes the
-    distributions of training differ from those of evaluation."""
+    """Catches a setting of the model's generation config, such as a top-k of 50 or a repetition penalty, that makes
+    the distributions of training differ from those of evaluation."""
     fixed = {"top_k": 0, "top_p": 1.0, "repetition_penalty": 1.0}
     assert Sampling().generate_kwargs() == {"do_sample": True, "temperature": 1.0, "max_new_tokens": 128, **fixed}
     greedy = {"do_sample": False, "max_new_tokens": 9, "repetition_penalty": 1.0}
@@ -36,9 +36,9 @@ def test_values_out_of_range(kind, changes, words):
         kind(**changes)
 
 
-def test_an_evaluation_draws_as_its_settings_say():
-    """Catches a field of `Sampling` that an evaluation is given and drops, and a task's own limits that win over those
-    that were asked for, or are forgotten."""
+def test_an_evaluation_samples_with_its_settings():
+    """Catches a field of `Sampling` that an evaluation ignores, and limits of a task that override the given ones, or
+    are lost."""
     asked = {"temperature": 0.5, "top_k": 3, "top_p": 0.9, "num_assistant_tokens": 2, "batch_size": 7}
     expected = Sampling(**asked, max_new_tokens=11, stop_strings=("x",))
     assert {item.name for item in dataclasses.fields(Sampling)} == {*asked, "max_new_tokens", "stop_strings"}
@@ -48,8 +48,8 @@ def test_an_evaluation_draws_as_its_settings_say():
         EvaluationSettings(stop_strings=("x",))
 
 
-def test_what_an_evaluation_writes_about_itself_stays():
-    """Catches a new name in the header of results, under which no earlier folder could be continued."""
+def test_headers_of_results_are_stable():
+    """Catches a renamed field in the header of results, with which no earlier folder could be continued."""
     names = {"temperature", "top_k", "top_p", "num_assistant_tokens", "batch_size", "max_new_tokens", "seed"}
     assert set(EvaluationSettings().identity()) == names | {
         *("samples_per_prompt", "add_special_tokens", "split", "records")

@@ -27,24 +27,24 @@ CODE = "def f(x):\n    return x\n"
     ],
 )
 def test_finds_the_code(completion: str):
-    """Catches prose in a program, the block of a model that runs on, and calls of the model's own behind the code."""
+    """Catches prose in a program, later blocks of a model that continues, and the model's own calls after the code."""
     assert extract_code(completion) == CODE
 
 
 @pytest.mark.parametrize("start", ["    return x\n", "\treturn x\n", "import re\n", "from a.b import c\n", "R = 3\n"])
 def test_text_that_begins_as_code_is_code(start: str):
-    """Catches a body thrown away for a fenced block further down, which answers something else."""
+    """Catches a function body that is dropped in favour of a later fenced block."""
     assert extract_code(f"{start}\n\nNow a test:\n```python\n1/0\n```") == f"{start}\n\nNow a test:\n"
 
 
 @pytest.mark.parametrize("start", ["from here on we do this:", "if x == 3, then:", "Import this:", "define f:"])
 def test_prose_that_looks_like_code_is_prose(start: str):
-    """Catches an answer thrown away since the sentence before it begins with a keyword."""
+    """Catches an answer that is dropped because the sentence before it begins with a keyword."""
     assert extract_code(f"{start}\n```python\n{CODE}```") == CODE
 
 
 def test_stop_points_count_at_the_margin_only():
-    """Catches a function cut at a print or an assertion of its own."""
+    """Catches a function that is cut at an indented print or assertion."""
     code = "def f(x):\n    print(x)\n    assert x\n    return 'Question:'\n"
     assert extract_code(code) == code
     assert extract_code(f"```python\nprint(1)\nassert True\n{CODE}```") == f"print(1)\nassert True\n{CODE}"
@@ -55,7 +55,7 @@ def test_stop_points_count_at_the_margin_only():
 
 @given(st.text(alphabet="`\n\rdef x():if __name_print", max_size=60))
 def test_any_text_gives_a_piece_of_it(text: str):
-    """Catches invented code, and a crash on the odd text of an untrained model."""
+    """Catches invented code, and an error for the text of an untrained model."""
     code = extract_code(text)
     assert code in text.replace("\r\n", "\n").replace("\r", "\n")
     assert "\r" not in code

@@ -1,4 +1,4 @@
-"""Programs of the code tasks and the way they are run."""
+"""Programs of the code tasks, and their execution."""
 
 from dataclasses import dataclass
 
@@ -78,7 +78,7 @@ def runnable(name: str):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_batch_is_one_call(name: str, sandbox: FakeSandbox):
-    """Catches a sandbox started for every completion, scores out of order, and references that do not pass."""
+    """Catches a sandbox per completion, scores in another order, and references that fail."""
     task, record = allowed(name), RECORDS[name]
     right = task.reference(record)
     scores = task.score_batch([right, "nonsense here", right, WRONG], [record] * 4)
@@ -91,7 +91,7 @@ def test_a_batch_is_one_call(name: str, sandbox: FakeSandbox):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_answers_of_a_chat_model_pass_too(name: str, sandbox: FakeSandbox):
-    """Catches a fence that ends up in the program, and a function written anew that is pasted into its own body."""
+    """Catches a fence in the program, and a complete function inserted into its own body."""
     task, record = allowed(name), RECORDS[name]
     answer = task.chat_answer(record)
     assert answer.startswith("```python\n")
@@ -108,8 +108,8 @@ def test_code_is_run_only_when_allowed(name: str, sandbox: FakeSandbox):
     assert get_task(name).prompt(RECORDS[name])
 
 
-def test_isolation_is_given_up_only_when_asked(sandbox: FakeSandbox):
-    """Catches the weaker mode as the default, or as a way to allow what was not allowed."""
+def test_isolation_is_disabled_only_on_request(sandbox: FakeSandbox):
+    """Catches the mode without isolation as the default, or enabled by permission to run code."""
     unsafe = get_task("code", allow_code_execution=True, unsafe_code_execution=True)
     for task in (allowed("code"), unsafe):
         task.score(RIGHT, RECORDS["code"])
@@ -182,8 +182,8 @@ TABLE = "def double(x):\n    return {1: 2, 3: 6}.get(x)\n"
 @pytest.mark.parametrize("name", NAMES)
 def test_references_pass_in_the_real_sandbox_and_cheats_do_not(name: str):
     """Catches a wrong call of the sandbox, and asserts that the program controls: by an object that equals everything,
-    a child for each guess, a subclass of the right type, or a replaced builtin. A table of the values passes any test.
-    """
+    a child per guess, a subclass of the right type, or a replaced builtin. A table of the expected values passes any
+    test."""
     task, record = runnable(name), RECORDS[name]
     number = EQUALS_EVERYTHING.replace("class A:", "class A(int):").replace("return A()", "return A(5)")
     replaced = "import builtins, math\nmath.floor = abs = builtins.abs = lambda x: 1\ndef double(x): return 0\n"
@@ -192,7 +192,7 @@ def test_references_pass_in_the_real_sandbox_and_cheats_do_not(name: str):
 
 
 def test_helpers_of_the_prompt_are_not_the_programs():
-    """Catches HumanEval's `poly`, by which a root is checked, redefined to be 0 everywhere."""
+    """Catches a program that redefines HumanEval's `poly`, which checks a root, to be 0 everywhere."""
     task = runnable("humaneval")
     record = {
         "prompt": 'def poly(x):\n    return x * x - 4\n\n\ndef root():\n    """Return a root of poly."""\n',
@@ -204,7 +204,7 @@ def test_helpers_of_the_prompt_are_not_the_programs():
 
 
 def test_tests_that_use_the_programs_classes():
-    """Catches MBPP's setup, which builds lists and trees of the program's own classes, failed by the sandbox."""
+    """Catches MBPP's setup, which builds lists and trees of the program's classes, failing in the sandbox."""
     record = {
         "text": "Sum a list.",
         "code": "class Node:\n    def __init__(self, x):\n        self.x, self.next = x, None\n"

@@ -1,4 +1,4 @@
-"""GSM8K's score beside that of lm-eval, which extracts an answer with filters and compares it as text."""
+"""GSM8K scores compared with lm-eval's, which extracts an answer with filters and compares text."""
 
 from pathlib import Path
 
@@ -38,7 +38,7 @@ SCORES = [
 
 @pytest.fixture(scope="module")
 def harness():
-    """The harness' own configuration, filters and metric: a completion's score by the name of a filter."""
+    """The harness's configuration, filters and metric: the score of a completion by the name of a filter."""
     from lm_eval.api.metrics import exact_match_hf_evaluate
     from lm_eval.filters.extraction import RegexFilter
 

@@ -27,7 +27,7 @@ def test_reads_a_data_file_in_order(tmp_path: Path):
 
 
 def test_fewer_records_are_drawn_by_the_seed(tmp_path: Path):
-    """Catches the head of a sorted file taken for a sample, and a sample that changes from run to run."""
+    """Catches the first records of a sorted file used as a sample, and a sample that differs between runs."""
     path, task = write(tmp_path / "a.jsonl", *rows(30)), get_task("gsm8k")
     drawn = load_records(task, "train", 20, seed=1, data_file=path)
     assert drawn == load_records(task, "train", 20, seed=1, data_file=path)
@@ -40,7 +40,7 @@ def test_fewer_records_are_drawn_by_the_seed(tmp_path: Path):
 
 
 def test_reads_odd_but_valid_lines(tmp_path: Path):
-    """Catches a byte order mark, empty lines, and a line separator inside a text that ends a line for `splitlines`."""
+    """Catches a byte order mark, empty lines, and a line separator inside a text, at which `splitlines` would cut."""
     path = tmp_path / "a.jsonl"
     text = json.dumps({"question": "a\u2028b", "answer": "#### 1"}, ensure_ascii=False)
     path.write_text(f"\ufeff{text}\r\n\n{text}", encoding="utf-8")
@@ -61,7 +61,7 @@ def test_reads_odd_but_valid_lines(tmp_path: Path):
     ],
 )
 def test_refuses_broken_files(tmp_path: Path, lines: list, message: str):
-    """Catches a fault of the file found only by a KeyError in the middle of a run, without the line."""
+    """Catches a damaged line that is reported as a KeyError during a run, without its number."""
     with pytest.raises(ValueError, match=message):
         load_records(get_task("gsm8k"), "train", data_file=write(tmp_path / "a.jsonl", *lines))
 
@@ -77,13 +77,13 @@ def test_refuses_broken_files(tmp_path: Path, lines: list, message: str):
     ],
 )
 def test_refuses_what_does_not_exist(name: str, split: str, options: dict, message: str):
-    """Catches another split given in place of a missing one, and a download before the fault is found."""
+    """Catches another split used for a missing one, and a download before the error."""
     with pytest.raises(ValueError, match=message):
         load_records(get_task(name), split, **options)
 
 
 def test_refuses_more_records_than_the_file_has(tmp_path: Path):
-    """Catches a table of 100 prompts that counts 90."""
+    """Catches a table of 100 prompts that contains 90."""
     with pytest.raises(ValueError, match=r"`n` must be at most 2, the number of records in .*a\.jsonl, got 3"):
         load_records(get_task("gsm8k"), "test", 3, data_file=write(tmp_path / "a.jsonl", *rows(2)))
 
@@ -101,7 +101,7 @@ def test_refuses_more_records_than_the_file_has(tmp_path: Path):
     ],
 )
 def test_asks_the_hub_for_the_right_set(monkeypatch: pytest.MonkeyPatch, name: str, split: str, expected: tuple):
-    """Catches a wrong id, config or split, rows in another order than a file's, and rows that are no dicts."""
+    """Catches a wrong id, config or split, rows in another order than a file's, and rows that are not dicts."""
     asked = []
     columns = [column.split("|")[0].split(".")[0] for column in TASKS[name].columns]
     data = [{column: f"{column} {i}" for column in columns} for i in range(9)]
@@ -123,22 +123,22 @@ def test_asks_the_hub_for_the_right_set(monkeypatch: pytest.MonkeyPatch, name: s
 
 
 def test_a_file_and_the_hub_are_sampled_alike(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    """Catches results of a downloaded set that cannot be repeated from a file of it."""
+    """Catches results of a downloaded dataset that cannot be reproduced from a file of it."""
     monkeypatch.setattr(datasets, "load_dataset", lambda *args, split: datasets.Dataset.from_list(rows(9)))
     task, path = get_task("gsm8k"), write(tmp_path / "a.jsonl", *rows(9))
     assert load_records(task, "test", 4, seed=5) == load_records(task, "test", 4, seed=5, data_file=path)
 
 
 def test_refuses_a_hub_set_whose_columns_have_changed(monkeypatch: pytest.MonkeyPatch):
-    """Catches a renamed column found only by a KeyError in the middle of a run."""
+    """Catches a renamed column that is reported as a KeyError during a run."""
     data = datasets.Dataset.from_list([{"question": "q", "solution": "s"}])
     monkeypatch.setattr(datasets, "load_dataset", lambda *args, split: data)
     with pytest.raises(ValueError, match=r"test of openai/gsm8k lacks 'answer', .* it has \['question', 'solution'\]"):
         load_records(get_task("gsm8k"), "test")
 
 
-def test_says_what_to_install(monkeypatch: pytest.MonkeyPatch):
-    """Catches a missing optional package that shows as a bare ModuleNotFoundError."""
+def test_errors_name_the_missing_package(monkeypatch: pytest.MonkeyPatch):
+    """Catches a missing optional package that is reported as a bare ModuleNotFoundError."""
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(ImportError, match=r"install hf-diversed\[train\]"):
         load_records(get_task("gsm8k"), "test")

@@ -1,4 +1,4 @@
-"""The number in a completion, convention by convention."""
+"""Extraction of the number of a completion, by convention."""
 
 import sys
 from fractions import Fraction
@@ -103,12 +103,12 @@ def test_reads_the_answer(text: str, expected: str | None):
     ],
 )
 def test_computes_short_arithmetic_only(box: str, expected: str | None):
-    """Catches the numerator taken for the answer, and expressions that keep a computer algebra system busy forever."""
+    """Catches the numerator used as the answer, and expressions that take a computer algebra system too long."""
     assert extract_number(rf"It is \boxed{{{box}}}.") == (None if expected is None else Fraction(expected))
 
 
 def test_one_warning_without_math_verify(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):
-    """Catches a run that ends in the middle, or other scores without a warning, without the optional package."""
+    """Catches a run that fails, or different scores without a warning, without the optional package."""
     monkeypatch.setattr(number_extraction, "find_spec", lambda name: None)
     monkeypatch.setitem(sys.modules, "math_verify", None)
     number_extraction._warn_once.cache_clear()
@@ -139,11 +139,11 @@ def test_reads_what_it_writes(whole: int, cents: int):
 
 @given(st.text(alphabet="0123456789.,-/$%#= \\boxed{}answer is:\n", max_size=60))
 def test_any_text_gives_a_number_or_none(text: str):
-    """Catches a crash on the odd text of an untrained model."""
+    """Catches an error for the text of an untrained model."""
     assert extract_number(text) is None or isinstance(extract_number(text), Fraction)
 
 
 @pytest.mark.parametrize("text", ["", "12 apples", "1 2", "x", "1,23"])
 def test_parse_takes_a_number_and_nothing_else(text: str):
-    """Catches a gold answer with two numbers of which one is taken at random."""
+    """Catches a gold answer with two numbers of which one is used."""
     assert parse_number(text) is None

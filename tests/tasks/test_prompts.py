@@ -1,4 +1,4 @@
-"""Prompts and their shots, chat turns, stop strings, the registry."""
+"""Prompts with solved examples, chat turns, stop strings, and the registry."""
 
 import pytest
 from tokenizers import Tokenizer
@@ -74,7 +74,7 @@ def other(name: str, mark: str) -> dict:
 
 @pytest.mark.parametrize("name", TASKS)
 def test_prompt(name: str):
-    """Catches a cue that is lost, and columns that a prompt does without."""
+    """Catches a lost cue, and columns that are missing in a prompt."""
     task = get_task(name)
     assert task.prompt(RECORDS[name]) == PROMPTS[name]
     assert not task.missing_columns(RECORDS[name])
@@ -82,7 +82,7 @@ def test_prompt(name: str):
 
 @pytest.mark.parametrize("name", REFERENCES)
 def test_reference(name: str):
-    """Catches a reference glued to the prompt, calculator notes, Windows line ends."""
+    """Catches a reference without the space after the prompt, calculator notes, and Windows line ends."""
     assert get_task(name).reference(RECORDS[name]) == REFERENCES[name]
 
 
@@ -111,7 +111,7 @@ def test_registry_names_are_the_tasks_names(name: str):
 
 @pytest.mark.parametrize("name", sorted(REFERENCES.keys() - {"rewrite"}))  # whose references are its prompts
 def test_a_model_that_starts_the_next_shot_is_cut(name: str):
-    """Catches stop strings that do not occur where the next shot begins, so that its text would be scored too."""
+    """Catches stop strings that do not occur at the start of the next example, which would then be scored too."""
     task, record = get_task(name), RECORDS[name]
     shots = [other(name, "A"), other(name, "B")]
     prompt = task.few_shot_prompt(record, shots)
@@ -130,7 +130,7 @@ def test_trim_cuts_at_the_first_of_several():
     assert task.trim("no stop: assert") == "no stop: assert"
 
 
-def test_the_record_is_no_shot_of_its_own():
+def test_a_record_is_not_its_own_example():
     """Catches a prompt that contains its own answer."""
     task, record = get_task("gsm8k"), RECORDS["gsm8k"]
     with pytest.raises(ValueError, match="the shots of task 'gsm8k' contain the record itself"):
@@ -148,7 +148,7 @@ def test_the_record_is_no_shot_of_its_own():
 
 
 def test_chat_prompt_uses_the_template():
-    """Catches shots squeezed into one turn, and a prompt that does not open the assistant's turn."""
+    """Catches solved examples in one turn, and a prompt that does not open the assistant's turn."""
     template = (
         "{% for m in messages %}<{{ m.role }}>{{ m.content }}</>{% endfor %}"
         "{% if add_generation_prompt %}<assistant>{% endif %}"
@@ -166,7 +166,7 @@ def test_chat_prompt_uses_the_template():
 
 
 def test_chat_turns_of_code_are_fenced():
-    """Catches a bare signature as a user's message, and answers of a form that no chat model is used to."""
+    """Catches a bare signature as the user's message, and answers in a form that chat models do not use."""
     task, record = get_task("humaneval"), RECORDS["humaneval"]
     question, answer = task.chat_question(record), task.chat_answer(record)
     assert question.startswith("Complete this Python function")
@@ -178,7 +178,7 @@ def test_chat_turns_of_code_are_fenced():
 
 
 def test_rows_keep_a_prompt_of_the_record():
-    """Catches a signature that is lost once shots or chat turns stand in its place."""
+    """Catches a signature that is lost when solved examples or chat turns replace the prompt."""
     task, pool = get_task("humaneval"), [RECORDS["humaneval"], other("humaneval", "A")]
     for chat in (False, True):
         first, second = prompt_rows(task, pool, pool=pool, shots=1, chat=chat)
@@ -192,9 +192,9 @@ def test_rows_keep_a_prompt_of_the_record():
     ]
 
 
-def test_prompted_tasks_are_the_task_unless_asked():
-    """Catches a plain prompt that changes on its way, so that results of earlier folders no longer continue, a score
-    of another task, and stop strings that end a chat turn."""
+def test_prompted_tasks_equal_the_task_by_default():
+    """Catches a changed plain prompt, so that earlier folders cannot be continued, a score of another task, and stop
+    strings that end a chat turn."""
     task, record = get_task("gsm8k"), RECORDS["gsm8k"]
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel({"?": 0}, unk_token="?")))
     plain = PromptedTask(task, tokenizer)
@@ -210,7 +210,7 @@ def test_prompted_tasks_are_the_task_unless_asked():
 
 
 def test_lookup_reads_alternatives_and_nested_columns():
-    """Catches an empty alternative that hides the other, and a path into something that is no mapping."""
+    """Catches an empty alternative that is preferred to the other, and a path into a value that is not a mapping."""
     assert lookup({"prompt": "p"}, "text|prompt") == "p"
     assert lookup({"text": None, "prompt": "p"}, "text|prompt") == "p"
     assert lookup({"text": "t", "prompt": "p"}, "text|prompt") == "t"
@@ -221,7 +221,7 @@ def test_lookup_reads_alternatives_and_nested_columns():
 
 
 def test_refuses_unknown_names():
-    """Catches a typing error that ends in a KeyError without the names that exist."""
+    """Catches a misspelled name that ends in a KeyError without the known names."""
     with pytest.raises(
         ValueError, match="unknown task 'gsm8' \\(did you mean gsm8k\\?\\); known are gsm8k, cnndm, xsum"
     ):

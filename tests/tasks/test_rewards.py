@@ -30,7 +30,7 @@ def test_a_task_is_a_reward(form):
 
 
 def test_samples_without_a_gold_answer_are_skipped():
-    """Catches a crash, or a score of 0, for the rows of another data set in a mix."""
+    """Catches an error, or a score of 0, for rows of another dataset in a mixture."""
     reward = task_reward(get_task("gsm8k"))
     assert reward(completions=["#### 1", "#### 2", "#### 3"], answer=["#### 1", None, "#### 4"]) == [1.0, None, 0.0]
     nested = task_reward(get_task("wmt"))
@@ -39,7 +39,7 @@ def test_samples_without_a_gold_answer_are_skipped():
 
 @pytest.mark.parametrize("columns", [{}, {"answer": ["#### 1"]}, {"answer": "#### 1"}, {"question": ["a", "b"]}])
 def test_a_missing_column_is_named(columns: dict):
-    """Catches a data set with a renamed column, all of whose rewards would be skipped."""
+    """Catches a dataset with a renamed column, all of whose rewards would be skipped."""
     with pytest.raises(ValueError, match=r"reward of task 'gsm8k' needs column 'answer', .* 2 completions"):
         task_reward(get_task("gsm8k"))(prompts=["p", "p"], completions=["a", "b"], **columns)
 
@@ -67,7 +67,7 @@ def test_code_rewards_run_a_batch_at_once(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_loads_tasks_functions_and_paths(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    """Catches a permission to run code that is lost on the way, and a function other than the one named."""
+    """Catches a permission to run code that is lost, and a function other than the named one."""
     (tmp_path / "my_rewards.py").write_text(
         "def short(completions, **columns):\n    return [-1.0] * len(completions)\n"
     )
@@ -97,7 +97,7 @@ def test_loads_tasks_functions_and_paths(monkeypatch: pytest.MonkeyPatch, tmp_pa
     ],
 )
 def test_refuses_invalid_names(spec: str, error: type[Exception], message: str):
-    """Catches a typing error that ends in a traceback of importlib."""
+    """Catches a misspelled name that ends in a traceback of importlib."""
     with pytest.raises(error, match=message):
         load_reward(spec)
 
@@ -131,7 +131,7 @@ async def waits(completions, **columns):
     ],
 )
 def test_refuses_odd_returns(reward, message: str):
-    """Catches rewards that are paired with the wrong samples since one is missing."""
+    """Catches rewards that are assigned to the wrong samples because one is missing."""
     for call in (lambda: call_reward(reward, ["a", "b"]), lambda: RewardSum([reward])(completions=["a", "b"])):
         with pytest.raises(ValueError, match=message):
             call()
@@ -148,7 +148,7 @@ def test_a_reward_that_raises_is_named():
     assert isinstance(error.value.__cause__, KeyError)
 
 
-def test_sums_what_is_there():
+def test_missing_rewards_are_skipped_in_the_sum():
     """Catches None counted as 0, and weights in the wrong order."""
     first, second = constant(1.0, None, None, None, 0.0), constant(2.0, 4.0, None, 3.0, None)
     weighted = RewardSum([first, second], [1.0, 0.5])(completions=["x"] * 5)

@@ -16,7 +16,7 @@ from hf_diversed.tasks.specbench import second_turns
     ],
 )
 def test_scores_by_category(category, reference, right, wrong):
-    """Catches a category under another one's score, and references of which only one is read."""
+    """Catches a category with another one's score, and references of which only one is used."""
     record = {"category": category, "turns": ["?"], "reference": [reference]}
     right, wrong = get_task("specbench").score_batch([right, wrong], [record] * 2)
     assert right == pytest.approx(1.0)
@@ -29,7 +29,7 @@ def test_a_category_without_a_score():
 
 
 def test_second_turns():
-    """Catches records of one turn, and answers that belong to another question."""
+    """Catches records with a single turn, and answers to another question."""
     records = [{"category": "qa", "turns": ["a"]}, {"category": "math", "turns": ["b", "c"]}]
     (record,) = second_turns(records, ["A", "B"])
     roles = [(message["role"], message["content"]) for message in get_task("specbench").chat_messages(record)]

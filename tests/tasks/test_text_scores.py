@@ -31,7 +31,7 @@ def gsm8k(completion: str, gold: str) -> float:
     ],
 )
 def test_gsm8k_compares_numbers(completion: str, gold: str, score: float):
-    """Catches numbers compared as text, and the answer of a question that the model made up itself."""
+    """Catches numbers compared as text, and the answer to a question that the model added."""
     assert gsm8k(completion, gold) == score
 
 
@@ -81,7 +81,7 @@ def test_rouge_counts_bigrams():
     ],
 )
 def test_summaries_are_scored_up_to_the_next_shot(name: str, column: str, stop: str):
-    """Catches a runaway that lowers the score of a right summary, or raises that of a wrong one."""
+    """Catches text after the summary that changes its score."""
     task, record = get_task(name), {column: "the cat sat"}
     assert task.score(" the cat sat" + stop, record) == 1.0
     assert task.score(" a dog ran" + stop, record) == 0.0
@@ -99,7 +99,8 @@ def test_xsum_scores_32_words_and_cnndm_all():
 
 
 def test_scitldr_takes_the_nearest_summary_and_the_columns_of_the_hub():
-    """Catches the first summary taken for all, their mean, a list pasted into the prompt, and a record without any."""
+    """Catches the score of the first summary or the mean over all, a list in the prompt, and an error for a record
+    without summaries."""
     task = get_task("scitldr")
     assert task.score(" the cat sat", {"tldr": ["a dog ran", "the cat sat"]}) == 1.0
     hub = {"source": ["It rained.", "We measured."], "target": ["the cat sat"]}
@@ -110,8 +111,8 @@ def test_scitldr_takes_the_nearest_summary_and_the_columns_of_the_hub():
         task.score("x", {"tldr": []})
 
 
-def test_rewrite_misspells_alike_every_time_and_scores_what_was_mended():
-    """Catches another text on every run, an unchanged text, lost letters, and a copy that scores as high as the
+def test_rewrite_is_deterministic_and_scores_corrections():
+    """Catches text that differs between runs, unchanged text, lost letters, and a copy that scores as high as the
     corrected text."""
     task, text = (
         get_task("rewrite"),
@@ -140,7 +141,7 @@ def wmt(english: str) -> dict:
 
 
 def test_wmt_is_bleu_as_a_share():
-    """Catches BLEU in percent beside rewards of 0 to 1, and a perfect match just above 1."""
+    """Catches BLEU in percent among rewards of 0 to 1, and a perfect match just above 1."""
     task = get_task("wmt")
     english = "the cat sat on the mat today"
     assert task.score(english, wmt(english)) == 1.0
@@ -161,7 +162,7 @@ def test_wmt_takes_the_first_line_with_text():
 
 @given(st.text(max_size=80), st.text(min_size=1, max_size=80))
 def test_scores_stay_in_range(completion: str, reference: str):
-    """Catches a crash or a score outside [0, 1] on the odd text of an untrained model."""
+    """Catches an error, or a score outside [0, 1], for the text of an untrained model."""
     records = {
         "cnndm": {"highlights": reference},
         "xsum": {"summary": reference},

@@ -1,4 +1,4 @@
-"""Runs that several tests look at."""
+"""Runs that several tests use."""
 
 import copy
 from pathlib import Path
@@ -11,7 +11,7 @@ from tests.training import runs, short_runs
 
 @pytest.fixture(scope="session")
 def done(tmp_path_factory):
-    """A constrained run with evaluation that came to its end."""
+    """A finished run with a constraint and evaluations."""
     models = runs.pair()
     before = [copy.deepcopy(model.state_dict()) for model in models]
     trainer = runs.trainer(

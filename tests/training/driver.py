@@ -52,7 +52,7 @@ KILLED = -signal.SIGKILL
 
 
 def argv(folder: Path) -> list[str]:
-    """The command line of a run; pair and prompts lie beside its folder."""
+    """The command line of a run; pair and prompts are next to its folder."""
     files = {
         "target": folder.parent / "target",
         "draft": folder.parent / "draft",
@@ -64,7 +64,7 @@ def argv(folder: Path) -> list[str]:
 
 
 def prepare(folder: Path) -> None:
-    """Put pair and prompts there."""
+    """Save pair and prompts there."""
     target, draft = runs.pair()
     target.save_pretrained(folder / "target")
     runs.tokenizer().save_pretrained(folder / "target")
@@ -75,7 +75,7 @@ def prepare(folder: Path) -> None:
 
 
 def train(folder: Path, pause: str | None, tell: Callable[[str], None]) -> None:
-    """One attempt. `pause` is where it stands still the first time it gets there."""
+    """Train once. At the place `pause` the process waits to be killed, the first time that it is reached."""
     _install(tell, pause)
     trainer = call("train", argv(folder))
     state = {"constraint": trainer.constraint.state(), "references": trainer.scorer.references.rewards}
@@ -87,7 +87,7 @@ def train(folder: Path, pause: str | None, tell: Callable[[str], None]) -> None:
 
 
 def _install(tell: Callable[[str], None], pause: str | None) -> None:
-    """Make every place of interest known, and stand still at one of them."""
+    """Report every place of interest, and wait at one of them."""
 
     def at(place: str) -> None:
         tell(place)
@@ -161,7 +161,7 @@ def attempt(folder: Path, pause: str | None = None, delay: float | None = None) 
 
 
 def in_save(places: list[str]) -> bool:
-    """Whether a save had begun that did not end."""
+    """Whether a save has begun and not ended."""
     return places.count("save") > places.count("saved")
 
 

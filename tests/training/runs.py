@@ -58,7 +58,7 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 
 def pair(noise: float = 0.3):
-    """A target, and a draft that agrees with it now and then."""
+    """A target, and a draft model that sometimes agrees with it."""
     target = tiny_model("llama")
     return target, tiny_draft(target, noise=noise)
 
@@ -77,7 +77,7 @@ def config(output_dir: Path | str, **settings) -> DiversedConfig:
 
 
 def trainer(output_dir: Path | str, reward_funcs=letters, *, models=None, train_dataset=None, **settings):
-    """A `DiversedTrainer` over the small pair; fields of `DiversedConfig` and arguments of the trainer by name."""
+    """Return a `DiversedTrainer` for the small pair, from fields of `DiversedConfig` and arguments of the trainer."""
     names = ("head", "eval_dataset", "callbacks", "stop_strings", "task")
     given = {name: settings.pop(name) for name in names if name in settings}
     return DiversedTrainer(

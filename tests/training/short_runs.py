@@ -1,4 +1,4 @@
-"""Runs of a few steps, for tests of what goes wrong around them."""
+"""Runs of a few steps, for tests of errors."""
 
 from pathlib import Path
 

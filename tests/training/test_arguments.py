@@ -1,4 +1,4 @@
-"""Settings of a run: defaults that work, and what is refused before anything is loaded."""
+"""Settings of a run: valid defaults, and errors before anything is loaded."""
 
 import json
 from dataclasses import fields
@@ -19,8 +19,8 @@ def test_defaults_are_valid(tmp_path):
     assert found.max_steps % found.num_iterations == found.save_steps % found.num_iterations == 0
 
 
-def test_is_training_arguments_in_trl_s_words(tmp_path):
-    """Catches a setting renamed away from TRL's vocabulary, in which people know it."""
+def test_names_are_those_of_trl(tmp_path):
+    """Catches a setting with another name than in TRL."""
     words = {"num_generations", "num_iterations", "max_completion_length", "temperature", "top_k", "top_p"}
     words |= {"reward_weights", "generation_batch_size", "model_init_kwargs"}
     assert words <= {item.name for item in fields(DiversedConfig)}
@@ -28,8 +28,8 @@ def test_is_training_arguments_in_trl_s_words(tmp_path):
 
 
 def test_every_setting_of_ours_has_help(tmp_path):
-    """Catches a setting that `--help` shows without a text, one that is not recorded in the provenance, and
-    transformers' hundred settings recorded with ours."""
+    """Catches a setting without a text in `--help`, one that is missing in the provenance, and transformers' hundred
+    settings recorded with ours."""
     own = own_fields(DiversedConfig)
     assert all(item.metadata["help"] for item in own)
     assert set(own_settings(config(tmp_path))) == {item.name for item in own}
@@ -82,13 +82,13 @@ REFUSED = [
 
 @pytest.mark.parametrize(("settings", "message"), [case[1:] for case in REFUSED], ids=[case[0] for case in REFUSED])
 def test_refused(tmp_path, settings: dict, message: str):
-    """Catches a setting that would only fail, or silently do nothing, hours into a run."""
+    """Catches a setting that would fail, or have no effect, hours later."""
     with pytest.raises(ValueError, match=message):
         config(tmp_path, **settings)
 
 
 def test_constrained_unless_a_coefficient_is_given(tmp_path):
-    """Catches 0, a legal coefficient, taken for none."""
+    """Catches a coefficient of 0, which is valid, treated as unset."""
     assert config(tmp_path, acceptance_coef=None).constrained
     assert not config(tmp_path, acceptance_coef=0.0).constrained
 
@@ -113,14 +113,14 @@ def test_from_the_command_line(tmp_path):
         (False, {"clip_range": 0.3, "baseline": "prompt"}, (0.3, "prompt")),
     ],
 )
-def test_the_kind_of_head_settles_what_is_left_open(tmp_path, token_features: bool, given: dict, expected: tuple):
-    """Catches a default that overrules what was asked for, and old heads trained otherwise than before."""
+def test_defaults_depend_on_the_kind_of_head(tmp_path, token_features: bool, given: dict, expected: tuple):
+    """Catches a default that overrides a given setting, and changed training of existing kinds of heads."""
     found = config(tmp_path, **given)
     found.set_head_defaults(token_features)
     assert (found.clip_range, found.baseline) == expected
 
 
 def test_survives_json(tmp_path):
-    """Catches a setting that cannot be written beside a checkpoint, as the provenance is."""
+    """Catches a setting that cannot be stored in the provenance."""
     found = json.loads(config(tmp_path, reward_weights=[1.0, 2.0]).to_json_string())
     assert found["reward_weights"] == [1.0, 2.0]

@@ -1,4 +1,4 @@
-"""Checkpoints are complete or not there."""
+"""Checkpoints are complete or do not exist."""
 
 import os
 import shutil
@@ -12,7 +12,7 @@ from tests.training.short_runs import same, trainer
 
 
 def test_resume_point_is_the_highest_step(tmp_path):
-    """Catches an order by name (checkpoint-8 after checkpoint-16), and a folder that is not there yet."""
+    """Catches sorting by name (checkpoint-8 after checkpoint-16), and an error for a missing folder."""
     assert resume_point(tmp_path / "new") is None
     assert resume_point(tmp_path) is None
     for step in (4, 8, 16):
@@ -23,8 +23,8 @@ def test_resume_point_is_the_highest_step(tmp_path):
 
 @pytest.mark.parametrize("step", [2, 4])
 def test_an_interrupted_save_does_not_count(unbroken, tmp_path, monkeypatch, step):
-    """Catches a run that continues from half a checkpoint, or cannot start again after its first save was killed; and
-    remains that end up in the next checkpoint."""
+    """Catches a run that continues from an incomplete checkpoint, or cannot start again after its first save was
+    killed, and incomplete files in the next checkpoint."""
     inner = checkpoints.publish
 
     def killed(unfinished: Path, folder: Path) -> None:
@@ -80,6 +80,6 @@ def test_the_best_checkpoint_is_found_in_a_moved_folder(unbroken_best, tmp_path)
 
 
 def test_a_folder_without_a_checkpoint_is_refused(tmp_path):
-    """Catches a named checkpoint that is not there and a run that starts anew instead."""
+    """Catches a run that starts from the beginning because the given checkpoint does not exist."""
     with pytest.raises(ValueError, match="checkpoint"):
         trainer(tmp_path / "run").train(resume_from_checkpoint=str(tmp_path / "checkpoint-8"))

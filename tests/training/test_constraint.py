@@ -1,4 +1,4 @@
-"""The multiplier: which way it moves, what keeps it from winding up, and that its state survives."""
+"""The multiplier: its direction, its guards against windup, and its state."""
 
 import math
 
@@ -30,14 +30,14 @@ def feed(callback: ConstraintCallback, drop: float, times: int, acceptance: floa
 
 
 def test_stays_at_the_bound_of_the_constraint():
-    """Catches a multiplier that goes on moving where the constraint is met with equality."""
+    """Catches a multiplier that changes where the constraint holds with equality."""
     assert feed(constraint(), 0.1, 5) == pytest.approx([0.3] * 5)
 
 
 @search
 @given(batches, st.floats(0.0, 1.0), st.floats(0.0, 0.3))
 def test_stays_within_its_bounds_and_its_pace(given, rate: float, max_drop: float):
-    """Catches an unbounded step: one disastrous batch must not throw c away, and nothing leads out of [low, high]."""
+    """Catches unbounded steps: one bad batch must not change c much, and c must stay in [low, high]."""
     callback = constraint(low=0.05, high=0.6, learning_rate=rate, max_drop=max_drop)
     for count, drop, acceptance in given:
         before = callback.coef
@@ -49,7 +49,7 @@ def test_stays_within_its_bounds_and_its_pace(given, rate: float, max_drop: floa
 @search
 @given(batches)
 def test_mean_runs_over_the_last_window(given):
-    """Catches a window that forgets too early (less than the window is left) or too late, and unweighted means."""
+    """Catches a mean over less or more than the window, and unweighted means."""
     callback = constraint()
     for count, drop, acceptance in given:
         callback.update(count, drop, acceptance)
@@ -62,7 +62,7 @@ def test_mean_runs_over_the_last_window(given):
 
 
 def test_moves_slowly_before_the_window_is_full():
-    """Catches full steps on a handful of rollouts, whose mean is noise."""
+    """Catches full steps after few rollouts, whose mean is noisy."""
     early, full = constraint(), constraint()
     for _ in range(2):
         early.update(WINDOW // 20, 1.0, 0.5)
@@ -71,7 +71,7 @@ def test_moves_slowly_before_the_window_is_full():
 
 
 def test_does_not_rise_while_acceptance_rises():
-    """Catches wind-up at the start, when a strict head has quality to spare and acceptance is on its way anyhow."""
+    """Catches windup at the start, when a strict head has no quality drop and acceptance is already rising."""
     callback = constraint(window=10 * WINDOW)
     for step in range(10):
         callback.update(WINDOW, 0.0, 0.3 + 0.05 * step)
@@ -82,7 +82,7 @@ def test_does_not_rise_while_acceptance_rises():
 
 
 def test_does_not_fall_while_the_drop_shrinks():
-    """Catches wind-down: a head on its way back to the target needs no lower c to get there."""
+    """Catches windup downwards: a head whose drop already shrinks needs no lower c."""
     callback = constraint(window=10 * WINDOW)
     for step in range(10):
         callback.update(WINDOW, 0.9 - 0.05 * step, 0.8)
@@ -93,8 +93,8 @@ def test_does_not_fall_while_the_drop_shrinks():
 
 
 @pytest.mark.parametrize("drop", [0.0, 0.5])
-def test_one_batch_tells_no_trend(drop: float):
-    """Catches a move on the very first batch, when nothing is known of the way the run goes."""
+def test_one_batch_has_no_trend(drop: float):
+    """Catches a step after the first batch, when no trend is known."""
     callback = constraint()
     callback.update(WINDOW, drop, 0.5)
     assert callback.coef == 0.3
@@ -102,7 +102,7 @@ def test_one_batch_tells_no_trend(drop: float):
 
 @pytest.mark.parametrize("count", [WINDOW, 5 * WINDOW])
 def test_batches_that_fill_the_window_alone(count: int):
-    """Catches a c that never moves where many devices draw a whole window at once: there was no trend to see in it."""
+    """Catches a c that never changes where a single batch fills the window, as with many devices."""
     falling, rising = constraint(), constraint()
     for _ in range(3):
         falling.update(count, 0.5, 0.8)
@@ -111,7 +111,7 @@ def test_batches_that_fill_the_window_alone(count: int):
 
 
 def test_recovers_from_its_upper_bound():
-    """Catches wind-up: after long slack at the bound the first windows of too large a drop must already lower c."""
+    """Catches windup: after a long time at the bound, the first windows with a larger drop must already lower c."""
     callback = constraint(high=0.5, window=2 * WINDOW)
     feed(callback, 0.0, 100)
     assert callback.coef == 0.5
@@ -119,7 +119,7 @@ def test_recovers_from_its_upper_bound():
 
 
 def test_settles_where_the_drop_is_tolerated():
-    """Catches dual ascent that diverges or settles elsewhere: the drop of this world grows with c, and trails it."""
+    """Catches dual ascent that diverges or converges elsewhere: the simulated drop grows with c, with a delay."""
     callback = constraint(max_drop=0.02, window=MIN_WINDOW)
     coef, drops = callback.coef, []
     for _ in range(600):
@@ -130,7 +130,7 @@ def test_settles_where_the_drop_is_tolerated():
 
 
 def test_fixed_one_only_keeps_the_means():
-    """Catches a fixed coefficient that drifts."""
+    """Catches a fixed coefficient that changes."""
     callback = constraint(fixed=True, coef=0.0)
     assert feed(callback, 0.9, 5) == [0.0] * 5
     assert callback.drop == pytest.approx(0.9)
@@ -145,8 +145,8 @@ def test_no_tolerance_at_all(max_drop: float):
 
 @search
 @given(batches, batches)
-def test_state_is_all_there_is(before, after):
-    """Catches state that is left out of a checkpoint: a restored multiplier must go on to the last bit."""
+def test_the_state_is_complete(before, after):
+    """Catches state that is missing in a checkpoint: a restored multiplier must continue bit for bit."""
     one = constraint(coef=0.2, low=0.02, high=0.9, learning_rate=0.3)
     for batch in before:
         one.update(*batch)
@@ -162,7 +162,7 @@ def test_state_is_all_there_is(before, after):
 
 
 def test_acceptance_is_worth_nothing_far_beyond_the_bound():
-    """Catches an acceptance term that drives a head on which rejects too little to learn by."""
+    """Catches an acceptance term that still affects a head which rejects too little to learn."""
     callback = constraint()
     assert callback.worth == 0.3
     callback.update(WINDOW, 0.25, 0.9)
@@ -172,7 +172,7 @@ def test_acceptance_is_worth_nothing_far_beyond_the_bound():
 
 
 def test_worth_forgets_sooner_than_the_window():
-    """Catches a head that is back within the bound and still pays for old rollouts."""
+    """Catches a head within the bound whose acceptance is still discounted because of old rollouts."""
     callback = constraint(window=10 * WINDOW)
     for drop in (0.9, 0.9, 0.0, 0.05):
         callback.update(WINDOW, drop, 0.9)
@@ -182,7 +182,7 @@ def test_worth_forgets_sooner_than_the_window():
 
 
 def test_falls_even_while_acceptance_rises():
-    """Catches the guard above applied to the wrong figure: quality that stays lost must be answered."""
+    """Catches the guard above applied to the wrong figure: c must fall while the drop stays above the bound."""
     callback = constraint(window=10 * WINDOW)
     for step in range(4):
         callback.update(WINDOW, 0.5, 0.3 + 0.1 * step)

@@ -1,4 +1,4 @@
-"""Two processes under `accelerate launch`, on CPU over gloo, against what one process would make of their rollouts."""
+"""Two processes under `accelerate launch`, on CPU over gloo, against one process with the same rollouts."""
 
 import json
 import os
@@ -43,7 +43,7 @@ def ranks(folder) -> list[dict]:
 
 
 def test_runs_as_two_processes(ranks):
-    """Catches a launch that silently runs once."""
+    """Catches a launch that runs a single process."""
     assert [(rank["world_size"], rank["backend"]) for rank in ranks] == [(2, "gloo")] * 2
 
 
@@ -58,7 +58,7 @@ def test_both_hold_the_same_head(ranks, folder):
 
 
 def test_processes_draw_different_rollouts(ranks):
-    """Catches one seed for all: two processes that roll out the same prompt would draw the same completions."""
+    """Catches one seed for all processes, with which they would draw the same completions of a prompt."""
     one, two = (rank["batches"][0]["batch"].decisions for rank in ranks)
     assert one.target_prob.tolist() != two.target_prob.tolist()
 
@@ -74,7 +74,7 @@ def test_as_many_rollouts_as_one_process_draws(ranks, tmp_path):
 
 
 def test_processes_share_the_prompts_of_a_batch(ranks):
-    """Catches groups that are torn apart between devices, or given to both."""
+    """Catches groups that are divided between devices, or assigned to both."""
     for number in range(2):
         one, two = (rank["batches"][number]["prompts"] for rank in ranks)
         assert one[::2] == one[1::2]
@@ -83,7 +83,7 @@ def test_processes_share_the_prompts_of_a_batch(ranks):
 
 
 def test_advantages_are_centred_over_both(ranks):
-    """Catches a baseline of each process's own, which would compare rollouts with their neighbours only."""
+    """Catches a baseline per process."""
     for number in range(2):
         one, two = (rank["batches"][number]["batch"].advantage for rank in ranks)
         assert one.shape == two.shape == (4,)
@@ -92,7 +92,7 @@ def test_advantages_are_centred_over_both(ranks):
 
 
 def test_gradient_is_that_of_the_whole_batch(ranks, folder):
-    """Catches processes' losses with the wrong divisor, or gradients added up where they should be averaged."""
+    """Catches losses with the wrong divisor, or gradients that are summed instead of averaged."""
     batches = [rank["batches"][0]["batch"] for rank in ranks]
     head = DiversedHead.from_pretrained(folder / "final")
     head.load_state_dict(ranks[0]["batches"][0]["head"])
@@ -113,7 +113,7 @@ def test_gradient_is_that_of_the_whole_batch(ranks, folder):
 
 
 def test_reference_rewards_are_complete(ranks):
-    """Catches prompts that a process keeps to itself, and an odd number of prompts that leaves one out."""
+    """Catches prompts that only one process stores, and one that is omitted for an odd number of prompts."""
     one, two = ranks
     assert one["missing"] == two["missing"] == []
     assert one["references"] == two["references"]
@@ -121,7 +121,7 @@ def test_reference_rewards_are_complete(ranks):
 
 
 def test_samples_for_draft_tuning_have_one_file(ranks, folder):
-    """Catches processes that each begin the file: its second header line is no sample, and stops the next run."""
+    """Catches processes that each create the file: its second header line is not a sample, and stops the next run."""
     header, *lines = (folder / "tuning" / "target_samples.jsonl").read_text().splitlines()
     assert "settings" in json.loads(header)
     found = {tuple(line["prompt_ids"]): line["completion_ids"] for line in map(json.loads, lines)}
@@ -138,6 +138,6 @@ def test_checkpoint_is_complete(folder):
 
 
 def test_evaluation_with_fewer_prompts_than_processes(ranks):
-    """Catches a process without a prompt that fails, or leaves the others waiting."""
+    """Catches a process without a prompt that fails, or blocks the others."""
     for rank in ranks:
         assert len([line for line in rank["history"] if "eval_reward" in line]) == 2

@@ -1,4 +1,5 @@
-"""Drafts of a target's own layers: what is copied, which layers and tokens are chosen, and that loops take them."""
+"""Draft models made of a target's layers: what is copied, which layers and tokens are chosen, and decoding with
+them."""
 
 import json
 import subprocess
@@ -28,7 +29,7 @@ def pair():
 
 
 def deep(kind: type, layers: int = 4, **settings):
-    """A random model of some layers that are all different."""
+    """A random model with several different layers."""
     torch.manual_seed(0)
     small = {"vocab_size": VOCAB_SIZE, "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4}
     small |= (
@@ -58,7 +59,7 @@ def test_all_layers_are_the_target(architecture):
 
 @pytest.mark.parametrize("layers", [[0], [0, 3], [1, 2]])
 def test_layers_are_those_that_were_named(layers):
-    """Catches layers in another order, the first ones in the place of the named ones, and a target that is changed."""
+    """Catches layers in another order, the first ones instead of the named ones, and a changed target."""
     target = deep(tf.LlamaForCausalLM)
     before = {name: value.clone() for name, value in target.state_dict().items()}
     draft = make_draft(target, layers)
@@ -74,7 +75,7 @@ def test_layers_are_those_that_were_named(layers):
 
 
 def test_what_a_config_lists_by_layer_is_shortened():
-    """Catches a full layer that becomes a sliding one because its kind stayed behind."""
+    """Catches a full-attention layer that becomes a sliding one because the list of types was not shortened."""
     kinds = ["sliding_attention", "full_attention", "sliding_attention", "full_attention"]
     target = deep(tf.Gemma3ForCausalLM, layer_types=kinds, sliding_window=8)
     draft = make_draft(target, [1, 2, 3])
@@ -87,8 +88,8 @@ def test_what_a_config_lists_by_layer_is_shortened():
 
 @pytest.mark.parametrize("kind", CUT)
 @pytest.mark.parametrize("tied", [False, True])
-def test_a_cut_draft_says_what_the_whole_one_says_of_the_ids_that_it_keeps(kind, tied, tmp_path):
-    """Catches rows of other tokens, probability elsewhere, and ids, weights or ties that are lost on the disk."""
+def test_a_cut_draft_has_the_logits_of_the_whole_one_at_kept_ids(kind, tied, tmp_path):
+    """Catches rows of other tokens, probability elsewhere, and ids, weights or ties that are lost on disk."""
     target = deep(kind, tie_word_embeddings=tied)
     whole, cut = make_draft(target, [0, 2]), make_draft(target, [0, 2], KEPT)
     ids = torch.randint(4, VOCAB_SIZE, (2, 7))
@@ -104,7 +105,7 @@ def test_a_cut_draft_says_what_the_whole_one_says_of_the_ids_that_it_keeps(kind,
 
 
 def test_a_cut_draft_loads_without_this_package(tmp_path):
-    """Catches a file beside the weights that imports what others do not have."""
+    """Catches a file saved with the weights that imports this package."""
     draft = make_draft(deep(tf.LlamaForCausalLM), [0], KEPT)
     draft.save_pretrained(tmp_path / "draft")
     program = f"""
@@ -125,8 +126,9 @@ print(draft(torch.tensor([[5, 6]])).logits[0, -1].isfinite().nonzero().flatten()
 
 @pytest.mark.parametrize("options", [{}, {"cache_implementation": "static"}])
 @pytest.mark.parametrize("sampled", [False, True])
-def test_loops_serve_a_cut_draft(options, sampled):
-    """Catches a nan of 0 times minus infinity, ids that cannot be emitted any more, and other tokens than plain."""
+def test_loops_decode_with_a_cut_draft(options, sampled):
+    """Catches NaN from 0 times minus infinity, ids that can no longer be emitted, and tokens that differ from plain
+    decoding."""
     target = deep(tf.LlamaForCausalLM)
     draft = make_draft(target, range(4), list(range(0, VOCAB_SIZE, 2)))
     batch = ragged_batch()
@@ -150,8 +152,8 @@ def test_loops_serve_a_cut_draft(options, sampled):
 
 
 @pytest.mark.parametrize("sampled", [False, True])
-def test_upstream_serves_a_cut_draft(sampled):
-    """Catches a draft that only our loop can use."""
+def test_upstream_decodes_with_a_cut_draft(sampled):
+    """Catches a draft model that works in our loop only."""
     target = deep(tf.LlamaForCausalLM)
     draft = make_draft(target, range(4), list(range(0, VOCAB_SIZE, 2)))
     batch = {name: value[:1] for name, value in ragged_batch().items()}
@@ -169,7 +171,7 @@ def test_upstream_serves_a_cut_draft(sampled):
     [("first", [0, 1, 2, 3]), ("first+last", [0, 1, 2, 9]), ("ends", [0, 1, 8, 9]), ("even", [0, 3, 6, 9])],
 )
 def test_choices_of_layers(name, layers):
-    """Catches a choice that leaves out an end, takes a layer twice, or is another one under its name."""
+    """Catches a choice that omits an end, contains a layer twice, or has the name of another one."""
     assert CHOICES[name](10, 4) == layers
     for count in range(1, 11):
         chosen = CHOICES[name](10, count)
@@ -178,7 +180,7 @@ def test_choices_of_layers(name, layers):
 
 
 def test_the_choice_that_agrees_most_is_taken(monkeypatch):
-    """Catches the worst one, a choice by the order of the list, and equal choices that are measured twice."""
+    """Catches the worst choice, a choice by the order of the list, and equal choices that are measured twice."""
     target = deep(tf.LlamaForCausalLM, layers=5)
     samples = {(5, 6): [(7, 8, 9), (10, 11)]}
     layers, measured = choose_layers(target, 3, samples)
@@ -194,7 +196,7 @@ def test_the_choice_that_agrees_most_is_taken(monkeypatch):
 
 
 def test_agreement_is_the_acceptance_of_completion_tokens():
-    """Catches prompt tokens that count, a shift by one, and a mean over completions of different lengths."""
+    """Catches prompt tokens that count, a shift by one, and a mean over completions instead of tokens."""
     target, draft = deep(tf.LlamaForCausalLM), make_draft(deep(tf.LlamaForCausalLM), [0, 1])
     samples = {(5, 6, 7): [(8, 9), (10,)], (4,): [(5, 6, 7, 8)]}
     shares = []
@@ -209,7 +211,7 @@ def test_agreement_is_the_acceptance_of_completion_tokens():
 
 
 def test_tokens_are_counted_in_texts_lines_and_samples(pair, tmp_path):
-    """Catches prompts that count in the target's samples, keys that count as text, and texts deep inside a record."""
+    """Catches prompts counted in the target's samples, keys counted as text, and nested texts that are not counted."""
     tokenizer = pair.tokenizer
     text, lines, samples = tmp_path / "a.txt", tmp_path / "b.jsonl", tmp_path / "c.jsonl"
     text.write_text("Mia has apples. Mia has pears.")
@@ -229,7 +231,7 @@ def test_tokens_are_counted_in_texts_lines_and_samples(pair, tmp_path):
 
 
 def test_frequent_ids(pair):
-    """Catches an EOS that cannot be drafted, the rarest instead of the most frequent, and ids that come twice."""
+    """Catches an EOS that cannot be drafted, rare ids instead of frequent ones, and duplicate ids."""
     target, tokenizer = pair.target, pair.tokenizer
     always = {*tokenizer.all_special_ids, target.generation_config.eos_token_id}
     size = len(always) + 3
@@ -248,7 +250,7 @@ def test_frequent_ids(pair):
 
 
 @pytest.mark.parametrize("layers", [[], [1, 1], [2, 1], [0, 4], [-1]])
-def test_layers_that_are_none(layers):
+def test_layers_that_do_not_exist(layers):
     with pytest.raises(ValueError, match="`layers` must be ascending numbers from 0 to 3, at least one, got "):
         make_draft(deep(tf.LlamaForCausalLM), layers)
 
@@ -263,7 +265,7 @@ def test_vocabularies_that_cannot_be_cut():
 
 
 def test_command_makes_a_draft_that_decodes(pair, tmp_path):
-    """Catches options that do nothing, a card that does not say who can load it, and a path of this machine in it."""
+    """Catches options without effect, a card without instructions for loading, and a path of this machine in it."""
     target, output = tmp_path / "target", tmp_path / "draft"
     pair.target.save_pretrained(target)
     pair.tokenizer.save_pretrained(target)
@@ -305,7 +307,7 @@ def test_command_makes_a_draft_that_decodes(pair, tmp_path):
     ],
 )
 def test_command_refuses_before_it_loads(options, words, monkeypatch, tmp_path):
-    """Catches a model that is loaded for a command that cannot go on."""
+    """Catches a model that is loaded before an error about an option."""
     monkeypatch.setattr("hf_diversed.running.pair.load_model", lambda *_: pytest.fail("a model was loaded"))
     result = run("make-draft", str(WEIGHTS / "target"), "--layers", "2", "--output", str(tmp_path / "d"), *options)
     assert result.exit_code == 2

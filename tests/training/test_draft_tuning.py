@@ -1,4 +1,4 @@
-"""Draft tuning on tiny models: what has loss, what it moves, what is written, and that the result drafts."""
+"""Draft tuning on tiny models: which tokens have loss, what is trained and saved, and decoding with the result."""
 
 import copy
 import json
@@ -40,7 +40,7 @@ def draft(target):
 
 @torch.no_grad()
 def mean_loss(model, tokenizer, rows) -> float:
-    """Cross entropy of the references with their EOS, written apart from the code under test."""
+    """Cross entropy of the references with their EOS, independent of the code under test."""
     losses = []
     for row in rows:
         prompt = tokenizer(row["prompt"]).input_ids
@@ -66,7 +66,7 @@ def agreement(target, draft, samples) -> float:
 
 
 def test_supervised_lowers_the_cross_entropy_of_references_only_by_the_adapter(tokenizer, draft, tmp_path):
-    """Catches a loss of the wrong sign or shift, a missing EOS, and base weights that train along."""
+    """Catches a loss of the wrong sign or shift, a missing EOS, and base weights that are trained."""
     rows, before = make_rows(16), copy.deepcopy(draft.state_dict())
     untuned = mean_loss(draft, tokenizer, rows)
     tuned = tune_draft(None, draft, tokenizer, rows, config(tmp_path, mode="supervised"))
@@ -79,7 +79,7 @@ def test_supervised_lowers_the_cross_entropy_of_references_only_by_the_adapter(t
 
 @pytest.mark.parametrize("divergence", ["kl", "tv", "lk"])
 def test_distillation_raises_agreement_on_unseen_samples(tokenizer, target, draft, tmp_path, divergence):
-    """Catches a divergence of the wrong sign, distributions of shifted positions, and a target that trains along."""
+    """Catches a divergence of the wrong sign, distributions of shifted positions, and a target that is trained."""
     rows, before = make_rows(48), copy.deepcopy(target.state_dict())
     unseen = {tuple(tokenizer(row["prompt"]).input_ids) for row in make_rows(24, seed=1)}
     held_out = sample_completions(target, tokenizer, unseen, config(tmp_path / "held_out"))
@@ -122,7 +122,7 @@ def test_logged_acceptance_and_loss_are_those_of_the_batch(tokenizer, target, dr
 
 
 def test_compiled_tuning_compiles_once(tokenizer, target, draft, tmp_path):
-    """Catches a hook per batch, for which a compiled draft was compiled again at every batch; and other results."""
+    """Catches a hook per batch, which made a compiled draft model compile again at every batch, and other results."""
     rows, options = make_rows(24), {"mode": "supervised", "max_steps": 8, "per_device_train_batch_size": 3}
     eager = tune_draft(None, copy.deepcopy(draft), tokenizer, rows, config(tmp_path / "eager", **options))
     torch._dynamo.reset()
@@ -140,8 +140,8 @@ def test_compiled_tuning_compiles_once(tokenizer, target, draft, tmp_path):
 
 @pytest.mark.parametrize("mode", ["supervised", "distill"])
 def test_prompts_and_padding_have_no_loss(target, draft, tmp_path, mode):
-    """Catches unmasked prompts, labels off by one, and a first completion token that is left out: what the output
-    embedding sees, and has a gradient of, is where the next token is one of the completion."""
+    """Catches unmasked prompts, labels off by one, and a missing first completion token: the output embedding has
+    inputs with a gradient exactly where the next token belongs to the completion."""
     prompts, lengths = [3, 5, 2], [4, 1, 3]
     generator = torch.Generator().manual_seed(0)
     examples = []
@@ -166,7 +166,7 @@ def test_prompts_and_padding_have_no_loss(target, draft, tmp_path, mode):
 
 
 def supervised_examples(monkeypatch, draft, tokenizer, rows, args) -> list[dict]:
-    """What `tune_draft` would train on."""
+    """The training examples of `tune_draft`."""
     seen = []
 
     class Stop(Exception):
@@ -192,7 +192,7 @@ def test_references_end_with_eos_unless_cut(monkeypatch, tokenizer, draft, tmp_p
 
 
 def test_chat_references_are_the_turn_that_the_template_writes(monkeypatch, tokenizer, draft, tmp_path):
-    """Catches a BOS twice, a turn that starts within the prompt, and the line break behind its end."""
+    """Catches a second BOS, a turn that starts within the prompt, and the line break after its end."""
     chat = copy.deepcopy(tokenizer)
     chat.chat_template = (
         "w2 {% for m in messages %}{{ 'w30 ' if m.role == 'user' else 'w31 ' }}{{ m.content }} w1 w32 {% endfor %}"
@@ -215,7 +215,7 @@ LOGITS = st.lists(st.floats(-6, 6, width=32), min_size=6, max_size=6).map(torch.
 @settings(deadline=None)
 @given(LOGITS, LOGITS, st.integers(-2, 2), st.sampled_from([0.5, 1.0, 2.0]))
 def test_divergences_against_their_definitions(p_logits, q_logits, padding, temperature):
-    """Catches a swapped order, a forgotten temperature, and vocabularies of different size that are cut wrongly."""
+    """Catches a swapped order, a missing temperature, and vocabularies of different size that are cut wrongly."""
     p_logits, q_logits = p_logits[: 6 + min(padding, 0)], q_logits[: 6 - max(padding, 0)]
     found = divergences(p_logits[None], q_logits[None], temperature)
     common = min(len(p_logits), len(q_logits))
@@ -230,7 +230,7 @@ def test_divergences_against_their_definitions(p_logits, q_logits, padding, temp
 
 @pytest.mark.parametrize("more", ["target", "draft"])
 def test_padded_vocabularies(tokenizer, target, draft, tmp_path, more):
-    """Catches an embedding that is asked for ids it has not: a padded target really draws them here."""
+    """Catches ids that the embedding of the draft model lacks: a padded target samples them here."""
     larger = {"target": copy.deepcopy(target), "draft": draft}[more]
     larger.resize_token_embeddings(VOCAB_SIZE + 16, mean_resizing=False)
     pair = {"target": target, "draft": draft} | {more: larger}
@@ -245,8 +245,8 @@ def test_padded_vocabularies(tokenizer, target, draft, tmp_path, more):
 
 
 def test_completions_follow_the_distribution_of_the_target(tokenizer, target, tmp_path):
-    """Catches prompts padded on the wrong side, and warpers of the target's own generation config: completions of
-    one token are counted against the distribution. False alarm below 1e-4 (bound on TV at 2000 draws)."""
+    """Catches prompts padded on the wrong side, and warpers of the target's own generation config: completions of one
+    token are compared with the distribution. False alarm below 1e-4 (bound on TV at 2000 draws)."""
     target = copy.deepcopy(target)
     target.generation_config.top_k = 2
     prompts = [tuple(tokenizer(text).input_ids) for text in ("w9", "w4 w5 w6 w7")]
@@ -263,7 +263,7 @@ def test_completions_follow_the_distribution_of_the_target(tokenizer, target, tm
 
 
 def test_completions_end_at_stop_strings(tmp_path):
-    """Catches stop strings that are not handed on. Words cannot be matched within words, hence the embedded pair."""
+    """Catches stop strings that are dropped. Words cannot be matched within words, so this uses the embedded pair."""
     pair = load_demo_pair()
     prompts = [tuple(pair.tokenizer(f"Question: 2 plus {number}?\nAnswer:").input_ids) for number in range(3, 7)]
     free = sample_completions(pair.target, pair.tokenizer, prompts, config(tmp_path / "free"))
@@ -273,9 +273,9 @@ def test_completions_end_at_stop_strings(tmp_path):
     assert any(len(cut[prompt][0]) < len(free[prompt][0]) for prompt in prompts)
 
 
-def test_completions_are_drawn_once_and_a_broken_run_goes_on(monkeypatch, tokenizer, target, tmp_path):
-    """Catches completions that are drawn again on resume, torn lines (a torn first one passed for other settings), and
-    a resumed run that draws something else."""
+def test_completions_are_drawn_once_and_an_interrupted_run_continues(monkeypatch, tokenizer, target, tmp_path):
+    """Catches completions that are drawn again on resume, incomplete lines (an incomplete first one counted as other
+    settings), and a resumed run that draws other completions."""
     prompts = [tuple(tokenizer(row["prompt"]).input_ids) for row in make_rows(10)]
     args = config(tmp_path, generation_batch_size=4, num_samples_per_prompt=2)
     samples = sample_completions(target, tokenizer, [*prompts, prompts[0]], args)
@@ -316,7 +316,7 @@ def test_completions_are_drawn_once_and_a_broken_run_goes_on(monkeypatch, tokeni
 
 
 def test_adapter_loads_and_drafts(tokenizer, target, draft, tmp_path):
-    """Catches an adapter that loses something on disk, that decoding ignores, or that names places on this machine."""
+    """Catches an adapter that is incomplete on disk, that decoding ignores, or that contains local paths."""
     base = copy.deepcopy(draft)
     tuned = tune_draft(target, draft, tokenizer, make_rows(8), config(tmp_path, max_steps=3, merge=True))
     written = {path.name for path in tmp_path.iterdir()}
@@ -346,7 +346,7 @@ def test_adapter_loads_and_drafts(tokenizer, target, draft, tmp_path):
 
 @pytest.mark.parametrize("all_weights", [False, True])
 def test_resume_continues_from_the_newest_checkpoint(monkeypatch, tokenizer, target, draft, tmp_path, all_weights):
-    """Catches a resumed run that starts anew, and a checkpoint of all weights that is not loaded."""
+    """Catches a resumed run that starts from the beginning, and a checkpoint of all weights that is not loaded."""
     base = copy.deepcopy(draft)
     options = {"save_strategy": "steps", "save_steps": 2, "max_steps": 4, "lr_scheduler_type": "constant"}
     options["all_weights"] = all_weights
@@ -366,8 +366,8 @@ def test_resume_continues_from_the_newest_checkpoint(monkeypatch, tokenizer, tar
 
 @pytest.mark.parametrize("cut", [False, True])
 def test_all_weights_of_a_made_draft_are_trained(tokenizer, target, tmp_path, cut):
-    """Catches weights that stay as they were, a cut vocabulary whose loss or gradient is not finite, an adapter where
-    none was asked for, and a result that loses something on the disk."""
+    """Catches weights that do not change, a cut vocabulary with a loss or gradient that is not finite, an adapter that
+    was not requested, and an incomplete result on disk."""
     kept = [PAD, EOS, BOS, *range(4, VOCAB_SIZE, 2)] if cut else None
     draft = make_draft(target, [0], None if kept is None else sorted(kept))
     before = {name: value.clone() for name, value in draft.state_dict().items()}
@@ -392,7 +392,7 @@ def test_all_weights_of_a_made_draft_are_trained(tokenizer, target, tmp_path, cu
 
 @pytest.mark.parametrize("all_weights", [False, True])
 def test_held_out_acceptance_is_logged(tokenizer, target, draft, tmp_path, all_weights):
-    """Catches the acceptance of the training prompts under the name of held-out ones, and held-out prompts that are
+    """Catches the acceptance of training prompts logged as that of held-out ones, and held-out prompts that are
     trained on."""
     rows, held_out = make_rows(8), make_rows(6, seed=9)
     start = copy.deepcopy(draft)
@@ -408,8 +408,8 @@ def test_held_out_acceptance_is_logged(tokenizer, target, draft, tmp_path, all_w
     assert json.loads((tmp_path / "provenance.json").read_text())["num_completions"] == len(rows)
 
 
-def test_ids_that_the_draft_cannot_say_cost_no_divergence():
-    """Catches an infinite KL, a nan, and a gradient at ids whose logit is minus infinity."""
+def test_ids_without_an_output_row_add_no_divergence():
+    """Catches an infinite KL, NaN, and a gradient at ids whose logit is minus infinity."""
     torch.manual_seed(0)
     p_logits, q_logits = torch.randn(3, 6), torch.randn(3, 6)
     q_logits[:, [1, 4]] = -torch.inf
@@ -460,7 +460,7 @@ def test_layers_by_name(tokenizer, draft, tmp_path):
 
 
 def test_prompts_beyond_the_context_are_refused(tokenizer, target, draft, tmp_path):
-    """Catches prompts that no position is left for, with nothing but worse drafts to show for it."""
+    """Catches prompts without a position left for completions, which would only result in a worse draft model."""
     rows = [*make_rows(1), {"prompt": "w9 " * 120, "completion": "w5"}]
     for mode in ("distill", "supervised"):
         with pytest.raises(ValueError, match="prompt 1 of rows has 121 tokens; at most 116 fit"):
@@ -476,7 +476,7 @@ def test_two_tunings_in_one_folder_are_refused(tokenizer, draft, tmp_path):
 
 
 def test_calls_are_checked(tokenizer, target, draft, tmp_path):
-    """Catches mistakes that would show only after an hour of drawing."""
+    """Catches errors that would be reported only after an hour of sampling."""
     args, supervised = config(tmp_path), config(tmp_path, mode="supervised")
     rows = make_rows(2)
     with pytest.raises(ValueError, match="at least one"):
@@ -503,7 +503,7 @@ def test_calls_are_checked(tokenizer, target, draft, tmp_path):
 
 
 def test_command_tunes_the_embedded_draft(tmp_path):
-    """Catches options that get lost, and a path of this machine in what is written beside the adapter."""
+    """Catches lost options, and a local path in files saved with the adapter."""
     folder, run = tmp_path / "draft", tmp_path / "run.yaml"
     run.write_text(yaml.safe_dump({"task": "math", "num_examples": 4, "max_steps": 9, "learning_rate": "1e-3"}))
     quick = "--max_completion_length 8 --max_steps 1 --lora_r 2 --use_cpu --disable_tqdm true --save_strategy no"
@@ -523,8 +523,8 @@ def test_command_tunes_the_embedded_draft(tmp_path):
 
 
 def test_command_tunes_on_prompts_without_references_and_holds_some_out(tmp_path):
-    """Catches a distillation that asks for references, held-out prompts that are trained on, and all weights that are
-    an option only."""
+    """Catches distillation that requires references, held-out prompts that are trained on, and an option for all
+    weights without effect."""
     rows = [{"category": "writing", "turns": [f"Say {n}."]} for n in range(6)]
     data = tmp_path / "specbench.jsonl"
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -22,7 +22,7 @@ from tests.training.short_runs import same, trainer
 
 @pytest.fixture
 def disk(tmp_path) -> Iterator[Path]:
-    """A small file system of its own, which holds one checkpoint and not two."""
+    """A small file system with room for one checkpoint, but not for two."""
     folder = tmp_path / "disk"
     folder.mkdir()
     if not mounted("-t", "tmpfs", "-o", "size=56k", "tmpfs", str(folder)):
@@ -38,8 +38,8 @@ def mounted(*arguments: str) -> bool:
 
 
 def test_full_disk(unbroken, disk):
-    """Catches 'basic_ios::clear: iostream error' of torch, which does not mention the full disk, and an error of the
-    system that names no file."""
+    """Catches 'basic_ios::clear: iostream error' of torch, which does not mention the full disk, and an error without
+    a file name."""
     full = trainer(disk / "run")
     words = r"checkpoint-\d could not be written: .* 0\.0 MiB are free there\. Free some space"
     with pytest.raises(WriteError, match=words):
@@ -54,7 +54,7 @@ def test_full_disk(unbroken, disk):
 
 
 def test_full_disk_at_the_references(disk):
-    """Catches references that are left half written, or destroy those that were measured before."""
+    """Catches references that are incomplete, or that destroy those measured before."""
     (disk / "filler").write_bytes(bytes(56 * 1024))
     with pytest.raises(WriteError, match=r"reference_rewards\.json could not be written: .*No space left on device"):
         trainer(disk / "run", acceptance_coef=None).train()
@@ -73,8 +73,8 @@ FAILURES = {
     [("_save", "safetensors"), ("_save_optimizer_and_scheduler", "torch"), ("_save_rng_state", "system")],
 )
 def test_failing_save(unbroken, tmp_path, monkeypatch, place: str, name: str):
-    """Catches what a full disk looks like from torch and safetensors, where no disk can be filled; and a failed save
-    that damages the one before."""
+    """Catches errors of a full disk from torch and safetensors, where no disk can be filled, and a failed save that
+    damages the previous checkpoint."""
     failing = trainer(tmp_path)
     inner = getattr(failing, place)
 
@@ -94,7 +94,7 @@ def test_failing_save(unbroken, tmp_path, monkeypatch, place: str, name: str):
 
 @pytest.mark.parametrize("call", ["save_model", "save_state"])
 def test_failing_last_save(tmp_path, monkeypatch, call: str):
-    """Catches an error of the system without a file's name where a finished run writes its head and its log."""
+    """Catches an error without a file name when a finished run saves its head and its log."""
     failing = trainer(tmp_path)
 
     def fail(*args, **kwargs):
@@ -107,7 +107,8 @@ def test_failing_last_save(tmp_path, monkeypatch, call: str):
 
 
 def test_folder_that_cannot_be_written(tmp_path, monkeypatch):
-    """Catches the check above that is skipped: permissions do not hold for root, and not everybody may mount."""
+    """Catches a missing check where the test above is skipped: permissions do not apply to root, and mounting needs
+    privileges."""
 
     def fail(**_):
         raise OSError(errno.EACCES, "Permission denied")
@@ -118,7 +119,7 @@ def test_folder_that_cannot_be_written(tmp_path, monkeypatch):
 
 
 def test_a_file_where_the_folder_should_be(tmp_path):
-    """Catches 'File exists', which sounds as if all were well."""
+    """Catches the bare error 'File exists'."""
     (tmp_path / "run").touch()
     with pytest.raises(WriteError, match=r"run could not be written: .*File exists.* choose a folder"):
         trainer(tmp_path / "run")
@@ -150,7 +151,7 @@ def test_second_run_in_one_folder(unbroken, tmp_path):
 
 @pytest.mark.parametrize("content", [b"", b'{"settings": {"a', b"\xff\xfe\x00", b"[]", b'{"settings": {}}'])
 def test_damaged_references(tmp_path, content: bytes):
-    """Catches 'Unterminated string starting at: line 1 column 49' as all that is said of a damaged file."""
+    """Catches 'Unterminated string starting at: line 1 column 49' as the only message about a damaged file."""
     (tmp_path / "reference_rewards.json").write_bytes(content)
     with pytest.raises(ValueError, match=r"reference_rewards\.json is damaged .*; remove it to measure"):
         trainer(tmp_path, acceptance_coef=None).train()

@@ -1,4 +1,4 @@
-"""Rewards that fail and prompts that nothing can be made of: the run ends in a sentence, and loses no step."""
+"""Rewards that fail and invalid prompts: the run ends with a message and loses no step."""
 
 import pytest
 
@@ -26,8 +26,8 @@ def failing_at(number: int, failure: Exception | float):
 
 @pytest.mark.parametrize("failure", [KeyError("answer"), float("nan"), float("inf")], ids=["raises", "nan", "inf"])
 def test_failing_reward(unbroken, tmp_path, failure):
-    """Catches NaN that passes for "no reward", an error that names neither reward nor prompt, and steps since the last
-    checkpoint that are lost for a mistake in a user's reward."""
+    """Catches NaN that counts as "no reward", an error that names neither reward nor prompt, and steps since the last
+    checkpoint that are lost because of an error in a user's reward."""
     reward, calls = failing_at(3, failure)
     words = "reward 'moody' (raised KeyError: 'answer'|must return finite numbers .* (nan|inf) for completion )"
     failing = trainer(tmp_path, reward, save_steps=STEPS)
@@ -41,7 +41,7 @@ def test_failing_reward(unbroken, tmp_path, failure):
 
 
 def test_rewards_that_become_none(tmp_path):
-    """Catches steps that are lost when a batch of rollouts gets no reward at all."""
+    """Catches steps that are lost when a batch of rollouts has no reward."""
     calls = []
 
     def fading(completions, **columns):
@@ -56,7 +56,7 @@ def test_rewards_that_become_none(tmp_path):
 
 
 def test_reward_that_fails_at_once(tmp_path):
-    """Catches a checkpoint of nothing, and one that a resumed run writes again over itself."""
+    """Catches an empty checkpoint, and one that a resumed run overwrites."""
     reward, _ = failing_at(1, KeyError("answer"))
     with pytest.raises(RewardError, match="No step was finished"):
         trainer(tmp_path, reward).train()
@@ -64,7 +64,7 @@ def test_reward_that_fails_at_once(tmp_path):
 
 
 def test_reward_that_fails_while_references_are_measured(tmp_path):
-    """Catches references of earlier prompts that are measured again since a later one made the reward fail."""
+    """Catches references of earlier prompts that are measured again because a later one made the reward fail."""
     settings = {"acceptance_coef": None, "generation_batch_size": 1, "reference_generations": 2}
     reward, _ = failing_at(3, KeyError("answer"))
     failing = trainer(tmp_path, reward, **settings)
@@ -77,7 +77,7 @@ def test_reward_that_fails_while_references_are_measured(tmp_path):
 
 @pytest.mark.parametrize("call", [2, 6])
 def test_reward_that_fails_in_an_evaluation(unbroken_best, tmp_path, call: int):
-    """Catches an evaluation that never happens, as the run went on behind it: that step's head could be the best."""
+    """Catches an evaluation that is skipped when the run is resumed: its head could be the best."""
     reward, _ = failing_at(call, KeyError("answer"))
     failing = trainer(tmp_path, reward, evaluated=True)
     with pytest.raises(RewardError, match=f"The {call} steps before it are saved in checkpoint-{call}"):
@@ -92,7 +92,7 @@ def test_reward_that_fails_in_an_evaluation(unbroken_best, tmp_path, call: int):
 
 
 def test_reward_that_fails_on_another_device(monkeypatch):
-    """Catches a process that waits for ever for the rewards of one whose reward failed."""
+    """Catches a process that waits forever for the rewards of one whose reward failed."""
     other = RewardError("there")
     monkeypatch.setattr(scoring, "gather_object", lambda mine: [*mine, other])
     with pytest.raises(RewardError, match="there"):
@@ -113,7 +113,7 @@ def test_reward_that_fails_on_another_device(monkeypatch):
 
 @pytest.mark.parametrize("coef", [0.3, None], ids=["fixed", "constrained"])
 def test_one_prompt(tmp_path, coef):
-    """Catches a mean, a spread or an order that needs two prompts."""
+    """Catches a mean, a standard deviation or an order that needs two prompts."""
     rows = runs.rows()[:1]
     done = trainer(tmp_path, train_dataset=rows, eval_dataset=rows, acceptance_coef=coef, **EVALUATED)
     done.train()
@@ -143,14 +143,14 @@ PROMPTS = {
 
 @pytest.mark.parametrize(("settings", "message"), PROMPTS.values(), ids=PROMPTS)
 def test_prompts_that_cannot_be_trained_on(tmp_path, settings: dict, message: str):
-    """Catches prompts that no position is left for, which models with rotary positions take without a word."""
+    """Catches prompts without a position left for a completion, which models with rotary positions accept."""
     with pytest.raises(ValueError) as error:
         trainer(tmp_path, **settings)
     assert message in str(error.value)
 
 
 def test_prompt_beyond_the_draft(tmp_path):
-    """Catches a draft of fewer positions than its target has."""
+    """Catches a draft model with fewer positions than its target."""
     target, draft = runs.pair()
     draft.config.max_position_embeddings = 16
     rows = runs.rows(["a" * 7])
@@ -161,7 +161,7 @@ def test_prompt_beyond_the_draft(tmp_path):
 
 
 def test_prompt_without_tokens(tmp_path, monkeypatch):
-    """Catches an empty line of a data file, which fails deep inside the loop where a tokenizer adds no BOS."""
+    """Catches an empty line of a data file, which fails inside the loop if the tokenizer adds no BOS."""
     tokenizer = runs.tokenizer()
     tokenizer.backend_tokenizer.post_processor = None
     monkeypatch.setattr(runs, "tokenizer", lambda: tokenizer)

@@ -1,4 +1,4 @@
-"""The objective against an enumeration of the whole decoding process: every path, no Monte Carlo."""
+"""The objective against an enumeration of the whole decoding process."""
 
 import itertools
 from collections.abc import Iterator
@@ -40,7 +40,7 @@ def policy_loss(*args, **settings) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Step:
-    """One emitted token: how it came about, after which prefix, and, where it matters, in place of which draft."""
+    """One emitted token: its kind, the prefix, and, where needed, the draft token that it replaces."""
 
     source: str
     prefix: Prefix
@@ -50,7 +50,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Leaf:
-    """One way a rollout can go; `prob` is differentiable in the head's parameters."""
+    """One possible rollout; `prob` is differentiable in the head's parameters."""
 
     prob: torch.Tensor
     steps: tuple[Step, ...]
@@ -61,10 +61,8 @@ class Leaf:
 
 
 class Process:
-    """Speculative decoding with random context-dependent distributions and head, written as naively as it is defined.
-
-    Under the mixture a rejection has one score for every draft token; with weights per token it has several.
-    """
+    """Speculative decoding with random context-dependent distributions and a head, implemented naively from its
+    definition. In a mixture a rejection has one score for all draft tokens; with weights per token it has several."""
 
     def __init__(
         self,
@@ -188,7 +186,7 @@ def relative_error(found: torch.Tensor, expected: torch.Tensor) -> float:
 
 
 def record(accepted, p, q, tv=None, sequence=None, num_sequences=None, dtype=torch.float64) -> Decisions:
-    """A record from lists; p and q are also those of the draft token."""
+    """Return a record from lists; p and q are also those of the draft token."""
     sequence = list(range(len(p))) if sequence is None else sequence
     p, q = torch.tensor(p, dtype=dtype), torch.tensor(q, dtype=dtype)
     tv = torch.tensor([0.5] * len(p) if tv is None else tv, dtype=dtype)
@@ -206,7 +204,7 @@ def record(accepted, p, q, tv=None, sequence=None, num_sequences=None, dtype=tor
 
 @every_process
 def test_enumeration_covers_the_process(process: Process):
-    """Catches a reference that forgets paths: its probabilities add up to 1, over rounds of every kind."""
+    """Catches a reference that misses outcomes: its probabilities sum to 1, over all kinds of rounds."""
     torch.testing.assert_close(process.probs.sum().item(), 1.0, rtol=0.0, atol=1e-12)
     assert {step.source for leaf in process.leaves for step in leaf.steps} == {"draft", "residual", "bonus"}
     assert process.eos is None or min(len(leaf.tokens) for leaf in process.leaves) == 1
@@ -214,8 +212,8 @@ def test_enumeration_covers_the_process(process: Process):
 
 @every_process
 def test_score_is_the_gradient_of_the_expected_reward(process: Process):
-    """Catches every wrong score: log v of accepted tokens with p > q, of residual or of bonus tokens; no log w for a
-    rejection; a decision filed under another rollout."""
+    """Catches any wrong score: log v of accepted tokens with p > q, of residual or of bonus tokens; a missing log w
+    for a rejection; a decision of another rollout."""
     exact = process.gradient(process.probs @ process.rewards)
     scores = process.rule.log_prob(process.logit, process.decisions)
     weights = (process.probs * process.rewards).detach()
@@ -225,8 +223,8 @@ def test_score_is_the_gradient_of_the_expected_reward(process: Process):
 
 @every_process
 def test_policy_loss_has_that_gradient_at_ratio_1(process: Process):
-    """Catches a ratio that cuts the graph or keeps the old logit in it, a clip that bites inside its range, a sign,
-    and a mean over decisions in place of rollouts."""
+    """Catches a ratio that detaches the graph or keeps the old logit in it, a clip within its range, a sign, and a
+    mean over decisions instead of rollouts."""
     exact = process.gradient(process.probs @ process.rewards)
     advantage = (process.probs * process.rewards).detach()
     for clip_range in (None, 0.2):
@@ -237,8 +235,8 @@ def test_policy_loss_has_that_gradient_at_ratio_1(process: Process):
 
 @every_process
 def test_accepted_share_is_an_exact_reward(process: Process):
-    """Catches a share that is no function of the rollout, such as one that still depends on w: then folding it into
-    the reward would miss a part of the gradient."""
+    """Catches a share that is not a function of the rollout, such as one that still depends on w: as a part of the
+    reward it would lack a part of the gradient."""
     kept = [[step.source == "draft" for step in leaf.steps if step.source != "bonus"] for leaf in process.leaves]
     share = torch.tensor([sum(coins) / len(coins) for coins in kept], dtype=torch.float64)
     torch.testing.assert_close(accepted_share(process.decisions), share)
@@ -249,8 +247,8 @@ def test_accepted_share_is_an_exact_reward(process: Process):
 
 @every_process
 def test_ratios_reweight_to_another_policy(process: Process):
-    """Catches a log-probability that is right in its gradient but not in its differences: a term with w left out, or
-    one that depends on w in a way that cancels at ratio 1 only."""
+    """Catches a log-probability with the right gradient but wrong differences: a missing term with w, or one whose
+    dependence on w cancels at ratio 1 only."""
     theta = process.theta.detach() + 0.7 * process.normal(len(process.theta))
     other = Process(process.seed, process.eos, process.free_head, process.kind, theta)
     change = process.rule.log_prob(other.logit, process.decisions) - process.rule.log_prob(
@@ -263,8 +261,9 @@ def test_ratios_reweight_to_another_policy(process: Process):
 
 
 @every_process
-def test_expected_acceptance_counts_coins(process: Process):
-    """Catches 1 - TV or 1 - (1 - w) TV: summed over a rollout, expected and actual accepts have one expectation."""
+def test_expected_acceptance_counts_decisions(process: Process):
+    """Catches 1 - TV or 1 - (1 - w) TV: summed over a rollout, expected and actual acceptance have the same
+    expectation."""
     decisions = process.decisions
     accepts = torch.bincount(decisions.sequence[decisions.accepted], minlength=len(process.leaves)).double()
     expected = expected_acceptance(process.rule, process.logit, decisions) * decisions.counts()
@@ -273,11 +272,9 @@ def test_expected_acceptance_counts_coins(process: Process):
 
 @every_process
 def test_expected_acceptance_is_differentiated_at_fixed_visitation(process: Process):
-    """Catches a mean over the batch's positions in place of each rollout's, and a weight that got detached.
-
-    What is left out is the score of the visitation, and a return with the acceptance in it supplies that exactly. It
-    is not always small: over 40 random processes the median error is 14%, the worst 99% (cosine 0.45).
-    """
+    """Catches a mean over the batch's positions instead of each rollout's, and a detached weight. The missing part is
+    the score of the visited positions, which a return with the acceptance in it provides exactly. It is not always
+    small: over 40 random processes the median error is 14%, the largest 99% (cosine 0.45)."""
     accept = process.kept / process.q if process.by_token else process.kept.sum(-1, keepdim=True).expand(-1, VOCAB)
     coins = accept[process.where, process.drafted]
     per_leaf = torch.stack([coins[process.decisions.sequence == n].mean() for n in range(len(process.leaves))])
@@ -315,8 +312,8 @@ def test_kl_estimate_is_unbiased_in_value_and_gradient(process: Process):
 )
 @pytest.mark.parametrize("accepted", [False, True])
 @every_rule
-def test_clip_stops_what_has_gone_far_enough(rule, accepted: bool, advantage: float, change: float, moves: bool):
-    """Catches max in place of min, and a clip that also stops the way back: A > 0 clips above, A < 0 below."""
+def test_clip_removes_gradients_beyond_the_range(rule, accepted: bool, advantage: float, change: float, moves: bool):
+    """Catches max instead of min, and a clip in the other direction: A > 0 clips above, A < 0 below."""
     decisions = record([accepted], [0.0 if accepted else 0.9], [0.5])
     logit = torch.zeros(1, dtype=torch.float64, requires_grad=True)
     # The ratio is exp(change) for either kind: log w of a rejection, log (1 - w) q of a draft with p = 0.
@@ -338,7 +335,7 @@ def test_clip_stops_what_has_gone_far_enough(rule, accepted: bool, advantage: fl
 
 @pytest.mark.parametrize("name", ["mixture-seed2-eos", "token-seed2-eos"])
 def test_parts_of_a_batch_add_up(name: str):
-    """Catches terms with divisors of their own: data-parallel training would weigh them by how a batch is split."""
+    """Catches terms with other divisors: in data-parallel training they would depend on how a batch is divided."""
     process, terms = PROCESSES[name], {"acceptance_coef": 0.3, "kl_coef": 0.1, "clip_range": 0.2}
     old, whole = process.logit.detach() + 0.3, process.decisions
     loss, _ = diversed_loss(process.rule, process.logit, old, whole, process.rewards, **terms)
@@ -359,7 +356,7 @@ def test_parts_of_a_batch_add_up(name: str):
 
 @pytest.mark.parametrize("name", ["mixture-seed0", "token-seed0"])
 def test_loss_is_the_sum_of_its_terms(name: str):
-    """Catches a term with the wrong sign: acceptance is to rise, KL to fall."""
+    """Catches a term with the wrong sign: acceptance must rise, KL must fall."""
     process = PROCESSES[name]
     rule, logit, decisions = process.rule, process.logit, process.decisions
     loss, metrics = diversed_loss(rule, logit, logit, decisions, process.rewards, acceptance_coef=0.3, kl_coef=0.1)
@@ -371,7 +368,7 @@ def test_loss_is_the_sum_of_its_terms(name: str):
 
 
 def test_token_scores_equal_mixture_scores_at_one_weight():
-    """Catches a second definition of the same coins: where all tokens have one weight, ratios, gradients of the
+    """Catches a different definition of the same decisions: where all tokens have one weight, ratios, gradients of the
     reward and the KL are those of the mixture."""
     cases = list(itertools.product((True, False), (0.05, 0.3, 0.6), (0.1, 0.5), (-3.0, 0.4, 2.0)))
     accepted, p, q, logits = zip(*(case for case in cases if case[0] or case[1] > case[2]))
@@ -387,7 +384,7 @@ def test_token_scores_equal_mixture_scores_at_one_weight():
 
 @every_rule
 def test_rollouts_without_decisions_change_nothing(rule):
-    """Catches 0 / 0, which would turn the whole batch's gradient into nan, and a metric diluted by constants."""
+    """Catches 0 / 0, which would make the gradient of the batch NaN, and a metric that includes constants."""
     logit = torch.tensor([0.3, -0.2], dtype=torch.float64, requires_grad=True)
     terms = {"acceptance_coef": 1.0, "kl_coef": 1.0, "clip_range": 0.2}
     slopes = []
@@ -406,8 +403,7 @@ def test_rollouts_without_decisions_change_nothing(rule):
 
 
 def test_leave_one_out():
-    """Catches a reward in its own baseline, neighbours of another prompt in it, and missing rewards that are
-    counted."""
+    """Catches a reward in its own baseline, rollouts of another prompt in it, and missing rewards that are counted."""
     rewards = torch.tensor([1.0, 0.0, 0.5, 0.0, 9.0, 2.0, 0.7, 0.7, 0.7])
     valid = torch.tensor([True, True, True, True, False, False, True, True, True])
     found = leave_one_out(rewards, valid, 3)
@@ -430,8 +426,8 @@ def test_center():
 
 
 @every_rule
-def test_only_the_decisions_shape_is_taken(rule):
-    """Catches an advantage per decision, or logits `[M, 1]`: both would broadcast or index without complaint."""
+def test_other_shapes_are_refused(rule):
+    """Catches an advantage per decision, or logits `[M, 1]`: both would broadcast or index without an error."""
     decisions = record([True, False, True], [0.1, 0.6, 0.2], [0.4, 0.2, 0.5], sequence=[0, 0, 1])
     with pytest.raises(AssertionError, match="per rollout"):
         policy_loss(RULE, torch.zeros(3), torch.zeros(3), decisions, torch.zeros(3))
@@ -492,7 +488,7 @@ def test_float32_matches_float64(rule):
 
 
 def test_half_precision_logits_are_widened():
-    """Catches arithmetic in the head's own dtype: bfloat16 knows w near 0.5 to 2^-9 only."""
+    """Catches arithmetic in the head's own dtype: bfloat16 resolves w near 0.5 to 2^-9 only."""
     decisions = record([True, False], [0.1, 0.6], [0.4, 0.2], dtype=torch.float32)
     logit = torch.tensor([0.3, -0.2], dtype=torch.bfloat16)
     for rule, term in itertools.product(RULES.values(), (MixtureScore.log_prob, expected_acceptance, kl_to_target)):

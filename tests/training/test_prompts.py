@@ -1,4 +1,4 @@
-"""In which order prompts are rolled out."""
+"""The order of prompts in training."""
 
 from collections import Counter
 
@@ -25,7 +25,7 @@ def groups(sampler: RolloutOrder) -> list[list[int]]:
 @search
 @given(st.integers(1, 20), st.integers(1, 5), st.integers(1, 4), st.integers(1, 3), st.integers(1, 5))
 def test_length_is_that_of_the_run(prompts: int, per_batch: int, generations: int, iterations: int, rollouts: int):
-    """Catches a data loader that ends before the run does, or a second epoch that begins anew."""
+    """Catches a data loader that ends before the run, or starts a second epoch."""
     sampler = order(prompts, per_batch * generations, generations, iterations, iterations * rollouts)
     assert len(list(sampler)) == len(sampler) == per_batch * generations * iterations * rollouts
 
@@ -38,13 +38,13 @@ def test_updates_of_one_rollout_see_the_same_prompts():
 
 
 def test_a_prompts_generations_are_adjacent():
-    """Catches a group torn apart, so that its devices would not hold whole groups."""
+    """Catches a divided group, so that devices would not have whole groups."""
     for group in groups(order()):
         assert group[::2] == group[1::2]
 
 
 def test_prompts_take_turns():
-    """Catches prompts drawn with replacement: all must come up before one comes up again."""
+    """Catches prompts drawn with replacement: each must be drawn once before one is repeated."""
     found = [index for group in groups(order(num_updates=42))[::3] for index in group[::2]]
     assert len(found) == 56
     assert [sorted(found[start : start + 7]) for start in range(0, 56, 7)] == [list(range(7))] * 8
@@ -52,13 +52,13 @@ def test_prompts_take_turns():
 
 
 def test_fewer_prompts_than_a_batch_holds():
-    """Catches an endless or failing draw for a handful of prompts."""
+    """Catches an endless or failing draw for few prompts."""
     for group in groups(order(num_prompts=3, batch_size=12)):
         assert set(Counter(group).values()) <= {4}
 
 
 def test_order_is_a_function_of_the_seed():
-    """Catches an order that depends on how often it was asked for, which a resume could not reproduce."""
+    """Catches an order that depends on the number of earlier draws, which a resumed run could not reproduce."""
     sampler = order()
     assert list(sampler) == list(sampler) == list(order())
     assert list(order(seed=1)) != list(order())
@@ -66,6 +66,6 @@ def test_order_is_a_function_of_the_seed():
 
 @pytest.mark.parametrize("more", [15, 60])
 def test_a_longer_run_begins_as_a_shorter_one(more: int):
-    """Catches an order that depends on the length of the run, so that none could be prolonged."""
+    """Catches an order that depends on the length of the run, so that a run could not be extended."""
     short = list(order())
     assert list(order(num_updates=more))[: len(short)] == short

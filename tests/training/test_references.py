@@ -1,4 +1,4 @@
-"""The store of the target's own rewards."""
+"""Stored rewards of the target's own completions."""
 
 import pytest
 
@@ -22,7 +22,7 @@ def test_mean_over_a_prompts_completions(path):
 
 
 def test_prompt_without_any_reward_is_known_to_have_none(path):
-    """Catches a KeyError in the middle of a run, and a measurement that is repeated at every resume."""
+    """Catches a KeyError during a run, and a measurement that is repeated at every resume."""
     store = ReferenceRewards(path, SETTINGS)
     store.add(["a", "a"], [None, None])
     assert store["a"] is None
@@ -37,7 +37,7 @@ def test_missing_are_distinct_and_in_order(path):
 
 
 def test_survives_the_process(path):
-    """Catches settings that do not equal themselves once read back (a tuple), and values that lose digits."""
+    """Catches settings that differ after they are read back (a tuple), and values that lose digits."""
     store = ReferenceRewards(path, SETTINGS)
     store.add(["a", CHAT, "none"], [1 / 3, 0.1 + 0.2, None])
     store.save()

@@ -23,7 +23,7 @@ REPOSITORY = Path(__file__).parents[2]
 
 
 class Runs(NamedTuple):
-    """Where an undisturbed and a disturbed run ended, and what happened in between."""
+    """The folders of an uninterrupted and an interrupted run, and the kills."""
 
     unbroken: Path
     broken: list[Path]
@@ -41,8 +41,8 @@ def killed(tmp_path_factory) -> Runs:
     return Runs(folder / "unbroken", [folder / name for name in report["finished"]], report["kills"])
 
 
-def test_kills_hit_where_it_hurts(killed):
-    """Catches a driver that kills too few, or never inside a save or while the target's own rewards are measured."""
+def test_kills_hit_critical_places(killed):
+    """Catches a driver that kills too rarely, or never during a save or the measurement of reference rewards."""
     assert len(killed.kills) == NUM_KILLS
     assert sum(kill["in_save"] for kill in killed.kills) >= 3
     assert {kill["pause"] for kill in killed.kills} >= set(PAUSES)
@@ -51,7 +51,7 @@ def test_kills_hit_where_it_hurts(killed):
 
 
 def test_last_head_is_bitwise_that_of_the_unbroken_run(killed):
-    """Catches rollouts that depend on where the process started, and a best head forgotten or taken from an
+    """Catches rollouts that depend on where the process started, and a best head that is lost or taken from an
     interrupted save."""
     for run in killed.broken:
         for folder in (".", "checkpoint-16"):
@@ -61,15 +61,15 @@ def test_last_head_is_bitwise_that_of_the_unbroken_run(killed):
 
 @pytest.mark.parametrize("name", ["optimizer.pt", "scheduler.pt", "rng_state.pth"])
 def test_state_files_are_bitwise_those_of_the_unbroken_run(killed, name: str):
-    """Catches an optimizer, a learning rate or a random state that starts anew."""
+    """Catches an optimizer, a learning rate or a random state that is reset."""
     for run in killed.broken:
         found, expected = (_load(path / "checkpoint-16" / name) for path in (run, killed.unbroken))
         assert _plain(found) == _plain(expected)
 
 
 def test_multiplier_references_and_log_are_those_of_the_unbroken_run(killed):
-    """Catches a coefficient or running mean that is lost, references drawn under other seeds after an interruption,
-    and log lines that are missing or come twice."""
+    """Catches a coefficient or running mean that is lost, references drawn with other seeds after an interruption, and
+    log lines that are missing or duplicated."""
     expected = json.loads((killed.unbroken / "final.json").read_text())
     assert len(expected["constraint"]["attributes"]["batches"]) == 8
     assert len(expected["references"]) == 10
@@ -80,7 +80,7 @@ def test_multiplier_references_and_log_are_those_of_the_unbroken_run(killed):
 
 
 def test_same_checkpoints_remain_and_all_are_complete(killed):
-    """Catches an incomplete checkpoint, and a rotation that removes other ones after an interruption."""
+    """Catches an incomplete checkpoint, and a rotation that removes other checkpoints after an interruption."""
 
     def files(run: Path) -> dict[str, set[str]]:
         return {folder.name: {path.name for path in folder.iterdir()} for folder in run.glob("checkpoint-*")}

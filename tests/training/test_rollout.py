@@ -1,4 +1,4 @@
-"""Rollouts against an independent account: fresh forwards of both models, and the loop's own counters."""
+"""Rollouts against fresh forward passes of both models, and the loop's own counters."""
 
 from typing import NamedTuple
 
@@ -23,7 +23,7 @@ PROMPTS = ["mnop? qrs", "a", "def 1", "zz", "ghi = 22 + 3", "0", "bc", "e"]
 
 
 class Spy(Sampler):
-    """Keeps the token records that the rollouts were read from."""
+    """Stores the token records that rollouts were read from."""
 
     def __init__(self, *args):
         super().__init__(*args)
@@ -35,7 +35,7 @@ class Spy(Sampler):
 
 
 class Drawn(NamedTuple):
-    """Rollouts with all that an account of them needs."""
+    """Rollouts with the data to check them."""
 
     sampler: Spy
     head: DiversedHead
@@ -44,7 +44,7 @@ class Drawn(NamedTuple):
 
 
 def make_head(target, draft, features: str = "both", bias: float = 0.0) -> DiversedHead:
-    """A head whose weights differ from place to place; with "+token" behind its features from token to token."""
+    """A head whose weights differ between positions; with "+token" in its features also between tokens."""
     kind = {"features": features.removesuffix("+token"), "token_features": features.endswith("+token")}
     head = DiversedHead(DiversedHeadConfig.for_pair(target, draft, **kind))
     generator = torch.Generator().manual_seed(0)
@@ -82,8 +82,7 @@ def drawn() -> Drawn:
 
 
 def fresh(model, prompt_ids: list[int], completion: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Distributions `[T, V]` and hidden states `[T, D]` that produced each token of a completion, by one plain
-    forward."""
+    """Distributions `[T, V]` and hidden states `[T, D]` at each token of a completion, from one plain forward."""
     ids = torch.tensor([prompt_ids + completion])
     with torch.no_grad():
         output = model(ids, output_hidden_states=True)
@@ -96,8 +95,8 @@ def fresh(model, prompt_ids: list[int], completion: list[int]) -> tuple[torch.Te
     [("llama", "both"), ("gpt2", "both"), ("llama", "distribution"), ("llama", "distribution+token")],
 )
 def test_decisions_are_those_of_a_fresh_forward(architecture: str, features: str):
-    """Catches probabilities, distances or head inputs of a neighbouring position, of another row or of rejected
-    drafts, and raw distributions where processed ones belong."""
+    """Catches probabilities, distances or head inputs of a neighbouring position, of another row or of rejected draft
+    tokens, and raw distributions instead of processed ones."""
     drawn = draw(architecture, features)
     decisions, inputs = drawn.rollouts.decisions, drawn.rollouts.inputs
     by_token = features.endswith("+token")
@@ -149,8 +148,8 @@ def test_bias_is_that_of_the_distribution_they_were_drawn_under():
 
 
 def test_counts_are_those_of_the_statistics(drawn):
-    """Catches bonus tokens or cut-off drafts that count as decisions, rejections that do not, and statistics whose
-    rows are not those of the prompts."""
+    """Catches bonus tokens or removed draft tokens that count as decisions, rejections that do not, and statistics of
+    other prompts."""
     decisions, stats = drawn.rollouts.decisions, drawn.rollouts.stats
     accepted = torch.bincount(decisions.sequence[decisions.accepted], minlength=len(PROMPTS))
     rejected = torch.bincount(decisions.sequence[~decisions.accepted], minlength=len(PROMPTS))
@@ -161,9 +160,9 @@ def test_counts_are_those_of_the_statistics(drawn):
 
 
 @pytest.mark.parametrize("features", ["both", "distribution+token"])
-def test_coins_fall_as_the_recorded_distributions_say(features: str):
-    """Catches accept flags of other positions. The count of rejections less the sum of w TV, or of w (1 - p/q)+, is a
-    martingale; beyond 4.5 standard deviations with probability below 1e-5, and the seed is fixed."""
+def test_decisions_follow_the_recorded_distributions(features: str):
+    """Catches accept flags of other positions. The number of rejections minus the sum of w TV, or of w (1 - p/q)+, is
+    a martingale; it exceeds 4.5 standard deviations with probability below 1e-5, and the seed is fixed."""
     drawn = draw(features=features, prompts=PROMPTS * 12, batch_size=96)
     decisions, rule = drawn.rollouts.decisions, drawn.sampler.verifier_class(drawn.head).score
     with torch.no_grad():
@@ -175,7 +174,7 @@ def test_coins_fall_as_the_recorded_distributions_say(features: str):
 
 
 def test_completions_come_in_the_order_of_the_prompts():
-    """Catches completions that stay sorted by the length of the prompts: each would be scored as another's."""
+    """Catches completions that stay sorted by the length of the prompts: each would be scored for another prompt."""
     sampler = make_sampler()
     head = make_head(sampler.pair.target, sampler.pair.draft)
     together = sampler.relaxed(PROMPTS, head, seed=1)
@@ -204,7 +203,7 @@ def test_seed_decides():
 
 
 def test_global_random_state_is_left_alone():
-    """Catches a draw that advances the caller's generator: data order and dropout would depend on it."""
+    """Catches draws that advance the caller's generator: data order and dropout would depend on them."""
     sampler = make_sampler()
     head = make_head(sampler.pair.target, sampler.pair.draft)
     before = torch.get_rng_state()
@@ -214,7 +213,7 @@ def test_global_random_state_is_left_alone():
 
 
 def frequent_token(sampler: Spy) -> int:
-    """A token that reference completions are full of, so that it makes a good EOS."""
+    """A frequent token of reference completions, for use as EOS."""
     _, ids = sampler.lossless(PROMPTS * 2, seed=0)
     return torch.bincount(torch.tensor([token for row in ids for token in row if token > 3])).argmax().item()
 
@@ -228,8 +227,8 @@ def with_eos(token: int, **settings) -> Spy:
 
 @pytest.mark.parametrize("lossless", [True, False], ids=["lossless", "relaxed"])
 def test_ends_at_eos(lossless: bool):
-    """Catches padding or tokens behind EOS among a completion's ids, and a completion that ends with EOS at the very
-    last place and counts as clipped."""
+    """Catches padding or tokens after EOS in a completion's ids, and a completion with EOS at the last position that
+    counts as truncated."""
     token = frequent_token(make_sampler(batch_size=16))
     sampler = with_eos(token, batch_size=48)
     head = make_head(sampler.pair.target, sampler.pair.draft)
@@ -248,7 +247,7 @@ def test_ends_at_eos(lossless: bool):
 
 
 def test_stop_strings_end_a_rollout():
-    """Catches stop strings that reach reference completions only, or neither."""
+    """Catches stop strings that apply to reference completions only, or to none."""
     token = frequent_token(make_sampler(batch_size=16))
     stop = runs.tokenizer().decode([token])
     sampler, prompts = make_sampler(stop_strings=(stop,), batch_size=16), PROMPTS * 2
@@ -263,8 +262,8 @@ def test_stop_strings_end_a_rollout():
 
 
 def test_reference_completions_follow_the_target():
-    """Catches reference rewards that are measured under a relaxed distribution. Given its prefix, the expectation of
-    log q(y) / p(y) is -KL(p || q); beyond 4.5 standard errors with probability below 1e-5, and the seed is fixed."""
+    """Catches reference rewards under a relaxed distribution. Given its prefix, the expectation of log q(y) / p(y) is
+    -KL(p || q); it deviates by 4.5 standard errors with probability below 1e-5, and the seed is fixed."""
     sampler = make_sampler(batch_size=64)
     prompts, excess = PROMPTS * 8, []
     for prompt, ids in zip(prompts, sampler.lossless(prompts, seed=1)[1]):
@@ -277,7 +276,7 @@ def test_reference_completions_follow_the_target():
 
 
 def seen_prompts(sampler: Spy, prompts, monkeypatch) -> list[list[int]]:
-    """The prompts as the target gets them, without their padding."""
+    """The prompts that the target receives, without padding."""
     seen, inner = [], sampler.pair.target.generate
 
     def generate(input_ids, attention_mask, **options):
@@ -302,13 +301,14 @@ def test_chat_prompts_get_the_template_and_nothing_twice(monkeypatch):
 
 
 def test_truncation_reaches_the_distributions():
-    """Catches top_k or top_p that is accepted and ignored: with one token left p(y) is 0 or 1."""
+    """Catches top_k or top_p without effect: with one token left p(y) is 0 or 1."""
     decisions = draw(top_k=1).rollouts.decisions
     assert set(decisions.target_prob.tolist()) <= {0.0, 1.0}
 
 
-def test_without_the_distribution_no_other_token_is_asked_about(monkeypatch):
-    """Catches training that pays for the whole vocabulary, and other decisions, or another bias on average, then."""
+def test_weights_of_other_tokens_are_computed_only_if_needed(monkeypatch):
+    """Catches training that computes the weights of the whole vocabulary without need, and decisions, or a mean bias,
+    that differ."""
     sampler = make_sampler()
     head = make_head(*runs.pair(), features="distribution+token")
     told = sampler.relaxed(PROMPTS * 40, head, seed=0)

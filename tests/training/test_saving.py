@@ -1,4 +1,4 @@
-"""What the trainer writes, and what it goes on from."""
+"""The files that the trainer saves, and from which it continues."""
 
 import json
 
@@ -26,7 +26,7 @@ def test_checkpoint_holds_the_head_alone(done):
     assert sum((runs.Path(checkpoint) / name).stat().st_size for name in listed) < 100_000
 
 
-def test_provenance_tells_how_it_came_about(done):
+def test_provenance_of_a_head(done):
     trainer, _ = done
     found = json.loads((runs.Path(trainer.args.output_dir) / "checkpoint-4" / "provenance.json").read_text())
     assert found["step"] == 4
@@ -40,8 +40,8 @@ def test_provenance_tells_how_it_came_about(done):
     assert {"versions", "git_commit", "argv", "world_size", "num_prompts", "acceptance_coef"} <= set(found)
 
 
-def test_the_final_head_says_which_step_it_is_of(done, tmp_path):
-    """Catches the best head, loaded at the end, under the number of the last step."""
+def test_the_final_head_records_its_step(done, tmp_path):
+    """Catches the best head, loaded at the end, with the number of the last step."""
     trainer, _ = done
     trainer.save_model(str(tmp_path))
     best = runs.Path(trainer.state.best_model_checkpoint)
@@ -49,9 +49,9 @@ def test_the_final_head_says_which_step_it_is_of(done, tmp_path):
     assert (tmp_path / "model.safetensors").read_bytes() == (best / "model.safetensors").read_bytes()
 
 
-def test_who_resumes_may_tolerate_more(tmp_path):
-    """Catches bounds of the interrupted run that outlive it, unseen beside the new ones in log and provenance, and a
-    running mean that they take along when they go."""
+def test_the_limit_can_change_on_resume(tmp_path):
+    """Catches bounds of the interrupted run that override the new ones, or are missing in log and provenance, and a
+    running mean that is lost with them."""
     first = runs.trainer(tmp_path, acceptance_coef=None, max_quality_drop=0.01, max_steps=4)
     first.train()
     again = runs.trainer(tmp_path, acceptance_coef=None, max_quality_drop=0.2, acceptance_coef_max=0.25, max_steps=6)

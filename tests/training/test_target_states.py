@@ -50,7 +50,7 @@ def test_states_make_the_distributions_of_every_token(target, tmp_path, dtype):
 
 
 def test_the_draft_learns_the_same_and_the_target_reads_once(monkeypatch, tokenizer, target, tmp_path):
-    """Catches states that do not belong to the batch, and a target that goes on reading in every epoch."""
+    """Catches states of another batch, and a target that runs in every epoch."""
     base, options = tiny_draft(target, noise=0.5), {"max_steps": 6, "all_weights": True}
     plain = tune_draft(target, copy.deepcopy(base), tokenizer, make_rows(16), config(tmp_path / "plain", **options))
     draws = draft_tuning.sample_completions
@@ -70,8 +70,8 @@ def test_the_draft_learns_the_same_and_the_target_reads_once(monkeypatch, tokeni
         assert not torch.equal(value, base.state_dict()[name])
 
 
-def test_a_broken_reading_goes_on(monkeypatch, target, tmp_path):
-    """Catches work that is lost, a torn batch that shifts all that follow, and states of other weights or texts."""
+def test_an_interrupted_run_continues(monkeypatch, target, tmp_path):
+    """Catches lost work, an incomplete batch that shifts all later ones, and states of other weights or texts."""
     examples, whole = make_examples(), with_target_states(make_examples(), target, tmp_path / "whole", 2)
     path, read, seen = tmp_path / "broken" / "target_states.bin", target_states._read, []
 
@@ -102,7 +102,7 @@ def test_a_broken_reading_goes_on(monkeypatch, target, tmp_path):
 
 
 def test_a_full_disk_is_found_before_hours_of_reading(monkeypatch, target, tmp_path):
-    """Catches a reading that ends where the disk does."""
+    """Catches an error about the disk only when it is full."""
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(target_states.shutil, "disk_usage", lambda _: usage(2**40, 2**40, 100))
     monkeypatch.setattr(target_states, "completion_logits", lambda *_: pytest.fail("read all the same"))
@@ -112,7 +112,7 @@ def test_a_full_disk_is_found_before_hours_of_reading(monkeypatch, target, tmp_p
 
 
 def last_steps(kind, config):
-    """A model that does something behind its output embedding, whose logits are some tens, as trained models' are."""
+    """A model that changes its logits after the output embedding, with logits of the size of trained models'."""
     sizes = {"vocab_size": VOCAB_SIZE, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
     config.update(sizes | {"num_attention_heads": 2, "num_key_value_heads": 1, "layer_types": ["full_attention"]})
     model = kind(config).eval()
@@ -122,7 +122,7 @@ def last_steps(kind, config):
 
 
 def test_capped_logits_are_refused(tmp_path):
-    """Catches distributions that lack what a model does behind its output embedding."""
+    """Catches distributions without the changes that a model makes after its output embedding."""
     model = last_steps(Gemma2ForCausalLM, Gemma2Config(final_logit_softcapping=30.0, head_dim=8))
     with pytest.raises(ValueError, match="Gemma2ForCausalLM caps them"):
         with_target_states(make_examples(), model, tmp_path, 2)

@@ -1,4 +1,4 @@
-"""Training of heads that see the draft token: where they start, what they are compared with, what they learn."""
+"""Training of heads with token features: their start, their baseline, and what they learn."""
 
 import shutil
 
@@ -12,7 +12,7 @@ from tests.training.test_trainer import TOKEN, history
 
 @pytest.mark.parametrize("head_type", ["linear", "mlp"])
 def test_starts_at_the_lenience_and_stays_there(tmp_path, head_type: str):
-    """Catches a start that the scaling of the inputs moves, or that is not the one that was asked for."""
+    """Catches a start that changes when the inputs are scaled, or that differs from the requested one."""
     trainer = runs.trainer(
         tmp_path, **TOKEN, head_type=head_type, initial_lenience=0.1, learning_rate=0.0, max_steps=2
     )
@@ -26,7 +26,7 @@ def test_starts_at_the_lenience_and_stays_there(tmp_path, head_type: str):
 
 
 def test_settings_follow_the_head_that_is_given(tmp_path):
-    """Catches a head to go on from that is trained as a new one of the other kind would be."""
+    """Catches a given head that is trained with the settings of the other kind."""
     head = runs.trainer(tmp_path / "first", **TOKEN).model
     args = runs.trainer(tmp_path / "second", head=head).args
     assert (args.clip_range, args.baseline) == (0.5, "prompt")
@@ -36,7 +36,7 @@ def by_prompt(completions, number, **columns) -> list[float]:
     return [float(index) for index in number]
 
 
-def test_what_the_prompt_alone_decides_moves_nothing(tmp_path):
+def test_rewards_that_depend_on_the_prompt_only_have_no_effect(tmp_path):
     """Catches rollouts that are compared with those of other prompts."""
     trainer = runs.trainer(tmp_path, by_prompt, **TOKEN, max_steps=2)
     trainer.train()
@@ -48,7 +48,7 @@ def test_what_the_prompt_alone_decides_moves_nothing(tmp_path):
 
 @pytest.mark.parametrize("normalize", [False, True])
 def test_baseline_leaves_one_out(tmp_path, normalize: bool):
-    """Catches groups of other rows than those of one prompt, and a spread that is not divided by."""
+    """Catches groups with rows of other prompts, and division by the standard deviation."""
     trainer = runs.trainer(tmp_path, **TOKEN, max_steps=2, normalize_advantages=normalize)
     trainer.train()
     advantage = trainer._batch.advantage
@@ -59,7 +59,8 @@ def test_baseline_leaves_one_out(tmp_path, normalize: bool):
 
 
 def test_resumed_run_ends_where_the_unbroken_one_does(tmp_path):
-    """Catches a start that is made again on resume, inputs scaled twice, and rollouts that depend on either."""
+    """Catches an initialisation that is repeated on resume, inputs scaled twice, and rollouts that depend on
+    either."""
     settings = {**TOKEN, "max_steps": 8, "learning_rate": 0.3, "kl_coef": 0.05, "acceptance_coef": None}
     unbroken = runs.trainer(tmp_path / "unbroken", **settings)
     unbroken.train()

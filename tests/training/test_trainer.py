@@ -1,4 +1,4 @@
-"""The trainer as a whole: what it learns, logs, saves, refuses, and leaves alone."""
+"""The trainer as a whole: training, logs, files, errors, and what it must not change."""
 
 import copy
 import math
@@ -30,7 +30,7 @@ def test_models_are_frozen_and_unchanged(done):
 
 
 def test_trains_the_head_alone(done):
-    """Catches base models that became submodules: they would be optimised, moved, and saved with every checkpoint."""
+    """Catches base models that are submodules: they would be optimised, moved, and saved with every checkpoint."""
     trainer, _ = done
     assert isinstance(trainer.model, DiversedHead)
     optimised = sum(p.numel() for group in trainer.optimizer.param_groups for p in group["params"])
@@ -38,7 +38,7 @@ def test_trains_the_head_alone(done):
 
 
 def test_updates_do_no_forward_of_the_pair(tmp_path):
-    """Catches an update that decodes or scores again: all of an iteration's updates share one rollout."""
+    """Catches an update that decodes or scores again: all updates of an iteration share one rollout."""
     models, calls = runs.pair(), [0, 0]
 
     def count(index):
@@ -63,7 +63,7 @@ def test_updates_do_no_forward_of_the_pair(tmp_path):
 
 
 def test_log_has_trl_s_names(done):
-    """Catches a metric under another name than TRL's dashboards and callbacks look for."""
+    """Catches a metric with another name than in TRL."""
     trainer, _ = done
     names = {"loss", "learning_rate", "grad_norm", "reward", "reward_std", "rewards/letters/mean", "rewards/zero/mean"}
     names |= {"completions/mean_length", "completions/clipped_ratio", "kl"}
@@ -76,7 +76,7 @@ def test_log_has_trl_s_names(done):
 
 
 def test_last_line_counts_the_last_evaluation(done):
-    """Catches a run that is reported shorter than it was by what follows its last update."""
+    """Catches a run whose reported duration omits what follows its last update."""
     trainer, _ = done
     last = next(line for line in trainer.state.log_history if "train_runtime" in line)
     updates = [line for line in trainer.state.log_history if "loss" in line]
@@ -87,14 +87,14 @@ def test_last_line_counts_the_last_evaluation(done):
 
 
 def rewarded(tmp_path, reward_funcs, **settings):
-    """Facts of one batch of rollouts."""
+    """Statistics of one batch of rollouts."""
     trainer = runs.trainer(tmp_path, reward_funcs, **settings)
     trainer.train()
     return trainer
 
 
 def test_rewards_are_called_as_trl_calls_them(tmp_path):
-    """Catches a column that does not arrive, or is not in the order of the completions."""
+    """Catches a missing column, or one that is not in the order of the completions."""
     seen = []
 
     def reward(completions, prompts, completion_ids, number, **columns):
@@ -127,7 +127,7 @@ def test_weighted_sum_of_several_rewards(tmp_path):
 
 
 def test_prompt_without_reward_in_a_constrained_run(tmp_path):
-    """Catches a run that fails on a prompt which has no reference reward to compare with."""
+    """Catches a run that fails for a prompt without a reference reward."""
 
     def some(completions, number, **columns):
         return [None if index == 0 else 1.0 for index in number]
@@ -138,8 +138,8 @@ def test_prompt_without_reward_in_a_constrained_run(tmp_path):
 
 
 @pytest.mark.parametrize(("coef", "known"), [(0.3, False), (None, True)], ids=["fixed", "constrained"])
-def test_hard_prompts_are_no_news_where_the_target_finds_them_hard_too(tmp_path, coef, known):
-    """Catches a baseline that is added, or left out: what the prompt alone decides must move nothing."""
+def test_the_targets_own_reward_is_subtracted(tmp_path, coef, known):
+    """Catches a baseline that is added, or missing: rewards that depend on the prompt only must have no effect."""
 
     def easy(completions, number, **columns):
         return [float(index) for index in number]
@@ -150,7 +150,7 @@ def test_hard_prompts_are_no_news_where_the_target_finds_them_hard_too(tmp_path,
 
 @pytest.mark.parametrize("coef", [0.3, None], ids=["fixed", "constrained"])
 def test_chat_rewards_get_messages_everywhere(tmp_path, coef):
-    """Catches rewards that get messages for rollouts, but bare text or no ids while references are measured."""
+    """Catches rewards that receive messages for rollouts, but text or no ids for reference completions."""
     seen = []
 
     def reward(completions, completion_ids, prompts, **columns):
@@ -177,7 +177,7 @@ every_head = pytest.mark.parametrize("kind", [{}, {**TOKEN, "initial_lenience": 
 
 @every_head
 def test_constant_reward_increases_acceptance(tmp_path, kind):
-    """Catches the acceptance term with the wrong sign: with nothing to lose, the head must become permissive."""
+    """Catches the acceptance term with the wrong sign: with a constant reward, the head must become permissive."""
     expected = history(rewarded(tmp_path, runs.zero, learning_rate=0.5, **STEPS, **kind), "expected_acceptance")
     assert expected[-1] > expected[0] + 0.05
 
@@ -218,8 +218,9 @@ def test_punished_tokens_make_the_head_stricter(tmp_path, kind):
         assert weight[-1] > weight[0] + 0.03 > 0.53
 
 
-def test_normalised_advantages_hold_the_acceptance_term(tmp_path):
-    """Catches acceptance that is counted twice, or not at all, when advantages are divided by their std."""
+def test_normalised_advantages_include_the_acceptance_term(tmp_path):
+    """Catches acceptance that is counted twice, or not at all, when advantages are divided by their standard
+    deviation."""
     trainer = rewarded(tmp_path, runs.zero, normalize_advantages=True, max_steps=2)
     advantage = trainer._batch.advantage
     assert advantage.mean().abs() < 1e-6
@@ -239,7 +240,7 @@ def test_fresh_head_starts_at_the_asked_weight(tmp_path):
 
 
 def test_evaluation_is_reproducible_and_complete(done):
-    """Catches evaluations under different seeds, which compare luck and not heads."""
+    """Catches evaluations with different seeds."""
     trainer, _ = done
     one, two = trainer.evaluate(), trainer.evaluate()
     assert one == two
@@ -249,8 +250,8 @@ def test_evaluation_is_reproducible_and_complete(done):
     assert set(test) == {f"test_{name}" for name in names} | {"epoch"}
 
 
-def test_evaluation_decodes_as_many_rows_together_as_it_is_told(tmp_path, monkeypatch):
-    """Catches a batch size that is accepted and ignored: who lowers it is out of memory."""
+def test_evaluation_batch_size(tmp_path, monkeypatch):
+    """Catches a batch size without effect, which users lower when memory is short."""
     trainer = runs.trainer(tmp_path, eval_dataset=runs.rows()[:5], per_device_eval_batch_size=2, max_steps=2)
     seen, inner = [], trainer.sampler.decoder
 
@@ -282,8 +283,8 @@ def test_evaluation_stores_no_inputs_of_the_head(tmp_path, monkeypatch):
     assert stored[1] > 0
 
 
-def test_luck_does_not_choose(tmp_path, monkeypatch):
-    """Catches a head that is taken for a mean drop whose noise alone would hide a large one."""
+def test_noise_does_not_select_a_head(tmp_path, monkeypatch):
+    """Catches a head that is selected for a noisy mean drop."""
     trainer = runs.trainer(tmp_path, eval_dataset=runs.rows()[:4], acceptance_coef=None, max_quality_drop=0.1)
 
     def evaluated(drops: list[float]) -> float:
@@ -296,8 +297,8 @@ def test_luck_does_not_choose(tmp_path, monkeypatch):
     assert evaluated([0.2, None, 0.2, 0.2]) == pytest.approx(-0.2)
 
 
-def test_best_head_is_what_remains(done):
-    """Catches a best head by another metric, or one that was never loaded back."""
+def test_best_head_is_loaded_at_the_end(done):
+    """Catches a best head by another metric, or one that is not loaded at the end."""
     trainer, _ = done
     objectives = history(trainer, "eval_objective")[:3]
     assert trainer.state.best_metric == max(objectives)
@@ -308,7 +309,7 @@ def test_best_head_is_what_remains(done):
 
 
 def test_early_stopping(tmp_path):
-    """Catches an evaluation that callbacks do not hear of."""
+    """Catches an evaluation that callbacks are not called for."""
     trainer = runs.trainer(
         tmp_path,
         runs.zero,
@@ -348,7 +349,7 @@ def test_models_by_name(tmp_path):
     assert history(trainer, "reward") == history(rewarded(tmp_path / "other", runs.letters, max_steps=2), "reward")
 
 
-def test_head_to_go_on_from(done, tmp_path):
+def test_given_head_is_trained(done, tmp_path):
     """Catches a given head that is replaced by a new one."""
     trained, _ = done
     head = copy.deepcopy(trained.model)
@@ -367,7 +368,7 @@ REFUSED = {
 
 @pytest.mark.parametrize(("settings", "message"), REFUSED.values(), ids=REFUSED)
 def test_refused(tmp_path, settings: dict, message: str):
-    """Catches a mistake that would only show after the models were loaded and rolled out."""
+    """Catches an error that is raised only after models were loaded and rollouts drawn."""
     with pytest.raises(ValueError, match=message):
         runs.trainer(tmp_path, **settings)
 
@@ -379,7 +380,7 @@ def test_looked_up_drafts_have_no_hidden_states(tmp_path):
 
 
 def test_padding_of_the_tokenizer_does_not_matter(tmp_path, monkeypatch):
-    """Catches rollouts that go on behind padding, which no error would tell of."""
+    """Catches rollouts that continue after padding, without an error."""
     prompts = [row["prompt"] for row in runs.rows()]
     expected = runs.trainer(tmp_path / "left").sampler.lossless(prompts, seed=1)
     tokenizer = runs.tokenizer()
@@ -396,7 +397,7 @@ def test_nameless_target_needs_a_tokenizer(tmp_path):
 
 
 def test_references_are_measured_once(tmp_path):
-    """Catches a resumed or repeated run that measures the target's own rewards again, or under other settings."""
+    """Catches a resumed or repeated run that measures the reference rewards again, or with other settings."""
     first = runs.trainer(tmp_path, acceptance_coef=None, max_steps=2)
     first.train()
     second = runs.trainer(tmp_path, acceptance_coef=None, max_steps=2)
@@ -410,7 +411,7 @@ def test_references_are_measured_once(tmp_path):
 
 
 def test_rows_of_several_tasks(tmp_path):
-    """Catches a column of one task that the rows of another lack: `task_reward` gives those None."""
+    """Catches an error for a column of one task that rows of another lack: `task_reward` gives those None."""
     rows = [{"prompt": "a", "number": 1}, {"prompt": "bc", "article": "text"}, {"prompt": "l", "number": 3}]
     seen = []
 
@@ -434,7 +435,7 @@ def test_rollouts_leave_a_models_own_penalties_aside(tmp_path):
 
 
 def test_references_of_another_target_are_refused(tmp_path):
-    """Catches rewards of a model without a name that are taken for those of the next one."""
+    """Catches rewards of a model without a name that are used for another one."""
     settings = {"acceptance_coef": None, "max_steps": 2, "save_steps": 2}
     runs.trainer(tmp_path, **settings).train()
     target, draft = runs.pair()
@@ -444,7 +445,7 @@ def test_references_of_another_target_are_refused(tmp_path):
 
 
 def test_kl_costs_reward(tmp_path):
-    """Catches a KL term that is logged but not paid for."""
+    """Catches a KL term that is logged but not part of the loss."""
     weights = []
     for coef in (0.0, 2.0):
         trainer = rewarded(

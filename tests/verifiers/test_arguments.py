@@ -51,7 +51,7 @@ def test_refuses_values_out_of_range(make, message: str):
         make()
 
 
-def test_cascade_asks_for_raw_logits():
+def test_cascade_needs_raw_logits():
     """Catches a gate that falls back to processed distributions if raw logits are missing."""
     draft, target = make_block("random")
     assert SpecCascadeVerifier.needs_raw_logits
@@ -79,7 +79,7 @@ def test_cascade_asks_for_raw_logits():
         ("block:static:0.7", "BlockVerifier(verifier=StaticEnsembleVerifier(weight=0.7))"),
     ],
 )
-def test_builds_a_rule_from_text(spec: str, expected: str):
+def test_builds_a_verifier_from_text(spec: str, expected: str):
     """Catches a parameter that a command line passes on as text, or to another verifier."""
     assert repr(build_verifier(spec)) == expected
 
@@ -98,7 +98,7 @@ def test_builds_a_rule_from_text(spec: str, expected: str):
         ("diversed:org/head", "head must be a DiversedHead, got str"),
     ],
 )
-def test_refuses_text_that_names_no_rule(spec: str, message: str):
+def test_refuses_text_without_a_known_verifier(spec: str, message: str):
     """Catches a typing error on the command line that selects another verifier, or ends in a traceback."""
     with pytest.raises(ValueError, match=message):
         build_verifier(spec)

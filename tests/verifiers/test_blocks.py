@@ -74,7 +74,7 @@ def test_block_verification_keeps_at_least_as_much(rule: Verifier):
     assert max(gains) > 0.01
 
 
-def test_block_reports_what_its_rule_reports():
+def test_block_reports_what_its_verifier_reports():
     """Catches lost weights, and lossless block verification whose draft tokens are recorded as relaxed."""
     draft, target = make_block()
     verdict = BlockVerifier(StaticEnsembleVerifier(0.4))(draft.tokens, draft, target)
@@ -94,7 +94,7 @@ def naive_fly(own: list[bool], forgivable: list[bool], window: int) -> int:
 
 
 @pytest.mark.parametrize("window", [1, 2, 3])
-def test_fly_is_the_scan_of_its_coins(window: int):
+def test_fly_is_the_scan_of_its_decisions(window: int):
     """Catches windows that extend past the block, forgiveness within a window, and a wrong lossless share."""
     generator = torch.Generator().manual_seed(window)
     for count, _ in itertools.product(range(1, 6), range(4)):
@@ -123,7 +123,7 @@ def test_fly_gate():
         assert verdict.accept_prob[0, 0] == expected
 
 
-def test_positions_of_other_rules_part_blocks():
+def test_positions_of_other_verifiers_divide_blocks():
     """Catches a window or a block that extends into positions of another verifier."""
     draft, target = make_block("random", rows=8)
     active = torch.tensor([[True, False, True]]).expand_as(draft.tokens)
@@ -219,7 +219,7 @@ def test_phases_follow_the_tokens(gamma: int, prefix: tuple):
         assert distance(found, process_probs(ScanningPhase(*parts, 1, 2), Tables(seed), gamma, 4, prefix)) < ROUNDING
 
 
-def test_phases_charge_each_rule_for_its_own():
+def test_phases_charge_each_verifier_for_its_own():
     """Catches a budget that tokens of the other phase use, or that is lost during it."""
     draft, target = make_block("random", rows=20)
     begun = torch.tensor([[0, BEGIN]]).expand(20, -1)
@@ -248,7 +248,7 @@ def test_phase_over_couplings():
             assert distance(found, product_probs(Tables.p, Tables(seed), 4, prefix)) < ROUNDING
 
 
-def test_composites_ask_for_what_their_parts_need():
+def test_composites_need_what_their_parts_need():
     """Catches a nested cascade without raw logits, or a nested greedy verifier that is used for sampling."""
     assert PhaseVerifier(RegretBudgetVerifier(1.0), begin=1, end=2).greedy_only
     assert PhaseVerifier(LosslessVerifier(), begin=1, end=2).needs_raw_logits is False
@@ -272,7 +272,7 @@ def test_composites_ask_for_what_their_parts_need():
         (lambda: StaticEnsembleVerifier(0.5, bias_budget=-1), ValueError, r"`bias_budget` must lie in \[0, inf\]"),
     ],
 )
-def test_refuses_what_makes_no_rule(make, error, message: str):
+def test_refuses_invalid_verifiers(make, error, message: str):
     """Catches an invalid verifier that fails only during generation."""
     with pytest.raises(error, match=message):
         make()

@@ -41,14 +41,14 @@ def weights(verifier: DiversedVerifier, rows: int = 4, **block) -> torch.Tensor:
 
 @search
 @given(unit)
-def test_dial_is_exact_at_both_ends_and_in_the_middle(weight: float):
+def test_strictness_is_exact_at_both_ends_and_in_the_middle(weight: float):
     """Catches rounding: strictness 0.5 must equal the head, 1 lossless and 0 permissive, bit by bit."""
     weight = torch.tensor(weight)
     ends = apply_strictness(weight, torch.tensor([0.0, 0.5, 1.0]))
     assert torch.equal(ends, torch.stack([torch.tensor(0.0), weight, torch.tensor(1.0)]))
 
 
-def test_dial_is_linear():
+def test_strictness_is_linear():
     """Catches strictness applied to logits: it has no effect on a saturated head, whose weights would not change."""
     found = apply_strictness(torch.tensor([0.999, 0.2]), torch.tensor([[0.25], [0.75]]))
     torch.testing.assert_close(found, torch.tensor([[0.4995, 0.1], [0.9995, 0.6]]))
@@ -149,7 +149,7 @@ def test_refuses_values_out_of_range(arguments: dict, message: str):
         ({"training_temperature": 0.9}, "temperature 0.9, but is used with 0.0"),
     ],
 )
-def test_another_use_is_remarked_on(made_for: dict, message: str):
+def test_another_use_is_warned_of(made_for: dict, message: str):
     """Catches a head that is silently used on a new pair or temperature, also within another verifier."""
     own = {"base_model_name_or_path": "org/target", "assistant_model_name_or_path": "org/draft"}
     rule = DiversedVerifier(head_for(**{**own, "training_temperature": 0.0, **made_for}))

@@ -36,7 +36,7 @@ def close(found: torch.Tensor, expected: torch.Tensor) -> None:
     torch.testing.assert_close(found.double(), expected.double(), rtol=0.0, atol=TOLERANCE)
 
 
-def test_every_registered_rule_has_a_case():
+def test_every_registered_verifier_has_a_case():
     """Catches a verifier that is registered without a row in the table, and a row that builds another verifier."""
     assert {case.rule for case in VERIFIER_CASES} == set(VERIFIERS)
     for case in VERIFIER_CASES:
@@ -100,7 +100,7 @@ def test_weights_per_token_are_on_the_front(case: VerifierCase):
 
 
 @token_cases
-def test_the_distribution_that_is_told_is_the_emitted_one(case: VerifierCase):
+def test_the_reported_distribution_is_the_emitted_one(case: VerifierCase):
     """Catches weights over the vocabulary that differ from those of the draft tokens.
 
     Greedy decoding, budgets, block verification and records use them. Chunking of the vocabulary can cause this.

@@ -98,7 +98,7 @@ def close(found: torch.Tensor, expected: torch.Tensor) -> None:
     torch.testing.assert_close(found.double(), expected.double(), rtol=0.0, atol=ROUNDING)
 
 
-def test_bounds_raise_no_further_than_they_say():
+def test_bounds_raise_weights_no_further_than_needed():
     """Catches bounds that change weights although they are already met."""
     draft, target = make_block()
     free = enumerate_emitted(DiversedVerifier(token_head()), draft, target).weight
@@ -130,7 +130,7 @@ def test_lenient_weight_at_its_ends():
     assert (lenient_weight(p, q, torch.tensor(1.0)) == 1.0).all()
 
 
-def token_rule(rule: DiversedVerifier) -> Callable[[Tables, tuple], torch.Tensor]:
+def token_verifier(rule: DiversedVerifier) -> Callable[[Tables, tuple], torch.Tensor]:
     """Return a function for the distribution that a verifier's weights emit at any prefix, from the formula."""
 
     @cache
@@ -149,7 +149,7 @@ def test_process_emits_the_distribution(wrap, gamma: int, length: int):
     """Catches a weight of another position or token in the loop: draft tokens, acceptance, residual."""
     for seed in SEEDS:
         rule = DiversedVerifier(token_head())
-        distribution = token_rule(rule)
+        distribution = token_verifier(rule)
         found = process_probs(wrap(rule), Tables(seed), gamma, length, bonus=distribution)
         assert distance(found, product_probs(distribution, Tables(seed), length)) < ROUNDING
 
@@ -207,7 +207,7 @@ def lenient_head(lenience: float = 0.05, slope: float = 3.0, head_type: str = "l
 
 
 @pytest.mark.parametrize("head_type", ["linear", "mlp"])
-def test_each_tenth_of_the_dial_moves_acceptance(head_type: str):
+def test_each_tenth_of_strictness_changes_acceptance(head_type: str):
     """Catches strictness in units of the logit: with large logits only its ends would have an effect."""
     draft, target = make_block("random", rows=100)
     q, strict = draft.probs(), 1.0 - total_variation(target.probs()[:, :-1], draft.probs()).mean()
@@ -223,7 +223,7 @@ def test_each_tenth_of_the_dial_moves_acceptance(head_type: str):
 
 @settings(max_examples=100, deadline=None, derandomize=True)
 @given(st.floats(-40.0, 40.0, width=32), st.floats(1.0, 10.0, width=32), st.floats(0.0, 1.0), st.floats(0.0, 1.0))
-def test_dial_is_exact_and_monotone(logit: float, slope: float, one: float, other: float):
+def test_strictness_is_exact_and_monotone(logit: float, slope: float, one: float, other: float):
     """Catches rounding: strictness 0 must accept all, 0.5 equal the head and 1 be lossless, bit by bit."""
     logit, slope = torch.tensor(logit), torch.tensor(slope)
     strictness = torch.tensor([0.0, 0.5, 1.0, *sorted((one, other))])
@@ -232,7 +232,7 @@ def test_dial_is_exact_and_monotone(logit: float, slope: float, one: float, othe
     assert found[3] <= found[4] + 1e-6
 
 
-def test_dial_multiplies_the_lenience():
+def test_strictness_multiplies_the_lenience():
     """Catches the slope of standardised inputs used for that of log p/q: strictness 0.75 is 3 times the lenience."""
     head = lenient_head(0.1, slope=2.0)
     head.standardize(features=torch.randn(50, 8), token=3.0 * torch.randn(50, 5) - 2.0)
@@ -244,7 +244,7 @@ def test_dial_multiplies_the_lenience():
     torch.testing.assert_close(shifted, torch.zeros(1, 2), rtol=0.0, atol=1e-5)
 
 
-def test_a_dial_and_bounds_per_row():
+def test_strictness_and_bounds_per_row():
     """Catches one row's setting applied to the batch, also over the vocabulary."""
     draft, target = make_block("random", rows=4)
     settings = {
@@ -266,7 +266,7 @@ def test_a_dial_and_bounds_per_row():
 # Diagnostics
 
 
-def test_phases_tell_the_bias_of_either_kind():
+def test_phases_report_the_bias_of_both_verifiers():
     """Catches a bias that is lost or invented where another kind of verifier decides."""
     draft, target = make_block("random")
     tokens = torch.zeros_like(draft.tokens)  # no marker tokens: the first row is inside the phase, the second outside

@@ -13,7 +13,7 @@ from hf_diversed.verifiers.base import Memory
 from tests.verifier_cases import VERIFIER_CASES, make_block, random_head
 
 
-def _one_per_rule():
+def _one_per_verifier():
     first = {case.rule: case.make for case in reversed(VERIFIER_CASES)}
     yield from first.items()
     yield (
@@ -27,10 +27,10 @@ def _one_per_rule():
     yield "phase of budgets", lambda: PhaseVerifier(StaticEnsembleVerifier(0.2, bias_budget=1.0), begin=3, end=4)
 
 
-MAKERS = dict(_one_per_rule())
+MAKERS = dict(_one_per_verifier())
 
 
-def test_every_rule_is_traced():
+def test_every_verifier_is_traced():
     """Catches a new verifier without a tracing test."""
     assert set(MAKERS) >= set(VERIFIERS)
 
