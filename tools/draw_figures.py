@@ -23,7 +23,7 @@ TOKENS_WIDTH, ROUND_WIDTH = 560, 760  # the first is narrow enough for phones
 
 def answer() -> list[Piece]:
     """Return the embedded pair's answer to a held-out prompt, with the packaged head."""
-    pair, heard = load_demo_pair(), []
+    pair, pieces = load_demo_pair(), []
     prompt = load_records(get_task("math"), "test", 1)[0]["prompt"]
     torch.manual_seed(0)
     pair.target.generate(
@@ -33,9 +33,9 @@ def answer() -> list[Piece]:
         do_sample=True,
         top_k=0,
         max_new_tokens=128,
-        streamer=PieceStreamer(pair.tokenizer, lambda pieces, _: heard.extend(pieces)),
+        streamer=PieceStreamer(pair.tokenizer, lambda new, _: pieces.extend(new)),
     )
-    return heard
+    return pieces
 
 
 def tokens_picture(pieces: Iterable[Piece]) -> str:

@@ -144,7 +144,7 @@ def test_other_entries_are_left_out(load, tmp_path, caplog, monkeypatch):
     (tmp_path / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "base_model_name_or_path": "evil"}))
     loaded = load(tmp_path)
     (record,) = caplog.records
-    assert record.getMessage().startswith("The configuration of a head has no use for ")
+    assert record.getMessage().startswith("Unknown entries in the configuration of a head are ignored: ")
     assert re.findall("'(.*?)'", record.getMessage()) == sorted(FOREIGN)
     assert type(loaded.config) is DiversedHeadConfig
     assert loaded.config.task == "math"

@@ -123,7 +123,7 @@ def test_refuses_other_files(write, words, tmp_path):
 @pytest.mark.parametrize(
     ("sizes", "words"),
     [
-        ({}, ["19 wide", "pass target_hidden_size"]),
+        ({}, ["width, 19,", "pass target_hidden_size"]),
         ({"target_hidden_size": 12, "draft_hidden_size": 8}, ["add up to 19", "12 and 8"]),
         ({"target_hidden_size": 19}, ["add up to 19", "19 and 0"]),
         ({"draft_hidden_size": 25}, ["add up to 19", "-6 and 25"]),

@@ -84,7 +84,7 @@ def test_truncated_target(head):
     with pytest.raises(ValueError, match="needs a temperature above 0"):
         Decoder(pair, Sampling(temperature=0.0, max_new_tokens=6))(plain[1], [[5, 6, 7]], seed=0)
     for wrong in ("target:top_q=0.9", "target:top_p", "target:top_p=x"):
-        with pytest.raises(ValueError, match="must read target, or target:<name>=<value>"):
+        with pytest.raises(ValueError, match="must have the form target, or target:<name>=<value>"):
             build_methods([wrong])
 
 

@@ -57,7 +57,7 @@ def test_reads_odd_but_valid_lines(tmp_path: Path):
         (["", {"question": "q"}], r"line 2 of .* lacks 'answer', which task 'gsm8k' needs; it has \['question'\]"),
         ([{"answer": None}], "lacks 'question', 'answer'"),
         (["[1, 2]"], r"line 1 of .* must hold a JSON object, got \[1, 2\]"),
-        ([""], "holds no records"),
+        ([""], "contains no records"),
     ],
 )
 def test_refuses_broken_files(tmp_path: Path, lines: list, message: str):

@@ -93,7 +93,7 @@ def test_a_task_without_references_serves_prompts_alone():
     first = record | {"answers": []}
     assert task.chat_messages(first) == [{"role": "user", "content": "Add 1 and 1."}]
     for render in (task.few_shot_prompt, task.chat_messages):
-        with pytest.raises(ValueError, match="task 'specbench' has no references: leave out solved examples"):
+        with pytest.raises(ValueError, match="task 'specbench' has no references: remove --shots"):
             render(record, [first])
 
 
