@@ -54,14 +54,16 @@ def _learning() -> str:
 def brief() -> str:
     """Return acceptance and quality on the Qwen2.5-Coder pair, and speedups on SmolLM2."""
     methods = ("lossless", "lenience:0.3")
-    lookup, layers, copied = (
-        "`lossless` reaches {} and `lenience:0.3` {}".format(*render_real.gains(REAL.with_name(name), methods))
-        for name in ("lookup-scitldr.json", "draft-scitldr.json", "lookup-rewrite.json")
+    layers = len(json.loads(REAL.with_name("draft-scitldr.json").read_text())["draft"]["layers"])
+    settings = {
+        "lookup-scitldr.json": "summaries, prompt lookup",
+        "draft-scitldr.json": f"summaries, a draft model of {layers} of the target's layers",
+        "lookup-rewrite.json": "correcting the spelling of a text, prompt lookup",
+    }
+    rows = [[words, *render_real.gains(REAL.with_name(name), methods)] for name, words in settings.items()]
+    note = (
+        "Speedup over the target alone: SmolLM2-135M-Instruct, one CPU thread, eager, batch size 1, median (range) of "
+        "alternating runs."
     )
-    number = len(json.loads(REAL.with_name("draft-scitldr.json").read_text())["draft"]["layers"])
-    return (
-        f"{render_pair.brief()}\n\nSpeedup over the target alone on SmolLM2-135M-Instruct, one CPU thread, eager, "
-        f"batch size 1, median (range) of alternating runs: with prompt lookup on summaries {lookup}; with a draft "
-        f"model of {number} of the target's own layers {layers}; where the answer repeats the prompt with corrected "
-        f"spelling {copied}."
-    )
+    gains = table(["speedup", *(f"`{name}`" for name in methods)], rows)
+    return f"{render_pair.brief()}\n\n{gains}\n\n{note}"
