@@ -107,7 +107,7 @@ def naive_decoding(
     ids, limit, state, number = input_ids, input_ids.shape[1] + max_new_tokens, None, 0
     sampled = randomness is not None
     while ids.shape[1] < limit:
-        noises, coins, last_noise = randomness.rounds[number] if sampled else ([], None, None)
+        noises, uniforms, last_noise = randomness.rounds[number] if sampled else ([], None, None)
         room, number = min(gamma, limit - ids.shape[1] - 1), number + 1
         if isinstance(draft, Lookup):
             block, q = _look_up(draft, ids, draft.find(ids, room, eos_ids), sampled)
@@ -119,7 +119,7 @@ def naive_decoding(
         p, verdict = TargetOutput(torch.stack(scores, dim=1), hidden, raw), None
         if count:
             verdict = verifier(ids, q, p, state)
-            while kept < count and (coins[0, kept] if sampled else 0.5) < verdict.accept_prob[0, kept]:
+            while kept < count and (uniforms[0, kept] if sampled else 0.5) < verdict.accept_prob[0, kept]:
                 kept += 1
             state = None if verdict.state is None else verdict.state[:, kept]
         here = torch.tensor([kept])

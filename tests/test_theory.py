@@ -44,10 +44,10 @@ def enumerated_length(tables: dict, length: int) -> float:
     for drafts in itertools.product(range(VOCAB), repeat=length):
         steps = [(tables[drafts[:n]], drafts[n]) for n in range(length)]
         drawn = math.prod(float(q[x]) for (q, _), x in steps)
-        coins = [min(1.0, float(v[x] / q[x])) for (q, v), x in steps]
+        accept_probs = [min(1.0, float(v[x] / q[x])) for (q, v), x in steps]
         for flips in itertools.product((True, False), repeat=length):
-            chance = math.prod(coin if kept else 1.0 - coin for coin, kept in zip(coins, flips))
-            total += drawn * chance * len(list(itertools.takewhile(bool, flips)))
+            outcome_prob = math.prod(prob if kept else 1.0 - prob for prob, kept in zip(accept_probs, flips))
+            total += drawn * outcome_prob * len(list(itertools.takewhile(bool, flips)))
     return total
 
 

@@ -36,11 +36,11 @@ def test_is_that_of_a_loop(max_drop):
 @pytest.mark.parametrize("max_drop", [0.02, 0.3])
 def test_valid_by_enumeration(low, high, max_drop):
     """Catches p-values below their level: all sequences of nine prompts whose mean drop is exactly the stated one."""
-    chance = (max_drop - low) / (high - low)
+    prob = (max_drop - low) / (high - low)
     found = []
     for bits in itertools.product((0, 1), repeat=9):
         drops = np.where(bits, high, low)
-        found.append((p_value(drops, max_drop), chance ** sum(bits) * (1 - chance) ** (9 - sum(bits))))
+        found.append((p_value(drops, max_drop), prob ** sum(bits) * (1 - prob) ** (9 - sum(bits))))
     for level, _ in found:
         assert sum(mass for value, mass in found if value <= level) <= level + 1e-12
 

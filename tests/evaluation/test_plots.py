@@ -141,7 +141,7 @@ def write(path: Path, content) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "expected"),
     [
         ("{", "not JSON"),
         ({"speed": 1}, 'no "records"'),
@@ -151,8 +151,8 @@ def write(path: Path, content) -> Path:
         ({"records": [{**record("target", None, 0.5), "trained_on": "math"}]}, "transfer"),
     ],
 )
-def test_other_files_are_refused_by_name(tmp_path, content, said):
-    with pytest.raises(ValueError, match=f"other.json.*{said}"):
+def test_other_files_are_refused_by_name(tmp_path, content, expected):
+    with pytest.raises(ValueError, match=f"other.json.*{expected}"):
         read_curves(write(tmp_path / "other.json", content))
 
 

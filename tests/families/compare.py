@@ -28,12 +28,12 @@ class Outcome:
         kind: one of `KINDS`. "refused": an error that names the model, before any forward. "upstream": plain
             `generate` fails.
         detail: error message, or the rows that differ.
-        unjudged: rows that plain `generate` decodes differently alone and in a batch, and that differ from both here.
+        undecided: rows that plain `generate` decodes differently alone and in a batch, and that differ from both here.
     """
 
     kind: str
     detail: str = ""
-    unjudged: list[int] = field(default_factory=list)
+    undecided: list[int] = field(default_factory=list)
 
 
 @dataclass
@@ -99,9 +99,11 @@ def _compare(target: PreTrainedModel, draft: PreTrainedModel) -> Family:
     mask = ragged_batch(ROWS, PROMPT)["attention_mask"]
     even = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
     stats: list[SpeculativeStats] = []
-    alone = [_judge(target, draft, _row(even, row), stats) for row in range(2)]
-    batch = _judge(target, draft, even, stats)
-    padded = _judge(target, draft, {"input_ids": ids.where(mask == 1, PAD), "attention_mask": mask}, stats)
+    alone = [_decode_and_compare(target, draft, _row(even, row), stats) for row in range(2)]
+    batch = _decode_and_compare(target, draft, even, stats)
+    padded = _decode_and_compare(
+        target, draft, {"input_ids": ids.where(mask == 1, PAD), "attention_mask": mask}, stats
+    )
     return Family(
         alone=max(alone, key=lambda outcome: KINDS.index(outcome.kind)),
         batch=batch,
@@ -123,7 +125,7 @@ def _plain(target: PreTrainedModel, inputs: dict[str, torch.Tensor]) -> torch.Te
     return ids[:, inputs["input_ids"].shape[1] :]
 
 
-def _judge(target, draft, inputs, stats: list[SpeculativeStats]) -> Outcome:
+def _decode_and_compare(target, draft, inputs, stats: list[SpeculativeStats]) -> Outcome:
     """Decode `inputs` with and without the draft and compare, including errors. Appends our statistics to `stats`."""
     with _counted(target, draft) as forwards:
         try:
@@ -147,22 +149,22 @@ def _judge(target, draft, inputs, stats: list[SpeculativeStats]) -> Outcome:
         rows = [_plain(target, _row(inputs, row))[0] for row in range(len(inputs["input_ids"]))]
         together = _plain(target, inputs)
     except Exception as error:
-        return Outcome("upstream", f"plain generate: {_say(error)}")
+        return Outcome("upstream", f"plain generate: {_in_words(error)}")
     if failure is not None:
-        return Outcome("wrong", f"after {len(forwards)} forwards: {_say(failure)}")
-    return _settle(out.sequences[:, inputs["input_ids"].shape[1] :], rows, together)
+        return Outcome("wrong", f"after {len(forwards)} forwards: {_in_words(failure)}")
+    return _compare_rows(out.sequences[:, inputs["input_ids"].shape[1] :], rows, together)
 
 
-def _settle(ours: torch.Tensor, rows: list[torch.Tensor], together: torch.Tensor) -> Outcome:
+def _compare_rows(ours: torch.Tensor, rows: list[torch.Tensor], together: torch.Tensor) -> Outcome:
     """Compare with upstream's rows, except for those that upstream decodes differently alone and in a batch."""
     agrees = [torch.equal(alone, batched) for alone, batched in zip(rows, together)]
     right = [torch.equal(got, alone) or torch.equal(got, batched) for got, alone, batched in zip(ours, rows, together)]
     wrong = [row for row, (same, good) in enumerate(zip(agrees, right)) if same and not good]
-    unjudged = [row for row, (same, good) in enumerate(zip(agrees, right)) if not (same or good)]
+    undecided = [row for row, (same, good) in enumerate(zip(agrees, right)) if not (same or good)]
     if wrong:
         first = int((ours[wrong[0]] != together[wrong[0]]).nonzero()[0])
-        return Outcome("wrong", f"rows {wrong} of {len(rows)}, row {wrong[0]} from new token {first} on", unjudged)
-    return Outcome("equal", "", unjudged)
+        return Outcome("wrong", f"rows {wrong} of {len(rows)}, row {wrong[0]} from new token {first} on", undecided)
+    return Outcome("equal", "", undecided)
 
 
 @contextmanager
@@ -183,7 +185,7 @@ def _is_refusal(error: Exception, name: str) -> bool:
     return isinstance(error, ValueError) and raised_in.startswith(_PACKAGE) and name in str(error)
 
 
-def _say(error: Exception) -> str:
+def _in_words(error: Exception) -> str:
     frame = traceback.extract_tb(error.__traceback__)[-1]
-    said = " ".join(str(error).split())[:160]
-    return f"{type(error).__name__}: {said} ({Path(frame.filename).name}:{frame.lineno})"
+    message = " ".join(str(error).split())[:160]
+    return f"{type(error).__name__}: {message} ({Path(frame.filename).name}:{frame.lineno})"

@@ -40,7 +40,7 @@ def test_family_is_plain_generate_or_refused(model_type: str, record_property):
     assert family.kind == expected(model_type), f"{model_type} is {family.kind}: {family.detail}"
     assert REFUSED.get(model_type, "") in family.detail
     assert family.kind == "refused" or family.is_tested, f"acceptance {family.acceptance}, ragged {family.is_ragged}"
-    assert not any(outcome.unjudged for outcome in family.outcomes), "plain generate returns two different texts"
+    assert not any(outcome.undecided for outcome in family.outcomes), "plain generate returns two different texts"
 
 
 def test_tables_name_what_exists():

@@ -140,16 +140,17 @@ def rules(draw, rows: int) -> tuple[Verifier, tuple[Verifier, ...]]:
     if kind is not None:
         rule = draw(kind)
         return rule, (rule,) * rows
-    said = draw(_head)
-    dials = {
+    head_of_case = draw(_head)
+    settings_per_row = {
         name: draw(st.lists(values, min_size=rows, max_size=rows))
         for name, values in (("strictness", _unit), ("max_bias", _unit), ("bias_budget", _spend), ("max_ratio", _unit))
         if draw(st.booleans())
     }
     alone = tuple(
-        DiversedVerifier(said, **{name: values[row] for name, values in dials.items()}) for row in range(rows)
+        DiversedVerifier(head_of_case, **{name: values[row] for name, values in settings_per_row.items()})
+        for row in range(rows)
     )
-    return DiversedVerifier(said, **dials), alone
+    return DiversedVerifier(head_of_case, **settings_per_row), alone
 
 
 @st.composite

@@ -37,23 +37,23 @@ def decode(pair):
 
 
 def in_a_thread(run, context=None):
-    heard = []
-    wrapped = (lambda: heard.append(run())) if context is None else (lambda: heard.append(context.run(run)))
+    results = []
+    wrapped = (lambda: results.append(run())) if context is None else (lambda: results.append(context.run(run)))
     thread = threading.Thread(target=wrapped)
     thread.start()
     thread.join()
-    return heard[0]
+    return results[0]
 
 
 def test_threads_in_separate_blocks_keep_their_verifiers(pair, decode):
     """Catches attachments shared by a process: both threads used to decode with the verifier of the last one."""
     target, draft = pair
-    inside, done, heard = threading.Barrier(2), threading.Barrier(2), {}
+    inside, done, results = threading.Barrier(2), threading.Barrier(2), {}
 
     def work(rule):
         with hf_diversed.attach(target, draft, verifier=rule):
             inside.wait()
-            heard[rule] = decode()
+            results[rule] = decode()
             done.wait()
 
     threads = [threading.Thread(target=work, args=(rule,)) for rule in RULES]
@@ -61,7 +61,7 @@ def test_threads_in_separate_blocks_keep_their_verifiers(pair, decode):
         thread.start()
     for thread in threads:
         thread.join()
-    assert heard == {rule: rule for rule in RULES}
+    assert results == {rule: rule for rule in RULES}
     assert decode() == "plain"
 
 

@@ -85,7 +85,7 @@ def _tiny_vocabulary_model(seed: int) -> LlamaForCausalLM:
 
 
 def _process_probs(target, draft, weight: float, gammas: tuple[int, ...], remaining: int, prefix: tuple[int, ...]):
-    """Exact distribution of the decoding process: {tokens: probability}, by enumerating drafts, coins and
+    """Exact distribution of the decoding process: {tokens: probability}, by enumerating draft tokens, decisions and
     replacements.
 
     `gammas` are the rounds' draft lengths.
@@ -127,12 +127,9 @@ def _probs(model, prefix: tuple[int, ...]) -> torch.Tensor:
 @pytest.mark.parametrize("gammas", [(1, 1, 1), (2, 2, 2), (2, 1, 1), (1, 2, 1)])
 def test_end_to_end_distribution(gammas, monkeypatch):
     """Invariant 5 over the whole loop: three tokens follow the process's exact distribution, bonus positions
-    (distribution p) included.
-
-    20,000 rows; that any of 27 frequencies deviates by more than 5 standard errors has probability below 27 * 6e-7 =
-    2e-5 under the right distribution. Catches a bonus drawn from v, a wrong effective draft length, rows that share
-    their coins, and rounds of one length that remember another's.
-    """
+    (distribution p) included. 20,000 rows; that any of 27 frequencies deviates by more than 5 standard errors has
+    probability below 27 * 6e-7 = 2e-5 under the right distribution. Catches a bonus token sampled from v, a wrong
+    effective draft length, rows that share uniforms, and state of rounds of another length."""
     lengths, run = iter(gammas), decoding.EagerEngine.round
     monkeypatch.setattr(decoding.EagerEngine, "round", lambda engine, _, memory: run(engine, next(lengths), memory))
     torch.manual_seed(0)

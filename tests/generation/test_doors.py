@@ -55,20 +55,20 @@ def test_custom_generate_door(pair):
 def test_streamer_through_the_custom_generate_door(pair):
     """Catches a streamer that receives the prompt and then nothing."""
     target, draft = pair
-    heard = []
+    received = []
 
     class Streamer(BaseStreamer):
         def put(self, value):
-            heard.extend(value.flatten().tolist())
+            received.extend(value.flatten().tolist())
 
         def end(self):
-            heard.append(None)
+            received.append(None)
 
     loop = functools.partial(
         diversed_decoding, assistant_model=draft, verifier=StaticEnsembleVerifier(0.5), streamer=Streamer()
     )
     out = target.generate(ragged_batch()["input_ids"][:1], custom_generate=loop, **SAMPLED)
-    assert heard == [*out[0, 9:].tolist(), None]
+    assert received == [*out[0, 9:].tolist(), None]
 
 
 def test_attach_works_for_callers_that_pass_nothing(pair):

@@ -70,10 +70,10 @@ def test_nothing_is_emitted_after_a_fault(pair):
     target, draft = pair
     prompt = {name: values[:1] for name, values in ragged_batch().items()}
     call = {"assistant_model": draft, "verifier": "lossless", "max_new_tokens": 24, "do_sample": False}
-    whole, heard = target.generate(**prompt, **call), StoringStreamer()
+    whole, streamer = target.generate(**prompt, **call), StoringStreamer()
     with pytest.raises(FloatingPointError):
-        with_fault(target, math.nan, first=4).generate(**prompt, **call, streamer=heard)
-    streamed = torch.cat([put.flatten() for put in heard.puts])
+        with_fault(target, math.nan, first=4).generate(**prompt, **call, streamer=streamer)
+    streamed = torch.cat([put.flatten() for put in streamer.puts])
     assert 9 < len(streamed) < whole.shape[1]
     assert torch.equal(streamed, whole[0, : len(streamed)])
 

@@ -197,8 +197,8 @@ def test_phases_end_in_rounds_without_drafts(target, monkeypatch):
     begin, ends_in_quiet = 63, 0
     for seed, end in itertools.product(range(2), range(2, begin)):
         quiet.clear()
-        said = ragged_batch(seed=seed)["input_ids"][:1].repeat(1, 2)
-        prompt = torch.cat([torch.tensor([[begin]]), said], dim=1)
+        repeated = ragged_batch(seed=seed)["input_ids"][:1].repeat(1, 2)
+        prompt = torch.cat([torch.tensor([[begin]]), repeated], dim=1)
         rule = PhaseVerifier(StaticEnsembleVerifier(0.0), begin=begin, end=end)
         ids = lookup(target, rule, {"input_ids": prompt, "attention_mask": torch.ones_like(prompt)}).sequences
         ends = [column for column in range(prompt.shape[1], ids.shape[1] - 1) if ids[0, column] == end]

@@ -99,7 +99,7 @@ def test_bias_per_token_is_estimated_without_bias_and_recorded_exactly(pair):
     rule, batch = DiversedVerifier(by_token), ragged_batch(batch_size=4)
     batch = {name: values.repeat_interleave(200, 0) for name, values in batch.items()}
     sums = []
-    for told in (False, True):
+    for with_records in (False, True):
         torch.manual_seed(0)
         out = pair.target.generate(
             **batch,
@@ -109,7 +109,7 @@ def test_bias_per_token_is_estimated_without_bias_and_recorded_exactly(pair):
             top_k=0,
             max_new_tokens=12,
             return_dict_in_generate=True,
-            output_token_records=told,
+            output_token_records=with_records,
         )
         sums.append(out.stats.bias_sum / out.stats.bias_count)
     bias = out.token_records.bias

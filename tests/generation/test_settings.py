@@ -93,19 +93,19 @@ def test_settings_without_effect_are_warned_of(pair, caplog, monkeypatch):
     """Catches a schedule or a confidence threshold that is ignored without a warning, as a keyword or in the draft
     model's config."""
     target, draft = pair
-    said = []
-    monkeypatch.setattr(checks.logger, "warning_once", said.append)
+    warnings = []
+    monkeypatch.setattr(checks.logger, "warning_once", warnings.append)
     call = {**ragged_batch(), "assistant_model": draft, "verifier": "lossless", "max_new_tokens": 4}
     target.generate(**call)
     target.generate(**call, num_assistant_tokens_schedule="constant")
-    assert said == []
+    assert warnings == []
     target.generate(**call, num_assistant_tokens_schedule="heuristic", assistant_confidence_threshold=0.7)
-    assert ["num_assistant_tokens_schedule='heuristic'" in said[0], "confidence_threshold=0.7" in said[1]] == [
+    assert ["num_assistant_tokens_schedule='heuristic'" in warnings[0], "confidence_threshold=0.7" in warnings[1]] == [
         True
     ] * 2
     monkeypatch.setattr(draft.generation_config, "assistant_confidence_threshold", 0.6, raising=False)
     target.generate(**call)
-    assert "assistant_confidence_threshold=0.6" in said[2]
+    assert "assistant_confidence_threshold=0.6" in warnings[2]
 
 
 @pytest.mark.parametrize("drafts", ["assistant_model", "prompt_lookup_num_tokens"])

@@ -1,7 +1,7 @@
 """Runs that get killed: `python -m tests.training.driver FOLDER SEED KILLS`, for test_resume.py.
 
 Imports once, then forks a child per attempt: `hf-diversed train --resume` without the start of an interpreter. It
-trains until it is done or gets SIGKILL. Children say where they are over a pipe. Prints one line of JSON: the kills,
+trains until it is done or gets SIGKILL. Children report their position over a pipe. Prints a line of JSON: the kills,
 and the folders of the finished runs.
 """
 
@@ -46,7 +46,7 @@ SETTINGS = {
     "token_features": True,  # the kind of head that has more to keep: where it starts, and a baseline by prompt
     "learning_rate": 0.3,
 }
-# Where a child can be told to stop and wait for its death; all but the first two lie inside a save.
+# Places where a child can wait to be killed; all but the first two lie inside a save.
 PAUSES = ("reference", "reward", "weights", "optimizer", "flush", "rename", "rotation")
 KILLED = -signal.SIGKILL
 
@@ -130,7 +130,7 @@ def attempt(folder: Path, pause: str | None = None, delay: float | None = None) 
     """Fork, and kill the child at `pause`, or `delay` seconds after it began to train, unless it ended before.
 
     Returns:
-        The child's exit status, `KILLED` if it was killed, and the places it told of.
+        The child's exit status, `KILLED` if it was killed, and the places that it reported.
     """
     reading, writing = os.pipe()
     child = os.fork()
@@ -144,20 +144,20 @@ def attempt(folder: Path, pause: str | None = None, delay: float | None = None) 
             os._exit(status)
     os.close(writing)
     deadline = None if delay is None else time.monotonic() + delay
-    told = b""
+    reported = b""
     while True:
         left = None if deadline is None else max(deadline - time.monotonic(), 0.0)
         ready = select.select([reading], [], [], left)[0]
         data = os.read(reading, 4096) if ready else b""
-        told += data
-        if not data or (pause is not None and pause in told.decode().split()):
+        reported += data
+        if not data or (pause is not None and pause in reported.decode().split()):
             break
     if not ready or data:
         os.kill(child, signal.SIGKILL)
     while data := os.read(reading, 4096):
-        told += data
+        reported += data
     os.close(reading)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), told.decode().split()
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), reported.decode().split()
 
 
 def in_save(places: list[str]) -> bool:
