@@ -150,7 +150,7 @@ def test_descriptions_contain_no_addresses():
         (["diversed:"], ["diversed:<folder"]),
         (["diversed@high"], ["diversed@high", "strictness"]),
         (["diversed@1.5"], ["strictness", "1.5"]),
-        ([("target", LosslessVerifier())], ["target", "taken"]),
+        ([("target", LosslessVerifier())], ["target", "reserved"]),
     ],
 )
 def test_refusals(specs, words, head):
