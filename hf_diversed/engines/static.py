@@ -93,8 +93,10 @@ class StaticEngine(EagerEngine):
         )
 
     def round(self, gamma: int, memory: Memory) -> Round:
-        if self._settings is None:
+        if self._settings is None or gamma == 0:
             return self._round_by_forwards(gamma, memory)
+        assert isinstance(self.drafter, DiversedCandidateGenerator)
+        self.drafter.catch_up()
         rows, gamma = self.rows, self._fit_to_room(gamma, memory)
         for model in (self.target, self._draft):
             model.make_room(max(rows.lengths.host) + gamma)
@@ -160,8 +162,6 @@ class StaticEngine(EagerEngine):
         return self.random_source is not None, self.rows.temperatures is None
 
     def ready(self, gamma: int, memory: Memory) -> bool:
-        if gamma == 0:  # would leave the draft model's cache behind by a varying number of tokens
-            return False
         if self._settings is None:
             return self._forwards_ready(gamma)
         shape, has = self._shape(gamma, memory), self.compiler.has

@@ -188,7 +188,10 @@ class StaticModel(RaggedModel):
         filled = (pad_rows(x, shape.rows) for x in (tokens, columns))
         args = (self.model, self.traits, self.buffers, *filled, keep_all)
         try:
-            logits, hidden = self._compiler.run(extend, shape, self._label, *args)
+            if width not in self.widths:  # tokens of rounds without draft tokens: rare, and of any number
+                logits, hidden = extend(*args)
+            else:
+                logits, hidden = self._compiler.run(extend, shape, self._label, *args)
         except Exception as error:
             if not cannot_be_traced(error):
                 raise

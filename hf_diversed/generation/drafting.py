@@ -77,6 +77,13 @@ class DiversedCandidateGenerator:
         self._behind = 2 if all_accepted else 1
         self.model.rewind(self.rows, self._behind)
 
+    def catch_up(self) -> None:
+        """Process the tokens of rounds without draft tokens, except the last two, which the next step processes."""
+        if self._behind > 2:
+            starts = (self.rows.lengths + (-self._behind)).at_least(0)
+            self.model(self.rows.last(self._behind)[:, :-2], starts, keep=1)
+            self._behind = 2
+
     def propose(self, counts: PerRow) -> tuple[DraftOutput | None, PerRow]:
         """Draft `max(counts)` tokens for every row and write them after the row's last token.
 
@@ -89,6 +96,8 @@ class DiversedCandidateGenerator:
         """
         rows = self.rows
         steps: list[tuple] = []
+        if max(counts.host):
+            self.catch_up()
         for step in range(max(counts.host)):
             feed = steps[-1][0][:, None] if steps else rows.last(self._behind)
             steps.append(self._step(step, feed, counts))

@@ -1,10 +1,10 @@
 """Measurements of a pair of models across calls: round times and acceptance by position."""
 
 import weakref
-from collections import Counter, OrderedDict, deque
+from collections import Counter, deque
 from collections.abc import Callable, Hashable, Sequence
 from threading import RLock
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from torch import nn
 
@@ -24,15 +24,13 @@ class RoundTimes:
     """Times of the last rounds, and a linear fit: `seconds = target + num_drafted * draft`.
 
     Only whole rounds are timed, since timing parts of a round on an accelerator needs a synchronisation.
-
-    Attributes:
-        costs: in units of a target forward; None until two widths have been timed often enough.
     """
 
     def __init__(self) -> None:
         self.num_rounds = 0
         self._rounds: deque[tuple[int, int, float]] = deque(maxlen=_WINDOW)
-        self.costs: ForwardTimes | None = None
+        self._costs: ForwardTimes | None = None
+        self._refit_at = 0
         self._probe_debt = 0.0
         self._lock = RLock()
 
@@ -42,9 +40,15 @@ class RoundTimes:
             self._rounds.append((asked, drafts, max(seconds, _TICK)))
             self.num_rounds += 1
             self._probe_debt = max(self._probe_debt - _PROBE_SHARE * seconds, 0.0) if asked == 0 else seconds
-            if self.costs is None or self.num_rounds % _REFIT_EVERY == 0:
+
+    @property
+    def costs(self) -> ForwardTimes | None:
+        """Costs in units of a target forward; None until two widths have been timed often enough."""
+        with self._lock:
+            if self._rounds and (self._costs is None or self.num_rounds >= self._refit_at):
                 _, widths, taken = zip(*self._rounds)
-                self.costs = fit(widths, taken, self.costs)
+                self._costs, self._refit_at = fit(widths, taken, self._costs), self.num_rounds + _REFIT_EVERY
+            return self._costs
 
     @property
     def may_probe(self) -> bool:
@@ -143,30 +147,19 @@ class Survival:
 
 
 _MOST_KEPT = 64  # entries per pair; the least recently used are dropped first
+_pairs: "weakref.WeakKeyDictionary[nn.Module, weakref.WeakKeyDictionary[nn.Module, dict]]"
+_pairs = weakref.WeakKeyDictionary()
 _lock = RLock()
 
 
-class Experience:
-    """Measurements of one pair, by key, kept across calls."""
+def recall(target: nn.Module, draft: nn.Module, make: Callable[[], Kept], *key: Hashable) -> Kept:
+    """Return the measurements of a pair for this key, created by `make` at first use, and freed with either model.
 
-    def __init__(self) -> None:
-        self._kept: OrderedDict[Hashable, Any] = OrderedDict()
-
-    def recall(self, make: Callable[[], Kept], *key: Hashable) -> Kept:
-        """Return the entry for this key, created by `make` at first use."""
-        with _lock:
-            found = self._kept.pop((make, key), None) or make()
-            self._kept[make, key] = found
-            while len(self._kept) > _MOST_KEPT:
-                self._kept.popitem(last=False)
-        return found
-
-
-_pairs: "weakref.WeakKeyDictionary[nn.Module, weakref.WeakKeyDictionary[nn.Module, Experience]]"
-_pairs = weakref.WeakKeyDictionary()
-
-
-def experience_with(target: nn.Module, draft: nn.Module) -> Experience:
-    """Return the measurements of a pair, freed with either model. Without a draft model, pass the target twice."""
+    Without a draft model, pass the target twice.
+    """
     with _lock:
-        return _pairs.setdefault(target, weakref.WeakKeyDictionary()).setdefault(draft, Experience())
+        kept = _pairs.setdefault(target, weakref.WeakKeyDictionary()).setdefault(draft, {})
+        found = kept[make, key] = kept.pop((make, key), None) or make()
+        if len(kept) > _MOST_KEPT:
+            del kept[next(iter(kept))]
+    return found

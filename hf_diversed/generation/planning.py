@@ -25,7 +25,7 @@ from hf_diversed.engines.static_model import StaticModel
 from hf_diversed.generation import checks
 from hf_diversed.generation.decoding import EagerEngine, run_rounds
 from hf_diversed.generation.drafting import DiversedCandidateGenerator
-from hf_diversed.generation.experience import RoundTimes, Survival, experience_with
+from hf_diversed.generation.experience import RoundTimes, Survival, recall
 from hf_diversed.generation.processing import BlockProcessor, StopTracker
 from hf_diversed.generation.prompt_lookup import PromptLookupDrafter
 from hf_diversed.generation.ragged_model import RaggedModel, find_rotary_limit
@@ -307,7 +307,7 @@ class Call:
         if not self.is_adaptive:
             return None
         target, config, assistant = _compat.base_model(self.model), self.config, self.assistant_model
-        experience = experience_with(target, target if assistant is None else _compat.base_model(assistant))
+        pair = target, target if assistant is None else _compat.base_model(assistant)
         sources = config.prompt_lookup_num_tokens, config.assistant_early_exit
         running = str(self.rows.ids.device), torch.get_num_threads(), self.engine.report()["engine"], *sources
         drawing = repr(self.verifier), config.temperature if config.do_sample else 0.0, *sources
@@ -316,8 +316,8 @@ class Call:
             self.longest,
             self.rows,
             self.engine.ready,
-            times_for=lambda count: experience.recall(RoundTimes, *running, size_for(count)),
-            survival=experience.recall(Survival, *drawing),
+            times_for=lambda count: recall(*pair, RoundTimes, *running, size_for(count)),
+            survival=recall(*pair, Survival, *drawing),
             clock=clock_for(self.rows.ids.device),
         )
 

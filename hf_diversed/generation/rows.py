@@ -26,6 +26,9 @@ class PerRow:
     def at_most(self, limit: int) -> "PerRow":
         return PerRow([min(number, limit) for number in self.host], self.device.clamp_max(limit))
 
+    def at_least(self, limit: int) -> "PerRow":
+        return PerRow([max(number, limit) for number in self.host], self.device.clamp_min(limit))
+
     def keep(self, rows: torch.Tensor, kept: list[int]) -> "PerRow":
         return PerRow([self.host[row] for row in kept], self.device[rows])
 
@@ -96,8 +99,8 @@ class RaggedRows:
         self.ids.scatter_(1, (self.lengths.device + offsets)[:, None], tokens[:, None])
 
     def last(self, count: int) -> torch.Tensor:
-        """Return the last `count` ids of every row, long `[B, count]`."""
-        return self.ids.gather(1, (self.lengths.device - count)[:, None] + self._columns[:count])
+        """Return the last `count` ids of every row, long `[B, count]`; ended rows may be shorter."""
+        return self.ids.gather(1, (self.lengths.device - count).clamp_min(0)[:, None] + self._columns[:count])
 
     def scored(self, drafted: PerRow, width: int) -> PerRow:
         """Return how many positions of a target block `width` wide are used: 0 in finished rows."""

@@ -31,8 +31,9 @@ class AdaptiveLength:
     decides. Other lengths are tried until at least two have been timed, and occasionally later.
 
     Attributes:
-        start: draft length until enough rounds have been measured; always allowed. longest: maximum draft length.
-        ready: whether a round of a given length can start without compilation; see `Engine.ready`.
+        start: draft length until enough rounds have been measured. longest: maximum draft length.
+        ready: whether a round of a given length can start without compilation; only such lengths are chosen, and
+            `start` and 0.
         times_for: returns the measured times for a number of rows. survival: acceptance by position.
         clock: returns seconds.
     """
@@ -44,7 +45,8 @@ class AdaptiveLength:
     times_for: Callable[[int], RoundTimes]
     survival: Survival
     clock: Callable[[], float]
-    _gamma: int = field(default=-1, init=False)  # of the last round
+    _gamma: int = field(default=0, init=False)  # of the last round
+    _stopped: bool = field(default=False, init=False)  # the last round had no draft tokens, as they do not pay
     _room: list[int] = field(default_factory=list, init=False)
     _began: float = field(default=0.0, init=False)
 
@@ -53,9 +55,9 @@ class AdaptiveLength:
         self._began = self.clock()
         self._room = self.rows.room_on_host(self.longest)
         times = self.times_for(len(self._room))
-        if self._gamma == 0 and not times.may_probe:  # nothing has been measured that would change the choice
+        if self._stopped and not times.may_probe:  # nothing has been measured that would change the choice
             return 0
-        lengths = [gamma for gamma in range(self.longest + 1) if gamma == self.start or self.ready(gamma, memory)]
+        lengths = [gamma for gamma in range(self.longest + 1) if gamma in (0, self.start) or self.ready(gamma, memory)]
         self._gamma = self._choose(lengths, times)
         return self._gamma
 
@@ -67,15 +69,16 @@ class AdaptiveLength:
         self.times_for(len(self._room)).learn(self._gamma, drafts, self.clock() - self._began)
 
     def _choose(self, lengths: list[int], times: RoundTimes) -> int:
-        explores = times.costs is None or times.num_rounds < _EXPLORE
-        best, drafting = self.start, [gamma for gamma in lengths if gamma]
-        if times.costs is not None and not explores and not self.survival.is_new:
-            best, speedup = best_gamma(self._useful(), times.costs, drafting)
-            if speedup <= 1.0 and 0 in lengths:
-                return best if times.may_probe else 0
+        costs, best, self._stopped = times.costs, self.start, False
+        explores = costs is None or times.num_rounds < _EXPLORE
+        if costs is not None and not explores and not self.survival.is_new:
+            best, speedup = best_gamma(self._useful(), costs, [gamma for gamma in lengths if gamma])
+            if speedup <= 1.0:
+                self._stopped = not times.may_probe
+                return 0 if self._stopped else best
         if not explores and times.num_rounds % _TRY_ANOTHER_EVERY:
             return best
-        others = neighbours(best, [gamma for gamma in drafting if gamma <= max(self._room)])
+        others = neighbours(best, [gamma for gamma in lengths if gamma <= max(self._room)])
         asked = times.asked()
         return min([best, *others], key=asked.__getitem__)
 

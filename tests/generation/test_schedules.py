@@ -1,5 +1,6 @@
 """Adaptive draft lengths: what is learnt from rounds, what is chosen, and that decoding is otherwise the same."""
 
+import copy
 import gc
 import itertools
 import random
@@ -10,17 +11,17 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from transformers import CompileConfig
 
 from hf_diversed import RoundStreamer, StaticEnsembleVerifier, record_stats
 from hf_diversed.engines import static
 from hf_diversed.engines.compiling import clear_compiled
 from hf_diversed.generation import checks, experience
-from hf_diversed.generation.experience import Experience, RoundTimes, Survival, experience_with, fit
+from hf_diversed.generation.experience import RoundTimes, Survival, fit, recall
 from hf_diversed.generation.schedules import LONGEST, AdaptiveLength, neighbours
 from hf_diversed.theory import ForwardTimes, best_gamma
 from hf_diversed.verifiers import build_verifier
-from tests.tiny import ragged_batch
+from tests.engines.modes import STATIC, TRACED
+from tests.tiny import ragged_batch, tiny_model
 
 
 PAIRS = [(0.9, 0.1), (0.6, 0.05), (0.8, 0.4), (0.97, 0.2)]  # acceptance, cost of a draft in target forwards
@@ -82,7 +83,7 @@ class Machine:
 
 
 def promised(rate: float, times: ForwardTimes, gamma: int) -> float:
-    return best_gamma([rate**n for n in range(1, LONGEST + 1)], times, [gamma])[1]
+    return best_gamma([rate**n for n in range(1, LONGEST + 1)], times, [gamma])[1] if gamma else 1.0
 
 
 def share_of_best(machine: Machine, gammas: list[int]) -> float:
@@ -143,12 +144,15 @@ def test_it_follows_a_change():
 
 
 def test_only_lengths_that_are_ready():
-    """Catches a length that would be compiled on the way, and one nearby that hides those that are ready."""
+    """Catches a length that would be compiled on the way, one nearby that hides those that are ready, and a round
+    without draft tokens, run to time it, that is followed by many."""
     machine = Machine(0.95, ForwardTimes(0.02, 0.001), lengths=(1, 12))
     chosen = machine.decode(calls=30, start=3)
-    assert set(chosen) == {1, 3, 12}
+    assert set(chosen) == {0, 1, 3, 12}
     assert chosen[60:].count(12) > 0.8 * len(chosen[60:])
-    assert set(Machine(0.95, ForwardTimes(0.02, 0.001), lengths=()).decode(calls=30)) == {5}
+    chosen = Machine(0.95, ForwardTimes(0.02, 0.001), lengths=()).decode(calls=30)
+    assert set(chosen) == {0, 5}
+    assert chosen.count(0) < 0.15 * len(chosen)
 
 
 def test_no_row_is_given_drafts_it_has_no_room_for():
@@ -211,19 +215,17 @@ def test_survival_by_hand():
 def test_what_is_known_of_a_pair_goes_with_it():
     """Catches models kept alive by what was measured of them, and memory that grows with every rule."""
     target, draft = torch.nn.Linear(1, 1), torch.nn.Linear(1, 1)
-    known = experience_with(target, draft)
-    assert experience_with(target, draft) is known
-    assert experience_with(draft, draft) is not known
+    first = recall(target, target, Survival, 0)
+    assert recall(target, target, Survival, 0) is first
+    assert isinstance(recall(target, target, RoundTimes, 0), RoundTimes)
+    assert recall(target, draft, Survival, 0) is not first
     gone = weakref.ref(draft)
     del draft
     gc.collect()
     assert gone() is None
-    first = known.recall(Survival, 0)
-    assert known.recall(Survival, 0) is first
     for key in range(1, 2 * experience._MOST_KEPT):
-        known.recall(Survival, key)
-    assert known.recall(Survival, 0) is not first
-    assert isinstance(Experience().recall(RoundTimes, 0), RoundTimes)
+        recall(target, target, Survival, key)
+    assert recall(target, target, Survival, 0) is not first
 
 
 # In the loop.
@@ -231,12 +233,14 @@ def test_what_is_known_of_a_pair_goes_with_it():
 
 @pytest.fixture
 def lengths(monkeypatch):
-    """Every length that the loop's schedules choose, in order, by a clock that only counts its readings."""
-    chosen, ticks = [], iter(range(10**9))
+    """Every length that the loop's schedules choose, in order, by a clock that counts forwards of the models."""
+    chosen = []
 
     class Watched(AdaptiveLength):
-        def __post_init__(self):
-            self.clock = lambda: float(next(ticks))
+        def __init__(self, *arguments, **named):
+            super().__init__(*arguments, **named)
+            engine = self.ready.__self__
+            self.clock = lambda: engine.forwards[0] + 0.1 * engine.forwards[1]
 
         def next(self, memory):
             chosen.append(super().next(memory))
@@ -249,7 +253,6 @@ def lengths(monkeypatch):
 
 
 CALL = {"num_assistant_tokens_schedule": "adaptive", "max_new_tokens": 40, "do_sample": False}
-STATIC = {"cache_implementation": "static", "disable_compile": True}
 
 
 @pytest.mark.parametrize("engine", [{}, STATIC], ids=["eager", "static"])
@@ -347,20 +350,19 @@ def test_nothing_is_compiled_on_the_way(pair, lengths, monkeypatch, name):
     if name == "parts":
         monkeypatch.setattr(static, "MAX_LAYERS", 0)
     target, draft = pair
-    compiled = {"cache_implementation": "static", "compile_config": CompileConfig(backend="eager", mode="default")}
     told = {"return_dict_in_generate": True, "assistant_model": draft, "verifier": RULES[name]}
-    call = {**ragged_batch(1), **CALL, **compiled, **told, "num_assistant_tokens": 1}
+    call = {**ragged_batch(1), **CALL, **TRACED, **told, "num_assistant_tokens": 1}
     clear_compiled()
     try:
         first = target.generate(**call)
-        assert set(lengths) == {1}
+        assert set(lengths) == {0, 1}
         assert first.stats.compile.num_compiled > 0
         assert first.stats.compile.num_recompiled == 0
         target.generate(**{**call, "num_assistant_tokens_schedule": "constant", "num_assistant_tokens": 3})
         lengths.clear()
         second = target.generate(**call)
         assert 3 in lengths
-        assert set(lengths) <= {1, 3}
+        assert set(lengths) <= {0, 1, 3}
         assert second.stats.compile.num_compiled == 0
     finally:
         clear_compiled()
@@ -380,21 +382,40 @@ def test_drafting_stops_where_it_does_not_pay_and_resumes():
     assert share_of_best(machine, [gamma for _ in range(10) for gamma in machine.decode(calls=1)[:2]]) > 0.9
 
 
+@pytest.mark.parametrize("engine", [{}, STATIC, TRACED], ids=["eager", "static", "compiled"])
 @pytest.mark.parametrize("batch_size", [1, 4])
-def test_rounds_without_drafts_change_no_token(pair, monkeypatch, batch_size):
-    """Catches a draft model whose cache lacks tokens of rounds without drafts, or has them at other positions."""
-    target, draft = pair
-    cycle = itertools.cycle([0, 0, 0, 4, 0, 2, 2, 0])
-    monkeypatch.setattr(RoundTimes, "may_probe", True)
-    monkeypatch.setattr(AdaptiveLength, "_choose", lambda self, lengths, times: next(cycle))
+def test_rounds_without_draft_tokens_change_no_token(pair, monkeypatch, batch_size, engine):
+    """Catches a draft model whose cache lacks tokens of rounds without draft tokens or has them at other positions,
+    and rows that ended before so many of these rounds that they are shorter than what the cache lacks."""
+    target, draft = pair[0], copy.deepcopy(pair[0])
+    gammas = itertools.chain([0] * 14, itertools.cycle([4, 0, 2, 2, 0, 0, 0]))
+    monkeypatch.setattr(AdaptiveLength, "next", lambda self, memory: next(gammas))
+    monkeypatch.setattr(AdaptiveLength, "learn", lambda *round: None)
     call = {**ragged_batch(batch_size), "max_new_tokens": 40, "do_sample": False}
-    out = target.generate(
-        **call,
-        num_assistant_tokens_schedule="adaptive",
-        assistant_model=draft,
-        verifier="lossless",
-        return_dict_in_generate=True,
-    )
+    if batch_size > 1:
+        call["eos_token_id"] = target.generate(**call)[0, 10].item()
+    # Finished rows stay in the batch where scores are returned.
+    returned = {"return_dict_in_generate": True, "output_scores": True}
+    adaptive = {"num_assistant_tokens_schedule": "adaptive", "assistant_model": draft, "verifier": "lossless"}
+    out = target.generate(**call, **engine, **returned, **adaptive)
     assert torch.equal(out.sequences, target.generate(**call))
-    expected = target.generate(**call, assistant_model=draft, verifier="lossless", return_dict_in_generate=True)
-    assert out.stats.verified_acceptance_rate == pytest.approx(expected.stats.verified_acceptance_rate, abs=0.25)
+    assert out.sequences.shape[1] > 30
+    assert out.stats.num_accepted == out.stats.num_drafted > 0
+    clear_compiled()
+
+
+@pytest.mark.parametrize("engine", [{}, STATIC, TRACED], ids=["eager", "static", "compiled"])
+def test_a_draft_model_of_random_weights_stops_drafting(pair, lengths, engine):
+    """Catches an engine that cannot decode with the target alone, or that compiles it anew in every call."""
+    target, draft = pair[0], tiny_model(seed=7)
+    call = {**ragged_batch(1), "max_new_tokens": 40, "do_sample": False}
+    plain = target.generate(**call)
+    compiled = []
+    for _ in range(3):
+        options = {"num_assistant_tokens_schedule": "adaptive", "assistant_model": draft, "verifier": "lossless"}
+        out = target.generate(**call, **engine, **options, return_dict_in_generate=True)
+        assert torch.equal(out.sequences, plain)
+        compiled.append(out.stats.compile.num_compiled)
+    assert sum(gamma > 0 for gamma in lengths[-40:]) <= 2
+    assert compiled[1:] == [0, 0]
+    clear_compiled()
