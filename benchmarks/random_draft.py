@@ -2,11 +2,12 @@
 
 python -m benchmarks.random_draft
 
-Both decode the same prompts of the embedded pair in turn, for a fixed number of tokens. Writes
+Both decode the same prompts of the embedded pair in turn, by the same engine, for a fixed number of tokens. Writes
 results/random-draft.json.
 """
 
 import argparse
+import itertools
 import json
 import time
 from pathlib import Path
@@ -18,15 +19,24 @@ from transformers.utils import logging
 
 from hf_diversed import load_demo_pair
 from hf_diversed.provenance import provenance
+from hf_diversed.running.compiled import default_compile_config
 from hf_diversed.running.decode import timed_call
 from hf_diversed.tasks import get_task, load_records
 
 
 NEW_TOKENS, WARM_UP_CALLS = 96, 2
+ENGINES = {
+    "eager": {},
+    "compiled": {
+        "cache_implementation": "static",
+        "compile_config": default_compile_config(torch.device("cpu")),
+    },
+}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--engine", nargs="+", choices=ENGINES, default=list(ENGINES))
     parser.add_argument("--turns", type=int, default=9)
     parser.add_argument("--output", type=Path, default=Path("results/random-draft.json"))
     options = parser.parse_args()
@@ -37,11 +47,15 @@ def main() -> None:
     torch.manual_seed(0)
     draft = AutoModelForCausalLM.from_config(pair.draft.config).eval()
     prompts = [record["prompt"] for record in load_records(get_task("math"), "test", 64)]
+    padded = pair.tokenizer(prompts, return_tensors="pt", padding=True)  # to one width, which is compiled once
     records = []
-    for size in (1, 8):
-        batches = [prompts[at : at + size] for at in range(0, len(prompts), size)]
-        inputs = [pair.tokenizer(batch, return_tensors="pt", padding=True) for batch in batches]
-        records.append({"batch_size": size, **measure(pair.target, draft, inputs, options.turns)})
+    for engine, size in itertools.product(options.engine, (1, 8)):
+        inputs = [
+            {name: values[at : at + size] for name, values in padded.items()} | ENGINES[engine]
+            for at in range(0, len(prompts), size)
+        ]
+        measured = measure(pair.target, draft, inputs, options.turns)
+        records.append({"engine": engine, "batch_size": size, **measured})
         print(records[-1], flush=True)
     options.output.write_text(json.dumps({"records": records, "provenance": provenance(0)}, indent=1) + "\n")
 

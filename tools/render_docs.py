@@ -105,15 +105,20 @@ def random_draft() -> str:
     found = json.loads((RESULTS / "random-draft.json").read_text())
     rows = (
         [
-            str(row["batch_size"]),
+            f"{row['engine']}, {row['batch_size']}",
             "{:.2f} ({:.2f} to {:.2f})".format(*row["over_target"]),
             f"{row['first_call']:.2f}",
             f"{row['draft_forwards']:.3f}",
         ]
         for row in found["records"]
     )
-    header = ("batch size", "CPU time over the target alone", "first call", "draft forwards per target forward")
-    words = "Embedded target, eager engine, 96 new tokens per row, median (quartiles) of alternating calls."
+    header = (
+        "engine, batch size",
+        "CPU time over the target alone",
+        "first call",
+        "draft forwards per target forward",
+    )
+    words = "Embedded target, 96 new tokens per row, median (quartiles) of alternating calls."
     return f"{table(header, rows)}\n\n{words} {_command(found)}"
 
 
