@@ -74,9 +74,6 @@ REFUSED_PROCESSORS = {
     lp.WhisperNoSpeechDetection: "it is made for speech",
 }
 
-# State and settings that `generate` stores on a model. Forward passes do not read them.
-KEPT_BY_GENERATE = ("generation_config", "_previous_max_cache_length", "_compiled_call", "_last_compile_config")
-
 # Models with a bias per attention head from absolute key positions, which a ragged 4D mask cannot represent.
 _ALIBI_MODEL_TYPES = {"bloom", "mpt"}
 
