@@ -5,14 +5,15 @@ python -m benchmarks.counterfactual summary
 Makes labels of the training and of the test prompts (`hf_diversed/training/labels.py`) and trains one head per set of
 inputs on the former. On the latter it measures what it costs to keep the cheapest share of the rejections of lossless
 decoding, or to gain a share of the tokens after them, in the order of each head and of lenience (p/q). Then it decodes
-the test prompts with lenience and the heads with all inputs, priced per token kept and per token gained. Writes
-results/counterfactual-TASK.json; a folder beside it keeps what is done, to continue. Bounds are clustered by prompt;
-differences are paired.
+the test prompts with lenience and with heads. With --draws, the training labels are drawn several times, and every
+head that decodes is trained on each draw. Writes results/counterfactual-TASK.json; a folder beside it keeps what is
+done, to continue. Bounds are clustered by prompt; differences are paired.
 """
 
 import argparse
 import json
 from pathlib import Path
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -20,17 +21,20 @@ import torch
 
 from hf_diversed import DiversedHead, DiversedVerifier, load_demo_pair
 from hf_diversed.evaluation import EvaluationSettings, evaluate, read_results
+from hf_diversed.evaluation.calls import Task
 from hf_diversed.evaluation.intervals import Bootstrap, interpolate
-from hf_diversed.evaluation.summary import MethodTable
+from hf_diversed.evaluation.summary import MethodTable, z_score
 from hf_diversed.provenance import provenance
 from hf_diversed.running.files import write_json
+from hf_diversed.running.pair import Pair
 from hf_diversed.running.sampling import Sampling
 from hf_diversed.tasks import get_task, load_records
 from hf_diversed.training.counterfactual import FitSettings, fit_head
 from hf_diversed.training.labels import Labels, LabelSettings, make_labels
+from hf_diversed.zoo.loader import MIXTURE
 
 
-SHARES = (0.2, 0.5, 0.7)
+SHARES = (0.5, 0.7, 0.9)
 INPUTS: dict[str, dict[str, Any]] = {
     "same inputs": {"lookahead": 0, "target_after": False},
     "lookahead": {"target_after": False},
@@ -38,8 +42,12 @@ INPUTS: dict[str, dict[str, Any]] = {
     "lookahead and state": {},
     "lookahead and state, per token gained": {"per_token_gained": True},
 }
-# Names of the heads in decoding.
-DECODED = dict(zip(("same_inputs", "lookahead", "target_after", "counterfactual", "per_gain"), INPUTS))
+ALL = "lookahead and state"
+# Names of the heads in decoding, with their settings.
+DECODED = dict(zip(("same_inputs", "lookahead", "target_after", "counterfactual", "per_gain"), INPUTS.values()))
+DECODED |= {"mlp": {"head_type": "mlp"}}
+COUNTS = (500, 1000)  # smaller numbers of labels
+OF_TEST = 2  # seed of the test labels
 
 
 def main() -> None:
@@ -48,20 +56,30 @@ def main() -> None:
     pair, task = load_demo_pair(), get_task(options.task, allow_code_execution=True)
     folder = options.output.with_suffix(".parts")
     folder.mkdir(parents=True, exist_ok=True)
-    labels = {}
-    runs = (("train", options.num_train, options.rejections, 256), ("test", options.num_test, 2, 250))
-    for seed, (split, n, rejections, size) in enumerate(runs, start=1):
-        stop_strings = tuple(task.stop_strings)
+    stop_strings = tuple(task.stop_strings)
+
+    def labelled(name: str, n: int, rejections: int, size: int, seed: int) -> Labels:
         sampling = Sampling(max_new_tokens=task.max_new_tokens, batch_size=size, stop_strings=stop_strings)
-        records = load_records(task, split, n)
+        records = load_records(task, "test" if seed == OF_TEST else "train", n)
         settings = LabelSettings(rejections, continuations=2, seed=seed)
         prompts = [task.prompt(record) for record in records]
-        labels[split] = make_labels(pair, task, prompts, records, sampling, settings, folder / f"{split}.jsonl")
+        return make_labels(pair, task, prompts, records, sampling, settings, folder / f"{name}.jsonl")
+
+    seeds = [1, *range(OF_TEST + 1, OF_TEST + options.draws)]
+    draws = [
+        labelled("train" if seed == 1 else f"train-{seed}", options.num_train, options.rejections, 256, seed)
+        for seed in seeds
+    ]
+    labels = {"train": draws[0], "test": labelled("test", options.num_test, 2, 250, OF_TEST)}
     heads, reports = {}, {}
     for name, inputs in INPUTS.items():
         for head_type in ("linear", "mlp"):
             label = name if head_type == "linear" else f"{name}, mlp"
             heads[label], reports[label] = fit_head(labels["train"], FitSettings(head_type, **inputs))
+    parts = [first(draws[0], count) for count in COUNTS] + [together(draws)] * (len(draws) > 1)
+    for part in parts:
+        label = f"{ALL}, {len(part.prompt):,} labels"
+        heads[label], reports[label] = fit_head(part, FitSettings())
     orders = {"lenience": -labels["test"].inputs["token"][:, 0], "packaged head": order(pair.heads[task.name], labels)}
     orders |= {name: order(head, labels) for name, head in heads.items()}
     report: dict[str, Any] = {
@@ -73,9 +91,23 @@ def main() -> None:
         "gain_curve": curve(labels["test"], orders, labels["test"].gain),
     }
     if options.heads:
-        report["decoding"] = decode(options, pair, task, heads, folder / "decoding")
+        report["draws"] = len(draws)
+        report["decoding"] = decode(options, pair, task, draws, folder / "decoding")
     write_json(options.output, report | {"provenance": provenance(0)})
     print(json.dumps(report, indent=1))
+
+
+def first(labels: Labels, count: int) -> Labels:
+    """Return the first labels, which are of the first prompts."""
+    inputs = {name: values[:count] for name, values in labels.inputs.items()}
+    return Labels(labels.settings, labels.scores[:count], labels.prompt[:count], inputs)
+
+
+def together(draws: list[Labels]) -> Labels:
+    """Return the labels of all draws."""
+    inputs = {name: torch.cat([labels.inputs[name] for labels in draws]) for name in draws[0].inputs}
+    scores, prompt = (torch.cat([getattr(labels, name) for labels in draws]) for name in ("scores", "prompt"))
+    return Labels(draws[0].settings, scores, prompt, inputs)
 
 
 @torch.no_grad()
@@ -129,34 +161,64 @@ def curve(labels: Labels, orders: dict[str, torch.Tensor], weight: torch.Tensor)
 
 
 def decode(
-    options: argparse.Namespace, pair, task, heads: dict[str, DiversedHead], folder: Path
+    options: argparse.Namespace, pair: Pair, task: Task, draws: list[Labels], folder: Path
 ) -> list[dict[str, Any]]:
-    """Return drop and acceptance of lenience and of heads at some strictnesses. `gain` of a head is its quality minus
-    that of lenience, interpolated at the acceptance of the head; None outside of the values of lenience."""
+    """Return drop and acceptance of lenience, of the packaged heads and of new ones at some strictnesses.
+
+    Heads trained on different draws of the labels count as one method. `gain` is the quality of a method minus that of
+    lenience, interpolated at the acceptance of the method, and `gain_draws` lists it by draw; None outside of the
+    values of lenience. `gain_p` is the two-sided p-value of no gain, from the standard error clustered by prompt.
+    """
     settings = EvaluationSettings(
         num_examples=options.num_test, samples_per_prompt=options.samples, batch_size=250, num_assistant_tokens=5
     )
     lenient = [f"lenience:{value}" for value in options.lenience]
-    own = []
+    mixture = load_demo_pair(heads=MIXTURE).heads[task.name]
+    named = {"diversed": DiversedVerifier(pair.heads[task.name]), "mixture head": DiversedVerifier(mixture)}
+    own = {method: [method] for method in [*options.others, *named]}
     for method in options.heads:
         name, _, strictness = method.partition("@")
-        own.append((method, DiversedVerifier(heads[DECODED[name]], float(strictness))))
+        own[method] = [method, *(f"{method}, draw {number}" for number in range(2, len(draws) + 1))]
+        for label, drawn in zip(own[method], draws):
+            head, _ = fit_head(drawn, FitSettings(**DECODED[name]))
+            named[label] = DiversedVerifier(head, float(strictness))
     examples = load_records(task, "test", options.num_test)
-    rows = evaluate(pair, task, examples, ["target", *lenient, *own], settings, output=folder)
+    asked = ["target", *lenient, *options.others]
+    rows = evaluate(pair, task, examples, [*asked, *named.items()], settings, output=folder)
     shown = ("method", "n", "quality", "quality_drop", "quality_drop_ci", "acceptance_rate", "acceptance_rate_ci")
+    rows = [row for row in rows if row["method"] in (*asked, *named)]  # the folder may hold more
     records = {row["method"]: {name: row[name] for name in shown} for row in rows}
     results, bootstrap = read_results(folder), Bootstrap(options.num_test)
 
-    def point(label: str) -> tuple[np.ndarray, np.ndarray]:
-        sums = MethodTable(results, label).sums
-        return bootstrap.ratio(sums["num_accepted"], sums["num_drafted"]), bootstrap.ratio(sums["score"], sums["rows"])
+    def point(labels: list[str]) -> tuple[np.ndarray, np.ndarray]:
+        sums = [MethodTable(results, label).sums for label in labels]
+        pairs = (("num_accepted", "num_drafted"), ("score", "rows"))
+        rate, quality = (
+            bootstrap.ratio(*(np.sum([each[name] for each in sums], axis=0) for name in names)) for names in pairs
+        )
+        return rate, quality
 
-    rates, qualities = (np.stack(values, axis=1) for values in zip(*map(point, lenient)))
-    for label, _ in own:
-        rate, quality = point(label)
-        gain = bootstrap.estimate(quality - interpolate(rate, rates, qualities))
-        known = not np.isnan([gain.value, gain.low]).any()
-        records[label] |= {"gain": gain.value, "gain_ci": [gain.low, gain.high]} if known else {"gain": None}
+    def gain(labels: list[str]) -> np.ndarray:
+        rate, quality = point(labels)
+        return quality - interpolate(rate, rates, qualities)
+
+    rates, qualities = (np.stack(values, axis=1) for values in zip(*(point([label]) for label in lenient)))
+    target = bootstrap.ratio(*(MethodTable(results, "target").sums[name] for name in ("score", "rows")))
+    for method, labels in own.items():
+        record = records[method]
+        rate, quality = point(labels)
+        for name, statistic in (("acceptance_rate", rate), ("quality", quality), ("quality_drop", target - quality)):
+            found = bootstrap.estimate(statistic)
+            record |= {name: found.value, f"{name}_ci": [found.low, found.high]}
+        above = bootstrap.estimate(gain(labels))
+        known = not np.isnan([above.value, above.low]).any()
+        record["gain"] = above.value if known else None
+        if known:
+            p_value = 2.0 * (1.0 - NormalDist().cdf(abs(z_score(gain(labels), 0.0))))
+            by_draw = [float(gain([label])[0]) for label in labels]
+            record |= {"gain_ci": [above.low, above.high], "gain_p": p_value, "gain_draws": by_draw}
+        for label in labels[1:]:
+            del records[label]
     return list(records.values())
 
 
@@ -166,14 +228,24 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--num-train", type=int, default=1024, help="prompts with labels for training")
     parser.add_argument("--num-test", type=int, default=1000)
     parser.add_argument("--rejections", type=int, default=4, help="labels per training completion")
+    parser.add_argument("--draws", type=int, default=1, help="draws of the training labels")
     parser.add_argument("--samples", type=int, default=3, help="completions per test prompt")
-    parser.add_argument("--lenience", type=float, nargs="*", default=[0.12, 1e-4, 1e-5, 1e-6, 1e-7, 1e-8, 1e-10])
+    parser.add_argument(
+        "--lenience",
+        type=float,
+        nargs="*",
+        default=[0.5, 0.3, 0.12, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6, 1e-7, 1e-8, 1e-10],
+    )
+    parser.add_argument("--others", nargs="*", default=["lossless", "static:0.7", "static:0.5"])
     parser.add_argument(
         "--heads",
         nargs="*",
         metavar="NAME@STRICTNESS",
-        default=["counterfactual@0.6", "counterfactual@0.55", "counterfactual@0.5"],
-        help=f"linear heads to decode with, of {', '.join(DECODED)}",
+        default=[
+            *(f"counterfactual@{strictness}" for strictness in (0.7, 0.6, 0.55, 0.5)),
+            *("per_gain@0.35", "same_inputs@0.55", "lookahead@0.55", "target_after@0.55", "mlp@0.55"),
+        ],
+        help=f"heads to decode with, of {', '.join(DECODED)}",
     )
     parser.add_argument("--output", type=Path, help="results/counterfactual-TASK.json by default")
     options = parser.parse_args()

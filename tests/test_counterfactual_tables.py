@@ -17,7 +17,7 @@ def decoded(method: str, rate: float | None, drop: float | None, **gain) -> dict
 
 
 def test_tables(tmp_path):
-    """Catches figures in wrong cells, a saving whose interval contains 0 among the clear ones, and a difference at
+    """Catches figures in wrong cells, savings where costs belong, p-values that are not corrected, and a difference at
     equal acceptance where there is no estimate."""
     assert not any(studies(tmp_path).values())
     made = {"labels": 3000, "prompts": 1000, "continuations": 2, "mean_cost": 0.1, "deviation": 0.1, "noise": 0.05}
@@ -25,27 +25,30 @@ def test_tables(tmp_path):
         "lenience": [point(0.2, 0.03, 0.0), point(0.5, 0.08, 0.0)],
         "packaged head": [point(0.2, 0.01, 0.02), point(0.5, 0.06, 0.02)],
         "lookahead": [point(0.2, 0.025, 0.005), point(0.5, 0.06, 0.02)],
-        "same inputs": [point(0.2, 0.03, 0.0), point(0.5, 0.09, -0.01)],
     }
+    gains = {"gain_ci": [-0.01, 0.02], "gain_draws": [0.004, 0.006]}
     decoding = [
         decoded("target", None, None),
         decoded("lenience:0.3", 0.75, 0.02),
         decoded("lenience:0.1", 0.8, 0.03),
         decoded("counterfactual@0.5", 0.81, 0.04, gain=None),
-        decoded("counterfactual@0.6", 0.79, 0.025, gain=0.005, gain_ci=[-0.01, 0.02]),
+        decoded("counterfactual@0.6", 0.79, 0.025, gain=0.005, gain_p=0.02, **gains),
+        decoded("lookahead@0.6", 0.79, 0.025, gain=0.005, gain_p=1e-5, **gains),
     ]
     study = {"task": "summary", "metric": "rouge2", "labels": {"train": made}, "curve": curve, "decoding": decoding}
-    study["gain_curve"] = {"lenience": [point(0.6, 0.07, 0.0)], "lookahead": [point(0.6, 0.05, 0.02)]}
-    study["heads"] = {"lookahead": {"r2": 0.4}, "same inputs": {"r2": 0.3}}
+    study["gain_curve"] = {
+        "lenience": [point(0.6, 0.07, 0.0)],
+        "packaged head": [point(0.6, 0.06, 0.01)],
+        "lookahead": [point(0.6, 0.05, 0.02)],
+    }
+    study |= {"heads": {"lookahead": {"r2": 0.4}}, "draws": 2}
     (tmp_path / "counterfactual-summary.json").write_text(json.dumps(study))
-    labels, costs, gains, decoded_text = studies(tmp_path).values()
-    assert "| train | 3,000 | 1,000 | 2 | 10.00 | 10.00 | 5.00 | 25.0% |" in labels
-    assert "| order | R² | cost, 20% kept | cost, 50% kept | saving, 20% kept | saving, 50% kept |" in costs
-    assert "| p/q, as lenience | - | 3.00 (2.00 to 4.00) | 8.00 (7.00 to 9.00) | - | - |" in costs
-    assert "| lookahead | 40.0% | 2.50 (1.50 to 3.50) | 6.00 (5.00 to 7.00) | 0.50 (-0.50 to 1.50) |" in costs
-    assert "excludes 0 for: lookahead (50%). It contains 0 at every share for: same inputs." in costs
-    assert "| lookahead | 40.0% | 5.00 (4.00 to 6.00) | 2.00 (1.00 to 3.00) |" in gains
-    assert "cost, 60% gained" in gains
+    decoded_text, costs, labels = studies(tmp_path).values()
+    assert "| summary | train | 3,000 | 1,000 | 2 | 10.00 | 10.00 | 5.00 | 25.0% |" in labels
+    assert "| order | R² | 20% kept | 50% kept | 60% gained |" in costs
+    assert "cost | - | 3.00 (2.00 to 4.00) | 8.00 (7.00 to 9.00) | 7.00 (6.00 to 8.00) |" in costs
+    assert "| lookahead | 40.0% | 0.50 (-0.50 to 1.50) | 2.00 (1.00 to 3.00) | 2.00 (1.00 to 3.00) |" in costs
     assert "| `lenience:0.3` | 75.0% (75.0% to 75.0%) | 70.0% | 2.00 (1.00 to 3.00) | - |" in decoded_text
-    assert "| `counterfactual@0.5` | 81.0% (81.0% to 81.0%) | 70.0% | 4.00 (3.00 to 5.00) | - |" in decoded_text
-    assert "| 2.50 (1.50 to 3.50) | 0.50 (-1.00 to 2.00) |" in decoded_text
+    assert "| `counterfactual@0.5` | 81.0% (81.0% to 81.0%) | 70.0% | 4.00 (3.00 to 5.00) | - | - |" in decoded_text
+    assert "| 2.50 (1.50 to 3.50) | 0.50 (-1.00 to 2.00) | 0.020 | 0.40, 0.60 |" in decoded_text
+    assert "| 0.50 (-1.00 to 2.00) | < 0.001 | 0.40, 0.60 |" in decoded_text
