@@ -258,9 +258,7 @@ def test_layers_that_do_not_exist(layers):
 def test_vocabularies_that_cannot_be_cut():
     with pytest.raises(ValueError, match="`kept_ids` must be ascending numbers from 0 to 63"):
         make_draft(deep(tf.LlamaForCausalLM), [0], [5, 3])
-    with pytest.raises(
-        ValueError, match="`kept_ids` is not supported for GPT2LMHeadModel, but for LlamaForCausalLM, Q"
-    ):
+    with pytest.raises(ValueError, match=r"`kept_ids` is supported for LlamaForCausalLM, Q.*, got GPT2LMHeadModel"):
         make_draft(tiny_model("gpt2"), [0], [3, 5])
 
 

@@ -252,7 +252,9 @@ def test_composites_need_what_their_parts_need():
     """Catches a nested cascade without raw logits, or a nested greedy verifier that is used for sampling."""
     assert PhaseVerifier(RegretBudgetVerifier(1.0), begin=1, end=2).greedy_only
     assert PhaseVerifier(LosslessVerifier(), begin=1, end=2).needs_raw_logits is False
-    assert repr(BlockVerifier(StaticEnsembleVerifier(0.5))) == "BlockVerifier(rule=StaticEnsembleVerifier(weight=0.5))"
+    assert repr(BlockVerifier(StaticEnsembleVerifier(0.5))) == (
+        "BlockVerifier(verifier=StaticEnsembleVerifier(weight=0.5))"
+    )
 
 
 @pytest.mark.parametrize(
