@@ -106,9 +106,8 @@ class DiversedTrainer(AtomicCheckpoints):
             _check_rows("eval_dataset", eval_dataset)
         elif args.eval_strategy != IntervalStrategy.NO:
             raise ValueError(
-                f'eval_strategy="{args.eval_strategy.value}" needs eval_dataset, got none (a data file with a '
-                'single prompt cannot be split). Pass held-out prompts, or eval_strategy="no" and '
-                "load_best_model_at_end=False."
+                f'eval_strategy="{args.eval_strategy.value}" needs eval_dataset, got none (one prompt cannot be '
+                'split). Pass held-out prompts, or eval_strategy="no" and load_best_model_at_end=False.'
             )
         tokenizer = processing_class or load_tokenizer(target)
         if args.should_save:
@@ -193,9 +192,8 @@ class DiversedTrainer(AtomicCheckpoints):
         best = self.state.best_metric
         if self.args.constrained and best is not None and best <= 0:
             logger.warning(
-                "no head kept the drop, plus its standard error, within "
-                f"max_quality_drop={self.args.max_quality_drop} on the evaluation prompts; the smallest was "
-                f"{-best:.4f}. Train longer, evaluate on more prompts, or increase the limit."
+                f"no head kept the drop plus its standard error within max_quality_drop={self.args.max_quality_drop} "
+                f"on evaluation prompts; the smallest was {-best:.4f}. Train longer, on more, or increase the limit."
             )
         return output
 
@@ -224,10 +222,7 @@ class DiversedTrainer(AtomicCheckpoints):
             facts = merged(gathered(lambda: [self.scorer.facts(rows, rollouts)]))
         first = self.args.process_index * len(rows)
         if all(reward is None for reward in facts["reward"]):
-            raise RewardError(
-                "every reward of a batch of rollouts is None, but an update needs at least one number; check the "
-                "reward functions."
-            )
+            raise RewardError("every reward of a batch of rollouts is None; check the reward functions.")
         advantage = self._advantages(facts)
         self._note(facts)
         device = self.model.device
