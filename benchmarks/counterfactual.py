@@ -12,6 +12,8 @@ done, to continue. Bounds are clustered by prompt; differences are paired.
 
 import argparse
 import json
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from statistics import NormalDist
 from typing import Any
@@ -43,9 +45,11 @@ INPUTS: dict[str, dict[str, Any]] = {
     "lookahead and state, per token gained": {"per_token_gained": True},
 }
 ALL = "lookahead and state"
-# Names of the heads in decoding, with their settings.
-DECODED = dict(zip(("same_inputs", "lookahead", "target_after", "counterfactual", "per_gain"), INPUTS.values()))
-DECODED |= {"mlp": {"head_type": "mlp"}}
+SETTINGS = {name: kind | {"head_type": "linear"} for name, kind in INPUTS.items()}
+SETTINGS |= {f"{name}, mlp": kind | {"head_type": "mlp"} for name, kind in INPUTS.items()}
+# Names of the heads in decoding.
+DECODED = dict(zip(("same_inputs", "lookahead", "target_after", "counterfactual", "per_gain"), INPUTS))
+DECODED |= {"mlp": f"{ALL}, mlp"}
 COUNTS = (500, 1000)  # smaller numbers of labels
 OF_TEST = 2  # seed of the test labels
 
@@ -71,28 +75,27 @@ def main() -> None:
         for seed in seeds
     ]
     labels = {"train": draws[0], "test": labelled("test", options.num_test, 2, 250, OF_TEST)}
-    heads, reports = {}, {}
-    for name, inputs in INPUTS.items():
-        for head_type in ("linear", "mlp"):
-            label = name if head_type == "linear" else f"{name}, mlp"
-            heads[label], reports[label] = fit_head(labels["train"], FitSettings(head_type, **inputs))
+
+    @cache
+    def fit(draw: int, name: str) -> tuple[DiversedHead, dict[str, Any]]:
+        return fit_head(draws[draw], FitSettings(**SETTINGS[name]))
+
+    fitted = {name: fit(0, name) for name in SETTINGS}
     parts = [first(draws[0], count) for count in COUNTS] + [together(draws)] * (len(draws) > 1)
-    for part in parts:
-        label = f"{ALL}, {len(part.prompt):,} labels"
-        heads[label], reports[label] = fit_head(part, FitSettings())
+    fitted |= {f"{ALL}, {len(part.prompt):,} labels": fit_head(part, FitSettings()) for part in parts}
     orders = {"lenience": -labels["test"].inputs["token"][:, 0], "packaged head": order(pair.heads[task.name], labels)}
-    orders |= {name: order(head, labels) for name, head in heads.items()}
+    orders |= {name: order(head, labels) for name, (head, _) in fitted.items()}
     report: dict[str, Any] = {
         "task": task.name,
         "metric": task.metric,
         "labels": {split: about(found) for split, found in labels.items()},
-        "heads": reports,
+        "heads": {name: about_head for name, (_, about_head) in fitted.items()},
         "curve": curve(labels["test"], orders, torch.ones_like(labels["test"].cost)),
         "gain_curve": curve(labels["test"], orders, labels["test"].gain),
     }
     if options.heads:
         report["draws"] = len(draws)
-        report["decoding"] = decode(options, pair, task, draws, folder / "decoding")
+        report["decoding"] = decode(options, pair, task, fit, folder / "decoding")
     write_json(options.output, report | {"provenance": provenance(0)})
     print(json.dumps(report, indent=1))
 
@@ -161,7 +164,7 @@ def curve(labels: Labels, orders: dict[str, torch.Tensor], weight: torch.Tensor)
 
 
 def decode(
-    options: argparse.Namespace, pair: Pair, task: Task, draws: list[Labels], folder: Path
+    options: argparse.Namespace, pair: Pair, task: Task, fit: Callable[..., Any], folder: Path
 ) -> list[dict[str, Any]]:
     """Return drop and acceptance of lenience, of the packaged heads and of new ones at some strictnesses.
 
@@ -178,10 +181,9 @@ def decode(
     own = {method: [method] for method in [*options.others, *named]}
     for method in options.heads:
         name, _, strictness = method.partition("@")
-        own[method] = [method, *(f"{method}, draw {number}" for number in range(2, len(draws) + 1))]
-        for label, drawn in zip(own[method], draws):
-            head, _ = fit_head(drawn, FitSettings(**DECODED[name]))
-            named[label] = DiversedVerifier(head, float(strictness))
+        own[method] = [method, *(f"{method}, draw {number}" for number in range(2, options.draws + 1))]
+        for draw, label in enumerate(own[method]):
+            named[label] = DiversedVerifier(fit(draw, DECODED[name])[0], float(strictness))
     examples = load_records(task, "test", options.num_test)
     asked = ["target", *lenient, *options.others]
     rows = evaluate(pair, task, examples, [*asked, *named.items()], settings, output=folder)

@@ -40,7 +40,7 @@ def studies(folder: Path) -> dict[str, str]:
     if not found:
         return {}
     return {
-        "Decoding": "\n\n".join(_decoding(study) for study in found if "decoding" in study),
+        "Decoding": "\n\n".join(map(_decoding, found)),
         "First-order costs": "\n\n".join([_CURVE, *map(_curve, found)]),
         "Labels": _labels(found),
     }
@@ -73,7 +73,8 @@ def _decoding(study: Found) -> str:
         "prompt. p is of no difference, corrected for all rows that have one (Holm). The last column has the "
         "difference of each draw:"
     )
-    return f"{note}\n\n{table(header, rows)}"
+    command = COMMANDS[f"counterfactual-{study['task']}.json"]
+    return f"{note}\n\n{table(header, rows)}\n\nMeasured by `{command}`."
 
 
 def _gain(record: Found, adjusted: Mapping[str, float]) -> list[str]:

@@ -17,7 +17,8 @@ def test_draws_count_as_one_method(tmp_path, monkeypatch):
     options = ["--num-train", "12", "--num-test", "8", "--rejections", "2", "--samples", "1", "--draws", "2"]
     options += ["--lenience", "1", "1e-3", "1e-10", "--others", "lossless", "--heads", "counterfactual@0.5", "mlp@0"]
     monkeypatch.setattr(sys, "argv", ["counterfactual", "summary", *options, "--output", str(output)])
-    monkeypatch.setattr(counterfactual, "INPUTS", {counterfactual.ALL: {}})
+    names = (counterfactual.ALL, f"{counterfactual.ALL}, mlp")
+    monkeypatch.setattr(counterfactual, "SETTINGS", {name: counterfactual.SETTINGS[name] for name in names})
     monkeypatch.setattr(regression, "_STEPS", 20)
     counterfactual.main()
     report = json.loads(output.read_text())
