@@ -2,8 +2,9 @@
 
 Completions are drawn by lossless speculative decoding. At some of its rejections, the text with the rejected draft
 token (*kept*) and the text with the residual token (*replaced*) are each continued several times by the target and
-scored. The label is the mean score of the replaced branch minus that of the kept branch: the first-order cost of
-keeping the token, with everything after it following the target. It contains no interactions between kept tokens.
+scored. At temperature 0, the continuation of the replaced branch is the completion itself. The label is the mean score
+of the replaced branch minus that of the kept branch: the first-order cost of keeping the token, with everything after
+it following the target. It contains no interactions between kept tokens.
 
 Each draft token x is rejected with probability max(0, 1 - p/q), so x has the distribution max(q - p, 0) / TV(p, q):
 these are the tokens on which a relaxed verifier and the lossless one differ. The mean of the labels is therefore the
@@ -193,12 +194,14 @@ class LabelRun:
         seed = 100_003 * (1_000 * self.settings.seed + number)
         chosen, completions = self._rejections(prompts, seed)
         spent = time.perf_counter() - began
+        copies, greedy = self.settings.continuations, self.sampling.temperature == 0
         texts, owners = [], []
         for label in chosen:
-            start = completions[label["row"]][: label["position"]]
+            whole = completions[label["row"]]
             for token in label["tokens"]:
-                texts += [[*start, token]] * self.settings.continuations
-                owners += [label["row"]] * self.settings.continuations
+                is_whole = greedy and token == label["tokens"][1]
+                texts += [whole if is_whole else [*whole[: label["position"]], token]] * copies
+                owners += [label["row"]] * copies
         if not self.estimated:
             self.estimated = True
             about = (
@@ -210,7 +213,7 @@ class LabelRun:
                 f"About {duration(spent + about)} per part of {len(rows)} prompts, from the speed of the first one."
             )
         flat = torch.tensor(self._continued(texts, owners, prompts, records, seed + 1), dtype=torch.float64)
-        for label, values in zip(chosen, flat.view(len(chosen), 2, self.settings.continuations).tolist()):
+        for label, values in zip(chosen, flat.view(len(chosen), 2, copies).tolist()):
             label["prompt"] = rows[label.pop("row")]
             label |= dict(zip(BRANCHES, values))
         return {"batch": number, "num_prompts": len(rows), "labels": chosen}
@@ -240,8 +243,8 @@ class LabelRun:
         seed: int,
     ) -> list[float]:
         """Return the score of one continuation of each text; `owners` are the indices of their prompts."""
-        longest, ends = self.sampling.max_new_tokens, set(self.decoder.eos_ids)
-        open_ones = [index for index, ids in enumerate(texts) if ids[-1] not in ends and len(ids) < longest]
+        longest = self.sampling.max_new_tokens
+        open_ones = [index for index, ids in enumerate(texts) if not self._ended(ids)]
         starts = [prompts[owners[index]] + texts[index] for index in open_ones]
         texts = list(texts)
         for part, order in enumerate(plan_batches([len(start) for start in starts], self.sampling.batch_size)):
@@ -252,6 +255,11 @@ class LabelRun:
                 texts[index] = (texts[index] + ids)[:longest]
         answers = [cut(self.decoder.text(ids), self.decoder.stop_strings) for ids in texts]
         return self.task.score_batch(answers, [records[owner] for owner in owners])
+
+    def _ended(self, ids: list[int]) -> bool:
+        if ids[-1] in self.decoder.eos_ids or len(ids) >= self.sampling.max_new_tokens:
+            return True
+        return any(stop in self.decoder.text(ids) for stop in self.decoder.stop_strings)
 
 
 def cut(text: str, stop_strings: Sequence[str]) -> str:
