@@ -40,7 +40,6 @@ PATHS = (
 EXCEPT = (
     "docs/api.md",
     "embedded/corpus/summary.py",
-    "hf_diversed/sandbox/jail/confinement.py",
     "tests/sandbox/test_attacks.py",
     "tests/test_language.py",
     "tools/check_language.py",

@@ -3,9 +3,9 @@
 The launcher is started by exec, not by fork alone, so the caller may have loaded torch and started threads.
 """
 
-import ast
 import builtins
 import functools
+import json
 import os
 import shutil
 import subprocess
@@ -19,8 +19,8 @@ from pathlib import Path
 
 # Seconds after the timeout at which a launcher that hangs is killed; normally the launcher ends the program itself.
 _GRACE = 30.0
-_STARTED = b"started\n"
-_START = "import sys; sys.path.insert(0, sys.argv.pop(1)); from jail.main import main; main(sys.argv[1:])"
+_STARTED = "started\n"
+_START = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); from jail.main import main; main()"
 _LIBRARIES = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/nix/store", "/gnu/store")
 _SYSTEM_FILES = ("/etc/ld.so.cache", "/etc/localtime", "/usr/share/zoneinfo")
 
@@ -59,15 +59,21 @@ def launch(program: str, mode: str, timeout: float, memory_bytes: int, tests: st
         SandboxUnavailable: if the jail was not set up. That is determined before the program starts, so no program can
             cause it.
     """
-    source = program.encode("utf-8", "surrogatepass")
-    request = f"{' '.join(names_of_the_program(tests))}\n{tests}".encode("utf-8", "surrogatepass") if tests else b""
-    scratch = tempfile.mkdtemp(prefix="hf-diversed-")
-    try:
-        sizes = [str(len(source)), "tested" if tests else "plain"]
-        arguments = [mode, str(timeout), str(memory_bytes), *sizes, os.path.realpath(scratch)]
-        return _talk(arguments, source + request, timeout + _GRACE)
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+    names = names_of_the_program(tests) if tests else None
+    sources = [text.encode("utf-8", "surrogatepass") for text in (program, tests)]
+    with tempfile.TemporaryFile() as request:
+        request.write(b"".join(sources))
+        request.seek(0)
+        scratch = tempfile.mkdtemp(prefix="hf-diversed-")
+        job = {
+            "mode": mode, "timeout": timeout, "memory_bytes": memory_bytes, "source_bytes": len(sources[0]),
+            "tests_bytes": len(sources[1]), "names": names, "scratch": os.path.realpath(scratch),
+            "readable": readable_paths(),
+        }  # fmt: skip
+        try:
+            return _follow([interpreter(), "-I", "-S", "-c", _START, json.dumps(job)], request, timeout + _GRACE)
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
 
 
 def names_of_the_program(tests: str) -> list[str]:
@@ -86,30 +92,30 @@ def names_of_the_program(tests: str) -> list[str]:
     return sorted(wanted - set(dir(builtins)) or wanted)
 
 
-def _talk(arguments: list[str], request: bytes, patience: float) -> ProgramResult:
-    command = [interpreter(), "-I", "-S", "-c", _START, str(Path(__file__).parent), *arguments, *readable_paths()]
+def _follow(command: list[str], request, patience: float) -> ProgramResult:
+    environment = {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}
+    pipe = subprocess.PIPE
+    # In a session of its own: Ctrl-C in the terminal must reach the caller only, which then cleans up.
     with subprocess.Popen(
-        command,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        cwd="/",
-        env={name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ},
-        start_new_session=True,  # Ctrl-C in the terminal must reach the caller only, which then cleans up
+        command, stdin=request, stdout=pipe, stderr=pipe, cwd="/", env=environment, start_new_session=True
     ) as process:
+        end = "killed with its launcher"
         try:
-            answer, complaint = process.communicate(request, patience)
+            answer, complaint = process.communicate(timeout=patience)
         except subprocess.TimeoutExpired:
-            return ProgramResult(False, "timeout")
+            process.kill()
+            answer, complaint = process.communicate()
+            end = "timeout"
         finally:
             # The jail dies with its launcher (parent-death signal).
             process.kill()
+    report = answer.decode().removeprefix(_STARTED)
     if not answer:
         raise SandboxUnavailable(complaint.decode(errors="replace").strip()[-500:] or "the launcher died")
-    if answer == _STARTED:
-        return ProgramResult(False, "killed with its launcher")
-    passed, reason, output = ast.literal_eval(answer.removeprefix(_STARTED).decode())
-    return ProgramResult(passed, reason, output.decode("utf-8", "replace"))
+    if report:
+        end, output = json.loads(report)
+        return ProgramResult(end == "passed", end, output)
+    return ProgramResult(False, end)
 
 
 @functools.cache

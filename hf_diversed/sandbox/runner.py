@@ -21,17 +21,35 @@ Stricter than Python: tests pass and receive copies of builtins, so they do not 
 objects (of a class of the program, Fraction, deque) equal only themselves and support no arithmetic; a program whose
 child processes outlive its tests fails. All 164 HumanEval references and 299 of the 300 MBPP references pass, as with
 the asserts in the program; the other one takes longer than 3 s.
+
+Programs run only if files outside are not writable, processes outside cannot be signalled, and no network is
+reachable. Two kinds of jail ensure this:
+
+- *namespaces* (preferred): user, pid, mount, network, ipc and uts namespaces. A new root directory contains the
+  interpreter and libraries, mounted read-only, and no /proc; the scratch directory is a tmpfs of 64 MiB. Landlock, if
+  the kernel has it, and seccomp are additional protection.
+- *landlock* (if namespaces are forbidden, as in most containers): Landlock (ABI 3, Linux 6.2, or later) protects
+  files; seccomp refuses sockets, signals, new processes and changes of file metadata. Programs cannot start
+  subprocesses, can see existence and size of files outside, and have their scratch directory on the host's disk.
 """
 
+import functools
 import os
+import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from hf_diversed.sandbox.isolation import check_platform, usable_mode
 from hf_diversed.sandbox.launch import ProgramResult, SandboxUnavailable, launch
 
 
+MODES = ("namespaces", "landlock")
+_ADVICE = (
+    "Run on Linux with unprivileged user namespaces (sysctl user.max_user_namespaces > 0, "
+    "kernel.apparmor_restrict_unprivileged_userns = 0) or with Landlock (Linux 6.2+), with Python in a folder that "
+    "every user may read; or accept the risk with --unsafe-code-execution (unsafe=True): only resource limits and a "
+    "timeout, so programs have your permissions."
+)
 # Larger than programs of a model, and smaller than a source that makes the launcher fail instead of the program.
 _MOST_SOURCE = 4 * 2**20
 _LEAST_MEMORY = 64 * 2**20
@@ -86,7 +104,8 @@ def run_programs(
         )
     if not programs:
         return []
-    check_platform(unsafe)
+    if not hasattr(os, "fork") or not sys.executable:
+        raise SandboxUnavailable(f"code execution starts a Python interpreter on a POSIX system, got {sys.platform}.")
     mode = "unsafe" if unsafe else usable_mode()
     jobs = list(zip(programs, [""] * len(programs) if tests is None else tests, strict=True))
     unique = list(dict.fromkeys(jobs))
@@ -96,6 +115,31 @@ def run_programs(
     finally:
         pool.shutdown(cancel_futures=True)
     return [results[job] for job in jobs]
+
+
+@functools.cache
+def probe(mode: str) -> str:
+    """Run a harmless program in a jail, once per kind. Return why it failed, or "" if it passed."""
+    try:
+        result = launch("import math; assert math.gcd(6, 4) == 2", mode, timeout=20.0, memory_bytes=512 * 2**20)
+    except SandboxUnavailable as error:
+        return str(error)
+    return "" if result.passed else result.reason
+
+
+def usable_mode() -> str:
+    """Return the strongest kind of jail that works here.
+
+    Raises:
+        SandboxUnavailable: if none works; the message names the reasons and what to do.
+    """
+    if sys.platform != "linux":
+        raise SandboxUnavailable(f"no isolation on {sys.platform}: namespaces and Landlock are Linux's. {_ADVICE}")
+    for mode in MODES:
+        if not probe(mode):
+            return mode
+    reasons = "; ".join(f"{mode}: {probe(mode)}" for mode in MODES)
+    raise SandboxUnavailable(f"this machine cannot isolate a program ({reasons}). {_ADVICE}")
 
 
 def _run(program: str, tests: str, mode: str, timeout: float, memory_bytes: int) -> ProgramResult:

@@ -80,8 +80,7 @@ def load(package: str, mode: str) -> types.ModuleType:
     stub = types.ModuleType("hf_diversed")
     stub.__path__ = [package]
     sys.modules["hf_diversed"] = stub
-    isolation = importlib.import_module("hf_diversed.sandbox.isolation")
-    isolation.MODES = (mode,)
+    importlib.import_module("hf_diversed.sandbox.runner").MODES = (mode,)
     return importlib.import_module("hf_diversed.sandbox")
 
 

@@ -1,7 +1,7 @@
 """The kind of isolation that the tests' machine provides."""
 
 from hf_diversed.sandbox import SandboxUnavailable
-from hf_diversed.sandbox.isolation import usable_mode
+from hf_diversed.sandbox.runner import usable_mode
 
 
 def jail_mode() -> str | None:

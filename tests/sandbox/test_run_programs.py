@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hf_diversed.sandbox import ProgramResult, SandboxUnavailable, isolation, run_programs, runner
+from hf_diversed.sandbox import ProgramResult, SandboxUnavailable, run_programs, runner
 from hf_diversed.sandbox.launch import names_of_the_program
 from tests.sandbox.attacks import AGAINST_TESTS, ATTACKS, TESTED, TESTS
 from tests.sandbox.jails import jail_mode
@@ -195,7 +195,7 @@ def test_identical_programs_run_once(monkeypatch):
 
 
 def test_missing_isolation_is_an_error_before_anything_runs(monkeypatch, tmp_path):
-    monkeypatch.setattr(isolation, "probe", lambda mode: f"no {mode} today")
+    monkeypatch.setattr(runner, "probe", lambda mode: f"no {mode} today")
     witness = tmp_path / "witness"
     with pytest.raises(SandboxUnavailable, match=r"no namespaces today.*no landlock today.*--unsafe-code-execution"):
         run_programs([f"open({str(witness)!r}, 'w')"])
@@ -204,8 +204,8 @@ def test_missing_isolation_is_an_error_before_anything_runs(monkeypatch, tmp_pat
 
 
 def test_second_kind_is_used_where_the_first_fails(monkeypatch):
-    monkeypatch.setattr(isolation, "probe", {"namespaces": "not permitted", "landlock": ""}.__getitem__)
-    assert isolation.usable_mode() == "landlock"
+    monkeypatch.setattr(runner, "probe", {"namespaces": "not permitted", "landlock": ""}.__getitem__)
+    assert runner.usable_mode() == "landlock"
 
 
 def test_jail_that_fails_later_is_an_error_and_not_a_verdict(monkeypatch):
@@ -252,7 +252,7 @@ def test_nothing_to_run():
 
 
 def test_package_needs_the_standard_library_only():
-    folder = Path(isolation.__file__).parent
+    folder = Path(runner.__file__).parent
     roots = set()
     for path in folder.rglob("*.py"):
         for line in path.read_text().splitlines():

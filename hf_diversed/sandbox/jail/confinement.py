@@ -7,9 +7,9 @@ import resource
 from . import kernel, landlock, namespaces, seccomp
 
 
-NOBODY = 65534
-SIGKILL = 9
 READY = b"ready"
+_UNPRIVILEGED_ID = 65534
+_SIGKILL = 9
 _PROCESSES = 32
 _OPEN_FILES = 64
 _FILE_BYTES = 16 * 2**20
@@ -19,40 +19,25 @@ _SET_PARENT_DEATH_SIGNAL, _SET_NO_NEW_PRIVILEGES = 1, 38
 _CAPABILITY_VERSION = 0x20080522
 
 
-class Plan:
-    """The launcher's command line. `readable` and, at first, `scratch` are paths of the host."""
-
-    def __init__(self, arguments: list[str]):
-        self.mode = arguments[0]
-        self.timeout = float(arguments[1])
-        self.memory_bytes = int(arguments[2])
-        self.source_bytes = int(arguments[3])
-        self.tested = arguments[4] == "tested"
-        self.scratch = arguments[5]
-        self.readable = arguments[6:]
-
-
-def confine(plan: Plan, privileged: bool, null: int, output: int, setup: int, kept: list[int]) -> list[int]:
-    """Confine this process permanently and report on `setup`, which is closed before foreign code runs.
+def confine(job, null: int, output: int, kept: list[int]) -> list[int]:
+    """Confine this process permanently, and send `READY` on the first kept descriptor, or the reason of a failure.
 
     Args:
-        plan: the kind of jail and the limits.
-        privileged: the caller is root, so the uid is changed.
+        job: the kind of jail and the limits, from `launch`.
         null, output: descriptors that become 0, and 1 and 2.
         kept: descriptors to keep; all others are closed.
 
     Returns:
-        The new numbers of the kept descriptors, from 63 down. On failure, the process reports the reason and ends.
+        The new numbers of the kept descriptors, from 63 down. On failure, the process ends.
     """
     try:
         os.setpgid(0, 0)
-        *kept, setup = _arrange_descriptors(null, output, [*kept, setup])
-        _give_up(plan, privileged)
+        kept = _arrange_descriptors(null, output, kept)
+        _give_up(job)
     except BaseException as error:
-        os.write(setup, f"{type(error).__name__}: {error}".encode()[:500])
+        os.write(kept[0], f"{type(error).__name__}: {error}".encode()[:500])
         os._exit(1)
-    os.write(setup, READY)
-    os.close(setup)
+    os.write(kept[0], READY)
     return kept
 
 
@@ -69,37 +54,37 @@ def _arrange_descriptors(null: int, output: int, kept: list[int]) -> list[int]:
     return places
 
 
-def _give_up(plan: Plan, privileged: bool) -> None:
+def _give_up(job) -> None:
     """Give up everything that the program must not have. Raises OSError if any of it fails."""
     os.environ.clear()
     os.umask(0o077)
-    if plan.mode == "unsafe":
-        os.chdir(plan.scratch)
-        _limit(plan)
+    if job.mode == "unsafe":
+        os.chdir(job.scratch)
+        _limit(job)
         return
-    jailed = plan.mode == "namespaces"
-    if privileged:
-        _become_nobody(plan, jailed)
-    kernel.libc("prctl", _SET_PARENT_DEATH_SIGNAL, SIGKILL, 0, 0, 0)
+    jailed = job.mode == "namespaces"
+    if os.geteuid() == 0:
+        _drop_root(job, jailed)
+    kernel.libc("prctl", _SET_PARENT_DEATH_SIGNAL, _SIGKILL, 0, 0, 0)
     kernel.libc("prctl", _SET_NO_NEW_PRIVILEGES, 1, 0, 0, 0)
-    os.chdir(plan.scratch)
-    _limit(plan)
-    _drop_capabilities()
+    os.chdir(job.scratch)
+    _limit(job)
+    kernel.call("capset", (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION, 0), (ctypes.c_uint32 * 6)())
     abi = landlock.abi()
     if abi < _LEAST_LANDLOCK and not jailed:
         raise OSError(f"Landlock ABI {_LEAST_LANDLOCK} or later is needed, this kernel has {abi}")
     if abi:
-        landlock.restrict(abi, plan.readable, list(namespaces.DEVICES), plan.scratch)
+        landlock.restrict(abi, job.readable, namespaces.DEVICES, job.scratch)
     seccomp.restrict(namespaces=jailed)
 
 
-def _become_nobody(plan: Plan, jailed: bool) -> None:
+def _drop_root(job, jailed: bool) -> None:
     if not jailed:
-        os.chown(plan.scratch, NOBODY, NOBODY)
+        os.chown(job.scratch, _UNPRIVILEGED_ID, _UNPRIVILEGED_ID)
     os.setgroups([])
-    os.setresgid(NOBODY, NOBODY, NOBODY)
-    os.setresuid(NOBODY, NOBODY, NOBODY)
-    for path in plan.readable:
+    os.setresgid(_UNPRIVILEGED_ID, _UNPRIVILEGED_ID, _UNPRIVILEGED_ID)
+    os.setresuid(_UNPRIVILEGED_ID, _UNPRIVILEGED_ID, _UNPRIVILEGED_ID)
+    for path in job.readable:
         # An interpreter under /root works only with namespaces; fail early, naming the path.
         os.stat(path)
     if jailed:
@@ -107,15 +92,15 @@ def _become_nobody(plan: Plan, jailed: bool) -> None:
         kernel.libc("unshare", _NEW_USER)
 
 
-def _limit(plan: Plan) -> None:
+def _limit(job) -> None:
     limits = {
-        "RLIMIT_AS": plan.memory_bytes,
-        "RLIMIT_CPU": int(plan.timeout) + 2,
+        "RLIMIT_AS": job.memory_bytes,
+        "RLIMIT_CPU": int(job.timeout) + 2,
         "RLIMIT_FSIZE": _FILE_BYTES,
         "RLIMIT_NOFILE": _OPEN_FILES,
         "RLIMIT_CORE": 0,
     }
-    if plan.mode == "namespaces" or os.getuid() == NOBODY:
+    if job.mode == "namespaces" or os.getuid() == _UNPRIVILEGED_ID:
         # Otherwise the limit would count the caller's processes; there the filter refuses new ones.
         limits["RLIMIT_NPROC"] = _PROCESSES
     for name, value in limits.items():
@@ -125,10 +110,5 @@ def _limit(plan: Plan) -> None:
         try:
             resource.setrlimit(kind, (value, value))
         except (ValueError, OSError):
-            if plan.mode != "unsafe":  # macOS has no working RLIMIT_AS
+            if job.mode != "unsafe":  # macOS has no working RLIMIT_AS
                 raise
-
-
-def _drop_capabilities() -> None:
-    header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION, 0)
-    kernel.call("capset", header, (ctypes.c_uint32 * 6)())

@@ -15,7 +15,6 @@ from . import kernel
 
 
 _BECOME_SUBREAPER = 36
-_MOST_TEXT = 65536
 
 
 class Family:
@@ -24,25 +23,18 @@ class Family:
     def __init__(self):
         """Open /proc, which is not visible later. Raises OSError if it does not list this process's children."""
         self.proc = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        self.own = os.readlink("self", dir_fd=self.proc)
+        self.own = os.readlink("/proc/self")
         if self.own != str(os.getpid()) or not os.path.exists(f"/proc/self/task/{self.own}/children"):
             raise OSError("/proc does not list this process's children, so a program's memory cannot be added up")
         # Orphans become children of this process, in any session.
         kernel.libc("prctl", _BECOME_SUBREAPER, 1, 0, 0, 0)
 
-    def offer_to_the_oom_killer(self, score: int) -> None:
-        """Set the OOM score of this process and its next children: 0 is the default, 1000 is killed first."""
-        try:
-            with open("self/oom_score_adj", "wb", buffering=0, opener=self._open) as file:
-                file.write(b"%d" % score)
-        except OSError:
-            pass  # optional: a container may hide it
-
     def alive(self, apart_from: int | None) -> list[str]:
         """Return the running descendants, without the child `apart_from` and its descendants."""
         found, waiting = [], [self.own]
         while waiting:
-            threads = self._threads(waiting.pop())
+            process = waiting.pop()
+            threads = [f"{process}/task/{thread}" for thread in self._threads(process)]
             # A process whose first thread has ended looks like a zombie while another one runs.
             found += [thread for thread in threads if self._kilobytes(f"{thread}/status", "VmRSS") is not None][:1]
             children = [child for thread in threads for child in self._read(f"{thread}/children").split()]
@@ -51,38 +43,32 @@ class Family:
 
     def held_bytes(self, processes: list[str], limit: int) -> int:
         """Return the memory and swap of processes. Shared pages count once if the sum exceeds the limit."""
-        held = sum(self._resident(process) for process in processes)
-        if 1024 * held > limit:
+        held = [self._kilobytes(f"{process}/status", "VmRSS", "VmSwap") or 0 for process in processes]
+        if 1024 * sum(held) > limit:
             # Proportional shares are slow: the kernel walks the pages. They are missing for a process that has ended.
-            shares = ((process, self._kilobytes(f"{process}/smaps_rollup", "Pss", "SwapPss")) for process in processes)
-            held = sum(self._resident(process) if share is None else share for process, share in shares)
-        return 1024 * held
-
-    def _resident(self, process: str) -> int:
-        return self._kilobytes(f"{process}/status", "VmRSS", "VmSwap") or 0
-
-    def _threads(self, pid: str) -> list[str]:
-        try:
-            folder = self._open(f"{pid}/task", os.O_RDONLY | os.O_DIRECTORY)
-            try:
-                return [f"{pid}/task/{thread}" for thread in os.listdir(folder)]
-            finally:
-                os.close(folder)
-        except OSError:
-            return []  # ended
+            shares = [self._kilobytes(f"{process}/smaps_rollup", "Pss", "SwapPss") for process in processes]
+            held = [size if share is None else share for size, share in zip(held, shares)]
+        return 1024 * sum(held)
 
     def _kilobytes(self, path: str, *names: str) -> int | None:
         """Return the sum of the named lines; None if the process has no memory any more, or it is not visible."""
         pairs = (line.split(":", 1) for line in self._read(path).splitlines() if line.startswith(names))
-        values = [int(rest.split()[0]) for name, rest in pairs if name in names]
-        return sum(values) if values else None
+        sizes = [int(rest.split()[0]) for name, rest in pairs if name in names]
+        return sum(sizes) if sizes else None
+
+    def _threads(self, process: str) -> list[str]:
+        try:
+            folder = os.open(f"{process}/task", os.O_RDONLY | os.O_DIRECTORY, dir_fd=self.proc)
+        except OSError:
+            return []  # ended
+        try:
+            return os.listdir(folder)
+        finally:
+            os.close(folder)
 
     def _read(self, path: str) -> str:
         try:
-            with open(path, "rb", buffering=0, opener=self._open) as file:
-                return file.read(_MOST_TEXT).decode(errors="replace")
+            with open(path, "rb", opener=lambda name, flags: os.open(name, flags, dir_fd=self.proc)) as file:
+                return file.read().decode(errors="replace")
         except OSError:
             return ""  # ended
-
-    def _open(self, path: str, flags: int) -> int:
-        return os.open(path, flags, dir_fd=self.proc)

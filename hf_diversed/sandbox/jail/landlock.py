@@ -20,10 +20,6 @@ _TCP_BIND_AND_CONNECT = 3
 _ABSTRACT_SOCKETS_AND_SIGNALS = 3
 
 
-class _Ruleset(ctypes.Structure):
-    _fields_ = [(name, ctypes.c_uint64) for name in ("files", "network", "scopes")]
-
-
 class _PathBeneath(ctypes.Structure):
     _pack_ = 1
     _fields_ = [("allowed", ctypes.c_uint64), ("parent", ctypes.c_int32)]
@@ -39,18 +35,16 @@ def abi() -> int:
         raise
 
 
-def restrict(version: int, readable: list[str], devices: list[str], writable: str) -> None:
+def restrict(version: int, readable: list[str], devices: tuple[str, ...], writable: str) -> None:
     """Allow reading and executing beneath `readable`, reading and writing `devices`, everything beneath `writable`.
 
     The calling thread needs no_new_privs. Raises OSError if the kernel refuses; then nothing is restricted.
     """
     everything = (1 << _KNOWN_BITS.get(version, _MOST_BITS)) - 1
-    network = _TCP_BIND_AND_CONNECT if version >= 4 else 0
-    scopes = _ABSTRACT_SOCKETS_AND_SIGNALS if version >= 6 else 0
-    ruleset = _Ruleset(everything, network, scopes)
     # Older kernels have a shorter structure.
-    size = 24 if version >= 6 else 16 if version >= 4 else 8
-    rules = kernel.call("landlock_create_ruleset", ruleset, size, 0)
+    fields = [everything, _TCP_BIND_AND_CONNECT, _ABSTRACT_SOCKETS_AND_SIGNALS]
+    fields = fields[: 3 if version >= 6 else 2 if version >= 4 else 1]
+    rules = kernel.call("landlock_create_ruleset", (ctypes.c_uint64 * len(fields))(*fields), 8 * len(fields), 0)
     for path in readable:
         _allow(rules, path, _EXECUTE | _READ_FILE | _READ_DIR)
     for path in devices:

@@ -1,123 +1,232 @@
 """The launcher: build the jail, fork the program and its tests into it, watch them, print one report.
 
 It prints "started" once both are confined; a failure after that is the program's, not the jail's. Then it
-prints `(passed, reason, output)` as a Python literal.
+prints [reason, output] as a line of JSON. Excess output is read and dropped, so that a program that prints without end
+does not block or use memory.
 """
 
+import _socket
+import json
 import os
 import select
 import sys
 import time
+from types import SimpleNamespace
 
-from . import confinement, namespaces, program, testing, watching
+from . import confinement, kernel, namespaces, program, testing
 from .family import Family
 
 
 STARTED = "started\n"
-_SETUP_SECONDS = 10.0
-# If the machine runs out of memory, the kernel kills the program first, then its launcher, then the caller.
-_PROGRAM_OOM_SCORE, _LAUNCHER_OOM_SCORE = 1000, 900
+_SIGKILL = 9
+_POLL_SECONDS = 0.02
+_KEPT_OUTPUT = 4096
+_KEPT_COMPLAINT = 500
+_READ_BYTES = 65536
+_READS = 16  # per poll, so that a program that writes without end is still limited
+_REPORTS = (b"exit 1: ", b"did not run to its end ")
+_LINUX = sys.platform == "linux"
+_MESSAGES = _socket.SOCK_SEQPACKET if _LINUX else _socket.SOCK_DGRAM
+_CREDENTIALS_SPACE = _socket.CMSG_SPACE(12)  # pid, uid, gid
 
 
-def main(arguments: list[str]) -> None:
-    """Run one program, whose source and tests are read from descriptor 0."""
-    plan = confinement.Plan(arguments)
-    source, secret = _take(plan.source_bytes), [os.urandom(32)]
+def main() -> None:
+    """Run one program. `sys.argv[1]` is the job, see `launch`; descriptor 0 is a file with source and tests."""
+    job = SimpleNamespace(**json.loads(sys.argv[1]))
     sys.path.pop(0)
-    privileged = os.geteuid() == 0
     try:
-        family = _family(plan)
-        if plan.mode == "namespaces":
-            plan.scratch = namespaces.enter(plan.scratch, plan.readable, privileged)
-        watch = _start(plan, privileged, source, secret, family)
+        if job.mode != "unsafe":
+            kernel.check_machine()
+        family = _family(job)
+        if job.mode == "namespaces":
+            job.scratch = namespaces.enter(job.scratch, job.readable, os.geteuid() == 0)
+        watch = _start(job, family)
     except OSError as error:
         sys.exit(str(error))
     sys.stdout.write(STARTED)
     sys.stdout.flush()
-    watch.start()
-    ended = watch.follow(plan.timeout, plan.memory_bytes)
-    watch.end(jailed=plan.mode != "unsafe")
-    print((ended == "passed", watch.reason(ended), watch.output))
+    reason = watch.follow(job.timeout, job.memory_bytes)
+    print(json.dumps([reason, watch.end(jailed=job.mode != "unsafe")]))
     # Skip finalising the interpreter, which takes milliseconds.
     sys.stdout.flush()
     os._exit(0)
 
 
-def _family(plan) -> Family | None:
+def _family(job) -> Family | None:
     """Return the process family, or None without /proc; an error in namespaces, where programs can have children."""
     try:
-        family = Family()
+        # If the machine runs out of memory, the kernel kills these processes before the caller.
+        with open("/proc/self/oom_score_adj", "w") as file:
+            file.write("1000")
     except OSError:
-        if plan.mode == "namespaces":
+        pass  # optional: a container may hide it
+    try:
+        return Family()
+    except OSError:
+        if job.mode == "namespaces":
             raise
         return None
-    family.offer_to_the_oom_killer(_PROGRAM_OOM_SCORE)
-    return family
 
 
-def _start(plan, privileged: bool, source: bytes, secret: list[bytes], family: Family | None):
+def _start(job, family: Family | None):
     """Fork the program and its tests and wait until both are confined. Raises OSError if that fails."""
-    null = os.open(os.devnull, os.O_RDWR)
-    status, status_in = watching.status_pair()
-    output, output_in = os.pipe()
-    ours, theirs = watching.channel_pair() if plan.tested else (None, None)
-    ends = {"null": null, "output": output_in, "status": status_in, "channel": theirs}
-    pid, *setups = _fork(lambda setup: program.run(plan, privileged, source, secret, ends | {"setup": setup}))
-    watch = watching.Watch(pid, secret[0], status, output, family)
-    _close(output_in, status_in, theirs)
-    if plan.tested:
-        tests = _take(None)  # read after the fork, so that the program's process never contains it
-        verdict, verdict_in = os.pipe()
-        ends = {"null": null, "verdict": verdict_in, "channel": ours}
-        tester, setup = _fork(lambda setup: testing.run(plan, privileged, tests, ends | {"setup": setup}))
-        watch.add_tests(tester, verdict)
-        _close(ours, verdict_in)
-        setups.append(setup)
-    _close(null, 0)
-    if family is not None:
-        family.offer_to_the_oom_killer(_LAUNCHER_OOM_SCORE)
-    deadline = time.monotonic() + _SETUP_SECONDS
-    for end in setups:
-        _await_confinement(end, deadline)
-    return watch
-
-
-def _fork(child) -> tuple[int, int]:
-    """Run `child(setup)`, which never returns, in a new process; return its pid and the pipe on which it reports."""
-    setup, setup_in = os.pipe()
-    pid = os.fork()
+    null, source, secret = os.open(os.devnull, os.O_RDWR), os.read(0, job.source_bytes), [os.urandom(32)]
+    (output, output_in), (verdict, verdict_in) = os.pipe(), os.pipe()
+    status, status_in = _socket.socketpair(_socket.AF_UNIX, _MESSAGES)
+    if _LINUX:
+        status.setsockopt(_socket.SOL_SOCKET, _socket.SO_PASSCRED, 1)  # the kernel reports each sender
+    tested = job.names is not None
+    channel = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_STREAM) if tested else ()
+    ends = [end.detach() for end in (status_in, *channel)]
+    pid, tester = os.fork(), None
     if pid == 0:
-        child(setup_in)
-    os.close(setup_in)
-    # The child does the same; either may be first. Without a pid namespace, the limit kills this process group.
-    watching.ignoring_ended(os.setpgid, pid, pid)
-    return pid, setup
+        program.run(job, source, secret, null, output_in, ends[:2])
+    if tested:
+        # Read after the fork, so that the program's process never contains them.
+        tests = os.read(0, job.tests_bytes)
+        tester = os.fork()
+        if tester == 0:
+            testing.run(job, tests, null, [verdict_in, ends[2]])
+    for end in (0, null, output_in, verdict_in, *ends):
+        os.close(end)
+    for end in [status.fileno(), verdict][: 1 + tested]:
+        report = os.read(end, 4096)
+        if report != confinement.READY:
+            raise OSError(report.decode() or "a process died while it was confined")
+    return Watch(pid, tester, secret[0], status, output, verdict, family)
 
 
-def _await_confinement(setup: int, deadline: float) -> None:
-    report = b""
-    poller = select.poll()
-    poller.register(setup, select.POLLIN)
-    while poller.poll(max(0, 1000 * (deadline - time.monotonic()))):
-        data = os.read(setup, 4096)
-        report += data
-        if not data:
-            break
-    os.close(setup)
-    if report != confinement.READY:
-        raise OSError(report.decode() or "a process died or hung while it was confined")
+class Watch:
+    """Read the reports of the program and its tests, limit memory and time, end all processes.
+
+    Attributes:
+        received: by descriptor, what the program's output and the tests' verdict begin with.
+        completed: the program's first process has sent the secret.
+        tampered: the program wrote to the launcher's descriptor.
+        complaint: the program's own report of its end, which a program can forge.
+        ended: the exit codes of the children that have ended.
+    """
+
+    def __init__(self, pid: int, tester: int | None, secret: bytes, status, output: int, verdict: int, family):
+        self.pid, self.tester, self.secret, self.family = pid, tester, secret, family
+        self.status, self.output, self.verdict = status, output, verdict
+        self.received = {output: b"", verdict: b"" if tester else testing.PASSED}
+        self.completed, self.tampered, self.complaint = False, False, b""
+        self.ended: dict[int, int] = {}
+        for end in (status.fileno(), output, verdict):
+            os.set_blocking(end, False)
+
+    def follow(self, timeout: float, memory_bytes: int) -> str:
+        """Start the program; wait until it has passed, failed, ended, or reached a limit; return which, in words."""
+        self.status.send(b"!")
+        poller = select.poll()
+        readers = {self.status.fileno(): self._read_status, **dict.fromkeys(self.received, self._read)}
+        for end in readers:
+            poller.register(end, select.POLLIN)
+        now = time.monotonic()
+        deadline, next_check = now + timeout, now + _POLL_SECONDS
+        while (now := time.monotonic()) < deadline:
+            poller.poll(1000 * min(deadline - now, _POLL_SECONDS))
+            self._reap()  # before reading, which then finds everything that an ended process wrote
+            for end in [end for end, read in readers.items() if not read(end)]:
+                poller.unregister(end)
+                del readers[end]
+            if reason := self._reason():
+                return reason
+            if now >= next_check:
+                next_check = now + _POLL_SECONDS
+                if self._holds_more_than(memory_bytes):
+                    return f"more than {memory_bytes // 2**20} MiB in all its processes"
+        return "timeout"
+
+    def end(self, jailed: bool) -> str:
+        """Kill remaining processes; return the beginning of the program's output."""
+        if not jailed:  # in a jail, new processes are refused, or end with the first process of their namespace
+            for process in self._others():
+                _kill(os.kill, int(process.partition("/")[0]))
+        _kill(os.killpg, self.pid)
+        # The tests' process first: the first process of a pid namespace ends only after all others are reaped.
+        for pid in (self.tester, self.pid):
+            if pid is not None and pid not in self.ended:
+                _kill(os.kill, pid)
+                os.waitpid(pid, 0)
+        for _ in range(_READS):
+            self._read(self.output)
+        return self.received[self.output].decode("utf-8", "replace")
+
+    def _reason(self) -> str:
+        """Return why this is the end; "" if it is not."""
+        verdict = self.received[self.verdict]
+        if self.tampered:
+            return "wrote to the launcher's descriptor"
+        if verdict and verdict != testing.PASSED:
+            return verdict.decode("utf-8", "replace")
+        if self.completed and verdict:
+            # Twice: when a process ends during the first pass, its children move to this one, already checked.
+            left = len(self._others()) or len(self._others())
+            return f"left {left} process{'es' if left > 1 else ''} running" if left else "passed"
+        code = self.ended.get(self.pid)
+        if code is None:
+            return ""
+        if code < 0:
+            return f"killed by signal {-code}"
+        return self.complaint.decode("utf-8", "replace") or f"did not run to its end (exit {code})"
+
+    def _others(self) -> list[str]:
+        alive = [] if self.family is None else self.family.alive(self.tester)
+        return [process for process in alive if not process.startswith(f"{self.pid}/")]
+
+    def _holds_more_than(self, limit: int) -> bool:
+        processes = [] if self.family is None else self.family.alive(self.tester)
+        # A single process has its own limit.
+        return len(processes) > 1 and self.family.held_bytes(processes, limit) > limit
+
+    def _reap(self) -> None:
+        try:
+            while (child := os.waitpid(-1, os.WNOHANG))[0]:
+                self.ended[child[0]] = os.waitstatus_to_exitcode(child[1])
+        except ChildProcessError:
+            pass  # no child is left
+
+    def _read_status(self, end: int) -> bool:
+        """Read the available messages; return False if no more can come."""
+        for _ in range(_READS):
+            try:
+                message, ancillary, *_ = self.status.recvmsg(_READ_BYTES, _CREDENTIALS_SPACE)
+            except BlockingIOError:
+                return True
+            except OSError:
+                return False
+            if not message:
+                return False
+            if message == self.secret:
+                # A child that runs to the end has a copy of the secret.
+                self.completed |= not _LINUX or _sender(ancillary) == self.pid
+            elif message.startswith(_REPORTS):
+                self.complaint = message[:_KEPT_COMPLAINT]
+            else:
+                self.tampered = True
+        return True
+
+    def _read(self, end: int) -> bool:
+        """Read what is available of the output or the verdict; return False at its end."""
+        try:
+            data = os.read(end, _READ_BYTES)
+        except BlockingIOError:
+            return True
+        self.received[end] = (self.received[end] + data)[:_KEPT_OUTPUT]
+        return bool(data)
 
 
-def _take(size: int | None) -> bytes:
-    """Read exactly `size` bytes of the request, or the rest for None."""
-    chunks = []
-    while size != 0 and (chunk := os.read(0, 2**20 if size is None else min(size, 2**20))):
-        chunks.append(chunk)
-        size = None if size is None else size - len(chunk)
-    return b"".join(chunks)
+def _sender(ancillary: list) -> int:
+    for level, kind, data in ancillary:
+        if level == _socket.SOL_SOCKET and kind == _socket.SCM_CREDENTIALS:
+            return int.from_bytes(data[:4], sys.byteorder)
+    return 0
 
 
-def _close(*ends: int | None) -> None:
-    for end in ends:
-        if end is not None:
-            os.close(end)
+def _kill(call, number: int) -> None:
+    try:  # noqa: SIM105 (contextlib costs 20 ms)
+        call(number, _SIGKILL)
+    except (ProcessLookupError, PermissionError):
+        pass

@@ -22,10 +22,6 @@ SCRATCH = "/scratch"
 DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
 
 
-class _MountAttributes(ctypes.Structure):
-    _fields_ = [(name, ctypes.c_uint64) for name in ("set", "clear", "propagation", "userns")]
-
-
 def enter(mount_point: str, readable: list[str], privileged: bool) -> str:
     """Move this process into new namespaces; its next child is the first process of the new pid namespace.
 
@@ -92,7 +88,7 @@ def _bind(path: str, root: str) -> None:
 
 
 def _seal(target: str, attributes: int, flags: int = 0) -> None:
-    change = _MountAttributes(set=attributes)
+    change = (ctypes.c_uint64 * 4)(attributes)  # struct mount_attr: set, clear, propagation, user namespace
     kernel.call("mount_setattr", _AT_FDCWD, target.encode(), flags, change, ctypes.sizeof(change))
 
 

@@ -12,26 +12,27 @@ from . import kernel
 
 # Sockets (UDP and netlink have no Landlock right), other processes' memory, unmapped memory (no limit counts it), and
 # kernel interfaces with past vulnerabilities.
-# fmt: off
-_NEVER = [
-    "socket", "unshare", "setns", "ptrace", "process_vm_readv", "process_vm_writev", "process_madvise",
-    "process_mrelease", "kcmp", "pidfd_getfd", "io_uring_setup", "io_uring_enter", "io_uring_register", "bpf",
-    "perf_event_open", "userfaultfd", "add_key", "request_key", "keyctl", "memfd_create", "memfd_secret", "shmget",
-    "shmat", "shmctl", "msgget", "msgsnd", "msgrcv", "msgctl", "mq_open", "mq_unlink",
-]
-# fmt: on
+_NEVER = kernel.numbers("""
+    socket 41 198; unshare 272 97; setns 308 268; ptrace 101 117; process_vm_readv 310 270; process_vm_writev 311 271;
+    process_madvise 440 440; process_mrelease 448 448; kcmp 312 272; pidfd_getfd 438 438; io_uring_setup 425 425;
+    io_uring_enter 426 426; io_uring_register 427 427; bpf 321 280; perf_event_open 298 241; userfaultfd 323 282;
+    add_key 248 217; request_key 249 218; keyctl 250 219; memfd_create 319 279; memfd_secret 447 447; shmget 29 194;
+    shmat 30 196; shmctl 31 195; msgget 68 186; msgsnd 69 189; msgrcv 70 188; msgctl 71 187; mq_open 240 180;
+    mq_unlink 241 181
+""")
 # Without namespaces: new processes, signals, scheduling of other processes, System V semaphores, and metadata of files
 # outside, which Landlock does not restrict (modes, owners, times, attributes).
-# fmt: off
-_WITHOUT_NAMESPACES = [
-    "fork", "vfork", "kill", "tkill", "tgkill", "rt_sigqueueinfo", "rt_tgsigqueueinfo", "pidfd_open",
-    "pidfd_send_signal", "setpriority", "ioprio_set", "sched_setaffinity", "sched_setscheduler", "sched_setparam",
-    "sched_setattr", "migrate_pages", "move_pages", "semget", "semop", "semtimedop", "semctl", "chmod", "fchmod",
-    "fchmodat", "fchmodat2", "chown", "fchown", "lchown", "fchownat", "utime", "utimes", "futimesat", "utimensat",
-    "file_setattr", "setxattr", "lsetxattr", "fsetxattr", "setxattrat", "removexattr", "lremovexattr",
-    "fremovexattr", "removexattrat",
-]
-# fmt: on
+_WITHOUT_NAMESPACES = kernel.numbers("""
+    fork 57 -; vfork 58 -; kill 62 129; tkill 200 130; tgkill 234 131; rt_sigqueueinfo 129 138;
+    rt_tgsigqueueinfo 297 240; pidfd_open 434 434; pidfd_send_signal 424 424; setpriority 141 140; ioprio_set 251 30;
+    sched_setaffinity 203 122; sched_setscheduler 144 119; sched_setparam 142 118; sched_setattr 314 274;
+    migrate_pages 256 238; move_pages 279 239; semget 64 190; semop 65 193; semtimedop 220 192; semctl 66 191;
+    chmod 90 -; fchmod 91 52; fchmodat 268 53; fchmodat2 452 452; chown 92 -; fchown 93 55; lchown 94 -;
+    fchownat 260 54; utime 132 -; utimes 235 -; futimesat 261 -; utimensat 280 88; file_setattr 469 469;
+    setxattr 188 5; lsetxattr 189 6; fsetxattr 190 7; setxattrat 463 463; removexattr 197 14; lremovexattr 198 15;
+    fremovexattr 199 16; removexattrat 466 466
+""")
+_BY_ARGUMENT = kernel.numbers("clone 56 220; clone3 435 435; fcntl 72 25; ioctl 16 29; prlimit64 302 261")
 
 _CLONE_NAMESPACES = 0x7E020000
 _CLONE_THREAD = 0x00010000
@@ -56,18 +57,18 @@ def restrict(namespaces: bool) -> None:
     """Install the filter permanently, for all children too. The thread needs no_new_privs. Raises OSError."""
     code = [
         _instruction(_LOAD, _MACHINE),
-        _instruction(_EQUAL, _AUDIT_MACHINE[kernel.machine()], 1, 0),
+        _instruction(_EQUAL, _AUDIT_MACHINE[os.uname().machine], 1, 0),
         _instruction(_RETURN, _KILL),
         _instruction(_LOAD, _NUMBER),
         _instruction(_AT_LEAST, _X32_BIT, 0, 1),
         _instruction(_RETURN, _REFUSE),
         # A filter cannot read its flags, which are behind a pointer; the C library then uses clone.
-        *_refuse("clone3", _ABSENT),
+        *_refuse(_BY_ARGUMENT["clone3"], _ABSENT),
         *_refuse_argument("clone", 0, _ANY_BIT, [_CLONE_NAMESPACES]),
         *_refuse_argument("ioctl", 1, _EQUAL, [_TIOCSTI, _TIOCLINUX, _FS_IOC_SETFLAGS, _FS_IOC_FSSETXATTR]),
     ]
-    for name in _NEVER if namespaces else _NEVER + _WITHOUT_NAMESPACES:
-        code += _refuse(name)
+    for number in [*_NEVER.values(), *([] if namespaces else _WITHOUT_NAMESPACES.values())]:
+        code += _refuse(number)
     if not namespaces:
         code += _refuse_argument("clone", 0, _ANY_BIT, [_CLONE_THREAD], otherwise=True)
         # Limits of other processes; its own have pid 0 or its own pid.
@@ -83,17 +84,12 @@ def _instruction(operation: int, value: int, jump_true: int = 0, jump_false: int
     return operation.to_bytes(2, "little") + bytes((jump_true, jump_false)) + value.to_bytes(4, "little")
 
 
-def _refuse(name: str, answer: int = _REFUSE) -> list[bytes]:
-    found = kernel.number(name)
-    if found is None:
-        return []
-    return [_instruction(_EQUAL, found, 0, 1), _instruction(_RETURN, answer)]
+def _refuse(number: int, answer: int = _REFUSE) -> list[bytes]:
+    return [_instruction(_EQUAL, number, 0, 1), _instruction(_RETURN, answer)]
 
 
 def _refuse_argument(name: str, index: int, test: int, values: list[int], otherwise: bool = False) -> list[bytes]:
     """Refuse a call whose argument (its low 32 bits) matches one of `values`, or, `otherwise`, none of them."""
-    found = kernel.number(name)
-    assert found is not None, name
     body = [_instruction(_LOAD, _ARGUMENT + 8 * index)]
     for position, value in enumerate(values):
         left = len(values) - 1 - position
@@ -102,4 +98,4 @@ def _refuse_argument(name: str, index: int, test: int, values: list[int], otherw
     if not otherwise:
         body.append(_instruction(_JUMP, 1))
     body += [_instruction(_RETURN, _REFUSE), _instruction(_LOAD, _NUMBER)]
-    return [_instruction(_EQUAL, found, 0, len(body)), *body]
+    return [_instruction(_EQUAL, _BY_ARGUMENT[name], 0, len(body)), *body]

@@ -9,98 +9,87 @@ everything, changed builtins, reading frames and heap, or one child per guess th
 import builtins
 import os
 
-from . import complaint, confinement, wire
-from .watching import PASSED
+from . import values
+from .confinement import confine
+from .program import describe
 
 
+PASSED = b"passed"
 _SOURCE_NAME = "<tests>"
+
+
+def _requested(operation: str):
+    """Return a method that requests an operation of the program's process."""
+    return lambda self, *operands: self._request(operation, self, *operands)
 
 
 class Remote:
     """A proxy of an object in the program's process. It has no arithmetic, whose results would prove nothing."""
 
-    __slots__ = ("_ask", "_place")
+    __slots__ = ("_number", "_request")
 
-    def __init__(self, place: int, ask):
-        object.__setattr__(self, "_place", place)
-        object.__setattr__(self, "_ask", ask)
+    def __init__(self, number: int, request):
+        object.__setattr__(self, "_number", number)
+        object.__setattr__(self, "_request", request)
 
-    def __call__(self, *positional, **named):
-        return self._ask("call", self, positional, named)
+    __setattr__ = _requested("setattr")
+    __getitem__ = _requested("getitem")
+    __len__ = _requested("len")
+    __bool__ = _requested("bool")
+    __str__ = _requested("str")
+    __repr__ = _requested("repr")
 
     def __getattr__(self, name):
-        return self._ask("get", self, name)
+        return self._request("getattr", self, name)
 
-    def __setattr__(self, name, value):
-        self._ask("set", self, name, value)
-
-    def __getitem__(self, key):
-        return self._ask("item", self, key)
+    def __call__(self, *positional, **named):
+        return self._request("call", self, positional, named)
 
     def __iter__(self):
-        return iter(self._ask("list", self))
-
-    def __len__(self):
-        return self._ask("len", self)
-
-    def __bool__(self):
-        return self._ask("bool", self)
-
-    def __str__(self):
-        return self._ask("str", self)
-
-    def __repr__(self):
-        return self._ask("repr", self)
+        return iter(self._request("list", self))
 
     def __eq__(self, other):
-        return type(other) is Remote and other._place == self._place
+        return type(other) is Remote and other._number == self._number
 
     def __hash__(self):
-        return hash(("Remote", self._place))
+        return hash(("Remote", self._number))
 
 
-class _Connection:
-    """The connection to the program: one answer per request."""
+def _number_of(thing) -> int:
+    if type(thing) is not Remote:
+        raise TypeError(f"a test passes an object of its own, a {type(thing).__name__}; only builtins can be passed")
+    return thing._number
 
-    def __init__(self, channel: int):
-        self.channel = channel
 
-    def ask(self, operation: str, *operands):
-        wire.send(self.channel, wire.encode((operation, *operands), _place_of))
-        succeeded, *answer = wire.decode(wire.receive(self.channel), lambda place: Remote(place, self.ask))
+def run(job, source: bytes, null: int, kept: list[int]) -> None:
+    """Confine this process like the program's, run the tests, write the verdict, and exit; never return.
+
+    Args:
+        job: the job, whose `names` in the tests are the program's.
+        null: a descriptor for `confine`.
+        kept: descriptors of the verdict and of the connection to the program.
+    """
+    verdict, channel = confine(job, null, null, kept)
+    reader = open(channel, "rb")  # noqa: SIM115
+
+    def request(operation: str, *operands):
+        values.write(channel, values.encode((operation, *operands), _number_of))
+        succeeded, *result = values.decode(values.read_line(reader), lambda number: Remote(number, request))
         if succeeded:
-            return answer[0]
-        name, message = answer
+            return result[0]
+        name, message = result
         kind = getattr(builtins, name, None)
         if isinstance(kind, type) and issubclass(kind, Exception):
             raise kind(message)
         raise RuntimeError(f"{name}: {message}")
 
-
-def _place_of(thing) -> int:
-    if type(thing) is not Remote:
-        raise TypeError(f"a test passes an object of its own, a {type(thing).__name__}; only builtins can be passed")
-    return thing._place
-
-
-def run(plan, privileged: bool, request: bytes, ends: dict) -> None:
-    """Confine this process like the program's, run the tests, write the verdict, and exit; never return.
-
-    Args:
-        request: the program's names, separated by spaces, a line break, the source of the tests.
-        ends: descriptors by name: "null", "setup", "verdict", "channel".
-    """
-    kept = [ends["verdict"], ends["channel"]]
-    verdict, channel = confinement.confine(plan, privileged, ends["null"], ends["null"], ends["setup"], kept)
-    names, _, source = request.partition(b"\n")
     try:
-        ask = _Connection(channel).ask
-        namespace = {"__name__": "__main__", "__builtins__": builtins, **ask("names", *names.decode().split())}
+        namespace = {"__name__": "__main__", "__builtins__": builtins, **request("names", *job.names)}
         exec(compile(source, _SOURCE_NAME, "exec"), namespace)
         report = PASSED
     except (EOFError, BrokenPipeError, ConnectionResetError):
         report = b""  # the program has ended, which is reported instead
     except BaseException as error:
-        report = b"test failed: " + complaint.describe(error, source, _SOURCE_NAME)
+        report = b"test failed: " + describe(error, source, _SOURCE_NAME)
     os.write(verdict, report)
     os._exit(0)

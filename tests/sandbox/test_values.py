@@ -1,13 +1,13 @@
 """Values between a program and its tests."""
 
 import contextlib
-import os
+import io
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hf_diversed.sandbox.jail import wire
+from hf_diversed.sandbox.jail import values
 
 
 ATOMS = (
@@ -34,7 +34,7 @@ VALUES = st.recursive(
 )
 
 
-def no_place(thing) -> int:
+def no_number(thing) -> int:
     raise TypeError(type(thing).__name__)
 
 
@@ -53,7 +53,7 @@ def same(left, right) -> bool:
 @given(VALUES)
 def test_what_arrives_is_what_was_sent(value):
     """Catches a tuple that arrives as a list, -0.0 as 0.0, True as 1, and a text that cannot be encoded."""
-    assert same(wire.decode(wire.encode(value, no_place), no_place), value)
+    assert same(values.decode(values.encode(value, no_number), no_number), value)
 
 
 class Liar(int):
@@ -65,30 +65,35 @@ class Liar(int):
 
 def test_subclasses_arrive_as_their_base():
     """Catches a type of the program's, with its own idea of `==`, in the tests' process."""
-    assert type(wire.decode(wire.encode(Liar(3), no_place), no_place)) is int
-    assert wire.decode(wire.encode([Liar(3)], no_place), no_place) != [4]
+    assert type(values.decode(values.encode(Liar(3), no_number), no_number)) is int
+    assert values.decode(values.encode([Liar(3)], no_number), no_number) != [4]
 
 
 def test_other_things_stay_where_they_are():
-    assert wire.decode(wire.encode([object, 1], lambda thing: 7), lambda place: f"thing {place}") == ["thing 7", 1]
+    assert values.decode(values.encode([object, 1], lambda thing: 7), lambda place: f"thing {place}") == ["thing 7", 1]
 
 
-@given(st.binary(max_size=60) | VALUES.map(lambda value: wire.encode(value, no_place)[:-1]))
+@given(st.binary(max_size=60) | VALUES.map(lambda value: values.encode(value, no_number)[1:]))
 def test_nonsense_is_an_error_and_no_crash(data):
-    """Catches a reader that trusts announced sizes."""
-    with contextlib.suppress(ValueError, TypeError, KeyError, IndexError, OverflowError):
-        wire.decode(data, no_place)
+    """Catches a reader that trusts the sender's format."""
+    with contextlib.suppress(ValueError, TypeError, KeyError, OverflowError):
+        values.decode(data, no_number)
 
 
-def test_large_announcements_are_refused():
-    """Catches a program that lets the tests' process wait for, or allocate, 4 GiB."""
-    ours, theirs = os.pipe()
-    os.write(theirs, b"\xff" * 4)
-    with pytest.raises(ValueError, match="4294967295 bytes announced"):
-        wire.receive(ours)
-    os.close(theirs)
+@pytest.mark.parametrize("line", [b'["list",' * 10**5, b'["list",[' * 10**5 + b"]]" * 10**5])
+def test_deep_nonsense_is_an_error_and_no_crash(line):
+    """Catches a reader whose recursion ends the tests' process."""
+    with pytest.raises((ValueError, RecursionError)):
+        values.decode(line, no_number)
+
+
+def test_long_and_truncated_lines_are_refused(monkeypatch):
+    """Catches a program that lets the tests' process read without end."""
+    monkeypatch.setattr(values, "MOST_BYTES", 100)
+    for line in (b"x" * 200 + b"\n", b"[1"):
+        with pytest.raises(ValueError, match="at most 100 bytes"):
+            values.read_line(io.BytesIO(line))
     with pytest.raises(EOFError):
-        wire.receive(ours)
-    os.close(ours)
+        values.read_line(io.BytesIO())
     with pytest.raises(ValueError, match="too large"):
-        wire.send(theirs, b"x" * (wire.MOST_BYTES + 1))
+        values.encode("x" * 100, no_number)
