@@ -41,7 +41,8 @@ def folder(tmp_path):
     }
     speed = [{"task": "mbpp", "num_assistant_tokens": 3, "seconds": [{"batch_size": 1, "methods": timed}]}]
     for name, records in (("mbpp", mbpp), ("specbench", spec), ("speed", speed)):
-        content = {"records": records, "provenance": {"device": "some CPU", "threads": 2}}
+        argv = ["real_pair.py", "--seconds", "--gammas", "3,5", "--repeats", "2", "--eager-only"]
+        content = {"records": records, "provenance": {"device": "some CPU", "threads": 2, "argv": argv}}
         (tmp_path / f"qwen-coder-{name}.json").write_text(json.dumps(content))
     return tmp_path
 
@@ -65,6 +66,7 @@ def test_gains_are_over_the_target_of_the_same_turn_and_engine(folder):
     text = render_pair.pair(folder)
     assert "| MBPP | 1 | 3 | `lossless` | 5.0 | 1.50x (1.00 to 2.00) |" in text
     assert "| MBPP | 1 | 3 | `lossless, compiled` | 5.0 | 4.00x (4.00 to 4.00) |" in text
+    assert "--seconds --gammas 3 --repeats 2 --eager-only`" in text  # the length that was measured
 
 
 def test_what_is_missing_comes_with_its_command(folder, tmp_path):

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -18,6 +19,7 @@ FILES = {"mbpp": "mbpp_974.jsonl", "humaneval": "HumanEval.jsonl", "gsm8k": "gsm
 FILES["specbench"] = "specbench_480.jsonl"
 METHODS = ("target", "lossless", "static:0.5", "lenience:0.3")
 _RUN = "python -m benchmarks.real_pair --target qwen-coder-1.5b --draft qwen-coder-0.5b --output build/real-pair"
+_TIMED = ("--methods", "--gammas", "--batch-sizes", "--timed-prompts", "--repeats", "--threads")  # shown options
 Record = Mapping[str, Any]
 
 
@@ -155,16 +157,36 @@ def _speed(path: Path) -> str:
     for record in found["records"]:
         for part in record["seconds"]:
             for method, timed in part["methods"].items():
-                plain = "target, compiled" if method.endswith(", compiled") else "target"
-                ratios = [
-                    turn["tokens"] / turn["seconds"] / (beside["tokens"] / beside["seconds"])
-                    for turn, beside in zip(timed["turns"], part["methods"][plain]["turns"])
-                ]
-                gain = f"{median(ratios):.2f}x ({min(ratios):.2f} to {max(ratios):.2f})"
+                gain = _speedup(part["methods"], method)
                 cells = [TASKS[record["task"]], str(part["batch_size"]), str(record["num_assistant_tokens"])]
                 rows.append([*cells, f"`{method}`", f"{timed['tokens_per_second']:.1f}", gain])
     header = ("task", "batch size", "draft tokens", "method", "tokens/s", "over `target` (range of turns)")
     source = found["provenance"]
-    setting = f"{source['device']}, {source['threads']} thread(s); methods alternate prompt by prompt."
+    words = source.get("argv", [])
+    gammas = dict.fromkeys(str(record["num_assistant_tokens"]) for record in found["records"])
+    given = dict(pairwise(words)) | {"--gammas": ",".join(gammas)}
+    turns = len(found["records"][0]["seconds"][0]["methods"]["target"]["turns"])
+    setting = (
+        f"{source['device']}, {source['threads']} thread(s), {given.get('--timed-prompts', 8)} prompts in {turns} "
+        "turns; methods alternate prompt by prompt. `upstream` is transformers' assisted generation."
+    )
     tasks = list(dict.fromkeys(record["task"] for record in found["records"]))
-    return f"### Speed\n\n{setting}\n\n{table(header, rows)}\n\nMeasured by `{_command(tasks, ' --seconds')}`."
+    shown = [f"{name} {given[name]}" for name in _TIMED if name in given]
+    options = " ".join(["", "--seconds", *shown, *["--eager-only"] * ("--eager-only" in words)])
+    return f"### Speed\n\n{setting}\n\n{table(header, rows)}\n\nMeasured by `{_command(tasks, options)}`."
+
+
+def _speedup(measured: Mapping[str, Any], method: str) -> str:
+    """Return tokens per second over those of the target with the same engine, as median and range of the turns."""
+    beside = measured["target, compiled" if method.endswith(", compiled") else "target"]["turns"]
+    ratios = [
+        turn["tokens"] / turn["seconds"] / (plain["tokens"] / plain["seconds"])
+        for turn, plain in zip(measured[method]["turns"], beside)
+    ]
+    return f"{median(ratios):.2f}x ({min(ratios):.2f} to {max(ratios):.2f})"
+
+
+def speedups(methods: Sequence[str], folder: Path = FOLDER) -> list[str]:
+    """Return the speedup of each method in the first measurement."""
+    record = json.loads((folder / f"{PREFIX}speed.json").read_text())["records"][0]
+    return [_speedup(record["seconds"][0]["methods"], method) for method in methods]

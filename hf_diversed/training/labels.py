@@ -147,10 +147,11 @@ def make_labels(
         append_lines(path, [{"settings": about, "provenance": provenance(settings.seed)}])
     left = batches[done:]
     if left:
-        branches = 2 * settings.rejections * settings.continuations
+        branches = 1 if sampling.temperature == 0 else 2  # when greedy, the completion is one of them
+        continued, count = branches * settings.rejections * settings.continuations, sum(map(len, left))
         notify(
-            f"{sum(map(len, left))} completions of the target, then at most {branches} continuations of each, of half "
-            f"the length on average: at most the cost of {sum(map(len, left)) * (1 + branches // 2)} completions."
+            f"{count} completions of the target, then at most {continued} continuations of each, of half the length "
+            f"on average: at most the cost of {count * (1 + continued / 2):.0f} completions."
         )
     for number in with_progress(range(done, len(batches)), "labels", "part", progress):
         rows = batches[number]
