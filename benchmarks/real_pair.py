@@ -220,6 +220,7 @@ def write_report(name: str, arguments: argparse.Namespace) -> None:
         whole = [part for part in parts if not part.missing(arguments.methods)]
         results = pooled(whole or parts[:1])
         labels = [label for label in results.labels() if not results.missing([label])]
+        labels.sort(key=lambda label: label != PLAIN)  # first, as the reference
         for record in summarize(results, labels) if labels else []:
             scored = not category or category.removesuffix("-turn-1") in SCORES
             unscored = {key: None for key in record if key.startswith(("quality", "static_gain"))}
