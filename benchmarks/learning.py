@@ -19,10 +19,11 @@ from typing import Any
 
 import torch
 
+from benchmarks.differences import compare
 from benchmarks.variants import DONE, Variant, train
 from embedded.records import draw_records
 from hf_diversed import DiversedHead, load_demo_pair
-from hf_diversed.evaluation import EvaluationSettings, compare, evaluate, read_results
+from hf_diversed.evaluation import EvaluationSettings, evaluate, read_results
 from hf_diversed.evaluation.calls import Task
 from hf_diversed.features import NUM_DISTRIBUTION_FEATURES
 from hf_diversed.provenance import provenance

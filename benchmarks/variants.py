@@ -23,9 +23,10 @@ from typing import Any
 
 import torch
 
+from benchmarks.differences import compare
 from embedded.records import draw_records
 from hf_diversed import DiversedHead, load_demo_pair
-from hf_diversed.evaluation import EvaluationSettings, compare, evaluate, read_results
+from hf_diversed.evaluation import EvaluationSettings, evaluate, read_results
 from hf_diversed.evaluation.calls import Task
 from hf_diversed.head.configuration_diversed import FEATURES, HEAD_TYPES
 from hf_diversed.provenance import provenance

@@ -5,7 +5,7 @@ from hf_diversed.evaluation.intervals import Bootstrap, Estimate
 from hf_diversed.evaluation.markdown import markdown_table
 from hf_diversed.evaluation.results import Results, read_results
 from hf_diversed.evaluation.settings import EvaluationSettings
-from hf_diversed.evaluation.summary import compare, static_gain, summarize
+from hf_diversed.evaluation.summary import summarize
 from hf_diversed.evaluation.sweep import merge_reports, sweep
 from hf_diversed.running.methods import Method, build_methods
 
@@ -17,13 +17,11 @@ __all__ = [
     "Method",
     "Results",
     "build_methods",
-    "compare",
     "evaluate",
     "markdown_table",
     "merge_reports",
     "read_results",
     "report",
-    "static_gain",
     "summarize",
     "sweep",
 ]

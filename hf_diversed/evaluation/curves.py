@@ -41,7 +41,7 @@ class Curve:
 
     @property
     def static(self) -> list[Record]:
-        """The static curve, sorted by acceptance rate, as `static_gain` interpolates it."""
+        """The static curve, sorted by acceptance rate, as `summarize` interpolates it."""
         return sorted(self.families.get(STATIC, ()), key=lambda record: record["acceptance_rate"])
 
 

@@ -87,7 +87,7 @@ def draw(curves: Sequence[Curve]) -> tuple[dict[str, Figure], list[str]]:
 
 @_look()
 def quality_acceptance(curve: Curve) -> Figure:
-    """Quality against acceptance rate; lines between static points are those of `static_gain`."""
+    """Quality against acceptance rate; lines between static points are those of `static_gain`, see `summarize`."""
     figure, axes = _axes(_title(curve))
     points = []
     for name, style in _styles(curve):

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from statistics import NormalDist
 
 import numpy as np
 
@@ -81,12 +80,18 @@ def summarize(results: Results, labels: Sequence[str] | None = None) -> list[dic
     """Return one record per method, ready for strict JSON; values that do not exist for a method are None.
 
     `*_ci` are two-sided 95% bounds from a bootstrap over prompts. `quality_drop` is the `reference` ("target", else
-    "lossless") minus the method on the same prompts; 95% of the time it lies below `quality_drop_upper`. `static_gain`
-    is that of the function of this name. Rates count as in `SpeculativeStats`; `relaxed_share` is per generated token,
-    `mean_bias`, `max_bias`, `mean_overshoot` and `max_ratio` cover verified positions; the last one leaves out tokens
-    with p = 0. Times are of batched calls, summed over processes. `peak_memory_bytes` is the maximum over calls, of
-    kind `peak_memory_kind` (see `PeakMemory`). `quality_wilson_ci` is given for single samples that are right or
-    wrong.
+    "lossless") minus the method on the same prompts; 95% of the time it lies below `quality_drop_upper`. Rates count
+    as in `SpeculativeStats`; `relaxed_share` is per generated token, `mean_bias`, `max_bias`, `mean_overshoot` and
+    `max_ratio` cover verified positions; the last one leaves out tokens with p = 0. Times are of batched calls, summed
+    over processes. `peak_memory_bytes` is the maximum over calls, of kind `peak_memory_kind` (see `PeakMemory`).
+    `quality_wilson_ci` is given for single samples that are right or wrong.
+
+    `static_gain` is the quality minus that of the static curve at the same acceptance rate. The curve is piecewise
+    linear through (acceptance rate, quality) of all methods with a constant weight, including lossless as weight 1;
+    it is recomputed in every replicate. `static_gain_lower` is a one-sided 95% bound, `static_gain_outside` the share
+    of replicates whose acceptance rate lies beyond the curve's ends, which are left out: the bounds are None if the
+    share exceeds `MAX_OUTSIDE`, the gain if the method itself lies there. All are None for the curve's own methods,
+    for "target", and with fewer than two points.
 
     `accepted_length` is the number of accepted draft tokens per round, `accepted_length_exact` its prediction from
     acceptance probabilities, `accepted_length_iid` its prediction from the verified acceptance rate and the mean draft
@@ -97,7 +102,13 @@ def summarize(results: Results, labels: Sequence[str] | None = None) -> list[dic
 
     Raises: ValueError: if calls of these methods are missing.
     """
-    tables, bootstrap = _prepare(results, labels)
+    labels = results.labels() if labels is None else labels
+    missing = results.missing(labels)
+    if missing or not labels:
+        first = f", the first of them (method, batch, sample) = {missing[0]}" if missing else ""
+        raise ValueError(f"{len(missing)} calls are missing{first}; run `evaluate` until all ranks are done.")
+    bootstrap = Bootstrap(results.header["n"], seed=results.header["settings"]["seed"])
+    tables = {label: MethodTable(results, label) for label in labels}
     reference = next((tables[label] for label in (PLAIN, LOSSLESS) if label in tables), None)
     return [
         {
@@ -116,58 +127,6 @@ def summarize(results: Results, labels: Sequence[str] | None = None) -> list[dic
         }
         for label, table in tables.items()
     ]
-
-
-def static_gain(results: Results, label: str) -> dict:
-    """Return the quality of a method minus that of the static curve at the method's acceptance rate.
-
-    The curve is piecewise linear through (acceptance rate, quality) of all methods with a constant weight, including
-    lossless as weight 1; method and curve are recomputed jointly in every replicate.
-
-    Returns:
-        `static_gain`, `static_gain_ci`, `static_gain_lower` (one-sided 95%) and `static_gain_outside`: share of
-        replicates whose acceptance rate lies beyond the curve's ends. These are left out. The bounds are None if the
-        share exceeds `MAX_OUTSIDE`; the gain is None if the method itself lies beyond the ends. All are None for the
-        curve's own methods, for "target", and with fewer than two points.
-    """
-    if label not in results.labels():
-        raise ValueError(f"no method {label!r} in these results; they have {', '.join(results.labels())}.")
-    tables, bootstrap = _prepare(results, None)
-    return _static_gain(tables[label], list(tables.values()), bootstrap)
-
-
-def compare(results: Results, label: str | Sequence[str], other: str | Sequence[str]) -> dict:
-    """Return acceptance rate and quality of a method minus those of another on the same prompts, with 95% bounds.
-
-    Args:
-        label, other: a method, or several that count as one, such as heads trained with different seeds.
-
-    Returns:
-        `method`, `minus`, and for each difference its value, `_ci`, and `_p`: two-sided p-value of no difference,
-        from its standard error clustered by prompt; None if no prompt differs.
-    """
-    sides = [[side] if isinstance(side, str) else list(side) for side in (label, other)]
-    tables, bootstrap = _prepare(results, list(dict.fromkeys([*sides[0], *sides[1]])))
-    found: dict = {"method": ", ".join(sides[0]), "minus": ", ".join(sides[1])}
-    for figure, above, below in (("acceptance_rate", "num_accepted", "num_drafted"), ("quality", "score", "rows")):
-        mine, theirs = (
-            bootstrap.ratio(*(np.sum([tables[key].sums[name] for key in side], axis=0) for name in (above, below)))
-            for side in sides
-        )
-        found |= _with_bounds(figure, bootstrap.estimate_mean(mine - theirs, -1.0, 1.0))
-        score = z_score(mine - theirs, 0.0) if np.ptp(mine - theirs) else None
-        found[f"{figure}_p"] = None if score is None else 2.0 * (1.0 - NormalDist().cdf(abs(score)))
-    return found
-
-
-def _prepare(results: Results, labels: Sequence[str] | None) -> tuple[dict[str, MethodTable], Bootstrap]:
-    labels = results.labels() if labels is None else labels
-    missing = results.missing(labels)
-    if missing or not labels:
-        first = f", the first of them (method, batch, sample) = {missing[0]}" if missing else ""
-        raise ValueError(f"{len(missing)} calls are missing{first}; run `evaluate` until all ranks are done.")
-    bootstrap = Bootstrap(results.header["n"], seed=results.header["settings"]["seed"])
-    return {label: MethodTable(results, label) for label in labels}, bootstrap
 
 
 def _quality(table: MethodTable, reference: MethodTable | None, bootstrap: Bootstrap) -> dict:

@@ -15,6 +15,7 @@ import sysconfig
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 
 # Seconds after the timeout at which a launcher that hangs is killed; normally the launcher ends the program itself.
@@ -71,7 +72,9 @@ def launch(program: str, mode: str, timeout: float, memory_bytes: int, tests: st
             "readable": readable_paths(),
         }  # fmt: skip
         try:
-            return _follow([interpreter(), "-I", "-S", "-c", _START, json.dumps(job)], request, timeout + _GRACE)
+            # The file that `sys.executable` links to: the jail contains no virtual environment.
+            command = [os.path.realpath(sys.executable), "-I", "-S", "-c", _START, json.dumps(job)]
+            return _follow(command, request, timeout + _GRACE)
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
 
@@ -92,43 +95,30 @@ def names_of_the_program(tests: str) -> list[str]:
     return sorted(wanted - set(dir(builtins)) or wanted)
 
 
-def _follow(command: list[str], request, patience: float) -> ProgramResult:
+def _follow(command: list[str], request: IO[bytes], patience: float) -> ProgramResult:
     environment = {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}
-    pipe = subprocess.PIPE
-    # In a session of its own: Ctrl-C in the terminal must reach the caller only, which then cleans up.
-    with subprocess.Popen(
-        command, stdin=request, stdout=pipe, stderr=pipe, cwd="/", env=environment, start_new_session=True
-    ) as process:
-        end = "killed with its launcher"
-        try:
-            answer, complaint = process.communicate(timeout=patience)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            answer, complaint = process.communicate()
-            end = "timeout"
-        finally:
-            # The jail dies with its launcher (parent-death signal).
-            process.kill()
-    report = answer.decode().removeprefix(_STARTED)
+    try:
+        # In a session of its own: Ctrl-C in the terminal must reach the caller only, which then cleans up.
+        done = subprocess.run(
+            command, stdin=request, capture_output=True, timeout=patience, cwd="/", env=environment,
+            start_new_session=True,
+        )  # fmt: skip
+        answer, complaint, end = done.stdout, done.stderr, "killed with its launcher"
+    except subprocess.TimeoutExpired as error:  # the launcher was killed, and the jail with it (parent-death signal)
+        answer, complaint, end = error.stdout or b"", b"the launcher hangs", "timeout"
     if not answer:
         raise SandboxUnavailable(complaint.decode(errors="replace").strip()[-500:] or "the launcher died")
-    if report:
+    output = ""
+    if report := answer.decode().removeprefix(_STARTED):
         end, output = json.loads(report)
-        return ProgramResult(end == "passed", end, output)
-    return ProgramResult(False, end)
-
-
-@functools.cache
-def interpreter() -> str:
-    """Return the file that `sys.executable` links to; the jail contains no virtual environment."""
-    return os.path.realpath(sys.executable)
+    return ProgramResult(end == "passed", end, output)
 
 
 @functools.cache
 def readable_paths() -> tuple[str, ...]:
     """Return the paths that a program may read and execute: interpreter, standard library and system libraries."""
     prefixes = {os.path.realpath(sys.base_prefix), os.path.realpath(sys.base_exec_prefix)}
-    paths = [interpreter(), *_LIBRARIES, *_SYSTEM_FILES]
+    paths = [os.path.realpath(sys.executable), *_LIBRARIES, *_SYSTEM_FILES]
     paths += [os.path.join(prefix, name) for prefix in prefixes for name in ("lib", "lib64")]
     paths += [sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"), sysconfig.get_config_var("LIBDIR") or ""]
     # Top-level links such as /lib -> usr/lib are kept, because the jail's root needs them.

@@ -40,6 +40,7 @@ PROMPTS = (
     "List five things to pack for a weekend in the mountains.",
 )
 _SAMPLE_TOKENS = 48
+_OF_THE_CLASS = {"model_type", "architectures"}  # entries of a configuration
 _CHARACTERS = 2**20  # of a text, tokenized in one call
 
 
@@ -75,10 +76,8 @@ def make_draft(
             served = ", ".join(sorted(known.__name__ for known in CUT))
             raise ValueError(f"`kept_ids` is supported for {served}, got {name}; keep the whole vocabulary.")
         kind = CUT[kind]
-        settings = {
-            key: value for key, value in config.to_dict().items() if key not in ("model_type", "architectures")
-        }
-        config = kind.config_class(**settings | {"num_kept_ids": len(kept_ids), "tie_word_embeddings": False})
+        settings = config.to_dict() | {"num_kept_ids": len(kept_ids), "tie_word_embeddings": False}
+        config = kind.config_class(**{name: value for name, value in settings.items() if name not in _OF_THE_CLASS})
         kept = torch.tensor(list(kept_ids), device=state["lm_head.weight"].device)
         state |= {"lm_head.weight": state["lm_head.weight"][kept], "lm_head.kept_ids": kept}
     draft: PreTrainedModel = kind._from_config(config, dtype=target.dtype).to(target.device)
@@ -96,16 +95,15 @@ def choose_layers(
     total = _compat.num_layers(target)
     if not 1 <= count <= total:
         raise ValueError(f"`layers` must be between 1 and {total}, the number of layers of the target, got {count}.")
-    found = {tuple(choose(total, count)): name for name, choose in reversed(CHOICES.items())}
-    of_target = _distributions(target, samples)
-    measured = {
-        found[layers]: (_overlap(of_target, _distributions(make_draft(target, layers), samples)), layers)
-        for layers in reversed(found)
-    }
-    best = max(measured, key=lambda name: measured[name][0])
-    return list(measured[best][1]), {name: value for name, (value, _) in measured.items()}
+    layers = {name: choose(total, count) for name, choose in CHOICES.items()}
+    measured: dict[str, float] = {}
+    for name, chosen in layers.items():
+        if chosen not in [layers[other] for other in measured]:
+            measured[name] = agreement(target, make_draft(target, chosen), samples)
+    return layers[max(measured, key=measured.__getitem__)], measured
 
 
+@torch.inference_mode()
 def agreement(target: PreTrainedModel, draft: PreTrainedModel, samples: Mapping[Ids, Sequence[Ids]]) -> float:
     """Return the mean of `1 - TV(p, q)` over completion tokens: the acceptance rate of a lossless verifier at
     temperature 1.
@@ -115,22 +113,13 @@ def agreement(target: PreTrainedModel, draft: PreTrainedModel, samples: Mapping[
         draft: the draft model.
         samples: token ids of completions, by the token ids of their prompt.
     """
-    return _overlap(_distributions(target, samples), _distributions(draft, samples))
-
-
-@torch.inference_mode()
-def _distributions(model: PreTrainedModel, samples: Mapping[Ids, Sequence[Ids]]) -> torch.Tensor:
-    """Return a model's distributions at all completion tokens, float32 `[N, V]`, on the CPU."""
-    found = []
+    distances = []
     for prompt, completions in samples.items():
         for completion in completions:
-            ids = torch.tensor([[*prompt, *completion]], device=model.device)
-            found.append(model(ids).logits[0, len(prompt) - 1 : -1].float().softmax(-1).cpu())
-    return torch.cat(found)
-
-
-def _overlap(p: torch.Tensor, q: torch.Tensor) -> float:
-    return 1.0 - total_variation(p, q).mean().item()
+            ids = torch.tensor([[*prompt, *completion]], device=target.device)
+            scores = (model(ids).logits[0, len(prompt) - 1 : -1] for model in (target, draft))
+            distances.append(total_variation(*(rows.float().softmax(-1) for rows in scores)))
+    return 1.0 - torch.cat(distances).mean().item()
 
 
 def sample_target(target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, seed: int = 0) -> dict[Ids, list[Ids]]:
@@ -159,17 +148,14 @@ def count_ids(path: Path, tokenizer: PreTrainedTokenizerBase) -> Counter[int]:
     if not path.is_file():
         raise ValueError(f"the text must be an existing file, got {str(path)!r}.")
     counts: Counter[int] = Counter()
-    if path.suffix != ".jsonl":
-        with path.open(encoding="utf-8") as file:
-            while lines := file.readlines(_CHARACTERS):
-                counts.update(itertools.chain(*tokenizer(lines, add_special_tokens=False).input_ids))
-    else:
-        with path.open(encoding="utf-8") as file:
-            for record in map(json.loads, filter(str.strip, file)):
-                if "completion_ids" in record:
-                    counts.update(itertools.chain(*record["completion_ids"]))
-                elif texts := _texts(record):
-                    counts.update(itertools.chain(*tokenizer(texts, add_special_tokens=False).input_ids))
+    with path.open(encoding="utf-8") as file:
+        while texts := file.readlines(_CHARACTERS):
+            if path.suffix == ".jsonl":
+                records = [json.loads(line) for line in texts if line.strip()]
+                counts.update(itertools.chain(*(ids for row in records for ids in row.get("completion_ids", ()))))
+                texts = [text for row in records if "completion_ids" not in row for text in _texts(row)]
+            if texts:
+                counts.update(itertools.chain(*tokenizer(texts, add_special_tokens=False).input_ids))
     if not counts:
         raise ValueError(f"{path.name} contains no text.")
     return counts

@@ -19,7 +19,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainingArgum
 from hf_diversed import _compat
 from hf_diversed.generation.checks import check_vocabularies
 from hf_diversed.provenance import provenance, recorded_settings
-from hf_diversed.running.prompts import Prompt, encode, render
+from hf_diversed.running.prompts import encode, render
 from hf_diversed.training.arguments import own_settings
 from hf_diversed.training.checkpoints import AtomicCheckpoints, resume_point
 from hf_diversed.training.completions import (
@@ -100,8 +100,6 @@ class DraftTuningConfig(TrainingArguments):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.push_to_hub:
-            raise ValueError("push_to_hub must be off: publish the tuned draft with its own `push_to_hub`.")
         if isinstance(self.lora_target_modules, str):
             self.lora_target_modules = [self.lora_target_modules]
         for name, choices in (("mode", MODES), ("divergence", DIVERGENCES)):
@@ -109,34 +107,40 @@ class DraftTuningConfig(TrainingArguments):
                 raise ValueError(f"{name} must be one of {', '.join(choices)}, got {getattr(self, name)!r}.")
         for name, low, high in _RANGES:
             check_range(name, getattr(self, name), low, high)
-        if not 0 < self.temperature < float("inf"):
-            raise ValueError(
+        distill = self.mode == "distill"
+        for wrong, message in (
+            (self.push_to_hub, "push_to_hub must be off: publish the tuned draft with its own `push_to_hub`."),
+            (
+                not 0 < self.temperature < float("inf"),
                 f"temperature must be above 0, got {self.temperature!r}: greedy distributions have no gradient. A "
-                "draft model tuned at temperature 1 also works for greedy decoding."
-            )
-        if self.all_weights and self.merge:
-            raise ValueError("merge=True needs an adapter, and all_weights=True trains none; drop one of them.")
-        if not self.lora_target_modules:
-            raise ValueError('lora_target_modules must name at least one layer; "all-linear" selects all.')
-        self._check_mode()
-
-    def _check_mode(self) -> None:
-        """Raise if a setting has no effect in the chosen mode."""
-        if self.mode == "supervised" and self.divergence != "kl":
-            raise ValueError(
+                "draft model tuned at temperature 1 also works for greedy decoding.",
+            ),
+            (
+                self.all_weights and self.merge,
+                "merge=True needs an adapter, and all_weights=True trains none; drop one of them.",
+            ),
+            (
+                not self.lora_target_modules,
+                'lora_target_modules must name at least one layer; "all-linear" selects all.',
+            ),
+            (
+                not distill and self.divergence != "kl",
                 f'divergence={self.divergence!r} needs mode="distill", got mode="supervised", whose loss is the cross '
-                "entropy of the references; drop one of them."
-            )
-        if self.mode == "distill" and self.label_smoothing_factor:
-            raise ValueError(
+                "entropy of the references; drop one of them.",
+            ),
+            (
+                distill and self.label_smoothing_factor,
                 f'label_smoothing_factor needs mode="supervised", got {self.label_smoothing_factor!r} with '
-                'mode="distill", which has distributions as labels; drop one of them.'
-            )
-        if self.keep_target_states and (self.mode != "distill" or self.world_size > 1):
-            raise ValueError(
+                'mode="distill", which has distributions as labels; drop one of them.',
+            ),
+            (
+                self.keep_target_states and not (distill and self.world_size == 1),
                 f'keep_target_states=True needs mode="distill" in one process, got mode={self.mode!r} in '
-                f"{self.world_size}; leave it out."
-            )
+                f"{self.world_size}; leave it out.",
+            ),
+        ):
+            if wrong:
+                raise ValueError(message)
 
 
 _RANGES = (
@@ -192,50 +196,60 @@ def tune_draft(
         target.generate(**inputs, assistant_model=tuned, diversed_head=head)
         ```
     """
-    _check(rows, tokenizer, args)
-    if eval_rows:
-        _check(eval_rows, tokenizer, args)
-    elif args.eval_strategy != "no":
+    if not eval_rows and args.eval_strategy != "no":
         raise ValueError(
             f"eval_strategy={str(args.eval_strategy.value)!r} needs eval_rows, got none; pass held-out rows."
         )
+    if len(rows) == 0:
+        raise ValueError("rows must contain at least one row, got none.")
+    _check([*rows, *eval_rows], tokenizer, args)
     with sole_run(args):
         return _tune(target, draft, tokenizer, [*rows, *eval_rows], len(rows), args, stop_strings)
 
 
+def _check(rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase, args: DraftTuningConfig) -> None:
+    columns = {"prompt"} if args.mode == "distill" else {"prompt", "completion"}
+    for number, row in enumerate(rows):
+        if lacking := sorted(columns - row.keys()):
+            raise ValueError(f"row {number} lacks {', '.join(map(repr, lacking))}; it has {sorted(row)}.")
+    if tokenizer.eos_token_id is None:
+        raise ValueError("the tokenizer must have an EOS token, which ends completions, got none; set one.")
+
+
 def _tune(target, draft, tokenizer, rows, num_train: int, args: DraftTuningConfig, stop_strings):
     """Tune on the first `num_train` rows; evaluate on the others."""
-    draft = load_frozen(draft, args)
+    draft, folder = load_frozen(draft, args), Path(args.output_dir)
     if args.mode == "distill":
         if target is None:
             raise ValueError('mode="distill" needs a target; pass one, or use mode="supervised".')
         target = load_frozen(target, args)
         check_vocabularies(target, draft)
-        examples = _drawn_examples(target, draft, tokenizer, rows, args, stop_strings)
+        per_row = _drawn_examples(target, draft, tokenizer, rows, args, stop_strings)
     else:
-        target, examples = None, _written_examples(draft, tokenizer, rows, args)
-    training, held_out = (list(itertools.chain(*part)) for part in (examples[:num_train], examples[num_train:]))
+        target, per_row = None, _written_examples(draft, tokenizer, rows, args)
+    split = sum(map(len, per_row[:num_train]))
+    examples = list(itertools.chain(*per_row))
     if args.keep_target_states:
-        folder, size = Path(args.output_dir), args.per_device_train_batch_size
         shown = False if args.disable_tqdm else None
-        read = with_target_states(training + held_out, target, folder, size, shown)
-        training, held_out = read[: len(training)], read[len(training) :]
+        examples = with_target_states(examples, target, folder, args.per_device_train_batch_size, shown)
     model = draft.requires_grad_(True) if args.all_weights else _with_adapter(draft, args)
-    trainer = DraftTuner(model, target, args, training, held_out or None)
-    trainer.train(
-        resume_from_checkpoint=args.resume_from_checkpoint
-        or (resume_point(Path(args.output_dir)) if args.resume else None)
-    )
+    trainer = DraftTuner(model, target, args, examples[:split], examples[split:] or None)
+    start = args.resume_from_checkpoint or (resume_point(folder) if args.resume else None)
+    trainer.train(resume_from_checkpoint=start)
     trainer.save_model()
     trainer.save_state()
-    if args.should_save:
-        _save_beside(model, tokenizer, args)
+    if args.should_save and args.all_weights:
+        tokenizer.save_pretrained(folder)
+    elif args.should_save and args.merge:
+        # Merge a copy: unmerging leaves rounding errors in the draft model.
+        copy.deepcopy(model).merge_and_unload().save_pretrained(folder / "merged")
+        tokenizer.save_pretrained(folder / "merged")
     return (model.requires_grad_(False) if args.all_weights else model).eval()
 
 
 def _drawn_examples(target, draft, tokenizer, rows, args: DraftTuningConfig, stop_strings) -> list[list[dict]]:
     """Return for each row the examples with the target's completions."""
-    prompts = [_encode_prompt(tokenizer, row["prompt"]) for row in rows]
+    prompts = [_encode_prompt(tokenizer, row) for row in rows]
     models = {"target": target, "draft": draft}
     check_context("rows", [len(prompt) for prompt in prompts], args.max_completion_length, models)
     completions = sample_completions(target, tokenizer, prompts, args, stop_strings)
@@ -243,9 +257,13 @@ def _drawn_examples(target, draft, tokenizer, rows, args: DraftTuningConfig, sto
 
 
 def _written_examples(draft, tokenizer, rows, args: DraftTuningConfig) -> list[list[dict]]:
-    """Return for each row the example with its reference completion."""
-    end = end_ids(draft, tokenizer)
-    examples = [_supervised_example(tokenizer, row, end, args.max_completion_length) for row in rows]
+    """Return for each row the example with its reference, which ends with EOS unless it is truncated."""
+    end, examples = end_ids(draft, tokenizer), []
+    for row in rows:
+        ids = until_end(tokenizer(_reference(tokenizer, row), add_special_tokens=False).input_ids, end)
+        if not ids or ids[-1] not in end:
+            ids = (*ids, end[0])
+        examples.append(_example(_encode_prompt(tokenizer, row), ids[: args.max_completion_length]))
     known, largest = _compat.known_ids(draft), max(max(example["input_ids"]) for example in examples)
     if largest >= known:
         raise ValueError(
@@ -257,15 +275,27 @@ def _written_examples(draft, tokenizer, rows, args: DraftTuningConfig) -> list[l
     return [[example] for example in examples]
 
 
-def _save_beside(model, tokenizer: PreTrainedTokenizerBase, args: DraftTuningConfig) -> None:
-    """Save the tokenizer with a fully trained draft model, or the merged model with `merge`."""
-    folder = Path(args.output_dir)
-    if args.all_weights:
-        tokenizer.save_pretrained(folder)
-    elif args.merge:
-        # Merge a copy: unmerging leaves rounding errors in the draft model.
-        copy.deepcopy(model).merge_and_unload().save_pretrained(folder / "merged")
-        tokenizer.save_pretrained(folder / "merged")
+def _reference(tokenizer: PreTrainedTokenizerBase, row: Row) -> str:
+    """Return the reference as text that follows the prompt, which a chat template may have formatted."""
+    prompt, reference = row["prompt"], row["completion"]
+    if isinstance(prompt, str):
+        return reference
+    opened = render(tokenizer, prompt)
+    turn = render(tokenizer, [*prompt, {"role": "assistant", "content": reference}], False)
+    if not turn.startswith(opened):
+        raise ValueError(
+            "answers formatted by the chat template do not start with the prompt that it formats, so references "
+            'cannot be separated from prompts; use plain prompts, or mode="distill".'
+        )
+    return turn[len(opened) :]
+
+
+def _encode_prompt(tokenizer: PreTrainedTokenizerBase, row: Row) -> Ids:
+    return tuple(encode(tokenizer, [row["prompt"]])[0])
+
+
+def _example(prompt: Ids, completion: Ids) -> dict[str, list[int]]:
+    return {"input_ids": [*prompt, *completion], "labels": [IGNORED] * len(prompt) + list(completion)}
 
 
 def _with_adapter(draft: PreTrainedModel, args: DraftTuningConfig) -> PeftModel:
@@ -317,18 +347,16 @@ class DraftTuner(AtomicCheckpoints):
         else:
             with torch.no_grad():
                 if STATES in inputs:
-                    output = self.target.get_output_embeddings()
-                    target_logits = output(inputs[STATES].to(self.target.device))
+                    target_logits = self.target.get_output_embeddings()(inputs[STATES].to(self.target.device))
                 else:
                     target_logits = completion_logits(self.target, inputs, self.target)
-            distances = divergences(
-                target_logits.to(draft_logits.device), draft_logits, self.args.temperature, self.args.divergence
-            )
-            loss = distances[self.args.divergence].mean()
+            kind = self.args.divergence
+            distances = divergences(target_logits.to(draft_logits.device), draft_logits, self.args.temperature, kind)
+            loss, accepted = distances[kind].mean(), 1.0 - distances["tv"].detach()
             if model.training:
-                self._acceptance.append(1.0 - distances["tv"].mean().item())
+                self._acceptance.append(accepted.mean().item())
             else:
-                self._held_out.append(1.0 - distances["tv"].detach().cpu())
+                self._held_out.append(accepted.cpu())
         return (loss, {"logits": draft_logits}) if return_outputs else loss
 
     def evaluation_loop(self, *args, metric_key_prefix: str = "eval", **kwargs):
@@ -351,7 +379,11 @@ class DraftTuner(AtomicCheckpoints):
         if self.args.all_weights:
             self.model.save_pretrained(folder)
         else:
-            _save_adapter(self.model, folder)
+            card = folder / "README.md"
+            written_by_user = card.exists()
+            self.model.save_pretrained(folder, save_embedding_layers=False)  # "auto" would query the Hub
+            if not written_by_user:
+                card.unlink(missing_ok=True)  # peft's card is an empty template with a local path
         record = provenance(self.args.seed, self.model.device) | {
             "tuning": recorded_settings(own_settings(self.args)),
             "target": None if self.target is None else _compat.public_name(self.target),
@@ -361,48 +393,3 @@ class DraftTuner(AtomicCheckpoints):
             "world_size": self.args.world_size,
         }
         (folder / "provenance.json").write_text(json.dumps(record, indent=2, default=str) + "\n")
-
-
-def _save_adapter(model: PeftModel, folder: Path) -> None:
-    card = folder / "README.md"
-    written_by_user = card.exists()
-    model.save_pretrained(folder, save_embedding_layers=False)  # "auto" would query the Hub
-    if not written_by_user:
-        card.unlink(missing_ok=True)  # peft's card is an empty template with a local path
-
-
-def _encode_prompt(tokenizer: PreTrainedTokenizerBase, prompt: Prompt) -> Ids:
-    return tuple(encode(tokenizer, [prompt])[0])
-
-
-def _supervised_example(tokenizer, row: Row, end: list[int], longest: int) -> dict[str, list[int]]:
-    """Return an example of prompt and reference; the reference ends with EOS unless it is truncated."""
-    prompt, reference = row["prompt"], row["completion"]
-    if not isinstance(prompt, str):
-        opened = render(tokenizer, prompt)
-        turn = render(tokenizer, [*prompt, {"role": "assistant", "content": reference}], False)
-        if not turn.startswith(opened):
-            raise ValueError(
-                "answers formatted by the chat template do not start with the prompt that it formats, so references "
-                'cannot be separated from prompts; use plain prompts, or mode="distill".'
-            )
-        reference = turn[len(opened) :]
-    ids = until_end(tokenizer(reference, add_special_tokens=False).input_ids, end)
-    if not ids or ids[-1] not in end:
-        ids = (*ids, end[0])
-    return _example(_encode_prompt(tokenizer, prompt), ids[:longest])
-
-
-def _example(prompt: Ids, completion: Ids) -> dict[str, list[int]]:
-    return {"input_ids": [*prompt, *completion], "labels": [IGNORED] * len(prompt) + list(completion)}
-
-
-def _check(rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase, args: DraftTuningConfig) -> None:
-    columns = ("prompt",) if args.mode == "distill" else ("prompt", "completion")
-    if len(rows) == 0:
-        raise ValueError("rows must contain at least one row, got none.")
-    for number, row in enumerate(rows):
-        if lacking := [name for name in columns if name not in row]:
-            raise ValueError(f"row {number} lacks {', '.join(map(repr, lacking))}; it has {sorted(row)}.")
-    if tokenizer.eos_token_id is None:
-        raise ValueError("the tokenizer must have an EOS token, which ends completions, got none; set one.")

@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 from benchmarks import ceiling, learning
-from hf_diversed.evaluation import compare
+from benchmarks.differences import compare
 from hf_diversed.evaluation.calls import COUNTERS
 from hf_diversed.evaluation.results import Results
 from hf_diversed.training import DiversedConfig

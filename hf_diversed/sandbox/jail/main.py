@@ -200,8 +200,9 @@ class Watch:
             if not message:
                 return False
             if message == self.secret:
-                # A child that runs to the end has a copy of the secret.
-                self.completed |= not _LINUX or _sender(ancillary) == self.pid
+                # A child that runs to the end has a copy of the secret. The credentials begin with the sender's pid.
+                sender = int.from_bytes(ancillary[0][2][:4], sys.byteorder) if _LINUX else self.pid
+                self.completed |= sender == self.pid
             elif message.startswith(_REPORTS):
                 self.complaint = message[:_KEPT_COMPLAINT]
             else:
@@ -216,13 +217,6 @@ class Watch:
             return True
         self.received[end] = (self.received[end] + data)[:_KEPT_OUTPUT]
         return bool(data)
-
-
-def _sender(ancillary: list) -> int:
-    for level, kind, data in ancillary:
-        if level == _socket.SOL_SOCKET and kind == _socket.SCM_CREDENTIALS:
-            return int.from_bytes(data[:4], sys.byteorder)
-    return 0
 
 
 def _kill(call, number: int) -> None:

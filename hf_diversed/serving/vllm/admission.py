@@ -5,7 +5,7 @@ Reads vLLM's sampling parameters by field name and imports nothing of vLLM.
 
 import functools
 import logging
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any, cast
 
@@ -143,10 +143,6 @@ def read_safely(deployment: Deployment, params: Any) -> RequestSettings:
     except ValueError as error:
         logger.error("hf_diversed: a request that was not checked at admission decodes losslessly: %s", error)
         return RequestSettings()
-
-
-def any_relaxed(present: Collection[RequestSettings]) -> bool:
-    return any(settings.verifier for settings in present)
 
 
 def move_verifiers(deployment: Deployment, device: torch.device) -> None:

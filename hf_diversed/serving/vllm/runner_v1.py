@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 
-from hf_diversed.serving.vllm.admission import any_relaxed, move_verifiers, read_safely
+from hf_diversed.serving.vllm.admission import move_verifiers, read_safely
 from hf_diversed.serving.vllm.deployment import Deployment
-from hf_diversed.serving.vllm.logits import COLUMNS, RequestSettings, served_logits
+from hf_diversed.serving.vllm.logits import COLUMNS, LOSSLESS, RequestSettings, served_logits
 
 
 _MODULE = "vllm.v1.sample.rejection_sampler"
@@ -29,7 +29,7 @@ class Batch:
     def __init__(self, deployment: Deployment, settings: Sequence[RequestSettings]):
         self.deployment, self.settings = deployment, settings
         self.present = frozenset(settings)
-        self.is_relaxed = any_relaxed(self.present)
+        self.is_relaxed = any(one.verifier != LOSSLESS for one in settings)
         self._counts: list[int] = []
         self._table: torch.Tensor | None = None
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from hf_diversed.serving.vllm.admission import any_relaxed, move_verifiers, read_safely
+from hf_diversed.serving.vllm.admission import move_verifiers, read_safely
 from hf_diversed.serving.vllm.deployment import Deployment
 from hf_diversed.serving.vllm.logits import COLUMNS, LOSSLESS, RequestSettings, served_logits
 
@@ -156,7 +156,8 @@ def _relaxed(
     batch: _Batch, target_logits: torch.Tensor, draft_logits: torch.Tensor | None, rows: _Rows
 ) -> torch.Tensor:
     deployment = batch.slots.deployment
-    if not any_relaxed(batch.present) or (draft_logits is None) != deployment.one_hot:
+    relaxed = any(settings.verifier != LOSSLESS for settings in batch.present)
+    if not relaxed or (draft_logits is None) != deployment.one_hot:
         return target_logits
     verifies, drafts = rows.drafted()
     if deployment.pads:  # padding would be accepted as if it had been found, so it is verified losslessly

@@ -1,0 +1,39 @@
+"""Differences between methods of an evaluation, on the same prompts."""
+
+from collections.abc import Sequence
+from statistics import NormalDist
+
+import numpy as np
+
+from hf_diversed.evaluation import Bootstrap, Results
+from hf_diversed.evaluation.summary import MethodTable, z_score
+
+
+def compare(results: Results, label: str | Sequence[str], other: str | Sequence[str]) -> dict:
+    """Return acceptance rate and quality of a method minus those of another on the same prompts, with 95% bounds.
+
+    Args:
+        label, other: a method, or several that count as one, such as heads trained with different seeds.
+
+    Returns:
+        `method`, `minus`, and for each difference its value, `_ci`, and `_p`: two-sided p-value of no difference,
+        from its standard error clustered by prompt; None if no prompt differs.
+    """
+    sides = [[side] if isinstance(side, str) else list(side) for side in (label, other)]
+    labels = dict.fromkeys([*sides[0], *sides[1]])
+    if missing := results.missing(labels):
+        raise ValueError(f"{len(missing)} calls are missing; run `evaluate` until all ranks are done.")
+    tables = {name: MethodTable(results, name) for name in labels}
+    bootstrap = Bootstrap(results.header["n"], seed=results.header["settings"]["seed"])
+    found: dict = {"method": ", ".join(sides[0]), "minus": ", ".join(sides[1])}
+    for figure, above, below in (("acceptance_rate", "num_accepted", "num_drafted"), ("quality", "score", "rows")):
+        mine, theirs = (
+            bootstrap.ratio(*(np.sum([tables[key].sums[name] for key in side], axis=0) for name in (above, below)))
+            for side in sides
+        )
+        difference = bootstrap.estimate_mean(mine - theirs, -1.0, 1.0)
+        score = z_score(mine - theirs, 0.0) if np.ptp(mine - theirs) else None
+        found[figure] = difference.value
+        found[f"{figure}_ci"] = None if np.isnan(difference.low) else [difference.low, difference.high]
+        found[f"{figure}_p"] = None if score is None else 2.0 * (1.0 - NormalDist().cdf(abs(score)))
+    return found
