@@ -5,7 +5,7 @@ Every process of a deployment reads the same files and reaches the same result, 
 
 import ast
 import functools
-from collections.abc import Iterator
+from collections.abc import Mapping
 from pathlib import Path
 
 
@@ -76,49 +76,36 @@ def differences(package: Path) -> tuple[str, ...]:
         if not source.is_file():
             found.append(f"{file} does not exist")
             continue
-        functions = dict(_functions(ast.parse(source.read_text(encoding="utf-8"))))
-        for (place, name), known in KNOWN.items():
-            if place == file:
-                found += _other_parameters(file, name, functions.get(name), known)
-        for (place, name), used in USES.items():
-            if place == file:
-                found += _unused(file, name, functions.get(name), used)
+        functions = _functions(ast.parse(source.read_text(encoding="utf-8")))
+        for name, known in _of_file(KNOWN, file):
+            taken = _parameters(functions.get(name))
+            if taken not in known:
+                has = "does not exist" if taken is None else f"takes ({', '.join(taken.split())})"
+                known_ones = ") or (".join(", ".join(line.split()) for line in known)
+                found.append(f"{name} of {file} {has}, not ({known_ones})")
+        for name, wanted in _of_file(USES, file):
+            nodes = list(ast.walk(functions[name])) if name in functions else []
+            used = {getattr(node, "id", None) or getattr(node, "attr", None) for node in nodes}
+            found += [f"{name} of {file} does not use {one}" for one in wanted if one not in used]
     return tuple(found)
 
 
-def _other_parameters(file: str, name: str, function: FunctionNode | None, known: tuple[str, ...]) -> Iterator[str]:
-    taken = None if function is None else " ".join(_parameters(function))
-    if taken not in known:
-        has = "does not exist" if taken is None else f"takes ({', '.join(taken.split())})"
-        yield f"{name} of {file} {has}, not ({') or ('.join(', '.join(line.split()) for line in known)})"
+def _of_file(table: Mapping[tuple[str, str], tuple[str, ...]], file: str) -> list[tuple[str, tuple[str, ...]]]:
+    return [(name, values) for (place, name), values in table.items() if place == file]
 
 
-def _unused(file: str, name: str, function: FunctionNode | None, used: tuple[str, ...]) -> Iterator[str]:
-    names = set() if function is None else {_name(node) for node in ast.walk(function)}
-    for wanted in used:
-        if wanted not in names:
-            yield f"{name} of {file} does not use {wanted}"
+def _functions(module: ast.Module) -> dict[str, FunctionNode]:
+    """Return the functions of a module and the methods of its classes, by qualified name."""
+    classes = {f"{node.name}.": node.body for node in module.body if isinstance(node, ast.ClassDef)}
+    return {
+        f"{prefix}{node.name}": node
+        for prefix, body in [("", module.body), *classes.items()]
+        for node in body
+        if isinstance(node, FunctionNode)
+    }
 
 
-def _functions(module: ast.Module) -> Iterator[tuple[str, FunctionNode]]:
-    """Yield the functions of a module and the methods of its classes, with qualified names."""
-    for node in module.body:
-        if isinstance(node, FunctionNode):
-            yield node.name, node
-        if isinstance(node, ast.ClassDef):
-            for part in node.body:
-                if isinstance(part, FunctionNode):
-                    yield f"{node.name}.{part.name}", part
-
-
-def _parameters(function: FunctionNode) -> Iterator[str]:
-    given = function.args
-    for argument in (*given.posonlyargs, *given.args, given.vararg, *given.kwonlyargs, given.kwarg):
-        if argument is not None:
-            yield argument.arg
-
-
-def _name(node: ast.AST) -> str | None:
-    if isinstance(node, ast.Name):
-        return node.id
-    return node.attr if isinstance(node, ast.Attribute) else None
+def _parameters(function: FunctionNode | None) -> str | None:
+    if function is None:
+        return None
+    return " ".join(node.arg for node in ast.iter_child_nodes(function.args) if isinstance(node, ast.arg))
