@@ -59,20 +59,20 @@ def main() -> None:
     Path(arguments.output).parent.mkdir(parents=True, exist_ok=True)
     pair = load_demo_pair()
     records = []
-    for task, rule in itertools.product(TASKS, (arguments.permissive, "lossless")):
-        records.append({"task": task, "rule": rule, **_summary(_measure(pair, task, rule, arguments))})
+    for task, verifier in itertools.product(TASKS, (arguments.permissive, "lossless")):
+        records.append({"task": task, "verifier": verifier, **_summary(_measure(pair, task, verifier, arguments))})
         print(json.dumps(records[-1]), flush=True)
     given = {name: value for name, value in vars(arguments).items() if name != "output"}
     report = {**given, "records": records, "provenance": provenance(arguments.seed, pair.target.device)}
     Path(arguments.output).write_text(json.dumps(report, indent=2) + "\n")
 
 
-def _measure(pair: Pair, task: str, rule: str, arguments: argparse.Namespace) -> dict[str, Measured]:
+def _measure(pair: Pair, task: str, verifier: str, arguments: argparse.Namespace) -> dict[str, Measured]:
     records = load_records(get_task(task), "test", arguments.num_examples + 1, arguments.seed)
     warm_up, *prompts = (pair.tokenizer(record["prompt"], return_tensors="pt") for record in records)
     measured = {method: Measured() for method in METHODS}
     for method in METHODS:
-        _decode(pair, warm_up, rule, method, arguments, seed=arguments.seed)
+        _decode(pair, warm_up, verifier, method, arguments, seed=arguments.seed)
     for turn in range(arguments.repeats):
         for each in measured.values():
             each.tokens.append(0)
@@ -81,7 +81,7 @@ def _measure(pair: Pair, task: str, rule: str, arguments: argparse.Namespace) ->
             first = (turn + number) % len(METHODS)
             for method in METHODS[first:] + METHODS[:first]:
                 seed = arguments.seed + turn * len(prompts) + number
-                stats, seconds = _decode(pair, prompt, rule, method, arguments, seed)
+                stats, seconds = _decode(pair, prompt, verifier, method, arguments, seed)
                 measured[method].tokens[-1] += stats.num_emitted
                 measured[method].seconds[-1] += seconds
                 measured[method].rounds += stats.num_rounds
@@ -89,7 +89,7 @@ def _measure(pair: Pair, task: str, rule: str, arguments: argparse.Namespace) ->
     return measured
 
 
-def _decode(pair: Pair, prompt, rule: str, method: str, arguments: argparse.Namespace, seed: int):
+def _decode(pair: Pair, prompt, verifier: str, method: str, arguments: argparse.Namespace, seed: int):
     adaptive = method == ADAPTIVE
     began = time.process_time()
     output, _, _ = timed_call(
@@ -98,7 +98,7 @@ def _decode(pair: Pair, prompt, rule: str, method: str, arguments: argparse.Name
         **prompt,
         **ENGINES[arguments.engine],
         assistant_model=pair.draft,
-        verifier=rule,
+        verifier=verifier,
         num_assistant_tokens=5 if adaptive else int(method),
         num_assistant_tokens_schedule=ADAPTIVE if adaptive else "constant",
         max_new_tokens=arguments.max_new_tokens,
@@ -130,7 +130,7 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", default="results/adaptive.json")
     parser.add_argument("--engine", choices=ENGINES, default="eager")
-    parser.add_argument("--permissive", default="static:0.3", help="The other rule beside lossless.")
+    parser.add_argument("--permissive", default="static:0.3", help="Verifier to compare besides lossless.")
     parser.add_argument("--num-examples", type=int, default=24)
     parser.add_argument("--repeats", type=int, default=4)
     parser.add_argument("--max-new-tokens", type=int, default=96)

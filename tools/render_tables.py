@@ -59,7 +59,7 @@ def adaptive() -> str:
             _spread({"median": row[name]["ratio"], "quartiles": row[name]["quartiles"]})
             for name in ("over_best_constant", "over_5")
         )
-        label, drafted = f"{row['task']}, `{row['rule']}`", f"{row['drafted_per_round']:.1f}"
+        label, drafted = f"{row['task']}, `{row['verifier']}`", f"{row['drafted_per_round']:.1f}"
         lines.append([label, drafted, f"{best} ({row['best_constant']})", five])
     lengths = ", ".join(name for name in record["records"][0]["tokens_per_second"] if name.isdigit())
     setting = (
