@@ -1,4 +1,4 @@
-"""Verifiers by name. To add one: a file here, an entry in `VERIFIERS`, and one in `tests/verifier_cases.py`."""
+"""Verifiers by name. To add one, add a file here and an entry in `VERIFIERS` and in `tests/verifier_cases.py`."""
 
 import inspect
 

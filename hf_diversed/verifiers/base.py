@@ -22,8 +22,8 @@ class Verifier:
         greedy_only: whether sampling raises an error before the first forward pass.
         has_emitted_probs: whether sampling has a well-defined emitted distribution at draft positions; if so, every
             `Verdict` contains it.
-        needs_input_ids: whether the verifier uses `input_ids`. If so, it runs outside of compiled rounds, where they
-            are not available.
+        needs_input_ids: whether the verifier uses `input_ids`. If so, it runs outside compiled rounds, which do not
+            have them.
         row_settings: attributes that the verifier reads from `row_values` only. Changing them does not trigger
             recompilation.
         state_width: number of state values per row, kept between rounds.
@@ -59,7 +59,7 @@ class Verifier:
         return self
 
     def strictness_per_row(self) -> Sequence[float]:
-        """Return the strictness for the statistics: one value or one per row; empty for verifiers without one."""
+        """Return the strictness to record in the statistics: one value or one per row; empty without strictness."""
         return ()
 
     def remarks(self, context: DecodingContext) -> list[str]:
@@ -155,7 +155,7 @@ class Memory:
     is_checked: bool = False
 
     def verify(self, verifier: Verifier, input_ids: torch.Tensor, draft: DraftOutput, target: TargetOutput) -> Verdict:
-        """Call the verifier with its state and its settings per row, if it has any."""
+        """Call the verifier with its state and, if it has any, its per-row settings."""
         values = {"row_values": self.row_values} if self.row_values else {}
         return verifier(input_ids, draft, target, self.state, **values)
 
@@ -192,14 +192,17 @@ class CompositeVerifier(Verifier):
             part.check(context)
 
     def components(self) -> list[object]:
-        return [self, *(thing for part in self._parts for thing in part.components())]
+        return [self, *(component for part in self._parts for component in part.components())]
 
     def remarks(self, context: DecodingContext) -> list[str]:
         return [remark for part in self._parts for remark in part.remarks(context)]
 
     def row_values(self, batch_size: int, device: torch.device) -> dict[str, torch.Tensor]:
-        parts = enumerate(part.row_values(batch_size, device) for part in self._parts)
-        return {f"{index}.{name}": values for index, own in parts for name, values in own.items()}
+        return {
+            f"{index}.{name}": values
+            for index, part in enumerate(self._parts)
+            for name, values in part.row_values(batch_size, device).items()
+        }
 
     def verify_parts(
         self,
@@ -209,12 +212,12 @@ class CompositeVerifier(Verifier):
         states: Sequence[torch.Tensor | None],
         row_values: dict[str, torch.Tensor] | None,
     ) -> list[Verdict]:
-        """Return the verdict of every part, each called with its own draft output, state and settings per row."""
+        """Call each part with its draft output, state and per-row settings, and return the verdicts."""
         verdicts = []
         for index, (part, draft, state) in enumerate(zip(self._parts, drafts, states)):
-            start = f"{index}."
-            own = {name[len(start) :]: x for name, x in (row_values or {}).items() if name.startswith(start)}
-            verdicts.append(Memory(own, state).verify(part, input_ids, draft, target))
+            prefix = f"{index}."
+            values = {name[len(prefix) :]: x for name, x in (row_values or {}).items() if name.startswith(prefix)}
+            verdicts.append(Memory(values, state).verify(part, input_ids, draft, target))
         return verdicts
 
 
@@ -229,7 +232,7 @@ def keep_best(best: torch.Tensor, tokens: torch.Tensor, mass: torch.Tensor) -> t
 
 
 def target_residual(draft: DraftOutput, target: TargetOutput) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Return a function of positions that computes norm(max(p - q, 0)), or p where that is zero everywhere."""
+    """Return a function that computes norm(max(p - q, 0)) at given positions, or p where p = q."""
 
     def replacement(positions: torch.Tensor) -> torch.Tensor:
         p = target.probs(positions)
@@ -252,7 +255,7 @@ def one_hot_best(scores: torch.Tensor) -> torch.Tensor:
 
 
 def check_range(name: str, value: float, low: float, high: float, advice: str = "") -> float:
-    """Return `value` as a float. Raises ValueError outside of [low, high]; `advice` ends the message."""
+    """Return `value` as a float. Raises ValueError, with `advice` at the end, if it is not in [low, high]."""
     if isinstance(value, str) or not low <= value <= high:  # also true for NaN
         raise ValueError(f"`{name}` must lie in [{low:g}, {high:g}], got {value!r}. {advice}".rstrip())
     return float(value)

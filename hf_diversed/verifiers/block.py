@@ -1,4 +1,4 @@
-"""Block verification (arXiv 2403.10444): verify a block jointly, which accepts more draft tokens than one by one."""
+"""Block verification (arXiv 2403.10444): joint verification of a block, which accepts more than token by token."""
 
 from dataclasses import replace
 
@@ -14,10 +14,10 @@ from hf_diversed.verifiers.lossless import LosslessVerifier
 class BlockVerifier(CompositeVerifier):
     """Verify against the emitted distribution v of another verifier, block by block instead of token by token.
 
-    With P_0 = 1 and P_i = min(1, P_{i-1} v(x_i) / q(x_i)), accept the longest prefix i whose uniform number is below
-    h_i, and draw the next token from norm(max(P_i v - q, 0)). v = p is lossless; otherwise the emitted distribution at
-    draft positions is that of `verifier`. The expected number of accepted draft tokens is at least that of token-wise
-    verification. Greedy: same as `verifier`.
+    With P_0 = 1 and P_i = min(1, P_{i-1} v(x_i) / q(x_i)), accept the longest prefix, of length i, whose uniform
+    number is below h_i, and draw the next token from norm(max(P_i v - q, 0)). v = p is lossless; otherwise the emitted
+    distribution at draft positions is that of `verifier`. At least as many draft tokens are accepted, in expectation,
+    as token by token. Greedy: same as `verifier`.
 
     Args:
         verifier: one with `has_emitted_probs` (lossless, static, DIVERSED, cascades, fuzzy, contrastive); lossless
@@ -66,7 +66,7 @@ class BlockVerifier(CompositeVerifier):
 
 
 def block_acceptance(v: torch.Tensor, q: torch.Tensor, draft: DraftOutput) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return block verification as conditional acceptance probabilities, each given that all before are accepted.
+    """Return the acceptance probability of each draft token, given that all earlier ones are accepted.
 
     Accepting the longest i with u_i < h_i accepts at least i draft tokens with probability
     T_i = h_i + (1 - h_i) T_{i+1}. Accepting token i with probability T_i / T_{i-1}, from left to right, gives the same
@@ -85,18 +85,18 @@ def block_acceptance(v: torch.Tensor, q: torch.Tensor, draft: DraftOutput) -> tu
     for i in range(count):
         reach.append(torch.where(active[:, i], (reach[i] * ratio[:, i]).clamp_max(1.0), 1.0))
     before, after = torch.stack(reach[:-1], dim=1), torch.stack(reach[1:], dim=1)
-    left = torch.clamp(before[..., None] * v - q, min=0.0).sum(-1)  # at the position after i draft tokens
-    short = left[:, 1:] + 1.0 - after[:, :-1]
-    inner = torch.where(short > 0.0, left[:, 1:] / short, 1.0)
+    excess = torch.clamp(before[..., None] * v - q, min=0.0).sum(-1)  # at the position after i draft tokens
+    denominator = excess[:, 1:] + 1.0 - after[:, :-1]
+    inner = torch.where(denominator > 0.0, excess[:, 1:] / denominator, 1.0)
     ends = active & ~F.pad(active[:, 1:], (0, 1))
-    keep = torch.where(ends, after, F.pad(inner, (0, 1), value=1.0))  # h
-    later = torch.zeros_like(keep[:, 0])
-    chances = []
+    h = torch.where(ends, after, F.pad(inner, (0, 1), value=1.0))
+    tail = torch.zeros_like(h[:, 0])  # T_i, computed from right to left
+    tails = []
     for i in reversed(range(count)):
-        later = torch.where(ends[:, i], keep[:, i], keep[:, i] + (1.0 - keep[:, i]) * later)
-        chances.append(later)
-    reached = torch.stack(chances[::-1], dim=1)  # T
+        tail = torch.where(ends[:, i], h[:, i], h[:, i] + (1.0 - h[:, i]) * tail)
+        tails.append(tail)
+    at_least = torch.stack(tails[::-1], dim=1)
     first = active & ~F.pad(active[:, :-1], (1, 0))
-    previous = torch.where(first, 1.0, F.pad(reached[:, :-1], (1, 0), value=1.0))
-    accept_prob = torch.where(previous > 0.0, reached / previous, 0.0).clamp_max(1.0)
+    previous = torch.where(first, 1.0, F.pad(at_least[:, :-1], (1, 0), value=1.0))
+    accept_prob = torch.where(previous > 0.0, at_least / previous, 0.0).clamp_max(1.0)
     return accept_prob, before

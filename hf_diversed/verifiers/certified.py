@@ -14,18 +14,18 @@ from hf_diversed.verifiers.mixture import Values, check_row_values, per_row_valu
 
 
 _SETTINGS = ("temperature", "top_k", "top_p", "num_assistant_tokens", "max_new_tokens")
-# Conditions of a certificate besides the head. A call must have the same values.
+# Conditions of a certificate besides the head. A call must match all of them.
 CONDITIONS = (*_SETTINGS, "processors", "dtype", "target", "draft")
 _ADVICE = "run `hf-diversed calibrate`"
-_MANY = 64  # processor tensors with more elements are stored as a digest
+_MAX_LISTED = 64  # processor tensors with more elements are stored as a digest
 
 
 class CertifiedVerifier(Verifier):
     """Verify with a head at the lowest strictness whose certified quality drop is at most `max_drop`.
 
     Certificates are the entries of the head's `config.certified_drops`. Each is valid for one head, one target and
-    draft model, and the conditions of `conditions_of`. It also assumes prompts from the same distribution as those of
-    the calibration, which is not checked. Certificates are not protected against editing.
+    draft model, and the conditions that `conditions_of` returns. It also assumes that prompts follow the distribution
+    of the calibration prompts, which is not checked. Certificates are not protected against editing.
 
     Args:
         head: the trained `DiversedHead`, with the weights of the calibration.
@@ -44,21 +44,21 @@ class CertifiedVerifier(Verifier):
 
     def _certificates(self) -> list[Mapping[str, Any]]:
         """Return the complete certificates for the head's current weights; at least one."""
-        found = getattr(self.head.config, "certified_drops", None) or []
-        if not found:
+        entries = getattr(self.head.config, "certified_drops", None) or []
+        if not entries:
             raise ValueError(f"this head has no certificate, which max_drop requires; {_ADVICE} first.")
         digest = module_digest(cast(torch.nn.Module, self.head))
-        certificates = [entry for entry in found if entry["head"] == digest]
+        certificates = [entry for entry in entries if entry["head"] == digest]
         if not certificates:
             raise ValueError(
-                f"the certificates are for a head with digest {found[0]['head']}, but this head has digest "
+                f"the certificates are for a head with digest {entries[0]['head']}, but this head has digest "
                 f"{digest}: it was trained or cast to another dtype after the calibration; {_ADVICE} again."
             )
         complete = [entry for entry in certificates if entry.keys() >= set(CONDITIONS)]
         if not complete:
             missing = ", ".join(name for name in CONDITIONS if name not in certificates[0])
             raise ValueError(
-                f"the certificates of this head lack {missing}, as an earlier version wrote them; {_ADVICE} again."
+                f"the certificates of this head lack {missing}: an earlier version wrote them; {_ADVICE} again."
             )
         return complete
 
@@ -75,24 +75,24 @@ class CertifiedVerifier(Verifier):
             closest: list[str] = min(differences, key=len)
             raise ValueError(
                 f"diversed_max_drop is not certified for this call, which differs in {'; '.join(closest)}. Use "
-                f"the certified values, or {_ADVICE} with these."
+                f"the certified values, or {_ADVICE} with those of this call."
             )
         fitting = [entry for entry, different in zip(certificates, differences) if not different]
         return DiversedVerifier(self.head, strictness=[_strictness_for(fitting, drop) for drop in self.max_drop])
 
 
 def conditions_of(context: DecodingContext) -> dict[str, Any]:
-    """Return the conditions of a call, by the names in `CONDITIONS`, as values that JSON can store.
+    """Return the conditions of a call, by the names in `CONDITIONS`, as JSON-compatible values.
 
     `target` and `draft` are digests of the configuration and of a sample of the weights, see `model_digest`. If the
     context has no models (vLLM), only sampling settings and lengths are returned.
     """
-    found = {name: getattr(context, name) for name in _SETTINGS}
+    conditions = {name: getattr(context, name) for name in _SETTINGS}
     if context.target is None or context.draft is None:
-        return found
+        return conditions
     models = {"target": context.target, "draft": context.draft}
-    return found | {
-        "processors": [_in_words(processor) for processor in context.processors],
+    return conditions | {
+        "processors": [_describe(processor) for processor in context.processors],
         "dtype": ", ".join(f"{name} {_dtype(model)}" for name, model in models.items()),
         **{name: model_digest(model) for name, model in models.items()},
     }
@@ -119,8 +119,8 @@ def _dtype(model: torch.nn.Module) -> str:
     return f"{parameter.dtype}{autocast}".replace("torch.", "")
 
 
-def _in_words(processor: object) -> str:
-    """Return class name and attributes of a logits processor; only the name for classes of other packages."""
+def _describe(processor: object) -> str:
+    """Return the class name and attributes of a logits processor; the name only for classes of other packages."""
     name = type(processor).__name__
     if type(processor).__module__.partition(".")[0] not in ("transformers", __package__.partition(".")[0]):
         return f"{name} (not a class of transformers, so its parameters cannot be compared)"
@@ -130,7 +130,7 @@ def _in_words(processor: object) -> str:
 def _value(value: Any) -> str:
     if isinstance(value, torch.Tensor):
         values = repr(value.tolist())
-        return values if value.numel() <= _MANY else hashlib.sha256(values.encode()).hexdigest()[:16]
+        return values if value.numel() <= _MAX_LISTED else hashlib.sha256(values.encode()).hexdigest()[:16]
     return repr(value)
 
 

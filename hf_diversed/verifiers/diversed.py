@@ -42,7 +42,7 @@ class TokenHead(Head, Protocol):
     """A head whose input includes features of the draft token: `needs_token` is True."""
 
     def ratio_slope(self) -> torch.Tensor:
-        """Return minus the slope of the logit in log p/q of the token, in nats per nat: a float32 scalar above 0."""
+        """Return minus the derivative of the logit with respect to the token's log p/q: a float32 scalar above 0."""
 
 
 class DiversedVerifier(MixtureVerifier):
@@ -52,13 +52,13 @@ class DiversedVerifier(MixtureVerifier):
     w(x) per token x. `mixture.py` defines acceptance, residual distribution and v for both.
 
     A head with `lookahead` or `target_after` predicts a weight per draft token from the whole block x_1 ... x_G.
-    Given the block, x_t is accepted with probability 1 - w_t + w_t min(1, p/q). An emitted distribution per position
-    is then not known. For the probability P that a round emits x_1 ... x_n at its draft positions,
+    Given the block, x_t is accepted with probability 1 - w_t + w_t min(1, p/q). The emitted distribution at each
+    position is then unknown. For the probability P that a round emits x_1 ... x_n at its draft positions,
 
         prod min(p, q) <= P <= prod max(p, q),    P <= prod p / max_ratio,
 
     and w = 1 is lossless. With the bonus token from p, the bound of `max_ratio` holds for whole sequences. For single
-    tokens it holds for the first token of a round only: x_t may be accepted depending on x_{t+1}, so x_{t+1} does not
+    tokens it holds for the first token of a round only: acceptance of x_t may depend on x_{t+1}, so x_{t+1} does not
     follow q given that x_t was accepted. Therefore `max_bias`, `bias_budget` and block verification raise an error.
     Greedy: accept x iff it is the target's argmax, or w < 1/2 (with `max_ratio` also p(x) >= max_ratio max p); else
     emit the target's argmax.
@@ -71,7 +71,7 @@ class DiversedVerifier(MixtureVerifier):
             Heads with `lookahead` or `target_after` allow `max_ratio` only.
 
     Attributes:
-        keeps_inputs: whether every `Verdict`, and so the token records, contain the inputs of the head, for training.
+        keeps_inputs: whether each `Verdict`, and therefore the token records, include the head's inputs, for training.
 
     Raises:
         ValueError: if values are out of range or, before the first forward pass, if hidden or vocabulary sizes differ

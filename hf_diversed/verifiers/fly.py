@@ -1,4 +1,4 @@
-"""FLy (arXiv 2511.22972): accept a rejected draft token if the target has high entropy and accepts the next ones."""
+"""FLy (arXiv 2511.22972): accept a rejected draft token if p has high entropy and the next draft tokens pass."""
 
 import torch
 import torch.nn.functional as F
@@ -48,7 +48,7 @@ class FLyVerifier(Verifier):
 def forgiving_acceptance(
     native: torch.Tensor, forgivable: torch.Tensor, active: torch.Tensor, window: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the acceptance probability of each draft token, given that all before it are accepted.
+    """Return the acceptance probability of each draft token, given that all earlier ones are accepted.
 
     Each draft token passes lossless verification with probability `native`. A forgiven rejection requires the next
     `window` draft tokens to pass; no other rejection is forgiven until they have. `pending[c]` is the joint
@@ -60,36 +60,35 @@ def forgiving_acceptance(
         window: long `[B]`; rows with a window of G or more forgive nothing.
 
     Returns:
-        The acceptance probabilities, and the part of each in which the token passes lossless verification; float32
-        `[B, G]` each.
+        The acceptance probabilities, and the part of each that lossless verification contributes; float32 `[B, G]`
+        each.
     """
     count = native.shape[1]
-    # runs[k][:, i]: the probability that the k draft tokens after i all pass.
-    # clear[k][:, i]: whether at least k active positions follow i.
-    runs, clear = [torch.ones_like(native)], [torch.ones_like(active)]
+    # run_prob[k][:, i]: the probability that the k draft tokens after i all pass.
+    # has_run[k][:, i]: whether at least k active positions follow i.
+    run_prob, has_run = [torch.ones_like(native)], [torch.ones_like(active)]
     for k in range(1, count):
-        behind, open_behind = F.pad((native * active)[:, k:], (0, k)), F.pad(active[:, k:], (0, k))
-        runs.append(runs[-1] * behind)
-        clear.append(clear[-1] & open_behind)
+        run_prob.append(run_prob[-1] * F.pad((native * active)[:, k:], (0, k)))
+        has_run.append(has_run[-1] & F.pad(active[:, k:], (0, k)))
     sizes = [window == c for c in range(count)]
-    fits = torch.stack([size[:, None] & there for size, there in zip(sizes, clear)]).any(dim=0)
+    fits = torch.stack([size[:, None] & enough for size, enough in zip(sizes, has_run)]).any(dim=0)
     pending = [torch.ones_like(native[:, 0])] + [torch.zeros_like(native[:, 0])] * (count - 1)
     previous = torch.ones_like(native[:, 0])
     accept, strict = [], []
     for i in range(count):
-        own, open_here = native[:, i], active[:, i]
-        forgiven = pending[0] * (1.0 - own) * (forgivable[:, i] & fits[:, i])
-        shifted = [*pending[1:], torch.zeros_like(own)]
+        passes, is_active = native[:, i], active[:, i]
+        forgiven = pending[0] * (1.0 - passes) * (forgivable[:, i] & fits[:, i])
+        shifted = [*pending[1:], torch.zeros_like(passes)]
         shifted[0] = pending[0] + shifted[0]  # c = 0 stays 0
-        updated = [chance * own + forgiven * size for chance, size in zip(shifted, sizes)]
+        updated = [prob * passes + forgiven * size for prob, size in zip(shifted, sizes)]
         # Another verifier decides at inactive positions. Windows do not reach them, so reset.
-        fresh = [torch.ones_like(own)] + [torch.zeros_like(own)] * (count - 1)
-        pending = [torch.where(open_here, a, b) for a, b in zip(updated, fresh)]
-        terms = [pending[c] * runs[c][:, i] for c in range(count)]
+        initial = [torch.ones_like(passes)] + [torch.zeros_like(passes)] * (count - 1)
+        pending = [torch.where(is_active, a, b) for a, b in zip(updated, initial)]
+        terms = [pending[c] * run_prob[c][:, i] for c in range(count)]
         kept = sum(terms)
         lossless = kept - sum(term * size for term, size in zip(terms, sizes))
         safe = previous.clamp_min(torch.finfo(native.dtype).tiny)
         accept.append((kept / safe).clamp_max(1.0))
         strict.append((lossless / safe).clamp_max(1.0))
-        previous = torch.where(open_here, kept, 1.0)
+        previous = torch.where(is_active, kept, 1.0)
     return torch.stack(accept, dim=1), torch.stack(strict, dim=1)

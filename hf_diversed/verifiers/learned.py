@@ -1,7 +1,7 @@
 """Log-probabilities and expected rejections of learned verifiers, as functions of the head's logits, for training.
 
 The head affects acceptance only: draft tokens come from q, residual tokens from norm(max(p - q, 0)) and bonus tokens
-from p. So a few probabilities and the outcome per verified position are sufficient.
+from p. A few probabilities and the outcome at each verified position are therefore sufficient.
 Shapes: B rollouts, M decisions. Probabilities and log-probabilities have the dtype of the record (float32).
 """
 
@@ -80,8 +80,8 @@ class MixtureScore:
 
     y is drafted and accepted with probability min(q, v)(y), and emitted after a rejection with
     w TV(p, q) norm(max(p - q, 0))(y). Without constant terms, `log_prob` is log v(y) for an accepted y with p < q, 0
-    for one with p >= q, and log w for a rejection. Its gradient is the exact score. That of log v of all emitted
-    tokens is not, because the length of a round also depends on acceptance.
+    for one with p >= q, and log w for a rejection. Its gradient is the exact score. The gradient of log v summed over
+    the emitted tokens is not, because the length of a round also depends on acceptance.
     """
 
     def log_prob(self, logit: torch.Tensor, decisions: Decisions) -> torch.Tensor:
@@ -100,8 +100,8 @@ class MixtureScore:
 
     def _log_mixture(self, logit: torch.Tensor, decisions: Decisions) -> torch.Tensor:
         """Return log v(y) = log(w p(y) + (1 - w) q(y)), `[M]`."""
-        # In log space, as v rounds to 0 at p = 0 and w near 1, and its gradient to NaN. Only q has a floor: one of the
-        # two terms may be log 0, and a floor of p could exceed a tiny (1 - w) q.
+        # In log space, because v rounds to 0 at p = 0 and w near 1, where its gradient is NaN. Only q has a floor: one
+        # of the two terms may be log 0, and a floor of p could exceed a tiny (1 - w) q.
         logit = _at_precision(logit, decisions)
         return torch.logaddexp(
             F.logsigmoid(logit) + decisions.target_prob.log(),
@@ -131,8 +131,8 @@ class TokenScore:
         tiny = torch.finfo(p.dtype).tiny
         average = 1.0 - decisions.bias / decisions.tv.clamp_min(tiny)  # R / TV(p, q), the weight of tokens with p >= q
         shared = torch.lerp(q, p, average.clamp(0.0, 1.0)).clamp_min(tiny).log()
-        own = self._log_kept(logit, decisions) + _floored_log(q)
-        value = torch.where(p < q, own, shared) - log_p
+        drafted = self._log_kept(logit, decisions) + _floored_log(q)
+        value = torch.where(p < q, drafted, shared) - log_p
         return value.detach() + (score - score.detach())
 
     def weight(self, logit: torch.Tensor, decisions: Decisions) -> torch.Tensor:

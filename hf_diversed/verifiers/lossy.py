@@ -16,8 +16,8 @@ class LossyVerifier(Verifier):
 
     Args:
         alpha: in [0, 1); 0 is lossless (with beta = 1 or None), larger accepts more.
-        beta: at least 1 - alpha. None computes it at every position, 1 is lenience 1 - alpha. Residual tokens are
-            drawn from p where p / beta <= q for every token.
+        beta: at least 1 - alpha. None computes it at every position, 1 is lenience 1 - alpha. Where p / beta <= q for
+            every token, residual tokens are drawn from p.
     """
 
     needs_input_ids = False

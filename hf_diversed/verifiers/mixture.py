@@ -33,8 +33,8 @@ class Weights:
         weight: float32 `[B, G]` in [0, 1], the weight of the draft token.
         tv: float32 `[B, G]`, TV(p, q), if already computed.
         inputs: see `Trace.inputs`.
-        per_token: maps p and q, float32 `[B, G, V]`, to the weight of every token, same shape. None if `weight` holds
-            for all tokens.
+        per_token: maps p and q, float32 `[B, G, V]`, to the weight of every token, same shape. None if all tokens of a
+            position have the same weight.
         average: float32 `[B, G]`, R / TV(p, q), if already computed.
         of_block: whether `weight` depends on more of the block than the prefix and the draft token's probabilities.
             Then the weights of other tokens are unknown, and `per_token` is not used.
@@ -50,7 +50,7 @@ class Weights:
     def mixing(self, p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
         """Return w with v = w p + (1 - w) q at every token: `[B, G, 1]`, or `[B, G, V]` with weights per token.
 
-        It is w(x) where p < q. Elsewhere it is R / TV(p, q), as the rejected mass is shared in proportion to p - q.
+        It is w(x) where p < q, else R / TV(p, q), because the rejected mass is divided in proportion to p - q.
         """
         if self.per_token is None:
             return self.weight[..., None]
@@ -58,8 +58,11 @@ class Weights:
         return torch.where(p < q, weight, average_weight(weight, p, q, self.weight)[..., None])
 
     def bias(self, p: torch.Tensor, q: torch.Tensor) -> torch.Tensor | None:
-        """Return `Trace.bias` from p and q of the draft tokens, `[B, G]` each; None for weights per position, NaN for
-        weights of a block."""
+        """Return `Trace.bias`, `[B, G]`: NaN for weights of a block, None for weights per position.
+
+        Args:
+            p, q: `[B, G]`, probabilities of the draft tokens.
+        """
         if self.of_block:
             return torch.full_like(self.weight, float("nan"))
         if self.per_token is None:
@@ -129,10 +132,10 @@ class MixtureVerifier(Verifier):
 
     def row_values(self, batch_size: int, device: torch.device) -> dict[str, torch.Tensor]:
         exact = torch.float32 if device.type == "mps" else torch.float64  # MPS has no float64
-        given = {name: values for name in LIMITS if (values := getattr(self, name)) is not None}
         return {
             name: per_row(values, batch_size, device, exact if name == "bias_budget" else torch.float32)
-            for name, values in given.items()
+            for name in LIMITS
+            if (values := getattr(self, name)) is not None
         }
 
     def weights(self, draft: DraftOutput, target: TargetOutput, row_values: dict[str, torch.Tensor]) -> Weights:
@@ -157,12 +160,16 @@ class MixtureVerifier(Verifier):
             p, q = target.probs()[:, :-1], draft.probs()
             return torch.lerp(q, p, weights.mixing(p, q))
 
-        known = None if weights.of_block else emitted_probs
-        trace = Trace(weight=weights.weight, tv=weights.tv, inputs=weights.inputs, emitted_probs=known)
+        trace = Trace(
+            weight=weights.weight,
+            tv=weights.tv,
+            inputs=weights.inputs,
+            emitted_probs=None if weights.of_block else emitted_probs,
+        )
         if draft.sampled:
-            of_p, of_q = target.prob(draft.tokens), draft.prob(draft.tokens)
-            accept_prob = acceptance(of_p, of_q, weights.weight)
-            trace = replace(trace, bias=weights.bias(of_p, of_q))
+            p_drafted, q_drafted = target.prob(draft.tokens), draft.prob(draft.tokens)
+            accept_prob = acceptance(p_drafted, q_drafted, weights.weight)
+            trace = replace(trace, bias=weights.bias(p_drafted, q_drafted))
             return Verdict(accept_prob, target_residual(draft, target), state, trace)
         if weights.of_block:
             kept = keep_cheap(weights.weight, draft, target, row_values.get("max_ratio"))
@@ -186,8 +193,11 @@ class MixtureVerifier(Verifier):
 def keep_cheap(
     weight: torch.Tensor, draft: DraftOutput, target: TargetOutput, max_ratio: torch.Tensor | None
 ) -> torch.Tensor:
-    """Greedy acceptance for weights of a block, float32 `[B, G]`: 1 where the draft token is the target's argmax, or
-    has a weight below 1/2 and p(x) >= max_ratio * max p; NaN where the weight or p is."""
+    """Greedy acceptance for weights of a block, float32 `[B, G]`.
+
+    1 where the draft token is the target's argmax, or has a weight below 1/2 and p(x) >= max_ratio * max p; else 0.
+    NaN where the weight or p is NaN or infinite.
+    """
     cheap = weight < 0.5
     if max_ratio is not None:
         cheap &= (target.prob(draft.tokens) >= max_ratio * target.top_prob()[:, :-1]) & (max_ratio < 1.0)
@@ -195,16 +205,16 @@ def keep_cheap(
     return torch.where((weight + target.top[:, :-1]).isfinite(), kept.float(), float("nan"))
 
 
-def per_row_values(name: str, given: Values, advice: str, high: float = 1.0) -> list[float]:
-    """Return a setting as a list of one value or one per row. Raises ValueError outside of [0, high]."""
-    values = torch.as_tensor(given, dtype=torch.float64).flatten().tolist()
+def per_row_values(name: str, setting: Values, advice: str, high: float = 1.0) -> list[float]:
+    """Return a setting as a list of one value or one per row. Raises ValueError for values outside [0, high]."""
+    values = torch.as_tensor(setting, dtype=torch.float64).flatten().tolist()
     if not values:
         raise ValueError(f"`{name}` must be one value or one per row, got an empty list. {advice}")
     return [check_range(name, value, 0.0, high, advice) for value in values]
 
 
 def check_row_values(context: DecodingContext, **settings: list[float] | None) -> None:
-    """Raise ValueError if a setting has neither one value nor one per prompt or row."""
+    """Raise ValueError unless each setting has one value, one per prompt or one per row."""
     for name, values in settings.items():
         if values is not None and len(values) not in (1, context.num_prompts, context.batch_size):
             raise ValueError(f"{name} must be one value or one per prompt ({context.num_prompts}), got {len(values)}.")
@@ -256,7 +266,7 @@ def limit_bias(
     spent = torch.zeros_like(budget) if state is None else state
     weights = weights.changed(at_least, (spent >= budget).to(weights.weight.dtype))
     weights, total = _spend(weights, draft, target, budget, spent)
-    return weights, F.pad(total, (0, 1), mode="replicate")[..., None]  # a rejected position also uses its bias
+    return weights, F.pad(total, (0, 1), mode="replicate")[..., None]  # rejected positions also use the budget
 
 
 def _cap_ratio(weights: Weights, draft: DraftOutput, target: TargetOutput, max_ratio: torch.Tensor) -> Weights:

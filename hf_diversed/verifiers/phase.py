@@ -15,7 +15,7 @@ _NO_TOKEN = -1
 
 
 class PhaseVerifier(CompositeVerifier):
-    """Verify with `inside` after a `begin` token, up to and including the next `end` token, else with `outside`.
+    """Verify with `inside` after a `begin` token, up to and including the next `end` token; elsewhere with `outside`.
 
     The phase is computed per row and position; `begin` and `end` may be prompt, draft, residual or bonus tokens. Each
     verifier keeps its own state and updates it only for positions in its phase.
@@ -55,12 +55,11 @@ class PhaseVerifier(CompositeVerifier):
         state: torch.Tensor | None = None,
         row_values: dict[str, torch.Tensor] | None = None,
     ) -> Verdict:
-        inside = self._phases(self._started(input_ids, draft.lengths), draft.tokens)
-        here = inside[:, :-1]
-        drafts = [replace(draft, active=draft.active & mine) for mine in (here, ~here)]
-        verdicts = self.verify_parts(input_ids, drafts, target, self._memories(state), row_values)
-        memories = [verdict.state for verdict in verdicts if verdict.state is not None]
-        return _merge(here, verdicts, draft, target, state=torch.cat(memories, dim=-1) if memories else None)
+        is_inside = self._phases(self._started(input_ids, draft.lengths), draft.tokens)[:, :-1]
+        drafts = [replace(draft, active=draft.active & in_phase) for in_phase in (is_inside, ~is_inside)]
+        verdicts = self.verify_parts(input_ids, drafts, target, self._split_state(state), row_values)
+        states = [verdict.state for verdict in verdicts if verdict.state is not None]
+        return _merge(is_inside, verdicts, draft, target, state=torch.cat(states, dim=-1) if states else None)
 
     def _started(self, input_ids: torch.Tensor, lengths: torch.Tensor | None) -> torch.Tensor:
         """Return whether each row is inside after its last id: bool `[B]`.
@@ -73,12 +72,12 @@ class PhaseVerifier(CompositeVerifier):
         outside = torch.zeros_like(input_ids[:, 0], dtype=torch.bool)
         return self._phases(outside, input_ids)[:, -1]
 
-    def _memories(self, state: torch.Tensor | None) -> list[torch.Tensor | None]:
+    def _split_state(self, state: torch.Tensor | None) -> list[torch.Tensor | None]:
         """Return the states of `inside` and `outside`; None for a verifier without state."""
         if state is None:
             return [None, None]
-        memories = state.split([part.state_width for part in self._parts], dim=-1)
-        return [memory if memory.shape[-1] else None for memory in memories]
+        states = state.split([part.state_width for part in self._parts], dim=-1)
+        return [part if part.shape[-1] else None for part in states]
 
     def _phases(self, started: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
         """Return whether a row is inside before and after each token: bool `[B, N + 1]`.
@@ -94,11 +93,15 @@ class PhaseVerifier(CompositeVerifier):
 
 
 def _merge(
-    here: torch.Tensor, verdicts: list[Verdict], draft: DraftOutput, target: TargetOutput, state: torch.Tensor | None
+    is_inside: torch.Tensor,
+    verdicts: list[Verdict],
+    draft: DraftOutput,
+    target: TargetOutput,
+    state: torch.Tensor | None,
 ) -> Verdict:
-    """Combine two verdicts: the first where `here`, bool `[B, G]`, is True, else the second."""
+    """Combine two verdicts: the first where `is_inside`, bool `[B, G]`, is True, else the second."""
     inside, outside = verdicts
-    rows = torch.arange(len(here), device=here.device)
+    rows = torch.arange(len(is_inside), device=is_inside.device)
 
     def either(name: str, default: Callable[[Trace], torch.Tensor]) -> torch.Tensor | None:
         traces = [verdict.trace for verdict in (inside, outside)]
@@ -106,31 +109,31 @@ def _merge(
         if all(value is None for value in values):
             return None
         first, second = (default(trace) if value is None else value for trace, value in zip(traces, values))
-        return torch.where(here, first, second)
+        return torch.where(is_inside, first, second)
 
     def replacement(positions: torch.Tensor) -> torch.Tensor:
         residuals = inside.replacement(positions), outside.replacement(positions)
-        return torch.where(here[rows, positions, None], residuals[0], residuals[1])
+        return torch.where(is_inside[rows, positions, None], residuals[0], residuals[1])
 
-    nothing = torch.full(here.shape, float("nan"), device=here.device)
+    missing = torch.full(is_inside.shape, float("nan"), device=is_inside.device)
     emitted = [verdict.trace.emitted_probs for verdict in (inside, outside)]
 
     def mixed_probs() -> torch.Tensor:
-        first, second = (nothing[..., None] if part is None else part() for part in emitted)
-        return torch.where(here[..., None], first, second)
+        first, second = (missing[..., None] if part is None else part() for part in emitted)
+        return torch.where(is_inside[..., None], first, second)
 
     def tv(trace: Trace) -> torch.Tensor:
         return total_variation(target.probs()[:, :-1], draft.probs()) if trace.tv is None else trace.tv
 
     def bias(trace: Trace) -> torch.Tensor:
-        return nothing if trace.weight is None else (1.0 - trace.weight) * tv(trace)
+        return missing if trace.weight is None else (1.0 - trace.weight) * tv(trace)
 
     trace = Trace(
-        weight=either("weight", lambda _: nothing),
+        weight=either("weight", lambda _: missing),
         tv=either("tv", tv),
         bias=either("bias", bias),
         inputs=inside.trace.inputs if inside.trace.inputs is not None else outside.trace.inputs,
         emitted_probs=None if all(part is None for part in emitted) else mixed_probs,
         strict_prob=either("strict_prob", lambda _: acceptance(target.prob(draft.tokens), draft.prob(draft.tokens))),
     )
-    return Verdict(torch.where(here, inside.accept_prob, outside.accept_prob), replacement, state, trace)
+    return Verdict(torch.where(is_inside, inside.accept_prob, outside.accept_prob), replacement, state, trace)

@@ -14,7 +14,7 @@ class RegretBudgetVerifier(Verifier):
     The regret of x is max z_p - z_p(x). The longest prefix of a block is accepted that satisfies three conditions: the
     sum of regrets over the sequence is at most `budget`; the regret of draft token i of K (from 0) is at most
     `max_regret` * (K - i), which allows less for later tokens; and at most `max_mismatches` draft tokens differ from
-    argmax p. After it argmax p is emitted.
+    argmax p. The token after the prefix is argmax p.
 
     Args:
         budget: at least 0, in units of the processed target scores, per sequence; 0 is lossless. The authors
@@ -40,7 +40,7 @@ class RegretBudgetVerifier(Verifier):
         strict = greedy_verdict(draft, target)
         scores = target.scores[:, :-1]
         regret = scores.amax(-1) - scores.gather(-1, draft.tokens[..., None]).squeeze(-1)
-        # Inactive positions add no regret. Of tied best tokens only the argmax is no mismatch.
+        # Inactive positions add no regret. Among tied best tokens, all but the argmax are mismatches.
         mismatch = draft.active & (strict.accept_prob == 0.0)
         regret = torch.where(mismatch, regret, 0.0)
         spent = regret.new_zeros(len(regret), 1) if state is None else state

@@ -10,8 +10,8 @@ from hf_diversed.verifiers.base import DistributionVerifier, check_range, decodi
 
 
 _GATES_ON_DRAFT = {"chow", "diff", "opt", "token_v1"}
-# Gates map raw q and p `[B, G, V]`, TV of the processed p and q `[B, G, 1]` and alpha to a mask of where q is kept:
-# `[B, G, 1]` for whole positions, `[B, G, V]` for tokens. Equation numbers are those of the paper.
+# Gates map raw q and p `[B, G, V]`, TV of the processed p and q `[B, G, 1]` and alpha to a mask that is True where q
+# is kept: `[B, G, 1]` for whole positions, `[B, G, V]` for tokens. Equation numbers are those of the paper.
 _ROW_GATES: dict[str, Callable] = {
     "chow": lambda q, p, tv, alpha: _top(q) >= 1.0 - alpha,  # eq. 2
     "diff": lambda q, p, tv, alpha: _top(q) >= _top(p) - alpha,  # eq. 5

@@ -9,9 +9,9 @@ from hf_diversed.verifiers.base import Verifier, check_count, check_range
 class TopKRelaxedVerifier(Verifier):
     """Accept x iff it is among the target's `top_k` best tokens and p(x) >= max p - delta, else draw from p.
 
-    Greedy: else emit argmax p. The defaults are lossless in greedy decoding. Sampling is never lossless, as it always
-    accepts argmax p. See https://nvidia.github.io/TensorRT-LLM (MTP, `use_relaxed_acceptance_for_thinking`). Use
-    `PhaseVerifier` to restrict it to thinking.
+    In greedy decoding the residual token is argmax p, and the defaults are lossless. Sampling is never lossless,
+    because argmax p is always accepted. See https://nvidia.github.io/TensorRT-LLM (MTP,
+    `use_relaxed_acceptance_for_thinking`). Use `PhaseVerifier` to relax the thinking phase only.
 
     Args:
         top_k: at least 1, `relaxed_topk`; the documented example is 10.
