@@ -60,16 +60,16 @@ def launch(program: str, mode: str, timeout: float, memory_bytes: int, tests: st
         SandboxUnavailable: if the jail was not set up. That is determined before the program starts, so no program can
             cause it.
     """
-    names = names_of_the_program(tests) if tests else None
-    sources = [text.encode("utf-8", "surrogatepass") for text in (program, tests)]
+    source, tests_source = (text.encode("utf-8", "surrogatepass") for text in (program, tests))
+    # Not in the command line, which the program can read.
+    names = json.dumps(names_of_the_program(tests) if tests else []).encode()
     with tempfile.TemporaryFile() as request:
-        request.write(b"".join(sources))
+        request.write(source + names + b"\n" + tests_source)
         request.seek(0)
         scratch = tempfile.mkdtemp(prefix="hf-diversed-")
         job = {
-            "mode": mode, "timeout": timeout, "memory_bytes": memory_bytes, "source_bytes": len(sources[0]),
-            "tests_bytes": len(sources[1]), "names": names, "scratch": os.path.realpath(scratch),
-            "readable": readable_paths(),
+            "mode": mode, "timeout": timeout, "memory_bytes": memory_bytes, "source_bytes": len(source),
+            "tested": bool(tests), "scratch": os.path.realpath(scratch), "readable": readable_paths(),
         }  # fmt: skip
         try:
             # The file that `sys.executable` links to: the jail contains no virtual environment.

@@ -315,8 +315,27 @@ for pid in pids:
 
 TESTS = "assert f(2) == 4\nassert f(5) == 25\nassert abs(f(0.5) - 0.25) < 1e-6\n"
 
+# Answers the tests' requests itself: f is right for known values only, and @NAMES@ are sent as the program's names.
+FORGED = """
+import json, os, threading
+channel, (_, other) = os.dup(62), os.pipe()
+os.dup2(other, 62)
+def answer():
+    requests = open(channel, "rb")
+    requests.readline()
+    os.write(channel, b'["tuple",[true,["dict",[["tuple",["f",["object",0]]],@NAMES@]]]]\\n')
+    for line in requests:
+        function, (_, arguments) = json.loads(line)[1][1:3]
+        value = {2: 4, 5: 25}.get(arguments[0], 0) if function[1] == 0 and isinstance(arguments[0], int) else 0
+        os.write(channel, b'["tuple",[true,%d]]\\n' % value)
+threading.Thread(target=answer, daemon=True).start()
+"""
+ABS = '["tuple",["abs",["object",1]]]'
+
 # With TESTS beside them; none of them computes a square.
 AGAINST_TESTS = {
+    "sends_a_builtin": FORGED.replace("@NAMES@", ABS),
+    "sends_all_builtins": FORGED.replace("@NAMES@", f'["tuple",["__builtins__",["dict",[{ABS}]]]]'),
     "equals_everything": """
 class A:
     def __eq__(self, other): return True
@@ -491,6 +510,16 @@ TESTED = {
         "def check(candidate):\n    import random\n    for _ in range(20):\n        x = random.random()\n"
         "        assert abs(candidate(x) + x) < 1e-9\ncheck(g)",
     ),
+    "name_in_the_command_line": (
+        "import sys\ndef rare_name(): return not any('rare_name' in word for word in sys.orig_argv)",
+        "assert rare_name()",
+    ),
+    "many_names": (
+        "\n".join(f"name_{number:06d} = 1" for number in range(12_000)),
+        "\n".join(f"assert name_{number:06d} == 1" for number in range(12_000)),
+    ),
+    "replaced_json": ("import json\njson.dumps = json.loads = None\ndef f(x): return x * x", TESTS),
+    "ten_megabytes": ("def f(x): return b'x' * x", "assert len(f(10_000_000)) == 10_000_000"),
     "prints": ("def f(x):\n    print(x)\n    return x", "for i in range(300): assert f(i) == i"),
     "large": ("def f(x): return x[::-1]", "assert f(list(range(100_000)))[0] == 99_999"),
 }

@@ -43,11 +43,16 @@ class Family:
 
     def held_bytes(self, processes: list[str], limit: int) -> int:
         """Return the memory and swap of processes. Shared pages count once if the sum exceeds the limit."""
-        held = [self._kilobytes(f"{process}/status", "VmRSS", "VmSwap") or 0 for process in processes]
+
+        def resident(process: str) -> int:
+            return self._kilobytes(f"{process}/status", "VmRSS", "VmSwap") or 0
+
+        held = [resident(process) for process in processes]
         if 1024 * sum(held) > limit:
-            # Proportional shares are slow: the kernel walks the pages. They are missing for a process that has ended.
+            # Proportional shares are slow: the kernel walks the pages. Where they are missing, the process has ended
+            # since, or they cannot be read.
             shares = [self._kilobytes(f"{process}/smaps_rollup", "Pss", "SwapPss") for process in processes]
-            held = [size if share is None else share for size, share in zip(held, shares)]
+            held = [resident(process) if share is None else share for process, share in zip(processes, shares)]
         return 1024 * sum(held)
 
     def _kilobytes(self, path: str, *names: str) -> int | None:
@@ -59,12 +64,12 @@ class Family:
     def _threads(self, process: str) -> list[str]:
         try:
             folder = os.open(f"{process}/task", os.O_RDONLY | os.O_DIRECTORY, dir_fd=self.proc)
+            try:
+                return os.listdir(folder)
+            finally:
+                os.close(folder)
         except OSError:
             return []  # ended
-        try:
-            return os.listdir(folder)
-        finally:
-            os.close(folder)
 
     def _read(self, path: str) -> str:
         try:

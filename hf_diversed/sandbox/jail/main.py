@@ -31,7 +31,10 @@ _CREDENTIALS_SPACE = _socket.CMSG_SPACE(12)  # pid, uid, gid
 
 
 def main() -> None:
-    """Run one program. `sys.argv[1]` is the job, see `launch`; descriptor 0 is a file with source and tests."""
+    """Run one program. `sys.argv[1]` is the job, see `launch`.
+
+    Descriptor 0 is a file with the program's source, a line with the names that the tests use, and the tests.
+    """
     job = SimpleNamespace(**json.loads(sys.argv[1]))
     sys.path.pop(0)
     try:
@@ -75,21 +78,21 @@ def _start(job, family: Family | None):
     status, status_in = _socket.socketpair(_socket.AF_UNIX, _MESSAGES)
     if _LINUX:
         status.setsockopt(_socket.SOL_SOCKET, _socket.SO_PASSCRED, 1)  # the kernel reports each sender
-    tested = job.names is not None
-    channel = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_STREAM) if tested else ()
+    channel = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_STREAM) if job.tested else ()
     ends = [end.detach() for end in (status_in, *channel)]
     pid, tester = os.fork(), None
     if pid == 0:
         program.run(job, source, secret, null, output_in, ends[:2])
-    if tested:
+    if job.tested:
         # Read after the fork, so that the program's process never contains them.
-        tests = os.read(0, job.tests_bytes)
+        with open(0, "rb", closefd=False) as request:
+            names, tests = json.loads(request.readline()), request.read()
         tester = os.fork()
         if tester == 0:
-            testing.run(job, tests, null, [verdict_in, ends[2]])
+            testing.run(job, names, tests, null, [verdict_in, ends[2]])
     for end in (0, null, output_in, verdict_in, *ends):
         os.close(end)
-    for end in [status.fileno(), verdict][: 1 + tested]:
+    for end in [status.fileno(), verdict][: 1 + job.tested]:
         report = os.read(end, 4096)
         if report != confinement.READY:
             raise OSError(report.decode() or "a process died while it was confined")

@@ -8,6 +8,7 @@ everything, changed builtins, reading frames and heap, or one child per guess th
 
 import builtins
 import os
+import time
 
 from . import values
 from .confinement import confine
@@ -61,11 +62,11 @@ def _number_of(thing) -> int:
     return thing._number
 
 
-def run(job, source: bytes, null: int, kept: list[int]) -> None:
-    """Confine this process like the program's, run the tests, write the verdict, and exit; never return.
+def run(job, names: list[str], source: bytes, null: int, kept: list[int]) -> None:
+    """Confine this process like the program's, run the tests, write the verdict, and wait to be killed; never return.
 
     Args:
-        job: the job, whose `names` in the tests are the program's.
+        names: the names in the tests that are the program's.
         null: a descriptor for `confine`.
         kept: descriptors of the verdict and of the connection to the program.
     """
@@ -73,8 +74,13 @@ def run(job, source: bytes, null: int, kept: list[int]) -> None:
     reader = open(channel, "rb")  # noqa: SIM115
 
     def request(operation: str, *operands):
-        values.write(channel, values.encode((operation, *operands), _number_of))
-        succeeded, *result = values.decode(values.read_line(reader), lambda number: Remote(number, request))
+        line = values.encode((operation, *operands), _number_of)
+        try:
+            values.write(channel, line)
+            answer = values.read_line(reader)
+        except (EOFError, OSError):
+            os._exit(0)  # the program has ended, which is reported instead
+        succeeded, *result = values.decode(answer, lambda number: Remote(number, request))
         if succeeded:
             return result[0]
         name, message = result
@@ -84,12 +90,14 @@ def run(job, source: bytes, null: int, kept: list[int]) -> None:
         raise RuntimeError(f"{name}: {message}")
 
     try:
-        namespace = {"__name__": "__main__", "__builtins__": builtins, **request("names", *job.names)}
+        # The program can send other names too, such as `abs`.
+        given = request("names", *names)
+        namespace = {name: given[name] for name in names if name in given}
+        namespace |= {"__name__": "__main__", "__builtins__": builtins}
         exec(compile(source, _SOURCE_NAME, "exec"), namespace)
         report = PASSED
-    except (EOFError, BrokenPipeError, ConnectionResetError):
-        report = b""  # the program has ended, which is reported instead
     except BaseException as error:
         report = b"test failed: " + describe(error, source, _SOURCE_NAME)
     os.write(verdict, report)
-    os._exit(0)
+    while True:  # until killed: at the end of this process, the program would end too
+        time.sleep(1000.0)

@@ -8,9 +8,14 @@ import json
 import os
 
 
-MOST_BYTES = 16 * 2**20
+MOST_BYTES = 32 * 2**20
 
-# Name: type, its parts (a text, or values), and how the parts become a value. None, booleans and strings are JSON's.
+# Bound here: the program can replace the functions of the module.
+_dump = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+_load = json.JSONDecoder().decode
+
+# Name: type, its parts (a text, or values), and how the parts become a value. None, booleans, strings and integers up
+# to 2**53 are JSON's.
 _KINDS: dict = {
     "int": (int, lambda value: int.__format__(value, "x"), lambda text: int(text, 16)),
     "float": (float, float.hex, float.fromhex),
@@ -32,8 +37,7 @@ def encode(value, number_of) -> bytes:
     Raises:
         ValueError: if the line is longer than `MOST_BYTES`.
     """
-    text = json.dumps(_to_json(value, number_of), ensure_ascii=False, separators=(",", ":"))
-    line = text.encode("utf-8", "surrogatepass") + b"\n"
+    line = _dump(_to_json(value, number_of)).encode("utf-8", "surrogatepass") + b"\n"
     if len(line) > MOST_BYTES:
         raise ValueError(f"a value of {len(line)} bytes is too large, at most {MOST_BYTES} can be sent")
     return line
@@ -41,7 +45,7 @@ def encode(value, number_of) -> bytes:
 
 def decode(line: bytes, thing):
     """Return the value of a line; `thing(number)` returns an object. Raises ValueError and others on invalid data."""
-    return _from_json(json.loads(line.decode("utf-8", "surrogatepass")), thing)
+    return _from_json(_load(line.decode("utf-8", "surrogatepass")), thing)
 
 
 def read_line(reader) -> bytes:
@@ -62,7 +66,7 @@ def write(descriptor: int, line: bytes) -> None:
 
 
 def _to_json(value, number_of):
-    if value is None or isinstance(value, (bool, str)):
+    if value is None or isinstance(value, (bool, str)) or (type(value) is int and -(2**53) <= value <= 2**53):
         return value
     for name, (kind, parts_of, _) in _KINDS.items():
         if isinstance(value, kind):
@@ -72,7 +76,7 @@ def _to_json(value, number_of):
 
 
 def _from_json(data, thing):
-    if data is None or isinstance(data, (bool, str)):
+    if data is None or isinstance(data, (bool, str, int)):
         return data
     name, parts = data
     if name == "object":
