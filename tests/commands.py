@@ -33,3 +33,18 @@ def run(*arguments: object, **environment: str) -> Result:
         except SystemExit as ended:
             code = ended.code
     return Result(code, out.getvalue(), err.getvalue())
+
+
+def succeed(*arguments: object, **environment: str) -> Result:
+    """Run a command that must end without an error."""
+    result = run(*arguments, **environment)
+    assert result.exit_code == 0, result.output
+    return result
+
+
+def refused(words: str, *arguments: object, code: int = 2, **environment: str) -> None:
+    """Run a command that must print nothing but an error message with these words, on standard error."""
+    result = run(*arguments, **environment)
+    assert (result.exit_code, result.stdout) == (code, ""), result.output
+    assert words in " ".join(result.stderr.split())
+    assert "Traceback" not in result.stderr

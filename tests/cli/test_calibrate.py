@@ -7,7 +7,7 @@ import pytest
 
 from hf_diversed import DiversedHead, load_demo_pair
 from hf_diversed.zoo.loader import WEIGHTS
-from tests.commands import run
+from tests.commands import succeed
 
 
 @pytest.fixture
@@ -18,7 +18,7 @@ def head(tmp_path):
 
 def calibrate(head, *options: str):
     call = ["calibrate", str(head), "--task", "math", "--num-examples", "8", "--samples-per-prompt", "1"]
-    return run(*call, "--max-new-tokens", "4", *options)
+    return succeed(*call, "--max-new-tokens", "4", *options)
 
 
 def test_writes_what_generate_takes(head):
@@ -28,7 +28,6 @@ def test_writes_what_generate_takes(head):
     """
     before = json.loads((head / "config.json").read_text())
     result = calibrate(head, "--max-quality-drop", "0.9,0.01", "--confidence", "0.9")
-    assert result.exit_code == 0, result.output
     assert "diversed_max_drop=0.9 uses strictness 0.05, at 90% confidence." in result.output
     assert "No strictness was certified for a drop of 0.01" in result.output
     after = json.loads((head / "config.json").read_text())
@@ -48,32 +47,10 @@ def test_writes_what_generate_takes(head):
 def test_goes_on_where_it_stopped(head):
     """Catches finished batches that are not reused, and an earlier table that stays beside the new one."""
     options = ("--max-quality-drop", "0.9")
-    assert calibrate(head, *options).exit_code == 0
+    calibrate(head, *options)
     (kept,) = (head / "calibration").iterdir()
     lines = (kept / "batches-0.jsonl").read_text()
     assert kept.name == "math_temperature-1_gamma-5"
-    assert calibrate(head, *options).exit_code == 0
+    calibrate(head, *options)
     assert (kept / "batches-0.jsonl").read_text() == lines
     assert len(DiversedHead.from_pretrained(head).config.certified_drops) == 1
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        (["--max-quality-drop", "0"], "--max-quality-drop must lie between 0 and 1, got 0.0"),
-        (["--max-quality-drop", "much"], "--max-quality-drop must be a number"),
-        (["--confidence", "1"], "--confidence must lie between 0 and 1, got 1.0"),
-        (["--task", "nothing"], "unknown task"),
-    ],
-)
-def test_refuses_before_models_load(head, options, words, monkeypatch):
-    monkeypatch.setattr("hf_diversed.cli.preparing.load_pair", None)
-    result = calibrate(head, *options)
-    assert result.exit_code == 2, result.output
-    assert words in " ".join(result.output.split())
-
-
-def test_a_folder_without_a_head_is_refused(tmp_path):
-    result = calibrate(tmp_path)
-    assert result.exit_code == 1, result.output
-    assert "is not a head" in " ".join(result.output.split())

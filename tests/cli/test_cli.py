@@ -14,13 +14,12 @@ from hf_diversed.cli.rendering import token_text
 from hf_diversed.formatting import PLAIN
 from hf_diversed.outputs import CompileStats, TokenRecords
 from hf_diversed.token_view import ORIGINS
-from tests.commands import run
+from tests.commands import run, succeed
 
 
 def test_demo_prints_a_row_per_method():
     """Catches a method that fails or is missing in the table, and an example without its prompt."""
-    result = run("demo", "--num-examples", "1", "--max-new-tokens", "24", "--engine", "eager", "--repeats", "1")
-    assert result.exit_code == 0, result.output
+    result = succeed("demo", "--num-examples", "1", "--max-new-tokens", "24", "--engine", "eager", "--repeats", "1")
     assert "compiled" not in result.output
     for name in (PLAIN, "upstream:0.7", "lossless", "static:0.7", "lenience:0.05", "diversed", "diversed, batch 8"):
         assert re.search(rf"^{name} +(-|[0-9.]+%) ", result.stdout, re.MULTILINE), name
@@ -31,8 +30,7 @@ def test_demo_prints_a_row_per_method():
 def test_demo_of_both_engines():
     """Catches a compiled row that decodes eagerly, and compile time that counts as decoding."""
     options = ("--num-examples", "2", "--max-new-tokens", "24", "--backend", "eager", "--repeats", "1")
-    result = run("demo", *options, "--engine", "both")
-    assert result.exit_code == 0, result.output
+    result = succeed("demo", *options, "--engine", "both")
     text = " ".join(result.output.split())
     speed = float(re.search(r"compiled:diversed +[0-9.]+% +[0-9.]+ +([0-9.]+) ", text)[1])
     seconds = re.search(rf"took ([0-9]+) s for compiled:{PLAIN} and ([0-9]+) s for compiled:diversed", text)
@@ -44,14 +42,10 @@ def test_demo_of_both_engines():
 def test_demo_without_a_compiler():
     """Catches a demo that fails where compilation is not possible, and a failure that is not reported."""
     options = ("--num-examples", "1", "--max-new-tokens", "12", "--backend", "no-such-backend", "--repeats", "1")
-    result = run("demo", *options)
-    assert result.exit_code == 0, result.output
+    result = succeed("demo", *options)
     assert "Compilation failed on this machine" in result.stderr
     assert "accepted draft" in result.stdout
     assert run("demo", *options, "--engine", "compiled").exit_code == 1
-    refused = run("demo", "--engine", "fast")
-    assert refused.exit_code == 2
-    assert "--engine must be one of eager, compiled, both" in refused.stderr
 
 
 PROMPT = "Question: 2 plus 3?\nAnswer:"
@@ -70,8 +64,7 @@ def test_generate_prints_text_and_then_statistics(method, words):
     """Catches a method that does not stream, tokens lost or printed twice, and escape codes or notes in a pipe."""
     chosen = [] if method is None else ["--method", method]
     settings = ["--max-new-tokens", "12", "--seed", "3"]
-    result = run("generate", PROMPT, *chosen, *settings)
-    assert result.exit_code == 0, result.output
+    result = succeed("generate", PROMPT, *chosen, *settings)
     for part in words:
         assert part in result.stderr
     assert ("draft tokens accepted" in result.stderr) == (method != "target")
@@ -134,47 +127,14 @@ def test_generate_with_folders(tmp_path):
     DiversedHead(DiversedHeadConfig(*widths)).save_pretrained(tmp_path / "head")
     paths = {name: str(tmp_path / name) for name in ("target", "draft", "head")}
     options = [part for name, path in paths.items() for part in (f"--{name}", path)]
-    result = run("generate", "2 plus 3?", *options, "--max-new-tokens", "8", "--dtype", "float32")
-    assert result.exit_code == 0, result.output
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["--target", "only-one"], "go together"),
-        (["--method", "nonsense"], "unknown verifier"),
-        (["--method", "static:2"], "must lie in"),
-        (["--method", "static:0.5", "--strictness", "0.5"], "--strictness needs --method diversed"),
-        (["--method", "target", "--max-bias", "0.5"], "--max-bias needs --method diversed"),
-        (["--method", "diversed", "--task", "poetry"], "needs a head"),
-        (["--method", "static:abc"], "--method static:abc: `weight` must lie in [0, 1], got 'abc'"),
-        (["--method", "lenience"], "--method lenience: verifier 'lenience' needs a value, for example lenience:0.3"),
-        (["--method", "lenienc:0.3"], "unknown verifier 'lenienc' (did you mean lenience?)"),
-        (["--target", "./no-folder", "--draft", "lookup"], "--target: the folder ./no-folder does not exist."),
-        (["--method", "static"], "the form is static:weight[:max_bias][:bias_budget][:max_ratio]"),
-        (["--method", "phase"], "build PhaseVerifier in Python"),
-        (["--target", "x", "--draft", "y", "--method", "diversed"], "pass --head FOLDER_OR_HUB_ID."),
-        (["--device", "cudaa"], "--device must be cpu, or an available accelerator"),
-        (["--device", "meta"], "got 'meta'"),
-        (["--dtype", "float7"], "--dtype must be one of auto, float32, bfloat16, float16, got 'float7'"),
-    ],
-)
-def test_bad_options_are_messages(arguments, words, monkeypatch):
-    """Catches tracebacks for user errors, errors on standard output, and models loaded before the check."""
-    monkeypatch.setattr("hf_diversed.cli.models.load_demo_pair", None)
-    result = run("generate", "x", *arguments)
-    assert result.exit_code == 2, result.output
-    assert words in result.stderr
-    assert "Traceback" not in result.stderr
-    assert result.stdout == ""
+    succeed("generate", "2 plus 3?", *options, "--max-new-tokens", "8", "--dtype", "float32")
 
 
 def test_compile(folder):
     """Catches options that do not reach the warm-up, and a message about a folder where nothing is stored."""
     pair = [str(folder / name) for name in ("target", "draft")]
     sizes = ["--batch-sizes", "1,2", "--max-length", "64", "--num-assistant-tokens", "1"]
-    result = run("compile", *pair, "--method", "static:0.7", *sizes, "--backend", "eager", "--device", "cpu")
-    assert result.exit_code == 0, result.output
+    result = succeed("compile", *pair, "--method", "static:0.7", *sizes, "--backend", "eager", "--device", "cpu")
     assert result.stdout.startswith("static:0.7: compiled 2 functions in ")
     assert "TORCHINDUCTOR_CACHE_DIR" not in result.stderr
     assert "TORCHINDUCTOR_CACHE_DIR" in run("compile", "--help").stdout
@@ -185,48 +145,12 @@ def test_compile_warns_of_many_draft_tokens(folder, monkeypatch):
     monkeypatch.setattr("hf_diversed.cli.compile.warmup", lambda *args, **kwargs: CompileStats())
     pair = [str(folder / name) for name in ("target", "draft")]
     for gamma, warns in ((16, False), (300, True)):
-        result = run("compile", *pair, "--method", "static:0.7", "--num-assistant-tokens", str(gamma))
-        assert result.exit_code == 0, result.output
+        result = succeed("compile", *pair, "--method", "static:0.7", "--num-assistant-tokens", str(gamma))
         assert (f"rounds of {gamma} draft tokens can take many minutes" in result.stderr) is warns
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["only-one"], "TARGET and DRAFT go together"),
-        (["--method", "target"], "has no rounds"),
-        (["--method", "static:2"], "must lie in"),
-        (["--batch-sizes", "one"], "several separated by commas"),
-        (["x", "y", "--method", "diversed"], "pass --head FOLDER_OR_HUB_ID"),
-        (["--top-p", "2"], "--top-p must lie in (0, 1]"),
-    ],
-)
-def test_compile_refuses_with_a_message(arguments, words, monkeypatch):
-    """Catches models loaded before the check."""
-    monkeypatch.setattr("hf_diversed.cli.models.load_demo_pair", None)
-    result = run("compile", *arguments)
-    assert result.exit_code == 2, result.output
-    assert words in result.stderr
-
-
-def test_empty_prompt_is_refused():
-    """Catches an error message on standard output: `generate "" >out`."""
-    result = run("generate", "  ")
-    assert (result.exit_code, result.stdout) == (2, "")
-    assert "empty" in result.stderr
-
-
-def test_missing_head_is_a_failure(monkeypatch):
-    """Catches a pair that is loaded before its head is found."""
-    monkeypatch.setattr("hf_diversed.cli.models.load_demo_pair", None)
-    result = run("generate", "x", "--head", "/no/such/folder")
-    assert (result.exit_code, result.stdout) == (1, "")
-    assert "/no/such/folder" in result.stderr
 
 
 def test_dtype_of_the_pair():
     """Catches a --dtype that applies to named models only."""
     assert load_pair(None, None, "cpu", dtype="bfloat16").target.dtype is torch.bfloat16
     assert load_pair(None, None, "cpu").draft.dtype is torch.float32
-    result = run("generate", "2 plus 3?", "--dtype", "bfloat16", "--device", "cpu", "--max-new-tokens", "4")
-    assert result.exit_code == 0, result.stderr
+    succeed("generate", "2 plus 3?", "--dtype", "bfloat16", "--device", "cpu", "--max-new-tokens", "4")

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from hf_diversed import DiversedHead
-from tests.commands import run
+from tests.commands import refused, succeed
 from tests.tiny import tiny_model
 
 
@@ -21,15 +21,10 @@ def folder(tmp_path):
     return tmp_path
 
 
-def convert(*arguments):
-    return run("convert", *map(str, arguments))
-
-
 def test_sizes_of_a_pair(folder):
     """Catches `hidden_size` used instead of the output embedding's width, and a need for weights, which are absent."""
     pair = ("--target", folder / "target", "--draft", folder / "draft")
-    result = convert(folder / "ensemble_head.bin", folder / "head", *pair)
-    assert result.exit_code == 0, result.output
+    result = succeed("convert", folder / "ensemble_head.bin", folder / "head", *pair)
     assert "target 32, draft 16, 49 parameters" in result.output
     config = DiversedHead.from_pretrained(folder / "head").config
     assert (config.target_hidden_size, config.draft_hidden_size, config.vocab_size) == (32, 16, 64)
@@ -50,23 +45,15 @@ def test_sizes_of_a_pair(folder):
 def test_bad_arguments_are_messages(folder, arguments, words):
     """Catches tracebacks for user errors, and a folder that is written despite an error."""
     file, *options = arguments
-    result = convert(folder / file, folder / "head", *options)
-    assert result.exit_code == 2, result.output
-    assert "".join(words.split()) in "".join(result.output.split())  # independent of line breaks
+    refused(words, "convert", folder / file, folder / "head", *options)
     assert not (folder / "head").exists()
-
-
-def test_missing_file_is_a_failure(folder):
-    result = convert(folder / "nothing.bin", folder / "head")
-    assert result.exit_code == 1
-    assert "nothing.bin does not exist" in result.stderr.replace("\n", "")
+    refused("nothing.bin does not exist", "convert", folder / "nothing.bin", folder / "head", code=1)
 
 
 def test_output_that_is_a_file(folder):
     """Catches a conversion whose result cannot be written."""
-    result = convert(folder / "ensemble_head.bin", folder / "ensemble_head.bin", "--target-hidden-size", "32")
-    assert result.exit_code == 2
-    assert "OUTPUT must name a folder" in result.stderr
+    file = folder / "ensemble_head.bin"
+    refused("OUTPUT must name a folder", "convert", file, file, "--target-hidden-size", "32")
 
 
 def test_the_line_of_the_documentation(folder, tmp_path):
@@ -76,7 +63,6 @@ def test_the_line_of_the_documentation(folder, tmp_path):
     _, _, file, output, *options = shlex.split(line, comments=True)
     state = {"summary.weight": torch.randn(2, 6144).bfloat16(), "summary.bias": torch.zeros(2).bfloat16()}
     torch.save(state, tmp_path / file)
-    result = convert(tmp_path / file, tmp_path / output, *options)
-    assert result.exit_code == 0, result.output
+    succeed("convert", tmp_path / file, tmp_path / output, *options)
     config = DiversedHead.from_pretrained(tmp_path / output).config
     assert (config.target_hidden_size, config.draft_hidden_size) == (4096, 2048)

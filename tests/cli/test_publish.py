@@ -6,7 +6,7 @@ import pytest
 from huggingface_hub import ModelCard
 
 from hf_diversed.head import DiversedHead
-from tests.commands import run
+from tests.commands import refused, run, succeed
 from tests.hub.test_card import HUB, make_evaluation, make_training
 
 
@@ -20,8 +20,7 @@ def folder(tmp_path):
 
 def test_card_is_written(folder, tmp_path):
     """Catches records beside the head that are missing in the card, and options that are dropped."""
-    result = run("card", str(folder), "--repo", "org/head-gsm8k", "--license", "mit", "--tags", "one, two")
-    assert result.exit_code == 0, result.output
+    succeed("card", str(folder), "--repo", "org/head-gsm8k", "--license", "mit", "--tags", "one, two")
     data = ModelCard.load(folder / "README.md").data
     assert (data.license, data.model_name) == ("mit", "head-gsm8k")
     assert data.tags[-2:] == ["one", "two"]
@@ -47,8 +46,7 @@ def test_card_shows_the_head_in_the_folder(tmp_path, monkeypatch):
 
 def test_info_shows_pair_sizes_task_and_results(folder):
     """Catches a value that is missing or of another row."""
-    result = run("info", str(folder))
-    assert result.exit_code == 0, result.output
+    result = succeed("info", str(folder))
     sizes = ("8,190.74 M", "596.05 M", "4096", "1024", "5,121 parameters")
     models = ("Qwen/Qwen3-8B@0123abc", "Qwen/Qwen3-0.6B")
     for words in (*sizes, *models, "gsm8k", "linear", "static:0.7", "75.1%", "70.4%", "hf-diversed train"):
@@ -57,8 +55,7 @@ def test_info_shows_pair_sizes_task_and_results(folder):
 
 def test_info_without_records(tmp_path):
     DiversedHead(type(HUB)(8, 8)).save_pretrained(tmp_path)
-    result = run("info", str(tmp_path))
-    assert result.exit_code == 0, result.output
+    result = succeed("info", str(tmp_path))
     assert "No results" in result.stderr
     assert "None" not in result.output
 
@@ -74,9 +71,4 @@ def test_info_without_records(tmp_path):
 def test_bad_records_are_messages(folder, content, words):
     """Catches tracebacks for user errors."""
     (folder / "evaluation.json").write_text(content)
-    result = run("card", str(folder))
-    assert result.exit_code == 2, result.output
-    assert words in result.output.replace("\n", " ")
-    missing = run("info", "/no/such/head")
-    assert (missing.exit_code, missing.stdout) == (1, "")
-    assert "is neither a folder" in missing.stderr
+    refused(words, "card", folder)

@@ -1,7 +1,6 @@
 """Behaviour that all commands share: fast help, error messages on standard error, exit codes, `--debug`."""
 
 import re
-import sys
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -33,24 +32,11 @@ def test_help_of_every_command(name):
     assert "--debug" in result.stdout
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ([], "usage: hf-diversed COMMAND"),
-        (["evalate"], "no such command: evalate (did you mean evaluate?)"),
-        (["generate"], "the following arguments are required: PROMPT"),
-        (["generate", "x", "--sed", "1"], "no such option: --sed (did you mean --seed?)"),
-        (["generate", "x", "y"], "no such argument: y"),
-        (["generate", "x", "--seed", "one"], "argument --seed: invalid int value: 'one'"),
-        (["demo", "--num-examples", "0"], "--num-examples must be >= 1, got 0."),
-        (["card", "no-such-folder"], "argument FOLDER: the folder no-such-folder does not exist."),
-    ],
-)
-def test_wrong_usage(arguments, words):
-    """Catches an invalid request with another exit code, and an error without the word that is wrong."""
-    result = run(*arguments)
+def test_no_command():
+    """Catches a bare `hf-diversed` that succeeds, or fails without naming the commands."""
+    result = run()
     assert result.exit_code == 2
-    assert words in result.output
+    assert "usage: hf-diversed COMMAND" in result.output
 
 
 def test_every_command_reads_a_config(tmp_path):
@@ -74,13 +60,6 @@ def test_extras_bring_what_they_are_named_for():
         package = {"yaml": "pyyaml"}.get(module, module.replace("_", "-"))
         (packages,) = re.findall(rf"^{extra} = \[(.*)\]$", text, re.MULTILINE)
         assert re.search(rf'"{package}\b', packages), module
-
-
-@pytest.mark.parametrize("option", ["--num_examples", "--num-examples"])
-def test_spellings_of_options(option):
-    """Catches underscores, usual for `train`, as unknown options elsewhere."""
-    result = run("demo", option, "0")
-    assert (result.exit_code, result.stderr) == (2, "--num-examples must be >= 1, got 0.\n")
 
 
 ERRORS = [
@@ -115,17 +94,6 @@ def test_a_bug_keeps_its_traceback(monkeypatch):
     monkeypatch.setattr("hf_diversed.cli.demo.embedded_demo", Mock(side_effect=KeyError("x")))
     with pytest.raises(KeyError):
         run("demo")
-
-
-def test_a_missing_package_is_named_with_its_extra(monkeypatch, tmp_path):
-    """Catches an ImportError that ends in a traceback: plots need a package that a base install lacks."""
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    monkeypatch.delitem(sys.modules, "hf_diversed.evaluation.plots", raising=False)
-    monkeypatch.delattr("hf_diversed.evaluation.plots", raising=False)
-    result = run("plot", str(tmp_path / "x.json"))
-    assert (result.exit_code, result.stdout) == (1, "")
-    assert 'pip install "hf-diversed[eval]"' in result.stderr
-    assert "Traceback" not in result.stderr
 
 
 @pytest.mark.parametrize(

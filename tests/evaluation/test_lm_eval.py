@@ -13,7 +13,7 @@ import hf_diversed
 from hf_diversed import DiversedHead, DiversedHeadConfig
 from hf_diversed.tasks import get_task, load_records
 from hf_diversed.zoo.loader import WEIGHTS
-from tests.commands import run
+from tests.commands import run, succeed
 
 
 with warnings.catch_warnings():
@@ -81,8 +81,7 @@ def test_command_agrees_with_evaluate(records, tmp_path):
 
     output = tmp_path / "evaluation.json"
     options = f"--task math --methods lossless --temperature 0 --batch-size 4 --num-examples {NUM_PROMPTS}"
-    result = run("evaluate", *options.split(), "--data-file", str(records), "--output", str(output))
-    assert result.exit_code == 0, result.output
+    succeed("evaluate", *options.split(), "--data-file", str(records), "--output", str(output))
     (expected,) = json.loads(output.read_text())["records"]
     assert 0 < expected["quality"] < 1
     assert found["results"]["word_problems"]["exact_match,final-answer"] == pytest.approx(expected["quality"])

@@ -10,7 +10,7 @@ import pytest
 
 from hf_diversed.evaluation.curves import read_curves, to_curves
 from hf_diversed.evaluation.plots import acceptance_position, draw, quality_acceptance, save, speed_acceptance
-from tests.commands import run
+from tests.commands import run, succeed
 from tests.evaluation.measured import record, sweep
 
 
@@ -161,8 +161,7 @@ def test_command(tmp_path):
     good = write(tmp_path / "front.json", {"records": sweep()})
     other = write(tmp_path / "speed.json", {"speed": 1})
     output = tmp_path / "figures"
-    result = run("plot", str(good), str(other), "--output", str(output), "--format", "svg")
-    assert result.exit_code == 0, result.output
+    result = succeed("plot", str(good), str(other), "--output", str(output), "--format", "svg")
     assert "speed.json" in result.output.replace("\n", "")
     names = ["front-quality-acceptance.svg", "front-speed-acceptance.svg"]
     assert sorted(path.name for path in output.iterdir()) == names

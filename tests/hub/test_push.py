@@ -10,7 +10,7 @@ from huggingface_hub import HfApi, ModelCard, parse_eval_result_entries
 from hf_diversed import DiversedHead
 from hf_diversed.hub import PushError
 from hf_diversed.provenance import module_digest
-from tests.commands import run
+from tests.commands import run, succeed
 from tests.hub.loopback import DROP, LOSE_ANSWER, READER
 from tests.hub.test_card import HUB, make_evaluation, make_record, make_training
 
@@ -106,8 +106,7 @@ def test_nothing_but_the_head_is_sent(hub, tmp_path, monkeypatch):
     training["training"]["model_init_kwargs"] = {"cache_dir": str(tmp_path / "models")}
     (tmp_path / "provenance.json").write_text(json.dumps(training))
     (tmp_path / "evaluation.json").write_text(json.dumps(make_evaluation()))
-    result = run("push", str(tmp_path), REPO, "--tags", "one,two", "--commit-message", "Here")
-    assert result.exit_code == 0, result.output
+    result = succeed("push", str(tmp_path), REPO, "--tags", "one,two", "--commit-message", "Here")
     assert f"{hub.endpoint}/{REPO}/commit/" in result.output
     assert set(ours(hub)) == FILES
     assert hub.repositories[REPO].at("main").title == "Here"

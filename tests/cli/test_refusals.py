@@ -1,0 +1,134 @@
+"""Requests that no command can carry out end in a message, before a model is loaded or a file is written."""
+
+import shlex
+from pathlib import Path
+
+import pytest
+
+from hf_diversed.zoo.loader import HEADS, WEIGHTS
+from tests.commands import refused
+
+
+HEAD = WEIGHTS / HEADS / "math"
+EVALUATE = "evaluate --task math --methods target,static:0.5 --num-examples 2"
+TRAIN = "train --task math --output-dir out"
+SERVE = "serve org/target --draft org/draft"
+CALIBRATE = f"calibrate {HEAD} --task math --num-examples 8"
+FORM = "the form is static:weight[:max_bias][:bias_budget][:max_ratio]"
+
+REFUSED = [
+    ("evalate", "no such command: evalate (did you mean evaluate?)"),
+    ("generate", "the following arguments are required: PROMPT"),
+    ("generate x --sed 1", "no such option: --sed (did you mean --seed?)"),
+    ("generate x y", "no such argument: y"),
+    ("generate x --seed one", "argument --seed: invalid int value: 'one'"),
+    ("generate ' '", "empty"),
+    ("generate x --target only-one", "go together"),
+    ("generate x --method nonsense", "unknown verifier"),
+    ("generate x --method static:2", "must lie in"),
+    ("generate x --method static:0.5 --strictness 0.5", "--strictness needs --method diversed"),
+    ("generate x --method target --max-bias 0.5", "--max-bias needs --method diversed"),
+    ("generate x --method diversed --task poetry", "needs a head"),
+    ("generate x --method static:abc", "--method static:abc: `weight` must lie in [0, 1], got 'abc'"),
+    ("generate x --method lenience", "--method lenience: verifier 'lenience' needs a value, for example lenience:0.3"),
+    ("generate x --method lenienc:0.3", "unknown verifier 'lenienc' (did you mean lenience?)"),
+    ("generate x --target ./no-folder --draft lookup", "--target: the folder ./no-folder does not exist."),
+    ("generate x --method static", FORM),
+    ("generate x --method phase", "build PhaseVerifier in Python"),
+    ("generate x --target x --draft y --method diversed", "pass --head FOLDER_OR_HUB_ID."),
+    ("generate x --device cudaa", "--device must be cpu, or an available accelerator"),
+    ("generate x --device meta", "got 'meta'"),
+    ("generate x --dtype float7", "--dtype must be one of auto, float32, bfloat16, float16, got 'float7'"),
+    ("compile only-one", "TARGET and DRAFT go together"),
+    ("compile --method target", "has no rounds"),
+    ("compile --method static:2", "must lie in"),
+    ("compile --batch-sizes one", "several separated by commas"),
+    ("compile x y --method diversed", "pass --head FOLDER_OR_HUB_ID"),
+    ("compile --top-p 2", "--top-p must lie in (0, 1]"),
+    ("compile x lookup", "--draft must be a model for this command, got lookup; name a draft model."),
+    ("demo --num-examples 0", "--num-examples must be >= 1, got 0."),
+    ("demo --num_examples 0", "--num-examples must be >= 1, got 0."),
+    ("demo --engine fast", "--engine must be one of eager, compiled, both"),
+    ("demo --model smollm2 --num-examples 9", "--num-examples must be at most 8 with --model, got 9."),
+    ("demo --model smollm2 --all", "--all compares verifiers on the embedded pair; it cannot be combined with"),
+    ("card no-such-folder", "argument FOLDER: the folder no-such-folder does not exist."),
+    (f"{EVALUATE} --temperature hot", "--temperature must be a number"),
+    (f"{EVALUATE} --temperature 0.1,0.1", "--temperature must not name a value twice"),
+    (f"{EVALUATE} --temperature 0.5,-1", "--temperature must be >= 0"),
+    (f"{EVALUATE} --num-assistant-tokens 3,0", "--num-assistant-tokens must be >= 1"),
+    (f"{EVALUATE} --num-assistant-tokens 2.5", "--num-assistant-tokens must be a number"),
+    (f"{EVALUATE} --shots-file data.jsonl", "pass --shots, their number"),
+    (f"{EVALUATE} --methods magic", "unknown method"),
+    (f"{EVALUATE} --methods static:abc", "--methods static:abc: `weight` must lie in [0, 1], got 'abc'"),
+    (f"{EVALUATE} --methods target,target", "different labels"),
+    (f"{EVALUATE} --task code", "allow-code-execution"),
+    (f"{EVALUATE} --task gsm8k --methods diversed@0.5", "--methods diversed@0.5 needs a head: pass --head"),
+    (f"{EVALUATE} --split training", "--split of task 'math' must be one of"),
+    (f"{EVALUATE} --data-file nothing.jsonl", "--data-file must be a JSON Lines file"),
+    (f"{EVALUATE} --output .", "--output must name a file"),
+    (f"{EVALUATE} --output /dev/null/x/y.json", "--output /dev/null/x/y.json cannot be written"),
+    (f"{EVALUATE} --markdown /dev/null/x.md", "--markdown /dev/null/x.md cannot be written"),
+    (f"{EVALUATE} --device cudaa", "--device must be cpu"),
+    (f"{EVALUATE} --dtype half", "--dtype must be one of"),
+    (f"{EVALUATE} --target x", "--target and --draft go together"),
+    ("frontier --task math --families static:2", "--families static:2: `weight` must lie in [0, 1]"),
+    ("frontier --task math --families magic", "unknown fam"),
+    (f"{CALIBRATE} --max-quality-drop 0", "--max-quality-drop must lie between 0 and 1, got 0.0"),
+    (f"{CALIBRATE} --max-quality-drop much", "--max-quality-drop must be a number"),
+    (f"{CALIBRATE} --confidence 1", "--confidence must lie between 0 and 1, got 1.0"),
+    (f"{CALIBRATE} --task nothing", "unknown task"),
+    (f"{TRAIN} --target x", "--target and --draft go together"),
+    (f"{TRAIN} --task poetry", "poetry"),
+    (f"{TRAIN} --task code", "allow-code-execution"),
+    (f"{TRAIN} --temperature 0", "temperature must be above 0"),
+    (f"{TRAIN} --dtype float7", "--dtype must be one of"),
+    (f"{TRAIN} --reward-funcs no.such.module", "no.such"),
+    (f"{TRAIN} --config no-such-file.yaml", "--config: the file no-such-file.yaml does not exist."),
+    (f"{TRAIN} --num-exmples 5", "no such option: --num-exmples (did you mean --num-examples?)"),
+    (f"{TRAIN} --resume-from-checkpoint no", "--resume continues from the newest complete checkpoint"),
+    ("tune-draft --task math --output-dir out --resume-from-checkpoint no", "--resume continues from the newest"),
+    ("tune-draft --task gsm8k --target x --draft lookup --output-dir out", "--draft must be a model"),
+    ("serve org/target --verifier lenience:0.3 --dry-run", "pass --draft, or vLLM's --speculative-config"),
+    (SERVE, "pass --head, or --verifier, for example"),
+    (f"{SERVE} --verifier diversed", "pass --head, or --verifier, for example"),
+    (f"{SERVE} --head {HEAD} --strictness 7", "`--strictness` must lie in [0, 1], got 7.0."),
+    (f"{SERVE} --verifier static:0.5 --head {HEAD}", "`--head` belongs to the verifier 'diversed'"),
+    (f"{SERVE} --verifier static:0.5 --strictness 0.5", "'static:0.5' has no --strictness; its settings: --max-b"),
+    (f"{SERVE} --head {HEAD} --strictness 0.5 --max-drop 0.1", "`--strictness` and `--max-drop` are mutually"),
+    (f"{SERVE} --head {HEAD} --max-drop 0.1", "`--max-drop`: this head has no certificate"),
+    (f"{SERVE} --verifier static:0.5:0.1", "set `--max-bias` or `--max-ratio` beside the verifier"),
+    (f"{SERVE} --verifier block", "verifier 'block' is not served by vLLM"),
+]
+# Requests that are valid, but cannot be carried out.
+FAILING = [
+    ("generate x --head /no/such/folder", "/no/such/folder"),
+    ("info /no/such/head", "is neither a folder"),
+    (f"calibrate {WEIGHTS} --task math", "is not a head"),
+]
+
+
+@pytest.fixture(autouse=True)
+def nothing_to_load(monkeypatch, tmp_path):
+    """Let every attempt to load a model or to fetch one fail, and every relative path be in a new folder."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("models.load_demo_pair", "models.load_model"):
+        monkeypatch.setattr(f"hf_diversed.cli.{name}", None)
+    monkeypatch.setattr("hf_diversed.zoo.packaged.fetch", None)
+
+
+@pytest.mark.parametrize(("command", "words"), REFUSED)
+def test_wrong_usage(command, words, tmp_path):
+    """Catches a traceback, another exit code, an error that does not name the flag, and minutes of loading before."""
+    refused(words, *shlex.split(command))
+    assert not list(Path(tmp_path).iterdir())
+
+
+@pytest.mark.parametrize(("command", "words"), FAILING)
+def test_failures(command, words):
+    """Catches a failure that looks like wrong usage to a script, and models that are loaded before their head."""
+    refused(words, *shlex.split(command), code=1)
+
+
+def test_several_processes_need_an_output():
+    """Catches processes that each measure their part, print nothing and do not save it."""
+    refused("--output must name a file for 2 processes", *shlex.split(EVALUATE), WORLD_SIZE="2", RANK="1")
