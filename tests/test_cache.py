@@ -87,19 +87,6 @@ def test_writes_up_to_the_limit():
     assert torch.equal(keys[1, :, 6:10], states[0][1])
 
 
-def test_layers_share_the_window_but_not_the_states():
-    """Catches keys of one layer returned for another, and layers with different columns for the block."""
-    cache = make(layers=3)
-    columns = cache.open(torch.tensor([0, 2]), 0, 2, 3)
-    for layer in range(3):
-        states = block(2, 3, seed=layer)
-        keys, values = cache.update(*states, layer)
-        assert keys.shape[2] == 5
-        for row in range(2):
-            assert torch.equal(keys[row][:, columns[row]], states[0][row])
-            assert torch.equal(values[row][:, columns[row]], states[1][row])
-
-
 def test_sizes_upstream_asks_for():
     """Catches prefill masks built by the model itself with a wrong offset or length."""
     cache = make(limit=40)

@@ -17,8 +17,7 @@ def decoded(method: str, rate: float | None, drop: float | None, **gain) -> dict
 
 
 def test_tables(tmp_path):
-    """Catches figures in wrong cells, savings where costs belong, p-values that are not corrected, and a difference at
-    equal acceptance where there is no estimate."""
+    """Catches figures in wrong cells, savings where costs belong, and p-values that are not corrected."""
     assert not any(studies(tmp_path).values())
     made = {"labels": 3000, "prompts": 1000, "continuations": 2, "mean_cost": 0.1, "deviation": 0.1, "noise": 0.05}
     curve = {

@@ -8,15 +8,8 @@ import pytest
 
 
 HEAVY = ("transformers", "peft", "accelerate", "huggingface_hub", "tokenizers", "safetensors", "datasets")
-PURE = (
-    "hf_diversed.sampling",
-    "hf_diversed.blocks",
-    "hf_diversed.theory",
-    "hf_diversed.features",
-    "hf_diversed.verifiers",
-    "hf_diversed.training.objective",
-    "hf_diversed.serving.vllm.logits",
-)
+NAMES = ("sampling", "blocks", "theory", "features", "verifiers", "training.objective", "serving.vllm.logits")
+PURE = tuple(f"hf_diversed.{name}" for name in NAMES)
 
 
 @pytest.mark.parametrize("module", PURE)

@@ -14,15 +14,9 @@ def made_up(**given) -> dict:
     head = "diversed:build/real/lookup/head-token-aware"
     figures = (("target", None, 0.2), ("lossless", 0.25, 0.21), (head, 0.75, 0.22))
     drops = {"lossless": [-0.02, 0.02], head: [0.01, 0.03]}
+    setting = {"metric": "rouge2", "max_new_tokens": 64, "quality_drop": None}
     quality = [
-        record(
-            *row,
-            metric="rouge2",
-            block_efficiency=row[1] and 2.345,
-            max_new_tokens=64,
-            quality_drop=None,
-            quality_drop_ci=drops.get(row[0]),
-        )
+        record(*row, block_efficiency=row[1] and 2.345, quality_drop_ci=drops.get(row[0]), **setting)
         for row in figures
     ]
     single = {"target": turns(6, 12, 6), "upstream": turns(3, 3, 3), "lossless": turns(4, 6, 3), head: turns(3, 4, 2)}
@@ -63,14 +57,9 @@ def test_gains_are_medians_over_turns(tmp_path):
 
 def test_costs_show_what_a_draft_model_needs(tmp_path):
     """Catches seconds shown as milliseconds, and an acceptance rate where no draft length reaches the speedup."""
-    rows = [
-        {
-            "draft": "4 layers, 8000 ids",
-            "milliseconds": 10.44,
-            "needed": {"1": 0.6389, "1.5": None},
-            "by_acceptance": {rate: {"gamma": 3, "speedup": gain} for rate, gain in (("0.5", 0.8), ("0.9", 1.456))},
-        }
-    ]
+    speedups = {rate: {"gamma": 3, "speedup": gain} for rate, gain in (("0.5", 0.8), ("0.9", 1.456))}
+    needed = {"needed": {"1": 0.6389, "1.5": None}, "by_acceptance": speedups}
+    rows = [{"draft": "4 layers, 8000 ids", "milliseconds": 10.44, **needed}]
     costs = {"target": 0.075, "block": 0.123, "overhead": 0.039}
     found = {"costs": costs, "records": rows, "dtype": "float32", "context": 256}
     (tmp_path / "costs-float32.json").write_text(json.dumps(found))

@@ -87,28 +87,18 @@ def test_studies(tmp_path):
 
 def difference(method: str, minus: str, better: float, p_value: float | None) -> dict:
     bounds = {"quality_ci": [better - 0.01, better + 0.01], "acceptance_rate_ci": [0.0, 0.02]}
-    return {
-        "method": method,
-        "minus": minus,
-        "quality": better,
-        "quality_p": p_value,
-        "acceptance_rate": 0.01,
-    } | bounds
+    names = {"method": method, "minus": minus}
+    return names | {"quality": better, "quality_p": p_value, "acceptance_rate": 0.01} | bounds
 
 
 def test_studies_of_learning(tmp_path):
     """Catches verifiers in each other's rows, uncorrected p-values, and an oracle at another share."""
     rates = {"lossless": 0.6, "diversed-mixture": 0.8, "spec_cascade:token_v3:0.95": 0.9, "lenience:0.07": 0.93}
     rates |= {"untrained@0.6": 0.92, "diversed": 0.94, "seed-43": 0.935, "seed-44": 0.925, "gelu-64": 0.91}
-    against = [
-        ("lenience:0.07", 0.006, 0.01),
-        ("untrained@0.6", 0.005, 0.02),
-        ("cascade", 0.0, None),
-        ("mixture", 0.01, 0.04),
-    ]
-    comparisons = [difference("diversed, seed-43", *one) for one in against] + [
-        difference("diversed", "gelu-64", 0.02, 0.5)
-    ]
+    against = [("lenience:0.07", 0.006, 0.01), ("untrained@0.6", 0.005, 0.02)]
+    against += [("cascade", 0.0, None), ("mixture", 0.01, 0.04)]
+    comparisons = [difference("diversed, seed-43", *one) for one in against]
+    comparisons.append(difference("diversed", "gelu-64", 0.02, 0.5))
     matched = {"diversed": {"lenience": "lenience:0.07", "untrained": "untrained@0.6"}}
     records = [record(name, rate, 0.9) for name, rate in rates.items()]
     study = {"records": records, "matched": matched, "comparisons": comparisons}

@@ -88,9 +88,7 @@ def test_lenience_is_a_curve_where_it_was_measured(space):
 def test_a_method_has_one_colour(family):
     """Catches a curve of the page in a colour that the documentation's plots use for another method."""
     css = (SPACE / "style.css").read_text()
-    used = {
-        color for mark in ("polyline", "circle", "i") for color in re.findall(rf"{mark}\.{family} {{[^}}]*(#\w+)", css)
-    }
+    used = set(re.findall(rf"(?:polyline|circle|i)\.{family} {{[^}}]*(#\w+)", css))
     assert used == {plots._STYLES[family][0]}
 
 
@@ -141,12 +139,8 @@ def test_front_comes_from_the_results(space, tmp_path):
 def test_model_output_is_no_markup(space):
     """Catches model output that is inserted into the page as markup."""
     run = space.backend.Run([Piece("<script>", "draft", 0.25, 0.5, 0.5), Piece("</b>", "bonus")], SpeculativeStats())
-    for panel in (
-        space.rendering.source_panel(run, "DIVERSED"),
-        space.rendering.weight_panel(run, "DIVERSED"),
-        space.rendering.plain_panel(run),
-        space.rendering.notice("<script>"),
-    ):
+    panels = [getattr(space.rendering, f"{kind}_panel")(run, "DIVERSED") for kind in ("source", "weight")]
+    for panel in (*panels, space.rendering.plain_panel(run), space.rendering.notice("<script>")):
         assert "<script>" not in panel
         assert "&lt;script&gt;" in panel
     assert "--w:0.250" in space.rendering.weight_panel(run, "DIVERSED")
@@ -250,24 +244,13 @@ def test_visitors_name_heads_of_the_hub_only(space, pair, monkeypatch, tmp_path)
         for name in ("org/head", "org/head@main", " org/head "):
             assert space.choice.choose_verifier(pair, choice(space, head=name)).head.config.target_hidden_size > 1
         hub.log.clear()
-        for name in (
-            "org/here",
-            str(tmp_path / "org/here"),
-            "./org/here",
-            "../org/here",
-            "~/x",
-            "head",
-            "a/b/c",
-            "file:///x",
-        ):
+        local = ("org/here", str(tmp_path / "org/here"), "./org/here", "../org/here", "~/x", "file:///x")
+        for name in (*local, "head", "a/b/c"):
             with pytest.raises(ValueError, match=r"could not be loaded\. Name a head of the Hub, as org/name"):
                 space.choice.choose_verifier(pair, choice(space, head=name))
         assert hub.log == []
-        for name, words in (
-            ("org/private", "is private"),
-            ("org/heavy", "has 300,000 bytes"),
-            ("org/llama", "'llama'"),
-        ):
+        refused = {"org/private": "is private", "org/heavy": "has 300,000 bytes", "org/llama": "'llama'"}
+        for name, words in refused.items():
             with pytest.raises(ValueError, match=f"'{name}' could not be loaded.*{words}"):
                 space.choice.choose_verifier(pair, choice(space, head=name))
         assert "download" not in hub.log
@@ -310,9 +293,8 @@ def test_every_method_has_its_verifier(space, pair):
     """Catches a method without a verifier, and a verifier with another method's setting."""
     with_head = replace(pair, heads={"math": random_head()})
     given = {"lenience": 0.25, "weight": 0.75, "strictness": 0.6}
-    verifiers = [
-        space.choice.choose_verifier(with_head, choice(space, method=name, **given)) for name in space.choice.METHODS
-    ]
+    choices = [choice(space, method=name, **given) for name in space.choice.METHODS]
+    verifiers = [space.choice.choose_verifier(with_head, each) for each in choices]
     assert verifiers[0] is None
     names = ["LosslessVerifier", "LenientVerifier", "StaticEnsembleVerifier", "DiversedVerifier"]
     assert [type(verifier).__name__ for verifier in verifiers[1:]] == names
@@ -345,26 +327,23 @@ def tiny(space):
     return Pair(target, tiny_draft(target), spelled)
 
 
-def follow(space, pair, rule, given, length: int = 4):
+def follow(space, pair, verifier, given, length: int = 4):
     """Decode a prompt and return the run, what it waited for in each frame, and the wall time in seconds."""
     began, waits = time.perf_counter(), []
-    for run in space.backend.decode(pair, list(range(3, 3 + length)), rule, given):
+    for run in space.backend.decode(pair, list(range(3, 3 + length)), verifier, given):
         waits.append(run.waits_for)
     return run, waits, time.perf_counter() - began
 
 
 @pytest.mark.parametrize("method", ["Static", "Plain"])
 def test_both_sides_decode_compiled(space, tiny, compiler, method):
-    """Catches a side that runs eagerly, does not stream, counts compile time, or recompiles for every prompt length.
-
-    Also catches a page that does not show what it waits for.
-    """
+    """Catches a side that is eager, does not stream, counts compile time, recompiles, or hides what it waits for."""
     given = {"method": method, "max_new_tokens": 12, "temperature": 0.0, "gamma": 1}
-    rule = space.choice.choose_verifier(tiny, choice(space, **given))
-    eager, waits, _ = follow(space, tiny, rule, choice(space, **given))
+    verifier = space.choice.choose_verifier(tiny, choice(space, **given))
+    eager, waits, _ = follow(space, tiny, verifier, choice(space, **given))
     assert compiler.count == 0
     assert set(waits) == {""}
-    run, waits, seconds = follow(space, tiny, rule, choice(space, engine="Compiled", **given))
+    run, waits, seconds = follow(space, tiny, verifier, choice(space, engine="Compiled", **given))
     assert compiler.count > 0
     assert "compiling" in waits
     assert waits[-1] == ""
@@ -373,7 +352,7 @@ def test_both_sides_decode_compiled(space, tiny, compiler, method):
     assert run.stats.num_emitted == eager.stats.num_emitted > 0
     compiled = compiler.count
     for length in (3, 9, 30):
-        _, waits, _ = follow(space, tiny, rule, choice(space, engine="Compiled", **given), length)
+        _, waits, _ = follow(space, tiny, verifier, choice(space, engine="Compiled", **given), length)
         assert set(waits) == {""}
     assert compiler.count == compiled
 
@@ -440,10 +419,7 @@ def test_models_on_offer(space, cache, monkeypatch):
 
 
 def test_a_model_whose_drafts_are_looked_up(space, cache, monkeypatch):
-    """Catches text about the embedded pair, its prompts, or a missing head.
-
-    Also catches a model that does not decode; the embedded target replaces SmolLM2.
-    """
+    """Catches text about the embedded pair or its head, and a model that does not decode."""
     for part in ("target", "tokenizer"):
         shutil.copytree(WEIGHTS / part, packaged.folder("smollm2"), dirs_exist_ok=True)
     monkeypatch.setenv("HF_DIVERSED_TARGET", "smollm2")
@@ -554,11 +530,8 @@ def test_tokens_are_spelled_in_context():
     reader = TokenReader(tokenizer)
     first = reader.read(records([1, 2], [0, 0], [True, False]))
     second = reader.read(records([3, 4, 9, 1], [1, 2, 2, -1], [False] * 4))
-    assert [(piece.text, piece.origin) for piece in first + second] == [
-        ("caf", "relaxed"),
-        ("é", "residual"),
-        (" x", "bonus"),
-    ]
+    found = [(piece.text, piece.origin) for piece in first + second]
+    assert found == [("caf", "relaxed"), ("é", "residual"), (" x", "bonus")]
     assert (first[0].weight, second[1].weight) == (0.5, None)
 
 

@@ -7,47 +7,34 @@ import torch
 import transformers as tf
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
-from hf_diversed import DiversedHead, DiversedHeadConfig
+from hf_diversed import DiversedHead, DiversedHeadConfig, RoundStreamer
 
 
 VOCAB_SIZE = 64
 PAD, EOS, BOS = 0, 1, 2
 SAMPLED = {"max_new_tokens": 12, "do_sample": True, "top_k": 0}
 
-_BASE = {
-    "vocab_size": VOCAB_SIZE,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 128,
-    "pad_token_id": PAD,
-    "eos_token_id": EOS,
-    "bos_token_id": BOS,
-    # With tied weights a random model repeats its input token.
-    "tie_word_embeddings": False,
-}
+# With tied weights a random model repeats its input token.
+_TOKENS = {"vocab_size": VOCAB_SIZE, "pad_token_id": PAD, "eos_token_id": EOS, "bos_token_id": BOS}
+_TOKENS["tie_word_embeddings"] = False
+_BASE = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "max_position_embeddings": 128}
+_BASE |= {"num_attention_heads": 4, "num_key_value_heads": 2, **_TOKENS}
 _GEMMA = {"head_dim": 8, "query_pre_attn_scalar": 8, "sliding_window": 8}
-_GPT2 = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 128}
-_GPT2 |= {
-    name: _BASE[name] for name in ("vocab_size", "pad_token_id", "eos_token_id", "bos_token_id", "tie_word_embeddings")
-}
-_VISION = {
-    "hidden_size": 16,
-    "intermediate_size": 16,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "image_size": 28,
-    "patch_size": 14,
-}
+_GPT2 = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 128, **_TOKENS}
+_VISION = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+_VISION |= {"image_size": 28, "patch_size": 14}
+_EXPERTS = {"head_dim": 8, "num_local_experts": 4, "num_experts_per_tok": 2}
+_MIXED = {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"]}
+_LATENT = {"moe_intermediate_size": 16, "n_routed_experts": 4, "n_group": 2, "topk_group": 1, "num_experts_per_tok": 2}
+_LATENT |= {"n_shared_experts": 1, "first_k_dense_replace": 1, "kv_lora_rank": 16, "q_lora_rank": 16}
+_LATENT |= {"qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 12, "num_key_value_heads": 4}
 
 
 _QUERIES_OR_KEYS = re.compile("q_proj|k_proj|qkv|query_key_value|c_attn|q_a_proj|q_b_proj|kv_a_proj|kv_b_proj")
 
 
 def _gemma3_vision():
-    text = {**_BASE, **_GEMMA, "layer_types": ["sliding_attention", "full_attention"], "model_type": "gemma3_text"}
+    text = {**_BASE, **_GEMMA, **_MIXED, "model_type": "gemma3_text"}
     config = tf.Gemma3Config(
         text_config=text, vision_config=_VISION, mm_tokens_per_image=4, image_token_index=3, tie_word_embeddings=False
     )
@@ -64,48 +51,18 @@ ARCHITECTURES = {
         tf.Qwen3MoeConfig(**_BASE, head_dim=8, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16)
     ),
     "gemma2": lambda: tf.Gemma2ForCausalLM(tf.Gemma2Config(**_BASE, **_GEMMA)),
-    "gemma3_text": lambda: tf.Gemma3ForCausalLM(
-        tf.Gemma3TextConfig(**_BASE, **_GEMMA, layer_types=["sliding_attention", "full_attention"])
-    ),
+    "gemma3_text": lambda: tf.Gemma3ForCausalLM(tf.Gemma3TextConfig(**{**_BASE, **_GEMMA, **_MIXED})),
     "gemma3_multimodal": _gemma3_vision,
     "mistral": lambda: tf.MistralForCausalLM(tf.MistralConfig(**_BASE, sliding_window=8)),
     "phi3": lambda: tf.Phi3ForCausalLM(tf.Phi3Config(**_BASE, sliding_window=8)),
     "granite": lambda: tf.GraniteForCausalLM(tf.GraniteConfig(**_BASE)),
     "olmo2": lambda: tf.Olmo2ForCausalLM(tf.Olmo2Config(**_BASE)),
     "cohere": lambda: tf.CohereForCausalLM(tf.CohereConfig(**_BASE, logit_scale=1.0)),
-    "cohere2": lambda: tf.Cohere2ForCausalLM(
-        tf.Cohere2Config(
-            **_BASE, logit_scale=1.0, sliding_window=8, layer_types=["sliding_attention", "full_attention"]
-        )
-    ),
+    "cohere2": lambda: tf.Cohere2ForCausalLM(tf.Cohere2Config(**_BASE, **_MIXED, logit_scale=1.0)),
     "gpt_oss": lambda: tf.GptOssForCausalLM(
-        tf.GptOssConfig(
-            **_BASE,
-            head_dim=8,
-            num_local_experts=4,
-            num_experts_per_tok=2,
-            sliding_window=8,
-            layer_types=["sliding_attention", "full_attention"],
-            rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
-        )
+        tf.GptOssConfig(**_BASE, **_MIXED, **_EXPERTS, rope_parameters={"rope_type": "default", "rope_theta": 10000.0})
     ),
-    "deepseek_v3": lambda: tf.DeepseekV3ForCausalLM(
-        tf.DeepseekV3Config(
-            **{**_BASE, "num_key_value_heads": 4},
-            moe_intermediate_size=16,
-            n_routed_experts=4,
-            n_group=2,
-            topk_group=1,
-            num_experts_per_tok=2,
-            n_shared_experts=1,
-            first_k_dense_replace=1,
-            kv_lora_rank=16,
-            q_lora_rank=16,
-            qk_rope_head_dim=8,
-            qk_nope_head_dim=8,
-            v_head_dim=12,
-        )
-    ),
+    "deepseek_v3": lambda: tf.DeepseekV3ForCausalLM(tf.DeepseekV3Config(**{**_BASE, **_LATENT})),
     "gpt_bigcode": lambda: tf.GPTBigCodeForCausalLM(tf.GPTBigCodeConfig(**_GPT2)),
     "glm": lambda: tf.GlmForCausalLM(tf.GlmConfig(**_BASE, head_dim=8)),
     "stablelm": lambda: tf.StableLmForCausalLM(tf.StableLmConfig(**_BASE)),
@@ -201,6 +158,32 @@ def word_tokenizer(prefix: str = "") -> tf.PreTrainedTokenizerFast:
     tokens = {"pad_token": f"w{PAD}", "eos_token": f"w{EOS}", "bos_token": f"w{BOS}"}
     names = ["input_ids", "attention_mask"]
     return tf.PreTrainedTokenizerFast(tokenizer_object=backend, padding_side="left", model_input_names=names, **tokens)
+
+
+def certificate(**changes) -> dict:
+    """Return an entry of a head's `certified_drops`, for calls under `SAMPLED` with 5 draft tokens."""
+    entry = {"max_drop": 0.01, "strictness": 0.35, "confidence": 0.95, "drop": -0.002, "acceptance_rate": 0.9}
+    entry |= {"task": "math", "metric": "accuracy", "num_prompts": 500, "samples_per_prompt": 2}
+    entry |= {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "num_assistant_tokens": 5, "max_new_tokens": 12}
+    entry |= {"processors": [], "dtype": "target float32, draft float32", "head": "DiversedHead:0123456789abcdef"}
+    entry |= {"target": "LlamaForCausalLM:0123456789abcdef", "draft": "LlamaForCausalLM:fedcba9876543210"}
+    return entry | changes
+
+
+class Listener(RoundStreamer):
+    """Stores the rounds and the tokens that are streamed to it."""
+
+    def __init__(self):
+        self.rounds, self.tokens, self.ended = [], [], 0
+
+    def put_round(self, records, stats):
+        self.rounds.append((records, stats))
+
+    def put(self, value):
+        self.tokens += value.flatten().tolist()
+
+    def end(self):
+        self.ended += 1
 
 
 def tiny_block_head(seed: int = 0) -> DiversedHead:

@@ -27,27 +27,14 @@ def run(options: dict[str, str]) -> None:
 def test_random_weights_end_to_end(configs, tmp_path, capsys):
     """Catches options without effect, tables that fail for a method without draft tokens, and numbers cut to "1…"."""
     output = tmp_path / "new" / "benchmark.json"
-    options = {
-        "--methods": "target,upstream,lossless,fresh:both,fresh:distribution",
-        "--acceptance": "0.9,0.8,0.8",
-        "--batch-sizes": "1,2",
-        "--context-lengths": "8,16",
-        "--draft-lengths": "3,2",
-        "--max-new-tokens": "12",
-        "--repeats": "1",
-        "--num-layers": "1",
-        "--device": "cpu",
-        "--output": str(output),
-    }
+    options = {"--methods": "target,upstream,lossless,fresh:both,fresh:distribution", "--output": str(output)}
+    options |= {"--acceptance": "0.9,0.8,0.8", "--batch-sizes": "1,2", "--context-lengths": "8,16"}
+    options |= {"--draft-lengths": "3,2", "--max-new-tokens": "12", "--repeats": "1", "--num-layers": "1"}
+    options["--device"] = "cpu"
     run(configs | options)
     printed = capsys.readouterr().out
-    for words in (
-        "fresh:distribution",
-        "bandwidth limit",
-        "memory, and compiling",
-        "ms per round, by part",
-        "takes one row",
-    ):
+    tables = ("fresh:distribution", "bandwidth limit", "memory, and compiling", "ms per round, by part")
+    for words in (*tables, "takes one row"):
         assert words in printed
     assert "…" not in printed
     report = json.loads(output.read_text())

@@ -16,8 +16,7 @@ def config(tmp_path):
 
 
 def test_dry_run_writes_a_file_per_step_and_continues(config, tmp_path, monkeypatch, capsys):
-    """Catches steps whose arguments the benchmark rejects, figures that are written at the end only, and finished
-    steps that are repeated."""
+    """Catches steps with rejected arguments, figures that are written at the end only, and repeated steps."""
     monkeypatch.setattr(gpu, "run_tests", lambda limit, dry_run: {"exit_code": 0})
     steps = ["tests", "llama-0.7-batch-1-eager", "qwen-0.85-batch-8-compiled"]
     folder = tmp_path / "gpu"

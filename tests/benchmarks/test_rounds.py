@@ -31,34 +31,22 @@ PARAMETERS = {
     "gemma-3-12b": 11_765_788_416 + 64 * 3840,
     "gemma-3-4b": 3_880_099_328 + 64 * 2560,
 }
+SHORT = {"context_lengths": (8,), "draft_lengths": (3,), "max_new_tokens": 16, "repeats": 2, "progress": False}
 METHODS = ["target", "upstream", "upstream:0.7", "lossless", "static:0.7", "fresh:both"]
 
 
 @pytest.fixture(scope="module")
 def report(pair) -> dict:
     """A report without a given acceptance, which upstream does not support."""
-    settings = BenchmarkSettings(
-        batch_sizes=(1, 3), context_lengths=(8,), draft_lengths=(3,), max_new_tokens=16, repeats=2, progress=False
-    )
-    return benchmark(*pair, METHODS, settings)
+    return benchmark(*pair, METHODS, BenchmarkSettings(**SHORT, batch_sizes=(1, 3)))
 
 
 @pytest.fixture(scope="module")
 def compiled(pair) -> dict:
     """A report of traced but not compiled rounds, at a given acceptance."""
-    settings = BenchmarkSettings(
-        batch_sizes=(1,),
-        context_lengths=(8,),
-        draft_lengths=(3,),
-        max_new_tokens=16,
-        repeats=2,
-        acceptance=(1.0,),
-        progress=False,
-        backend="eager",
-    )
-    return benchmark(
-        *pair, ["target", "compiled:target", "upstream:0.7", "static:0.7", "compiled:static:0.7"], settings
-    )
+    settings = BenchmarkSettings(**SHORT, batch_sizes=(1,), acceptance=(1.0,), backend="eager")
+    methods = ["target", "compiled:target", "upstream:0.7", "static:0.7", "compiled:static:0.7"]
+    return benchmark(*pair, methods, settings)
 
 
 def record(report: dict, method: str, batch_size: int = 1) -> dict:
@@ -69,27 +57,23 @@ def record(report: dict, method: str, batch_size: int = 1) -> dict:
 # Given acceptance
 
 
-@pytest.mark.parametrize("rule", [LosslessVerifier(), StaticEnsembleVerifier(0.5)])
-def test_synthetic_rates_are_conditional_and_the_verifier_still_runs(rule):
+@pytest.mark.parametrize("verifier", [LosslessVerifier(), StaticEnsembleVerifier(0.5)])
+def test_synthetic_rates_are_conditional_and_the_verifier_still_runs(verifier):
     """Catches unconditional rates, a list truncated at the wrong end, and a residual of another verifier."""
     draft, target = make_block(rows=2)
     rows, count = draft.tokens.shape
-    verdict = SyntheticVerifier(rule, [0.9, 0.5, 0.25, 0.1])(None, draft, target)
+    verdict = SyntheticVerifier(verifier, [0.9, 0.5, 0.25, 0.1])(None, draft, target)
     torch.testing.assert_close(verdict.accept_prob, torch.tensor([[0.9, 0.5, 0.25, 0.1][:count]]).expand(rows, -1))
     positions = torch.zeros(rows, dtype=torch.long)
-    torch.testing.assert_close(verdict.replacement(positions), rule(None, draft, target).replacement(positions))
-    assert (SyntheticVerifier(rule, 0.4)(None, draft, target).accept_prob == 0.4).all()
+    torch.testing.assert_close(verdict.replacement(positions), verifier(None, draft, target).replacement(positions))
+    assert (SyntheticVerifier(verifier, 0.4)(None, draft, target).accept_prob == 0.4).all()
 
 
 def test_accepted_counts_follow_the_given_rates(pair):
     """Catches rates without effect on acceptance. Both bounds are 5 standard errors: false alarm below 1e-5."""
     rates = [0.9, 0.5]
-    loop = functools.partial(
-        diversed_decoding,
-        assistant_model=pair[1],
-        verifier=SyntheticVerifier(LosslessVerifier(), rates),
-        num_assistant_tokens=2,
-    )
+    settings = {"verifier": SyntheticVerifier(LosslessVerifier(), rates), "num_assistant_tokens": 2}
+    loop = functools.partial(diversed_decoding, assistant_model=pair[1], **settings)
     torch.manual_seed(0)
     inputs = {"input_ids": torch.full((32, 4), 5), "attention_mask": torch.ones(32, 4, dtype=torch.long)}
     sampling = {"do_sample": True, "top_k": 0, "max_new_tokens": 60, "eos_token_id": None, "pad_token_id": 0}
@@ -151,10 +135,8 @@ def test_inputs_of_an_untrained_head(pair):
     """Catches an input that is parsed and not used."""
     methods = build_timed(["fresh:distribution+token", "fresh:distribution+token+lookahead+target_after"], *pair, None)
     heads = [method.verifier.head for method in methods]
-    assert [(head.needs_token, head.lookahead, head.target_after) for head in heads] == [
-        (True, 0, False),
-        (True, 4, True),
-    ]
+    found = [(head.needs_token, head.lookahead, head.target_after) for head in heads]
+    assert found == [(True, 0, False), (True, 4, True)]
 
 
 def test_timing_leaves_no_trace(pair):
@@ -247,16 +229,10 @@ def test_ratios_are_to_the_right_reference(report):
 def test_ratios_are_mine_over_theirs(pair):
     """Catches inverted ratios, with given times."""
     (method,) = build_timed(["lossless"], *pair)
-    fast, slow = (
-        Case(method, Point(1, 8, 3), [Run(seconds, [seconds, 10.0, 0.1], 3, [[1] * 6], None)])
-        for seconds in (1.0, 2.0)
-    )
-    found = _ratios(slow, fast)
-    assert {name: value["median"] for name, value in found.items()} == {
-        "seconds": 2.0,
-        "ms_per_round": 2.0,
-        "tokens_per_second": 0.5,
-    }
+    runs = [Run(seconds, [seconds, 10.0, 0.1], 3, [[1] * 6], None) for seconds in (1.0, 2.0)]
+    fast, slow = (Case(method, Point(1, 8, 3), [run]) for run in runs)
+    found = {name: value["median"] for name, value in _ratios(slow, fast).items()}
+    assert found == {"seconds": 2.0, "ms_per_round": 2.0, "tokens_per_second": 0.5}
 
 
 def test_limit_counts_the_bytes_that_are_read(report, pair):
@@ -277,10 +253,7 @@ def test_limit_counts_the_bytes_that_are_read(report, pair):
 
 
 def test_compiled_methods_run_compiled(compiled):
-    """Catches a compiled method that decodes eagerly, and an acceptance that applies to one engine only.
-
-    Also catches fields that a compiled round does not have.
-    """
+    """Catches a compiled method that decodes eagerly, and an acceptance that applies to one engine only."""
     eager, ours = record(compiled, "static:0.7"), record(compiled, "compiled:static:0.7")
     assert (eager["engine"], ours["engine"]) == ("eager", "compiled")
     assert ours["acceptance_rate"] == eager["acceptance_rate"] == 1.0

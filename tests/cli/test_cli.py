@@ -72,12 +72,12 @@ def test_generate_prints_text_and_then_statistics(method, words):
     pair = load_demo_pair()
     torch.manual_seed(3)
     inputs = pair.tokenizer(PROMPT, return_tensors="pt")
-    rule = {
+    given = {
         "target": {},
         "lossless": {"assistant_model": pair.draft, "verifier": "lossless"},
         None: {"assistant_model": pair.draft, "diversed_head": pair.heads["math"]},
     }.get(method, {"assistant_model": pair.draft, "verifier": method})
-    out = pair.target.generate(**inputs, **rule, do_sample=True, top_k=0, max_new_tokens=12)
+    out = pair.target.generate(**inputs, **given, do_sample=True, top_k=0, max_new_tokens=12)
     text = pair.tokenizer.decode(out[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
     assert result.stdout == text + "\n"
 
@@ -104,14 +104,9 @@ def test_generate_applies_the_strictness():
 
 def test_tokens_have_colours():
     """Catches tokens without their colours, and model output interpreted as markup."""
-    records = TokenRecords(
-        tokens=torch.tensor([[5, 6]]),
-        source=torch.tensor([[0, 1]], dtype=torch.int8),
-        relaxed=torch.tensor([[True, False]]),
-        **dict.fromkeys(
-            ("weight", "p", "q", "tv", "bias", "log_prob", "strict_prob"), torch.full((1, 2), float("nan"))
-        ),
-    )
+    numbers = [torch.full((1, 2), float("nan"))] * 7
+    source = torch.tensor([[0, 1]], dtype=torch.int8)
+    records = TokenRecords(torch.tensor([[5, 6]]), source, torch.tensor([[True, False]]), *numbers)
     text = token_text(SimpleNamespace(all_special_ids=[], decode=lambda ids: "[red]" * len(ids)), records)
     assert text.plain == "[red][red]"
     assert [span.style for span in text.spans] == [ORIGINS["relaxed"].style, ORIGINS["residual"].style]

@@ -55,10 +55,7 @@ def pair_options(folder) -> list[str]:
 @pytest.mark.parametrize("chat", [False, True])
 @pytest.mark.parametrize("shots", [0, 2])
 def test_prompts_are_those_of_training(from_file, chat, shots, folder, tmp_path, monkeypatch):
-    """Catches a head that is evaluated on other prompts than it was trained on.
-
-    Examples: other shots, plain text instead of a chat, a second BOS, and stop strings that training did not use.
-    """
+    """Catches a head that is evaluated on other prompts than it was trained on: shots, chat, BOS, stop strings."""
     calls = []
     monkeypatch.setattr("hf_diversed.cli.evaluate.sweep", lambda *args, **_: calls.append(args) or [])
     data = None
@@ -81,10 +78,7 @@ def test_prompts_are_those_of_training(from_file, chat, shots, folder, tmp_path,
 
 
 def test_formats_of_prompts_never_mix(folder, tmp_path):
-    """Catches results of two prompt formats in one folder, and a format that is missing in the provenance.
-
-    Also catches a changed header for plain prompts, which would not match existing folders.
-    """
+    """Catches results of two formats in one folder, a format that is not recorded, and another plain header."""
     output = tmp_path / "chat.json"
     call = [*CALL, "--max-new-tokens", "3", *pair_options(folder), "--output"]
     succeed(*call, str(output), "--chat", "--shots", "1")

@@ -135,10 +135,7 @@ def test_unavailable_devices(device):
 
 
 def test_an_unknown_model_is_named(monkeypatch):
-    """Catches "We couldn't connect to 'https://huggingface.co'" without the name of the model.
-
-    Also catches a missing folder that is reported as a malformed repository id.
-    """
+    """Catches an error without the model's name, and a missing folder reported as a malformed repository id."""
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(ValueError, match=r"--target: the folder \./nothing does not exist"):

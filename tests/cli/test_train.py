@@ -26,27 +26,14 @@ RECORDS = {
     "cnndm": {"article": "The bridge was closed on Monday. Repairs will take a week.", "highlights": "Bridge closed."},
     "xsum": {"document": "The lake froze in the night. Skaters came at dawn.", "summary": "Skaters came to the lake."},
     "mbpp": {
-        "text": "Write a function to add two numbers.",
-        "code": "def add(a, b):\n    return a + b",
-        "test_list": ["assert add(1, 2) == 3"],
-        "test_setup_code": "",
+        **{"text": "Write a function to add two numbers.", "code": "def add(a, b):\n    return a + b"},
+        **{"test_list": ["assert add(1, 2) == 3"], "test_setup_code": ""},
     },
 }
-SMALLER = {
-    "max_steps": 2,
-    "num_iterations": 2,
-    "per_device_train_batch_size": 2,
-    "num_generations": 2,
-    "generation_batch_size": 2,
-    "num_examples": 2,
-    "num_eval_examples": 2,
-    "max_completion_length": 6,
-    "reference_generations": 1,
-    "save_steps": 2,
-    "eval_steps": 2,
-    "disable_tqdm": True,
-    "model_init_kwargs": "{}",
-}
+SMALLER = {"max_steps": 2, "num_iterations": 2, "per_device_train_batch_size": 2, "num_generations": 2}
+SMALLER |= {"generation_batch_size": 2, "num_examples": 2, "num_eval_examples": 2, "max_completion_length": 6}
+SMALLER |= {"reference_generations": 1, "save_steps": 2, "eval_steps": 2, "disable_tqdm": True}
+SMALLER["model_init_kwargs"] = "{}"
 
 
 def options_for(folder: Path, output: Path, task: str) -> list[str]:
@@ -175,10 +162,7 @@ def test_used_folders_are_refused(command, used, tmp_path, monkeypatch):
 
 
 def test_overwriting_removes_the_earlier_run(monkeypatch, used):
-    """Catches files of an earlier run that remain, and files of the user that are removed.
-
-    Also catches a folder that is emptied before the new run can start.
-    """
+    """Catches files that remain, the user's that do not, and a folder emptied before the new run can start."""
     trainer = Mock()
     monkeypatch.setattr("hf_diversed.cli.train.build_trainer", Mock(side_effect=ValueError("no such task")))
     options = ["--task", "math", "--output_dir", str(used), "--overwrite"]
@@ -198,11 +182,8 @@ def test_overwriting_removes_the_earlier_run(monkeypatch, used):
 @pytest.mark.parametrize("command", ["train", "tune-draft"])
 def test_interrupts_name_resume(command, tmp_path, monkeypatch):
     """Catches Ctrl-C during training that ends in "Aborted!"."""
-    made = {
-        "train": "hf_diversed.cli.train.build_trainer",
-        "tune-draft": "hf_diversed.training.draft_tuning.tune_draft",
-    }
-    monkeypatch.setattr(made[command], Mock(side_effect=KeyboardInterrupt))
+    made = {"train": "cli.train.build_trainer", "tune-draft": "training.draft_tuning.tune_draft"}
+    monkeypatch.setattr(f"hf_diversed.{made[command]}", Mock(side_effect=KeyboardInterrupt))
     result = run(command, "--task", "math", "--output-dir", str(tmp_path / "out"))
     assert result.exit_code == 130
     assert "Run the same command with --resume" in " ".join(result.stderr.split())

@@ -122,12 +122,8 @@ def test_equations_are_true_and_lead_from_the_question_to_the_answer(style):
         assert len(equations) >= 2
         for left, operator, right, result in equations:
             assert {int(left), int(right)} <= known, example
-            assert {
-                "+": int(left) + int(right) == int(result),
-                "-": int(left) - int(right) == int(result),
-                "*": int(left) * int(right) == int(result),
-                "/": int(right) * int(result) == int(left),
-            }[operator], example
+            a, b, c = int(left), int(right), int(result)
+            assert {"+": a + b == c, "-": a - b == c, "*": a * b == c, "/": b * c == a}[operator], example
             known.add(int(result))
         assert example.completion.endswith(f"The answer is {equations[-1][3]}.")
 

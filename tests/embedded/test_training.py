@@ -15,12 +15,14 @@ from hf_diversed.zoo.loader import WEIGHTS
 
 
 STEPS = CHUNK + 4  # so that the stream crosses into its second chunk
-TINY = Recipe(
-    save_every=5,
-    models={
-        "target": ModelRecipe("target", 16, 32, layers=1, heads=2, steps=STEPS, learning_rate=1e-2, batch=2, warmup=3)
-    },
-)
+
+
+def recipe_of(steps: int, **changes) -> Recipe:
+    target = ModelRecipe("target", 16, 32, layers=1, heads=2, steps=steps, learning_rate=1e-2, batch=2, warmup=3)
+    return Recipe(save_every=5, models={"target": target}, **changes)
+
+
+TINY = recipe_of(STEPS)
 
 
 @pytest.fixture(scope="module")
@@ -55,27 +57,21 @@ def test_a_killed_run_ends_in_the_same_weights(tokenizer, tmp_path, monkeypatch)
 def test_an_extended_run_is_recorded(tokenizer, tmp_path):
     """Catches the provenance of an extended run that looks like that of a single run."""
     for steps in (2, 3):
-        models = {"target": dataclasses.replace(TINY.models["target"], steps=steps)}
-        recipe = dataclasses.replace(TINY, models=models)
-        _, figures = train.train_model(recipe, "target", tokenizer, tmp_path, compiled=False)
+        _, figures = train.train_model(recipe_of(steps), "target", tokenizer, tmp_path, compiled=False)
     assert figures["schedules"] == [{"from_step": 0, "steps": 2}, {"from_step": 2, "steps": 3}]
 
 
 @pytest.mark.parametrize(
     ("recipe", "words"),
     [
-        (dataclasses.replace(TINY, seed=1), "was trained by another recipe"),
-        (
-            dataclasses.replace(TINY, models={"target": dataclasses.replace(TINY.models["target"], steps=1)}),
-            "--target-steps must be at least 2, the steps of .*, got 1",
-        ),
+        (recipe_of(STEPS, seed=1), "was trained by another recipe"),
+        (recipe_of(1), "--target-steps must be at least 2, the steps of .*, got 1"),
     ],
     ids=["another seed", "too few steps"],
 )
 def test_a_checkpoint_of_another_run_is_refused(tokenizer, tmp_path, recipe, words):
     """Catches weights of one recipe with the provenance of another."""
-    short = dataclasses.replace(TINY, models={"target": dataclasses.replace(TINY.models["target"], steps=2)})
-    train.train_model(short, "target", tokenizer, tmp_path, compiled=False)
+    train.train_model(recipe_of(2), "target", tokenizer, tmp_path, compiled=False)
     with pytest.raises(ValueError, match=words):
         train.train_model(recipe, "target", tokenizer, tmp_path, compiled=False)
 

@@ -12,7 +12,7 @@ from hf_diversed import DiversedVerifier, LosslessVerifier, StaticEnsembleVerifi
 from hf_diversed.engines import buffers, static
 from hf_diversed.verifiers.mixture import MixtureVerifier, Weights
 from tests.engines.modes import COMPILED, SMALL, STATIC, TRACED, assert_same, decode
-from tests.tiny import ARCHITECTURES, EOS, ragged_batch, tiny_block_head, tiny_draft, tiny_head, tiny_model
+from tests.tiny import ARCHITECTURES, EOS, Listener, ragged_batch, tiny_block_head, tiny_draft, tiny_head, tiny_model
 
 
 EAGER_ATTENTION = {"gemma2", "gpt_oss"}  # as upstream recommends
@@ -198,15 +198,11 @@ def test_scores_records_and_streams(pair):
         mine, theirs = getattr(out.token_records, name), getattr(expected.token_records, name)
         torch.testing.assert_close(mine, theirs, equal_nan=True, atol=1e-4, rtol=1e-4)
 
-    streamed: list[int] = []
-
-    class Recorder(hf_diversed.RoundStreamer):
-        def put_round(self, records, stats):
-            streamed.extend(records.tokens[0].tolist())
-
-    alone = {"batch": ragged_batch(1), "return_dict_in_generate": False}
-    text = decode(pair, TRACED, streamer=Recorder(), **alone)
-    assert text[0, -len(streamed) :].tolist() == streamed
+    listener = Listener()
+    text = decode(pair, TRACED, streamer=listener, batch=ragged_batch(1), return_dict_in_generate=False)
+    assert listener.tokens == text[0].tolist()
+    streamed = torch.cat([records.tokens[0] for records, _ in listener.rounds])
+    assert torch.equal(streamed, text[0, 9:])
 
 
 def test_stop_strings(pair):
@@ -240,10 +236,8 @@ def test_what_static_shapes_cannot_serve_is_reported(pair, caplog):
     """Catches a fallback without its reason, and a warning for the first of several models only."""
     target, draft = pair
     out = decode(pair, STATIC, batch={"input_ids": torch.tensor([[5]])})
-    assert (out.stats.engine, out.stats.engine_reason) == (
-        "eager",
-        "a prompt of one token leaves nothing to fill the caches with",
-    )
+    assert out.stats.engine == "eager"
+    assert out.stats.engine_reason == "a prompt of one token leaves nothing to fill the caches with"
     for _ in range(2):
         bound = copy.deepcopy(target)
         bound.forward = bound.forward

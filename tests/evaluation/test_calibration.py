@@ -9,16 +9,11 @@ from hf_diversed.evaluation import EvaluationSettings, evaluate, read_results
 from hf_diversed.evaluation.calibration import STRICTNESSES, calibrate, rewards
 from hf_diversed.provenance import model_digest, module_digest
 from tests.evaluation.fakes import Interrupted, LetterTask, examples, tiny_pair
-from tests.tiny import ragged_batch, tiny_head
+from tests.tiny import certificate, ragged_batch, tiny_head
 
 
 SETTINGS = EvaluationSettings(batch_size=10, samples_per_prompt=2, num_assistant_tokens=3)
 DROPS, STRICT_TO_PERMISSIVE = (0.001, 0.7), (0.9, 0.5, 0.1)  # twenty prompts tell a point from none never, 70 always
-
-
-@pytest.fixture(scope="module")
-def pair():
-    return tiny_pair()
 
 
 def run(pair, folder: Path, task=None, drops=DROPS, strictnesses=STRICT_TO_PERMISSIVE, head=None, **options):
@@ -41,45 +36,21 @@ def test_records_what_was_measured(pair, tmp_path):
     """Catches figures of another strictness, an entry for a failed drop, and a table that its head refuses."""
     head = tiny_head()
     (entry,), tested = run(pair, tmp_path, head=head)
-    records = evaluate(
-        pair,
-        LetterTask(),
-        examples(20),
-        ["target", *(f"diversed@{value}" for value in STRICT_TO_PERMISSIVE)],
-        SETTINGS,
-        head=head,
-    )
+    methods = ["target", *(f"diversed@{value}" for value in STRICT_TO_PERMISSIVE)]
+    records = evaluate(pair, LetterTask(), examples(20), methods, SETTINGS, head=head)
     assert [item.strictness for item in tested] == list(STRICT_TO_PERMISSIVE)
     for item, record in zip(tested, records[1:]):
         assert item.drop == pytest.approx(record["quality_drop"])
         assert item.acceptance_rate == record["acceptance_rate"]
     assert [list(item.p_values) for item in tested] == [list(DROPS), [0.7], [0.7]]
-    assert entry == {
-        "max_drop": 0.7,
-        "confidence": 0.95,
-        "strictness": 0.1,
-        "drop": tested[-1].drop,
-        "acceptance_rate": tested[-1].acceptance_rate,
-        "task": "letters",
-        "metric": "share of lower case",
-        "num_prompts": 20,
-        "samples_per_prompt": 2,
-        "temperature": 1.0,
-        "top_k": 0,
-        "top_p": 1.0,
-        "num_assistant_tokens": 3,
-        "max_new_tokens": 6,
-        "processors": [],
-        "dtype": "target float32, draft float32",
-        "target": model_digest(pair.target),
-        "draft": model_digest(pair.draft),
-        "head": module_digest(head),
-    }
+    about = {"task": "letters", "metric": "share of lower case", "num_prompts": 20, "num_assistant_tokens": 3}
+    about |= {"target": model_digest(pair.target), "draft": model_digest(pair.draft), "head": module_digest(head)}
+    about |= {"max_new_tokens": 6, "drop": tested[-1].drop, "acceptance_rate": tested[-1].acceptance_rate}
+    assert entry == certificate(max_drop=0.7, strictness=0.1, **about)
     assert head.config.certified_drops == [entry]
     call = {"do_sample": True, "top_k": 0, "max_new_tokens": 6, "return_dict_in_generate": True}
-    out = pair.target.generate(
-        **ragged_batch(), **call, assistant_model=pair.draft, diversed_head=head, diversed_max_drop=0.7
-    )
+    call |= {"assistant_model": pair.draft, "diversed_head": head}
+    out = pair.target.generate(**ragged_batch(), **call, diversed_max_drop=0.7)
     assert out.stats.strictness == 0.1
 
 

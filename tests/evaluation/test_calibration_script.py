@@ -18,8 +18,7 @@ def pool(*drops: float) -> np.ndarray:
 
 
 def test_counts_what_was_certified_and_what_was_wrong():
-    """Catches a failure that is decided by the calibration's own prompts, and strictness values that are shifted by
-    one."""
+    """Catches a failure decided by the calibration's own prompts, and strictness values shifted by one."""
     (safe, tight) = simulate(pool(0.0, 0.1, 0.3), [0.25, 0.1 - 1e-6], ARGUMENTS)
     assert safe["kept"] == safe["certified"] == 1.0
     assert safe["strictnesses"] == {"0.9": 200}

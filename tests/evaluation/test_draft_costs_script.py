@@ -12,8 +12,7 @@ from tests.tiny import tiny_model
 
 
 def test_needed_acceptance_is_where_the_gain_begins():
-    """Catches an acceptance with a lower speedup, one that is higher than needed, and a speedup that cannot be
-    reached."""
+    """Catches an acceptance that is too low or too high, and a speedup that cannot be reached."""
     times = ForwardTimes(1.0, 0.1, 0.05, 0.2)
     for gain in (1.0, 1.5):
         rate = draft_costs.needed(gain, times)
@@ -36,12 +35,11 @@ def test_costs_are_those_of_a_round():
 def test_a_step_leaves_the_cache_as_it_was():
     """Catches a context that grows in each repetition, so that later ones take longer."""
     model, widths = tiny_model("llama"), []
-    handle = model.register_forward_pre_hook(
-        lambda module, args, kwargs: widths.append(
-            (kwargs["input_ids"].shape[1], kwargs["past_key_values"].get_seq_length())
-        ),
-        with_kwargs=True,
-    )
+
+    def note(module, args, kwargs):
+        widths.append((kwargs["input_ids"].shape[1], kwargs["past_key_values"].get_seq_length()))
+
+    handle = model.register_forward_pre_hook(note, with_kwargs=True)
     with torch.inference_mode():
         run = draft_costs.step(model, 3, 9)
         run()
@@ -54,19 +52,8 @@ def test_the_script_writes_what_it_measured(tmp_path, monkeypatch, capsys):
     """Catches a report without its provenance, and draft models that are stored under each other's name."""
     folder, output = tmp_path / "target", tmp_path / "costs" / "out.json"
     tiny_model("llama").save_pretrained(folder)
-    options = [
-        "--target",
-        str(folder),
-        "--layers",
-        "1,2",
-        "--vocabulary",
-        "16,0,64",
-        "--context",
-        "8",
-        "--repeats",
-        "2",
-    ]
-    monkeypatch.setattr(sys, "argv", ["draft_costs.py", *options, "--new-tokens", "6", "--output", str(output)])
+    options = f"--target {folder} --layers 1,2 --vocabulary 16,0,64 --context 8 --repeats 2 --new-tokens 6".split()
+    monkeypatch.setattr(sys, "argv", ["draft_costs.py", *options, "--output", str(output)])
     threads = torch.get_num_threads()
     draft_costs.main()
     torch.set_num_threads(threads)

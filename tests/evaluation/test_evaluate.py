@@ -39,11 +39,6 @@ NOT_HERE = {"quality_wilson_ci", "split"}
 
 
 @pytest.fixture(scope="module")
-def pair() -> Pair:
-    return tiny_pair()
-
-
-@pytest.fixture(scope="module")
 def head() -> DiversedHead:
     torch.manual_seed(0)
     return DiversedHead(DiversedHeadConfig(32, 32)).eval()
@@ -150,8 +145,7 @@ def test_without_plain_decoding(whole):
 
 @pytest.mark.parametrize("calls", [1, 4, 7])
 def test_an_interrupted_run_gives_the_same_table(pair, few, tmp_path, calls):
-    """Catches seeds that depend on earlier calls, repeated calls, and an incomplete line after which the run cannot
-    continue."""
+    """Catches seeds that depend on earlier calls, repeated calls, and an incomplete line that stops the run."""
     chosen = settings(samples_per_prompt=2)
     with pytest.raises(Interrupted):
         evaluate(pair, LetterTask(calls_left=calls), examples(5), FEW, chosen, output=tmp_path)
@@ -215,8 +209,8 @@ def test_other_settings_are_refused(pair, tmp_path, changes, count, words):
 
 def test_another_verifier_under_one_label_is_refused(pair, tmp_path):
     for weight in (0.5, 0.5):
-        rule = ("mine", StaticEnsembleVerifier(weight))
-        evaluate(pair, LetterTask(), examples(4), [rule], settings(), output=tmp_path)
+        verifier = ("mine", StaticEnsembleVerifier(weight))
+        evaluate(pair, LetterTask(), examples(4), [verifier], settings(), output=tmp_path)
     with pytest.raises(ValueError, match=r"'mine' as StaticEnsembleVerifier\(weight=0.5\)"):
         evaluate(pair, LetterTask(), examples(4), [("mine", StaticEnsembleVerifier(0.4))], settings(), output=tmp_path)
 

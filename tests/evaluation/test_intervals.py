@@ -23,8 +23,7 @@ def sums():
 
 
 def test_statistics_are_those_of_a_loop(sums):
-    """Catches counts of the wrong replicate, means of ratios instead of ratios of sums, and methods resampled
-    independently."""
+    """Catches counts of another replicate, means of ratios, and methods resampled independently."""
     accepted, drafted, score, samples = sums
     bootstrap = Bootstrap(23, 40, seed=7)
     rates = np.stack([bootstrap.ratio(a, d) for a, d in zip(accepted, drafted)], axis=1)

@@ -84,8 +84,7 @@ def test_verifiers_are_matched_to_the_acceptance_of_a_head(tmp_path):
 
 
 def test_the_oracle_is_scored_on_held_out_continuations():
-    """Catches costs of the wrong sign, an oracle that is scored on the data that it selects by, and verifiers in
-    reverse order."""
+    """Catches costs of the wrong sign, and an oracle that is scored on the data that it selects by."""
     generator = np.random.default_rng(0)
     chosen = []
     for example in range(NUM_PROMPTS):

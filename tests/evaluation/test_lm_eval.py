@@ -13,7 +13,7 @@ import hf_diversed
 from hf_diversed import DiversedHead, DiversedHeadConfig
 from hf_diversed.tasks import get_task, load_records
 from hf_diversed.zoo.loader import WEIGHTS
-from tests.commands import run, succeed
+from tests.commands import succeed
 
 
 with warnings.catch_warnings():

@@ -29,15 +29,8 @@ def run(monkeypatch, tmp_path):
     questions.append({"category": "rag", "turns": ["Who?"], "reference": [["Mia"]]})
     for name, rows in (("gsm8k", problems), ("specbench", questions)):
         (tmp_path / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
-    given = [
-        "--target",
-        str(tmp_path / "target"),
-        "--draft",
-        str(tmp_path / "draft"),
-        "--output",
-        str(tmp_path / "out"),
-    ]
-    given += ["--num-examples", "2", "--batch-size", "2", "--max-new-tokens", "6", "--dtype", "float32"]
+    given = f"--target {tmp_path}/target --draft {tmp_path}/draft --output {tmp_path}/out --num-examples 2".split()
+    given += ["--batch-size", "2", "--max-new-tokens", "6", "--dtype", "float32"]
 
     def run(*options: str, task: str = "gsm8k", name: str | None = None) -> dict:
         monkeypatch.setattr(sys, "argv", ["real_pair.py", *given, "--data", f"{task}={tmp_path / task}", *options])
@@ -65,17 +58,15 @@ def test_parts_are_pooled_and_kept(run, tmp_path):
 
 
 def test_categories_and_second_turns(run, tmp_path):
-    """Catches a second turn without the target's answer to the first, answers that differ between methods, and a
-    quality where nothing is scored."""
+    """Catches second turns without the target's first answer, and a quality where nothing is scored."""
     report = run("--methods", f"{PLAIN},{LOSSLESS}", task="specbench")
     cells = [(row["category"], row["method"], row["n"], row["quality"] is None) for row in report["records"]]
     expected = [("math-turn-1", 2, True), ("math-turn-2", 2, True), ("rag-turn-1", 1, False)]
     assert cells == [(name, method, n, none) for name, n, none in expected for method in (PLAIN, LOSSLESS)]
     folder = tmp_path / "out" / "specbench" / "part-0"
     first, second = (read_results(folder / f"math-turn-{turn}") for turn in (1, 2))
-    arguments = SimpleNamespace(
-        output=tmp_path / "out", temperature=1, chat=True, num_examples=2, data={"specbench": tmp_path / "specbench"}
-    )
+    data = {"specbench": tmp_path / "specbench"}
+    arguments = SimpleNamespace(output=tmp_path / "out", temperature=1, chat=True, num_examples=2, data=data)
     sets = {path.name: records for path, records in real_pair.prompt_sets("specbench", 0, arguments)}
     (entry,) = (entry for (method, _, _), entry in first.entries.items() if method == PLAIN)
     answers = [text for _, text in sorted(zip(entry["rows"]["prompt"], entry["rows"]["text"]))]
@@ -85,22 +76,14 @@ def test_categories_and_second_turns(run, tmp_path):
 
 def test_seconds_are_kept_by_draft_length(run, tmp_path):
     """Catches a draft length that is not passed on, and timed repetitions that are repeated."""
-    options = [
-        "--seconds",
-        "--methods",
-        f"{PLAIN},{LOSSLESS}",
-        "--gammas",
-        "1,2",
-        "--batch-sizes",
-        "1",
-        "--eager-only",
-    ]
-    report = run(*options, "--timed-prompts", "1", "--repeats", "1", name="speed")
+    options = f"--seconds --methods {PLAIN},{LOSSLESS} --gammas 1,2 --batch-sizes 1 --eager-only".split()
+    options += ["--timed-prompts", "1", "--repeats", "1"]
+    report = run(*options, name="speed")
     assert [row["num_assistant_tokens"] for row in report["records"]] == [1, 2]
     for row in report["records"]:
         (single,) = row["seconds"]
         assert list(single["methods"]) == [PLAIN, "upstream", LOSSLESS]
-    assert run(*options, "--timed-prompts", "1", "--repeats", "1", name="speed")["records"] == report["records"]
+    assert run(*options, name="speed")["records"] == report["records"]
 
 
 def test_prompts_are_held_out(tmp_path):

@@ -44,7 +44,7 @@ DAMAGES = {
     "no object": (
         b'{"method": "target", "batch": 2',
         b'[2]\n{"method": "target", "batch": 2',
-        r"line 4 must be a JSON object",
+        "line 4 must be a JSON",
     ),
     "no entry": (b'"batch": 1', b'"match": 1', "line 3 lacks batch"),
     "no header": (b'{"task"', b'[]\n{"task"', r"line 1 must be a JSON object, got \[\]"),

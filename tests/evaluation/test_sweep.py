@@ -6,17 +6,12 @@ from dataclasses import replace
 import pytest
 
 from hf_diversed.evaluation import EvaluationSettings, evaluate, sweep
-from tests.evaluation.fakes import Interrupted, LetterTask, examples, tiny_pair
+from tests.evaluation.fakes import Interrupted, LetterTask, examples
 from tests.evaluation.test_evaluate import timeless
 
 
 METHODS = ["target", "static:0.5"]
 SETTINGS = [EvaluationSettings(batch_size=3, num_assistant_tokens=gamma) for gamma in (2, 3)]
-
-
-@pytest.fixture(scope="module")
-def pair():
-    return tiny_pair()
 
 
 def parts(folder, **changes) -> list:

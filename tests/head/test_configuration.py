@@ -10,31 +10,12 @@ from transformers import AutoConfig, AutoModel
 from transformers.utils import logging
 
 from hf_diversed.head import DiversedHead, DiversedHeadConfig, configuration_diversed
+from tests.tiny import certificate
 
 
 WIDTH = "must be an integer from 1 to 131072, got"
 GAMMA = "num_assistant_tokens must be an integer from 1 to 64, or None, got"
-ENTRY = {
-    "max_drop": 0.01,
-    "confidence": 0.95,
-    "strictness": 0.35,
-    "drop": -0.002,
-    "acceptance_rate": 0.9,
-    "task": "math",
-    "metric": "accuracy",
-    "num_prompts": 500,
-    "samples_per_prompt": 2,
-    "temperature": 1.0,
-    "top_k": 0,
-    "top_p": 1.0,
-    "num_assistant_tokens": 5,
-    "head": "DiversedHead:0123456789abcdef",
-    "max_new_tokens": 128,
-    "processors": [],
-    "dtype": "target float32, draft float32",
-    "target": "LlamaForCausalLM:0123456789abcdef",
-    "draft": "LlamaForCausalLM:fedcba9876543210",
-}
+ENTRY = certificate()
 CERTIFIED = "certified_drops must be None, or a list of what `hf-diversed calibrate` writes"
 REFUSED = [
     ({"target_hidden_size": 0}, f"target_hidden_size {WIDTH} 0"),
@@ -123,14 +104,8 @@ FOREIGN = {
     "__class__": "x",
     "_commit_hash": "../../x",
 }
-WRITTEN = {
-    "id2label": "x",
-    "label2id": {},
-    "return_dict": True,
-    "use_cache": False,
-    "name_or_path": "/x",
-    "torch_dtype": "os",
-}
+WRITTEN = {"id2label": "x", "label2id": {}, "return_dict": True, "use_cache": False}
+WRITTEN |= {"name_or_path": "/x", "torch_dtype": "os"}
 
 
 @pytest.mark.parametrize("load", [DiversedHead.from_pretrained, AutoModel.from_pretrained])
@@ -165,25 +140,12 @@ def test_entries_of_transformers_are_not_warned_of(caplog, monkeypatch):
 
 def test_auto_config_round_trip(tmp_path):
     """Catches a field that is not stored, so that later checks of pair, task and settings would be skipped."""
-    settings = {
-        "target_hidden_size": 8,
-        "draft_hidden_size": 6,
-        "head_type": "mlp",
-        "features": "both",
-        "token_features": True,
-        "intermediate_size": 5,
-        "normalize": False,
-        "mixing": "probs",
-        "task": "mbpp",
-        "num_assistant_tokens": 4,
-        "training_temperature": 0.0,
-        "base_model_name_or_path": "org/big",
-        "base_model_revision": "a1",
-        "assistant_model_name_or_path": "org/small",
-        "assistant_model_revision": "b2",
-        "vocab_size": 77,
-        "certified_drops": [ENTRY],
-    }
+    settings = {"target_hidden_size": 8, "draft_hidden_size": 6, "head_type": "mlp", "features": "both"}
+    settings |= {"token_features": True, "intermediate_size": 5, "normalize": False, "mixing": "probs"}
+    settings |= {"task": "mbpp", "num_assistant_tokens": 4, "training_temperature": 0.0, "vocab_size": 77}
+    settings |= {"base_model_name_or_path": "org/big", "base_model_revision": "a1"}
+    settings |= {"assistant_model_name_or_path": "org/small", "assistant_model_revision": "b2"}
+    settings["certified_drops"] = [ENTRY]
     DiversedHeadConfig(**settings).save_pretrained(tmp_path)
     loaded = AutoConfig.from_pretrained(tmp_path)
     assert type(loaded) is DiversedHeadConfig

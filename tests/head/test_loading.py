@@ -99,10 +99,7 @@ def test_other_types_of_numbers_are_refused(folder, kind):
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (
-            lambda good: good[:-1] + b', "j": "' + b"x" * 2**20 + b'"}',
-            r"config\.json has 1,\d+,\d+ bytes, expected 0 to 1,048,576",
-        ),
+        (lambda good: good[:-1] + b', "j": "' + b"x" * 2**20 + b'"}', "bytes, expected 0 to 1,048,576"),
         (lambda good: good[:-1] + b', "j": ' + b"[" * 10**5 + b"]" * 10**5 + b"}", "nested too deeply"),
         (lambda good: good[:40], "is not valid JSON"),
         (lambda good: b"\xff" + good, "is not valid JSON"),

@@ -8,12 +8,7 @@ import pytest
 import torch
 
 from hf_diversed import features as features_module
-from hf_diversed.features import (
-    distribution_features,
-    drafted_token_features,
-    token_features,
-    vocabulary_features,
-)
+from hf_diversed.features import distribution_features, drafted_token_features, token_features, vocabulary_features
 from hf_diversed.head import DiversedHead, DiversedHeadConfig
 from tests.verifier_cases import DRAFT_WIDTH, TARGET_WIDTH, make_block, random_head
 
@@ -133,11 +128,8 @@ def test_standardize_scales_inputs_and_travels_with_the_head(tmp_path):
     torch.manual_seed(0)
     head = DiversedHead(DiversedHeadConfig(4, 3, features="both"))
     torch.nn.init.normal_(head.out.weight)
-    inputs = {
-        "target_hidden": torch.randn(50, 4),
-        "draft_hidden": torch.randn(50, 3),
-        "features": torch.randn(50, 8) * 5 + 2,
-    }
+    inputs = {"target_hidden": torch.randn(50, 4), "draft_hidden": torch.randn(50, 3)}
+    inputs["features"] = torch.randn(50, 8) * 5 + 2
     inputs["features"][:, 3] = 0.25
     head.standardize(**inputs)
     values = (head._values(**inputs) - head.input_mean) / head.input_std

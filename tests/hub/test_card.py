@@ -17,18 +17,13 @@ from hf_diversed.head import LOOKED_UP, DiversedHead, DiversedHeadConfig
 from hf_diversed.hub import HeadRecords, markdown, publication, render_card
 from hf_diversed.provenance import provenance
 from hf_diversed.zoo import load_demo_pair
+from tests.tiny import certificate
 from tools import render_cards
 
 
 EMBEDDED = DiversedHeadConfig(256, 96, features="distribution", task="math", num_assistant_tokens=5)
-HUB = DiversedHeadConfig(
-    4096,
-    1024,
-    task="gsm8k",
-    base_model_name_or_path="Qwen/Qwen3-8B",
-    base_model_revision="0123abc",
-    assistant_model_name_or_path="Qwen/Qwen3-0.6B",
-)
+PAIR = {"base_model_name_or_path": "Qwen/Qwen3-8B", "assistant_model_name_or_path": "Qwen/Qwen3-0.6B"}
+HUB = DiversedHeadConfig(4096, 1024, task="gsm8k", **PAIR, base_model_revision="0123abc")
 REPO = "org/head-gsm8k"
 MADE_WITH = provenance()  # runs git, which is slow
 SIZES = {"target": 8190735360, "draft": 596049920}
@@ -37,67 +32,35 @@ SIZES = {"target": 8190735360, "draft": 596049920}
 def make_record(method: str, place: int, **given) -> dict:
     """Return a record in which every figure differs from all others of `make_evaluation`."""
     quality, rate = 0.8111 - 0.0301 * place, 0.6222 + 0.0407 * place
-    record = {
-        "method": method,
-        "task": "gsm8k",
-        "metric": "accuracy",
-        "n": 437,
-        "samples_per_prompt": 3,
-        "max_new_tokens": 96,
-        "temperature": 0.7,
-        "top_k": 0,
-        "top_p": 1.0,
-        "num_assistant_tokens": 6,
-        "seed": 1234,
-        "quality": quality,
-        "quality_ci": [quality - 0.023, quality + 0.024],
-        "reference": "target",
-        "quality_drop": 0.8111 - quality,
-        "quality_drop_ci": [0.7911 - quality, 0.8311 - quality],
-        "acceptance_rate": rate,
-        "acceptance_rate_ci": [rate - 0.011, rate + 0.012],
-        "verified_acceptance_rate": rate + 0.1,
-        "block_efficiency": 3.517 + 0.21 * place,
-        "mean_weight": 0.973 - 0.1 * place,
-        "static_gain": None,
-        "static_gain_ci": None,
-    }
-    return record | given
+    setting = {"task": "gsm8k", "metric": "accuracy", "n": 437, "samples_per_prompt": 3, "max_new_tokens": 96}
+    setting |= {"temperature": 0.7, "top_k": 0, "top_p": 1.0, "num_assistant_tokens": 6, "seed": 1234}
+    figures = {"quality": quality, "quality_ci": [quality - 0.023, quality + 0.024], "reference": "target"}
+    figures |= {"quality_drop": 0.8111 - quality, "quality_drop_ci": [0.7911 - quality, 0.8311 - quality]}
+    figures |= {"acceptance_rate": rate, "acceptance_rate_ci": [rate - 0.011, rate + 0.012]}
+    figures |= {"verified_acceptance_rate": rate + 0.1, "block_efficiency": 3.517 + 0.21 * place}
+    figures |= {"mean_weight": 0.973 - 0.1 * place, "static_gain": None, "static_gain_ci": None}
+    return {"method": method} | setting | figures | given
 
 
 def make_evaluation(task: str = "gsm8k") -> dict:
-    nothing = dict.fromkeys(
-        name
-        for name in make_record("target", 0)
-        if name.startswith(("reference", "quality_drop", "acc", "ver", "block"))
-    )
+    target = make_record("target", 0, mean_weight=None)
+    speculative = ("reference", "quality_drop", "acc", "ver", "block")
     records = [
-        make_record("target", 0, **nothing, mean_weight=None),
+        target | dict.fromkeys(name for name in target if name.startswith(speculative)),
         make_record("diversed", 2, static_gain=0.0357, static_gain_ci=[0.0048, 0.0661]),
-        make_record("static:0.3", 4),
-        make_record("static:0.7", 3),
-        make_record("lossless", 1),
+        *(make_record(name, place) for name, place in (("static:0.3", 4), ("static:0.7", 3), ("lossless", 1))),
     ]
     models = {role: {"name": "", "parameters": count, "dtype": "torch.bfloat16"} for role, count in SIZES.items()}
-    return {
-        "records": [record | {"task": task} for record in records],
-        "provenance": MADE_WITH | {"evaluation": models},
-    }
+    made_with = MADE_WITH | {"evaluation": models}
+    return {"records": [record | {"task": task} for record in records], "provenance": made_with}
 
 
 def make_training() -> dict:
     settings = {"max_steps": 160, "num_iterations": 4, "per_device_train_batch_size": 256, "learning_rate": 0.0375}
     settings |= {"acceptance_coef": None, "max_quality_drop": 0.0125, "model_init_kwargs": {"cache_dir": "/data/me"}}
-    return MADE_WITH | {
-        "argv": ["hf-diversed", "train", "--task", "gsm8k"],
-        "seed": 77,
-        "training": settings,
-        "rewards": ["gsm8k"],
-        "step": 160,
-        "acceptance_coef": 0.2346,
-        "num_prompts": 1024,
-        "world_size": 2,
-    }
+    about = {"argv": ["hf-diversed", "train", "--task", "gsm8k"], "seed": 77, "rewards": ["gsm8k"], "step": 160}
+    about |= {"acceptance_coef": 0.2346, "num_prompts": 1024, "world_size": 2}
+    return MADE_WITH | about | {"training": settings}
 
 
 def own_record(evaluation: dict) -> dict:
@@ -128,11 +91,8 @@ def test_model_index_contains_the_results():
     own = own_record(evaluation)
     data = ModelCard(render_card(HUB, evaluation, {}, REPO)).data
     assert data.model_name == "head-gsm8k"
-    assert {result.metric_type: result.metric_value for result in data.eval_results} == {
-        "accuracy": own["quality"],
-        "acceptance_rate": own["acceptance_rate"],
-        "block_efficiency": own["block_efficiency"],
-    }
+    expected = {"accuracy": own["quality"]} | {name: own[name] for name in ("acceptance_rate", "block_efficiency")}
+    assert {result.metric_type: result.metric_value for result in data.eval_results} == expected
     for result in data.eval_results:
         assert (result.dataset_type, result.dataset_config) == ("openai/gsm8k", "main")
         assert (result.dataset_split, result.verified, result.source_url) == (None, None, None)
@@ -152,9 +112,7 @@ def test_embedded_pair_names_nothing_on_the_hub():
 def test_folders_are_not_base_models(name, monkeypatch):
     """Catches a local folder shown as a Hub id, or with its path."""
     monkeypatch.chdir(render_cards.ROOT)
-    config = DiversedHeadConfig(
-        8, 8, task="gsm8k", base_model_name_or_path="Qwen/Qwen3-8B", assistant_model_name_or_path=name
-    )
+    config = DiversedHeadConfig(8, 8, task="gsm8k", **PAIR | {"assistant_model_name_or_path": name})
     text = render_card(config, {}, {}, REPO)
     assert "base_model" not in yaml.safe_load(text.split("---\n")[1])
     assert "me/models" not in text
@@ -175,14 +133,8 @@ def test_prompt_lookup_needs_no_draft_model():
 @pytest.mark.parametrize("method", ["target", "lossless", "static:0.7", "static:0.3", "diversed"])
 def test_every_figure_comes_from_its_record(method):
     """Catches typed figures, and a row from another record: a changed figure changes that row only."""
-    shown = [
-        "quality",
-        "quality_drop",
-        "acceptance_rate",
-        "verified_acceptance_rate",
-        "block_efficiency",
-        "mean_weight",
-    ]
+    shown = ["quality", "quality_drop", "acceptance_rate", "verified_acceptance_rate"]
+    shown += ["block_efficiency", "mean_weight"]
     evaluation = make_evaluation()
     before = render_card(HUB, evaluation, {}, REPO).split("## Results")[1].splitlines()
     for name in shown:
@@ -215,10 +167,9 @@ def test_results_table():
 
 def test_setting_and_gain_are_shown():
     text = render_card(HUB, make_evaluation(), {}, REPO)
-    assert (
-        "437 prompts, 3 completions each, temperature 0.7, top_k 0, top_p 1.0, 6 draft tokens per round, at most 96 "
-        "new tokens, seed 1234." in text
-    )
+    for setting in ("437 prompts, 3 completions each", "temperature 0.7, top_k 0, top_p 1.0", "seed 1234"):
+        assert setting in text
+    assert "6 draft tokens per round, at most 96 new tokens" in text
     assert "by +3.6 points of accuracy (95% interval +0.5 to +6.6)" in text
     assert "The drop is the target alone minus the method" in text
     assert "| target | [Qwen/Qwen3-8B](https://huggingface.co/Qwen/Qwen3-8B) | 0123abc | 8,190.74 M |" in text
@@ -239,8 +190,7 @@ def test_missing_figures_are_dashes_without_sentences():
     own_record(evaluation).update(static_gain=-0.0121, metric="accuracy")
     text = render_card(HUB, evaluation, {}, REPO)
     assert "by -1.2 points of accuracy. The static" in text
-    keys = ("method", "task")
-    bare = {"records": [{key: record[key] for key in keys} for record in evaluation["records"]]}
+    bare = {"records": [{name: record[name] for name in ("method", "task")} for record in evaluation["records"]]}
     assert "| **DIVERSED** | - | - | - | - | - | - |" in render_card(HUB, bare, {}, REPO)
 
 
@@ -258,15 +208,10 @@ def test_nothing_recorded():
 def test_training_is_shown():
     training = make_training()
     text = render_card(HUB, {}, training, REPO)
-    for words in (
-        "- Rollouts: 20480, from 1024 prompts.",  # 160 / 4 * 256 * 2
-        "mean reward at most 0.0125 below",
-        "ended at 0.235.",
-        "`learning_rate` 0.0375",
-        "- Seed: 77.",
-        f"torch {training['versions']['torch']}",
-    ):
+    assert "- Rollouts: 20480, from 1024 prompts." in text  # 160 / 4 * 256 * 2
+    for words in ("mean reward at most 0.0125 below", "ended at 0.235.", "`learning_rate` 0.0375", "- Seed: 77."):
         assert words in text
+    assert f"torch {training['versions']['torch']}" in text
     assert "evaluation prompts" not in text
     training["validation"] = {"quality_drop": 0.0075, "quality_drop_error": 0.004, "acceptance_rate": 0.8125}
     for error, words in ((0.004, "was kept."), (0.006, "was not kept.")):
@@ -381,16 +326,7 @@ def _shape(tokens) -> list[tuple[str, str]]:
 
 def test_escapes():
     """Catches visible escapes in ordinary names, and markup that is not escaped."""
-    for words in (
-        "pass@1",
-        "exact_match",
-        "cpu (x86_64)",
-        "Qwen/Qwen3-8B",
-        "NVIDIA H100 80GB HBM3",
-        "+0.5",
-        0.25,
-        "-",
-    ):
+    for words in ("pass@1", "exact_match", "cpu (x86_64)", "Qwen/Qwen3-8B", "NVIDIA H100 80GB", "+0.5", 0.25, "-"):
         assert markdown.text(words) == str(words)
     assert markdown.text("a|b`c\n<d>&[e]\u2028*f*") == r"a\|b\`c &lt;d&gt;&amp;\[e\] \*f\*"
     assert markdown.code("org/head.v1") == "`org/head.v1`"
@@ -422,10 +358,8 @@ def test_a_head_in_a_folder_is_the_one_shown(config, tmp_path):
         assert f'head = DiversedHead.from_pretrained("{shown}")\n' in snippet_of(card)
         assert "pair.heads" not in card
         compile(snippet_of(card), "card", "exec")
-    assert (
-        'DiversedHead.from_pretrained("org/head")'
-        in publication(head, HeadRecords(), "org/head", folder="x")["README.md"].decode()
-    )
+    card = publication(head, HeadRecords(), "org/head", folder="x")["README.md"].decode()
+    assert 'DiversedHead.from_pretrained("org/head")' in card
 
 
 def test_how_to_use_runs(monkeypatch, capsys):
@@ -493,22 +427,9 @@ def test_heads_with_token_features_are_described():
 
 def test_certified_drops_are_shown():
     """Catches a certificate without its settings, and values that become markup."""
-    entry = {
-        "max_drop": 0.0125,
-        "confidence": 0.97,
-        "strictness": 0.35,
-        "drop": 0.0042,
-        "acceptance_rate": 0.8765,
-        "task": "gsm8k",
-        "metric": "<b>|accuracy",
-        "num_prompts": 1319,
-        "samples_per_prompt": 4,
-        "temperature": 0.6,
-        "top_k": 20,
-        "top_p": 0.95,
-        "num_assistant_tokens": 7,
-        "head": "DiversedHead:0",
-    }
+    entry = certificate(max_drop=0.0125, confidence=0.97, drop=0.0042, acceptance_rate=0.8765)
+    entry |= {"task": "gsm8k", "metric": "<b>|accuracy", "num_prompts": 1319, "samples_per_prompt": 4}
+    entry |= {"temperature": 0.6, "top_k": 20, "top_p": 0.95, "num_assistant_tokens": 7}
     config = copy.deepcopy(HUB)
     config.certified_drops = [entry]
     text = render_card(config, {}, {}, REPO)

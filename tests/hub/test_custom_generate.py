@@ -112,10 +112,7 @@ def test_contradictions_and_a_script_elsewhere(hub, pair, tmp_path):
 
 
 def test_another_process_without_the_import(hub, installed, pair, tmp_path):
-    """Catches a script or a card that depends on this test suite's setup.
-
-    A new process with its own cache and HF_ENDPOINT imports transformers only.
-    """
+    """Catches a script or a card that depends on this test suite's setup: here only transformers is imported."""
     for name in ("target", "draft"):
         getattr(pair, name).save_pretrained(tmp_path / name)
         pair.tokenizer.save_pretrained(tmp_path / name)
@@ -139,14 +136,9 @@ print("same", one.tolist() == two.tolist())
 {snippet}
 print("end of the card")
 """
-    environment = {
-        name: value for name, value in os.environ.items() if not name.startswith(("HF_", "TRANSFORMERS_"))
-    } | {
-        "HF_ENDPOINT": hub.endpoint,
-        "HF_HOME": str(tmp_path / "home"),
-        "HF_HUB_DISABLE_XET": "1",
-        "PYTHONPATH": f"{ROOT}{os.pathsep}{installed}",
-    }
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "TRANSFORMERS_"))}
+    environment |= {"HF_ENDPOINT": hub.endpoint, "HF_HOME": str(tmp_path / "home"), "HF_HUB_DISABLE_XET": "1"}
+    environment["PYTHONPATH"] = f"{ROOT}{os.pathsep}{installed}"
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "same True" in done.stdout

@@ -17,16 +17,9 @@ from tests.hub.test_card import HUB, make_evaluation, make_record, make_training
 
 REPO = "org/head-gsm8k"
 STEPS = ("create", "info", "validate", "preupload", "batch", "upload", "verify", "commit")
-FILES = {
-    ".eval_results/gsm8k.yaml",
-    "README.md",
-    "config.json",
-    "custom_generate/generate.py",
-    "custom_generate/requirements.txt",
-    "evaluation.json",
-    "model.safetensors",
-    "provenance.json",
-}
+HEAD_FILES = {"README.md", "config.json", "model.safetensors"}
+HEAD_FILES |= {"custom_generate/generate.py", "custom_generate/requirements.txt"}
+FILES = HEAD_FILES | {".eval_results/gsm8k.yaml", "evaluation.json", "provenance.json"}
 
 
 def make_head(seed: int = 0, **settings) -> DiversedHead:
@@ -83,10 +76,7 @@ def test_results_are_for_leaderboards(hub):
     make_head().push_to_hub(REPO, evaluation=evaluation)
     files = {path: content for path, content in hub.files(REPO).items() if path.startswith(".eval_results/")}
     assert set(files) == {".eval_results/gsm8k.yaml", ".eval_results/gsm8k-strictness-0.75.yaml"}
-    for path, method in (
-        (".eval_results/gsm8k.yaml", "diversed"),
-        (".eval_results/gsm8k-strictness-0.75.yaml", "@0.75"),
-    ):
+    for path, method in zip(sorted(files, reverse=True), ("diversed", "@0.75")):
         (entry,) = parse_eval_result_entries(yaml.safe_load(files[path]))
         record = next(record for record in evaluation["records"] if record["method"].endswith(method))
         assert (entry.dataset_id, entry.task_id) == ("openai/gsm8k", "default")
@@ -119,7 +109,7 @@ def test_nothing_but_the_head_is_sent(hub, tmp_path, monkeypatch):
 def test_no_figures_without_a_record(hub):
     """Catches results without an evaluation."""
     make_head().push_to_hub(REPO)
-    assert set(ours(hub)) == FILES - {".eval_results/gsm8k.yaml", "evaluation.json", "provenance.json"}
+    assert set(ours(hub)) == HEAD_FILES
     assert "No evaluation of this head is recorded." in hub.files(REPO)["README.md"].decode()
 
 
@@ -129,18 +119,16 @@ def test_outdated_results_go(hub):
     files = hub.repositories[REPO].at("main").files
     files["figure.png"] = b"other"
     make_head(seed=1).push_to_hub(REPO)
-    assert set(ours(hub)) == FILES - {".eval_results/gsm8k.yaml", "evaluation.json", "provenance.json"} | {
-        "figure.png"
-    }
+    assert set(ours(hub)) == HEAD_FILES | {"figure.png"}
     assert len(hub.repositories[REPO].commits) == 3
 
 
 def test_figures_of_another_head_are_refused(hub):
     """Catches a card with figures of other weights; nothing may be sent then."""
     evaluation = make_evaluation()
-    rule = "DiversedVerifier(head={}, strictness=[0.5])"
+    definition = "DiversedVerifier(head={}, strictness=[0.5])"
     evaluation["provenance"] = evaluation["provenance"] | {
-        "methods": {"diversed": rule.format(module_digest(make_head()))}
+        "methods": {"diversed": definition.format(module_digest(make_head()))}
     }
     with pytest.raises(ValueError, match="other weights"):
         make_head(seed=1).push_to_hub(REPO, evaluation=evaluation)

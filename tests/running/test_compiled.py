@@ -22,9 +22,9 @@ def pair():
     return target, tiny.tiny_draft(target)
 
 
-def decode(pair, rule, rows: int, length: int, **options):
+def decode(pair, verifier, rows: int, length: int, **options):
     prompts = torch.randint(4, tiny.VOCAB_SIZE, (rows, length), generator=torch.Generator().manual_seed(length))
-    ours = {"assistant_model": pair[1], "verifier": rule, "num_assistant_tokens": GAMMA}
+    ours = {"assistant_model": pair[1], "verifier": verifier, "num_assistant_tokens": GAMMA}
     static = {"cache_implementation": "static", "return_dict_in_generate": True, "do_sample": True}
     return (
         pair[0].generate(prompts, attention_mask=torch.ones_like(prompts), **ours, **static, **DRAWN, **options).stats
@@ -32,21 +32,20 @@ def decode(pair, rule, rows: int, length: int, **options):
 
 
 def test_later_calls_compile_nothing(pair):
-    """Catches buffer sizes that no prompt leads to, a verifier with state of which only the first round is compiled,
-    and models that look different after plain decoding with a static cache of another length."""
-    rule = StaticEnsembleVerifier(0.5, bias_budget=3.0)
+    """Catches sizes that no prompt leads to, state that is not compiled, and models that look changed later."""
+    verifier = StaticEnsembleVerifier(0.5, bias_budget=3.0)
     state = torch.random.get_rng_state()
-    stats = warmup(*pair, verifier=rule, max_length=300, num_assistant_tokens=GAMMA, **DRAWN)
+    stats = warmup(*pair, verifier=verifier, max_length=300, num_assistant_tokens=GAMMA, **DRAWN)
     assert torch.equal(torch.random.get_rng_state(), state)
     assert (stats.num_compiled, stats.num_recompiled) == (4, 0)
     assert stats.seconds > 0
     for length in (5, 90, 250, 280):
-        found = decode(pair, rule, 1, length, max_new_tokens=20)
+        found = decode(pair, verifier, 1, length, max_new_tokens=20)
         assert (found.engine, found.compile.num_compiled) == ("compiled", 0)
         pair[0].generate(torch.full((1, length), 5), cache_implementation="static", max_new_tokens=2 + length % 7)
-    assert warmup(*pair, verifier=rule, max_length=300, num_assistant_tokens=GAMMA, **DRAWN).num_compiled == 0
+    assert warmup(*pair, verifier=verifier, max_length=300, num_assistant_tokens=GAMMA, **DRAWN).num_compiled == 0
     clear_compiled()
-    assert decode(pair, rule, 1, 5, max_new_tokens=1).compile.num_compiled == 1
+    assert decode(pair, verifier, 1, 5, max_new_tokens=1).compile.num_compiled == 1
 
 
 def test_adaptive_calls_compile_nothing_later(pair):
@@ -69,8 +68,7 @@ def test_batches_and_greedy_calls_are_compiled_for_themselves(pair):
 @pytest.mark.parametrize("gamma", [1, 5, 40])
 @pytest.mark.parametrize("max_length", [3, 200, 251, 252, 256, 257, 300, 512, 1000])
 def test_prompts_lead_to_every_size(max_length, gamma):
-    """Catches a size that only the last rounds of the longest texts reach, whose draft tokens exceed the maximum
-    length."""
+    """Catches a size that only the last rounds of the longest texts reach."""
     met = {capacity_for(length + gamma) for length in range(2, max_length)}
     lengths = list(_prompt_lengths(max_length, gamma))
     assert {capacity_for(max(length, 2) + gamma) for length in lengths} == met
@@ -103,8 +101,7 @@ def test_a_pair_that_cannot_be_compiled_is_refused(pair):
 
 
 def test_default_compile_config():
-    """Catches CUDA graphs requested without CUDA, shapes that become dynamic with the second batch size, and
-    upstream's plain decoding left uncompiled on a CPU."""
+    """Catches CUDA graphs without CUDA, dynamic shapes, and plain decoding left uncompiled on a CPU."""
     cpu, cuda = (default_compile_config(torch.device(kind)) for kind in ("cpu", "cuda"))
     assert (cpu.mode, cuda.mode, cpu.dynamic) == ("default", "reduce-overhead", False)
     assert default_compile_config(torch.device("cuda"), "eager").mode == "default"

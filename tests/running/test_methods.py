@@ -46,23 +46,15 @@ def head() -> DiversedHead:
     ],
 )
 def test_parts_of_a_name(text, family, value):
-    """Catches a revision read as a strictness, a head without "@" outside its curve, and a name that parsing
-    changes."""
+    """Catches a revision read as a strictness, and a name that parsing changes."""
     assert MethodName.parse(text).family == (family, value)
     assert str(MethodName.parse(text)) == text
 
 
 def test_names(head):
     """Catches a name that builds another verifier, a strictness of 0 that is ignored, and missing static points."""
-    names = [
-        "target",
-        "lossless",
-        "static:0.7",
-        "spec_cascade:token_v3:0.5",
-        "diversed",
-        "diversed@0.25",
-        "diversed@0",
-    ]
+    names = ["target", "lossless", "static:0.7", "spec_cascade:token_v3:0.5"]
+    names += ["diversed", "diversed@0.25", "diversed@0"]
     methods = build_methods([*names, ("mine", StaticEnsembleVerifier(0.2))], head)
     assert [method.label for method in methods] == [*names, "mine"]
     kinds = [type(None), LosslessVerifier, StaticEnsembleVerifier, SpecCascadeVerifier]
@@ -73,8 +65,7 @@ def test_names(head):
 
 
 def test_truncated_target(head):
-    """Catches a truncation that does not reach `generate`, results of one continued with another, and a misspelled
-    option that decodes without truncation."""
+    """Catches a truncation without effect, results that are mixed with others, and a misspelled option."""
     pair, plain = tiny_pair(), build_methods(["target", "target:top_k=1:top_p=0.9"])
     assert plain[1].generate_kwargs(None, 5) == {"top_k": 1, "top_p": 0.9}
     assert [method.definition for method in plain] == ["plain", "plain:top_k=1:top_p=0.9"]
@@ -112,11 +103,11 @@ def test_descriptions_identify_the_head(head):
 
 def test_descriptions_identify_a_nested_head(head):
     """Catches a head inside another verifier that is identified by its shape only."""
-    rule = ("mine", BlockVerifier(DiversedVerifier(head)))
-    before = build_methods([rule])[0].definition
+    verifier = ("mine", BlockVerifier(DiversedVerifier(head)))
+    before = build_methods([verifier])[0].definition
     with torch.no_grad():
         next(head.parameters()).add_(1e-3)
-    assert build_methods([rule])[0].definition != before
+    assert build_methods([verifier])[0].definition != before
 
 
 def test_bounded_weights_are_not_on_the_static_curve():

@@ -9,8 +9,7 @@ from hf_diversed.running.sampling import Sampling
 
 
 def test_generate_receives_every_sampling_argument():
-    """Catches a setting of the model's generation config, such as a top-k of 50 or a repetition penalty, that makes
-    the distributions of training differ from those of evaluation."""
+    """Catches a setting of the model's config that makes training and evaluation sample differently."""
     fixed = {"top_k": 0, "top_p": 1.0, "repetition_penalty": 1.0}
     assert Sampling().generate_kwargs() == {"do_sample": True, "temperature": 1.0, "max_new_tokens": 128, **fixed}
     greedy = {"do_sample": False, "max_new_tokens": 9, "repetition_penalty": 1.0}
@@ -37,8 +36,7 @@ def test_values_out_of_range(kind, changes, words):
 
 
 def test_an_evaluation_samples_with_its_settings():
-    """Catches a field of `Sampling` that an evaluation ignores, and limits of a task that override the given ones, or
-    are lost."""
+    """Catches a field of `Sampling` that an evaluation ignores, and a task's limits that override given ones."""
     asked = {"temperature": 0.5, "top_k": 3, "top_p": 0.9, "num_assistant_tokens": 2, "batch_size": 7}
     expected = Sampling(**asked, max_new_tokens=11, stop_strings=("x",))
     assert {item.name for item in dataclasses.fields(Sampling)} == {*asked, "max_new_tokens", "stop_strings"}

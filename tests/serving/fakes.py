@@ -13,13 +13,8 @@ MAX_TOKENS = 16
 
 def speculative(**changes: Any) -> SimpleNamespace:
     """Return a `vllm.config.SpeculativeConfig` of a draft model that samples."""
-    given = {
-        "method": "draft_model",
-        "draft_sample_method": "probabilistic",
-        "rejection_sample_method": "standard",
-        "num_speculative_tokens": 5,
-    }
-    return SimpleNamespace(**given | changes)
+    given = {"method": "draft_model", "draft_sample_method": "probabilistic", "num_speculative_tokens": 5}
+    return SimpleNamespace(**given | {"rejection_sample_method": "standard"} | changes)
 
 
 def engine(settings: Any = None, speculative_config: Any = None, vocab_size: int = VOCAB) -> SimpleNamespace:
@@ -33,18 +28,8 @@ def engine(settings: Any = None, speculative_config: Any = None, vocab_size: int
 
 def request(temperature: float = 1.0, *, sampling: dict[str, Any] | None = None, **fields: Any) -> SimpleNamespace:
     """Return `vllm.SamplingParams` with `fields` in `vllm_xargs`, without their prefix."""
-    plain = {
-        "top_k": 0,
-        "top_p": 1.0,
-        "min_p": 0.0,
-        "presence_penalty": 0.0,
-        "frequency_penalty": 0.0,
-        "repetition_penalty": 1.0,
-        "logit_bias": None,
-        "allowed_token_ids": None,
-        "bad_words": None,
-        "structured_outputs": None,
-    }
+    plain = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "max_tokens": MAX_TOKENS, "repetition_penalty": 1.0}
+    plain |= {"presence_penalty": 0.0, "frequency_penalty": 0.0}
+    plain |= dict.fromkeys(("logit_bias", "allowed_token_ids", "bad_words", "structured_outputs"))
     extra = {f"diversed_{name}": value for name, value in fields.items()}
-    plain["max_tokens"] = MAX_TOKENS
     return SimpleNamespace(temperature=temperature, extra_args=extra or None, **plain | (sampling or {}))

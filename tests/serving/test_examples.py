@@ -11,13 +11,8 @@ from hf_diversed.serving.vllm.deployment import SETTINGS
 
 ROOT = Path(__file__).parents[2]
 # Of vLLM 0.32, `v1/spec_decode/metrics.py` and `v1/metrics/loggers.py`.
-COUNTERS = {
-    "vllm:spec_decode_num_drafts_total",
-    "vllm:spec_decode_num_draft_tokens_total",
-    "vllm:spec_decode_num_accepted_tokens_total",
-    "vllm:spec_decode_num_accepted_tokens_per_pos_total",
-    "vllm:generation_tokens_total",
-}
+NAMES = ("drafts", "draft_tokens", "accepted_tokens", "accepted_tokens_per_pos")
+COUNTERS = {"vllm:generation_tokens_total", *(f"vllm:spec_decode_num_{name}_total" for name in NAMES)}
 
 
 def test_the_dashboard_queries_counters_that_exist():

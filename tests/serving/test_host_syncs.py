@@ -60,14 +60,9 @@ def test_runner_v1_reads_nothing(name, sample):
     settings = [runner_v1.read_safely(served, params) for params in requests_for(served)]
     assert any(one.verifier for one in settings)
     with runner_v1.verifying(runner_v1.Batch(served, settings)):
-        found = module.rejection_sample(
-            torch.empty(rows, dtype=torch.int32, device=META),
-            [NUM_DRAFTS] * NUM_REQUESTS,
-            NUM_DRAFTS,
-            None,
-            None if sample == "greedy" else torch.empty(rows, VOCAB, device=META),
-            logits,
-        )
+        tokens = torch.empty(rows, dtype=torch.int32, device=META)
+        q = None if sample == "greedy" else torch.empty(rows, VOCAB, device=META)
+        found = module.rejection_sample(tokens, [NUM_DRAFTS] * NUM_REQUESTS, NUM_DRAFTS, None, q, logits)
     assert found is not logits
     assert found.shape == logits.shape
 

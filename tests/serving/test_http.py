@@ -88,8 +88,7 @@ def server(monkeypatch):
     ],
 )
 def test_every_answer_names_its_verifier(server, params, named):
-    """Catches an answer that does not name what served it, a setting of the previous request, and one that names a
-    strictness where the verifier has none."""
+    """Catches an answer without its verifier, with the previous request's setting, or one that has no effect."""
     app = server.build_app()
     app.answer(server.request(request(max_ratio=0.1)))
     headers = app.answer(server.request(params))

@@ -149,8 +149,7 @@ def test_lossless_rows_are_bit_identical():
 
 @pytest.mark.parametrize("sampled", [True, False], ids=["sampled", "one-hot"])
 def test_draft_tokens_without_an_id_keep_the_targets_logits(sampled: bool):
-    """Catches -1, the id that runner V2 gives to draft tokens that a grammar excludes, used as an index: the error
-    ends the engine."""
+    """Catches -1, which runner V2 gives to draft tokens that a grammar excludes, used as an index."""
     logits, q = distributions("random")
     tokens = torch.tensor([1, -1, 2, -1], dtype=torch.int32)
     relaxed = RequestSettings(verifier=1)

@@ -24,8 +24,7 @@ def test_costs_are_compared_with_neighbouring_steps():
 
 
 def test_records_are_sums_by_prompt():
-    """Catches samples of one prompt counted as prompts, the two ways of counting draft tokens exchanged, and a
-    difference of the wrong sign."""
+    """Catches samples counted as prompts, exchanged counts of draft tokens, and a sign."""
     mine = Completed([1.0, 0.0, 1.0, 1.0], [Counted(10, 5)] * 4, [Counted(8, 5)] * 4)
     generated, behind_first = Completed([1.0] * 4, [], [Counted(10, 6)] * 4), Completed([], [], [Counted(16, 9)] * 4)
     found = _record(mine, generated, behind_first, Bootstrap(2), samples=2)

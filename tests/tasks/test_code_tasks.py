@@ -120,8 +120,7 @@ def test_isolation_is_disabled_only_on_request(sandbox: FakeSandbox):
 
 
 def test_programs_and_tests():
-    """Catches tests inside the program, tests prefixed with a second `assert`, a check that is not called, a helper of
-    the prompt that the program could redefine, Windows line ends."""
+    """Catches tests or helpers that the program can change, a check that is not called, Windows line ends."""
     mbpp, humaneval, code = allowed("mbpp"), allowed("humaneval"), allowed("code")
     assert mbpp.program(RIGHT, RECORDS["mbpp"]) == RIGHT
     assert (

@@ -50,10 +50,7 @@ def test_reads_odd_but_valid_lines(tmp_path: Path):
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
-        (
-            [{"question": "q", "answer": "a"}, '{"question": '],
-            r"line 2 of .*a\.jsonl is not valid JSON: .*one object per line",
-        ),
+        ([{"question": "q", "answer": "a"}, '{"question": '], r"line 2 of .*a\.jsonl is not valid JSON"),
         (["", {"question": "q"}], r"line 2 of .* lacks 'answer', which task 'gsm8k' needs; it has \['question'\]"),
         ([{"answer": None}], "lacks 'question', 'answer'"),
         (["[1, 2]"], r"line 1 of .* must hold a JSON object, got \[1, 2\]"),

@@ -193,8 +193,7 @@ def test_rows_keep_a_prompt_of_the_record():
 
 
 def test_prompted_tasks_equal_the_task_by_default():
-    """Catches a changed plain prompt, so that earlier folders cannot be continued, a score of another task, and stop
-    strings that end a chat turn."""
+    """Catches a changed plain prompt, another task's score, and stop strings that end a chat turn."""
     task, record = get_task("gsm8k"), RECORDS["gsm8k"]
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel({"?": 0}, unk_token="?")))
     plain = PromptedTask(task, tokenizer)

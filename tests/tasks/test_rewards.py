@@ -17,15 +17,9 @@ def chat(text: str) -> list[dict[str, str]]:
 def test_a_task_is_a_reward(form):
     """Catches columns paired with the wrong completion, and chats that are not unpacked."""
     reward = task_reward(get_task("gsm8k"))
-    values = reward(
-        prompts=["a", "b", "c"],
-        completions=[form("#### 5"), form("#### 6"), form("#### 7")],
-        completion_ids=[[1], [2], [3]],
-        answer=["#### 5", "#### 5", "#### 7"],
-        trainer_state=object(),
-        note="three letters are no column",
-    )
-    assert values == [1.0, 0.0, 1.0]
+    columns = {"prompts": ["a", "b", "c"], "completions": [form(f"#### {number}") for number in (5, 6, 7)]}
+    columns |= {"completion_ids": [[1], [2], [3]], "answer": ["#### 5", "#### 5", "#### 7"]}
+    assert reward(**columns, trainer_state=object(), note="three letters are no column") == [1.0, 0.0, 1.0]
     assert reward.__name__ == "gsm8k"
 
 
@@ -68,9 +62,7 @@ def test_code_rewards_run_a_batch_at_once(monkeypatch: pytest.MonkeyPatch):
 
 def test_loads_tasks_functions_and_paths(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     """Catches a permission to run code that is lost, and a function other than the named one."""
-    (tmp_path / "my_rewards.py").write_text(
-        "def short(completions, **columns):\n    return [-1.0] * len(completions)\n"
-    )
+    (tmp_path / "my_rewards.py").write_text("def short(completions, **columns):\n    return [-1.0]\n")
     monkeypatch.syspath_prepend(tmp_path)
     assert load_reward("my_rewards.short")(completions=["a"]) == [-1.0]
     assert load_reward("task:math")(completions=["The answer is 3."], answer=["3"]) == [1.0]
@@ -123,10 +115,7 @@ async def waits(completions, **columns):
         (lambda completions, **columns: "ab", "must return a list of 2"),
         (constant("good", 1.0), "must return numbers or None, got 'good'"),
         (constant(1.0, float("inf")), "must return finite numbers or None, got inf"),
-        (
-            constant(1.0, float("nan")),
-            "reward 'reward' must return finite numbers or None, got nan for completion 'b'",
-        ),
+        (constant(1.0, float("nan")), "must return finite numbers or None, got nan for completion 'b'"),
         (waits, "reward 'waits' is async, which is not supported"),
     ],
 )
@@ -160,11 +149,8 @@ def test_missing_rewards_are_skipped_in_the_sum():
         def __call__(self, completions, **columns):
             return [4.0] * len(completions)
 
-    assert RewardSum([len_reward, Constant(), task_reward(get_task("math"))]).names == [
-        "len_reward",
-        "Constant",
-        "math",
-    ]
+    names = RewardSum([len_reward, Constant(), task_reward(get_task("math"))]).names
+    assert names == ["len_reward", "Constant", "math"]
 
 
 def len_reward(completions, **columns):

@@ -99,8 +99,7 @@ def test_xsum_scores_32_words_and_cnndm_all():
 
 
 def test_scitldr_takes_the_nearest_summary_and_the_columns_of_the_hub():
-    """Catches the score of the first summary or the mean over all, a list in the prompt, and an error for a record
-    without summaries."""
+    """Catches the first summary's score or the mean, a list in the prompt, and records without summaries."""
     task = get_task("scitldr")
     assert task.score(" the cat sat", {"tldr": ["a dog ran", "the cat sat"]}) == 1.0
     hub = {"source": ["It rained.", "We measured."], "target": ["the cat sat"]}
@@ -114,22 +113,15 @@ def test_scitldr_takes_the_nearest_summary_and_the_columns_of_the_hub():
 def test_rewrite_is_deterministic_and_scores_corrections():
     """Catches text that differs between runs, unchanged text, lost letters, and a copy that scores as high as the
     corrected text."""
-    task, text = (
-        get_task("rewrite"),
-        " ".join(f"The {word} measured everything twice." for word in ("ministry", "crew")),
-    )
+    task, text = get_task("rewrite"), "The ministry measured everything twice. The crew measured everything twice."
     changed = misspelled(text, share=0.5)
     assert changed == misspelled(text, share=0.5)
     pairs = list(zip(text.split(" "), changed.split(" ")))
     assert {len(after) - len(before) for before, after in pairs} == {0, 1}
     record = {"source": text.split(". ")}
     assert not task.missing_columns(record)
-    assert (
-        task.score(
-            f" {task.reference(record)}\n\nCorrect the spelling of the following text and change nothing else.", record
-        )
-        == 1.0
-    )
+    next_prompt = "\n\nCorrect the spelling of the following text and change nothing else."
+    assert task.score(f" {task.reference(record)}{next_prompt}", record) == 1.0
     assert 0.0 < task.score(misspelled(task.reference(record), share=0.5), record) < 1.0
     long = " ".join(["measured"] * 2000)
     assert 60 < sum(word != "measured" for word in misspelled(long).split()) < 140  # one of twenty
@@ -163,16 +155,10 @@ def test_wmt_takes_the_first_line_with_text():
 @given(st.text(max_size=80), st.text(min_size=1, max_size=80))
 def test_scores_stay_in_range(completion: str, reference: str):
     """Catches an error, or a score outside [0, 1], for the text of an untrained model."""
-    records = {
-        "cnndm": {"highlights": reference},
-        "xsum": {"summary": reference},
-        "summary": {"answer": reference},
-        "scitldr": {"tldr": [reference, "x y"]},
-        "rewrite": {"text": reference},
-        "wmt": wmt(reference),
-        "gsm8k": {"answer": "#### 3"},
-        "math": {"answer": "3"},
-    }
+    columns = {"cnndm": "highlights", "xsum": "summary", "summary": "answer", "rewrite": "text"}
+    records = {name: {column: reference} for name, column in columns.items()}
+    records |= {"scitldr": {"tldr": [reference, "x y"]}, "wmt": wmt(reference)}
+    records |= {"gsm8k": {"answer": "#### 3"}, "math": {"answer": "3"}}
     for name, record in records.items():
         assert 0.0 <= get_task(name).score(completion, record) <= 1.0
 

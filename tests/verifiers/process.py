@@ -75,7 +75,7 @@ class Block:
         return float(self.chances @ (self.kept() @ counts))
 
 
-def judge(rule: Verifier, tables: Tables, prefix: Tokens, gamma: int, state: torch.Tensor | None = None) -> Block:
+def judge(verifier: Verifier, tables: Tables, prefix: Tokens, gamma: int, state: torch.Tensor | None = None) -> Block:
     """Verify every possible block of `gamma` draft tokens after `prefix`, which starts with a prompt token."""
     paths = list(itertools.product(range(VOCAB), repeat=gamma))
     q = torch.stack([torch.stack([tables.scores(1, prefix + x[:i]) for i in range(gamma)]) for x in paths])
@@ -86,11 +86,11 @@ def judge(rule: Verifier, tables: Tables, prefix: Tokens, gamma: int, state: tor
     memory = None if state is None else state.expand(len(paths), -1)
     ids = torch.tensor([prefix]).expand(len(paths), -1)
     target = TargetOutput(p, hidden=p, raw_logits=p)
-    return Block(paths, chances, rule(ids, draft, target, memory), draft, target)
+    return Block(paths, chances, verifier(ids, draft, target, memory), draft, target)
 
 
 def rounds(
-    rule: Verifier,
+    verifier: Verifier,
     tables: Tables,
     prefix: Tokens,
     gamma: int,
@@ -103,7 +103,7 @@ def rounds(
         for token, share in enumerate(bonus(tables, prefix).tolist()):
             yield (token,), share, state
         return
-    block = judge(rule, tables, prefix, gamma, state)
+    block = judge(verifier, tables, prefix, gamma, state)
     kept = block.kept()
     for count in range(gamma + 1):
         if count < gamma:
@@ -123,7 +123,7 @@ def rounds(
 
 
 def process_probs(
-    rule: Verifier,
+    verifier: Verifier,
     tables: Tables,
     gamma: int,
     length: int,
@@ -145,7 +145,9 @@ def process_probs(
         if left == 0:
             total[here[len(prefix) :]] += chance
             continue
-        for added, share, state in rounds(rule, tables, here, min(gamma, left - 1), memories[key], bonus, weighted):
+        for added, share, state in rounds(
+            verifier, tables, here, min(gamma, left - 1), memories[key], bonus, weighted
+        ):
             name = None if state is None else tuple(state.flatten().tolist())
             memories[name] = state
             node = (here + added, name)

@@ -47,10 +47,10 @@ def block_head(lookahead: int = 2, target_after: bool = True, head_type: str = "
     return head
 
 
-def starts(rule, tables: Tables, gamma: int) -> dict[Tokens, float]:
+def starts(verifier, tables: Tables, gamma: int) -> dict[Tokens, float]:
     """The probability that a round starts with some tokens, up to the first residual token."""
     found: dict[Tokens, float] = {}
-    for tokens, chance, _ in rounds(rule, tables, PREFIX, gamma, None, Tables.p):
+    for tokens, chance, _ in rounds(verifier, tables, PREFIX, gamma, None, Tables.p):
         for n in range(1, min(len(tokens), gamma) + 1):
             found[tokens[:n]] = found.get(tokens[:n], 0.0) + chance
     return found
@@ -67,8 +67,7 @@ def bound(of, tables: Tables, tokens: Tokens) -> float:
 
 @pytest.mark.parametrize("gamma", [1, 2, 3])
 def test_starts_of_rounds_stay_between_both_models(gamma: int):
-    """Catches a residual distribution, or an acceptance below lossless, that leaves [prod min(p, q), prod max(p, q)]
-    for some weights of a block."""
+    """Catches starts of a round outside [prod min(p, q), prod max(p, q)] for some weights of a block."""
     for seed in SEEDS:
         tables = Tables(seed)
         for table in tables_of_weights(gamma, seed):
@@ -98,8 +97,7 @@ def test_max_ratio_bounds_whole_sequences():
 
 
 def test_later_tokens_have_no_bound_of_their_own():
-    """The reason for the refusals: given x_1, the second token can exceed max(p, q) and p / max_ratio, as x_1 may be
-    accepted only in front of it."""
+    """The reason for the refusals: given x_1, the second token can exceed max(p, q) and p / max_ratio."""
     wanted = 2
     paths = torch.tensor(list(itertools.product(range(VOCAB), repeat=2)))
     table = torch.stack([(paths[:, 1] != wanted).float(), torch.zeros(len(paths))], dim=-1)
@@ -134,31 +132,33 @@ def test_first_token_has_a_distribution(spread: float):
 def test_strictness_one_is_lossless():
     """Catches a block that still decides at the strict end."""
     for seed, kind in itertools.product(SEEDS, ({"lookahead": 0}, {"target_after": False}, {})):
-        rule = DiversedVerifier(block_head(**kind), strictness=1.0)
-        assert distance(process_probs(rule, Tables(seed), 2, 3), product_probs(Tables.p, Tables(seed), 3)) < ROUNDING
+        verifier = DiversedVerifier(block_head(**kind), strictness=1.0)
+        assert (
+            distance(process_probs(verifier, Tables(seed), 2, 3), product_probs(Tables.p, Tables(seed), 3)) < ROUNDING
+        )
 
 
 def test_strictness_zero_accepts_every_draft_token():
-    rule = DiversedVerifier(block_head(), strictness=0.0)
-    assert (judge(rule, Tables(0), PREFIX, 3).verdict.accept_prob == 1.0).all()
+    verifier = DiversedVerifier(block_head(), strictness=0.0)
+    assert (judge(verifier, Tables(0), PREFIX, 3).verdict.accept_prob == 1.0).all()
 
 
 def test_target_after_is_the_state_after_the_token():
     """Catches a shifted state: with `target_after` alone, the weight is that of a token after its prefix, and every
     position emits q - w (q - p)+ + R norm((p - q)+)."""
-    rule = DiversedVerifier(block_head(lookahead=0))
+    verifier = DiversedVerifier(block_head(lookahead=0))
 
     def distributions(tables: Tables, prefix: Tokens) -> tuple[torch.Tensor, torch.Tensor]:
         """Of accepted draft tokens, unnormalised, and of emitted tokens."""
         p, q = tables.p(prefix), tables.q(prefix)
-        weight = judge(rule, tables, prefix, 1).verdict.trace.weight[:, 0].double()
+        weight = judge(verifier, tables, prefix, 1).verdict.trace.weight[:, 0].double()
         accepted = q - weight * (q - p).clamp_min(0.0)
         lacking = (p - q).clamp_min(0.0)
         return accepted, accepted + (1.0 - accepted.sum()) * lacking / lacking.sum()
 
     for seed in SEEDS:
         tables, gamma = Tables(seed), 3
-        for tokens, chance in starts(rule, tables, gamma).items():
+        for tokens, chance in starts(verifier, tables, gamma).items():
             steps = [distributions(tables, PREFIX + tokens[:n]) for n in range(len(tokens))]
             accepted = [float(step[0][token]) for step, token in zip(steps[:-1], tokens)]
             expected = math.prod(accepted) * float(steps[-1][1][tokens[-1]])
@@ -181,14 +181,14 @@ def test_lookahead_reads_the_next_tokens_up_to_the_end():
 def test_a_row_does_not_depend_on_longer_rows():
     """Catches lookahead beyond a row's own draft length, which would make a batch differ from single calls."""
     draft, target = make_block(rows=1)
-    rule = DiversedVerifier(block_head(width=TARGET_WIDTH))
+    verifier = DiversedVerifier(block_head(width=TARGET_WIDTH))
     active = torch.tensor([True, True, False]).expand(draft.tokens.shape)
     short = replace(
         draft, scores=draft.scores[:, :2], hidden=None, raw_logits=None, tokens=draft.tokens[:, :2], active=None
     )
     cut = replace(target, scores=target.scores[:, :3], hidden=target.hidden[:, :3])
-    whole = rule(draft.tokens, replace(draft, active=active), target).accept_prob[:, :2]
-    torch.testing.assert_close(whole, rule(draft.tokens, short, cut).accept_prob, equal_nan=True)
+    whole = verifier(draft.tokens, replace(draft, active=active), target).accept_prob[:, :2]
+    torch.testing.assert_close(whole, verifier(draft.tokens, short, cut).accept_prob, equal_nan=True)
 
 
 @pytest.mark.parametrize("max_ratio", [None, 0.2, 1.0])
@@ -198,8 +198,8 @@ def test_greedy_accepts_mismatches_below_the_price(max_ratio: float | None):
     head = block_head(width=TARGET_WIDTH)
     free = DiversedVerifier(head)(draft.tokens, draft, target).trace.weight
     head.out.bias.sub_(torch.logit(free).median())  # half of the draft tokens are cheap
-    rule = DiversedVerifier(head, max_ratio=max_ratio)
-    verdict = rule(draft.tokens, draft, target)
+    verifier = DiversedVerifier(head, max_ratio=max_ratio)
+    verdict = verifier(draft.tokens, draft, target)
     best, weight = target.scores[:, :-1].argmax(-1), verdict.trace.weight
     cheap = weight < 0.5
     if max_ratio is not None:
@@ -218,8 +218,8 @@ def test_greedy_ends():
         (0.0, torch.ones(40, 3)),
         (1.0, LosslessVerifier()(draft.tokens, draft, target).accept_prob),
     ):
-        rule = DiversedVerifier(block_head(width=TARGET_WIDTH), strictness=strictness)
-        assert torch.equal(rule(draft.tokens, draft, target).accept_prob, expected)
+        verifier = DiversedVerifier(block_head(width=TARGET_WIDTH), strictness=strictness)
+        assert torch.equal(verifier(draft.tokens, draft, target).accept_prob, expected)
 
 
 def test_what_does_not_hold_is_refused():

@@ -54,20 +54,20 @@ def test_block_verification_emits_the_target(gamma: int, length: int, spread: fl
 @pytest.mark.parametrize("weight", [0.0, 0.3, 0.7])
 def test_relaxed_block_emits_v(weight: float):
     """Catches p used in the coupling instead of v. The bonus token follows v here, which only enumeration can do."""
-    rule = BlockVerifier(StaticEnsembleVerifier(weight))
+    verifier = BlockVerifier(StaticEnsembleVerifier(weight))
     for seed, gamma in itertools.product(SEEDS, (1, 2)):
-        found = process_probs(rule, Tables(seed), gamma, 3, bonus=mixture(weight))
+        found = process_probs(verifier, Tables(seed), gamma, 3, bonus=mixture(weight))
         assert distance(found, product_probs(mixture(weight), Tables(seed), 3)) < ROUNDING
 
 
 @pytest.mark.parametrize(
-    "rule", [LosslessVerifier(), StaticEnsembleVerifier(0.4), FuzzyVerifier(0.05), ContrastiveVerifier()], ids=repr
+    "verifier", [LosslessVerifier(), StaticEnsembleVerifier(0.4), FuzzyVerifier(0.05), ContrastiveVerifier()], ids=repr
 )
-def test_block_verification_keeps_at_least_as_much(rule: Verifier):
+def test_block_verification_keeps_at_least_as_much(verifier: Verifier):
     """Catches a coupling that is exact but accepts less."""
     gains = []
     for seed, gamma in itertools.product(range(15), (1, 2, 3)):
-        token_wise, block_wise = (judge(r, Tables(seed), (0,), gamma) for r in (rule, BlockVerifier(rule)))
+        token_wise, block_wise = (judge(r, Tables(seed), (0,), gamma) for r in (verifier, BlockVerifier(verifier)))
         gains.append(block_wise.expected_accepted() - token_wise.expected_accepted())
         assert gains[-1] > -ROUNDING
         assert gamma > 1 or abs(gains[-1]) < ROUNDING
@@ -127,8 +127,8 @@ def test_positions_of_other_verifiers_divide_blocks():
     """Catches a window or a block that extends into positions of another verifier."""
     draft, target = make_block("random", rows=8)
     active = torch.tensor([[True, False, True]]).expand_as(draft.tokens)
-    for rule in (BlockVerifier(), FLyVerifier(0.0, 1)):
-        parted = rule(draft.tokens, random_drafts(draft, active=active), target).accept_prob
+    for verifier in (BlockVerifier(), FLyVerifier(0.0, 1)):
+        parted = verifier(draft.tokens, random_drafts(draft, active=active), target).accept_prob
         alone = LosslessVerifier()(draft.tokens, random_drafts(draft), target).accept_prob
         torch.testing.assert_close(parted[:, ::2], alone[:, ::2], rtol=0.0, atol=ROUNDING)
 
@@ -150,15 +150,12 @@ def naive_regret(scores, tokens, spent: float, budget: float, max_regret: float,
 
 @pytest.mark.parametrize("setting", [(4.0, 9.0, 3), (4.0, 0.5, 3), (9.0, 9.0, 1), (0.0, 9.0, 3), (9.0, 0.0, 3)])
 def test_regret_is_the_scan_of_a_block(setting):
-    """Catches regret that is not summed over rounds, a limit that ignores the rest of the block, and wrong mismatches.
-
-    Mismatches count per round.
-    """
+    """Catches regret that is not summed over rounds, a limit per token, and mismatches not counted per round."""
     draft, target = make_block("random", "ties", sampled=False, rows=20)
-    rule, spent, kept_any = RegretBudgetVerifier(*setting), torch.zeros(40, 1), 0
+    verifier, spent, kept_any = RegretBudgetVerifier(*setting), torch.zeros(40, 1), 0
     for seed in range(3):
         drafts = random_drafts(draft, seed)
-        verdict = rule(drafts.tokens, drafts, target, None if seed == 0 else spent)
+        verdict = verifier(drafts.tokens, drafts, target, None if seed == 0 else spent)
         kept = verdict.accept_prob.long().cumprod(-1).sum(-1)
         now = verdict.state[torch.arange(40), kept]
         for row in range(40):
@@ -172,14 +169,14 @@ def test_regret_is_the_scan_of_a_block(setting):
 
 @pytest.mark.parametrize("gamma", [1, 2])
 @pytest.mark.parametrize("budget", [0.0, 0.05, 0.2, 0.6])
-@pytest.mark.parametrize("wrap", [lambda rule: rule, BlockVerifier], ids=["token-wise", "block"])
+@pytest.mark.parametrize("wrap", [lambda verifier: verifier, BlockVerifier], ids=["token-wise", "block"])
 def test_bias_budget_bounds_the_distribution_of_sequences(wrap, gamma: int, budget: float):
     """Catches a budget per round or per token, rejected positions that cost nothing, and a state read too early."""
     used = []
     for seed in SEEDS:
         tables = Tables(seed, 2.0)
-        rule = wrap(StaticEnsembleVerifier(0.1, bias_budget=budget))
-        used.append(distance(process_probs(rule, tables, gamma, 3), product_probs(Tables.p, tables, 3)))
+        verifier = wrap(StaticEnsembleVerifier(0.1, bias_budget=budget))
+        used.append(distance(process_probs(verifier, tables, gamma, 3), product_probs(Tables.p, tables, 3)))
     assert max(used) <= budget + ROUNDING
     assert max(used) >= 0.5 * budget  # the budget is used
 
@@ -209,10 +206,7 @@ class ScanningPhase(CompositeVerifier):
 @pytest.mark.parametrize("gamma", [1, 2, 3])
 @pytest.mark.parametrize("prefix", [(0,), (0, 1), (1, 2, 0), (2, 1, 1)])
 def test_phases_follow_the_tokens(gamma: int, prefix: tuple):
-    """Catches a phase that misses a residual, bonus or prompt token, or that counts rejected draft tokens.
-
-    Also catches a phase that starts with the begin token itself, or ends before the end token.
-    """
+    """Catches a phase that misses an emitted token, counts a rejected one, or is off by one at its ends."""
     parts = StaticEnsembleVerifier(0.1), TypicalAcceptanceVerifier(0.3, 0.6)
     for seed in range(3):
         found = process_probs(PhaseVerifier(*parts, begin=1, end=2), Tables(seed), gamma, 4, prefix)
@@ -223,17 +217,17 @@ def test_phases_charge_each_verifier_for_its_own():
     """Catches a budget that tokens of the other phase use, or that is lost during it."""
     draft, target = make_block("random", rows=20)
     begun = torch.tensor([[0, BEGIN]]).expand(20, -1)
-    rule = PhaseVerifier(
+    verifier = PhaseVerifier(
         StaticEnsembleVerifier(0.0, bias_budget=0.3), StaticEnsembleVerifier(0.5), begin=BEGIN, end=END
     )
     tokens = torch.tensor([[0, END, 1]]).expand(20, -1)
     drafts = random_drafts(draft, tokens=tokens)
-    verdict = rule(begun, drafts, target)
+    verdict = verifier(begun, drafts, target)
     biases = (1.0 - verdict.trace.weight.double()) * verdict.trace.tv.double()
     expected = torch.stack([biases[:, 0], biases[:, :2].sum(-1), biases[:, :2].sum(-1), biases[:, :2].sum(-1)], dim=1)
     torch.testing.assert_close(verdict.state[:, :, 0], expected)
     assert (verdict.trace.weight[:, 2] == 0.5).all()
-    later = rule(torch.cat([begun, tokens, tokens[:, :1]], dim=1), drafts, target, verdict.state[:, 3])
+    later = verifier(torch.cat([begun, tokens, tokens[:, :1]], dim=1), drafts, target, verdict.state[:, 3])
     assert (later.trace.weight == 0.5).all()
     torch.testing.assert_close(later.state[:, -1, 0], expected[:, -1])
 
@@ -242,9 +236,9 @@ def test_phase_over_couplings():
     """Catches a block verifier that continues after the phase has ended."""
 
     for seed in range(4):
-        rule = PhaseVerifier(BlockVerifier(), begin=1, end=2)
+        verifier = PhaseVerifier(BlockVerifier(), begin=1, end=2)
         for prefix in ((0,), (0, 1)):
-            found = process_probs(rule, Tables(seed), 3, 4, prefix)
+            found = process_probs(verifier, Tables(seed), 3, 4, prefix)
             assert distance(found, product_probs(Tables.p, Tables(seed), 4, prefix)) < ROUNDING
 
 
@@ -260,11 +254,7 @@ def test_composites_need_what_their_parts_need():
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
-        (
-            lambda: BlockVerifier(LenientVerifier(0.5)),
-            ValueError,
-            "needs a verifier with an emitted distribution, got LenientVerifier",
-        ),
+        (lambda: BlockVerifier(LenientVerifier(0.5)), ValueError, "with an emitted distribution, got LenientVerifier"),
         (lambda: BlockVerifier("lossless"), TypeError, "takes verifiers, got str"),
         (lambda: PhaseVerifier("static", begin=1, end=2), TypeError, "takes verifiers, got str"),
         (lambda: PhaseVerifier(LosslessVerifier(), begin=1, end=1), ValueError, "different tokens, got 1 for both"),

@@ -15,16 +15,9 @@ from hf_diversed.verifiers.mixture import cap_bias
 from tests.verifier_cases import DRAFT_WIDTH, GAMMA, TARGET_WIDTH, make_block, random_head
 
 
-CONTEXT = DecodingContext(
-    num_prompts=4,
-    vocab_size=64,
-    batch_size=4,
-    temperature=0.0,
-    target_hidden_size=TARGET_WIDTH,
-    draft_hidden_size=DRAFT_WIDTH,
-    target_name="org/target",
-    draft_name="org/draft",
-)
+WIDTHS = {"target_hidden_size": TARGET_WIDTH, "draft_hidden_size": DRAFT_WIDTH}
+SIZES = {"num_prompts": 4, "batch_size": 4, "vocab_size": 64, **WIDTHS}
+CONTEXT = DecodingContext(**SIZES, temperature=0.0, target_name="org/target", draft_name="org/draft")
 
 unit = st.floats(0.0, 1.0, width=32)
 search = settings(max_examples=100, deadline=None, derandomize=True)
@@ -152,8 +145,8 @@ def test_refuses_values_out_of_range(arguments: dict, message: str):
 def test_another_use_is_warned_of(made_for: dict, message: str):
     """Catches a head that is silently used on a new pair or temperature, also within another verifier."""
     own = {"base_model_name_or_path": "org/target", "assistant_model_name_or_path": "org/draft"}
-    rule = DiversedVerifier(head_for(**{**own, "training_temperature": 0.0, **made_for}))
-    for verifier in (rule, PhaseVerifier(rule, begin=1, end=2)):
-        assert verifier.remarks(CONTEXT) == [f"this head was trained for {message}."]
+    verifier = DiversedVerifier(head_for(**{**own, "training_temperature": 0.0, **made_for}))
+    for each in (verifier, PhaseVerifier(verifier, begin=1, end=2)):
+        assert each.remarks(CONTEXT) == [f"this head was trained for {message}."]
     unnamed = replace(CONTEXT, target_name="", draft_name="", temperature=made_for.get("training_temperature", 0.0))
-    assert LosslessVerifier().remarks(CONTEXT) == rule.remarks(unnamed) == []
+    assert LosslessVerifier().remarks(CONTEXT) == verifier.remarks(unnamed) == []

@@ -79,10 +79,10 @@ def test_no_triple_breaks(p, q, w, limit):
         table.double()[:, None],
     )
 
-    def check(rule: Given) -> tuple[torch.Tensor, torch.Tensor]:
-        found = enumerate_emitted(rule, draft, target)
+    def check(verifier: Given) -> tuple[torch.Tensor, torch.Tensor]:
+        found = enumerate_emitted(verifier, draft, target)
         assert ((found.accept >= 0.0) & (found.accept <= 1.0)).all()
-        close(rule(draft.tokens, draft, target).trace.emitted_probs(), found.emitted)
+        close(verifier(draft.tokens, draft, target).trace.emitted_probs(), found.emitted)
         return found.emitted, (probs.q * (1.0 - found.accept)).sum(-1)
 
     emitted, rejected = check(Given(table))
@@ -114,11 +114,11 @@ def test_lenience_is_a_weight_per_token(lenience: float):
     """Catches (1 - p / (l q)) without its denominator: the bound would be stricter than p / l, or not hold."""
     draft, target = make_block()
     exact = enumerate_emitted(LenientVerifier(lenience), draft, target)
-    for rule in (
+    for verifier in (
         StaticEnsembleVerifier(0.0, max_ratio=lenience),
         DiversedVerifier(token_head(), strictness=0.0, max_ratio=lenience),
     ):
-        found = enumerate_emitted(rule, draft, target)
+        found = enumerate_emitted(verifier, draft, target)
         close(draft.probs() * found.accept, draft.probs() * exact.accept)
         close(found.emitted, exact.emitted)
 
@@ -130,12 +130,12 @@ def test_lenient_weight_at_its_ends():
     assert (lenient_weight(p, q, torch.tensor(1.0)) == 1.0).all()
 
 
-def token_verifier(rule: DiversedVerifier) -> Callable[[Tables, tuple], torch.Tensor]:
+def token_verifier(verifier: DiversedVerifier) -> Callable[[Tables, tuple], torch.Tensor]:
     """Return a function for the distribution that a verifier's weights emit at any prefix, from the formula."""
 
     @cache
     def distribution(tables: Tables, prefix: tuple) -> torch.Tensor:
-        block = judge(rule, tables, prefix, 1)
+        block = judge(verifier, tables, prefix, 1)
         p, q = tables.p(prefix), tables.q(prefix)
         return token_probs(Probs(p, q, p, q, block.verdict.trace.weight[:, 0].double()))
 
@@ -143,14 +143,14 @@ def token_verifier(rule: DiversedVerifier) -> Callable[[Tables, tuple], torch.Te
 
 
 @pytest.mark.parametrize(("gamma", "length"), [(1, 3), (2, 3), (3, 4)])
-@pytest.mark.parametrize("wrap", [lambda rule: rule, BlockVerifier], ids=["token-wise", "block"])
+@pytest.mark.parametrize("wrap", [lambda verifier: verifier, BlockVerifier], ids=["token-wise", "block"])
 @torch.no_grad()
 def test_process_emits_the_distribution(wrap, gamma: int, length: int):
     """Catches a weight of another position or token in the loop: draft tokens, acceptance, residual."""
     for seed in SEEDS:
-        rule = DiversedVerifier(token_head())
-        distribution = token_verifier(rule)
-        found = process_probs(wrap(rule), Tables(seed), gamma, length, bonus=distribution)
+        verifier = DiversedVerifier(token_head())
+        distribution = token_verifier(verifier)
+        found = process_probs(wrap(verifier), Tables(seed), gamma, length, bonus=distribution)
         assert distance(found, product_probs(distribution, Tables(seed), length)) < ROUNDING
 
 
@@ -163,8 +163,8 @@ def test_bias_budget_bounds_the_distribution_of_sequences(make, gamma: int, budg
     used = []
     for seed in SEEDS:
         tables = Tables(seed, 2.0)
-        rule = DiversedVerifier(make(), strictness=0.02, bias_budget=budget)
-        used.append(distance(process_probs(rule, tables, gamma, 3), product_probs(Tables.p, tables, 3)))
+        verifier = DiversedVerifier(make(), strictness=0.02, bias_budget=budget)
+        used.append(distance(process_probs(verifier, tables, gamma, 3), product_probs(Tables.p, tables, 3)))
     assert max(used) <= budget + ROUNDING
     assert max(used) >= 0.5 * budget  # the budget is used
 
@@ -187,12 +187,12 @@ def test_importance_weights_give_the_target(name: str):
     Examples: q, p at residual tokens, v at bonus tokens. Weighted, every sequence has the target's probability, so
     averages are unbiased.
     """
-    rule = WEIGHABLE[name]()
+    verifier = WEIGHABLE[name]()
     for seed in SEEDS[:2]:
         tables = Tables(seed)
         exact = product_probs(Tables.p, tables, 3)
-        assert distance(process_probs(rule, tables, 2, 3, weighted=True), exact) < ROUNDING
-        assert distance(process_probs(rule, tables, 2, 3), exact) > 0.01
+        assert distance(process_probs(verifier, tables, 2, 3, weighted=True), exact) < ROUNDING
+        assert distance(process_probs(verifier, tables, 2, 3), exact) > 0.01
 
 
 # Strictness
@@ -213,8 +213,8 @@ def test_each_tenth_of_strictness_changes_acceptance(head_type: str):
     q, strict = draft.probs(), 1.0 - total_variation(target.probs()[:, :-1], draft.probs()).mean()
     found = []
     for tenth in range(11):
-        rule = DiversedVerifier(lenient_head(head_type=head_type), strictness=tenth / 10)
-        found.append((q * enumerate_emitted(rule, draft, target).accept).sum(-1).mean().item())
+        verifier = DiversedVerifier(lenient_head(head_type=head_type), strictness=tenth / 10)
+        found.append((q * enumerate_emitted(verifier, draft, target).accept).sum(-1).mean().item())
     assert found[0] == pytest.approx(1.0, abs=1e-8)
     assert found[-1] == pytest.approx(strict.item(), abs=ROUNDING)
     steps = [before - after for before, after in itertools.pairwise(found)]
@@ -271,10 +271,10 @@ def test_phases_report_the_bias_of_both_verifiers():
     draft, target = make_block("random")
     tokens = torch.zeros_like(draft.tokens)  # no marker tokens: the first row is inside the phase, the second outside
     draft = replace(draft, tokens=tokens)
-    rule, tv = DiversedVerifier(token_head()), total_variation(target.probs()[:, :-1], draft.probs())
-    own = rule(tokens, draft, target).trace
+    verifier, tv = DiversedVerifier(token_head()), total_variation(target.probs()[:, :-1], draft.probs())
+    own = verifier(tokens, draft, target).trace
     for outside, expected in ((StaticEnsembleVerifier(0.3), 0.7 * tv[1]), (LenientVerifier(0.5), tv[1] * torch.nan)):
-        trace = PhaseVerifier(rule, outside, begin=1, end=2)(torch.tensor([[1], [2]]), draft, target).trace
+        trace = PhaseVerifier(verifier, outside, begin=1, end=2)(torch.tensor([[1], [2]]), draft, target).trace
         assert torch.equal(trace.bias[0], own.bias[0])
         torch.testing.assert_close(trace.bias[1], expected, equal_nan=True)
         assert torch.equal(trace.emitted_probs()[0], own.emitted_probs()[0])

@@ -16,13 +16,11 @@ from tests.verifier_cases import VERIFIER_CASES, make_block, random_head
 def _one_per_verifier():
     first = {case.rule: case.make for case in reversed(VERIFIER_CASES)}
     yield from first.items()
-    yield (
-        "settings",
-        lambda: DiversedVerifier(random_head(), strictness=[0.2, 0.5, 0.7, 1.0], max_bias=0.3, bias_budget=1.0),
-    )
+    settings = {"strictness": [0.2, 0.5, 0.7, 1.0], "max_bias": 0.3, "bias_budget": 1.0}
+    yield "settings", lambda: DiversedVerifier(random_head(), **settings)
     yield "token", lambda: DiversedVerifier(random_head(token_features=True))
-    settings = {"strictness": [0.2, 0.5, 0.7, 1.0], "max_bias": 0.3, "bias_budget": 1.0, "max_ratio": 0.2}
-    yield "token settings", lambda: DiversedVerifier(random_head("mlp", "both", token_features=True), **settings)
+    by_token = random_head("mlp", "both", token_features=True)
+    yield "token settings", lambda: DiversedVerifier(by_token, **settings, max_ratio=0.2)
     yield "distribution", lambda: DiversedVerifier(random_head(features="distribution"))
     yield "phase of budgets", lambda: PhaseVerifier(StaticEnsembleVerifier(0.2, bias_budget=1.0), begin=3, end=4)
 
@@ -39,21 +37,21 @@ def test_every_verifier_is_traced():
 @pytest.mark.parametrize("name", MAKERS)
 def test_a_round_is_one_graph(name, sampled):
     """Catches caches that take locks, branches on values, and Python state that cannot be traced."""
-    rule = MAKERS[name]()
-    if rule.greedy_only and sampled:
-        pytest.skip("the rule is greedy")
+    verifier = MAKERS[name]()
+    if verifier.greedy_only and sampled:
+        pytest.skip("the verifier is greedy")
     draft, target = make_block("random", "ties", sampled=sampled)
     batch, ids = len(draft.tokens), torch.arange(5).expand(len(draft.tokens), -1)
     generator = torch.Generator().manual_seed(1)
     uniforms = torch.rand(draft.tokens.shape, generator=generator)
     round_noise = RoundNoise(uniforms, torch.rand(batch, 1, generator=generator)) if sampled else RoundNoise()
-    row_values = rule.row_values(batch, ids.device)
-    state = torch.zeros(batch, rule.state_width, dtype=torch.float64) if rule.state_width else None
+    row_values = verifier.row_values(batch, ids.device)
+    state = torch.zeros(batch, verifier.state_width, dtype=torch.float64) if verifier.state_width else None
     eos = torch.tensor([1])
 
     def run(ids, draft_tensors, target_tensors, row_values, state, round_noise):
         q, p = DraftOutput(**draft_tensors, sampled=sampled), TargetOutput(**target_tensors)
-        round = verify(rule, ids, q, p, Memory(row_values, state), eos, RoundNoise(*round_noise))
+        round = verify(verifier, ids, q, p, Memory(row_values, state), eos, RoundNoise(*round_noise))
         return {name: getattr(round, name) for name in Round.OUTCOME}
 
     arguments = ids, _tensors(draft), _tensors(target), row_values, state, (round_noise.uniforms, round_noise.noise)

@@ -23,26 +23,14 @@ def write_gguf(path: Path) -> None:
     """Write a random Llama of one layer, with a tokenizer of a few tokens, in the layout of such files."""
     gguf = pytest.importorskip("gguf", reason="the package gguf is not installed")
     writer = gguf.GGUFWriter(str(path), "llama")
-    writer.add_context_length(64)
-    writer.add_embedding_length(16)
-    writer.add_block_count(1)
-    writer.add_feed_forward_length(24)
-    writer.add_head_count(2)
-    writer.add_head_count_kv(1)
-    writer.add_rope_dimension_count(8)
-    writer.add_rope_freq_base(10000.0)
-    writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_vocab_size(len(TOKENS))
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("smollm")
-    writer.add_token_list(TOKENS)
-    writer.add_token_types([3, 3, 3, 1, 1, 1, 1, 1])
-    writer.add_token_merges(["a b"])
-    writer.add_bos_token_id(1)
-    writer.add_eos_token_id(2)
-    writer.add_pad_token_id(2)
-    writer.add_unk_token_id(0)
-    writer.add_chat_template(TEMPLATE)
+    sizes = {"context_length": 64, "embedding_length": 16, "block_count": 1, "feed_forward_length": 24}
+    sizes |= {"head_count": 2, "head_count_kv": 1, "rope_dimension_count": 8, "vocab_size": len(TOKENS)}
+    numbers = {"rope_freq_base": 10000.0, "layer_norm_rms_eps": 1e-5}
+    ids = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 2, "unk_token_id": 0}
+    tokens = {"tokenizer_model": "gpt2", "tokenizer_pre": "smollm", "token_list": TOKENS, "token_merges": ["a b"]}
+    tokens |= {"token_types": [3, 3, 3, 1, 1, 1, 1, 1], "chat_template": TEMPLATE}
+    for name, value in {**sizes, **numbers, **ids, **tokens}.items():
+        getattr(writer, f"add_{name}")(value)
     generator = torch.Generator().manual_seed(0)
 
     def add(name: str, *shape: int) -> None:

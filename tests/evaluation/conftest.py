@@ -1,0 +1,11 @@
+"""Fixture: a tiny pair with a tokenizer of characters."""
+
+import pytest
+
+from hf_diversed.running.pair import Pair
+from tests.evaluation.fakes import tiny_pair
+
+
+@pytest.fixture(scope="module")
+def pair() -> Pair:
+    return tiny_pair()
