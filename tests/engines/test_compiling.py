@@ -159,13 +159,6 @@ def test_stop_strings_of_the_generation_config_compile_once(pair):
     assert [call.stats.compile.num_compiled for call in calls] == [1, 0]
 
 
-def test_clear_compiled(pair):
-    """Catches functions that remain."""
-    decode(pair, TRACED)
-    hf_diversed.clear_compiled()
-    assert decode(pair, TRACED).stats.compile.num_compiled == 1
-
-
 @pytest.fixture
 def replaying(monkeypatch):
     """Treat the CPU as if functions were CUDA graphs: buffers come from the pool, results are copied."""

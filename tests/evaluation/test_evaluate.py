@@ -338,23 +338,18 @@ def test_a_head_of_another_pair_is_refused_before_anything_is_written(pair, tmp_
 
 
 @pytest.mark.parametrize(
-    ("changes", "words"),
+    ("changes", "count", "words"),
     [
-        ({"num_examples": 0}, "num_examples"),
-        ({"rank": 2, "world_size": 2}, "rank"),
-        ({"temperature": 0, "samples_per_prompt": 2}, "samples_per_prompt"),
+        ({"num_examples": 0}, 4, "`num_examples`"),
+        ({"rank": 2, "world_size": 2}, 4, "`rank`"),
+        ({"temperature": 0, "samples_per_prompt": 2}, 4, "`samples_per_prompt`"),
+        ({}, 0, "at least one record"),
+        ({"world_size": 2}, 4, "needs `output`"),
     ],
 )
-def test_settings_are_checked(changes, words):
-    with pytest.raises(ValueError, match=f"`{words}`"):
-        EvaluationSettings(**changes)
-
-
-def test_calls_that_cannot_work_are_refused(pair):
-    with pytest.raises(ValueError, match="at least one record"):
-        evaluate(pair, LetterTask(), [], ["target"], settings())
-    with pytest.raises(ValueError, match="needs `output`"):
-        evaluate(pair, LetterTask(), examples(4), ["target"], settings(world_size=2))
+def test_calls_that_cannot_work_are_refused(pair, changes, count, words):
+    with pytest.raises(ValueError, match=words):
+        evaluate(pair, LetterTask(), examples(count), ["target"], settings(**changes))
 
 
 def test_progress_without_a_terminal(pair, capsys):

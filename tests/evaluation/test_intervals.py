@@ -69,15 +69,11 @@ def test_coverage_of_clustered_samples():
 
 
 def test_a_curve_ends_at_its_ends():
-    """Catches extrapolation, and points exactly at an end that count as outside."""
+    """Catches extrapolation, points at an end that count as outside, and a division by a segment of width 0."""
     x = np.array([[0.9, 0.5, 0.7]] * 6)
     y = np.array([[0.2, 1.0, 0.8]] * 6)
     at = np.array([0.5, 0.6, 0.7, 0.9, 0.49, 0.91])
     np.testing.assert_allclose(interpolate(at, x, y), [1.0, 0.9, 0.8, 0.2, np.nan, np.nan])
-
-
-def test_points_at_one_rate():
-    """Catches a division by a segment of width 0."""
     x, y = np.array([[0.5, 0.5], [0.5, 0.5]]), np.array([[1.0, 0.0], [0.2, 0.4]])
     np.testing.assert_allclose(interpolate(np.array([0.5, 0.6]), x, y), [0.5, np.nan])
 

@@ -32,15 +32,17 @@ def pair(request):
 
 
 def decode(target, draft, inputs, verifier, **kwargs):
-    return target.generate(
-        **inputs,
-        assistant_model=draft,
-        verifier=verifier,
-        num_assistant_tokens=GAMMA,
-        return_dict_in_generate=True,
-        do_sample=False,
-        **{"max_new_tokens": NEW, **kwargs},
-    )
+    settings = {"max_new_tokens": NEW, "num_assistant_tokens": GAMMA, "do_sample": False, **kwargs}
+    settings |= {"assistant_model": draft, "verifier": verifier, "return_dict_in_generate": True}
+    return target.generate(**inputs, **settings)
+
+
+def assert_lossless(target, draft, inputs, **kwargs):
+    """Compare the tokens with those of plain `generate`, and return the output."""
+    plain = target.generate(**inputs, **{"max_new_tokens": NEW, "do_sample": False, **kwargs})
+    out = decode(target, draft, inputs, LosslessVerifier(), **kwargs)
+    assert torch.equal(out.sequences, plain)
+    return out
 
 
 def single(inputs, row):
@@ -52,27 +54,22 @@ def test_lossless_greedy_is_plain_generate(pair):
     """Catches a wrong mask, position, window or cache column in one architecture: text would drift."""
     target, draft = pair
     inputs = tiny.ragged_batch(4, PROMPT)
-    plain = target.generate(**inputs, max_new_tokens=NEW, do_sample=False)
-    ours = decode(target, draft, inputs, LosslessVerifier())
-    assert torch.equal(ours.sequences, plain)
-    # Not vacuous: the text varies, and drafts were both accepted and rejected.
-    assert len(set(plain[:, PROMPT:].flatten().tolist())) >= 8
+    ours = assert_lossless(target, draft, inputs)
+    # Not vacuous: the text varies, and draft tokens were both accepted and rejected.
+    assert len(set(ours.sequences[:, PROMPT:].flatten().tolist())) >= 8
     assert ours.stats.num_accepted > 0
     assert ours.stats.num_rejected > 0
-
-    alone = single(inputs, 2)
-    plain = target.generate(**alone, max_new_tokens=NEW, do_sample=False)
-    assert torch.equal(decode(target, draft, alone, LosslessVerifier()).sequences, plain)
+    assert_lossless(target, draft, single(inputs, 2))
 
 
-@pytest.mark.parametrize("rule", ["static", "head"])
-def test_ragged_batch_is_its_single_runs(pair, rule):
+@pytest.mark.parametrize("kind", ["static", "head"])
+def test_ragged_batch_is_its_single_runs(pair, kind):
     """Catches rounds that end elsewhere in a batch than alone: relaxed distributions depend on where a round ends."""
     target, _ = pair
     draft, inputs, new = tiny.tiny_draft(target, noise=0.35), tiny.ragged_batch(4, PROMPT), 7
     width = _compat.hidden_width(target)
     head = tiny.tiny_head(target_hidden_size=width, draft_hidden_size=width)
-    verifier = StaticEnsembleVerifier(0.3) if rule == "static" else DiversedVerifier(head)
+    verifier = StaticEnsembleVerifier(0.3) if kind == "static" else DiversedVerifier(head)
     batch = decode(target, draft, inputs, verifier, max_new_tokens=new)
     for row in range(4):
         prompt = single(inputs, row)
@@ -153,10 +150,8 @@ def test_sliding_windows_matter():
 def test_prompt_of_one_token(name):
     """Catches an empty prefill: a prompt of one token has no column before the first block."""
     target = tiny.tiny_model(name)
-    draft = tiny.tiny_draft(target)
     for ids in (torch.tensor([[5]]), torch.tensor([[5], [9], [17]])):
-        plain = target.generate(input_ids=ids, max_new_tokens=NEW, do_sample=False)
-        assert torch.equal(decode(target, draft, {"input_ids": ids}, LosslessVerifier()).sequences, plain)
+        assert_lossless(target, tiny.tiny_draft(target), {"input_ids": ids})
 
 
 @pytest.mark.parametrize("name", ["llama", "mistral", "gemma3_text"])
@@ -165,23 +160,15 @@ def test_prefill_in_chunks(name, chunk):
     """Catches chunks that are written to, or masked for, the wrong columns; some chunks contain padding only."""
     target = tiny.tiny_model(name)
     inputs = tiny.ragged_batch(4, PROMPT)
-    plain = target.generate(**inputs, max_new_tokens=6, do_sample=False)
-    ours = decode(
-        target, tiny.tiny_draft(target), inputs, LosslessVerifier(), max_new_tokens=6, prefill_chunk_size=chunk
-    )
-    assert torch.equal(ours.sequences, plain)
+    assert_lossless(target, tiny.tiny_draft(target), inputs, max_new_tokens=6, prefill_chunk_size=chunk)
 
 
 def test_learned_positions_are_not_read_past_their_table():
-    """Catches draft tokens after the last token that index GPT-2's position table out of range (an IndexError on
-    CPU)."""
+    """Catches draft tokens after the last token that index GPT-2's position table out of range."""
     target = tiny.tiny_model("gpt2")
-    draft = tiny.tiny_draft(target)
     limit = target.config.n_positions
     inputs = tiny.ragged_batch(2, limit - 6)
-    plain = target.generate(**inputs, max_length=limit, do_sample=False)
-    ours = decode(target, draft, inputs, LosslessVerifier(), max_new_tokens=None, max_length=limit)
-    assert torch.equal(ours.sequences, plain)
+    assert_lossless(target, tiny.tiny_draft(target), inputs, max_new_tokens=None, max_length=limit)
 
 
 def test_multimodal_model_with_text():
@@ -195,19 +182,13 @@ def test_multimodal_model_with_text():
 
 
 def test_text_draft_for_a_multimodal_target():
-    """Catches arguments of the target that are passed to a draft model of another class: Gemma3 with vision, draft
-    model without."""
+    """Catches arguments of the target that are passed to a draft model of another class."""
     target = tiny.tiny_model("gemma3_multimodal")
     draft = tiny.tiny_model("gemma3_text", seed=3)
     draft.load_state_dict(
         {name: target.state_dict()[name.replace("model.", "model.language_model.", 1)] for name in draft.state_dict()}
     )
-    draft = tiny.tiny_draft(draft)
-    inputs = tiny.ragged_batch(2, PROMPT)
-    plain = target.generate(**inputs, max_new_tokens=NEW, do_sample=False)
-    ours = decode(target, draft, inputs, LosslessVerifier())
-    assert torch.equal(ours.sequences, plain)
-    assert ours.stats.num_accepted > 0
+    assert assert_lossless(target, tiny.tiny_draft(draft), tiny.ragged_batch(2, PROMPT)).stats.num_accepted > 0
 
 
 class PackedLinear(torch.nn.Module):
@@ -234,12 +215,12 @@ def packed(model):
 
 @pytest.mark.filterwarnings("ignore:.*:DeprecationWarning")
 @pytest.mark.parametrize("quantized", [partial(quantize_dynamic, dtype=torch.float16), packed])
-@pytest.mark.parametrize("rule", ["lossless", "head"])
-def test_quantized_modules(quantized, rule):
+@pytest.mark.parametrize("given", [{"verifier": "lossless"}, {"diversed_head": tiny.tiny_head()}])
+def test_quantized_modules(quantized, given):
     """Catches sizes read from the weight of the output embedding, which is a method there, or packed."""
     models = tiny.tiny_model(), tiny.tiny_draft(tiny.tiny_model())
     small = [quantized(model) for model in models]
-    given = {"diversed_head": tiny.tiny_head(), "diversed_strictness": 1.0} if rule == "head" else {"verifier": rule}
+    given = given | ({"diversed_strictness": 1.0} if "diversed_head" in given else {})
     call = {**tiny.ragged_batch(), "do_sample": False, "max_new_tokens": NEW}
     for target, draft in ((small[0], models[1]), (models[0], small[1]), small):
         assert _compat.vocab_size(target) == _compat.known_ids(draft) == tiny.VOCAB_SIZE

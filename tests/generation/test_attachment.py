@@ -13,7 +13,7 @@ import hf_diversed
 from tests.tiny import ragged_batch, tiny_head
 
 
-RULES = ("static:0.0", "lossless")
+SPECS = ("static:0.0", "lossless")
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def decode(pair):
     """Return a function that decodes without arguments and returns the verifier that the text shows, or "plain"."""
     target, draft = pair
     call = {**ragged_batch(), "max_new_tokens": 16, "do_sample": False}
-    expected = {rule: target.generate(**call, assistant_model=draft, verifier=rule) for rule in RULES}
+    expected = {verifier: target.generate(**call, assistant_model=draft, verifier=verifier) for verifier in SPECS}
     with hf_diversed.record_stats() as stats:
         expected["plain"] = target.generate(**call)
     assert stats.num_rounds == 0
@@ -30,8 +30,8 @@ def decode(pair):
     def run() -> str:
         with hf_diversed.record_stats() as stats:
             text = target.generate(**call)
-        rule = next(rule for rule in RULES if torch.equal(text, expected[rule]))
-        return rule if stats.num_rounds else "plain"
+        verifier = next(verifier for verifier in SPECS if torch.equal(text, expected[verifier]))
+        return verifier if stats.num_rounds else "plain"
 
     return run
 
@@ -50,18 +50,18 @@ def test_threads_in_separate_blocks_keep_their_verifiers(pair, decode):
     target, draft = pair
     inside, done, results = threading.Barrier(2), threading.Barrier(2), {}
 
-    def work(rule):
-        with hf_diversed.attach(target, draft, verifier=rule):
+    def work(verifier):
+        with hf_diversed.attach(target, draft, verifier=verifier):
             inside.wait()
-            results[rule] = decode()
+            results[verifier] = decode()
             done.wait()
 
-    threads = [threading.Thread(target=work, args=(rule,)) for rule in RULES]
+    threads = [threading.Thread(target=work, args=(verifier,)) for verifier in SPECS]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert results == {rule: rule for rule in RULES}
+    assert results == {verifier: verifier for verifier in SPECS}
     assert decode() == "plain"
 
 
@@ -69,15 +69,15 @@ def test_tasks_in_separate_blocks_keep_their_verifiers(pair, decode):
     """Catches a thread-local attachment: the tasks of one event loop share a thread."""
     target, draft = pair
 
-    async def work(rule):
-        with hf_diversed.attach(target, draft, verifier=rule):
+    async def work(verifier):
+        with hf_diversed.attach(target, draft, verifier=verifier):
             await asyncio.sleep(0)
             return decode()
 
     async def both():
-        return await asyncio.gather(*map(work, RULES))
+        return await asyncio.gather(*map(work, SPECS))
 
-    assert tuple(asyncio.run(both())) == RULES
+    assert tuple(asyncio.run(both())) == SPECS
 
 
 def test_a_block_is_active_in_its_context_only(pair, decode):
@@ -90,8 +90,7 @@ def test_a_block_is_active_in_its_context_only(pair, decode):
 
 
 def test_outside_a_block_it_is_active_in_every_thread(pair, decode):
-    """Catches an attachment that is not active in the threads of a server, and a block that does not take
-    precedence."""
+    """Catches an attachment that other threads do not see, and a block that does not take precedence."""
     target, draft = pair
     hf_diversed.attach(target, draft, verifier="static:0.0")
     try:
@@ -111,7 +110,7 @@ def test_outside_a_block_it_is_active_in_every_thread(pair, decode):
 def test_blocks_left_out_of_order(pair, decode):
     """Catches a stack that restores by position: generators and exit stacks may leave the outer block first."""
     target, draft = pair
-    outer, inner = (hf_diversed.attach(target, draft, verifier=rule) for rule in RULES)
+    outer, inner = (hf_diversed.attach(target, draft, verifier=verifier) for verifier in SPECS)
     outer.__enter__()
     inner.__enter__()
     outer.__exit__(None, None, None)
@@ -133,8 +132,7 @@ def test_a_handle_entered_twice(pair, decode):
 
 @pytest.mark.parametrize("early_exit", [False, True])
 def test_models_can_be_pickled_after_hidden_states_were_read(pair, early_exit):
-    """Catches upstream's recording hooks that stay on the models: hooks cannot be pickled, and would outlive the
-    call."""
+    """Catches upstream's recording hooks that stay on the models: hooks cannot be pickled."""
     target, draft = (copy.deepcopy(model) for model in pair)
     own_draft = {"assistant_early_exit": 1} if early_exit else {"assistant_model": draft}
     for _ in range(2):

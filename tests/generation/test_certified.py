@@ -1,8 +1,9 @@
 """`diversed_max_drop`: the strictness that it selects, and calls without a certificate."""
 
 import copy
-import re
+import math
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList,
 import hf_diversed
 from hf_diversed.provenance import model_digest, module_digest
 from hf_diversed.verifiers import CertifiedVerifier, DiversedVerifier
-from tests.tiny import PAD, SAMPLED, ragged_batch, tiny_head, tiny_model
+from tests.tiny import PAD, SAMPLED, certificate, generate, ragged_batch, tiny_head, tiny_model
 from tests.verifiers.test_diversed import CONTEXT
 
 
@@ -19,34 +20,11 @@ HERE = replace(CONTEXT, temperature=1.0, num_assistant_tokens=5, max_new_tokens=
 
 
 def certified(head, *certificates: tuple[float, float], pair=None, **settings):
-    """Return the head with (drop, strictness) pairs in its configuration, certified for a pair and calls under
-    `SAMPLED`."""
+    """Return the head with (drop, strictness) pairs, certified for a pair and calls under `SAMPLED`."""
     target, draft = ("", "") if pair is None else map(model_digest, pair)
-    entry = {
-        "confidence": 0.95,
-        "drop": 0.0,
-        "acceptance_rate": 0.9,
-        "task": "math",
-        "metric": "accuracy",
-        "num_prompts": 500,
-        "samples_per_prompt": 2,
-        "temperature": 1.0,
-        "top_k": 0,
-        "top_p": 1.0,
-        "num_assistant_tokens": 5,
-        "max_new_tokens": SAMPLED["max_new_tokens"],
-        "processors": [],
-        "dtype": "target float32, draft float32",
-        "target": target,
-        "draft": draft,
-        "head": module_digest(head),
-        **settings,
-    }
-    known = head.config.certified_drops or []
-    head.config.certified_drops = [
-        *known,
-        *({"max_drop": drop, "strictness": strictness, **entry} for drop, strictness in certificates),
-    ]
+    about = {"target": target, "draft": draft, "head": module_digest(head), **settings}
+    entries = [certificate(max_drop=drop, strictness=strictness, **about) for drop, strictness in certificates]
+    head.config.certified_drops = [*(head.config.certified_drops or []), *entries]
     return head
 
 
@@ -55,26 +33,22 @@ def test_takes_the_most_permissive_strictness_within_the_drop():
     head = certified(tiny_head(), (0.01, 0.6), (0.02, 0.3), (0.05, 0.3))
     certified(head, (0.01, 0.1), temperature=0.5)
     for drop, strictness in ((0.01, 0.6), (0.015, 0.6), (0.02, 0.3), (1.0, 0.3)):
-        rule = CertifiedVerifier(head, drop).for_call(HERE)
-        assert type(rule) is DiversedVerifier
-        assert rule.strictness == [strictness]
+        verifier = CertifiedVerifier(head, drop).for_call(HERE)
+        assert type(verifier) is DiversedVerifier
+        assert verifier.strictness == [strictness]
     rows = replace(HERE, batch_size=4, num_prompts=2)
     assert CertifiedVerifier(head, [0.01, 0.02]).for_call(rows).strictness == [0.6, 0.3]
     assert CertifiedVerifier(head, 0.01).for_call(replace(HERE, temperature=0.5)).strictness == [0.1]
 
 
-REFUSED = [
-    ({}, 0.005, r"at least one of the certified drops \(0.01, 0.02\), got 0.005"),
-    ({"draft_hidden_size": None}, 0.01, "this call uses prompt lookup or greedy draft tokens"),
-    (
-        {"batch_size": 3, "num_prompts": 3},
-        [0.01, 0.02],
-        r"diversed_max_drop must be one value or one per prompt \(3\)",
-    ),
-]
-
-
-@pytest.mark.parametrize(("settings", "drop", "words"), REFUSED)
+@pytest.mark.parametrize(
+    ("settings", "drop", "words"),
+    [
+        ({}, 0.005, r"at least one of the certified drops \(0.01, 0.02\), got 0.005"),
+        ({"draft_hidden_size": None}, 0.01, "this call uses prompt lookup or greedy draft tokens"),
+        ({"batch_size": 3, "num_prompts": 3}, [0.01, 0.02], r"must be one value or one per prompt \(3\)"),
+    ],
+)
 def test_refuses_what_was_not_certified(settings, drop, words):
     """Catches settings and drops without a certificate that are accepted."""
     head = certified(tiny_head(), (0.02, 0.3), (0.01, 0.6))
@@ -89,9 +63,7 @@ def test_refuses_other_weights():
     with torch.no_grad():
         head.out.bias += 1.0
     for refused in (lambda: CertifiedVerifier(head, 0.01), lambda: built.for_call(HERE)):
-        with pytest.raises(
-            ValueError, match=r"certificates are for a head with digest DiversedHead:.*, but this head has digest"
-        ):
+        with pytest.raises(ValueError, match="certificates are for a head with digest DiversedHead:"):
             refused()
     with pytest.raises(ValueError, match="this head has no certificate"):
         CertifiedVerifier(tiny_head(), 0.01)
@@ -120,52 +92,44 @@ def test_survives_a_file(tmp_path):
 
 @pytest.mark.parametrize("way", ["keyword", "generation config", "attachment"])
 def test_every_way_to_pass_a_drop(pair, way):
-    """Catches a drop without effect, tokens that differ from those of the same strictness, and statistics without
-    it."""
-    target, draft = pair
+    """Catches a drop without effect, other tokens than at the same strictness, and statistics without it."""
     head = certified(tiny_head(), (0.01, 0.6), (0.02, 0.1), pair=pair)
-    call = {**ragged_batch(), **SAMPLED, "return_dict_in_generate": True}
     torch.manual_seed(0)
-    expected = target.generate(**call, assistant_model=draft, diversed_head=head, diversed_strictness=0.1)
+    expected = generate(pair, diversed_head=head, diversed_strictness=0.1)
     torch.manual_seed(0)
     if way == "keyword":
-        out = target.generate(**call, assistant_model=draft, diversed_head=head, diversed_max_drop=0.02)
+        out = generate(pair, diversed_head=head, diversed_max_drop=0.02)
     elif way == "generation config":
         config = GenerationConfig(pad_token_id=PAD, diversed_max_drop=0.02, **SAMPLED)
-        out = target.generate(**call, assistant_model=draft, diversed_head=head, generation_config=config)
+        out = generate(pair, diversed_head=head, generation_config=config)
     else:
-        with hf_diversed.attach(target, draft, head, diversed_max_drop=0.02):
-            out = target.generate(**call)
+        with hf_diversed.attach(*pair, head, diversed_max_drop=0.02):
+            out = generate(pair, assistant_model=None)
     assert torch.equal(out.sequences, expected.sequences)
     assert out.stats.strictness == expected.stats.strictness == 0.1
 
 
 def test_strictness_is_reported_per_row(pair):
     """Catches a strictness that is applied to other rows, and a streamed or summed call that counts one per round."""
-    target, draft = pair
     head = certified(tiny_head(), (0.01, 0.75), (0.02, 0.25), pair=pair)
-    call = {**ragged_batch(3), **SAMPLED, "return_dict_in_generate": True, "num_return_sequences": 2}
+    call = {**ragged_batch(3), "num_return_sequences": 2, "diversed_max_drop": [0.01, 0.02, 0.02]}
     with hf_diversed.record_stats() as stats:
-        out = target.generate(**call, assistant_model=draft, diversed_head=head, diversed_max_drop=[0.01, 0.02, 0.02])
+        out = generate(pair, **call, diversed_head=head)
     assert [row.strictness for row in out.stats.per_row] == [0.75, 0.75, 0.25, 0.25, 0.25, 0.25]
     assert stats.strictness == out.stats.strictness == pytest.approx(2.5 / 6)
-    out = target.generate(
-        **ragged_batch(1), **SAMPLED, assistant_model=draft, verifier="lossless", return_dict_in_generate=True
-    )
-    assert out.stats.strictness != out.stats.strictness  # NaN: this verifier has no strictness
+    assert math.isnan(generate(pair, verifier="lossless").stats.strictness)  # this verifier has none
 
 
 def test_the_call_overrides_the_attachment(pair):
     """Catches a drop of the call that conflicts with the server's strictness, and the reverse."""
-    target, draft = pair
     head = certified(tiny_head(), (0.01, 0.75), pair=pair)
-    call = {**ragged_batch(), **SAMPLED, "return_dict_in_generate": True}
-    with hf_diversed.attach(target, draft, head, diversed_strictness=0.3):
-        assert target.generate(**call, diversed_max_drop=0.01).stats.strictness == 0.75
-        assert target.generate(**call).stats.strictness == 0.3
-    with hf_diversed.attach(target, draft, head, diversed_max_drop=0.01):
-        assert target.generate(**call, diversed_strictness=0.3).stats.strictness == 0.3
-        assert target.generate(**call).stats.strictness == 0.75
+    attached, strict, drop = {"assistant_model": None}, {"diversed_strictness": 0.3}, {"diversed_max_drop": 0.01}
+    with hf_diversed.attach(*pair, head, **strict):
+        assert generate(pair, **attached, **drop).stats.strictness == 0.75
+        assert generate(pair, **attached).stats.strictness == 0.3
+    with hf_diversed.attach(*pair, head, **drop):
+        assert generate(pair, **attached, **strict).stats.strictness == 0.3
+        assert generate(pair, **attached).stats.strictness == 0.75
 
 
 @pytest.mark.parametrize(
@@ -173,12 +137,17 @@ def test_the_call_overrides_the_attachment(pair):
 )
 def test_other_settings_are_refused_with_a_drop(pair, other):
     """Catches a certified strictness that another setting changes."""
-    target, draft = pair
     given = {"diversed_head": certified(tiny_head(), (0.01, 0.75)), "diversed_max_drop": 0.01, other: 0.5}
-    with pytest.raises(ValueError, match=f"cannot be combined with {other}"):
-        target.generate(**ragged_batch(), **SAMPLED, assistant_model=draft, **given)
-    with pytest.raises(ValueError, match=f"cannot be combined with {other}"):
-        hf_diversed.attach(target, draft, **given)
+    for call in (partial(generate, pair), partial(hf_diversed.attach, *pair)):
+        with pytest.raises(ValueError, match=f"cannot be combined with {other}"):
+            call(**given)
+
+
+class ScaledScores(LogitsProcessor):
+    """A caller's processor, whose state is unknown."""
+
+    def __call__(self, input_ids, scores):
+        return scores * 0.1
 
 
 @pytest.mark.parametrize(
@@ -202,32 +171,16 @@ def test_other_settings_are_refused_with_a_drop(pair, other):
         ({"suppress_tokens": [5, 6]}, r"SuppressTokensLogitsProcessor\(.*\[5, 6\]"),
         ({"renormalize_logits": True}, "LogitNormalization"),
         ({"logits_processor": LogitsProcessorList([TemperatureLogitsWarper(0.1)])}, r"TemperatureLogitsWarper\(.*0.1"),
+        ({"logits_processor": LogitsProcessorList([ScaledScores()])}, r"ScaledScores \(not a class of transformers"),
         ({"assistant_early_exit": 1, "assistant_model": None}, r"draft \(certified 'LlamaForCausalLM:"),
         ({"verifier": "lossless", "diversed_head": None}, "diversed_max_drop can only be used with a head"),
     ],
 )
 def test_calls_that_differ_are_refused(pair, settings, words):
     """Catches settings, processors and draft models that differ from the calibration and are accepted."""
-    target, draft = pair
     head = certified(tiny_head(), (0.01, 0.75), pair=pair)
-    call = {**ragged_batch(), **SAMPLED, "assistant_model": draft, "diversed_head": head, **settings}
     with pytest.raises(ValueError, match=words):
-        target.generate(**call, diversed_max_drop=0.01)
-
-
-class ScaledScores(LogitsProcessor):
-    def __call__(self, input_ids, scores):
-        return scores * 0.1
-
-
-def test_own_processors_are_never_certified(pair):
-    """Catches a caller's processor, whose state is unknown, that is accepted under the same class name."""
-    target, draft = pair
-    shown = "ScaledScores (not a class of transformers, so its parameters cannot be compared)"
-    head = certified(tiny_head(), (0.01, 0.75), pair=pair)
-    call = {**ragged_batch(), **SAMPLED, "assistant_model": draft, "diversed_head": head, "diversed_max_drop": 0.01}
-    with pytest.raises(ValueError, match=re.escape(f"processors (certified [], got ['{shown}'])")):
-        target.generate(**call, logits_processor=LogitsProcessorList([ScaledScores()]))
+        generate(pair, **{"diversed_head": head, **settings}, diversed_max_drop=0.01)
 
 
 @pytest.mark.parametrize("changed", ["target", "draft"])
@@ -235,10 +188,9 @@ def test_own_processors_are_never_certified(pair):
 def test_other_models_are_refused(pair, changed, change):
     """Catches a certificate that is accepted for a model other than that of the calibration, also in a second call."""
     models = dict(zip(("target", "draft"), pair))
-    head = certified(tiny_head(), (0.01, 0.75), pair=pair)
+    call = {"diversed_head": certified(tiny_head(), (0.01, 0.75), pair=pair), "diversed_max_drop": 0.01}
     models[changed] = copy.deepcopy(models[changed])
-    call = {**ragged_batch(), **SAMPLED, "diversed_head": head, "diversed_max_drop": 0.01}
-    models["target"].generate(**call, assistant_model=models["draft"])  # a copy has the same digest
+    generate((models["target"], models["draft"]), **call)  # a copy has the same digest
     if change == "other dtype":
         models[changed].double()
     elif change == "other weights":
@@ -247,23 +199,19 @@ def test_other_models_are_refused(pair, changed, change):
         with torch.no_grad():
             models[changed].model.layers[0].mlp.up_proj.weight.mul_(1.5)
     with pytest.raises(ValueError, match=f"{'dtype' if change == 'other dtype' else changed} \\(certified"):
-        models["target"].generate(**call, assistant_model=models["draft"])
+        generate((models["target"], models["draft"]), **call)
 
 
 def test_autocast_is_another_dtype(pair):
     """Catches a certificate of float32 that is accepted where autocast computes in bfloat16."""
-    target, draft = pair
-    head = certified(tiny_head(), (0.01, 0.75), pair=pair)
-    call = {**ragged_batch(), **SAMPLED, "assistant_model": draft, "diversed_head": head, "diversed_max_drop": 0.01}
+    call = {"diversed_head": certified(tiny_head(), (0.01, 0.75), pair=pair), "diversed_max_drop": 0.01}
     with torch.autocast("cpu", torch.bfloat16), pytest.raises(ValueError, match="float32 under autocast to bfloat16"):
-        target.generate(**call)
+        generate(pair, **call)
 
 
 def test_the_certified_draft_length_is_the_default(pair):
     """Catches an error for a call that does not set the draft length."""
-    target, draft = pair
     head = tiny_head(num_assistant_tokens=2)
     certified(head, (0.01, 0.0), pair=pair, num_assistant_tokens=4, max_new_tokens=20)
-    call = {**ragged_batch(), **SAMPLED, "max_new_tokens": 20, "return_dict_in_generate": True}
-    out = target.generate(**call, assistant_model=draft, diversed_head=head, diversed_max_drop=0.01)
+    out = generate(pair, max_new_tokens=20, diversed_head=head, diversed_max_drop=0.01)
     assert len(out.stats.accepted_per_position) == 4

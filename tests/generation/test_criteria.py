@@ -14,7 +14,7 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformers.generation import stopping_criteria as sc
 
-from hf_diversed import LosslessVerifier, StaticEnsembleVerifier
+from hf_diversed import LosslessVerifier
 from hf_diversed.generation import processing as stops_module
 from hf_diversed.generation.processing import stop_criterion
 from tests import tiny
@@ -31,8 +31,7 @@ def target():
 
 @pytest.fixture(scope="module", params=["perfect", "noisy"])
 def pair(request, target):
-    """Draft models whose blocks are accepted as a whole, so that ends fall inside them, and one that makes rows
-    ragged."""
+    """Draft models whose blocks are all accepted, so that ends fall inside them, or that make rows ragged."""
     return target, target if request.param == "perfect" else tiny.tiny_draft(target)
 
 
@@ -58,13 +57,25 @@ def plain(target, **kwargs):
 
 def relaxed(pair, verifier=None, **kwargs):
     target, draft = pair
-    rule = {"assistant_model": draft, "verifier": verifier or LosslessVerifier(), "num_assistant_tokens": GAMMA}
-    return plain(target, **rule, return_dict_in_generate=True, **kwargs)
+    settings = {"verifier": verifier or LosslessVerifier(), "num_assistant_tokens": GAMMA}
+    settings["return_dict_in_generate"] = True
+    return plain(target, assistant_model=draft, **settings | kwargs)
+
+
+def assert_same(pair, criterion=None, **kwargs):
+    """Decode plainly and losslessly with a new `criterion()` each, compare the tokens and return both outputs."""
+
+    def given():
+        return kwargs if criterion is None else {**kwargs, "stopping_criteria": tf.StoppingCriteriaList([criterion()])}
+
+    expected, out = plain(pair[0], **given()), relaxed(pair, **given())
+    expected = getattr(expected, "sequences", expected)
+    assert out.sequences.tolist() == expected.tolist()
+    return expected, out
 
 
 def check_stats(pair, out):
-    """Tokens after a row's end are not counted: every emitted token counts once, and a perfect draft model has an
-    acceptance rate of 1."""
+    """Every emitted token counts once, and none after a row's end; a perfect draft model is always accepted."""
     target, draft = pair
     emitted = int(out.sequences[:, PROMPT:].ne(tiny.PAD).sum())
     assert out.stats.num_emitted == emitted
@@ -77,20 +88,16 @@ def check_stats(pair, out):
 def test_eos_inside_a_block(pair, text, step):
     """Catches tokens emitted after an EOS that was drafted and accepted, and rows that do not end there."""
     eos = [tiny.EOS, int(text[0, step - 1]), int(text[2, -step])]
-    expected = plain(pair[0], eos_token_id=eos)
+    expected, out = assert_same(pair, eos_token_id=eos)
     assert expected[0, PROMPT:].ne(tiny.PAD).sum() <= step
-    out = relaxed(pair, eos_token_id=eos)
-    assert out.sequences.tolist() == expected.tolist()
     check_stats(pair, out)
 
 
 @pytest.mark.parametrize("new", STEPS)
 def test_length_cut(pair, new):
     """Catches blocks that exceed `max_length`, and draft tokens after the last token that are counted."""
-    expected = plain(pair[0], max_new_tokens=new)
+    expected, out = assert_same(pair, max_new_tokens=new)
     assert expected.shape[1] == PROMPT + new
-    out = relaxed(pair, max_new_tokens=new)
-    assert out.sequences.tolist() == expected.tolist()
     check_stats(pair, out)
     by_length = relaxed(pair, max_new_tokens=None, max_length=PROMPT + new).sequences
     assert by_length.tolist() == expected.tolist()
@@ -99,10 +106,8 @@ def test_length_cut(pair, new):
 @pytest.mark.parametrize("new", [3, 5])
 def test_users_max_length_criterion_replaces_the_configs(pair, new):
     """Catches the smaller of two lengths: in upstream a passed MaxLengthCriteria takes precedence, longer or not."""
-    criteria = tf.StoppingCriteriaList([tf.MaxLengthCriteria(PROMPT + new)])
-    expected = plain(pair[0], max_new_tokens=4, stopping_criteria=criteria)
+    expected, _ = assert_same(pair, partial(tf.MaxLengthCriteria, PROMPT + new), max_new_tokens=4)
     assert expected.shape[1] == PROMPT + new
-    assert relaxed(pair, max_new_tokens=4, stopping_criteria=criteria).sequences.tolist() == expected.tolist()
 
 
 @pytest.fixture
@@ -144,8 +149,7 @@ def test_stop_strings_inside_a_block(pair, text, tokenizer, own_config, source, 
 
 
 def test_a_criterion_is_made_once(monkeypatch, pair, tokenizer):
-    """Catches calls that iterate over the whole vocabulary, criteria of other strings or tokenizers, and a tokenizer
-    that is kept alive."""
+    """Catches criteria built at every call, or for other strings or tokenizers, and a tokenizer kept alive."""
     made, init = [], tf.StopStringCriteria.__init__
     monkeypatch.setattr(tf.StopStringCriteria, "__init__", lambda *args: made.append(args[2]) or init(*args))
     own = copy.deepcopy(tokenizer)
@@ -165,11 +169,9 @@ def test_a_criterion_is_made_once(monkeypatch, pair, tokenizer):
 
 
 def test_one_stop_string_and_no_tokenizer(pair, text, tokenizer, own_config):
-    """Catches a single string that is treated as a list of letters, and a missing tokenizer reported after the first
-    forward."""
+    """Catches one string treated as a list of letters, and a missing tokenizer found after a forward."""
     stop = tokenizer.decode(text[1, 3:4])
-    expected = plain(pair[0], stop_strings=stop, tokenizer=tokenizer)
-    assert relaxed(pair, stop_strings=stop, tokenizer=tokenizer).sequences.tolist() == expected.tolist()
+    assert_same(pair, stop_strings=stop, tokenizer=tokenizer)
     for config in ({"stop_strings": stop}, {}):
         own_config.stop_strings = None if config else stop
         before = own_config.to_dict()
@@ -181,11 +183,10 @@ def test_one_stop_string_and_no_tokenizer(pair, text, tokenizer, own_config):
 def test_stop_strings_beside_users_criteria(pair, text, tokenizer):
     """Catches our stop-string criterion appended to the caller's list of criteria, or replacing it."""
     stop, eos = tokenizer.decode(text[1, 3:4]), int(text[2, 5])
+    call = {"stop_strings": stop, "tokenizer": tokenizer, "eos_token_id": eos}
+    assert_same(pair, partial(StopAfter, 8), **call)
     mine = tf.StoppingCriteriaList([StopAfter(8)])
-    expected = plain(pair[0], stop_strings=stop, tokenizer=tokenizer, stopping_criteria=mine, eos_token_id=eos)
-    mine = tf.StoppingCriteriaList([StopAfter(8)])
-    out = relaxed(pair, stop_strings=stop, tokenizer=tokenizer, stopping_criteria=mine, eos_token_id=eos)
-    assert out.sequences.tolist() == expected.tolist()
+    relaxed(pair, stopping_criteria=mine, **call)
     assert len(mine) == 1
 
 
@@ -208,11 +209,8 @@ class StopAfter(tf.StoppingCriteria):
 def test_stateful_user_criterion(pair, text, count, eos):
     """Catches columns that are skipped, repeated or passed out of order to a criterion that counts its calls per row.
     Without an EOS, plain `generate` cannot pad, so stopped rows continue until all have stopped."""
-    make = partial(StopAfter, count, ids=[int(text[3, 4])])
-    theirs, mine = make(), make()
-    expected = plain(pair[0], stopping_criteria=tf.StoppingCriteriaList([theirs]), eos_token_id=eos)
-    out = relaxed(pair, stopping_criteria=tf.StoppingCriteriaList([mine]), eos_token_id=eos)
-    assert out.sequences.tolist() == expected.tolist()
+    theirs, mine = (StopAfter(count, ids=[int(text[3, 4])]) for _ in range(2))
+    expected, out = assert_same(pair, iter([theirs, mine]).__next__, eos_token_id=eos)
     assert mine.columns == theirs.columns == list(range(PROMPT + 1, expected.shape[1] + 1))
     assert mine.seen == theirs.seen
     if eos is None:
@@ -234,11 +232,9 @@ class StopOn(tf.StoppingCriteria):
 @pytest.mark.parametrize("eos", [tiny.EOS, None], ids=["eos", "no eos"])
 def test_criterion_without_state(pair, text, eos):
     """Catches a stopped row that counts as running again: without an EOS it continues, but remains stopped."""
-    criteria = tf.StoppingCriteriaList([StopOn([int(text[row, step]) for row, step in enumerate((2, 6, 4, 1))])])
-    expected = plain(pair[0], stopping_criteria=criteria, eos_token_id=eos)
+    ids = [int(text[row, step]) for row, step in enumerate((2, 6, 4, 1))]
+    expected, _ = assert_same(pair, partial(StopOn, ids), eos_token_id=eos)
     assert PROMPT + 5 <= expected.shape[1] < PROMPT + NEW
-    out = relaxed(pair, stopping_criteria=criteria, eos_token_id=eos)
-    assert out.sequences.tolist() == expected.tolist()
 
 
 def test_criterion_with_eos_ids_of_its_own(pair):
@@ -247,10 +243,8 @@ def test_criterion_with_eos_ids_of_its_own(pair):
     class Named(StopAfter):
         eos_token_id = 5
 
-    expected = plain(pair[0], stopping_criteria=tf.StoppingCriteriaList([Named(2)]), eos_token_id=None)
+    expected, _ = assert_same(pair, partial(Named, 2), eos_token_id=None)
     assert not expected[0, PROMPT + 2 :].any()
-    out = relaxed(pair, stopping_criteria=tf.StoppingCriteriaList([Named(2)]), eos_token_id=None)
-    assert out.sequences.tolist() == expected.tolist()
 
 
 @pytest.mark.parametrize("limit", [0.5, 3.5, 6.5])
@@ -275,13 +269,9 @@ class StopWhenSure(tf.StoppingCriteria):
 
 
 def test_criterion_that_reads_scores(pair):
-    """Catches scores that are passed per block, or those of rows that are ahead: the last scores must be those of the
-    column."""
-    kwargs = {"output_scores": True, "eos_token_id": tiny.EOS}
-    criteria = tf.StoppingCriteriaList([StopWhenSure()])
-    expected = plain(pair[0], stopping_criteria=criteria, return_dict_in_generate=True, **kwargs).sequences
+    """Catches scores that are passed per block, or those of rows that are ahead."""
+    expected, _ = assert_same(pair, StopWhenSure, return_dict_in_generate=True, output_scores=True)
     assert expected[:, -1].eq(tiny.PAD).any()
-    assert relaxed(pair, stopping_criteria=criteria, **kwargs).sequences.tolist() == expected.tolist()
 
 
 def test_confidence_criterion_at_batch_one(pair):
@@ -289,12 +279,11 @@ def test_confidence_criterion_at_batch_one(pair):
     target, draft = pair
     lengths = set()
     for threshold in (0.1, 0.21, 0.23):
-        kwargs = {"input_ids": tiny.ragged_batch(1, PROMPT)["input_ids"], "max_new_tokens": NEW, "do_sample": False}
-        kwargs |= {"stopping_criteria": tf.StoppingCriteriaList([sc.ConfidenceCriteria(threshold)])}
-        kwargs |= {"return_dict_in_generate": True, "output_scores": True}
-        expected = target.generate(**kwargs).sequences
-        out = target.generate(**kwargs, assistant_model=draft, verifier=LosslessVerifier())
-        assert out.sequences.tolist() == expected.tolist()
+        call = {"input_ids": tiny.ragged_batch(1, PROMPT)["input_ids"], "max_new_tokens": NEW, "do_sample": False}
+        call |= {"return_dict_in_generate": True, "output_scores": True}
+        call["stopping_criteria"] = tf.StoppingCriteriaList([sc.ConfidenceCriteria(threshold)])
+        expected = target.generate(**call).sequences
+        assert torch.equal(target.generate(**call, assistant_model=draft, verifier="lossless").sequences, expected)
         lengths.add(expected.shape[1])
     assert len(lengths) > 1
 
@@ -302,34 +291,27 @@ def test_confidence_criterion_at_batch_one(pair):
 def test_users_eos_criterion(pair, text):
     """Catches EOS ids of a passed criterion that are ignored, with or without EOS ids in the config."""
     for eos in (tiny.EOS, None):
-        criteria = tf.StoppingCriteriaList([sc.EosTokenCriteria([int(text[0, 2]), int(text[2, 5])])])
-        expected = plain(pair[0], stopping_criteria=criteria, eos_token_id=eos)
+        criterion = partial(sc.EosTokenCriteria, [int(text[0, 2]), int(text[2, 5])])
+        expected, _ = assert_same(pair, criterion, eos_token_id=eos)
         assert expected[0, -1] == tiny.PAD
-        assert relaxed(pair, stopping_criteria=criteria, eos_token_id=eos).sequences.tolist() == expected.tolist()
 
 
 def test_every_criterion_of_transformers_is_tested_here():
     """Catches a release with a new stopping criterion that is neither supported nor refused."""
     members = [member for member in vars(sc).values() if isinstance(member, type)]
     known = {m for m in members if issubclass(m, sc.StoppingCriteria) and m is not sc.StoppingCriteria}
-    assert known == {
-        sc.MaxLengthCriteria,
-        sc.MaxTimeCriteria,
-        sc.StopStringCriteria,
-        sc.EosTokenCriteria,
-        sc.ConfidenceCriteria,
-    }
+    names = {"MaxLengthCriteria", "MaxTimeCriteria", "StopStringCriteria", "EosTokenCriteria", "ConfidenceCriteria"}
+    assert {member.__name__ for member in known} == names
 
 
 def test_relaxed_rows_end_as_they_do_alone(target, text, tokenizer):
-    """Catches rounds that end elsewhere in a batch than alone when a criterion ends rows: relaxed distributions would
-    differ."""
+    """Catches rounds that end elsewhere in a batch than alone when a criterion ends rows."""
     draft, inputs = tiny.tiny_draft(target, noise=0.35), tiny.ragged_batch(4, PROMPT)
-    rule = {"assistant_model": draft, "verifier": StaticEnsembleVerifier(0.3), "num_assistant_tokens": GAMMA}
+    given = {"assistant_model": draft, "verifier": "static:0.3", "num_assistant_tokens": GAMMA}
     ends = {"stop_strings": [tokenizer.decode(text[0, 5:6]), tokenizer.decode(text[3, 3:4])], "tokenizer": tokenizer}
     ends |= {"max_new_tokens": NEW, "do_sample": False, "eos_token_id": [tiny.EOS, int(text[1, 6])]}
-    batch = target.generate(**inputs, **rule, **ends)
+    batch = target.generate(**inputs, **given, **ends)
     for row in range(4):
         prompt = inputs["input_ids"][row : row + 1, inputs["attention_mask"][row].bool()]
-        alone = target.generate(input_ids=prompt, **rule, **ends)[0, prompt.shape[1] :].tolist()
+        alone = target.generate(input_ids=prompt, **given, **ends)[0, prompt.shape[1] :].tolist()
         assert batch[row, PROMPT:].tolist() == alone + [tiny.PAD] * (batch.shape[1] - PROMPT - len(alone))

@@ -10,11 +10,10 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from transformers import pipeline
-from transformers.generation.streamers import BaseStreamer
 
 import hf_diversed
 from hf_diversed import StaticEnsembleVerifier, diversed_decoding
-from tests.tiny import SAMPLED, ragged_batch, tiny_head, tiny_model, word_tokenizer
+from tests.tiny import SAMPLED, Listener, generate, ragged_batch, tiny_head, tiny_model, word_tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -22,15 +21,14 @@ def tokenizer():
     return word_tokenizer()
 
 
-def test_head_as_object_folder_and_kwarg_spellings(pair, tmp_path):
+def test_head_as_object_and_as_folder(pair, tmp_path):
     """Catches a head that is loaded differently by name than it is used as an object."""
-    target, draft = pair
     head = tiny_head()
     head.save_pretrained(tmp_path)
     results = []
-    for given in (head, str(tmp_path), str(tmp_path)):
+    for given in (head, str(tmp_path), tmp_path):
         torch.manual_seed(0)
-        results.append(target.generate(**ragged_batch(), assistant_model=draft, diversed_head=given, **SAMPLED))
+        results.append(generate(pair, diversed_head=given).sequences)
     assert torch.equal(results[0], results[1])
     assert torch.equal(results[0], results[2])
 
@@ -55,20 +53,11 @@ def test_custom_generate_door(pair):
 def test_streamer_through_the_custom_generate_door(pair):
     """Catches a streamer that receives the prompt and then nothing."""
     target, draft = pair
-    received = []
-
-    class Streamer(BaseStreamer):
-        def put(self, value):
-            received.extend(value.flatten().tolist())
-
-        def end(self):
-            received.append(None)
-
-    loop = functools.partial(
-        diversed_decoding, assistant_model=draft, verifier=StaticEnsembleVerifier(0.5), streamer=Streamer()
-    )
+    settings = {"assistant_model": draft, "verifier": StaticEnsembleVerifier(0.5), "streamer": Listener()}
+    loop = functools.partial(diversed_decoding, **settings)
     out = target.generate(ragged_batch()["input_ids"][:1], custom_generate=loop, **SAMPLED)
-    assert received == [*out[0, 9:].tolist(), None]
+    assert settings["streamer"].tokens == out[0, 9:].tolist()
+    assert settings["streamer"].ended == 1
 
 
 def test_attach_works_for_callers_that_pass_nothing(pair):

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from hf_diversed import DiversedVerifier, StaticEnsembleVerifier, _compat
-from tests.reference import naive_decoding
-from tests.tiny import EOS, PAD, ragged_batch, tiny_head, tiny_model
+from tests.generation.test_verifiers import assert_naive
+from tests.tiny import ragged_batch, tiny_head, tiny_model
 
 
 ARCHITECTURES = ["llama", "gemma3_text", "gemma3_multimodal", "gpt2", "opt", "qwen3_moe"]
@@ -32,8 +32,7 @@ def upstream_logits(model, ids, layers):
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @torch.no_grad()
 def test_view_leaves_after_its_layers(architecture):
-    """Catches a view that runs every layer (as upstream's does, where a model does not read its config while running),
-    or lacks the final norm."""
+    """Catches a view that runs every layer, as upstream's does for some models, or lacks the final norm."""
     model = tiny_model(architecture)
     ids = ragged_batch()["input_ids"][:2].clamp_min(4)
     view = _compat.first_layers(model, 1)
@@ -57,28 +56,18 @@ def test_lossless_greedy_is_plain_generate(architecture):
     assert 0 < out.stats.num_accepted < out.stats.num_drafted
 
 
-@pytest.mark.parametrize("rule", ["static", "diversed"])
-def test_fast_path_equals_naive_reference(rule):
+@pytest.mark.parametrize("verifier", [StaticEnsembleVerifier(0.5), DiversedVerifier(tiny_head())])
+def test_fast_path_equals_naive_reference(verifier):
     """Invariants 2 and 12: rows equal their single runs, and heads receive the hidden states of the early exit."""
-    target = tiny_model("llama")
-    verifier = {"static": StaticEnsembleVerifier(0.5), "diversed": DiversedVerifier(tiny_head())}[rule]
-    inputs = ragged_batch()
+    target, inputs = tiny_model("llama"), ragged_batch()
     fast = exits_early(target, verifier, inputs).sequences
-    view = _compat.first_layers(target, 1)
     for row in range(4):
-        prompt = inputs["input_ids"][row, inputs["attention_mask"][row].bool()][None]
-        with torch.no_grad():
-            naive = naive_decoding(target, view, verifier, prompt, max_new_tokens=16, gamma=3, eos_id=EOS)
-        new = naive[0, prompt.shape[1] :]
-        assert torch.equal(fast[row, 9 : 9 + len(new)], new)
-        assert (fast[row, 9 + len(new) :] == PAD).all()
+        assert_naive((target, _compat.first_layers(target, 1)), verifier, inputs, fast, row, 3, 16)
 
 
 def test_model_is_unchanged():
-    """Invariant 13. Catches a changed layer count, and upstream's output hooks that stay on shared layers: the model
-    would then return every hidden state twice."""
+    """Invariant 13. Catches a changed layer count, and upstream's output hooks that stay on shared layers."""
     target = tiny_model("llama")
-    head = tiny_head()
 
     def snapshot():
         hooks = sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in target.modules())
@@ -90,8 +79,7 @@ def test_model_is_unchanged():
     assert len(view(ids, output_hidden_states=True).hidden_states) == 2
     assert snapshot() == before
     assert {p.data_ptr() for p in view.parameters()} < {p.data_ptr() for p in target.parameters()}
-    exits_early(target, DiversedVerifier(head), ragged_batch())
-    assert target.config.to_dict() == before[0]
-    assert len(target(ids, output_hidden_states=True).hidden_states) == 3
-    exits_early(target, DiversedVerifier(head), ragged_batch())
-    assert len(target(ids, output_hidden_states=True).hidden_states) == 3
+    for _ in range(2):
+        exits_early(target, DiversedVerifier(tiny_head()), ragged_batch())
+        assert target.config.to_dict() == before[0]
+        assert len(target(ids, output_hidden_states=True).hidden_states) == 3

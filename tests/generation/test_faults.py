@@ -5,9 +5,7 @@ import math
 
 import pytest
 import torch
-from transformers.generation.streamers import BaseStreamer
 
-import hf_diversed
 from hf_diversed.blocks import Verdict
 from hf_diversed.verifiers import (
     BlockVerifier,
@@ -17,12 +15,11 @@ from hf_diversed.verifiers import (
     Verifier,
     build_verifier,
 )
-from tests.tiny import ragged_batch, tiny_head
+from tests.tiny import Listener, generate, ragged_batch, tiny_head
 
 
 def with_fault(model, value: float, first: int = 2):
-    """Return a copy whose logits are `value` in one column from its `first`-th forward pass on; the first is the
-    prefill."""
+    """Return a copy whose logits are `value` in a column from its `first`-th forward on; the prefill is first."""
     model = copy.deepcopy(model)
     calls = []
 
@@ -37,84 +34,35 @@ def with_fault(model, value: float, first: int = 2):
     return model
 
 
-class StoringStreamer(BaseStreamer):
-    def __init__(self):
-        self.puts = []
-
-    def put(self, value):
-        self.puts.append(value)
-
-    def end(self):
-        pass
-
-
 @pytest.mark.parametrize("do_sample", [False, True])
 @pytest.mark.parametrize(
-    "rule", ["lossless", "static:0.5", "lenience:0.5", "fuzzy:0.1", "block:static:0.5", "typical:0.3:0.3"]
+    "verifier", ["lossless", "static:0.5", "lenience:0.5", "fuzzy:0.1", "block:static:0.5", "typical:0.3:0.3"]
 )
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 @pytest.mark.parametrize("culprit", ["target", "draft model"])
-def test_a_models_faults_are_named(pair, culprit, value, rule, do_sample):
+def test_a_models_faults_are_named(pair, culprit, value, verifier, do_sample):
     """Catches NaN logits that become token 0 (greedy) or V - 1 (sampled), and an error that names the wrong model."""
-    target, draft = (
-        with_fault(m, value) if role == culprit else m for role, m in zip(("target", "draft model"), pair)
-    )
-    call = {"assistant_model": draft, "verifier": rule, "max_new_tokens": 12, "do_sample": do_sample}
+    models = dict(zip(("target", "draft model"), pair))
+    models[culprit] = with_fault(models[culprit], value)
     torch.manual_seed(0)
     with pytest.raises(FloatingPointError, match=f"the {culprit}'s scores are not finite"):
-        target.generate(**ragged_batch(3), **call)
+        generate(tuple(models.values()), verifier=verifier, do_sample=do_sample)
 
 
 def test_nothing_is_emitted_after_a_fault(pair):
     """Catches a check after the streamer: the streamed text must end before the fault."""
-    target, draft = pair
-    prompt = {name: values[:1] for name, values in ragged_batch().items()}
-    call = {"assistant_model": draft, "verifier": "lossless", "max_new_tokens": 24, "do_sample": False}
-    whole, streamer = target.generate(**prompt, **call), StoringStreamer()
+    call = {**ragged_batch(1), "verifier": "lossless", "max_new_tokens": 24, "do_sample": False}
+    whole, streamer = generate(pair, **call).sequences, Listener()
     with pytest.raises(FloatingPointError):
-        with_fault(target, math.nan, first=4).generate(**prompt, **call, streamer=streamer)
-    streamed = torch.cat([put.flatten() for put in streamer.puts])
-    assert 9 < len(streamed) < whole.shape[1]
-    assert torch.equal(streamed, whole[0, : len(streamed)])
-
-
-@pytest.mark.parametrize("do_sample", [False, True])
-@pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_faults_of_a_head_are_those_of_its_verifier(pair, value, do_sample):
-    """Catches weights that became NaN in memory, such as after diverged training, alone and inside another
-    verifier."""
-    target, draft = pair
-    head = tiny_head()
-    head.out.weight.data.fill_(value)
-    rule = DiversedVerifier(head)
-    for verifier in (rule, PhaseVerifier(rule, rule, begin=5, end=6)):
-        with pytest.raises(FloatingPointError, match=f"{type(verifier).__name__} returned an acceptance"):
-            target.generate(
-                **ragged_batch(), assistant_model=draft, verifier=verifier, max_new_tokens=8, do_sample=do_sample
-            )
-
-
-class Nowhere(DistributionVerifier):
-    def emitted_probs(self, draft, target):
-        return draft.probs() * math.nan
-
-
-@pytest.mark.parametrize("do_sample", [False, True])
-def test_a_verifier_without_a_distribution_is_named(pair, do_sample):
-    """Catches a NaN distribution, whose argmax is token 0."""
-    target, draft = pair
-    with pytest.raises(FloatingPointError, match="Nowhere"):
-        target.generate(
-            **ragged_batch(), assistant_model=draft, verifier=Nowhere(), max_new_tokens=8, do_sample=do_sample
-        )
+        generate((with_fault(pair[0], math.nan, first=4), pair[1]), **call, streamer=streamer)
+    assert 9 < len(streamer.tokens) < whole.shape[1]
+    assert streamer.tokens == whole[0, : len(streamer.tokens)].tolist()
 
 
 def test_unused_values_are_not_checked(pair):
     """Catches a check of whole blocks: values after a rejection and in finished rows do not matter."""
-    target, draft = pair
-    prompts = ragged_batch()
-    call = {"assistant_model": draft, "max_new_tokens": 24, "do_sample": False}
-    expected = target.generate(**prompts, **call, verifier="lossless")
+    call = {"max_new_tokens": 24, "do_sample": False}
+    expected = generate(pair, **call, verifier="lossless").sequences
 
     class Spoiling(type(build_verifier("lossless"))):
         """Sets the values after each row's first rejection to NaN, as a fault there would."""
@@ -126,14 +74,7 @@ def test_unused_values_are_not_checked(pair):
             draft.scores.masked_fill_((columns > kept)[..., None], math.nan)
             return verdict
 
-    assert torch.equal(target.generate(**prompts, **call, verifier=Spoiling()), expected)
-
-
-@pytest.mark.parametrize("spec", ["contrastive:inf", "cactus:inf", "contrastive:nan", "lenience:nan", "static:nan"])
-def test_infinite_settings_are_refused(spec):
-    """Catches an infinite contrast, whose distribution is NaN."""
-    with pytest.raises(ValueError, match="must lie in"):
-        hf_diversed.verifiers.build_verifier(spec)
+    assert torch.equal(generate(pair, **call, verifier=Spoiling()).sequences, expected)
 
 
 class Emitting(DistributionVerifier):
@@ -157,6 +98,29 @@ class Accepting(Verifier):
         return Verdict(accept_prob, lambda positions: self.change(target.probs(positions)))
 
 
+def faulty_head(value):
+    head = tiny_head()
+    head.out.weight.data.fill_(value)
+    return DiversedVerifier(head)
+
+
+@pytest.mark.parametrize("do_sample", [False, True])
+@pytest.mark.parametrize(
+    "verifier",
+    [
+        faulty_head(math.nan),
+        faulty_head(math.inf),
+        PhaseVerifier(*[faulty_head(math.nan)] * 2, begin=5, end=6),
+        Emitting(lambda q: q * math.nan),
+        Accepting(0.0, lambda p: p * math.nan),
+    ],
+)
+def test_faults_of_a_verifier_are_named(pair, verifier, do_sample):
+    """Catches weights that became NaN in memory, and a NaN distribution, whose argmax is token 0."""
+    with pytest.raises(FloatingPointError, match=f"{type(verifier).__name__} returned an acceptance"):
+        generate(pair, verifier=verifier, do_sample=do_sample)
+
+
 @pytest.mark.parametrize("mode", [{}, {"cache_implementation": "static"}], ids=["eager", "static"])
 @pytest.mark.parametrize(
     ("verifier", "words"),
@@ -174,22 +138,18 @@ class Accepting(Verifier):
 )
 def test_a_callers_verifier_must_return_distributions(pair, verifier, words, mode):
     """Catches an emitted distribution of 2 q, which accepts every draft token, and negative or empty ones."""
-    target, draft = pair
-    call = {**ragged_batch(3), **mode, "max_new_tokens": 8, "do_sample": True}
     with pytest.raises(ValueError, match=f"{type(verifier).__name__}.*{words}"):
-        target.generate(**call, assistant_model=draft, verifier=verifier)
+        generate(pair, verifier=verifier, **mode)
 
 
 @pytest.mark.parametrize("do_sample", [False, True])
 def test_a_callers_verifier_is_checked_once(pair, do_sample):
     """Catches a check in every round, which costs passes over the vocabulary, and one that refuses good values."""
-    target, draft = pair
     calls = []
 
     def copy_of(q):
         calls.append(None)
         return q if len(calls) == 1 else 2 * q
 
-    call = {**ragged_batch(3), "max_new_tokens": 24, "do_sample": do_sample}
-    target.generate(**call, assistant_model=draft, verifier=Emitting(copy_of))
+    generate(pair, verifier=Emitting(copy_of), max_new_tokens=24, do_sample=do_sample)
     assert len(calls) > 2

@@ -35,8 +35,8 @@ def run(model, inputs, **kwargs):
 
 def relaxed(pair, inputs, verifier=None, **kwargs):
     target, draft = pair
-    rule = {"assistant_model": draft, "verifier": verifier or LosslessVerifier(), "num_assistant_tokens": GAMMA}
-    return run(target, inputs, **rule, **kwargs)
+    settings = {"verifier": verifier or LosslessVerifier(), "num_assistant_tokens": GAMMA}
+    return run(target, inputs, assistant_model=draft, **settings, **kwargs)
 
 
 def assert_same(ours, plain, prompt=PROMPT, raw=True):
@@ -100,23 +100,17 @@ SERVED = {
     lp.SuppressTokensLogitsProcessor: {"suppress_tokens": list(range(4, 64, 3))},
     lp.WatermarkLogitsProcessor: {"watermarking_config": tf.WatermarkingConfig(bias=4.0, greenlist_ratio=0.3)},
 }
+SELF_HASH = tf.WatermarkingConfig(bias=4.0, seeding_scheme="selfhash", context_width=3)
 # Further settings of the same classes, where the first does not show all they do.
 MORE = {
     "sequence_bias_pairs": {"sequence_bias": [[[a, b], 6.0] for a in range(4, 64) for b in (a // 2, 63 - a // 3)]},
     "bad_words_pairs": {"bad_words_ids": [[a, b] for a in range(4, 64) for b in range(3 + a % 3, 64, 3)]},
     "no_repeat_bigrams": {"no_repeat_ngram_size": 2, "suppress_tokens": list(range(6, 64))},
-    "watermark_selfhash": {
-        "watermarking_config": tf.WatermarkingConfig(bias=4.0, seeding_scheme="selfhash", context_width=3),
-        "max_new_tokens": 4,
-    },
+    "watermark_selfhash": {"watermarking_config": SELF_HASH, "max_new_tokens": 4},
     "several": {
-        "repetition_penalty": 1.3,
-        "no_repeat_ngram_size": 2,
-        "min_new_tokens": 4,
-        "renormalize_logits": True,
-        "prefix_allowed_tokens_fn": allowed,
-        "exponential_decay_length_penalty": (4, 1.3),
-        "logits_processor": tf.LogitsProcessorList([lp.TopKLogitsWarper(20)]),
+        **{"repetition_penalty": 1.3, "no_repeat_ngram_size": 2, "min_new_tokens": 4, "renormalize_logits": True},
+        **{"prefix_allowed_tokens_fn": allowed, "exponential_decay_length_penalty": (4, 1.3)},
+        **one(lp.TopKLogitsWarper(20)),
     },
 }
 MARKS = {"several": versions.since("5.19", "makes NaN of an EOS that is forbidden (exponential_decay_length_penalty)")}
@@ -157,8 +151,7 @@ def test_refused_by_name(pair, cls, derived):
 
 
 class Bias(tf.LogitsProcessor):
-    """A user's processor that depends on the row and its whole prefix. It multiplies, so its place in the list
-    matters."""
+    """A processor that depends on row, prefix and, since it multiplies, on its place in the list."""
 
     def __init__(self, salt):
         self.salt = salt
@@ -203,8 +196,7 @@ def test_raw_logits_stay_raw(pair):
 
 
 def test_raw_logits_for_verifiers_stay_raw(pair):
-    """Catches an in-place processor that changes the raw logits which cascades use, of the draft model or the
-    target."""
+    """Catches an in-place processor that changes the raw logits which cascades use, of either model."""
 
     class Raw(LosslessVerifier):
         needs_raw_logits = True
@@ -238,14 +230,8 @@ def test_constraints_hold_for_accepted_drafts(pair, weight):
     """Catches draft logits that are not processed: at weight 0 all draft tokens are accepted, even forbidden ones."""
     inputs = tiny.ragged_batch(4, PROMPT)
     bad = [[token] for token in range(4, 64, 3)]
-    out = relaxed(
-        pair,
-        inputs,
-        StaticEnsembleVerifier(weight),
-        prefix_allowed_tokens_fn=allowed,
-        bad_words_ids=bad,
-        min_new_tokens=NEW,
-    )
+    rules = {"prefix_allowed_tokens_fn": allowed, "bad_words_ids": bad, "min_new_tokens": NEW}
+    out = relaxed(pair, inputs, StaticEnsembleVerifier(weight), **rules)
     assert out.stats.num_accepted > 0
     for row, ids in enumerate(out.sequences):
         for column in range(PROMPT, PROMPT + NEW):

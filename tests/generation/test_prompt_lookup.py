@@ -1,5 +1,4 @@
-"""Verification of looked-up drafts: upstream's matches, the distributions that a one-hot q gives, rows without a
-match."""
+"""Prompt lookup: upstream's matches, the distributions under a one-hot q, and rows without a match."""
 
 import functools
 import itertools
@@ -46,8 +45,7 @@ def lookup(target, verifier, inputs, **kwargs):
 
 @pytest.mark.parametrize("ngram_size", [1, 3])
 def test_lossless_greedy_is_plain_generate(target, ngram_size):
-    """Invariant 1 with prompt lookup. Catches blocks that are read at the wrong columns where rows have different
-    numbers of draft tokens."""
+    """Invariant 1. Catches wrong columns where rows have different numbers of draft tokens."""
     inputs = repetitive_batch()
     out = lookup(target, "lossless", inputs, max_matching_ngram_size=ngram_size)
     assert torch.equal(out.sequences, target.generate(**inputs, max_new_tokens=24, do_sample=False))
@@ -104,8 +102,7 @@ BLOCK = [
 
 
 def test_proposal_by_hand():
-    """Catches wrong counts, padding that is counted, distributions that are not one-hot, and tokens that processors do
-    not receive."""
+    """Catches wrong counts, padding that is counted, other distributions than one-hot, and lost tokens."""
     drafter, rows = drafter_over(BLOCK)
     draft, counts = drafter.propose(known([3, 2, 3, 3, 3, 0]))
     assert counts.host == counts.device.tolist() == [3, 2, 0, 0, 1, 0]
@@ -136,8 +133,7 @@ def test_padding_is_not_searched():
 
 @pytest.mark.parametrize(("banned", "count"), [(7, 0), (8, 1), (5, 2), (3, 3)])
 def test_forbidden_tokens_end_a_draft(banned, count):
-    """Catches a relaxed verifier that accepts what a processor forbids, and warpers that shorten draft blocks at
-    random."""
+    """Catches a relaxed verifier that accepts what a processor forbids, and warpers that shorten blocks."""
     processors = [NoBadWordsLogitsProcessor([[banned]], eos_token_id=EOS), TopPLogitsWarper(0.1)]
     drafter, _ = drafter_over(BLOCK[:1], processors)
     assert drafter.propose(known([3]))[1].host == [count]
@@ -199,8 +195,8 @@ def test_phases_end_in_rounds_without_drafts(target, monkeypatch):
         quiet.clear()
         repeated = ragged_batch(seed=seed)["input_ids"][:1].repeat(1, 2)
         prompt = torch.cat([torch.tensor([[begin]]), repeated], dim=1)
-        rule = PhaseVerifier(StaticEnsembleVerifier(0.0), begin=begin, end=end)
-        ids = lookup(target, rule, {"input_ids": prompt, "attention_mask": torch.ones_like(prompt)}).sequences
+        verifier = PhaseVerifier(StaticEnsembleVerifier(0.0), begin=begin, end=end)
+        ids = lookup(target, verifier, {"input_ids": prompt, "attention_mask": torch.ones_like(prompt)}).sequences
         ends = [column for column in range(prompt.shape[1], ids.shape[1] - 1) if ids[0, column] == end]
         if end in prompt or not ends or begin in ids[0, ends[0] :]:
             continue
@@ -216,10 +212,10 @@ def test_phases_of_short_rows(target, begin, end):
     """Catches EOS and pads after the end of short rows that are read as tokens of theirs."""
     ids = repetitive_batch()["input_ids"].masked_fill(repetitive_batch()["input_ids"] <= EOS, 7)
     ids[:, 8] = 9
-    rule = PhaseVerifier(StaticEnsembleVerifier(0.0), begin=begin, end=end)
-    together = lookup(target, rule, {"input_ids": ids}).sequences
+    verifier = PhaseVerifier(StaticEnsembleVerifier(0.0), begin=begin, end=end)
+    together = lookup(target, verifier, {"input_ids": ids}).sequences
     for row, prompt in enumerate(ids):
-        alone = lookup(target, rule, {"input_ids": prompt[None]}).sequences[0]
+        alone = lookup(target, verifier, {"input_ids": prompt[None]}).sequences[0]
         assert torch.equal(together[row, : len(alone)], alone)
 
 

@@ -11,7 +11,7 @@ from hf_diversed.running.pair import Pair
 from hf_diversed.theory import expected_accepted
 from hf_diversed.verifiers import DiversedVerifier
 from tests.evaluation.fakes import LetterTask, examples, tiny_pair
-from tests.tiny import ragged_batch
+from tests.tiny import SAMPLED, ragged_batch
 
 
 @pytest.fixture(scope="module")
@@ -32,10 +32,8 @@ def head() -> DiversedHead:
 
 def measure(pair: Pair, head: DiversedHead, **changes) -> dict[str, dict]:
     """Run each method on 1,000 rows (by default) of the tiny pair in one call; return statistics by method."""
-    stop_strings, methods = (
-        changes.pop("stop_strings", []),
-        changes.pop("methods", ["lossless", "static:0.3", "diversed"]),
-    )
+    stop_strings = changes.pop("stop_strings", [])
+    methods = changes.pop("methods", ["lossless", "static:0.3", "diversed"])
     options = EvaluationSettings(**{"num_examples": 1000, "batch_size": 1000, "num_assistant_tokens": 4} | changes)
     task = LetterTask(stop_strings=stop_strings, max_new_tokens=12)
     records = evaluate(pair, task, examples(10) * 100, methods, options, head=head)
@@ -96,21 +94,13 @@ def test_bias_per_token_is_estimated_without_bias_and_recorded_exactly(pair):
     config = DiversedHeadConfig(32, 32, features="distribution", token_features=True)
     by_token = DiversedHead(config).eval()
     by_token.start_lenient(0.3)
-    rule, batch = DiversedVerifier(by_token), ragged_batch(batch_size=4)
+    verifier, batch = DiversedVerifier(by_token), ragged_batch(batch_size=4)
     batch = {name: values.repeat_interleave(200, 0) for name, values in batch.items()}
     sums = []
     for with_records in (False, True):
         torch.manual_seed(0)
-        out = pair.target.generate(
-            **batch,
-            assistant_model=pair.draft,
-            verifier=rule,
-            do_sample=True,
-            top_k=0,
-            max_new_tokens=12,
-            return_dict_in_generate=True,
-            output_token_records=with_records,
-        )
+        call = {**batch, **SAMPLED, "return_dict_in_generate": True, "output_token_records": with_records}
+        out = pair.target.generate(**call, assistant_model=pair.draft, verifier=verifier)
         sums.append(out.stats.bias_sum / out.stats.bias_count)
     bias = out.token_records.bias
     assert out.stats.bias_count == out.stats.num_accepted + out.stats.num_rejected == (~bias.isnan()).sum()

@@ -1,20 +1,18 @@
 """Return values besides tokens: statistics of a call and of a block of calls, token records."""
 
 import functools
-import io
 import threading
 from contextvars import copy_context
 
 import torch
 
 import hf_diversed
-from tests.tiny import SAMPLED, ragged_batch, tiny_head
+from tests.tiny import generate, ragged_batch, tiny_head
 
 
 def test_record_stats_collects_calls_and_nests(pair):
     """Catches counters that are changed after their block, or by calls of other threads."""
-    target, draft = pair
-    call = functools.partial(target.generate, **ragged_batch(), assistant_model=draft, verifier="lossless", **SAMPLED)
+    call = functools.partial(generate, pair, verifier="lossless")
     with hf_diversed.record_stats() as outer:
         call()
         with hf_diversed.record_stats() as inner:
@@ -32,31 +30,10 @@ def test_record_stats_collects_calls_and_nests(pair):
     assert outer.num_rounds == total
 
 
-def test_stats_survive_json_and_pickle(pair):
-    """Catches tensors in the counters."""
-    import json
-
-    target, draft = pair
-    out = target.generate(
-        **ragged_batch(), assistant_model=draft, verifier="lossless", return_dict_in_generate=True, **SAMPLED
-    )
-    assert json.loads(json.dumps(out.stats.to_dict()))["num_draft_tokens"] == out.stats.num_drafted
-    buffer = io.BytesIO()
-    torch.save(out.stats.to_dict(), buffer)
-    assert out.past_key_values is None
-
-
 def test_token_records(pair):
     """Catches records that are shifted against the tokens, or sources that do not add up to the statistics."""
-    target, draft = pair
-    out = target.generate(
-        **ragged_batch(),
-        assistant_model=draft,
-        diversed_head=tiny_head(),
-        output_token_records=True,
-        return_dict_in_generate=True,
-        **SAMPLED,
-    )
+    target = pair[0]
+    out = generate(pair, diversed_head=tiny_head(), output_token_records=True)
     records, new = out.token_records, out.sequences[:, 9:]
     real = records.source >= 0
     assert torch.equal(records.tokens[real], new[real])
@@ -73,20 +50,13 @@ def test_token_records(pair):
         full = torch.softmax(target(**_with_mask(out.sequences, ragged_batch()["attention_mask"])).logits, -1)
     p = full[:, 8:-1].gather(-1, new[..., None]).squeeze(-1)
     assert torch.allclose(records.p[real], p[real], atol=1e-4)
+    assert out.past_key_values is None
 
 
 def test_log_prob_of_emitted_tokens(pair):
-    """Catches log-probabilities of a sampled row in a greedy one, of v at bonus tokens, and a number where a verifier
-    has no emitted distribution."""
-    call = functools.partial(
-        pair[0].generate,
-        **ragged_batch(),
-        assistant_model=pair[1],
-        output_token_records=True,
-        return_dict_in_generate=True,
-    )
-    sampled, temperatures = {**SAMPLED, "temperature": None}, [0.0, 1.0, 0.0, 1.0]
-    records = call(verifier="static:0.3", diversed_temperature=temperatures, **sampled).token_records
+    """Catches sampled log-probabilities in a greedy row, v at bonus tokens, and numbers where there is no v."""
+    call, temperatures = functools.partial(generate, pair, output_token_records=True), [0.0, 1.0, 0.0, 1.0]
+    records = call(verifier="static:0.3", diversed_temperature=temperatures, temperature=None).token_records
     drafted, bonus, greedy = records.source.clamp_max(1) >= 0, records.source == 2, torch.tensor(temperatures) == 0.0
     drafted = drafted & ~bonus
     expected = torch.where(bonus, records.p, 0.3 * records.p + 0.7 * records.q).log()
@@ -95,7 +65,7 @@ def test_log_prob_of_emitted_tokens(pair):
     both = torch.where(drafted | bonus, expected, float("nan"))[~greedy]
     assert torch.allclose(records.log_prob[~greedy], both, atol=1e-4, equal_nan=True)
     assert torch.allclose(records.log_prob_target, records.p.log(), equal_nan=True)
-    records = call(verifier="lenience:0.3", **SAMPLED).token_records
+    records = call(verifier="lenience:0.3").token_records
     assert torch.equal(records.log_prob.isnan(), records.source != 2)
 
 

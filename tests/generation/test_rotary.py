@@ -11,12 +11,8 @@ from tests.tiny import PAD, VOCAB_SIZE, ragged_batch, sharpen, tiny_draft
 
 
 LIMIT = 32
-LONGROPE = {
-    "rope_type": "longrope",
-    "original_max_position_embeddings": LIMIT,
-    "short_factor": [1.0] * 4,
-    "long_factor": [3.0] * 4,
-}
+LONGROPE = {"rope_type": "longrope", "original_max_position_embeddings": LIMIT}
+LONGROPE |= {"short_factor": [1.0] * 4, "long_factor": [3.0] * 4}
 DYNAMIC = {"rope_type": "dynamic", "factor": 2.0}
 
 
@@ -24,45 +20,32 @@ def model(kind: str, seed: int = 0):
     sizes = {"vocab_size": VOCAB_SIZE, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
     sizes |= {"num_attention_heads": 4, "tie_word_embeddings": False, "pad_token_id": PAD, "eos_token_id": None}
     rope = {"rope_theta": 10000.0, **(DYNAMIC if kind == "dynamic" else LONGROPE)}
-    longest = LIMIT if kind == "dynamic" else 2 * LIMIT
     torch.manual_seed(seed)
+    sizes |= {"rope_parameters": rope, "max_position_embeddings": LIMIT if kind == "dynamic" else 2 * LIMIT}
     if kind == "phi3":
-        config = tf.Phi3Config(
-            **sizes,
-            num_key_value_heads=2,
-            max_position_embeddings=longest,
-            original_max_position_embeddings=LIMIT,
-            rope_parameters=rope,
-        )
+        config = tf.Phi3Config(**sizes, num_key_value_heads=2, original_max_position_embeddings=LIMIT)
         found = tf.Phi3ForCausalLM(config).eval()
     else:
-        found = tf.LlamaForCausalLM(
-            tf.LlamaConfig(**sizes, max_position_embeddings=longest, rope_parameters=rope)
-        ).eval()
+        found = tf.LlamaForCausalLM(tf.LlamaConfig(**sizes)).eval()
     sharpen(found)
     found.generation_config = tf.GenerationConfig(pad_token_id=PAD)
     return found
+
+
+def lossless(target, *args, **kwargs):
+    return target.generate(*args, **kwargs, assistant_model=tiny_draft(target), verifier="lossless")
 
 
 @pytest.mark.filterwarnings("ignore:.*rotary")
 @pytest.mark.parametrize("length", [20, LIMIT - 1, LIMIT, LIMIT + 1, LIMIT + 8])
 @pytest.mark.parametrize("kind", ["longrope", "phi3", "dynamic"])
 def test_lossless_decoding_is_plain_decoding_across_the_limit(kind, length):
-    """Catches blocks across the limit, keys of a prompt that are rotated without its last token, and a cache that
-    upstream computes again and we do not."""
+    """Catches blocks across the limit, and keys of a prompt that are rotated without its last token."""
     for seed in range(4):
         target, ids = model(kind, seed), ragged_batch(1, length, seed=seed)["input_ids"]
-        draft = tiny_draft(target)
         call = {"do_sample": False, "max_new_tokens": 20}
         plain = model(kind, seed).generate(ids, **call)  # a model of its own: dynamic NTK leaves traces
-        ours = target.generate(
-            ids,
-            **call,
-            assistant_model=draft,
-            verifier="lossless",
-            num_assistant_tokens=4,
-            return_dict_in_generate=True,
-        )
+        ours = lossless(target, ids, **call, num_assistant_tokens=4, return_dict_in_generate=True)
         assert torch.equal(ours.sequences, plain)
         assert ours.stats.num_accepted > 0 or kind == "dynamic"
 
@@ -72,14 +55,7 @@ def test_static_shapes_are_not_used_across_the_limit():
     target, ids = model("longrope"), ragged_batch(1, 24)["input_ids"]
     call = {"do_sample": False, "max_new_tokens": 20}
     plain = target.generate(ids, **call)
-    ours = target.generate(
-        ids,
-        **call,
-        assistant_model=tiny_draft(target),
-        verifier="lossless",
-        cache_implementation="static",
-        return_dict_in_generate=True,
-    )
+    ours = lossless(target, ids, **call, cache_implementation="static", return_dict_in_generate=True)
     assert torch.equal(ours.sequences, plain)
     assert ours.stats.engine == "eager"
 
@@ -88,11 +64,10 @@ def test_static_shapes_are_not_used_across_the_limit():
 def test_batches_across_the_limit_are_refused(kind):
     """Catches rows that are scored with the frequencies of a longer row; within the limit there is no error."""
     target, inputs = model(kind), ragged_batch(3, 24)
-    call = {**inputs, "do_sample": False, "assistant_model": tiny_draft(target), "verifier": "lossless"}
     with pytest.raises(ValueError, match=rf"changes its rotary frequencies at {LIMIT} ids.*batch size must be 1"):
-        target.generate(**call, max_new_tokens=LIMIT - 24 + 1)
-    ours = target.generate(**call, max_new_tokens=LIMIT - 24)
-    assert torch.equal(ours, target.generate(**inputs, do_sample=False, max_new_tokens=LIMIT - 24))
+        lossless(target, **inputs, max_new_tokens=LIMIT - 24 + 1)
+    call = {**inputs, "do_sample": False, "max_new_tokens": LIMIT - 24}
+    assert torch.equal(lossless(target, **call), target.generate(**call))
 
 
 def test_batches_beyond_the_limit_are_supported():
@@ -101,5 +76,4 @@ def test_batches_beyond_the_limit_are_supported():
     ids = ragged_batch(2, LIMIT + 1)["input_ids"]
     ids[ids == PAD] = 5
     call = {"do_sample": False, "max_new_tokens": 12}
-    ours = target.generate(ids, **call, assistant_model=tiny_draft(target), verifier="lossless")
-    assert torch.equal(ours, target.generate(ids, **call))
+    assert torch.equal(lossless(target, ids, **call), target.generate(ids, **call))

@@ -9,13 +9,13 @@ from transformers import LogitsProcessor, LogitsProcessorList, TemperatureLogits
 from hf_diversed import DiversedVerifier, StaticEnsembleVerifier, diversed_decoding
 from hf_diversed.generation import decoding
 from hf_diversed.verifiers import build_verifier
-from tests.generation.test_rules import forward
-from tests.reference import Recorder, naive_decoding
-from tests.tiny import EOS, ragged_batch, tiny_head
+from tests.generation.test_verifiers import assert_naive
+from tests.reference import Recorder
+from tests.tiny import ragged_batch, tiny_head
 
 
 TEMPERATURES = [0.7, 0.0, 1.0, 1.4]
-RULES = {
+MAKERS = {
     **{spec: partial(build_verifier, spec) for spec in ("lossless", "static:0.4", "lenience:0.3", "block:static:0.5")},
     "budget": lambda: StaticEnsembleVerifier(0.2, bias_budget=1.0),
     "token": lambda: DiversedVerifier(tiny_head(token_features=True), strictness=0.3, bias_budget=1.0),
@@ -23,37 +23,19 @@ RULES = {
 }
 
 
-@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize("name", MAKERS)
 def test_every_row_is_the_naive_one(pair, name, monkeypatch):
     """Catches a greedy row that is sampled, a temperature that moves to another row, and state of the wrong branch."""
     monkeypatch.setattr(decoding, "_COMPACT_BELOW", 0.0)  # rows stay where their random numbers are
-    (target, draft), recorder, batch = pair, Recorder(), ragged_batch()
-    loop = partial(diversed_decoding, assistant_model=draft, verifier=RULES[name](), num_assistant_tokens=3)
+    verifier, recorder, batch = MAKERS[name](), Recorder(), ragged_batch()
+    settings = {"assistant_model": pair[1], "verifier": verifier, "num_assistant_tokens": 3}
+    loop = partial(diversed_decoding, **settings, temperatures=TEMPERATURES, random_source=recorder)
     torch.manual_seed(2)
-    out = target.generate(
-        **batch,
-        custom_generate=partial(loop, temperatures=TEMPERATURES, random_source=recorder),
-        do_sample=True,
-        top_k=20,
-        max_new_tokens=12,
-    )
-    width = batch["input_ids"].shape[1]
+    out = pair[0].generate(**batch, custom_generate=loop, do_sample=True, top_k=20, max_new_tokens=12)
     for row, temperature in enumerate(TEMPERATURES):
         warpers = [TemperatureLogitsWarper(temperature), TopKLogitsWarper(20)] if temperature else []
-        warpers = LogitsProcessorList(warpers)
-        naive = naive_decoding(
-            lambda ids, **kwargs: forward(target, tuple(ids[0].tolist())),
-            lambda ids, **kwargs: forward(draft, tuple(ids[0].tolist())),
-            RULES[name](),
-            batch["input_ids"][row, batch["attention_mask"][row].bool()][None],
-            max_new_tokens=12,
-            gamma=3,
-            eos_id=EOS,
-            process=lambda ids, scores, warpers=warpers: warpers(ids.expand(len(scores), -1), scores),
-            randomness=recorder.of_row(row) if temperature else None,
-        )
-        new = naive[0, int(batch["attention_mask"][row].sum()) :]
-        assert out[row, width : width + len(new)].tolist() == new.tolist()
+        randomness = recorder.of_row(row) if temperature else None
+        assert_naive(pair, verifier, batch, out, row, 3, 12, LogitsProcessorList(warpers), randomness)
 
 
 def test_temperatures_are_compacted_with_the_rows(pair, monkeypatch):
@@ -64,20 +46,15 @@ def test_temperatures_are_compacted_with_the_rows(pair, monkeypatch):
     greedy = target.generate(**call, do_sample=False)
     call["eos_token_id"] = greedy[[0, 2, 5], [12, 16, 21]].tolist()  # rows now end in different rounds
     greedy = target.generate(**call, do_sample=False)
-    mixed = target.generate(
-        **call,
-        do_sample=True,
-        top_k=0,
-        diversed_temperature=[0.0, 1.0] * 4,
-        return_dict_in_generate=True,
-        output_token_records=True,
-    )
+    returned = {"return_dict_in_generate": True, "output_token_records": True}
+    mixed = target.generate(**call, **returned, do_sample=True, top_k=0, diversed_temperature=[0.0, 1.0] * 4)
     for row in range(0, 8, 2):
         text = greedy[row].tolist()
         assert mixed.sequences[row].tolist()[: len(text)] == text[: mixed.sequences.shape[1]]
-    alone = target.generate(**call, do_sample=False, return_dict_in_generate=True, output_token_records=True)
-    shared = min(alone.token_records.relaxed.shape[1], mixed.token_records.relaxed.shape[1])
-    assert torch.equal(alone.token_records.relaxed[::2, :shared], mixed.token_records.relaxed[::2, :shared])
+    alone = target.generate(**call, **returned, do_sample=False).token_records.relaxed[::2]
+    mixed = mixed.token_records.relaxed[::2]
+    shared = min(alone.shape[1], mixed.shape[1])
+    assert torch.equal(alone[:, :shared], mixed[:, :shared])
 
 
 def test_greedy_rows_are_their_greedy_call(pair):
@@ -91,8 +68,7 @@ def test_greedy_rows_are_their_greedy_call(pair):
 
 
 def test_forbidden_tokens_stay_forbidden_when_tempered(pair):
-    """Catches a ban by the lowest finite number, which the row's temperature divides until it no longer excludes the
-    token."""
+    """Catches a ban by the lowest finite number, which the row's temperature makes too weak."""
     target, _ = pair
     ids = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 8, 5, 6]])
 
@@ -102,15 +78,8 @@ def test_forbidden_tokens_stay_forbidden_when_tempered(pair):
             scores[:, 7] = torch.finfo(scores.dtype).min
             return scores
 
-    out = target.generate(
-        ids,
-        prompt_lookup_num_tokens=3,
-        verifier="static:0.0",
-        logits_processor=LogitsProcessorList([Ban()]),
-        do_sample=True,
-        max_new_tokens=12,
-        diversed_temperature=[2.0],
-    )
+    call = {"prompt_lookup_num_tokens": 3, "verifier": "static:0.0", "do_sample": True, "max_new_tokens": 12}
+    out = target.generate(ids, **call, logits_processor=LogitsProcessorList([Ban()]), diversed_temperature=[2.0])
     assert 7 not in out[0, ids.shape[1] :].tolist()
 
 

@@ -6,7 +6,7 @@ from transformers import GenerationConfig
 
 import hf_diversed
 from hf_diversed.generation import checks
-from tests.tiny import PAD, SAMPLED, ragged_batch, tiny_head
+from tests.tiny import PAD, SAMPLED, generate, ragged_batch, tiny_head
 
 
 @pytest.mark.parametrize("source", ["generation config", "attachment"])
@@ -15,18 +15,17 @@ from tests.tiny import PAD, SAMPLED, ragged_batch, tiny_head
 )
 def test_limits_of_a_head_come_from_every_source(pair, source, name, value):
     """Catches a bound that is read from keywords only, or accepted without effect."""
-    (target, draft), limit = pair, {f"diversed_{name}": value}
-    call = {**ragged_batch(), **SAMPLED, "max_new_tokens": 24, "return_dict_in_generate": True}
+    limit = {f"diversed_{name}": value}
     given = {"diversed_head": tiny_head()} | ({} if name == "strictness" else {"diversed_strictness": 0.1})
     torch.manual_seed(0)
-    expected = target.generate(**call, assistant_model=draft, **given, **limit).stats
+    expected = generate(pair, max_new_tokens=24, **given, **limit).stats
     torch.manual_seed(0)
     if source == "generation config":
-        call["generation_config"] = GenerationConfig(pad_token_id=PAD, **limit)
-        found = target.generate(**call, assistant_model=draft, **given).stats
+        config = GenerationConfig(pad_token_id=PAD, **limit)
+        found = generate(pair, max_new_tokens=24, **given, generation_config=config).stats
     else:
-        with hf_diversed.attach(target, draft, **given, **limit):
-            found = target.generate(**call).stats
+        with hf_diversed.attach(*pair, **given, **limit):
+            found = generate(pair, max_new_tokens=24, assistant_model=None).stats
     assert found == expected
     if name == "bias_budget":
         assert [row.bias_sum for row in found.per_row] == pytest.approx([value] * 4, abs=1e-6)
@@ -38,13 +37,11 @@ def test_limits_of_a_head_come_from_every_source(pair, source, name, value):
 
 def test_order_of_sources_of_the_draft_length(pair):
     """Catches upstream's default of 20: the order is keyword, the user's config, the head's, 5."""
-    target, draft = pair
+    target, _ = pair
 
     def drafted_per_round(head, **kwargs):
-        call = {"max_new_tokens": 40, "do_sample": False, "diversed_strictness": 0.0, "return_dict_in_generate": True}
-        prompt = {"input_ids": ragged_batch()["input_ids"][:1]}
-        out = target.generate(**prompt, assistant_model=draft, diversed_head=head, **(call | kwargs))
-        return len(out.stats.accepted_per_position)
+        call = {**ragged_batch(1), "max_new_tokens": 40, "do_sample": False, "diversed_strictness": 0.0}
+        return len(generate(pair, **call, diversed_head=head, **kwargs).stats.accepted_per_position)
 
     assert drafted_per_round(tiny_head()) == 5
     assert drafted_per_round(tiny_head(num_assistant_tokens=3)) == 3
@@ -69,60 +66,51 @@ def test_call_then_attachment_then_model_config(pair):
                     target.generate(**ragged_batch(), **call)
                 assert stats.mean_weight == pytest.approx(weight)
                 assert len(stats.accepted_per_position) == gamma
-        out = target.generate(
-            **ragged_batch(), assistant_model=draft, verifier="lossless", return_dict_in_generate=True, **SAMPLED
-        )
+        out = generate(pair, verifier="lossless")
         assert out.stats.num_drafted > 0  # verifiers without a strictness ignore that of the model's config
     finally:
         del target.generation_config.diversed_strictness
 
 
-@pytest.mark.parametrize(("head_says", "expected"), [(None, 2), (3, 3)])
-def test_a_drafts_own_length_comes_after_the_heads(pair, head_says, expected, monkeypatch):
+@pytest.mark.parametrize(("of_head", "expected"), [(None, 2), (3, 3)])
+def test_a_drafts_own_length_comes_after_the_heads(pair, of_head, expected, monkeypatch):
     """Catches a draft length of the draft model's generation config that is ignored."""
-    target, draft = pair
-    monkeypatch.setattr(draft.generation_config, "num_assistant_tokens", 2, raising=False)
-    call = {"max_new_tokens": 24, "do_sample": False, "diversed_strictness": 0.0, "return_dict_in_generate": True}
-    head = tiny_head(num_assistant_tokens=head_says)
-    out = target.generate(**ragged_batch(1), assistant_model=draft, diversed_head=head, **call)
+    config = pair[1].generation_config
+    monkeypatch.setattr(config, "num_assistant_tokens", 2, raising=False)
+    call = {**ragged_batch(1), "max_new_tokens": 24, "do_sample": False, "diversed_strictness": 0.0}
+    out = generate(pair, **call, diversed_head=tiny_head(num_assistant_tokens=of_head))
     assert len(out.stats.accepted_per_position) == expected
-    assert draft.generation_config.num_assistant_tokens == 2
+    assert config.num_assistant_tokens == 2
 
 
-def test_settings_without_effect_are_warned_of(pair, caplog, monkeypatch):
-    """Catches a schedule or a confidence threshold that is ignored without a warning, as a keyword or in the draft
-    model's config."""
-    target, draft = pair
+def test_settings_without_effect_are_warned_of(pair, monkeypatch):
+    """Catches a schedule or a confidence threshold of the call or the draft model that is silently ignored."""
     warnings = []
     monkeypatch.setattr(checks.logger, "warning_once", warnings.append)
-    call = {**ragged_batch(), "assistant_model": draft, "verifier": "lossless", "max_new_tokens": 4}
-    target.generate(**call)
-    target.generate(**call, num_assistant_tokens_schedule="constant")
+    generate(pair, verifier="lossless")
+    generate(pair, verifier="lossless", num_assistant_tokens_schedule="constant")
     assert warnings == []
-    target.generate(**call, num_assistant_tokens_schedule="heuristic", assistant_confidence_threshold=0.7)
-    assert ["num_assistant_tokens_schedule='heuristic'" in warnings[0], "confidence_threshold=0.7" in warnings[1]] == [
-        True
-    ] * 2
-    monkeypatch.setattr(draft.generation_config, "assistant_confidence_threshold", 0.6, raising=False)
-    target.generate(**call)
+    ignored = {"num_assistant_tokens_schedule": "heuristic", "assistant_confidence_threshold": 0.7}
+    generate(pair, verifier="lossless", **ignored)
+    assert "num_assistant_tokens_schedule='heuristic'" in warnings[0]
+    assert "confidence_threshold=0.7" in warnings[1]
+    monkeypatch.setattr(pair[1].generation_config, "assistant_confidence_threshold", 0.6, raising=False)
+    generate(pair, verifier="lossless")
     assert "assistant_confidence_threshold=0.6" in warnings[2]
 
 
-@pytest.mark.parametrize("drafts", ["assistant_model", "prompt_lookup_num_tokens"])
+@pytest.mark.parametrize("drafts", ["num_assistant_tokens", "prompt_lookup_num_tokens"])
 def test_draft_lengths_beyond_the_room_cost_nothing(pair, drafts):
     """Catches a head's config with a billion draft tokens, for which the buffer of ids would be allocated."""
-    target, draft = pair
-    length = 10**9
-    given = {"num_assistant_tokens": length, drafts: draft}
-    if drafts != "assistant_model":
-        given = {drafts: length}
-    call = {**ragged_batch(), "max_new_tokens": 6, "do_sample": False}
-    assert torch.equal(target.generate(**call, **given, verifier="lossless"), target.generate(**call))
+    given = {drafts: 10**9} | ({"assistant_model": None} if drafts == "prompt_lookup_num_tokens" else {})
+    call = {"max_new_tokens": 6, "do_sample": False}
+    expected = pair[0].generate(**ragged_batch(), **call)
+    assert torch.equal(generate(pair, **call, **given, verifier="lossless").sequences, expected)
 
 
 def test_token_types_of_plain_text_are_dropped(pair):
     """Catches an error for tokenizers that return `token_type_ids` for every model; all zeros have no meaning."""
-    target, draft = pair
-    call = {**ragged_batch(), "assistant_model": draft, "verifier": "lossless", "max_new_tokens": 6}
-    zeros = torch.zeros_like(call["input_ids"])
-    assert torch.equal(target.generate(**call, token_type_ids=zeros), target.generate(**call))
+    call = {"verifier": "lossless", "do_sample": False}
+    zeros = torch.zeros_like(ragged_batch()["input_ids"])
+    with_types = generate(pair, **call, token_type_ids=zeros)
+    assert torch.equal(with_types.sequences, generate(pair, **call).sequences)

@@ -7,22 +7,8 @@ import pytest
 import torch
 
 import hf_diversed
-from hf_diversed import RoundStreamer, SpeculativeStats
-from tests.tiny import ragged_batch
-
-
-class _Listener(RoundStreamer):
-    def __init__(self):
-        self.rounds, self.tokens, self.ended = [], [], 0
-
-    def put_round(self, records, stats):
-        self.rounds.append((records, stats))
-
-    def put(self, value):
-        self.tokens += value.flatten().tolist()
-
-    def end(self):
-        self.ended += 1
+from hf_diversed import SpeculativeStats
+from tests.tiny import Listener, ragged_batch
 
 
 def _generate(pair, **kwargs):
@@ -39,15 +25,9 @@ STOPS = [lambda ids, scores: torch.tensor([ids.shape[1] >= 18])]
 @pytest.mark.parametrize("extra", [{}, {"stopping_criteria": STOPS}, {"do_sample": False}, {"max_new_tokens": 1}])
 def test_streamed_rounds_add_up_to_the_call(pair, extra):
     """Catches a round that is streamed twice or not at all, tokens after a stop inside a block, and lost forwards."""
-    listener = _Listener()
-    _, out = _generate(
-        pair,
-        verifier="static:0.5",
-        streamer=listener,
-        return_dict_in_generate=True,
-        output_token_records=True,
-        **extra,
-    )
+    listener = Listener()
+    returned = {"return_dict_in_generate": True, "output_token_records": True}
+    _, out = _generate(pair, verifier="static:0.5", streamer=listener, **returned, **extra)
     for item in fields(out.token_records):
         whole = getattr(out.token_records, item.name)
         if whole is not None:
@@ -65,9 +45,8 @@ def test_streamed_rounds_add_up_to_the_call(pair, extra):
 
 
 def test_streaming_needs_no_other_option(pair):
-    """Catches a streamer that needs return_dict_in_generate, changes the tokens, or is counted twice by
-    `record_stats`."""
-    listener = _Listener()
+    """Catches a streamer that needs return_dict_in_generate, changes tokens, or is counted twice."""
+    listener = Listener()
     _, silent = _generate(pair, verifier="static:0.5")
     with hf_diversed.record_stats() as stats:
         _, streamed = _generate(pair, verifier="static:0.5", streamer=listener)
@@ -80,6 +59,6 @@ def test_streaming_needs_no_other_option(pair):
 def test_plain_decoding_has_no_rounds(pair):
     """Catches a streamer that upstream cannot use."""
     target, _ = pair
-    prompt, listener = ragged_batch()["input_ids"][:1], _Listener()
+    prompt, listener = ragged_batch()["input_ids"][:1], Listener()
     out = target.generate(prompt, max_new_tokens=5, streamer=listener)
     assert (listener.rounds, listener.ended, listener.tokens) == ([], 1, out[0].tolist())

@@ -78,7 +78,7 @@ def counted(monkeypatch, rounds: list[Counter]):
         yield
 
 
-RULES = {
+MAKERS = {
     "lossless": lambda: build_verifier("lossless"),
     "static": lambda: build_verifier("static:0.5"),
     "hidden head": lambda: DiversedVerifier(
@@ -96,12 +96,12 @@ RULES = {
 
 @pytest.mark.parametrize("mode", [{}, STATIC], ids=["eager", "static"])
 @pytest.mark.parametrize("do_sample", [False, True], ids=["greedy", "sampled"])
-@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize("name", MAKERS)
 def test_a_round_has_one_transfer(pair, name, do_sample, mode, monkeypatch):
     """Catches lengths, draft lengths or flags that are read or sent more than once per round."""
     target, draft = pair
     rounds: list[Counter] = []
-    loop = partial(diversed_decoding, assistant_model=draft, verifier=RULES[name]())
+    loop = partial(diversed_decoding, assistant_model=draft, verifier=MAKERS[name]())
     with counted(monkeypatch, rounds):
         call = {**ragged_batch(), "max_new_tokens": 32, "do_sample": do_sample, "top_k": 0, **mode}
         target.generate(**call, custom_generate=loop)

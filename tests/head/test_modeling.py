@@ -85,20 +85,16 @@ def test_normalize_can_be_switched_off():
         ("both", "draft_hidden", None, "draft_hidden must have width 3 .*'both', got nothing"),
         ("distribution", "features", torch.ones(2, 3), "features must have width 8 .*'distribution', got width 3"),
         ("both", "features", None, "features must have width 8 .*'both', got nothing"),
+        ("hidden+token", "token", None, "token must have width 5 .*'hidden', token_features=True, got nothing"),
+        ("hidden+token", "token", torch.ones(2, 4), "token must have width 5 .*token_features=True, got width 4"),
     ],
 )
 def test_refuses_inputs_of_another_width(features: str, name: str, given: torch.Tensor | None, message: str):
     """Catches a head of another pair: swapped or wrong states must raise a clear error."""
     right = {"target_hidden": torch.ones(2, 4), "draft_hidden": torch.ones(2, 3), "features": torch.ones(2, 8)}
+    kind = {"features": features.removesuffix("+token"), "token_features": features.endswith("+token")}
     with pytest.raises(ValueError, match=message):
-        random_head(features=features)(**{**right, name: given})
-
-
-def test_distribution_head_takes_no_hidden_states():
-    """Catches a distribution head that still reads hidden states."""
-    given = inputs()
-    head = random_head(features="distribution")
-    assert torch.equal(head(None, None, given["features"]), head(**given))
+        random_head(**kind)(**{**right, name: given})
 
 
 def test_distribution_features_by_definition():
@@ -222,14 +218,6 @@ def test_refuses_a_start_it_cannot_make(settings: dict):
         ValueError, match="can start at a lenience only if it has token_features=True, and at least two"
     ):
         DiversedHead(DiversedHeadConfig(4, 3, **settings)).start_lenient(0.2)
-
-
-@pytest.mark.parametrize("token", [None, torch.ones(2, 4)])
-def test_refuses_missing_token_features(token):
-    """Catches a token-aware head that is called without draft tokens."""
-    given = {"target_hidden": torch.ones(2, 4), "draft_hidden": torch.ones(2, 3)}
-    with pytest.raises(ValueError, match="token must have width 5 for features='hidden', token_features=True, got "):
-        random_head(token_features=True)(**given, token=token)
 
 
 def test_older_heads_load_unchanged(tmp_path):

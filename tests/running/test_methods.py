@@ -142,14 +142,10 @@ def test_descriptions_contain_no_addresses():
         (["diversed@high"], ["diversed@high", "strictness"]),
         (["diversed@1.5"], ["strictness", "1.5"]),
         ([("target", LosslessVerifier())], ["target", "reserved"]),
+        ([("mine", "static:0.7")], ["mine", "Verifier", "str"]),
     ],
 )
 def test_refusals(specs, words, head):
     with pytest.raises((ValueError, TypeError)) as error:
         build_methods(specs, head if specs == ["diversed@1.5"] else None)
     assert all(word in str(error.value) for word in words), str(error.value)
-
-
-def test_a_pair_needs_a_verifier():
-    with pytest.raises(TypeError, match=r"mine.*Verifier.*str"):
-        build_methods([("mine", "static:0.7")])

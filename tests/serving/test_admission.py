@@ -28,16 +28,12 @@ def deployment() -> Deployment:
         ({"verifier": "static:0.5", "max_ratio": 0.1}, RequestSettings(2, max_bias=0.9, max_ratio=0.1)),
         ({"verifier": "lenience:0.3"}, RequestSettings(3)),
         ({"verifier": "lossless"}, RequestSettings()),
+        ({"temperature": 0.0, "strictness": 0.2}, RequestSettings()),
     ],
 )
 def test_reads_fields(deployment, fields, expected):
-    """Catches a default that overrides a request's value, or reaches a verifier without that setting."""
+    """Catches a default that overrides a value or does not apply to the verifier, and relaxed greedy decoding."""
     assert read_request(deployment, request(**fields)) == expected
-
-
-def test_greedy_requests_follow_the_target(deployment):
-    """Catches relaxed greedy decoding: kernels take the best token of the logits that they receive."""
-    assert read_request(deployment, request(temperature=0.0, strictness=0.2)) == RequestSettings()
 
 
 def test_every_deployment_serves_lossless():

@@ -29,9 +29,6 @@ def test_the_environment_variable_configures_a_deployment(monkeypatch):
     deployment = Deployment.of(engine())
     assert (deployment.names, dict(deployment.defaults)) == (("static:0.5",), {"max_bias": 0.2})
     assert Deployment.of(engine({"verifier": "lenience:0.5"})).names == ("lenience:0.5",)
-
-
-def test_an_environment_that_is_no_json_is_refused(monkeypatch):
     monkeypatch.setenv("HF_DIVERSED_VLLM", "static:0.5")
     with pytest.raises(ValueError, match=r"environment variable HF_DIVERSED_VLLM must be JSON, got 'static:0.5'"):
         Deployment.of(engine())

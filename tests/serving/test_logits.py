@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from hf_diversed.serving.vllm.logits import COLUMNS, RequestSettings, served_logits, verifier_logits
+from hf_diversed.serving.vllm.logits import RequestSettings, served_logits, verifier_logits
 from hf_diversed.verifiers import LosslessVerifier, StaticEnsembleVerifier
 from tests.serving.kernels import emitted, verify
 from tests.verifier_cases import DISTRIBUTION_CASES, KINDS, VOCAB, Probs, VerifierCase, enumerate_emitted, make_block
@@ -201,8 +201,3 @@ def test_bounds_of_a_request_hold_for_the_emitted_distribution(name: str, value:
         assert bias.max() > value - 10 * TOLERANCE  # and no stricter than requested
     else:
         assert (found <= p / value + TOLERANCE).all()
-
-
-def test_the_table_has_a_column_for_every_setting():
-    assert len(RequestSettings(2, 0.1, 0.2, 0.3).row()) == COLUMNS
-    assert RequestSettings(2, 0.1, 0.2, 0.3).row() == [2.0, 0.1, 0.2, 0.3]

@@ -118,10 +118,9 @@ def test_bad_values_are_refused_at_admission(vllm, caplog):
 
 
 def test_an_unserved_verifier_stops_the_engine(vllm):
-    with pytest.raises(ValueError, match="is not served by vLLM"):
-        vllm.processor(engine({"verifier": "block"}))
-    with pytest.raises(ValueError, match="is not served by vLLM"):
-        vllm.runner(engine({"verifier": "block"}))
+    for process in (vllm.processor, vllm.runner):
+        with pytest.raises(ValueError, match="is not served by vLLM"):
+            process(engine({"verifier": "block"}))
 
 
 def sampled(runner, counts):

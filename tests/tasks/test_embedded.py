@@ -44,9 +44,3 @@ def test_a_seed_chooses_records():
     assert load_records(task, "test", 10, seed=4) == records[:10]
     assert load_records(task, "test", 40, seed=5) != records
     assert load_records(task, "validation", 40, seed=4) != records
-
-
-def test_refuses_more_records_than_are_packaged():
-    """Catches fewer records than asked for."""
-    with pytest.raises(ValueError, match=r"`n` must be at most 1024, the packaged records of 'math'/test, got 1025\."):
-        load_records(get_task("math"), "test", 1025)

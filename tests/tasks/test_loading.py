@@ -70,6 +70,7 @@ def test_refuses_broken_files(tmp_path: Path, lines: list, message: str):
         ("humaneval", "train", {}, "must be one of test, got 'train'"),
         ("math", "dev", {"n": 1}, "must be one of train, validation, test, got 'dev'"),
         ("math", "test", {"n": 0}, "`n` must be at least 1, got 0"),
+        ("math", "test", {"n": 1025}, "`n` must be at most 1024, the packaged records of 'math'/test, got 1025"),
         ("gsm8k", "test", {"data_file": "/nowhere/a.jsonl"}, "must be a JSON Lines file, got '/nowhere/a.jsonl'"),
     ],
 )

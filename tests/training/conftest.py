@@ -14,20 +14,10 @@ def done(tmp_path_factory):
     """A finished run with a constraint and evaluations."""
     models = runs.pair()
     before = [copy.deepcopy(model.state_dict()) for model in models]
-    trainer = runs.trainer(
-        tmp_path_factory.mktemp("run"),
-        [runs.letters, runs.zero],
-        models=models,
-        eval_dataset=runs.rows()[:3],
-        acceptance_coef=None,
-        reward_weights=[1.0, 2.0],
-        eval_strategy="steps",
-        load_best_model_at_end=True,
-        learning_rate=0.3,
-        max_steps=6,
-    )
-    trainer.train()
-    return trainer, before
+    evaluated = {"eval_dataset": runs.rows()[:3], "eval_strategy": "steps", "load_best_model_at_end": True}
+    settings = {"acceptance_coef": None, "reward_weights": [1.0, 2.0], "learning_rate": 0.3, "max_steps": 6}
+    rewards = [runs.letters, runs.zero]
+    return runs.trained(tmp_path_factory.mktemp("run"), rewards, models=models, **evaluated, **settings), before
 
 
 @pytest.fixture(scope="session")

@@ -15,23 +15,12 @@ def make_rows(n: int, seed: int = 0) -> list[dict]:
     rows = []
     for number in range(n):
         words = torch.randint(4, VOCAB_SIZE - 8, (2 + number % 4,), generator=generator).tolist()
-        rows.append(
-            {
-                "prompt": " ".join(f"w{word}" for word in words),
-                "completion": " ".join(f"w{words[-1] + step}" for step in range(1, 4)),
-            }
-        )
+        completion = " ".join(f"w{words[-1] + step}" for step in range(1, 4))
+        rows.append({"prompt": " ".join(f"w{word}" for word in words), "completion": completion})
     return rows
 
 
 def config(folder, **options) -> DraftTuningConfig:
-    quick = {
-        "max_completion_length": LENGTH,
-        "learning_rate": 1e-2,
-        "max_steps": 12,
-        "save_strategy": "no",
-        "disable_tqdm": True,
-        "use_cpu": True,
-        "logging_strategy": "no",
-    }
+    quick = {"max_completion_length": LENGTH, "learning_rate": 1e-2, "max_steps": 12, "use_cpu": True}
+    quick |= {"save_strategy": "no", "logging_strategy": "no", "disable_tqdm": True}
     return DraftTuningConfig(output_dir=str(folder), **(quick | options))

@@ -53,12 +53,8 @@ KILLED = -signal.SIGKILL
 
 def argv(folder: Path) -> list[str]:
     """The command line of a run; pair and prompts are next to its folder."""
-    files = {
-        "target": folder.parent / "target",
-        "draft": folder.parent / "draft",
-        "data_file": folder.parent / "train.jsonl",
-        "eval_data_file": folder.parent / "eval.jsonl",
-    }
+    files = {name: folder.parent / name for name in ("target", "draft")}
+    files |= {"data_file": folder.parent / "train.jsonl", "eval_data_file": folder.parent / "eval.jsonl"}
     given = {name: value for name, value in runs.TINY.items() if name != "acceptance_coef"} | SETTINGS | files
     return [f"--{name}={value}" for name, value in given.items()] + [f"--output_dir={folder}", "--resume"]
 
@@ -94,36 +90,28 @@ def _install(tell: Callable[[str], None], pause: str | None) -> None:
         if place == pause:
             signal.pause()
 
-    def before(owner, name: str, place: str, here: Callable[..., bool] = lambda *_, **__: True) -> None:
+    def around(owner, name: str, before: str = "", after: str = "", here: Callable[..., bool] | None = None) -> None:
         inner = getattr(owner, name)
 
         def wrapped(*args, **kwargs):
-            if here(*args, **kwargs):
-                at(place)
-            return inner(*args, **kwargs)
-
-        setattr(owner, name, wrapped)
-
-    def after(owner, name: str, place: str) -> None:
-        inner = getattr(owner, name)
-
-        def wrapped(*args, **kwargs):
+            if before and (here is None or here(*args)):
+                at(before)
             result = inner(*args, **kwargs)
-            at(place)
+            if after:
+                at(after)
             return result
 
         setattr(owner, name, wrapped)
 
     DiversedTrainer = trainer_module.DiversedTrainer
-    after(references.ReferenceRewards, "save", "reference")
-    before(scoring.Scorer, "facts", "reward")
-    before(DiversedTrainer, "_save_checkpoint", "save")
-    after(DiversedTrainer, "_save", "weights")
-    after(DiversedTrainer, "_save_optimizer_and_scheduler", "optimizer")
-    before(checkpoints, "publish", "flush")
-    before(Path, "replace", "rename", lambda path, target: path.parent.name == checkpoints.SAVING)
-    before(checkpoints, "rotate_checkpoints", "rotation")
-    after(DiversedTrainer, "_save_checkpoint", "saved")
+    around(references.ReferenceRewards, "save", after="reference")
+    around(scoring.Scorer, "facts", before="reward")
+    around(DiversedTrainer, "_save_checkpoint", before="save", after="saved")
+    around(DiversedTrainer, "_save", after="weights")
+    around(DiversedTrainer, "_save_optimizer_and_scheduler", after="optimizer")
+    around(checkpoints, "publish", before="flush")
+    around(Path, "replace", before="rename", here=lambda path, target: path.parent.name == checkpoints.SAVING)
+    around(checkpoints, "rotate_checkpoints", before="rotation")
 
 
 def attempt(folder: Path, pause: str | None = None, delay: float | None = None) -> tuple[int, list[str]]:

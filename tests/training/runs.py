@@ -16,24 +16,10 @@ CHAT_TEMPLATE = (
     "{% if add_generation_prompt %}assistant: {% endif %}"
 )
 PROMPTS = ["a", "bc", "def 1", "ghi = 22", "jk", "l", "mnop?", "qrs tuv", "w", "xyz 0"]
-TINY = {
-    "per_device_train_batch_size": 8,
-    "generation_batch_size": 8,
-    "num_generations": 2,
-    "num_iterations": 2,
-    "max_steps": 4,
-    "warmup_steps": 0,
-    "max_completion_length": 10,
-    "num_assistant_tokens": 3,
-    "save_steps": 2,
-    "eval_steps": 2,
-    "logging_steps": 2,
-    "acceptance_coef": 0.3,
-    "report_to": "none",
-    "disable_tqdm": True,
-    "use_cpu": True,
-    "seed": 3,
-}
+TINY = {"per_device_train_batch_size": 8, "generation_batch_size": 8, "num_generations": 2, "num_iterations": 2}
+TINY |= {"max_steps": 4, "warmup_steps": 0, "save_steps": 2, "eval_steps": 2, "logging_steps": 2, "seed": 3}
+TINY |= {"max_completion_length": 10, "num_assistant_tokens": 3, "acceptance_coef": 0.3}
+TINY |= {"report_to": "none", "disable_tqdm": True, "use_cpu": True}
 
 
 def tokenizer() -> PreTrainedTokenizerFast:
@@ -44,17 +30,10 @@ def tokenizer() -> PreTrainedTokenizerFast:
     backend.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), behavior="isolated")
     backend.decoder = decoders.Fuse()
     backend.post_processor = processors.TemplateProcessing(single="<bos> $A", special_tokens=[("<bos>", BOS)])
-    return PreTrainedTokenizerFast(
-        tokenizer_object=backend,
-        pad_token="<pad>",
-        eos_token="<eos>",
-        bos_token="<bos>",
-        unk_token="<unk>",
-        padding_side="left",
-        clean_up_tokenization_spaces=False,
-        chat_template=CHAT_TEMPLATE,
-        model_input_names=["input_ids", "attention_mask"],
-    )
+    settings = {f"{name}_token": f"<{name}>" for name in ("pad", "eos", "bos", "unk")}
+    settings |= {"padding_side": "left", "clean_up_tokenization_spaces": False, "chat_template": CHAT_TEMPLATE}
+    settings["model_input_names"] = ["input_ids", "attention_mask"]
+    return PreTrainedTokenizerFast(tokenizer_object=backend, **settings)
 
 
 def pair(noise: float = 0.3):
@@ -80,14 +59,16 @@ def trainer(output_dir: Path | str, reward_funcs=letters, *, models=None, train_
     """Return a `DiversedTrainer` for the small pair, from fields of `DiversedConfig` and arguments of the trainer."""
     names = ("head", "eval_dataset", "callbacks", "stop_strings", "task")
     given = {name: settings.pop(name) for name in names if name in settings}
-    return DiversedTrainer(
-        *(models or pair()),
-        reward_funcs=reward_funcs,
-        args=config(output_dir, **settings),
-        train_dataset=rows() if train_dataset is None else train_dataset,
-        processing_class=tokenizer(),
-        **given,
-    )
+    given |= {"reward_funcs": reward_funcs, "args": config(output_dir, **settings), "processing_class": tokenizer()}
+    given["train_dataset"] = rows() if train_dataset is None else train_dataset
+    return DiversedTrainer(*(models or pair()), **given)
+
+
+def trained(*args, **settings):
+    """Return a `DiversedTrainer` after training."""
+    done = trainer(*args, **settings)
+    done.train()
+    return done
 
 
 def zero(completions, **columns):

@@ -17,6 +17,15 @@ def trainer(folder: Path, reward=runs.letters, **settings):
     return runs.trainer(folder, reward, **({"max_steps": STEPS, "learning_rate": 0.3} | held_out | settings))
 
 
+def check_resumed(folder: Path, step: int, expected: Path, **settings):
+    """Resume a run at `step`; it must end with the weights in `expected`. Return its trainer."""
+    resumed = trainer(folder, **settings)
+    resumed.train(resume_from_checkpoint=True)
+    assert resumed._rescue.first_step == step
+    assert same(resumed.model, expected)
+    return resumed
+
+
 def same(one: torch.nn.Module, folder: Path) -> bool:
     """Whether a head has the weights in a folder, bit for bit."""
     stored = load_file(folder / "model.safetensors")

@@ -8,7 +8,7 @@ import pytest
 
 from hf_diversed.training import checkpoints
 from hf_diversed.training.checkpoints import SAVING, resume_point
-from tests.training.short_runs import same, trainer
+from tests.training.short_runs import check_resumed, same, trainer
 
 
 def test_resume_point_is_the_highest_step(tmp_path):
@@ -23,8 +23,7 @@ def test_resume_point_is_the_highest_step(tmp_path):
 
 @pytest.mark.parametrize("step", [2, 4])
 def test_an_interrupted_save_does_not_count(unbroken, tmp_path, monkeypatch, step):
-    """Catches a run that continues from an incomplete checkpoint, or cannot start again after its first save was
-    killed, and incomplete files in the next checkpoint."""
+    """Catches a run that continues from an incomplete checkpoint, or cannot start after a first save was killed."""
     inner = checkpoints.publish
 
     def killed(unfinished: Path, folder: Path) -> None:
@@ -39,16 +38,12 @@ def test_an_interrupted_save_does_not_count(unbroken, tmp_path, monkeypatch, ste
         with pytest.raises(KeyboardInterrupt):
             trainer(tmp_path).train()
     assert resume_point(tmp_path) == (str(tmp_path / "checkpoint-2") if step == 4 else None)
-    resumed = trainer(tmp_path)
-    resumed.train(resume_from_checkpoint=True)
-    assert resumed._rescue.first_step == step - 2
-    assert same(resumed.model, unbroken / "checkpoint-6")
+    check_resumed(tmp_path, step - 2, unbroken / "checkpoint-6")
     assert not list(tmp_path.rglob("remains"))
 
 
 def test_older_checkpoints_remain_until_the_new_one_is_on_the_disk(tmp_path, monkeypatch):
-    """Catches a rotation before the new files are flushed and renamed: a kill or power failure in between would leave
-    no checkpoint."""
+    """Catches a rotation before the new files are on the disk: a kill in between would leave no checkpoint."""
     synced, present, inner, publish = [], [], os.fsync, checkpoints.publish
 
     def fsync(handle):

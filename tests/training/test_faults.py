@@ -14,7 +14,7 @@ from hf_diversed.running.files import WriteError
 from hf_diversed.training import run_folder
 from hf_diversed.training.run_folder import LOCK
 from tests.training import runs
-from tests.training.short_runs import same, trainer
+from tests.training.short_runs import check_resumed, same, trainer
 
 
 # The disk
@@ -38,8 +38,7 @@ def mounted(*arguments: str) -> bool:
 
 
 def test_full_disk(unbroken, disk):
-    """Catches 'basic_ios::clear: iostream error' of torch, which does not mention the full disk, and an error without
-    a file name."""
+    """Catches 'basic_ios::clear: iostream error' of torch instead of the full disk and the file's name."""
     full = trainer(disk / "run")
     words = r"checkpoint-\d could not be written: .* 0\.0 MiB are free there\. Free some space"
     with pytest.raises(WriteError, match=words):
@@ -47,10 +46,7 @@ def test_full_disk(unbroken, disk):
     saved = full.state.global_step - 2
     assert saved >= 2
     assert mounted("-o", "remount,size=1m", str(disk))
-    resumed = trainer(disk / "run")
-    resumed.train(resume_from_checkpoint=True)
-    assert resumed._rescue.first_step == saved
-    assert same(resumed.model, unbroken / "checkpoint-6")
+    check_resumed(disk / "run", saved, unbroken / "checkpoint-6")
 
 
 def test_full_disk_at_the_references(disk):
@@ -73,8 +69,7 @@ FAILURES = {
     [("_save", "safetensors"), ("_save_optimizer_and_scheduler", "torch"), ("_save_rng_state", "system")],
 )
 def test_failing_save(unbroken, tmp_path, monkeypatch, place: str, name: str):
-    """Catches errors of a full disk from torch and safetensors, where no disk can be filled, and a failed save that
-    damages the previous checkpoint."""
+    """Catches errors of torch and safetensors for a full disk, and a failed save that damages the previous one."""
     failing = trainer(tmp_path)
     inner = getattr(failing, place)
 
@@ -86,10 +81,7 @@ def test_failing_save(unbroken, tmp_path, monkeypatch, place: str, name: str):
     monkeypatch.setattr(failing, place, save)
     with pytest.raises(WriteError, match=r"checkpoint-4 could not be written: .*(iostream|No space).*Free some space"):
         failing.train()
-    resumed = trainer(tmp_path)
-    resumed.train(resume_from_checkpoint=True)
-    assert resumed._rescue.first_step == 2
-    assert same(resumed.model, unbroken / "checkpoint-6")
+    check_resumed(tmp_path, 2, unbroken / "checkpoint-6")
 
 
 @pytest.mark.parametrize("call", ["save_model", "save_state"])
@@ -107,8 +99,7 @@ def test_failing_last_save(tmp_path, monkeypatch, call: str):
 
 
 def test_folder_that_cannot_be_written(tmp_path, monkeypatch):
-    """Catches a missing check where the test above is skipped: permissions do not apply to root, and mounting needs
-    privileges."""
+    """Catches a missing check where no disk can be mounted above."""
 
     def fail(**_):
         raise OSError(errno.EACCES, "Permission denied")

@@ -5,7 +5,7 @@ import pytest
 from hf_diversed.tasks.rewards import RewardError
 from hf_diversed.training import scoring
 from tests.training import runs
-from tests.training.short_runs import EVALUATED, STEPS, same, trainer
+from tests.training.short_runs import EVALUATED, STEPS, check_resumed, trainer
 
 
 def failing_at(number: int, failure: Exception | float):
@@ -26,18 +26,14 @@ def failing_at(number: int, failure: Exception | float):
 
 @pytest.mark.parametrize("failure", [KeyError("answer"), float("nan"), float("inf")], ids=["raises", "nan", "inf"])
 def test_failing_reward(unbroken, tmp_path, failure):
-    """Catches NaN that counts as "no reward", an error that names neither reward nor prompt, and steps since the last
-    checkpoint that are lost because of an error in a user's reward."""
+    """Catches NaN as "no reward", an error without reward or prompt, and steps that are lost by it."""
     reward, calls = failing_at(3, failure)
     words = "reward 'moody' (raised KeyError: 'answer'|must return finite numbers .* (nan|inf) for completion )"
     failing = trainer(tmp_path, reward, save_steps=STEPS)
     with pytest.raises(RewardError, match=words + ".* The 4 steps before it are saved in checkpoint-4") as error:
         failing.train()
     assert isinstance(failure, Exception) or f"of prompt {calls[2]!r}" in str(error.value)
-    resumed = trainer(tmp_path, save_steps=STEPS)
-    resumed.train(resume_from_checkpoint=True)
-    assert resumed._rescue.first_step == 4
-    assert same(resumed.model, unbroken / "checkpoint-6")
+    check_resumed(tmp_path, 4, unbroken / "checkpoint-6", save_steps=STEPS)
 
 
 def test_rewards_that_become_none(tmp_path):
@@ -82,10 +78,7 @@ def test_reward_that_fails_in_an_evaluation(unbroken_best, tmp_path, call: int):
     failing = trainer(tmp_path, reward, evaluated=True)
     with pytest.raises(RewardError, match=f"The {call} steps before it are saved in checkpoint-{call}"):
         failing.train()
-    resumed = trainer(tmp_path, evaluated=True)
-    resumed.train(resume_from_checkpoint=True)
-    assert resumed._rescue.first_step == call
-    assert same(resumed.model, unbroken_best / "final")
+    resumed = check_resumed(tmp_path, call, unbroken_best / "final", evaluated=True)
     steps = [line["step"] for line in resumed.state.log_history if "eval_reward" in line]
     assert steps == [2, 4, 6]
     assert all((tmp_path / f"checkpoint-{step}").is_dir() for step in steps)
@@ -128,16 +121,10 @@ PROMPTS = {
     "too long": (
         {"train_dataset": runs.rows(["a", "b" * 117, "c" * 118, "d" * 200])},
         "prompt 2 of train_dataset has 119 tokens; at most 118 fit, as the target has 128 positions and a completion "
-        "takes up to 10. 2 of 4 prompts are too long: leave them out, shorten them, or lower max_completion_length",
+        "takes up to 10. 2 of 4 prompts are too long",
     ),
-    "too long to evaluate on": (
-        {"eval_dataset": runs.rows(["a" * 500])},
-        "prompt 0 of eval_dataset has 501 tokens; at most 118 fit",
-    ),
-    "too long with the completion": (
-        {"max_completion_length": 128},
-        "prompt 0 of train_dataset has 2 tokens; at most 0",
-    ),
+    "too long to evaluate on": ({"eval_dataset": runs.rows(["a" * 500])}, "eval_dataset has 501 tokens; at most 118"),
+    "too long with the completion": ({"max_completion_length": 128}, "train_dataset has 2 tokens; at most 0"),
 }
 
 

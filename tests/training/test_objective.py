@@ -21,9 +21,9 @@ from hf_diversed.training.objective import (
 from hf_diversed.verifiers.learned import Decisions, MixtureScore, TokenScore
 
 
-RULES = {"mixture": MixtureScore(), "token": TokenScore()}
-RULE = RULES["mixture"]
-every_rule = pytest.mark.parametrize("rule", RULES.values(), ids=RULES.keys())
+SCORES = {"mixture": MixtureScore(), "token": TokenScore()}
+MIXTURE = SCORES["mixture"]
+every_score = pytest.mark.parametrize("score", SCORES.values(), ids=SCORES.keys())
 
 VOCAB, LENGTH, GAMMA = 3, 5, 2
 TOKEN_LENGTH = 4  # a rejection of each token is a path of its own
@@ -73,7 +73,7 @@ class Process:
         theta: torch.Tensor | None = None,
     ):
         self.seed, self.eos, self.free_head, self.kind = seed, eos, free_head, kind
-        self.rule, self.by_token = RULES[kind], kind == "token"
+        self.score, self.by_token = SCORES[kind], kind == "token"
         self.length = TOKEN_LENGTH if self.by_token else LENGTH
         self.random = torch.Generator().manual_seed(seed)
         self.p, self.q = (torch.softmax(1.5 * self.normal(len(PREFIXES), VOCAB), -1) for _ in range(2))
@@ -175,7 +175,7 @@ class Process:
 
 PROCESSES = {
     f"{kind}-seed{seed}{'' if eos is None else '-eos'}{'-free' if free else ''}": Process(seed, eos, free, kind)
-    for kind in RULES
+    for kind in SCORES
     for seed, eos, free in [(0, None, False), (1, None, True), (2, 0, False), (3, 2, True), (5, 1, False)]
 }
 every_process = pytest.mark.parametrize("process", PROCESSES.values(), ids=PROCESSES.keys())
@@ -190,16 +190,10 @@ def record(accepted, p, q, tv=None, sequence=None, num_sequences=None, dtype=tor
     sequence = list(range(len(p))) if sequence is None else sequence
     p, q = torch.tensor(p, dtype=dtype), torch.tensor(q, dtype=dtype)
     tv = torch.tensor([0.5] * len(p) if tv is None else tv, dtype=dtype)
-    return Decisions(
-        sequence=torch.tensor(sequence, dtype=torch.long),
-        target_prob=p,
-        draft_prob=q,
-        tv=tv,
-        strict_prob=acceptance(p, q),
-        bias=0.4 * tv,
-        accepted=torch.tensor(accepted, dtype=torch.bool),
-        num_sequences=len(set(sequence)) if num_sequences is None else num_sequences,
-    )
+    count = len(set(sequence)) if num_sequences is None else num_sequences
+    probs = {"target_prob": p, "draft_prob": q, "strict_prob": acceptance(p, q), "tv": tv, "bias": 0.4 * tv}
+    sequence, accepted = torch.tensor(sequence, dtype=torch.long), torch.tensor(accepted, dtype=torch.bool)
+    return Decisions(sequence=sequence, accepted=accepted, num_sequences=count, **probs)
 
 
 @every_process
@@ -212,10 +206,9 @@ def test_enumeration_covers_the_process(process: Process):
 
 @every_process
 def test_score_is_the_gradient_of_the_expected_reward(process: Process):
-    """Catches any wrong score: log v of accepted tokens with p > q, of residual or of bonus tokens; a missing log w
-    for a rejection; a decision of another rollout."""
+    """Catches any wrong score: of accepted tokens with p > q, of residual or bonus tokens, or of rejections."""
     exact = process.gradient(process.probs @ process.rewards)
-    scores = process.rule.log_prob(process.logit, process.decisions)
+    scores = process.score.log_prob(process.logit, process.decisions)
     weights = (process.probs * process.rewards).detach()
     by_score = process.gradient((weights[process.decisions.sequence] * scores).sum())
     assert relative_error(by_score, exact) < TOLERANCE
@@ -223,35 +216,32 @@ def test_score_is_the_gradient_of_the_expected_reward(process: Process):
 
 @every_process
 def test_policy_loss_has_that_gradient_at_ratio_1(process: Process):
-    """Catches a ratio that detaches the graph or keeps the old logit in it, a clip within its range, a sign, and a
-    mean over decisions instead of rollouts."""
+    """Catches a detached ratio, a clip within its range, a sign, and a mean over decisions."""
     exact = process.gradient(process.probs @ process.rewards)
     advantage = (process.probs * process.rewards).detach()
     for clip_range in (None, 0.2):
         logit = process.logit
-        loss = policy_loss(process.rule, logit, logit, process.decisions, advantage, clip_range)
+        loss = policy_loss(process.score, logit, logit, process.decisions, advantage, clip_range)
         assert relative_error(-process.gradient(loss) * len(process.leaves), exact) < TOLERANCE
 
 
 @every_process
 def test_accepted_share_is_an_exact_reward(process: Process):
-    """Catches a share that is not a function of the rollout, such as one that still depends on w: as a part of the
-    reward it would lack a part of the gradient."""
+    """Catches a share that still depends on w: as a reward it would lack a part of the gradient."""
     kept = [[step.source == "draft" for step in leaf.steps if step.source != "bonus"] for leaf in process.leaves]
     share = torch.tensor([sum(coins) / len(coins) for coins in kept], dtype=torch.float64)
     torch.testing.assert_close(accepted_share(process.decisions), share)
     logit, advantage = process.logit, process.probs.detach() * accepted_share(process.decisions)
-    loss = len(process.leaves) * policy_loss(process.rule, logit, logit, process.decisions, advantage)
+    loss = len(process.leaves) * policy_loss(process.score, logit, logit, process.decisions, advantage)
     assert relative_error(-process.gradient(loss), process.gradient(process.probs @ share)) < TOLERANCE
 
 
 @every_process
 def test_ratios_reweight_to_another_policy(process: Process):
-    """Catches a log-probability with the right gradient but wrong differences: a missing term with w, or one whose
-    dependence on w cancels at ratio 1 only."""
+    """Catches a log-probability with the right gradient but wrong differences, such as a missing term with w."""
     theta = process.theta.detach() + 0.7 * process.normal(len(process.theta))
     other = Process(process.seed, process.eos, process.free_head, process.kind, theta)
-    change = process.rule.log_prob(other.logit, process.decisions) - process.rule.log_prob(
+    change = process.score.log_prob(other.logit, process.decisions) - process.score.log_prob(
         process.logit, process.decisions
     )
     ratio = change.new_zeros(len(process.leaves)).index_add(0, process.decisions.sequence, change).exp()
@@ -262,11 +252,10 @@ def test_ratios_reweight_to_another_policy(process: Process):
 
 @every_process
 def test_expected_acceptance_counts_decisions(process: Process):
-    """Catches 1 - TV or 1 - (1 - w) TV: summed over a rollout, expected and actual acceptance have the same
-    expectation."""
+    """Catches 1 - TV or 1 - (1 - w) TV: expected and actual acceptance have the same expectation."""
     decisions = process.decisions
     accepts = torch.bincount(decisions.sequence[decisions.accepted], minlength=len(process.leaves)).double()
-    expected = expected_acceptance(process.rule, process.logit, decisions) * decisions.counts()
+    expected = expected_acceptance(process.score, process.logit, decisions) * decisions.counts()
     torch.testing.assert_close(process.probs @ expected, process.probs @ accepts, rtol=TOLERANCE, atol=0.0)
 
 
@@ -278,12 +267,12 @@ def test_expected_acceptance_is_differentiated_at_fixed_visitation(process: Proc
     accept = process.kept / process.q if process.by_token else process.kept.sum(-1, keepdim=True).expand(-1, VOCAB)
     coins = accept[process.where, process.drafted]
     per_leaf = torch.stack([coins[process.decisions.sequence == n].mean() for n in range(len(process.leaves))])
-    found = expected_acceptance(process.rule, process.logit, process.decisions)
+    found = expected_acceptance(process.score, process.logit, process.decisions)
     torch.testing.assert_close(found, per_leaf, rtol=TOLERANCE, atol=0.0)
     pathwise = process.gradient(process.probs.detach() @ found)
     assert relative_error(pathwise, process.gradient(process.probs.detach() @ per_leaf)) < TOLERANCE
     logit, returns = process.logit, (process.probs * found).detach()
-    loss = len(process.leaves) * policy_loss(process.rule, logit, logit, process.decisions, returns)
+    loss = len(process.leaves) * policy_loss(process.score, logit, logit, process.decisions, returns)
     visitation = -process.gradient(loss)
     assert relative_error(pathwise + visitation, process.gradient(process.probs @ per_leaf)) < TOLERANCE
 
@@ -293,7 +282,7 @@ def test_kl_estimate_is_unbiased_in_value_and_gradient(process: Process):
     """Catches the derivative of "k3", which is that of KL(p || v), and p and v swapped."""
     decisions, weights = process.decisions, process.probs.detach()[process.decisions.sequence]
     exact = (process.v * (process.v / process.p).log()).sum(-1)[process.where]
-    found = kl_to_target(process.rule, process.logit, decisions)
+    found = kl_to_target(process.score, process.logit, decisions)
     assert (found >= 0).all()
     torch.testing.assert_close(weights @ found, weights @ exact, rtol=TOLERANCE, atol=0.0)
     assert relative_error(process.gradient(weights @ found), process.gradient(weights @ exact)) < TOLERANCE
@@ -311,8 +300,8 @@ def test_kl_estimate_is_unbiased_in_value_and_gradient(process: Process):
     ],
 )
 @pytest.mark.parametrize("accepted", [False, True])
-@every_rule
-def test_clip_removes_gradients_beyond_the_range(rule, accepted: bool, advantage: float, change: float, moves: bool):
+@every_score
+def test_clip_removes_gradients_beyond_the_range(score, accepted: bool, advantage: float, change: float, moves: bool):
     """Catches max instead of min, and a clip in the other direction: A > 0 clips above, A < 0 below."""
     decisions = record([accepted], [0.0 if accepted else 0.9], [0.5])
     logit = torch.zeros(1, dtype=torch.float64, requires_grad=True)
@@ -320,7 +309,7 @@ def test_clip_removes_gradients_beyond_the_range(rule, accepted: bool, advantage
     share = 0.5 * torch.exp(torch.tensor([-change], dtype=torch.float64))
     old = torch.logit(share) if not accepted else -torch.logit(share)
     loss, metrics = diversed_loss(
-        rule, logit, old, decisions, torch.tensor([advantage], dtype=torch.float64), clip_range=0.2
+        score, logit, old, decisions, torch.tensor([advantage], dtype=torch.float64), clip_range=0.2
     )
     torch.testing.assert_close(metrics["ratio"].log().item(), change)
     (slope,) = torch.autograd.grad(loss, logit)
@@ -338,17 +327,15 @@ def test_parts_of_a_batch_add_up(name: str):
     """Catches terms with other divisors: in data-parallel training they would depend on how a batch is divided."""
     process, terms = PROCESSES[name], {"acceptance_coef": 0.3, "kl_coef": 0.1, "clip_range": 0.2}
     old, whole = process.logit.detach() + 0.3, process.decisions
-    loss, _ = diversed_loss(process.rule, process.logit, old, whole, process.rewards, **terms)
+    loss, _ = diversed_loss(process.score, process.logit, old, whole, process.rewards, **terms)
     half = whole.num_sequences // 3
     total = torch.zeros((), dtype=torch.float64)
-    for chosen, first, count in (
-        (whole.sequence < half, 0, half),
-        (whole.sequence >= half, half, whole.num_sequences - half),
-    ):
+    shares = (whole.sequence < half, 0, half), (whole.sequence >= half, half, whole.num_sequences - half)
+    for chosen, first, count in shares:
         columns = {name: getattr(whole, name)[chosen] for name in Decisions.COLUMNS}
         part = Decisions(**columns | {"sequence": columns["sequence"] - first}, num_sequences=count)
         rewards = process.rewards[first : first + count]
-        loss_of_part, _ = diversed_loss(process.rule, process.logit[chosen], old[chosen], part, rewards, **terms)
+        loss_of_part, _ = diversed_loss(process.score, process.logit[chosen], old[chosen], part, rewards, **terms)
         total = total + loss_of_part * count / whole.num_sequences
     assert relative_error(total, loss) < TOLERANCE
     assert relative_error(process.gradient(total), process.gradient(loss)) < TOLERANCE
@@ -358,47 +345,48 @@ def test_parts_of_a_batch_add_up(name: str):
 def test_loss_is_the_sum_of_its_terms(name: str):
     """Catches a term with the wrong sign: acceptance must rise, KL must fall."""
     process = PROCESSES[name]
-    rule, logit, decisions = process.rule, process.logit, process.decisions
-    loss, metrics = diversed_loss(rule, logit, logit, decisions, process.rewards, acceptance_coef=0.3, kl_coef=0.1)
-    kl = decisions.mean(kl_to_target(rule, logit, decisions)) * decisions.counts()
-    expected = policy_loss(rule, logit, logit, decisions, process.rewards) + 0.1 * kl.mean()
-    torch.testing.assert_close(loss, expected - 0.3 * expected_acceptance(rule, logit, decisions).mean())
+    score, logit, decisions = process.score, process.logit, process.decisions
+    loss, metrics = diversed_loss(score, logit, logit, decisions, process.rewards, acceptance_coef=0.3, kl_coef=0.1)
+    kl = decisions.mean(kl_to_target(score, logit, decisions)) * decisions.counts()
+    expected = policy_loss(score, logit, logit, decisions, process.rewards) + 0.1 * kl.mean()
+    torch.testing.assert_close(loss, expected - 0.3 * expected_acceptance(score, logit, decisions).mean())
     assert not any(value.requires_grad for value in metrics.values())
     assert metrics["ratio"] == 1.0
 
 
 def test_token_scores_equal_mixture_scores_at_one_weight():
-    """Catches a different definition of the same decisions: where all tokens have one weight, ratios, gradients of the
-    reward and the KL are those of the mixture."""
+    """Catches another definition of the same decisions: at one weight for all tokens, both scores agree."""
     cases = list(itertools.product((True, False), (0.05, 0.3, 0.6), (0.1, 0.5), (-3.0, 0.4, 2.0)))
     accepted, p, q, logits = zip(*(case for case in cases if case[0] or case[1] > case[2]))
     logit = torch.tensor(logits, dtype=torch.float64, requires_grad=True)
     decisions = record(accepted, p, q)
     decisions = replace(decisions, bias=(1.0 - torch.sigmoid(logit.detach())) * decisions.tv)
     for at in (logit, logit + 0.5):
-        mixture, token = ((rule.log_prob(at, decisions) - rule.log_prob(logit, decisions)) for rule in RULES.values())
+        mixture, token = (
+            (score.log_prob(at, decisions) - score.log_prob(logit, decisions)) for score in SCORES.values()
+        )
         torch.testing.assert_close(token, mixture)
-    one, other = (rule.log_excess(logit, decisions) for rule in RULES.values())
+    one, other = (score.log_excess(logit, decisions) for score in SCORES.values())
     torch.testing.assert_close(one, other)
 
 
-@every_rule
-def test_rollouts_without_decisions_change_nothing(rule):
+@every_score
+def test_rollouts_without_decisions_change_nothing(score):
     """Catches 0 / 0, which would make the gradient of the batch NaN, and a metric that includes constants."""
     logit = torch.tensor([0.3, -0.2], dtype=torch.float64, requires_grad=True)
     terms = {"acceptance_coef": 1.0, "kl_coef": 1.0, "clip_range": 0.2}
     slopes = []
     for sequence, rewards in (([0, 1], [1.0, -1.0]), ([1, 3], [5.0, 1.0, 5.0, -1.0, 5.0])):
         decisions = record([True, False], [0.1, 0.6], [0.4, 0.2], [0.3, 0.4], sequence, len(rewards))
-        loss, metrics = diversed_loss(rule, logit, logit, decisions, torch.tensor(rewards), **terms)
+        loss, metrics = diversed_loss(score, logit, logit, decisions, torch.tensor(rewards), **terms)
         slopes.append(torch.autograd.grad(loss * len(rewards), logit)[0])
-        expected = 1.0 - rule.expected_rejection(logit, decisions)
+        expected = 1.0 - score.expected_rejection(logit, decisions)
         torch.testing.assert_close(metrics["expected_acceptance"], expected.mean().detach())
-        for share in (expected_acceptance(rule, logit, decisions), accepted_share(decisions)):
+        for share in (expected_acceptance(score, logit, decisions), accepted_share(decisions)):
             assert (share[decisions.counts() == 0] == 1.0).all()
     torch.testing.assert_close(*slopes)
     empty = record([], [], [], num_sequences=2)
-    loss, _ = diversed_loss(rule, logit[:0], logit[:0], empty, torch.ones(2), clip_range=0.2)
+    loss, _ = diversed_loss(score, logit[:0], logit[:0], empty, torch.ones(2), clip_range=0.2)
     assert loss == 0.0
 
 
@@ -425,27 +413,25 @@ def test_center():
         assert (center(torch.tensor([equal]), normalize=True) == 0.0).all()
 
 
-@every_rule
-def test_other_shapes_are_refused(rule):
+@every_score
+def test_other_shapes_are_refused(score):
     """Catches an advantage per decision, or logits `[M, 1]`: both would broadcast or index without an error."""
     decisions = record([True, False, True], [0.1, 0.6, 0.2], [0.4, 0.2, 0.5], sequence=[0, 0, 1])
     with pytest.raises(AssertionError, match="per rollout"):
-        policy_loss(RULE, torch.zeros(3), torch.zeros(3), decisions, torch.zeros(3))
+        policy_loss(MIXTURE, torch.zeros(3), torch.zeros(3), decisions, torch.zeros(3))
     with pytest.raises(AssertionError, match="per decision"):
-        rule.log_prob(torch.zeros(3, 1), decisions)
+        score.log_prob(torch.zeros(3, 1), decisions)
 
 
-def check_finite(rule, rows, clip_range: float | None, gain: float) -> None:
+def check_finite(score, rows, clip_range: float | None, gain: float) -> None:
     """Values and gradients of everything, for decisions (accepted, p, q, tv, logit, old logit)."""
     accepted, p, q, tv, new, old = zip(*rows)
     decisions = record(accepted, p, q, tv, sequence=[0] * len(rows), dtype=torch.float32)
-    logit, coefs = (
-        torch.tensor(new, requires_grad=True),
-        {"acceptance_coef": 0.5, "kl_coef": 0.1, "clip_range": clip_range},
-    )
-    loss, metrics = diversed_loss(rule, logit, torch.tensor(old), decisions, torch.tensor([gain]), **coefs)
-    terms = (type(rule).log_prob, expected_acceptance, kl_to_target)
-    values = [term(rule, logit, decisions) for term in terms]
+    logit = torch.tensor(new, requires_grad=True)
+    coefs = {"acceptance_coef": 0.5, "kl_coef": 0.1, "clip_range": clip_range}
+    loss, metrics = diversed_loss(score, logit, torch.tensor(old), decisions, torch.tensor([gain]), **coefs)
+    terms = (type(score).log_prob, expected_acceptance, kl_to_target)
+    values = [term(score, logit, decisions) for term in terms]
     for value in [loss, *values]:
         (slope,) = torch.autograd.grad(value.sum(), logit, retain_graph=True)
         assert value.isfinite().all()
@@ -455,18 +441,18 @@ def check_finite(rule, rows, clip_range: float | None, gain: float) -> None:
 
 @pytest.mark.parametrize("clip_range", [None, 0.2])
 @pytest.mark.parametrize("gain", [-30.0, 30.0])
-@every_rule
-def test_float32_stays_finite_in_every_corner(rule, clip_range: float | None, gain: float):
+@every_score
+def test_float32_stays_finite_in_every_corner(score, clip_range: float | None, gain: float):
     """Catches log 0, 0 / 0, exp overflow, 0 * inf behind a `where`: p = q, p = 0, q tiny, w rounded to 0 or 1."""
     corners = [0.0, 1e-45, 1e-38, 1e-7, 0.5, 1.0 - 2**-24, 1.0]
     logits = [-1e4, -120.0, -17.0, 0.0, 17.0, 120.0, 1e4]
     check_finite(
-        rule, list(itertools.product([False, True], corners, corners, [0.0, 1.0], logits, logits)), clip_range, gain
+        score, list(itertools.product([False, True], corners, corners, [0.0, 1.0], logits, logits)), clip_range, gain
     )
 
 
-@every_rule
-def test_float32_matches_float64(rule):
+@every_score
+def test_float32_matches_float64(score):
     """Catches cancellation: 1 - w with w rounded to 1, or v at p = 0, where the score is exactly -w."""
     corners = [0.0, 1e-30, 1e-6, 0.3, 0.9]
     cases = [
@@ -476,7 +462,7 @@ def test_float32_matches_float64(rule):
     slopes = []
     for dtype in (torch.float32, torch.float64):
         logit = torch.tensor(logits, dtype=dtype, requires_grad=True)
-        scores = rule.log_prob(logit, record(accepted, p, q, dtype=dtype))
+        scores = score.log_prob(logit, record(accepted, p, q, dtype=dtype))
         slopes.append(torch.autograd.grad(scores.sum(), logit)[0].double())
     torch.testing.assert_close(slopes[0], slopes[1], rtol=1e-4, atol=1e-6)
     coins, z = record(accepted, p, q), torch.tensor(logits, dtype=torch.float64)
@@ -491,6 +477,6 @@ def test_half_precision_logits_are_widened():
     """Catches arithmetic in the head's own dtype: bfloat16 resolves w near 0.5 to 2^-9 only."""
     decisions = record([True, False], [0.1, 0.6], [0.4, 0.2], dtype=torch.float32)
     logit = torch.tensor([0.3, -0.2], dtype=torch.bfloat16)
-    for rule, term in itertools.product(RULES.values(), (MixtureScore.log_prob, expected_acceptance, kl_to_target)):
-        term = type(rule).log_prob if term is MixtureScore.log_prob else term
-        assert torch.equal(term(rule, logit, decisions), term(rule, logit.float(), decisions))
+    for score, term in itertools.product(SCORES.values(), (MixtureScore.log_prob, expected_acceptance, kl_to_target)):
+        term = type(score).log_prob if term is MixtureScore.log_prob else term
+        assert torch.equal(term(score, logit, decisions), term(score, logit.float(), decisions))

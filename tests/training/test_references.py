@@ -14,26 +14,12 @@ def path(tmp_path):
     return tmp_path / "new" / "reference_rewards.json"
 
 
-def test_mean_over_a_prompts_completions(path):
-    """Catches a last value that overwrites the others, and a None that counts as 0."""
+def test_means_and_missing_prompts(path):
+    """Catches a value that overwrites others, None as 0 or as not measured, and another order of missing prompts."""
     store = ReferenceRewards(path, SETTINGS)
-    store.add(["a", "b", "a", "b"], [1.0, None, 0.0, 0.5])
-    assert (store["a"], store["b"]) == (0.5, 0.5)
-
-
-def test_prompt_without_any_reward_is_known_to_have_none(path):
-    """Catches a KeyError during a run, and a measurement that is repeated at every resume."""
-    store = ReferenceRewards(path, SETTINGS)
-    store.add(["a", "a"], [None, None])
-    assert store["a"] is None
-    assert store.missing(["a"]) == []
-
-
-def test_missing_are_distinct_and_in_order(path):
-    """Catches a prompt that is measured twice, or an order that depends on hashes."""
-    store = ReferenceRewards(path, SETTINGS)
-    store.add(["b"], [1.0])
-    assert store.missing(["c", "b", CHAT, "a", "c", CHAT]) == ["c", CHAT, "a"]
+    store.add(["a", "b", "a", "b", "none", "none"], [1.0, None, 0.0, 0.5, None, None])
+    assert (store["a"], store["b"], store["none"]) == (0.5, 0.5, None)
+    assert store.missing(["d", "b", CHAT, "c", "none", "d", CHAT]) == ["d", CHAT, "c"]
 
 
 def test_survives_the_process(path):

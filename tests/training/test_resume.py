@@ -51,8 +51,7 @@ def test_kills_hit_critical_places(killed):
 
 
 def test_last_head_is_bitwise_that_of_the_unbroken_run(killed):
-    """Catches rollouts that depend on where the process started, and a best head that is lost or taken from an
-    interrupted save."""
+    """Catches rollouts that depend on where the process started, and a best head of an interrupted save."""
     for run in killed.broken:
         for folder in (".", "checkpoint-16"):
             found, expected = ((path / folder / "model.safetensors").read_bytes() for path in (run, killed.unbroken))
@@ -68,8 +67,7 @@ def test_state_files_are_bitwise_those_of_the_unbroken_run(killed, name: str):
 
 
 def test_multiplier_references_and_log_are_those_of_the_unbroken_run(killed):
-    """Catches a coefficient or running mean that is lost, references drawn with other seeds after an interruption, and
-    log lines that are missing or duplicated."""
+    """Catches a lost coefficient or mean, references drawn with other seeds, and duplicated log lines."""
     expected = json.loads((killed.unbroken / "final.json").read_text())
     assert len(expected["constraint"]["attributes"]["batches"]) == 8
     assert len(expected["references"]) == 10

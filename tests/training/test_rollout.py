@@ -95,8 +95,7 @@ def fresh(model, prompt_ids: list[int], completion: list[int]) -> tuple[torch.Te
     [("llama", "both"), ("gpt2", "both"), ("llama", "distribution"), ("llama", "distribution+token")],
 )
 def test_decisions_are_those_of_a_fresh_forward(architecture: str, features: str):
-    """Catches probabilities, distances or head inputs of a neighbouring position, of another row or of rejected draft
-    tokens, and raw distributions instead of processed ones."""
+    """Catches probabilities or inputs of another position, row or rejected token, and raw distributions."""
     drawn = draw(architecture, features)
     decisions, inputs = drawn.rollouts.decisions, drawn.rollouts.inputs
     by_token = features.endswith("+token")
@@ -148,8 +147,7 @@ def test_bias_is_that_of_the_distribution_they_were_drawn_under():
 
 
 def test_counts_are_those_of_the_statistics(drawn):
-    """Catches bonus tokens or removed draft tokens that count as decisions, rejections that do not, and statistics of
-    other prompts."""
+    """Catches bonus or removed tokens that count as decisions, and statistics of other prompts."""
     decisions, stats = drawn.rollouts.decisions, drawn.rollouts.stats
     accepted = torch.bincount(decisions.sequence[decisions.accepted], minlength=len(PROMPTS))
     rejected = torch.bincount(decisions.sequence[~decisions.accepted], minlength=len(PROMPTS))
@@ -164,9 +162,9 @@ def test_decisions_follow_the_recorded_distributions(features: str):
     """Catches accept flags of other positions. The number of rejections minus the sum of w TV, or of w (1 - p/q)+, is
     a martingale; it exceeds 4.5 standard deviations with probability below 1e-5, and the seed is fixed."""
     drawn = draw(features=features, prompts=PROMPTS * 12, batch_size=96)
-    decisions, rule = drawn.rollouts.decisions, drawn.sampler.verifier_class(drawn.head).score
+    decisions, score = drawn.rollouts.decisions, drawn.sampler.verifier_class(drawn.head).score
     with torch.no_grad():
-        rejection = rule.expected_rejection(drawn.head(**drawn.rollouts.inputs), decisions)
+        rejection = score.expected_rejection(drawn.head(**drawn.rollouts.inputs), decisions)
     surprise = (~decisions.accepted).float().sum() - rejection.sum()
     assert surprise.abs() < 4.5 * (rejection * (1 - rejection)).sum().sqrt()
     # The rejected: p > q at the token that took the place.
@@ -227,8 +225,7 @@ def with_eos(token: int, **settings) -> Spy:
 
 @pytest.mark.parametrize("lossless", [True, False], ids=["lossless", "relaxed"])
 def test_ends_at_eos(lossless: bool):
-    """Catches padding or tokens after EOS in a completion's ids, and a completion with EOS at the last position that
-    counts as truncated."""
+    """Catches padding or tokens after EOS, and a completion with EOS at the end that counts as truncated."""
     token = frequent_token(make_sampler(batch_size=16))
     sampler = with_eos(token, batch_size=48)
     head = make_head(sampler.pair.target, sampler.pair.draft)
@@ -307,8 +304,7 @@ def test_truncation_reaches_the_distributions():
 
 
 def test_weights_of_other_tokens_are_computed_only_if_needed(monkeypatch):
-    """Catches training that computes the weights of the whole vocabulary without need, and decisions, or a mean bias,
-    that differ."""
+    """Catches weights of the whole vocabulary that are computed without need, and decisions that differ."""
     sampler = make_sampler()
     head = make_head(*runs.pair(), features="distribution+token")
     told = sampler.relaxed(PROMPTS * 40, head, seed=0)

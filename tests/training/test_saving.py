@@ -50,10 +50,8 @@ def test_the_final_head_records_its_step(done, tmp_path):
 
 
 def test_the_limit_can_change_on_resume(tmp_path):
-    """Catches bounds of the interrupted run that override the new ones, or are missing in log and provenance, and a
-    running mean that is lost with them."""
-    first = runs.trainer(tmp_path, acceptance_coef=None, max_quality_drop=0.01, max_steps=4)
-    first.train()
+    """Catches bounds of the interrupted run that override the new ones, and a running mean that is lost."""
+    first = runs.trained(tmp_path, acceptance_coef=None, max_quality_drop=0.01, max_steps=4)
     again = runs.trainer(tmp_path, acceptance_coef=None, max_quality_drop=0.2, acceptance_coef_max=0.25, max_steps=6)
     again.train(resume_from_checkpoint=True)
     assert again.constraint in again.callback_handler.callbacks

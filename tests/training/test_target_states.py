@@ -1,5 +1,4 @@
-"""The target's states: the same distributions without reading again, kept over an interruption, refused where they
-fail."""
+"""The target's states: the same distributions without reading again, kept over an interruption."""
 
 import copy
 import re

@@ -13,10 +13,8 @@ from tests.training.test_trainer import TOKEN, history
 @pytest.mark.parametrize("head_type", ["linear", "mlp"])
 def test_starts_at_the_lenience_and_stays_there(tmp_path, head_type: str):
     """Catches a start that changes when the inputs are scaled, or that differs from the requested one."""
-    trainer = runs.trainer(
-        tmp_path, **TOKEN, head_type=head_type, initial_lenience=0.1, learning_rate=0.0, max_steps=2
-    )
-    trainer.train()
+    start = {"head_type": head_type, "initial_lenience": 0.1, "learning_rate": 0.0}
+    trainer = runs.trained(tmp_path, **TOKEN, **start, max_steps=2)
     batch, head = trainer._batch, trainer.model
     assert head.input_std[-5] != 1.0
     ratio = batch.inputs["token"][..., 0]
@@ -38,19 +36,16 @@ def by_prompt(completions, number, **columns) -> list[float]:
 
 def test_rewards_that_depend_on_the_prompt_only_have_no_effect(tmp_path):
     """Catches rollouts that are compared with those of other prompts."""
-    trainer = runs.trainer(tmp_path, by_prompt, **TOKEN, max_steps=2)
-    trainer.train()
+    trainer = runs.trained(tmp_path, by_prompt, **TOKEN, max_steps=2)
     assert (trainer._batch.advantage == 0.0).all()
-    batch = runs.trainer(tmp_path / "batch", by_prompt, **TOKEN, baseline="batch", max_steps=2)
-    batch.train()
-    assert (batch._batch.advantage != 0.0).any()
+    trainer = runs.trained(tmp_path / "batch", by_prompt, **TOKEN, baseline="batch", max_steps=2)
+    assert (trainer._batch.advantage != 0.0).any()
 
 
 @pytest.mark.parametrize("normalize", [False, True])
 def test_baseline_leaves_one_out(tmp_path, normalize: bool):
     """Catches groups with rows of other prompts, and division by the standard deviation."""
-    trainer = runs.trainer(tmp_path, **TOKEN, max_steps=2, normalize_advantages=normalize)
-    trainer.train()
+    trainer = runs.trained(tmp_path, **TOKEN, max_steps=2, normalize_advantages=normalize)
     advantage = trainer._batch.advantage
     one, other = advantage.view(-1, 2).unbind(1)
     torch.testing.assert_close(one, -other)
@@ -59,11 +54,9 @@ def test_baseline_leaves_one_out(tmp_path, normalize: bool):
 
 
 def test_resumed_run_ends_where_the_unbroken_one_does(tmp_path):
-    """Catches an initialisation that is repeated on resume, inputs scaled twice, and rollouts that depend on
-    either."""
+    """Catches an initialisation that is repeated on resume, and inputs scaled twice."""
     settings = {**TOKEN, "max_steps": 8, "learning_rate": 0.3, "kl_coef": 0.05, "acceptance_coef": None}
-    unbroken = runs.trainer(tmp_path / "unbroken", **settings)
-    unbroken.train()
+    unbroken = runs.trained(tmp_path / "unbroken", **settings)
     shutil.copytree(tmp_path / "unbroken", tmp_path / "broken")
     for step in (6, 8):
         shutil.rmtree(tmp_path / "broken" / f"checkpoint-{step}")

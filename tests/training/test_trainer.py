@@ -2,6 +2,7 @@
 
 import copy
 import math
+from collections import Counter
 
 import pytest
 import torch
@@ -39,20 +40,12 @@ def test_trains_the_head_alone(done):
 
 def test_updates_do_no_forward_of_the_pair(tmp_path):
     """Catches an update that decodes or scores again: all updates of an iteration share one rollout."""
-    models, calls = runs.pair(), [0, 0]
-
-    def count(index):
-        def hook(*_):
-            calls[index] += 1
-
-        return hook
-
+    models, calls = runs.pair(), Counter()
     for index, model in enumerate(models):
-        model.register_forward_pre_hook(count(index))
-    watch = runs.Watch(lambda: tuple(calls))
-    runs.trainer(
-        tmp_path, models=models, callbacks=[watch], num_iterations=3, max_steps=6, save_steps=6, eval_steps=6
-    ).train()
+        model.register_forward_pre_hook(lambda *_, index=index: calls.update([index]))
+    watch = runs.Watch(lambda: (calls[0], calls[1]))
+    steps = {"num_iterations": 3, "max_steps": 6, "save_steps": 6, "eval_steps": 6}
+    runs.trained(tmp_path, models=models, callbacks=[watch], **steps)
     one, two = watch.seen[0], watch.seen[3]
     assert watch.seen == [one] * 3 + [two] * 3
     assert min(one) > 0
@@ -86,13 +79,6 @@ def test_last_line_counts_the_last_evaluation(done):
 # Rewards
 
 
-def rewarded(tmp_path, reward_funcs, **settings):
-    """Statistics of one batch of rollouts."""
-    trainer = runs.trainer(tmp_path, reward_funcs, **settings)
-    trainer.train()
-    return trainer
-
-
 def test_rewards_are_called_as_trl_calls_them(tmp_path):
     """Catches a missing column, or one that is not in the order of the completions."""
     seen = []
@@ -105,7 +91,7 @@ def test_rewards_are_called_as_trl_calls_them(tmp_path):
             assert text == runs.tokenizer().decode(ids, skip_special_tokens=True)
         return [0.0] * 8
 
-    rewarded(tmp_path, reward, max_steps=2)
+    runs.trained(tmp_path, reward, max_steps=2)
     assert len(seen) == 1
 
 
@@ -118,7 +104,7 @@ def test_weighted_sum_of_several_rewards(tmp_path):
     def second(completions, **columns):
         return [10.0, 10.0, None, None] * (len(completions) // 4)
 
-    trainer = rewarded(tmp_path, [first, second], reward_weights=[2.0, 0.1], max_steps=2)
+    trainer = runs.trained(tmp_path, [first, second], reward_weights=[2.0, 0.1], max_steps=2)
     # 2 + 1, 1, 2 and nothing at all.
     assert history(trainer, "reward") == pytest.approx([2.0])
     assert history(trainer, "rewards/first/mean") == [1.0]
@@ -132,7 +118,7 @@ def test_prompt_without_reward_in_a_constrained_run(tmp_path):
     def some(completions, number, **columns):
         return [None if index == 0 else 1.0 for index in number]
 
-    trainer = rewarded(tmp_path, some, acceptance_coef=None, max_steps=2)
+    trainer = runs.trained(tmp_path, some, acceptance_coef=None, max_steps=2)
     assert trainer.scorer.references["a"] is None
     assert history(trainer, "quality_drop") == [0.0]
 
@@ -144,7 +130,7 @@ def test_the_targets_own_reward_is_subtracted(tmp_path, coef, known):
     def easy(completions, number, **columns):
         return [float(index) for index in number]
 
-    trainer = rewarded(tmp_path, easy, acceptance_coef=coef, max_steps=2)
+    trainer = runs.trained(tmp_path, easy, acceptance_coef=coef, max_steps=2)
     assert bool((trainer._batch.advantage == 0.0).all()) == known
 
 
@@ -163,7 +149,7 @@ def test_chat_rewards_get_messages_everywhere(tmp_path, coef):
         return [1.0] * len(completions)
 
     chats = [{"prompt": [{"role": "user", "content": text}]} for text in runs.PROMPTS[:4]]
-    rewarded(tmp_path, reward, train_dataset=chats, acceptance_coef=coef, max_steps=2)
+    runs.trained(tmp_path, reward, train_dataset=chats, acceptance_coef=coef, max_steps=2)
     assert seen == ([8] if coef else [8, 8])
 
 
@@ -178,7 +164,7 @@ every_head = pytest.mark.parametrize("kind", [{}, {**TOKEN, "initial_lenience": 
 @every_head
 def test_constant_reward_increases_acceptance(tmp_path, kind):
     """Catches the acceptance term with the wrong sign: with a constant reward, the head must become permissive."""
-    expected = history(rewarded(tmp_path, runs.zero, learning_rate=0.5, **STEPS, **kind), "expected_acceptance")
+    expected = history(runs.trained(tmp_path, runs.zero, learning_rate=0.5, **STEPS, **kind), "expected_acceptance")
     assert expected[-1] > expected[0] + 0.05
 
 
@@ -198,8 +184,7 @@ def poisoned_pair():
 
 @pytest.mark.parametrize("kind", [{}, {**TOKEN, "initial_lenience": 0.001}], ids=["position", "token"])
 def test_punished_tokens_make_the_head_stricter(tmp_path, kind):
-    """Catches a score with the wrong sign, or at the residual token instead of the draft token, and advantages of
-    other rollouts: tokens that only the draft model prefers cost reward, so their weight must rise."""
+    """Catches a wrong sign, the residual token's score, and other rollouts' advantages: weights must rise."""
     target, draft, odd = poisoned_pair()
 
     def clean(completions, **columns):
@@ -207,8 +192,7 @@ def test_punished_tokens_make_the_head_stricter(tmp_path, kind):
 
     sizes = {"per_device_train_batch_size": 64, "generation_batch_size": 64, "num_generations": 8}
     settings = {"acceptance_coef": 0.0, "learning_rate": 0.2, **STEPS, **sizes, **kind}
-    trainer = runs.trainer(tmp_path, clean, models=(target, draft), **settings)
-    trainer.train()
+    trainer = runs.trained(tmp_path, clean, models=(target, draft), **settings)
     reward, accepted = history(trainer, "reward"), history(trainer, "acceptance_rate")
     assert reward[-1] > 0.5 * reward[0]
     if kind:
@@ -219,9 +203,8 @@ def test_punished_tokens_make_the_head_stricter(tmp_path, kind):
 
 
 def test_normalised_advantages_include_the_acceptance_term(tmp_path):
-    """Catches acceptance that is counted twice, or not at all, when advantages are divided by their standard
-    deviation."""
-    trainer = rewarded(tmp_path, runs.zero, normalize_advantages=True, max_steps=2)
+    """Catches acceptance that is counted twice or not at all when advantages are normalised."""
+    trainer = runs.trained(tmp_path, runs.zero, normalize_advantages=True, max_steps=2)
     advantage = trainer._batch.advantage
     assert advantage.mean().abs() < 1e-6
     assert advantage.square().mean() == pytest.approx(1.0)
@@ -231,8 +214,7 @@ def test_normalised_advantages_include_the_acceptance_term(tmp_path):
 
 
 def test_fresh_head_starts_at_the_asked_weight(tmp_path):
-    trainer = runs.trainer(tmp_path, initial_weight=0.8, learning_rate=0.0, max_steps=2, head_features="both")
-    trainer.train()
+    trainer = runs.trained(tmp_path, initial_weight=0.8, learning_rate=0.0, max_steps=2, head_features="both")
     assert history(trainer, "weight") == pytest.approx([0.8])
 
 
@@ -310,18 +292,9 @@ def test_best_head_is_loaded_at_the_end(done):
 
 def test_early_stopping(tmp_path):
     """Catches an evaluation that callbacks are not called for."""
-    trainer = runs.trainer(
-        tmp_path,
-        runs.zero,
-        eval_dataset=runs.rows()[:2],
-        eval_strategy="steps",
-        load_best_model_at_end=True,
-        learning_rate=0.0,
-        max_steps=20,
-        callbacks=[EarlyStoppingCallback(early_stopping_patience=1)],
-    )
-    trainer.train()
-    assert trainer.state.global_step == 4
+    evaluated = {"eval_dataset": runs.rows()[:2], "eval_strategy": "steps", "load_best_model_at_end": True}
+    stopping = {"learning_rate": 0.0, "max_steps": 20, "callbacks": [EarlyStoppingCallback(early_stopping_patience=1)]}
+    assert runs.trained(tmp_path, runs.zero, **evaluated, **stopping).state.global_step == 4
 
 
 # What it is given
@@ -346,7 +319,7 @@ def test_models_by_name(tmp_path):
     assert trainer.model.config.base_model_name_or_path == str(tmp_path / "target")
     assert trainer.model.config.assistant_model_name_or_path == str(tmp_path / "draft")
     assert trainer.sampler.tokenizer.padding_side == "left"
-    assert history(trainer, "reward") == history(rewarded(tmp_path / "other", runs.letters, max_steps=2), "reward")
+    assert history(trainer, "reward") == history(runs.trained(tmp_path / "other", runs.letters, max_steps=2), "reward")
 
 
 def test_given_head_is_trained(done, tmp_path):
@@ -362,7 +335,6 @@ REFUSED = {
     "a later row": ({"train_dataset": [{"prompt": "a"}, {"text": "b"}]}, "must hold rows with a"),
     "no prompt": ({"train_dataset": [{"text": "a"}]}, r"with a \"prompt\", got \['text'\]"),
     "no eval prompt": ({"eval_dataset": [{"text": "a"}]}, "eval_dataset must hold rows"),
-    "weights": ({"reward_weights": [1.0, 2.0]}, "reward_weights must hold 1, one per reward, got 2"),
 }
 
 
@@ -398,8 +370,7 @@ def test_nameless_target_needs_a_tokenizer(tmp_path):
 
 def test_references_are_measured_once(tmp_path):
     """Catches a resumed or repeated run that measures the reference rewards again, or with other settings."""
-    first = runs.trainer(tmp_path, acceptance_coef=None, max_steps=2)
-    first.train()
+    first = runs.trained(tmp_path, acceptance_coef=None, max_steps=2)
     second = runs.trainer(tmp_path, acceptance_coef=None, max_steps=2)
     second.sampler.lossless = lambda *_: pytest.fail("measured again")
     second.train()
@@ -447,9 +418,8 @@ def test_references_of_another_target_are_refused(tmp_path):
 def test_kl_costs_reward(tmp_path):
     """Catches a KL term that is logged but not part of the loss."""
     weights = []
+    settings = {"acceptance_coef": 0.0, "learning_rate": 0.3, "max_steps": 8}
     for coef in (0.0, 2.0):
-        trainer = rewarded(
-            tmp_path / str(coef), runs.zero, kl_coef=coef, acceptance_coef=0.0, learning_rate=0.3, max_steps=8
-        )
+        trainer = runs.trained(tmp_path / str(coef), runs.zero, kl_coef=coef, **settings)
         weights.append(history(trainer, "weight")[-1])
     assert weights[1] > weights[0] + 0.02

@@ -11,13 +11,8 @@ from hf_diversed.training.target_samples import sample_completions
 from tests.training import runs
 
 
-SETTINGS = {
-    "per_device_train_batch_size": 4,
-    "acceptance_coef": None,
-    "learning_rate": 0.3,
-    "eval_strategy": "steps",
-    "ddp_backend": "gloo",
-}
+SETTINGS = {"per_device_train_batch_size": 4, "acceptance_coef": None, "learning_rate": 0.3}
+SETTINGS |= {"eval_strategy": "steps", "ddp_backend": "gloo"}
 PROMPTS = runs.PROMPTS[:9]  # an odd number, so that no two processes get equal shares
 
 
@@ -53,19 +48,12 @@ def main(folder: Path) -> None:
     )
     trainer.train()
     trainer.save_model(str(folder / "final"))
-    record = {
-        "world_size": trainer.args.world_size,
-        "backend": trainer.accelerator.state.backend,
-        "head": trainer.model.state_dict(),
-        "batches": trainer.batches,
-        "gradients": trainer.gradients,
-        "num_drawn": trainer.num_drawn,
-        "constraint": trainer.constraint.state(),
-        "references": trainer.scorer.references.rewards,
-        "missing": trainer.scorer.references.missing(PROMPTS),
-        "history": trainer.state.log_history,
-        "target_samples": target_samples(folder),
-    }
+    record = {"world_size": trainer.args.world_size, "backend": trainer.accelerator.state.backend}
+    record |= {"batches": trainer.batches, "gradients": trainer.gradients, "num_drawn": trainer.num_drawn}
+    record |= {"head": trainer.model.state_dict(), "constraint": trainer.constraint.state()}
+    references = trainer.scorer.references
+    record |= {"references": references.rewards, "missing": references.missing(PROMPTS)}
+    record |= {"history": trainer.state.log_history, "target_samples": target_samples(folder)}
     torch.save(record, folder / f"rank-{trainer.args.process_index}.pt")
 
 

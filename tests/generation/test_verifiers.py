@@ -25,7 +25,7 @@ def pair():
     return target, tiny_draft(target, noise=0.15)
 
 
-RULES = {
+MAKERS = {
     "diversed": lambda: DiversedVerifier(tiny_head(), strictness=0.4, bias_budget=1.5),
     "token": lambda: DiversedVerifier(tiny_head(features="both", token_features=True), strictness=0.3),
     "token-bounds": lambda: DiversedVerifier(
@@ -41,17 +41,17 @@ SPECS = [
     *("lossless", "static:0.3", "lenience:0.2", "lossy:0.5", "spec_cascade:token_v3:0.6", "fuzzy:0.3:kl"),
     *("contrastive", "cactus:0.3", "typical", "top_k_relaxed:5:0.5", "regret_budget:3", "fly:0.2:1", "block"),
 ]
-# A rule without a line above is run as the first row of `verifier_cases.py` has it.
+# A verifier without a line above is run as the first row of `verifier_cases.py` has it.
 CASES = {case.rule: case.make for case in reversed(VERIFIER_CASES)}
-NAMES = [*RULES, *SPECS, *(CASES.keys() - {name.split(":")[0] for name in [*RULES, *SPECS]})]
+NAMES = [*MAKERS, *SPECS, *(CASES.keys() - {name.split(":")[0] for name in [*MAKERS, *SPECS]})]
 SETTINGS = [
     (temperature, warped) for temperature in (0.0, 0.7, 1.0) for warped in (False, True) if temperature or not warped
 ]
 
 
 def make(name: str):
-    if name in RULES:
-        return RULES[name]()
+    if name in MAKERS:
+        return MAKERS[name]()
     return build_verifier(name) if name in SPECS else CASES[name]()
 
 
@@ -61,8 +61,9 @@ def test_every_verifier_is_run():
 
 
 @cache
-def forward(model, ids: tuple[int, ...]):
-    """Raw logits and last hidden states of one row; rules and settings share many prefixes."""
+@torch.no_grad()
+def _forward(model, ids: tuple[int, ...]):
+    """Raw logits and last hidden states of one row; verifiers and settings share many prefixes."""
     out = model(torch.tensor([ids]), output_hidden_states=True)
     return out.logits.float(), out.hidden_states[-1]
 
@@ -78,8 +79,7 @@ ENGINES = {
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("name", NAMES)
 def test_loop_equals_naive_reference(name: str, engine: str, monkeypatch):
-    """Invariant 12 for every verifier. Catches state that does not follow a row, draft tokens verified with the draft
-    length of another row, a distribution before processing, and errors of caches, masks and offsets."""
+    """Invariant 12. Catches state of another row, other draft lengths, raw distributions, and caches or masks."""
     monkeypatch.setattr(decoding, "_COMPACT_BELOW", 0.0)  # rows stay where their random numbers are
     monkeypatch.setattr(StaticEngine, "should_compact", lambda self, running: False)
     mode, gamma, batch_sizes, settings = ENGINES[engine]
@@ -101,44 +101,36 @@ def _compare(verifier, batch, temperature: float, warped: bool, recorder: Record
         warpers += [TemperatureLogitsWarper(temperature)] if temperature != 1.0 else []
         warpers += [TopKLogitsWarper(12), TopPLogitsWarper(0.9)] if warped else []
     torch.manual_seed(5)
-    loop = partial(
-        planning.diversed_decoding,
-        assistant_model=draft,
-        verifier=verifier,
-        num_assistant_tokens=gamma,
-        random_source=recorder,
-    )
-    fast = target.generate(
-        **batch,
-        custom_generate=loop,
-        max_new_tokens=NEW_TOKENS,
-        **(sampling if temperature else {"do_sample": False}),
-        **mode,
-    )
-    width = batch["input_ids"].shape[1]
+    settings = {"assistant_model": draft, "verifier": verifier, "num_assistant_tokens": gamma}
+    loop = partial(planning.diversed_decoding, **settings, random_source=recorder)
+    call = {**batch, "custom_generate": loop, "max_new_tokens": NEW_TOKENS, **mode}
+    fast = target.generate(**call, **(sampling if temperature else {"do_sample": False}))
     for row in range(0, len(fast), 2):  # of four rows two that stand at different lengths
-        prompt = batch["input_ids"][row, batch["attention_mask"][row].bool()][None]
-        naive = naive_decoding(
-            lambda ids, **kwargs: forward(target, tuple(ids[0].tolist())),
-            lambda ids, **kwargs: forward(draft, tuple(ids[0].tolist())),
-            verifier,
-            prompt,
-            max_new_tokens=NEW_TOKENS,
-            gamma=gamma,
-            eos_id=EOS,
-            process=warpers,
-            randomness=recorder.of_row(row) if temperature else None,
-        )
-        new = naive[0, prompt.shape[1] :]
-        assert torch.equal(fast[row, width : width + len(new)], new), (verifier, row, temperature, warped)
-        assert (fast[row, width + len(new) :] == PAD).all()
+        randomness = recorder.of_row(row) if temperature else None
+        assert_naive((target, draft), verifier, batch, fast, row, gamma, NEW_TOKENS, warpers, randomness)
+
+
+def assert_naive(models, verifier, batch, fast, row, gamma, max_new_tokens, warpers=None, randomness=None) -> None:
+    """Compare a row of a batch with naive decoding of its prompt; `models` are the target and the draft model."""
+    prompt = batch["input_ids"][row, batch["attention_mask"][row].bool()][None]
+    forwards = [partial(_forward_row, model) for model in models]
+    settings = {"max_new_tokens": max_new_tokens, "gamma": gamma, "eos_id": EOS, "randomness": randomness}
+    settings["process"] = LogitsProcessorList() if warpers is None else warpers
+    naive = naive_decoding(*forwards, verifier, prompt, **settings)
+    width, new = batch["input_ids"].shape[1], naive[0, prompt.shape[1] :]
+    assert torch.equal(fast[row, width : width + len(new)], new), (verifier, row)
+    assert (fast[row, width + len(new) :] == PAD).all()
+
+
+def _forward_row(model, ids, **kwargs):
+    return _forward(model, tuple(ids[0].tolist()))
 
 
 def _sampled(verifier, **kwargs):
     target, draft = pair()
     torch.manual_seed(0)
-    settings = {"do_sample": True, "top_k": 0, "max_new_tokens": 24, "return_dict_in_generate": True, **kwargs}
-    return target.generate(**ragged_batch(), assistant_model=draft, verifier=verifier, **settings)
+    settings = {"do_sample": True, "top_k": 0, "max_new_tokens": 24, "return_dict_in_generate": True}
+    return target.generate(assistant_model=draft, verifier=verifier, **{**ragged_batch(), **settings, **kwargs})
 
 
 def test_lossless_blocks_relax_nothing():
@@ -150,8 +142,7 @@ def test_lossless_blocks_relax_nothing():
 
 @pytest.mark.parametrize("do_sample", [True, False])
 def test_statistics_account_for_the_budget(do_sample: bool):
-    """Catches a budget that moves to another row, or a sum that differs from the amount used, also when finished rows
-    are removed."""
+    """Catches a budget that moves to another row, and a sum that differs from the amount used."""
     out = _sampled(StaticEnsembleVerifier(0.1, bias_budget=0.4), do_sample=do_sample)
     spent = [row.bias_sum for row in out.stats.per_row]
     assert max(spent) <= 0.4 + 1e-12
@@ -165,13 +156,10 @@ def test_statistics_account_for_the_budget(do_sample: bool):
 
 def test_statistics_count_only_what_a_phase_defines():
     """Catches NaN in a sum where a verifier without weights decided, and an invented weight."""
-    rule = PhaseVerifier(StaticEnsembleVerifier(0.1, bias_budget=99.0), begin=21, end=34)
     inputs = ragged_batch()
     inputs["input_ids"][:2, -1] = 21
-    target, draft = pair()
-    torch.manual_seed(0)
-    settings = {"do_sample": True, "top_k": 0, "max_new_tokens": 24, "return_dict_in_generate": True}
-    stats = target.generate(**inputs, assistant_model=draft, verifier=rule, **settings).stats
+    verifier = PhaseVerifier(StaticEnsembleVerifier(0.1, bias_budget=99.0), begin=21, end=34)
+    stats = _sampled(verifier, **inputs).stats
     assert stats.mean_weight == pytest.approx(0.1)
     assert 0 < stats.weight_count < stats.num_accepted + stats.num_rejected == stats.tv_count
     assert stats.bias_count == stats.weight_count
