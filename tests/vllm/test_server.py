@@ -8,6 +8,7 @@ import json
 import os
 import re
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 import torch
@@ -20,10 +21,11 @@ from hf_diversed.running.methods import build_methods
 from hf_diversed.running.prompts import encode
 from hf_diversed.running.sampling import Sampling
 from hf_diversed.tasks import TASKS, load_records
-from tests.vllm.checkpoints import export_eagle3, export_medusa
+from tests.vllm.checkpoints import export_medusa
 
 
 PROBLEMS = int(os.environ.get("VLLM_PROBLEMS", "300"))
+EAGLE3 = Path("build/eagle3")
 VERIFIERS = ("lossless", "diversed", *CHOICES)
 TASK = TASKS["math"]()
 
@@ -255,7 +257,7 @@ def test_an_unknown_vllm_goes_on_losslessly(pair_folder, tmp_path, problems, mon
 DRAFTERS = {
     "ngram": lambda pair, folder: {"prompt_lookup_min": 1, "prompt_lookup_max": 2},
     "draft_model": lambda pair, folder: {"model": str(pair / "draft")},  # greedy by default
-    "eagle3": lambda pair, folder: {"model": str(export_eagle3(folder / "eagle3"))},
+    "eagle3": lambda pair, folder: {"model": str(EAGLE3.absolute())},
     "medusa": lambda pair, folder: {"model": str(export_medusa(folder / "medusa"))},
 }
 
@@ -263,8 +265,10 @@ DRAFTERS = {
 @pytest.mark.parametrize("method", DRAFTERS)
 def test_draft_tokens_without_distributions(pair_folder, tmp_path, problems, method):
     """Catches looked-up and greedy draft tokens that are refused, or verified losslessly, or with a distribution; an
-    engine that ends in a round without draft tokens; and accepted draft tokens that a grammar excludes. Random heads
-    must not affect lossless answers."""
+    engine that ends in a round without draft tokens; and accepted draft tokens that a grammar excludes. Draft tokens
+    of random heads must not affect lossless answers."""
+    if method == "eagle3" and not EAGLE3.is_dir():
+        pytest.skip(f"no head in {EAGLE3}; `make vllm` trains one")
     config = {"method": method, "num_speculative_tokens": 3} | DRAFTERS[method](pair_folder, tmp_path)
     options = ("--verifier", "static:0.0", "--speculative-config", json.dumps(config))
     with running(start(pair_folder, tmp_path, *options)) as started:
@@ -276,6 +280,7 @@ def test_draft_tokens_without_distributions(pair_folder, tmp_path, problems, met
     right = sum(TASK.score(answer["choices"][0]["text"], record) for answer, record in zip(answers, problems))
     print(method, rates, right)
     assert rates[0] == 1.0 > rates[1]
+    assert rates[1] > 0.3 or method != "eagle3"
     assert right >= 12  # of 16; the target alone is right in 95% of the problems
     assert status == 200
     assert re.fullmatch("[0-9]+", answer["choices"][0]["text"])
