@@ -14,7 +14,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from hf_diversed.generation.ragged_model import RaggedModel
-from hf_diversed.generation.rows import RaggedRows
+from hf_diversed.generation.rows import PerRow, RaggedRows
 from hf_diversed.provenance import provenance
 
 
@@ -22,46 +22,57 @@ SIZES = {"vocab_size": 2048, "hidden_size": 512, "intermediate_size": 1536, "num
 HEADS = {"num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 64, "linear_num_key_heads": 8}
 LINEAR = {"linear_num_value_heads": 8, "linear_key_head_dim": 64, "linear_value_head_dim": 64}
 PROMPT, GAMMA, WARM_UP, BLOCK = 32, 4, 10, 20
+ACCEPTED = {1: [2], 4: [0, 1, 3, 4]}  # accepted draft tokens per row, half of `GAMMA` on average, by batch size
 
 
-class Row:
-    """A row whose every round drafts `GAMMA` tokens and accepts `accepted` of them."""
+class Batch:
+    """Rows whose every round drafts `GAMMA` tokens and accepts `accepted` of them, in turn for each row."""
 
-    def __init__(self, model, ids: torch.Tensor, accepted: int):
-        limit = ids.shape[1]
-        self.ids, self.accepted = ids, accepted
-        self.rows = RaggedRows(ids[:, :PROMPT], limit - GAMMA, GAMMA, [], 0)
-        self.model = RaggedModel(model, None, torch.arange(PROMPT)[None], limit, limit - 1, keep_hidden=False)
+    def __init__(self, model, ids: torch.Tensor, accepted: list[int]):
+        self.accepted = torch.tensor(accepted)
+        self.rows = RaggedRows(ids[:, :PROMPT], ids.shape[1] - GAMMA, GAMMA, [], 0)
+        self.rows.ids[:] = ids
+        positions = torch.arange(PROMPT).expand(len(ids), -1)
+        self.model = RaggedModel(model, self.rows, None, positions, keep_hidden=False)
         self.model.prefill(ids[:, : PROMPT - 1])
 
     def round(self) -> float:
         """Return the process time of one round, in seconds."""
-        started, last = time.process_time(), self.rows.lengths.host[0] - 1
-        self.model(self.ids[:, last : last + GAMMA + 1], self.rows.lengths + (-1), keep=GAMMA + 1)
-        self.rows.lengths += self.accepted + 1
-        self.model.rewind(self.rows, behind=1)
+        started, starts = time.process_time(), self.rows.lengths + (-1)
+        columns = starts.device[:, None] + torch.arange(GAMMA + 1)
+        self.model(self.rows.ids.gather(1, columns), starts, keep=GAMMA + 1)
+        emitted = self.accepted + 1
+        self.rows.advance(
+            PerRow(emitted.tolist(), emitted), PerRow([0] * len(emitted), torch.zeros_like(emitted).bool())
+        )
+        self.model.rewind()
+        self.accepted = self.accepted.roll(1)
         return time.process_time() - started
 
 
 @torch.inference_mode()
-def measure(rounds: int, seed: int) -> dict:
-    torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model("qwen3_5_text", **SIZES, **HEADS, **LINEAR)).eval()
-    ids = torch.randint(4, SIZES["vocab_size"], (1, PROMPT + (GAMMA + 1) * (rounds + WARM_UP + 1)))
-    accepted, rejected = Row(model, ids, GAMMA), Row(model, ids, GAMMA // 2)
-    for row in (accepted, rejected):
+def measure(model, rounds: int, accepted: list[int]) -> dict:
+    """Return the ratio of times with and without rejections, for a batch with a row for each entry of `accepted`."""
+    size = len(accepted), PROMPT + (GAMMA + 1) * (rounds + WARM_UP + 1)
+    ids = torch.randint(4, SIZES["vocab_size"], size)
+    rejecting, accepting = Batch(model, ids, accepted), Batch(model, ids, [GAMMA] * len(accepted))
+    for batch in (rejecting, accepting):
         for _ in range(WARM_UP):
-            row.round()
-    before = rejected.model.num_forwards
-    times = torch.tensor([[rejected.round(), accepted.round()] for _ in range(rounds)], dtype=torch.float64)
-    forwards = (rejected.model.num_forwards - before) / rounds
-    # Some rejected rounds have a forward more, so means over blocks of rounds are compared, not single rounds.
+            batch.round()
+    before = rejecting.model.num_forwards
+    times = torch.tensor([[rejecting.round(), accepting.round()] for _ in range(rounds)], dtype=torch.float64)
+    forwards = (rejecting.model.num_forwards - before) / rounds
+    # Some rejecting rounds have a forward more, so means over blocks of rounds are compared, not single rounds.
     means = times[: rounds - rounds % BLOCK].view(-1, BLOCK, 2).mean(1)
     low, median, high = (
         (means[:, 0] / means[:, 1]).quantile(torch.tensor([0.25, 0.5, 0.75], dtype=torch.float64)).tolist()
     )
-    ratio = {"median": median, "quartiles": [low, high]}
-    return {"ratio": ratio, "forwards_per_round": forwards, "parameters": model.num_parameters()}
+    return {"ratio": {"median": median, "quartiles": [low, high]}, "forwards_per_round": forwards}
+
+
+def build(seed: int):
+    torch.manual_seed(seed)
+    return AutoModelForCausalLM.from_config(AutoConfig.for_model("qwen3_5_text", **SIZES, **HEADS, **LINEAR)).eval()
 
 
 def main() -> None:
@@ -71,7 +82,9 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    report = measure(arguments.rounds, arguments.seed) | {"rounds": arguments.rounds, "gamma": GAMMA}
+    model = build(arguments.seed)
+    batches = {str(size): measure(model, arguments.rounds, accepted) for size, accepted in ACCEPTED.items()}
+    report = {"batches": batches, "parameters": model.num_parameters(), "rounds": arguments.rounds, "gamma": GAMMA}
     report["provenance"] = provenance(arguments.seed)
     arguments.output.write_text(json.dumps(report, indent=1) + "\n")
 

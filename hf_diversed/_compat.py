@@ -194,10 +194,10 @@ def needs_equal_rows(model: PreTrainedModel) -> str | None:
     config = text_config(model)
     if "position_ids" not in _forward_parameters(model):
         return "takes no position_ids and counts positions from the cache"
+    if config.model_type in ("inkling_text", "inkling2_text"):
+        return "ignores position_ids and counts positions from the cache"
     if config.model_type == "gpt_neo" and "local" in config.attention_layers:
         return "has local attention that counts its window from the end of the cache"
-    if recurrent_states(model):
-        return "has recurrent states, which advance by the same number of tokens in every row"
     return None
 
 

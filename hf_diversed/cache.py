@@ -7,7 +7,6 @@ Recurrent states are the exception; see `Replay` in `generation/ragged_model.py`
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin, LinearAttentionLayer
@@ -92,11 +91,6 @@ class RecurrentLayer(RaggedLayer, LinearAttentionLayer):
     Layers without attention leave its keys and values empty.
     """
 
-    STATES = (
-        *("conv_states", "is_conv_states_initialized", "conv_kernel_size"),
-        *("recurrent_states", "is_recurrent_states_initialized", "has_previous_state"),
-    )
-
     def __init__(self, window: WriteWindow, limit: int, number_of_states: int):
         RaggedLayer.__init__(self, window, limit)
         LinearAttentionLayer.__init__(self, number_of_states)
@@ -104,14 +98,6 @@ class RecurrentLayer(RaggedLayer, LinearAttentionLayer):
     def lazy_initialization(self, *keys_and_values, **states) -> None:
         """Upstream passes keys and values by position, and states by name."""
         (LinearAttentionLayer if states else RaggedLayer).lazy_initialization(self, *keys_and_values, **states)
-
-    def copy_states(self) -> dict[str, dict[int, Any]]:
-        """Copy the states. Models update them in place."""
-        return {name: {index: _copy(value) for index, value in vars(self)[name].items()} for name in self.STATES}
-
-
-def _copy(value: Any) -> Any:
-    return value.clone() if isinstance(value, torch.Tensor) else value
 
 
 class RaggedCache(Cache):
@@ -141,6 +127,7 @@ class RaggedCache(Cache):
                 layers[layer] = RecurrentLayer(self.window, limit, count)
         super().__init__(layers=layers)
         self.windows = windows
+        self._has_recurrent_states = any(recurrent_states)
         self._limit = limit
         self._columns = torch.empty(0, dtype=torch.long)
         self._real = None
@@ -171,6 +158,9 @@ class RaggedCache(Cache):
         """Keep only these rows (long, ascending)."""
         for layer in self.layers:
             layer.keep(rows)
+        for states, index in self._recurrent_states():
+            state = states[index]
+            states[index] = None if state is None else state[rows.to(state.device)]
         if self._real is not None:
             self._real = self._real[rows]
 
@@ -179,24 +169,30 @@ class RaggedCache(Cache):
         keys, values = ([getattr(layer, name, None) for layer in self.layers] for name in ("keys", "values"))
         return keys, values
 
-    @property
-    def recurrent_layers(self) -> list[RecurrentLayer]:
-        return [layer for layer in self.layers if isinstance(layer, RecurrentLayer)]
+    def _recurrent_states(self) -> list[tuple[dict[int, torch.Tensor | None], int]]:
+        """Return each recurrent and convolution state as a dict and the key of the state, `[B, ...]`, in it."""
+        layers = [layer for layer in self.layers if isinstance(layer, RecurrentLayer)]
+        dicts = [states for layer in layers for states in (layer.conv_states, layer.recurrent_states)]
+        return [(states, index) for states in dicts for index in states]
 
-    def copy_recurrent_states(self) -> list[dict]:
-        """Return a copy of the states of all recurrent layers."""
-        return [layer.copy_states() for layer in self.recurrent_layers]
+    def copy_recurrent_states(self) -> list[torch.Tensor | None]:
+        """Return a copy of all recurrent states, which models update in place; None for states without tokens."""
+        found = [states[index] for states, index in self._recurrent_states()]
+        return [None if state is None else state.clone() for state in found]
 
-    def restore_recurrent_states(self, copies: list[dict]) -> None:
-        """Restore states from `copy_recurrent_states`. The next forward changes them in place, so use a copy once."""
-        for layer, states in zip(self.recurrent_layers, copies):
-            layer.__dict__.update(states)
+    def restore_recurrent_states(self, copies: list[list[torch.Tensor | None]], chosen: list[int]) -> None:
+        """Set each row's states to those in `copies[chosen[row]]`. `len(copies)` is for rows that do not change."""
+        for (states, index), *earlier in zip(self._recurrent_states(), *copies):
+            current = states[index]
+            if current is not None:
+                options = [torch.zeros_like(current) if state is None else state for state in earlier] + [current]
+                states[index] = torch.stack([options[copy][row] for row, copy in enumerate(chosen)])
 
     def mask(self, columns: torch.Tensor, dtype: torch.dtype) -> Masks:
         """Return `block_masks` of the open block over the visible columns; recurrent layers get None."""
         real = None if self._real is None else self._real[:, :, : self.window.visible]
         masks = block_masks(columns, self._columns[: self.window.visible], real, self.windows, dtype)
-        if self.recurrent_layers and isinstance(masks, dict):
+        if self._has_recurrent_states and isinstance(masks, dict):
             return {**masks, "linear_attention": None, "conv": None}
         return masks
 

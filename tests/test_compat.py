@@ -11,7 +11,7 @@ from transformers.generation import logits_process as lp
 from transformers.masking_utils import LAYER_PATTERN_TO_MASK_FUNCTION_MAPPING, create_masks_for_generate
 
 from hf_diversed import _compat
-from hf_diversed.cache import RaggedCache, RecurrentLayer
+from hf_diversed.cache import RaggedCache
 from hf_diversed.generation import checks
 from tests import tiny, versions
 
@@ -47,9 +47,10 @@ def prepared(model, **kwargs):
 
 @versions.since("5.23", "has no layer with recurrent states")
 def test_states_to_restore_are_all_that_a_recurrent_layer_has():
-    """Breaks `RecurrentLayer.copy_states`, which would leave a new kind of state as it was before a rejection."""
-    constants = {"number_of_states", "device", "dtype", "record_past"}
-    assert set(vars(LinearAttentionLayer(1))) == {*RecurrentLayer.STATES, *constants}
+    """Breaks `RaggedCache.copy_recurrent_states`, which would not restore a new kind of state."""
+    constants = {"number_of_states", "device", "dtype", "record_past", "conv_kernel_size"}
+    flags = {"is_conv_states_initialized", "is_recurrent_states_initialized", "has_previous_state"}
+    assert set(vars(LinearAttentionLayer(1))) == {"conv_states", "recurrent_states", *flags, *constants}
 
 
 def test_masks_are_those_transformers_would_build(model):

@@ -184,16 +184,19 @@ def families() -> str:
 
 
 def replay() -> str:
-    """Return the cost of a rejection in a model with recurrent states, from `benchmarks.replay`."""
+    """Return a table of the cost of rejections in a model with recurrent states, from `benchmarks.replay`."""
     found = json.loads((RESULTS / "replay.json").read_text())
-    size, gamma = found["parameters"] / 1e6, found["gamma"]
-    median, (low, high) = found["ratio"]["median"], found["ratio"]["quartiles"]
+    rows = []
+    for batch_size, batch in found["batches"].items():
+        median, (low, high) = batch["ratio"]["median"], batch["ratio"]["quartiles"]
+        rows.append((batch_size, f"{median:.2f} ({low:.2f} to {high:.2f})", f"{batch['forwards_per_round']:.2f}"))
     return (
-        f"The target's part of a round that rejects half of {gamma} draft tokens takes {median:.2f} times as long as "
-        f"one that accepts all ({low:.2f} to {high:.2f}), with {found['forwards_per_round']:.2f} forward passes per "
-        f"round. Qwen3.5 architecture with {size:.0f} million random parameters, one CPU thread, process time, median "
-        f"(quartiles) of means over 20 rounds, {found['rounds']} alternating rounds each. "
-        "Measured by `python -m benchmarks.replay`."
+        f"{table(('batch size', 'time', 'forward passes per round'), rows)}\n\n"
+        f"Time of the target's part of a round that rejects half of {found['gamma']} draft tokens per row (in batches "
+        "from none to all of them), relative to a round that accepts all. Qwen3.5 architecture with "
+        f"{found['parameters'] / 1e6:.0f} million random parameters, one CPU thread, process time, median (quartiles) "
+        f"of means over 20 rounds, {found['rounds']} alternating rounds each. Measured by "
+        "`python -m benchmarks.replay`."
     )
 
 

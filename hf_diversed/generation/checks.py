@@ -207,12 +207,12 @@ def check_drafts(model: PreTrainedModel, draft: PreTrainedModel | None, config: 
         )
 
 
-def check_draft_mode(model: PreTrainedModel, name: str) -> None:
-    """Raise ValueError if the target cannot draft with the setting `name`, of prompt lookup or early exit."""
+def check_early_exit(model: PreTrainedModel) -> None:
+    """Raise ValueError if the target's first layers cannot draft."""
     if _compat.recurrent_states(model):
         raise ValueError(
-            f"{name} is not supported for {type(_compat.base_model(model)).__name__} because its layers have "
-            "recurrent states; pass an assistant_model."
+            f"assistant_early_exit is not supported for {type(_compat.base_model(model)).__name__} because its layers "
+            "have recurrent states; pass an assistant_model or prompt_lookup_num_tokens."
         )
 
 

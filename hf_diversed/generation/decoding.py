@@ -126,7 +126,7 @@ class EagerEngine:
         if draft is not None:
             width = draft.tokens.shape[1]
             self.drafter.rewind(all_accepted=any(accepted[row] == width for row in self.rows.running))
-        self.target.rewind(self.rows, behind=1)
+        self.target.rewind()
 
     def should_compact(self, running: int) -> bool:
         """Whether to continue with only the `running` rows, which copies their caches."""

@@ -75,7 +75,7 @@ class DiversedCandidateGenerator:
         """Update the state after verification. `all_accepted`: whether a running row accepted all draft tokens."""
         # The cache lacks the last draft token, so a fully accepted row lags by two.
         self._behind = 2 if all_accepted else 1
-        self.model.rewind(self.rows, self._behind)
+        self.model.rewind()
 
     def catch_up(self) -> None:
         """Process the tokens of rounds without draft tokens, except the last two, which the next step processes."""
@@ -123,8 +123,6 @@ class DiversedCandidateGenerator:
         """Draft one token per row from `feed`, ids `[B, 1 or 2]` that end `step` columns after the row's length."""
         rows = self.rows
         logits, hidden = self.model(feed, rows.lengths + (step - feed.shape[1]), keep=1)
-        if step == 0:
-            self.model.accept()
         raw = to_vocabulary(logits, self.vocab_size).to(rows.ids.device)
         here = PerRow([int(step < count) for count in counts.host], (counts.device > step).long())
         scores = self.processor(rows, raw, offset=step, counts=here)

@@ -194,6 +194,7 @@ def _generate_relaxed(original, model: PreTrainedModel, attachment: Attached | N
         streamer=arguments.get("streamer"),
     )
     call.take_over_stop_strings()
+    call.allow_prompt_lookup()
     arguments["custom_generate"] = loop
     return original(arguments.pop("self"), **arguments, **extra)
 
@@ -258,9 +259,8 @@ class _Call:
         if self.setting("token_healing"):
             raise ValueError("token_healing is not supported with a verifier; heal the prompt before the call.")
         checks.check_cache_implementation(self.setting("cache_implementation"))
-        for mode in _DRAFT_MODES:
-            if self.setting(mode) is not None:
-                checks.check_draft_mode(self.model, mode)
+        if self.setting("assistant_early_exit") is not None:
+            checks.check_early_exit(self.model)
         inputs = _compat.forward_inputs(self.model)
         named = inputs | checks.TEXT_MARKERS
         given = {name: value for name, value in self.extra.items() if name in named}
@@ -268,6 +268,12 @@ class _Call:
         checks.check_inputs(self.model, prompts, given, self.extra.get("past_key_values") is not None)
         for name in checks.TEXT_MARKERS - inputs:  # all zeros; upstream would reject the argument
             self.extra.pop(name, None)
+
+    def allow_prompt_lookup(self) -> None:
+        """Upstream refuses prompt lookup for models with recurrent states. Use a shallow copy that lacks the mark."""
+        if self.setting("prompt_lookup_num_tokens") is not None and _compat.recurrent_states(self.model):
+            self.arguments["self"] = copy.copy(self.arguments["self"])
+            self.arguments["self"]._is_stateful = False
 
     def take_over_stop_strings(self) -> None:
         """Turn stop strings into a criterion, since upstream does not pass the tokenizer to a custom loop."""

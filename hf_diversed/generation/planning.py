@@ -264,10 +264,9 @@ class Call:
                 warn_once(model, f'cache_implementation="static" has no effect: {reason}.')
         runner = partial(
             RaggedModel if compiler is None else partial(StaticModel, compiler=compiler),
+            rows=rows,
             prompt_mask=mask,
             position_ids=positions,
-            limit=rows.ids.shape[1],
-            last_position=self.max_length - 1,
             keep_hidden=self.verifier.needs_hidden_states,
         )
         parts: dict[str, Any] = {

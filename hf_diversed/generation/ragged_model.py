@@ -13,7 +13,7 @@ from hf_diversed.generation.rows import PerRow, RaggedRows
 
 
 logger = _compat.get_logger(__name__)
-_LONGEST_REPLAY = 16  # longer replays run as a separate forward, whose states are then kept
+_LONGEST_REPLAY = 16  # tokens that a block reads again at most; more are read in a forward before it
 
 
 @dataclass(frozen=True)
@@ -42,11 +42,10 @@ class RaggedModel:
 
     Args:
         model: a causal LM, or a PEFT wrapper around one.
+        rows: ids of the batch. Columns after the last one that can be emitted reuse its position, so that learned
+            position embeddings are not indexed out of range.
         prompt_mask: long `[B, S]`, 0 at left padding; None without padding.
         position_ids: long `[B, S]`, positions of the prompt.
-        limit: maximum number of columns of a row, rejected draft tokens included.
-        last_position: column of the last token that can be emitted. Later columns reuse its position, so that learned
-            position embeddings are not indexed out of range.
         keep_hidden: also return the last hidden states.
         max_id: highest id that the model can embed. Higher ids are replaced by it: they only exist where the target's
             embedding has more padding than the draft model's.
@@ -55,13 +54,13 @@ class RaggedModel:
     def __init__(
         self,
         model: PreTrainedModel,
+        rows: RaggedRows,
         prompt_mask: torch.Tensor | None,
         position_ids: torch.Tensor,
-        limit: int,
-        last_position: int,
         keep_hidden: bool,
         max_id: int | None = None,
     ):
+        self._rows = rows
         self.model = _compat.recording_view(model) if keep_hidden else model
         self.device = _compat.device(model) or position_ids.device
         self._dtype = model.dtype  # device and dtype are properties that iterate over all parameters
@@ -69,15 +68,15 @@ class RaggedModel:
         self.num_forwards = 0
         self._max_id = max_id
         self._prompt_mask = None if prompt_mask is None else prompt_mask.to(self.device)
-        self.last_position = last_position
+        states = _compat.recurrent_states(model)
+        limit = rows.ids.shape[1] + (_LONGEST_REPLAY if states else 0)  # columns, rejected and padding tokens included
         position_ids = position_ids.to(self.device)
         generated = torch.arange(limit - position_ids.shape[1], device=self.device)
-        room = last_position - position_ids.shape[1]
+        room = rows.max_length - 1 - position_ids.shape[1]
         self._positions = torch.cat([position_ids, position_ids[:, -1:] + 1 + generated.clamp_max(room)], dim=1)
         real = None if self._prompt_mask is None else self._prompt_mask.bool()
-        states = _compat.recurrent_states(model)
         self._cache = RaggedCache(_compat.num_layers(model), limit, real, _compat.mask_windows(model), states)
-        self._replay = Replay(self._cache, limit, self.device) if states else None
+        self._replay = Replay(self._cache, rows) if states else None
         self._can_trim_logits = _compat.supports_logits_to_keep(model)
 
     def prefill(self, input_ids: torch.Tensor, chunk_size: int | None = None) -> None:
@@ -90,26 +89,25 @@ class RaggedModel:
             if mask is not None:
                 mask = F.pad(mask, (0, max(stop - mask.shape[1], 0)), value=1)[:, :stop]
             self._forward(input_ids[:, start:stop], mask, self._positions[:, start:stop], keep=1, hidden=False)
-        self.accept()
-
-    def accept(self) -> None:
-        """Declare that all tokens read so far are accepted, so that no `rewind` removes one of them."""
         if self._replay is not None:
-            self._replay.accept()
+            self._replay.lengths = [length] * len(input_ids)
 
-    def rewind(self, rows: RaggedRows, behind: int) -> None:
-        """Declare that each row's accepted tokens end `behind` columns before its length.
+    def rewind(self) -> None:
+        """Discard rejected tokens, after a round.
 
-        Keys and values need no change, as the next block overwrites the others. Recurrent states are restored.
+        Keys and values need no change, as the next block overwrites them. Recurrent states are restored.
         """
         if self._replay is not None:
-            self._replay.rewind(rows.lengths.host[0] - behind)
+            ended = (end is not None for end in self._rows.ends)
+            self._replay.return_to([0 if end else length - 1 for length, end in zip(self._rows.lengths.host, ended)])
 
     def keep(self, rows: torch.Tensor) -> None:
         """Keep only these rows (long, ascending) of the batch."""
         rows = rows.to(self.device)
         self._positions = self._positions[rows]
         self._cache.keep(rows)
+        if self._replay is not None:
+            self._replay.lengths = [self._replay.lengths[row] for row in rows.tolist()]
 
     def __call__(self, tokens: torch.Tensor, starts: PerRow, keep: int) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Run `tokens` (long `[B, Q]`), row i at columns `starts[i] ..`, after the cached columns before them.
@@ -118,14 +116,26 @@ class RaggedModel:
             logits float32 `[B, keep, V]` of the last `keep` positions, and their hidden states `[B, keep, D]`, or None
             without `keep_hidden`.
         """
-        if self._replay is not None:
-            missing = self._replay.missing(starts.host[0])
-            if missing.shape[1] > _LONGEST_REPLAY:
-                self._block(missing, starts + (-missing.shape[1]), keep=1, hidden=False)
-                self._replay.accept()
-            else:
-                tokens, starts = torch.cat([missing, tokens.to(self.device)], dim=1), starts + (-missing.shape[1])
-        return self._block(tokens, starts, keep, self.keep_hidden)
+        if self._replay is None:
+            return self._block(tokens, starts, keep, self.keep_hidden)
+        replay, stops = self._replay, [start + tokens.shape[1] for start in starts.host]
+        counts = replay.missing(stops, keep)
+        # Draft steps follow each other without a rewind, so no row may be padded. Other blocks may replay some tokens.
+        least, slack = (min(counts), 0) if keep == 1 else (tokens.shape[1], _LONGEST_REPLAY)
+        while max(counts) > least + slack:
+            width = min(count - least for count in counts if count - least > slack // 2)
+            limits = [length + width * (count - least >= width) for length, count in zip(replay.lengths, counts)]
+            self._block(*replay.next(width), keep=1, hidden=False)
+            replay.return_to(limits)
+            counts = replay.missing(stops, keep)
+        padding = max(counts) - min(counts)
+        logits, hidden = self._block(*replay.next(max(counts)), keep + padding, self.keep_hidden)
+        firsts = [count - min(counts) for count in counts]
+
+        def last(values: torch.Tensor) -> torch.Tensor:
+            return torch.stack([values[row, first : first + keep] for row, first in enumerate(firsts)])
+
+        return (logits, hidden) if not padding else (last(logits), None if hidden is None else last(hidden))
 
     def _block(self, tokens: torch.Tensor, starts: PerRow, keep: int, hidden: bool):
         first, last = min(starts.host), max(starts.host)
@@ -135,8 +145,6 @@ class RaggedModel:
 
     def _forward(self, tokens, mask, positions, keep: int, hidden: bool):
         self.num_forwards += 1
-        if self._replay is not None:
-            self._replay.record(tokens)
         tokens = tokens.to(self.device)
         if self._max_id is not None:
             tokens = tokens.clamp_max(self._max_id)
@@ -144,44 +152,54 @@ class RaggedModel:
 
 
 class Replay:
-    """Removes rejected tokens from recurrent states of a single row, which cannot be cropped.
+    """Removes rejected tokens from recurrent states, which cannot be cropped.
 
-    The states before the rejected tokens are restored, and the accepted tokens after them are read once more, before
-    the tokens of the next block and in the same forward.
+    The states are copied before each forward. After a round, each row returns to its latest states without rejected
+    tokens, and its next block begins with the accepted tokens that they lack. Shorter blocks of other rows are padded
+    on the right; their states are restored later.
 
     Args:
-        cache: with the recurrent states. limit: maximum number of columns of the row.
+        cache: with the states. rows: ids of the batch.
+
+    Attributes:
+        lengths: number of tokens that the states of each row contain.
     """
 
-    def __init__(self, cache: RaggedCache, limit: int, device: torch.device):
-        self._cache = cache
-        self._ids = torch.zeros(1, limit, dtype=torch.long, device=device)
-        self._length = 0  # tokens that the current states contain
-        self.accept()
+    def __init__(self, cache: RaggedCache, rows: RaggedRows):
+        self._cache, self._rows = cache, rows
+        self.lengths = [0] * len(rows.ids)
+        self._copies: list[tuple[list[int], list[torch.Tensor | None]]] = []
 
-    def record(self, tokens: torch.Tensor) -> None:
-        """Store tokens, long `[1, Q]`, that the next forward adds to the states."""
-        stop = self._length + tokens.shape[1]
-        self._ids[:, self._length : stop] = tokens
-        self._length = stop
+    def missing(self, stops: list[int], keep: int) -> list[int]:
+        """Return how many tokens before column `stops[row]` the states of each row lack, but at least `keep`.
 
-    def accept(self) -> None:
-        """Keep a copy of the current states, to which `rewind` returns."""
-        self._kept = self._length, self._cache.copy_recurrent_states()
+        States may contain accepted tokens after that column. Finished rows get the minimum of the others.
+        """
+        rows = self._rows.running
+        counts = {row: max(stops[row] - self.lengths[row], keep) for row in rows}
+        return [counts.get(row, min(counts.values())) for row in range(len(stops))]
 
-    def rewind(self, length: int) -> None:
-        """Restore the kept states, unless the current ones contain exactly the first `length` tokens."""
-        if length == self._length:
-            self.accept()
-            return
-        self._length, states = self._kept
-        self._cache.restore_recurrent_states(states)
-        self.accept()
+    def next(self, width: int) -> tuple[torch.Tensor, PerRow]:
+        """Return the next `width` tokens of each row, long `[B, width]`, and their first columns. Copies the states.
 
-    def missing(self, length: int) -> torch.Tensor:
-        """Return the tokens among the first `length` that the states lack, long `[1, N]`."""
-        assert length >= self._length, "recurrent states cannot read a token twice"
-        return self._ids[:, self._length : length]
+        Finished rows get their first tokens.
+        """
+        self._copies.append((self.lengths, self._cache.copy_recurrent_states()))
+        ids = self._rows.ids
+        lengths = [length if end is None else 0 for length, end in zip(self.lengths, self._rows.ends)]
+        starts = torch.tensor(lengths, device=ids.device)
+        columns = starts[:, None] + torch.arange(width, device=ids.device)
+        self.lengths = [length + width for length in lengths]
+        return ids.gather(1, columns.clamp_max(ids.shape[1] - 1)), PerRow(lengths, starts)
+
+    def return_to(self, limits: list[int]) -> None:
+        """Return each row to its latest states with at most `limits[row]` tokens, or else to its earliest ones."""
+        known = [*(lengths for lengths, _ in self._copies), self.lengths]
+        chosen = [sum(each[row] <= limit for each in known[1:]) for row, limit in enumerate(limits)]
+        if min(chosen) < len(self._copies):
+            self._cache.restore_recurrent_states([states for _, states in self._copies], chosen)
+        self.lengths = [known[index][row] for row, index in enumerate(chosen)]
+        self._copies = []
 
 
 def find_rotary_limit(model: PreTrainedModel, position_ids: torch.Tensor, max_length: int) -> RotaryLimit | None:

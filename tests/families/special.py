@@ -66,14 +66,15 @@ UNTESTABLE = {
     "musicgen_melody": "the class is its decoder's, the config that of three models; emits audio",
 }
 
-# Correct for a single row, rejected for several: the forward accepts no positions (two pass them on without
-# declaring it), a window is counted from the end of the cache, or layers have recurrent states.
+# Correct for a single row, rejected for several: the forward accepts no positions or ignores them (two pass them on
+# without declaring it), or a window is counted from the end of the cache.
 SINGLE_ROW = {
     "bart",
     "bigbird_pegasus",
     "blenderbot",
     "blenderbot-small",
     "gpt_neo",
+    *(() if versions.is_before("5.23") else ("inkling2_text", "inkling_text")),
     "marian",
     "mbart",
     "moss_transcribe_diarize",
@@ -103,8 +104,6 @@ _REFUSED = {
 }
 if versions.is_before("5.23"):
     _REFUSED["cannot be rolled back"] = tuple(_RECURRENT)
-else:
-    SINGLE_ROW |= _RECURRENT
 if versions.is_before("5.19"):
     _REFUSED["before 5.19"] = ("big_bird", "doge", "git", "megatron-bert", "rembert", "roformer")
 REFUSED = {name: word for word, names in _REFUSED.items() for name in names}

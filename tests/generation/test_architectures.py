@@ -10,7 +10,7 @@ import torch
 
 from hf_diversed import DiversedVerifier, LosslessVerifier, StaticEnsembleVerifier, _compat
 from hf_diversed.generation.ragged_model import RaggedModel
-from hf_diversed.generation.rows import PerRow
+from hf_diversed.generation.rows import PerRow, RaggedRows
 from tests import tiny
 
 
@@ -108,7 +108,7 @@ def test_logits_after_rollback_are_fresh_logits(pair):
     future = torch.randint(4, tiny.VOCAB_SIZE, (4, total + width - PROMPT), generator=generator)
     ids, mask = torch.cat([inputs["input_ids"], future], dim=1), inputs["attention_mask"]
     positions = (mask.cumsum(-1) - 1).clamp_min(0)
-    model = RaggedModel(target, mask, positions, total + 2 * width, total + 2 * width, keep_hidden=True)
+    model = RaggedModel(target, RaggedRows(ids, ids.shape[1], width, [], tiny.PAD), mask, positions, keep_hidden=True)
     model.prefill(ids[:, : PROMPT - 1], chunk_size=3)
 
     rows = torch.arange(4)[:, None]

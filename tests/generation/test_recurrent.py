@@ -11,12 +11,12 @@ from hf_diversed import LosslessVerifier, StaticEnsembleVerifier, _compat, diver
 from hf_diversed.engines.static import StaticEngine
 from hf_diversed.generation import decoding, ragged_model
 from hf_diversed.generation.ragged_model import RaggedModel
-from hf_diversed.generation.rows import RaggedRows
+from hf_diversed.generation.rows import PerRow, RaggedRows
 from tests import versions
 from tests.families.compare import prepare
 from tests.families.shrink import small_model
 from tests.reference import Recorder, naive_decoding
-from tests.tiny import EOS, PAD, VOCAB_SIZE, tiny_draft, tiny_model
+from tests.tiny import EOS, PAD, VOCAB_SIZE, ragged_batch, tiny_draft, tiny_model
 
 
 pytestmark = [
@@ -49,48 +49,58 @@ def decode(target, draft, ids=None, **kwargs):
     return target.generate(ids, assistant_model=draft, **settings)
 
 
+def batch(batch_size: int, length: int = 9) -> dict[str, torch.Tensor]:
+    """Left-padded prompts of different lengths, as keyword arguments."""
+    return {("ids" if name == "input_ids" else name): x for name, x in ragged_batch(batch_size, length).items()}
+
+
 def plain(target, ids, **kwargs):
     return target.generate(ids, **{"attention_mask": torch.ones_like(ids), "max_new_tokens": NEW, **kwargs})
 
 
 @torch.no_grad()
-def test_logits_after_rollback_are_fresh_logits(target, monkeypatch):
-    """Catches states that contain rejected tokens, or lack accepted ones that were read before the kept copy."""
-    ids = prompt(40, seed=3)
-    positions = torch.arange(40)[None]
-    rows = RaggedRows(ids[:, :8], 40, 8, [], PAD)
-    model = RaggedModel(target, None, positions[:, :8], 48, 47, keep_hidden=False)
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_logits_after_rollback_are_fresh_logits(target, batch_size, monkeypatch):
+    """Catches states that contain rejected tokens or padding, or lack accepted tokens, in rows of any length."""
+    ids = torch.cat([prompt(60, seed=row) for row in range(batch_size)])
+    rows = RaggedRows(ids[:, :8], 60, 8, [], PAD)
+    model = RaggedModel(target, rows, None, torch.arange(8).expand(batch_size, -1), keep_hidden=False)
     model.prefill(ids[:, :7], chunk_size=3)
-    fresh, length = target(ids, use_cache=False).logits, 8
-    monkeypatch.setattr(ragged_model, "_LONGEST_REPLAY", 6)  # so that both ways of reading tokens again are run
-    for accepted in (0, 4, 1, 2, 3, 1, 4, 4, 0, 2):
-        block = torch.cat([ids[:, length - 1 : length + accepted], prompt(4 - accepted, seed=length)], dim=1)
-        logits, _ = model(block, rows.lengths + (-1), keep=5)
-        last = length + accepted
-        torch.testing.assert_close(logits[:, : accepted + 1], fresh[:, length - 1 : last], atol=5e-4, rtol=1e-3)
-        rows.lengths += accepted + 1
-        length += accepted + 1
-        model.rewind(rows, behind=1)
+    fresh, index = target(ids, use_cache=False).logits, torch.arange(batch_size)[:, None]
+    monkeypatch.setattr(ragged_model, "_LONGEST_REPLAY", 4)  # so that all ways of reading tokens again are run
+    for step, accepted in enumerate((0, 4, 1, 2, 3, 1, 4, 4, 0, 2)):
+        starts, width = rows.lengths + (-1), 1 if step in (3, 8) else 5
+        kept = torch.tensor([accepted, 4, (accepted + step) % 5][:batch_size]).clamp_max(width - 1)
+        columns = starts.device[:, None] + torch.arange(width)
+        is_kept = torch.arange(width) <= kept[:, None]
+        rows.ids[index, columns] = block = torch.where(is_kept, ids[index, columns], prompt(width, seed=step))
+        logits, _ = model(block, starts, keep=width)
+        torch.testing.assert_close(logits[is_kept], fresh[index, columns][is_kept], atol=5e-4, rtol=1e-3)
+        rows.advance(PerRow((kept + 1).tolist(), kept + 1), PerRow([0] * batch_size, torch.zeros_like(kept).bool()))
+        model.rewind()
     assert model.num_forwards > 3 + 10  # some replays had a forward of their own
 
 
-@pytest.mark.parametrize("gamma", [1, 4, 9])
-@pytest.mark.parametrize("length", [1, 7])
-def test_lossless_greedy_is_plain_generate(target, gamma, length):
+@pytest.mark.parametrize(("gamma", "length"), [(1, 7), (4, 1), (9, 7)])
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_lossless_greedy_is_plain_generate(target, gamma, length, batch_size):
     """Catches states that are not restored, of target or draft model, also to those before any token was read."""
-    ids = prompt(length)
+    ids = torch.cat([prompt(length, seed=row) for row in range(batch_size)])
     out = decode(target, tiny_draft(target, noise=0.15), ids, num_assistant_tokens=gamma)
     assert torch.equal(out.sequences, plain(target, ids))
     assert out.stats.num_accepted > 0
     assert out.stats.num_rejected > 0
 
 
-def test_left_padding_of_a_single_row(target):
-    """Catches a prompt whose padding is added to the states."""
-    ids, mask = prompt(9), torch.ones(1, 9, dtype=torch.long)
-    ids[:, :4], mask[:, :4] = PAD, 0
-    out = decode(target, tiny_draft(target), ids, attention_mask=mask)
-    assert torch.equal(out.sequences, plain(target, ids, attention_mask=mask))
+@pytest.mark.parametrize(("batch_size", "prefill_chunk_size"), [(2, 4), (7, None)])
+def test_batches_are_plain_generate(target, batch_size, prefill_chunk_size):
+    """Catches padding in a state, states of other rows, and rows that keep the states of rows removed before them."""
+    inputs = batch(batch_size)
+    text = plain(target, **inputs)
+    ends = {"eos_token_id": text[: batch_size // 2, 14].tolist(), "pad_token_id": PAD}  # after six tokens
+    out = decode(target, tiny_draft(target, noise=0.15), **inputs, **ends, prefill_chunk_size=prefill_chunk_size)
+    assert torch.equal(out.sequences, plain(target, **inputs, **ends))
+    assert len({row.num_rejected for row in out.stats.per_row}) > 1
 
 
 @pytest.mark.parametrize("is_draft_hybrid", [True, False])
@@ -98,33 +108,62 @@ def test_one_of_the_models_is_hybrid(is_draft_hybrid):
     """Catches a rollback that depends on the other model."""
     models = tiny_model("llama"), hybrid("qwen3_5_text")
     target, draft = models if is_draft_hybrid else reversed(models)
-    assert torch.equal(decode(target, draft).sequences, plain(target, prompt()))
+    inputs = batch(3)
+    assert torch.equal(decode(target, draft, **inputs).sequences, plain(target, **inputs))
+
+
+def test_prompt_lookup(target):
+    """Catches a target that upstream or this library refuses for prompt lookup, and rounds in which no row drafts."""
+    few = batch(3) | {"suppress_tokens": [token for token in range(VOCAB_SIZE) if token not in (5, 6, 7)]}
+    out = decode(target, None, **few, num_assistant_tokens=None, prompt_lookup_num_tokens=3)
+    assert torch.equal(out.sequences, plain(target, **few))
+    assert 0 < out.stats.num_accepted < out.stats.num_drafted
 
 
 def test_rounds_without_draft_tokens(target, monkeypatch):
     """Catches states that miss the token of a round without draft tokens, after which nothing is removed."""
-    lengths = itertools.cycle([0, 3, 0, 0, 2])
-    run = decoding.EagerEngine.round
+    run, inputs = decoding.EagerEngine.round, batch(4)
+    for pattern in ([0, 3, 0, 0, 2], [3, 3, 0, 0, 0, 0, 4]):
+        lengths = itertools.cycle(pattern)
+        monkeypatch.setattr(
+            decoding.EagerEngine,
+            "round",
+            lambda engine, _, memory, lengths=lengths: run(engine, next(lengths), memory),
+        )
+        assert torch.equal(decode(target, tiny_draft(target), **inputs).sequences, plain(target, **inputs))
+
+
+def test_finished_rows_that_stay_in_the_batch(target, monkeypatch):
+    """Catches finished rows that widen blocks or are read beyond the last column."""
+    monkeypatch.setattr(decoding.EagerEngine, "should_compact", lambda engine, running: False)
+    lengths, run, inputs = itertools.cycle([6] * 3 + [0] * 12), decoding.EagerEngine.round, batch(4)
     monkeypatch.setattr(decoding.EagerEngine, "round", lambda engine, _, memory: run(engine, next(lengths), memory))
-    assert torch.equal(decode(target, tiny_draft(target)).sequences, plain(target, prompt()))
+    ends = {"eos_token_id": plain(target, **inputs)[:2, 11].tolist(), "pad_token_id": PAD}
+    out = decode(target, tiny_draft(target, noise=0.02), **inputs, **ends)
+    assert torch.equal(out.sequences, plain(target, **inputs, **ends))
 
 
 @pytest.mark.parametrize("model_type", ["qwen3_5_text", "falcon_h1"])
 @pytest.mark.parametrize("verifier", [StaticEnsembleVerifier(0.4), LosslessVerifier()], ids=str)
-def test_sampled_text_is_that_of_full_forwards(model_type, verifier):
-    """Catches distributions from states with other tokens, which greedy text may hide."""
+def test_sampled_text_is_that_of_full_forwards(model_type, verifier, monkeypatch):
+    """Catches distributions from states with other tokens, which greedy text may hide, also for several sequences."""
+    monkeypatch.setattr(decoding.EagerEngine, "should_compact", lambda engine, running: False)
     target = hybrid(model_type)
-    draft = tiny_draft(target, noise=0.15)
-    for seed in range(2):
-        torch.manual_seed(seed)
-        recorder = Recorder()
-        options = {"assistant_model": draft, "verifier": verifier, "num_assistant_tokens": 4}
-        loop = functools.partial(diversed_decoding, **options, random_source=recorder)
-        config = {"generation_config": None, "suppress_tokens": None, "eos_token_id": EOS, "pad_token_id": PAD}
-        ids = prompt(seed=seed)
-        fast = plain(target, ids, custom_generate=loop, do_sample=True, top_k=0, **config)
-        options = {"max_new_tokens": NEW, "gamma": 4, "eos_id": EOS, "randomness": recorder.of_row(0)}
-        assert torch.equal(fast, naive_decoding(target, draft, verifier, ids, **options))
+    draft, inputs = tiny_draft(target, noise=0.15), batch(2)
+    torch.manual_seed(0)
+    recorder = Recorder()
+    options = {"assistant_model": draft, "verifier": verifier, "num_assistant_tokens": 4}
+    loop = functools.partial(diversed_decoding, **options, random_source=recorder)
+    config = {"generation_config": None, "suppress_tokens": None, "eos_token_id": EOS, "pad_token_id": PAD}
+    config |= {"custom_generate": loop, "do_sample": True, "top_k": 0, "num_return_sequences": 2}
+    sampled = plain(target, **inputs, **config)
+    assert len({tuple(row) for row in sampled.tolist()}) == 4
+    for row in (0, 3):
+        ids = inputs["ids"][row // 2, inputs["attention_mask"][row // 2].bool()][None]
+        options = {"max_new_tokens": NEW, "gamma": 4, "eos_id": EOS, "randomness": recorder.of_row(row)}
+        expected = naive_decoding(target, draft, verifier, ids, **options)[0, ids.shape[1] :]
+        assert torch.equal(sampled[row, 9:][: len(expected)], expected)
+        assert sampled[row, 9:][len(expected) :].eq(PAD).all()
 
 
 def test_static_engine_falls_back(target):
@@ -135,13 +174,17 @@ def test_static_engine_falls_back(target):
     assert StaticEngine.cannot_serve(tiny_model("llama"), target, RaggedRows(prompt(), 9, 0, [], PAD)) is not None
 
 
-def test_refusals(target):
-    """Catches ragged rows, and a view of the first layers whose layers are others."""
-    with pytest.raises(ValueError, match=r"recurrent states.* batch size must be 1, got 2"):
+def test_early_exit_is_refused(target):
+    """Catches a view of the first layers whose layers are others."""
+    with pytest.raises(ValueError, match=r"assistant_early_exit is not supported for \w+ForCausalLM"):
+        target.generate(prompt(), verifier="lossless", assistant_early_exit=1)
+
+
+def test_batches_of_models_that_ignore_positions_are_refused():
+    """Catches rows of different lengths in a model that counts positions from the cache."""
+    target = hybrid("inkling_text")
+    with pytest.raises(ValueError, match=r"ignores position_ids.* batch size must be 1, got 2"):
         decode(target, tiny_draft(target), prompt().repeat(2, 1))
-    for mode in ("assistant_early_exit", "prompt_lookup_num_tokens"):
-        with pytest.raises(ValueError, match=rf"{mode} is not supported for \w+ForCausalLM"):
-            target.generate(prompt(), verifier="lossless", **{mode: 1})
 
 
 def test_a_rotary_limit_within_the_call_is_refused():
@@ -156,6 +199,6 @@ def test_a_rotary_limit_within_the_call_is_refused():
 def test_other_models_keep_no_states():
     """Catches copies in models without states, which would cost time in every round."""
     llama = tiny_model("llama")
-    model = RaggedModel(llama, None, torch.arange(4)[None], 8, 7, keep_hidden=False)
+    model = RaggedModel(llama, RaggedRows(prompt(4), 8, 0, [], PAD), None, torch.arange(4)[None], keep_hidden=False)
     assert model._replay is None
     assert _compat.recurrent_states(llama) == []
