@@ -98,8 +98,8 @@ class RaggedModel:
         Keys and values need no change, as the next block overwrites them. Recurrent states are restored.
         """
         if self._replay is not None:
-            ended = (end is not None for end in self._rows.ends)
-            self._replay.return_to([0 if end else length - 1 for length, end in zip(self._rows.lengths.host, ended)])
+            rows = zip(self._rows.lengths.host, self._rows.ends)
+            self._replay.return_to([length - 1 if end is None else 0 for length, end in rows])
 
     def keep(self, rows: torch.Tensor) -> None:
         """Keep only these rows (long, ascending) of the batch."""
