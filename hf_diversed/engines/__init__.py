@@ -1,1 +1,1 @@
-"""Engines: they run draft and target model, round by round, eagerly or compiled."""
+"""Engines, which run the draft and target models round by round, eagerly or compiled."""

@@ -14,7 +14,7 @@ States = list[torch.Tensor | None]
 
 
 def capacity_for(columns: int) -> int:
-    """Return the number of columns of buffers for `columns` columns: 256, 512, 1024, ..."""
+    """Return the capacity of buffers that hold `columns` columns: 256, 512, 1024, ..."""
     return max(SMALLEST_CAPACITY, _power_of_two(columns))
 
 
@@ -37,7 +37,7 @@ class Buffers:
     """Keys, values and positions of a batch of R rows, in tensors that keep their shape.
 
     Attributes:
-        keys, values: `[R, heads, capacity, head_dim]` per layer; None for a layer that shares another's.
+        keys, values: `[R, heads, capacity, head_dim]` per layer; None for a layer that uses those of another layer.
         positions: long `[R, capacity]`. real: bool `[R, capacity]`, False at padding.
     """
 
@@ -57,8 +57,8 @@ class Buffers:
 def pad_rows(values: torch.Tensor, size: int) -> torch.Tensor:
     """Return `values` `[B, ...]` as `[size, ...]`, with the strides of a new tensor; the last row is repeated.
 
-    A contiguous tensor may have any stride along an axis of length 1, and guards compare strides. The result is no
-    view, as dynamo never frees what it records of a view.
+    A contiguous tensor may have any stride along an axis of length 1, and guards compare strides. The result is not a
+    view, because dynamo never frees its records of views.
     """
     missing = size - len(values)
     padded = torch.cat([values, values[-1:].expand(missing, *values.shape[1:])]) if missing else values
@@ -66,7 +66,7 @@ def pad_rows(values: torch.Tensor, size: int) -> torch.Tensor:
 
 
 class BufferPool:
-    """Buffers that are kept across calls, per model, for CUDA graphs, which use memory at fixed addresses.
+    """Buffers of each model, kept across calls because CUDA graphs use memory at fixed addresses.
 
     A call borrows buffers that no other call uses, so threads never share buffers.
     """
@@ -76,18 +76,18 @@ class BufferPool:
         self._lock = Lock()
 
     def borrow(self, model: nn.Module, wanted: Buffers) -> Buffers:
-        """Return buffers of the pool with the contents of `wanted`."""
+        """Return free buffers with the contents of `wanted`; without any of its shapes, `wanted` itself."""
         with self._lock:
             free = self._free.setdefault(model, [])
-            fitting = next((each for each in free if each.shapes() == wanted.shapes()), None)
+            fitting = next((buffers for buffers in free if buffers.shapes() == wanted.shapes()), None)
             if fitting is not None:
                 free.remove(fitting)
         if fitting is None:
             for tensor in wanted.tensors():
                 torch._dynamo.mark_static_address(tensor, guard=False)
             return wanted
-        for pooled, given in zip(fitting.tensors(), wanted.tensors()):
-            pooled.copy_(given)
+        for pooled, contents in zip(fitting.tensors(), wanted.tensors()):
+            pooled.copy_(contents)
         return fitting
 
     def take_back(self, model: nn.Module, buffers: Buffers) -> None:

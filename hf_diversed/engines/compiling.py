@@ -33,8 +33,9 @@ _lock, _compiling = threading.RLock(), threading.RLock()
 def how_to_compile(config: GenerationConfig, device: torch.device) -> CompileConfig | None:
     """Return the compile configuration of a call with `cache_implementation="static"`; None to run it uncompiled.
 
-    Accelerators compile unless `disable_compile`, as upstream does. A CPU compiles only where a `compile_config` is
-    given, because a first call takes a minute there. (Upstream needs its private `_compile_all_devices` as well.)
+    Accelerators compile unless `disable_compile` is set, as in transformers. A CPU compiles only with a
+    `compile_config`, because compilation takes a minute there. (transformers also requires its private
+    `_compile_all_devices`.)
     """
     if config.disable_compile:
         return None
@@ -63,14 +64,14 @@ Key = tuple[Callable, Shape, Hashable]
 class CompiledFunction:
     """A compiled function with the guards that `torch.compile` created for it.
 
-    `torch.compile` evaluates its guards at every call. Here `accepts` evaluates them, and `__call__` runs the code
-    that dynamo generated without them, so that a decoding call can pay for them once. Both are read from dynamo's
-    cache entry, as `torch._dynamo.aot_compile` does.
+    `torch.compile` evaluates the guards at every call. Here `accepts` evaluates the guards, and `__call__` runs
+    dynamo's generated code without them, so a decoding call can evaluate them once. Guards and code are read from
+    dynamo's cache entry, as in `torch._dynamo.aot_compile`.
 
     Attributes:
-        key: what the function was compiled for; functions with one key differ in their guards.
-        labels: of the calls that have used it, see `Compiler.has`.
-        seconds: duration of compiling, the first run included.
+        key: what the function was compiled for; functions with equal keys differ in their guards.
+        labels: labels of the calls that have used the function, see `Compiler.has`.
+        seconds: duration of the compilation, including the first run.
     """
 
     def __init__(self, key: Key):
@@ -82,8 +83,8 @@ class CompiledFunction:
     def compile(self, config: CompileConfig, args: tuple) -> Any:
         """Compile the function for these arguments, and return its result for them."""
         function, shape, _ = self.key
-        what = f"{function.__name__} for {shape.rows} row(s) and {shape.columns} columns"
-        logger.warning(f"Compiling {what}, once per process ...")
+        description = f"{function.__name__} for {shape.rows} row(s) and {shape.columns} columns"
+        logger.warning(f"Compiling {description}, once per process ...")
         start = time.perf_counter()
         run = torch.compile(
             self._function, backend=config.backend, options=_options(config), fullgraph=True, dynamic=False
@@ -112,16 +113,16 @@ class CompiledFunction:
 
 
 def _free(code: types.CodeType) -> None:
-    """Free what dynamo keeps for a code object.
+    """Free dynamo's cache entries and guards of a code object.
 
-    The cache entry refers to the code object that holds it, a cycle that the garbage collector cannot see. Each object
-    that a guard compares by identity, such as a module, keeps the guards by a finalizer for as long as it exists.
+    A cache entry refers to the code object that contains it, a cycle that the garbage collector does not detect. A
+    guard that compares an object by identity, such as a module, is referenced by a finalizer of that object.
     """
     managers = [entry.guard_manager for entry in torch._dynamo.eval_frame._debug_get_cache_entry_list(code)]
     torch._dynamo.eval_frame.remove_from_cache(code)
     for finalizer in list(weakref.finalize._registry):  # type: ignore[attr-defined]
-        found = finalizer.peek()
-        owner = getattr(getattr(found and found[1], "func", None), "__self__", None)
+        call = finalizer.peek()  # (object, function, arguments), or None
+        owner = getattr(getattr(call and call[1], "func", None), "__self__", None)
         if any(getattr(owner, "guard_manager", None) is manager for manager in managers):
             finalizer.detach()
 
@@ -132,8 +133,8 @@ class Compiler:
     Args:
         config: how to compile; None to run functions uncompiled.
         target: the model that the compiled functions are kept for; they are freed with it.
-        check_every_run: evaluate the guards at every run, because user code runs in between and may change what they
-            check; otherwise only at the first run of a function in a call.
+        check_every_run: whether to evaluate the guards at every run, for calls in which user code may change what the
+            guards check; otherwise they are evaluated at the first run of each function in a call.
 
     Attributes:
         replays: whether functions are CUDA graphs, which read and write memory at fixed addresses.
@@ -157,31 +158,31 @@ class Compiler:
         if self.config is None:
             return function(*args)
         key = (function, shape, self._config_key)
-        used = self._used.get(key)
-        if used is not None and (not self._check_every_run or used.accepts(args)):
-            return used(*args)
-        found = self._find(key, args)
-        if found is None:
-            with _compiling:  # another thread may have compiled the same meanwhile
-                found = self._find(key, args)
-                if found is None:
+        compiled = self._used.get(key)
+        if compiled is not None and (not self._check_every_run or compiled.accepts(args)):
+            return compiled(*args)
+        compiled = self._find(key, args)
+        if compiled is None:
+            with _compiling:  # another thread may have compiled the function meanwhile
+                compiled = self._find(key, args)
+                if compiled is None:
                     return self._compile(key, label, args, self.config)
-        found.labels.add(label)
-        self._used[key] = found
-        return found(*args)
+        compiled.labels.add(label)
+        self._used[key] = compiled
+        return compiled(*args)
 
     def has(self, function: Callable, shape: Shape, label: str) -> bool:
-        """Return whether a call with this label has run the function for this shape, so that it probably is compiled.
+        """Return whether a call with this label has run the function for this shape, so it is probably compiled.
 
-        Only the guards determine it, and they need the arguments. A wrong result costs time, but changes no tokens.
+        Only the guards can determine this, and they need the arguments. A wrong result affects speed, not tokens.
         """
         if self.config is None:
             return True
         key = (function, shape, self._config_key)
         if (key, label) not in self._has:
             with _lock:
-                kept = _compiled.get(self._kept_with, [])
-                self._has[key, label] = any(each.key == key and label in each.labels for each in kept)
+                functions = _compiled.get(self._kept_with, [])
+                self._has[key, label] = any(each.key == key and label in each.labels for each in functions)
         return self._has[key, label]
 
     def stop(self, model: PreTrainedModel, error: Exception) -> None:
@@ -197,21 +198,21 @@ class Compiler:
 
     def _find(self, key: Key, args: tuple) -> CompiledFunction | None:
         with _lock:
-            kept = _compiled.setdefault(self._kept_with, [])
-            found = next((each for each in kept if each.key == key and each.accepts(args)), None)
-            if found is not None:
-                kept.remove(found)
-                kept.insert(0, found)
-        return found
+            functions = _compiled.setdefault(self._kept_with, [])
+            accepting = next((each for each in functions if each.key == key and each.accepts(args)), None)
+            if accepting is not None:
+                functions.remove(accepting)
+                functions.insert(0, accepting)
+        return accepting
 
     def _compile(self, key: Key, label: str, args: tuple, config: CompileConfig) -> Any:
         new = CompiledFunction(key)
         result = new.compile(config, args)
         new.labels.add(label)
         with _lock:
-            kept = _compiled.setdefault(self._kept_with, [])
-            kept.insert(0, new)
-            del kept[MAX_COMPILED:]
+            functions = _compiled.setdefault(self._kept_with, [])
+            functions.insert(0, new)
+            del functions[MAX_COMPILED:]
         self._stats.add(CompileStats(0, 1, int(key in self._used), new.seconds))
         self._used[key] = new
         self._has.clear()
@@ -219,7 +220,7 @@ class Compiler:
 
 
 def why_untraceable(*models: PreTrainedModel | None) -> str | None:
-    """Return why one of the models could not be compiled in an earlier call; None without such a model."""
+    """Return why one of the models could not be compiled in an earlier call; None if there was no such failure."""
     reasons = (_untraceable.get(model.get_input_embeddings()) for model in models if model is not None)
     return next((reason for reason in reasons if reason is not None), None)
 
@@ -232,16 +233,16 @@ def describe(model: PreTrainedModel) -> str:
 
 def warn_once(model: PreTrainedModel, message: str) -> None:
     """Log a warning about a model, once per model and message."""
-    given = _warned.setdefault(model.get_input_embeddings(), set())
-    if message not in given:
-        given.add(message)
+    logged = _warned.setdefault(model.get_input_embeddings(), set())
+    if message not in logged:
+        logged.add(message)
         logger.warning(message)
 
 
 def cannot_be_traced(error: Exception) -> bool:
-    """Return whether dynamo raised an error for code that it cannot trace. None of that code has run."""
-    raised_by = sys.modules.get("torch._dynamo.exc")  # importing it takes seconds
-    return raised_by is not None and isinstance(error, raised_by.Unsupported)
+    """Return whether dynamo raised the error for code that it cannot trace. No part of that code has run."""
+    dynamo_errors = sys.modules.get("torch._dynamo.exc")  # importing it takes seconds
+    return dynamo_errors is not None and isinstance(error, dynamo_errors.Unsupported)
 
 
 def clear_compiled() -> None:
@@ -253,7 +254,7 @@ def clear_compiled() -> None:
 
 
 def _options(config: CompileConfig) -> dict[str, Any]:
-    """Return the backend's options; those of the mode if the config has one, as `torch.compile` takes only one."""
+    """Return the backend's options, or those of the mode: `torch.compile` accepts either a mode or options."""
     if config.options is not None or config.backend != "inductor":
         return dict(config.options or {})
     return dict(torch._inductor.list_mode_options(config.mode))

@@ -1,4 +1,4 @@
-"""The engine over tensors of fixed shape, so that a whole round can be compiled once and replayed."""
+"""The engine with tensors of fixed shapes, so that a whole round can be compiled once and replayed."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass
@@ -22,18 +22,18 @@ from hf_diversed.sampling import RoundNoise
 from hf_diversed.verifiers.base import Memory, Verifier
 
 
-# Layers in one compiled function; the draft model's count once per draft token. Compiling takes 2 to 3 s per layer on
-# one CPU core, and for deeper pairs the time saved between the parts is small compared with their forwards.
+# Most layers in one compiled function; the draft model's layers count once per draft token. Compiling takes 2 to 3 s
+# per layer on one CPU core. For deeper pairs, splitting a round costs little compared with its forward passes.
 MAX_LAYERS = 40
 
 
 @dataclass(eq=False)
 class StaticEngine(EagerEngine):
-    """Both models over buffers of fixed size. A round is one compiled function where everything in it can be traced.
+    """Runs both models with buffers of fixed size. A round is one compiled function if all of it can be traced.
 
     Attributes:
         compiler: see `Compiler`. keep_scores: whether rounds return the models' scores.
-        forwards_only: why only the models' forwards are compiled; None where whole rounds are.
+        forwards_only: why only the models' forward passes are compiled; None if whole rounds are.
     """
 
     compiler: Compiler
@@ -45,9 +45,9 @@ class StaticEngine(EagerEngine):
 
     @staticmethod
     def cannot_serve(target: PreTrainedModel, draft: PreTrainedModel | None, rows: RaggedRows) -> str | None:
-        """Return why a call cannot be decoded over static shapes; None if it can."""
+        """Return why a call cannot be decoded with static shapes; None if it can."""
         if rows.prompt_length < 2:
-            return "a prompt of one token leaves nothing to fill the caches with"
+            return "the prompt has one token, and filling the caches needs at least two"
         for role, model in (("target", target), ("draft", draft)):
             if model is not None and (reason := _compat.cannot_compile(model)) is not None:
                 return f"the {role} {reason}"
@@ -110,14 +110,14 @@ class StaticEngine(EagerEngine):
         self.target.num_forwards += 1
         self._draft.num_forwards += gamma
         if self.compiler.replays or len(inputs.lengths) > len(rows.ids):
-            round = map_tensors(lambda values: self._own(values[: len(rows.ids)]), round)
+            round = map_tensors(lambda values: self._copy_if_replayed(values[: len(rows.ids)]), round)
         assert round.draft is not None
         columns = rows.lengths.device[:, None] + torch.arange(gamma, device=rows.ids.device)
         rows.ids.scatter_(1, columns, round.draft.tokens)
         return round
 
     def _fit_to_room(self, gamma: int, memory: Memory) -> int:
-        """Return a shorter draft length that fills the remaining room if it is compiled already; else `gamma`."""
+        """Return a shorter draft length that fits the remaining room if it is already compiled; else `gamma`."""
         if gamma <= SMALLEST_LENGTH:
             return gamma
         shorter = min(gamma, length_for(max(self.rows.room_on_host(gamma))))
@@ -127,7 +127,7 @@ class StaticEngine(EagerEngine):
         self.target.widths.add(gamma + 1)
         return super().round(gamma, memory)
 
-    def _own(self, values: torch.Tensor) -> torch.Tensor:
+    def _copy_if_replayed(self, values: torch.Tensor) -> torch.Tensor:
         """Return a copy if the next replay would overwrite the values, else the values."""
         return values.clone() if self.compiler.replays else values
 
@@ -149,7 +149,7 @@ class StaticEngine(EagerEngine):
         return self.compiler.run(*self._latest, self._label, settings, target, inputs, steps)
 
     def _shape(self, gamma: int, memory: Memory) -> Shape:
-        """Return the shape that a round of this length is compiled for."""
+        """Return the shape that a round with this draft length is compiled for."""
         rows = self.rows
         rest = (gamma, *sorted(memory.row_values), memory.state is None, *self._sampling)
         return Shape(size_for(len(rows.ids)), self.target.capacity_for(max(rows.lengths.host) + gamma), rest)
@@ -184,7 +184,7 @@ class StaticEngine(EagerEngine):
         self.forwards_only = "the verifier or a logits processor cannot be traced by torch.compile"
         self._settings = None
         round = self._round_by_forwards(gamma, memory)
-        if self.compiler.config is not None:  # else one of the models is the reason
+        if self.compiler.config is not None:  # otherwise one of the models cannot be traced
             name = type(self.verifier).__name__
             warn_once(self.target.model, f"{name} or a processor cannot be compiled and runs uncompiled: {error}")
         return round
@@ -208,12 +208,12 @@ class StaticEngine(EagerEngine):
         )
 
     def _draw_noise(self, gamma: int, vocab_size: int) -> tuple[list[torch.Tensor], RoundNoise]:
-        """Draw the eager engine's random numbers for the draft tokens that rows have room for, then add filler."""
+        """Draw the same random numbers as the eager engine, padded to `gamma` draft tokens."""
         rows = self.rows
         if self.random_source is None:
             return [], RoundNoise()
         scores = torch.empty(len(rows.ids), vocab_size, device=rows.ids.device)
-        drafted = max(rows.room_on_host(gamma))
+        drafted = max(rows.room_on_host(gamma))  # the eager engine draws no numbers beyond the room of all rows
         draft_noise = [self.random_source.draft_noise(scores) for _ in range(drafted)]
         drawn = self.random_source.round_noise(scores[:, None].expand(-1, drafted + 1, -1))
         assert drawn.noise is not None
@@ -224,7 +224,7 @@ class StaticEngine(EagerEngine):
         return draft_noise + filler, RoundNoise(uniforms, drawn.noise)
 
     def should_compact(self, running: int) -> bool:
-        """Return whether rounds of fewer rows are compiled already; compiling them would cost more than it saves."""
+        """Return whether rounds of `running` rows are compiled; compiling them would cost more than it saves."""
         if self._latest is None:
             return False
         function, shape = self._latest
@@ -250,7 +250,7 @@ def _is_one_function(settings: CallSettings, gamma: int) -> bool:
 
 
 def _label(settings: CallSettings) -> str:
-    """Return a label for `Compiler.has`: draft model, verifier without its settings per row, and processors."""
+    """Return a label for `Compiler.has`: draft model, verifier without its per-row settings, and processors."""
     verifier = settings.verifier
     fixed = {name: value for name, value in verifier.settings().items() if name not in verifier.row_settings}
     draft = id(settings.draft.get_input_embeddings())

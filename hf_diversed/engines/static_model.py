@@ -1,4 +1,4 @@
-"""A model over buffers of fixed size, so that its forward is a function of tensors and can be compiled.
+"""A model with buffers of fixed size, so that its forward pass is a function of tensors and can be compiled.
 
 Column c of a buffer is column c of the id buffer, as in `cache.py`. Masks hide everything to the right of a row's own
 column, so buffers are neither cleared nor cropped, only overwritten.
@@ -21,7 +21,7 @@ from hf_diversed.generation.rows import PerRow
 
 @dataclass(frozen=True)
 class Traits:
-    """Options of a model's forwards that do not change during a call; see `RaggedModel`."""
+    """Options of a model's forward passes that do not change during a call; see `RaggedModel`."""
 
     windows: Windows
     dtype: torch.dtype
@@ -31,7 +31,7 @@ class Traits:
 
 
 class BufferLayer(CacheLayerMixin):
-    """The cache of one attention layer, over its part of `Buffers`, for one forward."""
+    """The cache of one attention layer for one forward pass, stored in its part of `Buffers`."""
 
     is_sliding = False
     is_compileable = True
@@ -70,10 +70,10 @@ def extend(
     columns: torch.Tensor,
     keep: int,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Run `tokens` at `columns`, both long `[R, Q]`, over the buffers' columns before them; traceable.
+    """Run `tokens` at `columns`, both long `[R, Q]`, with the cached columns before them; traceable.
 
     Returns:
-        as `RaggedModel.__call__`.
+        The same as `RaggedModel.__call__`.
     """
     layers = [BufferLayer(*layer, columns) for layer in zip(buffers.keys, buffers.values)]
     keys = torch.arange(buffers.real.shape[1], device=columns.device)
@@ -86,14 +86,14 @@ def extend(
 
 
 class StaticModel(RaggedModel):
-    """A `RaggedModel` that runs every block after the prompt over buffers of fixed size.
+    """A `RaggedModel` that runs every block after the prompt with buffers of fixed size.
 
     Args:
-        compiler: runs the forwards of blocks, compiled or not.
+        compiler: runs the forward passes of blocks, compiled or not.
 
     Attributes:
         widths: block widths to compile for; narrower blocks are padded with columns whose results are dropped.
-        buffers: allocated by `prefill`; the number of rows is a power of two, and rows behind the batch are padding.
+        buffers: allocated by `prefill`; the number of rows is a power of two, and rows beyond the batch are padding.
     """
 
     buffers: Buffers
@@ -121,8 +121,8 @@ class StaticModel(RaggedModel):
         super().prefill(input_ids, chunk_size)
         self._use(self._sized(*self._cache.states(), capacity_for(input_ids.shape[1] + 1)))
         if self.keep_hidden:
-            # At the first such forward upstream installs its recorder of hidden states, under a lock, which compiled
-            # code cannot take.
+            # In its first forward pass with hidden states, transformers installs a recorder under a lock, which
+            # compiled code cannot acquire.
             self.model(input_ids=input_ids[:1, :1].to(self.device), output_hidden_states=True, use_cache=False)
         del self._cache  # the buffers hold its keys and values
 
@@ -177,18 +177,18 @@ class StaticModel(RaggedModel):
 
     def __call__(self, tokens: torch.Tensor, starts: PerRow, keep: int) -> tuple[torch.Tensor, torch.Tensor | None]:
         self.num_forwards += 1
-        rows, given = tokens.shape
-        width = self._width(given)
-        keep_all = width - given + keep
+        rows, num_tokens = tokens.shape
+        width = self._width(num_tokens)
+        keep_padded = width - num_tokens + keep
         until = max(starts.host) + width
         self.make_room(until)
-        shape = self._shape(until, width, keep_all)
+        shape = self._shape(until, width, keep_padded)
         columns = starts.device.to(self.device)[:, None] + torch.arange(width, device=self.device)
-        tokens = F.pad(tokens.to(self.device), (0, width - given))
-        filled = (pad_rows(x, shape.rows) for x in (tokens, columns))
-        args = (self.model, self.traits, self.buffers, *filled, keep_all)
+        tokens = F.pad(tokens.to(self.device), (0, width - num_tokens))
+        padded = (pad_rows(x, shape.rows) for x in (tokens, columns))
+        args = (self.model, self.traits, self.buffers, *padded, keep_padded)
         try:
-            if width not in self.widths:  # tokens of rounds without draft tokens: rare, and of any number
+            if width not in self.widths:  # rounds without draft tokens can leave blocks of any width; rare
                 logits, hidden = extend(*args)
             else:
                 logits, hidden = self._compiler.run(extend, shape, self._label, *args)
@@ -199,13 +199,13 @@ class StaticModel(RaggedModel):
             logits, hidden = extend(*args)
         return logits[:rows, :keep], None if hidden is None else hidden[:rows, :keep]
 
-    def ready(self, start: int, given: int, keep: int) -> bool:
-        """Return whether a block of `given` tokens from column `start` on runs without compilation."""
-        width = self._width(given)
-        return self._compiler.has(extend, self._shape(start + width, width, width - given + keep), self._label)
+    def ready(self, start: int, num_tokens: int, keep: int) -> bool:
+        """Return whether a block of `num_tokens` tokens from column `start` probably runs without compilation."""
+        width = self._width(num_tokens)
+        return self._compiler.has(extend, self._shape(start + width, width, width - num_tokens + keep), self._label)
 
-    def _width(self, given: int) -> int:
-        return min((each for each in self.widths if each >= given), default=given)
+    def _width(self, num_tokens: int) -> int:
+        return min((width for width in self.widths if width >= num_tokens), default=num_tokens)
 
     def _shape(self, until: int, width: int, keep: int) -> Shape:
         return Shape(size_for(len(self._positions)), self.capacity_for(until), (width, keep))

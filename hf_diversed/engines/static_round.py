@@ -1,4 +1,4 @@
-"""One round of drafting and verification as a function of tensors, over buffers of fixed size.
+"""One round of drafting and verification as a function of tensors, with buffers of fixed size.
 
 Everything here can be traced by `torch.compile`, as a whole or in parts.
 """
@@ -24,7 +24,7 @@ class CallSettings:
     """Settings that all rounds of a call share.
 
     Attributes:
-        processors: each processes every position by itself. vocab_size: V of the target model.
+        processors: logits processors that treat each position independently. vocab_size: V of the target model.
         eos_ids: long `[E]`, or None. keep_raw: whether the verifier reads raw logits. keep_scores: whether scores and
             raw logits are returned.
     """
@@ -50,8 +50,8 @@ class RoundInputs:
 
     Attributes:
         gamma: draft tokens per row.
-        tail: long `[R, 2]`, the last ids of each row. lengths: long `[R]`, the number of its ids. room: long `[R]`,
-            how many draft tokens it has room for. temperatures: see `RaggedRows`.
+        tail: long `[R, 2]`, the last two ids of each row. lengths: long `[R]`, the number of ids of each row.
+        room: long `[R]`, the number of draft tokens that each row has room for. temperatures: see `RaggedRows`.
         draft_noise: gamma tensors, see `draw`; empty for greedy drafting. round_noise: see `RoundNoise`.
         row_values, state: see `Memory`.
     """
@@ -68,10 +68,10 @@ class RoundInputs:
 
 
 def run_round(settings: CallSettings, target: Buffers, draft: Buffers, inputs: RoundInputs) -> Round:
-    """One round: gamma draft steps, one target forward, and the verdict.
+    """Run one round: gamma draft steps, one forward pass of the target, and verification.
 
     Returns:
-        the round with the fields that later code reads, without functions, which compiled code cannot return.
+        The round with only the fields that later code reads, and without functions, which compiled code cannot return.
     """
     steps = draft_block(draft_step, settings, draft, inputs)
     return verify_block(settings, target, inputs, steps)
@@ -83,7 +83,7 @@ Step = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]  # t
 def draft_block(
     step: Callable[..., Step], settings: CallSettings, buffers: Buffers, inputs: RoundInputs
 ) -> list[Step]:
-    """Draft gamma tokens per row. The first step feeds two tokens: the last draft token of a round is never fed."""
+    """Draft gamma tokens per row. The first step feeds two: the last draft token of the previous round was not fed."""
     feed, columns = inputs.tail, inputs.lengths[:, None] + torch.arange(-2, 0, device=inputs.lengths.device)
     steps: list[Step] = []
     for index in range(inputs.gamma):
@@ -101,7 +101,7 @@ def draft_step(
     noise: torch.Tensor | None,
     temperatures: torch.Tensor | None,
 ) -> Step:
-    """Draft one token per row behind `feed`, at `columns`, both long `[R, 1 or 2]`."""
+    """Draft one token per row after the tokens `feed` at `columns`, both long `[R, 1 or 2]`."""
     logits, hidden = extend(settings.draft, settings.draft_traits, buffers, feed, columns, 1)
     raw = to_vocabulary(logits, settings.vocab_size)
     scores = settings.process(raw, temperatures)
@@ -110,10 +110,10 @@ def draft_step(
 
 
 def verify_block(settings: CallSettings, buffers: Buffers, inputs: RoundInputs, steps: list[Step]) -> Round:
-    """Run the target model over every row's last token and its draft tokens, and verify these.
+    """Run the target model on each row's last token and draft tokens, and verify the draft tokens.
 
     Returns:
-        as `run_round`.
+        The same as `run_round`.
     """
     tokens, scores, raw, hidden = zip(*steps)
     drafted = torch.stack(tokens, dim=1)

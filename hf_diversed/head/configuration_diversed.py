@@ -68,7 +68,7 @@ CERTIFIED: dict[str, Rule] = {
     "target": _STRING,
     "draft": _STRING,
 }
-# Fields missing in entries of earlier versions. Those entries can be loaded but are not used.
+# Fields that entries of earlier versions lack. Such entries can be loaded but are not used.
 _LATER = {"max_new_tokens", "processors", "dtype", "target", "draft"}
 
 
@@ -151,13 +151,13 @@ class DiversedHeadConfig(PreTrainedConfig):
         base_model_name_or_path, base_model_revision: the target model. assistant_model_name_or_path,
             assistant_model_revision: the draft model; "prompt lookup" without a draft model.
         vocab_size: of the target model; None if unknown.
-        certified_drops: results of `hf-diversed calibrate`: values of `strictness` with the drop in quality that they
-            are certified not to exceed, the settings, and a digest of the weights (`head`) for which they are valid;
-            None for a head that is not calibrated.
-        kwargs: `dtype` and `architectures`, as in `PreTrainedConfig`; all others are dropped with a warning.
+        certified_drops: results of `hf-diversed calibrate`, one entry per certified value of `strictness`: the bound
+            on its drop in quality (`max_drop`), the settings, and a digest of the head's weights (`head`) for which
+            the entry is valid. None for a head that is not calibrated.
+        kwargs: `dtype` and `architectures`, as in `PreTrainedConfig`; unknown names are dropped with a warning.
 
     Raises:
-        ValueError: for a value of a wrong type or out of range, here and in later assignments.
+        ValueError: if a value has a wrong type or is out of range, also when it is assigned later.
     """
 
     model_type = "diversed_head"
@@ -188,9 +188,9 @@ class DiversedHeadConfig(PreTrainedConfig):
         sizes = {"target_hidden_size": target_hidden_size, "draft_hidden_size": draft_hidden_size}
         names = DiversedHeadConfig.__annotations__
         settings = {name: kwargs.pop(name, getattr(type(self), name)) for name in names if name not in sizes}
-        if foreign := sorted(kwargs.keys() - _RULES.keys() - _IGNORED):
+        if unknown := sorted(kwargs.keys() - _RULES.keys() - _IGNORED):
             logger.warning(
-                "Unknown entries in the configuration of a head are ignored: %.500s.", ", ".join(map(repr, foreign))
+                "Unknown entries in the configuration of a head are ignored: %.500s.", ", ".join(map(repr, unknown))
             )
         if isinstance(settings["certified_drops"], list):  # heads saved when strictness was named quality
             settings["certified_drops"] = [_rename_strictness(entry) for entry in settings["certified_drops"]]
@@ -200,9 +200,9 @@ class DiversedHeadConfig(PreTrainedConfig):
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in _RULES:
-            words, holds = _RULES[name]
-            if not holds(value):
-                raise ValueError(f"{name} must be {words}, got {value!r:.200}.")
+            allowed, is_allowed = _RULES[name]
+            if not is_allowed(value):
+                raise ValueError(f"{name} must be {allowed}, got {value!r:.200}.")
         super().__setattr__(name, value)
 
     @classmethod

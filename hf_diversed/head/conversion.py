@@ -1,7 +1,7 @@
 """Conversion of heads of the authors' code (github.com/comeusr/diversed) to `DiversedHead`.
 
-Those heads are `nn.Linear(Dq + Dp, 2)` on the last hidden states of draft and target model, in this order, followed by
-a softmax. Its second entry is the weight on the target, which equals the sigmoid of the difference of the two logits.
+Such a head is `nn.Linear(Dq + Dp, 2)` on the last hidden states of draft and target model, in this order, followed by
+a softmax. The second probability is the weight on the target: the sigmoid of the difference of the two logits.
 """
 
 import json
@@ -17,7 +17,7 @@ from hf_diversed.head.modeling_diversed import DiversedHead
 
 WEIGHTS_NAME, CONFIG_NAME = "ensemble_head.bin", "ensemble_config.json"
 _WEIGHT, _BIAS = "summary.weight", "summary.bias"
-_SHAPE = {"head_type": "linear", "features": "hidden", "token_features": False}
+_ARCHITECTURE = {"head_type": "linear", "features": "hidden", "token_features": False}
 # Entries of `ensemble_config.json`, and their names in `DiversedHeadConfig`.
 _CONFIG_KEYS = {
     "target_hidden_size": "target_hidden_size",
@@ -35,11 +35,12 @@ def convert_head(
     Args:
         path: `ensemble_head.bin`, or its folder. An `ensemble_config.json` in the same folder is read as well; the
             arguments here take precedence over it.
-        target_hidden_size, draft_hidden_size: the file only determines their sum, so one of them must be known.
-        config: other entries of `DiversedHeadConfig`. Those of the architecture are fixed.
+        target_hidden_size, draft_hidden_size: at least one is needed here or in `ensemble_config.json`, because the
+            weights determine only their sum.
+        config: other fields of `DiversedHeadConfig`, except those of the architecture, which is fixed.
 
     Returns:
-        a float32 head on the CPU, in eval mode, for hidden states without normalisation (`normalize=False`).
+        A float32 head on the CPU, in eval mode, for hidden states without normalisation (`normalize=False`).
 
     Raises:
         ValueError: if the file is not such a head, contains anything but tensors, or does not match the sizes.
@@ -53,17 +54,19 @@ def convert_head(
     path = Path(path)
     path = path / WEIGHTS_NAME if path.is_dir() else path
     weight, bias = _read_weights(path)
-    known = _read_config(path.with_name(CONFIG_NAME))
-    given = {"target_hidden_size": target_hidden_size, "draft_hidden_size": draft_hidden_size, **config}
-    known |= {name: value for name, value in given.items() if value is not None}
-    for name, shape in _SHAPE.items():
-        if known.get(name, shape) != shape:
-            raise ValueError(f"{name} of a converted head must be {shape!r}, got {known[name]!r}; omit it.")
-    known |= _widths(weight.shape[1], known.get("target_hidden_size"), known.get("draft_hidden_size"))
-    head = DiversedHead(DiversedHeadConfig(**{**known, "normalize": False})).eval()
-    of_draft, of_target = (weight[1] - weight[0]).split([known["draft_hidden_size"], known["target_hidden_size"]])
+    fields = _read_config(path.with_name(CONFIG_NAME))
+    arguments = {"target_hidden_size": target_hidden_size, "draft_hidden_size": draft_hidden_size, **config}
+    fields |= {name: value for name, value in arguments.items() if value is not None}
+    for name, value in _ARCHITECTURE.items():
+        if fields.get(name, value) != value:
+            raise ValueError(f"{name} of a converted head must be {value!r}, got {fields[name]!r}; omit it.")
+    fields |= _widths(weight.shape[1], fields.get("target_hidden_size"), fields.get("draft_hidden_size"))
+    head = DiversedHead(DiversedHeadConfig(**{**fields, "normalize": False})).eval()
+    draft_part, target_part = (weight[1] - weight[0]).split(
+        [fields["draft_hidden_size"], fields["target_hidden_size"]]
+    )
     with torch.no_grad():
-        head.out.weight.copy_(torch.cat([of_target, of_draft])[None])
+        head.out.weight.copy_(torch.cat([target_part, draft_part])[None])
         head.out.bias.copy_((bias[1] - bias[0])[None])
     return head
 
@@ -73,20 +76,20 @@ def _read_weights(path: Path) -> tuple[torch.Tensor, torch.Tensor]:
     if not path.is_file():
         raise FileNotFoundError(f"{path} does not exist; pass the authors' {WEIGHTS_NAME} or the folder it is in.")
     try:
-        found = torch.load(path, map_location="cpu", weights_only=True)
+        tensors = torch.load(path, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
         raise ValueError(
             f"{path} is damaged or contains objects other than tensors. It was not loaded, as a pickle can execute "
             f"code. Save the head's state_dict as {WEIGHTS_NAME} again."
         ) from error
-    found = found if isinstance(found, dict) else {type(found).__name__: found}
-    if set(found) != {_WEIGHT, _BIAS} or not all(map(torch.is_tensor, found.values())):
-        names = ", ".join(f"{name} ({type(value).__name__})" for name, value in found.items())
+    tensors = tensors if isinstance(tensors, dict) else {type(tensors).__name__: tensors}
+    if set(tensors) != {_WEIGHT, _BIAS} or not all(map(torch.is_tensor, tensors.values())):
+        names = ", ".join(f"{name} ({type(value).__name__})" for name, value in tensors.items())
         raise ValueError(
             f"{path} must contain the tensors {_WEIGHT} and {_BIAS}, got {names or 'nothing'}; it is not a head of "
             "the authors' code."
         )
-    weight, bias = found[_WEIGHT], found[_BIAS]
+    weight, bias = tensors[_WEIGHT], tensors[_BIAS]
     if weight.ndim != 2 or weight.shape[0] != 2 or bias.shape != (2,):
         raise ValueError(
             f"{_WEIGHT} and {_BIAS} must have shapes [2, width] and [2], got {list(weight.shape)} and "
@@ -102,14 +105,14 @@ def _read_config(path: Path) -> dict:
     if not path.is_file():
         return {}
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        entries = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
         raise ValueError(
             f"{path} is not valid JSON ({error}); correct it, or remove it and pass both sizes."
         ) from error
-    if not isinstance(found, dict):
-        raise ValueError(f"{path} must contain an object, got {type(found).__name__}.")
-    return {ours: found[theirs] for theirs, ours in _CONFIG_KEYS.items() if found.get(theirs) is not None}
+    if not isinstance(entries, dict):
+        raise ValueError(f"{path} must contain an object, got {type(entries).__name__}.")
+    return {field: entries[key] for key, field in _CONFIG_KEYS.items() if entries.get(key) is not None}
 
 
 def _widths(width: int, target: int | None, draft: int | None) -> dict[str, int]:

@@ -30,8 +30,8 @@ class DiversedHead(PreTrainedModel):
 
     Its inputs depend on the prefix only, so `w p + (1 - w) q` is a distribution. With `token_features` they also
     depend on the draft token, and acceptance differs (see `DiversedVerifier`). With `lookahead` or `target_after` they
-    depend on more of the block. It computes in float32 on its own device, for any dtype of head and models. An
-    untrained head predicts w = 0.5 everywhere.
+    depend on more of the block. The head computes in float32 on its own device, whatever its dtype and that of the
+    models. An untrained head predicts w = 0.5 everywhere.
 
     Attributes:
         input_mean, input_std: float32 `[width]`, for the standardisation of inputs; 0 and 1 until `standardize`.
@@ -50,7 +50,7 @@ class DiversedHead(PreTrainedModel):
 
     def __init__(self, config: DiversedHeadConfig):
         super().__init__(config)
-        # Plain attributes, since reading a config is slow and these are read in every round.
+        # Plain attributes: every round reads them, and reading from the config is slow.
         self.needs_prefix_hidden = config.features != "distribution"
         self.lookahead, self.target_after = config.lookahead, config.target_after
         self.needs_hidden_states = self.needs_prefix_hidden or self.target_after
@@ -84,9 +84,9 @@ class DiversedHead(PreTrainedModel):
             subfolder: folder of the head within `name`. `config`: replaces the one stored with the weights.
 
         Raises:
-            OSError: if the head does not exist or cannot be downloaded, or if its files are damaged, too large, of
-                another model, or contain invalid values. Weights are downloaded only after the configuration and the
-                file size have been checked.
+            OSError: if the head does not exist or cannot be downloaded, or if its files are damaged, too large, not
+                those of a head, or contain invalid values. Weights are downloaded only after the configuration and
+                the file size have been checked.
 
         Example:
             ```python
@@ -95,10 +95,10 @@ class DiversedHead(PreTrainedModel):
         """
         hub = {key: kwargs.pop(key) for key in pulling.HUB_ARGUMENTS if kwargs.get(key) is not None}
         hub = pulling.pin(name, **hub)
-        found = pulling.read_config(name, subfolder, cls.config_class.model_type, **hub)
+        entries = pulling.read_config(name, subfolder, cls.config_class.model_type, **hub)
         if config is None:
             try:
-                config, kwargs = cls.config_class.from_dict(found, return_unused_kwargs=True, **kwargs)
+                config, kwargs = cls.config_class.from_dict(entries, return_unused_kwargs=True, **kwargs)
             except ValueError as error:
                 raise OSError(f"{pulling.CONFIG} of {name} cannot be used: {error}") from error
         with torch.device("meta"):  # does not advance the random generator
@@ -131,7 +131,7 @@ class DiversedHead(PreTrainedModel):
                 transformers.
 
         Raises:
-            ValueError: if the evaluation is of other weights. PushError: if the upload fails.
+            ValueError: if the evaluation was made with other weights. PushError: if the upload fails.
 
         Example:
             ```python
@@ -146,13 +146,13 @@ class DiversedHead(PreTrainedModel):
     def _check_numbers(self, name: str | Path) -> None:
         """Raise OSError if the parameters make the output NaN or infinite."""
         state = self.state_dict()
-        wrong = [f"{key} must be finite" for key, values in state.items() if not values.isfinite().all()]
+        problems = [f"{key} must be finite" for key, values in state.items() if not values.isfinite().all()]
         if not (state["input_std"] > 0).all():
-            wrong.append("input_std must be above 0, as inputs are divided by it")
-        if not wrong and self._largest_sum() > torch.finfo(torch.float32).max:
-            wrong.append("parameters are so large that the head's output overflows float32")
-        if wrong:
-            raise OSError(f"{pulling.WEIGHTS} of {name} cannot be used as {self.dtype}: {'; '.join(wrong)}.")
+            problems.append("input_std must be above 0, as inputs are divided by it")
+        if not problems and self._largest_sum() > torch.finfo(torch.float32).max:
+            problems.append("parameters are so large that the head's output overflows float32")
+        if problems:
+            raise OSError(f"{pulling.WEIGHTS} of {name} cannot be used as {self.dtype}: {'; '.join(problems)}.")
 
     @torch.no_grad()
     def _largest_sum(self) -> float:
@@ -199,7 +199,7 @@ class DiversedHead(PreTrainedModel):
                 configuration has `target_after`.
 
         Returns:
-            float32 `[...]`, or `[..., N]`, on the head's device.
+            float32 `[...]`, or `[..., N]` for `token` of shape `[..., N, 5]`, on the head's device.
 
         Raises:
             ValueError: if an input that the configuration requires is missing or has a wrong width.
@@ -216,7 +216,7 @@ class DiversedHead(PreTrainedModel):
         return F.linear(values, self.out.weight.float(), self.out.bias.float()).squeeze(-1)
 
     def _token_logit(self, values: torch.Tensor, token: torch.Tensor) -> torch.Tensor:
-        """Return the logits of N tokens after one prefix, whose part of the first layer is computed once.
+        """Return the logits of N tokens after one prefix; the prefix's part of the first layer is computed once.
 
         Args:
             values: float32 `[..., D - F]`, inputs of the prefix. token: float32 `[..., N, F]`, of the tokens.
@@ -228,15 +228,15 @@ class DiversedHead(PreTrainedModel):
         values, token = (values - mean[:split]) / std[:split], (token - mean[split:]) / std[split:]
         first = self.out if self.dense is None else self.dense
         weight = first.weight.float()
-        of_prefix = F.linear(values, weight[:, :split], first.bias.float())
-        units = of_prefix[..., None, :] + F.linear(token, weight[:, split:])
+        prefix_part = F.linear(values, weight[:, :split], first.bias.float())
+        units = prefix_part[..., None, :] + F.linear(token, weight[:, split:])
         if self.dense is not None:
             units = F.linear(F.gelu(units), self.out.weight.float(), self.out.bias.float())
         return units.squeeze(-1)
 
     @torch.no_grad()
     def standardize(self, **inputs: torch.Tensor) -> None:
-        """Set `input_mean` and `input_std` from M inputs, as of `forward` with shape `[M, ...]`.
+        """Set `input_mean` and `input_std` from M inputs: arguments of `forward`, with shapes `[M, ...]`.
 
         Training calls this once. With centred inputs, changes of the weights do not shift the mean logit.
         """
@@ -261,32 +261,32 @@ class DiversedHead(PreTrainedModel):
             lenience: in (0, 1]. slope: above 0, in nats of the logit per nat of log p/q.
 
         Raises:
-            ValueError: for a head without token features, or a hidden layer of a single unit.
+            ValueError: if the head has no token features, or a hidden layer of one unit.
         """
         if not self.needs_token or (self.dense is not None and len(self.dense.weight) < 2):
             raise ValueError(
-                "a head can start at a lenience only if it has token_features=True, and at least two units; got "
+                "start_lenient needs a head with token_features=True and, if it is an mlp, at least two units; got "
                 f"token_features={self.needs_token}, intermediate_size={self.config.intermediate_size}."
             )
-        place = LOG_RATIO - NUM_TOKEN_FEATURES
-        mean, std = float(self.input_mean[place]), float(self.input_std[place])
+        column = LOG_RATIO - NUM_TOKEN_FEATURES
+        mean, std = float(self.input_mean[column]), float(self.input_std[column])
         nn.init.zeros_(self.out.weight)
         self.out.bias.fill_(slope * (math.log(lenience) - mean))
         if self.dense is None:
-            self.out.weight[0, place] = -slope * std
+            self.out.weight[0, column] = -slope * std
             return
         # Two units represent the linear function, since gelu(z) - gelu(-z) = z.
         for unit, sign in enumerate((1.0, -1.0)):
             nn.init.zeros_(self.dense.weight[unit])
-            self.dense.weight[unit, place], self.dense.bias[unit] = sign, 0.0
+            self.dense.weight[unit, column], self.dense.bias[unit] = sign, 0.0
             self.out.weight[0, unit] = -sign * slope * std
 
     @torch.no_grad()
     def ratio_slope(self) -> torch.Tensor:
         """Return the change of the logit per unit of logit(strictness), a float32 scalar.
 
-        It is `config.strictness_slope`, or the negative slope of the logit in log p/q of the token, at least 1, with
-        all other inputs at their means. Only for heads with token features.
+        This is `config.strictness_slope` or, if that is None, minus the derivative of the logit with respect to the
+        token's log p/q, with all other inputs at their means, and at least 1. Only for heads with token features.
         """
         if self.config.strictness_slope is not None:
             return torch.tensor(self.config.strictness_slope, device=self.input_mean.device)
@@ -324,7 +324,7 @@ class DiversedHead(PreTrainedModel):
 
     def _check_width(self, name: str, values: torch.Tensor | None, width: int) -> torch.Tensor:
         if values is None or values.shape[-1] != width:
-            given = "nothing" if values is None else f"width {values.shape[-1]}"
+            actual = "nothing" if values is None else f"width {values.shape[-1]}"
             kind = f"features={self.config.features!r}" + (", token_features=True" if self.needs_token else "")
-            raise ValueError(f"{name} must have width {width} for {kind}, got {given}.")
+            raise ValueError(f"{name} must have width {width} for {kind}, got {actual}.")
         return values.to(device=self.out.weight.device, dtype=torch.float32)

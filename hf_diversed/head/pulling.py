@@ -35,9 +35,9 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 
 def find_files(name: str | Path, files: tuple[str, ...], subfolder: str = "", **hub: Any) -> Path:
-    """Return the folder with those of the files that exist: a local folder, or a snapshot in the Hub cache.
+    """Return a folder that contains the existing ones of `files`: a local folder, or a snapshot in the Hub cache.
 
-    All files are from one commit of the repository.
+    All files of a snapshot are from one commit of the repository.
 
     Args:
         name: folder or Hub id. subfolder: folder of the files within it. hub: any of `HUB_ARGUMENTS`.
@@ -51,11 +51,11 @@ def find_files(name: str | Path, files: tuple[str, ...], subfolder: str = "", **
     try:
         return Path(snapshot_download(str(name), allow_patterns=patterns, **hub)) / subfolder
     except Exception as error:
-        raise OSError(_in_words(str(name), hub, error)) from error
+        raise OSError(_explain(str(name), hub, error)) from error
 
 
 def pin(name: str | Path, **hub: Any) -> dict[str, Any]:
-    """Return `hub` with its revision resolved to a commit, so that all files are from one. Raises OSError."""
+    """Return `hub` with its revision resolved, so that all files are from one commit. Raises OSError."""
     _check_name(name)
     if os.path.isdir(name):
         return hub
@@ -63,7 +63,7 @@ def pin(name: str | Path, **hub: Any) -> dict[str, Any]:
     try:
         return hub | {"revision": HfApi().resolve_revision(str(name), **where).resolved}
     except Exception as error:
-        raise OSError(_in_words(str(name), hub, error)) from error
+        raise OSError(_explain(str(name), hub, error)) from error
 
 
 def read_config(name: str | Path, subfolder: str, model_type: str, **hub: Any) -> dict[str, Any]:
@@ -73,21 +73,21 @@ def read_config(name: str | Path, subfolder: str, model_type: str, **hub: Any) -
         name: folder or Hub id. subfolder: folder of the file within it. hub: return value of `pin`.
 
     Raises:
-        OSError: if it cannot be downloaded, or is too large, damaged or of another model.
+        OSError: if it cannot be downloaded, is too large or damaged, or has another `model_type`.
     """
     path = _find(name, CONFIG, subfolder, (0, LARGEST_CONFIG), hub)
     if path.stat().st_size > LARGEST_CONFIG:
         raise OSError(_not_the_size(name, CONFIG, path.stat().st_size, (0, LARGEST_CONFIG)))
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        entries = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
         raise OSError(f"{CONFIG} of {name} is not valid JSON, or is nested too deeply: {error}") from error
-    found_type = found.get("model_type") if isinstance(found, dict) else None
-    if found_type != model_type:
+    actual_type = entries.get("model_type") if isinstance(entries, dict) else None
+    if actual_type != model_type:
         raise OSError(
-            f"{name} is not a head: the model_type in its {CONFIG} must be {model_type!r}, got {found_type!r:.200}."
+            f"{name} is not a head: the model_type in its {CONFIG} must be {model_type!r}, got {actual_type!r:.200}."
         )
-    return found
+    return entries
 
 
 def read_weights(name: str | Path, subfolder: str, expected: Shapes, **hub: Any) -> dict[str, torch.Tensor]:
@@ -95,10 +95,10 @@ def read_weights(name: str | Path, subfolder: str, expected: Shapes, **hub: Any)
 
     Args:
         name: folder or Hub id. subfolder: folder of the file within it. hub: return value of `pin`.
-        expected: shapes from the configuration. A file whose size is far from theirs is not downloaded.
+        expected: shapes from the configuration. A file is not downloaded if its size differs too much from them.
 
     Raises:
-        OSError: if they cannot be downloaded, or are damaged or of another model.
+        OSError: if they cannot be downloaded, are damaged, or do not match `expected`.
     """
     count = sum(math.prod(shape) for shape in expected.values())
     most = min(count * _BYTES_PER_NUMBER * _LEEWAY + _LARGEST_HEADER, LARGEST_WEIGHTS)
@@ -106,22 +106,24 @@ def read_weights(name: str | Path, subfolder: str, expected: Shapes, **hub: Any)
     try:
         with safe_open(path, framework="pt") as file:
             slices = {key: file.get_slice(key) for key in file.keys()}  # noqa: SIM118 not a dict
-            found = {key: tuple(part.get_shape()) for key, part in slices.items()}
-            others = {key: part.get_dtype() for key, part in slices.items() if part.get_dtype() not in _FLOATS}
-            fits = found == dict(expected) and not others
+            shapes = {key: tuple(part.get_shape()) for key, part in slices.items()}
+            wrong_types = {key: part.get_dtype() for key, part in slices.items() if part.get_dtype() not in _FLOATS}
+            is_valid = shapes == dict(expected) and not wrong_types
             # Copies, since the file may be overwritten while the head is in use.
-            weights = {key: file.get_tensor(key).clone() for key in found} if fits else {}
+            weights = {key: file.get_tensor(key).clone() for key in shapes} if is_valid else {}
     except SafetensorError as error:
         raise OSError(
             f"{WEIGHTS} of {name} is damaged or truncated ({error}). Download a head of the Hub again with "
             "from_pretrained(..., force_download=True)."
         ) from error
     differences = [
-        f"{key} is {found.get(key, 'missing')}, must be {expected.get(key, 'left out')}"
-        for key in sorted(found.keys() | expected.keys())
-        if found.get(key) != expected.get(key)
+        f"{key} is {shapes.get(key, 'missing')}, must be {expected.get(key, 'left out')}"
+        for key in sorted(shapes.keys() | expected.keys())
+        if shapes.get(key) != expected.get(key)
     ]
-    differences += [f"{key} is of type {kind}, must be one of {', '.join(_FLOATS)}" for key, kind in others.items()]
+    differences += [
+        f"{key} is of type {kind}, must be one of {', '.join(_FLOATS)}" for key, kind in wrong_types.items()
+    ]
     if differences:
         raise OSError(f"{WEIGHTS} of {name} does not fit its {CONFIG}: {'; '.join(differences)}.")
     return weights
@@ -135,13 +137,13 @@ def _find(name: str | Path, file: str, subfolder: str, sizes: tuple[int, int], h
             raise OSError(_missing(name, file))
         return path
     try:
-        stated = hf_hub_download(str(name), file, subfolder=subfolder, dry_run=True, **hub)
-        if stated.is_cached or sizes[0] <= stated.file_size <= sizes[1]:
+        remote = hf_hub_download(str(name), file, subfolder=subfolder, dry_run=True, **hub)
+        if remote.is_cached or sizes[0] <= remote.file_size <= sizes[1]:
             return Path(hf_hub_download(str(name), file, subfolder=subfolder, **hub))
     except Exception as error:
         missing = isinstance(error, EntryNotFoundError) and not isinstance(error, LocalEntryNotFoundError)
-        raise OSError(_missing(name, file) if missing else _in_words(str(name), hub, error)) from error
-    raise OSError(f"{_not_the_size(name, file, stated.file_size, sizes)} It was not downloaded.")
+        raise OSError(_missing(name, file) if missing else _explain(str(name), hub, error)) from error
+    raise OSError(f"{_not_the_size(name, file, remote.file_size, sizes)} It was not downloaded.")
 
 
 def _check_name(name: Any) -> None:
@@ -160,7 +162,7 @@ def _not_the_size(name: str | Path, file: str, size: int, sizes: tuple[int, int]
     return f"{name} is not a head: its {file} has {size:,} bytes, expected {sizes[0]:,} to {sizes[1]:,}."
 
 
-def _in_words(name: str, hub: Mapping[str, Any], error: Exception) -> str:
+def _explain(name: str, hub: Mapping[str, Any], error: Exception) -> str:
     """Return a message with the cause and a remedy. GatedRepoError is a subclass of RepositoryNotFoundError."""
     page = f"{constants.ENDPOINT}/{name}"
     if isinstance(error, HFValidationError):

@@ -237,7 +237,7 @@ def test_what_static_shapes_cannot_serve_is_reported(pair, caplog):
     target, draft = pair
     out = decode(pair, STATIC, batch={"input_ids": torch.tensor([[5]])})
     assert out.stats.engine == "eager"
-    assert out.stats.engine_reason == "a prompt of one token leaves nothing to fill the caches with"
+    assert out.stats.engine_reason == "the prompt has one token, and filling the caches needs at least two"
     for _ in range(2):
         bound = copy.deepcopy(target)
         bound.forward = bound.forward

@@ -215,7 +215,7 @@ def test_slope_is_never_flat():
 )
 def test_refuses_a_start_it_cannot_make(settings: dict):
     with pytest.raises(
-        ValueError, match="can start at a lenience only if it has token_features=True, and at least two"
+        ValueError, match="start_lenient needs a head with token_features=True and, if it is an mlp, at least two"
     ):
         DiversedHead(DiversedHeadConfig(4, 3, **settings)).start_lenient(0.2)
 
