@@ -108,7 +108,7 @@ def warmup(
 
 
 def _decode(model: PreTrainedModel, rows: int, length: int, options: dict[str, Any]) -> CompileStats:
-    """Decode random prompts until one takes two rounds; an early EOS may prevent this."""
+    """Decode random prompts until a call takes two rounds, which an early EOS can prevent."""
     draft, total = options["assistant_model"], CompileStats()
     ids = min(map(_compat.known_ids, (model, draft)))
     for seed in range(_ATTEMPTS):
@@ -117,14 +117,14 @@ def _decode(model: PreTrainedModel, rows: int, length: int, options: dict[str, A
             output = model.generate(input_ids=prompts, attention_mask=torch.ones_like(prompts), **options)
         total.add(output.stats.compile)
         if not output.stats.compile.num_used:
-            raise ValueError(f"nothing was compiled, calls like this run uncompiled: {output.stats.engine_reason}.")
+            raise ValueError(f"nothing was compiled; such calls run uncompiled: {output.stats.engine_reason}.")
         if max(row.num_rounds for row in output.stats.per_row) > 1:
             break
     return total
 
 
 def _prompt_lengths(max_length: int, gamma: int) -> Iterator[int]:
-    """Yield prompt lengths that cover every number of columns of calls up to `max_length`."""
+    """Yield prompt lengths that lead to every capacity of buffers in calls up to `max_length`."""
     capacity = SMALLEST_CAPACITY
     yield min(2, max_length - 1)
     while capacity < max_length - 1 + gamma:  # draft tokens may exceed max_length

@@ -22,7 +22,7 @@ from hf_diversed.running.sampling import Sampling
 
 
 Item = TypeVar("Item")
-_LINES = 20  # of progress, without a terminal
+_LINES = 20  # number of progress lines without a terminal
 
 
 @dataclass(eq=False)
@@ -55,7 +55,7 @@ class Decoder:
             self.criteria.append(stop_criterion(pair.tokenizer, self.stop_strings))
 
     def __call__(self, method: Method, prompts: Sequence[Sequence[int]], seed: int, **kwargs) -> Decoded:
-        """Complete a batch of encoded prompts; `kwargs` override the sampling's arguments of `generate`."""
+        """Complete a batch of encoded prompts; `kwargs` are arguments of `generate` and override the settings."""
         options = {
             **left_padded(prompts, self.pad_id, self.pair.target.device),
             **self.sampling.generate_kwargs(),
@@ -129,8 +129,8 @@ def with_progress(
         words: description of the work.
         unit: singular name of an item.
         shown: True for a progress bar, False for no output, None for a bar on a terminal and text lines elsewhere.
-        stage: function of an item. A line is printed after the last of consecutive items with the same stage; by
-            default 20 lines in all.
+        stage: returns the stage of an item. A text line is printed at the end of each run of items with the same
+            stage; by default 20 lines in all.
     """
     if shown is None and not sys.stderr.isatty():
         return _with_lines(items, words, unit, stage)
@@ -144,8 +144,8 @@ def _with_lines(items: Sequence[Item], words: str, unit: str, stage: Callable[[I
         yield item
         if done == total or stages[done] != stages[done - 1]:
             spent = time.perf_counter() - began
-            left = "" if done == total else f", about {duration(spent / done * (total - done))} left"
-            notify(f"{words}: {done} of {total} {unit}s in {duration(spent)}{left}")
+            remaining = "" if done == total else f", about {duration(spent / done * (total - done))} left"
+            notify(f"{words}: {done} of {total} {unit}s in {duration(spent)}{remaining}")
 
 
 def notify(line: str) -> None:

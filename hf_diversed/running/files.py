@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 
-REMOVE_LINE = "remove the line, so that it is done again, or the file."
+REMOVE_LINE = "remove the line, or the whole file, to compute it again."
 
 
 class WriteError(OSError):
@@ -30,15 +30,15 @@ def writing(path: Path, *also: type[Exception]) -> Iterator[None]:
         raise
     except failures as error:
         raise WriteError(
-            f"{path} could not be written: {error}. {_room(path)}Free some space, or choose a folder that can be "
-            "written to, and run it again; what was complete before is kept."
+            f"{path} could not be written: {error}. {_free_space(path)}Free some space, or choose a folder that can "
+            "be written to, and run the command again; completed work is kept."
         ) from error
 
 
-def _room(path: Path) -> str:
+def _free_space(path: Path) -> str:
     """Return a sentence about the free space at `path`; empty if it is unknown."""
-    there = next((folder for folder in path.parents if folder.is_dir()), None)
-    return "" if there is None else f"{shutil.disk_usage(there).free / 2**20:.1f} MiB are free there. "
+    existing = next((folder for folder in path.parents if folder.is_dir()), None)
+    return "" if existing is None else f"{shutil.disk_usage(existing).free / 2**20:.1f} MiB are free there. "
 
 
 def write_json(path: Path, value: dict) -> None:
@@ -68,12 +68,12 @@ def append_lines(path: Path, values: Iterable[dict]) -> None:
 
 
 def read_lines(path: Path) -> list[dict]:
-    """Read the lines of `append_lines`, without an incomplete last line.
+    """Read the lines that `append_lines` wrote, without an incomplete last line.
 
     Raises:
         ValueError: if a complete line is not a JSON object.
     """
-    *lines, _torn = path.read_bytes().split(b"\n")
+    *lines, _incomplete = path.read_bytes().split(b"\n")
     values = []
     for number, line in enumerate(lines, start=1):
         try:
@@ -87,11 +87,11 @@ def read_lines(path: Path) -> list[dict]:
 
 
 def drop_torn_line(path: Path) -> None:
-    """Remove an incomplete last line, left by a killed process. Does nothing if the file does not exist."""
+    """Remove an incomplete last line, as a killed process leaves. Does nothing if the file does not exist."""
     if not path.exists():
         return
     content = path.read_bytes()
-    whole = content.rfind(b"\n") + 1
-    if whole < len(content):
+    end = content.rfind(b"\n") + 1
+    if end < len(content):
         with path.open("r+b") as file:
-            file.truncate(whole)
+            file.truncate(end)

@@ -37,8 +37,8 @@ class MethodName:
 
     Attributes:
         name: "target", "upstream", "diversed", a name in `VERIFIERS`, or any label without colons.
-        parameters: the text after the colon, None without one; of "diversed" the head's folder or Hub id.
-        strictness: of "diversed", the number after the last @; None without one.
+        parameters: the text after the colon, or None; for "diversed" the head's folder or Hub id.
+        strictness: for "diversed", the number after the last @; otherwise None.
         compiled: whether the name starts with "compiled:".
     """
 
@@ -119,8 +119,7 @@ class Method:
 
     @property
     def static_weight(self) -> float | None:
-        """The constant weight on the target of a static ensemble (1 if lossless); None for other verifiers. Methods
-        with a weight form the static curve."""
+        """The constant weight on the target of a static ensemble, 1 if lossless; None for other methods."""
         verifier = self.verifier
         if isinstance(verifier, StaticEnsembleVerifier) and verifier.settings().keys() == {"weight"}:
             return verifier.weight
@@ -136,21 +135,18 @@ class Method:
         gamma = num_assistant_tokens or DEFAULT_NUM_ASSISTANT_TOKENS
         if self.upstream:
             weight = {} if self.ensemble_weight is None else {"assistant_ensemble_weight": self.ensemble_weight}
-            drafts = (
-                {"prompt_lookup_num_tokens": gamma}
-                if draft is None
-                else {"assistant_model": constant_draft(draft, gamma)}
-            )
-            return drafts | weight
+            if draft is None:
+                return {"prompt_lookup_num_tokens": gamma} | weight
+            return {"assistant_model": constant_draft(draft, gamma)} | weight
         static: dict[str, Any] = {}
         if self.compile_config is not None:
             static = {"cache_implementation": "static", "compile_config": self.compile_config}
         if self.verifier is None:
             return static | dict(self.truncation)
+        static["verifier"] = self.verifier
         if draft is None:
-            return {"prompt_lookup_num_tokens": gamma, "verifier": self.verifier} | static
-        ours = {"assistant_model": draft, "verifier": self.verifier, "num_assistant_tokens": num_assistant_tokens}
-        return ours | static
+            return {"prompt_lookup_num_tokens": gamma} | static
+        return {"assistant_model": draft, "num_assistant_tokens": num_assistant_tokens} | static
 
 
 MethodLike = str | tuple[str, Verifier] | Method
@@ -181,9 +177,9 @@ def build_methods(
             '`methods` must name at least one method, got none; for example ["target", "lossless", "static:0.7"].'
         )
     labels = [method.label for method in methods]
-    twice = sorted({label for label in labels if labels.count(label) > 1})
-    if twice:
-        raise ValueError(f"`methods` must have different labels, got {', '.join(twice)} more than once.")
+    repeated = sorted({label for label in labels if labels.count(label) > 1})
+    if repeated:
+        raise ValueError(f"`methods` must have different labels, got {', '.join(repeated)} more than once.")
     return methods
 
 
@@ -217,15 +213,15 @@ def _build(spec: MethodLike, head: HeadLike | None, device: torch.device | str |
     if name not in VERIFIERS:
         known = [PLAIN, *VERIFIERS]
         raise ValueError(
-            f"unknown method {spec!r}{did_you_mean(name, known)}; known are {', '.join(known)}, with parameters as in "
-            "lenience:0.3."
+            f"unknown method {spec!r}{did_you_mean(name, known)}; known methods: {', '.join(known)}, with parameters "
+            "as in lenience:0.3."
         )
     return Method(spec, build_verifier(spec))
 
 
 def _truncation(spec: str, parameters: str | None) -> tuple[tuple[str, float], ...]:
-    """Return the arguments of `generate` in "target:top_p=0.9:top_k=50"; none for "target"."""
-    found: list[tuple[str, float]] = []
+    """Return the names and values in "target:top_p=0.9:top_k=50"; empty for "target"."""
+    arguments: list[tuple[str, float]] = []
     for part in [] if parameters is None else parameters.split(":"):
         name, _, value = part.partition("=")
         if name not in TRUNCATIONS or (number := parse_number(value)) is None:
@@ -233,28 +229,30 @@ def _truncation(spec: str, parameters: str | None) -> tuple[tuple[str, float], .
                 f"method {spec!r} must have the form target, or target:<name>=<value> with names of "
                 f"{', '.join(TRUNCATIONS)}, for example target:top_p=0.9."
             )
-        found.append((name, int(number) if name == "top_k" else number))
-    return tuple(found)
+        arguments.append((name, int(number) if name == "top_k" else number))
+    return tuple(arguments)
 
 
 def constant_draft(draft: PreTrainedModel, gamma: int) -> PreTrainedModel:
-    """Return a shallow copy of the draft model with a constant draft length in its generation config, the only place
-    where transformers reads it."""
-    twin = copy.copy(draft)
-    twin.generation_config = copy.deepcopy(draft.generation_config)
-    twin.generation_config.num_assistant_tokens = gamma
-    twin.generation_config.num_assistant_tokens_schedule = "constant"
-    twin.generation_config.assistant_confidence_threshold = 0.0
-    return twin
+    """Return a shallow copy of the draft model whose generation config sets a constant draft length.
+
+    transformers reads the draft length only there.
+    """
+    shallow = copy.copy(draft)
+    shallow.generation_config = copy.deepcopy(draft.generation_config)
+    shallow.generation_config.num_assistant_tokens = gamma
+    shallow.generation_config.num_assistant_tokens_schedule = "constant"
+    shallow.generation_config.assistant_confidence_threshold = 0.0
+    return shallow
 
 
 def describe(verifier: Verifier) -> str:
     """Return a description of a verifier with its parameters and a digest of each module."""
-    shown = []
+    settings = []
     for name, value in verifier.settings().items():
         if isinstance(value, Verifier):
             text = describe(value)
         else:
             text = module_digest(value) if isinstance(value, torch.nn.Module) else repr(value)
-        shown.append(f"{name}={re.sub(' at 0x[0-9a-f]+', '', text)}")  # addresses differ between runs
-    return f"{type(verifier).__name__}({', '.join(shown)})"
+        settings.append(f"{name}={re.sub(' at 0x[0-9a-f]+', '', text)}")  # addresses differ between runs
+    return f"{type(verifier).__name__}({', '.join(settings)})"

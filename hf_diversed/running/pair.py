@@ -1,4 +1,4 @@
-"""A target and a draft model with their tokenizer and heads."""
+"""A target and a draft model, their tokenizer and their heads."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ from hf_diversed.head import DiversedHead
 
 @dataclass(frozen=True)
 class Pair:
-    """A target and a draft model of one vocabulary, their tokenizer, and their heads by task.
+    """A target and a draft model with the same vocabulary, their tokenizer, and their heads by task.
 
     Without a draft model, draft tokens come from prompt lookup.
     """

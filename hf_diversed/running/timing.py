@@ -1,4 +1,4 @@
-"""Summaries of repeated timings: median, range, and whether they vary too much for a ratio. Standard library only."""
+"""Summaries of repeated timings: median, range, and whether the range is too wide. Standard library only."""
 
 import math
 from collections.abc import Sequence
@@ -33,7 +33,7 @@ class Spread:
 
     @property
     def is_noisy(self) -> bool:
-        """Whether the range exceeds `NOISE_LIMIT` of the median, or fewer than two measurements give no range."""
+        """Whether the range exceeds `NOISE_LIMIT` of the median, or there are fewer than two measurements."""
         return self.count < 2 or not self.high - self.low <= NOISE_LIMIT * self.median
 
     def __str__(self) -> str:

@@ -38,7 +38,7 @@ def get_task(name: str, *, allow_code_execution: bool = False, unsafe_code_execu
         ValueError: for an unknown name.
     """
     if name not in TASKS:
-        raise ValueError(f"unknown task {name!r}{did_you_mean(name, TASKS)}; known are {', '.join(TASKS)}.")
+        raise ValueError(f"unknown task {name!r}{did_you_mean(name, TASKS)}; known tasks: {', '.join(TASKS)}.")
     task = TASKS[name]
     return task(allow_code_execution, unsafe_code_execution) if issubclass(task, CodeTask) else task()
 

@@ -30,7 +30,8 @@ class Task:
         metric: name of the score in tables: "accuracy", "rouge2", "bleu" or "pass@1".
         source: the dataset on the Hub; None for an embedded task, whose records are packaged.
         splits: the existing splits.
-        columns: columns that a record must have. `"a|b"` is either one, `"a.b"` the entry `b` of the mapping in `a`.
+        columns: columns that a record must have. `"a|b"` means either of the two, `"a.b"` the entry `b` of the mapping
+            in column `a`.
         score_columns: columns that `score` reads.
         max_new_tokens: a length that almost all references fit in.
         stop_strings: strings at which a completion of a plain prompt ends; `score` cuts there, and a decoder may stop
@@ -109,7 +110,7 @@ class Task:
         return completion[: min((end for end in ends if end >= 0), default=None)]
 
     def missing_columns(self, record: Record, columns: Sequence[str] | None = None) -> list[str]:
-        """Return the columns that a record lacks, by default of the required ones."""
+        """Return those of `columns` that a record lacks; by default of the required ones."""
         return [name for name in (self.columns if columns is None else columns) if lookup(record, name) is None]
 
     def _check_shots(self, record: Record, shots: Sequence[Record]) -> None:
@@ -134,8 +135,8 @@ def choose_shots(pool: Sequence[Record], n: int, record: Record) -> list[Record]
 
 
 def lookup(record: Record, column: str) -> Any:
-    """Return the value of a column, or None. `"a|b"` is the first existing one of the two, `"a.b"` the entry `b` of
-    the mapping in `a`."""
+    """Return the value of a column, or None. `"a|b"` and `"a.b"` are as in `Task.columns`; the first existing one of
+    `a` and `b` is returned."""
     for name in column.split("|"):
         value: Any = record
         for part in name.split("."):

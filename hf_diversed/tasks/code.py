@@ -14,8 +14,8 @@ STOP_POINTS = ("Question:", "Task:", "Problem:", "Explanation:", "Write a Python
 
 
 def extract_code(completion: str, stop_points: Sequence[str] = STOP_POINTS) -> str:
-    """Return the code of a completion: the first fenced block, or everything before a line that starts with a stop
-    point or a fence.
+    """Return the code of a completion: the first fenced block, or everything before the first line that starts with a
+    stop point or a fence.
 
     A completion whose first line is code is treated as not fenced: a later fence closes a block that the prompt
     opened, or follows the answer. A fenced block loses only its `if __name__` part, since the program runs as the main
@@ -36,7 +36,7 @@ def _cut(text: str, stop_points: Sequence[str]) -> str:
 
 class Mbpp(CodeTask):
     """The full set: columns `text`, `code`, `test_list` and optionally `test_setup_code`. A test is an `assert`
-    statement. The columns of the sanitized set are read as well."""
+    statement. The column names of the sanitized set are also accepted."""
 
     name = "mbpp"
     source = HubSource("google-research-datasets/mbpp", "full")
@@ -88,8 +88,8 @@ class HumanEval(CodeTask):
     """Columns `prompt`, `canonical_solution`, `test` (defines `check`) and `entry_point`.
 
     A completion is a body, which ends at the next line without indentation, or a complete function, which overrides
-    the signature in the prompt. If a training row's `prompt` is rendered, with shots or chat turns, `task_prompt`
-    contains the record's own.
+    the signature in the prompt. If the `prompt` of a training row includes shots or chat turns, `task_prompt` contains
+    the record's original prompt.
     """
 
     name = "humaneval"
@@ -112,8 +112,8 @@ class HumanEval(CodeTask):
         return self.prompt(record) + code
 
     def tests(self, record: Record) -> str:
-        """Return the definitions before the function in the prompt, and the tests: some tests use these (`poly`,
-        `encode_cyclic`), and the program could have redefined them."""
+        """Return the tests, after the definitions that precede the function in the prompt: some tests use these
+        definitions (`poly`, `encode_cyclic`), which the program could have changed."""
         test, function = joined_tests(self.name, [record["test"]]), record["entry_point"]
         above = self.prompt(record).rpartition(f"def {function}(")[0]
         return f"{above}\n{test}\ncheck({function})\n"

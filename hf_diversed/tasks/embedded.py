@@ -15,7 +15,7 @@ from hf_diversed.tasks.summaries import rouge2
 
 
 RECORDS = Path(__file__).parent / "records"
-# Seed whose records each split ships, in the order they were drawn; the packaged heads were trained with seed 42.
+# Seed that the packaged records of each split were drawn with, in this order; the packaged heads used seed 42.
 SEEDS = {"train": 42, "validation": 42, "test": 0}
 
 
@@ -36,7 +36,7 @@ class EmbeddedTask(Task):
         return record["completion"]
 
     def records(self, split: str, seed: int) -> list[dict[str, Any]]:
-        """Return all packaged records of a split: in their own order for `SEEDS[split]`, else shuffled by the seed."""
+        """Return all packaged records of a split: in packaged order for `SEEDS[split]`, else shuffled by the seed."""
         records = [json.loads(line) for line in _lines(self.name, split)]
         if seed != SEEDS[split]:
             random.Random(seed).shuffle(records)

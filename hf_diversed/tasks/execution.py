@@ -36,7 +36,7 @@ class CodeTask(Task):
         raise NotImplementedError
 
     def tests(self, record: Record) -> str:
-        """Return statements that fail unless the program is correct; names that they do not define are the program's.
+        """Return statements that fail unless the program is correct; they may use names that the program defines.
 
         Raises:
             ValueError: if the record has no tests.
@@ -83,7 +83,7 @@ def fenced(code: str) -> str:
 
 
 def joined_tests(task: str, tests: Sequence[str]) -> str:
-    """Join a record's tests; raise without any, since every completion would pass."""
+    """Join a record's tests. Raises ValueError without tests, because every completion would pass."""
     if not any(test.strip() for test in tests):
         raise ValueError(f"a record of task {task!r} has no tests, so any completion would pass; drop the record.")
     return "\n".join(tests).replace("\r\n", "\n") + "\n"

@@ -37,7 +37,7 @@ class Gsm8k(Task):
         return f"{worked.strip()}\nThe answer is {number.strip()}."
 
     def score(self, completion: str, record: Record) -> float:
-        """Return 1.0 if the completion's number (see `extract_number`) equals the gold one, else 0.0."""
+        """Return 1.0 if the completion's number (see `extract_number`) equals the reference, else 0.0."""
         marker, gold = record["answer"].rpartition("####")[1:]
         expected = parse_number(gold)
         if not marker or expected is None:

@@ -17,12 +17,13 @@ def load_records(
     Args:
         task: the task.
         split: one of `task.splits`; ignored with a `data_file`, which is one split.
-        n: number of records: the first `n` in an order shuffled by `seed`; None for all, in their own order.
-        seed: of the shuffle. The embedded tasks keep their own order for the seed of `embedded.SEEDS`.
-        data_file: JSON Lines with the dataset's columns, read instead of the task's source.
+        n: number of records, taken from the start after shuffling with `seed`; None for all, not shuffled.
+        seed: seed of the shuffle. Embedded tasks are not shuffled for the seed in `embedded.SEEDS`.
+        data_file: JSON Lines file with the dataset's columns, read instead of the task's source.
 
     Raises:
-        ValueError: for a split that does not exist, more records than there are, missing columns, broken JSON.
+        ValueError: if the split does not exist, `n` exceeds the number of records, a column is missing, or the file
+            is not valid JSON Lines.
     """
     if n is not None and n < 1:
         raise ValueError(f"`n` must be at least 1, got {n}. Leave it out for all records.")
@@ -84,7 +85,7 @@ def _from_hub(task: Task, split: str, n: int | None, seed: int) -> list[dict[str
 
 
 def choose(items: list, n: int | None, seed: int, where: str) -> list:
-    """Return the first `n` items in an order shuffled by `seed`; for None or their number, all in their own order."""
+    """Return the first `n` items after shuffling with `seed`; all, not shuffled, if `n` is None or their number."""
     if n is None or n == len(items):
         return items
     if n > len(items):

@@ -29,7 +29,7 @@ def extract_number(text: str) -> Fraction | None:
 
     In this order: the first line marked `#### x`, the last `\boxed{x}` that is not empty, the last `answer is x` or
     `answer: x`, the last number. Thousands separators, currency and percent signs, trailing periods and LaTeX spacing
-    are ignored; of an equation, the right-hand side is used. A box without a number gives None.
+    are ignored. For an equation, the right-hand side is used. A box without a number gives None.
     """
     text = _normalise(text)
     for statement in _MARKED.findall(text):
@@ -40,8 +40,8 @@ def extract_number(text: str) -> Fraction | None:
     for statement in reversed(_STATED.findall(text)):
         if (number := _of_statement(_SENTENCE_END.split(statement, maxsplit=1)[0])) is not None:
             return number
-    found = list(_NUMBER.finditer(text))
-    return _value(found[-1]) if found else None
+    matches = list(_NUMBER.finditer(text))
+    return _value(matches[-1]) if matches else None
 
 
 def parse_number(text: str) -> Fraction | None:

@@ -1,4 +1,4 @@
-"""Few-shot and chat prompts of a task: as rows for training, and as a task for evaluation."""
+"""Few-shot and chat prompts of a task, as rows for training or as a task for evaluation."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,8 +11,8 @@ from hf_diversed.tasks.base import Record, Task, choose_shots
 def prompt_rows(
     task: Task, records: Sequence[Record], *, pool: Sequence[Record] = (), shots: int = 0, chat: bool = False
 ) -> list[dict[str, Any]]:
-    """Return one row per record: its columns, and "prompt" as text, or as chat messages if `chat`. A record's own
-    column "prompt" is renamed to "task_prompt".
+    """Return one row per record: its columns, and "prompt" as text, or as chat messages if `chat`. An existing column
+    "prompt" is renamed to "task_prompt".
 
     Args:
         pool: records from which the `shots` solved examples are taken; a record is never its own example.
@@ -30,10 +30,10 @@ def prompt_rows(
 
 class PromptedTask:
     """A task with the prompts of `prompt_rows` as text: after solved examples, or in a chat template, which needs no
-    stop strings. The score is the task's.
+    stop strings. Scores are those of the task.
 
     Attributes:
-        prompt_format: the arguments that differ from those of the plain prompt, for an evaluation's header.
+        prompt_format: `shots` and `chat` if they are set, else empty; stored in the header of an evaluation.
 
     Args:
         tokenizer: provides the chat template. Tokenize chat prompts with `add_special_tokens=False`.

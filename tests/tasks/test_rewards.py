@@ -78,7 +78,7 @@ def test_loads_tasks_functions_and_paths(monkeypatch: pytest.MonkeyPatch, tmp_pa
 @pytest.mark.parametrize(
     ("spec", "error", "message"),
     [
-        ("task:gsm9k", ValueError, "unknown task 'gsm9k' \\(did you mean gsm8k\\?\\); known are"),
+        ("task:gsm9k", ValueError, "unknown task 'gsm9k' \\(did you mean gsm8k\\?\\); known tasks:"),
         ("length", ValueError, 'a reward must be "task:name" or "package.module.function", got \'length\''),
         ("", ValueError, 'a reward must be "task:name"'),
         ("a..b", ValueError, 'a reward must be "task:name"'),

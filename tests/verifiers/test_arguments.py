@@ -87,7 +87,7 @@ def test_builds_a_verifier_from_text(spec: str, expected: str):
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("strict", "unknown verifier 'strict' .*; known are lossless, static, .*, phase"),
+        ("strict", "unknown verifier 'strict' .*; known verifiers: lossless, static, .*, phase"),
         ("static", "verifier 'static' needs a value, for example static:0.7 "),
         ("lenience", r"verifier 'lenience' needs a value, for example lenience:0.3 \(the form is lenience:lenience"),
         ("lenienc:0.3", r"unknown verifier 'lenienc' \(did you mean lenience\?\)"),
