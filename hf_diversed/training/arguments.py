@@ -16,10 +16,9 @@ MIN_WINDOW = 2000
 class DiversedConfig(TrainingArguments):
     """`TrainingArguments` with the settings of rollouts, objective and constraint.
 
-    One step is one update of the head. The rollouts are drawn at every `num_iterations`-th step and reused by the
-    steps in between.
+    One step is one update of the head. Rollouts are drawn every `num_iterations` steps and reused in between.
 
-    The run is constrained unless `acceptance_coef` is given: the coefficient c of acceptance adapts so that the mean
+    The run is constrained unless `acceptance_coef` is set: the coefficient c of acceptance adapts so that the mean
     reward stays within `max_quality_drop` of the target model's own reward on the same prompts.
 
     Raises:
@@ -38,7 +37,7 @@ class DiversedConfig(TrainingArguments):
     max_steps: int = field(
         default=160, metadata={"help": "Total updates; max_steps / num_iterations batches of rollouts."}
     )
-    learning_rate: float = field(default=0.2, metadata={"help": "Of Adam, on the head's few parameters."})
+    learning_rate: float = field(default=0.2, metadata={"help": "Learning rate of Adam."})
     lr_scheduler_type: str = field(default="linear", metadata={"help": "Learning rate schedule, as in transformers."})
     warmup_steps: float = field(default=16, metadata={"help": "Steps of linear warm-up."})
     max_grad_norm: float = field(
@@ -46,9 +45,9 @@ class DiversedConfig(TrainingArguments):
     )
 
     num_assistant_tokens: int = field(default=5, metadata={"help": "Draft tokens per round (gamma)."})
-    temperature: float = field(default=1.0, metadata={"help": "Of the rollouts; above 0."})
-    top_k: int = field(default=0, metadata={"help": "Of the rollouts; 0 keeps the whole vocabulary."})
-    top_p: float = field(default=1.0, metadata={"help": "Of the rollouts; 1 keeps the whole vocabulary."})
+    temperature: float = field(default=1.0, metadata={"help": "Sampling temperature of rollouts, above 0."})
+    top_k: int = field(default=0, metadata={"help": "Top-k of rollouts; 0 keeps the whole vocabulary."})
+    top_p: float = field(default=1.0, metadata={"help": "Top-p of rollouts; 1 keeps the whole vocabulary."})
     max_completion_length: int = field(default=128, metadata={"help": "Longest rollout in tokens."})
 
     head_features: str = field(
@@ -56,7 +55,7 @@ class DiversedConfig(TrainingArguments):
     )
     token_features: bool = field(
         default=False,
-        metadata={"help": "Make a new head a token head, which also reads the draft token: one weight per token."},
+        metadata={"help": "Make a new head a token head, which predicts a weight per token, not per position."},
     )
     head_type: str = field(default="linear", metadata={"help": "Shape of a new head: linear or mlp."})
     initial_weight: float = field(
@@ -65,13 +64,13 @@ class DiversedConfig(TrainingArguments):
     initial_lenience: float = field(
         default=0.2,
         metadata={
-            "help": "Initial lenience of a new token head: w is 1/2 where p/q has this value, and rises as p/q falls. "
-            "With constant initial weights, token heads do not learn."
+            "help": "Initial lenience of a new token head: w is 1/2 at this p/q and increases as p/q decreases. Token "
+            "heads with constant initial weights do not learn."
         },
     )
 
     acceptance_coef: float | None = field(
-        default=None, metadata={"help": "Reward for full acceptance, c; by default it adapts to max_quality_drop."}
+        default=None, metadata={"help": "c, the reward for full acceptance; by default adapted to max_quality_drop."}
     )
     max_quality_drop: float = field(
         default=0.01, metadata={"help": "Tolerated drop below the target's own mean reward, absolute."}
@@ -82,7 +81,7 @@ class DiversedConfig(TrainingArguments):
     dual_learning_rate: float = field(default=0.2, metadata={"help": "Largest change of log c per batch of rollouts."})
     dual_window: int = field(default=2048, metadata={"help": f"Rollouts in the running mean, at least {MIN_WINDOW}."})
     reference_generations: int = field(
-        default=2, metadata={"help": "Completions of the target per prompt that measure its own reward."}
+        default=2, metadata={"help": "Completions of the target per prompt for measuring its own reward."}
     )
 
     clip_range: float | None = field(
@@ -100,20 +99,20 @@ class DiversedConfig(TrainingArguments):
     normalize_advantages: bool = field(
         default=False, metadata={"help": "Divide advantages by their standard deviation."}
     )
-    model_init_kwargs: dict | str | None = field(default=None, metadata={"help": "For models given by name (JSON)."})
-    reward_weights: list[float] | None = field(default=None, metadata={"help": "One per reward; 1 each by default."})
+    model_init_kwargs: dict | str | None = field(default=None, metadata={"help": "For loading models by name (JSON)."})
+    reward_weights: list[float] | None = field(default=None, metadata={"help": "One per reward; all 1 by default."})
 
-    dataloader_pin_memory: bool = field(default=False, metadata={"help": "Off: batches contain text."})
-    remove_unused_columns: bool = field(default=False, metadata={"help": "Off: rewards use the columns."})
-    logging_steps: float = field(default=4, metadata={"help": "Updates between lines of the log."})
+    dataloader_pin_memory: bool = field(default=False, metadata={"help": "Off, because batches contain text."})
+    remove_unused_columns: bool = field(default=False, metadata={"help": "Off, because rewards use the columns."})
+    logging_steps: float = field(default=4, metadata={"help": "Updates between log entries."})
     save_steps: float = field(
         default=40, metadata={"help": "Updates between checkpoints, a multiple of num_iterations."}
     )
     eval_steps: float | None = field(default=40, metadata={"help": "Updates between evaluations."})
-    metric_for_best_model: str | None = field(default="objective", metadata={"help": "Of `DiversedTrainer.evaluate`."})
+    metric_for_best_model: str | None = field(default="objective", metadata={"help": "A metric of the evaluation."})
     greater_is_better: bool | None = field(default=True, metadata={"help": "The objective is maximised."})
     restore_callback_states_from_checkpoint: bool = field(
-        default=True, metadata={"help": "On: c is restored from the checkpoint."}
+        default=True, metadata={"help": "On, because c is restored from the checkpoint."}
     )
 
     def set_head_defaults(self, token_features: bool) -> None:
@@ -135,7 +134,7 @@ class DiversedConfig(TrainingArguments):
                 check_range(name, value, low, high)
         if not self.temperature > 0:
             raise ValueError(
-                f"temperature must be above 0, got {self.temperature!r}: greedy rollouts have no score function. A "
+                f"temperature must be above 0, got {self.temperature!r}: greedy rollouts give no policy gradient. A "
                 "head trained at temperature 1 can also be used for greedy decoding."
             )
         self._check_baseline()

@@ -109,7 +109,7 @@ class AtomicCheckpoints(Trainer):
 class Rescue(TrainerCallback):
     """Saves a checkpoint when a reward raises, and repeats an interrupted evaluation when the run is resumed.
 
-    Without that evaluation, the step's head could not be selected as the best.
+    Without the repeated evaluation, the head of that step could not be selected as the best.
     """
 
     def __init__(self, trainer: Trainer):
@@ -123,8 +123,8 @@ class Rescue(TrainerCallback):
             self.trainer._save_checkpoint(self.trainer.model, trial=None)
 
     def save(self, error: RewardError) -> RewardError:
-        """Save a checkpoint and return the error with a message about it. Rewards are only called between updates, so
-        the state is consistent."""
+        """Save a checkpoint and return the error, extended by how to resume. Rewards are only called between updates,
+        so the state is consistent."""
         step = self.trainer.state.global_step
         if step == self.first_step:
             return RewardError(f"{error} No step was finished; run the same command again.")

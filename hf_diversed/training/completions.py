@@ -79,7 +79,7 @@ def divergences(
 ) -> dict[str, torch.Tensor]:
     """Return divergences of target and draft distributions whose vocabularies may be padded to different sizes.
 
-    Ids that only the draft model has are cut before its softmax. Ids that only the target model has get q = 0; p
+    Ids that only the draft model has are removed before its softmax. Ids that only the target model has get q = 0; p
     covers the whole target vocabulary.
 
     Args:
@@ -107,4 +107,4 @@ def divergences(
         return -torch.minimum(log_q.exp(), p).sum(-1).clamp_min(torch.finfo(p.dtype).tiny).log()
 
     kinds = {"tv": tv, "kl": kl, "lk": lk}
-    return {name: of(log_q if name == learned else log_q.detach()) for name, of in kinds.items()}
+    return {name: compute(log_q if name == learned else log_q.detach()) for name, compute in kinds.items()}

@@ -14,9 +14,9 @@ class ConstraintCallback(TrainerCallback, ExportableState):
     prevent windup while the head is still changing: c is bounded, steps are scaled by the filled share of the window,
     and c is unchanged while acceptance already rises, or the drop already shrinks, as the step intends.
 
-    `worth` reacts at once: it falls to 0 as the drop of the last two batches exceeds the bound (the proportional term
-    of arXiv 2007.03964). Without it, a head close to the draft model rejects too few tokens to learn from, and the
-    acceptance term lowers rejection further.
+    `worth` reacts at once: it decreases to 0 as the drop of the last two batches exceeds the bound (the proportional
+    term of arXiv 2007.03964). Without `worth`, a head that follows the draft model would reject too few tokens to
+    learn from, and the acceptance term would reduce rejections further.
 
     The state is stored in every checkpoint.
 
@@ -45,7 +45,7 @@ class ConstraintCallback(TrainerCallback, ExportableState):
         self.batches: list[list[float]] = []  # [rollouts, mean drop, mean acceptance], the newest last
 
     def go_on_from(self, other: "ConstraintCallback") -> None:
-        """Copy the batches and, unless fixed, c of another run. Bounds and window are unchanged."""
+        """Copy the batches and, unless c is fixed, the c of another run. Bounds and window are unchanged."""
         self.batches = other.batches
         if not self.fixed:
             self.coef = min(max(other.coef, self.low), self.high)
@@ -59,18 +59,18 @@ class ConstraintCallback(TrainerCallback, ExportableState):
         if self.fixed:
             return
         slack = (self.max_drop - self.drop) / max(self.max_drop, 1e-3)
-        if self._under_way(slack > 0):
+        if self._is_moving(slack > 0):
             return
-        move = self.learning_rate * min(max(slack, -1.0), 1.0) * self.filled
-        self.coef = min(max(self.coef * math.exp(move), self.low), self.high)
+        step = self.learning_rate * min(max(slack, -1.0), 1.0) * self.filled
+        self.coef = min(max(self.coef * math.exp(step), self.low), self.high)
 
     @property
     def worth(self) -> float:
-        """c, reduced linearly to 0 as the drop of the last two batches exceeds `max_drop` by up to `_LOST`."""
+        """c, reduced linearly to 0 as the drop of the last two batches exceeds `max_drop` by up to `_MAX_EXCESS`."""
         if self.fixed or not self.batches:
             return self.coef
         excess = self._mean(self.batches[-2:], 1) - self.max_drop
-        return self.coef * min(max(1.0 - excess / _LOST, 0.0), 1.0)
+        return self.coef * min(max(1.0 - excess / _MAX_EXCESS, 0.0), 1.0)
 
     @property
     def drop(self) -> float:
@@ -82,8 +82,8 @@ class ConstraintCallback(TrainerCallback, ExportableState):
         """Filled share of the window, in [0, 1]."""
         return min(sum(count for count, *_ in self.batches) / self.window, 1.0)
 
-    def _under_way(self, rise: bool) -> bool:
-        """Return whether acceptance already rises (for a rise of c), or the drop already shrinks (for a fall)."""
+    def _is_moving(self, rise: bool) -> bool:
+        """Return whether acceptance already increases (if c would rise) or the drop decreases (if c would fall)."""
         middle = len(self.batches) // 2
         if middle == 0:
             return True
@@ -105,5 +105,5 @@ class ConstraintCallback(TrainerCallback, ExportableState):
         }
 
 
-_LOST = 0.3
+_MAX_EXCESS = 0.3  # excess drop at which acceptance has no worth
 _STALLED = 0.005  # smaller changes between the halves of the window are ignored

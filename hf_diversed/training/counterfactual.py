@@ -1,8 +1,8 @@
-"""Training of a head on the labels of `training/labels.py`: a regression of the cost of keeping a draft token.
+"""Training of a head on the labels of `training/labels.py`, by regression of the cost of keeping a draft token.
 
 The head's logit is sharpness * (predicted cost - price) / spread, where spread is the standard deviation of predicted
-costs. With a large sharpness a token is accepted if its predicted cost is below the price. To first order that accepts
-the largest share of tokens for a given mean cost. Strictness s moves the price by -spread * logit(s).
+costs. With a large sharpness, a token is accepted if its predicted cost is below the price. To first order, this
+accepts the largest share of tokens for a given mean cost. Strictness s moves the price by -spread * logit(s).
 
 A rejection also discards the draft tokens after it. With `per_token_gained` the head therefore predicts the cost minus
 a price times the expected number of tokens that keeping the draft token gains, see `Labels.gain`. To first order, this
@@ -33,10 +33,11 @@ class FitSettings:
         lookahead: number of later draft tokens to use; None for all that were recorded.
         target_after: whether to use the target's hidden state after the token; None if it was recorded.
         kept_share: share of rejected draft tokens below the price at strictness 0.5, in (0, 1).
-        per_token_gained: whether the price is that of a token gained, instead of a draft token kept.
+        per_token_gained: whether the price is per token gained instead of per draft token kept.
         sharpness: change of the logit per standard deviation of predicted costs.
-        folds: of the cross-validation over prompts that chooses the penalty, or the number of updates of an "mlp".
-        seed: of the folds and the initial weights.
+        folds: number of folds of the cross-validation over prompts, which chooses the penalty or, for an "mlp", the
+            number of updates.
+        seed: seed of the folds and the initial weights.
     """
 
     head_type: str = "linear"
@@ -62,9 +63,10 @@ def fit_head(labels: Labels, settings: FitSettings) -> tuple[DiversedHead, dict[
     """Train a head on labels.
 
     Returns:
-        the head, and a report: `r2`, the share of the labels' variance that cross-validation explains, `price` and
-        `spread` in units of the score, `penalty` (of "linear") or `updates` (of "mlp"), and the numbers of labels and
-        prompts. With `per_token_gained`, also `price_per_token`; `price` and `spread` are of the predicted net cost.
+        The head, and a report: `r2`, the share of the labels' variance explained in cross-validation, `price` and
+        `spread` in units of the score, `penalty` (for "linear") or `updates` (for "mlp"), and the numbers of labels
+        and prompts. With `per_token_gained`, the report also has `price_per_token`, and `price` and `spread` refer to
+        the predicted net cost.
 
     Raises:
         ValueError: if the labels lack an input, or have fewer prompts than folds.
@@ -161,7 +163,8 @@ def _folds(prompt: torch.Tensor, settings: FitSettings) -> torch.Tensor:
 def _ridge(
     head: DiversedHead, values: torch.Tensor, cost: torch.Tensor, other: torch.Tensor, chosen: int | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the penalties, and the predictions for `other` with each of them; store the regression `chosen`."""
+    """Return the penalties `[P]` and the predictions for `other` with each, `[P, len(other)]`. If `chosen` is an index
+    of a penalty, store its regression in the head."""
     centre, mean = values.mean(0), cost.mean()
     values = values - centre
     scales, basis = torch.linalg.eigh(values.T @ values)
@@ -177,7 +180,7 @@ def _ridge(
 def _mlp(
     head: DiversedHead, values: torch.Tensor, cost: torch.Tensor, other: torch.Tensor, chosen: int | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """As `_ridge`, for numbers of updates of AdamW instead of penalties. Labels are divided by their deviation."""
+    """Same as `_ridge`, with numbers of AdamW updates instead of penalties and with standardized labels."""
     assert head.dense is not None
     mean, deviation = cost.mean(), cost.std().clamp_min(1e-12)
     start = [parameter.detach().double() for parameter in (head.dense.weight, head.dense.bias)]

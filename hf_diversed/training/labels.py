@@ -1,10 +1,10 @@
-"""Labels of rejected draft tokens: what it costs in score to keep one, from continuations of both branches.
+"""Labels of rejected draft tokens: the loss of score from keeping one, measured by continuing both branches.
 
 Completions are drawn by lossless speculative decoding. At some of its rejections, the text with the rejected draft
 token (*kept*) and the text with the residual token (*replaced*) are each continued several times by the target and
 scored. At temperature 0, the continuation of the replaced branch is the completion itself. The label is the mean score
-of the replaced branch minus that of the kept branch: the first-order cost of keeping the token, with everything after
-it following the target. It contains no interactions between kept tokens.
+of the replaced branch minus that of the kept branch: the first-order cost of keeping the token, since the rest of the
+text follows the target. Interactions between kept tokens are not included.
 
 Each draft token x is rejected with probability max(0, 1 - p/q), so x has the distribution max(q - p, 0) / TV(p, q):
 these are the tokens on which a relaxed verifier and the lossless one differ. The mean of the labels is therefore the
@@ -52,7 +52,7 @@ class LabelSettings:
         rejections: largest number of rejections per completion that are labelled, chosen at random.
         continuations: number of continuations of each branch; one is enough at temperature 0.
         lookahead: number of later draft tokens whose features are recorded.
-        seed: of all random numbers.
+        seed: seed of all random numbers.
     """
 
     rejections: int = 3
@@ -89,15 +89,15 @@ class Labels:
 
     @property
     def gain(self) -> torch.Tensor:
-        """Expected number of tokens that a round gains by keeping the draft token, float64 `[M]`: the token, and the
-        run after it that lossless verification accepts. Draft tokens beyond the recorded lookahead do not count."""
+        """Expected number of tokens that a round gains by keeping the draft token, float64 `[M]`: the token itself and
+        the following draft tokens that lossless verification accepts, within the recorded lookahead."""
         later = self.inputs["lookahead"].double()
         accepted = (later[..., 0].exp() * later[..., 3]).clamp_max(1.0)
         return 1.0 + accepted.cumprod(-1).sum(-1)
 
     @property
     def noise(self) -> float:
-        """Standard deviation of a label that is due to the sampled continuations; NaN with one per branch."""
+        """Standard deviation of a label due to sampling of continuations; NaN with one continuation per branch."""
         if self.scores.shape[-1] == 1:
             return math.nan
         return float((self.scores.var(-1).sum(-1) / self.scores.shape[-1]).mean().sqrt())
@@ -145,10 +145,10 @@ def make_labels(
     done = _read_done(path, about)
     if not done and not path.exists():
         append_lines(path, [{"settings": about, "provenance": provenance(settings.seed)}])
-    left = batches[done:]
-    if left:
+    remaining = batches[done:]
+    if remaining:
         branches = 1 if sampling.temperature == 0 else 2  # when greedy, the completion is one of them
-        continued, count = branches * settings.rejections * settings.continuations, sum(map(len, left))
+        continued, count = branches * settings.rejections * settings.continuations, sum(map(len, remaining))
         notify(
             f"{count} completions of the target, then at most {continued} continuations of each, of half the length "
             f"on average: at most the cost of {count * (1 + continued / 2):.0f} completions."
@@ -160,7 +160,7 @@ def make_labels(
 
 
 class LabelRun:
-    """Completes, chooses rejections, continues both branches and scores them."""
+    """Completes prompts, chooses rejections, continues both branches of each, and scores them."""
 
     def __init__(self, pair: Pair, task: Task, sampling: Sampling, settings: LabelSettings):
         self.pair, self.task, self.sampling, self.settings = pair, task, sampling, settings
@@ -172,7 +172,7 @@ class LabelRun:
         self.estimated = False
 
     def describe(self) -> dict[str, Any]:
-        """Return what must be equal in a run that continues this one."""
+        """Return the settings that a continued run must share."""
         models = {"target": self.pair.target, "draft": self.pair.draft}
         sampling = asdict(self.sampling) | {"stop_strings": list(self.sampling.stop_strings)}
         config = self.recorder.verifier.head.config  # type: ignore[union-attr]
@@ -245,14 +245,14 @@ class LabelRun:
     ) -> list[float]:
         """Return the score of one continuation of each text; `owners` are the indices of their prompts."""
         longest = self.sampling.max_new_tokens
-        open_ones = [index for index, ids in enumerate(texts) if not self._ended(ids)]
-        starts = [prompts[owners[index]] + texts[index] for index in open_ones]
+        unfinished = [index for index, ids in enumerate(texts) if not self._ended(ids)]
+        starts = [prompts[owners[index]] + texts[index] for index in unfinished]
         texts = list(texts)
         for part, order in enumerate(plan_batches([len(start) for start in starts], self.sampling.batch_size)):
-            room = max(longest - len(texts[open_ones[place]]) for place in order)
+            room = max(longest - len(texts[unfinished[place]]) for place in order)
             drawn = self.decoder(self.lossless, [starts[place] for place in order], seed + part, max_new_tokens=room)
             for place, ids in zip(order, drawn.tokens):
-                index = open_ones[place]
+                index = unfinished[place]
                 texts[index] = (texts[index] + ids)[:longest]
         answers = [cut(self.decoder.text(ids), self.decoder.stop_strings) for ids in texts]
         return self.task.score_batch(answers, [records[owner] for owner in owners])
@@ -264,13 +264,13 @@ class LabelRun:
 
 
 def cut(text: str, stop_strings: Sequence[str]) -> str:
-    """Return a text up to and including its first stop string, as decoding would have left it."""
+    """Return a text up to and including its first stop string, where decoding stops."""
     ends = [text.index(stop) + len(stop) for stop in stop_strings if stop in text]
     return text[: min(ends)] if ends else text
 
 
 def load_labels(path: Path) -> Labels:
-    """Read a file of `make_labels`, which need not be complete.
+    """Read a file that `make_labels` wrote, complete or not.
 
     Raises:
         ValueError: if it contains no labels.
@@ -293,11 +293,11 @@ def _read_done(path: Path, about: dict[str, Any]) -> int:
     lines = read_lines(path) if path.exists() else []
     if not lines:
         return 0
-    found = lines[0].get("settings", {})
-    different = sorted(name for name in about.keys() | found.keys() if about.get(name) != found.get(name))
+    stored = lines[0].get("settings", {})
+    different = sorted(name for name in about.keys() | stored.keys() if about.get(name) != stored.get(name))
     if different:
-        shown = ", ".join(f"{name} ({found.get(name)!r}, now {about.get(name)!r})" for name in different)
-        raise ValueError(f"{path} was written with other settings: {shown}. Use these, or another file.")
+        changes = ", ".join(f"{name} ({stored.get(name)!r}, now {about.get(name)!r})" for name in different)
+        raise ValueError(f"{path} was written with other settings: {changes}. Use the same ones, or another file.")
     return len(lines) - 1
 
 

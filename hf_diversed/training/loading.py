@@ -14,10 +14,10 @@ from hf_diversed.training.arguments import DiversedConfig
 def load_frozen(model: PreTrainedModel | str, args: DiversedConfig) -> PreTrainedModel:
     """Return a model in eval mode and without gradients. A name is loaded onto the device of this process."""
     if isinstance(model, str):
-        given = args.model_init_kwargs or {}
-        if isinstance(given, str):
-            raise ValueError(f"model_init_kwargs must be a JSON object or a dict, got {given!r}.")
-        options = {"dtype": "auto", "device_map": {"": args.device}} | given
+        init_kwargs = args.model_init_kwargs or {}
+        if isinstance(init_kwargs, str):
+            raise ValueError(f"model_init_kwargs must be a JSON object or a dict, got {init_kwargs!r}.")
+        options = {"dtype": "auto", "device_map": {"": args.device}} | init_kwargs
         model = AutoModelForCausalLM.from_pretrained(model, **options)
     return model.eval().requires_grad_(False)
 
@@ -57,9 +57,9 @@ def fresh_head(target: PreTrainedModel, draft: PreTrainedModel | None, args: Div
 
 
 def set_initial_prediction(head: DiversedHead, args: DiversedConfig) -> None:
-    """Let a head predict `args.initial_weight` at every position or, with token features, `args.initial_lenience`.
+    """Initialize a head to the weight `args.initial_weight` or, with token features, to `args.initial_lenience`.
 
-    Standardization of the head's inputs does not change these predictions.
+    The predictions do not depend on how inputs are standardized; call this again after `standardize`.
     """
     if head.needs_token:
         head.start_lenient(args.initial_lenience)

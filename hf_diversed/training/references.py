@@ -41,21 +41,21 @@ class ReferenceRewards:
         return [prompt for key, prompt in {_key(p): p for p in prompts}.items() if key not in self.rewards]
 
     def add(self, prompts: list, rewards: list[float | None]) -> None:
-        """Add the mean reward of each prompt, which occurs once per completion. None is excluded from the mean; a
-        prompt with only None gets None."""
-        found: dict[str, list[float]] = {_key(prompt): [] for prompt in prompts}
+        """Add the mean reward of each prompt; `prompts` and `rewards` have one entry per completion. The mean omits
+        rewards that are None; if all are None, so is the mean."""
+        by_key: dict[str, list[float]] = {_key(prompt): [] for prompt in prompts}
         for prompt, reward in zip(prompts, rewards):
             if reward is not None:
-                found[_key(prompt)].append(reward)
-        self.rewards |= {key: sum(values) / len(values) if values else None for key, values in found.items()}
+                by_key[_key(prompt)].append(reward)
+        self.rewards |= {key: sum(values) / len(values) if values else None for key, values in by_key.items()}
 
     def measure(self, rows: Sequence[dict[str, Any]], draw: Callable[..., list], portion: int, save: bool) -> None:
         """Measure the missing rewards of `rows` in portions, and save after each portion.
 
         Args:
             rows: rows with a "prompt".
-            draw: function of rows and a number for the seed; returns one (prompt, reward) pair per completion. The
-                number is that of the stored rewards, so a resumed measurement draws the same completions.
+            draw: function of rows and a seed; returns one (prompt, reward) pair per completion. The seed is the number
+                of stored rewards, so a resumed measurement draws the same completions.
             portion: number of prompts per call of `draw`.
             save: whether this process writes the file.
         """

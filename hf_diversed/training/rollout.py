@@ -44,9 +44,8 @@ class RecordingVerifier(DiversedVerifier):
     """The DIVERSED verifier at strictness 0.5 (as trained), with the head's inputs recorded.
 
     Attributes:
-        records_bias: whether records contain the exact TV(v, p) of every position. With token features this needs the
-            weight of every token in the vocabulary; with False only the draft token's value, `Trace.bias`, is
-            recorded.
+        records_bias: whether records contain the exact TV(v, p) at every position, which with token features requires
+            the weights of all tokens in the vocabulary. If False, they contain the estimate `Trace.bias`.
     """
 
     keeps_inputs = True
@@ -95,7 +94,7 @@ class Sampler:
             head: the head to train or evaluate.
             seed: seed of the first batch, increased by 1 per batch.
             batch_size: rows per batch; None for `settings.batch_size`.
-            keep_inputs: record the head's inputs, `[M, D]` each, which updates need. With False, `inputs` is empty.
+            keep_inputs: whether to record the head's inputs, `[M, ...]`, for updates; if False, `inputs` is empty.
         """
         verifier = self.verifier_class(head)
         verifier.keeps_inputs = keep_inputs

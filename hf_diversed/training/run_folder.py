@@ -37,7 +37,7 @@ def sole_run(args: TrainingArguments) -> Iterator[None]:
         OSError: in every process of this run, if another run uses the folder or it cannot be written to.
     """
     lock = FileLock(Path(args.output_dir) / LOCK)
-    problem = _taken(lock, Path(args.output_dir)) if args.process_index == 0 else None
+    problem = _acquire(lock, Path(args.output_dir)) if args.process_index == 0 else None
     try:
         # Broadcast the error: otherwise the other processes wait forever.
         if problem := broadcast_object_list([problem])[0]:
@@ -47,7 +47,7 @@ def sole_run(args: TrainingArguments) -> Iterator[None]:
         lock.release()
 
 
-def _taken(lock: FileLock, folder: Path) -> OSError | None:
+def _acquire(lock: FileLock, folder: Path) -> OSError | None:
     """Acquire the lock; return the error if that fails, else None."""
     try:
         check_writable(folder)

@@ -41,9 +41,10 @@ class Scorer:
         truncation; and "counts" of the whole batch."""
         facts = self.rewards(rows, rollouts.completions, rollouts.completion_ids)
         if self.references is not None:
-            own = [self.references[row["prompt"]] for row in rows]
+            references = [self.references[row["prompt"]] for row in rows]
             facts["drop"] = [
-                None if best is None or got is None else best - got for best, got in zip(own, facts["reward"])
+                None if reference is None or reward is None else reference - reward
+                for reference, reward in zip(references, facts["reward"])
             ]
         counts = rollouts.stats
         return facts | {
@@ -55,21 +56,21 @@ class Scorer:
 
 
 def gathered(make: Callable[[], list]) -> list:
-    """Return the items of all devices, in the order of their ranks. A `RewardError` on one device is raised on all,
-    since the others would wait forever."""
+    """Return the items that `make` returns on all devices, in the order of their ranks. A `RewardError` on one device
+    is raised on all, because the others would wait forever."""
     try:
-        mine = make()
+        local = make()
     except RewardError as error:
-        mine = [error]
-    found = gather_object(mine)
-    if failed := next((item for item in found if isinstance(item, RewardError)), None):
+        local = [error]
+    items = gather_object(local)
+    if failed := next((item for item in items if isinstance(item, RewardError)), None):
         raise failed
-    return found
+    return items
 
 
-def merged(everyone: list[dict[str, list]]) -> dict[str, list]:
+def merged(by_device: list[dict[str, list]]) -> dict[str, list]:
     """Concatenate the facts of all devices, in the order of their ranks."""
-    return {name: [value for facts in everyone for value in facts[name]] for name in everyone[0]}
+    return {name: [value for facts in by_device for value in facts[name]] for name in by_device[0]}
 
 
 def known(values: Sequence[float | None]) -> list[float]:

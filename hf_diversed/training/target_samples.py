@@ -50,19 +50,19 @@ def sample_completions(
         "stop_strings": list(stop_strings),
     }
     # Only the first process reads the file: other nodes may not share its disk.
-    found = _read_samples(path, settings) if args.process_index == 0 else {}
-    found = broadcast_object_list([found])[0]
-    missing = sorted({*prompts} - found.keys(), key=lambda prompt: (len(prompt), prompt))
+    samples = _read_samples(path, settings) if args.process_index == 0 else {}
+    samples = broadcast_object_list([samples])[0]
+    missing = sorted({*prompts} - samples.keys(), key=lambda prompt: (len(prompt), prompt))
     portion = max(1, args.generation_batch_size // args.num_samples_per_prompt) * args.world_size
     for start in range(0, len(missing), portion):
         mine = missing[start : start + portion][args.process_index :: args.world_size]
         drawn = gather_object(list(zip(mine, _draw(target, tokenizer, mine, args, stop_strings) if mine else [])))
-        found |= dict(drawn)
+        samples |= dict(drawn)
         if args.process_index == 0:
             append_lines(
                 path, [{"prompt_ids": prompt, "completion_ids": completions} for prompt, completions in drawn]
             )
-    return found
+    return samples
 
 
 def _draw(target, tokenizer, prompts: list[Ids], args: "DraftTuningConfig", stop_strings) -> list[list[Ids]]:
@@ -113,8 +113,8 @@ def _read_samples(path: Path, settings: dict) -> dict[Ids, list[Ids]]:
     if not path.exists() or path.stat().st_size == 0:
         append_lines(path, [{"settings": settings}])
     header, *lines = read_lines(path)
-    made_under = header.get("settings", {})
-    if changed := sorted(name for name in settings if made_under.get(name) != settings[name]):
+    stored = header.get("settings", {})
+    if changed := sorted(name for name in settings if stored.get(name) != settings[name]):
         raise ValueError(
             f"{path.name} holds completions that were drawn with other settings ({', '.join(changed)}); use another "
             "output_dir, or remove the file to draw them again."

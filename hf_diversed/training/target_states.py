@@ -28,7 +28,7 @@ def with_target_states(
     The states are stored in `target_states.bin`, which is appended to after each batch and memory-mapped.
 
     Args:
-        examples: examples as `collate` takes them.
+        examples: examples in the format of `collate`.
         target: the target model.
         folder: folder of the file.
         batch_size: examples per forward pass of the target.
@@ -68,8 +68,8 @@ def with_target_states(
 def _drop_torn_states(path: Path, settings: dict, bounds: list[int]) -> int:
     """Truncate the file after its last complete example and return the number of complete examples."""
     about = path.with_suffix(".json")
-    known = json.loads(about.read_text()) if about.exists() else settings
-    if changed := sorted(name for name in settings if known.get(name) != settings[name]):
+    stored = json.loads(about.read_text()) if about.exists() else settings
+    if changed := sorted(name for name in settings if stored.get(name) != settings[name]):
         raise ValueError(
             f"{path.name} contains hidden states of another target or of other completions ({', '.join(changed)}); "
             f"use another output_dir, or remove it and {about.name} to compute them again."
@@ -80,9 +80,9 @@ def _drop_torn_states(path: Path, settings: dict, bounds: list[int]) -> int:
             size = file.tell()
             done = max(number for number, bound in enumerate(bounds) if bound <= size)
             file.truncate(bounds[done])
-        wanted, free = bounds[-1] - bounds[done], shutil.disk_usage(path.parent).free
-        if wanted > free:
-            raise OSError(f"it would grow by {wanted / 2**30:.1f} GiB")
+        needed, free = bounds[-1] - bounds[done], shutil.disk_usage(path.parent).free
+        if needed > free:
+            raise OSError(f"it would grow by {needed / 2**30:.1f} GiB")
     write_json(about, settings)
     return done
 
@@ -98,8 +98,8 @@ def _read(target: PreTrainedModel, examples: list[dict]) -> torch.Tensor:
 
 def _check_output(target: PreTrainedModel, example: dict) -> None:
     logits = completion_logits(target, collate([example]), target).float()
-    made = target.get_output_embeddings()(_read(target, [example])).float()
-    if not torch.allclose(made, logits, rtol=1e-2, atol=1e-2 * logits.std().item()):
+    projected = target.get_output_embeddings()(_read(target, [example])).float()
+    if not torch.allclose(projected, logits, rtol=1e-2, atol=1e-2 * logits.std().item()):
         raise ValueError(
             "keep_target_states=True needs a target whose logits are those of its output embedding, but "
             f"{type(target).__name__} caps them; set it to False."

@@ -60,7 +60,7 @@ class DiversedTrainer(AtomicCheckpoints):
         target: the target model, or its name or folder (loaded with `args.model_init_kwargs`).
         draft: the draft model, or its name or folder. None for prompt lookup, as in
             `generate(prompt_lookup_num_tokens=...)`.
-        head: head to train further; None creates one with `args.head_features`, `args.token_features` and
+        head: head to continue training; None creates one from `args.head_features`, `args.token_features` and
             `args.head_type`.
         reward_funcs: one or more functions `(completions, **columns) -> list[float | None]`, or their names; see
             `tasks.rewards.load_reward`.
@@ -237,8 +237,8 @@ class DiversedTrainer(AtomicCheckpoints):
     def _advantages(self, facts: dict[str, list]) -> torch.Tensor:
         """Return rewards of all devices minus their baseline; 0 for rollouts without a reward.
 
-        In a constrained run, the target's own reward on the prompt is subtracted first. A baseline that depends on
-        the prompt only adds no bias and reduces variance.
+        In a constrained run, the target's own reward on the prompt is subtracted first. It depends on the prompt only,
+        so it reduces variance without adding bias.
         """
         gains = facts["reward"]
         if self.scorer.references is not None:
@@ -257,14 +257,14 @@ class DiversedTrainer(AtomicCheckpoints):
         return advantage
 
     def _standardize(self, inputs: dict[str, torch.Tensor]) -> None:
-        """Standardize a new head's inputs on the first rollouts, without a change of its initial predictions."""
+        """Standardize a new head's inputs on the first rollouts; its initial predictions do not change."""
         self.model.standardize(**inputs)
         for values in (self.model.input_mean, self.model.input_std):
             values.copy_(broadcast(values))
         set_initial_prediction(self.model, self.args)
 
     def compute_loss(self, model, inputs: _Batch, return_outputs: bool = False, num_items_in_batch=None):
-        """Return the loss of one update on this device's rollouts, without forward passes of target and draft."""
+        """Return the loss of one update on this device's rollouts. Target and draft model are not run."""
         logit = model(**inputs.inputs)
         loss, metrics = diversed_loss(
             self.acceptance_model,
@@ -369,8 +369,8 @@ class DiversedTrainer(AtomicCheckpoints):
             drops = known(facts["drop"])
             metrics["quality_drop"], metrics["quality_drop_error"] = mean(drops), standard_error(drops)
             # The maximum of noisy means is biased upwards, so the standard error is added as a margin.
-            likely = metrics["quality_drop"] + metrics["quality_drop_error"]
-            metrics["objective"] = metrics["acceptance_rate"] if likely <= self.args.max_quality_drop else -likely
+            bound = metrics["quality_drop"] + metrics["quality_drop_error"]
+            metrics["objective"] = metrics["acceptance_rate"] if bound <= self.args.max_quality_drop else -bound
         else:
             metrics["objective"] = metrics["reward"] + self.constraint.coef * metrics["acceptance_rate"]
         metrics = {f"{metric_key_prefix}_{name}": value for name, value in metrics.items()}
@@ -430,11 +430,11 @@ class DiversedTrainer(AtomicCheckpoints):
 
     def _validation(self, step: int) -> dict[str, float] | None:
         """Return the metrics of the evaluation at `step`; None if there was none."""
-        lines = (line for line in self.state.log_history if line["step"] == step and "eval_objective" in line)
-        found = next(lines, None)
-        if found is None:
+        entries = (entry for entry in self.state.log_history if entry["step"] == step and "eval_objective" in entry)
+        entry = next(entries, None)
+        if entry is None:
             return None
-        return {name.removeprefix("eval_"): value for name, value in found.items() if name.startswith("eval_")}
+        return {name.removeprefix("eval_"): value for name, value in entry.items() if name.startswith("eval_")}
 
     def push_to_hub(
         self,

@@ -44,7 +44,7 @@ def test_help_names_the_choices():
 
 BEST = {"eval_strategy": "steps", "load_best_model_at_end": True}
 REFUSED = [
-    ("temperature", {"temperature": 0.0}, "greedy rollouts have no score function"),
+    ("temperature", {"temperature": 0.0}, "greedy rollouts give no policy gradient"),
     ("top_p", {"top_p": 1.5}, r"`top_p` must lie in \[0, 1\], got 1.5"),
     ("top_k", {"top_k": -1}, "`top_k` must lie"),
     ("num_generations", {"num_generations": 0}, "`num_generations` must lie"),
