@@ -33,14 +33,14 @@ class CalibrateOptions(MeasuringOptions):
         "Folder of the head; the table of certified settings is written to it.", kind=existing_folder
     )
     max_quality_drop: str = option(
-        "Tolerated drop below the target alone, in units of the metric; several as in 0.01,0.02.", "0.01"
+        "Tolerated drop below the target alone, in units of the metric; or several: 0.01,0.02.", "0.01"
     )
     confidence: float = option("Confidence of each certified setting, between 0 and 1.", 0.95)
     num_examples: int = option("Number of prompts.", 1000)
     samples_per_prompt: int = option("Number of completions of each prompt.", 2)
     num_assistant_tokens: int | None = option("Draft tokens per round; by default the head's own, or 5.")
     output: Path | None = option(
-        "Folder that keeps finished calls, to continue; by default one below HEAD/calibration."
+        "Folder for finished calls, so that a run can continue; by default one below HEAD/calibration."
     )
 
 
@@ -84,20 +84,20 @@ def _table(tested: list[Tested], metric: str) -> Table:
     headers = ("strictness", "accepted", f"drop in\n{metric}", *(f"p-value of\na drop > {drop:g}" for drop in drops))
     for header in headers:
         table.add_column(header, justify="right")
-    for one in tested:
-        values = (one.p_values.get(drop) for drop in drops)
-        shown = ["-" if value is None else f"{value:.4f}" for value in values]
-        table.add_row(f"{one.strictness:g}", percent(one.acceptance_rate), percent(one.drop), *shown)
+    for result in tested:
+        p_values = (result.p_values.get(drop) for drop in drops)
+        cells = ["-" if value is None else f"{value:.4f}" for value in p_values]
+        table.add_row(f"{result.strictness:g}", percent(result.acceptance_rate), percent(result.drop), *cells)
     return table
 
 
 def _report(drops: list[float], certified: list[dict[str, Any]]) -> None:
-    found = {entry["max_drop"]: entry for entry in certified}
+    by_drop = {entry["max_drop"]: entry for entry in certified}
     for drop in sorted(drops):
-        if drop in found:
-            entry = found[drop]
-            words = f"diversed_max_drop={drop:g} uses strictness {entry['strictness']:g}"
-            console.print(Text(f"{words}, at {entry['confidence']:.0%} confidence."), soft_wrap=True)
+        if drop in by_drop:
+            entry = by_drop[drop]
+            sentence = f"diversed_max_drop={drop:g} uses strictness {entry['strictness']:g}"
+            console.print(Text(f"{sentence}, at {entry['confidence']:.0%} confidence."), soft_wrap=True)
         else:
-            words = f"No strictness was certified for a drop of {drop:g}: more prompts detect smaller drops."
-            notes.print(Text(words), soft_wrap=True)
+            sentence = f"No strictness was certified for a drop of {drop:g}: more prompts detect smaller drops."
+            notes.print(Text(sentence), soft_wrap=True)

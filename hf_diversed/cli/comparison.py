@@ -1,4 +1,4 @@
-"""Decode the same prompts with several methods, alternately, and measure each. Prints only progress."""
+"""Decode the same prompts with several methods in turn, and measure each. Prints progress only."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -71,7 +71,7 @@ def compiled_cases(
 
 
 def all_cases(head: DiversedHead, begin: int, end: int, sampling: Sampling) -> list[Case]:
-    """Return every verifier in a usual setting.
+    """Return the target alone and every verifier, each with usual settings.
 
     Args:
         begin, end: tokens between which the phase verifier relaxes; it is lossless elsewhere.
@@ -94,11 +94,11 @@ def compare(
 ) -> list[Row]:
     """Decode each prompt with each method in turn, `repeats` times, after a warm-up that compiles.
 
-    Methods alternate prompt by prompt, so a change of the machine's load affects all of them equally. A call's seed
-    depends only on its prompt's place, so every repeat draws the same tokens.
+    Methods alternate prompt by prompt, so a change in machine load affects all of them equally. A call's seed depends
+    only on the index of its prompt, so every repeat draws the same tokens.
     """
     encoded = encode(pair.tokenizer, prompts)
-    rows, decoders = [Row(method.label) for method, _ in cases], [Decoder(pair, drawn) for _, drawn in cases]
+    rows, decoders = [Row(method.label) for method, _ in cases], [Decoder(pair, sampling) for _, sampling in cases]
     with Progress(console=console, transient=True) as progress:
         task = progress.add_task("decoding", total=(1 + repeats * len(encoded)) * len(cases))
         for row, decoder, case in zip(rows, decoders, cases):
@@ -117,9 +117,9 @@ def compare(
 
 
 def _warm_up(decoder: Decoder, method: Method, prompt: list[int], seed: int) -> float:
-    """Decode the longest prompt, a few tokens of it unless the method is compiled; returns compilation seconds.
+    """Decode the longest prompt, for a few tokens unless the method is compiled. Return the seconds of compilation.
 
-    The static cache of transformers does not shrink: after the longest prompt nothing is compiled for a shorter one.
+    The static cache of transformers does not shrink, so nothing is compiled for shorter prompts later.
     """
     if method.compile_config is None:
         decoder(method, [prompt], seed, max_new_tokens=_WARM_UP_TOKENS)

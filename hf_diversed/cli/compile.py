@@ -1,4 +1,4 @@
-"""`hf-diversed compile`: compile the rounds of later calls ahead of time, into a cache on disk."""
+"""`hf-diversed compile`: compile the rounds of later calls and store them on disk."""
 
 import time
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ class CompileOptions(MethodOptions):
     target: str | None = argument("Hub id or folder; the embedded pair by default.", None)
     draft: str | None = argument("Hub id or folder of the draft model.", None)
     batch_sizes: str = option("Batch sizes of later calls; each also serves smaller batches.", "1")
-    max_length: int = option("Most tokens of a row, prompt included.", 512)
+    max_length: int = option("Largest number of tokens of a row, including the prompt.", 512)
     top_k: int = option("Sample from this many of the likeliest tokens; 0 keeps all.", 0)
     top_p: float = option("Sample from the likeliest tokens of this total probability; 1 keeps all.", 1.0)
     threads: int | None = option("Number of CPU threads of later processes.")
@@ -34,9 +34,9 @@ class CompileOptions(MethodOptions):
 def compile_rounds(options: CompileOptions) -> None:
     """Compile what generate(..., cache_implementation="static") runs, ahead of the first call.
 
-    The code is kept on disk by inductor: in TORCHINDUCTOR_CACHE_DIR, or a folder of the user below the temporary one.
-    A later process with the same models, verifier, sizes, sampling and threads still traces its first round, but
-    compiles nothing: seconds instead of minutes. Within one process, hf_diversed.warmup does both.
+    Inductor stores the code on disk: in TORCHINDUCTOR_CACHE_DIR, or in a folder of the user below the temporary one.
+    A later process with the same models, verifier, sizes, sampling and threads traces its first round but compiles
+    nothing, which takes seconds instead of minutes. Within one process, use hf_diversed.warmup.
     """
     show_own_warnings_only()
     if (options.target is None) != (options.draft is None):
@@ -70,4 +70,4 @@ def compile_rounds(options: CompileOptions) -> None:
     seconds = time.perf_counter() - began
     console.print(f"{label}: compiled {stats.num_compiled} functions in {seconds:.0f} s.", highlight=False)
     if options.backend == "inductor":
-        notes.print(f"Their code is in {cache_dir()} (TORCHINDUCTOR_CACHE_DIR) for later processes.", soft_wrap=True)
+        notes.print(f"Later processes find the code in {cache_dir()} (TORCHINDUCTOR_CACHE_DIR).", soft_wrap=True)

@@ -14,7 +14,7 @@ from hf_diversed.head.conversion import CONFIG_NAME, WEIGHTS_NAME, convert_head
 
 
 _WIDTH = "Width of the hidden states that enter the model's output embedding."
-_OF_A_PAIR = (
+_PAIR_FIELDS = (
     "target_hidden_size",
     "draft_hidden_size",
     "vocab_size",
@@ -37,24 +37,24 @@ class ConvertOptions:
 
 
 def convert(options: ConvertOptions) -> None:
-    """Convert a head of the authors' code; sizes from an ensemble_config.json beside it, from a pair, or as given."""
+    """Convert a head of the authors' code. Hidden sizes come from options, a pair, or an ensemble_config.json."""
     target, draft, file = options.target, options.draft, options.file
     check_pair(target, draft)
     check_new_folder("OUTPUT", options.output, options.overwrite, (str(file), target, draft))
-    known = {}
+    fields = {}
     if target is not None and draft is not None:
         config = DiversedHeadConfig.for_pair(without_weights(target), without_weights(draft))
-        known = {name: getattr(config, name) for name in _OF_A_PAIR}
+        fields = {name: getattr(config, name) for name in _PAIR_FIELDS}
     sizes = {"target_hidden_size": options.target_hidden_size, "draft_hidden_size": options.draft_hidden_size}
-    known |= {name: size for name, size in sizes.items() if size is not None}
+    fields |= {name: size for name, size in sizes.items() if size is not None}
     weights = file / WEIGHTS_NAME if file.is_dir() else file
-    if not known and weights.is_file() and not (weights.parent / CONFIG_NAME).is_file():
+    if not fields and weights.is_file() and not (weights.parent / CONFIG_NAME).is_file():
         raise ValueError(
             f"{weights} contains one matrix whose width is the sum of both hidden sizes, so one of them is needed, "
             "an integer >= 1: pass --target-hidden-size 4096 --draft-hidden-size 2048 (Llama 3.1 8B with Llama 3.2 "
             f"1B), or --target and --draft, or put {CONFIG_NAME} in the same folder."
         )
-    head = convert_head(file, **known)
+    head = convert_head(file, **fields)
     if options.overwrite:
         remove_earlier_run(options.output)
     head.save_pretrained(options.output)

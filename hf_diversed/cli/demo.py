@@ -1,5 +1,5 @@
-"""`hf-diversed demo`: decoding methods side by side, on word problems of the embedded pair, or on texts that a chat
-model repeats."""
+"""`hf-diversed demo`: compare decoding methods on word problems with the embedded pair, or on texts that a chat model
+repeats."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -28,7 +28,7 @@ from hf_diversed.zoo import packaged
 
 
 ENGINES = ("eager", "compiled", "both")
-PHASE_TOKENS = (":", ".")  # the problems have no thinking phase; the answer's first sentence replaces it
+PHASE_TOKENS = (":", ".")  # the answer's first sentence, as the problems have no thinking phase
 SHOWN = "lenience:0.3"
 REPEAT = "Repeat the following text word for word:\n\n"
 TEXTS = (
@@ -89,11 +89,11 @@ def demo(options: DemoOptions) -> None:
     )
     where = options.device, options.dtype
     if options.model is None:
-        chosen = embedded_demo(options.num_examples, sampling, options.seed, options.all, *where)
+        selected = embedded_demo(options.num_examples, sampling, options.seed, options.all, *where)
     else:
-        chosen = model_demo(options.model, options.draft, options.num_examples, sampling, *where)
-    config = default_compile_config(torch.device(chosen.pair.target.device), options.backend)
-    chosen.run(options.engine, config, options.seed, options.repeats)
+        selected = model_demo(options.model, options.draft, options.num_examples, sampling, *where)
+    config = default_compile_config(torch.device(selected.pair.target.device), options.backend)
+    selected.run(options.engine, config, options.seed, options.repeats)
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,7 @@ class Demo:
 
 @contextmanager
 def _optional(skip: bool) -> Iterator[None]:
-    """If `skip`, report a failed compilation instead of raising: not every machine has a compiler."""
+    """If `skip`, report a failed compilation instead of raising, because some machines have no compiler."""
     try:
         yield
     except RuntimeError as error:
@@ -181,9 +181,9 @@ def model_demo(
     """Return the demo of a chat model that repeats texts, most of which prompt lookup can copy.
 
     Args:
-        name: Hub id or folder of a chat model, or a packaged model. draft: "lookup", or the same for a draft model; a
-            packaged pair, such as "qwen-coder", contains one.
-        num_examples: number of texts, at most that of `TEXTS`.
+        name: Hub id or folder of a chat model, a packaged model, or a packaged pair such as "qwen-coder".
+        draft: Hub id, folder or packaged model of a draft model, or "lookup"; ignored for a packaged pair.
+        num_examples: number of texts, at most `len(TEXTS)`.
 
     Raises:
         ValueError: if `num_examples` is too large, or the tokenizer has no chat template.

@@ -19,10 +19,10 @@ from hf_diversed.evaluation.results import remove_results
 
 @dataclass(kw_only=True)
 class SweepOptions(MeasuringOptions):
-    """Options of which several values are measured, and further output."""
+    """Options that accept several values, and further output."""
 
-    temperature: str = option("Sampling temperature, 0 for greedy decoding; several as in 0,0.1,1.", "1.0")  # type: ignore[assignment]
-    num_assistant_tokens: str = option("Draft tokens per round; several as in 3,5,7.", "5")
+    temperature: str = option("Sampling temperature, 0 for greedy decoding; or several: 0,0.1,1.", "1.0")  # type: ignore[assignment]
+    num_assistant_tokens: str = option("Draft tokens per round; or several: 3,5,7.", "5")
     records: bool = option("Also measure TV, bias and relaxed tokens (slower).", False)
     markdown: Path | None = option("Markdown file for a table of acceptance and quality.")
 
@@ -39,7 +39,7 @@ class FrontierOptions(SweepOptions):
     """What to sweep."""
 
     families: str = option(
-        "Method families, separated by commas, with values to sweep as in static:0.3:0.7.",
+        "Method families, separated by commas; static:0.3:0.7 sweeps these two values.",
         "static,lenience,spec_cascade,diversed",
     )
 
@@ -50,13 +50,13 @@ def evaluate(options: EvaluateOptions) -> None:
 
 
 def frontier(options: FrontierOptions) -> None:
-    """Sweep static weights, lenience, SpecCascade's alpha and the strictness of a head; `hf-diversed plot` draws
-    them."""
+    """Sweep static weights, lenience, SpecCascade's alpha and the strictness of a head; `hf-diversed plot` draws the
+    results."""
     _measure(options, "--families", expand(options.families.split(",")))
 
 
 def _measure(options: SweepOptions, option: str, methods: list[str]) -> None:
-    """Measure the methods, which come from `option`, at each temperature and number of draft tokens."""
+    """Measure the methods at each temperature and number of draft tokens. `option` names their option in errors."""
     task = preparing.load_task(options)
     temperatures = preparing.numbers("--temperature", options.temperature, float)
     gammas = preparing.numbers("--num-assistant-tokens", options.num_assistant_tokens, int)
@@ -76,9 +76,9 @@ def _measure(options: SweepOptions, option: str, methods: list[str]) -> None:
     if options.markdown is not None:
         options.markdown.parent.mkdir(parents=True, exist_ok=True)
         options.markdown.write_text(markdown_table(rows), encoding="utf-8")
-    for words, chosen in itertools.groupby(rows, key=setting):
-        group = list(chosen)
-        console.print(f"[bold]{words[0].upper()}{words[1:]}[/]")
+    for title, records in itertools.groupby(rows, key=setting):
+        group = list(records)
+        console.print(f"[bold]{title[0].upper()}{title[1:]}[/]")
         console.print(results_table(group))
         if any(row["acceptance_rate"] is not None for row in group):
             console.print(accepted_length_table(group))
@@ -86,7 +86,7 @@ def _measure(options: SweepOptions, option: str, methods: list[str]) -> None:
 
 @contextmanager
 def _folder(options: MeasuringOptions) -> Iterator[Path]:
-    """Yield the folder of finished calls: beside the output, or a temporary one."""
+    """Yield the folder of finished calls: next to the output, or a temporary one."""
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) if options.output is None else options.output.with_suffix(".parts")
         if options.overwrite:

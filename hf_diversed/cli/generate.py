@@ -62,25 +62,25 @@ def generate(options: GenerateOptions) -> None:
 
 
 def check_method(options: MethodOptions) -> None:
-    """Raise for a method that cannot be built, before models are loaded.
+    """Check before models are loaded that a method can be built.
 
     Raises:
-        ValueError: for unknown methods, "diversed" without a head, and settings of a head without one.
+        ValueError: if the method is unknown, or needs a head or has settings of a head without one.
     """
     embedded = sorted(path.name for path in (WEIGHTS / "heads").glob("*")) if options.target is None else []
     method = options.method or (DIVERSED if options.head is not None or options.task in embedded else DEFAULT)
     settings = _settings(options)
     if method != DIVERSED:
-        if given := [name for name, value in settings.items() if value is not None]:
-            flags = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+        if used := [name for name, value in settings.items() if value is not None]:
+            flags = ", ".join(f"--{name.replace('_', '-')}" for name in used)
             raise ValueError(f"{flags} needs --method diversed, which uses a head, got {method}.")
         with naming("--method", method):
             _without_head(method)
     elif options.head is not None:
         resolve_verifier(load_head(options.head), None, **settings)
     elif options.task not in embedded:
-        others = f", or name a --task that has one: {', '.join(embedded)}" if embedded else ""
-        raise ValueError(f"--method diversed needs a head: pass --head FOLDER_OR_HUB_ID{others}.")
+        alternative = f", or name a --task that has one: {', '.join(embedded)}" if embedded else ""
+        raise ValueError(f"--method diversed needs a head: pass --head FOLDER_OR_HUB_ID{alternative}.")
 
 
 def build_method(options: MethodOptions, pair: Pair) -> tuple[str, Verifier | None]:

@@ -30,8 +30,8 @@ class LabelOptions(ScoringOptions, DeviceOptions):
 
 
 def label(options: LabelOptions) -> None:
-    """Label rejected draft tokens with their cost: the score with the token replaced minus that with it kept, each
-    continued by the target."""
+    """Label rejected draft tokens with their cost: the score with the token replaced minus the score with the token
+    kept, where the target continues both texts."""
     preparing.check_output("--output", options.output)
     task = preparing.load_task(options)
     records = preparing.read_records(task, options.split, options.num_examples, options.seed, options.data_file)

@@ -1,4 +1,4 @@
-"""The `hf-diversed` command: finds the command that is named, parses its options and runs it."""
+"""The `hf-diversed` command: parses the options of a command and runs it."""
 
 import os
 import sys
@@ -36,30 +36,30 @@ _HELP = {"-h", "--help", "--help-all"}
 
 def app(argv: Sequence[str] | None = None) -> int:
     """Run a command line and return its exit code; errors are printed and raise SystemExit."""
-    given = list(sys.argv[1:] if argv is None else argv)
-    if not given or given[0] in _HELP:
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if not arguments or arguments[0] in _HELP:
         print(_overview())
-        return 0 if given else USAGE
-    if given[0] == "--version":
+        return 0 if arguments else USAGE
+    if arguments[0] == "--version":
         print(f"hf-diversed {__version__}")
         return 0
     with errors_as_text():
-        classes = options.classes_of(_function(given[0]))
-    words, debug = options.without_debug([options.spelled(word) for word in given[1:]], classes)
+        classes = options.classes_of(_function(arguments[0]))
+    words, debug = options.without_debug([options.spelled(word) for word in arguments[1:]], classes)
     try:
         with errors_as_text(debug, options.own_names(classes)):
-            call(given[0], words)
+            call(arguments[0], words)
     except KeyboardInterrupt:
         return INTERRUPTED
     return 0
 
 
 def call(name: str, argv: Sequence[str]) -> Any:
-    """Parse the options of a command, run it, and return its result; or print its help, if that is requested."""
+    """Parse the options of a command, run it, and return its result; or print its help, if requested."""
     function = _function(name)
     parser = options.Parser(options.classes_of(function), name.replace("_", "-"), function.__doc__ or "")
-    if asked := _HELP & set(argv):
-        print(parser.help("--help-all" in asked))
+    if help_options := _HELP & set(argv):
+        print(parser.help("--help-all" in help_options))
         return None
     values, more = parser.parse([options.spelled(word) for word in argv])
     if getattr(values[0], "yes", False):
@@ -71,12 +71,12 @@ def call(name: str, argv: Sequence[str]) -> Any:
 
 
 def _function(name: str) -> Callable[..., Any]:
-    found = COMMANDS.get(name.replace("_", "-"))
-    if found is None:
-        raise ValueError(f"no such command: {name}{did_you_mean(name, COMMANDS)}; known are {', '.join(COMMANDS)}.")
-    module, function, _ = found
-    loaded: Callable[..., Any] = getattr(import_module(f"hf_diversed.cli.{module}"), function)
-    return loaded
+    command = COMMANDS.get(name.replace("_", "-"))
+    if command is None:
+        raise ValueError(f"no such command: {name}{did_you_mean(name, COMMANDS)}; commands: {', '.join(COMMANDS)}.")
+    module, attribute, _ = command
+    function: Callable[..., Any] = getattr(import_module(f"hf_diversed.cli.{module}"), attribute)
+    return function
 
 
 def _overview() -> str:

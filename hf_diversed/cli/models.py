@@ -26,12 +26,15 @@ def load_pair(
     dtype: str | None = None,
     two_models: bool = False,
 ) -> Pair:
-    """Load a pair by name, or the embedded one with its heads, onto a device; by default the best one.
+    """Load a pair by name, or the embedded pair with its heads.
 
     Args:
-        target, draft: Hub ids, folders or names of packaged models; the draft may be "lookup".
-        dtype: of `DTYPES`; None for the dtype of the saved weights.
-        two_models: refuse "lookup" as draft.
+        target, draft: Hub ids, folders or names of packaged models; the draft may be "lookup". None for both loads the
+            embedded pair.
+        device: None for the best available device.
+        chat: whether the tokenizer must have a chat template.
+        dtype: one of `DTYPES`; None for the dtype of the saved weights.
+        two_models: whether "lookup" is not allowed as draft.
 
     Raises:
         ValueError: if only one model is named, the device is not available, the models cannot decode together, or
@@ -64,7 +67,7 @@ def load_pair(
 
 @contextmanager
 def naming_model(option: str, name: str) -> Iterator[None]:
-    """Name the option and the model in errors about a model that cannot be loaded.
+    """Add the option and the name of the model to errors raised in loading it.
 
     Raises:
         ValueError: if the folder does not exist. OSError: if the model is not found or cannot be downloaded.
@@ -83,7 +86,7 @@ def naming_model(option: str, name: str) -> Iterator[None]:
 
 
 def best_device() -> str:
-    """Return the accelerator; of several, the one for this process of `accelerate launch` or torchrun."""
+    """Return the accelerator, or "cpu". Processes of `accelerate launch` and torchrun get different GPUs."""
     if torch.cuda.is_available():
         # A launcher may make only one GPU visible to each process, whatever its rank.
         return f"cuda:{int(os.environ.get('LOCAL_RANK', 0)) % torch.cuda.device_count()}"
@@ -104,7 +107,7 @@ def check_two_models(draft: str | None) -> None:
 
 
 def check_device(device: Device) -> None:
-    """Raise if torch does not support a device, or it is not available."""
+    """Raise ValueError if torch does not support a device, or the device is not available."""
     try:
         torch.empty(1, device=device).item()
     except (RuntimeError, AssertionError) as error:
@@ -126,7 +129,7 @@ def check_dtype(dtype: str | None) -> torch.dtype | str:
 
 
 def check_together(target: str, draft: str, tokenizer) -> None:
-    """Raise if two models cannot decode together, by their shapes and tokenizers, without loading their weights."""
+    """Raise ValueError if the architectures or tokenizers of two models do not match. Weights are not loaded."""
     models = []
     for option, name in (("--target", target), ("--draft", draft)):
         with naming_model(option, name):
@@ -138,20 +141,20 @@ def check_together(target: str, draft: str, tokenizer) -> None:
     except ValueError as error:
         raise ValueError(f"--target {target} --draft {draft}: {error}") from error
     try:
-        drafts = AutoTokenizer.from_pretrained(draft).get_vocab()
+        draft_ids = AutoTokenizer.from_pretrained(draft).get_vocab()
     except (OSError, ValueError):
-        return  # a draft model may have none: the target's is used
-    known = tokenizer.get_vocab()  # a new dict each time
-    shared = sum(known.get(token) == index for token, index in drafts.items())
-    if 2 * shared < len(drafts):  # a few added tokens are accepted
+        return  # a draft model may have no tokenizer; the target's is used
+    target_ids = tokenizer.get_vocab()
+    shared = sum(target_ids.get(token) == index for token, index in draft_ids.items())
+    if 2 * shared < len(draft_ids):  # a few added tokens are accepted
         raise ValueError(
-            f"--target {target} --draft {draft}: only {shared:,} of the draft model's {len(drafts):,} tokens have "
+            f"--target {target} --draft {draft}: only {shared:,} of the draft model's {len(draft_ids):,} tokens have "
             "the same id in the target's tokenizer. Use a draft model from the same family."
         )
 
 
 def without_weights(name: str) -> PreTrainedModel:
-    """Build a model without weights: its config may lack the input width of the output embedding."""
+    """Build a model on the meta device. A config alone may lack the input width of the output embedding."""
     config = AutoConfig.from_pretrained(name)
     with torch.device("meta"):
         model: PreTrainedModel = AutoModelForCausalLM.from_config(config)

@@ -15,7 +15,7 @@ from hf_diversed.tasks import TASKS
 from hf_diversed.zoo import packaged
 
 
-# Options of transformers' trainer that `--help` shows beside ours.
+# Options of transformers' trainer that `--help` also shows.
 _USUAL = {"output_dir", "resume_from_checkpoint", "seed", "use_cpu", "push_to_hub"}
 _LOWEST = {
     **dict.fromkeys(("num_examples", "repeats", "max_new_tokens", "num_assistant_tokens", "threads", "batch_size"), 1),
@@ -25,17 +25,17 @@ _LOWEST = {
 
 
 def option(help: str, default: Any = None, also: str | None = None) -> Any:
-    """Return a dataclass field that is an option, a flag if it is a bool; `also` is a second name."""
+    """Return a dataclass field for an option, or for a flag if its type is bool; `also` is a second name."""
     return field(default=default, metadata={"help": help, "also": [also] if also else []})
 
 
 def required(help: str) -> Any:
-    """Return a dataclass field that is an option without a default."""
+    """Return a dataclass field for an option without a default."""
     return field(metadata={"help": help, "also": []})
 
 
 def argument(help: str, default: Any = MISSING, kind: Callable[[str], Any] | None = None) -> Any:
-    """Return a dataclass field that is a positional argument, optional with a default; `kind` converts its text."""
+    """Return a dataclass field for a positional argument, optional if it has a default; `kind` converts its text."""
     return field(default=default, metadata={"help": help, "kind": kind})
 
 
@@ -68,9 +68,7 @@ class PairOptions(LoadingOptions):
     target: str | None = option(
         f"Hub id, folder or one of {', '.join(packaged.MODELS)}; the embedded pair by default."
     )
-    draft: str | None = option(
-        "Hub id or folder of the draft model, or lookup: draft tokens are copied from the text."
-    )
+    draft: str | None = option("Hub id or folder of the draft model, or lookup to copy draft tokens from the text.")
 
 
 @dataclass(kw_only=True)
@@ -109,7 +107,7 @@ class MeasuringOptions(ScoringOptions, DeviceOptions):
     top_p: float = option("Sample from the likeliest tokens of this total probability; 1 keeps all.", 1.0)
     batch_size: int = option("Prompts decoded together.", 16)
     max_new_tokens: int | None = option("Longest answer, in tokens; by default the task's own.")
-    output: Path | None = option("JSON file for the results; a folder beside it keeps finished calls, to continue.")
+    output: Path | None = option("JSON file for the results; with it, an interrupted run can continue.")
 
 
 @dataclass(kw_only=True)
@@ -122,9 +120,7 @@ class VerifierOptions:
     )
     max_bias: float | None = option("Bound on TV(v, p) at each token.")
     max_ratio: float | None = option("Bound v <= p / max_ratio on each token's probability.")
-    max_drop: float | None = option(
-        "Tolerated quality drop, for which a strictness was certified; instead of a strictness."
-    )
+    max_drop: float | None = option("Tolerated quality drop, instead of a strictness; needs a calibrated head.")
     num_assistant_tokens: int | None = option("Draft tokens per round; by default the head's own, or 5.")
 
 
@@ -163,10 +159,10 @@ def spelled(word: str) -> str:
 
 
 def without_debug(argv: list[str], classes: Sequence[type]) -> tuple[list[str], bool]:
-    """Remove `--debug`, which shows tracebacks; with a value it is an option of transformers' trainer."""
+    """Remove `--debug`, which shows tracebacks. With a value, `--debug` is an option of transformers' trainer."""
     trains = any(issubclass(kind, TrainingArguments) for kind in classes)
-    ends = [*argv[1:], "--"]
-    ours = [word == "--debug" and (not trains or after.startswith("-")) for word, after in zip(argv, ends)]
+    following = [*argv[1:], "--"]
+    ours = [word == "--debug" and (not trains or after.startswith("-")) for word, after in zip(argv, following)]
     return [word for word, removed in zip(argv, ours) if not removed], any(ours)
 
 
@@ -229,10 +225,10 @@ class Parser:
         return [text for action in self._parser._actions for text in action.option_strings]
 
     def parse(self, argv: Sequence[str]) -> tuple[list[Any], list[str]]:
-        """Return an instance of each class, and the words that are no options of it.
+        """Return an instance of each class, and the words that are not options of any of them.
 
         Raises:
-            ValueError: for missing options, values of a wrong kind, and a `--config` that is missing or wrong.
+            ValueError: if options are missing, values have a wrong type, or the `--config` file is missing or invalid.
         """
         first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
         first.add_argument("--config")
@@ -240,10 +236,9 @@ class Parser:
             self._set_defaults(path)
         self._parser.error = _raise
         trained = [kind for kind in self.classes if kind not in self._own]
-        found = self._parser.parse_args_into_dataclasses(
+        *configs, namespace, more = self._parser.parse_args_into_dataclasses(
             self._without_values(argv), look_for_args_file=False, return_remaining_strings=True
         )
-        *configs, namespace, more = found
         values = iter(configs)
         return [next(values) if kind in trained else _build(kind, namespace) for kind in self.classes], more
 
@@ -261,7 +256,7 @@ class Parser:
         return words
 
     def help(self, everything: bool = False) -> str:
-        """Return the help of our options; of transformers' trainer's too if `everything`."""
+        """Return the help of our options and, if `everything`, of those of transformers' trainer."""
         first = {item.name for kind in self._own for item in fields(kind)} | {"config"}
         first |= {"debug"} if len(self._own) == len(self.classes) else set()
         sections = {"options:": first}
@@ -289,13 +284,13 @@ class Parser:
     def _set_defaults(self, path: str) -> None:
         known = {option: action for action in self._parser._actions for option in action.option_strings}
         known |= {f"--{action.dest}": action for action in self._parser._actions if not action.option_strings}
-        found = _read(path)
-        given = {name: spelled(f"--{name}") for name in found}
-        if unknown := sorted(name for name, text in given.items() if text not in known):
+        values = _read(path)
+        flags = {name: spelled(f"--{name}") for name in values}
+        if unknown := sorted(name for name, flag in flags.items() if flag not in known):
             raise ValueError(f"unknown options in the config: {', '.join(unknown)}; see --help.")
         own = {item.name for kind in self._own for item in fields(kind)}
-        for name, value in found.items():
-            action = known[given[name]]
+        for name, value in values.items():
+            action = known[flags[name]]
             if action.dest in own and action.nargs is None:
                 value = _as_text(value)
             action.required = False
@@ -305,14 +300,14 @@ class Parser:
 
 
 def _as_text(value: Any) -> Any:
-    """Return a value of a YAML file as the command line has it: a list with commas; flags and None unchanged."""
+    """Return a value of a YAML file as command-line text: lists joined by commas; flags and None unchanged."""
     if value is None or isinstance(value, bool):
         return value
     return ",".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def refuse_unknown(more: Sequence[str], parser: Parser) -> None:
-    """Raise for words that are no options of a command."""
+    """Raise ValueError if there are words that are not options of a command."""
     if more:
         kind = "option" if more[0].startswith("-") else "argument"
         close = did_you_mean(more[0].partition("=")[0], parser.names)
@@ -328,23 +323,23 @@ def parse_options(classes: Sequence[type], argv: Sequence[str], name: str = "tra
 
 
 def _add(parser: argparse.ArgumentParser, item: Any, hint: Any) -> None:
-    """Add a field of an own dataclass to the parser."""
+    """Add a dataclass field made by `option`, `required` or `argument` to the parser."""
     kind = hint if get_origin(hint) is list else next((part for part in get_args(hint) if part is not NoneType), hint)
     many, needed, flag = get_origin(kind) is list, item.default is MISSING, f"--{item.name.replace('_', '-')}"
     kind = get_args(kind)[0] if many else kind
-    given = {"help": item.metadata["help"], "default": None if needed else item.default}
+    common = {"help": item.metadata["help"], "default": None if needed else item.default}
     if "kind" in item.metadata:
         count = "+" if many else None if needed else "?"
         kind = item.metadata["kind"] or kind
-        parser.add_argument(item.name, nargs=count, type=kind, metavar=item.name.upper(), **given)
+        parser.add_argument(item.name, nargs=count, type=kind, metavar=item.name.upper(), **common)
     elif kind is bool:
-        action = parser.add_argument(flag, action=argparse.BooleanOptionalAction, **given)
-        action.help = given["help"]  # without the default that argparse appends
+        action = parser.add_argument(flag, action=argparse.BooleanOptionalAction, **common)
+        action.help = common["help"]  # without the default that argparse appends
     else:
         name = {int: "N", float: "X"}.get(kind, item.name.rpartition("_")[2].upper())
         count = "+" if many else None
         flags = (flag, *item.metadata["also"])
-        parser.add_argument(*flags, type=kind, required=needed, nargs=count, metavar=name, **given)
+        parser.add_argument(*flags, type=kind, required=needed, nargs=count, metavar=name, **common)
 
 
 def _build(kind: type, namespace: argparse.Namespace) -> Any:
@@ -362,7 +357,7 @@ def _raise(message: str) -> None:
 def _read(path: str) -> dict[str, Any]:
     if not Path(path).is_file():
         raise ValueError(f"--config: the file {path} does not exist.")
-    found = yaml.safe_load(Path(path).read_text())
-    if not isinstance(found, dict):
+    values = yaml.safe_load(Path(path).read_text())
+    if not isinstance(values, dict):
         raise ValueError(f"{path} must contain a mapping from option to value.")
-    return found
+    return values

@@ -40,11 +40,11 @@ def plot(options: PlotOptions) -> None:
 
 
 def _read(paths: list[Path]) -> list[Curve]:
-    """Return the curves of all files; one without results, as `results/*.json` may match, is reported and skipped."""
+    """Return the curves of all files. Files without results, which a pattern may match, are reported and skipped."""
     curves: list[Curve] = []
     stems = [path.stem for path in paths]
-    if twice := sorted({stem for stem in stems if stems.count(stem) > 1}):
-        raise ValueError(f"figures are named after their files, which must differ: got {', '.join(twice)} twice.")
+    if repeated := sorted({stem for stem in stems if stems.count(stem) > 1}):
+        raise ValueError(f"figures are named after their files, which must differ: got {', '.join(repeated)} twice.")
     for path in paths:
         try:
             curves += read_curves(path)

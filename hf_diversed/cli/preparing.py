@@ -26,7 +26,7 @@ Value = TypeVar("Value", int, float)
 
 
 def load_task(options: ScoringOptions) -> Task:
-    """Load a task and check, before decoding, that it can score completions."""
+    """Return a task after checking that it can score completions."""
     task = get_task(
         options.task,
         allow_code_execution=options.allow_code_execution,
@@ -37,7 +37,7 @@ def load_task(options: ScoringOptions) -> Task:
 
 
 def settings_of(options: MeasuringOptions, **changes: Any) -> EvaluationSettings:
-    """Return the evaluation settings that the options of the same names hold, and `changes`."""
+    """Return evaluation settings with the values of the options of the same names, and with `changes`."""
     values = {
         item.name: getattr(options, item.name) for item in fields(EvaluationSettings) if hasattr(options, item.name)
     }
@@ -53,18 +53,18 @@ def load_prompts(
     "diversed": the named one, or the embedded pair's head for the task.
 
     Raises:
-        ValueError: for too few solved examples, a file of them without `shots`, and as in `load_pair`.
+        ValueError: if there are too few solved examples or `shots_file` is set without `shots`, and as in `load_pair`.
     """
     examples = load_records(task, options.split, options.num_examples, options.seed, options.data_file)
     if options.shots_file is not None and not options.shots:
         raise ValueError("--shots-file names the file of solved examples; pass --shots, their number, as well.")
     pool: list[dict[str, Any]] = []
     if options.shots:
-        # Of a split, one more than shots: a record is never its own example.
+        # One more than `shots`, because a record is never its own example.
         count = options.shots + 1 if options.shots_file is None else None
         pool = load_records(task, "train", count, options.seed, options.shots_file)
     pair = load_pair(options.target, options.draft, options.device, options.chat, options.dtype)
-    # The prompts of `hf-diversed train` under the same options, if training used all records of a `shots_file`.
+    # These are the prompts of `hf-diversed train` with the same options, if training used all of `shots_file`.
     prompted = PromptedTask(task, pair.tokenizer, pool=pool, shots=options.shots, chat=options.chat)
     return pair, prompted, examples, head if head is not None else pair.heads.get(options.task)
 
@@ -78,27 +78,27 @@ def read_records(task: Task, split: str, n: int, seed: int, data_file: str | Non
 
 
 def check_methods(option: str, specs: Sequence[str], target: str | None, head: str | None, task: str = "math") -> None:
-    """Raise for methods that cannot be built, including the heads that they name.
+    """Check that methods can be built, including the heads that they name.
 
     Raises:
-        ValueError: naming the option, what was given, and an example.
+        ValueError: with the option, its value and an example.
     """
     embedded = WEIGHTS / "heads" / task
-    chosen: HeadLike | None = embedded if head is None and target is None and embedded.is_dir() else head
+    default_head: HeadLike | None = embedded if head is None and target is None and embedded.is_dir() else head
     for spec in specs:
-        if chosen is None and replace(MethodName.parse(spec), strictness=None) == MethodName(DIVERSED):
+        if default_head is None and replace(MethodName.parse(spec), strictness=None) == MethodName(DIVERSED):
             raise ValueError(
                 f"{option} {spec} needs a head: pass --head FOLDER_OR_HUB_ID, or name it as in diversed:org/head@0.5."
             )
         with naming(option, spec):
-            build_methods([spec], chosen)
+            build_methods([spec], default_head)
     if specs:
-        build_methods(specs, chosen)
+        build_methods(specs, default_head)
 
 
 @contextmanager
 def naming(option: str, spec: str) -> Iterator[None]:
-    """Name the option and its value in errors about it."""
+    """Add the option and its value to errors about it."""
     try:
         yield
     except ValueError as error:
@@ -106,17 +106,17 @@ def naming(option: str, spec: str) -> Iterator[None]:
 
 
 def check_output(option: str, path: Path | None, folder: bool = False) -> None:
-    """Raise if a path cannot be written, before a long run; creates nothing."""
+    """Raise ValueError if a path cannot be written; creates nothing."""
     if path is None:
         return
     if path.exists() and path.is_dir() != folder:
         raise ValueError(f"{option} must name a {'folder' if folder else 'file'}, got {path}, which is not one.")
-    there = next(place for place in (path.absolute(), *path.absolute().parents) if place.exists())
+    existing = next(parent for parent in (path.absolute(), *path.absolute().parents) if parent.exists())
     try:
-        if there.is_dir():
-            tempfile.TemporaryFile(dir=there).close()
+        if existing.is_dir():
+            tempfile.TemporaryFile(dir=existing).close()
         else:  # a file, or a path below a file
-            (path if path.exists() else there / path.name).open("ab").close()
+            (path if path.exists() else existing / path.name).open("ab").close()
     except OSError as error:
         raise ValueError(f"{option} {path} cannot be written: {error}.") from error
 
@@ -135,7 +135,7 @@ _WRITTEN = (
 def check_new_folder(
     option: str, folder: Path, overwrite: bool, inputs: Sequence[str | None] = (), resume: bool | None = None
 ) -> None:
-    """Raise if a folder has files, unless they are to be removed or belong to an interrupted run that continues.
+    """Raise ValueError if a folder contains files, unless `overwrite` removes them or `resume` continues their run.
 
     Hidden files, and caches of a run that has saved nothing else, are allowed.
 
@@ -144,23 +144,23 @@ def check_new_folder(
         resume: whether the run continues an earlier one; None for commands that cannot.
 
     Raises:
-        ValueError: with the folder's contents and the options to pass.
+        ValueError: with the files and the options to pass.
     """
     check_output(option, folder, folder=True)
     if overwrite and resume:
-        raise ValueError("--overwrite starts anew and --resume continues; pass only one of them.")
-    found = [path.name for path in sorted(folder.glob("[!.]*")) if not _matches(path.name, _CACHES)]
-    if not found or resume:
+        raise ValueError("--overwrite starts a new run and --resume continues one; pass only one of them.")
+    files = [path.name for path in sorted(folder.glob("[!.]*")) if not _matches(path.name, _CACHES)]
+    if not files or resume:
         return
     if not overwrite:
         continued = "" if resume is None else ", --resume to continue it"
         raise ValueError(
-            f"{option} {folder} is not empty: it holds {', '.join(found[:3])}{' ...' if len(found) > 3 else ''}. Pass "
+            f"{option} {folder} is not empty: it holds {', '.join(files[:3])}{' ...' if len(files) > 3 else ''}. Pass "
             f"--overwrite to remove what an earlier run wrote{continued}, or choose another folder."
         )
-    read = [given for given in inputs if given and Path(given).resolve().is_relative_to(folder.resolve())]
-    if read:
-        raise ValueError(f"{option} {folder} holds {read[0]}, which this run reads; choose another folder.")
+    inside = [name for name in inputs if name and Path(name).resolve().is_relative_to(folder.resolve())]
+    if inside:
+        raise ValueError(f"{option} {folder} holds {inside[0]}, which this run reads; choose another folder.")
 
 
 def remove_earlier_run(folder: Path) -> None:
@@ -179,10 +179,10 @@ def _matches(name: str, patterns: Sequence[str]) -> bool:
 
 
 def process_share(options: MeasuringOptions, **changes: Any) -> EvaluationSettings:
-    """Return the settings for this process of those that `accelerate launch` or torchrun started.
+    """Return the settings with the rank of this process, as set by `accelerate launch` or torchrun.
 
     Raises:
-        ValueError: if there are several processes and no `output` that they share, or `overwrite`.
+        ValueError: if there are several processes and `output` is not set, or `overwrite` is.
     """
     world_size = int(os.environ.get("WORLD_SIZE", 1))
     if world_size > 1 and options.output is None:

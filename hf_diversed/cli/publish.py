@@ -28,7 +28,7 @@ class HeadOptions:
 
     folder: Path = argument("Folder of a head, as the trainer saves it.", kind=existing_folder)
     evaluation: Path | None = option(f"Results of `evaluate`; by default FOLDER/{EVALUATION}.")
-    license: str = option("License of the card, as the Hub spells it.", LICENSE)
+    license: str = option("License in the card, as an identifier of the Hub.", LICENSE)
     tags: str = option("More tags for the card, separated by commas.", "")
 
 
@@ -63,7 +63,7 @@ class InfoOptions:
 
 
 def push(options: PushOptions) -> None:
-    """Publish a head with its card, results and provenance, in one commit; nothing else of the folder is sent."""
+    """Publish a head with its card, results and provenance, in one commit; other files are not uploaded."""
     head, records = _read(options)
     names = ("private", "revision", "create_pr", "token", "commit_message")
     commit = hub.push(head, records, options.repo, **{name: getattr(options, name) for name in names})
@@ -90,7 +90,7 @@ def info(options: InfoOptions) -> None:
     if rows:
         console.print(results_table(rows))
     else:
-        notes.print(f"No results: there is no {EVALUATION} beside it.")
+        notes.print(f"No results: the head has no {EVALUATION}.")
 
 
 def about_table(head: DiversedHead, records: HeadRecords) -> Table:
@@ -98,22 +98,21 @@ def about_table(head: DiversedHead, records: HeadRecords) -> Table:
     config = head.config
     measured = (records.evaluation.get("provenance") or {}).get("evaluation") or {}
     parameters = sum(parameter.numel() for parameter in head.parameters())
-    seen = config.features + (" and the draft token" if config.token_features else "")
-    seen += (f", {config.lookahead} draft tokens ahead" if config.lookahead else "") + (
-        ", target after the token" if config.target_after else ""
-    )
-    shown = {
+    inputs = config.features + (" and the draft token" if config.token_features else "")
+    inputs += f", {config.lookahead} draft tokens ahead" if config.lookahead else ""
+    inputs += ", target after the token" if config.target_after else ""
+    properties = {
         "task": config.task,
         "target": _model(config.base_model_name_or_path, config.base_model_revision, measured.get("target")),
         "draft": _model(config.assistant_model_name_or_path, config.assistant_model_revision, measured.get("draft")),
         "hidden sizes": f"{config.target_hidden_size} (target), {config.draft_hidden_size} (draft)",
-        "head": f"{config.head_type} on {seen}, {parameters:,} parameters",
+        "head": f"{config.head_type} on {inputs}, {parameters:,} parameters",
         "draft tokens per round": config.num_assistant_tokens,
         "temperature": config.training_temperature,
         "trained with": " ".join(records.training.get("argv") or []) or None,
     }
     table = Table(box=box.SIMPLE, show_header=False)
-    for name, value in shown.items():
+    for name, value in properties.items():
         if value is not None:
             table.add_row(Text(name, style="bold"), Text(str(value)))
     return table

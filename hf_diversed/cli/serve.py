@@ -15,7 +15,7 @@ from hf_diversed.serving.vllm.deployment import SETTINGS, Deployment
 
 @dataclass(kw_only=True)
 class ServeOptions(VerifierOptions):
-    """What to serve; the settings are defaults of requests."""
+    """What to serve; the settings are the defaults of requests."""
 
     target: str = argument("Hub id or folder of the target model.")
     draft: str | None = option("Hub id or folder of the draft model; or pass vLLM's --speculative-config instead.")
@@ -40,13 +40,13 @@ def serve(options: ServeOptions, more: list[str]) -> None:
     if options.dry_run:
         print(shlex.join(command))
         return
-    found = serving.program()
+    program = serving.program()
     for line in (shlex.join(command), serving.CHAT_NOTE):
         notes.print(line, soft_wrap=True, highlight=False, markup=False)
-    os.execve(found, command, {**os.environ, "HF_DIVERSED_NO_HOOK": "1"})
+    os.execve(program, command, {**os.environ, "HF_DIVERSED_NO_HOOK": "1"})
 
 
 def _settings(options: ServeOptions) -> dict[str, Any]:
-    given = {name: getattr(options, name) for name in ("verifier", "head", *SETTINGS)}
-    given["choices"] = None if options.choices is None else options.choices.split(",")
-    return {name: value for name, value in given.items() if value is not None}
+    settings = {name: getattr(options, name) for name in ("verifier", "head", *SETTINGS)}
+    settings["choices"] = None if options.choices is None else options.choices.split(",")
+    return {name: value for name, value in settings.items() if value is not None}

@@ -35,7 +35,7 @@ def errors_as_text(debug: bool = False, options: Collection[str] = ()) -> Iterat
     """Print errors on standard error, without a traceback unless `debug`, and exit.
 
     Args:
-        options: names of the command's options, which error messages then show as flags.
+        options: names of the command's options, which are written as flags in the messages.
     """
     try:
         yield
@@ -60,7 +60,7 @@ def _fail(sentence: str, debug: bool, code: int = FAILURE) -> None:
 
 @contextmanager
 def interruptible(advice: str) -> Iterator[None]:
-    """On Ctrl-C print how to continue, and exit with the shell's code for it."""
+    """On Ctrl-C print how to continue, and exit with code 130, as shells do."""
     try:
         yield
     except KeyboardInterrupt as error:
@@ -69,7 +69,7 @@ def interruptible(advice: str) -> Iterator[None]:
 
 
 _NAMES = re.compile(r"`(\w+)`|(?<![\w/.:-])(\w+)=(?=[\s,.;)]|$)|(?<![\w/.:-])(\w+_\w+)(?![\w/=-])")
-_RENAMED = {"verifier": "method", "max_drop": "max_quality_drop"}  # where a command has the second only
+_RENAMED = {"verifier": "method", "max_drop": "max_quality_drop"}  # for commands that have only the second name
 
 
 def in_flags(message: str, options: Collection[str]) -> str:
@@ -84,7 +84,7 @@ def in_flags(message: str, options: Collection[str]) -> str:
 
 
 def show_own_warnings_only() -> None:
-    """Show warnings of this library, and only errors of transformers."""
+    """Show warnings of this library, but only errors of transformers."""
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     _compat.get_logger("hf_diversed").setLevel(logging.WARNING)

@@ -53,8 +53,8 @@ class TrainOptions(ScoringOptions):
         "rollouts: rewards of completions; counterfactual: costs of single tokens, from --labels.", "rollouts"
     )
     labels: Path | None = option("File of `hf-diversed label`, for --objective counterfactual.")
-    kept_share: float = option("Share of the rejected tokens below the price at strictness 0.5, with --labels.", 0.5)
-    per_token_gained: bool = option("Price tokens gained instead of draft tokens kept, with --labels.", False)
+    kept_share: float = option("With --labels: share of the rejected tokens that strictness 0.5 keeps.", 0.5)
+    per_token_gained: bool = option("With --labels: weigh costs by tokens gained, not by draft tokens kept.", False)
     reward_funcs: list[str] | None = option(
         '"task:NAME" or package.module.function; by default the score of the task.'
     )
@@ -75,7 +75,7 @@ class TuneDraftOptions(PromptOptions):
 
 
 def train(options: TrainOptions, config: DiversedConfig) -> DiversedTrainer | None:
-    """Train a head and save it in `output_dir`; standard output receives only that name."""
+    """Train a head and save it in `output_dir`; standard output receives only the folder's name."""
     if (labels := labels_of(options)) is not None:
         train_on_labels(options, config, labels)
         return None
@@ -97,7 +97,7 @@ def train(options: TrainOptions, config: DiversedConfig) -> DiversedTrainer | No
 
 
 def labels_of(options: TrainOptions) -> Path | None:
-    """Return the file of labels, or None for training on rollouts. Raises ValueError if the options do not fit."""
+    """Return the file of labels, or None for training on rollouts. Raises ValueError if options are inconsistent."""
     if options.objective not in ("rollouts", "counterfactual"):
         raise ValueError(f"--objective must be rollouts or counterfactual, got {options.objective!r}.")
     if (options.objective == "counterfactual") != (options.labels is not None):
@@ -163,7 +163,7 @@ def build_trainer(options: TrainOptions, config: DiversedConfig) -> DiversedTrai
 
 
 def pair_options(target: str | None, draft: str | None, dtype: str | None, config: Any) -> dict[str, Any]:
-    """Return target, draft and tokenizer for a trainer: the embedded ones, or names with compatible shapes."""
+    """Return target, draft and tokenizer for a trainer: those of the embedded pair, or names after checking them."""
     if target is None or draft is None:
         pair = load_pair(None, None, config.device, dtype=dtype)
         return {"target": pair.target, "draft": pair.draft, "processing_class": pair.tokenizer}
@@ -178,7 +178,7 @@ def pair_options(target: str | None, draft: str | None, dtype: str | None, confi
 
 
 def load_rows(options: TrainOptions, task: Task, seed: int, held_out: bool) -> tuple[list[dict], list[dict] | None]:
-    """Return training and held-out rows, disjoint also if both come from the training split or one file."""
+    """Return training and held-out rows. They are disjoint even if they come from the same split or file."""
     n, n_eval = options.num_examples, options.num_eval_examples if held_out else 0
     shared = n_eval and not options.eval_data_file and (options.data_file or options.eval_split == "train")
     records = read_records(task, "train", n + n_eval if shared else n, seed, options.data_file)
@@ -192,7 +192,7 @@ def load_rows(options: TrainOptions, task: Task, seed: int, held_out: bool) -> t
 
 
 def tune_draft(options: TuneDraftOptions, config: tuning.DraftTuningConfig) -> PeftModel | PreTrainedModel:
-    """Tune the draft model and save the result in `output_dir`; standard output receives only that name."""
+    """Tune the draft model and save it in `output_dir`; standard output receives only the folder's name."""
     start = resume_point_of(config.resume_from_checkpoint, config.resume)
     config.resume, config.resume_from_checkpoint = start is True, start if isinstance(start, str) else None
     check_pair(options.target, options.draft)
@@ -229,24 +229,25 @@ def tune_draft(options: TuneDraftOptions, config: tuning.DraftTuningConfig) -> P
     return tuned
 
 
-def resume_point_of(given: str | bool | None, resume: bool) -> str | bool | None:
+def resume_point_of(checkpoint: str | bool | None, resume: bool) -> str | bool | None:
     """Return where a run continues: a checkpoint's folder, True for the newest complete one, None for the start.
 
     Args:
-        given: value of `--resume-from-checkpoint`; "true" as in scripts of transformers. resume: `--resume`.
+        checkpoint: value of `--resume-from-checkpoint`: a folder, or "true" as in scripts of transformers.
+        resume: value of `--resume`.
 
     Raises:
         ValueError: if the path is not a folder.
     """
-    words = "" if given is None else str(given)
-    if words.lower() in ("", "false", "true"):
-        return True if resume or words.lower() == "true" else None
-    if not Path(words).is_dir():
+    text = "" if checkpoint is None else str(checkpoint)
+    if text.lower() in ("", "false", "true"):
+        return True if resume or text.lower() == "true" else None
+    if not Path(text).is_dir():
         raise ValueError(
-            f"--resume-from-checkpoint must name an existing folder, got {words!r}; --resume continues from "
+            f"--resume-from-checkpoint must name an existing folder, got {text!r}; --resume continues from "
             "the newest complete checkpoint in --output-dir."
         )
-    return words
+    return text
 
 
 def supervised_rows(task: Task, records: list[dict[str, Any]], shots: int, chat: bool) -> list[dict[str, Any]]:
