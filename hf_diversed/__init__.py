@@ -1,7 +1,7 @@
 """Relaxed speculative decoding for Hugging Face `generate()`.
 
 `import hf_diversed` adds the arguments `diversed_head=`, `verifier=` and others to `model.generate`, in any order of
-imports. It loads neither torch nor transformers; the first name that needs them does. Set HF_DIVERSED_NO_HOOK=1 to
+imports. torch and transformers are imported when a name is first used that needs them. Set HF_DIVERSED_NO_HOOK=1 to
 import without the hook.
 """
 
@@ -93,7 +93,7 @@ _HOMES = {
     "hf_diversed.zoo": ("load_demo_pair",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
-# Modules that are available as attributes without an import of their own.
+# Modules that are available as attributes without importing them separately.
 _MODULES = frozenset({"generation", "head", "outputs", "sampling", "theory", "verifiers", "zoo"})
 
 
@@ -113,7 +113,7 @@ def __dir__() -> list[str]:
 
 def _register_heads(_: object) -> None:
     """Register heads with transformers' auto classes."""
-    if "hf_diversed.head" not in sys.modules:  # otherwise another thread may be importing it: waiting could deadlock
+    if "hf_diversed.head" not in sys.modules:  # otherwise another thread may be importing it, and this could deadlock
         import_module("hf_diversed.head")
 
 

@@ -1,4 +1,4 @@
-"""`python -m hf_diversed` is `hf-diversed`, for launchers that need a module: `accelerate launch -m hf_diversed`."""
+"""`python -m hf_diversed` runs `hf-diversed`, for launchers that need a module: `accelerate launch -m hf_diversed`."""
 
 from hf_diversed.cli import app
 

@@ -20,9 +20,9 @@ class _Watcher(MetaPathFinder):
     def find_spec(self, name, path=None, target=None):
         if name not in _CALLBACKS:
             return None
-        finders = list(sys.meta_path)  # the import system has tried those before this one
-        behind = finders[finders.index(self) + 1 :] if self in finders else finders
-        specs = (finder.find_spec(name, path, target) for finder in behind if hasattr(finder, "find_spec"))
+        finders = list(sys.meta_path)  # the import system has already tried those before this one
+        later = finders[finders.index(self) + 1 :] if self in finders else finders
+        specs = (finder.find_spec(name, path, target) for finder in later if hasattr(finder, "find_spec"))
         spec = next((spec for spec in specs if spec is not None), None)
         if spec is not None and spec.loader is not None:
             spec.loader.exec_module = _and_call_back(name, spec.loader.exec_module)  # type: ignore[method-assign]
@@ -33,9 +33,11 @@ _WATCHER = _Watcher()
 
 
 def watch(name: str, callback: Callable[[ModuleType], None]) -> None:
-    """Call `callback(module)` whenever the module has been executed: after its import, after a reload, and now if it
-    is already imported. One callback per module; it runs during the import and must not import modules that may be
-    partially initialized.
+    """Call `callback(module)` after each execution of a module: after its import, after a reload, and now if it is
+    already imported.
+
+    There is one callback per module. It runs during the import and must not import modules that may be partially
+    initialized.
     """
     _CALLBACKS[name] = callback
     if _WATCHER not in sys.meta_path:

@@ -78,8 +78,8 @@ class DraftOutput(BlockOutput):
             length, after its first drafted EOS, and where another verifier decides. Verifiers that treat positions
             independently may ignore it.
         lengths: long `[B]`, number of ids of each row; None if every row fills all columns.
-        num_drafted: long `[B]`, draft tokens of each row up to its draft length or first EOS, whichever verifier
-            decides them; by default the number of active positions.
+        num_drafted: long `[B]`, number of draft tokens of each row up to its draft length or first EOS, for all
+            verifiers together; by default the number of active positions.
     """
 
     tokens: torch.Tensor = field(kw_only=True)
@@ -107,14 +107,14 @@ class Trace:
     Attributes:
         weight: float32 `[B, G]`, weight on the target at the draft token, for mixtures.
         tv: float32 `[B, G]`, TV(p, q), if the verifier computed it.
-        bias: float32 `[B, G]`, TV(v, p) of verifiers with a weight per token; an unbiased estimate from the draft
-            token, (1 - w) max(1 - p/q, 0), unless the verifier needed the exact value. None with one weight per
+        bias: float32 `[B, G]`, TV(v, p) of verifiers with a weight per token: the exact value if the verifier computed
+            it, else the unbiased estimate (1 - w) max(1 - p/q, 0) from the draft token. None with one weight per
             position, where TV(v, p) is (1 - w) TV(p, q).
         inputs: inputs of a learned verifier's head, by name, `[B, G, ...]`, if the verifier keeps them.
         emitted_probs: returns the distribution that sampling emits at the draft positions, float32 `[B, G, V]`; None
             for verifiers without one (`Verifier.has_emitted_probs`); NaN where another verifier decides.
-        strict_prob: float32 `[B, G]`, probability that lossless verification of the same kind accepts the draft token;
-            None where that is token-wise, min(1, p / q).
+        strict_prob: float32 `[B, G]`, probability that lossless verification of the same kind (token-wise, block, FLy)
+            accepts the draft token; None for token-wise verification, where it is min(1, p / q).
     """
 
     weight: torch.Tensor | None = None
@@ -130,8 +130,8 @@ class Verdict:
     """A verifier's decision on one block.
 
     Attributes:
-        accept_prob: float32 `[B, G]`, probability of accepting each draft token, given the block and that all draft
-            tokens before it were accepted (0 or 1 when greedy).
+        accept_prob: float32 `[B, G]`, probability of accepting each draft token, given the block and that all earlier
+            draft tokens were accepted (0 or 1 when greedy).
         replacement: maps long `[B]` (position of the first rejection) to the unnormalised distribution `[B, V]` of
             the residual token; when greedy, to any `[B, V]` whose argmax is that token.
         state: `[B, G + 1, state_width]`, the verifier's state after 0..G accepted draft tokens; None without state.
@@ -144,17 +144,17 @@ class Verdict:
     trace: Trace = None  # type: ignore[assignment]
 
     def __post_init__(self) -> None:
-        if self.trace is None:  # not a default instance or factory: `torch.compile` traces neither
+        if self.trace is None:  # `torch.compile` does not trace default instances or factories
             self.trace = Trace()
 
 
 @dataclass(frozen=True, eq=False)
 class Round:
-    """Inputs, verdict and outcome of one round; the outcome has one entry per row.
+    """Inputs, verdict and outcome of one round; tensors of the outcome have one entry per row.
 
     Attributes:
         draft, verdict: None if no row had draft tokens.
-        greedy: bool `[B]`, greedy rows in a batch that samples; None if all rows are decoded alike.
+        greedy: bool `[B]`, True for greedy rows; None if all rows sample or all are greedy.
         num_drafted: long `[B]`, draft tokens up to the row's gamma or its first drafted EOS.
         num_accepted: long `[B]`, 0 to `num_drafted`.
         next_token: long `[B]`, the residual token at the first rejection, or the bonus token after all draft tokens.
@@ -184,9 +184,9 @@ class DecodingContext:
 
     `batch_size` rows come from `num_prompts` prompts (`num_return_sequences` each). `temperature` is 0 when greedy and
     None if it differs between rows. `num_assistant_tokens` is None if it adapts. `top_k` is 0 and `top_p` is 1 when
-    they are off. `processors` holds all logits processors, including those of sampling. `target` and `draft` are the
-    models, or None in vLLM. For draft tokens without a distribution (prompt lookup, and greedy draft tokens in vLLM)
-    `draft_hidden_size` is None and `draft_name` is empty.
+    they are disabled. `processors` contains all logits processors, including those of sampling. `target` and `draft`
+    are the models, or None in vLLM. For draft tokens without a distribution (prompt lookup, and greedy draft tokens in
+    vLLM) `draft_hidden_size` is None and `draft_name` is empty.
     """
 
     batch_size: int

@@ -1,9 +1,9 @@
-"""Draft models whose output embedding has rows for some ids only, so it is a fraction of the target's.
+"""Draft models whose output embedding covers only some ids, which makes it much smaller than the target's.
 
-All other ids have probability 0; every id can be read (as in FR-Spec, arXiv 2502.14856).
+All other ids have probability 0; every id is a valid input (as in FR-Spec, arXiv 2502.14856).
 
-Imports torch and transformers alone: `save_pretrained` writes this file beside the weights, so that
-`AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)` loads them without hf_diversed.
+This file imports only torch and transformers: `save_pretrained` copies it next to the weights, so that
+`AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)` loads the model without hf_diversed.
 """
 
 from typing import ClassVar
@@ -27,7 +27,7 @@ class CutOutput(nn.Linear):
     """Logits of `kept_ids` and minus infinity for all others: `[..., D] -> [..., V]`.
 
     Args:
-        hidden_size: D. num_kept: rows. num_ids: V.
+        hidden_size: D. num_kept: number of kept ids. num_ids: V.
     """
 
     kept_ids: torch.Tensor

@@ -7,13 +7,13 @@ import torch.nn.functional as F
 
 
 NUM_DISTRIBUTION_FEATURES = 8
-TARGET_ENTROPY, TOTAL_VARIATION = 0, 4  # their indices
+TARGET_ENTROPY, TOTAL_VARIATION = 0, 4  # indices of these features
 _IMPLAUSIBLE = 0.01
 _LEAST_MASS = 1e-3
 _MAX_LOG_RATIO = 20.0
 
 NUM_TOKEN_FEATURES = 5
-LOG_RATIO = 0  # its index
+LOG_RATIO = 0  # index of this feature
 NUM_LOOKAHEAD_FEATURES = 4
 _LEAST_LOG = -10.0
 _LAST_RANK = 127
@@ -21,12 +21,12 @@ _HELD = 2**18  # tokens, over all positions, whose features are in memory at onc
 
 
 def distribution_features(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
-    """Eight features of two distributions: both entropies (nats), both top probabilities, TV(p, q), KL(p || q), equal
-    argmax or not, and the draft model's probability of implausible tokens (p below 1%), which a permissive
-    weight would accept; TV also counts differences among plausible tokens.
+    """Return eight features of two distributions: both entropies (nats), both top probabilities, TV(p, q), KL(p || q),
+    whether the argmaxes are equal, and the draft model's probability of implausible tokens (p below 1%), which a
+    permissive weight would accept; TV also counts differences among plausible tokens.
 
-    log(p / q) is clamped to 20 nats, so KL is finite for truncated supports; features are log(1 + KL) and the log of
-    the implausible mass plus 1e-3.
+    log(p / q) is clamped to [-20, 20] nats, so KL is finite for truncated supports. KL enters as log(1 + KL), and the
+    implausible mass m as log(m + 1e-3).
 
     Args:
         p, q: float32 `[..., V]`, the processed distributions.
@@ -54,13 +54,13 @@ def distribution_features(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
 
 
 def token_features(p: torch.Tensor, q: torch.Tensor, top: torch.Tensor, rank: torch.Tensor) -> torch.Tensor:
-    """Five features of a token: log p/q, log p - log max p, log p, log q and log(1 + its rank under p).
+    """Return five features of a token: log p/q, log p - log max p, log p, log q and log(1 + its rank under p).
 
-    Natural logs, clamped to at least -10; log p/q also to at most 0, above which the weight has no effect. Ranks are
-    clamped to 127.
+    Logarithms are natural and clamped to at least -10; log p/q is also clamped to at most 0, above which the weight
+    has no effect. Ranks are clamped to 127.
 
     Args:
-        p, q: float32 `[...]`, its probabilities under both models. top: float32, the highest p, broadcasts.
+        p, q: float32 `[...]`, the token's probabilities under both models. top: float32, the highest p, broadcasts.
         rank: float or long `[...]`, number of tokens with a higher p, at most 127.
 
     Returns:
@@ -72,37 +72,41 @@ def token_features(p: torch.Tensor, q: torch.Tensor, top: torch.Tensor, rank: to
 
 
 def drafted_token_features(p: torch.Tensor, q: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-    """`token_features` of one token per position: float32 `[..., 5]` from `[..., V]` and tokens, long `[...]`."""
-    of_p, of_q = (probs.gather(-1, tokens[..., None]) for probs in (p, q))
-    rank = p.clone().gt_(of_p).sum(-1).clamp_max(_LAST_RANK)  # floats, as above
-    return token_features(of_p.squeeze(-1), of_q.squeeze(-1), p.amax(-1), rank)
+    """Return `token_features` of one token per position: float32 `[..., 5]`.
+
+    Args:
+        p, q: float32 `[..., V]`. tokens: long `[...]`.
+    """
+    p_token, q_token = (probs.gather(-1, tokens[..., None]) for probs in (p, q))
+    rank = p.clone().gt_(p_token).sum(-1).clamp_max(_LAST_RANK)  # in place, as in `distribution_features`
+    return token_features(p_token.squeeze(-1), q_token.squeeze(-1), p.amax(-1), rank)
 
 
 def lookahead_features(features: torch.Tensor, token: torch.Tensor, active: torch.Tensor, window: int) -> torch.Tensor:
-    """Four features of each of the next `window` draft tokens in the block: log p/q (of `token_features`), TV(p, q),
-    the target's entropy, and 1. All four are 0 where the block has ended.
+    """Return four features of each of the next `window` draft tokens in the block: log p/q (from `token_features`),
+    TV(p, q), the target's entropy, and 1. All four are 0 after the end of the block.
 
     Args:
-        features: float32 `[B, G, 8]`, of `distribution_features`. token: float32 `[B, G, 5]`, of the draft tokens.
-        active: bool `[B, G]`, see `DraftOutput`; other draft tokens count as after the end.
+        features: float32 `[B, G, 8]` from `distribution_features`. token: float32 `[B, G, 5]` from `token_features`.
+        active: bool `[B, G]`, see `DraftOutput`; inactive positions count as after the end.
 
     Returns:
         float32 `[B, G, window, 4]`.
     """
     log_ratio = token[..., LOG_RATIO]
-    own = (log_ratio, features[..., TOTAL_VARIATION], features[..., TARGET_ENTROPY], torch.ones_like(log_ratio))
-    values = torch.stack(own, dim=-1).masked_fill(~active[..., None], 0.0)
+    columns = (log_ratio, features[..., TOTAL_VARIATION], features[..., TARGET_ENTROPY], torch.ones_like(log_ratio))
+    values = torch.stack(columns, dim=-1).masked_fill(~active[..., None], 0.0)
     values = F.pad(values, (0, 0, 0, window))
     return torch.stack([values[:, k : k + active.shape[1]] for k in range(1, window + 1)], dim=2)
 
 
 def vocabulary_features(p: torch.Tensor, q: torch.Tensor) -> Iterator[torch.Tensor]:
-    """`token_features` of every token, chunk by chunk of the vocabulary: float32 `[..., C, 5]` from `[..., V]`.
+    """Yield `token_features` of every token by chunks of the vocabulary: float32 `[..., C, 5]` from `[..., V]`.
 
-    Features of all tokens at once would take five times the memory of a distribution, and a hidden layer more.
+    All features at once would take five times the memory of a distribution, and those of a hidden layer even more.
     """
     size = max(1, _HELD // p[..., 0].numel())
     likeliest = p.topk(min(_LAST_RANK, p.shape[-1]), dim=-1).values.flip(-1).contiguous()
-    for of_p, of_q in zip(p.split(size, dim=-1), q.split(size, dim=-1)):
-        not_likelier = torch.searchsorted(likeliest, of_p.contiguous(), right=True)
-        yield token_features(of_p, of_q, likeliest[..., -1:], likeliest.shape[-1] - not_likelier)
+    for p_chunk, q_chunk in zip(p.split(size, dim=-1), q.split(size, dim=-1)):
+        not_likelier = torch.searchsorted(likeliest, p_chunk.contiguous(), right=True)
+        yield token_features(p_chunk, q_chunk, likeliest[..., -1:], likeliest.shape[-1] - not_likelier)

@@ -5,10 +5,10 @@ from difflib import get_close_matches
 from typing import Any
 
 
-# Methods that all others are compared with: the target alone, and lossless speculative decoding.
+# Methods with which all others are compared: the target alone, and lossless speculative decoding.
 PLAIN = "target"
 LOSSLESS = "lossless"
-# Prefix of a method's name: compiled, with static shapes.
+# Prefix of the names of compiled methods.
 COMPILED = "compiled:"
 
 
@@ -38,6 +38,6 @@ def duration(seconds: float) -> str:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """` (did you mean lenience?)` for the error about an unknown name, or nothing if no known name is close."""
+    """Return " (did you mean lenience?)" for an error about an unknown name, or "" if no known name is similar."""
     close = get_close_matches(name, list(known), n=1)
     return f" (did you mean {close[0]}?)" if close else ""

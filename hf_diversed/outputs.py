@@ -18,8 +18,10 @@ class CompileStats:
     """Compilation in one call; all 0 in eager decoding.
 
     Attributes:
-        num_used: compiled functions that rounds ran in. num_compiled: how many of them this call compiled, in
-            `seconds` s including their first runs. num_recompiled: should be 0.
+        num_used: number of compiled functions that the call ran.
+        num_compiled: number of functions that the call compiled.
+        num_recompiled: number of functions compiled again for the same key because a guard failed; should be 0.
+        seconds: duration of the compilation, including first runs.
     """
 
     num_used: int = 0
@@ -42,10 +44,10 @@ class SpeculativeStats:
     length limit count as neither drafted nor accepted. Means are over verified positions: the accepted ones and the
     rejected one. `engine` is "eager", "static" (fixed shapes), "compiled", or "compiled (forwards)" if verifier or
     processors ran outside the compiled functions; `engine_reason` is why a call with `cache_implementation="static"`
-    was not compiled as a whole, empty if it was; `compile` counts compilations.
-    `max_ratio` is the largest v(y) / p(y) of an emitted token y at a verified position, where sampling follows v and
-    the target p; 0 without token records, in greedy decoding, and for verifiers without an emitted distribution.
-    `expected_accepted_sum` is the expectation of `num_accepted` given the draft tokens, before acceptance is drawn.
+    was not compiled as a whole, else empty; `compile` counts compilations.
+    `max_ratio` is the largest v(y) / p(y) of an emitted token y at a verified position; 0 without token records, in
+    greedy decoding, and for verifiers without an emitted distribution v.
+    `expected_accepted_sum` is the expectation of `num_accepted` given the draft tokens.
     """
 
     num_rounds: int = 0
@@ -157,7 +159,7 @@ class SpeculativeStats:
                 setattr(self, item.name, mine + theirs)
 
     def to_dict(self) -> dict:
-        """Counters and rates for strict JSON (None where NaN or infinite), under AIPerf's names where it has one."""
+        """Return counters and rates for strict JSON (None for NaN or infinite), under AIPerf's names if they exist."""
         values = {
             "num_spec_steps": self.num_rounds,
             "num_draft_tokens": self.num_drafted,
@@ -227,9 +229,9 @@ class TokenRecords:
 class GenerateDiversedOutput(GenerateDecoderOnlyOutput):
     """Output of `generate` with a verifier and `return_dict_in_generate=True`.
 
-    `sequences`, `scores` and `logits` are as upstream's: the target's processed scores and raw logits for every
-    emitted token, zeros after a row's end. `past_key_values` is None: rows have different lengths, which no
-    stock cache supports.
+    `sequences`, `scores` and `logits` are as in transformers: the target's processed scores and raw logits for every
+    emitted token, zeros after a row's end. `past_key_values` is None, because no cache of transformers supports rows
+    of different lengths.
 
     Attributes:
         stats: acceptance counters for the whole batch, with `per_row`.

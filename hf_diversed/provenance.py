@@ -26,7 +26,7 @@ _NAMES = re.compile(
     r"|_attn_implementation.*|id2label|label2id|problem_type|chunk_size_feed_forward|initializer_range)$"
 )
 _DIGESTS: WeakKeyDictionary[torch.nn.Module, tuple[Any, str]] = WeakKeyDictionary()
-# Options and settings whose text is recorded. Of all others only flags and numbers are: their text may be private.
+# Options and settings whose text is recorded. For others only flags and numbers are, because text may be private.
 _TEXT = """
 backend baseline batch_sizes choices choose config data data_file device divergence draft draft_config dtype engine
 eval_data_file eval_split eval_strategy evaluation families features folder format head head_features head_type heads
@@ -91,9 +91,9 @@ def model_digest(model: torch.nn.Module) -> str:
     """
     tensors, adapters = dict[str, torch.Tensor](), list[Any]()
     for prefix, module in model.named_modules():
-        found = {**module._parameters, **module._buffers}
-        for name in found.keys() - module._non_persistent_buffers_set:
-            tensors |= _plain_tensors(f"{prefix}.{name}", found[name])
+        own_tensors = {**module._parameters, **module._buffers}
+        for name in own_tensors.keys() - module._non_persistent_buffers_set:
+            tensors |= _plain_tensors(f"{prefix}.{name}", own_tensors[name])
         if hasattr(module, "merged_adapters"):  # a layer of PEFT
             adapters.append((module.active_adapters, module.disable_adapters, module.merged_adapters, module.scaling))
     # `_version` counts in-place operations. Inference tensors do not have it.
@@ -120,8 +120,8 @@ def _digest_of(model: Any, tensors: Mapping[str, torch.Tensor], adapters: str) -
         digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
         if value.device.type != "meta" and value.numel():
             count = min(value.numel(), _SAMPLED)
-            places = torch.arange(count, device=value.device) * (value.numel() - 1) // max(count - 1, 1)
-            samples.append(value.detach().reshape(-1)[places].view(torch.uint8))
+            indices = torch.arange(count, device=value.device) * (value.numel() - 1) // max(count - 1, 1)
+            samples.append(value.detach().reshape(-1)[indices].view(torch.uint8))
     if samples:  # a single transfer
         digest.update(torch.cat([sample.to(samples[0].device) for sample in samples]).cpu().numpy().tobytes())
     return digest.hexdigest()[:16]
@@ -136,22 +136,23 @@ def _computing(config: Any) -> Any:
 
 
 def recorded(argv: Sequence[str]) -> list[str]:
-    """Return a command line with the values of known options, as `publishable`; text of other options is left out."""
-    shown, kept = [], True
+    """Return a command line as `publishable`, without the text of options that are not in `_RECORDED`."""
+    words, is_recorded = [], True
     for word in argv:
         if not word.startswith("-") or _PLAIN.fullmatch(word):
-            if kept or _PLAIN.fullmatch(word):
-                shown.append(publishable(word))
+            if is_recorded or _PLAIN.fullmatch(word):
+                words.append(publishable(word))
             continue
         name, equals, value = word.partition("=")
-        kept = name.strip("-").replace("-", "_") in _RECORDED
-        shown.append(f"{name}={publishable(value)}" if equals and (kept or _PLAIN.fullmatch(value)) else name)
-    return shown
+        is_recorded = name.strip("-").replace("-", "_") in _RECORDED
+        words.append(f"{name}={publishable(value)}" if equals and (is_recorded or _PLAIN.fullmatch(value)) else name)
+    return words
 
 
 def recorded_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings as `publishable`. Of nested ones, such as `model_init_kwargs`, text is kept for known names."""
-    known = {
+    """Return settings as `publishable`. Text in nested settings, such as `model_init_kwargs`, is kept only under names
+    in `_RECORDED`."""
+    filtered = {
         name: {
             key: item
             for key, item in value.items()
@@ -161,8 +162,8 @@ def recorded_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
         else value
         for name, value in settings.items()
     }
-    found: dict[str, Any] = publishable(known)
-    return found
+    result: dict[str, Any] = publishable(filtered)
+    return result
 
 
 def publishable(value: Any) -> Any:

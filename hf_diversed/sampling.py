@@ -10,7 +10,7 @@ import torch
 
 
 def acceptance(p: torch.Tensor, q: torch.Tensor, weight: torch.Tensor | float = 1.0) -> torch.Tensor:
-    """Probability of keeping a token drawn from `q` when verifying against `v = weight * p + (1 - weight) * q`.
+    """Return the probability of accepting a token drawn from `q` under `v = weight * p + (1 - weight) * q`.
 
     Equals `min(1, v / q)`, written as `1 - weight + weight * p / q` so that no vocabulary-sized `v` is built
     (arXiv 2604.07622; `weight = 1` is arXiv 2211.17192, algorithm 1).
@@ -26,16 +26,14 @@ def acceptance(p: torch.Tensor, q: torch.Tensor, weight: torch.Tensor | float = 
 
 
 def residual(v: torch.Tensor, q: torch.Tensor, fallback: torch.Tensor) -> torch.Tensor:
-    """Unnormalised distribution of the residual token: `max(v - q, 0)`.
-
-    Where `v` and `q` are equal up to rounding this is zero, and `fallback` is returned.
+    """Return the unnormalised distribution of the residual token: `max(v - q, 0)`, or `fallback` where that is 0.
 
     Args:
         v: float `[..., V]`, the emitted distribution. q: float `[..., V]`, the draft distribution.
         fallback: float `[..., V]`, usually the target distribution.
     """
-    left = torch.clamp(v - q, min=0.0)
-    return torch.where(left.sum(-1, keepdim=True) > torch.finfo(left.dtype).tiny, left, fallback)
+    excess = torch.clamp(v - q, min=0.0)
+    return torch.where(excess.sum(-1, keepdim=True) > torch.finfo(excess.dtype).tiny, excess, fallback)
 
 
 def count_accepted(accept_prob: torch.Tensor, uniforms: torch.Tensor, num_drafted: torch.Tensor) -> torch.Tensor:
@@ -57,8 +55,8 @@ def count_accepted(accept_prob: torch.Tensor, uniforms: torch.Tensor, num_drafte
 def draw_noise(probs: torch.Tensor) -> torch.Tensor:
     """Return the random numbers that `draw` needs for a distribution `[B, V]`.
 
-    A single row gets V numbers, as in `torch.multinomial`, so that a seed gives upstream's tokens. With several rows
-    each gets one number, which is about thirty times cheaper.
+    A single row gets V numbers, as in `torch.multinomial`, so that a seed gives the tokens of transformers. Each of
+    several rows gets one number, which is about thirty times cheaper.
     """
     if probs.shape[0] == 1:
         return torch.empty_like(probs).exponential_()
@@ -71,7 +69,7 @@ class RoundNoise:
 
     Attributes:
         uniforms: float32 `[B, G]` in [0, 1), one per draft token; None without any.
-        noise: of the next token, see `draw`.
+        noise: random numbers for the residual or bonus token, see `draw`.
     """
 
     uniforms: torch.Tensor | None = None
@@ -79,14 +77,14 @@ class RoundNoise:
 
 
 class RandomSource:
-    """Draws random numbers from torch's global generator, at batch size 1 in upstream's order and shapes."""
+    """Draws random numbers from torch's global generator; at batch size 1 in the order and shapes of transformers."""
 
     def draft_noise(self, scores: torch.Tensor) -> torch.Tensor:
-        """Noise that draws one draft token per row; `scores` `[B, V]` gives shape, dtype and device only."""
+        """Return noise for drawing one draft token per row; `scores` `[B, V]` gives shape, dtype and device only."""
         return draw_noise(scores)
 
     def round_noise(self, scores: torch.Tensor) -> RoundNoise:
-        """Random numbers of one round, for the target's `scores`, `[B, G + 1, V]`."""
+        """Return the random numbers of one round for the target's `scores`, `[B, G + 1, V]`."""
         num_drafts = scores.shape[1] - 1
         uniforms = torch.rand(len(scores), num_drafts, device=scores.device) if num_drafts else None
         return RoundNoise(uniforms, draw_noise(scores[:, 0]))
@@ -114,5 +112,5 @@ def draw(probs: torch.Tensor, noise: torch.Tensor | None) -> torch.Tensor:
 
 
 def total_variation(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
-    """`TV(p, q) = sum(max(p - q, 0))` over the last axis, for two distributions `[..., V]`."""
+    """Return TV(p, q) = sum(max(p - q, 0)) over the last axis: `[...]` from `[..., V]`."""
     return torch.clamp(p - q, min=0.0).sum(dim=-1)

@@ -16,7 +16,7 @@ from hf_diversed.sampling import total_variation
 
 
 def expected_acceptance(p: torch.Tensor, q: torch.Tensor, weight: torch.Tensor | float = 1.0) -> torch.Tensor:
-    """Acceptance probability under `v = weight * p + (1 - weight) * q`: `1 - weight TV(p, q)`.
+    """Return the acceptance probability under `v = weight * p + (1 - weight) * q`: `1 - weight TV(p, q)`.
 
     Args:
         p, q: float `[..., V]`, the target and the draft distribution. weight: float, or tensor `[...]`, on the target.
@@ -25,14 +25,14 @@ def expected_acceptance(p: torch.Tensor, q: torch.Tensor, weight: torch.Tensor |
 
 
 def expected_accepted(accept_prob: torch.Tensor, num_drafted: torch.Tensor | None = None) -> torch.Tensor:
-    """Expected number of accepted draft tokens of a round, given them: `sum_n prod_{t <= n} a_t`.
+    """Return the expected number of accepted draft tokens of a round, given the draft tokens: `sum_n prod_{t<=n} a_t`.
 
     Exact for dependent positions as well. Its mean over rounds drawn from q, counting all draft tokens of each round,
     is an unbiased estimate of the expected accepted length.
 
     Args:
-        accept_prob: float `[..., G]`, acceptance probability of each draft token if all before it are accepted,
-            `min(1, v / q)`.
+        accept_prob: float `[..., G]`, the probability a_t of accepting each draft token if all earlier ones are
+            accepted, `min(1, v / q)`.
         num_drafted: long `[...]`, number of draft tokens to count; None for all G.
 
     Returns:
@@ -46,10 +46,10 @@ def expected_accepted(accept_prob: torch.Tensor, num_drafted: torch.Tensor | Non
 
 
 def iid_accepted_length(rate: float, gamma: float) -> float:
-    """Expected number of accepted draft tokens if each were accepted independently with the same probability.
+    """Return the expected number of accepted draft tokens under independent acceptance with the same probability.
 
-    `sum_{n <= gamma} rate^n = rate (1 - rate^gamma) / (1 - rate)`; an approximation, as positions of a text are
-    dependent.
+    `sum_{n <= gamma} rate^n = rate (1 - rate^gamma) / (1 - rate)`. This is an approximation, because positions of a
+    text are dependent.
 
     Args:
         rate: in [0, 1], acceptance per verified draft token. gamma: draft tokens per round, or their mean.
@@ -64,9 +64,9 @@ def iid_accepted_length(rate: float, gamma: float) -> float:
 
 
 def reject_and_bias(v: torch.Tensor, p: torch.Tensor, q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Least rejection probability TV(q, v) of a verifier that emits `v`, and its bias TV(v, p): `[...]` each.
+    """Return the least rejection probability of a verifier that emits `v`, TV(q, v), and its bias TV(v, p): `[...]`.
 
-    Their sum is at least TV(q, p), and equal to it if every v(x) lies between p(x) and q(x), as for mixtures: with
+    The sum of both is at least TV(q, p), with equality if every v(x) lies between p(x) and q(x), as for mixtures. With
     weight w they are w TV(p, q) and (1 - w) TV(p, q).
     """
     return total_variation(q, v), total_variation(v, p)
@@ -74,12 +74,12 @@ def reject_and_bias(v: torch.Tensor, p: torch.Tensor, q: torch.Tensor) -> tuple[
 
 @dataclass(frozen=True)
 class ForwardTimes:
-    """Duration of the parts of a round, in seconds or in target forwards: `ForwardTimes(1.0, cost_ratio)`.
+    """Durations of the parts of a round, in seconds or relative to the target: `ForwardTimes(1.0, cost_ratio)`.
 
     Args:
-        target: a target forward on one token, the time of a token when decoding with the target alone.
-        draft: a draft forward on one token.
-        extra_position: time that each draft token adds to the target forward; about 0 while it is bound by memory.
+        target: forward pass of the target on one token, which is the time per token of the target alone.
+        draft: forward pass of the draft model on one token.
+        extra_position: time that each draft token adds to the target's forward pass; about 0 if memory-bound.
         overhead: everything else in a round.
 
     Raises:
@@ -103,7 +103,7 @@ class ForwardTimes:
 
 
 def expected_speedup(accepted_length: float, gamma: int, times: ForwardTimes) -> float:
-    """Speedup over the target alone: `(accepted_length + 1) * target / time of a round`.
+    """Return the speedup over the target alone: `(accepted_length + 1) * target / time of a round`.
 
     Args:
         accepted_length: accepted draft tokens per round, measured or expected, without the residual or bonus token.

@@ -12,7 +12,7 @@ from hf_diversed.outputs import SOURCES, SpeculativeStats, TokenRecords
 
 @dataclass(frozen=True)
 class Origin:
-    """Name, `rich` style (terminal) and colour (pages) of an origin; colours of Okabe and Ito's colour-blind safe
+    """Description, `rich` style and HTML colour of an origin. Colours are from Okabe and Ito's colour-blind safe
     palette."""
 
     meaning: str
@@ -34,9 +34,9 @@ ORIGINS = {
 
 @dataclass(frozen=True)
 class Piece:
-    """Text that one token adds, its key in `ORIGINS`, the weight on the target and both models' probabilities.
+    """Text of one token, its key in `ORIGINS`, the weight on the target, and its probabilities under both models.
 
-    Undefined values are None: the weight of a bonus token, and all three when the target decodes alone.
+    Undefined values are None: the weight of a bonus token, and all three values if the target decodes alone.
     """
 
     text: str
@@ -50,7 +50,7 @@ _MOST_IDS, _FEWEST_IDS = 64, 16  # previous tokens that are decoded with the nex
 
 
 class TokenReader:
-    """Decodes tokens in context: alone, a token may lose its space or be half a character."""
+    """Decodes tokens in context, because the text of a single token may lack its space or be part of a character."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase):
         self._tokenizer = tokenizer
@@ -64,8 +64,8 @@ class TokenReader:
         columns = (records.tokens, records.source, records.relaxed, records.weight, records.p, records.q)
         for token, source, relaxed, *numbers in zip(*(column[0].tolist() for column in columns)):
             if source >= 0 and (text := self._spell(token)):
-                shown = (None if number != number else number for number in numbers)
-                pieces.append(Piece(text, RELAXED if relaxed else SOURCES[source], *shown))
+                values = (None if number != number else number for number in numbers)  # NaN is undefined
+                pieces.append(Piece(text, RELAXED if relaxed else SOURCES[source], *values))
         return pieces
 
     def read_target(self, tokens: torch.Tensor) -> list[Piece]:
@@ -81,14 +81,14 @@ class TokenReader:
         if spelled.endswith("\ufffd"):
             return ""
         added, self._shown = spelled[len(self._shown) :], spelled
-        if len(self._ids) >= _MOST_IDS:  # earlier tokens do not change the text, and decoding takes time
+        if len(self._ids) >= _MOST_IDS:  # much earlier tokens do not affect the text, and decoding them takes time
             self._ids = self._ids[-_FEWEST_IDS:]
             self._shown = str(self._tokenizer.decode(self._ids))
         return added
 
 
 class PieceStreamer(RoundStreamer):
-    """Passes every round on as pieces, with the statistics of the round.
+    """Passes the pieces and statistics of each round to `on_pieces`.
 
     Args:
         target_alone: whether the target decodes without a draft model; every token then counts as a round.
