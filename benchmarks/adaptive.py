@@ -1,4 +1,4 @@
-"""Time adaptive draft lengths against constant ones on the embedded tasks.
+"""Time adaptive against constant draft lengths on the embedded tasks.
 
     python benchmarks/adaptive.py --output results/adaptive.json
 
@@ -120,10 +120,10 @@ def _summary(measured: dict[str, Measured]) -> dict:
     }
 
 
-def _ratio(mine: Measured, other: Measured) -> dict:
-    by_turn = [a / b for a, b in zip(mine.rates, other.rates)]
+def _ratio(measured: Measured, other: Measured) -> dict:
+    by_turn = [a / b for a, b in zip(measured.rates, other.rates)]
     low, _, high = quantiles(by_turn, method="inclusive") if len(by_turn) > 1 else by_turn * 3
-    return {"ratio": round(mine.rate / other.rate, 4), "quartiles": [round(low, 4), round(high, 4)]}
+    return {"ratio": round(measured.rate / other.rate, 4), "quartiles": [round(low, 4), round(high, 4)]}
 
 
 def _arguments() -> argparse.Namespace:

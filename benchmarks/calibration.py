@@ -3,10 +3,10 @@
 python benchmarks/calibration.py
 
 A pool of prompts is decoded once with the target alone and at every strictness. Finished batches are kept in
-build/calibration, so an interrupted run continues there. The pool serves as the population of prompts, so the true
+build/calibration, so an interrupted run can continue. The pool is treated as the population of prompts, so the true
 drop at each strictness is known. Each simulated calibration draws prompts from the pool with replacement and selects a
 strictness as `hf-diversed calibrate` does. It fails if it certifies a strictness whose true drop exceeds the stated
-bound. Besides the bounds in `--max-drops`, the hardest ones are tested: just below each true drop. Writes
+bound. In addition to `--max-drops`, the hardest bounds are tested: just below each true drop. Writes
 results/calibration.json.
 """
 
@@ -50,8 +50,8 @@ def main() -> None:
     labels = [PLAIN, *(f"diversed@{strictness:g}" for strictness in STRICTNESSES)]
     head, folder = pair.heads[arguments.task], Path(arguments.folder)
     measured = evaluate(pair, task, examples, labels, settings, head=head, output=folder)
-    found = read_results(folder)
-    pool = np.stack([paired_drops(rewards(found, PLAIN), rewards(found, label)) for label in labels[1:]])
+    results = read_results(folder)
+    pool = np.stack([paired_drops(rewards(results, PLAIN), rewards(results, label)) for label in labels[1:]])
     true_drops = pool.mean(axis=1)
     hardest = [drop - _JUST_BELOW for drop in true_drops if drop > _JUST_BELOW]
     report = {
@@ -67,7 +67,7 @@ def main() -> None:
         ],
         "stated": simulate(pool, arguments.max_drops, arguments),
         "hardest": simulate(pool, hardest, arguments),
-        "provenance": provenance(arguments.seed, pair.target.device) | {"evaluation": found.header},
+        "provenance": provenance(arguments.seed, pair.target.device) | {"evaluation": results.header},
     }
     Path(arguments.output).parent.mkdir(parents=True, exist_ok=True)
     Path(arguments.output).write_text(json.dumps(report, indent=1) + "\n")
@@ -111,7 +111,7 @@ def _wrong(counts: Counter[int], true_drops: np.ndarray, max_drop: float) -> int
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", default="results/calibration.json")
-    parser.add_argument("--folder", default="build/calibration", help="Keeps finished calls.")
+    parser.add_argument("--folder", default="build/calibration", help="Folder for finished batches.")
     parser.add_argument("--task", default="math")
     parser.add_argument("--num-examples", type=int, default=600, help="Prompts of the pool.")
     parser.add_argument("--samples-per-prompt", type=int, default=2)

@@ -101,11 +101,11 @@ def rejections(pair: Pair, prompt: list[int], ids: list[int], heads: dict) -> tu
     inside = slice(len(prompt) - 1, len(prompt) - 1 + len(ids))
     p, q = (model(text).logits[:, inside].float().softmax(-1) for model in (pair.target, pair.draft))
     drafted = torch.multinomial(q[0], 1).T
-    of_p, of_q = (probs.gather(-1, drafted[..., None]).squeeze(-1) for probs in (p, q))
-    rejected = torch.rand(of_p.shape) >= of_p / of_q
+    p_drafted, q_drafted = (probs.gather(-1, drafted[..., None]).squeeze(-1) for probs in (p, q))
+    rejected = torch.rand(p_drafted.shape) >= p_drafted / q_drafted
     replacement = torch.multinomial(residual(p, q, p)[0], 1).T
     inputs = {"features": distribution_features(p, q), "token": drafted_token_features(p, q, drafted)}
-    order = {"lenience": -(of_p / of_q).log()}
+    order = {"lenience": -(p_drafted / q_drafted).log()}
     for name, head in heads.items():
         order[name] = head(**{key: value for key, value in inputs.items() if key != "token" or head.needs_token})
     found = [
@@ -122,9 +122,9 @@ def rejections(pair: Pair, prompt: list[int], ids: list[int], heads: dict) -> tu
 def continue_and_score(decoder, task: Task, examples, prompts, chosen, starts, branch: str, seed: int) -> list[float]:
     """Continue every rejection with the target after one branch and return the scores."""
     texts = [[*start, entry["tokens"][branch]] for start, entry in zip(starts, chosen)]
-    open_ones = [index for index, text in enumerate(texts) if text[-1] not in decoder.eos_ids]
-    drawn = complete(decoder, [texts[index] for index in open_ones], seed)
-    for index, ids in zip(open_ones, drawn):
+    unfinished = [index for index, text in enumerate(texts) if text[-1] not in decoder.eos_ids]
+    drawn = complete(decoder, [texts[index] for index in unfinished], seed)
+    for index, ids in zip(unfinished, drawn):
         texts[index] = texts[index] + ids
     answers = [
         cut(decoder.text(text[len(prompts[entry["example"]]) :]), decoder.stop_strings)
@@ -142,9 +142,9 @@ def cut(text: str, stop_strings: list[str]) -> str:
 def summary(
     chosen: list[dict[str, Any]], heads: list[str], seed: int, per_completion: float, n: int
 ) -> dict[str, Any]:
-    """Return the cost of keeping shares of the rejected tokens, in points of the score per completion.
+    """Return the cost of keeping shares of the rejected tokens, in units of the score per completion.
 
-    The oracle and each verifier choose in their own order which tokens to keep. Confidence bounds are clustered by
+    The oracle and each verifier rank the tokens, and keep the first ones. Confidence bounds are clustered by
     completion.
     """
     costs = np.array([np.subtract(entry["replaced"], entry["kept"]) for entry in chosen])  # [M, K]
@@ -173,8 +173,8 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("task")
     parser.add_argument("--num-examples", type=int, default=1000)
-    parser.add_argument("--per-completion", type=int, default=2, help="rejections tried of every completion")
-    parser.add_argument("--continuations", type=int, default=4, help="of either branch; an even number")
+    parser.add_argument("--per-completion", type=int, default=2, help="rejections measured per completion")
+    parser.add_argument("--continuations", type=int, default=4, help="continuations of each branch; an even number")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", type=Path, help="results/ceiling-TASK.json by default")

@@ -45,9 +45,10 @@ def _measure_apart(threads: int, arguments: argparse.Namespace) -> dict:
     """Measure in a separate process, because compiled code and thread pools depend on the number of threads."""
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder) / "report.json"
-        own = ["--threads-here", str(threads), "--output", str(output)]
+        added = ["--threads-here", str(threads), "--output", str(output)]
         environment = os.environ | {"OMP_NUM_THREADS": str(threads)}
-        subprocess.run([sys.executable, "-m", "benchmarks.compiled", *sys.argv[1:], *own], env=environment, check=True)
+        command = [sys.executable, "-m", "benchmarks.compiled", *sys.argv[1:], *added]
+        subprocess.run(command, env=environment, check=True)
         report: dict = json.loads(output.read_text())
     return report
 
@@ -92,7 +93,7 @@ def _summary(records: list[dict], arguments: argparse.Namespace) -> dict:
     )
     static = {str(row["batch_size"]): row for row in records if row["method"] == f"static:{arguments.weight}"}
     if any(row["engine"] != "compiled" for row in (*ours.values(), *heads.values())):
-        raise RuntimeError("a method that was to be compiled ran another way")
+        raise RuntimeError("a compiled method ran uncompiled, or only its forward passes were compiled")
     one = ours["1"]
     return {
         "round_cost_ratio": _rounded(one["ratios"]["upstream"]["ms_per_round"]),
@@ -136,9 +137,13 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--weight", type=float, default=0.7)
     parser.add_argument("--gamma", type=int, default=5)
     parser.add_argument("--max-new-tokens", type=int, default=128)
-    parser.add_argument("--batch-sizes", default="1,2,4,8,16", help="From 1 on; rows leave towards smaller ones.")
+    parser.add_argument(
+        "--batch-sizes", default="1,2,4,8,16", help="In ascending order from 1; finished rows leave the batch."
+    )
     parser.add_argument("--threads", default="1,2")
-    parser.add_argument("--backend", default="inductor", help='Of torch.compile; "eager" only traces, for a trial.')
+    parser.add_argument(
+        "--backend", default="inductor", help='Backend of torch.compile; "eager" only traces, for trials.'
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads-here", type=int, default=0, help=argparse.SUPPRESS)
     arguments = parser.parse_args()

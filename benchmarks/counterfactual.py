@@ -2,12 +2,12 @@
 
 python -m benchmarks.counterfactual summary
 
-Makes labels of the training and of the test prompts (`hf_diversed/training/labels.py`) and trains one head per set of
-inputs on the former. On the latter it measures what it costs to keep the cheapest share of the rejections of lossless
-decoding, or to gain a share of the tokens after them, in the order of each head and of lenience (p/q). Then it decodes
-the test prompts with lenience and with heads. With --draws, the training labels are drawn several times, and every
-head that decodes is trained on each draw. Writes results/counterfactual-TASK.json; a folder beside it keeps what is
-done, to continue. Bounds are clustered by prompt; differences are paired.
+Labels the training and test prompts (`hf_diversed/training/labels.py`) and trains one head per set of inputs on the
+training labels. On the test labels, each head and lenience (p/q) rank the rejections of lossless decoding. Measured is
+the cost of keeping the first ones, up to a share of the rejections or of the tokens that keeping all would gain. Then
+the test prompts are decoded with lenience and with heads. With --draws, the training labels are drawn several times,
+and every head that decodes is trained on each draw. Writes results/counterfactual-TASK.json; finished parts are kept
+in a folder next to it, so an interrupted run can continue. Bounds are clustered by prompt; differences are paired.
 """
 
 import argparse
@@ -88,7 +88,7 @@ def main() -> None:
     report: dict[str, Any] = {
         "task": task.name,
         "metric": task.metric,
-        "labels": {split: about(found) for split, found in labels.items()},
+        "labels": {split: about(of_split) for split, of_split in labels.items()},
         "heads": {name: about_head for name, (_, about_head) in fitted.items()},
         "curve": curve(labels["test"], orders, torch.ones_like(labels["test"].cost)),
         "gain_curve": curve(labels["test"], orders, labels["test"].gain),
@@ -101,7 +101,7 @@ def main() -> None:
 
 
 def first(labels: Labels, count: int) -> Labels:
-    """Return the first labels, which are of the first prompts."""
+    """Return the first `count` labels, which belong to the first prompts."""
     inputs = {name: values[:count] for name, values in labels.inputs.items()}
     return Labels(labels.settings, labels.scores[:count], labels.prompt[:count], inputs)
 
@@ -115,7 +115,7 @@ def together(draws: list[Labels]) -> Labels:
 
 @torch.no_grad()
 def order(head: DiversedHead, labels: dict[str, Labels]) -> torch.Tensor:
-    """Return the head's logits on the test labels: it keeps the lowest first."""
+    """Return the head's logits on the test labels; tokens with the lowest logits are kept first."""
     names = ["features", "token"] + ["lookahead"] * (head.lookahead > 0) + ["target_after"] * head.target_after
     return head(**{name: labels["test"].inputs[name] for name in names})
 
@@ -146,12 +146,12 @@ def curve(labels: Labels, orders: dict[str, torch.Tensor], weight: torch.Tensor)
         first = order[: np.searchsorted(weight.numpy()[order].cumsum(), share * float(weight.sum()), side="right")]
         return bootstrap.totals(np.bincount(index[first], cost[first], minlength=len(prompts))) / total
 
-    found: dict[str, list[dict[str, Any]]] = {}
+    curves: dict[str, list[dict[str, Any]]] = {}
     for name, values in orders.items():
         for share in SHARES:
-            own, lenient = spent(values, share), spent(orders["lenience"], share)
-            value, saving = bootstrap.estimate(own), bootstrap.estimate(lenient - own)
-            found.setdefault(name, []).append(
+            costs, lenient = spent(values, share), spent(orders["lenience"], share)
+            value, saving = bootstrap.estimate(costs), bootstrap.estimate(lenient - costs)
+            curves.setdefault(name, []).append(
                 {
                     "share": share,
                     "cost": value.value,
@@ -160,7 +160,7 @@ def curve(labels: Labels, orders: dict[str, torch.Tensor], weight: torch.Tensor)
                     "saving_ci": [saving.low, saving.high],
                 }
             )
-    return found
+    return curves
 
 
 def decode(
@@ -178,18 +178,18 @@ def decode(
     lenient = [f"lenience:{value}" for value in options.lenience]
     mixture = load_demo_pair(heads=MIXTURE).heads[task.name]
     named = {"diversed": DiversedVerifier(pair.heads[task.name]), "mixture head": DiversedVerifier(mixture)}
-    own = {method: [method] for method in [*options.others, *named]}
+    labels_of = {method: [method] for method in [*options.others, *named]}
     for method in options.heads:
         name, _, strictness = method.partition("@")
-        own[method] = [method, *(f"{method}, draw {number}" for number in range(2, options.draws + 1))]
-        for draw, label in enumerate(own[method]):
+        labels_of[method] = [method, *(f"{method}, draw {number}" for number in range(2, options.draws + 1))]
+        for draw, label in enumerate(labels_of[method]):
             named[label] = DiversedVerifier(fit(draw, DECODED[name])[0], float(strictness))
     examples = load_records(task, "test", options.num_test)
-    asked = ["target", *lenient, *options.others]
-    rows = evaluate(pair, task, examples, [*asked, *named.items()], settings, output=folder)
-    shown = ("method", "n", "quality", "quality_drop", "quality_drop_ci", "acceptance_rate", "acceptance_rate_ci")
-    rows = [row for row in rows if row["method"] in (*asked, *named)]  # the folder may hold more
-    records = {row["method"]: {name: row[name] for name in shown} for row in rows}
+    specs = ["target", *lenient, *options.others]
+    rows = evaluate(pair, task, examples, [*specs, *named.items()], settings, output=folder)
+    columns = ("method", "n", "quality", "quality_drop", "quality_drop_ci", "acceptance_rate", "acceptance_rate_ci")
+    rows = [row for row in rows if row["method"] in (*specs, *named)]  # the folder may contain others
+    records = {row["method"]: {name: row[name] for name in columns} for row in rows}
     results, bootstrap = read_results(folder), Bootstrap(options.num_test)
 
     def point(labels: list[str]) -> tuple[np.ndarray, np.ndarray]:
@@ -206,12 +206,12 @@ def decode(
 
     rates, qualities = (np.stack(values, axis=1) for values in zip(*(point([label]) for label in lenient)))
     target = bootstrap.ratio(*(MethodTable(results, "target").sums[name] for name in ("score", "rows")))
-    for method, labels in own.items():
+    for method, labels in labels_of.items():
         record = records[method]
         rate, quality = point(labels)
         for name, statistic in (("acceptance_rate", rate), ("quality", quality), ("quality_drop", target - quality)):
-            found = bootstrap.estimate(statistic)
-            record |= {name: found.value, f"{name}_ci": [found.low, found.high]}
+            estimate = bootstrap.estimate(statistic)
+            record |= {name: estimate.value, f"{name}_ci": [estimate.low, estimate.high]}
         above = bootstrap.estimate(gain(labels))
         known = not np.isnan([above.value, above.low]).any()
         record["gain"] = above.value if known else None

@@ -25,15 +25,15 @@ def compare(results: Results, label: str | Sequence[str], other: str | Sequence[
         raise ValueError(f"{len(missing)} calls are missing; run `evaluate` until all ranks are done.")
     tables = {name: MethodTable(results, name) for name in labels}
     bootstrap = Bootstrap(results.header["n"], seed=results.header["settings"]["seed"])
-    found: dict = {"method": ", ".join(sides[0]), "minus": ", ".join(sides[1])}
+    record: dict = {"method": ", ".join(sides[0]), "minus": ", ".join(sides[1])}
     for figure, above, below in (("acceptance_rate", "num_accepted", "num_drafted"), ("quality", "score", "rows")):
-        mine, theirs = (
+        first, second = (
             bootstrap.ratio(*(np.sum([tables[key].sums[name] for key in side], axis=0) for name in (above, below)))
             for side in sides
         )
-        difference = bootstrap.estimate_mean(mine - theirs, -1.0, 1.0)
-        score = z_score(mine - theirs, 0.0) if np.ptp(mine - theirs) else None
-        found[figure] = difference.value
-        found[f"{figure}_ci"] = None if np.isnan(difference.low) else [difference.low, difference.high]
-        found[f"{figure}_p"] = None if score is None else 2.0 * (1.0 - NormalDist().cdf(abs(score)))
-    return found
+        difference = bootstrap.estimate_mean(first - second, -1.0, 1.0)
+        score = z_score(first - second, 0.0) if np.ptp(first - second) else None
+        record[figure] = difference.value
+        record[f"{figure}_ci"] = None if np.isnan(difference.low) else [difference.low, difference.high]
+        record[f"{figure}_p"] = None if score is None else 2.0 * (1.0 - NormalDist().cdf(abs(score)))
+    return record

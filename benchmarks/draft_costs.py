@@ -1,13 +1,13 @@
-"""Compute the acceptance rate that a draft of N layers and K output rows needs for a speedup, from measured costs.
+"""Compute from measured costs the acceptance rate that a draft model of N layers and K output rows needs.
 
     python benchmarks/draft_costs.py --target smollm2 --output results/real/costs.json
 
-Times the target's forward on one token and on a block, and one step of each draft from `make_draft`. The draft's
+Times the target's forward pass on one token and on a block, and one step of each draft model from `make_draft`, whose
 weights do not affect the time. Setting: one row, one thread, a given context length, models in turns. Times are CPU
 seconds because the machine may be shared; contention for caches and memory still affects them. The loop's overhead is
-what `generate` takes beyond its forwards. `hf_diversed.theory` then computes, for each i.i.d. acceptance rate (arXiv
-2211.17192), the best draft length and its speedup over target decoding, and the acceptance rates needed for speedups
-of 1 and 1.5. With a lossless verifier the rate cannot exceed the probability mass that the draft's vocabulary covers.
+the time of `generate` minus that of the forward passes. `hf_diversed.theory` then computes, for each i.i.d. acceptance
+rate (arXiv 2211.17192), the best draft length and its speedup over the target alone, and the acceptance rates needed
+for speedups of 1 and 1.5. With a lossless verifier the rate is at most the probability mass of the draft's vocabulary.
 """
 
 import argparse
@@ -46,11 +46,11 @@ def main() -> None:
     costs = measure(target, arguments)
     records = [summary(name, costs) for name in costs["drafts"]]
     _show(costs, records)
-    given = {name: value for name, value in vars(arguments).items() if name != "output"}
+    settings = {name: value for name, value in vars(arguments).items() if name != "output"}
     if arguments.output is not None:
         arguments.output.parent.mkdir(parents=True, exist_ok=True)
         source = provenance(0, target.device)
-        write_json(arguments.output, {**given, "costs": costs, "records": records, "provenance": source})
+        write_json(arguments.output, {**settings, "costs": costs, "records": records, "provenance": source})
 
 
 @torch.inference_mode()
@@ -136,7 +136,7 @@ def overhead(
         calls.append((time.process_time() - began, output.stats.num_rounds))
     _, (short, few), (long, many) = calls
     if many <= few:
-        raise ValueError("both calls ended early; let --new-tokens be another number.")
+        raise ValueError("both calls ended early at EOS; choose another value of --new-tokens.")
     return max(0.0, (long - short) / (many - few) - gamma * draft_step - block)
 
 
@@ -200,7 +200,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--context", type=int, default=256)
     parser.add_argument("--repeats", type=int, default=15)
-    parser.add_argument("--new-tokens", type=int, default=24, help="Of the shorter call that the loop is timed by.")
+    parser.add_argument("--new-tokens", type=int, default=24, help="New tokens of the shorter of two timed calls.")
     parser.add_argument("--output", type=Path)
     return parser.parse_args()
 

@@ -1,4 +1,4 @@
-"""Measure whether a tuned draft model helps and whether DIVERSED still helps with it, on one task.
+"""Measure on one task what a tuned draft model gains, and what DIVERSED gains in addition.
 
 python -m benchmarks.draft_tuning math --samples-per-prompt 2
 
@@ -68,7 +68,7 @@ def main() -> None:
         )
     reports = {mode: folder / mode / "evaluation" / "evaluation.json" for mode in MODES}
     if not all(path.exists() for path in reports.values()):
-        print("Other processes are still at work; the last one writes the results.")
+        print("Other processes are still running; the last one writes the results.")
         return
     rows = [
         {"draft": mode, **record}

@@ -2,7 +2,7 @@
 
 make gpu
 
-Every step writes one JSON file when it ends. A later run continues with the steps without a file, so `make gpu` can be
+Every step writes one JSON file at its end. A later run starts with the first step without a file, so `make gpu` can be
 stopped at any time and repeated. `--dry-run` runs the same steps on the CPU with small shapes.
 """
 
@@ -56,7 +56,7 @@ def main(argv: list[str] | None = None) -> None:
             continue
         left = options.limit - (time.perf_counter() - began)
         if left <= 0:
-            print(f"{name} and later steps are open: run the command again.")
+            print(f"{name} and later steps have not run: run the command again.")
             break
         print(name, flush=True)
         if name == "tests":
@@ -68,7 +68,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def run_tests(limit: float, dry_run: bool) -> dict:
-    """Run the CUDA tests in a process of their own; return the exit code and the end of the output."""
+    """Run the CUDA tests in a separate process; return the exit code and the end of the output."""
     environment = {**os.environ, "HF_DIVERSED_DEVICE": "cpu" if dry_run else "cuda"}
     command = [sys.executable, "-m", "pytest", "-rs", *(TESTS[:1] if dry_run else TESTS)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=limit)
@@ -76,7 +76,7 @@ def run_tests(limit: float, dry_run: bool) -> dict:
 
 
 def arguments(name: str, dry_run: Path | None) -> list[str]:
-    """Return the arguments of `benchmarks.rounds` for a step; in a dry run, of a small model on the CPU."""
+    """Return the arguments of `benchmarks.rounds` for a step; in a dry run, for a small model on the CPU."""
     pair, acceptance, _, size, engine = name.split("-")
     chosen = ["--methods", ENGINES[engine], "--acceptance", acceptance, "--batch-sizes", size, "--draft-lengths", "5"]
     if dry_run is None:

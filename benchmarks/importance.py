@@ -49,11 +49,11 @@ def measure(methods: Sequence[str], num_prompts: int, samples_per_prompt: int) -
     prompts = encode(pair.tokenizer, [task.prompt(record) for record in records])
     sampling = Sampling(max_new_tokens=task.max_new_tokens, stop_strings=tuple(task.stop_strings))
     decoder = Decoder(pair, sampling)
-    found = []
+    records_by_method = []
     for method in build_methods(methods, pair.heads["math"]):
         columns = [_sample(decoder, task, method, prompts, records, seed) for seed in range(samples_per_prompt)]
         rewards, weights, excess = (torch.stack(column, dim=1) for column in zip(*columns))  # [prompts, samples]
-        found.append(
+        records_by_method.append(
             {
                 "method": method.label,
                 "num_prompts": num_prompts,
@@ -65,7 +65,7 @@ def measure(methods: Sequence[str], num_prompts: int, samples_per_prompt: int) -
                 "effective_share": (weights.sum() ** 2 / (weights**2).sum() / weights.numel()).item(),
             }
         )
-    return found
+    return records_by_method
 
 
 def _sample(decoder: Decoder, task, method: Method, prompts, records, seed: int) -> tuple[torch.Tensor, ...]:

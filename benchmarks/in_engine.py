@@ -12,7 +12,7 @@ from time import process_time
 from typing import Any
 
 
-# One process, so that its parts are accessible and its CPU time is the engine's. vLLM reads these on import.
+# A single process, so that the engine's objects and CPU time are accessible. vLLM reads these variables on import.
 ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_LOGGING_LEVEL": "ERROR",
@@ -36,7 +36,7 @@ class Engine:
     """A vLLM engine for a folder that `embedded.export` wrote.
 
     Args:
-        settings: the deployment's; None decodes with the target alone.
+        settings: settings of the deployment; None decodes with the target alone.
     """
 
     def __init__(self, pair: Path, settings: Mapping[str, Any] | None, seed: int = 0):
@@ -75,7 +75,7 @@ class Engine:
     def complete(
         self, prompts: Sequence[str], verifier: str | None, max_tokens: int, stop: Sequence[str]
     ) -> Iterator[tuple[str, Counted, Counted]]:
-        """Yield each prompt's text at temperature 1, its draft tokens as vLLM counts them, and as `generate` does.
+        """Yield for each prompt the text at temperature 1 and the draft tokens as counted by vLLM and by `generate`.
 
         Args:
             verifier: None decodes with the target alone.
@@ -95,25 +95,25 @@ class Engine:
 
     @contextmanager
     def _counting(self) -> Iterator[dict[str, Counted]]:
-        """Yield, by request, the number of draft tokens up to EOS among them, and of the accepted ones.
+        """Yield by request the numbers of drafted and accepted tokens, up to the first drafted EOS of each round.
 
         vLLM drafts five tokens in every round and counts all of them, including those after EOS.
         """
-        scheduler, found = self.core.scheduler, dict[str, Counted]()
+        scheduler, by_request = self.core.scheduler, dict[str, Counted]()
         stock = scheduler.update_from_output
 
         def update(scheduled: Any, output: Any) -> Any:
             for name, drafts in scheduled.scheduled_spec_decode_tokens.items():
                 kept = len(output.sampled_token_ids[output.req_id_to_index[name]]) - 1
-                mine = found.setdefault(name.rpartition("-")[0], Counted())
-                counts = drafts.index(self.eos) + 1 if self.eos in drafts else len(drafts)
-                mine.drafted += counts
-                mine.accepted += min(kept, counts)
+                counted = by_request.setdefault(name.rpartition("-")[0], Counted())
+                until_end = drafts.index(self.eos) + 1 if self.eos in drafts else len(drafts)
+                counted.drafted += until_end
+                counted.accepted += min(kept, until_end)
             return stock(scheduled, output)
 
         scheduler.update_from_output = update
         try:
-            yield found
+            yield by_request
         finally:
             del scheduler.update_from_output
 

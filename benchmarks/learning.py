@@ -3,11 +3,11 @@
 python -m benchmarks.learning math
 
 Trains variants of the packaged head that differ in one setting: other seeds and, with --thorough, another bound on the
-drop, frozen parameters, other inputs and another shape. Heads of other seeds or bounds are compared with lenience and
-with their own untrained start, both set to the same acceptance on rollouts of training prompts. All of them then
-decode the same test prompts, in the folder where `hf-diversed evaluate --output results/TASK.json` keeps its results:
-run that first. Writes results/learning-TASK.json. Several processes with RANK and WORLD_SIZE share the heads and then
-the evaluation; run the command again until all results are there.
+drop, frozen parameters, other inputs and another architecture. Heads of other seeds or bounds are compared with
+lenience and with the untrained head they started from, both set to the same acceptance on rollouts of training
+prompts. All methods then decode the same test prompts. The results are added to those of
+`hf-diversed evaluate --output results/TASK.json`, which must run first. Writes results/learning-TASK.json. Several
+processes with RANK and WORLD_SIZE share the heads and then the evaluation; repeat the command until it is complete.
 """
 
 import argparse
@@ -50,7 +50,7 @@ ABLATIONS = {
 }
 MATCHED_ROLLOUTS = 512
 PACKAGED, OF_MIXTURE, UNTRAINED, CASCADE = "diversed", "diversed-mixture", "untrained", "spec_cascade:token_v3:0.95"
-BESIDE = ["target", "lossless", CASCADE]
+BASELINES = ["target", "lossless", CASCADE]
 
 
 def main() -> None:
@@ -64,15 +64,16 @@ def main() -> None:
     for name in list(study)[rank::world_size]:
         train(study[name], pair, task, parts / name, packaged)
     if not all((parts / name / DONE).exists() for name in study):
-        print("Other processes still train; run this again for the evaluation.")
+        print("Other processes are still training; run this again for the evaluation.")
         return
     heads = {PACKAGED: packaged, **{name: parts / name for name in study}}
     matched = {name: match(pair, task, folder) for name, folder in heads.items() if name not in ABLATIONS}
     methods: dict[str, Any] = {name: DiversedVerifier(load(folder)) for name, folder in heads.items()}
     methods[OF_MIXTURE] = DiversedVerifier(load(WEIGHTS / MIXTURE / task.name))
-    for found in matched.values():
-        methods[found["untrained"]] = DiversedVerifier(untrained(pair, packaged), found["untrained_strictness"])
-    labels = [*BESIDE, *(found["lenience"] for found in matched.values())]
+    for match_of_head in matched.values():
+        verifier = DiversedVerifier(untrained(pair, packaged), match_of_head["untrained_strictness"])
+        methods[match_of_head["untrained"]] = verifier
+    labels = [*BASELINES, *(match_of_head["lenience"] for match_of_head in matched.values())]
     settings = EvaluationSettings(
         num_examples=options.num_examples,
         samples_per_prompt=options.samples_per_prompt,
@@ -92,8 +93,8 @@ def main() -> None:
         *(compare(results, seeds, [matched[name][kind] for name in seeds]) for kind in ("lenience", "untrained")),
         *(compare(results, seeds, other) for other in (CASCADE, OF_MIXTURE)),
         *(
-            compare(results, name, found[kind])
-            for name, found in matched.items()
+            compare(results, name, match_of_head[kind])
+            for name, match_of_head in matched.items()
             for kind in ("lenience", "untrained")
         ),
         *(compare(results, PACKAGED, name) for name in study if name in ABLATIONS),
@@ -109,7 +110,7 @@ def load(folder: Path) -> DiversedHead:
 
 @torch.no_grad()
 def match(pair: Pair, task: Task, folder: Path) -> dict[str, Any]:
-    """Return the lenience and the untrained start's strictness that accept as many draft tokens as a head.
+    """Return the lenience, and the strictness of the untrained head, that accept as many draft tokens as a head.
 
     Acceptance is measured on rollouts of training prompts.
     """
@@ -122,15 +123,15 @@ def match(pair: Pair, task: Task, folder: Path) -> dict[str, Any]:
     sampler = Sampler(pair, settings)
     rows = draw_records(task.name, "train", MATCHED_ROLLOUTS, source["seed"])
     rollouts = sampler.relaxed([task.prompt(row) for row in rows], head, seed=source["seed"])
-    seen, kept, score = rollouts.decisions, rollouts.decisions.strict_prob, TokenScore()
+    decisions, score = rollouts.decisions, TokenScore()
 
     def accepted(logit: torch.Tensor) -> float:
-        return 1.0 - float(score.expected_rejection(logit, seen).mean())
+        return 1.0 - float(score.expected_rejection(logit, decisions).mean())
 
     start = untrained(pair, folder)
     logit, slope = start(**rollouts.inputs), start.ratio_slope()
     goal = accepted(head(**rollouts.inputs))
-    lenience = crossing(lambda value: float((kept / value).clamp_max(1.0).mean()), goal)
+    lenience = crossing(lambda value: float((decisions.strict_prob / value).clamp_max(1.0).mean()), goal)
     strictness = crossing(lambda value: accepted(logit + slope * torch.logit(torch.tensor(value))), goal)
     return {
         "expected_acceptance": goal,
@@ -171,7 +172,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--num-examples", type=int, default=1000)
     parser.add_argument("--samples-per-prompt", type=int, default=3)
     parser.add_argument("--batch-size", type=int, default=250)
-    parser.add_argument("--thorough", action="store_true", help="also another bound, and ablations")
+    parser.add_argument("--thorough", action="store_true", help="also train with another bound, and ablations")
     parser.add_argument("--output", type=Path, help="results/learning-TASK.json by default")
     options = parser.parse_args()
     options.output = options.output or Path("results") / f"learning-{options.task}.json"

@@ -53,8 +53,8 @@ class Request:
 
     def body(self) -> str:
         xargs = _BAD[self.bad] if self.kind == "bad" else {"diversed_strictness": self.strictness}
-        asked = {"model": MODEL, "prompt": self.prompt, "max_tokens": 128, "temperature": 1.0, "stop": STOP}
-        return json.dumps({**asked, "vllm_xargs": xargs, "stream": self.streams})
+        body = {"model": MODEL, "prompt": self.prompt, "max_tokens": 128, "temperature": 1.0, "stop": STOP}
+        return json.dumps({**body, "vllm_xargs": xargs, "stream": self.streams})
 
 
 @dataclass(frozen=True)
@@ -89,14 +89,14 @@ def ask_all(
     Args:
         after: called with the number of finished requests whenever one finishes.
     """
-    began, found = time.monotonic(), list[Outcome]()
+    began, outcomes = time.monotonic(), list[Outcome]()
     with ThreadPoolExecutor(len(requests)) as pool:
         jobs: list[Future[Outcome]] = [pool.submit(ask, address, request) for request in requests]
         for job in as_completed(jobs):
-            found.append(job.result())
+            outcomes.append(job.result())
             if after is not None:
-                after(len(found))
-    return found, time.monotonic() - began
+                after(len(outcomes))
+    return outcomes, time.monotonic() - began
 
 
 def ask(address: str, request: Request) -> Outcome:
@@ -110,7 +110,7 @@ def ask(address: str, request: Request) -> Outcome:
             return Outcome(request, what, words=f"{answer.status} {answer.read(300)!r}")
         return _streamed(request, answer) if request.streams else _answered(request, json.loads(answer.read()))
     except TimeoutError:
-        return Outcome(request, "lost", words=f"nothing in {_PATIENCE:g} s")
+        return Outcome(request, "lost", words=f"no answer in {_PATIENCE:g} s")
     except (OSError, http.client.HTTPException) as error:
         return Outcome(request, "error", words=repr(error))
     finally:
@@ -134,7 +134,7 @@ def _streamed(request: Request, answer: http.client.HTTPResponse) -> Outcome:
             return Outcome(request, "cancelled")
         if any(choice["finish_reason"] for choice in event["choices"]) or event.get("metrics"):
             finished |= {name: value for name, value in event.items() if value}
-    return Outcome(request, "error", words="the stream broke off")
+    return Outcome(request, "error", words="the stream ended early")
 
 
 def _answered(request: Request, answer: dict[str, Any]) -> Outcome:
@@ -154,16 +154,16 @@ class Phase:
     seconds: float
 
     def counts(self) -> dict[str, int]:
-        found = Counter(outcome.what for outcome in self.outcomes)
-        return {what: found[what] for what in OUTCOMES}
+        numbers = Counter(outcome.what for outcome in self.outcomes)
+        return {what: numbers[what] for what in OUTCOMES}
 
     def at(self, strictness: float) -> list[Outcome]:
         """Return the answered requests at a strictness."""
         return [one for one in self.outcomes if one.what == "answered" and one.request.strictness == strictness]
 
     def acceptance(self, strictness: float) -> float:
-        mine = self.at(strictness)
-        return sum(one.accepted for one in mine) / sum(one.drafted for one in mine)
+        answered = self.at(strictness)
+        return sum(one.accepted for one in answered) / sum(one.drafted for one in answered)
 
 
 def drill(
@@ -173,7 +173,7 @@ def drill(
 
     Args:
         serve: starts a replica.
-        nginx: the program.
+        nginx: path of the program.
         requests: number of simultaneous requests in each phase.
     """
 
@@ -230,8 +230,8 @@ def router(program: str, replicas: Sequence[Server], folder: Path) -> Iterator[s
 def kill_worker(server: Server) -> str:
     """Kill the worker process of a replica, as the kernel does when memory runs out, and return its name."""
     assert server.process is not None
-    own = psutil.Process(server.process.pid).children(recursive=True)
-    named = {" ".join(process.cmdline()): process for process in own}
+    children = psutil.Process(server.process.pid).children(recursive=True)
+    named = {" ".join(process.cmdline()): process for process in children}
     (name,) = [name for name in named if re.search("VLLM::Worker", name)]
     os.kill(named[name].pid, signal.SIGKILL)
     return name.strip()

@@ -1,4 +1,4 @@
-"""CPU time of the adaptive schedule with a draft model of random weights, over that of the target alone.
+"""Measure the CPU time of the adaptive schedule with a random draft model, relative to the target alone.
 
 python -m benchmarks.random_draft
 
@@ -47,7 +47,7 @@ def main() -> None:
     torch.manual_seed(0)
     draft = AutoModelForCausalLM.from_config(pair.draft.config).eval()
     prompts = [record["prompt"] for record in load_records(get_task("math"), "test", 64)]
-    padded = pair.tokenizer(prompts, return_tensors="pt", padding=True)  # to one width, which is compiled once
+    padded = pair.tokenizer(prompts, return_tensors="pt", padding=True)  # one width, which is compiled once
     records = []
     for engine, size in itertools.product(options.engine, (1, 8)):
         inputs = [
@@ -83,8 +83,8 @@ def measure(target, draft, inputs, turns: int) -> dict:
     ratios, forwards = [], [0, 0]
     for turn in range(turns):
         # The order alternates.
-        (mine, output), (alone, _) = sorted((seconds(drafted, turn) for drafted in _order(turn)), key=_is_plain)
-        ratios.append(mine / alone)
+        (drafted, output), (alone, _) = sorted((seconds(drafts, turn) for drafts in _order(turn)), key=_is_plain)
+        ratios.append(drafted / alone)
         forwards = [forwards[0] + output.stats.draft_forwards, forwards[1] + output.stats.target_forwards]
     low, middle, high = quantiles(ratios, method="inclusive")
     return {"over_target": [middle, low, high], "first_call": first, "draft_forwards": forwards[0] / forwards[1]}

@@ -74,7 +74,7 @@ def main() -> None:
     if arguments.threads is not None:
         torch.set_num_threads(arguments.threads)
     if (arguments.draft_steps or arguments.head_steps) and not arguments.data:
-        raise ValueError("a draft or a head is trained on the first task of --data; name one, as in scitldr=FILE.")
+        raise ValueError("--draft-steps and --head-steps need --data, for example --data scitldr=FILE.")
     if unknown := sorted({*arguments.regimes} - {*REGIMES}):
         raise ValueError(f"--regimes must be of {', '.join(REGIMES)}, got {', '.join(unknown)}.")
     arguments.output.mkdir(parents=True, exist_ok=True)
@@ -82,9 +82,9 @@ def main() -> None:
     if draft is None and arguments.draft_steps:
         draft = trained_draft(arguments)
     records = [record for regime in regimes(draft, arguments) for record in study(*regime, arguments)]
-    given = {name: value for name, value in vars(arguments).items() if name not in ("output", "report", "data")}
-    given["data"] = {task: Path(path).name for task, path in arguments.data.items()}
-    report = {"settings": given, "records": records, "provenance": provenance(arguments.seed, "cpu")}
+    settings = {name: value for name, value in vars(arguments).items() if name not in ("output", "report", "data")}
+    settings["data"] = {task: Path(path).name for task, path in arguments.data.items()}
+    report = {"settings": settings, "records": records, "provenance": provenance(arguments.seed, "cpu")}
     if arguments.draft is None and arguments.draft_steps:
         report["draft"] = history(arguments.output)
     write_json(arguments.report or arguments.output / "real.json", report)
@@ -95,23 +95,23 @@ def main() -> None:
 
 
 def trained_draft(arguments: argparse.Namespace) -> str:
-    """Return the folder of a draft that is made and tuned; an unfinished run is resumed."""
+    """Make and tune a draft model, or resume an unfinished run; return its folder."""
     folder, made = arguments.output / TUNED, arguments.output / MADE
     target = packaged.resolve(arguments.target)
     if not (made / "provenance.json").exists():
         tokenizer, model = load_tokenizer(target), load_model(target, "cpu")
-        asked = sample_target(model, tokenizer, seed=arguments.seed)
-        layers, choices = choose_layers(model, arguments.layers, asked)
+        samples = sample_target(model, tokenizer, seed=arguments.seed)
+        layers, choices = choose_layers(model, arguments.layers, samples)
         kept = frequent_ids(_counts(target, arguments), arguments.vocabulary, model, tokenizer)
         draft = make_draft(model, layers, kept)
         record = {"target": arguments.target, "layers": layers, "choices": choices, "vocabulary": len(kept)}
-        save_draft(draft, tokenizer, made, record | {"acceptance": agreement(model, draft, asked)})
+        save_draft(draft, tokenizer, made, record | {"acceptance": agreement(model, draft, samples)})
     call("tune-draft", [*_tuning(target, str(made), arguments), "--output-dir", str(folder), "--resume", "true"])
     return str(folder)
 
 
 def history(folder: Path) -> dict[str, Any]:
-    """Return how a draft was made, and the held-out acceptance that was logged during tuning."""
+    """Return the draft model's parts, and the held-out acceptance logged during its tuning."""
     made = json.loads((folder / MADE / "provenance.json").read_text())
     logs = json.loads((folder / TUNED / "trainer_state.json").read_text())["log_history"]
     held_out = [
@@ -151,7 +151,7 @@ def _tuning(target: str, draft: str, arguments: argparse.Namespace) -> list[str]
 
 
 def trained_head(name: str, draft: str, task: str, folder: Path, arguments: argparse.Namespace) -> None:
-    """Train one of `HEADS` into a folder, unless the folder has a head."""
+    """Train one of `HEADS` and save it in a folder, unless the folder contains a head."""
     if (folder / "trainer_state.json").exists():
         return
     iterations = min(4, arguments.head_steps)
@@ -174,7 +174,7 @@ def trained_head(name: str, draft: str, task: str, folder: Path, arguments: argp
 
 
 def _training_data(task: str, arguments: argparse.Namespace) -> list[str]:
-    """Write a task's records except the last ones, which are evaluated, and return the training arguments."""
+    """Write a task's training records, which are all but the evaluated last ones, and return the arguments."""
     path = arguments.output / f"train-{task}.jsonl"
     with Path(arguments.data[task]).open(encoding="utf-8") as file:  # `splitlines` would also split inside texts
         rows = list(file)
@@ -204,7 +204,7 @@ def study(regime: str, draft: str, tasks: list[str], arguments: argparse.Namespa
     records = []
     for name in tasks:
         task = get_task(name)
-        asked = PromptedTask(task, pair.tokenizer, chat=True)
+        prompted = PromptedTask(task, pair.tokenizer, chat=True)
         examples = _examples(task, pair.tokenizer, arguments)
         settings = EvaluationSettings(
             temperature=arguments.temperature,
@@ -217,8 +217,8 @@ def study(regime: str, draft: str, tasks: list[str], arguments: argparse.Namespa
             split=Path(arguments.data[name]).name if name in arguments.data else "texts of the demo",
         )
         folder = arguments.output / regime / name
-        quality = evaluate(pair, asked, examples, build_methods(["target"]) + methods, settings, output=folder)
-        seconds = timed(pair, [asked.prompt(example) for example in examples], methods, folder, arguments)
+        quality = evaluate(pair, prompted, examples, build_methods(["target"]) + methods, settings, output=folder)
+        seconds = timed(pair, [prompted.prompt(example) for example in examples], methods, folder, arguments)
         records.append({"regime": regime, "task": name, "quality": quality, "seconds": seconds})
     return records
 
@@ -227,12 +227,12 @@ def _examples(task: Task, tokenizer: PreTrainedTokenizerBase, arguments: argpars
     """Return the evaluated records: the last ones of the file whose answers fit `max_new_tokens`."""
     if task.name not in arguments.data:
         return [{"text": text} for text in TEXTS[: arguments.num_examples]]
-    found = load_records(task, "test", data_file=arguments.data[task.name])[-arguments.num_examples :]
+    records = load_records(task, "test", data_file=arguments.data[task.name])[-arguments.num_examples :]
     if task.name == "rewrite":  # the answer is as long as the text
-        room = arguments.max_new_tokens
-        found = [record for record in found if len(tokenizer(task.reference(record)).input_ids) <= room]
+        limit = arguments.max_new_tokens
+        records = [record for record in records if len(tokenizer(task.reference(record)).input_ids) <= limit]
     task.check_scoring()
-    return found
+    return records
 
 
 # Speed
@@ -241,58 +241,60 @@ def _examples(task: Task, tokenizer: PreTrainedTokenizerBase, arguments: argpars
 def timed(
     pair: Pair, prompts: Sequence[str], methods: list[Method], folder: Path, arguments: argparse.Namespace
 ) -> list[dict]:
-    """Time all methods in turns by batch size; finished batch sizes are kept."""
+    """Return the timings of all methods in turns, by batch size. Finished batch sizes are read from the folder."""
     rows = encode(pair.tokenizer, prompts, add_special_tokens=False)[: arguments.timed_prompts]
     config = default_compile_config(pair.target.device, arguments.backend)
-    ways = [*build_methods(["target"]), Method("upstream", upstream=True), *methods]
+    timed_methods = [*build_methods(["target"]), Method("upstream", upstream=True), *methods]
     if not arguments.eager_only:
-        ways += [
+        timed_methods += [
             Method(f"{method.label}, compiled", method.verifier, compile_config=config)
             for method in build_methods(COMPILED)
         ]
-    found: list[dict] = []
+    records: list[dict] = []
     for size in arguments.batch_sizes:
         path = folder / f"seconds-{size}.json"
         if not path.exists():
             batches = [rows[start : start + size] for start in range(0, len(rows), size)]
-            served = [way for way in ways if size == 1 or not way.upstream]
-            write_json(path, {"batch_size": size, "methods": _turns(pair, batches, served, arguments)})
-        found.append(json.loads(path.read_text()))
-    return found
+            supported = [method for method in timed_methods if size == 1 or not method.upstream]
+            write_json(path, {"batch_size": size, "methods": _turns(pair, batches, supported, arguments)})
+        records.append(json.loads(path.read_text()))
+    return records
 
 
-def _turns(pair: Pair, batches: list[list[list[int]]], ways: list[Method], arguments: argparse.Namespace) -> dict:
+def _turns(pair: Pair, batches: list[list[list[int]]], methods: list[Method], arguments: argparse.Namespace) -> dict:
     sampling = Sampling(
         arguments.temperature, num_assistant_tokens=arguments.gamma, max_new_tokens=arguments.max_new_tokens
     )
     decoder = Decoder(pair, sampling)
-    sums = {way.label: [_nothing() for _ in range(arguments.repeats)] for way in ways}
-    warm_up = {way.label: _call(decoder, way, max(batches, key=lambda rows: max(map(len, rows))), 0) for way in ways}
+    sums = {method.label: [_zeros() for _ in range(arguments.repeats)] for method in methods}
+    longest = max(batches, key=lambda rows: max(map(len, rows)))
+    warm_up = {method.label: _call(decoder, method, longest, 0) for method in methods}
     for turn in range(arguments.repeats):
         for number, batch in enumerate(batches):
-            first = (turn + number) % len(ways)
-            for way in ways[first:] + ways[:first]:
+            first = (turn + number) % len(methods)
+            for method in methods[first:] + methods[:first]:
                 seed = arguments.seed + turn * len(batches) + number
-                call = _call(decoder, way, batch, seed)
+                call = _call(decoder, method, batch, seed)
                 if call["compiling"]:  # a shape that was not in the warm-up; the call's CPU time includes compilation
-                    call = _call(decoder, way, batch, seed)
+                    call = _call(decoder, method, batch, seed)
+                total = sums[method.label][turn]
                 for name, value in call.items():
                     merge = max if name == "memory" else float.__add__
-                    sums[way.label][turn][name] = merge(sums[way.label][turn][name], float(value))
+                    total[name] = merge(total[name], float(value))
     return {label: _rates(turns) | {"compiling": warm_up[label]["compiling"]} for label, turns in sums.items()}
 
 
-def _nothing() -> dict[str, float]:
+def _zeros() -> dict[str, float]:
     return dict.fromkeys(("seconds", "cpu_seconds", "compiling", "tokens", "rounds", "memory"), 0.0)
 
 
-def _call(decoder: Decoder, way: Method, batch: list[list[int]], seed: int) -> dict[str, float]:
+def _call(decoder: Decoder, method: Method, batch: list[list[int]], seed: int) -> dict[str, float]:
     began = time.process_time()
     with peak_memory(decoder.pair.target.device) as peak:
-        decoded = decoder(way, batch, seed)
+        decoded = decoder(method, batch, seed)
     spent = time.process_time() - began
     compiling = 0.0 if decoded.stats is None else decoded.stats.compile.seconds
-    rounds = max(map(len, decoded.tokens)) if way.is_plain else 0  # upstream does not report rounds
+    rounds = max(map(len, decoded.tokens)) if method.is_plain else 0  # upstream does not report rounds
     if decoded.stats is not None:
         rounds = max(row.num_rounds for row in decoded.stats.per_row)
     return {
@@ -366,19 +368,19 @@ def _arguments() -> argparse.Namespace:
         return [int(part) for part in text.split(",")]
 
     add = parser.add_argument
-    add("--output", type=Path, required=True, help="Folder; what is done there is not done again.")
+    add("--output", type=Path, required=True, help="Folder for finished parts, which are not repeated.")
     add("--target", default="smollm2", help="smollm2, or a chat model of the Hub.")
-    add("--data", type=files, default={}, help="task=FILE,...: the first one trains draft and heads.")
-    add("--draft", help="Hub id or folder of a draft that is there.")
-    add("--draft-steps", type=int, default=0, help="Updates of a draft that is made here; 0 makes none.")
-    add("--draft-examples", type=int, default=640, help="Prompts that a draft learns from.")
-    add("--draft-samples", type=int, default=1, help="The target's completions of each of them.")
-    add("--regimes", type=lambda text: text.split(","), default=list(REGIMES), help="Of draft, lookup.")
+    add("--data", type=files, default={}, help="task=FILE,...; draft and heads are trained on the first.")
+    add("--draft", help="Hub id or folder of an existing draft model.")
+    add("--draft-steps", type=int, default=0, help="Updates of a draft model made here; 0 makes none.")
+    add("--draft-examples", type=int, default=640, help="Training prompts of the draft model.")
+    add("--draft-samples", type=int, default=1, help="Completions of the target per training prompt.")
+    add("--regimes", type=lambda text: text.split(","), default=list(REGIMES), help="draft, lookup, or both.")
     add("--layers", type=int, default=4)
     add("--vocabulary", type=int, default=8000)
     add("--head-steps", type=int, default=0, help="Updates of each head; 0 trains none.")
-    add("--heads", type=lambda text: text.split(","), default=list(HEADS), help="Of mixture, token-aware.")
-    add("--train-examples", type=int, default=256, help="Prompts that a head learns from.")
+    add("--heads", type=lambda text: text.split(","), default=list(HEADS), help="mixture, token-aware, or both.")
+    add("--train-examples", type=int, default=256, help="Training prompts of each head.")
     add("--num-examples", type=int, default=8)
     add("--samples-per-prompt", type=int, default=1)
     add("--max-new-tokens", type=int, default=64)
@@ -387,10 +389,10 @@ def _arguments() -> argparse.Namespace:
     add("--timed-prompts", type=int, default=4)
     add("--batch-sizes", type=numbers, default=[1, 8])
     add("--repeats", type=int, default=1)
-    add("--dtype", default="float32", help="Of the models.")
-    add("--report", type=Path, help="Where the figures go; OUTPUT/real.json by default.")
+    add("--dtype", default="float32", help="Dtype of the models.")
+    add("--report", type=Path, help="JSON file of the results; OUTPUT/real.json by default.")
     add("--methods", type=lambda text: text.split(","), default=list(METHODS))
-    add("--backend", default="inductor", help="Of torch.compile.")
+    add("--backend", default="inductor", help="Backend of torch.compile.")
     add("--eager-only", action="store_true")
     add("--threads", type=int)
     add("--seed", type=int, default=0)

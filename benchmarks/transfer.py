@@ -19,7 +19,7 @@ def main() -> None:
     parser.add_argument("--num-examples", type=int, default=1000)
     parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--output", type=Path, required=True, help="JSON; what is done is kept beside it.")
+    parser.add_argument("--output", type=Path, required=True, help="JSON file; finished parts are kept next to it.")
     options = parser.parse_args()
     pair = load_demo_pair()
     settings = EvaluationSettings(num_examples=options.num_examples, batch_size=options.batch_size, seed=options.seed)

@@ -1,4 +1,4 @@
-"""Train variants of a task's packaged mixture head that differ in one setting, and evaluate them beside it.
+"""Train variants of a task's packaged mixture head that differ in one setting, and compare them with it.
 
 python -m benchmarks.variants controls math --samples-per-prompt 10
 
@@ -9,9 +9,9 @@ python -m benchmarks.variants controls math --samples-per-prompt 10
 - features: the head's inputs and shape.
 - starts: the weight at the start of training.
 
-Writes results/STUDY-TASK.json. Several processes with RANK and WORLD_SIZE share the heads and then the evaluation; run
-the command again until all heads are there. The methods that all studies compare with are evaluated once per task and
-number of samples.
+Writes results/STUDY-TASK.json. Several processes with RANK and WORLD_SIZE share the heads and then the evaluation;
+repeat the command until all heads are trained. The baselines of all studies are evaluated once per task and number of
+samples.
 """
 
 import argparse
@@ -62,8 +62,7 @@ class Variant:
 
     Attributes:
         settings: training settings that change.
-        frozen: by parameter name, the entries of its last dimension (an index or a slice) that keep their start
-            values.
+        frozen: entries of a parameter's last dimension (an index or a slice) that are not trained, by its name.
         verifier: the class that provides the head's inputs.
     """
 
@@ -85,7 +84,7 @@ STUDIES = {
     },
     "starts": {f"start-{weight}": Variant({"initial_weight": weight}) for weight in (0.1, 0.5, 0.9)},
 }
-BESIDE = ["target", "lossless", "static:0.9", "static:0.7", "static:0.5", "static:0.4", "static:0.3", "diversed"]
+BASELINES = ["target", "lossless", "static:0.9", "static:0.7", "static:0.5", "static:0.4", "static:0.3", "diversed"]
 REFERENCES = "reference_rewards.json"
 DONE = "provenance.json"  # written last
 
@@ -100,9 +99,9 @@ def main() -> None:
     for name in list(study)[rank::world_size]:
         train(study[name], pair, task, folder / name, WEIGHTS / MIXTURE / task.name, options.set)
     if not all((folder / name / DONE).exists() for name in study):
-        print("Other processes still train; run this again for the evaluation.")
+        print("Other processes are still training; run this again for the evaluation.")
         return
-    methods: list = list(BESIDE)
+    methods: list = list(BASELINES)
     for name, variant in study.items():
         head = DiversedHead.from_pretrained(folder / name).eval()
         methods.append((name, variant.verifier(head)))
@@ -118,7 +117,7 @@ def main() -> None:
     rows = evaluate(pair, task, examples, methods, settings, head=pair.heads[task.name], output=done)
     if rows:
         differences = [compare(read_results(done), "diversed", name) for name in study]
-        labels = [*BESIDE, *study]
+        labels = [*BASELINES, *study]
         rows = [row for row in rows if row["method"] in labels]
         record = {
             "records": rows,
@@ -150,16 +149,16 @@ def claim(folder: Path, settings: dict[str, Any]) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(settings, indent=1) + "\n")
     if not path.exists() or json.loads(path.read_text()) != settings:
-        raise ValueError(f"{folder} holds what was made under other settings; move it away to make it anew.")
+        raise ValueError(f"{folder} was written with other settings; move or remove it, or use the same settings.")
 
 
 def train(
     variant: Variant, pair: Pair, task: Task, folder: Path, packaged: Path, changes: dict[str, Any] | None = None
 ) -> None:
-    """Train a head under the settings in the packaged head's provenance, unless `folder` has it.
+    """Train a head with the settings in the packaged head's provenance, unless `folder` contains it.
 
     Raises:
-        ValueError: if `folder` has a finished or unfinished head with other settings.
+        ValueError: if `folder` contains a finished or unfinished head with other settings.
     """
     source = json.loads((packaged / "provenance.json").read_text())
     settings = {name: value for name, value in source["training"].items() if value is not None}

@@ -44,11 +44,11 @@ def main() -> None:
         return_dict_in_generate=True,
         output_token_records=True,
     )
-    found = measure(output.token_records, pair.tokenizer)
+    roles = measure(output.token_records, pair.tokenizer)
     options.output.write_text(
-        json.dumps({"roles": found, "n": len(prompts), "provenance": provenance(options.seed)}, indent=1) + "\n"
+        json.dumps({"roles": roles, "n": len(prompts), "provenance": provenance(options.seed)}, indent=1) + "\n"
     )
-    print(json.dumps(found, indent=1))
+    print(json.dumps(roles, indent=1))
 
 
 def measure(records, tokenizer) -> dict[str, dict[str, float]]:
@@ -58,16 +58,16 @@ def measure(records, tokenizer) -> dict[str, dict[str, float]]:
         [[ROLES.index(role) for role in row_roles([words[i] for i in row])] for row in records.tokens]
     )
     verified = ~records.weight.isnan()
-    found = {}
+    by_role = {}
     for index, role in enumerate(ROLES):
         chosen = verified & (roles == index)
-        found[role] = {
+        by_role[role] = {
             "tokens": int(chosen.sum()),
             "mean_weight": records.weight[chosen].mean().item(),
             "mean_tv": records.tv[chosen].mean().item(),
             "accepted_share": (records.source[chosen] == SOURCES.index("draft")).float().mean().item(),
         }
-    return found
+    return by_role
 
 
 def row_roles(tokens: list[str]) -> list[str]:

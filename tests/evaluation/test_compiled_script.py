@@ -53,5 +53,5 @@ def test_summary_takes_each_figure_from_its_record():
 
 def test_summary_refuses_what_did_not_run_compiled():
     """Catches a fallback that is reported as the compiled engine."""
-    with pytest.raises(RuntimeError, match="ran another way"):
+    with pytest.raises(RuntimeError, match="ran uncompiled"):
         _summary(records(engine="compiled (forwards)"), ARGUMENTS)
