@@ -1,4 +1,4 @@
-"""Make the README's links absolute before a release, because the package index has no files beside it.
+"""Make the README's links absolute before a release, because the package index shows the README without other files.
 
 python -m tools.absolute_links REPOSITORY REVISION     as in https://github.com/owner/name v1.2.3
 """
@@ -13,14 +13,14 @@ LINK = re.compile(r"(!?\[[^\]]*\])\(([^)\s]+)\)")
 
 
 def absolute(text: str, repository: str, revision: str) -> str:
-    """Return the text with every relative link and image at that revision of the repository."""
+    """Return the text with relative links and images replaced by addresses in a revision of the repository."""
 
-    def link(found: re.Match[str]) -> str:
-        words, address = found.groups()
+    def link(match: re.Match[str]) -> str:
+        label, address = match.groups()
         if "://" in address:
-            return found[0]
-        kind = "raw" if words.startswith("!") else "blob"
-        return f"{words}({repository.rstrip('/')}/{kind}/{revision}/{address})"
+            return match[0]
+        kind = "raw" if label.startswith("!") else "blob"
+        return f"{label}({repository.rstrip('/')}/{kind}/{revision}/{address})"
 
     return LINK.sub(link, text)
 

@@ -1,7 +1,7 @@
 """Count the files and functions of the package that one eager `generate` call enters: `python tools/call_path.py`.
 
-Prints both counts, and with `--list` every function. `--max-files` and `--max-functions` set the exit code to 1 if a
-count is exceeded.
+Prints both counts and, with `--list`, every function. The exit code is 1 if `--max-files` or `--max-functions` is
+exceeded.
 """
 
 import argparse
@@ -36,21 +36,21 @@ def entered_functions() -> dict[str, set[str]]:
     }
     call = {**inputs, "assistant_model": draft, "diversed_head": head, "do_sample": True, "max_new_tokens": 8}
     target.generate(**call)  # imports
-    found: dict[str, set[str]] = defaultdict(set)
+    functions: dict[str, set[str]] = defaultdict(set)
 
     def trace(frame, event, argument):
         code: CodeType = frame.f_code
         if code.co_filename.startswith(PACKAGE):
             name = getattr(code, "co_qualname", code.co_name)
             # Lambdas, comprehensions and nested functions count as part of the enclosing function.
-            found[str(Path(code.co_filename).relative_to(PACKAGE))].add(name.partition(".<locals>")[0])
+            functions[str(Path(code.co_filename).relative_to(PACKAGE))].add(name.partition(".<locals>")[0])
 
     sys.setprofile(trace)
     try:
         target.generate(**call)
     finally:
         sys.setprofile(None)
-    return found
+    return functions
 
 
 def main() -> int:
@@ -59,10 +59,10 @@ def main() -> int:
     parser.add_argument("--max-files", type=int)
     parser.add_argument("--max-functions", type=int)
     arguments = parser.parse_args()
-    found = entered_functions()
-    files, functions = len(found), sum(map(len, found.values()))
+    entered = entered_functions()
+    files, functions = len(entered), sum(map(len, entered.values()))
     if arguments.list:
-        for file, names in sorted(found.items()):
+        for file, names in sorted(entered.items()):
             print(f"{file}: {', '.join(sorted(names))}")
     print(f"{files} files, {functions} functions")
     limits = (files, arguments.max_files), (functions, arguments.max_functions)

@@ -1,7 +1,4 @@
-"""Report phrases that obscure the text, in the files that have been rewritten: `python -m tools.check_language`.
-
-The list is short and no substitute for reading. `PATHS` grows as files are rewritten.
-"""
+"""Report unclear phrases: `python -m tools.check_language`. The list is short and does not replace a review."""
 
 import re
 import sys
@@ -36,7 +33,7 @@ PATHS = (
     "tests",
     "tools",
 )
-# Files below `PATHS` that are not checked: still to be rewritten, or the phrases are part of their data.
+# Files below `PATHS` that are not checked, because the phrases are part of their data.
 EXCEPT = (
     "docs/api.md",
     "embedded/corpus/summary.py",
@@ -49,7 +46,7 @@ _PHRASE = re.compile("|".join(rf"(?P<p{number}>\b(?:{phrase})\b)" for number, ph
 
 
 def problems(text: str) -> Iterator[tuple[int, str, str]]:
-    """Line number, phrase and suggestion of every banned phrase."""
+    """Yield line number, phrase and suggestion of every banned phrase."""
     suggestions = list(PHRASES.values())
     for match in _PHRASE.finditer(text):
         line = text.count("\n", 0, match.start()) + 1
@@ -57,12 +54,14 @@ def problems(text: str) -> Iterator[tuple[int, str, str]]:
 
 
 def files() -> list[Path]:
-    """The files to check."""
-    found = [
-        path for name in PATHS for path in ([ROOT / name] if (ROOT / name).is_file() else (ROOT / name).rglob("*"))
-    ]
-    kept = {path for path in found if path.suffix in _SUFFIXES}
-    return sorted(kept - {ROOT / name for name in EXCEPT})
+    """Return the files to check."""
+    paths = {
+        path
+        for name in PATHS
+        for path in ([ROOT / name] if (ROOT / name).is_file() else (ROOT / name).rglob("*"))
+        if path.suffix in _SUFFIXES
+    }
+    return sorted(paths - {ROOT / name for name in EXCEPT})
 
 
 def main() -> int:

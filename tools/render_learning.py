@@ -83,7 +83,7 @@ def _learning(found: Mapping[str, Found]) -> str:
 
 
 def _differences(found: Mapping[str, Found]) -> str:
-    """Return a table of heads of three seeds, pooled, against each method."""
+    """Return a table of the differences between heads of three seeds, pooled, and each method."""
     kinds = [*_MATCHED.values(), f"`{CASCADE}`", "the mixture head"]
     values = [[study["comparisons"][place] for study in found.values()] for place in range(len(kinds))]
     flat = [1.0 if one["quality_p"] is None else one["quality_p"] for row in values for one in row]
@@ -221,8 +221,8 @@ def _metric(study: Found) -> str:
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Return p-values, in the given order, adjusted for multiple tests: the probability that any true hypothesis gets
-    a value of at most 5% is at most 5% (Holm 1979, Scand. J. Statist. 6:65)."""
+    """Return p-values adjusted for multiple tests, in the same order: the probability that any true null hypothesis
+    gets a value of at most 5% is at most 5% (Holm 1979, Scand. J. Statist. 6:65)."""
     order = np.argsort(p_values, kind="stable")
     scaled = np.array(p_values, dtype=np.float64)[order] * np.arange(len(order), 0, -1)
     adjusted = np.empty(len(order))

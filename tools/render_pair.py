@@ -35,15 +35,15 @@ def pair(folder: Path = FOLDER) -> str:
 
 
 def brief(folder: Path = FOLDER, methods: Sequence[str] = METHODS) -> str:
-    """One table of the tasks of which all `methods` were measured at temperature 1: acceptance, cost and quality."""
-    found = {}
+    """Return a table of acceptance, cost and quality on the tasks for which all `methods` were measured."""
+    complete = {}
     for task in TASKS:
         path = folder / f"{PREFIX}{task}.json"
         rows = {record["method"]: record for record in read_records(path)} if path.is_file() else {}
         if set(methods) <= rows.keys():
-            found[task] = rows
+            complete[task] = rows
     header, cells = ["method"], {name: [f"`{name}`"] for name in methods}
-    for task, rows in found.items():
+    for task, rows in complete.items():
         header += [f"{TASKS[task]}: accepted", "tokens per target forward", rows[methods[0]]["metric"]]
         for name in methods:
             record = rows[name]
@@ -52,8 +52,8 @@ def brief(folder: Path = FOLDER, methods: Sequence[str] = METHODS) -> str:
                 number(record["block_efficiency"]) if record["block_efficiency"] else "1.00",
                 with_bounds(record, "quality"),
             ]
-    first = next(iter(found.values()))[methods[0]]
-    sizes = ", ".join(f"{rows[methods[0]]['n']} prompts of {TASKS[task]}" for task, rows in found.items())
+    first = next(iter(complete.values()))[methods[0]]
+    sizes = ", ".join(f"{rows[methods[0]]['n']} prompts of {TASKS[task]}" for task, rows in complete.items())
     setting = (
         f"{sizes}; temperature {first['temperature']:g}, {first['num_assistant_tokens']} draft tokens per round, "
         "95% intervals clustered by prompt."

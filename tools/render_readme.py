@@ -12,7 +12,7 @@ REAL = RESULTS / "real" / "lookup-scitldr.json"
 
 
 def first() -> str:
-    """Return the gain on the embedded pair, in four lines, and the part of it that a trained head adds."""
+    """Return the gain on the embedded pair, as a table of four methods, and what a trained head adds to it."""
     rows = {record["method"]: record for record in json.loads((RESULTS / "math.json").read_text())["records"]}
     labels = {
         "target": "target alone",

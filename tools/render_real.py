@@ -154,7 +154,7 @@ def _costs(found: Record) -> str:
     """Return a table of draft models' costs and of the acceptance that each needs for a speedup."""
     costs = found["costs"]
     words = (
-        f"CPU time of one thread, one row, {found['dtype']}, behind {found['context']} tokens: the target takes "
+        f"CPU time of one thread, one row, {found['dtype']}, after {found['context']} tokens: the target takes "
         f"{1e3 * costs['target']:.0f} ms for a token and {1e3 * costs['block']:.0f} ms for six; the loop adds "
         f"{1e3 * costs['overhead']:.0f} ms to a round. If draft tokens are accepted independently (arXiv 2211.17192), "
         "at the best number of draft tokens per round:"

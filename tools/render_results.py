@@ -1,6 +1,6 @@
-"""Render the documentation's results: tables from JSON in `results/`.
+"""Render tables of results for the documentation from the JSON files in `results/`.
 
-python -m tools.render_results prints the commands that measure missing results.
+`python -m tools.render_results` prints the commands that measure missing results.
 """
 
 import shlex
@@ -22,13 +22,13 @@ TASKS = ("math", "summary", "code")
 
 _RUN = "hf-diversed evaluate --num-examples {} --batch-size 250"
 _STATIC = "static:0.7,static:0.5,static:0.3,static:0.1"
-_RULES = f"--methods target,lossless,{_STATIC},{{}},{render_learning.CASCADE},diversed"
+_METHODS = f"--methods target,lossless,{_STATIC},{{}},{render_learning.CASCADE},diversed"
 _SWEEP = f"{_RUN.format(1000)} --task math --methods target,lossless,static:0.5,diversed"
 # The command for each file.
 COMMANDS = {
-    "math.json": f"{_RUN.format(1000)} --task math --samples-per-prompt 2 {_RULES.format('lenience:0.05')}",
-    "summary.json": f"{_RUN.format(1000)} --task summary --samples-per-prompt 3 {_RULES.format('lenience:0.3')}",
-    "code.json": f"{_RUN.format(500)} --task code --samples-per-prompt 1 {_RULES.format('lenience:0.03')} "
+    "math.json": f"{_RUN.format(1000)} --task math --samples-per-prompt 2 {_METHODS.format('lenience:0.05')}",
+    "summary.json": f"{_RUN.format(1000)} --task summary --samples-per-prompt 3 {_METHODS.format('lenience:0.3')}",
+    "code.json": f"{_RUN.format(500)} --task code --samples-per-prompt 1 {_METHODS.format('lenience:0.03')} "
     "--allow-code-execution",
     "frontier-math.json": "hf-diversed frontier --task math --families static,diversed,lenience,spec_cascade "
     "--num-examples 500 --batch-size 250",
@@ -62,10 +62,10 @@ def missing(folder: Path = RESULTS) -> list[str]:
 
 
 def read_asked(path: Path) -> list[dict[str, Any]]:
-    """Return a task's records of the methods in its command; the file may contain methods of further studies."""
+    """Return a task's records of the methods in its command; the file may contain methods of other studies."""
     words = shlex.split(COMMANDS[path.name])
-    asked = words[words.index("--methods") + 1].split(",")
-    return [record for record in read_records(path) if record["method"] in asked]
+    methods = words[words.index("--methods") + 1].split(",")
+    return [record for record in read_records(path) if record["method"] in methods]
 
 
 def pivot(records: Iterable[Record], row: str, column: str, head: str) -> str:
@@ -82,7 +82,7 @@ def pivot(records: Iterable[Record], row: str, column: str, head: str) -> str:
     for record in records:
         key = (record[row], record[column])
         if key in cells:
-            raise ValueError(f"two records for {row} {key[0]!r} and {column} {key[1]!r}: a table has room for one.")
+            raise ValueError(f"there must be one record for {row} {key[0]!r} and {column} {key[1]!r}, got two.")
         cells[key] = f"{percent(record['acceptance_rate'])} / {percent(record['quality'])}"
     rows, columns = (list(dict.fromkeys(key[axis] for key in cells)) for axis in (0, 1))
     return table(
@@ -154,7 +154,7 @@ def _sweeps(folder: Path) -> list[str]:
         ("num_assistant_tokens", ("math-g3.json", "math.json", "math-g7.json"), "Draft tokens per round"),
     ):
         records, gaps = _read(folder, files)
-        if len({record[column] for record in records}) > 1:  # only the main run is there
+        if len({record[column] for record in records}) > 1:  # otherwise only the main run exists
             note = f"{words} on math (accepted / quality), with the head trained at temperature 1."
             parts.append("\n\n".join([f"{note} {_widest(records)}", pivot(records, "method", column, "method")]))
         parts += [gap for gap in gaps if gap != _how_to_make("math.json")]  # already reported above
@@ -163,9 +163,9 @@ def _sweeps(folder: Path) -> list[str]:
 
 def _read(folder: Path, names: Sequence[str]) -> tuple[list[dict[str, Any]], list[str]]:
     """Return the records of existing files, and a sentence for each missing file."""
-    there = [name for name in names if (folder / name).is_file()]
-    records = [record for name in there for record in read_records(folder / name)]
-    return records, [_how_to_make(name) for name in names if name not in there]
+    existing = [name for name in names if (folder / name).is_file()]
+    records = [record for name in existing for record in read_records(folder / name)]
+    return records, [_how_to_make(name) for name in names if name not in existing]
 
 
 def _how_to_make(name: str) -> str:
@@ -177,7 +177,7 @@ def _samples(record: Record) -> str:
 
 
 def _widest(records: Sequence[Record]) -> str:
-    """Return the largest half-width of the confidence bounds, in points, for tables without room for all of them."""
+    """Return a sentence with the largest half-width of the confidence bounds, for tables that do not show them."""
     widths = {}
     for name in ("acceptance_rate", "quality"):
         bounds = [record[f"{name}_ci"] for record in records if record[f"{name}_ci"] is not None]

@@ -17,7 +17,7 @@ def _part(name: str) -> Record:
 
 
 def acceptance() -> str:
-    """Return the table of the same problems in vLLM and with `generate`, by verifier."""
+    """Return a table of acceptance and quality in vLLM and with `generate` on the same problems, by verifier."""
     part = _part("acceptance")
     rows = (
         [
