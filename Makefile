@@ -1,4 +1,4 @@
-# Every target sets up .venv by itself, from a clean clone, with pip.
+# Every target first sets up .venv with pip if needed.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -22,13 +22,13 @@ test: $(VENV)/.dev
 test-oldest:
 	$(MAKE) test VENV=.venv-oldest CONSTRAINTS=build/constraints-oldest.txt TESTS="$(OLDEST)"
 
-# The same on transformers' main branch, for the weekly job.
+# The same tests on transformers' main branch, for the weekly job.
 test-main:
 	$(MAKE) .venv-main/.dev VENV=.venv-main
 	.venv-main/bin/python -m pip install --quiet --upgrade "transformers @ git+https://github.com/huggingface/transformers"
 	OMP_NUM_THREADS=1 .venv-main/bin/python -m pytest -n $(WORKERS) $(OLDEST)
 
-# Builds and checks the wheel, installs it in a clean environment and uses it. About two minutes.
+# Builds and checks the wheel, installs it in a clean environment and runs it. About two minutes.
 package: $(VENV)/.dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/packaging -m ""
 
@@ -44,7 +44,7 @@ faults: $(VENV)/.dev
 	HF_DIVERSED_KILLS=12 OMP_NUM_THREADS=1 $(BIN)/python -m pytest \
 		tests/training/test_resume.py tests/training/test_faults.py tests/training/test_faults_inputs.py
 
-# Compares every causal model type of transformers, at a small size, with plain generate. Takes some minutes; writes a table.
+# Compares small models of every causal model type of transformers with plain generate; writes a table. Some minutes.
 families: $(VENV)/.dev
 	FAMILIES_JSON=results/families.json OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/families -n $(WORKERS) -m ""
 
@@ -52,14 +52,14 @@ families: $(VENV)/.dev
 fuzz: $(VENV)/.dev
 	FUZZ_CASES=2000 OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/fuzz tests/test_soak.py -n $(WORKERS) -m ""
 
-# Times the rounds of each method on the embedded pair, by part. Under six minutes, mostly compilation.
+# Times the rounds of each method on the embedded pair and their parts. Under six minutes, mostly compilation.
 bench: $(VENV)/.base
 	$(BIN)/python -m benchmarks.rounds --batch-sizes 1,8 --repeats 5 --max-new-tokens 64 --threads 1 \
 		--methods target,compiled:target,upstream:0.7,static:0.7,compiled:static:0.7
 
-# On a GPU: the CUDA tests, then the shapes of Llama 3.1 8B with 3.2 1B and of Qwen3 8B with 0.6B, with random weights in
-# bfloat16 at a given acceptance, most important first. Stops after 9 minutes; run it again to continue. Requires a torch
-# with CUDA in .venv and 24 GB on the GPU. This target has not run on a GPU yet.
+# On a GPU: the CUDA tests, then rounds of Llama 3.1 8B with 3.2 1B and of Qwen3 8B with 0.6B, with random bfloat16 weights
+# and a given acceptance rate, most important first. Stops after 9 minutes; run it again to continue. Requires torch with
+# CUDA in .venv and 24 GB of GPU memory. This target has not run on a GPU yet.
 gpu: $(VENV)/.dev
 	timeout 540 $(BIN)/python -m benchmarks.gpu || test $$? -eq 124
 
@@ -105,11 +105,11 @@ format: $(VENV)/.dev
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-# The documentation, warnings as errors, into build/site; tests/test_docs.py runs its snippets.
+# Builds the documentation in build/site, with warnings as errors; tests/test_docs.py runs its snippets.
 docs: $(VENV)/.docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
-# Figures, README, documentation and cards from the JSON in results/; prints the commands for missing files.
+# Renders figures, README, documentation and cards from the JSON in results/; prints the commands for missing files.
 results: $(VENV)/.dev
 	$(BIN)/python -m tools.render_results
 	$(BIN)/python -m tools.draw_plots
@@ -119,11 +119,11 @@ results: $(VENV)/.dev
 clean:
 	rm -rf $(VENV) .venv-oldest .venv-main .venv-vllm
 
-# torch is installed first: together with other packages, pip may choose a build with CUDA.
 build/constraints-oldest.txt: constraints-oldest.txt constraints.txt
 	mkdir -p $(@D)
 	awk -F== 'NR == FNR {oldest[$$1]; print; next} !($$1 in oldest)' $^ > $@
 
+# torch is installed first: together with other packages, pip may choose a build with CUDA.
 $(VENV)/.torch: $(CONSTRAINTS)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check torch -c $(CONSTRAINTS)

@@ -1,7 +1,7 @@
-"""GRPO whose rollouts are drafted: relaxed with importance weights, or lossless with `--lossless`.
+"""GRPO with speculative rollouts: relaxed with importance weights, or exact with `--lossless`.
 
-A plain loop in torch without TRL, to show where `log_prob` and `log_prob_target` enter. The policy is the target model
-of the embedded pair; the draft model stays as it is.
+A plain loop in torch without TRL, to show how `log_prob` and `log_prob_target` are used. The policy is the target
+model of the embedded pair; the draft model is not trained.
 """
 
 import argparse
@@ -15,9 +15,9 @@ from hf_diversed.tasks import get_task, load_records
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--lossless", action="store_true", help="exact rollouts, without importance weights")
-    parser.add_argument("--verifier", default="static:0.7", help="of relaxed rollouts")
+    parser.add_argument("--verifier", default="static:0.7", help="verifier of relaxed rollouts")
     parser.add_argument("--updates", type=int, default=8)
-    parser.add_argument("--prompts", type=int, default=16, help="per update")
+    parser.add_argument("--prompts", type=int, default=16, help="prompts per update")
     parser.add_argument("--group", type=int, default=8, help="completions per prompt")
     options = parser.parse_args()
 

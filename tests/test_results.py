@@ -172,7 +172,7 @@ def test_packaged_heads_are_what_their_runs_chose(kind, logs, task):
 
 
 def test_cells_hold_one_record():
-    with pytest.raises(ValueError, match="two records"):
+    with pytest.raises(ValueError, match="there must be one record"):
         pivot([record("lossless", 0.5, 0.5), record("lossless", 0.6, 0.6)], "method", "task", "method")
 
 

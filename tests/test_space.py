@@ -259,7 +259,7 @@ def test_visitors_name_heads_of_the_hub_only(space, pair, monkeypatch, tmp_path)
     [
         ({"prompt": " "}, "prompt is empty"),
         ({"prompt": "x" * 20_001}, "20001 characters; at most 20000 are allowed"),
-        ({"prompt": "x" * 57}, "57 tokens; 56 fit beside the answer"),
+        ({"prompt": "x" * 57}, "57 tokens; at most 56 leave room for the answer"),
     ],
 )
 def test_prompts_are_capped(space, pair, given, words):
@@ -378,7 +378,7 @@ def test_the_state_is_shown(space):
         (Comparison(), "running", "Decoding."),
         (Comparison(waits_for="compiling"), "waiting", "compiling Lenience with 3 draft tokens per round"),
         (Comparison(plain=space.backend.Run(), waits_for="compiling"), "waiting", "compiling plain decoding"),
-        (Comparison(waits_for="occupied"), "waiting", "a stopped run finishes its compilation first"),
+        (Comparison(waits_for="occupied"), "waiting", "a stopped run has finished compiling"),
         (Comparison(repeat=2), "running", "Timing run 2 of 3"),
         (Comparison(repeat=3, done=True), "finished", "medians of 3 alternating runs"),
     ):

@@ -1,6 +1,6 @@
 """Relaxed speculative decoding in the browser: set the strictness and see the origin of each token.
 
-`make space` starts it with the embedded pair; HF_DIVERSED_TARGET, HF_DIVERSED_DRAFT and HF_DIVERSED_HEAD name others.
+`make space` starts it with the embedded pair. HF_DIVERSED_TARGET, HF_DIVERSED_DRAFT and HF_DIVERSED_HEAD name others.
 """
 
 import os
@@ -37,7 +37,7 @@ DEFAULTS = [SETTINGS[name].default for name in ("strictness", "lenience", "weigh
 
 @on_gpu
 def generate(label: str, *values) -> Iterator[tuple]:
-    """Decode with the chosen method and with the target alone; yields message, figures and panels as they grow."""
+    """Decode with the chosen method and with the target alone; yield message, figures and panels as tokens arrive."""
     choice = Choice(*values)
     try:
         model = MODELS.get(label, FIRST)
@@ -56,18 +56,18 @@ def _panels(both: Comparison, method: str) -> list[str]:
 
 
 def show_point(label: str, task: str, method: str, strictness: float, lenience: float, weight: float):
-    """The chart with the current setting's point, and the hint on the method."""
+    """Return the chart with a point at the current setting, and the hint for the method."""
     front = load_front(task) if MODELS.get(label, FIRST).is_embedded else None
     return front_chart(front, *curve_point(method, strictness, lenience, weight)), method_hint(method, strictness)
 
 
 def example(label: str, task: str) -> str:
-    """Another prompt of a task."""
+    """Return another prompt of a task."""
     return MODELS.get(label, FIRST).example(task)
 
 
 def select_model(label: str):
-    """Masthead, tasks, prompt, hint, method and temperature of a model."""
+    """Return masthead, tasks, prompt, hint, method and temperature of a model."""
     model = MODELS.get(label, FIRST)
     (_, task), *_ = model.tasks
     tasks = gr.update(choices=model.tasks, value=task)
@@ -75,15 +75,15 @@ def select_model(label: str):
 
 
 def build() -> gr.Blocks:
-    """Lay the page out and connect it."""
+    """Build the page and connect its events."""
     (_, first_task), *_ = FIRST.tasks
     chart_html, hint_html = show_point(FIRST.label, first_task, FIRST.method, *DEFAULTS)
     with gr.Blocks(title="Relaxed speculative decoding", analytics_enabled=False) as page:
         masthead = gr.HTML(FIRST.masthead)
         with gr.Row():
             with gr.Column(scale=2, min_width=320):
-                offered = len(MODELS) > 1
-                model = gr.Radio(list(MODELS), value=FIRST.label, label="Model", visible=offered, elem_id="model")
+                several = len(MODELS) > 1
+                model = gr.Radio(list(MODELS), value=FIRST.label, label="Model", visible=several, elem_id="model")
                 task = gr.Radio(FIRST.tasks, value=first_task, label="Task", elem_id="task")
                 limit = f"Prompt (at most {LONGEST_PROMPT:,} characters)"
                 prompt = gr.Textbox(FIRST.first_example, label=limit, lines=4, elem_id="prompt")

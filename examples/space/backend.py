@@ -1,4 +1,4 @@
-"""Decoding that reports while it runs, and the repeated comparison with the target model alone."""
+"""Decoding that yields tokens as they are generated, and the timed comparison with the target model alone."""
 
 import queue
 import threading
@@ -35,7 +35,7 @@ class Run:
 
     Attributes:
         seconds: from the start to the latest token, without compilation.
-        waits_for: `COMPILING`, `OCCUPIED` (until a stopped run has ended), or "".
+        waits_for: `COMPILING`, `OCCUPIED` (a stopped run has not ended yet), or "".
     """
 
     pieces: list[Piece] = field(default_factory=list)
@@ -56,7 +56,7 @@ class Comparison:
         run, plain: the first run of each; None until it starts. The same run if the method is plain decoding.
         speeds, plain_speeds: tokens per second of each timed run, in the order measured.
         repeat: 0 in the first runs, then the number of the timed run.
-        waits_for: as in `Run`, of the run in progress. done: no run follows.
+        waits_for: `Run.waits_for` of the current run. done: whether all runs have ended.
     """
 
     run: Run | None = None
@@ -89,8 +89,8 @@ def compare(pair: Pair, prompt: list[int], verifier: Verifier | None, choice: Ch
 
 
 def decode(pair: Pair, prompt: list[int], verifier: Verifier | None, choice: Choice) -> Iterator[Run]:
-    """Decode in a thread and yield the same `Run` as it grows, at least every `MAX_SILENCE` seconds, so that it can be
-    closed at any time. Closing it stops the thread at its next round, without waiting for that."""
+    """Decode in a thread and yield the same `Run` as it grows, at least every `MAX_SILENCE` seconds, so that the
+    generator can be closed at any time. Closing it makes the thread stop at its next round; it does not wait."""
     run, events, abandoned = Run(), queue.SimpleQueue(), threading.Event()
 
     def wait(what: str) -> None:
@@ -140,7 +140,7 @@ def decode(pair: Pair, prompt: list[int], verifier: Verifier | None, choice: Cho
 
 
 def _next(events: queue.SimpleQueue):
-    """The next event, or an empty tuple after `MAX_SILENCE` seconds without one."""
+    """Return the next event, or an empty tuple after `MAX_SILENCE` seconds without one."""
     try:
         return events.get(timeout=MAX_SILENCE)
     except queue.Empty:
@@ -148,7 +148,7 @@ def _next(events: queue.SimpleQueue):
 
 
 class Clock:
-    """Seconds since `with`, without those in which torch compiles, which plain `generate` does not report.
+    """Seconds since the start of the `with` block, without compilation, which plain `generate` does not report.
 
     Args:
         on_compiling: called when compilation starts.
@@ -179,8 +179,8 @@ class Clock:
 
 
 def _static_room(pair: Pair, length: int, max_new_tokens: int) -> dict[str, Any]:
-    """Arguments that give plain decoding a static cache of the same capacity as the library's. By default its capacity
-    is the call's length, so that each longer prompt would compile anew."""
+    """Return arguments that give plain decoding a static cache of the same capacity as the library's. By default the
+    capacity is the length of the call, so that each longer prompt would be compiled again."""
     end = length + max_new_tokens
     room = min(capacity_for(end), max_positions(pair)) - length
     stop = lambda ids, *_, **__: ids.new_full((len(ids),), ids.shape[1] >= end, dtype=torch.bool)  # noqa: E731

@@ -1,4 +1,4 @@
-"""The measured curves as an SVG: quality against acceptance, with a point at the current setting."""
+"""The chart: measured curves of quality against acceptance as an SVG, with a point at the current setting."""
 
 import json
 from dataclasses import dataclass
@@ -38,7 +38,7 @@ class Front:
 
 
 def load_front(task: str, folders: tuple[Path, ...] = (HERE, HERE.parents[1] / "results")) -> Front | None:
-    """Read a task's frontier, or else its evaluation; None without either."""
+    """Read the results of a task's frontier, or else of its evaluation; None without either."""
     for folder in folders:
         for name in (f"frontier-{task}.json", f"{task}.json"):
             if (folder / name).is_file():
@@ -50,24 +50,26 @@ def build_front(records: list[dict], source: str = "records") -> Front:
     """Group records by method, at the draft length with the most methods: others have only "static"."""
     curve = max(to_curves(records, source), key=lambda curve: len(curve.families))
     strict = [record for record in curve.families.get("static", ()) if record["method"] == "lossless"]
-    found = {"static": curve.families.get("static", ())}
-    found |= {name: [*members, *strict] for name in ("lenience", "diversed") if (members := curve.families.get(name))}
-    found.setdefault("diversed", strict)
+    families = {"static": curve.families.get("static", ())}
+    families |= {
+        name: [*members, *strict] for name in ("lenience", "diversed") if (members := curve.families.get(name))
+    }
+    families.setdefault("diversed", strict)
     curves = {
         name: [Point(_parameter(record), record["acceptance_rate"], record["quality"]) for record in members]
-        for name, members in found.items()
+        for name, members in families.items()
     }
     plain = curve.plain or strict[0]
     return Front(curves, plain["quality"], plain["metric"], plain["n"])
 
 
 def _parameter(record: Record) -> float:
-    """A record's parameter on its curve; lossless decoding is at 1 on every curve."""
+    """Return a record's parameter on its curve, which is 1 for lossless decoding on every curve."""
     return 1.0 if record["method"] == "lossless" else MethodName.parse(record["method"]).family[1] or 0.0
 
 
 def interpolate(points: list[Point], parameter: float) -> Point:
-    """The curve at a parameter: linear between measurements, constant beyond them."""
+    """Return the point of a curve at a parameter: linear between measurements, constant beyond them."""
     parameter = min(max(parameter, points[0].parameter), points[-1].parameter)
     for low, high in pairwise(points):
         if parameter <= high.parameter:
@@ -81,7 +83,7 @@ def interpolate(points: list[Point], parameter: float) -> Point:
 
 
 def front_chart(front: Front | None, family: str | None, parameter: float) -> str:
-    """The chart; `family` is None for decoding without a draft, which has no acceptance and no point."""
+    """Return the chart as HTML; `family` is None for the target alone, which has no acceptance and no point."""
     if front is None or not any(front.curves.values()):
         return (
             '<section class="panel"><h3>Quality against acceptance</h3><em class="empty">Not measured.</em></section>'
@@ -153,7 +155,7 @@ class _Scale:
 
 
 def _round_range(values: list[float]) -> tuple[float, float]:
-    """The range of the values with a margin, rounded outwards to multiples of 5%, within [0, 1]."""
+    """Return the range of the values with a margin, rounded outwards to multiples of 5%, within [0, 1]."""
     low, high = min(values) - 0.02, max(values) + 0.02
     return max(0.0, (low // 0.05) * 0.05), min(1.0, -((-high) // 0.05) * 0.05)
 

@@ -1,4 +1,4 @@
-"""The settings of the page: their ranges, their checks, and the verifier and prompt that they describe."""
+"""The settings of the page: ranges, checks, and the verifier and token ids for them."""
 
 import tempfile
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from hf_diversed.running.prompts import encode
 PLAIN, LOSSLESS, LENIENT, STATIC, DIVERSED = METHODS = ("Plain", "Lossless", "Lenience", "Static", "DIVERSED")
 EAGER, COMPILED = ENGINES = ("Eager", "Compiled")
 LONGEST_PROMPT = 20_000  # characters; longer prompts are refused before they are tokenized
-# The prompts of the embedded pair, which was trained on no others, begin and end like this.
+# Beginnings and endings of the embedded pair's prompts. The pair was not trained on others.
 KINDS = {"math": ("Question: ", "\nAnswer:"), "summary": ("Article: ", "\nSummary:"), "code": ("Task: ", "\nCode:")}
 
 
@@ -65,16 +65,16 @@ class Choice:
     head: str
 
     def check(self) -> None:
-        """Check what the page's inputs do not guarantee for requests to the API. Raises ValueError."""
+        """Raise ValueError for invalid settings, which requests to the API may contain."""
         for name, setting in SETTINGS.items():
             value = getattr(self, name)
             kind = int if isinstance(setting.step, int) else (int, float)
             if not isinstance(value, kind) or not setting.low <= value <= setting.high:
-                given = "an empty field" if value is None else repr(value)
+                actual = "an empty field" if value is None else repr(value)
                 number = "an integer" if kind is int else "a number"
                 raise ValueError(
                     f"{setting.label.partition(' (')[0]} must be {number} from {setting.low} to {setting.high}, "
-                    f"got {given}."
+                    f"got {actual}."
                 )
         for label, value, allowed in (("Method", self.method, METHODS), ("Engine", self.engine, ENGINES)):
             if value not in allowed:
@@ -85,14 +85,14 @@ class Choice:
 
 
 def curve_point(method: str, strictness: float, lenience: float, weight: float) -> tuple[str | None, float]:
-    """The measured curve that a method lies on, and its parameter there; no curve for the target model alone."""
+    """Return the measured curve of a method and its parameter on the curve; no curve for the target model alone."""
     points = {DIVERSED: ("diversed", strictness), LENIENT: ("lenience", lenience)}
     points |= {STATIC: ("static", weight), LOSSLESS: ("static", 1.0)}
     return points.get(method, (None, 0.0))
 
 
 def check_kind(prompt: str) -> None:
-    """Refuse prompts that the embedded pair was not trained for. Raises ValueError."""
+    """Raise ValueError for prompts of a kind that the embedded pair was not trained on."""
     text = prompt.strip()
     if text and not any(text.startswith(begin) and text.endswith(end) for begin, end in KINDS.values()):
         kinds = ", ".join(f'"{begin}... {end.strip()}"' for begin, end in KINDS.values())
@@ -103,7 +103,8 @@ def check_kind(prompt: str) -> None:
 
 
 def tokenize(pair: Pair, choice: Choice) -> list[int]:
-    """The prompt's token ids, in the chat template if there is one. Raises ValueError if it is empty or too long."""
+    """Return the prompt's token ids, with the chat template if the tokenizer has one. Raises ValueError if the prompt
+    is empty or too long."""
     if not choice.prompt.strip():
         raise ValueError("The prompt is empty. Write one, or choose an example.")
     if len(choice.prompt) > LONGEST_PROMPT:
@@ -114,17 +115,17 @@ def tokenize(pair: Pair, choice: Choice) -> list[int]:
     (ids,) = encode(pair.tokenizer, [[{"role": "user", "content": choice.prompt}] if templated else choice.prompt])
     room = max_positions(pair) - choice.max_new_tokens
     if len(ids) > room:
-        raise ValueError(f"The prompt is too long: {len(ids)} tokens; {room} fit beside the answer.")
+        raise ValueError(f"The prompt is too long: {len(ids)} tokens; at most {room} leave room for the answer.")
     return ids
 
 
 def max_positions(pair: Pair) -> int:
-    """The number of positions that the target model supports."""
+    """Return the number of positions that the target model supports."""
     return pair.target.config.get_text_config().max_position_embeddings
 
 
 def choose_verifier(pair: Pair, choice: Choice) -> Verifier | None:
-    """The verifier of the chosen method; None for the target model alone. Raises ValueError."""
+    """Return the verifier of the chosen method; None for the target model alone. Raises ValueError without a head."""
     if choice.method == DIVERSED:
         head = _find_head(pair, choice)
         if pair.draft is None and head.needs_hidden_states:

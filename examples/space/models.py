@@ -1,4 +1,4 @@
-"""The models on offer: how to load each, its example prompts, and its texts on the page."""
+"""The available models: how to load each, its example prompts, and its texts on the page."""
 
 import os
 import random
@@ -68,7 +68,7 @@ class Model:
 
     @property
     def about(self) -> str:
-        """What the model can answer; empty for models of the user's choice."""
+        """Description of suitable prompts as HTML; empty for other pairs."""
         words = ABOUT_EMBEDDED if self.is_embedded else ABOUT_LOOKUP if self.draft == LOOKUP else ""
         return words and f'<p class="hint">{words}</p>'
 
@@ -93,7 +93,7 @@ class Model:
         return self.example(self.tasks[0][1], FIRST_SEED)
 
     def example(self, task: str, seed: int | None = None) -> str:
-        """A prompt of a task; for the embedded pair, one that it was not trained on."""
+        """Return a prompt of a task; for the embedded pair, one that it was not trained on."""
         seed = random.randrange(10_000) if seed is None else seed
         if self.draft == LOOKUP:
             return REPEAT + TEXTS[seed % len(TEXTS)]
@@ -101,20 +101,20 @@ class Model:
         return load_records(get_task(task if task in names else names[0]), "test", 1, seed)[0]["prompt"]
 
     def check(self, prompt: str) -> None:
-        """Refuse prompts that the model was not trained for. Raises ValueError."""
+        """Raise ValueError for prompts of a kind that the model was not trained on."""
         if self.is_embedded:
             check_kind(prompt)
 
 
 def _warm_up(pair: Pair) -> None:
-    """Decode a few tokens: the first calls are slow."""
+    """Decode a few tokens, because the first calls are slow."""
     decoder = Decoder(pair, Sampling(num_assistant_tokens=5, max_new_tokens=8))
     for verifier in (None, LosslessVerifier()):
         decoder(Method("warm-up", verifier), [list(range(16))], seed=0)
 
 
 def find_models() -> list[Model]:
-    """The pair of HF_DIVERSED_TARGET, _DRAFT and _HEAD; without them the embedded pair, and SmolLM2 if cached."""
+    """Return the pair of HF_DIVERSED_TARGET, _DRAFT and _HEAD; if unset, the embedded pair, and SmolLM2 if cached."""
     target, draft, head = (os.environ.get(f"HF_DIVERSED_{name}") for name in ("TARGET", "DRAFT", "HEAD"))
     if (target is None) != (draft is None):
         raise ValueError("HF_DIVERSED_TARGET and HF_DIVERSED_DRAFT must be set together; set both, or neither.")

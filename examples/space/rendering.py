@@ -29,7 +29,7 @@ COLOR_HINTS = {
 
 
 def source_panel(run: Run | None, method: str) -> str:
-    """Tokens coloured by their origin, and the number of tokens of each origin."""
+    """Return tokens coloured by their origin, and the number of tokens of each origin."""
     pieces = [] if run is None else run.pieces
     counts = {name: sum(piece.origin == name for piece in pieces) for name in ORIGINS}
     shown = [TARGET] if method == PLAIN else [name for name in ORIGINS if name != TARGET]
@@ -43,7 +43,7 @@ def source_panel(run: Run | None, method: str) -> str:
 
 
 def weight_panel(run: Run | None, method: str) -> str:
-    """Tokens coloured by the weight on the target; empty for methods without a weight."""
+    """Return tokens coloured by the weight on the target; empty for methods without a weight."""
     if method not in (STATIC, DIVERSED):
         return ""
     legend = (
@@ -58,13 +58,13 @@ def weight_panel(run: Run | None, method: str) -> str:
 
 
 def plain_panel(run: Run | None) -> str:
-    """The text that the target model decodes alone with the same seed."""
+    """Return the text that the target model decodes alone with the same seed."""
     text = "" if run is None else escape("".join(piece.text for piece in run.pieces))
     return _panel("The target model alone, for comparison", "", text)
 
 
 def tiles(both: Comparison, method: str) -> str:
-    """The figures of a comparison; speeds once all runs are timed."""
+    """Return the statistics of a comparison; speeds are shown after all runs."""
     stats = None if both.run is None else both.run.stats
     relaxed = 0 if both.run is None else sum(piece.origin == RELAXED for piece in both.run.pieces)
     drafted = (
@@ -84,31 +84,31 @@ def tiles(both: Comparison, method: str) -> str:
 
 
 def _speed_cells(both: Comparison, method: str) -> list[tuple[str, str, str, str]]:
-    """Median and range of the speeds, and of their ratios run by run unless the range is too wide for a figure."""
+    """Return the median and range of the speeds, and of their ratios by run unless the range is too wide."""
     speed, ratio, note, against = "-", "-", f"median of {REPEATS} runs", "same prompt and seed"
     if both.done:
-        own, plain = Spread.of(both.speeds), Spread.of(both.plain_speeds)
-        speed, note = f"{own.median:.0f}", f"{own.low:.0f} to {own.high:.0f}; plain {plain.median:.0f}"
+        speeds, plain = Spread.of(both.speeds), Spread.of(both.plain_speeds)
+        speed, note = f"{speeds.median:.0f}", f"{speeds.low:.0f} to {speeds.high:.0f}; plain {plain.median:.0f}"
         if method != PLAIN:
-            quotient = paired_ratio(both.speeds, both.plain_speeds)
-            against = f"{quotient.low:.2f} to {quotient.high:.2f} in {quotient.count} runs"
-            ratio = TOO_NOISY if quotient.is_noisy else f"{quotient.median:.2f}x"
+            ratios = paired_ratio(both.speeds, both.plain_speeds)
+            against = f"{ratios.low:.2f} to {ratios.high:.2f} in {ratios.count} runs"
+            ratio = TOO_NOISY if ratios.is_noisy else f"{ratios.median:.2f}x"
     return [("speed", "tokens per second", speed, note), ("ratio", "speed against plain decoding", ratio, against)]
 
 
 def notice(message: str) -> str:
-    """An error."""
+    """Return an error message as HTML."""
     return f'<div class="notice" role="alert" data-state="refused">{escape(message)}</div>'
 
 
 def status(both: Comparison, method: str, gamma: int) -> str:
-    """The state of a comparison in one sentence."""
+    """Return the state of a comparison in one sentence."""
     if both.waits_for == OCCUPIED:
-        return remark("Waiting: a stopped run finishes its compilation first, which takes a minute or two.", "waiting")
+        return remark("Waiting until a stopped run has finished compiling, which takes a minute or two.", "waiting")
     if both.waits_for == COMPILING:
         is_plain = method == PLAIN or both.plain is not None
         what = "plain decoding" if is_plain else f"{method} with {gamma} draft tokens per round"
-        words = f"Waiting: compiling {what}. It takes a minute or two, only once, and is not timed."
+        words = f"Waiting: compiling {what}. This takes a minute or two, only once, and is not timed."
         return remark(words, "waiting")
     if both.done:
         return remark(f"Finished. Speeds are medians of {REPEATS} alternating runs.", "finished")
@@ -118,7 +118,7 @@ def status(both: Comparison, method: str, gamma: int) -> str:
 
 
 def engine_hint(engine: str) -> str:
-    """What to expect of the compiled engine."""
+    """Return a hint about the compiled engine."""
     words = (
         "The first run with a method and number of draft tokens compiles it, and plain decoding as well: a minute or "
         "two each. Later runs start at once."
@@ -127,7 +127,7 @@ def engine_hint(engine: str) -> str:
 
 
 def method_hint(method: str, strictness: float) -> str:
-    """One sentence on the method, and for a learned head one on the strictness."""
+    """Return a sentence on the method and, for a learned head, one on the strictness."""
     words = METHOD_HINTS.get(method, "")
     if method == DIVERSED:
         marks = {0.0: "0 accepts every draft token.", 0.5: "0.5 is the head as trained.", 1.0: "1 is lossless."}
@@ -137,7 +137,7 @@ def method_hint(method: str, strictness: float) -> str:
 
 
 def remark(text: str, state: str) -> str:
-    """A message that is no error; the page's script and style sheet read its state."""
+    """Return a message that is not an error. The page's script and style sheet use its state."""
     return f'<div class="notice remark" role="status" data-state="{state}">{escape(text)}</div>'
 
 

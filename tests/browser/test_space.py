@@ -170,7 +170,7 @@ def test_bad_input_is_a_message(page):
     for control, value, words in (
         (prompt, " ", "prompt is empty"),
         (prompt, "Why is the sky blue?", "three kinds of prompt"),
-        (prompt, "many words " * 1500, "fit beside the answer"),
+        (prompt, "many words " * 1500, "leave room for the answer"),
         (prompt, "many words " * 3000, "at most 20000 are allowed"),
         (head, "no such <b>head</b>", "'no such <b>head</b>' could not be loaded"),
         (head, "missing/head", "'missing/head' could not be loaded"),
@@ -264,6 +264,6 @@ def test_compilation_is_shown_and_can_be_stopped(page):
     page.wait_for_timeout(500)
     assert "Stopped." in _stopped_message(page)
     page.locator("#generate").click()
-    expect(notice).to_contain_text("a stopped run finishes its compilation first")
+    expect(notice).to_contain_text("a stopped run has finished compiling")
     page.locator("#stop").click()
     assert "Stopped." in _stopped_message(page)

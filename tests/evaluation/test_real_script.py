@@ -93,5 +93,5 @@ def test_draft_and_heads_are_trained_once(run, folder, monkeypatch):
 
 def test_a_draft_model_needs_data(run):
     """Catches a draft model that is trained without data, reported after the model was loaded."""
-    with pytest.raises(ValueError, match="a draft or a head is trained on the first task of --data"):
+    with pytest.raises(ValueError, match="--draft-steps and --head-steps need --data"):
         run("--draft-steps", "2")
