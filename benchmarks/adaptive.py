@@ -62,8 +62,8 @@ def main() -> None:
     for task, verifier in itertools.product(TASKS, (arguments.permissive, "lossless")):
         records.append({"task": task, "verifier": verifier, **_summary(_measure(pair, task, verifier, arguments))})
         print(json.dumps(records[-1]), flush=True)
-    given = {name: value for name, value in vars(arguments).items() if name != "output"}
-    report = {**given, "records": records, "provenance": provenance(arguments.seed, pair.target.device)}
+    settings = {name: value for name, value in vars(arguments).items() if name != "output"}
+    report = {**settings, "records": records, "provenance": provenance(arguments.seed, pair.target.device)}
     Path(arguments.output).write_text(json.dumps(report, indent=2) + "\n")
 
 

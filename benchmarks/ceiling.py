@@ -158,8 +158,8 @@ def summary(
     def cost(order: str, share: float) -> dict[str, Any]:
         first = np.lexsort((ties, strictness[order]))[: round(share * len(chosen))]
         spent = bootstrap.totals(np.bincount(examples[first], charged[order][first], minlength=n))
-        found = bootstrap.estimate(spent / total * per_completion)
-        return {"kept": len(first) / len(chosen), "cost": found.value, "cost_ci": [found.low, found.high]}
+        estimate = bootstrap.estimate(spent / total * per_completion)
+        return {"kept": len(first) / len(chosen), "cost": estimate.value, "cost_ci": [estimate.low, estimate.high]}
 
     grid = {order: [cost(order, percent / 100) for percent in range(101)] for order in charged}
     return {

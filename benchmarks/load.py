@@ -169,7 +169,7 @@ class Phase:
 def drill(
     serve: Callable[[], Server], prompts: Sequence[str], requests: int, nginx: str, folder: Path, seed: int = 0
 ) -> Iterator[Phase]:
-    """Yield four phases: one replica, two behind a router, two with one worker killed, and the remaining one.
+    """Yield four phases: one replica, two replicas, two while a worker is killed, and the remaining one.
 
     Args:
         serve: starts a replica.

@@ -112,12 +112,12 @@ def _differences(found: Mapping[str, Found]) -> str:
 
 def _ablations(study: Found) -> str:
     names = [name for name in _WORDS if name not in ("lossless", "diversed-mixture") and _has(study, name)]
-    beside = {one["minus"]: one for one in study["comparisons"] if one["method"] == _BEST}
+    differences = {one["minus"]: one for one in study["comparisons"] if one["method"] == _BEST}
     rows = [
         [
             _WORDS[name],
             *(with_bounds(_record(study, name), figure) for figure in ("acceptance_rate", "quality")),
-            _points(beside[name], "quality") if name in beside else "-",
+            _points(differences[name], "quality") if name in differences else "-",
         ]
         for name in names
     ]

@@ -178,10 +178,10 @@ def _speed(path: Path) -> str:
 
 def _speedup(measured: Mapping[str, Any], method: str) -> str:
     """Return tokens per second over those of the target with the same engine, as median and range of the turns."""
-    beside = measured["target, compiled" if method.endswith(", compiled") else "target"]["turns"]
+    reference = measured["target, compiled" if method.endswith(", compiled") else "target"]["turns"]
     ratios = [
         turn["tokens"] / turn["seconds"] / (plain["tokens"] / plain["seconds"])
-        for turn, plain in zip(measured[method]["turns"], beside)
+        for turn, plain in zip(measured[method]["turns"], reference)
     ]
     return f"{median(ratios):.2f}x ({min(ratios):.2f} to {max(ratios):.2f})"
 

@@ -136,8 +136,8 @@ def _gain(methods: Record, label: str, plain: str) -> str:
     if label not in methods:
         return "-"
     ratios = [
-        (turn["tokens"] / turn["seconds"]) / (beside["tokens"] / beside["seconds"])
-        for turn, beside in zip(methods[label]["turns"], methods[plain]["turns"])
+        (turn["tokens"] / turn["seconds"]) / (reference["tokens"] / reference["seconds"])
+        for turn, reference in zip(methods[label]["turns"], methods[plain]["turns"])
     ]
     spread = f" ({min(ratios):.2f} to {max(ratios):.2f})" if len(ratios) > 1 else ""
     return f"{median(ratios):.2f}x{spread}"

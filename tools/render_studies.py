@@ -50,14 +50,14 @@ def _render(name: str, found: Mapping[str, Any]) -> str:
         return _roles(found["roles"], found["n"])
     if name == "drafts-math.json":
         return _drafts(found["records"], found["provenance"]["argv"])
-    beside = {difference["minus"]: difference for difference in found["differences"]}
-    records = [record for record in found["records"] if record["method"] in {"diversed", *beside}]
+    differences = {difference["minus"]: difference for difference in found["differences"]}
+    records = [record for record in found["records"] if record["method"] in {"diversed", *differences}]
     changes = _changes(found["provenance"]["argv"], ", the others trained with")
     words = f"{_INTRODUCTIONS[name]} ({prompts(records)}; `diversed` is the packaged mixture head{changes})"
-    return f"{words}:\n\n{_heads(records, beside)}"
+    return f"{words}:\n\n{_heads(records, differences)}"
 
 
-def _heads(records: Iterable[Record], beside: Mapping[str, Record]) -> str:
+def _heads(records: Iterable[Record], differences: Mapping[str, Record]) -> str:
     header = (
         "head",
         "accepted / drafted",
@@ -70,7 +70,7 @@ def _heads(records: Iterable[Record], beside: Mapping[str, Record]) -> str:
         [
             f"`{record['method']}`",
             *(with_bounds(record, name) for name in ("acceptance_rate", "quality", "static_gain")),
-            *(with_bounds(beside.get(record["method"], {}), name) for name in ("acceptance_rate", "quality")),
+            *(with_bounds(differences.get(record["method"], {}), name) for name in ("acceptance_rate", "quality")),
         ]
         for record in records
     )

@@ -1,4 +1,4 @@
-"""`hf-diversed serve`: a pair behind vLLM's OpenAI-compatible server, with a verifier and a strictness per request."""
+"""`hf-diversed serve`: serve a pair with vLLM's OpenAI-compatible server; each request may set the strictness."""
 
 import os
 import shlex

@@ -76,7 +76,7 @@ class BufferPool:
         self._lock = Lock()
 
     def borrow(self, model: nn.Module, wanted: Buffers) -> Buffers:
-        """Return free buffers with the contents of `wanted`; without any of its shapes, `wanted` itself."""
+        """Return pooled buffers with the contents of `wanted`, or `wanted` itself if none of its shapes are free."""
         with self._lock:
             free = self._free.setdefault(model, [])
             fitting = next((buffers for buffers in free if buffers.shapes() == wanted.shapes()), None)

@@ -115,8 +115,8 @@ class CompiledFunction:
 def _free(code: types.CodeType) -> None:
     """Free dynamo's cache entries and guards of a code object.
 
-    A cache entry refers to the code object that contains it, a cycle that the garbage collector does not detect. A
-    guard that compares an object by identity, such as a module, is referenced by a finalizer of that object.
+    A cache entry refers to the code object that contains it, a cycle that the garbage collector does not detect. If a
+    guard compares an object by identity, such as a module, a finalizer of that object keeps the guards alive.
     """
     managers = [entry.guard_manager for entry in torch._dynamo.eval_frame._debug_get_cache_entry_list(code)]
     torch._dynamo.eval_frame.remove_from_cache(code)

@@ -55,8 +55,8 @@ def sample_completions(
     missing = sorted({*prompts} - samples.keys(), key=lambda prompt: (len(prompt), prompt))
     portion = max(1, args.generation_batch_size // args.num_samples_per_prompt) * args.world_size
     for start in range(0, len(missing), portion):
-        mine = missing[start : start + portion][args.process_index :: args.world_size]
-        drawn = gather_object(list(zip(mine, _draw(target, tokenizer, mine, args, stop_strings) if mine else [])))
+        local = missing[start : start + portion][args.process_index :: args.world_size]
+        drawn = gather_object(list(zip(local, _draw(target, tokenizer, local, args, stop_strings) if local else [])))
         samples |= dict(drawn)
         if args.process_index == 0:
             append_lines(

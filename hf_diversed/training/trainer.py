@@ -331,10 +331,10 @@ class DiversedTrainer(AtomicCheckpoints):
     def _reference_rewards(self, rows: Rows, number: int) -> list[tuple[Any, float | None]]:
         """Return (prompt, reward) of each completion drawn from the target distribution, on all devices."""
         args = self.args
-        mine = [row for row in rows[args.process_index :: args.world_size] for _ in range(args.reference_generations)]
-        prompts = [row["prompt"] for row in mine]
+        local = [row for row in rows[args.process_index :: args.world_size] for _ in range(args.reference_generations)]
+        prompts = [row["prompt"] for row in local]
         drawn = self.sampler.lossless(prompts, self._seed("reference", number))
-        return gathered(lambda: list(zip(prompts, self.scorer.rewards(mine, *drawn)["reward"])) if mine else [])
+        return gathered(lambda: list(zip(prompts, self.scorer.rewards(local, *drawn)["reward"])) if local else [])
 
     def _check_context(self, name: str, rows: Rows) -> None:
         pair = self.sampler.pair
@@ -356,9 +356,9 @@ class DiversedTrainer(AtomicCheckpoints):
         rows = list(self.eval_dataset if eval_dataset is None else eval_dataset)
         if self.args.constrained:
             self._measure_references(rows)
-        mine = rows[self.args.process_index :: self.args.world_size]
+        local = rows[self.args.process_index :: self.args.world_size]
         with self._timed("evaluation"):
-            facts = merged(gathered(lambda: [self._evaluated(mine)] if mine else []))
+            facts = merged(gathered(lambda: [self._evaluated(local)] if local else []))
         accepted, drafted, emitted, rounds = (sum(column) for column in zip(*facts["counts"]))
         metrics = {
             "reward": mean(known(facts["reward"])),

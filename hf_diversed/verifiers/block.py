@@ -1,4 +1,4 @@
-"""Block verification (arXiv 2403.10444): joint verification of a block, which accepts more than token by token."""
+"""Block verification (arXiv 2403.10444): joint verification of the draft tokens of a block, which accepts more."""
 
 from dataclasses import replace
 
