@@ -8,7 +8,7 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
 from hf_diversed import _compat
-from hf_diversed.cache import RaggedCache
+from hf_diversed.cache import Masks, RaggedCache
 from hf_diversed.generation.rows import PerRow, RaggedRows
 
 
@@ -84,10 +84,13 @@ class RaggedModel:
         length = input_ids.shape[1]
         for start in range(0, length, chunk_size or max(length, 1)):
             stop = min(start + (chunk_size or length), length)
-            self._cache.open(torch.full_like(self._positions[:, 0], start), start, start, stop - start)
-            mask = self._prompt_mask
-            if mask is not None:
-                mask = F.pad(mask, (0, max(stop - mask.shape[1], 0)), value=1)[:, :stop]
+            columns = self._cache.open(torch.full_like(self._positions[:, 0], start), start, start, stop - start)
+            mask: Masks | None = None
+            if self._prompt_mask is not None:
+                real = F.pad(self._prompt_mask, (0, max(stop - self._prompt_mask.shape[1], 0)), value=1)[:, :stop]
+                # In the masks of a single token, models ignore the padding of recurrent layers.
+                is_alone = stop - start == 1 and self._replay is not None
+                mask = self._cache.mask(columns, self._dtype, real[:, start:]) if is_alone else real
             self._forward(input_ids[:, start:stop], mask, self._positions[:, start:stop], keep=1, hidden=False)
         if self._replay is not None:
             self._replay.lengths = [length] * len(input_ids)

@@ -50,8 +50,9 @@ def decode(target, draft, ids=None, **kwargs):
 
 
 def batch(batch_size: int, length: int = 9) -> dict[str, torch.Tensor]:
-    """Left-padded prompts of different lengths, as keyword arguments."""
-    return {("ids" if name == "input_ids" else name): x for name, x in ragged_batch(batch_size, length).items()}
+    """Left-padded prompts of different lengths, as keyword arguments. The embedding of the padding is not zero."""
+    ids, mask = ragged_batch(batch_size, length).values()
+    return {"ids": ids.where(mask == 1, 5), "attention_mask": mask}
 
 
 def plain(target, ids, **kwargs):
@@ -92,7 +93,7 @@ def test_lossless_greedy_is_plain_generate(target, gamma, length, batch_size):
     assert out.stats.num_rejected > 0
 
 
-@pytest.mark.parametrize(("batch_size", "prefill_chunk_size"), [(2, 4), (7, None)])
+@pytest.mark.parametrize(("batch_size", "prefill_chunk_size"), [(3, 1), (7, None)])
 def test_batches_are_plain_generate(target, batch_size, prefill_chunk_size):
     """Catches padding in a state, states of other rows, and rows that keep the states of rows removed before them."""
     inputs = batch(batch_size)
