@@ -11,6 +11,7 @@ from benchmarks.rounds.timing import Stopwatch
 from hf_diversed import _compat
 from hf_diversed.engines.compiling import Compiler, Shape
 from hf_diversed.engines.static_model import StaticModel, extend
+from hf_diversed.generation.rows import RaggedRows
 
 
 _REPEATS = 10
@@ -60,10 +61,9 @@ class CompiledForwards:
         ids, mask = self._inputs["input_ids"], self._inputs["attention_mask"]
         made = StaticModel(
             model,
+            rows=RaggedRows(ids, max_length=self._columns, spare=0, eos_ids=[], pad_id=0),
             prompt_mask=mask,
             position_ids=(mask.cumsum(-1) - 1).clamp_min(0),
-            limit=self._columns,
-            last_position=self._columns - 1,
             keep_hidden=self._hidden,
             max_id=max_id,
             compiler=Compiler(self._config, _compat.base_model(model)),
