@@ -9,7 +9,7 @@ from typing import Any
 
 from hf_diversed.evaluation.curves import read_records
 from hf_diversed.formatting import number, percent, with_bounds
-from tools.markdown import folded, prompts, table
+from tools.markdown import prompts, table
 
 
 FOLDER = Path(__file__).parent.parent / "results" / "real"
@@ -77,7 +77,7 @@ def _command(tasks: Sequence[str], options: str = "") -> str:
 
 
 def _task(path: Path) -> str:
-    """Render one task: acceptance, cost, quality, and acceptance by draft position."""
+    """Render one task: acceptance, cost and quality, and plots."""
     records = read_records(path)
     first, source = records[0], json.loads(path.read_text())["provenance"]
     header = ("method", "accepted / drafted", "tokens per target forward", first["metric"], "below the target")
@@ -106,7 +106,6 @@ def _task(path: Path) -> str:
     if _has_curve(path):
         parts.append(f"![Quality against acceptance on {name}](assets/plots/frontier-{path.stem}.png)")
         parts.append(f"![Accepted draft tokens by position on {name}](assets/plots/positions-{path.stem}.png)")
-        parts.append(folded("Accepted draft tokens by position", _positions(records)))
     return "\n\n".join([*parts, f"Measured by `{_command([first['task']], option)}`."])
 
 
@@ -116,13 +115,6 @@ def _gain(record: Record) -> str:
         return "-"
     lower = record["static_gain_lower"]
     return percent(record["static_gain"]) + ("" if lower is None else f" (at least {percent(lower)})")
-
-
-def _positions(records: Sequence[Record]) -> str:
-    """Return the share of rounds in which each position of the draft block was accepted."""
-    shares = [(record["method"], record["accepted_per_position"]) for record in records]
-    rows = [[f"`{method}`", *map(percent, found)] for method, found in shares if found]
-    return table(("accepted at position", *map(str, range(1, max(map(len, rows))))), rows)
 
 
 def _categories(path: Path) -> str:
