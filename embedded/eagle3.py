@@ -49,8 +49,8 @@ class Eagle3Layer(nn.Module):
     def forward(self, embeddings: Tensor, states: Tensor, past: list[tuple[Tensor, Tensor]]) -> Tensor:
         """Return the layer's output `[B, S, W]` for one step of the chain, and append its keys and values to `past`.
 
-        A position attends to the first step's keys up to itself, which the target's states gave, and to its own keys
-        of later steps.
+        A position attends to the keys of the first step, computed from the target's states, up to its own, and to its
+        own keys of later steps.
         """
         mixed = torch.cat([self.input_layernorm(embeddings), self.hidden_norm(states)], dim=-1)
         query, key, value = (

@@ -188,15 +188,16 @@ class RaggedCache(Cache):
                 options = [torch.zeros_like(current) if state is None else state for state in earlier] + [current]
                 states[index] = torch.stack([options[copy][row] for row, copy in enumerate(chosen)])
 
-    def mask(self, columns: torch.Tensor, dtype: torch.dtype, tokens: torch.Tensor | None = None) -> Masks:
+    def mask(self, columns: torch.Tensor, dtype: torch.dtype, token_mask: torch.Tensor | None = None) -> Masks:
         """Return `block_masks` of the open block over the visible columns, and the mask of recurrent layers.
 
-        The latter is `tokens`: `[B, Q]`, 0 at padding, or None without padding.
+        Args:
+            token_mask: mask of recurrent layers, `[B, Q]`, 0 at padding; None without padding.
         """
         real = None if self._real is None else self._real[:, :, : self.window.visible]
         masks = block_masks(columns, self._columns[: self.window.visible], real, self.windows, dtype)
         if self._has_recurrent_states and isinstance(masks, dict):
-            return {**masks, "linear_attention": tokens, "conv": tokens}
+            return {**masks, "linear_attention": token_mask, "conv": token_mask}
         return masks
 
 

@@ -246,6 +246,7 @@ SECTIONS = {
     "replay": replay,
     "qwen-coder": render_pair.pair,
     "published": render_pair.brief,
+    "eagle3": render_serving.eagle3,
     **render_serving.SECTIONS,
 }
 

@@ -52,13 +52,13 @@ def _learning() -> str:
 
 
 def brief() -> str:
-    """Return acceptance and quality on the Qwen2.5-Coder pair, and speedups on SmolLM2."""
+    """Return acceptance, quality and speedups on the Qwen2.5-Coder pair, and speedups of prompt lookup on SmolLM2."""
     methods = ("lossless", "lenience:0.3")
     settings = {
         "lookup-scitldr.json": "summaries, prompt lookup",
         "lookup-rewrite.json": "correcting the spelling of a text, prompt lookup",
     }
-    rows = [["MBPP, the pair above, 4 prompts", *render_pair.speedups(methods)]]
+    rows = [render_pair.speedups(methods)]
     rows += [[words, *render_real.gains(REAL.with_name(name), methods)] for name, words in settings.items()]
     note = (
         "Speedup over the target alone, one CPU thread, eager, batch size 1, median (range) of alternating runs. The "

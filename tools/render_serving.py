@@ -98,4 +98,4 @@ def eagle3() -> str:
     return f"{table(header, [list(map(percent, found['accepted']))])}\n\n{words}"
 
 
-SECTIONS = {"eagle3": eagle3, "serving-acceptance": acceptance, "serving-cost": cost, "serving-load": load}
+SECTIONS = {"serving-acceptance": acceptance, "serving-cost": cost, "serving-load": load}

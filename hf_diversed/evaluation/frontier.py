@@ -42,7 +42,7 @@ def expand(families: Sequence[str]) -> list[str]:
     if twice:
         raise ValueError(f"`families` must not sweep a point twice, got {', '.join(twice)} more than once.")
     if len(methods) == 2:
-        raise ValueError(f"`families` must name at least one family, got none; known are {', '.join(FAMILIES)}.")
+        raise ValueError(f"`families` must name at least one family, got none; known families: {', '.join(FAMILIES)}.")
     return methods
 
 
@@ -54,8 +54,8 @@ def _parse(text: str) -> tuple[str, tuple[float, ...]]:
     family = _SHORT.get(name, name)
     if family not in FAMILIES:
         raise ValueError(
-            f"unknown family {name!r} in {text!r}; known are {', '.join([*FAMILIES, *_SHORT])}, with values as in "
-            "static:0.3:0.7."
+            f"unknown family {name!r} in {text!r}; known families: {', '.join([*FAMILIES, *_SHORT])}, with values as "
+            "in static:0.3:0.7."
         )
     values = [parse_number(word) for word in words[count:]]
     if None in values:

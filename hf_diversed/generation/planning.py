@@ -306,7 +306,8 @@ class Call:
         if not self.is_adaptive:
             return None
         target, config, assistant = _compat.base_model(self.model), self.config, self.assistant_model
-        pair = target, target if assistant is None else _compat.base_model(assistant)
+        # Without a draft model, the target may be a shallow copy for this call, which shares the model's modules.
+        pair = [target.get_input_embeddings()] * 2 if assistant is None else [target, _compat.base_model(assistant)]
         sources = config.prompt_lookup_num_tokens, config.assistant_early_exit
         running = str(self.rows.ids.device), torch.get_num_threads(), self.engine.report()["engine"], *sources
         drawing = repr(self.verifier), config.temperature if config.do_sample else 0.0, *sources

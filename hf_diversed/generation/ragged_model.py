@@ -80,7 +80,8 @@ class RaggedModel:
         self._can_trim_logits = _compat.supports_logits_to_keep(model)
 
     def prefill(self, input_ids: torch.Tensor, chunk_size: int | None = None) -> None:
-        """Fill the cache with prompt ids (long `[B, N]`, N may be 0). The model creates its own masks here."""
+        """Fill the cache with prompt ids (long `[B, N]`, N may be 0). The model creates its own masks here,
+        except for single tokens of padded prompts in models with recurrent states."""
         length = input_ids.shape[1]
         for start in range(0, length, chunk_size or max(length, 1)):
             stop = min(start + (chunk_size or length), length)
@@ -114,6 +115,8 @@ class RaggedModel:
 
     def __call__(self, tokens: torch.Tensor, starts: PerRow, keep: int) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Run `tokens` (long `[B, Q]`), row i at columns `starts[i] ..`, after the cached columns before them.
+
+        With recurrent states the ids are read from the batch's rows, to which the caller must have written `tokens`.
 
         Returns:
             logits float32 `[B, keep, V]` of the last `keep` positions, and their hidden states `[B, keep, D]`, or None

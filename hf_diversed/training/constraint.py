@@ -105,5 +105,5 @@ class ConstraintCallback(TrainerCallback, ExportableState):
         }
 
 
-_MAX_EXCESS = 0.3  # excess drop at which acceptance has no worth
+_MAX_EXCESS = 0.3  # excess drop at which `worth` is 0
 _STALLED = 0.005  # smaller changes between the halves of the window are ignored

@@ -202,16 +202,17 @@ def tune_draft(
         )
     if len(rows) == 0:
         raise ValueError("rows must contain at least one row, got none.")
-    _check([*rows, *eval_rows], tokenizer, args)
+    _check("rows", rows, tokenizer, args)
+    _check("eval_rows", eval_rows, tokenizer, args)
     with sole_run(args):
         return _tune(target, draft, tokenizer, [*rows, *eval_rows], len(rows), args, stop_strings)
 
 
-def _check(rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase, args: DraftTuningConfig) -> None:
+def _check(name: str, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase, args: DraftTuningConfig) -> None:
     columns = {"prompt"} if args.mode == "distill" else {"prompt", "completion"}
     for number, row in enumerate(rows):
         if lacking := sorted(columns - row.keys()):
-            raise ValueError(f"row {number} lacks {', '.join(map(repr, lacking))}; it has {sorted(row)}.")
+            raise ValueError(f"{name}[{number}] lacks {', '.join(map(repr, lacking))}; it has {sorted(row)}.")
     if tokenizer.eos_token_id is None:
         raise ValueError("the tokenizer must have an EOS token, which ends completions, got none; set one.")
 

@@ -131,8 +131,8 @@ class TokenScore:
         tiny = torch.finfo(p.dtype).tiny
         average = 1.0 - decisions.bias / decisions.tv.clamp_min(tiny)  # R / TV(p, q), the weight of tokens with p >= q
         shared = torch.lerp(q, p, average.clamp(0.0, 1.0)).clamp_min(tiny).log()
-        drafted = self._log_kept(logit, decisions) + _floored_log(q)
-        value = torch.where(p < q, drafted, shared) - log_p
+        log_accepted = self._log_kept(logit, decisions) + _floored_log(q)
+        value = torch.where(p < q, log_accepted, shared) - log_p
         return value.detach() + (score - score.detach())
 
     def weight(self, logit: torch.Tensor, decisions: Decisions) -> torch.Tensor:

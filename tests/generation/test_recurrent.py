@@ -9,7 +9,7 @@ import torch
 
 from hf_diversed import LosslessVerifier, StaticEnsembleVerifier, _compat, diversed_decoding
 from hf_diversed.engines.static import StaticEngine
-from hf_diversed.generation import decoding, ragged_model
+from hf_diversed.generation import decoding, planning, ragged_model
 from hf_diversed.generation.ragged_model import RaggedModel
 from hf_diversed.generation.rows import PerRow, RaggedRows
 from tests import versions
@@ -119,6 +119,16 @@ def test_prompt_lookup(target):
     out = decode(target, None, **few, num_assistant_tokens=None, prompt_lookup_num_tokens=3)
     assert torch.equal(out.sequences, plain(target, **few))
     assert 0 < out.stats.num_accepted < out.stats.num_drafted
+
+
+def test_measurements_of_prompt_lookup_serve_the_next_call(monkeypatch):
+    """Catches measurements that belong to the copy of the model that one call decodes with."""
+    keys, recall = [], planning.recall
+    monkeypatch.setattr(planning, "recall", lambda *key: keys.append(key[:2]) or recall(*key))
+    for _ in range(2):
+        settings = {"prompt_lookup_num_tokens": 3, "num_assistant_tokens_schedule": "adaptive"}
+        decode(hybrid("lfm2"), None, num_assistant_tokens=None, **settings)
+    assert len(set(keys)) == 1
 
 
 def test_rounds_without_draft_tokens(target, monkeypatch):

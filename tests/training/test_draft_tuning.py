@@ -481,7 +481,7 @@ def test_calls_are_checked(tokenizer, target, draft, tmp_path):
     rows = make_rows(2)
     with pytest.raises(ValueError, match="at least one"):
         tune_draft(target, draft, tokenizer, [], args)
-    with pytest.raises(ValueError, match="row 1 lacks 'completion'; it has"):
+    with pytest.raises(ValueError, match=r"rows\[1\] lacks 'completion'; it has"):
         tune_draft(target, draft, tokenizer, [rows[0], {"prompt": "w5"}], supervised)
     with pytest.raises(ValueError, match="needs a target"):
         tune_draft(None, draft, tokenizer, rows, args)
