@@ -159,7 +159,7 @@ def _speed(path: Path) -> str:
     given = _options(words) | {"--gammas": ",".join(gammas)}
     turns = len(found["records"][0]["seconds"][0]["methods"]["target"]["turns"])
     setting = (
-        f"{source['device']}, {source['threads']} thread(s), {given['--timed-prompts']} prompts in {turns} "
+        f"{source['device']}, {source['threads']} thread(s), {given.get('--timed-prompts', '8')} prompts in {turns} "
         "turns; methods alternate prompt by prompt. `upstream` is transformers' assisted generation."
     )
     tasks = list(dict.fromkeys(record["task"] for record in found["records"]))
@@ -181,12 +181,12 @@ def _speedup(measured: Mapping[str, Any], method: str) -> str:
 def speedups(methods: Sequence[str], folder: Path = FOLDER) -> list[str]:
     """Return the setting of the first measurement at batch size 1, and the speedup of each method."""
     measured = json.loads((folder / f"{PREFIX}speed.json").read_text())
-    record, prompts = measured["records"][0], _options(measured["provenance"]["argv"])["--timed-prompts"]
+    record, prompts = measured["records"][0], _options(measured["provenance"]["argv"]).get("--timed-prompts", "8")
     (part,) = (part for part in record["seconds"] if part["batch_size"] == 1)
     setting = f"{TASKS[record['task']]}, the pair above, {prompts} prompts"
     return [setting, *(_speedup(part["methods"], method) for method in methods)]
 
 
 def _options(words: Sequence[str]) -> dict[str, str]:
-    """Return the options of a command line that have a value, and defaults of `benchmarks.real_pair`."""
-    return {"--timed-prompts": "8"} | {name: value for name, value in pairwise(words) if name.startswith("--")}
+    """Return the options of a command line with the words after them."""
+    return {name: value for name, value in pairwise(words) if name.startswith("--")}
