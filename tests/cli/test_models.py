@@ -64,6 +64,7 @@ def test_training_has_the_embedded_pair_on_its_own_device(command, builder, move
     monkeypatch.setattr(f"hf_diversed.{builder}", build)
     monkeypatch.setattr("transformers.TrainingArguments.device", torch.device("cuda:1"))
     monkeypatch.setattr("transformers.TrainingArguments.process_index", 0)
+    monkeypatch.setattr("transformers.TrainingArguments.world_size", 1)
     options = ["--num-examples", "4", "--output_dir", str(tmp_path)]
     with pytest.raises(Built):
         call(command, ["--task", "math", *options, *(["--num-eval-examples", "4"] if command == "train" else [])])

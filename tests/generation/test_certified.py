@@ -78,7 +78,7 @@ def test_refuses_certificates_of_earlier_versions(tmp_path):
         del head.config.certified_drops[0][name]
     head.save_pretrained(tmp_path)
     loaded = hf_diversed.DiversedHead.from_pretrained(tmp_path)
-    words = "lack max_new_tokens, processors, dtype, target, draft, .* run `hf-diversed calibrate` again"
+    words = "lack max_new_tokens, processors, dtype, target, draft: .* run `hf-diversed calibrate` again"
     with pytest.raises(ValueError, match=words):
         CertifiedVerifier(loaded, 0.01)
 
