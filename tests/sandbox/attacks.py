@@ -318,8 +318,8 @@ TESTS = "assert f(2) == 4\nassert f(5) == 25\nassert abs(f(0.5) - 0.25) < 1e-6\n
 # Answers the tests' requests itself: f is right for known values only, and @NAMES@ are sent as the program's names.
 FORGED = """
 import json, os, threading
-channel, (_, other) = os.dup(62), os.pipe()
-os.dup2(other, 62)
+channel, (silent, _) = os.dup(62), os.pipe()
+os.dup2(silent, 62)
 def answer():
     requests = open(channel, "rb")
     requests.readline()
