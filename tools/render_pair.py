@@ -20,6 +20,7 @@ FILES["specbench"] = "specbench_480.jsonl"
 METHODS = ("target", "lossless", "static:0.5", "lenience:0.3")
 _RUN = "python -m benchmarks.real_pair --target qwen-coder-1.5b --draft qwen-coder-0.5b --output build/real-pair"
 _TIMED = ("--methods", "--gammas", "--batch-sizes", "--timed-prompts", "--repeats", "--threads")  # shown options
+_PART = 50  # prompts per part, the default of `benchmarks.real_pair`
 Record = Mapping[str, Any]
 
 
@@ -101,6 +102,8 @@ def _task(path: Path) -> str:
     )
     option = "" if first["temperature"] == 1 else f" --temperature {first['temperature']:g}"
     option += " --no-chat" if plain else ""
+    option += f" --methods {','.join(record['method'] for record in records)}"
+    option += f" --parts {first['n'] // _PART}" if first["n"] > _PART else ""
     name = f"{TASKS[first['task']]}{temperature}"
     parts = [f"### {name}", setting, table((*header, "above the static curve"), rows)]
     if _has_curve(path):

@@ -199,8 +199,8 @@ class LabelRun:
         texts, owners = [], []
         for label in chosen:
             whole = completions[label["row"]]
-            for token in label["tokens"]:
-                is_whole = greedy and token == label["tokens"][1]
+            for branch, token in zip(BRANCHES, label["tokens"]):
+                is_whole = greedy and branch == "replaced"
                 texts += [whole if is_whole else [*whole[: label["position"]], token]] * copies
                 owners += [label["row"]] * copies
         if not self.estimated:
@@ -260,7 +260,8 @@ class LabelRun:
     def _ended(self, ids: list[int]) -> bool:
         if ids[-1] in self.decoder.eos_ids or len(ids) >= self.sampling.max_new_tokens:
             return True
-        return any(stop in self.decoder.text(ids) for stop in self.decoder.stop_strings)
+        text = self.decoder.text(ids) if self.decoder.stop_strings else ""
+        return any(stop in text for stop in self.decoder.stop_strings)
 
 
 def cut(text: str, stop_strings: Sequence[str]) -> str:
