@@ -18,7 +18,6 @@ from huggingface_hub.utils import close_session
 from transformers import CompileConfig
 
 from hf_diversed import SpeculativeStats
-from hf_diversed.evaluation import plots
 from hf_diversed.outputs import TokenRecords
 from hf_diversed.running.pair import Pair
 from hf_diversed.running.timing import TOO_NOISY
@@ -30,6 +29,7 @@ from tests.hub.conftest import point_client_at
 from tests.hub.loopback import WRITER, LoopbackHub
 from tests.tiny import EOS, PAD, tiny_draft, tiny_model
 from tests.verifier_cases import random_head
+from tools import plots
 
 
 SPACE = Path(__file__).parent.parent / "examples" / "space"

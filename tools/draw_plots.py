@@ -11,14 +11,12 @@ import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from hf_diversed.evaluation.curves import Curve, read_records, to_curves
+from tools import plots as figures
 from tools.render_results import RESULTS, read_asked
 
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 ROOT = Path(__file__).parent.parent
 PLOTS = ROOT / "docs" / "assets" / "plots"
@@ -71,12 +69,10 @@ def plots(results: Path = RESULTS) -> dict[str, Plot]:
 
 def draw(folder: Path = PLOTS, results: Path = RESULTS) -> None:
     """Draw all plots whose results exist."""
-    from hf_diversed.evaluation import plots as library  # imports matplotlib
-
     folder.mkdir(parents=True, exist_ok=True)
     for name, plot in plots(results).items():
-        figure: Figure = getattr(library, plot.kind)(plot.read(results / plot.source))
-        library.save(figure, folder / f"{name}.png", made_of=_digest(results / plot.source))
+        figure = getattr(figures, plot.kind)(plot.read(results / plot.source))
+        figures.save(figure, folder / f"{name}.png", made_of=_digest(results / plot.source))
 
 
 def outdated(folder: Path = PLOTS, results: Path = RESULTS) -> list[str]:

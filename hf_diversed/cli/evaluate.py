@@ -50,8 +50,7 @@ def evaluate(options: EvaluateOptions) -> None:
 
 
 def frontier(options: FrontierOptions) -> None:
-    """Sweep static weights, lenience, SpecCascade's alpha and the strictness of a head; `hf-diversed plot` draws the
-    results."""
+    """Sweep static weights, lenience, SpecCascade's alpha and the strictness of a head."""
     _measure(options, "--families", expand(options.families.split(",")))
 
 

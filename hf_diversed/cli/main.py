@@ -23,7 +23,6 @@ COMMANDS = {
     "evaluate": ("evaluate", "evaluate", "Measure quality, acceptance and cost of methods on a task."),
     "frontier": ("evaluate", "frontier", "Sweep the parameter of method families on a task."),
     "calibrate": ("calibrate", "calibrate", "Certify the strictness of a head for tolerated quality drops."),
-    "plot": ("plot", "plot", "Draw figures of results."),
     "compile": ("compile", "compile_rounds", "Compile the rounds of later calls, into a cache on disk."),
     "serve": ("serve", "serve", "Serve a pair with vLLM; unknown options are passed to vLLM."),
     "convert": ("convert", "convert", "Convert a head of the authors' code."),

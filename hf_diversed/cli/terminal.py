@@ -23,7 +23,6 @@ EXTRAS = {
     "datasets": "train",
     "lm_eval": "eval",
     "math_verify": "train",
-    "matplotlib": "eval",
     "rouge_score": "train",
     "sacrebleu": "train",
     "yaml": "train",

@@ -66,7 +66,7 @@ ERRORS = [
     (ValueError("`x` must lie in [0, 1]."), 2, "`x` must lie in [0, 1]."),
     (TypeError("x must be text."), 2, "x must be text."),
     (PermissionError(13, "Permission denied", "x.json"), 1, "[Errno 13] Permission denied: 'x.json'"),
-    (ModuleNotFoundError("no", name="matplotlib.style"), 1, 'pip install "hf-diversed[eval]"'),
+    (ModuleNotFoundError("no", name="lm_eval.api"), 1, 'pip install "hf-diversed[eval]"'),
     (ModuleNotFoundError("no", name="datasets"), 1, 'pip install "hf-diversed[train]"'),
     (ImportError("summaries are scored by rouge-score; install it."), 1, "summaries are scored by rouge-score"),
     (AssertionError("Torch not compiled with CUDA enabled"), 1, "Torch not compiled with CUDA enabled"),

@@ -1,8 +1,12 @@
-"""Figures of evaluation results: quality and speed against acceptance, and acceptance by position.
+"""Draw figures of evaluation results: quality and speed against acceptance, and acceptance by position.
+
+python -m tools.plots results/local/frontier.json --output figures --format png,svg
 
 A figure depends only on its records, not on the time, the user's matplotlibrc or pyplot.
 """
 
+import argparse
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import cycle, product
@@ -16,7 +20,7 @@ from matplotlib.patheffects import withStroke
 from matplotlib.ticker import MaxNLocator
 from matplotlib.transforms import Bbox
 
-from hf_diversed.evaluation.curves import Curve, Record, parameter
+from hf_diversed.evaluation.curves import Curve, Record, parameter, read_curves
 from hf_diversed.evaluation.frontier import STATIC
 from hf_diversed.formatting import LOSSLESS
 from hf_diversed.running.methods import DIVERSED
@@ -260,3 +264,38 @@ def _legend(figure: Figure, axes: Axes) -> None:
     """Place the legend above the axes, where it covers no point."""
     handles, labels = axes.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside upper left", ncols=3, columnspacing=1.2, handlelength=2.6)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Draw the figures of JSON files. A file without results is reported and skipped."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("results", nargs="+", type=Path, help="JSON files of hf-diversed evaluate and frontier.")
+    parser.add_argument("--output", default=Path("figures"), type=Path, help="Folder for the figures.")
+    parser.add_argument("--format", default="png", help="png, svg, pdf; several separated by commas.")
+    arguments = parser.parse_args(argv)
+    kinds = arguments.format.split(",")
+    if unknown := [kind for kind in kinds if kind not in FORMATS]:
+        parser.error(f"--format must be of {', '.join(FORMATS)}, got {', '.join(unknown)}.")
+    stems = [path.stem for path in arguments.results]
+    if len(set(stems)) < len(stems):
+        parser.error(f"figures are named after their files, whose names must differ: got {', '.join(stems)}.")
+    curves: list[Curve] = []
+    for path in arguments.results:
+        try:
+            curves += read_curves(path)
+        except ValueError as error:
+            print(f"skipped: {error}", file=sys.stderr)
+    figures, skipped = draw(curves)
+    for sentence in skipped:
+        print(sentence, file=sys.stderr)
+    if not figures:
+        parser.error("nothing to draw: no file contains a method that verified draft tokens.")
+    arguments.output.mkdir(parents=True, exist_ok=True)
+    for (name, figure), kind in product(figures.items(), kinds):
+        path = arguments.output / f"{name}.{kind}"
+        save(figure, path)
+        print(path)
+
+
+if __name__ == "__main__":
+    main()

@@ -9,9 +9,8 @@ import matplotlib
 import pytest
 
 from hf_diversed.evaluation.curves import read_curves, to_curves
-from hf_diversed.evaluation.plots import acceptance_position, draw, quality_acceptance, save, speed_acceptance
-from tests.commands import run, succeed
 from tests.evaluation.measured import record, sweep
+from tools.plots import acceptance_position, draw, main, quality_acceptance, save, speed_acceptance
 
 
 @pytest.fixture
@@ -153,16 +152,16 @@ def test_other_files_are_refused_by_name(tmp_path, content, expected):
         read_curves(write(tmp_path / "other.json", content))
 
 
-def test_command(tmp_path):
+def test_command(tmp_path, capsys):
     """Catches a file of another kind that stops the others, and figures that overwrite each other."""
     good = write(tmp_path / "front.json", {"records": sweep()})
     other = write(tmp_path / "speed.json", {"speed": 1})
     output = tmp_path / "figures"
-    result = succeed("plot", str(good), str(other), "--output", str(output), "--format", "svg")
-    assert "speed.json" in result.output.replace("\n", "")
+    main([str(good), str(other), "--output", str(output), "--format", "svg"])
+    assert "speed.json" in capsys.readouterr().err
     names = ["front-quality-acceptance.svg", "front-speed-acceptance.svg"]
     assert sorted(path.name for path in output.iterdir()) == names
     for arguments in ([str(other)], [str(good), str(good)], [str(good), "--format", "gif"]):
-        result = run("plot", *arguments, "--output", str(tmp_path / "none"))
-        assert result.exit_code == 2, result.output
+        with pytest.raises(SystemExit, match="2"):
+            main([*arguments, "--output", str(tmp_path / "none")])
     assert not (tmp_path / "none").exists()
