@@ -1,6 +1,7 @@
 """A causal language model over rows of different lengths. Only this module calls a model's forward."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -80,21 +81,32 @@ class RaggedModel:
         self._can_trim_logits = _compat.supports_logits_to_keep(model)
 
     def prefill(self, input_ids: torch.Tensor, chunk_size: int | None = None) -> None:
-        """Fill the cache with prompt ids (long `[B, N]`, N may be 0). The model creates its own masks here,
-        except for single tokens of padded prompts in models with recurrent states."""
+        """Fill the cache with prompt ids (long `[B, N]`, N may be 0). Equal prompts are processed once.
+
+        The model creates its own masks here, except for single tokens of padded prompts in models with recurrent
+        states.
+        """
         length = input_ids.shape[1]
+        input_ids, positions, prompt_mask = input_ids.to(self.device), self._positions, self._prompt_mask
+        groups = equal_rows(input_ids, positions[:, :length], prompt_mask)
+        if groups is not None:
+            input_ids, positions = input_ids[groups.firsts], positions[groups.firsts]
+            prompt_mask = None if prompt_mask is None else prompt_mask[groups.firsts]
+            self._cache.keep(groups.firsts)
         for start in range(0, length, chunk_size or max(length, 1)):
             stop = min(start + (chunk_size or length), length)
-            columns = self._cache.open(torch.full_like(self._positions[:, 0], start), start, start, stop - start)
+            columns = self._cache.open(torch.full_like(positions[:, 0], start), start, start, stop - start)
             mask: Masks | None = None
-            if self._prompt_mask is not None:
-                real = F.pad(self._prompt_mask, (0, max(stop - self._prompt_mask.shape[1], 0)), value=1)[:, :stop]
+            if prompt_mask is not None:
+                real = F.pad(prompt_mask, (0, max(stop - prompt_mask.shape[1], 0)), value=1)[:, :stop]
                 # In the masks of a single token, models ignore the padding of recurrent layers.
                 is_alone = stop - start == 1 and self._replay is not None
                 mask = self._cache.mask(columns, self._dtype, real[:, start:]) if is_alone else real
-            self._forward(input_ids[:, start:stop], mask, self._positions[:, start:stop], keep=1, hidden=False)
+            self._forward(input_ids[:, start:stop], mask, positions[:, start:stop], keep=1, hidden=False)
+        if groups is not None:
+            self._cache.keep(groups.group_of_row)
         if self._replay is not None:
-            self._replay.lengths = [length] * len(input_ids)
+            self._replay.lengths = [length] * len(self._positions)
 
     def rewind(self) -> None:
         """Discard rejected tokens, after a round.
@@ -208,6 +220,25 @@ class Replay:
         self._copies = []
 
 
+class RowGroups(NamedTuple):
+    """Groups of equal rows. `firsts`: a row of each group; `group_of_row`: the group of each row. Both long, 1-D."""
+
+    firsts: torch.Tensor
+    group_of_row: torch.Tensor
+
+
+def equal_rows(*values: torch.Tensor | None) -> RowGroups | None:
+    """Group the rows that are equal in all of these, long `[B, ...]` on one device; None if all rows differ."""
+    rows = torch.cat([value for value in values if value is not None], dim=1)
+    if len(rows) == 1 or rows.shape[1] == 0:
+        return None
+    groups, group_of_row = rows.unique(dim=0, return_inverse=True)
+    if len(groups) == len(rows):
+        return None
+    firsts = torch.empty_like(groups[:, 0]).scatter_(0, group_of_row, torch.arange(len(rows), device=rows.device))
+    return RowGroups(firsts, group_of_row)
+
+
 def find_rotary_limit(model: PreTrainedModel, position_ids: torch.Tensor, max_length: int) -> RotaryLimit | None:
     """Return the rotary limit that the call can exceed, or None.
 
@@ -254,7 +285,11 @@ def run_model(
     hidden: bool,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Run one forward over tokens, long `[B, Q]`. Returns logits float32 `[B, keep, V]` and, if `hidden`, states."""
-    extra = {"logits_to_keep": keep} if can_trim_logits else {}
+    extra: dict[str, int | bool | torch.Tensor] = {"logits_to_keep": keep} if can_trim_logits else {}
+    if can_trim_logits and len(tokens) > 1 and keep < tokens.shape[1] and tokens.device.type == "cpu":
+        # An index copies the kept states. On a slice, PyTorch multiplies each row on its own, over 100 times slower in
+        # bfloat16.
+        extra["logits_to_keep"] = torch.arange(-keep, 0)
     if hidden:
         extra["output_hidden_states"] = True
     outputs = model(

@@ -87,10 +87,32 @@ def counters(stats):
     return stats.num_rounds, stats.num_drafted, stats.num_accepted, stats.num_rejected, stats.num_emitted
 
 
+def test_equal_prompts_are_processed_once(pair):
+    """Catches a prompt that is read once per completion, and rows that get the cache or padding of another prompt."""
+    target, draft = pair
+    inputs = {name: values[[2, 0, 2, 1, 0]] for name, values in tiny.ragged_batch(3, PROMPT).items()}
+    with module_inputs(target.get_input_embeddings()) as seen, module_inputs(draft.get_input_embeddings()) as drafts:
+        ours = decode(target, draft, inputs, LosslessVerifier())
+    assert {len(ids) for ids in (seen[0], drafts[0])} == {3}
+    assert torch.equal(ours.sequences, target.generate(**inputs, max_new_tokens=NEW, do_sample=False))
+
+
+def test_output_embedding_gets_contiguous_states():
+    """Catches strided states, which PyTorch multiplies row by row on CPUs."""
+    target = tiny.tiny_model("llama")
+    draft = tiny.tiny_draft(target)
+    outputs = [model.get_output_embeddings() for model in (target, draft)]
+    with module_inputs(outputs[0]) as states, module_inputs(outputs[1]) as draft_states:
+        out = decode(target, draft, tiny.ragged_batch(4, PROMPT), LosslessVerifier())
+    assert out.stats.num_accepted > GAMMA  # so that steps of the draft model read two tokens
+    assert all(each.is_contiguous() for each in states + draft_states)
+
+
 @contextlib.contextmanager
-def output_embedding_inputs(model):
+def module_inputs(module):
+    """Yield a list that receives the first argument of each call."""
     seen = []
-    hook = model.get_output_embeddings().register_forward_pre_hook(lambda module, args: seen.append(args[0]))
+    hook = module.register_forward_pre_hook(lambda module, args: seen.append(args[0]))
     try:
         yield seen
     finally:
@@ -119,7 +141,7 @@ def test_logits_after_rollback_are_fresh_logits(pair):
         wrong = torch.randint(4, tiny.VOCAB_SIZE, (4, width + 1), generator=generator)
         model(wrong, PerRow(starts, at), keep=1)
         columns = at[:, None] + torch.arange(width)
-        with output_embedding_inputs(model.model) as seen:
+        with module_inputs(model.model.get_output_embeddings()) as seen:
             block, hidden = model(ids[rows, columns], PerRow(starts, at), keep=width)
         assert torch.equal(hidden, seen[0][:, -width:])
         logits[rows, columns] = block

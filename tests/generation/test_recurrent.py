@@ -104,6 +104,14 @@ def test_batches_are_plain_generate(target, batch_size, prefill_chunk_size):
     assert len({row.num_rejected for row in out.stats.per_row}) > 1
 
 
+@pytest.mark.parametrize("prefill_chunk_size", [None, 1])
+def test_equal_prompts_share_states(target, prefill_chunk_size):
+    """Catches states, and their padding, that are not copied to the other completions of a prompt."""
+    inputs = {name: values[[2, 0, 2, 1, 0]] for name, values in batch(3).items()}
+    out = decode(target, tiny_draft(target, noise=0.15), **inputs, prefill_chunk_size=prefill_chunk_size)
+    assert torch.equal(out.sequences, plain(target, **inputs))
+
+
 @pytest.mark.parametrize("is_draft_hybrid", [True, False])
 def test_one_of_the_models_is_hybrid(is_draft_hybrid):
     """Catches a rollback that depends on the other model."""
