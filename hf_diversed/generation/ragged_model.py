@@ -287,8 +287,8 @@ def run_model(
     """Run one forward over tokens, long `[B, Q]`. Returns logits float32 `[B, keep, V]` and, if `hidden`, states."""
     extra: dict[str, int | bool | torch.Tensor] = {"logits_to_keep": keep} if can_trim_logits else {}
     if can_trim_logits and len(tokens) > 1 and keep < tokens.shape[1] and tokens.device.type == "cpu":
-        # An index copies the kept states. On a slice, PyTorch multiplies each row on its own, over 100 times slower in
-        # bfloat16.
+        # An index copies the kept states. With weights that do not require gradients, PyTorch multiplies each row of a
+        # slice on its own, over 100 times slower in bfloat16.
         extra["logits_to_keep"] = torch.arange(-keep, 0)
     if hidden:
         extra["output_hidden_states"] = True
