@@ -28,7 +28,8 @@ def pair_of(architecture: str):
 def test_static_shapes_change_no_token(architecture):
     """Catches masks, windows and positions that are correct for growing shapes only, and reads of padding rows."""
     pair = pair_of(architecture)
-    for batch in (ragged_batch(1), ragged_batch(8)):
+    repeated = {name: values[[1, 0, 1]] for name, values in ragged_batch(2).items()}
+    for batch in (ragged_batch(1), ragged_batch(8), repeated):
         out = assert_same(pair, STATIC, batch=batch, max_new_tokens=30, num_assistant_tokens=5)
         assert out.stats.engine == "static"
 
