@@ -37,9 +37,8 @@ class ProgramResult:
     Attributes:
         passed: True if the program ran to its end and passed its tests, if it has any.
         reason: "passed", "exit 1: AssertionError: line 4: assert f(2) == 4", "timeout", "killed by signal 9",
-            "did not run to its end (exit 0)", "test failed: AssertionError: line 1: assert f(2) == 4", "left N
-            processes running", "wrote to the launcher's descriptor", "more than N MiB in all its processes" or "killed
-            with its launcher".
+            "did not run to its end (exit 0)", "test failed: AssertionError: line 1: assert f(2) == 4", "wrote to the
+            launcher's descriptor" or "killed with its launcher".
         output: the first 4 KiB of stdout and stderr together.
     """
 
@@ -53,7 +52,7 @@ def launch(program: str, mode: str, timeout: float, memory_bytes: int, tests: st
 
     Args:
         timeout: wall-clock seconds.
-        memory_bytes: address space of each process, and memory of all processes together.
+        memory_bytes: address space of the program, and of its tests separately.
 
     Raises:
         SyntaxError, ValueError: if the tests are not valid Python.

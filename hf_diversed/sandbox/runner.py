@@ -1,10 +1,10 @@
 """`run_programs`: run many programs and return one result each.
 
-Without tests, a program passes if its first process reaches the last statement without an exception and no other
-process remains. `sys.exit(0)`, `os._exit(0)`, an exec, a crash or a remaining child is a failure. A program can still
-change the meaning of its own asserts (an object that equals everything, a trace function that skips lines) or read the
-expected values from its own code. If the score matters, pass the asserts as `tests`: they run in another process,
-which calls the program's functions, so the program must compute the values.
+Without tests, a program passes if it reaches the last statement without an exception. `sys.exit(0)`, `os._exit(0)`, an
+exec or a crash is a failure. Programs can start threads, but no processes. A program can still change the meaning of
+its own asserts (an object that equals everything, a trace function that skips lines) or read the expected values from
+its own code. If the score matters, pass the asserts as `tests`: they run in another process, which calls the program's
+functions, so the program must compute the values.
 
 Limits of tests, and how much they can inflate a score:
 
@@ -18,9 +18,9 @@ Limits of tests, and how much they can inflate a score:
   its builtin base.
 
 Stricter than Python: tests pass and receive copies of builtins, so they do not see arguments changed in place; other
-objects (of a class of the program, Fraction, deque) equal only themselves and support no arithmetic; a program whose
-child processes outlive its tests fails. All 164 HumanEval references and 299 of the 300 MBPP references pass, as with
-the asserts in the program; the other one takes longer than 3 s.
+objects (of a class of the program, Fraction, deque) equal only themselves and support no arithmetic. All 164 HumanEval
+references and 299 of the 300 MBPP references pass, as with the asserts in the program; the other one takes longer than
+3 s.
 
 Programs run only if files outside are not writable, processes outside cannot be signalled, and no network is
 reachable. Two kinds of jail ensure this:
@@ -29,8 +29,10 @@ reachable. Two kinds of jail ensure this:
   interpreter and libraries, mounted read-only, and no /proc; the scratch directory is a tmpfs of 64 MiB. Landlock, if
   the kernel has it, and seccomp are additional protection.
 - *landlock* (if namespaces are forbidden, as in most containers): Landlock (ABI 3, Linux 6.2, or later) protects
-  files; seccomp refuses sockets, signals, new processes and changes of file metadata. Programs cannot start
-  subprocesses, can see existence and size of files outside, and have their scratch directory on the host's disk.
+  files; seccomp refuses sockets, signals and changes of file metadata. Programs can see existence and size of files
+  outside, and have their scratch directory on the host's disk.
+
+In both, seccomp also refuses new processes.
 """
 
 import functools
@@ -75,10 +77,11 @@ def run_programs(
         tests: for each program, statements that must not fail, "" for none. They run in another process; names that
             they do not define are the program's, whose functions are called with copies of builtin values. The
             module's docstring describes the limits.
-        timeout: wall-clock seconds for each program with its tests, > 0; then all its processes are killed.
-        memory_bytes: memory of all processes of a program together, and address space of each; >= 64 MiB.
+        timeout: wall-clock seconds for each program with its tests, > 0; then both are killed.
+        memory_bytes: address space of a program, and of its tests separately; >= 64 MiB.
         unsafe: run without isolation, with resource limits and the timeout only. Programs then have the caller's
-            permissions.
+            permissions. New processes are refused if the kernel has seccomp; otherwise they are not limited, and one
+            that leaves its process group can remain.
 
     Returns:
         One `ProgramResult` per program, in order.

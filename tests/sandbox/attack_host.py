@@ -15,7 +15,7 @@ import time
 import types
 from pathlib import Path
 
-from attacks import AGAINST_TESTS, ATTACKS, ENDLESS, ORDINARY, TESTED, TESTS, WITH_PROCESSES
+from attacks import AGAINST_TESTS, ATTACKS, ENDLESS, ORDINARY, TESTED, TESTS
 
 
 # Prints the user id and the seccomp mode: 2 with a filter.
@@ -45,14 +45,13 @@ def main(package: str, mode: str, scratch: str) -> None:
         "HOST": victim.pid, "TCP": tcp.getsockname()[1], "UDP": udp.getsockname()[1],
     }  # fmt: skip
     attacks = {name: filled(source, words) for name, source in ATTACKS.items()}
-    ordinary = ORDINARY | (WITH_PROCESSES if mode == "namespaces" else {})
     (confined,) = sandbox.run_programs([CONFINED])  # also compiles the launcher's modules, which is not an attack
     before = snapshot(outside, Path(package))
     started = time.monotonic()
     quick = [name for name in attacks if name not in ENDLESS]
     broken = dict(zip(quick, sandbox.run_programs([attacks[name] for name in quick], timeout=20.0)))
     broken |= zip(ENDLESS, sandbox.run_programs([attacks[name] for name in ENDLESS], timeout=0.7))
-    fine = sandbox.run_programs(list(ordinary.values()), timeout=20.0)
+    fine = sandbox.run_programs(list(ORDINARY.values()), timeout=20.0)
     cheats = list(AGAINST_TESTS.values())
     cheated = sandbox.run_programs(cheats, [TESTS] * len(cheats), timeout=5.0)
     tested = sandbox.run_programs(*map(list, zip(*TESTED.values())), timeout=20.0)
@@ -65,7 +64,7 @@ def main(package: str, mode: str, scratch: str) -> None:
     victim.communicate(b"\n")
     result = {
         "attacks": shown(broken, broken.values()),
-        "ordinary": shown(ordinary, fine),
+        "ordinary": shown(ORDINARY, fine),
         "against_tests": shown(AGAINST_TESTS, cheated),
         "tested": shown(TESTED, tested),
         "touched": touched,

@@ -10,7 +10,7 @@ import pytest
 
 from hf_diversed.sandbox import ProgramResult, SandboxUnavailable, run_programs, runner
 from hf_diversed.sandbox.launch import names_of_the_program
-from tests.sandbox.attacks import AGAINST_TESTS, ATTACKS, TESTED, TESTS
+from tests.sandbox.attacks import AGAINST_TESTS, PROCESSES, TESTED, TESTS, process_was_refused
 from tests.sandbox.jails import jail_mode
 
 
@@ -86,49 +86,49 @@ def test_giant_source_fails_alone():
     assert [result.passed for result in results] == [True, False]
 
 
-CHILDREN_TOGETHER = """
-import os, time
-children = []
-for _ in range(4):
-    children.append(os.fork())
-    if children[-1] == 0:
-        x = bytearray(b"x") * (60 * 2**20)
-        time.sleep(30)
-time.sleep(15)
-for child in children:
-    os.kill(child, 9)
-    os.waitpid(child, 0)
+@pytest.mark.skipif(sys.platform != "linux", reason="other kernels have no such filter")
+def test_processes_are_refused(unsafe):
+    """Catches a program whose children together exceed its limits, pass in its place, or remain after it."""
+    results = run_programs(list(PROCESSES.values()), unsafe=unsafe, timeout=20.0)
+    reasons = {name: result.reason for name, result in zip(PROCESSES, results)}
+    assert {name: reason for name, reason in reasons.items() if not process_was_refused(name, reason)} == {}
+
+
+MEMORY_OF_THREADS = """
+import threading
+held = []
+threads = [threading.Thread(target=lambda: held.append(bytearray(60 * 2**20))) for _ in range(4)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+assert len(held) == 4
 """
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="counted through /proc")
-def test_memory_is_capped_for_all_processes_together(unsafe):
-    """Catches a limit per process only: 32 children of one program could hold 32 times as much."""
-    if not unsafe and MODE != "namespaces":
-        pytest.skip("new processes are refused here")
-    (result,) = run_programs([CHILDREN_TOGETHER], memory_bytes=160 * 2**20, timeout=20.0, unsafe=unsafe)
-    assert result.reason == "more than 160 MiB in all its processes"
+@pytest.mark.skipif(sys.platform != "linux", reason="other kernels do not limit the address space")
+def test_memory_is_limited(unsafe):
+    """Catches a limit that counts per thread, or memory that is limited only in a jail."""
+    programs = ["x = bytearray(200 * 2**20)", MEMORY_OF_THREADS, "x = bytearray(60 * 2**20)"]
+    results = run_programs(programs, memory_bytes=160 * 2**20, timeout=20.0, unsafe=unsafe)
+    assert [result.passed for result in results] == [False, False, True]
+    assert results[0].reason.startswith("exit 1: MemoryError")
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="counted through /proc")
-def test_pages_that_children_share_count_once(unsafe):
-    """Catches a sum of resident sizes, which counts pages that a fork shares once per process."""
-    if not unsafe and MODE != "namespaces":
-        pytest.skip("new processes are refused here")
-    shared = CHILDREN_TOGETHER.replace("children = []", "x = bytearray(b'x') * (60 * 2**20)\nchildren = []")
-    shared = shared.replace('        x = bytearray(b"x") * (60 * 2**20)\n', "").replace(
-        "time.sleep(15)", "time.sleep(0.3)"
-    )
-    (result,) = run_programs([shared], memory_bytes=160 * 2**20, timeout=20.0, unsafe=unsafe)
-    assert result.reason == "passed"
+MANY_THREADS = """
+import threading, time
+threading.stack_size(2**16)
+for _ in range(64):
+    threading.Thread(target=time.sleep, args=(60,)).start()
+"""
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="other kernels do not report the sender of a message")
-def test_only_the_first_process_passes_without_a_jail_too():
-    """Catches a pass by a forked child where no pid namespace ends it with its parent."""
-    names = ["child_per_guess", "parent_leaves_late", "own_session", "grandchild", "orphan_left_running"]
-    results = run_programs([ATTACKS[name] for name in names], unsafe=True, timeout=20.0)
-    assert [result.passed for result in results] == [False] * len(names)
+def test_number_of_threads_is_limited():
+    """Catches a process limit that threads escape: their kernel stacks are not address space."""
+    if MODE != "namespaces":
+        pytest.skip("elsewhere the limit would count the caller's processes")
+    (result,) = run_programs([MANY_THREADS], timeout=20.0)
+    assert "can't start new thread" in result.reason
 
 
 @pytest.mark.parametrize("name", ["equals_everything", "number_that_equals_everything", "child_per_guess", "leaves"])

@@ -61,6 +61,12 @@ def _give_up(job) -> None:
     if job.mode == "unsafe":
         os.chdir(job.scratch)
         _limit(job)
+        try:
+            kernel.check_machine()
+            kernel.libc("prctl", _SET_NO_NEW_PRIVILEGES, 1, 0, 0, 0)
+            seccomp.restrict(job.mode)
+        except (OSError, AttributeError):
+            pass  # another system, machine or container, without filters: programs can start processes
         return
     jailed = job.mode == "namespaces"
     if os.geteuid() == 0:
@@ -75,7 +81,7 @@ def _give_up(job) -> None:
         raise OSError(f"Landlock ABI {_LEAST_LANDLOCK} or later is needed, this kernel has {abi}")
     if abi:
         landlock.restrict(abi, job.readable, namespaces.DEVICES, job.scratch)
-    seccomp.restrict(namespaces=jailed)
+    seccomp.restrict(job.mode)
 
 
 def _drop_root(job, jailed: bool) -> None:
@@ -101,7 +107,7 @@ def _limit(job) -> None:
         "RLIMIT_CORE": 0,
     }
     if job.mode == "namespaces" or os.getuid() == _UNPRIVILEGED_ID:
-        # Otherwise the limit would count the caller's processes; there the filter refuses new ones.
+        # The limit counts threads; otherwise it would also count those of the caller's processes.
         limits["RLIMIT_NPROC"] = _PROCESSES
     for name, value in limits.items():
         kind = getattr(resource, name)

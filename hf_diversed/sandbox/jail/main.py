@@ -14,7 +14,6 @@ import time
 from types import SimpleNamespace
 
 from . import confinement, kernel, namespaces, program, testing
-from .family import Family
 
 
 STARTED = "started\n"
@@ -25,9 +24,7 @@ _KEPT_COMPLAINT = 500
 _READ_BYTES = 65536
 _READS = 16  # per poll, so that a program that writes without end is still limited
 _REPORTS = (b"exit 1: ", b"did not run to its end ")
-_LINUX = sys.platform == "linux"
-_MESSAGES = _socket.SOCK_SEQPACKET if _LINUX else _socket.SOCK_DGRAM
-_CREDENTIALS_SPACE = _socket.CMSG_SPACE(12)  # pid, uid, gid
+_MESSAGES = _socket.SOCK_SEQPACKET if sys.platform == "linux" else _socket.SOCK_DGRAM
 
 
 def main() -> None:
@@ -38,46 +35,32 @@ def main() -> None:
     job = SimpleNamespace(**json.loads(sys.argv[1]))
     sys.path.pop(0)
     try:
-        if job.mode != "unsafe":
-            kernel.check_machine()
-        family = _family(job)
-        if job.mode == "namespaces":
-            job.scratch = namespaces.enter(job.scratch, job.readable, os.geteuid() == 0)
-        watch = _start(job, family)
-    except OSError as error:
-        sys.exit(str(error))
-    sys.stdout.write(STARTED)
-    sys.stdout.flush()
-    reason = watch.follow(job.timeout, job.memory_bytes)
-    print(json.dumps([reason, watch.end(jailed=job.mode != "unsafe")]))
-    # Skip finalising the interpreter, which takes milliseconds.
-    sys.stdout.flush()
-    os._exit(0)
-
-
-def _family(job) -> Family | None:
-    """Return the process family, or None without /proc; an error in namespaces, where programs can have children."""
-    try:
         # If the machine runs out of memory, the kernel kills these processes before the caller.
         with open("/proc/self/oom_score_adj", "w") as file:
             file.write("1000")
     except OSError:
         pass  # optional: a container may hide it
     try:
-        return Family()
-    except OSError:
+        if job.mode != "unsafe":
+            kernel.check_machine()
         if job.mode == "namespaces":
-            raise
-        return None
+            job.scratch = namespaces.enter(job.scratch, job.readable, os.geteuid() == 0)
+        watch = _start(job)
+    except OSError as error:
+        sys.exit(str(error))
+    sys.stdout.write(STARTED)
+    sys.stdout.flush()
+    print(json.dumps([watch.follow(job.timeout), watch.end()]))
+    # Skip finalising the interpreter, which takes milliseconds.
+    sys.stdout.flush()
+    os._exit(0)
 
 
-def _start(job, family: Family | None):
+def _start(job):
     """Fork the program and its tests and wait until both are confined. Raises OSError if that fails."""
     null, source, secret = os.open(os.devnull, os.O_RDWR), os.read(0, job.source_bytes), [os.urandom(32)]
     (output, output_in), (verdict, verdict_in) = os.pipe(), os.pipe()
     status, status_in = _socket.socketpair(_socket.AF_UNIX, _MESSAGES)
-    if _LINUX:
-        status.setsockopt(_socket.SOL_SOCKET, _socket.SO_PASSCRED, 1)  # the kernel reports each sender
     channel = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_STREAM) if job.tested else ()
     ends = [end.detach() for end in (status_in, *channel)]
     pid, tester = os.fork(), None
@@ -96,22 +79,22 @@ def _start(job, family: Family | None):
         report = os.read(end, 4096)
         if report != confinement.READY:
             raise OSError(report.decode() or "a process died while it was confined")
-    return Watch(pid, tester, secret[0], status, output, verdict, family)
+    return Watch(pid, tester, secret[0], status, output, verdict)
 
 
 class Watch:
-    """Read the reports of the program and its tests, limit memory and time, end all processes.
+    """Read the reports of the program and its tests, limit the time, end both processes.
 
     Attributes:
         received: by descriptor, what the program's output and the tests' verdict begin with.
-        completed: the program's first process has sent the secret.
+        completed: the program has sent the secret.
         tampered: the program wrote to the launcher's descriptor.
         complaint: the program's own report of its end, which a program can forge.
         ended: the exit codes of the children that have ended.
     """
 
-    def __init__(self, pid: int, tester: int | None, secret: bytes, status, output: int, verdict: int, family):
-        self.pid, self.tester, self.secret, self.family = pid, tester, secret, family
+    def __init__(self, pid: int, tester: int | None, secret: bytes, status, output: int, verdict: int):
+        self.pid, self.tester, self.secret = pid, tester, secret
         self.status, self.output, self.verdict = status, output, verdict
         self.received = {output: b"", verdict: b"" if tester else testing.PASSED}
         self.completed, self.tampered, self.complaint = False, False, b""
@@ -119,15 +102,14 @@ class Watch:
         for end in (status.fileno(), output, verdict):
             os.set_blocking(end, False)
 
-    def follow(self, timeout: float, memory_bytes: int) -> str:
+    def follow(self, timeout: float) -> str:
         """Start the program; wait until it has passed, failed, ended, or reached a limit; return which, in words."""
         self.status.send(b"!")
         poller = select.poll()
         readers = {self.status.fileno(): self._read_status, **dict.fromkeys(self.received, self._read)}
         for end in readers:
             poller.register(end, select.POLLIN)
-        now = time.monotonic()
-        deadline, next_check = now + timeout, now + _POLL_SECONDS
+        deadline = time.monotonic() + timeout
         while (now := time.monotonic()) < deadline:
             poller.poll(1000 * min(deadline - now, _POLL_SECONDS))
             self._reap()  # before reading, which then finds everything that an ended process wrote
@@ -136,18 +118,11 @@ class Watch:
                 del readers[end]
             if reason := self._reason():
                 return reason
-            if now >= next_check:
-                next_check = now + _POLL_SECONDS
-                if self._holds_more_than(memory_bytes):
-                    return f"more than {memory_bytes // 2**20} MiB in all its processes"
         return "timeout"
 
-    def end(self, jailed: bool) -> str:
-        """Kill remaining processes; return the beginning of the program's output."""
-        if not jailed:  # in a jail, new processes are refused, or end with the first process of their namespace
-            for process in self._others():
-                _kill(os.kill, int(process.partition("/")[0]))
-        _kill(os.killpg, self.pid)
+    def end(self) -> str:
+        """Kill both processes; return the beginning of the program's output."""
+        _kill(os.killpg, self.pid)  # its group, because programs have children where no filter could be installed
         # The tests' process first: the first process of a pid namespace ends only after all others are reaped.
         for pid in (self.tester, self.pid):
             if pid is not None and pid not in self.ended:
@@ -165,24 +140,13 @@ class Watch:
         if verdict and verdict != testing.PASSED:
             return verdict.decode("utf-8", "replace")
         if self.completed and verdict:
-            # Twice: when a process ends during the first pass, its children move to this one, already checked.
-            left = len(self._others()) or len(self._others())
-            return f"left {left} process{'es' if left > 1 else ''} running" if left else "passed"
+            return "passed"
         code = self.ended.get(self.pid)
         if code is None:
             return ""
         if code < 0:
             return f"killed by signal {-code}"
         return self.complaint.decode("utf-8", "replace") or f"did not run to its end (exit {code})"
-
-    def _others(self) -> list[str]:
-        alive = [] if self.family is None else self.family.alive(self.tester)
-        return [process for process in alive if not process.startswith(f"{self.pid}/")]
-
-    def _holds_more_than(self, limit: int) -> bool:
-        processes = [] if self.family is None else self.family.alive(self.tester)
-        # A single process has its own limit.
-        return len(processes) > 1 and self.family.held_bytes(processes, limit) > limit
 
     def _reap(self) -> None:
         try:
@@ -195,7 +159,7 @@ class Watch:
         """Read the available messages; return False if no more can come."""
         for _ in range(_READS):
             try:
-                message, ancillary, *_ = self.status.recvmsg(_READ_BYTES, _CREDENTIALS_SPACE)
+                message = self.status.recv(_READ_BYTES)
             except BlockingIOError:
                 return True
             except OSError:
@@ -203,9 +167,7 @@ class Watch:
             if not message:
                 return False
             if message == self.secret:
-                # A child that runs to the end has a copy of the secret. The credentials begin with the sender's pid.
-                sender = int.from_bytes(ancillary[0][2][:4], sys.byteorder) if _LINUX else self.pid
-                self.completed |= sender == self.pid
+                self.completed = True
             elif message.startswith(_REPORTS):
                 self.complaint = message[:_KEPT_COMPLAINT]
             else:

@@ -4,8 +4,8 @@ How a pass is detected: the launcher provides 32 random bytes, which are sent ba
 reached. While the program runs, no variable of any frame, module, closure or descriptor refers to them: they are on
 the evaluation stack of `_run_to_its_end`, below the call that runs the program. Exiting early, writing to every
 descriptor, replacing builtins, or walking frames and containers therefore does not reveal them (from Python 3.14,
-`gc.get_referents` of that frame shows its stack). A child has a copy of the stack, but the kernel reports the sender,
-and the launcher refuses other senders. Reading raw memory with ctypes could reveal them; this is not prevented.
+`gc.get_referents` of that frame shows its stack). Reading raw memory with ctypes could reveal them; this is not
+prevented.
 
 The program can replace every line of this process. That does not pass a test, because the expected values are in
 another process.
@@ -43,20 +43,17 @@ def run(job, source: bytes, secret: list[bytes], null: int, output: int, kept: l
 
 
 def _execute(source: bytes, secret: list[bytes], status: int, channel: list[int]) -> int:
-    write, which, this = os.write, os.getpid, os.getpid()
+    write = os.write
     try:
         code = compile(source.decode("utf-8", "surrogatepass"), _SOURCE_NAME, "exec")
         namespace = sys.modules["__main__"].__dict__
         namespace["__builtins__"] = builtins
         _run_to_its_end(_run, code, namespace, write, status, secret)
-        if which() != this:
-            return 0
         if channel:
             _answer(channel[0], namespace)
-        os.read(status, 1)  # until killed: the launcher looks for remaining processes while this one is alive
+        os.read(status, 1)  # until killed
     except BaseException as error:
-        if which() == this:  # and not one of its children
-            write(status, _safely(_explain, error, source, default=b"exit 1: an exception that cannot be shown"))
+        write(status, _safely(_explain, error, source, default=b"exit 1: an exception that cannot be shown"))
         if not isinstance(error, SystemExit):
             _safely(_show, error)
         _safely(lambda: sys.stdout.flush())
@@ -75,10 +72,9 @@ def _run_to_its_end(run, code, namespace, write, status, secret) -> None:
 
 
 def _answer(channel: int, namespace: dict) -> None:
-    """Answer requests of the tests until the launcher ends the program. A child process that gets here exits."""
+    """Answer requests of the tests until the launcher ends the program."""
     objects: list = []  # by number; objects that the tests refer to stay alive
     numbers: dict[int, int] = {}
-    which, this = os.getpid, os.getpid()
     operations: dict = {
         "names": lambda *names: {name: namespace[name] for name in names if name in namespace},
         "call": lambda function, positional, named: function(*positional, **named),
@@ -102,8 +98,6 @@ def _answer(channel: int, namespace: dict) -> None:
         except BaseException as error:
             message = _safely(_message, error, default="")
             answer = values.encode((False, type(error).__name__, message[:500]), number_of)
-        if which() != this:
-            os._exit(0)
         _safely(lambda: sys.stdout.flush())
         values.write(channel, answer)
 

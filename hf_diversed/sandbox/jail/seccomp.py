@@ -1,5 +1,7 @@
 """A system call filter for what neither namespaces nor Landlock prevent. A refused call fails with EPERM.
 
+Programs cannot start processes, so a limit per process limits the program, and killing one process ends it.
+
 The filter lists forbidden calls, not allowed ones, because programs are ordinary Python and have other restrictions.
 """
 
@@ -20,10 +22,11 @@ _NEVER = kernel.numbers("""
     shmat 30 196; shmctl 31 195; msgget 68 186; msgsnd 69 189; msgrcv 70 188; msgctl 71 187; mq_open 240 180;
     mq_unlink 241 181
 """)
-# Without namespaces: new processes, signals, scheduling of other processes, System V semaphores, and metadata of files
-# outside, which Landlock does not restrict (modes, owners, times, attributes).
+_NEW_PROCESSES = kernel.numbers("fork 57 -; vfork 58 -")
+# Without namespaces: signals, scheduling of other processes, System V semaphores, and metadata of files outside, which
+# Landlock does not restrict (modes, owners, times, attributes).
 _WITHOUT_NAMESPACES = kernel.numbers("""
-    fork 57 -; vfork 58 -; kill 62 129; tkill 200 130; tgkill 234 131; rt_sigqueueinfo 129 138;
+    kill 62 129; tkill 200 130; tgkill 234 131; rt_sigqueueinfo 129 138;
     rt_tgsigqueueinfo 297 240; pidfd_open 434 434; pidfd_send_signal 424 424; setpriority 141 140; ioprio_set 251 30;
     sched_setaffinity 203 122; sched_setscheduler 144 119; sched_setparam 142 118; sched_setattr 314 274;
     migrate_pages 256 238; move_pages 279 239; semget 64 190; semop 65 193; semtimedop 220 192; semctl 66 191;
@@ -53,8 +56,12 @@ class _Program(ctypes.Structure):
     _fields_ = [("length", ctypes.c_ushort), ("instructions", ctypes.c_char_p)]
 
 
-def restrict(namespaces: bool) -> None:
-    """Install the filter permanently, for all children too. The thread needs no_new_privs. Raises OSError."""
+def restrict(mode: str) -> None:
+    """Install the filter permanently. The thread needs no_new_privs. Raises OSError if the kernel refuses it.
+
+    Args:
+        mode: the kind of jail; "unsafe" refuses new processes only.
+    """
     code = [
         _instruction(_LOAD, _MACHINE),
         _instruction(_EQUAL, _AUDIT_MACHINE[os.uname().machine], 1, 0),
@@ -65,16 +72,20 @@ def restrict(namespaces: bool) -> None:
         # A filter cannot read its flags, which are behind a pointer; the C library then uses clone.
         *_refuse(_BY_ARGUMENT["clone3"], _ABSENT),
         *_refuse_argument("clone", 0, _ANY_BIT, [_CLONE_NAMESPACES]),
-        *_refuse_argument("ioctl", 1, _EQUAL, [_TIOCSTI, _TIOCLINUX, _FS_IOC_SETFLAGS, _FS_IOC_FSSETXATTR]),
+        *_refuse_argument("clone", 0, _ANY_BIT, [_CLONE_THREAD], otherwise=True),
     ]
-    for number in [*_NEVER.values(), *([] if namespaces else _WITHOUT_NAMESPACES.values())]:
-        code += _refuse(number)
-    if not namespaces:
-        code += _refuse_argument("clone", 0, _ANY_BIT, [_CLONE_THREAD], otherwise=True)
+    refused = dict(_NEW_PROCESSES)
+    if mode != "unsafe":
+        refused |= _NEVER
+        code += _refuse_argument("ioctl", 1, _EQUAL, [_TIOCSTI, _TIOCLINUX, _FS_IOC_SETFLAGS, _FS_IOC_FSSETXATTR])
+    if mode == "landlock":
+        refused |= _WITHOUT_NAMESPACES
         # Limits of other processes; its own have pid 0 or its own pid.
         code += _refuse_argument("prlimit64", 0, _EQUAL, [0, os.getpid()], otherwise=True)
         # These make the kernel send signals to another process.
         code += _refuse_argument("fcntl", 1, _EQUAL, [_F_SETOWN, _F_SETOWN_EX, _F_SETSIG])
+    for number in refused.values():
+        code += _refuse(number)
     code.append(_instruction(_RETURN, _ALLOW))
     kernel.libc("prctl", _SET_SECCOMP, _FILTER, _Program(len(code), b"".join(code)), 0, 0)
 

@@ -3,7 +3,7 @@
 A name that the tests use and do not define is the program's. Calling it sends copies of the arguments and returns the
 result: builtins as new exact builtins, so `==`, `<`, `abs` and `math.isclose` are Python's own; other objects as a
 `Remote`, which equals itself only. The expected values never enter the program's process. Objects that equal
-everything, changed builtins, reading frames and heap, or one child per guess therefore do not pass a test.
+everything, changed builtins, or reading frames and heap therefore do not pass a test.
 """
 
 import builtins
