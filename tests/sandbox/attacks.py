@@ -160,6 +160,13 @@ for _ in range(3):
     # Resources.
     "memory_without_a_mapping": "import os; os.memfd_create('x')",
     "memory_of_system_v": "import ctypes; assert ctypes.CDLL(None).shmget(0, 2**20, 0o1600) >= 0",
+    "memory_in_a_pipe": _SYSTEM_CALL
+    + """
+page = ctypes.create_string_buffer(4096)
+call((278, 75), os.pipe()[1], (ctypes.c_size_t * 2)(ctypes.addressof(page), 4096), 1, 0)
+""",
+    "thread_with_its_own_descriptors": _SYSTEM_CALL + "call((56, 220), 0x10900, 0, 0, 0, 0)",
+    "own_descriptors_by_close_range": _SYSTEM_CALL + "call((436, 436), 900, 900, 2)",
     "thread_without_a_leader": """
 import ctypes, os, threading, time
 threading.Thread(target=time.sleep, args=(60,)).start()

@@ -99,6 +99,7 @@ def _drop_root(job, jailed: bool) -> None:
 
 
 def _limit(job) -> None:
+    # Memory that no limit counts: the scratch directory, and buffers of pipes and sockets, limited by their number.
     limits = {
         "RLIMIT_AS": job.memory_bytes,
         "RLIMIT_CPU": int(job.timeout) + 2,
