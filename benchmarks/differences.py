@@ -10,14 +10,15 @@ from hf_diversed.evaluation.summary import MethodTable, z_score
 
 
 def compare(results: Results, label: str | Sequence[str], other: str | Sequence[str]) -> dict:
-    """Return acceptance rate and quality of a method minus those of another on the same prompts, with 95% bounds.
+    """Return acceptance rate and quality of a method minus those of another on the same prompts, with 95% confidence
+    intervals.
 
     Args:
         label, other: a method, or several that count as one, such as heads trained with different seeds.
 
     Returns:
-        `method`, `minus`, and for each difference its value, `_ci`, and `_p`: two-sided p-value of no difference,
-        from its standard error clustered by prompt; None if no prompt differs.
+        `method`, `minus`, and for each difference its value, `_ci`, and `_p`: two-sided p-value of the hypothesis of
+        no difference, from the standard error clustered by prompt; None if no prompt differs.
     """
     sides = [[side] if isinstance(side, str) else list(side) for side in (label, other)]
     labels = dict.fromkeys([*sides[0], *sides[1]])

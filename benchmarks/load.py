@@ -27,7 +27,7 @@ from benchmarks.served import MODEL, STOP, Server, free_port, running
 
 ROUTER = Path(__file__).parents[1] / "examples" / "serving" / "nginx.conf"
 STRICTNESSES = (0.0, 0.5, 1.0)
-# How a request can end. "error": the client receives an error. "lost": any other way.
+# How a request can end. "error": the client receives an error. "lost": a timeout, or no finish reason.
 OUTCOMES = ("answered", "refused", "cancelled", "error", "lost")
 _PATIENCE = 300.0
 _BAD = (
@@ -59,17 +59,20 @@ class Request:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a request ended, and its draft tokens if it was answered."""
+    """How a request ended, and its numbers of draft tokens and accepted tokens."""
 
     request: Request
-    what: str
+    status: str
     drafted: int = 0
     accepted: int = 0
-    words: str = ""
+    detail: str = ""
 
 
 def plan(prompts: Sequence[str], count: int, seed: int, bad: float = 0.05, cancelled: float = 0.05) -> list[Request]:
-    """Return requests at alternating strictnesses, half of them streams; shares of them are bad or cancelled."""
+    """Return `count` requests that cycle through `STRICTNESSES`.
+
+    The shares `bad` and `cancelled` are invalid and cancelled requests; half of the others are streamed.
+    """
     draws = random.Random(seed)
     kinds = ["bad"] * round(bad * count) + ["cancel"] * round(cancelled * count)
     kinds += ["whole", "stream"] * count
@@ -81,7 +84,7 @@ def plan(prompts: Sequence[str], count: int, seed: int, bad: float = 0.05, cance
     ]
 
 
-def ask_all(
+def send_all(
     address: str, requests: Sequence[Request], after: Callable[[int], None] | None = None
 ) -> tuple[list[Outcome], float]:
     """Send all requests at once and return their outcomes and the seconds until the last one.
@@ -91,7 +94,7 @@ def ask_all(
     """
     began, outcomes = time.monotonic(), list[Outcome]()
     with ThreadPoolExecutor(len(requests)) as pool:
-        jobs: list[Future[Outcome]] = [pool.submit(ask, address, request) for request in requests]
+        jobs: list[Future[Outcome]] = [pool.submit(send, address, request) for request in requests]
         for job in as_completed(jobs):
             outcomes.append(job.result())
             if after is not None:
@@ -99,20 +102,20 @@ def ask_all(
     return outcomes, time.monotonic() - began
 
 
-def ask(address: str, request: Request) -> Outcome:
+def send(address: str, request: Request) -> Outcome:
     """Send a request and return its outcome."""
     connection = http.client.HTTPConnection(urlsplit(address).netloc, timeout=_PATIENCE)
     try:
         connection.request("POST", "/v1/completions", request.body(), {"Content-Type": "application/json"})
         answer = connection.getresponse()
         if answer.status != 200:
-            what = "refused" if answer.status == 400 else "error"
-            return Outcome(request, what, words=f"{answer.status} {answer.read(300)!r}")
+            status = "refused" if answer.status == 400 else "error"
+            return Outcome(request, status, detail=f"{answer.status} {answer.read(300)!r}")
         return _streamed(request, answer) if request.streams else _answered(request, json.loads(answer.read()))
     except TimeoutError:
-        return Outcome(request, "lost", words=f"no answer in {_PATIENCE:g} s")
+        return Outcome(request, "lost", detail=f"no answer in {_PATIENCE:g} s")
     except (OSError, http.client.HTTPException) as error:
-        return Outcome(request, "error", words=repr(error))
+        return Outcome(request, "error", detail=repr(error))
     finally:
         connection.close()
 
@@ -128,18 +131,18 @@ def _streamed(request: Request, answer: http.client.HTTPResponse) -> Outcome:
             return _answered(request, finished)
         event = json.loads(data)
         if "error" in event:
-            return Outcome(request, "error", words=str(event["error"])[:300])
+            return Outcome(request, "error", detail=str(event["error"])[:300])
         events += 1
         if request.kind == "cancel" and events == 3:
             return Outcome(request, "cancelled")
         if any(choice["finish_reason"] for choice in event["choices"]) or event.get("metrics"):
             finished |= {name: value for name, value in event.items() if value}
-    return Outcome(request, "error", words="the stream ended early")
+    return Outcome(request, "error", detail="the stream ended early")
 
 
 def _answered(request: Request, answer: dict[str, Any]) -> Outcome:
     if not any(choice["finish_reason"] in ("stop", "length") for choice in answer.get("choices", ())):
-        return Outcome(request, "lost", words=str(answer)[:300])
+        return Outcome(request, "lost", detail=str(answer)[:300])
     metrics = (answer.get("metrics") or {}).get("speculative_decoding") or {}
     drafts = (metrics.get(name, 0) for name in ("num_draft_tokens", "num_accepted_draft_tokens"))
     return Outcome(request, "answered", *drafts)
@@ -154,19 +157,19 @@ class Phase:
     seconds: float
 
     def counts(self) -> dict[str, int]:
-        numbers = Counter(outcome.what for outcome in self.outcomes)
-        return {what: numbers[what] for what in OUTCOMES}
+        numbers = Counter(outcome.status for outcome in self.outcomes)
+        return {status: numbers[status] for status in OUTCOMES}
 
     def at(self, strictness: float) -> list[Outcome]:
         """Return the answered requests at a strictness."""
-        return [one for one in self.outcomes if one.what == "answered" and one.request.strictness == strictness]
+        return [one for one in self.outcomes if one.status == "answered" and one.request.strictness == strictness]
 
     def acceptance(self, strictness: float) -> float:
         answered = self.at(strictness)
         return sum(one.accepted for one in answered) / sum(one.drafted for one in answered)
 
 
-def drill(
+def run_load_test(
     serve: Callable[[], Server], prompts: Sequence[str], requests: int, nginx: str, folder: Path, seed: int = 0
 ) -> Iterator[Phase]:
     """Yield four phases: one replica, two replicas, two while a worker is killed, and the remaining one.
@@ -178,7 +181,7 @@ def drill(
     """
 
     def phase(name: str, address: str, *disturbance: float, after: Callable[[int], None] | None = None) -> Phase:
-        return Phase(name, *ask_all(address, plan(prompts, requests, seed, *disturbance), after))
+        return Phase(name, *send_all(address, plan(prompts, requests, seed, *disturbance), after))
 
     def kill_at_a_third(ended: int) -> None:
         if ended == requests // 3:

@@ -34,7 +34,7 @@ import torch
 from transformers.utils import logging
 
 from benchmarks.in_engine import Counted, Engine
-from benchmarks.load import STRICTNESSES, Outcome, drill
+from benchmarks.load import STRICTNESSES, Outcome, run_load_test
 from benchmarks.served import Server, start
 from embedded.export import export_demo_pair
 from hf_diversed import load_demo_pair
@@ -246,12 +246,12 @@ def load(arguments: argparse.Namespace, pair: Path) -> dict[str, Any]:
         return start(pair, pair, "--head", str(pair / HEADS / "math"))
 
     records = []
-    for phase in drill(serve, prompts, arguments.requests, arguments.nginx, pair, arguments.seed):
+    for phase in run_load_test(serve, prompts, arguments.requests, arguments.nginx, pair, arguments.seed):
         by_strictness = [
             {"strictness": strictness, **_acceptance(phase.at(strictness), arguments.seed)}
             for strictness in STRICTNESSES
         ]
-        errors = Counter(one.words[:200] for one in phase.outcomes if one.what == "error")
+        errors = Counter(one.detail[:200] for one in phase.outcomes if one.status == "error")
         records.append(
             {"phase": phase.name, "seconds": round(phase.seconds, 1), **phase.counts(), "by_strictness": by_strictness}
         )

@@ -2,9 +2,9 @@
 
 python benchmarks/weights_by_role.py --num-examples 500
 
-Roles: "result" digits follow an equals sign or are in the last sentence, and determine the answer. "operand" digits
-are all others: operands, or results repeated in words. "operator" tokens are the signs in equations. Everything else
-is "wording". Writes results/roles-math.json.
+Roles: "result": digits after an equals sign or in the last sentence, which determine the answer. "operand": all other
+digits, including results repeated in the text. "operator": the signs of equations. "wording": everything else.
+Writes results/roles-math.json.
 """
 
 import argparse

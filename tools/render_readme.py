@@ -15,7 +15,7 @@ def first() -> str:
     """Return the gain on the embedded pair, as a table of four methods, and what a trained head adds to it."""
     rows = {record["method"]: record for record in json.loads((RESULTS / "math.json").read_text())["records"]}
     labels = {
-        "target": "target alone",
+        "target": "`target`",
         "lossless": "`lossless`",
         "lenience:0.05": "`lenience:0.05`, untrained",
         "diversed": "`diversed`, a trained head",
@@ -34,7 +34,7 @@ def first() -> str:
         f"{prompts([first])}, temperature {first['temperature']:g}, {first['num_assistant_tokens']} draft tokens per "
         "round, 95% intervals clustered by prompt."
     )
-    header = ("method", "draft tokens accepted", "tokens per target forward", "correct answers")
+    header = ("method", "accepted / drafted", "tokens per target forward", "correct answers")
     return f"{table(header, lines)}\n\n{setting}\n\n{_learning()}"
 
 
@@ -46,8 +46,8 @@ def _learning() -> str:
         points, low, high = (100 * value for value in (found["quality"], *found["quality_ci"]))
         better.append(f"{points:.2f} points ({low:.2f} to {high:.2f})")
     return (
-        "Lenience alone gives most of this gain. At the same acceptance, heads of three seeds score "
-        f"{better[0]} above lenience on these problems, and {better[1]} on summaries."
+        "Lenience alone gives most of this gain. At the same acceptance, heads trained with three seeds score "
+        f"{better[0]} higher than lenience on these problems; on summaries, the difference is {better[1]}."
     )
 
 

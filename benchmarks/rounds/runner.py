@@ -88,7 +88,7 @@ def _build(name: MethodName, target: PreTrainedModel, draft: PreTrainedModel, he
     if name.name == UPSTREAM:
         weight = None if name.parameters is None else parse_number(name.parameters)
         if weight is None and name.parameters is not None:
-            raise ValueError(f"method {str(name)!r} must read {UPSTREAM} or {UPSTREAM}:<weight in [0, 1]>.")
+            raise ValueError(f"method {str(name)!r} must read {UPSTREAM} or {UPSTREAM}:<weight in (0, 1)>.")
         weight = None if weight is None else check_range(str(name), weight, 0.0, 1.0)
         return Method(str(name), upstream=True, ensemble_weight=weight)
     if name.name == FRESH:

@@ -18,7 +18,7 @@ _SIGNATURE = "(takes a list of numbers|gets a list|is given numbers)"
 
 @dataclass(frozen=True)
 class Part:
-    """One part of a program: its words, its code with `v` for the number and `k` for the constant, and a function."""
+    """Part of a program: description, code (`v`: the number, `k`: the constant) and the equivalent function."""
 
     words: str
     code: str
@@ -40,7 +40,7 @@ CHANGES = {
     "add": Part("$k (plus|more than) ", "v + k", lambda v, k: v + k),
     "times": Part("$k times ", "k * v", lambda v, k: k * v),
 }
-GATHERINGS: dict[str, tuple[str, Callable[[list[int]], object]]] = {
+AGGREGATIONS: dict[str, tuple[str, Callable[[list[int]], object]]] = {
     "sum": ("the (sum|total) of ", sum),
     "largest": ("the (largest|maximum) of ", max),
     "smallest": ("the (smallest|minimum) of ", min),
@@ -50,14 +50,14 @@ GATHERINGS: dict[str, tuple[str, Callable[[list[int]], object]]] = {
 
 
 def sample(rng: random.Random, style: Style) -> Example:
-    """Draw a function: gather (sum, count, ...) the changed (squares, ...) numbers that pass a filter."""
-    gathering = rng.choice(list(GATHERINGS))
-    change = "same" if gathering == "count" else rng.choice(list(CHANGES))
+    """Sample a task: aggregate (sum, count, ...) the transformed (squared, ...) numbers that pass a filter."""
+    aggregation = rng.choice(list(AGGREGATIONS))
+    change = "same" if aggregation == "count" else rng.choice(list(CHANGES))
     condition = rng.choice(list(FILTERS))
     bound, amount = str(rng.randint(2, 9)), str(rng.randint(2, 9))
     name = rng.choice(NAMES)
     words = (
-        write(GATHERINGS[gathering][0], {}, rng, style),
+        write(AGGREGATIONS[aggregation][0], {}, rng, style),
         write(CHANGES[change].words, {"k": amount}, rng, style),
         write(FILTERS[condition].words, {"k": bound}, rng, style),
     )
@@ -66,16 +66,23 @@ def sample(rng: random.Random, style: Style) -> Example:
     has_bound, has_amount = "k" in FILTERS[condition].code, "k" in CHANGES[change].code
     return Example(
         prompt=f"Task: Write a function {name} that {signature} and returns {description}.\nCode:\n",
-        completion=_code(name, gathering, CHANGES[change], FILTERS[condition], amount, bound, rng, style),
-        answer="\n".join(_tests(name, gathering, CHANGES[change], FILTERS[condition], int(amount), int(bound), rng)),
-        key="/".join(["code", name, gathering, change, condition, amount * has_amount, bound * has_bound]),
+        completion=_code(name, aggregation, CHANGES[change], FILTERS[condition], amount, bound, rng, style),
+        answer="\n".join(_tests(name, aggregation, CHANGES[change], FILTERS[condition], int(amount), int(bound), rng)),
+        key="/".join(["code", name, aggregation, change, condition, amount * has_amount, bound * has_bound]),
     )
 
 
 def _code(
-    name: str, gathering: str, change: Part, condition: Part, amount: str, bound: str, rng: random.Random, style: Style
+    name: str,
+    aggregation: str,
+    change: Part,
+    condition: Part,
+    amount: str,
+    bound: str,
+    rng: random.Random,
+    style: Style,
 ) -> str:
-    """Write the function as a comprehension or as a loop, with names weighted by the style."""
+    """Write the function as a comprehension or as a loop; `style` weights the variable names."""
 
     def either(*options: str) -> str:
         return options[pick(rng, len(options), style.habit)]
@@ -88,7 +95,7 @@ def _code(
         collected = f"{value} for {v} in {items}" + (f" if {test}" if test else "")
         simple = {"list": f"[{collected}]", "count": f"len([{collected}])"}
         words = {"sum": "sum", "largest": "max", "smallest": "min"}
-        lines.append(f"    return {simple.get(gathering) or f'{words[gathering]}({collected})'}")
+        lines.append(f"    return {simple.get(aggregation) or f'{words[aggregation]}({collected})'}")
     else:
         found = either("result", "found", "out")
         lines += [f"    {found} = []", f"    for {v} in {items}:"]
@@ -96,12 +103,12 @@ def _code(
             lines.append(f"        if {test}:")
         lines.append(f"{' ' * (12 if test else 8)}{found}.append({value})")
         wrap = {"sum": "sum(_)", "largest": "max(_)", "smallest": "min(_)", "count": "len(_)", "list": "_"}
-        lines.append(f"    return {wrap[gathering].replace('_', found)}")
+        lines.append(f"    return {wrap[aggregation].replace('_', found)}")
     return "\n".join(lines) + "\n"
 
 
 def _tests(
-    name: str, gathering: str, change: Part, condition: Part, amount: int, bound: int, rng: random.Random
+    name: str, aggregation: str, change: Part, condition: Part, amount: int, bound: int, rng: random.Random
 ) -> list[str]:
     """Return assertions on lists in which some numbers pass the filter and, unless it is empty, some do not."""
     tests: list[str] = []
@@ -109,5 +116,5 @@ def _tests(
         numbers = [rng.randint(1, 20) for _ in range(6)]
         passed = [change.run(v, amount) for v in numbers if condition.run(v, bound)]
         if len(passed) >= 2 and (len(passed) < len(numbers) or not condition.code):
-            tests.append(f"assert {name}({numbers}) == {GATHERINGS[gathering][1](passed)}")
+            tests.append(f"assert {name}({numbers}) == {AGGREGATIONS[aggregation][1](passed)}")
     return tests

@@ -37,7 +37,7 @@ def load_task(options: ScoringOptions) -> Task:
 
 
 def settings_of(options: MeasuringOptions, **changes: Any) -> EvaluationSettings:
-    """Return evaluation settings with the values of the options of the same names, and with `changes`."""
+    """Return evaluation settings from the options of the same names; `changes` take precedence."""
     values = {
         item.name: getattr(options, item.name) for item in fields(EvaluationSettings) if hasattr(options, item.name)
     }
@@ -57,7 +57,7 @@ def load_prompts(
     """
     examples = load_records(task, options.split, options.num_examples, options.seed, options.data_file)
     if options.shots_file is not None and not options.shots:
-        raise ValueError("--shots-file names the file of solved examples; pass --shots, their number, as well.")
+        raise ValueError("--shots-file requires --shots, the number of solved examples per prompt.")
     pool: list[dict[str, Any]] = []
     if options.shots:
         # One more than `shots`, because a record is never its own example.
@@ -98,7 +98,7 @@ def check_methods(option: str, specs: Sequence[str], target: str | None, head: s
 
 @contextmanager
 def naming(option: str, spec: str) -> Iterator[None]:
-    """Add the option and its value to errors about it."""
+    """Prefix a ValueError with the option and its value."""
     try:
         yield
     except ValueError as error:
@@ -110,7 +110,9 @@ def check_output(option: str, path: Path | None, folder: bool = False) -> None:
     if path is None:
         return
     if path.exists() and path.is_dir() != folder:
-        raise ValueError(f"{option} must name a {'folder' if folder else 'file'}, got {path}, which is not one.")
+        raise ValueError(
+            f"{option} must be a {'folder' if folder else 'file'}, got {path}, a {'file' if folder else 'folder'}."
+        )
     existing = next(parent for parent in (path.absolute(), *path.absolute().parents) if parent.exists())
     try:
         if existing.is_dir():
@@ -135,7 +137,7 @@ _WRITTEN = (
 def check_new_folder(
     option: str, folder: Path, overwrite: bool, inputs: Sequence[str | None] = (), resume: bool | None = None
 ) -> None:
-    """Raise ValueError if a folder contains files, unless `overwrite` removes them or `resume` continues their run.
+    """Raise ValueError if a folder contains files, unless `overwrite` or `resume` is set.
 
     Hidden files, and caches of a run that has saved nothing else, are allowed.
 
@@ -160,7 +162,10 @@ def check_new_folder(
         )
     inside = [name for name in inputs if name and Path(name).resolve().is_relative_to(folder.resolve())]
     if inside:
-        raise ValueError(f"{option} {folder} holds {inside[0]}, which this run reads; choose another folder.")
+        raise ValueError(
+            f"--overwrite is not possible: {option} {folder} holds {inside[0]}, which this run reads. Choose another "
+            "folder."
+        )
 
 
 def remove_earlier_run(folder: Path) -> None:
@@ -182,20 +187,22 @@ def process_share(options: MeasuringOptions, **changes: Any) -> EvaluationSettin
     """Return the settings with the rank of this process, as set by `accelerate launch` or torchrun.
 
     Raises:
-        ValueError: if there are several processes and `output` is not set, or `overwrite` is.
+        ValueError: if there are several processes and `output` is not set, or `overwrite` is set.
     """
     world_size = int(os.environ.get("WORLD_SIZE", 1))
     if world_size > 1 and options.output is None:
-        raise ValueError(f"--output must name a file for {world_size} processes (WORLD_SIZE), which they share.")
+        raise ValueError(
+            f"--output is required with several processes, which share this file; got {world_size} (WORLD_SIZE)."
+        )
     if world_size > 1 and options.overwrite:
         raise ValueError(
-            f"--overwrite needs one process, got {world_size} (WORLD_SIZE); remove the results beforehand."
+            f"--overwrite needs a single process, got {world_size} (WORLD_SIZE); delete the results before the run."
         )
     return settings_of(options, rank=int(os.environ.get("RANK", 0)), world_size=world_size, **changes)
 
 
 def interruptible(output: Path | None, folder: Path) -> AbstractContextManager[None]:
-    """On Ctrl-C print whether and how the measurement can continue; `folder` keeps its finished calls."""
+    """On Ctrl-C print how the measurement can continue, if it can; finished calls are stored in `folder`."""
     if output is None:
         return terminal.interruptible("Nothing was kept; pass --output to keep finished calls.")
     return terminal.interruptible(f"Finished calls are kept in {folder}: run the same command again to continue.")
@@ -206,7 +213,8 @@ def numbers(option: str, text: str, kind: Callable[[str], Value]) -> list[Value]
     try:
         values = [kind(part) for part in text.split(",")]
     except ValueError as error:
-        raise ValueError(f"{option} must be a number, or several separated by commas, got {text!r}.") from error
+        number = "an integer" if kind is int else "a number"
+        raise ValueError(f"{option} must be {number}, or several separated by commas, got {text!r}.") from error
     if len(set(values)) < len(values):
-        raise ValueError(f"{option} must not name a value twice, got {text!r}.")
+        raise ValueError(f"{option} must not contain a value twice, got {text!r}.")
     return values

@@ -125,7 +125,7 @@ class EagerEngine:
         """Discard rejected draft tokens from the caches. `accepted`: number of accepted draft tokens per row."""
         if draft is not None:
             width = draft.tokens.shape[1]
-            self.drafter.rewind(all_accepted=any(accepted[row] == width for row in self.rows.running))
+            self.drafter.rewind(fully_accepted=any(accepted[row] == width for row in self.rows.running))
         self.target.rewind()
 
     def should_compact(self, running: int) -> bool:

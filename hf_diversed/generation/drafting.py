@@ -34,7 +34,7 @@ class DiversedCandidateGenerator:
             get probability 0.
         random_source: samples from q; None for its argmax.
         keep_raw_logits: also return the draft model's unprocessed logits.
-        runner: creates a `RaggedModel` of the draft model, given that and `max_id`.
+        runner: called as `runner(assistant_model, max_id=...)`; returns a `RaggedModel`.
     """
 
     def __init__(
@@ -71,10 +71,10 @@ class DiversedCandidateGenerator:
         """Keep only these rows (long, ascending) of the batch."""
         self.model.keep(rows)
 
-    def rewind(self, all_accepted: bool) -> None:
-        """Update the state after verification. `all_accepted`: whether a running row accepted all draft tokens."""
+    def rewind(self, fully_accepted: bool) -> None:
+        """Update the state after verification. `fully_accepted`: whether a running row's block was accepted whole."""
         # The cache lacks the last draft token, so a fully accepted row lags by two.
-        self._behind = 2 if all_accepted else 1
+        self._behind = 2 if fully_accepted else 1
         self.model.rewind()
 
     def catch_up(self) -> None:
@@ -91,8 +91,8 @@ class DiversedCandidateGenerator:
             counts: maximum number of draft tokens per row; 0 for finished rows.
 
         Returns:
-            the draft block with the processed scores of q, on the rows' device, or None without draft tokens; and the
-            number of draft tokens per row, at most `counts`. The rest of the block is padding.
+            the draft block with the processed scores of q, on the rows' device, or None if no row has draft tokens;
+            and the number of draft tokens per row, at most `counts`. The rest of the block is padding.
         """
         rows = self.rows
         steps: list[tuple] = []

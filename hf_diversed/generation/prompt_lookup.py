@@ -55,7 +55,7 @@ class PromptLookupDrafter:
     def prefill(self, chunk_size: int | None = None) -> None:
         """Do nothing: there is no cache to fill."""
 
-    def rewind(self, all_accepted: bool) -> None:
+    def rewind(self, fully_accepted: bool) -> None:
         """Do nothing: there is no cache to rewind."""
 
     def keep(self, rows: torch.Tensor) -> None:

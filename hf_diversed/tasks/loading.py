@@ -17,8 +17,9 @@ def load_records(
     Args:
         task: the task.
         split: one of `task.splits`; ignored with a `data_file`, which is one split.
-        n: number of records, taken from the start after shuffling with `seed`; None for all, not shuffled.
-        seed: seed of the shuffle. Embedded tasks are not shuffled for the seed in `embedded.SEEDS`.
+        n: number of records, the first ones after shuffling with `seed`; None for all.
+        seed: seed of the shuffle. Files and datasets are not shuffled if all records are loaded. Embedded records keep
+            their packaged order if `seed` equals `embedded.SEEDS[split]`, and are shuffled otherwise.
         data_file: JSON Lines file with the dataset's columns, read instead of the task's source.
 
     Raises:
@@ -35,8 +36,8 @@ def load_records(
         records = task.records(split, seed)
         if n is not None and n > len(records):
             raise ValueError(
-                f"`n` must be at most {len(records)}, the packaged records of {task.name!r}/{split}, got {n}. Draw "
-                "more with `python -m embedded.records` in a checkout of the repository, for `data_file`."
+                f"`n` must be at most {len(records)}, the packaged records of {task.name!r}/{split}, got {n}. For "
+                "more, write a file with `python -m embedded.records` in a checkout and pass it as `data_file`."
             )
         return records[:n]
     return _from_hub(task, split, n, seed)
@@ -44,7 +45,7 @@ def load_records(
 
 def _read_lines(path: Path, task: Task) -> list[dict[str, Any]]:
     if not path.is_file():
-        raise ValueError(f"`data_file` must be a JSON Lines file, got {str(path)!r}, which does not exist.")
+        raise ValueError(f"`data_file` {str(path)!r} does not exist; pass the path of a JSON Lines file.")
     records = []
     with path.open(encoding="utf-8-sig") as lines:
         for number, line in enumerate(lines, start=1):
@@ -73,7 +74,7 @@ def _from_hub(task: Task, split: str, n: int | None, seed: int) -> list[dict[str
         import datasets
     except ImportError as error:
         raise ImportError(
-            "reading datasets of the Hub needs the package datasets; install hf-diversed[train]."
+            'loading a dataset from the Hub requires the package datasets: pip install "hf-diversed[train]".'
         ) from error
     rows = datasets.load_dataset(task.source.dataset, task.source.config, split=split)
     where = f"{split} of {task.source.dataset}"

@@ -53,7 +53,7 @@ def test_bad_arguments_are_messages(folder, arguments, words):
 def test_output_that_is_a_file(folder):
     """Catches a conversion whose result cannot be written."""
     file = folder / "ensemble_head.bin"
-    refused("OUTPUT must name a folder", "convert", file, file, "--target-hidden-size", "32")
+    refused("OUTPUT must be a folder, got", "convert", file, file, "--target-hidden-size", "32")
 
 
 def test_the_line_of_the_documentation(folder, tmp_path):

@@ -44,7 +44,7 @@ def test_overwrite_starts_anew(tmp_path, monkeypatch):
     succeed(*CALL, *output, "--seed", "1", "--overwrite")
     assert {row["seed"] for row in json.loads((tmp_path / "all.json").read_text())["records"]} == {1}
     monkeypatch.setenv("WORLD_SIZE", "2")
-    refused("--overwrite needs one process", *CALL, *output, "--overwrite")
+    refused("--overwrite needs a single process", *CALL, *output, "--overwrite")
 
 
 def pair_options(folder) -> list[str]:

@@ -53,19 +53,19 @@ REFUSED = [
     ("demo --model smollm2 --all", "--all compares verifiers on the embedded pair; it cannot be combined with"),
     ("card no-such-folder", "argument FOLDER: the folder no-such-folder does not exist."),
     (f"{EVALUATE} --temperature hot", "--temperature must be a number"),
-    (f"{EVALUATE} --temperature 0.1,0.1", "--temperature must not name a value twice"),
+    (f"{EVALUATE} --temperature 0.1,0.1", "--temperature must not contain a value twice"),
     (f"{EVALUATE} --temperature 0.5,-1", "--temperature must be >= 0"),
     (f"{EVALUATE} --num-assistant-tokens 3,0", "--num-assistant-tokens must be >= 1"),
-    (f"{EVALUATE} --num-assistant-tokens 2.5", "--num-assistant-tokens must be a number"),
-    (f"{EVALUATE} --shots-file data.jsonl", "pass --shots, their number"),
+    (f"{EVALUATE} --num-assistant-tokens 2.5", "--num-assistant-tokens must be an integer"),
+    (f"{EVALUATE} --shots-file data.jsonl", "--shots-file requires --shots"),
     (f"{EVALUATE} --methods magic", "unknown method"),
     (f"{EVALUATE} --methods static:abc", "--methods static:abc: `weight` must lie in [0, 1], got 'abc'"),
     (f"{EVALUATE} --methods target,target", "different labels"),
     (f"{EVALUATE} --task code", "allow-code-execution"),
     (f"{EVALUATE} --task gsm8k --methods diversed@0.5", "--methods diversed@0.5 needs a head: pass --head"),
     (f"{EVALUATE} --split training", "--split of task 'math' must be one of"),
-    (f"{EVALUATE} --data-file nothing.jsonl", "--data-file must be a JSON Lines file"),
-    (f"{EVALUATE} --output .", "--output must name a file"),
+    (f"{EVALUATE} --data-file nothing.jsonl", "--data-file 'nothing.jsonl' does not exist"),
+    (f"{EVALUATE} --output .", "--output must be a file, got"),
     (f"{EVALUATE} --output /dev/null/x/y.json", "--output /dev/null/x/y.json cannot be written"),
     (f"{EVALUATE} --markdown /dev/null/x.md", "--markdown /dev/null/x.md cannot be written"),
     (f"{EVALUATE} --device cudaa", "--device must be cpu"),
@@ -131,4 +131,4 @@ def test_failures(command, words):
 
 def test_several_processes_need_an_output():
     """Catches processes that each measure their part, print nothing and do not save it."""
-    refused("--output must name a file for 2 processes", *shlex.split(EVALUATE), WORLD_SIZE="2", RANK="1")
+    refused("--output is required with several processes", *shlex.split(EVALUATE), WORLD_SIZE="2", RANK="1")

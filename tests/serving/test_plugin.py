@@ -207,7 +207,7 @@ def test_the_wrong_expansion_is_mended(vllm):
     assert mended(torch.tensor([0.0, 5.0, 2.0]), ends, 3, 0, 1).tolist() == [1.0, 1.0, 2.0]
     right = SimpleNamespace(expand_batch_to_tokens=lambda *args: runner_v1.expand_batch_to_tokens(*args))
     stock = right.expand_batch_to_tokens
-    runner_v1.mend_expansion(right)
+    runner_v1.fix_expand_batch_to_tokens(right)
     assert right.expand_batch_to_tokens is stock
 
 

@@ -60,8 +60,8 @@ TOKEN = b'data: {"choices": [{"finish_reason": null}]}\n'
 def test_how_a_stream_ended(kind, lines, what):
     """Catches a truncated answer that is counted as answered."""
     found = _streamed(Request("a", 0.5, kind), lines)
-    assert found.what == what
-    assert found.what in OUTCOMES
+    assert found.status == what
+    assert found.status in OUTCOMES
     assert (found.drafted, found.accepted) == ((9, 7) if what == "answered" else (0, 0))
 
 

@@ -301,7 +301,7 @@ def test_command_makes_a_draft_that_decodes(pair, tmp_path):
         (["--vocabulary", "300"], "--vocabulary and --text go together"),
         (["--choose", "middle"], "--choose must be one of measured, first, first+last, ends, even, or numbers"),
         (["--choose", "0,1,2"], "--choose 0,1,2 names 3 layers, but --layers is 2."),
-        (["--choose", "0,x"], "--choose must be a number, or several"),
+        (["--choose", "0,x"], "--choose must be an integer, or several"),
     ],
 )
 def test_command_refuses_before_it_loads(options, words, monkeypatch, tmp_path):

@@ -131,7 +131,7 @@ def test_draft_tokens_without_distributions(name, accept):
 
 def test_the_expansion_is_mended():
     """Catches uninitialised temperatures (vllm-project/vllm#55005), whether or not vLLM has fixed them."""
-    runner_v1.mend_expansion(rejection_sampler)
+    runner_v1.fix_expand_batch_to_tokens(rejection_sampler)
     ends = torch.tensor([2, 2, 5], dtype=torch.int32)
     found = rejection_sampler.expand_batch_to_tokens(torch.tensor([0.7, 0.2, 0.0]), ends, 5, 0, 1)
     assert found.tolist() == pytest.approx([0.7, 0.7, 1.0, 1.0, 1.0])

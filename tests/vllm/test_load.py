@@ -8,7 +8,7 @@ import shutil
 
 import pytest
 
-from benchmarks.load import STRICTNESSES, drill
+from benchmarks.load import STRICTNESSES, run_load_test
 from benchmarks.served import start
 from embedded.export import export_demo_pair
 from hf_diversed.tasks import TASKS, load_records
@@ -26,7 +26,7 @@ def phases(tmp_path_factory):
     folder = tmp_path_factory.mktemp("pair")
     export_demo_pair(folder)
     prompts = [TASK.prompt(record) for record in load_records(TASK, "test", REQUESTS, seed=0)]
-    found = drill(
+    found = run_load_test(
         lambda: start(folder, folder, "--head", str(folder / "heads" / "math")), prompts, REQUESTS, NGINX, folder
     )
     found = {phase.name: phase for phase in found}
@@ -60,7 +60,7 @@ def test_a_killed_worker_loses_nothing_silently(phases):
     found = phase.counts()
     assert found["lost"] == 0
     assert found["refused"] == made(phase, "bad")
-    assert {one.request.kind for one in phase.outcomes if one.what == "error"} <= {"stream", "cancel"}
+    assert {one.request.kind for one in phase.outcomes if one.status == "error"} <= {"stream", "cancel"}
     assert phases["the replica left"].counts()["answered"] == REQUESTS
 
 

@@ -1,7 +1,8 @@
-"""vLLM's HTTP server: checks requests before an answer starts, and names the verifier of every answer in its headers.
+"""vLLM's HTTP server: check requests before the response starts, and report the verifier in the response headers.
 
 vLLM ignores unknown fields of a request, and checks the sampling parameters of a streamed one only after it has sent
-HTTP 200. Both checks belong where the server turns a request into sampling parameters.
+HTTP 200. Both are
+therefore checked where the server converts a request to sampling parameters.
 """
 
 import functools
@@ -29,7 +30,7 @@ _HEADERS: ContextVar[dict[str, str] | None] = ContextVar("headers", default=None
 
 
 def serve(deployment: Deployment) -> None:
-    """Check requests and name verifiers in the HTTP server of this process; do nothing if there is no server."""
+    """Patch this process's HTTP server to check requests and report the verifier; do nothing if there is no server."""
     server = sys.modules.get(SERVER)
     if server is None:
         return
@@ -47,13 +48,13 @@ def serve(deployment: Deployment) -> None:
 
 
 def _check_requests(request_class: type, deployment: Deployment) -> None:
-    stock = request_class.to_sampling_params  # type: ignore[attr-defined]
+    original = request_class.to_sampling_params  # type: ignore[attr-defined]
 
-    @functools.wraps(stock)
+    @functools.wraps(original)
     def to_sampling_params(self: Any, *args: Any, **named: Any) -> Any:
         with validation_errors():
             check_top_level(self.model_extra or {})
-            params = stock(self, *args, **named)
+            params = original(self, *args, **named)
             settings = read_request(deployment, params)
         headers = _HEADERS.get()
         if headers is not None:
@@ -65,14 +66,14 @@ def _check_requests(request_class: type, deployment: Deployment) -> None:
 
 def _check_messages(serving_class: type) -> None:
     """Check the fields of `/v1/messages`, which vLLM drops before it creates a chat completion request."""
-    stock = serving_class.create_messages  # type: ignore[attr-defined]
+    original = serving_class.create_messages  # type: ignore[attr-defined]
 
-    @functools.wraps(stock)
+    @functools.wraps(original)
     async def create_messages(self: Any, request: Any, raw_request: Any = None) -> Any:
         if raw_request is not None:
             with validation_errors():
                 check_top_level(await raw_request.json())
-        return await stock(self, request, raw_request)
+        return await original(self, request, raw_request)
 
     serving_class.create_messages = create_messages  # type: ignore[attr-defined]
 

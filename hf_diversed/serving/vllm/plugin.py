@@ -58,10 +58,10 @@ def _admit(processor: Any, vllm_config: Any) -> None:
     if deployment is None:
         return
     logger.info("hf_diversed serves %s.", ", ".join(deployment.names))
-    stock = processor.validate_logits_processors_params
+    original = processor.validate_logits_processors_params
 
     def validate(params: Any) -> None:
-        stock(params)
+        original(params)
         with http.validation_errors():
             read_request(deployment, params)
 

@@ -1,7 +1,7 @@
 """vLLM's model runner V1 (CPU, and GPUs without Triton): our logits for its `rejection_sample`.
 
-vLLM's `v1/worker/gpu_model_runner.py` has the requests of a batch, `v1/sample/rejection_sampler.py` their
-distributions. A context variable passes the requests from the first to the second, for one engine at a time.
+vLLM's `v1/worker/gpu_model_runner.py` knows the requests of a batch, and `v1/sample/rejection_sampler.py` receives
+their distributions. A context variable passes the requests from the first to the second, for one engine at a time.
 """
 
 import functools
@@ -34,7 +34,7 @@ class Batch:
         self._table: torch.Tensor | None = None
 
     def table(self, counts: list[int], device: torch.device) -> torch.Tensor:
-        """Return float32 `[N, COLUMNS]`: `RequestSettings.row` for each of a request's `counts` draft tokens."""
+        """Return float32 `[N, COLUMNS]`: one `RequestSettings.row` per draft token; `counts` are per request."""
         if self._table is None or counts != self._counts:
             rows = [row for one, count in zip(self.settings, counts) for row in [one.row()] * count]
             table = torch.tensor(rows, dtype=torch.float32, pin_memory=device.type == "cuda").view(-1, COLUMNS)
@@ -46,35 +46,35 @@ _BATCH: ContextVar[Batch | None] = ContextVar("batch", default=None)
 
 
 def serve(runner: Any, deployment: Deployment) -> None:
-    """Let a `GPUModelRunner` verify with a deployment's verifiers."""
+    """Patch a `GPUModelRunner` to verify with the deployment's verifiers."""
     move_verifiers(deployment, runner.device)
     module = importlib.import_module(_MODULE)
     wrap_verification(module)
-    stock = runner._sample
+    original = runner._sample
     requests: list[Any] = []
     batch = Batch(deployment, [])
 
-    @functools.wraps(stock)
+    @functools.wraps(original)
     def _sample(logits: Any, spec_decode_metadata: Any) -> Any:
         nonlocal requests, batch
         if spec_decode_metadata is None:
-            return stock(logits, spec_decode_metadata)
+            return original(logits, spec_decode_metadata)
         if runner.device.type == "cpu":
-            mend_expansion(module)
+            fix_expand_batch_to_tokens(module)
         present = [runner.requests[name].sampling_params for name in runner.input_batch.req_ids]
         if len(present) != len(requests) or any(a is not b for a, b in zip(present, requests)):
             known = {id(params): settings for params, settings in zip(requests, batch.settings)}
             read = (known.get(id(params)) or read_safely(deployment, params) for params in present)
             requests, batch = present, Batch(deployment, list(read))
         with verifying(batch):
-            return stock(logits, spec_decode_metadata)
+            return original(logits, spec_decode_metadata)
 
     runner._sample = _sample
 
 
 @contextmanager
 def verifying(batch: Batch) -> Iterator[None]:
-    """Verify draft tokens as those of a batch's requests within the block."""
+    """Apply the settings of `batch` in `rejection_sample` inside the `with` block."""
     token = _BATCH.set(batch)
     try:
         yield
@@ -84,11 +84,11 @@ def verifying(batch: Batch) -> Iterator[None]:
 
 def wrap_verification(module: ModuleType) -> None:
     """Let the module's `rejection_sample` use the batch's verifiers inside `verifying`; a second call does nothing."""
-    stock = module.rejection_sample
-    if hasattr(stock, _MARK):
+    original = module.rejection_sample
+    if hasattr(original, _MARK):
         return
 
-    @functools.wraps(stock)
+    @functools.wraps(original)
     def rejection_sample(
         draft_token_ids: torch.Tensor,
         num_draft_tokens: list[int],
@@ -102,7 +102,7 @@ def wrap_verification(module: ModuleType) -> None:
         batch = _BATCH.get()
         if batch is not None:
             target_logits = _relaxed(batch, draft_token_ids, num_draft_tokens, draft_probs, target_logits)
-        return stock(
+        return original(
             draft_token_ids,
             num_draft_tokens,
             max_spec_len,
@@ -132,17 +132,17 @@ def _relaxed(
     return served_logits(deployment.verifiers, batch.present, table, target_logits, draft_probs, draft_token_ids)
 
 
-def mend_expansion(module: ModuleType) -> None:
+def fix_expand_batch_to_tokens(module: ModuleType) -> None:
     """Replace `expand_batch_to_tokens` if it returns uninitialised memory, as in vLLM 0.32 on CPUs.
 
     vLLM's substitute for the kernel fills an integer copy of a float output and drops the copy, so temperatures and
     top-p per token are arbitrary (https://github.com/vllm-project/vllm/issues/55005). Detected by calling it.
     """
-    stock = module.expand_batch_to_tokens
-    if hasattr(stock, _MARK):
+    original = module.expand_batch_to_tokens
+    if hasattr(original, _MARK):
         return
-    found = stock(torch.tensor([0.75, 1.25]), torch.tensor([1, 3], dtype=torch.int32), 3).tolist()
-    mended = stock if found == [0.75, 1.25, 1.25] else expand_batch_to_tokens
+    found = original(torch.tensor([0.75, 1.25]), torch.tensor([1, 3], dtype=torch.int32), 3).tolist()
+    mended = original if found == [0.75, 1.25, 1.25] else expand_batch_to_tokens
     setattr(mended, _MARK, True)
     module.expand_batch_to_tokens = mended  # type: ignore[attr-defined]
 

@@ -70,11 +70,11 @@ def serve(sampler: Any, deployment: Deployment) -> None:
     """Let the rejection sampler of a `Sampler` verify with a deployment's verifiers."""
     slots = Slots(deployment, len(sampler.needs_logits_processing))
     sampler.diversed_slots = slots
-    stock = sampler.add_request
+    original = sampler.add_request
 
-    @functools.wraps(stock)
+    @functools.wraps(original)
     def add_request(req_idx: int, sampling_params: Any) -> None:
-        stock(req_idx, sampling_params)
+        original(req_idx, sampling_params)
         slots.fill(req_idx, sampling_params)
 
     sampler.add_request = add_request
@@ -82,8 +82,8 @@ def serve(sampler: Any, deployment: Deployment) -> None:
 
 
 def _wrap_verification(module: ModuleType) -> None:
-    verify, stock = module.RejectionSampler._verify, module.rejection_sample
-    if hasattr(stock, _MARK):
+    verify, original = module.RejectionSampler._verify, module.rejection_sample
+    if hasattr(original, _MARK):
         return
     signature = inspect.signature(verify)
 
@@ -99,7 +99,7 @@ def _wrap_verification(module: ModuleType) -> None:
         finally:
             _BATCH.reset(token)
 
-    @functools.wraps(stock)
+    @functools.wraps(original)
     def rejection_sample(
         target_logits: torch.Tensor,
         draft_logits: torch.Tensor | None,
@@ -118,7 +118,7 @@ def _wrap_verification(module: ModuleType) -> None:
             rows = _Rows(draft_sampled, expanded_idx_mapping.long(), expanded_local_pos.long(), temperature)
             target_logits = _relaxed(batch, target_logits, draft_logits, rows)
         mapping = (idx_mapping, expanded_idx_mapping, expanded_local_pos)
-        return stock(
+        return original(
             target_logits, draft_logits, draft_sampled, cu_num_logits, pos, *mapping, temperature, *rest, **named
         )
 
