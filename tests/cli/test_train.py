@@ -172,7 +172,7 @@ def test_overwriting_removes_the_earlier_run(monkeypatch, used):
     monkeypatch.setattr("hf_diversed.cli.train.build_trainer", lambda arguments, config: trainer)
     with pytest.raises(ValueError, match="pass only one of them"):
         call("train", [*options, "--resume"])
-    with pytest.raises(ValueError, match="which this run reads. Choose another folder"):
+    with pytest.raises(ValueError, match=r"which this run reads\. Choose another folder"):
         call("train", [*options, "--head", str(used / "checkpoint-8")])
     call("train", options)
     trainer.train.assert_called_once_with(resume_from_checkpoint=None)
