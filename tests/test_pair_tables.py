@@ -61,6 +61,27 @@ def test_tables(folder):
     assert "(assets/plots/frontier-qwen-coder-mbpp.png)" in text
 
 
+@pytest.mark.parametrize(
+    ("n", "options"), [(16, " --num-examples 16 --batch-size 8`"), (50, "`"), (100, " --parts 2`")]
+)
+def test_command_has_the_number_of_prompts(folder, n, options):
+    """Catches a command that measures another number of prompts than the table's."""
+    path = folder / "qwen-coder-mbpp.json"
+    content = json.loads(path.read_text())
+    rows = [record | {"n": n, "batch_size": 8} for record in content["records"]]
+    path.write_text(json.dumps({**content, "records": rows}))
+    assert f"--methods target,lossless,lenience:0.3{options}." in render_pair.pair(folder)
+
+
+def test_heads_have_a_table_of_their_own(folder):
+    """Catches heads that were measured on fewer prompts than the other methods, in the same table."""
+    path = folder / "qwen-coder-mbpp.json"
+    (folder / "qwen-coder-mbpp-heads.json").write_text(path.read_text())
+    text = render_pair.pair(folder)
+    assert "### MBPP, temperature 1, trained heads" in text
+    assert "(assets/plots/frontier-qwen-coder-mbpp-heads.png)" in text
+
+
 def test_gains_are_over_the_target_of_the_same_turn_and_engine(folder):
     """Catches compiled speed divided by eager speed, and medians of ratios of different turns."""
     text = render_pair.pair(folder)

@@ -64,7 +64,9 @@ def brief(folder: Path = FOLDER, methods: Sequence[str] = METHODS) -> str:
 
 def _files(folder: Path) -> list[Path]:
     found = [
-        folder / f"{PREFIX}{task}{suffix}.json" for task in TASKS for suffix in ("", "-t0", "-plain", "-t0-plain")
+        folder / f"{PREFIX}{task}{suffix}.json"
+        for task in TASKS
+        for suffix in ("", "-heads", "-t0", "-plain", "-t0-plain")
     ]
     return [path for path in found if path.is_file()]
 
@@ -95,6 +97,7 @@ def _task(path: Path) -> str:
     ]
     plain = path.stem.endswith("-plain")
     temperature = f", temperature {first['temperature']:g}{', plain completion' if plain else ''}"
+    title = f"{TASKS[first['task']]}{temperature}{', trained heads' if path.stem.endswith('-heads') else ''}"
     setting = (
         f"{prompts(records)}{temperature}, {first['num_assistant_tokens']} draft tokens per round, at most "
         f"{first['max_new_tokens']} new tokens, target's mean {records[0]['mean_tokens']:.0f}; bfloat16 on "
@@ -103,12 +106,14 @@ def _task(path: Path) -> str:
     option = "" if first["temperature"] == 1 else f" --temperature {first['temperature']:g}"
     option += " --no-chat" if plain else ""
     option += f" --methods {','.join(record['method'] for record in records)}"
-    option += f" --parts {first['n'] // _PART}" if first["n"] > _PART else ""
-    name = f"{TASKS[first['task']]}{temperature}"
-    parts = [f"### {name}", setting, table((*header, "above the static curve"), rows)]
+    if first["n"] < _PART:
+        option += f" --num-examples {first['n']} --batch-size {first['batch_size']}"
+    elif first["n"] > _PART:
+        option += f" --parts {first['n'] // _PART}"
+    parts = [f"### {title}", setting, table((*header, "above the static curve"), rows)]
     if _has_curve(path):
-        parts.append(f"![Quality against acceptance on {name}](assets/plots/frontier-{path.stem}.png)")
-        parts.append(f"![Accepted draft tokens by position on {name}](assets/plots/positions-{path.stem}.png)")
+        parts.append(f"![Quality against acceptance on {title}](assets/plots/frontier-{path.stem}.png)")
+        parts.append(f"![Accepted draft tokens by position on {title}](assets/plots/positions-{path.stem}.png)")
     return "\n\n".join([*parts, f"Measured by `{_command([first['task']], option)}`."])
 
 
