@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from hf_diversed.evaluation.curves import Curve, read_records, to_curves
 from tools import plots as figures
+from tools.render_pair import PREFIX, has_curve
 from tools.render_results import RESULTS, read_asked
 
 
@@ -56,9 +57,10 @@ def plots(results: Path = RESULTS) -> dict[str, Plot]:
     sources |= {path.stem: f"real/{path.name}" for path in sorted((results / "real").glob("qwen-coder-*.json"))}
     by_name = {}
     for name, source in sources.items():
-        if not (results / source).is_file() or name.startswith(("qwen-coder-speed", "qwen-coder-specbench")):
+        path = results / source
+        if not path.is_file() or name in ("qwen-coder-speed", "qwen-coder-specbench"):
             continue
-        if len(largest(results / source).families) >= 2:
+        if has_curve(path) if name.startswith(PREFIX) else len(largest(path).families) >= 2:
             by_name[f"frontier-{name}"] = Plot(source, largest, "quality_acceptance")
             if name not in ("summary", "code"):
                 by_name[f"positions-{name}"] = Plot(source, largest, "acceptance_position")

@@ -71,8 +71,10 @@ def _files(folder: Path) -> list[Path]:
     return [path for path in found if path.is_file()]
 
 
-def _has_curve(path: Path) -> bool:
-    return sum(record["acceptance_rate"] is not None for record in read_records(path)) >= 2
+def has_curve(path: Path) -> bool:
+    """Return whether results are plotted: at least two methods that draft, on at least one part of prompts."""
+    records = read_records(path)
+    return records[0]["n"] >= _PART and sum(record["acceptance_rate"] is not None for record in records) >= 2
 
 
 def _command(tasks: Sequence[str], options: str = "") -> str:
@@ -111,9 +113,11 @@ def _task(path: Path) -> str:
     elif first["n"] > _PART:
         option += f" --parts {first['n'] // _PART}"
     parts = [f"### {title}", setting, table((*header, "above the static curve"), rows)]
-    if _has_curve(path):
-        parts.append(f"![Quality against acceptance on {title}](assets/plots/frontier-{path.stem}.png)")
-        parts.append(f"![Accepted draft tokens by position on {title}](assets/plots/positions-{path.stem}.png)")
+    if has_curve(path):
+        parts.append(
+            f"![Quality against acceptance on {title}](assets/plots/frontier-{path.stem}.png)\n"
+            f"![Accepted draft tokens by position on {title}](assets/plots/positions-{path.stem}.png)"
+        )
     return "\n\n".join([*parts, f"Measured by `{_command([first['task']], option)}`."])
 
 
