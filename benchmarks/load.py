@@ -71,7 +71,7 @@ class Outcome:
 def plan(prompts: Sequence[str], count: int, seed: int, bad: float = 0.05, cancelled: float = 0.05) -> list[Request]:
     """Return `count` requests that cycle through `STRICTNESSES`.
 
-    The shares `bad` and `cancelled` are invalid and cancelled requests; half of the others are streamed.
+    `bad`, `cancelled`: shares of invalid and of cancelled requests. Half of the others are streamed.
     """
     draws = random.Random(seed)
     kinds = ["bad"] * round(bad * count) + ["cancel"] * round(cancelled * count)

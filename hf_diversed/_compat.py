@@ -8,7 +8,7 @@ import inspect
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 import transformers
@@ -283,8 +283,18 @@ def _forward_parameters(model: PreTrainedModel):
     return inspect.signature(type(base_model(model)).forward).parameters
 
 
-def supports_logits_to_keep(model: PreTrainedModel) -> bool:
-    return "logits_to_keep" in _forward_parameters(model)
+LogitsToKeep = Literal["all", "number", "index"]
+
+
+def logits_to_keep(model: PreTrainedModel) -> LogitsToKeep:
+    """Return how a model's forward selects positions for its logits.
+
+    Gemma 4 accepts an index, but skips positions in the layers that share keys only if it gets a number.
+    """
+    if "logits_to_keep" not in _forward_parameters(model):
+        return "all"
+    shares_keys = getattr(base_model(model).config.get_text_config(), "num_kv_shared_layers", 0)
+    return "number" if shares_keys else "index"
 
 
 def forward_inputs(model: PreTrainedModel) -> set[str]:

@@ -70,7 +70,7 @@ class RaggedLayer(CacheLayerMixin):
         return self.keys[:, :, :visible], self.values[:, :, :visible]
 
     def keep(self, rows: torch.Tensor) -> None:
-        """Keep only these rows."""
+        """Select rows."""
         if self.is_initialized:
             rows = rows.to(self.keys.device)
             self.keys, self.values = self.keys[rows], self.values[rows]
@@ -155,7 +155,7 @@ class RaggedCache(Cache):
         return columns
 
     def keep(self, rows: torch.Tensor) -> None:
-        """Keep only these rows (long, ascending)."""
+        """Select rows (long; any order, repeated rows allowed)."""
         for layer in self.layers:
             layer.keep(rows)
         for states, index in self._recurrent_states():

@@ -275,7 +275,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     arguments = parser.parse_args(argv)
     kinds = arguments.format.split(",")
     if unknown := [kind for kind in kinds if kind not in FORMATS]:
-        parser.error(f"--format must be of {', '.join(FORMATS)}, got {', '.join(unknown)}.")
+        parser.error(f"--format must be one of {', '.join(FORMATS)}, got {', '.join(unknown)}.")
+    if arguments.output.is_file():
+        parser.error(f"--output must be a folder, got {arguments.output}.")
     stems = [path.stem for path in arguments.results]
     if len(set(stems)) < len(stems):
         parser.error(f"figures are named after their files, whose names must differ: got {', '.join(stems)}.")
@@ -283,7 +285,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     for path in arguments.results:
         try:
             curves += read_curves(path)
-        except ValueError as error:
+        except (OSError, ValueError) as error:
             print(f"skipped: {error}", file=sys.stderr)
     figures, skipped = draw(curves)
     for sentence in skipped:

@@ -72,7 +72,7 @@ def _files(folder: Path) -> list[Path]:
 
 
 def has_curve(path: Path) -> bool:
-    """Return whether results are plotted: at least two methods that draft, on at least one part of prompts."""
+    """Return whether a plot is drawn: at least `_PART` prompts and two methods with draft tokens."""
     records = read_records(path)
     return records[0]["n"] >= _PART and sum(record["acceptance_rate"] is not None for record in records) >= 2
 

@@ -30,7 +30,6 @@ from hf_diversed.running.methods import UPSTREAM, HeadLike, Method, MethodName, 
 from hf_diversed.running.pair import eos_ids
 from hf_diversed.running.prompts import left_padded
 from hf_diversed.verifiers import DiversedVerifier
-from hf_diversed.verifiers.base import check_range
 
 
 FRESH = "fresh"
@@ -87,9 +86,8 @@ def build_timed(
 def _build(name: MethodName, target: PreTrainedModel, draft: PreTrainedModel, head: HeadLike | None) -> Method:
     if name.name == UPSTREAM:
         weight = None if name.parameters is None else parse_number(name.parameters)
-        if weight is None and name.parameters is not None:
+        if name.parameters is not None and (weight is None or not 0.0 < weight < 1.0):
             raise ValueError(f"method {str(name)!r} must read {UPSTREAM} or {UPSTREAM}:<weight in (0, 1)>.")
-        weight = None if weight is None else check_range(str(name), weight, 0.0, 1.0)
         return Method(str(name), upstream=True, ensemble_weight=weight)
     if name.name == FRESH:
         return Method(str(name), DiversedVerifier(_fresh_head(name.parameters or "", target, draft)))

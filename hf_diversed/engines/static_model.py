@@ -25,7 +25,7 @@ class Traits:
 
     windows: Windows
     dtype: torch.dtype
-    can_trim_logits: bool
+    logits_to_keep: _compat.LogitsToKeep
     keep_hidden: bool
     max_id: int | None
 
@@ -82,7 +82,7 @@ def extend(
         tokens = tokens.clamp_max(traits.max_id)
     positions = buffers.positions.gather(1, columns)
     cache = Cache(layers=layers)
-    return run_model(model, tokens, masks, positions, cache, keep, traits.can_trim_logits, traits.keep_hidden)
+    return run_model(model, tokens, masks, positions, cache, keep, traits.logits_to_keep, traits.keep_hidden)
 
 
 class StaticModel(RaggedModel):
@@ -112,7 +112,7 @@ class StaticModel(RaggedModel):
         self.traits = Traits(
             windows=self._cache.windows,
             dtype=self._dtype,
-            can_trim_logits=self._can_trim_logits,
+            logits_to_keep=self._logits_to_keep,
             keep_hidden=self.keep_hidden,
             max_id=self._max_id,
         )

@@ -1,7 +1,6 @@
 """A causal language model over rows of different lengths. Only this module calls a model's forward."""
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -68,7 +67,7 @@ class RaggedModel:
         self.keep_hidden = keep_hidden
         self.num_forwards = 0
         self._max_id = max_id
-        self._prompt_mask = None if prompt_mask is None else prompt_mask.to(self.device)
+        self._prompt_mask = None if prompt_mask is None else prompt_mask.to(self.device, torch.long)
         states = _compat.recurrent_states(model)
         limit = rows.ids.shape[1] + (_LONGEST_REPLAY if states else 0)  # columns, rejected and padding tokens included
         position_ids = position_ids.to(self.device)
@@ -78,7 +77,7 @@ class RaggedModel:
         real = None if self._prompt_mask is None else self._prompt_mask.bool()
         self._cache = RaggedCache(_compat.num_layers(model), limit, real, _compat.mask_windows(model), states)
         self._replay = Replay(self._cache, rows) if states else None
-        self._can_trim_logits = _compat.supports_logits_to_keep(model)
+        self._logits_to_keep = _compat.logits_to_keep(model)
 
     def prefill(self, input_ids: torch.Tensor, chunk_size: int | None = None) -> None:
         """Fill the cache with prompt ids (long `[B, N]`, N may be 0). Equal prompts are processed once.
@@ -88,11 +87,13 @@ class RaggedModel:
         """
         length = input_ids.shape[1]
         input_ids, positions, prompt_mask = input_ids.to(self.device), self._positions, self._prompt_mask
-        groups = equal_rows(input_ids, positions[:, :length], prompt_mask)
-        if groups is not None:
-            input_ids, positions = input_ids[groups.firsts], positions[groups.firsts]
-            prompt_mask = None if prompt_mask is None else prompt_mask[groups.firsts]
-            self._cache.keep(groups.firsts)
+        compared = [input_ids, positions[:, :length], *([] if prompt_mask is None else [prompt_mask])]
+        firsts, group_of_row = group_equal_rows(torch.cat(compared, dim=1).tolist() if len(positions) > 1 else [[]])
+        if len(firsts) < len(positions):
+            chosen = torch.tensor(firsts, device=self.device)
+            input_ids, positions = input_ids[chosen], positions[chosen]
+            prompt_mask = None if prompt_mask is None else prompt_mask[chosen]
+            self._cache.keep(chosen)
         for start in range(0, length, chunk_size or max(length, 1)):
             stop = min(start + (chunk_size or length), length)
             columns = self._cache.open(torch.full_like(positions[:, 0], start), start, start, stop - start)
@@ -103,8 +104,8 @@ class RaggedModel:
                 is_alone = stop - start == 1 and self._replay is not None
                 mask = self._cache.mask(columns, self._dtype, real[:, start:]) if is_alone else real
             self._forward(input_ids[:, start:stop], mask, positions[:, start:stop], keep=1, hidden=False)
-        if groups is not None:
-            self._cache.keep(groups.group_of_row)
+        if len(firsts) < len(group_of_row):
+            self._cache.keep(torch.tensor(group_of_row, device=self.device))
         if self._replay is not None:
             self._replay.lengths = [length] * len(self._positions)
 
@@ -166,7 +167,7 @@ class RaggedModel:
         tokens = tokens.to(self.device)
         if self._max_id is not None:
             tokens = tokens.clamp_max(self._max_id)
-        return run_model(self.model, tokens, mask, positions, self._cache, keep, self._can_trim_logits, hidden)
+        return run_model(self.model, tokens, mask, positions, self._cache, keep, self._logits_to_keep, hidden)
 
 
 class Replay:
@@ -220,23 +221,11 @@ class Replay:
         self._copies = []
 
 
-class RowGroups(NamedTuple):
-    """Groups of equal rows. `firsts`: a row of each group; `group_of_row`: the group of each row. Both long, 1-D."""
-
-    firsts: torch.Tensor
-    group_of_row: torch.Tensor
-
-
-def equal_rows(*values: torch.Tensor | None) -> RowGroups | None:
-    """Group the rows that are equal in all of these, long `[B, ...]` on one device; None if all rows differ."""
-    rows = torch.cat([value for value in values if value is not None], dim=1)
-    if len(rows) == 1 or rows.shape[1] == 0:
-        return None
-    groups, group_of_row = rows.unique(dim=0, return_inverse=True)
-    if len(groups) == len(rows):
-        return None
-    firsts = torch.empty_like(groups[:, 0]).scatter_(0, group_of_row, torch.arange(len(rows), device=rows.device))
-    return RowGroups(firsts, group_of_row)
+def group_equal_rows(rows: list[list[int]]) -> tuple[list[int], list[int]]:
+    """Return the first row of each group of equal rows, ascending, and the group of each row."""
+    groups: dict[tuple[int, ...], int] = {}
+    group_of_row = [groups.setdefault(tuple(row), len(groups)) for row in rows]
+    return [group_of_row.index(group) for group in range(len(groups))], group_of_row
 
 
 def find_rotary_limit(model: PreTrainedModel, position_ids: torch.Tensor, max_length: int) -> RotaryLimit | None:
@@ -281,12 +270,13 @@ def run_model(
     positions: torch.Tensor,
     cache: Cache,
     keep: int,
-    can_trim_logits: bool,
+    logits_to_keep: _compat.LogitsToKeep,
     hidden: bool,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Run one forward over tokens, long `[B, Q]`. Returns logits float32 `[B, keep, V]` and, if `hidden`, states."""
-    extra: dict[str, int | bool | torch.Tensor] = {"logits_to_keep": keep} if can_trim_logits else {}
-    if can_trim_logits and len(tokens) > 1 and keep < tokens.shape[1] and tokens.device.type == "cpu":
+    extra: dict[str, int | bool | torch.Tensor] = {} if logits_to_keep == "all" else {"logits_to_keep": keep}
+    is_slice = len(tokens) > 1 and keep < tokens.shape[1]
+    if logits_to_keep == "index" and is_slice and tokens.device.type == "cpu":
         # An index copies the kept states. With weights that do not require gradients, PyTorch multiplies each row of a
         # slice on its own, over 100 times slower in bfloat16.
         extra["logits_to_keep"] = torch.arange(-keep, 0)

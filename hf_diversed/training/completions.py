@@ -58,7 +58,7 @@ def completion_logits(model, batch: Mapping[str, torch.Tensor], unwrapped: PreTr
     inputs = {"input_ids": ids, "attention_mask": batch["attention_mask"].to(unwrapped.device), "use_cache": False}
     if any(isinstance(module, OptimizedModule) for module in model.modules()):  # new hooks cause recompilation
         columns = torch.arange(ids.shape[1] - 1)
-        if _compat.supports_logits_to_keep(unwrapped):
+        if _compat.logits_to_keep(unwrapped) != "all":
             columns = kept.any(dim=0).nonzero().flatten()
             inputs["logits_to_keep"] = columns.to(unwrapped.device)
         at_columns = model(**inputs).logits[:, : len(columns)]

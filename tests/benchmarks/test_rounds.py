@@ -366,7 +366,7 @@ def test_settings_refuse(settings, words):
     [
         (["nonsense"], {}, "unknown method"),
         (["upstream:x"], {}, "weight in"),
-        (["upstream:2"], {}, "must lie in"),
+        (["upstream:1"], {}, "weight in"),
         (["compiled:upstream:0.7"], {}, "no static cache"),
         (["compiled:nonsense"], {}, "unknown method"),
         (["fresh:nonsense"], {}, "features must be one of"),

@@ -97,6 +97,16 @@ def test_equal_prompts_are_processed_once(pair):
     assert torch.equal(ours.sequences, target.generate(**inputs, max_new_tokens=NEW, do_sample=False))
 
 
+@pytest.mark.parametrize("dtype", [torch.bool, torch.float32, torch.bfloat16])
+def test_equal_prompts_with_any_mask(dtype):
+    """Catches ids that are compared in the dtype of the mask, in which different ones can be equal."""
+    target = tiny.tiny_model("llama")
+    inputs = {name: values[[0, 1, 0]] for name, values in tiny.ragged_batch(2, PROMPT).items()}
+    expected = target.generate(**inputs, max_new_tokens=NEW, do_sample=False)
+    inputs["attention_mask"] = inputs["attention_mask"].to(dtype)
+    assert torch.equal(decode(target, tiny.tiny_draft(target), inputs, LosslessVerifier()).sequences, expected)
+
+
 def test_output_embedding_gets_contiguous_states():
     """Catches strided states, which PyTorch multiplies row by row on CPUs."""
     target = tiny.tiny_model("llama")

@@ -202,9 +202,9 @@ def test_the_wrong_expansion_is_mended(vllm):
     runner = vllm.runner(engine(STATIC))
     runner.add("plain", request())
     sampled(runner, [1])
-    mended = vllm.verification.expand_batch_to_tokens
+    fixed = vllm.verification.expand_batch_to_tokens
     ends = torch.tensor([2, 2, 3], dtype=torch.int32)
-    assert mended(torch.tensor([0.0, 5.0, 2.0]), ends, 3, 0, 1).tolist() == [1.0, 1.0, 2.0]
+    assert fixed(torch.tensor([0.0, 5.0, 2.0]), ends, 3, 0, 1).tolist() == [1.0, 1.0, 2.0]
     right = SimpleNamespace(expand_batch_to_tokens=lambda *args: runner_v1.expand_batch_to_tokens(*args))
     stock = right.expand_batch_to_tokens
     runner_v1.fix_expand_batch_to_tokens(right)

@@ -1,8 +1,7 @@
 """vLLM's HTTP server: check requests before the response starts, and report the verifier in the response headers.
 
 vLLM ignores unknown fields of a request, and checks the sampling parameters of a streamed one only after it has sent
-HTTP 200. Both are
-therefore checked where the server converts a request to sampling parameters.
+HTTP 200. Both are therefore checked where the server converts a request to sampling parameters.
 """
 
 import functools

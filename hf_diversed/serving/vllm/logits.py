@@ -1,4 +1,4 @@
-"""Target logits with which stock rejection sampling verifies as a given verifier does. Needs torch only, no engine.
+"""Target logits with which vLLM's rejection sampling verifies as a given verifier does. Needs torch only, no engine.
 
 Engines verify exactly: a draft token x ~ q is accepted with probability min(1, p(x)/q(x)) and otherwise replaced by a
 sample from norm(max(p - q, 0)). A verifier therefore needs no kernel of its own, only another distribution v in the

@@ -142,9 +142,9 @@ def fix_expand_batch_to_tokens(module: ModuleType) -> None:
     if hasattr(original, _MARK):
         return
     found = original(torch.tensor([0.75, 1.25]), torch.tensor([1, 3], dtype=torch.int32), 3).tolist()
-    mended = original if found == [0.75, 1.25, 1.25] else expand_batch_to_tokens
-    setattr(mended, _MARK, True)
-    module.expand_batch_to_tokens = mended  # type: ignore[attr-defined]
+    fixed = original if found == [0.75, 1.25, 1.25] else expand_batch_to_tokens
+    setattr(fixed, _MARK, True)
+    module.expand_batch_to_tokens = fixed  # type: ignore[attr-defined]
 
 
 def expand_batch_to_tokens(
