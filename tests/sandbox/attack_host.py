@@ -38,11 +38,13 @@ def main(package: str, mode: str, scratch: str) -> None:
     tcp, udp, unix = listen(socket.SOCK_STREAM), listen(socket.SOCK_DGRAM), socket.socket(socket.AF_UNIX)
     unix.bind("\0" + secret)
     unix.listen()
+    datagrams = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    datagrams.bind(str(outside / "socket"))
     # An execed process of the same user, whose environment holds the secret from the start.
     victim = subprocess.Popen([sys.executable, "-I", "-c", "input()"], stdin=subprocess.PIPE)
     words = {
         "CANARY": canary, "SECRET": secret, "OUTSIDE": outside, "PACKAGE": f"{package}/sandbox", "VICTIM": victim.pid,
-        "HOST": victim.pid, "TCP": tcp.getsockname()[1], "UDP": udp.getsockname()[1],
+        "HOST": victim.pid, "TCP": tcp.getsockname()[1], "UDP": udp.getsockname()[1], "PATH": datagrams.getsockname(),
     }  # fmt: skip
     attacks = {name: filled(source, words) for name, source in ATTACKS.items()}
     (confined,) = sandbox.run_programs([CONFINED])  # also compiles the launcher's modules, which is not an attack
@@ -60,7 +62,8 @@ def main(package: str, mode: str, scratch: str) -> None:
     touched += [f"left behind: {path.name}" for path in temporary.iterdir()]
     touched += [f"process {pid}" for pid in processes_of(str(temporary))]
     touched += ["victim"] if victim.poll() is not None else []
-    touched += [name for name, server in (("tcp", tcp), ("udp", udp), ("unix", unix)) if reached(server)]
+    servers = {"tcp": tcp, "udp": udp, "unix": unix, "datagrams": datagrams}
+    touched += [name for name, server in servers.items() if reached(server)]
     victim.communicate(b"\n")
     result = {
         "attacks": shown(broken, broken.values()),

@@ -165,6 +165,15 @@ for _ in range(3):
 page = ctypes.create_string_buffer(4096)
 call((278, 75), os.pipe()[1], (ctypes.c_size_t * 2)(ctypes.addressof(page), 4096), 1, 0)
 """,
+    "memory_in_a_larger_buffer": """
+import socket
+end, _ = socket.socketpair()
+end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2**20)
+""",
+    "descriptor_in_a_message": "import socket; end, _ = socket.socketpair(); socket.send_fds(end, [b'x'], [0])",
+    "several_messages": "import socket\nend, _ = socket.socketpair()"
+    + _SYSTEM_CALL
+    + "call((307, 269), end.fileno(), None, 0, 0)",
     "thread_with_its_own_descriptors": _SYSTEM_CALL + "call((56, 220), 0x10900, 0, 0, 0, 0)",
     "own_descriptors_by_close_range": _SYSTEM_CALL + "call((436, 436), 900, 900, 2)",
     "thread_without_a_leader": """
@@ -237,6 +246,18 @@ os.write(w, b"x")
     "connect": "import socket; socket.create_connection(('127.0.0.1', @TCP@), timeout=1)",
     "datagram": "import socket; socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b'x', ('127.0.0.1', @UDP@))",
     "unix_socket": "import socket; socket.socket(socket.AF_UNIX).connect('\\0@SECRET@')",
+    "unix_datagram": """
+import socket
+end, _ = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+end.sendto(b"x", "@PATH@")
+""",
+    "unix_datagram_of_a_raw_socket": """
+import socket
+end, _ = socket.socketpair(socket.AF_UNIX, socket.SOCK_RAW | socket.SOCK_NONBLOCK)
+end.connect("@PATH@")
+end.send(b"x")
+""",
+    "socket_pair_of_a_network": "import socket; socket.socketpair(30, socket.SOCK_STREAM)",
     "environment": "import os; assert dict(os.environ) and '@SECRET@' in str(dict(os.environ))",
     "descriptor": """
 import os
@@ -275,6 +296,14 @@ for thread in threads:
     thread.join()
 """,
     "event_loop": "import asyncio\nasync def f(): return 1\nassert asyncio.run(f()) == 1",
+    "socket_pairs": """
+import socket
+for kind in (socket.SOCK_STREAM, socket.SOCK_SEQPACKET):
+    near, far = socket.socketpair(socket.AF_UNIX, kind)
+    near.sendall(b"x")
+    assert far.recv(2) == b"x"
+""",
+    "event_loop_and_thread": "import asyncio\nassert asyncio.run(asyncio.to_thread(sum, [1, 2])) == 3",
     "unicode": "assert len('\u00e9\U0001f600') == 2",
     "thread_left_running": "import threading, time; threading.Thread(target=time.sleep, args=(60,)).start()",
     "empty": "",

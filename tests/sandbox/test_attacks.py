@@ -92,8 +92,11 @@ def attacks_end_for_the_right_reason(outcome: dict) -> None:
     for name in ("exec_true", "exec_by_a_thread"):
         assert reasons[name] == "did not run to its end (exit 0)"
     assert {name: reasons[name] for name in PROCESSES if not process_was_refused(name, reasons[name])} == {}
-    for name in ("memory_in_a_pipe", "thread_with_its_own_descriptors", "own_descriptors_by_close_range"):
-        assert "Operation not permitted" in reasons[name]
+    refused = ("memory_in_a_pipe", "memory_in_a_larger_buffer", "descriptor_in_a_message", "several_messages")
+    refused += ("thread_with_its_own_descriptors", "own_descriptors_by_close_range")
+    refused += ("unix_datagram", "unix_datagram_of_a_raw_socket", "socket_pair_of_a_network")
+    for name in refused:
+        assert "Operation not permitted" in reasons[name], name
     assert reasons["sys_exit"] == "did not run to its end (SystemExit: 0)"
     for name in ("giant_allocation", "growing_list"):
         assert "MemoryError" in reasons[name]

@@ -12,15 +12,16 @@ import os
 from . import kernel
 
 
-# Sockets (UDP and netlink have no Landlock right), other processes' memory, unmapped memory (no limit counts it; one
-# pipe can hold 512 MiB by vmsplice of huge pages), and kernel interfaces with past vulnerabilities.
+# Sockets (UDP and netlink have no Landlock right), other processes' memory, unmapped memory, and kernel interfaces
+# with past vulnerabilities. No limit counts unmapped memory: one pipe can hold 512 MiB by vmsplice of huge pages,
+# setsockopt enlarges buffers, and messages hold descriptors that are closed.
 _NEVER = kernel.numbers("""
     socket 41 198; unshare 272 97; setns 308 268; ptrace 101 117; process_vm_readv 310 270; process_vm_writev 311 271;
     process_madvise 440 440; process_mrelease 448 448; kcmp 312 272; pidfd_getfd 438 438; io_uring_setup 425 425;
     io_uring_enter 426 426; io_uring_register 427 427; bpf 321 280; perf_event_open 298 241; userfaultfd 323 282;
     add_key 248 217; request_key 249 218; keyctl 250 219; memfd_create 319 279; memfd_secret 447 447; shmget 29 194;
     shmat 30 196; shmctl 31 195; msgget 68 186; msgsnd 69 189; msgrcv 70 188; msgctl 71 187; mq_open 240 180;
-    mq_unlink 241 181; vmsplice 278 75
+    mq_unlink 241 181; vmsplice 278 75; setsockopt 54 208; sendmsg 46 211; sendmmsg 307 269
 """)
 _NEW_PROCESSES = kernel.numbers("fork 57 -; vfork 58 -")
 # Without namespaces: signals, scheduling of other processes, System V semaphores, and metadata of files outside, which
@@ -36,11 +37,12 @@ _WITHOUT_NAMESPACES = kernel.numbers("""
     fremovexattr 199 16; removexattrat 466 466
 """)
 _BY_ARGUMENT = kernel.numbers(
-    "clone 56 220; clone3 435 435; close_range 436 436; fcntl 72 25; ioctl 16 29; prlimit64 302 261"
+    "clone 56 220; clone3 435 435; close_range 436 436; fcntl 72 25; ioctl 16 29; prlimit64 302 261; socketpair 53 199"
 )
 
 _CLONE_NAMESPACES = 0x7E020000
 _CLONE_THREAD, _CLONE_FILES, _CLOSE_RANGE_UNSHARE = 0x00010000, 0x00000400, 2
+_UNIX, _DATAGRAM = 1, 2
 _F_SETOWN, _F_SETSIG, _F_SETOWN_EX = 8, 10, 15
 # These write to the terminal's input, or change inode flags (immutable, append-only) outside.
 _TIOCSTI, _TIOCLINUX, _FS_IOC_SETFLAGS, _FS_IOC_FSSETXATTR = 0x5412, 0x541C, 0x40086602, 0x401C5820
@@ -82,6 +84,9 @@ def restrict(mode: str) -> None:
     refused = dict(_NEW_PROCESSES)
     if mode != "unsafe":
         refused |= _NEVER
+        # A paired datagram socket (SOCK_DGRAM, SOCK_RAW) can still send to others; other families load kernel modules.
+        code += _refuse_argument("socketpair", 0, _EQUAL, [_UNIX], otherwise=True)
+        code += _refuse_argument("socketpair", 1, _ANY_BIT, [_DATAGRAM])
         code += _refuse_argument("ioctl", 1, _EQUAL, [_TIOCSTI, _TIOCLINUX, _FS_IOC_SETFLAGS, _FS_IOC_FSSETXATTR])
     if mode == "landlock":
         refused |= _WITHOUT_NAMESPACES
