@@ -30,7 +30,8 @@ reachable. Two kinds of jail ensure this:
   the kernel has it, and seccomp are additional protection.
 - *landlock* (if namespaces are forbidden, as in most containers): Landlock (ABI 3, Linux 6.2, or later) protects
   files; seccomp refuses sockets, signals and changes of file metadata. Programs can see existence and size of files
-  outside, and have their scratch directory on the host's disk.
+  outside. Their scratch directory is in the host's temporary directory (on disk, or in memory if that is a tmpfs):
+  a file has at most 16 MiB, the total is not limited. The number of threads is limited only if the caller is root.
 
 In both, seccomp also refuses new processes.
 """
@@ -81,7 +82,8 @@ def run_programs(
         memory_bytes: address space of a program, and of its tests separately; >= 64 MiB.
         unsafe: run without isolation, with resource limits and the timeout only. Programs then have the caller's
             permissions. New processes are refused if the kernel has seccomp; otherwise they are not limited, and one
-            that leaves its process group can remain.
+            that leaves its process group can remain. Without seccomp, a child process can pass in place of the
+            program.
 
     Returns:
         One `ProgramResult` per program, in order.

@@ -10,7 +10,7 @@ from . import kernel, landlock, namespaces, seccomp
 READY = b"ready"
 _UNPRIVILEGED_ID = 65534
 _SIGKILL = 9
-_PROCESSES = 32
+_THREADS = 32
 _OPEN_FILES = 64
 _FILE_BYTES = 16 * 2**20
 _LEAST_LANDLOCK = 3  # earlier ones do not restrict truncate()
@@ -99,7 +99,8 @@ def _drop_root(job, jailed: bool) -> None:
 
 
 def _limit(job) -> None:
-    # Memory that no limit counts: the scratch directory, and buffers of pipes and sockets, limited by their number.
+    # Memory that no limit counts: the scratch directory (64 MiB in namespaces), and buffers of pipes and sockets,
+    # whose number is limited.
     limits = {
         "RLIMIT_AS": job.memory_bytes,
         "RLIMIT_CPU": int(job.timeout) + 2,
@@ -109,7 +110,7 @@ def _limit(job) -> None:
     }
     if job.mode == "namespaces" or os.getuid() == _UNPRIVILEGED_ID:
         # The limit counts threads; otherwise it would also count those of the caller's processes.
-        limits["RLIMIT_NPROC"] = _PROCESSES
+        limits["RLIMIT_NPROC"] = _THREADS
     for name, value in limits.items():
         kind = getattr(resource, name)
         hard = resource.getrlimit(kind)[1]

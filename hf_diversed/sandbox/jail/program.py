@@ -5,7 +5,7 @@ reached. While the program runs, no variable of any frame, module, closure or de
 the evaluation stack of `_run_to_its_end`, below the call that runs the program. Exiting early, writing to every
 descriptor, replacing builtins, or walking frames and containers therefore does not reveal them (from Python 3.14,
 `gc.get_referents` of that frame shows its stack). Reading raw memory with ctypes could reveal them; this is not
-prevented.
+prevented. Without seccomp, which only unsafe mode allows, a child process can pass in place of the program.
 
 The program can replace every line of this process. That does not pass a test, because the expected values are in
 another process.

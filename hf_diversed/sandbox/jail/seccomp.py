@@ -40,7 +40,6 @@ _BY_ARGUMENT = kernel.numbers(
     "clone 56 220; clone3 435 435; close_range 436 436; fcntl 72 25; ioctl 16 29; prlimit64 302 261; socketpair 53 199"
 )
 
-_CLONE_NAMESPACES = 0x7E020000
 _CLONE_THREAD, _CLONE_FILES, _CLOSE_RANGE_UNSHARE = 0x00010000, 0x00000400, 2
 _UNIX, _DATAGRAM = 1, 2
 _F_SETOWN, _F_SETSIG, _F_SETOWN_EX = 8, 10, 15
@@ -75,15 +74,14 @@ def restrict(mode: str) -> None:
         _instruction(_RETURN, _REFUSE),
         # A filter cannot read its flags, which are behind a pointer; the C library then uses clone.
         *_refuse(_BY_ARGUMENT["clone3"], _ABSENT),
-        *_refuse_argument("clone", 0, _ANY_BIT, [_CLONE_NAMESPACES]),
         *_refuse_argument("clone", 0, _ANY_BIT, [_CLONE_THREAD], otherwise=True),
-        # A thread with descriptors of its own could exceed their limit.
-        *_refuse_argument("clone", 0, _ANY_BIT, [_CLONE_FILES], otherwise=True),
-        *_refuse_argument("close_range", 2, _ANY_BIT, [_CLOSE_RANGE_UNSHARE]),
     ]
     refused = dict(_NEW_PROCESSES)
     if mode != "unsafe":
         refused |= _NEVER
+        # A thread with descriptors of its own could exceed their limit.
+        code += _refuse_argument("clone", 0, _ANY_BIT, [_CLONE_FILES], otherwise=True)
+        code += _refuse_argument("close_range", 2, _ANY_BIT, [_CLOSE_RANGE_UNSHARE])
         # A paired datagram socket (SOCK_DGRAM, SOCK_RAW) can still send to others; other families load kernel modules.
         code += _refuse_argument("socketpair", 0, _EQUAL, [_UNIX], otherwise=True)
         code += _refuse_argument("socketpair", 1, _ANY_BIT, [_DATAGRAM])
