@@ -161,6 +161,10 @@ for _ in range(3):
 page = ctypes.create_string_buffer(4096)
 call((278, 75), os.pipe()[1], (ctypes.c_size_t * 2)(ctypes.addressof(page), 4096), 1, 0)
 """,
+    "memory_behind_a_page": "import os\nwith open('f', 'wb') as f: f.write(b'x')\n"
+    "os.splice(os.open('f', os.O_RDONLY), os.pipe()[1], 1, offset_src=0)",
+    "memory_behind_a_sent_page": "import os\nwith open('f', 'wb') as f: f.write(b'x')\n"
+    "os.sendfile(os.pipe()[1], os.open('f', os.O_RDONLY), 0, 1)",
     "memory_in_a_larger_buffer": """
 import socket
 end, _ = socket.socketpair()
@@ -299,6 +303,16 @@ for kind in (socket.SOCK_STREAM, socket.SOCK_SEQPACKET):
     near, far = socket.socketpair(socket.AF_UNIX, kind)
     near.sendall(b"x")
     assert far.recv(2) == b"x"
+""",
+    "copied_and_sent_file": """
+import shutil, socket
+with open("a", "wb") as file:
+    file.write(b"x" * 1000)
+shutil.copyfile("a", "b")
+near, far = socket.socketpair()
+with open("b", "rb") as file:
+    near.sendfile(file)
+assert far.recv(2000) == b"x" * 1000
 """,
     "event_loop_and_thread": "import asyncio\nassert asyncio.run(asyncio.to_thread(sum, [1, 2])) == 3",
     "unicode": "assert len('\u00e9\U0001f600') == 2",

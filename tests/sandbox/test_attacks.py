@@ -93,6 +93,7 @@ def attacks_end_for_the_right_reason(outcome: dict) -> None:
         assert reasons[name] == "did not run to its end (exit 0)"
     assert {name: reasons[name] for name in PROCESSES if not process_was_refused(name, reasons[name])} == {}
     refused = ("memory_in_a_pipe", "memory_in_a_larger_buffer", "descriptor_in_a_message", "several_messages")
+    refused += ("memory_behind_a_page", "memory_behind_a_sent_page")
     refused += ("thread_with_its_own_descriptors", "own_descriptors_by_close_range")
     refused += ("unix_datagram", "unix_datagram_of_a_raw_socket", "socket_pair_of_a_network")
     for name in refused:

@@ -13,15 +13,17 @@ from . import kernel
 
 
 # Sockets (UDP and netlink have no Landlock right), other processes' memory, unmapped memory, and kernel interfaces
-# with past vulnerabilities. No limit counts unmapped memory: one pipe can hold 512 MiB by vmsplice of huge pages,
-# setsockopt enlarges buffers, and messages hold descriptors that are closed.
+# with past vulnerabilities. No limit counts unmapped memory: one pipe can hold 512 MiB by vmsplice of huge pages, and
+# 2 GiB by splice or sendfile of a page of each large folio of deleted files; setsockopt enlarges buffers; messages
+# hold descriptors that are closed.
 _NEVER = kernel.numbers("""
     socket 41 198; unshare 272 97; setns 308 268; ptrace 101 117; process_vm_readv 310 270; process_vm_writev 311 271;
     process_madvise 440 440; process_mrelease 448 448; kcmp 312 272; pidfd_getfd 438 438; io_uring_setup 425 425;
     io_uring_enter 426 426; io_uring_register 427 427; bpf 321 280; perf_event_open 298 241; userfaultfd 323 282;
     add_key 248 217; request_key 249 218; keyctl 250 219; memfd_create 319 279; memfd_secret 447 447; shmget 29 194;
     shmat 30 196; shmctl 31 195; msgget 68 186; msgsnd 69 189; msgrcv 70 188; msgctl 71 187; mq_open 240 180;
-    mq_unlink 241 181; vmsplice 278 75; setsockopt 54 208; sendmsg 46 211; sendmmsg 307 269
+    mq_unlink 241 181; vmsplice 278 75; splice 275 76; sendfile 40 71; setsockopt 54 208; sendmsg 46 211;
+    sendmmsg 307 269
 """)
 _NEW_PROCESSES = kernel.numbers("fork 57 -; vfork 58 -")
 # Without namespaces: signals, scheduling of other processes, System V semaphores, and metadata of files outside, which
