@@ -55,6 +55,10 @@ def test_tables(folder):
     lenience = "| `lenience:0.3` | 80.0% (78.0% to 81.0%) | 4.50 | 40.0% (35.0% to 43.0%) | - | 4.0% (at least 1.0%) |"
     assert lenience in text
     assert "(assets/plots/positions-qwen-coder-mbpp.png)" in text
+    assert (
+        "specbench=specbench_480.jsonl --methods lossless,lenience:0.3 --num-examples 100 --max-new-tokens 320`"
+        in text
+    )
     assert "| math, turn 2 | 100 | 60.0% (58.0% to 61.0%), 4.50 | - |" in text
     assert "| rag | `lossless` | 50.0% (45.0% to 53.0%) |" in text
     assert "| math | `lossless` |" not in text

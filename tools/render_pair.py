@@ -149,9 +149,16 @@ def _categories(path: Path) -> str:
         [record["category"].removesuffix("-turn-1"), f"`{record['method']}`", with_bounds(record, "quality")]
         for record in scored
     ]
-    parts = ["### Spec-Bench", table(header, rows)]
+    first = records[0]
+    setting = (
+        f"Temperature {first['temperature']:g}, {first['num_assistant_tokens']} draft tokens per round, at most "
+        f"{first['max_new_tokens']} new tokens; 95% bounds clustered by question."
+    )
+    parts = ["### Spec-Bench", setting, table(header, rows)]
     parts += [table(("category", "method", "score against references"), quality)] if quality else []
-    return "\n\n".join([*parts, f"Measured by `{_command(['specbench'])}`."])
+    options = f" --methods {','.join(dict.fromkeys(record['method'] for record in records))}"
+    options += f" --num-examples {max(record['n'] for record in records)} --max-new-tokens {first['max_new_tokens']}"
+    return "\n\n".join([*parts, f"Measured by `{_command(['specbench'], options)}`."])
 
 
 def _speed(path: Path) -> str:
