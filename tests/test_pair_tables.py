@@ -77,13 +77,16 @@ def test_command_has_the_number_of_prompts(folder, n, options):
     assert f"--methods target,lossless,lenience:0.3{options}." in render_pair.pair(folder)
 
 
-def test_heads_have_a_table_of_their_own(folder):
-    """Catches heads that were measured on fewer prompts than the other methods, in the same table."""
+def test_heads_have_rows_of_their_own(folder):
+    """Catches a head that hides a task on which it was not measured."""
     path = folder / "qwen-coder-mbpp.json"
-    (folder / "qwen-coder-mbpp-heads.json").write_text(path.read_text())
-    text = render_pair.pair(folder)
-    assert "### MBPP, temperature 1, trained heads" in text
-    assert "(assets/plots/frontier-qwen-coder-mbpp-heads.png)" in text
+    content = json.loads(path.read_text())
+    (folder / "qwen-coder-gsm8k.json").write_text(json.dumps(content))
+    content["records"].append(measured("diversed:results/real/head-mbpp", 0.75, 0.43))
+    path.write_text(json.dumps(content))
+    text = render_pair.brief(folder, ("target", "lossless"))
+    assert "| `diversed`, trained on MBPP | 75.0%" in text
+    assert text.count("43.0% (38.0% to 46.0%) | - | - | - |") == 1
 
 
 def test_gains_are_over_the_target_of_the_same_turn_and_engine(folder):

@@ -36,17 +36,25 @@ def pair(folder: Path = FOLDER) -> str:
 
 
 def brief(folder: Path = FOLDER, methods: Sequence[str] = METHODS) -> str:
-    """Return a table of acceptance, cost and quality on the tasks for which all `methods` were measured."""
+    """Return a table of acceptance, cost and quality on the tasks for which all `methods` were measured.
+
+    Trained heads have rows of their own, with "-" for the tasks on which they were not measured.
+    """
     complete = {}
     for task in TASKS:
         path = folder / f"{PREFIX}{task}.json"
         rows = {record["method"]: record for record in read_records(path)} if path.is_file() else {}
         if set(methods) <= rows.keys():
             complete[task] = rows
+    heads = dict.fromkeys(name for rows in complete.values() for name in rows if name.startswith("diversed:"))
     header, cells = ["method"], {name: [f"`{name}`"] for name in methods}
+    cells |= {name: [f"`diversed`, trained on {TASKS[name.rpartition('-')[2]]}"] for name in heads}
     for task, rows in complete.items():
         header += [f"{TASKS[task]}: accepted", "tokens per target forward", rows[methods[0]]["metric"]]
-        for name in methods:
+        for name in cells:
+            if name not in rows:
+                cells[name] += ["-"] * 3
+                continue
             record = rows[name]
             cells[name] += [
                 with_bounds(record, "acceptance_rate"),
@@ -64,9 +72,7 @@ def brief(folder: Path = FOLDER, methods: Sequence[str] = METHODS) -> str:
 
 def _files(folder: Path) -> list[Path]:
     found = [
-        folder / f"{PREFIX}{task}{suffix}.json"
-        for task in TASKS
-        for suffix in ("", "-heads", "-t0", "-plain", "-t0-plain")
+        folder / f"{PREFIX}{task}{suffix}.json" for task in TASKS for suffix in ("", "-t0", "-plain", "-t0-plain")
     ]
     return [path for path in found if path.is_file()]
 
@@ -99,7 +105,7 @@ def _task(path: Path) -> str:
     ]
     plain = path.stem.endswith("-plain")
     temperature = f", temperature {first['temperature']:g}{', plain completion' if plain else ''}"
-    title = f"{TASKS[first['task']]}{temperature}{', trained heads' if path.stem.endswith('-heads') else ''}"
+    title = f"{TASKS[first['task']]}{temperature}"
     setting = (
         f"{prompts(records)}{temperature}, {first['num_assistant_tokens']} draft tokens per round, at most "
         f"{first['max_new_tokens']} new tokens, target's mean {records[0]['mean_tokens']:.0f}; bfloat16 on "
