@@ -212,8 +212,10 @@ def _styles(curve: Curve) -> Iterator[tuple[str, tuple[str, str, str]]]:
 
 
 def _label(name: str) -> str:
-    family, _, rule = name.partition(":")
-    return f"SpecCascade {rule}" if family == "spec_cascade" else _NAMES.get(name, name)
+    family, _, rest = name.partition(":")
+    if family == DIVERSED and rest:
+        return f"DIVERSED, {Path(rest).name}"
+    return f"SpecCascade {rest}" if family == "spec_cascade" else _NAMES.get(name, name)
 
 
 def _percent(records: Sequence[Record], name: str) -> list[float]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from hf_diversed.evaluation.curves import read_records
 from hf_diversed.formatting import number, percent, with_bounds
-from tools.markdown import prompts, table
+from tools.markdown import folded, prompts, table
 
 
 FOLDER = Path(__file__).parent.parent / "results" / "real"
@@ -161,7 +161,8 @@ def _categories(path: Path) -> str:
         f"{first['max_new_tokens']} new tokens; 95% bounds clustered by question."
     )
     parts = ["### Spec-Bench", setting, table(header, rows)]
-    parts += [table(("category", "method", "score against references"), quality)] if quality else []
+    if quality:
+        parts.append(folded("Scores against references", table(("category", "method", "score"), quality)))
     options = f" --methods {','.join(dict.fromkeys(record['method'] for record in records))}"
     options += f" --num-examples {max(record['n'] for record in records)} --max-new-tokens {first['max_new_tokens']}"
     return "\n\n".join([*parts, f"Measured by `{_command(['specbench'], options)}`."])
