@@ -34,6 +34,7 @@ from typing import Any
 import torch
 from transformers.utils import logging
 
+from benchmarks.differences import compare
 from benchmarks.real import timed
 from hf_diversed.cli.models import load_pair
 from hf_diversed.evaluation import EvaluationSettings, evaluate, read_results, summarize
@@ -208,13 +209,14 @@ def unpacked(wheel: Path) -> Path:
 
 
 def write_report(name: str, arguments: argparse.Namespace) -> None:
-    """Write the records of all methods that are complete in the pooled parts."""
+    """Write the records of all methods that are complete in the pooled parts, and heads compared with the others."""
     sets: dict[str, list[Results]] = {}
     for part in range(arguments.parts):
         for path, _ in prompt_sets(name, part, arguments):
             if path.is_dir():
                 sets.setdefault(path.name if name == "specbench" else "", []).append(read_results(path))
     records: list[dict[str, Any]] = []
+    comparisons: list[dict[str, Any]] = []
     methods, headers = {}, []
     for category, parts in sets.items():
         complete = [part for part in parts if not part.missing(arguments.methods)]
@@ -227,9 +229,12 @@ def write_report(name: str, arguments: argparse.Namespace) -> None:
             records.append(record | ({} if scored else unscored) | ({"category": category} if category else {}))
         methods |= {label: text for label, text in definitions(results).items() if label in labels}
         headers.append(results.header)
+        heads = [label for label in labels if label.startswith("diversed")]
+        others = [label for label in labels if label not in (PLAIN, *heads)]
+        comparisons += [compare(results, head, other) for head in heads for other in others]
     source = provenance(0, arguments.device) | {"evaluations": headers, "methods": methods}
     path = arguments.output / f"qwen-coder-{name}{suffix(arguments)}.json"
-    write_json(path, {"records": records, "provenance": source})
+    write_json(path, {"records": records, "comparisons": comparisons, "provenance": source})
     print(json.dumps({"written": path.name, "methods": list(methods)}), flush=True)
 
 

@@ -83,10 +83,13 @@ def test_heads_have_rows_of_their_own(folder):
     content = json.loads(path.read_text())
     (folder / "qwen-coder-gsm8k.json").write_text(json.dumps(content))
     content["records"].append(measured("diversed:results/real/head-mbpp", 0.75, 0.43))
+    compared = {"method": "diversed:results/real/head-mbpp", "minus": "lossless", "quality": 0.01, "quality_ci": None}
+    content["comparisons"] = [compared | {"acceptance_rate": 0.05, "acceptance_rate_ci": [0.02, 0.08]}]
     path.write_text(json.dumps(content))
     text = render_pair.brief(folder, ("target", "lossless"))
     assert "| `diversed`, trained on MBPP | 75.0%" in text
     assert text.count("43.0% (38.0% to 46.0%) | - | - | - |") == 1
+    assert "minus `lossless` | 5.0% (2.0% to 8.0%) | 1.0% |" in render_pair.pair(folder)
 
 
 def test_gains_are_over_the_target_of_the_same_turn_and_engine(folder):

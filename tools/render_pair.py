@@ -119,12 +119,26 @@ def _task(path: Path) -> str:
     elif first["n"] > _PART:
         option += f" --parts {first['n'] // _PART}"
     parts = [f"### {title}", setting, table((*header, "above the static curve"), rows)]
+    if compared := json.loads(path.read_text()).get("comparisons"):
+        parts.append(_comparisons(compared, first["metric"]))
     if has_curve(path):
         parts.append(
             f"![Quality against acceptance on {title}](assets/plots/frontier-{path.stem}.png)\n"
             f"![Accepted draft tokens by position on {title}](assets/plots/positions-{path.stem}.png)"
         )
     return "\n\n".join([*parts, f"Measured by `{_command([first['task']], option)}`."])
+
+
+def _comparisons(compared: Sequence[Record], metric: str) -> str:
+    """Return a table of the differences between heads and other methods on the same prompts."""
+    rows = [
+        [
+            f"`{found['method']}` minus `{found['minus']}`",
+            *(with_bounds(found, name) for name in ("acceptance_rate", "quality")),
+        ]
+        for found in compared
+    ]
+    return table(("difference on the same prompts", "accepted / drafted", metric), rows)
 
 
 def _gain(record: Record) -> str:

@@ -57,6 +57,17 @@ def test_parts_are_pooled_and_kept(run, tmp_path):
     assert [path.stat().st_size for path in files] == sizes
 
 
+def test_heads_are_compared_with_the_other_methods(run, tmp_path):
+    """Catches a comparison with the target alone, which drafts nothing, and one with swapped signs."""
+    load_demo_pair().heads["math"].save_pretrained(tmp_path / "head")
+    head = f"diversed:{tmp_path / 'head'}@0"  # accepts every draft token
+    report = run("--methods", f"{PLAIN},{LOSSLESS},{head}")
+    (compared,) = report["comparisons"]
+    assert (compared["method"], compared["minus"]) == (head, LOSSLESS)
+    assert compared["acceptance_rate"] == pytest.approx(1.0 - report["records"][1]["acceptance_rate"])
+    assert compared["acceptance_rate"] > 0.0
+
+
 def test_categories_and_second_turns(run, tmp_path):
     """Catches second turns without the target's first answer, and a quality where nothing is scored."""
     report = run("--methods", f"{PLAIN},{LOSSLESS}", task="specbench")
