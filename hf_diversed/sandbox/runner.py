@@ -147,6 +147,15 @@ def usable_mode() -> str:
     raise SandboxUnavailable(f"this machine cannot isolate a program ({reasons}). {_ADVICE}")
 
 
+def can_isolate() -> bool:
+    """Return whether some kind of jail works here."""
+    try:
+        usable_mode()
+    except SandboxUnavailable:
+        return False
+    return True
+
+
 def _run(program: str, tests: str, mode: str, timeout: float, memory_bytes: int) -> ProgramResult:
     if len(program) > _MOST_SOURCE:
         return ProgramResult(

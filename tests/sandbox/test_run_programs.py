@@ -189,6 +189,7 @@ def test_missing_isolation_is_an_error_before_anything_runs(monkeypatch, tmp_pat
     with pytest.raises(SandboxUnavailable, match=r"no namespaces today.*no landlock today.*--unsafe-code-execution"):
         run_programs([f"open({str(witness)!r}, 'w')"])
     assert not witness.exists()
+    assert not runner.can_isolate()
     assert run_programs(["assert True"], unsafe=True)[0].passed
 
 
