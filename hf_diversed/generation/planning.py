@@ -65,8 +65,8 @@ def diversed_decoding(
     """Speculative decoding with any verifier, for batches whose rows accept different numbers of tokens.
 
     It has the signature of upstream's decoding methods. The hook passes it to `generate` as `custom_generate=`, and
-    callers can do the same. Bind draft model, verifier, streamer and stop-string criteria first, as `generate` does
-    not pass them on.
+    callers can do the same. Bind draft model, verifier and streamer first, as `generate` does not pass them on; it
+    passes the prompt to a streamer that it also receives. For stop strings, pass `stopping_criteria=` to `generate`.
 
     Args:
         model: the target model. input_ids: long `[B, S]`, left-padded.
