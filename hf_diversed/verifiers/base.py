@@ -21,7 +21,7 @@ class Verifier:
         needs_draft_confidence: whether the verifier uses the draft model's probabilities, which prompt lookup lacks.
         greedy_only: whether sampling raises an error before the first forward pass.
         has_emitted_probs: whether sampling has a well-defined emitted distribution at draft positions; if so, every
-            `Verdict` contains it.
+            `Verdict` on sampled draft tokens contains it.
         needs_input_ids: whether the verifier uses `input_ids`. If so, it runs outside compiled rounds, which do not
             have them.
         row_settings: attributes that the verifier reads from `row_values` only. Changing them does not trigger
@@ -59,7 +59,7 @@ class Verifier:
         return self
 
     def strictness_per_row(self) -> Sequence[float]:
-        """Return the strictness to record in the statistics: one value or one per row; empty without strictness."""
+        """Return the strictness for the statistics: one value, or one per prompt or row; empty without strictness."""
         return ()
 
     def remarks(self, context: DecodingContext) -> list[str]:
@@ -173,12 +173,21 @@ class Memory:
 
 
 class CompositeVerifier(Verifier):
-    """Base class of verifiers that combine other verifiers; its requirements are the union of theirs."""
+    """Base class of verifiers that combine other verifiers; its requirements are the union of theirs.
+
+    Raises:
+        TypeError: if a part is not a verifier. ValueError: if a part overrides `for_call`, which is not called here.
+    """
 
     def __init__(self, *parts: Verifier):
         for part in parts:
             if not isinstance(part, Verifier):
                 raise TypeError(f"{type(self).__name__} takes verifiers, got {type(part).__name__}; pass an instance.")
+            if type(part).for_call is not Verifier.for_call:
+                raise ValueError(
+                    f"{type(self).__name__} does not support {type(part).__name__}, which depends on the settings of "
+                    "a call; pass a verifier with fixed settings."
+                )
         self._parts = parts
         needs = ("needs_hidden_states", "needs_raw_logits", "needs_draft_confidence", "needs_input_ids", "needs_check")
         for name in (*needs, "greedy_only"):
@@ -232,7 +241,7 @@ def keep_best(best: torch.Tensor, tokens: torch.Tensor, mass: torch.Tensor) -> t
 
 
 def target_residual(draft: DraftOutput, target: TargetOutput) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Return a function that computes norm(max(p - q, 0)) at given positions, or p where p = q."""
+    """Return a function that computes max(p - q, 0), not normalised, at given positions, or p where p = q."""
 
     def replacement(positions: torch.Tensor) -> torch.Tensor:
         p = target.probs(positions)

@@ -24,6 +24,10 @@ class PhaseVerifier(CompositeVerifier):
         inside, outside: verifiers; `outside` is lossless by default.
         begin, end: token ids; they must differ. Left padding is treated like other tokens.
 
+    Raises:
+        ValueError: if `begin` or `end` is not a token id, they are equal, or a verifier depends on the settings of a
+            call (`CertifiedVerifier`).
+
     Example:
         ```python
         begin, end = tokenizer.convert_tokens_to_ids(["<think>", "</think>"])

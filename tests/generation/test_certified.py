@@ -11,7 +11,7 @@ from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList,
 
 import hf_diversed
 from hf_diversed.provenance import model_digest, module_digest
-from hf_diversed.verifiers import CertifiedVerifier, DiversedVerifier
+from hf_diversed.verifiers import CertifiedVerifier, DiversedVerifier, PhaseVerifier
 from tests.tiny import PAD, SAMPLED, certificate, generate, ragged_batch, tiny_head, tiny_model
 from tests.verifiers.test_diversed import CONTEXT
 
@@ -69,6 +69,12 @@ def test_refuses_other_weights():
         CertifiedVerifier(tiny_head(), 0.01)
     with pytest.raises(ValueError, match=r"`max_drop` must lie in \[0, 1\], got 2"):
         CertifiedVerifier(certified(tiny_head(), (0.01, 0.6)), 2.0)
+
+
+def test_cannot_be_part_of_another_verifier():
+    """Catches a combination that builds, but fails in the first round because no certificate is selected."""
+    with pytest.raises(ValueError, match="PhaseVerifier does not support CertifiedVerifier"):
+        PhaseVerifier(CertifiedVerifier(certified(tiny_head(), (0.01, 0.6)), 0.01), begin=1, end=2)
 
 
 def test_refuses_certificates_of_earlier_versions(tmp_path):
