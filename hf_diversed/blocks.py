@@ -108,11 +108,12 @@ class Trace:
         weight: float32 `[B, G]`, weight on the target at the draft token, for mixtures.
         tv: float32 `[B, G]`, TV(p, q), if the verifier computed it.
         bias: float32 `[B, G]`, TV(v, p) of verifiers with a weight per token: the exact value if the verifier computed
-            it, else the unbiased estimate (1 - w) max(1 - p/q, 0) from the draft token. None with one weight per
-            position, where TV(v, p) is (1 - w) TV(p, q).
+            it, else the unbiased estimate (1 - w) max(1 - p/q, 0) from the draft token. NaN if the weights depend on
+            the block. None with one weight per position, where TV(v, p) is (1 - w) TV(p, q).
         inputs: inputs of a learned verifier's head, by name, `[B, G, ...]`, if the verifier keeps them.
         emitted_probs: returns the distribution that sampling emits at the draft positions, float32 `[B, G, V]`; None
-            for verifiers without one (`Verifier.has_emitted_probs`); NaN where another verifier decides.
+            for verifiers without one (`Verifier.has_emitted_probs`). NaN at positions that such a part of a
+            `PhaseVerifier` verifies.
         strict_prob: float32 `[B, G]`, probability that lossless verification of the same kind (token-wise, block, FLy)
             accepts the draft token; None for token-wise verification, where it is min(1, p / q).
     """
@@ -185,8 +186,8 @@ class DecodingContext:
     `batch_size` rows come from `num_prompts` prompts (`num_return_sequences` each). `temperature` is 0 when greedy and
     None if it differs between rows. `num_assistant_tokens` is None if it adapts. `top_k` is 0 and `top_p` is 1 when
     they are disabled. `processors` contains all logits processors, including those of sampling. `target` and `draft`
-    are the models, or None in vLLM. For draft tokens without a distribution (prompt lookup, and greedy draft tokens in
-    vLLM) `draft_hidden_size` is None and `draft_name` is empty.
+    are the models, or None in vLLM; `draft` is also None for prompt lookup. For draft tokens without a distribution
+    (prompt lookup, and greedy draft tokens in vLLM) `draft_hidden_size` is None and `draft_name` is empty.
     """
 
     batch_size: int

@@ -40,11 +40,12 @@ class SpeculativeStats:
     """Counters of one row, or their sum over rows and calls. Rates are properties, so sums stay exact.
 
     A round is one target forward on a block of draft tokens; rounds and emitted tokens are counted per row, so a batch
-    of B rows counts B rounds per target forward. Prefill is not a round. Tokens cut off by EOS, a stop string or the
-    length limit count as neither drafted nor accepted. Means are over verified positions: the accepted ones and the
-    rejected one. `engine` is "eager", "static" (fixed shapes), "compiled", or "compiled (forwards)" if verifier or
-    processors ran outside the compiled functions; `engine_reason` is why a call with `cache_implementation="static"`
-    was not compiled as a whole, else empty; `compile` counts compilations.
+    of B rows counts B rounds per target forward. Prefill is not a round, but its forward passes are in
+    `target_forwards` and `draft_forwards`, which count those of the whole batch, also in `per_row`. Tokens cut off by
+    EOS, a stop string or the length limit count as neither drafted nor accepted. Means are over verified positions:
+    the accepted ones and the rejected one. `engine` is "eager", "static" (fixed shapes) or "compiled"; " (forwards)"
+    is added if only the models' forward passes ran with fixed shapes. `engine_reason` is why a call with
+    `cache_implementation="static"` could not run or be compiled as a whole, else empty; `compile` counts compilations.
     `max_ratio` is the largest v(y) / p(y) of an emitted token y at a verified position; 0 without token records, in
     greedy decoding, and for verifiers without an emitted distribution v.
     `expected_accepted_sum` is the expectation of `num_accepted` given the draft tokens.
@@ -190,16 +191,16 @@ class TokenRecords:
 
     Attributes:
         tokens: long. `source`: int8 index into `SOURCES`, -1 after a row's end.
-        relaxed: bool, an accepted draft token that lossless verification would have rejected (`u > p / q`).
+        relaxed: bool, an accepted draft token that lossless verification would have rejected (`u >= strict_prob`).
         weight, p, q, tv, bias: float32; the weight on the target at the draft token, both models' probability of
             the emitted token, TV(p, q), and TV(v, p) for mixtures. NaN where undefined: weight, tv and bias exist at
             drafted positions only, q not at bonus tokens.
         log_prob: float32, log-probability of the emitted token under the distribution that sampled it: the emitted
             distribution v at drafted positions, p at bonus tokens, 0 in greedy decoding. NaN at drafted positions of
             verifiers without an emitted distribution (`Verifier.has_emitted_probs`).
-        strict_prob: float32, probability that lossless verification accepts the draft token: min(1, p / q), or 0 or 1
-            in greedy decoding; NaN at bonus tokens.
-        inputs: inputs of the head, by name, `[B, T, ...]` in their own dtype, zeros where there is no weight; None
+        strict_prob: float32, probability that lossless verification accepts the draft token: min(1, p / q), or
+            `Trace.strict_prob`; 0 or 1 in greedy decoding, NaN at bonus tokens.
+        inputs: inputs of the head, by name, `[B, T, ...]` in their own dtype, undefined where there is no weight; None
             unless the verifier keeps them.
     """
 

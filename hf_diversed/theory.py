@@ -83,7 +83,7 @@ class ForwardTimes:
         overhead: everything else in a round.
 
     Raises:
-        ValueError: unless `target` is positive and the others are not negative.
+        ValueError: unless all are finite, `target` is positive and the others are not negative.
     """
 
     target: float

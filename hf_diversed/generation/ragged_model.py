@@ -1,4 +1,4 @@
-"""A causal language model over rows of different lengths. Only this module calls a model's forward."""
+"""A causal language model over rows of different lengths. `run_model` runs all forward passes over their tokens."""
 
 from dataclasses import dataclass
 

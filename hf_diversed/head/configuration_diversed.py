@@ -139,9 +139,10 @@ class DiversedHeadConfig(PreTrainedConfig):
             statistics of p and q, see `distribution_features`; needs no hidden states) or "both".
         token_features: also use five features of the draft token (see `token_features`), so that the weight depends on
             the token.
-        lookahead: also use features of the next `lookahead` draft tokens in the block (see `lookahead_features`).
+        lookahead: also use features of the next `lookahead` draft tokens in the block, 0 to 16 (see
+            `lookahead_features`).
         target_after: also use the target's last hidden state after the draft token. `lookahead` and `target_after`
-            need `token_features` and the features of both distributions.
+            need `token_features` and "distribution" or "both" as `features`.
         strictness_slope: change of the logit per unit of logit(strictness); None derives it from the slope of the
             logit in log p/q.
         normalize: normalise each hidden state to zero mean and unit variance; False for converted heads.

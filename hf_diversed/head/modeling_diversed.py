@@ -30,8 +30,8 @@ class DiversedHead(PreTrainedModel):
 
     Its inputs depend on the prefix only, so `w p + (1 - w) q` is a distribution. With `token_features` they also
     depend on the draft token, and acceptance differs (see `DiversedVerifier`). With `lookahead` or `target_after` they
-    depend on more of the block. The head computes in float32 on its own device, whatever its dtype and that of the
-    models. An untrained head predicts w = 0.5 everywhere.
+    depend on more of the block. The head computes on its own device and, outside autocast, in float32, whatever its
+    dtype and that of the models. An untrained head predicts w = 0.5 everywhere.
 
     Attributes:
         input_mean, input_std: float32 `[width]`, for the standardisation of inputs; 0 and 1 until `standardize`.
@@ -199,7 +199,8 @@ class DiversedHead(PreTrainedModel):
                 configuration has `target_after`.
 
         Returns:
-            float32 `[...]`, or `[..., N]` for `token` of shape `[..., N, 5]`, on the head's device.
+            float32 `[...]`, or `[..., N]` for `token` of shape `[..., N, 5]`, on the head's device; autocast may
+            narrow the dtype.
 
         Raises:
             ValueError: if an input that the configuration requires is missing or has a wrong width.
@@ -285,8 +286,8 @@ class DiversedHead(PreTrainedModel):
     def ratio_slope(self) -> torch.Tensor:
         """Return the change of the logit per unit of logit(strictness), a float32 scalar.
 
-        This is `config.strictness_slope` or, if that is None, minus the derivative of the logit with respect to the
-        token's log p/q, with all other inputs at their means, and at least 1. Only for heads with token features.
+        This is `config.strictness_slope`. If that is None, it is minus the slope of the logit in the token's log p/q
+        around the mean, with all other inputs at their means, but at least 1. Only for heads with token features.
         """
         if self.config.strictness_slope is not None:
             return torch.tensor(self.config.strictness_slope, device=self.input_mean.device)

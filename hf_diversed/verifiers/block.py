@@ -14,14 +14,18 @@ from hf_diversed.verifiers.lossless import LosslessVerifier
 class BlockVerifier(CompositeVerifier):
     """Verify against the emitted distribution v of another verifier, block by block instead of token by token.
 
-    With P_0 = 1 and P_i = min(1, P_{i-1} v(x_i) / q(x_i)), accept the longest prefix, of length i, whose uniform
-    number is below h_i, and draw the next token from norm(max(P_i v - q, 0)). v = p is lossless; otherwise the emitted
-    distribution at draft positions is that of `verifier`. At least as many draft tokens are accepted, in expectation,
-    as token by token. Greedy: same as `verifier`.
+    P_0 = 1, P_i = min(1, P_{i-1} v(x_i) / q(x_i)), and Z_i is the sum of max(P_i v - q, 0) at the position after i
+    draft tokens. h_i = Z_i / (Z_i + 1 - P_i), 1 for 0/0, and h_G = P_G for the whole block. Accept the longest
+    prefix, of length i, whose uniform number is below h_i. Draw the residual token from norm(max(P_i v - q, 0)).
+    v = p is lossless; otherwise the emitted distribution at draft positions is that of `verifier`. The expected number
+    of accepted draft tokens is at least that of `verifier` alone. Greedy: same as `verifier`.
 
     Args:
         verifier: one with `has_emitted_probs` (lossless, static, DIVERSED, cascades, fuzzy, contrastive); lossless
             by default.
+
+    Raises:
+        ValueError: if `verifier` has no emitted distribution.
     """
 
     def __init__(self, verifier: Verifier | None = None):

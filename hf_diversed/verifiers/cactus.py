@@ -9,11 +9,11 @@ from hf_diversed.verifiers.lossless import greedy_verdict
 
 
 class CactusVerifier(Verifier):
-    """Verify x against H_x: p with p(x) increased to p~(x) = min(1, p(x) + sqrt(2 delta p(x) (1 - p(x)))), and all
-    other probabilities scaled by a common factor.
+    """Verify each draft token x against H_x, which is p with a higher probability of x.
 
-    Accept x with probability min(1, p~(x) / q(x)), else draw from
-    norm(max(H_x - q, 0)). H_x depends on the draft token, so H_x is not the emitted distribution. Greedy: lossless.
+    H_x increases p(x) to p~(x) = min(1, p(x) + sqrt(2 delta p(x) (1 - p(x)))) and scales all other probabilities by a
+    common factor. Accept x with probability min(1, p~(x) / q(x)), else draw from norm(max(H_x - q, 0)). H_x depends on
+    x, so it is not the emitted distribution. Greedy: lossless.
 
     Args:
         delta: in [0, 1000], allowed divergence from p per token, in nats (second-order approximation); 0 is lossless.

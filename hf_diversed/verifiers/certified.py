@@ -23,17 +23,17 @@ _MAX_LISTED = 64  # processor tensors with more elements are stored as a digest
 class CertifiedVerifier(Verifier):
     """Verify with a head at the lowest strictness whose certified quality drop is at most `max_drop`.
 
-    Certificates are the entries of the head's `config.certified_drops`. Each is valid for one head, one target and
-    draft model, and the conditions that `conditions_of` returns. It also assumes that prompts follow the distribution
-    of the calibration prompts, which is not checked. Certificates are not protected against editing.
+    Certificates are the entries of the head's `config.certified_drops`. Each is valid for one head and the conditions
+    that `conditions_of` returns, which include both models. It also assumes that prompts follow the distribution of
+    the calibration prompts, which is not checked. Certificates are not protected against editing.
 
     Args:
         head: the trained `DiversedHead`, with the weights of the calibration.
-        max_drop: in [0, 1], in units of the calibration's metric, one value or one per row.
+        max_drop: in [0, 1], in units of the calibration's metric, one value, or one per prompt or row.
 
     Raises:
-        ValueError: if values are out of range, the head was not calibrated, or its weights have changed. `for_call`
-            also raises it if no certificate matches the call or `max_drop`.
+        ValueError: if values are out of range, the head was not calibrated, its weights have changed, or an earlier
+            version wrote its certificates. `for_call` also raises it if no certificate matches the call or `max_drop`.
     """
 
     def __init__(self, head: Head, max_drop: Values):

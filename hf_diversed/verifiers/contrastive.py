@@ -13,7 +13,7 @@ class ContrastiveVerifier(DistributionVerifier):
     Greedy: argmax pi. Where the logits warpers set z_q to -inf, the lowest finite z_q at the position is used instead.
 
     Args:
-        beta: at least 0, strength of the contrast; 0 ignores the draft scores.
+        beta: in [0, 1000], strength of the contrast; 0 ignores the draft scores.
         alpha: in [0, 1], plausibility threshold; 1 keeps only the target's best token. The defaults of beta and alpha
             are those of contrastive decoding for reasoning (arXiv 2309.09117).
     """

@@ -42,7 +42,7 @@ class TokenHead(Head, Protocol):
     """A head whose input includes features of the draft token: `needs_token` is True."""
 
     def ratio_slope(self) -> torch.Tensor:
-        """Return minus the derivative of the logit with respect to the token's log p/q: a float32 scalar above 0."""
+        """Return the change of the logit per unit of logit(strictness): a float32 scalar above 0."""
 
 
 class DiversedVerifier(MixtureVerifier):
@@ -51,29 +51,31 @@ class DiversedVerifier(MixtureVerifier):
     With a weight w per position, v = w p + (1 - w) q (arXiv 2604.07622). A head with `needs_token` predicts a weight
     w(x) per token x. `mixture.py` defines acceptance, residual distribution and v for both.
 
-    A head with `lookahead` or `target_after` predicts a weight per draft token from the whole block x_1 ... x_G.
-    Given the block, x_t is accepted with probability 1 - w_t + w_t min(1, p/q). The emitted distribution at each
-    position is then unknown. For the probability P that a round emits x_1 ... x_n at its draft positions,
+    A head with `lookahead` or `target_after` predicts the weight of a draft token x_t of the block x_1 ... x_G from
+    x_t itself and, with `lookahead`, from the draft tokens after it. Given the block, x_t is accepted with probability
+    1 - w_t + w_t min(1, p/q). The emitted distribution at each position is then unknown. For the probability P that a
+    round emits x_1 ... x_n at its draft positions,
 
         prod min(p, q) <= P <= prod max(p, q),    P <= prod p / max_ratio,
 
     and w = 1 is lossless. With the bonus token from p, the bound of `max_ratio` holds for whole sequences. For single
     tokens it holds for the first token of a round only: acceptance of x_t may depend on x_{t+1}, so x_{t+1} does not
     follow q given that x_t was accepted. Therefore `max_bias`, `bias_budget` and block verification raise an error.
-    Greedy: accept x iff it is the target's argmax, or w < 1/2 (with `max_ratio` also p(x) >= max_ratio max p); else
-    emit the target's argmax.
+    Greedy decoding with such a head: accept x iff it is the target's argmax, or w < 1/2 (with `max_ratio` also
+    p(x) >= max_ratio max p); else emit the target's argmax. Other heads: see `MixtureVerifier`.
 
     Args:
         head: the trained `DiversedHead`.
-        strictness: in [0, 1], one value or one per row. 0 accepts every draft token, 0.5 is the head as trained, 1 is
-            lossless.
-        max_bias, bias_budget, max_ratio: one value or one per row, see `MixtureVerifier`; applied after `strictness`.
-            Heads with `lookahead` or `target_after` allow `max_ratio` only.
+        strictness: in [0, 1], one value, or one per prompt or row. 0 accepts every draft token, 0.5 is the head as
+            trained, 1 is lossless.
+        max_bias, bias_budget, max_ratio: see `MixtureVerifier`; applied after `strictness`. Heads with `lookahead` or
+            `target_after` allow `max_ratio` only.
 
     Attributes:
         keeps_inputs: whether each `Verdict`, and therefore the token records, include the head's inputs, for training.
 
     Raises:
+        TypeError: if `head` is not a head.
         ValueError: if values are out of range or, before the first forward pass, if hidden or vocabulary sizes differ
             from those of the head.
     """

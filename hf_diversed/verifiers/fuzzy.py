@@ -31,9 +31,9 @@ _DIVERGENCES: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = 
 class FuzzyVerifier(DistributionVerifier):
     """Verify exactly against pi = q where D(p, q) <= threshold and max p <= confidence, else p.
 
-    The emitted distribution is that of the paper. It accepts more draft tokens, because positions with a larger
-    divergence are verified losslessly instead of sampled from p. Greedy: accept x iff the same condition holds, with p
-    and q at temperature 1, or x is argmax p.
+    Verifying the other positions losslessly emits the same distribution as drawing their tokens from p, but accepts
+    more draft tokens. Greedy: accept x iff the same condition holds, with p and q at
+    temperature 1, or x is argmax p; else emit argmax p.
 
     Args:
         threshold: at least 0, in nats (TV: a probability); 0 is lossless.

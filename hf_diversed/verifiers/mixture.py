@@ -87,16 +87,15 @@ class MixtureVerifier(Verifier):
 
     Sampling uses p(x), q(x) and w at the draft tokens only, as the residual distribution norm(max(p - q, 0)) does not
     depend on w. Greedy: accept x iff it is argmax v, with p and q at temperature 1; else emit argmax v. The module
-    docstring defines v for weights per position and per token.
+    docstring defines v for weights per position and per token. Each bound is one value, or one per prompt or row.
 
     Args:
-        max_bias: in [0, 1], one value or one per row. Raises w until TV(v, p) <= max_bias at every draft position. In
-            greedy decoding p(emitted) >= max p - 2 max_bias.
-        bias_budget: at least 0, one value or one per row. Bounds the sum of TV(v, p) over a sequence: w is unchanged
-            until the budget is used up, then 1. It also bounds the total variation between the emitted and the target
-            distribution of whole sampled sequences.
-        max_ratio: in [0, 1], one value or one per row. Raises w per token until v <= p / max_ratio. 1 is lossless, 0
-            is no bound.
+        max_bias: in [0, 1]. Raises w until TV(v, p) <= max_bias at every draft position. In greedy decoding
+            p(emitted) >= max p - 2 max_bias.
+        bias_budget: at least 0. Bounds the sum of TV(v, p) over a sequence: w is unchanged until the budget is used
+            up, then 1. It also bounds the total variation between the emitted and the target distribution of whole
+            sampled sequences.
+        max_ratio: in [0, 1]. Raises w per token until v <= p / max_ratio. 1 is lossless, 0 is no bound.
     """
 
     needs_input_ids = False
@@ -206,7 +205,7 @@ def keep_cheap(
 
 
 def per_row_values(name: str, setting: Values, advice: str, high: float = 1.0) -> list[float]:
-    """Return a setting as a list of one value or one per row. Raises ValueError for values outside [0, high]."""
+    """Return a setting as a list of values. Raises ValueError if it is empty or has values outside [0, high]."""
     values = torch.as_tensor(setting, dtype=torch.float64).flatten().tolist()
     if not values:
         raise ValueError(f"`{name}` must be one value or one per row, got an empty list. {advice}")

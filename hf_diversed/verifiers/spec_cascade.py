@@ -37,7 +37,8 @@ class SpecCascadeVerifier(DistributionVerifier):
 
     "chow", "diff" and "opt" set pi = q where the condition holds, else pi = p. The token conditions keep a set S of
     tokens: pi(x) = q(x) [x in S] + eta p(x), with eta the sum of q outside S. Conditions use raw probabilities
-    (temperature 1, no logits warpers); pi uses the processed ones (one-hot in greedy decoding).
+    (temperature 1, no logits processors); pi and the total variation in "opt" use the processed ones (one-hot in
+    greedy decoding).
 
     Args:
         rule: "chow", "diff", "opt", "token_v1", "token_v2" or "token_v3".
