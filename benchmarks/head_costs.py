@@ -1,0 +1,89 @@
+"""Measure how much CPU time a round takes with a head on token costs, relative to lossless verification.
+
+    python -m benchmarks.head_costs
+
+The models have random weights and hidden size 1024. All verifiers decode the same prompt in turn. The time of a round
+is the difference of a long and a short call, divided by the difference of their numbers of rounds, so that prefill is
+not included. Writes results/head-costs.json.
+"""
+
+import argparse
+import time
+from pathlib import Path
+from statistics import median, quantiles
+
+import torch
+from transformers.utils import logging
+
+from benchmarks.rounds import random_model
+from hf_diversed import DiversedHead, DiversedHeadConfig, DiversedVerifier, LosslessVerifier
+from hf_diversed.provenance import provenance
+from hf_diversed.running.compiled import default_compile_config
+from hf_diversed.running.files import write_json
+from hf_diversed.verifiers import Verifier
+
+
+SHAPES = "embedded-1024-target", "embedded-1024-draft"
+INPUTS = {"features": "distribution", "token_features": True, "lookahead": 4, "target_after": True}
+PROMPT_LENGTH = 128
+SHORT, LONG = 24, 120  # new tokens of the two calls
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--engine", nargs="+", choices=("eager", "compiled"), default=["eager", "compiled"])
+    parser.add_argument("--turns", type=int, default=15)
+    parser.add_argument("--output", type=Path, default=Path("results/head-costs.json"))
+    options = parser.parse_args()
+    logging.set_verbosity_error()
+    torch.set_num_threads(1)
+    target, draft = (random_model(shape) for shape in SHAPES)
+    records = [measure(target, draft, engine, options.turns) for engine in options.engine]
+    write_json(options.output, {"records": records, "provenance": provenance(0)})
+
+
+def measure(target, draft, engine: str, turns: int, short: int = SHORT, long: int = LONG) -> dict:
+    """Return median and quartiles of the extra time per round over lossless verification, as a fraction."""
+    torch.manual_seed(0)
+    ids = torch.randint(4, target.config.vocab_size, (1, PROMPT_LENGTH))
+    compiled = {"compile_config": default_compile_config(torch.device("cpu")), "cache_implementation": "static"}
+    head = DiversedHead(DiversedHeadConfig.for_pair(target, draft, **INPUTS)).eval()
+    lossless, with_head = LosslessVerifier(), DiversedVerifier(head)
+
+    def call(verifier: Verifier, seed: int, new_tokens: int) -> tuple[float, int]:
+        torch.manual_seed(seed)
+        began = time.thread_time()
+        output = target.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            assistant_model=draft,
+            verifier=verifier,
+            num_assistant_tokens=5,
+            do_sample=True,
+            top_k=0,
+            max_new_tokens=new_tokens,
+            eos_token_id=None,
+            return_dict_in_generate=True,
+            **(compiled if engine == "compiled" else {}),
+        )
+        return 1000 * (time.thread_time() - began), output.stats.num_rounds
+
+    def ms_per_round(verifier: Verifier, seed: int) -> float:
+        (least, first), (most, last) = call(verifier, seed, short), call(verifier, seed, long)
+        return (most - least) / (last - first)
+
+    for verifier in (lossless, with_head):  # compiles and warms up
+        ms_per_round(verifier, seed=0)
+    times: dict[Verifier, list[float]] = {lossless: [], with_head: []}
+    for turn in range(turns):
+        for verifier in (lossless, with_head) if turn % 2 else (with_head, lossless):
+            times[verifier].append(ms_per_round(verifier, turn))
+    extra = [ours / base - 1 for ours, base in zip(times[with_head], times[lossless])]
+    low, middle, high = quantiles(extra, method="inclusive")
+    record = {"engine": engine, "extra": [middle, low, high], "lossless_ms": median(times[lossless]), "turns": turns}
+    print(record, flush=True)
+    return record
+
+
+if __name__ == "__main__":
+    main()

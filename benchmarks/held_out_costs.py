@@ -1,0 +1,81 @@
+"""Compare heads and lenience on a file of labels, by cross-validation over prompts.
+
+    python -m benchmarks.held_out_costs labels.jsonl --output build/held-out.json
+
+`hf-diversed label` writes the file. Heads are trained on four fifths of the prompts and order the rejected tokens of
+the others; lenience orders them by p/q, or by p / max p in labels of greedy decoding. Measured is the cost per
+rejection of keeping the first ones, and the saving against lenience, with bounds clustered by prompt.
+"""
+
+import argparse
+import math
+from pathlib import Path
+
+import torch
+
+from benchmarks.counterfactual import ALL, SETTINGS, about, curve
+from hf_diversed.provenance import provenance
+from hf_diversed.running.files import write_json
+from hf_diversed.training.counterfactual import FitSettings, fit_head
+from hf_diversed.training.labels import Labels, load_labels
+
+
+HEADS = ("same inputs", "lookahead", "state after the token", ALL, f"{ALL}, mlp")
+LOG_RATIO, LOG_BELOW_TOP = 0, 1  # indices in `token_features`
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("labels", type=Path)
+    parser.add_argument("--folds", type=int, default=5)
+    parser.add_argument("--output", type=Path, default=Path("build/held-out-costs.json"))
+    options = parser.parse_args()
+    labels = load_labels(options.labels)
+    greedy = labels.settings["sampling"]["temperature"] == 0
+    orders = {"lenience": -labels.inputs["token"][:, LOG_BELOW_TOP if greedy else LOG_RATIO]}
+    orders |= {name: held_out(labels, FitSettings(**SETTINGS[name]), options.folds) for name in HEADS}
+    costs, described = labels.cost, about(labels)
+    if math.isnan(described["noise"]):  # one continuation per branch
+        del described["noise"]
+    report = {
+        "task": labels.settings["task"],
+        "metric": labels.settings["metric"],
+        "temperature": labels.settings["sampling"]["temperature"],
+        "labels": described | {"positive": int((costs > 0).sum()), "negative": int((costs < 0).sum())},
+        "r2": {name: r2(orders[name], costs) for name in HEADS},
+        "curve": curve(labels, orders, torch.ones_like(costs)),
+    }
+    options.output.parent.mkdir(parents=True, exist_ok=True)
+    write_json(options.output, report | {"provenance": provenance(0)})
+    for name, values in report["curve"].items():
+        print(name, report["r2"].get(name), values)
+
+
+def held_out(labels: Labels, settings: FitSettings, folds: int) -> torch.Tensor:
+    """Return the cost of each label that a head predicts which was trained on the labels of other prompts."""
+    prompts, index = labels.prompt.unique(return_inverse=True)
+    fold = torch.randperm(len(prompts), generator=torch.Generator().manual_seed(0))[index] % folds
+    predicted = torch.zeros_like(labels.cost)
+    for number in range(folds):
+        inside, outside = (chosen(labels, fold != number), chosen(labels, fold == number))
+        head, report = fit_head(inside, settings)
+        names = ["features", "token"] + ["lookahead"] * (head.lookahead > 0) + ["target_after"] * head.target_after
+        with torch.no_grad():
+            logits = head(**{name: outside.inputs[name] for name in names}).double()
+        predicted[fold == number] = logits * report["spread"] / settings.sharpness + report["price"]
+    return predicted
+
+
+def chosen(labels: Labels, at: torch.Tensor) -> Labels:
+    """Return the labels where `at`, bool `[M]`, is true."""
+    inputs = {name: values[at] for name, values in labels.inputs.items()}
+    return Labels(labels.settings, labels.scores[at], labels.prompt[at], inputs)
+
+
+def r2(predicted: torch.Tensor, costs: torch.Tensor) -> float:
+    """Return the share of the costs' variance that predictions explain."""
+    return 1.0 - float((predicted - costs).square().mean() / costs.var(correction=0))
+
+
+if __name__ == "__main__":
+    main()
