@@ -112,8 +112,8 @@ class Trace:
             the block. None with one weight per position, where TV(v, p) is (1 - w) TV(p, q).
         inputs: inputs of a learned verifier's head, by name, `[B, G, ...]`, if the verifier keeps them.
         emitted_probs: returns the distribution that sampling emits at the draft positions, float32 `[B, G, V]`; None
-            for verifiers without one (`Verifier.has_emitted_probs`). NaN at positions that such a part of a
-            `PhaseVerifier` verifies.
+            if the verifier does not compute it. In a `PhaseVerifier`, NaN at the positions of such a part. In a
+            `BlockVerifier`, that of its verifier, which the block follows as a whole.
         strict_prob: float32 `[B, G]`, probability that lossless verification of the same kind (token-wise, block, FLy)
             accepts the draft token; None for token-wise verification, where it is min(1, p / q).
     """

@@ -40,15 +40,21 @@ class SpeculativeStats:
     """Counters of one row, or their sum over rows and calls. Rates are properties, so sums stay exact.
 
     A round is one target forward on a block of draft tokens; rounds and emitted tokens are counted per row, so a batch
-    of B rows counts B rounds per target forward. Prefill is not a round, but its forward passes are in
-    `target_forwards` and `draft_forwards`, which count those of the whole batch, also in `per_row`. Tokens cut off by
-    EOS, a stop string or the length limit count as neither drafted nor accepted. Means are over verified positions:
-    the accepted ones and the rejected one. `engine` is "eager", "static" (fixed shapes) or "compiled"; " (forwards)"
-    is added if only the models' forward passes ran with fixed shapes. `engine_reason` is why a call with
-    `cache_implementation="static"` could not run or be compiled as a whole, else empty; `compile` counts compilations.
-    `max_ratio` is the largest v(y) / p(y) of an emitted token y at a verified position; 0 without token records, in
-    greedy decoding, and for verifiers without an emitted distribution v.
-    `expected_accepted_sum` is the expectation of `num_accepted` given the draft tokens.
+    of B rows counts B rounds per target forward. Prefill is not a round. Tokens cut off by EOS, a stop string or the
+    length limit count as neither drafted nor accepted. Means are over verified positions: the accepted ones and the
+    rejected one.
+
+    Attributes:
+        target_forwards, draft_forwards: forward passes over the batch, including prefill; the same for all its rows.
+        max_ratio: the largest v(y) / p(y) of an emitted token y at a verified position; 0 without token records, in
+            greedy decoding, and for verifiers that do not compute v.
+        expected_accepted_sum: the expectation of `num_accepted` given the draft tokens.
+        per_row: the counters of each row.
+        engine: "eager", "static" (fixed shapes) or "compiled". " (forwards)" is added if only the models' forward
+            passes ran with fixed shapes.
+        engine_reason: why a call with `cache_implementation="static"` could not run or be compiled as a whole, else
+            empty.
+        compile: compilations.
     """
 
     num_rounds: int = 0
@@ -196,8 +202,8 @@ class TokenRecords:
             the emitted token, TV(p, q), and TV(v, p) for mixtures. NaN where undefined: weight, tv and bias exist at
             drafted positions only, q not at bonus tokens.
         log_prob: float32, log-probability of the emitted token under the distribution that sampled it: the emitted
-            distribution v at drafted positions, p at bonus tokens, 0 in greedy decoding. NaN at drafted positions of
-            verifiers without an emitted distribution (`Verifier.has_emitted_probs`).
+            distribution v at drafted positions, p at bonus tokens, 0 in greedy decoding. NaN at drafted positions
+            where the verifier does not compute v (`Trace.emitted_probs`).
         strict_prob: float32, probability that lossless verification accepts the draft token: min(1, p / q), or
             `Trace.strict_prob`; 0 or 1 in greedy decoding, NaN at bonus tokens.
         inputs: inputs of the head, by name, `[B, T, ...]` in their own dtype, undefined where there is no weight; None

@@ -20,8 +20,8 @@ class Verifier:
         needs_raw_logits: whether both outputs must contain `raw_logits`.
         needs_draft_confidence: whether the verifier uses the draft model's probabilities, which prompt lookup lacks.
         greedy_only: whether sampling raises an error before the first forward pass.
-        has_emitted_probs: whether sampling has a well-defined emitted distribution at draft positions; if so, every
-            `Verdict` on sampled draft tokens contains it.
+        has_emitted_probs: whether every `Verdict` on sampled draft tokens contains the emitted distribution at each
+            draft position (`Trace.emitted_probs`). `BlockVerifier` accepts only such verifiers.
         needs_input_ids: whether the verifier uses `input_ids`. If so, it runs outside compiled rounds, which do not
             have them.
         row_settings: attributes that the verifier reads from `row_values` only. Changing them does not trigger
