@@ -46,7 +46,7 @@ class DiversedLM(HFLM):
             pair.
         head: Hub id or folder of a head, or the task of an embedded head.
         method: as in `hf-diversed evaluate`: "lossless", "static:0.7", "diversed" ...; "diversed" if there is a head,
-            else "lossless". "target" is the target alone.
+            else "lossless". "target" is the target alone, "target:top_p=0.9" with its distribution truncated.
         strictness: strictness of a head, in [0, 1]; the same as "@0.7" after the method.
         num_assistant_tokens: draft tokens per round; by default the head's, or 5.
         hflm_args: arguments of `HFLM`. The draft model uses the target's dtype and device.
@@ -116,7 +116,14 @@ class DiversedLM(HFLM):
         # and statistics would include tokens that are cut off afterwards.
         if stop := [text for text in stop if text]:
             generation_kwargs |= {"stop_strings": stop, "tokenizer": self.tokenizer}
-        return super()._model_generate(context, max_length, stop=[], **self.options | generation_kwargs)
+        truncation = dict(self.method.truncation)
+        if truncation and not generation_kwargs.get("do_sample"):
+            raise ValueError(
+                f"method={self.method.label} needs sampling: greedy decoding truncates nothing; pass --gen_kwargs "
+                "do_sample=true,temperature=1.0."
+            )
+        options = self.options | generation_kwargs | truncation
+        return super()._model_generate(context, max_length, stop=[], **options)
 
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False):
         """Raise: likelihoods are those of the target, whatever the verifier."""

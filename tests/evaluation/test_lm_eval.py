@@ -119,12 +119,17 @@ def test_a_row_stops_at_its_own_stop(records):
 
 
 def test_plain_decoding_and_lossless_agree(records):
-    """Catches "target" that uses a draft model, and a lossless method that is not lossless."""
+    """Catches "target" with a draft model or without its truncation, and a lossless method that is not lossless."""
     plain = harness.DiversedLM(method="target", device="cpu", batch_size=4)
     lossless = harness.DiversedLM(pretrained="embedded", device="cpu", batch_size=4)
     asked = requests(records, 4)
     assert plain.generate_until(asked, disable_tqdm=True) == lossless.generate_until(asked, disable_tqdm=True)
     assert plain.stats["word_problems"].num_rounds == 0 < lossless.stats["word_problems"].num_rounds
+    truncated = harness.DiversedLM(method="target:top_k=1", device="cpu", batch_size=4)
+    sampled = requests(records, 4, do_sample=True, temperature=1.0, top_k=0)
+    assert truncated.generate_until(sampled, disable_tqdm=True) == plain.generate_until(asked, disable_tqdm=True)
+    with pytest.raises(ValueError, match="greedy decoding truncates nothing"):
+        truncated.generate_until(asked, disable_tqdm=True)
 
 
 def test_the_strictness_reaches_the_head(records):
