@@ -141,7 +141,7 @@ def _transfer(folder: Path) -> str:
     records, gaps = _read(folder, ["transfer.json"])
     if gaps:
         return gaps[0]
-    note = f"Mixture heads on tasks that they were not trained for (accepted / quality, n = {_samples(records[0])})."
+    note = f"Mixture heads on their own and on other tasks (accepted / quality, n = {_samples(records[0])})."
     note = f"{note} {_widest(records)}"
     return "\n\n".join([note, pivot(records, "trained_on", "tested_on", "trained on, tested on:")])
 
