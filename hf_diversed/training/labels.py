@@ -14,6 +14,8 @@ A label is noisy: with K continuations its variance is (Var kept + Var replaced)
 tokens, of which one is drawn. `Labels.noise` estimates the first part.
 """
 
+import hashlib
+import json
 import math
 import time
 from collections.abc import Sequence
@@ -135,16 +137,18 @@ def make_labels(
         progress: see `with_progress`.
 
     Raises:
-        ValueError: if the file belongs to a run with other settings.
+        ValueError: if the file belongs to a run with other settings or prompts.
     """
     run = LabelRun(pair, task, sampling, settings)
     ids = encode(pair.tokenizer, prompts)
     size = sampling.batch_size
     batches = [list(range(start, min(start + size, len(ids)))) for start in range(0, len(ids), size)]
-    about = {"num_prompts": len(ids), **run.describe()}
+    data = hashlib.sha256(json.dumps([ids, records], sort_keys=True, default=str).encode()).hexdigest()[:16]
+    about = {"num_prompts": len(ids), "data": data, **run.describe()}
     done = _read_done(path, about)
-    if not done and not path.exists():
+    if done is None:
         append_lines(path, [{"settings": about, "provenance": provenance(settings.seed)}])
+    done = done or 0
     remaining = batches[done:]
     if remaining:
         branches = 1 if sampling.temperature == 0 else 2  # when greedy, the completion is one of them
@@ -288,13 +292,13 @@ def load_labels(path: Path) -> Labels:
     )
 
 
-def _read_done(path: Path, about: dict[str, Any]) -> int:
-    """Return the number of batches in the file; 0 without a file."""
+def _read_done(path: Path, about: dict[str, Any]) -> int | None:
+    """Return the number of batches in the file; None without a file, or if it is empty."""
     drop_torn_line(path)
     lines = read_lines(path) if path.exists() else []
     if not lines:
-        return 0
-    stored = lines[0].get("settings", {})
+        return None
+    stored = {"data": about["data"], **lines[0].get("settings", {})}  # files of earlier versions lack it
     different = sorted(name for name in about.keys() | stored.keys() if about.get(name) != stored.get(name))
     if different:
         changes = ", ".join(f"{name} ({stored.get(name)!r}, now {about.get(name)!r})" for name in different)

@@ -135,6 +135,30 @@ def test_a_file_of_other_settings_is_refused(pair, tmp_path):
         load_labels(tmp_path / "none.jsonl")
 
 
+def test_a_file_of_other_prompts_is_refused(pair, tmp_path):
+    """Catches an interrupted run that continues with another split, another number of shots or other answers."""
+    path = tmp_path / "labels.jsonl"
+    label(pair, path)
+    for prompts, records in ((PROMPTS[::-1], RECORDS), (PROMPTS, RECORDS[::-1])):
+        with pytest.raises(ValueError, match="written with other settings: data "):
+            make_labels(pair, Letters(), prompts, records, sampling(), TWICE, path, progress=False)
+    header, *batches = path.read_text().splitlines()
+    older = json.loads(header)
+    del older["settings"]["data"]
+    path.write_text("\n".join([json.dumps(older), *batches]) + "\n")
+    done = Letters()
+    label(pair, path, done)
+    assert done.seen == []
+
+
+@pytest.mark.parametrize("content", ["", '{"settings": {"se'])
+def test_a_file_without_a_header_is_begun_again(pair, tmp_path, content):
+    """Catches labels without their settings, after an interruption before the first line or in an empty file."""
+    path = tmp_path / "labels.jsonl"
+    path.write_text(content)
+    assert len(label(pair, path).cost) > 0
+
+
 def test_noise_is_that_of_the_continuations(pair, tmp_path):
     """Catches a noise of single continuations or of one branch."""
     labels = label(pair, tmp_path / "labels.jsonl")
