@@ -117,7 +117,7 @@ class EagerEngine:
     def _within_rotary_limit(self, limit: RotaryLimit, gamma: int) -> int:
         """Return gamma of the next round; recompute the cache where upstream's `generate` does so."""
         length = max(self.rows.lengths.host)
-        if limit.rereads and self.rows.prompt_length <= limit.length == length - 1:
+        if limit.rereads_at == length - 1 and self.rows.prompt_length < length:
             self.target.prefill(self.rows.ids[:, :length])
         return limit.longest_block(length, gamma)
 

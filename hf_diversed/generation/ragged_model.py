@@ -23,18 +23,20 @@ class RotaryLimit:
     Attributes:
         length: of the row, in columns, up to which the frequencies are constant. grows: whether they change with every
             further position.
-        rereads: whether the cache is recomputed once the length is exceeded.
+        rereads_at: length of the row, in columns, after which the cache is recomputed; None if it never is. Upstream
+            counts padding here, so for padded prompts this differs from `length`.
     """
 
     length: int
     grows: bool
-    rereads: bool
+    rereads_at: int | None
 
     def longest_block(self, length: int, gamma: int) -> int:
         """Maximum number of draft tokens, for a row of `length`, that share the frequencies of plain decoding."""
-        if length > self.length:
-            return 0 if self.grows else gamma
-        return min(gamma, self.length - length)
+        if length > self.length and self.grows:
+            return 0
+        ends = [end for end in (self.length, self.rereads_at) if end is not None and end >= length]
+        return min([gamma, *(end - length for end in ends)])
 
 
 class RaggedModel:
@@ -260,7 +262,8 @@ def find_rotary_limit(model: PreTrainedModel, position_ids: torch.Tensor, max_le
             f"the target's rotary frequencies change with every position beyond {limit} (rope type {rope_type!r}), so "
             "no tokens are drafted there."
         )
-    return RotaryLimit(limit + prompt_length - int(lengths[0]), grows, _compat.rereads_at_rotary_limit(model))
+    rereads_at = limit if batch_size == 1 and _compat.rereads_at_rotary_limit(model) else None
+    return RotaryLimit(limit + prompt_length - int(lengths[0]), grows, rereads_at)
 
 
 def run_model(

@@ -50,6 +50,17 @@ def test_lossless_decoding_is_plain_decoding_across_the_limit(kind, length):
         assert ours.stats.num_accepted > 0 or kind == "dynamic"
 
 
+@pytest.mark.filterwarnings("ignore:.*rotary")
+@pytest.mark.parametrize("kind", ["longrope", "phi3"])
+def test_padded_prompts_across_the_limit(kind):
+    """Catches a cache that is recomputed where the positions pass the limit: upstream counts the padding as well."""
+    for seed in range(2):
+        target, inputs = model(kind, seed), ragged_batch(1, LIMIT - 3, seed=seed)
+        inputs["input_ids"][:, :3], inputs["attention_mask"][:, :3] = PAD, 0
+        call = {**inputs, "do_sample": False, "max_new_tokens": 24}
+        assert torch.equal(lossless(target, **call, num_assistant_tokens=4), target.generate(**call))
+
+
 def test_static_shapes_are_not_used_across_the_limit():
     """Catches rounds of fixed width, which cannot end at the limit."""
     target, ids = model("longrope"), ragged_batch(1, 24)["input_ids"]
