@@ -248,6 +248,15 @@ def prompt_learning_adapter(model: PreTrainedModel) -> str | None:
     return str(config.peft_type) if config is not None and config.is_prompt_learning else None
 
 
+def peft_inputs(model: PreTrainedModel) -> set[str]:
+    """Return which arguments of PEFT's `generate` belong to rows or to positions of the prompt in this call.
+
+    "adapter_names" is one adapter per row, "alora_offsets" where an activated LoRA starts. Forward hooks pass them on.
+    """
+    hooks = [hook for module in base_model(model).modules() for hook in module._forward_pre_hooks.values()]
+    return {name for hook in hooks for name in getattr(hook, "keywords", ())} & {"adapter_names", "alora_offsets"}
+
+
 def hidden_width(model: PreTrainedModel) -> int:
     """Input width of the output embedding. `config.hidden_size` differs in models with an output projection."""
     return _matrix_shape(model.get_output_embeddings())[1]

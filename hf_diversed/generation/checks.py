@@ -117,16 +117,27 @@ def check_model(model: PreTrainedModel, role: str) -> None:
             f"the {role} {name} has a prompt-learning adapter ({adapter}), whose virtual tokens are not supported; "
             "use an adapter without them, such as LoRA."
         )
+    if "alora_offsets" in _compat.peft_inputs(model):
+        raise ValueError(
+            f"the {role} {name} has an activated LoRA (aLoRA), whose start PEFT counts from the end of the prompt, "
+            "which is wrong for blocks of draft tokens; use an adapter without alora_invocation_tokens."
+        )
     if _compat.is_sharded(model):
         raise ValueError(f"the {role} {name} is sharded over processes (ZeRO-3 or FSDP); gather it first.")
 
 
 def check_rows(model: PreTrainedModel, role: str, batch_size: int) -> None:
-    """Raise ValueError for batch sizes > 1 if positions cannot differ per row."""
+    """Raise ValueError for batch sizes > 1 if positions cannot differ per row, or if adapters belong to rows."""
     if batch_size == 1:
         return
+    name = type(_compat.base_model(model)).__name__
+    if "adapter_names" in _compat.peft_inputs(model):
+        raise ValueError(
+            f"the {role} {name} has one adapter per row (adapter_names), but equal prompts are processed once and "
+            f"finished rows are removed: batch size must be 1, got {batch_size}; call set_adapter, and decode the "
+            "prompts of each adapter in a call of their own."
+        )
     if (reason := _compat.needs_equal_rows(model)) is not None:
-        name = type(_compat.base_model(model)).__name__
         raise ValueError(
             f"the {role} {name} {reason}, which is wrong for rows of different lengths: batch size must be 1, got "
             f"{batch_size}; decode the prompts one by one."

@@ -61,6 +61,11 @@ def prompt_tuned():
     return peft.get_peft_model(tiny.tiny_model("llama", seed=5), config).eval()
 
 
+def adapted(**config):
+    config = peft.LoraConfig(task_type="CAUSAL_LM", **config)
+    return peft.get_peft_model(tiny.tiny_model("llama", seed=5), config).eval()
+
+
 def attending(name):
     model = tiny.tiny_model("llama", seed=5)
     model.config._attn_implementation = name
@@ -175,6 +180,11 @@ REFUSED = [
     *as_target_and_draft(mpt, "MptForCausalLM; ALiBi; use"),
     *as_target_and_draft(falcon_alibi, "FalconForCausalLM; ALiBi; use"),
     *as_target_and_draft(prompt_tuned, "LlamaForCausalLM; PROMPT_TUNING; LoRA"),
+    refused(lambda: BENCH.generate(adapted(alora_invocation_tokens=[5])), "target; aLoRA; alora_invocation_tokens"),
+    refused(
+        lambda: BENCH.generate(adapted(), adapter_names=["default", "__base__"]),
+        "adapter_names; batch size must be 1, got 2; set_adapter",
+    ),
     *(
         row
         for name in ("flash_attention_2", "flex_attention", "paged|sdpa")
