@@ -223,19 +223,26 @@ def write_report(name: str, arguments: argparse.Namespace) -> None:
         results = pooled(complete or parts[:1])
         labels = [label for label in results.labels() if not results.missing([label])]
         labels.sort(key=lambda label: label != PLAIN)  # the target first, as the reference
-        for record in summarize(results, labels) if labels else []:
-            scored = not category or category.removesuffix("-turn-1") in SCORES
-            unscored = {key: None for key in record if key.startswith(("quality", "static_gain"))}
-            records.append(record | ({} if scored else unscored) | ({"category": category} if category else {}))
+        records += [described(record, category) for record in (summarize(results, labels) if labels else [])]
         methods |= {label: text for label, text in definitions(results).items() if label in labels}
         headers.append(results.header)
         heads = [label for label in labels if label.startswith("diversed")]
         others = [label for label in labels if label not in (PLAIN, *heads)]
-        comparisons += [compare(results, head, other) for head in heads for other in others]
+        pairs = itertools.product(heads, others)
+        comparisons += [described(compare(results, head, other), category) for head, other in pairs]
     source = provenance(0, arguments.device) | {"evaluations": headers, "methods": methods}
     path = arguments.output / f"qwen-coder-{name}{suffix(arguments)}.json"
     write_json(path, {"records": records, "comparisons": comparisons, "provenance": source})
     print(json.dumps({"written": path.name, "methods": list(methods)}), flush=True)
+
+
+def described(record: dict[str, Any], category: str) -> dict[str, Any]:
+    """Return a record with its category of Spec-Bench, if any, and without quality where the task has no score."""
+    if not category:
+        return record
+    scored = category.removesuffix("-turn-1") in SCORES
+    unscored = {key: None for key in record if key.startswith(("quality", "static_gain"))}
+    return record | ({} if scored else unscored) | {"category": category}
 
 
 def pooled(parts: list[Results]) -> Results:

@@ -85,6 +85,14 @@ def test_categories_and_second_turns(run, tmp_path):
     assert len(second.entries) == 2
 
 
+def test_comparisons_of_categories(run, tmp_path):
+    """Catches comparisons whose category is lost, and a difference of qualities where nothing is scored."""
+    load_demo_pair().heads["math"].save_pretrained(tmp_path / "head")
+    report = run("--methods", f"{LOSSLESS},diversed:{tmp_path / 'head'}@0", task="specbench")
+    found = [(row["category"], row["minus"], row["quality"] is None) for row in report["comparisons"]]
+    assert found == [("math-turn-1", LOSSLESS, True), ("rag-turn-1", LOSSLESS, False)]
+
+
 def test_seconds_are_kept_by_draft_length(run, tmp_path):
     """Catches a draft length that is not passed on, and timed repetitions that are repeated."""
     options = f"--seconds --methods {PLAIN},{LOSSLESS} --gammas 1,2 --batch-sizes 1 --eager-only".split()
