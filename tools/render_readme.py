@@ -47,7 +47,8 @@ def _learning() -> str:
         better.append(f"{points:.2f} points ({low:.2f} to {high:.2f})")
     return (
         "Lenience alone gives most of this gain. At the same acceptance, heads trained with three seeds score "
-        f"{better[0]} higher than lenience on these problems; on summaries, the difference is {better[1]}."
+        f"{better[0]} higher than lenience on these problems; on summaries, the difference is {better[1]}. "
+        "These intervals are not corrected for several comparisons."
     )
 
 
