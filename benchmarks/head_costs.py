@@ -1,4 +1,4 @@
-"""Measure how much CPU time a round takes with a head on token costs, relative to lossless verification.
+"""Measure the CPU time of a round with a head that reads `lookahead` and `target_after`, over that of lossless rounds.
 
     python -m benchmarks.head_costs
 

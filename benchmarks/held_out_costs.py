@@ -3,8 +3,9 @@
     python -m benchmarks.held_out_costs labels.jsonl --output build/held-out.json
 
 `hf-diversed label` writes the file. Heads are trained on four fifths of the prompts and order the rejected tokens of
-the others; lenience orders them by p/q, or by p / max p in labels of greedy decoding. Measured is the cost per
-rejection of keeping the first ones, and the saving against lenience, with bounds clustered by prompt.
+the others; lenience orders them by p/q, or by p / max p in labels of greedy decoding. The report contains
+the cost per rejection of keeping the first tokens of each order, and the saving against lenience. Bounds are clustered
+by prompt.
 """
 
 import argparse
@@ -52,7 +53,7 @@ def main() -> None:
 
 
 def held_out(labels: Labels, settings: FitSettings, folds: int) -> torch.Tensor:
-    """Return the cost of each label that a head predicts which was trained on the labels of other prompts."""
+    """Return the predicted cost of each label, from a head trained on the labels of other prompts."""
     prompts, index = labels.prompt.unique(return_inverse=True)
     fold = torch.randperm(len(prompts), generator=torch.Generator().manual_seed(0))[index] % folds
     predicted = torch.zeros_like(labels.cost)

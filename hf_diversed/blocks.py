@@ -112,8 +112,9 @@ class Trace:
             the block. None with one weight per position, where TV(v, p) is (1 - w) TV(p, q).
         inputs: inputs of a learned verifier's head, by name, `[B, G, ...]`, if the verifier keeps them.
         emitted_probs: returns the distribution that sampling emits at the draft positions, float32 `[B, G, V]`; None
-            if the verifier does not compute it. In a `PhaseVerifier`, NaN at the positions of such a part. In a
-            `BlockVerifier`, that of its verifier, which the block follows as a whole.
+            if the verifier does not compute it. In a `PhaseVerifier`, NaN where the verifier that decides does not
+            compute it. In a `BlockVerifier`, that of its inner verifier; accepted tokens follow it jointly over the
+            block, not given each acceptance.
         strict_prob: float32 `[B, G]`, probability that lossless verification of the same kind (token-wise, block, FLy)
             accepts the draft token; None for token-wise verification, where it is min(1, p / q).
     """

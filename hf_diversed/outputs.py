@@ -46,8 +46,8 @@ class SpeculativeStats:
 
     Attributes:
         target_forwards, draft_forwards: forward passes over the batch, including prefill; the same for all its rows.
-        max_ratio: the largest v(y) / p(y) of an emitted token y at a verified position; 0 without token records, in
-            greedy decoding, and for verifiers that do not compute v.
+        max_ratio: the largest v(y) / p(y) of an emitted token y at a verified position; infinite if p(y) = 0. 0
+            without token records, in greedy decoding, and for verifiers that do not compute v.
         expected_accepted_sum: the expectation of `num_accepted` given the draft tokens.
         per_row: the counters of each row.
         engine: "eager", "static" (fixed shapes) or "compiled". " (forwards)" is added if only the models' forward

@@ -2,7 +2,8 @@
 
 import json
 
-from tools.render_counterfactual import published, studies
+from tools import render_counterfactual
+from tools.render_counterfactual import studies
 
 
 def point(share: float, cost: float, saving: float) -> dict:
@@ -53,14 +54,17 @@ def test_tables(tmp_path):
     assert "| 0.50 (-1.00 to 2.00) | < 0.001 | 0.40, 0.60 |" in decoded_text
 
 
-def test_published_pair(tmp_path):
+def test_published_pair(tmp_path, monkeypatch):
     """Catches a published pair that is not shown, and savings where costs belong."""
     (tmp_path / "real").mkdir()
     labels = {"labels": 300, "prompts": 90, "positive": 40, "negative": 20, "mean_cost": 0.0667}
     curve = {"lenience": [point(0.5, 0.03, 0.0)], "lookahead": [point(0.5, 0.02, 0.01)]}
     found = {"labels": labels, "r2": {"lookahead": -0.01}, "curve": curve}
     (tmp_path / "real" / "held-out-costs-gsm8k.json").write_text(json.dumps(found))
-    text = published(tmp_path)
+    for name in ("_decoding", "_curve", "_labels"):
+        monkeypatch.setattr(render_counterfactual, name, lambda study: "")
+    (tmp_path / next(iter(render_counterfactual.COMMANDS))).write_text("{}")
+    text = studies(tmp_path)["A published pair"]
     assert "300 rejections of 90 completions" in text
     assert "turns 40 right answers into wrong ones and 20 wrong ones into right ones; the mean cost is 6.67" in text
     assert "| p / max p, as lenience: cost | - | 3.00 (2.00 to 4.00) |" in text

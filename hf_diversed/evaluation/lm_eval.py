@@ -120,7 +120,7 @@ class DiversedLM(HFLM):
         if truncation and not generation_kwargs.get("do_sample"):
             raise ValueError(
                 f"method={self.method.label} needs sampling: greedy decoding truncates nothing; pass --gen_kwargs "
-                "do_sample=true,temperature=1.0."
+                "do_sample=true,temperature=1.0,top_k=0."
             )
         options = self.options | generation_kwargs | truncation
         return super()._model_generate(context, max_length, stop=[], **options)

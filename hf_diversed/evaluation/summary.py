@@ -82,9 +82,9 @@ def summarize(results: Results, labels: Sequence[str] | None = None) -> list[dic
     `*_ci` are two-sided 95% bounds from a bootstrap over prompts. `quality_drop` is the `reference` ("target", else
     "lossless") minus the method on the same prompts; 95% of the time it lies below `quality_drop_upper`. Rates count
     as in `SpeculativeStats`; `relaxed_share` is per generated token, `mean_bias`, `max_bias`, `mean_overshoot` and
-    `max_ratio` cover verified positions; the last one leaves out tokens with p = 0. Times are of batched calls, summed
-    over processes. `peak_memory_bytes` is the maximum over calls, of kind `peak_memory_kind` (see `PeakMemory`).
-    `quality_wilson_ci` is given for single samples that are right or wrong.
+    `max_ratio` cover verified positions; `max_ratio` leaves out completions with an emitted token of p = 0. Times are
+    of batched calls, summed over processes. `peak_memory_bytes` is the maximum over calls, of kind `peak_memory_kind`
+    (see `PeakMemory`). `quality_wilson_ci` is given for single samples that are right or wrong.
 
     `static_gain` is the quality minus that of the static curve at the same acceptance rate. The curve is piecewise
     linear through (acceptance rate, quality) of all methods with a constant weight, including lossless as weight 1;

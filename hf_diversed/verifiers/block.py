@@ -25,7 +25,8 @@ class BlockVerifier(CompositeVerifier):
             by default.
 
     Raises:
-        ValueError: if `verifier` has no emitted distribution.
+        ValueError: if `verifier` has no emitted distribution or depends on the settings of a call
+            (`CertifiedVerifier`).
     """
 
     def __init__(self, verifier: Verifier | None = None):

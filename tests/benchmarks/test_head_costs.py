@@ -1,4 +1,4 @@
-"""`benchmarks/head_costs.py`: the time of a round with a head on token costs."""
+"""`benchmarks/head_costs.py`: the time of a round with a token head that reads more of the block."""
 
 import pytest
 
@@ -20,6 +20,14 @@ def test_extra_time_is_per_round_and_without_prefill(monkeypatch):
         monkeypatch.setattr(verifier, "__call__", advance)
     monkeypatch.setattr(head_costs.time, "thread_time", lambda: now)
     target = tiny_model()
+    generate = target.generate
+
+    def with_prefill(*arguments, **options):
+        nonlocal now
+        now += 0.05
+        return generate(*arguments, **options)
+
+    monkeypatch.setattr(target, "generate", with_prefill)
     found = head_costs.measure(target, tiny_draft(target), "eager", turns=3, short=6, long=30)
     assert found["lossless_ms"] == pytest.approx(2)
     assert found["extra"][0] == pytest.approx(0.5)  # a last round without draft tokens changes single turns

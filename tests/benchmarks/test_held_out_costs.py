@@ -1,9 +1,11 @@
 """`benchmarks/held_out_costs.py`: heads and lenience on a file of labels."""
 
+import dataclasses
 import json
 import sys
 
 import pytest
+import torch
 
 from benchmarks import held_out_costs
 from tests.training.test_counterfactual import planted
@@ -28,9 +30,13 @@ def test_only_heads_with_the_deciding_input_save_costs(greedy, tmp_path, monkeyp
     assert report["r2"]["same inputs"] < 0.3 < 0.8 < report["r2"]["state after the token"]
 
 
-def test_chance_explains_nothing_on_other_prompts(monkeypatch):
+def test_predictions_do_not_depend_on_costs_of_their_own_prompt():
     """Catches heads that are evaluated on their own training labels."""
-    labels = planted(lambda inputs: 0.0 * inputs["token"][:, 0], noise=1.0)
+    labels = planted(lambda inputs: inputs["token"][:, 0], noise=1.0)
     settings = held_out_costs.FitSettings(**held_out_costs.SETTINGS[held_out_costs.ALL])
-    predicted = held_out_costs.held_out(labels, settings, folds=5)
-    assert held_out_costs.r2(predicted, labels.cost) < 0.05
+    own, scores = labels.prompt == 0, labels.scores.clone()
+    scores[own, 1] += 10.0
+    before = held_out_costs.held_out(labels, settings, folds=5)
+    after = held_out_costs.held_out(dataclasses.replace(labels, scores=scores), settings, folds=5)
+    assert torch.equal(before[own], after[own])
+    assert not torch.equal(before, after)

@@ -196,6 +196,7 @@ def test_missing_isolation_is_an_error_before_anything_runs(monkeypatch, tmp_pat
 def test_second_kind_is_used_where_the_first_fails(monkeypatch):
     monkeypatch.setattr(runner, "probe", {"namespaces": "not permitted", "landlock": ""}.__getitem__)
     assert runner.usable_mode() == "landlock"
+    assert runner.can_isolate()
 
 
 def test_jail_that_fails_later_is_an_error_and_not_a_verdict(monkeypatch):
