@@ -46,10 +46,10 @@ def studies(folder: Path) -> dict[str, str]:
     if not studies:
         return {}
     return {
-        **({"A published pair": published(folder)} if (folder / PUBLISHED).is_file() else {}),
         "Decoding": "\n\n".join(map(_decoding, studies)),
         "First-order costs": "\n\n".join([_CURVE, *map(_curve, studies)]),
         "Labels": _labels(studies),
+        **({"A published pair": published(folder)} if (folder / PUBLISHED).is_file() else {}),
     }
 
 
