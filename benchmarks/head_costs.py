@@ -2,17 +2,18 @@
 
     python -m benchmarks.head_costs
 
-The models have random weights and hidden size 1024. All verifiers decode the same prompt in turn. The time of a round
-is the difference of a long and a short call, divided by the difference of their numbers of rounds, so that prefill is
-not included. Writes results/head-costs.json.
+The models have random weights and hidden size 1024. Both verifiers decode the same prompt in turn. Each turn compares
+the medians over the rounds of a call, without prefill. Writes results/head-costs.json.
 """
 
 import argparse
 import time
+from itertools import pairwise
 from pathlib import Path
 from statistics import median, quantiles
 
 import torch
+from transformers.generation.streamers import BaseStreamer
 from transformers.utils import logging
 
 from benchmarks.rounds import random_model
@@ -25,8 +26,20 @@ from hf_diversed.verifiers import Verifier
 
 SHAPES = "embedded-1024-target", "embedded-1024-draft"
 INPUTS = {"features": "distribution", "token_features": True, "lookahead": 4, "target_after": True}
-PROMPT_LENGTH = 128
-SHORT, LONG = 24, 120  # new tokens of the two calls
+PROMPT_LENGTH, NEW_TOKENS = 128, 96
+
+
+class Clock(BaseStreamer):
+    """Records the CPU time at which each token arrives; all tokens of a round arrive together."""
+
+    def __init__(self) -> None:
+        self.times: list[float] = []
+
+    def put(self, value: torch.Tensor) -> None:
+        self.times.append(time.thread_time())
+
+    def end(self) -> None:
+        """Nothing to do."""
 
 
 def main() -> None:
@@ -42,7 +55,7 @@ def main() -> None:
     write_json(options.output, {"records": records, "provenance": provenance(0)})
 
 
-def measure(target, draft, engine: str, turns: int, short: int = SHORT, long: int = LONG) -> dict:
+def measure(target, draft, engine: str, turns: int) -> dict:
     """Return median and quartiles of the extra time per round over lossless verification, as a fraction."""
     torch.manual_seed(0)
     ids = torch.randint(4, target.config.vocab_size, (1, PROMPT_LENGTH))
@@ -50,9 +63,9 @@ def measure(target, draft, engine: str, turns: int, short: int = SHORT, long: in
     head = DiversedHead(DiversedHeadConfig.for_pair(target, draft, **INPUTS)).eval()
     lossless, with_head = LosslessVerifier(), DiversedVerifier(head)
 
-    def call(verifier: Verifier, seed: int, new_tokens: int) -> tuple[float, int]:
+    def ms_per_round(verifier: Verifier, seed: int) -> float:
         torch.manual_seed(seed)
-        began = time.thread_time()
+        clock = Clock()
         output = target.generate(
             ids,
             attention_mask=torch.ones_like(ids),
@@ -61,16 +74,15 @@ def measure(target, draft, engine: str, turns: int, short: int = SHORT, long: in
             num_assistant_tokens=5,
             do_sample=True,
             top_k=0,
-            max_new_tokens=new_tokens,
+            max_new_tokens=NEW_TOKENS,
             eos_token_id=None,
             return_dict_in_generate=True,
+            streamer=clock,
             **(compiled if engine == "compiled" else {}),
         )
-        return 1000 * (time.thread_time() - began), output.stats.num_rounds
-
-    def ms_per_round(verifier: Verifier, seed: int) -> float:
-        (least, first), (most, last) = call(verifier, seed, short), call(verifier, seed, long)
-        return (most - least) / (last - first)
+        times = clock.times[1:]  # without the prompt
+        rounds = sorted(after - before for before, after in pairwise(times))[1 - output.stats.num_rounds :]
+        return 1000 * median(rounds)
 
     for verifier in (lossless, with_head):  # compiles and warms up
         ms_per_round(verifier, seed=0)

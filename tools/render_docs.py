@@ -122,6 +122,20 @@ def random_draft() -> str:
     return f"{table(header, rows)}\n\n{words} {_command(found)}"
 
 
+def head_costs() -> str:
+    """Return a table of the time per round of a head on token costs, relative to lossless verification."""
+    found = json.loads((RESULTS / "head-costs.json").read_text())
+    rows = []
+    for row in found["records"]:
+        extra = "{:.1%} ({:.1%} to {:.1%})".format(*row["extra"])
+        rows.append([row["engine"], f"{row['lossless_ms']:.1f}", extra, str(row["turns"])])
+    header = ("engine", "lossless, ms per round", "more with the head", "turns")
+    words = (
+        "Hidden size 1024, 4 target layers, random weights, 5 draft tokens per round, one thread; median (quartiles)."
+    )
+    return f"{table(header, rows)}\n\n{words} {_command(found)}"
+
+
 def draft_losses() -> str:
     """Return a table of held-out acceptance by loss and number of updates."""
     found = json.loads((RESULTS / "draft-losses.json").read_text())
@@ -232,6 +246,7 @@ SECTIONS = {
     "guide": guide,
     "drafts": drafts,
     "draft-losses": draft_losses,
+    "head-costs": head_costs,
     "importance": importance,
     "truncation": truncation,
     "random-draft": random_draft,
