@@ -129,7 +129,7 @@ def published(folder: Path) -> str:
         "prompt, for the given order:"
     )
     measured = (
-        f"Measured by `{_LABELLED}`, stopped before all prompts were labelled, and `python -m "
+        f"Measured by `{_LABELLED}`, of which parts 1, 2 and 6 of 10 were run, and `python -m "
         "benchmarks.held_out_costs labels.jsonl`."
     )
     return f"{note}\n\n{table(('order', 'R²', *shares), rows)}\n\n{measured}"
