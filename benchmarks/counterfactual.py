@@ -81,10 +81,13 @@ def main() -> None:
         return fit_head(draws[draw], FitSettings(**SETTINGS[name]))
 
     fitted = {name: fit(0, name) for name in SETTINGS}
-    parts = [first(draws[0], count) for count in COUNTS] + [together(draws)] * (len(draws) > 1)
+    parts = [chosen(draws[0], slice(count)) for count in COUNTS] + [together(draws)] * (len(draws) > 1)
     fitted |= {f"{ALL}, {len(part.prompt):,} labels": fit_head(part, FitSettings()) for part in parts}
-    orders = {"lenience": -labels["test"].inputs["token"][:, 0], "packaged head": order(pair.heads[task.name], labels)}
-    orders |= {name: order(head, labels) for name, (head, _) in fitted.items()}
+    orders = {
+        "lenience": -labels["test"].inputs["token"][:, 0],
+        "packaged head": order(pair.heads[task.name], labels["test"]),
+    }
+    orders |= {name: order(head, labels["test"]) for name, (head, _) in fitted.items()}
     report: dict[str, Any] = {
         "task": task.name,
         "metric": task.metric,
@@ -100,10 +103,10 @@ def main() -> None:
     print(json.dumps(report, indent=1))
 
 
-def first(labels: Labels, count: int) -> Labels:
-    """Return the first `count` labels, which belong to the first prompts."""
-    inputs = {name: values[:count] for name, values in labels.inputs.items()}
-    return Labels(labels.settings, labels.scores[:count], labels.prompt[:count], inputs)
+def chosen(labels: Labels, at: slice | torch.Tensor) -> Labels:
+    """Return the labels at a slice, or where `at`, bool `[M]`, is true."""
+    inputs = {name: values[at] for name, values in labels.inputs.items()}
+    return Labels(labels.settings, labels.scores[at], labels.prompt[at], inputs)
 
 
 def together(draws: list[Labels]) -> Labels:
@@ -114,10 +117,10 @@ def together(draws: list[Labels]) -> Labels:
 
 
 @torch.no_grad()
-def order(head: DiversedHead, labels: dict[str, Labels]) -> torch.Tensor:
-    """Return the head's logits on the test labels; tokens with the lowest logits are kept first."""
+def order(head: DiversedHead, labels: Labels) -> torch.Tensor:
+    """Return the head's logits on the labels; tokens with the lowest logits are kept first."""
     names = ["features", "token"] + ["lookahead"] * (head.lookahead > 0) + ["target_after"] * head.target_after
-    return head(**{name: labels["test"].inputs[name] for name in names})
+    return head(**{name: labels.inputs[name] for name in names})
 
 
 def about(labels: Labels) -> dict[str, Any]:

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.counterfactual import ALL, SETTINGS, about, curve
+from benchmarks.counterfactual import ALL, SETTINGS, about, chosen, curve, order
+from hf_diversed.features import LOG_RATIO
 from hf_diversed.provenance import provenance
 from hf_diversed.running.files import write_json
 from hf_diversed.training.counterfactual import FitSettings, fit_head
@@ -22,19 +23,19 @@ from hf_diversed.training.labels import Labels, load_labels
 
 
 HEADS = ("same inputs", "lookahead", "state after the token", ALL, f"{ALL}, mlp")
-LOG_RATIO, LOG_BELOW_TOP = 0, 1  # indices in `token_features`
+LOG_BELOW_TOP = 1  # index in `token_features`, after LOG_RATIO
+FOLDS = 5
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("labels", type=Path)
-    parser.add_argument("--folds", type=int, default=5)
     parser.add_argument("--output", type=Path, default=Path("build/held-out-costs.json"))
     options = parser.parse_args()
     labels = load_labels(options.labels)
     greedy = labels.settings["sampling"]["temperature"] == 0
     orders = {"lenience": -labels.inputs["token"][:, LOG_BELOW_TOP if greedy else LOG_RATIO]}
-    orders |= {name: held_out(labels, FitSettings(**SETTINGS[name]), options.folds) for name in HEADS}
+    orders |= {name: held_out(labels, FitSettings(**SETTINGS[name])) for name in HEADS}
     costs, described = labels.cost, about(labels)
     if math.isnan(described["noise"]):  # one continuation per branch
         del described["noise"]
@@ -52,25 +53,16 @@ def main() -> None:
         print(name, report["r2"].get(name), values)
 
 
-def held_out(labels: Labels, settings: FitSettings, folds: int) -> torch.Tensor:
+def held_out(labels: Labels, settings: FitSettings) -> torch.Tensor:
     """Return the predicted cost of each label, from a head trained on the labels of other prompts."""
     prompts, index = labels.prompt.unique(return_inverse=True)
-    fold = torch.randperm(len(prompts), generator=torch.Generator().manual_seed(0))[index] % folds
+    fold = torch.randperm(len(prompts), generator=torch.Generator().manual_seed(0))[index] % FOLDS
     predicted = torch.zeros_like(labels.cost)
-    for number in range(folds):
-        inside, outside = (chosen(labels, fold != number), chosen(labels, fold == number))
-        head, report = fit_head(inside, settings)
-        names = ["features", "token"] + ["lookahead"] * (head.lookahead > 0) + ["target_after"] * head.target_after
-        with torch.no_grad():
-            logits = head(**{name: outside.inputs[name] for name in names}).double()
+    for number in range(FOLDS):
+        head, report = fit_head(chosen(labels, fold != number), settings)
+        logits = order(head, chosen(labels, fold == number)).double()
         predicted[fold == number] = logits * report["spread"] / settings.sharpness + report["price"]
     return predicted
-
-
-def chosen(labels: Labels, at: torch.Tensor) -> Labels:
-    """Return the labels where `at`, bool `[M]`, is true."""
-    inputs = {name: values[at] for name, values in labels.inputs.items()}
-    return Labels(labels.settings, labels.scores[at], labels.prompt[at], inputs)
 
 
 def r2(predicted: torch.Tensor, costs: torch.Tensor) -> float:

@@ -36,7 +36,7 @@ def test_predictions_do_not_depend_on_costs_of_their_own_prompt():
     settings = held_out_costs.FitSettings(**held_out_costs.SETTINGS[held_out_costs.ALL])
     own, scores = labels.prompt == 0, labels.scores.clone()
     scores[own, 1] += 10.0
-    before = held_out_costs.held_out(labels, settings, folds=5)
-    after = held_out_costs.held_out(dataclasses.replace(labels, scores=scores), settings, folds=5)
+    before = held_out_costs.held_out(labels, settings)
+    after = held_out_costs.held_out(dataclasses.replace(labels, scores=scores), settings)
     assert torch.equal(before[own], after[own])
     assert not torch.equal(before, after)
