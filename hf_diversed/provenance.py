@@ -67,6 +67,11 @@ def provenance(seed: int | None = None, device: torch.device | str | None = None
     }
 
 
+def data_digest(value: Any) -> str:
+    """Return a digest of prompts and records: 16 hexadecimal digits of the SHA-256 of their JSON."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
 def module_digest(module: torch.nn.Module) -> str:
     """Return the class name and a digest of all weights, equal for equal weights."""
     digest = hashlib.sha256()

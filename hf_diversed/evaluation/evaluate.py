@@ -1,6 +1,5 @@
 """Measure quality, acceptance and cost of methods on a task's prompts; finished calls are stored."""
 
-import hashlib
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -14,7 +13,7 @@ from hf_diversed.evaluation.settings import EvaluationSettings
 from hf_diversed.evaluation.summary import summarize
 from hf_diversed.formatting import duration
 from hf_diversed.head import LOOKED_UP
-from hf_diversed.provenance import provenance
+from hf_diversed.provenance import data_digest, provenance
 from hf_diversed.running.decode import Decoder, notify, with_progress
 from hf_diversed.running.files import write_json
 from hf_diversed.running.methods import HeadLike, Method, MethodLike, build_methods
@@ -131,7 +130,7 @@ class _Run:
             "target": _model_identity(pair.target),
             "draft": {"name": LOOKED_UP} if pair.draft is None else _model_identity(pair.draft),
             "device": pair.target.device.type,
-            "data": _digest([prompts, examples]),
+            "data": data_digest([prompts, examples]),
             "settings": settings.identity(),
             **getattr(task, "prompt_format", {}),  # plain tasks have none, so headers of earlier folders still match
         }
@@ -226,7 +225,3 @@ def _model_identity(model) -> dict:
         "dtype": str(model.dtype).removeprefix("torch."),
         "generation_config": json.loads(json.dumps(config, default=str)),
     }
-
-
-def _digest(value) -> str:
-    return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()[:16]

@@ -14,8 +14,6 @@ A label is noisy: with K continuations its variance is (Var kept + Var replaced)
 tokens, of which one is drawn. `Labels.noise` estimates the first part.
 """
 
-import hashlib
-import json
 import math
 import time
 from collections.abc import Sequence
@@ -29,7 +27,7 @@ from hf_diversed.blocks import DraftOutput, TargetOutput
 from hf_diversed.formatting import LOSSLESS, duration
 from hf_diversed.head import DiversedHead, DiversedHeadConfig
 from hf_diversed.outputs import SOURCES
-from hf_diversed.provenance import model_digest, provenance
+from hf_diversed.provenance import data_digest, model_digest, provenance
 from hf_diversed.running.decode import Decoder, notify, with_progress
 from hf_diversed.running.files import append_lines, drop_torn_line, read_lines
 from hf_diversed.running.methods import Method
@@ -143,8 +141,7 @@ def make_labels(
     ids = encode(pair.tokenizer, prompts)
     size = sampling.batch_size
     batches = [list(range(start, min(start + size, len(ids)))) for start in range(0, len(ids), size)]
-    data = hashlib.sha256(json.dumps([ids, records], sort_keys=True, default=str).encode()).hexdigest()[:16]
-    about = {"num_prompts": len(ids), "data": data, **run.describe()}
+    about = {"num_prompts": len(ids), "data": data_digest([ids, records]), **run.describe()}
     done = _read_done(path, about)
     if done is None:
         append_lines(path, [{"settings": about, "provenance": provenance(settings.seed)}])

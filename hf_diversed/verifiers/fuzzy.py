@@ -32,8 +32,8 @@ class FuzzyVerifier(DistributionVerifier):
     """Verify exactly against pi = q where D(p, q) <= threshold and max p <= confidence, else p.
 
     Verifying the other positions losslessly emits the same distribution as drawing their tokens from p, but accepts
-    more draft tokens. Greedy: accept x iff the same condition holds, with p and q at
-    temperature 1, or x is argmax p; else emit argmax p.
+    more draft tokens. Greedy: accept x iff the same condition holds, with p and q at temperature 1, or x is argmax p;
+    else emit argmax p.
 
     Args:
         threshold: at least 0, in nats (TV: a probability); 0 is lossless.
