@@ -96,8 +96,7 @@ def lookahead_features(features: torch.Tensor, token: torch.Tensor, active: torc
     log_ratio = token[..., LOG_RATIO]
     columns = (log_ratio, features[..., TOTAL_VARIATION], features[..., TARGET_ENTROPY], torch.ones_like(log_ratio))
     values = torch.stack(columns, dim=-1).masked_fill(~active[..., None], 0.0)
-    values = F.pad(values, (0, 0, 0, window))
-    return torch.stack([values[:, k : k + active.shape[1]] for k in range(1, window + 1)], dim=2)
+    return F.pad(values, (0, 0, 0, window))[:, 1:].unfold(1, window, 1).transpose(-1, -2)
 
 
 def vocabulary_features(p: torch.Tensor, q: torch.Tensor) -> Iterator[torch.Tensor]:

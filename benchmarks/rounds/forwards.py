@@ -25,7 +25,7 @@ class CompiledForwards:
     Args:
         inputs: `input_ids` and `attention_mask`, long `[B, S]`.
         columns: minimum number of cache columns.
-        hidden: whether to return hidden states.
+        hidden: whose hidden states to return, see `Verifier.needs_hidden_states`.
     """
 
     def __init__(
@@ -35,14 +35,14 @@ class CompiledForwards:
         inputs: dict[str, torch.Tensor],
         gamma: int,
         columns: int,
-        hidden: bool,
+        hidden: bool | str,
         config: CompileConfig,
     ):
-        self._inputs, self._columns, self._hidden, self._config = inputs, columns, hidden, config
+        self._inputs, self._columns, self._config = inputs, columns, config
         known = _compat.known_ids(draft)
-        drafter = self._over(draft, known - 1 if known < _compat.vocab_size(target) else None)
+        drafter = self._over(draft, hidden is True, known - 1 if known < _compat.vocab_size(target) else None)
         step = self._forward(drafter, 1, keep=1)
-        verify = self._forward(self._over(target, None), gamma + 1, keep=gamma + 1)
+        verify = self._forward(self._over(target, bool(hidden)), gamma + 1, keep=gamma + 1)
         self._calls = [self._forward(drafter, 2, keep=1), *[step] * (gamma - 1), verify]
 
     @torch.no_grad()
@@ -56,7 +56,7 @@ class CompiledForwards:
         return statistics.median(watch.milliseconds(marks)[1:])
 
     @torch.no_grad()
-    def _over(self, model: PreTrainedModel, max_id: int | None) -> StaticModel:
+    def _over(self, model: PreTrainedModel, keep_hidden: bool, max_id: int | None = None) -> StaticModel:
         """Prefill a static cache with the prompt and return the model over it."""
         ids, mask = self._inputs["input_ids"], self._inputs["attention_mask"]
         made = StaticModel(
@@ -64,7 +64,7 @@ class CompiledForwards:
             rows=RaggedRows(ids, max_length=self._columns, spare=0, eos_ids=[], pad_id=0),
             prompt_mask=mask,
             position_ids=(mask.cumsum(-1) - 1).clamp_min(0),
-            keep_hidden=self._hidden,
+            keep_hidden=keep_hidden,
             max_id=max_id,
             compiler=Compiler(self._config, _compat.base_model(model)),
         )

@@ -128,7 +128,7 @@ def choose_verifier(pair: Pair, choice: Choice) -> Verifier | None:
     """Return the verifier of the chosen method; None for the target model alone. Raises ValueError without a head."""
     if choice.method == DIVERSED:
         head = _find_head(pair, choice)
-        if pair.draft is None and head.needs_hidden_states:
+        if pair.draft is None and head.needs_hidden_states is True:
             raise ValueError(
                 "This head reads the hidden states of a draft model, and prompt lookup has no draft model. Name a "
                 "head that was trained for prompt lookup, or choose another method."

@@ -200,7 +200,7 @@ class Call:
         verifier, name = self.verifier, type(self.verifier).__name__
         if verifier.greedy_only and self.config.do_sample:
             raise ValueError(f"{name} is defined for greedy decoding only; pass do_sample=False.")
-        if self.draft is None and verifier.needs_hidden_states:
+        if self.draft is None and verifier.needs_hidden_states is True:
             raise ValueError(
                 f"{name} needs hidden states of a draft model, which prompt lookup (prompt_lookup_num_tokens) "
                 'lacks; use a head with features="distribution", or an assistant_model.'
@@ -267,12 +267,12 @@ class Call:
             rows=rows,
             prompt_mask=mask,
             position_ids=positions,
-            keep_hidden=self.verifier.needs_hidden_states,
         )
+        hidden = self.verifier.needs_hidden_states
         parts: dict[str, Any] = {
             "rows": rows,
-            "target": runner(model),
-            "drafter": self._drafter(runner),
+            "target": runner(model, keep_hidden=bool(hidden)),
+            "drafter": self._drafter(partial(runner, keep_hidden=hidden is True)),
             "processor": self.processor,
             "verifier": self.verifier,
             "random_source": self.random_source,

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -51,9 +51,10 @@ class DiversedHead(PreTrainedModel):
     def __init__(self, config: DiversedHeadConfig):
         super().__init__(config)
         # Plain attributes: every round reads them, and reading from the config is slow.
-        self.needs_prefix_hidden = config.features != "distribution"
         self.lookahead, self.target_after = config.lookahead, config.target_after
-        self.needs_hidden_states = self.needs_prefix_hidden or self.target_after
+        self.needs_hidden_states: bool | Literal["target"] = config.features != "distribution" or (
+            "target" if self.target_after else False
+        )
         self.needs_distributions = config.features != "hidden"
         self.needs_token = config.token_features
         if (self.lookahead or self.target_after) and not (self.needs_token and self.needs_distributions):
@@ -62,7 +63,7 @@ class DiversedHead(PreTrainedModel):
                 f"token_features={config.token_features}, features={config.features!r}."
             )
         width = NUM_DISTRIBUTION_FEATURES if self.needs_distributions else 0
-        if self.needs_prefix_hidden:
+        if self.needs_hidden_states is True:
             width += config.target_hidden_size + config.draft_hidden_size
         width += self.lookahead * NUM_LOOKAHEAD_FEATURES + (config.target_hidden_size if self.target_after else 0)
         width += NUM_TOKEN_FEATURES if self.needs_token else 0
@@ -210,7 +211,7 @@ class DiversedHead(PreTrainedModel):
             token = self._check_width("token", token, NUM_TOKEN_FEATURES)
             if token.ndim > values.ndim:
                 return self._token_logit(values, token)
-            return self._token_logit(values, token[..., None, :]).squeeze(-1)
+            values = torch.cat([values, token], dim=-1)
         values = (values - self.input_mean.float()) / self.input_std.float()
         if self.dense is not None:
             values = F.gelu(F.linear(values, self.dense.weight.float(), self.dense.bias.float()))
@@ -307,7 +308,7 @@ class DiversedHead(PreTrainedModel):
     ) -> torch.Tensor:
         """Return the concatenated inputs other than those of the draft token, float32 `[..., width]`."""
         parts = []
-        if self.needs_prefix_hidden:
+        if self.needs_hidden_states is True:
             parts.append(self._hidden("target_hidden", target_hidden, self.config.target_hidden_size))
             parts.append(self._hidden("draft_hidden", draft_hidden, self.config.draft_hidden_size))
         if self.needs_distributions:

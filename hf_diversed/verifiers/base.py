@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 import torch
 
@@ -16,7 +17,7 @@ class Verifier:
     Subclasses implement `__call__`, or derive from `DistributionVerifier` and implement `emitted_probs`.
 
     Attributes:
-        needs_hidden_states: whether both outputs must contain `hidden`.
+        needs_hidden_states: whether the outputs must contain `hidden`: True for both, "target" for the target's only.
         needs_raw_logits: whether both outputs must contain `raw_logits`.
         needs_draft_confidence: whether the verifier uses the draft model's probabilities, which prompt lookup lacks.
         greedy_only: whether sampling raises an error before the first forward pass.
@@ -31,7 +32,7 @@ class Verifier:
         needs_check: whether the first verdict of each call is validated; True for classes outside this package.
     """
 
-    needs_hidden_states = False
+    needs_hidden_states: bool | Literal["target"] = False
     needs_raw_logits = False
     needs_draft_confidence = False
     needs_input_ids = True
@@ -189,9 +190,10 @@ class CompositeVerifier(Verifier):
                     "a call; pass a verifier with fixed settings."
                 )
         self._parts = parts
-        needs = ("needs_hidden_states", "needs_raw_logits", "needs_draft_confidence", "needs_input_ids", "needs_check")
-        for name in (*needs, "greedy_only"):
+        for name in ("needs_raw_logits", "needs_draft_confidence", "needs_input_ids", "needs_check", "greedy_only"):
             setattr(self, name, any(getattr(part, name) for part in parts))
+        states = [part.needs_hidden_states for part in parts]
+        self.needs_hidden_states = True in states or next(filter(None, states), False)
         self.num_assistant_tokens = next(
             (part.num_assistant_tokens for part in parts if part.num_assistant_tokens is not None), None
         )

@@ -1,6 +1,6 @@
 """DIVERSED: weights predicted per position (arXiv 2604.07622) or per token, with a strictness and bounds."""
 
-from typing import Any, Protocol, cast, runtime_checkable
+from typing import Any, Literal, Protocol, cast, runtime_checkable
 
 import torch
 
@@ -21,15 +21,17 @@ _AS_TRAINED = 0.5
 
 @runtime_checkable
 class Head(Protocol):
-    """Interface of a head, as implemented by `DiversedHead`. The attributes `lookahead`, `target_after` and
-    `needs_prefix_hidden` are optional.
+    """Interface of a head, as implemented by `DiversedHead`. The attributes `lookahead` and `target_after` are
+    optional.
 
     Attributes:
         config: a `DiversedHeadConfig`, or an object with its fields: model names and sizes, vocabulary size,
             temperature and draft length of the training.
+        needs_hidden_states: True for those of both models before the draft token; "target" if `target_after` is the
+            only input of this kind.
     """
 
-    needs_hidden_states: bool
+    needs_hidden_states: bool | Literal["target"]
     needs_distributions: bool
     needs_token: bool
     config: Any
@@ -97,7 +99,6 @@ class DiversedVerifier(MixtureVerifier):
         self.head = head
         self._lookahead, self._target_after = getattr(head, "lookahead", 0), getattr(head, "target_after", False)
         self._of_block = bool(self._lookahead or self._target_after)
-        self._prefix_hidden = getattr(head, "needs_prefix_hidden", head.needs_hidden_states)
         for name in ("max_bias", "bias_budget"):
             if self._of_block and getattr(self, name) is not None:
                 raise ValueError(
@@ -121,11 +122,11 @@ class DiversedVerifier(MixtureVerifier):
 
     def check(self, context: DecodingContext) -> None:
         config = self.head.config
-        for role, expected, found in (
-            ("target", config.target_hidden_size, context.target_hidden_size),
-            ("draft", config.draft_hidden_size, context.draft_hidden_size),
+        for role, needed, expected, found in (
+            ("target", bool(self.needs_hidden_states), config.target_hidden_size, context.target_hidden_size),
+            ("draft", self.needs_hidden_states is True, config.draft_hidden_size, context.draft_hidden_size),
         ):
-            if self.needs_hidden_states and expected != found:
+            if needed and expected != found:
                 raise ValueError(
                     f"the head was trained for a {role} model of hidden size {expected}, got {found}; "
                     f"use the {role} model it was trained with ({config.base_model_name_or_path} / "
@@ -199,7 +200,7 @@ class DiversedVerifier(MixtureVerifier):
         """Return the keyword arguments of the head, and TV(p, q) `[B, G]` if it is one of the features."""
         inputs: dict[str, torch.Tensor] = {}
         tv = None
-        if self._prefix_hidden:
+        if self.needs_hidden_states is True:
             assert target.hidden is not None
             assert draft.hidden is not None
             inputs |= {"target_hidden": target.hidden[:, :-1], "draft_hidden": draft.hidden}

@@ -8,10 +8,12 @@ import pytest
 import torch
 
 from hf_diversed.features import lookahead_features
+from hf_diversed.generation import ragged_model
 from hf_diversed.head import DiversedHead, DiversedHeadConfig
-from hf_diversed.verifiers import BlockVerifier, DiversedVerifier, LenientVerifier, LosslessVerifier
+from hf_diversed.verifiers import BlockVerifier, DiversedVerifier, LenientVerifier, LosslessVerifier, PhaseVerifier
 from hf_diversed.verifiers.mixture import MixtureVerifier, Weights
-from tests.verifier_cases import DRAFT_WIDTH, TARGET_WIDTH, make_block
+from tests.tiny import ragged_batch, tiny_draft, tiny_model
+from tests.verifier_cases import DRAFT_WIDTH, TARGET_WIDTH, make_block, random_head
 from tests.verifiers.process import VOCAB, Tables, Tokens, distance, judge, process_probs, product_probs, rounds
 
 
@@ -163,6 +165,34 @@ def test_target_after_is_the_state_after_the_token():
             accepted = [float(step[0][token]) for step, token in zip(steps[:-1], tokens)]
             expected = math.prod(accepted) * float(steps[-1][1][tokens[-1]])
             assert chance == pytest.approx(expected, abs=ROUNDING)
+
+
+def test_target_after_needs_no_states_of_the_draft_model(monkeypatch: pytest.MonkeyPatch):
+    """Catches draft steps that return unused hidden states, and states that a combination of verifiers lacks."""
+    after, both = DiversedVerifier(block_head(width=TARGET_WIDTH)), DiversedVerifier(random_head())
+    assert after.needs_hidden_states == "target"
+    assert PhaseVerifier(after, begin=1, end=2).needs_hidden_states == "target"
+    assert PhaseVerifier(after, both, begin=1, end=2).needs_hidden_states is True
+    draft, target = make_block()
+    with_states = after(draft.tokens, draft, target).accept_prob
+    assert torch.equal(after(draft.tokens, replace(draft, hidden=None), target).accept_prob, with_states)
+
+    model = tiny_model("llama")
+    drafted = tiny_draft(model)
+    asked: dict[str, list[bool]] = {"target": [], "draft": []}
+    run_model = ragged_model.run_model
+
+    def record(used, *args):
+        asked["draft" if used.config is drafted.config else "target"].append(args[-1])
+        return run_model(used, *args)
+
+    monkeypatch.setattr(ragged_model, "run_model", record)
+    head = block_head(width=model.config.hidden_size, draft_hidden_size=99)
+    for source in ({"assistant_model": drafted}, {"prompt_lookup_num_tokens": 3}):
+        model.generate(**ragged_batch(), **source, diversed_head=head, do_sample=True, max_new_tokens=8)
+    assert any(asked["target"])
+    assert asked["draft"]
+    assert not any(asked["draft"])
 
 
 def test_lookahead_reads_the_next_tokens_up_to_the_end():
