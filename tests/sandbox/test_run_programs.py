@@ -19,8 +19,15 @@ needs_a_jail = pytest.mark.skipif(MODE is None, reason="no isolation on this mac
 
 
 @pytest.fixture(params=[pytest.param(False, marks=needs_a_jail), True], ids=["jail", "unsafe"])
-def unsafe(request):
+def unsafe(request, monkeypatch):
+    if request.param:
+        monkeypatch.setattr(runner, "MODES", ())
     return request.param
+
+
+@pytest.fixture
+def no_isolation(monkeypatch):
+    monkeypatch.setattr(runner, "MODES", ())
 
 
 def test_results_are_in_order_with_reasons(unsafe):
@@ -73,6 +80,7 @@ def test_flood_of_the_status_descriptor_is_a_verdict(unsafe):
     assert not any(result.passed for result in tested)
 
 
+@pytest.mark.usefixtures("no_isolation")
 def test_program_that_kills_its_launcher_fails_alone():
     """Catches a program that ends a training by ending its launcher: by a signal without a jail, or by memory."""
     kill = "import os\nos.kill(os.getppid(), 9)\nimport time; time.sleep(5)"
@@ -120,6 +128,7 @@ def test_number_of_threads_is_limited():
     assert "can't start new thread" in result.reason
 
 
+@pytest.mark.usefixtures("no_isolation")
 @pytest.mark.parametrize("name", ["equals_everything", "number_that_equals_everything", "child_per_guess", "leaves"])
 def test_tests_run_in_their_own_process_without_a_jail_too(name):
     """Catches asserts evaluated in the program's process, whose objects can redefine `==`."""
@@ -189,14 +198,13 @@ def test_missing_isolation_is_an_error_before_anything_runs(monkeypatch, tmp_pat
     with pytest.raises(SandboxUnavailable, match=r"no namespaces today.*no landlock today.*--unsafe-code-execution"):
         run_programs([f"open({str(witness)!r}, 'w')"])
     assert not witness.exists()
-    assert not runner.can_isolate()
+    assert runner.usable_mode(unsafe=True) == "unsafe"
     assert run_programs(["assert True"], unsafe=True)[0].passed
 
 
 def test_second_kind_is_used_where_the_first_fails(monkeypatch):
     monkeypatch.setattr(runner, "probe", {"namespaces": "not permitted", "landlock": ""}.__getitem__)
-    assert runner.usable_mode() == "landlock"
-    assert runner.can_isolate()
+    assert [runner.usable_mode(unsafe) for unsafe in (False, True)] == ["landlock"] * 2
 
 
 def test_jail_that_fails_later_is_an_error_and_not_a_verdict(monkeypatch):
@@ -204,7 +212,7 @@ def test_jail_that_fails_later_is_an_error_and_not_a_verdict(monkeypatch):
         raise SandboxUnavailable("out of namespaces")
 
     monkeypatch.setattr(runner, "launch", launch)
-    monkeypatch.setattr(runner, "usable_mode", lambda: "namespaces")
+    monkeypatch.setattr(runner, "usable_mode", lambda unsafe: "namespaces")
     monkeypatch.setattr(runner.time, "sleep", lambda seconds: None)
     with pytest.raises(SandboxUnavailable, match="out of namespaces"):
         run_programs(["x = 1"])
@@ -215,6 +223,7 @@ def test_other_systems_need_the_flag(monkeypatch, platform):
     monkeypatch.setattr(sys, "platform", platform)
     with pytest.raises(SandboxUnavailable, match="unsafe"):
         run_programs(["x = 1"])
+    assert runner.usable_mode(unsafe=True) == "unsafe"
 
 
 @pytest.mark.parametrize(

@@ -108,14 +108,12 @@ def test_code_is_run_only_when_allowed(name: str, sandbox: FakeSandbox):
     assert get_task(name).prompt(RECORDS[name])
 
 
-@pytest.mark.parametrize("isolates", [True, False])
-def test_isolation_is_disabled_only_on_request(sandbox: FakeSandbox, monkeypatch: pytest.MonkeyPatch, isolates: bool):
-    """Catches the mode without isolation as the default, by permission to run code, or where isolation works."""
-    monkeypatch.setattr(execution, "can_isolate", lambda: isolates)
+def test_isolation_is_disabled_only_on_request(sandbox: FakeSandbox):
+    """Catches the mode without isolation as the default, or by permission to run code."""
     unsafe = get_task("code", allow_code_execution=True, unsafe_code_execution=True)
     for task in (allowed("code"), unsafe):
         task.score(RIGHT, RECORDS["code"])
-    assert [options["unsafe"] for _, options in sandbox.calls] == [False, not isolates]
+    assert [options["unsafe"] for _, options in sandbox.calls] == [False, True]
     with pytest.raises(ValueError, match="`unsafe_code_execution` needs `allow_code_execution`"):
         get_task("code", unsafe_code_execution=True)
     assert get_task("gsm8k", allow_code_execution=True, unsafe_code_execution=True).name == "gsm8k"

@@ -70,7 +70,6 @@ def test_loads_tasks_functions_and_paths(monkeypatch: pytest.MonkeyPatch, tmp_pa
     with pytest.raises(ValueError, match="--allow-code-execution"):
         load_reward("task:code")(completions=["x"], answer=["assert x"])
     monkeypatch.setattr(execution, "run_programs", lambda programs, tests, unsafe: [type("R", (), {"passed": unsafe})])
-    monkeypatch.setattr(execution, "can_isolate", lambda: False)
     flags = {"allow_code_execution": True, "unsafe_code_execution": True}
     assert load_reward("task:code", **flags)(completions=["x"], answer=["assert x"]) == [1.0]
     sys.modules.pop("my_rewards", None)
