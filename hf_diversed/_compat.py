@@ -251,10 +251,13 @@ def prompt_learning_adapter(model: PreTrainedModel) -> str | None:
 def peft_inputs(model: PreTrainedModel) -> set[str]:
     """Return which arguments of PEFT's `generate` belong to rows or to positions of the prompt in this call.
 
-    "adapter_names" is one adapter per row, "alora_offsets" where an activated LoRA starts. Forward hooks pass them on.
+    "adapter_names" is one adapter per row, "task_ids" one task of Poly per row, and "alora_offsets" where an activated
+    LoRA starts. Forward hooks, which are partial functions or closures, pass them on.
     """
     hooks = [hook for module in base_model(model).modules() for hook in module._forward_pre_hooks.values()]
-    return {name for hook in hooks for name in getattr(hook, "keywords", ())} & {"adapter_names", "alora_offsets"}
+    partials = {name for hook in hooks for name in getattr(hook, "keywords", ())}
+    closures = {name for hook in hooks if (code := getattr(hook, "__code__", None)) for name in code.co_freevars}
+    return (partials | closures) & {"adapter_names", "task_ids", "alora_offsets"}
 
 
 def hidden_width(model: PreTrainedModel) -> int:

@@ -131,11 +131,11 @@ def check_rows(model: PreTrainedModel, role: str, batch_size: int) -> None:
     if batch_size == 1:
         return
     name = type(_compat.base_model(model)).__name__
-    if "adapter_names" in _compat.peft_inputs(model):
+    if per_row := _compat.peft_inputs(model) & {"adapter_names", "task_ids"}:
         raise ValueError(
-            f"the {role} {name} has one adapter per row (adapter_names), but equal prompts are processed once and "
-            f"finished rows are removed: batch size must be 1, got {batch_size}; call set_adapter, and decode the "
-            "prompts of each adapter in a call of their own."
+            f"the {role} {name} has one adapter per row ({per_row.pop()}), but equal prompts are processed once and "
+            f"finished rows are removed: batch size must be 1, got {batch_size}; decode the prompts of each adapter "
+            "in a call of their own (with adapter_names, call set_adapter first)."
         )
     if (reason := _compat.needs_equal_rows(model)) is not None:
         raise ValueError(

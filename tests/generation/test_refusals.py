@@ -61,8 +61,8 @@ def prompt_tuned():
     return peft.get_peft_model(tiny.tiny_model("llama", seed=5), config).eval()
 
 
-def adapted(**config):
-    config = peft.LoraConfig(task_type="CAUSAL_LM", **config)
+def adapted(kind=peft.LoraConfig, **config):
+    config = kind(task_type="CAUSAL_LM", **config)
     return peft.get_peft_model(tiny.tiny_model("llama", seed=5), config).eval()
 
 
@@ -184,6 +184,13 @@ REFUSED = [
     refused(
         lambda: BENCH.generate(adapted(), adapter_names=["default", "__base__"]),
         "adapter_names; batch size must be 1, got 2; set_adapter",
+    ),
+    refused(
+        lambda: BENCH.generate(
+            adapted(peft.PolyConfig, target_modules=["q_proj"], r=2, n_tasks=2, n_skills=1),
+            task_ids=torch.tensor([0, 1]),
+        ),
+        "task_ids; batch size must be 1, got 2",
     ),
     *(
         row
