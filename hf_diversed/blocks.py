@@ -43,7 +43,7 @@ class BlockOutput:
         Separate from `top`, because the difference of a large score and a large log-sum-exp loses precision.
         """
         if self._log_mass is None:
-            self._log_mass = torch.log(torch.exp(self.scores - self.top[..., None]).sum(dim=-1))
+            self._log_mass = (self.scores - self.top[..., None]).exp_().sum(dim=-1).log_()
         return self._log_mass
 
     def top_prob(self) -> torch.Tensor:
