@@ -149,16 +149,21 @@ class Compiler:
         self._check_every_run = check_every_run
         self.replays = config is not None and _replays(config) and target.device.type in _REPLAYING_DEVICES
         self.stopped_by: str | None = None
-        self._used: dict[Key, CompiledFunction] = {}
+        self._used: dict[tuple[Key, int], CompiledFunction] = {}  # by key and id of the first argument
         self._stats = CompileStats()
         self._has: dict[tuple[Key, str], bool] = {}
 
     def run(self, function: Callable, shape: Shape, label: str, *args: Any) -> Any:
-        """Return the function's result. `label` names the kind of call for later calls of `has`."""
+        """Return `function(*args)`. The guards are evaluated once in a call for each first argument.
+
+        Args:
+            label: names the kind of call for later calls of `has`.
+            args: the first one is a model, or the settings of a call with both models.
+        """
         if self.config is None:
             return function(*args)
         key = (function, shape, self._config_key)
-        compiled = self._used.get(key)
+        compiled = self._used.get((key, id(args[0])))
         if compiled is not None and (not self._check_every_run or compiled.accepts(args)):
             return compiled(*args)
         compiled = self._find(key, args)
@@ -168,7 +173,7 @@ class Compiler:
                 if compiled is None:
                     return self._compile(key, label, args, self.config)
         compiled.labels.add(label)
-        self._used[key] = compiled
+        self._used[key, id(args[0])] = compiled
         return compiled(*args)
 
     def has(self, function: Callable, shape: Shape, label: str) -> bool:
@@ -194,7 +199,7 @@ class Compiler:
 
     def stats(self) -> CompileStats:
         """Return the numbers of functions that this call used and compiled."""
-        return replace(self._stats, num_used=len(self._used))
+        return replace(self._stats, num_used=len(set(self._used.values())))
 
     def _find(self, key: Key, args: tuple) -> CompiledFunction | None:
         with _lock:
@@ -213,8 +218,8 @@ class Compiler:
             functions = _compiled.setdefault(self._kept_with, [])
             functions.insert(0, new)
             del functions[MAX_COMPILED:]
-        self._stats.add(CompileStats(0, 1, int(key in self._used), new.seconds))
-        self._used[key] = new
+        self._stats.add(CompileStats(0, 1, int((key, id(args[0])) in self._used), new.seconds))
+        self._used[key, id(args[0])] = new
         self._has.clear()
         return result
 

@@ -43,6 +43,18 @@ def test_compiling_changes_no_token(architecture, batch_size):
     assert out.stats.compile.num_compiled == 1
 
 
+def test_models_do_not_run_each_others_code(pair):
+    """Catches a target that, in a round without draft tokens, runs code compiled for a draft step."""
+    target, draft = pair[0], tiny_draft(pair[0])
+    del draft.model.layers[1:]
+    draft.config.num_hidden_layers = 1
+    assert target.config.num_hidden_layers > 1
+    for new_tokens in range(3, 8):
+        call = {"batch": ragged_batch(1), "max_new_tokens": new_tokens, "num_assistant_tokens": 3}
+        out = assert_same((target, draft), TRACED, **call, no_repeat_ngram_size=4)
+        assert out.stats.engine == "compiled (forwards)"
+
+
 def test_inductor_changes_no_token(pair):
     """Catches writes to the caches that generated code loses. The only test with inductor."""
     out = assert_same(pair, COMPILED, batch=ragged_batch(2))
