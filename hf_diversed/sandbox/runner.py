@@ -37,6 +37,7 @@ In both, seccomp also refuses new processes.
 """
 
 import functools
+import logging
 import os
 import sys
 import time
@@ -124,30 +125,43 @@ def run_programs(
 
 @functools.cache
 def probe(mode: str) -> str:
-    """Run a harmless program in a jail, once per kind. Return why it failed, or "" if it passed."""
-    try:
-        result = launch("import math; assert math.gcd(6, 4) == 2", mode, timeout=20.0, memory_bytes=512 * 2**20)
-    except SandboxUnavailable as error:
-        return str(error)
-    return "" if result.passed else result.reason
+    """Run a harmless program in a jail, once per kind. Return why it failed in all attempts, or "" if it passed."""
+    reason = ""
+    for pause in _PAUSES:
+        time.sleep(pause)
+        try:
+            result = launch("import math; assert math.gcd(6, 4) == 2", mode, timeout=20.0, memory_bytes=512 * 2**20)
+        except SandboxUnavailable as error:
+            reason = str(error)
+            continue
+        if result.passed:
+            return ""
+        reason = result.reason
+    return reason
 
 
 def usable_mode(unsafe: bool) -> str:
     """Return the strongest kind of jail that works here; "unsafe" if none works and `unsafe` allows that.
 
     Raises:
-        SandboxUnavailable: if none works; the message names the reasons and what to do.
+        SandboxUnavailable: if none works and `unsafe` is False; the message names the reasons and what to do.
     """
     modes = MODES if sys.platform == "linux" else ()
     for mode in modes:
         if not probe(mode):
             return mode
     if unsafe:
+        _warn_once()
         return "unsafe"
     if not modes:
         raise SandboxUnavailable(f"no isolation on {sys.platform}: namespaces and Landlock are Linux's. {_ADVICE}")
     reasons = "; ".join(f"{mode}: {probe(mode)}" for mode in modes)
     raise SandboxUnavailable(f"this machine cannot isolate a program ({reasons}). {_ADVICE}")
+
+
+@functools.cache
+def _warn_once() -> None:
+    logging.getLogger(__name__).warning("No isolation works here: generated code runs with your permissions.")
 
 
 def _run(program: str, tests: str, mode: str, timeout: float, memory_bytes: int) -> ProgramResult:

@@ -44,7 +44,7 @@ class CodeTask(Task):
         raise NotImplementedError
 
     def check_scoring(self) -> None:
-        """Raise ValueError if running code is not allowed, SandboxUnavailable if it cannot be isolated."""
+        """Raise ValueError if running code is not allowed, SandboxUnavailable if it cannot be isolated and must be."""
         self._check_allowed()
         run_programs(["pass"], unsafe=self.unsafe_code_execution)
 

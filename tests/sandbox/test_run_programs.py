@@ -204,7 +204,31 @@ def test_missing_isolation_is_an_error_before_anything_runs(monkeypatch, tmp_pat
 
 def test_second_kind_is_used_where_the_first_fails(monkeypatch):
     monkeypatch.setattr(runner, "probe", {"namespaces": "not permitted", "landlock": ""}.__getitem__)
-    assert [runner.usable_mode(unsafe) for unsafe in (False, True)] == ["landlock"] * 2
+    modes = []
+
+    def launch(program, mode, *arguments):
+        modes.append(mode)
+        return ProgramResult(True, "passed")
+
+    monkeypatch.setattr(runner, "launch", launch)
+    for unsafe in (False, True):
+        run_programs(["x = 1"], unsafe=unsafe)
+    assert modes == ["landlock"] * 2
+
+
+def test_a_jail_that_fails_once_is_used(monkeypatch):
+    """Catches a lack of memory for a moment that ends isolation for the whole process."""
+    failures = [SandboxUnavailable("out of namespaces"), None]
+
+    def launch(*arguments, **limits):
+        if failure := failures.pop(0):
+            raise failure
+        return ProgramResult(True, "passed")
+
+    monkeypatch.setattr(runner, "launch", launch)
+    monkeypatch.setattr(runner.time, "sleep", lambda seconds: None)
+    assert runner.probe.__wrapped__("namespaces") == ""
+    assert not failures
 
 
 def test_jail_that_fails_later_is_an_error_and_not_a_verdict(monkeypatch):
