@@ -35,11 +35,11 @@ def distribution_features(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
         float32 `[..., 8]`.
     """
     tiny = torch.finfo(p.dtype).tiny
-    # In place: on a CPU, allocating a tensor of this size takes longer than most of these operations. Comparisons with
-    # boolean results also take three times as long.
+    # In place: on a CPU, allocating a tensor of this size takes longer than most of these operations, and a comparison
+    # with a boolean result takes three times as long.
     log_p, log_q = p.clamp_min(tiny).log_(), q.clamp_min(tiny).log_()
-    values = (log_p - log_q).clamp_(-_MAX_LOG_RATIO, _MAX_LOG_RATIO).mul_(p)
-    kl = values.sum(-1).clamp_min(0.0)
+    buffer = (log_p - log_q).clamp_(-_MAX_LOG_RATIO, _MAX_LOG_RATIO).mul_(p)
+    kl = buffer.sum(-1).clamp_min(0.0)
     top_p, best_p = p.max(-1)
     top_q, best_q = q.max(-1)
     features = (
@@ -47,10 +47,10 @@ def distribution_features(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
         -log_q.mul_(q).sum(-1),
         top_p,
         top_q,
-        values.copy_(p).sub_(q).clamp_(min=0.0).sum(-1),
+        buffer.copy_(p).sub_(q).clamp_(min=0.0).sum(-1),
         torch.log1p(kl),
         (best_p == best_q).float(),
-        (values.copy_(p).lt_(_IMPLAUSIBLE).mul_(q).sum(-1) + _LEAST_MASS).log(),
+        (buffer.copy_(p).lt_(_IMPLAUSIBLE).mul_(q).sum(-1) + _LEAST_MASS).log(),
     )
     return torch.stack(features, dim=-1)
 

@@ -131,12 +131,15 @@ def check_rows(model: PreTrainedModel, role: str, batch_size: int) -> None:
     if batch_size == 1:
         return
     name = type(_compat.base_model(model)).__name__
-    if per_row := _compat.peft_inputs(model) & {"adapter_names", "task_ids"}:
-        raise ValueError(
-            f"the {role} {name} has one adapter per row ({per_row.pop()}), but equal prompts are processed once and "
-            f"finished rows are removed: batch size must be 1, got {batch_size}; decode the prompts of each adapter "
-            "in a call of their own (with adapter_names, call set_adapter first)."
-        )
+    for argument, advice in (
+        ("adapter_names", "call set_adapter, and decode the prompts of each adapter in a call of their own"),
+        ("task_ids", "decode the prompts one by one"),
+    ):
+        if argument in _compat.peft_inputs(model):
+            raise ValueError(
+                f"the {role} {name} has an adapter or task per row ({argument}), but equal prompts are processed once "
+                f"and finished rows are removed: batch size must be 1, got {batch_size}; {advice}."
+            )
     if (reason := _compat.needs_equal_rows(model)) is not None:
         raise ValueError(
             f"the {role} {name} {reason}, which is wrong for rows of different lengths: batch size must be 1, got "

@@ -269,6 +269,9 @@ class Call:
             position_ids=positions,
         )
         hidden = self.verifier.needs_hidden_states
+        if not isinstance(hidden, bool) and hidden != "target":
+            name = type(self.verifier).__name__
+            raise ValueError(f'{name}.needs_hidden_states must be False, True or "target", got {hidden!r}.')
         parts: dict[str, Any] = {
             "rows": rows,
             "target": runner(model, keep_hidden=bool(hidden)),

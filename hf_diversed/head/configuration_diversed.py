@@ -211,7 +211,7 @@ class DiversedHeadConfig(PreTrainedConfig):
         """Return a configuration with the hidden sizes, vocabulary size and names of a pair; `kwargs` set the rest.
 
         Args:
-            draft: the draft model; None for prompt lookup, which has no hidden states.
+            draft: the draft model; None for prompt lookup.
         """
         about_pair = {
             "vocab_size": _compat.vocab_size(target),

@@ -27,8 +27,8 @@ class Head(Protocol):
     Attributes:
         config: a `DiversedHeadConfig`, or an object with its fields: model names and sizes, vocabulary size,
             temperature and draft length of the training.
-        needs_hidden_states: True for those of both models before the draft token; "target" if `target_after` is the
-            only input of this kind.
+        needs_hidden_states: True if the head reads both models' hidden states before the draft token; "target" if
+            `target_after` is its only hidden state; else False.
     """
 
     needs_hidden_states: bool | Literal["target"]

@@ -171,28 +171,38 @@ def test_target_after_needs_no_states_of_the_draft_model(monkeypatch: pytest.Mon
     """Catches draft steps that return unused hidden states, and states that a combination of verifiers lacks."""
     after, both = DiversedVerifier(block_head(width=TARGET_WIDTH)), DiversedVerifier(random_head())
     assert after.needs_hidden_states == "target"
-    assert PhaseVerifier(after, begin=1, end=2).needs_hidden_states == "target"
+    for phases in ((after,), (LosslessVerifier(), after)):
+        assert PhaseVerifier(*phases, begin=1, end=2).needs_hidden_states == "target"
     assert PhaseVerifier(after, both, begin=1, end=2).needs_hidden_states is True
     draft, target = make_block()
     with_states = after(draft.tokens, draft, target).accept_prob
     assert torch.equal(after(draft.tokens, replace(draft, hidden=None), target).accept_prob, with_states)
 
     model = tiny_model("llama")
-    drafted = tiny_draft(model)
-    asked: dict[str, list[bool]] = {"target": [], "draft": []}
+    draft_model = tiny_draft(model)
+    requested: dict[str, list[bool]] = {}
     run_model = ragged_model.run_model
 
-    def record(used, *args):
-        asked["draft" if used.config is drafted.config else "target"].append(args[-1])
-        return run_model(used, *args)
+    def record(called, *args):
+        requested["draft" if called.config is draft_model.config else "target"].append(args[-1])
+        return run_model(called, *args)
 
     monkeypatch.setattr(ragged_model, "run_model", record)
     head = block_head(width=model.config.hidden_size, draft_hidden_size=99)
-    for source in ({"assistant_model": drafted}, {"prompt_lookup_num_tokens": 3}):
-        model.generate(**ragged_batch(), **source, diversed_head=head, do_sample=True, max_new_tokens=8)
-    assert any(asked["target"])
-    assert asked["draft"]
-    assert not any(asked["draft"])
+    for source in ({"assistant_model": draft_model}, {"prompt_lookup_num_tokens": 3}):
+        requested |= {"target": [], "draft": []}
+        call = {
+            **source,
+            "diversed_head": head,
+            "do_sample": True,
+            "max_new_tokens": 24,
+            "return_dict_in_generate": True,
+        }
+        stats = model.generate(**ragged_batch(), **call).stats
+        assert stats.num_drafted > 0
+        assert any(requested["target"])
+        assert bool(requested["draft"]) == ("assistant_model" in source)
+        assert not any(requested["draft"])
 
 
 def test_lookahead_reads_the_next_tokens_up_to_the_end():
