@@ -13,7 +13,7 @@ from hf_diversed.evaluation.settings import EvaluationSettings
 from hf_diversed.evaluation.summary import summarize
 from hf_diversed.formatting import duration
 from hf_diversed.head import LOOKED_UP
-from hf_diversed.provenance import data_digest, provenance
+from hf_diversed.provenance import data_digest, model_digest, provenance
 from hf_diversed.running.decode import Decoder, notify, with_progress
 from hf_diversed.running.files import write_json
 from hf_diversed.running.methods import HeadLike, Method, MethodLike, build_methods
@@ -222,6 +222,7 @@ def _model_identity(model) -> dict:
     return {
         "name": _compat.public_name(model),
         "parameters": model.num_parameters(),
+        "weights": model_digest(model),
         "dtype": str(model.dtype).removeprefix("torch."),
         "generation_config": json.loads(json.dumps(config, default=str)),
     }

@@ -19,18 +19,22 @@ def extract_code(completion: str, stop_points: Sequence[str] = STOP_POINTS) -> s
 
     A completion whose first line is code is treated as not fenced: a later fence closes a block that the prompt
     opened, or follows the answer. A fenced block loses only its `if __name__` part, since the program runs as the main
-    module. Line ends become `\\n`.
+    module, and without a closing fence a last line that starts with a stop point, where decoding stopped. Line ends
+    become `\\n`.
     """
     text = completion.replace("\r\n", "\n").replace("\r", "\n")
     fence = _FENCE.search(text)
     if fence is None or _STARTS_AS_CODE.match(text.lstrip("\n")):
         return _cut(text, ["```", *stop_points])
     closing = _FENCE.search(text, fence.end())
-    return _cut(text[fence.end() : closing.start() if closing else None], [_MAIN])
+    if closing is None:
+        return _cut(_cut(text[fence.end() :], stop_points, then=r".*\Z"), [_MAIN])
+    return _cut(text[fence.end() : closing.start()], [_MAIN])
 
 
-def _cut(text: str, stop_points: Sequence[str]) -> str:
-    stop = re.search("^(?:" + "|".join(map(re.escape, stop_points)) + ")", text, re.MULTILINE)
+def _cut(text: str, stop_points: Sequence[str], then: str = "") -> str:
+    """Return the text before the first line that starts with a stop point, and continues with the pattern `then`."""
+    stop = re.search("^(?:" + "|".join(map(re.escape, stop_points)) + ")" + then, text, re.MULTILINE)
     return text[: stop.start()] if stop else text
 
 

@@ -11,7 +11,8 @@ _LONGEST_NUMBER = 100  # Python refuses integers of thousands of digits, which a
 _LONGEST_EXPRESSION = 80
 _UNSIGNED = r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|(?<![.\d])\.\d+"
 _NUMBER = re.compile(rf"(?P<sign>(?<![\w)-])-)?(?P<top>{_UNSIGNED})(?:/(?P<bottom>{_UNSIGNED}))?", re.ASCII)
-_MARKED = re.compile(r"####[ \t*]*(?=[-.\d\\])([^\n]*)")
+# "#### 2. Add both" is a heading.
+_MARKED = re.compile(r"####[ \t*]*(?!\d{1,2}[.)][ \t]+[A-Za-z])(?=[-.\d\\])([^\n]*)")
 # "2 points/answer = 48" and "2 points per answer = 48" do not state an answer.
 _STATED = re.compile(r"(?<!/)(?<!\bper )\banswer\b[^.\n]{0,40}?(?:\bis\b|:|=)(?=([^\n]*))", re.IGNORECASE)
 _SENTENCE_END = re.compile(r"[.!?](?:\s|$)")

@@ -145,16 +145,18 @@ def make_labels(
     done = _read_done(path, about)
     if done is None:
         append_lines(path, [{"settings": about, "provenance": provenance(settings.seed)}])
-    done = done or 0
-    remaining = batches[done:]
-    if remaining:
+    numbers = [number for number in range(len(batches)) if number not in (done or ())]
+    if numbers:
         branches = 1 if sampling.temperature == 0 else 2  # when greedy, the completion is one of them
-        continued, count = branches * settings.rejections * settings.continuations, sum(map(len, remaining))
+        continued, count = (
+            branches * settings.rejections * settings.continuations,
+            sum(len(batches[number]) for number in numbers),
+        )
         notify(
             f"{count} completions of the target, then at most {continued} continuations of each, of half the length "
             f"on average: at most the cost of {count * (1 + continued / 2):.0f} completions."
         )
-    for number in with_progress(range(done, len(batches)), "labels", "part", progress):
+    for number in with_progress(numbers, "labels", "part", progress):
         rows = batches[number]
         append_lines(path, [run.batch(number, rows, [ids[row] for row in rows], [records[row] for row in rows])])
     return load_labels(path)
@@ -278,7 +280,8 @@ def load_labels(path: Path) -> Labels:
         ValueError: if it contains no labels.
     """
     lines = read_lines(path) if path.is_file() else []
-    labels = [label for line in lines[1:] for label in line["labels"]]
+    by_batch = {line["batch"]: line["labels"] for line in lines[1:]}  # two processes may have made the same batch
+    labels = [label for batch in by_batch.values() for label in batch]
     if not labels:
         raise ValueError(f"{path} contains no labels; make them with `hf-diversed label --output {path}`.")
     return Labels(
@@ -289,8 +292,8 @@ def load_labels(path: Path) -> Labels:
     )
 
 
-def _read_done(path: Path, about: dict[str, Any]) -> int | None:
-    """Return the number of batches in the file; None without a file, or if it is empty."""
+def _read_done(path: Path, about: dict[str, Any]) -> set[int] | None:
+    """Return the numbers of the batches in the file; None without a file, or if it is empty."""
     drop_torn_line(path)
     lines = read_lines(path) if path.exists() else []
     if not lines:
@@ -300,7 +303,7 @@ def _read_done(path: Path, about: dict[str, Any]) -> int | None:
     if different:
         changes = ", ".join(f"{name} ({stored.get(name)!r}, now {about.get(name)!r})" for name in different)
         raise ValueError(f"{path} was written with other settings: {changes}. Use the same ones, or another file.")
-    return len(lines) - 1
+    return {line["batch"] for line in lines[1:]}
 
 
 def _short(values: torch.Tensor) -> Any:

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from hf_diversed.evaluation import EvaluationSettings, evaluate, read_results
 from hf_diversed.evaluation.calibration import STRICTNESSES, calibrate, rewards
@@ -86,6 +87,16 @@ def test_a_new_calibration_replaces_earlier_ones(pair, tmp_path):
     assert head.config.certified_drops == [colder, entry]
     assert run(pair, tmp_path, head=head, drops=[0.001])[0] == []
     assert head.config.certified_drops == [colder]
+
+
+def test_a_calibration_of_other_weights_is_refused(tmp_path):
+    """Catches a certificate from the results of another draft model with the same name and size."""
+    run(tiny_pair(), tmp_path, head=tiny_head())
+    other = tiny_pair()
+    with torch.no_grad():
+        other.draft.get_output_embeddings().weight.mul_(0.5)
+    with pytest.raises(ValueError, match=r"holds results of other settings.*weights"):
+        run(other, tmp_path, head=tiny_head())
 
 
 def test_processors_of_the_target_are_certified(tmp_path):

@@ -43,6 +43,12 @@ def test_prose_that_looks_like_code_is_prose(start: str):
     assert extract_code(f"{start}\n```python\n{CODE}```") == CODE
 
 
+@pytest.mark.parametrize("stop", ["print(", "assert ", "Write a Python function to solve"])
+def test_a_stop_string_in_an_open_fence_is_not_code(stop: str):
+    """Catches a right answer that fails because decoding stopped within its fenced block."""
+    assert extract_code(f"```python\nprint(1)\n{CODE}\n{stop}") == f"print(1)\n{CODE}\n"
+
+
 def test_stop_points_count_at_the_margin_only():
     """Catches a function that is cut at an indented print or assertion."""
     code = "def f(x):\n    print(x)\n    assert x\n    return 'Question:'\n"

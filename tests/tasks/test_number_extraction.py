@@ -60,6 +60,7 @@ from hf_diversed.tasks.number_extraction import extract_number, parse_number
         ("The answer is \N{MINUS SIGN}5.", "-5"),
         ("24 right, 2 points/answer = 48 points.\nWith the bonus that is 64", "64"),
         ("24 right, 2 points per answer = 48 points.\nWith the bonus that is 64", "64"),
+        ("#### 1. Count the eggs\nIt is \\boxed{18}", "18"),
         # last number
         ("He has 3 and buys 4, so 7", "7"),
         ("It costs US$12.", "12"),

@@ -125,6 +125,17 @@ def test_an_interrupted_run_continues(pair, tmp_path):
     assert done.seen == []
 
 
+def test_batches_in_any_order_are_counted_once(pair, tmp_path):
+    """Catches a batch that is skipped because a later one is in the file, and one that two processes have made."""
+    path = tmp_path / "labels.jsonl"
+    whole = label(pair, path)
+    header, first, *others = path.read_text().splitlines()
+    path.write_text("\n".join([header, *others, others[-1]]) + "\n")
+    again = label(pair, path)
+    assert torch.equal(again.cost.sort().values, whole.cost.sort().values)
+    assert path.read_text().splitlines()[-1] == first
+
+
 def test_a_file_of_other_settings_is_refused(pair, tmp_path):
     path = tmp_path / "labels.jsonl"
     label(pair, path)
