@@ -11,13 +11,14 @@ import time
 from itertools import pairwise
 from pathlib import Path
 from statistics import median, quantiles
+from unittest import mock
 
 import torch
-from transformers.generation.streamers import BaseStreamer
 from transformers.utils import logging
 
 from benchmarks.rounds import random_model
 from hf_diversed import DiversedHead, DiversedHeadConfig, DiversedVerifier, LosslessVerifier
+from hf_diversed.generation import decoding
 from hf_diversed.provenance import provenance
 from hf_diversed.running.compiled import default_compile_config
 from hf_diversed.running.files import write_json
@@ -27,19 +28,6 @@ from hf_diversed.verifiers import Verifier
 SHAPES = "embedded-1024-target", "embedded-1024-draft"
 INPUTS = {"features": "distribution", "token_features": True, "lookahead": 4, "target_after": True}
 PROMPT_LENGTH, NEW_TOKENS = 128, 96
-
-
-class Clock(BaseStreamer):
-    """Records the CPU time at which each token arrives; all tokens of a round arrive together."""
-
-    def __init__(self) -> None:
-        self.times: list[float] = []
-
-    def put(self, value: torch.Tensor) -> None:
-        self.times.append(time.thread_time())
-
-    def end(self) -> None:
-        """Nothing to do."""
 
 
 def main() -> None:
@@ -65,24 +53,27 @@ def measure(target, draft, engine: str, turns: int) -> dict:
 
     def ms_per_round(verifier: Verifier, seed: int) -> float:
         torch.manual_seed(seed)
-        clock = Clock()
-        output = target.generate(
-            ids,
-            attention_mask=torch.ones_like(ids),
-            assistant_model=draft,
-            verifier=verifier,
-            num_assistant_tokens=5,
-            do_sample=True,
-            top_k=0,
-            max_new_tokens=NEW_TOKENS,
-            eos_token_id=None,
-            return_dict_in_generate=True,
-            streamer=clock,
-            **(compiled if engine == "compiled" else {}),
-        )
-        times = clock.times[1:]  # without the prompt
-        rounds = sorted(after - before for before, after in pairwise(times))[1 - output.stats.num_rounds :]
-        return 1000 * median(rounds)
+        times: list[float] = []
+        original = decoding.commit
+
+        def commit(*args):  # called once per round
+            times.append(time.thread_time())
+            return original(*args)
+
+        with mock.patch.object(decoding, "commit", commit):
+            target.generate(
+                ids,
+                attention_mask=torch.ones_like(ids),
+                assistant_model=draft,
+                verifier=verifier,
+                num_assistant_tokens=5,
+                do_sample=True,
+                top_k=0,
+                max_new_tokens=NEW_TOKENS,
+                eos_token_id=None,
+                **(compiled if engine == "compiled" else {}),
+            )
+        return 1000 * median(after - before for before, after in pairwise(times))
 
     for verifier in (lossless, with_head):  # compiles and warms up
         ms_per_round(verifier, seed=0)

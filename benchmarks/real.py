@@ -38,7 +38,7 @@ from hf_diversed.cli.models import LOOKUP, load_pair
 from hf_diversed.evaluation import EvaluationSettings, evaluate
 from hf_diversed.evaluation.calls import peak_memory
 from hf_diversed.formatting import with_bounds
-from hf_diversed.provenance import provenance
+from hf_diversed.provenance import data_digest, provenance
 from hf_diversed.running.compiled import default_compile_config
 from hf_diversed.running.decode import Decoder
 from hf_diversed.running.files import write_json
@@ -241,7 +241,8 @@ def _examples(task: Task, tokenizer: PreTrainedTokenizerBase, arguments: argpars
 def timed(
     pair: Pair, prompts: Sequence[str], methods: list[Method], folder: Path, arguments: argparse.Namespace
 ) -> list[dict]:
-    """Return the timings of all methods in turns, by batch size. Finished batch sizes are read from the folder."""
+    """Return the timings of all methods in turns, by batch size. Finished batch sizes with the same
+    settings are read from the folder."""
     rows = encode(pair.tokenizer, prompts, add_special_tokens=False)[: arguments.timed_prompts]
     config = default_compile_config(pair.target.device, arguments.backend)
     timed_methods = [*build_methods(["target"]), Method("upstream", upstream=True), *methods]
@@ -252,7 +253,9 @@ def timed(
         ]
     records: list[dict] = []
     for size in arguments.batch_sizes:
-        path = folder / f"seconds-{size}.json"
+        about = [rows, [method.label for method in timed_methods], arguments.temperature, arguments.gamma]
+        digest = data_digest([*about, arguments.max_new_tokens, arguments.repeats, arguments.seed])
+        path = folder / f"seconds-{size}-{digest}.json"
         if not path.exists():
             batches = [rows[start : start + size] for start in range(0, len(rows), size)]
             supported = [method for method in timed_methods if size == 1 or not method.upstream]

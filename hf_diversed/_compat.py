@@ -50,11 +50,15 @@ WARPERS = frozenset(
         lp.TypicalLogitsWarper,
         lp.EpsilonLogitsWarper,
         lp.EtaLogitsWarper,
+        lp.TopHLogitsWarper,
     }
 )
 
+# Warpers and the processors that upstream runs after them.
+AFTER_TEMPERATURE = WARPERS | {lp.WatermarkLogitsProcessor, lp.LogitNormalization}
+
 # Processors of single positions. They use neither prefix nor row, so one call processes a whole block.
-POINTWISE_PROCESSORS = WARPERS | {
+POINTWISE_PROCESSORS = (WARPERS - {lp.TopHLogitsWarper}) | {
     lp.SuppressTokensLogitsProcessor,
     lp.InfNanRemoveLogitsProcessor,
     lp.LogitNormalization,
@@ -371,8 +375,18 @@ def _view(module: nn.Module, stack: nn.Module | None = None, count: int | None =
 
 
 def is_library_code(thing: object) -> bool:
-    """Whether an object's class is from transformers, peft or this library, which do not keep tensors of the loop."""
-    return type(thing).__module__.partition(".")[0] in ("transformers", "peft", __package__)
+    """Whether an object runs no code of the user, which may keep tensors of the loop or change what it reads.
+
+    Its class is from torch, transformers, peft, accelerate or this library, and so are a model's modules and hooks.
+    """
+    if isinstance(thing, lp.PrefixConstrainedLogitsProcessor):  # calls a function of the user
+        return False
+    parts: list[Any] = [type(thing)]
+    for module in thing.modules() if isinstance(thing, nn.Module) else ():
+        hooks = [*module._forward_hooks.values(), *module._forward_pre_hooks.values(), vars(module).get("forward")]
+        parts += [type(module), *(getattr(hook, "func", hook) for hook in hooks if hook is not None)]
+    roots = {getattr(part, "__module__", type(part).__module__).partition(".")[0] for part in parts}
+    return roots <= {"torch", "transformers", "peft", "accelerate", __package__}
 
 
 def recording_view(model: PreTrainedModel) -> PreTrainedModel:

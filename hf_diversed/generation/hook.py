@@ -217,7 +217,9 @@ class _Call:
         return _first(self.extra.get(name), _compat.config_entry(config, name))
 
     def setting(self, name: str):
-        """`named`, with the generation config of the model as fallback."""
+        """`named`, with the generation config of the model as fallback; as in upstream, not for a keyword of None."""
+        if name in self.extra:
+            return self.extra[name]
         return _first(self.named(name), _compat.config_entry(self.model.generation_config, name))
 
     def drafting(self) -> tuple[PreTrainedModel | None, int | None]:

@@ -114,7 +114,7 @@ def diversed_decoding(
     }
     wants = {name for name, wanted in returned.items() if wanted and as_dict}
     prepared = model, assistant_model, verifier, input_ids, logits_processor, stopping_criteria, generation_config
-    options = num_assistant_tokens, wants, isinstance(streamer, RoundStreamer), temperatures
+    options = num_assistant_tokens, wants, streamer, temperatures
     call = Call(*prepared, *options, random_source, model_kwargs)
     call.prepare()
     recorder = Recorder(call.rows.prompt_length, streamer, wants, call.verifier.strictness_per_row())
@@ -135,8 +135,7 @@ class Call:
 
     Attributes:
         assistant_model: the draft model; None for prompt lookup and early exit.
-        wants: see `Recorder`. streams_records: whether token records are streamed. The other arguments are those of
-            `diversed_decoding`.
+        wants: see `Recorder`. The other arguments are those of `diversed_decoding`.
         draft: the model that drafts; None for prompt lookup. verifier: adapted to this call.
         max_length: the length of a row, prompt included, at which it ends.
         gamma: draft tokens per round, at first if `schedule` chooses their number. longest: its maximum.
@@ -153,7 +152,7 @@ class Call:
     config: GenerationConfig
     num_assistant_tokens: int | None
     wants: set[str]
-    streams_records: bool
+    streamer: BaseStreamer | None
     temperatures: list[float] | torch.Tensor | None
     random_source: RandomSource | None
     model_kwargs: dict
@@ -190,7 +189,7 @@ class Call:
         self.may_compact = not (self.processor.reads_prefix or self.stops.criteria or self.wants - {"records"})
         models = [_compat.base_model(each) for each in (self.model, self.draft) if each is not None]
         used = [*models, *self.verifier.components(), *self.processors, *self.criteria]
-        used += [] if self.random_source is None else [self.random_source]
+        used += [each for each in (self.random_source, self.streamer) if each is not None]
         self.only_library_code = all(map(_compat.is_library_code, used))
         self.engine = self._engine()
         self.schedule = self._schedule()
@@ -249,6 +248,7 @@ class Call:
             known = torch.ones_like(self.input_ids) if mask is None else mask.long()
             positions = (known.cumsum(-1) - 1).clamp_min(0)
         positions = positions.expand(len(self.input_ids), -1)
+        streams_records = isinstance(self.streamer, RoundStreamer)
         limit, reason, compiler = find_rotary_limit(model, positions, self.max_length), None, None
         if config.cache_implementation == "static":
             reason = StaticEngine.cannot_serve(model, self.draft, rows)
@@ -258,7 +258,7 @@ class Call:
                 compile_config = how_to_compile(config, model.device)
                 reason = None if compile_config is None else why_untraceable(model, self.draft)
             if reason is None:
-                check_every_run = not self.only_library_code or self.streams_records
+                check_every_run = not self.only_library_code or streams_records
                 compiler = Compiler(compile_config, _compat.base_model(model), check_every_run)
             else:
                 warn_once(model, f'cache_implementation="static" has no effect: {reason}.')
@@ -288,7 +288,7 @@ class Call:
         return StaticEngine(
             **parts,
             compiler=compiler,
-            keep_scores=bool(self.wants) or self.streams_records,
+            keep_scores=bool(self.wants) or streams_records,
             forwards_only=StaticEngine.why_forwards_only(self.verifier, self.processor, (model, self.draft)),
         )
 

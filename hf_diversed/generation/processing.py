@@ -79,17 +79,18 @@ def run_in_order(
         temperatures: float32 `[B]`, one per row; 0 is greedy. As in upstream, temperature is the first of the warpers,
             and greedy rows use no warpers. None without temperatures per row.
     """
-    warpers = [] if temperatures is None else [each for each in processors if type(each) in _compat.WARPERS]
-    for processor in processors:
-        if processor not in warpers:
-            scores = run(processor, scores)
     if temperatures is None:
+        for processor in processors:
+            scores = run(processor, scores)
         return scores
     greedy = (temperatures == 0.0)[:, None, None]
-    warped = scores / torch.where(greedy, 1.0, temperatures[:, None, None])
-    for processor in warpers:
-        warped = run(processor, warped)
-    return torch.where(greedy, scores, warped)
+    divisor, is_divided = torch.where(greedy, 1.0, temperatures[:, None, None]), False
+    for processor in processors:
+        if not is_divided and type(processor) in _compat.AFTER_TEMPERATURE:
+            scores, is_divided = scores / divisor, True
+        processed = run(processor, scores)
+        scores = torch.where(greedy, scores, processed) if type(processor) in _compat.WARPERS else processed
+    return scores if is_divided else scores / divisor
 
 
 def run_pointwise(processor: LogitsProcessor, scores: torch.Tensor) -> torch.Tensor:

@@ -44,6 +44,11 @@ class ConstraintCallback(TrainerCallback, ExportableState):
         self.learning_rate, self.window, self.fixed = learning_rate, window, fixed
         self.batches: list[list[float]] = []  # [rollouts, mean drop, mean acceptance], the newest last
 
+    @property
+    def objective(self) -> tuple[float, float | None]:
+        """The settings that evaluations are compared by: `max_drop`, and c if it is fixed."""
+        return self.max_drop, self.coef if self.fixed else None
+
     def go_on_from(self, other: "ConstraintCallback") -> None:
         """Copy the batches and, unless c is fixed, the c of another run. Bounds and window are unchanged."""
         self.batches = other.batches

@@ -485,6 +485,8 @@ class DiversedTrainer(AtomicCheckpoints):
         """Restore the constraint's state from the checkpoint, but keep this run's settings, which may differ."""
         super()._load_callback_state()
         restored = next(cb for cb in self.callback_handler.callbacks if isinstance(cb, ConstraintCallback))
+        if restored.objective != self.constraint.objective:  # values of another objective cannot be compared
+            self.state.best_metric = self.state.best_global_step = self.state.best_model_checkpoint = None
         self.constraint.go_on_from(restored)
         self.callback_handler.remove_callback(restored)
         self.callback_handler.add_callback(self.constraint)

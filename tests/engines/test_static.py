@@ -55,6 +55,25 @@ def test_models_do_not_run_each_others_code(pair):
         assert out.stats.engine == "compiled (forwards)"
 
 
+def test_hooks_with_a_state(pair):
+    """Catches a user's hook whose state is a constant of the compiled round, and inference tensors in it."""
+    texts, is_inference = [], []
+
+    for mode in ({}, TRACED):
+        calls: list[int] = []
+
+        def roll(module, inputs, output, calls=calls):
+            calls.append(1)
+            is_inference.append(output.is_inference())
+            return output.roll(len(calls) % 5, -1)
+
+        handle = pair[0].model.norm.register_forward_hook(roll)
+        texts.append(decode(pair, mode, batch=ragged_batch(2), eos_token_id=None, pad_token_id=0).sequences)
+        handle.remove()
+    assert torch.equal(*texts)
+    assert not any(is_inference)
+
+
 def test_inductor_changes_no_token(pair):
     """Catches writes to the caches that generated code loses. The only test with inductor."""
     out = assert_same(pair, COMPILED, batch=ragged_batch(2))

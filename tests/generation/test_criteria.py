@@ -180,6 +180,12 @@ def test_one_stop_string_and_no_tokenizer(pair, text, tokenizer, own_config):
         assert own_config.to_dict() == before
 
 
+def test_no_stop_strings_on_request(pair, text, tokenizer, own_config):
+    """Catches stop strings of the model's generation config that `stop_strings=None` does not switch off."""
+    own_config.stop_strings = [tokenizer.decode(text[0, 5:6])]
+    assert_same(pair, stop_strings=None, tokenizer=tokenizer)
+
+
 def test_stop_strings_beside_users_criteria(pair, text, tokenizer):
     """Catches our stop-string criterion appended to the caller's list of criteria, or replacing it."""
     stop, eos = tokenizer.decode(text[1, 3:4]), int(text[2, 5])

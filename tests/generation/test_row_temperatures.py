@@ -4,7 +4,13 @@ from functools import partial
 
 import pytest
 import torch
-from transformers import LogitsProcessor, LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper
+from transformers import (
+    LogitsProcessor,
+    LogitsProcessorList,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    WatermarkingConfig,
+)
 
 from hf_diversed import DiversedVerifier, StaticEnsembleVerifier, diversed_decoding
 from hf_diversed.generation import decoding
@@ -55,6 +61,26 @@ def test_temperatures_are_compacted_with_the_rows(pair, monkeypatch):
     mixed = mixed.token_records.relaxed[::2]
     shared = min(alone.shape[1], mixed.shape[1])
     assert torch.equal(alone[:, :shared], mixed[:, :shared])
+
+
+LATE = {
+    "top_h": {"top_h": 0.4},
+    "watermark": {"watermarking_config": WatermarkingConfig(bias=2.0)},
+    "renormalize": {"renormalize_logits": True},
+}
+
+
+@pytest.mark.parametrize("name", LATE)
+def test_equal_temperatures_are_one_temperature(pair, name):
+    """Catches a temperature that comes after what upstream runs after it."""
+    call = {**ragged_batch(3), "assistant_model": pair[1], "verifier": "static:0.5", "max_new_tokens": 8, **LATE[name]}
+    call |= {"do_sample": True, "top_k": 0, "output_scores": True, "return_dict_in_generate": True}
+    outputs = []
+    for temperature in ({"temperature": 0.3}, {"diversed_temperature": [0.3] * 3}):
+        torch.manual_seed(0)
+        outputs.append(pair[0].generate(**call, **temperature))
+    assert torch.equal(outputs[0].sequences, outputs[1].sequences)
+    torch.testing.assert_close(outputs[0].scores[0], outputs[1].scores[0])
 
 
 def test_greedy_rows_are_their_greedy_call(pair):
