@@ -199,6 +199,10 @@ class Call:
         verifier, name = self.verifier, type(self.verifier).__name__
         if verifier.greedy_only and self.config.do_sample:
             raise ValueError(f"{name} is defined for greedy decoding only; pass do_sample=False.")
+        if verifier.needs_hidden_states not in (False, True, "target"):
+            raise ValueError(
+                f'{name}.needs_hidden_states must be False, True or "target", got {verifier.needs_hidden_states!r}.'
+            )
         if self.draft is None and verifier.needs_hidden_states is True:
             raise ValueError(
                 f"{name} needs hidden states of a draft model, which prompt lookup (prompt_lookup_num_tokens) "
@@ -269,13 +273,10 @@ class Call:
             position_ids=positions,
         )
         hidden = self.verifier.needs_hidden_states
-        if not isinstance(hidden, bool) and hidden != "target":
-            name = type(self.verifier).__name__
-            raise ValueError(f'{name}.needs_hidden_states must be False, True or "target", got {hidden!r}.')
         parts: dict[str, Any] = {
             "rows": rows,
             "target": runner(model, keep_hidden=bool(hidden)),
-            "drafter": self._drafter(partial(runner, keep_hidden=hidden is True)),
+            "drafter": self._drafter(partial(runner, keep_hidden=hidden not in (False, "target"))),
             "processor": self.processor,
             "verifier": self.verifier,
             "random_source": self.random_source,
