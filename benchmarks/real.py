@@ -38,7 +38,7 @@ from hf_diversed.cli.models import LOOKUP, load_pair
 from hf_diversed.evaluation import EvaluationSettings, evaluate
 from hf_diversed.evaluation.calls import peak_memory
 from hf_diversed.formatting import with_bounds
-from hf_diversed.provenance import data_digest, provenance
+from hf_diversed.provenance import data_digest, model_digest, provenance
 from hf_diversed.running.compiled import default_compile_config
 from hf_diversed.running.decode import Decoder
 from hf_diversed.running.files import write_json
@@ -253,8 +253,10 @@ def timed(
         ]
     records: list[dict] = []
     for size in arguments.batch_sizes:
-        about = [rows, [method.label for method in timed_methods], arguments.temperature, arguments.gamma]
-        digest = data_digest([*about, arguments.max_new_tokens, arguments.repeats, arguments.seed])
+        about = [rows, [(method.label, method.definition) for method in timed_methods], torch.get_num_threads()]
+        about += [None if model is None else model_digest(model) for model in (pair.target, pair.draft)]
+        names = ("temperature", "gamma", "max_new_tokens", "repeats", "seed", "backend")
+        digest = data_digest([*about, *(getattr(arguments, name) for name in names)])
         path = folder / f"seconds-{size}-{digest}.json"
         if not path.exists():
             batches = [rows[start : start + size] for start in range(0, len(rows), size)]

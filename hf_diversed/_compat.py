@@ -57,7 +57,8 @@ WARPERS = frozenset(
 # Warpers and the processors that upstream runs after them.
 AFTER_TEMPERATURE = WARPERS | {lp.WatermarkLogitsProcessor, lp.LogitNormalization}
 
-# Processors of single positions. They use neither prefix nor row, so one call processes a whole block.
+# Processors of single positions. They use neither prefix nor row, so one call processes a whole block. Top-h is not
+# included, as compiling it has not been tested.
 POINTWISE_PROCESSORS = (WARPERS - {lp.TopHLogitsWarper}) | {
     lp.SuppressTokensLogitsProcessor,
     lp.InfNanRemoveLogitsProcessor,
@@ -374,10 +375,15 @@ def _view(module: nn.Module, stack: nn.Module | None = None, count: int | None =
     return twin
 
 
+# Those of models and of quantized layers.
+_LIBRARIES = {"torch", "transformers", "peft", "accelerate"}
+_LIBRARIES |= {"bitsandbytes", "torchao", "compressed_tensors", "gptqmodel", "hqq", "optimum"}
+
+
 def is_library_code(thing: object) -> bool:
     """Whether an object runs no code of the user, which may keep tensors of the loop or change what it reads.
 
-    Its class is from torch, transformers, peft, accelerate or this library, and so are a model's modules and hooks.
+    Its class is from a known library, and so are a model's modules, hooks and replaced forwards.
     """
     if isinstance(thing, lp.PrefixConstrainedLogitsProcessor):  # calls a function of the user
         return False
@@ -385,8 +391,8 @@ def is_library_code(thing: object) -> bool:
     for module in thing.modules() if isinstance(thing, nn.Module) else ():
         hooks = [*module._forward_hooks.values(), *module._forward_pre_hooks.values(), vars(module).get("forward")]
         parts += [type(module), *(getattr(hook, "func", hook) for hook in hooks if hook is not None)]
-    roots = {getattr(part, "__module__", type(part).__module__).partition(".")[0] for part in parts}
-    return roots <= {"torch", "transformers", "peft", "accelerate", __package__}
+    roots = {(getattr(part, "__module__", None) or type(part).__module__).partition(".")[0] for part in parts}
+    return roots <= {*_LIBRARIES, __package__}
 
 
 def recording_view(model: PreTrainedModel) -> PreTrainedModel:

@@ -132,7 +132,7 @@ class _Run:
             "device": pair.target.device.type,
             "data": data_digest([prompts, examples]),
             "settings": settings.identity(),
-            **getattr(task, "prompt_format", {}),  # plain tasks have none, so headers of earlier folders still match
+            **getattr(task, "prompt_format", {}),  # plain tasks have none
         }
 
     def complete(self, folder: Path | None) -> Results:

@@ -212,12 +212,17 @@ class _Call:
     attachment: Attached | None
 
     def named(self, name: str):
-        """Return a setting from the keywords of the call or its generation config; None if neither has it."""
+        """Return a setting from the keywords of the call or its generation config; None if neither has it.
+
+        As in upstream, a keyword of None overrides all configurations.
+        """
+        if name in self.extra:
+            return self.extra[name]
         config = self.arguments.get("generation_config")
-        return _first(self.extra.get(name), _compat.config_entry(config, name))
+        return _compat.config_entry(config, name)
 
     def setting(self, name: str):
-        """`named`, with the generation config of the model as fallback; as in upstream, not for a keyword of None."""
+        """Return `named`, with the generation config of the model as fallback."""
         if name in self.extra:
             return self.extra[name]
         return _first(self.named(name), _compat.config_entry(self.model.generation_config, name))

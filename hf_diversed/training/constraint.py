@@ -45,9 +45,9 @@ class ConstraintCallback(TrainerCallback, ExportableState):
         self.batches: list[list[float]] = []  # [rollouts, mean drop, mean acceptance], the newest last
 
     @property
-    def objective(self) -> tuple[float, float | None]:
-        """The settings that evaluations are compared by: `max_drop`, and c if it is fixed."""
-        return self.max_drop, self.coef if self.fixed else None
+    def objective(self) -> tuple[str, float]:
+        """The setting that the objective of evaluations depends on: c if it is fixed, else `max_drop`."""
+        return ("coef", self.coef) if self.fixed else ("max_drop", self.max_drop)
 
     def go_on_from(self, other: "ConstraintCallback") -> None:
         """Copy the batches and, unless c is fixed, the c of another run. Bounds and window are unchanged."""
