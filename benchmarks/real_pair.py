@@ -143,6 +143,7 @@ def measure(pair: Pair, name: str, method: str, part: int, arguments: argparse.N
             num_examples=len(records),
             rank=arguments.rank,
             world_size=arguments.world_size,
+            progress=False,  # the estimate of the remaining time processes the first batch's prompts twice
         )
         prompted = PromptedTask(task, pair.tokenizer, chat=arguments.chat)
         evaluate(pair, prompted, records, [method], settings, output=path)
