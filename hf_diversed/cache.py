@@ -164,6 +164,13 @@ class RaggedCache(Cache):
         if self._real is not None:
             self._real = self._real[rows]
 
+    def add_rows(self, count: int) -> None:
+        """Enlarge keys and values to `count` rows, with those of the first row: for rows with padding only so far."""
+        for layer in self.layers:
+            if layer.is_initialized and layer.keys is not None and len(layer.keys) < count:
+                index = torch.arange(count)
+                layer.keep(index.where(index < len(layer.keys), 0))
+
     def states(self) -> tuple[list[torch.Tensor | None], list[torch.Tensor | None]]:
         """Return keys and values of every layer; None for layers without states."""
         keys, values = ([getattr(layer, name, None) for layer in self.layers] for name in ("keys", "values"))

@@ -1,6 +1,7 @@
 """A causal language model over rows of different lengths. `run_model` runs all forward passes over their tokens."""
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
@@ -13,6 +14,7 @@ from hf_diversed.generation.rows import PerRow, RaggedRows
 
 
 logger = _compat.get_logger(__name__)
+_LEAST_PADDING = 512  # tokens that a further forward of the prefill must save
 _LONGEST_REPLAY = 16  # tokens that a block reads again at most; more are read in a forward before it
 
 
@@ -79,37 +81,56 @@ class RaggedModel:
         real = None if self._prompt_mask is None else self._prompt_mask.bool()
         self._cache = RaggedCache(_compat.num_layers(model), limit, real, _compat.mask_windows(model), states)
         self._replay = Replay(self._cache, rows) if states else None
+        # With a rotary limit, the highest position of a forward determines how it rotates all keys.
+        self._may_join = not states and _compat.rotary_limit(model) is None
         self._logits_to_keep = _compat.logits_to_keep(model)
 
     def prefill(self, input_ids: torch.Tensor, chunk_size: int | None = None) -> None:
         """Fill the cache with prompt ids (long `[B, N]`, N may be 0). Equal prompts are processed once.
 
-        The model creates its own masks here, except for single tokens of padded prompts in models with recurrent
-        states.
+        Rows with much left padding join at their first tokens. The model creates its own masks here, except for single
+        tokens of padded prompts in models with recurrent states.
         """
         length = input_ids.shape[1]
         input_ids, positions, prompt_mask = input_ids.to(self.device), self._positions, self._prompt_mask
         compared = [input_ids, positions[:, :length], *([] if prompt_mask is None else [prompt_mask])]
         firsts, group_of_row = group_equal_rows(torch.cat(compared, dim=1).tolist() if len(positions) > 1 else [[]])
-        if len(firsts) < len(positions):
-            chosen = torch.tensor(firsts, device=self.device)
-            input_ids, positions = input_ids[chosen], positions[chosen]
-            prompt_mask = None if prompt_mask is None else prompt_mask[chosen]
-            self._cache.keep(chosen)
-        for start in range(0, length, chunk_size or max(length, 1)):
-            stop = min(start + (chunk_size or length), length)
-            columns = self._cache.open(torch.full_like(positions[:, 0], start), start, start, stop - start)
-            mask: Masks | None = None
-            if prompt_mask is not None:
-                real = F.pad(prompt_mask, (0, max(stop - prompt_mask.shape[1], 0)), value=1)[:, :stop]
-                # In the masks of a single token, models ignore the padding of recurrent layers.
-                is_alone = stop - start == 1 and self._replay is not None
-                mask = self._cache.mask(columns, self._dtype, real[:, start:]) if is_alone else real
-            self._forward(input_ids[:, start:stop], mask, positions[:, start:stop], keep=1, hidden=False)
-        if len(firsts) < len(group_of_row):
-            self._cache.keep(torch.tensor(group_of_row, device=self.device))
+        starts = [0] * len(positions)
+        if prompt_mask is not None and self._may_join:
+            starts = prompt_mask.argmax(dim=1).clamp_max(max(length - 1, 0)).tolist()
+        chosen = sorted(firsts, key=starts.__getitem__)
+        if chosen != list(range(len(positions))):
+            index = torch.tensor(chosen, device=self.device)
+            input_ids, positions = input_ids[index], positions[index]
+            prompt_mask = None if prompt_mask is None else prompt_mask[index]
+            self._cache.keep(index)
+        joins = plan_joins([starts[row] for row in chosen])
+        for (begin, count), (end, _) in pairwise([*joins, (length, 0)]):
+            self._cache.add_rows(count)
+            masks = None if prompt_mask is None else prompt_mask[:count]
+            for start in range(begin, end, chunk_size or max(length, 1)):
+                stop = min(start + (chunk_size or length), end)
+                self._prefill_columns(input_ids[:count, start:stop], positions[:count, start:stop], masks, start)
+        back = [chosen.index(firsts[group]) for group in group_of_row]
+        if back != list(range(len(back))):
+            self._cache.keep(torch.tensor(back, device=self.device))
         if self._replay is not None:
             self._replay.lengths = [length] * len(self._positions)
+
+    def _prefill_columns(
+        self, tokens: torch.Tensor, positions: torch.Tensor, prompt_mask: torch.Tensor | None, start: int
+    ) -> None:
+        """Run the model over prompt ids (long `[B, Q]`) at columns `start ..` of every row."""
+        width = tokens.shape[1]
+        stop = start + width
+        columns = self._cache.open(torch.full_like(positions[:, 0], start), start, start, width)
+        mask: Masks | None = None
+        if prompt_mask is not None:
+            real = F.pad(prompt_mask, (0, max(stop - prompt_mask.shape[1], 0)), value=1)[:, :stop]
+            # In the masks of a single token, models ignore the padding of recurrent layers.
+            is_alone = width == 1 and self._replay is not None
+            mask = self._cache.mask(columns, self._dtype, real[:, start:]) if is_alone else real
+        self._forward(tokens, mask, positions, keep=1, hidden=False)
 
     def rewind(self) -> None:
         """Discard rejected tokens, after a round.
@@ -228,6 +249,20 @@ def group_equal_rows(rows: list[list[int]]) -> tuple[list[int], list[int]]:
     groups: dict[tuple[int, ...], int] = {}
     group_of_row = [groups.setdefault(tuple(row), len(groups)) for row in rows]
     return [group_of_row.index(group) for group in range(len(groups))], group_of_row
+
+
+def plan_joins(starts: list[int]) -> list[tuple[int, int]]:
+    """Return the columns at which rows join the prefill, and the number of rows from there on.
+
+    Args:
+        starts: the first column of each row that is not padding, ascending.
+    """
+    joins, begin = list[tuple[int, int]](), 0
+    for row, column in enumerate(starts):
+        if row and (column - begin) * (len(starts) - row) >= _LEAST_PADDING:
+            joins.append((begin, row))
+            begin = column
+    return [*joins, (begin, len(starts))]
 
 
 def find_rotary_limit(model: PreTrainedModel, position_ids: torch.Tensor, max_length: int) -> RotaryLimit | None:

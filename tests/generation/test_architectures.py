@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from hf_diversed import DiversedVerifier, LosslessVerifier, StaticEnsembleVerifier, _compat
+from hf_diversed.generation import ragged_model
 from hf_diversed.generation.ragged_model import RaggedModel
 from hf_diversed.generation.rows import PerRow, RaggedRows
 from tests import tiny
@@ -95,6 +96,25 @@ def test_equal_prompts_are_processed_once(pair):
         ours = decode(target, draft, inputs, LosslessVerifier())
     assert {len(ids) for ids in (seen[0], drafts[0])} == {3}
     assert torch.equal(ours.sequences, target.generate(**inputs, max_new_tokens=NEW, do_sample=False))
+
+
+@pytest.mark.parametrize("chunk", [None, 3])
+def test_short_prompts_join_the_prefill(pair, chunk, monkeypatch):
+    """Catches padding that is processed, and rows that join at a wrong column, in a wrong order or with another row's
+    keys. Two prompts are equal."""
+    monkeypatch.setattr(ragged_model, "_LEAST_PADDING", 1)
+    target, draft = pair
+    order, lengths = [3, 0, 2, 3, 1], [PROMPT, 1, 2, 5]
+    ids = torch.randint(4, tiny.VOCAB_SIZE, (4, PROMPT), generator=torch.Generator().manual_seed(3))
+    mask = (torch.arange(PROMPT) >= PROMPT - torch.tensor(lengths)[:, None]).long()
+    inputs = {"input_ids": ids.where(mask == 1, tiny.PAD)[order], "attention_mask": mask[order]}
+    with module_inputs(target.get_input_embeddings()) as seen:
+        ours = decode(target, draft, inputs, LosslessVerifier(), prefill_chunk_size=chunk)
+    expected = target.generate(**inputs, max_new_tokens=NEW, do_sample=False)
+    assert torch.equal(ours.sequences, expected)
+    # Each prompt once, without its last token; the prompt of one token shares the last forward with the others.
+    prefill = itertools.takewhile(lambda ids: len(ids) < len(order), seen)
+    assert sum(ids.numel() for ids in prefill) == sum(length - 1 for length in lengths) + 1
 
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.float32, torch.bfloat16])
