@@ -199,9 +199,10 @@ class RaggedCache(Cache):
         """Return `block_masks` of the open block over the visible columns, and the mask of recurrent layers.
 
         Args:
+            columns: long `[N, Q]`, of the first N rows; see `open`.
             token_mask: mask of recurrent layers, `[B, Q]`, 0 at padding; None without padding.
         """
-        real = None if self._real is None else self._real[:, :, : self.window.visible]
+        real = None if self._real is None else self._real[: len(columns), :, : self.window.visible]
         masks = block_masks(columns, self._columns[: self.window.visible], real, self.windows, dtype)
         if self._has_recurrent_states and isinstance(masks, dict):
             return {**masks, "linear_attention": token_mask, "conv": token_mask}

@@ -88,8 +88,8 @@ class RaggedModel:
     def prefill(self, input_ids: torch.Tensor, chunk_size: int | None = None) -> None:
         """Fill the cache with prompt ids (long `[B, N]`, N may be 0). Equal prompts are processed once.
 
-        Rows with much left padding join at their first tokens. The model creates its own masks here, except for single
-        tokens of padded prompts in models with recurrent states.
+        Rows with much left padding join at their first tokens. The model creates its own masks, except for padded
+        prompts in later forwards or, in models with recurrent states, in forwards over a single token.
         """
         length = input_ids.shape[1]
         input_ids, positions, prompt_mask = input_ids.to(self.device), self._positions, self._prompt_mask
@@ -127,9 +127,10 @@ class RaggedModel:
         mask: Masks | None = None
         if prompt_mask is not None:
             real = F.pad(prompt_mask, (0, max(stop - prompt_mask.shape[1], 0)), value=1)[:, :stop]
-            # In the masks of a single token, models ignore the padding of recurrent layers.
-            is_alone = width == 1 and self._replay is not None
-            mask = self._cache.mask(columns, self._dtype, real[:, start:]) if is_alone else real
+            # In the masks of a single token, models ignore the padding of recurrent layers. Some models read a mask of
+            # the first `stop` columns wrongly if the cache holds tokens already.
+            is_given = start > 0 if self._replay is None else width == 1
+            mask = self._cache.mask(columns, self._dtype, real[:, start:]) if is_given else real
         self._forward(tokens, mask, positions, keep=1, hidden=False)
 
     def rewind(self) -> None:

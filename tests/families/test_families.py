@@ -4,11 +4,16 @@ A sample runs with the other tests; `make families` runs all of them and prints 
 """
 
 import pytest
+import torch
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+from hf_diversed.generation import ragged_model
+from hf_diversed.generation.ragged_model import RaggedModel
+from hf_diversed.generation.rows import PerRow, RaggedRows
 from tests.families.compare import examine
 from tests.families.shrink import small_model
 from tests.families.special import FIXED, REFUSED, SINGLE_ROW, UNTESTABLE
+from tests.tiny import PAD, VOCAB_SIZE
 
 
 # One of each kind: latent caches, learned and tabulated positions, encoders, sinks; rejected always or in batches.
@@ -41,6 +46,29 @@ def test_family_is_plain_generate_or_refused(model_type: str, record_property):
     assert REFUSED.get(model_type, "") in family.detail
     assert family.kind == "refused" or family.is_tested, f"acceptance {family.acceptance}, ragged {family.is_ragged}"
     assert not any(outcome.undecided for outcome in family.outcomes), "plain generate returns two different texts"
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("model_type", ["git", "gemma3_text", "gpt2"])
+@pytest.mark.parametrize("settings", [(1, None), (10**9, 3)], ids=["joined", "chunks"])
+def test_padded_prefill_in_parts_is_exact(model_type: str, settings: tuple[int, int | None], monkeypatch):
+    """Catches masks of later forwards that shift or lack the padding; git creates such masks itself. In float64, as a
+    mask that hides most of the padding changes the logits by 1e-4 only."""
+    least_padding, chunk_size = settings
+    monkeypatch.setattr(ragged_model, "_LEAST_PADDING", least_padding)
+    model = small_model(model_type).eval().double()
+    lengths, width = torch.tensor([9, 4, 2, 6]), 9
+    ids = torch.randint(4, VOCAB_SIZE, (4, width), generator=torch.Generator().manual_seed(2))
+    mask = (torch.arange(width) >= width - lengths[:, None]).long()
+    ids = ids.where(mask == 1, PAD)
+    rows = RaggedRows(ids, width + 1, 1, [], PAD)
+    ours = RaggedModel(model, rows, mask, (mask.cumsum(-1) - 1).clamp_min(0), keep_hidden=False)
+    ours.prefill(ids[:, :-1], chunk_size)
+    last = [width - 1] * 4
+    logits, _ = ours(ids[:, -1:], PerRow(last, torch.tensor(last)), keep=1)
+    for row, length in enumerate(lengths.tolist()):
+        alone = model(ids[row : row + 1, width - length :], use_cache=False).logits[0, -1]
+        torch.testing.assert_close(logits[row, 0].double(), alone, atol=1e-6, rtol=1e-6)
 
 
 def test_tables_name_what_exists():
