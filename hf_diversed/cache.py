@@ -165,7 +165,7 @@ class RaggedCache(Cache):
             self._real = self._real[rows]
 
     def add_rows(self, count: int) -> None:
-        """Enlarge keys and values to `count` rows, with those of the first row: for rows with padding only so far."""
+        """Enlarge keys and values to `count` rows. New rows hold padding only so far, so they repeat the first row."""
         for layer in self.layers:
             if layer.is_initialized and layer.keys is not None and len(layer.keys) < count:
                 index = torch.arange(count)

@@ -97,7 +97,7 @@ class RaggedModel:
         firsts, group_of_row = group_equal_rows(torch.cat(compared, dim=1).tolist() if len(positions) > 1 else [[]])
         starts = [0] * len(positions)
         if prompt_mask is not None and self._may_join:
-            starts = prompt_mask.argmax(dim=1).clamp_max(max(length - 1, 0)).tolist()
+            starts = (prompt_mask != 0).long().argmax(dim=1).clamp_max(max(length - 1, 0)).tolist()
         chosen = sorted(firsts, key=starts.__getitem__)
         if chosen != list(range(len(positions))):
             index = torch.tensor(chosen, device=self.device)
@@ -107,10 +107,10 @@ class RaggedModel:
         joins = plan_joins([starts[row] for row in chosen])
         for (begin, count), (end, _) in pairwise([*joins, (length, 0)]):
             self._cache.add_rows(count)
-            masks = None if prompt_mask is None else prompt_mask[:count]
+            padding = None if prompt_mask is None else prompt_mask[:count]
             for start in range(begin, end, chunk_size or max(length, 1)):
                 stop = min(start + (chunk_size or length), end)
-                self._prefill_columns(input_ids[:count, start:stop], positions[:count, start:stop], masks, start)
+                self._prefill_columns(input_ids[:count, start:stop], positions[:count, start:stop], padding, start)
         back = [chosen.index(firsts[group]) for group in group_of_row]
         if back != list(range(len(back))):
             self._cache.keep(torch.tensor(back, device=self.device))
