@@ -3,10 +3,11 @@
     python -m benchmarks.real_pair --output build/real-pair \\
         --data mbpp=mbpp_974.jsonl,humaneval=HumanEval.jsonl,gsm8k=gsm8k_train_7473.jsonl
 
-Each finished batch is kept in the output folder, so an interrupted run continues there. After each (method, task),
-`<output>/qwen-coder-<task>.json` is rewritten with all finished methods. Methods run in the order given, the first
-task's methods first. `--parts 2` then repeats this for the next `--num-examples` prompts. The report pools the parts
-in which all methods are complete; until there is one, it contains the finished methods of the first part.
+All methods decode one batch of prompts, then the next one; the batch is prefilled once for all of them. Each finished
+batch of a method is kept in the output folder, so an interrupted run continues there. After each task,
+`<output>/qwen-coder-<task>.json` is rewritten with all finished methods. `--parts 2` then repeats this for the next
+`--num-examples` prompts. The report pools the parts in which all methods are complete; until there is one, it contains
+the finished methods of the first part.
 
 `--seconds` times the methods instead and writes `qwen-coder-speed.json`: tokens per second over `target` and over
 upstream's assisted decoding, by draft length and batch size, eager and compiled.
@@ -27,6 +28,7 @@ import json
 import random
 import zipfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -41,6 +43,7 @@ from hf_diversed.evaluation import EvaluationSettings, evaluate, read_results, s
 from hf_diversed.evaluation.evaluate import definitions
 from hf_diversed.evaluation.results import Results
 from hf_diversed.formatting import LOSSLESS, PLAIN
+from hf_diversed.generation.ragged_model import RaggedModel
 from hf_diversed.provenance import provenance
 from hf_diversed.running.files import write_json
 from hf_diversed.running.methods import build_methods
@@ -70,9 +73,9 @@ def main() -> None:
         return
     for part in range(arguments.parts):
         for task in arguments.data:
-            for method in arguments.methods:
-                measure(pair, task, method, part, arguments)
-                write_report(task, arguments)
+            with shared_prefill():
+                measure(pair, task, part, arguments)
+            write_report(task, arguments)
 
 
 def time_methods(pair: Pair, arguments: argparse.Namespace) -> None:
@@ -127,8 +130,38 @@ def _(states: torch.Tensor, index: int, width: int) -> torch.Tensor:
     return states.new_empty(*states.shape[:-1], width)
 
 
-def measure(pair: Pair, name: str, method: str, part: int, arguments: argparse.Namespace) -> None:
-    """Evaluate one method on one part of a task's prompts; finished batches are kept."""
+@contextmanager
+def shared_prefill() -> Iterator[None]:
+    """Copy the prefill from the previous method if its prompts were the same. The results do not change.
+
+    Not for timing. transformers' own decoding has its own cache and is not affected.
+    """
+    prefill = RaggedModel.prefill
+    finished: dict[int, tuple[list[torch.Tensor], list[tuple[torch.Tensor, torch.Tensor]]]] = {}
+
+    def copy_or_prefill(self: RaggedModel, input_ids: torch.Tensor, chunk_size: int | None = None) -> None:
+        model, length = id(self.model.config), input_ids.shape[1]  # views of a model share its configuration
+        inputs = [input_ids, *([] if self._prompt_mask is None else [self._prompt_mask])]
+        earlier, states = finished.get(model, ([], []))
+        if len(earlier) == len(inputs) and all(map(torch.equal, earlier, inputs)):
+            self._cache.open(torch.zeros_like(input_ids[:, 0]), 0, 0, length)
+            for layer, (keys, values) in zip(self._cache.layers, states):
+                layer.update(keys, values)
+            return
+        prefill(self, input_ids, chunk_size)
+        # Rounds write behind the prompt's columns only, and dropped rows are dropped from a copy.
+        states = [(layer.keys[:, :, :length], layer.values[:, :, :length]) for layer in self._cache.layers]
+        finished[model] = [each.clone() for each in inputs], states
+
+    RaggedModel.prefill = copy_or_prefill
+    try:
+        yield
+    finally:
+        RaggedModel.prefill = prefill
+
+
+def measure(pair: Pair, name: str, part: int, arguments: argparse.Namespace) -> None:
+    """Evaluate the methods on one part of a task's prompts; finished batches are kept."""
     task = get_task(name, allow_code_execution=True)
     task.check_scoring()
     for path, records in prompt_sets(name, part, arguments):
@@ -146,7 +179,7 @@ def measure(pair: Pair, name: str, method: str, part: int, arguments: argparse.N
             progress=False,  # the estimate of the remaining time processes the first batch's prompts twice
         )
         prompted = PromptedTask(task, pair.tokenizer, chat=arguments.chat)
-        evaluate(pair, prompted, records, [method], settings, output=path)
+        evaluate(pair, prompted, records, arguments.methods, settings, output=path)
 
 
 def prompt_sets(name: str, part: int, arguments: argparse.Namespace) -> Iterator[tuple[Path, list[dict[str, Any]]]]:

@@ -95,9 +95,7 @@ class RaggedModel:
         input_ids, positions, prompt_mask = input_ids.to(self.device), self._positions, self._prompt_mask
         compared = [input_ids, positions[:, :length], *([] if prompt_mask is None else [prompt_mask])]
         firsts, group_of_row = group_equal_rows(torch.cat(compared, dim=1).tolist() if len(positions) > 1 else [[]])
-        starts = [0] * len(positions)
-        if prompt_mask is not None and self._may_join:
-            starts = (prompt_mask != 0).long().argmax(dim=1).clamp_max(max(length - 1, 0)).tolist()
+        starts = self._first_columns(length)
         chosen = sorted(firsts, key=starts.__getitem__)
         if chosen != list(range(len(positions))):
             index = torch.tensor(chosen, device=self.device)
@@ -116,6 +114,12 @@ class RaggedModel:
             self._cache.keep(torch.tensor(back, device=self.device))
         if self._replay is not None:
             self._replay.lengths = [length] * len(self._positions)
+
+    def _first_columns(self, length: int) -> list[int]:
+        """Return the column at which each row may join a prefill of `length` columns."""
+        if self._prompt_mask is None or not self._may_join:
+            return [0] * len(self._positions)
+        return (self._prompt_mask != 0).long().argmax(dim=1).clamp_max(max(length - 1, 0)).tolist()
 
     def _prefill_columns(
         self, tokens: torch.Tensor, positions: torch.Tensor, prompt_mask: torch.Tensor | None, start: int

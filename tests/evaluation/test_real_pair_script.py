@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import shutil
 import sys
 import zipfile
 from types import SimpleNamespace
@@ -13,6 +14,7 @@ from benchmarks import real_pair
 from hf_diversed import load_demo_pair
 from hf_diversed.evaluation import read_results
 from hf_diversed.formatting import LOSSLESS, PLAIN
+from hf_diversed.generation.ragged_model import RaggedModel
 from hf_diversed.training.draft_making import make_draft
 
 
@@ -55,6 +57,21 @@ def test_parts_are_pooled_and_kept(run, tmp_path):
     sizes = [path.stat().st_size for path in files]
     assert run("--methods", f"{PLAIN},{LOSSLESS}", "--parts", "2")["records"] == report["records"]
     assert [path.stat().st_size for path in files] == sizes
+
+
+def test_prefill_is_shared_without_a_change(run, tmp_path, monkeypatch):
+    """Catches a second prefill of the same prompts, and a copy that differs from one's own prefill."""
+    forwards, prefill_columns = [], RaggedModel._prefill_columns
+    monkeypatch.setattr(RaggedModel, "_prefill_columns", lambda *args: (forwards.append(1), prefill_columns(*args)))
+    methods, folder = [LOSSLESS, "lenience:0.3", "static:0.5"], tmp_path / "out" / "gsm8k" / "part-0"
+    run("--methods", ",".join(methods))
+    assert len(forwards) == 4  # the target and the draft, for the warm-up's prompt and for the batch
+    shared = {entry["method"]: entry["rows"] for entry in read_results(folder).entries.values()}
+    shutil.rmtree(folder)
+    for method in methods:
+        run("--methods", method)
+    assert {entry["method"]: entry["rows"] for entry in read_results(folder).entries.values()} == shared
+    assert shared[LOSSLESS] != shared["static:0.5"]
 
 
 def test_heads_are_compared_with_the_other_methods(run, tmp_path):
