@@ -165,11 +165,10 @@ class RaggedCache(Cache):
             self._real = self._real[rows]
 
     def add_rows(self, count: int) -> None:
-        """Enlarge keys and values to `count` rows. New rows hold padding only so far, so they repeat the first row."""
+        """Append rows to keys and values, up to `count`. Their columns so far are padding and copy other rows."""
         for layer in self.layers:
-            if layer.is_initialized and layer.keys is not None and len(layer.keys) < count:
-                index = torch.arange(count)
-                layer.keep(index.where(index < len(layer.keys), 0))
+            if layer.is_initialized and layer.keys is not None:
+                layer.keep(torch.arange(count) % len(layer.keys))
 
     def states(self) -> tuple[list[torch.Tensor | None], list[torch.Tensor | None]]:
         """Return keys and values of every layer; None for layers without states."""
@@ -200,7 +199,7 @@ class RaggedCache(Cache):
 
         Args:
             columns: long `[N, Q]`, of the first N rows; see `open`.
-            token_mask: mask of recurrent layers, `[B, Q]`, 0 at padding; None without padding.
+            token_mask: mask of recurrent layers, `[N, Q]`, 0 at padding; None without padding.
         """
         real = None if self._real is None else self._real[: len(columns), :, : self.window.visible]
         masks = block_masks(columns, self._columns[: self.window.visible], real, self.windows, dtype)

@@ -1,7 +1,6 @@
 """A causal language model over rows of different lengths. `run_model` runs all forward passes over their tokens."""
 
 from dataclasses import dataclass
-from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
@@ -14,7 +13,7 @@ from hf_diversed.generation.rows import PerRow, RaggedRows
 
 
 logger = _compat.get_logger(__name__)
-_LEAST_PADDING = 512  # tokens that a further forward of the prefill must save
+_MIN_SKIPPED_PADDING = 512  # padding tokens that another forward of the prefill must skip
 _LONGEST_REPLAY = 16  # tokens that a block reads again at most; more are read in a forward before it
 
 
@@ -88,8 +87,8 @@ class RaggedModel:
     def prefill(self, input_ids: torch.Tensor, chunk_size: int | None = None) -> None:
         """Fill the cache with prompt ids (long `[B, N]`, N may be 0). Equal prompts are processed once.
 
-        Rows with much left padding join at their first tokens. The model creates its own masks, except for padded
-        prompts in later forwards or, in models with recurrent states, in forwards over a single token.
+        Columns of left padding are skipped where that saves enough tokens. The model creates its own masks, except for
+        padded prompts in forwards after the first, or, with recurrent states, in forwards of a single token.
         """
         length = input_ids.shape[1]
         input_ids, positions, prompt_mask = input_ids.to(self.device), self._positions, self._prompt_mask
@@ -97,17 +96,21 @@ class RaggedModel:
         firsts, group_of_row = group_equal_rows(torch.cat(compared, dim=1).tolist() if len(positions) > 1 else [[]])
         starts = self._first_columns(length)
         chosen = sorted(firsts, key=starts.__getitem__)
+        joins = plan_joins([starts[row] for row in chosen], length)
+        if len(joins) == 1:
+            chosen = firsts
         if chosen != list(range(len(positions))):
             index = torch.tensor(chosen, device=self.device)
             input_ids, positions = input_ids[index], positions[index]
             prompt_mask = None if prompt_mask is None else prompt_mask[index]
             self._cache.keep(index)
-        joins = plan_joins([starts[row] for row in chosen])
-        for (begin, count), (end, _) in pairwise([*joins, (length, 0)]):
-            self._cache.add_rows(count)
+        width = chunk_size or max(length, 1)
+        for begin, end, count in joins:
+            if begin:
+                self._cache.add_rows(count)
             padding = None if prompt_mask is None else prompt_mask[:count]
-            for start in range(begin, end, chunk_size or max(length, 1)):
-                stop = min(start + (chunk_size or length), end)
+            for start in range(begin, end, width):
+                stop = min(start + width, end)
                 self._prefill_columns(input_ids[:count, start:stop], positions[:count, start:stop], padding, start)
         back = [chosen.index(firsts[group]) for group in group_of_row]
         if back != list(range(len(back))):
@@ -116,7 +119,7 @@ class RaggedModel:
             self._replay.lengths = [length] * len(self._positions)
 
     def _first_columns(self, length: int) -> list[int]:
-        """Return the column at which each row may join a prefill of `length` columns."""
+        """Return the column of each row's first token, at most `length` - 1; 0 if its padding must not be skipped."""
         if self._prompt_mask is None or not self._may_join:
             return [0] * len(self._positions)
         return (self._prompt_mask != 0).long().argmax(dim=1).clamp_max(max(length - 1, 0)).tolist()
@@ -124,17 +127,21 @@ class RaggedModel:
     def _prefill_columns(
         self, tokens: torch.Tensor, positions: torch.Tensor, prompt_mask: torch.Tensor | None, start: int
     ) -> None:
-        """Run the model over prompt ids (long `[B, Q]`) at columns `start ..` of every row."""
+        """Run the model over prompt ids (long `[B, Q]`) at columns `start ..` of every row.
+
+        Args:
+            prompt_mask: long `[B, S]`, 0 at padding; None without padding.
+        """
         width = tokens.shape[1]
         stop = start + width
         columns = self._cache.open(torch.full_like(positions[:, 0], start), start, start, width)
         mask: Masks | None = None
         if prompt_mask is not None:
             real = F.pad(prompt_mask, (0, max(stop - prompt_mask.shape[1], 0)), value=1)[:, :stop]
-            # In the masks of a single token, models ignore the padding of recurrent layers. Some models read a mask of
-            # the first `stop` columns wrongly if the cache holds tokens already.
-            is_given = start > 0 if self._replay is None else width == 1
-            mask = self._cache.mask(columns, self._dtype, real[:, start:]) if is_given else real
+            # From a mask of columns, some models (GIT) create wrong masks once the cache holds tokens, and models with
+            # recurrent states ignore padding in forwards of a single token.
+            is_complete = start > 0 if self._replay is None else width == 1
+            mask = self._cache.mask(columns, self._dtype, real[:, start:]) if is_complete else real
         self._forward(tokens, mask, positions, keep=1, hidden=False)
 
     def rewind(self) -> None:
@@ -256,18 +263,22 @@ def group_equal_rows(rows: list[list[int]]) -> tuple[list[int], list[int]]:
     return [group_of_row.index(group) for group in range(len(groups))], group_of_row
 
 
-def plan_joins(starts: list[int]) -> list[tuple[int, int]]:
-    """Return the columns at which rows join the prefill, and the number of rows from there on.
+def plan_joins(starts: list[int], length: int) -> list[tuple[int, int, int]]:
+    """Divide the columns of a prefill; the later ones have more rows.
 
     Args:
-        starts: the first column of each row that is not padding, ascending.
+        starts: the first column of each row that must be processed, ascending. length: number of columns.
+
+    Returns:
+        First column, end, and number of rows of each part.
     """
-    joins, begin = list[tuple[int, int]](), 0
+    joins: list[tuple[int, int, int]] = []
+    begin = 0
     for row, column in enumerate(starts):
-        if row and (column - begin) * (len(starts) - row) >= _LEAST_PADDING:
-            joins.append((begin, row))
+        if row and (column - begin) * (len(starts) - row) >= _MIN_SKIPPED_PADDING:
+            joins.append((begin, column, row))
             begin = column
-    return [*joins, (begin, len(starts))]
+    return [*joins, (begin, length, len(starts))]
 
 
 def find_rotary_limit(model: PreTrainedModel, position_ids: torch.Tensor, max_length: int) -> RotaryLimit | None:

@@ -50,12 +50,13 @@ def test_family_is_plain_generate_or_refused(model_type: str, record_property):
 
 @torch.no_grad()
 @pytest.mark.parametrize("model_type", ["git", "gemma3_text", "gpt2"])
-@pytest.mark.parametrize("settings", [(1, None), (10**9, 3)], ids=["joined", "chunks"])
-def test_padded_prefill_in_parts_is_exact(model_type: str, settings: tuple[int, int | None], monkeypatch):
-    """Catches masks of later forwards that shift or lack the padding; git creates such masks itself. In float64, as a
-    mask that hides most of the padding changes the logits by 1e-4 only."""
-    least_padding, chunk_size = settings
-    monkeypatch.setattr(ragged_model, "_LEAST_PADDING", least_padding)
+@pytest.mark.parametrize(("min_skipped_padding", "chunk_size"), [(1, None), (10**9, 3)])
+def test_padded_prefill_in_parts_is_exact(model_type, min_skipped_padding, chunk_size, monkeypatch):
+    """Catches masks of later forwards that shift or lack the padding; git creates such masks itself.
+
+    Runs in float64, because a mask that leaves some padding visible changes the logits by only 1e-4.
+    """
+    monkeypatch.setattr(ragged_model, "_MIN_SKIPPED_PADDING", min_skipped_padding)
     model = small_model(model_type).eval().double()
     lengths, width = torch.tensor([9, 4, 2, 6]), 9
     ids = torch.randint(4, VOCAB_SIZE, (4, width), generator=torch.Generator().manual_seed(2))

@@ -102,7 +102,7 @@ def test_equal_prompts_are_processed_once(pair):
 def test_short_prompts_join_the_prefill(pair, chunk, monkeypatch):
     """Catches padding that is processed, and rows that join at a wrong column, in a wrong order or with another row's
     keys. Two prompts are equal."""
-    monkeypatch.setattr(ragged_model, "_LEAST_PADDING", 1)
+    monkeypatch.setattr(ragged_model, "_MIN_SKIPPED_PADDING", 1)
     target, draft = pair
     order, lengths = [3, 0, 2, 3, 1], [PROMPT, 1, 2, 5]
     ids = torch.randint(4, tiny.VOCAB_SIZE, (4, PROMPT), generator=torch.Generator().manual_seed(3))
@@ -115,6 +115,20 @@ def test_short_prompts_join_the_prefill(pair, chunk, monkeypatch):
     # Each prompt once, without its last token; the prompt of one token shares the last forward with the others.
     prefill = itertools.takewhile(lambda ids: len(ids) < len(order), seen)
     assert sum(ids.numel() for ids in prefill) == sum(length - 1 for length in lengths) + 1
+
+
+@pytest.mark.parametrize(
+    ("starts", "parts"),
+    [
+        ([0, 100, 600], [(0, 600, 2), (600, 700, 3)]),
+        ([0] * 10 + [100] * 5, [(0, 700, 15)]),
+        ([0] * 10 + [100] * 5 + [150] * 10, [(0, 100, 10), (100, 700, 25)]),
+        ([0, 600, 699], [(0, 600, 1), (600, 700, 3)]),
+    ],
+)
+def test_padding_is_skipped_where_it_saves_tokens(starts, parts):
+    """Catches a criterion without the number of rows, and one that counts from column 0."""
+    assert ragged_model.plan_joins(starts, 700) == parts
 
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.float32, torch.bfloat16])
