@@ -3,11 +3,11 @@
     python -m benchmarks.real_pair --output build/real-pair \\
         --data mbpp=mbpp_974.jsonl,humaneval=HumanEval.jsonl,gsm8k=gsm8k_train_7473.jsonl
 
-All methods decode one batch of prompts, then the next one; the batch is prefilled once for all of them. Each finished
-batch of a method is kept in the output folder, so an interrupted run continues there. After each task,
-`<output>/qwen-coder-<task>.json` is rewritten with all finished methods. `--parts 2` then repeats this for the next
-`--num-examples` prompts. The report pools the parts in which all methods are complete; until there is one, it contains
-the finished methods of the first part.
+Each batch of prompts is prefilled once and decoded with every method before the next batch. Finished batches stay in
+the output folder, so an interrupted run continues there. After each task, `<output>/qwen-coder-<task>.json` is
+rewritten with all finished methods. `--parts 2` then repeats this for the next `--num-examples` prompts. The report
+pools the parts in which all methods are complete; until there is one, it contains the finished methods of the first
+part. To add methods to the published study, first copy `results/real/batches` to the output folder.
 
 `--seconds` times the methods instead and writes `qwen-coder-speed.json`: tokens per second over `target` and over
 upstream's assisted decoding, by draft length and batch size, eager and compiled.
@@ -45,7 +45,7 @@ from hf_diversed.evaluation.results import Results
 from hf_diversed.formatting import LOSSLESS, PLAIN
 from hf_diversed.generation.ragged_model import RaggedModel
 from hf_diversed.provenance import provenance
-from hf_diversed.running.files import write_json
+from hf_diversed.running.files import read_lines, write_json
 from hf_diversed.running.methods import build_methods
 from hf_diversed.running.pair import Pair
 from hf_diversed.tasks import PromptedTask, get_task, load_records
@@ -76,6 +76,8 @@ def main() -> None:
             with shared_prefill():
                 measure(pair, task, part, arguments)
             write_report(task, arguments)
+    if arguments.copy_batches:
+        copy_batches(arguments.output, arguments.copy_batches)
 
 
 def time_methods(pair: Pair, arguments: argparse.Namespace) -> None:
@@ -132,26 +134,32 @@ def _(states: torch.Tensor, index: int, width: int) -> torch.Tensor:
 
 @contextmanager
 def shared_prefill() -> Iterator[None]:
-    """Copy the prefill from the previous method if its prompts were the same. The results do not change.
+    """Reuse the keys and values that the previous method computed for the same prompts.
 
-    Not for timing. transformers' own decoding has its own cache and is not affected.
+    Completions do not change, recorded times do. `target` is decoded by transformers, which runs its own prefill.
     """
     prefill = RaggedModel.prefill
-    finished: dict[int, tuple[list[torch.Tensor], list[tuple[torch.Tensor, torch.Tensor]]]] = {}
+    finished: dict[int, tuple[torch.Tensor, list[tuple[torch.Tensor, torch.Tensor]]]] = {}
 
     def copy_or_prefill(self: RaggedModel, input_ids: torch.Tensor, chunk_size: int | None = None) -> None:
-        model, length = id(self.model.config), input_ids.shape[1]  # views of a model share its configuration
-        inputs = [input_ids, *([] if self._prompt_mask is None else [self._prompt_mask])]
-        earlier, states = finished.get(model, ([], []))
-        if len(earlier) == len(inputs) and all(map(torch.equal, earlier, inputs)):
+        length = input_ids.shape[1]
+        if not length or self._replay is not None:
+            prefill(self, input_ids, chunk_size)
+            return
+        key = id(self.model.config)  # views of a model share its configuration
+        mask = input_ids.new_ones(len(input_ids), 1) if self._prompt_mask is None else self._prompt_mask
+        inputs = torch.cat([input_ids, mask], dim=1)
+        earlier, states = finished.get(key, (None, []))
+        if earlier is not None and torch.equal(earlier, inputs):
             self._cache.open(torch.zeros_like(input_ids[:, 0]), 0, 0, length)
             for layer, (keys, values) in zip(self._cache.layers, states):
                 layer.update(keys, values)
             return
         prefill(self, input_ids, chunk_size)
-        # Rounds write behind the prompt's columns only, and dropped rows are dropped from a copy.
-        states = [(layer.keys[:, :, :length], layer.values[:, :, :length]) for layer in self._cache.layers]
-        finished[model] = [each.clone() for each in inputs], states
+        copies = [
+            (layer.keys[:, :, :length].clone(), layer.values[:, :, :length].clone()) for layer in self._cache.layers
+        ]
+        finished[key] = inputs, copies
 
     RaggedModel.prefill = copy_or_prefill
     try:
@@ -176,7 +184,6 @@ def measure(pair: Pair, name: str, part: int, arguments: argparse.Namespace) -> 
             num_examples=len(records),
             rank=arguments.rank,
             world_size=arguments.world_size,
-            progress=False,  # the estimate of the remaining time processes the first batch's prompts twice
         )
         prompted = PromptedTask(task, pair.tokenizer, chat=arguments.chat)
         evaluate(pair, prompted, records, arguments.methods, settings, output=path)
@@ -270,8 +277,26 @@ def write_report(name: str, arguments: argparse.Namespace) -> None:
     print(json.dumps({"written": path.name, "methods": list(methods)}), flush=True)
 
 
+def copy_batches(output: Path, destination: Path) -> None:
+    """Copy the finished batches, without completions, to the same subfolders of `destination`.
+
+    Spec-Bench is left out, as its second turns need the completions.
+    """
+    for path in output.glob("*/part-*/batches-*.jsonl"):
+        lines = read_lines(path)
+        for entry in lines[1:]:
+            entry["rows"].pop("text", None)
+        copy = destination / path.relative_to(output)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
 def described(record: dict[str, Any], category: str) -> dict[str, Any]:
-    """Return a record with its category of Spec-Bench, if any, and without quality where the task has no score."""
+    """Return a record without times, as methods share the prefill.
+
+    Adds its category of Spec-Bench, if any, and removes the quality where the task has no score.
+    """
+    record = record | {name: None for name in ("seconds_per_sample", "tokens_per_second") if name in record}
     if not category:
         return record
     scored = category.removesuffix("-turn-1") in SCORES
@@ -302,6 +327,7 @@ def _arguments() -> argparse.Namespace:
     add("--data", required=True, type=_files, help="Tasks and their JSON Lines files: mbpp=FILE,gsm8k=FILE.")
     add("--output", required=True, type=Path, help="Folder of finished batches and reports.")
     add("--methods", default=METHODS, type=lambda text: text.split(","), help="Methods, in this order.")
+    add("--copy-batches", type=Path, help="Also copy finished batches, without completions, to this folder.")
     add("--num-examples", default=50, type=int, help="Prompts per part and task.")
     add("--parts", default=1, type=int, help="Parts of --num-examples prompts each, pooled in the report.")
     add("--temperature", default=1.0, type=float)

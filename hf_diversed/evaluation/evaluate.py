@@ -1,7 +1,6 @@
 """Measure quality, acceptance and cost of methods on a task's prompts; finished calls are stored."""
 
 import json
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,6 @@ from hf_diversed.evaluation.calls import Task, measured_call
 from hf_diversed.evaluation.results import Journal, Results, read_results
 from hf_diversed.evaluation.settings import EvaluationSettings
 from hf_diversed.evaluation.summary import summarize
-from hf_diversed.formatting import duration
 from hf_diversed.head import LOOKED_UP
 from hf_diversed.provenance import data_digest, model_digest, provenance
 from hf_diversed.running.decode import Decoder, notify, with_progress
@@ -151,8 +149,7 @@ class _Run:
         self._warm_up(calls)
         words = f"{self.task.name} at temperature {self.settings.temperature:g}"
         if calls and self.settings.progress is not False:
-            size, limit = duration(self._estimate(calls)), self.decoder.sampling.max_new_tokens
-            notify(f"{words}: {len(calls)} calls, about {size} if all completions reach {limit} tokens")
+            notify(f"{words}: {len(calls)} calls, each with up to {self.settings.batch_size} prompts")
         journal = None if folder is None else Journal(folder, self.settings.rank, self.header)
         for call in with_progress(calls, words, "call", self.settings.progress, stage=lambda call: call[1]):
             entry = self._entry(*call)
@@ -168,20 +165,6 @@ class _Run:
         for method in {call[0].label: call[0] for call in calls}.values():
             prompt = self.prompts[self.batches[calls[0][1]][0]]
             self.decoder(method, [prompt], seed=0, max_new_tokens=min(_WARM_UP_TOKENS, most))
-
-    def _estimate(self, calls: list[tuple[Method, int, int]]) -> float:
-        """Estimate the maximum seconds that the calls take, from two short calls per method on the first batch."""
-        prompts, most = (
-            [self.prompts[index] for index in self.batches[calls[0][1]]],
-            self.decoder.sampling.max_new_tokens,
-        )
-        counts, total = Counter(method.label for method, _, _ in calls), 0.0
-        for method in {method.label: method for method, _, _ in calls}.values():
-            first, more = (self.decoder(method, prompts, 0, max_new_tokens=n) for n in (1, min(_WARM_UP_TOKENS, most)))
-            longest = max(map(len, more.tokens))
-            rate = max(0.0, more.seconds - first.seconds) / max(1, longest - 1)
-            total += counts[method.label] * (first.seconds + rate * (most - 1))
-        return total
 
     def _entry(self, method: Method, batch: int, sample: int) -> dict:
         """Decode and score one batch; return a JSON-serialisable entry."""

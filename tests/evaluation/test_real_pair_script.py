@@ -26,7 +26,7 @@ def run(monkeypatch, tmp_path):
     for name, layers in (("target", [0, 1]), ("draft", [0])):
         make_draft(pair.target, layers).save_pretrained(tmp_path / name)
         pair.tokenizer.save_pretrained(tmp_path / name)
-    problems = [{"question": f"What is {n} and {n}?", "answer": f"#### {2 * n}"} for n in range(4)]
+    problems = [{"question": f"What is {10**n} and {n}?", "answer": f"#### {10**n + n}"} for n in range(4)]
     questions = [{"category": "math", "turns": ["Add 1.", "And 2?"]}, {"category": "math", "turns": ["Add 3.", "No."]}]
     questions.append({"category": "rag", "turns": ["Who?"], "reference": [["Mia"]]})
     for name, rows in (("gsm8k", problems), ("specbench", questions)):
@@ -59,8 +59,20 @@ def test_parts_are_pooled_and_kept(run, tmp_path):
     assert [path.stat().st_size for path in files] == sizes
 
 
+def test_methods_are_added_to_a_copy(run, tmp_path):
+    """Catches copies with completions, and copies that cannot be continued or copied again."""
+    report = run("--methods", PLAIN, "--copy-batches", str(tmp_path / "first"))
+    shutil.rmtree(tmp_path / "out")
+    (tmp_path / "first").rename(tmp_path / "out")
+    assert '"text"' not in (tmp_path / "out" / "gsm8k" / "part-0" / "batches-0.jsonl").read_text()
+    continued = run("--methods", f"{PLAIN},{LOSSLESS}", "--copy-batches", str(tmp_path / "second"))
+    assert continued["records"][0] == report["records"][0]
+    entries = read_results(tmp_path / "second" / "gsm8k" / "part-0").entries.values()
+    assert [(entry["method"], "text" in entry["rows"]) for entry in entries] == [(PLAIN, False), (LOSSLESS, False)]
+
+
 def test_prefill_is_shared_without_a_change(run, tmp_path, monkeypatch):
-    """Catches a second prefill of the same prompts, and a copy that differs from one's own prefill."""
+    """Catches a repeated prefill of the same prompts, and copied keys and values that change the results."""
     forwards, prefill_columns = [], RaggedModel._prefill_columns
     monkeypatch.setattr(RaggedModel, "_prefill_columns", lambda *args: (forwards.append(1), prefill_columns(*args)))
     methods, folder = [LOSSLESS, "lenience:0.3", "static:0.5"], tmp_path / "out" / "gsm8k" / "part-0"
