@@ -66,13 +66,14 @@ def test_tables(folder):
 
 
 @pytest.mark.parametrize(
-    ("n", "options"), [(16, " --num-examples 16 --batch-size 8`"), (50, "`"), (100, " --parts 2`")]
+    ("n", "batch_size", "options"),
+    [(16, 8, " --num-examples 16 --batch-size 8`"), (50, 25, "`"), (100, 50, " --parts 2 --batch-size 50`")],
 )
-def test_command_has_the_number_of_prompts(folder, n, options):
-    """Catches a command that measures another number of prompts than the table's."""
+def test_command_has_the_prompts_and_their_batches(folder, n, batch_size, options):
+    """Catches a command that measures other prompts than the table's, or other batches of them."""
     path = folder / "qwen-coder-mbpp.json"
     content = json.loads(path.read_text())
-    rows = [record | {"n": n, "batch_size": 8} for record in content["records"]]
+    rows = [record | {"n": n, "batch_size": batch_size} for record in content["records"]]
     path.write_text(json.dumps({**content, "records": rows}))
     assert f"--methods target,lossless,lenience:0.3{options}." in render_pair.pair(folder)
 
@@ -82,12 +83,17 @@ def test_heads_have_rows_of_their_own(folder):
     path = folder / "qwen-coder-mbpp.json"
     content = json.loads(path.read_text())
     (folder / "qwen-coder-gsm8k.json").write_text(json.dumps(content))
-    content["records"].append(measured("diversed:results/real/head-mbpp", 0.75, 0.43))
-    compared = {"method": "diversed:results/real/head-mbpp", "minus": "lossless", "quality": 0.01, "quality_ci": None}
+    content["records"].append(measured("diversed:results/real/token-head-mbpp", 0.75, 0.43))
+    compared = {
+        "method": "diversed:results/real/token-head-mbpp",
+        "minus": "lossless",
+        "quality": 0.01,
+        "quality_ci": None,
+    }
     content["comparisons"] = [compared | {"acceptance_rate": 0.05, "acceptance_rate_ci": [0.02, 0.08]}]
     path.write_text(json.dumps(content))
     text = render_pair.brief(folder, ("target", "lossless"))
-    assert "| `diversed`, trained on MBPP | 75.0%" in text
+    assert "| `diversed`, token head trained on MBPP | 75.0%" in text
     assert text.count("43.0% (38.0% to 46.0%) | - | - | - |") == 1
     assert "minus `lossless` | 5.0% (2.0% to 8.0%) | 1.0% |" in render_pair.pair(folder)
 

@@ -20,7 +20,7 @@ FILES["specbench"] = "specbench_480.jsonl"
 METHODS = ("target", "lossless", "static:0.5", "lenience:0.3")
 _RUN = "python -m benchmarks.real_pair --target qwen-coder-1.5b --draft qwen-coder-0.5b --output build/real-pair"
 _TIMED = ("--methods", "--gammas", "--batch-sizes", "--timed-prompts", "--repeats", "--threads")  # shown options
-_PART = 50  # prompts per part, the default of `benchmarks.real_pair`
+_PART, _BATCH = 50, 25  # prompts per part and per batch, the defaults of `benchmarks.real_pair`
 Record = Mapping[str, Any]
 
 
@@ -48,7 +48,7 @@ def brief(folder: Path = FOLDER, methods: Sequence[str] = METHODS) -> str:
             complete[task] = rows
     heads = dict.fromkeys(name for rows in complete.values() for name in rows if name.startswith("diversed:"))
     header, cells = ["method"], {name: [f"`{name}`"] for name in methods}
-    cells |= {name: [f"`diversed`, trained on {TASKS[name.rpartition('-')[2]]}"] for name in heads}
+    cells |= {name: [_head_label(name)] for name in heads}
     for task, rows in complete.items():
         header += [f"{TASKS[task]}: accepted", "tokens per target forward", rows[methods[0]]["metric"]]
         for name in cells:
@@ -68,6 +68,12 @@ def brief(folder: Path = FOLDER, methods: Sequence[str] = METHODS) -> str:
         "95% intervals clustered by prompt."
     )
     return f"{table(header, cells.values())}\n\n{setting}"
+
+
+def _head_label(method: str) -> str:
+    """Return the label of `diversed:FOLDER/head-TASK` or, for token heads, `diversed:FOLDER/token-head-TASK`."""
+    kind = "token head" if "/token-head-" in method else "mixture head"
+    return f"`diversed`, {kind} trained on {TASKS[method.rpartition('-')[2]]}"
 
 
 def _files(folder: Path) -> list[Path]:
@@ -115,9 +121,10 @@ def _task(path: Path) -> str:
     option += " --no-chat" if plain else ""
     option += f" --methods {','.join(record['method'] for record in records)}"
     if first["n"] < _PART:
-        option += f" --num-examples {first['n']} --batch-size {first['batch_size']}"
+        option += f" --num-examples {first['n']}"
     elif first["n"] > _PART:
         option += f" --parts {first['n'] // _PART}"
+    option += "" if first["batch_size"] == _BATCH else f" --batch-size {first['batch_size']}"
     parts = [f"### {title}", setting, table((*header, "above the static curve"), rows)]
     if compared := json.loads(path.read_text()).get("comparisons"):
         parts.append(_comparisons(compared, first["metric"]))
