@@ -6,8 +6,8 @@
 Each batch of prompts is prefilled once and decoded with every method before the next batch. Finished batches stay in
 the output folder, so an interrupted run continues there. After each task, `<output>/qwen-coder-<task>.json` is
 rewritten with all finished methods. `--parts 2` then repeats this for the next `--num-examples` prompts. The report
-pools the parts in which all methods are complete; until there is one, it contains the finished methods of the first
-part. To add methods to the published study, first copy `results/real/batches` to the output folder.
+contains each method on all parts in which it is complete. To add methods to the published study, first copy
+`results/real/batches` to the output folder.
 
 `--seconds` times the methods instead and writes `qwen-coder-speed.json`: tokens per second over `target` and over
 upstream's assisted decoding, by draft length and batch size, eager and compiled.
@@ -250,7 +250,7 @@ def unpacked(wheel: Path) -> Path:
 
 
 def write_report(name: str, arguments: argparse.Namespace) -> None:
-    """Write the records of all methods that are complete in the pooled parts, and heads compared with the others."""
+    """Write the records of all finished methods, and heads compared with the others."""
     sets: dict[str, list[Results]] = {}
     for part in range(arguments.parts):
         for path, _ in prompt_sets(name, part, arguments):
@@ -260,21 +260,42 @@ def write_report(name: str, arguments: argparse.Namespace) -> None:
     comparisons: list[dict[str, Any]] = []
     methods, headers = {}, []
     for category, parts in sets.items():
-        complete = [part for part in parts if not part.missing(arguments.methods)]
-        results = pooled(complete or parts[:1])
-        labels = [label for label in results.labels() if not results.missing([label])]
-        labels.sort(key=lambda label: label != PLAIN)  # the target first, as the reference
-        records += [described(record, category) for record in (summarize(results, labels) if labels else [])]
-        methods |= {label: text for label, text in definitions(results).items() if label in labels}
-        headers.append(results.header)
-        heads = [label for label in labels if label.startswith("diversed")]
-        others = [label for label in labels if label not in (PLAIN, *heads)]
-        pairs = itertools.product(heads, others)
-        comparisons += [described(compare(results, head, other), category) for head, other in pairs]
+        records += [described(record, category) for record in summarize_parts(parts)]
+        done = finished_parts(parts)
+        heads = [label for label in done if label.startswith("diversed")]
+        others = [label for label in done if label not in (PLAIN, *heads)]
+        for head, other in itertools.product(heads, others):
+            if common := [part for part in done[head] if part in done[other]]:
+                comparisons.append(described(compare(pooled(common), head, other), category))
+        methods |= {label: text for part in parts for label, text in definitions(part).items() if label in done}
+        headers.append(pooled(parts).header)
     source = provenance(0, arguments.device) | {"evaluations": headers, "methods": methods}
     path = arguments.output / f"qwen-coder-{name}{suffix(arguments)}.json"
     write_json(path, {"records": records, "comparisons": comparisons, "provenance": source})
     print(json.dumps({"written": path.name, "methods": list(methods)}), flush=True)
+
+
+def finished_parts(parts: list[Results]) -> dict[str, list[Results]]:
+    """Return the parts in which each method is complete; the target first, then by the number of parts."""
+    labels = dict.fromkeys(label for part in parts for label in part.labels())
+    done = {label: [part for part in parts if not part.missing([label])] for label in labels}
+    ordered = sorted(labels, key=lambda label: (label != PLAIN, -len(done[label])))
+    return {label: done[label] for label in ordered if done[label]}
+
+
+def summarize_parts(parts: list[Results]) -> list[dict[str, Any]]:
+    """Return one record per method, of the parts in which it is complete.
+
+    Drops and gains are computed on the same prompts as the method's quality.
+    """
+    records = []
+    for label, complete in finished_parts(parts).items():
+        results = pooled(complete)
+        others = [name for name in results.labels() if not results.missing([name]) and name != PLAIN]
+        references = [] if results.missing([PLAIN]) else [PLAIN]
+        found = {record["method"]: record for record in summarize(results, [*references, *others])}
+        records.append(found[label])
+    return records
 
 
 def copy_batches(output: Path, destination: Path) -> None:

@@ -4,9 +4,14 @@ import json
 
 import pytest
 
+from benchmarks import real_pair
+from hf_diversed.evaluation import read_results
 from hf_diversed.evaluation.curves import read_records
 from tests.evaluation.measured import record
 from tools import render_pair
+
+
+FIGURES = ("n", "acceptance_rate", "block_efficiency", "quality", "quality_ci", "quality_drop", "quality_drop_ci")
 
 
 def measured(method: str, acceptance: float | None, quality: float, **changes) -> dict:
@@ -67,7 +72,11 @@ def test_tables(folder):
 
 @pytest.mark.parametrize(
     ("n", "batch_size", "options"),
-    [(16, 8, " --num-examples 16 --batch-size 8`"), (50, 25, "`"), (100, 50, " --parts 2 --batch-size 50`")],
+    [
+        (16, 8, " --batch-size 8 --methods target,lossless,lenience:0.3 --num-examples 16`."),
+        (50, 25, " --methods target,lossless,lenience:0.3`."),
+        (100, 50, " --batch-size 50 --methods target,lossless,lenience:0.3 --parts 2`."),
+    ],
 )
 def test_command_has_the_prompts_and_their_batches(folder, n, batch_size, options):
     """Catches a command that measures other prompts than the table's, or other batches of them."""
@@ -75,7 +84,31 @@ def test_command_has_the_prompts_and_their_batches(folder, n, batch_size, option
     content = json.loads(path.read_text())
     rows = [record | {"n": n, "batch_size": batch_size} for record in content["records"]]
     path.write_text(json.dumps({**content, "records": rows}))
-    assert f"--methods target,lossless,lenience:0.3{options}." in render_pair.pair(folder)
+    assert f"--data mbpp=mbpp_974.jsonl{options}" in render_pair.pair(folder)
+
+
+def test_rows_of_fewer_prompts_are_marked(folder):
+    """Catches a row that looks as if it were measured on the prompts of the others."""
+    path = folder / "qwen-coder-mbpp.json"
+    content = json.loads(path.read_text())
+    for row, n in zip(content["records"], (100, 100, 50)):
+        row |= {"n": n, "batch_size": 25}
+    path.write_text(json.dumps(content))
+    text = render_pair.pair(folder)
+    assert "| method | prompts | accepted / drafted |" in text
+    assert "| `lenience:0.3` | 50 | 80.0%" in text
+    assert "--methods target,lossless --parts 2`, and `" in text
+    assert "--methods lenience:0.3` (50 prompts)." in text
+
+
+@pytest.mark.parametrize("path", sorted((render_pair.FOLDER / "batches").glob("*")), ids=lambda path: path.name)
+def test_published_figures_follow_from_the_batches(path):
+    """Catches figures that were not computed from the published scores and counters of the prompts."""
+    computed = real_pair.summarize_parts([read_results(part) for part in sorted(path.glob("part-*"))])
+    published = json.loads((render_pair.FOLDER / f"qwen-coder-{path.name}.json").read_text())["records"]
+    assert [row["method"] for row in computed] == [row["method"] for row in published]
+    for row, expected in zip(computed, published):
+        assert {name: row[name] for name in FIGURES} == {name: pytest.approx(expected[name]) for name in FIGURES}
 
 
 def test_heads_have_rows_of_their_own(folder):

@@ -97,10 +97,14 @@ def _task(path: Path) -> str:
     """Render one task: acceptance, cost and quality, and plots."""
     records = read_records(path)
     first, source = records[0], json.loads(path.read_text())["provenance"]
-    header = ("method", "accepted / drafted", "tokens per target forward", first["metric"], "below the target")
+    sizes = list(dict.fromkeys(record["n"] for record in records))
+    has_sizes = len(sizes) > 1
+    header = ["method", *["prompts"] * has_sizes, "accepted / drafted", "tokens per target forward"]
+    header += [first["metric"], "below the target", "above the static curve"]
     rows = [
         [
             f"`{record['method']}`",
+            *[str(record["n"])] * has_sizes,
             with_bounds(record, "acceptance_rate"),
             number(record["block_efficiency"]),
             with_bounds(record, "quality"),
@@ -117,15 +121,7 @@ def _task(path: Path) -> str:
         f"{first['max_new_tokens']} new tokens, target's mean {records[0]['mean_tokens']:.0f}; bfloat16 on "
         f"{source['device']}; 95% bounds clustered by prompt."
     )
-    option = "" if first["temperature"] == 1 else f" --temperature {first['temperature']:g}"
-    option += " --no-chat" if plain else ""
-    option += f" --methods {','.join(record['method'] for record in records)}"
-    if first["n"] < _PART:
-        option += f" --num-examples {first['n']}"
-    elif first["n"] > _PART:
-        option += f" --parts {first['n'] // _PART}"
-    option += "" if first["batch_size"] == _BATCH else f" --batch-size {first['batch_size']}"
-    parts = [f"### {title}", setting, table((*header, "above the static curve"), rows)]
+    parts = [f"### {title}", setting, table(header, rows)]
     if compared := json.loads(path.read_text()).get("comparisons"):
         parts.append(_comparisons(compared, first["metric"]))
     if has_curve(path):
@@ -133,7 +129,21 @@ def _task(path: Path) -> str:
             f"![Quality against acceptance on {title}](assets/plots/frontier-{path.stem}.png)\n"
             f"![Accepted draft tokens by position on {title}](assets/plots/positions-{path.stem}.png)"
         )
-    return "\n\n".join([*parts, f"Measured by `{_command([first['task']], option)}`."])
+    option = "" if first["temperature"] == 1 else f" --temperature {first['temperature']:g}"
+    option += " --no-chat" if plain else ""
+    option += "" if first["batch_size"] == _BATCH else f" --batch-size {first['batch_size']}"
+    commands = [f"`{_command([first['task']], option + _selected(records, size))}`" for size in sizes]
+    commands[1:] = [f"{command} ({size} prompts)" for command, size in zip(commands[1:], sizes[1:])]
+    return "\n\n".join([*parts, f"Measured by {', and '.join(commands)}."])
+
+
+def _selected(records: Sequence[Record], size: int) -> str:
+    """Return the options that select the methods with `size` prompts, and these prompts."""
+    methods = [record["method"] for record in records if record["n"] == size]
+    option = f" --methods {','.join(methods)}"
+    if size < _PART:
+        return f"{option} --num-examples {size}"
+    return option if size == _PART else f"{option} --parts {size // _PART}"
 
 
 def _comparisons(compared: Sequence[Record], metric: str) -> str:

@@ -46,6 +46,9 @@ def test_parts_are_pooled_and_kept(run, tmp_path):
     """Catches prompts that are measured twice, a pool of one part only, and batches that are decoded again."""
     first = run("--methods", PLAIN)
     assert [(row["method"], row["n"]) for row in first["records"]] == [(PLAIN, 2)]
+    run("--methods", f"{PLAIN},{LOSSLESS}")
+    mixed = run("--methods", PLAIN, "--parts", "2")
+    assert [(row["method"], row["n"]) for row in mixed["records"]] == [(PLAIN, 4), (LOSSLESS, 2)]
     report = run("--methods", f"{PLAIN},{LOSSLESS}", "--parts", "2")
     assert [(row["method"], row["n"]) for row in report["records"]] == [(PLAIN, 4), (LOSSLESS, 4)]
     files = sorted((tmp_path / "out").rglob("batches-0.jsonl"))
