@@ -250,7 +250,7 @@ def unpacked(wheel: Path) -> Path:
 
 
 def write_report(name: str, arguments: argparse.Namespace) -> None:
-    """Write the records of all finished methods, and heads compared with the others."""
+    """Write the records of all finished methods, and the differences of heads and SpecCascade from the others."""
     sets: dict[str, list[Results]] = {}
     for part in range(arguments.parts):
         for path, _ in prompt_sets(name, part, arguments):
@@ -262,17 +262,21 @@ def write_report(name: str, arguments: argparse.Namespace) -> None:
     for category, parts in sets.items():
         records += [described(record, category) for record in summarize_parts(parts)]
         done = finished_parts(parts)
-        heads = [label for label in done if label.startswith("diversed")]
-        others = [label for label in done if label not in (PLAIN, *heads)]
-        for head, other in itertools.product(heads, others):
-            if common := [part for part in done[head] if part in done[other]]:
-                comparisons.append(described(compare(pooled(common), head, other), category))
+        for label, other in itertools.permutations(done, 2):
+            common = [part for part in done[label] if part in done[other]]
+            if common and other != PLAIN and _compared_kind(label) > _compared_kind(other):
+                comparisons.append(described(compare(pooled(common), label, other), category))
         methods |= {label: text for part in parts for label, text in definitions(part).items() if label in done}
         headers.append(pooled(parts).header)
     source = provenance(0, arguments.device) | {"evaluations": headers, "methods": methods}
     path = arguments.output / f"qwen-coder-{name}{suffix(arguments)}.json"
     write_json(path, {"records": records, "comparisons": comparisons, "provenance": source})
     print(json.dumps({"written": path.name, "methods": list(methods)}), flush=True)
+
+
+def _compared_kind(label: str) -> int:
+    """Return 2 for heads, 1 for SpecCascade, 0 for other methods; a method is compared with those of lower kinds."""
+    return 2 * label.startswith("diversed") + label.startswith("spec_cascade")
 
 
 def finished_parts(parts: list[Results]) -> dict[str, list[Results]]:

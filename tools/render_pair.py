@@ -17,10 +17,11 @@ PREFIX = "qwen-coder-"
 TASKS = {"mbpp": "MBPP", "humaneval": "HumanEval", "gsm8k": "GSM8K"}
 FILES = {"mbpp": "mbpp_974.jsonl", "humaneval": "HumanEval.jsonl", "gsm8k": "gsm8k_train_7473.jsonl"}
 FILES["specbench"] = "specbench_480.jsonl"
-METHODS = ("target", "lossless", "static:0.5", "lenience:0.3")
+METHODS = ("target", "lossless", "static:0.5", "lenience:0.3", "spec_cascade:token_v3:0.95")
 _RUN = "python -m benchmarks.real_pair --target qwen-coder-1.5b --draft qwen-coder-0.5b --output build/real-pair"
 _TIMED = ("--methods", "--gammas", "--batch-sizes", "--timed-prompts", "--repeats", "--threads")  # shown options
 _PART, _BATCH = 50, 25  # prompts per part and per batch, the defaults of `benchmarks.real_pair`
+_COMPARED = ("lossless", "lenience:0.3", "static:0.5", "spec_cascade:token_v3:0.95")
 Record = Mapping[str, Any]
 
 
@@ -38,12 +39,17 @@ def pair(folder: Path = FOLDER) -> str:
 def brief(folder: Path = FOLDER, methods: Sequence[str] = METHODS) -> str:
     """Return a table of acceptance, cost and quality on the tasks for which all `methods` were measured.
 
-    Trained heads have rows of their own, with "-" for the tasks on which they were not measured.
+    Heads that were measured on the same prompts have rows of their own, with "-" for the other tasks.
     """
     complete = {}
     for task in TASKS:
         path = folder / f"{PREFIX}{task}.json"
-        rows = {record["method"]: record for record in read_records(path)} if path.is_file() else {}
+        records = read_records(path) if path.is_file() else []
+        rows = {
+            record["method"]: record
+            for record in records
+            if record["n"] == records[0]["n"] and not _is_earlier(record)
+        }
         if set(methods) <= rows.keys():
             complete[task] = rows
     heads = dict.fromkeys(name for rows in complete.values() for name in rows if name.startswith("diversed:"))
@@ -103,7 +109,7 @@ def _task(path: Path) -> str:
     header += [first["metric"], "below the target", "above the static curve"]
     rows = [
         [
-            f"`{record['method']}`",
+            f"`{record['method']}`{', earlier run' * _is_earlier(record)}",
             *[str(record["n"])] * has_sizes,
             with_bounds(record, "acceptance_rate"),
             number(record["block_efficiency"]),
@@ -137,9 +143,14 @@ def _task(path: Path) -> str:
     return "\n\n".join([*parts, f"Measured by {', and '.join(commands)}."])
 
 
+def _is_earlier(record: Record) -> bool:
+    """Return whether a record is of an earlier run, with its own completions of the target on the same prompts."""
+    return record.get("earlier_run", False)
+
+
 def _selected(records: Sequence[Record], size: int) -> str:
     """Return the options that select the methods with `size` prompts, and these prompts."""
-    methods = [record["method"] for record in records if record["n"] == size]
+    methods = [record["method"] for record in records if record["n"] == size and not _is_earlier(record)]
     option = f" --methods {','.join(methods)}"
     if size < _PART:
         return f"{option} --num-examples {size}"
@@ -147,13 +158,14 @@ def _selected(records: Sequence[Record], size: int) -> str:
 
 
 def _comparisons(compared: Sequence[Record], metric: str) -> str:
-    """Return a table of the differences between heads and other methods on the same prompts."""
+    """Return a table of differences on the same prompts, with the methods in `_COMPARED`."""
     rows = [
         [
             f"`{found['method']}` minus `{found['minus']}`",
             *(with_bounds(found, name) for name in ("acceptance_rate", "quality")),
         ]
         for found in compared
+        if found["minus"] in _COMPARED
     ]
     return table(("difference on the same prompts", "accepted / drafted", metric), rows)
 
