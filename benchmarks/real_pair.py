@@ -3,11 +3,11 @@
     python -m benchmarks.real_pair --output build/real-pair \\
         --data mbpp=mbpp_974.jsonl,humaneval=HumanEval.jsonl,gsm8k=gsm8k_train_7473.jsonl
 
-Each batch of prompts is prefilled once and decoded with every method before the next batch. Finished batches stay in
-the output folder, so an interrupted run continues there. After each task, `<output>/qwen-coder-<task>.json` is
-rewritten with all finished methods. `--parts 2` then repeats this for the next `--num-examples` prompts. The report
-contains each method on all parts in which it is complete. To add methods to the published study, first copy
-`results/real/batches` to the output folder.
+Each batch is decoded with every method before the next batch; all methods except `target` share its prefill. Finished
+batches stay in the output folder, so an interrupted run continues there. After each task,
+`<output>/qwen-coder-<task>.json` is rewritten with all finished methods. `--parts 2` repeats this for the next
+`--num-examples` prompts. The report contains each method on all parts in which it is complete. To add methods to the
+published study, first copy `results/real/batches` to the output folder.
 
 `--seconds` times the methods instead and writes `qwen-coder-speed.json`: tokens per second over `target` and over
 upstream's assisted decoding, by draft length and batch size, eager and compiled.
@@ -53,7 +53,13 @@ from hf_diversed.tasks.specbench import SCORES, second_turns
 
 
 METHODS = [PLAIN, LOSSLESS, "lenience:0.3", "static:0.5", "lenience:0.1", "static:0.3", "static:0.7", "lenience:0.03"]
-METHODS += ["static:0.1", "spec_cascade:token_v3:0.5", "spec_cascade:token_v3:0.2", "block:lossless"]
+METHODS += [
+    "static:0.1",
+    "spec_cascade:token_v3:0.95",
+    "spec_cascade:token_v3:0.5",
+    "spec_cascade:token_v3:0.2",
+    "block:lossless",
+]
 # Numbers of new tokens that are enough for almost all of the target's answers.
 LIMITS = {"mbpp": 320, "humaneval": 400, "gsm8k": 400, "specbench": 512}
 HELD_OUT = 1000  # the last records of GSM8K
@@ -97,6 +103,8 @@ def time_methods(pair: Pair, arguments: argparse.Namespace) -> None:
         write_json(arguments.output / "qwen-coder-speed.json", report)
 
 
+# Figures that are not comparable between methods that share a prefill.
+_SHARED = ("seconds_per_sample", "tokens_per_second", "peak_memory_bytes", "peak_memory_kind")
 _PACKED: list[tuple[torch.Tensor, torch.Tensor | None]] = []
 
 
@@ -147,8 +155,7 @@ def shared_prefill() -> Iterator[None]:
             prefill(self, input_ids, chunk_size)
             return
         key = id(self.model.config)  # views of a model share its configuration
-        mask = input_ids.new_ones(len(input_ids), 1) if self._prompt_mask is None else self._prompt_mask
-        inputs = torch.cat([input_ids, mask], dim=1)
+        inputs = input_ids if self._prompt_mask is None else torch.cat([input_ids, self._prompt_mask], dim=1)
         earlier, states = finished.get(key, (None, []))
         if earlier is not None and torch.equal(earlier, inputs):
             self._cache.open(torch.zeros_like(input_ids[:, 0]), 0, 0, length)
@@ -264,19 +271,20 @@ def write_report(name: str, arguments: argparse.Namespace) -> None:
         done = finished_parts(parts)
         for label, other in itertools.permutations(done, 2):
             common = [part for part in done[label] if part in done[other]]
-            if common and other != PLAIN and _compared_kind(label) > _compared_kind(other):
+            if common and other != PLAIN and _rank(label) > _rank(other):
                 comparisons.append(described(compare(pooled(common), label, other), category))
         methods |= {label: text for part in parts for label, text in definitions(part).items() if label in done}
-        headers.append(pooled(parts).header)
+        if used := [part for part in parts if any(part in found for found in done.values())]:
+            headers.append(pooled(used).header)
     source = provenance(0, arguments.device) | {"evaluations": headers, "methods": methods}
     path = arguments.output / f"qwen-coder-{name}{suffix(arguments)}.json"
     write_json(path, {"records": records, "comparisons": comparisons, "provenance": source})
     print(json.dumps({"written": path.name, "methods": list(methods)}), flush=True)
 
 
-def _compared_kind(label: str) -> int:
-    """Return 2 for heads, 1 for SpecCascade, 0 for other methods; a method is compared with those of lower kinds."""
-    return 2 * label.startswith("diversed") + label.startswith("spec_cascade")
+def _rank(label: str) -> int:
+    """Return 2 for heads, 1 for SpecCascade, 0 for other methods. A method is compared with those of lower rank."""
+    return {"spec_cascade": 1, "diversed": 2}.get(label.partition(":")[0], 0)
 
 
 def finished_parts(parts: list[Results]) -> dict[str, list[Results]]:
@@ -295,18 +303,19 @@ def summarize_parts(parts: list[Results]) -> list[dict[str, Any]]:
     records = []
     for label, complete in finished_parts(parts).items():
         results = pooled(complete)
-        others = [name for name in results.labels() if not results.missing([name]) and name != PLAIN]
-        references = [] if results.missing([PLAIN]) else [PLAIN]
-        found = {record["method"]: record for record in summarize(results, [*references, *others])}
-        records.append(found[label])
+        finished = [name for name in results.labels() if not results.missing([name])]
+        records += [record for record in summarize(results, finished) if record["method"] == label]
     return records
 
 
 def copy_batches(output: Path, destination: Path) -> None:
-    """Copy the finished batches, without completions, to the same subfolders of `destination`.
+    """Copy the finished batches of all processes, without completions, to the same subfolders of `destination`.
 
-    Spec-Bench is left out, as its second turns need the completions.
+    Spec-Bench is left out, as its second turns need the completions. Of methods that share a prefill, only the first
+    one's `seconds` contain it.
     """
+    if output.resolve() == destination.resolve():
+        raise ValueError(f"--copy-batches must differ from --output, got {output} for both.")
     for path in output.glob("*/part-*/batches-*.jsonl"):
         lines = read_lines(path)
         for entry in lines[1:]:
@@ -317,11 +326,11 @@ def copy_batches(output: Path, destination: Path) -> None:
 
 
 def described(record: dict[str, Any], category: str) -> dict[str, Any]:
-    """Return a record without times, as methods share the prefill.
+    """Return a record with times and memory set to None, because methods share the prefill.
 
     Adds its category of Spec-Bench, if any, and removes the quality where the task has no score.
     """
-    record = record | {name: None for name in ("seconds_per_sample", "tokens_per_second") if name in record}
+    record = record | {name: None for name in _SHARED if name in record}
     if not category:
         return record
     scored = category.removesuffix("-turn-1") in SCORES

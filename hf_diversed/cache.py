@@ -165,7 +165,7 @@ class RaggedCache(Cache):
             self._real = self._real[rows]
 
     def add_rows(self, count: int) -> None:
-        """Append rows to keys and values, up to `count`. Their columns so far are padding and copy other rows."""
+        """Append rows to keys and values, up to `count`. Columns so far are masked padding: copies of other rows."""
         for layer in self.layers:
             if layer.is_initialized and layer.keys is not None:
                 layer.keep(torch.arange(count) % len(layer.keys))

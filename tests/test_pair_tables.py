@@ -12,6 +12,7 @@ from tools import render_pair
 
 
 FIGURES = ("n", "acceptance_rate", "block_efficiency", "quality", "quality_ci", "quality_drop", "quality_drop_ci")
+FIGURES += ("static_gain", "static_gain_lower")
 
 
 def measured(method: str, acceptance: float | None, quality: float, **changes) -> dict:
@@ -93,25 +94,37 @@ def test_rows_of_fewer_prompts_are_marked(folder):
     content = json.loads(path.read_text())
     for row, n in zip(content["records"], (100, 100, 50)):
         row |= {"n": n, "batch_size": 25}
-    content["records"].append(measured("static:0.1", 0.9, 0.2, n=100, earlier_run=True))
+    differences = {"acceptance_rate": 0.05, "acceptance_rate_ci": None, "quality": 0.01, "quality_ci": None}
+    content["comparisons"] = [differences | {"method": "b", "minus": minus} for minus in ("lossless", "static:0.3")]
     path.write_text(json.dumps(content))
     text = render_pair.pair(folder)
     assert "| method | prompts | accepted / drafted |" in text
     assert "| `lenience:0.3` | 50 | 80.0%" in text
-    assert "| `static:0.1`, earlier run | 100 | 90.0%" in text
+    assert "`b` minus `lossless`" in text
+    assert "`b` minus `static:0.3`" not in text
+    assert [row["method"] for row in render_pair.same_prompts(path)] == ["target", "lossless"]
     assert "--methods target,lossless --parts 2`, and `" in text
     assert "--methods lenience:0.3` (50 prompts)." in text
 
 
-@pytest.mark.parametrize("path", sorted((render_pair.FOLDER / "batches").glob("*")), ids=lambda path: path.name)
-def test_published_figures_follow_from_the_batches(path):
+@pytest.mark.parametrize("task", ["mbpp", "gsm8k"])
+def test_published_figures_follow_from_the_batches(task):
     """Catches figures that were not computed from the published scores and counters of the prompts."""
-    computed = real_pair.summarize_parts([read_results(part) for part in sorted(path.glob("part-*"))])
-    published = json.loads((render_pair.FOLDER / f"qwen-coder-{path.name}.json").read_text())["records"]
-    published = [row for row in published if not row.get("earlier_run")]
+    parts = sorted((render_pair.FOLDER / "batches" / task).glob("part-*"))
+    computed = real_pair.summarize_parts([read_results(part) for part in parts])
+    published = json.loads((render_pair.FOLDER / f"qwen-coder-{task}.json").read_text())["records"]
     assert [row["method"] for row in computed] == [row["method"] for row in published]
     for row, expected in zip(computed, published):
         assert {name: row[name] for name in FIGURES} == {name: pytest.approx(expected[name]) for name in FIGURES}
+
+
+def test_an_earlier_run_is_folded_and_not_plotted(folder):
+    """Catches two tables of one task that look as if they belonged together."""
+    path = folder / "qwen-coder-mbpp.json"
+    path.with_stem("qwen-coder-mbpp-earlier").write_text(path.read_text())
+    text = render_pair.pair(folder)
+    assert "<summary>MBPP, an earlier run on the same prompts</summary>\n\n### MBPP, temperature 1" in text
+    assert "assets/plots/frontier-qwen-coder-mbpp-earlier.png" not in text
 
 
 def test_heads_have_rows_of_their_own(folder):

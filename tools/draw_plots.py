@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from hf_diversed.evaluation.curves import Curve, read_records, to_curves
 from tools import plots as figures
-from tools.render_pair import PREFIX, has_curve
+from tools.render_pair import PREFIX, has_curve, same_prompts
 from tools.render_results import RESULTS, read_asked
 
 
@@ -34,7 +34,8 @@ class Plot(NamedTuple):
 
 def largest(path: Path) -> Curve:
     """Return the curve with the most families: curves of other draft lengths have static points only."""
-    records = read_asked(path) if path.name in TABLES else read_records(path)
+    read = read_asked if path.name in TABLES else same_prompts if path.name.startswith(PREFIX) else read_records
+    records = read(path)
     return max(to_curves(records, path.stem), key=lambda curve: len(curve.families))
 
 

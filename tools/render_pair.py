@@ -21,13 +21,18 @@ METHODS = ("target", "lossless", "static:0.5", "lenience:0.3", "spec_cascade:tok
 _RUN = "python -m benchmarks.real_pair --target qwen-coder-1.5b --draft qwen-coder-0.5b --output build/real-pair"
 _TIMED = ("--methods", "--gammas", "--batch-sizes", "--timed-prompts", "--repeats", "--threads")  # shown options
 _PART, _BATCH = 50, 25  # prompts per part and per batch, the defaults of `benchmarks.real_pair`
-_COMPARED = ("lossless", "lenience:0.3", "static:0.5", "spec_cascade:token_v3:0.95")
+_EARLIER = "-earlier"  # the previous run of a study, with other completions
 Record = Mapping[str, Any]
 
 
 def pair(folder: Path = FOLDER) -> str:
     """Return tables of all results, by task, with the command for each."""
-    parts = [_task(path) for path in _files(folder)]
+    parts = [
+        folded(f"{TASKS[path.stem.split('-')[2]]}, an earlier run on the same prompts", _task(path))
+        if _EARLIER in path.stem
+        else _task(path)
+        for path in _files(folder)
+    ]
     for name, section in (("specbench", _categories), ("speed", _speed)):
         path = folder / f"{PREFIX}{name}.json"
         parts += [section(path)] if path.is_file() else []
@@ -44,12 +49,7 @@ def brief(folder: Path = FOLDER, methods: Sequence[str] = METHODS) -> str:
     complete = {}
     for task in TASKS:
         path = folder / f"{PREFIX}{task}.json"
-        records = read_records(path) if path.is_file() else []
-        rows = {
-            record["method"]: record
-            for record in records
-            if record["n"] == records[0]["n"] and not _is_earlier(record)
-        }
+        rows = {record["method"]: record for record in same_prompts(path)} if path.is_file() else {}
         if set(methods) <= rows.keys():
             complete[task] = rows
     heads = dict.fromkeys(name for rows in complete.values() for name in rows if name.startswith("diversed:"))
@@ -84,15 +84,27 @@ def _head_label(method: str) -> str:
 
 def _files(folder: Path) -> list[Path]:
     found = [
-        folder / f"{PREFIX}{task}{suffix}.json" for task in TASKS for suffix in ("", "-t0", "-plain", "-t0-plain")
+        folder / f"{PREFIX}{task}{suffix}.json"
+        for task in TASKS
+        for suffix in ("", _EARLIER, "-t0", "-plain", "-t0-plain")
     ]
     return [path for path in found if path.is_file()]
 
 
+def same_prompts(path: Path) -> list[Record]:
+    """Return the records of the methods that were measured on all prompts of the first one."""
+    records = read_records(path)
+    return [record for record in records if record["n"] == records[0]["n"]]
+
+
 def has_curve(path: Path) -> bool:
     """Return whether a plot is drawn: at least `_PART` prompts and two methods with draft tokens."""
-    records = read_records(path)
-    return records[0]["n"] >= _PART and sum(record["acceptance_rate"] is not None for record in records) >= 2
+    records = same_prompts(path)
+    return (
+        _EARLIER not in path.stem
+        and records[0]["n"] >= _PART
+        and sum(record["acceptance_rate"] is not None for record in records) >= 2
+    )
 
 
 def _command(tasks: Sequence[str], options: str = "") -> str:
@@ -109,7 +121,7 @@ def _task(path: Path) -> str:
     header += [first["metric"], "below the target", "above the static curve"]
     rows = [
         [
-            f"`{record['method']}`{', earlier run' * _is_earlier(record)}",
+            f"`{record['method']}`",
             *[str(record["n"])] * has_sizes,
             with_bounds(record, "acceptance_rate"),
             number(record["block_efficiency"]),
@@ -143,29 +155,24 @@ def _task(path: Path) -> str:
     return "\n\n".join([*parts, f"Measured by {', and '.join(commands)}."])
 
 
-def _is_earlier(record: Record) -> bool:
-    """Return whether a record is of an earlier run, with its own completions of the target on the same prompts."""
-    return record.get("earlier_run", False)
-
-
 def _selected(records: Sequence[Record], size: int) -> str:
     """Return the options that select the methods with `size` prompts, and these prompts."""
-    methods = [record["method"] for record in records if record["n"] == size and not _is_earlier(record)]
+    methods = [record["method"] for record in records if record["n"] == size]
     option = f" --methods {','.join(methods)}"
     if size < _PART:
         return f"{option} --num-examples {size}"
-    return option if size == _PART else f"{option} --parts {size // _PART}"
+    return option if size == _PART else f"{option} --parts {-(-size // _PART)}"
 
 
 def _comparisons(compared: Sequence[Record], metric: str) -> str:
-    """Return a table of differences on the same prompts, with the methods in `_COMPARED`."""
+    """Return a table of differences from `METHODS` on the same prompts."""
     rows = [
         [
             f"`{found['method']}` minus `{found['minus']}`",
             *(with_bounds(found, name) for name in ("acceptance_rate", "quality")),
         ]
         for found in compared
-        if found["minus"] in _COMPARED
+        if found["minus"] in METHODS
     ]
     return table(("difference on the same prompts", "accepted / drafted", metric), rows)
 

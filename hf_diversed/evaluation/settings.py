@@ -26,7 +26,7 @@ class EvaluationSettings(Sampling):
         records: also store token records: TV, bias and relaxed tokens. Slower, with the same tokens.
         rank, world_size: this process runs every `world_size`-th batch, starting at `rank`.
         progress: True for a progress bar on standard error, False for no output, None for a bar on a terminal and one
-            line per batch elsewhere. Unless False, the time of all calls is estimated before the first.
+            line per batch elsewhere. Unless False, the number of calls is printed before the first.
 
     Raises:
         ValueError: for values out of range, or several greedy samples of a prompt.

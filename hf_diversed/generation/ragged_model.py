@@ -13,7 +13,7 @@ from hf_diversed.generation.rows import PerRow, RaggedRows
 
 
 logger = _compat.get_logger(__name__)
-_MIN_SKIPPED_PADDING = 512  # padding tokens that another forward of the prefill must skip
+_MIN_SKIPPED_PADDING = 512  # padding tokens that an extra forward of the prefill must skip
 _LONGEST_REPLAY = 16  # tokens that a block reads again at most; more are read in a forward before it
 
 
@@ -87,8 +87,8 @@ class RaggedModel:
     def prefill(self, input_ids: torch.Tensor, chunk_size: int | None = None) -> None:
         """Fill the cache with prompt ids (long `[B, N]`, N may be 0). Equal prompts are processed once.
 
-        Columns of left padding are skipped where that saves enough tokens. The model creates its own masks, except for
-        padded prompts in forwards after the first, or, with recurrent states, in forwards of a single token.
+        Columns in which rows have only padding are skipped where that saves `_MIN_SKIPPED_PADDING` tokens. The model
+        expands the 2D mask itself, except in forwards after the first, or of a single token with recurrent states.
         """
         length = input_ids.shape[1]
         input_ids, positions, prompt_mask = input_ids.to(self.device), self._positions, self._prompt_mask
@@ -138,10 +138,10 @@ class RaggedModel:
         mask: Masks | None = None
         if prompt_mask is not None:
             real = F.pad(prompt_mask, (0, max(stop - prompt_mask.shape[1], 0)), value=1)[:, :stop]
-            # From a mask of columns, some models (GIT) create wrong masks once the cache holds tokens, and models with
-            # recurrent states ignore padding in forwards of a single token.
-            is_complete = start > 0 if self._replay is None else width == 1
-            mask = self._cache.mask(columns, self._dtype, real[:, start:]) if is_complete else real
+            # Some models (GIT) expand 2D masks wrongly once the cache holds tokens. With recurrent states, models
+            # ignore 2D masks in forwards of a single token.
+            needs_4d_mask = start > 0 if self._replay is None else width == 1
+            mask = self._cache.mask(columns, self._dtype, real[:, start:]) if needs_4d_mask else real
         self._forward(tokens, mask, positions, keep=1, hidden=False)
 
     def rewind(self) -> None:
@@ -264,10 +264,11 @@ def group_equal_rows(rows: list[list[int]]) -> tuple[list[int], list[int]]:
 
 
 def plan_joins(starts: list[int], length: int) -> list[tuple[int, int, int]]:
-    """Divide the columns of a prefill; the later ones have more rows.
+    """Split the columns of a prefill into ranges. Each row is processed from the range with its first token on.
 
     Args:
-        starts: the first column of each row that must be processed, ascending. length: number of columns.
+        starts: the column of each row's first token, ascending.
+        length: number of columns.
 
     Returns:
         First column, end, and number of rows of each part.

@@ -1,5 +1,6 @@
 """`benchmarks/real_pair.py` on a tiny pair: which prompts are measured, what is pooled, and what is kept."""
 
+import contextlib
 import gzip
 import json
 import shutil
@@ -46,9 +47,10 @@ def test_parts_are_pooled_and_kept(run, tmp_path):
     """Catches prompts that are measured twice, a pool of one part only, and batches that are decoded again."""
     first = run("--methods", PLAIN)
     assert [(row["method"], row["n"]) for row in first["records"]] == [(PLAIN, 2)]
-    run("--methods", f"{PLAIN},{LOSSLESS}")
+    both = run("--methods", f"{PLAIN},{LOSSLESS}")
     mixed = run("--methods", PLAIN, "--parts", "2")
     assert [(row["method"], row["n"]) for row in mixed["records"]] == [(PLAIN, 4), (LOSSLESS, 2)]
+    assert mixed["records"][1] == both["records"][1]
     report = run("--methods", f"{PLAIN},{LOSSLESS}", "--parts", "2")
     assert [(row["method"], row["n"]) for row in report["records"]] == [(PLAIN, 4), (LOSSLESS, 4)]
     files = sorted((tmp_path / "out").rglob("batches-0.jsonl"))
@@ -70,23 +72,30 @@ def test_methods_are_added_to_a_copy(run, tmp_path):
     assert '"text"' not in (tmp_path / "out" / "gsm8k" / "part-0" / "batches-0.jsonl").read_text()
     continued = run("--methods", f"{PLAIN},{LOSSLESS}", "--copy-batches", str(tmp_path / "second"))
     assert continued["records"][0] == report["records"][0]
-    entries = read_results(tmp_path / "second" / "gsm8k" / "part-0").entries.values()
-    assert [(entry["method"], "text" in entry["rows"]) for entry in entries] == [(PLAIN, False), (LOSSLESS, False)]
+    for folder, has_text in (("out", True), ("second", False)):
+        entries = read_results(tmp_path / folder / "gsm8k" / "part-0").entries.values()
+        found = [(entry["method"], "text" in entry["rows"]) for entry in entries]
+        assert found == [(PLAIN, False), (LOSSLESS, has_text)]  # the first one was not decoded again
+    with pytest.raises(ValueError, match="must differ"):
+        run("--methods", PLAIN, "--copy-batches", str(tmp_path / "out"))
 
 
-def test_prefill_is_shared_without_a_change(run, tmp_path, monkeypatch):
+@pytest.mark.parametrize("batch_size", ["2", "1"])
+def test_prefill_is_shared_without_a_change(run, tmp_path, monkeypatch, batch_size):
     """Catches a repeated prefill of the same prompts, and copied keys and values that change the results."""
     forwards, prefill_columns = [], RaggedModel._prefill_columns
     monkeypatch.setattr(RaggedModel, "_prefill_columns", lambda *args: (forwards.append(1), prefill_columns(*args)))
     methods, folder = [LOSSLESS, "lenience:0.3", "static:0.5"], tmp_path / "out" / "gsm8k" / "part-0"
-    run("--methods", ",".join(methods))
-    assert len(forwards) == 4  # the target and the draft, for the warm-up's prompt and for the batch
-    shared = {entry["method"]: entry["rows"] for entry in read_results(folder).entries.values()}
+    options = ("--methods", ",".join(methods), "--batch-size", batch_size)
+    run(*options)
+    assert len(forwards) == 4  # the target and the draft: one prompt, also for the warm-up, and the batch or the other
+    entries = read_results(folder).entries
+    shared = {key: entry["rows"] for key, entry in entries.items()}
+    assert len({entry["rows"]["text"][0] for entry in entries.values()}) > 1
     shutil.rmtree(folder)
-    for method in methods:
-        run("--methods", method)
-    assert {entry["method"]: entry["rows"] for entry in read_results(folder).entries.values()} == shared
-    assert shared[LOSSLESS] != shared["static:0.5"]
+    monkeypatch.setattr(real_pair, "shared_prefill", contextlib.nullcontext)
+    run(*options)
+    assert {key: entry["rows"] for key, entry in read_results(folder).entries.items()} == shared
 
 
 def test_heads_are_compared_with_the_other_methods(run, tmp_path):
@@ -96,6 +105,11 @@ def test_heads_are_compared_with_the_other_methods(run, tmp_path):
     report = run("--methods", f"{PLAIN},{LOSSLESS},{head}")
     (compared,) = report["comparisons"]
     assert (compared["method"], compared["minus"]) == (head, LOSSLESS)
+    cascade = "spec_cascade:token_v3:0.5"
+    more = run("--methods", f"{PLAIN},{cascade}", "--parts", "2")["comparisons"]
+    pairs = [(row["method"], row["minus"]) for row in more]
+    assert sorted(pairs) == sorted([(head, LOSSLESS), (head, cascade), (cascade, LOSSLESS)])
+    assert compared in more  # on the first part, which both have finished
     assert compared["acceptance_rate"] == pytest.approx(1.0 - report["records"][1]["acceptance_rate"])
     assert compared["acceptance_rate"] > 0.0
 
