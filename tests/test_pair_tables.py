@@ -103,6 +103,9 @@ def test_rows_of_fewer_prompts_are_marked(folder):
     assert "`b` minus `lossless`" in text
     assert "`b` minus `static:0.3`" not in text
     assert [row["method"] for row in render_pair.same_prompts(path)] == ["target", "lossless"]
+    brief = render_pair.brief(folder, ("target", "lossless", "lenience:0.3"))
+    assert "| `lossless` | 70.0% (68.0% to 71.0%) |" in brief
+    assert "| `lenience:0.3` | 80.0% (78.0% to 81.0%), 50 prompts |" in brief
     assert "--methods target,lossless --parts 2`, and `" in text
     assert "--methods lenience:0.3` (50 prompts)." in text
 

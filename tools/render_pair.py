@@ -44,15 +44,22 @@ def pair(folder: Path = FOLDER) -> str:
 def brief(folder: Path = FOLDER, methods: Sequence[str] = METHODS) -> str:
     """Return a table of acceptance, cost and quality on the tasks for which all `methods` were measured.
 
-    Heads that were measured on the same prompts have rows of their own, with "-" for the other tasks.
+    Heads that were measured on as many prompts have rows of their own, with "-" for the other tasks. Methods that were
+    measured on fewer prompts are marked.
     """
     complete = {}
     for task in TASKS:
         path = folder / f"{PREFIX}{task}.json"
-        rows = {record["method"]: record for record in same_prompts(path)} if path.is_file() else {}
+        rows = {record["method"]: record for record in read_records(path)} if path.is_file() else {}
         if set(methods) <= rows.keys():
             complete[task] = rows
-    heads = dict.fromkeys(name for rows in complete.values() for name in rows if name.startswith("diversed:"))
+    most = {task: rows[methods[0]]["n"] for task, rows in complete.items()}
+    heads = dict.fromkeys(
+        name
+        for task, rows in complete.items()
+        for name, row in rows.items()
+        if name.startswith("diversed:") and row["n"] == most[task]
+    )
     header, cells = ["method"], {name: [f"`{name}`"] for name in methods}
     cells |= {name: [_head_label(name)] for name in heads}
     for task, rows in complete.items():
@@ -62,13 +69,14 @@ def brief(folder: Path = FOLDER, methods: Sequence[str] = METHODS) -> str:
                 cells[name] += ["-"] * 3
                 continue
             record = rows[name]
+            fewer = "" if record["n"] == most[task] else f", {record['n']} prompts"
             cells[name] += [
-                with_bounds(record, "acceptance_rate"),
+                with_bounds(record, "acceptance_rate") + fewer,
                 number(record["block_efficiency"]) if record["block_efficiency"] else "1.00",
                 with_bounds(record, "quality"),
             ]
     first = next(iter(complete.values()))[methods[0]]
-    sizes = ", ".join(f"{rows[methods[0]]['n']} prompts of {TASKS[task]}" for task, rows in complete.items())
+    sizes = ", ".join(f"{n} prompts of {TASKS[task]}" for task, n in most.items())
     setting = (
         f"{sizes}; temperature {first['temperature']:g}, {first['num_assistant_tokens']} draft tokens per round, "
         "95% intervals clustered by prompt."
