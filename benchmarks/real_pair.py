@@ -272,7 +272,9 @@ def write_report(name: str, arguments: argparse.Namespace) -> None:
         for label, other in itertools.permutations(done, 2):
             common = [part for part in done[label] if part in done[other]]
             if common and other != PLAIN and _rank(label) > _rank(other):
-                comparisons.append(described(compare(pooled(common), label, other), category))
+                results = pooled(common)
+                found = compare(results, label, other) | {"n": results.header["n"]}
+                comparisons.append(described(found, category))
         methods |= {label: text for part in parts for label, text in definitions(part).items() if label in done}
         if used := [part for part in parts if any(part in found for found in done.values())]:
             headers.append(pooled(used).header)

@@ -95,13 +95,15 @@ def test_rows_of_fewer_prompts_are_marked(folder):
     for row, n in zip(content["records"], (100, 100, 50)):
         row |= {"n": n, "batch_size": 25}
     differences = {"acceptance_rate": 0.05, "acceptance_rate_ci": None, "quality": 0.01, "quality_ci": None}
-    content["comparisons"] = [differences | {"method": "b", "minus": minus} for minus in ("lossless", "static:0.3")]
+    content["comparisons"] = [
+        differences | {"method": "diversed:b", "minus": minus, "n": 50} for minus in ("lossless", "static:0.3")
+    ]
     path.write_text(json.dumps(content))
     text = render_pair.pair(folder)
     assert "| method | prompts | accepted / drafted |" in text
     assert "| `lenience:0.3` | 50 | 80.0%" in text
-    assert "`b` minus `lossless`" in text
-    assert "`b` minus `static:0.3`" not in text
+    assert "| `diversed:b` minus `lossless` | 50 | 5.0% | 1.0% |" in text
+    assert "`diversed:b` minus `static:0.3`" not in text
     assert [row["method"] for row in render_pair.same_prompts(path)] == ["target", "lossless"]
     brief = render_pair.brief(folder, ("target", "lossless", "lenience:0.3"))
     assert "| `lossless` | 70.0% (68.0% to 71.0%) |" in brief

@@ -174,15 +174,20 @@ def _selected(records: Sequence[Record], size: int) -> str:
 
 def _comparisons(compared: Sequence[Record], metric: str) -> str:
     """Return a table of differences from `METHODS` on the same prompts."""
+    shown = [
+        found for found in compared if found["minus"] in METHODS and found["method"].startswith(("diversed", *METHODS))
+    ]
+    has_sizes = all("n" in found for found in shown)
     rows = [
         [
             f"`{found['method']}` minus `{found['minus']}`",
+            *[str(found.get("n"))] * has_sizes,
             *(with_bounds(found, name) for name in ("acceptance_rate", "quality")),
         ]
-        for found in compared
-        if found["minus"] in METHODS
+        for found in shown
     ]
-    return table(("difference on the same prompts", "accepted / drafted", metric), rows)
+    header = ("difference on the same prompts", *["prompts"] * has_sizes, "accepted / drafted", metric)
+    return table(header, rows)
 
 
 def _gain(record: Record) -> str:

@@ -109,6 +109,7 @@ def test_heads_are_compared_with_the_other_methods(run, tmp_path):
     more = run("--methods", f"{PLAIN},{cascade}", "--parts", "2")["comparisons"]
     pairs = [(row["method"], row["minus"]) for row in more]
     assert sorted(pairs) == sorted([(head, LOSSLESS), (head, cascade), (cascade, LOSSLESS)])
+    assert compared["n"] == 2
     assert compared in more  # on the first part, which both have finished
     assert compared["acceptance_rate"] == pytest.approx(1.0 - report["records"][1]["acceptance_rate"])
     assert compared["acceptance_rate"] > 0.0
