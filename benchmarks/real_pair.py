@@ -53,13 +53,7 @@ from hf_diversed.tasks.specbench import SCORES, second_turns
 
 
 METHODS = [PLAIN, LOSSLESS, "lenience:0.3", "static:0.5", "lenience:0.1", "static:0.3", "static:0.7", "lenience:0.03"]
-METHODS += [
-    "static:0.1",
-    "spec_cascade:token_v3:0.95",
-    "spec_cascade:token_v3:0.5",
-    "spec_cascade:token_v3:0.2",
-    "block:lossless",
-]
+METHODS += ["static:0.1", "block:lossless", *(f"spec_cascade:token_v3:{alpha}" for alpha in (0.95, 0.8, 0.5, 0.2))]
 # Numbers of new tokens that are enough for almost all of the target's answers.
 LIMITS = {"mbpp": 320, "humaneval": 400, "gsm8k": 400, "specbench": 512}
 HELD_OUT = 1000  # the last records of GSM8K

@@ -264,14 +264,14 @@ def group_equal_rows(rows: list[list[int]]) -> tuple[list[int], list[int]]:
 
 
 def plan_joins(starts: list[int], length: int) -> list[tuple[int, int, int]]:
-    """Split the columns of a prefill into ranges. Each row is processed from the range with its first token on.
+    """Split the columns of a prefill into ranges. A row is processed from the range with its first token, or earlier.
 
     Args:
         starts: the column of each row's first token, ascending.
         length: number of columns.
 
     Returns:
-        First column, end, and number of rows of each part.
+        First column, end, and number of rows of each range.
     """
     joins: list[tuple[int, int, int]] = []
     begin = 0
