@@ -160,6 +160,19 @@ def test_gains_are_over_the_target_of_the_same_turn_and_engine(folder):
     assert "--seconds --gammas 3 --repeats 2 --eager-only`" in text  # the length that was measured
 
 
+def test_every_measurement_of_speed_has_its_table_and_command(folder):
+    """Catches a second file of speeds that is ignored, or shown with the setting of the first."""
+    found = json.loads((folder / "qwen-coder-speed.json").read_text())
+    found["records"][0]["seconds"][0]["batch_size"] = 8
+    found["provenance"] |= {"threads": 1}
+    (folder / "qwen-coder-speed-batch-8.json").write_text(json.dumps(found))
+    text = render_pair.pair(folder)
+    assert text.count("### Speed") == 1
+    first, second = text.partition("### Speed")[2].split("Measured by")[:2]
+    assert "2 thread(s)" in first and "| MBPP | 1 | 3 | `lossless` | 5.0 | 1.50x" in first
+    assert "1 thread(s)" in second and "| MBPP | 8 | 3 | `lossless` | 5.0 | 1.50x" in second
+
+
 def test_what_is_missing_comes_with_its_command(folder, tmp_path):
     """Catches a page that hides missing results."""
     assert "Not measured yet: humaneval, gsm8k." in render_pair.pair(folder)

@@ -59,7 +59,7 @@ def plots(results: Path = RESULTS) -> dict[str, Plot]:
     by_name = {}
     for name, source in sources.items():
         path = results / source
-        if not path.is_file() or name in ("qwen-coder-speed", "qwen-coder-specbench"):
+        if not path.is_file() or name.startswith(("qwen-coder-speed", "qwen-coder-specbench")):
             continue
         if has_curve(path) if name.startswith(PREFIX) else len(largest(path).families) >= 2:
             by_name[f"frontier-{name}"] = Plot(source, largest, "quality_acceptance")

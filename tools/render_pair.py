@@ -33,9 +33,10 @@ def pair(folder: Path = FOLDER) -> str:
         else _task(path)
         for path in _files(folder)
     ]
-    for name, section in (("specbench", _categories), ("speed", _speed)):
-        path = folder / f"{PREFIX}{name}.json"
-        parts += [section(path)] if path.is_file() else []
+    categories = folder / f"{PREFIX}specbench.json"
+    parts += [_categories(categories)] if categories.is_file() else []
+    timed = sorted(folder.glob(f"{PREFIX}speed*.json"), key=lambda path: path.stem)
+    parts += ["### Speed", *map(_speed, timed)] if timed else []
     missing = [name for name in [*FILES] if not (folder / f"{PREFIX}{name}.json").is_file()]
     parts += [f"Not measured yet: {', '.join(missing)}. `{_command(missing)}` measures them."] if missing else []
     return "\n\n".join(parts)
@@ -241,7 +242,7 @@ def _speed(path: Path) -> str:
                 gain = _speedup(part["methods"], method)
                 cells = [TASKS[record["task"]], str(part["batch_size"]), str(record["num_assistant_tokens"])]
                 rows.append([*cells, f"`{method}`", f"{timed['tokens_per_second']:.1f}", gain])
-    header = ("task", "batch size", "draft tokens", "method", "tokens/s", "over `target` (range of turns)")
+    header = ("task", "batch size", "draft tokens", "method", "tokens/s", "over `target`, same engine (range of turns)")
     source = found["provenance"]
     words = source.get("argv", [])
     gammas = dict.fromkeys(str(record["num_assistant_tokens"]) for record in found["records"])
@@ -249,12 +250,12 @@ def _speed(path: Path) -> str:
     turns = len(found["records"][0]["seconds"][0]["methods"]["target"]["turns"])
     setting = (
         f"{source['device']}, {source['threads']} thread(s), {given.get('--timed-prompts', '8')} prompts in {turns} "
-        "turns; methods alternate prompt by prompt. `upstream` is transformers' assisted generation."
+        "turns; methods alternate batch by batch. `upstream` is transformers' assisted generation."
     )
     tasks = list(dict.fromkeys(record["task"] for record in found["records"]))
     shown = [f"{name} {given[name]}" for name in _TIMED if name in given]
     options = " ".join(["", "--seconds", *shown, *["--eager-only"] * ("--eager-only" in words)])
-    return f"### Speed\n\n{setting}\n\n{table(header, rows)}\n\nMeasured by `{_command(tasks, options)}`."
+    return f"{setting}\n\n{table(header, rows)}\n\nMeasured by `{_command(tasks, options)}`."
 
 
 def _speedup(measured: Mapping[str, Any], method: str) -> str:
