@@ -21,7 +21,13 @@ def pair():
 
 @pytest.fixture
 def caplog(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.LogCaptureFixture]:
-    """pytest's `caplog` with the warnings of transformers and of this library propagated to it."""
+    """pytest's `caplog` with the warnings of transformers and of this library propagated to it.
+
+    Warnings that are shown once per process are shown again, so a test does not depend on earlier ones.
+    """
+    from transformers.utils.logging import warning_once
+
+    warning_once.cache_clear()
     logger = logging.getLogger("transformers")
     monkeypatch.setattr(logger, "propagate", True)
     level = logger.level

@@ -242,7 +242,7 @@ def _speed(path: Path) -> str:
                 gain = _speedup(part["methods"], method)
                 cells = [TASKS[record["task"]], str(part["batch_size"]), str(record["num_assistant_tokens"])]
                 rows.append([*cells, f"`{method}`", f"{timed['tokens_per_second']:.1f}", gain])
-    header = ("task", "batch size", "draft tokens", "method", "tokens/s", "over `target`, same engine (range of turns)")
+    header = ("task", "batch size", "draft tokens", "method", "tokens/s", "over `target`, same engine (range)")
     source = found["provenance"]
     words = source.get("argv", [])
     gammas = dict.fromkeys(str(record["num_assistant_tokens"]) for record in found["records"])

@@ -6,7 +6,6 @@ import shutil
 
 import pytest
 import torch
-import transformers as tf
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
@@ -79,7 +78,6 @@ def test_a_passed_tokenizer_is_compared_with_a_saved_one(tmp_path):
 
 def test_vocabularies_of_two_sizes_without_tokenizers_warn_once(caplog):
     """Catches no warning where tokenizers cannot be compared, a warning at every call, and one for equal sizes."""
-    tf.utils.logging.warning_once.cache_clear()
     target, draft = tiny_model(), tiny_model(seed=1)
     with caplog.at_level(logging.WARNING):
         decode(target, draft)
